@@ -1,0 +1,195 @@
+"""Everything that proposes tokens. A drafter may be as wrong as it likes: the accept rule keeps the output exact.
+
+    model      a smaller causal language model with the target's tokenizer
+    ngram      prompt lookup: continue as the longest matching piece of the text so far was continued
+    dial:A     an instrument, not a method: it replays the baseline's output, right with probability A, while paying
+               for a real draft model's passes; it turns acceptance from 0 to 1 at a fixed drafting cost
+
+A new kind implements `Drafter`; the loop in optimized_speculative.py does not change.
+"""
+
+import argparse
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from speclab import options
+from speclab.cached_model import CachedModel
+from speclab.errors import EnvironmentProblem, UsageProblem
+from speclab.sampling import Draft, Sampling, draw
+
+
+class Drafter(Protocol):
+    """Proposes tokens for one row of text. Its state is its own; the loop tells it what was committed."""
+
+    def start(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
+        """Forget everything and take in a prompt, (1, prompt length) ids. The target has just been prefilled."""
+
+    def propose(self, k: int, uniforms: Tensor) -> Draft:
+        """Propose at most `k` tokens after everything committed; `uniforms` (1, k) is the randomness to use."""
+
+    def observe(self, n_accepted: int, committed: list[int]) -> None:
+        """`n_accepted` proposals were kept; `committed` are the ids now final: those, then one from the target."""
+
+
+class ModelDrafter:
+    """Drafts with a causal language model, one cached pass per token.
+
+    Between rounds its cache holds a prefix of the committed tokens, never a rejected one. What is missing (the last
+    committed token, and after a fully accepted round also the last drafted one, which was never fed) goes in with the
+    first pass of the next round.
+    """
+
+    def __init__(self, draft: CachedModel):
+        self.draft = draft
+        self._sampling = Sampling()
+        self._not_fed: list[int] = []  # committed, not in the draft's cache yet
+        self._n_committed = 0
+
+    def start(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
+        self._sampling = sampling
+        self._not_fed, self._n_committed = [], prompt.shape[1]
+        if not self.draft.start(prompt).isfinite().all():
+            raise EnvironmentProblem("the draft model returned logits that are not finite; try --dtype float32")
+
+    def propose(self, k: int, uniforms: Tensor) -> Draft:
+        if k == 0:
+            empty = torch.empty((1, 0), dtype=torch.long, device=self.draft.device)
+            return Draft(empty, torch.zeros(1, dtype=torch.long, device=self.draft.device))
+        feed = torch.tensor([self._not_fed], device=self.draft.device)  # (1, 1 or 2): catch-up
+        tokens, probs = [], []
+        for i in range(k):
+            logits = self.draft.feed(feed)[:, -1]  # (1, vocab)
+            token, token_probs = self._choose(logits, uniforms[:, i])
+            tokens.append(token)
+            probs.append(token_probs)
+            feed = token[:, None]
+        size = torch.full((1,), k, device=self.draft.device)
+        # A one-hot needs no storage; the accept rule knows what None means.
+        stacked = None if self._sampling.greedy else torch.stack(probs, dim=1)  # (1, k, vocab)
+        return Draft(torch.stack(tokens, dim=1), size, stacked)
+
+    def observe(self, n_accepted: int, committed: list[int]) -> None:
+        self._n_committed += len(committed)
+        kept = min(self.draft.length, self._n_committed - 1)
+        self.draft.rollback(kept)
+        self._not_fed = (self._not_fed + committed)[-(self._n_committed - kept) :]
+
+    def _choose(self, logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+        """(1, vocab) logits -> the proposed id (1,) and the distribution (1, vocab) it was drawn from"""
+        if self._sampling.greedy:  # what `draw` would return, without building the one-hot
+            return logits.argmax(-1), logits
+        probs = self._sampling.probs(logits)
+        # A NOT_FINITE cannot be fed; the accept rule meets the same probabilities and reports them.
+        return draw(probs, uniform).clamp(min=0), probs
+
+
+class NgramDrafter:
+    """Prompt lookup: find the last n tokens earlier in the text, propose what followed. No model, no cost, one-hot.
+
+    The longest match wins (n from `longest` down to `shortest`), among equals the most recent. Proposes fewer than k
+    tokens where the match is close to the end, none where there is no match.
+    """
+
+    def __init__(self, longest: int = 4, shortest: int = 2):
+        if not 1 <= shortest <= longest:
+            raise ValueError(f"need 1 <= shortest <= longest, got {shortest} and {longest}")
+        self.longest, self.shortest = longest, shortest
+        self._tokens: list[int] = []
+        self._after: dict[tuple[int, ...], int] = {}  # n-gram -> index of the token that last followed it
+        self._device = torch.device("cpu")
+
+    def start(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
+        self._tokens, self._after, self._device = [], {}, prompt.device
+        self._append(prompt[0].tolist())
+
+    def propose(self, k: int, uniforms: Tensor) -> Draft:
+        tokens = torch.tensor([self.lookup(k)], dtype=torch.long, device=self._device)  # (1, n)
+        return Draft(tokens, torch.full((1,), tokens.shape[1], device=self._device))
+
+    def observe(self, n_accepted: int, committed: list[int]) -> None:
+        self._append(committed)
+
+    def lookup(self, k: int) -> list[int]:
+        """At most k ids that followed the longest, then most recent, earlier occurrence of the text's end."""
+        for n in range(min(self.longest, len(self._tokens)), self.shortest - 1, -1):
+            start = self._after.get(tuple(self._tokens[-n:]))
+            if start is not None:
+                return self._tokens[start : start + k]
+        return []
+
+    def _append(self, tokens: list[int]) -> None:
+        for token in tokens:
+            # The n-grams that end just before this token now have a follower.
+            end = len(self._tokens)
+            for n in range(self.shortest, min(self.longest, end) + 1):
+                self._after[tuple(self._tokens[end - n : end])] = end
+            self._tokens.append(token)
+
+
+class DialDrafter(ModelDrafter):
+    """An instrument, not a method: proposals of a chosen quality at a real draft model's cost. Greedy decoding only.
+
+    It replays the baseline's output. Each proposal is the right token with probability `accuracy` and a wrong one
+    otherwise, while the draft model makes all its passes over the proposed tokens with its real cache.
+    """
+
+    def __init__(self, draft: CachedModel, accuracy: float, seed: int = 0):
+        if not 0 <= accuracy <= 1:
+            raise ValueError(f"dial accuracy must lie in 0 … 1, got {accuracy}")
+        super().__init__(draft)
+        self.accuracy, self.seed = accuracy, seed
+        self._reference: list[int] = []
+
+    def replay(self, reference: list[int]) -> None:
+        """Set the baseline's output for the prompt that comes next."""
+        self._reference = list(reference)
+
+    def start(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
+        if not sampling.greedy:
+            raise ValueError("the dial replays greedy output; it needs temperature 0")
+        super().start(target, prompt, sampling)
+        self._n_prompt = prompt.shape[1]
+        self._position = 0
+        self._dice = torch.Generator().manual_seed(self.seed)
+
+    def propose(self, k: int, uniforms: Tensor) -> Draft:
+        self._position = self._n_committed - self._n_prompt
+        return super().propose(k, uniforms)
+
+    def _choose(self, logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+        token, probs = super()._choose(logits, uniform)  # the real draft's work, paid for and thrown away
+        if self._position < len(self._reference):
+            right = self._reference[self._position]
+            hit = torch.rand((), generator=self._dice).item() < self.accuracy
+            token = torch.full_like(token, right if hit else (right + 1) % self.draft.vocab_size)
+        self._position += 1
+        return token, probs
+
+
+def add_draft_flag(parser: argparse.ArgumentParser, default: str = "model") -> None:
+    """--draft, in the words `make_drafter` understands."""
+    parser.add_argument(
+        "--draft",
+        default=default,
+        metavar="KIND",
+        help="model (the lab's own), a folder or hub name, ngram, dial:A, or dial:A:MODEL (default: %(default)s)",
+    )
+
+
+def make_drafter(kind: str, setup: options.Setup, seed: int = 0) -> Drafter:
+    """The drafter that `--draft KIND` means, for this target."""
+    word, _, rest = kind.partition(":")
+    if kind == "ngram":
+        return NgramDrafter()
+    if word == "dial":
+        accuracy, _, name = rest.partition(":")
+        draft = options.load_draft(name or options.LAB_DRAFT, setup)
+        try:
+            return DialDrafter(draft, float(accuracy), seed)
+        except ValueError:
+            raise UsageProblem(f"--draft {kind}: the dial takes a number from 0 to 1, for example dial:0.8") from None
+    if not kind or "," in kind:
+        raise UsageProblem(f"unknown draft kind {kind!r}; use model, ngram, dial:0.8, a folder or a hub name")
+    return ModelDrafter(options.load_draft(options.LAB_DRAFT if kind == "model" else kind, setup))

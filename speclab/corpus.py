@@ -1,0 +1,94 @@
+"""The text the lab pair learns from: Python sources that are already on the reader's disk.
+
+Every Python installation carries its standard library, so the pair can be retrained with no network. A twenty-fifth
+of the files, picked by a hash of their names, is held out: losses are measured there. The manifest (files, sizes,
+hash of the whole) goes into the model card, because another Python version is another corpus.
+"""
+
+import hashlib
+import importlib.metadata
+import platform
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+# Not prose and not ordinary code: test suites (absent from many distributions), generated code-page tables, and one
+# giant string literal with the language reference in it.
+SKIPPED_PARTS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "pydoc_data", "__pycache__"}
+SKIPPED_FOLDERS = {"encodings", "lib2to3"}
+HELD_OUT_EVERY = 25
+PERMISSIVE = ("MIT", "BSD", "APACHE", "ISC", "PSF", "PYTHON SOFTWARE FOUNDATION", "UNLICENSE", "CC0", "ZLIB", "0BSD")
+NOT_PERMISSIVE = ("GPL", "MPL", "EUPL", "PROPRIETARY", "NVIDIA", "COMMERCIAL")
+
+
+@dataclass(frozen=True)
+class Document:
+    """One source file. `name` is relative to its library or package, never an absolute path."""
+
+    name: str
+    text: str
+
+    @property
+    def held_out(self) -> bool:
+        return int(hashlib.sha256(self.name.encode()).hexdigest(), 16) % HELD_OUT_EVERY == 0
+
+
+def standard_library() -> Iterator[Document]:
+    """The sources of the running Python's standard library, sorted by name, without tests and tables."""
+    root = Path(sysconfig.get_path("stdlib"))
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).parts
+        if SKIPPED_PARTS.isdisjoint(parts) and parts[0] not in SKIPPED_FOLDERS:
+            yield from _read(path, "/".join(parts))
+
+
+def permissive_packages() -> Iterator[Document]:
+    """The sources of every installed package whose metadata name a permissive licence and no other."""
+    for package in sorted(importlib.metadata.distributions(), key=lambda d: str(d.metadata["Name"]).lower()):
+        if not is_permissive(_licence(package)):
+            continue
+        for file in sorted(package.files or [], key=str):
+            inside = file.suffix == ".py" and ".." not in file.parts and SKIPPED_PARTS.isdisjoint(file.parts)
+            if inside:
+                yield from _read(Path(str(file.locate())), f"{package.metadata['Name']}:{file.as_posix()}")
+
+
+def is_permissive(licence: str) -> bool:
+    """True when the licence text names a permissive licence and none that is not."""
+    text = licence.upper()
+    return any(word in text for word in PERMISSIVE) and not any(word in text for word in NOT_PERMISSIVE)
+
+
+def _licence(package: importlib.metadata.Distribution) -> str:
+    meta = package.metadata
+    classifiers = [c for c in meta.get_all("Classifier") or [] if c.startswith("License")]
+    # Some packages paste the whole licence text into one field: its first line names it.
+    stated = (meta.get("License-Expression") or meta.get("License") or "").strip().split("\n")[0]
+    return " ".join([stated, *classifiers])
+
+
+def _read(path: Path, name: str) -> Iterator[Document]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (UnicodeDecodeError, OSError):
+        return
+    if text.strip():
+        yield Document(name, text)
+
+
+def manifest(documents: list[Document]) -> dict:
+    """What was trained on, for the model card: counts, characters, one hash over names and texts, held-out names."""
+    digest = hashlib.sha256()
+    for document in documents:
+        digest.update(document.name.encode() + b"\0" + document.text.encode() + b"\0")
+    packages = sorted({d.name.split(":")[0] for d in documents if ":" in d.name})
+    return {
+        "python": platform.python_version(),
+        "files": len(documents),
+        "characters": sum(len(d.text) for d in documents),
+        "sha256": digest.hexdigest(),
+        "packages": packages,
+        "held_out": [d.name for d in documents if d.held_out],
+        "trained_on": [d.name for d in documents if not d.held_out],
+    }

@@ -1,0 +1,252 @@
+"""The flags all scripts share, and what they become: a target, sampling settings, prompts. Bad input ends in one line."""
+
+import argparse
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from speclab import prompts
+from speclab.cached_model import CachedModel, check_rollback
+from speclab.errors import EnvironmentProblem, UsageProblem
+from speclab.sampling import Sampling
+
+ROOT = Path(__file__).parent.parent
+LAB_PAIR = ROOT / "models" / "lab-pair"
+LAB_TARGET, LAB_DRAFT = str(LAB_PAIR / "target"), str(LAB_PAIR / "draft")
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with one-line errors."""
+
+    def error(self, message: str) -> None:
+        raise UsageProblem(f"{message}; see {self.prog} --help")
+
+
+def make_parser(docstring: str) -> Parser:
+    """A parser whose help is the script's docstring, examples included."""
+    return Parser(description=docstring, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
+def add_shared_flags(parser: argparse.ArgumentParser) -> None:
+    """Models, device, prompts, length, randomness: the same words in every script."""
+    group = parser.add_argument_group("models and machine")
+    group.add_argument("--target", default=LAB_TARGET, help="folder or hub name (default: the lab's own target)")
+    group.add_argument("--device", choices=("auto", "cpu", "cuda", "mps"), default="auto", help="auto: cuda, else cpu")
+    group.add_argument(
+        "--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="auto: bfloat16 on cuda"
+    )
+    group.add_argument("--threads", type=at_least(1), help="CPU threads (default: one per core)")
+    group = parser.add_argument_group("text")
+    where = group.add_mutually_exclusive_group()
+    where.add_argument("--prompt", action="append", help="a text to continue; may be given several times")
+    where.add_argument("--prompts", metavar="FILE", help="file of prompts with lines of %%%% between them; - for stdin")
+    group.add_argument("--limit", type=at_least(0), metavar="N", help="at most N prompts of each kind; 0: all")
+    group.add_argument("--max-new-tokens", type=at_least(1), default=128, help="tokens per prompt (default: 128)")
+    group.add_argument("--top-k", type=at_least(0), default=0, help="keep the k most probable tokens; 0: all")
+    group.add_argument("--top-p", type=float, default=1.0, help="keep the smallest set of this mass (default: 1)")
+    group.add_argument("--seed", type=int, default=0, help="randomness of sampling (default: 0)")
+
+
+def add_decoding_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags of the two scripts that decode once and print the text."""
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: 0)")
+    parser.add_argument("--stream", action="store_true", help="print the text as it is committed")
+    parser.add_argument("--ignore-eos", action="store_true", help="go on to --max-new-tokens whatever is said")
+    parser.set_defaults(limit=1)
+
+
+def at_least(smallest: int):
+    """An argparse type: a whole number not below `smallest`."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        if value < smallest:
+            raise argparse.ArgumentTypeError(f"{value} is too small, give {smallest} or more")
+        return value
+
+    return parse
+
+
+@dataclass
+class Setup:
+    """Everything both arms share: one target, one tokenizer, one machine."""
+
+    target: CachedModel
+    tokenizer: PreTrainedTokenizerBase
+    target_name: str
+    sampling: Sampling
+    device: torch.device
+    dtype: torch.dtype
+    reasons: dict[str, str] = field(default_factory=dict)  # why this device, dtype, thread count
+
+    @property
+    def eos(self) -> frozenset[int]:
+        ids = self.target.model.generation_config.eos_token_id
+        return frozenset([ids] if isinstance(ids, int) else ids or [])
+
+    @property
+    def chunk(self) -> int:
+        """Tokens the baseline fetches at once: a GPU should not wait for the host after every token."""
+        return 1 if self.device.type == "cpu" else 16
+
+    @property
+    def dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+    def describe(self) -> str:
+        machine = f"{self.device.type} ({self.reasons['device']}), {self.dtype_name} ({self.reasons['dtype']})"
+        threads = (
+            f", {torch.get_num_threads()} threads ({self.reasons['threads']})" if self.device.type == "cpu" else ""
+        )
+        return f"target  {describe_model(self.target_name, self.target.model)}\non      {machine}{threads}"
+
+
+def describe_model(name: str, model: PreTrainedModel) -> str:
+    config = model.config.get_text_config()
+    millions = sum(p.numel() for p in model.parameters()) / 1e6
+    return f"{name}: {config.model_type}, {config.num_hidden_layers} layers, {millions:.1f} M parameters"
+
+
+def load(args: argparse.Namespace) -> Setup:
+    """Target, tokenizer and machine from the flags."""
+    try:
+        sampling = Sampling(getattr(args, "temperature", 0.0), args.top_k, args.top_p)
+    except ValueError as error:
+        raise UsageProblem(f"{error}; see --help") from None
+    device, why_device = choose_device(args.device)
+    if args.dtype == "auto":
+        on_gpu = device.type == "cuda"
+        dtype = torch.bfloat16 if on_gpu else torch.float32
+        why_dtype = "half the bytes to read" if on_gpu else "exact comparisons"
+    else:
+        dtype, why_dtype = getattr(torch, args.dtype), "asked for"
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    tokenizer = load_tokenizer(args.target)
+    model = load_model(args.target, device, dtype)
+    known = max(tokenizer.get_vocab().values()) + 1
+    target = CachedModel(model, min(known, model.config.get_text_config().vocab_size))
+    reasons = {
+        "device": why_device,
+        "dtype": why_dtype,
+        "threads": "asked for" if args.threads else "one per core",
+    }
+    return Setup(target, tokenizer, short_name(args.target), sampling, device, dtype, reasons)
+
+
+def choose_device(name: str) -> tuple[torch.device, str]:
+    """A device that is there, and why it was taken."""
+    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if name == "auto":
+        return (torch.device("cuda"), "a GPU is there") if there["cuda"] else (torch.device("cpu"), "no CUDA GPU found")
+    if not there[name]:
+        raise EnvironmentProblem(f"--device {name}: PyTorch {torch.__version__} finds no such device; use --device cpu")
+    return torch.device(name), "asked for"
+
+
+def short_name(name: str) -> str:
+    """A model's name for tables and records: never an absolute path."""
+    path = Path(name)
+    if not path.exists():
+        return name
+    path = path.resolve()
+    return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else path.name
+
+
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    return _from_pretrained(AutoTokenizer.from_pretrained, name)
+
+
+def load_model(name: str, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+    """A causal LM from a folder or the hub, on the device, whose cache can be rolled back."""
+    model = _from_pretrained(AutoModelForCausalLM.from_pretrained, name, dtype=dtype)
+    check_rollback(model)
+    return model.to(device).eval()
+
+
+def load_draft(name: str, setup: Setup) -> CachedModel:
+    """A draft model for this target; both are cut to the ids they share."""
+    tokenizer = load_tokenizer(name)
+    check_same_tokenizer(setup.tokenizer, tokenizer, setup.target_name, short_name(name))
+    model = load_model(name, setup.device, setup.dtype)
+    shared = min(setup.target.vocab_size, model.config.get_text_config().vocab_size)
+    setup.target.vocab_size = shared
+    return CachedModel(model, shared)
+
+
+def check_same_tokenizer(
+    target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, target_name: str, draft_name: str
+) -> None:
+    """Same token ids for the same text, or an error. The width of the logits says nothing: families pad it."""
+    probe = "def f(x):\n    return {'a': [1, 2.5]}  # naïve Straße 東京\n"
+    if target.get_vocab() != draft.get_vocab() or target(probe).input_ids != draft(probe).input_ids:
+        raise UsageProblem(
+            f"{draft_name} and {target_name} have different tokenizers, so the draft's ids mean other words to the "
+            "target; choose a --draft of the target's family, or --draft ngram"
+        )
+
+
+def _from_pretrained(loader, name: str, **options):
+    looks_like_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name
+    if not Path(name).exists() and looks_like_path:
+        raise EnvironmentProblem(
+            f"there is no model folder {name}; give a folder written by save_pretrained, or a hub name"
+        )
+    try:
+        return loader(name, **options)
+    except Exception as error:  # each library below raises its own kinds
+        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        where = "from that folder" if Path(name).exists() else "from the hub, and there is no such folder here"
+        raise EnvironmentProblem(
+            f"cannot load {name} {where}: {first_line} -- check the name and the network, or give a local folder"
+        ) from None
+
+
+def read_prompts(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> list[prompts.Prompt]:
+    """--prompt, --prompts, or the standard set, tokenised."""
+    if args.prompt:
+        return prompts.encode([("prompt", text) for text in args.prompt], tokenizer)
+    pairs = prompts.from_file(args.prompts) if args.prompts else prompts.standard()
+    limit = 0 if args.prompts else args.limit or 0
+    return prompts.first_of_each_kind(prompts.encode(pairs, tokenizer), limit)
+
+
+def rate(n_tokens: int, seconds: float) -> str:
+    return f"{n_tokens / seconds:.1f} tok/s" if seconds > 0 and n_tokens else "no decoding to time"
+
+
+class TextWriter:
+    """Prints a prompt and its continuation: at the end, or piece by piece as it is committed."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: prompts.Prompt, stream: bool):
+        self.tokenizer, self.stream = tokenizer, stream
+        self._tokens: list[int] = []
+        self._shown = 0
+        print(f"\n=== {prompt.kind} " + "=" * 60 + f"\n{prompt.text}", end="", flush=stream)
+
+    def add(self, tokens: list[int]) -> None:
+        self._tokens += tokens
+        if self.stream:
+            self._show(final=False)
+
+    def close(self) -> None:
+        self._show(final=True)
+        print(flush=True)
+
+    def _show(self, final: bool) -> None:
+        text = self.tokenizer.decode(self._tokens, skip_special_tokens=True)
+        # A token may end inside a character: wait for the rest of it.
+        if final or not text.endswith("\ufffd"):
+            print(text[self._shown :], end="", flush=self.stream)
+            self._shown = len(text)
+
+
+def note(text: str) -> None:
+    """A remark for the person at the terminal; results go to stdout, this does not."""
+    print(text, file=sys.stderr)

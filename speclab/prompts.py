@@ -1,0 +1,83 @@
+"""Prompts: the standard set in `prompts/`, a file, standard input, or a text from the command line."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from speclab.errors import UsageProblem
+
+STANDARD = Path(__file__).parent.parent / "prompts"
+KINDS = ("code", "prose", "copy")
+SEPARATOR = "%%"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt. `kind` groups rows of a table; `ids` is (1, length) on the CPU."""
+
+    kind: str
+    text: str
+    ids: Tensor
+
+    @property
+    def id_list(self) -> list[int]:
+        return self.ids[0].tolist()
+
+
+def split(text: str) -> list[str]:
+    """Texts between lines that hold only `%%`; the line end before a separator is not part of a prompt."""
+    texts = [""]
+    for line in text.splitlines(keepends=True):
+        if line.strip() == SEPARATOR:
+            texts.append("")
+        else:
+            texts[-1] += line
+    return [stripped for stripped in (t.removesuffix("\n").removesuffix("\r") for t in texts) if stripped.strip()]
+
+
+def standard() -> list[tuple[str, str]]:
+    """(kind, text) of the lab's own prompts."""
+    return [(kind, text) for kind in KINDS for text in split((STANDARD / f"{kind}.txt").read_text("utf-8"))]
+
+
+def from_file(name: str) -> list[tuple[str, str]]:
+    """(kind, text) from a file, or from standard input where `name` is "-". The kind is the file's stem."""
+    try:
+        text = sys.stdin.read() if name == "-" else Path(name).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise UsageProblem(
+            f"cannot read the prompts file {name}: {reason}; give a text file or - for standard input"
+        ) from None
+    texts = split(text)
+    if not texts:
+        raise UsageProblem(
+            f"there is no prompt in {name}; put one text in it, or several with lines of %% between them"
+        )
+    return [("stdin" if name == "-" else Path(name).stem, t) for t in texts]
+
+
+def encode(pairs: list[tuple[str, str]], tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
+    """Tokenise (kind, text) pairs; an empty prompt is refused."""
+    prompts = []
+    for kind, text in pairs:
+        ids = tokenizer(text).input_ids
+        if not ids or not text.strip():
+            raise UsageProblem("a prompt is empty; give at least one word, for example --prompt 'def main():'")
+        prompts.append(Prompt(kind, text, torch.tensor([ids])))
+    return prompts
+
+
+def first_of_each_kind(prompts: list[Prompt], limit: int) -> list[Prompt]:
+    """At most `limit` prompts of every kind, in order; 0 keeps all."""
+    seen: dict[str, int] = {}
+    kept = []
+    for prompt in prompts:
+        seen[prompt.kind] = seen.get(prompt.kind, 0) + 1
+        if not limit or seen[prompt.kind] <= limit:
+            kept.append(prompt)
+    return kept
