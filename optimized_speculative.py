@@ -53,8 +53,8 @@ def speculative_decode(
 ) -> Iterator[Round]:
     """Yield rounds that continue `prompt` (1, prompt length) by up to `max_new_tokens` ids in all.
 
-    `draft_length` 0 is plain decoding. Stops after an id in `eos`, also inside a block. `time_phases` synchronises after
-    every phase, so a run with it is slower than one without.
+    `draft_length` 0 is plain decoding. Stops after an id in `eos`, also inside a block. `time_phases` waits for the
+    device after every phase, so a run with it is slower than one without.
     """
     check_prompt(target, prompt, max_new_tokens)
     if max_new_tokens == 0:

@@ -94,8 +94,8 @@ class ZSums:
     def add(self, tokens: Tensor, target_probs: Tensor, draft_probs: Tensor) -> None:
         """tokens (n,); target_probs and draft_probs (n, vocab): the distributions at each token's place.
 
-        `draft_probs` may be anything fixed by the text before the token; it only chooses where to look. A token of target
-        probability 0 makes z_L infinite, as it should.
+        `draft_probs` may be anything fixed by the text before the token; it only chooses where to look. A token of
+        target probability 0 makes z_L infinite, as it should.
         """
         p, q = target_probs.double(), draft_probs.double()
         liked = q > p  # where a draft that is too easily believed shows

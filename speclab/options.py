@@ -1,4 +1,4 @@
-"""The flags all scripts share, and what they become: a target, sampling settings, prompts. Bad input ends in one line."""
+"""The flags all scripts share, and what they become: a target, sampling settings, prompts. Bad input is one line."""
 
 import argparse
 import sys
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
 
 from speclab import prompts
 from speclab.cached_model import CachedModel, check_rollback
@@ -15,6 +16,7 @@ from speclab.sampling import Sampling
 
 ROOT = Path(__file__).parent.parent
 LAB_PAIR = ROOT / "models" / "lab-pair"
+transformers_logging.disable_progress_bar()  # a lab pair loads in a blink, and stderr is for what matters
 LAB_TARGET, LAB_DRAFT = str(LAB_PAIR / "target"), str(LAB_PAIR / "draft")
 
 
@@ -250,3 +252,11 @@ class TextWriter:
 def note(text: str) -> None:
     """A remark for the person at the terminal; results go to stdout, this does not."""
     print(text, file=sys.stderr)
+
+
+def shown_path(path: Path) -> str:
+    """A path as the user would type it from here."""
+    try:
+        return str(path.resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

@@ -102,9 +102,10 @@ def accept(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> Verdict:
     target_probs: (batch, n + 1, vocab), row i is the target's distribution after i drafted tokens.
     uniforms: (batch, n + 1) in [0, 1): n acceptance tests and the draw of the next token.
 
-    Keep drafted token x while u * q(x) < p(x), with p = target_probs and q = draft.probs. Strict and without a division:
-    a token of target probability 0 is never kept. At the first rejection the next token comes from norm(max(0, p - q)),
-    after none from the target's last row. Leviathan et al., arXiv 2211.17192, algorithm 1; Chen et al., arXiv 2302.01318.
+    Keep drafted token x while u * q(x) < p(x), with p = target_probs and q = draft.probs. Strict and without a
+    division: a token of target probability 0 is never kept. At the first rejection the next token comes from
+    norm(max(0, p - q)), after none from the target's last row.
+    Leviathan et al., arXiv 2211.17192, algorithm 1; Chen et al., arXiv 2302.01318.
     """
     tokens, size, draft_probs = draft
     batch, n = tokens.shape
@@ -144,7 +145,7 @@ def to_host(tokens: Tensor) -> list[int]:
     ids = tokens.tolist()
     if NOT_FINITE in ids:
         raise EnvironmentProblem(
-            "the model returned logits that are not finite (NaN or infinity); try --dtype float32, and if that does not "
-            "help the weights are damaged"
+            "the model returned logits that are not finite (NaN or infinity); try --dtype float32, and if that "
+            "does not help the weights are damaged"
         )
     return ids

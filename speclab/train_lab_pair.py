@@ -17,20 +17,20 @@ The draft is distilled on what the target itself writes because that is where it
 
 import argparse
 import json
-import math
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 from tqdm import tqdm
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from speclab import corpus
+from speclab import corpus, record
 
 END = "<|endoftext|>"
 VOCABULARY = 2048
@@ -40,7 +40,14 @@ DRAFT_SHAPE = {"num_hidden_layers": 1, "hidden_size": 256, "intermediate_size": 
 # Share of the training steps at each sequence length. Short ones are cheap, long ones keep long texts together.
 LENGTHS = {256: 0.80, 512: 0.15, 2048: 0.05}
 MICRO_BATCH_TOKENS = 4096
-SHARES = {"target": 0.75, "continuations": 0.07, "draft": 0.18}  # of --minutes
+PROMPT, CONTINUED = 48, 256  # tokens of text that a continuation starts from, and its length with them
+TEACHER_TOP = 32  # probabilities kept of the target's distribution at each place
+TEXTS_PER_CONTINUATION = 2  # pieces of plain text in the draft's pool for each continuation
+SHARES = {
+    "target": 0.75,
+    "continuations": 0.06,
+    "draft": 0.13,
+}  # of --minutes; the rest is the teacher's pass and reports
 
 
 def llama(shape: dict) -> LlamaForCausalLM:
@@ -82,7 +89,7 @@ def encode(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> Tensor:
     """All texts in one stream of ids, each ended by id 0.  -> (tokens,)"""
     ids = []
     for text in texts:
-        ids += tokenizer(text).input_ids + [tokenizer.eos_token_id]
+        ids += [*tokenizer(text).input_ids, tokenizer.eos_token_id]
     return torch.tensor(ids)
 
 
@@ -134,15 +141,15 @@ def fit(
     Returns {"steps", "tokens", "seconds"}. `loss_of(micro_batch)` is the mean loss in nats per token.
     """
     steppers = optimizers(model, rate)
-    step, tokens, spent = 0, 0, 0.0
+    step, tokens, spent, smooth = 0, 0, 0.0, None
     if checkpoint.exists():
         state = torch.load(checkpoint, weights_only=True)
         model.load_state_dict(state["model"])
         for stepper, saved in zip(steppers, state["optimizers"], strict=True):
             stepper.load_state_dict(saved)
-        step, tokens, spent = state["step"], state["tokens"], state["spent"]
+        step, tokens, spent, smooth = state["step"], state["tokens"], state["spent"], state.get("loss")
     schedule = Schedule(minutes * 60, spent)
-    saved_at, smooth, model_device = time.monotonic(), None, next(model.parameters()).device
+    saved_at, model_device = time.monotonic(), next(model.parameters()).device
 
     def save() -> None:
         state = {
@@ -151,6 +158,7 @@ def fit(
             "step": step,
             "tokens": tokens,
             "spent": schedule.spent,
+            "loss": smooth,
         }
         torch.save(state, checkpoint.with_suffix(".part"))
         checkpoint.with_suffix(".part").replace(checkpoint)
@@ -181,7 +189,12 @@ def fit(
             saved_at = time.monotonic()
     bar.close()
     save()
-    return {"steps": step, "tokens": tokens, "seconds": round(schedule.spent, 1), "train_loss": round(smooth, 4)}
+    return {
+        "steps": step,
+        "tokens": tokens,
+        "seconds": round(schedule.spent, 1),
+        "train_loss": smooth and round(smooth, 4),
+    }
 
 
 def crops(stream: Tensor, step: int, seed: int, batch_tokens: int) -> list[Tensor]:
@@ -200,7 +213,7 @@ def crops(stream: Tensor, step: int, seed: int, batch_tokens: int) -> list[Tenso
 def next_token_loss(model: LlamaForCausalLM, tokens: Tensor) -> Tensor:
     """Mean cross-entropy of the next token, nats.  tokens: (batch, length)"""
     logits = model(input_ids=tokens, use_cache=False).logits[:, :-1].float()  # (batch, length - 1, vocab)
-    return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+    return cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 
 @torch.inference_mode()
@@ -221,7 +234,119 @@ def compile_layers(model: LlamaForCausalLM) -> None:
             layer.compile(dynamic=False)
 
 
+@torch.inference_mode()
+def continuations(target: LlamaForCausalLM, stream: Tensor, minutes: float, seed: int, rows: int = 64) -> Tensor:
+    """What the target writes after pieces of its training text, for as long as `minutes` allow.  -> (n, length) ids
+
+    A third greedily, two thirds sampled at temperatures 0.8 and 1: the draft will be asked to guess in both.
+    """
+    target.eval()
+    device = next(target.parameters()).device
+    generator = torch.Generator().manual_seed(seed)
+    temperatures = torch.tensor([1e-4, 0.8, 1.0], device=device).repeat(rows)[:rows, None]  # (rows, 1)
+    written, schedule = [], Schedule(minutes * 60)
+    with tqdm(total=round(minutes * 60), unit="s", desc="continuations", mininterval=10) as bar:
+        while not schedule.done:
+            starts = torch.randint(0, len(stream) - PROMPT, (rows,), generator=generator)
+            text = stream[starts[:, None] + torch.arange(PROMPT)].to(device)  # (rows, PROMPT)
+            cache, feed = DynamicCache(config=target.config), text
+            while text.shape[1] < CONTINUED:
+                logits = target(input_ids=feed, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+                feed = (logits.float() / temperatures).softmax(-1).multinomial(1)  # (rows, 1)
+                text = torch.cat([text, feed], dim=1)
+            written.append(text.cpu())
+            bar.n = min(bar.total, round(schedule.spent))
+            bar.set_postfix_str(f"{len(written) * rows} texts")
+    return torch.cat(written)
+
+
+@torch.inference_mode()
+def teacher_targets(target: LlamaForCausalLM, texts: Tensor) -> tuple[Tensor, Tensor]:
+    """The target's most probable next tokens.  (n, length) -> probabilities and ids, (n, length, TEACHER_TOP) each"""
+    target.eval()
+    device, probs, ids = next(target.parameters()).device, [], []
+    for rows in tqdm(texts.split(16), desc="teacher", mininterval=10):
+        with torch.autocast(device.type, dtype=torch.bfloat16):
+            logits = target(input_ids=rows.to(device), use_cache=False).logits
+        top = logits.float().softmax(-1).topk(TEACHER_TOP, dim=-1)
+        probs.append((top.values / top.values.sum(-1, keepdim=True)).half().cpu())
+        ids.append(top.indices.short().cpu())
+    return torch.cat(probs), torch.cat(ids)
+
+
+def distillation_loss(draft: LlamaForCausalLM, texts: Tensor, probs: Tensor, ids: Tensor) -> Tensor:
+    """Cross-entropy to the target's probabilities plus total variation, which is the share of samples refused.
+
+    texts (batch, length); probs and ids (batch, length, TEACHER_TOP)
+    """
+    log_q = draft(input_ids=texts, use_cache=False).logits.float().log_softmax(-1).gather(-1, ids.long())
+    p = probs.float()
+    surprise = -(p * log_q).sum(-1).mean()
+    refused = 1 - torch.minimum(p, log_q.exp()).sum(-1).mean()
+    return surprise + refused
+
+
+def draft_from(target: LlamaForCausalLM, seed: int) -> LlamaForCausalLM:
+    """A draft that starts from the target's embeddings, final norm and first layer; what is wider starts random."""
+    torch.manual_seed(seed)
+    draft = llama(DRAFT_SHAPE)
+    source = dict(target.named_parameters())
+    with torch.no_grad():
+        for name, weight in draft.named_parameters():
+            overlap = tuple(slice(0, min(a, b)) for a, b in zip(weight.shape, source[name].shape, strict=True))
+            weight[overlap] = source[name].detach().cpu()[overlap]
+    return draft
+
+
+@torch.inference_mode()
+def acceptance(target: LlamaForCausalLM, draft: LlamaForCausalLM, texts: Tensor) -> dict:
+    """Teacher-forced acceptance on the target's continuations: greedy agreement, and the overlap of distributions."""
+    agree, overlap, places = 0, 0.0, 0
+    for rows in texts.split(16):
+        p, q = (m.eval()(input_ids=rows, use_cache=False).logits[:, PROMPT - 1 : -1].float() for m in (target, draft))
+        agree += (p.argmax(-1) == q.argmax(-1)).sum().item()
+        overlap += torch.minimum(p.softmax(-1), q.softmax(-1)).sum().item()
+        places += p.shape[0] * p.shape[1]
+    return {"greedy_agreement": round(agree / places, 4), "overlap_at_temperature_1": round(overlap / places, 4)}
+
+
+def distil(args: argparse.Namespace, work: Path, target: LlamaForCausalLM, stream: Tensor) -> tuple:
+    """Stages 3 and 4.  -> draft, facts about its training"""
+    minutes = {stage: args.minutes * share for stage, share in SHARES.items()}
+    pool_file = work / "pool.pt"
+    if not pool_file.exists():
+        own = continuations(target, stream, minutes["continuations"], args.seed)
+        generator = torch.Generator().manual_seed(args.seed + 1)
+        starts = torch.randint(0, len(stream) - CONTINUED, (TEXTS_PER_CONTINUATION * len(own),), generator=generator)
+        texts = torch.cat([own, stream[starts[:, None] + torch.arange(CONTINUED)]])  # (n, CONTINUED)
+        torch.save((texts, *teacher_targets(target, texts), len(own)), pool_file)
+    texts, probs, ids, n_own = torch.load(pool_file, weights_only=True)
+    draft = draft_from(target, args.seed).to(args.device)
+    compile_layers(draft)
+
+    def batches(step: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+        generator = torch.Generator().manual_seed((args.seed + 2) * 1_000_003 + step)
+        # Half of every batch is the target's own writing, however large the rest of the pool is.
+        half = args.batch_tokens // CONTINUED // 2
+        own = torch.randint(0, n_own, (half,), generator=generator)
+        other = torch.randint(n_own, len(texts), (half,), generator=generator)
+        rows = torch.cat([own, other])
+        return [tuple(part[rows].to(args.device) for part in (texts, probs, ids))]
+
+    facts = fit(
+        draft,
+        batches,
+        lambda micro: distillation_loss(draft, *micro),
+        minutes["draft"],
+        work / "draft.pt",
+        args.rate,
+        "draft",
+    )
+    return draft, facts | {"continuations": n_own, "texts": len(texts) - n_own, "length": CONTINUED}
+
+
 def train_target(args: argparse.Namespace, work: Path, stream: Tensor) -> tuple[LlamaForCausalLM, dict]:
+    """Stage 2.  -> target, facts about its training"""
     torch.manual_seed(args.seed)
     model = llama(TARGET_SHAPE).to(args.device)
     compile_layers(model)
@@ -235,6 +360,21 @@ def train_target(args: argparse.Namespace, work: Path, stream: Tensor) -> tuple[
         "target",
     )
     return model, facts
+
+
+def uncompiled(model: LlamaForCausalLM, shape: dict) -> LlamaForCausalLM:
+    """The same weights in a plain module on the CPU."""
+    plain = llama(shape)
+    plain.load_state_dict(model.state_dict())
+    return plain.eval()
+
+
+def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> LlamaForCausalLM:
+    """Write bfloat16 safetensors and the tokenizer; returns the model as a user will load it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    model.to(torch.bfloat16).save_pretrained(folder, max_shard_size="14MB")
+    tokenizer.save_pretrained(folder)
+    return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
 def main() -> None:
@@ -255,16 +395,36 @@ def main() -> None:
     if args.with_packages:
         documents += corpus.permissive_packages()
     training = [d.text for d in documents if not d.held_out]
-    (work / "corpus.json").write_text(json.dumps(corpus.manifest(documents), indent=1))
     if not (work / "tokenizer").exists():
         train_tokenizer(iter(training)).save_pretrained(work / "tokenizer")
     tokenizer = PreTrainedTokenizerFast.from_pretrained(work / "tokenizer")
     stream = encode(tokenizer, training)
     held_out = encode(tokenizer, [d.text for d in documents if d.held_out])
-    print(f"{len(stream):,} tokens to train on, {len(held_out):,} held out", flush=True)
+    print(f"{len(stream):,} tokens to train on, {len(held_out):,} held out", file=sys.stderr, flush=True)
 
-    target, facts = train_target(args, work, stream)
-    print(facts, "held-out loss", held_out_loss(target, held_out), math.log(VOCABULARY))
+    target, target_facts = train_target(args, work, stream)
+    target = uncompiled(target, TARGET_SHAPE).to(args.device)
+    draft, draft_facts = distil(args, work, target, stream)
+
+    target = save(target.cpu(), tokenizer, args.out / "target")
+    draft = save(uncompiled(draft, DRAFT_SHAPE), tokenizer, args.out / "draft")
+    fresh = continuations(target, held_out, 0.2, args.seed + 7, rows=24)
+    facts = {
+        "corpus": corpus.manifest(documents),
+        "tokens": {"training": len(stream), "held_out": len(held_out), "vocabulary": VOCABULARY},
+        "target": {"shape": TARGET_SHAPE, "parameters": target.num_parameters(), **target_facts},
+        "draft": {"shape": DRAFT_SHAPE, "parameters": draft.num_parameters(), **draft_facts},
+        "held_out_loss": {
+            "target": round(held_out_loss(target, held_out), 4),
+            "draft": round(held_out_loss(draft, held_out), 4),
+        },
+        "acceptance_on_held_out_continuations": acceptance(target, draft, fresh),
+        "seed": args.seed,
+        "machine": record.machine(torch.device(args.device)),
+        "versions": record.versions(),
+    }
+    record.write_whole(args.out / "training.json", json.dumps(facts, indent=1) + "\n")
+    print(json.dumps({key: facts[key] for key in ("held_out_loss", "acceptance_on_held_out_continuations")}))
 
 
 if __name__ == "__main__":
