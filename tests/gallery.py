@@ -1,0 +1,495 @@
+"""The gallery of public bugs: each is put into the lab's own code, and a named test must notice.
+
+    python -m tests.gallery              # all of them, a few minutes
+    python -m tests.gallery --only 4,8   # bugs 4 and 8
+
+The numbers are those of the bug table in the docs; every bug has been seen in public code. A mutant is one textual
+replacement in one file. It is applied to a copy of the project, and the tests named beside it run there. A kill is a
+failed assertion in every named test; a copy that cannot be imported, or a test that breaks for another reason, is none.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+from tabulate import tabulate
+
+ROOT = Path(__file__).parent.parent
+LEFT_OUT = (".*", "__pycache__", "*.egg-info", "build", "models", "scratch", "plots", "results")
+TIMEOUT = 120  # seconds for one run of pytest; it needs about 6 on an idle core
+
+BUGS = {
+    1: "correction put before the accepted drafts",
+    2: "no bonus token after full acceptance",
+    3: "drafts paired with the wrong logits",
+    4: "correction drawn from p, not from the residual",
+    5: "draft picked by argmax, scored with softmax",
+    6: "untempered ratio test at temperature 0",
+    7: "redraw from p after an n-gram mismatch",
+    8: "bonus token from the wrong place",
+    9: "prefix fed again together with the cache",
+    10: "cache not rolled back, or off by one",
+    11: "draft never fed its last token",
+    12: "uniforms repeated",
+    13: "token id 0 treated as nothing",
+    14: "nucleus drops the crossing token",
+    17: "two target passes per round",
+    18: "EOS inside a block, or the budget, ignored",
+    20: "other things counted or timed than decoded tokens",
+    21: "accepted / drafted where alpha is meant",
+    22: "zero-probability token emitted, 0/0",
+    23: "correction thrown away",
+}
+
+
+class Mutant(NamedTuple):
+    bug: int
+    what: str  # what it does
+    file: str
+    old: str  # stands in the file exactly once
+    new: str
+    killed_by: tuple[str, ...]  # tests that must fail, "file::name"
+    raises: str = ""  # an error of the production code that is as good as a failed assertion
+    hangs: bool = False  # running out of time is a kill
+
+
+def _tests(*names: str) -> tuple[str, ...]:
+    return tuple(f"tests/test_{'timing' if name in TIMING_TESTS else 'gallery'}.py::test_{name}" for name in names)
+
+
+TIMING_TESTS = {
+    "arms_run_forwards_then_backwards",
+    "every_repeat_runs_every_arm_once",
+    "steady_drift_slows_every_arm_alike",
+}
+
+BASELINE, LOOP, DRAFTS = "baseline_autoregressive.py", "optimized_speculative.py", "draft_models.py"
+RULE, THEORY, TIMING = "speclab/sampling.py", "speclab/theory.py", "speclab/timing.py"
+COMMIT = "committed = [*drafted[:n_accepted], next_token]"
+VERIFY = "logits = target.feed(torch.cat([last, draft.tokens], dim=1))"
+ROLLBACK = "target.rollback(n_prompt + n_committed - 1)"
+NEXT_TOKEN = "torch.where(whole[:, None], target_here, residual)"
+ONE_REPEAT = "yield from range(n_arms) if repeat % 2 == 0 else reversed(range(n_arms))"
+
+MUTANTS = (
+    Mutant(
+        1,
+        "commits the target's token before the accepted drafts",
+        LOOP,
+        COMMIT,
+        "committed = [next_token, *drafted[:n_accepted]]",
+        _tests("correction_follows_accepted_drafts", "greedy_output_is_the_targets_own_choice"),
+    ),
+    Mutant(
+        2,
+        "commits only the drafts where all were accepted",
+        LOOP,
+        COMMIT,
+        "committed = drafted if 0 < n_accepted == n_drafted else [*drafted[:n_accepted], next_token]",
+        _tests("bonus_token_after_full_acceptance", "a_round_commits_one_token_more_than_it_accepts"),
+    ),
+    Mutant(
+        3,
+        "checks the drafts against the first rows of a pass over prompt and drafts",
+        LOOP,
+        "sampling.probs(logits), chances[:, k",
+        "sampling.probs(target.model(torch.cat([prompt, draft.tokens], 1)).logits[:, : n_drafted + 1]), chances[:, k",
+        _tests("greedy_output_is_the_targets_own_choice"),
+    ),
+    Mutant(
+        3,
+        "checks each draft against the row behind it",
+        RULE,
+        "target_probs[:, :n].gather",
+        "target_probs[:, target_probs.shape[1] - n :].gather",
+        _tests("each_draft_is_tested_with_its_own_row", "greedy_output_is_the_targets_own_choice"),
+    ),
+    Mutant(
+        4,
+        "draws the correction from p",
+        RULE,
+        NEXT_TOKEN,
+        "target_here",
+        _tests(
+            "correction_comes_from_the_residual",
+            "joint_law_of_a_round_is_the_targets",
+            "sampled_text_follows_the_targets_law",
+        ),
+    ),
+    Mutant(
+        5,
+        "proposes the argmax, reports the softmax",
+        DRAFTS,
+        "return draw(probs, uniform).clamp(min=0), probs",
+        "return logits.argmax(-1), probs",
+        _tests("proposals_follow_the_probabilities_they_are_scored_with", "sampled_text_follows_the_targets_law"),
+    ),
+    Mutant(
+        6,
+        "tests drafts with softmax at temperature 0, corrects by argmax",
+        LOOP,
+        "verdict = accept(draft, sampling.probs(logits), chances[:, k : k + n_drafted + 1])",
+        "verdict = accept(draft, logits.softmax(-1), chances[:, k : k + n_drafted + 1])\n"
+        "        verdict = verdict._replace(next_token=logits[0, verdict.n_accepted].argmax(-1))",
+        _tests("greedy_keeps_no_draft_but_the_argmax", "greedy_output_is_the_targets_own_choice"),
+    ),
+    Mutant(
+        7,
+        "draws from p after a refused one-hot draft",
+        RULE,
+        "draft_here = torch.zeros_like(target_here).scatter_(-1, tokens[row, refused][:, None], 1.0)",
+        "draft_here = torch.zeros_like(target_here)",
+        _tests("rejected_token_is_not_redrawn_from_target", "joint_law_of_a_one_hot_round_is_the_targets"),
+    ),
+    Mutant(
+        8,
+        "takes the bonus token by argmax",
+        RULE,
+        NEXT_TOKEN,
+        "torch.where(whole[:, None], 1.0 * (target_here == target_here.amax(-1, keepdim=True)), residual)",
+        _tests("bonus_token_follows_the_targets_last_row", "sampled_text_follows_the_targets_law"),
+    ),
+    Mutant(
+        8,
+        "draws the bonus token from q",
+        RULE,
+        NEXT_TOKEN,
+        "torch.where(whole[:, None], draft_here, residual)",
+        _tests("bonus_token_follows_the_targets_last_row", "joint_law_of_a_round_is_the_targets"),
+    ),
+    Mutant(
+        8,
+        "draws the bonus token from the row of the last draft",
+        RULE,
+        "target_here = target_probs[row, n_accepted]",
+        "target_here = target_probs[row, n_accepted.clamp(max=max(n - 1, 0))]",
+        _tests("bonus_token_follows_the_targets_last_row", "joint_law_of_a_round_is_the_targets"),
+    ),
+    Mutant(
+        9,
+        "feeds the prompt again in every round",
+        LOOP,
+        VERIFY,
+        "logits = target.feed(torch.cat([prompt, last, draft.tokens], dim=1))[:, prompt.shape[1] :]",
+        _tests("greedy_output_is_the_targets_own_choice"),
+    ),
+    Mutant(
+        10,
+        "never rolls the target's cache back",
+        LOOP,
+        ROLLBACK,
+        "pass",
+        _tests("target_cache_holds_all_but_the_last_committed_token", "greedy_output_is_the_targets_own_choice"),
+    ),
+    Mutant(
+        10,
+        "leaves the first refused token in the target's cache",
+        LOOP,
+        ROLLBACK,
+        "target.rollback(min(target.length, n_prompt + n_committed))",
+        _tests("target_cache_holds_all_but_the_last_committed_token", "greedy_output_is_the_targets_own_choice"),
+    ),
+    Mutant(
+        10,
+        "rolls the target's cache back one token too far",
+        LOOP,
+        ROLLBACK,
+        "target.rollback(n_prompt + n_committed - 2)",
+        _tests("target_cache_holds_all_but_the_last_committed_token", "greedy_output_is_the_targets_own_choice"),
+    ),
+    Mutant(
+        10,
+        "never rolls the draft's cache back",
+        DRAFTS,
+        "self.draft.rollback(kept)",
+        "pass",
+        _tests("proposals_are_the_draft_models_own_continuation"),
+    ),
+    Mutant(
+        11,
+        "feeds the draft the newest token only, also after full acceptance",
+        DRAFTS,
+        "self._not_fed = (self._not_fed + committed)[-(self._n_committed - kept) :]",
+        "self._not_fed = committed[-1:]",
+        _tests("proposals_are_the_draft_models_own_continuation"),
+    ),
+    Mutant(
+        12,
+        "tests all drafts of a round with one uniform",
+        RULE,
+        "uniforms[:, :n] * draft_of_token",
+        "uniforms[:, :1] * draft_of_token",
+        _tests("acceptance_tests_of_one_round_are_independent", "joint_law_of_a_round_is_the_targets"),
+    ),
+    Mutant(
+        12,
+        "resets the seed in every round",
+        LOOP,
+        "uniforms((1, 2 * k + 1), generator, target.device)",
+        "uniforms((1, 2 * k + 1), generator.manual_seed(0), target.device)",
+        _tests("every_uniform_is_used_once", "sampled_text_follows_the_targets_law"),
+    ),
+    Mutant(
+        12,
+        "tests drafts with the uniforms that drew them",
+        LOOP,
+        "chances[:, k : k + n_drafted + 1]",
+        "chances[:, : n_drafted + 1]",
+        _tests("every_uniform_is_used_once", "sampled_text_follows_the_targets_law"),
+    ),
+    Mutant(
+        13,
+        "takes a drawn id 0 for a failed draw",
+        RULE,
+        "(total[:, 0] > 0)",
+        "(token > 0) & (total[:, 0] > 0)",
+        _tests("token_id_zero_can_be_drawn", "token_id_zero_is_a_token_like_any_other"),
+        raises="EnvironmentProblem",
+    ),
+    Mutant(
+        13,
+        "ends the text at id 0",
+        LOOP,
+        "if token_id in eos:",
+        "if not token_id or token_id in eos:",
+        _tests("token_id_zero_is_a_token_like_any_other"),
+    ),
+    Mutant(
+        14,
+        "keeps tokens while the mass with them is at most top_p",
+        RULE,
+        "before >= self.top_p",
+        "before + ordered > self.top_p",
+        _tests("nucleus_keeps_the_crossing_token", "nucleus_smaller_than_the_likeliest_token_keeps_it"),
+    ),
+    Mutant(
+        17,
+        "verifies in one pass, then passes again for the next token",
+        LOOP,
+        VERIFY,
+        f"{VERIFY}\n        target.rollback(n_prompt + n_committed - 1)\n        {VERIFY}",
+        _tests("one_target_pass_per_round"),
+    ),
+    Mutant(
+        18,
+        "looks for EOS at the end of a block only",
+        LOOP,
+        "if token_id in eos:",
+        "if i == len(committed) - 1 and token_id in eos:",
+        _tests("nothing_follows_an_eos_inside_a_block", "drafts_behind_an_eos_are_not_counted_as_accepted"),
+    ),
+    Mutant(
+        18,
+        "drafts k tokens however few are left",
+        LOOP,
+        "k = min(draft_length, max_new_tokens - n_committed - 1)",
+        "k = draft_length",
+        _tests("budget_is_met_exactly", "never_drafts_more_than_the_budget_can_take"),
+    ),
+    Mutant(
+        18,
+        "counts drafts behind an EOS as accepted",
+        LOOP,
+        "n_accepted, n_rejected = i + 1, 0",
+        "pass",
+        _tests("drafts_behind_an_eos_are_not_counted_as_accepted"),
+    ),
+    Mutant(
+        20,
+        "baseline counts prompt tokens as generated",
+        BASELINE,
+        "n_decoded += max(0, len(tokens) - 1)",
+        "n_decoded += prompt.ids.shape[1] + len(tokens)",
+        _tests("scripts_count_the_decoded_tokens_alone"),
+    ),
+    Mutant(
+        20,
+        "baseline counts characters as tokens",
+        BASELINE,
+        "n_decoded += max(0, len(tokens) - 1)",
+        "n_decoded += len(setup.tokenizer.decode(tokens))",
+        _tests("scripts_count_the_decoded_tokens_alone"),
+    ),
+    Mutant(
+        20,
+        "speculative arm counts prompt tokens as generated",
+        LOOP,
+        "counts.add(round_)",
+        "counts.add(round_)\n            counts.n_emitted += prompt.ids.shape[1] * round_.prefill",
+        _tests("scripts_count_the_decoded_tokens_alone"),
+    ),
+    Mutant(
+        20,
+        "counts the prompt's pass as a round and its token as decoded",
+        THEORY,
+        "if round_.prefill:",
+        "if False:",
+        _tests("prompt_pass_is_no_round_of_decoding", "scripts_count_the_decoded_tokens_alone"),
+    ),
+    Mutant(
+        20,
+        "counts drafted tokens as generated",
+        THEORY,
+        "self.n_emitted += len(round_.tokens)",
+        "self.n_emitted += round_.n_drafted + 1",
+        _tests("emitted_counts_tokens_of_the_text_not_of_the_draft"),
+    ),
+    Mutant(
+        20,
+        "times the prompt's pass as decoding in the baseline only",
+        BASELINE,
+        "if not tokens:",
+        "if False:",
+        _tests("scripts_time_the_same_passes_in_both_arms"),
+    ),
+    Mutant(
+        20,
+        "times all runs of one arm, cold, before the other, warm",
+        TIMING,
+        f"for repeat in range(repeats):\n        {ONE_REPEAT}",
+        "for arm in range(n_arms):\n        yield from [arm] * repeats",
+        _tests("every_repeat_runs_every_arm_once", "steady_drift_slows_every_arm_alike"),
+    ),
+    Mutant(
+        20,
+        "always lets the same arm go first",
+        TIMING,
+        ONE_REPEAT,
+        "yield from range(n_arms)",
+        _tests("arms_run_forwards_then_backwards", "steady_drift_slows_every_arm_alike"),
+    ),
+    Mutant(
+        21,
+        "calls accepted / drafted alpha",
+        THEORY,
+        "_ratio(self.n_accepted, self.n_accepted + self.n_rejected)",
+        "_ratio(self.n_accepted, self.n_drafted)",
+        _tests("alpha_divides_by_tested_positions", "formula_of_tau_fed_with_alpha_gives_tau"),
+    ),
+    Mutant(
+        22,
+        "accepts with u <= p/q",
+        RULE,
+        "uniforms[:, :n] * draft_of_token < target_of_token",
+        "uniforms[:, :n] <= target_of_token / draft_of_token",
+        _tests("token_of_target_probability_zero_is_never_kept"),
+    ),
+    Mutant(
+        22,
+        "draws the first id, whatever its weight, where u is 0",
+        RULE,
+        "* total, right=True)",
+        "* total)",
+        _tests("token_of_weight_zero_is_never_drawn", "token_of_target_probability_zero_is_never_kept"),
+    ),
+    Mutant(
+        22,
+        "divides a residual without mass by its sum",
+        RULE,
+        "whole = (n_accepted == size) | (residual.sum(-1) <= 0)",
+        "whole = n_accepted == size",
+        _tests("residual_without_mass_falls_back_to_the_target"),
+    ),
+    Mutant(
+        23,
+        "throws the correction away after a partial acceptance",
+        LOOP,
+        COMMIT,
+        "committed = drafted[:n_accepted] if 0 < n_accepted < n_drafted else [*drafted[:n_accepted], next_token]",
+        _tests("correction_is_kept_after_partial_acceptance", "a_round_commits_one_token_more_than_it_accepts"),
+    ),
+)
+
+
+def mutated(source: str, mutant: Mutant) -> str:
+    """The source with the bug in it."""
+    if source.count(mutant.old) != 1:
+        raise ValueError(f"bug {mutant.bug}: {mutant.old!r} stands {source.count(mutant.old)} times in {mutant.file}")
+    return source.replace(mutant.old, mutant.new)
+
+
+def run_tests(tests: tuple[str, ...], mutant: Mutant | None = None, timeout: float = TIMEOUT) -> tuple[int | None, str]:
+    """Run `tests` in a copy of the project, with the mutant in it.  -> (exit code, None if too slow; output)"""
+    with tempfile.TemporaryDirectory(prefix="gallery-") as folder:
+        project = Path(folder) / "project"
+        shutil.copytree(ROOT, project, ignore=shutil.ignore_patterns(*LEFT_OUT))
+        if mutant:
+            file = project / mutant.file
+            file.write_text(mutated(file.read_text("utf-8"), mutant), "utf-8")
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rfE", "--tb=no", *tests]
+        environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "PYTHONPATH"))}
+        environment |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "300", "NO_COLOR": "1"}
+        try:
+            done = subprocess.run(
+                command, cwd=project, env=environment, capture_output=True, text=True, timeout=timeout
+            )
+        except subprocess.TimeoutExpired:
+            return None, ""
+        return done.returncode, done.stdout + done.stderr
+
+
+def judge(mutant: Mutant, exit_code: int | None, output: str) -> str:
+    """Verdict: "killed", "killed (hangs)", "SURVIVED", or "NOT KILLED" and why."""
+    if exit_code is None:
+        return "killed (hangs)" if mutant.hangs else "NOT KILLED: ran out of time"
+    if exit_code != 1:
+        return "SURVIVED" if exit_code == 0 else f"NOT KILLED: pytest exit code {exit_code}"
+    failed = dict(re.findall(r"^FAILED ([^\s\[]+)\S* - (.*)$", output, re.MULTILINE))
+    for test in mutant.killed_by:
+        if test not in failed:
+            return f"NOT KILLED: {_name(test)} did not fail"
+        error = failed[test].partition(":")[0].split(".")[-1]
+        if not (failed[test].startswith(("assert ", "AssertionError")) or error == mutant.raises):
+            return f"NOT KILLED: {error}"
+    return "killed"
+
+
+def _name(test: str) -> str:
+    return test.rpartition("::")[2]
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", metavar="N,N", help="bug numbers, separated by commas (default: all)")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=TIMEOUT,
+        metavar="S",
+        help="seconds for one run of pytest (default: %(default)s)",
+    )
+    args = parser.parse_args(argv)
+    try:
+        wanted = {int(number) for number in args.only.split(",")} if args.only else set(BUGS)
+    except ValueError:
+        parser.error(f"--only {args.only}: give bug numbers, for example --only 4,8")
+    if not wanted <= set(BUGS):
+        parser.error(f"--only {args.only}: the gallery has {', '.join(map(str, BUGS))}")
+    mutants = [mutant for mutant in MUTANTS if mutant.bug in wanted]
+
+    print("the code as it is", file=sys.stderr, flush=True)
+    tests = tuple(dict.fromkeys(test for mutant in mutants for test in mutant.killed_by))
+    exit_code, output = run_tests(tests, timeout=args.timeout)
+    rows = [["-", "the code as it is", "-", f"{len(tests)} tests", "passes" if exit_code == 0 else "FAILS"]]
+    if exit_code != 0:
+        print(output or f"ran out of time: more than {args.timeout:g} s", file=sys.stderr)
+        mutants = []  # a kill by a test that always fails says nothing
+    for i, mutant in enumerate(mutants):
+        print(f"{i + 1}/{len(mutants)}  bug {mutant.bug}: {mutant.what}", file=sys.stderr, flush=True)
+        verdict = judge(mutant, *run_tests(mutant.killed_by, mutant, args.timeout))
+        killers = "\n".join(_name(test) for test in mutant.killed_by)
+        rows.append([mutant.bug, mutant.what, mutant.file, killers, verdict])
+    n_killed = sum(row[-1].startswith("killed") for row in rows)
+    print(tabulate(rows, ["bug", "what it does", "file", "killed by", "verdict"]))
+    print(f"\n{n_killed} of {len(mutants)} mutants killed")
+    return int(exit_code != 0 or n_killed < len(mutants))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""speclab/timing.py against a clock that only moves when told to. Nothing here measures real time."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from speclab import timing
+from speclab.timing import Stopwatch, interleaved
+
+CPU = torch.device("cpu")
+
+
+class FakeClock:
+    """`now` is the time; every reading and every wait for the device is noted in `events`."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.device_works_for = 0.0  # seconds of work queued on the device
+        self.events: list[str] = []
+
+    def perf_counter(self) -> float:
+        self.events.append("read")
+        return self.now
+
+    def synchronize(self, device: torch.device) -> None:
+        self.events.append("wait")
+        self.now, self.device_works_for = self.now + self.device_works_for, 0.0
+
+
+@pytest.fixture
+def clock(monkeypatch) -> FakeClock:
+    fake = FakeClock()
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=fake.perf_counter))
+    monkeypatch.setattr(timing, "synchronize", fake.synchronize)
+    return fake
+
+
+def test_lap_books_the_time_since_the_last_lap(clock):
+    watch = Stopwatch(CPU)
+    clock.now += 3
+    watch.lap("prefill")
+    clock.now += 5
+    watch.lap("decode")
+    assert watch.laps == {"prefill": 3, "decode": 5}
+
+
+def test_laps_of_one_name_add_up_to_the_whole_time(clock):
+    watch, start = Stopwatch(CPU), clock.now
+    for seconds in (1, 2, 4, 8):
+        clock.now += seconds
+        watch.lap("draft")
+        clock.now += 10 * seconds
+        watch.lap("verify")
+    assert watch.laps == {"draft": 15, "verify": 150}
+    assert sum(watch.laps.values()) == clock.now - start
+
+
+def test_every_reading_of_the_clock_waits_for_the_device_first(clock):
+    watch = Stopwatch(CPU)
+    watch.lap("draft")
+    watch.lap("verify")
+    assert clock.events == ["wait", "read"] * 3
+
+
+def test_work_still_queued_on_the_device_counts_for_the_lap_that_queued_it(clock):
+    clock.device_works_for = 7  # queued before the watch starts: nobody's
+    watch = Stopwatch(CPU)
+    clock.device_works_for = 2
+    watch.lap("draft")
+    clock.now += 1
+    watch.lap("verify")
+    assert watch.laps == {"draft": 2, "verify": 1}
+
+
+def test_stopped_watch_neither_waits_nor_books(clock):
+    watch = Stopwatch(CPU, running=False)
+    clock.now += 3
+    watch.lap("decode")
+    assert watch.laps == {}
+    assert "wait" not in clock.events
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda", "mps"])
+def test_synchronize_waits_for_the_device_it_is_given(monkeypatch, kind):
+    waits = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: waits.append(f"cuda {device.index}"))
+    monkeypatch.setattr(torch.mps, "synchronize", lambda: waits.append("mps"))
+    timing.synchronize(torch.device("cuda", 1) if kind == "cuda" else torch.device(kind))
+    assert waits == {"cpu": [], "cuda": ["cuda 1"], "mps": ["mps"]}[kind]
+
+
+def test_arms_run_forwards_then_backwards():
+    assert list(interleaved(2, 3)) == [0, 1, 1, 0, 0, 1]
+    assert list(interleaved(3, 2)) == [0, 1, 2, 2, 1, 0]
+    assert list(interleaved(2, 0)) == []
+
+
+@pytest.mark.parametrize("n_arms", [1, 2, 3, 5])
+@pytest.mark.parametrize("repeats", [1, 2, 3, 6])
+def test_every_repeat_runs_every_arm_once(n_arms, repeats):
+    order = list(interleaved(n_arms, repeats))
+    rows = [order[i : i + n_arms] for i in range(0, len(order), n_arms)]
+    assert [sorted(row) for row in rows] == [list(range(n_arms))] * repeats
+
+
+@pytest.mark.parametrize("n_arms", [2, 3, 5])
+@pytest.mark.parametrize("repeats", [2, 4, 6])
+def test_steady_drift_slows_every_arm_alike(n_arms, repeats):
+    """The n-th run takes n seconds longer: over an even number of repeats no arm gains by its place."""
+    spent = [0] * n_arms
+    for place, arm in enumerate(interleaved(n_arms, repeats)):
+        spent[arm] += place
+    assert len(set(spent)) == 1
