@@ -1,6 +1,5 @@
 # Two commands: `make compare` runs the lab, `make test` proves it. Each sets up .venv first if it is missing.
 PYTHON ?= .venv/bin/python
-export HF_HUB_OFFLINE ?= 1
 
 .PHONY: compare quick test test-full mutants lint readme clean
 

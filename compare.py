@@ -240,7 +240,7 @@ def headline(samples: list[Sample], arms: list[Arm], common: dict) -> dict | Non
 
     def rows(indexes_held_out: bool) -> list[dict]:
         part = [s for s in greedy if (s.prompt_index in held_out) == indexes_held_out]
-        candidates = [a for a in arms if a.method == "model" and a.draft_length > 0]
+        candidates = [a for a in arms if a.method.startswith("model") and a.draft_length > 0]
         baseline = [s for s in part if s.arm == BASELINE]
         return [
             record.row(a, [s for s in part if s.arm == a], baseline, None, common, "held-out half")
@@ -251,8 +251,8 @@ def headline(samples: list[Sample], arms: list[Arm], common: dict) -> dict | Non
     chosen_on, reported_on = rows(False), rows(True)
     if not chosen_on or not reported_on:
         return None
-    best = max(chosen_on, key=lambda r: r["speedup"])["draft_length"]
-    return next(r for r in reported_on if r["draft_length"] == best)
+    best = max(chosen_on, key=lambda r: r["speedup"])
+    return next(r for r in reported_on if (r["method"], r["draft_length"]) == (best["method"], best["draft_length"]))
 
 
 def build_rows(samples: list[Sample], costs: dict, common: dict) -> list[dict]:
@@ -285,10 +285,11 @@ def make_drafters(kinds: list[str], setup: options.Setup, seed: int) -> dict[str
 
 def make_arms(drafters: dict[str, Drafter], lengths: list[int]) -> list[Arm]:
     """The baseline, then every draft at every length."""
+    models = [n for n, d in drafters.items() if isinstance(d, ModelDrafter) and not isinstance(d, DialDrafter)]
     arms = [BASELINE]
-    for name, drafter in drafters.items():
-        plain_model = isinstance(drafter, ModelDrafter) and not isinstance(drafter, DialDrafter)
-        arms += [Arm("model" if plain_model else name, name, k) for k in lengths]
+    for name in drafters:
+        method = name if name not in models else "model" if len(models) == 1 else f"model {Path(name).name}"
+        arms += [Arm(method, name, k) for k in lengths]
     return arms
 
 

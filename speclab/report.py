@@ -2,9 +2,11 @@
 
 import textwrap
 
-from tabulate import tabulate
+import tabulate
 
 from speclab.theory import Counts
+
+tabulate.MIN_PADDING = 0  # its extra blanks around headers would push the table past 80 columns
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -15,7 +17,7 @@ def number(value: float | None, digits: int = 2) -> str:
 def table(rows: list[list[str]], headers: list[str], markdown: bool = False, n_words: int = 1) -> str:
     """Right-aligned columns after the first `n_words`, which hold words."""
     align = ["left"] * n_words + ["right"] * (len(headers) - n_words)
-    return tabulate(
+    return tabulate.tabulate(
         rows,
         headers,
         tablefmt="github" if markdown else "simple",
@@ -150,8 +152,8 @@ def headline_line(run: dict) -> str | None:
         return None
     interval = "" if row["speedup_low"] is None else f" (95 %: {row['speedup_low']:.2f} to {row['speedup_high']:.2f})"
     return (
-        f"model draft, greedy, best k = {row['draft_length']} chosen on half of the prompts; on the other half "
-        f"{speedup_words(row)}{interval}, alpha {number(row['acceptance_rate'])}"
+        f"{row['method']} draft, greedy, best k = {row['draft_length']} chosen on half of the prompts; "
+        f"on the other half {speedup_words(row)}{interval}, alpha {number(row['acceptance_rate'])}"
     )
 
 

@@ -68,7 +68,8 @@ class Sampling:
             highest, token = logits.max(-1, keepdim=True)
             # highest - highest is 0, or NaN where a logit is NaN or +inf: it carries bad logits through the one-hot.
             return torch.zeros_like(logits).scatter_(-1, token, 1.0) + (highest - highest)
-        logits = logits / self.temperature
+        # The largest logit moves to 0 first: a tiny temperature then underflows to the greedy limit, not to NaN.
+        logits = (logits - logits.amax(-1, keepdim=True)) / self.temperature
         if 0 < self.top_k < logits.shape[-1]:
             kept = logits.topk(self.top_k, dim=-1).indices
             logits = torch.full_like(logits, -torch.inf).scatter(-1, kept, logits.gather(-1, kept))
@@ -76,7 +77,9 @@ class Sampling:
         if self.top_p < 1:
             ordered, order = probs.sort(dim=-1, descending=True, stable=True)
             before = ordered.cumsum(-1) - ordered  # mass of all more probable tokens
-            ordered = ordered.masked_fill(before >= self.top_p, 0.0)
+            beyond = before >= self.top_p
+            beyond[..., 0] = False  # a top_p too small for the dtype still keeps the most probable token
+            ordered = ordered.masked_fill(beyond, 0.0)
             probs = torch.zeros_like(probs).scatter(-1, order, ordered)
             probs = probs / probs.sum(-1, keepdim=True)
         return probs
@@ -89,7 +92,7 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
     """
     wide = torch.float32 if weights.device.type == "mps" else torch.float64
     cdf = weights.cumsum(-1, dtype=wide)  # (batch, vocab)
-    total = cdf[:, -1:]
+    total = cdf[:, -1:].contiguous()
     token = torch.searchsorted(cdf, uniforms.to(wide)[:, None] * total, right=True)
     # u * total may round up to total: the first id that reaches the whole mass is the last one with weight.
     token = torch.minimum(token, torch.searchsorted(cdf, total))[:, 0]

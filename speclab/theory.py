@@ -119,6 +119,9 @@ def _check(acceptance: float, draft_length: int, smallest: int = 0) -> None:
         raise ValueError(f"draft length must be at least {smallest}, got {draft_length}")
 
 
+SMALLEST_ERROR_SHARE = 0.3  # floor of a resample's standard error, as a share of the sample's own
+
+
 def ratio_interval(
     numerators: list[float], denominators: list[float], level: float = 0.95, resamples: int = 2000, seed: int = 0
 ) -> tuple[float, float] | None:
@@ -136,8 +139,9 @@ def ratio_interval(
     if error[0] <= 1e-12:  # every prompt has the same ratio
         return math.exp(estimate[0]), math.exp(estimate[0])
     estimates, errors = _log_ratio(top[rows], bottom[rows])
-    usable = errors > 1e-12
-    quantiles = np.quantile((estimates[usable] - estimate) / errors[usable], [(1 - level) / 2, (1 + level) / 2])
+    # Where most prompts share one ratio, many resamples hold only those, and a division by their tiny error explodes.
+    errors = np.maximum(errors, error * SMALLEST_ERROR_SHARE)
+    quantiles = np.quantile((estimates - estimate) / errors, [(1 - level) / 2, (1 + level) / 2])
     low, high = estimate[0] - error[0] * quantiles[::-1]
     return math.exp(low), math.exp(high)
 

@@ -1,8 +1,12 @@
 """What the tests share: tiny random-weight models and a seeded prompt. No network, one thread."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
+
+from speclab.train_lab_pair import train_tokenizer
 
 torch.set_num_threads(1)  # the models are tiny: more threads only add noise and time
 
@@ -33,3 +37,16 @@ def tiny_llama(seed: int, n_layers: int = 2, vocab_size: int = VOCAB, dtype: tor
 def prompt() -> torch.Tensor:
     """(1, 7) ids"""
     return torch.randint(0, VOCAB, (1, 7), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="session")
+def pair_folder(tmp_path_factory) -> Path:
+    """A folder with a tiny random pair, `target` and `draft`, and their tokenizer, as save_pretrained writes them."""
+    folder = tmp_path_factory.mktemp("pair")
+    tokenizer = train_tokenizer(iter(["def f(x):\n    return x + 1\n" * 3, "class A:\n    pass\n"]))
+    for role, seed in (("target", 0), ("draft", 1)):
+        model = tiny_llama(seed, n_layers=2, vocab_size=len(tokenizer), dtype=torch.float32)
+        model.config.eos_token_id = model.generation_config.eos_token_id = 0
+        model.save_pretrained(folder / role)
+        tokenizer.save_pretrained(folder / role)
+    return folder

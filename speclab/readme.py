@@ -1,0 +1,115 @@
+"""Fill the README's generated blocks from the committed records, so that no number in it is typed by hand.
+
+    python -m speclab.readme            # rewrite the blocks
+    python -m speclab.readme --check    # exit 1 if a block is stale
+
+A block stands between `<!-- begin NAME -->` and `<!-- end NAME -->`. `tests/test_readme.py` fails when one is stale.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Callable
+
+from speclab import record, report
+
+README = record.ROOT / "README.md"
+DEFAULT_RUN = record.ROOT / "results" / "cpu-2-cores.json"  # python compare.py
+FULL_RUN = record.ROOT / "results" / "cpu-2-cores-full.json"  # python compare.py --full
+TRAINING = record.ROOT / "models" / "lab-pair" / "training.json"
+
+
+def first_run() -> str:
+    """What the first command prints."""
+    return f"```text\n{report.comparison(record.load(DEFAULT_RUN))}```"
+
+
+def summary() -> str:
+    """The longer run in a few sentences, losing rows included."""
+    run = record.load(FULL_RUN)
+    rows = [r for r in run["rows"] if r["draft"]]
+    copy = [r for r in rows if r["prompt_kind"] == "copy" and r["method"] == "ngram" and r["temperature"] == 0]
+    best_copy = max(copy, key=lambda r: r["speedup"])
+    worst = min((r for r in rows if r["prompt_kind"] == "all"), key=lambda r: r["speedup"])
+    greedy = [r for r in rows if r["prompt_kind"] == "all" and r["temperature"] == 0]
+    identical = "identical" if all(r["same_as_baseline"] for r in greedy) else "not identical"
+    n_texts = sum(r["n_prompts"] for r in greedy)
+
+    def interval(row: dict) -> str:
+        return f"{row['speedup']:.2f}x (95 %: {row['speedup_low']:.2f} to {row['speedup_high']:.2f})"
+
+    head = run["headline"]
+    lines = [
+        f"- {n_texts} greedy texts from {len(greedy)} speculative arms against the baseline: {identical}.",
+        f"- Model draft at its best k = {head['draft_length']}, chosen on half of the prompts, on the other half: "
+        f"**{interval(head)}** at alpha {head['acceptance_rate']:.2f}.",
+        f"- Prompt lookup on the copy prompts, k = {best_copy['draft_length']}: **{interval(best_copy)}**; "
+        "no draft model at all.",
+        f"- The worst row: {worst['method']}, k = {worst['draft_length']}, temperature {worst['temperature']:g}: "
+        f"**{interval(worst)}**.",
+        f"- {report.generate_line(run['rows'])[0].upper()}{report.generate_line(run['rows'])[1:]}.",
+        f"- {run['prompts']['n_looping']} of {run['prompts']['n']} greedy texts end in a loop.",
+        "",
+        report.provenance(run),
+        f"All rows: [{FULL_RUN.stem}.md](results/{FULL_RUN.stem}.md).",
+    ]
+    return "\n".join(lines)
+
+
+def pair() -> str:
+    """Sizes, losses and acceptance of the committed pair."""
+    facts = json.loads(TRAINING.read_text("utf-8"))
+    loss, accepted = facts["held_out_loss"], facts["acceptance_on_held_out_continuations"]
+    rows = []
+    for role in ("target", "draft"):
+        shape = facts[role]["shape"]
+        rows.append(
+            [
+                role,
+                str(shape["num_hidden_layers"]),
+                str(shape["hidden_size"]),
+                f"{facts[role]['parameters'] / 1e6:.1f} M",
+                f"{loss[role]:.2f}",
+                f"{facts[role]['seconds'] / 60:.0f}",
+            ]
+        )
+    headers = ["", "layers", "width", "parameters", "held-out loss (nats/token)", "minutes of training"]
+    return (
+        report.table(rows, headers, markdown=True)
+        + f"\n\nOn what the target writes after held-out text, the draft's first choice is the target's at "
+        f"{accepted['greedy_agreement']:.0%} of the places, and their distributions overlap by "
+        f"{accepted['overlap_at_temperature_1']:.0%}."
+    )
+
+
+BLOCKS: dict[str, Callable[[], str]] = {"first-run": first_run, "summary": summary, "pair": pair}
+
+
+def filled(text: str) -> str:
+    """`text` with every block made anew."""
+    for name, make in BLOCKS.items():
+        pattern = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
+        if pattern.search(text):
+            block = make()
+            text = pattern.sub(lambda m, block=block: f"{m[1]}{block}\n{m[2]}", text)
+    return text
+
+
+def main() -> int:
+    stale = []
+    for path in (README, record.ROOT / "models" / "lab-pair" / "README.md"):
+        old = path.read_text("utf-8")
+        new = filled(old)
+        if new == old:
+            continue
+        if "--check" in sys.argv[1:]:
+            stale.append(path.name)
+        else:
+            record.write_whole(path, new)
+    if stale:
+        print(f"stale: {', '.join(stale)}; run python -m speclab.readme", file=sys.stderr)
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

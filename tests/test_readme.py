@@ -1,0 +1,61 @@
+"""The README is a view of the committed records, and its paths and commands exist."""
+
+import re
+
+import pytest
+
+from speclab import readme, record
+
+PAGES = [readme.README, record.ROOT / "models" / "lab-pair" / "README.md"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.parent.name)
+def test_generated_blocks_are_fresh(page):
+    text = page.read_text("utf-8")
+    assert "<!-- begin" in text
+    assert readme.filled(text) == text, "run: python -m speclab.readme"
+
+
+def test_a_stale_number_is_noticed():
+    text = readme.README.read_text("utf-8")
+    assert readme.filled(text.replace("x (95 %", "x (94 %")) != text.replace("x (95 %", "x (94 %")
+
+
+def test_every_linked_file_exists():
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^)#]+)\)", page.read_text("utf-8")):
+            if "://" not in link:
+                assert (page.parent / link).exists(), f"{page.name} links to {link}"
+
+
+def test_every_listed_file_exists():
+    tree = re.search(r"## Files\n\n```text\n(.*?)```", readme.README.read_text("utf-8"), re.DOTALL)[1]
+    for line in tree.splitlines():
+        if not line.startswith(" "):
+            for name in line.split("  ")[0].split():
+                assert (record.ROOT / name).exists(), f"the file tree names {name}"
+
+
+def test_committed_records_are_valid_and_clean():
+    """Made from committed code, with every required field, and no path or host in them."""
+    for path in (readme.DEFAULT_RUN, readme.FULL_RUN):
+        run = record.load(path)
+        assert run["versions"]["commit"]
+        assert run["versions"]["uncommitted_changes"] is False
+        assert not run["interrupted"]
+        assert not re.search(r"/(home|root|tmp|Users|work)\b", path.read_text())
+
+
+def test_pins_lie_within_the_ranges():
+    import tomllib
+
+    from packaging.requirements import Requirement
+
+    project = tomllib.loads((record.ROOT / "pyproject.toml").read_text())
+    ranges = [*project["project"]["dependencies"], *project["dependency-groups"]["test"]]
+    ranges = {r.name: r.specifier for r in map(Requirement, ranges)}
+    lines = (record.ROOT / "requirements.txt").read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    assert set(pins) == set(ranges)
+    for name, version in pins.items():
+        assert version in ranges[name], f"{name} {version} is outside {ranges[name]}"
