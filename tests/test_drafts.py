@@ -1,0 +1,292 @@
+"""The drafters on their own and in the loop: what they propose, and what that costs."""
+
+import pytest
+import scipy.stats
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_models import VOCAB, perturbed, tiny
+
+from baseline_autoregressive import autoregressive_decode
+from draft_models import DialDrafter, ModelDrafter, NgramDrafter
+from optimized_speculative import Round, speculative_decode
+from speclab.cached_model import CachedModel
+from speclab.sampling import Sampling
+
+PROMPT = torch.randint(0, VOCAB, (1, 7), generator=torch.Generator().manual_seed(4))
+NO_CHANCES = torch.empty((1, 0))
+
+
+# --- Prompt lookup ---------------------------------------------------------------------------------------------------
+
+
+def ngram(tokens: list[int], longest: int = 4, shortest: int = 2) -> NgramDrafter:
+    """A drafter that has taken in `tokens`."""
+    drafter = NgramDrafter(longest, shortest)
+    drafter.start(None, torch.tensor([tokens], dtype=torch.long), Sampling())
+    return drafter
+
+
+def proposed(drafter: NgramDrafter, k: int) -> list[int]:
+    """The proposal, after checking that the draft's parts agree."""
+    draft = drafter.propose(k, NO_CHANCES)
+    assert draft.probs is None, "a copied token is certain"
+    assert draft.tokens.dtype == torch.long
+    assert draft.tokens.shape == (1, draft.size.item()), "an empty proposal must have the shape (1, 0)"
+    return draft.tokens[0].tolist()
+
+
+def brute_force(tokens: list[int], k: int, longest: int, shortest: int) -> list[int]:
+    """The definition: longest n first, then the most recent place, then at most k ids that are really there."""
+    for n in range(longest, shortest - 1, -1):
+        for end in range(len(tokens) - 1, n - 1, -1):  # the match ends before the last token
+            if tokens[end - n : end] == tokens[-n:]:
+                return tokens[end : end + k]
+    return []
+
+
+def test_longest_match_comes_first():
+    """A longer context says more than a more recent one."""
+    tokens = [1, 2, 3, 7, 7, 9, 2, 3, 8, 8, 1, 2, 3]
+    assert proposed(ngram(tokens, longest=3), 2) == [7, 7]
+    assert proposed(ngram(tokens, longest=2), 2) == [8, 8]
+
+
+def test_most_recent_match_comes_first():
+    """Among equals the newest is the likeliest to go on alike."""
+    assert proposed(ngram([1, 2, 5, 1, 2, 6, 1, 2]), 2) == [6, 1]
+
+
+def test_fewer_than_k_near_the_end():
+    """Nothing is made up behind the end of the text."""
+    assert proposed(ngram([1, 2, 3, 1, 2]), 8) == [3, 1, 2]
+
+
+def test_nothing_without_a_match():
+    """No guess: the round is then plain decoding."""
+    assert proposed(ngram([1, 2, 3, 4, 5]), 4) == []
+    assert proposed(ngram([1, 2, 1]), 4) == [], "one token is less than the shortest match"
+    assert proposed(ngram([1]), 4) == []
+    assert proposed(ngram([1, 2, 3, 1, 2]), 0) == []
+
+
+def test_single_token_repetition():
+    """A match may overlap the end it is looked up for; the end itself is no match."""
+    assert proposed(ngram([5, 5, 5, 5, 5, 5]), 4) == [5]  # four of them, one place earlier
+    assert proposed(ngram([5, 5, 5]), 4) == [5]
+    assert proposed(ngram([5, 5]), 4) == []
+    assert proposed(ngram([5, 5], shortest=1), 4) == [5]
+
+
+def test_start_forgets():
+    """A second prompt must not be answered from the first."""
+    drafter = ngram([1, 2, 3, 1, 2])
+    drafter.start(None, torch.tensor([[9, 1, 2]]), Sampling())
+    assert proposed(drafter, 4) == []
+
+
+@pytest.mark.parametrize(("longest", "shortest"), [(1, 2), (2, 0), (0, 0)])
+def test_ngram_sizes_are_checked(longest, shortest):
+    """An n-gram of no tokens would match everywhere."""
+    with pytest.raises(ValueError, match="shortest"):
+        NgramDrafter(longest, shortest)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@given(st.data())
+def test_incremental_index_equals_a_search(data):
+    """However the text arrives, the index answers as a search of all of it would."""
+    small = st.integers(0, data.draw(st.integers(0, 4), label="largest id"))
+    tokens = data.draw(st.lists(small, min_size=1, max_size=40), label="tokens")
+    longest = data.draw(st.integers(1, 5), label="longest")
+    shortest = data.draw(st.integers(1, longest), label="shortest")
+    cuts = sorted(data.draw(st.lists(st.integers(1, len(tokens)), max_size=8), label="cuts"))
+    edges = [*cuts, len(tokens)]
+    drafter = ngram(tokens[: edges[0]], longest, shortest)
+    for start, end in zip(edges, [*edges[1:], None], strict=True):
+        for k in range(6):
+            assert proposed(drafter, k) == brute_force(tokens[:start], k, longest, shortest)
+        if end is not None:
+            drafter.observe(0, tokens[start:end])
+
+
+def test_brute_force_finds_something():
+    """The search that the index is held against is not empty-handed."""
+    assert brute_force([1, 2, 3, 1, 2], 2, 4, 2) == [3, 1]
+    assert brute_force([5, 5, 5], 3, 4, 1) == [5]
+
+
+# --- Draft models ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def target():
+    return CachedModel(tiny("llama"))
+
+
+def rounds_of(target, drafter, k: int, limit: int, sampling: Sampling = Sampling()) -> list[Round]:
+    generator = torch.Generator().manual_seed(0)
+    return list(speculative_decode(target, drafter, PROMPT, k, limit, sampling, generator))
+
+
+def test_model_drafter_proposes_its_own_greedy_continuation(target):
+    """Each proposal follows the ones before it: the draft reads its own tokens."""
+    draft = CachedModel(perturbed(target.model, 0.1))
+    drafter = ModelDrafter(draft)
+    drafter.start(target, PROMPT, Sampling())
+    drafter.observe(0, [11])
+    ids = torch.cat([PROMPT, torch.tensor([[11]])], dim=1)
+    right = list(autoregressive_decode(CachedModel(draft.model), ids, 5))
+    proposal = drafter.propose(5, torch.zeros((1, 5)))
+    assert proposal.tokens.tolist() == [right]
+    assert proposal.size.tolist() == [5]
+    assert proposal.probs is None, "a greedy proposal is certain"
+    drafter.observe(2, [*right[:2], 30])
+    ids = torch.cat([ids, torch.tensor([[*right[:2], 30]])], dim=1)
+    again = drafter.propose(4, torch.zeros((1, 4))).tokens[0].tolist()
+    assert again == list(autoregressive_decode(CachedModel(draft.model), ids, 4))
+
+
+def test_model_drafter_hands_over_what_it_drew_from(target):
+    """The accept rule is exact only with the very distribution of each token, temperature and filters applied."""
+    draft = CachedModel(perturbed(target.model, 0.1))
+    drafter, sampling = ModelDrafter(draft), Sampling(temperature=0.7, top_k=6)
+    drafter.start(target, PROMPT, sampling)
+    drafter.observe(0, [11])
+    proposal = drafter.propose(3, torch.tensor([[0.1, 0.95, 0.5]], dtype=torch.float64))
+    ids = torch.cat([PROMPT, torch.tensor([[11]]), proposal.tokens], dim=1)
+    with torch.inference_mode():
+        logits = draft.model(ids, use_cache=False).logits[:, PROMPT.shape[1] : -1]
+    torch.testing.assert_close(proposal.probs, sampling.probs(logits), rtol=0, atol=1e-12)
+    for token, row, uniform in zip(proposal.tokens[0], proposal.probs[0], (0.1, 0.95, 0.5), strict=True):
+        assert row[:token].sum() <= uniform < row[: token + 1].sum(), "inverse CDF at the given uniform"
+
+
+def test_model_drafter_with_k_0(target):
+    """Nothing is proposed and nothing is run, also where a sampled draft would carry probabilities."""
+    draft = CachedModel(perturbed(target.model, 0.1))
+    for sampling in (Sampling(), Sampling(1.0)):
+        drafter = ModelDrafter(draft)
+        drafter.start(target, PROMPT, sampling)
+        drafter.observe(0, [11])
+        proposal = drafter.propose(0, NO_CHANCES)
+        assert proposal.tokens.shape == (1, 0)
+        assert proposal.tokens.dtype == torch.long
+        assert proposal.size.tolist() == [0]
+        assert draft.n_passes == 1, "the prompt's pass alone"
+        assert draft.length == PROMPT.shape[1]
+    rounds = rounds_of(target, ModelDrafter(draft), 0, 6)
+    assert [len(r.tokens) for r in rounds] == [1] * 6
+    assert draft.n_passes == 1
+
+
+def test_draft_catches_up_after_rounds_without_drafts(target):
+    """Tokens committed while nothing was drafted go in together with the first pass of the next draft."""
+    draft = CachedModel(perturbed(target.model, 0.1))
+    drafter = ModelDrafter(draft)
+    drafter.start(target, PROMPT, Sampling())
+    drafter.observe(0, [11])
+    for token in (3, 8):
+        drafter.propose(0, NO_CHANCES)
+        drafter.observe(0, [token])
+    ids = torch.cat([PROMPT, torch.tensor([[11, 3, 8]])], dim=1)
+    right = list(autoregressive_decode(CachedModel(draft.model), ids, 3))
+    assert drafter.propose(3, torch.zeros((1, 3))).tokens[0].tolist() == right
+    assert draft.n_passes == 1 + 3
+
+
+# --- The dial --------------------------------------------------------------------------------------------------------
+
+
+def dialed(target: CachedModel, accuracy: float, k: int, limit: int, seed: int = 0) -> tuple[DialDrafter, list[Round]]:
+    """Decode with a dial over a draft model that knows nothing."""
+    dial = DialDrafter(CachedModel(tiny("llama", seed=50)), accuracy, seed)
+    dial.replay(list(autoregressive_decode(target, PROMPT, limit)))
+    return dial, rounds_of(target, dial, k, limit)
+
+
+def test_dial_at_1_is_always_right(target):
+    """Full acceptance: every round says k + 1 tokens."""
+    _, rounds = dialed(target, 1.0, 4, 31)
+    assert [len(r.tokens) for r in rounds] == [1] + [5] * 6
+    assert [r.n_rejected for r in rounds] == [0] * 7
+    assert [r.n_accepted for r in rounds] == [0] + [4] * 6
+
+
+def test_dial_at_0_is_always_wrong(target):
+    """No acceptance: every round says one token."""
+    _, rounds = dialed(target, 0.0, 4, 20)
+    assert [len(r.tokens) for r in rounds] == [1] * 20
+    assert sum(r.n_accepted for r in rounds) == 0
+    assert [r.n_rejected for r in rounds[1:-1]] == [1] * 18, "the last round has no room for a draft"
+
+
+def test_dial_acceptance_rate():
+    """The first 350 tested proposals are right as often as 350 throws of a coin that shows heads with 0.6.
+
+    Tests of a round go on until the first wrong one, so the tested ones are a sequence of independent throws; the bound
+    is the binomial's own, false alarm below 1e-6.
+    """
+    target, draft = CachedModel(tiny("gpt2")), CachedModel(tiny("gpt2", seed=50, n_layer=1))
+    text = list(autoregressive_decode(target, PROMPT, 480))
+    dial = DialDrafter(draft, 0.6, seed=1)
+    dial.replay(text)
+    rounds = rounds_of(target, dial, 4, 480)
+    assert [token for r in rounds for token in r.tokens] == text
+    outcomes = [outcome for r in rounds for outcome in [1] * r.n_accepted + [0] * r.n_rejected][:350]
+    assert len(outcomes) == 350
+    law = scipy.stats.binom(350, 0.6)
+    assert law.ppf(5e-7) <= sum(outcomes) <= law.isf(5e-7)
+
+
+def test_dial_is_repeatable_and_its_seed_matters(target):
+    """Runs are compared pair by pair: the same seed throws the same dice, also for a second prompt."""
+    assert dialed(target, 0.5, 4, 30)[1] == dialed(target, 0.5, 4, 30)[1]
+    assert dialed(target, 0.5, 4, 30)[1] != dialed(target, 0.5, 4, 30, seed=1)[1]
+    dial, rounds = dialed(target, 0.5, 4, 30)
+    assert rounds_of(target, dial, 4, 30) == rounds
+
+
+@pytest.mark.parametrize("accuracy", [-0.1, 1.1, float("nan")])
+def test_dial_refuses_what_is_no_probability(accuracy):
+    """A slip such as dial:80 must not be read as certainty."""
+    with pytest.raises(ValueError, match="0 … 1"):
+        DialDrafter(CachedModel(tiny("llama")), accuracy)
+
+
+def test_dial_refuses_sampling(target):
+    """It replays the greedy text; with sampling its proposals would not be what the rule takes them for."""
+    dial = DialDrafter(CachedModel(tiny("llama")), 0.5)
+    with pytest.raises(ValueError, match="temperature 0"):
+        rounds_of(target, dial, 3, 5, Sampling(temperature=0.7))
+
+
+@pytest.mark.parametrize("k", [1, 4])
+def test_dial_costs_what_a_draft_model_costs(target, k):
+    """An instrument for acceptance at a fixed drafting cost: one real pass per drafted token, and the prompt's."""
+    model_drafter = ModelDrafter(CachedModel(tiny("llama", seed=50)))
+    rounds = rounds_of(target, model_drafter, k, 20)
+    assert model_drafter.draft.n_passes == 1 + sum(r.n_drafted for r in rounds)
+    for accuracy in (0.0, 0.6, 1.0):
+        dial, rounds = dialed(target, accuracy, k, 20)
+        assert dial.draft.n_passes == 1 + sum(r.n_drafted for r in rounds)
+        assert dial.draft.length == PROMPT.shape[1] + 20 - 1 - held_back(rounds), "its cache follows the real text"
+
+
+def held_back(rounds: list[Round]) -> int:
+    """Committed tokens, the last apart, that the draft was not fed: one after full acceptance, and undrafted rounds."""
+    missing = 0
+    for r in rounds[1:]:
+        missing = int(r.n_accepted == r.n_drafted) if r.n_drafted else missing + 1
+    return missing
+
+
+def test_dial_beyond_its_reference(target):
+    """A text that goes on behind the reference is drafted by the draft model itself, and still right."""
+    dial = DialDrafter(CachedModel(target.model), 0.0)
+    text = list(autoregressive_decode(target, PROMPT, 20))
+    dial.replay(text[:10])
+    rounds = rounds_of(target, dial, 3, 20)
+    assert [token for r in rounds for token in r.tokens] == text
+    assert [r.n_accepted for r in rounds[:10]] == [0] * 10
+    assert sum(r.n_accepted for r in rounds[10:]) > 0

@@ -1,0 +1,664 @@
+"""The output is the target's own: token for token when greedy, in distribution when sampling.
+
+Everything goes through the real cached loop. `make test` runs a covering subset, `make test-full` the whole grid.
+"""
+
+import functools
+import itertools
+from dataclasses import dataclass, field
+
+import pytest
+import scipy.stats
+import torch
+from tiny_models import CONTEXT, FAMILIES, VOCAB, PlainTransformer, perturbed, tiny
+from torch import Tensor
+
+import optimized_speculative
+from baseline_autoregressive import autoregressive_decode
+from draft_models import DialDrafter, ModelDrafter, NgramDrafter
+from optimized_speculative import Round, speculative_decode
+from speclab.cached_model import CachedModel
+from speclab.errors import EnvironmentProblem, UsageProblem
+from speclab.losslessness import judge_divergence
+from speclab.sampling import Sampling, Verdict, accept, draw
+from speclab.theory import Counts
+
+LONGEST = 20  # new tokens
+DTYPES = (torch.float32, torch.float64)
+DRAFTS = ("good", "bad", "identical", "ngram", "dial:0", "dial:0.6", "dial:1")
+
+
+# --- Greedy: token-identical -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A target, a prompt, and the text that uncached passes say is right."""
+
+    model: torch.nn.Module
+    good: torch.nn.Module
+    bad: torch.nn.Module
+    prompt: Tensor
+    text: list[int]
+
+
+@functools.cache
+def subject(family: str, dtype: torch.dtype) -> Subject:
+    """The target of `family` and its drafts; its text must be varied and free of near-ties."""
+    model = tiny(family, dtype=dtype)
+    prompt = torch.randint(0, VOCAB, (1, 7), generator=torch.Generator().manual_seed(0))
+    ids, gaps = prompt, []
+    with torch.inference_mode():
+        for _ in range(LONGEST):
+            best = model(ids, use_cache=False).logits[0, -1].topk(2)
+            gaps.append((best.values[0] - best.values[1]).item())
+            ids = torch.cat([ids, best.indices[None, :1]], dim=1)
+    text = ids[0, prompt.shape[1] :].tolist()
+    assert len(set(text)) >= 6, f"{family}: a text of few tokens proves little: {text}"
+    assert min(gaps) > 5e-4, f"{family}: a near-tie would let float32 rounding decide: {min(gaps)}"
+    return Subject(model, perturbed(model, 0.07), tiny("llama", seed=99, dtype=dtype), prompt, text)
+
+
+class Spy:
+    """Passes everything to a drafter and writes down what was asked and what was proposed."""
+
+    def __init__(self, drafter):
+        self.drafter, self.asked, self.proposed = drafter, [], []
+
+    def start(self, target, prompt, sampling):
+        self.drafter.start(target, prompt, sampling)
+
+    def propose(self, k, uniforms):
+        draft = self.drafter.propose(k, uniforms)
+        self.asked.append(k)
+        self.proposed.append(draft.tokens[0].tolist())
+        return draft
+
+    def observe(self, n_accepted, committed):
+        self.drafter.observe(n_accepted, committed)
+
+
+def make_drafter(kind: str, s: Subject):
+    if kind == "ngram":
+        return NgramDrafter(longest=3, shortest=1)
+    if kind.startswith("dial"):
+        dial = DialDrafter(CachedModel(s.bad), float(kind.partition(":")[2]), seed=3)
+        dial.replay(s.text)
+        return dial
+    return ModelDrafter(CachedModel({"good": s.good, "bad": s.bad, "identical": s.model}[kind]))
+
+
+def rounds_that_must_come(text: list[int], proposed: list[list[int]], limit: int, eos: frozenset[int]) -> list[Round]:
+    """The rounds that follow from the right text and the proposals alone, by the definition of the counts."""
+    first = "eos" if text[0] in eos else "length" if limit == 1 else None
+    rounds, position = [Round(text[:1], prefill=True, finish=first)], 1
+    for proposal in proposed:
+        agree = [a == b for a, b in zip(proposal, text[position:], strict=False)]
+        n_accepted = ([*agree, False]).index(False)
+        said = text[position : position + n_accepted + 1]  # the accepted ones and one from the target
+        n_rejected = 1 if n_accepted < len(proposal) else 0
+        position += len(said)
+        finish = "length" if position == limit else None
+        ends = [i for i, token in enumerate(said) if token in eos]
+        if ends:
+            finish, said = "eos", said[: ends[0] + 1]
+            if len(said) <= n_accepted:  # the EOS was a drafted token: nothing behind it was said or tested
+                n_accepted, n_rejected = len(said), 0
+        rounds.append(Round(said, len(proposal), n_accepted, n_rejected, finish=finish))
+    return rounds
+
+
+def check_greedy(s: Subject, kind: str, k: int, limit: int, eos: frozenset[int] = frozenset()) -> list[Round]:
+    """One decoding: its text, every count of every round, the pass count and the budget."""
+    target, spy = CachedModel(s.model), Spy(make_drafter(kind, s))
+    rounds = list(speculative_decode(target, spy, s.prompt, k, limit, eos=eos))
+    ends = [i + 1 for i, token in enumerate(s.text[:limit]) if token in eos]
+    label = f"{kind}, k = {k}, {limit} new tokens, eos {set(eos)}"
+    assert [t for r in rounds for t in r.tokens] == s.text[: min(ends, default=limit)], label
+    assert rounds == rounds_that_must_come(s.text, spy.proposed, limit, eos), label
+    assert target.n_passes == len(rounds), f"{label}: one pass for the prompt and one per round"
+    assert [r.prefill for r in rounds] == [True] + [False] * (len(rounds) - 1), label
+    assert [r.finish is not None for r in rounds] == [False] * (len(rounds) - 1) + [True], label
+    said = 1
+    for asked, proposal, r in zip(spy.asked, spy.proposed, rounds[1:], strict=True):
+        assert asked == min(k, limit - said - 1), f"{label}: drafts that cannot be used were asked for, or too few"
+        assert len(proposal) == r.n_drafted <= asked, label
+        said += len(r.tokens)
+    return rounds
+
+
+def check_kind(kind: str, rounds: list[Round]) -> None:
+    """A draft of known quality shows it in the counts."""
+    counts = Counts()
+    for r in rounds:
+        counts.add(r)
+    if kind in ("identical", "dial:1"):
+        assert counts.n_accepted == counts.n_drafted
+    if kind == "dial:0":
+        assert counts.n_accepted == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_is_token_identical_in_every_family(family, dtype):
+    """A cache, mask or position bug of one architecture or dtype changes the text."""
+    s = subject(family, dtype)
+    target = CachedModel(s.model)
+    assert list(autoregressive_decode(target, s.prompt, LONGEST)) == s.text
+    assert target.n_passes == LONGEST, "the baseline pays one pass per token, the first from the prompt"
+    generated = s.model.generate(
+        s.prompt, attention_mask=torch.ones_like(s.prompt), max_new_tokens=LONGEST, do_sample=False, pad_token_id=0
+    )
+    assert generated[0, s.prompt.shape[1] :].tolist() == s.text
+
+    turn = 2 * list(FAMILIES).index(family) + DTYPES.index(dtype)  # 0 … 15: every draft meets every k over the families
+    for i, kind in enumerate(DRAFTS):
+        check_kind(kind, check_greedy(s, kind, (turn + i) % 9, 1 + (7 * turn + 3 * i) % LONGEST))
+
+    good = [r for k in (2, 4) for r in check_greedy(s, "good", k, LONGEST) if not r.prefill]
+    assert sum(r.n_accepted for r in good) > 0
+    assert sum(r.n_rejected for r in good) > 0
+    assert any(0 < r.n_accepted < r.n_drafted for r in good), "no partly accepted round: rollback hardly tested"
+    assert any(r.n_accepted == r.n_drafted > 0 for r in good), "no bonus token: catch-up not tested"
+
+
+@pytest.mark.parametrize("kind", DRAFTS)
+def test_greedy_at_every_draft_length(kind):
+    """k from 0 (plain decoding) to 8: every width of the verification pass, every depth of rollback."""
+    s = subject("llama", torch.float64)
+    for k in range(9):
+        check_kind(kind, check_greedy(s, kind, k, LONGEST))
+
+
+@pytest.mark.parametrize("kind", ["good", "identical", "ngram"])
+def test_greedy_at_every_budget(kind):
+    """1 … 20 new tokens: a block that does not fit must be cut short, and the budget never overshot."""
+    s = subject("gpt2", torch.float64)
+    for limit in range(1, LONGEST + 1):
+        check_greedy(s, kind, 5, limit)
+
+
+def check_eos_everywhere(s: Subject, kind: str, k: int) -> set[str]:
+    """Stop at each token of the text in turn.  -> the places of a round where the EOS was met"""
+    places = set()
+    for token in s.text:
+        last = check_greedy(s, kind, k, LONGEST, frozenset({token}))[-1]
+        assert last.finish == "eos"
+        if last.prefill:
+            places.add("prefill")
+        elif len(last.tokens) <= last.n_accepted:
+            places.add("drafted")
+        else:
+            places.add("correction" if last.n_rejected else "bonus")
+    return places
+
+
+def test_eos_anywhere_in_a_block():
+    """An EOS inside a block ends the text there: what stands behind it is neither said nor counted."""
+    s = subject("llama", torch.float64)
+    places = set().union(*(check_eos_everywhere(s, kind, 3) for kind in ("good", "identical", "bad")))
+    assert places == {"prefill", "drafted", "correction", "bonus"}
+
+
+def test_eos_as_generate_and_the_baseline_see_it():
+    """All three stop behind the same token, whatever the baseline's chunk; several EOS ids count as one."""
+    s = subject("llama", torch.float64)
+    mask = torch.ones_like(s.prompt)
+    for eos in [{token} for token in s.text[:12:2]] + [{s.text[5], s.text[9]}, {VOCAB - 1, s.text[7]}]:
+        right = s.text[: 1 + min(s.text.index(token) for token in eos if token in s.text)]
+        generated = s.model.generate(
+            s.prompt, attention_mask=mask, max_new_tokens=LONGEST, do_sample=False, pad_token_id=0, eos_token_id=[*eos]
+        )
+        assert generated[0, s.prompt.shape[1] :].tolist() == right
+        for chunk in (1, 2, 7, LONGEST):
+            plain = autoregressive_decode(CachedModel(s.model), s.prompt, LONGEST, eos=frozenset(eos), chunk=chunk)
+            assert list(plain) == right
+        check_greedy(s, "good", 4, LONGEST, frozenset(eos))
+
+
+def test_sliding_window_changes_the_text():
+    """Else the sliding-window families would prove nothing about rolling back past a window."""
+    for family in ("mistral_window", "gemma3_window"):
+        s = subject(family, torch.float64)
+        unlimited = tiny(family, sliding_window=CONTEXT)
+        assert list(autoregressive_decode(CachedModel(unlimited), s.prompt, LONGEST)) != s.text
+
+
+@pytest.mark.parametrize("family", ["mistral_window", "gemma3_window"])
+def test_prompt_longer_than_the_window(family):
+    """Prefill drops what left the window before recording starts; rollback must still find the rest."""
+    s = subject(family, torch.float64)
+    longer = Subject(s.model, s.good, s.bad, torch.cat([s.prompt, torch.tensor([s.text[:9]])], dim=1), s.text[9:])
+    for kind, k in itertools.product(("good", "bad", "identical"), (1, 4, 8)):
+        check_greedy(longer, kind, k, LONGEST - 9)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", DRAFTS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_full_grid(family, dtype, kind):
+    """Every family, dtype, draft, k and budget."""
+    s = subject(family, dtype)
+    for k, limit in itertools.product(range(9), range(1, LONGEST + 1)):
+        check_kind(kind, check_greedy(s, kind, k, limit))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", DRAFTS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_eos_full_grid(family, kind):
+    """Every family and draft meets an EOS at every place of its text."""
+    for k in (1, 3, 6):
+        assert check_eos_everywhere(subject(family, torch.float64), kind, k) >= {"prefill"}
+
+
+# --- Sampling: the joint law -----------------------------------------------------------------------------------------
+
+IDS = 5  # vocabulary of the sampled models
+DEPTH = 4  # tokens looked at; their law is tested as tokens 1-3 and as tokens 2-4
+PROMPT = torch.tensor(
+    [[0, 1, 2, 3, 4, 0, 2, 4, 1, 3, 0]]
+)  # every token occurs early, so an n-gram of one is always found
+
+
+@dataclass(frozen=True)
+class Law:
+    """A sampling setting, a draft, and how many decodings to count."""
+
+    temperature: float
+    k: int
+    top_k: int = 0
+    top_p: float = 1.0
+    draft: str = "model"
+    seed: int = field(default=7, compare=False)
+
+    def __str__(self) -> str:
+        return f"{self.draft}-k{self.k}-T{self.temperature}-topk{self.top_k}-topp{self.top_p}"
+
+
+LAWS = [
+    Law(1.0, 1),
+    Law(0.7, 2),
+    Law(1.2, 3),
+    Law(1.0, 2, top_k=3),
+    Law(0.9, 2, top_p=0.8),
+    Law(1.0, 3, draft="ngram"),
+]
+FULL_LAWS = [
+    Law(temperature, k, top_k, top_p, draft)
+    for draft in ("model", "ngram", "bad")
+    for k, temperature in ((1, 1.2), (2, 1.0), (3, 0.7))
+    for top_k, top_p in ((0, 1.0), (3, 1.0), (0, 0.8), (4, 0.9))
+]
+# Each law is tested twice. All of them together raise a false alarm with probability below 1e-6 (Bonferroni).
+ALARM = 1e-6 / (2 * (len(LAWS) + len(FULL_LAWS) + 3))
+
+
+def reference_probs(logits: list[float], temperature: float, top_k: int, top_p: float) -> list[float]:
+    """Temperature, then top-k, then top-p, in plain Python: nothing shared with speclab/sampling.py."""
+    weights = Tensor(logits).double().div(temperature).sub(max(logits) / temperature).exp().tolist()
+    order = sorted(range(len(logits)), key=lambda i: -weights[i])
+    kept = order[:top_k] if top_k else order
+    total = sum(weights[i] for i in kept)
+    nucleus, mass = [], 0.0
+    for i in kept:
+        nucleus.append(i)
+        mass += weights[i] / total
+        if mass >= top_p:
+            break
+    total = sum(weights[i] for i in nucleus)
+    return [weights[i] / total if i in nucleus else 0.0 for i in range(len(logits))]
+
+
+def exact_law(model: torch.nn.Module, law: Law) -> Tensor:
+    """Joint law of the next DEPTH tokens from uncached passes.  -> (IDS,) * DEPTH, float64"""
+    joint = torch.ones(1, dtype=torch.float64)  # (IDS ** depth,)
+    for depth in range(DEPTH):
+        prefixes = torch.tensor(list(itertools.product(range(IDS), repeat=depth)), dtype=torch.long)
+        ids = torch.cat([PROMPT.expand(len(prefixes), -1), prefixes.view(len(prefixes), depth)], dim=1)
+        with torch.inference_mode():
+            logits = model(ids, use_cache=False).logits[:, -1]
+        rows = [reference_probs(row, law.temperature, law.top_k, law.top_p) for row in logits.double().tolist()]
+        joint = (joint[:, None] * torch.tensor(rows, dtype=torch.float64)).flatten()
+    return joint.view((IDS,) * DEPTH)
+
+
+def decode_often(target: CachedModel, drafter, law: Law, n_draws: int) -> tuple[Tensor, list[Round]]:
+    """Decode `n_draws` times from one generator.  -> how often each DEPTH-gram came, and all rounds
+
+    The budget leaves room for k drafts in the first round; a decoding is left once it has said DEPTH tokens.
+    """
+    generator = torch.Generator().manual_seed(law.seed)
+    sampling = Sampling(law.temperature, law.top_k, law.top_p)
+    seen = torch.zeros((IDS,) * DEPTH, dtype=torch.float64)
+    rounds = []
+    for _ in range(n_draws):
+        tokens = []
+        for r in speculative_decode(target, drafter, PROMPT, law.k, DEPTH + law.k, sampling, generator):
+            tokens += r.tokens
+            rounds.append(r)
+            if len(tokens) >= DEPTH:
+                break
+        seen[tuple(tokens[:DEPTH])] += 1
+    return seen, rounds
+
+
+def chi_square(seen: Tensor, law: Tensor) -> tuple[float, int]:
+    """Pearson's test; bins that expect fewer than 5 are merged, rarest first.  -> p-value, bins left
+
+    A token that the law gives probability 0 is no matter of statistics: it fails at once.
+    """
+    assert seen[law == 0].sum() == 0, "a token of probability 0 was said"
+    expected, order = (law.flatten() * seen.sum()).sort()
+    observed = seen.flatten()[order]
+    bins: list[list[float]] = [[0.0, 0.0]]
+    for e, o in zip(expected.tolist(), observed.tolist(), strict=True):
+        if bins[-1][0] >= 5:
+            bins.append([0.0, 0.0])
+        bins[-1][0] += e
+        bins[-1][1] += o
+    if bins[-1][0] < 5:
+        e, o = bins.pop()
+        bins[-1][0] += e
+        bins[-1][1] += o
+    statistic = sum((o - e) ** 2 / e for e, o in bins)
+    return float(scipy.stats.chi2.sf(statistic, len(bins) - 1)), len(bins)
+
+
+def p_values(seen: Tensor, law: Tensor) -> tuple[float, float]:
+    """Tokens 1-3, and tokens 2-4, where most blocks begin in one round and end in the next."""
+    early, n_early = chi_square(seen.sum(-1), law.sum(-1))
+    late, n_late = chi_square(seen.sum(0), law.sum(0))
+    assert min(n_early, n_late) >= 6, "too few bins to see anything"
+    return early, late
+
+
+@functools.cache
+def plain_models() -> dict[str, PlainTransformer]:
+    target = PlainTransformer(IDS, seed=1)
+    return {"target": target, "model": perturbed(target, 0.5), "bad": PlainTransformer(IDS, seed=2)}
+
+
+def sampled_drafter(kind: str):
+    return NgramDrafter(2, 1) if kind == "ngram" else ModelDrafter(CachedModel(plain_models()[kind]))
+
+
+def check_law(law: Law, target: torch.nn.Module, drafter, n_draws: int) -> None:
+    seen, rounds = decode_often(CachedModel(target), drafter, law, n_draws)
+    checked = [r for r in rounds if not r.prefill]
+    assert sum(r.n_accepted for r in checked) > n_draws / 20
+    assert sum(r.n_rejected for r in checked) > n_draws / 20
+    assert any(r.n_accepted == r.n_drafted > 0 for r in checked), "no bonus token"
+    assert law.k == 1 or any(0 < r.n_accepted < r.n_drafted for r in checked), "no partly accepted round"
+    values = p_values(seen, exact_law(target, law))
+    assert min(values) > ALARM, f"{law}: the joint law of tokens 1-3 or 2-4 is not the target's: p = {values}"
+
+
+@pytest.mark.parametrize("law", LAWS, ids=str)
+def test_joint_law(law):
+    """Any bias of drafting, acceptance, correction, bonus or rollback shows in the joint law of three tokens."""
+    check_law(law, plain_models()["target"], sampled_drafter(law.draft), 1500)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("law", FULL_LAWS, ids=str)
+def test_joint_law_full_grid(law):
+    """More settings, more decodings."""
+    check_law(law, plain_models()["target"], sampled_drafter(law.draft), 8000)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mistral_window"])
+def test_joint_law_of_a_real_architecture(family):
+    """The same through Hugging Face's own models."""
+    model = tiny(family, vocab_size=IDS)
+    check_law(Law(1.0, 2), model, ModelDrafter(CachedModel(perturbed(model, 0.2))), 3000)
+
+
+def correction_from_target(draft, target_probs, uniforms) -> Verdict:
+    """Public bug 4: after a rejection sample from p, not from norm(max(0, p - q))."""
+    n_accepted = accept(draft, target_probs, uniforms).n_accepted
+    return Verdict(n_accepted, draw(target_probs[0, n_accepted], uniforms[:, -1]))
+
+
+def bonus_by_argmax(draft, target_probs, uniforms) -> Verdict:
+    """Public bug 8."""
+    verdict = accept(draft, target_probs, uniforms)
+    best = target_probs[:, -1].argmax(-1)
+    return verdict._replace(next_token=torch.where(verdict.n_accepted == draft.size, best, verdict.next_token))
+
+
+def one_uniform_for_all(draft, target_probs, uniforms) -> Verdict:
+    """Public bug 12: the seed is reset inside the loop, so all uniforms of a round are equal."""
+    return accept(draft, target_probs, uniforms[:, :1].expand_as(uniforms))
+
+
+class ArgmaxDraft(ModelDrafter):
+    """Public bug 5: picked by argmax, scored with the softmax."""
+
+    def _choose(self, logits, uniform):
+        return logits.argmax(-1), self._sampling.probs(logits)
+
+
+class NotRolledBack(CachedModel):
+    """Public bug 10: the cache keeps one rejected token."""
+
+    def rollback(self, length):
+        super().rollback(min(length + 1, self.length))
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [
+        correction_from_target,
+        pytest.param(NotRolledBack, marks=pytest.mark.full),
+        pytest.param(bonus_by_argmax, marks=pytest.mark.full),
+        pytest.param(one_uniform_for_all, marks=pytest.mark.full),
+        pytest.param(ArgmaxDraft, marks=pytest.mark.full),
+    ],
+)
+def test_joint_law_sees_a_public_bug(bug, monkeypatch):
+    """Else passing the test above would mean little."""
+    models, law = plain_models(), Law(1.0, 2)
+    target = (bug if bug is NotRolledBack else CachedModel)(models["target"])
+    drafter = (bug if bug is ArgmaxDraft else ModelDrafter)(CachedModel(models["model"]))
+    if bug not in (NotRolledBack, ArgmaxDraft):
+        monkeypatch.setattr(optimized_speculative, "accept", bug)
+    seen, _ = decode_often(target, drafter, law, 1500)
+    assert min(p_values(seen, exact_law(models["target"], law))) < ALARM
+
+
+# --- Randomness comes in ---------------------------------------------------------------------------------------------
+
+WARM = Sampling(temperature=0.9, top_p=0.95)
+
+
+def sampled_text(seed: int, k: int = 3, kind: str = "good") -> list[int]:
+    s = subject("llama", torch.float64)
+    generator = torch.Generator().manual_seed(seed)
+    rounds = speculative_decode(
+        CachedModel(s.model), make_drafter(kind, s), s.prompt, k, LONGEST, WARM, generator=generator
+    )
+    return [token for r in rounds for token in r.tokens]
+
+
+@pytest.mark.parametrize("kind", ["good", "ngram"])
+def test_same_seed_same_text(kind):
+    """A run must be repeatable from its seed, and the seed must matter."""
+    assert sampled_text(5, kind=kind) == sampled_text(5, kind=kind)
+    assert sampled_text(5, kind=kind) != sampled_text(6, kind=kind)
+
+
+def test_global_random_state_is_left_alone():
+    """With a generator given, neither decoder nor drafter draws from, or seeds, the global one."""
+    s = subject("llama", torch.float64)
+    torch.manual_seed(123)
+    before = torch.get_rng_state()
+    sampled_text(1)
+    sampled_text(1, kind="ngram")
+    generator = torch.Generator().manual_seed(0)
+    list(autoregressive_decode(CachedModel(s.model), s.prompt, LONGEST, WARM, generator))
+    list(speculative_decode(CachedModel(s.model), make_drafter("dial:0.6", s), s.prompt, 3, 9, generator=generator))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_draft_length_0_is_the_baseline():
+    """k = 0 takes one uniform per token, as the baseline does: the same seed gives the same sampled text."""
+    s = subject("llama", torch.float64)
+    for seed in range(3):
+        for chunk in (1, 6):
+            generator = torch.Generator().manual_seed(seed)
+            plain = autoregressive_decode(CachedModel(s.model), s.prompt, LONGEST, WARM, generator, chunk=chunk)
+            assert list(plain) == sampled_text(seed, k=0)
+
+
+def test_timed_rounds_say_the_same():
+    """The stopwatch adds seconds for every phase and changes nothing else."""
+    s = subject("llama", torch.float64)
+    plain = list(speculative_decode(CachedModel(s.model), make_drafter("good", s), s.prompt, 3, LONGEST))
+    timed = list(
+        speculative_decode(CachedModel(s.model), make_drafter("good", s), s.prompt, 3, LONGEST, time_phases=True)
+    )
+    assert [r._replace(seconds=None) for r in timed] == plain
+    assert [set(r.seconds) for r in timed] == [{"prefill"}] + [{"draft", "verify", "accept", "rollback"}] * (
+        len(timed) - 1
+    )
+
+
+# --- What must be refused --------------------------------------------------------------------------------------------
+
+
+def both_decoders(model, prompt, limit, sampling=Sampling(), draft=None):
+    """The two decoders as things to call."""
+
+    def generator():
+        return torch.Generator().manual_seed(0)
+
+    def plain():
+        return list(autoregressive_decode(CachedModel(model), prompt, limit, sampling, generator()))
+
+    def speculative():
+        drafter = ModelDrafter(CachedModel(draft or model))
+        return list(speculative_decode(CachedModel(model), drafter, prompt, 3, limit, sampling, generator()))
+
+    return plain, speculative
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0), Sampling(1.0, top_k=3), Sampling(1.0, top_p=0.5)])
+def test_non_finite_logits_are_reported(sampling):
+    """A damaged weight must end in a clear problem, not in made-up tokens."""
+    s = subject("llama", torch.float64)
+    for bad in (torch.nan, torch.inf):
+        broken = tiny("llama")
+        with torch.no_grad():
+            broken.lm_head.weight[3, 3] = bad
+        for decode in both_decoders(broken, s.prompt, 5, sampling, draft=s.model):
+            with pytest.raises(EnvironmentProblem, match="finite"):
+                decode()
+
+
+def test_logits_that_turn_bad_later_are_reported():
+    """The prompt's pass is fine; the first pass that reads the damaged row is not."""
+    s = subject("llama", torch.float64)
+    at = next(i for i in range(2, LONGEST) if s.text[i] not in s.text[:i] + s.prompt[0].tolist())
+    broken = tiny("llama")
+    with torch.no_grad():
+        broken.get_input_embeddings().weight[s.text[at]] = torch.nan
+    for decode in both_decoders(broken, s.prompt, at + 1, draft=s.model):
+        assert decode(), "up to the damaged token all is well"
+    for decode in both_decoders(broken, s.prompt, at + 2, draft=s.model):
+        with pytest.raises(EnvironmentProblem, match="finite"):
+            decode()
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0)])
+def test_non_finite_draft_is_reported(sampling):
+    """A broken draft is a problem of its own; without the check it would only look like a bad draft."""
+    s = subject("llama", torch.float64)
+    broken = tiny("llama")
+    with torch.no_grad():
+        broken.lm_head.weight[3, 3] = torch.nan
+    _, speculative = both_decoders(s.model, s.prompt, 5, sampling, draft=broken)
+    with pytest.raises(EnvironmentProblem, match="finite"):
+        speculative()
+
+
+def test_prompts_that_do_not_fit_are_refused():
+    """An empty prompt has no last token; a long one would run past the positions the model knows."""
+    model = subject("gpt2", torch.float64).model
+    for length, limit in ((0, 5), (CONTEXT - 4, 5), (CONTEXT + 1, 0)):
+        for decode in both_decoders(model, torch.zeros((1, length), dtype=torch.long), limit):
+            with pytest.raises(UsageProblem):
+                decode()
+    exact = torch.zeros((1, CONTEXT - 5), dtype=torch.long)
+    plain, speculative = both_decoders(model, exact, 5)
+    assert len(plain()) == sum(len(r.tokens) for r in speculative()) == 5
+
+
+def test_no_new_tokens():
+    """A budget of 0 says nothing and runs nothing."""
+    s = subject("llama", torch.float64)
+    for decode in both_decoders(s.model, s.prompt, 0):
+        assert decode() == []
+
+
+def test_padded_rows_are_never_said():
+    """Output rows above the shared vocabulary are cut off in both decoders, also where they would win."""
+    s = subject("llama", torch.float64)
+    shared = VOCAB - 8
+    assert max(s.text) >= shared, "the whole vocabulary would say such a token"
+    plain = list(autoregressive_decode(CachedModel(s.model, shared), s.prompt, LONGEST))
+    drafter = ModelDrafter(CachedModel(s.good, shared))
+    rounds = speculative_decode(CachedModel(s.model, shared), drafter, s.prompt, 4, LONGEST)
+    assert [token for r in rounds for token in r.tokens] == plain
+    assert max(plain) < shared
+
+
+# --- Judging a divergence --------------------------------------------------------------------------------------------
+
+
+def test_judge_sees_no_divergence_in_equal_texts():
+    s = subject("llama", torch.float64)
+    assert judge_divergence(s.model, s.prompt[0].tolist(), s.text, list(s.text), 5) is None
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.bfloat16], ids=str)
+def test_judge_calls_a_wrong_token_a_bug(dtype):
+    """Only the first difference counts, and a token far from the top is no rounding error."""
+    s = subject("llama", torch.float64)
+    model = tiny("llama", dtype=dtype)
+    wrong = list(s.text)
+    wrong[6], wrong[7] = (wrong[6] + 1) % VOCAB, (wrong[7] + 1) % VOCAB
+    verdict = judge_divergence(model, s.prompt[0].tolist(), s.text, wrong, 5)
+    assert (verdict.position, verdict.baseline_token, verdict.speculative_token) == (6, s.text[6], wrong[6])
+    assert not verdict.numerical
+    assert model.dtype == dtype, "the float32 reference must be a copy"
+
+
+def test_judge_calls_an_early_stop_a_bug():
+    """One output is a prefix of the other: rounding does not shorten a text."""
+    s = subject("llama", torch.float64)
+    for ours, theirs in ((s.text, s.text[:9]), (s.text[:9], s.text)):
+        verdict = judge_divergence(s.model, s.prompt[0].tolist(), ours, theirs, 5)
+        assert verdict.position == 9
+        assert not verdict.numerical
+
+
+def test_judge_calls_a_bfloat16_tie_numerical():
+    """Two output rows that differ by less than bfloat16 can tell: either token may win, and neither is a bug."""
+    s = subject("llama", torch.float64)
+    model = tiny("llama", dtype=torch.bfloat16)
+    prompt = s.prompt[0].tolist()
+    text = list(autoregressive_decode(CachedModel(model), s.prompt, 8))
+    twin = next(token for token in range(VOCAB) if token not in text)
+    with torch.no_grad():
+        row = model.lm_head.weight[text[5]].clone()
+        row[0] = torch.nextafter(row[0], torch.tensor(torch.inf, dtype=row.dtype))
+        model.lm_head.weight[twin] = row
+    other = [*text[:5], twin, *text[6:]]
+    verdict = judge_divergence(model, prompt, text, other, 5)
+    assert verdict.position == 5
+    assert 0 < abs(verdict.gap) <= verdict.tolerance
+    assert verdict.numerical
+    assert not judge_divergence(model, prompt, text, [*text[:5], (twin + 1) % VOCAB, *text[6:]], 5).numerical

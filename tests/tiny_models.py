@@ -1,0 +1,146 @@
+"""Tiny random-weight models of many families, good and bad drafts for them, and a transformer that is cheap to sample.
+
+Everything is built here, from seeds: no network, no files, no global random state left behind.
+"""
+
+import copy
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GemmaConfig,
+    GemmaForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+VOCAB = 48
+WINDOW = 8  # of the sliding-window families: shorter than every prompt plus output
+CONTEXT = 512
+_IDS = {"vocab_size": VOCAB, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+_LLAMA_LIKE = {
+    **_IDS,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CONTEXT,
+    "tie_word_embeddings": False,  # tied rows make a random model repeat its last token
+    "initializer_range": 0.3,  # much larger than usual, so that the text depends on what was said before
+}
+
+
+_NEOX = {name: size for name, size in _LLAMA_LIKE.items() if name != "num_key_value_heads"}
+_GPT2 = {
+    **_IDS,
+    "n_embd": 32,
+    "n_inner": 48,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": CONTEXT,
+    "tie_word_embeddings": False,
+    "initializer_range": 0.3,
+}
+_OPT = {
+    **_IDS,
+    "hidden_size": 32,
+    "word_embed_proj_dim": 32,
+    "ffn_dim": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": CONTEXT,
+    "tie_word_embeddings": False,
+    "init_std": 0.3,
+}
+_GEMMA3 = {
+    **_LLAMA_LIKE,
+    "head_dim": 8,
+    "query_pre_attn_scalar": 8,
+    "sliding_window": WINDOW,
+    "layer_types": ["sliding_attention", "full_attention"],  # two kinds of layers in one cache
+}
+
+FAMILIES = {
+    "llama": (LlamaForCausalLM, LlamaConfig, _LLAMA_LIKE),
+    "gpt2": (GPT2LMHeadModel, GPT2Config, _GPT2),
+    "gpt_neox": (GPTNeoXForCausalLM, GPTNeoXConfig, _NEOX),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config, _LLAMA_LIKE),
+    "opt": (OPTForCausalLM, OPTConfig, _OPT),
+    "gemma": (GemmaForCausalLM, GemmaConfig, {**_LLAMA_LIKE, "head_dim": 8}),
+    "mistral_window": (MistralForCausalLM, MistralConfig, {**_LLAMA_LIKE, "sliding_window": WINDOW}),
+    "gemma3_window": (Gemma3ForCausalLM, Gemma3TextConfig, _GEMMA3),
+}
+
+
+def tiny(family: str, seed: int = 0, dtype: torch.dtype = torch.float64, **changes) -> PreTrainedModel:
+    """A two-layer model of `family` with sdpa attention; its weights depend on `seed` alone."""
+    model_class, config_class, sizes = FAMILIES[family]
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = model_class(config_class(**{**sizes, **changes})).to(dtype).eval()
+    assert model.config._attn_implementation == "sdpa"
+    return model
+
+
+def perturbed(model: nn.Module, noise: float, seed: int = 1) -> nn.Module:
+    """A copy whose weights are off by `noise` times their spread: a draft that is often, not always, right."""
+    generator = torch.Generator().manual_seed(seed)
+    copied = copy.deepcopy(model)
+    with torch.no_grad():
+        for weight in copied.parameters():
+            spread = weight.double().std() if weight.numel() > 1 else torch.tensor(0.0)
+            step = torch.randn(weight.shape, generator=generator, dtype=torch.float64) * spread * noise
+            weight.add_(step.to(weight.dtype))
+    return copied.eval()
+
+
+class PlainTransformer(nn.Module):
+    """One attention layer over a Hugging Face cache, with nothing around it: a pass costs a fifth of a real model's.
+
+    Statistical tests need ten thousands of decodings. It takes and returns what a Hugging Face model does.
+    """
+
+    def __init__(self, vocab_size: int, seed: int, width: int = 16, scale: float = 1.2):
+        super().__init__()
+        one = {"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
+        self.config = LlamaConfig(**{**_LLAMA_LIKE, **one, "vocab_size": vocab_size, "hidden_size": width})
+        generator = torch.Generator().manual_seed(seed)
+
+        def weight(*shape: int, spread: float) -> nn.Parameter:
+            return nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64) * spread)
+
+        self.tokens = weight(vocab_size, width, spread=1.0)
+        self.positions = weight(64, width, spread=0.5)
+        self.qkv = weight(width, 3 * width, spread=width**-0.5)
+        self.head = weight(width, vocab_size, spread=scale * width**-0.5)
+        self.causal = torch.ones(64, 64, dtype=torch.bool).tril()
+
+    @property
+    def device(self) -> torch.device:
+        return self.head.device
+
+    def forward(self, input_ids: Tensor, past_key_values=None, use_cache=False, logits_to_keep: int = 0):
+        past = past_key_values.get_seq_length() if past_key_values is not None else 0
+        end = past + input_ids.shape[1]
+        hidden = self.tokens[input_ids] + self.positions[past:end]  # (batch, m, width)
+        queries, keys, values = (hidden @ self.qkv)[:, None].chunk(3, dim=-1)  # (batch, 1, m, width)
+        if past_key_values is not None:
+            keys, values = past_key_values.update(keys, values, 0)
+        read = nn.functional.scaled_dot_product_attention(queries, keys, values, self.causal[past:end, :end])
+        hidden = hidden + read[:, 0]
+        return SimpleNamespace(logits=hidden[:, -logits_to_keep:] @ self.head)
