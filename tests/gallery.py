@@ -266,7 +266,7 @@ MUTANTS = (
         RULE,
         "before >= self.top_p",
         "before + ordered > self.top_p",
-        _tests("nucleus_keeps_the_crossing_token", "nucleus_smaller_than_the_likeliest_token_keeps_it"),
+        _tests("nucleus_keeps_the_crossing_token", "kept_mass_reaches_top_p"),
     ),
     Mutant(
         17,

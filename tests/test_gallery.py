@@ -402,9 +402,11 @@ def test_nucleus_keeps_the_crossing_token():
     torch.testing.assert_close(Sampling(1.0, top_p=0.6).probs(logits), expected)
 
 
-def test_nucleus_smaller_than_the_likeliest_token_keeps_it():
-    logits = torch.tensor([0.1, 0.9], dtype=torch.float64).log()
-    assert Sampling(1.0, top_p=0.5).probs(logits).tolist() == [0.0, 1.0]
+@pytest.mark.parametrize("top_p", [0.1, 0.55, 0.65, 0.85, 0.95])
+def test_kept_mass_reaches_top_p(top_p):
+    probs = torch.tensor([0.1, 0.6, 0.2, 0.1], dtype=torch.float64)
+    kept = Sampling(1.0, top_p=top_p).probs(probs.log()) > 0
+    assert probs[kept].sum() >= top_p
 
 
 # ---------------------------------------------------------------- where the text ends
