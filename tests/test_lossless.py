@@ -181,13 +181,14 @@ def test_greedy_at_every_budget(kind):
 def check_eos_everywhere(s: Subject, kind: str, k: int) -> set[str]:
     """Stop at each token of the text in turn.  -> the places of a round where the EOS was met"""
     places = set()
+    unstopped = check_greedy(s, kind, k, LONGEST)
     for token in s.text:
-        last = check_greedy(s, kind, k, LONGEST, frozenset({token}))[-1]
+        *before, last = check_greedy(s, kind, k, LONGEST, frozenset({token}))
         assert last.finish == "eos"
         if last.prefill:
             places.add("prefill")
         elif len(last.tokens) <= last.n_accepted:
-            places.add("drafted")
+            places.add("drafted, then refused" if unstopped[len(before)].n_rejected else "drafted")
         else:
             places.add("correction" if last.n_rejected else "bonus")
     return places
@@ -196,8 +197,8 @@ def check_eos_everywhere(s: Subject, kind: str, k: int) -> set[str]:
 def test_eos_anywhere_in_a_block():
     """An EOS inside a block ends the text there: what stands behind it is neither said nor counted."""
     s = subject("llama", torch.float64)
-    places = set().union(*(check_eos_everywhere(s, kind, 3) for kind in ("good", "identical", "bad")))
-    assert places == {"prefill", "drafted", "correction", "bonus"}
+    places = set().union(*(check_eos_everywhere(s, kind, 5) for kind in ("good", "identical", "dial:0.6")))
+    assert places == {"prefill", "drafted", "drafted, then refused", "correction", "bonus"}
 
 
 def test_eos_as_generate_and_the_baseline_see_it():
@@ -279,7 +280,7 @@ class Law:
 
 LAWS = [
     Law(1.0, 1),
-    Law(0.7, 2),
+    Law(0.5, 2),
     Law(1.2, 3),
     Law(1.0, 2, top_k=3),
     Law(0.9, 2, top_p=0.8),
@@ -376,8 +377,9 @@ def p_values(seen: Tensor, law: Tensor) -> tuple[float, float]:
 
 @functools.cache
 def plain_models() -> dict[str, PlainTransformer]:
-    target = PlainTransformer(IDS, seed=1)
-    return {"target": target, "model": perturbed(target, 0.5), "bad": PlainTransformer(IDS, seed=2)}
+    """Chosen so that the classic mistakes shift the law by much more than the statistics can miss."""
+    target = PlainTransformer(IDS, seed=3)
+    return {"target": target, "model": perturbed(target, 0.4), "bad": PlainTransformer(IDS, seed=2)}
 
 
 def sampled_drafter(kind: str):

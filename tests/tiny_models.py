@@ -115,7 +115,7 @@ class PlainTransformer(nn.Module):
     Statistical tests need ten thousands of decodings. It takes and returns what a Hugging Face model does.
     """
 
-    def __init__(self, vocab_size: int, seed: int, width: int = 16, scale: float = 1.2):
+    def __init__(self, vocab_size: int, seed: int, width: int = 16, scale: float = 0.8):
         super().__init__()
         one = {"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
         self.config = LlamaConfig(**{**_LLAMA_LIKE, **one, "vocab_size": vocab_size, "hidden_size": width})
