@@ -1,39 +1,42 @@
 # Two commands: `make compare` runs the lab, `make test` proves it. Each sets up .venv first if it is missing.
+# With PYTHON=python3 nothing is installed and the packages of that Python are used.
 PYTHON ?= .venv/bin/python
+ifeq ($(PYTHON),.venv/bin/python)
+READY := .venv/ready
+endif
 
 .PHONY: compare quick test test-full mutants lint readme clean
 
-compare: .venv/ready
+compare: $(READY)
 	$(PYTHON) compare.py $(ARGS)
 
-quick: .venv/ready
+quick: $(READY)
 	$(PYTHON) compare.py --quick $(ARGS)
 
-test: .venv/ready
+test: $(READY)
 	$(PYTHON) -m pytest $(ARGS)
 
-test-full: .venv/ready
+test-full: $(READY)
 	$(PYTHON) -m pytest -m "" $(ARGS)
 
-mutants: .venv/ready
+mutants: $(READY)
 	$(PYTHON) -m tests.gallery $(ARGS)
 
-lint: .venv/ready
+lint: $(READY)
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 
-readme: .venv/ready
+readme: $(READY)
 	$(PYTHON) -m speclab.readme
 
 .venv/ready: requirements.txt
-	@if [ "$(PYTHON)" = .venv/bin/python ]; then \
-		python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-			|| { echo "error: Python 3.11 or newer is needed, this is $$(python3 --version); install one"; exit 3; }; \
-		python3 -m venv .venv \
-			|| { echo "error: no venv module; on Debian or Ubuntu: apt install python3-venv"; exit 3; }; \
-		.venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt; \
-	fi
-	@mkdir -p .venv && touch .venv/ready
+	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "error: Python 3.11 or newer is needed, this is $$(python3 --version 2>&1); install one"; exit 3; }
+	@python3 -m venv .venv \
+		|| { echo "error: python3 has no venv module; on Debian or Ubuntu: apt install python3-venv"; exit 3; }
+	@echo "installing the packages of requirements.txt into .venv, one to three minutes"
+	@.venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	@touch .venv/ready
 
 clean:
 	rm -rf .venv build .pytest_cache .ruff_cache .hypothesis

@@ -112,7 +112,8 @@ class Setup:
 def describe_model(name: str, model: PreTrainedModel) -> str:
     config = model.config.get_text_config()
     millions = sum(p.numel() for p in model.parameters()) / 1e6
-    return f"{name}: {config.model_type}, {config.num_hidden_layers} layers, {millions:.1f} M parameters"
+    layers = f"{config.num_hidden_layers} layer{'s' * (config.num_hidden_layers != 1)}"
+    return f"{name}: {config.model_type}, {layers}, {millions:.1f} M parameters"
 
 
 def load(args: argparse.Namespace) -> Setup:

@@ -8,7 +8,7 @@ Four stages, each saved when done, so an interrupted run goes on where it stoppe
     continuations  the target continues pieces of its own training text, greedily and by sampling
     draft          distillation: on those continuations and on text, towards the target's own probabilities
 
-    python -m speclab.train_lab_pair --minutes 100                # on a CPU; progress on stderr
+    python -m speclab.train_lab_pair --minutes 125                # on a CPU; progress on stderr
     python -m speclab.train_lab_pair --minutes 8 --device cuda --with-packages
 
 The draft is distilled on what the target itself writes because that is where it will be asked to guess
@@ -42,8 +42,8 @@ LENGTHS = {256: 0.80, 512: 0.15, 2048: 0.05}
 MICRO_BATCH_TOKENS = 4096
 PROMPT, CONTINUED = 48, 256  # tokens of text that a continuation starts from, and its length with them
 TEACHER_TOP = 32  # probabilities kept of the target's distribution at each place
-TEXTS_PER_CONTINUATION = 2  # pieces of plain text in the draft's pool for each continuation
-SHARES = {
+TEXTS_PER_CONTINUATION = 6  # pieces of plain text in the draft's pool for each continuation
+SHARES = {"target": 0.62, "continuations": 0.05, "draft": 0.21}  # of --minutes; the rest is the teacher's pass and reports
     "target": 0.75,
     "continuations": 0.06,
     "draft": 0.13,
@@ -326,10 +326,10 @@ def distil(args: argparse.Namespace, work: Path, target: LlamaForCausalLM, strea
 
     def batches(step: int) -> list[tuple[Tensor, Tensor, Tensor]]:
         generator = torch.Generator().manual_seed((args.seed + 2) * 1_000_003 + step)
-        # Half of every batch is the target's own writing, however large the rest of the pool is.
-        half = args.batch_tokens // CONTINUED // 2
-        own = torch.randint(0, n_own, (half,), generator=generator)
-        other = torch.randint(n_own, len(texts), (half,), generator=generator)
+        # A third of every batch is the target's own writing, however large the rest of the pool is.
+        n_rows = args.batch_tokens // CONTINUED
+        own = torch.randint(0, n_own, (n_rows // 3,), generator=generator)
+        other = torch.randint(n_own, len(texts), (n_rows - n_rows // 3,), generator=generator)
         rows = torch.cat([own, other])
         return [tuple(part[rows].to(args.device) for part in (texts, probs, ids))]
 
@@ -379,7 +379,7 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Pa
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=100, help="time for everything (default: 100)")
+    parser.add_argument("--minutes", type=float, default=125, help="time for everything (default: 125)")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or mps (default: cpu)")
     parser.add_argument("--with-packages", action="store_true", help="also learn from installed permissive packages")
     parser.add_argument("--batch-tokens", type=int, default=8192, help="tokens per optimizer step (default: 8192)")
