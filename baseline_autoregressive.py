@@ -33,6 +33,7 @@ def autoregressive_decode(
     chunk: int = 1,
 ) -> Iterator[int]:
     """Yield up to `max_new_tokens` ids that continue `prompt` (1, prompt length), the first one right after prefill.
+    No `generator` means one with seed 0.
 
     Stops after an id in `eos`. Tokens reach the host in groups of `chunk`: one synchronisation each, so a GPU wants a
     larger chunk than a CPU; what was computed past an EOS is dropped.
@@ -40,6 +41,7 @@ def autoregressive_decode(
     check_prompt(target, prompt, max_new_tokens)
     if max_new_tokens == 0:
         return
+    generator = generator or torch.Generator(target.device).manual_seed(0)
 
     logits = target.start(prompt)  # prefill: (1, 1, vocab)
     token = draw(sampling.probs(logits[:, -1]), uniforms((1,), generator, target.device))  # (1,)

@@ -17,6 +17,7 @@ Exit code 1 if a greedy difference is not a near-tie, or a sampled row fails its
 import contextlib
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,7 +36,7 @@ from speclab.theory import Counts
 from speclab.timing import Stopwatch, interleaved
 
 BASELINE, GENERATE = Arm("baseline"), Arm("generate")
-CALIBRATION_PROMPTS = 6  # how many prompts the instrumented runs use
+CALIBRATION_PROMPTS = 3  # how many prompts the instrumented runs use
 
 
 class Bench:
@@ -45,8 +46,20 @@ class Bench:
         self.setup, self.drafters, self.max_new_tokens, self.seed = setup, drafters, max_new_tokens, seed
         self.references: dict[int, list[int]] = {}  # prompt index -> the baseline's greedy tokens, for the dial
 
-    def run(self, arm: Arm, sampling: Sampling, index: int, prompt: Prompt, repeat: int = 0, tokens: int | None = None):
-        """Decode once.  -> (prefill seconds, decode seconds, counts, new tokens)"""
+    def run(
+        self,
+        arm: Arm,
+        sampling: Sampling,
+        index: int,
+        prompt: Prompt,
+        repeat: int = 0,
+        tokens: int | None = None,
+        phases: Counter | None = None,
+    ) -> tuple[float, float, Counts, list[int]]:
+        """Decode once.  -> (prefill seconds, decode seconds, counts, new tokens)
+
+        `tokens` replaces the budget. Where `phases` is given, the seconds of each phase of the rounds are added to it.
+        """
         setup, budget = self.setup, tokens or self.max_new_tokens
         ids = prompt.ids.to(setup.device)
         # A different stream for every prompt and repeat, the same for every arm.
@@ -57,10 +70,21 @@ class Bench:
         if arm.speculative:
             drafter = self._drafter(arm, index, ids)
             watch = Stopwatch(setup.device)
-            rounds = speculative_decode(setup.target, drafter, ids, arm.draft_length, budget, sampling, generator)
+            rounds = speculative_decode(
+                setup.target,
+                drafter,
+                ids,
+                arm.draft_length,
+                budget,
+                sampling,
+                generator,
+                time_phases=phases is not None,
+            )
             for round_ in rounds:
                 if round_.prefill:
                     watch.lap("prefill")
+                elif phases is not None:
+                    phases.update(round_.seconds)
                 counts.add(round_)
                 output += round_.tokens
         else:
@@ -73,25 +97,25 @@ class Bench:
         watch.lap("decode")
         return watch.laps["prefill"], watch.laps["decode"], counts, output
 
-    def calibrate(self, arm: Arm, sampling: Sampling, prompts: list[Prompt]) -> Costs:
-        """Phases of the rounds, with the baseline run right beside them."""
-        phases, counts, seconds, tokens = {}, Counts(), 0.0, 0
-        for index, prompt in enumerate(prompts):
+    def calibrate(
+        self, arms: list[Arm], sampling: Sampling, prompts: dict[int, Prompt]
+    ) -> dict[tuple[Arm, float], Costs]:
+        """Seconds by phase of every speculative arm, the baseline run beside them.  -> costs by arm and temperature"""
+        seconds, tokens = 0.0, 0
+        phases = {arm: Counter() for arm in arms}
+        counts = {arm: Counts() for arm in arms}
+        for index, prompt in prompts.items():
             _, decode_seconds, baseline_counts, _ = self.run(BASELINE, sampling, index, prompt)
             seconds += decode_seconds
             tokens += baseline_counts.n_emitted
-            ids = prompt.ids.to(self.setup.device)
-            generator = torch.Generator(self.setup.device).manual_seed(self.seed)
-            drafter = self._drafter(arm, index, ids)
-            for round_ in speculative_decode(
-                self.setup.target, drafter, ids, arm.draft_length, self.max_new_tokens, sampling, generator,
-                time_phases=True,
-            ):  # fmt: skip
-                counts.add(round_)
-                if not round_.prefill:
-                    for name, spent in round_.seconds.items():
-                        phases[name] = phases.get(name, 0.0) + spent
-        return Costs(seconds / tokens, phases, counts.n_rounds, counts.n_drafted)
+            for arm in arms:
+                _, _, arm_counts, _ = self.run(arm, sampling, index, prompt, phases=phases[arm])
+                counts[arm].merge(arm_counts)
+        per_token = seconds / tokens
+        return {
+            (arm, sampling.temperature): Costs(per_token, phases[arm], counts[arm].n_rounds, counts[arm].n_drafted)
+            for arm in arms
+        }
 
     def _drafter(self, arm: Arm, index: int, ids: torch.Tensor) -> Drafter:
         drafter = self.drafters[arm.draft]
@@ -187,14 +211,12 @@ def check_greedy(bench: Bench, samples: list[Sample], prompts: list[Prompt], tok
         yield entry
 
 
-def check_sampled(bench: Bench, samples: list[Sample], prompts: list[Prompt], base: Sampling) -> Iterator[dict]:
+def check_sampled(bench: Bench, samples: list[Sample], prompts: list[Prompt], sampling: Sampling) -> Iterator[dict]:
     """One entry for every speculative arm: the two z statistics of its tokens under the target's own distributions."""
     vocab = bench.setup.target.vocab_size
     model = bench.setup.target.model
     for arm in dict.fromkeys(s.arm for s in samples if s.arm.speculative):
         sums = losslessness.ZSums()
-        temperature = samples[0].temperature
-        sampling = Sampling(temperature, base.top_k, base.top_p)
         for sample in (s for s in samples if s.arm == arm):
             prompt = prompts[sample.prompt_index].id_list
             target_probs = losslessness.distributions(model, prompt, sample.tokens, sampling, vocab)
@@ -208,7 +230,7 @@ def check_sampled(bench: Bench, samples: list[Sample], prompts: list[Prompt], ba
         z = sums.result()
         yield {
             "arm": arm.label,
-            "temperature": temperature,
+            "temperature": sampling.temperature,
             "n_tokens": z.n_tokens,
             "z_residual": z.residual,
             "z_surprise": z.surprise,
@@ -314,7 +336,7 @@ def main(argv: list[str] | None = None) -> int:
     group.add_argument("--temperature", default="0,0.8", metavar="T,T", help="(default: %(default)s)")
     group.add_argument("--repeats", type=options.at_least(1), help="times each prompt is decoded by each arm")
     size = group.add_mutually_exclusive_group()
-    size.add_argument("--quick", action="store_true", help="2 prompts of a kind, 48 tokens, k = 2, 4, 8")
+    size.add_argument("--quick", action="store_true", help="2 prompts of a kind, 48 tokens, k = 2, 4")
     size.add_argument("--full", action="store_true", help="all prompts, 128 tokens, 2 repeats")
     group = parser.add_argument_group("results")
     group.add_argument("--by-kind", action="store_true", help="a table for each kind of prompt too")
@@ -324,10 +346,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.set_defaults(max_new_tokens=None)
     args = parser.parse_args(argv)
 
-    preset = {"limit": 8, "max_new_tokens": 64, "repeats": 1}
+    preset = {"limit": 4, "max_new_tokens": 64, "repeats": 1}
     if args.quick:
         preset = {"limit": 2, "max_new_tokens": 48, "repeats": 1}
-        args.draft_length = "2,4,8" if args.draft_length == parser.get_default("draft_length") else args.draft_length
+        args.draft_length = "2,4" if args.draft_length == parser.get_default("draft_length") else args.draft_length
     if args.full:
         preset = {"limit": 0, "max_new_tokens": 128, "repeats": 2}
     for name, value in preset.items():
@@ -360,19 +382,22 @@ def main(argv: list[str] | None = None) -> int:
 
         samples, interrupted = measure(bench, arms, temperatures, prompts, args.repeats, setup.sampling)
         correctness, costs = [], {}
-        for temperature in dict.fromkeys(s.temperature for s in samples):
-            part = [s for s in samples if s.temperature == temperature]
-            checks = (
-                check_greedy(bench, part, prompts, setup.tokenizer)
-                if temperature == 0
-                else check_sampled(bench, part, prompts, setup.sampling)
-            )
-            correctness += list(checks)
-            if not interrupted:
-                some = prompts[:: max(1, len(prompts) // CALIBRATION_PROMPTS)][:CALIBRATION_PROMPTS]
+        try:
+            for temperature in dict.fromkeys(s.temperature for s in samples):
+                part = [s for s in samples if s.temperature == temperature]
                 sampling = Sampling(temperature, args.top_k, args.top_p)
-                for arm in dict.fromkeys(s.arm for s in part if s.arm.speculative):
-                    costs[arm, temperature] = bench.calibrate(arm, sampling, some)
+                if temperature == 0:
+                    correctness += check_greedy(bench, part, prompts, setup.tokenizer)
+                else:
+                    correctness += check_sampled(bench, part, prompts, sampling)
+                if not interrupted:
+                    step = max(1, len(prompts) // CALIBRATION_PROMPTS)
+                    some = dict(list(enumerate(prompts))[::step][:CALIBRATION_PROMPTS])
+                    speculative = list(dict.fromkeys(s.arm for s in part if s.arm.speculative))
+                    costs |= bench.calibrate(speculative, sampling, some)
+        except KeyboardInterrupt:
+            options.note("stopped: the rows are complete, their checks or costs are not")
+            interrupted = True
 
         greedy = [s for s in samples if s.arm == BASELINE and s.temperature == 0]
         run = {

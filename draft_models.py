@@ -50,7 +50,7 @@ class ModelDrafter:
     def start(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
         self._sampling = sampling
         self._not_fed, self._n_committed = [], prompt.shape[1]
-        if not self.draft.start(prompt).isfinite().all():
+        if not self.draft.start(prompt, rolls_back=True).isfinite().all():
             raise EnvironmentProblem("the draft model returned logits that are not finite; try --dtype float32")
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:

@@ -53,15 +53,17 @@ def speculative_decode(
 ) -> Iterator[Round]:
     """Yield rounds that continue `prompt` (1, prompt length) by up to `max_new_tokens` ids in all.
 
+    No `generator` means one with seed 0.
     `draft_length` 0 is plain decoding. Stops after an id in `eos`, also inside a block. `time_phases` waits for the
     device after every phase, so a run with it is slower than one without.
     """
     check_prompt(target, prompt, max_new_tokens)
     if max_new_tokens == 0:
         return
+    generator = generator or torch.Generator(target.device).manual_seed(0)
 
     watch = Stopwatch(target.device, running=time_phases)
-    logits = target.start(prompt)  # prefill: (1, 1, vocab)
+    logits = target.start(prompt, rolls_back=True)  # prefill: (1, 1, vocab)
     token = draw(sampling.probs(logits[:, -1]), uniforms((1,), generator, target.device))  # (1,)
     committed = to_host(token)
     drafter.start(target, prompt, sampling)  # NEW

@@ -40,13 +40,15 @@ class CachedModel:
         """Positions the model was built for, prompt and output together; None where the config does not say."""
         return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
 
-    def start(self, prompt: Tensor) -> Tensor:
-        """Forget everything, take the prompt in.  (1, prompt) ids -> (1, 1, vocab) logits of the next token"""
+    def start(self, prompt: Tensor, rolls_back: bool = False) -> Tensor:
+        """Forget everything, take the prompt in.  (1, prompt) ids -> (1, 1, vocab) logits of the next token
+
+        A decoder that will call `rollback` says so: sliding-window layers then keep what has just left the window.
+        """
         self._cache = DynamicCache(config=self.model.config)
         self._length, self.n_passes = 0, 0
         logits = self._forward(prompt, logits_to_keep=1)
-        # Sliding-window layers forget what leaves the window unless told that a rollback may come.
-        if hasattr(self._cache, "activate_past_recording"):
+        if rolls_back and hasattr(self._cache, "activate_past_recording"):
             self._cache.activate_past_recording()
         return logits
 

@@ -43,11 +43,8 @@ MICRO_BATCH_TOKENS = 4096
 PROMPT, CONTINUED = 48, 256  # tokens of text that a continuation starts from, and its length with them
 TEACHER_TOP = 32  # probabilities kept of the target's distribution at each place
 TEXTS_PER_CONTINUATION = 6  # pieces of plain text in the draft's pool for each continuation
-SHARES = {"target": 0.62, "continuations": 0.05, "draft": 0.21}  # of --minutes; the rest is the teacher's pass and reports
-    "target": 0.75,
-    "continuations": 0.06,
-    "draft": 0.13,
-}  # of --minutes; the rest is the teacher's pass and reports
+# Of --minutes; the rest is the teacher's pass over the pool, and reports.
+SHARES = {"target": 0.62, "continuations": 0.05, "draft": 0.21}
 
 
 def llama(shape: dict) -> LlamaForCausalLM:
