@@ -88,7 +88,9 @@ def main(argv: list[str] | None = None) -> int:
             if not tokens:
                 watch.lap("prefill")
             tokens.append(token)
+            watch.lap("decode" if len(tokens) > 1 else "print")
             text.add([token])
+            watch.lap("print")
         watch.lap("decode")
         text.close()
         n_decoded += max(0, len(tokens) - 1)  # the first token is prefill's

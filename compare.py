@@ -15,6 +15,7 @@ Exit code 1 if a greedy difference is not a near-tie, or a sampled row fails its
 """
 
 import contextlib
+import math
 import sys
 import warnings
 from collections import Counter
@@ -23,11 +24,13 @@ from pathlib import Path
 
 import torch
 from tqdm import tqdm
+from transformers import GenerationConfig
 
 from baseline_autoregressive import autoregressive_decode
 from draft_models import DialDrafter, Drafter, ModelDrafter, NgramDrafter, add_draft_flag, make_drafter
 from optimized_speculative import speculative_decode
 from speclab import losslessness, options, plots, record, report
+from speclab.cached_model import check_prompt
 from speclab.errors import UsageProblem, reports_problems
 from speclab.prompts import Prompt
 from speclab.record import Arm, Costs, Sample
@@ -44,6 +47,8 @@ class Bench:
 
     def __init__(self, setup: options.Setup, drafters: dict[str, Drafter], max_new_tokens: int, seed: int):
         self.setup, self.drafters, self.max_new_tokens, self.seed = setup, drafters, max_new_tokens, seed
+        # The library's own loop does the same job as ours: no end token, no penalties from the model's own settings.
+        setup.target.model.generation_config = GenerationConfig(pad_token_id=0)
         self.references: dict[int, list[int]] = {}  # prompt index -> the baseline's greedy tokens, for the dial
 
     def run(
@@ -133,7 +138,6 @@ class Bench:
                 ids,
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=budget,
-                min_new_tokens=budget,
                 do_sample=False,
                 pad_token_id=0,
             )
@@ -232,8 +236,8 @@ def check_sampled(bench: Bench, samples: list[Sample], prompts: list[Prompt], sa
             "arm": arm.label,
             "temperature": sampling.temperature,
             "n_tokens": z.n_tokens,
-            "z_residual": z.residual,
-            "z_surprise": z.surprise,
+            "z_residual": z.residual if math.isfinite(z.residual) else None,
+            "z_surprise": z.surprise if math.isfinite(z.surprise) else None,  # an impossible token was emitted
             "bound": losslessness.Z_BOUND,
             "passed": z.passed,
         }
@@ -250,7 +254,12 @@ def _lookups(prompt: list[int], tokens: list[int], vocab: int) -> torch.Tensor:
     return rows
 
 
-def headline(samples: list[Sample], arms: list[Arm], common: dict) -> dict | None:
+def is_model(drafter: Drafter) -> bool:
+    """A real draft model, not the instrument that pays for one."""
+    return isinstance(drafter, ModelDrafter) and not isinstance(drafter, DialDrafter)
+
+
+def headline(samples: list[Sample], arms: list[Arm], drafters: dict[str, Drafter], common: dict) -> dict | None:
     """The model draft at its best k: chosen on the even prompts of every kind, reported on the odd ones."""
     greedy = [s for s in samples if s.temperature == 0]
     order: dict[str, list[int]] = {}
@@ -262,7 +271,7 @@ def headline(samples: list[Sample], arms: list[Arm], common: dict) -> dict | Non
 
     def rows(indexes_held_out: bool) -> list[dict]:
         part = [s for s in greedy if (s.prompt_index in held_out) == indexes_held_out]
-        candidates = [a for a in arms if a.method.startswith("model") and a.draft_length > 0]
+        candidates = [a for a in arms if a.speculative and a.draft_length > 0 and is_model(drafters[a.draft])]
         baseline = [s for s in part if s.arm == BASELINE]
         return [
             record.row(a, [s for s in part if s.arm == a], baseline, None, common, "held-out half")
@@ -274,7 +283,7 @@ def headline(samples: list[Sample], arms: list[Arm], common: dict) -> dict | Non
     if not chosen_on or not reported_on:
         return None
     best = max(chosen_on, key=lambda r: r["speedup"])
-    return next(r for r in reported_on if (r["method"], r["draft_length"]) == (best["method"], best["draft_length"]))
+    return next(r for r in reported_on if (r["draft"], r["draft_length"]) == (best["draft"], best["draft_length"]))
 
 
 def build_rows(samples: list[Sample], costs: dict, common: dict) -> list[dict]:
@@ -302,15 +311,27 @@ def make_drafters(kinds: list[str], setup: options.Setup, seed: int) -> dict[str
     """Drafters by the name that tables and records give them: never an absolute path."""
     if not kinds:
         raise UsageProblem("--draft is empty; give at least one kind, for example --draft model,ngram")
-    return {options.short_name(kind): make_drafter(kind, setup, seed) for kind in kinds}
+    names = [drafter_name(kind) for kind in kinds]
+    if len(set(names)) < len(names):
+        raise UsageProblem(f"--draft names the same draft twice ({', '.join(names)}); rename one of the folders")
+    return {name: make_drafter(kind, setup, seed) for name, kind in zip(names, kinds, strict=True)}
+
+
+def drafter_name(kind: str) -> str:
+    """What tables and records call a draft."""
+    word, _, rest = kind.partition(":")
+    if word != "dial":
+        return options.short_name(kind)
+    accuracy, _, model = rest.partition(":")
+    return f"dial:{accuracy}" + (f":{options.short_name(model)}" if model else "")
 
 
 def make_arms(drafters: dict[str, Drafter], lengths: list[int]) -> list[Arm]:
     """The baseline, then every draft at every length."""
-    models = [n for n, d in drafters.items() if isinstance(d, ModelDrafter) and not isinstance(d, DialDrafter)]
+    models = [name for name, drafter in drafters.items() if is_model(drafter)]
     arms = [BASELINE]
     for name in drafters:
-        method = name if name not in models else "model" if len(models) == 1 else f"model {Path(name).name}"
+        method = "model" if [name] == models else name
         arms += [Arm(method, name, k) for k in lengths]
     return arms
 
@@ -323,6 +344,8 @@ def numbers(text: str, kind: type, smallest: float, flag: str) -> list:
         raise UsageProblem(f"{flag} {text}: give numbers with commas between them, for example {flag} 2,4,8") from None
     if values[0] < smallest:
         raise UsageProblem(f"{flag} {text}: {values[0]} is too small, give {smallest} or more")
+    if not all(map(math.isfinite, values)):
+        raise UsageProblem(f"{flag} {text}: give finite numbers")
     return values
 
 
@@ -361,11 +384,22 @@ def main(argv: list[str] | None = None) -> int:
     folders = {name: args.out_dir / name for name in ("results", "plots")}
     for folder in folders.values():
         record.prepare_folder(folder)
+    if args.json not in (None, "-"):
+        record.prepare_folder(Path(args.json).parent)
 
     setup = options.load(args)
     drafters = make_drafters([kind for kind in args.draft.split(",") if kind], setup, args.seed)
     prompts = options.read_prompts(args, setup.tokenizer)
     arms = make_arms(drafters, lengths)
+    for prompt in prompts:
+        check_prompt(setup.target, prompt.ids, args.max_new_tokens)
+        for drafter in drafters.values():
+            if isinstance(drafter, ModelDrafter):
+                check_prompt(drafter.draft, prompt.ids, args.max_new_tokens)
+    if args.max_new_tokens < 2:
+        raise UsageProblem("one new token comes from the prompt's own pass; use --max-new-tokens 2 or more")
+    if 0 not in temperatures and all(_greedy_only(a) for a in arms if a.speculative):
+        raise UsageProblem("the dial only replays greedy output; add 0 to --temperature")
     if 0 in temperatures:
         arms.append(GENERATE)
     common = {"target": setup.target_name, "device": setup.device.type, "dtype": setup.dtype_name}
@@ -419,22 +453,22 @@ def main(argv: list[str] | None = None) -> int:
             },
             "models": models,
             "prompts": {
-                "n": len(prompts),
+                "n": len({s.prompt_index for s in samples}),
                 "kinds": list(dict.fromkeys(p.kind for p in prompts)),
                 "n_looping": sum(record.ends_in_loop(s.tokens) for s in greedy) if greedy else None,
             },
             "correctness": correctness,
-            "headline": headline(samples, arms, common),
+            "headline": headline(samples, arms, drafters, common),
             "rows": build_rows(samples, costs, common),
             "raw": [record.raw(s) for s in samples],
         }
-        print(report.comparison(run, by_kind=args.by_kind))
         text = record.to_json(run)
         record.write_whole(folders["results"] / f"{args.name}.json", text)
         record.write_whole(folders["results"] / f"{args.name}.md", report.comparison(run, by_kind=True, markdown=True))
         written = [*plots.comparison(run, folders["plots"], args.name)]
         where = ", ".join(options.shown_path(p) for p in (folders["results"] / f"{args.name}.json", *written))
-        options.note(f"\nwrote {where}")
+        print(report.comparison(run, by_kind=args.by_kind))
+        options.note(f"wrote {where}")
     if args.json == "-":
         print(text, end="")
     elif args.json:

@@ -148,7 +148,7 @@ class DialDrafter(ModelDrafter):
 
     def start(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
         if not sampling.greedy:
-            raise ValueError("the dial replays greedy output; it needs temperature 0")
+            raise UsageProblem("the dial replays greedy output; it needs --temperature 0")
         super().start(target, prompt, sampling)
         self._n_prompt = prompt.shape[1]
         self._position = 0

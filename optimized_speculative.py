@@ -147,7 +147,9 @@ def main(argv: list[str] | None = None) -> int:
             if round_.prefill:
                 watch.lap("prefill")
             counts.add(round_)
+            watch.lap("decode" if not round_.prefill else "print")
             text.add(round_.tokens)
+            watch.lap("print")
         watch.lap("decode")
         text.close()
         seconds += watch.laps.get("decode", 0.0)

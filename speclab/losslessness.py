@@ -52,7 +52,9 @@ def judge_divergence(
     narrow = _last_logits(model, prefix, len(prompt), 1)
     wide = _last_logits(model, prefix, len(prompt), width)
     reference_model = model if model.dtype in (torch.float32, torch.float64) else copy.deepcopy(model).float()
-    reference = reference_model(torch.tensor([prefix], device=model.device), use_cache=False).logits[0, -1].double()
+    reference = (
+        reference_model(torch.tensor([prefix], device=model.device), use_cache=False).logits[0, -1].cpu().double()
+    )
     top = reference.max().item()
     unit = torch.finfo(model.dtype).eps * 2 ** math.floor(math.log2(max(abs(top), 1e-30)))
     tolerance = 2 * max((wide - narrow).abs().max().item(), unit)
@@ -66,9 +68,14 @@ def _last_logits(model: PreTrainedModel, prefix: list[int], n_prompt: int, width
     ids = torch.tensor([prefix], device=model.device)
     cache = DynamicCache(config=model.config)
     logits = model(ids[:, :n_prompt], past_key_values=cache, use_cache=True).logits
+    row = -1
     for start in range(n_prompt, len(prefix), width):
-        logits = model(ids[:, start : start + width], past_key_values=cache, use_cache=True).logits
-    return logits[0, -1].double()
+        block = ids[:, start : start + width]
+        row = block.shape[1] - 1
+        # The last block too is as wide as the pass it stands for; the mask is causal, so the filler is never seen.
+        block = torch.nn.functional.pad(block, (0, width - block.shape[1]))
+        logits = model(block, past_key_values=cache, use_cache=True).logits
+    return logits[0, row].cpu().double()
 
 
 class ZStatistics(NamedTuple):

@@ -45,8 +45,12 @@ def add_shared_flags(parser: argparse.ArgumentParser) -> None:
     where = group.add_mutually_exclusive_group()
     where.add_argument("--prompt", action="append", help="a text to continue; may be given several times")
     where.add_argument("--prompts", metavar="FILE", help="file of prompts with lines of %%%% between them; - for stdin")
-    group.add_argument("--limit", type=at_least(0), metavar="N", help="at most N prompts of each kind; 0: all")
-    group.add_argument("--max-new-tokens", type=at_least(1), default=128, help="tokens per prompt (default: 128)")
+    group.add_argument(
+        "--limit", type=at_least(0), metavar="N", help="of the standard prompts, at most N of each kind; 0: all"
+    )
+    group.add_argument(
+        "--max-new-tokens", type=at_least(1), default=128, help="tokens per prompt (default: 128; compare.py: 64)"
+    )
     group.add_argument("--top-k", type=at_least(0), default=0, help="keep the k most probable tokens; 0: all")
     group.add_argument("--top-p", type=float, default=1.0, help="keep the smallest set of this mass (default: 1)")
     group.add_argument("--seed", type=int, default=0, help="randomness of sampling (default: 0)")

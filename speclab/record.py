@@ -140,6 +140,7 @@ def raw(sample: Sample) -> dict:
     counts = sample.counts
     return {
         "method": sample.arm.method,
+        "draft": sample.arm.draft,
         "draft_length": sample.arm.draft_length,
         "temperature": sample.temperature,
         "prompt_index": sample.prompt_index,
@@ -206,7 +207,7 @@ def today() -> str:
 
 _number, _count, _text = {"type": "number"}, {"type": "integer", "minimum": 0}, {"type": "string"}
 _maybe_number, _share = {"type": ["number", "null"]}, {"type": ["number", "null"], "minimum": 0, "maximum": 1}
-_seconds = {"type": "number", "minimum": 0}
+_seconds, _draft = {"type": "number", "minimum": 0}, {"type": ["string", "null"]}
 _counts = dict.fromkeys(("n_rounds", "n_drafted", "n_accepted", "n_rejected", "n_emitted"), _count)
 
 
@@ -220,7 +221,7 @@ ROW = _object(
     {
         **_shared,
         "target": _text,
-        "draft": {"type": ["string", "null"]},
+        "draft": _draft,
         "device": _text,
         "dtype": _text,
         "n_prompts": _count,
@@ -260,7 +261,13 @@ SCHEMA = _object(
         "raw": {
             "type": "array",
             "items": _object(
-                {**_shared, "prompt_index": _count, "prefill_seconds": _seconds, "decode_seconds": _seconds}
+                {
+                    **_shared,
+                    "draft": _draft,
+                    "prompt_index": _count,
+                    "prefill_seconds": _seconds,
+                    "decode_seconds": _seconds,
+                }
             ),
         },
     }
@@ -307,7 +314,7 @@ def prepare_folder(path: Path) -> None:
             pass
     except OSError as error:
         raise EnvironmentProblem(
-            f"cannot write to the folder {path}: {error.strerror}; choose another with --out-dir"
+            f"cannot write to the folder {path}: {error.strerror}; choose another with --out-dir (or --json)"
         ) from None
 
 

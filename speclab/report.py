@@ -138,9 +138,10 @@ def correctness_lines(entries: list[dict]) -> list[str]:
     for entry in entries:
         if entry["temperature"] > 0:
             word = "consistent with the target" if entry["passed"] else "NOT the target's distribution"
+            z_s, z_l = ("inf" if z is None else f"{z:+.2f}" for z in (entry["z_residual"], entry["z_surprise"]))
             lines.append(
-                f"T = {entry['temperature']:g}, {entry['arm']}: z_S = {entry['z_residual']:+.2f}, "
-                f"z_L = {entry['z_surprise']:+.2f} over {entry['n_tokens']} tokens (bound {entry['bound']}): {word}"
+                f"T = {entry['temperature']:g}, {entry['arm']}: z_S = {z_s}, z_L = {z_l} "
+                f"over {entry['n_tokens']} tokens (bound {entry['bound']}): {word}"
             )
     return lines
 
@@ -157,12 +158,21 @@ def headline_line(run: dict) -> str | None:
     )
 
 
+def prefill_line(rows: list[dict]) -> str:
+    """Each draft's best row again, with the time to read the prompt counted on both sides."""
+    best = {}
+    for row in sorted((r for r in rows if r["draft"]), key=lambda r: r["speedup"]):
+        best[row["method"]] = f"{row['method']} k={row['draft_length']} {row['speedup_with_prefill']:.2f}x"
+    return f"with the prompt's own passes counted (the draft's too), the best rows are: {', '.join(best.values())}"
+
+
 def generate_line(rows: list[dict]) -> str | None:
     """How our baseline compares with the library's own loop."""
     row = next((r for r in rows if r["method"] == "generate" and r["prompt_kind"] == "all"), None)
     if row is None:
         return None
-    return f"the baseline against model.generate, prefill included: {1 / row['speedup']:.2f}x its speed"
+    words = "the same text" if row["same_as_baseline"] else "NOT the same text"
+    return f"the baseline against model.generate, prefill included: {1 / row['speedup']:.2f}x its speed, {words}"
 
 
 def comparison(run: dict, by_kind: bool = False, markdown: bool = False) -> str:
@@ -195,6 +205,7 @@ def comparison(run: dict, by_kind: bool = False, markdown: bool = False) -> str:
             heading(f"Temperature {temperature:g} ({name}), {what} ({rows[0]['n_prompts']})")
             blocks.append(speed_table([r for r in rows if r["method"] != "generate"], markdown))
             if kind == "all":
+                lines([prefill_line(rows)])
                 lines([line for line in (generate_line(rows), headline_line(run)) if line and temperature == 0])
                 sentences = formula_sentences(rows)
                 if sentences:
@@ -206,7 +217,9 @@ def comparison(run: dict, by_kind: bool = False, markdown: bool = False) -> str:
             "\nloops are easy to draft and flatter acceptance."
         )
     if run["interrupted"]:
-        blocks.append("Stopped before the end: the rows above cover the prompts that every arm had finished.")
+        blocks.append(
+            "Stopped before the end: rows cover the prompts that every arm had finished, checks may be missing."
+        )
     return "\n\n".join(blocks) + "\n"
 
 

@@ -37,9 +37,6 @@ def refused(result: tuple[int, str, str], code: int, *words: str) -> None:
         assert word in lines[0]
 
 
-SPECULATIVE = (optimized_speculative, "--prompt", "def f")
-
-
 @pytest.mark.parametrize(
     ("script", "words", "code", "named"),
     [
@@ -59,6 +56,7 @@ SPECULATIVE = (optimized_speculative, "--prompt", "def f")
         (baseline_autoregressive, ["--nonsense"], 2, ["--nonsense", "--help"]),
         (optimized_speculative, ["--prompt", "x", "--draft", "dial:1.5"], 2, ["dial:0.8"]),
         (optimized_speculative, ["--prompt", "x", "--draft", "dial:high"], 2, ["dial:0.8"]),
+        (optimized_speculative, ["--prompt", "x", "--draft", "dial:1", "--temperature", "1"], 2, ["--temperature 0"]),
         (optimized_speculative, ["--prompt", "x", "--draft", "./no/such/draft"], 3, ["./no/such/draft"]),
         (optimized_speculative, ["--prompt", "x", "--draft", "no-such-draft-kind"], 3, ["no-such-draft-kind"]),
     ],

@@ -7,6 +7,7 @@ import jsonschema
 import pytest
 
 import compare
+from draft_models import ModelDrafter
 from speclab import prompts, record, report
 from speclab.record import Arm, Costs, Sample
 from speclab.theory import Counts
@@ -76,6 +77,8 @@ def test_k_zero_and_dial_rows(run, pair_folder):
     assert code == 0
     assert {r["temperature"] for r in rows} == {0.0}
     plain, dialled = rows
+    assert dialled["method"].startswith("dial:1:")
+    assert "/" not in dialled["method"], "an absolute path got into the record"
     assert plain["tokens_per_round"] == 1
     assert plain["acceptance_rate"] is None
     assert dialled["acceptance_rate"] == 1
@@ -127,6 +130,37 @@ def test_ctrl_c_keeps_what_is_measured(run, monkeypatch, tmp_path):
     assert kept["interrupted"]
     assert {s["prompt_index"] for s in kept["raw"]} == {0, 1}
     assert "Stopped before the end" in out
+
+
+def test_ctrl_c_after_the_measurement_keeps_every_row(run, monkeypatch, tmp_path):
+    def stop(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compare.Bench, "calibrate", stop)
+    code, out, _ = run("-k", "2", "--temperature", "0")
+    kept = record.load(tmp_path / "results" / "local.json")
+    assert code == 0
+    assert kept["interrupted"]
+    assert {s["prompt_index"] for s in kept["raw"]} == {0, 1, 2}
+    assert "token for token: identical" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--temperature", "0.8", "--draft", "dial:0.5:DRAFT"], "add 0 to --temperature"),
+        (["--draft", "DRAFT,DRAFT"], "twice"),
+        (["--temperature", "0,inf"], "finite"),
+        (["--temperature", "nan"], "finite"),
+        (["--max-new-tokens", "1"], "--max-new-tokens 2"),
+        (["--max-new-tokens", "510"], "512"),
+    ],
+)
+def test_hopeless_runs_are_refused_before_measuring(run, monkeypatch, pair_folder, words, named):
+    monkeypatch.setattr(compare, "measure", lambda *a: pytest.fail("measured first"))
+    code, _, err = run(*[w.replace("DRAFT", str(pair_folder / "draft")) for w in words])
+    assert code == 2
+    assert named in err
 
 
 def sample(arm: Arm, index: int, seconds: float, tokens: list[int], **counts) -> Sample:
@@ -207,7 +241,7 @@ def test_headline_is_reported_on_prompts_it_was_not_chosen_on():
         counts = {"n_rounds": 5, "n_drafted": 9, "n_accepted": 4, "n_rejected": 1, "n_emitted": 9}
         samples.append(sample(two, i, 1.0 if even else 1.6, [1], **counts))
         samples.append(sample(four, i, 1.5 if even else 1.0, [1], **counts))
-    row = compare.headline(samples, [base, two, four], COMMON)
+    row = compare.headline(samples, [base, two, four], {"model": ModelDrafter(None)}, COMMON)
     assert row["draft_length"] == 2
     assert row["speedup"] == pytest.approx(2.0 / 1.6)
     assert row["n_prompts"] == 4

@@ -11,6 +11,7 @@ from baseline_autoregressive import autoregressive_decode
 from draft_models import DialDrafter, ModelDrafter, NgramDrafter
 from optimized_speculative import Round, speculative_decode
 from speclab.cached_model import CachedModel
+from speclab.errors import UsageProblem
 from speclab.sampling import Sampling
 
 PROMPT = torch.randint(0, VOCAB, (1, 7), generator=torch.Generator().manual_seed(4))
@@ -257,7 +258,7 @@ def test_dial_refuses_what_is_no_probability(accuracy):
 def test_dial_refuses_sampling(target):
     """It replays the greedy text; with sampling its proposals would not be what the rule takes them for."""
     dial = DialDrafter(CachedModel(tiny("llama")), 0.5)
-    with pytest.raises(ValueError, match="temperature 0"):
+    with pytest.raises(UsageProblem, match="temperature 0"):
         rounds_of(target, dial, 3, 5, Sampling(temperature=0.7))
 
 

@@ -40,7 +40,7 @@ class TableModel:
     def __init__(self, probs: Tensor):
         self.logits, self.vocab_size, self.length = probs.log(), len(probs), 0  # probs: (vocab, vocab)
 
-    def start(self, prompt: Tensor) -> Tensor:
+    def start(self, prompt: Tensor, rolls_back=False) -> Tensor:
         self.length = prompt.shape[1]
         return self.logits[prompt[:, -1:]]
 
