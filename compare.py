@@ -360,7 +360,7 @@ def main(argv: list[str] | None = None) -> int:
     group.add_argument("--repeats", type=options.at_least(1), help="times each prompt is decoded by each arm")
     size = group.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="2 prompts of a kind, 48 tokens, k = 2, 4")
-    size.add_argument("--full", action="store_true", help="all prompts, 128 tokens, 2 repeats")
+    size.add_argument("--full", action="store_true", help="all prompts, 128 tokens")
     group = parser.add_argument_group("results")
     group.add_argument("--by-kind", action="store_true", help="a table for each kind of prompt too")
     group.add_argument("--json", metavar="PATH", help="write the run record here as well; - for stdout, alone")
@@ -374,7 +374,7 @@ def main(argv: list[str] | None = None) -> int:
         preset = {"limit": 2, "max_new_tokens": 48, "repeats": 1}
         args.draft_length = "2,4" if args.draft_length == parser.get_default("draft_length") else args.draft_length
     if args.full:
-        preset = {"limit": 0, "max_new_tokens": 128, "repeats": 2}
+        preset = {"limit": 0, "max_new_tokens": 128, "repeats": 1}
     for name, value in preset.items():
         if getattr(args, name) is None:
             setattr(args, name, value)
