@@ -78,12 +78,16 @@ def pair() -> str:
                 f"{facts[role]['seconds'] / 60:.0f}",
             ]
         )
+    run = record.load(FULL_RUN)
+    row = next(r for r in run["rows"] if (r["method"], r["draft_length"], r["prompt_kind"]) == ("model", 4, "all"))
     headers = ["", "layers", "width", "parameters", "held-out loss (nats/token)", "minutes of training"]
     return (
         report.table(rows, headers, markdown=True)
         + f"\n\nOn what the target writes after held-out text, the draft's first choice is the target's at "
         f"{accepted['greedy_agreement']:.0%} of the places, and their distributions overlap by "
-        f"{accepted['overlap_at_temperature_1']:.0%}."
+        f"{accepted['overlap_at_temperature_1']:.0%}. On the lab's own prompts, greedy, k = 4: alpha "
+        f"{row['acceptance_rate']:.2f}; {run['prompts']['n_looping']} of {run['prompts']['n']} texts of "
+        f"{run['settings']['max_new_tokens']} tokens end in a loop."
     )
 
 
