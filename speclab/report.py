@@ -43,13 +43,14 @@ def counts_summary(counts: Counts) -> str:
     return "\n".join(lines)
 
 
+NOT_SLOWER = 0.995  # what rounds to 1.00x is not called slower
 FORMULA_TOLERANCE = 0.10  # the book's formula is explained where it misses by more
 COLUMNS = ["draft", "k", "tok/s", "speedup", "±95 %", "α", "f", "tok/rnd", "book(α)", "book(f)"]
 
 
 def speedup_words(row: dict) -> str:
     """Losing rows say so."""
-    return f"{row['speedup']:.2f}x" + (" slower" if row["speedup"] < 0.995 else "")
+    return f"{row['speedup']:.2f}x" + (" slower" if row["speedup"] < NOT_SLOWER else "")
 
 
 def speed_table(rows: list[dict], markdown: bool = False) -> str:
@@ -166,6 +167,17 @@ def prefill_line(rows: list[dict]) -> str:
     return f"with the prompt's own passes counted (the draft's too), the best rows are: {', '.join(best.values())}"
 
 
+def losing_lines(rows: list[dict]) -> list[str]:
+    """For each kind of prompt on which speculation was slower: the rows, and how much slower."""
+    lines = []
+    for kind in dict.fromkeys(r["prompt_kind"] for r in rows):
+        slower = [r for r in rows if r["prompt_kind"] == kind and r["draft"] and r["speedup"] < NOT_SLOWER]
+        names = ", ".join(f"{r['method']} k={r['draft_length']} {r['speedup']:.2f}x" for r in slower)
+        if names and kind not in ("all", "not looping"):
+            lines.append(f"slower on {kind} prompts: {names}")
+    return lines
+
+
 def generate_line(rows: list[dict]) -> str | None:
     """How our baseline compares with the library's own loop."""
     row = next((r for r in rows if r["method"] == "generate" and r["prompt_kind"] == "all"), None)
@@ -206,6 +218,7 @@ def comparison(run: dict, by_kind: bool = False, markdown: bool = False) -> str:
             blocks.append(speed_table([r for r in rows if r["method"] != "generate"], markdown))
             if kind == "all":
                 lines([prefill_line(rows)])
+                lines(losing_lines([r for r in run["rows"] if r["temperature"] == temperature]))
                 lines([line for line in (generate_line(rows), headline_line(run)) if line and temperature == 0])
                 sentences = formula_sentences(rows)
                 if sentences:

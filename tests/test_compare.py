@@ -211,6 +211,8 @@ def test_sentences_name_the_largest_cause():
 def test_losing_rows_are_called_slower():
     assert report.speedup_words({"speedup": 0.83}) == "0.83x slower"
     assert report.speedup_words({"speedup": 1.31}) == "1.31x"
+    row = {"prompt_kind": "prose", "draft": "ngram", "method": "ngram", "draft_length": 6, "speedup": 0.886}
+    assert report.losing_lines([row, row | {"speedup": 1.2}]) == ["slower on prose prompts: ngram k=6 0.89x"]
 
 
 def test_loops_are_found():
