@@ -85,10 +85,8 @@ def main(argv: list[str] | None = None) -> int:
             eos,
             chunk=setup.chunk,
         ):
-            if not tokens:
-                watch.lap("prefill")
+            watch.lap("decode" if tokens else "prefill")
             tokens.append(token)
-            watch.lap("decode" if len(tokens) > 1 else "print")
             text.add([token])
             watch.lap("print")
         watch.lap("decode")

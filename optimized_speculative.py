@@ -144,10 +144,8 @@ def main(argv: list[str] | None = None) -> int:
             generator,
             eos,
         ):
-            if round_.prefill:
-                watch.lap("prefill")
+            watch.lap("prefill" if round_.prefill else "decode")
             counts.add(round_)
-            watch.lap("decode" if not round_.prefill else "print")
             text.add(round_.tokens)
             watch.lap("print")
         watch.lap("decode")

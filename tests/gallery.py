@@ -345,8 +345,8 @@ MUTANTS = (
         20,
         "times the prompt's pass as decoding in the baseline only",
         BASELINE,
-        "if not tokens:",
-        "if False:",
+        'watch.lap("decode" if tokens else "prefill")',
+        'watch.lap("decode")',
         _tests("scripts_time_the_same_passes_in_both_arms"),
     ),
     Mutant(
