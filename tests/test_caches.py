@@ -241,7 +241,7 @@ def test_feed_and_rollback_give_the_uncached_logits(family):
     model = tiny(family)
     cached = CachedModel(model)
     text = torch.randint(0, VOCAB, (1, 40), generator=torch.Generator().manual_seed(9))
-    first = cached.start(text[:, :6])
+    first = cached.start(text[:, :6], rolls_back=True)
     assert first.shape == (1, 1, VOCAB)
     torch.testing.assert_close(first, uncached(model, text[:, :6])[:, -1:], rtol=0, atol=1e-10)
     at = 6
@@ -260,7 +260,7 @@ def test_feed_and_rollback_give_the_uncached_logits(family):
 def test_rollback_cannot_go_forward():
     """The library does not check its own crop; a wrong length must not pass silently."""
     cached = CachedModel(tiny("llama"))
-    cached.start(PROMPT)
+    cached.start(PROMPT, rolls_back=True)
     with pytest.raises(RuntimeError, match="roll forward"):
         cached.rollback(PROMPT.shape[1] + 1)
     cached.rollback(PROMPT.shape[1])
