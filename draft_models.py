@@ -152,7 +152,8 @@ class DialDrafter(ModelDrafter):
         super().start(target, prompt, sampling)
         self._n_prompt = prompt.shape[1]
         self._position = 0
-        self._dice = torch.Generator().manual_seed(self.seed)
+        # Other dice for every prompt, or all prompts would be right and wrong at the same places.
+        self._dice = torch.Generator().manual_seed(self.seed * 1_000_003 + int(prompt.sum()))
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
         self._position = self._n_committed - self._n_prompt
@@ -168,7 +169,7 @@ class DialDrafter(ModelDrafter):
         return token, probs
 
 
-def add_draft_flag(parser: argparse.ArgumentParser, default: str = "model") -> None:
+def add_draft_flag(parser: argparse.ArgumentParser, default: str | None = "model") -> None:
     """--draft, in the words `make_drafter` understands."""
     parser.add_argument(
         "--draft",

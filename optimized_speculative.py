@@ -78,6 +78,7 @@ def speculative_decode(
         # 1. Draft. A round commits one token more than it accepts, so never draft more than what is left but one. # NEW
         k = min(draft_length, max_new_tokens - n_committed - 1)
         chances = uniforms((1, 2 * k + 1), generator, target.device)
+        watch.lap("host")
         draft = drafter.propose(k, chances[:, :k])
         n_drafted = draft.tokens.shape[1]  # an n-gram drafter may propose fewer than k
         watch.lap("draft")
@@ -107,6 +108,7 @@ def speculative_decode(
                 if i < n_accepted:
                     n_accepted, n_rejected = i + 1, 0
                 break
+        watch.lap("host")
         yield Round(committed, n_drafted, n_accepted, n_rejected, finish=finish, seconds=watch.laps or None)
 
 

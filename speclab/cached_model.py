@@ -26,6 +26,10 @@ class CachedModel:
         self._cache: DynamicCache | None = None
         self._length = 0
 
+    def __deepcopy__(self, memo: dict) -> "CachedModel":
+        """A cache of its own over the same weights: decoders can work side by side without a second model."""
+        return CachedModel(self.model, self.vocab_size)
+
     @property
     def device(self) -> torch.device:
         return self.model.device

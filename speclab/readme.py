@@ -1,4 +1,4 @@
-"""Fill the README's generated blocks from the committed records, so that no number in it is typed by hand.
+"""Fill the generated blocks of the README and the docs from the committed records: no number is typed by hand.
 
     python -m speclab.readme            # rewrite the blocks
     python -m speclab.readme --check    # exit 1 if a block is stale
@@ -11,11 +11,11 @@ import re
 import sys
 from collections.abc import Callable
 
-from speclab import record, report
+from speclab import record, report, story, words
+from speclab.story import DEFAULT_RUN, FULL_RUN
 
-README = record.ROOT / "README.md"
-DEFAULT_RUN = record.ROOT / "results" / "cpu-2-cores.json"  # python compare.py
-FULL_RUN = record.ROOT / "results" / "cpu-2-cores-full.json"  # python compare.py --full
+README, CARD = record.ROOT / "README.md", record.ROOT / "models" / "lab-pair" / "README.md"
+PAGES = (README, CARD, story.PAGE)
 TRAINING = record.ROOT / "models" / "lab-pair" / "training.json"
 
 
@@ -49,13 +49,13 @@ def summary() -> str:
         "no draft model at all.",
         f"- The worst row: {worst['method']}, k = {worst['draft_length']}, prompts: {worst['prompt_kind']}: "
         f"**{interval(worst)}**.",
-        f"- {report.generate_line(run['rows'])[0].upper()}{report.generate_line(run['rows'])[1:]}.",
+        f"- {words.generate_line(run['rows'])[0].upper()}{words.generate_line(run['rows'])[1:]}.",
         f"- {run['prompts']['n_looping']} of {run['prompts']['n']} greedy texts end in a loop, which flatters "
         "acceptance. Without them the best rows are "
         + ", ".join(f"{m} k = {r['draft_length']} {interval(r)}" for m, r in best_calm.items())
         + ".",
         "",
-        report.provenance(run),
+        words.provenance(run),
         f"All rows: [{FULL_RUN.stem}.md](results/{FULL_RUN.stem}.md).",
     ]
     return "\n".join(lines)
@@ -91,22 +91,23 @@ def pair() -> str:
     )
 
 
-BLOCKS: dict[str, Callable[[], str]] = {"first-run": first_run, "summary": summary, "pair": pair}
+BLOCKS: dict[str, Callable[[], str]] = {"first-run": first_run, "summary": summary, "pair": pair, **story.BLOCKS}
 
 
 def filled(text: str) -> str:
-    """`text` with every block made anew."""
-    for name, make in BLOCKS.items():
+    """`text` with every block made anew. ValueError: a block that nobody makes, or one that does not end."""
+    for name in re.findall(r"<!-- begin ([^>]*?) -->", text):
         pattern = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
-        if pattern.search(text):
-            block = make()
-            text = pattern.sub(lambda m, block=block: f"{m[1]}{block}\n{m[2]}", text)
+        if name not in BLOCKS or not pattern.search(text):
+            raise ValueError(f"the block {name!r} is unknown or has no end")
+        block = BLOCKS[name]()
+        text = pattern.sub(lambda m, block=block: f"{m[1]}{block}\n{m[2]}", text)
     return text
 
 
 def main() -> int:
     stale = []
-    for path in (README, record.ROOT / "models" / "lab-pair" / "README.md"):
+    for path in PAGES:
         old = path.read_text("utf-8")
         new = filled(old)
         if new == old:

@@ -1,18 +1,18 @@
 """The run record: what was measured, on what, with which settings. Every table and picture is a view of one.
 
-Raw seconds and counts go in, one `Sample` per arm, temperature and prompt; `rows` is the only place where they become
-ratios. The JSON names the machine by what it is, never by its host or user name, and holds no absolute path.
+Raw seconds and counts go in, and the rows that speclab/rows.py makes of them. The JSON names the machine by what it is,
+never by its host or user name, and holds no absolute path.
 """
 
 import contextlib
 import datetime
+import hashlib
 import json
 import os
 import platform
 import subprocess
 import tempfile
 from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import jsonschema
@@ -20,145 +20,9 @@ import torch
 import transformers
 
 from speclab.errors import EnvironmentProblem
-from speclab.theory import Counts, book_formula, ratio_interval
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 ROOT = Path(__file__).parent.parent
-
-
-@dataclass(frozen=True)
-class Arm:
-    """One way to decode. `method` is "baseline", "generate" or a draft kind."""
-
-    method: str
-    draft: str | None = None  # name of the draft, as the user may type it
-    draft_length: int = 0
-
-    @property
-    def speculative(self) -> bool:
-        return self.draft is not None
-
-    @property
-    def label(self) -> str:
-        return f"{self.method} k={self.draft_length}" if self.speculative else self.method
-
-
-@dataclass
-class Sample:
-    """Everything one arm did with one prompt at one temperature, repeats added up."""
-
-    arm: Arm
-    temperature: float
-    prompt_index: int
-    prompt_kind: str
-    prefill_seconds: float = 0.0
-    decode_seconds: float = 0.0
-    counts: Counts = field(default_factory=Counts)
-    tokens: list[int] = field(default_factory=list)  # new tokens of the last repeat
-
-
-@dataclass
-class Costs:
-    """Seconds by phase from the instrumented runs of one arm at one temperature, next to the baseline's."""
-
-    baseline_seconds_per_token: float
-    phases: dict[str, float]  # "draft", "verify", "accept", "rollback" -> seconds
-    n_rounds: int
-    n_drafted: int
-
-    @property
-    def draft_cost(self) -> float | None:
-        """c: seconds per drafted token / seconds per baseline token. None: nothing was drafted."""
-        if not self.n_drafted:
-            return None
-        return self.phases["draft"] / self.n_drafted / self.baseline_seconds_per_token
-
-    @property
-    def verify_cost(self) -> float:
-        """v: seconds per verification pass / seconds per baseline token, over the widths that occurred."""
-        return self.phases["verify"] / self.n_rounds / self.baseline_seconds_per_token
-
-    @property
-    def overhead(self) -> float:
-        """o: accepting and rolling back, per round, in baseline tokens."""
-        return (self.phases["accept"] + self.phases["rollback"]) / self.n_rounds / self.baseline_seconds_per_token
-
-
-def row(arm: Arm, samples: list[Sample], baseline: list[Sample], costs: Costs | None, common: dict, kind: str) -> dict:
-    """One row of the record from one arm's samples and the baseline's on the same prompts."""
-    by_prompt = {s.prompt_index: s for s in samples}
-    pairs = [(b, by_prompt[b.prompt_index]) for b in baseline if b.prompt_index in by_prompt]
-    counts = Counts()
-    for _, sample in pairs:
-        counts.merge(sample.counts)
-    # model.generate cannot be split into prefill and decoding, so it is compared end to end.
-    whole = arm.method == "generate"
-    theirs = [b.decode_seconds + whole * b.prefill_seconds for b, _ in pairs]
-    ours = [s.decode_seconds + whole * s.prefill_seconds for _, s in pairs]
-    low, high = ratio_interval(theirs, ours) or (None, None)
-    alpha, fraction = counts.acceptance_rate, counts.drafted_fraction
-    greedy = samples[0].temperature == 0
-    prefill = [sum(s.prefill_seconds for s in side) for side in zip(*pairs, strict=True)]
-    return {
-        "method": arm.method,
-        "target": common["target"],
-        "draft": arm.draft,
-        "device": common["device"],
-        "dtype": common["dtype"],
-        "draft_length": arm.draft_length,
-        "temperature": samples[0].temperature,
-        "prompt_kind": kind,
-        "n_prompts": len(pairs),
-        "n_tokens": counts.n_emitted,
-        "seconds": sum(ours),
-        "prefill_seconds": prefill[1],
-        "tokens_per_second": counts.n_emitted / sum(ours),
-        "speedup": sum(theirs) / sum(ours),
-        "speedup_low": low,
-        "speedup_high": high,
-        "speedup_with_prefill": (sum(theirs) + prefill[0] * (not whole)) / (sum(ours) + prefill[1] * (not whole)),
-        "n_rounds": counts.n_rounds,
-        "n_drafted": counts.n_drafted,
-        "n_accepted": counts.n_accepted,
-        "n_rejected": counts.n_rejected,
-        "n_emitted": counts.n_emitted,
-        "accepted_lengths": [counts.accepted_lengths[i] for i in range(arm.draft_length + 1)] if arm.draft else None,
-        "acceptance_rate": alpha,
-        "drafted_fraction": fraction,
-        "tokens_per_round": counts.tokens_per_round if arm.speculative else None,
-        "draft_cost": costs.draft_cost if costs else None,
-        "verify_cost": costs.verify_cost if costs else None,
-        "overhead": costs.overhead if costs else None,
-        "book_formula": book_formula(alpha, arm.draft_length) if alpha is not None else None,
-        "book_formula_drafted_fraction": book_formula(fraction, arm.draft_length) if fraction is not None else None,
-        "same_as_baseline": all(b.tokens == s.tokens for b, s in pairs) if greedy else None,
-    }
-
-
-def raw(sample: Sample) -> dict:
-    """A sample as plain JSON, without its text."""
-    counts = sample.counts
-    return {
-        "method": sample.arm.method,
-        "draft": sample.arm.draft,
-        "draft_length": sample.arm.draft_length,
-        "temperature": sample.temperature,
-        "prompt_index": sample.prompt_index,
-        "prompt_kind": sample.prompt_kind,
-        "prefill_seconds": sample.prefill_seconds,
-        "decode_seconds": sample.decode_seconds,
-        "n_rounds": counts.n_rounds,
-        "n_drafted": counts.n_drafted,
-        "n_accepted": counts.n_accepted,
-        "n_rejected": counts.n_rejected,
-        "n_emitted": counts.n_emitted,
-    }
-
-
-def ends_in_loop(tokens: list[int], last: int = 32, longest_period: int = 8) -> bool:
-    """True if the last `last` tokens repeat with some period up to `longest_period`."""
-    tail = tokens[-last:]
-    return len(tail) == last and any(tail[p:] == tail[:-p] for p in range(1, longest_period + 1))
 
 
 def machine(device: torch.device) -> dict:
@@ -201,6 +65,11 @@ def versions() -> dict:
     }
 
 
+def fingerprint(texts: list[str]) -> str:
+    """Short hash of the prompts: two runs with the same one decoded the same texts."""
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
+
+
 def today() -> str:
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%MZ")
 
@@ -208,6 +77,7 @@ def today() -> str:
 _number, _count, _text = {"type": "number"}, {"type": "integer", "minimum": 0}, {"type": "string"}
 _maybe_number, _share = {"type": ["number", "null"]}, {"type": ["number", "null"], "minimum": 0, "maximum": 1}
 _seconds, _draft = {"type": "number", "minimum": 0}, {"type": ["string", "null"]}
+_objects, _any = {"type": "array", "items": {"type": "object"}}, {"type": "object"}
 _counts = dict.fromkeys(("n_rounds", "n_drafted", "n_accepted", "n_rejected", "n_emitted"), _count)
 
 
@@ -240,22 +110,39 @@ ROW = _object(
         "draft_cost": _maybe_number,
         "verify_cost": _maybe_number,
         "overhead": _maybe_number,
+        "leviathan": _maybe_number,
+        "cost_model": _maybe_number,
+        "accounting": _maybe_number,
+        "forecast": _maybe_number,
+        "forecast_tokens_per_round": _maybe_number,
+        "ladder": {
+            "type": ["array", "null"],
+            "items": {"type": "object", "properties": {"name": _text, "speedup": _seconds}},
+        },
+        "verdict": {"enum": ["faster", "no difference", "slower", None]},
+        "repeat_noise": _maybe_number,
         "book_formula": _maybe_number,
         "book_formula_drafted_fraction": _maybe_number,
         "same_as_baseline": {"type": ["boolean", "null"]},
     }
 )
+HEAD = {
+    "schema_version": {"const": SCHEMA_VERSION},
+    "created": _text,
+    "interrupted": {"type": "boolean"},
+    "machine": _any,
+    "versions": _any,
+    "settings": _any,
+    "models": _any,
+}
 SCHEMA = _object(
     {
-        "schema_version": {"const": SCHEMA_VERSION},
-        "created": _text,
-        "interrupted": {"type": "boolean"},
-        "machine": {"type": "object"},
-        "versions": {"type": "object"},
-        "settings": {"type": "object"},
-        "models": {"type": "object"},
-        "prompts": {"type": "object"},
-        "correctness": {"type": "array", "items": {"type": "object"}},
+        **HEAD,
+        "prompts": _any,
+        "correctness": _objects,
+        "noise": _objects,
+        "costs": _objects,
+        "phases": _any,
         "headline": {"type": ["object", "null"]},
         "rows": {"type": "array", "items": ROW},
         "raw": {
@@ -265,26 +152,34 @@ SCHEMA = _object(
                     **_shared,
                     "draft": _draft,
                     "prompt_index": _count,
-                    "prefill_seconds": _seconds,
-                    "decode_seconds": _seconds,
+                    "n_prompt": _count,
+                    "prefill_seconds": {"type": "array", "items": _seconds},
+                    "decode_seconds": {"type": "array", "items": _seconds},
                 }
             ),
         },
     }
 )
+POINT = _object({**ROW["properties"], "x": {"type": ["number", "string"]}, "series": _text})
+SWEEP_SCHEMA = _object(
+    {**HEAD, "sweep": _text, "facts": _any, "noise": _objects, "points": {"type": "array", "items": POINT}}
+)
+PLAN_SCHEMA = _object({**HEAD, "plan": _objects, "verified": {"type": ["object", "null"]}, "facts": _any})
 
 
 def validate(record: dict) -> None:
-    """Raise jsonschema.ValidationError where the record is not what `SCHEMA` says."""
-    jsonschema.validate(record, SCHEMA)
+    """Raise jsonschema.ValidationError where the record is not what its schema says."""
+    schema = SWEEP_SCHEMA if "sweep" in record else PLAN_SCHEMA if "plan" in record else SCHEMA
+    jsonschema.validate(record, schema)
 
 
 def to_json(record: dict) -> str:
-    """Compact enough to commit: one line per row and per sample."""
+    """Compact enough to commit: one line per row, point and sample."""
     validate(record)
-    heads = {key: value for key, value in record.items() if key not in ("rows", "raw")}
+    long = [key for key in ("points", "plan", "rows", "raw") if key in record]
+    heads = {key: value for key, value in record.items() if key not in long}
     text = json.dumps(_rounded(heads), indent=1, allow_nan=False)[:-2]
-    for key in ("rows", "raw"):
+    for key in long:
         lines = ",\n  ".join(json.dumps(_rounded(item), allow_nan=False) for item in record[key])
         text += f',\n "{key}": [\n  {lines}\n ]'
     return text + "\n}\n"

@@ -1,29 +1,68 @@
-"""Tables and sentences: each is a view of counts or of a run record, nothing is measured here."""
+"""Tables, and the text that a comparison ends with: views of counts or of a run record, nothing is measured here.
+
+The sentences between the tables are made in speclab/words.py, the numbers of the why-ladder in speclab/ladder.py.
+"""
 
 import textwrap
 
 import tabulate
 
+from speclab.costs import Costs
+from speclab.ladder import EFFECTS, PREDICTORS, UNEXPLAINED, error, factors, prediction_rows
 from speclab.theory import Counts
+from speclab.words import (
+    correctness_lines,
+    errors_line,
+    generate_line,
+    headline_line,
+    losing_lines,
+    noise_line,
+    number,
+    phases_line,
+    prefill_line,
+    provenance,
+    short_names,
+    verdict_sentence,
+)
 
 tabulate.MIN_PADDING = 0  # its extra blanks around headers would push the table past 80 columns
 
+NARROW = tabulate.TableFormat(  # "simple" with one blank between the columns
+    lineabove=None,
+    linebelowheader=tabulate.Line("", "-", " ", ""),
+    linebetweenrows=None,
+    linebelow=None,
+    headerrow=tabulate.DataRow("", " ", ""),
+    datarow=tabulate.DataRow("", " ", ""),
+    padding=0,
+    with_header_hide=None,
+)
 
-def number(value: float | None, digits: int = 2) -> str:
-    """A number for a table; a dash where there is none."""
-    return "-" if value is None else f"{value:.{digits}f}"
 
-
-def table(rows: list[list[str]], headers: list[str], markdown: bool = False, n_words: int = 1) -> str:
+def table(rows: list[list[str]], headers: list[str], markdown: bool = False, n_words: int = 1, narrow=False) -> str:
     """Right-aligned columns after the first `n_words`, which hold words."""
     align = ["left"] * n_words + ["right"] * (len(headers) - n_words)
     return tabulate.tabulate(
         rows,
         headers,
-        tablefmt="github" if markdown else "simple",
+        tablefmt="github" if markdown else NARROW if narrow else "simple",
         colalign=align if rows else None,
         disable_numparse=True,
     )
+
+
+def short(value: float | None) -> str:
+    """A number in four characters, for crowded tables: 0.63, 12.3, 123."""
+    if value is None:
+        return "-"
+    return next((f"{value:.{digits}f}" for digits in (2, 1) if len(f"{value:.{digits}f}") <= 4), f"{value:.0f}")
+
+
+def percent(share: float | None) -> str:
+    """A signed share in five characters or fewer; beyond a factor of ten it no longer matters how far."""
+    if share is None:
+        return "-"
+    return f"{share:+.0%}" if share < 9.995 else ">999%"
 
 
 def counts_summary(counts: Counts) -> str:
@@ -43,210 +82,269 @@ def counts_summary(counts: Counts) -> str:
     return "\n".join(lines)
 
 
-NOT_SLOWER = 0.995  # what rounds to 1.00x is not called slower
-FORMULA_TOLERANCE = 0.10  # the book's formula is explained where it misses by more
-COLUMNS = ["draft", "k", "tok/s", "speedup", "±95 %", "α", "f", "tok/rnd", "book(α)", "book(f)"]
+# --- how fast ---------------------------------------------------------------------------------------------------------
 
-
-def speedup_words(row: dict) -> str:
-    """Losing rows say so."""
-    return f"{row['speedup']:.2f}x" + (" slower" if row["speedup"] < NOT_SLOWER else "")
+SPEED_COLUMNS = ["draft", "k", "tok/s", "speedup", "verdict", "±95 %", "±rerun", "α", "f", "tok/rnd"]
 
 
 def speed_table(rows: list[dict], markdown: bool = False) -> str:
     """One line per arm; the baseline first."""
+    names = _names(rows, markdown)
     lines = []
     for row in rows:
         half_width = None if row["speedup_low"] is None else (row["speedup_high"] - row["speedup_low"]) / 2
-        speculative = row["draft"] is not None
+        speculative, rate = row["draft"] is not None, row["tokens_per_second"]
         lines.append(
             [
-                row["method"],
+                names[row["method"]],
                 str(row["draft_length"]) if speculative else "-",
-                number(row["tokens_per_second"], 1),
-                speedup_words(row) if speculative else "1.00x",
-                number(half_width) if speculative else "-",
+                number(rate, 1 if rate < 999.95 else 0),
+                f"{row['speedup']:.2f}x" if speculative else "1.00x",
+                row.get("verdict") or "-",
+                short(half_width) if speculative else "-",
+                short(row.get("repeat_noise")),
                 number(row["acceptance_rate"]),
                 number(row["drafted_fraction"]),
                 number(row["tokens_per_round"]),
-                number(row["book_formula"]),
-                number(row["book_formula_drafted_fraction"]),
             ]
         )
-    return table(lines, COLUMNS, markdown)
+    return table(lines, SPEED_COLUMNS, markdown)
 
 
-def formula_sentences(rows: list[dict]) -> list[str]:
-    """For each row in which book(alpha) misses by more than FORMULA_TOLERANCE: how far, and what was left out."""
-    sentences = []
+def _names(rows: list[dict], markdown: bool) -> dict[str, str]:
+    """Method -> what a table calls it; the drafts are cut to the same names in every table."""
+    methods = {r["method"]: r["method"] for r in rows}
+    return methods if markdown else methods | short_names([r["method"] for r in rows if r["draft"]])
+
+
+# --- what was predicted -----------------------------------------------------------------------------------------------
+
+PREDICTION_ORDER = ["forecast", "accounting", "book_formula", "book_formula_drafted_fraction", "leviathan"]
+
+
+def prediction_table(rows: list[dict], markdown: bool = False) -> str | None:
+    """Each predictor beside the measurement, with its error; None where nothing was predicted.
+
+    In the terminal the error follows its prediction in one column; Markdown has a column for it. book(f) goes without.
+    """
+    rows = [r for r in rows if r["draft"]]
+    if not any(r.get(predictor) is not None for r in rows for predictor in PREDICTORS):
+        return None
+    names = _names(rows, markdown)
+    headers, lines = ["draft", "k", "measured"], []
+    for predictor in PREDICTION_ORDER:
+        headers += [PREDICTORS[predictor]]
+        headers += ["err"] if markdown and predictor != "book_formula_drafted_fraction" else []
     for row in rows:
-        book = row["book_formula"]
-        if book is None or row["verify_cost"] is None:
-            continue
-        miss = book / row["speedup"] - 1
-        if abs(miss) <= FORMULA_TOLERANCE:
-            continue
-        label = f"{row['method']} k={row['draft_length']}"
-        direction = "too high" if miss > 0 else "too low"
-        sentences.append(
-            f"{label}: the formula says {book:.2f}x, measured {row['speedup']:.2f}x "
-            f"({abs(miss):.0%} {direction}); {_reason(row, miss > 0)}."
+        line = [names[row["method"]], str(row["draft_length"]), f"{row['speedup']:.2f}x"]
+        for predictor in PREDICTION_ORDER:
+            value, miss = short(row.get(predictor)), percent(error(row, predictor))
+            if predictor == "book_formula_drafted_fraction" or (value == "-" and not markdown):
+                line.append(value)
+            else:
+                line += [value, miss] if markdown else [f"{value} {miss:>5}"]
+        lines.append(line)
+    return table(lines, headers, markdown)
+
+
+# --- why --------------------------------------------------------------------------------------------------------------
+
+# effect -> the head of its column in the terminal, and what it is
+LEGEND = {
+    "bonus and partial drafts": ("bonus", "partly right drafts count too, and each round adds a token of its own"),
+    "draft cost": ("drafts", "the draft takes time for every token it proposes"),
+    "verification": ("verify", "the target checks k + 1 tokens in one pass, slower than one token"),
+    "overhead": ("other", "accepting, rolling back, and the loop around them take time"),
+    "real acceptance": ("real", "drafts are right in streaks, and may be shorter than k"),
+    "last round": ("last", "the last round is cut where the text ends"),
+    "longer context": ("context", "passes get slower while the text grows"),
+    "chance": ("luck", "the draws of this run against what could be expected"),
+    UNEXPLAINED: ("rest", "what none of these explains"),
+}
+
+
+def ladder_table(rows: list[dict], markdown: bool = False) -> str | None:
+    """From the book's formula to the measurement, factor by factor; None where no row has a ladder."""
+    rows = [r for r in rows if r["draft"]]
+    if not any(r.get("ladder") for r in rows):
+        return None
+    names, lines = _names(rows, markdown), []
+    for row in rows:
+        found = factors(row) or {}
+        start = row["ladder"][0]["speedup"] if found else row["book_formula"]
+        lines.append(
+            [
+                names[row["method"]],
+                str(row["draft_length"]),
+                "-" if start is None else f"{short(start)}x",
+                *(short(found.get(effect)) for effect in EFFECTS),
+                f"{row['speedup']:.2f}x",
+            ]
         )
-    return sentences
+    middle = list(EFFECTS) if markdown else [LEGEND[effect][0] for effect in EFFECTS]
+    return table(lines, ["draft", "k", "book", *middle, "measured"], markdown, narrow=True)
 
 
-def _reason(row: dict, formula_too_high: bool) -> str:
-    """The measured quantity that moves the formula furthest in the direction it has to go."""
-    per_round = row["n_drafted"] / row["n_rounds"]
-    draft_share = per_round * (row["draft_cost"] or 0.0)
-    if formula_too_high:
-        causes = {
-            draft_share: f"{per_round:.1f} draft steps of c = {number(row['draft_cost'], 3)} cost "
-            f"{draft_share:.2f} of a target step in every round",
-            row["verify_cost"] - 1: f"a verification pass costs v = {row['verify_cost']:.2f} target steps, not 1",
-            row[
-                "overhead"
-            ]: f"accepting and rolling back cost o = {row['overhead']:.2f} of a target step in every round",
-        }
-        short = row["draft_length"] - per_round
-        if short > 0.5:
-            causes[short / row["draft_length"]] = (
-                f"the drafter proposed {per_round:.1f} tokens a round on average, not {row['draft_length']}"
-            )
-        return causes[max(causes)]
-    return (
-        f"a round yields {row['tokens_per_round']:.2f} tokens, the kept part of a partly accepted draft and the bonus "
-        "token included, which the formula does not count"
+def ladder_legend(markdown: bool = False) -> str:
+    """What the columns of the why-ladder are."""
+    intro = "Start at the book's formula and multiply: each factor is a thing it leaves out."
+    if markdown:
+        return f"{intro}\n\n" + "\n".join(f"- {effect}: {words}" for effect, (_, words) in LEGEND.items())
+    return "\n".join([intro, *(f"  {head:8s}{words}" for head, words in LEGEND.values())])
+
+
+# --- what a round is made of ------------------------------------------------------------------------------------------
+
+MOST_WIDTHS, MOST_LENGTHS = 8, 4  # columns that fit
+
+
+def costs_tables(run: dict, markdown: bool = False) -> list[str]:
+    """The calibrated costs: the target's passes for each temperature, then the rest of a round for each draft."""
+    entries = [(e["drafter"], e["temperature"], Costs.from_json(e["costs"])) for e in run.get("costs") or []]
+    if not entries:
+        return []
+    context = _usual_context(run)
+    widths = _some(sorted({w for *_, costs in entries for w in costs.widths}), MOST_WIDTHS)
+    lengths = _some([k for k in run["settings"].get("draft_lengths", []) if k], MOST_LENGTHS)
+    longest = lengths[-1] if lengths else max(widths) - 1
+    by_temperature = {temperature: costs for _, temperature, costs in reversed(entries)}
+    passes = [
+        [f"{t:g}", f"{costs.step_seconds(context) * 1e3:.2f}", *(short(costs.verify_cost(w, context)) for w in widths)]
+        for t, costs in reversed(by_temperature.items())
+    ]
+    names = {d: d for d, *_ in entries} if markdown else short_names([d for d, *_ in entries])
+    rest = [
+        [
+            names[drafter],
+            f"{temperature:g}",
+            *(number(costs.draft_cost(k, context), 3) for k in lengths),
+            *(f"{s * 1e6:.0f}" for s in (costs.accept_seconds(longest), costs.rollback, costs.host)),
+        ]
+        for drafter, temperature, costs in entries
+    ]
+    note = (
+        f"At {context:.0f} tokens of context; v(m) is a target pass over m tokens, c(k) one of k drafted tokens, both "
+        f"in decode steps of the target; accepting {longest} drafted tokens, rolling back and the host's own work are "
+        "microseconds of a round."
     )
+    return [
+        note if markdown else textwrap.fill(note, 79),
+        table(passes, ["T", "step ms", *(f"v({w})" for w in widths)], markdown),
+        table(rest, ["draft", "T", *(f"c({k})" for k in lengths), "accept µs", "rollback µs", "host µs"], markdown),
+    ]
 
 
-def correctness_lines(entries: list[dict]) -> list[str]:
-    """Agreement in words: greedy token for token, sampled by its statistics."""
-    lines = []
-    greedy = [e for e in entries if e["temperature"] == 0]
-    for entry in greedy:
-        for item in entry["differences"]:
-            gap = "-" if item["gap"] is None else f"{item['gap']:.3g}"
-            lines.append(
-                f"  {entry['arm']}, prompt {item['prompt']}, token {item['position']}: "
-                f"{item['tokens'][0]!r} became {item['tokens'][1]!r}, gap {gap}: {item['verdict']}"
-            )
-    if greedy:
-        n_texts = sum(e["n_prompts"] for e in greedy)
-        n_different = sum(len(e["differences"]) for e in greedy)
-        verdict = "identical" if not n_different else f"{n_different} differ, first differences above"
-        lines.append(f"greedy: {n_texts} texts of {len(greedy)} arms against the baseline, token for token: {verdict}")
-    for entry in entries:
-        if entry["temperature"] > 0:
-            word = "consistent with the target" if entry["passed"] else "NOT the target's distribution"
-            z_s, z_l = ("inf" if z is None else f"{z:+.2f}" for z in (entry["z_residual"], entry["z_surprise"]))
-            lines.append(
-                f"T = {entry['temperature']:g}, {entry['arm']}: z_S = {z_s}, z_L = {z_l} "
-                f"over {entry['n_tokens']} tokens (bound {entry['bound']}): {word}"
-            )
-    return lines
+def _usual_context(run: dict) -> float:
+    """Prompt tokens on average and half of the new ones."""
+    prompts = {s["prompt_index"]: s.get("n_prompt", 0) for s in run.get("raw") or []}
+    mean = sum(prompts.values()) / len(prompts) if prompts else 0.0
+    return mean + run["settings"]["max_new_tokens"] / 2
 
 
-def headline_line(run: dict) -> str | None:
-    """The best k, chosen on one half of the prompts and reported on the other."""
-    row = run["headline"]
-    if not row:
-        return None
-    interval = "" if row["speedup_low"] is None else f" (95 %: {row['speedup_low']:.2f} to {row['speedup_high']:.2f})"
-    return (
-        f"{row['method']} draft, greedy, best k = {row['draft_length']} chosen on half of the prompts; "
-        f"on the other half {speedup_words(row)}{interval}, alpha {number(row['acceptance_rate'])}"
-    )
+def _some(values: list[int], most: int) -> list[int]:
+    """All of a sorted list, or `most` of it evenly spread, both ends kept."""
+    if len(values) <= most:
+        return values
+    return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
 
 
-def prefill_line(rows: list[dict]) -> str:
-    """Each draft's best row again, with the time to read the prompt counted on both sides."""
-    best = {}
-    for row in sorted((r for r in rows if r["draft"]), key=lambda r: r["speedup"]):
-        best[row["method"]] = f"{row['method']} k={row['draft_length']} {row['speedup_with_prefill']:.2f}x"
-    return f"with the prompt's own passes counted (the draft's too), the best rows are: {', '.join(best.values())}"
-
-
-def losing_lines(rows: list[dict]) -> list[str]:
-    """For each kind of prompt on which speculation was slower: the rows, and how much slower."""
-    lines = []
-    for kind in dict.fromkeys(r["prompt_kind"] for r in rows):
-        slower = [r for r in rows if r["prompt_kind"] == kind and r["draft"] and r["speedup"] < NOT_SLOWER]
-        names = ", ".join(f"{r['method']} k={r['draft_length']} {r['speedup']:.2f}x" for r in slower)
-        if names and kind not in ("all", "not looping"):
-            lines.append(f"slower on {kind} prompts: {names}")
-    return lines
-
-
-def generate_line(rows: list[dict]) -> str | None:
-    """How our baseline compares with the library's own loop."""
-    row = next((r for r in rows if r["method"] == "generate" and r["prompt_kind"] == "all"), None)
-    if row is None:
-        return None
-    words = "the same text" if row["same_as_baseline"] else "NOT the same text"
-    return f"the baseline against model.generate, prefill included: {1 / row['speedup']:.2f}x its speed, {words}"
+# --- everything -------------------------------------------------------------------------------------------------------
 
 
 def comparison(run: dict, by_kind: bool = False, markdown: bool = False) -> str:
-    """Correctness, then a table per temperature, then what the formula left out."""
-    blocks = []
-
-    def heading(text: str) -> None:
-        blocks.append(f"## {text}" if markdown else text)
-
-    def lines(items: list[str]) -> None:
-        if items:
-            wrapped = [textwrap.fill(item, 79, subsequent_indent="    ") for item in items]
-            blocks.append("\n".join(f"- {item.strip()}" for item in items) if markdown else "\n".join(wrapped))
-
-    if markdown:
-        blocks.append(provenance(run))
-    heading("Do the outputs agree?")
-    lines(correctness_lines(run["correctness"]))
-    kinds = list(dict.fromkeys(r["prompt_kind"] for r in run["rows"]))
-    n_looping = run["prompts"]["n_looping"]
-    many_loops = n_looping is not None and n_looping > run["prompts"]["n"] / 4
+    """Agreement; for each temperature how fast, what was predicted and why; what a round is made of."""
+    blocks = [provenance(run)] if markdown else []
+    blocks += [_heading("Do the outputs agree?", markdown), *_lines(correctness_lines(run["correctness"]), markdown)]
+    legend = ladder_legend(markdown)
     for temperature in dict.fromkeys(r["temperature"] for r in run["rows"]):
-        name = "greedy" if temperature == 0 else "sampling"
-        for kind in kinds:
-            shown = kind == "all" or by_kind or (kind == "not looping" and many_loops and temperature == 0)
+        for kind in dict.fromkeys(r["prompt_kind"] for r in run["rows"]):
             rows = [r for r in run["rows"] if r["temperature"] == temperature and r["prompt_kind"] == kind]
-            if not shown or not rows:
+            if not rows or not _shown(run, kind, temperature, by_kind):
                 continue
+            name = "greedy" if temperature == 0 else "sampling"
             what = "all prompts" if kind == "all" else f"prompts: {kind}"
-            heading(f"Temperature {temperature:g} ({name}), {what} ({rows[0]['n_prompts']})")
-            blocks.append(speed_table([r for r in rows if r["method"] != "generate"], markdown))
+            title = f"Temperature {temperature:g} ({name}), {what} ({rows[0]['n_prompts']})"
+            blocks += [_heading(title, markdown), speed_table(_arms(rows), markdown)]
             if kind == "all":
-                lines([prefill_line(rows)])
-                lines(losing_lines([r for r in run["rows"] if r["temperature"] == temperature]))
-                lines([line for line in (generate_line(rows), headline_line(run)) if line and temperature == 0])
-                sentences = formula_sentences(rows)
-                if sentences:
-                    blocks.append(f"Where 1/(1-α+α/k) is more than {FORMULA_TOLERANCE:.0%} off, T = {temperature:g}:")
-                    lines(sentences)
+                cut = [f"{short} is {name}" for name, short in _names(rows, markdown).items() if short != name]
+                blocks += _lines([*cut, *_notes(run, rows, temperature)], markdown)
+            if kind == "all" or by_kind:
+                blocks += _predicted(run, rows, markdown)
+                blocks += _why(rows, legend, markdown)
+                legend = None if ladder_table(rows) else legend  # once is enough
+    blocks += _round_costs(run, markdown)
+    n_looping = run["prompts"]["n_looping"]
     if n_looping is not None:
         blocks.append(
-            f"{n_looping} of {run['prompts']['n']} greedy texts end in a loop (last 32 tokens of period 8 or less); "
-            "\nloops are easy to draft and flatter acceptance."
+            f"{n_looping} of {run['prompts']['n']} greedy texts end in a loop (last 32 tokens of period 8 or less);\n"
+            "loops are easy to draft and flatter acceptance."
         )
     if run["interrupted"]:
         blocks.append(
-            "Stopped before the end: rows cover the prompts that every arm had finished, checks may be missing."
+            "Stopped before the end: rows cover the prompts that every arm had finished, checks may be\nmissing."
         )
     return "\n\n".join(blocks) + "\n"
 
 
-def provenance(run: dict) -> str:
-    """Machine, versions, commit and settings in one paragraph."""
-    machine, versions, settings = run["machine"], run["versions"], run["settings"]
-    where = machine["gpu"] or f"{machine['cpu']}, {machine['threads']} threads"
-    row = run["rows"][0]
-    commit = (versions["commit"] or "none")[:12]
-    if versions["uncommitted_changes"]:
-        commit += " with uncommitted changes"
-    return (
-        f"Measured {run['created'][:10]} on {where}; {row['device']}, {row['dtype']}; Python {versions['python']}, "
-        f"torch {versions['torch']}, transformers {versions['transformers']}; commit {commit}; "
-        f"seed {settings['seed']}; {run['prompts']['n']} prompts, {settings['max_new_tokens']} new tokens each, "
-        f"{settings['repeats']} x."
-    )
+def _heading(text: str, markdown: bool, level: int = 2) -> str:
+    return f"{'#' * level} {text}" if markdown else text
+
+
+def _lines(items: list[str | None], markdown: bool) -> list[str]:
+    """-> no block, or one with a line (Markdown: a list item) for each item that is there"""
+    items = [item for item in items if item]
+    if not items:
+        return []
+    if markdown:
+        return ["\n".join(f"- {item.strip()}" for item in items)]
+    # "model k=4" stays on one line.
+    wrapped = [textwrap.fill(item.replace(" k=", "\xa0k="), 79, subsequent_indent="    ") for item in items]
+    return ["\n".join(wrapped).replace("\xa0k=", " k=")]
+
+
+def _shown(run: dict, kind: str, temperature: float, by_kind: bool) -> bool:
+    n_looping = run["prompts"]["n_looping"]
+    many_loops = n_looping is not None and n_looping > run["prompts"]["n"] / 4
+    return kind == "all" or by_kind or (kind == "not looping" and many_loops and temperature == 0)
+
+
+def _arms(rows: list[dict]) -> list[dict]:
+    """The baseline and the speculative rows; what serves as a reference has a line of its own."""
+    return [r for r in rows if r["draft"] or r["method"] == "baseline"]
+
+
+def _notes(run: dict, rows: list[dict], temperature: float) -> list[str | None]:
+    everywhere = [r for r in run["rows"] if r["temperature"] == temperature]
+    notes = [noise_line(run, temperature), prefill_line(rows), *losing_lines(everywhere)]
+    return notes + ([generate_line(rows), headline_line(run)] if temperature == 0 else [])
+
+
+def _predicted(run: dict, rows: list[dict], markdown: bool) -> list[str]:
+    """The prediction table with the errors over this temperature's rows of all kinds, or over the one kind shown."""
+    found = prediction_table(rows, markdown)
+    if found is None:
+        return []
+    whole = rows[0]["prompt_kind"] == "all"
+    pool = [r for r in run["rows"] if r["temperature"] == rows[0]["temperature"]] if whole else rows
+    meaning = None if markdown else "after each prediction: predicted / measured - 1"
+    return [
+        _heading("What was predicted, as speedup" if markdown else "What was predicted", markdown, level=3),
+        found,
+        *_lines([meaning, errors_line(prediction_rows(pool))], markdown),
+    ]
+
+
+def _why(rows: list[dict], legend: str | None, markdown: bool) -> list[str]:
+    """The ladder and, for all prompts, a sentence for each row; sentences alone where there is no ladder."""
+    speculative = [r for r in rows if r["draft"]]
+    sentences = [verdict_sentence(r) for r in speculative] if rows[0]["prompt_kind"] == "all" else []
+    found = ladder_table(rows, markdown)
+    ladder = [_heading("Why: from the formula to the measurement", markdown, level=3), found] if found else []
+    if found and legend:
+        ladder.append(legend)
+    return ladder + _lines(sentences, markdown)
+
+
+def _round_costs(run: dict, markdown: bool) -> list[str]:
+    blocks = costs_tables(run, markdown) + _lines([phases_line(run)], markdown)
+    return [_heading("What a round is made of", markdown), *blocks] if blocks else []

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 import baseline_autoregressive
 import compare
 import optimized_speculative
+from experiments import comparison
 from speclab import record
 
 
@@ -133,7 +134,7 @@ def test_damaged_weights_are_named(run, pair_folder, tmp_path):
 def test_unwritable_output_folder_is_found_before_measuring(run, tmp_path, monkeypatch):
     """A file where the folder should be. Nothing is measured, nothing is written."""
     (tmp_path / "results").write_text("in the way")
-    monkeypatch.setattr(compare, "measure", lambda *a: pytest.fail("measured before checking the folder"))
+    monkeypatch.setattr(comparison, "measure", lambda *a: pytest.fail("measured before checking the folder"))
     refused(run(compare, "--out-dir", str(tmp_path)), 3, "--out-dir")
     assert [p.name for p in tmp_path.iterdir()] == ["results"]
 

@@ -9,17 +9,23 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import binom
+from scipy.stats import binom, binomtest
 
 from optimized_speculative import Round
 from speclab import theory, timing
 from speclab.theory import (
     Counts,
+    acceptance_interval,
+    best_draft_length,
     book_formula,
+    break_even_acceptance,
     cost_model_speedup,
     expected_drafted_fraction,
     expected_tokens_per_round,
     leviathan_speedup,
+    model_speedup,
+    omega_star,
+    overhead_per_round,
     ratio_interval,
 )
 
@@ -87,6 +93,18 @@ def test_the_books_own_table():
     assert [round(value, 3) for value in values] == [2.105, 2.5, 2.581, 3.333]
 
 
+@pytest.mark.parametrize(("alpha", "k", "printed"), [(0.7, 4, 2.1), (0.8, 4, 2.5), (0.7, 8, 2.5), (0.8, 8, 3.3)])
+def test_the_books_table_line_by_line(alpha, k, printed):
+    """Three lines are the formula cut to one decimal; at (0.7, 8) it gives 2.58, so neither 2.5 nor its rounding."""
+    value = book_formula(alpha, k)
+    if (alpha, k) == (0.7, 8):
+        assert (f"{value:.2f}", f"{value:.1f}") == ("2.58", "2.6")
+        assert abs(value - printed) > 0.05
+    else:
+        assert f"{value:.1f}" == f"{printed}"
+        assert abs(value - printed) < 0.05
+
+
 @given_cases
 @given(acceptances, lengths)
 def test_limits_of_the_books_formula(alpha, k):
@@ -124,6 +142,131 @@ def test_overhead_at_which_the_books_formula_is_right():
 
 
 @given_cases
+@given(st.lists(st.booleans(), min_size=1, max_size=40), st.integers(1, 12))
+def test_when_the_books_formula_is_exact(full_rounds, k):
+    """Rounds of k tokens or 1, free drafts, no bonus; acceptance is the share of tokens from full rounds. In fractions.
+
+    Every round costs one decode step, so the speedup is tokens per round.
+    """
+    tokens = sum(k if full else 1 for full in full_rounds)
+    share = Fraction(k * sum(full_rounds), tokens)
+    assert book_formula(share, k) == Fraction(tokens, len(full_rounds))
+
+
+def test_one_condition_broken_and_the_books_formula_is_wrong():
+    """Half of 100 rounds accept all 4 drafts, the others none: the share of rounds, say, gives another number."""
+    tokens, rounds = 50 * 4 + 50 * 1, 100
+    share = Fraction(50 * 4, tokens)
+    assert book_formula(share, 4) == Fraction(tokens, rounds)
+    assert book_formula(Fraction(1, 2), 4) != Fraction(tokens, rounds)  # share of rounds
+    assert book_formula(share, 4) != Fraction(tokens + 50, rounds)  # the bonus token
+    assert book_formula(share, 4) != Fraction(tokens, rounds) / (1 + 4 * Fraction(1, 10))  # drafts that cost something
+
+
+@given_cases
+@given(st.fractions(0, 1, max_denominator=1000).filter(lambda a: 0 < a < 1), lengths)
+def test_the_lower_bound_is_strict_in_fractions(alpha, k):
+    """As close to 0 and 1 as you like, where floats no longer tell. Both are 1 at 0; at 1 it is k to k + 1."""
+    tau = sum(alpha**i for i in range(k + 1))
+    assert alpha**k * (k - (k - 1) * alpha) < 1
+    assert book_formula(alpha, k) < tau
+    assert book_formula(Fraction(0), k) == 1
+    assert book_formula(Fraction(1), k) == k
+
+
+def test_how_low_the_bound_is_on_the_printed_grid():
+    """6 % to 33 % below what free drafting gives."""
+    _, header, *rows = GRID.rstrip().split("\n")
+    ks = [int(word.removeprefix("k=")) for word in header.split()]
+    low = [
+        1 - book_formula(a, k) / leviathan_speedup(a, k, 0) for a in (float(row.split()[0]) for row in rows) for k in ks
+    ]
+    assert (round(100 * min(low)), round(100 * max(low))) == (6, 33)
+
+
+@given_cases
+@given(st.floats(0, 0.99), lengths)
+def test_omega_star_is_the_printed_closed_form(alpha, k):
+    """Two roads: the overhead that makes tau / (1 + omega) the book's value, and the formula in the text."""
+    closed = alpha * (1 - alpha**k * (k - (k - 1) * alpha)) / (k * (1 - alpha))
+    assert omega_star(alpha, k) == pytest.approx(closed, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "k", "printed"), [(0.7, 4, 0.317), (0.8, 4, 0.345), (0.7, 8, 0.240), (0.8, 8, 0.299)]
+)
+def test_omega_star_divides_too_low_from_too_high(alpha, k, printed):
+    """Below it the book promises too little, above it too much, wherever the overhead comes from."""
+    omega = omega_star(alpha, k)
+    assert round(omega, 3) == printed
+    for share, sign in [(0.99, 1), (1.01, -1)]:
+        for c, v, o in [(share * omega / k, 1, 0), (0, 1 + share * omega, 0), (0, 1, share * omega)]:
+            assert overhead_per_round(k, c, v, o) == pytest.approx(share * omega)
+            assert sign * (model_speedup(alpha, k, c, v, o) - book_formula(alpha, k)) > 0
+    assert omega_star(1, k) == pytest.approx(1 / k)
+    assert omega_star(0, k) == 0
+
+
+def test_model_speedup_is_tau_over_the_round():
+    """Four drafts of 0.1, a pass of 1.2 and 0.05 beside: 1.65 steps a round, 0.65 of them overhead."""
+    assert overhead_per_round(4, 0.1, 1.2, 0.05) == pytest.approx(0.65)
+    assert model_speedup(0.8, 4, 0.1, 1.2, 0.05) == pytest.approx(3.3616 / 1.65)
+    assert model_speedup(0.8, 0, 0.1, 1, 0) == 1
+    assert model_speedup(0.8, 4, 0.1, 1, 0) == leviathan_speedup(0.8, 4, 0.1)
+
+
+@pytest.mark.parametrize("alpha", [0.5, 0.6, 0.7, 0.8, 0.9, 0.95])
+def test_best_draft_length_against_the_printed_grid(alpha):
+    """It must be at least as good as every printed k, and no neighbour is better."""
+    for c in COSTS[1:]:
+        best = best_draft_length(lambda k, c=c: leviathan_speedup(alpha, k, c), 60)
+        for k in range(61):
+            assert leviathan_speedup(alpha, best, c) >= leviathan_speedup(alpha, k, c)
+
+
+def test_best_draft_length_at_the_edges():
+    """Plain decoding where drafting never pays, `longest` where it is free, the shortest of equals."""
+    assert best_draft_length(lambda k: leviathan_speedup(0.1, k, 0.2), 16) == 0
+    assert best_draft_length(lambda k: leviathan_speedup(0.8, k, 0), 16) == 16
+    assert best_draft_length(lambda k: leviathan_speedup(0, k, 0), 16) == 0
+    assert best_draft_length(lambda k: 1 + (k >= 3), 16) == 3
+    assert best_draft_length(lambda k: k, 0) == 0
+
+
+@given_cases
+@given(st.floats(0.01, 0.99), st.integers(1, 16))
+def test_break_even_without_overhead_is_the_drafts_cost(c, longest):
+    """Leviathan et al., corollary 3.9: free verification pays if alpha > c, and then k = 1 already does."""
+    assert break_even_acceptance(c, lambda width: 1, 0, longest) == pytest.approx(c, abs=2e-6)
+
+
+@given_cases
+@given(st.floats(0, 0.5), st.floats(0, 0.4), st.floats(0, 2), st.integers(1, 16))
+def test_break_even_divides_loss_from_gain(c, per_token, o, longest):
+    """Just above, some k is not slower; just below, all are; None only if even perfect drafts lose."""
+
+    def best(alpha: float) -> float:
+        return max(model_speedup(alpha, k, c, 1 + per_token * k, o) for k in range(1, longest + 1))
+
+    alpha = break_even_acceptance(c, lambda width: 1 + per_token * (width - 1), o, longest)
+    if alpha is None:
+        assert best(1) < 1
+    else:
+        assert best(alpha) >= 1
+        assert alpha <= 2e-6 or best(alpha - 2e-6) < 1
+
+
+def test_break_even_at_the_edges():
+    """One draft token: alpha = c + v + o - 1. With a fixed overhead longer drafts pay earlier."""
+    assert break_even_acceptance(0.1, lambda width: 1.2, 0.3, longest=1) == pytest.approx(0.6, abs=2e-6)
+    longer = break_even_acceptance(0.0, lambda width: 1.0, 0.8, longest=16)
+    assert longer < 0.5 < break_even_acceptance(0.0, lambda width: 1.0, 0.8, longest=1)
+    assert break_even_acceptance(0.01, lambda width: width, 0.0) is None
+    assert break_even_acceptance(0.0, lambda width: 1.0, 0.0) == 0
+    assert break_even_acceptance(0.0, lambda width: 2.0, 0.0, longest=1) == 1  # only what is always right
+
+
+@given_cases
 @given(st.fractions(0, 1, max_denominator=20), st.integers(0, 8))
 def test_expected_tokens_per_round_is_the_mean_of_its_law(alpha, k):
     """Against the definition: i drafts are kept with probability alpha^i (1 - alpha), all k with alpha^k; plus one."""
@@ -140,6 +283,7 @@ def test_the_three_numbers_called_acceptance_rate():
     """At alpha = 0.8 and k = 8, f is half of alpha: feeding one into a formula for the other misses by a factor 2."""
     assert round(expected_drafted_fraction(0.8, 8), 3) == 0.416
     assert round(expected_tokens_per_round(0.8, 8), 2) == 4.33
+    assert round(1 - 1 / expected_tokens_per_round(0.8, 8), 3) == 0.769  # share of the output that was drafted
     assert round(book_formula(0.8, 8), 2) == 3.33
     assert round(book_formula(expected_drafted_fraction(0.8, 8), 8), 2) == 1.57
 
@@ -250,6 +394,15 @@ def test_tau_is_1_plus_k_f(rounds):
 
 
 @given_cases
+@given(rounds_of_8)
+def test_tau_is_1_plus_the_survival_of_every_position(rounds):
+    """tau = 1 + sum over i of the share of rounds that accept at least i."""
+    counts = counted(*rounds)
+    survival = [sum(n for kept, n in counts.accepted_lengths.items() if kept >= i) / len(rounds) for i in range(1, 9)]
+    assert counts.tokens_per_round == pytest.approx(1 + sum(survival), rel=1e-12)
+
+
+@given_cases
 @given(rounds_of_8, rounds_of_8)
 def test_merged_counts_are_the_counts_of_everything(first, second):
     """Pooling prompts by merging must weight them by their rounds, and leave the other counts alone."""
@@ -346,6 +499,52 @@ def test_interval_covers_the_true_ratio(n, coverage):
     assert least <= covered <= most, covered
 
 
+KINDS = np.log([1.3, 1.6, 2.4])  # prose, code, copying: speedups as far apart as in the reference runs
+
+
+def fixed_budget(generator: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """A comparison's own data: the same number of tokens for every prompt, of one of three kinds.
+
+    Both arms share the machine's mood (the lognormal of 0.1); the rest of the speculative time is skewed.
+    """
+    mood = generator.lognormal(0, 0.1, n)
+    return mood, mood / np.exp(generator.choice(KINDS, n) + generator.normal(0, 0.15, n))
+
+
+def skewed(generator: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Harder: lengths as spread as chat answers, and long ones are sped up more."""
+    z, w = generator.normal(size=(2, n))
+    lengths = np.exp(0.4 * z)
+    return lengths * 2 * np.exp(0.25 * (0.5 * z + math.sqrt(0.75) * w)), lengths
+
+
+TRUE_FIXED = 1 / (np.exp(-KINDS).mean() * math.exp(0.15**2 / 2))
+TRUE_SKEWED = 2 * math.exp(0.25**2 / 2 + 0.5 * 0.4 * 0.25)
+
+
+def coverage(data, truth: float, n: int, trials: int, resamples: int = 300) -> float:
+    generator, covered = np.random.default_rng(n), 0
+    for trial in range(trials):
+        low, high = ratio_interval(*data(generator, n), resamples=resamples, seed=trial)
+        covered += low <= truth <= high
+    print(f"{data.__name__}, {n} prompts: {100 * covered / trials:.1f} % of {trials}")
+    return covered / trials
+
+
+def test_coverage_at_24_prompts():
+    """94 % to 96 % with data like a comparison's own. 4000 seeded trials know the coverage to 0.35 points."""
+    assert 0.94 <= coverage(fixed_budget, TRUE_FIXED, 24, 4000) <= 0.96
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("data", "truth"), [(fixed_budget, TRUE_FIXED), (skewed, TRUE_SKEWED)], ids=["even", "skewed"])
+@pytest.mark.parametrize("n", [10, 24, 50])
+def test_coverage_at_other_sizes(data, truth, n):
+    """With skewed data or 10 prompts it falls short by up to 2 points: a sample does not know its tails."""
+    least, most = (0.94, 0.96) if data is fixed_budget and n >= 24 else (0.92, 0.97)
+    assert least <= coverage(data, truth, n, 20_000, resamples=500) <= most
+
+
 def test_interval_of_near_equal_prompts_and_an_outlier_is_finite():
     """Three prompts, two with the same speedup to 1e-5: a studentised resample divides by almost nothing."""
     low, high = ratio_interval([1.0, 1.00001, 2.0], [1.0, 1.0, 1.0])
@@ -356,3 +555,46 @@ def test_interval_of_a_cluster_and_two_outliers_is_of_use():
     """Eight prompts, speedups between 1.4995 and 2.2: no bound of 95 % belongs far outside of what was seen."""
     low, high = ratio_interval([1.50, 1.501, 1.502, 1.499, 1.5003, 1.4995, 2.0, 2.2], [1.0] * 8)
     assert 1 < low < high < 10
+
+
+# --- the interval of alpha --------------------------------------------------------------------------------------------
+
+
+@given_cases
+@given(st.integers(0, 200), st.integers(0, 200), st.sampled_from([0.8, 0.95, 0.99]))
+def test_acceptance_interval_is_wilsons(accepted, rejected, level):
+    """Against scipy, for all counts."""
+    if accepted + rejected == 0:
+        assert acceptance_interval(accepted, rejected, level) is None
+        return
+    alpha, low, high = acceptance_interval(accepted, rejected, level)
+    reference = binomtest(accepted, accepted + rejected).proportion_ci(level, method="wilson")
+    assert (low, high) == pytest.approx((reference.low, reference.high), abs=1e-12)
+    assert alpha == accepted / (accepted + rejected)
+    assert 0 <= low <= alpha <= high <= 1
+
+
+def test_acceptance_interval_of_one_verdict():
+    """All kept or all refused: a bound at 0 or 1 but never a point, as alpha +- its error would give."""
+    assert acceptance_interval(0, 0) is None
+    for accepted, rejected in [(5, 0), (0, 5), (1, 0)]:
+        _, low, high = acceptance_interval(accepted, rejected)
+        assert high - low > 0.4
+
+
+@pytest.mark.parametrize(("alpha", "k"), [(0.5, 2), (0.8, 4), (0.8, 8), (0.95, 8)])
+def test_censoring_does_not_change_the_interval(alpha, k):
+    """60 rounds that stop at a refusal or after k, 4000 times: 95 % cover alpha, within 5 standard errors of 4000.
+
+    Accepted / drafted, whose denominator holds drafts that nobody tested, covers next to never.
+    """
+    kept = np.minimum(np.random.default_rng(6).geometric(1 - alpha, (4000, 60)) - 1, k)
+    accepted, rejected = kept.sum(1), (kept < k).sum(1)
+    covered = fooled = 0
+    for a, r in zip(accepted.tolist(), rejected.tolist(), strict=True):
+        _, low, high = acceptance_interval(a, r)
+        covered += low <= alpha <= high
+        _, low, high = acceptance_interval(a, 60 * k - a)
+        fooled += low <= alpha <= high
+    assert 0.95 - 5 * 0.0035 < covered / 4000 < 0.95 + 5 * 0.0035
+    assert fooled / 4000 < 0.6

@@ -1,0 +1,299 @@
+"""Both decoders on the same prompts, in turns: the measurements that compare.py, its plans and its sweeps are made of.
+
+The arms of one prompt decode side by side, each with caches of its own over the same weights. The arm that is furthest
+behind goes next, one step or one round at a time. A shared machine changes its speed within a tenth of a second; arms
+that take turns this often meet the same weather and are always at the same place of the text.
+
+Beside the timed arms run two kinds of instrument, which give the costs that explain the timed arms' speedups: the
+baseline once more (its distance from the first one is the noise floor), and for every draft one decoding with a clock
+on each phase of a round, whose draft lengths change from round to round.
+"""
+
+import copy
+import random
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+from transformers import GenerationConfig
+
+from baseline_autoregressive import autoregressive_decode
+from draft_models import DialDrafter, Drafter, ModelDrafter
+from optimized_speculative import Round, speculative_decode
+from speclab import options
+from speclab.cached_model import CachedModel
+from speclab.costs import RoundTime, StepTime, catch_ups
+from speclab.prompts import Prompt
+from speclab.rows import AGAIN, GENERATE, Arm, Sample
+from speclab.sampling import Draft, Sampling
+from speclab.theory import Counts
+
+WARM_UP_TOKENS = 24
+
+
+class Bench:
+    """One target, its drafts, and how long to decode."""
+
+    def __init__(self, setup: options.Setup, drafters: dict[str, Drafter], max_new_tokens: int, seed: int):
+        self.setup, self.drafters, self.max_new_tokens, self.seed = setup, drafters, max_new_tokens, seed
+        # The library's own loop does the same job as ours: no end token, no penalties from the model's own settings.
+        setup.target.model.generation_config = GenerationConfig(pad_token_id=0)
+        self._references: dict[tuple[int, ...], list[int]] = {}  # prompt -> the baseline's greedy tokens, for the dial
+
+    def decoding(
+        self,
+        arm: Arm,
+        sampling: Sampling,
+        prompt: Prompt,
+        stream: int = 0,
+        budget: int | None = None,
+        lengths: list[int] | None = None,
+    ) -> "Decoding":
+        """An arm ready to work on a prompt. Decodings of one `stream` draw the same random numbers.
+
+        `lengths` makes it an instrument: every phase is timed, and each round drafts one of these lengths.
+        """
+        target = copy.deepcopy(self.setup.target)  # a cache of its own, the same weights
+        budget = budget or self.max_new_tokens
+        ids = prompt.ids.to(self.setup.device)
+        generator = torch.Generator(self.setup.device).manual_seed(self.seed * 1009 + stream)
+        if not arm.speculative:
+            tokens = autoregressive_decode(target, ids, budget, sampling, generator, chunk=self.setup.chunk)
+            rounds = (Round([token], prefill=i == 0) for i, token in enumerate(tokens))
+        else:
+            drafter = self._drafter(arm.draft, ids, budget)
+            if lengths:
+                drafter = VariedLength(drafter, lengths, stream)
+            rounds = speculative_decode(
+                target,
+                drafter,
+                ids,
+                arm.draft_length,
+                budget,
+                sampling,
+                generator,
+                time_phases=lengths is not None,
+            )
+        return Decoding(arm, rounds, ids.shape[1], budget)
+
+    def generate(self, prompt: Prompt) -> tuple[float, list[int]]:
+        """The library's own greedy loop, as a yardstick for the yardstick.  -> seconds with prefill, new tokens"""
+        ids = prompt.ids.to(self.setup.device)
+        start = time.perf_counter()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            output = self.setup.target.model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=self.max_new_tokens,
+                do_sample=False,
+                pad_token_id=0,
+            )
+        tokens = output[0, ids.shape[1] :].tolist()  # waits for the device
+        return time.perf_counter() - start, tokens
+
+    def _drafter(self, name: str, ids: Tensor, budget: int) -> Drafter:
+        drafter = copy.deepcopy(self.drafters[name])
+        if isinstance(drafter, DialDrafter):
+            key = tuple(ids[0].tolist())
+            if len(self._references.get(key, [])) < budget:
+                self._references[key] = list(autoregressive_decode(copy.deepcopy(self.setup.target), ids, budget))
+            drafter.replay(self._references[key])
+        return drafter
+
+
+class Decoding:
+    """An arm at work on one prompt. `advance` does one step or round and books its seconds."""
+
+    def __init__(self, arm: Arm, rounds: Iterator[Round], n_prompt: int, budget: int):
+        self.arm, self.budget, self.n_prompt = arm, budget, n_prompt
+        self.tokens: list[int] = []
+        self.counts = Counts()
+        self.prefill_seconds = self.decode_seconds = 0.0
+        self.rounds: list[tuple[int, int]] = []  # (drafted, accepted) of each
+        self.log: list[tuple[int, float, dict[str, float] | None]] = []  # cache length before, seconds, by phase
+        self._rounds = rounds
+
+    @property
+    def done(self) -> bool:
+        return len(self.tokens) >= self.budget
+
+    def advance(self) -> None:
+        start = time.perf_counter()
+        round_ = next(self._rounds)  # ends with tokens on the host, so the device has nothing left to do
+        seconds = time.perf_counter() - start
+        if round_.prefill:
+            self.prefill_seconds += seconds
+        else:
+            self.decode_seconds += seconds
+            self.rounds.append((round_.n_drafted, round_.n_accepted))
+            self.log.append((self.n_prompt + len(self.tokens) - 1, seconds, round_.seconds))
+        self.counts.add(round_)
+        self.tokens += round_.tokens
+
+
+def take_turns(decodings: list[Decoding]) -> None:
+    """Finish them all; the one that has committed the fewest tokens goes next, the first of the list among equals."""
+    while waiting := [d for d in decodings if not d.done]:
+        min(waiting, key=lambda d: len(d.tokens)).advance()
+
+
+class VariedLength:
+    """An instrument around a drafter: round by round it caps the draft at another length, all of them equally often."""
+
+    def __init__(self, drafter: Drafter, lengths: list[int], seed: int):
+        self._drafter, self._lengths, self._dice = drafter, lengths, random.Random(seed)
+        self._left: list[int] = []
+
+    def start(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
+        self._drafter.start(target, prompt, sampling)
+
+    def propose(self, k: int, uniforms: Tensor) -> Draft:
+        if not self._left:
+            self._left = self._dice.sample(self._lengths, len(self._lengths))
+        length = min(k, self._left.pop())
+        return self._drafter.propose(length, uniforms[:, :length])
+
+    def observe(self, n_accepted: int, committed: list[int]) -> None:
+        self._drafter.observe(n_accepted, committed)
+
+
+@dataclass
+class Measurement:
+    """Everything that was timed. `samples` holds only prompts that every arm finished."""
+
+    samples: list[Sample] = field(default_factory=list)
+    rounds: list[RoundTime] = field(default_factory=list)  # of the instrumented decodings
+    steps: list[StepTime] = field(default_factory=list)  # of the second baseline
+    wall_seconds: float = 0.0  # of the instrumented rounds, and what their phases add up to
+    phase_seconds: float = 0.0
+    interrupted: bool = False
+
+    def of(self, arm: Arm, temperature: float) -> list[Sample]:
+        return [s for s in self.samples if s.arm == arm and s.temperature == temperature]
+
+    def extend(self, other: "Measurement") -> None:
+        """Add what another measurement of the same target on the same machine found."""
+        self.samples += other.samples
+        self.rounds += other.rounds
+        self.steps += other.steps
+        self.wall_seconds += other.wall_seconds
+        self.phase_seconds += other.phase_seconds
+        self.interrupted |= other.interrupted
+
+    def add(self, decoding: Decoding, temperature: float, chunk: int) -> None:
+        """Keep what an instrument saw."""
+        if not decoding.arm.speculative:
+            blocks = [decoding.log[i : i + chunk] for i in range(0, len(decoding.log) - chunk + 1, chunk)]
+            for block in blocks:
+                mean = sum(seconds for _, seconds, _ in block) / len(block)
+                self.steps.append(StepTime(temperature, block[len(block) // 2][0], mean))
+            return
+        widths = catch_ups(decoding.rounds)
+        for (n_drafted, _), (context, seconds, phases), width in zip(
+            decoding.rounds, decoding.log, widths, strict=True
+        ):
+            covered = sum(phases.values())
+            self.wall_seconds += seconds
+            self.phase_seconds += covered
+            phases = {**phases, "host": phases["host"] + seconds - covered}  # what no phase covers is the host's
+            self.rounds.append(RoundTime(decoding.arm.draft, temperature, context, n_drafted, width, phases))
+
+
+def measure(
+    bench: Bench,
+    arms: list[Arm],
+    temperatures: list[float],
+    prompts: list[Prompt],
+    repeats: int,
+    base: Sampling,
+    instruments: dict[str, list[int]],
+    title: str = "measuring",
+) -> Measurement:
+    """All arms over all prompts, in turns. Ctrl-C keeps the prompts that are complete.
+
+    `base` gives top-k and top-p. `instruments`: for each draft the lengths that its instrumented decoding tries; with
+    any of them the baseline, which is the first of `arms`, runs a second time, too.
+    """
+    if instruments:
+        middle = (len(arms) + 1) // 2  # half a round of turns away from the first, as the other arms are on average
+        arms = [*arms[:middle], AGAIN, *arms[middle:]]
+    found = Measurement()
+    total = len(prompts) * repeats * len(temperatures)
+    with tqdm(total=total, unit="turn", desc=title, leave=False) as bar:
+        try:
+            _warm_up(bench, arms, prompts[0], instruments)
+            for index, prompt in enumerate(prompts):
+                part = Measurement()
+                for temperature in temperatures:
+                    sampling = Sampling(temperature, base.top_k, base.top_p)
+                    usable = [a for a in arms if temperature == 0 or not greedy_only(bench, a)]
+                    samples = {arm: Sample(arm, temperature, index, prompt.kind, prompt.ids.shape[1]) for arm in usable}
+                    for repeat in range(repeats):
+                        _one_turn(bench, samples, sampling, index, prompt, repeat, instruments, part)
+                        bar.update()
+                    part.samples += samples.values()
+                found.extend(part)
+        except KeyboardInterrupt:
+            bar.close()
+            options.note(f"stopped: {len({s.prompt_index for s in found.samples})} prompts are complete")
+            if not found.samples:
+                raise
+            found.interrupted = True
+    return found
+
+
+def _one_turn(
+    bench: Bench,
+    samples: dict[Arm, Sample],
+    sampling: Sampling,
+    index: int,
+    prompt: Prompt,
+    repeat: int,
+    instruments: dict[str, list[int]],
+    found: Measurement,
+) -> None:
+    """Every arm and every instrument once over one prompt."""
+    stream = repeat * 100_003 + index  # another one for every prompt and repeat, the same for every arm
+    queue = [bench.decoding(arm, sampling, prompt, stream) for arm in samples if arm != GENERATE]
+    for name, lengths in instruments.items():
+        arm = Arm("instrument", name, max(lengths))
+        if sampling.greedy or not greedy_only(bench, arm):
+            queue.append(bench.decoding(arm, sampling, prompt, stream, lengths=lengths))
+    take_turns(queue if (index + repeat) % 2 == 0 else queue[::-1])
+    for decoding in queue:
+        if decoding.arm in samples:
+            samples[decoding.arm].add(
+                decoding.prefill_seconds, decoding.decode_seconds, decoding.tokens, decoding.counts, decoding.rounds
+            )
+        if decoding.arm not in samples or decoding.arm == AGAIN:
+            found.add(decoding, sampling.temperature, bench.setup.chunk)
+    if GENERATE in samples:
+        samples[GENERATE].add(0.0, *bench.generate(prompt))
+
+
+def _warm_up(bench: Bench, arms: list[Arm], prompt: Prompt, instruments: dict[str, list[int]]) -> None:
+    """Meet every shape once before the clock counts."""
+    budget = min(WARM_UP_TOKENS, bench.max_new_tokens)
+    decodings = [bench.decoding(arm, Sampling(), prompt, budget=budget) for arm in arms if arm != GENERATE]
+    for name, lengths in instruments.items():
+        arm = Arm("instrument", name, max(lengths))
+        every_width = bench.decoding(arm, Sampling(), prompt, budget=bench.max_new_tokens, lengths=sorted(set(lengths)))
+        decodings.append(every_width)
+    take_turns(decodings)
+    if GENERATE in arms:
+        bench.generate(prompt)
+
+
+def greedy_only(bench: Bench, arm: Arm) -> bool:
+    """The library's loop is compared token for token, and the dial replays greedy text."""
+    return arm == GENERATE or (arm.speculative and isinstance(bench.drafters[arm.draft], DialDrafter))
+
+
+def is_model(drafter: Drafter) -> bool:
+    """A real draft model, not the instrument that pays for one."""
+    return isinstance(drafter, ModelDrafter) and not isinstance(drafter, DialDrafter)

@@ -1,0 +1,164 @@
+"""One comparison from end to end: measure, check, price, and make the rows of the record."""
+
+from collections.abc import Callable
+
+from draft_models import Drafter
+from experiments.bench import Bench, Measurement, is_model, measure
+from experiments.checks import check
+from experiments.job import Job, instruments, with_generate
+from experiments.pricing import Pricelist, calibrated, chances
+from speclab import explain, options, plots, report, rows
+from speclab.prompts import Prompt
+from speclab.rows import AGAIN, BASELINE, Arm, Sample
+from speclab.sampling import Sampling
+
+
+def compare(job: Job) -> int:
+    """`python compare.py`: the whole comparison, its files and its words.  -> exit code"""
+    arms, base = with_generate(job, job.arms()), job.setup.sampling
+    bench = job.bench()
+    with job.talk():
+        print(job.describe())
+        found = measure(bench, arms, job.temperatures, job.prompts, job.args.repeats, base, instruments(job, arms))
+        correctness: list[dict] = []
+        prices: Pricelist = {}
+        try:
+            for temperature in dict.fromkeys(s.temperature for s in found.samples):
+                sampling = Sampling(temperature, base.top_k, base.top_p)
+                correctness += check(bench, found, job.prompts, sampling, job.setup.tokenizer)
+            prices = calibrated(found)
+        except KeyboardInterrupt:
+            options.note("stopped: the rows are complete, their checks or explanations are not")
+            found.interrupted = True
+        run = comparison_record(job, bench, found, prices, correctness)
+        written = job.write(run, report.comparison(run, by_kind=True, markdown=True))
+        written += plots.comparison(run, job.path("plots", "").parent, job.args.name)
+        print(report.comparison(run, by_kind=job.args.by_kind))
+        options.note("wrote " + ", ".join(options.shown_path(p) for p in written))
+    return 0 if all(entry["passed"] for entry in correctness) else 1
+
+
+def comparison_record(job: Job, bench: Bench, found: Measurement, prices: Pricelist, correctness: list[dict]) -> dict:
+    """Everything that tables and pictures are views of."""
+    greedy = [s for s in found.samples if s.arm == BASELINE and s.temperature == 0]
+    noise = []
+    for temperature in job.temperatures:
+        floor = explain.noise_floor(found.of(BASELINE, temperature), found.of(AGAIN, temperature))
+        if floor:
+            noise.append({"temperature": temperature, **floor})
+    return {
+        **job.head(found.interrupted),
+        "prompts": {
+            "n": len({s.prompt_index for s in found.samples}),
+            "kinds": list(dict.fromkeys(s.prompt_kind for s in found.samples)),
+            "n_looping": sum(map(rows.loops, greedy)) if greedy else None,
+        },
+        "correctness": correctness,
+        "noise": noise,
+        "costs": [
+            {"drafter": job.method(name), "temperature": temperature, "costs": costs.to_json()}
+            for (name, temperature), costs in prices.items()
+        ],
+        "phases": {
+            "seconds": found.wall_seconds,
+            "share": found.phase_seconds / found.wall_seconds if found.wall_seconds else None,
+        },
+        "headline": headline(found, bench.drafters, job.common),
+        "rows": build_rows(bench, found, job.prompts, prices, job.setup.sampling, job.common),
+        "raw": [rows.raw(s) for s in found.samples],
+    }
+
+
+def build_rows(
+    bench: Bench, found: Measurement, prompts: list[Prompt], prices: Pricelist, base: Sampling, common: dict
+) -> list[dict]:
+    """Rows for all prompts, for each kind, and for the prompts whose greedy text does not end in a loop."""
+    parts = _parts(bench, found, prompts, prices, base)
+    built = []
+    temperatures = list(dict.fromkeys(s.temperature for s in found.samples))
+    spreads = {t: explain.timing_spread(found.of(BASELINE, t), found.of(AGAIN, t)) for t in temperatures}
+    for temperature in temperatures:
+        for name, belongs in groups(found.samples).items():
+            samples = [s for s in found.samples if s.temperature == temperature and belongs(s)]
+            baseline = [s for s in samples if s.arm == BASELINE]
+            floor = explain.noise_floor(baseline, [s for s in samples if s.arm == AGAIN])
+            for arm in dict.fromkeys(s.arm for s in samples if s.arm != AGAIN):
+                mine = [s for s in samples if s.arm == arm]
+                row = rows.row(arm, mine, baseline, common, name)
+                total = explain.Part()
+                for sample in mine:
+                    total += parts.get((arm, temperature, sample.prompt_index), explain.Part())
+                if total.n_rounds:
+                    row |= explain.explained(row, total)
+                if arm.speculative:
+                    row["repeat_noise"] = explain.repeat_noise(row, mine, spreads[temperature])
+                    row["verdict"] = explain.verdict(row, floor)
+                built.append(row)
+    return built
+
+
+def _parts(
+    bench: Bench, found: Measurement, prompts: list[Prompt], prices: Pricelist, base: Sampling
+) -> dict[tuple[Arm, float, int], explain.Part]:
+    """Every speculative sample priced."""
+    baseline = {(s.temperature, s.prompt_index): s for s in found.samples if s.arm == BASELINE}
+    longest = {}
+    for sample in found.samples:
+        if sample.arm.speculative:
+            longest[sample.arm.draft] = max(longest.get(sample.arm.draft, 0), sample.arm.draft_length)
+    parts, known = {}, {}
+    for sample in found.samples:
+        arm, temperature, index = sample.arm, sample.temperature, sample.prompt_index
+        if not arm.speculative or (arm.draft, temperature) not in prices:
+            continue
+        key = (arm.draft, temperature, index)
+        if key not in known:
+            sampling = Sampling(temperature, base.top_k, base.top_p)
+            known[key] = chances(bench, arm.draft, prompts[index], sampling, longest[arm.draft])
+        costs = prices[arm.draft, temperature]
+        parts[arm, temperature, index] = explain.price(sample, baseline[temperature, index], costs, known[key])
+    return parts
+
+
+def groups(samples: list[Sample]) -> dict[str, Callable[[Sample], bool]]:
+    """Names of the groups of prompts that get rows of their own, and who belongs to them."""
+    looping = {s.prompt_index for s in samples if s.arm == BASELINE and s.temperature == 0 and rows.loops(s)}
+    kinds = list(dict.fromkeys(s.prompt_kind for s in samples))
+    found: dict[str, Callable[[Sample], bool]] = {"all": lambda s: True}
+    if len(kinds) > 1:
+        found |= {kind: (lambda s, kind=kind: s.prompt_kind == kind) for kind in kinds}
+    if looping and len(looping) < len({s.prompt_index for s in samples}):
+        found["not looping"] = lambda s: s.prompt_index not in looping
+    return found
+
+
+def halves(samples: list[Sample] | list[Prompt]) -> set[int]:
+    """Indexes of the prompts that are held out: every second one of each kind."""
+    seen: dict[str, list[int]] = {}
+    for place, item in enumerate(samples):
+        kind, index = (item.kind, place) if isinstance(item, Prompt) else (item.prompt_kind, item.prompt_index)
+        order = seen.setdefault(kind, [])
+        if index not in order:
+            order.append(index)
+    return {index for order in seen.values() for index in order[1::2]}
+
+
+def headline(found: Measurement, drafters: dict[str, Drafter], common: dict) -> dict | None:
+    """The model draft at its best k: chosen on one half of the prompts, reported on the other."""
+    greedy = [s for s in found.samples if s.temperature == 0]
+    held_out = halves(greedy)
+    arms = dict.fromkeys(s.arm for s in greedy if s.arm.speculative and s.arm.draft_length)
+
+    def half(is_held_out: bool) -> dict[Arm, dict]:
+        part = [s for s in greedy if (s.prompt_index in held_out) == is_held_out]
+        baseline = [s for s in part if s.arm == BASELINE]
+        return {
+            arm: rows.row(arm, [s for s in part if s.arm == arm], baseline, common, "held-out half")
+            for arm in arms
+            if is_model(drafters[arm.draft]) and any(s.arm == arm for s in part)
+        }
+
+    chosen_on, reported_on = half(False), half(True)
+    if not chosen_on or not reported_on:
+        return None
+    return reported_on[max(chosen_on, key=lambda arm: chosen_on[arm]["speedup"])]

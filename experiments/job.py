@@ -1,0 +1,174 @@
+"""What the flags of compare.py ask for, loaded and checked before anything is timed, and the files it leaves behind."""
+
+import argparse
+import contextlib
+import math
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TextIO
+
+import torch
+
+from draft_models import DialDrafter, Drafter, ModelDrafter, make_drafter
+from experiments.bench import Bench, is_model
+from speclab import options, record
+from speclab.cached_model import check_prompt
+from speclab.errors import UsageProblem
+from speclab.prompts import Prompt
+from speclab.rows import BASELINE, GENERATE, Arm
+
+
+@dataclass
+class Job:
+    """One target, its drafts and prompts, and the settings to try."""
+
+    args: argparse.Namespace
+    setup: options.Setup
+    drafters: dict[str, Drafter]
+    prompts: list[Prompt]
+    draft_lengths: list[int]
+    temperatures: list[float]
+    out: TextIO = field(default_factory=lambda: sys.stdout)
+
+    @property
+    def common(self) -> dict:
+        """What all rows share."""
+        return {"target": self.setup.target_name, "device": self.setup.device.type, "dtype": self.setup.dtype_name}
+
+    def bench(self, max_new_tokens: int | None = None) -> Bench:
+        return Bench(self.setup, self.drafters, max_new_tokens or self.args.max_new_tokens, self.args.seed)
+
+    def arms(self, lengths: list[int] | None = None) -> list[Arm]:
+        """The baseline, then every draft at every length."""
+        return [BASELINE] + [
+            Arm(self.method(name), name, k) for name in self.drafters for k in lengths or self.draft_lengths
+        ]
+
+    def method(self, name: str) -> str:
+        """The only model among the drafts is called just that."""
+        models = [name for name, drafter in self.drafters.items() if is_model(drafter)]
+        return "model" if [name] == models else name
+
+    def models(self) -> dict[str, str]:
+        found = {"target": options.describe_model(self.setup.target_name, self.setup.target.model)}
+        for name, drafter in self.drafters.items():
+            if isinstance(drafter, ModelDrafter):
+                found[name] = options.describe_model(name, drafter.draft.model)
+        return found
+
+    def describe(self) -> str:
+        drafts = [f"draft   {text}" for name, text in self.models().items() if name != "target"]
+        args = self.args
+        size = f"prompts {len(self.prompts)}, {args.max_new_tokens} new tokens each, {args.repeats} x, seed {args.seed}"
+        return "\n".join([self.setup.describe(), *drafts, size, ""])
+
+    def head(self, interrupted: bool) -> dict:
+        """The part of a record that says what, where and how."""
+        args = self.args
+        return {
+            "schema_version": record.SCHEMA_VERSION,
+            "created": record.today(),
+            "interrupted": interrupted,
+            "machine": record.machine(self.setup.device),
+            "versions": record.versions(),
+            "settings": {
+                **self.common,
+                "draft_lengths": self.draft_lengths,
+                "temperatures": self.temperatures,
+                "max_new_tokens": args.max_new_tokens,
+                "repeats": args.repeats,
+                "n_prompts": len(self.prompts),
+                "prompts_sha256": record.fingerprint([p.text for p in self.prompts]),
+                "seed": args.seed,
+                "top_k": args.top_k,
+                "top_p": args.top_p,
+                "threads": torch.get_num_threads(),
+                "reasons": self.setup.reasons,
+            },
+            "models": self.models(),
+        }
+
+    def path(self, room: str, ending: str) -> Path:
+        """A file of this run: room is "results" or "plots"."""
+        return self.args.out_dir / room / f"{self.args.name}{ending}"
+
+    def write(self, run: dict, page: str, ending: str = "") -> list[Path]:
+        """The record, before anything else can go wrong, and its tables in Markdown."""
+        paths = [self.path("results", f"{ending}.json"), self.path("results", f"{ending}.md")]
+        text = record.to_json(run)
+        record.write_whole(paths[0], text)
+        record.write_whole(paths[1], page)
+        if self.args.json == "-":
+            self.out.write(text)  # `talk` has sent everything else to standard error
+        elif self.args.json:
+            record.write_whole(Path(self.args.json), text)
+        return paths
+
+    def talk(self) -> contextlib.redirect_stdout:
+        """Where words go while this is open: standard output, unless the record is wanted there, alone."""
+        return contextlib.redirect_stdout(sys.stderr if self.args.json == "-" else sys.stdout)
+
+
+def prepare(args: argparse.Namespace) -> Job:
+    """Everything that can be wrong with the flags is said here."""
+    lengths = numbers(args.draft_length, int, 0, "-k")
+    temperatures = numbers(args.temperature, float, 0, "--temperature")
+    if args.max_new_tokens < 2:
+        raise UsageProblem("one new token comes from the prompt's own pass; use --max-new-tokens 2 or more")
+    for room in ("results", "plots"):
+        record.prepare_folder(args.out_dir / room)
+    if args.json not in (None, "-"):
+        record.prepare_folder(Path(args.json).parent)
+    args.temperature = 0.0  # the scripts' flag is one number, and `options.load` reads it
+    setup = options.load(args)
+    drafters = make_drafters([kind for kind in args.draft.split(",") if kind], setup, args.seed)
+    prompts = options.read_prompts(args, setup.tokenizer)
+    for prompt in prompts:
+        for model in (setup.target, *(d.draft for d in drafters.values() if isinstance(d, ModelDrafter))):
+            check_prompt(model, prompt.ids, args.max_new_tokens)
+    if 0 not in temperatures and all(isinstance(d, DialDrafter) for d in drafters.values()):
+        raise UsageProblem("the dial only replays greedy output; add 0 to --temperature")
+    return Job(args, setup, drafters, prompts, lengths, temperatures)
+
+
+def make_drafters(kinds: list[str], setup: options.Setup, seed: int) -> dict[str, Drafter]:
+    """Drafters by the name that tables and records give them: never an absolute path."""
+    if not kinds:
+        raise UsageProblem("--draft is empty; give at least one kind, for example --draft model,ngram")
+    names = [drafter_name(kind) for kind in kinds]
+    if len(set(names)) < len(names):
+        raise UsageProblem(f"--draft names the same draft twice ({', '.join(names)}); rename one of the folders")
+    return {name: make_drafter(kind, setup, seed) for name, kind in zip(names, kinds, strict=True)}
+
+
+def drafter_name(kind: str) -> str:
+    """What tables and records call a draft."""
+    word, _, rest = kind.partition(":")
+    if word != "dial":
+        return options.short_name(kind)
+    accuracy, _, model = rest.partition(":")
+    return f"dial:{accuracy}" + (f":{options.short_name(model)}" if model else "")
+
+
+def instruments(job: Job, arms: list[Arm]) -> dict[str, list[int]]:
+    """For every draft the lengths its instrumented decoding goes through: all of them, those in use three times."""
+    used = {name: [a.draft_length for a in arms if a.draft == name] for name in job.drafters}
+    return {name: [*range(max(lengths) + 1), *lengths, *lengths] for name, lengths in used.items() if lengths}
+
+
+def with_generate(job: Job, arms: list[Arm]) -> list[Arm]:
+    return [*arms, GENERATE] if 0 in job.temperatures else arms
+
+
+def numbers(text: str, kind: type, smallest: float, flag: str) -> list:
+    """A comma-separated list from the command line, sorted, without repeats."""
+    try:
+        values = sorted({kind(word) for word in text.split(",")})
+    except ValueError:
+        raise UsageProblem(f"{flag} {text}: give numbers with commas between them, for example {flag} 2,4,8") from None
+    if values[0] < smallest:
+        raise UsageProblem(f"{flag} {text}: {values[0]} is too small, give {smallest} or more")
+    if not all(map(math.isfinite, values)):
+        raise UsageProblem(f"{flag} {text}: give finite numbers")
+    return values

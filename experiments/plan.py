@@ -1,0 +1,171 @@
+"""`compare.py --plan`: how fast will speculation be here, at which draft length? Answered without a speculative run.
+
+The baseline's texts, one pass of each draft over them, and calibrated costs give the expected time at every draft
+length (speclab/forecast.py). The instrumented decodings that calibrate the costs do draft and verify, because a pass
+costs what it costs only in that rhythm, but nothing they accept is looked at.
+
+`--verify-plan` makes the plan on half of the prompts and then measures on the other half.
+"""
+
+from collections.abc import Iterable
+
+from experiments.bench import Bench, Measurement, measure
+from experiments.comparison import build_rows, halves
+from experiments.job import Job, instruments
+from experiments.pricing import Pricelist, calibrated, chances
+from speclab import explain, options, plan_views
+from speclab.costs import Costs
+from speclab.errors import UsageProblem
+from speclab.forecast import forecast, oracle
+from speclab.prompts import Prompt
+from speclab.rows import BASELINE, Arm, Sample
+from speclab.sampling import Sampling
+from speclab.theory import break_even_acceptance
+
+LENGTHS = ",".join(map(str, range(17)))
+MEASURED_LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # on the other half, and what the plan chose
+
+
+def run(job: Job) -> int:
+    """Make the plan, measure it where asked, write both down.  -> exit code"""
+    verify = job.args.verify_plan
+    held_out = halves(job.prompts) if verify else set()
+    if verify and not held_out:
+        raise UsageProblem("a plan is checked on prompts it has not seen; give at least two prompts of a kind")
+    planned_on = [p for i, p in enumerate(job.prompts) if i not in held_out]
+    reported_on = [p for i, p in enumerate(job.prompts) if i in held_out]
+    bench = job.bench()
+    with job.talk():
+        print(job.describe())
+        found = _measure(job, bench, [BASELINE], planned_on, instruments(job, job.arms()), "calibrating")
+        entries, facts = make_plan(job, bench, found, planned_on)
+        verified, interrupted = None, found.interrupted
+        if verify and not interrupted:
+            verified, interrupted = _verify(job, bench, facts, reported_on, calibrated(found))
+        result = {**job.head(interrupted), "facts": {"drafts": facts}, "verified": verified, "plan": entries}
+        written = job.write(result, plan_views.page(result), "-plan")
+        written.append(plan_views.picture(result, job.path("plots", "").parent, f"{job.args.name}-plan"))
+        print(plan_views.text(result))
+        options.note("wrote " + ", ".join(options.shown_path(p) for p in written))
+    return 0
+
+
+def _measure(
+    job: Job, bench: Bench, arms: list[Arm], prompts: list[Prompt], tools: dict[str, list[int]], title: str
+) -> Measurement:
+    return measure(
+        bench, arms, job.temperatures, prompts, job.args.repeats, job.setup.sampling, instruments=tools, title=title
+    )
+
+
+def make_plan(job: Job, bench: Bench, found: Measurement, prompts: list[Prompt]) -> tuple[list[dict], list[dict]]:
+    """Expected speedup of every draft at every length, and for every draft what to do about it."""
+    entries, facts = [], []
+    for (draft, temperature), costs in calibrated(found).items():
+        baseline = found.of(BASELINE, temperature)
+        sampling = Sampling(temperature, job.args.top_k, job.args.top_p)
+        context = sum(s.n_prompt + len(s.texts[0]) // 2 for s in baseline) // len(baseline)
+        name = {"method": job.method(draft), "draft": draft, "temperature": temperature}
+        texts = _Texts(bench, draft, baseline, prompts, sampling, max(job.draft_lengths))
+        mine = [{**name, **_expect(texts, costs, k, context)} for k in job.draft_lengths]
+        best = max(mine, key=lambda e: e["speedup"])
+        c = costs.draft_cost(best["draft_length"] or 1, context)
+        facts.append(
+            {
+                **name,
+                "best_draft_length": best["draft_length"],
+                "speedup": best["speedup"],
+                "acceptance_rate": best["acceptance_rate"],
+                "oracle": texts.oracle(costs),
+                "break_even": break_even_acceptance(
+                    c,
+                    lambda width, costs=costs, context=context: costs.verify_cost(width, context),
+                    costs.overhead(best["draft_length"], context),
+                    max(job.draft_lengths),
+                ),
+                "draft_cost": c,
+                "verify_cost": costs.verify_cost(best["draft_length"] + 1, context),
+                "step_seconds": costs.step_seconds(context),
+                "n_tokens": texts.n_tokens,
+            }
+        )
+        entries += mine
+    return entries, facts
+
+
+class _Texts:
+    """The baseline's texts with their acceptance chances for one draft."""
+
+    def __init__(
+        self,
+        bench: Bench,
+        draft: str,
+        baseline: Iterable[Sample],
+        prompts: list[Prompt],
+        sampling: Sampling,
+        longest: int,
+    ):
+        self.longest = longest
+        self.known = []  # (prompt tokens, new tokens, chances)
+        for sample in baseline:
+            of = chances(bench, draft, prompts[sample.prompt_index], sampling, longest)
+            self.known += [(sample.n_prompt, len(text), of(text)) for text in sample.texts]
+        self.n_tokens = sum(n - 1 for _, n, _ in self.known)
+
+    def baseline_seconds(self, costs: Costs) -> float:
+        return sum(costs.step_seconds(prompt + i) for prompt, n, _ in self.known for i in range(n - 1))
+
+    def oracle(self, costs: Costs) -> float:
+        """Speedup with the best draft length at every place, known in advance: what no adaptive rule can pass."""
+        best = [oracle(rows, n, self.longest, explain.round_cost(costs, prompt)).cost for prompt, n, rows in self.known]
+        return self.baseline_seconds(costs) / sum(best)
+
+
+def _expect(texts: _Texts, costs: Costs, k: int, context: int) -> dict:
+    expected = [
+        forecast(rows, n, k, explain.round_cost(costs, prompt), explain.full_round_extra(costs, k, prompt))
+        for prompt, n, rows in texts.known
+    ]
+    tested = sum(e.n_tested for e in expected)
+    return {
+        "draft_length": k,
+        "speedup": texts.baseline_seconds(costs) / sum(e.cost for e in expected),
+        "tokens_per_round": texts.n_tokens / sum(e.n_rounds for e in expected),
+        "drafted_per_round": sum(e.n_drafted for e in expected) / sum(e.n_rounds for e in expected),
+        "acceptance_rate": sum(e.n_accepted for e in expected) / tested if tested else None,
+        "draft_cost": costs.draft_cost(k, context) if k else None,
+        "verify_cost": costs.verify_cost(k + 1, context),
+        "overhead": costs.overhead(k, context),
+    }
+
+
+def _verify(job: Job, bench: Bench, facts: list[dict], prompts: list[Prompt], prices: Pricelist) -> tuple[dict, bool]:
+    """Measure the planned length and its rivals on prompts the plan has not seen.  -> what was found, interrupted"""
+    arms = [BASELINE]
+    for draft in job.drafters:
+        chosen = {f["best_draft_length"] for f in facts if f["draft"] == draft}
+        lengths = sorted({k for k in MEASURED_LENGTHS if k in job.draft_lengths} | chosen)
+        arms += [Arm(job.method(draft), draft, k) for k in lengths]
+    found = _measure(job, bench, arms, prompts, {}, "measuring")
+    rows = [
+        row
+        for row in build_rows(bench, found, prompts, prices, job.setup.sampling, job.common)
+        if row["prompt_kind"] == "all" and row["draft"]
+    ]
+    drafts = []
+    for fact in facts:
+        mine = [r for r in rows if (r["draft"], r["temperature"]) == (fact["draft"], fact["temperature"])]
+        if not mine:
+            continue
+        chosen = next(r for r in mine if r["draft_length"] == fact["best_draft_length"])
+        best = max(mine, key=lambda r: r["speedup"])
+        drafts.append(
+            {
+                **{key: fact[key] for key in ("method", "draft", "temperature")},
+                "planned": {"draft_length": chosen["draft_length"], "speedup": fact["speedup"]},
+                "measured": chosen["speedup"],
+                "best_measured": {"draft_length": best["draft_length"], "speedup": best["speedup"]},
+                "share_of_best": chosen["speedup"] / best["speedup"],
+            }
+        )
+    return {"n_prompts": len(prompts), "drafts": drafts, "rows": rows}, found.interrupted

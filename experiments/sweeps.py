@@ -1,0 +1,239 @@
+"""`compare.py --sweep NAME`: turn one dial, keep the rest still. Each sweep is a record, a table, a picture, a paragraph.
+
+A sweep is a list of points. Each point is a row like those of a comparison, with predictions, measured in the same
+turns as all others wherever one run can hold them. What is said about them is decided in speclab/sweep_views.py.
+"""
+
+import argparse
+import copy
+import sys
+import time
+from collections.abc import Callable
+
+from draft_models import DialDrafter, ModelDrafter, make_drafter
+from experiments import unlike
+from experiments.bench import Measurement, measure
+from experiments.comparison import build_rows
+from experiments.job import Job, instruments, prepare
+from experiments.pricing import calibrated
+from speclab import explain, options, record, sweep_views
+from speclab.cached_model import CachedModel, check_prompt
+from speclab.errors import UsageProblem
+from speclab.prompts import Prompt
+from speclab.rows import AGAIN, BASELINE, Arm
+from speclab.sampling import Sampling
+
+TRAINING_SECONDS = 20.0
+
+
+def run(args: argparse.Namespace) -> int:
+    """One sweep, or all of them into one report.  -> exit code"""
+    names = list(SWEEPS) if args.sweep == "all" else [args.sweep]
+    if len(names) > 1 and args.json:
+        raise UsageProblem("--json takes one record; run the sweeps one by one, or read results/ afterwards")
+    done, start = [], time.monotonic()
+    for place, name in enumerate(names, 1):
+        job = _prepare(args, name)
+        if len(names) > 1:
+            spent = time.monotonic() - start
+            left = f", about {spent / (place - 1) * (len(names) - place + 1) / 60:.0f} min left" if place > 1 else ""
+            options.note(f"sweep {place} of {len(names)}: {name}{left}")
+        with job.talk():
+            sweep = measured(job, name)
+            written = _write(job, sweep)
+            print(sweep_views.paragraph(sweep), sweep_views.table(sweep), sep="\n\n", end="\n\n")
+            options.note("wrote " + ", ".join(options.shown_path(p) for p in written))
+        done.append(sweep)
+        if sweep["interrupted"]:
+            break
+    if len(names) > 1:
+        path = job.path("results", "-sweeps.md")
+        pictures = {s["sweep"]: f"../plots/{args.name}-sweep-{s['sweep']}.png" for s in done}
+        record.write_whole(path, sweep_views.all_pages(done, pictures))
+        options.note(f"wrote {options.shown_path(path)}")
+    return 0
+
+
+def _prepare(args: argparse.Namespace, name: str) -> Job:
+    """The sweep's own sizes wherever the command line says nothing."""
+    mine = copy.copy(args)
+    for key, value in SWEEPS[name].items():
+        if key != "points" and getattr(mine, key) is None:
+            setattr(mine, key, value)
+    return prepare(mine)
+
+
+def measured(job: Job, name: str) -> dict:
+    """Run one sweep.  -> its record"""
+    points, facts, found = SWEEPS[name]["points"](job)
+    floor = explain.noise_floor(
+        [s for s in found.samples if s.arm == BASELINE], [s for s in found.samples if s.arm == AGAIN]
+    )
+    return {
+        **job.head(found.interrupted),
+        "sweep": name,
+        "facts": facts,
+        "noise": [{"temperature": job.temperatures[0], **floor}] if floor else [],
+        "points": points,
+    }
+
+
+def _write(job: Job, sweep: dict) -> list:
+    ending = f"-sweep-{sweep['sweep']}"
+    picture = job.args.name + ending
+    written = job.write(sweep, sweep_views.page(sweep, f"../plots/{picture}.png"), ending)
+    return [*written, sweep_views.picture(sweep, job.path("plots", "").parent, picture)]
+
+
+# --- what each sweep runs -------------------------------------------------------------------------------------------
+
+Points = tuple[list[dict], dict, Measurement]
+
+
+def _rows(
+    job: Job,
+    arms: list[Arm],
+    prompts: list[Prompt] | None = None,
+    temperatures: list[float] | None = None,
+    max_new_tokens: int | None = None,
+    title: str = "measuring",
+) -> tuple[list[dict], Measurement]:
+    """Rows of a small comparison, calibrated in its own turns."""
+    prompts, temperatures = prompts or job.prompts, temperatures or job.temperatures
+    bench, base = job.bench(max_new_tokens), job.setup.sampling
+    found = measure(bench, arms, temperatures, prompts, job.args.repeats, base, instruments(job, arms), title)
+    return build_rows(bench, found, prompts, calibrated(found), base, job.common), found
+
+
+def _points(rows: list[dict], x: Callable[[dict], float | str], series: Callable[[dict], str]) -> list[dict]:
+    return [{**row, "x": x(row), "series": series(row)} for row in rows if row["draft"]]
+
+
+def _of_all(rows: list[dict]) -> list[dict]:
+    return [row for row in rows if row["prompt_kind"] == "all"]
+
+
+def _draft_length(job: Job) -> Points:
+    rows, found = _rows(job, job.arms())
+    return _points(_of_all(rows), lambda r: r["draft_length"], lambda r: r["method"]), {}, found
+
+
+def _acceptance(job: Job) -> Points:
+    """The dial from never right to always right; the draft's passes cost the same at every point."""
+    dials = {name: d.accuracy for name, d in job.drafters.items() if isinstance(d, DialDrafter)}
+    rows, found = _rows(job, job.arms())
+    return _points(_of_all(rows), lambda r: dials[r["draft"]], lambda r: "dial"), {}, found
+
+
+def _temperature(job: Job) -> Points:
+    rows, found = _rows(job, job.arms())
+    return _points(_of_all(rows), lambda r: r["temperature"], lambda r: r["method"]), {}, found
+
+
+def _output_length(job: Job) -> Points:
+    points, found = [], Measurement()
+    lengths = [n for n in (8, 16, 32, 64, 128, 256, 512) if n <= job.args.max_new_tokens]
+    for n in lengths:
+        rows, part = _rows(job, job.arms(), max_new_tokens=n, title=f"{n} tokens")
+        points += _points(_of_all(rows), lambda r, n=n: n, lambda r: r["method"])
+        _merge(found, part)
+        if part.interrupted:
+            break
+    return points, {}, found
+
+
+def _context(job: Job) -> Points:
+    """Prompts of growing length: the standard prompts of a kind one behind the other, cut to size."""
+    room = job.setup.target.max_length or sys.maxsize
+    points, found, prices = [], Measurement(), []
+    for n in (128, 256, 512, 1024, 1800):
+        if n + job.args.max_new_tokens > room:
+            continue
+        prompts = stretched(job.prompts, n)
+        for prompt in prompts:
+            check_prompt(job.setup.target, prompt.ids, job.args.max_new_tokens)
+        rows, part = _rows(job, job.arms(), prompts, title=f"{n} tokens of context")
+        points += _points(_of_all(rows), lambda r, n=n: n, lambda r: r["method"])
+        prices += [
+            {"context": n, "drafter": job.method(name), "costs": costs.to_json()}
+            for (name, _), costs in calibrated(part).items()
+        ]
+        _merge(found, part)
+        if part.interrupted:
+            break
+    return points, {"costs": prices}, found
+
+
+def stretched(prompts: list[Prompt], n: int) -> list[Prompt]:
+    """Each prompt brought to exactly n tokens by putting others of its kind in front of it, as often as it takes."""
+    made = []
+    for i, prompt in enumerate(prompts):
+        alike = [p for p in prompts if p.kind == prompt.kind]
+        place = alike.index(prompt)
+        others = [*alike[place + 1 :], *alike[: place + 1]]  # ends with the prompt itself
+        ids = prompt.ids.new_tensor([token for p in others for token in p.id_list])
+        times = -(-n // len(ids))
+        made.append(Prompt(prompt.kind, prompts[i].text, ids.repeat(times)[-n:][None]))
+    return made
+
+
+def _draft_kind(job: Job) -> Points:
+    rows, found = _rows(job, job.arms())
+    return _points(rows, lambda r: r["method"], lambda r: r["prompt_kind"]), {}, found
+
+
+def _mismatch(job: Job) -> Points:
+    """The trained draft, the same with noise in its weights, one trained on the spot, a random one."""
+    trained = job.drafters.pop("model") if "model" in job.drafters else make_drafter("model", job.setup)
+    if not isinstance(trained, ModelDrafter):
+        raise UsageProblem("--sweep mismatch starts from a draft model; give --draft model or a folder")
+    source, vocab = trained.draft.model, trained.draft.vocab_size
+    options.note(f"training a draft for {TRAINING_SECONDS:.0f} s")
+    spot, facts = unlike.trained_on_the_spot(source, job.setup.tokenizer, TRAINING_SECONDS, job.args.seed)
+    models = {"trained": source}
+    models |= {f"noise {amount:g}": unlike.noisy(source, amount, job.args.seed) for amount in (0.1, 0.2, 0.4)}
+    models |= {f"{TRAINING_SECONDS:.0f} s of training": spot, "random": unlike.random_like(source, job.args.seed)}
+    job.drafters = {name: ModelDrafter(CachedModel(model, vocab)) for name, model in models.items()}
+    rows, found = _rows(job, job.arms())
+    points = _points(_of_all(rows), lambda r: r["method"], lambda r: "draft")
+    points.sort(key=lambda p: -(p["acceptance_rate"] or 0))
+    return points, {"training_seconds": facts["seconds"], "training": facts}, found
+
+
+def _definitions(job: Job) -> Points:
+    rows, found = _rows(job, job.arms())
+    return _points(_of_all(rows), lambda r: r["draft_length"], lambda r: r["method"]), {}, found
+
+
+def _merge(found: Measurement, part: Measurement) -> None:
+    """Samples of several runs side by side: prompts count on."""
+    shift = 1 + max((s.prompt_index for s in found.samples), default=-1)
+    for sample in part.samples:
+        sample.prompt_index += shift
+    found.extend(part)
+
+
+def _settings(points: Callable[[Job], Points], **sizes) -> dict:
+    """Defaults: two prompts of a kind, 64 tokens, k = 4, greedy, model and n-gram."""
+    usual = {
+        "draft": "model,ngram",
+        "limit": 2,
+        "max_new_tokens": 64,
+        "repeats": 1,
+        "draft_length": "4",
+        "temperature": "0",
+    }
+    return {"points": points, **usual, **sizes}
+
+
+DIALS = ",".join(f"dial:{i / 10:g}" for i in range(11))
+SWEEPS = {
+    "draft-length": _settings(_draft_length, draft_length=",".join(map(str, range(17)))),
+    "acceptance": _settings(_acceptance, draft=DIALS),
+    "temperature": _settings(_temperature, temperature="0,0.2,0.4,0.6,0.8,1,1.2"),
+    "output-length": _settings(_output_length, max_new_tokens=512, limit=1),
+    "context": _settings(_context),
+    "draft-kind": _settings(_draft_kind, draft="model,ngram,dial:0.5", limit=4),
+    "mismatch": _settings(_mismatch, draft="model"),
+    "definitions": _settings(_definitions, draft_length="1,2,4,8"),
+}

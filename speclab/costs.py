@@ -1,0 +1,314 @@
+"""What the phases of a round cost in seconds, fitted to rounds with a clock on every phase. Pure: numpy, no torch.
+
+A speedup is a quotient of two sums of seconds. To explain one, you need the seconds of every round as a function of
+what the round did:
+
+    verify    verify_at[width] + verify_slope context        one curve for a whole run: it is the same pass every time
+    step      step_at + step_slope context                   a decode step of the baseline
+    draft     draft_at[n] + draft_catch (catch_up - 1) + draft_slope n context; draft_idle if n = 0
+    accept    accept_at + accept_each n                      and rollback and host: constants
+
+n is what the round drafted, the width is n + 1, the context is what the target's cache held before.
+
+Everything is a mean. Shared machines jump between a fast and a slow state, medians then fall into one of them, and
+medians do not add up to a total. Least squares with an intercept in every cell does: over the rounds that were fitted,
+predictions and observations have the same sum, phase by phase. One exception: an observation above `STALL` times the
+median of its cell counts as that much, so that a single stall of the machine cannot own a rare width. A width that was
+seen only a few times has nothing but the mean of those few; nothing is borrowed from its neighbours.
+"""
+
+import itertools
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+CURVES = ("verify_at", "draft_at")
+PHASES = ("draft", "verify", "accept", "rollback", "host")
+STALL = 3.0  # times the median of the cell; the slow state of a shared machine stays below 2
+STANDARD_ERRORS = 3.0  # how far from 0 a slope over the context must be to be believed; neighbours in time are alike
+FEWEST_SPARE = 8  # observations beyond the number of parameters, without which no such slope is tried
+
+
+class RoundTime(NamedTuple):
+    """One instrumented round."""
+
+    drafter: str
+    temperature: float
+    context: int  # tokens in the target's cache before the round
+    n_drafted: int
+    catch_up: int  # tokens the draft model had not been fed, at least 1
+    seconds: dict[str, float]  # of each of PHASES
+
+
+class StepTime(NamedTuple):
+    """One decode step of the baseline."""
+
+    temperature: float
+    context: int
+    seconds: float
+
+
+class PrefillTime(NamedTuple):
+    """One prefill: "baseline", or the name of the drafter that took the prompt in, too."""
+
+    arm: str
+    n_prompt: int
+    seconds: float
+
+
+def catch_ups(drafted_accepted: Iterable[tuple[int, int]]) -> list[int]:
+    """Tokens that a draft model has not been fed when each round begins, from (drafted, accepted) of every round.
+
+    The last drafted token is never fed, so a fully accepted round leaves two; a round without a draft leaves one more.
+
+    >>> catch_ups([(4, 4), (4, 1), (0, 0), (0, 0), (2, 2)])
+    [1, 2, 1, 2, 3]
+    """
+    waiting, found = 1, []
+    for n_drafted, n_accepted in drafted_accepted:
+        found.append(waiting)
+        waiting = waiting + 1 if n_drafted == 0 else 1 + (n_accepted == n_drafted)
+    return found
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Costs of one drafter at one temperature. Everything in seconds, slopes in seconds per token; none is negative."""
+
+    step_at: float
+    step_slope: float
+    verify_at: dict[int, float]  # width -> at context 0
+    verify_slope: float
+    draft_idle: float  # a round that drafts nothing asks the drafter all the same
+    draft_at: dict[int, float]  # tokens drafted -> at context 0; the first steps after a target pass are the dearest
+    draft_catch: float  # every token to catch up with beyond the first
+    draft_slope: float
+    accept_at: float
+    accept_each: float
+    rollback: float
+    host: float
+
+    @property
+    def widths(self) -> list[int]:
+        """The widths that were measured."""
+        return sorted(self.verify_at)
+
+    def step_seconds(self, context: float) -> float:
+        return self.step_at + self.step_slope * context
+
+    def verify_seconds(self, width: float, context: float) -> float:
+        """A target pass over `width` positions."""
+        return _read(self.verify_at, width) + self.verify_slope * context
+
+    def draft_seconds(self, n_drafted: float, context: float, catch_up: float = 1) -> float:
+        if n_drafted == 0:
+            return self.draft_idle
+        at = _read(self.draft_at, n_drafted)
+        return at + self.draft_catch * (catch_up - 1) + self.draft_slope * n_drafted * context
+
+    def accept_seconds(self, n_drafted: float) -> float:
+        return self.accept_at + self.accept_each * n_drafted
+
+    def overhead_seconds(self, n_drafted: float) -> float:
+        """Everything but the two models: accept rule, rollback, and what the host does between the phases."""
+        return self.accept_seconds(n_drafted) + self.rollback + self.host
+
+    def round_seconds(self, n_drafted: float, context: float, catch_up: float = 1) -> float:
+        draft = self.draft_seconds(n_drafted, context, catch_up)
+        return draft + self.verify_seconds(n_drafted + 1, context) + self.overhead_seconds(n_drafted)
+
+    def draft_cost(self, draft_length: float, context: float, catch_up: float = 1) -> float:
+        """c: one drafted token in decode steps of the target, averaged over a draft; 0 for a draft of nothing."""
+        if draft_length == 0:
+            return 0.0
+        return self.draft_seconds(draft_length, context, catch_up) / draft_length / self.step_seconds(context)
+
+    def verify_cost(self, width: float, context: float) -> float:
+        """v: a target pass over `width` positions in decode steps of the target."""
+        return self.verify_seconds(width, context) / self.step_seconds(context)
+
+    def overhead(self, n_drafted: float, context: float) -> float:
+        """o: the rest of a round in decode steps of the target."""
+        return self.overhead_seconds(n_drafted) / self.step_seconds(context)
+
+    def to_json(self) -> dict:
+        """Plain JSON; the curves become [number, seconds] pairs."""
+        return asdict(self) | {name: sorted(map(list, getattr(self, name).items())) for name in CURVES}
+
+    @classmethod
+    def from_json(cls, found: dict) -> "Costs":
+        return cls(**found | {name: {int(x): seconds for x, seconds in found[name]} for name in CURVES})
+
+
+def _read(curve: dict[int, float], x: float) -> float:
+    """A curve at x: linear between measured points, and beyond them.
+
+    Beyond, the slope is that between the outermost point and the one nearest to half (or twice) of it, within two
+    bounds: more never costs less, and never more per unit. One point alone is a constant.
+    """
+    points = sorted(curve)
+    if points[0] <= x <= points[-1]:
+        return float(np.interp(x, points, [curve[p] for p in points]))
+    edge, nearest = (points[-1], points[-1] / 2) if x > points[-1] else (points[0], points[0] * 2)
+    others = [p for p in points if p != edge]
+    if not others:
+        return curve[edge]
+    other = min(others, key=lambda p: abs(p - nearest))
+    slope = (curve[edge] - curve[other]) / (edge - other)
+    return curve[edge] + min(max(slope, 0.0), curve[edge] / edge) * (x - edge)
+
+
+def fit(rounds: Sequence[RoundTime], steps: Sequence[StepTime]) -> dict[tuple[str, float], Costs]:
+    """(drafter, temperature) -> costs, for every pair among `rounds`.
+
+    Pooled: the verification over everything, the accept rule over the drafters of a temperature, the step's slope over
+    the temperatures. The rest is of one drafter at one temperature alone.
+
+    ValueError: no rounds, a phase or a temperature's steps missing, seconds below 0.
+    """
+    _check(rounds, steps)
+    step_at, step_slope = _regress(
+        [s.seconds for s in steps], [s.temperature for s in steps], context=[s.context for s in steps]
+    )
+    verify_at, verify_slope = _regress(
+        [r.seconds["verify"] for r in rounds],
+        [r.n_drafted + 1 for r in rounds],
+        context=[r.context for r in rounds],
+    )
+    found = {}
+    for drafter, temperature in dict.fromkeys((r.drafter, r.temperature) for r in rounds):
+        alike = [r for r in rounds if r.temperature == temperature]
+        mine = [r for r in alike if r.drafter == drafter]
+        found[drafter, temperature] = Costs(
+            step_at=step_at[temperature],
+            step_slope=step_slope[-1],
+            verify_at=verify_at,
+            verify_slope=verify_slope[-1],
+            **_draft(mine),
+            **_accept(alike),
+            rollback=_mean([r.seconds["rollback"] for r in mine]),
+            host=_mean([r.seconds["host"] for r in mine]),
+        )
+    return found
+
+
+def _draft(rounds: list[RoundTime]) -> dict:
+    drafted = [r for r in rounds if r.n_drafted]
+    idle = [r.seconds["draft"] for r in rounds if not r.n_drafted]
+    if not drafted:  # a lookup that never found anything: nobody will ask what a draft of it costs
+        return {"draft_idle": _mean(idle), "draft_at": {1: _mean(idle)}, "draft_catch": 0.0, "draft_slope": 0.0}
+    at, slopes = _regress(
+        [r.seconds["draft"] for r in drafted],
+        [r.n_drafted for r in drafted],
+        [[r.catch_up - 1] for r in drafted],
+        context=[r.n_drafted * r.context for r in drafted],
+    )
+    return {
+        "draft_idle": _mean(idle) if idle else 0.0,
+        "draft_at": at,
+        "draft_catch": slopes[0],
+        "draft_slope": slopes[1],
+    }
+
+
+def _accept(rounds: list[RoundTime]) -> dict[str, float]:
+    lengths = [r.n_drafted for r in rounds]
+    at, slopes = _regress(
+        [r.seconds["accept"] for r in rounds], ["all"] * len(rounds), [[n] for n in lengths], stall_cells=lengths
+    )
+    return {"accept_at": at["all"], "accept_each": slopes[0]}
+
+
+def _mean(seconds: list[float]) -> float:
+    at, _ = _regress(seconds, ["all"] * len(seconds))
+    return at["all"]
+
+
+def _regress(
+    seconds: Sequence[float],
+    cells: Sequence[Hashable],
+    columns: Sequence[Sequence[float]] | None = None,
+    context: Sequence[float] | None = None,
+    stall_cells: Sequence[Hashable] | None = None,
+) -> tuple[dict, list[float]]:
+    """Least squares: a constant for every cell and slopes >= 0 that all cells share.  -> constants, slopes
+
+    `columns` (observations, any number) are always used, `context` (observations,) only where its slope stands out of
+    the noise: contexts of a run may hardly differ, and a slope made of noise would be multiplied by a long context. Its
+    slope comes last, 0 if it was left out. `stall_cells` are the cells for `STALL` where they are finer than `cells`.
+    """
+    times = _without_stalls(np.asarray(seconds, dtype=float), stall_cells or cells)  # (observations,)
+    names, cell = np.unique(np.asarray(cells), return_inverse=True)
+    table = np.zeros((len(times), 0)) if columns is None else np.asarray(columns, dtype=float)
+    if context is not None:
+        table = np.column_stack([table, np.asarray(context, dtype=float)])
+    time_means, table_means = _cell_means(times[:, None], cell)[:, 0], _cell_means(table, cell)
+    inside_times = times - time_means[cell]
+    inside_table = table - table_means[cell]
+
+    slopes, rest = _nonnegative(inside_table, inside_times)
+    if context is not None:
+        plain, plain_rest = _nonnegative(inside_table[:, :-1], inside_times)
+        spare = len(times) - len(names) - table.shape[1]
+        if spare < FEWEST_SPARE or plain_rest - rest <= STANDARD_ERRORS**2 * rest / spare:
+            slopes = np.append(plain, 0.0)
+    # No cell may cost less than nothing at context 0 (the smallest n, the smallest catch-up).
+    sloped = table_means @ slopes  # (cells,) the part of each mean that the slopes explain
+    slopes = slopes * min([1.0, *(time_means[sloped > 0] / sloped[sloped > 0])])
+    constants = np.maximum(time_means - table_means @ slopes, 0.0)
+    return dict(zip(names.tolist(), constants.tolist(), strict=True)), slopes.tolist()
+
+
+def _nonnegative(table: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, float]:
+    """Least squares with slopes >= 0: the best of all sets of columns whose own fit has none below.
+
+    table (observations, columns), columns few.  -> slopes (columns,), sum of squared residuals. Among equals, as where
+    one column repeats another, the fewest and the first columns win.
+    """
+    n_columns = table.shape[1]
+    best, least = np.zeros(n_columns), float(times @ times)
+    better = 1e-12 * least
+    scale = np.linalg.norm(table, axis=0)
+    live = [i for i in range(n_columns) if scale[i] > 0]
+    for size in range(1, len(live) + 1):
+        for chosen in itertools.combinations(live, size):
+            columns = list(chosen)
+            found = np.linalg.lstsq(table[:, columns] / scale[columns], times)[0] / scale[columns]
+            rest = float(((times - table[:, columns] @ found) ** 2).sum())
+            if (found >= 0).all() and rest < least - better:
+                best, least = np.zeros(n_columns), rest
+                best[columns] = found
+    return best, least
+
+
+def _without_stalls(times: np.ndarray, cells: Sequence[Hashable]) -> np.ndarray:
+    """(observations,) -> the same, nothing above STALL medians of its cell. Of two in the middle the lower one counts,
+    so that a stall cannot own a cell of two."""
+    _, cell = np.unique(np.asarray(cells), return_inverse=True)
+    medians = np.array([np.quantile(times[cell == i], 0.5, method="lower") for i in range(cell.max() + 1)])
+    return np.minimum(times, STALL * medians[cell])
+
+
+def _cell_means(table: np.ndarray, cell: np.ndarray) -> np.ndarray:
+    """(observations, columns) -> (cells, columns)"""
+    sums = np.zeros((cell.max() + 1, table.shape[1]))
+    np.add.at(sums, cell, table)
+    return sums / np.bincount(cell)[:, None]
+
+
+def _check(rounds: Sequence[RoundTime], steps: Sequence[StepTime]) -> None:
+    if not rounds:
+        raise ValueError("no instrumented rounds to fit the costs to")
+    for round_ in rounds:
+        missing = [phase for phase in PHASES if phase not in round_.seconds]
+        if missing:
+            raise ValueError(f"a round of drafter {round_.drafter!r} has no seconds for {', '.join(missing)}")
+    if not all(0 <= s < np.inf for r in rounds for s in r.seconds.values()):
+        raise ValueError("the seconds of a round's phase are negative or not finite")
+    if not all(0 < s.seconds < np.inf for s in steps):
+        raise ValueError("the seconds of a baseline step are not positive and finite")
+    for temperature in dict.fromkeys(r.temperature for r in rounds):
+        if not any(s.temperature == temperature for s in steps):
+            raise ValueError(f"no baseline steps at temperature {temperature:g}")

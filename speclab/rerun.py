@@ -1,0 +1,90 @@
+"""Did the same command give the same answer twice? Compare two records of it, row by row.
+
+    python -m speclab.rerun results/cpu-2-cores.json results/cpu-2-cores-again.json
+
+Every speedup comes with an interval for its own repetition (`repeat_noise`: the clock's noise alone, prompts and random
+numbers held fixed). Exit code 1 if more rows leave it than can be expected of a 95 % interval.
+"""
+
+import sys
+from pathlib import Path
+
+from speclab import record
+from speclab.errors import UsageProblem, reports_problems
+from speclab.ladder import prediction_rows
+from speclab.report import table
+
+ALLOWED_SHARE = 1 / 8  # of the rows; at 95 % each, 24 independent rows exceed 3 outliers once in 33 runs
+
+
+def compared(first: dict, second: dict) -> list[dict]:
+    """The rows of both records, kind by kind: both speedups, their difference, and whether it was to be expected."""
+    for key in ("prompts_sha256", "seed", "max_new_tokens", "repeats"):
+        if first["settings"][key] != second["settings"][key]:
+            raise UsageProblem(f"the two records differ in {key}; compare two runs of one command")
+    found = []
+    others = {_key(r): r for r in second["rows"]}
+    for row in prediction_rows(first["rows"]):
+        other = others.get(_key(row))
+        if other is None or row["repeat_noise"] is None or other["repeat_noise"] is None:
+            continue
+        # Each run estimates the noise; their mean in squares is the better estimate.
+        noise = ((row["repeat_noise"] ** 2 + other["repeat_noise"] ** 2) / 2) ** 0.5
+        difference = other["speedup"] - row["speedup"]
+        found.append(
+            {
+                **{name: row[name] for name in ("method", "draft_length", "temperature", "prompt_kind")},
+                "first": row["speedup"],
+                "second": other["speedup"],
+                "difference": difference,
+                "noise": noise,
+                "inside": abs(difference) <= noise,
+            }
+        )
+    return found
+
+
+def _key(row: dict) -> tuple:
+    return row["method"], row["draft_length"], row["temperature"], row["prompt_kind"]
+
+
+def verdict(rows: list[dict]) -> str:
+    """One sentence."""
+    outside = sum(not r["inside"] for r in rows)
+    typical = sorted(abs(r["difference"]) / r["first"] for r in rows)[len(rows) // 2]
+    return (
+        f"{outside} of {len(rows)} speedups differ between the two runs by more than their repeat-noise interval; "
+        f"the median difference is {typical:.1%}."
+    )
+
+
+def rerun_table(rows: list[dict], markdown: bool = False) -> str:
+    lines = [
+        [
+            r["method"],
+            str(r["draft_length"]),
+            f"{r['temperature']:g}",
+            r["prompt_kind"],
+            f"{r['first']:.2f}x",
+            f"{r['second']:.2f}x",
+            f"{r['difference']:+.2f}",
+            f"{r['noise']:.2f}",
+            "" if r["inside"] else "outside",
+        ]
+        for r in rows
+    ]
+    return table(lines, ["draft", "k", "T", "prompts", "first", "second", "difference", "±rerun", ""], markdown)
+
+
+@reports_problems
+def main(argv: list[str] | None = None) -> int:
+    paths = sys.argv[1:] if argv is None else argv
+    if len(paths) != 2:
+        raise UsageProblem("give two records: python -m speclab.rerun results/A.json results/B.json")
+    rows = compared(*(record.load(Path(path)) for path in paths))
+    print(rerun_table(rows), verdict(rows), sep="\n\n")
+    return int(sum(not r["inside"] for r in rows) > ALLOWED_SHARE * len(rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
