@@ -33,8 +33,8 @@ SIZES = {
     "default": (4, 64, 1, "2,4,6,8", "0,0.8"),
     "quick": (2, 48, 1, "2,4", "0,0.8"),
     "full": (0, 128, 1, "2,4,6,8", "0,0.8"),
-    "plan": (4, 64, 1, plan.LENGTHS, "0"),
-    "verify": (0, 64, 1, plan.LENGTHS, "0"),
+    "plan": (4, 64, 3, plan.LENGTHS, "0"),
+    "verify": (0, 64, 2, plan.LENGTHS, "0"),
 }
 
 

@@ -175,7 +175,8 @@ def add_draft_flag(parser: argparse.ArgumentParser, default: str | None = "model
         "--draft",
         default=default,
         metavar="KIND",
-        help="model (the lab's own), a folder or hub name, ngram, dial:A, or dial:A:MODEL (default: %(default)s)",
+        help="model (the lab's own), a folder or hub name, ngram, dial:A, or dial:A:MODEL"
+        + (" (default: %(default)s)" if default else "; several with commas (default: model,ngram)"),
     )
 
 

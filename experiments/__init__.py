@@ -1,1 +1,1 @@
-"""What compare.py is made of: arms in turns, explanations, plans and sweeps. Imports the scripts; nothing imports it but compare.py."""
+"""What compare.py is made of: arms in turns, checks, prices, the plan, the sweeps. It imports the scripts."""

@@ -1,4 +1,4 @@
-"""`compare.py --sweep NAME`: turn one dial, keep the rest still. Each sweep is a record, a table, a picture, a paragraph.
+"""`compare.py --sweep NAME`: turn one dial, keep the rest still.
 
 A sweep is a list of points. Each point is a row like those of a comparison, with predictions, measured in the same
 turns as all others wherever one run can hold them. What is said about them is decided in speclab/sweep_views.py.
@@ -21,7 +21,6 @@ from speclab.cached_model import CachedModel, check_prompt
 from speclab.errors import UsageProblem
 from speclab.prompts import Prompt
 from speclab.rows import AGAIN, BASELINE, Arm
-from speclab.sampling import Sampling
 
 TRAINING_SECONDS = 20.0
 

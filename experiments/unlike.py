@@ -79,7 +79,7 @@ def trained_on_the_spot(
     batches = _batches(_documents(seed), tokenizer, seed, getattr(source.config, "max_position_embeddings", None))
     losses: deque[float] = deque(maxlen=LOSSES_AVERAGED)
     step, tokens, first, share = 0, 0, None, 0.0
-    bar = tqdm(total=100, unit="%", desc="training a draft", leave=False, disable=not progress)
+    bar = tqdm(total=100, unit="%", desc="training a draft", leave=False, mininterval=1, disable=not progress)
     start = time.monotonic()
     with bar, torch.enable_grad():
         while share < 1:

@@ -183,11 +183,7 @@ COLUMNS: dict[str, dict[str, Cell]] = {
     | FORECAST,
     "context": {"t_1 ms": lambda p: number(sweep_facts.step_seconds(p) * 1e3)} | MEASURED | COSTS | ALPHA,
     "draft-kind": MEASURED | ALPHA | {"f": _of("drafted_fraction")} | TAU | BOOK,
-    "mismatch": MEASURED
-    | ALPHA
-    | TAU
-    | {"round": lambda p: number(sweep_facts.round_cost(p))}
-    | {head: COSTS[head] for head in ("c", "v")},
+    "mismatch": MEASURED | ALPHA | TAU | {"round": lambda p: number(sweep_facts.round_cost(p))} | {"c": COSTS["c"]},
     "definitions": MEASURED
     | ALPHA
     | {"f": _of("drafted_fraction"), "s": lambda p: number(sweep_facts.output_share(p)), "τ": _of("tokens_per_round")}

@@ -385,7 +385,7 @@ def _mismatch(sweep: dict) -> Paragraphs:
 def _rounds(points: list[dict], costs: list[float]) -> str:
     made = [p["tokens_per_round"] for p in points]
     apart = max(costs) / min(costs) - 1
-    how = "the same with all of them, " if apart <= SAME_COST else "from "
+    how = "about the same with all of them, " if apart <= SAME_COST else "from "
     cost = f"A round costs {how}{min(costs):.2f} to {max(costs):.2f} decode steps"
     said = f"{cost}; what it makes goes from {max(made):.2f} to {min(made):.2f} tokens."
     losing = [(tau, paid) for p, tau, paid in zip(points, made, costs, strict=True) if verdict(p) == "slower"]

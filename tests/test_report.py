@@ -72,7 +72,8 @@ def make_costs(drafter: str, temperature: float, widths: tuple[int, ...] = (1, 3
     costs = {
         "step_at": 9.0e-3 + 5e-4 * temperature, "step_slope": 4e-6,
         "verify_at": [[w, 8.5e-3 + 4e-4 * w] for w in widths], "verify_slope": 4e-6, "draft_idle": 2e-5,
-        "draft_at": [[n, 2e-4 + 9e-4 * n] for n in widths], "draft_catch": 2e-4, "draft_slope": 1e-7, "accept_at": 2.1e-4,
+        "draft_at": [[n, 2e-4 + 9e-4 * n] for n in widths], "draft_catch": 2e-4, "draft_slope": 1e-7,
+        "accept_at": 2.1e-4,
         "accept_each": 1.2e-5, "rollback": 4.4e-5, "host": 3.5e-5,
     }  # fmt: skip
     return {"drafter": drafter, "temperature": temperature, "costs": costs}
