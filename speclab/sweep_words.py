@@ -312,9 +312,14 @@ def _short_outputs(label: str, points: list[dict]) -> str:
             f"{book} does not hold for {label} here: {pays[0]['x']} tokens are already faster, "
             f"{speed(end_to_end(pays[0]))}."
         )
-    if any(verdict(p, end_to_end) == "faster" for p in points if p["x"] >= SHORT_OUTPUT):
-        return f"{book} holds for {label} here: no shorter output is faster, some longer ones are."
-    return f"{book} holds for {label} here, but {SHORT_OUTPUT} is not the limit: no measured length is faster."
+    sure = all(verdict(p, end_to_end) == "slower" for p in short)
+    head = f"{book} {'holds' if sure else 'is not contradicted'} for {label} here"
+    longer = [verdict(p, end_to_end) for p in points if p["x"] >= SHORT_OUTPUT]
+    if not longer:
+        return f"{head}: no measured output is faster, and none was longer."
+    if "faster" in longer:
+        return f"{head}: no shorter output is faster, some longer ones are."
+    return f"{head}, but {SHORT_OUTPUT} is not the limit: no longer output is faster either."
 
 
 def _context(sweep: dict) -> Paragraphs:

@@ -27,7 +27,7 @@ def run(pair_folder, tmp_path, capsys, monkeypatch):
     def call(*words, picture=False):
         monkeypatch.setattr(plan_views, "picture", draw if picture else lambda *args: tmp_path)
         models = ["--target", str(pair_folder / "target"), "--draft", f"{pair_folder / 'draft'},ngram"]
-        size = ["--max-new-tokens", "24", "--threads", "1", "--out-dir", str(tmp_path)]
+        size = ["--max-new-tokens", "16", "--repeats", "1", "--threads", "1", "--out-dir", str(tmp_path)]
         code = compare.main([*models, *size, *words])
         return (code, *capsys.readouterr())
 
@@ -79,8 +79,9 @@ def test_plan_has_every_length_and_names_the_best(run, tmp_path, measurements):
         assert all(fact["oracle"] >= e["speedup"] * (1 - 1e-6) for e in mine), "something passed the bound"
         plain = mine[0]
         assert (plain["tokens_per_round"], plain["drafted_per_round"], plain["acceptance_rate"]) == (1, 0, None)
-        assert all(1 <= e["tokens_per_round"] <= e["drafted_per_round"] + 1 <= e["draft_length"] + 1 for e in mine)
-        assert fact["n_tokens"] == len(TEXTS) * 23
+        for e in mine:  # records round to seven digits
+            assert 1 <= e["tokens_per_round"] <= e["drafted_per_round"] + 1 + 1e-6 <= e["draft_length"] + 1 + 2e-6
+        assert fact["n_tokens"] == len(TEXTS) * 15
     assert sorted(p.name for p in tmp_path.rglob("local*")) == ["local-plan.json", "local-plan.md", "local-plan.png"]
     for fact in facts:
         assert plan_views.sentences(fact)[0] in " ".join(out.split())
@@ -138,7 +139,7 @@ def test_interrupted_plan_rests_on_what_is_complete(run, tmp_path, monkeypatch):
     made = loaded(tmp_path)
     assert code == 0
     assert made["interrupted"]
-    assert all(f["n_tokens"] == 2 * 23 for f in made["facts"]["drafts"])
+    assert all(f["n_tokens"] == 2 * 15 for f in made["facts"]["drafts"])
     assert "Stopped before the end" in out
 
 

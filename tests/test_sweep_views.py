@@ -446,11 +446,12 @@ def test_verdict_on_short_outputs():
     words = outputs(*"nfnf")
     assert "does not hold for model here: 32 tokens are already faster, 1.50x (1.20 to 1.80)" in words
     assert "faster end to end from 128 tokens on" in words, "from 32 tokens on it is not: 64 are no difference"
-    words = outputs(*"nnff")
+    assert "is not contradicted for model here: no shorter output is faster, some longer" in outputs(*"snff")
+    words = outputs(*"ssff")
     assert "holds for model here: no shorter output is faster, some longer ones are" in words
     assert "faster end to end from 64 tokens on: 1.50x (1.20 to 1.80)" in words
     words = outputs(*"snnn")
-    assert "50 is not the limit: no measured length is faster" in words
+    assert "contradicted for model here, but 50 is not the limit: no longer output is faster either" in words
     assert "From no measured length on" in words
     assert "no difference at 32 to 128 tokens, slower at 16 tokens" in words
     long = sweep("output-length", [point(64), point(128)])
@@ -465,7 +466,7 @@ def test_short_outputs_are_judged_with_the_prompt():
     words = said(sweep("output-length", [slow]))
     assert "faster at 16 tokens; 1.50x" in words
     assert f"slower at 16 tokens; {whole:.2f}x" in words
-    assert "no measured length is faster" in words
+    assert "holds for model here: no measured output is faster, and none was longer" in words
 
 
 def test_context_costs():
