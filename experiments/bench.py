@@ -214,7 +214,7 @@ def measure(
     instruments: dict[str, list[int]],
     title: str = "measuring",
 ) -> Measurement:
-    """All arms over all prompts, in turns. Ctrl-C keeps the prompts that are complete.
+    """All arms over all prompts, in turns. Ctrl-C keeps the turns that every arm has finished.
 
     `base` gives top-k and top-p. `instruments`: for each draft the lengths that its instrumented decoding tries; with
     any of them the baseline, which is the first of `arms`, runs a second time, too.
@@ -222,29 +222,45 @@ def measure(
     if instruments:
         middle = (len(arms) + 1) // 2  # half a round of turns away from the first, as the other arms are on average
         arms = [*arms[:middle], AGAIN, *arms[middle:]]
-    found = Measurement()
-    total = len(prompts) * repeats * len(temperatures)
-    with tqdm(total=total, unit="turn", desc=title, leave=False) as bar:
+    found, samples = Measurement(), {}
+    turns = [(repeat, index) for repeat in range(repeats) for index in mixed(prompts)]
+    with tqdm(total=len(turns) * len(temperatures), unit="turn", desc=title, leave=False) as bar:
         try:
             _warm_up(bench, arms, prompts[0], instruments)
-            for index, prompt in enumerate(prompts):
-                part = Measurement()
+            for repeat, index in turns:
+                prompt, part = prompts[index], Measurement()
                 for temperature in temperatures:
                     sampling = Sampling(temperature, base.top_k, base.top_p)
                     usable = [a for a in arms if temperature == 0 or not greedy_only(bench, a)]
-                    samples = {arm: Sample(arm, temperature, index, prompt.kind, prompt.ids.shape[1]) for arm in usable}
-                    for repeat in range(repeats):
-                        _one_turn(bench, samples, sampling, index, prompt, repeat, instruments, part)
-                        bar.update()
-                    part.samples += samples.values()
+                    blank = {arm: Sample(arm, temperature, index, prompt.kind, prompt.ids.shape[1]) for arm in usable}
+                    _one_turn(bench, blank, sampling, index, prompt, repeat, instruments, part)
+                    part.samples += blank.values()
+                    bar.update()
+                for sample in part.samples:
+                    samples.setdefault((sample.temperature, index, sample.arm), sample).merge(sample)
+                part.samples = []
                 found.extend(part)
         except KeyboardInterrupt:
             bar.close()
-            options.note(f"stopped: {len({s.prompt_index for s in found.samples})} prompts are complete")
-            if not found.samples:
+            options.note(f"stopped: {len({index for _, index, _ in samples})} prompts are complete")
+            if not samples:
                 raise
             found.interrupted = True
+    temperature_order = {temperature: place for place, temperature in enumerate(temperatures)}
+    arm_order = {arm: place for place, arm in enumerate(arms)}
+    found.samples = sorted(
+        samples.values(), key=lambda s: (s.prompt_index, temperature_order[s.temperature], arm_order[s.arm])
+    )
     return found
+
+
+def mixed(prompts: list[Prompt]) -> list[int]:
+    """Indexes of the prompts, the kinds taking turns: a slow minute of the machine must not fall on one kind alone."""
+    queues: dict[str, list[int]] = {}
+    for index, prompt in enumerate(prompts):
+        queues.setdefault(prompt.kind, []).append(index)
+    longest = max(map(len, queues.values()))
+    return [queue[i] for i in range(longest) for queue in queues.values() if i < len(queue)]
 
 
 def _one_turn(

@@ -1,5 +1,6 @@
 """One comparison from end to end: measure, check, price, and make the rows of the record."""
 
+import math
 from collections.abc import Callable
 
 from draft_models import Drafter
@@ -76,7 +77,9 @@ def build_rows(
     parts = _parts(bench, found, prompts, prices, base)
     built = []
     temperatures = list(dict.fromkeys(s.temperature for s in found.samples))
-    spreads = {t: explain.timing_spread(found.of(BASELINE, t), found.of(AGAIN, t)) for t in temperatures}
+    spreads = [explain.timing_spread(found.of(BASELINE, t), found.of(AGAIN, t)) for t in temperatures]
+    known = [spread for spread in spreads if spread is not None]
+    clock = math.sqrt(sum(spread**2 for spread in known) / len(known)) if known else None  # the same clock for all
     for temperature in temperatures:
         for name, belongs in groups(found.samples).items():
             samples = [s for s in found.samples if s.temperature == temperature and belongs(s)]
@@ -91,7 +94,7 @@ def build_rows(
                 if total.n_rounds:
                     row |= explain.explained(row, total)
                 if arm.speculative:
-                    row["repeat_noise"] = explain.repeat_noise(row, mine, spreads[temperature])
+                    row["repeat_noise"] = explain.repeat_noise(row, mine, clock)
                     row["verdict"] = explain.verdict(row, floor)
                 built.append(row)
     return built

@@ -109,7 +109,8 @@ class _Texts:
         self.known = []  # (prompt tokens, new tokens, chances)
         for sample in baseline:
             of = chances(bench, draft, prompts[sample.prompt_index], sampling, longest)
-            self.known += [(sample.n_prompt, len(text), of(text)) for text in sample.texts]
+            texts = sample.texts[:1] if sampling.greedy else sample.texts  # greedy repeats are the same text
+            self.known += [(sample.n_prompt, len(text), of(text)) for text in texts]
         self.n_tokens = sum(n - 1 for _, n, _ in self.known)
 
     def baseline_seconds(self, costs: Costs) -> float:

@@ -65,14 +65,13 @@ def _prepare(args: argparse.Namespace, name: str) -> Job:
 def measured(job: Job, name: str) -> dict:
     """Run one sweep.  -> its record"""
     points, facts, found = SWEEPS[name]["points"](job)
-    floor = explain.noise_floor(
-        [s for s in found.samples if s.arm == BASELINE], [s for s in found.samples if s.arm == AGAIN]
-    )
+    coolest = job.temperatures[0]
+    floor = explain.noise_floor(found.of(BASELINE, coolest), found.of(AGAIN, coolest))
     return {
         **job.head(found.interrupted),
         "sweep": name,
         "facts": facts,
-        "noise": [{"temperature": job.temperatures[0], **floor}] if floor else [],
+        "noise": [{"temperature": coolest, **floor}] if floor else [],
         "points": points,
     }
 
@@ -120,6 +119,8 @@ def _draft_length(job: Job) -> Points:
 def _acceptance(job: Job) -> Points:
     """The dial from never right to always right; the draft's passes cost the same at every point."""
     dials = {name: d.accuracy for name, d in job.drafters.items() if isinstance(d, DialDrafter)}
+    if len(dials) < len(job.drafters):
+        raise UsageProblem("--sweep acceptance turns a dial; leave --draft away or give dials, as in dial:0.5,dial:0.9")
     rows, found = _rows(job, job.arms())
     return _points(_of_all(rows), lambda r: dials[r["draft"]], lambda r: "dial"), {}, found
 
@@ -230,7 +231,7 @@ SWEEPS = {
     "draft-length": _settings(_draft_length, draft_length=",".join(map(str, range(17)))),
     "acceptance": _settings(_acceptance, draft=DIALS),
     "temperature": _settings(_temperature, temperature="0,0.2,0.4,0.6,0.8,1,1.2"),
-    "output-length": _settings(_output_length, max_new_tokens=512, limit=1),
+    "output-length": _settings(_output_length, max_new_tokens=512),
     "context": _settings(_context),
     "draft-kind": _settings(_draft_kind, draft="model,ngram,dial:0.5", limit=4),
     "mismatch": _settings(_mismatch, draft="model"),

@@ -3,7 +3,7 @@
 A speedup is a quotient of two sums of seconds. To explain one, you need the seconds of every round as a function of
 what the round did:
 
-    verify    verify_at[width] + verify_slope context        one curve for a whole run: it is the same pass every time
+    verify    verify_at[width] + verify_slope context        one curve for a run, scaled for every temperature
     step      step_at + step_slope context                   a decode step of the baseline
     draft     draft_at[n] + draft_catch (catch_up - 1) + draft_slope n context; draft_idle if n = 0
     accept    accept_at + accept_each n                      and rollback and host: constants
@@ -28,6 +28,7 @@ CURVES = ("verify_at", "draft_at")
 PHASES = ("draft", "verify", "accept", "rollback", "host")
 STALL = 3.0  # times the median of the cell; the slow state of a shared machine stays below 2
 STANDARD_ERRORS = 3.0  # how far from 0 a slope over the context must be to be believed; neighbours in time are alike
+ROUNDS_OF_FITTING = 10  # of curve and moods in turns; they settle after a few
 FEWEST_SPARE = 8  # observations beyond the number of parameters, without which no such slope is tried
 
 
@@ -163,8 +164,8 @@ def _read(curve: dict[int, float], x: float) -> float:
 def fit(rounds: Sequence[RoundTime], steps: Sequence[StepTime]) -> dict[tuple[str, float], Costs]:
     """(drafter, temperature) -> costs, for every pair among `rounds`.
 
-    Pooled: the verification over everything, the accept rule over the drafters of a temperature, the step's slope over
-    the temperatures. The rest is of one drafter at one temperature alone.
+    Pooled: the shape of the verification over everything, the accept rule over the drafters of a temperature, the
+    step's slope over the temperatures. The rest is of one drafter at one temperature alone.
 
     ValueError: no rounds, a phase or a temperature's steps missing, seconds below 0.
     """
@@ -172,11 +173,7 @@ def fit(rounds: Sequence[RoundTime], steps: Sequence[StepTime]) -> dict[tuple[st
     step_at, step_slope = _regress(
         [s.seconds for s in steps], [s.temperature for s in steps], context=[s.context for s in steps]
     )
-    verify_at, verify_slope = _regress(
-        [r.seconds["verify"] for r in rounds],
-        [r.n_drafted + 1 for r in rounds],
-        context=[r.context for r in rounds],
-    )
+    verify = _verify(rounds)
     found = {}
     for drafter, temperature in dict.fromkeys((r.drafter, r.temperature) for r in rounds):
         alike = [r for r in rounds if r.temperature == temperature]
@@ -184,14 +181,33 @@ def fit(rounds: Sequence[RoundTime], steps: Sequence[StepTime]) -> dict[tuple[st
         found[drafter, temperature] = Costs(
             step_at=step_at[temperature],
             step_slope=step_slope[-1],
-            verify_at=verify_at,
-            verify_slope=verify_slope[-1],
+            **verify[temperature],
             **_draft(mine),
             **_accept(alike),
             rollback=_mean([r.seconds["rollback"] for r in mine]),
             host=_mean([r.seconds["host"] for r in mine]),
         )
     return found
+
+
+def _verify(rounds: Sequence[RoundTime]) -> dict[float, dict]:
+    """One curve over the widths, scaled for every temperature so that its total is the temperature's own.
+
+    A pass costs the same at every temperature, but temperatures take turns, and the machine may have been in a slower
+    mood in the turns of one than in those of another. The baseline's steps of those turns felt the same mood.
+    """
+    widths, contexts = [r.n_drafted + 1 for r in rounds], [r.context for r in rounds]
+    times = _without_stalls(np.array([r.seconds["verify"] for r in rounds]), widths)
+    mood = dict.fromkeys((r.temperature for r in rounds), 1.0)
+    of = np.array([r.temperature for r in rounds])
+    for _ in range(ROUNDS_OF_FITTING):
+        at, (slope,) = _regress(times / [mood[t] for t in of], widths, context=contexts)
+        expected = np.array([at[w] for w in widths]) + slope * np.array(contexts)
+        mood = {t: times[of == t].sum() / expected[of == t].sum() for t in mood}
+    return {
+        t: {"verify_at": {w: factor * seconds for w, seconds in at.items()}, "verify_slope": factor * slope}
+        for t, factor in mood.items()
+    }
 
 
 def _draft(rounds: list[RoundTime]) -> dict:

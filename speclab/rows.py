@@ -55,6 +55,14 @@ class Sample:
         self.rounds.append(list(rounds))
         self.counts.merge(counts or Counts(n_rounds=len(tokens) - 1, n_emitted=len(tokens) - 1))
 
+    def merge(self, other: "Sample") -> None:
+        """Add another's decodings; adding a sample to itself changes nothing."""
+        if other is self:
+            return
+        for name in ("prefill", "decode", "texts", "rounds"):
+            getattr(self, name).extend(getattr(other, name))
+        self.counts.merge(other.counts)
+
     @property
     def prefill_seconds(self) -> float:
         return sum(self.prefill)
