@@ -4,6 +4,7 @@
     ngram      prompt lookup: continue as the longest matching piece of the text so far was continued
     dial:A     an instrument, not a method: it replays the baseline's output, right with probability A, while paying
                for a real draft model's passes; it turns acceptance from 0 to 1 at a fixed drafting cost
+    dial:A:free  the same without a draft model: drafting costs nothing
 
 A new kind implements `Drafter`; the loop in optimized_speculative.py does not change.
 """
@@ -128,17 +129,15 @@ class NgramDrafter:
             self._tokens.append(token)
 
 
-class DialDrafter(ModelDrafter):
-    """An instrument, not a method: proposals of a chosen quality at a real draft model's cost. Greedy decoding only.
+class Dial:
+    """An instrument, not a method: it replays the baseline's output, each token right with probability `accuracy`.
 
-    It replays the baseline's output. Each proposal is the right token with probability `accuracy` and a wrong one
-    otherwise, while the draft model makes all its passes over the proposed tokens with its real cache.
+    So it turns acceptance from 0 to 1 while everything else stays what it is. Greedy decoding only.
     """
 
-    def __init__(self, draft: CachedModel, accuracy: float, seed: int = 0):
+    def __init__(self, accuracy: float, seed: int = 0):
         if not 0 <= accuracy <= 1:
             raise ValueError(f"dial accuracy must lie in 0 … 1, got {accuracy}")
-        super().__init__(draft)
         self.accuracy, self.seed = accuracy, seed
         self._reference: list[int] = []
 
@@ -146,14 +145,32 @@ class DialDrafter(ModelDrafter):
         """Set the baseline's output for the prompt that comes next."""
         self._reference = list(reference)
 
-    def start(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
+    def _begin(self, prompt: Tensor, sampling: Sampling) -> None:
         if not sampling.greedy:
             raise UsageProblem("the dial replays greedy output; it needs --temperature 0")
+        # Other dice for every prompt, or all prompts would be right and wrong at the same places.
+        self._dice = torch.Generator().manual_seed(self.seed * 1_000_003 + int(prompt.sum()))
+
+    def _replayed(self, position: int, vocab_size: int) -> int | None:
+        """A right or a wrong token for this place of the output; None behind its end."""
+        if position >= len(self._reference):
+            return None
+        hit = torch.rand((), generator=self._dice).item() < self.accuracy
+        return self._reference[position] if hit else (self._reference[position] + 1) % vocab_size
+
+
+class DialDrafter(Dial, ModelDrafter):
+    """The dial at a real draft model's price: the model makes all its passes over the proposed tokens."""
+
+    def __init__(self, draft: CachedModel, accuracy: float, seed: int = 0):
+        Dial.__init__(self, accuracy, seed)
+        ModelDrafter.__init__(self, draft)
+
+    def start(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
+        self._begin(prompt, sampling)
         super().start(target, prompt, sampling)
         self._n_prompt = prompt.shape[1]
         self._position = 0
-        # Other dice for every prompt, or all prompts would be right and wrong at the same places.
-        self._dice = torch.Generator().manual_seed(self.seed * 1_000_003 + int(prompt.sum()))
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
         self._position = self._n_committed - self._n_prompt
@@ -161,12 +178,25 @@ class DialDrafter(ModelDrafter):
 
     def _choose(self, logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
         token, probs = super()._choose(logits, uniform)  # the real draft's work, paid for and thrown away
-        if self._position < len(self._reference):
-            right = self._reference[self._position]
-            hit = torch.rand((), generator=self._dice).item() < self.accuracy
-            token = torch.full_like(token, right if hit else (right + 1) % self.draft.vocab_size)
+        replayed = self._replayed(self._position, self.draft.vocab_size)
         self._position += 1
-        return token, probs
+        return token if replayed is None else torch.full_like(token, replayed), probs
+
+
+class FreeDialDrafter(Dial):
+    """The dial at no price: what a draft would be worth if drafting cost nothing."""
+
+    def start(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
+        self._begin(prompt, sampling)
+        self._position, self._vocab_size, self._device = 0, target.vocab_size, prompt.device
+
+    def propose(self, k: int, uniforms: Tensor) -> Draft:
+        replayed = [self._replayed(self._position + i, self._vocab_size) for i in range(k)]
+        tokens = torch.tensor([[t for t in replayed if t is not None]], dtype=torch.long, device=self._device)  # (1, n)
+        return Draft(tokens, torch.full((1,), tokens.shape[1], device=self._device))
+
+    def observe(self, n_accepted: int, committed: list[int]) -> None:
+        self._position += len(committed)
 
 
 def add_draft_flag(parser: argparse.ArgumentParser, default: str | None = "model") -> None:
@@ -175,7 +205,7 @@ def add_draft_flag(parser: argparse.ArgumentParser, default: str | None = "model
         "--draft",
         default=default,
         metavar="KIND",
-        help="model (the lab's own), a folder or hub name, ngram, dial:A, or dial:A:MODEL"
+        help="model (the lab's own), a folder or hub name, ngram, dial:A, dial:A:MODEL or dial:A:free"
         + (" (default: %(default)s)" if default else "; several with commas (default: model,ngram)"),
     )
 
@@ -187,9 +217,10 @@ def make_drafter(kind: str, setup: options.Setup, seed: int = 0) -> Drafter:
         return NgramDrafter()
     if word == "dial":
         accuracy, _, name = rest.partition(":")
-        draft = options.load_draft(name or options.LAB_DRAFT, setup)
         try:
-            return DialDrafter(draft, float(accuracy), seed)
+            if name == "free":
+                return FreeDialDrafter(float(accuracy), seed)
+            return DialDrafter(options.load_draft(name or options.LAB_DRAFT, setup), float(accuracy), seed)
         except ValueError:
             raise UsageProblem(f"--draft {kind}: the dial takes a number from 0 to 1, for example dial:0.8") from None
     if not kind or "," in kind:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from baseline_autoregressive import autoregressive_decode
-from draft_models import DialDrafter, Drafter, add_draft_flag, make_drafter  # NEW
+from draft_models import Dial, Drafter, add_draft_flag, make_drafter  # NEW
 from speclab import options, report  # NEW: report
 from speclab.cached_model import CachedModel, check_prompt
 from speclab.errors import reports_problems
@@ -130,7 +130,7 @@ def main(argv: list[str] | None = None) -> int:
     counts, seconds = Counts(), 0.0
     print(setup.describe(), file=sys.stderr)
     for prompt in prompts:
-        if isinstance(drafter, DialDrafter):  # NEW: the instrument needs to know the right answer
+        if isinstance(drafter, Dial):  # NEW: the instrument needs to know the right answer
             ids = prompt.ids.to(setup.device)
             drafter.replay(list(autoregressive_decode(setup.target, ids, args.max_new_tokens, eos=eos)))
         generator = torch.Generator(setup.device).manual_seed(args.seed)

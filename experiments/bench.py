@@ -22,7 +22,7 @@ from tqdm import tqdm
 from transformers import GenerationConfig
 
 from baseline_autoregressive import autoregressive_decode
-from draft_models import DialDrafter, Drafter, ModelDrafter
+from draft_models import Dial, Drafter, ModelDrafter
 from optimized_speculative import Round, speculative_decode
 from speclab import options
 from speclab.cached_model import CachedModel
@@ -98,7 +98,7 @@ class Bench:
 
     def _drafter(self, name: str, ids: Tensor, budget: int) -> Drafter:
         drafter = copy.deepcopy(self.drafters[name])
-        if isinstance(drafter, DialDrafter):
+        if isinstance(drafter, Dial):
             key = tuple(ids[0].tolist())
             if len(self._references.get(key, [])) < budget:
                 self._references[key] = list(autoregressive_decode(copy.deepcopy(self.setup.target), ids, budget))
@@ -307,9 +307,9 @@ def _warm_up(bench: Bench, arms: list[Arm], prompt: Prompt, instruments: dict[st
 
 def greedy_only(bench: Bench, arm: Arm) -> bool:
     """The library's loop is compared token for token, and the dial replays greedy text."""
-    return arm == GENERATE or (arm.speculative and isinstance(bench.drafters[arm.draft], DialDrafter))
+    return arm == GENERATE or (arm.speculative and isinstance(bench.drafters[arm.draft], Dial))
 
 
 def is_model(drafter: Drafter) -> bool:
     """A real draft model, not the instrument that pays for one."""
-    return isinstance(drafter, ModelDrafter) and not isinstance(drafter, DialDrafter)
+    return isinstance(drafter, ModelDrafter) and not isinstance(drafter, Dial)

@@ -10,7 +10,7 @@ from typing import TextIO
 
 import torch
 
-from draft_models import DialDrafter, Drafter, ModelDrafter, make_drafter
+from draft_models import Dial, Drafter, ModelDrafter, make_drafter
 from experiments.bench import Bench, is_model
 from speclab import options, record
 from speclab.cached_model import check_prompt
@@ -127,7 +127,7 @@ def prepare(args: argparse.Namespace) -> Job:
     for prompt in prompts:
         for model in (setup.target, *(d.draft for d in drafters.values() if isinstance(d, ModelDrafter))):
             check_prompt(model, prompt.ids, args.max_new_tokens)
-    if 0 not in temperatures and all(isinstance(d, DialDrafter) for d in drafters.values()):
+    if 0 not in temperatures and all(isinstance(d, Dial) for d in drafters.values()):
         raise UsageProblem("the dial only replays greedy output; add 0 to --temperature")
     return Job(args, setup, drafters, prompts, lengths, temperatures)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from draft_models import DialDrafter, ModelDrafter
+from draft_models import Dial, ModelDrafter
 from experiments.bench import Bench, Measurement
 from experiments.checks import both_distributions, lookups
 from speclab.costs import Costs, fit
@@ -28,7 +28,7 @@ def chances(bench: Bench, draft: str, prompt: Prompt, sampling: Sampling, longes
     drafter = bench.drafters[draft]
 
     def of(text: list[int]) -> Chances:
-        if isinstance(drafter, DialDrafter):
+        if isinstance(drafter, Dial):
             return model_chances([drafter.accuracy] * len(text))
         if isinstance(drafter, ModelDrafter):
             target_probs, draft_probs = both_distributions(bench, draft, prompt.id_list, text, sampling)

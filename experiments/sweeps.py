@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from draft_models import DialDrafter, ModelDrafter, make_drafter
+from draft_models import Dial, FreeDialDrafter, ModelDrafter, make_drafter
 from experiments import unlike
 from experiments.bench import Measurement, measure
 from experiments.comparison import build_rows
@@ -117,12 +117,23 @@ def _draft_length(job: Job) -> Points:
 
 
 def _acceptance(job: Job) -> Points:
-    """The dial from never right to always right; the draft's passes cost the same at every point."""
-    dials = {name: d.accuracy for name, d in job.drafters.items() if isinstance(d, DialDrafter)}
+    """The dial from never right to always right, once at a real draft's price and once for nothing."""
+    dials = {name: d for name, d in job.drafters.items() if isinstance(d, Dial)}
     if len(dials) < len(job.drafters):
         raise UsageProblem("--sweep acceptance turns a dial; leave --draft away or give dials, as in dial:0.5,dial:0.9")
-    rows, found = _rows(job, job.arms())
-    return _points(_of_all(rows), lambda r: dials[r["draft"]], lambda r: "dial"), {}, found
+
+    def series(name: str) -> str:
+        return "dial, free drafts" if isinstance(dials[name], FreeDialDrafter) else "dial at a draft model's price"
+
+    # All dials of a series cost the same: the one in the middle speaks for them.
+    speakers = {series(name): name for name in sorted(dials, key=lambda n: -abs(dials[n].accuracy - 0.5))}
+    arms, bench, base = job.arms(), job.bench(), job.setup.sampling
+    tools = {name: lengths for name, lengths in instruments(job, arms).items() if name in speakers.values()}
+    found = measure(bench, arms, [0.0], job.prompts, job.args.repeats, base, tools)
+    prices = calibrated(found)
+    prices = {(name, 0.0): prices[speakers[series(name)], 0.0] for name in dials}
+    rows = _of_all(build_rows(bench, found, job.prompts, prices, base, job.common))
+    return _points(rows, lambda r: dials[r["draft"]].accuracy, lambda r: series(r["draft"])), {}, found
 
 
 def _temperature(job: Job) -> Points:
@@ -226,7 +237,7 @@ def _settings(points: Callable[[Job], Points], **sizes) -> dict:
     return {"points": points, **usual, **sizes}
 
 
-DIALS = ",".join(f"dial:{i / 10:g}" for i in range(11))
+DIALS = ",".join(f"dial:{i / 10:g}{price}" for price in (":free", "") for i in range(11))
 SWEEPS = {
     "draft-length": _settings(_draft_length, draft_length=",".join(map(str, range(17)))),
     "acceptance": _settings(_acceptance, draft=DIALS),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tiny_models import VOCAB, perturbed, tiny
 
 from baseline_autoregressive import autoregressive_decode
-from draft_models import DialDrafter, ModelDrafter, NgramDrafter
+from draft_models import DialDrafter, FreeDialDrafter, ModelDrafter, NgramDrafter
 from optimized_speculative import Round, speculative_decode
 from speclab.cached_model import CachedModel
 from speclab.errors import UsageProblem
@@ -291,3 +291,18 @@ def test_dial_beyond_its_reference(target):
     assert [token for r in rounds for token in r.tokens] == text
     assert [r.n_accepted for r in rounds[:10]] == [0] * 10
     assert sum(r.n_accepted for r in rounds[10:]) > 0
+
+
+@pytest.mark.parametrize("accuracy", [0.0, 0.5, 1.0])
+def test_free_dial_is_the_dial_without_a_model(target, accuracy):
+    """Same dice, same proposals, same rounds; behind its reference it has nothing to say."""
+    free = FreeDialDrafter(accuracy)
+    text = list(autoregressive_decode(target, PROMPT, 31))
+    free.replay(text)
+    assert rounds_of(target, free, 4, 31) == dialed(target, accuracy, 4, 31)[1]
+    free.replay(text[:10])
+    rounds = rounds_of(target, free, 4, 31)
+    assert [token for r in rounds for token in r.tokens] == text
+    assert rounds[-2].n_drafted == 0
+    with pytest.raises(UsageProblem, match="temperature 0"):
+        rounds_of(target, free, 3, 5, Sampling(temperature=0.7))
