@@ -7,7 +7,7 @@ and pictures.
 
     python compare.py                             # the lab's own pair: no network, no GPU, a few minutes
     python compare.py --quick                     # a minute
-    python compare.py --plan                      # predict every draft length without a speculative run
+    python compare.py --plan                      # predict every draft length from a baseline run
     python compare.py --verify-plan               # plan on half of the prompts, measure on the other half
     python compare.py --sweep acceptance          # turn one dial; --sweep all turns all of them
     python compare.py --draft model,ngram,dial:0.9 -k 1,2,4,8 --temperature 0 --by-kind
@@ -43,8 +43,10 @@ def make_parser() -> argparse.ArgumentParser:
     options.add_shared_flags(parser)
     add_draft_flag(parser, default=None)
     group = parser.add_argument_group("experiment")
-    group.add_argument("-k", "--draft-length", metavar="K,K", help="(default: 2,4,6,8; with --quick 2,4)")
-    group.add_argument("--temperature", metavar="T,T", help="(default: 0,0.8; plans and sweeps: 0)")
+    group.add_argument(
+        "-k", "--draft-length", metavar="K,K", help="(default: 2,4,6,8; --quick 2,4; plans 0 to 16; most sweeps 4)"
+    )
+    group.add_argument("--temperature", metavar="T,T", help="(default: 0,0.8; plans and most sweeps 0)")
     group.add_argument("--repeats", type=options.at_least(1), help="times each prompt is decoded by each arm")
     what = group.add_mutually_exclusive_group()
     what.add_argument("--quick", action="store_true", help="2 prompts of a kind, 48 tokens, k = 2, 4")

@@ -145,6 +145,11 @@ class Dial:
         """Set the baseline's output for the prompt that comes next."""
         self._reference = list(reference)
 
+    def _follow(self, position: int, committed: list[int]) -> None:
+        """Text that leaves the reference (a near-tie in a low precision) cannot be replayed from there on."""
+        if committed != self._reference[position : position + len(committed)]:
+            self._reference = []
+
     def _begin(self, prompt: Tensor, sampling: Sampling) -> None:
         if not sampling.greedy:
             raise UsageProblem("the dial replays greedy output; it needs --temperature 0")
@@ -176,6 +181,10 @@ class DialDrafter(Dial, ModelDrafter):
         self._position = self._n_committed - self._n_prompt
         return super().propose(k, uniforms)
 
+    def observe(self, n_accepted: int, committed: list[int]) -> None:
+        self._follow(self._n_committed - self._n_prompt, committed)
+        super().observe(n_accepted, committed)
+
     def _choose(self, logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
         token, probs = super()._choose(logits, uniform)  # the real draft's work, paid for and thrown away
         replayed = self._replayed(self._position, self.draft.vocab_size)
@@ -196,6 +205,7 @@ class FreeDialDrafter(Dial):
         return Draft(tokens, torch.full((1,), tokens.shape[1], device=self._device))
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
+        self._follow(self._position, committed)
         self._position += len(committed)
 
 

@@ -27,6 +27,7 @@ from optimized_speculative import Round, speculative_decode
 from speclab import options
 from speclab.cached_model import CachedModel
 from speclab.costs import RoundTime, StepTime, catch_ups
+from speclab.errors import EnvironmentProblem
 from speclab.prompts import Prompt
 from speclab.rows import AGAIN, GENERATE, Arm, Sample
 from speclab.sampling import Draft, Sampling
@@ -169,6 +170,7 @@ class Measurement:
     samples: list[Sample] = field(default_factory=list)
     rounds: list[RoundTime] = field(default_factory=list)  # of the instrumented decodings
     steps: list[StepTime] = field(default_factory=list)  # of the second baseline
+    correctness: list[dict] = field(default_factory=list)  # what experiments/checks.py found
     wall_seconds: float = 0.0  # of the instrumented rounds, and what their phases add up to
     phase_seconds: float = 0.0
     interrupted: bool = False
@@ -181,6 +183,7 @@ class Measurement:
         self.samples += other.samples
         self.rounds += other.rounds
         self.steps += other.steps
+        self.correctness += other.correctness
         self.wall_seconds += other.wall_seconds
         self.phase_seconds += other.phase_seconds
         self.interrupted |= other.interrupted
@@ -188,7 +191,7 @@ class Measurement:
     def add(self, decoding: Decoding, temperature: float, chunk: int) -> None:
         """Keep what an instrument saw."""
         if not decoding.arm.speculative:
-            blocks = [decoding.log[i : i + chunk] for i in range(0, len(decoding.log) - chunk + 1, chunk)]
+            blocks = [decoding.log[i : i + chunk] for i in range(0, len(decoding.log), chunk)]
             for block in blocks:
                 mean = sum(seconds for _, seconds, _ in block) / len(block)
                 self.steps.append(StepTime(temperature, block[len(block) // 2][0], mean))
@@ -226,7 +229,8 @@ def measure(
     turns = [(repeat, index) for repeat in range(repeats) for index in mixed(prompts)]
     with tqdm(total=len(turns) * len(temperatures), unit="turn", desc=title, leave=False) as bar:
         try:
-            _warm_up(bench, arms, prompts[0], instruments)
+            hottest = Sampling(max(temperatures), base.top_k, base.top_p)
+            _warm_up(bench, arms, prompts[0], instruments, hottest)
             for repeat, index in turns:
                 prompt, part = prompts[index], Measurement()
                 for temperature in temperatures:
@@ -240,9 +244,10 @@ def measure(
                     samples.setdefault((sample.temperature, index, sample.arm), sample).merge(sample)
                 part.samples = []
                 found.extend(part)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, EnvironmentProblem, torch.OutOfMemoryError) as stop:
             bar.close()
-            options.note(f"stopped: {len({index for _, index, _ in samples})} prompts are complete")
+            why = f" by: {stop}" if str(stop) else ""
+            options.note(f"stopped{why}; {len({index for _, index, _ in samples})} prompts are complete")
             if not samples:
                 raise
             found.interrupted = True
@@ -292,14 +297,20 @@ def _one_turn(
         samples[GENERATE].add(0.0, *bench.generate(prompt))
 
 
-def _warm_up(bench: Bench, arms: list[Arm], prompt: Prompt, instruments: dict[str, list[int]]) -> None:
+def _warm_up(
+    bench: Bench, arms: list[Arm], prompt: Prompt, instruments: dict[str, list[int]], hottest: Sampling
+) -> None:
     """Meet every shape once before the clock counts."""
     budget = min(WARM_UP_TOKENS, bench.max_new_tokens)
-    decodings = [bench.decoding(arm, Sampling(), prompt, budget=budget) for arm in arms if arm != GENERATE]
+
+    def sampling(arm: Arm) -> Sampling:
+        return Sampling() if greedy_only(bench, arm) else hottest
+
+    decodings = [bench.decoding(arm, sampling(arm), prompt, budget=budget) for arm in arms if arm != GENERATE]
     for name, lengths in instruments.items():
         arm = Arm("instrument", name, max(lengths))
-        every_width = bench.decoding(arm, Sampling(), prompt, budget=bench.max_new_tokens, lengths=sorted(set(lengths)))
-        decodings.append(every_width)
+        every = sorted(set(lengths))
+        decodings.append(bench.decoding(arm, sampling(arm), prompt, budget=bench.max_new_tokens, lengths=every))
     take_turns(decodings)
     if GENERATE in arms:
         bench.generate(prompt)

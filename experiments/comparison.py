@@ -1,14 +1,13 @@
 """One comparison from end to end: measure, check, price, and make the rows of the record."""
 
-import math
 from collections.abc import Callable
 
 from draft_models import Drafter
-from experiments.bench import Bench, Measurement, is_model, measure
+from experiments.bench import Bench, Measurement, is_model, measure, mixed
 from experiments.checks import check
 from experiments.job import Job, instruments, with_generate
 from experiments.pricing import Pricelist, calibrated, chances
-from speclab import explain, options, plots, report, rows
+from speclab import explain, moods, options, plots, report, rows
 from speclab.prompts import Prompt
 from speclab.rows import AGAIN, BASELINE, Arm, Sample
 from speclab.sampling import Sampling
@@ -31,10 +30,15 @@ def compare(job: Job) -> int:
         except KeyboardInterrupt:
             options.note("stopped: the rows are complete, their checks or explanations are not")
             found.interrupted = True
-        run = comparison_record(job, bench, found, prices, correctness)
-        written = job.write(run, report.comparison(run, by_kind=True, markdown=True))
-        written += plots.comparison(run, job.path("plots", "").parent, job.args.name)
+        try:
+            run = comparison_record(job, bench, found, prices, correctness)
+        except KeyboardInterrupt:
+            options.note("stopped: the rows are complete, their explanations are not")
+            found.interrupted = True
+            run = comparison_record(job, bench, found, {}, correctness)
+        written = job.write(run, lambda: report.comparison(run, by_kind=True, markdown=True))
         print(report.comparison(run, by_kind=job.args.by_kind))
+        written += plots.comparison(run, job.path("plots", "").parent, job.args.name)
         options.note("wrote " + ", ".join(options.shown_path(p) for p in written))
     return 0 if all(entry["passed"] for entry in correctness) else 1
 
@@ -77,9 +81,7 @@ def build_rows(
     parts = _parts(bench, found, prompts, prices, base)
     built = []
     temperatures = list(dict.fromkeys(s.temperature for s in found.samples))
-    spreads = [explain.timing_spread(found.of(BASELINE, t), found.of(AGAIN, t)) for t in temperatures]
-    known = [spread for spread in spreads if spread is not None]
-    clock = math.sqrt(sum(spread**2 for spread in known) / len(known)) if known else None  # the same clock for all
+    rerun = _Rerun(found, prompts)
     for temperature in temperatures:
         for name, belongs in groups(found.samples).items():
             samples = [s for s in found.samples if s.temperature == temperature and belongs(s)]
@@ -94,10 +96,30 @@ def build_rows(
                 if total.n_rounds:
                     row |= explain.explained(row, total)
                 if arm.speculative:
-                    row["repeat_noise"] = explain.repeat_noise(row, mine, clock)
+                    row["repeat_noise"] = rerun.noise(row, arm, temperature, mine)
                     row["verdict"] = explain.verdict(row, floor)
                 built.append(row)
     return built
+
+
+class _Rerun:
+    """What the whole run says about running it again."""
+
+    def __init__(self, found: Measurement, prompts: list[Prompt]):
+        self._places = {index: place for place, index in enumerate(mixed(prompts))}
+        self._rest = {}
+        for arm, temperature in dict.fromkeys((s.arm, s.temperature) for s in found.samples if s.arm.speculative):
+            self._rest[arm, temperature] = moods.residuals(found.of(arm, temperature), found.of(BASELINE, temperature))
+        known = [rest for rest in self._rest.values() if rest]
+        self._alike = moods.correlation([[rest[i] for i in sorted(rest, key=self._places.get)] for rest in known])
+
+    def noise(self, row: dict, arm: Arm, temperature: float, samples: list[Sample]) -> float | None:
+        rest = self._rest[arm, temperature]
+        if rest is None:
+            return None
+        seconds = {s.prompt_index: s.decode_seconds for s in samples if s.prompt_index in rest}
+        shares = {index: one / sum(seconds.values()) for index, one in seconds.items()}
+        return moods.repeat_noise(row["speedup"], rest, shares, self._places, self._alike)
 
 
 def _parts(

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
@@ -17,6 +18,8 @@ from speclab.cached_model import check_prompt
 from speclab.errors import UsageProblem
 from speclab.prompts import Prompt
 from speclab.rows import BASELINE, GENERATE, Arm
+
+LARGEST = 256  # of what -k and --temperature take; every draft length up to the longest is calibrated
 
 
 @dataclass
@@ -93,12 +96,12 @@ class Job:
         """A file of this run: room is "results" or "plots"."""
         return self.args.out_dir / room / f"{self.args.name}{ending}"
 
-    def write(self, run: dict, page: str, ending: str = "") -> list[Path]:
-        """The record, before anything else can go wrong, and its tables in Markdown."""
+    def write(self, run: dict, page: Callable[[], str], ending: str = "") -> list[Path]:
+        """The record, before anything else can go wrong, then its tables in Markdown."""
         paths = [self.path("results", f"{ending}.json"), self.path("results", f"{ending}.md")]
         text = record.to_json(run)
         record.write_whole(paths[0], text)
-        record.write_whole(paths[1], page)
+        record.write_whole(paths[1], page())
         if self.args.json == "-":
             self.out.write(text)  # `talk` has sent everything else to standard error
         elif self.args.json:
@@ -116,6 +119,10 @@ def prepare(args: argparse.Namespace) -> Job:
     temperatures = numbers(args.temperature, float, 0, "--temperature")
     if args.max_new_tokens < 2:
         raise UsageProblem("one new token comes from the prompt's own pass; use --max-new-tokens 2 or more")
+    if not args.name or Path(args.name).name != args.name:
+        raise UsageProblem(f"--name {args.name}: give a plain word; --out-dir chooses the folder")
+    if args.json not in (None, "-") and Path(args.json).is_dir():
+        raise UsageProblem(f"--json {args.json} is a folder; give a file's name")
     for room in ("results", "plots"):
         record.prepare_folder(args.out_dir / room)
     if args.json not in (None, "-"):
@@ -171,4 +178,6 @@ def numbers(text: str, kind: type, smallest: float, flag: str) -> list:
         raise UsageProblem(f"{flag} {text}: {values[0]} is too small, give {smallest} or more")
     if not all(map(math.isfinite, values)):
         raise UsageProblem(f"{flag} {text}: give finite numbers")
+    if values[-1] > LARGEST:
+        raise UsageProblem(f"{flag} {text}: {values[-1]} is too large, give {LARGEST} or less")
     return values

@@ -2,14 +2,15 @@
 
 The baseline's texts, one pass of each draft over them, and calibrated costs give the expected time at every draft
 length (speclab/forecast.py). The instrumented decodings that calibrate the costs do draft and verify, because a pass
-costs what it costs only in that rhythm, but nothing they accept is looked at.
+costs what it costs only in that rhythm; what they accept is used only to know how many tokens a draft had to catch up.
 
 `--verify-plan` makes the plan on half of the prompts and then measures on the other half.
 """
 
 from collections.abc import Iterable
 
-from experiments.bench import Bench, Measurement, measure
+from experiments.bench import Bench, Measurement, is_model, measure
+from experiments.checks import check
 from experiments.comparison import build_rows, halves
 from experiments.job import Job, instruments
 from experiments.pricing import Pricelist, calibrated, chances
@@ -41,13 +42,17 @@ def run(job: Job) -> int:
         entries, facts = make_plan(job, bench, found, planned_on)
         verified, interrupted = None, found.interrupted
         if verify and not interrupted:
-            verified, interrupted = _verify(job, bench, facts, reported_on, calibrated(found))
+            try:
+                verified, interrupted = _verify(job, bench, facts, reported_on, calibrated(found))
+            except KeyboardInterrupt:
+                options.note("stopped: the plan is complete, its check is not")
+                interrupted = True
         result = {**job.head(interrupted), "facts": {"drafts": facts}, "verified": verified, "plan": entries}
-        written = job.write(result, plan_views.page(result), "-plan")
-        written.append(plan_views.picture(result, job.path("plots", "").parent, f"{job.args.name}-plan"))
+        written = job.write(result, lambda: plan_views.page(result), "-plan")
         print(plan_views.text(result))
+        written.append(plan_views.picture(result, job.path("plots", "").parent, f"{job.args.name}-plan"))
         options.note("wrote " + ", ".join(options.shown_path(p) for p in written))
-    return 0
+    return 0 if all(entry["passed"] for entry in (verified or {"correctness": []})["correctness"]) else 1
 
 
 def _measure(
@@ -61,6 +66,8 @@ def _measure(
 def make_plan(job: Job, bench: Bench, found: Measurement, prompts: list[Prompt]) -> tuple[list[dict], list[dict]]:
     """Expected speedup of every draft at every length, and for every draft what to do about it."""
     entries, facts = [], []
+    if not calibrated(found):
+        raise UsageProblem("too few tokens to calibrate with; use a larger --max-new-tokens")
     for (draft, temperature), costs in calibrated(found).items():
         baseline = found.of(BASELINE, temperature)
         sampling = Sampling(temperature, job.args.top_k, job.args.top_p)
@@ -77,20 +84,25 @@ def make_plan(job: Job, bench: Bench, found: Measurement, prompts: list[Prompt])
                 "speedup": best["speedup"],
                 "acceptance_rate": best["acceptance_rate"],
                 "oracle": texts.oracle(costs),
-                "break_even": break_even_acceptance(
-                    c,
-                    lambda width, costs=costs, context=context: costs.verify_cost(width, context),
-                    costs.overhead(best["draft_length"], context),
-                    max(job.draft_lengths),
-                ),
+                "break_even": _break_even(costs, c, best["draft_length"] or 1, context, max(job.draft_lengths))
+                if is_model(bench.drafters[draft])
+                else None,
                 "draft_cost": c,
                 "verify_cost": costs.verify_cost(best["draft_length"] + 1, context),
                 "step_seconds": costs.step_seconds(context),
                 "n_tokens": texts.n_tokens,
+                "costs": costs.to_json(),
             }
         )
         entries += mine
     return entries, facts
+
+
+def _break_even(costs: Costs, draft_cost: float, k: int, context: int, longest: int) -> float | None:
+    """The acceptance from which on drafting pays, at this draft's cost; a lookup that may find nothing has none."""
+    return break_even_acceptance(
+        draft_cost, lambda width: costs.verify_cost(width, context), costs.overhead(k, context), longest
+    )
 
 
 class _Texts:
@@ -124,8 +136,7 @@ class _Texts:
 
 def _expect(texts: _Texts, costs: Costs, k: int, context: int) -> dict:
     expected = [
-        forecast(rows, n, k, explain.round_cost(costs, prompt), explain.full_round_extra(costs, k, prompt))
-        for prompt, n, rows in texts.known
+        forecast(rows, n, k, explain.round_cost(costs, prompt), costs.draft_catch) for prompt, n, rows in texts.known
     ]
     tested = sum(e.n_tested for e in expected)
     return {
@@ -169,4 +180,12 @@ def _verify(job: Job, bench: Bench, facts: list[dict], prompts: list[Prompt], pr
                 "share_of_best": chosen["speedup"] / best["speedup"],
             }
         )
-    return {"n_prompts": len(prompts), "drafts": drafts, "rows": rows}, found.interrupted
+    correctness = [
+        entry
+        for temperature in job.temperatures
+        for entry in check(
+            bench, found, prompts, Sampling(temperature, job.args.top_k, job.args.top_p), job.setup.tokenizer
+        )
+    ]
+    n_prompts = max((r["n_prompts"] for r in rows), default=0)
+    return {"n_prompts": n_prompts, "drafts": drafts, "rows": rows, "correctness": correctness}, found.interrupted

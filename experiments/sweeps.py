@@ -10,17 +10,19 @@ import sys
 import time
 from collections.abc import Callable
 
-from draft_models import Dial, FreeDialDrafter, ModelDrafter, make_drafter
+from draft_models import Dial, FreeDialDrafter, ModelDrafter
 from experiments import unlike
-from experiments.bench import Measurement, measure
+from experiments.bench import Bench, Measurement, is_model, measure
+from experiments.checks import check
 from experiments.comparison import build_rows
 from experiments.job import Job, instruments, prepare
 from experiments.pricing import calibrated
 from speclab import explain, options, record, sweep_views
-from speclab.cached_model import CachedModel, check_prompt
+from speclab.cached_model import CachedModel
 from speclab.errors import UsageProblem
 from speclab.prompts import Prompt
 from speclab.rows import AGAIN, BASELINE, Arm
+from speclab.sampling import Sampling
 
 TRAINING_SECONDS = 20.0
 
@@ -30,27 +32,29 @@ def run(args: argparse.Namespace) -> int:
     names = list(SWEEPS) if args.sweep == "all" else [args.sweep]
     if len(names) > 1 and args.json:
         raise UsageProblem("--json takes one record; run the sweeps one by one, or read results/ afterwards")
+    if len(names) > 1 and args.prompts == "-":
+        raise UsageProblem("standard input can be read once only; give --prompts a file")
     done, start = [], time.monotonic()
-    for place, name in enumerate(names, 1):
-        job = _prepare(args, name)
-        if len(names) > 1:
-            spent = time.monotonic() - start
-            left = f", about {spent / (place - 1) * (len(names) - place + 1) / 60:.0f} min left" if place > 1 else ""
-            options.note(f"sweep {place} of {len(names)}: {name}{left}")
-        with job.talk():
-            sweep = measured(job, name)
-            written = _write(job, sweep)
-            print(sweep_views.paragraph(sweep), sweep_views.table(sweep), sep="\n\n", end="\n\n")
-            options.note("wrote " + ", ".join(options.shown_path(p) for p in written))
-        done.append(sweep)
-        if sweep["interrupted"]:
-            break
-    if len(names) > 1:
-        path = job.path("results", "-sweeps.md")
-        pictures = {s["sweep"]: f"../plots/{args.name}-sweep-{s['sweep']}.png" for s in done}
-        record.write_whole(path, sweep_views.all_pages(done, pictures))
-        options.note(f"wrote {options.shown_path(path)}")
-    return 0
+    try:
+        for place, name in enumerate(names, 1):
+            if len(names) > 1:
+                spent = time.monotonic() - start
+                left = f", about {spent / (place - 1) * (len(names) - place + 1) / 60:.0f} min left" if done else ""
+                options.note(f"sweep {place} of {len(names)}: {name}{left}")
+            job = _prepare(args, name)
+            with job.talk():
+                sweep = measured(job, name)
+                done.append(sweep)
+                _write(job, sweep)
+            if sweep["interrupted"]:
+                break
+    finally:
+        if len(names) > 1 and done:
+            path = args.out_dir / "results" / f"{args.name}-sweeps.md"
+            pictures = {s["sweep"]: f"../plots/{args.name}-sweep-{s['sweep']}.png" for s in done}
+            record.write_whole(path, sweep_views.all_pages(done, pictures))
+            options.note(f"wrote {options.shown_path(path)}")
+    return 0 if all(entry["passed"] for sweep in done for entry in sweep["correctness"]) else 1
 
 
 def _prepare(args: argparse.Namespace, name: str) -> Job:
@@ -59,6 +63,10 @@ def _prepare(args: argparse.Namespace, name: str) -> Job:
     for key, value in SWEEPS[name].items():
         if key != "points" and getattr(mine, key) is None:
             setattr(mine, key, value)
+    if name == "acceptance" and args.draft:  # a dial for every model the user named, at that model's price
+        models = [kind for kind in args.draft.split(",") if kind != "ngram" and not kind.startswith("dial:")]
+        if models:
+            mine.draft = ",".join([FREE_DIALS, *(_dials(f":{model}") for model in models)])
     return prepare(mine)
 
 
@@ -71,16 +79,23 @@ def measured(job: Job, name: str) -> dict:
         **job.head(found.interrupted),
         "sweep": name,
         "facts": facts,
+        "correctness": found.correctness,
         "noise": [{"temperature": coolest, **floor}] if floor else [],
         "points": points,
     }
 
 
-def _write(job: Job, sweep: dict) -> list:
+def _write(job: Job, sweep: dict) -> None:
+    """The record first, then words, then the picture."""
     ending = f"-sweep-{sweep['sweep']}"
     picture = job.args.name + ending
-    written = job.write(sweep, sweep_views.page(sweep, f"../plots/{picture}.png"), ending)
-    return [*written, sweep_views.picture(sweep, job.path("plots", "").parent, picture)]
+    written = job.write(sweep, lambda: sweep_views.page(sweep, f"../plots/{picture}.png"), ending)
+    wrong = [entry["arm"] for entry in sweep["correctness"] if not entry["passed"]]
+    if wrong:
+        print(f"WRONG OUTPUT: {', '.join(wrong)}; see correctness in the record", end="\n\n")
+    print(sweep_views.paragraph(sweep), sweep_views.table(sweep), sep="\n\n", end="\n\n")
+    written.append(sweep_views.picture(sweep, job.path("plots", "").parent, picture))
+    options.note("wrote " + ", ".join(options.shown_path(p) for p in written))
 
 
 # --- what each sweep runs -------------------------------------------------------------------------------------------
@@ -92,15 +107,21 @@ def _rows(
     job: Job,
     arms: list[Arm],
     prompts: list[Prompt] | None = None,
-    temperatures: list[float] | None = None,
     max_new_tokens: int | None = None,
     title: str = "measuring",
 ) -> tuple[list[dict], Measurement]:
-    """Rows of a small comparison, calibrated in its own turns."""
-    prompts, temperatures = prompts or job.prompts, temperatures or job.temperatures
-    bench, base = job.bench(max_new_tokens), job.setup.sampling
-    found = measure(bench, arms, temperatures, prompts, job.args.repeats, base, instruments(job, arms), title)
+    """Rows of a small comparison, checked, and calibrated in its own turns."""
+    prompts, base = prompts or job.prompts, job.setup.sampling
+    bench = job.bench(max_new_tokens)
+    found = measure(bench, arms, job.temperatures, prompts, job.args.repeats, base, instruments(job, arms), title)
+    _check(job, bench, found, prompts)
     return build_rows(bench, found, prompts, calibrated(found), base, job.common), found
+
+
+def _check(job: Job, bench: Bench, found: Measurement, prompts: list[Prompt]) -> None:
+    for temperature in job.temperatures:
+        sampling = Sampling(temperature, job.args.top_k, job.args.top_p)
+        found.correctness += check(bench, found, prompts, sampling, job.setup.tokenizer)
 
 
 def _points(rows: list[dict], x: Callable[[dict], float | str], series: Callable[[dict], str]) -> list[dict]:
@@ -123,15 +144,19 @@ def _acceptance(job: Job) -> Points:
         raise UsageProblem("--sweep acceptance turns a dial; leave --draft away or give dials, as in dial:0.5,dial:0.9")
 
     def series(name: str) -> str:
-        return "dial, free drafts" if isinstance(dials[name], FreeDialDrafter) else "dial at a draft model's price"
+        if isinstance(dials[name], FreeDialDrafter):
+            return "dial, free drafts"
+        model = name.split(":", 2)[2:]  # dial:A:MODEL
+        return f"dial at the price of {model[0] if model else 'the lab draft'}"
 
     # All dials of a series cost the same: the one in the middle speaks for them.
     speakers = {series(name): name for name in sorted(dials, key=lambda n: -abs(dials[n].accuracy - 0.5))}
     arms, bench, base = job.arms(), job.bench(), job.setup.sampling
     tools = {name: lengths for name, lengths in instruments(job, arms).items() if name in speakers.values()}
     found = measure(bench, arms, [0.0], job.prompts, job.args.repeats, base, tools)
-    prices = calibrated(found)
-    prices = {(name, 0.0): prices[speakers[series(name)], 0.0] for name in dials}
+    found.correctness += check(bench, found, job.prompts, Sampling(), job.setup.tokenizer)
+    spoken = calibrated(found)
+    prices = {(name, 0.0): spoken[speakers[series(name)], 0.0] for name in dials if spoken}
     rows = _of_all(build_rows(bench, found, job.prompts, prices, base, job.common))
     return _points(rows, lambda r: dials[r["draft"]].accuracy, lambda r: series(r["draft"])), {}, found
 
@@ -144,8 +169,16 @@ def _temperature(job: Job) -> Points:
 def _output_length(job: Job) -> Points:
     points, found = [], Measurement()
     lengths = [n for n in (8, 16, 32, 64, 128, 256, 512) if n <= job.args.max_new_tokens]
+    if not lengths:
+        raise UsageProblem("--sweep output-length begins at 8 tokens; use --max-new-tokens 8 or more")
     for n in lengths:
-        rows, part = _rows(job, job.arms(), max_new_tokens=n, title=f"{n} tokens")
+        try:
+            rows, part = _rows(job, job.arms(), max_new_tokens=n, title=f"{n} tokens")
+        except KeyboardInterrupt:
+            found.interrupted = True
+            if not points:
+                raise
+            break
         points += _points(_of_all(rows), lambda r, n=n: n, lambda r: r["method"])
         _merge(found, part)
         if part.interrupted:
@@ -155,15 +188,20 @@ def _output_length(job: Job) -> Points:
 
 def _context(job: Job) -> Points:
     """Prompts of growing length: the standard prompts of a kind one behind the other, cut to size."""
-    room = job.setup.target.max_length or sys.maxsize
+    models = [job.setup.target, *(d.draft for d in job.drafters.values() if isinstance(d, ModelDrafter))]
+    room = min(model.max_length or sys.maxsize for model in models) - job.args.max_new_tokens
     points, found, prices = [], Measurement(), []
-    for n in (128, 256, 512, 1024, 1800):
-        if n + job.args.max_new_tokens > room:
-            continue
+    if room < CONTEXTS[0]:
+        raise UsageProblem(f"the models have room for {room} tokens of prompt; --sweep context needs {CONTEXTS[0]}")
+    for n in (n for n in CONTEXTS if n <= room):
         prompts = stretched(job.prompts, n)
-        for prompt in prompts:
-            check_prompt(job.setup.target, prompt.ids, job.args.max_new_tokens)
-        rows, part = _rows(job, job.arms(), prompts, title=f"{n} tokens of context")
+        try:
+            rows, part = _rows(job, job.arms(), prompts, title=f"{n} tokens of context")
+        except KeyboardInterrupt:
+            found.interrupted = True
+            if not points:
+                raise
+            break
         points += _points(_of_all(rows), lambda r, n=n: n, lambda r: r["method"])
         prices += [
             {"context": n, "drafter": job.method(name), "costs": costs.to_json()}
@@ -179,12 +217,10 @@ def stretched(prompts: list[Prompt], n: int) -> list[Prompt]:
     """Each prompt brought to exactly n tokens by putting others of its kind in front of it, as often as it takes."""
     made = []
     for i, prompt in enumerate(prompts):
-        alike = [p for p in prompts if p.kind == prompt.kind]
-        place = alike.index(prompt)
-        others = [*alike[place + 1 :], *alike[: place + 1]]  # ends with the prompt itself
+        others = [p for p in [*prompts[i + 1 :], *prompts[: i + 1]] if p.kind == prompt.kind]  # the last is the prompt
         ids = prompt.ids.new_tensor([token for p in others for token in p.id_list])
         times = -(-n // len(ids))
-        made.append(Prompt(prompt.kind, prompts[i].text, ids.repeat(times)[-n:][None]))
+        made.append(Prompt(prompt.kind, prompt.text, ids.repeat(times)[-n:][None]))
     return made
 
 
@@ -195,8 +231,8 @@ def _draft_kind(job: Job) -> Points:
 
 def _mismatch(job: Job) -> Points:
     """The trained draft, the same with noise in its weights, one trained on the spot, a random one."""
-    trained = job.drafters.pop("model") if "model" in job.drafters else make_drafter("model", job.setup)
-    if not isinstance(trained, ModelDrafter):
+    trained = next((drafter for drafter in job.drafters.values() if is_model(drafter)), None)
+    if trained is None:
         raise UsageProblem("--sweep mismatch starts from a draft model; give --draft model or a folder")
     source, vocab = trained.draft.model, trained.draft.vocab_size
     options.note(f"training a draft for {TRAINING_SECONDS:.0f} s")
@@ -208,7 +244,7 @@ def _mismatch(job: Job) -> Points:
     rows, found = _rows(job, job.arms())
     points = _points(_of_all(rows), lambda r: r["method"], lambda r: "draft")
     points.sort(key=lambda p: -(p["acceptance_rate"] or 0))
-    return points, {"training_seconds": facts["seconds"], "training": facts}, found
+    return points, {"training": facts}, found
 
 
 def _definitions(job: Job) -> Points:
@@ -237,10 +273,15 @@ def _settings(points: Callable[[Job], Points], **sizes) -> dict:
     return {"points": points, **usual, **sizes}
 
 
-DIALS = ",".join(f"dial:{i / 10:g}{price}" for price in (":free", "") for i in range(11))
+def _dials(price: str) -> str:
+    return ",".join(f"dial:{i / 10:g}{price}" for i in range(11))
+
+
+CONTEXTS = (128, 256, 512, 1024, 1800)  # prompt tokens
+FREE_DIALS = _dials(":free")
 SWEEPS = {
     "draft-length": _settings(_draft_length, draft_length=",".join(map(str, range(17)))),
-    "acceptance": _settings(_acceptance, draft=DIALS),
+    "acceptance": _settings(_acceptance, draft=f"{FREE_DIALS},{_dials('')}"),
     "temperature": _settings(_temperature, temperature="0,0.2,0.4,0.6,0.8,1,1.2"),
     "output-length": _settings(_output_length, max_new_tokens=512),
     "context": _settings(_context),

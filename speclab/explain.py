@@ -1,7 +1,7 @@
 """Why the measured speedup is what it is: two predictions and a ladder of factors. Pure: counts and costs in.
 
 accounting  the rounds that were made, priced with calibrated costs. It is wrong only where the costs are.
-forecast    the baseline's text, one pass of the draft over it, and the same costs. It never sees a speculative run.
+forecast    the baseline's text, one pass of the draft over it, and the same costs. It sees no timed speculative run.
 
 The ladder starts at the book's formula and changes one assumption at a time until it reaches the measurement; the
 factor between two rungs is what that assumption is worth, and the last one is what nobody explains. Prices are those of
@@ -105,7 +105,7 @@ def _price_expected(
     chances: Callable[[list[int]], Chances],
 ) -> None:
     rows, n = chances(text), len(text)
-    growing, extra = round_cost(costs, early), full_round_extra(costs, draft_length, early)
+    growing, extra = round_cost(costs, early), costs.draft_catch
 
     def fixed(n_drafted: int, state: int) -> float:
         return costs.round_seconds(n_drafted, early)
@@ -122,12 +122,6 @@ def _price_expected(
 def round_cost(costs: Costs, n_prompt: int) -> Cost:
     """Seconds of a round by what it drafts and how many new tokens are committed: the context grows with them."""
     return lambda n_drafted, state: costs.round_seconds(n_drafted, n_prompt + state - 1)
-
-
-def full_round_extra(costs: Costs, draft_length: int, context: int) -> float:
-    """Seconds that the draft needs to take in a second token, the one it proposed last and was never fed."""
-    k = max(1, draft_length)
-    return costs.draft_seconds(k, context, 2) - costs.draft_seconds(k, context, 1)
 
 
 def explained(row: dict, part: Part) -> dict:
@@ -185,41 +179,15 @@ def noise_floor(baseline: list[Sample], again: list[Sample]) -> dict | None:
     return {"ratio": sum(tops) / sum(bottoms), "low": low, "high": high}
 
 
-def timing_spread(baseline: list[Sample], again: list[Sample]) -> float | None:
-    """Standard deviation of ln(baseline / baseline again) over single decodings, which differ only by the clock."""
-    seconds = {s.prompt_index: s.decode for s in again}
-    logs = [
-        math.log(one / other)
-        for sample in baseline
-        for one, other in zip(sample.decode, seconds.get(sample.prompt_index, []), strict=False)
-    ]
-    if len(logs) < 3:
-        return None
-    mean = sum(logs) / len(logs)
-    return math.sqrt(sum((x - mean) ** 2 for x in logs) / (len(logs) - 1))
-
-
-def repeat_noise(row: dict, samples: list[Sample], spread: float | None) -> float | None:
-    """How far the speedup may move when the same command runs again: half of a 95 % interval, prompts held fixed.
-
-    Two baselines have the clock's noise of N passes each. A speculative decoding makes tau times fewer passes, so its
-    noise is taken as sqrt(tau) times as large. The difference of two runs has twice the variance of one.
-    """
-    if spread is None or not row["tokens_per_round"]:
-        return None
-    seconds = [s.decode_seconds / len(s.decode) for s in samples for _ in s.decode]
-    concentration = sum(t * t for t in seconds) / sum(seconds) ** 2  # 1 / n for n equal decodings
-    variance = spread**2 * (1 + row["tokens_per_round"]) / 2 * concentration
-    return 1.96 * row["speedup"] * math.sqrt(2 * variance)
-
-
 def verdict(row: dict, floor: dict | None) -> str:
-    """faster, slower, or no difference: the interval covers 1, or lies inside the baseline's distance from itself."""
+    """faster, slower, or no difference: the interval covers 1, or the speedup is no further from 1 than the baseline
+    may be from itself."""
     low, high = row["speedup_low"], row["speedup_high"]
-    if low is None:  # fewer than three prompts: only the clock's noise is known
-        margin = row["repeat_noise"] or 0.0
-        low, high = row["speedup"] - margin, row["speedup"] + margin
-    inside = floor is not None and floor["low"] is not None and floor["low"] <= low and high <= floor["high"]
-    if low <= 1 <= high or inside:
+    if low is None:  # fewer than three prompts: only the clock's noise is known, or nothing at all
+        margin = row["repeat_noise"]
+        low, high = (0.0, math.inf) if margin is None else (row["speedup"] - margin, row["speedup"] + margin)
+    known = floor is not None and floor["low"] is not None
+    own = max(abs(math.log(floor["low"])), abs(math.log(floor["high"]))) if known else 0.0
+    if low <= 1 <= high or abs(math.log(row["speedup"])) <= own:
         return "no difference"
     return "faster" if row["speedup"] > 1 else "slower"

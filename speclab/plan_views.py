@@ -16,14 +16,14 @@ def sentences(fact: dict) -> list[str]:
     where = "greedy" if fact["temperature"] == 0 else f"temperature {fact['temperature']:g}"
     alpha, k = fact["acceptance_rate"], fact["best_draft_length"]
     even = fact["break_even"]
-    pays = "speculation never pays here" if even is None else f"speculation pays from alpha = {even:.2f}"
+    pays = f"speculation pays from alpha = {even:.2f}; " if even is not None else ""
     name = "this pair" if fact["method"] == "model" else fact["method"]
     if k == 0 or fact["speedup"] <= 1:
         advice = "every draft length is expected to be slower than plain decoding; leave speculation off"
     else:
         advice = f"alpha is {number(alpha)}, best k is {k}; expect {fact['speedup']:.2f}x"
     return [
-        f"{fact['method']} draft, {where}: with {name} on this machine, {pays}; {advice}.",
+        f"{fact['method']} draft, {where}: with {name} on this machine, {pays}{advice}.",
         f"A drafter that knew the best draft length at every place would reach {fact['oracle']:.2f}x; "
         "no rule for changing k can pass that.",
         f"A decode step takes {fact['step_seconds'] * 1e3:.2f} ms; in such steps a drafted token costs "
@@ -87,7 +87,7 @@ def text(run: dict, markdown: bool = False) -> str:
     if checked:
         blocks.append("\n".join(checked) if markdown else "\n".join(textwrap.fill(line, 79) for line in checked))
     if run["interrupted"]:
-        blocks.append("Stopped before the end: the plan rests on the prompts that were finished.")
+        blocks.append("Stopped before the end: this rests on the prompts that were finished.")
     return "\n\n".join(blocks) + "\n"
 
 

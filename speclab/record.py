@@ -1,6 +1,7 @@
 """The run record: what was measured, on what, with which settings. Every table and picture is a view of one.
 
-Raw seconds and counts go in, and the rows that speclab/rows.py makes of them. The JSON names the machine by what it is,
+A comparison keeps raw seconds and counts, and the rows that speclab/rows.py makes of them; sweeps and plans keep rows
+and costs alone. The JSON names the machine by what it is,
 never by its host or user name, and holds no absolute path.
 """
 
@@ -162,7 +163,14 @@ SCHEMA = _object(
 )
 POINT = _object({**ROW["properties"], "x": {"type": ["number", "string"]}, "series": _text})
 SWEEP_SCHEMA = _object(
-    {**HEAD, "sweep": _text, "facts": _any, "noise": _objects, "points": {"type": "array", "items": POINT}}
+    {
+        **HEAD,
+        "sweep": _text,
+        "facts": _any,
+        "correctness": _objects,
+        "noise": _objects,
+        "points": {"type": "array", "items": POINT},
+    }
 )
 PLAN_SCHEMA = _object({**HEAD, "plan": _objects, "verified": {"type": ["object", "null"]}, "facts": _any})
 

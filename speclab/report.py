@@ -21,6 +21,7 @@ from speclab.words import (
     phases_line,
     prefill_line,
     provenance,
+    reading_line,
     short_names,
     verdict_sentence,
 )
@@ -346,5 +347,5 @@ def _why(rows: list[dict], legend: str | None, markdown: bool) -> list[str]:
 
 
 def _round_costs(run: dict, markdown: bool) -> list[str]:
-    blocks = costs_tables(run, markdown) + _lines([phases_line(run)], markdown)
+    blocks = costs_tables(run, markdown) + _lines([reading_line(run), phases_line(run)], markdown)
     return [_heading("What a round is made of", markdown), *blocks] if blocks else []

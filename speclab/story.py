@@ -9,7 +9,7 @@ from speclab.theory import book_formula, omega_star
 RESULTS = record.ROOT / "results"
 DEFAULT_RUN = RESULTS / "cpu-2-cores.json"  # python compare.py
 AGAIN_RUN = RESULTS / "cpu-2-cores-again.json"  # the same command once more
-FULL_RUN = RESULTS / "cpu-2-cores-full.json"  # python compare.py --full -k 2,4,8 --repeats 2
+FULL_RUN = RESULTS / "cpu-2-cores-full.json"  # the same with --full -k 2,4,8 --max-new-tokens 96 --repeats 2
 PLAN = RESULTS / "cpu-2-cores-plan.json"  # python compare.py --verify-plan
 PAGE = record.ROOT / "docs" / "why-not-faster.md"
 BOOK_TABLE = ((0.7, 4, "2.1"), (0.8, 4, "2.5"), (0.7, 8, "2.5"), (0.8, 8, "3.3"))  # alpha, k, what the book prints
@@ -119,10 +119,9 @@ def trust() -> str:
     lines = [
         "`python compare.py`, run twice in a row. " + " ".join(parts),
         f"In the full run, {phases}" if phases else None,
-        "The interval over prompts is a bootstrap-t of the log ratio. In simulations with 24 prompts it covers the "
-        "true ratio in 94 to 96 of 100 runs where times spread like the lab's, in 93 where they are strongly skewed, "
-        "and in 75 where one prompt in twenty meets a rare stall that the others know nothing of "
-        "(`tests/test_theory.py`).",
+        "The interval over prompts is a bootstrap-t of the log ratio. In simulations with 24 prompts whose times "
+        "spread like the lab's it covers the true ratio in 94 to 96 of 100 runs, in fewer where times are strongly "
+        "skewed, and no interval knows of a rare stall that its sample has not met (`tests/test_theory.py`).",
         "The forecast's error contains luck: when sampling, what is accepted is drawn anew in every run. Greedy rows "
         "have no such part.",
     ]

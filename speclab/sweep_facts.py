@@ -45,8 +45,8 @@ def verdict(point: dict, value: Callable[[dict], Value] = decoding) -> str:
     """ "faster", "slower", or "no difference": the interval covers 1, or the record says that it drowns in noise."""
     estimate, low, high = value(point)
     if low is None:  # only the clock's noise is known
-        margin = point["repeat_noise"] or 0.0
-        low, high = estimate - margin, estimate + margin
+        margin = point["repeat_noise"]
+        low, high = (0.0, math.inf) if margin is None else (estimate - margin, estimate + margin)
     drowned = value is decoding and point["verdict"] == "no difference"
     if drowned or low <= 1 <= high:
         return "no difference"

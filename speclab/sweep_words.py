@@ -348,7 +348,7 @@ COSTS = {"c": "draft_cost", "v": "verify_cost", "o": "overhead"}
 
 def _draft_kind(sweep: dict) -> Paragraphs:
     label, said = facts.labeller(sweep), []
-    dials = [p for p in sweep["points"] if p["method"].startswith("dial")]
+    dials = [p for p in sweep["points"] if p["method"].startswith("dial:")]
     methods = [p for p in sweep["points"] if p not in dials] or sweep["points"]
     for kind in dict.fromkeys(p["series"] for p in methods):
         ranked = sorted((p for p in methods if p["series"] == kind), key=lambda p: -p["speedup"])
@@ -361,7 +361,7 @@ def _draft_kind(sweep: dict) -> Paragraphs:
 
 def _winner(ranked: list[dict], label: Callable[[dict], str]) -> str:
     first, *others = ranked
-    if verdict(first) != "faster":
+    if not any(verdict(p) == "faster" for p in ranked):
         return f"no draft is faster than plain decoding, the nearest is {label(first)} with {judged(first)}"
     if not others:
         return f"{label(first)} has {judged(first)}"

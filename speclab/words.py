@@ -164,6 +164,24 @@ def prefill_line(rows: list[dict]) -> str | None:
     return f"with the prompt's own passes counted (the draft's too), the best rows are: {', '.join(best.values())}"
 
 
+def reading_line(run: dict) -> str | None:
+    """What the prompt's own pass costs: the baseline's, and each draft's on top of it. None without samples."""
+    seconds: dict[str, list[float]] = {}
+    lengths = {}
+    for sample in run.get("raw") or []:
+        if sample["method"] in ("generate", "baseline again"):
+            continue
+        seconds.setdefault(sample["method"], []).extend(sample["prefill_seconds"])
+        lengths[sample["prompt_index"]] = sample["n_prompt"]
+    if "baseline" not in seconds:
+        return None
+    mean = {method: sum(times) / len(times) * 1e3 for method, times in seconds.items()}
+    drafts = [f"{mean[m] - mean['baseline']:+.1f} ms with {m} drafts" for m in mean if m != "baseline"]
+    tokens = sum(lengths.values()) / len(lengths)
+    head = f"reading a prompt of {tokens:.0f} tokens takes the target {mean['baseline']:.1f} ms"
+    return head + (f", {', '.join(drafts)}" if drafts else "")
+
+
 def losing_lines(rows: list[dict]) -> list[str]:
     """For each kind of prompt on which speculation was slower: the rows, how much, and whether it may be noise."""
     lines = []

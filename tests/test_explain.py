@@ -6,12 +6,11 @@ import random
 import statistics
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 
 from speclab import explain, ladder, record, rows
 from speclab.costs import Costs, catch_ups
-from speclab.explain import RUNGS, Part, explained, noise_floor, price, repeat_noise, timing_spread, verdict
+from speclab.explain import RUNGS, Part, explained, noise_floor, price, verdict
 from speclab.forecast import Chances, model_chances
 from speclab.rows import AGAIN, BASELINE, Arm, Sample
 from speclab.theory import Counts
@@ -402,75 +401,6 @@ def test_noise_floor_pairs_prompts():
 def test_no_noise_floor_without_a_second_baseline():
     assert noise_floor(timed(BASELINE, [1.0]), []) is None
     assert noise_floor([], []) is None
-
-
-def test_timing_spread_is_that_of_log_ratios():
-    base, again = timed(BASELINE, [1.0, 2.0], [3.0, 4.0]), timed(AGAIN, [1.1, 1.9], [3.3, 3.5])
-    logs = [math.log(one / other) for one, other in ((1.0, 1.1), (2.0, 1.9), (3.0, 3.3), (4.0, 3.5))]
-    assert timing_spread(base, again) == pytest.approx(statistics.stdev(logs))
-    assert timing_spread(base[::-1], again) == pytest.approx(statistics.stdev(logs))
-    twice = timed(BASELINE, [2.0, 4.0], [6.0, 8.0])
-    assert timing_spread(twice, again) == pytest.approx(statistics.stdev(logs)), "a constant factor is no noise"
-
-
-def test_timing_spread_needs_three_decodings():
-    assert timing_spread(timed(BASELINE, [1.0], [2.0]), timed(AGAIN, [1.0], [2.0])) is None
-    assert timing_spread(timed(BASELINE, [1.0, 1.0, 1.0]), timed(AGAIN, [1.0, 1.0, 1.0])) == 0
-    assert timing_spread(timed(BASELINE, [1.0], [1.0], [1.0]), []) is None
-
-
-def test_repeat_noise_by_hand():
-    """Four equal decodings, tau = 3: 1.96 S sqrt(2 spread^2 (1 + 3) / 2 / 4)."""
-    row = {"speedup": 1.5, "tokens_per_round": 3.0}
-    mine = timed(arm_of(4), [1.0, 1.0], [1.0, 1.0])
-    assert repeat_noise(row, mine, 0.02) == pytest.approx(1.96 * 1.5 * 0.02)
-    long = timed(arm_of(4), [1.0, 1.0], [1.0, 1.0], [96.0])
-    assert repeat_noise(row, long, 0.02) > 1.9 * repeat_noise(row, mine, 0.02), "one long text owns the sum"
-
-
-def test_repeat_noise_is_unknown_without_a_spread_or_rounds():
-    assert repeat_noise({"speedup": 1.5, "tokens_per_round": 3.0}, timed(arm_of(2), [1.0]), None) is None
-    assert repeat_noise({"speedup": 1.0, "tokens_per_round": None}, timed(arm_of(2), [1.0]), 0.1) is None
-
-
-@pytest.mark.parametrize(("n_repeats", "tau", "unequal"), [(1, 3.0, False), (2, 2.0, True), (1, 1.0, True)])
-def test_repeat_noise_holds_95_percent_of_re_runs(n_repeats, tau, unequal):
-    """The same command twice, 2000 times over, on a clock with lognormal noise of 3 % for a baseline.
-
-    40 decodings give the spread with 39 degrees of freedom, so 1.96 covers 94.3 %. With 2000 pairs of runs the standard
-    error is 0.5 %; the band is 4.9 of them, so another seed would leave it once in 10^6. An interval too narrow or too
-    wide by a factor of 1.2 is outside (90 %, 97.9 %).
-    """
-    dice = np.random.default_rng(7)
-    n_prompts = 40 // n_repeats
-    lengths = dice.uniform(1, 2, n_prompts) if unequal else np.ones(n_prompts)
-    row, noise = {"tokens_per_round": tau}, 0.03
-
-    def run() -> tuple[float, float]:
-        """-> speedup, half-width"""
-        shape = (n_prompts, n_repeats)
-        base, again = (lengths[:, None] * np.exp(noise * dice.standard_normal(shape)) for _ in range(2))
-        ours = lengths[:, None] / 1.5 * np.exp(noise * math.sqrt(tau) * dice.standard_normal(shape))
-        row["speedup"] = base.sum() / ours.sum()
-        spread = timing_spread(light(base), light(again))
-        return row["speedup"], repeat_noise(row, light(ours), spread)
-
-    inside = 0
-    for _ in range(2000):
-        (first, half_width), (second, _) = run(), run()
-        inside += abs(second - first) <= half_width
-    assert inside / 2000 == pytest.approx(0.943, abs=4.9 * math.sqrt(0.943 * 0.057 / 2000))
-
-
-class Light:
-    """The part of a Sample that noise is made of, quick to build."""
-
-    def __init__(self, index: int, decode: list[float]):
-        self.prompt_index, self.decode, self.decode_seconds = index, decode, sum(decode)
-
-
-def light(seconds: np.ndarray) -> list[Light]:
-    return [Light(index, decode) for index, decode in enumerate(seconds.tolist())]
 
 
 # --- verdict ----------------------------------------------------------------------------------------------------------

@@ -6,10 +6,10 @@ import pytest
 
 from speclab import readme, record
 
-PAGES = [readme.README, record.ROOT / "models" / "lab-pair" / "README.md"]
+PAGES = readme.PAGES
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.parent.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: f"{p.parent.name}/{p.name}")
 def test_generated_blocks_are_fresh(page):
     text = page.read_text("utf-8")
     assert "<!-- begin" in text
@@ -38,7 +38,9 @@ def test_every_listed_file_exists():
 
 def test_committed_records_are_valid_and_clean():
     """Made from committed code, with every required field, and no path or host in them."""
-    for path in (readme.DEFAULT_RUN, readme.FULL_RUN):
+    records = sorted((record.ROOT / "results").glob("cpu-2-cores*.json"))
+    assert {readme.DEFAULT_RUN, readme.FULL_RUN} <= set(records)
+    for path in records:
         run = record.load(path)
         assert run["versions"]["commit"]
         assert run["versions"]["uncommitted_changes"] is False

@@ -555,3 +555,17 @@ def test_pictures_are_written_and_left_out_where_there_is_nothing_to_show(tmp_pa
     left = [p.name for p in plots.comparison(short_run, tmp_path, "y")]
     assert left == [f"y-{kind}.png" for kind in kinds[:3]]
     assert not plots.plt.get_fignums(), "a figure was left open"
+
+
+def test_reading_the_prompt_is_priced():
+    """Means over the samples; the second baseline and the library's loop are nobody's draft."""
+    one = {"prompt_index": 0, "n_prompt": 90}
+    raw = [
+        one | {"method": "baseline", "prefill_seconds": [0.05, 0.07]},
+        one | {"method": "baseline again", "prefill_seconds": [9.0]},
+        one | {"method": "model", "prefill_seconds": [0.068]},
+        one | {"method": "generate", "prefill_seconds": [0.0]},
+    ]
+    expected = "reading a prompt of 90 tokens takes the target 60.0 ms, +8.0 ms with model drafts"
+    assert words.reading_line({"raw": raw}) == expected
+    assert words.reading_line({"raw": []}) is None
