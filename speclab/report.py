@@ -347,5 +347,8 @@ def _why(rows: list[dict], legend: str | None, markdown: bool) -> list[str]:
 
 
 def _round_costs(run: dict, markdown: bool) -> list[str]:
-    blocks = costs_tables(run, markdown) + _lines([reading_line(run), phases_line(run)], markdown)
-    return [_heading("What a round is made of", markdown), *blocks] if blocks else []
+    blocks = costs_tables(run, markdown)
+    if not blocks:
+        return []
+    lines = _lines([reading_line(run), phases_line(run)], markdown)
+    return [_heading("What a round is made of", markdown), *blocks, *lines]

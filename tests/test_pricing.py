@@ -318,7 +318,7 @@ def test_on_a_machine_that_keeps_its_prices_predictions_are_measurements(priced)
     assert len(speculative) == 6 * 2 * len({row["prompt_kind"] for row in rows})
     for row in speculative:
         assert row["accounting"] == pytest.approx(row["speedup"], rel=1e-9), row["method"]
-        assert row["repeat_noise"] == 0
+        assert row["repeat_noise"] is None, "three prompts say nothing about running again"
         if row["temperature"] == 0:
             assert row["same_as_baseline"] is True
             assert row["forecast"] == pytest.approx(row["speedup"], rel=1e-9), (row["method"], row["draft_length"])

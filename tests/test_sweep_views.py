@@ -96,6 +96,7 @@ def sweep(name, points, **more):
         },
         "settings": {"seed": 0, "max_new_tokens": 64, "repeats": 1, "n_prompts": 8},
         "models": {},
+        "correctness": [],
         "noise": [{"ratio": 1.003, "low": 0.99, "high": 1.01}],
         "points": points,
         "facts": {},
