@@ -145,9 +145,9 @@ def _acceptance(job: Job) -> Points:
 
     def series(name: str) -> str:
         if isinstance(dials[name], FreeDialDrafter):
-            return "dial, free drafts"
+            return "free drafts"
         model = name.split(":", 2)[2:]  # dial:A:MODEL
-        return f"dial at the price of {model[0] if model else 'the lab draft'}"
+        return f"price of {options.short_name(model[0])}" if model else "draft's price"
 
     # All dials of a series cost the same: the one in the middle speaks for them.
     speakers = {series(name): name for name in sorted(dials, key=lambda n: -abs(dials[n].accuracy - 0.5))}
@@ -281,7 +281,7 @@ CONTEXTS = (128, 256, 512, 1024, 1800)  # prompt tokens
 FREE_DIALS = _dials(":free")
 SWEEPS = {
     "draft-length": _settings(_draft_length, draft_length=",".join(map(str, range(17)))),
-    "acceptance": _settings(_acceptance, draft=f"{FREE_DIALS},{_dials('')}"),
+    "acceptance": _settings(_acceptance, draft_length="2", draft=f"{FREE_DIALS},{_dials('')}"),
     "temperature": _settings(_temperature, temperature="0,0.2,0.4,0.6,0.8,1,1.2"),
     "output-length": _settings(_output_length, max_new_tokens=512),
     "context": _settings(_context),

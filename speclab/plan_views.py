@@ -112,7 +112,7 @@ def picture(run: dict, folder: Path, name: str) -> Path:
         axis.annotate(
             f"oracle, {label}: {fact['oracle']:.2f}",
             (lengths[-1], fact["oracle"]),
-            (0, 3),
+            (0, -9 if i % 2 else 3),  # above and below in turns: oracles may lie close together
             textcoords="offset points",
             ha="right",
             fontsize=7,
@@ -136,6 +136,6 @@ def picture(run: dict, folder: Path, name: str) -> Path:
     axis.set_xlabel("draft length k")
     axis.set_ylabel("speedup over the baseline (decoding)")
     axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(frameon=False, fontsize=8)
+    figure.legend(frameon=False, fontsize=8, ncols=2, loc="outside upper center")
     figure.supxlabel(small_print(run), fontsize=7, color="#555555")
     return save(figure, folder, name)

@@ -163,7 +163,7 @@ def _acceptance(sweep: dict):
     for axis, (label, points) in zip(axes, curves.items(), strict=False):
         _acceptance_panel(axis, points)
         if len(curves) > 1:
-            axis.set_title(label)
+            axis.text(0.02, 0.97, label, transform=axis.transAxes, ha="left", va="top", fontsize=11)
     return figure
 
 

@@ -1,0 +1,137 @@
+"""Every sweep end to end on a tiny pair: record, page, picture, exit code; and what Ctrl-C and bad flags do."""
+
+import functools
+
+import pytest
+
+import compare
+from experiments import bench, sweeps
+from speclab import prompts, record
+
+TEXTS = [("code", "def f(x):"), ("prose", "return x + 1"), ("copy", "x + 1, x + 1,")]
+
+
+@pytest.fixture
+def run(pair_folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(prompts, "standard", lambda: TEXTS)
+    spot = functools.partial(sweeps.unlike.trained_on_the_spot, step_limit=1)
+    monkeypatch.setattr(sweeps.unlike, "trained_on_the_spot", spot)
+
+    def call(name, *words, draft=True):
+        models = ["--target", str(pair_folder / "target")]
+        models += ["--draft", f"{pair_folder / 'draft'}" + (",ngram" if name != "mismatch" else "")] if draft else []
+        size = ["--limit", "1", "--max-new-tokens", "9", "--threads", "1", "--out-dir", str(tmp_path)]
+        code = compare.main([*models, *size, "--sweep", name, *words])
+        return (code, *capsys.readouterr())
+
+    return call
+
+
+def found(tmp_path, name: str) -> dict:
+    return record.load(tmp_path / "results" / f"local-sweep-{name}.json")
+
+
+@pytest.mark.parametrize("name", list(sweeps.SWEEPS))
+def test_a_sweep_leaves_its_record_page_and_picture(run, tmp_path, name):
+    words = ["-k", "0,1,3"] if name == "draft-length" else []
+    code, out, _ = run(name, *words)
+    made = found(tmp_path, name)
+    assert code == 0
+    assert made["sweep"] == name
+    assert made["points"]
+    assert made["correctness"]
+    assert all(entry["passed"] for entry in made["correctness"])
+    assert all(p["forecast"] is not None for p in made["points"])
+    assert (tmp_path / "plots" / f"local-sweep-{name}.png").stat().st_size > 5000
+    page = (tmp_path / "results" / f"local-sweep-{name}.md").read_text()
+    assert f"../plots/local-sweep-{name}.png" in page
+    assert max(map(len, out.splitlines())) <= 100
+    assert str(tmp_path) not in (tmp_path / "results" / f"local-sweep-{name}.json").read_text()
+
+
+def test_what_turns_in_each_sweep(run, tmp_path):
+    run("acceptance")
+    dials = found(tmp_path, "acceptance")["points"]
+    assert len(dials) == 22
+    assert len({p["series"] for p in dials}) == 2
+    free = [p for p in dials if p["series"] == "free drafts"]
+    assert [p["x"] for p in sorted(free, key=lambda p: p["x"])] == [i / 10 for i in range(11)]
+    assert all(p["acceptance_rate"] == 1 for p in dials if p["x"] == 1)
+    assert all(p["acceptance_rate"] == 0 for p in dials if p["x"] == 0)
+    run("context")
+    assert {p["x"] for p in found(tmp_path, "context")["points"]} == {128, 256}, "512 do not fit the tiny target"
+    run("output-length")
+    assert {p["x"] for p in found(tmp_path, "output-length")["points"]} == {8}
+    run("mismatch")
+    labels = {p["x"] for p in found(tmp_path, "mismatch")["points"]}
+    assert {"trained", "noise 0.1", "random"} < labels
+    run("temperature", "--temperature", "0,0.5")
+    assert {p["x"] for p in found(tmp_path, "temperature")["points"]} == {0, 0.5}
+
+
+def test_stretched_prompts_end_with_themselves(pair_folder):
+    from speclab.options import load_tokenizer
+
+    tokenizer = load_tokenizer(str(pair_folder / "target"))
+    some = prompts.encode([*TEXTS, TEXTS[0]], tokenizer)
+    for n in (3, 50):
+        for long, short in zip(sweeps.stretched(some, n), some, strict=True):
+            assert len(long.id_list) == n
+            tail = min(n, len(short.id_list))
+            assert long.id_list[-tail:] == short.id_list[-tail:]
+
+
+def test_a_wrong_token_fails_a_sweep(run, monkeypatch):
+    honest = bench.speculative_decode
+
+    def forgetful(*args, **kwargs):
+        for round_ in honest(*args, **kwargs):
+            if not round_.prefill:
+                round_.tokens[0] = (round_.tokens[0] + 1) % 64
+            yield round_
+
+    monkeypatch.setattr(bench, "speculative_decode", forgetful)
+    code, out, _ = run("definitions")
+    assert code == 1
+    assert "WRONG OUTPUT" in out
+
+
+def test_ctrl_c_keeps_what_is_done(run, tmp_path, monkeypatch):
+    """In the second length of a sweep, and in the second sweep of all."""
+    honest, calls = sweeps.measure, []
+
+    def measure(*args, **kwargs):
+        calls.append(args)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return honest(*args, **kwargs)
+
+    monkeypatch.setattr(sweeps, "measure", measure)
+    assert run("context")[0] == 0
+    made = found(tmp_path, "context")
+    assert made["interrupted"]
+    assert {p["x"] for p in made["points"]} == {128}
+    calls.clear()
+    assert run("all", "-k", "2")[0] == 130
+    report = (tmp_path / "results" / "local-sweeps.md").read_text()
+    assert "## Draft length" in report
+    assert "## Acceptance" not in report
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["context", "--max-new-tokens", "450"], "needs 128"),
+        (["output-length", "--max-new-tokens", "4"], "8 or more"),
+        (["mismatch", "--draft", "ngram"], "draft model"),
+        (["acceptance", "--draft", "ngram"], "dial"),
+        (["all", "--prompts", "-"], "file"),
+        (["all", "--json", "x.json"], "--json"),
+        (["nonsense"], "draft-length"),
+    ],
+)
+def test_hopeless_sweeps_are_refused(run, monkeypatch, words, named):
+    monkeypatch.setattr(sweeps, "measure", lambda *a, **k: pytest.fail("measured first"))
+    code, _, err = run(*words)
+    assert code == 2
+    assert named in err
