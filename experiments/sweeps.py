@@ -168,7 +168,7 @@ def _temperature(job: Job) -> Points:
 
 def _output_length(job: Job) -> Points:
     points, found = [], Measurement()
-    lengths = [n for n in (8, 16, 32, 64, 128, 256, 512) if n <= job.args.max_new_tokens]
+    lengths = [n for n in (8, 16, 32, 64, 128, 512) if n <= job.args.max_new_tokens]
     if not lengths:
         raise UsageProblem("--sweep output-length begins at 8 tokens; use --max-new-tokens 8 or more")
     for n in lengths:
