@@ -523,7 +523,7 @@ def test_timed_rounds_say_the_same():
         speculative_decode(CachedModel(s.model), make_drafter("good", s), s.prompt, 3, LONGEST, time_phases=True)
     )
     assert [r._replace(seconds=None) for r in timed] == plain
-    assert [set(r.seconds) for r in timed] == [{"prefill"}] + [{"draft", "verify", "accept", "rollback"}] * (
+    assert [set(r.seconds) for r in timed] == [{"prefill"}] + [{"draft", "verify", "accept", "rollback", "host"}] * (
         len(timed) - 1
     )
 
