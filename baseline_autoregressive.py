@@ -19,7 +19,7 @@ from torch import Tensor
 from speclab import options
 from speclab.cached_model import CachedModel, check_prompt
 from speclab.errors import reports_problems
-from speclab.sampling import Sampling, draw, to_host, uniforms
+from speclab.sampling import Sampling, draw_next, to_host, uniforms
 from speclab.timing import Stopwatch
 
 
@@ -44,7 +44,7 @@ def autoregressive_decode(
     generator = generator or torch.Generator(target.device).manual_seed(0)
 
     logits = target.start(prompt)  # prefill: (1, 1, vocab)
-    token = draw(sampling.probs(logits[:, -1]), uniforms((1,), generator, target.device))  # (1,)
+    token = draw_next(logits[:, -1], sampling, uniforms((1,), generator, target.device))  # (1,)
     waiting = [token]
     for n_drawn in range(1, max_new_tokens + 1):
         if n_drawn == 1 or len(waiting) == chunk or n_drawn == max_new_tokens:
@@ -55,7 +55,7 @@ def autoregressive_decode(
             waiting = []
         if n_drawn < max_new_tokens:
             logits = target.feed(token[:, None])  # one pass: (1, 1, vocab)
-            token = draw(sampling.probs(logits[:, -1]), uniforms((1,), generator, target.device))
+            token = draw_next(logits[:, -1], sampling, uniforms((1,), generator, target.device))
             waiting.append(token)
 
 

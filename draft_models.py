@@ -215,7 +215,7 @@ def add_draft_flag(parser: argparse.ArgumentParser, default: str | None = "model
         "--draft",
         default=default,
         metavar="KIND",
-        help="model (the lab's own), a folder or hub name, ngram, dial:A, dial:A:MODEL or dial:A:free"
+        help="model (the lab's own), lab:SIZE, a folder or hub name, ngram, dial:A, dial:A:MODEL or dial:A:free"
         + (" (default: %(default)s)" if default else "; several with commas (default: model,ngram)"),
     )
 

@@ -23,7 +23,7 @@ from draft_models import Dial, Drafter, add_draft_flag, make_drafter  # NEW
 from speclab import options, report  # NEW: report
 from speclab.cached_model import CachedModel, check_prompt
 from speclab.errors import reports_problems
-from speclab.sampling import Sampling, accept, draw, to_host, uniforms  # NEW: accept
+from speclab.sampling import Sampling, draw_next, to_host, uniforms, verify  # NEW: verify
 from speclab.theory import Counts  # NEW
 from speclab.timing import Stopwatch
 
@@ -64,7 +64,7 @@ def speculative_decode(
 
     watch = Stopwatch(target.device, running=time_phases)
     logits = target.start(prompt, rolls_back=True)  # prefill: (1, 1, vocab)
-    token = draw(sampling.probs(logits[:, -1]), uniforms((1,), generator, target.device))  # (1,)
+    token = draw_next(logits[:, -1], sampling, uniforms((1,), generator, target.device))  # (1,)
     committed = to_host(token)
     drafter.start(target, prompt, sampling)  # NEW
     drafter.observe(0, committed)  # NEW
@@ -89,7 +89,7 @@ def speculative_decode(
         watch.lap("verify")
 
         # 3. Accept or reject, and fetch what was decided: the one host synchronisation of the round. # NEW
-        verdict = accept(draft, sampling.probs(logits), chances[:, k : k + n_drafted + 1])
+        verdict = verify(draft, logits, sampling, chances[:, k : k + n_drafted + 1])
         *drafted, next_token, n_accepted = to_host(torch.cat([draft.tokens[0], verdict.next_token, verdict.n_accepted]))
         committed = [*drafted[:n_accepted], next_token]
         n_committed += len(committed)

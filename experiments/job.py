@@ -57,7 +57,7 @@ class Job:
         found = {"target": options.describe_model(self.setup.target_name, self.setup.target.model)}
         for name, drafter in self.drafters.items():
             if isinstance(drafter, ModelDrafter):
-                found[name] = options.describe_model(name, drafter.draft.model)
+                found[name] = options.describe_model(name, drafter.draft.model, "draft")
         return found
 
     def describe(self) -> str:
@@ -87,6 +87,7 @@ class Job:
                 "top_k": args.top_k,
                 "top_p": args.top_p,
                 "threads": torch.get_num_threads(),
+                "engine": self.setup.engine,
                 "reasons": self.setup.reasons,
             },
             "models": self.models(),

@@ -1,7 +1,7 @@
 """`compare.py --sweep NAME`: turn one dial, keep the rest still.
 
 A sweep is a list of points. Each point is a row like those of a comparison, with predictions, measured in the same
-turns as all others wherever one run can hold them. What is said about them is decided in speclab/sweep_views.py.
+turns as all others wherever one run can hold them. What is said about them is decided in speclab/sweep_words.py.
 """
 
 import argparse
@@ -18,7 +18,6 @@ from experiments.comparison import build_rows
 from experiments.job import Job, instruments, prepare
 from experiments.pricing import calibrated
 from speclab import explain, options, record, sweep_views
-from speclab.cached_model import CachedModel
 from speclab.errors import UsageProblem
 from speclab.prompts import Prompt
 from speclab.rows import AGAIN, BASELINE, Arm
@@ -132,9 +131,14 @@ def _of_all(rows: list[dict]) -> list[dict]:
     return [row for row in rows if row["prompt_kind"] == "all"]
 
 
-def _draft_length(job: Job) -> Points:
-    rows, found = _rows(job, job.arms())
-    return _points(_of_all(rows), lambda r: r["draft_length"], lambda r: r["method"]), {}, found
+def _one_run(x: str, series: str = "method", kinds: bool = False) -> Callable[[Job], Points]:
+    """A sweep that one run can hold: `x` and `series` are columns of its rows; `kinds`: those of each kind, too."""
+
+    def points(job: Job) -> Points:
+        rows, found = _rows(job, job.arms())
+        return _points(rows if kinds else _of_all(rows), lambda r: r[x], lambda r: r[series]), {}, found
+
+    return points
 
 
 def _acceptance(job: Job) -> Points:
@@ -161,28 +165,29 @@ def _acceptance(job: Job) -> Points:
     return _points(rows, lambda r: dials[r["draft"]].accuracy, lambda r: series(r["draft"])), {}, found
 
 
-def _temperature(job: Job) -> Points:
-    rows, found = _rows(job, job.arms())
-    return _points(_of_all(rows), lambda r: r["temperature"], lambda r: r["method"]), {}, found
-
-
-def _output_length(job: Job) -> Points:
+def _by_size(sizes: list[int], run: Callable[[int], tuple[list[dict], Measurement]]) -> tuple[list[dict], Measurement]:
+    """One run after the other. Ctrl-C keeps what is done, as long as that is anything."""
     points, found = [], Measurement()
-    lengths = [n for n in (8, 16, 32, 64, 128, 512) if n <= job.args.max_new_tokens]
-    if not lengths:
-        raise UsageProblem("--sweep output-length begins at 8 tokens; use --max-new-tokens 8 or more")
-    for n in lengths:
+    for n in sizes:
         try:
-            rows, part = _rows(job, job.arms(), max_new_tokens=n, title=f"{n} tokens")
+            rows, part = run(n)
         except KeyboardInterrupt:
-            found.interrupted = True
             if not points:
                 raise
+            found.interrupted = True
             break
         points += _points(_of_all(rows), lambda r, n=n: n, lambda r: r["method"])
         _merge(found, part)
         if part.interrupted:
             break
+    return points, found
+
+
+def _output_length(job: Job) -> Points:
+    lengths = [n for n in (8, 16, 32, 64, 128, 512) if n <= job.args.max_new_tokens]
+    if not lengths:
+        raise UsageProblem("--sweep output-length begins at 8 tokens; use --max-new-tokens 8 or more")
+    points, found = _by_size(lengths, lambda n: _rows(job, job.arms(), max_new_tokens=n, title=f"{n} tokens"))
     return points, {}, found
 
 
@@ -190,26 +195,19 @@ def _context(job: Job) -> Points:
     """Prompts of growing length: the standard prompts of a kind one behind the other, cut to size."""
     models = [job.setup.target, *(d.draft for d in job.drafters.values() if isinstance(d, ModelDrafter))]
     room = min(model.max_length or sys.maxsize for model in models) - job.args.max_new_tokens
-    points, found, prices = [], Measurement(), []
     if room < CONTEXTS[0]:
         raise UsageProblem(f"the models have room for {room} tokens of prompt; --sweep context needs {CONTEXTS[0]}")
-    for n in (n for n in CONTEXTS if n <= room):
-        prompts = stretched(job.prompts, n)
-        try:
-            rows, part = _rows(job, job.arms(), prompts, title=f"{n} tokens of context")
-        except KeyboardInterrupt:
-            found.interrupted = True
-            if not points:
-                raise
-            break
-        points += _points(_of_all(rows), lambda r, n=n: n, lambda r: r["method"])
-        prices += [
+    prices = []
+
+    def run(n: int) -> tuple[list[dict], Measurement]:
+        rows, part = _rows(job, job.arms(), stretched(job.prompts, n), title=f"{n} tokens of context")
+        prices.extend(
             {"context": n, "drafter": job.method(name), "costs": costs.to_json()}
             for (name, _), costs in calibrated(part).items()
-        ]
-        _merge(found, part)
-        if part.interrupted:
-            break
+        )
+        return rows, part
+
+    points, found = _by_size([n for n in CONTEXTS if n <= room], run)
     return points, {"costs": prices}, found
 
 
@@ -224,11 +222,6 @@ def stretched(prompts: list[Prompt], n: int) -> list[Prompt]:
     return made
 
 
-def _draft_kind(job: Job) -> Points:
-    rows, found = _rows(job, job.arms())
-    return _points(rows, lambda r: r["method"], lambda r: r["prompt_kind"]), {}, found
-
-
 def _mismatch(job: Job) -> Points:
     """The trained draft, the same with noise in its weights, one trained on the spot, a random one."""
     trained = next((drafter for drafter in job.drafters.values() if is_model(drafter)), None)
@@ -240,16 +233,11 @@ def _mismatch(job: Job) -> Points:
     models = {"trained": source}
     models |= {f"noise {amount:g}": unlike.noisy(source, amount, job.args.seed) for amount in (0.1, 0.2, 0.4)}
     models |= {f"{TRAINING_SECONDS:.0f} s of training": spot, "random": unlike.random_like(source, job.args.seed)}
-    job.drafters = {name: ModelDrafter(CachedModel(model, vocab)) for name, model in models.items()}
+    job.drafters = {name: ModelDrafter(job.setup.cached(model, vocab)) for name, model in models.items()}
     rows, found = _rows(job, job.arms())
     points = _points(_of_all(rows), lambda r: r["method"], lambda r: "draft")
     points.sort(key=lambda p: -(p["acceptance_rate"] or 0))
     return points, {"training": facts}, found
-
-
-def _definitions(job: Job) -> Points:
-    rows, found = _rows(job, job.arms())
-    return _points(_of_all(rows), lambda r: r["draft_length"], lambda r: r["method"]), {}, found
 
 
 def _merge(found: Measurement, part: Measurement) -> None:
@@ -262,15 +250,8 @@ def _merge(found: Measurement, part: Measurement) -> None:
 
 def _settings(points: Callable[[Job], Points], **sizes) -> dict:
     """Defaults: two prompts of a kind, 64 tokens, k = 4, greedy, model and n-gram."""
-    usual = {
-        "draft": "model,ngram",
-        "limit": 2,
-        "max_new_tokens": 64,
-        "repeats": 1,
-        "draft_length": "4",
-        "temperature": "0",
-    }
-    return {"points": points, **usual, **sizes}
+    usual = {"draft": "model,ngram", "limit": 2, "max_new_tokens": 64, "repeats": 1}
+    return {"points": points, **usual, "draft_length": "4", "temperature": "0", **sizes}
 
 
 def _dials(price: str) -> str:
@@ -280,12 +261,12 @@ def _dials(price: str) -> str:
 CONTEXTS = (128, 256, 512, 1024, 1800)  # prompt tokens
 FREE_DIALS = _dials(":free")
 SWEEPS = {
-    "draft-length": _settings(_draft_length, draft_length=",".join(map(str, range(17)))),
+    "draft-length": _settings(_one_run("draft_length"), draft_length=",".join(map(str, range(17)))),
     "acceptance": _settings(_acceptance, draft_length="2", draft=f"{FREE_DIALS},{_dials('')}"),
-    "temperature": _settings(_temperature, temperature="0,0.2,0.4,0.6,0.8,1,1.2"),
+    "temperature": _settings(_one_run("temperature"), temperature="0,0.2,0.4,0.6,0.8,1,1.2"),
     "output-length": _settings(_output_length, max_new_tokens=512),
     "context": _settings(_context),
-    "draft-kind": _settings(_draft_kind, draft="model,ngram,dial:0.5", limit=4),
+    "draft-kind": _settings(_one_run("method", "prompt_kind", kinds=True), draft="model,ngram,dial:0.5", limit=4),
     "mismatch": _settings(_mismatch, draft="model"),
-    "definitions": _settings(_definitions, draft_length="1,2,4,8"),
+    "definitions": _settings(_one_run("draft_length"), draft_length="1,2,4,8"),
 }

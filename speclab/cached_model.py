@@ -7,9 +7,10 @@ and then rolls the cache back to all but the last of what it has committed by th
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedModel
 
 from speclab.errors import EnvironmentProblem, UsageProblem
+from speclab.flat import FlatModel, WrittenInPlace, causal_mask
 
 
 class CachedModel:
@@ -17,18 +18,19 @@ class CachedModel:
 
     vocab_size: ids the target and its draft share. Models of one family may pad their output layers differently
     (Qwen2.5 7B: 152,064 rows, 0.5B: 151,936); rows above the tokenizer's are cut off here, so they are never emitted.
+    flat: the same model flattened; with it the fast gear runs, without it the eager one.
     """
 
-    def __init__(self, model: PreTrainedModel, vocab_size: int | None = None):
-        self.model = model.eval()
+    def __init__(self, model: PreTrainedModel, vocab_size: int | None = None, flat: FlatModel | None = None):
+        self.model, self.flat = model.eval(), flat
         self.vocab_size = vocab_size or model.config.get_text_config().vocab_size
         self.n_passes = 0  # forward passes since `start`, the first one included
-        self._cache: DynamicCache | None = None
+        self._gear: _EagerGear | _FastGear | None = None
         self._length = 0
 
     def __deepcopy__(self, memo: dict) -> "CachedModel":
         """A cache of its own over the same weights: decoders can work side by side without a second model."""
-        return CachedModel(self.model, self.vocab_size)
+        return CachedModel(self.model, self.vocab_size, self.flat)
 
     @property
     def device(self) -> torch.device:
@@ -49,34 +51,112 @@ class CachedModel:
 
         A decoder that will call `rollback` says so: sliding-window layers then keep what has just left the window.
         """
-        self._cache = DynamicCache(config=self.model.config)
-        self._length, self.n_passes = 0, 0
-        logits = self._forward(prompt, logits_to_keep=1)
-        if rolls_back and hasattr(self._cache, "activate_past_recording"):
-            self._cache.activate_past_recording()
-        return logits
+        self._gear = _FastGear(self.model, self.flat) if self.flat else _EagerGear(self.model, rolls_back)
+        with torch.inference_mode():
+            logits = self._gear.prefill(prompt)
+        self._length, self.n_passes = prompt.shape[1], 1
+        return logits[..., : self.vocab_size]
 
     def feed(self, tokens: Tensor) -> Tensor:
         """Append tokens.  (1, m) ids -> (1, m, vocab) logits; row i follows token i"""
-        if self._cache is None:
+        if self._gear is None:
             raise RuntimeError("call start() with a prompt before feed()")
-        return self._forward(tokens)
+        with torch.inference_mode():
+            logits = self._gear.feed(tokens, self._length)
+        self._length += tokens.shape[1]
+        self.n_passes += 1
+        return logits[..., : self.vocab_size]
 
     def rollback(self, length: int) -> None:
         """Keep the first `length` tokens of the cache."""
         extra = self._length - length
         if extra < 0:
             raise RuntimeError(f"cannot roll forward: the cache holds {self._length} tokens, not {length}")
-        # The negative form is the portable one, and for sliding windows a crop of 0 is what frees old entries.
-        self._cache.crop(-extra)
+        self._gear.forget(extra)
         self._length = length
 
-    def _forward(self, tokens: Tensor, **options) -> Tensor:
-        self.n_passes += 1
-        with torch.inference_mode():
-            logits = self.model(input_ids=tokens, past_key_values=self._cache, use_cache=True, **options).logits
-        self._length += tokens.shape[1]
-        return logits[..., : self.vocab_size]
+    def keys_and_values(self) -> list[tuple[Tensor, Tensor]]:
+        """What the cache holds, layer by layer: (1, kv heads, length, head width) each; for tests and instruments."""
+        return [(keys[:, :, : self._length], values[:, :, : self._length]) for keys, values in self._gear.layers()]
+
+
+class _EagerGear:
+    """The model as its library runs it, with a cache that grows. The reference: readable, and right for every model."""
+
+    def __init__(self, model: PreTrainedModel, rolls_back: bool):
+        self._model, self._rolls_back = model, rolls_back
+        self._cache = DynamicCache(config=model.config)
+
+    def prefill(self, prompt: Tensor) -> Tensor:
+        options = {"past_key_values": self._cache, "use_cache": True, "logits_to_keep": 1}
+        logits = self._model(input_ids=prompt, **options).logits
+        if self._rolls_back and hasattr(self._cache, "activate_past_recording"):
+            self._cache.activate_past_recording()
+        return logits
+
+    def feed(self, tokens: Tensor, length: int) -> Tensor:
+        return self._model(input_ids=tokens, past_key_values=self._cache, use_cache=True).logits
+
+    def forget(self, n_tokens: int) -> None:
+        # The negative form is the portable one, and for sliding windows a crop of 0 is what frees old entries.
+        self._cache.crop(-n_tokens)
+
+    def layers(self) -> list[tuple[Tensor, Tensor]]:
+        return [(layer.keys, layer.values) for layer in self._cache.layers]
+
+
+class _FastGear:
+    """The flat model over buffers that are written in place: nothing is copied or allocated from round to round.
+
+    Rolling back is free: rows behind the length are never read, and the next pass overwrites them.
+    """
+
+    WIDEST = 64  # passes up to this width take their masks from a table
+
+    def __init__(self, model: PreTrainedModel, flat: FlatModel):
+        self._model, self._flat = model, flat
+        self._capacity = 0
+
+    def prefill(self, prompt: Tensor) -> Tensor:
+        n = prompt.shape[1]
+        self._reserve(n + 1, 0)
+        # The prompt is bound by arithmetic, not by kernel launches: the model's own code reads it, into the buffers.
+        views = [WrittenInPlace(k[:, :, :n], v[:, :, :n]) for k, v in zip(self._keys, self._values, strict=True)]
+        options = {"past_key_values": Cache(layers=views), "use_cache": True, "logits_to_keep": 1}
+        return self._model(input_ids=prompt, **options).logits
+
+    def feed(self, tokens: Tensor, length: int) -> Tensor:
+        width = tokens.shape[1]
+        total = length + width
+        self._reserve(total, length)
+        if width <= self.WIDEST:
+            mask = self._masks[:, :, :width, self._capacity - length : self._capacity + width]
+        else:
+            mask = causal_mask(width, total, self._flat.dtype, self._flat.device)
+        keys = [buffer[:, :, :total] for buffer in self._keys]
+        values = [buffer[:, :, :total] for buffer in self._values]
+        return self._flat.forward(tokens, self._positions[:, length:total], mask, keys, values)
+
+    def forget(self, n_tokens: int) -> None:
+        pass
+
+    def layers(self) -> list[tuple[Tensor, Tensor]]:
+        return list(zip(self._keys, self._values, strict=True))
+
+    def _reserve(self, total: int, length: int) -> None:
+        """Make room for `total` tokens, at least twice as many as before; `length` of them are worth keeping."""
+        if total <= self._capacity:
+            return
+        old = self.layers() if self._capacity else []
+        self._capacity = max(512, 2 * self._capacity, -(-total // 256) * 256 + 256)
+        self._keys, self._values = self._flat.buffers(self._capacity)
+        for (keys, values), (new_keys, new_values) in zip(old, self.layers(), strict=False):
+            new_keys[:, :, :length] = keys[:, :, :length]
+            new_values[:, :, :length] = values[:, :, :length]
+        device = self._flat.device
+        self._positions = torch.arange(self._capacity, device=device)[None]
+        # Row i of a pass after `length` tokens reads column j while j <= length + i: the same table, moved to the left.
+        self._masks = causal_mask(self.WIDEST, self._capacity + self.WIDEST, self._flat.dtype, device)
 
 
 def check_prompt(model: CachedModel, prompt: Tensor, max_new_tokens: int) -> None:

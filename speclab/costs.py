@@ -51,14 +51,6 @@ class StepTime(NamedTuple):
     seconds: float
 
 
-class PrefillTime(NamedTuple):
-    """One prefill: "baseline", or the name of the drafter that took the prompt in, too."""
-
-    arm: str
-    n_prompt: int
-    seconds: float
-
-
 def catch_ups(drafted_accepted: Iterable[tuple[int, int]]) -> list[int]:
     """Tokens that a draft model has not been fed when each round begins, from (drafted, accepted) of every round.
 

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from speclab import prompts
+from speclab import engine, lab_pair, prompts
 from speclab.cached_model import CachedModel, check_rollback
 from speclab.errors import EnvironmentProblem, UsageProblem
 from speclab.sampling import Sampling
@@ -17,7 +17,8 @@ from speclab.sampling import Sampling
 ROOT = Path(__file__).parent.parent
 LAB_PAIR = ROOT / "models" / "lab-pair"
 transformers_logging.disable_progress_bar()  # a lab pair loads in a blink, and stderr is for what matters
-LAB_TARGET, LAB_DRAFT = str(LAB_PAIR / "target"), str(LAB_PAIR / "draft")
+LAB = {role: str(LAB_PAIR / role) for role in ("target", "draft")}
+LAB_TARGET, LAB_DRAFT = LAB["target"], LAB["draft"]
 
 
 class Parser(argparse.ArgumentParser):
@@ -35,10 +36,18 @@ def make_parser(docstring: str) -> Parser:
 def add_shared_flags(parser: argparse.ArgumentParser) -> None:
     """Models, device, prompts, length, randomness: the same words in every script."""
     group = parser.add_argument_group("models and machine")
-    group.add_argument("--target", default=LAB_TARGET, help="folder or hub name (default: the lab's own target)")
+    group.add_argument(
+        "--target", default=LAB_TARGET, help="folder, hub name, or lab:SIZE: the lab's target padded, as in lab:200m"
+    )
     group.add_argument("--device", choices=("auto", "cpu", "cuda", "mps"), default="auto", help="auto: cuda, else cpu")
     group.add_argument(
         "--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="auto: bfloat16 on cuda"
+    )
+    group.add_argument(
+        "--engine",
+        choices=engine.ENGINES,
+        default="auto",
+        help="how models run; auto: a short race (see speclab/engine.py)",
     )
     group.add_argument("--threads", type=at_least(1), help="CPU threads (default: one per core)")
     group = parser.add_argument_group("text")
@@ -102,6 +111,17 @@ class Setup:
         return 1 if self.device.type == "cpu" else 16
 
     @property
+    def engine(self) -> str:
+        return "fast" if self.target.flat else "eager"
+
+    def cached(self, model: PreTrainedModel, vocab_size: int) -> CachedModel:
+        """Another model in the target's gear: both arms run on the same engine."""
+        flat, why = engine.choose(model, "fast") if self.target.flat else (None, "")
+        if self.target.flat and flat is None:
+            note(f"this draft runs on the eager engine: {why}")
+        return CachedModel(model, vocab_size, flat)
+
+    @property
     def dtype_name(self) -> str:
         return str(self.dtype).removeprefix("torch.")
 
@@ -110,14 +130,18 @@ class Setup:
         threads = (
             f", {torch.get_num_threads()} threads ({self.reasons['threads']})" if self.device.type == "cpu" else ""
         )
-        return f"target  {describe_model(self.target_name, self.target.model)}\non      {machine}{threads}"
+        return (
+            f"target  {describe_model(self.target_name, self.target.model)}\n"
+            f"on      {machine}{threads}\nengine  {self.engine} ({self.reasons['engine']})"
+        )
 
 
-def describe_model(name: str, model: PreTrainedModel) -> str:
+def describe_model(name: str, model: PreTrainedModel, role: str = "target") -> str:
     config = model.config.get_text_config()
     millions = sum(p.numel() for p in model.parameters()) / 1e6
     layers = f"{config.num_hidden_layers} layer{'s' * (config.num_hidden_layers != 1)}"
-    return f"{name}: {config.model_type}, {layers}, {millions:.1f} M parameters"
+    padded = f"; {lab_pair.describe_padding(lab_pair.parse_size(name), role)}" if lab_pair.is_lab_size(name) else ""
+    return f"{name}: {config.model_type}, {layers}, {millions:.1f} M parameters{padded}"
 
 
 def load(args: argparse.Namespace) -> Setup:
@@ -136,13 +160,16 @@ def load(args: argparse.Namespace) -> Setup:
     if args.threads:
         torch.set_num_threads(args.threads)
     tokenizer = load_tokenizer(args.target)
-    model = load_model(args.target, device, dtype)
+    copies = 2 if device.type == "cpu" and args.engine != "eager" else 1  # the fast engine packs a second one
+    model = load_model(args.target, device, dtype, "target", copies)
     known = max(tokenizer.get_vocab().values()) + 1
-    target = CachedModel(model, min(known, model.config.get_text_config().vocab_size))
+    flat, why_engine = engine.choose(model, args.engine)
+    target = CachedModel(model, min(known, model.config.get_text_config().vocab_size), flat)
     reasons = {
         "device": why_device,
         "dtype": why_dtype,
         "threads": "asked for" if args.threads else "one per core",
+        "engine": why_engine,
     }
     return Setup(target, tokenizer, short_name(args.target), sampling, device, dtype, reasons)
 
@@ -167,11 +194,21 @@ def short_name(name: str) -> str:
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    name = LAB_TARGET if lab_pair.is_lab_size(name) else name
     return _from_pretrained(AutoTokenizer.from_pretrained, name)
 
 
-def load_model(name: str, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
-    """A causal LM from a folder or the hub, on the device, whose cache can be rolled back."""
+def load_model(
+    name: str, device: torch.device, dtype: torch.dtype, role: str = "target", copies: int = 1
+) -> PreTrainedModel:
+    """A causal LM from a folder or the hub, or a padded lab model, on the device, whose cache can be rolled back.
+
+    `copies` of a padded model's weights must fit the memory.
+    """
+    if lab_pair.is_lab_size(name):
+        n_parameters = lab_pair.parse_size(name)
+        small = _from_pretrained(AutoModelForCausalLM.from_pretrained, LAB[role], dtype=torch.float32)
+        return lab_pair.padded(small, n_parameters, device, dtype, copies=copies)
     model = _from_pretrained(AutoModelForCausalLM.from_pretrained, name, dtype=dtype)
     check_rollback(model)
     return model.to(device).eval()
@@ -181,10 +218,11 @@ def load_draft(name: str, setup: Setup) -> CachedModel:
     """A draft model for this target; both are cut to the ids they share."""
     tokenizer = load_tokenizer(name)
     check_same_tokenizer(setup.tokenizer, tokenizer, setup.target_name, short_name(name))
-    model = load_model(name, setup.device, setup.dtype)
+    copies = 2 if setup.target.flat and setup.target.flat.packed else 1
+    model = load_model(name, setup.device, setup.dtype, "draft", copies)
     shared = min(setup.target.vocab_size, model.config.get_text_config().vocab_size)
     setup.target.vocab_size = shared
-    return CachedModel(model, shared)
+    return setup.cached(model, shared)
 
 
 def check_same_tokenizer(

@@ -3,10 +3,9 @@
 import textwrap
 from pathlib import Path
 
-import matplotlib.pyplot as plt
-
-from speclab.plots import COLOURS, MARKERS, STYLES, save, small_print
+from speclab.plots import COLOURS, STYLES, markers, panels, save
 from speclab.report import number, provenance, table
+from speclab.sweep_facts import decoding
 
 COLUMNS = ["draft", "k", "tokens/round", "alpha", "c", "v(k+1)", "o", "expected speedup"]
 
@@ -48,17 +47,19 @@ def verified_sentences(run: dict) -> list[str]:
     return lines
 
 
+def _of(rows: list[dict], method: str, temperature: float) -> list[dict]:
+    return [r for r in rows if (r["method"], r["temperature"]) == (method, temperature)]
+
+
+def _measured(run: dict, method: str, temperature: float) -> list[dict]:
+    return _of(run["verified"]["rows"], method, temperature) if run["verified"] else []
+
+
 def plan_table(run: dict, method: str, temperature: float, markdown: bool = False) -> str:
     """One line per draft length; where the plan was measured, measured values stand beside it."""
-    measured = {
-        r["draft_length"]: r
-        for r in (run["verified"] or {"rows": []})["rows"]
-        if (r["method"], r["temperature"]) == (method, temperature)
-    }
+    measured = {r["draft_length"]: r for r in _measured(run, method, temperature)}
     lines = []
-    for entry in run["plan"]:
-        if (entry["method"], entry["temperature"]) != (method, temperature):
-            continue
+    for entry in _of(run["plan"], method, temperature):
         cells = [
             method,
             str(entry["draft_length"]),
@@ -98,11 +99,11 @@ def page(run: dict) -> str:
 
 def picture(run: dict, folder: Path, name: str) -> Path:
     """Expected speedup against k as lines, the oracle as thin lines, what was measured as markers."""
-    figure, axis = plt.subplots(figsize=(6.4, 4.4), layout="constrained")
+    figure, (axis,) = panels(1, 6.4, 4.4)
     for i, fact in enumerate(run["facts"]["drafts"]):
         key = (fact["method"], fact["temperature"])
         label = fact["method"] if fact["temperature"] == 0 else f"{fact['method']}, T = {fact['temperature']:g}"
-        mine = [e for e in run["plan"] if (e["method"], e["temperature"]) == key]
+        mine = _of(run["plan"], *key)
         colour = COLOURS[i % len(COLOURS)]
         lengths = [e["draft_length"] for e in mine]
         axis.plot(
@@ -118,24 +119,12 @@ def picture(run: dict, folder: Path, name: str) -> Path:
             fontsize=7,
             color=colour,
         )
-        rows = [r for r in (run["verified"] or {"rows": []})["rows"] if (r["method"], r["temperature"]) == key]
+        rows = _measured(run, *key)
         if rows:
-            values = [r["speedup"] for r in rows]
-            low = [max(0, r["speedup"] - (r["speedup_low"] or r["speedup"])) for r in rows]
-            high = [max(0, (r["speedup_high"] or r["speedup"]) - r["speedup"]) for r in rows]
-            axis.errorbar(
-                [r["draft_length"] for r in rows],
-                values,
-                yerr=[low, high],
-                fmt=MARKERS[i % len(MARKERS)],
-                color=colour,
-                capsize=3,
-                label=f"{label}, measured on other prompts",
-            )
+            lengths, values = [r["draft_length"] for r in rows], [decoding(r) for r in rows]
+            markers(axis, lengths, values, i, f"{label}, measured on other prompts")
     axis.axhline(1, color="black", linewidth=1)
     axis.set_xlabel("draft length k")
     axis.set_ylabel("speedup over the baseline (decoding)")
-    axis.spines[["top", "right"]].set_visible(False)
     figure.legend(frameon=False, fontsize=8, ncols=2, loc="outside upper center")
-    figure.supxlabel(small_print(run), fontsize=7, color="#555555")
-    return save(figure, folder, name)
+    return save(figure, run, folder, name)

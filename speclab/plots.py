@@ -12,8 +12,9 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLo
 
 from speclab.ladder import EFFECTS, PREDICTORS, factors, prediction_errors, prediction_rows
 from speclab.record import lengths_histogram, write_whole
+from speclab.sweep_facts import Value, decoding
 from speclab.theory import book_formula
-from speclab.words import hardware, setting, short_names
+from speclab.words import hardware, short_names
 
 # Okabe and Ito's colours without yellow; marker and line style differ too, so that grey print is enough.
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000"]
@@ -34,31 +35,46 @@ def comparison(run: dict, folder: Path, name: str) -> Iterator[Path]:
             continue
         temperatures = list(dict.fromkeys(r["temperature"] for r in rows))
         methods = list(dict.fromkeys(r["method"] for r in rows))  # a method looks the same in every panel
-        figure, axes = plt.subplots(
-            1,
-            len(temperatures),
-            figsize=(5.2 * len(temperatures) + 0.6, 4.2 + (what == "draft-length") * 0.6),
-            squeeze=False,
-            layout="constrained",
-        )
-        for axis, temperature in zip(axes[0], temperatures, strict=True):
+        figure, axes = panels(len(temperatures), 5.2 * len(temperatures) + 0.6, 4.2 + (what == "draft-length") * 0.6)
+        for axis, temperature in zip(axes, temperatures, strict=True):
             paint(axis, [r for r in rows if r["temperature"] == temperature], methods)
             axis.set_title("greedy" if temperature == 0 else f"temperature {temperature:g}")
-            axis.spines[["top", "right"]].set_visible(False)
         if what == "draft-length":
-            _legend_above(figure, axes[0][0], n_columns=len(methods))
-        figure.supxlabel(small_print(run), fontsize=7, color="#555555")
-        yield save(figure, folder, f"{name}-{what}")
+            _legend_above(figure, axes[0], n_columns=len(methods))
+        yield save(figure, run, folder, f"{name}-{what}")
     chosen = waterfall_rows(rows)
     if chosen:
-        yield save(_why(run, chosen), folder, f"{name}-why")
+        yield save(_why(chosen), run, folder, f"{name}-why")
     shown = prediction_rows(run["rows"])
     if prediction_errors(shown):
-        yield save(_predicted(run, shown), folder, f"{name}-predicted")
+        yield save(_predicted(shown), run, folder, f"{name}-predicted")
 
 
-def save(figure, folder: Path, name: str) -> Path:
-    """Write the figure as folder/name.png, whole or not at all, and close it."""
+def panels(n: int, width: float, height: float, **shared) -> tuple:
+    """A figure with n axes side by side.  -> figure, list of axes"""
+    figure, axes = plt.subplots(1, n, figsize=(width, height), squeeze=False, layout="constrained", **shared)
+    for axis in axes[0]:
+        axis.spines[["top", "right"]].set_visible(False)
+    return figure, list(axes[0])
+
+
+def error_bars(values: list[Value]) -> list[list[float]] | None:
+    """Lengths of error bars below and above; nothing where there is no interval."""
+    if all(v.low is None for v in values):
+        return None
+    low = [0.0 if v.low is None else max(0.0, v.value - v.low) for v in values]
+    return [low, [0.0 if v.high is None else max(0.0, v.high - v.value) for v in values]]
+
+
+def markers(axis, xs: list[float], values: list[Value], i: int, label: str | None, **look) -> None:
+    """Measured values with their intervals, in the look of the i-th method."""
+    look = {"fmt": MARKERS[i % len(MARKERS)], "color": COLOURS[i % len(COLOURS)], "capsize": 3} | look
+    axis.errorbar(xs, [v.value for v in values], error_bars(values), label=label, **look)
+
+
+def save(figure, run: dict, folder: Path, name: str) -> Path:
+    """Write the figure as folder/name.png, signed, whole or not at all, and close it."""
+    figure.supxlabel(small_print(run), fontsize=7, color="#555555")
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=130, metadata={"Software": None})
     plt.close(figure)
@@ -84,22 +100,20 @@ def _legend_above(figure, axis, n_columns: int) -> None:
 def small_print(run: dict) -> str:
     """Model, machine, number format, time and commit of any record: the line under a picture."""
     commit = (run["versions"]["commit"] or "")[:8]
-    return f"{setting(run, 'target')} on {hardware(run)}, {setting(run, 'dtype')}; {run['created']}, commit {commit}"
+    target, dtype = (run["settings"][name] for name in ("target", "dtype"))
+    return f"{target} on {hardware(run)}, {dtype}; {run['created']}, commit {commit}"
 
 
 def _bars(axis, rows: list[dict], methods: list[str]) -> None:
     for i, row in enumerate(rows):
         which = methods.index(row["method"])
-        error = None
-        if row["speedup_low"] is not None:
-            error = [[max(0, row["speedup"] - row["speedup_low"])], [max(0, row["speedup_high"] - row["speedup"])]]
         axis.bar(
             i,
             row["speedup"],
             color=COLOURS[which % len(COLOURS)],
             hatch=HATCHES[which % 4],
             edgecolor="white",
-            yerr=error,
+            yerr=error_bars([decoding(row)]),
             capsize=3,
             label=row["method"] if row is next(r for r in rows if r["method"] == row["method"]) else None,
         )
@@ -118,18 +132,7 @@ def _against_k(axis, rows: list[dict], methods: list[str]) -> None:
         i = methods.index(method)
         mine = sorted((r for r in rows if r["method"] == method), key=lambda r: r["draft_length"])
         colour = COLOURS[i % len(COLOURS)]
-        lengths = [r["draft_length"] for r in mine]
-        low = [r["speedup"] - (r["speedup_low"] or r["speedup"]) for r in mine]
-        high = [(r["speedup_high"] or r["speedup"]) - r["speedup"] for r in mine]
-        axis.errorbar(
-            lengths,
-            [r["speedup"] for r in mine],
-            yerr=[[max(0, v) for v in low], [max(0, v) for v in high]],
-            fmt=MARKERS[i % len(MARKERS)],
-            color=colour,
-            capsize=3,
-            label=f"{names[method]}, measured",
-        )
+        markers(axis, [r["draft_length"] for r in mine], list(map(decoding, mine)), i, f"{names[method]}, measured")
         known = [(r["draft_length"], r["acceptance_rate"]) for r in mine if r["acceptance_rate"] is not None]
         if known:
             axis.plot(
@@ -139,7 +142,7 @@ def _against_k(axis, rows: list[dict], methods: list[str]) -> None:
                 color=colour,
                 label=f"{names[method]}, 1/(1-α+α/k)",
             )
-        known = [(r["draft_length"], r["forecast"]) for r in mine if r.get("forecast") is not None]
+        known = [(r["draft_length"], r["forecast"]) for r in mine if r["forecast"] is not None]
         if known:
             axis.plot(*zip(*known, strict=True), STYLES[::2][i % 2], color=colour, label=f"{names[method]}, forecast")
     axis.axhline(1, color="black", linewidth=1)
@@ -182,7 +185,7 @@ def _histogram(axis, rows: list[dict], methods: list[str]) -> None:
 def waterfall_rows(rows: list[dict]) -> list[tuple[str, dict]]:
     """What to take apart at the lowest temperature: (title, row) of the best and the worst row of a draft model, the
     best of prompt lookup and the best of the dial, where they are."""
-    rows = [r for r in rows if r.get("ladder")]
+    rows = [r for r in rows if r["ladder"]]
     rows = [r for r in rows if r["temperature"] == min(r["temperature"] for r in rows)]
     families = {"model": [], "lookup": [], "dial": []}
     for row in sorted(rows, key=lambda r: r["speedup"]):
@@ -194,35 +197,26 @@ def waterfall_rows(rows: list[dict]) -> list[tuple[str, dict]]:
     return [(title, found[0]) for title, found in chosen if found]
 
 
-def _why(run: dict, chosen: list[tuple[str, dict]]):
+def _why(chosen: list[tuple[str, dict]]):
     """One waterfall for each row, side by side on one scale.  -> figure"""
-    figure, axes = plt.subplots(
-        1,
-        len(chosen),
-        figsize=(3.1 * len(chosen) + 2.1, 4.9),
-        squeeze=False,
-        sharex=True,
-        sharey=True,
-        layout="constrained",
-    )
-    for axis, (title, row) in zip(axes[0], chosen, strict=True):
+    figure, axes = panels(len(chosen), 3.1 * len(chosen) + 2.1, 4.9, sharex=True, sharey=True)
+    for axis, (title, row) in zip(axes, chosen, strict=True):
         _waterfall(axis, row)
         axis.set_title(
             f"{title}\n{short_names([row['method']], 26)[row['method']]} k={row['draft_length']}", fontsize=10
         )
         axis.set_xlabel("speedup (logarithmic)", fontsize=9)
-    low, high = axes[0][0].get_xlim()
-    for axis in axes[0]:
+    low, high = axes[0].get_xlim()
+    for axis in axes:
         axis.set_xlim(low, high * (high / low) ** 0.16)  # room for the numbers right of the bars
         speedup_ticks(axis.xaxis, low, high)
-    axes[0][0].set_yticks(range(len(EFFECTS) + 3), ["book formula", *EFFECTS, "measured", "with prefill"])
-    axes[0][0].invert_yaxis()
+    axes[0].set_yticks(range(len(EFFECTS) + 3), ["book formula", *EFFECTS, "measured", "with prefill"])
+    axes[0].invert_yaxis()
     temperature = chosen[0][1]["temperature"]
     figure.suptitle(
         f"From 1/(1-α+α/k) to the measured speedup, {f'temperature {temperature:g}' if temperature else 'greedy'}",
         fontsize=11,
     )
-    figure.supxlabel(small_print(run), fontsize=7, color="#555555")
     return figure
 
 
@@ -256,7 +250,6 @@ def _waterfall(axis, row: dict) -> None:
     axis.axvline(1, color="black", linewidth=1)
     axis.set_xscale("log")
     axis.tick_params(labelsize=9)
-    axis.spines[["top", "right"]].set_visible(False)
 
 
 def speedup_ticks(axis, low: float, high: float) -> None:
@@ -270,16 +263,16 @@ def speedup_ticks(axis, low: float, high: float) -> None:
 # --- how well predicted -----------------------------------------------------------------------------------------------
 
 
-def _predicted(run: dict, rows: list[dict]):
+def _predicted(rows: list[dict]):
     """Every row once for each predictor, predicted over measured.  -> figure"""
-    figure, axis = plt.subplots(figsize=(6.2, 6.4), layout="constrained")
+    figure, (axis,) = panels(1, 6.2, 6.4)
     errors = prediction_errors(rows)
-    everything = [r["speedup"] for r in rows] + [r[p] for r in rows for p in errors if r.get(p) is not None]
+    everything = [r["speedup"] for r in rows] + [r[p] for r in rows for p in errors if r[p] is not None]
     low, high = min(everything) / 1.08, max(everything) * 1.08
     axis.fill_between([low, high], [low * 0.9, high * 0.9], [low * 1.1, high * 1.1], color="#DDDDDD", label="±10 %")
     axis.plot([low, high], [low, high], color="black", linewidth=1)
     for i, predictor in reversed(list(enumerate(PREDICTORS))):  # the best informed on top
-        points = [(r["speedup"], r[predictor]) for r in rows if predictor in errors and r.get(predictor) is not None]
+        points = [(r["speedup"], r[predictor]) for r in rows if r[predictor] is not None]
         if points:
             axis.plot(
                 *zip(*points, strict=True),
@@ -297,7 +290,6 @@ def _predicted(run: dict, rows: list[dict]):
     axis.set_ylabel("predicted speedup")
     for side in (axis.xaxis, axis.yaxis):
         speedup_ticks(side, low, high)
-    axis.spines[["top", "right"]].set_visible(False)
     handles, names = axis.get_legend_handles_labels()
     figure.legend(
         handles[::-1],
@@ -310,7 +302,6 @@ def _predicted(run: dict, rows: list[dict]):
         title_fontsize=8,
     )
     axis.set_title(f"{len(rows)} rows: {_kinds(rows)}", fontsize=10)
-    figure.supxlabel(small_print(run), fontsize=7, color="#555555")
     return figure
 
 

@@ -101,9 +101,9 @@ def speed_table(rows: list[dict], markdown: bool = False) -> str:
                 str(row["draft_length"]) if speculative else "-",
                 number(rate, 1 if rate < 999.95 else 0),
                 f"{row['speedup']:.2f}x" if speculative else "1.00x",
-                row.get("verdict") or "-",
+                row["verdict"] or "-",
                 short(half_width) if speculative else "-",
-                short(row.get("repeat_noise")),
+                short(row["repeat_noise"]),
                 number(row["acceptance_rate"]),
                 number(row["drafted_fraction"]),
                 number(row["tokens_per_round"]),
@@ -129,7 +129,7 @@ def prediction_table(rows: list[dict], markdown: bool = False) -> str | None:
     In the terminal the error follows its prediction in one column; Markdown has a column for it. book(f) goes without.
     """
     rows = [r for r in rows if r["draft"]]
-    if not any(r.get(predictor) is not None for r in rows for predictor in PREDICTORS):
+    if not any(r[predictor] is not None for r in rows for predictor in PREDICTORS):
         return None
     names = _names(rows, markdown)
     headers, lines = ["draft", "k", "measured"], []
@@ -139,7 +139,7 @@ def prediction_table(rows: list[dict], markdown: bool = False) -> str | None:
     for row in rows:
         line = [names[row["method"]], str(row["draft_length"]), f"{row['speedup']:.2f}x"]
         for predictor in PREDICTION_ORDER:
-            value, miss = short(row.get(predictor)), percent(error(row, predictor))
+            value, miss = short(row[predictor]), percent(error(row, predictor))
             if predictor == "book_formula_drafted_fraction" or (value == "-" and not markdown):
                 line.append(value)
             else:
@@ -167,7 +167,7 @@ LEGEND = {
 def ladder_table(rows: list[dict], markdown: bool = False) -> str | None:
     """From the book's formula to the measurement, factor by factor; None where no row has a ladder."""
     rows = [r for r in rows if r["draft"]]
-    if not any(r.get("ladder") for r in rows):
+    if not any(r["ladder"] for r in rows):
         return None
     names, lines = _names(rows, markdown), []
     for row in rows:
@@ -201,12 +201,12 @@ MOST_WIDTHS, MOST_LENGTHS = 8, 4  # columns that fit
 
 def costs_tables(run: dict, markdown: bool = False) -> list[str]:
     """The calibrated costs: the target's passes for each temperature, then the rest of a round for each draft."""
-    entries = [(e["drafter"], e["temperature"], Costs.from_json(e["costs"])) for e in run.get("costs") or []]
+    entries = [(e["drafter"], e["temperature"], Costs.from_json(e["costs"])) for e in run["costs"]]
     if not entries:
         return []
     context = _usual_context(run)
     widths = _some(sorted({w for *_, costs in entries for w in costs.widths}), MOST_WIDTHS)
-    lengths = _some([k for k in run["settings"].get("draft_lengths", []) if k], MOST_LENGTHS)
+    lengths = _some([k for k in run["settings"]["draft_lengths"] if k], MOST_LENGTHS)
     longest = lengths[-1] if lengths else max(widths) - 1
     by_temperature = {temperature: costs for _, temperature, costs in reversed(entries)}
     passes = [
@@ -237,9 +237,8 @@ def costs_tables(run: dict, markdown: bool = False) -> list[str]:
 
 def _usual_context(run: dict) -> float:
     """Prompt tokens on average and half of the new ones."""
-    prompts = {s["prompt_index"]: s.get("n_prompt", 0) for s in run.get("raw") or []}
-    mean = sum(prompts.values()) / len(prompts) if prompts else 0.0
-    return mean + run["settings"]["max_new_tokens"] / 2
+    prompts = {s["prompt_index"]: s["n_prompt"] for s in run["raw"]}
+    return sum(prompts.values()) / len(prompts) + run["settings"]["max_new_tokens"] / 2
 
 
 def _some(values: list[int], most: int) -> list[int]:

@@ -5,11 +5,13 @@ A point is a row of the record with its place in the sweep: `x`, and `series` fo
 
 import math
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
 import numpy as np
 
+from speclab import explain
 from speclab.theory import book_formula, omega_star, overhead_per_round
 
 NEAR = 0.05  # the book's formula counts as right where it is at most this far from the measurement
@@ -42,15 +44,11 @@ def end_to_end(point: dict) -> Value:
 
 
 def verdict(point: dict, value: Callable[[dict], Value] = decoding) -> str:
-    """ "faster", "slower", or "no difference": the interval covers 1, or the record says that it drowns in noise."""
-    estimate, low, high = value(point)
-    if low is None:  # only the clock's noise is known
-        margin = point["repeat_noise"]
-        low, high = (0.0, math.inf) if margin is None else (estimate - margin, estimate + margin)
-    drowned = value is decoding and point["verdict"] == "no difference"
-    if drowned or low <= 1 <= high:
+    """The verdict on any of a point's speedups; the record's own stands where decoding drowned in the run's noise."""
+    if value is decoding and point["verdict"] == "no difference":
         return "no difference"
-    return "faster" if estimate > 1 else "slower"
+    judged = zip(("speedup", "speedup_low", "speedup_high"), value(point), strict=True)
+    return explain.verdict(point | dict(judged), floor=None)
 
 
 def apart(one: Value, other: Value) -> bool:
@@ -90,7 +88,7 @@ def curves(sweep: dict) -> dict[str, list[dict]]:
 def crossings(xs: list[float], ys: list[float], level: float) -> list[float]:
     """Where the broken line through the points passes `level`, from left to right."""
     found = []
-    for (x0, y0), (x1, y1) in zip(zip(xs, ys, strict=True), zip(xs[1:], ys[1:], strict=True), strict=False):
+    for (x0, y0), (x1, y1) in pairwise(zip(xs, ys, strict=True)):
         if (y0 - level) * (y1 - level) < 0:
             found.append(x0 + (level - y0) / (y1 - y0) * (x1 - x0))
         elif y0 == level != y1:
@@ -101,7 +99,7 @@ def crossings(xs: list[float], ys: list[float], level: float) -> list[float]:
 def within(xs: list[float], ys: list[float], bound: float) -> list[tuple[float, float]]:
     """The stretches of x on which the broken line through the points stays in -bound … bound."""
     found: list[tuple[float, float]] = []
-    for (x0, y0), (x1, y1) in zip(zip(xs, ys, strict=True), zip(xs[1:], ys[1:], strict=True), strict=False):
+    for (x0, y0), (x1, y1) in pairwise(zip(xs, ys, strict=True)):
         if y0 == y1:
             start, end = (0.0, 1.0) if abs(y0) <= bound else (1.0, 0.0)
         else:

@@ -5,13 +5,12 @@ Every function takes a sweep with points and gives a figure; speclab/sweep_views
 
 from collections.abc import Callable
 
-import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from speclab import sweep_facts as facts
-from speclab.plots import COLOURS, HATCHES, MARKERS, STYLES
-from speclab.sweep_facts import Value, decoding, end_to_end
+from speclab.plots import COLOURS, HATCHES, MARKERS, STYLES, error_bars, markers, panels
+from speclab.sweep_facts import decoding, end_to_end
 from speclab.theory import book_formula
 from speclab.words import short_names
 
@@ -21,11 +20,8 @@ BOOK = "book, 1/(1-α+α/k)"
 
 
 def _panels(n: int, width: float = 4.6, height: float = 4.2) -> tuple:
-    """A figure with n axes side by side.  -> figure, list of axes"""
-    figure, axes = plt.subplots(1, n, figsize=(max(6.4, width * n), height), squeeze=False, layout="constrained")
-    for axis in axes[0]:
-        axis.spines[["top", "right"]].set_visible(False)
-    return figure, list(axes[0])
+    """n axes of this width.  -> figure, list of axes"""
+    return panels(n, max(6.4, width * n), height)
 
 
 def _labeller(sweep: dict) -> Callable[[dict], str]:
@@ -44,20 +40,16 @@ def _colour(i: int) -> str:
     return COLOURS[i % len(COLOURS)]
 
 
-def _bars(values: list[Value]) -> list[list[float]] | None:
-    """Lengths of error bars below and above; nothing where there is no interval."""
-    if all(v.low is None for v in values):
-        return None
-    low = [0.0 if v.low is None else max(0.0, v.value - v.low) for v in values]
-    return [low, [0.0 if v.high is None else max(0.0, v.high - v.value) for v in values]]
+def _once(points: list[dict]) -> list[dict]:
+    """The same points, each of them once."""
+    return list({id(p): p for p in points}.values())
 
 
 def _measured(
     axis, points: list[dict], i: int, label: str, x: Callable = lambda p: p["x"], value: Callable = decoding, **look
 ) -> None:
-    values = [value(p) for p in points]
-    look = {"fmt": MARKERS[i % len(MARKERS)], "color": _colour(i), "markersize": 5, "capsize": 2} | look
-    axis.errorbar([x(p) for p in points], [v.value for v in values], _bars(values), label=label, linewidth=1, **look)
+    look = {"markersize": 5, "capsize": 2, "linewidth": 1} | look
+    markers(axis, [x(p) for p in points], [value(p) for p in points], i, label, **look)
 
 
 def _predicted(
@@ -69,10 +61,10 @@ def _predicted(
         axis.plot([x(p) for p in known], [p[key] for p in known], style, color=colour, label=label, **look)
 
 
-def _note(axis, x: float, y: float, text: str, up: float = 7, **more) -> None:
+def _note(axis, x: float, y: float, text: str, up: float = 7, right: float = 0, **more) -> None:
     box = {"boxstyle": "round,pad=0.05", "fc": "white", "ec": "none"}
     more = {"ha": "center", "fontsize": 7.5, "bbox": box, "zorder": 5} | more
-    axis.annotate(text, (x, y), (0, up), textcoords="offset points", **more)
+    axis.annotate(text, (x, y), (right, up), textcoords="offset points", **more)
 
 
 def _note_ends(
@@ -80,7 +72,7 @@ def _note_ends(
 ) -> None:
     """Print the values of the best and of both ends, above their intervals or below."""
     top = max(points, key=lambda p: value(p).value)
-    for point in {id(p): p for p in (points[0], top, points[-1])}.values():
+    for point in _once([points[0], top, points[-1]]):
         number = value(point)
         edge = (number.low if below else number.high) or number.value
         _note(axis, x(point), edge, f"{number.value:.2f}", -12 if below else 4, **more)
@@ -89,17 +81,16 @@ def _note_ends(
 def _note_beside(axis, points: list[dict], i: int) -> None:
     """Print the values at both ends of a curve outside of it, where no other curve's interval is."""
     for point, side in ((points[0], -1), (points[-1], 1))[: len(points)]:
-        box = {"boxstyle": "round,pad=0.05", "fc": "white", "ec": "none"}
-        look = {
-            "ha": "left" if side > 0 else "right",
-            "va": "center",
-            "fontsize": 7.5,
-            "color": _colour(i),
-            "bbox": box,
-        }
-        place = (point["x"], point["speedup"])
-        axis.annotate(f"{point['speedup']:.2f}", place, (6 * side, 0), textcoords="offset points", **look)
+        look = {"ha": "left" if side > 0 else "right", "va": "center", "color": _colour(i)}
+        _note(axis, point["x"], point["speedup"], f"{point['speedup']:.2f}", 0, 6 * side, **look)
     axis.margins(x=0.12)
+
+
+def _forecast_and_measured(axis, points: list[dict], i: int, label: str) -> None:
+    """One of several curves of a panel."""
+    _predicted(axis, points, "forecast", STYLES[i % len(STYLES)], _colour(i), f"{label}, forecast")
+    _measured(axis, points, i, f"{label}, measured")
+    _note_beside(axis, points, i)
 
 
 def _finish(axis, x_label: str, y_label: str = SPEEDUP, one: bool = True, columns: int = 2) -> None:
@@ -127,7 +118,7 @@ def _ticks(axis, points: list[dict], log: bool = False) -> None:
 # --- one function for each sweep --------------------------------------------------------------------------------------
 
 
-def _draft_length(sweep: dict):
+def draft_length(sweep: dict):
     curves = _curves(sweep)
     figure, axes = _panels(len(curves))
     for i, (axis, (label, points)) in enumerate(zip(axes, curves.items(), strict=True)):
@@ -156,7 +147,7 @@ def _same_height(axes: list) -> None:
         axis.set_ylim(min(low), max(high))
 
 
-def _acceptance(sweep: dict):
+def acceptance(sweep: dict):
     curves = {label: facts.by_acceptance(points) for label, points in _curves(sweep).items()}
     curves = {label: points for label, points in curves.items() if points}
     figure, axes = _panels(max(1, len(curves)), width=6.4, height=4.6)
@@ -194,16 +185,14 @@ def _acceptance_panel(axis, points: list[dict]) -> None:
     _finish(axis, "acceptance rate α, as measured", columns=3)
 
 
-def _temperature(sweep: dict):
+def temperature(sweep: dict):
     figure, (left, right) = _panels(2)
     for i, (label, points) in enumerate(_curves(sweep).items()):
-        _predicted(left, points, "forecast", STYLES[i % len(STYLES)], _colour(i), f"{label}, forecast")
-        _measured(left, points, i, f"{label}, measured")
-        _note_beside(left, points, i)
+        _forecast_and_measured(left, points, i, label)
         known = [p for p in points if p["acceptance_rate"] is not None]
         rates = [p["acceptance_rate"] for p in known]
         right.plot([p["x"] for p in known], rates, MARKERS[i % len(MARKERS)], color=_colour(i), label=label)
-        for point in {id(p): p for p in (known[:1] + known[-1:])}.values():
+        for point in _once(known[:1] + known[-1:]):
             _note(right, point["x"], point["acceptance_rate"], f"{point['acceptance_rate']:.2f}", 6, color=_colour(i))
     for axis in (left, right):
         _ticks(axis, sweep["points"])
@@ -213,7 +202,7 @@ def _temperature(sweep: dict):
     return figure
 
 
-def _output_length(sweep: dict):
+def output_length(sweep: dict):
     curves = _curves(sweep)
     figure, axes = _panels(len(curves))
     for i, (axis, (label, points)) in enumerate(zip(axes, curves.items(), strict=True)):
@@ -230,18 +219,16 @@ def _output_length(sweep: dict):
     return figure
 
 
-def _context(sweep: dict):
+def context(sweep: dict):
     figure, (left, right) = _panels(2)
     curves = _curves(sweep)
     for i, (label, points) in enumerate(curves.items()):
-        _predicted(left, points, "forecast", STYLES[i % len(STYLES)], _colour(i), f"{label}, forecast")
-        _measured(left, points, i, f"{label}, measured")
-        _note_beside(left, points, i)
+        _forecast_and_measured(left, points, i, label)
         known = [p for p in points if p["verify_cost"] is not None]
         verify = [p["verify_cost"] for p in known]
         look = {"color": _colour(i), "markersize": max(4, 9 - 4 * i), "fillstyle": "full" if i else "none"}
         right.plot([p["x"] for p in known], verify, MARKERS[i % len(MARKERS)], label=f"v, {label}", **look)
-        for point in {id(p): p for p in known[:1] + known[-1:]}.values():
+        for point in _once(known[:1] + known[-1:]):
             _note(right, point["x"], point["verify_cost"], f"{point['verify_cost']:.2f}")
     points = next(iter(curves.values()))
     steps = [facts.step_seconds(p) / facts.step_seconds(points[0]) for p in points]
@@ -256,7 +243,7 @@ def _context(sweep: dict):
     return figure
 
 
-def _draft_kind(sweep: dict):
+def draft_kind(sweep: dict):
     label, points = _labeller(sweep), sweep["points"]
     kinds, names = (list(dict.fromkeys(f(p) for p in points)) for f in (lambda p: p["series"], label))
     figure, (axis,) = _panels(1, width=1.6 * len(kinds) + 0.35 * len(kinds) * len(names))
@@ -266,7 +253,7 @@ def _draft_kind(sweep: dict):
         places = [kinds.index(p["series"]) + (i - (len(names) - 1) / 2) * width for p in mine]
         values = [decoding(p) for p in mine]
         look = {"color": _colour(i), "hatch": HATCHES[i % len(HATCHES)], "edgecolor": "white", "capsize": 3}
-        axis.bar(places, [v.value for v in values], width, yerr=_bars(values), label=name, **look)
+        axis.bar(places, [v.value for v in values], width, yerr=error_bars(values), label=name, **look)
         for place, value in zip(places, values, strict=True):
             _note(axis, place, 0, f"{value.value:.2f}", 4)
     axis.set_xticks(range(len(kinds)), kinds)
@@ -274,12 +261,12 @@ def _draft_kind(sweep: dict):
     return figure
 
 
-def _mismatch(sweep: dict):
+def mismatch(sweep: dict):
     label, points = _labeller(sweep), sweep["points"]
     figure, (left, right) = _panels(2, width=4.9, height=1.6 + 0.45 * len(points))
     rows, values = range(len(points)), [decoding(p) for p in points]
     slower = [v.value < 1 for v in values]
-    look = {"edgecolor": "white", "height": 0.7, "capsize": 3, "xerr": _bars(values)}
+    look = {"edgecolor": "white", "height": 0.7, "capsize": 3, "xerr": error_bars(values)}
     bars = left.barh(rows, [v.value for v in values], color=[COLOURS[1 if s else 0] for s in slower], **look)
     for bar, loses in zip(bars, slower, strict=True):
         bar.set_hatch("//" if loses else "")
@@ -306,7 +293,7 @@ def _mismatch(sweep: dict):
     return figure
 
 
-def _definitions(sweep: dict):
+def definitions(sweep: dict):
     figure, (left, right) = _panels(2, width=5.2)
     curves = {name: [p for p in points if facts.survival(p)] for name, points in _curves(sweep).items()}
     curves = {name: points for name, points in curves.items() if points}
@@ -342,15 +329,3 @@ def _fed(axis, curves: dict[str, list[dict]]) -> None:
     if places:
         axis.set_xticks(*zip(*places, strict=True), fontsize=8)
     _finish(axis, "draft length", columns=3)
-
-
-PAINTED = {
-    "draft-length": _draft_length,
-    "acceptance": _acceptance,
-    "temperature": _temperature,
-    "output-length": _output_length,
-    "context": _context,
-    "draft-kind": _draft_kind,
-    "mismatch": _mismatch,
-    "definitions": _definitions,
-}

@@ -38,11 +38,27 @@ QUESTIONS = {
     "mismatch": "What does a bad draft cost?",
     "definitions": "Four numbers are called acceptance: which is which, and which does the book's formula want?",
 }
+WORDS_AND_PICTURE = {
+    "draft-length": (sweep_words.draft_length, sweep_plots.draft_length),
+    "acceptance": (sweep_words.acceptance, sweep_plots.acceptance),
+    "temperature": (sweep_words.temperature, sweep_plots.temperature),
+    "output-length": (sweep_words.output_length, sweep_plots.output_length),
+    "context": (sweep_words.context, sweep_plots.context),
+    "draft-kind": (sweep_words.draft_kind, sweep_plots.draft_kind),
+    "mismatch": (sweep_words.mismatch, sweep_plots.mismatch),
+    "definitions": (sweep_words.definitions, sweep_plots.definitions),
+}
 
 
 def paragraph(sweep: dict) -> str:
     """What was found, in lines of a terminal's width; a blank line where a new draft or thought begins."""
-    return "\n\n".join(map(_filled, sweep_words.paragraphs(sweep)))
+    if not sweep["points"]:
+        return "Nothing was measured."
+    says, _ = WORDS_AND_PICTURE[sweep["sweep"]]
+    said = [" ".join(filter(None, sentences)) for sentences in says(sweep)]
+    if sweep["interrupted"]:
+        said.append("The run was stopped before its end, so points are missing.")
+    return "\n\n".join(_filled(text) for text in said if text)
 
 
 def table(sweep: dict, markdown: bool = False) -> str:
@@ -69,10 +85,9 @@ def table(sweep: dict, markdown: bool = False) -> str:
 def picture(sweep: dict, folder: Path, name: str) -> Path:
     """Write folder/name.png. Measured values are markers, predictions lines."""
     if not sweep["points"]:
-        return plots.save(plt.figure(), folder, name)
-    figure = sweep_plots.PAINTED[sweep["sweep"]](sweep)
-    figure.supxlabel(plots.small_print(sweep | {"rows": sweep["points"]}), fontsize=7, color="#555555")
-    return plots.save(figure, folder, name)
+        return plots.save(plt.figure(), sweep, folder, name)
+    _, paint = WORDS_AND_PICTURE[sweep["sweep"]]
+    return plots.save(paint(sweep), sweep, folder, name)
 
 
 def page(sweep: dict, picture_path: str, level: int = 1) -> str:
@@ -80,7 +95,7 @@ def page(sweep: dict, picture_path: str, level: int = 1) -> str:
     name = sweep["sweep"]
     blocks = [f"{'#' * level} {TITLES[name]}", QUESTIONS[name], paragraph(sweep)]
     if sweep["points"]:
-        blocks += [f"![{TITLES[name]}]({picture_path})", table(sweep, markdown=True), _source(sweep)]
+        blocks += [f"![{TITLES[name]}]({picture_path})", table(sweep, markdown=True), provenance(sweep)]
     return "\n\n".join(blocks) + "\n"
 
 
@@ -89,10 +104,6 @@ def all_pages(sweeps: list[dict], pictures: dict[str, str]) -> str:
     contents = [f"- [{TITLES[s['sweep']]}](#{_anchor(TITLES[s['sweep']])}): {QUESTIONS[s['sweep']]}" for s in sweeps]
     pages = [page(s, pictures[s["sweep"]], level=2) for s in sweeps]
     return "\n\n".join(["# Sweeps", "\n".join(contents), *(p.strip() for p in pages)]) + "\n"
-
-
-def _source(sweep: dict) -> str:
-    return provenance(sweep | {"rows": sweep["points"], "prompts": {"n": sweep["settings"]["n_prompts"]}})
 
 
 def _anchor(title: str) -> str:
@@ -160,7 +171,7 @@ ALPHA, TAU = {"α": _of("acceptance_rate")}, {"tok/rnd": _of("tokens_per_round")
 FORECAST, BOOK = {"forecast": _with_miss(lambda p: p["forecast"])}, {"book(α)": _with_miss(lambda p: p["book_formula"])}
 KEYS = {
     "draft-length": _draft_and("k"),
-    "acceptance": lambda sweep: {**_draft(sweep), "right": lambda p: f"{p['x']:g}"},
+    "acceptance": _draft_and("right"),
     "temperature": _draft_and("T"),
     "output-length": _draft_and("tokens"),
     "context": _draft_and("prompt"),

@@ -17,16 +17,6 @@ MEETS = 0.10  # of a decode step: omega and omega* count as equal within it
 SAME_COST = 0.10  # rounds cost the same if the dearest is at most this much above the cheapest
 
 
-def paragraphs(sweep: dict) -> list[str]:
-    """All that can be said about a sweep."""
-    if not sweep["points"]:
-        return ["Nothing was measured."]
-    said = [" ".join(filter(None, sentences)) for sentences in SAYS[sweep["sweep"]](sweep)]
-    if sweep["interrupted"]:
-        said.append("The run was stopped before its end, so points are missing.")
-    return [text for text in said if text]
-
-
 # --- pieces -----------------------------------------------------------------------------------------------------------
 
 
@@ -70,11 +60,11 @@ def verdicts(points: list[dict], place: str, value: Callable[[dict], Value] = de
 
 def away(ratio: float) -> str:
     """A miss in words: 33 % too high"""
-    return f"{abs(ratio):.0%} too {'high' if ratio > 0 else 'low'}".replace("%", " %")
+    return f"{percent(abs(ratio), 0)} too {'high' if ratio > 0 else 'low'}"
 
 
-def percent(share: float) -> str:
-    return f"{share:.1%}".replace("%", " %")
+def percent(share: float, digits: int = 1) -> str:
+    return f"{share:.{digits}%}".replace("%", " %")
 
 
 def off(points: list[dict], predictors: dict[str, str]) -> str | None:
@@ -109,7 +99,7 @@ def difference(first: dict, last: dict) -> str:
 Paragraphs = list[list[str | None]]  # sentences; None is a sentence for which there are no numbers
 
 
-def _draft_length(sweep: dict) -> Paragraphs:
+def draft_length(sweep: dict) -> Paragraphs:
     said: Paragraphs = []
     for label, points in facts.curves(sweep).items():
         top = facts.best(points)
@@ -170,7 +160,7 @@ PREDICTORS = {
 }
 
 
-def _acceptance(sweep: dict) -> Paragraphs:
+def acceptance(sweep: dict) -> Paragraphs:
     said: Paragraphs = []
     many = len(facts.curves(sweep)) > 1
     for label, curve in facts.curves(sweep).items():
@@ -211,7 +201,7 @@ WHY = (
 
 
 def _agreement(found: facts.Agreement) -> str:
-    near = f"{facts.NEAR:.0%}".replace("%", " %")
+    near = percent(facts.NEAR, 0)
     head = f"From alpha = {found.low:.2f} to {found.high:.2f} the book's formula is within {near} of the measurement."
     if found.omega is None:
         return head
@@ -234,11 +224,10 @@ def _softness(points: list[dict]) -> str | None:
 
 
 def _no_agreement(points: list[dict]) -> str:
-    near = f"{facts.NEAR:.0%}".replace("%", " %")
     nearest = facts.nearest_agreement(points)
     head = (
-        f"Nowhere in this range is the book's formula within {near} of the measurement; it is nearest at "
-        f"alpha = {nearest.alpha:.2f}, where it is {away(nearest.miss)}."
+        f"Nowhere in this range is the book's formula within {percent(facts.NEAR, 0)} of the measurement; it is "
+        f"nearest at alpha = {nearest.alpha:.2f}, where it is {away(nearest.miss)}."
     )
     if nearest.omega is None:
         return head
@@ -255,7 +244,7 @@ def _no_agreement(points: list[dict]) -> str:
     )
 
 
-def _temperature(sweep: dict) -> Paragraphs:
+def temperature(sweep: dict) -> Paragraphs:
     said: Paragraphs = []
     for label, points in facts.curves(sweep).items():
         first, last = points[0], points[-1]
@@ -274,7 +263,7 @@ def _temperature(sweep: dict) -> Paragraphs:
     return said
 
 
-def _output_length(sweep: dict) -> Paragraphs:
+def output_length(sweep: dict) -> Paragraphs:
     said: Paragraphs = []
     for label, points in facts.curves(sweep).items():
         longest = points[-1]
@@ -322,7 +311,7 @@ def _short_outputs(label: str, points: list[dict]) -> str:
     return f"{head}, but {SHORT_OUTPUT} is not the limit: no longer output is faster either."
 
 
-def _context(sweep: dict) -> Paragraphs:
+def context(sweep: dict) -> Paragraphs:
     said: Paragraphs = []
     for label, points in facts.curves(sweep).items():
         first, last = points[0], points[-1]
@@ -346,7 +335,7 @@ def _context(sweep: dict) -> Paragraphs:
 COSTS = {"c": "draft_cost", "v": "verify_cost", "o": "overhead"}
 
 
-def _draft_kind(sweep: dict) -> Paragraphs:
+def draft_kind(sweep: dict) -> Paragraphs:
     label, said = facts.labeller(sweep), []
     dials = [p for p in sweep["points"] if p["method"].startswith("dial:")]
     methods = [p for p in sweep["points"] if p not in dials] or sweep["points"]
@@ -372,7 +361,7 @@ def _winner(ranked: list[dict], label: Callable[[dict], str]) -> str:
     return f"no clear winner: {label(first)} has {judged(first)}, {rest}, and {why}"
 
 
-def _mismatch(sweep: dict) -> Paragraphs:
+def mismatch(sweep: dict) -> Paragraphs:
     label, points = facts.labeller(sweep), sweep["points"]
     said = [f"{label(p)}: {judged(p)}, alpha {number(p['acceptance_rate'])}." for p in points]
     costs = [facts.round_cost(p) for p in points]
@@ -399,7 +388,7 @@ def _rounds(points: list[dict], costs: list[float]) -> str:
     return said
 
 
-def _definitions(sweep: dict) -> Paragraphs:
+def definitions(sweep: dict) -> Paragraphs:
     label, said = facts.labeller(sweep), []
     for name, points in facts.curves(sweep).items():
         known = [p for p in points if p["draft_length"] and p["acceptance_rate"] is not None]
@@ -444,7 +433,7 @@ def _proportional(points: list[dict], label: Callable[[dict], str]) -> str | Non
     worst = max(range(len(known)), key=lambda i: abs(fit.errors[i]))
     place = f"{label(known[worst])}, k = {known[worst]['draft_length']}"
     correlation = "" if fit.correlation is None else f", correlation {fit.correlation:.2f}"
-    bound = f"{PROPORTIONAL:.0%}".replace("%", " %")
+    bound = percent(PROPORTIONAL, 0)
     holds = abs(fit.errors[worst]) <= PROPORTIONAL
     return (
         'The book\'s sentence "speedup is proportional to acceptance x draft length" '
@@ -452,15 +441,3 @@ def _proportional(points: list[dict], label: Callable[[dict], str]) -> str | Non
         + f": the best such line, {fit.slope:.2f} alpha k{correlation}, is {away(fit.errors[worst])} at {place}, "
         + (f"within the {bound} allowed." if holds else f"more than the {bound} allowed.")
     )
-
-
-SAYS = {
-    "draft-length": _draft_length,
-    "acceptance": _acceptance,
-    "temperature": _temperature,
-    "output-length": _output_length,
-    "context": _context,
-    "draft-kind": _draft_kind,
-    "mismatch": _mismatch,
-    "definitions": _definitions,
-}

@@ -120,12 +120,6 @@ def expected_tokens_per_round(acceptance: float, draft_length: int) -> float:
     return sum(acceptance**i for i in range(draft_length + 1))
 
 
-def expected_drafted_fraction(acceptance: float, draft_length: int) -> float:
-    """f under the same assumption: (tau - 1) / k."""
-    _check(acceptance, draft_length, smallest=1)
-    return (expected_tokens_per_round(acceptance, draft_length) - 1) / draft_length
-
-
 def leviathan_speedup(acceptance: float, draft_length: int, draft_cost: float) -> float:
     """tau / (1 + k c): a pass of width k + 1 costs one decode step, nothing else costs.  2211.17192, theorem 3.8"""
     return expected_tokens_per_round(acceptance, draft_length) / (1 + draft_length * draft_cost)

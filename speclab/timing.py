@@ -1,7 +1,6 @@
-"""Clocks that wait for the device, and schedules that keep two arms comparable."""
+"""Clocks that wait for the device."""
 
 import time
-from collections.abc import Iterator
 
 import torch
 
@@ -32,13 +31,3 @@ class Stopwatch:
         if self.running:
             synchronize(self.device)
         return time.perf_counter()
-
-
-def interleaved(n_arms: int, repeats: int) -> Iterator[int]:
-    """Order in which arms run: forwards, then backwards (ABBA), so that slow drift of the machine cancels.
-
-    >>> list(interleaved(2, 2))
-    [0, 1, 1, 0]
-    """
-    for repeat in range(repeats):
-        yield from range(n_arms) if repeat % 2 == 0 else reversed(range(n_arms))

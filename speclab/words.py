@@ -58,7 +58,7 @@ REASONS = {
 
 def verdict_sentence(row: dict) -> str:
     """One row in words: how fast, what the book's formula says, and the largest reason for the difference."""
-    head = f"{label(row)}: {row['speedup']:.2f}x" + (f", {row['verdict']}" if row.get("verdict") else "")
+    head = f"{label(row)}: {row['speedup']:.2f}x" + (f", {row['verdict']}" if row["verdict"] else "")
     if row["book_formula"] is None:
         return f"{head}."
     says = f"{head}; the book's formula says {row['book_formula']:.2f}x"
@@ -96,7 +96,7 @@ def errors_line(rows: list[dict]) -> str | None:
 
 def noise_line(run: dict, temperature: float) -> str | None:
     """The noise floor: how far the baseline is from itself."""
-    found = next((n for n in run.get("noise") or [] if n["temperature"] == temperature), None)
+    found = next((n for n in run["noise"] if n["temperature"] == temperature), None)
     if found is None:
         return None
     interval = "" if found["low"] is None else f" ({found['low']:.2f} to {found['high']:.2f})"
@@ -105,7 +105,7 @@ def noise_line(run: dict, temperature: float) -> str | None:
 
 def phases_line(run: dict) -> str | None:
     """Whether the clocks inside a round account for all of it."""
-    share = (run.get("phases") or {}).get("share")
+    share = run["phases"]["share"]
     return None if share is None else f"instrumented rounds: the phases sum to {share:.1%} of the wall time"
 
 
@@ -168,7 +168,7 @@ def reading_line(run: dict) -> str | None:
     """What the prompt's own pass costs: the baseline's, and each draft's on top of it. None without samples."""
     seconds: dict[str, list[float]] = {}
     lengths = {}
-    for sample in run.get("raw") or []:
+    for sample in run["raw"]:
         if sample["method"] in ("generate", "baseline again"):
             continue
         seconds.setdefault(sample["method"], []).extend(sample["prefill_seconds"])
@@ -188,7 +188,7 @@ def losing_lines(rows: list[dict]) -> list[str]:
     for kind in dict.fromkeys(r["prompt_kind"] for r in rows):
         slower = [r for r in rows if r["prompt_kind"] == kind and r["draft"] and r["speedup"] < NOT_SLOWER]
         names = ", ".join(
-            f"{label(r)} {r['speedup']:.2f}x" + (" (may be noise)" if r.get("verdict") == "no difference" else "")
+            f"{label(r)} {r['speedup']:.2f}x" + (" (may be noise)" if r["verdict"] == "no difference" else "")
             for r in slower
         )
         if names and kind not in ("all", "not looping"):
@@ -205,11 +205,6 @@ def generate_line(rows: list[dict]) -> str | None:
     return f"the baseline against model.generate, prefill included: {1 / row['speedup']:.2f}x its speed, {words}"
 
 
-def setting(run: dict, name: str) -> str:
-    """target, device or dtype of any record; older ones only have it in their rows."""
-    return run["settings"].get(name) or (run.get("rows") or run["points"])[0][name]
-
-
 def hardware(run: dict) -> str:
     """What a record was taken on."""
     machine = run["machine"]
@@ -224,7 +219,7 @@ def provenance(run: dict) -> str:
         commit += " with uncommitted changes"
     n_prompts = run["prompts"]["n"] if "prompts" in run else settings["n_prompts"]
     return (
-        f"Measured {run['created'][:10]} on {hardware(run)}; {setting(run, 'device')}, {setting(run, 'dtype')}; "
+        f"Measured {run['created'][:10]} on {hardware(run)}; {settings['device']}, {settings['dtype']}; "
         f"Python {versions['python']}, torch {versions['torch']}, transformers {versions['transformers']}; "
         f"commit {commit}; seed {settings['seed']}; {n_prompts} prompts, {settings['max_new_tokens']} new tokens each, "
         f"{settings['repeats']} x."

@@ -50,3 +50,19 @@ def pair_folder(tmp_path_factory) -> Path:
         model.save_pretrained(folder / role)
         tokenizer.save_pretrained(folder / role)
     return folder
+
+
+@pytest.fixture
+def forgetful(monkeypatch) -> None:
+    """A decoder that gets the first token of every round wrong."""
+    from experiments import bench  # here: most tests do not need it
+
+    honest = bench.speculative_decode
+
+    def decode(*args, **kwargs):
+        for round_ in honest(*args, **kwargs):
+            if not round_.prefill:
+                round_.tokens[0] = (round_.tokens[0] + 1) % 64
+            yield round_
+
+    monkeypatch.setattr(bench, "speculative_decode", decode)

@@ -61,22 +61,24 @@ class Mutant(NamedTuple):
 
 
 def _tests(*names: str) -> tuple[str, ...]:
-    return tuple(f"tests/test_{'timing' if name in TIMING_TESTS else 'gallery'}.py::test_{name}" for name in names)
+    return tuple(f"tests/test_{ELSEWHERE.get(name, 'gallery')}.py::test_{name}" for name in names)
 
 
-TIMING_TESTS = {
-    "arms_run_forwards_then_backwards",
-    "every_repeat_runs_every_arm_once",
-    "steady_drift_slows_every_arm_alike",
+ELSEWHERE = {  # tests that stand in other files than test_gallery.py
+    "the_decoding_that_is_furthest_behind_goes_next": "bench",
+    "order_turns_round_between_prompts_and_repeats": "bench",
+    "logits_at_every_width_and_across_a_growing_buffer": "flat",
+    "a_buffer_grows_by_doubling_and_keeps_what_it_holds": "flat",
+    "greedy_texts_and_rounds_are_those_of_the_eager_engine_in_float32": "flat",
 }
 
 BASELINE, LOOP, DRAFTS = "baseline_autoregressive.py", "optimized_speculative.py", "draft_models.py"
-RULE, THEORY, TIMING = "speclab/sampling.py", "speclab/theory.py", "speclab/timing.py"
+RULE, THEORY = "speclab/sampling.py", "speclab/theory.py"
+CACHE, BENCH = "speclab/cached_model.py", "experiments/bench.py"
 COMMIT = "committed = [*drafted[:n_accepted], next_token]"
 VERIFY = "logits = target.feed(torch.cat([last, draft.tokens], dim=1))"
 ROLLBACK = "target.rollback(n_prompt + n_committed - 1)"
 NEXT_TOKEN = "torch.where(whole[:, None], target_here, residual)"
-ONE_REPEAT = "yield from range(n_arms) if repeat % 2 == 0 else reversed(range(n_arms))"
 
 MUTANTS = (
     Mutant(
@@ -99,8 +101,8 @@ MUTANTS = (
         3,
         "checks the drafts against the first rows of a pass over prompt and drafts",
         LOOP,
-        "sampling.probs(logits), chances[:, k",
-        "sampling.probs(target.model(torch.cat([prompt, draft.tokens], 1)).logits[:, : n_drafted + 1]), chances[:, k",
+        "verify(draft, logits, sampling",
+        "verify(draft, target.model(torch.cat([prompt, draft.tokens], 1)).logits[:, : n_drafted + 1], sampling",
         _tests("greedy_output_is_the_targets_own_choice"),
     ),
     Mutant(
@@ -135,8 +137,8 @@ MUTANTS = (
         6,
         "tests drafts with softmax at temperature 0, corrects by argmax",
         LOOP,
-        "verdict = accept(draft, sampling.probs(logits), chances[:, k : k + n_drafted + 1])",
-        "verdict = accept(draft, logits.softmax(-1), chances[:, k : k + n_drafted + 1])\n"
+        "verdict = verify(draft, logits, sampling, chances[:, k : k + n_drafted + 1])",
+        "verdict = verify(draft, logits, Sampling(1), chances[:, k : k + n_drafted + 1])\n"
         "        verdict = verdict._replace(next_token=logits[0, verdict.n_accepted].argmax(-1))",
         _tests("greedy_keeps_no_draft_but_the_argmax", "greedy_output_is_the_targets_own_choice"),
     ),
@@ -211,6 +213,33 @@ MUTANTS = (
         "self.draft.rollback(kept)",
         "pass",
         _tests("proposals_are_the_draft_models_own_continuation"),
+    ),
+    Mutant(
+        10,
+        "gives the fast gear's tokens the positions before theirs",
+        CACHE,
+        "self._positions[:, length:total]",
+        "self._positions[:, length - 1 : total - 1]",
+        _tests(
+            "logits_at_every_width_and_across_a_growing_buffer",
+            "greedy_texts_and_rounds_are_those_of_the_eager_engine_in_float32",
+        ),
+    ),
+    Mutant(
+        10,
+        "lets the fast gear's tokens read the one behind them",
+        CACHE,
+        "self._masks[:, :, :width, self._capacity - length : self._capacity + width]",
+        "self._masks[:, :, :width, self._capacity - length - 1 : self._capacity + width - 1]",
+        _tests("logits_at_every_width_and_across_a_growing_buffer"),
+    ),
+    Mutant(
+        10,
+        "forgets the old keys when the fast gear's buffer grows",
+        CACHE,
+        "new_keys[:, :, :length] = keys[:, :, :length]",
+        "pass",
+        _tests("a_buffer_grows_by_doubling_and_keeps_what_it_holds"),
     ),
     Mutant(
         11,
@@ -351,19 +380,19 @@ MUTANTS = (
     ),
     Mutant(
         20,
-        "times all runs of one arm, cold, before the other, warm",
-        TIMING,
-        f"for repeat in range(repeats):\n        {ONE_REPEAT}",
-        "for arm in range(n_arms):\n        yield from [arm] * repeats",
-        _tests("every_repeat_runs_every_arm_once", "steady_drift_slows_every_arm_alike"),
+        "lets one arm finish, cold, before the next begins, warm",
+        BENCH,
+        "min(waiting, key=lambda d: len(d.tokens)).advance()",
+        "waiting[0].advance()",
+        _tests("the_decoding_that_is_furthest_behind_goes_next"),
     ),
     Mutant(
         20,
         "always lets the same arm go first",
-        TIMING,
-        ONE_REPEAT,
-        "yield from range(n_arms)",
-        _tests("arms_run_forwards_then_backwards", "steady_drift_slows_every_arm_alike"),
+        BENCH,
+        "queue if (index + repeat) % 2 == 0 else queue[::-1]",
+        "queue",
+        _tests("order_turns_round_between_prompts_and_repeats"),
     ),
     Mutant(
         21,

@@ -51,18 +51,20 @@ class Machine:
         clock = SimpleNamespace(perf_counter=self.now)
         monkeypatch.setattr(bench_module, "time", clock)
         monkeypatch.setattr(timing, "time", clock)
-        honest, self.target = CachedModel._forward, target
+        start, feed, self.target = CachedModel.start, CachedModel.feed, target
 
-        def forward(model, tokens, **options):
+        def timed_start(model, prompt, **options):
+            self.seconds += self.PREFILL
+            return start(model, prompt, **options)
+
+        def timed_feed(model, tokens):
             who, width, context = "target" if self.is_target(model.model) else "draft", tokens.shape[1], model.length
-            if options:
-                self.seconds += self.PREFILL
-            else:
-                self.passes.append((who, width, context))
-                self.seconds += by_width(width) + slope * context if who == "target" else draft + catch * (width - 1)
-            return honest(model, tokens, **options)
+            self.passes.append((who, width, context))
+            self.seconds += by_width(width) + slope * context if who == "target" else draft + catch * (width - 1)
+            return feed(model, tokens)
 
-        monkeypatch.setattr(CachedModel, "_forward", forward)
+        monkeypatch.setattr(CachedModel, "start", timed_start)
+        monkeypatch.setattr(CachedModel, "feed", timed_feed)
 
     def is_target(self, model) -> bool:
         return model is self.target

@@ -3,9 +3,12 @@
 The text alone does not show a cache that is repaired by luck or a token that is paid for twice; these tests do.
 """
 
+import copy
+import itertools
+
 import pytest
 import torch
-from tiny_models import VOCAB, WINDOW, perturbed, tiny
+from tiny_models import VOCAB, WINDOW, flattened, perturbed, tiny
 from torch import Tensor
 from transformers import DynamicCache, MambaConfig, MambaForCausalLM
 
@@ -18,16 +21,22 @@ from speclab.sampling import Sampling
 N_NEW = 40
 PROMPT = torch.randint(0, VOCAB, (1, 7), generator=torch.Generator().manual_seed(4))
 WARM = Sampling(temperature=0.8)
-ALL_FAMILIES = ["llama", "gpt2", "mistral_window", "gemma3_window"]
+FAMILIES = ["llama", "gpt2", "mistral_window", "gemma3_window"]
+ALL_FAMILIES = [*FAMILIES, "fast qwen2", "fast gpt2"]
 
 
 class Run:
-    """A target, a draft that is often right, and a decoding that can be looked at after every round."""
+    """A target, a draft that is often right, and a decoding that can be looked at after every round.
+
+    "fast llama" is a llama in the fast gear, "llama" one in the eager gear.
+    """
 
     def __init__(self, family: str, noise: float = 0.12, cached=CachedModel, drafter=ModelDrafter):
-        model = tiny(family)
-        self.target = cached(model)
-        self.draft = cached(perturbed(model, noise))
+        gear, _, name = family.rpartition(" ")
+        model = tiny(name)
+        self.target = cached(model, flat=flattened(model) if gear else None)
+        other = perturbed(model, noise)
+        self.draft = cached(other, flat=flattened(other) if gear else None)
         self.drafter = drafter(self.draft)
         self.rounds: list[Round] = []
         self.ids = PROMPT[0].tolist()  # prompt and everything committed
@@ -60,12 +69,11 @@ def worst_difference(cached: CachedModel, ids: list[int]) -> float:
     with torch.inference_mode():
         cached.model(torch.tensor([ids]), past_key_values=fresh, use_cache=True)
     worst = 0.0
-    for ours, right in zip(cached._cache.layers, fresh.layers, strict=True):
-        n_held = ours.keys.shape[-2]
-        window = getattr(ours, "sliding_window", None)
+    for (keys, values), right in zip(cached.keys_and_values(), fresh.layers, strict=True):
+        n_held = keys.shape[-2]
+        window = getattr(right, "sliding_window", None)
         assert n_held == len(ids) if window is None else n_held >= min(len(ids), window - 1)
-        assert ours.get_seq_length() == len(ids)
-        for mine, theirs in ((ours.keys, right.keys), (ours.values, right.values)):
+        for mine, theirs in ((keys, right.keys), (values, right.values)):
             worst = max(worst, (mine - theirs[..., -n_held:, :]).abs().max().item())
     return worst
 
@@ -106,10 +114,9 @@ class Poisoned(CachedModel):
     def rollback(self, length: int) -> None:
         dropped = self.length - length
         if dropped > 0:
-            for layer in self._cache.layers:
+            for keys_or_values in itertools.chain(*self.keys_and_values()):  # views of the storage itself
                 with torch.inference_mode():
-                    layer.keys[..., -dropped:, :] = torch.nan
-                    layer.values[..., -dropped:, :] = torch.nan
+                    keys_or_values[..., -dropped:, :] = torch.nan
             self.n_poisoned += dropped
         super().rollback(length)
 
@@ -123,9 +130,8 @@ def test_rejected_slots_are_never_read(family, sampling):
     assert poisoned.target.n_poisoned > 5
     assert poisoned.draft.n_poisoned > 5
     for cached in (poisoned.target, poisoned.draft):
-        for layer in cached._cache.layers:
-            assert layer.keys.isfinite().all()
-            assert layer.values.isfinite().all()
+        for keys_or_values in itertools.chain(*cached.keys_and_values()):
+            assert keys_or_values.isfinite().all()
 
 
 def test_poison_would_be_seen():
@@ -136,7 +142,7 @@ def test_poison_would_be_seen():
             extra = self.length > length
             super().rollback(length)
             if extra:  # look one slot past the live end of the same storage
-                for layer in self._cache.layers:
+                for layer in self._gear._cache.layers:
                     shape = list(layer.keys.shape)
                     shape[-2] += 1
                     layer.keys = layer.keys.as_strided(shape, layer.keys.stride(), layer.keys.storage_offset())
@@ -159,11 +165,22 @@ class Diary:
         self.contexts: list[tuple[int, ...]] = []  # one per fed token: all the model sees there, itself included
         self._cached, self._live = cached, []
         cached.model.register_forward_pre_hook(self._note, with_kwargs=True)
+        if cached.flat:
+            self._forward, cached.flat = cached.flat.forward, copy.copy(cached.flat)
+            cached.flat.forward = self._note_flat
 
     def _note(self, module, args, kwargs) -> None:
-        tokens = kwargs["input_ids"][0].tolist()
-        start = self._cached.length
         held = kwargs["past_key_values"].get_seq_length()
+        self._write(kwargs["input_ids"][0].tolist(), held)
+
+    def _note_flat(self, ids: Tensor, positions: Tensor, mask: Tensor, keys: list[Tensor], values: list[Tensor]):
+        held = keys[0].shape[2] - ids.shape[1]
+        assert positions[0].tolist() == list(range(held, held + ids.shape[1]))
+        self._write(ids[0].tolist(), held)
+        return self._forward(ids, positions, mask, keys, values)
+
+    def _write(self, tokens: list[int], held: int) -> None:
+        start = self._cached.length if held else 0  # a new prompt forgets what was held
         assert held == start, f"the cache holds {held} tokens, its keeper says {start}"
         self.blocks.append((start, tokens))
         self._live = self._live[:start] + tokens
@@ -171,7 +188,7 @@ class Diary:
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), WARM], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("family", ["llama", "gpt2", "mistral_window"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mistral_window", "fast llama"])
 def test_nothing_is_fed_twice(family, sampling):
     """The lab's one invariant: every committed token but the last goes through each model once, after its own text."""
     run = Run(family)
@@ -238,8 +255,9 @@ def uncached(model, ids: Tensor) -> Tensor:
 @pytest.mark.parametrize("family", ALL_FAMILIES)
 def test_feed_and_rollback_give_the_uncached_logits(family):
     """Feed, roll back any depth, feed something else: logits as if the dropped tokens had never been."""
-    model = tiny(family)
-    cached = CachedModel(model)
+    gear, _, name = family.rpartition(" ")
+    model = tiny(name)
+    cached = CachedModel(model, flat=flattened(model) if gear else None)
     text = torch.randint(0, VOCAB, (1, 40), generator=torch.Generator().manual_seed(9))
     first = cached.start(text[:, :6], rolls_back=True)
     assert first.shape == (1, 1, VOCAB)
@@ -278,5 +296,5 @@ def test_a_state_that_cannot_be_rolled_back_is_refused():
     sizes = {"hidden_size": 16, "state_size": 4, "num_hidden_layers": 1, "vocab_size": VOCAB}
     with pytest.raises(EnvironmentProblem, match="mamba"):
         check_rollback(MambaForCausalLM(MambaConfig(**sizes)))
-    for family in ALL_FAMILIES:
+    for family in FAMILIES:
         check_rollback(tiny(family))

@@ -88,17 +88,9 @@ def test_k_zero_and_dial_rows(run, pair_folder):
     assert dialled["acceptance_rate"] == 1
 
 
-def test_a_wrong_token_fails_the_run(run, monkeypatch):
+@pytest.mark.usefixtures("forgetful")
+def test_a_wrong_token_fails_the_run(run):
     """The comparison is a check, not only a stopwatch: one flipped token means exit code 1."""
-    honest = bench.speculative_decode
-
-    def forgetful(*args, **kwargs):
-        for round_ in honest(*args, **kwargs):
-            if not round_.prefill:
-                round_.tokens[0] = (round_.tokens[0] + 1) % 64
-            yield round_
-
-    monkeypatch.setattr(bench, "speculative_decode", forgetful)
     code, out, _ = run("-k", "2", "--temperature", "0")
     assert code == 1
     assert "BUG" in out

@@ -154,10 +154,6 @@ def test_every_kind_of_record_says_where_it_is_from():
     plan = {key: value for key, value in run.items() if key not in ("rows", "prompts")}
     assert plots.small_print(plan) == small
     assert words.provenance(plan) == words.provenance(run)
-    older = {"draft_lengths": [2], "seed": 0, "max_new_tokens": 64, "repeats": 1}
-    assert words.provenance(run | {"settings": older}) == words.provenance(run)
-    sweep = plan | {"points": run["rows"], "settings": older | {"n_prompts": 12}}
-    assert plots.small_print(sweep) == small
     assert "RTX" in plots.small_print(run | {"machine": run["machine"] | {"gpu": "NVIDIA RTX"}})
 
 
@@ -464,16 +460,6 @@ def test_missing_explanations_leave_dashes_or_nothing():
     assert report.prediction_table([make_row() | empty]) is None
     partly = report.ladder_table([bare(make_row(k=2)), make_row()]).splitlines()
     assert partly[2].split()[3:-1] == ["-"] * 9
-
-
-def test_records_from_before_the_explanations_still_print():
-    run = make_run()
-    for key in ("noise", "costs", "phases"):
-        del run[key]
-    new = ("accounting", "forecast", "leviathan", "cost_model", "ladder", "verdict", "repeat_noise")
-    run["rows"] = [{key: value for key, value in row.items() if key not in new} for row in run["rows"]]
-    text = report.comparison(run, by_kind=True)
-    assert "model k=4: 1.38x; the book's formula says 2.11x." in text
 
 
 def test_no_draft_at_all(tmp_path):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from draft_models import ModelDrafter
 from speclab.errors import EnvironmentProblem
-from speclab.sampling import NOT_FINITE, Draft, Sampling, accept, draw, to_host, uniforms
+from speclab.sampling import NOT_FINITE, Draft, Sampling, accept, draw, draw_next, to_host, uniforms, verify
 
 NAN, INF = float("nan"), float("inf")
 LARGEST_BELOW_1 = math.nextafter(1.0, 0.0)
@@ -509,3 +509,54 @@ def test_a_damaged_draft_still_proposes_an_id_that_can_be_fed():
     token, probs = choose(Sampling(1.0), torch.full((1, 5), NAN), double([0.5]))
     assert 0 <= token.item() < 5
     assert probs.isnan().all()
+
+
+# --- Greedy verification skips the one-hot rows ----------------------------------------------------------------------
+
+levels = st.sampled_from([-INF, -1.0, 0.0, 0.5, 2.0, NAN, INF])
+
+
+@st.composite
+def greedy_rounds(draw_):
+    """Logits with ties, infinities and NaN; drafted tokens, some of them right; a size; draft probabilities or none."""
+    n, vocab = draw_(st.integers(0, 4)), draw_(st.integers(2, 5))
+    logits = double(draw_(st.lists(st.lists(levels, min_size=vocab, max_size=vocab), min_size=n + 1, max_size=n + 1)))
+    right = logits.nan_to_num(nan=-INF).argmax(-1)[:n]
+    other = torch.tensor(draw_(st.lists(st.integers(0, vocab - 1), min_size=n, max_size=n)), dtype=torch.long)
+    keep = torch.tensor(draw_(st.lists(st.booleans(), min_size=n, max_size=n)), dtype=torch.bool)
+    tokens = torch.where(keep, right, other)[None]
+    size = torch.tensor([draw_(st.integers(0, n))])
+    weights = draw_(
+        st.none() | st.lists(st.lists(st.floats(0.01, 1), min_size=vocab, max_size=vocab), min_size=n, max_size=n)
+    )
+    probs = double([weights]).reshape(1, n, vocab) if weights is not None else None
+    probs = probs / probs.sum(-1, keepdim=True) if probs is not None else None
+    u = double([draw_(st.lists(unit_uniforms, min_size=n + 1, max_size=n + 1))])
+    return Draft(tokens, size, probs), logits[None], u
+
+
+@given_cases
+@given(greedy_rounds())
+def test_greedy_verification_is_the_accept_rule(case):
+    """The shortcut decides what the rule decides on the one-hot rows, for any uniforms and any draft."""
+    draft, logits, u = case
+    ours, rule = verify(draft, logits, Sampling(), u), accept(draft, Sampling().probs(logits), u)
+    assert torch.equal(ours.n_accepted, rule.n_accepted)
+    assert torch.equal(ours.next_token, rule.next_token)
+
+
+def test_sampled_verification_is_the_accept_rule():
+    generator = torch.Generator().manual_seed(5)
+    logits, u = torch.randn(1, 4, 9, generator=generator), torch.rand(1, 4, generator=generator, dtype=torch.float64)
+    draft = Draft(torch.tensor([[3, 1, 4]]), torch.tensor([3]))
+    for sampling in (Sampling(0.7), Sampling(1.2, 3, 0.9)):
+        ours, rule = verify(draft, logits, sampling, u), accept(draft, sampling.probs(logits), u)
+        assert torch.equal(ours.n_accepted, rule.n_accepted)
+        assert torch.equal(ours.next_token, rule.next_token)
+
+
+@given_cases
+@given(st.lists(levels, min_size=1, max_size=7), unit_uniforms, st.sampled_from([0.0, 0.7, 1.3]))
+def test_the_next_token_is_a_draw(row, u, temperature):
+    logits, sampling = double([row]), Sampling(temperature)
+    assert torch.equal(draw_next(logits, sampling, double([u])), draw(sampling.probs(logits), double([u])))

@@ -80,6 +80,10 @@ def point(
     }
 
 
+SETTINGS = {"target": "models/lab-pair/target", "device": "cpu", "dtype": "float32", "n_prompts": 8}
+SETTINGS |= {"seed": 0, "max_new_tokens": 64, "repeats": 1}
+
+
 def sweep(name, points, **more):
     return {
         "schema_version": record.SCHEMA_VERSION,
@@ -94,7 +98,7 @@ def sweep(name, points, **more):
             "commit": "0" * 40,
             "uncommitted_changes": False,
         },
-        "settings": {"seed": 0, "max_new_tokens": 64, "repeats": 1, "n_prompts": 8},
+        "settings": SETTINGS,
         "models": {},
         "correctness": [],
         "noise": [{"ratio": 1.003, "low": 0.99, "high": 1.01}],

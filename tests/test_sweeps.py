@@ -5,7 +5,7 @@ import functools
 import pytest
 
 import compare
-from experiments import bench, sweeps
+from experiments import sweeps
 from speclab import prompts, record
 
 TEXTS = [("code", "def f(x):"), ("prose", "return x + 1"), ("copy", "x + 1, x + 1,")]
@@ -81,16 +81,8 @@ def test_stretched_prompts_end_with_themselves(pair_folder):
             assert long.id_list[-tail:] == short.id_list[-tail:]
 
 
-def test_a_wrong_token_fails_a_sweep(run, monkeypatch):
-    honest = bench.speculative_decode
-
-    def forgetful(*args, **kwargs):
-        for round_ in honest(*args, **kwargs):
-            if not round_.prefill:
-                round_.tokens[0] = (round_.tokens[0] + 1) % 64
-            yield round_
-
-    monkeypatch.setattr(bench, "speculative_decode", forgetful)
+@pytest.mark.usefixtures("forgetful")
+def test_a_wrong_token_fails_a_sweep(run):
     code, out, _ = run("definitions")
     assert code == 1
     assert "WRONG OUTPUT" in out

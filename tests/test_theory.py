@@ -20,7 +20,6 @@ from speclab.theory import (
     book_formula,
     break_even_acceptance,
     cost_model_speedup,
-    expected_drafted_fraction,
     expected_tokens_per_round,
     leviathan_speedup,
     model_speedup,
@@ -274,18 +273,16 @@ def test_expected_tokens_per_round_is_the_mean_of_its_law(alpha, k):
     assert sum(law) == 1
     mean = sum((i + 1) * chance for i, chance in enumerate(law))
     assert expected_tokens_per_round(float(alpha), k) == pytest.approx(float(mean), rel=1e-12)
-    if k:
-        fraction = (mean - 1) / Fraction(k)
-        assert expected_drafted_fraction(float(alpha), k) == pytest.approx(float(fraction), rel=1e-9, abs=1e-12)
 
 
 def test_the_three_numbers_called_acceptance_rate():
     """At alpha = 0.8 and k = 8, f is half of alpha: feeding one into a formula for the other misses by a factor 2."""
-    assert round(expected_drafted_fraction(0.8, 8), 3) == 0.416
-    assert round(expected_tokens_per_round(0.8, 8), 2) == 4.33
-    assert round(1 - 1 / expected_tokens_per_round(0.8, 8), 3) == 0.769  # share of the output that was drafted
+    tau = expected_tokens_per_round(0.8, 8)
+    assert round((tau - 1) / 8, 3) == 0.416
+    assert round(tau, 2) == 4.33
+    assert round(1 - 1 / tau, 3) == 0.769  # share of the output that was drafted
     assert round(book_formula(0.8, 8), 2) == 3.33
-    assert round(book_formula(expected_drafted_fraction(0.8, 8), 8), 2) == 1.57
+    assert round(book_formula((tau - 1) / 8, 8), 2) == 1.57
 
 
 def test_errors_of_both_formulas_on_leviathans_own_measurements():
@@ -311,7 +308,7 @@ def test_cost_model_is_an_accounting_identity():
     assert cost_model_speedup(30 / 10, 40 / 10, 2 / 20, 26 / 20, 3 / 20) == pytest.approx(baseline / speculative)
 
 
-@pytest.mark.parametrize("formula", [book_formula, expected_tokens_per_round, expected_drafted_fraction])
+@pytest.mark.parametrize("formula", [book_formula, expected_tokens_per_round])
 @pytest.mark.parametrize(("acceptance", "k"), [(-0.01, 4), (1.01, 4), (80, 4), (math.nan, 4), (0.5, -1)])
 def test_impossible_arguments_are_refused(formula, acceptance, k):
     """80 for 80 % is the likeliest slip; it would give a negative speedup."""
@@ -322,12 +319,11 @@ def test_impossible_arguments_are_refused(formula, acceptance, k):
 
 
 def test_draft_length_0():
-    """Plain decoding makes one token a round; a share of nothing drafted has no value."""
+    """Plain decoding makes one token a round; the book's formula has no value there."""
     assert expected_tokens_per_round(0.7, 0) == 1
     assert leviathan_speedup(0.7, 0, 0.1) == 1
-    for formula in (book_formula, expected_drafted_fraction):
-        with pytest.raises(ValueError, match="at least 1"):
-            formula(0.7, 0)
+    with pytest.raises(ValueError, match="at least 1"):
+        book_formula(0.7, 0)
 
 
 # --- counts -----------------------------------------------------------------------------------------------------------
@@ -417,7 +413,7 @@ def test_alpha_is_the_maximum_likelihood_estimate():
     counts = counted(*[round_of(2, 0)] * 9, *[round_of(2, 1)] * 6, *[round_of(2, 2)] * 12)
     assert counts.acceptance_rate == pytest.approx(2 / 3)
     assert counts.tokens_per_round == pytest.approx(expected_tokens_per_round(2 / 3, 2))
-    assert counts.drafted_fraction == pytest.approx(expected_drafted_fraction(2 / 3, 2))
+    assert counts.drafted_fraction == pytest.approx((expected_tokens_per_round(2 / 3, 2) - 1) / 2)
 
 
 # --- intervals --------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from speclab import timing
-from speclab.timing import Stopwatch, interleaved
+from speclab.timing import Stopwatch
 
 CPU = torch.device("cpu")
 
@@ -88,27 +88,3 @@ def test_synchronize_waits_for_the_device_it_is_given(monkeypatch, kind):
     monkeypatch.setattr(torch.mps, "synchronize", lambda: waits.append("mps"))
     timing.synchronize(torch.device("cuda", 1) if kind == "cuda" else torch.device(kind))
     assert waits == {"cpu": [], "cuda": ["cuda 1"], "mps": ["mps"]}[kind]
-
-
-def test_arms_run_forwards_then_backwards():
-    assert list(interleaved(2, 3)) == [0, 1, 1, 0, 0, 1]
-    assert list(interleaved(3, 2)) == [0, 1, 2, 2, 1, 0]
-    assert list(interleaved(2, 0)) == []
-
-
-@pytest.mark.parametrize("n_arms", [1, 2, 3, 5])
-@pytest.mark.parametrize("repeats", [1, 2, 3, 6])
-def test_every_repeat_runs_every_arm_once(n_arms, repeats):
-    order = list(interleaved(n_arms, repeats))
-    rows = [order[i : i + n_arms] for i in range(0, len(order), n_arms)]
-    assert [sorted(row) for row in rows] == [list(range(n_arms))] * repeats
-
-
-@pytest.mark.parametrize("n_arms", [2, 3, 5])
-@pytest.mark.parametrize("repeats", [2, 4, 6])
-def test_steady_drift_slows_every_arm_alike(n_arms, repeats):
-    """The n-th run takes n seconds longer: over an even number of repeats no arm gains by its place."""
-    spent = [0] * n_arms
-    for place, arm in enumerate(interleaved(n_arms, repeats)):
-        spent[arm] += place
-    assert len(set(spent)) == 1

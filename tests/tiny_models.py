@@ -4,6 +4,7 @@ Everything is built here, from seeds: no network, no files, no global random sta
 """
 
 import copy
+import weakref
 from types import SimpleNamespace
 
 import torch
@@ -27,6 +28,8 @@ from transformers import (
     Qwen2Config,
     Qwen2ForCausalLM,
 )
+
+from speclab.flat import FlatModel
 
 VOCAB = 48
 WINDOW = 8  # of the sliding-window families: shorter than every prompt plus output
@@ -107,6 +110,16 @@ def perturbed(model: nn.Module, noise: float, seed: int = 1) -> nn.Module:
             step = torch.randn(weight.shape, generator=generator, dtype=torch.float64) * spread * noise
             weight.add_(step.to(weight.dtype))
     return copied.eval()
+
+
+_FLAT: weakref.WeakKeyDictionary[PreTrainedModel, FlatModel] = weakref.WeakKeyDictionary()
+
+
+def flattened(model: PreTrainedModel) -> FlatModel:
+    """The model for the fast gear; flattening takes a second, so the same model is flattened once."""
+    if model not in _FLAT:
+        _FLAT[model] = FlatModel(model)
+    return _FLAT[model]
 
 
 class PlainTransformer(nn.Module):

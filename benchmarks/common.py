@@ -1,0 +1,203 @@
+"""What the three benchmarks share: how a record starts, is checked and is written, and models loaded one by one."""
+
+import argparse
+import copy
+import gc
+import json
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jsonschema
+import torch
+
+from draft_models import ModelDrafter, make_drafter
+from speclab import options, record, report
+from speclab.errors import UsageProblem
+
+SCHEMA_VERSION = 1
+NUMBER, COUNT, TEXT = {"type": "number"}, {"type": "integer", "minimum": 0}, {"type": "string"}
+SECONDS, MAYBE = {"type": "number", "minimum": 0}, {"type": ["number", "null"]}
+
+
+def one_of(properties: dict) -> dict:
+    """Schema of an object with exactly these properties."""
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+def list_of(properties: dict) -> dict:
+    return {"type": "array", "items": one_of(properties)}
+
+
+HEAD = {
+    "benchmark": TEXT,
+    "schema_version": {"const": SCHEMA_VERSION},
+    "created": TEXT,
+    "interrupted": {"type": "boolean"},
+    "machine": {"type": "object"},
+    "versions": {"type": "object"},
+    "settings": {"type": "object"},
+}
+
+
+def head(name: str, args: argparse.Namespace, setup: options.Setup, settings: dict, interrupted: bool = False) -> dict:
+    """The part of a record that says what, where and how."""
+    return {
+        "benchmark": name,
+        "schema_version": SCHEMA_VERSION,
+        "created": record.today(),
+        "interrupted": interrupted,
+        "machine": record.machine(setup.device),
+        "versions": record.versions(),
+        "settings": {
+            "device": setup.device.type,
+            "dtype": setup.dtype_name,
+            "engine": getattr(setup, "engine", None),
+            "threads": torch.get_num_threads(),
+            "seed": args.seed,
+            "reasons": setup.reasons,
+            **settings,
+        },
+    }
+
+
+def provenance(run: dict) -> str:
+    """Where the numbers come from, for the top of a page."""
+    machine, versions, settings = run["machine"], run["versions"], run["settings"]
+    commit = (versions["commit"] or "none")[:12] + (" with uncommitted changes" * bool(versions["uncommitted_changes"]))
+    hardware = machine["gpu"] or f"{machine['cpu']}, {machine['threads']} threads"
+    engine = f", engine {settings['engine']}" if settings["engine"] else ""
+    return (
+        f"Measured {run['created'][:10]} on {hardware}; {settings['device']}, {settings['dtype']}{engine}; "
+        f"Python {versions['python']}, torch {versions['torch']}, transformers {versions['transformers']}; "
+        f"commit {commit}; seed {settings['seed']}."
+    )
+
+
+def to_json(run: dict, schema: dict) -> str:
+    """Checked, and compact enough to commit: one line for every item of a list."""
+    jsonschema.validate(run, schema)
+    lists = [key for key, value in run.items() if isinstance(value, list)]
+    text = json.dumps(_rounded({k: v for k, v in run.items() if k not in lists}), indent=1, allow_nan=False)[:-2]
+    for key in lists:
+        lines = ",\n  ".join(json.dumps(_rounded(item), allow_nan=False) for item in run[key])
+        text += f',\n "{key}": [\n  {lines}\n ]'
+    return text + "\n}\n"
+
+
+def _rounded(value):
+    """Seven digits are more than any clock here knows."""
+    if isinstance(value, float):
+        return float(f"{value:.7g}")
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    return [_rounded(item) for item in value] if isinstance(value, list) else value
+
+
+def load(path: Path, schema: dict) -> dict:
+    """A record from disk, checked."""
+    run = json.loads(path.read_text("utf-8"))
+    jsonschema.validate(run, schema)
+    return run
+
+
+# --- flags and files --------------------------------------------------------------------------------------------------
+
+
+def add_result_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("results")
+    group.add_argument("--out-dir", type=Path, default=record.ROOT, help="holds results/ (default: the lab)")
+    group.add_argument("--name", default="local", help="of this run's files (default: local)")
+
+
+def check_result_flags(args: argparse.Namespace) -> None:
+    """Before anything is measured."""
+    if not args.name or Path(args.name).name != args.name:
+        raise UsageProblem(f"--name {args.name}: give a plain word; --out-dir chooses the folder")
+    record.prepare_folder(args.out_dir / "results")
+
+
+def finish(args: argparse.Namespace, run: dict, schema: dict, page: Callable[[dict, bool], str]) -> None:
+    """The record first, then its tables: in Markdown to a file, as text to standard output."""
+    paths = [args.out_dir / "results" / f"{args.name}-{run['benchmark']}{ending}" for ending in (".json", ".md")]
+    record.write_whole(paths[0], to_json(run, schema))
+    record.write_whole(paths[1], page(run, True))
+    print(page(run, False), end="")
+    options.note("wrote " + ", ".join(options.shown_path(p) for p in paths))
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+def setups(args: argparse.Namespace, names: list[str]) -> Iterator[options.Setup]:
+    """The named targets, loaded one after another; each is gone before the next one comes."""
+    for name in names:
+        mine = copy.copy(args)
+        mine.target = target_name(name)
+        setup = options.load(mine)
+        yield setup
+        del setup
+        free()
+
+
+def target_name(name: str) -> str:
+    """`lab` is the lab's own target; every other name is what --target takes."""
+    return options.LAB_TARGET if name == "lab" else name
+
+
+def sizes(args: argparse.Namespace) -> list[str]:
+    """--sizes, or the one target of --target."""
+    if args.sizes is None:
+        return [args.target]
+    names = [name for name in args.sizes.split(",") if name]
+    if not names or len(set(names)) < len(names):
+        raise UsageProblem(f"--sizes {args.sizes}: give different targets with commas between them, for example lab")
+    return names
+
+
+def free() -> None:
+    """Give back what the last model held."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def model_drafter(kind: str, setup: options.Setup, seed: int, why: str) -> ModelDrafter:
+    """A drafter that is a plain model, or an error that says what else to type."""
+    drafter = make_drafter(kind, setup, seed)
+    if type(drafter) is not ModelDrafter:
+        raise UsageProblem(f"--draft {kind}: {why}; give model, a folder or a hub name")
+    return drafter
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+
+def heading(text: str, markdown: bool) -> str:
+    return f"## {text}" if markdown else text
+
+
+def sentences(items: list[str], markdown: bool) -> str:
+    """A list; in the terminal wrapped to 79 columns."""
+    if markdown:
+        return "\n".join(f"- {item}" for item in items)
+    # "k = 4" and "1.20x" stay on one line with what belongs to them.
+    lines = [textwrap.fill(item.replace(" = ", "\xa0=\xa0"), 79, subsequent_indent="    ") for item in items]
+    return "\n".join(lines).replace("\xa0", " ")
+
+
+def times(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}x"
+
+
+def interval(low: float | None, high: float | None) -> str:
+    """Ends of a 95 % interval; a dash where there were too few prompts for one."""
+    return "-" if low is None else f"{low:.2f} to {high:.2f}"
+
+
+table = report.table

@@ -1,0 +1,251 @@
+"""The fast gear computes what the model computes: same logits, texts and rounds; and it falls back where it must."""
+
+import functools
+
+import pytest
+import torch
+from tiny_models import CONTEXT, VOCAB, flattened, perturbed, tiny
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from baseline_autoregressive import autoregressive_decode
+from draft_models import ModelDrafter
+from optimized_speculative import speculative_decode
+from speclab import engine, flat, options
+from speclab.cached_model import CachedModel
+from speclab.flat import CannotFlatten, FlatModel
+from speclab.sampling import Sampling
+
+PLAIN = ["llama", "qwen2", "gpt2", "gpt_neox", "opt", "gemma"]
+WINDOWED = ["mistral_window", "gemma3_window"]
+PROMPT = torch.randint(0, VOCAB, (1, 9), generator=torch.Generator().manual_seed(1))
+model_of = functools.cache(tiny)
+
+
+def pair(family: str, dtype: torch.dtype, fast: bool) -> tuple[CachedModel, ModelDrafter]:
+    """A target and a draft that is often right."""
+    model = model_of(family, dtype=dtype)
+    draft = noisy(family, dtype)
+    target = CachedModel(model, flat=flattened(model) if fast else None)
+    return target, ModelDrafter(CachedModel(draft, flat=flattened(draft) if fast else None))
+
+
+@functools.cache
+def noisy(family: str, dtype: torch.dtype):
+    return perturbed(model_of(family, dtype=dtype), 0.1)
+
+
+# --- Same logits ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", PLAIN)
+def test_logits_at_every_width_and_across_a_growing_buffer(family):
+    """Widths of 1 to 80 (the mask table ends at 64), up to the edge of the model's context, with rollbacks between."""
+    model = model_of(family)
+    fast = CachedModel(model, flat=flattened(model))
+    room = CONTEXT - 2  # OPT counts its positions from two
+    ids = torch.randint(0, VOCAB, (1, room), generator=torch.Generator().manual_seed(2))
+    with torch.inference_mode():
+        right = model(input_ids=ids, use_cache=False).logits
+    found = fast.start(ids[:, :9])
+    assert torch.allclose(found[0, -1], right[0, 8], atol=1e-9)
+    widths, place = [1, 2, 5, 64, 65, 80, 1, 3], 9
+    while place < room:
+        width = min(widths[0], room - place)
+        widths = widths[1:] + widths[:1]
+        found = fast.feed(ids[:, place : place + width])
+        assert torch.allclose(found, right[:, place : place + width], atol=1e-9), f"width {width} at {place}"
+        if place % 3 == 0:  # something else in between, and back
+            fast.feed(ids[:, :2])
+            fast.rollback(place + width)
+        place += width
+    assert fast.length == room
+
+
+def test_a_buffer_grows_by_doubling_and_keeps_what_it_holds():
+    model = tiny("llama", max_position_embeddings=4096)
+    fast = CachedModel(model, flat=FlatModel(model))
+    ids = torch.randint(0, VOCAB, (1, 1100), generator=torch.Generator().manual_seed(2))
+    with torch.inference_mode():
+        right = model(input_ids=ids, use_cache=False).logits
+    fast.start(ids[:, :500])
+    places = [data.data_ptr() for data, _ in fast.keys_and_values()]
+    n_moves = 0
+    for place in range(500, 1100, 10):
+        assert torch.allclose(fast.feed(ids[:, place : place + 10]), right[:, place : place + 10], atol=1e-9)
+        now = [data.data_ptr() for data, _ in fast.keys_and_values()]
+        n_moves, places = n_moves + (now != places), now
+    assert n_moves <= 2, "600 tokens later, at most two reallocations"
+
+
+@pytest.mark.parametrize("family", PLAIN)
+def test_the_model_itself_is_left_as_it_was(family):
+    """Flattening patches the norms for a moment and reads the weights; checks and `generate` go on using the model."""
+    model = tiny(family, dtype=torch.float32)
+    forwards = {type(m): type(m).forward for m in model.modules()}
+    with torch.inference_mode():
+        before = model(PROMPT, use_cache=False).logits
+        FlatModel(model)
+        after = model(PROMPT, use_cache=False).logits
+    assert torch.equal(before, after)
+    assert all(kind.forward is forward for kind, forward in forwards.items())
+
+
+def test_deep_copies_share_weights_and_not_their_caches():
+    model = model_of("llama")
+    one = CachedModel(model, flat=flattened(model))
+    two = one.__deepcopy__({})
+    one.start(PROMPT)
+    two.start(PROMPT[:, :3])
+    assert (one.length, two.length) == (9, 3)
+    assert two.flat is one.flat
+    again = two.feed(PROMPT[:, 3:])[:, -1]
+    assert torch.allclose(one.feed(PROMPT[:, :1]), two.feed(PROMPT[:, :1]), atol=1e-9)
+    assert again.isfinite().all()
+
+
+# --- Same texts, same rounds ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", PLAIN)
+def test_greedy_texts_and_rounds_are_those_of_the_eager_engine_in_float32(family):
+    texts, rounds = [], []
+    for fast in (False, True):
+        target, drafter = pair(family, torch.float32, fast)
+        texts.append(list(autoregressive_decode(target, PROMPT, 40)))
+        rounds.append(list(speculative_decode(target, drafter, PROMPT, 4, 40)))
+        assert target.n_passes == len(rounds[-1])
+    assert texts[0] == texts[1] == [t for r in rounds[0] for t in r.tokens]
+    assert rounds[0] == rounds[1]
+    assert sum(r.n_accepted for r in rounds[1]) > 0
+    assert any(r.n_rejected for r in rounds[1])
+
+
+def test_sampled_rounds_are_those_of_the_eager_engine():
+    """The same uniforms give the same rounds, 60 seeds long: the law that the eager loop was proved to have."""
+    pairs = [pair("qwen2", torch.float64, fast) for fast in (False, True)]
+    n_accepted = n_rejected = 0
+    for seed in range(60):
+        rounds = [
+            list(
+                speculative_decode(
+                    target, drafter, PROMPT, 3, 12, Sampling(0.9, top_p=0.95), torch.Generator().manual_seed(seed)
+                )
+            )
+            for target, drafter in pairs
+        ]
+        assert rounds[0] == rounds[1], f"seed {seed}"
+        n_accepted += sum(r.n_accepted for r in rounds[1])
+        n_rejected += sum(r.n_rejected for r in rounds[1])
+    assert min(n_accepted, n_rejected) > 50
+
+
+# --- What is rewritten ------------------------------------------------------------------------------------------------
+
+
+def kernels(family: str, dtype: torch.dtype = torch.float32, **changes) -> dict[str, int]:
+    return FlatModel(tiny(family, dtype=dtype, **changes)).kernels
+
+
+def test_products_of_one_input_are_one_product():
+    """Two layers of four products each (qkv, output, gate and up, down) and the head, for eleven plus the head."""
+    found = kernels("qwen2")
+    if not flat.can_prepack(model_of("qwen2", dtype=torch.float32)):
+        pytest.skip("oneDNN is not here")
+    assert found["mkldnn._linear_pointwise.default"] + found["mkldnn._linear_pointwise.binary"] == 9
+    assert found["mkldnn._linear_pointwise.binary"] == 4, "attention and MLP of both layers add to the residual stream"
+    assert "aten.linear.default" not in found
+    assert kernels("qwen2", torch.float64)["aten.linear.default"] == 15, "float64 is not packed, so nothing is joined"
+
+
+def test_rotations_take_two_kernels():
+    """Queries and keys of two layers are rolled; the partial rotation of GPT-NeoX is not what the rewrite knows."""
+    assert kernels("llama")["aten.roll.default"] == 4
+    assert "aten.neg.default" not in kernels("llama")
+    assert "aten.roll.default" not in kernels("gpt2")
+
+
+def test_a_norm_that_is_not_the_usual_one_keeps_its_own_code():
+    """Gemma multiplies by 1 + weight."""
+    assert kernels("llama")["aten.rms_norm.default"] == 5
+    assert "aten.rms_norm.default" not in kernels("gemma")
+
+
+# --- Falling back -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", WINDOWED)
+def test_sliding_windows_stay_eager_and_say_so(family):
+    with pytest.raises(CannotFlatten, match="layers"):
+        FlatModel(tiny(family))
+    chosen, why = engine.choose(tiny(family), "fast")
+    assert chosen is None
+    assert "no fast engine" in why
+
+
+def test_wrong_logits_are_noticed(monkeypatch):
+    """A rewrite that is wrong for some model must not get as far as a decoding."""
+    real = flat.rotate_by_roll
+
+    def broken(graph):
+        real(graph)
+        roll = next(node for node in graph.graph.nodes if node.target is torch.ops.aten.roll.default)
+        roll.args = (roll.args[0], [1], [-1])
+
+    monkeypatch.setattr(flat, "rotate_by_roll", broken)
+    with pytest.raises(CannotFlatten, match="off by"):
+        FlatModel(tiny("llama"))
+
+
+def test_a_model_whose_code_cannot_be_exported_stays_eager(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise RuntimeError("data-dependent branch\nsecond line")
+
+    monkeypatch.setattr(torch.export, "export", refuse)
+    chosen, why = engine.choose(tiny("llama"), "auto")
+    assert chosen is None
+    assert "data-dependent branch" in why
+    assert "second line" not in why
+
+
+@pytest.mark.parametrize(("ratios", "fast"), [([1.5, 1.4], True), ([1.2, 0.7], False)])
+def test_auto_takes_the_winner_of_a_race(monkeypatch, ratios, fast):
+    monkeypatch.setattr(engine, "race", lambda model, flat: ratios)
+    chosen, why = engine.choose(model_of("llama"), "auto")
+    assert (chosen is not None) == fast
+    assert f"{ratios[0]:.2f}x" in why
+
+
+def test_a_race_gives_a_ratio_for_every_width():
+    model = model_of("llama")
+    assert all(ratio > 0 for ratio in engine.race(model, flattened(model), (1, 2, 7)))
+
+
+def test_eager_is_eager():
+    assert engine.choose(model_of("llama"), "eager") == (None, "asked for")
+
+
+def test_norms_come_back_after_an_error():
+    forward = LlamaRMSNorm.forward
+
+    def fail():
+        with flat.single_kernel_norms(tiny("llama", dtype=torch.float32)):
+            assert LlamaRMSNorm.forward is not forward
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert LlamaRMSNorm.forward is forward
+
+
+# --- The flag ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["eager", "fast"])
+def test_both_arms_run_on_the_engine_that_was_asked_for(pair_folder, name, capsys):
+    parser = options.make_parser("test")
+    options.add_shared_flags(parser)
+    setup = options.load(parser.parse_args(["--target", str(pair_folder / "target"), "--engine", name]))
+    draft = options.load_draft(str(pair_folder / "draft"), setup)
+    assert setup.engine == name
+    assert (setup.target.flat is not None) == (draft.flat is not None) == (name == "fast")
+    assert f"engine  {name} (asked for)" in setup.describe()
