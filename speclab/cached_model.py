@@ -5,8 +5,10 @@ holds L - 1 of them here. It feeds the last one (and, when it verifies, the draf
 and then rolls the cache back to all but the last of what it has committed by then. Nothing is fed twice.
 """
 
+import sys
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from speclab.errors import EnvironmentProblem, UsageProblem
@@ -116,6 +118,7 @@ class _FastGear:
     def __init__(self, model: PreTrainedModel, flat: FlatModel):
         self._model, self._flat = model, flat
         self._capacity = 0
+        self._positions_known = getattr(model.config.get_text_config(), "max_position_embeddings", sys.maxsize)
 
     def prefill(self, prompt: Tensor) -> Tensor:
         n = prompt.shape[1]
@@ -126,6 +129,11 @@ class _FastGear:
         return self._model(input_ids=prompt, **options).logits
 
     def feed(self, tokens: Tensor, length: int) -> Tensor:
+        n_tokens = tokens.shape[1]
+        width = max(n_tokens, self._flat.least_width)
+        if width > n_tokens and length + width <= self._positions_known:
+            # Rows that nobody asked for stand behind the others, so none of those reads them; the next pass overwrites.
+            tokens = nn.functional.pad(tokens, (0, width - n_tokens))
         width = tokens.shape[1]
         total = length + width
         self._reserve(total, length)
@@ -135,7 +143,7 @@ class _FastGear:
             mask = causal_mask(width, total, self._flat.dtype, self._flat.device)
         keys = [buffer[:, :, :total] for buffer in self._keys]
         values = [buffer[:, :, :total] for buffer in self._values]
-        return self._flat.forward(tokens, self._positions[:, length:total], mask, keys, values)
+        return self._flat.forward(tokens, self._positions[:, length:total], mask, keys, values)[:, :n_tokens]
 
     def forget(self, n_tokens: int) -> None:
         pass

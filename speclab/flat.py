@@ -10,12 +10,11 @@ What comes out: `FlatModel.forward`, which the CachedModel feeds with ids, posit
 that cannot be flattened, or whose flat logits differ from its own, raises `CannotFlatten` and keeps its eager gear.
 """
 
-import contextlib
 import functools
 import itertools
 import operator
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, fx, nn
@@ -90,9 +89,11 @@ class FlatModel:
     shapes: for every layer the (kv heads, head width) of its keys and of its values.
     packed: whether the products read copies of the weights in oneDNN's own order.
     kernels: how often a pass calls what.
+    least_width: narrower passes are padded to this many tokens, where that is faster (speclab/engine.py finds out).
     """
 
     def __init__(self, model: PreTrainedModel):
+        self.least_width = 1
         self.shapes = kv_shapes(model)
         self.device, self.dtype = model.device, model.dtype
         self.packed = can_prepack(model)
@@ -180,7 +181,7 @@ def exported(model: PreTrainedModel, flat: FlatModel) -> fx.GraphModule:
         [{2: _TOTALS}] * n_layers,
     )
     try:
-        with torch.no_grad(), single_kernel_norms(model):
+        with torch.no_grad():
             program = torch.export.export(_Pass(model), arguments, dynamic_shapes=shapes, strict=False)
     except Exception as error:  # whatever the model's code does that cannot be written down
         raise CannotFlatten(f"torch.export gave up: {str(error).strip().splitlines()[0][:120]}") from None
@@ -201,36 +202,6 @@ def _changes_nothing(node: fx.Node) -> bool:
         return False
     before, after = node.args[0].meta["val"], node.meta["val"]
     return before.dtype == after.dtype and before.device == after.device
-
-
-@contextlib.contextmanager
-def single_kernel_norms(model: PreTrainedModel) -> Iterator[None]:
-    """While this is open, RMS norms that are eight kernels long run as PyTorch's own, where that gives the same."""
-    originals = {}
-    for module in model.modules():
-        kind, epsilon = type(module), getattr(module, "variance_epsilon", getattr(module, "eps", None))
-        if kind in originals or not kind.__name__.endswith("RMSNorm") or epsilon is None:
-            continue
-        if not isinstance(getattr(module, "weight", None), Tensor):
-            continue
-        generator = torch.Generator().manual_seed(0)
-        probe = torch.randn(1, 3, module.weight.shape[0], generator=generator).to(module.weight)
-        expected, found = module(probe), _rms_norm(module, probe)
-        exact = {torch.float64: 1e-13, torch.float32: 1e-6}.get(probe.dtype, 0.02)
-        if expected.shape == found.shape and torch.allclose(expected, found, rtol=exact, atol=exact):
-            originals[kind] = kind.forward
-    try:
-        for kind in originals:
-            kind.forward = _rms_norm
-        yield
-    finally:
-        for kind, forward in originals.items():
-            kind.forward = forward
-
-
-def _rms_norm(module: nn.Module, hidden: Tensor) -> Tensor:
-    epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    return nn.functional.rms_norm(hidden, (hidden.shape[-1],), module.weight, epsilon)
 
 
 def can_prepack(model: PreTrainedModel) -> bool:
