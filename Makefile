@@ -5,7 +5,7 @@ ifeq ($(PYTHON),.venv/bin/python)
 READY := .venv/ready
 endif
 
-.PHONY: compare quick test test-full mutants lint readme clean
+.PHONY: compare quick test test-full mutants bench bench-gpu lint readme clean
 
 compare: $(READY)
 	$(PYTHON) compare.py $(ARGS)
@@ -21,6 +21,15 @@ test-full: $(READY)
 
 mutants: $(READY)
 	$(PYTHON) -m tests.gallery $(ARGS)
+
+bench: $(READY)
+	$(PYTHON) -m benchmarks.roofline --sizes lab,lab:200m --draft model $(ARGS)
+	$(PYTHON) -m benchmarks.peers $(ARGS)
+	$(PYTHON) -m benchmarks.scaling $(ARGS)
+
+OUT ?= gpu-records
+bench-gpu: $(READY)
+	$(PYTHON) -m benchmarks.gpu --out $(OUT) $(ARGS)
 
 lint: $(READY)
 	$(PYTHON) -m ruff check .

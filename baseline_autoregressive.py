@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from speclab import options
+from speclab import footprint, options
 from speclab.cached_model import CachedModel, check_prompt
 from speclab.errors import reports_problems
 from speclab.sampling import Sampling, draw_next, to_host, uniforms
@@ -95,6 +95,8 @@ def main(argv: list[str] | None = None) -> int:
         seconds += watch.laps.get("decode", 0.0)
 
     print(f"\n{n_decoded} tokens decoded in {seconds:.2f} s: {options.rate(n_decoded, seconds)} (prefill apart)")
+    if args.verbose:
+        print(footprint.describe(setup.target.model, None, 0, setup.target.length))
     return 0
 
 

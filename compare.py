@@ -11,6 +11,7 @@ and pictures.
     python compare.py --verify-plan               # plan on half of the prompts, measure on the other half
     python compare.py --sweep acceptance          # turn one dial; --sweep all turns all of them
     python compare.py --draft model,ngram,dial:0.9 -k 1,2,4,8 --temperature 0 --by-kind
+    python compare.py --target lab:200m --temperature 0        # the lab's text at a 200-million-parameter price
     python compare.py --target Qwen/Qwen2.5-7B-Instruct --draft Qwen/Qwen2.5-0.5B-Instruct,ngram --device cuda
 
 The arms of a prompt decode side by side and take turns step by step, so that they meet the same machine. Prefill and
@@ -23,10 +24,10 @@ import sys
 from pathlib import Path
 
 from draft_models import add_draft_flag
-from experiments import comparison, plan, sweeps
+from experiments import comparison, plan, profiling, sweeps
 from experiments.job import prepare
 from speclab import options, record
-from speclab.errors import reports_problems
+from speclab.errors import UsageProblem, reports_problems
 
 # Prompts of each kind (0: all), new tokens, repeats, draft lengths, temperatures.
 SIZES = {
@@ -60,6 +61,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     group = parser.add_argument_group("results")
     group.add_argument("--by-kind", action="store_true", help="a table for each kind of prompt too")
+    group.add_argument("--profile", type=Path, metavar="FILE", help="first write a profiler trace of a few rounds here")
     group.add_argument("--json", metavar="PATH", help="write the run record here as well; - for stdout, alone")
     group.add_argument("--out-dir", type=Path, default=record.ROOT, help="holds results/ and plots/ (default: the lab)")
     group.add_argument("--name", default="local", help="of this run's files (default: local)")
@@ -85,8 +87,12 @@ def main(argv: list[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
     fill_in(args)
     if args.sweep:
+        if args.profile:
+            raise UsageProblem("--profile looks at one comparison; leave out --sweep, or --profile")
         return sweeps.run(args)
     job = prepare(args)
+    if args.profile:
+        profiling.write_trace(job, args.profile)
     return plan.run(job) if args.plan or args.verify_plan else comparison.compare(job)
 
 

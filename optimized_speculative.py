@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from baseline_autoregressive import autoregressive_decode
-from draft_models import Dial, Drafter, add_draft_flag, make_drafter  # NEW
-from speclab import options, report  # NEW: report
+from draft_models import Dial, Drafter, ModelDrafter, add_draft_flag, make_drafter  # NEW
+from speclab import footprint, options, report  # NEW: report
 from speclab.cached_model import CachedModel, check_prompt
 from speclab.errors import reports_problems
 from speclab.sampling import Sampling, draw_next, to_host, uniforms, verify  # NEW: verify
@@ -156,6 +156,9 @@ def main(argv: list[str] | None = None) -> int:
 
     print(f"\n{counts.n_emitted} tokens decoded in {seconds:.2f} s: {options.rate(counts.n_emitted, seconds)}")
     print(report.counts_summary(counts))  # NEW
+    if args.verbose:
+        draft = drafter.draft.model if isinstance(drafter, ModelDrafter) else None  # NEW
+        print(footprint.describe(setup.target.model, draft, args.draft_length, setup.target.length))
     return 0
 
 

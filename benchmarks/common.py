@@ -57,7 +57,7 @@ def head(name: str, args: argparse.Namespace, setup: options.Setup, settings: di
         "settings": {
             "device": setup.device.type,
             "dtype": setup.dtype_name,
-            "engine": getattr(setup, "engine", None),
+            "engine": setup.engine,
             "threads": torch.get_num_threads(),
             "seed": args.seed,
             "reasons": setup.reasons,
@@ -71,7 +71,7 @@ def provenance(run: dict) -> str:
     machine, versions, settings = run["machine"], run["versions"], run["settings"]
     commit = (versions["commit"] or "none")[:12] + (" with uncommitted changes" * bool(versions["uncommitted_changes"]))
     hardware = machine["gpu"] or f"{machine['cpu']}, {machine['threads']} threads"
-    engine = f", engine {settings['engine']}" if settings["engine"] else ""
+    engine = f", engine {settings['engine']}"
     return (
         f"Measured {run['created'][:10]} on {hardware}; {settings['device']}, {settings['dtype']}{engine}; "
         f"Python {versions['python']}, torch {versions['torch']}, transformers {versions['transformers']}; "

@@ -25,7 +25,6 @@ import time
 from collections.abc import Callable
 
 import torch
-from transformers import PreTrainedModel
 
 from benchmarks import common
 from benchmarks.common import COUNT, NUMBER, SECONDS, TEXT
@@ -33,46 +32,14 @@ from experiments.job import numbers
 from speclab import options
 from speclab.cached_model import CachedModel
 from speclab.errors import UsageProblem, reports_problems
-from speclab.timing import interleaved, synchronize
+from speclab.footprint import cache_bytes, operations, weights_read
+from speclab.timing import synchronize
 
 LARGE = 256 * 2**20  # bytes: more than a processor's caches hold
 LARGE_ON_GPU = 2**30
 
 
-# --- what the model needs ---------------------------------------------------------------------------------------------
-
-
-def weights_read(model: PreTrainedModel) -> tuple[int, int]:
-    """Weights that every pass reads.  -> how many, bytes
-
-    Shared weights count once. An embedding of its own is left out: a pass reads a row for each token.
-    """
-    unique = {id(p): p for p in model.parameters()}
-    inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
-    if outputs is None or inputs.weight is not outputs.weight:
-        unique.pop(id(inputs.weight), None)
-    return sum(p.numel() for p in unique.values()), sum(p.numel() * p.element_size() for p in unique.values())
-
-
-def attention_shape(model: PreTrainedModel) -> tuple[int, int, int, int]:
-    """-> layers, heads, heads of the cache, numbers in a head"""
-    config = model.config.get_text_config()
-    heads = config.num_attention_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return config.num_hidden_layers, heads, getattr(config, "num_key_value_heads", None) or heads, size
-
-
-def cache_bytes(model: PreTrainedModel, n_tokens: int) -> int:
-    """Keys and values of `n_tokens`."""
-    layers, _, cached_heads, size = attention_shape(model)
-    return 2 * layers * cached_heads * size * n_tokens * model.dtype.itemsize
-
-
-def operations(model: PreTrainedModel, width: int, context: int) -> int:
-    """Of a pass over `width` tokens behind `context`: a product and a sum for each weight; attention's two products."""
-    layers, heads, _, size = attention_shape(model)
-    attended = sum(context + i + 1 for i in range(width))
-    return 2 * weights_read(model)[0] * width + 4 * layers * heads * size * attended
+# --- the floor -------------------------------------------------------------------------------------------------------
 
 
 def floor(n_bytes: float, n_operations: float, bandwidth: float, rate: float) -> tuple[float, str]:
@@ -163,8 +130,9 @@ def time_passes(
     cached.start(ids[:, :context], rolls_back=True)
     for width in widths:  # meet every shape before the clock counts
         one_pass(width)
-    for turn in interleaved(len(widths), repeats):
-        found[widths[turn]].append(one_pass(widths[turn]))
+    for turn in range(repeats):
+        for width in widths if turn % 2 == 0 else widths[::-1]:  # there and back: steady drift cancels
+            found[width].append(one_pass(width))
     return found
 
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
-from draft_models import Drafter
+from draft_models import Drafter, ModelDrafter
 from experiments.bench import Bench, Measurement, is_model, measure, mixed
 from experiments.checks import check
 from experiments.job import Job, instruments, with_generate
 from experiments.pricing import Pricelist, calibrated, chances
-from speclab import explain, moods, options, plots, report, rows
+from speclab import explain, footprint, moods, options, plots, report, rows
 from speclab.prompts import Prompt
 from speclab.rows import AGAIN, BASELINE, Arm, Sample
 from speclab.sampling import Sampling
@@ -39,8 +39,18 @@ def compare(job: Job) -> int:
         written = job.write(run, lambda: report.comparison(run, by_kind=True, markdown=True))
         print(report.comparison(run, by_kind=job.args.by_kind))
         written += plots.comparison(run, job.path("plots", "").parent, job.args.name)
+        if job.args.verbose:
+            print(describe_bytes(job))
         options.note("wrote " + ", ".join(options.shown_path(p) for p in written))
     return 0 if all(entry["passed"] for entry in correctness) else 1
+
+
+def describe_bytes(job: Job) -> str:
+    """What the model drafts' rounds read, at the longest k and the longest prompt."""
+    target, k = job.setup.target.model, max(job.draft_lengths)
+    context = max(prompt.ids.shape[1] for prompt in job.prompts)
+    drafts = [d.draft.model for d in job.drafters.values() if isinstance(d, ModelDrafter)]
+    return "\n".join(footprint.describe(target, draft, k, context) for draft in drafts or [None])
 
 
 def comparison_record(job: Job, bench: Bench, found: Measurement, prices: Pricelist, correctness: list[dict]) -> dict:

@@ -50,6 +50,7 @@ def add_shared_flags(parser: argparse.ArgumentParser) -> None:
         help="how models run; auto: a short race (see speclab/engine.py)",
     )
     group.add_argument("--threads", type=at_least(1), help="CPU threads (default: one per core)")
+    group.add_argument("--verbose", action="store_true", help="print bytes read by a step and a round, and peak memory")
     group = parser.add_argument_group("text")
     where = group.add_mutually_exclusive_group()
     where.add_argument("--prompt", action="append", help="a text to continue; may be given several times")

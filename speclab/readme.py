@@ -15,7 +15,7 @@ from speclab import record, report, story, words
 from speclab.story import DEFAULT_RUN, FULL_RUN
 
 README, CARD = record.ROOT / "README.md", record.ROOT / "models" / "lab-pair" / "README.md"
-PAGES = (README, CARD, story.PAGE)
+PAGES = (README, CARD, *story.PAGES)
 TRAINING = record.ROOT / "models" / "lab-pair" / "training.json"
 
 

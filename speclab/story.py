@@ -1,4 +1,4 @@
-"""The generated parts of docs/why-not-faster.md: every number in that page is a view of a committed record."""
+"""The generated parts of the pages in docs/: every number there is a view of a committed record."""
 
 from functools import cache
 from pathlib import Path
@@ -11,7 +11,8 @@ DEFAULT_RUN = RESULTS / "cpu-2-cores.json"  # python compare.py
 AGAIN_RUN = RESULTS / "cpu-2-cores-again.json"  # the same command once more
 FULL_RUN = RESULTS / "cpu-2-cores-full.json"  # the same with --full -k 2,4,8 --max-new-tokens 96 --repeats 2
 PLAN = RESULTS / "cpu-2-cores-plan.json"  # python compare.py --verify-plan
-PAGE = record.ROOT / "docs" / "why-not-faster.md"
+PADDED_RUN = RESULTS / "cpu-2-cores-200m.json"  # --target lab:200m --temperature 0 -k 2,4,8 --limit 2
+PAGES = tuple(record.ROOT / "docs" / name for name in ("why-not-faster.md", "engines.md"))
 BOOK_TABLE = ((0.7, 4, "2.1"), (0.8, 4, "2.5"), (0.7, 8, "2.5"), (0.8, 8, "3.3"))  # alpha, k, what the book prints
 
 
@@ -138,6 +139,34 @@ def sweep(name: str) -> str:
     )
 
 
+def padded() -> str:
+    """The comparison at the price of a larger target."""
+    run = _load(PADDED_RUN)
+    rows = _all(run, 0)
+    share = [
+        f"{r['method']} k = {r['draft_length']}: {r['speedup'] / r['tokens_per_round']:.2f} of its "
+        f"{r['tokens_per_round']:.2f} tokens per round"
+        for r in rows
+        if r["draft"]
+    ]
+    lines = [
+        words.provenance(run),
+        "\n".join(f"- {role}: {text}" for role, text in run["models"].items()),
+        report.speed_table(rows, markdown=True),
+        report.ladder_table(rows, markdown=True) or "",
+        *report.costs_tables(run, markdown=True),
+        "What a round makes of its tokens: " + "; ".join(share) + ".",
+    ]
+    return "\n\n".join(line for line in lines if line)
+
+
+def results_page(name: str) -> str:
+    """A page of results inside another page: without its title, headings as bold lines."""
+    text = (RESULTS / f"{name}.md").read_text("utf-8")
+    lines = [line for line in text.strip().splitlines() if not line.startswith("# ")]
+    return "\n".join(f"**{line[3:]}**" if line.startswith("## ") else line for line in lines).strip()
+
+
 BLOCKS = {
     "book-table": book_table,
     "full-provenance": full_provenance,
@@ -146,5 +175,10 @@ BLOCKS = {
     "errors": errors,
     "plan": plan,
     "trust": trust,
+    "padded": padded,
+    "roofline": lambda: results_page("cpu-2-cores-roofline"),
+    "roofline-eager": lambda: results_page("cpu-2-cores-eager-roofline"),
+    "peers": lambda: results_page("cpu-2-cores-peers"),
+    "scaling": lambda: results_page("cpu-2-cores-scaling"),
     **{f"sweep {name}": (lambda name=name: sweep(name)) for name in sweep_views.TITLES},
 }

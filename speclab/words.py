@@ -219,7 +219,8 @@ def provenance(run: dict) -> str:
         commit += " with uncommitted changes"
     n_prompts = run["prompts"]["n"] if "prompts" in run else settings["n_prompts"]
     return (
-        f"Measured {run['created'][:10]} on {hardware(run)}; {settings['device']}, {settings['dtype']}; "
+        f"Measured {run['created'][:10]} on {hardware(run)}; {settings['device']}, {settings['dtype']}, "
+        f"{settings.get('engine', 'eager')} engine; "
         f"Python {versions['python']}, torch {versions['torch']}, transformers {versions['transformers']}; "
         f"commit {commit}; seed {settings['seed']}; {n_prompts} prompts, {settings['max_new_tokens']} new tokens each, "
         f"{settings['repeats']} x."

@@ -11,7 +11,7 @@ from tiny_models import tiny
 
 from benchmarks import common, peers, roofline, scaling
 from draft_models import ModelDrafter, NgramDrafter
-from speclab import prompts
+from speclab import footprint, prompts
 from speclab.cached_model import CachedModel
 from speclab.prompts import Prompt
 from speclab.rows import BASELINE, GENERATE, Arm
@@ -203,22 +203,22 @@ def test_weights_are_read_once_and_a_plain_embedding_not_at_all():
     tied, untied = tiny("llama", tie_word_embeddings=True), tiny("llama", tie_word_embeddings=False)
     table = untied.get_input_embeddings().weight.numel()
     everything = sum(p.numel() for p in untied.parameters())
-    assert roofline.weights_read(untied) == (everything - table, (everything - table) * 8)
-    assert roofline.weights_read(tied) == roofline.weights_read(untied)
+    assert footprint.weights_read(untied) == (everything - table, (everything - table) * 8)
+    assert footprint.weights_read(tied) == footprint.weights_read(untied)
 
 
 def test_cache_bytes_and_operations_of_a_known_shape():
     model = tiny("llama", dtype=torch.float32)  # 2 layers, 4 heads, 2 of them in the cache, 8 numbers each
-    assert roofline.attention_shape(model) == (2, 4, 2, 8)
-    assert roofline.cache_bytes(model, 10) == 2 * 2 * 2 * 8 * 10 * 4
-    weights = roofline.weights_read(model)[0]
-    assert roofline.operations(model, 1, 0) == 2 * weights + 4 * 2 * 4 * 8
-    assert roofline.operations(model, 3, 5) == 6 * weights + 4 * 2 * 4 * 8 * (6 + 7 + 8)
+    assert footprint.attention_shape(model) == (2, 4, 2, 8)
+    assert footprint.cache_bytes(model, 10) == 2 * 2 * 2 * 8 * 10 * 4
+    weights = footprint.weights_read(model)[0]
+    assert footprint.operations(model, 1, 0) == 2 * weights + 4 * 2 * 4 * 8
+    assert footprint.operations(model, 3, 5) == 6 * weights + 4 * 2 * 4 * 8 * (6 + 7 + 8)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "opt", "gemma"])
 def test_other_families_have_shapes_too(family):
-    assert roofline.attention_shape(tiny(family)) [::3] == (2, 8)  # fmt: skip
+    assert footprint.attention_shape(tiny(family)) [::3] == (2, 8)  # fmt: skip
 
 
 def test_the_slower_of_two_is_the_floor():

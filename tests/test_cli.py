@@ -20,7 +20,7 @@ def run(pair_folder, capsys, monkeypatch):
     """Call a script's main() on the tiny pair; returns (exit code, stdout, stderr)."""
 
     def call(script, *words, target=True):
-        flags = ["--target", str(pair_folder / "target"), "--threads", "1"] if target else []
+        flags = ["--target", str(pair_folder / "target"), "--threads", "1", "--engine", "eager"] if target else []
         code = script.main([*flags, *words])
         return (code, *capsys.readouterr())
 
@@ -48,6 +48,12 @@ def refused(result: tuple[int, str, str], code: int, *words: str) -> None:
         (compare, ["--temperature", "warm"], 2, ["--temperature"]),
         (compare, ["--draft", ""], 2, ["--draft model,ngram"]),
         (compare, ["--quick", "--full"], 2, ["--quick"]),
+        (compare, ["--sweep", "context", "--profile", "x.json"], 2, ["--profile"]),
+        (baseline_autoregressive, ["--engine", "slow"], 2, ["slow"]),
+        (baseline_autoregressive, ["--target", "lab:big"], 2, ["lab:big", "lab:200m"]),
+        (baseline_autoregressive, ["--target", "lab:1m"], 2, ["lab:1m", "smallest"]),
+        (baseline_autoregressive, ["--target", "lab:900b"], 3, ["lab:900b", "GB"]),
+        (optimized_speculative, ["--prompt", "x", "--draft", "lab:1k"], 2, ["tokenizer"]),
         (baseline_autoregressive, ["--temperature", "-1"], 2, ["temperature"]),
         (baseline_autoregressive, ["--top-p", "0"], 2, ["top-p"]),
         (baseline_autoregressive, ["--prompt", ""], 2, ["empty", "--prompt"]),

@@ -8,7 +8,7 @@ import pytest
 
 import compare
 from draft_models import ModelDrafter
-from experiments import bench, comparison
+from experiments import bench, comparison, profiling
 from experiments.bench import Measurement
 from speclab import prompts, record
 from speclab.rows import BASELINE, Arm, Sample
@@ -31,7 +31,7 @@ def run(pair_folder, tmp_path, capsys, monkeypatch):
 
     def call(*words):
         models = ["--target", str(pair_folder / "target"), "--draft", f"{pair_folder / 'draft'},ngram"]
-        size = ["--limit", "1", "--max-new-tokens", "40", "--threads", "1"]
+        size = ["--limit", "1", "--max-new-tokens", "40", "--threads", "1", "--engine", "eager"]
         code = compare.main([*models, *size, "--out-dir", str(tmp_path), *words])
         return (code, *capsys.readouterr())
 
@@ -39,11 +39,18 @@ def run(pair_folder, tmp_path, capsys, monkeypatch):
 
 
 def test_record_tables_and_pictures(run, tmp_path):
-    code, out, _ = run("-k", "2,4", "--by-kind", "--json", str(tmp_path / "copy.json"))
+    words = ["--engine", "fast", "--verbose", "--profile", str(tmp_path / "trace.json")]
+    code, out, _ = run("-k", "2,4", "--by-kind", "--json", str(tmp_path / "copy.json"), *words)
     assert code == 0
+    assert "engine  fast (asked for)" in out
+    assert "a round at k = 4 reads" in out
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    names = [event.get("name") for event in trace["traceEvents"]]
+    assert names.count("step of the baseline") == names.count("round of model k=2") == profiling.PROFILED
     text = (tmp_path / "results" / "local.json").read_text()
     assert text == (tmp_path / "copy.json").read_text()
     run_record = record.load(tmp_path / "results" / "local.json")
+    assert run_record["settings"]["engine"] == "fast"
     for row in run_record["rows"]:
         assert set(row) >= REQUIRED
         if row["draft"]:

@@ -19,7 +19,7 @@ import baseline_autoregressive
 import optimized_speculative
 from draft_models import ModelDrafter, NgramDrafter
 from optimized_speculative import Round, speculative_decode
-from speclab import options, timing
+from speclab import options, sampling, timing
 from speclab.cached_model import CachedModel
 from speclab.prompts import Prompt
 from speclab.sampling import Draft, Sampling, accept, draw
@@ -232,7 +232,7 @@ def test_target_cache_holds_all_but_the_last_committed_token(target, draft, prom
         rounds.append(round_)
         n_tokens += len(round_.tokens)
         # The library's own count of cached rows, not ours.
-        assert model._cache.get_seq_length() == prompt.shape[1] + n_tokens - 1
+        assert model._gear._cache.get_seq_length() == prompt.shape[1] + n_tokens - 1
     assert_all_outcomes(rounds)
 
 
@@ -372,7 +372,7 @@ def test_every_uniform_is_used_once(monkeypatch):
         used.extend(uniforms[0].tolist())
         return accept(draft, target_probs, uniforms)
 
-    monkeypatch.setattr(optimized_speculative, "accept", watched_accept)
+    monkeypatch.setattr(sampling, "accept", watched_accept)
     table = torch.full((4, 4), 0.25, dtype=torch.float64)
     rounds = decode(TableModel(table), Watched(TableModel(table)), torch.tensor([[0]]), 3, 41, SAMPLED)
     assert len(rounds) == 11
@@ -493,15 +493,19 @@ def script(monkeypatch, capsys, prompt):
         now = 0.0
 
     class TimedModel(CachedModel):
-        def _forward(self, tokens, **keywords):
-            Clock.now += 100.0 if self.n_passes == 0 else 1.0
-            return super()._forward(tokens, **keywords)
+        def start(self, prompt, **options):
+            Clock.now += 100.0
+            return super().start(prompt, **options)
+
+        def feed(self, tokens):
+            Clock.now += 1.0
+            return super().feed(tokens)
 
     def no_drafts(*_):
         return NgramDrafter(longest=40, shortest=40)  # the text is too short for a match
 
     tokenizer = SimpleNamespace(decode=lambda ids, **_: "word " * len(ids))
-    reasons = dict.fromkeys(("device", "dtype", "threads"), "test")
+    reasons = dict.fromkeys(("device", "dtype", "threads", "engine"), "test")
     setup = options.Setup(
         TimedModel(tiny_llama(seed=3, n_layers=1)), tokenizer, "tiny", Sampling(), CPU, torch.float64, reasons
     )

@@ -269,17 +269,17 @@ def priced(monkeypatch):
     """A bench on a machine whose clock is a price list, and the machine."""
     bench = make_bench(budget=24)
     machine = Machine(monkeypatch, bench.setup.target.model, by_width=BY_WIDTH.get, **PRICES)
-    honest_accept, honest_lookup = optimized_speculative.accept, NgramDrafter.lookup
+    honest_verify, honest_lookup = optimized_speculative.verify, NgramDrafter.lookup
 
-    def accept(draft, target_probs, uniforms):
+    def verify(draft, logits, sampling, uniforms):
         machine.seconds += ACCEPT + EACH * draft.tokens.shape[1]
-        return honest_accept(draft, target_probs, uniforms)
+        return honest_verify(draft, logits, sampling, uniforms)
 
     def lookup(drafter, k):
         machine.seconds += LOOKUP
         return honest_lookup(drafter, k)
 
-    monkeypatch.setattr(optimized_speculative, "accept", accept)
+    monkeypatch.setattr(optimized_speculative, "verify", verify)
     monkeypatch.setattr(NgramDrafter, "lookup", lookup)
     return bench, machine
 

@@ -1,0 +1,88 @@
+"""What only a GPU can show. Skipped where there is none; `pytest -m cuda` runs these alone."""
+
+import pytest
+import torch
+from tiny_models import FAMILIES, VOCAB, perturbed, tiny
+
+from baseline_autoregressive import autoregressive_decode
+from draft_models import ModelDrafter, NgramDrafter
+from optimized_speculative import speculative_decode
+from speclab import engine, lab_pair, losslessness, options
+from speclab.cached_model import CachedModel
+from speclab.flat import FlatModel
+from speclab.sampling import Sampling
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+]
+PROMPT = torch.randint(0, VOCAB, (1, 9), generator=torch.Generator().manual_seed(1))
+N_NEW = 40
+
+
+@pytest.fixture(autouse=True)
+def exact_products(monkeypatch):
+    """TF32 off: float32 means float32."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def on_gpu(family: str, fast: bool, noise: float = 0.0) -> CachedModel:
+    model = tiny(family, dtype=torch.float32)
+    model = (perturbed(model, noise) if noise else model).cuda()
+    return CachedModel(model, flat=FlatModel(model) if fast else None)
+
+
+@pytest.mark.parametrize("fast", [False, True], ids=["eager", "fast"])
+@pytest.mark.parametrize("family", [f for f in FAMILIES if "window" not in f])
+def test_greedy_is_token_identical_in_float32(family, fast):
+    """The chunked baseline, and two kinds of drafts."""
+    prompt = PROMPT.cuda()
+    target = on_gpu(family, fast)
+    text = list(autoregressive_decode(target, prompt, N_NEW, chunk=16))
+    assert text == list(autoregressive_decode(on_gpu(family, not fast), prompt, N_NEW))
+    for drafter in (ModelDrafter(on_gpu(family, fast, noise=0.1)), NgramDrafter(3, 1)):
+        rounds = list(speculative_decode(target, drafter, prompt, 4, N_NEW))
+        assert [t for r in rounds for t in r.tokens] == text
+        assert target.n_passes == len(rounds)
+
+
+def test_sampled_rounds_do_not_depend_on_the_engine():
+    """float32 logits may differ in the last bits, so a rare draw may fall on the other side: 19 of 20 must agree."""
+    same = 0
+    for seed in range(20):
+        rounds = []
+        for fast in (False, True):
+            generator = torch.Generator("cuda").manual_seed(seed)
+            drafter = ModelDrafter(on_gpu("llama", fast, noise=0.1))
+            target = on_gpu("llama", fast)
+            rounds.append(list(speculative_decode(target, drafter, PROMPT.cuda(), 3, 12, Sampling(0.9), generator)))
+        same += rounds[0] == rounds[1]
+    assert same >= 19
+
+
+@pytest.mark.parametrize("wish", engine.ENGINES)
+def test_the_lab_pair_in_bfloat16_differs_at_near_ties_only(wish):
+    parser = options.make_parser("test")
+    options.add_shared_flags(parser)
+    setup = options.load(parser.parse_args(["--device", "cuda", "--engine", wish]))
+    assert setup.dtype == torch.bfloat16
+    drafter = ModelDrafter(options.load_draft(options.LAB_DRAFT, setup))
+    for prompt in options.read_prompts(parser.parse_args(["--limit", "1"]), setup.tokenizer):
+        ids = prompt.ids.cuda()
+        theirs = list(autoregressive_decode(setup.target, ids, 64, chunk=setup.chunk))
+        ours = [t for r in speculative_decode(setup.target, drafter, ids, 4, 64) for t in r.tokens]
+        found = losslessness.judge_divergence(setup.target.model, prompt.id_list, theirs, ours, 5)
+        assert found is None or found.numerical
+
+
+def test_a_padded_model_is_built_on_the_device():
+    small = options.load_model(options.LAB_TARGET, torch.device("cuda"), torch.float32)
+    large = lab_pair.padded(small, 50_000_000, "cuda", torch.float32)
+    ids = torch.arange(40, device="cuda")[None]
+    with torch.inference_mode():
+        gap = (large(ids).logits - small(ids).logits).abs().max().item()
+    assert gap < 1e-3
+    assert large.device.type == "cuda"

@@ -1,0 +1,72 @@
+"""The one command for a GPU: its stages, its clock and its three files, rehearsed with stages that cost nothing."""
+
+import tarfile
+
+import pytest
+import torch
+
+from benchmarks import gpu
+from benchmarks.gpu import Stage
+
+
+@pytest.fixture
+def run(tmp_path, capsys, monkeypatch):
+    def call(stages: list[Stage], *words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(gpu, "stages", lambda *args: stages)
+        code = gpu.main(["--out", str(tmp_path), "--device", "cpu", *words])
+        return (code, *capsys.readouterr())
+
+    return call
+
+
+def test_every_stage_is_accounted_for_and_a_failure_stops_nobody(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu, "LEAST", 0.0)
+    page = tmp_path / "work" / "results"
+    write = (
+        f"import pathlib; p = pathlib.Path({str(page)!r}); p.mkdir(exist_ok=True); (p / 'a.md').write_text('a table')"
+    )
+    code, out, _ = run(
+        [
+            Stage("breaks", 30, ["-c", "import sys; print('words of it'); sys.exit(3)"]),
+            Stage("hangs", 1.0, ["-c", "import time; time.sleep(60)"]),
+            Stage("writes", 30, ["-c", write]),
+        ]
+    )
+    assert code == 1
+    assert "| breaks | FAILED, exit code 3 |" in out
+    assert "| hangs | stopped after 1 s |" in out
+    assert "| writes | done |" in out
+    assert "words of it" in (tmp_path / "log.txt").read_text()
+    assert "a table" in (tmp_path / "summary.md").read_text()
+    with tarfile.open(tmp_path / "records.tar.gz") as archive:
+        assert "results/a.md" in archive.getnames()
+
+
+def test_what_does_not_fit_the_time_is_named(run):
+    code, out, _ = run([Stage("late", 30, ["-c", "pass"])], "--minutes", "0.1")
+    assert code == 0
+    assert "| late | left out: no time |" in out
+
+
+def test_no_cuda_tests_is_no_failure(run):
+    _, out, _ = run([Stage("tests", 60, ["-c", "import sys; sys.exit(5)"])])
+    assert "no CUDA tests to run here" in out
+
+
+def test_stages_cover_every_size_and_end_in_time():
+    stages = gpu.stages(["lab", "lab:8b"], "cuda", "bfloat16", "folder")
+    names = [stage.name for stage in stages]
+    assert names[0] == "tests"
+    for what in ("compare", "peers", "sweep draft-length", "sweep acceptance"):
+        assert {f"{what} lab", f"{what} lab:8b"} <= set(names)
+    for stage in stages[1:]:
+        assert "folder" in stage.words
+    assert stages[names.index("identity in float32")].words[-2:] == ["--dtype", "float32"]
+    assert len({" ".join(stage.words) for stage in stages}) == len(stages)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_no_gpu_is_said_before_anything_runs(tmp_path, capsys):
+    assert gpu.main(["--out", str(tmp_path / "x")]) == 3
+    assert "--device cuda" in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
