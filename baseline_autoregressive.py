@@ -54,7 +54,8 @@ def autoregressive_decode(
                     return
             waiting = []
         if n_drawn < max_new_tokens:
-            logits = target.feed(token[:, None])  # one pass: (1, 1, vocab)
+            # A NOT_FINITE cannot be fed; it is reported when its chunk reaches the host.
+            logits = target.feed(token.clamp(min=0)[:, None])  # one pass: (1, 1, vocab)
             token = draw_next(logits[:, -1], sampling, uniforms((1,), generator, target.device))
             waiting.append(token)
 

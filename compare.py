@@ -61,6 +61,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     group = parser.add_argument_group("results")
     group.add_argument("--by-kind", action="store_true", help="a table for each kind of prompt too")
+    options.add_verbose_flag(group)
     group.add_argument("--profile", type=Path, metavar="FILE", help="first write a profiler trace of a few rounds here")
     group.add_argument("--json", metavar="PATH", help="write the run record here as well; - for stdout, alone")
     group.add_argument("--out-dir", type=Path, default=record.ROOT, help="holds results/ and plots/ (default: the lab)")
@@ -87,8 +88,9 @@ def main(argv: list[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
     fill_in(args)
     if args.sweep:
-        if args.profile:
-            raise UsageProblem("--profile looks at one comparison; leave out --sweep, or --profile")
+        if args.profile or args.verbose:
+            flag = "--profile" if args.profile else "--verbose"
+            raise UsageProblem(f"{flag} looks at one comparison; leave out --sweep, or {flag}")
         return sweeps.run(args)
     job = prepare(args)
     if args.profile:

@@ -12,7 +12,7 @@ import jsonschema
 import torch
 
 from draft_models import ModelDrafter, make_drafter
-from speclab import options, record, report
+from speclab import options, record, report, words
 from speclab.errors import UsageProblem
 
 SCHEMA_VERSION = 1
@@ -68,15 +68,7 @@ def head(name: str, args: argparse.Namespace, setup: options.Setup, settings: di
 
 def provenance(run: dict) -> str:
     """Where the numbers come from, for the top of a page."""
-    machine, versions, settings = run["machine"], run["versions"], run["settings"]
-    commit = (versions["commit"] or "none")[:12] + (" with uncommitted changes" * bool(versions["uncommitted_changes"]))
-    hardware = machine["gpu"] or f"{machine['cpu']}, {machine['threads']} threads"
-    engine = f", engine {settings['engine']}"
-    return (
-        f"Measured {run['created'][:10]} on {hardware}; {settings['device']}, {settings['dtype']}{engine}; "
-        f"Python {versions['python']}, torch {versions['torch']}, transformers {versions['transformers']}; "
-        f"commit {commit}; seed {settings['seed']}."
-    )
+    return f"{words.circumstances(run)}."
 
 
 def to_json(run: dict, schema: dict) -> str:

@@ -237,7 +237,7 @@ def judged(bench: Bench, samples: list[Sample], prompts: list[Prompt]) -> list[d
                 entry["n_identical"] += 1
                 continue
             prompt = prompts[sample.prompt_index].id_list
-            found = losslessness.judge_divergence(bench.setup.target.model, prompt, theirs, text, arm.draft_length + 1)
+            found = losslessness.judge_divergence(bench.setup.target, prompt, theirs, text, arm.draft_length + 1)
             verdict = "near-tie" if found.numerical else "BUG"
             place = {"prompt": sample.prompt_index, "position": found.position, "verdict": verdict}
             entry["differences"].append(place)
@@ -523,7 +523,7 @@ def make_parser() -> options.Parser:
 
 
 def models(setup: options.Setup, drafter: ModelDrafter, kind: str) -> dict[str, str]:
-    draft = options.describe_model(options.short_name(kind), drafter.draft.model)
+    draft = options.describe_model(options.short_name(kind), drafter.draft.model, "draft")
     return {"target": options.describe_model(setup.target_name, setup.target.model), "draft": draft}
 
 

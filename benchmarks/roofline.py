@@ -305,7 +305,9 @@ def check_room(cached: CachedModel, context: int, widest: int) -> None:
         )
 
 
-def measure_setup(args: argparse.Namespace, setup: options.Setup, widths: list[int], machine: dict) -> list[dict]:
+def measure_setup(
+    args: argparse.Namespace, setup: options.Setup, widths: list[int], machine: dict, block: int
+) -> list[dict]:
     """Entries of one target, and of the draft if it was asked for."""
     models = [(setup.target, "target", setup.target_name)]
     if args.draft is not None:
@@ -315,9 +317,9 @@ def measure_setup(args: argparse.Namespace, setup: options.Setup, widths: list[i
     for cached, role, name in models:
         check_room(cached, args.context, max(widths))
         times = time_passes(cached, widths, args.context, args.repeats, args.seed)
-        own = bandwidth(max(weights_read(cached.model)[1], 2**16), setup.device, setup.dtype)
+        own = bandwidth(min(block, max(weights_read(cached.model)[1], 2**16)), setup.device, setup.dtype)
         fastest = max(*own.values(), machine["copy"], machine["matrix_vector"], machine["sum"])
-        entries.append(model_entry(cached, role, name, setup.engine, times, args.context, fastest, machine["matrix"]))
+        entries.append(model_entry(cached, role, name, cached.engine, times, args.context, fastest, machine["matrix"]))
     return entries
 
 
@@ -336,7 +338,7 @@ def main(argv: list[str] | None = None) -> int:
             found = ceilings(setup.device, setup.dtype, block)
             settings = {"targets": [], "widths": widths, "context": args.context, "repeats": args.repeats}
             top = common.head("roofline", args, setup, settings)
-        entries += measure_setup(args, setup, widths, found)
+        entries += measure_setup(args, setup, widths, found, block)
         top["settings"]["targets"].append(setup.target_name)
         # Once more after the passes, when the machine may be in a better mood; the ceiling is the best that was seen.
         found = better(found, ceilings(setup.device, setup.dtype, block))

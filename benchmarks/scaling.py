@@ -434,7 +434,7 @@ def turn_dials(args: argparse.Namespace, setup: options.Setup, dials: list[str])
         points += known[dial](job)
     models = {"target": options.describe_model(setup.target_name, setup.target.model)}
     if draft := getattr(job.bench.drafters[job.drafter], "draft", None):
-        models["draft"] = options.describe_model(job.drafter, draft.model)
+        models["draft"] = options.describe_model(job.drafter, draft.model, "draft")
     return points, models
 
 
@@ -456,6 +456,7 @@ def main(argv: list[str] | None = None) -> int:
         points, models = turn_dials(args, setup, inside)
         top = common.head("scaling", args, setup, {"target": setup.target_name, **settings})
         del setup
+        common.free()
     if "size" in dials:
         for setup in common.setups(args, common.sizes(args)):
             options.note(setup.describe())

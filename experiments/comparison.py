@@ -46,11 +46,11 @@ def compare(job: Job) -> int:
 
 
 def describe_bytes(job: Job) -> str:
-    """What the model drafts' rounds read, at the longest k and the longest prompt."""
+    """What the first model draft's rounds read, at the longest k and the longest prompt."""
     target, k = job.setup.target.model, max(job.draft_lengths)
     context = max(prompt.ids.shape[1] for prompt in job.prompts)
     drafts = [d.draft.model for d in job.drafters.values() if isinstance(d, ModelDrafter)]
-    return "\n".join(footprint.describe(target, draft, k, context) for draft in drafts or [None])
+    return footprint.describe(target, drafts[0] if drafts else None, k, context)
 
 
 def comparison_record(job: Job, bench: Bench, found: Measurement, prices: Pricelist, correctness: list[dict]) -> dict:

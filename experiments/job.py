@@ -57,7 +57,8 @@ class Job:
         found = {"target": options.describe_model(self.setup.target_name, self.setup.target.model)}
         for name, drafter in self.drafters.items():
             if isinstance(drafter, ModelDrafter):
-                found[name] = options.describe_model(name, drafter.draft.model, "draft")
+                eager = "; on the eager engine" if drafter.draft.engine != self.setup.engine else ""
+                found[name] = options.describe_model(name, drafter.draft.model, "draft") + eager
         return found
 
     def describe(self) -> str:

@@ -9,8 +9,10 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from experiments.bench import Decoding
 from experiments.job import Job
 from speclab import options, record
+from speclab.errors import UsageProblem
 from speclab.rows import Arm
 from speclab.sampling import Sampling
 
@@ -21,24 +23,35 @@ def write_trace(job: Job, path: Path) -> None:
     """Profile both arms on the first prompt."""
     record.prepare_folder(path.parent)
     arms = [arm for arm in job.arms() if not arm.speculative or arm.draft_length][:2]
-    longest = max(arm.draft_length for arm in arms)
-    budget = (WARM + PROFILED + 1) * (longest + 1)
+    # The baseline hands out a chunk of tokens for each wait of the host, and all its passes lie in front of the first.
+    sizes = [arm.draft_length + 1 if arm.speculative else job.setup.chunk for arm in arms]
+    room = job.setup.target.max_length
+    budget = (WARM + PROFILED + 1) * max(sizes)
+    if room is not None and job.prompts[0].ids.shape[1] + budget > room:
+        raise UsageProblem(f"--profile decodes {budget} tokens, too many for the context of {room}; use a smaller -k")
     bench = job.bench(budget)
     decodings = [bench.decoding(arm, Sampling(), job.prompts[0]) for arm in arms]
     for decoding in decodings:
-        for _ in range(WARM + 1):  # the prompt's own pass, and shapes met for the first time
-            decoding.advance()
+        decoding.advance()  # the prompt's own pass
+        for _ in range(WARM):  # shapes met for the first time
+            _advance(decoding, job)
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
     with profile(activities=activities) as profiler:
         for decoding in decodings:
             for _ in range(PROFILED):
                 with record_function(_name(decoding.arm)):
-                    decoding.advance()
+                    _advance(decoding, job)
     temporary = path.with_name(path.name + ".part")
     profiler.export_chrome_trace(str(temporary))
     temporary.replace(path)
     options.note(f"wrote {options.shown_path(path)}: {PROFILED} steps and rounds of {' and '.join(map(_name, arms))}")
 
 
+def _advance(decoding: Decoding, job: Job) -> None:
+    """One round, or one chunk of the baseline's steps."""
+    for _ in range(1 if decoding.arm.speculative else job.setup.chunk):
+        decoding.advance()
+
+
 def _name(arm: Arm) -> str:
-    return f"round of {arm.label}" if arm.speculative else "step of the baseline"
+    return f"round of {arm.label}" if arm.speculative else "steps of the baseline"

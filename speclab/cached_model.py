@@ -5,14 +5,13 @@ holds L - 1 of them here. It feeds the last one (and, when it verifies, the draf
 and then rolls the cache back to all but the last of what it has committed by then. Nothing is fed twice.
 """
 
-import sys
-
 import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from speclab.errors import EnvironmentProblem, UsageProblem
-from speclab.flat import FlatModel, WrittenInPlace, causal_mask
+from speclab.flat import FlatModel, WrittenInPlace, causal_mask, positions_known
+from speclab.graphs import GraphGear
 
 
 class CachedModel:
@@ -27,7 +26,7 @@ class CachedModel:
         self.model, self.flat = model.eval(), flat
         self.vocab_size = vocab_size or model.config.get_text_config().vocab_size
         self.n_passes = 0  # forward passes since `start`, the first one included
-        self._gear: _EagerGear | _FastGear | None = None
+        self._gear: _EagerGear | _FastGear | GraphGear | None = None
         self._length = 0
 
     def __deepcopy__(self, memo: dict) -> "CachedModel":
@@ -37,6 +36,10 @@ class CachedModel:
     @property
     def device(self) -> torch.device:
         return self.model.device
+
+    @property
+    def engine(self) -> str:
+        return "eager" if self.flat is None else "fast"
 
     @property
     def length(self) -> int:
@@ -53,7 +56,11 @@ class CachedModel:
 
         A decoder that will call `rollback` says so: sliding-window layers then keep what has just left the window.
         """
-        self._gear = _FastGear(self.model, self.flat) if self.flat else _EagerGear(self.model, rolls_back)
+        self._gear = None  # a graphed gear gives its lane back, and the next one may take it
+        if self.flat is None:
+            self._gear = _EagerGear(self.model, rolls_back)
+        else:
+            self._gear = (GraphGear if self.flat.graphed else _FastGear)(self.model, self.flat)
         with torch.inference_mode():
             logits = self._gear.prefill(prompt)
         self._length, self.n_passes = prompt.shape[1], 1
@@ -118,7 +125,7 @@ class _FastGear:
     def __init__(self, model: PreTrainedModel, flat: FlatModel):
         self._model, self._flat = model, flat
         self._capacity = 0
-        self._positions_known = getattr(model.config.get_text_config(), "max_position_embeddings", sys.maxsize)
+        self._positions_known = positions_known(model)
 
     def prefill(self, prompt: Tensor) -> Tensor:
         n = prompt.shape[1]

@@ -9,8 +9,9 @@ import time
 import torch
 from transformers import PreTrainedModel
 
+from speclab import graphs
 from speclab.cached_model import CachedModel
-from speclab.flat import CannotFlatten, FlatModel
+from speclab.flat import CannotFlatten, FlatModel, first_line
 from speclab.timing import synchronize
 
 ENGINES = ("auto", "fast", "eager")
@@ -19,6 +20,9 @@ PADDED = 4  # oneDNN reads packed weights fastest for four rows and more
 WORTH_IT = 0.93  # padding must save more than noise
 CONTEXT = 64
 PASSES = 12  # of each gear at each width; the fastest counts, since whatever else runs can only slow a pass down
+PATIENCE = 3.0  # seconds for all of them; large models get fewer passes
+CLOSE = {torch.float64: 1e-10, torch.float32: 1e-4}  # of the largest logit; 0.02 for formats of half the width
+WIDTHS_NOISE = 4  # times what pass widths alone change in the model's own logits
 
 
 def choose(model: PreTrainedModel, wish: str) -> tuple[FlatModel | None, str]:
@@ -27,8 +31,11 @@ def choose(model: PreTrainedModel, wish: str) -> tuple[FlatModel | None, str]:
         return None, "asked for"
     try:
         flat = FlatModel(model)
+        check(model, flat)
     except CannotFlatten as problem:
         return None, f"no fast engine for {model.config.model_type}: {problem}"
+    except Exception as error:  # what a model's code or a kernel library can raise has no end; eager is always there
+        return None, f"no fast engine for {model.config.model_type}: {type(error).__name__}: {first_line(error)}"
     if flat.packed:
         narrow, padded = seconds(model, [(flat, NARROW), (flat, PADDED)])
         flat.least_width = PADDED if padded < WORTH_IT * narrow else NARROW
@@ -42,19 +49,53 @@ def choose(model: PreTrainedModel, wish: str) -> tuple[FlatModel | None, str]:
     return (flat, words) if narrow * wide > 1 else (None, f"the fast engine was no faster: {words}")
 
 
+def check(model: PreTrainedModel, flat: FlatModel) -> None:
+    """Decode a few tokens through the gear itself and compare with the model's own logits, or raise CannotFlatten.
+
+    A graphed gear crosses the edge of a bucket on the way.
+    """
+    widths = (5, 1, 3, 1, 2)
+    known = CachedModel(model).max_length or CONTEXT
+    start = max(1, min(graphs.BUCKET - 4 if flat.graphed else 8, known - sum(widths)))
+    generator = torch.Generator().manual_seed(0)
+    vocab = model.config.get_text_config().vocab_size
+    ids = torch.randint(0, vocab, (1, start + sum(widths)), generator=generator).to(model.device)
+    with torch.inference_mode():
+        right = model(input_ids=ids, use_cache=False).logits[:, start:]
+    found, own = (_fed(CachedModel(model, flat=gear), ids, start, widths) for gear in (flat, None))
+    allowed = max(
+        CLOSE.get(model.dtype, 0.02) * right.abs().max().item(), WIDTHS_NOISE * (own - right).abs().max().item()
+    )
+    gap = (found - right).abs().max().item()
+    if not gap <= allowed:  # not a number is no agreement either
+        raise CannotFlatten(f"its flat logits are off by {gap:.1e}")
+
+
+def _fed(cached: CachedModel, ids: torch.Tensor, start: int, widths: tuple[int, ...]) -> torch.Tensor:
+    """Logits of everything behind the first `start` tokens, fed in passes of these widths."""
+    cached.start(ids[:, :start], rolls_back=True)
+    logits = []
+    for width in widths:
+        logits.append(cached.feed(ids[:, cached.length : cached.length + width]))
+    return torch.cat(logits, dim=1)
+
+
 def seconds(model: PreTrainedModel, runners: list[tuple[FlatModel | None, int]]) -> list[float]:
     """The fastest pass of each (gear, width); they take turns. None is the eager gear."""
-    room = min(CONTEXT, (CachedModel(model).max_length or CONTEXT) // 2)
-    prompt = torch.zeros(1, room, dtype=torch.long, device=model.device)
+    room = max(1, min(CONTEXT, (CachedModel(model).max_length or 2 * CONTEXT) - WIDE))
+    ids = torch.zeros(1, room + WIDE, dtype=torch.long, device=model.device)
     gears = [CachedModel(model, flat=flat) for flat, _ in runners]
     best = [float("inf")] * len(runners)
     for gear in gears:
-        gear.start(prompt, rolls_back=True)
-    for _ in range(PASSES):
+        gear.start(ids[:, :room], rolls_back=True)
+    end = time.perf_counter() + PATIENCE
+    for n_done in range(PASSES):
+        if n_done >= 2 and time.perf_counter() > end:
+            break
         for i, (gear, (_, width)) in enumerate(zip(gears, runners, strict=True)):
             synchronize(model.device)
             start = time.perf_counter()
-            gear.feed(prompt[:, :width])
+            gear.feed(ids[:, :width])
             synchronize(model.device)
             best[i] = min(best[i], time.perf_counter() - start)
             gear.rollback(room)

@@ -2,28 +2,28 @@
 
 A small model spends its time between the kernels. `torch.export` runs the Hugging Face forward once with symbolic
 shapes and writes down the kernels it called; the lab replays that list, without the modules around it, over key-value
-buffers that are allocated once and written in place. On a CPU three rewrites follow, none of which changes what is
-computed: products of one input are joined, weights are packed the way oneDNN wants them (a pass over five tokens then
-reads them as fast as a pass over one), and rotary embeddings lose half of their kernels.
+buffers that are allocated once and written in place. A few rewrites follow, the same function with other rounding:
+products of one input are joined, rotary embeddings lose half of their kernels, and on a CPU the weights are packed the
+way oneDNN wants them (a pass over five tokens then reads them as fast as a pass over one).
 
-What comes out: `FlatModel.forward`, which the CachedModel feeds with ids, positions and views of its buffers. A model
-that cannot be flattened, or whose flat logits differ from its own, raises `CannotFlatten` and keeps its eager gear.
+What comes out: `FlatModel.forward`, which the gears of the CachedModel feed with ids, positions and views of their
+buffers. A model that cannot be flattened raises `CannotFlatten` and keeps its eager gear; whether the logits are the
+model's own is checked by speclab/engine.py.
 """
 
 import functools
 import itertools
 import operator
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, fx, nn
-from torch.fx.passes.dialect.common.cse_pass import CSEPass
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
 aten = torch.ops.aten
-TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 0.1}  # of the largest logit
 # Sizes for the export alone: a view that fills its buffer would have other strides, so none does. Nothing in the list
 # of kernels depends on the bounds, and no guard checks them later.
 _EXAMPLE_ROWS = 64
@@ -70,15 +70,35 @@ class WrittenInPlace(CacheLayerMixin):
         pass
 
 
+class WrittenAtPositions(WrittenInPlace):
+    """The same where a pass writes the rows of its positions, and the views may reach beyond them.
+
+    Nothing here depends on a number the host knows, so that a CUDA graph of it can be replayed anywhere in the text.
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor, positions: Tensor):
+        super().__init__(keys, values)
+        self._rows = positions[0]
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+        self.keys.index_copy_(2, self._rows, key_states)
+        self.values.index_copy_(2, self._rows, value_states)
+        return self.keys, self.values
+
+
 class _Pass(nn.Module):
     """One forward pass with everything it depends on as an argument: what gets exported."""
 
-    def __init__(self, model: PreTrainedModel):
+    def __init__(self, model: PreTrainedModel, at_positions: bool):
         super().__init__()
-        self.model = model
+        self.model, self.at_positions = model, at_positions
 
     def forward(self, ids: Tensor, positions: Tensor, mask: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
-        cache = Cache(layers=[WrittenInPlace(k, v) for k, v in zip(keys, values, strict=True)])
+        pairs = zip(keys, values, strict=True)
+        if self.at_positions:
+            cache = Cache(layers=[WrittenAtPositions(k, v, positions) for k, v in pairs])
+        else:
+            cache = Cache(layers=[WrittenInPlace(k, v) for k, v in pairs])
         options = {"position_ids": positions, "attention_mask": mask, "past_key_values": cache, "use_cache": True}
         return self.model(input_ids=ids, **options).logits
 
@@ -90,48 +110,38 @@ class FlatModel:
     packed: whether the products read copies of the weights in oneDNN's own order.
     kernels: how often a pass calls what.
     least_width: narrower passes are padded to this many tokens, where that is faster (speclab/engine.py finds out).
+    graphed: whether passes run as CUDA graphs (speclab/graphs.py); they then write the rows of their positions.
+    lanes, widths: what those graphs run on, kept from one decoding to the next, and the pass widths asked for so far.
     """
 
-    def __init__(self, model: PreTrainedModel):
+    def __init__(self, model: PreTrainedModel, graphed: bool | None = None):
         self.least_width = 1
+        self.graphed = model.device.type == "cuda" if graphed is None else graphed
+        self.lanes: list = []
+        self.widths: set[int] = set()
         self.shapes = kv_shapes(model)
         self.device, self.dtype = model.device, model.dtype
-        self.packed = can_prepack(model)
+        self.packed = can_prepack(model.device, model.dtype)
         graph = exported(model, self)
         if self.packed:
             pack_products(graph)
+        elif self.graphed:
+            join_in_place(graph, model)
         rotate_by_roll(graph)
         self.kernels = Counter(str(n.target) for n in graph.graph.nodes if n.op == "call_function")
         self._constants = lift_constants(graph)
         self._wide = as_function(graph)
-        drop_mask(graph)
+        if not self.graphed:
+            drop_mask(graph)
         self._narrow = as_function(graph)
-        self._check(model)
 
     def forward(self, ids: Tensor, positions: Tensor, mask: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
         """(1, m) ids and positions, (1, 1, m, total) mask, per layer views of `total` rows -> (1, m, vocab) logits
 
-        The last m rows of the views are written.
+        The last m rows of the views are written; in a graphed model the rows of the positions.
         """
         run = self._narrow if ids.shape[1] == 1 else self._wide
         return run(ids, positions, mask, *keys, *values, *self._constants)[0]
-
-    def _check(self, model: PreTrainedModel) -> None:
-        """Compare with the model's own logits, token by token and several at once."""
-        generator = torch.Generator().manual_seed(0)
-        vocab = model.config.get_text_config().vocab_size
-        ids = torch.randint(0, vocab, (1, 12), generator=generator).to(self.device)
-        with torch.inference_mode():
-            expected = model(input_ids=ids, use_cache=False).logits
-            keys, values = self.buffers(ids.shape[1] + 1)
-            for start, end in ((0, 5), (5, 6), (6, 9), (9, 10), (10, 12)):
-                positions = torch.arange(start, end, device=self.device)[None]
-                mask = causal_mask(end - start, end, self.dtype, self.device)
-                views = [[buffer[:, :, :end] for buffer in side] for side in (keys, values)]
-                found = self.forward(ids[:, start:end], positions, mask, *views)
-                gap = (found - expected[:, start:end]).abs().max().item()
-                if not gap <= TOLERANCE[self.dtype] * expected.abs().max().item():
-                    raise CannotFlatten(f"its flat logits are off by {gap:.1e}")
 
     def buffers(self, capacity: int) -> tuple[list[Tensor], list[Tensor]]:
         """Empty keys and values for `capacity` tokens, a pair for every layer."""
@@ -153,6 +163,16 @@ def kv_shapes(model: PreTrainedModel) -> list[tuple[tuple[int, int], tuple[int, 
         ((layer.keys.shape[1], layer.keys.shape[3]), (layer.values.shape[1], layer.values.shape[3]))
         for layer in cache.layers
     ]
+
+
+def first_line(error: Exception) -> str:
+    """What an error of some library says, short enough for one line of ours."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:120]
+
+
+def positions_known(model: PreTrainedModel) -> int:
+    """How many positions the model has; padding must not reach beyond them."""
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None) or sys.maxsize
 
 
 def causal_mask(width: int, total: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -182,9 +202,9 @@ def exported(model: PreTrainedModel, flat: FlatModel) -> fx.GraphModule:
     )
     try:
         with torch.no_grad():
-            program = torch.export.export(_Pass(model), arguments, dynamic_shapes=shapes, strict=False)
+            program = torch.export.export(_Pass(model, flat.graphed), arguments, dynamic_shapes=shapes, strict=False)
     except Exception as error:  # whatever the model's code does that cannot be written down
-        raise CannotFlatten(f"torch.export gave up: {str(error).strip().splitlines()[0][:120]}") from None
+        raise CannotFlatten(f"torch.export gave up: {first_line(error)}") from None
     graph = program.module(check_guards=False)
     for node in list(graph.graph.nodes):
         if node.target is aten._assert_tensor_metadata.default or _changes_nothing(node):
@@ -204,15 +224,13 @@ def _changes_nothing(node: fx.Node) -> bool:
     return before.dtype == after.dtype and before.device == after.device
 
 
-def can_prepack(model: PreTrainedModel) -> bool:
+def can_prepack(device: torch.device, dtype: torch.dtype) -> bool:
     """oneDNN packs float32 and, where the processor knows it, bfloat16."""
-    if model.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return False
-    return model.dtype == torch.float32 or (
-        model.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    )
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _constant(graph: fx.GraphModule, node: fx.Node | None) -> Tensor | None:
@@ -254,11 +272,30 @@ def pack_products(graph: fx.GraphModule) -> None:
 
     A group at a time, so that no third copy of all weights is ever held.
     """
+    for nodes in _groups(graph):
+        _pack(graph, _joined(graph, nodes) if len(nodes) > 1 else nodes[0])
+
+
+def join_in_place(graph: fx.GraphModule, model: PreTrainedModel) -> None:
+    """Joins the products without a second copy: the model's own weights become views of the joined matrices."""
+    for nodes in _groups(graph):
+        if len(nodes) < 2:
+            continue
+        names = [[argument.target.removeprefix("model.") for argument in node.args[1:]] for node in nodes]
+        joined = _joined(graph, nodes)
+        for argument, column in zip(joined.args[1:], zip(*names, strict=True), strict=True):
+            parameters = [model.get_parameter(name) for name in column]
+            pieces = _constant(graph, argument).split([p.shape[0] for p in parameters])
+            for parameter, piece in zip(parameters, pieces, strict=True):
+                parameter.data = piece
+
+
+def _groups(graph: fx.GraphModule) -> list[list[fx.Node]]:
+    """Products with the same input, and alike in having a bias."""
     groups = defaultdict(list)
     for node in _products(graph):
         groups[node.args[0], len(node.args)].append(node)
-    for nodes in groups.values():
-        _pack(graph, _joined(graph, nodes) if len(nodes) > 1 else nodes[0])
+    return list(groups.values())
 
 
 def _joined(graph: fx.GraphModule, nodes: list[fx.Node]) -> fx.Node:
@@ -309,9 +346,8 @@ def _residual(product: fx.Node) -> tuple[fx.Node | None, fx.Node]:
 
 
 def rotate_by_roll(graph: fx.GraphModule) -> None:
-    """Rotary embeddings: cat(-second half, first half) * sin is roll(x, half) * (-sin, sin): two kernels, not five."""
-    CSEPass()(graph)
-    signed: dict[fx.Node, fx.Node] = {}
+    """Rotary embeddings: cat(-second half, first half) * sin is roll(x, half) * (-sin, sin): three kernels, not 7."""
+    signed: dict[tuple, fx.Node] = {}  # by what the sine is made of: every layer makes the same one again
     for node in list(graph.graph.nodes):
         found = _rotated_half(node)
         if found is None or len(node.users) != 1:
@@ -321,26 +357,27 @@ def rotate_by_roll(graph: fx.GraphModule) -> None:
         if product.target is not aten.mul.Tensor or product.args[0] is not node:
             continue
         sine = product.args[1]
-        if sine not in signed:
+        key = (sine.target, sine.args)
+        if key not in signed:
             signs = torch.ones(2 * half, dtype=node.meta["val"].dtype, device=node.meta["val"].device)
             signs[:half] = -1
             constant = _add_constant(graph, signs)
             with graph.graph.inserting_after(sine):
-                signed[sine] = graph.graph.call_function(aten.mul.Tensor, (sine, constant))
+                signed[key] = graph.graph.call_function(aten.mul.Tensor, (sine, constant))
         with graph.graph.inserting_before(product):
             rolled = graph.graph.call_function(aten.roll.default, (source, [half], [-1]))
-        product.args = (rolled, signed[sine])
+        product.args = (rolled, signed[key])
         total = next(iter(product.users))
         if len(product.users) == 1 and total.target is aten.add.Tensor and total.args[1] is product:
             with graph.graph.inserting_before(total):
-                sum_ = graph.graph.call_function(aten.addcmul.default, (total.args[0], rolled, signed[sine]))
+                sum_ = graph.graph.call_function(aten.addcmul.default, (total.args[0], rolled, signed[key]))
             _replace(total, sum_)
     graph.graph.eliminate_dead_code()
 
 
 def _rotated_half(node: fx.Node) -> tuple[fx.Node, int] | None:
     """(x, half) where the node is cat([-x[..., half:], x[..., :half]], -1), else None."""
-    if node.target is not aten.cat.default or len(node.args[0]) != 2:
+    if node.target is not aten.cat.default or len(node.args) != 2 or len(node.args[0]) != 2:
         return None
     negated, first = node.args[0]
     width = node.meta["val"].shape[-1]

@@ -171,12 +171,18 @@ def padded(
     """
     device = torch.device(device)
     shape = shape_for(n_parameters, small.config, vocab_size)
-    check_memory(n_parameters, count_parameters(small.config, **shape), device, dtype, copies)
+    smallest = count_parameters(small.config)
+    check_memory(n_parameters, count_parameters(small.config, **shape), device, dtype, copies, smallest)
     return pad_to(small, shape, device, dtype, seed)
 
 
-def check_memory(n_asked: int, n_parameters: int, device: torch.device, dtype: torch.dtype, copies: int = 1) -> None:
-    """Refuse weights that do not fit, before the machine starts swapping or is killed for it."""
+def check_memory(
+    n_asked: int, n_parameters: int, device: torch.device, dtype: torch.dtype, copies: int = 1, smallest: int = 0
+) -> None:
+    """Refuse weights that do not fit, before the machine starts swapping or is killed for it.
+
+    smallest: parameters of the model that is to be padded; less is no way out.
+    """
     free = free_memory(device)
     needed = n_parameters * dtype.itemsize * copies
     if free is None or needed <= USABLE * free:
@@ -185,6 +191,10 @@ def check_memory(n_asked: int, n_parameters: int, device: torch.device, dtype: t
     fits = int(USABLE * free / (dtype.itemsize * copies) / (1 + TOLERANCE))
     if dtype.itemsize > torch.bfloat16.itemsize and in_bfloat16 <= USABLE * free:
         way_out = f"use --dtype bfloat16, which takes {in_bfloat16 / 1e9:.1f} GB"
+    elif copies > 1 and needed / copies <= USABLE * free:
+        way_out = f"use --engine eager, which holds one copy, {needed / copies / 1e9:.1f} GB"
+    elif fits < smallest:
+        way_out = "no size of it fits; close other programs"
     else:
         way_out = f"the largest that fits is {size_name(fits, digits=2)}"
     twice = f" ({copies} copies of the weights)" if copies > 1 else ""

@@ -1,4 +1,4 @@
-"""Is the output the target's own? Two judgements, both from passes that share nothing with the decoders' caches.
+"""Is the output the target's own? Two judgements, whose references are passes without any cache.
 
 Greedy output must equal the baseline's token for token. Where it does not, floating point may be to blame: a pass of
 width k + 1 rounds differently from k + 1 passes of width 1. `judge_divergence` looks at the first difference and says
@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
+from speclab.cached_model import CachedModel
 from speclab.sampling import Sampling
 
 Z_BOUND = 4.9  # two-sided false-alarm rate 1e-6 for one statistic
@@ -34,13 +35,15 @@ class Divergence(NamedTuple):
 
 @torch.inference_mode()
 def judge_divergence(
-    model: PreTrainedModel, prompt: list[int], baseline: list[int], speculative: list[int], width: int
+    target: CachedModel, prompt: list[int], baseline: list[int], speculative: list[int], width: int
 ) -> Divergence | None:
     """None when the outputs agree. `width` is k + 1, the widest verification pass.
 
-    Reference: a float32 pass over the common prefix. Tolerance: twice the larger of the difference that pass widths
-    alone make in the run's dtype, and one unit in the last place of that dtype at the top logit.
+    Reference: a float32 pass of the plain model over the common prefix. Tolerance: twice the larger of the difference
+    that pass widths alone make in the engine and dtype of the run, and one unit in the last place of that dtype at the
+    top logit.
     """
+    model = target.model
     pairs = list(zip(baseline, speculative, strict=False))
     position = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
     if position is None:
@@ -49,8 +52,8 @@ def judge_divergence(
         return Divergence(len(pairs), -1, -1, math.inf, 0.0, False)  # one stopped early: never rounding
     ours, theirs = pairs[position]
     prefix = prompt + baseline[:position]
-    narrow = _last_logits(model, prefix, len(prompt), 1)
-    wide = _last_logits(model, prefix, len(prompt), width)
+    narrow = _last_logits(target, prefix, len(prompt), 1)
+    wide = _last_logits(target, prefix, len(prompt), width)
     reference_model = model if model.dtype in (torch.float32, torch.float64) else copy.deepcopy(model).float()
     reference = (
         reference_model(torch.tensor([prefix], device=model.device), use_cache=False).logits[0, -1].cpu().double()
@@ -63,18 +66,16 @@ def judge_divergence(
     return Divergence(position, ours, theirs, gap, tolerance, close)
 
 
-def _last_logits(model: PreTrainedModel, prefix: list[int], n_prompt: int, width: int) -> Tensor:
+def _last_logits(target: CachedModel, prefix: list[int], n_prompt: int, width: int) -> Tensor:
     """Logits after `prefix`, its cache built as a decoder with passes of `width` builds it.  -> (vocab,)"""
-    ids = torch.tensor([prefix], device=model.device)
-    cache = DynamicCache(config=model.config)
-    logits = model(ids[:, :n_prompt], past_key_values=cache, use_cache=True).logits
-    row = -1
+    cached = copy.deepcopy(target)  # a cache of its own
+    ids = torch.tensor([prefix], device=cached.device)
+    logits, row = cached.start(ids[:, :n_prompt]), -1
     for start in range(n_prompt, len(prefix), width):
         block = ids[:, start : start + width]
         row = block.shape[1] - 1
         # The last block too is as wide as the pass it stands for; the mask is causal, so the filler is never seen.
-        block = torch.nn.functional.pad(block, (0, width - block.shape[1]))
-        logits = model(block, past_key_values=cache, use_cache=True).logits
+        logits = cached.feed(torch.nn.functional.pad(block, (0, width - block.shape[1])))
     return logits[0, row].cpu().double()
 
 

@@ -12,6 +12,7 @@ from transformers.utils import logging as transformers_logging
 from speclab import engine, lab_pair, prompts
 from speclab.cached_model import CachedModel, check_rollback
 from speclab.errors import EnvironmentProblem, UsageProblem
+from speclab.flat import can_prepack
 from speclab.sampling import Sampling
 
 ROOT = Path(__file__).parent.parent
@@ -50,7 +51,6 @@ def add_shared_flags(parser: argparse.ArgumentParser) -> None:
         help="how models run; auto: a short race (see speclab/engine.py)",
     )
     group.add_argument("--threads", type=at_least(1), help="CPU threads (default: one per core)")
-    group.add_argument("--verbose", action="store_true", help="print bytes read by a step and a round, and peak memory")
     group = parser.add_argument_group("text")
     where = group.add_mutually_exclusive_group()
     where.add_argument("--prompt", action="append", help="a text to continue; may be given several times")
@@ -66,10 +66,17 @@ def add_shared_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--seed", type=int, default=0, help="randomness of sampling (default: 0)")
 
 
+def add_verbose_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--verbose", action="store_true", help="print bytes read by a step and a round, and peak memory"
+    )
+
+
 def add_decoding_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of the two scripts that decode once and print the text."""
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: 0)")
     parser.add_argument("--stream", action="store_true", help="print the text as it is committed")
+    add_verbose_flag(parser)
     parser.add_argument("--ignore-eos", action="store_true", help="go on to --max-new-tokens whatever is said")
     parser.set_defaults(limit=1)
 
@@ -113,7 +120,7 @@ class Setup:
 
     @property
     def engine(self) -> str:
-        return "fast" if self.target.flat else "eager"
+        return self.target.engine
 
     def cached(self, model: PreTrainedModel, vocab_size: int) -> CachedModel:
         """Another model in the target's gear: both arms run on the same engine."""
@@ -161,7 +168,7 @@ def load(args: argparse.Namespace) -> Setup:
     if args.threads:
         torch.set_num_threads(args.threads)
     tokenizer = load_tokenizer(args.target)
-    copies = 2 if device.type == "cpu" and args.engine != "eager" else 1  # the fast engine packs a second one
+    copies = 2 if args.engine != "eager" and can_prepack(device, dtype) else 1  # the fast engine packs a second one
     model = load_model(args.target, device, dtype, "target", copies)
     known = max(tokenizer.get_vocab().values()) + 1
     flat, why_engine = engine.choose(model, args.engine)

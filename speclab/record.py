@@ -55,7 +55,9 @@ def versions() -> dict:
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         git = ["git", "-C", str(ROOT)]
         commit = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-        changes = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True)
+        # Records and pictures of earlier runs are no part of what ran.
+        code = [*git, "status", "--porcelain", "-uno", "--", ".", ":(exclude)results", ":(exclude)plots"]
+        changes = subprocess.run(code, capture_output=True, text=True, check=True)
         dirty = bool(changes.stdout.strip())
     return {
         "python": platform.python_version(),

@@ -211,17 +211,25 @@ def hardware(run: dict) -> str:
     return machine["gpu"] or f"{machine['cpu']}, {machine['threads']} threads"
 
 
-def provenance(run: dict) -> str:
-    """Machine, versions, commit and settings in one paragraph, for any record."""
+def circumstances(run: dict) -> str:
+    """Machine, engine, versions, commit and seed, for any record."""
     versions, settings = run["versions"], run["settings"]
     commit = (versions["commit"] or "none")[:12]
     if versions["uncommitted_changes"]:
         commit += " with uncommitted changes"
-    n_prompts = run["prompts"]["n"] if "prompts" in run else settings["n_prompts"]
     return (
         f"Measured {run['created'][:10]} on {hardware(run)}; {settings['device']}, {settings['dtype']}, "
-        f"{settings.get('engine', 'eager')} engine; "
+        f"{settings['engine']} engine; "
         f"Python {versions['python']}, torch {versions['torch']}, transformers {versions['transformers']}; "
-        f"commit {commit}; seed {settings['seed']}; {n_prompts} prompts, {settings['max_new_tokens']} new tokens each, "
+        f"commit {commit}; seed {settings['seed']}"
+    )
+
+
+def provenance(run: dict) -> str:
+    """The circumstances and the size of a comparison, a sweep or a plan, in one paragraph."""
+    settings = run["settings"]
+    n_prompts = run["prompts"]["n"] if "prompts" in run else settings["n_prompts"]
+    return (
+        f"{circumstances(run)}; {n_prompts} prompts, {settings['max_new_tokens']} new tokens each, "
         f"{settings['repeats']} x."
     )

@@ -69,12 +69,15 @@ ELSEWHERE = {  # tests that stand in other files than test_gallery.py
     "order_turns_round_between_prompts_and_repeats": "bench",
     "logits_at_every_width_and_across_a_growing_buffer": "flat",
     "a_buffer_grows_by_doubling_and_keeps_what_it_holds": "flat",
+    "lanes_outlive_decodings_and_are_never_shared": "graphs",
+    "logits_are_the_models_own": "graphs",
+    "what_was_handed_out_is_not_overwritten": "graphs",
     "greedy_texts_and_rounds_are_those_of_the_eager_engine_in_float32": "flat",
 }
 
 BASELINE, LOOP, DRAFTS = "baseline_autoregressive.py", "optimized_speculative.py", "draft_models.py"
 RULE, THEORY = "speclab/sampling.py", "speclab/theory.py"
-CACHE, BENCH = "speclab/cached_model.py", "experiments/bench.py"
+CACHE, GRAPHS, BENCH = "speclab/cached_model.py", "speclab/graphs.py", "experiments/bench.py"
 COMMIT = "committed = [*drafted[:n_accepted], next_token]"
 VERIFY = "logits = target.feed(torch.cat([last, draft.tokens], dim=1))"
 ROLLBACK = "target.rollback(n_prompt + n_committed - 1)"
@@ -240,6 +243,30 @@ MUTANTS = (
         "new_keys[:, :, :length] = keys[:, :, :length]",
         "pass",
         _tests("a_buffer_grows_by_doubling_and_keeps_what_it_holds"),
+    ),
+    Mutant(
+        10,
+        "lets a graph read the row behind each token",
+        GRAPHS,
+        "columns > positions[0, :, None]",
+        "columns > positions[0, :, None] + 1",
+        _tests("logits_are_the_models_own"),
+    ),
+    Mutant(
+        10,
+        "hands out logits that the next replay overwrites",
+        GRAPHS,
+        "logits[:, :n_tokens].clone()",
+        "logits[:, :n_tokens]",
+        _tests("what_was_handed_out_is_not_overwritten"),
+    ),
+    Mutant(
+        10,
+        "lets two decodings write to one lane",
+        GRAPHS,
+        "self._flat.lanes.remove(self._lane)",
+        "pass",
+        _tests("lanes_outlive_decodings_and_are_never_shared"),
     ),
     Mutant(
         11,

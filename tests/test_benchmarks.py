@@ -135,7 +135,7 @@ def record_by_hand():
         "machine": {"cpu": "a CPU", "threads": 2, "gpu": None},
         "versions": {"python": "3", "torch": "2", "transformers": "5", "commit": None, "uncommitted_changes": None},
         "settings": {"n_prompts": 6, "max_new_tokens": 28, "repeats": 3, "seed": 0, "device": "cpu", "dtype": "float32",
-                     "engine": None},
+                     "engine": "fast"},
         "models": {"target": "a target", "draft": "a draft"},
         "rows": rows,
         "texts": texts,

@@ -46,7 +46,7 @@ def test_record_tables_and_pictures(run, tmp_path):
     assert "a round at k = 4 reads" in out
     trace = json.loads((tmp_path / "trace.json").read_text())
     names = [event.get("name") for event in trace["traceEvents"]]
-    assert names.count("step of the baseline") == names.count("round of model k=2") == profiling.PROFILED
+    assert names.count("steps of the baseline") == names.count("round of model k=2") == profiling.PROFILED
     text = (tmp_path / "results" / "local.json").read_text()
     assert text == (tmp_path / "copy.json").read_text()
     run_record = record.load(tmp_path / "results" / "local.json")

@@ -622,7 +622,7 @@ def test_padded_rows_are_never_said():
 
 def test_judge_sees_no_divergence_in_equal_texts():
     s = subject("llama", torch.float64)
-    assert judge_divergence(s.model, s.prompt[0].tolist(), s.text, list(s.text), 5) is None
+    assert judge_divergence(CachedModel(s.model), s.prompt[0].tolist(), s.text, list(s.text), 5) is None
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.bfloat16], ids=str)
@@ -632,7 +632,7 @@ def test_judge_calls_a_wrong_token_a_bug(dtype):
     model = tiny("llama", dtype=dtype)
     wrong = list(s.text)
     wrong[6], wrong[7] = (wrong[6] + 1) % VOCAB, (wrong[7] + 1) % VOCAB
-    verdict = judge_divergence(model, s.prompt[0].tolist(), s.text, wrong, 5)
+    verdict = judge_divergence(CachedModel(model), s.prompt[0].tolist(), s.text, wrong, 5)
     assert (verdict.position, verdict.baseline_token, verdict.speculative_token) == (6, s.text[6], wrong[6])
     assert not verdict.numerical
     assert model.dtype == dtype, "the float32 reference must be a copy"
@@ -642,7 +642,7 @@ def test_judge_calls_an_early_stop_a_bug():
     """One output is a prefix of the other: rounding does not shorten a text."""
     s = subject("llama", torch.float64)
     for ours, theirs in ((s.text, s.text[:9]), (s.text[:9], s.text)):
-        verdict = judge_divergence(s.model, s.prompt[0].tolist(), ours, theirs, 5)
+        verdict = judge_divergence(CachedModel(s.model), s.prompt[0].tolist(), ours, theirs, 5)
         assert verdict.position == 9
         assert not verdict.numerical
 
@@ -659,8 +659,10 @@ def test_judge_calls_a_bfloat16_tie_numerical():
         row[0] = torch.nextafter(row[0], torch.tensor(torch.inf, dtype=row.dtype))
         model.lm_head.weight[twin] = row
     other = [*text[:5], twin, *text[6:]]
-    verdict = judge_divergence(model, prompt, text, other, 5)
+    verdict = judge_divergence(CachedModel(model), prompt, text, other, 5)
     assert verdict.position == 5
     assert 0 < abs(verdict.gap) <= verdict.tolerance
     assert verdict.numerical
-    assert not judge_divergence(model, prompt, text, [*text[:5], (twin + 1) % VOCAB, *text[6:]], 5).numerical
+    assert not judge_divergence(
+        CachedModel(model), prompt, text, [*text[:5], (twin + 1) % VOCAB, *text[6:]], 5
+    ).numerical

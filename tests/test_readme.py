@@ -4,9 +4,11 @@ import re
 
 import pytest
 
-from speclab import readme, record
+from benchmarks import common, peers, roofline, scaling
+from speclab import plan_views, readme, record, report, sweep_views
 
 PAGES = readme.PAGES
+BENCHMARKS = {"peers": peers, "roofline": roofline, "scaling": scaling}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: f"{p.parent.name}/{p.name}")
@@ -41,11 +43,33 @@ def test_committed_records_are_valid_and_clean():
     records = sorted((record.ROOT / "results").glob("cpu-2-cores*.json"))
     assert {readme.DEFAULT_RUN, readme.FULL_RUN} <= set(records)
     for path in records:
-        run = record.load(path)
+        module = BENCHMARKS.get(path.stem.rpartition("-")[2])
+        run = common.load(path, module.SCHEMA) if module else record.load(path)
         assert run["versions"]["commit"]
         assert run["versions"]["uncommitted_changes"] is False
         assert not run["interrupted"]
         assert not re.search(r"/(home|root|tmp|Users|work)\b", path.read_text())
+
+
+@pytest.mark.parametrize("path", sorted((record.ROOT / "results").glob("cpu-2-cores*.md")), ids=lambda p: p.stem)
+def test_committed_tables_are_views_of_their_records(path):
+    """A page whose code changed after the run must be written again."""
+    source = path.with_suffix(".json")
+    if not source.exists():
+        assert path.stem == "cpu-2-cores-sweeps", f"{path.name} has no record"
+        return
+    module = BENCHMARKS.get(path.stem.rpartition("-")[2])
+    if module:
+        page = module.page(common.load(source, module.SCHEMA), True)
+    else:
+        run = record.load(source)
+        if "sweep" in run:
+            page = sweep_views.page(run, f"../plots/{path.stem}.png")
+        elif path.stem.endswith("-plan"):
+            page = plan_views.page(run)
+        else:
+            page = report.comparison(run, by_kind=True, markdown=True)
+    assert path.read_text("utf-8") == page
 
 
 def test_pins_lie_within_the_ranges():

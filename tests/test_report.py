@@ -110,7 +110,7 @@ def make_run(methods=("model", "ngram"), lengths=(2, 4, 6, 8), temperatures=(0.0
             "uncommitted_changes": False,
         },
         "settings": {
-            "target": "models/lab-pair/target", "device": "cpu", "dtype": "float32", "n_prompts": 12,
+            "target": "models/lab-pair/target", "device": "cpu", "dtype": "float32", "engine": "fast", "n_prompts": 12,
             "draft_lengths": list(lengths), "temperatures": list(temperatures), "max_new_tokens": 64, "repeats": 1,
             "seed": 0,
         },

@@ -80,7 +80,7 @@ def point(
     }
 
 
-SETTINGS = {"target": "models/lab-pair/target", "device": "cpu", "dtype": "float32", "n_prompts": 8}
+SETTINGS = {"target": "models/lab-pair/target", "device": "cpu", "dtype": "float32", "engine": "fast", "n_prompts": 8}
 SETTINGS |= {"seed": 0, "max_new_tokens": 64, "repeats": 1}
 
 
