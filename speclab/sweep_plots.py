@@ -168,7 +168,7 @@ def _acceptance_panel(axis, points: list[dict]) -> None:
         words = f"book within {facts.NEAR:.0%}:\nα = {found.low:.2f} to {found.high:.2f}"
         if found.omega is not None:
             words += f"\nω = {found.omega:.2f}, ω* = {found.omega_star:.2f}"
-        place = ((found.low + found.high) / 2, 0.02)
+        place = (max((found.low + found.high) / 2, 0.12), 0.72)  # above the curves, right of the axis
         axis.text(*place, words, transform=axis.get_xaxis_transform(), ha="center", va="bottom", fontsize=7.5)
     book = [book_formula(float(a), k) for a in grid]
     axis.plot(grid, book, STYLES[3], color=COLOURS[1], linewidth=1.8, label=BOOK)
