@@ -74,21 +74,7 @@ def provenance(run: dict) -> str:
 def to_json(run: dict, schema: dict) -> str:
     """Checked, and compact enough to commit: one line for every item of a list."""
     jsonschema.validate(run, schema)
-    lists = [key for key, value in run.items() if isinstance(value, list)]
-    text = json.dumps(_rounded({k: v for k, v in run.items() if k not in lists}), indent=1, allow_nan=False)[:-2]
-    for key in lists:
-        lines = ",\n  ".join(json.dumps(_rounded(item), allow_nan=False) for item in run[key])
-        text += f',\n "{key}": [\n  {lines}\n ]'
-    return text + "\n}\n"
-
-
-def _rounded(value):
-    """Seven digits are more than any clock here knows."""
-    if isinstance(value, float):
-        return float(f"{value:.7g}")
-    if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
-    return [_rounded(item) for item in value] if isinstance(value, list) else value
+    return record.compact(run, [key for key, value in run.items() if isinstance(value, list)])
 
 
 def load(path: Path, schema: dict) -> dict:

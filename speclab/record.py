@@ -184,9 +184,13 @@ def validate(record: dict) -> None:
 
 
 def to_json(record: dict) -> str:
-    """Compact enough to commit: one line per row, point and sample."""
+    """Checked, and compact enough to commit: one line per row, point and sample."""
     validate(record)
-    long = [key for key in ("points", "plan", "rows", "raw") if key in record]
+    return compact(record, [key for key in ("points", "plan", "rows", "raw") if key in record])
+
+
+def compact(record: dict, long: list[str]) -> str:
+    """JSON with one line for every item of the lists named in `long`, which come last."""
     heads = {key: value for key, value in record.items() if key not in long}
     text = json.dumps(_rounded(heads), indent=1, allow_nan=False)[:-2]
     for key in long:

@@ -27,19 +27,9 @@ def run(pair_folder, tmp_path, capsys, monkeypatch):
     def call(*words, picture=False):
         monkeypatch.setattr(plan_views, "picture", draw if picture else lambda *args: tmp_path)
         models = ["--target", str(pair_folder / "target"), "--draft", f"{pair_folder / 'draft'},ngram"]
-        size = [
-            "--max-new-tokens",
-            "16",
-            "--repeats",
-            "1",
-            "--threads",
-            "1",
-            "--engine",
-            "eager",
-            "--out-dir",
-            str(tmp_path),
-        ]
-        code = compare.main([*models, *size, *words])
+        size = ["--max-new-tokens", "16", "--repeats", "1"]
+        machine = ["--threads", "1", "--engine", "eager", "--out-dir", str(tmp_path)]
+        code = compare.main([*models, *size, *machine, *words])
         return (code, *capsys.readouterr())
 
     return call

@@ -20,19 +20,9 @@ def run(pair_folder, tmp_path, capsys, monkeypatch):
     def call(name, *words, draft=True):
         models = ["--target", str(pair_folder / "target")]
         models += ["--draft", f"{pair_folder / 'draft'}" + (",ngram" if name != "mismatch" else "")] if draft else []
-        size = [
-            "--limit",
-            "1",
-            "--max-new-tokens",
-            "9",
-            "--threads",
-            "1",
-            "--engine",
-            "eager",
-            "--out-dir",
-            str(tmp_path),
-        ]
-        code = compare.main([*models, *size, "--sweep", name, *words])
+        size = ["--limit", "1", "--max-new-tokens", "9"]
+        machine = ["--threads", "1", "--engine", "eager", "--out-dir", str(tmp_path)]
+        code = compare.main([*models, *size, *machine, "--sweep", name, *words])
         return (code, *capsys.readouterr())
 
     return call
