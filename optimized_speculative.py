@@ -154,7 +154,8 @@ def main(argv: list[str] | None = None) -> int:
         text.close()
         seconds += watch.laps.get("decode", 0.0)
 
-    print(f"\n{counts.n_emitted} tokens decoded in {seconds:.2f} s: {options.rate(counts.n_emitted, seconds)}")
+    speed = options.rate(counts.n_emitted, seconds)
+    print(f"\n{counts.n_emitted} tokens decoded in {seconds:.2f} s: {speed} (prefill apart)")
     print(report.counts_summary(counts))  # NEW
     if args.verbose:
         draft = drafter.draft.model if isinstance(drafter, ModelDrafter) else None  # NEW

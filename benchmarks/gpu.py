@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from speclab import options, record
-from speclab.errors import UsageProblem, reports_problems
+from speclab.errors import EnvironmentProblem, UsageProblem, reports_problems
 
 LEAST = 20.0  # seconds below which a stage is not begun
 GRACE = 8.0  # seconds to write down what was measured
@@ -108,7 +108,13 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if not args.minutes > 0:
         raise UsageProblem(f"--minutes {args.minutes:g}: give a number above 0, for example --minutes 9")
-    device, _ = options.choose_device(args.device)  # an error here costs nothing
+    try:
+        device, _ = options.choose_device(args.device)  # an error here costs nothing
+    except EnvironmentProblem:
+        raise EnvironmentProblem(
+            "this needs an NVIDIA GPU and a CUDA build of PyTorch, and finds none; for a rehearsal without one: "
+            'make bench-gpu ARGS="--device cpu --dtype float32 --sizes lab"'
+        ) from None
     folder = (args.out / "work").resolve()  # stages run in the lab's own folder
     for room in (args.out, folder):
         record.prepare_folder(room)
@@ -130,6 +136,7 @@ def main(argv: list[str] | None = None) -> int:
             if (folder / room).exists():
                 archive.add(folder / room, room)
     print(summary(outcomes, []), end="")
+    options.note(f"wrote {options.shown_path(args.out)}: summary.md, log.txt, records.tar.gz")
     return 1 if any("FAILED" in what for _, what, _ in outcomes) else 0
 
 

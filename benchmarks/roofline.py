@@ -252,7 +252,8 @@ def words(entry: dict) -> list[str]:
     first, last = entry["passes"][0], entry["passes"][-1]
     turning = next((p["width"] for p in entry["passes"] if p["floor"] == "arithmetic"), None)
     found = [
-        f"its bandwidth ceiling is {entry['bandwidth'] / 1e9:.1f} GB/s; a pass over {first['width']} runs at "
+        f"its bandwidth ceiling is {entry['bandwidth'] / 1e9:.1f} GB/s, the best seen for a block as large as its "
+        f"weights (small ones stay in the processor's cache); a pass over {first['width']} runs at "
         f"{first['share']:.0%} of the floor's speed, a pass over {last['width']} at {last['share']:.0%}",
         "reading is the floor at every width here: wider passes could be free"
         if turning is None

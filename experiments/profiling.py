@@ -44,7 +44,7 @@ def write_trace(job: Job, path: Path) -> None:
     temporary = path.with_name(path.name + ".part")
     profiler.export_chrome_trace(str(temporary))
     temporary.replace(path)
-    options.note(f"wrote {options.shown_path(path)}: {PROFILED} steps and rounds of {' and '.join(map(_name, arms))}")
+    options.note(f"wrote {options.shown_path(path)}: {' and '.join(f'{PROFILED} x {_name(arm)}' for arm in arms)}")
 
 
 def _advance(decoding: Decoding, job: Job) -> None:

@@ -180,9 +180,10 @@ def check_prompt(model: CachedModel, prompt: Tensor, max_new_tokens: int) -> Non
     if length == 0:
         raise UsageProblem("the prompt is empty; give at least one token, for example --prompt 'def main():'")
     if room is not None and length + max_new_tokens > room:
+        way_out = f" or use --max-new-tokens {room - length}" if room > length else ""
         raise UsageProblem(
             f"prompt of {length} tokens and {max_new_tokens} new ones do not fit the model's context of {room}; "
-            f"shorten the prompt or use --max-new-tokens {max(0, room - length)}"
+            f"shorten the prompt{way_out}"
         )
 
 

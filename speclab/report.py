@@ -154,7 +154,7 @@ def prediction_table(rows: list[dict], markdown: bool = False) -> str | None:
 LEGEND = {
     "bonus and partial drafts": ("bonus", "partly right drafts count too, and each round adds a token of its own"),
     "draft cost": ("drafts", "the draft takes time for every token it proposes"),
-    "verification": ("verify", "the target checks k + 1 tokens in one pass, slower than one token"),
+    "verification": ("verify", "the target checks k + 1 tokens in one pass, mostly slower than one"),
     "overhead": ("other", "accepting, rolling back, and the loop around them take time"),
     "real acceptance": ("real", "drafts are right in streaks, and may be shorter than k"),
     "last round": ("last", "the last round is cut where the text ends"),

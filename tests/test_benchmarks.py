@@ -160,7 +160,7 @@ def test_asked_and_measured_names_what_was_missed():
     goals = {g["what"]: g for g in peers.asked(peers.build_rows(samples_by_hand()))}
     assert goals["baseline ÷ generate"]["met"]
     assert not goals["model k=4 ÷ assisted k=4"]["met"]
-    assert not goals["ngram k=4 ÷ lookup k=4"]["met"]
+    assert not goals["ngram k=4 ÷ lookup k=4, copy prompts"]["met"]
     assert goals["model k=4 ÷ baseline"]["asked"] == pytest.approx(0.8 * 3)
     assert not goals["model k=4 ÷ baseline"]["met"]
     text = peers.page(record_by_hand(), False)

@@ -81,5 +81,7 @@ def test_stages_cover_every_size():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_no_gpu_is_said_before_anything_runs(tmp_path, capsys):
     assert gpu.main(["--out", str(tmp_path / "x")]) == 3
-    assert "--device cuda" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "NVIDIA GPU" in error
+    assert "--device cpu" in error
     assert not (tmp_path / "x").exists()

@@ -150,7 +150,7 @@ def test_every_kind_of_record_says_where_it_is_from():
     run = make_run()
     small = "models/lab-pair/target on AMD EPYC, 2 threads, float32; 2026-11-21T13:00Z, commit a8a881a6"
     assert plots.small_print(run) == small
-    assert "cpu, float32; Python 3.11.7" in words.provenance(run)
+    assert "cpu, float32, fast engine; Python 3.11.7" in words.provenance(run)
     plan = {key: value for key, value in run.items() if key not in ("rows", "prompts")}
     assert plots.small_print(plan) == small
     assert words.provenance(plan) == words.provenance(run)
