@@ -24,11 +24,9 @@ import contextlib
 import statistics
 import sys
 import time
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 from tqdm import tqdm
 from transformers import GenerationConfig, PreTrainedModel
@@ -38,7 +36,7 @@ from baseline_autoregressive import autoregressive_decode
 from benchmarks import common
 from benchmarks.common import COUNT, MAYBE, NUMBER, SECONDS, TEXT
 from draft_models import Drafter, ModelDrafter, NgramDrafter, add_draft_flag
-from experiments.bench import mixed
+from experiments.bench import library_generate, mixed
 from experiments.job import numbers
 from optimized_speculative import speculative_decode
 from speclab import losslessness, options, record
@@ -153,19 +151,8 @@ def theirs(bench: Bench, arm: Arm, ids: Tensor) -> Outcome:
         extra["assistant_model"] = constant_k(bench.drafters[arm.draft].draft.model, arm.draft_length)
     elif arm.method == "lookup":
         extra["prompt_lookup_num_tokens"] = arm.draft_length
-    with counted_passes(model) as widths, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        start = time.perf_counter()
-        output = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=bench.max_new_tokens,
-            do_sample=False,
-            pad_token_id=0,
-            **extra,
-        )
-        tokens = output[0, ids.shape[1] :].tolist()  # waits for the device
-        seconds = time.perf_counter() - start
+    with counted_passes(model) as widths:
+        seconds, tokens = library_generate(model, ids, bench.max_new_tokens, **extra)
     return Outcome(seconds, tokens, len(widths))
 
 

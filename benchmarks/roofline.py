@@ -29,7 +29,7 @@ import torch
 from benchmarks import common
 from benchmarks.common import COUNT, NUMBER, SECONDS, TEXT
 from experiments.job import numbers
-from speclab import options
+from speclab import lab_pair, options
 from speclab.cached_model import CachedModel
 from speclab.errors import UsageProblem, reports_problems
 from speclab.footprint import cache_bytes, operations, weights_read
@@ -243,7 +243,8 @@ def passes_table(entry: dict, markdown: bool) -> str:
 
 def model_title(entry: dict) -> str:
     size = f"{entry['parameters'] / 1e6:.1f} M parameters, {entry['weight_bytes'] / 1e6:.0f} MB read in a pass"
-    where = f"{entry['context']} tokens in the cache, engine {entry['engine']}"
+    size += ", padded" * lab_pair.is_lab_size(entry["name"])
+    where = f"{entry['context']} tokens in the cache, {entry['engine']} engine"
     return f"{entry['role'].capitalize()} {entry['name']}: {size}, {where}"
 
 

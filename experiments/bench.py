@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 from tqdm import tqdm
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedModel
 
 from baseline_autoregressive import autoregressive_decode
 from draft_models import Dial, Drafter, ModelDrafter
@@ -83,19 +83,7 @@ class Bench:
 
     def generate(self, prompt: Prompt) -> tuple[float, list[int]]:
         """The library's own greedy loop, as a yardstick for the yardstick.  -> seconds with prefill, new tokens"""
-        ids = prompt.ids.to(self.setup.device)
-        start = time.perf_counter()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            output = self.setup.target.model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=self.max_new_tokens,
-                do_sample=False,
-                pad_token_id=0,
-            )
-        tokens = output[0, ids.shape[1] :].tolist()  # waits for the device
-        return time.perf_counter() - start, tokens
+        return library_generate(self.setup.target.model, prompt.ids.to(self.setup.device), self.max_new_tokens)
 
     def _drafter(self, name: str, ids: Tensor, budget: int) -> Drafter:
         drafter = copy.deepcopy(self.drafters[name])
@@ -105,6 +93,23 @@ class Bench:
                 self._references[key] = list(autoregressive_decode(copy.deepcopy(self.setup.target), ids, budget))
             drafter.replay(self._references[key])
         return drafter
+
+
+def library_generate(model: PreTrainedModel, ids: Tensor, max_new_tokens: int, **options) -> tuple[float, list[int]]:
+    """Greedy `model.generate`; `options` add an assistant or prompt lookup.  -> seconds with prefill, new tokens"""
+    start = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        output = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+            pad_token_id=0,
+            **options,
+        )
+    tokens = output[0, ids.shape[1] :].tolist()  # waits for the device
+    return time.perf_counter() - start, tokens
 
 
 class Decoding:

@@ -10,6 +10,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
+from speclab import lab_pair
 from speclab.ladder import EFFECTS, PREDICTORS, factors, prediction_errors, prediction_rows
 from speclab.record import lengths_histogram, write_whole
 from speclab.sweep_facts import Value, decoding
@@ -101,6 +102,7 @@ def small_print(run: dict) -> str:
     """Model, machine, number format, time and commit of any record: the line under a picture."""
     commit = (run["versions"]["commit"] or "")[:8]
     target, dtype = (run["settings"][name] for name in ("target", "dtype"))
+    target += " (padded)" * lab_pair.is_lab_size(target)
     return f"{target} on {hardware(run)}, {dtype}; {run['created']}, commit {commit}"
 
 

@@ -156,6 +156,7 @@ def padded() -> str:
         report.ladder_table(rows, markdown=True) or "",
         *report.costs_tables(run, markdown=True),
         "What a round makes of its tokens: " + "; ".join(share) + ".",
+        "![from the book's formula to the measured speedup, padded target](../plots/cpu-2-cores-200m-why.png)",
     ]
     return "\n\n".join(line for line in lines if line)
 

@@ -1,5 +1,6 @@
 """Sentences about a run: each is a view of its record, nothing is measured here."""
 
+from speclab import lab_pair
 from speclab.ladder import PREDICTORS, UNEXPLAINED, largest_reason, nearly_cancel, prediction_errors
 
 NAME_WIDTH = 8  # of a draft's name in the terminal, where every table fits into 80 columns
@@ -231,5 +232,12 @@ def provenance(run: dict) -> str:
     n_prompts = run["prompts"]["n"] if "prompts" in run else settings["n_prompts"]
     return (
         f"{circumstances(run)}; {n_prompts} prompts, {settings['max_new_tokens']} new tokens each, "
-        f"{settings['repeats']} x."
+        f"{settings['repeats']} x.{padding(settings['target'])}"
     )
+
+
+def padding(target: str) -> str:
+    """What must stand beside every number of a padded target; nothing for any other."""
+    if not lab_pair.is_lab_size(target):
+        return ""
+    return f" {target} is {lab_pair.describe_padding(lab_pair.parse_size(target))}."

@@ -555,3 +555,13 @@ def test_reading_the_prompt_is_priced():
     expected = "reading a prompt of 90 tokens takes the target 60.0 ms, +8.0 ms with model drafts"
     assert words.reading_line({"raw": raw}) == expected
     assert words.reading_line({"raw": []}) is None
+
+
+def test_a_padded_target_is_called_that_wherever_its_numbers_stand():
+    """lab:8b says what the lab's target says; only its price is that of a larger model."""
+    assert "padded: the lab target's text at an 8-billion-parameter price" in words.padding("lab:8b")
+    run = make_run(("model",), (4,), (0.0,))
+    assert "padded" not in report.comparison(run, markdown=True)
+    run["settings"]["target"] = "lab:200m"
+    assert "200-million-parameter price" in report.comparison(run, markdown=True)
+    assert "lab:200m (padded)" in plots.small_print(run)
