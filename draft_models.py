@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from speclab import options
-from speclab.cached_model import CachedModel
+from speclab.cached_model import CachedModel, tokens_to_keep
 from speclab.errors import EnvironmentProblem, UsageProblem
 from speclab.sampling import Draft, Sampling, draw
 
@@ -73,7 +73,7 @@ class ModelDrafter:
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
         self._n_committed += len(committed)
-        kept = min(self.draft.length, self._n_committed - 1)
+        kept = tokens_to_keep(self.draft.length, self._n_committed)
         self.draft.rollback(kept)
         self._not_fed = (self._not_fed + committed)[-(self._n_committed - kept) :]
 

@@ -12,7 +12,7 @@ and how the rounds went: drafted, accepted, tokens per round, and a histogram of
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -21,9 +21,9 @@ from torch import Tensor
 from baseline_autoregressive import autoregressive_decode
 from draft_models import Dial, Drafter, ModelDrafter, add_draft_flag, make_drafter  # NEW
 from speclab import footprint, options, report  # NEW: report
-from speclab.cached_model import CachedModel, check_prompt
+from speclab.cached_model import CachedModel, check_prompt, tokens_to_keep  # NEW: tokens_to_keep
 from speclab.errors import reports_problems
-from speclab.sampling import Sampling, draw_next, to_host, uniforms, verify  # NEW: verify
+from speclab.sampling import Draft, Sampling, Verdict, draw_next, to_host, uniforms, verify  # NEW: three of these
 from speclab.theory import Counts  # NEW
 from speclab.timing import Stopwatch
 
@@ -40,6 +40,13 @@ class Round(NamedTuple):  # NEW
     seconds: dict[str, float] | None = None  # by phase, when asked for
 
 
+class Rules(NamedTuple):  # NEW
+    """The two decisions of a round, as functions. A reader's own can take their place (exercises/)."""
+
+    verify: Callable[[Draft, Tensor, Sampling, Tensor], Verdict] = verify
+    tokens_to_keep: Callable[[int, int], int] = tokens_to_keep
+
+
 def speculative_decode(
     target: CachedModel,
     drafter: Drafter,  # NEW
@@ -50,6 +57,7 @@ def speculative_decode(
     generator: torch.Generator | None = None,
     eos: frozenset[int] = frozenset(),
     time_phases: bool = False,
+    rules: Rules = Rules(),  # NEW
 ) -> Iterator[Round]:
     """Yield rounds that continue `prompt` (1, prompt length) by up to `max_new_tokens` ids in all.
 
@@ -89,14 +97,14 @@ def speculative_decode(
         watch.lap("verify")
 
         # 3. Accept or reject, and fetch what was decided: the one host synchronisation of the round. # NEW
-        verdict = verify(draft, logits, sampling, chances[:, k : k + n_drafted + 1])
+        verdict = rules.verify(draft, logits, sampling, chances[:, k : k + n_drafted + 1])
         *drafted, next_token, n_accepted = to_host(torch.cat([draft.tokens[0], verdict.next_token, verdict.n_accepted]))
         committed = [*drafted[:n_accepted], next_token]
         n_committed += len(committed)
         watch.lap("accept")
 
         # 4. Roll back both caches to all but the last committed token. # NEW
-        target.rollback(n_prompt + n_committed - 1)
+        target.rollback(rules.tokens_to_keep(target.length, n_prompt + n_committed))
         drafter.observe(n_accepted, committed)
         watch.lap("rollback")
 

@@ -174,6 +174,11 @@ class _FastGear:
         self._masks = causal_mask(self.WIDEST, self._capacity + self.WIDEST, self._flat.dtype, device)
 
 
+def tokens_to_keep(n_cached: int, n_committed: int) -> int:
+    """Of the `n_cached` tokens in a cache, those that stay once `n_committed` are final: all of these but the last."""
+    return min(n_cached, n_committed - 1)
+
+
 def check_prompt(model: CachedModel, prompt: Tensor, max_new_tokens: int) -> None:
     """Refuse a prompt that is empty or leaves no room for the output."""
     length, room = prompt.shape[1], model.max_length

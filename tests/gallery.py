@@ -80,7 +80,7 @@ RULE, THEORY = "speclab/sampling.py", "speclab/theory.py"
 CACHE, GRAPHS, BENCH = "speclab/cached_model.py", "speclab/graphs.py", "experiments/bench.py"
 COMMIT = "committed = [*drafted[:n_accepted], next_token]"
 VERIFY = "logits = target.feed(torch.cat([last, draft.tokens], dim=1))"
-ROLLBACK = "target.rollback(n_prompt + n_committed - 1)"
+ROLLBACK = "target.rollback(rules.tokens_to_keep(target.length, n_prompt + n_committed))"
 NEXT_TOKEN = "torch.where(whole[:, None], target_here, residual)"
 
 MUTANTS = (
