@@ -10,6 +10,8 @@ A new kind implements `Drafter`; the loop in optimized_speculative.py does not c
 """
 
 import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -18,6 +20,7 @@ from torch import Tensor
 from speclab import options
 from speclab.cached_model import CachedModel, tokens_to_keep
 from speclab.errors import EnvironmentProblem, UsageProblem
+from speclab.graphs import Feed
 from speclab.sampling import Draft, Sampling, draw
 
 
@@ -32,6 +35,38 @@ class Drafter(Protocol):
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
         """`n_accepted` proposals were kept; `committed` are the ids now final: those, then one from the target."""
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The steps of a draft as one program (speclab/graphs.py): each feeds what the step before it chose."""
+
+    sampling: Sampling
+
+    def widths(self, not_fed: Tensor, uniforms: Tensor) -> tuple[int, ...]:
+        return (not_fed.shape[1], *[1] * (uniforms.shape[1] - 1))
+
+    def __call__(self, feed: Feed, not_fed: Tensor, uniforms: Tensor) -> tuple[Tensor, ...]:
+        """(1, m) ids, (1, k) uniforms -> proposed ids (1, k); unless greedy also what they came from, (1, k, vocab)
+
+        A one-hot needs no storage; the accept rule knows what its absence means.
+        """
+        ids, tokens, probs = not_fed, [], []
+        for i in range(uniforms.shape[1]):
+            token, token_probs = self.choose(feed(ids)[:, -1], uniforms[:, i])
+            tokens.append(token)
+            probs.append(token_probs)
+            ids = token[:, None]
+        proposed = torch.stack(tokens, dim=1)
+        return (proposed,) if self.sampling.greedy else (proposed, torch.stack(probs, dim=1))
+
+    def choose(self, logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+        """(1, vocab) logits -> the proposed id (1,) and the distribution (1, vocab) it was drawn from"""
+        if self.sampling.greedy:  # what `draw` would return, without building the one-hot
+            return logits.argmax(-1), logits
+        probs = self.sampling.probs(logits)
+        # A NOT_FINITE cannot be fed; the accept rule meets the same probabilities and reports them.
+        return draw(probs, uniform).clamp(min=0), probs
 
 
 class ModelDrafter:
@@ -58,18 +93,9 @@ class ModelDrafter:
         if k == 0:
             empty = torch.empty((1, 0), dtype=torch.long, device=self.draft.device)
             return Draft(empty, torch.zeros(1, dtype=torch.long, device=self.draft.device))
-        feed = torch.tensor([self._not_fed], device=self.draft.device)  # (1, 1 or 2): catch-up
-        tokens, probs = [], []
-        for i in range(k):
-            logits = self.draft.feed(feed)[:, -1]  # (1, vocab)
-            token, token_probs = self._choose(logits, uniforms[:, i])
-            tokens.append(token)
-            probs.append(token_probs)
-            feed = token[:, None]
-        size = torch.full((1,), k, device=self.draft.device)
-        # A one-hot needs no storage; the accept rule knows what None means.
-        stacked = None if self._sampling.greedy else torch.stack(probs, dim=1)  # (1, k, vocab)
-        return Draft(torch.stack(tokens, dim=1), size, stacked)
+        not_fed = torch.tensor([self._not_fed], device=self.draft.device)  # (1, 1 or 2): catch-up
+        tokens, *probs = self._run(not_fed, uniforms)
+        return Draft(tokens, torch.full((1,), k, device=self.draft.device), *probs)
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
         self._n_committed += len(committed)
@@ -77,13 +103,8 @@ class ModelDrafter:
         self.draft.rollback(kept)
         self._not_fed = (self._not_fed + committed)[-(self._n_committed - kept) :]
 
-    def _choose(self, logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-        """(1, vocab) logits -> the proposed id (1,) and the distribution (1, vocab) it was drawn from"""
-        if self._sampling.greedy:  # what `draw` would return, without building the one-hot
-            return logits.argmax(-1), logits
-        probs = self._sampling.probs(logits)
-        # A NOT_FINITE cannot be fed; the accept rule meets the same probabilities and reports them.
-        return draw(probs, uniform).clamp(min=0), probs
+    def _run(self, not_fed: Tensor, uniforms: Tensor) -> tuple[Tensor, ...]:
+        return self.draft.run(Chain(self._sampling), not_fed, uniforms)
 
 
 class NgramDrafter:
@@ -185,11 +206,26 @@ class DialDrafter(Dial, ModelDrafter):
         self._follow(self._n_committed - self._n_prompt, committed)
         super().observe(n_accepted, committed)
 
-    def _choose(self, logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-        token, probs = super()._choose(logits, uniform)  # the real draft's work, paid for and thrown away
+    def _run(self, not_fed: Tensor, uniforms: Tensor) -> tuple[Tensor, ...]:
+        # Pass by pass: its dice are thrown on the host, which no graph can repeat.
+        return ReplayedChain(self._sampling, self._next)(self.draft.feed, not_fed, uniforms)
+
+    def _next(self, token: Tensor) -> Tensor:
+        """What is proposed instead of the draft's own token."""
         replayed = self._replayed(self._position, self.draft.vocab_size)
         self._position += 1
-        return token if replayed is None else torch.full_like(token, replayed), probs
+        return token if replayed is None else torch.full_like(token, replayed)
+
+
+@dataclass(frozen=True)
+class ReplayedChain(Chain):
+    """The real draft's work, paid for and thrown away."""
+
+    instead: Callable[[Tensor], Tensor]
+
+    def choose(self, logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+        token, probs = super().choose(logits, uniform)
+        return self.instead(token), probs
 
 
 class FreeDialDrafter(Dial):

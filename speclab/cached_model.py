@@ -11,7 +11,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 
 from speclab.errors import EnvironmentProblem, UsageProblem
 from speclab.flat import FlatModel, WrittenInPlace, causal_mask, positions_known
-from speclab.graphs import GraphGear
+from speclab.graphs import GraphGear, Program
 
 
 class CachedModel:
@@ -75,6 +75,18 @@ class CachedModel:
         self._length += tokens.shape[1]
         self.n_passes += 1
         return logits[..., : self.vocab_size]
+
+    def run(self, program: Program, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """`program(self.feed, *inputs)`; on CUDA graphs all of it is one replay once its shapes have been met."""
+        if isinstance(self._gear, GraphGear):
+            with torch.inference_mode():
+                outputs = self._gear.run(program, inputs, self._length, self.vocab_size)
+            if outputs is not None:
+                widths = program.widths(*inputs)
+                self._length += sum(widths)
+                self.n_passes += len(widths)
+                return outputs
+        return program(self.feed, *inputs)
 
     def rollback(self, length: int) -> None:
         """Keep the first `length` tokens of the cache."""

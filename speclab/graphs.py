@@ -1,20 +1,24 @@
-"""CUDA graphs for the fast gear: a pass is one replay instead of a launch for each of its kernels.
+"""CUDA graphs for the fast gear: one replay instead of a launch for each kernel.
 
-A graph repeats what was captured: the same kernels on the same addresses with the same shapes. So a pass reads its
-ids and positions from fixed tensors, writes keys and values at those positions, and masks whatever lies behind them.
-Shapes are few: a pass is padded to a width that this decoding has used before (so a short last block is no new shape),
-and attention reads a multiple of BUCKET rows, so that it costs what the context holds and not what the buffer could
-hold.
+What is captured is a *program*: a pass, or several with work on the device between them, as the whole chain of k draft
+steps. A graph repeats what was captured: the same kernels on the same addresses with the same shapes. So a program
+reads its inputs and the length of the text from fixed tensors, writes keys and values at the positions behind it, and
+masks whatever lies further on. Shapes are few: a pass is padded to a width that this decoding has used before (so a
+short last block is no new shape), and attention reads a multiple of BUCKET rows, so that it costs what the context
+holds and not what the buffer could hold.
 
 Buffers and the graphs over them make a *lane*. Capturing takes longer than many replays, so lanes outlive decodings:
-the model keeps those that nobody uses. And it is done early: with a prompt's own pass a lane captures every width that
-the model has been asked for so far, so that after a warm-up no capture falls into a timed step.
+the model keeps those that nobody uses. And it is done early: with a prompt's own pass a lane captures every program
+that the model has been asked for so far, so that after a warm-up no capture falls into a timed step. A chain that the
+model meets for the first time runs pass by pass.
 
 Not measured on a GPU yet. What is tested without one: everything but the capture itself (tests/test_graphs.py).
 """
 
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -25,6 +29,39 @@ from speclab.flat import FlatModel, WrittenInPlace, positions_known
 BUCKET = 256  # rows
 SPARE = 512  # tokens a new lane can take behind its prompt before it has to grow
 WARM_UPS = 2  # passes before a capture: kernels are chosen and workspaces allocated in them
+
+
+Feed = Callable[[Tensor], Tensor]  # (1, m) ids -> (1, m, vocab) logits, behind what was fed before
+
+
+class Program(Protocol):
+    """Passes of one model and work on the device between them. Equal programs share their graphs, so it is hashable."""
+
+    def widths(self, *inputs: Tensor) -> tuple[int, ...]:
+        """Tokens of each pass it will make; only the inputs' shapes matter."""
+
+    def __call__(self, feed: Feed, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Do it. Nothing in it may wait for the device."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """The plainest program: ids in, logits out."""
+
+    def widths(self, ids: Tensor) -> tuple[int, ...]:
+        return (ids.shape[1],)
+
+    def __call__(self, feed: Feed, ids: Tensor) -> tuple[Tensor, ...]:
+        return (feed(ids),)
+
+
+class Recipe(NamedTuple):
+    """Everything that a graph fixes but the lane and the rows that attention reads."""
+
+    program: Program
+    inputs: tuple[tuple[torch.Size, torch.dtype], ...]
+    n_tokens: int  # fed by it
+    vocab_size: int | None = None  # logits are cut to it
 
 
 class GraphGear:
@@ -52,7 +89,22 @@ class GraphGear:
         width = self._width(n_tokens)
         if length + width > min(self._lane.capacity, self._positions_known):
             width = n_tokens  # at the edge there is no room for padding
-        return self._lane.run(tokens, length, width)
+        recipe = _pass_of(width)
+        self._flat.recipes.add(recipe)
+        return self._lane.run(recipe, (tokens,), length)[0][:, :n_tokens]
+
+    def run(
+        self, program: Program, inputs: tuple[Tensor, ...], length: int, vocab_size: int
+    ) -> tuple[Tensor, ...] | None:
+        """The whole program as one replay; None where the model has not met it in these shapes, then and only then."""
+        shapes = tuple((given.shape, given.dtype) for given in inputs)
+        recipe = Recipe(program, shapes, sum(program.widths(*inputs)), vocab_size)
+        if recipe not in self._flat.recipes:
+            self._flat.recipes.add(recipe)
+            return None
+        if length + recipe.n_tokens > self._lane.capacity:
+            self._move(length)
+        return self._lane.run(recipe, inputs, length)
 
     def _width(self, n_tokens: int) -> int:
         """The least width used so far that holds them; their own if there is none. One token stays one."""
@@ -60,7 +112,6 @@ class GraphGear:
         if known and n_tokens > 1:
             return min(known)
         self._widths.add(n_tokens)
-        self._flat.widths.add(n_tokens)
         return n_tokens
 
     def forget(self, n_tokens: int) -> None:
@@ -89,9 +140,22 @@ class GraphGear:
                 ours[:, :, :length] = theirs[:, :, :length]
 
 
+def _pass_of(width: int) -> Recipe:
+    return Recipe(Pass(), ((torch.Size((1, width)), torch.long),), width)
+
+
 def _bucket(n: int) -> int:
     """`n` rows, rounded up."""
     return -(-n // BUCKET) * BUCKET
+
+
+class Graph(NamedTuple):
+    """What was captured, and the tensors it reads and writes."""
+
+    replay: Callable[[], None]
+    length: Tensor  # (1, 1) tokens before it
+    inputs: list[Tensor]
+    outputs: tuple[Tensor, ...]
 
 
 class Lane:
@@ -101,8 +165,7 @@ class Lane:
         self.flat, self.capacity = flat, capacity
         self.keys, self.values = flat.buffers(capacity)
         self._places = torch.arange(capacity, device=flat.device)[None]  # (1, capacity)
-        # (width, rows read) -> replay, ids, positions, logits
-        self._graphs: dict[tuple[int, int], tuple[Callable[[], None], Tensor, Tensor, Tensor]] = {}
+        self._graphs: dict[tuple[Recipe, int], Graph] = {}  # by recipe and rows read
 
     @property
     def n_graphs(self) -> int:
@@ -111,46 +174,55 @@ class Lane:
     def prepare(self, length: int, room: int) -> None:
         """Capture what decodings of this model have needed so far, for `length` tokens and what may follow them."""
         end = min(room, length + SPARE)
-        for width in self.flat.widths:
-            for rows in range(_bucket(length + width), _bucket(end) + 1, BUCKET):
-                if min(rows, room) - width >= length:
-                    self._graph(width, min(rows, room))
+        for recipe in self.flat.recipes:
+            for rows in range(_bucket(length + recipe.n_tokens), _bucket(end) + 1, BUCKET):
+                if min(rows, room) - recipe.n_tokens >= length:
+                    self._graph(recipe, min(rows, room))
 
-    def _graph(self, width: int, total: int) -> tuple[Callable[[], None], Tensor, Tensor, Tensor]:
-        """For a pass of this width that ends at `total` tokens."""
+    def _graph(self, recipe: Recipe, total: int) -> Graph:
+        """For a program that leaves `total` tokens."""
         rows = min(self.capacity, _bucket(total))
-        if (width, rows) not in self._graphs:
-            self._graphs[width, rows] = self._captured(width, rows, total - width)
-        return self._graphs[width, rows]
+        if (recipe, rows) not in self._graphs:
+            self._graphs[recipe, rows] = self._captured(recipe, rows, total - recipe.n_tokens)
+        return self._graphs[recipe, rows]
 
-    def run(self, tokens: Tensor, length: int, width: int) -> Tensor:
-        """(1, n) ids behind `length` tokens, padded to `width` -> (1, n, vocab) logits"""
-        n_tokens, total = tokens.shape[1], length + width
-        replay, ids, positions, logits = self._graph(width, total)
-        ids[:, :n_tokens].copy_(tokens)  # what stands behind them is never read
-        positions.copy_(self._places[:, length:total])
-        replay()
-        return logits[:, :n_tokens].clone()  # the next replay writes to the same place
+    def run(self, recipe: Recipe, inputs: tuple[Tensor, ...], length: int) -> tuple[Tensor, ...]:
+        """What the program makes of `inputs` behind `length` tokens. Inputs may be shorter than the recipe's."""
+        graph = self._graph(recipe, length + recipe.n_tokens)
+        for fixed, given in zip(graph.inputs, inputs, strict=True):
+            fixed[tuple(map(slice, given.shape))].copy_(given)  # in a padded pass nobody reads what stands behind
+        graph.length.fill_(length)
+        graph.replay()
+        return tuple(output.clone() for output in graph.outputs)  # the next replay writes to the same places
 
-    def _captured(self, width: int, rows: int, length: int) -> tuple[Callable[[], None], Tensor, Tensor, Tensor]:
-        ids = torch.zeros(1, width, dtype=torch.long, device=self.flat.device)
+    def _captured(self, recipe: Recipe, rows: int, length: int) -> Graph:
+        device, dtype = self.flat.device, self.flat.dtype
+        inputs = [torch.zeros(shape, dtype=kind, device=device) for shape, kind in recipe.inputs]
         # Warm-ups write keys and values like any pass: at rows that are not alive.
-        positions = self._places[:, length : length + width].clone()
+        before = torch.full((1, 1), length, device=device)
         keys, values = ([buffer[:, :, :rows] for buffer in side] for side in (self.keys, self.values))
-        lowest = torch.finfo(self.flat.dtype).min
-        columns = self._places[0, :rows]
+        lowest, columns = torch.finfo(dtype).min, self._places[0, :rows]
 
-        def step() -> Tensor:
-            mask = torch.zeros(1, 1, width, rows, dtype=self.flat.dtype, device=self.flat.device)
-            mask = mask.masked_fill(columns > positions[0, :, None], lowest)  # (1, 1, width, rows)
-            return self.flat.forward(ids, positions, mask, keys, values)
+        def step() -> tuple[Tensor, ...]:
+            n_fed = 0
 
-        replay, logits = capture(step)
-        return replay, ids, positions, logits
+            def feed(ids: Tensor) -> Tensor:
+                nonlocal n_fed
+                width = ids.shape[1]
+                positions = before + self._places[:, n_fed : n_fed + width]  # (1, width)
+                n_fed += width
+                mask = torch.zeros(1, 1, width, rows, dtype=dtype, device=device)
+                mask = mask.masked_fill(columns > positions[0, :, None], lowest)  # (1, 1, width, rows)
+                return self.flat.forward(ids, positions, mask, keys, values)[..., : recipe.vocab_size]
+
+            return recipe.program(feed, *inputs)
+
+        replay, outputs = capture(step)
+        return Graph(replay, before, inputs, outputs)
 
 
-def capture(step: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-    """A CUDA graph of `step`.  -> what replays it, and the tensor a replay writes to"""
+def capture(step: Callable[[], tuple[Tensor, ...]]) -> tuple[Callable[[], None], tuple[Tensor, ...]]:
+    """A CUDA graph of `step`.  -> what replays it, and the tensors a replay writes to"""
     current, side = torch.cuda.current_stream(), torch.cuda.Stream()
     side.wait_stream(current)
     with torch.cuda.stream(side):
@@ -159,5 +231,5 @@ def capture(step: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
     current.wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        output = step()
-    return graph.replay, output
+        outputs = step()
+    return graph.replay, outputs

@@ -72,6 +72,7 @@ ELSEWHERE = {  # tests that stand in other files than test_gallery.py
     "lanes_outlive_decodings_and_are_never_shared": "graphs",
     "logits_are_the_models_own": "graphs",
     "what_was_handed_out_is_not_overwritten": "graphs",
+    "a_chain_of_draft_steps_is_one_replay": "graphs",
     "greedy_texts_and_rounds_are_those_of_the_eager_engine_in_float32": "flat",
 }
 
@@ -156,7 +157,7 @@ MUTANTS = (
         6,
         "tests drafts with softmax at temperature 0, corrects by argmax",
         LOOP,
-        "verdict = verify(draft, logits, sampling, chances[:, k : k + n_drafted + 1])",
+        "verdict = rules.verify(draft, logits, sampling, chances[:, k : k + n_drafted + 1])",
         "verdict = verify(draft, logits, Sampling(1), chances[:, k : k + n_drafted + 1])\n"
         "        verdict = verdict._replace(next_token=logits[0, verdict.n_accepted].argmax(-1))",
         _tests("greedy_keeps_no_draft_but_the_argmax", "greedy_output_is_the_targets_own_choice"),
@@ -270,10 +271,18 @@ MUTANTS = (
     ),
     Mutant(
         10,
+        "gives every step of a graphed draft chain the first one's position",
+        GRAPHS,
+        "self._places[:, n_fed : n_fed + width]",
+        "self._places[:, :width]",
+        _tests("a_chain_of_draft_steps_is_one_replay"),
+    ),
+    Mutant(
+        10,
         "hands out logits that the next replay overwrites",
         GRAPHS,
-        "logits[:, :n_tokens].clone()",
-        "logits[:, :n_tokens]",
+        "output.clone() for output",
+        "output for output",
         _tests("what_was_handed_out_is_not_overwritten"),
     ),
     Mutant(

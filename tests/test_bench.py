@@ -568,9 +568,21 @@ def test_warm_up_meets_every_width_before_the_clock_counts(pair, monkeypatch):
     machine = Machine(monkeypatch, pair[0])
     instruments = {"model": [*range(6), 5, 5], "ngram": [*range(4), 3, 3]}
     bench = make_bench(pair, budget=50)
-    bench_module._warm_up(bench, ARMS[:-1], make_prompt(), instruments, Sampling(0.8))
+    bench_module._warm_up(bench, ARMS[:-1], [make_prompt()], instruments, Sampling(0.8))
     assert {width for who, width, _ in machine.passes if who == "target"} >= set(range(1, 7))
     assert {width for who, width, _ in machine.passes if who == "draft"} >= {1, 2}
+
+
+def test_a_gpu_meets_the_longest_and_the_shortest_prompt_twice(pair, monkeypatch):
+    """Graphs are captured with the prompt of the next decoding: after two rounds of each nothing is left to capture."""
+    bench = make_bench(pair, budget=8)
+    bench.setup.device = torch.device("cuda")  # read by the warm-up alone: decoding is replaced
+    seen = []
+    monkeypatch.setattr(bench, "decoding", lambda arm, sampling, prompt, **_: seen.append(prompt.ids.shape[1]))
+    monkeypatch.setattr(bench_module, "take_turns", lambda decodings: None)
+    prompts = [replace(make_prompt(), ids=torch.zeros(1, n, dtype=torch.long)) for n in (5, 9, 3)]
+    bench_module._warm_up(bench, ARMS[:1], prompts, {}, Sampling())
+    assert seen == [9, 3, 9, 3]
 
 
 def test_measurements_add_up():

@@ -506,6 +506,9 @@ class CountingModel:
         self.widths.append(tokens.shape[1])
         return torch.zeros(1, tokens.shape[1], self.vocab_size)
 
+    def run(self, program, *inputs):
+        return program(self.feed, *inputs)
+
     def rollback(self, length):
         assert length <= self.length
         self.length = length

@@ -5,7 +5,7 @@ import torch
 from tiny_models import FAMILIES, VOCAB, perturbed, tiny
 
 from baseline_autoregressive import autoregressive_decode
-from draft_models import ModelDrafter, NgramDrafter
+from draft_models import Chain, ModelDrafter, NgramDrafter
 from optimized_speculative import speculative_decode
 from speclab import engine, lab_pair, losslessness, options
 from speclab.cached_model import CachedModel
@@ -60,6 +60,18 @@ def test_sampled_rounds_do_not_depend_on_the_engine():
             rounds.append(list(speculative_decode(target, drafter, PROMPT.cuda(), 3, 12, Sampling(0.9), generator)))
         same += rounds[0] == rounds[1]
     assert same >= 19
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.9, 20, 0.9)], ids=["greedy", "sampled"])
+def test_a_chain_of_draft_steps_is_captured_whole(sampling):
+    """The first decoding meets the shapes, the second replays them: the same rounds, and graphs of several passes."""
+    target, drafter = on_gpu("llama", True), ModelDrafter(on_gpu("llama", True, noise=0.1))
+    found = []
+    for _ in range(3):
+        generator = torch.Generator("cuda").manual_seed(3)
+        found.append(list(speculative_decode(target, drafter, PROMPT.cuda(), 4, N_NEW, sampling, generator)))
+    assert found[0] == found[1] == found[2]
+    assert any(isinstance(recipe.program, Chain) for recipe, _ in drafter.draft._gear._lane._graphs)
 
 
 def test_two_decodings_side_by_side_over_many_buckets():

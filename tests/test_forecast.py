@@ -55,6 +55,9 @@ class TableModel:
         self.widths.append(tokens.shape[1])
         return self._logits(first)
 
+    def run(self, program, *inputs):
+        return program(self.feed, *inputs)
+
     def rollback(self, length: int) -> None:
         del self.tokens[length:]
 

@@ -48,6 +48,9 @@ class TableModel:
         self.length += tokens.shape[1]
         return self.logits[tokens]
 
+    def run(self, program, *inputs):
+        return program(self.feed, *inputs)
+
     def rollback(self, length: int) -> None:
         self.length = length
 

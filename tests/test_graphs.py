@@ -11,7 +11,7 @@ import torch
 from tiny_models import CONTEXT, VOCAB, perturbed, tiny
 
 from baseline_autoregressive import autoregressive_decode
-from draft_models import ModelDrafter
+from draft_models import Chain, ModelDrafter
 from optimized_speculative import speculative_decode
 from speclab import graphs
 from speclab.cached_model import CachedModel
@@ -30,14 +30,15 @@ def stand_in(monkeypatch):
     def capture(step):
         for _ in range(graphs.WARM_UPS):
             step()
-        output = step().clone()
+        outputs = tuple(output.clone() for output in step())
         seen["captures"] += 1
 
         def replay():
             seen["replays"] += 1
-            output.copy_(step())
+            for output, new in zip(outputs, step(), strict=True):
+                output.copy_(new)
 
-        return replay, output
+        return replay, outputs
 
     monkeypatch.setattr(graphs, "capture", capture)
     monkeypatch.setattr(graphs, "BUCKET", 16)
@@ -111,7 +112,7 @@ def test_short_last_blocks_are_padded_to_what_this_decoding_used():
     two.feed(PROMPT[:, :3])
     assert one._gear._widths == {5, 1}
     assert two._gear._widths == {3}
-    assert one.flat.widths == {5, 1, 3}
+    assert {recipe.n_tokens for recipe in one.flat.recipes} == {5, 1, 3}
 
 
 def test_captures_are_done_before_the_first_timed_step(stand_in):
@@ -125,6 +126,56 @@ def test_captures_are_done_before_the_first_timed_step(stand_in):
     captures = stand_in["captures"]
     for n in (5, 1, 1, 5, 1):
         other.feed(PROMPT[:, :n])
+    assert stand_in["captures"] == captures
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.9)], ids=["greedy", "sampled"])
+def test_a_chain_of_draft_steps_is_one_replay(sampling, stand_in):
+    """Pass by pass when its shapes are new, one graph from then on; proposals, cache and counts are the same."""
+    draft = graphed(noise=0.1)
+    eager = CachedModel(draft.model)
+    chances = torch.rand(1, 4, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    for first in (True, False):
+        found = []
+        for cached in (draft, eager):
+            cached.start(PROMPT, rolls_back=True)
+            for length in (9, 30):  # the second one reads another bucket
+                while cached.length < length:
+                    cached.feed(PROMPT[:, :1])
+                if cached is draft:
+                    spoil_dead_rows(cached)
+                replays = stand_in["replays"]
+                found.append(cached.run(Chain(sampling), PROMPT[:, :2], chances))
+                assert cached.length == length + 5, "two tokens of catch-up, and three of its own"
+                if cached is draft:
+                    assert stand_in["replays"] - replays == (4 if first and length == 9 else 1)
+                cached.rollback(length)
+        for ours, right in zip(found[:2], found[2:], strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(ours, right, strict=True))
+        assert draft.n_passes == eager.n_passes
+
+
+def test_a_drafter_runs_its_chain_in_one_replay_per_round(stand_in):
+    target, drafter = graphed(), ModelDrafter(graphed(noise=0.1))
+    replays = []
+    for _ in range(3):
+        stand_in["replays"] = 0
+        rounds = list(speculative_decode(target, drafter, PROMPT, 4, 33))
+        replays.append(stand_in["replays"])
+    assert sum(r.n_drafted for r in rounds) > 3 * len(rounds)
+    assert replays[2] == 2 * (len(rounds) - 1) - (rounds[-1].n_drafted == 0), "one for the draft, one for the target"
+    assert replays[0] > replays[2]
+
+
+def test_chains_are_captured_before_the_first_timed_step(stand_in):
+    draft = graphed(noise=0.1)
+    chances = torch.zeros(1, 4, dtype=torch.float64)
+    draft.start(PROMPT)
+    draft.run(Chain(Sampling()), PROMPT[:, :1], chances)
+    other = copy.deepcopy(draft)
+    other.start(PROMPT)
+    captures = stand_in["captures"]
+    other.run(Chain(Sampling()), PROMPT[:, :1], chances)
     assert stand_in["captures"] == captures
 
 

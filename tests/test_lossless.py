@@ -14,7 +14,7 @@ from tiny_models import CONTEXT, FAMILIES, VOCAB, PlainTransformer, perturbed, t
 from torch import Tensor
 
 from baseline_autoregressive import autoregressive_decode
-from draft_models import DialDrafter, ModelDrafter, NgramDrafter
+from draft_models import Chain, DialDrafter, ModelDrafter, NgramDrafter
 from optimized_speculative import Round, speculative_decode
 from speclab import sampling as sampling_module
 from speclab.cached_model import CachedModel
@@ -439,8 +439,13 @@ def one_uniform_for_all(draft, target_probs, uniforms) -> Verdict:
 class ArgmaxDraft(ModelDrafter):
     """Public bug 5: picked by argmax, scored with the softmax."""
 
-    def _choose(self, logits, uniform):
-        return logits.argmax(-1), self._sampling.probs(logits)
+    def _run(self, not_fed, uniforms):
+        return ArgmaxChain(self._sampling)(self.draft.feed, not_fed, uniforms)
+
+
+class ArgmaxChain(Chain):
+    def choose(self, logits, uniform):
+        return logits.argmax(-1), self.sampling.probs(logits)
 
 
 class NotRolledBack(CachedModel):

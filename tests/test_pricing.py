@@ -4,6 +4,7 @@ The last part is the strongest: on a machine whose clock is a price list, calibr
 predicted and measured speedups are the same number.
 """
 
+import functools
 import math
 
 import numpy as np
@@ -13,14 +14,14 @@ from test_bench import CPU, Machine, finish, make_prompt
 from tiny_models import PlainTransformer, perturbed
 from torch import Tensor
 
-import optimized_speculative
 from baseline_autoregressive import autoregressive_decode
 from draft_models import DialDrafter, ModelDrafter, NgramDrafter
+from experiments import bench as bench_module
 from experiments.bench import Bench, Measurement, measure
 from experiments.checks import lookups
 from experiments.comparison import build_rows
 from experiments.pricing import calibrated, chances
-from optimized_speculative import speculative_decode
+from optimized_speculative import Rules, speculative_decode
 from speclab import ladder
 from speclab.cached_model import CachedModel
 from speclab.forecast import forecast
@@ -269,7 +270,7 @@ def priced(monkeypatch):
     """A bench on a machine whose clock is a price list, and the machine."""
     bench = make_bench(budget=24)
     machine = Machine(monkeypatch, bench.setup.target.model, by_width=BY_WIDTH.get, **PRICES)
-    honest_verify, honest_lookup = optimized_speculative.verify, NgramDrafter.lookup
+    honest_verify, honest_lookup = Rules().verify, NgramDrafter.lookup
 
     def verify(draft, logits, sampling, uniforms):
         machine.seconds += ACCEPT + EACH * draft.tokens.shape[1]
@@ -279,7 +280,8 @@ def priced(monkeypatch):
         machine.seconds += LOOKUP
         return honest_lookup(drafter, k)
 
-    monkeypatch.setattr(optimized_speculative, "verify", verify)
+    decode = functools.partial(speculative_decode, rules=Rules(verify))
+    monkeypatch.setattr(bench_module, "speculative_decode", decode)
     monkeypatch.setattr(NgramDrafter, "lookup", lookup)
     return bench, machine
 

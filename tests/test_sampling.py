@@ -13,7 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from draft_models import ModelDrafter
+from draft_models import Chain
 from speclab.errors import EnvironmentProblem
 from speclab.sampling import NOT_FINITE, Draft, Sampling, accept, draw, draw_next, to_host, uniforms, verify
 
@@ -469,9 +469,7 @@ def test_to_host_reports_what_is_not_finite():
 
 
 def choose(sampling: Sampling, logits: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    drafter = ModelDrafter(None)  # choosing needs no model
-    drafter._sampling = sampling
-    return drafter._choose(logits, u)
+    return Chain(sampling).choose(logits, u)
 
 
 @given_cases
