@@ -10,6 +10,7 @@ and pictures.
     python compare.py --plan                      # predict every draft length from a baseline run
     python compare.py --verify-plan               # plan on half of the prompts, measure on the other half
     python compare.py --sweep acceptance          # turn one dial; --sweep all turns all of them
+    python compare.py --quick --trace trace.html  # and look at a decoding, round by round, in a browser
     python compare.py --draft model,ngram,dial:0.9 -k 1,2,4,8 --temperature 0 --by-kind
     python compare.py --target lab:200m --temperature 0        # the lab's text at a 200-million-parameter price
     python compare.py --target Qwen/Qwen2.5-7B-Instruct --draft Qwen/Qwen2.5-0.5B-Instruct,ngram --device cuda
@@ -24,9 +25,9 @@ import sys
 from pathlib import Path
 
 from draft_models import add_draft_flag
-from experiments import comparison, plan, profiling, sweeps
+from experiments import comparison, plan, profiling, sweeps, tracing
 from experiments.job import prepare
-from speclab import options, record
+from speclab import options, record, trace
 from speclab.errors import UsageProblem, reports_problems
 
 # Prompts of each kind (0: all), new tokens, repeats, draft lengths, temperatures.
@@ -43,6 +44,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = options.make_parser(__doc__)
     options.add_shared_flags(parser)
     add_draft_flag(parser, default=None)
+    options.add_impl_flag(parser)
     group = parser.add_argument_group("experiment")
     group.add_argument(
         "-k", "--draft-length", metavar="K,K", help="(default: 2,4,6,8; --quick 2,4; plans 0 to 16; most sweeps 4)"
@@ -63,6 +65,7 @@ def make_parser() -> argparse.ArgumentParser:
     group.add_argument("--by-kind", action="store_true", help="a table for each kind of prompt too")
     options.add_verbose_flag(group)
     group.add_argument("--profile", type=Path, metavar="FILE", help="first write a profiler trace of a few rounds here")
+    trace.add_trace_flag(group)
     group.add_argument("--json", metavar="PATH", help="write the run record here as well; - for stdout, alone")
     group.add_argument("--out-dir", type=Path, default=record.ROOT, help="holds results/ and plots/ (default: the lab)")
     group.add_argument("--name", default="local", help="of this run's files (default: local)")
@@ -86,16 +89,22 @@ def fill_in(args: argparse.Namespace) -> None:
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
+    trace.check_path(args.trace)
     fill_in(args)
     if args.sweep:
-        if args.profile or args.verbose:
-            flag = "--profile" if args.profile else "--verbose"
+        if args.impl:
+            raise UsageProblem("--impl decides the rows of one comparison; leave out --sweep, or --impl")
+        if args.profile or args.verbose or args.trace:
+            flag = "--profile" if args.profile else "--verbose" if args.verbose else "--trace"
             raise UsageProblem(f"{flag} looks at one comparison; leave out --sweep, or {flag}")
         return sweeps.run(args)
     job = prepare(args)
     if args.profile:
         profiling.write_trace(job, args.profile)
-    return plan.run(job) if args.plan or args.verify_plan else comparison.compare(job)
+    code = plan.run(job) if args.plan or args.verify_plan else comparison.compare(job)
+    if args.trace:  # after everything that was timed
+        tracing.draw_job(job)
+    return code
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ and how the rounds went: drafted, accepted, tokens per round, and a histogram of
     python optimized_speculative.py
     python optimized_speculative.py -k 6 --prompt "def read_config(path):" --stream
     python optimized_speculative.py --draft ngram --temperature 0.8 --seed 1
+    python optimized_speculative.py --trace trace.html        # look at every round in a browser; - for the terminal
 
 `diff baseline_autoregressive.py optimized_speculative.py` is the lesson; what is new carries `# NEW`.
 """
@@ -20,8 +21,10 @@ from torch import Tensor
 
 from baseline_autoregressive import autoregressive_decode
 from draft_models import Dial, Drafter, ModelDrafter, add_draft_flag, make_drafter  # NEW
-from speclab import footprint, options, report  # NEW: report
+from experiments import impl  # NEW
+from speclab import footprint, options, report, trace  # NEW: report, trace
 from speclab.cached_model import CachedModel, check_prompt, tokens_to_keep  # NEW: tokens_to_keep
+from speclab.detail import Detail, look  # NEW
 from speclab.errors import reports_problems
 from speclab.sampling import Draft, Sampling, Verdict, draw_next, to_host, uniforms, verify  # NEW: three of these
 from speclab.theory import Counts  # NEW
@@ -38,6 +41,7 @@ class Round(NamedTuple):  # NEW
     prefill: bool = False  # the first token: it comes from the prompt's own pass
     finish: str | None = None  # "eos" or "length" in the last round
     seconds: dict[str, float] | None = None  # by phase, when asked for
+    detail: Detail | None = None  # every number the rule used, when asked for
 
 
 class Rules(NamedTuple):  # NEW
@@ -58,12 +62,13 @@ def speculative_decode(
     eos: frozenset[int] = frozenset(),
     time_phases: bool = False,
     rules: Rules = Rules(),  # NEW
+    detail: bool = False,  # NEW
 ) -> Iterator[Round]:
     """Yield rounds that continue `prompt` (1, prompt length) by up to `max_new_tokens` ids in all.
 
     No `generator` means one with seed 0.
     `draft_length` 0 is plain decoding. Stops after an id in `eos`, also inside a block. `time_phases` waits for the
-    device after every phase, so a run with it is slower than one without.
+    device after every phase, so a run with it is slower than one without; `detail` also fetches what the rule saw.
     """
     check_prompt(target, prompt, max_new_tokens)
     if max_new_tokens == 0:
@@ -82,7 +87,7 @@ def speculative_decode(
     yield Round(committed, prefill=True, finish=finish, seconds=watch.laps or None)
 
     while finish is None:
-        watch = Stopwatch(target.device, running=time_phases)
+        watch, looked = Stopwatch(target.device, running=time_phases), None
         # 1. Draft. A round commits one token more than it accepts, so never draft more than what is left but one. # NEW
         k = min(draft_length, max_new_tokens - n_committed - 1)
         chances = uniforms((1, 2 * k + 1), generator, target.device)
@@ -102,6 +107,9 @@ def speculative_decode(
         committed = [*drafted[:n_accepted], next_token]
         n_committed += len(committed)
         watch.lap("accept")
+        if detail:
+            looked = look(draft, logits, sampling, chances[:, k:], verdict)
+            watch.lap("look")
 
         # 4. Roll back both caches to all but the last committed token. # NEW
         target.rollback(rules.tokens_to_keep(target.length, n_prompt + n_committed))
@@ -117,7 +125,7 @@ def speculative_decode(
                     n_accepted, n_rejected = i + 1, 0
                 break
         watch.lap("host")
-        yield Round(committed, n_drafted, n_accepted, n_rejected, finish=finish, seconds=watch.laps or None)
+        yield Round(committed, n_drafted, n_accepted, n_rejected, False, finish, watch.laps or None, looked)
 
 
 @reports_problems
@@ -129,14 +137,23 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "-k", "--draft-length", type=options.at_least(0), default=4, help="tokens per draft (default: 4)"
     )
+    options.add_impl_flag(parser)
+    trace.add_flags(parser)  # NEW
     args = parser.parse_args(argv)
+    trace.check_path(args.trace)  # NEW
+    theirs = impl.load(args.impl, impl.of_decoding(args))  # NEW: your functions, where --impl asks for them
 
     setup = options.load(args)
     drafter = make_drafter(args.draft, setup, args.seed)  # NEW
     prompts = options.read_prompts(args, setup.tokenizer)
     eos = frozenset() if args.ignore_eos else setup.eos
-    counts, seconds = Counts(), 0.0
-    print(setup.describe(), file=sys.stderr)
+    from experiments import tracing  # NEW: here, because it runs this loop too
+
+    if args.trace_shapes:  # NEW
+        return tracing.print_shapes(args, setup, drafter, prompts[0], theirs)
+    counts, seconds, n_wrong = Counts(), 0.0, 0
+    print(setup.describe(), *theirs.describe(), sep="\n", file=sys.stderr)
+    decode = theirs.decoder(speculative_decode, Rules)  # NEW
     for prompt in prompts:
         if isinstance(drafter, Dial):  # NEW: the instrument needs to know the right answer
             ids = prompt.ids.to(setup.device)
@@ -144,9 +161,9 @@ def main(argv: list[str] | None = None) -> int:
         generator = torch.Generator(setup.device).manual_seed(args.seed)
         watch = Stopwatch(setup.device)
         text = options.TextWriter(setup.tokenizer, prompt, stream=args.stream)
-        for round_ in speculative_decode(
+        for round_ in decode(
             setup.target,
-            drafter,
+            theirs.drafter(drafter, args.draft_length),
             prompt.ids.to(setup.device),
             args.draft_length,
             args.max_new_tokens,
@@ -161,6 +178,8 @@ def main(argv: list[str] | None = None) -> int:
         watch.lap("decode")
         text.close()
         seconds += watch.laps.get("decode", 0.0)
+        if theirs:  # NEW: your functions may pass their checks and still make a wrong text
+            n_wrong += not theirs.same_text(setup, prompt, autoregressive_decode, text.tokens, args, eos)
 
     speed = options.rate(counts.n_emitted, seconds)
     print(f"\n{counts.n_emitted} tokens decoded in {seconds:.2f} s: {speed} (prefill apart)")
@@ -168,7 +187,9 @@ def main(argv: list[str] | None = None) -> int:
     if args.verbose:
         draft = drafter.draft.model if isinstance(drafter, ModelDrafter) else None  # NEW
         print(footprint.describe(setup.target.model, draft, args.draft_length, setup.target.length))
-    return 0
+    if args.trace:  # NEW: the first prompt once more, looked at and drawn
+        tracing.draw(args, setup, drafter, prompts[0], eos, theirs)
+    return int(n_wrong > 0)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from transformers.utils import logging as transformers_logging
 from speclab import engine, lab_pair, prompts
 from speclab.cached_model import CachedModel, check_rollback
 from speclab.errors import EnvironmentProblem, UsageProblem
+from speclab.flags import Parser, at_least, make_parser  # noqa: F401 - every script asks for its flags here
 from speclab.flat import can_prepack
 from speclab.sampling import Sampling
 
@@ -20,18 +21,6 @@ LAB_PAIR = ROOT / "models" / "lab-pair"
 transformers_logging.disable_progress_bar()  # a lab pair loads in a blink, and stderr is for what matters
 LAB = {role: str(LAB_PAIR / role) for role in ("target", "draft")}
 LAB_TARGET, LAB_DRAFT = LAB["target"], LAB["draft"]
-
-
-class Parser(argparse.ArgumentParser):
-    """argparse with one-line errors."""
-
-    def error(self, message: str) -> None:
-        raise UsageProblem(f"{message}; see {self.prog} --help")
-
-
-def make_parser(docstring: str) -> Parser:
-    """A parser whose help is the script's docstring, examples included."""
-    return Parser(description=docstring, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
 def add_shared_flags(parser: argparse.ArgumentParser) -> None:
@@ -72,6 +61,14 @@ def add_verbose_flag(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_impl_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--impl",
+        metavar="WHOSE",
+        help="exercises or solutions: your functions, as far as their checks pass, decide; some of them: exercises:2,3",
+    )
+
+
 def add_decoding_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of the two scripts that decode once and print the text."""
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: 0)")
@@ -79,21 +76,6 @@ def add_decoding_flags(parser: argparse.ArgumentParser) -> None:
     add_verbose_flag(parser)
     parser.add_argument("--ignore-eos", action="store_true", help="go on to --max-new-tokens whatever is said")
     parser.set_defaults(limit=1)
-
-
-def at_least(smallest: int):
-    """An argparse type: a whole number not below `smallest`."""
-
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-        if value < smallest:
-            raise argparse.ArgumentTypeError(f"{value} is too small, give {smallest} or more")
-        return value
-
-    return parse
 
 
 @dataclass
@@ -279,12 +261,12 @@ class TextWriter:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: prompts.Prompt, stream: bool):
         self.tokenizer, self.stream = tokenizer, stream
-        self._tokens: list[int] = []
+        self.tokens: list[int] = []  # added so far
         self._shown = 0
         print(f"\n=== {prompt.kind} " + "=" * 60 + f"\n{prompt.text}", end="", flush=stream)
 
     def add(self, tokens: list[int]) -> None:
-        self._tokens += tokens
+        self.tokens += tokens
         if self.stream:
             self._show(final=False)
 
@@ -293,7 +275,7 @@ class TextWriter:
         print(flush=True)
 
     def _show(self, final: bool) -> None:
-        text = self.tokenizer.decode(self._tokens, skip_special_tokens=True)
+        text = self.tokenizer.decode(self.tokens, skip_special_tokens=True)
         # A token may end inside a character: wait for the rest of it.
         if final or not text.endswith("\ufffd"):
             print(text[self._shown :], end="", flush=self.stream)

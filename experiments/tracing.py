@@ -1,0 +1,126 @@
+"""`--trace FILE`: decode a prompt with both decoders, look at every round, and draw it (speclab/trace.py)."""
+
+import argparse
+import copy
+import time
+from collections.abc import Iterator
+
+import torch
+
+from baseline_autoregressive import autoregressive_decode
+from draft_models import Dial, Drafter
+from experiments.impl import LAB, Impl
+from experiments.job import Job, drafter_name
+from optimized_speculative import Round, Rules, speculative_decode
+from speclab import options, shapes, trace
+from speclab.errors import UsageProblem
+from speclab.prompts import Prompt
+from speclab.sampling import Sampling
+
+WARM = 12  # tokens of each decoder before the clocks start: shapes met for the first time are slow
+
+
+def follow(
+    setup: options.Setup,
+    drafter: Drafter,
+    draft_name: str,
+    prompt: Prompt,
+    draft_length: int,
+    max_new_tokens: int,
+    sampling: Sampling,
+    seed: int = 0,
+    eos: frozenset[int] = frozenset(),
+    theirs: Impl = LAB,
+    longest: int | None = None,
+) -> trace.Trace:
+    """The prompt decoded by the baseline, then by the speculative loop, with times and details of every round.
+
+    theirs: a reader's own functions in the loop; `longest` is how far these may draft where they choose the length.
+    """
+    ids, decode = prompt.ids.to(setup.device), theirs.decoder(speculative_decode, Rules)
+
+    def dice() -> torch.Generator:
+        return torch.Generator(setup.device).manual_seed(seed)
+
+    target = copy.deepcopy(setup.target)  # the same weights with a cache of its own: both decode side by side
+
+    def baseline(n_tokens: int) -> Iterator[int]:
+        return autoregressive_decode(target, ids, n_tokens, sampling, dice(), eos, setup.chunk)
+
+    def rounds(n_tokens: int) -> Iterator[Round]:
+        proposer = theirs.drafter(drafter, longest)
+        args = (setup.target, proposer, ids, draft_length, n_tokens, sampling, dice(), eos)
+        return decode(*args, time_phases=True, detail=True)
+
+    if isinstance(drafter, Dial):
+        drafter.replay(list(baseline(max_new_tokens)))
+    for stream in (baseline, rounds):
+        for _ in stream(min(WARM, max_new_tokens)):
+            pass
+    found, steps = race(rounds(max_new_tokens), baseline(max_new_tokens))
+    settings = {
+        "target": setup.target_name,
+        "draft": options.short_name(options.LAB_DRAFT) if draft_name == "model" else draft_name,
+        "draft_length": draft_length,
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "seed": seed,
+        "device": setup.device.type,
+        "dtype": setup.dtype_name,
+        "engine": setup.engine,
+    }
+    return trace.trace(found, steps, setup.tokenizer, prompt.text, prompt.id_list, settings)
+
+
+def race(rounds: Iterator[Round], tokens: Iterator[int]) -> tuple[list[Round], list[tuple[int, float]]]:
+    """Run both to their ends; whoever is behind in time goes next, so that both meet the same machine.
+
+    -> all rounds; all of the baseline's ids with the seconds at which they were there, its first one's being 0
+    """
+    found, steps = [next(rounds)], [(next(tokens), 0.0)]
+    mine, others = 0.0, 0.0
+    done: set[int] = set()
+    while len(done) < 2:
+        behind = tokens if id(rounds) in done or (id(tokens) not in done and others < mine) else rounds
+        start = time.perf_counter()
+        item = next(behind, None)
+        if item is None:
+            done.add(id(behind))
+        elif behind is rounds:
+            found.append(item)
+            mine += sum(trace.phases(item.seconds).values())
+        else:
+            others += time.perf_counter() - start
+            steps.append((item, others))
+    return found, steps
+
+
+def draw(
+    args: argparse.Namespace, setup: options.Setup, drafter: Drafter, prompt: Prompt, eos: frozenset[int], theirs: Impl
+) -> None:
+    """`optimized_speculative.py --trace`"""
+    k, n_tokens, name = args.draft_length, args.max_new_tokens, drafter_name(args.draft)
+    found = follow(setup, drafter, name, prompt, k, n_tokens, setup.sampling, args.seed, eos, theirs, longest=k)
+    trace.write(found, args.trace)
+
+
+def draw_job(job: Job) -> None:
+    """`compare.py --trace`: what the comparison starts with, its first prompt, draft, length and temperature."""
+    base, temperature = job.setup.sampling, job.temperatures[0]
+    names = [name for name, drafter in job.drafters.items() if not (temperature and isinstance(drafter, Dial))]
+    if not names:
+        raise UsageProblem("--trace has nothing to draw: the dial only replays greedy output; add 0 to --temperature")
+    sampling = Sampling(temperature, base.top_k, base.top_p)
+    k, n_tokens = next(filter(None, job.draft_lengths), 0), job.args.max_new_tokens
+    drafter, prompt = job.drafters[names[0]], job.prompts[0]
+    with job.talk():
+        found = follow(job.setup, drafter, names[0], prompt, k, n_tokens, sampling, job.args.seed, theirs=job.theirs)
+        trace.write(found, job.args.trace)
+
+
+def print_shapes(args: argparse.Namespace, setup: options.Setup, drafter: Drafter, prompt: Prompt, theirs: Impl) -> int:
+    """`optimized_speculative.py --trace-shapes`  -> exit code"""
+    ids, generator = prompt.ids.to(setup.device), torch.Generator(setup.device).manual_seed(args.seed)
+    words = (setup.target, drafter, setup.tokenizer, ids, args.draft_length, setup.sampling, generator)
+    return shapes.show(*words, theirs.shapes)
