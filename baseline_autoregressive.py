@@ -16,6 +16,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from experiments import impl
 from speclab import footprint, options
 from speclab.cached_model import CachedModel, check_prompt
 from speclab.errors import reports_problems
@@ -65,13 +66,15 @@ def main(argv: list[str] | None = None) -> int:
     parser = options.make_parser(__doc__)
     options.add_shared_flags(parser)
     options.add_decoding_flags(parser)
+    options.add_impl_flag(parser)
     args = parser.parse_args(argv)
+    theirs = impl.load(args.impl, {0})  # your functions, where --impl asks for them
 
     setup = options.load(args)
     prompts = options.read_prompts(args, setup.tokenizer)
     eos = frozenset() if args.ignore_eos else setup.eos
     n_decoded, seconds = 0, 0.0
-    print(setup.describe(), file=sys.stderr)
+    print(setup.describe(), *theirs.describe(), sep="\n", file=sys.stderr)
     for prompt in prompts:
         generator = torch.Generator(setup.device).manual_seed(args.seed)
         watch = Stopwatch(setup.device)
@@ -96,6 +99,8 @@ def main(argv: list[str] | None = None) -> int:
         seconds += watch.laps.get("decode", 0.0)
 
     print(f"\n{n_decoded} tokens decoded in {seconds:.2f} s: {options.rate(n_decoded, seconds)} (prefill apart)")
+    if theirs:
+        print(theirs.rates(setup, prompts, autoregressive_decode, args, eos))
     if args.verbose:
         print(footprint.describe(setup.target.model, None, 0, setup.target.length))
     return 0

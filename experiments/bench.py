@@ -23,7 +23,8 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from baseline_autoregressive import autoregressive_decode
 from draft_models import Dial, Drafter, ModelDrafter
-from optimized_speculative import Round, speculative_decode
+from experiments.impl import LAB, Impl
+from optimized_speculative import Round, Rules, speculative_decode
 from speclab import options
 from speclab.cached_model import CachedModel
 from speclab.costs import RoundTime, StepTime, catch_ups
@@ -37,10 +38,13 @@ WARM_UP_TOKENS = 24
 
 
 class Bench:
-    """One target, its drafts, and how long to decode."""
+    """One target, its drafts, and how long to decode. `theirs`: a reader's own functions in the speculative arms."""
 
-    def __init__(self, setup: options.Setup, drafters: dict[str, Drafter], max_new_tokens: int, seed: int):
+    def __init__(
+        self, setup: options.Setup, drafters: dict[str, Drafter], max_new_tokens: int, seed: int, theirs: Impl = LAB
+    ):
         self.setup, self.drafters, self.max_new_tokens, self.seed = setup, drafters, max_new_tokens, seed
+        self.theirs = theirs
         # The library's own loop does the same job as ours: no end token, no penalties from the model's own settings.
         setup.target.model.generation_config = GenerationConfig(pad_token_id=0)
         self._references: dict[tuple[int, ...], list[int]] = {}  # prompt -> the baseline's greedy tokens, for the dial
@@ -66,10 +70,10 @@ class Bench:
             tokens = autoregressive_decode(target, ids, budget, sampling, generator, chunk=self.setup.chunk)
             rounds = (Round([token], prefill=i == 0) for i, token in enumerate(tokens))
         else:
-            drafter = self._drafter(arm.draft, ids, budget)
+            drafter = self.theirs.drafter(self._drafter(arm.draft, ids, budget))
             if lengths:
                 drafter = VariedLength(drafter, lengths, stream)
-            rounds = speculative_decode(
+            rounds = self.theirs.decoder(speculative_decode, Rules)(
                 target,
                 drafter,
                 ids,

@@ -8,6 +8,7 @@ from experiments.checks import check
 from experiments.job import Job, instruments, with_generate
 from experiments.pricing import Pricelist, calibrated, chances
 from speclab import explain, footprint, moods, options, plots, report, rows
+from speclab.errors import Problem
 from speclab.prompts import Prompt
 from speclab.rows import AGAIN, BASELINE, Arm, Sample
 from speclab.sampling import Sampling
@@ -36,13 +37,32 @@ def compare(job: Job) -> int:
             options.note("stopped: the rows are complete, their explanations are not")
             found.interrupted = True
             run = comparison_record(job, bench, found, {}, correctness)
+        fault = add_yours(job, found, run)
         written = job.write(run, lambda: report.comparison(run, by_kind=True, markdown=True))
         print(report.comparison(run, by_kind=job.args.by_kind))
         written += plots.comparison(run, job.path("plots", "").parent, job.args.name)
         if job.args.verbose:
             print(describe_bytes(job))
         options.note("wrote " + ", ".join(options.shown_path(p) for p in written))
+    if fault:
+        raise fault
     return 0 if all(entry["passed"] for entry in correctness) else 1
+
+
+def add_yours(job: Job, found: Measurement, run: dict) -> Problem | None:
+    """Put the predictions of a reader's own exercise 5 into the record, if they are in use.  -> what went wrong"""
+    if 5 not in job.theirs.modules:
+        return None
+    run["yours"] = []
+    for row in run["rows"]:
+        if row["draft"] and row["prompt_kind"] == "all":
+            arm = Arm(row["method"], row["draft"], row["draft_length"])
+            rounds = [pair for s in found.of(arm, row["temperature"]) for text in s.rounds for pair in text]
+            try:
+                run["yours"].append(job.theirs.predicted(row, rounds))
+            except Problem as problem:  # the measurement is made: keep it
+                return problem
+    return None
 
 
 def describe_bytes(job: Job) -> str:

@@ -12,6 +12,7 @@ from typing import TextIO
 import torch
 
 from draft_models import Dial, Drafter, ModelDrafter, make_drafter
+from experiments import impl
 from experiments.bench import Bench, is_model
 from speclab import options, record
 from speclab.cached_model import check_prompt
@@ -32,6 +33,7 @@ class Job:
     prompts: list[Prompt]
     draft_lengths: list[int]
     temperatures: list[float]
+    theirs: impl.Impl = impl.LAB  # which parts a reader's own functions decide
     out: TextIO = field(default_factory=lambda: sys.stdout)
 
     @property
@@ -40,7 +42,8 @@ class Job:
         return {"target": self.setup.target_name, "device": self.setup.device.type, "dtype": self.setup.dtype_name}
 
     def bench(self, max_new_tokens: int | None = None) -> Bench:
-        return Bench(self.setup, self.drafters, max_new_tokens or self.args.max_new_tokens, self.args.seed)
+        budget = max_new_tokens or self.args.max_new_tokens
+        return Bench(self.setup, self.drafters, budget, self.args.seed, self.theirs)
 
     def arms(self, lengths: list[int] | None = None) -> list[Arm]:
         """The baseline, then every draft at every length."""
@@ -65,7 +68,7 @@ class Job:
         drafts = [f"draft   {text}" for name, text in self.models().items() if name != "target"]
         args = self.args
         size = f"prompts {len(self.prompts)}, {args.max_new_tokens} new tokens each, {args.repeats} x, seed {args.seed}"
-        return "\n".join([self.setup.describe(), *drafts, size, ""])
+        return "\n".join([self.setup.describe(), *drafts, *self.theirs.describe(), size, ""])
 
     def head(self, interrupted: bool) -> dict:
         """The part of a record that says what, where and how."""
@@ -90,6 +93,7 @@ class Job:
                 "threads": torch.get_num_threads(),
                 "engine": self.setup.engine,
                 "reasons": self.setup.reasons,
+                **({"impl": self.theirs.to_json()} if self.theirs else {}),
             },
             "models": self.models(),
         }
@@ -129,6 +133,7 @@ def prepare(args: argparse.Namespace) -> Job:
         record.prepare_folder(args.out_dir / room)
     if args.json not in (None, "-"):
         record.prepare_folder(Path(args.json).parent)
+    theirs = impl.load(getattr(args, "impl", None), impl.of_comparison(args))
     args.temperature = 0.0  # the scripts' flag is one number, and `options.load` reads it
     setup = options.load(args)
     drafters = make_drafters([kind for kind in args.draft.split(",") if kind], setup, args.seed)
@@ -138,7 +143,7 @@ def prepare(args: argparse.Namespace) -> Job:
             check_prompt(model, prompt.ids, args.max_new_tokens)
     if 0 not in temperatures and all(isinstance(d, Dial) for d in drafters.values()):
         raise UsageProblem("the dial only replays greedy output; add 0 to --temperature")
-    return Job(args, setup, drafters, prompts, lengths, temperatures)
+    return Job(args, setup, drafters, prompts, lengths, temperatures, theirs)
 
 
 def make_drafters(kinds: list[str], setup: options.Setup, seed: int) -> dict[str, Drafter]:

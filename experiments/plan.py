@@ -92,10 +92,20 @@ def make_plan(job: Job, bench: Bench, found: Measurement, prompts: list[Prompt])
                 "step_seconds": costs.step_seconds(context),
                 "n_tokens": texts.n_tokens,
                 "costs": costs.to_json(),
+                **_yours(job, best, costs, context),
             }
         )
         entries += mine
     return entries, facts
+
+
+def _yours(job: Job, best: dict, costs: Costs, context: int) -> dict:
+    """What a reader's own exercise 6 chooses for the same draft, where it is in use and something was tested."""
+    alpha, k = best["acceptance_rate"], best["draft_length"] or 1
+    if 6 not in job.theirs.modules or alpha is None:
+        return {}
+    prices = (costs.draft_cost(k, context), lambda width: costs.verify_cost(width, context), costs.overhead(k, context))
+    return {"yours": job.theirs.best_length(alpha, *prices, max(job.draft_lengths))}
 
 
 def _break_even(costs: Costs, draft_cost: float, k: int, context: int, longest: int) -> float | None:

@@ -30,6 +30,20 @@ def sentences(fact: dict) -> list[str]:
     ]
 
 
+def yours_sentence(run: dict, fact: dict) -> list[str]:
+    """What exercise 6 chose, and what the plan expects of that length."""
+    if "yours" not in fact:
+        return []
+    k = fact["yours"]
+    mine = _of(run["plan"], fact["method"], fact["temperature"])
+    expected = next((e["speedup"] for e in mine if e["draft_length"] == k), None)
+    says = f"the plan expects {expected:.2f}x of it" if expected is not None else "the plan has not tried it"
+    return [
+        f"best_draft_length of {run['settings']['impl']['package']} says k = {k}; {says}, and "
+        f"{fact['speedup']:.2f}x of its own k = {fact['best_draft_length']}."
+    ]
+
+
 def verified_sentences(run: dict) -> list[str]:
     """How the plan did on prompts it had not seen."""
     if not run["verified"]:
@@ -81,7 +95,7 @@ def text(run: dict, markdown: bool = False) -> str:
     """Verdicts first, then a table for every draft."""
     blocks = []
     for fact in run["facts"]["drafts"]:
-        lines = sentences(fact)
+        lines = sentences(fact) + yours_sentence(run, fact)
         blocks.append("\n".join(lines) if markdown else "\n".join(textwrap.fill(line, 79) for line in lines))
         blocks.append(plan_table(run, fact["method"], fact["temperature"], markdown))
     checked = verified_sentences(run)

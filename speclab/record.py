@@ -129,13 +129,15 @@ ROW = _object(
         "same_as_baseline": {"type": ["boolean", "null"]},
     }
 )
+# Whose functions decided in the speculative rows; absent where they are all the lab's own.
+IMPL = _object({"package": {"enum": ["exercises", "solutions"]}, "exercises": {"type": "array", "items": _count}})
 HEAD = {
     "schema_version": {"const": SCHEMA_VERSION},
     "created": _text,
     "interrupted": {"type": "boolean"},
     "machine": _any,
     "versions": _any,
-    "settings": _any,
+    "settings": {**_any, "properties": {"impl": IMPL}},
     "models": _any,
 }
 SCHEMA = _object(
@@ -147,6 +149,19 @@ SCHEMA = _object(
         "costs": _objects,
         "phases": _any,
         "headline": {"type": ["object", "null"]},
+        # What exercise 5's functions say of the rows, where a run was asked for them.
+        "yours": {
+            "type": "array",
+            "items": _object(
+                {
+                    "method": _text,
+                    "draft_length": _count,
+                    "temperature": _seconds,
+                    "acceptance_rate": _maybe_number,
+                    "speedup": _maybe_number,
+                }
+            ),
+        },
         "rows": {"type": "array", "items": ROW},
         "raw": {
             "type": "array",
@@ -161,7 +176,8 @@ SCHEMA = _object(
                 }
             ),
         },
-    }
+    },
+    optional=("yours",),
 )
 POINT = _object({**ROW["properties"], "x": {"type": ["number", "string"]}, "series": _text})
 SWEEP_SCHEMA = _object(

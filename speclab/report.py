@@ -194,6 +194,20 @@ def ladder_legend(markdown: bool = False) -> str:
     return "\n".join([intro, *(f"  {head:8s}{words}" for head, words in LEGEND.values())])
 
 
+def yours_table(run: dict, markdown: bool = False) -> str | None:
+    """What exercise 5's functions predicted, beside the measurement and the lab's own; None where there is nothing."""
+    rows = {(r["method"], r["draft_length"], r["temperature"]): r for r in run["rows"] if r["prompt_kind"] == "all"}
+    names, lines = _names(list(rows.values()), markdown), []
+    for mine in run.get("yours", []):
+        row, speedup = rows[mine["method"], mine["draft_length"], mine["temperature"]], mine["speedup"]
+        miss = None if speedup is None else speedup / row["speedup"] - 1
+        cells = [f"{mine['temperature']:g}", str(mine["draft_length"]), number(mine["acceptance_rate"])]
+        cells += [f"{row['speedup']:.2f}x", short(speedup), percent(miss)]
+        lines.append([names[mine["method"]], *cells, short(row["book_formula"]), short(row["accounting"])])
+    headers = ["draft", "T", "k", "your α", "measured", "yours", "err", "book(α)", "accounting"]
+    return table(lines, headers, markdown) if lines else None
+
+
 # --- what a round is made of ------------------------------------------------------------------------------------------
 
 MOST_WIDTHS, MOST_LENGTHS = 8, 4  # columns that fit
@@ -254,6 +268,7 @@ def _some(values: list[int], most: int) -> list[int]:
 def comparison(run: dict, by_kind: bool = False, markdown: bool = False) -> str:
     """Agreement; for each temperature how fast, what was predicted and why; what a round is made of."""
     blocks = [provenance(run)] if markdown else []
+    blocks += _lines([impl_line(run)], markdown)
     blocks += [_heading("Do the outputs agree?", markdown), *_lines(correctness_lines(run["correctness"]), markdown)]
     legend = ladder_legend(markdown)
     for temperature in dict.fromkeys(r["temperature"] for r in run["rows"]):
@@ -272,6 +287,8 @@ def comparison(run: dict, by_kind: bool = False, markdown: bool = False) -> str:
                 blocks += _predicted(run, rows, markdown)
                 blocks += _why(rows, legend, markdown)
                 legend = None if ladder_table(rows) else legend  # once is enough
+    found = yours_table(run, markdown)
+    blocks += [_heading("What you predicted", markdown), found] if found else []
     blocks += _round_costs(run, markdown)
     n_looping = run["prompts"]["n_looping"]
     if n_looping is not None:
@@ -284,6 +301,16 @@ def comparison(run: dict, by_kind: bool = False, markdown: bool = False) -> str:
             "Stopped before the end: rows cover the prompts that every arm had finished, checks may be\nmissing."
         )
     return "\n\n".join(blocks) + "\n"
+
+
+def impl_line(run: dict) -> str | None:
+    """Whose functions decided in the rows; None where they are the lab's own."""
+    impl = run["settings"].get("impl")
+    if impl is None:
+        return None
+    numbers = ", ".join(map(str, impl["exercises"]))
+    who = f"Functions of {impl['package']}/ took part in the speculative rows: exercises {numbers}."
+    return f"{who} The baseline is the lab's own."
 
 
 def _heading(text: str, markdown: bool, level: int = 2) -> str:

@@ -1,0 +1,54 @@
+"""Exercise 3: roll the caches back.
+
+Chapter: docs/chapters/03-rollback.md. Check: python check.py 3
+"""
+
+from torch import Tensor
+
+from exercises import Todo
+
+
+def tokens_to_keep(n_cached: int, n_committed: int) -> int:
+    """How many leading tokens stay in a cache after a round. One rule for the target's cache and for the draft's.
+
+    n_cached: tokens in this cache now, before rolling back. Their order is the text's: first some or all of what was
+    committed before the round, then the drafted tokens that were fed, refused or not.
+    n_committed: tokens of the text now, prompt and this round's accepted and added tokens included, at least 1.
+
+    Keep as much as two things allow. The last committed token is never in a cache: it is fed in the next round. And a
+    cache cannot keep what it does not hold.
+
+    >>> tokens_to_keep(n_cached=9, n_committed=7)
+    6
+    """
+    raise Todo("ex03: tokens_to_keep")
+
+
+def catch_up(committed: list[int], n_cached: int) -> list[int]:
+    """What to feed the draft first in the next round: every committed token that its cache lacks, in order.
+
+    committed: the ids of the whole text so far, prompt included.
+    n_cached: tokens in the draft's cache after it was rolled back. They are the first n_cached ids of `committed`, and
+    never all of them (tokens_to_keep), so the list that you return is never empty.
+
+    >>> catch_up([11, 12, 13, 14], n_cached=3)
+    [14]
+    """
+    raise Todo("ex03: catch_up")
+
+
+def crop(layers: list[tuple[Tensor, Tensor]], n: int) -> list[tuple[Tensor, Tensor]]:
+    """Keep the first n positions of a cache. Returns a new list of (keys, values), layer by layer in the same order.
+
+    layers: keys and values of each layer of one model, at least one layer. Both are (1, heads, length, head_dim);
+    length is the same in all layers, and every layer has keys and values of its own.
+    n: positions to keep, 0 to length. Raises ValueError if n is negative or larger than length.
+
+    What you return shares nothing with what you were given. `layers` and its tensors are as long as before and hold
+    the same numbers, and a later write into those tensors does not show in yours: another owner may go on with them.
+
+    >>> keys, values = torch.ones(1, 2, 5, 4), torch.zeros(1, 2, 5, 4)
+    >>> [(k.shape, v.shape) for k, v in crop([(keys, values)], 3)]
+    [(torch.Size([1, 2, 3, 4]), torch.Size([1, 2, 3, 4]))]
+    """
+    raise Todo("ex03: crop")

@@ -1,0 +1,85 @@
+"""Solution 2: draft and verify, greedy.
+
+Chapter: docs/chapters/02-greedy.md. Check: python check.py 2 --impl solutions
+"""
+
+from collections.abc import Callable
+
+
+def count_accepted(drafted: list[int], own: list[int]) -> int:
+    """How many drafted tokens are kept: the leading ones that the target would have written itself.
+
+    drafted: the k drafted ids, in their order. k may be 0.
+    own: k + 1 ids from one pass of the target. own[i] is the target's own choice for the place of drafted[i], after the
+    text and drafted[:i]. The last one, own[k], is its choice after all drafted tokens.
+
+    Returns a number from 0 to k. The first drafted token that is not the target's own is refused, and with it all
+    drafted tokens behind it: they continue a text that will never be written.
+
+    >>> count_accepted([7, 2], [7, 5, 8])
+    1
+    """
+    n_accepted = 0
+    for token, choice in zip(drafted, own, strict=False):  # own is one longer; the bonus token has no draft to meet
+        if token != choice:
+            break  # stop, do not skip: own[i + 1] was chosen after a token that is now gone
+        n_accepted += 1
+    return n_accepted
+
+
+def next_token(own: list[int], n_accepted: int) -> int:
+    """The token that the target itself adds behind the accepted ones. It costs nothing: the pass has computed it.
+
+    own: k + 1 ids, the target's own choices as in count_accepted. n_accepted: drafted tokens kept, 0 to k.
+
+    After a refusal this is the target's correction, its choice for the place of the refused token. Where all k were
+    kept it is the bonus token, its choice behind the last of them.
+
+    >>> next_token([7, 5, 8], n_accepted=1)
+    5
+    """
+    # One rule for both: the choice for the first place that no accepted draft fills. After a refusal that place is the
+    # refused token's, after none it is own[k], one behind the last draft.
+    return own[n_accepted]
+
+
+def one_round(
+    target: Callable[[list[int], int], list[int]],
+    draft: Callable[[list[int]], int],
+    text: list[int],
+    k: int,
+    room: int,
+    eos: frozenset[int],
+) -> list[int]:
+    """One round of greedy speculative decoding: draft, verify in one pass, commit. Returns the ids to append to `text`.
+
+    target(ids, n): one pass of the target over `ids`. Returns n + 1 ids, its own choice after each of the last n + 1
+    positions of `ids`: the first is chosen after all but the last n ids, the last after all of them.
+    draft(ids): the id that the draft would write after `ids`.
+    text: what is committed so far, at least one id. Leave this list as it is.
+    k: how many tokens to draft, 0 or more. 0 is plain decoding.
+    room: how many more ids may be written, at least 1. A round writes one id more than it accepts, so draft no more
+    than room - 1.
+    eos: ids that end the text. If one is among the ids to return, it is the last of them: cut off what stands behind.
+
+    Calls `target` exactly once, and `draft` no more than min(k, room - 1) times; each time it sees the ids it has
+    drafted before. Returns at least one id and never more than `room`. A refused token is not written, so it ends
+    nothing. Leviathan et al., arXiv 2211.17192, algorithm 1, at temperature 0.
+
+    >>> count_up = lambda ids, n: [i + 1 for i in ids[len(ids) - n - 1 :]]
+    >>> one_round(count_up, lambda ids: ids[-1] + 1, [1, 2], k=2, room=9, eos=frozenset())
+    [3, 4, 5]
+    """
+    drafted: list[int] = []
+    for _ in range(min(k, room - 1)):  # with room for one token the loop drafts nothing and decodes plainly
+        drafted.append(draft(text + drafted))
+
+    own = target(text + drafted, len(drafted))  # the one pass; it holds the correction too, so nothing is asked twice
+    n_accepted = count_accepted(drafted, own)
+    committed = [*drafted[:n_accepted], next_token(own, n_accepted)]
+
+    # Only now look for the end of the text: a refused token or one behind the end was never written.
+    for i, token in enumerate(committed):
+        if token in eos:
+            return committed[: i + 1]
+    return committed

@@ -1,0 +1,118 @@
+"""Solution 8: bug hunt.
+
+Chapter: docs/chapters/08-bug-hunt.md. Check: python check.py 8
+What the loop does as it is: python -m tests.exercises.ex08_bugs --scenes
+
+A whole draft-verify loop. As an exercise it has no holes, but five bugs that have been seen in public code. Keep the
+names and arguments of `accept` and `decode`. Both speak the lab's language: `Draft`, `Verdict` and `Sampling` of
+speclab/sampling.py, `Round` of optimized_speculative.py. A target is anything with
+
+    device, length              where tensors live; tokens in its cache
+    max_length                  positions it was built for, or None
+    start(prompt, rolls_back)   forget everything, take in (1, n) ids -> logits (1, 1, vocab) of the next token
+    feed(tokens)                append (1, m) ids to the cache -> logits (1, m, vocab), row i follows token i
+    rollback(length)            keep the first `length` tokens of the cache
+
+and a drafter is anything with start, propose and observe as in draft_models.py.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from draft_models import Drafter
+from optimized_speculative import Round
+from speclab.cached_model import CachedModel, check_prompt
+from speclab.sampling import Draft, Sampling, Verdict, draw, draw_next, to_host, uniforms
+
+
+def accept(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> Verdict:
+    """The rejection rule for one text: what comes out follows the target's distribution, whatever the draft.
+
+    draft: n proposed tokens, tokens (1, n); probs (1, n, vocab), or None where each proposal was certain.
+    target_probs: (1, n + 1, vocab), row i is the target's distribution after i drafted tokens.
+    uniforms: (1, n + 1) in [0, 1).
+    -> how many leading drafted tokens are kept (1,), and the token that follows them (1,)
+
+    Leviathan et al., arXiv 2211.17192, algorithm 1.
+    """
+    n = draft.tokens.shape[1]
+    if draft.probs is None:
+        draft_probs = torch.nn.functional.one_hot(draft.tokens, target_probs.shape[-1]).to(target_probs)
+    else:
+        draft_probs = draft.probs  # (1, n, vocab)
+    draft_of_token = draft_probs.gather(-1, draft.tokens[..., None])[..., 0]  # (1, n)
+    target_of_token = target_probs[:, :n].gather(-1, draft.tokens[..., None])[..., 0]  # (1, n)
+    # Every test has a uniform of its own, or one lucky number would let the whole draft pass.
+    passed = uniforms[:, :n] * draft_of_token < target_of_token
+    n_accepted = passed.long().cumprod(-1).sum(-1)  # (1,) leading passes
+    weights = target_probs[:, n_accepted.item()]  # (1, vocab)
+    if n_accepted < n:
+        # The tests let the draft's favourites through already; the correction makes up for the rest, and for no more.
+        residual = (weights - draft_probs[:, n_accepted.item()]).clamp(min=0)
+        weights = residual if residual.sum() > 0 else weights
+    return Verdict(n_accepted, draw(weights, uniforms[:, n]))
+
+
+def decode(
+    target: CachedModel,
+    drafter: Drafter,
+    prompt: Tensor,
+    draft_length: int,
+    max_new_tokens: int,
+    sampling: Sampling = Sampling(),
+    generator: torch.Generator | None = None,
+    eos: frozenset[int] = frozenset(),
+) -> Iterator[Round]:
+    """Yield rounds that continue `prompt` (1, prompt length) by up to `max_new_tokens` ids in all.
+
+    No `generator` means one with seed 0. `draft_length` 0 is plain decoding. The text stops after the first id in
+    `eos`, and the last round counts as accepted only the drafted tokens that are part of the text.
+    """
+    check_prompt(target, prompt, max_new_tokens)
+    if max_new_tokens == 0:
+        return
+    generator = generator or torch.Generator(target.device).manual_seed(0)
+
+    logits = target.start(prompt, rolls_back=True)  # prefill: (1, 1, vocab)
+    committed = to_host(draw_next(logits[:, -1], sampling, uniforms((1,), generator, target.device)))
+    drafter.start(target, prompt, sampling)
+    drafter.observe(0, committed)
+    n_prompt, n_committed = prompt.shape[1], 1
+    finish = "eos" if committed[0] in eos else "length" if max_new_tokens == 1 else None
+    yield Round(committed, prefill=True, finish=finish)
+
+    while finish is None:
+        # 1. Draft, but never more than what is left but one.
+        k = min(draft_length, max_new_tokens - n_committed - 1)
+        chances = uniforms((1, 2 * k + 1), generator, target.device)
+        draft = drafter.propose(k, chances[:, :k])
+        n_drafted = draft.tokens.shape[1]
+
+        # 2. Verify: one target pass over the last committed token and the drafted ones.
+        last = torch.tensor([committed[-1:]], device=target.device)
+        logits = target.feed(torch.cat([last, draft.tokens], dim=1))  # (1, n_drafted + 1, vocab)
+
+        # 3. Accept or reject.
+        verdict = accept(draft, sampling.probs(logits), chances[:, k : k + n_drafted + 1])
+        *drafted, next_token, n_accepted = to_host(torch.cat([draft.tokens[0], verdict.next_token, verdict.n_accepted]))
+        # The pass paid for one row more than there were drafts: a correction where one was refused, else a bonus.
+        committed = [*drafted[:n_accepted], next_token]
+        n_committed += len(committed)
+
+        # 4. Roll back.
+        # All but the last committed token: that one is fed in the next round, as the first of its pass.
+        target.rollback(n_prompt + n_committed - 1)
+        drafter.observe(n_accepted, committed)
+
+        n_rejected = int(n_accepted < n_drafted)
+        finish = "length" if n_committed == max_new_tokens else None
+        # An end of text may stand anywhere in the block; what the draft put behind it was never said.
+        for i, token_id in enumerate(committed):
+            if token_id in eos:
+                committed, finish = committed[: i + 1], "eos"
+                if i < n_accepted:
+                    n_accepted, n_rejected = i + 1, 0
+                break
+        yield Round(committed, n_drafted, n_accepted, n_rejected, finish=finish)

@@ -1,0 +1,340 @@
+"""Checks of exercise 4: the two rules, the round, and its law, exactly and by a statistic."""
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from speclab.sampling import draw as draw_rows
+from tests.test_exact import Law, Tables, boxes, cdf_corners, completed, floats, inside, random_tables, target_law
+
+Verdict = tuple[int, int]  # drafted tokens kept, next token
+
+
+def wrong(message: str) -> None:
+    pytest.fail(message, pytrace=False)
+
+
+def draw(probs: Tensor, uniform: float) -> int:
+    """Inverse CDF, as in the lab."""
+    return int(draw_rows(probs[None], torch.tensor([uniform], dtype=torch.float64)))
+
+
+# --- well-known wrong rules, to call a mistake by its name -----------------------------------------------------------
+
+
+def left_over(p: Tensor, q: Tensor) -> Tensor:
+    rest = (p - q).clamp(min=0)
+    return rest / rest.sum() if rest.sum() > 0 else p
+
+
+def by_ratio(p: Tensor, q: Tensor, token: int, u: float) -> bool:
+    return u * q[token].item() < p[token].item()
+
+
+def certain(row: Tensor) -> Tensor:
+    return torch.nn.functional.one_hot(row.argmax(), len(row)).to(row)
+
+
+def round_with(
+    drafted: list[int],
+    q: Tensor,
+    p: Tensor,
+    u: list[float],
+    keep: Callable[[Tensor, Tensor, int, float], bool] = by_ratio,
+    correction: Callable[[Tensor, Tensor], Tensor] = left_over,
+    bonus: Callable[[Tensor, Tensor], Tensor] = lambda p, q: p[-1],
+    test_of: Callable[[int], int] = lambda i: i,
+    draw_of: Callable[[int, int], int] = lambda n, k: k,
+) -> Verdict:
+    """A round in which one thing is done in another way."""
+    k = len(drafted)
+    n = next((i for i in range(k) if not keep(p[i], q[i], drafted[i], u[test_of(i)])), k)
+    return n, draw(correction(p[n], q[n]) if n < k else bonus(p, q), u[draw_of(n, k)])
+
+
+MISTAKES = {
+    "the correction is drawn from the target's row, not from the residual": {"correction": lambda p, q: p},
+    "a draft is kept where it is the target's most probable token; that is right for greedy decoding alone": {
+        "keep": lambda p, q, token, u: token == int(p.argmax())
+    },
+    "u <= p / q lets a token of target probability 0 pass at u = 0": {
+        "keep": lambda p, q, token, u: u * q[token].item() <= p[token].item()
+    },
+    "the bonus token is the most probable one, it should be drawn": {"bonus": lambda p, q: certain(p[-1])},
+    "the bonus token is drawn from the draft's last row": {"bonus": lambda p, q: q[-1]},
+    "the bonus token is drawn from the row of the last draft, one row too early": {"bonus": lambda p, q: p[-2]},
+    "the correction is the most probable token of the residual, it should be drawn": {
+        "correction": lambda p, q: certain(left_over(p, q))
+    },
+    "the correction is the target's most probable token, it should be drawn from the residual": {
+        "correction": lambda p, q: certain(p)
+    },
+    "the correction is drawn from the draft's row": {"correction": lambda p, q: q},
+    "the residual is the draft minus the target, the wrong way round": {"correction": lambda p, q: left_over(q, p)},
+    "the draft's probability is left out: a token is kept with probability p, not p / q": {
+        "keep": lambda p, q, token, u: u < p[token].item()
+    },
+    "one uniform serves all tests of the round": {"test_of": lambda i: 0},
+    "the uniform that refused a draft draws the correction too": {"draw_of": lambda n, k: n},
+}
+
+
+class Case(NamedTuple):
+    """One round with given uniforms."""
+
+    drafted: list[int]
+    q: Tensor  # (k, vocab)
+    p: Tensor  # (k + 1, vocab)
+    u: list[float]
+    weight: Fraction = Fraction(1)
+
+
+def named(cases: list[Case], answers: list[Verdict]) -> str:
+    """The mistake that gives the very same answers, if it is a well-known one."""
+    for name, parts in MISTAKES.items():
+        if all(round_with(*case[:4], **parts) == answer for case, answer in zip(cases, answers, strict=True)):
+            return f": {name}"
+    return ""
+
+
+def answers_of(verify_draft: Callable, cases: list[Case]) -> list[Verdict]:
+    found = []
+    for case in cases:
+        n_accepted, next_token = verify_draft(case.drafted, case.q, case.p, case.u, draw)
+        found.append((int(n_accepted), int(next_token)))
+        if not 0 <= found[-1][0] <= len(case.drafted):
+            wrong(f"{len(case.drafted)} tokens were drafted, yours keeps {n_accepted} of them")
+    return found
+
+
+# --- the two rules ---------------------------------------------------------------------------------------------------
+
+
+def test_a_draft_is_kept_with_probability_p_over_q(mine):
+    """is_accepted: kept below the ratio of the two probabilities, refused above it."""
+    for p, q in [(0.3, 0.6), (0.1, 0.4), (0.6, 0.3), (0.5, 0.5), (1.0, 1.0), (0.2, 0.9), (0.9, 0.05)]:
+        kept = sum(bool(mine.is_accepted(p, q, (i + 0.5) / 1000)) for i in range(1000)) / 1000
+        right = min(1.0, p / q)
+        if abs(kept - right) < 0.002:
+            continue
+        about = f"p = {p}, q = {q}: kept for {kept:.0%} of all uniforms, it should be {right:.0%}"
+        if abs(kept - p) < 0.002:
+            wrong(f"{about}; the draft's probability is left out")
+        if kept in (0.0, 1.0):
+            wrong(f"{about}; sometimes the uniform decides, so it has to be in the rule")
+        wrong(about)
+
+
+def test_a_token_that_the_target_rules_out_is_never_kept(mine):
+    """is_accepted: strictly below, also at uniform 0, and nothing is divided."""
+    for q in (0.5, 1.0, 0.0):
+        for u in (0.0, 0.3):
+            try:
+                kept = mine.is_accepted(0.0, q, u)
+            except ZeroDivisionError:
+                wrong("a draft probability of 0 was divided by: compare products, uniform * draft_prob and target_prob")
+            if kept:
+                wrong(
+                    f"target_prob 0, draft_prob {q}, uniform {u}: the target never says this token, yours keeps it; "
+                    "the product must be strictly below target_prob"
+                )
+    if not mine.is_accepted(0.25, 0.5, 0.0):
+        wrong("target_prob 0.25, draft_prob 0.5, uniform 0: 0 is below 0.25, so the token is kept")
+    if mine.is_accepted(0.25, 0.5, 0.5):
+        wrong("target_prob 0.25, draft_prob 0.5, uniform 0.5: 0.25 is not strictly below 0.25, so the token is refused")
+    try:
+        kept = mine.is_accepted(0.25, 0.0, 0.99)
+    except ZeroDivisionError:
+        kept = False
+    if not kept:
+        wrong("target_prob 0.25, draft_prob 0: 0 is below 0.25, so the token is kept; nothing has to be divided")
+
+
+def test_the_correction_comes_from_what_the_draft_left_out(mine):
+    """residual: max(0, p - q), divided by its sum."""
+    for p, q, right in [
+        ([0.5, 0.25, 0.25], [0.25, 0.75, 0.0], [0.5, 0.0, 0.5]),
+        ([0.5, 0.3, 0.2], [0.2, 0.7, 0.1], [0.75, 0.0, 0.25]),
+        ([0.0, 1.0, 0.0], [0.5, 0.25, 0.25], [0.0, 1.0, 0.0]),
+        ([0.25, 0.25, 0.5], [0.0, 0.0, 1.0], [0.5, 0.5, 0.0]),
+    ]:
+        target, draft = torch.tensor(p, dtype=torch.float64), torch.tensor(q, dtype=torch.float64)
+        given = torch.as_tensor(mine.residual(target, draft), dtype=torch.float64)
+        if target.tolist() != p or draft.tolist() != q:
+            wrong("the probabilities you were given have changed: work on new tensors")
+        if given.shape != (3,):
+            wrong(f"two rows of 3 probabilities give one of 3, yours has the shape {tuple(given.shape)}")
+        if torch.allclose(given, torch.tensor(right, dtype=torch.float64), rtol=0, atol=1e-9):
+            continue
+        about = f"p = {p}, q = {q}: the residual is {right}, yours is {[round(x, 4) for x in given.tolist()]}"
+        rest = (target - draft).clamp(min=0)
+        for guess, name in [
+            (target, "that is the target itself: the refused token could come back"),
+            (rest, "it does not add up to 1: divide by its sum"),
+            (target - draft, "a probability is negative: what is below 0 counts as 0"),
+            (left_over(draft, target), "that is the draft minus the target, the wrong way round"),
+            ((target - draft).abs() / (target - draft).abs().sum(), "that takes |p - q|: what is below 0 counts as 0"),
+            ((target - draft).softmax(-1), "a softmax gives every token a share; only divide by the sum"),
+        ]:
+            if torch.allclose(given, guess, rtol=0, atol=1e-9):
+                wrong(f"{about}; {name}")
+        wrong(about)
+
+
+def test_equal_distributions_leave_nothing_to_divide_by(mine):
+    """residual: where p is nowhere above q, it is p itself."""
+    for p, q in [([0.5, 0.5], [0.5, 0.5]), ([0.5, 0.5 - 2**-53], [0.5, 0.5]), ([0.0, 1.0], [0.0, 1.0])]:
+        target = torch.tensor(p, dtype=torch.float64)
+        given = torch.as_tensor(mine.residual(target, torch.tensor(q, dtype=torch.float64)))
+        if given.isnan().any():
+            wrong("the two agree, so max(0, p - q) is 0 everywhere, and 0 / 0 is not a number: return p then")
+        if given.tolist() != p:
+            wrong(
+                f"the two agree, so nothing is missing: the answer is the target's row {p}, yours is {given.tolist()}"
+            )
+
+
+# --- the round -------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_refusal_ends_the_round(mine):
+    """verify_draft: how many are kept, which row the next token comes from, which uniform is for what."""
+    p = torch.tensor([[8, 4, 4, 0], [2, 6, 4, 4], [4, 4, 4, 4], [1, 2, 3, 10]], dtype=torch.float64) / 16
+    q = torch.tensor([[4, 8, 2, 2], [8, 4, 2, 2], [1, 12, 2, 1]], dtype=torch.float64) / 16
+    # Ratios p / q of tokens 1, 0, 1 at the three places: 1/2, 1/4, 1/3.
+    for tests, n in [([0.1, 0.2, 0.3], 3), ([0.6, 0.2, 0.3], 0), ([0.1, 0.3, 0.3], 1), ([0.1, 0.3, 0.9], 1)]:
+        seen = []
+
+        def noted(probs, uniform, seen=seen):
+            seen.append((probs.clone(), float(uniform)))
+            return 3
+
+        given = mine.verify_draft([1, 0, 1], q, p, [*tests, 0.77], noted)
+        about = f"of three drafts {'none' if n == 3 else f'number {n + 1}'} is refused"
+        if len(seen) != 1:
+            wrong(f"{about}: the next token is drawn, with one call of draw; yours calls it {len(seen)} times")
+        row, uniform = seen[0]
+        kept = int(given[0])
+        if kept != n:
+            behind = ", yours goes on behind the first refused one" if kept > n else ""
+            wrong(f"{about}: {n} are kept, yours says {kept}{behind}")
+        if int(given[1]) != 3:
+            wrong(f"{about}: the next token is what draw returned, 3, yours says {given[1]}")
+        if uniform != 0.77:
+            wrong(f"{about}: the draw has a uniform of its own, the last one (0.77), yours hands over {uniform}")
+        right = left_over(p[n], q[n]) if n < 3 else p[3]
+        if not torch.allclose(row.double(), right, rtol=0, atol=1e-9):
+            what = f"the residual at place {n + 1}" if n < 3 else "the target's last row"
+            origins = {f"the target's row {i + 1}": p[i] for i in range(4)}
+            origins |= {f"the draft's row {i + 1}": q[i] for i in range(3)}
+            origins |= {f"the residual at place {i + 1}": left_over(p[i], q[i]) for i in range(3)}
+            origins |= {"max(0, p - q) before it is divided by its sum": (p[n] - q[min(n, 2)]).clamp(min=0)}
+            other = next((name for name, it in origins.items() if torch.allclose(row.double(), it)), "another row")
+            wrong(f"{about}: the next token is drawn from {what}, yours draws from {other}")
+    seen = []
+    given = mine.verify_draft([], q[:0], p[:1], [0.77], lambda probs, uniform: seen.append(probs) or 2)
+    if (int(given[0]), int(given[1])) != (0, 2) or not torch.equal(seen[0], p[0]):
+        wrong("nothing drafted (k = 0) is plain decoding: 0 kept, and the next token drawn from the target's only row")
+
+
+def exact_cases(tables: Tables) -> Iterator[Case]:
+    """Every round there is: all drafted tokens, and one point in each box of uniforms where a rule can differ."""
+    for drafted in itertools.product(range(tables.vocab), repeat=tables.k):
+        p = [tables.target[drafted[:i]] for i in range(tables.k + 1)]
+        q = [tables.draft[drafted[:i]] for i in range(tables.k)]
+        chance = Fraction(1)
+        for row, token in zip(q, drafted, strict=True):
+            chance *= row[token]
+        if not chance:
+            continue
+        sides = [boxes([p[i][token] / q[i][token]]) for i, token in enumerate(drafted)]
+        left = [[max(Fraction(0), a - b) for a, b in zip(*rows, strict=True)] for rows in zip(p, q, strict=False)]
+        sides.append(boxes([corner for row in (*p, *q, *left) for corner in cdf_corners(row)]))
+        rows = [torch.tensor([floats(row) for row in rows], dtype=torch.float64) for rows in (q, p)]
+        for cell in itertools.product(*sides):
+            weight = chance
+            for low, high in cell:
+                weight *= high - low
+            yield Case(list(drafted), *rows, [inside(box, Fraction(1, 2)) for box in cell], weight)
+
+
+def law_of(cases: list[Case], answers: list[Verdict]) -> Law:
+    law: Law = {}
+    for case, (n_accepted, next_token) in zip(cases, answers, strict=True):
+        block = (*case.drafted[:n_accepted], next_token)
+        law[block] = law.get(block, Fraction(0)) + case.weight
+    return law
+
+
+def assert_exact(verify_draft: Callable, many: list[Tables]) -> None:
+    all_cases, all_answers, problems = [], [], []
+    for tables in many:
+        cases = list(exact_cases(tables))
+        answers = answers_of(verify_draft, cases)
+        all_cases, all_answers = all_cases + cases, all_answers + answers
+        law = law_of(cases, answers)
+        found, right = completed(law, tables, (), tables.k + 1), target_law(tables, (), tables.k + 1)
+        if found != right:
+            tokens = max(found.keys() | right.keys(), key=lambda t: abs(found.get(t, 0) - right.get(t, 0)))
+            chances = f"{right.get(tokens, 0)}, with yours it is {found.get(tokens, 0)}"
+            problems.append(f"the next tokens {tokens} must come with probability {chances}")
+        # The most that a rule can keep, one token at a time, is the sum of min(p, q).
+        first = sum(min(a, b) for a, b in zip(tables.target[()], tables.draft[()], strict=True))
+        kept = sum(case.weight for case, (n, _) in zip(cases, answers, strict=True) if n > 0)
+        if kept != first:
+            problems.append(f"the first draft can be kept with probability {first}, yours keeps it with {kept}")
+    if problems:
+        wrong(problems[0] + named(all_cases, all_answers))
+
+
+FAMILIES = ("dense", "zeros", "draft blind", "target forbids", "identical")  # of tables; zeros in one row or the other
+
+
+def test_one_drafted_token_gives_exactly_the_targets_law(mine):
+    """k = 1: the joint law of the next two tokens, summed in fractions over every outcome. No tolerance."""
+    assert_exact(mine.verify_draft, [random_tables(seed, 3, 1, 2, family) for family in FAMILIES for seed in range(3)])
+
+
+def test_two_drafted_tokens_give_exactly_the_targets_joint_law(mine):
+    """k = 2: the joint law of the next three tokens, summed in fractions over every outcome. No tolerance."""
+    shapes = [(0, 2), (1, 2), (2, 3)]
+    assert_exact(mine.verify_draft, [random_tables(seed, vocab, 2, 3, f) for f in FAMILIES for seed, vocab in shapes])
+
+
+# All thresholds and corners are multiples of 1/16, so dice with 16 faces give the exact law, and u = 0 comes up.
+TARGET = torch.tensor([[8, 4, 4, 0], [4, 4, 4, 4], [10, 2, 2, 2]], dtype=torch.float64) / 16
+DRAFT = torch.tensor([[2, 8, 2, 4], [8, 4, 2, 2]], dtype=torch.float64) / 16
+N_ROUNDS = 2000
+LIMIT = 108.2  # scipy.stats.chi2.isf(1e-6, 47): three tokens have 3 * 4 * 4 outcomes
+
+
+def test_sampled_rounds_follow_the_targets_law(mine):
+    """2000 rounds of two drafts, chi-square of three tokens: a right rule would fail for one seed in a million."""
+    dice = (torch.randint(16, (N_ROUNDS, 7), generator=torch.Generator().manual_seed(0)).double() / 16).tolist()
+    cases = [
+        Case([draw(row, u) for row, u in zip(DRAFT, chances, strict=False)], DRAFT, TARGET, chances[2:5])
+        for chances in dice
+    ]
+    answers = answers_of(mine.verify_draft, cases)
+    counts = Counter()
+    for case, (n, token), chances in zip(cases, answers, dice, strict=True):
+        rest = [draw(TARGET[place], chances[4 + place]) for place in range(n + 1, 3)]
+        counts[(*case.drafted[:n], token, *rest)] += 1
+    chi_square = 0.0
+    for tokens in itertools.product(range(4), repeat=3):
+        expected = N_ROUNDS * TARGET[range(3), tokens].prod().item()
+        if expected == 0 and counts[tokens]:
+            wrong(f"token {tokens[0]} has target probability 0 and came {counts[tokens]} times" + named(cases, answers))
+        if expected:
+            chi_square += (counts[tokens] - expected) ** 2 / expected
+    if chi_square > LIMIT:
+        wrong(
+            f"the tokens of {N_ROUNDS} rounds do not have the target's shares: chi-square {chi_square:.0f}, a right "
+            f"rule stays below {LIMIT}" + named(cases, answers)
+        )

@@ -1,0 +1,226 @@
+"""Checks of exercise 7: what a lookup finds, what the loop expects of a drafter, and what it earns on copied text."""
+
+import random
+
+import pytest
+import torch
+
+from draft_models import NgramDrafter
+from optimized_speculative import speculative_decode
+from speclab.sampling import Draft, Sampling
+from tests.exercises.ex08_bugs import TinyTarget
+from tests.exercises.make_copy_texts import texts
+
+K = 4
+TOKENS_PER_ROUND = 2.58  # to reach on the copy texts at k = 4; the lab's own drafter makes 189 tokens in 72 rounds
+
+
+def wrong(message: str) -> None:
+    pytest.fail(message, pytrace=False)
+
+
+# --- lookup ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_longest_match_wins(mine):
+    """lookup: a longer context says more than a more recent one."""
+    text = [1, 2, 3, 7, 7, 9, 2, 3, 8, 8, 1, 2, 3]
+    given = mine.lookup(list(text), 2)
+    if given == [8, 8]:
+        wrong(f"{text} ends with 1 2 3, which stood there before: [7, 7] follows. [8, 8] is behind the shorter 2 3")
+    if given != [7, 7]:
+        why = {(): ": does the end of the text match itself?", (1, 2): ", the match itself"}.get(tuple(given), "")
+        wrong(f"in {text} the longest match is 1 2 3, and [7, 7] follows it; yours gives {given}{why}")
+    if (given := mine.lookup(list(text), 2, longest=2)) != [8, 8]:
+        wrong(f"with longest=2 in {text}: [8, 8] follows the later 2 3, no longer match counts; yours gives {given}")
+    text = [5, 6, 1, 2, 3, 4, 7, 9, 1, 2, 3, 4, 8, 5, 6, 1, 2, 3, 4]
+    if (given := mine.lookup(list(text), 1)) != [8]:
+        why = "; a match of 6 is longer than `longest` allows" if given == [7] else ""
+        wrong(f"in {text} a match may be 4 long, the more recent of two is followed by 8; yours gives {given}{why}")
+
+
+def test_the_most_recent_of_equal_matches_wins(mine):
+    """lookup: what was written last is the likeliest to go on alike."""
+    text = [1, 2, 5, 1, 2, 6, 1, 2]
+    given = mine.lookup(list(text), 1)
+    if given == [5]:
+        wrong(f"{text}: 1 2 was followed by 5 first and by 6 later; the later place wins, yours takes the earlier one")
+    if given != [6]:
+        wrong(f"{text}: 1 2 was followed by 6 when it last stood there; yours gives {given}")
+    if (given := mine.lookup([5, 5, 5, 5, 5, 5], K)) != [5]:
+        wrong(f"5 5 5 5 5 5: a match may overlap the end, the last one has one id behind it: [5]; yours gives {given}")
+
+
+def test_nothing_is_made_up(mine):
+    """lookup: fewer than k ids where the text ends, none without a match, and the list stays as it is."""
+    for text, k, right, why in [
+        ([1, 2, 3, 1, 2], 8, [3, 1, 2], "three ids stand behind the match, so there are no more than three"),
+        ([1, 2, 3, 4, 5], 4, [], "the last two ids stand nowhere else; the end is no match for itself"),
+        ([1, 2, 1], 4, [], "one id is less than the shortest match"),
+        ([7], 4, [], "the text is one id long"),
+        ([], 4, [], "the text is empty"),
+        ([3, 3], 4, [], "nothing stands in front of the last two ids"),
+        ([1, 2, 3, 1, 2], 0, [], "k is 0"),
+        ([1, 2, 3, 1, 2], 2, [3, 1], "k is 2"),
+    ]:
+        given_text = list(text)
+        given = mine.lookup(given_text, k)
+        if given != right:
+            wrong(f"lookup({text}, {k}) must be {right}: {why}; yours gives {given}")
+        if given_text != text:
+            wrong(f"lookup({text}, {k}) changed the list it was given")
+    if (given := mine.lookup([3, 3], 4, shortest=1)) != [3]:
+        wrong(f"lookup([3, 3], 4, shortest=1): a match of one id, followed by [3]; yours gives {given}")
+
+
+def test_lookup_agrees_with_the_labs_own(mine):
+    """lookup: 300 random texts of few different ids, all lengths of match."""
+    dice = random.Random(7)
+    n_found = 0
+    for _ in range(300):
+        text = [dice.randrange(dice.randint(1, 4)) for _ in range(dice.randint(1, 30))]
+        longest, k = dice.randint(1, 5), dice.randint(0, 5)
+        shortest = dice.randint(1, longest)
+        lab = NgramDrafter(longest, shortest)
+        lab.start(None, torch.tensor([text]), Sampling())
+        right = lab.lookup(k)
+        n_found += bool(right)
+        given = mine.lookup(list(text), k, longest, shortest)
+        if given != right:
+            wrong(f"lookup({text}, {k}, {longest}, {shortest}) must be {right}, yours gives {given}")
+    assert n_found > 100
+
+
+# --- the drafter -----------------------------------------------------------------------------------------------------
+
+
+class Elsewhere(torch.Tensor):
+    """A prompt that says it lives on another device; reading it works as ever."""
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("meta")
+
+
+def started(drafter_class: type, ids: list[int]):
+    """A drafter that has taken in a prompt."""
+    drafter = drafter_class()
+    drafter.start(None, torch.tensor([ids]), Sampling())
+    return drafter
+
+
+def proposed(drafter, k: int) -> list[int]:
+    """The ids of a proposal whose form is right."""
+    draft = drafter.propose(k, torch.zeros((1, k), dtype=torch.float64))
+    if not isinstance(draft, Draft):
+        wrong(f"propose returns a Draft(tokens, size), yours a {type(draft).__name__}")
+    tokens, size = draft.tokens, draft.size
+    if tokens.ndim != 2 or tokens.shape[0] != 1:
+        wrong(f"tokens have the shape (1, n), (1, 0) for no proposal; yours have {tuple(tokens.shape)}")
+    if tokens.dtype != torch.long:
+        why = "; torch takes an empty list for floats" if tokens.shape[1] == 0 else ""
+        wrong(f"tokens have the dtype torch.long, yours {tokens.dtype}{why}")
+    if tokens.shape[1] > k:
+        wrong(f"at most k = {k} tokens may be proposed, yours are {tokens.shape[1]}")
+    if tuple(size.shape) != (1,) or int(size) != tokens.shape[1]:
+        wrong(f"{tokens.shape[1]} tokens are proposed, so size is ({tokens.shape[1]},), as a tensor; yours is {size}")
+    if draft.probs is not None:
+        wrong("a token that was looked up was proposed with certainty: probs is None")
+    return tokens[0].tolist()
+
+
+def test_a_proposal_has_the_form_that_the_loop_expects(mine):
+    """MyDrafter.propose: shapes, dtype, device, at most k, an empty proposal where nothing matches."""
+    for text, k, right in [
+        ([1, 2, 3, 1, 2], 8, [3, 1, 2]),
+        ([1, 2, 3, 1, 2], 2, [3, 1]),
+        ([1, 2, 3, 1, 2], 0, []),
+        ([1, 2, 3, 4], 4, []),
+    ]:
+        if (given := proposed(started(mine.MyDrafter, text), k)) != right:
+            filled = len(given) > len(right) and given[: len(right)] == right
+            why = ": do not fill up, k is a limit" if filled else ""
+            wrong(f"after {text} and with k = {k} the proposal is {right}, yours is {given}{why}")
+    for text in ([1, 2, 3, 1, 2], [1, 2, 3, 4]):
+        drafter = mine.MyDrafter()
+        drafter.start(None, torch.tensor([text]).as_subclass(Elsewhere), Sampling())
+        draft = drafter.propose(2, torch.zeros((1, 2)))
+        for name in ("tokens", "size"):
+            if getattr(draft, name).device.type != "meta":
+                wrong(f"{name} must be on the prompt's device: give device=... to torch where you make it")
+
+
+def test_the_text_is_what_was_committed(mine):
+    """MyDrafter.observe: all of `committed` and nothing else becomes text; a proposal is not text yet."""
+    drafter = started(mine.MyDrafter, [1, 2, 3, 4, 1, 2])
+    proposed(drafter, 2)
+    if (given := proposed(drafter, 2)) != [3, 4]:
+        wrong(f"asked twice after 1 2 3 4 1 2 the answer is [3, 4] twice, yours is {given} then: a proposal is no text")
+    committed = [3, 9]  # one of the two was accepted, 9 is the target's correction
+    drafter.observe(1, committed)
+    if committed != [3, 9]:
+        wrong("observe changed the list `committed`: it belongs to the loop")
+    # Now 1 2 3 4 1 2 3 9. These ids tell apart what a drafter may take for the text.
+    drafter.observe(0, [1])
+    drafter.observe(0, [2])
+    given = proposed(drafter, 3)
+    if given != [3, 9, 1]:
+        for other, why in [
+            ([3, 3, 9], "the accepted proposals are in `committed` already, yours has them twice"),
+            ([9, 1, 2], "`committed` holds the accepted proposals too, yours takes only the last id"),
+            ([3, 4, 3], "a refused proposal became text"),
+            ([3, 4, 1], "the text does not grow: what was committed has to be found too"),
+        ]:
+            if given == other:
+                wrong(f"the text is 1 2 3 4 1 2 3 9 1 2, so [3, 9, 1] is proposed, yours gives {given}: {why}")
+        wrong(f"the text is 1 2 3 4 1 2 3 9 1 2, so [3, 9, 1] is proposed; yours gives {given}")
+    drafter.start(None, torch.tensor([[8, 1, 2]]), Sampling())
+    if (given := proposed(drafter, 3)) != []:
+        wrong(f"start begins a new text, and 8 1 2 holds nothing to copy; yours proposes {given} from the text before")
+    first, second = started(mine.MyDrafter, [1, 2, 3, 1, 2]), started(mine.MyDrafter, [7, 7, 8])
+    if proposed(first, 2) != [3, 1] or proposed(second, 2) != []:
+        wrong("two drafters share their text: keep it in the object (self), not in the class")
+
+
+def test_the_labs_loop_runs_on_it(mine):
+    """MyDrafter in the lab's own loop: the text is the target's, and some proposals are kept."""
+
+    def choose(ids: list[int]) -> int:
+        return (3, 1, 4, 1, 5, 9, 2, 6)[len(ids) % 8] if len(ids) % 29 else 40
+
+    prompt = [choose(list(range(n))) for n in range(7)]
+    found = list(speculative_decode(TinyTarget(choose), mine.MyDrafter(), torch.tensor([prompt]), K, 40))
+    text, right = [token for r in found for token in r.tokens], [choose(list(range(n))) for n in range(7, 47)]
+    if text != right:
+        wrong(f"the loop must say {right} whatever the drafter does, with yours it says {text}")
+    if not sum(r.n_accepted for r in found):
+        wrong("the text repeats itself every 8 tokens, yet none of your proposals was kept: is the text complete?")
+
+
+def test_copied_text_takes_few_rounds(mine):
+    """MyDrafter on three copy prompts of the lab at k = 4: at least 2.58 tokens per round. A count, no clock."""
+    n_tokens = n_rounds = 0
+    for text in texts():
+        right = text["continuation"]
+        drafter, n = started(mine.MyDrafter, text["prompt"]), 1
+        drafter.observe(0, right[:1])
+        while n < len(right):
+            drafted = proposed(drafter, min(K, len(right) - n - 1))
+            n_accepted = next((i for i, t in enumerate(drafted) if t != right[n + i]), len(drafted))
+            drafter.observe(n_accepted, right[n : n + n_accepted + 1])
+            n += n_accepted + 1
+            n_rounds += 1
+        n_tokens += len(right) - 1
+    if n_tokens / n_rounds < TOKENS_PER_ROUND:
+        known = {
+            74: "as many as with matches of 2 ids only, or with the shortest match first",
+            78: "as many as when the oldest match wins",
+            92: "as many as when only the prompt is searched, not what was written since",
+            93: "as many as when only the prompt is searched and copied, not what was written since",
+            119: "as many as when a single token is proposed",
+        }
+        hint = f", {known[n_rounds]}" if n_rounds in known else ""
+        wrong(
+            f"{n_tokens} tokens in {n_rounds} rounds{hint}: {n_tokens / n_rounds:.2f} tokens per round, "
+            f"{TOKENS_PER_ROUND} are to be reached"
+        )

@@ -1,0 +1,145 @@
+"""Guards of exercise 8: every seeded bug is caught, each by a check of its own, whichever others are still there."""
+
+import re
+
+import pytest
+import torch
+
+from draft_models import ModelDrafter, NgramDrafter
+from exercises import Todo
+from optimized_speculative import speculative_decode
+from speclab.cached_model import CachedModel
+from speclab.sampling import Sampling
+from speclab.errors import EnvironmentProblem
+from tests.exercises import ex08_bugs
+from tests.exercises.ex08_bugs import (
+    AS_IT_CAME,
+    BUGS,
+    ROOT,
+    STEM,
+    TinyDrafter,
+    TinyTarget,
+    all_of_it,
+    checks,
+    fingerprint,
+    is_untouched,
+    module,
+    plain,
+    red,
+    rounds,
+    scenes,
+    seeded,
+    states,
+    the_exercise,
+    tokens_of,
+    untouched,
+)
+from tests.tiny_models import VOCAB, perturbed, tiny
+
+
+@pytest.mark.parametrize("state", states())
+def test_exactly_the_checks_of_the_seeded_bugs_are_red(state):
+    """Single bugs: each is caught by its check alone. All but one: mending one turns its check green, no other."""
+    bugs = states()[state]
+    assert sorted(red(module(seeded(bugs)))) == sorted(bug.check for bug in bugs)
+
+
+def test_the_table_is_whole():
+    """Five bugs, five checks, and one that is there for everything else."""
+    names = list(checks())
+    assert len(BUGS) == 5
+    assert [name for name in names if name not in {bug.check for bug in BUGS}] == ["test_nothing_else_is_broken"]
+    assert len(names) == 6
+
+
+def test_the_exercise_is_the_solution_and_the_five_bugs():
+    """Nothing else differs. A reader who has begun the hunt has a file of their own: nothing to compare then."""
+    source = (ROOT / "exercises" / f"{STEM}.py").read_text(encoding="utf-8")
+    if not is_untouched(module(source)):
+        pytest.skip("exercises/ex08_bug_hunt.py is being worked on")
+    assert source == the_exercise()
+
+
+def test_an_untouched_exercise_is_todo():
+    """Also with a comment more; with a change that does something it is under way."""
+    source = the_exercise()
+    for check in checks().values():
+        with pytest.raises(Todo, match="ex08"):
+            check(module(source))
+    with pytest.raises(Todo):
+        untouched(module(source.replace("# 4. Roll back.", "# 4. Roll back. Hm.")))
+    untouched(module(seeded(BUGS[1:])))
+
+
+def test_the_stored_fingerprint_is_the_exercises():
+    """Where this fails after a change of the solution or of a bug: store the new one in ex08_bugs.py."""
+    assert fingerprint(the_exercise()) == AS_IT_CAME
+    assert AS_IT_CAME not in {fingerprint(seeded(bugs)) for bugs in states().values()}
+
+
+def test_the_hunt_needs_no_solutions(monkeypatch, tmp_path, capsys):
+    """Without solutions/ a stub is todo, one under way is checked, the scenes run; the table says what it lacks."""
+    source, under_way = the_exercise(), module(seeded(BUGS[1:]))
+    monkeypatch.setattr(ex08_bugs, "ROOT", tmp_path)
+    assert is_untouched(module(source))
+    assert len(red(under_way)) == 4
+    assert scenes(under_way)
+    monkeypatch.setattr("sys.argv", ["ex08_bugs"])
+    assert ex08_bugs.main() == EnvironmentProblem.exit_code
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
+    assert "solutions/ex08_bug_hunt.py" in said
+
+
+def test_every_bug_can_be_seen_in_a_scene():
+    """The chapter prints the scenes of the untouched file; each bug alone changes a scene of the solution."""
+    chapter = (ROOT / "docs" / "chapters" / "08-bug-hunt.md").read_text(encoding="utf-8")
+    printed = re.search(r"```text\n(A  .*?)\n```", chapter, re.DOTALL)
+    assert printed
+    assert printed[1] == scenes(module(the_exercise()))
+    right = scenes(module(seeded(())))
+    for bug in BUGS:
+        letters = {
+            block[0]
+            for block, good in zip(by_letter(scenes(module(seeded((bug,))))), by_letter(right), strict=True)
+            if block != good
+        }
+        assert len(letters) == 1, bug.name
+
+
+def test_three_of_the_bugs_change_no_greedy_text():
+    """What the chapter's answer says: A, D and E are invisible to a comparison of texts."""
+    texts = {}
+    for letter, bug in zip("ABCDE", BUGS, strict=True):
+        mine = module(seeded((bug,)))
+        found = rounds(mine, TinyTarget(all_of_it), TinyDrafter(all_of_it, wrong_at=4), 3, 30, eos=frozenset({9}))
+        texts[letter] = tokens_of(found)
+    right = plain(all_of_it, 30)
+    right = right[: right.index(9) + 1]
+    assert {letter for letter, text in texts.items() if text == right} == set("ADE")
+
+
+def by_letter(text: str) -> list[str]:
+    return re.split(r"\n(?=[A-E] )", text)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.6)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("kind", ["model", "ngram"])
+def test_the_mended_loop_is_the_labs(kind, sampling):
+    """On transformers with real caches, draw for draw: `--impl exercises:8` drives the lab's pair with it."""
+    target = tiny("llama")
+    prompt = torch.randint(0, VOCAB, (1, 7), generator=torch.Generator().manual_seed(4))
+
+    def decoded(decode, eos):
+        drafter = ModelDrafter(CachedModel(perturbed(target, 0.1))) if kind == "model" else NgramDrafter(3, 1)
+        generator = torch.Generator().manual_seed(3)
+        return list(decode(CachedModel(target), drafter, prompt, 4, 40, sampling, generator, eos))
+
+    mended = module(seeded(())).decode
+    right = decoded(speculative_decode, frozenset())
+    assert decoded(mended, frozenset()) == right
+    assert any(r.n_accepted == r.n_drafted > 0 for r in right)
+    assert any(r.n_rejected for r in right)
+    end = frozenset([next(r for r in right if r.n_accepted).tokens[0]])
+    assert decoded(mended, end) == decoded(speculative_decode, end)

@@ -1,0 +1,240 @@
+"""What keeps the exercises whole: nothing given away, nothing missing, and checks that can fail.
+
+Stubs are read as they are committed, so that answers written into a checkout leave these tests alone.
+"""
+
+import ast
+import re
+import shlex
+import subprocess
+from functools import cache
+
+import pytest
+
+import baseline_autoregressive
+import check
+import compare
+import optimized_speculative
+from exercises import simulator
+from experiments import impl
+from speclab import options
+from tests.exercises import wrong_table
+
+ROOT = check.ROOT
+STEMS = [exercise.stem for exercise in check.exercises()]
+CHAPTERS = {exercise.stem: exercise.chapter for exercise in check.exercises()}
+HEADINGS = ["Goal", "Picture", "Predict", "Do", "Check", "Run it for real", "Explain", "Quiz"]
+
+
+@cache
+def committed(path: str) -> str:
+    """A file as it is in HEAD; one that HEAD does not have as it stands."""
+    try:
+        shown = subprocess.run(["git", "-C", str(ROOT), "show", f"HEAD:{path}"], capture_output=True, text=True)
+    except OSError:
+        pytest.skip("there is no git here to ask for the stubs as they were committed")
+    if shown.returncode == 0:
+        return shown.stdout
+    if "not a git repository" in shown.stderr:
+        pytest.skip("this is no git checkout, so there are no committed stubs to look at")
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+def functions(source: str) -> dict[str, ast.FunctionDef]:
+    """Public functions and methods in order; a method is Class.method."""
+    found = {}
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef):
+            found[node.name] = node
+        elif isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}.{n.name}": n for n in node.body if isinstance(n, ast.FunctionDef)}
+    return {name: node for name, node in found.items() if not name.rpartition(".")[2].startswith("_")}
+
+
+def holes(source: str) -> dict[str, str]:
+    """Functions that raise Todo -> what they raise it with."""
+    found = {}
+    for name, node in functions(source).items():
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.Call) and getattr(inner.func, "id", "") == "Todo":
+                found[name] = inner.args[0].value
+    return found
+
+
+def test_there_are_nine():
+    assert [stem[:4] for stem in STEMS] == [f"ex{n:02}" for n in range(9)]
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_a_stub_has_holes_and_nothing_in_them(stem):
+    """A hole is a docstring and a raise. Whatever else a stub holds, the solution holds word for word."""
+    stub, solution = committed(f"exercises/{stem}.py"), committed(f"solutions/{stem}.py")
+    theirs = functions(solution)
+    if stem.startswith("ex08"):
+        assert not holes(stub)
+        assert stub != solution
+        return
+    assert holes(stub)
+    for name, node in functions(stub).items():
+        if name not in holes(stub):
+            assert ast.dump(node) == ast.dump(theirs[name]), f"{name} is no hole and differs from the solution's"
+            continue
+        assert holes(stub)[name].rpartition(": ")[0] == stem[:4]
+        assert holes(stub)[name].rpartition(": ")[2].rpartition(".")[2] == name.rpartition(".")[2]
+        docstring, last = node.body
+        assert isinstance(docstring.value, ast.Constant), f"{name} has no docstring"
+        assert isinstance(last, ast.Raise), (
+            f"{name} is filled in. If these are your own answers in a commit of yours, this failure is expected: "
+            "keep them on a branch of your own"
+        )
+    assert "solutions" not in stub.replace("--impl solutions", "")
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_exercise_and_solution_promise_the_same(stem):
+    """Name by name: arguments, annotations, defaults, docstring; and the words above."""
+    stub, solution = committed(f"exercises/{stem}.py"), committed(f"solutions/{stem}.py")
+    ours, theirs = functions(stub), functions(solution)
+    assert list(ours) == list(theirs)
+    for name, node in ours.items():
+        assert ast.dump(node.args) == ast.dump(theirs[name].args), name
+        assert ast.unparse(node.returns) == ast.unparse(theirs[name].returns), name
+        assert ast.get_docstring(node) == ast.get_docstring(theirs[name]), name
+        assert ast.get_docstring(node), name
+    number = int(stem[2:4])
+    first = {kind: source.splitlines()[0] for kind, source in (("Exercise", stub), ("Solution", solution))}
+    for kind, line in first.items():
+        assert line.startswith(f'"""{kind} {number}: '), line
+    assert first["Exercise"].partition(":")[2] == first["Solution"].partition(":")[2]
+    assert "Todo" not in solution
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_every_exercise_has_its_five_parts(stem):
+    """Chapter, stub, solution, checks, hints of three levels for every hole."""
+    exercise = next(e for e in check.exercises() if e.stem == stem)
+    for path in (exercise.chapter, exercise.path("exercises"), exercise.path("solutions"), exercise.test_file):
+        assert path.is_file(), path
+    known = check.hints().get(stem[:4], {})
+    wanted = {name.rpartition(".")[2] for name in holes(committed(f"exercises/{stem}.py"))}
+    assert wanted <= set(known)
+    for hole, levels in known.items():
+        assert len(levels) == 3, hole
+        assert all(len(level) > 20 and "```" not in level and "def " not in level for level in levels), hole
+        assert len(set(levels)) == 3, hole
+    assert not list((ROOT / "exercises").glob("hints.toml.*")), "a fragment has not been joined"
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_a_chapter_has_its_form(stem):
+    """Title, minutes and papers, the eight headings in order, a picture of 80 columns, two quiz questions."""
+    text, number = CHAPTERS[stem].read_text(encoding="utf-8"), int(stem[2:4])
+    lines = text.splitlines()
+    assert re.fullmatch(rf"# {number}\. \S.*", lines[0])
+    assert re.fullmatch(r"\*\d+ minutes.*[Pp]apers?: .*\d{4}\.\d{4,5}.*\*", lines[1]), lines[1]
+    assert re.findall(r"^## (.+)$", text, re.MULTILINE) == HEADINGS
+    sections = dict(zip(HEADINGS, re.split(r"^## .+$", text, flags=re.MULTILINE)[1:], strict=True))
+    pictures = re.findall(r"```text\n(.*?)```", sections["Picture"], re.DOTALL)
+    assert pictures
+    assert all(len(line) <= 80 for picture in pictures for line in picture.splitlines())
+    assert "<summary>One possible answer</summary>" in sections["Explain"]
+    assert len(re.findall(r"^\*\*[12]\.", sections["Quiz"], re.MULTILINE)) == 2
+    assert sections["Quiz"].count("<details>") == 2
+    assert f"python check.py {number}" in sections["Check"]
+    assert text.count("<details>") == text.count("</details>") == text.count("<summary>")
+    assert all(len(line) <= 120 for line in lines)
+
+
+def test_the_syllabus_agrees_with_the_chapters():
+    """Title, minutes and papers of every chapter; the core path's sum."""
+    text = (ROOT / "docs" / "chapters" / "README.md").read_text(encoding="utf-8")
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if re.match(r"\| \d \|", line)
+    ]
+    rows = [row for row in rows if len(row) == 5]
+    assert [row[0] for row in rows] == [stem[3] for stem in STEMS]
+    core = 0
+    for (number, link, minutes, _, papers), chapter in zip(rows, CHAPTERS.values(), strict=True):
+        title, about = chapter.read_text(encoding="utf-8").splitlines()[:2]
+        assert title == f"# {number}. {link[1:].partition(']')[0]}"
+        assert link.endswith(f"({chapter.name})")
+        assert about.startswith(f"*{minutes} minutes")
+        assert set(re.findall(r"\d{4}\.\d{5}", about)) == set(re.findall(r"\d{4}\.\d{5}", papers))
+        core += int(minutes) if int(number) <= 5 else 0
+    assert core == 180
+    assert "three hours" in text
+
+
+def commands(text: str) -> list[list[str]]:
+    """Every command of a chapter's code blocks and of its inline code that begins with python."""
+    blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    typed = [line for block in blocks for line in block.replace("\\\n", " ").splitlines() if line.strip()]
+    typed += re.findall(r"`(python [^`\n]+)`", text)
+    return [shlex.split(line, comments=True) for line in typed if not line.startswith("#")]
+
+
+class Parsed(Exception):
+    """The command line was understood."""
+
+
+@pytest.mark.parametrize("path", [*CHAPTERS.values(), ROOT / "docs" / "chapters" / "README.md"], ids=lambda p: p.name)
+def test_every_command_of_a_chapter_can_be_typed(path, monkeypatch, tmp_path):
+    """The scripts are there and know the flags; nothing is run."""
+
+    def stop(*args, **kwargs):
+        raise Parsed
+
+    for module, name in ((check, "run_checks"), (impl.check, "run_checks"), (options, "load"), (simulator, "fixed")):
+        monkeypatch.setattr(module, name, stop)
+    found = commands(path.read_text(encoding="utf-8"))
+    assert found
+    for words in found:
+        assert words[0] in ("python", "git", "diff"), words
+        if words[0] != "python":
+            continue
+        if words[1] == "-m":
+            module, rest = words[2], words[3:]
+            if module == "exercises.simulator":
+                with pytest.raises(Parsed):
+                    simulator.main(rest)
+            elif module == "pytest":
+                continue
+            else:
+                assert (ROOT / (module.replace(".", "/") + ".py")).is_file(), module
+            continue
+        script, rest = words[1], words[2:]
+        assert (ROOT / script).is_file(), words
+        if script == "compare.py":
+            args = compare.make_parser().parse_args(rest)
+            if args.impl:
+                compare.fill_in(args)
+                numbers = impl.parse(args.impl)[1]
+                assert set(numbers or []) <= impl.of_comparison(args), words
+        elif script in ("check.py", "baseline_autoregressive.py", "optimized_speculative.py"):
+            main = {"check.py": check, "baseline_autoregressive.py": baseline_autoregressive}.get(
+                script, optimized_speculative
+            )
+            with pytest.raises(Parsed):
+                main.main(rest)
+        else:
+            pytest.fail(f"{words}: which script is that?")
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> list[dict]:
+    """The checks of all exercises against every known wrong answer, each up to the first that fails."""
+    return wrong_table.outcomes("first")
+
+
+@pytest.mark.parametrize("stem", [stem for stem in STEMS if not stem.startswith("ex08")])  # that one has its own table
+def test_every_known_wrong_answer_fails_a_check(stem, outcomes):
+    """And says why in words: no bare assertion, no exception from inside the check."""
+    names = wrong_table.wrong_answers(stem)
+    assert len(names) >= 2
+    mine = [line for line in outcomes if line["file"] == f"test_{stem}.py"]
+    for name in names:
+        verdicts = [line for line in mine if f"wrong: {name}" in line["case"]]
+        assert verdicts, f"no check ran for {name}"
+        failed = [line for line in verdicts if line["outcome"] == "failed"]
+        assert failed, f"no check notices: {name}"
+        assert any(line["message"] and not line["message"].startswith("assert ") for line in failed), name

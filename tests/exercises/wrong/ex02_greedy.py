@@ -1,0 +1,72 @@
+"""Plausible wrong answers to exercise 2: name -> (hole, source). Each must fail a check (tests/exercises/)."""
+
+
+def _round(commit: str, drafts: str = "min(k, room - 1)", cut: str = "committed[: i + 1]") -> str:
+    """The right round with one part of it replaced."""
+    return f"""
+def one_round(target, draft, text, k, room, eos):
+    drafted = []
+    for _ in range({drafts}):
+        drafted.append(draft(text + drafted))
+    own = target(text + drafted, len(drafted))
+    n = count_accepted(drafted, own)
+    {commit}
+    for i, token in enumerate(committed):
+        if token in eos:
+            return {cut}
+    return committed
+"""
+
+
+WRONG = {
+    "agreements behind the first refused draft count": (
+        "count_accepted",
+        "def count_accepted(drafted, own):\n    return sum(d == o for d, o in zip(drafted, own))",
+    ),
+    "token 0 is nothing": (
+        "count_accepted",
+        """
+def count_accepted(drafted, own):
+    n = 0
+    while n < len(drafted) and drafted[n] and drafted[n] == own[n]:
+        n += 1
+    return n
+""",
+    ),
+    "the next token is always the last one": ("next_token", "def next_token(own, n_accepted):\n    return own[-1]"),
+    "the last accepted token once more": (
+        "next_token",
+        "def next_token(own, n_accepted):\n    return own[max(n_accepted - 1, 0)]",
+    ),
+    "the correction in front of the drafts": ("one_round", _round("committed = [next_token(own, n), *drafted[:n]]")),
+    "no bonus token": (
+        "one_round",
+        _round("committed = drafted if drafted and n == len(drafted) else [*drafted[:n], next_token(own, n)]"),
+    ),
+    "the correction is thrown away": (
+        "one_round",
+        _round("committed = [*drafted[:n], next_token(own, n)] if n == len(drafted) else drafted[:n] or [own[0]]"),
+    ),
+    "the target is asked again for the correction": (
+        "one_round",
+        _round(
+            "committed = [*drafted[:n], next_token(own, n) if n == len(drafted) else target(text + drafted[:n], 0)[0]]"
+        ),
+    ),
+    "an end inside the block is overlooked": (
+        "one_round",
+        _round("committed = [*drafted[:n], next_token(own, n)]", cut="committed"),
+    ),
+    "a drafted end is believed": (
+        "one_round",
+        _round(
+            "ends = [i for i, token in enumerate(drafted) if token in eos]\n"
+            "    committed = drafted[: ends[0] + 1] if ends else [*drafted[:n], next_token(own, n)]"
+        ),
+    ),
+    "the budget is overshot": ("one_round", _round("committed = [*drafted[:n], next_token(own, n)]", drafts="k")),
+    "the draft never sees its own tokens": (
+        "one_round",
+        _round("committed = [*drafted[:n], next_token(own, n)]").replace("draft(text + drafted)", "draft(text)"),
+    ),
+}

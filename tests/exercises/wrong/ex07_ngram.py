@@ -1,0 +1,126 @@
+"""Wrong answers to exercise 7 that are easy to give. Every one must fail a check."""
+
+WRONG = {
+    "the oldest match wins": (
+        "lookup",
+        """
+        def lookup(tokens, k, longest=4, shortest=2):
+            for n in range(min(longest, len(tokens) - 1), shortest - 1, -1):
+                for behind in range(n, len(tokens)):
+                    if tokens[behind - n : behind] == tokens[-n:]:
+                        return tokens[behind : behind + k]
+            return []
+        """,
+    ),
+    "the shortest match wins": (
+        "lookup",
+        """
+        def lookup(tokens, k, longest=4, shortest=2):
+            for n in range(shortest, min(longest, len(tokens) - 1) + 1):
+                for behind in range(len(tokens) - 1, n - 1, -1):
+                    if tokens[behind - n : behind] == tokens[-n:]:
+                        return tokens[behind : behind + k]
+            return []
+        """,
+    ),
+    "only matches of two ids": (
+        "lookup",
+        """
+        def lookup(tokens, k, longest=4, shortest=2):
+            for behind in range(len(tokens) - 1, 1, -1):
+                if tokens[behind - 2 : behind] == tokens[-2:]:
+                    return tokens[behind : behind + k]
+            return []
+        """,
+    ),
+    "the end of the text finds itself": (
+        "lookup",
+        """
+        def lookup(tokens, k, longest=4, shortest=2):
+            for n in range(min(longest, len(tokens)), shortest - 1, -1):
+                for behind in range(len(tokens), n - 1, -1):
+                    if tokens[behind - n : behind] == tokens[-n:]:
+                        return tokens[behind : behind + k]
+            return []
+        """,
+    ),
+    "a match must not overlap the end": (
+        "lookup",
+        """
+        def lookup(tokens, k, longest=4, shortest=2):
+            for n in range(min(longest, len(tokens) - 1), shortest - 1, -1):
+                for behind in range(len(tokens) - n, n - 1, -1):
+                    if tokens[behind - n : behind] == tokens[-n:]:
+                        return tokens[behind : behind + k]
+            return []
+        """,
+    ),
+    "proposes the match, not what followed": (
+        "lookup",
+        """
+        def lookup(tokens, k, longest=4, shortest=2):
+            for n in range(min(longest, len(tokens) - 1), shortest - 1, -1):
+                for behind in range(len(tokens) - 1, n - 1, -1):
+                    if tokens[behind - n : behind] == tokens[-n:]:
+                        return tokens[behind - n : behind - n + k]
+            return []
+        """,
+    ),
+    "an empty proposal of floats": (
+        "propose",
+        """
+        def propose(self, k, uniforms):
+            tokens = torch.tensor([lookup(self._text, k)], device=self._device)
+            return Draft(tokens, torch.tensor([tokens.shape[1]], device=self._device))
+        """,
+    ),
+    "filled up to k": (
+        "propose",
+        """
+        def propose(self, k, uniforms):
+            found = lookup(self._text, k)
+            found = found + [0] * (k - len(found))
+            tokens = torch.tensor([found], dtype=torch.long, device=self._device)
+            return Draft(tokens, torch.tensor([k], device=self._device))
+        """,
+    ),
+    "proposals are text at once": (
+        "propose",
+        """
+        def propose(self, k, uniforms):
+            found = lookup(self._text, k)
+            self._text.extend(found)
+            tokens = torch.tensor([found], dtype=torch.long, device=self._device)
+            return Draft(tokens, torch.tensor([len(found)], device=self._device))
+        """,
+    ),
+    "tensors stay on the CPU": (
+        "propose",
+        """
+        def propose(self, k, uniforms):
+            found = lookup(self._text, k)
+            return Draft(torch.tensor([found], dtype=torch.long), torch.tensor([len(found)]))
+        """,
+    ),
+    "accepted proposals are noted twice": (
+        "observe",
+        """
+        def observe(self, n_accepted, committed):
+            self._text.extend([*committed[:n_accepted], *committed])
+        """,
+    ),
+    "accepted proposals are left out": (
+        "observe",
+        """
+        def observe(self, n_accepted, committed):
+            self._text.extend(committed[n_accepted:])
+        """,
+    ),
+    "only the prompt is searched": (
+        "observe",
+        """
+        def observe(self, n_accepted, committed):
+            pass
+        """,
+    ),
+}

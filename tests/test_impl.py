@@ -1,0 +1,480 @@
+"""`--impl`: a reader's own functions in the loop. Right ones change nothing, wrong ones are never timed in silence."""
+
+import importlib
+import json
+import shutil
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tiny_models import VOCAB, perturbed, tiny
+
+import baseline_autoregressive
+import check
+import compare
+import optimized_speculative
+from baseline_autoregressive import autoregressive_decode
+from draft_models import FreeDialDrafter, ModelDrafter, NgramDrafter
+from experiments import impl
+from experiments.impl import Impl
+from optimized_speculative import Rules, speculative_decode
+from speclab import prompts, record, report
+from speclab.cached_model import CachedModel
+from speclab.errors import Problem, UsageProblem
+from speclab.sampling import Sampling, verify
+from speclab.theory import Counts
+
+STEMS = {exercise.number: exercise.stem for exercise in check.exercises()}
+N_TOKENS = 60
+
+
+def solutions(*numbers: int) -> Impl:
+    return Impl("solutions", {n: importlib.import_module(f"solutions.{STEMS[n]}") for n in numbers})
+
+
+def with_function(number: int, **functions) -> Impl:
+    """A solution in which some functions are others."""
+    module = importlib.import_module(f"solutions.{STEMS[number]}")
+    return Impl("exercises", {number: SimpleNamespace(**{**vars(module), **functions})})
+
+
+@pytest.fixture(scope="module")
+def pair() -> tuple[CachedModel, CachedModel]:
+    """A target, and a draft that is often right."""
+    target = tiny("llama")
+    return CachedModel(target), CachedModel(perturbed(target, 0.05))
+
+
+def rounds(pair, theirs: Impl, sampling: Sampling, k: int = 4, ngram: bool = False, longest: int | None = None) -> list:
+    """All rounds of a decoding that is decided by `theirs`."""
+    prompt = torch.randint(0, VOCAB, (1, 7), generator=torch.Generator().manual_seed(3))
+    if ngram:
+        prompt = prompt.repeat(1, 4)
+    drafter = NgramDrafter(2, 1) if ngram else ModelDrafter(pair[1])
+    generator = torch.Generator().manual_seed(5)
+    decode = theirs.decoder(speculative_decode, Rules)
+    return list(decode(pair[0], theirs.drafter(drafter, longest), prompt, k, N_TOKENS, sampling, generator))
+
+
+def words(found: list) -> list[int]:
+    """The text that rounds have written."""
+    return [token for round_ in found for token in round_.tokens]
+
+
+def lively(found: list) -> list:
+    """The rounds, once it is sure that they have something to show."""
+    counts = Counts()
+    for round_ in found:
+        counts.add(round_)
+    assert counts.n_rejected > 0
+    assert counts.n_accepted > 0
+    partial = sum(0 < r.n_accepted < r.n_drafted for r in found)
+    full = sum(0 < r.n_accepted == r.n_drafted for r in found)
+    assert partial > 0
+    assert full > 0
+    return found
+
+
+GREEDY, SAMPLED = Sampling(), Sampling(temperature=0.9)
+
+
+@pytest.mark.parametrize("k", [0, 1, 4])
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("numbers", [(2,), (3,), (4,), (2, 3, 4)])
+def test_solutions_decode_as_the_lab_does(pair, numbers, sampling, k):
+    """Round for round, given the same random numbers."""
+    expected = rounds(pair, impl.LAB, sampling, k)
+    if k == 4:
+        lively(expected)
+    assert rounds(pair, solutions(*numbers), sampling, k) == expected
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_drafts_without_probabilities_are_certain_ones(pair, sampling):
+    """Prompt lookup through exercises 2 and 4: each proposal stands for a one-hot distribution."""
+    expected = rounds(pair, impl.LAB, sampling, ngram=True)
+    assert sum(r.n_drafted for r in expected) > 0
+    assert rounds(pair, solutions(2, 3, 4), sampling, ngram=True) == expected
+
+
+def test_exercise_seven_drafts(pair):
+    """MyDrafter takes the n-gram drafter's place, and no other's."""
+    theirs = solutions(7)
+    found = rounds(pair, theirs, GREEDY, ngram=True)
+    assert [t for r in found for t in r.tokens] == [
+        t for r in rounds(pair, impl.LAB, GREEDY, 0, True) for t in r.tokens
+    ]
+    assert sum(r.n_drafted for r in found) > 0
+    assert isinstance(theirs.drafter(NgramDrafter()), impl.TheirDrafter)
+    assert isinstance(theirs.drafter(ModelDrafter(pair[1])), ModelDrafter)
+
+
+def test_exercise_eight_is_the_whole_loop(pair):
+    for sampling in (GREEDY, SAMPLED):
+        counted = [(r.tokens, r.n_drafted, r.n_accepted) for r in rounds(pair, solutions(8), sampling)]
+        assert counted == [(r.tokens, r.n_drafted, r.n_accepted) for r in rounds(pair, impl.LAB, sampling)]
+    with pytest.raises(UsageProblem, match="--trace"):
+        list(solutions(8).decoder(speculative_decode, Rules)(detail=True))
+
+
+def test_exercise_six_chooses_every_length(pair):
+    """The text stays, the lengths follow the rule, and -k is the longest."""
+    seen = []
+
+    def rule(k: int, n_drafted: int, n_accepted: int, longest: int) -> int:
+        seen.append((k, n_drafted, n_accepted, longest))
+        return 5 if k == 2 else 2
+
+    theirs = with_function(6, next_draft_length=rule)
+    found = rounds(pair, theirs, GREEDY, k=6, longest=6)
+    assert words(found) == words(rounds(pair, impl.LAB, GREEDY, 6))
+    assert [r.n_drafted for r in found[1:6]] == [4, 2, 5, 2, 5]
+    assert seen == [(k, r.n_drafted, r.n_accepted, 6) for (k, *_), r in zip(seen, found[1:], strict=True)]
+    assert [k for k, *_ in seen[:4]] == [4, 2, 5, 2]
+    assert all(r.n_drafted == 4 for r in rounds(pair, theirs, GREEDY)[1:4]), "where nobody names a longest it is off"
+
+
+def test_without_the_flag_the_lab_is_as_it_is(pair):
+    """The very same loop, rule and drafter: nothing stands in between."""
+    assert impl.load(None, {2, 3}) is impl.LAB
+    assert not impl.LAB
+    assert impl.LAB.describe() == []
+    assert impl.LAB.decoder(speculative_decode, Rules) is speculative_decode
+    assert Rules(impl.LAB.verify, impl.LAB.tokens_to_keep) == Rules()
+    assert impl.LAB.verify is verify
+    drafter = ModelDrafter(pair[1])
+    assert impl.LAB.drafter(drafter, 4) is drafter
+    assert impl.LAB.shapes(2, 4, 8, 2, 1000) is None
+
+
+def test_the_instrument_keeps_the_labs_own_catch_up():
+    drafter = FreeDialDrafter(0.5)
+    assert solutions(3).drafter(drafter) is drafter
+
+
+# --- answers that cannot be ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("theirs", "sampling", "named"),
+    [
+        (with_function(2, count_accepted=lambda drafted, own: 99), GREEDY, ["exercise 2", "99", "from 0 to 4"]),
+        (with_function(2, next_token=lambda own, n: None), GREEDY, ["exercise 2", "None"]),
+        (with_function(2, next_token=lambda own, n: VOCAB), GREEDY, ["exercise 2", str(VOCAB)]),
+        (with_function(2, next_token=lambda own, n: own[99]), GREEDY, ["IndexError", "test_impl.py:"]),
+        (with_function(3, tokens_to_keep=lambda cached, n: cached + 1), GREEDY, ["exercise 3", "not a whole number"]),
+        (with_function(3, catch_up=lambda committed, n: committed[-1:]), GREEDY, ["exercise 3", "returned 1 ids"]),
+        (with_function(4, verify_draft=lambda *args: 0), SAMPLED, ["exercise 4", "not a pair"]),
+        (with_function(4, verify_draft=lambda *args: (0, -1)), SAMPLED, ["exercise 4", "-1"]),
+        (with_function(6, next_draft_length=lambda *args: 7), GREEDY, ["exercise 6", "7", "from 0 to 6"]),
+        (with_function(8, decode=lambda *args: iter([1 // 0])), GREEDY, ["exercise 8", "ZeroDivisionError"]),
+    ],
+)
+def test_an_impossible_answer_is_one_line(pair, theirs, sampling, named):
+    """Which exercise, which function, what it said, and what to type."""
+    with pytest.raises(Problem) as caught:
+        rounds(pair, theirs, sampling, k=4, longest=6)
+    assert caught.value.exit_code == 1
+    for word in [*named, "check.py"]:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("tokens", [torch.zeros(1, 9, dtype=torch.long), torch.full((1, 1), VOCAB), torch.zeros(1, 1)])
+def test_an_impossible_draft_is_one_line(pair, tokens):
+    class Wild(NgramDrafter):
+        def propose(self, k, uniforms):
+            return SimpleNamespace(tokens=tokens, size=None, probs=None)
+
+    with pytest.raises(Problem, match=r"exercise 7: .*propose returned"):
+        rounds(pair, with_function(7, MyDrafter=Wild), GREEDY, ngram=True)
+
+
+def test_logits_that_are_not_finite_are_the_loops_business():
+    """They are reported in the loop's own words, whoever decides."""
+    logits = torch.zeros(1, 1, 4)
+    logits[0, 0, 2] = torch.nan
+    draft = SimpleNamespace(tokens=torch.zeros(1, 0, dtype=torch.long), probs=None)
+    found = impl.sampled_verdict(solutions(4).modules[4], draft, SAMPLED.probs(logits), torch.tensor([[0.5]]))
+    assert found == (0, -1)
+
+
+# --- which exercises --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def checked(monkeypatch):
+    """The checks' outcomes by exercise: "failed", "todo", "passed", or several of them."""
+    outcomes: dict[int, list[str]] = {}
+
+    def run(package, chosen):
+        for exercise in chosen:
+            found = outcomes.get(exercise.number, ["todo"])
+            exercise.checks = [check.Check(f"test_number_{i}", what, f"why {i}") for i, what in enumerate(found)]
+
+    monkeypatch.setattr(check, "run_checks", run)
+    return outcomes
+
+
+def test_what_is_finished_is_used_and_the_rest_is_named(checked):
+    checked |= {2: ["passed"], 6: ["passed", "todo"]}
+    theirs = impl.load("solutions", {2, 3, 6, 8})
+    assert list(theirs.modules) == [2]
+    assert theirs.unfinished == {3: "todo", 6: "1 of 2"}
+    (line,) = theirs.describe()
+    assert "from solutions/: 2 (greedy verification)" in line
+    assert "the lab's own: 3 (rollback and catch-up: todo), 6 (the draft length: 1 of 2)" in line
+    assert theirs.to_json() == {"package": "solutions", "exercises": [2]}
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("exercises", ["not finished", "2 (greedy verification: todo)", "python", "check.py"]),
+        ("exercises:3", ["3 (rollback", "check.py 3"]),
+        ("exercises:2,3", ["not finished", "3 (rollback"]),
+        ("exercises:4", ["exercise 4", "no part in this run", "can use 2"]),
+        ("exercises:9", ["exercise 9", "no part"]),
+        ("exercises:2,8", ["exercise 8", "goes alone"]),
+        ("exercises:", ["--impl exercises:2,3"]),
+        ("answers", ["answers", "use exercises, solutions"]),
+    ],
+)
+def test_words_that_name_nothing_are_refused(checked, text, named):
+    if text == "exercises:2,3":
+        checked[2] = ["passed"]
+    with pytest.raises(UsageProblem) as caught:
+        impl.load(text, {2, 3, 8})
+    for word in named:
+        assert word in str(caught.value)
+
+
+def test_a_failing_check_ends_it_with_a_line_each(checked, capsys):
+    checked |= {2: ["passed", "failed"], 3: ["failed", "failed"]}
+    with pytest.raises(Problem) as caught:
+        impl.load("exercises", {2, 3})
+    assert caught.value.exit_code == 1
+    assert "3 checks fail, so nothing was run" in str(caught.value)
+    assert "check.py 2" in str(caught.value)
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("exercise ")]
+    assert lines == [
+        "exercise 2, number 1: why 1",
+        "exercise 3, number 0: why 0",
+        "exercise 3, number 1: why 1",
+    ]
+
+
+def test_every_script_asks_for_what_it_can_use():
+    """The rule of a run: greedy or sampled, n-grams or not, a plan or rows."""
+    decoding = SimpleNamespace(temperature=0.0, draft="model")
+    assert impl.of_decoding(decoding) == {2, 3, 6, 8}
+    assert impl.of_decoding(SimpleNamespace(temperature=0.7, draft="ngram")) == {3, 4, 6, 7, 8}
+    assert impl.of_decoding(SimpleNamespace(temperature=0.0, draft="model", trace_shapes=True)) == {1}
+    assert impl.of_comparison(SimpleNamespace(temperature="0,0.8", draft="model,ngram")) == {2, 3, 4, 5, 7}
+    assert impl.of_comparison(SimpleNamespace(temperature="0", draft="model")) == {2, 3, 5}
+    assert impl.of_comparison(SimpleNamespace(temperature="0", draft="model", plan=True)) == {6}
+
+
+def test_the_shapes_of_a_pass_come_from_exercise_one(checked):
+    checked[1] = ["passed"]
+    theirs = impl.load("solutions", {1})
+    assert theirs.shapes(2, 4, 8, 2, 1000)["scores"] == (2, 4, 6)
+
+
+# --- the scripts ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def script(pair_folder, capsys, monkeypatch):
+    """main() of a script on the tiny pair, with `theirs` in place of what --impl would load."""
+
+    def call(module, theirs: Impl, *words):
+        monkeypatch.setattr(impl, "load", lambda text, usable: theirs if text else impl.LAB)
+        machine = ["--target", str(pair_folder / "target"), "--threads", "1", "--engine", "eager"]
+        code = module.main([*machine, *words, "--impl", theirs.package])
+        return (code, *capsys.readouterr())
+
+    return call
+
+
+def test_optimized_speculative_holds_the_text_against_the_baselines(script, pair_folder):
+    words = ["--draft", str(pair_folder / "draft"), "--prompt", "def f(x):", "--max-new-tokens", "24"]
+    code, out, err = script(optimized_speculative, solutions(2, 3), *words)
+    assert code == 0
+    assert "the baseline's text: identical" in out
+    assert "impl    from solutions/: 2 (greedy verification), 3 (rollback and catch-up)" in err
+
+    def once_wrong(own, n_accepted):
+        return own[n_accepted] if len(own) < 5 else (own[n_accepted] + 1) % 40
+
+    code, out, _ = script(optimized_speculative, with_function(2, next_token=once_wrong), *words)
+    assert code == 1
+    assert "WRONG TEXT: at new token" in out
+    assert "exercises 2" in out
+
+
+def test_optimized_speculative_says_that_sampled_text_needs_more(script, pair_folder):
+    words = ["--draft", str(pair_folder / "draft"), "--prompt", "x", "--max-new-tokens", "12", "--temperature", "0.8"]
+    code, out, _ = script(optimized_speculative, solutions(4), *words)
+    assert code == 0
+    assert "python compare.py --temperature 0.8 --impl solutions" in out
+
+
+def test_the_baseline_is_rated_by_exercise_zero(script):
+    words = ["--prompt", "def f(x):", "--prompt", "x", "--max-new-tokens", "12"]
+    code, out, _ = script(baseline_autoregressive, solutions(0), *words)
+    assert code == 0
+    yours = [line for line in out.splitlines() if line.startswith("yours, after a warm-up: 12 tokens, prefill")]
+    assert len(yours) == 2
+    assert all(line.endswith("tok/s") for line in yours)
+    code, _, err = script(baseline_autoregressive, with_function(0, time_decoding=lambda *args: None), *words)
+    assert code == 1
+    assert "returned None, not three numbers" in err
+
+
+@pytest.fixture
+def comparison(script, pair_folder, tmp_path, monkeypatch):
+    """compare.py on the tiny pair and two prompts, without pictures.  -> exit code, stdout, stderr, record"""
+    monkeypatch.setattr(prompts, "standard", lambda: [("code", "def f(x):"), ("prose", "x + 1, x + 1,")])
+    monkeypatch.setattr("speclab.plots.comparison", lambda *args: [])
+    monkeypatch.setattr("speclab.plan_views.picture", lambda *args: tmp_path)
+
+    def call(theirs, *words, ending=""):
+        size = ["--limit", "1", "--max-new-tokens", "24", "--repeats", "1", "--out-dir", str(tmp_path)]
+        result = script(compare, theirs, "--draft", f"{pair_folder / 'draft'},ngram", *size, *words)
+        path = tmp_path / "results" / f"local{ending}.json"
+        return (*result, record.load(path) if path.exists() else None)
+
+    return call
+
+
+def test_a_comparison_says_whose_rows_these_are(comparison, tmp_path):
+    code, out, _, run = comparison(solutions(2, 3, 4, 5, 7), "-k", "2,3", "--temperature", "0,0.8")
+    assert code == 0
+    assert run["settings"]["impl"] == {"package": "solutions", "exercises": [2, 3, 4, 5, 7]}
+    assert "impl    from solutions/: 2 (greedy verification)" in out
+    assert "Functions of solutions/ took part" in " ".join(out.split())
+    assert "exercises 2, 3, 4, 5, 7" in (tmp_path / "results" / "local.md").read_text()
+    everything = [r for r in run["rows"] if r["draft"] and r["prompt_kind"] == "all"]
+    keys = ("method", "draft_length", "temperature")
+    assert [[y[k] for k in keys] for y in run["yours"]] == [[r[k] for k in keys] for r in everything]
+    table = out.split("What you predicted")[1].split("What a round is made of")[0]
+    assert table.count("x ") >= len(everything)
+    for yours, row in zip(run["yours"], everything, strict=True):
+        assert yours["acceptance_rate"] == row["acceptance_rate"]  # the solution counts as the lab does
+        if yours["speedup"] is not None:
+            tau = sum(yours["acceptance_rate"] ** i for i in range(row["draft_length"] + 1))
+            steps = row["draft_length"] * row["draft_cost"] + row["verify_cost"] + row["overhead"]
+            assert yours["speedup"] == pytest.approx(tau / steps, rel=1e-5)
+    assert any(yours["speedup"] is not None for yours in run["yours"])
+
+
+def test_a_comparison_finds_a_wrong_text(comparison):
+    """A function that its checks let pass decides wrongly in the run: the run says so, and the exit code too."""
+
+    def biased(own, n_accepted):
+        return own[n_accepted] if n_accepted else (own[0] + 1) % 40
+
+    code, out, _, run = comparison(with_function(2, next_token=biased), "-k", "2", "--temperature", "0")
+    assert code == 1
+    assert any(not entry["passed"] for entry in run["correctness"])
+    assert "BUG" in json.dumps(run["correctness"])
+    assert run["settings"]["impl"] == {"package": "exercises", "exercises": [2]}
+    assert "What you predicted" not in out
+    assert "yours" not in run
+
+
+def test_a_prediction_that_raises_leaves_the_record(comparison):
+    def broken(*args):
+        raise ValueError("not today")
+
+    code, _, err, run = comparison(with_function(5, predicted_speedup=broken), "-k", "2", "--temperature", "0")
+    assert code == 1
+    assert "exercise 5" in err
+    assert "not today" in err
+    assert run["rows"]
+    assert run["yours"] == []
+
+
+def test_a_plan_asks_for_the_best_length(comparison):
+    theirs = with_function(6, best_draft_length=lambda alpha, c, v, o, longest: 3 if v(2) > 0 and longest == 4 else 0)
+    code, out, _, run = comparison(theirs, "--plan", "-k", "0,1,2,3,4", ending="-plan")
+    assert code == 0
+    tested = [fact for fact in run["facts"]["drafts"] if fact["acceptance_rate"] is not None]
+    assert tested
+    assert all(fact["yours"] == 3 for fact in tested)
+    planned = next(e for e in run["plan"] if e["method"] == tested[0]["method"] and e["draft_length"] == 3)
+    said = " ".join(out.split())
+    assert f"best_draft_length of exercises says k = 3; the plan expects {planned['speedup']:.2f}x of it" in said
+
+
+def test_a_record_without_the_flag_does_not_know_of_it(comparison, monkeypatch):
+    _, out, _, run = comparison(Impl("", {}), "-k", "2", "--temperature", "0")
+    assert "impl" not in run["settings"]
+    assert "yours" not in run
+    assert report.impl_line(run) is None
+    assert "took part" not in out
+
+
+def test_a_sweep_takes_no_functions(script):
+    code, _, err = script(compare, solutions(2), "--sweep", "draft-length")
+    assert code == 2
+    assert "leave out --sweep" in err
+
+
+@pytest.fixture
+def lab(tmp_path):
+    """A copy of the lab with exercises 2 and 6, both solved."""
+    lab = tmp_path / "lab"
+    for room in ("exercises", "solutions", "speclab", "experiments", "tests/exercises", "docs/chapters"):
+        shutil.copytree(check.ROOT / room, lab / room, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in [*check.ROOT.glob("*.py"), check.ROOT / "pyproject.toml"]:
+        shutil.copy(path, lab)
+    for number, stem in STEMS.items():
+        (lab / "exercises" / f"{stem}.py").unlink()
+        if number in (2, 6):
+            shutil.copy(lab / "solutions" / f"{stem}.py", lab / "exercises")
+    return lab
+
+
+def spoil(lab, new: str) -> None:
+    """Put another last line into exercise 2's next_token."""
+    path, old = lab / "exercises" / "ex02_greedy.py", "return own[n_accepted]"
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+
+
+def test_a_wrong_function_is_refused_before_anything_is_loaded(lab, pair_folder, monkeypatch, capsys):
+    """The real checks on a real wrong answer; no model is loaded and nothing is printed."""
+    spoil(lab, "return own[0]")
+    monkeypatch.setattr(check, "ROOT", lab)
+    monkeypatch.setattr(check, "CHECKS", lab / "tests" / "exercises")
+    monkeypatch.setattr("speclab.options.load", lambda args: pytest.fail("a model was loaded"))
+    for script in (optimized_speculative, compare):
+        code = script.main(["--temperature", "0", "--impl", "exercises"])
+        out, err = capsys.readouterr()
+        assert (code, out) == (1, "")
+        assert "exercise 2, next token is the correction or the bonus: " in err
+        assert err.splitlines()[-1].endswith("check.py 2")
+        assert "so nothing was run" in err
+
+
+def test_a_hole_falls_back_to_the_labs_own_and_says_so(lab, pair_folder, tmp_path):
+    """The whole thing as it is typed, in a process of its own."""
+    spoil(lab, 'from exercises import Todo; raise Todo("ex02: next_token")')
+    models = ["--target", str(pair_folder / "target"), "--draft", str(pair_folder / "draft")]
+    machine = ["--threads", "1", "--engine", "eager", "--prompt", "def f(x):", "--max-new-tokens", "9"]
+    words = [sys.executable, str(lab / "optimized_speculative.py"), *models, *machine, "--impl", "exercises"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "from exercises/: 6 (the draft length); the lab's own: 2 (greedy verification: " in done.stderr
+    assert "the baseline's text: identical" in done.stdout
+
+
+def test_greedy_text_of_all_solutions_is_the_baselines(pair):
+    """Everything at once: verification, rollback and the adaptive length."""
+    prompt = torch.randint(0, VOCAB, (1, 7), generator=torch.Generator().manual_seed(3))
+    found = rounds(pair, solutions(2, 3, 4, 6), GREEDY, k=8, longest=8)
+    assert len({r.n_drafted for r in found}) > 2
+    assert words(found) == list(autoregressive_decode(pair[0], prompt, N_TOKENS))
