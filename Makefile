@@ -5,7 +5,7 @@ ifeq ($(PYTHON),.venv/bin/python)
 READY := .venv/ready
 endif
 
-.PHONY: compare quick test test-full mutants bench bench-gpu lint readme clean
+.PHONY: compare quick test test-full check mutants bench bench-gpu lint readme clean
 
 compare: $(READY)
 	$(PYTHON) compare.py $(ARGS)
@@ -14,10 +14,13 @@ quick: $(READY)
 	$(PYTHON) compare.py --quick $(ARGS)
 
 test: $(READY)
-	$(PYTHON) -m pytest $(ARGS)
+	$(PYTHON) -m pytest -n auto $(ARGS)
 
 test-full: $(READY)
-	$(PYTHON) -m pytest -m "" $(ARGS)
+	$(PYTHON) -m pytest -n auto -m "" $(ARGS)
+
+check: $(READY)
+	$(PYTHON) check.py $(ARGS)
 
 mutants: $(READY)
 	$(PYTHON) -m tests.gallery $(ARGS)

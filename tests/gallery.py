@@ -16,10 +16,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 from tabulate import tabulate
+
+from speclab.flags import at_least
 
 ROOT = Path(__file__).parent.parent
 LEFT_OUT = (".*", "__pycache__", "*.egg-info", "build", "models", "scratch", "plots", "results")
@@ -546,6 +549,13 @@ def main(argv: list[str] | None = None) -> int:
         metavar="S",
         help="seconds for one run of pytest (default: %(default)s)",
     )
+    parser.add_argument(
+        "--jobs",
+        type=at_least(1),
+        default=os.cpu_count() or 1,
+        metavar="N",
+        help="copies at once (default: one a core)",
+    )
     args = parser.parse_args(argv)
     try:
         wanted = {int(number) for number in args.only.split(",")} if args.only else set(BUGS)
@@ -562,11 +572,15 @@ def main(argv: list[str] | None = None) -> int:
     if exit_code != 0:
         print(output or f"ran out of time: more than {args.timeout:g} s", file=sys.stderr)
         mutants = []  # a kill by a test that always fails says nothing
-    for i, mutant in enumerate(mutants):
-        print(f"{i + 1}/{len(mutants)}  bug {mutant.bug}: {mutant.what}", file=sys.stderr, flush=True)
-        verdict = judge(mutant, *run_tests(mutant.killed_by, mutant, args.timeout))
-        killers = "\n".join(_name(test) for test in mutant.killed_by)
-        rows.append([mutant.bug, mutant.what, mutant.file, killers, verdict])
+
+    def tried(mutant: Mutant) -> str:
+        return judge(mutant, *run_tests(mutant.killed_by, mutant, args.timeout))
+
+    with ThreadPoolExecutor(args.jobs) as pool:
+        for i, (mutant, verdict) in enumerate(zip(mutants, pool.map(tried, mutants), strict=True)):
+            print(f"{i + 1}/{len(mutants)}  bug {mutant.bug}: {mutant.what}: {verdict}", file=sys.stderr, flush=True)
+            killers = "\n".join(_name(test) for test in mutant.killed_by)
+            rows.append([mutant.bug, mutant.what, mutant.file, killers, verdict])
     n_killed = sum(row[-1].startswith("killed") for row in rows)
     print(tabulate(rows, ["bug", "what it does", "file", "killed by", "verdict"]))
     print(f"\n{n_killed} of {len(mutants)} mutants killed")
