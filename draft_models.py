@@ -10,7 +10,6 @@ A new kind implements `Drafter`; the loop in optimized_speculative.py does not c
 """
 
 import argparse
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -46,11 +45,12 @@ class Chain:
     def widths(self, not_fed: Tensor, uniforms: Tensor) -> tuple[int, ...]:
         return (not_fed.shape[1], *[1] * (uniforms.shape[1] - 1))
 
-    def __call__(self, feed: Feed, not_fed: Tensor, uniforms: Tensor) -> tuple[Tensor, ...]:
-        """(1, m) ids, (1, k) uniforms -> proposed ids (1, k); unless greedy also what they came from, (1, k, vocab)
+    def siblings(self, not_fed: Tensor, uniforms: Tensor) -> list[tuple[Tensor, ...]]:
+        """A round catches up with one token or, after a fully accepted one, with two."""
+        return [(not_fed[:, :1].expand(1, n), uniforms) for n in (1, 2)]
 
-        A one-hot needs no storage; the accept rule knows what its absence means.
-        """
+    def __call__(self, feed: Feed, not_fed: Tensor, uniforms: Tensor) -> tuple[Tensor, ...]:
+        """(1, m) ids, (1, k) uniforms -> proposed ids (1, k); unless greedy also what they came from, (1, k, vocab)"""
         ids, tokens, probs = not_fed, [], []
         for i in range(uniforms.shape[1]):
             token, token_probs = self.choose(feed(ids)[:, -1], uniforms[:, i])
@@ -60,10 +60,10 @@ class Chain:
         proposed = torch.stack(tokens, dim=1)
         return (proposed,) if self.sampling.greedy else (proposed, torch.stack(probs, dim=1))
 
-    def choose(self, logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-        """(1, vocab) logits -> the proposed id (1,) and the distribution (1, vocab) it was drawn from"""
+    def choose(self, logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor | None]:
+        """(1, vocab) logits -> the proposed id (1,) and what it was drawn from, (1, vocab), or None = one-hot"""
         if self.sampling.greedy:  # what `draw` would return, without building the one-hot
-            return logits.argmax(-1), logits
+            return logits.argmax(-1), None
         probs = self.sampling.probs(logits)
         # A NOT_FINITE cannot be fed; the accept rule meets the same probabilities and reports them.
         return draw(probs, uniform).clamp(min=0), probs
@@ -207,25 +207,11 @@ class DialDrafter(Dial, ModelDrafter):
         super().observe(n_accepted, committed)
 
     def _run(self, not_fed: Tensor, uniforms: Tensor) -> tuple[Tensor, ...]:
-        # Pass by pass: its dice are thrown on the host, which no graph can repeat.
-        return ReplayedChain(self._sampling, self._next)(self.draft.feed, not_fed, uniforms)
-
-    def _next(self, token: Tensor) -> Tensor:
-        """What is proposed instead of the draft's own token."""
-        replayed = self._replayed(self._position, self.draft.vocab_size)
-        self._position += 1
-        return token if replayed is None else torch.full_like(token, replayed)
-
-
-@dataclass(frozen=True)
-class ReplayedChain(Chain):
-    """The real draft's work, paid for and thrown away."""
-
-    instead: Callable[[Tensor], Tensor]
-
-    def choose(self, logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-        token, probs = super().choose(logits, uniform)
-        return self.instead(token), probs
+        """The real draft's work, paid for and thrown away; so it does not matter that it reads its own proposals."""
+        own, *probs = super()._run(not_fed, uniforms)
+        replayed = [self._replayed(self._position + i, self.draft.vocab_size) for i in range(own.shape[1])]
+        chosen = [own[0, i] if token is None else own.new_tensor(token) for i, token in enumerate(replayed)]
+        return torch.stack(chosen)[None], *probs
 
 
 class FreeDialDrafter(Dial):

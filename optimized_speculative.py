@@ -24,9 +24,9 @@ from draft_models import Dial, Drafter, ModelDrafter, add_draft_flag, make_draft
 from experiments import impl  # NEW
 from speclab import footprint, options, report, trace  # NEW: report, trace
 from speclab.cached_model import CachedModel, check_prompt, tokens_to_keep  # NEW: tokens_to_keep
-from speclab.detail import Detail, look  # NEW
+from speclab.detail import Detail
 from speclab.errors import reports_problems
-from speclab.sampling import Draft, Sampling, Verdict, draw_next, to_host, uniforms, verify  # NEW: three of these
+from speclab.sampling import Draft, Sampling, Verdict, draw_next, to_host, uniforms, verify  # NEW: also Draft, Verdict
 from speclab.theory import Counts  # NEW
 from speclab.timing import Stopwatch
 
@@ -41,7 +41,7 @@ class Round(NamedTuple):  # NEW
     prefill: bool = False  # the first token: it comes from the prompt's own pass
     finish: str | None = None  # "eos" or "length" in the last round
     seconds: dict[str, float] | None = None  # by phase, when asked for
-    detail: Detail | None = None  # every number the rule used, when asked for
+    detail: Detail | None = None  # every number the rule used, for pictures (speclab/detail.py)
 
 
 class Rules(NamedTuple):  # NEW
@@ -62,13 +62,12 @@ def speculative_decode(
     eos: frozenset[int] = frozenset(),
     time_phases: bool = False,
     rules: Rules = Rules(),  # NEW
-    detail: bool = False,  # NEW
 ) -> Iterator[Round]:
     """Yield rounds that continue `prompt` (1, prompt length) by up to `max_new_tokens` ids in all.
 
     No `generator` means one with seed 0.
     `draft_length` 0 is plain decoding. Stops after an id in `eos`, also inside a block. `time_phases` waits for the
-    device after every phase, so a run with it is slower than one without; `detail` also fetches what the rule saw.
+    device after every phase, so a run with it is slower than one without.
     """
     check_prompt(target, prompt, max_new_tokens)
     if max_new_tokens == 0:
@@ -87,7 +86,7 @@ def speculative_decode(
     yield Round(committed, prefill=True, finish=finish, seconds=watch.laps or None)
 
     while finish is None:
-        watch, looked = Stopwatch(target.device, running=time_phases), None
+        watch = Stopwatch(target.device, running=time_phases)
         # 1. Draft. A round commits one token more than it accepts, so never draft more than what is left but one. # NEW
         k = min(draft_length, max_new_tokens - n_committed - 1)
         chances = uniforms((1, 2 * k + 1), generator, target.device)
@@ -107,9 +106,6 @@ def speculative_decode(
         committed = [*drafted[:n_accepted], next_token]
         n_committed += len(committed)
         watch.lap("accept")
-        if detail:
-            looked = look(draft, logits, sampling, chances[:, k:], verdict)
-            watch.lap("look")
 
         # 4. Roll back both caches to all but the last committed token. # NEW
         target.rollback(rules.tokens_to_keep(target.length, n_prompt + n_committed))
@@ -125,7 +121,7 @@ def speculative_decode(
                     n_accepted, n_rejected = i + 1, 0
                 break
         watch.lap("host")
-        yield Round(committed, n_drafted, n_accepted, n_rejected, False, finish, watch.laps or None, looked)
+        yield Round(committed, n_drafted, n_accepted, n_rejected, finish=finish, seconds=watch.laps or None)
 
 
 @reports_problems

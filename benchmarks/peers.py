@@ -36,7 +36,7 @@ from baseline_autoregressive import autoregressive_decode
 from benchmarks import common
 from benchmarks.common import COUNT, MAYBE, NUMBER, SECONDS, TEXT
 from draft_models import Drafter, ModelDrafter, NgramDrafter, add_draft_flag
-from experiments.bench import library_generate, mixed
+from experiments.bench import library_generate, mixed, rehearsals
 from experiments.job import numbers
 from optimized_speculative import speculative_decode
 from speclab import losslessness, options, record
@@ -44,6 +44,7 @@ from speclab.cached_model import check_prompt
 from speclab.errors import UsageProblem, reports_problems
 from speclab.prompts import Prompt
 from speclab.rows import BASELINE, GENERATE, Arm
+from speclab.sampling import Sampling
 from speclab.theory import Counts, ratio_interval
 
 PEER = {"baseline": "generate", "model": "assisted", "ngram": "lookup"}  # ours -> the library's
@@ -192,8 +193,9 @@ def measure(bench: Bench, arms: list[Arm], prompts: list[Prompt], repeats: int) 
     interrupted = False
     with tqdm(total=len(turns) + 1, unit="turn", desc="measuring", leave=False) as bar:
         try:
-            for arm in arms:  # meet every shape once before the clock counts
-                decode(bench, arm, prompts[0])
+            for _, prompt in rehearsals(bench.setup, [Sampling()], prompts):  # meet every shape before the clock counts
+                for arm in arms:
+                    decode(bench, arm, prompt)
             bar.update()
             for turn, (_, index) in enumerate(turns):
                 prompt = prompts[index]

@@ -238,8 +238,7 @@ def measure(
     turns = [(repeat, index) for repeat in range(repeats) for index in mixed(prompts)]
     with tqdm(total=len(turns) * len(temperatures), unit="turn", desc=title, leave=False) as bar:
         try:
-            hottest = Sampling(max(temperatures), base.top_k, base.top_p)
-            _warm_up(bench, arms, prompts, instruments, hottest)
+            _warm_up(bench, arms, prompts, instruments, [Sampling(t, base.top_k, base.top_p) for t in temperatures])
             for repeat, index in turns:
                 prompt, part = prompts[index], Measurement()
                 for temperature in temperatures:
@@ -307,29 +306,36 @@ def _one_turn(
 
 
 def _warm_up(
-    bench: Bench, arms: list[Arm], prompts: list[Prompt], instruments: dict[str, list[int]], hottest: Sampling
+    bench: Bench, arms: list[Arm], prompts: list[Prompt], instruments: dict[str, list[int]], samplings: list[Sampling]
 ) -> None:
-    """Meet every shape once before the clock counts.
-
-    CUDA graphs are captured with the prompt's pass of the next decoding, for its length and what may follow it: there
-    both the longest and the shortest prompt go through all arms twice.
-    """
-    by_length = sorted(prompts, key=lambda prompt: prompt.ids.shape[1])
-    rehearsals = prompts[:1] if bench.setup.device.type == "cpu" else [by_length[-1], by_length[0]] * 2
+    """Meet every shape once before the clock counts."""
     budget = min(WARM_UP_TOKENS, bench.max_new_tokens)
-
-    def sampling(arm: Arm) -> Sampling:
-        return Sampling() if greedy_only(bench, arm) else hottest
-
-    for prompt in rehearsals:
-        decodings = [bench.decoding(arm, sampling(arm), prompt, budget=budget) for arm in arms if arm != GENERATE]
+    for sampling, prompt in rehearsals(bench.setup, samplings, prompts):
+        usable = [a for a in arms if a != GENERATE]
+        decodings = [bench.decoding(a, _allowed(bench, a, sampling), prompt, budget=budget) for a in usable]
         for name, lengths in instruments.items():
             arm = Arm("instrument", name, max(lengths))
-            every = sorted(set(lengths))
-            decodings.append(bench.decoding(arm, sampling(arm), prompt, budget=bench.max_new_tokens, lengths=every))
+            every, how = sorted(set(lengths)), _allowed(bench, arm, sampling)
+            decodings.append(bench.decoding(arm, how, prompt, budget=bench.max_new_tokens, lengths=every))
         take_turns(decodings)
     if GENERATE in arms:
         bench.generate(prompts[0])
+
+
+def rehearsals(setup: options.Setup, samplings: list[Sampling], prompts: list[Prompt]) -> list[tuple[Sampling, Prompt]]:
+    """What to decode before the clock counts.
+
+    The first prompt, sampled if anything is. CUDA graphs want more: each is captured with the prompt's pass of the next
+    decoding, for one way of sampling, for the prompt's length and what may follow it.
+    """
+    if not setup.graphed:
+        return [(max(samplings, key=lambda s: s.temperature), prompts[0])]
+    by_length = sorted(prompts, key=lambda prompt: prompt.ids.shape[1])
+    return [(sampling, prompt) for sampling in samplings for prompt in (by_length[-1], by_length[0])] * 2
+
+
+def _allowed(bench: Bench, arm: Arm, sampling: Sampling) -> Sampling:
+    return Sampling() if greedy_only(bench, arm) else sampling
 
 
 def greedy_only(bench: Bench, arm: Arm) -> bool:

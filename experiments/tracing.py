@@ -2,8 +2,9 @@
 
 import argparse
 import copy
+import functools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -13,6 +14,7 @@ from experiments.impl import LAB, Impl
 from experiments.job import Job, drafter_name
 from optimized_speculative import Round, Rules, speculative_decode
 from speclab import options, shapes, trace
+from speclab.detail import Looking
 from speclab.errors import UsageProblem
 from speclab.prompts import Prompt
 from speclab.sampling import Sampling
@@ -37,7 +39,7 @@ def follow(
 
     theirs: a reader's own functions in the loop; `longest` is how far these may draft where they choose the length.
     """
-    ids, decode = prompt.ids.to(setup.device), theirs.decoder(speculative_decode, Rules)
+    ids = prompt.ids.to(setup.device)
 
     def dice() -> torch.Generator:
         return torch.Generator(setup.device).manual_seed(seed)
@@ -50,7 +52,7 @@ def follow(
     def rounds(n_tokens: int) -> Iterator[Round]:
         proposer = theirs.drafter(drafter, longest)
         args = (setup.target, proposer, ids, draft_length, n_tokens, sampling, dice(), eos)
-        return decode(*args, time_phases=True, detail=True)
+        return looked_at(theirs, *args)
 
     if isinstance(drafter, Dial):
         drafter.replay(list(baseline(max_new_tokens)))
@@ -71,6 +73,18 @@ def follow(
         "engine": setup.engine,
     }
     return trace.trace(found, steps, setup.tokenizer, prompt.text, prompt.id_list, settings)
+
+
+def looked_at(theirs: Impl, *args) -> Iterator[Round]:
+    """Rounds with their phases and with every number that the rule used."""
+    looking: list[Looking] = []
+
+    def rules(verify: Callable, tokens_to_keep: Callable) -> Rules:
+        looking.append(Looking(verify))
+        return Rules(looking[-1], tokens_to_keep)
+
+    decode = theirs.decoder(functools.partial(speculative_decode, rules=rules(*Rules())), rules)
+    return looking[-1].into(decode(*args, time_phases=True))
 
 
 def race(rounds: Iterator[Round], tokens: Iterator[int]) -> tuple[list[Round], list[tuple[int, float]]]:

@@ -1,14 +1,18 @@
 """What a round looked at, on the host: every number that the accept rule used, and the target's own confidence.
 
-Only asked for by pictures (speclab/trace.py) and tests. A decoding without it computes and fetches nothing of this.
+For pictures (speclab/trace.py). The loop knows nothing of it: `Looking` stands in the place of the verification rule.
 """
 
-from typing import NamedTuple
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from speclab.sampling import Draft, Sampling, Verdict
+from speclab.timing import synchronize
 
 
 class Detail(NamedTuple):
@@ -34,6 +38,31 @@ class Detail(NamedTuple):
     def passes(self, place: int) -> bool:
         """Does the draft at this place pass the test, if it gets as far?  Leviathan et al., arXiv 2211.17192"""
         return self.uniforms[place] * self.draft_probs[place] < self.target_probs[place]
+
+
+class Looking:
+    """A verification rule that decides as another one does and notes what it saw."""
+
+    def __init__(self, verify: Callable[[Draft, Tensor, Sampling, Tensor], Verdict]):
+        self._verify = verify
+        self._seen: deque[tuple[Detail, float]] = deque()  # and the seconds that looking took
+
+    def __call__(self, draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor) -> Verdict:
+        verdict = self._verify(draft, logits, sampling, uniforms)
+        synchronize(logits.device)  # what the rule still has to do is no part of looking
+        start = time.perf_counter()
+        detail = look(draft, logits, sampling, uniforms, verdict)
+        self._seen.append((detail, time.perf_counter() - start))
+        return verdict
+
+    def into(self, rounds: Iterable[Any]) -> Iterator[Any]:
+        """The rounds that it decided, each with its detail; their phases do not pay for the looking."""
+        for round_ in rounds:
+            if not round_.prefill:
+                detail, seconds = self._seen.popleft()
+                laps = round_.seconds and {**round_.seconds, "accept": round_.seconds["accept"] - seconds}
+                round_ = round_._replace(detail=detail, seconds=laps)
+            yield round_
 
 
 def look(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor, verdict: Verdict) -> Detail:

@@ -180,7 +180,7 @@ def noise_floor(baseline: list[Sample], again: list[Sample]) -> dict | None:
 
 
 def verdict(row: dict, floor: dict | None) -> str:
-    """faster, slower, or no difference: the interval covers 1, or the speedup is no further from 1 than the baseline
+    """faster, slower, or unclear: the interval covers 1, or the speedup is no further from 1 than the baseline
     may be from itself."""
     low, high = row["speedup_low"], row["speedup_high"]
     if low is None:  # fewer than three prompts: only the clock's noise is known, or nothing at all
@@ -189,5 +189,5 @@ def verdict(row: dict, floor: dict | None) -> str:
     known = floor is not None and floor["low"] is not None
     own = max(abs(math.log(floor["low"])), abs(math.log(floor["high"]))) if known else 0.0
     if low <= 1 <= high or abs(math.log(row["speedup"])) <= own:
-        return "no difference"
+        return "unclear"
     return "faster" if row["speedup"] > 1 else "slower"

@@ -111,14 +111,14 @@ class FlatModel:
     kernels: how often a pass calls what.
     least_width: narrower passes are padded to this many tokens, where that is faster (speclab/engine.py finds out).
     graphed: whether passes run as CUDA graphs (speclab/graphs.py); they then write the rows of their positions.
-    lanes, recipes: what those graphs run on, kept from one decoding to the next, and what was asked for so far.
+    lanes, pool, recipes: what those graphs run on and share, and what has been asked for so far.
     """
 
     def __init__(self, model: PreTrainedModel, graphed: bool | None = None):
         self.least_width = 1
         self.graphed = model.device.type == "cuda" if graphed is None else graphed
         self.lanes: list = []
-        self.recipes: set = set()
+        self.pool, self.recipes = None, set()
         self.shapes = kv_shapes(model)
         self.device, self.dtype = model.device, model.dtype
         self.packed = can_prepack(model.device, model.dtype)

@@ -9,12 +9,13 @@ holds and not what the buffer could hold.
 
 Buffers and the graphs over them make a *lane*. Capturing takes longer than many replays, so lanes outlive decodings:
 the model keeps those that nobody uses. And it is done early: with a prompt's own pass a lane captures every program
-that the model has been asked for so far, so that after a warm-up no capture falls into a timed step. A chain that the
-model meets for the first time runs pass by pass.
+that the model has been asked for so far, so that after a warm-up no capture falls into a timed step. A chain that was
+not captured then runs pass by pass; so do the shorter chains of last rounds, of which there would be too many.
 
 Not measured on a GPU yet. What is tested without one: everything but the capture itself (tests/test_graphs.py).
 """
 
+import functools
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,6 +41,9 @@ class Program(Protocol):
     def widths(self, *inputs: Tensor) -> tuple[int, ...]:
         """Tokens of each pass it will make; only the inputs' shapes matter."""
 
+    def siblings(self, *inputs: Tensor) -> list[tuple[Tensor, ...]]:
+        """Inputs of all shapes that a decoding will bring which brings these; only their shapes matter."""
+
     def __call__(self, feed: Feed, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Do it. Nothing in it may wait for the device."""
 
@@ -50,6 +54,9 @@ class Pass:
 
     def widths(self, ids: Tensor) -> tuple[int, ...]:
         return (ids.shape[1],)
+
+    def siblings(self, ids: Tensor) -> list[tuple[Tensor, ...]]:
+        return [(ids,)]
 
     def __call__(self, feed: Feed, ids: Tensor) -> tuple[Tensor, ...]:
         return (feed(ids),)
@@ -63,6 +70,11 @@ class Recipe(NamedTuple):
     n_tokens: int  # fed by it
     vocab_size: int | None = None  # logits are cut to it
 
+    @classmethod
+    def of(cls, program: Program, inputs: tuple[Tensor, ...], vocab_size: int) -> "Recipe":
+        shapes = tuple((given.shape, given.dtype) for given in inputs)
+        return cls(program, shapes, sum(program.widths(*inputs)), vocab_size)
+
 
 class GraphGear:
     """The flat model on CUDA graphs, for one decoding."""
@@ -71,6 +83,7 @@ class GraphGear:
         self._model, self._flat = model, flat
         self._positions_known = positions_known(model)
         self._widths: set[int] = set()  # of this decoding: what another one used must not decide what is timed here
+        self._most_passes = 0  # of this decoding's programs
 
     def prefill(self, prompt: Tensor) -> Tensor:
         n = prompt.shape[1]
@@ -84,26 +97,23 @@ class GraphGear:
 
     def feed(self, tokens: Tensor, length: int) -> Tensor:
         n_tokens = tokens.shape[1]
-        if length + n_tokens > self._lane.capacity:
-            self._move(length)
+        self._make_room(length, n_tokens)
         width = self._width(n_tokens)
         if length + width > min(self._lane.capacity, self._positions_known):
             width = n_tokens  # at the edge there is no room for padding
-        recipe = _pass_of(width)
-        self._flat.recipes.add(recipe)
-        return self._lane.run(recipe, (tokens,), length)[0][:, :n_tokens]
+        return self._lane.run(_pass_of(width), (tokens,), length)[0][:, :n_tokens]
 
     def run(
         self, program: Program, inputs: tuple[Tensor, ...], length: int, vocab_size: int
     ) -> tuple[Tensor, ...] | None:
-        """The whole program as one replay; None where the model has not met it in these shapes, then and only then."""
-        shapes = tuple((given.shape, given.dtype) for given in inputs)
-        recipe = Recipe(program, shapes, sum(program.widths(*inputs)), vocab_size)
-        if recipe not in self._flat.recipes:
-            self._flat.recipes.add(recipe)
+        """The whole program as one replay, or None where it was not captured with the prompt's pass."""
+        recipe = Recipe.of(program, inputs, vocab_size)
+        n_passes = len(program.widths(*inputs))
+        if n_passes >= self._most_passes:  # the last round's shorter chain is not worth a graph
+            self._most_passes = n_passes
+            self._flat.recipes.update(Recipe.of(program, other, vocab_size) for other in program.siblings(*inputs))
+        if length + recipe.n_tokens > self._lane.capacity or not self._lane.holds(recipe, length):
             return None
-        if length + recipe.n_tokens > self._lane.capacity:
-            self._move(length)
         return self._lane.run(recipe, inputs, length)
 
     def _width(self, n_tokens: int) -> int:
@@ -112,6 +122,7 @@ class GraphGear:
         if known and n_tokens > 1:
             return min(known)
         self._widths.add(n_tokens)
+        self._flat.recipes.add(_pass_of(n_tokens))
         return n_tokens
 
     def forget(self, n_tokens: int) -> None:
@@ -130,8 +141,10 @@ class GraphGear:
             self._lane = Lane(self._flat, _bucket(capacity))
         self._release = weakref.finalize(self, self._flat.lanes.append, self._lane)
 
-    def _move(self, length: int) -> None:
-        """Into a lane twice as long."""
+    def _make_room(self, length: int, n_tokens: int) -> None:
+        """Move into a lane twice as long where they do not fit behind `length` tokens."""
+        if length + n_tokens <= self._lane.capacity:
+            return
         old = self._lane
         self._release()
         self._take_lane(2 * old.capacity)
@@ -140,6 +153,7 @@ class GraphGear:
                 ours[:, :, :length] = theirs[:, :, :length]
 
 
+@functools.cache
 def _pass_of(width: int) -> Recipe:
     return Recipe(Pass(), ((torch.Size((1, width)), torch.long),), width)
 
@@ -179,9 +193,16 @@ class Lane:
                 if min(rows, room) - recipe.n_tokens >= length:
                     self._graph(recipe, min(rows, room))
 
+    def holds(self, recipe: Recipe, length: int) -> bool:
+        """Whether it is captured for `length` tokens."""
+        return (recipe, self._rows(length + recipe.n_tokens)) in self._graphs
+
+    def _rows(self, total: int) -> int:
+        return min(self.capacity, _bucket(total))
+
     def _graph(self, recipe: Recipe, total: int) -> Graph:
         """For a program that leaves `total` tokens."""
-        rows = min(self.capacity, _bucket(total))
+        rows = self._rows(total)
         if (recipe, rows) not in self._graphs:
             self._graphs[recipe, rows] = self._captured(recipe, rows, total - recipe.n_tokens)
         return self._graphs[recipe, rows]
@@ -217,12 +238,15 @@ class Lane:
 
             return recipe.program(feed, *inputs)
 
-        replay, outputs = capture(step)
+        replay, outputs = capture(step, self.flat)
         return Graph(replay, before, inputs, outputs)
 
 
-def capture(step: Callable[[], tuple[Tensor, ...]]) -> tuple[Callable[[], None], tuple[Tensor, ...]]:
-    """A CUDA graph of `step`.  -> what replays it, and the tensors a replay writes to"""
+def capture(step: Callable[[], tuple[Tensor, ...]], flat: FlatModel) -> tuple[Callable[[], None], tuple[Tensor, ...]]:
+    """A CUDA graph of `step`.  -> what replays it, and the tensors a replay writes to
+
+    All graphs of a model share one memory pool: no two replay at once, and outputs are copied before the next one does.
+    """
     current, side = torch.cuda.current_stream(), torch.cuda.Stream()
     side.wait_stream(current)
     with torch.cuda.stream(side):
@@ -230,6 +254,7 @@ def capture(step: Callable[[], tuple[Tensor, ...]]) -> tuple[Callable[[], None],
             step()
     current.wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    flat.pool = flat.pool or torch.cuda.graph_pool_handle()
+    with torch.cuda.graph(graph, pool=flat.pool):
         outputs = step()
     return graph.replay, outputs

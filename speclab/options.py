@@ -104,6 +104,11 @@ class Setup:
     def engine(self) -> str:
         return self.target.engine
 
+    @property
+    def graphed(self) -> bool:
+        """Whether passes run as CUDA graphs, which have to be captured before anything is timed."""
+        return self.target.flat is not None and self.target.flat.graphed
+
     def cached(self, model: PreTrainedModel, vocab_size: int) -> CachedModel:
         """Another model in the target's gear: both arms run on the same engine."""
         flat, why = engine.choose(model, "fast") if self.target.flat else (None, "")

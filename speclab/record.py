@@ -122,7 +122,7 @@ ROW = _object(
             "type": ["array", "null"],
             "items": {"type": "object", "properties": {"name": _text, "speedup": _seconds}},
         },
-        "verdict": {"enum": ["faster", "no difference", "slower", None]},
+        "verdict": {"enum": ["faster", "unclear", "slower", None]},
         "repeat_noise": _maybe_number,
         "book_formula": _maybe_number,
         "book_formula_drafted_fraction": _maybe_number,

@@ -239,8 +239,8 @@ def costs_tables(run: dict, markdown: bool = False) -> list[str]:
     ]
     note = (
         f"At {context:.0f} tokens of context; v(m) is a target pass over m tokens, c(k) one of k drafted tokens, both "
-        f"in decode steps of the target; accepting {longest} drafted tokens, rolling back and the host's own work are "
-        "microseconds of a round."
+        f"in decode steps of the target; v(1), a round without drafts, need not be 1: other instruments time it. "
+        f"Accepting {longest} drafted tokens, rolling back and the host's own work are microseconds of a round."
     )
     return [
         note if markdown else textwrap.fill(note, 79),

@@ -45,8 +45,8 @@ def end_to_end(point: dict) -> Value:
 
 def verdict(point: dict, value: Callable[[dict], Value] = decoding) -> str:
     """The verdict on any of a point's speedups; the record's own stands where decoding drowned in the run's noise."""
-    if value is decoding and point["verdict"] == "no difference":
-        return "no difference"
+    if value is decoding and point["verdict"] == "unclear":
+        return "unclear"
     judged = zip(("speedup", "speedup_low", "speedup_high"), value(point), strict=True)
     return explain.verdict(point | dict(judged), floor=None)
 

@@ -271,7 +271,7 @@ def mismatch(sweep: dict):
     for bar, loses in zip(bars, slower, strict=True):
         bar.set_hatch("//" if loses else "")
     for row, (point, value) in enumerate(zip(points, values, strict=True)):
-        word = {"faster": "", "slower": ", slower", "no difference": ", no difference"}[facts.verdict(point)]
+        word = {"faster": "", "slower": ", slower", "unclear": ", unclear"}[facts.verdict(point)]
         box = {"boxstyle": "round,pad=0.1", "fc": "white", "ec": "none"}
         left.text(0.03, row, f"{value.value:.2f}x{word}", va="center", fontsize=8, bbox=box)
     alphas = ["-" if p["acceptance_rate"] is None else f"{p['acceptance_rate']:.2f}" for p in points]

@@ -127,7 +127,7 @@ def _width(columns: dict[str, list[str]]) -> int:
 # --- columns ----------------------------------------------------------------------------------------------------------
 
 Cell = Callable[[dict], str]
-SUFFIX = {"faster": "", "no difference": " no diff.", "slower": " slower"}
+SUFFIX = {"faster": "", "unclear": " unclear", "slower": " slower"}
 
 
 def _speedup(value: Callable = decoding) -> Cell:

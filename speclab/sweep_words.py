@@ -1,6 +1,6 @@
 """What a sweep found, in sentences. Every statement is decided from the record's numbers; nothing is known beforehand.
 
-A value comes with its 95 % interval, "no difference" stands wherever the interval covers 1, and two values differ only
+A value comes with its 95 % interval, "unclear" stands wherever the interval covers 1, and two values differ only
 if their intervals do not overlap.
 """
 
@@ -47,9 +47,9 @@ def spans(chosen: list, among: list) -> str:
 
 
 def verdicts(points: list[dict], place: str, value: Callable[[dict], Value] = decoding) -> str:
-    """faster at k = 1 to 8, no difference at k = 9, slower at k = 10 to 16; `place` is "k = {}" """
+    """faster at k = 1 to 8, unclear at k = 9, slower at k = 10 to 16; `place` is "k = {}" """
     xs, said = [p["x"] for p in points], []
-    for word in ("faster", "no difference", "slower"):
+    for word in ("faster", "unclear", "slower"):
         chosen = [p["x"] for p in points if verdict(p, value) == word]
         if len(chosen) == len(xs) > 1:
             return f"{word} everywhere, at {place.format(spans(xs, xs))}"
@@ -89,7 +89,7 @@ def difference(first: dict, last: dict) -> str:
     if one.low is None or other.low is None:
         return "without intervals nothing follows from that"
     if not facts.apart(one, other):
-        return "the intervals overlap, so that is no difference"
+        return "the intervals overlap, so nothing follows from that"
     return "higher" if other.value > one.value else "lower"
 
 

@@ -196,10 +196,10 @@ def trace(
 
 
 def phases(laps: dict[str, float] | None) -> dict[str, float]:
-    """A round's seconds as the pictures show them. What looking costs is no part of a round."""
+    """A round's seconds as the pictures show them."""
     laps = laps or {}
     found = {name: laps.get(name, 0.0) for name in ("draft", "verify")}
-    return {**found, "other": sum(s for name, s in laps.items() if name not in (*found, "look", "prefill"))}
+    return {**found, "other": sum(s for name, s in laps.items() if name not in (*found, "prefill"))}
 
 
 def _with_text(token: Token, more: str) -> Token:

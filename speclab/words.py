@@ -128,7 +128,8 @@ def correctness_lines(entries: list[dict]) -> list[str]:
         n_texts = sum(e["n_prompts"] for e in greedy)
         n_different = sum(len(e["differences"]) for e in greedy)
         verdict = "identical" if not n_different else f"{n_different} differ, first differences above"
-        lines.append(f"greedy: {n_texts} texts of {len(greedy)} arms against the baseline, token for token: {verdict}")
+        arms = f"{len(greedy)} arm{'s' * (len(greedy) > 1)}"
+        lines.append(f"greedy: {n_texts} texts of {arms} against the baseline, token for token: {verdict}")
     for entry in entries:
         if entry["temperature"] > 0:
             word = "consistent with the target" if entry["passed"] else "NOT the target's distribution"
@@ -158,11 +159,11 @@ def headline_line(run: dict) -> str | None:
 def prefill_line(rows: list[dict]) -> str | None:
     """Each draft's best row again, with the time to read the prompt counted on both sides; None without a draft."""
     best = {}
-    for row in sorted((r for r in rows if r["draft"]), key=lambda r: r["speedup"]):
-        best[row["method"]] = f"{label(row)} {row['speedup_with_prefill']:.2f}x"
+    for row in sorted((r for r in rows if r["draft"]), key=lambda r: -r["speedup"]):
+        best.setdefault(row["method"], f"{label(row)} {row['speedup_with_prefill']:.2f}x")
     if not best:
         return None
-    return f"with the prompt's own passes counted (the draft's too), the best rows are: {', '.join(best.values())}"
+    return f"with the prompt's own passes counted (the draft's too), the best of each draft: {', '.join(best.values())}"
 
 
 def reading_line(run: dict) -> str | None:
@@ -189,8 +190,7 @@ def losing_lines(rows: list[dict]) -> list[str]:
     for kind in dict.fromkeys(r["prompt_kind"] for r in rows):
         slower = [r for r in rows if r["prompt_kind"] == kind and r["draft"] and r["speedup"] < NOT_SLOWER]
         names = ", ".join(
-            f"{label(r)} {r['speedup']:.2f}x" + (" (may be noise)" if r["verdict"] == "no difference" else "")
-            for r in slower
+            f"{label(r)} {r['speedup']:.2f}x" + (" (may be noise)" if r["verdict"] == "unclear" else "") for r in slower
         )
         if names and kind not in ("all", "not looping"):
             lines.append(f"slower on {kind} prompts: {names}")

@@ -17,7 +17,7 @@ import optimized_speculative
 from baseline_autoregressive import autoregressive_decode
 from draft_models import DialDrafter, ModelDrafter, NgramDrafter
 from experiments import bench as bench_module
-from experiments.bench import Bench, Decoding, Measurement, VariedLength, measure, take_turns
+from experiments.bench import Bench, Decoding, Measurement, VariedLength, measure, rehearsals, take_turns
 from speclab import timing
 from speclab.cached_model import CachedModel
 from speclab.options import Setup
@@ -568,21 +568,20 @@ def test_warm_up_meets_every_width_before_the_clock_counts(pair, monkeypatch):
     machine = Machine(monkeypatch, pair[0])
     instruments = {"model": [*range(6), 5, 5], "ngram": [*range(4), 3, 3]}
     bench = make_bench(pair, budget=50)
-    bench_module._warm_up(bench, ARMS[:-1], [make_prompt()], instruments, Sampling(0.8))
+    bench_module._warm_up(bench, ARMS[:-1], [make_prompt()], instruments, [Sampling(0.8)])
     assert {width for who, width, _ in machine.passes if who == "target"} >= set(range(1, 7))
     assert {width for who, width, _ in machine.passes if who == "draft"} >= {1, 2}
 
 
-def test_a_gpu_meets_the_longest_and_the_shortest_prompt_twice(pair, monkeypatch):
-    """Graphs are captured with the prompt of the next decoding: after two rounds of each nothing is left to capture."""
-    bench = make_bench(pair, budget=8)
-    bench.setup.device = torch.device("cuda")  # read by the warm-up alone: decoding is replaced
-    seen = []
-    monkeypatch.setattr(bench, "decoding", lambda arm, sampling, prompt, **_: seen.append(prompt.ids.shape[1]))
-    monkeypatch.setattr(bench_module, "take_turns", lambda decodings: None)
+def test_graphs_are_rehearsed_with_every_temperature_and_length(pair):
+    """Each is captured for one way of sampling and some lengths, with the prompt of the decoding after the first."""
+    setup = make_bench(pair).setup
     prompts = [replace(make_prompt(), ids=torch.zeros(1, n, dtype=torch.long)) for n in (5, 9, 3)]
-    bench_module._warm_up(bench, ARMS[:1], prompts, {}, Sampling())
-    assert seen == [9, 3, 9, 3]
+    samplings = [Sampling(), Sampling(0.8)]
+    assert rehearsals(setup, samplings, prompts) == [(Sampling(0.8), prompts[0])]
+    setup.target.flat = SimpleNamespace(graphed=True)
+    found = [(s.temperature, p.ids.shape[1]) for s, p in rehearsals(setup, samplings, prompts)]
+    assert found == [(0.0, 9), (0.0, 3), (0.8, 9), (0.8, 3)] * 2
 
 
 def test_measurements_add_up():

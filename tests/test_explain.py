@@ -415,23 +415,23 @@ def floor_of(low, high) -> dict:
 @pytest.mark.parametrize(
     ("word", "case"),
     [
-        ("no difference", {"speedup": 1.1, "low": 0.98, "high": 1.2}),  # covers 1
-        ("no difference", {"speedup": 0.9, "low": 0.8, "high": 1.0}),  # touches 1
+        ("unclear", {"speedup": 1.1, "low": 0.98, "high": 1.2}),  # covers 1
+        ("unclear", {"speedup": 0.9, "low": 0.8, "high": 1.0}),  # touches 1
         ("faster", {"speedup": 1.1, "low": 1.02, "high": 1.2}),
         ("slower", {"speedup": 0.9, "low": 0.8, "high": 0.99}),
-        ("no difference", {"speedup": 1.02, "low": 1.01, "high": 1.03, "floor": floor_of(0.96, 1.04)}),  # inside
-        ("no difference", {"speedup": 0.98, "low": 0.97, "high": 0.99, "floor": floor_of(0.96, 1.04)}),
+        ("unclear", {"speedup": 1.02, "low": 1.01, "high": 1.03, "floor": floor_of(0.96, 1.04)}),  # inside
+        ("unclear", {"speedup": 0.98, "low": 0.97, "high": 0.99, "floor": floor_of(0.96, 1.04)}),
         ("faster", {"speedup": 1.05, "low": 1.03, "high": 1.07, "floor": floor_of(0.97, 1.04)}),  # sticks out
         ("slower", {"speedup": 0.95, "low": 0.93, "high": 0.97, "floor": floor_of(0.97, 1.04)}),
-        ("no difference", {"speedup": 1.04, "low": 1.01, "high": 1.07, "floor": floor_of(0.91, 0.99)}),  # either way
+        ("unclear", {"speedup": 1.04, "low": 1.01, "high": 1.07, "floor": floor_of(0.91, 0.99)}),  # either way
         ("faster", {"speedup": 1.02, "low": 1.01, "high": 1.03, "floor": floor_of(None, None)}),  # floor unknown
         ("faster", {"speedup": 1.1, "noise": 0.09}),  # fewer than three prompts
         ("slower", {"speedup": 0.9, "noise": 0.09}),
-        ("no difference", {"speedup": 1.1, "noise": 0.11}),
-        ("no difference", {"speedup": 0.9, "noise": 0.11}),
-        ("no difference", {"speedup": 1.1}),  # nothing known at all
-        ("no difference", {"speedup": 0.9}),
-        ("no difference", {"speedup": 1.0}),
+        ("unclear", {"speedup": 1.1, "noise": 0.11}),
+        ("unclear", {"speedup": 0.9, "noise": 0.11}),
+        ("unclear", {"speedup": 1.1}),  # nothing known at all
+        ("unclear", {"speedup": 0.9}),
+        ("unclear", {"speedup": 1.0}),
         ("faster", {"speedup": 1.1, "low": 1.05, "high": 1.2, "noise": 0.5}),  # the interval over prompts comes first
     ],
 )

@@ -47,7 +47,7 @@ def make_row(
         "ladder": [
             {"name": name, "speedup": value} for name, value in zip(RUNGS, [*rungs, measured * 0.97], strict=True)
         ],
-        "verdict": "faster" if measured > 1.1 else "slower" if measured < 0.9 else "no difference",
+        "verdict": "faster" if measured > 1.1 else "slower" if measured < 0.9 else "unclear",
         "repeat_noise": 0.04,
     }  # fmt: skip
     return row | other
@@ -287,7 +287,7 @@ def test_every_effect_has_words():
 
 def test_losing_lines_say_what_may_be_noise():
     rows = [make_row(kind="prose", speedup=0.97), make_row("ngram", kind="prose", speedup=0.8)]
-    rows[0]["verdict"], rows[1]["verdict"] = "no difference", "slower"
+    rows[0]["verdict"], rows[1]["verdict"] = "unclear", "slower"
     assert words.losing_lines(rows) == ["slower on prose prompts: model k=4 0.97x (may be noise), ngram k=4 0.80x"]
     assert words.losing_lines([make_row(kind="all", speedup=0.5), make_row(kind="prose", speedup=1.2)]) == []
 

@@ -269,17 +269,17 @@ def test_no_line_begins_a_list(width, monkeypatch):
 
 def test_no_difference_where_the_interval_covers_one():
     p = point(4)
-    for low, high, word in ((1.01, 1.4, "faster"), (0.99, 1.4, "no difference"), (1.0, 1.4, "no difference")):
+    for low, high, word in ((1.01, 1.4, "faster"), (0.99, 1.4, "unclear"), (1.0, 1.4, "unclear")):
         assert sweep_facts.verdict(timed(p, 1.2, low, high)) == word
-    for low, high, word in ((0.6, 0.99, "slower"), (0.6, 1.01, "no difference")):
+    for low, high, word in ((0.6, 0.99, "slower"), (0.6, 1.01, "unclear")):
         assert sweep_facts.verdict(timed(p, 0.8, low, high)) == word
-    assert sweep_facts.verdict(timed(p, 1.2, 1.1, 1.3) | {"verdict": "no difference"}) == "no difference"
+    assert sweep_facts.verdict(timed(p, 1.2, 1.1, 1.3) | {"verdict": "unclear"}) == "unclear"
     alone = timed(p, 1.2) | {"speedup_low": None, "speedup_high": None}
-    assert sweep_facts.verdict(alone | {"repeat_noise": 0.3}) == "no difference"
+    assert sweep_facts.verdict(alone | {"repeat_noise": 0.3}) == "unclear"
     assert sweep_facts.verdict(alone | {"repeat_noise": 0.1}) == "faster"
     made = sweep("temperature", [alone | {"x": 0.0}])
     assert "1.20x (no interval), faster" in said(made)
-    assert "1.20x no diff." in sweep_views.table(sweep("temperature", [timed(p, 1.2, 0.9, 1.4)]))
+    assert "1.20x unclear" in sweep_views.table(sweep("temperature", [timed(p, 1.2, 0.9, 1.4)]))
     assert "0.80x slower" in sweep_views.table(sweep("temperature", [timed(p, 0.8)]))
 
 
@@ -312,7 +312,7 @@ def test_draft_length_follows_the_numbers():
     assert "k = 3 lies inside its interval" in words
     assert "faster at k = 1 to 3 and 5, slower at k = 4, 6 and 7" in words
     assert "is below 1 from k = 6 on" in words, "k = 4 is a dip: k = 5 is above 1 again"
-    assert "Without a draft, k = 0, the draft-verify loop runs at 0.95x (0.85 to 1.04), no difference" in words
+    assert "Without a draft, k = 0, the draft-verify loop runs at 0.95x (0.85 to 1.04), unclear" in words
     assert "noise floor of this run: 1.00x (0.99 to 1.01)" in words
     words = said(lengths(0.8, 1.2, 1.1, 1.9, noise=[]))
     assert "the best k is 3 with 1.90x" in words
@@ -435,8 +435,8 @@ def test_temperature_ends():
         return said(sweep("temperature", points))
 
     assert "1.00x (0.90 to 1.10) at T = 1: lower. alpha goes from 0.80 to 0.50" in made(1.0)
-    assert "faster at T = 0, no difference at T = 1" in made(1.0)
-    assert "at T = 1: the intervals overlap, so that is no difference" in made(1.3)
+    assert "faster at T = 0, unclear at T = 1" in made(1.0)
+    assert "at T = 1: the intervals overlap, so nothing follows from that" in made(1.3)
     assert "at T = 1: higher" in made(2.5)
 
 
@@ -450,7 +450,7 @@ def outputs(*verdicts):
 def test_verdict_on_short_outputs():
     words = outputs(*"nfnf")
     assert "does not hold for model here: 32 tokens are already faster, 1.50x (1.20 to 1.80)" in words
-    assert "faster end to end from 128 tokens on" in words, "from 32 tokens on it is not: 64 are no difference"
+    assert "faster end to end from 128 tokens on" in words, "from 32 tokens on it is not: 64 are unclear"
     assert "is not contradicted for model here: no shorter output is faster, some longer" in outputs(*"snff")
     words = outputs(*"ssff")
     assert "holds for model here: no shorter output is faster, some longer ones are" in words
@@ -458,7 +458,7 @@ def test_verdict_on_short_outputs():
     words = outputs(*"snnn")
     assert "contradicted for model here, but 50 is not the limit: no longer output is faster either" in words
     assert "From no measured length on" in words
-    assert "no difference at 32 to 128 tokens, slower at 16 tokens" in words
+    assert "unclear at 32 to 128 tokens, slower at 16 tokens" in words
     long = sweep("output-length", [point(64), point(128)])
     assert "is not tested: no output was that short" in said(long)
 
@@ -479,7 +479,7 @@ def test_context_costs():
     made[1]["seconds"] *= 3
     words = said(sweep("context", made))
     assert "from 10.00 to 30.00 ms (x3.00), in such steps c from 0.20 to 0.10, v from 1.10 to 1.60" in words
-    assert "the intervals overlap, so that is no difference" in words
+    assert "the intervals overlap, so nothing follows from that" in words
 
 
 # --- kinds of drafts --------------------------------------------------------------------------------------------------
@@ -495,7 +495,7 @@ def test_winner_of_each_kind():
     assert words in made(1.5, 2, 9)
     assert "Code prompts: model wins with 2.50x" in made(2.5, 1.5, 9)
     assert "no clear winner: ngram has 1.60x (1.44 to 1.76), faster, model has 1.50x" in made(1.5, 1.6, 9)
-    words = "no draft is faster than plain decoding, the nearest is ngram with 1.05x (0.95 to 1.16), no difference"
+    words = "no draft is faster than plain decoding, the nearest is ngram with 1.05x (0.95 to 1.16), unclear"
     assert words in made(0.7, 1.05, 9)
     assert "The dial is an instrument" in made(1, 1, 1)
     assert "dial:1 wins" not in made(1.5, 2, 9)

@@ -1,10 +1,11 @@
-"""Pictures of a decoding: they show what happened, no text can break them, and without detail nothing is looked at."""
+"""Pictures of a decoding: they show what happened, no text can break them, and looking changes nothing."""
 
 import html.parser
 import io
 import itertools
 import json
 import platform
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,10 @@ import torch
 import compare
 import optimized_speculative
 from draft_models import FreeDialDrafter, ModelDrafter, NgramDrafter
+from experiments import tracing
+from experiments.impl import LAB
 from optimized_speculative import Round, speculative_decode
+from speclab import detail as detail_module
 from speclab import diagram, options, prompts, record, trace
 from speclab.cached_model import CachedModel
 from speclab.detail import Detail
@@ -29,10 +33,10 @@ def tokenizer(pair_folder):
     return options.load_tokenizer(str(pair_folder / "target"))
 
 
-def decoded(target, drafter, sampling, n_tokens=60, **words) -> list[Round]:
+def decoded(target, drafter, sampling, n_tokens=60, look=True) -> list[Round]:
     ids = torch.arange(1, 8)[None]
-    generator = torch.Generator().manual_seed(3)
-    return list(speculative_decode(CachedModel(target), drafter, ids, 4, n_tokens, sampling, generator, **words))
+    args = (CachedModel(target), drafter, ids, 4, n_tokens, sampling, torch.Generator().manual_seed(3))
+    return list(tracing.looked_at(LAB, *args) if look else speculative_decode(*args, time_phases=True))
 
 
 def drafters(target) -> dict:
@@ -48,7 +52,7 @@ def drafters(target) -> dict:
 def test_every_outcome_can_be_recomputed(family, kind, temperature):
     """From the numbers shown alone: u q < p up to the first that fails."""
     target = tiny(family)
-    found = decoded(target, drafters(target)[kind](), Sampling(temperature), 120, detail=True)
+    found = decoded(target, drafters(target)[kind](), Sampling(temperature), 120)
     counts = Counts()
     for round_ in found[1:]:
         detail = round_.detail
@@ -66,7 +70,7 @@ def test_probabilities_are_the_models(temperature):
     """Every number shown against both models run over the whole text without a cache."""
     target, sampling = tiny("llama"), Sampling(temperature, top_p=0.9)
     draft = perturbed(target, 0.3)
-    found = decoded(target, ModelDrafter(CachedModel(draft)), sampling, 40, detail=True)
+    found = decoded(target, ModelDrafter(CachedModel(draft)), sampling, 40)
     text = list(range(1, 8)) + found[0].tokens
     n_checked = 0
     for round_ in found[1:]:
@@ -88,15 +92,16 @@ def test_probabilities_are_the_models(temperature):
     assert n_checked > 20
 
 
-def test_without_detail_nothing_is_looked_at(monkeypatch):
-    """No number is fetched, no phase is added, and the text is the same with and without."""
+def test_looking_changes_nothing(monkeypatch):
+    """The text is the same with and without, and the time it takes is booked on no phase."""
     target = tiny("llama")
-    looked = decoded(target, NgramDrafter(2, 1), Sampling(), detail=True, time_phases=True)
-    monkeypatch.setattr(optimized_speculative, "look", lambda *a: pytest.fail("looked without being asked"))
-    plain = decoded(target, NgramDrafter(2, 1), Sampling(), time_phases=True)
+    plain = decoded(target, NgramDrafter(2, 1), Sampling(), look=False)
+    ticks = itertools.count(0, 100)  # each look takes 100 s
+    monkeypatch.setattr(detail_module, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    looked = decoded(target, NgramDrafter(2, 1), Sampling())
+    assert [r._replace(seconds=None, detail=None) for r in looked] == [r._replace(seconds=None) for r in plain]
     assert all(r.detail is None for r in plain)
-    assert all("look" not in r.seconds for r in plain)
-    assert [r.tokens for r in plain] == [r.tokens for r in looked]
+    assert all(-100 < r.seconds["accept"] < -90 for r in looked[1:]), "it is taken off the phase it fell into"
 
 
 # --- the data ---
@@ -118,7 +123,7 @@ def test_marks_are_the_rounds_counts(tokenizer):
     assert f"{found.counts.n_rounds} rounds, {found.counts.n_drafted} drafted" in found.summary()
 
 
-def test_time_is_the_rounds_time_without_the_looking(tokenizer):
+def test_time_is_the_rounds_time(tokenizer):
     found = scripted(tokenizer, "x", 30)
     for before, event in itertools.pairwise(found.events):
         assert event.end - before.end == pytest.approx(sum(event.seconds.values()))
@@ -416,8 +421,6 @@ def test_a_dial_traces_what_it_was_told_to_replay(pair_folder):
     options.add_decoding_flags(parser)
     words = ["--target", str(pair_folder / "target"), "--threads", "1", "--engine", "eager", "--prompt", "def f(x):"]
     setup = options.load(args := parser.parse_args(words))
-    from experiments import tracing
-
     prompt = options.read_prompts(args, setup.tokenizer)[0]
     found = tracing.follow(setup, FreeDialDrafter(1.0), "dial:1:free", prompt, 4, 31, Sampling())
     assert found.same_text
