@@ -13,11 +13,14 @@ compare: $(READY)
 quick: $(READY)
 	$(PYTHON) compare.py --quick $(ARGS)
 
+# A worker for each core where pytest-xdist is there.
+WORKERS = $$($(PYTHON) -c 'import xdist' 2> /dev/null && printf -- '-n auto')
+
 test: $(READY)
-	$(PYTHON) -m pytest -n auto $(ARGS)
+	$(PYTHON) -m pytest $(WORKERS) $(ARGS)
 
 test-full: $(READY)
-	$(PYTHON) -m pytest -n auto -m "" $(ARGS)
+	$(PYTHON) -m pytest $(WORKERS) -m "" $(ARGS)
 
 check: $(READY)
 	$(PYTHON) check.py $(ARGS)

@@ -99,6 +99,8 @@ def main(argv: list[str] | None = None) -> int:
             raise UsageProblem(f"{flag} looks at one comparison; leave out --sweep, or {flag}")
         return sweeps.run(args)
     job = prepare(args)
+    if args.trace:
+        tracing.first_that_can_be_drawn(job)
     if args.profile:
         profiling.write_trace(job, args.profile)
     code = plan.run(job) if args.plan or args.verify_plan else comparison.compare(job)

@@ -119,17 +119,25 @@ def draw(
     trace.write(found, args.trace)
 
 
-def draw_job(job: Job) -> None:
-    """`compare.py --trace`: what the comparison starts with, its first prompt, draft, length and temperature."""
-    base, temperature = job.setup.sampling, job.temperatures[0]
+def first_that_can_be_drawn(job: Job) -> str:
+    """The draft that `compare.py --trace` shows; said before anything is timed where there is none."""
+    temperature = job.temperatures[0]
     names = [name for name, drafter in job.drafters.items() if not (temperature and isinstance(drafter, Dial))]
     if not names:
-        raise UsageProblem("--trace has nothing to draw: the dial only replays greedy output; add 0 to --temperature")
-    sampling = Sampling(temperature, base.top_k, base.top_p)
+        raise UsageProblem(
+            "--trace has nothing to draw: the dial only replays greedy output; put 0 first in --temperature"
+        )
+    return names[0]
+
+
+def draw_job(job: Job) -> None:
+    """`compare.py --trace`: what the comparison starts with, its first prompt, draft, length and temperature."""
+    name, base = first_that_can_be_drawn(job), job.setup.sampling
+    sampling = Sampling(job.temperatures[0], base.top_k, base.top_p)
     k, n_tokens = next(filter(None, job.draft_lengths), 0), job.args.max_new_tokens
-    drafter, prompt = job.drafters[names[0]], job.prompts[0]
+    drafter, prompt = job.drafters[name], job.prompts[0]
     with job.talk():
-        found = follow(job.setup, drafter, names[0], prompt, k, n_tokens, sampling, job.args.seed, theirs=job.theirs)
+        found = follow(job.setup, drafter, name, prompt, k, n_tokens, sampling, job.args.seed, theirs=job.theirs)
         trace.write(found, job.args.trace)
 
 

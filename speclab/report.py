@@ -287,8 +287,6 @@ def comparison(run: dict, by_kind: bool = False, markdown: bool = False) -> str:
                 blocks += _predicted(run, rows, markdown)
                 blocks += _why(rows, legend, markdown)
                 legend = None if ladder_table(rows) else legend  # once is enough
-    found = yours_table(run, markdown)
-    blocks += [_heading("What you predicted", markdown), found] if found else []
     blocks += _round_costs(run, markdown)
     n_looping = run["prompts"]["n_looping"]
     if n_looping is not None:
@@ -300,6 +298,8 @@ def comparison(run: dict, by_kind: bool = False, markdown: bool = False) -> str:
         blocks.append(
             "Stopped before the end: rows cover the prompts that every arm had finished, checks may be\nmissing."
         )
+    found = yours_table(run, markdown)
+    blocks += [_heading("What you predicted", markdown), found] if found else []
     return "\n\n".join(blocks) + "\n"
 
 

@@ -333,7 +333,9 @@ def wants_colour(out: TextIO) -> bool:
 
 
 def terminal(found: Trace, colour: bool = False) -> str:
-    """A line per round: what was kept, what was refused, what came from the target, and the time of its phases."""
+    """A line per round: its phases, the tokens that this decoding and the baseline had by then, what was kept, what was
+    refused, and what came from the target. The numbers behind accepted drafts are on the page alone.
+    """
 
     def painted(token: Token) -> str:
         sign, _, ansi = SIGNS[token.kind]
@@ -342,19 +344,20 @@ def terminal(found: Trace, colour: bool = False) -> str:
 
     used = {t.kind for e in found.events for t in (*e.drafts, *e.tokens)}
     lines = ["", "signs   " + "\n        ".join(f"{SIGNS[k][0]}  {m}" for k, m in MEANINGS.items() if k in used)]
-    lines += ["", "round  kept    draft   verify    other ms  tokens"]
+    lines += ["", "round  kept    draft   verify    other ms  had/baseline  tokens"]
     for event in found.events:
         kept = f"{event.n_accepted}/{len(event.drafts)}" if event.drafts else "-"
         phases = "  ".join(f"{1000 * event.seconds[name]:7.2f}" for name in ("draft", "verify", "other"))
         if event.number == 0:
             phases = " " * len(phases)
+        had = f"{event.n_tokens}/{found.baseline_tokens(event.end)}"
         # In the order of the text: what was kept, what was refused and never tested, what stands in its place.
         rest = [t for t in event.drafts if t.kind != "accepted"]
         shown = [t for t in event.tokens if t.kind == "accepted"] + rest
         shown += [t for t in event.tokens if t.kind != "accepted"]
         why = next((f"   {t.words}" for t in rest if t.kind == "refused" and t.uniform is not None), "")
         why = "" if found.settings["temperature"] == 0 and "against" not in why else why.replace("×", "x")
-        lines.append(f"{event.number:5}  {kept:>4}  {phases}  {' '.join(map(painted, shown))}{why}")
+        lines.append(f"{event.number:5}  {kept:>4}  {phases}     {had:>12}  {' '.join(map(painted, shown))}{why}")
     lines += ["", found.summary(), found.times(), found.agreement()]
     return "\n".join(lines) + "\n"
 
