@@ -1,7 +1,7 @@
 """Exercise 8: bug hunt.
 
 Chapter: docs/chapters/08-bug-hunt.md. Check: python check.py 8
-What the loop does as it is: python -m tests.exercises.ex08_bugs --scenes
+What the loop does as it is: python -m exercises.scenes
 
 A whole draft-verify loop. As an exercise it has no holes, but five bugs that have been seen in public code. Keep the
 names and arguments of `accept` and `decode`. Both speak the lab's language: `Draft`, `Verdict` and `Sampling` of

@@ -49,7 +49,7 @@ def verifying_probs(target_probs: Tensor, drafted: list[int]) -> Tensor:
 
     Returns a tensor of shape (k,). Entry i is what the target gave to drafted[i] after reading everything before
     drafted[i] and not yet drafted[i] itself. The last row of target_probs judges no draft: it belongs to the bonus
-    token. The target_probs of Leviathan et al., arXiv 2211.17192, are called p there.
+    token. Leviathan et al., arXiv 2211.17192, call target_probs p.
 
     >>> target_probs = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8], [0.6, 0.2, 0.2]])
     >>> verifying_probs(target_probs, [1, 2])

@@ -11,7 +11,7 @@ def count_accepted(drafted: list[int], own: list[int]) -> int:
 
     drafted: the k drafted ids, in their order. k may be 0.
     own: k + 1 ids from one pass of the target. own[i] is the target's own choice for the place of drafted[i], after the
-    text and drafted[:i]. The last one, own[k], is its choice after all drafted tokens.
+    text and drafted[:i]. The last one, own[k], is its choice after all drafted tokens. Leave both lists as they are.
 
     Returns a number from 0 to k. The first drafted token that is not the target's own is refused, and with it all
     drafted tokens behind it: they continue a text that will never be written.
@@ -30,7 +30,8 @@ def count_accepted(drafted: list[int], own: list[int]) -> int:
 def next_token(own: list[int], n_accepted: int) -> int:
     """The token that the target itself adds behind the accepted ones. It costs nothing: the pass has computed it.
 
-    own: k + 1 ids, the target's own choices as in count_accepted. n_accepted: drafted tokens kept, 0 to k.
+    own: k + 1 ids, the target's own choices as in count_accepted; leave this list as it is.
+    n_accepted: drafted tokens kept, 0 to k.
 
     After a refusal this is the target's correction, its choice for the place of the refused token. Where all k were
     kept it is the bonus token, its choice behind the last of them.

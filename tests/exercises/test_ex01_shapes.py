@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.exercises.whole import whole
+
 # The chapter's trace: prefix of 3, then 3 drafts; d_model 8, 2 heads, vocabulary of 1000.
 WITHOUT_A_CACHE = {"n_cached": 0, "n_new": 6, "d_model": 8, "n_heads": 2, "vocab_size": 1000}
 WITH_A_CACHE = {**WITHOUT_A_CACHE, "n_cached": 2, "n_new": 4}
@@ -44,7 +46,10 @@ def complaint(table: object, sizes: dict[str, int]) -> str:
             return f"the table has no entry {name!r}"
         if not isinstance(table[name], tuple):
             return f"{name}: a shape is a tuple of ints, you got {table[name]!r}"
-        got = tuple(table[name])
+        sizes_given = [whole(size) for size in table[name]]
+        if None in sizes_given:
+            return f"{name}: sizes are whole numbers, you got {table[name]}; / gives a float, // a whole number"
+        got = tuple(sizes_given)
         if got == right:
             continue
         start = f"{name} of {n_new} fed tokens, {n_cached} cached: you got {got}; "

@@ -5,6 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.exercises.whole import whole
+
 NO_EOS: frozenset[int] = frozenset()
 
 
@@ -32,7 +34,7 @@ class Target:
             return start + f"a pass goes over the text, which is {self.text} here, and the drafts behind it"
         if n == n_drafted + 1:
             return start + f"{n_drafted} drafted, so n is {n_drafted}; the place behind the last draft is counted in"
-        return start + f"you drafted fewer ids, {n_drafted}, than you asked the target about; n is the number you drafted"
+        return start + f"you drafted fewer ids, {n_drafted}, than you asked the target about; n is how many you drafted"
 
 
 class Draft:
@@ -70,10 +72,15 @@ def says(*script: int) -> Callable[[list[int]], int]:
 )
 def test_accepted_are_the_leading_agreements(mine, drafted, own, right):
     """Drafted tokens count while they are the target's own; the first refused one ends it."""
-    got = mine.count_accepted(list(drafted), list(own))
-    if got == right:
-        return
+    given = list(drafted), list(own)
+    got = mine.count_accepted(*given)
     story = f"drafted {drafted}, target's own {own}: {right} are kept, you got {got}"
+    if whole(got) is None:
+        pytest.fail(f"count_accepted returns a whole number, you got {got!r}", pytrace=False)
+    if given != (drafted, own):
+        pytest.fail("count_accepted changed a list that it was given (pop does); only read them", pytrace=False)
+    if whole(got) == right:
+        return
     if 0 in drafted:
         story += "; id 0 is a token like any other, not 'nothing'"
     elif got == sum(d == o for d, o in zip(drafted, own, strict=False)):
@@ -89,8 +96,13 @@ def test_accepted_are_the_leading_agreements(mine, drafted, own, right):
 def test_next_token_is_the_correction_or_the_bonus(mine, own):
     """The target's own choice for the first place that no accepted draft fills."""
     for n_accepted in range(len(own)):
-        got, right = mine.next_token(list(own), n_accepted), own[n_accepted]
-        if got == right:
+        given = list(own)
+        got, right = mine.next_token(given, n_accepted), own[n_accepted]
+        if got is not None and whole(got) is None:
+            pytest.fail(f"next_token returns an id, a whole number; you got {got!r}", pytrace=False)
+        if given != own:
+            pytest.fail("next_token changed the list `own` that it was given (pop does); only read it", pytrace=False)
+        if whole(got) == right:
             continue
         k = len(own) - 1
         kind = "bonus token" if n_accepted == k else "correction"
@@ -107,13 +119,21 @@ def test_next_token_is_the_correction_or_the_bonus(mine, own):
 # --- One round -------------------------------------------------------------------------------------------------------
 
 
-def explain_round(got: object, right: list[int], draft: Draft, drafted: list[int], own: list[int], n: int) -> str:
+def ids_of(block: object) -> list[int]:
+    """What a round returned, as ints."""
+    if not isinstance(block, list):
+        pytest.fail(f"one_round returns a list of ids, you got {block!r}", pytrace=False)
+    ids = [whole(token) for token in block]
+    if None in ids:
+        pytest.fail(f"one_round returns a list of ids, whole numbers; you got {block}", pytrace=False)
+    return ids
+
+
+def explain_round(got: list[int], right: list[int], draft: Draft, drafted: list[int], own: list[int], n: int) -> str:
     """Why a round that should commit `right` is wrong with `got`."""
     if draft.seen != [TEXT + drafted[:i] for i in range(len(drafted))]:
         return f"k = {len(drafted)}: ask the draft {len(drafted)} times, behind the text and its own earlier tokens"
     start = f"drafted {drafted}, target's own {own}: commit {right}, you got {got}; "
-    if not isinstance(got, list) or not all(type(token) is int for token in got):
-        return start + "return a list of ids"
     if got[: len(TEXT)] == TEXT:
         return start + "return only the new ids, without the text in front"
     if got == drafted[:n]:
@@ -147,7 +167,7 @@ def explain_round(got: object, right: list[int], draft: Draft, drafted: list[int
 def test_a_round_commits_what_is_accepted_and_one_more(mine, drafts, choices, n):
     """Accepted drafts in their order, then the target's own token: a correction, or the bonus token after all k."""
     draft, text = Draft(says(*drafts)), list(TEXT)
-    got = mine.one_round(Target(says(*choices)), draft, text, len(drafts), 20, NO_EOS)
+    got = ids_of(mine.one_round(Target(says(*choices)), draft, text, len(drafts), 20, NO_EOS))
     assert text == TEXT, "the round changed the list `text` that it was given; build a new list instead"
     right = [*drafts[:n], choices[n]]
     assert got == right, explain_round(got, right, draft, drafts, choices, n)
@@ -192,7 +212,7 @@ def test_one_pass_of_the_target_per_round(mine, n):
 )
 def test_end_of_text_inside_a_block(mine, drafts, choices, right, why):
     """What stands behind an id of `eos` is cut off; a refused one does not count."""
-    got = mine.one_round(Target(says(*choices)), Draft(says(*drafts)), list(TEXT), 4, 20, frozenset({98, 99}))
+    got = ids_of(mine.one_round(Target(says(*choices)), Draft(says(*drafts)), list(TEXT), 4, 20, frozenset({98, 99})))
     assert got == right, (
         f"eos 98 and 99, drafted {drafts}, target's own {choices}: commit {right}, you got {got}; {why}"
     )
@@ -204,7 +224,7 @@ def test_never_more_than_there_is_room_for(mine):
     for k in (0, 1, 4, 9):
         for room in (1, 2, 3, 5, 20):
             target, draft = Target(says(*script)), Draft(says(*script))
-            got = mine.one_round(target, draft, list(TEXT), k, room, NO_EOS)
+            got = ids_of(mine.one_round(target, draft, list(TEXT), k, room, NO_EOS))
             drafts = min(k, room - 1)
             where = f"k = {k}, room for {room}: "
             story = f"draft at most room - 1 tokens, {drafts} here, because the target adds one; you drafted "
@@ -224,7 +244,7 @@ def decode(
     rounds = 0
     while len(written) < n_new and not (written and written[-1] in eos):
         target.text = text + written
-        block = one_round(target, draft, text + written, k, n_new - len(written), eos)
+        block = ids_of(one_round(target, draft, text + written, k, n_new - len(written), eos))
         assert block, "a round returned no token at all; it always writes at least the target's own"
         written += block
         rounds += 1

@@ -1,9 +1,11 @@
 """Checks of exercise 4: the two rules, the round, and its law, exactly and by a statistic."""
 
+import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from fractions import Fraction
+from textwrap import dedent
 from typing import NamedTuple
 
 import pytest
@@ -11,6 +13,8 @@ import torch
 from torch import Tensor
 
 from speclab.sampling import draw as draw_rows
+from tests.exercises.whole import whole
+from tests.exercises.wrong.ex04_rejection import RIGHT_ROUND, WRONG
 from tests.test_exact import Law, Tables, boxes, cdf_corners, completed, floats, inside, random_tables, target_law
 
 Verdict = tuple[int, int]  # drafted tokens kept, next token
@@ -33,56 +37,12 @@ def left_over(p: Tensor, q: Tensor) -> Tensor:
     return rest / rest.sum() if rest.sum() > 0 else p
 
 
-def by_ratio(p: Tensor, q: Tensor, token: int, u: float) -> bool:
-    return u * q[token].item() < p[token].item()
-
-
-def certain(row: Tensor) -> Tensor:
-    return torch.nn.functional.one_hot(row.argmax(), len(row)).to(row)
-
-
-def round_with(
-    drafted: list[int],
-    q: Tensor,
-    p: Tensor,
-    u: list[float],
-    keep: Callable[[Tensor, Tensor, int, float], bool] = by_ratio,
-    correction: Callable[[Tensor, Tensor], Tensor] = left_over,
-    bonus: Callable[[Tensor, Tensor], Tensor] = lambda p, q: p[-1],
-    test_of: Callable[[int], int] = lambda i: i,
-    draw_of: Callable[[int, int], int] = lambda n, k: k,
-) -> Verdict:
-    """A round in which one thing is done in another way."""
-    k = len(drafted)
-    n = next((i for i in range(k) if not keep(p[i], q[i], drafted[i], u[test_of(i)])), k)
-    return n, draw(correction(p[n], q[n]) if n < k else bonus(p, q), u[draw_of(n, k)])
-
-
-MISTAKES = {
-    "the correction is drawn from the target's row, not from the residual": {"correction": lambda p, q: p},
-    "a draft is kept where it is the target's most probable token; that is right for greedy decoding alone": {
-        "keep": lambda p, q, token, u: token == int(p.argmax())
-    },
-    "u <= p / q lets a token of target probability 0 pass at u = 0": {
-        "keep": lambda p, q, token, u: u * q[token].item() <= p[token].item()
-    },
-    "the bonus token is the most probable one, it should be drawn": {"bonus": lambda p, q: certain(p[-1])},
-    "the bonus token is drawn from the draft's last row": {"bonus": lambda p, q: q[-1]},
-    "the bonus token is drawn from the row of the last draft, one row too early": {"bonus": lambda p, q: p[-2]},
-    "the correction is the most probable token of the residual, it should be drawn": {
-        "correction": lambda p, q: certain(left_over(p, q))
-    },
-    "the correction is the target's most probable token, it should be drawn from the residual": {
-        "correction": lambda p, q: certain(p)
-    },
-    "the correction is drawn from the draft's row": {"correction": lambda p, q: q},
-    "the residual is the draft minus the target, the wrong way round": {"correction": lambda p, q: left_over(q, p)},
-    "the draft's probability is left out: a token is kept with probability p, not p / q": {
-        "keep": lambda p, q, token, u: u < p[token].item()
-    },
-    "one uniform serves all tests of the round": {"test_of": lambda i: 0},
-    "the uniform that refused a draft draws the correction too": {"draw_of": lambda n, k: n},
-}
+def round_with(mistake: str) -> Callable:
+    """verify_draft with one of the known mistakes in it, and everything else right."""
+    scope = {"is_accepted": lambda p, q, u: u * q < p, "residual": left_over}
+    for source in (RIGHT_ROUND, WRONG[mistake][1]):
+        exec(dedent(source), scope)
+    return scope["verify_draft"]
 
 
 class Case(NamedTuple):
@@ -94,22 +54,37 @@ class Case(NamedTuple):
     u: list[float]
     weight: Fraction = Fraction(1)
 
+    def ask(self, verify_draft: Callable) -> object:
+        """What it returns. It is handed copies: a list emptied on the way and a step in place do no harm."""
+        return verify_draft(list(self.drafted), self.q.clone(), self.p.clone(), list(self.u), draw)
+
 
 def named(cases: list[Case], answers: list[Verdict]) -> str:
     """The mistake that gives the very same answers, if it is a well-known one."""
-    for name, parts in MISTAKES.items():
-        if all(round_with(*case[:4], **parts) == answer for case, answer in zip(cases, answers, strict=True)):
-            return f": {name}"
+    for name in WRONG:
+        mistaken = round_with(name)
+        with contextlib.suppress(ArithmeticError):  # one that divides has no answer everywhere
+            if all(case.ask(mistaken) == answer for case, answer in zip(cases, answers, strict=True)):
+                return f": {name}"
     return ""
+
+
+def pair(given: object, about: str) -> Verdict:
+    """What verify_draft returned, as two ints; a list of two is as good as a tuple."""
+    found = [whole(item) for item in given] if isinstance(given, tuple | list) else []
+    if len(found) != 2 or None in found:
+        what = "return a pair of whole numbers, how many drafts are kept and the next token"
+        wrong(f"{about}: {what}; yours returns {given!r}")
+    return found[0], found[1]
 
 
 def answers_of(verify_draft: Callable, cases: list[Case]) -> list[Verdict]:
     found = []
     for case in cases:
-        n_accepted, next_token = verify_draft(case.drafted, case.q, case.p, case.u, draw)
-        found.append((int(n_accepted), int(next_token)))
+        about = f"drafted {case.drafted}, uniforms {[round(u, 3) for u in case.u]}"
+        found.append(pair(case.ask(verify_draft), about))
         if not 0 <= found[-1][0] <= len(case.drafted):
-            wrong(f"{len(case.drafted)} tokens were drafted, yours keeps {n_accepted} of them")
+            wrong(f"{len(case.drafted)} tokens were drafted, yours keeps {found[-1][0]} of them")
     return found
 
 
@@ -215,31 +190,32 @@ def test_the_first_refusal_ends_the_round(mine):
             seen.append((probs.clone(), float(uniform)))
             return 3
 
-        given = mine.verify_draft([1, 0, 1], q, p, [*tests, 0.77], noted)
-        about = f"of three drafts {'none' if n == 3 else f'number {n + 1}'} is refused"
+        given = mine.verify_draft([1, 0, 1], q.clone(), p.clone(), [*tests, 0.77], noted)
+        about = f"three drafts, {'none' if n == 3 else f'drafted[{n}]'} is refused"
         if len(seen) != 1:
-            wrong(f"{about}: the next token is drawn, with one call of draw; yours calls it {len(seen)} times")
+            what = "the bonus token, from the target's last row" if n == 3 else "the correction, from the residual"
+            wrong(f"{about}: one call of draw gives {what}; yours calls it {len(seen)} times")
         row, uniform = seen[0]
-        kept = int(given[0])
+        kept, token = pair(given, about)
         if kept != n:
             behind = ", yours goes on behind the first refused one" if kept > n else ""
             wrong(f"{about}: {n} are kept, yours says {kept}{behind}")
-        if int(given[1]) != 3:
-            wrong(f"{about}: the next token is what draw returned, 3, yours says {given[1]}")
+        if token != 3:
+            wrong(f"{about}: the next token is what draw returned, 3, yours says {token}")
         if uniform != 0.77:
             wrong(f"{about}: the draw has a uniform of its own, the last one (0.77), yours hands over {uniform}")
         right = left_over(p[n], q[n]) if n < 3 else p[3]
         if not torch.allclose(row.double(), right, rtol=0, atol=1e-9):
-            what = f"the residual at place {n + 1}" if n < 3 else "the target's last row"
-            origins = {f"the target's row {i + 1}": p[i] for i in range(4)}
-            origins |= {f"the draft's row {i + 1}": q[i] for i in range(3)}
-            origins |= {f"the residual at place {i + 1}": left_over(p[i], q[i]) for i in range(3)}
+            what = f"the residual of rows {n}" if n < 3 else "the target's last row, target_probs[3]"
+            origins = {f"target_probs[{i}]": p[i] for i in range(4)}
+            origins |= {f"draft_probs[{i}]": q[i] for i in range(3)}
+            origins |= {f"the residual of rows {i}": left_over(p[i], q[i]) for i in range(3)}
             origins |= {"max(0, p - q) before it is divided by its sum": (p[n] - q[min(n, 2)]).clamp(min=0)}
             other = next((name for name, it in origins.items() if torch.allclose(row.double(), it)), "another row")
             wrong(f"{about}: the next token is drawn from {what}, yours draws from {other}")
     seen = []
-    given = mine.verify_draft([], q[:0], p[:1], [0.77], lambda probs, uniform: seen.append(probs) or 2)
-    if (int(given[0]), int(given[1])) != (0, 2) or not torch.equal(seen[0], p[0]):
+    given = mine.verify_draft([], q[:0], p[:1].clone(), [0.77], lambda probs, uniform: seen.append(probs) or 2)
+    if pair(given, "nothing drafted (k = 0)") != (0, 2) or len(seen) != 1 or not torch.equal(seen[0], p[0]):
         wrong("nothing drafted (k = 0) is plain decoding: 0 kept, and the next token drawn from the target's only row")
 
 
@@ -272,6 +248,20 @@ def law_of(cases: list[Case], answers: list[Verdict]) -> Law:
     return law
 
 
+def rows_along(tables: Tables, tokens: tuple[int, ...]) -> str:
+    """p and q at every place of a text: all that its probability is made of, with any rule that stays in its rows."""
+
+    def row(weights: list[Fraction]) -> str:
+        return f"({', '.join(map(str, weights))})"
+
+    places = []
+    for n in range(len(tokens)):
+        behind = f" behind {', '.join(map(str, tokens[:n]))}" * bool(n)
+        q = f", q = {row(tables.draft[tokens[:n]])}" if n < tables.k else ""
+        places.append(f"place {n}{behind}: p = {row(tables.target[tokens[:n]])}{q}")
+    return "; ".join(places)
+
+
 def assert_exact(verify_draft: Callable, many: list[Tables]) -> None:
     all_cases, all_answers, problems = [], [], []
     for tables in many:
@@ -282,15 +272,19 @@ def assert_exact(verify_draft: Callable, many: list[Tables]) -> None:
         found, right = completed(law, tables, (), tables.k + 1), target_law(tables, (), tables.k + 1)
         if found != right:
             tokens = max(found.keys() | right.keys(), key=lambda t: abs(found.get(t, 0) - right.get(t, 0)))
-            chances = f"{right.get(tokens, 0)}, with yours it is {found.get(tokens, 0)}"
-            problems.append(f"the next tokens {tokens} must come with probability {chances}")
+            factors = " x ".join(str(tables.target[tokens[:i]][token]) for i, token in enumerate(tokens))
+            chances = f"{factors} = {right.get(tokens, 0)}, with yours it is {found.get(tokens, 0)}"
+            what = f"summed over all drafts, the next tokens {tokens} must come with probability {chances}"
+            problems.append((what, rows_along(tables, tokens)))
         # The most that a rule can keep, one token at a time, is the sum of min(p, q).
         first = sum(min(a, b) for a, b in zip(tables.target[()], tables.draft[()], strict=True))
         kept = sum(case.weight for case, (n, _) in zip(cases, answers, strict=True) if n > 0)
         if kept != first:
-            problems.append(f"the first draft can be kept with probability {first}, yours keeps it with {kept}")
+            what = f"the first draft can be kept with probability {first}, the sum of min(p, q), yours with {kept}"
+            problems.append((what, rows_along(tables, (0,))))
     if problems:
-        wrong(problems[0] + named(all_cases, all_answers))
+        what, where = problems[0]
+        wrong(f"{what}{named(all_cases, all_answers)}. {where}")
 
 
 FAMILIES = ("dense", "zeros", "draft blind", "target forbids", "identical")  # of tables; zeros in one row or the other

@@ -6,34 +6,15 @@ import pytest
 import torch
 
 from draft_models import ModelDrafter, NgramDrafter
-from exercises import Todo
+from exercises import Todo, scenes
+from exercises.scenes import TinyDrafter, TinyTarget, all_of_it, plain, rounds, tokens_of
 from optimized_speculative import speculative_decode
 from speclab.cached_model import CachedModel
-from speclab.sampling import Sampling
 from speclab.errors import EnvironmentProblem
+from speclab.sampling import Sampling
 from tests.exercises import ex08_bugs
-from tests.exercises.ex08_bugs import (
-    AS_IT_CAME,
-    BUGS,
-    ROOT,
-    STEM,
-    TinyDrafter,
-    TinyTarget,
-    all_of_it,
-    checks,
-    fingerprint,
-    is_untouched,
-    module,
-    plain,
-    red,
-    rounds,
-    scenes,
-    seeded,
-    states,
-    the_exercise,
-    tokens_of,
-    untouched,
-)
+from tests.exercises.ex08_bugs import BUGS, ROOT, STEM, checks, module, red, seeded, states, the_exercise
+from tests.exercises.test_ex08_bug_hunt import AS_IT_CAME, fingerprint, is_untouched, untouched
 from tests.tiny_models import VOCAB, perturbed, tiny
 
 
@@ -72,7 +53,7 @@ def test_an_untouched_exercise_is_todo():
 
 
 def test_the_stored_fingerprint_is_the_exercises():
-    """Where this fails after a change of the solution or of a bug: store the new one in ex08_bugs.py."""
+    """Where this fails after a change of the solution or of a bug: store the new one in test_ex08_bug_hunt.py."""
     assert fingerprint(the_exercise()) == AS_IT_CAME
     assert AS_IT_CAME not in {fingerprint(seeded(bugs)) for bugs in states().values()}
 
@@ -83,13 +64,18 @@ def test_the_hunt_needs_no_solutions(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(ex08_bugs, "ROOT", tmp_path)
     assert is_untouched(module(source))
     assert len(red(under_way)) == 4
-    assert scenes(under_way)
-    monkeypatch.setattr("sys.argv", ["ex08_bugs"])
-    assert ex08_bugs.main() == EnvironmentProblem.exit_code
+    assert scenes.scenes(under_way)
+    assert ex08_bugs.main([]) == EnvironmentProblem.exit_code
     said = capsys.readouterr().err
     assert said.startswith("error: ")
     assert said.count("\n") == 1
     assert "solutions/ex08_bug_hunt.py" in said
+
+
+def test_nothing_that_a_hunter_reads_leads_to_the_answer_key():
+    """Not the scenes, not the checks, not the exercise; the chapter names it for after the hunt."""
+    for path in (f"exercises/{STEM}.py", "exercises/scenes.py", f"tests/exercises/test_{STEM}.py"):
+        assert "ex08_bugs" not in (ROOT / path).read_text(encoding="utf-8"), path
 
 
 def test_every_bug_can_be_seen_in_a_scene():
@@ -97,12 +83,12 @@ def test_every_bug_can_be_seen_in_a_scene():
     chapter = (ROOT / "docs" / "chapters" / "08-bug-hunt.md").read_text(encoding="utf-8")
     printed = re.search(r"```text\n(A  .*?)\n```", chapter, re.DOTALL)
     assert printed
-    assert printed[1] == scenes(module(the_exercise()))
-    right = scenes(module(seeded(())))
+    assert printed[1] == scenes.scenes(module(the_exercise()))
+    right = scenes.scenes(module(seeded(())))
     for bug in BUGS:
         letters = {
             block[0]
-            for block, good in zip(by_letter(scenes(module(seeded((bug,))))), by_letter(right), strict=True)
+            for block, good in zip(by_letter(scenes.scenes(module(seeded((bug,))))), by_letter(right), strict=True)
             if block != good
         }
         assert len(letters) == 1, bug.name

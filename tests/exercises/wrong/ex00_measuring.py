@@ -36,6 +36,22 @@ WRONG = {
             return first - start, clock() - first, n_tokens
         """,
     ),
+    "nobody waits for the device": (
+        "time_decoding",
+        """
+        def time_decoding(decode, clock, synchronize, n_warm_up):
+            for _ in range(n_warm_up):
+                list(decode())
+            start = first = clock()
+            n_tokens = 0
+            for _ in decode():
+                n_tokens += 1
+                if n_tokens == 1:
+                    first = clock()
+            end = clock()
+            return first - start, end - first, n_tokens
+        """,
+    ),
     "a wait after every token": (
         "time_decoding",
         """

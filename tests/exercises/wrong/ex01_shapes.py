@@ -31,6 +31,7 @@ WRONG = {
     "attention reads only what is fed": ("shapes", _table(k="n_new")),
     "the cached tokens are fed again": ("shapes", _table(rows="n_cached + n_new", last="n_cached + n_new")),
     "each head is as wide as the model": ("shapes", _table(head_dim="d_model")),
+    "a share of the width is a float": ("shapes", _table(head_dim="d_model / n_heads")),
     "one row of logits, for the last token": ("shapes", _table(last="1")),
     "the draft's own row judges it": ("verifying_probs", _rows("target_probs[len(target_probs) - k :]")),
     "drafts paired with the logits of the prompt": ("verifying_probs", _rows("target_probs[:k]")),

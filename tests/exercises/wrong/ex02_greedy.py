@@ -33,6 +33,30 @@ def count_accepted(drafted, own):
     return n
 """,
     ),
+    "counts by taking the drafts off their list": (
+        "count_accepted",
+        """
+def count_accepted(drafted, own):
+    n = 0
+    while drafted and drafted.pop(0) == own[n]:
+        n += 1
+    return n
+""",
+    ),
+    "the next token is taken out of the list": (
+        "next_token",
+        "def next_token(own, n_accepted):\n    return own.pop(n_accepted)",
+    ),
+    "the number of accepted drafts is a float": (
+        "count_accepted",
+        """
+def count_accepted(drafted, own):
+    n = 0.0
+    while n < len(drafted) and drafted[int(n)] == own[int(n)]:
+        n += 1
+    return n
+""",
+    ),
     "the next token is always the last one": ("next_token", "def next_token(own, n_accepted):\n    return own[-1]"),
     "the last accepted token once more": (
         "next_token",
@@ -63,6 +87,12 @@ def count_accepted(drafted, own):
             "ends = [i for i, token in enumerate(drafted) if token in eos]\n"
             "    committed = drafted[: ends[0] + 1] if ends else [*drafted[:n], next_token(own, n)]"
         ),
+    ),
+    "drafting stops at an end, the question does not": (
+        "one_round",
+        _round("committed = [*drafted[:n], next_token(own, n)]")
+        .replace("drafted.append", "if drafted and drafted[-1] in eos:\n            break\n        drafted.append")
+        .replace("target(text + drafted, len(drafted))", "target(text + drafted, min(k, room - 1))"),
     ),
     "the budget is overshot": ("one_round", _round("committed = [*drafted[:n], next_token(own, n)]", drafts="k")),
     "the draft never sees its own tokens": (

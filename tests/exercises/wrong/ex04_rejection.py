@@ -1,99 +1,88 @@
-"""Wrong answers to exercise 4 that are easy to give, most of them from public code. Every one must fail a check."""
+"""Wrong answers to exercise 4 that are easy to give, most of them from public code: name -> (hole, source).
+
+Every one must fail a check. The checks also call a mistake by its name here, where a round of it explains every answer
+they got: of several that do, the first.
+"""
+
+
+def _round(
+    keep: str = "is_accepted(p, q, uniforms[i])",
+    refused: str = "i, draw(residual(target_probs[i], draft_probs[i]), uniforms[k])",
+    passed: str = "k, draw(target_probs[k], uniforms[k])",
+) -> str:
+    """The right round with one part of it replaced."""
+    return f"""
+def verify_draft(drafted, draft_probs, target_probs, uniforms, draw):
+    k = len(drafted)
+    for i, token in enumerate(drafted):
+        p, q = float(target_probs[i, token]), float(draft_probs[i, token])
+        if not {keep}:
+            return {refused}
+    return {passed}
+"""
+
+
+def _is_accepted(rule: str) -> tuple[str, str]:
+    return "is_accepted", f"def is_accepted(target_prob, draft_prob, uniform):\n    return {rule}"
+
+
+def _residual(*lines: str) -> tuple[str, str]:
+    return "residual", "\n    ".join(["def residual(target_probs, draft_probs):", *lines])
+
+
+RIGHT_ROUND = _round()
 
 WRONG = {
-    "u <= p / q: a token of target probability 0 passes at u = 0": (
-        "is_accepted",
-        """
-        def is_accepted(target_prob, draft_prob, uniform):
-            return uniform * draft_prob <= target_prob
-        """,
-    ),
-    "divides by the draft's probability": (
-        "is_accepted",
-        """
-        def is_accepted(target_prob, draft_prob, uniform):
-            return uniform < min(1.0, target_prob / draft_prob)
-        """,
-    ),
-    "keeps what the target likes better than the draft does": (
-        "is_accepted",
-        """
-        def is_accepted(target_prob, draft_prob, uniform):
-            return target_prob > 0 and target_prob >= draft_prob
-        """,
-    ),
-    "forgets that the draft had a say": (
-        "is_accepted",
-        """
-        def is_accepted(target_prob, draft_prob, uniform):
-            return uniform < target_prob
-        """,
-    ),
-    "the correction comes from the target": (
-        "residual",
-        """
-        def residual(target_probs, draft_probs):
-            return target_probs
-        """,
-    ),
-    "the residual is not divided by its sum": (
-        "residual",
-        """
-        def residual(target_probs, draft_probs):
-            missing = (target_probs - draft_probs).clamp(min=0)
-            return missing if missing.sum() > 0 else target_probs
-        """,
-    ),
-    "0 / 0 where the two agree": (
-        "residual",
-        """
-        def residual(target_probs, draft_probs):
-            missing = (target_probs - draft_probs).clamp(min=0)
-            return missing / missing.sum()
-        """,
-    ),
-    "a draft is kept where it is the target's most probable token": (
+    "the correction is drawn from the target's row, not from the residual": (
         "verify_draft",
-        """
-        def verify_draft(drafted, draft_probs, target_probs, uniforms, draw):
-            for i, token in enumerate(drafted):
-                if token != int(target_probs[i].argmax()):
-                    return i, draw(residual(target_probs[i], draft_probs[i]), uniforms[-1])
-            return len(drafted), draw(target_probs[-1], uniforms[-1])
-        """,
+        _round(refused="i, draw(target_probs[i], uniforms[k])"),
     ),
-    "the correction is drawn from the target's row in the round": (
+    "a draft is kept where it is the target's most probable token; that is right for greedy decoding alone": (
         "verify_draft",
-        """
-        def verify_draft(drafted, draft_probs, target_probs, uniforms, draw):
-            n = 0
-            while n < len(drafted):
-                token = drafted[n]
-                if not is_accepted(float(target_probs[n, token]), float(draft_probs[n, token]), uniforms[n]):
-                    break
-                n += 1
-            return n, draw(target_probs[n], uniforms[-1])
-        """,
+        _round(keep="token == int(target_probs[i].argmax())"),
     ),
-    "the bonus token is the most probable one": (
-        "verify_draft",
-        """
-        def verify_draft(drafted, draft_probs, target_probs, uniforms, draw):
-            for i, token in enumerate(drafted):
-                if not is_accepted(float(target_probs[i, token]), float(draft_probs[i, token]), uniforms[i]):
-                    return i, draw(residual(target_probs[i], draft_probs[i]), uniforms[-1])
-            return len(drafted), int(target_probs[-1].argmax())
-        """,
+    "u <= p / q lets a token of target probability 0 pass at u = 0": _is_accepted(
+        "uniform * draft_prob <= target_prob"
     ),
-    "the bonus token is drawn from the draft": (
+    "the bonus token is the most probable one, it should be drawn": (
         "verify_draft",
-        """
-        def verify_draft(drafted, draft_probs, target_probs, uniforms, draw):
-            for i, token in enumerate(drafted):
-                if not is_accepted(float(target_probs[i, token]), float(draft_probs[i, token]), uniforms[i]):
-                    return i, draw(residual(target_probs[i], draft_probs[i]), uniforms[-1])
-            return len(drafted), draw(draft_probs[-1] if drafted else target_probs[-1], uniforms[-1])
-        """,
+        _round(passed="k, int(target_probs[k].argmax())"),
+    ),
+    "the bonus token is drawn from the draft's last row": (
+        "verify_draft",
+        _round(passed="k, draw(draft_probs[-1] if drafted else target_probs[k], uniforms[k])"),
+    ),
+    "the bonus token is drawn from the row of the last draft, one row too early": (
+        "verify_draft",
+        _round(passed="k, draw(target_probs[max(k - 1, 0)], uniforms[k])"),
+    ),
+    "the bonus token is forgotten": ("verify_draft", _round(passed="None")),
+    "the correction is the most probable token of the residual, it should be drawn": (
+        "verify_draft",
+        _round(refused="i, int(residual(target_probs[i], draft_probs[i]).argmax())"),
+    ),
+    "the correction is the target's most probable token, it should be drawn from the residual": (
+        "verify_draft",
+        _round(refused="i, int(target_probs[i].argmax())"),
+    ),
+    "the correction is drawn from the draft's row": (
+        "verify_draft",
+        _round(refused="i, draw(draft_probs[i], uniforms[k])"),
+    ),
+    "the residual is the draft minus the target, the wrong way round": _residual(
+        "missing = (draft_probs - target_probs).clamp(min=0)",
+        "return missing / missing.sum() if missing.sum() > 0 else target_probs",
+    ),
+    "the draft's probability is left out: a token is kept with probability p, not p / q": _is_accepted(
+        "uniform < target_prob"
+    ),
+    "one uniform serves all tests of the round": ("verify_draft", _round(keep="is_accepted(p, q, uniforms[0])")),
+    "the uniform that refused a draft draws the correction too": (
+        "verify_draft",
+        _round(refused="i, draw(residual(target_probs[i], draft_probs[i]), uniforms[i])"),
+    ),
+    "a draft is kept where the target likes it no less than the draft does; the uniform is left out": _is_accepted(
+        "target_prob > 0 and target_prob >= draft_prob"
     ),
     "drafts behind a refused one are counted": (
         "verify_draft",
@@ -109,24 +98,28 @@ WRONG = {
             return sum(kept), draw(residual(target_probs[first], draft_probs[first]), uniforms[-1])
         """,
     ),
-    "a used uniform draws the next token": (
-        "verify_draft",
-        """
-        def verify_draft(drafted, draft_probs, target_probs, uniforms, draw):
-            for i, token in enumerate(drafted):
-                if not is_accepted(float(target_probs[i, token]), float(draft_probs[i, token]), uniforms[i]):
-                    return i, draw(residual(target_probs[i], draft_probs[i]), uniforms[i])
-            return len(drafted), draw(target_probs[-1], uniforms[-1])
-        """,
-    ),
     "each draft is tested with the row behind its own": (
         "verify_draft",
-        """
-        def verify_draft(drafted, draft_probs, target_probs, uniforms, draw):
-            for i, token in enumerate(drafted):
-                if not is_accepted(float(target_probs[i + 1, token]), float(draft_probs[i, token]), uniforms[i]):
-                    return i, draw(residual(target_probs[i + 1], draft_probs[i]), uniforms[-1])
-            return len(drafted), draw(target_probs[-1], uniforms[-1])
-        """,
+        _round(
+            keep="is_accepted(float(target_probs[i + 1, token]), q, uniforms[i])",
+            refused="i, draw(residual(target_probs[i + 1], draft_probs[i]), uniforms[k])",
+        ),
+    ),
+    "the number of kept drafts is a float": (
+        "verify_draft",
+        _round(
+            refused="float(i), draw(residual(target_probs[i], draft_probs[i]), uniforms[k])",
+            passed="float(k), draw(target_probs[k], uniforms[k])",
+        ),
+    ),
+    "divides by the draft's probability": _is_accepted("uniform < min(1.0, target_prob / draft_prob)"),
+    "the correction comes from the target": _residual("return target_probs"),
+    "the residual is not divided by its sum": _residual(
+        "missing = (target_probs - draft_probs).clamp(min=0)",
+        "return missing if missing.sum() > 0 else target_probs",
+    ),
+    "0 / 0 where the two agree": _residual(
+        "missing = (target_probs - draft_probs).clamp(min=0)",
+        "return missing / missing.sum()",
     ),
 }

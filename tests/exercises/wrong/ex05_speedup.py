@@ -68,6 +68,20 @@ WRONG = {
             return 1 / (1 - alpha + alpha / k) if k else 1.0
         """,
     ),
+    "the overhead forgotten": (
+        "predicted_speedup",
+        """
+        def predicted_speedup(alpha, k, draft_cost, verify_cost, overhead):
+            return expected_tokens(alpha, k) / (k * draft_cost + verify_cost)
+        """,
+    ),
+    "the last term forgotten": (
+        "expected_tokens",
+        """
+        def expected_tokens(alpha, k):
+            return float(sum(alpha**i for i in range(k))) if k else 1.0
+        """,
+    ),
     "v on top of a step": (
         "predicted_speedup",
         """

@@ -47,6 +47,22 @@ WRONG = {
             return max(k, min(1, longest))
         """,
     ),
+    "one up, all the way down": (
+        "next_draft_length",
+        """
+        def next_draft_length(k, n_drafted, n_accepted, longest):
+            return min(longest, k + 1) if n_accepted == n_drafted else min(1, longest)
+        """,
+    ),
+    "a pause after a round without luck": (
+        "next_draft_length",
+        """
+        def next_draft_length(k, n_drafted, n_accepted, longest):
+            if n_drafted > n_accepted == 0:
+                return 0
+            return min(longest, max(1, 2 * k if n_accepted == n_drafted else n_accepted + 1))
+        """,
+    ),
     "two up, one down": (
         "next_draft_length",
         """

@@ -66,6 +66,14 @@ WRONG = {
             return []
         """,
     ),
+    "a text that is a list in a list": (
+        "MyDrafter",  # start alone would be looked for in CachedModel first, which has one too
+        """
+        class MyDrafter(MyDrafter):
+            def start(self, target, prompt, sampling):
+                self._text, self._device = prompt.tolist(), prompt.device
+        """,
+    ),
     "an empty proposal of floats": (
         "propose",
         """
