@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import jsonschema
 import pytest
 import torch
-from conftest import tiny_llama
+from llamas import tiny_llama
 from tiny_models import tiny
 
 from benchmarks import common, peers, roofline, scaling

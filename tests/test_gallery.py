@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import tiny_llama
 from gallery import BUGS, MUTANTS, ROOT, judge, mutated
+from llamas import tiny_llama
 from torch import Tensor
 
 import baseline_autoregressive

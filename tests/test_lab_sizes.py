@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import VOCAB, tiny_llama
+from llamas import VOCAB, tiny_llama
 from transformers import AutoConfig
 
 from baseline_autoregressive import autoregressive_decode
