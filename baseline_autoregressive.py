@@ -16,7 +16,6 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from experiments import impl
 from speclab import footprint, options
 from speclab.cached_model import CachedModel, check_prompt
 from speclab.errors import reports_problems
@@ -68,13 +67,17 @@ def main(argv: list[str] | None = None) -> int:
     options.add_decoding_flags(parser)
     options.add_impl_flag(parser)
     args = parser.parse_args(argv)
-    theirs = impl.load(args.impl, {0})  # your functions, where --impl asks for them
+    theirs = None
+    if args.impl is not None:  # your functions; imported here, so that the yardstick alone needs no drafter
+        from experiments import impl
+
+        theirs = impl.load(args.impl, {0})
 
     setup = options.load(args)
     prompts = options.read_prompts(args, setup.tokenizer)
     eos = frozenset() if args.ignore_eos else setup.eos
     n_decoded, seconds = 0, 0.0
-    print(setup.describe(), *theirs.describe(), sep="\n", file=sys.stderr)
+    print(setup.describe(), *(theirs.describe() if theirs else []), sep="\n", file=sys.stderr)
     for prompt in prompts:
         generator = torch.Generator(setup.device).manual_seed(args.seed)
         watch = Stopwatch(setup.device)

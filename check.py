@@ -17,6 +17,7 @@ import ast
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -31,6 +32,7 @@ from speclab.errors import EnvironmentProblem, UsageProblem, reports_problems
 
 ROOT = Path(__file__).resolve().parent
 CHECKS = ROOT / "tests" / "exercises"
+PRINTED = 10  # lines shown of what a learner's code has printed
 MARKS = {"passed": "ok", "todo": "todo", "failed": "FAILS", "skipped": "skip"}
 WORST = ("failed", "todo", "skipped", "passed")
 
@@ -43,6 +45,7 @@ class Check:
     outcome: str  # passed, todo, failed or skipped
     message: str = ""
     traceback: str = ""
+    printed: str = ""  # by the learner's code, up to the failure
 
     @property
     def name(self) -> str:
@@ -58,9 +61,7 @@ class Exercise:
     @property
     def title(self) -> str:
         """The chapter's."""
-        if self.chapter.exists():
-            return self.chapter.read_text(encoding="utf-8").partition("\n")[0].partition(". ")[2]
-        return self.stem.partition("_")[2].replace("_", " ")
+        return self.chapter.read_text(encoding="utf-8").partition("\n")[0].partition(". ")[2]
 
     def path(self, impl: str) -> Path:
         return ROOT / impl / f"{self.stem}.py"
@@ -71,7 +72,7 @@ class Exercise:
 
     @property
     def chapter(self) -> Path:
-        return ROOT / "docs" / "chapters" / f"{self.number:02}-{self.stem.partition('_')[2].replace('_', '-')}.md"
+        return chapters() / f"{self.number:02}-{self.stem.partition('_')[2].replace('_', '-')}.md"
 
     def of(self, outcome: str) -> list[Check]:
         return [check for check in self.checks if check.outcome == outcome]
@@ -87,20 +88,34 @@ class Exercise:
         return f"{len(self.of('passed'))} of {len(counted)}"
 
 
+def chapters() -> Path:
+    return ROOT / "docs" / "chapters"
+
+
 def exercises() -> list[Exercise]:
-    """All of them, in order."""
-    found = (re.fullmatch(r"ex(\d\d)_\w+", path.stem) for path in (ROOT / "exercises").glob("ex*.py"))
-    return sorted((Exercise(int(m[1]), m[0]) for m in found if m), key=lambda exercise: exercise.number)
+    """All that have a chapter, in order; a learner's own file may be missing."""
+    found = (re.fullmatch(r"(\d\d)-([\w-]+)", path.stem) for path in chapters().glob("*.md"))
+    known = [Exercise(int(m[1]), f"ex{m[1]}_{m[2].replace('-', '_')}") for m in found if m]
+    return sorted(known, key=lambda exercise: exercise.number)
 
 
 def run_checks(impl: str, chosen: list[Exercise]) -> None:
     """Run the checks of these exercises and fill in their outcomes.
 
-    In a process of its own: whatever the learner's code does, it does it there. Raises EnvironmentProblem if there is
-    no pytest, or if a test file itself cannot be run.
+    In a process of its own: whatever the learner's code does, it does it there. Raises UsageProblem if a file to check
+    is missing, EnvironmentProblem if there is no pytest or if a test file itself cannot be run.
     """
     if find_spec("pytest") is None:
         raise EnvironmentProblem("the checks need pytest; type: pip install -r requirements.txt")
+    missing = [flags.shown(exercise.path(impl)) for exercise in chosen if not exercise.path(impl).exists()]
+    if missing:
+        raise UsageProblem(
+            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing; type: "
+            f"{shlex.join(['git', 'checkout', '--', *missing])}, or unpack the lab's archive once more and copy from it"
+        )
+    numbers = ", ".join(str(exercise.number) for exercise in chosen)
+    # At once: pytest, and the torch of some exercises, take seconds to load.
+    print(f"running the checks of {impl} {numbers} ...", file=sys.stderr, flush=True)
     waiting = chosen
     while waiting:
         code, lines = _pytest(impl, [str(exercise.test_file) for exercise in waiting])
@@ -153,7 +168,7 @@ def _by_check(lines: list[dict]) -> list[Check]:
     """A check with several cases is as good as its worst one."""
     checks: dict[str, Check] = {}
     for line in lines:
-        check = Check(line["check"], line["outcome"], line["message"], line["traceback"])
+        check = Check(line["check"], line["outcome"], line["message"], line["traceback"], line["printed"])
         before = checks.get(check.function)
         if before is None or WORST.index(check.outcome) < WORST.index(before.outcome):
             checks[check.function] = check
@@ -163,8 +178,8 @@ def _by_check(lines: list[dict]) -> list[Check]:
 def open_holes(path: Path) -> list[str]:
     """The functions of a file that still raise Todo, in order; of a method, `Class.method`."""
     try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-    except SyntaxError:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):
         return []
     found = []
     for node in tree.body:
@@ -210,24 +225,33 @@ def hints() -> dict[str, dict[str, list[str]]]:
     }
 
 
+def hinted(exercise: Exercise) -> str | None:
+    """The function whose hints help next: the first unfinished one. None where no hint is about what is unfinished."""
+    failing = exercise.of("failed")
+    if exercise.status == "done" or any("cannot be imported" in check.message for check in failing):
+        return None
+    candidates = suspects(exercise) if failing else open_holes(exercise.path("exercises"))
+    named = [hole.rpartition(".")[2] for hole in candidates]
+    # In the order of the hints, which is that of the exercise. A hunt that has not begun has no candidates.
+    known = hints().get(f"ex{exercise.number:02}", {})
+    return next((hole for hole in known if hole in named or not named), None)
+
+
 def show_hint(exercise: Exercise, level: int) -> None:
     """The first unfinished function's hints up to this level."""
-    known = hints().get(f"ex{exercise.number:02}", {})
     again = flags.command(ROOT / "check.py", str(exercise.number))
     if exercise.status == "done":
         print(f"exercise {exercise.number} is done: there is nothing to hint at")
         return
-    candidates = suspects(exercise) if exercise.of("failed") else open_holes(exercise.path("exercises"))
-    named = [hole.rpartition(".")[2] for hole in candidates]
-    # In the order of the hints, which is that of the exercise.
-    hole = next((hole for hole in known if hole in named), next(iter(known), None))
+    hole = hinted(exercise)
     if hole is None:
-        print(f"there are no hints for this one; type: {again}")
+        print(f"no hint is about what is wrong here; type: {again}")
         return
     print(f"{hole}, in {flags.shown(exercise.path('exercises'))}\n")
-    for n, text in enumerate(known[hole][:level], start=1):
+    levels = hints()[f"ex{exercise.number:02}"][hole]
+    for n, text in enumerate(levels[:level], start=1):
         print(textwrap.fill(" ".join(text.split()), 100, initial_indent=f"  {n}. ", subsequent_indent="     "))
-    more = f"--hint {level + 1} says more. " if level < len(known[hole]) else ""
+    more = f"--hint {level + 1} says more. " if level < len(levels) else ""
     print(f"\n{more}next: {again}")
 
 
@@ -240,10 +264,20 @@ def show_one(exercise: Exercise, impl: str, traceback: bool) -> None:
         print(f"  {mark:>5}  {check.name:<{width}}  {check.message if check.outcome != 'failed' else ''}".rstrip())
         if check.outcome == "failed" and check.message not in said:  # a file that cannot be imported fails them all
             print(textwrap.fill(check.message, 110, initial_indent=" " * 9, subsequent_indent=" " * 9))
+            if not said:  # only for the first: a print in a loop would bury the others
+                show_printed(check.printed.splitlines())
             said.add(check.message)
         if traceback and check.traceback:
             print(textwrap.indent(check.traceback, " " * 9))
     print(f"\n{next_step([exercise], impl)}")
+
+
+def show_printed(lines: list[str]) -> None:
+    """The last lines that the learner's code printed: those nearest to the failure."""
+    if lines:
+        which = f"the last {PRINTED} of {len(lines)} lines" if len(lines) > PRINTED else "up to here"
+        print(" " * 9 + f"your code printed, {which}:")
+        print(textwrap.indent("\n".join(line[:150] for line in lines[-PRINTED:]), " " * 9 + "| ", lambda _: True))
 
 
 def show_all(found: list[Exercise], impl: str) -> None:
@@ -257,24 +291,31 @@ def show_all(found: list[Exercise], impl: str) -> None:
 
 
 def next_step(found: list[Exercise], impl: str) -> str:
-    """One line: what to type next."""
+    """One line: what to type next, for the first exercise that is not done."""
     me = ROOT / "check.py"
-    failing = next((exercise for exercise in found if exercise.of("failed")), None)
     unfinished = next((exercise for exercise in found if exercise.status != "done"), None)
-    if failing:
-        number = str(failing.number)
-        words = [number, "--hint"] if len(found) == 1 else [number]
-        why = "a hint" if len(found) == 1 else "what is wrong"
+    if unfinished is None:
+        return after(found[0]) if len(found) == 1 else "all done: the lab is yours"
+    number = str(unfinished.number)
+    if unfinished.of("failed"):
+        words, why = [number], "what is wrong"
         if impl == "solutions":
             words, why = [number, "--impl", "solutions", "--traceback"], "the whole story"
+        elif len(found) == 1:
+            hole = hinted(unfinished)
+            words, why = ([number, "--hint"], "a hint") if hole else ([number], "another look when you have changed it")
         return f"next, for {why}: {flags.command(me, *words)}"
-    if unfinished is None:
-        return f"next: {flags.command(me)}" if len(found) == 1 else "all done: the lab is yours"
     where = flags.shown(unfinished.path("exercises"))
     holes = open_holes(unfinished.path("exercises"))
     first = f", write {holes[0]} in {where}" if holes else f", work on {where}"
-    number = str(unfinished.number)
     return f"next: read {flags.shown(unfinished.chapter)}{first}, then type: {flags.command(me, number)}"
+
+
+def after(exercise: Exercise) -> str:
+    """What comes behind an exercise that is done."""
+    following = next((other for other in exercises() if other.number > exercise.number), None)
+    read = f"read {flags.shown(following.chapter)}, or " if following else ""
+    return f"next: {read}see where you are: {flags.command(ROOT / 'check.py')}"
 
 
 @reports_problems

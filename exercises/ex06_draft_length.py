@@ -30,14 +30,15 @@ def best_draft_length(
 def next_draft_length(k: int, n_drafted: int, n_accepted: int, longest: int) -> int:
     """The length of the next draft, from how the last round went: a rule without a memory of its own, but for k.
 
-    k is what the rule said last. n_drafted is what the round really drafted: fewer than k at the end of the text, or
-    when a lookup found less. n_accepted of these were accepted. What was not drafted was not refused: where all of
-    n_drafted were accepted, never answer less than k.
+    k is what the rule said last, or 0 where a caller begins without drafting; n_drafted and n_accepted are 0 then, and
+    the answer is 1 or more all the same. n_drafted is what the round really drafted: fewer than k at the end of the
+    text, or when a lookup found less. n_accepted of these were accepted. What was not drafted was not refused: where
+    all of n_drafted were accepted, never answer less than k.
 
-    The answer is a whole number from 1 to `longest` (0 only if `longest` is 0): a rule that once answers 0 drafts
-    nothing, sees nothing, and has no reason ever to draft again.
+    The answer is a whole number from 1 to `longest` (0 only if `longest` is 0): a round without a draft shows nothing
+    of the text, and a rule that answers 0 to 0 never drafts again.
 
-    The score: at most 0.75 target steps per token in the simulation of exercises/simulator.py, whose text has easy and
+    The score: at most 0.73 target steps per token in the simulation of exercises/simulator.py, whose text has easy and
     hard stretches. `python -m exercises.simulator` shows the score of your rule and of every fixed length.
     """
     raise Todo("ex06: next_draft_length")

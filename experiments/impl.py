@@ -6,10 +6,9 @@
     python compare.py --temperature 0.8 --impl exercises:4      # exercise 4 decides the sampled rows
     python compare.py --impl solutions                          # the same with the solutions
 
-Each exercise's pure functions get an adapter to the part of the loop that they stand for. Before anything is timed the
-checks of the exercises in use are run, and one that fails ends the run. What an adapter is told is looked at before the
-loop gets it: an impossible answer is one line that names the function. A possible but wrong answer makes a wrong text,
-and the run's own comparison with the baseline reports it. The baseline itself stays the lab's own.
+Before anything is timed the checks of the exercises in use are run, and one that fails ends the run. Each exercise's
+pure functions get an adapter to the part of the loop that they stand for (impl_parts.py). The baseline itself stays the
+lab's own.
 """
 
 import argparse
@@ -19,22 +18,33 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import torch
 from torch import Tensor
 
 import check
 from draft_models import Drafter, ModelDrafter, NgramDrafter
+from experiments.impl_parts import (
+    Steps,
+    TheirCatchUp,
+    TheirDrafter,
+    TheirLength,
+    as_float,
+    ask,
+    finite,
+    greedy_verdict,
+    in_range,
+    sampled_verdict,
+    stopped,
+)
 from speclab import flags
-from speclab.cached_model import CachedModel, tokens_to_keep
+from speclab.cached_model import tokens_to_keep
 from speclab.errors import Problem, UsageProblem
 from speclab.losslessness import judge_divergence
 from speclab.options import Setup
 from speclab.prompts import Prompt
-from speclab.sampling import NOT_FINITE, Draft, Sampling, Verdict, draw, to_host, verify
+from speclab.sampling import Draft, Sampling, Verdict, verify
 from speclab.timing import synchronize
 
 # What an exercise decides in a run, in words.
@@ -42,7 +52,7 @@ ROLES = {
     0: "the baseline's rate",
     1: "the shapes",
     2: "greedy verification",
-    3: "rollback and catch-up",
+    3: "which tokens stay, and catch-up",
     4: "verification when sampling",
     5: "a prediction for every row",
     6: "the draft length",
@@ -50,36 +60,6 @@ ROLES = {
     8: "the whole loop",
 }
 WHOLE_LOOP = 8  # only when asked for by number: it takes the place of all others
-FIRST_LENGTH = 4  # tokens of the first draft, before the rule of exercise 6 has seen a round
-
-
-def ask(number: int, function: Callable, *args) -> Any:
-    """Call the learner's function; an exception in it becomes one line with the file's name and line."""
-    try:
-        return function(*args)
-    except Problem:
-        raise
-    except Exception as error:
-        frame = error.__traceback__
-        while frame.tb_next is not None:
-            frame = frame.tb_next
-        code = frame.tb_frame.f_code
-        place = f"{flags.shown(Path(code.co_filename))}:{frame.tb_lineno}"
-        raise _stopped(number, function, f"raised {type(error).__name__}: {error} ({place})") from error
-
-
-def _stopped(number: int, function: Callable, what: str) -> Problem:
-    name = getattr(function, "__qualname__", str(function))
-    return Problem(f"exercise {number}: {name} {what}; type: {flags.command(check.ROOT / 'check.py', str(number))}")
-
-
-def in_range(number: int, function: Callable, answer: Any, smallest: int, largest: int) -> int:
-    """A learner's answer that must be a whole number between two others."""
-    if isinstance(answer, Tensor) and answer.numel() == 1 and not answer.is_floating_point():
-        answer = answer.item()
-    if not isinstance(answer, int) or not smallest <= answer <= largest:
-        raise _stopped(number, function, f"returned {answer!r}, not a whole number from {smallest} to {largest}")
-    return int(answer)
 
 
 @dataclass(frozen=True)
@@ -89,6 +69,7 @@ class Impl:
     package: str = ""  # exercises or solutions
     modules: dict[int, ModuleType] = field(default_factory=dict)  # of the exercises in use
     unfinished: dict[int, str] = field(default_factory=dict)  # those that this run could use, and how far they are
+    _said: set[str] = field(default_factory=set, compare=False, repr=False)  # what a run of many prompts says once
 
     def __bool__(self) -> bool:
         return bool(self.modules)
@@ -112,18 +93,25 @@ class Impl:
 
         `rules` makes the lab's Rules of a verify and a tokens_to_keep.
         """
-        if WHOLE_LOOP in self.modules:
-            return self._whole_loop
-        if not {2, 3, 4} & self.modules.keys():
+        if not self:
             return lab
-        return functools.partial(lab, rules=rules(self.verify, self.tokens_to_keep))
+        decode = lab
+        if WHOLE_LOOP in self.modules:
+            decode = self._whole_loop
+        elif {2, 3, 4} & self.modules.keys():
+            decode = functools.partial(lab, rules=rules(self.verify, self.tokens_to_keep))
+        return lambda *args, **settings: _on_a_line_of_its_own(decode(*args, **settings))
 
     def _whole_loop(self, *args, detail: bool = False, time_phases: bool = False) -> Iterator:
         if detail or time_phases:
             raise UsageProblem("exercise 8's loop has no trace and no clock on its phases; leave out --trace")
-        decode = self.modules[WHOLE_LOOP].decode
-        rounds = ask(WHOLE_LOOP, decode, *args)
-        while (round_ := ask(WHOLE_LOOP, next, rounds, None)) is not None:
+        rounds = ask(WHOLE_LOOP, self.modules[WHOLE_LOOP].decode, *args)
+
+        def decode(*_):
+            return next(rounds, None)
+
+        decode.__qualname__ = "decode"
+        while (round_ := ask(WHOLE_LOOP, decode, *args, lab_inside=True)) is not None:
             yield round_
 
     @property
@@ -146,7 +134,7 @@ class Impl:
         if 3 not in self.modules:
             return tokens_to_keep
         rule = self.modules[3].tokens_to_keep
-        return lambda n_cached, n_committed: in_range(3, rule, ask(3, rule, n_cached, n_committed), 0, n_cached)
+        return lambda n_cached, n_committed: in_range(3, rule, 0, n_cached, n_cached, n_committed)
 
     def drafter(self, drafter: Drafter, longest: int | None = None) -> Drafter:
         """The drafter of one decoding: exercise 7 in place of the n-grams, exercise 3 feeding a model, exercise 6
@@ -173,13 +161,13 @@ class Impl:
                 budget = args.max_new_tokens
                 return decode(setup.target, ids, budget, setup.sampling, generator, eos, chunk=setup.chunk)
 
-            found = ask(0, mine.time_decoding, again, time.perf_counter, lambda: synchronize(setup.device), 1)
-            try:
-                prefill, seconds, n_tokens = found
-                speed = ask(0, mine.tokens_per_second, n_tokens, seconds)
-                line = f"{n_tokens} tokens, prefill {prefill:.3f} s, decoding {seconds:.2f} s: {speed:.1f} tok/s"
-            except (TypeError, ValueError):
-                raise _stopped(0, mine.time_decoding, f"returned {found!r}, not three numbers") from None
+            words = (Steps(again), time.perf_counter, functools.partial(synchronize, setup.device), 1)
+            found = ask(0, mine.time_decoding, *words, lab_inside=True)
+            three = [as_float(answer) for answer in found] if isinstance(found, tuple | list) else []
+            if len(three) != 3 or None in three:
+                raise stopped(0, mine.time_decoding, f"returned {found!r}, not three numbers", words)
+            speed = finite(0, mine.tokens_per_second, found[2], found[1])
+            line = f"{found[2]} tokens, prefill {three[0]:.3f} s, decoding {three[1]:.2f} s: {speed:.1f} tok/s"
             lines.append(f"yours, after a warm-up: {line}")
         return "\n".join(lines)
 
@@ -194,8 +182,10 @@ class Impl:
     ) -> bool:
         """Hold a greedy text against the baseline's and say what was found; a near-tie of two logits is no fault."""
         if not setup.sampling.greedy:
-            words = f"--temperature {args.temperature:g} --impl {args.impl}"
-            print(f"a sampled text has no baseline to equal; python compare.py {words} judges many of them")
+            advice = self._advice(args)
+            if advice not in self._said:
+                self._said.add(advice)
+                print(f"a sampled text has no baseline to equal; {advice}")
             return True
         baseline = list(decode(setup.target, prompt.ids.to(setup.device), args.max_new_tokens, eos=eos))
         found = judge_divergence(setup.target, prompt.id_list, baseline, tokens, args.draft_length + 1)
@@ -211,6 +201,16 @@ class Impl:
             )
         return found is None or found.numerical
 
+    def _advice(self, args: argparse.Namespace) -> str:
+        """What judges the exercises of a sampled run."""
+        judged = sorted(of_comparison(args) & self.modules.keys())
+        if not judged:
+            return "leave out --temperature, and the text is held against the baseline's"
+        words = ["--temperature", f"{args.temperature:g}"]
+        words += [] if args.draft in ("model", "ngram") else ["--draft", args.draft]  # these two it takes anyway
+        words += ["--impl", f"{self.package}:{','.join(map(str, judged))}"]
+        return f"to judge many of them, type: {flags.command(check.ROOT / 'compare.py', *words)}"
+
     def predicted(self, row: dict, rounds: list[tuple[int, int]]) -> dict:
         """Exercise 5 on a row of a comparison and its (drafted, accepted) rounds.
 
@@ -218,10 +218,10 @@ class Impl:
         """
         mine, alpha, speedup = self.modules[5], None, None
         if any(drafted for drafted, _ in rounds):
-            alpha = ask(5, mine.acceptance_rate, rounds)
+            alpha = finite(5, mine.acceptance_rate, rounds)
         k, costs = row["draft_length"], [row[name] for name in ("draft_cost", "verify_cost", "overhead")]
         if alpha is not None and None not in costs:
-            speedup = ask(5, mine.predicted_speedup, alpha, k, *costs)
+            speedup = finite(5, mine.predicted_speedup, alpha, k, *costs)
         key = {name: row[name] for name in ("method", "draft_length", "temperature")}
         return {**key, "acceptance_rate": alpha, "speedup": speedup}
 
@@ -230,7 +230,7 @@ class Impl:
     ) -> int:
         """Exercise 6's choice for a plan."""
         rule = self.modules[6].best_draft_length
-        return in_range(6, rule, ask(6, rule, alpha, draft_cost, verify_cost, overhead, longest), 0, longest)
+        return in_range(6, rule, 0, longest, alpha, draft_cost, verify_cost, overhead, longest)
 
     def shapes(self, n_cached: int, n_new: int, d_model: int, n_heads: int, vocab_size: int) -> dict | None:
         """Exercise 1's table for one pass, without a batch axis (speclab/shapes.py); None where it is not in use."""
@@ -242,113 +242,13 @@ class Impl:
 LAB = Impl()
 
 
-def greedy_verdict(mine: ModuleType, draft: Draft, logits: Tensor) -> tuple[int, int]:
-    """Exercise 2 on logits (1, n + 1, vocab).  -> n_accepted, next token"""
-    highest, own = logits[0].max(-1)  # (n + 1,)
-    own = to_host(torch.where(highest.isfinite(), own, NOT_FINITE))
-    drafted = draft.tokens[0].tolist()
-    count, choose = mine.count_accepted, mine.next_token
-    n_accepted = in_range(2, count, ask(2, count, drafted, list(own)), 0, len(drafted))
-    return n_accepted, in_range(2, choose, ask(2, choose, own, n_accepted), 0, logits.shape[-1] - 1)
-
-
-def sampled_verdict(mine: ModuleType, draft: Draft, target_probs: Tensor, uniforms: Tensor) -> tuple[int, int]:
-    """Exercise 4 on probabilities (1, n + 1, vocab) and uniforms (1, n + 1).  -> n_accepted, next token"""
-    if not target_probs.isfinite().all():
-        return 0, NOT_FINITE  # the loop says so in its own words
-    drafted, vocab = draft.tokens[0], target_probs.shape[-1]
-    draft_probs = draft.probs
-    if draft_probs is None:  # prompt lookup is certain of what it proposes
-        draft_probs = torch.nn.functional.one_hot(draft.tokens, vocab).to(target_probs.dtype)
-
-    def draw_one(probs: Tensor, uniform: float) -> int:
-        """(vocab,) probabilities and a number in [0, 1) -> an id"""
-        return int(draw(probs[None], uniforms.new_tensor([uniform]))[0])
-
-    # Copies: the draft's were made in inference mode, where a learner's in-place step would be refused.
-    args = (drafted.tolist(), draft_probs[0].clone(), target_probs[0].clone(), uniforms[0].tolist(), draw_one)
-    rule = mine.verify_draft
-    answer = ask(4, rule, *args)
-    if not isinstance(answer, tuple) or len(answer) != 2:
-        raise _stopped(4, rule, f"returned {answer!r}, not a pair (n_accepted, next token)")
-    return in_range(4, rule, answer[0], 0, len(drafted)), in_range(4, rule, answer[1], 0, vocab - 1)
-
-
-class TheirCatchUp(ModelDrafter):
-    """A draft model that is rolled back and fed as exercise 3 says."""
-
-    def __init__(self, drafter: ModelDrafter, keep: Callable[[int, int], int], catch_up: Callable):
-        super().__init__(drafter.draft)
-        self._keep, self._catch_up = keep, catch_up
-        self._committed: list[int] = []
-
-    def start(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
-        super().start(target, prompt, sampling)
-        self._committed = prompt[0].tolist()
-
-    def observe(self, n_accepted: int, committed: list[int]) -> None:
-        self._committed += committed
-        self._n_committed = len(self._committed)
-        kept = self._keep(self.draft.length, self._n_committed)
-        self.draft.rollback(kept)
-        answer = ask(3, self._catch_up, list(self._committed), kept)
-        # Too much or too little would be lossless and never seen in the text: only the draft would get worse.
-        if list(answer) != self._committed[kept:]:
-            raise _stopped(
-                3,
-                self._catch_up,
-                f"returned {len(answer)} ids with {kept} of {self._n_committed} committed ones in the draft's cache, "
-                "and they are not those that are missing there",
-            )
-        self._not_fed = list(answer)
-
-
-class TheirDrafter:
-    """Exercise 7's drafter; what it proposes is looked at before the target is fed with it."""
-
-    def __init__(self, kind: Callable[[], Drafter]):
-        self._inner, self._vocab_size = ask(7, kind), 0
-
-    def start(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
-        self._vocab_size = target.vocab_size
-        ask(7, self._inner.start, target, prompt, sampling)
-
-    def propose(self, k: int, uniforms: Tensor) -> Draft:
-        draft = ask(7, self._inner.propose, k, uniforms)
-        tokens = getattr(draft, "tokens", None)
-        fine = isinstance(tokens, Tensor) and tokens.dtype == torch.long and tokens.ndim == 2 and tokens.shape[0] == 1
-        if not fine or tokens.shape[1] > k or not ((tokens >= 0) & (tokens < self._vocab_size)).all():
-            what = f"ids of shape (1, n), n at most {k}, from 0 to {self._vocab_size - 1}"
-            raise _stopped(7, self._inner.propose, f"returned {tokens!r} as its tokens, not {what}")
-        return draft
-
-    def observe(self, n_accepted: int, committed: list[int]) -> None:
-        ask(7, self._inner.observe, n_accepted, committed)
-
-
-class TheirLength:
-    """Around any drafter: exercise 6's rule chooses how long the next draft may be."""
-
-    def __init__(self, drafter: Drafter, rule: Callable[[int, int, int, int], int], longest: int):
-        self._drafter, self._rule, self._longest = drafter, rule, longest
-        self._length = min(FIRST_LENGTH, longest)
-        self._n_drafted: int | None = None  # None before the first round
-
-    def start(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
-        self._length, self._n_drafted = min(FIRST_LENGTH, self._longest), None
-        self._drafter.start(target, prompt, sampling)
-
-    def propose(self, k: int, uniforms: Tensor) -> Draft:
-        length = min(k, self._length)
-        draft = self._drafter.propose(length, uniforms[:, :length])
-        self._n_drafted = draft.tokens.shape[1]
-        return draft
-
-    def observe(self, n_accepted: int, committed: list[int]) -> None:
-        if self._n_drafted is not None:
-            length = ask(6, self._rule, self._length, self._n_drafted, n_accepted, self._longest)
-            self._length = in_range(6, self._rule, length, 0, self._longest)
-        self._drafter.observe(n_accepted, committed)
+def _on_a_line_of_its_own(rounds: Iterator) -> Iterator:
+    """The same rounds. Where one is a Problem, the text printed so far gets its end of line before it is told."""
+    try:
+        yield from rounds
+    except Problem:
+        print(flush=True)
+        raise
 
 
 # --- which exercises ------------------------------------------------------------------------------------------------
@@ -358,7 +258,8 @@ def of_decoding(args: argparse.Namespace) -> set[int]:
     """What one decoding of optimized_speculative.py can use."""
     if getattr(args, "trace_shapes", False):
         return {1}
-    return {3, 6, WHOLE_LOOP, 4 if args.temperature > 0 else 2} | ({7} if args.draft == "ngram" else set())
+    usable = {3, 6, 4 if args.temperature > 0 else 2} | ({7} if args.draft == "ngram" else set())
+    return usable if getattr(args, "trace", None) else usable | {WHOLE_LOOP}  # its rounds have no phases to draw
 
 
 def of_comparison(args: argparse.Namespace) -> set[int]:
@@ -396,15 +297,8 @@ def load(text: str | None, usable: set[int]) -> Impl:
         raise UsageProblem(f"exercise 8 is the whole loop and goes alone; type: --impl {package}:8")
     wanted = numbers or [number for number in sorted(usable - {WHOLE_LOOP}) if number in known]
     chosen = [known[number] for number in wanted]
-    print(f"running the checks of {package} {', '.join(map(str, wanted))} first", file=sys.stderr)
     check.run_checks(package, chosen)
-    failing = [(exercise, found) for exercise in chosen for found in exercise.of("failed")]
-    for exercise, found in failing:
-        print(f"exercise {exercise.number}, {found.name}: {found.message}", file=sys.stderr)
-    if failing:
-        words = [str(failing[0][0].number), *(["--impl", package] if package != "exercises" else [])]
-        fails = f"{len(failing)} check{'s fail' if len(failing) > 1 else ' fails'}"
-        raise Problem(f"{fails}, so nothing was run; type: {flags.command(me, *words)}")
+    _refuse_what_fails(package, chosen)
     unfinished = {exercise.number: exercise.status for exercise in chosen if exercise.status != "done"}
     if unfinished and (numbers or len(unfinished) == len(chosen)):
         what = ", ".join(f"{n} ({ROLES[n]}: {status})" for n, status in unfinished.items())
@@ -412,3 +306,20 @@ def load(text: str | None, usable: set[int]) -> Impl:
         raise UsageProblem(f"--impl {text}: not finished: {what}; type: {flags.command(me, *words)}")
     modules = {e.number: importlib.import_module(f"{package}.{e.stem}") for e in chosen if e.status == "done"}
     return Impl(package, modules, unfinished)
+
+
+def _refuse_what_fails(package: str, chosen: list[check.Exercise]) -> None:
+    """A line for every check that fails, but one that they have in common is said once; then a Problem."""
+    failing = [(exercise, found) for exercise in chosen for found in exercise.of("failed")]
+    if not failing:
+        return
+    for exercise in chosen:
+        names: dict[str, list[str]] = {}
+        for found in exercise.of("failed"):
+            names.setdefault(found.message, []).append(found.name)
+        for message, of in names.items():
+            which = f", {of[0]}" if len(of) == 1 else f", {len(of)} checks"
+            print(f"exercise {exercise.number}{which}: {message}", file=sys.stderr)
+    words = [str(failing[0][0].number), *(["--impl", package] if package != "exercises" else [])]
+    fails = f"{len(failing)} check{'s fail' if len(failing) > 1 else ' fails'}"
+    raise Problem(f"{fails}, so nothing was run; type: {flags.command(check.ROOT / 'check.py', *words)}")

@@ -3,10 +3,14 @@
 import importlib
 import json
 import shutil
+import signal
 import subprocess
 import sys
+import time
+from fractions import Fraction
 from types import SimpleNamespace
 
+import numpy
 import pytest
 import torch
 from tiny_models import VOCAB, perturbed, tiny
@@ -19,7 +23,8 @@ from baseline_autoregressive import autoregressive_decode
 from draft_models import FreeDialDrafter, ModelDrafter, NgramDrafter
 from experiments import impl
 from experiments.impl import Impl
-from optimized_speculative import Rules, speculative_decode
+from experiments.unfinished import SECONDS, has_alarm
+from optimized_speculative import Round, Rules, speculative_decode
 from speclab import prompts, record, report
 from speclab.cached_model import CachedModel
 from speclab.errors import Problem, UsageProblem
@@ -163,9 +168,14 @@ def test_the_instrument_keeps_the_labs_own_catch_up():
         (with_function(2, count_accepted=lambda drafted, own: 99), GREEDY, ["exercise 2", "99", "from 0 to 4"]),
         (with_function(2, next_token=lambda own, n: None), GREEDY, ["exercise 2", "None"]),
         (with_function(2, next_token=lambda own, n: VOCAB), GREEDY, ["exercise 2", str(VOCAB)]),
-        (with_function(2, next_token=lambda own, n: own[99]), GREEDY, ["IndexError", "test_impl.py:"]),
+        (with_function(2, next_token=lambda own, n: own[99]), GREEDY, ["raised IndexError: list index"]),
+        (with_function(3, catch_up=lambda committed, n: None), GREEDY, ["returned None; missing in the draft's cache"]),
         (with_function(3, tokens_to_keep=lambda cached, n: cached + 1), GREEDY, ["exercise 3", "not a whole number"]),
-        (with_function(3, catch_up=lambda committed, n: committed[-1:]), GREEDY, ["exercise 3", "returned 1 ids"]),
+        (
+            with_function(3, catch_up=lambda committed, n: committed[-1:]),
+            GREEDY,
+            ["exercise 3", "cache are ["],
+        ),
         (with_function(4, verify_draft=lambda *args: 0), SAMPLED, ["exercise 4", "not a pair"]),
         (with_function(4, verify_draft=lambda *args: (0, -1)), SAMPLED, ["exercise 4", "-1"]),
         (with_function(6, next_draft_length=lambda *args: 7), GREEDY, ["exercise 6", "7", "from 0 to 6"]),
@@ -173,12 +183,88 @@ def test_the_instrument_keeps_the_labs_own_catch_up():
     ],
 )
 def test_an_impossible_answer_is_one_line(pair, theirs, sampling, named):
-    """Which exercise, which function, what it said, and what to type."""
+    """Which exercise, which function, what it said, and to which arguments: its checks have passed."""
     with pytest.raises(Problem) as caught:
         rounds(pair, theirs, sampling, k=4, longest=6)
     assert caught.value.exit_code == 1
-    for word in [*named, "check.py"]:
+    for word in [*named, "on real data; its arguments were "]:
         assert word in str(caught.value)
+    assert "check.py" not in str(caught.value)
+
+
+def test_the_arguments_can_be_typed_in_again():
+    """Short lists whole, long ones by their ends, tensors by their shapes, the lab's own things by their kinds."""
+
+    def rule(*args) -> int:
+        raise IndexError("list index out of range")
+
+    with pytest.raises(Problem) as caught:
+        impl.ask(2, rule, [1, 2, 3], list(range(500)), torch.zeros(2, 3), 0.25, rule, SimpleNamespace, Sampling())
+    assert str(caught.value).endswith(
+        "rule raised IndexError: list index out of range -- on real data; its arguments were [1, 2, 3], "
+        "[0, 1, 2, 3, 4, 5, 6, 7, ..., 492, 493, 494, 495, 496, 497, 498, 499] (500 of them), "
+        "a tensor of shape (2, 3), 0.25, the function rule, the function SimpleNamespace, "
+        "Sampling(temperature=0.0, top_k=0, top_p=1.0); call it with them to see it again"
+    )
+
+
+def test_a_forgotten_return_is_called_that():
+    def rule(k: int) -> dict:
+        "ends without a word"
+
+    def may(k: int) -> dict | None:
+        "so does this"
+
+    with pytest.raises(Problem, match=r"rule returned None; did you forget `return`\? -- on real data"):
+        impl.ask(1, rule, 3)
+    assert impl.ask(1, may, 3) is None
+
+
+endless = pytest.mark.skipif(not has_alarm(), reason="this system has no alarm to stop a loop")
+
+
+@endless
+@pytest.mark.parametrize("number", [2, 8])
+def test_a_loop_that_ends_in_the_checks_only_is_stopped(pair, monkeypatch, number):
+    """A function of a round, and exercise 8's own loop; a slow but finite one gets its time."""
+
+    def forever(*args):
+        while True:
+            pass
+
+    def forever_after_a_round(*args):
+        yield Round([1], prefill=True)
+        forever()
+
+    theirs = with_function(2, next_token=forever) if number == 2 else with_function(8, decode=forever_after_a_round)
+    monkeypatch.setitem(SECONDS, "call", 0.1)
+    with pytest.raises(Problem) as caught:
+        rounds(pair, theirs, GREEDY)
+    assert caught.value.exit_code == 1
+    name = "forever" if number == 2 else "decode"
+    assert f"{name} is still running after 0.1 s of processor time" in str(caught.value)
+    assert "a loop without an end? -- on real data" in str(caught.value)
+    assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
+
+
+@endless
+def test_the_stopwatch_may_run_for_long(monkeypatch):
+    """Exercise 0 times a whole decoding in one call: the alarm is wound up again at every token, not for ever."""
+    monkeypatch.setitem(SECONDS, "call", 0.2)
+
+    def work(seconds):
+        end = time.process_time() + seconds
+        while time.process_time() < end:
+            pass
+
+    def decode():
+        for token in range(6):
+            work(0.08)
+            yield token
+
+    assert impl.ask(0, lambda steps: list(steps()), impl.Steps(decode), lab_inside=True) == [*range(6)]
+    with pytest.raises(Problem, match="still running"):
+        impl.ask(0, lambda steps: [work(9) for _ in steps()], impl.Steps(decode), lab_inside=True)
 
 
 @pytest.mark.parametrize("tokens", [torch.zeros(1, 9, dtype=torch.long), torch.full((1, 1), VOCAB), torch.zeros(1, 1)])
@@ -191,12 +277,115 @@ def test_an_impossible_draft_is_one_line(pair, tokens):
         rounds(pair, with_function(7, MyDrafter=Wild), GREEDY, ngram=True)
 
 
+@pytest.mark.parametrize(
+    ("probs", "said"),
+    [
+        (torch.ones(1, 3, VOCAB), f"torch.float32 of shape (1, 3, {VOCAB}) as its probs"),
+        (torch.ones(1, 2, VOCAB, dtype=torch.long), "torch.int64 of shape"),
+        ([0.5, 0.5], "[0.5, 0.5] as its probs"),
+    ],
+)
+def test_impossible_probabilities_of_a_draft_are_one_line(pair, probs, said):
+    class Wild(NgramDrafter):
+        def propose(self, k, uniforms):
+            return SimpleNamespace(tokens=torch.zeros(1, 2, dtype=torch.long), probs=probs)
+
+    with pytest.raises(Problem) as caught:
+        rounds(pair, with_function(7, MyDrafter=Wild), SAMPLED, ngram=True)
+    assert said in str(caught.value)
+    assert f"not None or floats of shape (1, 2, {VOCAB})" in str(caught.value)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_the_size_of_a_draft_is_counted(pair, sampling):
+    """Whatever a learner's drafter says that it is."""
+
+    class Sizeless(NgramDrafter):
+        def propose(self, k, uniforms):
+            return super().propose(k, uniforms)._replace(size="many")
+
+    def lab():
+        return with_function(7, MyDrafter=lambda: NgramDrafter())
+
+    theirs = with_function(7, MyDrafter=Sizeless)
+    found = rounds(pair, theirs, sampling, ngram=True)
+    assert sum(r.n_drafted for r in found) > 0
+    assert found == rounds(pair, lab(), sampling, ngram=True)
+
+
+# --- answers of another kind -----------------------------------------------------------------------------------------
+
+
+def test_whole_numbers_of_any_kind_do(pair):
+    """numpy's and torch's, and a list for a pair; nothing else changes."""
+    two, four, six = (solutions(n).modules[n] for n in (2, 4, 6))
+    numbers = with_function(
+        2,
+        count_accepted=lambda drafted, own: numpy.int64(two.count_accepted(drafted, own)),
+        next_token=lambda own, n: torch.tensor([two.next_token(own, n)]),
+    )
+    assert rounds(pair, numbers, GREEDY) == lively(rounds(pair, impl.LAB, GREEDY))
+    listed = with_function(4, verify_draft=lambda *args: [numpy.int32(n) for n in four.verify_draft(*args)])
+    assert rounds(pair, listed, SAMPLED) == lively(rounds(pair, impl.LAB, SAMPLED))
+    lengths = with_function(6, next_draft_length=lambda *args: numpy.int64(six.next_draft_length(*args)))
+    assert rounds(pair, lengths, GREEDY, longest=4) == rounds(pair, solutions(6), GREEDY, longest=4)
+    for answer in (4.0, numpy.float64(4), "4", None, [4], torch.tensor([1, 2])):
+        with pytest.raises(Problem, match="not a whole number"):
+            impl.in_range(2, lambda found: found[0], 0, 9, (answer,))
+
+
+def test_a_function_may_use_up_its_lists(pair):
+    """The run does not notice, and the line shows what the function was given."""
+
+    def popping(drafted, own):
+        n = 0
+        while drafted and drafted.pop(0) == own.pop(0):
+            n += 1
+        drafted.clear()
+        return n
+
+    assert rounds(pair, with_function(2, count_accepted=popping), GREEDY) == lively(rounds(pair, impl.LAB, GREEDY))
+
+    def emptied(drafted, own):
+        drafted.clear()
+        return -1
+
+    with pytest.raises(Problem, match=r"its arguments were \[\d+, \d+, \d+, \d+\], \["):
+        rounds(pair, with_function(2, count_accepted=emptied), GREEDY)
+
+
+@pytest.mark.parametrize("answer", ["0.5", None, 1j, float("nan"), float("inf"), torch.tensor([0.5, 0.5]), [0.5]])
+def test_what_is_no_finite_number_is_one_line(answer):
+    with pytest.raises(Problem, match=r"exercise 5: .* not a finite number"):
+        impl.finite(5, lambda found: found[0], (answer,))
+
+
+@pytest.mark.parametrize("room", ["exercises", "solutions"])
+def test_an_error_inside_a_library_has_the_learners_line(room):
+    """Not the library's: that one cannot be mended."""
+    space = {}
+    source = "import torch\n\ndef rule(x):\n    return torch.einsum('i,j', x)\n"
+    exec(compile(source, str(check.ROOT / room / "ex02_greedy.py"), "exec"), space)
+    with pytest.raises(Problem, match=rf"rule raised .*\({room}/ex02_greedy\.py:4\) -- on real data"):
+        impl.ask(2, space["rule"], torch.ones(3))
+
+
 def test_logits_that_are_not_finite_are_the_loops_business():
     """They are reported in the loop's own words, whoever decides."""
     logits = torch.zeros(1, 1, 4)
     logits[0, 0, 2] = torch.nan
     draft = SimpleNamespace(tokens=torch.zeros(1, 0, dtype=torch.long), probs=None)
     found = impl.sampled_verdict(solutions(4).modules[4], draft, SAMPLED.probs(logits), torch.tensor([[0.5]]))
+    assert found == (0, -1)
+
+
+def test_drafts_that_are_not_finite_are_no_learners_fault():
+    """The rule is not even asked, and the loop reports it."""
+    probs = torch.full((1, 1, 4), 0.25)
+    probs[0, 0, 2] = torch.nan
+    draft = SimpleNamespace(tokens=torch.zeros(1, 1, dtype=torch.long), probs=probs)
+    mine = SimpleNamespace(verify_draft=lambda *args: pytest.fail("the learner's rule was asked"))
+    found = impl.sampled_verdict(mine, draft, torch.full((1, 2, 4), 0.25), torch.tensor([[0.5, 0.5]]))
     assert found == (0, -1)
 
 
@@ -224,7 +413,7 @@ def test_what_is_finished_is_used_and_the_rest_is_named(checked):
     assert theirs.unfinished == {3: "todo", 6: "1 of 2"}
     (line,) = theirs.describe()
     assert "from solutions/: 2 (greedy verification)" in line
-    assert "the lab's own: 3 (rollback and catch-up: todo), 6 (the draft length: 1 of 2)" in line
+    assert "the lab's own: 3 (which tokens stay, and catch-up: todo), 6 (the draft length: 1 of 2)" in line
     assert theirs.to_json() == {"package": "solutions", "exercises": [2]}
 
 
@@ -232,8 +421,8 @@ def test_what_is_finished_is_used_and_the_rest_is_named(checked):
     ("text", "named"),
     [
         ("exercises", ["not finished", "2 (greedy verification: todo)", "python", "check.py"]),
-        ("exercises:3", ["3 (rollback", "check.py 3"]),
-        ("exercises:2,3", ["not finished", "3 (rollback"]),
+        ("exercises:3", ["3 (which tokens stay", "check.py 3"]),
+        ("exercises:2,3", ["not finished", "3 (which tokens stay"]),
         ("exercises:4", ["exercise 4", "no part in this run", "can use 2"]),
         ("exercises:9", ["exercise 9", "no part"]),
         ("exercises:2,8", ["exercise 8", "goes alone"]),
@@ -270,6 +459,7 @@ def test_every_script_asks_for_what_it_can_use():
     decoding = SimpleNamespace(temperature=0.0, draft="model")
     assert impl.of_decoding(decoding) == {2, 3, 6, 8}
     assert impl.of_decoding(SimpleNamespace(temperature=0.7, draft="ngram")) == {3, 4, 6, 7, 8}
+    assert impl.of_decoding(SimpleNamespace(temperature=0.0, draft="model", trace="x.html")) == {2, 3, 6}
     assert impl.of_decoding(SimpleNamespace(temperature=0.0, draft="model", trace_shapes=True)) == {1}
     assert impl.of_comparison(SimpleNamespace(temperature="0,0.8", draft="model,ngram")) == {2, 3, 4, 5, 7}
     assert impl.of_comparison(SimpleNamespace(temperature="0", draft="model")) == {2, 3, 5}
@@ -303,7 +493,7 @@ def test_optimized_speculative_holds_the_text_against_the_baselines(script, pair
     code, out, err = script(optimized_speculative, solutions(2, 3), *words)
     assert code == 0
     assert "the baseline's text: identical" in out
-    assert "impl    from solutions/: 2 (greedy verification), 3 (rollback and catch-up)" in err
+    assert "impl    from solutions/: 2 (greedy verification), 3 (which tokens stay, and catch-up)" in err
 
     def once_wrong(own, n_accepted):
         return own[n_accepted] if len(own) < 5 else (own[n_accepted] + 1) % 40
@@ -318,7 +508,29 @@ def test_optimized_speculative_says_that_sampled_text_needs_more(script, pair_fo
     words = ["--draft", str(pair_folder / "draft"), "--prompt", "x", "--max-new-tokens", "12", "--temperature", "0.8"]
     code, out, _ = script(optimized_speculative, solutions(4), *words)
     assert code == 0
-    assert "python compare.py --temperature 0.8 --impl solutions" in out
+    words = ["--temperature", "0.8", "--draft", str(pair_folder / "draft"), "--impl", "solutions:4"]
+    assert f"python compare.py {' '.join(words)}" in out
+
+
+@pytest.mark.parametrize(
+    ("numbers", "said"),
+    [
+        ((3, 4, 6), "--temperature 0.8 --draft DRAFT --impl solutions:3,4"),
+        ((6,), "leave out --temperature"),
+        ((8,), "leave out --temperature"),
+    ],
+)
+def test_what_is_advised_can_be_typed(script, pair_folder, numbers, said):
+    """compare.py takes part of the exercises only; and it is said once, not for every prompt."""
+    words = ["--draft", str(pair_folder / "draft"), "--prompt", "x", "--prompt", "def", "--max-new-tokens", "12"]
+    code, out, _ = script(optimized_speculative, solutions(*numbers), *words, "--temperature", "0.8")
+    assert code == 0
+    assert out.count("a sampled text has no baseline to equal") == 1
+    assert said.replace("DRAFT", str(pair_folder / "draft")) in out
+    typed = [line.partition("compare.py ")[2].split() for line in out.splitlines() if "compare.py" in line]
+    for line in typed:
+        args = compare.make_parser().parse_args(line)
+        assert set(impl.parse(args.impl)[1]) <= impl.of_comparison(args)
 
 
 def test_the_baseline_is_rated_by_exercise_zero(script):
@@ -331,6 +543,16 @@ def test_the_baseline_is_rated_by_exercise_zero(script):
     code, _, err = script(baseline_autoregressive, with_function(0, time_decoding=lambda *args: None), *words)
     assert code == 1
     assert "returned None, not three numbers" in err
+    code, _, err = script(baseline_autoregressive, with_function(0, tokens_per_second=lambda *args: "fast"), *words)
+    assert code == 1
+    assert "returned 'fast', not a finite number" in err
+    assert "time_decoding" not in err
+
+
+def test_the_baseline_alone_loads_no_drafter():
+    code = "import sys, baseline_autoregressive; print('draft_models' in sys.modules, 'experiments' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=check.ROOT, capture_output=True, text=True)
+    assert done.stdout.split() == ["False", "False"], done.stderr
 
 
 @pytest.fixture
@@ -397,6 +619,32 @@ def test_a_prediction_that_raises_leaves_the_record(comparison):
     assert run["yours"] == []
 
 
+@pytest.mark.parametrize(
+    "kind", [Fraction, numpy.float32, torch.tensor], ids=["a fraction", "a float of numpy", "a tensor"]
+)
+def test_a_number_of_another_kind_leaves_the_record(comparison, kind):
+    """A right answer that JSON cannot hold becomes a float."""
+    right = solutions(5).modules[5]
+    theirs = with_function(
+        5,
+        acceptance_rate=lambda rounds: kind(right.acceptance_rate(rounds)),
+        predicted_speedup=lambda *args: kind(right.predicted_speedup(*args)),
+    )
+    code, out, err, run = comparison(theirs, "-k", "2", "--temperature", "0")
+    assert code == 0, err
+    assert "What you predicted" in out
+    everything = [r for r in run["rows"] if r["draft"] and r["prompt_kind"] == "all"]
+    assert [y["acceptance_rate"] for y in run["yours"]] == pytest.approx([r["acceptance_rate"] for r in everything])
+
+
+def test_an_infinite_prediction_leaves_the_record(comparison):
+    broken = with_function(5, predicted_speedup=lambda *args: float("inf"))
+    code, _, err, run = comparison(broken, "-k", "2", "--temperature", "0")
+    assert code == 1
+    assert "returned inf, not a finite number" in err
+    assert run["rows"]
+
+
 def test_a_plan_asks_for_the_best_length(comparison):
     theirs = with_function(6, best_draft_length=lambda alpha, c, v, o, longest: 3 if v(2) > 0 and longest == 4 else 0)
     code, out, _, run = comparison(theirs, "--plan", "-k", "0,1,2,3,4", ending="-plan")
@@ -423,6 +671,15 @@ def test_a_sweep_takes_no_functions(script):
     assert "leave out --sweep" in err
 
 
+def test_an_error_begins_on_a_line_of_its_own(script, pair_folder):
+    """The prompt has been printed, without an end of line, when the first round goes wrong."""
+    words = ["--draft", str(pair_folder / "draft"), "--prompt", "def f(x):", "--max-new-tokens", "24"]
+    code, out, err = script(optimized_speculative, with_function(2, next_token=lambda own, n: own[99]), *words)
+    assert code == 1
+    assert out.endswith("def f(x):\n")
+    assert err.splitlines()[-1].startswith("error: exercise 2: ")
+
+
 @pytest.fixture
 def lab(tmp_path):
     """A copy of the lab with exercises 2 and 6, both solved."""
@@ -432,8 +689,9 @@ def lab(tmp_path):
     for path in [*check.ROOT.glob("*.py"), check.ROOT / "pyproject.toml"]:
         shutil.copy(path, lab)
     for number, stem in STEMS.items():
-        (lab / "exercises" / f"{stem}.py").unlink()
-        if number in (2, 6):
+        if number not in (2, 6):
+            next((lab / "docs" / "chapters").glob(f"{number:02}-*.md")).unlink()
+        else:
             shutil.copy(lab / "solutions" / f"{stem}.py", lab / "exercises")
     return lab
 
@@ -458,6 +716,33 @@ def test_a_wrong_function_is_refused_before_anything_is_loaded(lab, pair_folder,
         assert "exercise 2, next token is the correction or the bonus: " in err
         assert err.splitlines()[-1].endswith("check.py 2")
         assert "so nothing was run" in err
+
+
+@pytest.mark.parametrize(
+    ("first_line", "said"), [("def next_token(:", "SyntaxError"), ("import nowhere", "No module named 'nowhere'")]
+)
+def test_a_file_that_cannot_be_imported_is_said_once(lab, monkeypatch, capsys, first_line, said):
+    """Although every check of the exercise fails for it."""
+    path = lab / "exercises" / "ex02_greedy.py"
+    path.write_text(f"{first_line}\n{path.read_text()}")
+    monkeypatch.setattr(check, "ROOT", lab)
+    monkeypatch.setattr(check, "CHECKS", lab / "tests" / "exercises")
+    with pytest.raises(Problem, match=r"checks fail, so nothing was run; type: .*check\.py 2"):
+        impl.load("exercises:2", {2, 3})
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "running the checks of exercises 2 ..."
+    (line,) = lines[1:]
+    assert line.startswith("exercise 2, ")
+    assert "checks: exercises/ex02_greedy.py cannot be imported: " in line
+    assert said in line
+
+
+def test_a_loop_without_phases_is_refused_before_anything_is_loaded(monkeypatch, tmp_path, capsys):
+    for module, name in ((check, "run_checks"), (optimized_speculative.options, "load")):
+        monkeypatch.setattr(module, name, lambda *args: pytest.fail("too far"))
+    words = ["--impl", "exercises:8", "--trace", str(tmp_path / "x.html")]
+    assert optimized_speculative.main(words) == 2
+    assert "exercise 8 (the whole loop) has no part in this run" in capsys.readouterr().err
 
 
 def test_a_hole_falls_back_to_the_labs_own_and_says_so(lab, pair_folder, tmp_path):

@@ -8,6 +8,7 @@ import pytest
 
 from exercises import Todo
 from tests.exercises.conftest import with_wrong_answer, wrong_answers
+from tests.exercises.wrong_table import cases
 
 FLAT = "is your text a flat list of ids?"
 
@@ -17,13 +18,9 @@ def said(mine: ModuleType, checks: ModuleType) -> Iterator[tuple[str, str]]:
     for name, check in vars(checks).items():
         if not name.startswith("test_"):
             continue
-        marks = [mark.args for mark in getattr(check, "pytestmark", []) if mark.name == "parametrize"]
-        assert len(marks) <= 1
-        names, cases = marks[0] if marks else ((), [()])
-        for case in cases:
-            given = {names: case} if isinstance(names, str) else dict(zip(names, case, strict=True))
+        for case in cases(check):
             try:
-                check(mine, **given)
+                check(mine, **case)
             except Todo:
                 raise
             except (Exception, pytest.fail.Exception) as error:

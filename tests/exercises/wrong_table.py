@@ -5,65 +5,69 @@
 Exercise 8 seeds its bugs in another way and has a table of its own (tests/exercises/ex08_bugs.py).
 """
 
-import json
-import os
-import subprocess
+import importlib
 import sys
-import tempfile
-from pathlib import Path
+from collections.abc import Callable
+from types import ModuleType
+
+import pytest
 
 import check
+from experiments.unfinished import SECONDS, NeverEnds, at_most
 from speclab.report import table
+from tests.exercises.conftest import in_words, with_wrong_answer, wrong_answers
 
-WRONG = Path(__file__).parent / "wrong"
+
+def cases(function: Callable) -> list[dict]:
+    """The arguments beside `mine` that a check is run with, one dict for every case."""
+    marks = [mark.args for mark in getattr(function, "pytestmark", []) if mark.name == "parametrize"]
+    if not marks:
+        return [{}]
+    ((names, values),) = marks
+    return [{names: v} if isinstance(names, str) else dict(zip(names, v, strict=True)) for v in values]
 
 
-def outcomes(how: str = "all") -> list[dict]:
-    """One entry for every check and wrong answer: file, check, case, outcome, message. In a process of its own.
+def said(function: Callable, mine: ModuleType) -> str | None:
+    """What a check says of a module under test; None where it passes in every case."""
+    for case in cases(function):
+        try:
+            with at_most(SECONDS["again"]):
+                function(mine, **case)
+        except NeverEnds:
+            return "still running: a loop without an end?"
+        except (Exception, pytest.fail.Exception) as error:
+            return in_words(error)
+    return None
 
-    how: all, or "first": each wrong answer only up to the first check that fails.
+
+def verdicts(exercise: check.Exercise, first: bool = False) -> dict[str, dict[str, str | None]]:
+    """Wrong answer -> check -> what it says. Empty for an exercise without a table here.
+
+    first: each wrong answer only up to the first check that fails.
     """
-    chosen = [exercise.test_file for exercise in check.exercises() if (WRONG / f"{exercise.stem}.py").exists()]
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "outcomes"
-        report.touch()
-        words = ["--wrong", how, "--outcomes", str(report), "--confcutdir", str(check.CHECKS), "--tb=no"]
-        words += ["-p", "no:cacheprovider", "-c", str(check.ROOT / "pyproject.toml"), *map(str, chosen)]
-        quiet = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}
-        subprocess.run(
-            [sys.executable, "-m", "pytest", *words],
-            cwd=check.ROOT,
-            env={**os.environ, **quiet},
-            capture_output=True,
-            check=False,
-        )
-        return [json.loads(line) for line in report.read_text(encoding="utf-8").splitlines()]
-
-
-def wrong_answers(stem: str) -> list[str]:
-    """The names in tests/exercises/wrong/, in order."""
-    scope: dict = {}
-    exec((WRONG / f"{stem}.py").read_text(encoding="utf-8"), scope)
-    return list(scope["WRONG"])
+    checks = importlib.import_module(f"tests.exercises.test_{exercise.stem}")
+    found: dict[str, dict[str, str | None]] = {}
+    for answer, wrong in wrong_answers(exercise.stem).items():
+        by_check = found[answer] = {}
+        for name in check.used_functions(exercise):
+            by_check[name] = said(getattr(checks, name), with_wrong_answer(exercise.stem, *wrong))
+            if first and by_check[name] is not None:
+                break
+    return found
 
 
 def main() -> int:
-    found, missed = outcomes(), 0
+    missed = 0
     for exercise in check.exercises():
-        if not (WRONG / f"{exercise.stem}.py").exists():
+        found = verdicts(exercise)
+        if not found:
             continue
-        mine = [line for line in found if line["file"] == exercise.test_file.name]
-        checks = list(dict.fromkeys(line["check"] for line in mine))
         print(f"### Exercise {exercise.number}: {exercise.title}\n")
-        for number, name in enumerate(checks, 1):
+        for number, name in enumerate(check.used_functions(exercise), 1):
             print(f"{number}. {name.removeprefix('test_').replace('_', ' ')}")
-        rows = []
-        for name in wrong_answers(exercise.stem):
-            cases = [line for line in mine if f"wrong: {name}" in line["case"]]
-            red = {line["check"] for line in cases if line["outcome"] == "failed"}
-            missed += not red
-            rows.append([name, *("fails" if c in red else "" for c in checks)])
-        headers = ["wrong answer", *map(str, range(1, len(checks) + 1))]
+        rows = [[answer, *("fails" if said else "" for said in by.values())] for answer, by in found.items()]
+        missed += sum(not any(by.values()) for by in found.values())
+        headers = ["wrong answer", *map(str, range(1, len(rows[0])))]
         print(f"\n{table(rows, headers, markdown=True)}\n")
     print(f"{missed} wrong answers pass every check")
     return int(missed > 0)

@@ -106,6 +106,24 @@ WRONG = {
             return first - start, end - first, n_tokens
         """,
     ),
+    "no token ends the prefill, so the seconds of none count as decoding": (
+        "time_decoding",
+        """
+        def time_decoding(decode, clock, synchronize, n_warm_up):
+            for _ in range(n_warm_up):
+                list(decode())
+            synchronize()
+            start = first = clock()
+            n_tokens = 0
+            for _ in decode():
+                n_tokens += 1
+                if n_tokens == 1:
+                    synchronize()
+                    first = clock()
+            synchronize()
+            return first - start, clock() - first, n_tokens
+        """,
+    ),
     "the first token is rated too": (
         "tokens_per_second",
         """
