@@ -143,8 +143,8 @@ def main(argv: list[str] | None = None) -> int:
     drafter = make_drafter(args.draft, setup, args.seed)  # NEW
     prompts = options.read_prompts(args, setup.tokenizer)
     eos = frozenset() if args.ignore_eos else setup.eos
-    from experiments import tracing  # NEW: here, because it runs this loop too
-
+    if args.trace or args.trace_shapes:  # NEW
+        from experiments import tracing  # here, because it runs this loop too
     if args.trace_shapes:  # NEW
         return tracing.print_shapes(args, setup, drafter, prompts[0], theirs)
     counts, seconds, n_wrong = Counts(), 0.0, 0
