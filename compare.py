@@ -27,7 +27,7 @@ from pathlib import Path
 from draft_models import add_draft_flag
 from experiments import comparison, plan, profiling, sweeps, tracing
 from experiments.job import prepare
-from speclab import options, record, trace
+from speclab import options, record, trace_views
 from speclab.errors import UsageProblem, reports_problems
 
 # Prompts of each kind (0: all), new tokens, repeats, draft lengths, temperatures.
@@ -65,7 +65,7 @@ def make_parser() -> argparse.ArgumentParser:
     group.add_argument("--by-kind", action="store_true", help="a table for each kind of prompt too")
     options.add_verbose_flag(group)
     group.add_argument("--profile", type=Path, metavar="FILE", help="first write a profiler trace of a few rounds here")
-    trace.add_trace_flag(group)
+    trace_views.add_trace_flag(group)
     group.add_argument("--json", metavar="PATH", help="write the run record here as well; - for stdout, alone")
     group.add_argument("--out-dir", type=Path, default=record.ROOT, help="holds results/ and plots/ (default: the lab)")
     group.add_argument("--name", default="local", help="of this run's files (default: local)")
@@ -89,7 +89,7 @@ def fill_in(args: argparse.Namespace) -> None:
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
-    trace.check_path(args.trace)
+    trace_views.check_path(args.trace)
     fill_in(args)
     if args.sweep:
         if args.impl:

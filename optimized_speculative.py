@@ -22,7 +22,7 @@ from torch import Tensor
 from baseline_autoregressive import autoregressive_decode
 from draft_models import Dial, Drafter, ModelDrafter, add_draft_flag, make_drafter  # NEW
 from experiments import impl  # NEW
-from speclab import footprint, options, report, trace  # NEW: report, trace
+from speclab import footprint, options, report, trace_views  # NEW: report, trace_views
 from speclab.cached_model import CachedModel, check_prompt, tokens_to_keep  # NEW: tokens_to_keep
 from speclab.detail import Detail
 from speclab.errors import reports_problems
@@ -134,9 +134,9 @@ def main(argv: list[str] | None = None) -> int:
         "-k", "--draft-length", type=options.at_least(0), default=4, help="tokens per draft (default: 4)"
     )
     options.add_impl_flag(parser)
-    trace.add_flags(parser)  # NEW
+    trace_views.add_flags(parser)  # NEW
     args = parser.parse_args(argv)
-    trace.check_path(args.trace)  # NEW
+    trace_views.check_path(args.trace)  # NEW
     theirs = impl.load(args.impl, impl.of_decoding(args))  # NEW: your functions, where --impl asks for them
 
     setup = options.load(args)

@@ -102,8 +102,8 @@ class Impl:
             decode = functools.partial(lab, rules=rules(self.verify, self.tokens_to_keep))
         return lambda *args, **settings: _on_a_line_of_its_own(decode(*args, **settings))
 
-    def _whole_loop(self, *args, detail: bool = False, time_phases: bool = False) -> Iterator:
-        if detail or time_phases:
+    def _whole_loop(self, *args, time_phases: bool = False) -> Iterator:
+        if time_phases:
             raise UsageProblem("exercise 8's loop has no trace and no clock on its phases; leave out --trace")
         rounds = ask(WHOLE_LOOP, self.modules[WHOLE_LOOP].decode, *args)
 

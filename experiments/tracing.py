@@ -1,4 +1,4 @@
-"""`--trace FILE`: decode a prompt with both decoders, look at every round, and draw it (speclab/trace.py)."""
+"""`--trace FILE`: decode a prompt with both decoders, look at every round, and draw it (speclab/trace_views.py)."""
 
 import argparse
 import copy
@@ -13,7 +13,7 @@ from draft_models import Dial, Drafter
 from experiments.impl import LAB, Impl
 from experiments.job import Job, drafter_name
 from optimized_speculative import Round, Rules, speculative_decode
-from speclab import options, shapes, trace
+from speclab import options, shapes, trace, trace_views
 from speclab.detail import Looking
 from speclab.errors import UsageProblem
 from speclab.prompts import Prompt
@@ -116,7 +116,7 @@ def draw(
     """`optimized_speculative.py --trace`"""
     k, n_tokens, name = args.draft_length, args.max_new_tokens, drafter_name(args.draft)
     found = follow(setup, drafter, name, prompt, k, n_tokens, setup.sampling, args.seed, eos, theirs, longest=k)
-    trace.write(found, args.trace)
+    trace_views.write(found, args.trace)
 
 
 def first_that_can_be_drawn(job: Job) -> str:
@@ -138,7 +138,7 @@ def draw_job(job: Job) -> None:
     drafter, prompt = job.drafters[name], job.prompts[0]
     with job.talk():
         found = follow(job.setup, drafter, name, prompt, k, n_tokens, sampling, job.args.seed, theirs=job.theirs)
-        trace.write(found, job.args.trace)
+        trace_views.write(found, job.args.trace)
 
 
 def print_shapes(args: argparse.Namespace, setup: options.Setup, drafter: Drafter, prompt: Prompt, theirs: Impl) -> int:

@@ -121,7 +121,7 @@ def test_exercise_eight_is_the_whole_loop(pair):
         counted = [(r.tokens, r.n_drafted, r.n_accepted) for r in rounds(pair, solutions(8), sampling)]
         assert counted == [(r.tokens, r.n_drafted, r.n_accepted) for r in rounds(pair, impl.LAB, sampling)]
     with pytest.raises(UsageProblem, match="--trace"):
-        list(solutions(8).decoder(speculative_decode, Rules)(detail=True))
+        list(solutions(8).decoder(speculative_decode, Rules)(time_phases=True))
 
 
 def test_exercise_six_chooses_every_length(pair):

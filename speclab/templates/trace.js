@@ -1,4 +1,4 @@
-// Steps through a decoding. The data is speclab/trace.py's; texts are set as text, never as markup.
+// Steps through a decoding. The data comes from speclab/trace_views.py; texts are set as text, never as markup.
 "use strict";
 (() => {
   const find = (id) => document.getElementById(id);

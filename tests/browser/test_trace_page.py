@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from speclab import options, trace
+from speclab import options, trace, trace_views, trace_words
 from tests.trace_streams import clock, rounds, scripted, settings, with_texts
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -53,7 +53,7 @@ def show(browser, tmp_path):
 
     def call(found: trace.Trace, viewport=DESK, **look):
         path = tmp_path / "trace.html"
-        path.write_text(trace.page(found), "utf-8")
+        path.write_text(trace_views.page(found), "utf-8")
         contexts.append(browser.new_context(viewport=viewport, **look))
         page = contexts[-1].new_page()
         page.problems, page.requests = [], []
@@ -100,7 +100,7 @@ def test_text_reads_as_the_decoding(show, tokenizer):
     page = show(found)
     held = page.evaluate("[...document.querySelectorAll('#text > span')].map(part => part.textContent).join('')")
     said = "".join(t.text for e in found.events for t in e.tokens)
-    assert held == trace.harmless("def f(x):\n    return" + said)
+    assert held == trace_words.harmless("def f(x):\n    return" + said)
 
 
 def test_every_step_by_keyboard(show, tokenizer):
@@ -114,7 +114,7 @@ def test_every_step_by_keyboard(show, tokenizer):
         there = found.baseline_tokens(event.end)
         assert tokens_shown(page) == event.n_tokens
         assert page.locator("#baseline span:not(.prompt):not(.later)").count() == there
-        assert page.locator("#said").inner_text() == trace.sentence(event, there)
+        assert page.locator("#said").inner_text() == trace_views.sentence(event, there)
         assert page.locator("#round-title").inner_text().startswith(f"Round {event.number}:")
         own = sum(t.kind != "accepted" for t in event.tokens)
         assert page.locator("#round > li").count() == len(event.drafts) + own
@@ -351,7 +351,7 @@ def test_print_shows_the_whole_text(show, tokenizer):
 
 def test_without_javascript_the_text_and_the_table_are_there(browser, tokenizer, tmp_path):
     found = scripted(tokenizer, "def f(x):", 60)
-    (tmp_path / "trace.html").write_text(trace.page(found), "utf-8")
+    (tmp_path / "trace.html").write_text(trace_views.page(found), "utf-8")
     context = browser.new_context(java_script_enabled=False, viewport=PHONE)
     page = context.new_page()
     page.goto((tmp_path / "trace.html").as_uri())
