@@ -10,16 +10,20 @@ A new kind implements `Drafter`; the loop in optimized_speculative.py does not c
 """
 
 import argparse
+import difflib
+import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from speclab import options
-from speclab.cached_model import CachedModel, tokens_to_keep
+from speclab import loading, options
+from speclab.cached_model import CachedModel, check_prompt, tokens_to_keep
 from speclab.errors import EnvironmentProblem, UsageProblem
 from speclab.graphs import Feed
+from speclab.prompts import Prompt
 from speclab.sampling import Draft, Sampling, draw
 
 
@@ -75,26 +79,32 @@ class ModelDrafter:
     Between rounds its cache holds a prefix of the committed tokens, never a rejected one. What is missing (the last
     committed token, and after a fully accepted round also the last drafted one, which was never fed) goes in with the
     first pass of the next round.
+
+    The draft may know fewer ids and positions than the target: ids that it lacks have probability 0 in its proposals,
+    and where its context ends it drafts fewer tokens, then none.
     """
 
     def __init__(self, draft: CachedModel):
         self.draft = draft
-        self._sampling = Sampling()
+        self._sampling, self._vocab_size = Sampling(), draft.vocab_size
         self._not_fed: list[int] = []  # committed, not in the draft's cache yet
         self._n_committed = 0
 
     def start(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
-        self._sampling = sampling
+        self._sampling, self._vocab_size = sampling, target.vocab_size
         self._not_fed, self._n_committed = [], prompt.shape[1]
-        if not self.draft.start(prompt, rolls_back=True).isfinite().all():
+        if not self.draft.start(self.draft.known(prompt), rolls_back=True).amax().isfinite():
             raise EnvironmentProblem("the draft model returned logits that are not finite; try --dtype float32")
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
+        k = min(k, draft_room(self.draft, self._n_committed))
         if k == 0:
             empty = torch.empty((1, 0), dtype=torch.long, device=self.draft.device)
             return Draft(empty, torch.zeros(1, dtype=torch.long, device=self.draft.device))
         not_fed = torch.tensor([self._not_fed], device=self.draft.device)  # (1, 1 or 2): catch-up
-        tokens, *probs = self._run(not_fed, uniforms)
+        tokens, *probs = self._run(self.draft.known(not_fed), uniforms[:, :k])
+        n_lacking = self._vocab_size - self.draft.vocab_size
+        probs = [nn.functional.pad(q, (0, n_lacking)) if n_lacking else q for q in probs]  # (1, k, target's vocab)
         return Draft(tokens, torch.full((1,), k, device=self.draft.device), *probs)
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
@@ -105,6 +115,12 @@ class ModelDrafter:
 
     def _run(self, not_fed: Tensor, uniforms: Tensor) -> tuple[Tensor, ...]:
         return self.draft.run(Chain(self._sampling), not_fed, uniforms)
+
+
+def draft_room(draft: CachedModel, n_committed: int) -> int:
+    """How many tokens this model can draft after `n_committed`: its context must hold all it is fed, which is those and
+    all drafted ones but the last."""
+    return sys.maxsize if draft.max_length is None else max(0, draft.max_length - n_committed + 1)
 
 
 class NgramDrafter:
@@ -231,6 +247,25 @@ class FreeDialDrafter(Dial):
         self._position += len(committed)
 
 
+def check_prompts(target: CachedModel, drafters: Iterable[Drafter], prompts: list[Prompt], max_new_tokens: int) -> None:
+    """Before decoding: every prompt and its new tokens fit the target's context, and every prompt fits each draft's.
+
+    UsageProblem where they do not. Text beyond a draft's context is only noted: rounds there draft fewer tokens.
+    """
+    for prompt in prompts:
+        check_prompt(target, prompt.ids, max_new_tokens)
+    longest = max(prompt.ids.shape[1] for prompt in prompts)
+    for draft in (d.draft for d in drafters if isinstance(d, ModelDrafter)):
+        room = draft.max_length or sys.maxsize
+        if longest > room:
+            raise UsageProblem(
+                f"a prompt has {longest} tokens and the draft model's context only {room}; shorten the prompt or use "
+                "--draft ngram"
+            )
+        if longest + max_new_tokens > room + 1:
+            options.note(f"the draft model's context is {room} tokens: near and beyond it rounds draft fewer, or none")
+
+
 def add_draft_flag(parser: argparse.ArgumentParser, default: str | None = "model") -> None:
     """--draft, in the words `make_drafter` understands."""
     parser.add_argument(
@@ -252,9 +287,10 @@ def make_drafter(kind: str, setup: options.Setup, seed: int = 0) -> Drafter:
         try:
             if name == "free":
                 return FreeDialDrafter(float(accuracy), seed)
-            return DialDrafter(options.load_draft(name or options.LAB_DRAFT, setup), float(accuracy), seed)
+            return DialDrafter(options.load_draft(name or loading.LAB_DRAFT, setup), float(accuracy), seed)
         except ValueError:
             raise UsageProblem(f"--draft {kind}: the dial takes a number from 0 to 1, for example dial:0.8") from None
-    if not kind or "," in kind:
-        raise UsageProblem(f"unknown draft kind {kind!r}; use model, ngram, dial:0.8, a folder or a hub name")
-    return ModelDrafter(options.load_draft(options.LAB_DRAFT if kind == "model" else kind, setup))
+    likely = difflib.get_close_matches(kind, ("model", "ngram", "dial:0.8"), 1, 0.7)
+    if not kind or "," in kind or (likely and kind not in likely and not loading.exists(kind)):
+        raise UsageProblem(f"unknown draft kind {kind!r}; use model, ngram, dial:0.8, lab:SIZE, a folder or a hub name")
+    return ModelDrafter(options.load_draft(loading.LAB_DRAFT if kind == "model" else kind, setup))

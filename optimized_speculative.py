@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from baseline_autoregressive import autoregressive_decode
-from draft_models import Dial, Drafter, ModelDrafter, add_draft_flag, make_drafter  # NEW
+from draft_models import Dial, Drafter, ModelDrafter, add_draft_flag, check_prompts, make_drafter  # NEW
 from experiments import impl  # NEW
 from speclab import footprint, options, report, trace_views  # NEW: report, trace_views
 from speclab.cached_model import CachedModel, check_prompt, tokens_to_keep  # NEW: tokens_to_keep
@@ -142,6 +142,7 @@ def main(argv: list[str] | None = None) -> int:
     setup = options.load(args)
     drafter = make_drafter(args.draft, setup, args.seed)  # NEW
     prompts = options.read_prompts(args, setup.tokenizer)
+    check_prompts(setup.target, [drafter], prompts, args.max_new_tokens)  # NEW
     eos = frozenset() if args.ignore_eos else setup.eos
     if args.trace or args.trace_shapes:  # NEW
         from experiments import tracing  # here, because it runs this loop too

@@ -12,7 +12,7 @@ import jsonschema
 import torch
 
 from draft_models import ModelDrafter, make_drafter
-from speclab import options, record, report, words
+from speclab import loading, options, record, report, words
 from speclab.errors import UsageProblem
 
 SCHEMA_VERSION = 1
@@ -125,7 +125,7 @@ def setups(args: argparse.Namespace, names: list[str]) -> Iterator[options.Setup
 
 def target_name(name: str) -> str:
     """`lab` is the lab's own target; every other name is what --target takes."""
-    return options.LAB_TARGET if name == "lab" else name
+    return loading.LAB_TARGET if name == "lab" else name
 
 
 def sizes(args: argparse.Namespace) -> list[str]:

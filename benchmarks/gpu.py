@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from speclab import options, record
+from speclab import loading, options, record
 from speclab.errors import EnvironmentProblem, UsageProblem, reports_problems
 
 LEAST = 20.0  # seconds below which a stage is not begun
@@ -109,7 +109,7 @@ def main(argv: list[str] | None = None) -> int:
     if not args.minutes > 0:
         raise UsageProblem(f"--minutes {args.minutes:g}: give a number above 0, for example --minutes 9")
     try:
-        device, _ = options.choose_device(args.device)  # an error here costs nothing
+        device, _ = loading.choose_device(args.device)  # an error here costs nothing
     except EnvironmentProblem:
         raise EnvironmentProblem(
             "this needs an NVIDIA GPU and a CUDA build of PyTorch, and finds none; for a rehearsal without one: "

@@ -39,7 +39,7 @@ from draft_models import Drafter, ModelDrafter, NgramDrafter, add_draft_flag
 from experiments.bench import library_generate, mixed, rehearsals
 from experiments.job import numbers
 from optimized_speculative import speculative_decode
-from speclab import losslessness, options, record
+from speclab import loading, losslessness, options, record
 from speclab.cached_model import check_prompt
 from speclab.errors import UsageProblem, reports_problems
 from speclab.prompts import Prompt
@@ -67,10 +67,6 @@ class Bench:
     setup: options.Setup
     drafters: dict[str, Drafter]  # "model" and "ngram"
     max_new_tokens: int
-
-    def __post_init__(self) -> None:
-        # No end token, no penalties from the model's own settings: all arms do the same job.
-        self.setup.target.model.generation_config = GenerationConfig(pad_token_id=0)
 
 
 @dataclass
@@ -226,7 +222,9 @@ def judged(bench: Bench, samples: list[Sample], prompts: list[Prompt]) -> list[d
                 entry["n_identical"] += 1
                 continue
             prompt = prompts[sample.prompt_index].id_list
-            found = losslessness.judge_divergence(bench.setup.target, prompt, theirs, text, arm.draft_length + 1)
+            found = losslessness.judge_divergence(
+                bench.setup.reference, prompt, theirs, text, bench.setup.target.vocab_size
+            )
             verdict = "near-tie" if found.numerical else "BUG"
             place = {"prompt": sample.prompt_index, "position": found.position, "verdict": verdict}
             entry["differences"].append(place)
@@ -514,8 +512,8 @@ def make_parser() -> options.Parser:
 
 
 def models(setup: options.Setup, drafter: ModelDrafter, kind: str) -> dict[str, str]:
-    draft = options.describe_model(options.short_name(kind), drafter.draft.model, "draft")
-    return {"target": options.describe_model(setup.target_name, setup.target.model), "draft": draft}
+    draft = loading.describe_model(loading.short_name(kind), drafter.draft.model, "draft")
+    return {"target": loading.describe_model(setup.target_name, setup.target.model), "draft": draft}
 
 
 @reports_problems
@@ -539,7 +537,7 @@ def main(argv: list[str] | None = None) -> int:
     samples, interrupted = measure(bench, arms, prompts, args.repeats)
     settings = {
         "target": setup.target_name,
-        "draft": options.short_name(args.draft),
+        "draft": loading.short_name(args.draft),
         "draft_lengths": lengths,
         "max_new_tokens": args.max_new_tokens,
         "repeats": args.repeats,

@@ -29,7 +29,7 @@ import torch
 from benchmarks import common
 from benchmarks.common import COUNT, NUMBER, SECONDS, TEXT
 from experiments.job import numbers
-from speclab import lab_pair, options
+from speclab import lab_pair, loading, options
 from speclab.cached_model import CachedModel
 from speclab.errors import UsageProblem, reports_problems
 from speclab.footprint import cache_bytes, operations, weights_read
@@ -314,7 +314,7 @@ def measure_setup(
     models = [(setup.target, "target", setup.target_name)]
     if args.draft is not None:
         drafter = common.model_drafter(args.draft, setup, args.seed, "only a model has passes")
-        models.append((drafter.draft, "draft", options.short_name(args.draft)))
+        models.append((drafter.draft, "draft", loading.short_name(args.draft)))
     entries = []
     for cached, role, name in models:
         check_room(cached, args.context, max(widths))

@@ -34,7 +34,7 @@ from benchmarks.common import COUNT, MAYBE, NUMBER, SECONDS, TEXT
 from draft_models import Drafter, add_draft_flag
 from experiments.bench import Bench, Decoding, take_turns
 from experiments.job import drafter_name, make_drafters, numbers
-from speclab import options
+from speclab import loading, options
 from speclab.errors import UsageProblem, reports_problems
 from speclab.prompts import Prompt
 from speclab.rows import BASELINE, Arm
@@ -432,9 +432,9 @@ def turn_dials(args: argparse.Namespace, setup: options.Setup, dials: list[str])
     points = []
     for dial in tqdm(dials, desc="dials", leave=False):  # between the dials, never inside one
         points += known[dial](job)
-    models = {"target": options.describe_model(setup.target_name, setup.target.model)}
+    models = {"target": loading.describe_model(setup.target_name, setup.target.model)}
     if draft := getattr(job.bench.drafters[job.drafter], "draft", None):
-        models["draft"] = options.describe_model(job.drafter, draft.model, "draft")
+        models["draft"] = loading.describe_model(job.drafter, draft.model, "draft")
     return points, models
 
 
@@ -462,7 +462,7 @@ def main(argv: list[str] | None = None) -> int:
             options.note(setup.describe())
             found, first = size_point(make_job(args, setup), first)
             points += found
-            models[f"size {size_label(setup)}"] = options.describe_model(setup.target_name, setup.target.model)
+            models[f"size {size_label(setup)}"] = loading.describe_model(setup.target_name, setup.target.model)
             top = top or common.head("scaling", args, setup, {"target": setup.target_name, **settings})
             del setup  # or the next model would be loaded beside this one
     run = {**top, "models": models, "points": points}

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 from tqdm import tqdm
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from baseline_autoregressive import autoregressive_decode
 from draft_models import Dial, Drafter, ModelDrafter
@@ -29,6 +29,7 @@ from speclab import options
 from speclab.cached_model import CachedModel
 from speclab.costs import RoundTime, StepTime, catch_ups
 from speclab.errors import EnvironmentProblem
+from speclab.loading import settings_of_the_lab
 from speclab.prompts import Prompt
 from speclab.rows import AGAIN, GENERATE, Arm, Sample
 from speclab.sampling import Draft, Sampling
@@ -45,8 +46,6 @@ class Bench:
     ):
         self.setup, self.drafters, self.max_new_tokens, self.seed = setup, drafters, max_new_tokens, seed
         self.theirs = theirs
-        # The library's own loop does the same job as ours: no end token, no penalties from the model's own settings.
-        setup.target.model.generation_config = GenerationConfig(pad_token_id=0)
         self._references: dict[tuple[int, ...], list[int]] = {}  # prompt -> the baseline's greedy tokens, for the dial
 
     def decoding(
@@ -100,9 +99,12 @@ class Bench:
 
 
 def library_generate(model: PreTrainedModel, ids: Tensor, max_new_tokens: int, **options) -> tuple[float, list[int]]:
-    """Greedy `model.generate`; `options` add an assistant or prompt lookup.  -> seconds with prefill, new tokens"""
+    """Greedy `model.generate` with the lab's settings; `options` add an assistant or prompt lookup.
+
+    -> seconds with prefill, new tokens
+    """
     start = time.perf_counter()
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), settings_of_the_lab(model):
         warnings.simplefilter("ignore")
         output = model.generate(
             ids,

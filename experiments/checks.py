@@ -34,7 +34,7 @@ def _greedy(bench: Bench, samples: list[Sample], baseline: dict[int, Sample], pr
         # Repeats of a greedy decoding are the same text; one that differs is judged like any other.
         text = next((t for t in sample.texts if t != theirs), theirs)
         found = losslessness.judge_divergence(
-            bench.setup.target, prompts[sample.prompt_index].id_list, theirs, text, arm.draft_length + 1
+            bench.setup.reference, prompts[sample.prompt_index].id_list, theirs, text, bench.setup.target.vocab_size
         )
         if found:
             pair = (found.baseline_token, found.speculative_token)

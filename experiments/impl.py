@@ -188,7 +188,7 @@ class Impl:
                 print(f"a sampled text has no baseline to equal; {advice}")
             return True
         baseline = list(decode(setup.target, prompt.ids.to(setup.device), args.max_new_tokens, eos=eos))
-        found = judge_divergence(setup.target, prompt.id_list, baseline, tokens, args.draft_length + 1)
+        found = judge_divergence(setup.reference, prompt.id_list, baseline, tokens, setup.target.vocab_size)
         if found is None:
             print("the baseline's text: identical")
         elif found.numerical:

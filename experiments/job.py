@@ -11,11 +11,10 @@ from typing import TextIO
 
 import torch
 
-from draft_models import Dial, Drafter, ModelDrafter, make_drafter
+from draft_models import Dial, Drafter, ModelDrafter, check_prompts, make_drafter
 from experiments import impl
 from experiments.bench import Bench, is_model
-from speclab import options, record
-from speclab.cached_model import check_prompt
+from speclab import loading, options, record
 from speclab.errors import UsageProblem
 from speclab.prompts import Prompt
 from speclab.rows import BASELINE, GENERATE, Arm
@@ -57,11 +56,11 @@ class Job:
         return "model" if [name] == models else name
 
     def models(self) -> dict[str, str]:
-        found = {"target": options.describe_model(self.setup.target_name, self.setup.target.model)}
+        found = {"target": loading.describe_model(self.setup.target_name, self.setup.target.model)}
         for name, drafter in self.drafters.items():
             if isinstance(drafter, ModelDrafter):
                 eager = "; on the eager engine" if drafter.draft.engine != self.setup.engine else ""
-                found[name] = options.describe_model(name, drafter.draft.model, "draft") + eager
+                found[name] = loading.describe_model(name, drafter.draft.model, "draft") + eager
         return found
 
     def describe(self) -> str:
@@ -93,6 +92,7 @@ class Job:
                 "threads": torch.get_num_threads(),
                 "engine": self.setup.engine,
                 "reasons": self.setup.reasons,
+                "unapplied_generation_settings": self.setup.unapplied,
                 **({"impl": self.theirs.to_json()} if self.theirs else {}),
             },
             "models": self.models(),
@@ -138,9 +138,7 @@ def prepare(args: argparse.Namespace) -> Job:
     setup = options.load(args)
     drafters = make_drafters([kind for kind in args.draft.split(",") if kind], setup, args.seed)
     prompts = options.read_prompts(args, setup.tokenizer)
-    for prompt in prompts:
-        for model in (setup.target, *(d.draft for d in drafters.values() if isinstance(d, ModelDrafter))):
-            check_prompt(model, prompt.ids, args.max_new_tokens)
+    check_prompts(setup.target, drafters.values(), prompts, args.max_new_tokens)
     if 0 not in temperatures and all(isinstance(d, Dial) for d in drafters.values()):
         raise UsageProblem("the dial only replays greedy output; add 0 to --temperature")
     return Job(args, setup, drafters, prompts, lengths, temperatures, theirs)
@@ -160,9 +158,9 @@ def drafter_name(kind: str) -> str:
     """What tables and records call a draft."""
     word, _, rest = kind.partition(":")
     if word != "dial":
-        return options.short_name(kind)
+        return loading.short_name(kind)
     accuracy, _, model = rest.partition(":")
-    return f"dial:{accuracy}" + (f":{options.short_name(model)}" if model else "")
+    return f"dial:{accuracy}" + (f":{loading.short_name(model)}" if model else "")
 
 
 def instruments(job: Job, arms: list[Arm]) -> dict[str, list[int]]:

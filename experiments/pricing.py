@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from draft_models import Dial, ModelDrafter
+from draft_models import Dial, ModelDrafter, draft_room
 from experiments.bench import Bench, Measurement
 from experiments.checks import both_distributions, lookups
 from speclab.costs import Costs, fit
@@ -35,7 +35,9 @@ def chances(bench: Bench, draft: str, prompt: Prompt, sampling: Sampling, longes
             here = np.arange(len(text))
             p, q = (probs.double().numpy()[here, text] for probs in (target_probs, draft_probs))
             # Where rounding gives the target's own token no mass, the draft's belief decides.
-            return model_chances(np.where(p > 0, np.minimum(1.0, q / np.where(p > 0, p, 1.0)), q > 0))
+            rows = model_chances(np.where(p > 0, np.minimum(1.0, q / np.where(p > 0, p, 1.0)), q > 0))
+            n_prompt = len(prompt.id_list)
+            return [row[: draft_room(drafter.draft, n_prompt + t)] for t, row in enumerate(rows)]
         proposals = lookups(prompt.id_list, text, longest)
         return [
             [float(token == said) for token, said in zip(proposal, text[t:], strict=False)]

@@ -17,7 +17,7 @@ from experiments.checks import check
 from experiments.comparison import build_rows
 from experiments.job import Job, instruments, prepare
 from experiments.pricing import calibrated
-from speclab import explain, options, record, sweep_views
+from speclab import explain, loading, options, record, sweep_views
 from speclab.errors import UsageProblem
 from speclab.prompts import Prompt
 from speclab.rows import AGAIN, BASELINE, Arm
@@ -151,7 +151,7 @@ def _acceptance(job: Job) -> Points:
         if isinstance(dials[name], FreeDialDrafter):
             return "free drafts"
         model = name.split(":", 2)[2:]  # dial:A:MODEL
-        return f"price of {options.short_name(model[0])}" if model else "draft's price"
+        return f"price of {loading.short_name(model[0])}" if model else "draft's price"
 
     # All dials of a series cost the same: the one in the middle speaks for them.
     speakers = {series(name): name for name in sorted(dials, key=lambda n: -abs(dials[n].accuracy - 0.5))}

@@ -13,7 +13,7 @@ from draft_models import Dial, Drafter
 from experiments.impl import LAB, Impl
 from experiments.job import Job, drafter_name
 from optimized_speculative import Round, Rules, speculative_decode
-from speclab import options, shapes, trace, trace_views
+from speclab import loading, options, shapes, trace, trace_views
 from speclab.detail import Looking
 from speclab.errors import UsageProblem
 from speclab.prompts import Prompt
@@ -62,7 +62,7 @@ def follow(
     found, steps = race(rounds(max_new_tokens), baseline(max_new_tokens))
     settings = {
         "target": setup.target_name,
-        "draft": options.short_name(options.LAB_DRAFT) if draft_name == "model" else draft_name,
+        "draft": loading.short_name(loading.LAB_DRAFT) if draft_name == "model" else draft_name,
         "draft_length": draft_length,
         "temperature": sampling.temperature,
         "top_k": sampling.top_k,

@@ -17,21 +17,25 @@ from speclab.graphs import GraphGear, Program
 class CachedModel:
     """Feeds tokens to a causal LM and keeps its cache. Batch size 1.
 
-    vocab_size: ids the target and its draft share. Models of one family may pad their output layers differently
-    (Qwen2.5 7B: 152,064 rows, 0.5B: 151,936); rows above the tokenizer's are cut off here, so they are never emitted.
+    vocab_size: logits above it are cut off, so those ids are never emitted: a target is cut at its tokenizer's ids, a
+    draft at its target's. Models of one family may pad their output layers differently (Qwen2.5 7B: 152,064 rows, 0.5B:
+    151,936).
+    n_ids: ids that have an embedding; no other can be fed.
     flat: the same model flattened; with it the fast gear runs, without it the eager one.
     """
 
     def __init__(self, model: PreTrainedModel, vocab_size: int | None = None, flat: FlatModel | None = None):
         self.model, self.flat = model.eval(), flat
-        self.vocab_size = vocab_size or model.config.get_text_config().vocab_size
+        n_rows = model.config.get_text_config().vocab_size
+        self.vocab_size = min(vocab_size or n_rows, n_rows)
+        self.n_ids = embedded_ids(model)
         self.n_passes = 0  # forward passes since `start`, the first one included
         self._gear: _EagerGear | _FastGear | GraphGear | None = None
         self._length = 0
 
     def __deepcopy__(self, memo: dict) -> "CachedModel":
         """A cache of its own over the same weights: decoders can work side by side without a second model."""
-        return CachedModel(self.model, self.vocab_size, self.flat)
+        return type(self)(self.model, self.vocab_size, self.flat)
 
     @property
     def device(self) -> torch.device:
@@ -50,6 +54,10 @@ class CachedModel:
     def max_length(self) -> int | None:
         """Positions the model was built for, prompt and output together; None where the config does not say."""
         return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+
+    def known(self, ids: Tensor) -> Tensor:
+        """The same ids, with the model's last one in the place of those that it has no embedding for."""
+        return ids.clamp(max=self.n_ids - 1)
 
     def start(self, prompt: Tensor, rolls_back: bool = False) -> Tensor:
         """Forget everything, take the prompt in.  (1, prompt) ids -> (1, 1, vocab) logits of the next token
@@ -186,28 +194,32 @@ class _FastGear:
         self._masks = causal_mask(self.WIDEST, self._capacity + self.WIDEST, self._flat.dtype, device)
 
 
+def embedded_ids(model: PreTrainedModel) -> int:
+    """How many ids can be fed: the rows of the input embedding, which may be fewer than the output's."""
+    try:
+        return model.get_input_embeddings().weight.shape[0]
+    except (AttributeError, NotImplementedError):  # no such method, or no single matrix
+        return model.config.get_text_config().vocab_size
+
+
 def tokens_to_keep(n_cached: int, n_committed: int) -> int:
     """Of the `n_cached` tokens in a cache, those that stay once `n_committed` are final: all of these but the last."""
     return min(n_cached, n_committed - 1)
 
 
 def check_prompt(model: CachedModel, prompt: Tensor, max_new_tokens: int) -> None:
-    """Refuse a prompt that is empty or leaves no room for the output."""
+    """Refuse a prompt that is empty, has ids that the model lacks, or leaves no room for the output."""
     length, room = prompt.shape[1], model.max_length
     if length == 0:
         raise UsageProblem("the prompt is empty; give at least one token, for example --prompt 'def main():'")
+    if (largest := int(prompt.max())) >= model.n_ids:
+        raise EnvironmentProblem(
+            f"the prompt has token {largest} and the model knows {model.n_ids} ids: tokenizer and model do not belong "
+            "together; give another --target"
+        )
     if room is not None and length + max_new_tokens > room:
         way_out = f" or use --max-new-tokens {room - length}" if room > length else ""
         raise UsageProblem(
             f"prompt of {length} tokens and {max_new_tokens} new ones do not fit the model's context of {room}; "
             f"shorten the prompt{way_out}"
-        )
-
-
-def check_rollback(model: PreTrainedModel) -> None:
-    """Refuse a model whose state cannot be rolled back, before anything is timed."""
-    if not getattr(DynamicCache(config=model.config), "is_croppable", True):
-        raise EnvironmentProblem(
-            f"{model.config.model_type} keeps a state that cannot be rolled back after a rejected draft; "
-            "choose a model with plain attention layers"
         )

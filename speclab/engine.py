@@ -9,7 +9,7 @@ import time
 import torch
 from transformers import PreTrainedModel
 
-from speclab import graphs
+from speclab import graphs, model_checks, rounding
 from speclab.cached_model import CachedModel
 from speclab.flat import CannotFlatten, FlatModel, first_line
 from speclab.timing import synchronize
@@ -21,8 +21,6 @@ WORTH_IT = 0.93  # padding must save more than noise
 CONTEXT = 64
 PASSES = 12  # of each gear at each width; the fastest counts, since whatever else runs can only slow a pass down
 PATIENCE = 3.0  # seconds for all of them; large models get fewer passes
-CLOSE = {torch.float64: 1e-10, torch.float32: 1e-4}  # of the largest logit; 0.02 for formats of half the width
-WIDTHS_NOISE = 4  # times what pass widths alone change in the model's own logits
 
 
 def choose(model: PreTrainedModel, wish: str) -> tuple[FlatModel | None, str]:
@@ -50,34 +48,20 @@ def choose(model: PreTrainedModel, wish: str) -> tuple[FlatModel | None, str]:
 
 
 def check(model: PreTrainedModel, flat: FlatModel) -> None:
-    """Decode a few tokens through the gear itself and compare with the model's own logits, or raise CannotFlatten.
+    """Decode a few tokens through the gear itself and compare with the model's own uncached logits.
 
-    A graphed gear crosses the edge of a bucket on the way.
+    Rejected tokens are fed and rolled back on the way, and a graphed gear crosses the edge of a bucket. Raises
+    CannotFlatten where the logits differ by more than the bound of speclab/rounding.py.
     """
-    widths = (5, 1, 3, 1, 2)
-    known = CachedModel(model).max_length or CONTEXT
-    start = max(1, min(graphs.BUCKET - 4 if flat.graphed else 8, known - sum(widths)))
-    generator = torch.Generator().manual_seed(0)
-    vocab = model.config.get_text_config().vocab_size
-    ids = torch.randint(0, vocab, (1, start + sum(widths)), generator=generator).to(model.device)
-    with torch.inference_mode():
-        right = model(input_ids=ids, use_cache=False).logits[:, start:]
-    found, own = (_fed(CachedModel(model, flat=gear), ids, start, widths) for gear in (flat, None))
-    allowed = max(
-        CLOSE.get(model.dtype, 0.02) * right.abs().max().item(), WIDTHS_NOISE * (own - right).abs().max().item()
-    )
-    gap = (found - right).abs().max().item()
+    widths, wrong = (4, 1, 2, 1, 2), (0, 4, 0, 1, 3)
+    n_tokens = max(model_checks.N_TOKENS, graphs.BUCKET + 8 if flat.graphed else 0)
+    text = model_checks.random_text(model, n_tokens)
+    right = model_checks.uncached_logits(model, text)[:, -sum(widths) :]
+    found = model_checks.cached_logits(CachedModel(model, flat=flat), text, widths, wrong)
+    gap, allowed = model_checks.gap(model, found, right), rounding.bound(right)
     if not gap <= allowed:  # not a number is no agreement either
-        raise CannotFlatten(f"its flat logits are off by {gap:.1e}")
-
-
-def _fed(cached: CachedModel, ids: torch.Tensor, start: int, widths: tuple[int, ...]) -> torch.Tensor:
-    """Logits of everything behind the first `start` tokens, fed in passes of these widths."""
-    cached.start(ids[:, :start], rolls_back=True)
-    logits = []
-    for width in widths:
-        logits.append(cached.feed(ids[:, cached.length : cached.length + width]))
-    return torch.cat(logits, dim=1)
+        words = rounding.bound_in_words(right.dtype)
+        raise CannotFlatten(f"its flat logits are off by {gap:.1e} where rounding explains {allowed:.1e} ({words})")
 
 
 def seconds(model: PreTrainedModel, runners: list[tuple[FlatModel | None, int]]) -> list[float]:

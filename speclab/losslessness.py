@@ -1,8 +1,8 @@
 """Is the output the target's own? Two judgements, whose references are passes without any cache.
 
 Greedy output must equal the baseline's token for token. Where it does not, floating point may be to blame: a pass of
-width k + 1 rounds differently from k + 1 passes of width 1. `judge_divergence` looks at the first difference and says
-"numerical" or "bug".
+width k + 1 rounds differently from k + 1 passes of width 1. `judge_divergence` looks at the first difference and tells
+rounding from a bug.
 
 Sampled output has no baseline to equal. `z_statistics` tests each emitted token against the target's distribution at
 its place; the sums are martingales, so the tokens need not be independent.
@@ -16,9 +16,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from speclab import rounding
 from speclab.cached_model import CachedModel
+from speclab.lab_pair import USABLE, free_memory
 from speclab.sampling import Sampling
 
+FLOOR = 2  # rounding units of error that are always granted
 Z_BOUND = 4.9  # two-sided false-alarm rate 1e-6 for one statistic
 
 
@@ -33,17 +36,49 @@ class Divergence(NamedTuple):
     numerical: bool
 
 
-@torch.inference_mode()
-def judge_divergence(
-    target: CachedModel, prompt: list[int], baseline: list[int], speculative: list[int], width: int
-) -> Divergence | None:
-    """None when the outputs agree. `width` is k + 1, the widest verification pass.
+class Reference:
+    """A model's uncached logits, in its own dtype and in the next higher precision.
 
-    Reference: a float32 pass of the plain model over the common prefix. Tolerance: twice the larger of the difference
-    that pass widths alone make in the engine and dtype of the run, and one unit in the last place of that dtype at the
-    top logit.
+    The copy in higher precision is made once, when it is first asked for, and kept. Where the device has no float64, or
+    memory no room, the model's own logits stand for it.
     """
-    model = target.model
+
+    def __init__(self, model: PreTrainedModel):
+        self._model = model
+        self._higher: PreTrainedModel | None = None
+
+    @torch.inference_mode()
+    def last_logits(self, prefix: list[int], vocab_size: int) -> tuple[Tensor, Tensor]:
+        """Logits after `prefix`, (vocab,) each on the CPU: in the model's dtype, and in higher precision as float64."""
+        if self._higher is None:
+            self._higher = _in_higher_precision(self._model)
+        ids = torch.tensor([prefix], device=self._model.device)
+        own, higher = (
+            m(input_ids=ids, use_cache=False).logits[0, -1, :vocab_size] for m in (self._model, self._higher)
+        )
+        return own.cpu(), higher.double().cpu()
+
+
+def _in_higher_precision(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy in the next wider float type, or the model itself where there is none or no room for it."""
+    wider = torch.float64 if model.dtype in (torch.float32, torch.float64) else torch.float32
+    n_bytes = sum(p.numel() for p in model.parameters()) * wider.itemsize
+    free = free_memory(model.device)
+    if model.dtype == torch.float64 or (wider == torch.float64 and model.device.type == "mps"):
+        return model
+    return model if free is not None and n_bytes > USABLE * free else copy.deepcopy(model).to(wider)
+
+
+def judge_divergence(
+    reference: Reference, prompt: list[int], baseline: list[int], speculative: list[int], vocab_size: int
+) -> Divergence | None:
+    """Rounding or a bug? Judges the first difference of two greedy texts. None when they agree.
+
+    Numerical: both candidates lie within twice the rounding error of the reference's top logit on the common prefix.
+    The error is what the run's dtype changes in the uncached logits there, at least FLOOR rounding units
+    (speclab/rounding.py), and no cache has a part in it: a broken cache cannot widen its own bound.
+    `vocab_size`: ids above it are never emitted, so they do not count.
+    """
     pairs = list(zip(baseline, speculative, strict=False))
     position = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
     if position is None:
@@ -51,32 +86,12 @@ def judge_divergence(
             return None
         return Divergence(len(pairs), -1, -1, math.inf, 0.0, False)  # one stopped early: never rounding
     ours, theirs = pairs[position]
-    prefix = prompt + baseline[:position]
-    narrow = _last_logits(target, prefix, len(prompt), 1)
-    wide = _last_logits(target, prefix, len(prompt), width)
-    reference_model = model if model.dtype in (torch.float32, torch.float64) else copy.deepcopy(model).float()
-    reference = (
-        reference_model(torch.tensor([prefix], device=model.device), use_cache=False).logits[0, -1].cpu().double()
-    )
-    top = reference.max().item()
-    unit = torch.finfo(model.dtype).eps * 2 ** math.floor(math.log2(max(abs(top), 1e-30)))
-    tolerance = 2 * max((wide - narrow).abs().max().item(), unit)
-    close = all(top - reference[token].item() <= tolerance for token in (ours, theirs))
-    gap = (reference[ours] - reference[theirs]).item()
-    return Divergence(position, ours, theirs, gap, tolerance, close)
-
-
-def _last_logits(target: CachedModel, prefix: list[int], n_prompt: int, width: int) -> Tensor:
-    """Logits after `prefix`, its cache built as a decoder with passes of `width` builds it.  -> (vocab,)"""
-    cached = copy.deepcopy(target)  # a cache of its own
-    ids = torch.tensor([prefix], device=cached.device)
-    logits, row = cached.start(ids[:, :n_prompt]), -1
-    for start in range(n_prompt, len(prefix), width):
-        block = ids[:, start : start + width]
-        row = block.shape[1] - 1
-        # The last block too is as wide as the pass it stands for; the mask is causal, so the filler is never seen.
-        logits = cached.feed(torch.nn.functional.pad(block, (0, width - block.shape[1])))
-    return logits[0, row].cpu().double()
+    own, right = reference.last_logits(prompt + baseline[:position], vocab_size)
+    error = max(rounding.differences(own.double(), right).max().item(), FLOOR * rounding.rounding_unit(own))
+    tolerance = 2 * error
+    top = right.max().item()
+    close = all(top - right[token].item() <= tolerance for token in (ours, theirs))
+    return Divergence(position, ours, theirs, (right[ours] - right[theirs]).item(), tolerance, close)
 
 
 class ZStatistics(NamedTuple):
@@ -133,7 +148,14 @@ class ZSums:
 def distributions(
     model: PreTrainedModel, prompt: list[int], tokens: list[int], sampling: Sampling, vocab_size: int
 ) -> Tensor:
-    """Distribution at the place of each of `tokens`, from one uncached pass.  -> (n, vocab), on the CPU"""
-    ids = torch.tensor([prompt + tokens[:-1]], device=model.device)
-    logits = model(ids, use_cache=False).logits[0, len(prompt) - 1 :, :vocab_size]
-    return sampling.probs(logits).cpu()
+    """Distribution at the place of each of `tokens`, from one uncached pass.  -> (n, vocab_size), on the CPU
+
+    A draft model may lack some ids and positions. Ids that it lacks have probability 0, and so has everything behind
+    its context; what it is fed instead of an id that it lacks is what CachedModel feeds it.
+    """
+    cached = CachedModel(model, vocab_size)
+    n = len(tokens) if cached.max_length is None else min(len(tokens), cached.max_length - len(prompt) + 1)
+    ids = cached.known(torch.tensor([(prompt + tokens)[: len(prompt) + n - 1]], device=model.device))
+    logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 :, : cached.vocab_size]
+    found = sampling.probs(logits).cpu()  # (n, ids that the model has)
+    return torch.nn.functional.pad(found, (0, vocab_size - found.shape[1], 0, len(tokens) - n))

@@ -1,33 +1,31 @@
 """The flags all scripts share, and what they become: a target, sampling settings, prompts. Bad input is one line."""
 
 import argparse
+import functools
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging as transformers_logging
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from speclab import engine, lab_pair, prompts
-from speclab.cached_model import CachedModel, check_rollback
-from speclab.errors import EnvironmentProblem, UsageProblem
+from speclab import engine, loading, prompts
+from speclab.cached_model import CachedModel
+from speclab.errors import UsageProblem
 from speclab.flags import Parser, at_least, make_parser  # noqa: F401 - every script asks for its flags here
 from speclab.flat import can_prepack
+from speclab.losslessness import Reference
+from speclab.rounding import bound_in_words
 from speclab.sampling import Sampling
-
-ROOT = Path(__file__).parent.parent
-LAB_PAIR = ROOT / "models" / "lab-pair"
-transformers_logging.disable_progress_bar()  # a lab pair loads in a blink, and stderr is for what matters
-LAB = {role: str(LAB_PAIR / role) for role in ("target", "draft")}
-LAB_TARGET, LAB_DRAFT = LAB["target"], LAB["draft"]
 
 
 def add_shared_flags(parser: argparse.ArgumentParser) -> None:
     """Models, device, prompts, length, randomness: the same words in every script."""
     group = parser.add_argument_group("models and machine")
     group.add_argument(
-        "--target", default=LAB_TARGET, help="folder, hub name, or lab:SIZE: the lab's target padded, as in lab:200m"
+        "--target",
+        default=loading.LAB_TARGET,
+        help="folder, hub name, or lab:SIZE: the lab's target padded, as in lab:200m",
     )
     group.add_argument("--device", choices=("auto", "cpu", "cuda", "mps"), default="auto", help="auto: cuda, else cpu")
     group.add_argument(
@@ -92,8 +90,19 @@ class Setup:
 
     @property
     def eos(self) -> frozenset[int]:
-        ids = self.target.model.generation_config.eos_token_id
-        return frozenset([ids] if isinstance(ids, int) else ids or [])
+        """The ids that end the target's texts."""
+        return loading.eos_ids(self.target.model.generation_config)
+
+    @functools.cached_property
+    def reference(self) -> Reference:
+        """The target's uncached logits, in its own and in the next higher precision."""
+        return Reference(self.target.model)
+
+    @property
+    def unapplied(self) -> str:
+        """The checkpoint's generation settings that the lab leaves out, "" where there are none."""
+        settings = loading.unapplied_settings(self.target.model.generation_config)
+        return ", ".join(f"{key} {value}" for key, value in settings.items())
 
     @property
     def chunk(self) -> int:
@@ -126,17 +135,11 @@ class Setup:
             f", {torch.get_num_threads()} threads ({self.reasons['threads']})" if self.device.type == "cpu" else ""
         )
         return (
-            f"target  {describe_model(self.target_name, self.target.model)}\n"
-            f"on      {machine}{threads}\nengine  {self.engine} ({self.reasons['engine']})"
+            f"target  {loading.describe_model(self.target_name, self.target.model)}\n"
+            f"on      {machine}{threads}\nengine  {self.engine} ({self.reasons['engine']})\n"
+            f"checks  causal, cached = uncached, rolled back = never fed: within {bound_in_words(self.dtype)}"
+            + (f"\nunused  the checkpoint's generation settings {self.unapplied}" if self.unapplied else "")
         )
-
-
-def describe_model(name: str, model: PreTrainedModel, role: str = "target") -> str:
-    config = model.config.get_text_config()
-    millions = sum(p.numel() for p in model.parameters()) / 1e6
-    layers = f"{config.num_hidden_layers} layer{'s' * (config.num_hidden_layers != 1)}"
-    padded = f"; {lab_pair.describe_padding(lab_pair.parse_size(name), role)}" if lab_pair.is_lab_size(name) else ""
-    return f"{name}: {config.model_type}, {layers}, {millions:.1f} M parameters{padded}"
 
 
 def load(args: argparse.Namespace) -> Setup:
@@ -145,7 +148,7 @@ def load(args: argparse.Namespace) -> Setup:
         sampling = Sampling(getattr(args, "temperature", 0.0), args.top_k, args.top_p)
     except ValueError as error:
         raise UsageProblem(f"{error}; see --help") from None
-    device, why_device = choose_device(args.device)
+    device, why_device = loading.choose_device(args.device)
     if args.dtype == "auto":
         on_gpu = device.type == "cuda"
         dtype = torch.bfloat16 if on_gpu else torch.float32
@@ -154,98 +157,28 @@ def load(args: argparse.Namespace) -> Setup:
         dtype, why_dtype = getattr(torch, args.dtype), "asked for"
     if args.threads:
         torch.set_num_threads(args.threads)
-    tokenizer = load_tokenizer(args.target)
+    tokenizer = loading.load_tokenizer(args.target)
     copies = 2 if args.engine != "eager" and can_prepack(device, dtype) else 1  # the fast engine packs a second one
-    model = load_model(args.target, device, dtype, "target", copies)
+    model = loading.load_model(args.target, device, dtype, "target", copies)
     known = max(tokenizer.get_vocab().values()) + 1
     flat, why_engine = engine.choose(model, args.engine)
-    target = CachedModel(model, min(known, model.config.get_text_config().vocab_size), flat)
+    target = CachedModel(model, known, flat)
     reasons = {
         "device": why_device,
         "dtype": why_dtype,
         "threads": "asked for" if args.threads else "one per core",
         "engine": why_engine,
     }
-    return Setup(target, tokenizer, short_name(args.target), sampling, device, dtype, reasons)
-
-
-def choose_device(name: str) -> tuple[torch.device, str]:
-    """A device that is there, and why it was taken."""
-    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if name == "auto":
-        return (torch.device("cuda"), "a GPU is there") if there["cuda"] else (torch.device("cpu"), "no CUDA GPU found")
-    if not there[name]:
-        raise EnvironmentProblem(f"--device {name}: PyTorch {torch.__version__} finds no such device; use --device cpu")
-    return torch.device(name), "asked for"
-
-
-def short_name(name: str) -> str:
-    """A model's name for tables and records: never an absolute path."""
-    path = Path(name)
-    if not path.exists():
-        return name
-    path = path.resolve()
-    return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else path.name
-
-
-def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    name = LAB_TARGET if lab_pair.is_lab_size(name) else name
-    return _from_pretrained(AutoTokenizer.from_pretrained, name)
-
-
-def load_model(
-    name: str, device: torch.device, dtype: torch.dtype, role: str = "target", copies: int = 1
-) -> PreTrainedModel:
-    """A causal LM from a folder or the hub, or a padded lab model, on the device, whose cache can be rolled back.
-
-    `copies` of a padded model's weights must fit the memory.
-    """
-    if lab_pair.is_lab_size(name):
-        n_parameters = lab_pair.parse_size(name)
-        small = _from_pretrained(AutoModelForCausalLM.from_pretrained, LAB[role], dtype=torch.float32)
-        return lab_pair.padded(small, n_parameters, device, dtype, copies=copies)
-    model = _from_pretrained(AutoModelForCausalLM.from_pretrained, name, dtype=dtype)
-    check_rollback(model)
-    return model.to(device).eval()
+    return Setup(target, tokenizer, loading.short_name(args.target), sampling, device, dtype, reasons)
 
 
 def load_draft(name: str, setup: Setup) -> CachedModel:
-    """A draft model for this target; both are cut to the ids they share."""
-    tokenizer = load_tokenizer(name)
-    check_same_tokenizer(setup.tokenizer, tokenizer, setup.target_name, short_name(name))
+    """A draft model for this target. Ids that it lacks are never drafted; the target keeps them all."""
+    tokenizer = loading.load_tokenizer(name)
+    loading.check_same_tokenizer(setup.tokenizer, tokenizer, setup.target_name, loading.short_name(name))
     copies = 2 if setup.target.flat and setup.target.flat.packed else 1
-    model = load_model(name, setup.device, setup.dtype, "draft", copies)
-    shared = min(setup.target.vocab_size, model.config.get_text_config().vocab_size)
-    setup.target.vocab_size = shared
-    return setup.cached(model, shared)
-
-
-def check_same_tokenizer(
-    target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, target_name: str, draft_name: str
-) -> None:
-    """Same token ids for the same text, or an error. The width of the logits says nothing: families pad it."""
-    probe = "def f(x):\n    return {'a': [1, 2.5]}  # naïve Straße 東京\n"
-    if target.get_vocab() != draft.get_vocab() or target(probe).input_ids != draft(probe).input_ids:
-        raise UsageProblem(
-            f"{draft_name} and {target_name} have different tokenizers, so the draft's ids mean other words to the "
-            "target; choose a --draft of the target's family, or --draft ngram"
-        )
-
-
-def _from_pretrained(loader, name: str, **options):
-    looks_like_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name
-    if not Path(name).exists() and looks_like_path:
-        raise EnvironmentProblem(
-            f"there is no model folder {name}; give a folder written by save_pretrained, or a hub name"
-        )
-    try:
-        return loader(name, **options)
-    except Exception as error:  # each library below raises its own kinds
-        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        where = "from that folder" if Path(name).exists() else "from the hub, and there is no such folder here"
-        raise EnvironmentProblem(
-            f"cannot load {name} {where}: {first_line} -- check the name and the network, or give a local folder"
-        ) from None
+    model = loading.load_model(name, setup.device, setup.dtype, "draft", copies)
+    return setup.cached(model, setup.target.vocab_size)
 
 
 def read_prompts(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> list[prompts.Prompt]:

@@ -203,7 +203,10 @@ def generate_line(rows: list[dict]) -> str | None:
     if row is None:
         return None
     words = "the same text" if row["same_as_baseline"] else "NOT the same text"
-    return f"the baseline against model.generate, prefill included: {1 / row['speedup']:.2f}x its speed, {words}"
+    return (
+        "the baseline against model.generate with the lab's settings (greedy, no penalties, no end token), prefill "
+        f"included: {1 / row['speedup']:.2f}x its speed, {words}"
+    )
 
 
 def hardware(run: dict) -> str:

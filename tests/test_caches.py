@@ -10,11 +10,11 @@ import pytest
 import torch
 from tiny_models import VOCAB, WINDOW, flattened, perturbed, tiny
 from torch import Tensor
-from transformers import DynamicCache, MambaConfig, MambaForCausalLM
+from transformers import DynamicCache
 
 from draft_models import DialDrafter, ModelDrafter
 from optimized_speculative import Round, speculative_decode
-from speclab.cached_model import CachedModel, check_rollback
+from speclab.cached_model import CachedModel
 from speclab.errors import EnvironmentProblem
 from speclab.sampling import Sampling
 
@@ -289,12 +289,3 @@ def test_feed_needs_a_start():
     """Without a prompt there is no cache to append to."""
     with pytest.raises(RuntimeError, match="start"):
         CachedModel(tiny("llama")).feed(PROMPT)
-
-
-def test_a_state_that_cannot_be_rolled_back_is_refused():
-    """A recurrent state has no crop: speculation would go on from a state that has read rejected tokens."""
-    sizes = {"hidden_size": 16, "state_size": 4, "num_hidden_layers": 1, "vocab_size": VOCAB}
-    with pytest.raises(EnvironmentProblem, match="mamba"):
-        check_rollback(MambaForCausalLM(MambaConfig(**sizes)))
-    for family in FAMILIES:
-        check_rollback(tiny(family))

@@ -7,7 +7,7 @@ from tiny_models import FAMILIES, VOCAB, perturbed, tiny
 from baseline_autoregressive import autoregressive_decode
 from draft_models import Chain, ModelDrafter, NgramDrafter
 from optimized_speculative import speculative_decode
-from speclab import engine, lab_pair, losslessness, options
+from speclab import engine, lab_pair, loading, losslessness, options
 from speclab.cached_model import CachedModel
 from speclab.flat import FlatModel
 from speclab.sampling import Sampling
@@ -80,12 +80,12 @@ def test_two_decodings_side_by_side_over_many_buckets():
     flat = FlatModel(model)
     prompts = [PROMPT.cuda(), PROMPT.flip(1).cuda()]
     right = [list(autoregressive_decode(CachedModel(model), prompt, 600)) for prompt in prompts]
+    reference = losslessness.Reference(model)
     for _ in range(2):  # the second time with the lanes and graphs of the first
         running = [autoregressive_decode(CachedModel(model, flat=flat), prompt, 600) for prompt in prompts]
         found = list(zip(*running, strict=True))
         for prompt, ours, theirs in zip(prompts, zip(*found, strict=True), right, strict=True):
-            target, ids = CachedModel(model, flat=flat), prompt[0].tolist()
-            verdict = losslessness.judge_divergence(target, ids, theirs, list(ours), 1)
+            verdict = losslessness.judge_divergence(reference, prompt[0].tolist(), theirs, list(ours), VOCAB)
             assert verdict is None or verdict.numerical
 
 
@@ -95,17 +95,17 @@ def test_the_lab_pair_in_bfloat16_differs_at_near_ties_only(wish):
     options.add_shared_flags(parser)
     setup = options.load(parser.parse_args(["--device", "cuda", "--engine", wish]))
     assert setup.dtype == torch.bfloat16
-    drafter = ModelDrafter(options.load_draft(options.LAB_DRAFT, setup))
+    drafter = ModelDrafter(options.load_draft(loading.LAB_DRAFT, setup))
     for prompt in options.read_prompts(parser.parse_args(["--limit", "1"]), setup.tokenizer):
         ids = prompt.ids.cuda()
         theirs = list(autoregressive_decode(setup.target, ids, 64, chunk=setup.chunk))
         ours = [t for r in speculative_decode(setup.target, drafter, ids, 4, 64) for t in r.tokens]
-        found = losslessness.judge_divergence(setup.target, prompt.id_list, theirs, ours, 5)
+        found = losslessness.judge_divergence(setup.reference, prompt.id_list, theirs, ours, setup.target.vocab_size)
         assert found is None or found.numerical
 
 
 def test_a_padded_model_is_built_on_the_device():
-    small = options.load_model(options.LAB_TARGET, torch.device("cuda"), torch.float32)
+    small = loading.load_model(loading.LAB_TARGET, torch.device("cuda"), torch.float32)
     large = lab_pair.padded(small, 50_000_000, "cuda", torch.float32)
     ids = torch.arange(40, device="cuda")[None]
     with torch.inference_mode():

@@ -9,22 +9,22 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from baseline_autoregressive import autoregressive_decode
 from draft_models import ModelDrafter, NgramDrafter
 from optimized_speculative import speculative_decode
-from speclab import options, prompts
+from speclab import loading, prompts
 from speclab.cached_model import CachedModel
 from speclab.theory import Counts
 
 
 @pytest.fixture(scope="module")
 def pair():
-    tokenizer = AutoTokenizer.from_pretrained(options.LAB_TARGET)
+    tokenizer = AutoTokenizer.from_pretrained(loading.LAB_TARGET)
     models = (
-        AutoModelForCausalLM.from_pretrained(f, dtype=torch.float32) for f in (options.LAB_TARGET, options.LAB_DRAFT)
+        AutoModelForCausalLM.from_pretrained(f, dtype=torch.float32) for f in (loading.LAB_TARGET, loading.LAB_DRAFT)
     )
     return (tokenizer, *(CachedModel(m) for m in models))
 
 
 def test_size_on_disk():
-    files = [f for f in options.LAB_PAIR.rglob("*") if f.is_file()]
+    files = [f for f in loading.LAB_PAIR.rglob("*") if f.is_file()]
     assert sum(f.stat().st_size for f in files) < 48e6
     assert max(f.stat().st_size for f in files) < 15e6
 
@@ -32,22 +32,22 @@ def test_size_on_disk():
 def test_shape(pair):
     """Head counts divisible by 4, room for 4,096 positions, one tokenizer, bfloat16 on disk."""
     tokenizer, target, draft = pair
-    options.check_same_tokenizer(tokenizer, AutoTokenizer.from_pretrained(options.LAB_DRAFT), "target", "draft")
+    loading.check_same_tokenizer(tokenizer, AutoTokenizer.from_pretrained(loading.LAB_DRAFT), "target", "draft")
     for model in (target, draft):
         config = model.model.config
         assert config.num_attention_heads % 4 == config.num_key_value_heads % 4 == 0
         assert config.max_position_embeddings >= 4096
-    for folder in (options.LAB_TARGET, options.LAB_DRAFT):
+    for folder in (loading.LAB_TARGET, loading.LAB_DRAFT):
         with open(f"{folder}/config.json") as file:
             assert json.load(file)["dtype"] == "bfloat16"
 
 
 def test_card_states_what_training_measured():
-    facts = json.loads((options.LAB_PAIR / "training.json").read_text())
+    facts = json.loads((loading.LAB_PAIR / "training.json").read_text())
     assert facts["held_out_loss"]["target"] < facts["held_out_loss"]["draft"] - 0.2
     assert len(facts["corpus"]["sha256"]) == 64
     assert facts["corpus"]["held_out"]
-    text = (options.LAB_PAIR / "README.md").read_text()
+    text = (loading.LAB_PAIR / "README.md").read_text()
     assert f"{facts['held_out_loss']['target']:.2f}" in text
 
 

@@ -6,9 +6,10 @@ from llamas import VOCAB, tiny_llama
 from transformers import AutoConfig
 
 from baseline_autoregressive import autoregressive_decode
-from speclab import lab_pair, options, prompts
-from speclab.cached_model import CachedModel, check_rollback
+from speclab import lab_pair, loading, prompts
+from speclab.cached_model import CachedModel
 from speclab.errors import EnvironmentProblem, UsageProblem
+from speclab.model_checks import check_model
 
 CPU = torch.device("cpu")
 D, LAYERS = 64, 2  # of the small model
@@ -126,20 +127,20 @@ def test_only_a_plain_llama_is_padded():
         pad(small, "same")
 
 
-@pytest.mark.parametrize(("folder", "size"), [(options.LAB_TARGET, "30m"), (options.LAB_DRAFT, "10m")])
+@pytest.mark.parametrize(("folder", "size"), [(loading.LAB_TARGET, "30m"), (loading.LAB_DRAFT, "10m")])
 def test_real_lab_models(folder, size):
     """The committed pair, on real text: same logits, same greedy text, the size asked for, ready for the scripts."""
-    tokenizer = options.load_tokenizer(folder)
-    small = options.load_model(folder, CPU, torch.float32)
+    tokenizer = loading.load_tokenizer(folder)
+    small = loading.load_model(folder, CPU, torch.float32)
     n_asked = lab_pair.parse_size(f"lab:{size}")
     large = lab_pair.padded(small, n_asked, CPU, torch.float32, vocab_size=2304)
-    check_rollback(large)
+    check_model(large)
     assert not large.training
     assert large.generation_config.eos_token_id == small.generation_config.eos_token_id == 0
     assert {p.dtype for p in large.parameters()} == {torch.float32} == {large.config.dtype}
     n = sum(p.numel() for p in large.parameters())
     assert abs(n / n_asked - 1) < 0.05
-    assert f"{n / 1e6:.1f} M parameters" in options.describe_model(size, large)
+    assert f"{n / 1e6:.1f} M parameters" in loading.describe_model(size, large)
     known = small.config.vocab_size
     ids = [torch.tensor([tokenizer(text).input_ids[-120:]]) for _, text in prompts.standard()[::5]]
     assert sum(i.shape[1] for i in ids) > 200
@@ -151,7 +152,7 @@ def test_real_lab_models(folder, size):
 
 def test_bfloat16_keeps_the_rotary_frequencies():
     """In bfloat16 position 300 would be another one."""
-    small = options.load_model(options.LAB_DRAFT, CPU, torch.bfloat16)
+    small = loading.load_model(loading.LAB_DRAFT, CPU, torch.bfloat16)
     large = lab_pair.padded(small, 5 * 10**6, CPU, torch.bfloat16)
     assert {p.dtype for p in large.parameters()} == {torch.bfloat16} == {large.config.dtype}
     assert large.model.rotary_emb.inv_freq.dtype == torch.float32
@@ -159,7 +160,7 @@ def test_bfloat16_keeps_the_rotary_frequencies():
 
 
 @pytest.mark.parametrize("vocab_size", [None, 128_256])
-@pytest.mark.parametrize("folder", [options.LAB_TARGET, options.LAB_DRAFT])
+@pytest.mark.parametrize("folder", [loading.LAB_TARGET, loading.LAB_DRAFT])
 def test_any_size_has_a_shape(folder, vocab_size):
     """Within 5 % of every size, never smaller than the lab's in any entry, and one a Llama can have."""
     lab = AutoConfig.from_pretrained(folder)
@@ -179,14 +180,14 @@ def test_any_size_has_a_shape(folder, vocab_size):
     ("size", "width", "layers"), [("200m", 1024, 14), ("1b", 2048, 18), ("8b", 4096, 36), ("70b", 8192, 80)]
 )
 def test_shapes_are_those_of_the_field(size, width, layers):
-    shape = lab_pair.shape_for(lab_pair.parse_size(size), AutoConfig.from_pretrained(options.LAB_TARGET))
+    shape = lab_pair.shape_for(lab_pair.parse_size(size), AutoConfig.from_pretrained(loading.LAB_TARGET))
     assert (shape["hidden_size"], shape["num_hidden_layers"]) == (width, layers)
     assert shape["num_attention_heads"] == 4 * shape["num_key_value_heads"]
     assert 3.25 < shape["intermediate_size"] / width < 3.75
 
 
 def test_a_draft_is_shallower_than_a_target_of_its_size():
-    target, draft = (AutoConfig.from_pretrained(f) for f in (options.LAB_TARGET, options.LAB_DRAFT))
+    target, draft = (AutoConfig.from_pretrained(f) for f in (loading.LAB_TARGET, loading.LAB_DRAFT))
     for size in (20, 50):
         depths = [lab_pair.shape_for(size * 10**6, lab)["num_hidden_layers"] for lab in (draft, target)]
         assert depths[0] <= depths[1] / 2
@@ -199,7 +200,7 @@ def test_count_is_that_of_the_model():
 
 
 def test_smaller_than_the_lab_is_refused():
-    lab = AutoConfig.from_pretrained(options.LAB_TARGET)
+    lab = AutoConfig.from_pretrained(loading.LAB_TARGET)
     with pytest.raises(UsageProblem, match=r"lab:5m is smaller .* the smallest is lab:10\.2m$"):
         lab_pair.shape_for(5 * 10**6, lab)
     lab_pair.shape_for(lab_pair.parse_size("10.2m"), lab)

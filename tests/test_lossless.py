@@ -19,7 +19,7 @@ from optimized_speculative import Round, speculative_decode
 from speclab import sampling as sampling_module
 from speclab.cached_model import CachedModel
 from speclab.errors import EnvironmentProblem, UsageProblem
-from speclab.losslessness import judge_divergence
+from speclab.losslessness import Reference, judge_divergence
 from speclab.sampling import Sampling, Verdict, accept, draw
 from speclab.theory import Counts
 
@@ -627,7 +627,7 @@ def test_padded_rows_are_never_said():
 
 def test_judge_sees_no_divergence_in_equal_texts():
     s = subject("llama", torch.float64)
-    assert judge_divergence(CachedModel(s.model), s.prompt[0].tolist(), s.text, list(s.text), 5) is None
+    assert judge_divergence(Reference(s.model), s.prompt[0].tolist(), s.text, list(s.text), VOCAB) is None
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.bfloat16], ids=str)
@@ -637,7 +637,7 @@ def test_judge_calls_a_wrong_token_a_bug(dtype):
     model = tiny("llama", dtype=dtype)
     wrong = list(s.text)
     wrong[6], wrong[7] = (wrong[6] + 1) % VOCAB, (wrong[7] + 1) % VOCAB
-    verdict = judge_divergence(CachedModel(model), s.prompt[0].tolist(), s.text, wrong, 5)
+    verdict = judge_divergence(Reference(model), s.prompt[0].tolist(), s.text, wrong, VOCAB)
     assert (verdict.position, verdict.baseline_token, verdict.speculative_token) == (6, s.text[6], wrong[6])
     assert not verdict.numerical
     assert model.dtype == dtype, "the float32 reference must be a copy"
@@ -647,7 +647,7 @@ def test_judge_calls_an_early_stop_a_bug():
     """One output is a prefix of the other: rounding does not shorten a text."""
     s = subject("llama", torch.float64)
     for ours, theirs in ((s.text, s.text[:9]), (s.text[:9], s.text)):
-        verdict = judge_divergence(CachedModel(s.model), s.prompt[0].tolist(), ours, theirs, 5)
+        verdict = judge_divergence(Reference(s.model), s.prompt[0].tolist(), ours, theirs, VOCAB)
         assert verdict.position == 9
         assert not verdict.numerical
 
@@ -664,10 +664,9 @@ def test_judge_calls_a_bfloat16_tie_numerical():
         row[0] = torch.nextafter(row[0], torch.tensor(torch.inf, dtype=row.dtype))
         model.lm_head.weight[twin] = row
     other = [*text[:5], twin, *text[6:]]
-    verdict = judge_divergence(CachedModel(model), prompt, text, other, 5)
+    verdict = judge_divergence(Reference(model), prompt, text, other, VOCAB)
     assert verdict.position == 5
     assert 0 < abs(verdict.gap) <= verdict.tolerance
     assert verdict.numerical
-    assert not judge_divergence(
-        CachedModel(model), prompt, text, [*text[:5], (twin + 1) % VOCAB, *text[6:]], 5
-    ).numerical
+    wrong = [*text[:5], (twin + 1) % VOCAB, *text[6:]]
+    assert not judge_divergence(Reference(model), prompt, text, wrong, VOCAB).numerical

@@ -18,7 +18,7 @@ from experiments import tracing
 from experiments.impl import LAB
 from optimized_speculative import Round, speculative_decode
 from speclab import detail as detail_module
-from speclab import diagram, options, prompts, record, trace, trace_views, trace_words
+from speclab import diagram, loading, options, prompts, record, trace, trace_views, trace_words
 from speclab.cached_model import CachedModel
 from speclab.detail import Detail
 from speclab.sampling import Sampling
@@ -31,7 +31,7 @@ NASTY = 'a <script>alert(1)</script> <!-- & "x" </pre> {{ 7 * 7 }} \u202e\x1b[31
 
 @pytest.fixture(scope="session")
 def tokenizer(pair_folder):
-    return options.load_tokenizer(str(pair_folder / "target"))
+    return loading.load_tokenizer(str(pair_folder / "target"))
 
 
 def decoded(target, drafter, sampling, n_tokens=60, look=True) -> list[Round]:

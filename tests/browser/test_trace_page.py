@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from speclab import options, trace, trace_views, trace_words
+from speclab import loading, trace, trace_views, trace_words
 from tests.trace_streams import clock, rounds, scripted, settings, with_texts
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -43,7 +43,7 @@ def browser():
 
 @pytest.fixture(scope="session")
 def tokenizer(pair_folder):
-    return options.load_tokenizer(str(pair_folder / "target"))
+    return loading.load_tokenizer(str(pair_folder / "target"))
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from baseline_autoregressive import autoregressive_decode
 from draft_models import Drafter
 from exercises import Todo
-from speclab import options, prompts
+from speclab import loading, prompts
 from speclab.cached_model import CachedModel
 from speclab.errors import UsageProblem, reports_problems
 from speclab.sampling import Sampling
@@ -37,14 +37,14 @@ def texts() -> list[dict[str, list[int]]]:
 
 
 def chosen_prompts() -> list[prompts.Prompt]:
-    tokenizer = AutoTokenizer.from_pretrained(options.LAB_TARGET)
+    tokenizer = AutoTokenizer.from_pretrained(loading.LAB_TARGET)
     copies = [pair for pair in prompts.standard() if pair[0] == "copy"]
     return prompts.encode([copies[i] for i in CHOSEN], tokenizer)
 
 
 def make() -> list[dict[str, list[int]]]:
-    model = AutoModelForCausalLM.from_pretrained(options.LAB_TARGET, dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(options.LAB_TARGET)
+    model = AutoModelForCausalLM.from_pretrained(loading.LAB_TARGET, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(loading.LAB_TARGET)
     target = CachedModel(model, len(tokenizer))
     return [
         {"prompt": prompt.id_list, "continuation": list(autoregressive_decode(target, prompt.ids, N_TOKENS))}
