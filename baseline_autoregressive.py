@@ -75,6 +75,8 @@ def main(argv: list[str] | None = None) -> int:
 
     setup = options.load(args)
     prompts = options.read_prompts(args, setup.tokenizer)
+    for prompt in prompts:
+        check_prompt(setup.target, prompt.ids, args.max_new_tokens)
     eos = frozenset() if args.ignore_eos else setup.eos
     n_decoded, seconds = 0, 0.0
     print(setup.describe(), *(theirs.describe() if theirs else []), sep="\n", file=sys.stderr)

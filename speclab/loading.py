@@ -30,7 +30,8 @@ ROOT = Path(__file__).parent.parent
 LAB_PAIR = ROOT / "models" / "lab-pair"
 LAB = {role: str(LAB_PAIR / role) for role in ("target", "draft")}
 LAB_TARGET, LAB_DRAFT = LAB["target"], LAB["draft"]
-transformers_logging.disable_progress_bar()  # a lab pair loads in a blink, and stderr is for what matters
+transformers_logging.disable_progress_bar()
+transformers_logging.set_verbosity_error()  # what matters of its warnings is checked here and refused
 NO_CODE = {"trust_remote_code": False}
 # What `generate` applies and the lab does not, and the values that change nothing. Absent: any value counts.
 NEUTRAL = {

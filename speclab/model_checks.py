@@ -94,7 +94,7 @@ def cached_logits(
 def is_mixture_of_experts(model: PreTrainedModel) -> bool:
     """Does the config name several experts?"""
     config = model.config.get_text_config().to_dict()
-    counts = (v for k, v in config.items() if "experts" in k and "per" not in k and isinstance(v, int))
+    counts = (v for k, v in config.items() if "experts" in k and "_per_" not in k and isinstance(v, int))
     return any(count > 1 for count in counts)
 
 

@@ -12,6 +12,7 @@ from draft_models import DialDrafter, FreeDialDrafter, ModelDrafter, NgramDrafte
 from optimized_speculative import Round, speculative_decode
 from speclab.cached_model import CachedModel
 from speclab.errors import UsageProblem
+from speclab.losslessness import distributions
 from speclab.sampling import Sampling
 
 PROMPT = torch.randint(0, VOCAB, (1, 7), generator=torch.Generator().manual_seed(4))
@@ -306,3 +307,61 @@ def test_free_dial_is_the_dial_without_a_model(target, accuracy):
     assert rounds[-2].n_drafted == 0
     with pytest.raises(UsageProblem, match="temperature 0"):
         rounds_of(target, free, 3, 5, Sampling(temperature=0.7))
+
+
+# --- A draft model that knows less than the target ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_at_the_end_of_its_context_a_model_drafts_fewer_tokens_then_none(temperature):
+    """Learned positions: a single token too many would be an IndexError, one too few is a shorter draft."""
+    context, k, budget = 20, 4, 30
+    target, draft = CachedModel(tiny("gpt2", seed=0)), CachedModel(tiny("gpt2", seed=1, n_positions=context))
+    n_committed, sizes, tokens = PROMPT.shape[1], [], []
+    for round_ in speculative_decode(target, ModelDrafter(draft), PROMPT, k, budget, Sampling(temperature)):
+        if not round_.prefill:
+            left = PROMPT.shape[1] + budget - n_committed - 1
+            assert round_.n_drafted == min(k, left, max(0, context - n_committed + 1))
+            sizes.append(round_.n_drafted)
+        n_committed += len(round_.tokens)
+        tokens += round_.tokens
+    assert {k, 0} <= set(sizes)
+    assert any(0 < size < k for size in sizes[:-3]), "near the end of its context the draft is shorter"
+    if temperature == 0:
+        assert tokens == list(autoregressive_decode(CachedModel(target.model), PROMPT, budget))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_ids_that_the_draft_lacks_have_probability_0_and_can_be_committed(temperature):
+    """The target says such ids; they are never proposed, and feeding the draft with them is no error."""
+    n_rows = 24
+    target, draft = CachedModel(tiny("llama", seed=0)), CachedModel(tiny("llama", seed=0, vocab_size=n_rows), VOCAB)
+    assert (draft.vocab_size, draft.n_ids, target.vocab_size) == (n_rows, n_rows, VOCAB)
+    drafter, said = ModelDrafter(draft), []
+    honest, proposals = drafter.propose, []
+    drafter.propose = lambda k, uniforms: proposals.append(honest(k, uniforms)) or proposals[-1]
+    generator = torch.Generator().manual_seed(3)
+    for round_ in speculative_decode(target, drafter, PROMPT, 3, 60, Sampling(temperature), generator):
+        said += round_.tokens
+    assert max(said) >= n_rows
+    assert max(proposal.tokens.max().item() for proposal in proposals if proposal.tokens.numel()) < n_rows
+    for proposal in proposals:
+        if proposal.probs is not None:
+            assert proposal.probs.shape[-1] == VOCAB
+            assert not proposal.probs[..., n_rows:].any()
+    if temperature == 0:
+        assert said == list(autoregressive_decode(CachedModel(target.model), PROMPT, 60))
+    else:
+        assert any(proposal.probs is not None for proposal in proposals)
+
+
+def test_distributions_of_a_draft_end_with_its_ids_and_its_context():
+    """What checks and forecasts use: zeros for ids that the draft lacks and for places after its context."""
+    draft = tiny("llama", vocab_size=24, max_position_embeddings=12)
+    prompt, tokens = PROMPT[0].tolist(), [40, 3, 5, 9, 23, 7, 8, 2, 1]
+    rows = distributions(draft, prompt, tokens, Sampling(1.0), VOCAB)
+    assert rows.shape == (len(tokens), VOCAB)
+    n_places = 12 - len(prompt) + 1
+    assert torch.allclose(rows[:n_places].sum(-1), torch.ones(n_places, dtype=rows.dtype))
+    assert not rows[n_places:].any()
+    assert not rows[:, 24:].any()

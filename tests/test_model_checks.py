@@ -1,0 +1,155 @@
+"""Every model proves itself at load: what is right passes in every dtype, each broken property is refused by name."""
+
+import copy
+
+import pytest
+import torch
+from tiny_models import FAMILIES, VOCAB, tiny
+from transformers import (
+    BertConfig,
+    BertLMHeadModel,
+    MambaConfig,
+    MambaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    OpenAIGPTConfig,
+    OpenAIGPTLMHeadModel,
+)
+
+from speclab import cached_model, rounding
+from speclab.cached_model import CachedModel
+from speclab.errors import EnvironmentProblem
+from speclab.model_checks import cached_logits, check_model, gap, is_mixture_of_experts, random_text, uncached_logits
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16)
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_right_models_pass_in_every_dtype(family, dtype):
+    check_model(tiny(family, dtype=dtype))
+
+
+def test_an_encoder_attends_to_later_tokens():
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    model = BertLMHeadModel(BertConfig(**sizes, vocab_size=VOCAB, initializer_range=0.3)).eval()
+    with pytest.raises(EnvironmentProblem, match=r"bert attends to later tokens.*64 \* eps\(float32\) \* max"):
+        check_model(model)
+
+
+def test_a_model_without_a_cache_is_refused():
+    config = OpenAIGPTConfig(n_embd=32, n_layer=2, n_head=2, vocab_size=VOCAB, n_positions=64)
+    with pytest.raises(EnvironmentProblem, match="openai-gpt ignores its cache"):
+        check_model(OpenAIGPTLMHeadModel(config).eval())
+
+
+def test_a_recurrent_state_is_refused():
+    """A recurrent state has no crop: speculation would go on from a state that has read rejected tokens."""
+    sizes = {"hidden_size": 16, "state_size": 4, "num_hidden_layers": 1, "vocab_size": VOCAB}
+    with pytest.raises(EnvironmentProblem, match="mamba keeps a state that cannot be rolled back"):
+        check_model(MambaForCausalLM(MambaConfig(**sizes)).eval())
+
+
+def test_a_cache_that_keeps_rejected_tokens_is_refused(monkeypatch):
+    """Its cached logits are right as long as nothing is rolled back."""
+    monkeypatch.setattr(cached_model._EagerGear, "forget", lambda self, n_tokens: None)
+    with pytest.raises(EnvironmentProblem, match="llama keeps a state that cannot be rolled back"):
+        check_model(tiny("llama"))
+
+
+@pytest.mark.parametrize(
+    ("when", "reason"), [("cached", "ignores its cache, or computes other logits"), ("uncached", "no plain forward")]
+)
+def test_what_a_models_code_raises_is_one_refusal(monkeypatch, when, reason):
+    model = tiny("llama")
+    honest = model.forward
+
+    def trouble(*args, **kwargs):
+        if kwargs.get("use_cache") == (when == "cached"):
+            raise RuntimeError("layer\nsecond line")
+        return honest(*args, **kwargs)
+
+    monkeypatch.setattr(model, "forward", trouble)
+    with pytest.raises(EnvironmentProblem, match=reason) as refused:
+        check_model(model)
+    assert "RuntimeError" in str(refused.value)
+    assert "second line" not in str(refused.value)
+
+
+def test_logits_that_change_from_pass_to_pass_are_refused():
+    model = tiny("gpt2", resid_pdrop=0.5)
+    model.eval = lambda: model  # whoever wraps the model must not switch the dropout off
+    with pytest.raises(EnvironmentProblem, match="other logits for the same text"):
+        check_model(model.train())
+
+
+@pytest.mark.parametrize("bad", [NAN, INF])
+def test_logits_that_are_no_numbers_are_refused(bad):
+    model = tiny("llama")
+    with torch.no_grad():
+        model.model.norm.weight[0] = bad
+    with pytest.raises(EnvironmentProblem, match="not finite"):
+        check_model(model)
+
+
+@pytest.mark.parametrize("changes", [{"vocab_size": 1}, {"max_position_embeddings": 12}])
+def test_a_model_too_small_for_a_text_is_refused(changes):
+    with pytest.raises(EnvironmentProblem, match="too few to decode with"):
+        check_model(tiny("llama", **changes))
+
+
+def test_the_text_is_within_the_context_and_has_no_special_ids():
+    model = tiny("gpt2", n_positions=20, bos_token_id=3, eos_token_id=7)
+    text = random_text(model)
+    assert text.shape == (1, 16), "the context of 20 less the 4 rejected tokens that may be fed behind it"
+    assert not {3, 7} & set(text[0].tolist())
+    assert len(set(text[0].tolist())) == 16
+
+
+def test_a_mixture_of_experts_is_compared_at_its_median_position():
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = MixtralForCausalLM(MixtralConfig(**sizes, num_key_value_heads=2, vocab_size=VOCAB, initializer_range=0.3))
+    model.eval()
+    assert is_mixture_of_experts(model)
+    assert not is_mixture_of_experts(tiny("llama"))
+    check_model(model)
+    right = torch.zeros(1, 5, VOCAB)
+    rerouted = right.clone()
+    rerouted[0, 1] = rerouted[0, 4] = 3.0  # two positions of five went to another expert
+    assert gap(model, rerouted, right) == 0
+    assert gap(tiny("llama"), rerouted, right) == 3
+    rerouted[0, 2] = 3.0
+    assert gap(model, rerouted, right) == 3
+
+
+def test_cached_logits_with_rejected_tokens_are_the_uncached_ones():
+    model = tiny("llama", dtype=torch.float64)
+    text = random_text(model)
+    right = uncached_logits(model, text)[:, -7:]
+    for wrong in ((), (2, 0, 5)):
+        cached = CachedModel(model)
+        assert (cached_logits(cached, text, (1, 4, 2), wrong) - right).abs().max() < 1e-12
+        assert cached.length == text.shape[1]
+
+
+def test_the_bound_counts_real_logits_only():
+    """A model may mask tokens with its dtype's lowest number: that must not make the bound infinite."""
+    logits = torch.tensor([[1.0, -4.0, torch.finfo(torch.float32).min, -INF]])
+    assert rounding.rounding_unit(logits) == 4 * torch.finfo(torch.float32).eps
+    assert rounding.bound(logits) == 64 * rounding.rounding_unit(logits)
+    assert rounding.units(torch.bfloat16) == rounding.units(torch.float16) == 8
+    moved = logits.clone()
+    moved[0, 0] = 1.5
+    assert rounding.differences(moved, logits).tolist() == [[0.5, 0, 0, 0]]
+    assert rounding.rounding_unit(torch.full((1, 2), -INF)) == 0
+
+
+def test_a_wrong_model_is_seen_in_bfloat16_too():
+    """The bound there is 6 % of the largest logit; a mask that lets a token see the next one is far beyond it."""
+    model = copy.deepcopy(tiny("llama", dtype=torch.bfloat16))
+    for layer in model.model.layers:
+        layer.self_attn.is_causal = False
+    model.config.is_causal = False
+    with pytest.raises(EnvironmentProblem, match="attends to later tokens"):
+        check_model(model)
