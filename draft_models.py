@@ -86,7 +86,7 @@ class ModelDrafter:
 
     def __init__(self, draft: CachedModel):
         self.draft = draft
-        self._sampling, self._vocab_size = Sampling(), draft.vocab_size
+        self._sampling, self._vocab_size = Sampling(), 0  # the target's
         self._not_fed: list[int] = []  # committed, not in the draft's cache yet
         self._n_committed = 0
 

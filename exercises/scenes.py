@@ -44,7 +44,8 @@ class TinyTarget:
     device, max_length = CPU, None
 
     def __init__(self, choose: Callable[[list[int]], int]):
-        self.choose, self.cache, self.n_passes, self.vocab_size = choose, [], 0, VOCAB
+        self.choose, self.cache, self.n_passes = choose, [], 0
+        self.vocab_size = self.n_ids = VOCAB
 
     @property
     def length(self) -> int:

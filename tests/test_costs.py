@@ -495,7 +495,10 @@ def test_missing_measurements_are_named():
 class CountingModel:
     """Stands in for a CachedModel: counts what goes into its cache and remembers how wide each pass was."""
 
-    device, vocab_size = torch.device("cpu"), 4
+    device, vocab_size, max_length = torch.device("cpu"), 4, None
+
+    def known(self, ids):
+        return ids
 
     def start(self, prompt, rolls_back):
         self.length, self.widths = prompt.shape[1], []
@@ -524,7 +527,7 @@ rounds_of_counts = st.lists(
 def test_catch_ups_are_what_the_drafter_feeds(counts):
     """The production drafter over a counting cache: the first pass of a round is as wide as predicted, the rest 1."""
     drafter, n_prompt = ModelDrafter(CountingModel()), 3
-    drafter.start(None, torch.zeros(1, n_prompt, dtype=torch.long), Sampling())
+    drafter.start(drafter.draft, torch.zeros(1, n_prompt, dtype=torch.long), Sampling())
     drafter.observe(0, [1])  # the token from prefill
     n_committed = n_prompt + 1
     expected = catch_ups(counts)

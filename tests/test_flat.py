@@ -9,7 +9,7 @@ from tiny_models import CONTEXT, VOCAB, flattened, perturbed, tiny
 from baseline_autoregressive import autoregressive_decode
 from draft_models import ModelDrafter
 from optimized_speculative import speculative_decode
-from speclab import engine, flat, options
+from speclab import cached_model, engine, flat, options
 from speclab.cached_model import CachedModel
 from speclab.flat import CannotFlatten, FlatModel
 from speclab.sampling import Sampling
@@ -180,8 +180,9 @@ def test_sliding_windows_stay_eager_and_say_so(family):
     assert "no fast engine" in why
 
 
-def test_wrong_logits_are_noticed(monkeypatch):
-    """A rewrite that is wrong for some model must not get as far as a decoding."""
+@pytest.fixture
+def wrong_rotation(monkeypatch):
+    """A rewrite that is wrong for every model."""
     real = flat.rotate_by_roll
 
     def broken(graph):
@@ -189,11 +190,21 @@ def test_wrong_logits_are_noticed(monkeypatch):
         roll = next(node for node in graph.graph.nodes if node.target is torch.ops.aten.roll.default)
         roll.args = (roll.args[0], [1], [-1])
 
-    assert engine.choose(tiny("llama"), "fast")[0] is not None
     monkeypatch.setattr(flat, "rotate_by_roll", broken)
+
+
+def test_wrong_logits_are_noticed(wrong_rotation):
+    """They must not get as far as a decoding."""
     chosen, why = engine.choose(tiny("llama"), "fast")
     assert chosen is None
     assert "off by" in why
+    assert "64 * eps(float64) * max|logit|" in why
+
+
+def test_wrong_logits_are_no_fast_engine_however_noisy_the_eager_one(monkeypatch, wrong_rotation):
+    """The bound comes from uncached logits: an eager cache that is broken as well does not widen it."""
+    monkeypatch.setattr(cached_model._EagerGear, "forget", lambda self, n_tokens: None)
+    assert engine.choose(tiny("llama"), "fast")[0] is None
 
 
 @pytest.mark.parametrize("error", [KeyError("what"), RuntimeError(), torch.OutOfMemoryError("too large\nreally")])

@@ -37,13 +37,16 @@ class TableModel:
 
     def __init__(self, row_after: Callable[[Prefix], Row], n_prompt: int):
         self.row_after, self.n_prompt = row_after, n_prompt
-        self.vocab_size = len(row_after(()))
+        self.vocab_size = self.n_ids = len(row_after(()))
         self.tokens: list[int] = []
         self.widths: list[int] = []  # tokens of each feed
 
     @property
     def length(self) -> int:
         return len(self.tokens)
+
+    def known(self, ids: torch.Tensor) -> torch.Tensor:
+        return ids
 
     def start(self, prompt: torch.Tensor, rolls_back: bool = False) -> torch.Tensor:
         self.tokens, self.widths = prompt[0].tolist(), []

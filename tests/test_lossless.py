@@ -16,6 +16,7 @@ from torch import Tensor
 from baseline_autoregressive import autoregressive_decode
 from draft_models import Chain, DialDrafter, ModelDrafter, NgramDrafter
 from optimized_speculative import Round, speculative_decode
+from speclab import cached_model, losslessness
 from speclab import sampling as sampling_module
 from speclab.cached_model import CachedModel
 from speclab.errors import EnvironmentProblem, UsageProblem
@@ -25,6 +26,7 @@ from speclab.theory import Counts
 
 LONGEST = 20  # new tokens
 DTYPES = (torch.float32, torch.float64)
+PROMPT_IDS = [5, 9, 2, 40, 7]
 DRAFTS = ("good", "bad", "identical", "ngram", "dial:0", "dial:0.6", "dial:1")
 
 
@@ -670,3 +672,54 @@ def test_judge_calls_a_bfloat16_tie_numerical():
     assert verdict.numerical
     wrong = [*text[:5], (twin + 1) % VOCAB, *text[6:]]
     assert not judge_divergence(Reference(model), prompt, text, wrong, VOCAB).numerical
+
+
+def test_a_broken_cache_cannot_excuse_its_own_text(monkeypatch):
+    """The judge's tolerance comes from uncached passes: a cache that keeps rejected tokens is still a bug."""
+    s = subject("llama", torch.float64)
+    model = tiny("llama", dtype=torch.float32)
+    right = list(autoregressive_decode(CachedModel(model), s.prompt, 24))
+    with monkeypatch.context() as broken:
+        broken.setattr(cached_model._EagerGear, "forget", lambda self, n_tokens: None)
+        rounds = speculative_decode(CachedModel(model), ModelDrafter(CachedModel(s.bad)), s.prompt, 4, 24)
+        wrong = [token for r in rounds for token in r.tokens]
+        verdict = judge_divergence(Reference(model), s.prompt[0].tolist(), right, wrong, VOCAB)
+    assert verdict is not None
+    assert not verdict.numerical
+    assert verdict.tolerance < 1e-3
+
+
+def test_the_judge_leaves_out_ids_that_are_never_emitted():
+    """A padded row far above all others is no top logit, and its rounding is nobody's."""
+    s = subject("llama", torch.float64)
+    model = tiny("llama", dtype=torch.float32)
+    shared = VOCAB - 8
+    with torch.no_grad():
+        model.lm_head.weight[shared:] *= 100
+    text = list(autoregressive_decode(CachedModel(model, shared), s.prompt, 8))
+    other = [*text[:3], (text[3] + 1) % shared, *text[4:]]
+    verdict = judge_divergence(Reference(model), s.prompt[0].tolist(), text, other, shared)
+    assert verdict.tolerance < 1e-4
+    assert not verdict.numerical
+    assert verdict.gap > 0
+
+
+def test_the_copy_in_higher_precision_is_made_once_and_is_wider():
+    model = tiny("llama", dtype=torch.bfloat16)
+    reference = Reference(model)
+    own, higher = reference.last_logits(PROMPT_IDS, VOCAB)
+    assert (own.dtype, higher.dtype) == (torch.bfloat16, torch.float64)
+    assert 0 < (own.double() - higher).abs().max() < 0.2
+    kept = reference._higher
+    reference.last_logits(PROMPT_IDS, VOCAB)
+    assert reference._higher is kept
+    assert kept.dtype == torch.float32
+    assert model.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(("free", "dtype"), [(10**12, torch.float64), (1000, torch.float32), (None, torch.float64)])
+def test_without_room_for_the_copy_the_models_own_logits_stand_for_it(monkeypatch, free, dtype):
+    monkeypatch.setattr(losslessness, "free_memory", lambda device: free)
+    reference = Reference(tiny("llama", dtype=torch.float32))
+    reference.last_logits(PROMPT_IDS, VOCAB)
+    assert reference._higher.dtype == dtype

@@ -71,7 +71,7 @@ def test_what_turns_in_each_sweep(run, tmp_path):
 
 
 def test_stretched_prompts_end_with_themselves(pair_folder):
-    from speclab.options import load_tokenizer
+    from speclab.loading import load_tokenizer
 
     tokenizer = load_tokenizer(str(pair_folder / "target"))
     some = prompts.encode([*TEXTS, TEXTS[0]], tokenizer)
