@@ -94,7 +94,6 @@ ELSEWHERE = {  # tests that stand in other files than test_gallery.py
     "wrong_logits_are_no_fast_engine_however_noisy_the_eager_one": "flat",
     "missing_weights_are_named": "loading",
     "a_tokenizer_with_more_ids_than_the_model_is_refused": "loading",
-    "drafts_of_different_widths_work_side_by_side": "loading",
     "a_narrow_draft_leaves_the_target_its_text": "loading",
     "the_library_runs_with_the_labs_settings_and_gets_its_own_back": "loading",
     "settings_that_the_lab_leaves_out_are_named_once": "loading",
@@ -574,7 +573,7 @@ MUTANTS = (
         "    return setup.cached(model, setup.target.vocab_size)",
         "    setup.target.vocab_size = min(setup.target.vocab_size, model.config.vocab_size)\n"
         "    return setup.cached(model, setup.target.vocab_size)",
-        _tests("a_narrow_draft_leaves_the_target_its_text", "drafts_of_different_widths_work_side_by_side"),
+        _tests("a_narrow_draft_leaves_the_target_its_text"),
     ),
     Mutant(
         25,
@@ -636,19 +635,11 @@ MUTANTS = (
         raises="AttributeError",
     ),
     Mutant(
-        27,
-        "lets the library ask on standard input",
-        LOADING,
-        '{"trust_remote_code": False}',
-        "{}",
-        _tests("code_of_a_model_folder_never_runs"),
-    ),
-    Mutant(
         28,
         "takes the judge's tolerance from the largest logit alone",
         JUDGE,
         "tolerance = 2 * error",
-        "tolerance = 2 * top",
+        "tolerance = 2 * right.abs().max().item()",
         _tests("a_broken_cache_cannot_excuse_its_own_text", "judge_calls_a_wrong_token_a_bug"),
     ),
     Mutant(
