@@ -1,7 +1,6 @@
 """The flags all scripts share, and what they become: a target, sampling settings, prompts. Bad input is one line."""
 
 import argparse
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,15 +11,17 @@ from transformers.utils import logging as transformers_logging
 from speclab import engine, lab_pair, prompts
 from speclab.cached_model import CachedModel, check_rollback
 from speclab.errors import EnvironmentProblem, UsageProblem
-from speclab.flags import Parser, at_least, make_parser  # noqa: F401 - every script asks for its flags here
+from speclab.flags import Parser, at_least, make_parser, seed  # noqa: F401 - every script asks for its flags here
 from speclab.flat import can_prepack
 from speclab.sampling import Sampling
+from speclab.terminal import harmless, note
 
 ROOT = Path(__file__).parent.parent
 LAB_PAIR = ROOT / "models" / "lab-pair"
 transformers_logging.disable_progress_bar()  # a lab pair loads in a blink, and stderr is for what matters
 LAB = {role: str(LAB_PAIR / role) for role in ("target", "draft")}
 LAB_TARGET, LAB_DRAFT = LAB["target"], LAB["draft"]
+MOST_THREADS = 1024
 
 
 def add_shared_flags(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +40,7 @@ def add_shared_flags(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="how models run; auto: a short race (see speclab/engine.py)",
     )
-    group.add_argument("--threads", type=at_least(1), help="CPU threads (default: one per core)")
+    group.add_argument("--threads", type=at_least(1, MOST_THREADS), help="CPU threads (default: one per core)")
     group = parser.add_argument_group("text")
     where = group.add_mutually_exclusive_group()
     where.add_argument("--prompt", action="append", help="a text to continue; may be given several times")
@@ -52,7 +53,7 @@ def add_shared_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--top-k", type=at_least(0), default=0, help="keep the k most probable tokens; 0: all")
     group.add_argument("--top-p", type=float, default=1.0, help="keep the smallest set of this mass (default: 1)")
-    group.add_argument("--seed", type=int, default=0, help="randomness of sampling (default: 0)")
+    group.add_argument("--seed", type=seed, default=0, help="randomness of sampling (default: 0)")
 
 
 def add_verbose_flag(parser: argparse.ArgumentParser) -> None:
@@ -268,7 +269,8 @@ class TextWriter:
         self.tokenizer, self.stream = tokenizer, stream
         self.tokens: list[int] = []  # added so far
         self._shown = 0
-        print(f"\n=== {prompt.kind} " + "=" * 60 + f"\n{prompt.text}", end="", flush=stream)
+        head = f"\n=== {prompt.kind} " + "=" * 60 + "\n"
+        print(harmless(head + prompt.text), end="", flush=stream)
 
     def add(self, tokens: list[int]) -> None:
         self.tokens += tokens
@@ -283,18 +285,5 @@ class TextWriter:
         text = self.tokenizer.decode(self.tokens, skip_special_tokens=True)
         # A token may end inside a character: wait for the rest of it.
         if final or not text.endswith("\ufffd"):
-            print(text[self._shown :], end="", flush=self.stream)
+            print(harmless(text[self._shown :]), end="", flush=self.stream)
             self._shown = len(text)
-
-
-def note(text: str) -> None:
-    """A remark for the person at the terminal; results go to stdout, this does not."""
-    print(text, file=sys.stderr)
-
-
-def shown_path(path: Path) -> str:
-    """A path as the user would type it from here."""
-    try:
-        return str(path.resolve().relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)

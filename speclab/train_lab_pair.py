@@ -15,6 +15,9 @@ The draft is distilled on what the target itself writes because that is where it
 (Zhou et al., DistillSpec, arXiv 2310.08461). The matrices are trained with Muon, the rest with AdamW.
 """
 
+if __name__ == "__main__":
+    from speclab import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
+
 import argparse
 import json
 import shutil
