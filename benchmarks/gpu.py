@@ -159,6 +159,8 @@ def main(argv: list[str] | None = None) -> int:
         options.note(f"{stage.name} ({left:.0f} s left)")
         try:
             outcomes.append((stage.name, *run(stage, min(stage.seconds, left), log)))
+        except OSError as error:  # the log cannot be written
+            outcomes.append((stage.name, f"FAILED: {error.strerror}", 0.0))
         except KeyboardInterrupt as stop:
             stopped = stop
             outcomes.append((stage.name, "stopped", 0.0))

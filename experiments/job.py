@@ -157,9 +157,9 @@ def prepare(args: argparse.Namespace) -> Job:
 
 def check_files(args: argparse.Namespace) -> None:
     """That everything this run will write can be written."""
-    prepare_folder(args.out_dir / "plots", "--out-dir")
     for ending in (".json", ".md"):
         check_writable(_result(args, ending), "--out-dir")
+    prepare_folder(args.out_dir / "plots", "--out-dir")
     if args.json not in (None, DASH):
         check_writable(args.json, "--json")
 

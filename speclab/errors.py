@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 
 from speclab import terminal
 
+LONGEST_LINE = 800  # characters of an error
 AGAIN = 1.0  # seconds within which a second signal is the same request: some programs send each signal twice
 
 
@@ -71,7 +72,10 @@ def report(problem: Exception) -> int:
         full = problem.errno in (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT)
         where = problem.filename or ("standard output" if full else type(problem).__name__)
         text = f"{where}: {problem.strerror or problem}"
-    terminal.note(f"error: {' '.join(text.split())}")
+    line = " ".join(text.split())
+    if len(line) > LONGEST_LINE:  # a long name in the middle: the advice stands at the end
+        line = f"{line[: LONGEST_LINE // 2]} ... {line[-LONGEST_LINE // 2 :]}"
+    terminal.note(f"error: {line}")
     return getattr(problem, "exit_code", EnvironmentProblem.exit_code)
 
 
@@ -88,11 +92,10 @@ def _run(main: Callable[..., int | None], *args, **kwargs) -> int:
         terminal.note("stopped")
         return getattr(stop, "exit_code", 130)
     except Exception as error:
-        if _is_out_of_memory(error):
-            why = (str(error).splitlines() or ["no more to be had"])[0]
-            return report(EnvironmentProblem(f"out of memory: {why}; use a smaller model or shorter texts"))
-        error.add_note("This is a fault of the lab, not of your command.")
-        raise
+        if not _is_out_of_memory(error):
+            raise
+        why = (str(error).splitlines() or ["no more to be had"])[0]
+        return report(EnvironmentProblem(f"out of memory: {why}; use a smaller model or shorter texts"))
 
 
 def _is_out_of_memory(error: Exception) -> bool:

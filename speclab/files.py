@@ -126,9 +126,10 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 def do_all(steps: Iterable[Callable[[], Path | None]]) -> int:
     """Print and write: every step is done, also after one that fails. A step that writes a file returns its path.
 
-    What failed is said at once, what was written at the end.  -> exit code, 0 where nothing failed
+    What failed is said at once, what was written at the end; a fault of the lab is raised after that.
+    -> exit code, 0 where nothing failed
     """
-    written, code = [], 0
+    written, fault, code = [], None, 0
     for step in steps:
         try:
             written.append(step())
@@ -136,6 +137,10 @@ def do_all(steps: Iterable[Callable[[], Path | None]]) -> int:
             pass
         except (Problem, OSError) as problem:
             code = report(problem)
+        except Exception as error:
+            fault = fault or error
     if paths := [shown(path) for path in written if path]:
         note("wrote " + ", ".join(paths))
+    if fault:
+        raise fault
     return code

@@ -89,8 +89,10 @@ def encode(pairs: list[tuple[str, str]], tokenizer: PreTrainedTokenizerBase) -> 
     """Tokenise (kind, text) pairs; an empty prompt is refused, and one that is no Unicode text."""
     prompts = []
     for kind, text in pairs:
-        if any(0xD800 <= ord(char) < 0xE000 for char in text):  # how Python keeps bytes that it cannot decode
-            raise UsageProblem("a prompt is not UTF-8 text; write it in a terminal set to UTF-8, or use --prompts FILE")
+        try:
+            text = os.fsencode(text).decode("utf-8")  # the command line's own bytes, whatever the locale made of them
+        except UnicodeError:
+            raise UsageProblem("a prompt is not UTF-8 text; save it as UTF-8 and use --prompts FILE") from None
         ids = tokenizer(text).input_ids
         if not ids or not text.strip():
             raise UsageProblem("a prompt is empty; give at least one word, for example --prompt 'def main():'")
