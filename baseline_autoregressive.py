@@ -10,6 +10,9 @@ What comes out: the text, and how many tokens per second a plain loop with a key
 Read this file, then `diff` it with optimized_speculative.py: what differs is speculative decoding.
 """
 
+if __name__ == "__main__":
+    from speclab import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
+
 import sys
 from collections.abc import Iterator
 
@@ -79,7 +82,7 @@ def main(argv: list[str] | None = None) -> int:
         check_prompt(setup.target, prompt.ids, args.max_new_tokens)
     eos = frozenset() if args.ignore_eos else setup.eos
     n_decoded, seconds = 0, 0.0
-    print(setup.describe(), *(theirs.describe() if theirs else []), sep="\n", file=sys.stderr)
+    options.note("\n".join([setup.describe(), *(theirs.describe() if theirs else [])]))
     for prompt in prompts:
         generator = torch.Generator(setup.device).manual_seed(args.seed)
         watch = Stopwatch(setup.device)

@@ -20,15 +20,19 @@ decoding are timed apart. Timed runs produce a fixed number of tokens: an end-of
 Exit code 1 if a greedy difference is not a near-tie, or a sampled row fails its statistics.
 """
 
+if __name__ == "__main__":
+    from speclab import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
+
 import argparse
 import sys
-from pathlib import Path
 
 from draft_models import add_draft_flag
 from experiments import comparison, plan, profiling, sweeps, tracing
 from experiments.job import prepare
 from speclab import options, record, trace_views
 from speclab.errors import UsageProblem, reports_problems
+from speclab.files import check_writable
+from speclab.flags import plain_name, some_path
 
 # Prompts of each kind (0: all), new tokens, repeats, draft lengths, temperatures.
 SIZES = {
@@ -64,11 +68,13 @@ def make_parser() -> argparse.ArgumentParser:
     group = parser.add_argument_group("results")
     group.add_argument("--by-kind", action="store_true", help="a table for each kind of prompt too")
     options.add_verbose_flag(group)
-    group.add_argument("--profile", type=Path, metavar="FILE", help="first write a profiler trace of a few rounds here")
+    group.add_argument("--profile", type=some_path, metavar="FILE", help="first write a profiler trace of a few rounds")
     trace_views.add_trace_flag(group)
-    group.add_argument("--json", metavar="PATH", help="write the run record here as well; - for stdout, alone")
-    group.add_argument("--out-dir", type=Path, default=record.ROOT, help="holds results/ and plots/ (default: the lab)")
-    group.add_argument("--name", default="local", help="of this run's files (default: local)")
+    group.add_argument(
+        "--json", type=some_path, metavar="PATH", help="the run record here as well; - for stdout, alone"
+    )
+    group.add_argument("--out-dir", type=some_path, default=record.ROOT, help="of results/, plots/ (default: the lab)")
+    group.add_argument("--name", type=plain_name, default="local", help="of this run's files (default: local)")
     parser.set_defaults(max_new_tokens=None)
     return parser
 
@@ -90,6 +96,8 @@ def fill_in(args: argparse.Namespace) -> None:
 def main(argv: list[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
     trace_views.check_path(args.trace)
+    if args.profile:
+        check_writable(args.profile, "--profile")
     fill_in(args)
     if args.sweep:
         if args.impl:

@@ -12,6 +12,9 @@ and how the rounds went: drafted, accepted, tokens per round, and a histogram of
 `diff baseline_autoregressive.py optimized_speculative.py` is the lesson; what is new carries `# NEW`.
 """
 
+if __name__ == "__main__":
+    from speclab import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
+
 import sys
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -149,7 +152,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.trace_shapes:  # NEW
         return tracing.print_shapes(args, setup, drafter, prompts[0], theirs)
     counts, seconds, n_wrong = Counts(), 0.0, 0
-    print(setup.describe(), *theirs.describe(), sep="\n", file=sys.stderr)
+    options.note("\n".join([setup.describe(), *theirs.describe()]))
     decode = theirs.decoder(speculative_decode, Rules)  # NEW
     for prompt in prompts:
         if isinstance(drafter, Dial):  # NEW: the instrument needs to know the right answer

@@ -1,9 +1,10 @@
 """What the three benchmarks share: how a record starts, is checked and is written, and models loaded one by one."""
 
 import argparse
+import contextlib
 import copy
+import functools
 import gc
-import json
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,8 +13,10 @@ import jsonschema
 import torch
 
 from draft_models import ModelDrafter, make_drafter
-from speclab import loading, options, record, report, words
-from speclab.errors import UsageProblem
+from speclab import lab_pair, loading, options, record, report, terminal, words
+from speclab.errors import Problem, UsageProblem
+from speclab.files import check_writable, do_all, write_whole
+from speclab.flags import plain_name, some_path
 
 SCHEMA_VERSION = 1
 NUMBER, COUNT, TEXT = {"type": "number"}, {"type": "integer", "minimum": 0}, {"type": "string"}
@@ -79,9 +82,7 @@ def to_json(run: dict, schema: dict) -> str:
 
 def load(path: Path, schema: dict) -> dict:
     """A record from disk, checked."""
-    run = json.loads(path.read_text("utf-8"))
-    jsonschema.validate(run, schema)
-    return run
+    return record.load(path, functools.partial(jsonschema.validate, schema=schema))
 
 
 # --- flags and files --------------------------------------------------------------------------------------------------
@@ -89,24 +90,58 @@ def load(path: Path, schema: dict) -> dict:
 
 def add_result_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("results")
-    group.add_argument("--out-dir", type=Path, default=record.ROOT, help="holds results/ (default: the lab)")
-    group.add_argument("--name", default="local", help="of this run's files (default: local)")
+    group.add_argument("--out-dir", type=some_path, default=record.ROOT, help="holds results/ (default: the lab)")
+    group.add_argument("--name", type=plain_name, default="local", help="of this run's files (default: local)")
 
 
-def check_result_flags(args: argparse.Namespace) -> None:
+def check_result_flags(args: argparse.Namespace, benchmark: str) -> None:
     """Before anything is measured."""
-    if not args.name or Path(args.name).name != args.name:
-        raise UsageProblem(f"--name {args.name}: give a plain word; --out-dir chooses the folder")
-    record.prepare_folder(args.out_dir / "results")
+    for path in _results(args, benchmark):
+        check_writable(path, "--out-dir")
 
 
-def finish(args: argparse.Namespace, run: dict, schema: dict, page: Callable[[dict, bool], str]) -> None:
-    """The record first, then its tables: in Markdown to a file, as text to standard output."""
-    paths = [args.out_dir / "results" / f"{args.name}-{run['benchmark']}{ending}" for ending in (".json", ".md")]
-    record.write_whole(paths[0], to_json(run, schema))
-    record.write_whole(paths[1], page(run, True))
-    print(page(run, False), end="")
-    options.note("wrote " + ", ".join(options.shown_path(p) for p in paths))
+def _results(args: argparse.Namespace, benchmark: str) -> list[Path]:
+    """The record, and its tables in Markdown."""
+    return [args.out_dir / "results" / f"{args.name}-{benchmark}{ending}" for ending in (".json", ".md")]
+
+
+@contextlib.contextmanager
+def kept(measured: list) -> Iterator[list[BaseException]]:
+    """Ctrl-C or a problem ends what runs inside, and is raised where nothing is in `measured` yet.  -> what ended it"""
+    stops: list[BaseException] = []
+    try:
+        yield stops
+    except (KeyboardInterrupt, Problem, MemoryError, torch.OutOfMemoryError) as stop:
+        if not measured:
+            raise
+        options.note("stopped; what is measured is kept")
+        stops.append(stop)
+
+
+def finish(
+    args: argparse.Namespace,
+    run: dict,
+    schema: dict,
+    page: Callable[[dict, bool], str],
+    stops: list[BaseException] | None = None,
+) -> int:
+    """Tables to standard output, then the record and the tables in Markdown.  -> exit code
+
+    stops: what `kept` has caught; a problem is raised now that everything is written.
+    """
+    if stops:
+        run = {**run, "interrupted": True}
+    record_file, page_file = _results(args, run["benchmark"])
+    code = do_all(
+        [
+            lambda: terminal.say(page(run, False), end=""),
+            lambda: write_whole(record_file, to_json(run, schema)),
+            lambda: write_whole(page_file, page(run, True)),
+        ]
+    )
+    if stops and not isinstance(stops[0], KeyboardInterrupt):
+        raise stops[0]
+    return code
 
 
 # --- models -----------------------------------------------------------------------------------------------------------
@@ -129,12 +164,23 @@ def target_name(name: str) -> str:
 
 
 def sizes(args: argparse.Namespace) -> list[str]:
-    """--sizes, or the one target of --target."""
+    """--sizes, or the one target of --target. Each is looked at before the first is measured."""
     if args.sizes is None:
         return [args.target]
-    names = [name for name in args.sizes.split(",") if name]
+    names = listed_sizes(args.sizes)
+    for name in names:
+        loading.load_tokenizer(target_name(name))
+    return names
+
+
+def listed_sizes(text: str) -> list[str]:
+    """The targets that --sizes names."""
+    names = [name for name in text.split(",") if name]
     if not names or len(set(names)) < len(names):
-        raise UsageProblem(f"--sizes {args.sizes}: give different targets with commas between them, for example lab")
+        raise UsageProblem(f"--sizes {text}: give different targets with commas between them, for example lab")
+    for name in names:
+        if lab_pair.is_lab_size(name):
+            lab_pair.parse_size(name)
     return names
 
 

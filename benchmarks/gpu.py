@@ -13,6 +13,10 @@ What comes out, in the folder: `summary.md` (every table and what became of each
 (all run records and pictures). Exit code 1 if a stage failed.
 """
 
+if __name__ == "__main__":
+    from speclab import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
+
+import io
 import signal
 import subprocess
 import sys
@@ -21,8 +25,10 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from speclab import loading, options, record
-from speclab.errors import EnvironmentProblem, UsageProblem, reports_problems
+from benchmarks.common import listed_sizes
+from speclab import flags, loading, options, record, terminal
+from speclab.errors import EnvironmentProblem, reports_problems
+from speclab.files import check_writable, do_all, prepare_folder, write_whole
 
 LEAST = 20.0  # seconds below which a stage is not begun
 GRACE = 8.0  # seconds to write down what was measured
@@ -65,7 +71,7 @@ def stages(sizes: list[str], device: str, dtype: str, folder: Path) -> list[Stag
 def run(stage: Stage, limit: float, log: Path) -> tuple[str, float]:
     """One stage, its words appended to the log.  -> what became of it, seconds
 
-    Out of time it is asked to stop, as by Ctrl-C: what was measured by then is written.
+    Out of time it is asked to stop, as by Ctrl-C: what was measured by then is written. Ctrl-C here is passed on, too.
     """
     start = time.monotonic()
     with log.open("a", encoding="utf-8") as out:
@@ -75,17 +81,25 @@ def run(stage: Stage, limit: float, log: Path) -> tuple[str, float]:
         try:
             code = process.wait(max(1.0, limit - GRACE))
         except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGINT)
-            try:
-                process.wait(GRACE)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            _end(process)
             what = "FAILED: " if stage.name == "tests" else ""
             return f"{what}stopped after {time.monotonic() - start:.0f} s", time.monotonic() - start
+        except KeyboardInterrupt:
+            _end(process)
+            raise
     if stage.name == "tests" and code == 5:  # pytest found none: no GPU here
         return "no CUDA tests to run here", time.monotonic() - start
     return "done" if code == 0 else f"FAILED, exit code {code}", time.monotonic() - start
+
+
+def _end(process: subprocess.Popen) -> None:
+    """Give it time to write down what it has."""
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(GRACE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def summary(outcomes: list[tuple[str, str, float]], pages: list[Path]) -> str:
@@ -97,17 +111,30 @@ def summary(outcomes: list[tuple[str, str, float]], pages: list[Path]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def packed(folder: Path) -> bytes:
+    """All records and pictures in one archive."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        for room in ("results", "plots"):
+            if (folder / room).exists():
+                archive.add(folder / room, room)
+    return buffer.getvalue()
+
+
+def make_parser() -> flags.Parser:
+    parser = flags.make_parser(__doc__)
+    parser.add_argument("--out", type=flags.some_path, required=True, metavar="FOLDER", help="gets three files")
+    parser.add_argument("--minutes", type=flags.positive, default=8.5, help="for everything (default: 8.5)")
+    parser.add_argument("--device", choices=("cuda", "cpu", "mps"), default="cuda", help="(default: cuda)")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="(default: bfloat16)")
+    parser.add_argument("--sizes", default="lab,lab:1b,lab:8b", help="targets (default: %(default)s)")
+    return parser
+
+
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
-    parser = options.make_parser(__doc__)
-    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="gets three files")
-    parser.add_argument("--minutes", type=float, default=8.5, help="for everything (default: 8.5)")
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--sizes", default="lab,lab:1b,lab:8b", help="targets (default: %(default)s)")
-    args = parser.parse_args(argv)
-    if not args.minutes > 0:
-        raise UsageProblem(f"--minutes {args.minutes:g}: give a number above 0, for example --minutes 9")
+    args = make_parser().parse_args(argv)
+    sizes = listed_sizes(args.sizes)
     try:
         device, _ = loading.choose_device(args.device)  # an error here costs nothing
     except EnvironmentProblem:
@@ -116,28 +143,38 @@ def main(argv: list[str] | None = None) -> int:
             'make bench-gpu ARGS="--device cpu --dtype float32 --sizes lab"'
         ) from None
     folder = (args.out / "work").resolve()  # stages run in the lab's own folder
-    for room in (args.out, folder):
-        record.prepare_folder(room)
-    log = args.out / "log.txt"
-    log.write_text("", "utf-8")
+    log, page, archive = (args.out / name for name in ("log.txt", "summary.md", "records.tar.gz"))
+    for path in (log, page, archive):
+        check_writable(path, "--out")
+    prepare_folder(folder, "--out")
+    write_whole(log, "")
 
     outcomes, end = [], time.monotonic() + 60 * args.minutes
-    for stage in stages(args.sizes.split(","), device.type, args.dtype, folder):
+    stopped = None
+    for stage in stages(sizes, device.type, args.dtype, folder):
         left = end - time.monotonic()
-        if left < LEAST:
-            outcomes.append((stage.name, "left out: no time", 0.0))
+        if stopped or left < LEAST:
+            outcomes.append((stage.name, "left out: stopped" if stopped else "left out: no time", 0.0))
             continue
         options.note(f"{stage.name} ({left:.0f} s left)")
-        outcomes.append((stage.name, *run(stage, min(stage.seconds, left), log)))
+        try:
+            outcomes.append((stage.name, *run(stage, min(stage.seconds, left), log)))
+        except OSError as error:  # the log cannot be written
+            outcomes.append((stage.name, f"FAILED: {error.strerror}", 0.0))
+        except KeyboardInterrupt as stop:
+            stopped = stop
+            outcomes.append((stage.name, "stopped", 0.0))
     pages = sorted((folder / "results").glob("*.md"))
-    record.write_whole(args.out / "summary.md", summary(outcomes, pages))
-    with tarfile.open(args.out / "records.tar.gz", "w:gz") as archive:
-        for room in ("results", "plots"):
-            if (folder / room).exists():
-                archive.add(folder / room, room)
-    print(summary(outcomes, []), end="")
-    options.note(f"wrote {options.shown_path(args.out)}: summary.md, log.txt, records.tar.gz")
-    return 1 if any("FAILED" in what for _, what, _ in outcomes) else 0
+    code = do_all(
+        [
+            lambda: terminal.say(summary(outcomes, []), end=""),
+            lambda: write_whole(page, summary(outcomes, pages)),
+            lambda: write_whole(archive, packed(folder)),
+        ]
+    )
+    if stopped:
+        raise stopped
+    return code or int(any("FAILED" in what for _, what, _ in outcomes))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,9 @@ that rotates, an arm always beside its peer. End-of-text tokens stop nobody. Fil
 Exit code 1 if a text of ours differs from the baseline's and rounding cannot be the reason.
 """
 
+if __name__ == "__main__":
+    from speclab import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
+
 import contextlib
 import statistics
 import sys
@@ -28,7 +31,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from torch import Tensor
-from tqdm import tqdm
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -45,6 +47,7 @@ from speclab.errors import UsageProblem, reports_problems
 from speclab.prompts import Prompt
 from speclab.rows import BASELINE, GENERATE, Arm
 from speclab.sampling import Sampling
+from speclab.terminal import progress_bar
 from speclab.theory import Counts, ratio_interval
 
 PEER = {"baseline": "generate", "model": "assisted", "ngram": "lookup"}  # ours -> the library's
@@ -187,7 +190,7 @@ def measure(bench: Bench, arms: list[Arm], prompts: list[Prompt], repeats: int) 
     turns = [(repeat, index) for repeat in range(repeats) for index in mixed(prompts)]
     samples: dict[tuple[int, Arm], Sample] = {}
     interrupted = False
-    with tqdm(total=len(turns) + 1, unit="turn", desc="measuring", leave=False) as bar:
+    with progress_bar(total=len(turns) + 1, unit="turn", desc="measuring", leave=False) as bar:
         try:
             for _, prompt in rehearsals(bench.setup, [Sampling()], prompts):  # meet every shape before the clock counts
                 for arm in arms:
@@ -522,7 +525,7 @@ def main(argv: list[str] | None = None) -> int:
     lengths = numbers(args.draft_length, int, 1, "-k")
     if args.max_new_tokens < 2:
         raise UsageProblem("one new token comes from the prompt's own pass; use --max-new-tokens 2 or more")
-    common.check_result_flags(args)
+    common.check_result_flags(args, "peers")
     setup = options.load(args)
     drafter = common.model_drafter(args.draft, setup, args.seed, "the library's assistant must be a model")
     prompts = options.read_prompts(args, setup.tokenizer)
@@ -553,9 +556,9 @@ def main(argv: list[str] | None = None) -> int:
         "asked": asked(rows),
         "raw": [raw(s) for s in samples],
     }
-    common.finish(args, run, SCHEMA, page)
+    code = common.finish(args, run, SCHEMA, page)
     wrong = [t for t in run["texts"] if t["method"] in PEER and any(d["verdict"] == "BUG" for d in t["differences"])]
-    return 1 if wrong else 0
+    return code or int(bool(wrong))
 
 
 if __name__ == "__main__":

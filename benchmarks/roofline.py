@@ -18,6 +18,9 @@ a block as large as the weights: small weights may stay in the processor's cache
 Files: results/NAME-roofline.json and .md.
 """
 
+if __name__ == "__main__":
+    from speclab import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
+
 import argparse
 import statistics
 import sys
@@ -294,7 +297,7 @@ def make_parser() -> options.Parser:
     group.add_argument("--widths", default="1,2,3,5,9,17", metavar="M,M", help="(default: %(default)s)")
     group.add_argument("--context", type=options.at_least(1), default=256, help="tokens in the cache (default: 256)")
     group.add_argument("--repeats", type=options.at_least(1), default=15, help="of every width (default: 15)")
-    group.add_argument("--block", type=options.at_least(1), metavar="MIB", help="for the bandwidth (default: 256)")
+    group.add_argument("--block", type=options.at_least(1, 2**20), metavar="MIB", help="read and copied (default: 256)")
     common.add_result_flags(parser)
     return parser
 
@@ -307,47 +310,61 @@ def check_room(cached: CachedModel, context: int, widest: int) -> None:
         )
 
 
-def measure_setup(
-    args: argparse.Namespace, setup: options.Setup, widths: list[int], machine: dict, block: int
-) -> list[dict]:
-    """Entries of one target, and of the draft if it was asked for."""
+def check_block(args: argparse.Namespace, device: torch.device) -> int:
+    """-> bytes of the block that is read and copied; both must fit the memory"""
+    usual = LARGE_ON_GPU if device.type == "cuda" else LARGE
+    block, free = args.block * 2**20 if args.block else usual, lab_pair.free_memory(device)
+    if free is not None and 2 * block > free:
+        raise UsageProblem(
+            f"--block {block // 2**20}: two blocks of {block // 2**20} MiB do not fit the {free // 2**20} MiB free; "
+            f"use --block {max(1, free // 2**22)} or less"
+        )
+    return block
+
+
+def models_to_time(args: argparse.Namespace, setup: options.Setup, widest: int) -> list[tuple[CachedModel, str, str]]:
+    """The target, and the draft if it was asked for, with their roles and names."""
     models = [(setup.target, "target", setup.target_name)]
     if args.draft is not None:
         drafter = common.model_drafter(args.draft, setup, args.seed, "only a model has passes")
         models.append((drafter.draft, "draft", loading.short_name(args.draft)))
-    entries = []
-    for cached, role, name in models:
-        check_room(cached, args.context, max(widths))
-        times = time_passes(cached, widths, args.context, args.repeats, args.seed)
-        own = bandwidth(min(block, max(weights_read(cached.model)[1], 2**16)), setup.device, setup.dtype)
-        fastest = max(*own.values(), machine["copy"], machine["matrix_vector"], machine["sum"])
-        entries.append(model_entry(cached, role, name, cached.engine, times, args.context, fastest, machine["matrix"]))
-    return entries
+    for cached, _, _ in models:
+        check_room(cached, args.context, widest)
+    return models
+
+
+def measure_model(
+    args: argparse.Namespace, cached: CachedModel, role: str, name: str, widths: list[int], machine: dict, block: int
+) -> dict:
+    """The entry of one model."""
+    times = time_passes(cached, widths, args.context, args.repeats, args.seed)
+    own = bandwidth(min(block, max(weights_read(cached.model)[1], 2**16)), cached.device, cached.model.dtype)
+    fastest = max(*own.values(), machine["copy"], machine["matrix_vector"], machine["sum"])
+    return model_entry(cached, role, name, cached.engine, times, args.context, fastest, machine["matrix"])
 
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
     widths = numbers(args.widths, int, 1, "--widths")
+    common.check_result_flags(args, "roofline")
     names = common.sizes(args)
-    common.check_result_flags(args)
     entries, top, found = [], None, None
-    for setup in common.setups(args, names):
-        options.note(setup.describe())
-        if found is None:
-            usual = LARGE_ON_GPU if setup.device.type == "cuda" else LARGE
-            block = args.block * 2**20 if args.block else usual
-            found = ceilings(setup.device, setup.dtype, block)
-            settings = {"targets": [], "widths": widths, "context": args.context, "repeats": args.repeats}
-            top = common.head("roofline", args, setup, settings)
-        entries += measure_setup(args, setup, widths, found, block)
-        top["settings"]["targets"].append(setup.target_name)
-        # Once more after the passes, when the machine may be in a better mood; the ceiling is the best that was seen.
-        found = better(found, ceilings(setup.device, setup.dtype, block))
-        del setup  # or the next model would be loaded beside this one
+    with common.kept(entries) as stops:
+        for setup in common.setups(args, names):
+            options.note(setup.describe())
+            block, models = check_block(args, setup.device), models_to_time(args, setup, max(widths))
+            if found is None:
+                found = ceilings(setup.device, setup.dtype, block)
+                settings = {"targets": [], "widths": widths, "context": args.context, "repeats": args.repeats}
+                top = common.head("roofline", args, setup, settings)
+            entries += [measure_model(args, *model, widths, found, block) for model in models]
+            top["settings"]["targets"].append(setup.target_name)
+            # Once more after the passes, when the machine may be in a better mood; the ceiling is the best seen.
+            found = better(found, ceilings(setup.device, setup.dtype, block))
+            del setup, models  # or the next model would be loaded beside this one
     run = {**top, "block_bytes": block, "ceilings": found, "models": [renewed(e, found) for e in entries]}
-    common.finish(args, run, SCHEMA, page)
-    return 0
+    return common.finish(args, run, SCHEMA, page, stops)
 
 
 def renewed(entry: dict, found: dict) -> dict:

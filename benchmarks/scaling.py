@@ -20,6 +20,9 @@ All decodings of a dial run side by side and take turns, a step or a round at a 
 machine meets all of them. Intervals (95 %) are over blocks of such turns. Files: results/NAME-scaling.json and .md.
 """
 
+if __name__ == "__main__":
+    from speclab import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
+
 import argparse
 import copy
 import sys
@@ -27,7 +30,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from tqdm import tqdm
 
 from benchmarks import common
 from benchmarks.common import COUNT, MAYBE, NUMBER, SECONDS, TEXT
@@ -39,9 +41,11 @@ from speclab.errors import UsageProblem, reports_problems
 from speclab.prompts import Prompt
 from speclab.rows import BASELINE, Arm
 from speclab.sampling import Sampling
+from speclab.terminal import progress_bar
 from speclab.theory import ratio_interval
 
 DIALS = ("length", "context", "k", "size")
+LONGEST = 2**20  # tokens of a text
 BASE = 64  # tokens of the prompt that the dial `length` starts from
 WARM_UP = 8  # tokens before the clock counts
 BLOCK = 16  # turns: as many as a GPU's baseline fetches at once
@@ -374,17 +378,6 @@ def make_parser() -> options.Parser:
     return parser
 
 
-def sorted_numbers(text: str, flag: str) -> list[int]:
-    """Like -k of compare.py, but lengths of texts have no upper limit of their own."""
-    try:
-        values = sorted({int(word) for word in text.split(",")})
-    except ValueError:
-        raise UsageProblem(f"{flag} {text}: give numbers with commas between them, for example {flag} 64,512") from None
-    if values[0] < 2:
-        raise UsageProblem(f"{flag} {text}: {values[0]} is too small, give 2 or more")
-    return values
-
-
 def fill_in(args: argparse.Namespace) -> list[str]:
     """Check the flags that are lists.  -> the dials to turn"""
     dials = args.dials.split(",") if args.dials else [d for d in DIALS if d != "size" or args.sizes]
@@ -393,8 +386,8 @@ def fill_in(args: argparse.Namespace) -> list[str]:
     if "size" in dials and not args.sizes:
         raise UsageProblem("the dial size needs --sizes, for example --sizes lab,lab:200m")
     args.draft_lengths = numbers(args.draft_lengths, int, 0, "--draft-lengths")
-    args.lengths = sorted_numbers(args.lengths, "--lengths")
-    args.contexts = sorted_numbers(args.contexts, "--contexts")
+    args.lengths = numbers(args.lengths, int, 2, "--lengths", LONGEST)
+    args.contexts = numbers(args.contexts, int, 2, "--contexts", LONGEST)
     return [d for d in DIALS if d in dials]
 
 
@@ -424,25 +417,26 @@ def check_room(job: Job, dials: list[str]) -> None:
             )
 
 
-def turn_dials(args: argparse.Namespace, setup: options.Setup, dials: list[str]) -> tuple[list[dict], dict]:
-    """Every dial of one target.  -> points, and what the models are"""
-    job = make_job(args, setup)
-    check_room(job, dials)
+def turn_dials(job: Job, dials: list[str]) -> Iterator[list[dict]]:
+    """The points of one dial after the other, all of one target."""
     known = {"length": length_dial, "context": context_dial, "k": k_dial}
-    points = []
-    for dial in tqdm(dials, desc="dials", leave=False):  # between the dials, never inside one
-        points += known[dial](job)
-    models = {"target": loading.describe_model(setup.target_name, setup.target.model)}
+    for dial in progress_bar(dials, desc="dials", leave=False):  # between the dials, never inside one
+        yield known[dial](job)
+
+
+def describe_models(job: Job) -> dict[str, str]:
+    models = {"target": loading.describe_model(job.setup.target_name, job.setup.target.model)}
     if draft := getattr(job.bench.drafters[job.drafter], "draft", None):
         models["draft"] = loading.describe_model(job.drafter, draft.model, "draft")
-    return points, models
+    return models
 
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
     dials = fill_in(args)
-    common.check_result_flags(args)
+    common.check_result_flags(args, "scaling")
+    sizes = common.sizes(args) if "size" in dials else []
     settings = {
         "draft": drafter_name(args.draft),
         "draft_length": args.draft_length,
@@ -450,24 +444,26 @@ def main(argv: list[str] | None = None) -> int:
         "dials": dials,
     }
     points, models, top, first = [], {}, None, None
-    if inside := [d for d in dials if d != "size"]:
-        setup = options.load(args)
-        options.note(setup.describe())
-        points, models = turn_dials(args, setup, inside)
-        top = common.head("scaling", args, setup, {"target": setup.target_name, **settings})
-        del setup
-        common.free()
-    if "size" in dials:
-        for setup in common.setups(args, common.sizes(args)):
+    with common.kept(points) as stops:
+        if inside := [d for d in dials if d != "size"]:
+            setup = options.load(args)
+            options.note(setup.describe())
+            job = make_job(args, setup)
+            check_room(job, inside)
+            models = describe_models(job)
+            top = common.head("scaling", args, setup, {"target": setup.target_name, **settings})
+            for found in turn_dials(job, inside):
+                points += found
+            del setup, job
+            common.free()
+        for setup in common.setups(args, sizes):
             options.note(setup.describe())
             found, first = size_point(make_job(args, setup), first)
             points += found
             models[f"size {size_label(setup)}"] = loading.describe_model(setup.target_name, setup.target.model)
             top = top or common.head("scaling", args, setup, {"target": setup.target_name, **settings})
             del setup  # or the next model would be loaded beside this one
-    run = {**top, "models": models, "points": points}
-    common.finish(args, run, SCHEMA, page)
-    return 0
+    return common.finish(args, {**top, "models": models, "points": points}, SCHEMA, page, stops)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,9 @@
 Greedy models that cost nothing stand in for real ones. The checks use them too; what the bugs are does not stand here.
 """
 
-import argparse
+if __name__ == "__main__":
+    from speclab import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
+
 import importlib
 import itertools
 import sys
@@ -16,6 +18,8 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from speclab import flags
+from speclab.errors import reports_problems
 from speclab.sampling import Draft, Sampling
 
 CPU = torch.device("cpu")
@@ -208,8 +212,9 @@ def scenes(mine: ModuleType) -> str:
     )
 
 
+@reports_problems
 def main(argv: list[str] | None = None) -> None:
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args(argv)
+    flags.make_parser(__doc__).parse_args(argv)
     print(scenes(importlib.import_module("exercises.ex08_bug_hunt")))
 
 

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from baseline_autoregressive import autoregressive_decode
@@ -33,6 +32,7 @@ from speclab.loading import settings_of_the_lab
 from speclab.prompts import Prompt
 from speclab.rows import AGAIN, GENERATE, Arm, Sample
 from speclab.sampling import Draft, Sampling
+from speclab.terminal import progress_bar
 from speclab.theory import Counts
 
 WARM_UP_TOKENS = 24
@@ -238,7 +238,7 @@ def measure(
         arms = [*arms[:middle], AGAIN, *arms[middle:]]
     found, samples = Measurement(), {}
     turns = [(repeat, index) for repeat in range(repeats) for index in mixed(prompts)]
-    with tqdm(total=len(turns) * len(temperatures), unit="turn", desc=title, leave=False) as bar:
+    with progress_bar(total=len(turns) * len(temperatures), unit="turn", desc=title, leave=False) as bar:
         try:
             _warm_up(bench, arms, prompts, instruments, [Sampling(t, base.top_k, base.top_p) for t in temperatures])
             for repeat, index in turns:

@@ -1,5 +1,6 @@
 """One comparison from end to end: measure, check, price, and make the rows of the record."""
 
+import itertools
 from collections.abc import Callable
 
 from draft_models import Drafter, ModelDrafter
@@ -7,8 +8,9 @@ from experiments.bench import Bench, Measurement, is_model, measure, mixed
 from experiments.checks import check
 from experiments.job import Job, instruments, with_generate
 from experiments.pricing import Pricelist, calibrated, chances
-from speclab import explain, footprint, moods, options, plots, report, rows
+from speclab import explain, footprint, moods, options, plots, report, rows, terminal
 from speclab.errors import Problem
+from speclab.files import do_all
 from speclab.prompts import Prompt
 from speclab.rows import AGAIN, BASELINE, Arm, Sample
 from speclab.sampling import Sampling
@@ -19,7 +21,7 @@ def compare(job: Job) -> int:
     arms, base = with_generate(job, job.arms()), job.setup.sampling
     bench = job.bench()
     with job.talk():
-        print(job.describe())
+        terminal.say(job.describe())
         found = measure(bench, arms, job.temperatures, job.prompts, job.args.repeats, base, instruments(job, arms))
         correctness: list[dict] = []
         prices: Pricelist = {}
@@ -38,15 +40,14 @@ def compare(job: Job) -> int:
             found.interrupted = True
             run = comparison_record(job, bench, found, {}, correctness)
         fault = add_yours(job, found, run)
-        written = job.write(run, lambda: report.comparison(run, by_kind=True, markdown=True))
-        print(report.comparison(run, by_kind=job.args.by_kind))
-        written += plots.comparison(run, job.path("plots", "").parent, job.args.name)
+        tables = [lambda: terminal.say(report.comparison(run, by_kind=job.args.by_kind))]
         if job.args.verbose:
-            print(describe_bytes(job))
-        options.note("wrote " + ", ".join(options.shown_path(p) for p in written))
+            tables.append(lambda: terminal.say(describe_bytes(job)))
+        files = job.writes(run, lambda: report.comparison(run, by_kind=True, markdown=True))
+        code = do_all(itertools.chain(tables, files, plots.comparison(run, job.plots, job.name)))
     if fault:
         raise fault
-    return 0 if all(entry["passed"] for entry in correctness) else 1
+    return code or int(not all(entry["passed"] for entry in correctness))
 
 
 def add_yours(job: Job, found: Measurement, run: dict) -> Problem | None:

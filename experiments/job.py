@@ -4,7 +4,7 @@ import argparse
 import contextlib
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
@@ -16,6 +16,8 @@ from experiments import impl
 from experiments.bench import Bench, is_model
 from speclab import loading, options, record
 from speclab.errors import UsageProblem
+from speclab.files import check_writable, prepare_folder, write_whole
+from speclab.flags import DASH
 from speclab.prompts import Prompt
 from speclab.rows import BASELINE, GENERATE, Arm
 
@@ -98,25 +100,39 @@ class Job:
             "models": self.models(),
         }
 
-    def path(self, room: str, ending: str) -> Path:
-        """A file of this run: room is "results" or "plots"."""
-        return self.args.out_dir / room / f"{self.args.name}{ending}"
+    @property
+    def name(self) -> str:
+        """What the names of this run's files begin with."""
+        return file_name(self.args)
 
-    def write(self, run: dict, page: Callable[[], str], ending: str = "") -> list[Path]:
-        """The record, before anything else can go wrong, then its tables in Markdown."""
-        paths = [self.path("results", f"{ending}.json"), self.path("results", f"{ending}.md")]
+    @property
+    def plots(self) -> Path:
+        return self.args.out_dir / "plots"
+
+    def writes(self, run: dict, page: Callable[[], str]) -> Iterator[Callable[[], Path | None]]:
+        """What writes the record, and then its tables in Markdown, for `files.do_all`."""
         text = record.to_json(run)
-        record.write_whole(paths[0], text)
-        record.write_whole(paths[1], page())
-        if self.args.json == "-":
-            self.out.write(text)  # `talk` has sent everything else to standard error
+        yield lambda: write_whole(_result(self.args, ".json"), text)
+        if self.args.json == DASH:
+            # `talk` has sent everything else to standard error
+            yield lambda: print(text, end="", file=self.out, flush=True)
         elif self.args.json:
-            record.write_whole(Path(self.args.json), text)
-        return paths
+            yield lambda: write_whole(self.args.json, text)
+        yield lambda: write_whole(_result(self.args, ".md"), page())
 
     def talk(self) -> contextlib.redirect_stdout:
         """Where words go while this is open: standard output, unless the record is wanted there, alone."""
-        return contextlib.redirect_stdout(sys.stderr if self.args.json == "-" else sys.stdout)
+        return contextlib.redirect_stdout(sys.stderr if self.args.json == DASH else sys.stdout)
+
+
+def file_name(args: argparse.Namespace) -> str:
+    """Each kind of run has files of its own."""
+    what = "-plan" if args.plan or args.verify_plan else f"-sweep-{args.sweep}" if args.sweep else ""
+    return args.name + what
+
+
+def _result(args: argparse.Namespace, ending: str) -> Path:
+    return args.out_dir / "results" / (file_name(args) + ending)
 
 
 def prepare(args: argparse.Namespace) -> Job:
@@ -125,14 +141,7 @@ def prepare(args: argparse.Namespace) -> Job:
     temperatures = numbers(args.temperature, float, 0, "--temperature")
     if args.max_new_tokens < 2:
         raise UsageProblem("one new token comes from the prompt's own pass; use --max-new-tokens 2 or more")
-    if not args.name or Path(args.name).name != args.name:
-        raise UsageProblem(f"--name {args.name}: give a plain word; --out-dir chooses the folder")
-    if args.json not in (None, "-") and Path(args.json).is_dir():
-        raise UsageProblem(f"--json {args.json} is a folder; give a file's name")
-    for room in ("results", "plots"):
-        record.prepare_folder(args.out_dir / room)
-    if args.json not in (None, "-"):
-        record.prepare_folder(Path(args.json).parent)
+    check_files(args)
     theirs = impl.load(getattr(args, "impl", None), impl.of_comparison(args))
     args.temperature = 0.0  # the scripts' flag is one number, and `options.load` reads it
     setup = options.load(args)
@@ -142,6 +151,15 @@ def prepare(args: argparse.Namespace) -> Job:
     if 0 not in temperatures and all(isinstance(d, Dial) for d in drafters.values()):
         raise UsageProblem("the dial only replays greedy output; add 0 to --temperature")
     return Job(args, setup, drafters, prompts, lengths, temperatures, theirs)
+
+
+def check_files(args: argparse.Namespace) -> None:
+    """That everything this run will write can be written."""
+    for ending in (".json", ".md"):
+        check_writable(_result(args, ending), "--out-dir")
+    prepare_folder(args.out_dir / "plots", "--out-dir")
+    if args.json not in (None, DASH):
+        check_writable(args.json, "--json")
 
 
 def make_drafters(kinds: list[str], setup: options.Setup, seed: int) -> dict[str, Drafter]:
@@ -173,7 +191,7 @@ def with_generate(job: Job, arms: list[Arm]) -> list[Arm]:
     return [*arms, GENERATE] if 0 in job.temperatures else arms
 
 
-def numbers(text: str, kind: type, smallest: float, flag: str) -> list:
+def numbers(text: str, kind: type, smallest: float, flag: str, largest: float = LARGEST) -> list:
     """A comma-separated list from the command line, sorted, without repeats."""
     try:
         values = sorted({kind(word) for word in text.split(",")})
@@ -183,6 +201,6 @@ def numbers(text: str, kind: type, smallest: float, flag: str) -> list:
         raise UsageProblem(f"{flag} {text}: {values[0]} is too small, give {smallest} or more")
     if not all(map(math.isfinite, values)):
         raise UsageProblem(f"{flag} {text}: give finite numbers")
-    if values[-1] > LARGEST:
-        raise UsageProblem(f"{flag} {text}: {values[-1]} is too large, give {LARGEST} or less")
+    if values[-1] > largest:
+        raise UsageProblem(f"{flag} {text}: {values[-1]} is too large, give {largest} or less")
     return values

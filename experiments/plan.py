@@ -7,6 +7,7 @@ costs what it costs only in that rhythm; what they accept is used only to know h
 `--verify-plan` makes the plan on half of the prompts and then measures on the other half.
 """
 
+import itertools
 from collections.abc import Iterable
 
 from experiments.bench import Bench, Measurement, is_model, measure
@@ -14,9 +15,10 @@ from experiments.checks import check
 from experiments.comparison import build_rows, halves
 from experiments.job import Job, instruments
 from experiments.pricing import Pricelist, calibrated, chances
-from speclab import explain, options, plan_views
+from speclab import explain, options, plan_views, terminal
 from speclab.costs import Costs
 from speclab.errors import UsageProblem
+from speclab.files import do_all
 from speclab.forecast import forecast, oracle
 from speclab.prompts import Prompt
 from speclab.rows import BASELINE, Arm, Sample
@@ -37,7 +39,7 @@ def run(job: Job) -> int:
     reported_on = [p for i, p in enumerate(job.prompts) if i in held_out]
     bench = job.bench()
     with job.talk():
-        print(job.describe())
+        terminal.say(job.describe())
         found = _measure(job, bench, [BASELINE], planned_on, instruments(job, job.arms()), "calibrating")
         entries, facts = make_plan(job, bench, found, planned_on)
         verified, interrupted = None, found.interrupted
@@ -48,11 +50,10 @@ def run(job: Job) -> int:
                 options.note("stopped: the plan is complete, its check is not")
                 interrupted = True
         result = {**job.head(interrupted), "facts": {"drafts": facts}, "verified": verified, "plan": entries}
-        written = job.write(result, lambda: plan_views.page(result), "-plan")
-        print(plan_views.text(result))
-        written.append(plan_views.picture(result, job.path("plots", "").parent, f"{job.args.name}-plan"))
-        options.note("wrote " + ", ".join(options.shown_path(p) for p in written))
-    return 0 if all(entry["passed"] for entry in (verified or {"correctness": []})["correctness"]) else 1
+        files = job.writes(result, lambda: plan_views.page(result))
+        picture = [lambda: plan_views.picture(result, job.plots, job.name)]
+        code = do_all(itertools.chain([lambda: terminal.say(plan_views.text(result))], files, picture))
+    return code or int(verified is not None and not all(entry["passed"] for entry in verified["correctness"]))
 
 
 def _measure(

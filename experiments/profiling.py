@@ -4,6 +4,7 @@ The file is a trace for chrome://tracing or ui.perfetto.dev: the baseline's step
 speculative arm, each marked with its name. A profiler slows everything down, so nothing here is timed for a table.
 """
 
+import tempfile
 from pathlib import Path
 
 import torch
@@ -11,8 +12,9 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from experiments.bench import Decoding
 from experiments.job import Job
-from speclab import options, record
+from speclab import options
 from speclab.errors import UsageProblem
+from speclab.files import shown, write_whole
 from speclab.rows import Arm
 from speclab.sampling import Sampling
 
@@ -21,7 +23,6 @@ WARM, PROFILED = 4, 6  # steps or rounds of each arm
 
 def write_trace(job: Job, path: Path) -> None:
     """Profile both arms on the first prompt."""
-    record.prepare_folder(path.parent)
     arms = [arm for arm in job.arms() if not arm.speculative or arm.draft_length][:2]
     # The baseline hands out a chunk of tokens for each wait of the host, and all its passes lie in front of the first.
     sizes = [arm.draft_length + 1 if arm.speculative else job.setup.chunk for arm in arms]
@@ -41,10 +42,11 @@ def write_trace(job: Job, path: Path) -> None:
             for _ in range(PROFILED):
                 with record_function(_name(decoding.arm)):
                     _advance(decoding, job)
-    temporary = path.with_name(path.name + ".part")
-    profiler.export_chrome_trace(str(temporary))
-    temporary.replace(path)
-    options.note(f"wrote {options.shown_path(path)}: {' and '.join(f'{PROFILED} x {_name(arm)}' for arm in arms)}")
+    with tempfile.TemporaryDirectory() as folder:
+        exported = Path(folder) / f"trace{path.suffix}"  # the library packs what ends in .gz
+        profiler.export_chrome_trace(str(exported))
+        write_whole(path, exported.read_bytes())
+    options.note(f"wrote {shown(path)}: {' and '.join(f'{PROFILED} x {_name(arm)}' for arm in arms)}")
 
 
 def _advance(decoding: Decoding, job: Job) -> None:

@@ -6,6 +6,7 @@ turns as all others wherever one run can hold them. What is said about them is d
 
 import argparse
 import copy
+import itertools
 import sys
 import time
 from collections.abc import Callable
@@ -17,8 +18,9 @@ from experiments.checks import check
 from experiments.comparison import build_rows
 from experiments.job import Job, instruments, prepare
 from experiments.pricing import calibrated
-from speclab import explain, loading, options, record, sweep_views
+from speclab import explain, loading, options, sweep_views, terminal
 from speclab.errors import UsageProblem
+from speclab.files import do_all, write_whole
 from speclab.prompts import Prompt
 from speclab.rows import AGAIN, BASELINE, Arm
 from speclab.sampling import Sampling
@@ -33,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageProblem("--json takes one record; run the sweeps one by one, or read results/ afterwards")
     if len(names) > 1 and args.prompts == "-":
         raise UsageProblem("standard input can be read once only; give --prompts a file")
-    done, start = [], time.monotonic()
+    done, code, start = [], 0, time.monotonic()
     try:
         for place, name in enumerate(names, 1):
             if len(names) > 1:
@@ -44,21 +46,21 @@ def run(args: argparse.Namespace) -> int:
             with job.talk():
                 sweep = measured(job, name)
                 done.append(sweep)
-                _write(job, sweep)
+                code = _show_and_write(job, sweep) or code
             if sweep["interrupted"]:
                 break
     finally:
         if len(names) > 1 and done:
             path = args.out_dir / "results" / f"{args.name}-sweeps.md"
             pictures = {s["sweep"]: f"../plots/{args.name}-sweep-{s['sweep']}.png" for s in done}
-            record.write_whole(path, sweep_views.all_pages(done, pictures))
-            options.note(f"wrote {options.shown_path(path)}")
-    return 0 if all(entry["passed"] for sweep in done for entry in sweep["correctness"]) else 1
+            code = do_all([lambda: write_whole(path, sweep_views.all_pages(done, pictures))]) or code
+    return code or int(not all(entry["passed"] for sweep in done for entry in sweep["correctness"]))
 
 
 def _prepare(args: argparse.Namespace, name: str) -> Job:
     """The sweep's own sizes wherever the command line says nothing."""
     mine = copy.copy(args)
+    mine.sweep = name  # of all of them, this one
     for key, value in SWEEPS[name].items():
         if key != "points" and getattr(mine, key) is None:
             setattr(mine, key, value)
@@ -84,17 +86,14 @@ def measured(job: Job, name: str) -> dict:
     }
 
 
-def _write(job: Job, sweep: dict) -> None:
-    """The record first, then words, then the picture."""
-    ending = f"-sweep-{sweep['sweep']}"
-    picture = job.args.name + ending
-    written = job.write(sweep, lambda: sweep_views.page(sweep, f"../plots/{picture}.png"), ending)
+def _show_and_write(job: Job, sweep: dict) -> int:
+    """Words and table, then the record, the page and the picture.  -> exit code"""
     wrong = [entry["arm"] for entry in sweep["correctness"] if not entry["passed"]]
-    if wrong:
-        print(f"WRONG OUTPUT: {', '.join(wrong)}; see correctness in the record", end="\n\n")
-    print(sweep_views.paragraph(sweep), sweep_views.table(sweep), sep="\n\n", end="\n\n")
-    written.append(sweep_views.picture(sweep, job.path("plots", "").parent, picture))
-    options.note("wrote " + ", ".join(options.shown_path(p) for p in written))
+    warning = [f"WRONG OUTPUT: {', '.join(wrong)}; see correctness in the record"] if wrong else []
+    text = "\n\n".join([*warning, sweep_views.paragraph(sweep), sweep_views.table(sweep), ""])
+    files = job.writes(sweep, lambda: sweep_views.page(sweep, f"../plots/{job.name}.png"))
+    picture = [lambda: sweep_views.picture(sweep, job.plots, job.name)]
+    return do_all(itertools.chain([lambda: terminal.say(text, end="")], files, picture))
 
 
 # --- what each sweep runs -------------------------------------------------------------------------------------------

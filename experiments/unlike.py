@@ -16,11 +16,11 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from speclab import corpus
 from speclab.errors import UsageProblem
+from speclab.terminal import progress_bar
 from speclab.train_lab_pair import crops, next_token_loss, optimizers
 
 RATE = 4e-3  # peak learning rate, the one the lab pair was trained with
@@ -79,7 +79,7 @@ def trained_on_the_spot(
     batches = _batches(_documents(seed), tokenizer, seed, getattr(source.config, "max_position_embeddings", None))
     losses: deque[float] = deque(maxlen=LOSSES_AVERAGED)
     step, tokens, first, share = 0, 0, None, 0.0
-    bar = tqdm(total=100, unit="%", desc="training a draft", leave=False, mininterval=1, disable=not progress)
+    bar = progress_bar(total=100, unit="%", desc="training a draft", leave=False, mininterval=1, disable=not progress)
     start = time.monotonic()
     with bar, torch.enable_grad():
         while share < 1:

@@ -3,7 +3,11 @@
 The same in words stands under the picture in the README, for whoever cannot see it.
 """
 
+if __name__ == "__main__":
+    from speclab import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
+
 import io
+import sys
 from pathlib import Path
 
 import matplotlib
@@ -12,7 +16,10 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 
-from speclab.record import ROOT, write_whole
+from speclab import flags
+from speclab.errors import reports_problems
+from speclab.files import write_whole
+from speclab.record import ROOT
 
 PATH = ROOT / "plots" / "one-round.png"
 INK, SOFT, PAPER = "#1b1e22", "#535a61", "#ffffff"
@@ -124,9 +131,14 @@ def write(path: Path = PATH) -> Path:
     buffer, figure = io.BytesIO(), draw()
     figure.savefig(buffer, format="png", dpi=120, metadata={"Software": None})
     plt.close(figure)
-    write_whole(path, buffer.getvalue())
-    return path
+    return write_whole(path, buffer.getvalue())
+
+
+@reports_problems
+def main(argv: list[str] | None = None) -> None:
+    flags.make_parser(__doc__).parse_args(argv)
+    write()
 
 
 if __name__ == "__main__":
-    write()
+    sys.exit(main())

@@ -1,11 +1,15 @@
 """What every script's command line is made of. Imports nothing heavy: check.py answers at once."""
 
 import argparse
-import os
+import math
 import shlex
 from pathlib import Path
 
 from speclab.errors import UsageProblem
+from speclab.files import shown
+
+DASH = Path("-")  # in place of a file: the terminal
+LARGEST_SEED = 2**32 - 1  # with room for the numbers that are made from it: PyTorch takes 64 bits
 
 
 class Parser(argparse.ArgumentParser):
@@ -20,8 +24,8 @@ def make_parser(docstring: str) -> Parser:
     return Parser(description=docstring, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
-def at_least(smallest: int):
-    """An argparse type: a whole number not below `smallest`."""
+def at_least(smallest: int, largest: int = 2**31 - 1):
+    """An argparse type: a whole number from `smallest` to `largest`."""
 
     def parse(text: str) -> int:
         try:
@@ -30,17 +34,39 @@ def at_least(smallest: int):
             raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
         if value < smallest:
             raise argparse.ArgumentTypeError(f"{value} is too small, give {smallest} or more")
+        if value > largest:
+            raise argparse.ArgumentTypeError(f"{value} is too large, give {largest} or less")
         return value
 
     return parse
 
 
-def shown(path: Path) -> str:
-    """A path as one would type it from the current directory."""
+seed = at_least(0, LARGEST_SEED)
+
+
+def positive(text: str) -> float:
+    """An argparse type: a finite number above 0."""
     try:
-        return os.path.relpath(path)
-    except ValueError:  # another drive
-        return str(path)
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is no finite number above 0")
+    return value
+
+
+def some_path(text: str) -> Path:
+    """An argparse type: a file or folder; an empty word, as an unset variable leaves it, is neither."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("it is empty, give a name")
+    return Path(text)
+
+
+def plain_name(text: str) -> str:
+    """An argparse type: the name that all files of a run begin with."""
+    if not text.strip() or not text.isprintable() or Path(text).name != text or len(text.encode()) > 128:
+        raise argparse.ArgumentTypeError(f"{text!r} is no plain word of 1 to 128 bytes; --out-dir chooses the folder")
+    return text
 
 
 def command(script: Path, *words: str) -> str:

@@ -2,9 +2,7 @@
 
 import argparse
 import functools
-import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -12,11 +10,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from speclab import engine, loading, prompts
 from speclab.cached_model import CachedModel
 from speclab.errors import UsageProblem
-from speclab.flags import Parser, at_least, make_parser  # noqa: F401 - every script asks for its flags here
+from speclab.flags import Parser, at_least, make_parser, seed  # noqa: F401 - every script asks for its flags here
 from speclab.flat import can_prepack
 from speclab.losslessness import Reference
 from speclab.rounding import bound_in_words
 from speclab.sampling import Sampling
+from speclab.terminal import harmless, note
+
+MOST_THREADS = 1024
 
 
 def add_shared_flags(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +38,7 @@ def add_shared_flags(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="how models run; auto: a short race (see speclab/engine.py)",
     )
-    group.add_argument("--threads", type=at_least(1), help="CPU threads (default: one per core)")
+    group.add_argument("--threads", type=at_least(1, MOST_THREADS), help="CPU threads (default: one per core)")
     group = parser.add_argument_group("text")
     where = group.add_mutually_exclusive_group()
     where.add_argument("--prompt", action="append", help="a text to continue; may be given several times")
@@ -50,7 +51,7 @@ def add_shared_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--top-k", type=at_least(0), default=0, help="keep the k most probable tokens; 0: all")
     group.add_argument("--top-p", type=float, default=1.0, help="keep the smallest set of this mass (default: 1)")
-    group.add_argument("--seed", type=int, default=0, help="randomness of sampling (default: 0)")
+    group.add_argument("--seed", type=seed, default=0, help="randomness of sampling (default: 0)")
 
 
 def add_verbose_flag(parser: argparse.ArgumentParser) -> None:
@@ -201,7 +202,8 @@ class TextWriter:
         self.tokenizer, self.stream = tokenizer, stream
         self.tokens: list[int] = []  # added so far
         self._shown = 0
-        print(f"\n=== {prompt.kind} " + "=" * 60 + f"\n{prompt.text}", end="", flush=stream)
+        head = f"\n=== {prompt.kind} " + "=" * 60 + "\n"
+        print(harmless(head + prompt.text), end="", flush=stream)
 
     def add(self, tokens: list[int]) -> None:
         self.tokens += tokens
@@ -216,18 +218,5 @@ class TextWriter:
         text = self.tokenizer.decode(self.tokens, skip_special_tokens=True)
         # A token may end inside a character: wait for the rest of it.
         if final or not text.endswith("\ufffd"):
-            print(text[self._shown :], end="", flush=self.stream)
+            print(harmless(text[self._shown :]), end="", flush=self.stream)
             self._shown = len(text)
-
-
-def note(text: str) -> None:
-    """A remark for the person at the terminal; results go to stdout, this does not."""
-    print(text, file=sys.stderr)
-
-
-def shown_path(path: Path) -> str:
-    """A path as the user would type it from here."""
-    try:
-        return str(path.resolve().relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)

@@ -1,7 +1,8 @@
 """Pictures of a run record: measured values are markers, formulas are lines, the line at 1.0 is no gain."""
 
+import functools
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import matplotlib
@@ -11,8 +12,9 @@ import matplotlib.pyplot as plt
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
 from speclab import lab_pair
+from speclab.files import write_whole
 from speclab.ladder import EFFECTS, PREDICTORS, factors, prediction_errors, prediction_rows
-from speclab.record import lengths_histogram, write_whole
+from speclab.record import lengths_histogram
 from speclab.sweep_facts import Value, decoding
 from speclab.theory import book_formula
 from speclab.words import hardware, short_names
@@ -25,8 +27,11 @@ HATCHES = ["", "//", "..", "xx"]
 SPEEDUPS = [0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 4, 6, 8, 12, 16]  # ticks of a logarithmic axis
 
 
-def comparison(run: dict, folder: Path, name: str) -> Iterator[Path]:
-    """Write the pictures of a comparison; yields their paths. A picture without anything to show is left out."""
+def comparison(run: dict, folder: Path, name: str) -> Iterator[Callable[[], Path]]:
+    """The pictures of a comparison, each as what writes it and returns its path.
+
+    A picture without anything to show is left out.
+    """
     rows = [r for r in run["rows"] if r["prompt_kind"] == "all" and r["draft"]]
     if not rows:
         return
@@ -34,21 +39,27 @@ def comparison(run: dict, folder: Path, name: str) -> Iterator[Path]:
     for what, paint in pictures.items():
         if what == "draft-length" and len({r["draft_length"] for r in rows}) < 2:
             continue
-        temperatures = list(dict.fromkeys(r["temperature"] for r in rows))
-        methods = list(dict.fromkeys(r["method"] for r in rows))  # a method looks the same in every panel
-        figure, axes = panels(len(temperatures), 5.2 * len(temperatures) + 0.6, 4.2 + (what == "draft-length") * 0.6)
-        for axis, temperature in zip(axes, temperatures, strict=True):
-            paint(axis, [r for r in rows if r["temperature"] == temperature], methods)
-            axis.set_title("greedy" if temperature == 0 else f"temperature {temperature:g}")
-        if what == "draft-length":
-            _legend_above(figure, axes[0], n_columns=len(methods))
-        yield save(figure, run, folder, f"{name}-{what}")
+        paint_all = functools.partial(_by_temperature, paint, rows, legend_above=what == "draft-length")
+        yield lambda what=what, paint_all=paint_all: save(paint_all(), run, folder, f"{name}-{what}")
     chosen = waterfall_rows(rows)
     if chosen:
-        yield save(_why(chosen), run, folder, f"{name}-why")
+        yield lambda: save(_why(chosen), run, folder, f"{name}-why")
     shown = prediction_rows(run["rows"])
     if prediction_errors(shown):
-        yield save(_predicted(shown), run, folder, f"{name}-predicted")
+        yield lambda: save(_predicted(shown), run, folder, f"{name}-predicted")
+
+
+def _by_temperature(paint: Callable, rows: list[dict], legend_above: bool) -> plt.Figure:
+    """A panel for every temperature, painted by `paint`."""
+    temperatures = list(dict.fromkeys(r["temperature"] for r in rows))
+    methods = list(dict.fromkeys(r["method"] for r in rows))  # a method looks the same in every panel
+    figure, axes = panels(len(temperatures), 5.2 * len(temperatures) + 0.6, 4.2 + legend_above * 0.6)
+    for axis, temperature in zip(axes, temperatures, strict=True):
+        paint(axis, [r for r in rows if r["temperature"] == temperature], methods)
+        axis.set_title("greedy" if temperature == 0 else f"temperature {temperature:g}")
+    if legend_above:
+        _legend_above(figure, axes[0], n_columns=len(methods))
+    return figure
 
 
 def panels(n: int, width: float, height: float, **shared) -> tuple:
@@ -79,9 +90,7 @@ def save(figure, run: dict, folder: Path, name: str) -> Path:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=130, metadata={"Software": None})
     plt.close(figure)
-    path = folder / f"{name}.png"
-    write_whole(path, buffer.getvalue())
-    return path
+    return write_whole(folder / f"{name}.png", buffer.getvalue())
 
 
 def _legend_above(figure, axis, n_columns: int) -> None:

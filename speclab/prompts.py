@@ -1,5 +1,8 @@
 """Prompts: the standard set in `prompts/`, a file, standard input, or a text from the command line."""
 
+import errno
+import os
+import stat
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,10 +12,12 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from speclab.errors import UsageProblem
+from speclab.terminal import harmless
 
 STANDARD = Path(__file__).parent.parent / "prompts"
 KINDS = ("code", "prose", "copy")
 SEPARATOR = "%%"
+LARGEST_FILE = 16 * 2**20  # bytes; no model here reads a text of that length
 
 
 @dataclass(frozen=True)
@@ -47,24 +52,47 @@ def standard() -> list[tuple[str, str]]:
 def from_file(name: str) -> list[tuple[str, str]]:
     """(kind, text) from a file, or from standard input where `name` is "-". The kind is the file's stem."""
     try:
-        text = sys.stdin.read() if name == "-" else Path(name).read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        data = _read(name)
+        text = data.decode("utf-8-sig")  # a byte order mark is no part of a prompt
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name, or bytes that are not UTF-8
+        undecodable = isinstance(error, UnicodeDecodeError)
+        reason = "it is not UTF-8 text" if undecodable else getattr(error, "strerror", None) or error
         raise UsageProblem(
             f"cannot read the prompts file {name}: {reason}; give a text file or - for standard input"
         ) from None
-    texts = split(text)
+    texts = split(text.replace("\r\n", "\n").replace("\r", "\n"))
     if not texts:
         raise UsageProblem(
             f"there is no prompt in {name}; put one text in it, or several with lines of %% between them"
         )
-    return [("stdin" if name == "-" else Path(name).stem, t) for t in texts]
+    return [("stdin" if name == "-" else harmless(Path(name).stem), t) for t in texts]
+
+
+def _read(name: str) -> bytes:
+    """What the file holds, if it is a file or a pipe that ends within LARGEST_FILE bytes."""
+    if name == "-":
+        if sys.stdin is None:
+            raise OSError(errno.EBADF, "standard input is closed")
+        data = sys.stdin.buffer.read(LARGEST_FILE + 1)
+    else:
+        mode = os.stat(name).st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISFIFO(mode):
+            raise OSError(errno.EINVAL, "it is a folder" if stat.S_ISDIR(mode) else "it is a device, no text file")
+        with open(name, "rb") as file:
+            data = file.read(LARGEST_FILE + 1)
+    if len(data) > LARGEST_FILE:
+        raise OSError(errno.EFBIG, f"it holds more than {LARGEST_FILE // 2**20} MiB")
+    return data
 
 
 def encode(pairs: list[tuple[str, str]], tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
-    """Tokenise (kind, text) pairs; an empty prompt is refused."""
+    """Tokenise (kind, text) pairs; an empty prompt is refused, and one that is no Unicode text."""
     prompts = []
     for kind, text in pairs:
+        try:
+            text = os.fsencode(text).decode("utf-8")  # the command line's own bytes, whatever the locale made of them
+        except UnicodeError:
+            raise UsageProblem("a prompt is not UTF-8 text; save it as UTF-8 and use --prompts FILE") from None
         ids = tokenizer(text).input_ids
         if not ids or not text.strip():
             raise UsageProblem("a prompt is empty; give at least one word, for example --prompt 'def main():'")

@@ -6,13 +6,19 @@
 A block stands between `<!-- begin NAME -->` and `<!-- end NAME -->`. `tests/test_readme.py` fails when one is stale.
 """
 
-import json
+if __name__ == "__main__":
+    from speclab import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
+
+import functools
 import re
 import sys
 from collections.abc import Callable
 
-from speclab import record, report, story, words
+from speclab import flags, record, report, story, words
+from speclab.errors import EnvironmentProblem, reports_problems
+from speclab.files import do_all, write_whole
 from speclab.story import DEFAULT_RUN, FULL_RUN
+from speclab.terminal import note
 
 README, CARD = record.ROOT / "README.md", record.ROOT / "models" / "lab-pair" / "README.md"
 PAGES = (README, CARD, *story.PAGES)
@@ -68,7 +74,7 @@ def summary() -> str:
 
 def pair() -> str:
     """Sizes, losses and acceptance of the committed pair."""
-    facts = json.loads(TRAINING.read_text("utf-8"))
+    facts = record.load(TRAINING, check=lambda _: None)
     loss, accepted = facts["held_out_loss"], facts["acceptance_on_held_out_continuations"]
     rows = []
     for role in ("target", "draft"):
@@ -100,30 +106,28 @@ BLOCKS: dict[str, Callable[[], str]] = {"first-run": first_run, "summary": summa
 
 
 def filled(text: str) -> str:
-    """`text` with every block made anew. ValueError: a block that nobody makes, or one that does not end."""
+    """`text` with every block made anew. EnvironmentProblem: a block that nobody makes, or one that does not end."""
     for name in re.findall(r"<!-- begin ([^>]*?) -->", text):
-        pattern = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
+        pattern = re.compile(rf"(<!-- begin {re.escape(name)} -->\n).*?(<!-- end {re.escape(name)} -->)", re.DOTALL)
         if name not in BLOCKS or not pattern.search(text):
-            raise ValueError(f"the block {name!r} is unknown or has no end")
+            raise EnvironmentProblem(f"the block {name!r} is unknown or has no end; use one of: {', '.join(BLOCKS)}")
         block = BLOCKS[name]()
         text = pattern.sub(lambda m, block=block: f"{m[1]}{block}\n{m[2]}", text)
     return text
 
 
-def main() -> int:
-    stale = []
-    for path in PAGES:
-        old = path.read_text("utf-8")
-        new = filled(old)
-        if new == old:
-            continue
-        if "--check" in sys.argv[1:]:
-            stale.append(path.name)
-        else:
-            record.write_whole(path, new)
-    if stale:
-        print(f"stale: {', '.join(stale)}; run python -m speclab.readme", file=sys.stderr)
-    return 1 if stale else 0
+@reports_problems
+def main(argv: list[str] | None = None) -> int:
+    parser = flags.make_parser(__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a block is stale")
+    args = parser.parse_args(argv)
+    old = {path: path.read_text("utf-8") for path in PAGES}
+    new = {path: filled(text) for path, text in old.items()}  # every record is read before anything is written
+    stale = [path for path in PAGES if new[path] != old[path]]
+    if args.check and stale:
+        note(f"stale: {', '.join(path.name for path in stale)}; run python -m speclab.readme")
+        return 1
+    return do_all(functools.partial(write_whole, path, new[path]) for path in stale)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ import json
 import os
 import platform
 import subprocess
-import tempfile
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import jsonschema
@@ -21,6 +21,7 @@ import torch
 import transformers
 
 from speclab.errors import EnvironmentProblem
+from speclab.files import shown
 
 SCHEMA_VERSION = 2
 ROOT = Path(__file__).parent.parent
@@ -224,35 +225,17 @@ def _rounded(value):
     return [_rounded(item) for item in value] if isinstance(value, list) else value
 
 
-def load(path: Path) -> dict:
-    """A record from disk, checked."""
-    record = json.loads(path.read_text("utf-8"))
-    validate(record)
-    return record
-
-
-def prepare_folder(path: Path) -> None:
-    """Make the folder and see that it can be written, before anything is measured."""
+def load(path: Path, check: Callable[[dict], None] = validate) -> dict:
+    """A record from disk, checked. EnvironmentProblem where it is none."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):
-            pass
-    except OSError as error:
+        record = json.loads(path.read_text("utf-8"))
+        check(record)
+    except (OSError, ValueError, TypeError, RecursionError, jsonschema.ValidationError) as error:
+        why = getattr(error, "strerror", None) or getattr(error, "message", None) or error
         raise EnvironmentProblem(
-            f"cannot write to the folder {path}: {error.strerror}; choose another with --out-dir (or --json)"
+            f"{shown(path)} is no record that can be read here: {str(why)[:200]}; run the command that made it again"
         ) from None
-
-
-def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file whole or not at all: beside it first, then in its place."""
-    data = content.encode() if isinstance(content, str) else content
-    part = path.with_name(path.name + ".part")
-    try:
-        part.write_bytes(data)
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise EnvironmentProblem(f"cannot write {path}: {error.strerror}; choose another place") from None
+    return record
 
 
 def lengths_histogram(rows: list[dict]) -> Counter:

@@ -6,10 +6,13 @@ Every speedup comes with an interval for its own repetition (`repeat_noise`: the
 numbers held fixed). Exit code 1 if more rows leave it than can be expected of a 95 % interval.
 """
 
+if __name__ == "__main__":
+    from speclab import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
+
 import sys
 from pathlib import Path
 
-from speclab import record
+from speclab import flags, record
 from speclab.errors import UsageProblem, reports_problems
 from speclab.ladder import prediction_rows
 from speclab.report import table
@@ -78,10 +81,9 @@ def rerun_table(rows: list[dict], markdown: bool = False) -> str:
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
-    paths = sys.argv[1:] if argv is None else argv
-    if len(paths) != 2:
-        raise UsageProblem("give two records: python -m speclab.rerun results/A.json results/B.json")
-    rows = compared(*(record.load(Path(path)) for path in paths))
+    parser = flags.make_parser(__doc__)
+    parser.add_argument("records", nargs=2, type=Path, metavar="RECORD", help="of two runs of one command")
+    rows = compared(*map(record.load, parser.parse_args(argv).records))
     print(rerun_table(rows), verdict(rows), sep="\n\n")
     return int(sum(not r["inside"] for r in rows) > ALLOWED_SHARE * len(rows))
 

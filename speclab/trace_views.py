@@ -9,16 +9,16 @@ import argparse
 import base64
 import hashlib
 import json
-import os
 import sys
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from speclab import options, record
+from speclab import flags
 from speclab.detail import Detail
-from speclab.errors import EnvironmentProblem, UsageProblem
+from speclab.files import check_writable, shown, write_whole
+from speclab.terminal import harmless, note, wants_colour
 from speclab.trace import MEANINGS, Event, Token, Trace, outcome
-from speclab.trace_words import counted, harmless, milliseconds, spoken, visible
+from speclab.trace_words import counted, milliseconds, spoken, visible
 
 TEMPLATES = Path(__file__).parent / "templates"
 # Of what happened to a token: its sign in the terminal, its sign on the page, its ANSI colour.
@@ -32,11 +32,6 @@ SIGNS = {
     "untested": ("?", "?", "2"),
     "unsaid": ("|", "|", "2"),
 }
-
-
-def wants_colour(out: TextIO) -> bool:
-    """A terminal, and nobody has said NO_COLOR (no-color.org)."""
-    return bool(getattr(out, "isatty", lambda: False)()) and not os.environ.get("NO_COLOR")
 
 
 def terminal(found: Trace, colour: bool = False) -> str:
@@ -184,29 +179,22 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 def add_trace_flag(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--trace",
+        type=flags.some_path,
         metavar="FILE",
         help="then decode the first prompt once more for a picture (HTML); - for the terminal",
     )
 
 
-def check_path(name: str | None) -> None:
+def check_path(path: Path | None) -> None:
     """Everything that can be wrong with --trace's file is said before anything is decoded."""
-    if name is None or name == "-":
-        return
-    path = Path(name)
-    if not name.strip() or path.is_dir():
-        raise UsageProblem(f"--trace {name or repr(name)} is no file; give a file's name, for example trace.html")
-    try:
-        record.prepare_folder(path.parent)
-    except EnvironmentProblem as problem:
-        cause = str(problem).partition(";")[0]
-        raise EnvironmentProblem(f"{cause}; give --trace a file in another folder") from None
+    if path not in (None, flags.DASH):
+        check_writable(path, "--trace")
 
 
-def write(found: Trace, name: str) -> None:
+def write(found: Trace, path: Path) -> None:
     """To the file, whole or not at all, or to the terminal."""
-    if name == "-":
+    if path == flags.DASH:
         print(terminal(found, wants_colour(sys.stdout)), end="")
         return
-    record.write_whole(Path(name), page(found))
-    options.note(f"wrote {options.shown_path(Path(name))}; open it in a browser")
+    write_whole(path, page(found))
+    note(f"wrote {shown(path)}; open it in a browser")

@@ -1,6 +1,6 @@
 """Numbers and tokens in words, for the pictures of a decoding (speclab/trace.py)."""
 
-import unicodedata
+from speclab.terminal import harmless
 
 
 def counted(n: int, what: str) -> str:
@@ -23,17 +23,6 @@ def apart(left: float, right: float) -> tuple[str, str]:
 
 def milliseconds(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.{0 if seconds >= 0.1 else 1}f} ms"
-
-
-def harmless(text: str) -> str:
-    """Control characters as pictures: they could turn the text around, or a terminal into something else."""
-
-    def safe(char: str) -> str:
-        if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cf", "Cs", "Zl", "Zp"):
-            return char
-        return chr(0x2400 + ord(char)) if ord(char) < 32 else f"‹{ord(char):04X}›"
-
-    return "".join(map(safe, text))
 
 
 def visible(text: str) -> str:

@@ -15,7 +15,12 @@ The draft is distilled on what the target itself writes because that is where it
 (Zhou et al., DistillSpec, arXiv 2310.08461). The matrices are trained with Muon, the rest with AdamW.
 """
 
+if __name__ == "__main__":
+    from speclab import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
+
 import argparse
+import contextlib
+import io
 import json
 import shutil
 import sys
@@ -27,10 +32,12 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from tqdm import tqdm
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from speclab import corpus, record
+from speclab import corpus, flags, loading, record
+from speclab.errors import EnvironmentProblem, reports_problems
+from speclab.files import check_writable, prepare_folder, whole_folder, write_whole
+from speclab.terminal import note, progress_bar
 
 END = "<|endoftext|>"
 VOCABULARY = 2048
@@ -140,11 +147,12 @@ def fit(
     steppers = optimizers(model, rate)
     step, tokens, spent, smooth = 0, 0, 0.0, None
     if checkpoint.exists():
-        state = torch.load(checkpoint, weights_only=True)
-        model.load_state_dict(state["model"])
-        for stepper, saved in zip(steppers, state["optimizers"], strict=True):
-            stepper.load_state_dict(saved)
-        step, tokens, spent, smooth = state["step"], state["tokens"], state["spent"], state.get("loss")
+        with _readable(checkpoint):
+            state = torch.load(checkpoint, weights_only=True)
+            model.load_state_dict(state["model"])
+            for stepper, saved in zip(steppers, state["optimizers"], strict=True):
+                stepper.load_state_dict(saved)
+            step, tokens, spent, smooth = state["step"], state["tokens"], state["spent"], state.get("loss")
     schedule = Schedule(minutes * 60, spent)
     saved_at, model_device = time.monotonic(), next(model.parameters()).device
 
@@ -157,11 +165,12 @@ def fit(
             "spent": schedule.spent,
             "loss": smooth,
         }
-        torch.save(state, checkpoint.with_suffix(".part"))
-        checkpoint.with_suffix(".part").replace(checkpoint)
+        _save_tensors(checkpoint, state)
+        if bar.disable and smooth is not None:  # no terminal: a line now and then
+            note(f"{name}: step {step}, loss {smooth:.3f}, {schedule.spent / 60:.0f} of {minutes:.0f} min")
 
     model.train()
-    bar = tqdm(total=round(minutes * 60), initial=round(spent), unit="s", desc=name, mininterval=10)
+    bar = progress_bar(total=round(minutes * 60), initial=round(spent), unit="s", desc=name, mininterval=10)
     while not schedule.done:
         micro_batches = batches(step)
         total = 0.0
@@ -192,6 +201,25 @@ def fit(
         "seconds": round(schedule.spent, 1),
         "train_loss": smooth and round(smooth, 4),
     }
+
+
+def _save_tensors(path: Path, tensors: object) -> None:
+    """torch.save, whole or not at all."""
+    buffer = io.BytesIO()
+    torch.save(tensors, buffer)
+    write_whole(path, buffer.getvalue())
+
+
+@contextlib.contextmanager
+def _readable(checkpoint: Path) -> Iterator[None]:
+    """What is wrong with a checkpoint is one line: damaged, or of a model of another shape."""
+    try:
+        yield
+    except Exception as error:  # each layer below raises its own kinds
+        why = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise EnvironmentProblem(
+            f"cannot go on from {checkpoint}: {why}; delete it, or use another --work-dir"
+        ) from None
 
 
 def crops(stream: Tensor, step: int, seed: int, batch_tokens: int) -> list[Tensor]:
@@ -242,7 +270,7 @@ def continuations(target: LlamaForCausalLM, stream: Tensor, minutes: float, seed
     generator = torch.Generator().manual_seed(seed)
     temperatures = torch.tensor([1e-4, 0.8, 1.0], device=device).repeat(rows)[:rows, None]  # (rows, 1)
     written, schedule = [], Schedule(minutes * 60)
-    with tqdm(total=round(minutes * 60), unit="s", desc="continuations", mininterval=10) as bar:
+    with progress_bar(total=round(minutes * 60), unit="s", desc="continuations", mininterval=10) as bar:
         while not schedule.done:
             starts = torch.randint(0, len(stream) - PROMPT, (rows,), generator=generator)
             text = stream[starts[:, None] + torch.arange(PROMPT)].to(device)  # (rows, PROMPT)
@@ -262,7 +290,7 @@ def teacher_targets(target: LlamaForCausalLM, texts: Tensor) -> tuple[Tensor, Te
     """The target's most probable next tokens.  (n, length) -> probabilities and ids, (n, length, TEACHER_TOP) each"""
     target.eval()
     device, probs, ids = next(target.parameters()).device, [], []
-    for rows in tqdm(texts.split(16), desc="teacher", mininterval=10):
+    for rows in progress_bar(texts.split(16), desc="teacher", mininterval=10):
         with torch.autocast(device.type, dtype=torch.bfloat16):
             logits = target(input_ids=rows.to(device), use_cache=False).logits
         top = logits.float().softmax(-1).topk(TEACHER_TOP, dim=-1)
@@ -316,8 +344,9 @@ def distil(args: argparse.Namespace, work: Path, target: LlamaForCausalLM, strea
         generator = torch.Generator().manual_seed(args.seed + 1)
         starts = torch.randint(0, len(stream) - CONTINUED, (TEXTS_PER_CONTINUATION * len(own),), generator=generator)
         texts = torch.cat([own, stream[starts[:, None] + torch.arange(CONTINUED)]])  # (n, CONTINUED)
-        torch.save((texts, *teacher_targets(target, texts), len(own)), pool_file)
-    texts, probs, ids, n_own = torch.load(pool_file, weights_only=True)
+        _save_tensors(pool_file, (texts, *teacher_targets(target, texts), len(own)))
+    with _readable(pool_file):
+        texts, probs, ids, n_own = torch.load(pool_file, weights_only=True)
     draft = draft_from(target, args.seed).to(args.device)
     compile_layers(draft)
 
@@ -368,61 +397,84 @@ def uncompiled(model: LlamaForCausalLM, shape: dict) -> LlamaForCausalLM:
 
 def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> LlamaForCausalLM:
     """Write bfloat16 safetensors and the tokenizer; returns the model as a user will load it."""
-    shutil.rmtree(folder, ignore_errors=True)
-    model.to(torch.bfloat16).save_pretrained(folder, max_shard_size="14MB")
-    tokenizer.save_pretrained(folder)
+    try:
+        model.to(torch.bfloat16).save_pretrained(folder, max_shard_size="14MB")
+        tokenizer.save_pretrained(folder)
+    except Exception as error:  # each library below raises its own kinds; a full disk is the usual one
+        why = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise EnvironmentProblem(
+            f"cannot write the weights: {why}; free some space and type the command again"
+        ) from None
     return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=125, help="time for everything (default: 125)")
-    parser.add_argument("--device", default="cpu", help="cpu, cuda or mps (default: cpu)")
+def make_parser() -> flags.Parser:
+    parser = flags.make_parser(__doc__)
+    parser.add_argument("--minutes", type=flags.positive, default=125, help="time for everything (default: 125)")
+    parser.add_argument("--device", choices=("cpu", "cuda", "mps"), default="cpu", help="(default: cpu)")
     parser.add_argument("--with-packages", action="store_true", help="also learn from installed permissive packages")
-    parser.add_argument("--batch-tokens", type=int, default=8192, help="tokens per optimizer step (default: 8192)")
-    parser.add_argument("--rate", type=float, default=4e-3, help="peak learning rate (default: 0.004)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--work-dir", type=Path, default=Path("build/lab-pair"), help="checkpoints")
-    parser.add_argument("--out", type=Path, default=Path("build/lab-pair/out"), help="where the pair is written")
-    args = parser.parse_args()
+    parser.add_argument(
+        "--batch-tokens",
+        type=flags.at_least(max(LENGTHS), 2**24),
+        default=8192,
+        help="tokens per optimizer step (default: 8192)",
+    )
+    parser.add_argument("--rate", type=flags.positive, default=4e-3, help="peak learning rate (default: 0.004)")
+    parser.add_argument("--seed", type=flags.seed, default=0, help="(default: 0)")
+    parser.add_argument("--work-dir", type=flags.some_path, default=Path("build/lab-pair"), help="checkpoints")
+    parser.add_argument(
+        "--out", type=flags.some_path, default=Path("build/lab-pair/out"), help="gets the pair when it is complete"
+    )
+    return parser
 
+
+@reports_problems
+def main(argv: list[str] | None = None) -> None:
+    args = make_parser().parse_args(argv)
+    args.device = str(loading.choose_device(args.device)[0])
     work = args.work_dir
-    work.mkdir(parents=True, exist_ok=True)
+    prepare_folder(work, "--work-dir")
+    check_writable(args.out / "training.json", "--out")
+
     documents = list(corpus.standard_library())
     if args.with_packages:
         documents += corpus.permissive_packages()
     training = [d.text for d in documents if not d.held_out]
     if not (work / "tokenizer").exists():
-        train_tokenizer(iter(training)).save_pretrained(work / "tokenizer")
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(work / "tokenizer")
+        with whole_folder(work / "tokenizer") as folder:
+            train_tokenizer(iter(training)).save_pretrained(folder)
+    with _readable(work / "tokenizer"):
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(work / "tokenizer")
     stream = encode(tokenizer, training)
     held_out = encode(tokenizer, [d.text for d in documents if d.held_out])
-    print(f"{len(stream):,} tokens to train on, {len(held_out):,} held out", file=sys.stderr, flush=True)
+    note(f"{len(stream):,} tokens to train on, {len(held_out):,} held out")
 
     target, target_facts = train_target(args, work, stream)
     target = uncompiled(target, TARGET_SHAPE).to(args.device)
     draft, draft_facts = distil(args, work, target, stream)
 
-    target = save(target.cpu(), tokenizer, args.out / "target")
-    draft = save(uncompiled(draft, DRAFT_SHAPE), tokenizer, args.out / "draft")
-    fresh = continuations(target, held_out, 0.2, args.seed + 7, rows=24)
-    facts = {
-        "corpus": corpus.manifest(documents),
-        "tokens": {"training": len(stream), "held_out": len(held_out), "vocabulary": VOCABULARY},
-        "target": {"shape": TARGET_SHAPE, "parameters": target.num_parameters(), **target_facts},
-        "draft": {"shape": DRAFT_SHAPE, "parameters": draft.num_parameters(), **draft_facts},
-        "held_out_loss": {
-            "target": round(held_out_loss(target, held_out), 4),
-            "draft": round(held_out_loss(draft, held_out), 4),
-        },
-        "acceptance_on_held_out_continuations": acceptance(target, draft, fresh),
-        "seed": args.seed,
-        "machine": record.machine(torch.device(args.device)),
-        "versions": record.versions(),
-    }
-    record.write_whole(args.out / "training.json", json.dumps(facts, indent=1) + "\n")
+    # Both models take their places together, after everything that can fail.
+    with whole_folder(args.out / "target") as target_folder, whole_folder(args.out / "draft") as draft_folder:
+        target = save(target.cpu(), tokenizer, target_folder)
+        draft = save(uncompiled(draft, DRAFT_SHAPE), tokenizer, draft_folder)
+        fresh = continuations(target, held_out, 0.2, args.seed + 7, rows=24)
+        facts = {
+            "corpus": corpus.manifest(documents),
+            "tokens": {"training": len(stream), "held_out": len(held_out), "vocabulary": VOCABULARY},
+            "target": {"shape": TARGET_SHAPE, "parameters": target.num_parameters(), **target_facts},
+            "draft": {"shape": DRAFT_SHAPE, "parameters": draft.num_parameters(), **draft_facts},
+            "held_out_loss": {
+                "target": round(held_out_loss(target, held_out), 4),
+                "draft": round(held_out_loss(draft, held_out), 4),
+            },
+            "acceptance_on_held_out_continuations": acceptance(target, draft, fresh),
+            "seed": args.seed,
+            "machine": record.machine(torch.device(args.device)),
+            "versions": record.versions(),
+        }
     print(json.dumps({key: facts[key] for key in ("held_out_loss", "acceptance_on_held_out_continuations")}))
+    write_whole(args.out / "training.json", json.dumps(facts, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -11,7 +11,6 @@ run there. A kill is a failed assertion in every named test; a copy that cannot 
 another reason, is none.
 """
 
-import argparse
 import os
 import re
 import shutil
@@ -24,7 +23,8 @@ from typing import NamedTuple
 
 from tabulate import tabulate
 
-from speclab.flags import at_least
+from speclab import flags
+from speclab.errors import reports_problems
 
 ROOT = Path(__file__).parent.parent
 LEFT_OUT = (".*", "__pycache__", "*.egg-info", "build", "models", "scratch", "plots", "results")
@@ -744,19 +744,20 @@ def _name(test: str) -> str:
     return test.rpartition("::")[2]
 
 
+@reports_problems
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = flags.make_parser(__doc__)
     parser.add_argument("--only", metavar="N,N", help="bug numbers, separated by commas (default: all)")
     parser.add_argument(
         "--timeout",
-        type=float,
+        type=flags.positive,
         default=TIMEOUT,
         metavar="S",
         help="seconds for one run of pytest (default: %(default)s)",
     )
     parser.add_argument(
         "--jobs",
-        type=at_least(1),
+        type=flags.at_least(1),
         default=os.cpu_count() or 1,
         metavar="N",
         help="copies at once (default: one a core)",

@@ -11,8 +11,9 @@ from tiny_models import tiny
 
 from benchmarks import common, peers, roofline, scaling
 from draft_models import ModelDrafter, NgramDrafter
-from speclab import footprint, prompts
+from speclab import footprint, options, prompts
 from speclab.cached_model import CachedModel
+from speclab.errors import EnvironmentProblem
 from speclab.prompts import Prompt
 from speclab.rows import BASELINE, GENERATE, Arm
 from speclab.theory import Counts
@@ -248,6 +249,45 @@ def test_roofline_end_to_end(call, pair_folder, tmp_path, monkeypatch):
         assert all(p["share"] == pytest.approx(p["floor_seconds"] / p["seconds"], 1e-4) for p in entry["passes"])
     assert str(tmp_path) not in json.dumps(run)
     assert pair_folder.as_posix() not in json.dumps(run)
+
+
+@pytest.mark.parametrize(("sizes", "code"), [("lab,lab:1x", 2), ("lab,./nowhere", 3), ("lab,lab", 2), (",", 2)])
+def test_every_size_is_looked_at_before_the_first_is_measured(call, monkeypatch, sizes, code):
+    monkeypatch.setattr(roofline, "ceilings", lambda *_: pytest.fail("measured first"))
+    found, _, err = call(roofline, "--sizes", sizes)
+    assert found == code
+    assert len(err.splitlines()) == 1
+    assert sizes.split(",")[-1] in err
+
+
+@pytest.mark.parametrize("words", [["--block", str(2**20)], ["--context", "600"], ["--widths", "1,0"]])
+def test_sizes_that_do_not_fit_are_refused_before_measuring(call, pair_folder, monkeypatch, words):
+    monkeypatch.setattr(roofline, "ceilings", lambda *_: pytest.fail("measured first"))
+    code, _, err = call(roofline, "--target", str(pair_folder / "target"), *words)
+    assert code == 2
+    assert f"error: {words[0]} " in err
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), EnvironmentProblem("cannot load it")])
+def test_what_is_measured_before_a_stop_is_written(call, pair_folder, tmp_path, monkeypatch, stop):
+    """The second target cannot be loaded, or Ctrl-C comes while it is."""
+    target, draft, honest = str(pair_folder / "target"), str(pair_folder / "draft"), options.load
+
+    def load(args):
+        if args.target == draft:
+            raise stop
+        return honest(args)
+
+    monkeypatch.setattr(options, "load", load)
+    monkeypatch.setattr(roofline, "matrix_rate", lambda *_: 1e11)
+    words = ["--sizes", f"{target},{draft}", "--widths", "1,4", "--repeats", "1", "--context", "8", "--block", "1"]
+    code, out, err = call(roofline, *words)
+    assert code == (0 if isinstance(stop, KeyboardInterrupt) else 3)
+    assert ("error: cannot load it" in err) == (code == 3)
+    assert "GB/s" in out
+    run = common.load(tmp_path / "results" / "local-roofline.json", roofline.SCHEMA)
+    assert run["interrupted"]
+    assert [e["role"] for e in run["models"]] == ["target"]
 
 
 # --- scaling ----------------------------------------------------------------------------------------------------------

@@ -1,7 +1,9 @@
 """compare.py end to end on a tiny pair: the record, the tables, the pictures, the exit code, Ctrl-C."""
 
 import json
+import os
 import re
+import signal
 
 import jsonschema
 import pytest
@@ -10,7 +12,7 @@ import compare
 from draft_models import ModelDrafter
 from experiments import bench, comparison, profiling
 from experiments.bench import Measurement
-from speclab import prompts, record
+from speclab import files, options, prompts, record, terminal
 from speclab.rows import BASELINE, Arm, Sample
 from speclab.sampling import Sampling
 from speclab.theory import Counts
@@ -145,6 +147,94 @@ def test_ctrl_c_after_the_measurement_keeps_every_row(run, monkeypatch, tmp_path
     assert kept["interrupted"]
     assert {s["prompt_index"] for s in kept["raw"]} == {0, 1, 2}
     assert "token for token: identical" in out
+
+
+def test_a_signal_keeps_what_is_measured(run, monkeypatch, tmp_path):
+    honest = bench._one_turn
+
+    def stopped(the_bench, samples, sampling, index, *rest):
+        if index == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return honest(the_bench, samples, sampling, index, *rest)
+
+    monkeypatch.setattr(bench, "_one_turn", stopped)
+    code, out, err = run("-k", "2", "--temperature", "0")
+    kept = record.load(tmp_path / "results" / "local.json")
+    assert code == 0
+    assert kept["interrupted"]
+    assert {s["prompt_index"] for s in kept["raw"]} == {0}
+    assert "Stopped before the end" in out
+    assert "stopped; 1 prompts are complete" in err
+
+
+def test_a_signal_before_anything_is_measured(run, monkeypatch, tmp_path):
+    monkeypatch.setattr(bench, "_one_turn", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    code, _, err = run("-k", "2", "--temperature", "0")
+    assert code == 143
+    assert err.splitlines()[-1] == "stopped"
+    assert not list((tmp_path / "results").iterdir())
+
+
+@pytest.mark.parametrize("broken", ["results/local.json", "results/local.md", "plots/local-speedup.png"])
+def test_a_file_that_cannot_be_written_stops_no_other(run, monkeypatch, tmp_path, broken):
+    """The place is taken after it was looked at: the tables are printed, the rest is written, the exit code says so."""
+    honest = comparison.measure
+
+    def taken(*args):
+        (tmp_path / broken).mkdir(parents=True)
+        return honest(*args)
+
+    monkeypatch.setattr(comparison, "measure", taken)
+    code, out, err = run("-k", "2,4", "--temperature", "0", "--json", str(tmp_path / "copy.json"))
+    assert code == 3
+    assert "token for token: identical" in out
+    assert [line for line in err.splitlines() if line.startswith("error: ")] == [
+        f"error: cannot write {files.shown(tmp_path / broken)}: it is a folder; choose another place"
+    ]
+    names = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    wanted = {"copy.json", "results/local.json", "results/local.md", "plots/local-speedup.png"}
+    assert wanted - {broken} <= names
+    assert not any(name.endswith(".part") for name in names)
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), BrokenPipeError()])
+def test_an_output_that_is_full_or_gone_loses_no_file(run, monkeypatch, tmp_path, error):
+    def fail(text, end=""):
+        if "speedup" in text:  # the tables, after the measurement
+            raise error
+
+    monkeypatch.setattr(terminal, "say", fail)
+    code, _, err = run("-k", "2", "--temperature", "0")
+    assert code == (0 if isinstance(error, BrokenPipeError) else 3)
+    assert ("standard output: No space left" in err) == (code == 3)
+    assert record.load(tmp_path / "results" / "local.json")["rows"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "named"),
+    [
+        (["--json", "DIR"], 3, "--json"),
+        (["--json", ""], 2, "--json"),
+        (["--json", "DIR/" + "x" * 300], 3, "--json"),
+        (["--json", "/dev/null"], 3, "no regular file"),
+        (["--profile", "DIR"], 3, "--profile"),
+        (["--trace", "DIR"], 3, "--trace"),
+        (["--out-dir", ""], 2, "--out-dir"),
+        (["--name", "a/b"], 2, "--name"),
+        (["--name", "a\nb"], 2, "--name"),
+        (["--name", "x" * 200], 2, "--name"),
+        (["--seed", "-1"], 2, "--seed"),
+        (["--seed", str(2**60)], 2, "--seed"),
+        (["--threads", "100000"], 2, "--threads"),
+        (["--max-new-tokens", "9" * 30], 2, "too large"),
+    ],
+)
+def test_bad_places_and_numbers_are_said_before_loading(run, monkeypatch, tmp_path, words, code, named):
+    monkeypatch.setattr(options, "load", lambda *_: pytest.fail("loaded a model first"))
+    found, _, err = run(*[word.replace("DIR", str(tmp_path)) for word in words])
+    assert found == code
+    assert len(err.splitlines()) == 1
+    assert named in err
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,10 @@
 """The standard prompts and the form of prompt files."""
 
+import io
+import os
 import re
+import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -45,6 +49,56 @@ def test_kind_is_the_files_stem(tmp_path):
     assert prompts.from_file(str(tmp_path / "haiku.txt")) == [("haiku", "x"), ("haiku", "y")]
     with pytest.raises(UsageProblem, match="cannot read"):
         prompts.from_file(str(tmp_path))
+
+
+def test_marks_and_line_ends_of_other_systems_are_no_part_of_a_prompt(tmp_path):
+    (tmp_path / "w.txt").write_bytes("\ufeffeins\r\nzwei\r\n%%\r\nü\r\n".encode())
+    assert prompts.from_file(str(tmp_path / "w.txt")) == [("w", "eins\nzwei"), ("w", "ü")]
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("/dev/zero", "device"),
+        ("a" * 5000, "too long"),
+        ("a\0b", "null"),
+        ("LATIN", "UTF-8"),
+        ("LARGE", "more than 16 MiB"),
+        ("FOLDER", "folder"),
+    ],
+)
+def test_files_that_are_no_prompts(tmp_path, name, why):
+    (tmp_path / "LATIN").write_bytes("naïve".encode("latin-1"))
+    (tmp_path / "FOLDER").mkdir()
+    with open(tmp_path / "LARGE", "wb") as file:
+        file.truncate(prompts.LARGEST_FILE + 1)
+    path = str(tmp_path / name) if name.isupper() else name
+    with pytest.raises(UsageProblem, match="cannot read the prompts file") as caught:
+        prompts.from_file(path)
+    assert why in str(caught.value)
+
+
+def test_a_pipe_is_read_to_its_end(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    writer = threading.Thread(target=(tmp_path / "fifo").write_text, args=("x\n%%\ny",))
+    writer.start()
+    assert prompts.from_file(str(tmp_path / "fifo")) == [("fifo", "x"), ("fifo", "y")]
+    writer.join()
+
+
+@pytest.mark.parametrize("stdin", [None, io.TextIOWrapper(io.BytesIO(b"a\xff"))])
+def test_standard_input_that_is_closed_or_no_text(monkeypatch, stdin):
+    monkeypatch.setattr("sys.stdin", stdin)
+    with pytest.raises(UsageProblem, match="cannot read the prompts file -"):
+        prompts.from_file("-")
+
+
+def test_a_prompt_that_is_no_text_is_refused_and_one_that_the_locale_mangled_is_not():
+    tokenizer = lambda text: SimpleNamespace(input_ids=list(text.encode()))  # noqa: E731
+    with pytest.raises(UsageProblem, match="not UTF-8"):
+        prompts.encode([("prompt", "a\udcff")], tokenizer)
+    mangled = "ü".encode().decode("ascii", "surrogateescape")
+    assert prompts.encode([("prompt", mangled)], tokenizer)[0].text == "ü"
 
 
 def test_limit_counts_by_kind():

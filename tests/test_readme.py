@@ -23,6 +23,31 @@ def test_a_stale_number_is_noticed():
     assert readme.filled(text.replace("x (95 %", "x (94 %")) != text.replace("x (95 %", "x (94 %")
 
 
+def test_nothing_is_written_where_a_record_is_bad(tmp_path, monkeypatch, capsys):
+    """The stale page comes first; the record of the second one is damaged."""
+    (tmp_path / "bad.json").write_text('{"rows": ')
+    pages = tmp_path / "a.md", tmp_path / "b.md"
+    for name, path in zip("ab", pages, strict=True):
+        path.write_text(f"<!-- begin {name} -->\nold\n<!-- end {name} -->\n")
+    blocks = {"a": lambda: "new", "b": lambda: record.load(tmp_path / "bad.json")}
+    monkeypatch.setattr(readme, "PAGES", pages)
+    monkeypatch.setattr(readme, "BLOCKS", blocks)
+    assert readme.main([]) == 3
+    assert "bad.json is no record" in capsys.readouterr().err
+    assert "old" in pages[0].read_text()
+    blocks["b"] = lambda: "new too"
+    assert readme.main(["--check"]) == 1
+    assert "stale: a.md, b.md" in capsys.readouterr().err
+    assert readme.main([]) == 0
+    assert ["new" in path.read_text() for path in pages] == [True, True]
+    assert readme.main(["--check"]) == 0
+
+
+def test_unknown_words_are_refused(capsys):
+    assert readme.main(["--chekc"]) == 2
+    assert "--help" in capsys.readouterr().err
+
+
 def test_every_linked_file_exists():
     for page in PAGES:
         for link in re.findall(r"\]\(([^)#]+)\)", page.read_text("utf-8")):

@@ -529,7 +529,7 @@ def test_pictures_are_written_and_left_out_where_there_is_nothing_to_show(tmp_pa
     from PIL import Image
 
     run = make_run(temperatures=(0.0,), lengths=(2, 4))
-    written = list(plots.comparison(run, tmp_path, "x"))
+    written = [write() for write in plots.comparison(run, tmp_path, "x")]
     kinds = ["speedup", "draft-length", "accepted-lengths", "why", "predicted"]
     assert [p.name for p in written] == [f"x-{kind}.png" for kind in kinds]
     for path in written:
@@ -538,7 +538,7 @@ def test_pictures_are_written_and_left_out_where_there_is_nothing_to_show(tmp_pa
             assert len(picture.convert("L").getcolors(256)) > 20
     short_run = interrupted_run()
     short_run["rows"] = [r | dict.fromkeys(ladder.PREDICTORS) for r in short_run["rows"]]
-    left = [p.name for p in plots.comparison(short_run, tmp_path, "y")]
+    left = [write().name for write in plots.comparison(short_run, tmp_path, "y")]
     assert left == [f"y-{kind}.png" for kind in kinds[:3]]
     assert not plots.plt.get_fignums(), "a figure was left open"
 

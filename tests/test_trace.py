@@ -18,7 +18,7 @@ from experiments import tracing
 from experiments.impl import LAB
 from optimized_speculative import Round, speculative_decode
 from speclab import detail as detail_module
-from speclab import diagram, loading, options, prompts, record, trace, trace_views, trace_words
+from speclab import diagram, loading, options, prompts, record, terminal, trace, trace_views, trace_words
 from speclab.cached_model import CachedModel
 from speclab.detail import Detail
 from speclab.sampling import Sampling
@@ -192,7 +192,7 @@ def test_a_character_of_several_tokens_appears_with_its_last(tokenizer):
 
 
 def test_control_characters_are_pictures():
-    assert trace_words.harmless("a\x1b[31m\u202e\x00\n\t") == "a␛[31m‹202E›␀\n\t"
+    assert terminal.harmless("a\x1b[31m\u202e\x00\n\t") == "a␛[31m‹202E›␀\n\t"
     assert trace_words.visible(" x\n") == "·x↵"
     assert trace_words.visible("") == "◌"
     assert trace_words.spoken("    ") == "4 blanks"
@@ -222,10 +222,16 @@ def test_colours_are_only_for_a_terminal_that_wants_them(tokenizer, monkeypatch)
             return True
 
     monkeypatch.delenv("NO_COLOR", raising=False)
-    assert trace_views.wants_colour(Terminal())
-    assert not trace_views.wants_colour(io.StringIO())
+    monkeypatch.setenv("TERM", "xterm")
+    assert terminal.wants_colour(Terminal())
+    assert not terminal.wants_colour(io.StringIO())
     monkeypatch.setenv("NO_COLOR", "1")
-    assert not trace_views.wants_colour(Terminal())
+    assert not terminal.wants_colour(Terminal())
+    assert terminal.is_animated(Terminal()), "a progress bar needs no colour"
+    monkeypatch.delenv("NO_COLOR")
+    monkeypatch.setenv("TERM", "dumb")
+    assert not terminal.wants_colour(Terminal())
+    assert not terminal.is_animated(Terminal())
     found = scripted(tokenizer, "x", 30)
     coloured = trace_views.terminal(found, colour=True)
     plain = trace_views.terminal(found)
@@ -386,7 +392,7 @@ def test_trace_in_the_terminal(run):
     assert "signs" in out
 
 
-@pytest.mark.parametrize(("place", "code"), [(".", 2), ("", 2), ("file/t.html", 3)])
+@pytest.mark.parametrize(("place", "code"), [(".", 3), ("", 2), ("file/t.html", 3)])
 def test_a_bad_place_is_said_before_decoding(run, tmp_path, monkeypatch, place, code):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.chdir(tmp_path)

@@ -5,6 +5,7 @@ import torch
 
 from speclab import corpus, train_lab_pair
 from speclab.corpus import Document, is_permissive
+from speclab.errors import EnvironmentProblem
 from tests.conftest import tiny_llama
 
 
@@ -95,6 +96,65 @@ def test_interrupted_training_resumes(tmp_path, monkeypatch):
         assert torch.equal(b, c)
         assert a.shape == b.shape
     assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), later.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--minutes", "nan"],
+        ["--minutes", "inf"],
+        ["--minutes", "-1"],
+        ["--device", "tpu"],
+        ["--batch-tokens", "0"],
+        ["--rate", "0"],
+        ["--seed", "-1"],
+        ["--out", ""],
+        ["--nonsense"],
+    ],
+)
+def test_bad_flags_are_one_line(words, capsys, monkeypatch):
+    monkeypatch.setattr(corpus, "standard_library", lambda: pytest.fail("read the corpus first"))
+    assert train_lab_pair.main(words) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert words[0] in lines[0]
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path):
+    (tmp_path / "m.pt").write_bytes(b"half of a file")
+    with pytest.raises(EnvironmentProblem, match=r"cannot go on from .*m\.pt: .*; delete it"):
+        train_lab_pair.fit(tiny_llama(0), list, lambda _: None, 1.0, tmp_path / "m.pt", 1e-3, "test")
+
+
+@pytest.mark.parametrize("failing", ["target", "draft", None])
+def test_a_pair_takes_the_old_ones_place_only_when_both_are_complete(tmp_path, monkeypatch, capsys, failing):
+    """A save that fails, for the target or after it for the draft: the old pair stands as it was."""
+    texts = [Document(f"{i}.py", "def f(x):\n    return x + 1\n" * 40) for i in range(40)]
+    monkeypatch.setattr(corpus, "standard_library", lambda: texts)
+    models = {role: tiny_llama(i, vocab_size=64, dtype=torch.float32) for i, role in enumerate(("target", "draft"))}
+    monkeypatch.setattr(train_lab_pair, "train_target", lambda *_: (models["target"], {}))
+    monkeypatch.setattr(train_lab_pair, "distil", lambda *_: (models["draft"], {}))
+    monkeypatch.setattr(train_lab_pair, "uncompiled", lambda model, shape: model)
+    monkeypatch.setattr(train_lab_pair, "continuations", lambda *_, **__: None)
+    monkeypatch.setattr(train_lab_pair, "held_out_loss", lambda *_: 1.0)
+    monkeypatch.setattr(train_lab_pair, "acceptance", lambda *_: {})
+    for role in models:
+        (tmp_path / "out" / role).mkdir(parents=True)
+        (tmp_path / "out" / role / "old").write_text("old")
+    if failing:
+
+        def full(folder, **_):
+            raise RuntimeError("No space left on device")
+
+        monkeypatch.setattr(models[failing], "save_pretrained", full)
+    code = train_lab_pair.main(["--work-dir", str(tmp_path / "work"), "--out", str(tmp_path / "out")])
+    assert code == (3 if failing else 0)
+    assert ("error: cannot write the weights: No space left" in capsys.readouterr().err) == bool(failing)
+    for role in models:
+        assert (tmp_path / "out" / role / "old").exists() == bool(failing)
+        assert (tmp_path / "out" / role / "model.safetensors").exists() == (not failing)
+    left = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert left == ["draft", "target"] + ["training.json"] * (not failing)
 
 
 def test_distillation_is_best_at_the_target_itself():

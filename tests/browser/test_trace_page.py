@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from speclab import loading, trace, trace_views, trace_words
+from speclab import loading, terminal, trace, trace_views
 from tests.trace_streams import clock, rounds, scripted, settings, with_texts
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -100,7 +100,7 @@ def test_text_reads_as_the_decoding(show, tokenizer):
     page = show(found)
     held = page.evaluate("[...document.querySelectorAll('#text > span')].map(part => part.textContent).join('')")
     said = "".join(t.text for e in found.events for t in e.tokens)
-    assert held == trace_words.harmless("def f(x):\n    return" + said)
+    assert held == terminal.harmless("def f(x):\n    return" + said)
 
 
 def test_every_step_by_keyboard(show, tokenizer):

@@ -1,0 +1,146 @@
+"""Files: checked before anything is measured, written whole or not at all, all of them even where one fails."""
+
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from speclab.errors import EnvironmentProblem, Problem, report
+from speclab.terminal import note
+
+LEAST_FREE = 20 * 2**20  # bytes on the disk; a record with its pictures takes a few million
+
+
+def shown(path: Path) -> str:
+    """A path as one would type it from the current directory."""
+    try:
+        return min(os.path.relpath(path), str(path), key=len)
+    except (ValueError, OSError):  # another drive, or a current directory that is gone
+        return str(path)
+
+
+# --- before anything is measured --------------------------------------------------------------------------------------
+
+
+def prepare_folder(folder: Path, flag: str) -> None:
+    """Make the folder and see that files can be written there. `flag` is what chooses another one."""
+    with _told(folder, f"choose another folder with {flag}"):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+        if shutil.disk_usage(folder).free < LEAST_FREE:
+            raise OSError(errno.ENOSPC, f"less than {LEAST_FREE // 2**20} MiB are free")
+
+
+def check_writable(path: Path, flag: str) -> None:
+    """See that `write_whole` will be able to write `path`, and make its folder. `flag` is what chooses another file."""
+    with _told(path, f"give {flag} another place"):
+        target = _target(path)
+    prepare_folder(target.parent, flag)
+
+
+@contextlib.contextmanager
+def _told(path: Path, advice: str) -> Iterator[None]:
+    """What the operating system refuses inside becomes one line."""
+    try:
+        yield
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        why = getattr(error, "strerror", None) or error
+        raise EnvironmentProblem(f"cannot write {shown(path)}: {why}; {advice}") from None
+
+
+def _target(path: Path) -> Path:
+    """The file that `path` means, links followed. OSError where it is there and is no file that may be written."""
+    target = Path(os.path.realpath(path))
+    try:
+        mode = target.stat().st_mode
+    except FileNotFoundError:
+        return target
+    if stat.S_ISDIR(mode):
+        raise OSError(errno.EISDIR, "it is a folder")
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is a device or a pipe, no regular file")
+    if not os.access(target, os.W_OK):
+        raise OSError(errno.EACCES, "it is read-only")
+    return target
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def write_whole(path: Path, content: str | bytes) -> Path:
+    """Write a file whole or not at all: under a name of its own beside its place, then in its place.
+
+    A link is followed and stays. An old file's mode stays; a new one gets the usual mode.
+    """
+    data = content.encode(errors="replace") if isinstance(content, str) else content
+    with _told(path, "choose another place"):
+        target = _target(path)
+        part = _beside(target)
+        try:
+            with open(part, "xb") as file:
+                file.write(data)
+            if target.exists():
+                shutil.copymode(target, part)
+            part.replace(target)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+    return path
+
+
+def _beside(target: Path) -> Path:
+    """A name in the same folder that nothing else has."""
+    return target.with_name(f".{secrets.token_hex(8)}.part")
+
+
+@contextlib.contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """A new folder to fill, which takes the place of `folder` at the end. If anything fails, the old one stays."""
+    target = Path(os.path.realpath(folder))
+    new, old = _beside(target), _beside(target)
+    with _told(folder, "choose another place"):
+        new.mkdir(parents=True)
+    try:
+        yield new
+        with _told(folder, "choose another place"):
+            if target.exists():
+                target.replace(old)
+            try:
+                new.replace(target)
+            except BaseException:
+                if old.exists():
+                    old.replace(target)
+                raise
+        shutil.rmtree(old, ignore_errors=True)
+    except BaseException:
+        shutil.rmtree(new, ignore_errors=True)
+        raise
+
+
+def do_all(steps: Iterable[Callable[[], Path | None]]) -> int:
+    """Print and write: every step is done, also after one that fails. A step that writes a file returns its path.
+
+    What failed is said at once, what was written at the end; a fault of the lab is raised after that.
+    -> exit code, 0 where nothing failed
+    """
+    written, fault, code = [], None, 0
+    for step in steps:
+        try:
+            written.append(step())
+        except BrokenPipeError:  # the reader of a pipe left; the files are wanted all the same
+            pass
+        except (Problem, OSError) as problem:
+            code = report(problem)
+        except Exception as error:
+            fault = fault or error
+    if paths := [shown(path) for path in written if path]:
+        note("wrote " + ", ".join(paths))
+    if fault:
+        raise fault
+    return code

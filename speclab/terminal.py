@@ -1,0 +1,79 @@
+"""What reaches the terminal: text that cannot harm it, in any encoding, with colour and bars where it can show them.
+
+Standard library only: check.py and every error need this before anything else can be imported.
+"""
+
+import contextlib
+import os
+import sys
+import unicodedata
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+
+def harmless(text: str) -> str:
+    """`text` with its control characters as pictures: they could turn it around, or command the terminal.
+
+    Line ends and tabs stay.
+    """
+
+    def safe(char: str) -> str:
+        if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cf", "Cs", "Zl", "Zp"):
+            return char
+        return chr(0x2400 + ord(char)) if ord(char) < 32 else f"‹{ord(char):04X}›"
+
+    return "".join(map(safe, text))
+
+
+def say(text: str, end: str = "\n") -> None:
+    """A result, on standard output, at once: an output that is full or gone is noticed here."""
+    print(harmless(text), end=end, flush=True)
+
+
+def note(text: str) -> None:
+    """A remark for the person at the terminal, on standard error; results go to standard output, this does not."""
+    with contextlib.suppress(OSError):  # a terminal that is gone must not stop what is being measured
+        print(harmless(text), file=sys.stderr, flush=True)
+
+
+def is_animated(stream: TextIO) -> bool:
+    """Whether lines of this stream can be drawn again: a terminal that knows control characters."""
+    return bool(getattr(stream, "isatty", lambda: False)()) and os.environ.get("TERM") != "dumb"
+
+
+def wants_colour(stream: TextIO) -> bool:
+    """A terminal with colours, and nobody has set NO_COLOR (no-color.org)."""
+    return is_animated(stream) and not os.environ.get("NO_COLOR")
+
+
+def progress_bar(*items, disable: bool = False, **options) -> "tqdm":
+    """tqdm, silent where a bar would leave control characters in a file."""
+    from tqdm import tqdm  # here: check.py runs without it
+
+    return tqdm(*items, disable=disable or not is_animated(sys.stderr), **options)
+
+
+def open_streams() -> None:
+    """Give a closed output a place to go, and replace what an encoding lacks instead of raising an error."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - open as long as the process
+        stream = getattr(sys, name)
+        if hasattr(stream, "reconfigure") and stream.errors in ("strict", "surrogateescape"):
+            stream.reconfigure(errors="replace")
+
+
+def flush_streams() -> OSError | None:
+    """Write what is buffered. A stream that cannot is silenced for good.  -> why standard output failed, if it did"""
+    failure = None
+    for stream in (sys.stderr, sys.stdout):
+        try:
+            stream.flush()
+        except OSError as error:
+            with contextlib.suppress(OSError), open(os.devnull, "w") as nowhere:
+                os.dup2(nowhere.fileno(), stream.fileno())  # or Python would fail on the same bytes when it ends
+            if stream is sys.stdout and not isinstance(error, BrokenPipeError):
+                failure = error
+    return failure
