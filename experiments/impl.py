@@ -38,6 +38,7 @@ from experiments.impl_parts import (
     sampled_verdict,
     stopped,
 )
+from experiments.unfinished import CLOCK, SECONDS, NeverEnds, at_most, in_one_line, never_ended
 from speclab import flags
 from speclab.cached_model import tokens_to_keep
 from speclab.errors import Problem, UsageProblem
@@ -304,8 +305,21 @@ def load(text: str | None, usable: set[int]) -> Impl:
         what = ", ".join(f"{n} ({ROLES[n]}: {status})" for n, status in unfinished.items())
         words = [str(next(iter(unfinished)))] if numbers else []
         raise UsageProblem(f"--impl {text}: not finished: {what}; type: {flags.command(me, *words)}")
-    modules = {e.number: importlib.import_module(f"{package}.{e.stem}") for e in chosen if e.status == "done"}
+    modules = {exercise.number: _imported(package, exercise) for exercise in chosen if exercise.status == "done"}
     return Impl(package, modules, unfinished)
+
+
+def _imported(package: str, exercise: check.Exercise) -> ModuleType:
+    """An exercise's file, whose checks have passed in another process."""
+    try:
+        with at_most(SECONDS["setup"], CLOCK["setup"]):
+            return importlib.import_module(f"{package}.{exercise.stem}")
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        said = never_ended(error) if isinstance(error, NeverEnds) else in_one_line(error)
+    again = flags.command(check.ROOT / "check.py", str(exercise.number))
+    raise Problem(f"{package}/{exercise.stem}.py cannot be imported here: {said}; its checks can: {again}")
 
 
 def _refuse_what_fails(package: str, chosen: list[check.Exercise]) -> None:
