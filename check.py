@@ -273,7 +273,7 @@ def _parsed(outcomes: BinaryIO) -> Iterator[dict]:
 
 def _why_it_ended(code: int | None, said: str) -> str:
     """Why there are checks without an outcome, in the learner's words."""
-    stack = re.split(r"^(?:Fatal Python error|Timeout \()", said, flags=re.MULTILINE)
+    stack = re.split(r"Fatal Python error|Timeout \(", said)
     lines = re.findall(r'File ".*?(\w+)[/\\](ex\d\d_\w+\.py)", line (\d+)', stack[-1]) if len(stack) > 1 else []
     place = " ({}/{}:{})".format(*lines[0]) if lines else ""
     if code is None:
@@ -316,6 +316,8 @@ def _by_check(lines: list[dict]) -> list[Check]:
 
 def open_holes(path: Path) -> list[str]:
     """The functions of a file that still raise Todo, in order; of a method, `Class.method`."""
+    if unreadable(path):
+        return []
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: thousands of brackets

@@ -36,6 +36,7 @@ from experiments.impl_parts import (
     greedy_verdict,
     in_range,
     sampled_verdict,
+    short,
     stopped,
 )
 from experiments.unfinished import CLOCK, SECONDS, NeverEnds, at_most, in_one_line, never_ended
@@ -166,7 +167,7 @@ class Impl:
             found = ask(0, mine.time_decoding, *words, lab_inside=True)
             three = [as_float(answer) for answer in found] if isinstance(found, tuple | list) else []
             if len(three) != 3 or None in three:
-                raise stopped(0, mine.time_decoding, f"returned {found!r}, not three numbers", words)
+                raise stopped(0, mine.time_decoding, f"returned {short(found)}, not three numbers", words)
             speed = finite(0, mine.tokens_per_second, found[2], found[1])
             line = f"{found[2]} tokens, prefill {three[0]:.3f} s, decoding {three[1]:.2f} s: {speed:.1f} tok/s"
             lines.append(f"yours, after a warm-up: {line}")

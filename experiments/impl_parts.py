@@ -67,7 +67,7 @@ class Steps:
 def stopped(number: int, function: Callable, what: str, args: tuple) -> Problem:
     """One line: which function did what, with which arguments."""
     name = getattr(function, "__qualname__", str(function))
-    given = ", ".join(map(_short.repr, args)) or "none"
+    given = ", ".join(map(short, args)) or "none"
     again = f"its arguments were {given}; call it with them to see it again"
     return Problem(f"exercise {number}: {name} {what} -- on real data; {again}")
 
@@ -96,7 +96,7 @@ class _Short(reprlib.Repr):
         return super().repr1(x, level)
 
 
-_short = _Short()
+short = _Short().repr
 
 
 def in_range(number: int, function: Callable, smallest: int, largest: int, *args) -> int:
@@ -112,9 +112,8 @@ def within(number: int, function: Callable, answer: Any, smallest: int, largest:
     except Exception:  # TypeError, or whatever a learner's class raises
         whole = smallest - 1
     if not smallest <= whole <= largest:
-        raise stopped(
-            number, function, f"returned {_short.repr(answer)}, not a whole number from {smallest} to {largest}", args
-        )
+        said = f"returned {short(answer)}, not a whole number from {smallest} to {largest}"
+        raise stopped(number, function, said, args)
     return whole
 
 
@@ -123,7 +122,7 @@ def finite(number: int, function: Callable, *args) -> float:
     answer = ask(number, function, *args)
     value = as_float(answer)
     if value is None:
-        raise stopped(number, function, f"returned {_short.repr(answer)}, not a finite number", args)
+        raise stopped(number, function, f"returned {short(answer)}, not a finite number", args)
     return value
 
 
@@ -166,7 +165,7 @@ def sampled_verdict(mine: ModuleType, draft: Draft, target_probs: Tensor, unifor
     rule = mine.verify_draft
     answer = ask(4, rule, *args)
     if not isinstance(answer, tuple | list) or len(answer) != 2:
-        raise stopped(4, rule, f"returned {_short.repr(answer)}, not a pair (n_accepted, next token)", args)
+        raise stopped(4, rule, f"returned {short(answer)}, not a pair (n_accepted, next token)", args)
     n_accepted, token = answer
     return within(4, rule, n_accepted, 0, len(drafted), args), within(4, rule, token, 0, vocab - 1, args)
 
@@ -194,8 +193,12 @@ class TheirCatchUp(ModelDrafter):
         args, missing = (self._committed, kept), self._committed[kept:]
         answer = ask(3, self._catch_up, *args)
         # Too much or too little would be lossless and never seen in the text: only the draft would get worse.
-        if not isinstance(answer, list | tuple) or list(answer) != missing:
-            said = f"returned {_short.repr(answer)}; missing in the draft's cache are {_short.repr(missing)}"
+        try:
+            same = isinstance(answer, list | tuple) and list(map(operator.index, answer)) == missing
+        except Exception:  # what is in it cannot be a whole number
+            same = False
+        if not same:
+            said = f"returned {short(answer)}; missing in the draft's cache are {short(missing)}"
             raise stopped(3, self._catch_up, said, args)
         self._not_fed = missing
 
@@ -216,12 +219,12 @@ class TheirDrafter:
         fine = isinstance(tokens, Tensor) and tokens.dtype == torch.long and tokens.ndim == 2 and tokens.shape[0] == 1
         if not fine or tokens.shape[1] > k or not ((tokens >= 0) & (tokens < self._vocab_size)).all():
             what = f"ids of shape (1, n), n at most {k}, from 0 to {self._vocab_size - 1}"
-            raise stopped(7, self._inner.propose, f"returned {tokens!r} as its tokens, not {what}", (k, uniforms))
+            raise stopped(7, self._inner.propose, f"returned {short(tokens)} as its tokens, not {what}", (k, uniforms))
         n, probs = tokens.shape[1], getattr(draft, "probs", None)
         shape = (1, n, self._vocab_size)
         fine = isinstance(probs, Tensor) and probs.is_floating_point() and probs.shape == shape
         if probs is not None and not fine:
-            got = f"{probs.dtype} of shape {tuple(probs.shape)}" if isinstance(probs, Tensor) else repr(probs)
+            got = f"{probs.dtype} of shape {tuple(probs.shape)}" if isinstance(probs, Tensor) else short(probs)
             said = f"returned {got} as its probs, not None or floats of shape {shape}"
             raise stopped(7, self._inner.propose, said, (k, uniforms))
         return Draft(tokens, torch.full((1,), n, device=tokens.device), probs)

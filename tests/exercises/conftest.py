@@ -81,13 +81,12 @@ def limited_memory() -> Iterator[None]:
         yield
         return
     before = resource.getrlimit(resource.RLIMIT_DATA)[0]
+    reserve = bytearray(8 << 20)  # given up first: to lift the limit takes some memory too
     limit(resource.RLIMIT_DATA, MEMORY_BYTES)
     try:
         yield
-    except MemoryError as error:
-        traceback.clear_frames(error.__traceback__)  # what the code has piled up is in their variables
-        raise
     finally:
+        del reserve
         limit(resource.RLIMIT_DATA, before)
 
 
@@ -178,6 +177,8 @@ def _guarded(item: pytest.Item, phase: str):
         NEVER_ENDED.add(item.path)
         said = never_ended(error)
     except BaseException as error:
+        if isinstance(error, MemoryError):
+            traceback.clear_frames(error.__traceback__)  # what the code has piled up is in their variables
         if not _needs_words(error, item):
             raise
         said = in_words(error)
