@@ -9,30 +9,38 @@ What comes out: a line per exercise, or per check of one exercise, and at the en
     python check.py 3 --hint           # a nudge for the first unfinished function; --hint 2 and 3 say more
     python check.py --impl solutions   # the same for the solutions
 
-Underneath it is pytest (tests/exercises/). Exit code 0 when nothing is wrong: a hole still open is not wrong.
-Exit code 1 when a check fails.
+Underneath it is pytest (tests/exercises/), in a process of its own, which is ended together with all that your code has
+started. Exit code 0 when nothing is wrong: a hole still open is not wrong. Exit code 1 when a check fails.
 """
 
 import ast
+import contextlib
 import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from typing import BinaryIO
 
 from speclab import flags
 from speclab.errors import EnvironmentProblem, UsageProblem, reports_problems
 
 ROOT = Path(__file__).resolve().parent
 CHECKS = ROOT / "tests" / "exercises"
-PRINTED = 10  # lines shown of what a learner's code has printed
+NEEDED = ("pytest", "torch", "transformers")
+SILENCE = 75  # seconds without a word after which a run is ended; the code's own alarms ring before (unfinished.py)
+LOG_BYTES = 1 << 16  # of what pytest says, its end
+SOURCE_BYTES = 1 << 20  # of an exercise's file: nobody writes more by hand
 MARKS = {"passed": "ok", "todo": "todo", "failed": "FAILS", "skipped": "skip"}
 WORST = ("failed", "todo", "skipped", "passed")
 
@@ -45,7 +53,8 @@ class Check:
     outcome: str  # passed, todo, failed or skipped
     message: str = ""
     traceback: str = ""
-    printed: str = ""  # by the learner's code, up to the failure
+    printed: list[str] = field(default_factory=list)  # by the learner's code, the last lines before the failure
+    n_printed: int = 0  # lines in all
 
     @property
     def name(self) -> str:
@@ -61,7 +70,7 @@ class Exercise:
     @property
     def title(self) -> str:
         """The chapter's."""
-        return self.chapter.read_text(encoding="utf-8").partition("\n")[0].partition(". ")[2]
+        return text_of_the_lab(self.chapter).partition("\n")[0].partition(". ")[2]
 
     def path(self, impl: str) -> Path:
         return ROOT / impl / f"{self.stem}.py"
@@ -96,90 +105,222 @@ def exercises() -> list[Exercise]:
     """All that have a chapter, in order; a learner's own file may be missing."""
     found = (re.fullmatch(r"(\d\d)-([\w-]+)", path.stem) for path in chapters().glob("*.md"))
     known = [Exercise(int(m[1]), f"ex{m[1]}_{m[2].replace('-', '_')}") for m in found if m]
+    if not known:
+        raise EnvironmentProblem(f"there is no chapter in {flags.shown(chapters())}; type: {restored(chapters())}")
     return sorted(known, key=lambda exercise: exercise.number)
+
+
+def text_of_the_lab(path: Path) -> str:
+    """A file that belongs to the lab and not to the learner."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise EnvironmentProblem(f"{flags.shown(path)} cannot be read: {error}; type: {restored(path)}") from None
+
+
+def restored(path: Path) -> str:
+    """What to type to get a file or a folder of the lab back."""
+    return shlex.join(["git", "checkout", "--", flags.shown(path)])
+
+
+def installed() -> str:
+    """What to type where a package is missing: the same words to the lab's own Python, or pip's."""
+    own = ROOT / ".venv" / "bin" / "python"
+    if own.exists() and Path(sys.prefix).resolve() != (ROOT / ".venv").resolve():
+        return shlex.join([flags.shown(own), *sys.argv])
+    return shlex.join(["pip", "install", "-r", flags.shown(ROOT / "requirements.txt")])
+
+
+# --- running the checks -----------------------------------------------------------------------------------------------
 
 
 def run_checks(impl: str, chosen: list[Exercise]) -> None:
     """Run the checks of these exercises and fill in their outcomes.
 
-    In a process of its own: whatever the learner's code does, it does it there. Raises UsageProblem if a file to check
-    is missing, EnvironmentProblem if there is no pytest or if a test file itself cannot be run.
+    Whatever the learner's code does, it does it in another process. One process for all is quick, but there one
+    exercise can spoil the next one, so what fails behind another exercise is run once more without it.
+    Raises EnvironmentProblem if a package is missing or if a test file itself cannot be run.
     """
-    if find_spec("pytest") is None:
-        raise EnvironmentProblem("the checks need pytest; type: pip install -r requirements.txt")
-    missing = [flags.shown(exercise.path(impl)) for exercise in chosen if not exercise.path(impl).exists()]
+    missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
-        raise UsageProblem(
-            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing; type: "
-            f"{shlex.join(['git', 'checkout', '--', *missing])}, or unpack the lab's archive once more and copy from it"
+        raise EnvironmentProblem(
+            f"the checks need {' and '.join(missing)}, which this Python lacks; type: {installed()}"
         )
+    for exercise in chosen:
+        if why := unreadable(exercise.path(impl)):
+            exercise.checks = [Check(name, "failed", why) for name in used_functions(exercise)]
+    ready = [exercise for exercise in chosen if not exercise.checks]
+    with caught_signals() as caught:
+        _run(impl, ready, caught)
+        for exercise in ready[1:]:
+            if exercise.of("failed"):
+                _run(impl, [exercise], caught)
+
+
+def unreadable(path: Path) -> str:
+    """Why a learner's file cannot be imported at all, and what to type; nothing where it can be read."""
+    try:
+        what = "it is missing" if not path.exists() else "it is no file" if not path.is_file() else ""
+        if not what:
+            with path.open("rb") as file:
+                what = (
+                    f"it is larger than {SOURCE_BYTES >> 20} MB"
+                    if len(file.read(SOURCE_BYTES + 1)) > SOURCE_BYTES
+                    else ""
+                )
+    except OSError as error:
+        what = error.strerror
+    again = f"{restored(path)}, or unpack the lab's archive once more and copy from it"
+    return f"{flags.shown(path)} cannot be imported: {what}; type: {again}" if what else ""
+
+
+@contextlib.contextmanager
+def caught_signals() -> Iterator[list[int]]:
+    """The signals that ask this process to end, as they come; at the end of the block they are obeyed."""
+    caught: list[int] = []
+    asking = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {number: signal.getsignal(number) for number in asking}
+    handled = [number for number in asking if before[number] not in (signal.SIG_IGN, None)]  # nohup ignores SIGHUP
+    for number in handled:
+        signal.signal(number, lambda number, _: caught.append(number))
+    try:
+        yield caught
+    finally:
+        for number in handled:
+            signal.signal(number, before[number])
+    if caught:
+        raise KeyboardInterrupt if caught[0] == signal.SIGINT else SystemExit(128 + caught[0])
+
+
+def _run(impl: str, chosen: list[Exercise], caught: list[int]) -> None:
+    """One process for the checks of these exercises; a check that has no outcome has failed."""
+    if not chosen or caught:
+        return
     numbers = ", ".join(str(exercise.number) for exercise in chosen)
     # At once: pytest, and the torch of some exercises, take seconds to load.
     print(f"running the checks of {impl} {numbers} ...", file=sys.stderr, flush=True)
-    waiting = chosen
-    while waiting:
-        code, lines = _pytest(impl, [str(exercise.test_file) for exercise in waiting])
-        for exercise in waiting:
-            exercise.checks = _by_check([line for line in lines if line["file"] == exercise.test_file.name])
-        # Where the learner's code ended the process, the first exercise with a check missing did it; others go on.
-        guilty, *waiting = [exercise for exercise in waiting if _missing(exercise)] or [None]
-        if guilty:
-            why = f"did not run: your code ended Python, with exit code {code}"
-            guilty.checks += [Check(name, "failed", why) for name in _missing(guilty)]
+    code, said, lines = _pytest(impl, [str(exercise.test_file) for exercise in chosen], caught)
+    if caught:
+        return
+    if not lines:
+        raise EnvironmentProblem(_why_nothing_ran(said))
+    for exercise in chosen:
+        exercise.checks = _by_check([line for line in lines if line["file"] == exercise.test_file.name])
+        ended = [check.function for check in exercise.checks]
+        why = _why_it_ended(code, said)
+        exercise.checks += [Check(name, "failed", why) for name in used_functions(exercise) if name not in ended]
 
 
-def _missing(exercise: Exercise) -> list[str]:
-    """Checks that have no outcome."""
-    known = {check.function for check in exercise.checks}
-    return [name for name in used_functions(exercise) if name not in known]
-
-
-def _pytest(impl: str, files: list[str]) -> tuple[int, list[dict]]:
-    """-> exit code, an outcome for every case that ran (tests/exercises/conftest.py writes them)"""
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "outcomes"
-        report.touch()
-        words = ["--impl", impl, "--outcomes", str(report)]
-        words += ["--confcutdir", str(CHECKS), "-c", str(ROOT / "pyproject.toml")]
+def _pytest(impl: str, files: list[str], caught: list[int]) -> tuple[int | None, str, list[dict]]:
+    """-> exit code (None: it had to be ended), the end of what pytest said, the lines of tests/exercises/conftest.py"""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        report, log = Path(folder) / "outcomes", Path(folder) / "log"
+        words = ["--impl", impl, "--outcomes", str(report), "--confcutdir", str(CHECKS)]
+        # Python writes where a crash, or a call that nothing can interrupt, was.
+        words += ["-c", str(ROOT / "pyproject.toml"), "-o", f"faulthandler_timeout={SILENCE / 2}"]
         # Only the lab's own settings: no plugins and no options of whoever runs this.
         settings = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "", "PYTHONDONTWRITEBYTECODE": "1"}
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *words, *files],
-            cwd=ROOT,
-            env={**os.environ, **settings},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-        )
-        lines = [json.loads(line) for line in report.read_text(encoding="utf-8").splitlines()]
-    if done.returncode in (2, 3, 4):  # pytest's own: interrupted, internal error, usage
-        said = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()] or ["it said nothing"]
-        errors = [line for line in said if line.startswith("E  ")] or said
-        named = [found[1] for line in said if (found := re.match(r"_* ?ERROR collecting (\S+)", line))]
-        raise EnvironmentProblem(
-            f"the checks cannot be run ({', '.join(named) or 'pytest stopped'}): "
-            f"{errors[-1].removeprefix('E').strip()[:300]}; restore the files, for example with git checkout tests"
-        )
-    return done.returncode, lines
+        with report.open("w+b") as outcomes, log.open("w+b") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *words, *files],
+                cwd=ROOT,
+                env={**os.environ, **settings},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+            try:
+                code = _watched(process, outcomes, caught)
+            finally:
+                _end(process)
+            output.seek(max(0, os.fstat(output.fileno()).st_size - LOG_BYTES))
+            outcomes.seek(0)
+            return code, output.read().decode(errors="replace"), list(_parsed(outcomes))
+
+
+def _watched(process: subprocess.Popen, outcomes: BinaryIO, caught: list[int]) -> int | None:
+    """Wait for the process to end.  -> its exit code; None when it was silent for too long, or a signal has come"""
+    size, since = 0, time.monotonic()
+    while not caught:
+        if (code := process.poll()) is not None:
+            return code
+        now, length = time.monotonic(), os.fstat(outcomes.fileno()).st_size
+        if length != size:
+            size, since = length, now
+        if now - since > (SILENCE if size else 10 * SILENCE):  # before the first word pytest and torch are loaded
+            return None
+        time.sleep(0.02)
+    return None
+
+
+def _end(process: subprocess.Popen) -> None:
+    """End the process and, where the system has process groups, whatever it has started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left
+        if hasattr(os, "killpg"):
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()
+    process.wait()
+
+
+def _parsed(outcomes: BinaryIO) -> Iterator[dict]:
+    """The lines of a report; the last one may be torn where the process was ended."""
+    for line in outcomes:
+        with contextlib.suppress(ValueError):
+            yield json.loads(line)
+
+
+def _why_it_ended(code: int | None, said: str) -> str:
+    """Why there are checks without an outcome, in the learner's words."""
+    stack = re.split(r"Fatal Python error|Timeout \(", said)
+    lines = re.findall(r'File ".*?(\w+)[/\\](ex\d\d_\w+\.py)", line (\d+)', stack[-1]) if len(stack) > 1 else []
+    place = " ({}/{}:{})".format(*lines[0]) if lines else ""
+    if code is None:
+        return f"still running after {SILENCE:g} s, and nothing could interrupt it{place}: a loop without an end?"
+    how = f"exit code {code}"
+    if code < 0:
+        with contextlib.suppress(ValueError):
+            how = signal.Signals(-code).name
+    return f"did not run: your code ended Python, with {how}{place}"
+
+
+def _why_nothing_ran(said: str) -> str:
+    """Not one check began, so it is not the learner's code that is wrong."""
+    lines = [line for line in said.splitlines() if line.strip()] or ["pytest said nothing"]
+    errors = [line for line in lines if line.startswith("E  ")] or lines
+    error = errors[-1].removeprefix("E").strip()[:300]
+    named = [found[1] for line in lines if (found := re.match(r"_* ?ERROR collecting (\S+)", line))]
+    module = re.search(r"No module named '(\w+)", error)
+    foreign = module and not (ROOT / module[1]).exists() and not (ROOT / f"{module[1]}.py").exists()
+    advice = installed() if foreign else restored(ROOT / "tests")
+    return f"the checks cannot be run ({', '.join(named) or 'pytest stopped'}): {error}; type: {advice}"
 
 
 def _by_check(lines: list[dict]) -> list[Check]:
-    """A check with several cases is as good as its worst one."""
+    """A check with several cases is as good as its worst one; one with a case that never ended has no outcome."""
+    ended = [line for line in lines if line["outcome"] != "started"]
+    torn = {line["check"] for line in lines if line["case"] not in {other["case"] for other in ended}}
     checks: dict[str, Check] = {}
-    for line in lines:
-        check = Check(line["check"], line["outcome"], line["message"], line["traceback"], line["printed"])
+    for line in ended:
+        about = (line["message"], line["traceback"], line["printed"], line["n_printed"])
+        check = Check(line["check"], line["outcome"], *about)
         before = checks.get(check.function)
         if before is None or WORST.index(check.outcome) < WORST.index(before.outcome):
             checks[check.function] = check
-    return list(checks.values())
+    return [check for check in checks.values() if check.function not in torn]
+
+
+# --- what to do next --------------------------------------------------------------------------------------------------
 
 
 def open_holes(path: Path) -> list[str]:
     """The functions of a file that still raise Todo, in order; of a method, `Class.method`."""
+    if unreadable(path):
+        return []
     try:
         tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two: thousands of brackets
         return []
     found = []
     for node in tree.body:
@@ -195,7 +336,11 @@ def open_holes(path: Path) -> list[str]:
 
 def used_functions(exercise: Exercise) -> dict[str, set[str]]:
     """Checks in order -> the learner's functions that each of them calls."""
-    tree = ast.parse(exercise.test_file.read_text(encoding="utf-8"))
+    try:
+        tree = ast.parse(text_of_the_lab(exercise.test_file))
+    except SyntaxError as error:
+        where = flags.shown(exercise.test_file)
+        raise EnvironmentProblem(f"{where} is no Python: {error}; type: {restored(exercise.test_file)}") from None
     return {
         node.name: {a.attr for a in ast.walk(node) if isinstance(a, ast.Attribute) and ast.unparse(a.value) == "mine"}
         for node in tree.body
@@ -219,10 +364,15 @@ def suspects(exercise: Exercise) -> list[str]:
 
 def hints() -> dict[str, dict[str, list[str]]]:
     """ex02 -> hole -> three levels; a method goes by its own name."""
-    return {
-        exercise: {hole: entry["levels"] for hole, entry in holes.items()}
-        for exercise, holes in tomllib.loads((ROOT / "exercises" / "hints.toml").read_text(encoding="utf-8")).items()
-    }
+    path = ROOT / "exercises" / "hints.toml"
+    try:
+        return {
+            exercise: {hole: [str(level) for level in entry["levels"]] for hole, entry in holes.items()}
+            for exercise, holes in tomllib.loads(text_of_the_lab(path)).items()
+        }
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise EnvironmentProblem(f"{flags.shown(path)} is no list of hints: {why}; type: {restored(path)}") from None
 
 
 def hinted(exercise: Exercise) -> str | None:
@@ -260,24 +410,27 @@ def show_one(exercise: Exercise, impl: str, traceback: bool) -> None:
     width = max((len(check.name) for check in exercise.checks), default=0)
     said = set()
     for check in exercise.checks:
-        mark = MARKS[check.outcome]
-        print(f"  {mark:>5}  {check.name:<{width}}  {check.message if check.outcome != 'failed' else ''}".rstrip())
-        if check.outcome == "failed" and check.message not in said:  # a file that cannot be imported fails them all
+        mark, failed = MARKS[check.outcome], check.outcome == "failed"
+        again = failed and check.message in said  # a file that cannot be imported fails them all
+        beside = "the same as above" if again else "" if failed else check.message
+        print(f"  {mark:>5}  {check.name:<{width}}  {beside}".rstrip())
+        if failed and not again:
             print(textwrap.fill(check.message, 110, initial_indent=" " * 9, subsequent_indent=" " * 9))
             if not said:  # only for the first: a print in a loop would bury the others
-                show_printed(check.printed.splitlines())
+                show_printed(check)
             said.add(check.message)
         if traceback and check.traceback:
             print(textwrap.indent(check.traceback, " " * 9))
     print(f"\n{next_step([exercise], impl)}")
 
 
-def show_printed(lines: list[str]) -> None:
+def show_printed(check: Check) -> None:
     """The last lines that the learner's code printed: those nearest to the failure."""
-    if lines:
-        which = f"the last {PRINTED} of {len(lines)} lines" if len(lines) > PRINTED else "up to here"
+    if check.printed:
+        shown = len(check.printed)
+        which = f"the last {shown} of {check.n_printed} lines" if check.n_printed > shown else "up to here"
         print(" " * 9 + f"your code printed, {which}:")
-        print(textwrap.indent("\n".join(line[:150] for line in lines[-PRINTED:]), " " * 9 + "| ", lambda _: True))
+        print(textwrap.indent("\n".join(check.printed), " " * 9 + "| ", lambda _: True))
 
 
 def show_all(found: list[Exercise], impl: str) -> None:

@@ -36,8 +36,10 @@ from experiments.impl_parts import (
     greedy_verdict,
     in_range,
     sampled_verdict,
+    short,
     stopped,
 )
+from experiments.unfinished import CLOCK, SECONDS, NeverEnds, at_most, in_one_line, never_ended
 from speclab import flags
 from speclab.cached_model import tokens_to_keep
 from speclab.errors import Problem, UsageProblem
@@ -165,7 +167,7 @@ class Impl:
             found = ask(0, mine.time_decoding, *words, lab_inside=True)
             three = [as_float(answer) for answer in found] if isinstance(found, tuple | list) else []
             if len(three) != 3 or None in three:
-                raise stopped(0, mine.time_decoding, f"returned {found!r}, not three numbers", words)
+                raise stopped(0, mine.time_decoding, f"returned {short(found)}, not three numbers", words)
             speed = finite(0, mine.tokens_per_second, found[2], found[1])
             line = f"{found[2]} tokens, prefill {three[0]:.3f} s, decoding {three[1]:.2f} s: {speed:.1f} tok/s"
             lines.append(f"yours, after a warm-up: {line}")
@@ -304,8 +306,21 @@ def load(text: str | None, usable: set[int]) -> Impl:
         what = ", ".join(f"{n} ({ROLES[n]}: {status})" for n, status in unfinished.items())
         words = [str(next(iter(unfinished)))] if numbers else []
         raise UsageProblem(f"--impl {text}: not finished: {what}; type: {flags.command(me, *words)}")
-    modules = {e.number: importlib.import_module(f"{package}.{e.stem}") for e in chosen if e.status == "done"}
+    modules = {exercise.number: _imported(package, exercise) for exercise in chosen if exercise.status == "done"}
     return Impl(package, modules, unfinished)
+
+
+def _imported(package: str, exercise: check.Exercise) -> ModuleType:
+    """An exercise's file, whose checks have passed in another process."""
+    try:
+        with at_most(SECONDS["setup"], CLOCK["setup"]):
+            return importlib.import_module(f"{package}.{exercise.stem}")
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        said = never_ended(error) if isinstance(error, NeverEnds) else in_one_line(error)
+    again = flags.command(check.ROOT / "check.py", str(exercise.number))
+    raise Problem(f"{package}/{exercise.stem}.py cannot be imported here: {said}; its checks can: {again}")
 
 
 def _refuse_what_fails(package: str, chosen: list[check.Exercise]) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from draft_models import Drafter, ModelDrafter
-from experiments.unfinished import SECONDS, NeverEnds, at_most, in_one_line, place, promises_a_value
+from experiments.unfinished import CLOCK, SECONDS, NeverEnds, at_most, in_one_line, never_ended, promises_a_value
 from speclab.cached_model import CachedModel
 from speclab.errors import Problem
 from speclab.sampling import NOT_FINITE, Draft, Sampling, draw, to_host
@@ -32,19 +32,19 @@ def ask(number: int, function: Callable, *args, lab_inside: bool = False) -> Any
     argument of the kind `Steps` may then wind the alarm up again. Lists are handed over as copies: a function that uses
     one up misleads neither the run nor the line.
     """
-    seconds = SECONDS["call"] * (torch.get_num_threads() if lab_inside else 1)
+    # A pass works on every thread, and the first one may read the weights from a slow disk.
+    threads, patience = (torch.get_num_threads(), 10) if lab_inside else (1, 1)
     try:
-        with at_most(seconds) as wind_up:
+        with at_most(SECONDS["call"] * threads, CLOCK["call"] * patience) as wind_up:
             for arg in args:
                 if isinstance(arg, Steps):
                     arg.wind_up = wind_up
             answer = function(*(list(arg) if isinstance(arg, list) else arg for arg in args))
-    except Problem:
+    except (Problem, KeyboardInterrupt):
         raise
     except NeverEnds as error:
-        said = f"is still running after {seconds} s of processor time{place(error)}: a loop without an end?"
-        raise stopped(number, function, said, args) from None
-    except Exception as error:
+        raise stopped(number, function, f"is {never_ended(error)}", args) from None
+    except BaseException as error:  # SystemExit and a learner's own kinds too
         raise stopped(number, function, f"raised {in_one_line(error)}", args) from error
     if answer is None and promises_a_value(function):
         raise stopped(number, function, "returned None; did you forget `return`?", args)
@@ -67,7 +67,7 @@ class Steps:
 def stopped(number: int, function: Callable, what: str, args: tuple) -> Problem:
     """One line: which function did what, with which arguments."""
     name = getattr(function, "__qualname__", str(function))
-    given = ", ".join(map(_short.repr, args)) or "none"
+    given = ", ".join(map(short, args)) or "none"
     again = f"its arguments were {given}; call it with them to see it again"
     return Problem(f"exercise {number}: {name} {what} -- on real data; {again}")
 
@@ -96,7 +96,7 @@ class _Short(reprlib.Repr):
         return super().repr1(x, level)
 
 
-_short = _Short()
+short = _Short().repr
 
 
 def in_range(number: int, function: Callable, smallest: int, largest: int, *args) -> int:
@@ -109,10 +109,11 @@ def within(number: int, function: Callable, answer: Any, smallest: int, largest:
     """A whole number between two others, numpy's and torch's included, or a Problem."""
     try:
         whole = operator.index(answer)
-    except TypeError:
+    except Exception:  # TypeError, or whatever a learner's class raises
         whole = smallest - 1
     if not smallest <= whole <= largest:
-        raise stopped(number, function, f"returned {answer!r}, not a whole number from {smallest} to {largest}", args)
+        said = f"returned {short(answer)}, not a whole number from {smallest} to {largest}"
+        raise stopped(number, function, said, args)
     return whole
 
 
@@ -121,7 +122,7 @@ def finite(number: int, function: Callable, *args) -> float:
     answer = ask(number, function, *args)
     value = as_float(answer)
     if value is None:
-        raise stopped(number, function, f"returned {answer!r}, not a finite number", args)
+        raise stopped(number, function, f"returned {short(answer)}, not a finite number", args)
     return value
 
 
@@ -129,7 +130,7 @@ def as_float(answer: Any) -> float | None:
     """None for text, and for whatever else is no finite number."""
     try:
         value = math.nan if isinstance(answer, str) else float(answer)
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # RuntimeError: a tensor of several
+    except Exception:  # TypeError, RuntimeError of a tensor of several, or whatever a learner's class raises
         return None
     return value if math.isfinite(value) else None
 
@@ -164,7 +165,7 @@ def sampled_verdict(mine: ModuleType, draft: Draft, target_probs: Tensor, unifor
     rule = mine.verify_draft
     answer = ask(4, rule, *args)
     if not isinstance(answer, tuple | list) or len(answer) != 2:
-        raise stopped(4, rule, f"returned {answer!r}, not a pair (n_accepted, next token)", args)
+        raise stopped(4, rule, f"returned {short(answer)}, not a pair (n_accepted, next token)", args)
     n_accepted, token = answer
     return within(4, rule, n_accepted, 0, len(drafted), args), within(4, rule, token, 0, vocab - 1, args)
 
@@ -192,8 +193,12 @@ class TheirCatchUp(ModelDrafter):
         args, missing = (self._committed, kept), self._committed[kept:]
         answer = ask(3, self._catch_up, *args)
         # Too much or too little would be lossless and never seen in the text: only the draft would get worse.
-        if not isinstance(answer, list | tuple) or list(answer) != missing:
-            said = f"returned {_short.repr(answer)}; missing in the draft's cache are {_short.repr(missing)}"
+        try:
+            same = isinstance(answer, list | tuple) and list(map(operator.index, answer)) == missing
+        except Exception:  # what is in it cannot be a whole number
+            same = False
+        if not same:
+            said = f"returned {short(answer)}; missing in the draft's cache are {short(missing)}"
             raise stopped(3, self._catch_up, said, args)
         self._not_fed = missing
 
@@ -214,12 +219,12 @@ class TheirDrafter:
         fine = isinstance(tokens, Tensor) and tokens.dtype == torch.long and tokens.ndim == 2 and tokens.shape[0] == 1
         if not fine or tokens.shape[1] > k or not ((tokens >= 0) & (tokens < self._vocab_size)).all():
             what = f"ids of shape (1, n), n at most {k}, from 0 to {self._vocab_size - 1}"
-            raise stopped(7, self._inner.propose, f"returned {tokens!r} as its tokens, not {what}", (k, uniforms))
+            raise stopped(7, self._inner.propose, f"returned {short(tokens)} as its tokens, not {what}", (k, uniforms))
         n, probs = tokens.shape[1], getattr(draft, "probs", None)
         shape = (1, n, self._vocab_size)
         fine = isinstance(probs, Tensor) and probs.is_floating_point() and probs.shape == shape
         if probs is not None and not fine:
-            got = f"{probs.dtype} of shape {tuple(probs.shape)}" if isinstance(probs, Tensor) else repr(probs)
+            got = f"{probs.dtype} of shape {tuple(probs.shape)}" if isinstance(probs, Tensor) else short(probs)
             said = f"returned {got} as its probs, not None or floats of shape {shape}"
             raise stopped(7, self._inner.propose, said, (k, uniforms))
         return Draft(tokens, torch.full((1,), n, device=tokens.device), probs)

@@ -1,11 +1,13 @@
 """`--impl`: a reader's own functions in the loop. Right ones change nothing, wrong ones are never timed in silence."""
 
+import contextlib
 import importlib
 import json
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from fractions import Fraction
 from types import SimpleNamespace
@@ -23,7 +25,7 @@ from baseline_autoregressive import autoregressive_decode
 from draft_models import FreeDialDrafter, ModelDrafter, NgramDrafter
 from experiments import impl
 from experiments.impl import Impl
-from experiments.unfinished import SECONDS, has_alarm
+from experiments.unfinished import CLOCK, SECONDS, has_alarm
 from optimized_speculative import Round, Rules, speculative_decode
 from speclab import prompts, record, report
 from speclab.cached_model import CachedModel
@@ -248,6 +250,56 @@ def test_a_loop_that_ends_in_the_checks_only_is_stopped(pair, monkeypatch, numbe
 
 
 @endless
+def test_a_wait_without_an_end_is_stopped(monkeypatch):
+    """By the clock: it takes no processor time."""
+    monkeypatch.setitem(CLOCK, "call", 0.1)
+    with pytest.raises(
+        Problem, match=r"wait is still running after 0\.1 s by the clock: does it wait for .* real data"
+    ):
+        impl.ask(2, threading.Event().wait)
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+@endless
+def test_an_alarm_that_is_caught_counts(monkeypatch):
+    """Also where the function goes on to answer."""
+    monkeypatch.setitem(SECONDS, "call", 0.1)
+
+    def catches():
+        with contextlib.suppress(BaseException):
+            while True:
+                pass
+        return 3
+
+    with pytest.raises(Problem, match=r"still running after 0\.1 s of processor time"):
+        impl.ask(2, catches)
+
+
+@pytest.mark.parametrize(
+    "kind", [SystemExit, GeneratorExit, type("Odd", (BaseException,), {"__str__": lambda self: 7})]
+)
+def test_what_is_no_exception_is_one_line(kind):
+    def leave():
+        raise kind(3)
+
+    with pytest.raises(Problem, match=rf"exercise 2: .*leave raised {kind.__name__}: .* -- on real data"):
+        impl.ask(2, leave)
+
+
+def test_a_file_that_is_imported_in_its_checks_only_is_one_line(monkeypatch, tmp_path):
+    """impl.load imports it once more, in the run's own process."""
+    package = tmp_path / "answers"
+    package.mkdir()
+    (package / "ex02_greedy.py").write_text("import sys\nsys.exit('not here')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    exercise = next(exercise for exercise in check.exercises() if exercise.number == 2)
+    with pytest.raises(
+        Problem, match=r"answers/ex02_greedy\.py cannot be imported here: SystemExit: not here; .*check\.py 2"
+    ):
+        impl._imported("answers", exercise)
+
+
+@endless
 def test_the_stopwatch_may_run_for_long(monkeypatch):
     """Exercise 0 times a whole decoding in one call: the alarm is wound up again at every token, not for ever."""
     monkeypatch.setitem(SECONDS, "call", 0.2)
@@ -352,6 +404,22 @@ def test_a_function_may_use_up_its_lists(pair):
 
     with pytest.raises(Problem, match=r"its arguments were \[\d+, \d+, \d+, \d+\], \["):
         rounds(pair, with_function(2, count_accepted=emptied), GREEDY)
+
+
+class Wild:
+    """Answers nothing that it is asked."""
+
+    def _refuse(self, *args):
+        raise ZeroDivisionError
+
+    __repr__ = __index__ = __float__ = _refuse
+
+
+def test_an_answer_that_cannot_even_be_shown_is_one_line():
+    with pytest.raises(Problem, match=r"returned <Wild instance at .*>, not a whole number"):
+        impl.in_range(2, lambda found: found, 0, 9, Wild())
+    with pytest.raises(Problem, match=r"returned <Wild instance at .*>, not a finite number"):
+        impl.finite(5, lambda found: found, Wild())
 
 
 @pytest.mark.parametrize("answer", ["0.5", None, 1j, float("nan"), float("inf"), torch.tensor([0.5, 0.5]), [0.5]])

@@ -5,13 +5,20 @@
 
 A check asks for the fixture `mine`, the module under test. A hole that is still open skips its checks; code that
 cannot be imported fails them in one line; code that never ends is stopped after some seconds.
+
+With `--outcomes FILE`, as check.py starts it, a JSON line is written when a check begins, and one for what became of
+it; files and memory have a limit, and nothing that the code does ends the checks of another file if Python survives it.
 """
 
+import contextlib
+import errno
 import functools
 import importlib
 import json
+import os
 import runpy
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import dedent
 from types import ModuleType
@@ -20,22 +27,74 @@ import pytest
 
 from exercises import Todo
 from experiments.unfinished import (
+    CLOCK,
     IMPLS,
+    LONGEST,
     ROOT,
     SECONDS,
     NeverEnds,
     at_most,
     in_one_line,
+    is_theirs,
+    never_ended,
     own_functions,
     place,
+    printable,
     promises_a_value,
+    text_of,
 )
+
+try:
+    import resource
+except ImportError:  # Windows: the checks run there without these limits
+    resource = None
+
+FILE_BYTES = 16 << 20  # of every file that the code writes, and of what a check prints
+MEMORY_BYTES = 4 << 30  # of data, while the code runs; torch and a check need less than half a GiB
+SHOWN_LINES = 10  # of what a failing check has printed
+TRACEBACK = 20_000  # characters of pytest's report that are kept
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("exercises")
     group.addoption("--impl", choices=IMPLS, default="solutions", help="whose code the checks look at")
-    group.addoption("--outcomes", metavar="FILE", help="write a JSON line for every check that ran")
+    group.addoption("--outcomes", metavar="FILE", help="write JSON lines of what became of every check")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A print without an end must not fill the disk, and a crash leaves no image of the memory there."""
+    if resource and config.getoption("--outcomes", None):
+        limit(resource.RLIMIT_FSIZE, FILE_BYTES)
+        limit(resource.RLIMIT_CORE, 0)
+
+
+def limit(what: int, number: int) -> None:
+    """Lower a limit of this process; a system that refuses goes without."""
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(what, (number, resource.getrlimit(what)[1]))
+
+
+@contextlib.contextmanager
+def limited_memory() -> Iterator[None]:
+    """While the code inside runs. Afterwards pytest has room to report what happened."""
+    if not resource:
+        yield
+        return
+    before = resource.getrlimit(resource.RLIMIT_DATA)[0]
+    reserve = bytearray(8 << 20)  # given up first: to lift the limit takes some memory too
+    limit(resource.RLIMIT_DATA, MEMORY_BYTES)
+    try:
+        yield
+    finally:
+        del reserve
+        limit(resource.RLIMIT_DATA, before)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """All outcomes are written: do not wait for threads that the code has left behind."""
+    if session.config.getoption("--outcomes", None) and exitstatus in (0, 1):
+        os._exit(exitstatus)
 
 
 def module_name(path: Path) -> str:
@@ -72,10 +131,11 @@ def mine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Mod
     impl = request.config.getoption("--impl", "solutions")
     try:
         return returning_something(importlib.import_module(f"{impl}.{stem}"), monkeypatch)
-    except Todo:
+    except (Todo, NeverEnds, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
-        pytest.fail(f"{impl}/{stem}.py cannot be imported: {in_one_line(error)}", pytrace=False)
+    except BaseException as error:
+        said = in_one_line(error)
+    pytest.fail(f"{impl}/{stem}.py cannot be imported: {said}", pytrace=False)
 
 
 def returning_something(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
@@ -98,19 +158,41 @@ def returning_something(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 NEVER_ENDED: set[Path] = set()  # test files whose code was stopped once: no check of them waits that long again
+PROCESS = os.getpid()
 
 
 def _guarded(item: pytest.Item, phase: str):
-    seconds = SECONDS["again"] if item.path in NEVER_ENDED else SECONDS[phase]
+    """Run a phase of a check. What pytest or a copy of this process would act on is a failure of the check instead."""
+    if "mine" not in item.fixturenames:
+        return (yield)
+    _write(item, {"outcome": "started"})
+    which = "again" if item.path in NEVER_ENDED else phase
     try:
-        with at_most(seconds):
+        with at_most(SECONDS[which], CLOCK[which]), limited_memory():
             return (yield)
     except Todo as todo:
-        pytest.skip(f"todo: {todo}")
+        said = f"todo: {printable(text_of(todo))}"
+        pytest.skip(said)
     except NeverEnds as error:
         NEVER_ENDED.add(item.path)
-        said = f"still running after {seconds} s of processor time{place(error)}: a loop without an end?"
-        pytest.fail(said, pytrace=False)
+        said = never_ended(error)
+    except BaseException as error:
+        if isinstance(error, MemoryError):
+            traceback.clear_frames(error.__traceback__)  # what the code has piled up is in their variables
+        if not _needs_words(error, item):
+            raise
+        said = in_words(error)
+    finally:
+        if os.getpid() != PROCESS:  # the code has forked, and this is the copy
+            os._exit(0)
+    pytest.fail(said, pytrace=False)
+
+
+def _needs_words(error: BaseException, item: pytest.Item) -> bool:
+    """Would pytest end the session for this exception, or take long to report it?"""
+    if isinstance(error, KeyboardInterrupt | pytest.exit.Exception):
+        return bool(item.config.getoption("--outcomes", None))  # else somebody has typed Ctrl-C
+    return len(text_of(error)) > TRACEBACK
 
 
 @pytest.hookimpl(wrapper=True)
@@ -126,34 +208,50 @@ def pytest_runtest_call(item: pytest.Item):
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
     report = yield
-    path = item.config.getoption("--outcomes", None)
-    if path and "mine" in item.fixturenames and (call.when == "call" or not report.passed):
-        with open(path, "a", encoding="utf-8") as file:
-            print(json.dumps(_outcome(item, call, report)), file=file)
+    if "mine" in item.fixturenames and (call.when == "call" or not report.passed):
+        _write(item, _outcome(call, report))
     return report
 
 
+def _write(item: pytest.Item, outcome: dict) -> None:
+    """Append a line to the file that check.py reads."""
+    if path := item.config.getoption("--outcomes", None):
+        name = item.originalname if hasattr(item, "originalname") else item.name
+        line = json.dumps({"file": item.path.name, "check": name, "case": item.nodeid, **outcome})
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+
 def in_words(error: BaseException) -> str:
-    """What a check says, or an exception that is none of its own, in one line."""
-    spoken = isinstance(error, AssertionError | pytest.fail.Exception)
-    message = str(error).split("\nassert ")[0].strip() if spoken else in_one_line(error)
-    return message.partition("\n")[0]
+    """What a check says, or an exception that is none of its own, in one line that is never empty."""
+    frames = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    theirs = isinstance(error, AssertionError) and frames and is_theirs(frames[-1])  # an assert in the code itself
+    if theirs or not isinstance(error, AssertionError | pytest.fail.Exception):
+        if isinstance(error, OSError) and error.errno == errno.EFBIG:
+            return f"printed or wrote more than {FILE_BYTES >> 20} MB{place(error)}: a loop without an end?"
+        return in_one_line(error)
+    said = text_of(error)[: 2 * LONGEST].split("\nassert ")[0].strip().partition("\n")[0]
+    return printable(said) or in_one_line(error)
 
 
-def _outcome(item: pytest.Item, call: pytest.CallInfo, report: pytest.TestReport) -> dict:
+def _outcome(call: pytest.CallInfo, report: pytest.TestReport) -> dict:
     """What became of a check: passed, todo, skipped or failed, with one line that says why."""
     outcome, message = report.outcome, ""
     if report.skipped:
-        message = str(call.excinfo.value)
+        message = printable(text_of(call.excinfo.value))
         outcome = "todo" if message.startswith("todo: ") else "skipped"
         message = message.removeprefix("todo: ")
     elif report.failed:
         message = in_words(call.excinfo.value)
+    printed = report.capstdout.splitlines() if report.failed else []
     return {
-        "file": item.path.name,
-        "check": item.originalname if hasattr(item, "originalname") else item.name,
         "outcome": outcome,
         "message": message,
-        "traceback": report.longreprtext if report.failed else "",
-        "printed": report.capstdout if report.failed else "",
+        "traceback": "\n".join(map(_shown, report.longreprtext[-TRACEBACK:].splitlines())) if report.failed else "",
+        "printed": [_shown(line[:150]) for line in printed[-SHOWN_LINES:]],
+        "n_printed": len(printed),
     }
+
+
+def _shown(line: str) -> str:
+    return printable(line.expandtabs())
