@@ -19,165 +19,45 @@ Each family has a process of its own with a limit of processor time and memory. 
 results/NAME-families.json and .md.
 """
 
-import contextlib
-import json
-import logging
+import multiprocessing
 import os
-import subprocess
 import sys
 import textwrap
-import warnings
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import torch
 from tqdm import tqdm
-from transformers import GenerationConfig, PreTrainedModel
 
-from baseline_autoregressive import autoregressive_decode
 from benchmarks import common
-from benchmarks.common import COUNT, MAYBE, TEXT
-from benchmarks.tiny_families import VOCAB, model_types, tiny
-from draft_models import ModelDrafter
-from experiments.unlike import noisy
-from optimized_speculative import speculative_decode
-from speclab import engine, options, record
-from speclab.cached_model import CachedModel, check_rollback
-from speclab.errors import EnvironmentProblem, UsageProblem, reports_problems
-from speclab.flat import FlatModel, first_line
-from speclab.losslessness import judge_divergence
-
-BOTH, EAGER, REFUSED = "identical on both engines", "identical on eager", "refused"
-CANNOT, BROKEN = "cannot be built", "broken"
-OUTCOMES = (BOTH, EAGER, REFUSED, CANNOT, BROKEN)
-PROMPTS = (6, 12)  # lengths: shorter and longer than a tiny model's sliding window
-N_TOKENS = 40
-DRAFT_LENGTHS = (1, 4)
-NOISES = (0.1, 0.03, 0.3, 0.01, 1.0)  # of the draft's weights, until drafts were both accepted and rejected
-SECONDS = 120  # of processor time for a family; the wall clock may show ten times as many
-GIGABYTES = 12  # of address space
-
-
-# --- one family -------------------------------------------------------------------------------------------------------
-
-
-class NotTheSame(Exception):
-    """A text is not the library's."""
-
-
-def examine(model_type: str) -> dict:
-    """Build a tiny model of the family and decode with it.  -> its row of the record"""
-    row = {"family": model_type, "outcome": BROKEN, "reason": "", "n_parameters": 0, "accepted": 0, "rejected": 0}
-    try:
-        model = tiny(model_type)
-        row["n_parameters"] = sum(p.numel() for p in model.parameters())
-        with torch.inference_mode():
-            model(input_ids=prompt_of(PROMPTS[0]), use_cache=False).logits  # noqa: B018 - it must be there
-    except Exception as error:  # what a library's constructors raise has no end
-        return row | {"outcome": CANNOT, "reason": reason(error)}
-    try:
-        check_loading(model)
-        gear, why = engine.choose(model, "fast")
-        row["accepted"], row["rejected"] = compare(model, [None, gear] if gear else [None])
-    except EnvironmentProblem as problem:
-        return row | {"outcome": REFUSED, "reason": str(problem)}
-    except NotTheSame as problem:
-        return row | {"reason": str(problem)}
-    except Exception as error:
-        return row | {"reason": reason(error)}
-    return row | ({"outcome": BOTH} if gear else {"outcome": EAGER, "reason": why})
-
-
-def check_loading(model: PreTrainedModel) -> None:
-    """What the lab checks when it loads a model; raises EnvironmentProblem."""
-    check_rollback(model)
-
-
-def prompt_of(length: int) -> torch.Tensor:
-    """(1, length) ids; 0 is the special token of the tiny models"""
-    return torch.randint(1, VOCAB, (1, length), generator=torch.Generator().manual_seed(0))
-
-
-def compare(model: PreTrainedModel, gears: list[FlatModel | None]) -> tuple[int, int]:
-    """Decode every prompt on these engines, or raise NotTheSame.  -> drafted tokens accepted, rounds with a rejection"""
-    model.generation_config = GenerationConfig()  # no ends of text, no forced tokens
-    right = {length: library_text(model, prompt_of(length)) for length in PROMPTS}
-    for gear in gears:
-        for length, text in right.items():
-            target = CachedModel(model, flat=gear)
-            expect(target, length, text, list(autoregressive_decode(target, prompt_of(length), N_TOKENS)), 0)
-    for noise in NOISES:
-        drafter = ModelDrafter(CachedModel(noisy(model, noise, seed=1)))
-        counts = [speculate(CachedModel(model, flat=gear), drafter, right) for gear in gears]
-        accepted, rejected = (sum(column) for column in zip(*counts, strict=True))
-        if accepted and rejected:
-            break
-    return accepted, rejected
-
-
-def library_text(model: PreTrainedModel, prompt: torch.Tensor) -> list[int]:
-    """What the library's own greedy loop makes of the prompt."""
-    options = {"do_sample": False, "max_new_tokens": N_TOKENS, "attention_mask": torch.ones_like(prompt)}
-    return model.generate(prompt, **options)[0, prompt.shape[1] :].tolist()
-
-
-def speculate(target: CachedModel, drafter: ModelDrafter, right: dict[int, list[int]]) -> tuple[int, int]:
-    """Every prompt with every draft length.  -> drafted tokens accepted, rounds with a rejection"""
-    accepted = rejected = 0
-    for length, text in right.items():
-        for k in DRAFT_LENGTHS:
-            rounds = list(speculative_decode(target, drafter, prompt_of(length), k, N_TOKENS))
-            expect(target, length, text, [token for round_ in rounds for token in round_.tokens], k)
-            accepted += sum(round_.n_accepted for round_ in rounds)
-            rejected += sum(round_.n_rejected for round_ in rounds)
-    return accepted, rejected
-
-
-def expect(target: CachedModel, length: int, right: list[int], text: list[int], k: int) -> None:
-    """Raise NotTheSame unless the text is the right one, up to a near-tie."""
-    divergence = judge_divergence(target, prompt_of(length)[0].tolist(), right, text, k + 1)
-    if divergence is not None and not divergence.numerical:
-        raise NotTheSame(
-            f"{target.engine} engine, prompt of {length} tokens, k = {k}: token {divergence.position} is "
-            f"{divergence.speculative_token}, the library's is {divergence.baseline_token}"
-        )
-
-
-def reason(error: Exception) -> str:
-    """An error of a library in one short line."""
-    return f"{type(error).__name__}: {first_line(error)}"
-
-
-def child(model_type: str) -> None:
-    """What a family's own process runs: its row goes to standard output, as the last line."""
-    with contextlib.suppress(ImportError):  # not on Windows
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 5))
-        resource.setrlimit(resource.RLIMIT_AS, (GIGABYTES << 30, GIGABYTES << 30))
-    warnings.filterwarnings("ignore")
-    logging.disable(logging.WARNING)
-    torch.set_num_threads(1)
-    print(json.dumps(examine(model_type)))
-
+from benchmarks.common import COUNT, TEXT
+from benchmarks.one_family import BROKEN, DRAFT_LENGTHS, N_TOKENS, OUTCOMES, PROMPTS, SECONDS, child
+from benchmarks.tiny_families import model_types
+from speclab import options, record
+from speclab.errors import UsageProblem, reports_problems
 
 # --- the sweep --------------------------------------------------------------------------------------------------------
+
+# Processes that start with torch and transformers imported, where the system can do that.
+PROCESSES = multiprocessing.get_context("forkserver" if os.name == "posix" else "spawn")
 
 
 def run_alone(model_type: str) -> dict:
     """`examine` in a process of its own.  -> its row, or a broken one that says how the process ended"""
-    command = [sys.executable, "-c", f"from benchmarks.families import child; child({model_type!r})"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    receiver, sender = PROCESSES.Pipe(duplex=False)
+    process = PROCESSES.Process(target=child, args=(model_type, sender), daemon=True)
+    process.start()
+    sender.close()
     try:
-        done = subprocess.run(
-            command, cwd=record.ROOT, env=environment, capture_output=True, text=True, timeout=10 * SECONDS
-        )
-    except subprocess.TimeoutExpired:
+        if receiver.poll(10 * SECONDS):
+            return receiver.recv()
         return broken(model_type, f"not done after {10 * SECONDS} seconds")
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["nothing on stderr"])[-1]
-        return broken(model_type, f"the process ended with exit code {done.returncode}: {last[:120]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    except EOFError:
+        process.join()
+        return broken(model_type, f"its process ended with exit code {process.exitcode}")
+    finally:
+        process.kill()
+        process.join()
 
 
 def broken(model_type: str, why: str) -> dict:
@@ -188,6 +68,8 @@ def broken(model_type: str, why: str) -> dict:
 def sweep(types: list[str], jobs: int) -> tuple[list[dict], bool]:
     """Every family in a process of its own, `jobs` at a time.  -> rows in the order of `types`, interrupted?"""
     rows, interrupted = {}, False
+    if os.name == "posix":
+        PROCESSES.set_forkserver_preload(["benchmarks.one_family"])
     pool = ThreadPoolExecutor(jobs)
     waiting = {pool.submit(run_alone, model_type): model_type for model_type in types}
     try:
