@@ -7,6 +7,7 @@ are accepted and rejected.
 import contextlib
 import logging
 import signal
+import tempfile
 import textwrap
 import warnings
 from multiprocessing.connection import Connection
@@ -19,8 +20,8 @@ from benchmarks.tiny_families import VOCAB, tiny
 from draft_models import ModelDrafter
 from experiments.unlike import noisy
 from optimized_speculative import speculative_decode
-from speclab import engine
-from speclab.cached_model import CachedModel, check_rollback
+from speclab import engine, footprint, options
+from speclab.cached_model import CachedModel
 from speclab.errors import EnvironmentProblem
 from speclab.flat import FlatModel
 from speclab.losslessness import judge_divergence
@@ -51,7 +52,7 @@ def examine(model_type: str) -> dict:
     except Exception as error:  # what a library's constructors raise has no end
         return row | {"outcome": CANNOT, "reason": reason(error)}
     try:
-        check_loading(model)
+        model = loaded(model)
         gear, why = engine.choose(model, "fast")
         row["accepted"], row["rejected"] = compare(model, [None, gear] if gear else [None])
     except EnvironmentProblem as problem:
@@ -63,9 +64,14 @@ def examine(model_type: str) -> dict:
     return row | ({"outcome": BOTH} if gear else {"outcome": EAGER, "reason": why})
 
 
-def check_loading(model: PreTrainedModel) -> None:
-    """What the lab checks when it loads a model; raises EnvironmentProblem."""
-    check_rollback(model)
+def loaded(model: PreTrainedModel) -> PreTrainedModel:
+    """The model as the scripts load and describe it, from a folder; raises EnvironmentProblem where they refuse it."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        again = options.load_model(folder, torch.device("cpu"), torch.float32)
+    options.describe_model("target", again)
+    footprint.describe(again, None, 0, N_TOKENS)
+    return again
 
 
 def prompt_of(length: int) -> torch.Tensor:
@@ -92,8 +98,8 @@ def compare(model: PreTrainedModel, gears: list[FlatModel | None]) -> tuple[int,
 
 def library_text(model: PreTrainedModel, prompt: torch.Tensor) -> list[int]:
     """What the library's own greedy loop makes of the prompt."""
-    options = {"do_sample": False, "max_new_tokens": N_TOKENS, "attention_mask": torch.ones_like(prompt)}
-    return model.generate(prompt, **options)[0, prompt.shape[1] :].tolist()
+    ids = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=N_TOKENS)
+    return ids[0, prompt.shape[1] :].tolist()
 
 
 def speculate(target: CachedModel, drafter: ModelDrafter, right: dict[int, list[int]]) -> tuple[int, int]:

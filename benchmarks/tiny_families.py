@@ -7,6 +7,7 @@ makes everything that is named here small, and keeps one layer of every kind tha
 import dataclasses
 
 import torch
+from torch import nn
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -24,7 +25,7 @@ _SIZES = {
     "expert_ffn_hidden_size dense_intermediate_size intermediate_size_mlp shared_experts_intermediate_size "
     "moe_shared_expert_intermediate_size": 48,
     "num_attention_heads n_head n_heads num_heads attention_heads decoder_attention_heads encoder_attention_heads "
-    "num_decoder_attention_heads num_encoder_attention_heads swa_num_attention_heads index_n_heads n_mamba_heads "
+    "num_decoder_attention_heads num_encoder_attention_heads swa_num_attention_heads n_mamba_heads "
     "linear_num_value_heads linear_num_heads num_experts n_routed_experts num_local_experts moe_num_experts "
     "zero_expert_num": 4,
     "num_key_value_heads num_kv_heads swa_num_key_value_heads num_experts_per_tok num_experts_per_token moe_topk moe_k "
@@ -36,6 +37,7 @@ _SIZES = {
     "linear_head_dim laurel_rank hidden_size_per_layer_input query_pre_attn_scalar mamba_d_state mamba_d_head "
     "mamba_n_heads mamba_num_heads ssm_state_size mamba_head_dim state_size time_step_rank mamba_dt_rank": 8,
     "kv_lora_rank q_lora_rank o_lora_rank mamba_chunk_size chunk_size index_topk": 16,
+    "index_n_heads": 16,  # with few heads many scores are exactly 0, and which of them are read is left open
     # Shorter than the texts, so that tokens leave the window.
     "sliding_window window_size sliding_window_size local_attention attention_window_size attention_chunk_size": 8,
     # Much larger than usual, so that the text depends on what was said before.
@@ -102,7 +104,11 @@ def tiny(model_type: str, seed: int = 0) -> PreTrainedModel:
     config = tiny_config(CONFIG_MAPPING[model_type])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return AutoModelForCausalLM.from_config(config).float().eval()
+        model = AutoModelForCausalLM.from_config(config).float().eval()
+        for module in model.modules():
+            if isinstance(module, nn.Embedding) and module.padding_idx is not None:
+                nn.init.normal_(module.weight[module.padding_idx])  # zeros there would make all experts equally good
+    return model
 
 
 def tiny_config(config_class: type[PreTrainedConfig]) -> PreTrainedConfig:
