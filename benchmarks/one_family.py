@@ -1,0 +1,143 @@
+"""What comes of one family of models: built tiny, checked as at loading, and decoded in every way.
+
+Every text is compared with `model.generate(do_sample=False)`. The draft is a noisy copy of the model, so that drafts
+are accepted and rejected.
+"""
+
+import contextlib
+import logging
+import signal
+import tempfile
+import textwrap
+import warnings
+from multiprocessing.connection import Connection
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+
+from baseline_autoregressive import autoregressive_decode
+from benchmarks.tiny_families import VOCAB, tiny
+from draft_models import ModelDrafter
+from experiments.unlike import noisy
+from optimized_speculative import speculative_decode
+from speclab import engine, footprint, options
+from speclab.cached_model import CachedModel
+from speclab.errors import EnvironmentProblem
+from speclab.flat import FlatModel
+from speclab.losslessness import judge_divergence
+
+BOTH, EAGER, REFUSED = "identical on both engines", "identical on eager", "refused"
+CANNOT, BROKEN = "cannot be built", "broken"
+OUTCOMES = (BOTH, EAGER, REFUSED, CANNOT, BROKEN)
+PROMPTS = (6, 12)  # lengths: shorter and longer than a tiny model's sliding window
+N_TOKENS = 40
+DRAFT_LENGTHS = (1, 4)
+NOISES = (0.1, 0.03, 0.3, 0.01, 1.0)  # of the draft's weights, until drafts were both accepted and rejected
+SECONDS = 120  # of processor time for a family; the wall clock may show ten times as many
+GIGABYTES = 12  # of address space
+
+
+class NotTheSame(Exception):
+    """A text is not the library's."""
+
+
+def examine(model_type: str) -> dict:
+    """Build a tiny model of the family and decode with it.  -> its row of the record"""
+    row = {"family": model_type, "outcome": BROKEN, "reason": "", "n_parameters": 0, "accepted": 0, "rejected": 0}
+    try:
+        model = tiny(model_type)
+        row["n_parameters"] = sum(p.numel() for p in model.parameters())
+        with torch.inference_mode():
+            model(input_ids=prompt_of(PROMPTS[0]), use_cache=False).logits  # noqa: B018 - it must be there
+    except Exception as error:  # what a library's constructors raise has no end
+        return row | {"outcome": CANNOT, "reason": reason(error)}
+    try:
+        model = loaded(model)
+        gear, why = engine.choose(model, "fast")
+        row["accepted"], row["rejected"] = compare(model, [None, gear] if gear else [None])
+    except EnvironmentProblem as problem:
+        return row | {"outcome": REFUSED, "reason": str(problem)}
+    except NotTheSame as problem:
+        return row | {"reason": str(problem)}
+    except Exception as error:
+        return row | {"reason": reason(error)}
+    return row | ({"outcome": BOTH} if gear else {"outcome": EAGER, "reason": why})
+
+
+def loaded(model: PreTrainedModel) -> PreTrainedModel:
+    """The model as the scripts load and describe it, from a folder; raises EnvironmentProblem where they refuse it."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        again = options.load_model(folder, torch.device("cpu"), torch.float32)
+    options.describe_model("target", again)
+    footprint.describe(again, None, 0, N_TOKENS)
+    return again
+
+
+def prompt_of(length: int) -> torch.Tensor:
+    """(1, length) ids; 0 is the special token of the tiny models"""
+    return torch.randint(1, VOCAB, (1, length), generator=torch.Generator().manual_seed(0))
+
+
+def compare(model: PreTrainedModel, gears: list[FlatModel | None]) -> tuple[int, int]:
+    """Decode every prompt on these engines, or raise NotTheSame.  -> drafted tokens accepted, and rejected"""
+    model.generation_config = GenerationConfig()  # no ends of text, no forced tokens
+    right = {length: library_text(model, prompt_of(length)) for length in PROMPTS}
+    for gear in gears:
+        for length, text in right.items():
+            target = CachedModel(model, flat=gear)
+            expect(target, length, text, list(autoregressive_decode(target, prompt_of(length), N_TOKENS)), 0)
+    for noise in NOISES:
+        drafter = ModelDrafter(CachedModel(noisy(model, noise, seed=1)))
+        counts = [speculate(CachedModel(model, flat=gear), drafter, right) for gear in gears]
+        accepted, rejected = (sum(column) for column in zip(*counts, strict=True))
+        if accepted and rejected:
+            break
+    return accepted, rejected
+
+
+def library_text(model: PreTrainedModel, prompt: torch.Tensor) -> list[int]:
+    """What the library's own greedy loop makes of the prompt."""
+    ids = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=N_TOKENS)
+    return ids[0, prompt.shape[1] :].tolist()
+
+
+def speculate(target: CachedModel, drafter: ModelDrafter, right: dict[int, list[int]]) -> tuple[int, int]:
+    """Every prompt with every draft length.  -> drafted tokens accepted, and rejected"""
+    accepted = rejected = 0
+    for length, text in right.items():
+        for k in DRAFT_LENGTHS:
+            rounds = list(speculative_decode(target, drafter, prompt_of(length), k, N_TOKENS))
+            expect(target, length, text, [token for round_ in rounds for token in round_.tokens], k)
+            accepted += sum(round_.n_accepted for round_ in rounds)
+            rejected += sum(round_.n_rejected for round_ in rounds)
+    return accepted, rejected
+
+
+def expect(target: CachedModel, length: int, right: list[int], text: list[int], k: int) -> None:
+    """Raise NotTheSame unless the text is the right one, up to a near-tie."""
+    divergence = judge_divergence(target, prompt_of(length)[0].tolist(), right, text, k + 1)
+    if divergence is not None and not divergence.numerical:
+        raise NotTheSame(
+            f"{target.engine} engine, prompt of {length} tokens, k = {k}: token {divergence.position} is "
+            f"{divergence.speculative_token}, the library's is {divergence.baseline_token}"
+        )
+
+
+def reason(error: Exception) -> str:
+    """An error of a library in one line."""
+    return textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" ...")
+
+
+def child(model_type: str, sender: Connection) -> None:
+    """What a family's own process runs: it sends the row."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent; this family is finished first
+    with contextlib.suppress(ImportError):  # not on Windows
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 5))
+        resource.setrlimit(resource.RLIMIT_AS, (GIGABYTES << 30, GIGABYTES << 30))
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+    sender.send(examine(model_type))

@@ -1,0 +1,145 @@
+"""A tiny random-weight model of any causal-LM family of the installed transformers.
+
+A configuration class names its sizes; most families use the same few names. `tiny` takes the class's own defaults,
+makes everything that is named here small, and keeps one layer of every kind that the family mixes.
+"""
+
+import dataclasses
+
+import torch
+from torch import nn
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+VOCAB = 64
+CONTEXT = 512
+# What a field with one of these names becomes.
+_SIZES = {
+    "vocab_size vocab_size_per_layer_input decoder_vocab_size unpadded_vocab_size": VOCAB,
+    "max_position_embeddings n_positions max_seq_len n_ctx context_length max_target_positions": CONTEXT,
+    "hidden_size n_embd d_model emb_dim embedding_size word_embed_proj_dim input_embedding_size output_embedding_size "
+    "lru_width attention_hidden_size pronunciation_embed_dim shape_embed_dim backbone_hidden_size adapter_in_dim "
+    "adapter_out_dim adapter_input_size": 32,
+    "intermediate_size ffn_dim n_inner decoder_ffn_dim encoder_ffn_dim dim_ff dff d_inner d_ff feed_forward_size "
+    "moe_intermediate_size shared_expert_intermediate_size shared_intermediate_size ffn_hidden_size "
+    "expert_ffn_hidden_size dense_intermediate_size intermediate_size_mlp shared_experts_intermediate_size "
+    "moe_shared_expert_intermediate_size": 48,
+    "num_attention_heads n_head n_heads num_heads attention_heads decoder_attention_heads encoder_attention_heads "
+    "num_decoder_attention_heads num_encoder_attention_heads swa_num_attention_heads n_mamba_heads "
+    "linear_num_value_heads linear_num_heads num_experts n_routed_experts num_local_experts moe_num_experts "
+    "zero_expert_num": 4,
+    "num_key_value_heads num_kv_heads swa_num_key_value_heads num_experts_per_tok num_experts_per_token moe_topk moe_k "
+    "top_k_experts encoder_layers num_encoder_layers linear_num_key_heads type_vocab_size": 2,
+    "n_group topk_group num_expert_group n_shared_experts num_shared_experts moe_num_shared_experts "
+    "first_k_dense_replace num_dense_layers num_nextn_predict_layers num_mtp_layers mamba_n_groups n_groups": 1,
+    "head_dim d_kv d_head v_head_dim qk_nope_head_dim qk_rope_head_dim attention_head_dim attention_head_size "
+    "swa_head_dim index_head_dim kv_channels rotary_dim dim_head linear_key_head_dim linear_value_head_dim "
+    "linear_head_dim laurel_rank hidden_size_per_layer_input query_pre_attn_scalar mamba_d_state mamba_d_head "
+    "mamba_n_heads mamba_num_heads ssm_state_size mamba_head_dim state_size time_step_rank mamba_dt_rank": 8,
+    "kv_lora_rank q_lora_rank o_lora_rank mamba_chunk_size chunk_size index_topk": 16,
+    "index_n_heads": 16,  # with few heads many scores are exactly 0, and which of them are read is left open
+    # Shorter than the texts, so that tokens leave the window.
+    "sliding_window window_size sliding_window_size local_attention attention_window_size attention_chunk_size": 8,
+    # Much larger than usual, so that the text depends on what was said before.
+    "initializer_range init_std initializer_factor embed_init_std": 0.3,
+    "bos_token_id eos_token_id pad_token_id decoder_start_token_id sep_token_id cls_token_id": 0,
+    "tie_word_embeddings use_mamba_kernels": False,  # tied rows make a random model repeat its last token
+}
+_TINY = {name: size for names, size in _SIZES.items() for name in names.split()}
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "num_decoder_layers")
+_EVEN_IF_NONE = ("head_dim", "num_key_value_heads")  # some families cannot do without, though the default is None
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+# Fields that need other values, by the type of the configuration they stand in.
+_OVERRIDES: dict[str, dict] = {
+    "blt": {"encoder_hash_byte_group_vocab": 64},
+    "blt_local_encoder": {"hidden_size_global": 64},
+    "blt_local_decoder": {"hidden_size_global": 64},
+    "blt_global_transformer": {"hidden_size": 64, "head_dim": 16},
+    "cohere_compass_text": {
+        "rope_parameters": {"full_attention": None, "sliding_attention": {**_ROPE, "mrope_section": [2, 1, 1]}}
+    },
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
+        "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2},
+    },
+    "deepseek_v2": {"num_experts_per_tok": 2, "first_k_dense_replace": 1},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "first_k_dense_replace": 1},
+    "dots3_note_text": {
+        f"swa_{name}": _TINY[name] for name in ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "v_head_dim")
+    }
+    | {"swa_head_dim": 16, "swa_num_attention_heads": 4, "swa_num_key_value_heads": 4},
+    "falcon_h1": {"mamba_d_ssm": 64},
+    "gemma3n_text": {
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_kv_shared_layers": 2,
+        "intermediate_size": [48] * 4,
+        "activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0],
+    },
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "lfm2": {"layer_types": ["full_attention", "conv"], "block_auto_adjust_ff_dim": False},
+    "lfm2_moe": {"layer_types": ["full_attention", "conv"]},
+    "mamba2": {"num_heads": 8},
+    "qwen4_exp_text": {
+        "indexer_n_heads": 4,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 8,
+        "indexer_budget": 16,
+        "indexer_compress_ratio": 4,
+    },
+    "reformer": {
+        "is_decoder": True,
+        "axial_pos_shape": (16, 32),
+        "axial_pos_embds_dim": (8, 24),
+        "attn_layers": ["local", "lsh"],
+    },
+    "xmod": {"default_language": "en_XX"},
+    "zamba": {"attention_hidden_size": 64, "attention_head_dim": 16},
+    "zaya": {"num_experts_per_tok": 1},
+}
+
+
+def tiny(model_type: str, seed: int = 0) -> PreTrainedModel:
+    """A float32 model of the family in evaluation mode; its weights depend on `seed` alone."""
+    config = tiny_config(CONFIG_MAPPING[model_type])
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config).float().eval()
+        for module in model.modules():
+            if isinstance(module, nn.Embedding) and module.padding_idx is not None:
+                nn.init.normal_(module.weight[module.padding_idx])  # zeros there would make all experts equally good
+    return model
+
+
+def tiny_config(config_class: type[PreTrainedConfig]) -> PreTrainedConfig:
+    """The default configuration with every field made tiny whose name is known."""
+    default = config_class()
+    names = [field.name for field in dataclasses.fields(config_class)]
+    values = {name: vars(default).get(default.attribute_map.get(name, name)) for name in names}
+    fields = tiny_layers(values)
+    for name, value in values.items():
+        if isinstance(value, PreTrainedConfig):
+            fields[name] = tiny_config(type(value))
+        elif name in _TINY and (value is not None or name in _EVEN_IF_NONE):
+            fields[name] = _TINY[name]
+    if values.get("num_key_value_heads") == values.get("num_attention_heads", -1):
+        fields["num_key_value_heads"] = fields["num_attention_heads"]  # some families demand it
+    return config_class(**fields | _OVERRIDES.get(config_class.model_type, {}))
+
+
+def tiny_layers(values: dict) -> dict:
+    """One layer of every kind, at least two layers, in the order of the family."""
+    name = next((name for name in _LAYERS if isinstance(values.get(name), int)), None)
+    if name is None:
+        return {}
+    lists = {key: list(v) for key, v in values.items() if isinstance(v, (list, tuple)) and len(v) == values[name]}
+    first = {}  # the first layer of every kind
+    for i in range(values[name]):
+        first.setdefault(tuple(v[i] for v in lists.values() if isinstance(v[i], str)), i)
+    chosen = (list(first.values()) * 2)[: max(2, len(first))]
+    return {name: len(chosen)} | {key: [v[i] for i in chosen] for key, v in lists.items()}
+
+
+def model_types() -> list[str]:
+    """Every model type that AutoModelForCausalLM knows."""
+    return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
