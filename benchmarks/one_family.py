@@ -20,11 +20,11 @@ from benchmarks.tiny_families import VOCAB, tiny
 from draft_models import ModelDrafter
 from experiments.unlike import noisy
 from optimized_speculative import speculative_decode
-from speclab import engine, footprint, options
+from speclab import engine, footprint, loading
 from speclab.cached_model import CachedModel
 from speclab.errors import EnvironmentProblem
 from speclab.flat import FlatModel
-from speclab.losslessness import judge_divergence
+from speclab.losslessness import Reference, judge_divergence
 
 BOTH, EAGER, REFUSED = "identical on both engines", "identical on eager", "refused"
 CANNOT, BROKEN = "cannot be built", "broken"
@@ -68,8 +68,8 @@ def loaded(model: PreTrainedModel) -> PreTrainedModel:
     """The model as the scripts load and describe it, from a folder; raises EnvironmentProblem where they refuse it."""
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
-        again = options.load_model(folder, torch.device("cpu"), torch.float32)
-    options.describe_model("target", again)
+        again = loading.load_model(folder, torch.device("cpu"), torch.float32)
+    loading.describe_model("target", again)
     footprint.describe(again, None, 0, N_TOKENS)
     return again
 
@@ -116,7 +116,8 @@ def speculate(target: CachedModel, drafter: ModelDrafter, right: dict[int, list[
 
 def expect(target: CachedModel, length: int, right: list[int], text: list[int], k: int) -> None:
     """Raise NotTheSame unless the text is the right one, up to a near-tie."""
-    divergence = judge_divergence(target, prompt_of(length)[0].tolist(), right, text, k + 1)
+    prompt = prompt_of(length)[0].tolist()
+    divergence = judge_divergence(Reference(target.model), prompt, right, text, target.vocab_size)
     if divergence is not None and not divergence.numerical:
         raise NotTheSame(
             f"{target.engine} engine, prompt of {length} tokens, k = {k}: token {divergence.position} is "
