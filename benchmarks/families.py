@@ -27,7 +27,6 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
 import torch
-from tqdm import tqdm
 
 from benchmarks import common
 from benchmarks.common import COUNT, TEXT
@@ -35,6 +34,7 @@ from benchmarks.one_family import BROKEN, DRAFT_LENGTHS, N_TOKENS, OUTCOMES, PRO
 from benchmarks.tiny_families import model_types
 from speclab import options, record
 from speclab.errors import UsageProblem, reports_problems
+from speclab.terminal import progress_bar
 
 # --- the sweep --------------------------------------------------------------------------------------------------------
 
@@ -73,7 +73,7 @@ def sweep(types: list[str], jobs: int) -> tuple[list[dict], bool]:
     pool = ThreadPoolExecutor(jobs)
     waiting = {pool.submit(run_alone, model_type): model_type for model_type in types}
     try:
-        for future in tqdm(as_completed(waiting), total=len(waiting), desc="families", leave=False):
+        for future in progress_bar(as_completed(waiting), total=len(waiting), desc="families", leave=False):
             rows[waiting[future]] = future.result()
     except KeyboardInterrupt:
         interrupted = True
@@ -152,7 +152,7 @@ def chosen(only: str | None) -> list[str]:
 def main(argv: list[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
     types = chosen(args.only)
-    common.check_result_flags(args)
+    common.check_result_flags(args, "families")
     rows, interrupted = sweep(types, args.jobs)
     run = {
         "benchmark": "families",
@@ -164,8 +164,8 @@ def main(argv: list[str] | None = None) -> int:
         "settings": {"n_tokens": N_TOKENS, "prompts": PROMPTS, "draft_lengths": DRAFT_LENGTHS, "dtype": "float32"},
         "families": rows,
     }
-    common.finish(args, run, SCHEMA, page)
-    return int(any(row["outcome"] == BROKEN for row in rows))
+    code = common.finish(args, run, SCHEMA, page)
+    return code or int(any(row["outcome"] == BROKEN for row in rows))
 
 
 if __name__ == "__main__":
