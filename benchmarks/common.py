@@ -13,8 +13,9 @@ import jsonschema
 import torch
 
 from draft_models import ModelDrafter, make_drafter
+from experiments.bench import STOPS
 from speclab import lab_pair, loading, options, record, report, terminal, words
-from speclab.errors import Problem, UsageProblem
+from speclab.errors import UsageProblem
 from speclab.files import check_writable, do_all, write_whole
 from speclab.flags import plain_name, some_path
 
@@ -111,7 +112,7 @@ def kept(measured: list) -> Iterator[list[BaseException]]:
     stops: list[BaseException] = []
     try:
         yield stops
-    except (KeyboardInterrupt, Problem, MemoryError, torch.OutOfMemoryError) as stop:
+    except (*STOPS, UsageProblem) as stop:
         if not measured:
             raise
         options.note("stopped; what is measured is kept")
@@ -136,7 +137,7 @@ def finish(
         [
             lambda: terminal.say(page(run, False), end=""),
             lambda: write_whole(record_file, to_json(run, schema)),
-            lambda: write_whole(page_file, page(run, True)),
+            lambda: write_whole(page_file, terminal.harmless(page(run, True))),
         ]
     )
     if stops and not isinstance(stops[0], KeyboardInterrupt):

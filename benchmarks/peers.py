@@ -38,7 +38,7 @@ from baseline_autoregressive import autoregressive_decode
 from benchmarks import common
 from benchmarks.common import COUNT, MAYBE, NUMBER, SECONDS, TEXT
 from draft_models import Drafter, ModelDrafter, NgramDrafter, add_draft_flag
-from experiments.bench import library_generate, mixed, rehearsals
+from experiments.bench import STOPS, library_generate, mixed, rehearsals
 from experiments.job import numbers
 from optimized_speculative import speculative_decode
 from speclab import loading, losslessness, options, record
@@ -203,7 +203,7 @@ def measure(bench: Bench, arms: list[Arm], prompts: list[Prompt], repeats: int) 
                     blank = Sample(arm, index, prompt.kind, prompt.ids.shape[1])
                     samples.setdefault((index, arm), blank).outcomes.append(outcome)
                 bar.update()
-        except KeyboardInterrupt:
+        except STOPS:
             if not samples:
                 raise
             interrupted = True

@@ -35,6 +35,7 @@ from speclab.sampling import Draft, Sampling
 from speclab.terminal import progress_bar
 from speclab.theory import Counts
 
+STOPS = (KeyboardInterrupt, EnvironmentProblem, MemoryError, torch.OutOfMemoryError)  # what is measured by then is kept
 WARM_UP_TOKENS = 24
 
 
@@ -254,10 +255,10 @@ def measure(
                     samples.setdefault((sample.temperature, index, sample.arm), sample).merge(sample)
                 part.samples = []
                 found.extend(part)
-        except (KeyboardInterrupt, EnvironmentProblem, torch.OutOfMemoryError) as stop:
+        except STOPS as stop:
             bar.close()
-            why = f" by: {stop}" if str(stop) else ""
-            options.note(f"stopped{why}; {len({index for _, index, _ in samples})} prompts are complete")
+            complete = len({index for _, index, _ in samples})
+            options.note(f"{stopped(stop)}; {complete} prompt{'s are' if complete != 1 else ' is'} complete")
             if not samples:
                 raise
             found.interrupted = True
@@ -267,6 +268,11 @@ def measure(
         samples.values(), key=lambda s: (s.prompt_index, temperature_order[s.temperature], arm_order[s.arm])
     )
     return found
+
+
+def stopped(stop: BaseException) -> str:
+    """What ended a measurement, for a note."""
+    return f"stopped by: {stop}" if str(stop) else "stopped"
 
 
 def mixed(prompts: list[Prompt]) -> list[int]:

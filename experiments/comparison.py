@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable
 
 from draft_models import Drafter, ModelDrafter
-from experiments.bench import Bench, Measurement, is_model, measure, mixed
+from experiments.bench import STOPS, Bench, Measurement, is_model, measure, mixed, stopped
 from experiments.checks import check
 from experiments.job import Job, instruments, with_generate
 from experiments.pricing import Pricelist, calibrated, chances
@@ -30,13 +30,13 @@ def compare(job: Job) -> int:
                 sampling = Sampling(temperature, base.top_k, base.top_p)
                 correctness += check(bench, found, job.prompts, sampling, job.setup.tokenizer)
             prices = calibrated(found)
-        except KeyboardInterrupt:
-            options.note("stopped: the rows are complete, their checks or explanations are not")
+        except STOPS as stop:
+            options.note(f"{stopped(stop)}; the rows are complete, their checks or explanations are not")
             found.interrupted = True
         try:
             run = comparison_record(job, bench, found, prices, correctness)
-        except KeyboardInterrupt:
-            options.note("stopped: the rows are complete, their explanations are not")
+        except STOPS as stop:
+            options.note(f"{stopped(stop)}; the rows are complete, their explanations are not")
             found.interrupted = True
             run = comparison_record(job, bench, found, {}, correctness)
         fault = add_yours(job, found, run)

@@ -20,6 +20,7 @@ from speclab.files import check_writable, prepare_folder, write_whole
 from speclab.flags import DASH
 from speclab.prompts import Prompt
 from speclab.rows import BASELINE, GENERATE, Arm
+from speclab.terminal import harmless
 
 LARGEST = 256  # of what -k and --temperature take; every draft length up to the longest is calibrated
 
@@ -118,7 +119,7 @@ class Job:
             yield lambda: print(text, end="", file=self.out, flush=True)
         elif self.args.json:
             yield lambda: write_whole(self.args.json, text)
-        yield lambda: write_whole(_result(self.args, ".md"), page())
+        yield lambda: write_whole(_result(self.args, ".md"), harmless(page()))
 
     def talk(self) -> contextlib.redirect_stdout:
         """Where words go while this is open: standard output, unless the record is wanted there, alone."""

@@ -10,7 +10,7 @@ costs what it costs only in that rhythm; what they accept is used only to know h
 import itertools
 from collections.abc import Iterable
 
-from experiments.bench import Bench, Measurement, is_model, measure
+from experiments.bench import STOPS, Bench, Measurement, is_model, measure, stopped
 from experiments.checks import check
 from experiments.comparison import build_rows, halves
 from experiments.job import Job, instruments
@@ -46,8 +46,8 @@ def run(job: Job) -> int:
         if verify and not interrupted:
             try:
                 verified, interrupted = _verify(job, bench, facts, reported_on, calibrated(found))
-            except KeyboardInterrupt:
-                options.note("stopped: the plan is complete, its check is not")
+            except STOPS as stop:
+                options.note(f"{stopped(stop)}; the plan is complete, its check is not")
                 interrupted = True
         result = {**job.head(interrupted), "facts": {"drafts": facts}, "verified": verified, "plan": entries}
         files = job.writes(result, lambda: plan_views.page(result))

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from draft_models import Dial, FreeDialDrafter, ModelDrafter
 from experiments import unlike
-from experiments.bench import Bench, Measurement, is_model, measure
+from experiments.bench import STOPS, Bench, Measurement, is_model, measure, stopped
 from experiments.checks import check
 from experiments.comparison import build_rows
 from experiments.job import Job, instruments, prepare
@@ -165,14 +165,15 @@ def _acceptance(job: Job) -> Points:
 
 
 def _by_size(sizes: list[int], run: Callable[[int], tuple[list[dict], Measurement]]) -> tuple[list[dict], Measurement]:
-    """One run after the other. Ctrl-C keeps what is done, as long as that is anything."""
+    """One run after the other. What is done is kept when one is stopped, as long as that is anything."""
     points, found = [], Measurement()
     for n in sizes:
         try:
             rows, part = run(n)
-        except KeyboardInterrupt:
+        except STOPS as stop:
             if not points:
                 raise
+            options.note(f"{stopped(stop)}; the points before {n} are complete")
             found.interrupted = True
             break
         points += _points(_of_all(rows), lambda r, n=n: n, lambda r: r["method"])

@@ -25,6 +25,7 @@ from transformers.utils import logging as transformers_logging
 from speclab import lab_pair
 from speclab.errors import EnvironmentProblem, UsageProblem
 from speclab.model_checks import check_model
+from speclab.terminal import harmless
 
 ROOT = Path(__file__).parent.parent
 LAB_PAIR = ROOT / "models" / "lab-pair"
@@ -165,12 +166,11 @@ def choose_device(name: str) -> tuple[torch.device, str]:
 
 
 def short_name(name: str) -> str:
-    """A model's name for tables and records: never an absolute path."""
-    path = Path(name)
-    if not exists(name):
-        return name
-    path = path.resolve()
-    return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else path.name
+    """A model's name for tables and records, on one line: never an absolute path."""
+    if exists(name):
+        path = Path(name).resolve()
+        name = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else path.name
+    return " ".join(harmless(name).split())
 
 
 def exists(name: str) -> bool:

@@ -22,6 +22,10 @@ ALLOWED_SHARE = 1 / 8  # of the rows; at 95 % each, 24 independent rows exceed 3
 
 def compared(first: dict, second: dict) -> list[dict]:
     """The rows of both records, kind by kind: both speedups, their difference, and whether it was to be expected."""
+    if "rows" not in first or "rows" not in second:
+        raise UsageProblem(
+            "only comparisons have rows; give two records that compare.py wrote without --sweep or --plan"
+        )
     for key in ("prompts_sha256", "seed", "max_new_tokens", "repeats"):
         if first["settings"][key] != second["settings"][key]:
             raise UsageProblem(f"the two records differ in {key}; compare two runs of one command")
@@ -44,6 +48,8 @@ def compared(first: dict, second: dict) -> list[dict]:
                 "inside": abs(difference) <= noise,
             }
         )
+    if not found:
+        raise UsageProblem("the two records have no speculative row in common; compare two runs of one command")
     return found
 
 

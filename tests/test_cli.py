@@ -144,6 +144,27 @@ def test_unwritable_output_folder_is_found_before_measuring(run, tmp_path, monke
     assert [p.name for p in tmp_path.iterdir()] == ["results"]
 
 
+def test_nothing_that_is_read_commands_the_terminal(run, pair_folder, tmp_path):
+    """A prompt, a file's name and two models' names with an escape sequence in them."""
+    evil = "\x1b]0;mine\x07"
+    (tmp_path / f"p{evil}.txt").write_text(f"def f(x): {evil}")
+    for role in ("target", "draft"):
+        shutil.copytree(pair_folder / role, tmp_path / f"{role}{evil}")
+    models = ["--target", str(tmp_path / f"target{evil}"), "--draft", str(tmp_path / f"draft{evil}")]
+    words = [*models, "--prompts", str(tmp_path / f"p{evil}.txt"), "--max-new-tokens", "12"]
+    for stream in ([], ["--stream"]):
+        code, out, err = run(optimized_speculative, *words, *stream)
+        assert code == 0
+        assert "]0;mine" in out
+        assert "]0;mine" in err
+        assert not {"\x1b", "\x07"} & set(out + err)
+    code, out, err = run(compare, *words, "-k", "2", "--temperature", "0", "--out-dir", str(tmp_path / "out"))
+    assert code == 0
+    page = (tmp_path / "out" / "results" / "local.md").read_text("utf-8")
+    assert not {"\x1b", "\x07"} & set(out + err + page)
+    refused(run(optimized_speculative, "--draft", f"./no{evil}"), 3, "./no␛]0;mine␇")
+
+
 def test_prompts_from_standard_input(run, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"def one():\n%%\ndef two():\n")))
     code, out, _ = run(baseline_autoregressive, "--prompts", "-", "--max-new-tokens", "4")

@@ -164,7 +164,7 @@ def test_a_signal_keeps_what_is_measured(run, monkeypatch, tmp_path):
     assert kept["interrupted"]
     assert {s["prompt_index"] for s in kept["raw"]} == {0}
     assert "Stopped before the end" in out
-    assert "stopped; 1 prompts are complete" in err
+    assert "stopped; 1 prompt is complete" in err
 
 
 def test_a_signal_before_anything_is_measured(run, monkeypatch, tmp_path):

@@ -201,6 +201,20 @@ def test_a_folder_that_cannot_be_filled_leaves_the_old_one(tmp_path, stop):
     assert names(tmp_path) == ["target"]
 
 
+def test_a_folder_that_cannot_take_the_place_gives_it_back(tmp_path):
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target" / "weights").write_text("old")
+
+    def vanish() -> None:
+        with files.whole_folder(tmp_path / "target") as new:
+            new.rmdir()
+
+    with pytest.raises(EnvironmentProblem, match="cannot write"):
+        vanish()
+    assert (tmp_path / "target" / "weights").read_text() == "old"
+    assert names(tmp_path) == ["target"]
+
+
 def test_paths_are_shown_as_one_would_type_them(tmp_path, monkeypatch):
     (tmp_path / "a").mkdir()
     monkeypatch.chdir(tmp_path / "a")
