@@ -19,18 +19,23 @@ Each family has a process of its own with a limit of processor time and memory. 
 results/NAME-families.json and .md.
 """
 
+if __name__ == "__main__":
+    from speclab import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
+
 import multiprocessing
 import os
 import sys
 import textwrap
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from multiprocessing.connection import Connection
 
 import torch
 
 from benchmarks import common
 from benchmarks.common import COUNT, TEXT
-from benchmarks.one_family import BROKEN, DRAFT_LENGTHS, N_TOKENS, OUTCOMES, PROMPTS, SECONDS, child
+from benchmarks.one_family import BROKEN, DRAFT_LENGTHS, N_TOKENS, OUTCOMES, PROMPTS, SECONDS, broken, child
 from benchmarks.tiny_families import model_types
 from speclab import options, record
 from speclab.errors import UsageProblem, reports_problems
@@ -42,10 +47,10 @@ from speclab.terminal import progress_bar
 PROCESSES = multiprocessing.get_context("forkserver" if os.name == "posix" else "spawn")
 
 
-def run_alone(model_type: str) -> dict:
-    """`examine` in a process of its own.  -> its row, or a broken one that says how the process ended"""
+def run_alone(model_type: str, work: Callable[[str, Connection], None] = child) -> dict:
+    """`work` in a process of its own.  -> the row it sends, or a broken one that says how the process ended"""
     receiver, sender = PROCESSES.Pipe(duplex=False)
-    process = PROCESSES.Process(target=child, args=(model_type, sender), daemon=True)
+    process = PROCESSES.Process(target=work, args=(model_type, sender), daemon=True)
     process.start()
     sender.close()
     try:
@@ -54,30 +59,25 @@ def run_alone(model_type: str) -> dict:
         return broken(model_type, f"not done after {10 * SECONDS} seconds")
     except EOFError:
         process.join()
-        return broken(model_type, f"its process ended with exit code {process.exitcode}")
+        return broken(model_type, f"its process ended early, exit code {process.exitcode}")
     finally:
         process.kill()
         process.join()
 
 
-def broken(model_type: str, why: str) -> dict:
-    """The row of a family whose process did not answer."""
-    return {"family": model_type, "outcome": BROKEN, "reason": why, "n_parameters": 0, "accepted": 0, "rejected": 0}
-
-
 def sweep(types: list[str], jobs: int) -> tuple[list[dict], bool]:
     """Every family in a process of its own, `jobs` at a time.  -> rows in the order of `types`, interrupted?"""
-    rows, interrupted = {}, False
     if os.name == "posix":
         PROCESSES.set_forkserver_preload(["benchmarks.one_family"])
-    pool = ThreadPoolExecutor(jobs)
-    waiting = {pool.submit(run_alone, model_type): model_type for model_type in types}
-    try:
-        for future in progress_bar(as_completed(waiting), total=len(waiting), desc="families", leave=False):
-            rows[waiting[future]] = future.result()
-    except KeyboardInterrupt:
-        interrupted = True
-    pool.shutdown(cancel_futures=True)
+    rows, interrupted = {}, False
+    with ThreadPoolExecutor(jobs) as pool:
+        waiting = {pool.submit(run_alone, model_type): model_type for model_type in types}
+        try:
+            for future in progress_bar(as_completed(waiting), total=len(waiting), desc="families", leave=False):
+                rows[waiting[future]] = future.result()
+        except KeyboardInterrupt:
+            interrupted = True
+            pool.shutdown(cancel_futures=True)
     return [rows[model_type] for model_type in types if model_type in rows], interrupted
 
 
@@ -165,6 +165,8 @@ def main(argv: list[str] | None = None) -> int:
         "families": rows,
     }
     code = common.finish(args, run, SCHEMA, page)
+    if interrupted:
+        options.note(f"stopped after {len(rows)} of {len(types)} families")
     return code or int(any(row["outcome"] == BROKEN for row in rows))
 
 
