@@ -53,7 +53,8 @@ class CachedModel:
     @property
     def max_length(self) -> int | None:
         """Positions the model was built for, prompt and output together; None where the config does not say."""
-        return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        positions = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        return positions if isinstance(positions, int) and positions > 0 else None
 
     def known(self, ids: Tensor) -> Tensor:
         """The same ids, with the model's last one in the place of those that it has no embedding for."""

@@ -3,7 +3,7 @@
 import sys
 
 import torch
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 
 def weights_read(model: PreTrainedModel) -> tuple[int, int]:
@@ -18,35 +18,37 @@ def weights_read(model: PreTrainedModel) -> tuple[int, int]:
     return sum(p.numel() for p in unique.values()), sum(p.numel() * p.element_size() for p in unique.values())
 
 
-def attention_shape(model: PreTrainedModel) -> tuple[int, int, int, int]:
-    """-> layers, heads, heads of the cache, numbers in a head"""
-    config = model.config.get_text_config()
-    heads = config.num_attention_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return config.num_hidden_layers, heads, getattr(config, "num_key_value_heads", None) or heads, size
+@torch.inference_mode()
+def cached_shapes(model: PreTrainedModel) -> list[tuple[int, int]]:
+    """For every layer with a cache: how many numbers it keeps of a token, and the width of a head. Found by asking.
+
+    A config does not tell: layers may differ, share a cache, or keep something smaller than keys and values.
+    """
+    cache = DynamicCache(config=model.config)
+    model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=model.device), past_key_values=cache, use_cache=True)
+    layers = [layer for layer in cache.layers if isinstance(getattr(layer, "keys", None), torch.Tensor)]
+    return [((layer.keys.numel() + layer.values.numel()) // 2, layer.keys.shape[-1]) for layer in layers]
 
 
 def cache_bytes(model: PreTrainedModel, n_tokens: int) -> int:
     """Keys and values of `n_tokens`."""
-    layers, _, cached_heads, size = attention_shape(model)
-    return 2 * layers * cached_heads * size * n_tokens * model.dtype.itemsize
+    return sum(n for n, _ in cached_shapes(model)) * n_tokens * model.dtype.itemsize
 
 
 def operations(model: PreTrainedModel, width: int, context: int) -> int:
-    """Of a pass over `width` tokens behind `context`: a product and a sum for each weight; attention's two products."""
-    layers, heads, _, size = attention_shape(model)
+    """Of a pass over `width` tokens after `context`: a product and a sum for each weight; attention's two products."""
+    heads = getattr(model.config.get_text_config(), "num_attention_heads", 1)
     attended = sum(context + i + 1 for i in range(width))
-    return 2 * weights_read(model)[0] * width + 4 * layers * heads * size * attended
+    per_pair = sum(4 * heads * size for _, size in cached_shapes(model))
+    return 2 * weights_read(model)[0] * width + per_pair * attended
 
 
 def round_bytes(target: PreTrainedModel, draft: PreTrainedModel | None, k: int, context: int) -> tuple[int, int]:
-    """Bytes that one round reads behind `context` tokens: (k draft passes, one verification)."""
-
-    def one_pass(model: PreTrainedModel, n_tokens: int) -> int:
-        return weights_read(model)[1] + cache_bytes(model, n_tokens)
-
-    drafting = sum(one_pass(draft, context + i) for i in range(1, k + 1)) if draft is not None else 0
-    return drafting, one_pass(target, context + k + 1)
+    """Bytes that one round reads after `context` tokens: (k draft passes, one verification)."""
+    drafting = 0
+    if draft is not None and k:
+        drafting = k * weights_read(draft)[1] + cache_bytes(draft, sum(context + i for i in range(1, k + 1)))
+    return drafting, weights_read(target)[1] + cache_bytes(target, context + k + 1)
 
 
 def peak_memory(device: torch.device) -> int | None:

@@ -185,7 +185,8 @@ def describe_model(name: str, model: PreTrainedModel, role: str = "target") -> s
     """One line: family, layers, parameters, and whether it is padded."""
     config = model.config.get_text_config()
     millions = sum(p.numel() for p in model.parameters()) / 1e6
-    layers = f"{config.num_hidden_layers} layer{'s' * (config.num_hidden_layers != 1)}"
+    n_layers = getattr(config, "num_hidden_layers", None)
+    layers = "layers of several kinds" if n_layers is None else f"{n_layers} layer{'s' * (n_layers != 1)}"
     padded = f"; {lab_pair.describe_padding(lab_pair.parse_size(name), role)}" if lab_pair.is_lab_size(name) else ""
     return f"{name}: {config.model_type}, {layers}, {millions:.1f} M parameters{padded}"
 
@@ -232,5 +233,7 @@ def _cause(error: Exception) -> str:
         return "it needs code of its own, which is never run; choose a model whose code is part of transformers"
     if "weights_only" in text or "Weights only load" in text:
         return "its pickled weights hold more than tensors, so they are not read; give weights in safetensors files"
+    if text.startswith("Unrecognized configuration class"):
+        return "it is no causal language model that transformers knows; choose one"
     first = text[:240] + (" ..." if len(text) > 240 else "")
     return f"{first} -- check the name and the network, or give a local folder"
