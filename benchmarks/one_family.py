@@ -16,12 +16,12 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from baseline_autoregressive import autoregressive_decode
-from benchmarks.tiny_families import VOCAB, tiny
+from benchmarks.tiny_families import VOCAB, model_types, tiny
 from draft_models import ModelDrafter
 from experiments.unlike import noisy
 from optimized_speculative import speculative_decode
 from speclab import engine, footprint, options
-from speclab.cached_model import CachedModel
+from speclab.cached_model import CachedModel, check_rollback
 from speclab.errors import EnvironmentProblem
 from speclab.flat import FlatModel
 from speclab.losslessness import judge_divergence
@@ -80,12 +80,18 @@ def broken(model_type: str, why: str) -> dict:
 
 def loaded(model: PreTrainedModel) -> PreTrainedModel:
     """The model as the scripts load and describe it, from a folder; raises EnvironmentProblem where they refuse it."""
-    with tempfile.TemporaryDirectory() as folder:
-        model.save_pretrained(folder)
-        again = options.load_model(folder, torch.device("cpu"), torch.float32)
-    options.describe_model("target", again)
-    footprint.describe(again, None, 0, N_TOKENS)
-    return again
+    if model.config.model_type in model_types():
+        with tempfile.TemporaryDirectory() as folder:
+            model.save_pretrained(folder)
+            try:
+                model = options.load_model(folder, torch.device("cpu"), torch.float32)
+            except EnvironmentProblem as problem:
+                raise EnvironmentProblem(str(problem).replace(folder, "the folder")) from None
+    else:  # the text part of a larger model: a folder with it alone cannot be loaded
+        check_rollback(model)
+    options.describe_model("target", model)
+    footprint.describe(model, None, 0, N_TOKENS)
+    return model
 
 
 def prompt_of(length: int) -> torch.Tensor:
