@@ -16,7 +16,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from baseline_autoregressive import autoregressive_decode
-from benchmarks.tiny_families import VOCAB, tiny
+from benchmarks.tiny_families import VOCAB, model_types, tiny
 from draft_models import ModelDrafter
 from experiments.unlike import noisy
 from optimized_speculative import speculative_decode
@@ -25,6 +25,7 @@ from speclab.cached_model import CachedModel
 from speclab.errors import EnvironmentProblem
 from speclab.flat import FlatModel
 from speclab.losslessness import Reference, judge_divergence
+from speclab.model_checks import check_model
 
 BOTH, EAGER, REFUSED = "identical on both engines", "identical on eager", "refused"
 CANNOT, BROKEN = "cannot be built", "broken"
@@ -80,12 +81,18 @@ def broken(model_type: str, why: str) -> dict:
 
 def loaded(model: PreTrainedModel) -> PreTrainedModel:
     """The model as the scripts load and describe it, from a folder; raises EnvironmentProblem where they refuse it."""
-    with tempfile.TemporaryDirectory() as folder:
-        model.save_pretrained(folder)
-        again = loading.load_model(folder, torch.device("cpu"), torch.float32)
-    loading.describe_model("target", again)
-    footprint.describe(again, None, 0, N_TOKENS)
-    return again
+    if model.config.model_type in model_types():
+        with tempfile.TemporaryDirectory() as folder:
+            model.save_pretrained(folder)
+            try:
+                model = loading.load_model(folder, torch.device("cpu"), torch.float32)
+            except EnvironmentProblem as problem:
+                raise EnvironmentProblem(str(problem).replace(folder, "the folder")) from None
+    else:  # the text part of a larger model: a folder with it alone cannot be loaded
+        check_model(model)
+    loading.describe_model("target", model)
+    footprint.describe(model, None, 0, N_TOKENS)
+    return model
 
 
 def prompt_of(length: int) -> torch.Tensor:

@@ -77,6 +77,7 @@ _OVERRIDES: dict[str, dict] = {
         "activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0],
     },
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "hrm_text": {"initializer_range": 0.1},  # its layers run many times, which magnifies rounding
     "lfm2": {"layer_types": ["full_attention", "conv"], "block_auto_adjust_ff_dim": False},
     "lfm2_moe": {"layer_types": ["full_attention", "conv"]},
     "mamba2": {"num_heads": 8},

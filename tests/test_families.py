@@ -38,6 +38,11 @@ def test_outcome(family):
         assert row["rejected"] > 0
 
 
+def test_a_process_that_ends_without_an_answer_is_an_outcome(capfd):
+    found = families.run_alone("llama", print)
+    assert found == one_family.broken("llama", "its process ended early, exit code 0")
+
+
 @pytest.fixture
 def run(monkeypatch, tmp_path, capsys):
     """families.main() with canned rows instead of processes; returns (exit code, stdout, the record)."""
@@ -89,11 +94,6 @@ def test_ctrl_c_keeps_what_is_done(run):
 def test_an_unknown_family_is_a_usage_problem(capsys):
     assert families.main(["--only", "llama,lama"]) == UsageProblem.exit_code
     assert "no causal model type 'lama'" in capsys.readouterr().err
-
-
-def test_a_process_that_ends_without_an_answer_is_an_outcome(capfd):
-    found = families.run_alone("llama", print)
-    assert found == row("llama", BROKEN, "its process ended early, exit code 0")
 
 
 def test_a_wrong_text_is_broken(monkeypatch):
