@@ -12,6 +12,7 @@ if __name__ == "__main__":
 import functools
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable
 
 from speclab import flags, record, report, story, words
@@ -22,6 +23,7 @@ from speclab.terminal import note
 
 README, CARD = record.ROOT / "README.md", record.ROOT / "models" / "lab-pair" / "README.md"
 PAGES = (README, CARD, *story.PAGES)
+FAMILIES = record.ROOT / "results" / "cpu-2-cores-families.json"
 TRAINING = record.ROOT / "models" / "lab-pair" / "training.json"
 
 
@@ -102,7 +104,30 @@ def pair() -> str:
     )
 
 
-BLOCKS: dict[str, Callable[[], str]] = {"first-run": first_run, "summary": summary, "pair": pair, **story.BLOCKS}
+def families() -> str:
+    """How many families of models decode rightly, and what becomes of the others."""
+    run = record.load(FAMILIES, check=lambda _: None)
+    counts = Counter(row["outcome"] for row in run["families"])
+    meaning = {
+        "identical on both engines": "plain and speculative texts are the library's, token for token",
+        "identical on eager": "the same on the eager engine; the fast one refuses the model and says why",
+        "refused": "a property fails, which is named",
+        "cannot be built": "no tiny model of it can be made here",
+        "broken": "a wrong text, or an error that is not one line",
+    }
+    rows = [[outcome, text, str(counts[outcome])] for outcome, text in meaning.items()]
+    table = report.table(rows, ["outcome", "what it means", "families"], markdown=True, n_words=2)
+    versions = f"transformers {run['versions']['transformers']}, torch {run['versions']['torch']}, float32"
+    return f"{table}\n\n{versions}. Each family: [{FAMILIES.stem}.md](results/{FAMILIES.stem}.md)."
+
+
+BLOCKS: dict[str, Callable[[], str]] = {
+    "first-run": first_run,
+    "summary": summary,
+    "pair": pair,
+    "families": families,
+    **story.BLOCKS,
+}
 
 
 def filled(text: str) -> str:

@@ -4,11 +4,11 @@ import re
 
 import pytest
 
-from benchmarks import common, peers, roofline, scaling
+from benchmarks import common, families, peers, roofline, scaling
 from speclab import plan_views, readme, record, report, sweep_views
 
 PAGES = readme.PAGES
-BENCHMARKS = {"peers": peers, "roofline": roofline, "scaling": scaling}
+BENCHMARKS = {"families": families, "peers": peers, "roofline": roofline, "scaling": scaling}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: f"{p.parent.name}/{p.name}")
