@@ -25,7 +25,7 @@ from speclab.cached_model import CachedModel
 from speclab.errors import EnvironmentProblem
 from speclab.flat import FlatModel
 from speclab.losslessness import Reference, judge_divergence
-from speclab.model_checks import check_model
+from speclab.model_checks import ADVICE, check_model
 
 BOTH, EAGER, REFUSED = "identical on both engines", "identical on eager", "refused"
 CANNOT, BROKEN = "cannot be built", "broken"
@@ -66,11 +66,13 @@ def examine(model_type: str) -> dict:
         gear, why = engine.choose(model, "fast")
         row["accepted"], row["rejected"] = compare(model, [None, gear] if gear else [None])
     except EnvironmentProblem as problem:
-        return row | {"outcome": REFUSED, "reason": str(problem)}
+        why = str(problem).removeprefix(f"{model.config.model_type} ").removesuffix(f"; {ADVICE}")
+        return row | {"outcome": REFUSED, "reason": why}
     except NotTheSame as problem:
         return row | {"reason": str(problem)}
     except Exception as error:
         return row | {"reason": reason(error)}
+    why = why.removeprefix(f"no fast engine for {model.config.model_type}: ")
     return row | ({"outcome": BOTH} if gear else {"outcome": EAGER, "reason": why})
 
 
