@@ -5,11 +5,10 @@ are accepted and rejected.
 """
 
 import contextlib
-import logging
+import os
 import signal
 import tempfile
 import textwrap
-import warnings
 from multiprocessing.connection import Connection
 
 import torch
@@ -161,7 +160,6 @@ def child(model_type: str, sender: Connection) -> None:
 
         resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 5))
         resource.setrlimit(resource.RLIMIT_AS, (GIGABYTES << 30, GIGABYTES << 30))
-    warnings.filterwarnings("ignore")
-    logging.disable()  # torch.export logs what it cannot do
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # torch.export prints pages about what it cannot do
     torch.set_num_threads(1)
     sender.send(examine(model_type))
