@@ -24,9 +24,10 @@ if __name__ == "__main__":
 
 import multiprocessing
 import os
+import re
 import sys
 import textwrap
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from multiprocessing.connection import Connection
@@ -83,6 +84,7 @@ def sweep(types: list[str], jobs: int) -> tuple[list[dict], bool]:
 
 # --- views of the record ----------------------------------------------------------------------------------------------
 
+NUMBERS = re.compile(r": logits differ| by \d| \(")  # what differs between families that fail for the same reason
 SCHEMA = common.one_of(
     {
         **common.HEAD,
@@ -101,10 +103,11 @@ SCHEMA = common.one_of(
 
 
 def page(run: dict, markdown: bool) -> str:
-    """Counts, then every family with its outcome (in Markdown), or the families of each outcome (in the terminal)."""
+    """Counts, then the families of each outcome."""
     counts = Counter(row["outcome"] for row in run["families"])
     versions = run["versions"]
-    blocks = ["# Families of models"] * markdown + [
+    blocks = ["# Families of models", common.provenance(run)] if markdown else []
+    blocks += [
         f"{len(run['families'])} families of transformers {versions['transformers']}, torch {versions['torch']}",
         common.table([[outcome, str(counts[outcome])] for outcome in OUTCOMES], ["outcome", "families"], markdown),
     ]
@@ -112,16 +115,23 @@ def page(run: dict, markdown: bool) -> str:
         mine = [row for row in run["families"] if row["outcome"] == outcome]
         if mine:
             blocks += [common.heading(f"{outcome.capitalize()}: {len(mine)}", markdown), listing(mine, markdown)]
+    if markdown:
+        blocks.append("The record has every reason in full, and how many drafted tokens were accepted and rejected.")
     return "\n\n".join(blocks) + "\n"
 
 
 def listing(rows: list[dict], markdown: bool) -> str:
-    """Families without a reason as one paragraph, the others as a table or as lines."""
-    if not any(row["reason"] for row in rows):
-        return textwrap.fill(", ".join(row["family"] for row in rows), 120 if markdown else 79)
+    """Families without a reason as one paragraph, the others by their reason."""
+    families = defaultdict(list)
+    for row in rows:
+        families[NUMBERS.split(row["reason"])[0]].append(row["family"])
+    if not any(families):
+        return textwrap.fill(", ".join(families[""]), 120 if markdown else 79)
+    lines = [[why, ", ".join(names)] for why, names in sorted(families.items(), key=lambda item: -len(item[1]))]
     if not markdown:
-        return common.sentences([f"{row['family']}: {row['reason']}" for row in rows], False)
-    return common.table([[row["family"], row["reason"]] for row in rows], ["family", "reason"], True, n_words=2)
+        return common.sentences([f"{why}: {names}" for why, names in lines], False)
+    lines = [[str(names.count(",") + 1), names, why.replace("|", "\\|")] for why, names in lines]
+    return common.table(lines, ["n", "families", "reason"], True, n_words=3)
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -152,6 +162,7 @@ def chosen(only: str | None) -> list[str]:
 def main(argv: list[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
     types = chosen(args.only)
+    torch.set_num_threads(1)  # as each family's process does
     common.check_result_flags(args, "families")
     rows, interrupted = sweep(types, args.jobs)
     run = {
@@ -161,7 +172,15 @@ def main(argv: list[str] | None = None) -> int:
         "interrupted": interrupted,
         "machine": record.machine(torch.device("cpu")),
         "versions": record.versions(),
-        "settings": {"n_tokens": N_TOKENS, "prompts": PROMPTS, "draft_lengths": DRAFT_LENGTHS, "dtype": "float32"},
+        "settings": {
+            "device": "cpu",
+            "dtype": "float32",
+            "engine": "eager and fast",
+            "seed": 0,
+            "n_tokens": N_TOKENS,
+            "prompts": PROMPTS,
+            "draft_lengths": DRAFT_LENGTHS,
+        },
         "families": rows,
     }
     code = common.finish(args, run, SCHEMA, page)

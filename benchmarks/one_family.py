@@ -5,11 +5,10 @@ are accepted and rejected.
 """
 
 import contextlib
-import logging
+import os
 import signal
 import tempfile
 import textwrap
-import warnings
 from multiprocessing.connection import Connection
 
 import torch
@@ -25,7 +24,7 @@ from speclab.cached_model import CachedModel
 from speclab.errors import EnvironmentProblem
 from speclab.flat import FlatModel
 from speclab.losslessness import Reference, judge_divergence
-from speclab.model_checks import check_model
+from speclab.model_checks import ADVICE, check_model
 
 BOTH, EAGER, REFUSED = "identical on both engines", "identical on eager", "refused"
 CANNOT, BROKEN = "cannot be built", "broken"
@@ -66,11 +65,13 @@ def examine(model_type: str) -> dict:
         gear, why = engine.choose(model, "fast")
         row["accepted"], row["rejected"] = compare(model, [None, gear] if gear else [None])
     except EnvironmentProblem as problem:
-        return row | {"outcome": REFUSED, "reason": str(problem)}
+        why = str(problem).removeprefix(f"{model.config.model_type} ").removesuffix(f"; {ADVICE}")
+        return row | {"outcome": REFUSED, "reason": why}
     except NotTheSame as problem:
         return row | {"reason": str(problem)}
     except Exception as error:
         return row | {"reason": reason(error)}
+    why = why.removeprefix(f"no fast engine for {model.config.model_type}: ")
     return row | ({"outcome": BOTH} if gear else {"outcome": EAGER, "reason": why})
 
 
@@ -159,7 +160,6 @@ def child(model_type: str, sender: Connection) -> None:
 
         resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 5))
         resource.setrlimit(resource.RLIMIT_AS, (GIGABYTES << 30, GIGABYTES << 30))
-    warnings.filterwarnings("ignore")
-    logging.disable()  # torch.export logs what it cannot do
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # torch.export prints pages about what it cannot do
     torch.set_num_threads(1)
     sender.send(examine(model_type))

@@ -67,20 +67,21 @@ def row(family: str, outcome: str, reason: str = "") -> dict:
 
 
 def test_the_record_keeps_every_row_and_the_page_counts_them(run):
-    rows = {"llama": row("llama", BOTH), "gpt2": row("gpt2", BOTH), "bert": row("bert", REFUSED, "reads what comes")}
+    refused = row("bert", REFUSED, "reads what comes (1.0)")
+    rows = {"llama": row("llama", BOTH), "gpt2": row("gpt2", BOTH), "bert": refused}
     code, out, record = run(rows)
     assert code == 0
     assert record["families"] == list(rows.values())
     assert not record["interrupted"]
     assert [line.split() for line in out.splitlines() if line.startswith(BOTH)] == [[*BOTH.split(), "2"]]
     assert "llama, gpt2" in out
-    assert "bert: reads what comes" in out
+    assert "reads what comes: bert" in out
 
 
 def test_a_broken_family_fails_the_command(run):
     code, out, _ = run({"llama": row("llama", BOTH), "gpt2": row("gpt2", BROKEN, "another text")})
     assert code == 1
-    assert "gpt2: another text" in out
+    assert "another text: gpt2" in out
 
 
 def test_ctrl_c_keeps_what_is_done(run):
