@@ -429,17 +429,25 @@ def test_what_never_ends_is_stopped_and_the_rest_is_checked(clone, capsys):
 
 
 @alarms
-def test_code_that_never_ends_when_it_is_imported_is_stopped(run, clone):
-    patience(clone, SECONDS='{"setup": 0.5, "call": 9, "again": 0.1}', CLOCK='{"setup": 60, "call": 60, "again": 60}')
-    fill(clone, 0, "while True:\n    pass\n")
-    code, out, _ = run("0")
-    assert code == 1
-    assert "still running after 0.5 s of processor time (exercises/ex00_measuring.py:" in " ".join(out.split())
-    patience(clone, SECONDS='{"setup": 60, "call": 60, "again": 60}', CLOCK='{"setup": 1, "call": 9, "again": 0.1}')
-    fill(clone, 0, "import time\ntime.sleep(10**6)\n")
-    code, out, _ = run("0")
-    assert code == 1
-    assert "still running after 1 s by the clock (exercises/ex00_measuring.py:2)" in " ".join(out.split())
+@pytest.mark.parametrize(
+    ("seconds", "clock", "line", "said"),
+    [
+        (0.5, 60, "while True: pass", "after 0.5 s of processor time (exercises/ex00_measuring.py:1)"),
+        (60, 0.5, "import time; time.sleep(10**6)", "after 0.5 s by the clock (exercises/ex00_measuring.py:1)"),
+    ],
+)
+def test_code_that_never_ends_when_it_is_imported_is_stopped(clone, capsys, seconds, clock, line, said):
+    """In every check; the next exercise does not notice."""
+    limits = '{{"setup": {0}, "call": 60, "again": {0}}}'
+    patience(clone, SECONDS=limits.format(seconds), CLOCK=limits.format(clock))
+    with_checks(clone, 5, {"is_fine": ("return 1", None)})
+    with_checks(clone, 0, {"is_here": ("return 1", None), "is_there": ("return 1", None)})
+    fill(clone, 0, f"{line}\n")
+    found = checked(0, 5)
+    assert found.pop("test_is_fine") is None
+    assert len(found) == 2
+    assert all(f"still running {said}" in message for message in found.values())
+    assert capsys.readouterr().err == "running the checks of exercises 0, 5 ...\n"
 
 
 @pytest.mark.parametrize("name", FATAL)
