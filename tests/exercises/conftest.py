@@ -129,13 +129,14 @@ def mine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Mod
     """The module under test: the solution, or with `--impl exercises` the learner's file."""
     stem = module_name(request.path)
     impl = request.config.getoption("--impl", "solutions")
-    try:
-        return returning_something(importlib.import_module(f"{impl}.{stem}"), monkeypatch)
-    except (Todo, NeverEnds, KeyboardInterrupt):
-        raise
-    except BaseException as error:
-        said = in_one_line(error)
-    pytest.fail(f"{impl}/{stem}.py cannot be imported: {said}", pytrace=False)
+    with guarded(request.node, "setup"):  # in here: pytest loses count of fixtures that end with a BaseException
+        try:
+            return returning_something(importlib.import_module(f"{impl}.{stem}"), monkeypatch)
+        except (Todo, NeverEnds, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            said = in_one_line(error)
+        pytest.fail(f"{impl}/{stem}.py cannot be imported: {said}", pytrace=False)
 
 
 def returning_something(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
@@ -161,18 +162,17 @@ NEVER_ENDED: set[Path] = set()  # test files whose code was stopped once: no che
 PROCESS = os.getpid()
 
 
-def _guarded(item: pytest.Item, phase: str):
-    """Run a phase of a check. What pytest or a copy of this process would act on is a failure of the check instead."""
-    if "mine" not in item.fixturenames:
-        return (yield)
+@contextlib.contextmanager
+def guarded(item: pytest.Item, phase: str) -> Iterator[None]:
+    """Run a learner's code. What pytest or a copy of this process would act on is a failure of the check instead."""
     _write(item, {"outcome": "started"})
     which = "again" if item.path in NEVER_ENDED else phase
     try:
         with at_most(SECONDS[which], CLOCK[which]), limited_memory():
-            return (yield)
+            yield
+        return
     except Todo as todo:
-        said = f"todo: {printable(text_of(todo))}"
-        pytest.skip(said)
+        pytest.skip(f"todo: {printable(text_of(todo))}")
     except NeverEnds as error:
         NEVER_ENDED.add(item.path)
         said = never_ended(error)
@@ -196,13 +196,11 @@ def _needs_words(error: BaseException, item: pytest.Item) -> bool:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_setup(item: pytest.Item):
-    return (yield from _guarded(item, "setup"))
-
-
-@pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item):
-    return (yield from _guarded(item, "call"))
+    if "mine" not in item.fixturenames:
+        return (yield)
+    with guarded(item, "call"):
+        return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
