@@ -13,6 +13,7 @@ its median position: where two experts are nearly tied, rounding may route a tok
 
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,7 +33,8 @@ ADVICE = "choose a causal language model with plain attention layers"
 def check_model(model: PreTrainedModel) -> None:
     """Prove the four properties, or raise EnvironmentProblem with the one that fails."""
     name = model.config.model_type
-    if not getattr(DynamicCache(config=model.config), "is_croppable", True):
+    cache = _tried(model, "has no cache that the library can make", lambda: DynamicCache(config=model.config))
+    if not getattr(cache, "is_croppable", True):
         raise EnvironmentProblem(f"{name} keeps a state that cannot be rolled back after a rejected draft; {ADVICE}")
     text = random_text(model)
     right = _tried(model, "has no plain forward pass", lambda: uncached_logits(model, text))
@@ -104,10 +106,10 @@ def uncached_logits(model: PreTrainedModel, text: Tensor) -> Tensor:
     return model(input_ids=text, use_cache=False).logits[..., : CachedModel(model).vocab_size]
 
 
-def _tried(model: PreTrainedModel, reason: str, passes: Callable[[], Tensor]) -> Tensor:
-    """The result of `passes()`; what a model's own code can raise has no end, and all of it is a refusal."""
+def _tried(model: PreTrainedModel, reason: str, call: Callable[[], Any]) -> Any:
+    """The result of `call()`; what a model's own code can raise has no end, and all of it is a refusal."""
     try:
-        return passes()
+        return call()
     except Exception as error:
         why = f"{type(error).__name__}: {first_line(error)}"
         raise EnvironmentProblem(f"{model.config.model_type} {reason} ({why}); {ADVICE}") from None

@@ -16,7 +16,7 @@ from transformers import (
     OpenAIGPTLMHeadModel,
 )
 
-from speclab import cached_model, rounding
+from speclab import cached_model, model_checks, rounding
 from speclab.cached_model import CachedModel
 from speclab.errors import EnvironmentProblem
 from speclab.model_checks import cached_logits, check_model, gap, is_mixture_of_experts, random_text, uncached_logits
@@ -153,3 +153,14 @@ def test_a_wrong_model_is_seen_in_bfloat16_too():
     model.config.is_causal = False
     with pytest.raises(EnvironmentProblem, match="attends to later tokens"):
         check_model(model)
+
+
+def test_a_config_that_the_librarys_cache_cannot_read_is_refused(monkeypatch):
+    """Some families have no number of layers where the cache looks for it."""
+
+    def trouble(*args, **kwargs):
+        raise AttributeError("no attribute 'num_hidden_layers'")
+
+    monkeypatch.setattr(model_checks, "DynamicCache", trouble)
+    with pytest.raises(EnvironmentProblem, match=r"llama has no cache that the library can make.*num_hidden_layers"):
+        check_model(tiny("llama"))
