@@ -130,8 +130,8 @@ def listing(rows: list[dict], markdown: bool) -> str:
     lines = [[why, ", ".join(names)] for why, names in sorted(families.items(), key=lambda item: -len(item[1]))]
     if not markdown:
         return common.sentences([f"{why}: {names}" for why, names in lines], False)
-    lines = [[str(names.count(",") + 1), names, why.replace("|", "\\|")] for why, names in lines]
-    return common.table(lines, ["n", "families", "reason"], True, n_words=3)
+    lines = [[str(names.count(",") + 1), why.replace("|", "\\|"), names] for why, names in lines]
+    return common.table(lines, ["n", "reason", "families"], True, n_words=3)
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
