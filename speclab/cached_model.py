@@ -5,12 +5,14 @@ holds L - 1 of them here. It feeds the last one (and, when it verifies, the draf
 and then rolls the cache back to all but the last of what it has committed by then. Nothing is fed twice.
 """
 
+import sys
+
 import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from speclab.errors import EnvironmentProblem, UsageProblem
-from speclab.flat import FlatModel, WrittenInPlace, causal_mask, positions_known
+from speclab.flat import FlatModel, WrittenInPlace, causal_mask, context_length
 from speclab.graphs import GraphGear, Program
 
 
@@ -53,8 +55,7 @@ class CachedModel:
     @property
     def max_length(self) -> int | None:
         """Positions the model was built for, prompt and output together; None where the config does not say."""
-        positions = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
-        return positions if isinstance(positions, int) and positions > 0 else None
+        return context_length(self.model)
 
     def known(self, ids: Tensor) -> Tensor:
         """The same ids, with the model's last one in the place of those that it has no embedding for."""
@@ -146,7 +147,7 @@ class _FastGear:
     def __init__(self, model: PreTrainedModel, flat: FlatModel):
         self._model, self._flat = model, flat
         self._capacity = 0
-        self._positions_known = positions_known(model)
+        self._positions_known = context_length(model) or sys.maxsize
 
     def prefill(self, prompt: Tensor) -> Tensor:
         n = prompt.shape[1]

@@ -11,12 +11,13 @@ buffers. A model that cannot be flattened raises `CannotFlatten` and keeps its e
 model's own is checked by speclab/engine.py.
 """
 
+import contextlib
 import functools
 import itertools
+import logging
 import operator
-import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, fx, nn
@@ -170,9 +171,13 @@ def first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:120]
 
 
-def positions_known(model: PreTrainedModel) -> int:
-    """How many positions the model has; padding must not reach beyond them."""
-    return getattr(model.config.get_text_config(), "max_position_embeddings", None) or sys.maxsize
+def context_length(model: PreTrainedModel) -> int | None:
+    """How many positions the model has, under the names that families use; None where its config does not say."""
+    config = model.config.get_text_config()
+    for name in ("max_position_embeddings", "max_target_positions", "max_seq_len"):
+        if isinstance(length := getattr(config, name, None), int) and length > 0:
+            return length
+    return None
 
 
 def causal_mask(width: int, total: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -201,7 +206,7 @@ def exported(model: PreTrainedModel, flat: FlatModel) -> fx.GraphModule:
         [{2: _TOTALS}] * n_layers,
     )
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _quiet_logs():
             program = torch.export.export(_Pass(model, flat.graphed), arguments, dynamic_shapes=shapes, strict=False)
     except Exception as error:  # whatever the model's code does that cannot be written down
         raise CannotFlatten(f"torch.export gave up: {first_line(error)}") from None
@@ -212,6 +217,17 @@ def exported(model: PreTrainedModel, flat: FlatModel) -> fx.GraphModule:
             graph.graph.erase_node(node)
     graph.graph.eliminate_dead_code()
     return graph
+
+
+@contextlib.contextmanager
+def _quiet_logs() -> Iterator[None]:
+    """torch.export logs pages about what it cannot write down; one line of them is kept as the reason."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def _changes_nothing(node: fx.Node) -> bool:

@@ -16,6 +16,7 @@ Not measured on a GPU yet. What is tested without one: everything but the captur
 """
 
 import functools
+import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
-from speclab.flat import FlatModel, WrittenInPlace, positions_known
+from speclab.flat import FlatModel, WrittenInPlace, context_length
 
 BUCKET = 256  # rows
 SPARE = 512  # tokens a new lane can take behind its prompt before it has to grow
@@ -81,7 +82,7 @@ class GraphGear:
 
     def __init__(self, model: PreTrainedModel, flat: FlatModel):
         self._model, self._flat = model, flat
-        self._positions_known = positions_known(model)
+        self._positions_known = context_length(model) or sys.maxsize
         self._widths: set[int] = set()  # of this decoding: what another one used must not decide what is timed here
         self._most_passes = 0  # of this decoding's programs
 

@@ -8,6 +8,7 @@ Sampled output has no baseline to equal. `z_statistics` tests each emitted token
 its place; the sums are martingales, so the tokens need not be independent.
 """
 
+import contextlib
 import copy
 import math
 from typing import NamedTuple
@@ -48,14 +49,16 @@ class Reference:
         self._higher: PreTrainedModel | None = None
 
     @torch.inference_mode()
-    def last_logits(self, prefix: list[int], vocab_size: int) -> tuple[Tensor, Tensor]:
-        """Logits after `prefix`, (vocab,) each on the CPU: in the model's dtype, and in higher precision as float64."""
+    def logits(self, ids: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
+        """(1, n) ids -> (n, vocab_size) logits on the CPU, twice: in the model's dtype, and in higher precision."""
         if self._higher is None:
             self._higher = _in_higher_precision(self._model)
-        ids = torch.tensor([prefix], device=self._model.device)
-        own, higher = (
-            m(input_ids=ids, use_cache=False).logits[0, -1, :vocab_size] for m in (self._model, self._higher)
-        )
+        ids = ids.to(self._model.device)
+        own = self._model(input_ids=ids, use_cache=False).logits[0, :, :vocab_size]
+        try:
+            higher = self._higher(input_ids=ids, use_cache=False).logits[0, :, :vocab_size]
+        except RuntimeError:  # a kernel of this model has no such precision
+            self._higher, higher = self._model, own
         return own.cpu(), higher.double().cpu()
 
 
@@ -66,7 +69,12 @@ def _in_higher_precision(model: PreTrainedModel) -> PreTrainedModel:
     free = free_memory(model.device)
     if model.dtype == torch.float64 or (wider == torch.float64 and model.device.type == "mps"):
         return model
-    return model if free is not None and n_bytes > USABLE * free else copy.deepcopy(model).to(wider)
+    if free is not None and n_bytes > USABLE * free:
+        return model
+    copied = copy.deepcopy(model).to(wider)
+    with contextlib.suppress(AttributeError, ValueError):  # the fast kernels for experts have no float64
+        copied.set_experts_implementation("eager")
+    return copied
 
 
 def judge_divergence(
@@ -86,7 +94,7 @@ def judge_divergence(
             return None
         return Divergence(len(pairs), -1, -1, math.inf, 0.0, False)  # one stopped early: never rounding
     ours, theirs = pairs[position]
-    own, right = reference.last_logits(prompt + baseline[:position], vocab_size)
+    own, right = (rows[-1] for rows in reference.logits(torch.tensor([prompt + baseline[:position]]), vocab_size))
     error = max(rounding.differences(own.double(), right).max().item(), FLOOR * rounding.rounding_unit(own))
     tolerance = 2 * error
     top = right.max().item()

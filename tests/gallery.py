@@ -522,8 +522,8 @@ MUTANTS = (
         24,
         "does not look whether a later token changes earlier logits",
         CHECKS,
-        '_compare(model, "attends to later tokens"',
-        '(lambda *_: None)(model, "attends to later tokens"',
+        '_compare(model, text, "attends to later tokens"',
+        '(lambda *_: None)(model, text, "attends to later tokens"',
         _tests("an_encoder_attends_to_later_tokens"),
     ),
     Mutant(
@@ -646,8 +646,8 @@ MUTANTS = (
         28,
         "counts ids that are never emitted when it judges",
         JUDGE,
-        ".logits[0, -1, :vocab_size]",
-        ".logits[0, -1]",
+        "torch.tensor([prompt + baseline[:position]]), vocab_size)",
+        "torch.tensor([prompt + baseline[:position]]), None)",
         _tests("the_judge_leaves_out_ids_that_are_never_emitted"),
     ),
     Mutant(

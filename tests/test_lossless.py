@@ -12,6 +12,7 @@ import scipy.stats
 import torch
 from tiny_models import CONTEXT, FAMILIES, VOCAB, PlainTransformer, perturbed, tiny
 from torch import Tensor
+from transformers import MixtralConfig, MixtralForCausalLM
 
 from baseline_autoregressive import autoregressive_decode
 from draft_models import Chain, DialDrafter, ModelDrafter, NgramDrafter
@@ -26,7 +27,7 @@ from speclab.theory import Counts
 
 LONGEST = 20  # new tokens
 DTYPES = (torch.float32, torch.float64)
-PROMPT_IDS = [5, 9, 2, 40, 7]
+PROMPT_IDS = torch.tensor([[5, 9, 2, 40, 7]])
 DRAFTS = ("good", "bad", "identical", "ngram", "dial:0", "dial:0.6", "dial:1")
 
 
@@ -707,11 +708,11 @@ def test_the_judge_leaves_out_ids_that_are_never_emitted():
 def test_the_copy_in_higher_precision_is_made_once_and_is_wider():
     model = tiny("llama", dtype=torch.bfloat16)
     reference = Reference(model)
-    own, higher = reference.last_logits(PROMPT_IDS, VOCAB)
+    own, higher = reference.logits(PROMPT_IDS, VOCAB)
     assert (own.dtype, higher.dtype) == (torch.bfloat16, torch.float64)
     assert 0 < (own.double() - higher).abs().max() < 0.2
     kept = reference._higher
-    reference.last_logits(PROMPT_IDS, VOCAB)
+    reference.logits(PROMPT_IDS, VOCAB)
     assert reference._higher is kept
     assert kept.dtype == torch.float32
     assert model.dtype == torch.bfloat16
@@ -721,5 +722,16 @@ def test_the_copy_in_higher_precision_is_made_once_and_is_wider():
 def test_without_room_for_the_copy_the_models_own_logits_stand_for_it(monkeypatch, free, dtype):
     monkeypatch.setattr(losslessness, "free_memory", lambda device: free)
     reference = Reference(tiny("llama", dtype=torch.float32))
-    reference.last_logits(PROMPT_IDS, VOCAB)
+    reference.logits(PROMPT_IDS, VOCAB)
     assert reference._higher.dtype == dtype
+
+
+def test_experts_whose_kernel_knows_no_float64_are_judged_all_the_same():
+    """A mixture of experts in float32: the copy runs its experts one by one, or the model stands for it."""
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = MixtralForCausalLM(MixtralConfig(**sizes, num_key_value_heads=2, vocab_size=VOCAB)).eval()
+    own, higher = Reference(model).logits(PROMPT_IDS, VOCAB)
+    assert own.dtype == torch.float32
+    assert (own.double() - higher).abs().max() < 1e-4

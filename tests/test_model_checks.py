@@ -19,6 +19,7 @@ from transformers import (
 from speclab import cached_model, model_checks, rounding
 from speclab.cached_model import CachedModel
 from speclab.errors import EnvironmentProblem
+from speclab.losslessness import Reference
 from speclab.model_checks import cached_logits, check_model, gap, is_mixture_of_experts, random_text, uncached_logits
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
@@ -164,3 +165,30 @@ def test_a_config_that_the_librarys_cache_cannot_read_is_refused(monkeypatch):
     monkeypatch.setattr(model_checks, "DynamicCache", trouble)
     with pytest.raises(EnvironmentProblem, match=r"llama has no cache that the library can make.*num_hidden_layers"):
         check_model(tiny("llama"))
+
+
+def test_a_model_that_enlarges_rounding_is_judged_by_what_its_own_uncached_logits_lose(monkeypatch):
+    """The usual bound is passed by rounding alone: the copy in higher precision decides, and only then is it made."""
+    made = []
+    monkeypatch.setattr(model_checks, "Reference", lambda model: made.append(model) or Reference(model))
+    check_model(tiny("llama", dtype=torch.float32))
+    assert not made
+    monkeypatch.setattr(rounding, "UNITS", {torch.float32: 1e-3})
+    check_model(tiny("llama", dtype=torch.float32))
+    assert made
+    monkeypatch.setattr(cached_model._EagerGear, "forget", lambda self, n_tokens: None)
+    with pytest.raises(EnvironmentProblem, match="cannot be rolled back"):
+        check_model(tiny("llama", dtype=torch.float32))
+
+
+@pytest.mark.parametrize(("name", "length"), [("max_position_embeddings", 40), ("max_target_positions", 30)])
+def test_the_context_is_found_under_the_names_that_families_use(name, length):
+    model = tiny("llama", **{"max_position_embeddings": None, name: length})
+    assert CachedModel(model).max_length == length
+
+
+@pytest.mark.parametrize("length", [-1, 0, None, "many"])
+def test_a_context_that_is_no_length_is_none(length):
+    model = tiny("llama")
+    model.config.max_position_embeddings = length
+    assert CachedModel(model).max_length is None
