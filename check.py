@@ -138,7 +138,7 @@ def run_checks(impl: str, chosen: list[Exercise]) -> None:
     """Run the checks of these exercises and fill in their outcomes.
 
     Whatever the learner's code does, it does it in another process. One process for all is quick, but there one
-    exercise can spoil the next one, so what fails behind another exercise is run once more without it.
+    exercise can spoil the next one, so what fails after another exercise is run once more without it.
     Raises EnvironmentProblem if a package is missing or if a test file itself cannot be run.
     """
     missing = [name for name in NEEDED if find_spec(name) is None]
@@ -163,13 +163,10 @@ def unreadable(path: Path) -> str:
         what = "it is missing" if not path.exists() else "it is no file" if not path.is_file() else ""
         if not what:
             with path.open("rb") as file:
-                what = (
-                    f"it is larger than {SOURCE_BYTES >> 20} MB"
-                    if len(file.read(SOURCE_BYTES + 1)) > SOURCE_BYTES
-                    else ""
-                )
+                file.read(1)
+            what = f"it is larger than {SOURCE_BYTES >> 20} MB" * (path.stat().st_size > SOURCE_BYTES)
     except OSError as error:
-        what = error.strerror
+        what = str(error.strerror)
     again = f"{restored(path)}, or unpack the lab's archive once more and copy from it"
     return f"{flags.shown(path)} cannot be imported: {what}; type: {again}" if what else ""
 

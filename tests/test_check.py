@@ -325,8 +325,7 @@ ENDLESS = {
 
 # What raises, prints or breaks something, all of it in one process.
 ODD = {
-    "leaves_a_copy": ("import os; os.environ['FIRST'] = str(os.getpid()); os.fork()", None),
-    "is_no_copy": ("import os; assert os.environ['FIRST'] == str(os.getpid())", None),
+    "leaves_a_copy": ("if __import__('os').fork() == 0: raise ValueError('of the copy')", None),
     "is_fine": ("return 1", None),
     "asserts": ("assert 1 > 2", "AssertionError (PLACE)"),
     "asserts_with_words": ("assert 1 > 2, 'too small'", "AssertionError: too small (PLACE)"),

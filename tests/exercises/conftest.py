@@ -69,25 +69,24 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def limit(what: int, number: int) -> None:
-    """Lower a limit of this process; a system that refuses goes without."""
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(what, (number, resource.getrlimit(what)[1]))
+    """Lower a limit of this process; one that is lower already stays, and a system that refuses goes without."""
+    soft, hard = resource.getrlimit(what)
+    if soft == resource.RLIM_INFINITY or number < soft:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(what, (number, hard))
 
 
 @contextlib.contextmanager
 def limited_memory() -> Iterator[None]:
     """While the code inside runs. Afterwards pytest has room to report what happened."""
-    if not resource:
-        yield
-        return
-    before = resource.getrlimit(resource.RLIMIT_DATA)[0]
+    before = resource.getrlimit(resource.RLIMIT_DATA)
     reserve = bytearray(8 << 20)  # given up first: to lift the limit takes some memory too
     limit(resource.RLIMIT_DATA, MEMORY_BYTES)
     try:
         yield
     finally:
         del reserve
-        limit(resource.RLIMIT_DATA, before)
+        resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
 @pytest.hookimpl(trylast=True)
@@ -167,8 +166,9 @@ def guarded(item: pytest.Item, phase: str) -> Iterator[None]:
     """Run a learner's code. What pytest or a copy of this process would act on is a failure of the check instead."""
     _write(item, {"outcome": "started"})
     which = "again" if item.path in NEVER_ENDED else phase
+    alone = resource and item.config.getoption("--outcomes", None)  # nobody else's data is in this process
     try:
-        with at_most(SECONDS[which], CLOCK[which]), limited_memory():
+        with at_most(SECONDS[which], CLOCK[which]), limited_memory() if alone else contextlib.nullcontext():
             yield
         return
     except Todo as todo:
