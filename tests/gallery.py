@@ -546,8 +546,8 @@ MUTANTS = (
         24,
         "believes the first pass",
         CHECKS,
-        "uncached_logits(model, text), right)",
-        "right, right)",
+        "gap(model, uncached_logits(model, text), right) <=",
+        "gap(model, right, right) <=",
         _tests("logits_that_change_from_pass_to_pass_are_refused"),
     ),
     Mutant(

@@ -1,6 +1,7 @@
 """Every model proves itself at load: what is right passes in every dtype, each broken property is refused by name."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from transformers import (
 from speclab import cached_model, model_checks, rounding
 from speclab.cached_model import CachedModel
 from speclab.errors import EnvironmentProblem
+from speclab.flat import context_length
 from speclab.losslessness import Reference
 from speclab.model_checks import cached_logits, check_model, gap, is_mixture_of_experts, random_text, uncached_logits
 
@@ -181,14 +183,18 @@ def test_a_model_that_enlarges_rounding_is_judged_by_what_its_own_uncached_logit
         check_model(tiny("llama", dtype=torch.float32))
 
 
-@pytest.mark.parametrize(("name", "length"), [("max_position_embeddings", 40), ("max_target_positions", 30)])
-def test_the_context_is_found_under_the_names_that_families_use(name, length):
-    model = tiny("llama", **{"max_position_embeddings": None, name: length})
-    assert CachedModel(model).max_length == length
-
-
-@pytest.mark.parametrize("length", [-1, 0, None, "many"])
-def test_a_context_that_is_no_length_is_none(length):
-    model = tiny("llama")
-    model.config.max_position_embeddings = length
-    assert CachedModel(model).max_length is None
+@pytest.mark.parametrize(
+    ("entries", "length"),
+    [
+        ({"max_position_embeddings": 40}, 40),
+        ({"max_target_positions": 30}, 30),
+        ({"max_seq_len": 20}, 20),
+        ({"max_position_embeddings": -1}, None),
+        ({"max_position_embeddings": 0, "max_seq_len": 20}, 20),
+        ({"max_position_embeddings": "many"}, None),
+        ({}, None),
+    ],
+)
+def test_the_context_is_found_under_the_names_that_families_use(entries, length):
+    config = SimpleNamespace(**entries)
+    assert context_length(SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: config))) == length
