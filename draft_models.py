@@ -26,7 +26,7 @@ from speclab.graphs import Feed
 from speclab.prompts import Prompt
 from speclab.sampling import Draft, Sampling, draw
 
-NEEDS_GREEDY = "the dial replays greedy output; it needs --temperature 0"
+NEEDS_GREEDY = "the dial replays greedy output; use --temperature 0"
 
 
 class Drafter(Protocol):
@@ -303,4 +303,4 @@ def _accuracy(kind: str, number: str) -> float:
     try:
         return Dial(float(number)).accuracy
     except ValueError:
-        raise UsageProblem(f"--draft {kind}: the dial takes a number from 0 to 1, for example dial:0.8") from None
+        raise UsageProblem(f"--draft {kind}: give the dial a number from 0 to 1, for example dial:0.8") from None

@@ -139,7 +139,7 @@ def main(argv: list[str] | None = None) -> int:
         device, _ = loading.choose_device(args.device)  # an error here costs nothing
     except EnvironmentProblem:
         raise EnvironmentProblem(
-            "this needs an NVIDIA GPU and a CUDA build of PyTorch, and finds none; for a rehearsal without one: "
+            "this needs an NVIDIA GPU and a CUDA build of PyTorch, and finds none; for a rehearsal without one type: "
             'make bench-gpu ARGS="--device cpu --dtype float32 --sizes lab"'
         ) from None
     log, page, archive = (args.out / name for name in ("log.txt", "summary.md", "records.tar.gz"))

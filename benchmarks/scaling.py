@@ -384,7 +384,7 @@ def fill_in(args: argparse.Namespace) -> list[str]:
     if unknown := [d for d in dials if d not in DIALS]:
         raise UsageProblem(f"--dials {args.dials}: there is no {unknown[0]!r}; use {', '.join(DIALS)}")
     if "size" in dials and not args.sizes:
-        raise UsageProblem("the dial size needs --sizes, for example --sizes lab,lab:200m")
+        raise UsageProblem("the dial size needs targets; give them, for example --sizes lab,lab:200m")
     if args.sizes is not None and "size" not in dials:
         raise UsageProblem(f"--sizes {args.sizes} are of the dial size; add it to --dials, or leave --sizes out")
     if args.prompts == "-":

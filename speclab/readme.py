@@ -114,7 +114,7 @@ def filled(text: str) -> str:
             raise EnvironmentProblem(f"the block {name!r} is unknown or has no end; use one of: {', '.join(BLOCKS)}")
         try:
             block = BLOCKS[name]()
-        except (LookupError, TypeError, ValueError, StopIteration) as error:
+        except (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError) as error:
             why = f"{type(error).__name__}: {error}"
             raise EnvironmentProblem(
                 f"the block {name!r} cannot be made: the records lack what it shows ({why}); run the commands again "

@@ -9,6 +9,7 @@ import contextlib
 import datetime
 import hashlib
 import json
+import math
 import os
 import platform
 import subprocess
@@ -229,7 +230,9 @@ def _rounded(value):
 def load(path: Path, check: Callable[[dict], None] = validate) -> dict:
     """A record from disk, checked. EnvironmentProblem where it is none."""
     try:
-        record = json.loads(read_bytes(path, LARGEST).decode("utf-8"), parse_constant=_refused)
+        record = json.loads(
+            read_bytes(path, LARGEST).decode("utf-8"), parse_constant=_number, parse_float=_number, parse_int=_whole
+        )
         check(record)
     except (OSError, ValueError, TypeError, RecursionError, jsonschema.ValidationError) as error:
         why = getattr(error, "strerror", None) or getattr(error, "message", None) or error
@@ -239,9 +242,17 @@ def load(path: Path, check: Callable[[dict], None] = validate) -> dict:
     return record
 
 
-def _refused(constant: str) -> None:
-    """NaN and Infinity, which Python reads and JSON does not know."""
-    raise ValueError(f"{constant} is no number of JSON")
+def _number(text: str) -> float:
+    """A finite number; Python reads NaN and Infinity, too."""
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{text[:20]} is no finite number")
+    return value
+
+
+def _whole(text: str) -> int:
+    """A whole number that a float can hold."""
+    _number(text)
+    return int(text)
 
 
 def lengths_histogram(rows: list[dict]) -> Counter:
