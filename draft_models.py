@@ -26,6 +26,8 @@ from speclab.graphs import Feed
 from speclab.prompts import Prompt
 from speclab.sampling import Draft, Sampling, draw
 
+NEEDS_GREEDY = "the dial replays greedy output; use --temperature 0"
+
 
 class Drafter(Protocol):
     """Proposes tokens for one row of text. Its state is its own; the loop tells it what was committed."""
@@ -189,7 +191,7 @@ class Dial:
 
     def _begin(self, prompt: Tensor, sampling: Sampling) -> None:
         if not sampling.greedy:
-            raise UsageProblem("the dial replays greedy output; it needs --temperature 0")
+            raise UsageProblem(NEEDS_GREEDY)
         # Other dice for every prompt, or all prompts would be right and wrong at the same places.
         self._dice = torch.Generator().manual_seed(self.seed * 1_000_003 + int(prompt.sum()))
 
@@ -256,7 +258,7 @@ def check_prompts(target: CachedModel, drafters: Iterable[Drafter], prompts: lis
         check_prompt(target, prompt.ids, max_new_tokens)
     longest = max(prompt.ids.shape[1] for prompt in prompts)
     for draft in (d.draft for d in drafters if isinstance(d, ModelDrafter)):
-        room = draft.max_length or sys.maxsize
+        room = sys.maxsize if draft.max_length is None else draft.max_length
         if longest > room:
             raise UsageProblem(
                 f"a prompt has {longest} tokens and the draft model's context only {room}; shorten the prompt or use "
@@ -283,14 +285,22 @@ def make_drafter(kind: str, setup: options.Setup, seed: int = 0) -> Drafter:
     if kind == "ngram":
         return NgramDrafter()
     if word == "dial":
-        accuracy, _, name = rest.partition(":")
-        try:
-            if name == "free":
-                return FreeDialDrafter(float(accuracy), seed)
-            return DialDrafter(options.load_draft(name or loading.LAB_DRAFT, setup), float(accuracy), seed)
-        except ValueError:
-            raise UsageProblem(f"--draft {kind}: the dial takes a number from 0 to 1, for example dial:0.8") from None
+        number, _, name = rest.partition(":")
+        accuracy = _accuracy(kind, number)
+        if not setup.sampling.greedy:
+            raise UsageProblem(NEEDS_GREEDY)
+        if name == "free":
+            return FreeDialDrafter(accuracy, seed)
+        return DialDrafter(options.load_draft(name or loading.LAB_DRAFT, setup), accuracy, seed)
     likely = difflib.get_close_matches(kind, ("model", "ngram", "dial:0.8"), 1, 0.7)
-    if not kind or "," in kind or (likely and kind not in likely and not loading.exists(kind)):
+    if not kind.strip() or "," in kind or (likely and kind not in likely and not loading.exists(kind)):
         raise UsageProblem(f"unknown draft kind {kind!r}; use model, ngram, dial:0.8, lab:SIZE, a folder or a hub name")
     return ModelDrafter(options.load_draft(loading.LAB_DRAFT if kind == "model" else kind, setup))
+
+
+def _accuracy(kind: str, number: str) -> float:
+    """The number of dial:NUMBER, said to be wrong before a model is loaded."""
+    try:
+        return Dial(float(number)).accuracy
+    except ValueError:
+        raise UsageProblem(f"--draft {kind}: give the dial a number from 0 to 1, for example dial:0.8") from None

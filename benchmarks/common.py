@@ -14,7 +14,7 @@ import torch
 
 from draft_models import ModelDrafter, make_drafter
 from experiments.bench import STOPS
-from speclab import lab_pair, loading, options, record, report, terminal, words
+from speclab import loading, options, record, report, terminal, words
 from speclab.errors import UsageProblem
 from speclab.files import check_writable, do_all, write_whole
 from speclab.flags import plain_name, some_path
@@ -165,23 +165,17 @@ def target_name(name: str) -> str:
 
 
 def sizes(args: argparse.Namespace) -> list[str]:
-    """--sizes, or the one target of --target. Each is looked at before the first is measured."""
-    if args.sizes is None:
-        return [args.target]
-    names = listed_sizes(args.sizes)
-    for name in names:
-        loading.load_tokenizer(target_name(name))
-    return names
+    """--sizes, or the one target of --target."""
+    return [args.target] if args.sizes is None else listed_sizes(args.sizes)
 
 
 def listed_sizes(text: str) -> list[str]:
-    """The targets that --sizes names."""
+    """The targets that --sizes names. Each is looked at before the first is measured."""
     names = [name for name in text.split(",") if name]
     if not names or len(set(names)) < len(names):
         raise UsageProblem(f"--sizes {text}: give different targets with commas between them, for example lab")
     for name in names:
-        if lab_pair.is_lab_size(name):
-            lab_pair.parse_size(name)
+        loading.load_tokenizer(target_name(name))
     return names
 
 

@@ -139,13 +139,13 @@ def main(argv: list[str] | None = None) -> int:
         device, _ = loading.choose_device(args.device)  # an error here costs nothing
     except EnvironmentProblem:
         raise EnvironmentProblem(
-            "this needs an NVIDIA GPU and a CUDA build of PyTorch, and finds none; for a rehearsal without one: "
+            "this needs an NVIDIA GPU and a CUDA build of PyTorch, and finds none; for a rehearsal without one type: "
             'make bench-gpu ARGS="--device cpu --dtype float32 --sizes lab"'
         ) from None
-    folder = (args.out / "work").resolve()  # stages run in the lab's own folder
     log, page, archive = (args.out / name for name in ("log.txt", "summary.md", "records.tar.gz"))
     for path in (log, page, archive):
         check_writable(path, "--out")
+    folder = (args.out / "work").resolve()  # stages run in the lab's own folder
     prepare_folder(folder, "--out")
     write_whole(log, "")
 

@@ -352,8 +352,8 @@ def main(argv: list[str] | None = None) -> int:
     entries, top, found = [], None, None
     with common.kept(entries) as stops:
         for setup in common.setups(args, names):
-            options.note(setup.describe())
             block, models = check_block(args, setup.device), models_to_time(args, setup, max(widths))
+            options.note(setup.describe())
             if found is None:
                 found = ceilings(setup.device, setup.dtype, block)
                 settings = {"targets": [], "widths": widths, "context": args.context, "repeats": args.repeats}

@@ -380,11 +380,15 @@ def make_parser() -> options.Parser:
 
 def fill_in(args: argparse.Namespace) -> list[str]:
     """Check the flags that are lists.  -> the dials to turn"""
-    dials = args.dials.split(",") if args.dials else [d for d in DIALS if d != "size" or args.sizes]
+    dials = args.dials.split(",") if args.dials is not None else [d for d in DIALS if d != "size" or args.sizes]
     if unknown := [d for d in dials if d not in DIALS]:
         raise UsageProblem(f"--dials {args.dials}: there is no {unknown[0]!r}; use {', '.join(DIALS)}")
     if "size" in dials and not args.sizes:
-        raise UsageProblem("the dial size needs --sizes, for example --sizes lab,lab:200m")
+        raise UsageProblem("the dial size needs targets; give them, for example --sizes lab,lab:200m")
+    if args.sizes is not None and "size" not in dials:
+        raise UsageProblem(f"--sizes {args.sizes} are of the dial size; add it to --dials, or leave --sizes out")
+    if args.prompts == "-":
+        raise UsageProblem("standard input can be read once only; give --prompts a file")
     args.draft_lengths = numbers(args.draft_lengths, int, 0, "--draft-lengths")
     args.lengths = numbers(args.lengths, int, 2, "--lengths", LONGEST)
     args.contexts = numbers(args.contexts, int, 2, "--contexts", LONGEST)
@@ -415,6 +419,12 @@ def check_room(job: Job, dials: list[str]) -> None:
                 f"{flag}: {longest} tokens and {spare} new ones do not fit the model's context of {room}; give smaller "
                 "numbers, or fewer --turns"
             )
+    longest, turns = max(prompt.ids.shape[1] for prompt in job.prompts), job.args.turns
+    if {"k", "size"} & set(dials) and room is not None and longest + turns + 1 > room:
+        raise UsageProblem(
+            f"--turns {turns}: with a prompt of {longest} tokens they do not fit the model's context of {room}; give "
+            "fewer --turns, or a shorter prompt"
+        )
 
 
 def turn_dials(job: Job, dials: list[str]) -> Iterator[list[dict]]:
@@ -447,9 +457,9 @@ def main(argv: list[str] | None = None) -> int:
     with common.kept(points) as stops:
         if inside := [d for d in dials if d != "size"]:
             setup = options.load(args)
-            options.note(setup.describe())
             job = make_job(args, setup)
             check_room(job, inside)
+            options.note(setup.describe())
             models = describe_models(job)
             top = common.head("scaling", args, setup, {"target": setup.target_name, **settings})
             for found in turn_dials(job, inside):
@@ -457,12 +467,14 @@ def main(argv: list[str] | None = None) -> int:
             del setup, job
             common.free()
         for setup in common.setups(args, sizes):
+            job = make_job(args, setup)
+            check_room(job, ["size"])
             options.note(setup.describe())
-            found, first = size_point(make_job(args, setup), first)
+            found, first = size_point(job, first)
             points += found
             models[f"size {size_label(setup)}"] = loading.describe_model(setup.target_name, setup.target.model)
             top = top or common.head("scaling", args, setup, {"target": setup.target_name, **settings})
-            del setup  # or the next model would be loaded beside this one
+            del setup, job  # or the next model would be loaded beside this one
     return common.finish(args, {**top, "models": models, "points": points}, SCHEMA, page, stops)
 
 

@@ -196,7 +196,10 @@ def _context(job: Job) -> Points:
     models = [job.setup.target, *(d.draft for d in job.drafters.values() if isinstance(d, ModelDrafter))]
     room = min(model.max_length or sys.maxsize for model in models) - job.args.max_new_tokens
     if room < CONTEXTS[0]:
-        raise UsageProblem(f"the models have room for {room} tokens of prompt; --sweep context needs {CONTEXTS[0]}")
+        raise UsageProblem(
+            f"the models have room for {max(0, room)} tokens of prompt and --sweep context needs {CONTEXTS[0]}; use "
+            "fewer --max-new-tokens"
+        )
     prices = []
 
     def run(n: int) -> tuple[list[dict], Measurement]:

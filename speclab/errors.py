@@ -71,7 +71,8 @@ def report(problem: Exception) -> int:
     if isinstance(problem, OSError):
         full = problem.errno in (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT)
         where = problem.filename or ("standard output" if full else type(problem).__name__)
-        text = f"{where}: {problem.strerror or problem}"
+        advice = "; free some space" if full else "; check the path" if problem.filename else ""
+        text = f"{where}: {problem.strerror or problem}{advice}"
     line = " ".join(text.split())
     if len(line) > LONGEST_LINE:  # a long name in the middle: the advice stands at the end
         line = f"{line[: LONGEST_LINE // 2]} ... {line[-LONGEST_LINE // 2 :]}"

@@ -1,4 +1,4 @@
-"""Files: checked before anything is measured, written whole or not at all, all of them even where one fails."""
+"""Files: read up to a limit, checked before anything is measured, written whole or not at all, even where one fails."""
 
 import contextlib
 import errno
@@ -24,13 +24,35 @@ def shown(path: Path) -> str:
         return str(path)
 
 
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """What a file or a pipe holds. OSError or ValueError where it is no such thing or holds more than `most` bytes."""
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISFIFO(mode):
+        raise OSError(errno.EINVAL, "it is a folder" if stat.S_ISDIR(mode) else "it is a device, no file")
+    with open(path, "rb") as file:
+        return at_most(file.read(most + 1), most)
+
+
+def at_most(data: bytes, most: int) -> bytes:
+    """`data`, or OSError where it is longer."""
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"it holds more than {most // 2**20} MiB")
+    return data
+
+
 # --- before anything is measured --------------------------------------------------------------------------------------
 
 
 def prepare_folder(folder: Path, flag: str) -> None:
     """Make the folder and see that files can be written there. `flag` is what chooses another one."""
     with _told(folder, f"choose another folder with {flag}"):
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            raise OSError(errno.ENOTDIR, "it is no folder") from None
         with tempfile.TemporaryFile(dir=folder):
             pass
         if shutil.disk_usage(folder).free < LEAST_FREE:

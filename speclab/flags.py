@@ -55,16 +55,21 @@ def positive(text: str) -> float:
     return value
 
 
-def some_path(text: str) -> Path:
-    """An argparse type: a file or folder; an empty word, as an unset variable leaves it, is neither."""
+def some_name(text: str) -> str:
+    """An argparse type: a word that is not empty, as an unset variable leaves it."""
     if not text.strip():
         raise argparse.ArgumentTypeError("it is empty, give a name")
-    return Path(text)
+    return text
+
+
+def some_path(text: str) -> Path:
+    """An argparse type: a file or folder."""
+    return Path(some_name(text))
 
 
 def plain_name(text: str) -> str:
     """An argparse type: the name that all files of a run begin with."""
-    if not text.strip() or not text.isprintable() or Path(text).name != text or len(text.encode()) > 128:
+    if not text.strip(" .") or not text.isprintable() or Path(text).name != text or len(text.encode()) > 128:
         raise argparse.ArgumentTypeError(f"{text!r} is no plain word of 1 to 128 bytes; --out-dir chooses the folder")
     return text
 

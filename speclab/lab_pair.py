@@ -102,8 +102,8 @@ def shape_for(n_parameters: int, lab_config: LlamaConfig, vocab_size: int | None
     smallest = count_parameters(lab, vocab_size=vocab_size)
     if n_parameters < smallest:
         raise UsageProblem(
-            f"{size_name(n_parameters)} is smaller than the lab model it is to hold; the smallest is "
-            f"{size_name(smallest, up=True)}"
+            f"{size_name(n_parameters)} is smaller than the lab model it is to hold; use "
+            f"{size_name(smallest, up=True)} or more"
         )
     usual = 4096 * (n_parameters / 8e9) ** (1 / 3)
     best, best_distance = None, math.inf
@@ -196,7 +196,7 @@ def check_memory(
     elif fits < smallest:
         way_out = "no size of it fits; close other programs"
     else:
-        way_out = f"the largest that fits is {size_name(fits, digits=2)}"
+        way_out = f"use {size_name(fits, digits=2)} or less"
     twice = f" ({copies} copies of the weights)" if copies > 1 else ""
     raise EnvironmentProblem(
         f"{size_name(n_asked)} needs {needed / 1e9:.1f} GB in {str(dtype).removeprefix('torch.')}{twice}, and of the "

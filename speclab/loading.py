@@ -6,7 +6,9 @@ and the library cannot ask anybody anything. A model must have all of its weight
 
 import contextlib
 import io
+import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -34,6 +37,16 @@ LAB_TARGET, LAB_DRAFT = LAB["target"], LAB["draft"]
 transformers_logging.disable_progress_bar()
 transformers_logging.set_verbosity_error()  # what matters of its warnings is checked here and refused
 NO_CODE = {"trust_remote_code": False}
+# Words in the library's errors -> what they mean here, and what to do. The library's own advice is to trust.
+PICKLED = ("its pickled weights hold more than tensors, so they are not read", "give weights in safetensors files")
+KNOWN_ERRORS = {
+    "trust_remote_code": ("it needs code of its own, which is never run", "choose a model of the library itself"),
+    "weights_only": PICKLED,
+    "Weights only load": PICKLED,
+    "ignore_mismatched_sizes": ("their tensors differ in shape", "download it again, or correct its config.json"),
+    "kind of AutoModel": ("it is no causal language model", "choose one"),
+    "backend tokenizer": ("tokenizer.json is missing", "add it, or choose another model"),
+}
 # What `generate` applies and the lab does not, and the values that change nothing. Absent: any value counts.
 NEUTRAL = {
     "temperature": (1.0,),
@@ -62,8 +75,11 @@ NOT_SETTINGS = ("transformers_version", "do_sample", "num_return_sequences", "ea
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder, a hub name or lab:SIZE."""
-    name = LAB_TARGET if lab_pair.is_lab_size(name) else name
-    return _loaded(name, lambda: AutoTokenizer.from_pretrained(name, **NO_CODE))
+    if lab_pair.is_lab_size(name):
+        lab_pair.parse_size(name)
+        name = LAB_TARGET
+    _load_config(name)
+    return _loaded(name, "its tokenizer", lambda: AutoTokenizer.from_pretrained(name, **NO_CODE))
 
 
 def load_model(
@@ -87,13 +103,15 @@ def load_model(
 def _whole_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
     """All weights from the checkpoint, on the CPU. The library fills what is missing with random numbers."""
 
-    def load() -> tuple[PreTrainedModel, dict]:
-        config = AutoConfig.from_pretrained(name, **NO_CODE)
-        _refuse_kernels(name, config)
-        options = {"dtype": dtype, "weights_only": True, "output_loading_info": True}
-        return AutoModelForCausalLM.from_pretrained(name, config=config, **options, **NO_CODE)
-
-    model, report = _loaded(name, load)
+    config = _load_config(name)
+    if os.path.isfile(Path(name) / "generation_config.json"):  # the library goes on without one that is damaged
+        _loaded(name, "its generation_config.json", lambda: GenerationConfig.from_pretrained(name))
+    options = {"dtype": dtype, "weights_only": True, "output_loading_info": True, **NO_CODE}
+    model, report = _loaded(
+        name,
+        "its config.json and weights",
+        lambda: AutoModelForCausalLM.from_pretrained(name, config=config, **options),
+    )
     if missing := sorted(report["missing_keys"]):
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise EnvironmentProblem(
@@ -102,6 +120,37 @@ def _whole_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
         )
     eos_ids(model.generation_config)
     return model
+
+
+def _load_config(name: str) -> PreTrainedConfig:
+    """The config of a model with layers that asks for no code from the hub."""
+    _check_place(name)
+
+    def load() -> PreTrainedConfig:
+        config = AutoConfig.from_pretrained(name, **NO_CODE)
+        n_layers = getattr(config.get_text_config(), "num_hidden_layers", 1)
+        if n_layers < 1:
+            raise ValueError(f"num_hidden_layers is {n_layers}")
+        return config
+
+    config = _loaded(name, "its config.json", load)
+    _refuse_kernels(name, config)
+    return config
+
+
+def _check_place(name: str) -> None:
+    """Refuse a name that is neither a model folder nor can be one of the hub, and files that would never end."""
+    advice = "give a folder written by save_pretrained, or a hub name"
+    if os.path.isdir(name):
+        for path in Path(name).iterdir():
+            if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+                raise EnvironmentProblem(f"{path} is a device or a pipe, no file of a model; {advice}")
+        if not os.path.isfile(Path(name) / "config.json"):
+            raise EnvironmentProblem(f"the folder {name} holds no model, there is no config.json in it; {advice}")
+    elif os.path.lexists(name):
+        raise EnvironmentProblem(f"{name} is no folder; {advice}")
+    elif name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
+        raise EnvironmentProblem(f"there is no model folder {name}; {advice}")
 
 
 def _refuse_kernels(name: str, config: Any) -> None:
@@ -207,33 +256,23 @@ def check_same_tokenizer(
     )
 
 
-def _loaded(name: str, load: Callable[[], Any]) -> Any:
+def _loaded(name: str, what: str, load: Callable[[], Any]) -> Any:
     """`load()` without a standard input to ask; each library below it raises its own kinds of errors."""
-    looks_like_path = name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name
-    if not exists(name) and looks_like_path:
-        raise EnvironmentProblem(
-            f"there is no model folder {name}; give a folder written by save_pretrained, or a hub name"
-        )
     stdin, sys.stdin = sys.stdin, io.StringIO()
     try:
-        return load()
-    except EnvironmentProblem:
-        raise
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return load()
     except Exception as error:
-        where = "from that folder" if exists(name) else "from the hub, and there is no such folder here"
-        raise EnvironmentProblem(f"cannot load {name} {where}: {_cause(error)}") from None
+        text = " ".join(str(error).split())
+        where, advice = "", "download it again, or choose another model"
+        if not os.path.isdir(name):
+            where, advice = " from the hub", "check the name and the network, or give a local folder"
+        if known := next((words for words in KNOWN_ERRORS if words in text), None):
+            text, advice = KNOWN_ERRORS[known]
+        else:
+            kind = "" if isinstance(error, (OSError, ValueError)) and text else f"{type(error).__name__}: "
+            text = kind + text[:240] + " ..." * (len(text) > 240)
+        raise EnvironmentProblem(f"cannot load {name}{where}: {what} cannot be used: {text}; {advice}") from None
     finally:
         sys.stdin = stdin
-
-
-def _cause(error: Exception) -> str:
-    """What went wrong and what to do, from an error of the library. Its advice to trust is not passed on."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    if "trust_remote_code" in text:
-        return "it needs code of its own, which is never run; choose a model whose code is part of transformers"
-    if "weights_only" in text or "Weights only load" in text:
-        return "its pickled weights hold more than tensors, so they are not read; give weights in safetensors files"
-    if text.startswith("Unrecognized configuration class"):
-        return "it is no causal language model that transformers knows; choose one"
-    first = text[:240] + (" ..." if len(text) > 240 else "")
-    return f"{first} -- check the name and the network, or give a local folder"

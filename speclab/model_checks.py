@@ -71,7 +71,8 @@ def random_text(model: PreTrainedModel, n_tokens: int = N_TOKENS) -> Tensor:
     config = model.config.get_text_config()
     special = {v for k, v in config.to_dict().items() if k.endswith(("token_id", "token_index")) and isinstance(v, int)}
     ordinary = torch.tensor([i for i in range(min(cached.vocab_size, cached.n_ids)) if i not in special])
-    n = min(n_tokens, (cached.max_length or sys.maxsize) - max(WRONG))
+    room = sys.maxsize if cached.max_length is None else cached.max_length
+    n = min(n_tokens, room - max(WRONG))
     if n <= sum(WIDTHS) or len(ordinary) < 2:
         raise EnvironmentProblem(
             f"{config.model_type} has {len(ordinary)} ordinary tokens and a context of {cached.max_length} positions, "

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from speclab import engine, loading, prompts
 from speclab.cached_model import CachedModel
 from speclab.errors import UsageProblem
-from speclab.flags import Parser, at_least, make_parser, seed  # noqa: F401 - every script asks for its flags here
+from speclab.flags import Parser, at_least, make_parser, seed, some_name  # noqa: F401 - every script asks for its flags here
 from speclab.flat import can_prepack
 from speclab.losslessness import Reference
 from speclab.rounding import bound_in_words
@@ -25,6 +25,7 @@ def add_shared_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("models and machine")
     group.add_argument(
         "--target",
+        type=some_name,
         default=loading.LAB_TARGET,
         help="folder, hub name, or lab:SIZE: the lab's target padded, as in lab:200m",
     )
@@ -42,7 +43,12 @@ def add_shared_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("text")
     where = group.add_mutually_exclusive_group()
     where.add_argument("--prompt", action="append", help="a text to continue; may be given several times")
-    where.add_argument("--prompts", metavar="FILE", help="file of prompts with lines of %%%% between them; - for stdin")
+    where.add_argument(
+        "--prompts",
+        type=some_name,
+        metavar="FILE",
+        help="file of prompts with lines of %%%% between them; - for stdin",
+    )
     group.add_argument(
         "--limit", type=at_least(0), metavar="N", help="of the standard prompts, at most N of each kind; 0: all"
     )

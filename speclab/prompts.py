@@ -2,7 +2,6 @@
 
 import errno
 import os
-import stat
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from speclab import files
 from speclab.errors import UsageProblem
 from speclab.terminal import harmless
 
@@ -63,26 +63,19 @@ def from_file(name: str) -> list[tuple[str, str]]:
     texts = split(text.replace("\r\n", "\n").replace("\r", "\n"))
     if not texts:
         raise UsageProblem(
-            f"there is no prompt in {name}; put one text in it, or several with lines of %% between them"
+            f"there is no prompt in {'standard input' if name == '-' else name}; put one text in it, or several with "
+            "lines of %% between them"
         )
     return [("stdin" if name == "-" else harmless(Path(name).stem), t) for t in texts]
 
 
 def _read(name: str) -> bytes:
-    """What the file holds, if it is a file or a pipe that ends within LARGEST_FILE bytes."""
-    if name == "-":
-        if sys.stdin is None:
-            raise OSError(errno.EBADF, "standard input is closed")
-        data = sys.stdin.buffer.read(LARGEST_FILE + 1)
-    else:
-        mode = os.stat(name).st_mode
-        if not stat.S_ISREG(mode) and not stat.S_ISFIFO(mode):
-            raise OSError(errno.EINVAL, "it is a folder" if stat.S_ISDIR(mode) else "it is a device, no text file")
-        with open(name, "rb") as file:
-            data = file.read(LARGEST_FILE + 1)
-    if len(data) > LARGEST_FILE:
-        raise OSError(errno.EFBIG, f"it holds more than {LARGEST_FILE // 2**20} MiB")
-    return data
+    """What the file or standard input holds."""
+    if name != "-":
+        return files.read_bytes(Path(name), LARGEST_FILE)
+    if sys.stdin is None:
+        raise OSError(errno.EBADF, "standard input is closed")
+    return files.at_most(sys.stdin.buffer.read(LARGEST_FILE + 1), LARGEST_FILE)
 
 
 def encode(pairs: list[tuple[str, str]], tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:

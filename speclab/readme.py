@@ -14,10 +14,11 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 from speclab import flags, record, report, story, words
 from speclab.errors import EnvironmentProblem, reports_problems
-from speclab.files import do_all, write_whole
+from speclab.files import do_all, shown, write_whole
 from speclab.story import DEFAULT_RUN, FULL_RUN
 from speclab.terminal import note
 
@@ -136,9 +137,24 @@ def filled(text: str) -> str:
         pattern = re.compile(rf"(<!-- begin {re.escape(name)} -->\n).*?(<!-- end {re.escape(name)} -->)", re.DOTALL)
         if name not in BLOCKS or not pattern.search(text):
             raise EnvironmentProblem(f"the block {name!r} is unknown or has no end; use one of: {', '.join(BLOCKS)}")
-        block = BLOCKS[name]()
+        try:
+            block = BLOCKS[name]()
+        except (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError) as error:
+            why = f"{type(error).__name__}: {error}"
+            raise EnvironmentProblem(
+                f"the block {name!r} cannot be made: the records lack what it shows ({why}); run the commands again "
+                "that made them"
+            ) from None
         text = pattern.sub(lambda m, block=block: f"{m[1]}{block}\n{m[2]}", text)
     return text
+
+
+def _text(page: Path) -> str:
+    try:
+        return page.read_text("utf-8")
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise EnvironmentProblem(f"cannot read {shown(page)}: {why}; type: git checkout -- {shown(page)}") from None
 
 
 @reports_problems
@@ -146,7 +162,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = flags.make_parser(__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a block is stale")
     args = parser.parse_args(argv)
-    old = {path: path.read_text("utf-8") for path in PAGES}
+    old = {path: _text(path) for path in PAGES}
     new = {path: filled(text) for path, text in old.items()}  # every record is read before anything is written
     stale = [path for path in PAGES if new[path] != old[path]]
     if args.check and stale:

@@ -9,6 +9,7 @@ import contextlib
 import datetime
 import hashlib
 import json
+import math
 import os
 import platform
 import subprocess
@@ -21,10 +22,11 @@ import torch
 import transformers
 
 from speclab.errors import EnvironmentProblem
-from speclab.files import shown
+from speclab.files import read_bytes, shown
 
 SCHEMA_VERSION = 2
 ROOT = Path(__file__).parent.parent
+LARGEST = 256 * 2**20  # bytes of a record; the longest run here has one of a few million
 
 
 def machine(device: torch.device) -> dict:
@@ -228,7 +230,9 @@ def _rounded(value):
 def load(path: Path, check: Callable[[dict], None] = validate) -> dict:
     """A record from disk, checked. EnvironmentProblem where it is none."""
     try:
-        record = json.loads(path.read_text("utf-8"))
+        record = json.loads(
+            read_bytes(path, LARGEST).decode("utf-8"), parse_constant=_number, parse_float=_number, parse_int=_whole
+        )
         check(record)
     except (OSError, ValueError, TypeError, RecursionError, jsonschema.ValidationError) as error:
         why = getattr(error, "strerror", None) or getattr(error, "message", None) or error
@@ -236,6 +240,19 @@ def load(path: Path, check: Callable[[dict], None] = validate) -> dict:
             f"{shown(path)} is no record that can be read here: {str(why)[:200]}; run the command that made it again"
         ) from None
     return record
+
+
+def _number(text: str) -> float:
+    """A finite number; Python reads NaN and Infinity, too."""
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{text[:20]} is no finite number")
+    return value
+
+
+def _whole(text: str) -> int:
+    """A whole number that a float can hold."""
+    _number(text)
+    return int(text)
 
 
 def lengths_histogram(rows: list[dict]) -> Counter:

@@ -10,7 +10,8 @@ if __name__ == "__main__":
     from speclab import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
 
 import sys
-from pathlib import Path
+
+import jsonschema
 
 from speclab import flags, record
 from speclab.errors import UsageProblem, reports_problems
@@ -27,7 +28,7 @@ def compared(first: dict, second: dict) -> list[dict]:
             "only comparisons have rows; give two records that compare.py wrote without --sweep or --plan"
         )
     for key in ("prompts_sha256", "seed", "max_new_tokens", "repeats"):
-        if first["settings"][key] != second["settings"][key]:
+        if first["settings"].get(key) != second["settings"].get(key):
             raise UsageProblem(f"the two records differ in {key}; compare two runs of one command")
     found = []
     others = {_key(r): r for r in second["rows"]}
@@ -51,6 +52,11 @@ def compared(first: dict, second: dict) -> list[dict]:
     if not found:
         raise UsageProblem("the two records have no speculative row in common; compare two runs of one command")
     return found
+
+
+def check(run: dict) -> None:
+    """Of a comparison, as compare.py writes it without --sweep and --plan."""
+    jsonschema.validate(run, record.SCHEMA)
 
 
 def _key(row: dict) -> tuple:
@@ -88,8 +94,10 @@ def rerun_table(rows: list[dict], markdown: bool = False) -> str:
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
     parser = flags.make_parser(__doc__)
-    parser.add_argument("records", nargs=2, type=Path, metavar="RECORD", help="of two runs of one command")
-    rows = compared(*map(record.load, parser.parse_args(argv).records))
+    parser.add_argument("records", nargs=2, type=flags.some_path, metavar="RECORD", help="of two runs of one command")
+    rows = compared(*(record.load(path, check) for path in parser.parse_args(argv).records))
+    if not rows:
+        raise UsageProblem("the two records share no row with a speedup; compare two runs of one command")
     print(rerun_table(rows), verdict(rows), sep="\n\n")
     return int(sum(not r["inside"] for r in rows) > ALLOWED_SHARE * len(rows))
 

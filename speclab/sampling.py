@@ -69,7 +69,9 @@ class Sampling:
             # highest - highest is 0, or NaN where a logit is NaN or +inf: it carries bad logits through the one-hot.
             return torch.zeros_like(logits).scatter_(-1, token, 1.0) + (highest - highest)
         # The largest logit moves to 0 first: a tiny temperature then underflows to the greedy limit, not to NaN.
-        logits = (logits - logits.amax(-1, keepdim=True)) / self.temperature
+        # One below the dtype's smallest normal number would itself become 0.
+        temperature = max(self.temperature, torch.finfo(logits.dtype).tiny)
+        logits = (logits - logits.amax(-1, keepdim=True)) / temperature
         if 0 < self.top_k < logits.shape[-1]:
             kept = logits.topk(self.top_k, dim=-1).indices
             logits = torch.full_like(logits, -torch.inf).scatter(-1, kept, logits.gather(-1, kept))

@@ -1,6 +1,9 @@
 """What the tests share: tiny random-weight models and a seeded prompt. No network, one thread."""
 
+import os
 from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # read when the library is imported
 
 import pytest
 import torch

@@ -31,8 +31,12 @@ def ending(error: BaseException, capsys) -> tuple[int, str]:
         (UsageProblem("x \x1b[31mred\u202e"), 2, "error: x ␛[31mred‹202E›"),
         (EnvironmentProblem("y"), 3, "error: y"),
         (KeyboardInterrupt(), 130, "stopped"),
-        (FileNotFoundError(2, "No such file or directory", "z"), 3, "error: z: No such file or directory"),
-        (OSError(28, "No space left on device"), 3, "error: standard output: No space left on device"),
+        (
+            FileNotFoundError(2, "No such file or directory", "z"),
+            3,
+            "error: z: No such file or directory; check the path",
+        ),
+        (OSError(28, "No space left on device"), 3, "error: standard output: No space left on device; free some space"),
         (MemoryError(), 3, "error: out of memory: no more to be had; use a smaller model or shorter texts"),
         (torch.OutOfMemoryError("8 GiB\nmore"), 3, "error: out of memory: 8 GiB; use a smaller model or shorter texts"),
     ],
@@ -140,7 +144,7 @@ def script(body: str) -> str:
 def test_a_full_disk_behind_standard_output_is_one_line(body):
     done = run(script(body), "> /dev/full")
     assert done.returncode == 3
-    assert done.stderr == b"error: standard output: No space left on device\n"
+    assert done.stderr == b"error: standard output: No space left on device; free some space\n"
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")

@@ -160,7 +160,7 @@ def test_every_step_is_done_whatever_fails(tmp_path, capsys):
     steps = [refuse, lambda: files.write_whole(tmp_path / "a", "x"), full, gone, lambda: None]
     assert files.do_all([*steps, lambda: files.write_whole(tmp_path / "b", "y")]) == 3
     lines = capsys.readouterr().err.splitlines()
-    assert lines[:2] == ["error: no", "error: standard output: No space left on device"]
+    assert lines[:2] == ["error: no", "error: standard output: No space left on device; free some space"]
     assert lines[2].startswith("wrote ")
     assert lines[2].endswith(f"{files.shown(tmp_path / 'a')}, {files.shown(tmp_path / 'b')}")
     assert names(tmp_path) == ["a", "b"]

@@ -201,7 +201,7 @@ def test_count_is_that_of_the_model():
 
 def test_smaller_than_the_lab_is_refused():
     lab = AutoConfig.from_pretrained(loading.LAB_TARGET)
-    with pytest.raises(UsageProblem, match=r"lab:5m is smaller .* the smallest is lab:10\.2m$"):
+    with pytest.raises(UsageProblem, match=r"lab:5m is smaller .* use lab:10\.2m or more$"):
         lab_pair.shape_for(5 * 10**6, lab)
     lab_pair.shape_for(lab_pair.parse_size("10.2m"), lab)
 
