@@ -13,6 +13,9 @@ Underneath it is pytest (tests/exercises/), in a process of its own, which is en
 started. Exit code 0 when nothing is wrong: a hole still open is not wrong. Exit code 1 when a check fails.
 """
 
+if __name__ == "__main__":
+    from speclab import startup  # noqa: F401 - Ctrl-C during the imports below is one line
+
 import ast
 import contextlib
 import json
@@ -286,7 +289,7 @@ def _why_nothing_ran(said: str) -> str:
     """Not one check began, so it is not the learner's code that is wrong."""
     lines = [line for line in said.splitlines() if line.strip()] or ["pytest said nothing"]
     errors = [line for line in lines if line.startswith("E  ")] or lines
-    error = errors[-1].removeprefix("E").strip()[:300]
+    error = errors[-1].removeprefix("E  ").strip()[:300]
     named = [found[1] for line in lines if (found := re.match(r"_* ?ERROR collecting (\S+)", line))]
     module = re.search(r"No module named '(\w+)", error)
     foreign = module and not (ROOT / module[1]).exists() and not (ROOT / f"{module[1]}.py").exists()

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from draft_models import Dial, ModelDrafter, draft_room
+from draft_models import Dial, Drafter, ModelDrafter, draft_room
 from experiments.bench import Bench, Measurement
 from experiments.checks import both_distributions, lookups
 from speclab.costs import Costs, fit
@@ -29,15 +29,14 @@ def chances(bench: Bench, draft: str, prompt: Prompt, sampling: Sampling, longes
 
     def of(text: list[int]) -> Chances:
         if isinstance(drafter, Dial):
-            return model_chances([drafter.accuracy] * len(text))
+            return _drafted(model_chances([drafter.accuracy] * len(text)), drafter, prompt)
         if isinstance(drafter, ModelDrafter):
             target_probs, draft_probs = both_distributions(bench, draft, prompt.id_list, text, sampling)
             here = np.arange(len(text))
             p, q = (probs.double().numpy()[here, text] for probs in (target_probs, draft_probs))
             # Where rounding gives the target's own token no mass, the draft's belief decides.
             rows = model_chances(np.where(p > 0, np.minimum(1.0, q / np.where(p > 0, p, 1.0)), q > 0))
-            n_prompt = len(prompt.id_list)
-            return [row[: draft_room(drafter.draft, n_prompt + t)] for t, row in enumerate(rows)]
+            return _drafted(rows, drafter, prompt)
         proposals = lookups(prompt.id_list, text, longest)
         return [
             [float(token == said) for token, said in zip(proposal, text[t:], strict=False)]
@@ -45,6 +44,14 @@ def chances(bench: Bench, draft: str, prompt: Prompt, sampling: Sampling, longes
         ]
 
     return _remembered(of)
+
+
+def _drafted(rows: Chances, drafter: Drafter, prompt: Prompt) -> Chances:
+    """The chances of what is really drafted: a model drafts fewer tokens near the end of its context."""
+    if not isinstance(drafter, ModelDrafter):
+        return rows
+    n_prompt = len(prompt.id_list)
+    return [row[: draft_room(drafter.draft, n_prompt + t)] for t, row in enumerate(rows)]
 
 
 def _remembered(of: Callable[[list[int]], Chances]) -> Callable[[list[int]], Chances]:

@@ -23,14 +23,16 @@ class CachedModel:
     draft at its target's. Models of one family may pad their output layers differently (Qwen2.5 7B: 152,064 rows, 0.5B:
     151,936).
     n_ids: ids that have an embedding; no other can be fed.
+    max_length: positions, prompt and output together; None where the model has no limit.
     flat: the same model flattened; with it the fast gear runs, without it the eager one.
     """
 
     def __init__(self, model: PreTrainedModel, vocab_size: int | None = None, flat: FlatModel | None = None):
         self.model, self.flat = model.eval(), flat
         n_rows = model.config.get_text_config().vocab_size
-        self.vocab_size = min(vocab_size or n_rows, n_rows)
         self.n_ids = embedded_ids(model)
+        self.vocab_size = min(vocab_size or n_rows, n_rows, self.n_ids)
+        self.max_length = context_length(model)
         self.n_passes = 0  # forward passes since `start`, the first one included
         self._gear: _EagerGear | _FastGear | GraphGear | None = None
         self._length = 0
@@ -51,11 +53,6 @@ class CachedModel:
     def length(self) -> int:
         """Tokens in the cache."""
         return self._length
-
-    @property
-    def max_length(self) -> int | None:
-        """Positions the model was built for, prompt and output together; None where the config does not say."""
-        return context_length(self.model)
 
     def known(self, ids: Tensor) -> Tensor:
         """The same ids, with the model's last one in the place of those that it has no embedding for."""

@@ -53,11 +53,10 @@ def check(model: PreTrainedModel, flat: FlatModel) -> None:
     Rejected tokens are fed and rolled back on the way, and a graphed gear crosses the edge of a bucket. Raises
     CannotFlatten where the logits differ by more than the bound of speclab/rounding.py.
     """
-    widths, wrong = (4, 1, 2, 1, 2), (0, 4, 0, 1, 3)
     n_tokens = max(model_checks.N_TOKENS, graphs.BUCKET + 8 if flat.graphed else 0)
     text = model_checks.random_text(model, n_tokens)
-    right = model_checks.uncached_logits(model, text)[:, -sum(widths) :]
-    found = model_checks.cached_logits(CachedModel(model, flat=flat), text, widths, wrong)
+    right = model_checks.uncached_logits(model, text)[:, -sum(model_checks.WIDTHS) :]
+    found = model_checks.cached_logits(CachedModel(model, flat=flat), text, wrong=model_checks.WRONG)
     gap, allowed = model_checks.gap(model, found, right), rounding.bound(right)
     if not gap <= allowed:  # not a number is no agreement either
         words = rounding.bound_in_words(right.dtype)

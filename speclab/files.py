@@ -89,7 +89,17 @@ def _target(path: Path) -> Path:
         raise OSError(errno.EINVAL, "it is a device or a pipe, no regular file")
     if not os.access(target, os.W_OK):
         raise OSError(errno.EACCES, "it is read-only")
+    if any(_is_open_at(target, number) for number in (1, 2)):
+        raise OSError(errno.EBUSY, "this run prints into it")
     return target
+
+
+def _is_open_at(path: Path, descriptor: int) -> bool:
+    """Does standard output (1) or standard error (2) go to this file?"""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except OSError:  # the descriptor is closed
+        return False
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------

@@ -172,12 +172,25 @@ def first_line(error: Exception) -> str:
 
 
 def context_length(model: PreTrainedModel) -> int | None:
-    """How many positions the model has, under the names that families use; None where its config does not say."""
+    """How many positions can be decoded with a cache; None where the config sets no limit.
+
+    Families name it differently. Learned positions after a padding index are fewer than the table has rows. Where a
+    config has other rotary factors for long texts ("longrope"), keys that are cached before that border are wrong after
+    it, so it is the limit.
+    """
     config = model.config.get_text_config()
-    for name in ("max_position_embeddings", "max_target_positions", "max_seq_len"):
-        if isinstance(length := getattr(config, name, None), int) and length > 0:
-            return length
-    return None
+    names = ("max_position_embeddings", "max_target_positions", "max_seq_len")
+    named = (getattr(config, name, None) for name in names)
+    limits = [n for n in named if isinstance(n, int) and n > 0][:1]
+    for name, module in model.named_modules():
+        if "position" in name and isinstance(module, nn.Embedding) and module.padding_idx is not None:
+            limits.append(module.num_embeddings - module.padding_idx - 1)
+    rope = getattr(config, "rope_parameters", None) or {}
+    for part in (rope, *rope.values()):
+        if isinstance(part, dict) and part.get("rope_type") == "longrope":
+            border = part.get("original_max_position_embeddings")
+            limits += [border or getattr(config, "original_max_position_embeddings", None) or 0]
+    return min((n for n in limits if n), default=None)
 
 
 def causal_mask(width: int, total: int, dtype: torch.dtype, device: torch.device) -> Tensor:

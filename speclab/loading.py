@@ -28,7 +28,7 @@ from transformers.utils import logging as transformers_logging
 from speclab import lab_pair
 from speclab.errors import EnvironmentProblem, UsageProblem
 from speclab.model_checks import check_model
-from speclab.terminal import harmless
+from speclab.terminal import harmless, note
 
 ROOT = Path(__file__).parent.parent
 LAB_PAIR = ROOT / "models" / "lab-pair"
@@ -37,6 +37,7 @@ LAB_TARGET, LAB_DRAFT = LAB["target"], LAB["draft"]
 transformers_logging.disable_progress_bar()
 transformers_logging.set_verbosity_error()  # what matters of its warnings is checked here and refused
 NO_CODE = {"trust_remote_code": False}
+PROBE = "def f(x):\n    return {'a': [1, 2.5]}  # naïve Straße 東京\n"  # a text that tokenizers split differently
 # Words in the library's errors -> what they mean here, and what to do. The library's own advice is to trust.
 PICKLED = ("its pickled weights hold more than tensors, so they are not read", "give weights in safetensors files")
 KNOWN_ERRORS = {
@@ -79,7 +80,14 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
         lab_pair.parse_size(name)
         name = LAB_TARGET
     _load_config(name)
-    return _loaded(name, "its tokenizer", lambda: AutoTokenizer.from_pretrained(name, **NO_CODE))
+
+    def load() -> PreTrainedTokenizerBase:
+        tokenizer = AutoTokenizer.from_pretrained(name, **NO_CODE)
+        if not tokenizer.get_vocab() or not tokenizer(PROBE).input_ids:
+            raise ValueError("it makes no tokens of a text")
+        return tokenizer
+
+    return _loaded(name, "its tokenizer", load)
 
 
 def load_model(
@@ -118,6 +126,9 @@ def _whole_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
             f"{short_name(name)} lacks the weights {', '.join(missing[:3])}{more}: its config.json describes another "
             "model than its weights; download it again, or correct the config"
         )
+    if unused := sorted(report["unexpected_keys"]):
+        more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
+        note(f"{short_name(name)}: its config.json uses no weights {', '.join(unused[:3])}{more}; they are left out")
     eos_ids(model.generation_config)
     return model
 
@@ -145,6 +156,8 @@ def _check_place(name: str) -> None:
         for path in Path(name).iterdir():
             if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
                 raise EnvironmentProblem(f"{path} is a device or a pipe, no file of a model; {advice}")
+        if os.path.lexists(Path(name) / "adapter_config.json"):
+            raise EnvironmentProblem(f"the folder {name} holds an adapter; merge it into its model and save that")
         if not os.path.isfile(Path(name) / "config.json"):
             raise EnvironmentProblem(f"the folder {name} holds no model, there is no config.json in it; {advice}")
     elif os.path.lexists(name):
@@ -154,15 +167,17 @@ def _check_place(name: str) -> None:
 
 
 def _refuse_kernels(name: str, config: Any) -> None:
-    """A config may name attention or expert code of some hub repository, which the library would fetch and run."""
+    """Use kernels of PyTorch only: a config may name others, which the library would fetch from the hub and run."""
     for key in ("_attn_implementation", "_experts_implementation"):
         chosen = getattr(config, key, None)
-        for value in chosen.values() if isinstance(chosen, dict) else [chosen]:
-            if "/" in str(value):
-                raise EnvironmentProblem(
-                    f"the config of {short_name(name)} asks for code from the hub ({value}), which is never run; "
-                    f"remove {key.removeprefix('_')} from its config.json"
-                )
+        values = chosen.values() if isinstance(chosen, dict) else [chosen]
+        if foreign := [value for value in values if "/" in str(value)]:
+            raise EnvironmentProblem(
+                f"the config of {short_name(name)} asks for code from the hub ({foreign[0]}), which is never run; "
+                f"remove {key.removeprefix('_')} from its config.json"
+            )
+        if not set(values) <= {None, "eager", "sdpa"}:
+            setattr(config, key, None)  # the library's own choice
 
 
 def eos_ids(settings: GenerationConfig) -> frozenset[int]:
@@ -179,7 +194,8 @@ def eos_ids(settings: GenerationConfig) -> frozenset[int]:
 
 def unapplied_settings(settings: GenerationConfig) -> dict[str, Any]:
     """Generation settings of a checkpoint that `generate` applies and the lab does not, without neutral values."""
-    chosen = settings.to_diff_dict().items()
+    known = vars(GenerationConfig())
+    chosen = ((key, value) for key, value in settings.to_diff_dict().items() if key in known)
     return {
         key: value
         for key, value in chosen
@@ -244,10 +260,9 @@ def check_same_tokenizer(
     target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, target_name: str, draft_name: str
 ) -> None:
     """Same token ids for the same text, or an error. The width of the logits says nothing: families pad it."""
-    probe = "def f(x):\n    return {'a': [1, 2.5]}  # naïve Straße 東京\n"
     if target.get_vocab() != draft.get_vocab():
         what = "have different tokenizers, so the draft's ids mean other words to the target"
-    elif target(probe).input_ids != draft(probe).input_ids:
+    elif target(PROBE).input_ids != draft(PROBE).input_ids:
         what = "have the same words in their tokenizers and split a text differently"
     else:
         return

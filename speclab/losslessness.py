@@ -4,7 +4,7 @@ Greedy output must equal the baseline's token for token. Where it does not, floa
 width k + 1 rounds differently from k + 1 passes of width 1. `judge_divergence` looks at the first difference and tells
 rounding from a bug.
 
-Sampled output has no baseline to equal. `z_statistics` tests each emitted token against the target's distribution at
+Sampled output has no baseline to equal. `ZSums` tests each emitted token against the target's distribution at
 its place; the sums are martingales, so the tokens need not be independent.
 """
 

@@ -144,7 +144,7 @@ class Setup:
         return (
             f"target  {loading.describe_model(self.target_name, self.target.model)}\n"
             f"on      {machine}{threads}\nengine  {self.engine} ({self.reasons['engine']})\n"
-            f"checks  causal, cached = uncached, rolled back = never fed: within {bound_in_words(self.dtype)}"
+            f"checks  on a short text: causal, cached = uncached, rolled back = never fed: {bound_in_words(self.dtype)}"
             + (f"\nunused  the checkpoint's generation settings {self.unapplied}" if self.unapplied else "")
         )
 

@@ -24,6 +24,14 @@ def rounding_unit(logits: Tensor) -> float:
     return torch.finfo(logits.dtype).eps * (real.max().item() if real.numel() else 0.0)
 
 
+def spread(logits: Tensor) -> float:
+    """Largest minus smallest logit, without what stands for "never this token"; of (..., n, vocab) the median row."""
+    real = logits.abs() < torch.finfo(logits.dtype).max / 2
+    highest = logits.masked_fill(~real, -torch.inf).amax(-1)
+    lowest = logits.masked_fill(~real, torch.inf).amin(-1)
+    return (highest - lowest).flatten().median().item()
+
+
 def bound(logits: Tensor) -> float:
     """The largest difference from these logits that rounding explains."""
     return units(logits.dtype) * rounding_unit(logits)

@@ -5,6 +5,7 @@ import functools
 import pytest
 import torch
 from tiny_models import CONTEXT, VOCAB, flattened, perturbed, tiny
+from transformers import MixtralConfig, MixtralForCausalLM
 
 from baseline_autoregressive import autoregressive_decode
 from draft_models import ModelDrafter
@@ -199,6 +200,26 @@ def test_wrong_logits_are_noticed(wrong_rotation):
     assert chosen is None
     assert "off by" in why
     assert "64 * eps(float64) * max|logit|" in why
+
+
+def test_experts_do_not_excuse_a_fast_engine_that_loses_its_cache(monkeypatch):
+    """Wrong after every rollback: half of the positions of a mixture of experts are no routing accident."""
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = MixtralConfig(**sizes, num_key_value_heads=2, vocab_size=VOCAB, initializer_range=0.3)
+        model = MixtralForCausalLM(config).eval()
+    assert engine.choose(model, "fast")[0] is not None
+
+    def forget(self, n_tokens):
+        with torch.inference_mode():
+            for keys, values in self.layers():
+                keys[:, :, 8:] = values[:, :, 8:] = 0.0
+
+    monkeypatch.setattr(cached_model._FastGear, "forget", forget)
+    chosen, why = engine.choose(model, "fast")
+    assert chosen is None
+    assert "off by" in why
 
 
 def test_wrong_logits_are_no_fast_engine_however_noisy_the_eager_one(monkeypatch, wrong_rotation):

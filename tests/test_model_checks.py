@@ -15,6 +15,8 @@ from transformers import (
     MixtralForCausalLM,
     OpenAIGPTConfig,
     OpenAIGPTLMHeadModel,
+    RobertaConfig,
+    RobertaForCausalLM,
 )
 
 from speclab import cached_model, model_checks, rounding
@@ -117,13 +119,13 @@ def test_a_mixture_of_experts_is_compared_at_its_median_position():
     assert is_mixture_of_experts(model)
     assert not is_mixture_of_experts(tiny("llama"))
     check_model(model)
-    right = torch.zeros(1, 5, VOCAB)
+    right = torch.zeros(1, 10, VOCAB)
     rerouted = right.clone()
-    rerouted[0, 1] = rerouted[0, 4] = 3.0  # two positions of five went to another expert
+    rerouted[0, 1] = rerouted[0, 4] = rerouted[0, 5] = rerouted[0, 9] = 3.0  # four of ten went to another expert
     assert gap(model, rerouted, right) == 0
     assert gap(tiny("llama"), rerouted, right) == 3
     rerouted[0, 2] = 3.0
-    assert gap(model, rerouted, right) == 3
+    assert gap(model, rerouted, right) == 3, "half of them are no accident"
 
 
 def test_cached_logits_with_rejected_tokens_are_the_uncached_ones():
@@ -192,9 +194,56 @@ def test_a_model_that_enlarges_rounding_is_judged_by_what_its_own_uncached_logit
         ({"max_position_embeddings": -1}, None),
         ({"max_position_embeddings": 0, "max_seq_len": 20}, 20),
         ({"max_position_embeddings": "many"}, None),
+        ({"max_seq_len": 90, "rope_parameters": {"rope_type": "default"}}, 90),
+        ({"max_seq_len": 90, "rope_parameters": {"full": {"rope_type": "longrope"}}}, 90),
         ({}, None),
     ],
 )
 def test_the_context_is_found_under_the_names_that_families_use(entries, length):
     config = SimpleNamespace(**entries)
-    assert context_length(SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: config))) == length
+    model = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: config), named_modules=list)
+    assert context_length(model) == length
+
+
+def test_positions_after_a_padding_index_are_fewer_than_the_table_has_rows():
+    """The last position that is counted can be decoded; one more would be an IndexError."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = RobertaConfig(**sizes, vocab_size=VOCAB, max_position_embeddings=42, is_decoder=True, pad_token_id=1)
+    model = CachedModel(RobertaForCausalLM(config).eval())
+    assert model.max_length == 40
+    model.start(torch.full((1, 39), 5))
+    model.feed(torch.tensor([[6]]))
+
+
+def test_where_rotary_factors_change_the_context_ends():
+    """Keys that are cached before that border would be wrong after it."""
+    factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 64, **factors}
+    model = tiny("llama", rope_parameters=rope, max_position_embeddings=512)
+    assert CachedModel(model).max_length == 64
+
+
+def test_experts_in_a_part_of_the_config_count():
+    entries = {"num_experts_per_tok": 2, "ffn_config": {"moe_num_experts": 4}}
+    config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(to_dict=lambda: entries))
+    assert is_mixture_of_experts(SimpleNamespace(config=config))
+    entries["ffn_config"]["moe_num_experts"] = 1
+    assert not is_mixture_of_experts(SimpleNamespace(config=config))
+
+
+def test_logits_too_far_from_0_prove_nothing():
+    """In bfloat16 a constant of -100 makes rounding larger than what the tokens differ by."""
+    model = copy.deepcopy(tiny("gpt2", dtype=torch.bfloat16))
+    shifted = torch.nn.Linear(32, VOCAB, dtype=torch.bfloat16)
+    shifted.weight, shifted.bias.data[:] = model.lm_head.weight, -400.0
+    model.lm_head = shifted
+    with pytest.raises(EnvironmentProblem, match=r"nothing could be proved; use --dtype float32"):
+        check_model(model)
+
+
+def test_two_tokens_are_enough_for_a_text():
+    """The changed text must differ from the text at every later position."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    encoder = BertLMHeadModel(BertConfig(**sizes, vocab_size=2, pad_token_id=None, initializer_range=0.3)).eval()
+    with pytest.raises(EnvironmentProblem, match="attends to later tokens"):
+        check_model(encoder)
