@@ -19,6 +19,9 @@ Each family has a process of its own with a limit of processor time and memory. 
 results/NAME-families.json and .md.
 """
 
+if __name__ == "__main__":
+    from speclab import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
+
 import multiprocessing
 import os
 import sys
