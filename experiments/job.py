@@ -169,7 +169,7 @@ def make_drafters(kinds: list[str], setup: options.Setup, seed: int) -> dict[str
         raise UsageProblem("--draft is empty; give at least one kind, for example --draft model,ngram")
     names = [drafter_name(kind) for kind in kinds]
     if len(set(names)) < len(names):
-        raise UsageProblem(f"--draft names the same draft twice ({', '.join(names)}); rename one of the folders")
+        raise UsageProblem(f"--draft names the same draft twice ({', '.join(names)}); leave one out or rename it")
     return {name: make_drafter(kind, setup, seed) for name, kind in zip(names, kinds, strict=True)}
 
 

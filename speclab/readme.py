@@ -138,13 +138,7 @@ def filled(text: str) -> str:
         if name not in BLOCKS or not pattern.search(text):
             raise EnvironmentProblem(f"the block {name!r} is unknown or has no end; use one of: {', '.join(BLOCKS)}")
         try:
-            try:
             block = BLOCKS[name]()
-        except (LookupError, TypeError, ValueError, AttributeError, StopIteration) as error:
-            raise EnvironmentProblem(
-                f"the record of the block {name!r} lacks what its table shows ({type(error).__name__}: {error}); run the "
-                "command that made it again"
-            ) from None
         except (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError) as error:
             why = f"{type(error).__name__}: {error}"
             raise EnvironmentProblem(

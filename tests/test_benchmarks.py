@@ -251,23 +251,6 @@ def test_roofline_end_to_end(call, pair_folder, tmp_path, monkeypatch):
     assert pair_folder.as_posix() not in json.dumps(run)
 
 
-@pytest.mark.parametrize(("sizes", "code"), [("lab,lab:1x", 2), ("lab,./nowhere", 3), ("lab,lab", 2), (",", 2)])
-def test_every_size_is_looked_at_before_the_first_is_measured(call, monkeypatch, sizes, code):
-    monkeypatch.setattr(roofline, "ceilings", lambda *_: pytest.fail("measured first"))
-    found, _, err = call(roofline, "--sizes", sizes)
-    assert found == code
-    assert len(err.splitlines()) == 1
-    assert sizes.split(",")[-1] in err
-
-
-@pytest.mark.parametrize("words", [["--block", str(2**20)], ["--context", "600"], ["--widths", "1,0"]])
-def test_sizes_that_do_not_fit_are_refused_before_measuring(call, pair_folder, monkeypatch, words):
-    monkeypatch.setattr(roofline, "ceilings", lambda *_: pytest.fail("measured first"))
-    code, _, err = call(roofline, "--target", str(pair_folder / "target"), *words)
-    assert code == 2
-    assert f"error: {words[0]} " in err
-
-
 @pytest.mark.parametrize("stop", [KeyboardInterrupt(), EnvironmentProblem("cannot load it")])
 def test_what_is_measured_before_a_stop_is_written(call, pair_folder, tmp_path, monkeypatch, stop):
     """The second target cannot be loaded, or Ctrl-C comes while it is."""

@@ -12,7 +12,7 @@ import compare
 from draft_models import ModelDrafter
 from experiments import bench, comparison, profiling
 from experiments.bench import Measurement
-from speclab import files, options, prompts, record, terminal
+from speclab import files, prompts, record, terminal
 from speclab.rows import BASELINE, Arm, Sample
 from speclab.sampling import Sampling
 from speclab.theory import Counts
@@ -208,51 +208,6 @@ def test_an_output_that_is_full_or_gone_loses_no_file(run, monkeypatch, tmp_path
     assert code == (0 if isinstance(error, BrokenPipeError) else 3)
     assert ("standard output: No space left" in err) == (code == 3)
     assert record.load(tmp_path / "results" / "local.json")["rows"]
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "named"),
-    [
-        (["--json", "DIR"], 3, "--json"),
-        (["--json", ""], 2, "--json"),
-        (["--json", "DIR/" + "x" * 300], 3, "--json"),
-        (["--json", "/dev/null"], 3, "no regular file"),
-        (["--profile", "DIR"], 3, "--profile"),
-        (["--trace", "DIR"], 3, "--trace"),
-        (["--out-dir", ""], 2, "--out-dir"),
-        (["--name", "a/b"], 2, "--name"),
-        (["--name", "a\nb"], 2, "--name"),
-        (["--name", "x" * 200], 2, "--name"),
-        (["--seed", "-1"], 2, "--seed"),
-        (["--seed", str(2**60)], 2, "--seed"),
-        (["--threads", "100000"], 2, "--threads"),
-        (["--max-new-tokens", "9" * 30], 2, "too large"),
-    ],
-)
-def test_bad_places_and_numbers_are_said_before_loading(run, monkeypatch, tmp_path, words, code, named):
-    monkeypatch.setattr(options, "load", lambda *_: pytest.fail("loaded a model first"))
-    found, _, err = run(*[word.replace("DIR", str(tmp_path)) for word in words])
-    assert found == code
-    assert len(err.splitlines()) == 1
-    assert named in err
-
-
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        (["--temperature", "0.8", "--draft", "dial:0.5:DRAFT"], "add 0 to --temperature"),
-        (["--draft", "DRAFT,DRAFT"], "twice"),
-        (["--temperature", "0,inf"], "finite"),
-        (["--temperature", "nan"], "finite"),
-        (["--max-new-tokens", "1"], "--max-new-tokens 2"),
-        (["--max-new-tokens", "510"], "512"),
-    ],
-)
-def test_hopeless_runs_are_refused_before_measuring(run, monkeypatch, pair_folder, words, named):
-    monkeypatch.setattr(comparison, "measure", lambda *a: pytest.fail("measured first"))
-    code, _, err = run(*[w.replace("DRAFT", str(pair_folder / "draft")) for w in words])
-    assert code == 2
-    assert named in err
 
 
 def test_schema_refuses_a_broken_record(run):

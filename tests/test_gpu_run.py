@@ -4,7 +4,6 @@ import re
 import tarfile
 
 import pytest
-import torch
 
 from benchmarks import gpu
 from benchmarks.gpu import Stage
@@ -136,12 +135,3 @@ def test_stages_cover_every_size():
         assert "folder" in stage.words
     assert stages[names.index("identity in float32")].words[-2:] == ["--dtype", "float32"]
     assert len({" ".join(stage.words) for stage in stages}) == len(stages)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-def test_no_gpu_is_said_before_anything_runs(tmp_path, capsys):
-    assert gpu.main(["--out", str(tmp_path / "x")]) == 3
-    error = capsys.readouterr().err
-    assert "NVIDIA GPU" in error
-    assert "--device cpu" in error
-    assert not (tmp_path / "x").exists()

@@ -253,7 +253,7 @@ def test_memory_is_checked_first(monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_size_it_names_fits(monkeypatch, dtype):
-    size = refusal(monkeypatch, 9e9, dtype).split()[-1]
+    size = refusal(monkeypatch, 9e9, dtype).split()[-3]  # "... use lab:2b or less"
     n = lab_pair.parse_size(size)
     lab_pair.check_memory(n, int(n * 1.05), CPU, dtype)
     with pytest.raises(EnvironmentProblem):

@@ -116,13 +116,6 @@ def test_missing_weights_are_named(copied, capsys):
     assert "lacks the weights model.norm.weight" in refused(capsys, copied / "target")
 
 
-def test_a_config_with_more_layers_than_the_weights_is_refused(copied, capsys):
-    edited(copied / "target", "config.json", num_hidden_layers=3, layer_types=None)
-    line = refused(capsys, copied / "target")
-    assert "model.layers.2." in line
-    assert "and 6 more" in line
-
-
 def test_a_tied_output_layer_is_not_missing(tmp_path):
     model = tiny_llama(0, dtype=torch.float32)
     model.config.tie_word_embeddings = True
@@ -141,14 +134,6 @@ def test_pickled_weights_may_hold_tensors_only(copied, capsys):
     capsys.readouterr()
     torch.save({**tensors, "more": Path("here")}, folder / "pytorch_model.bin")
     assert "safetensors" in refused(capsys, folder)
-
-
-@pytest.mark.parametrize("eos", ["</s>", [[1]], -1, 2.5, True])
-def test_an_end_token_that_is_no_id_is_refused(copied, capsys, eos):
-    edited(copied / "target", "generation_config.json", eos_token_id=eos)
-    assert "generation_config" in refused(capsys, copied / "target") or "eos_token_id" in refused(
-        capsys, copied / "target"
-    )
 
 
 # --- Generation settings ----------------------------------------------------------------------------------------
@@ -237,11 +222,6 @@ def test_drafts_of_different_widths_work_side_by_side(copied, capsys):
 def test_a_tokenizer_with_more_ids_than_the_model_is_refused(copied, capsys):
     tiny_llama(0, vocab_size=40, dtype=torch.float32).save_pretrained(copied / "target")
     assert "do not belong together" in refused(capsys, copied / "target")
-
-
-def test_kinds_are_listed_for_a_mistyped_draft(copied, capsys):
-    line = refused(capsys, copied / "target", "--draft", "ngrm", script=optimized_speculative, code=2)
-    assert "model, ngram, dial:0.8" in line
 
 
 # --- The draft's context ----------------------------------------------------------------------------------------

@@ -182,11 +182,6 @@ def test_verify_plan_needs_prompts_to_hold_out(run, monkeypatch, texts):
     assert "at least two prompts of a kind" in err
 
 
-def test_one_prompt_on_the_command_line_is_refused(run, monkeypatch):
-    monkeypatch.setattr(plan, "measure", lambda *a, **k: pytest.fail("measured first"))
-    assert run("--verify-plan", "--prompt", "def f(x):")[0] == 2
-
-
 class PricedPair(Machine):
     """The price list of tests/test_bench.py for models that compare.py loads itself."""
 

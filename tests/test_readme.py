@@ -43,11 +43,6 @@ def test_nothing_is_written_where_a_record_is_bad(tmp_path, monkeypatch, capsys)
     assert readme.main(["--check"]) == 0
 
 
-def test_unknown_words_are_refused(capsys):
-    assert readme.main(["--chekc"]) == 2
-    assert "--help" in capsys.readouterr().err
-
-
 def test_every_linked_file_exists():
     for page in PAGES:
         for link in re.findall(r"\]\(([^)#]+)\)", page.read_text("utf-8")):

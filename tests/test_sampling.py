@@ -134,7 +134,8 @@ def test_top_p_below_the_smallest_float32_keeps_one():
 
 def test_temperature_near_0_is_the_greedy_limit():
     """Sampling accepts any finite temperature of 0 or more, so it has to work with it."""
-    assert Sampling(1e-38).probs(torch.tensor([[1.0, 20.0]])).tolist() == [[0, 1]]
+    for temperature in (1e-38, 1e-300, 5e-324):
+        assert Sampling(temperature).probs(torch.tensor([[1.0, 20.0]])).tolist() == [[0, 1]]
 
 
 def test_filters_come_after_temperature_and_top_p_after_top_k():

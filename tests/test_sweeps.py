@@ -109,22 +109,3 @@ def test_ctrl_c_keeps_what_is_done(run, tmp_path, monkeypatch):
     report = (tmp_path / "results" / "local-sweeps.md").read_text()
     assert "## Draft length" in report
     assert "## Acceptance" not in report
-
-
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        (["context", "--max-new-tokens", "450"], "needs 128"),
-        (["output-length", "--max-new-tokens", "4"], "8 or more"),
-        (["mismatch", "--draft", "ngram"], "draft model"),
-        (["acceptance", "--draft", "ngram"], "dial"),
-        (["all", "--prompts", "-"], "file"),
-        (["all", "--json", "x.json"], "--json"),
-        (["nonsense"], "draft-length"),
-    ],
-)
-def test_hopeless_sweeps_are_refused(run, monkeypatch, words, named):
-    monkeypatch.setattr(sweeps, "measure", lambda *a, **k: pytest.fail("measured first"))
-    code, _, err = run(*words)
-    assert code == 2
-    assert named in err

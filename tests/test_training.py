@@ -98,28 +98,6 @@ def test_interrupted_training_resumes(tmp_path, monkeypatch):
     assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), later.parameters(), strict=True))
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--minutes", "nan"],
-        ["--minutes", "inf"],
-        ["--minutes", "-1"],
-        ["--device", "tpu"],
-        ["--batch-tokens", "0"],
-        ["--rate", "0"],
-        ["--seed", "-1"],
-        ["--out", ""],
-        ["--nonsense"],
-    ],
-)
-def test_bad_flags_are_one_line(words, capsys, monkeypatch):
-    monkeypatch.setattr(corpus, "standard_library", lambda: pytest.fail("read the corpus first"))
-    assert train_lab_pair.main(words) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1
-    assert words[0] in lines[0]
-
-
 def test_a_damaged_checkpoint_is_named(tmp_path):
     (tmp_path / "m.pt").write_bytes(b"half of a file")
     with pytest.raises(EnvironmentProblem, match=r"cannot go on from .*m\.pt: .*; delete it"):
