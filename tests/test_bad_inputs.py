@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+import warnings
 from collections import Counter
 from pathlib import Path
 
@@ -71,11 +72,15 @@ def test_bad_input_is_one_line(folder, capfd, monkeypatch, row: Row):
     monkeypatch.chdir(folder)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(row.stdin)))
     before = files_of(folder, ROOT / "results", ROOT / "plots")
-    code = importlib.import_module(module).main(words)
+    main = importlib.import_module(module).main
+    with warnings.catch_warnings(record=True) as warned:  # what Python would print on standard error
+        warnings.simplefilter("always", UserWarning)
+        code = main(words)
     out, err = capfd.readouterr()
     is_one_line(err, *row.said)
     assert code == row.code
     assert out == ""
+    assert [str(warning.message) for warning in warned if issubclass(warning.category, UserWarning)] == []
     assert files_of(folder, ROOT / "results", ROOT / "plots") == before
 
 
