@@ -2,9 +2,10 @@
 
 import argparse
 import contextlib
+import functools
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
@@ -110,16 +111,16 @@ class Job:
     def plots(self) -> Path:
         return self.args.out_dir / "plots"
 
-    def writes(self, run: dict, page: Callable[[], str]) -> Iterator[Callable[[], Path | None]]:
+    def writes(self, run: dict, page: Callable[[], str]) -> list[Callable[[], Path | None]]:
         """What writes the record, and then its tables in Markdown, for `files.do_all`."""
-        text = record.to_json(run)
-        yield lambda: write_whole(_result(self.args, ".json"), text)
+        text = functools.cache(lambda: record.to_json(run))
+        steps = [lambda: write_whole(_result(self.args, ".json"), text())]
         if self.args.json == DASH:
             # `talk` has sent everything else to standard error
-            yield lambda: print(text, end="", file=self.out, flush=True)
+            steps.append(lambda: print(text(), end="", file=self.out, flush=True))
         elif self.args.json:
-            yield lambda: write_whole(self.args.json, text)
-        yield lambda: write_whole(_result(self.args, ".md"), harmless(page()))
+            steps.append(lambda: write_whole(self.args.json, text()))
+        return [*steps, lambda: write_whole(_result(self.args, ".md"), harmless(page()))]
 
     def talk(self) -> contextlib.redirect_stdout:
         """Where words go while this is open: standard output, unless the record is wanted there, alone."""
