@@ -9,6 +9,7 @@ baseline once more (its distance from the first one is the noise floor), and for
 on each phase of a round, whose draft lengths change from round to round.
 """
 
+import contextlib
 import copy
 import random
 import time
@@ -183,9 +184,14 @@ class Measurement:
     rounds: list[RoundTime] = field(default_factory=list)  # of the instrumented decodings
     steps: list[StepTime] = field(default_factory=list)  # of the second baseline
     correctness: list[dict] = field(default_factory=list)  # what experiments/checks.py found
+    unchecked: list[str] = field(default_factory=list)  # the arms whose texts it has not judged, or not all
     wall_seconds: float = 0.0  # of the instrumented rounds, and what their phases add up to
     phase_seconds: float = 0.0
-    interrupted: bool = False
+    stop: BaseException | None = None  # what ended it early
+
+    @property
+    def interrupted(self) -> bool:
+        return self.stop is not None
 
     def of(self, arm: Arm, temperature: float) -> list[Sample]:
         return [s for s in self.samples if s.arm == arm and s.temperature == temperature]
@@ -196,9 +202,10 @@ class Measurement:
         self.rounds += other.rounds
         self.steps += other.steps
         self.correctness += other.correctness
+        self.unchecked += other.unchecked
         self.wall_seconds += other.wall_seconds
         self.phase_seconds += other.phase_seconds
-        self.interrupted |= other.interrupted
+        self.stop = self.stop or other.stop
 
     def add(self, decoding: Decoding, temperature: float, chunk: int) -> None:
         """Keep what an instrument saw."""
@@ -261,7 +268,7 @@ def measure(
             options.note(f"{stopped(stop)}; {complete} prompt{'s are' if complete != 1 else ' is'} complete")
             if not samples:
                 raise
-            found.interrupted = True
+            found.stop = stop
     temperature_order = {temperature: place for place, temperature in enumerate(temperatures)}
     arm_order = {arm: place for place, arm in enumerate(arms)}
     found.samples = sorted(
@@ -273,6 +280,16 @@ def measure(
 def stopped(stop: BaseException) -> str:
     """What ended a measurement, for a note."""
     return f"stopped by: {stop}" if str(stop) else "stopped"
+
+
+@contextlib.contextmanager
+def keeping(found: Measurement, what: str) -> Iterator[None]:
+    """What ends the code inside is noted and remembered; what is measured stays. `what`: what is complete, what not."""
+    try:
+        yield
+    except STOPS as stop:
+        options.note(f"{stopped(stop)}; {what}")
+        found.stop = found.stop or stop
 
 
 def mixed(prompts: list[Prompt]) -> list[int]:

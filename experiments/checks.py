@@ -6,11 +6,38 @@ from collections.abc import Iterator
 import torch
 
 from draft_models import ModelDrafter, NgramDrafter
-from experiments.bench import Bench, Measurement
+from experiments.bench import Bench, Measurement, keeping
 from speclab import losslessness
 from speclab.prompts import Prompt
 from speclab.rows import BASELINE, Sample
 from speclab.sampling import Sampling
+
+
+def judge(bench: Bench, found: Measurement, prompts: list[Prompt], base: Sampling, tokenizer) -> None:
+    """Check every text that was timed. What ends the checks early leaves the rest of the arms in `found.unchecked`."""
+    temperatures = dict.fromkeys(s.temperature for s in found.samples)
+    timed = dict.fromkeys((s.arm.label, s.temperature) for s in found.samples if s.arm.speculative)
+    with keeping(found, "the measurements are complete, their checks are not"):
+        for temperature in temperatures:
+            sampling = Sampling(temperature, base.top_k, base.top_p)
+            for entry in check(bench, found, prompts, sampling, tokenizer):
+                found.correctness.append(entry)
+                timed.pop((entry["arm"], entry["temperature"]), None)
+    found.unchecked = [f"{label} at temperature {temperature:g}" for label, temperature in timed]
+
+
+def exit_code(found: Measurement) -> int:
+    """1 where a judged text is wrong, else 0.
+
+    Raises what ended the measurement early where that is a problem to mend, and Ctrl-C where texts are not judged.
+    """
+    if found.stop and not isinstance(found.stop, KeyboardInterrupt):
+        raise found.stop
+    if not all(entry["passed"] for entry in found.correctness):
+        return 1
+    if found.stop and found.unchecked:
+        raise found.stop
+    return 0
 
 
 def check(bench: Bench, found: Measurement, prompts: list[Prompt], sampling: Sampling, tokenizer) -> Iterator[dict]:

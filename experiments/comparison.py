@@ -2,18 +2,21 @@
 
 import itertools
 from collections.abc import Callable
+from typing import TypeVar
 
 from draft_models import Drafter, ModelDrafter
-from experiments.bench import STOPS, Bench, Measurement, is_model, measure, mixed, stopped
-from experiments.checks import check
+from experiments.bench import Bench, Measurement, is_model, keeping, measure, mixed
+from experiments.checks import exit_code, judge
 from experiments.job import Job, instruments, with_generate
 from experiments.pricing import Pricelist, calibrated, chances
-from speclab import explain, footprint, moods, options, plots, report, rows, terminal
+from speclab import explain, footprint, moods, plots, report, rows, terminal
 from speclab.errors import Problem
 from speclab.files import do_all
 from speclab.prompts import Prompt
 from speclab.rows import AGAIN, BASELINE, Arm, Sample
 from speclab.sampling import Sampling
+
+Made = TypeVar("Made")
 
 
 def compare(job: Job) -> int:
@@ -23,31 +26,32 @@ def compare(job: Job) -> int:
     with job.talk():
         terminal.say(job.describe())
         found = measure(bench, arms, job.temperatures, job.prompts, job.args.repeats, base, instruments(job, arms))
-        correctness: list[dict] = []
-        prices: Pricelist = {}
-        try:
-            for temperature in dict.fromkeys(s.temperature for s in found.samples):
-                sampling = Sampling(temperature, base.top_k, base.top_p)
-                correctness += check(bench, found, job.prompts, sampling, job.setup.tokenizer)
-            prices = calibrated(found)
-        except STOPS as stop:
-            options.note(f"{stopped(stop)}; the rows are complete, their checks or explanations are not")
-            found.interrupted = True
-        try:
-            run = comparison_record(job, bench, found, prices, correctness)
-        except STOPS as stop:
-            options.note(f"{stopped(stop)}; the rows are complete, their explanations are not")
-            found.interrupted = True
-            run = comparison_record(job, bench, found, {}, correctness)
-        fault = add_yours(job, found, run)
+        judge(bench, found, job.prompts, base, job.setup.tokenizer)
+        run = explained(found, lambda prices: comparison_record(job, bench, found, prices))
+        fault = None
+        with keeping(found, "the rows are complete, your own predictions of them are not"):
+            fault = add_yours(job, found, run)
+        run["interrupted"] = found.interrupted
         tables = [lambda: terminal.say(report.comparison(run, by_kind=job.args.by_kind))]
         if job.args.verbose:
             tables.append(lambda: terminal.say(describe_bytes(job)))
         files = job.writes(run, lambda: report.comparison(run, by_kind=True, markdown=True))
         code = do_all(itertools.chain(tables, files, plots.comparison(run, job.plots, job.name)))
+    wrong = exit_code(found)
     if fault:
         raise fault
-    return code or int(not all(entry["passed"] for entry in correctness))
+    return code or wrong
+
+
+def explained(found: Measurement, make: Callable[[Pricelist], Made], prices: Pricelist | None = None) -> Made:
+    """What `make` makes of the calibrated prices; of none, which explains nothing and is quick, where that is stopped.
+
+    prices: of another measurement, in place of this one's.
+    """
+    for with_prices in (True, False, False):
+        with keeping(found, "the measurements are complete, their explanations are not"):
+            return make({} if not with_prices else calibrated(found) if prices is None else prices)
+    raise found.stop
 
 
 def add_yours(job: Job, found: Measurement, run: dict) -> Problem | None:
@@ -74,7 +78,7 @@ def describe_bytes(job: Job) -> str:
     return footprint.describe(target, drafts[0] if drafts else None, k, context)
 
 
-def comparison_record(job: Job, bench: Bench, found: Measurement, prices: Pricelist, correctness: list[dict]) -> dict:
+def comparison_record(job: Job, bench: Bench, found: Measurement, prices: Pricelist) -> dict:
     """Everything that tables and pictures are views of."""
     greedy = [s for s in found.samples if s.arm == BASELINE and s.temperature == 0]
     noise = []
@@ -83,13 +87,13 @@ def comparison_record(job: Job, bench: Bench, found: Measurement, prices: Pricel
         if floor:
             noise.append({"temperature": temperature, **floor})
     return {
-        **job.head(found.interrupted),
+        **job.head(found),
         "prompts": {
             "n": len({s.prompt_index for s in found.samples}),
             "kinds": list(dict.fromkeys(s.prompt_kind for s in found.samples)),
             "n_looping": sum(map(rows.loops, greedy)) if greedy else None,
         },
-        "correctness": correctness,
+        "correctness": found.correctness,
         "noise": noise,
         "costs": [
             {"drafter": job.method(name), "temperature": temperature, "costs": costs.to_json()}

@@ -2,9 +2,11 @@
 
 import argparse
 import contextlib
+import functools
 import math
+import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
@@ -13,10 +15,10 @@ import torch
 
 from draft_models import Dial, Drafter, ModelDrafter, check_prompts, make_drafter
 from experiments import impl
-from experiments.bench import Bench, is_model
+from experiments.bench import Bench, Measurement, is_model
 from speclab import loading, options, record
 from speclab.errors import UsageProblem
-from speclab.files import check_writable, prepare_folder, write_whole
+from speclab.files import check_writable, prepare_folder, shown, write_whole
 from speclab.flags import DASH
 from speclab.prompts import Prompt
 from speclab.rows import BASELINE, GENERATE, Arm
@@ -72,13 +74,14 @@ class Job:
         size = f"prompts {len(self.prompts)}, {args.max_new_tokens} new tokens each, {args.repeats} x, seed {args.seed}"
         return "\n".join([self.setup.describe(), *drafts, *self.theirs.describe(), size, ""])
 
-    def head(self, interrupted: bool) -> dict:
+    def head(self, found: Measurement) -> dict:
         """The part of a record that says what, where and how."""
         args = self.args
         return {
             "schema_version": record.SCHEMA_VERSION,
             "created": record.today(),
-            "interrupted": interrupted,
+            "interrupted": found.interrupted,
+            **({"unchecked": found.unchecked} if found.unchecked else {}),
             "machine": record.machine(self.setup.device),
             "versions": record.versions(),
             "settings": {
@@ -110,16 +113,16 @@ class Job:
     def plots(self) -> Path:
         return self.args.out_dir / "plots"
 
-    def writes(self, run: dict, page: Callable[[], str]) -> Iterator[Callable[[], Path | None]]:
+    def writes(self, run: dict, page: Callable[[], str]) -> list[Callable[[], Path | None]]:
         """What writes the record, and then its tables in Markdown, for `files.do_all`."""
-        text = record.to_json(run)
-        yield lambda: write_whole(_result(self.args, ".json"), text)
+        text = functools.cache(lambda: record.to_json(run))
+        steps = [lambda: write_whole(_result(self.args, ".json"), text())]
         if self.args.json == DASH:
             # `talk` has sent everything else to standard error
-            yield lambda: print(text, end="", file=self.out, flush=True)
+            steps.append(lambda: print(text(), end="", file=self.out, flush=True))
         elif self.args.json:
-            yield lambda: write_whole(self.args.json, text)
-        yield lambda: write_whole(_result(self.args, ".md"), harmless(page()))
+            steps.append(lambda: write_whole(self.args.json, text()))
+        return [*steps, lambda: write_whole(_result(self.args, ".md"), harmless(page()))]
 
     def talk(self) -> contextlib.redirect_stdout:
         """Where words go while this is open: standard output, unless the record is wanted there, alone."""
@@ -155,12 +158,20 @@ def prepare(args: argparse.Namespace) -> Job:
 
 
 def check_files(args: argparse.Namespace) -> None:
-    """That everything this run will write can be written."""
+    """That everything this run will write can be written, each into a file of its own."""
     for ending in (".json", ".md"):
         check_writable(_result(args, ending), "--out-dir")
     prepare_folder(args.out_dir / "plots", "--out-dir")
     if args.json not in (None, DASH):
         check_writable(args.json, "--json")
+    taken = {}
+    flags = {f"--{name}": getattr(args, name, None) for name in ("json", "profile", "trace")}
+    for name, path in {"the record": _result(args, ".json"), "the page": _result(args, ".md"), **flags}.items():
+        if path in (None, DASH):
+            continue
+        other = taken.setdefault(os.path.realpath(path), name)
+        if other != name and (other, name) != ("the record", "--json"):
+            raise UsageProblem(f"{name} and {other} would be one file, {shown(path)}; give {name} another place")
 
 
 def make_drafters(kinds: list[str], setup: options.Setup, seed: int) -> dict[str, Drafter]:

@@ -10,12 +10,12 @@ costs what it costs only in that rhythm; what they accept is used only to know h
 import itertools
 from collections.abc import Iterable
 
-from experiments.bench import STOPS, Bench, Measurement, is_model, measure, stopped
-from experiments.checks import check
-from experiments.comparison import build_rows, halves
+from experiments.bench import Bench, Measurement, is_model, keeping, measure
+from experiments.checks import exit_code, judge
+from experiments.comparison import build_rows, explained, halves
 from experiments.job import Job, instruments
 from experiments.pricing import Pricelist, calibrated, chances
-from speclab import explain, options, plan_views, terminal
+from speclab import explain, plan_views, terminal
 from speclab.costs import Costs
 from speclab.errors import UsageProblem
 from speclab.files import do_all
@@ -42,18 +42,17 @@ def run(job: Job) -> int:
         terminal.say(job.describe())
         found = _measure(job, bench, [BASELINE], planned_on, instruments(job, job.arms()), "calibrating")
         entries, facts = make_plan(job, bench, found, planned_on)
-        verified, interrupted = None, found.interrupted
-        if verify and not interrupted:
-            try:
-                verified, interrupted = _verify(job, bench, facts, reported_on, calibrated(found))
-            except STOPS as stop:
-                options.note(f"{stopped(stop)}; the plan is complete, its check is not")
-                interrupted = True
-        result = {**job.head(interrupted), "facts": {"drafts": facts}, "verified": verified, "plan": entries}
+        verified = None
+        if verify and not found.interrupted:
+            with keeping(found, "the plan is complete, its check is not"):
+                verified, checked = _verify(job, bench, facts, reported_on, calibrated(found))
+                found.extend(checked)
+        result = {**job.head(found), "facts": {"drafts": facts}, "verified": verified, "plan": entries}
         files = job.writes(result, lambda: plan_views.page(result))
         picture = [lambda: plan_views.picture(result, job.plots, job.name)]
         code = do_all(itertools.chain([lambda: terminal.say(plan_views.text(result))], files, picture))
-    return code or int(verified is not None and not all(entry["passed"] for entry in verified["correctness"]))
+    wrong = exit_code(found)
+    return code or wrong
 
 
 def _measure(
@@ -69,35 +68,45 @@ def make_plan(job: Job, bench: Bench, found: Measurement, prompts: list[Prompt])
     entries, facts = [], []
     if not calibrated(found):
         raise UsageProblem("too few tokens to calibrate with; use a larger --max-new-tokens")
-    for (draft, temperature), costs in calibrated(found).items():
-        baseline = found.of(BASELINE, temperature)
-        sampling = Sampling(temperature, job.args.top_k, job.args.top_p)
-        context = sum(s.n_prompt + len(s.texts[0]) // 2 for s in baseline) // len(baseline)
-        name = {"method": job.method(draft), "draft": draft, "temperature": temperature}
-        texts = _Texts(bench, draft, baseline, prompts, sampling, max(job.draft_lengths))
-        mine = [{**name, **_expect(texts, costs, k, context)} for k in job.draft_lengths]
-        best = max(mine, key=lambda e: e["speedup"])
-        c = costs.draft_cost(best["draft_length"] or 1, context)
-        facts.append(
-            {
-                **name,
-                "best_draft_length": best["draft_length"],
-                "speedup": best["speedup"],
-                "acceptance_rate": best["acceptance_rate"],
-                "oracle": texts.oracle(costs),
-                "break_even": _break_even(costs, c, best["draft_length"] or 1, context, max(job.draft_lengths))
-                if is_model(bench.drafters[draft])
-                else None,
-                "draft_cost": c,
-                "verify_cost": costs.verify_cost(best["draft_length"] + 1, context),
-                "step_seconds": costs.step_seconds(context),
-                "n_tokens": texts.n_tokens,
-                "costs": costs.to_json(),
-                **_yours(job, best, costs, context),
-            }
-        )
-        entries += mine
+    with keeping(found, "the measurements are complete, the plans of some drafts are missing"):
+        for (draft, temperature), costs in calibrated(found).items():
+            mine, fact = _plan(job, bench, found, prompts, draft, temperature, costs)
+            entries += mine
+            facts.append(fact)
+    if not facts:
+        raise found.stop
     return entries, facts
+
+
+def _plan(
+    job: Job, bench: Bench, found: Measurement, prompts: list[Prompt], draft: str, temperature: float, costs: Costs
+) -> tuple[list[dict], dict]:
+    """The same for one draft at one temperature."""
+    baseline = found.of(BASELINE, temperature)
+    sampling = Sampling(temperature, job.args.top_k, job.args.top_p)
+    context = sum(s.n_prompt + len(s.texts[0]) // 2 for s in baseline) // len(baseline)
+    name = {"method": job.method(draft), "draft": draft, "temperature": temperature}
+    texts = _Texts(bench, draft, baseline, prompts, sampling, max(job.draft_lengths))
+    mine = [{**name, **_expect(texts, costs, k, context)} for k in job.draft_lengths]
+    best = max(mine, key=lambda e: e["speedup"])
+    c = costs.draft_cost(best["draft_length"] or 1, context)
+    fact = {
+        **name,
+        "best_draft_length": best["draft_length"],
+        "speedup": best["speedup"],
+        "acceptance_rate": best["acceptance_rate"],
+        "oracle": texts.oracle(costs),
+        "break_even": _break_even(costs, c, best["draft_length"] or 1, context, max(job.draft_lengths))
+        if is_model(bench.drafters[draft])
+        else None,
+        "draft_cost": c,
+        "verify_cost": costs.verify_cost(best["draft_length"] + 1, context),
+        "step_seconds": costs.step_seconds(context),
+        "n_tokens": texts.n_tokens,
+        "costs": costs.to_json(),
+        **_yours(job, best, costs, context),
+    }
+    return mine, fact
 
 
 def _yours(job: Job, best: dict, costs: Costs, context: int) -> dict:
@@ -162,19 +171,19 @@ def _expect(texts: _Texts, costs: Costs, k: int, context: int) -> dict:
     }
 
 
-def _verify(job: Job, bench: Bench, facts: list[dict], prompts: list[Prompt], prices: Pricelist) -> tuple[dict, bool]:
-    """Measure the planned length and its rivals on prompts the plan has not seen.  -> what was found, interrupted"""
-    arms = [BASELINE]
+def _verify(
+    job: Job, bench: Bench, facts: list[dict], prompts: list[Prompt], prices: Pricelist
+) -> tuple[dict, Measurement]:
+    """Measure the planned length and its rivals on prompts the plan has not seen.  -> for the record, what was found"""
+    arms, base = [BASELINE], job.setup.sampling
     for draft in job.drafters:
         chosen = {f["best_draft_length"] for f in facts if f["draft"] == draft}
         lengths = sorted({k for k in MEASURED_LENGTHS if k in job.draft_lengths} | chosen)
         arms += [Arm(job.method(draft), draft, k) for k in lengths]
     found = _measure(job, bench, arms, prompts, {}, "measuring")
-    rows = [
-        row
-        for row in build_rows(bench, found, prompts, prices, job.setup.sampling, job.common)
-        if row["prompt_kind"] == "all" and row["draft"]
-    ]
+    judge(bench, found, prompts, base, job.setup.tokenizer)
+    built = explained(found, lambda priced: build_rows(bench, found, prompts, priced, base, job.common), prices)
+    rows = [row for row in built if row["prompt_kind"] == "all" and row["draft"]]
     drafts = []
     for fact in facts:
         mine = [r for r in rows if (r["draft"], r["temperature"]) == (fact["draft"], fact["temperature"])]
@@ -191,12 +200,5 @@ def _verify(job: Job, bench: Bench, facts: list[dict], prompts: list[Prompt], pr
                 "share_of_best": chosen["speedup"] / best["speedup"],
             }
         )
-    correctness = [
-        entry
-        for temperature in job.temperatures
-        for entry in check(
-            bench, found, prompts, Sampling(temperature, job.args.top_k, job.args.top_p), job.setup.tokenizer
-        )
-    ]
     n_prompts = max((r["n_prompts"] for r in rows), default=0)
-    return {"n_prompts": n_prompts, "drafts": drafts, "rows": rows, "correctness": correctness}, found.interrupted
+    return {"n_prompts": n_prompts, "drafts": drafts, "rows": rows, "correctness": found.correctness}, found

@@ -13,17 +13,16 @@ from collections.abc import Callable
 
 from draft_models import Dial, FreeDialDrafter, ModelDrafter
 from experiments import unlike
-from experiments.bench import STOPS, Bench, Measurement, is_model, measure, stopped
-from experiments.checks import check
-from experiments.comparison import build_rows
+from experiments.bench import STOPS, Measurement, is_model, keeping, measure, stopped
+from experiments.checks import exit_code, judge
+from experiments.comparison import build_rows, explained
 from experiments.job import Job, instruments, prepare
-from experiments.pricing import calibrated
+from experiments.pricing import Pricelist, calibrated
 from speclab import explain, loading, options, sweep_views, terminal
 from speclab.errors import UsageProblem
 from speclab.files import do_all, write_whole
 from speclab.prompts import Prompt
 from speclab.rows import AGAIN, BASELINE, Arm
-from speclab.sampling import Sampling
 
 TRAINING_SECONDS = 20.0
 
@@ -44,17 +43,19 @@ def run(args: argparse.Namespace) -> int:
                 options.note(f"sweep {place} of {len(names)}: {name}{left}")
             job = _prepare(args, name)
             with job.talk():
-                sweep = measured(job, name)
+                sweep, found = measured(job, name)
                 done.append(sweep)
                 code = _show_and_write(job, sweep) or code
-            if sweep["interrupted"]:
+            wrong = exit_code(found)
+            code = code or wrong
+            if found.interrupted:
                 break
     finally:
         if len(names) > 1 and done:
             path = args.out_dir / "results" / f"{args.name}-sweeps.md"
             pictures = {s["sweep"]: f"../plots/{args.name}-sweep-{s['sweep']}.png" for s in done}
             code = do_all([lambda: write_whole(path, sweep_views.all_pages(done, pictures))]) or code
-    return code or int(not all(entry["passed"] for sweep in done for entry in sweep["correctness"]))
+    return code
 
 
 def _prepare(args: argparse.Namespace, name: str) -> Job:
@@ -71,19 +72,19 @@ def _prepare(args: argparse.Namespace, name: str) -> Job:
     return prepare(mine)
 
 
-def measured(job: Job, name: str) -> dict:
-    """Run one sweep.  -> its record"""
+def measured(job: Job, name: str) -> tuple[dict, Measurement]:
+    """Run one sweep.  -> its record, what it is made from"""
     points, facts, found = SWEEPS[name]["points"](job)
     coolest = job.temperatures[0]
     floor = explain.noise_floor(found.of(BASELINE, coolest), found.of(AGAIN, coolest))
     return {
-        **job.head(found.interrupted),
+        **job.head(found),
         "sweep": name,
         "facts": facts,
         "correctness": found.correctness,
         "noise": [{"temperature": coolest, **floor}] if floor else [],
         "points": points,
-    }
+    }, found
 
 
 def _show_and_write(job: Job, sweep: dict) -> int:
@@ -112,14 +113,8 @@ def _rows(
     prompts, base = prompts or job.prompts, job.setup.sampling
     bench = job.bench(max_new_tokens)
     found = measure(bench, arms, job.temperatures, prompts, job.args.repeats, base, instruments(job, arms), title)
-    _check(job, bench, found, prompts)
-    return build_rows(bench, found, prompts, calibrated(found), base, job.common), found
-
-
-def _check(job: Job, bench: Bench, found: Measurement, prompts: list[Prompt]) -> None:
-    for temperature in job.temperatures:
-        sampling = Sampling(temperature, job.args.top_k, job.args.top_p)
-        found.correctness += check(bench, found, prompts, sampling, job.setup.tokenizer)
+    judge(bench, found, prompts, base, job.setup.tokenizer)
+    return explained(found, lambda prices: build_rows(bench, found, prompts, prices, base, job.common)), found
 
 
 def _points(rows: list[dict], x: Callable[[dict], float | str], series: Callable[[dict], str]) -> list[dict]:
@@ -157,10 +152,13 @@ def _acceptance(job: Job) -> Points:
     arms, bench, base = job.arms(), job.bench(), job.setup.sampling
     tools = {name: lengths for name, lengths in instruments(job, arms).items() if name in speakers.values()}
     found = measure(bench, arms, [0.0], job.prompts, job.args.repeats, base, tools)
-    found.correctness += check(bench, found, job.prompts, Sampling(), job.setup.tokenizer)
-    spoken = calibrated(found)
-    prices = {(name, 0.0): spoken[speakers[series(name)], 0.0] for name in dials if spoken}
-    rows = _of_all(build_rows(bench, found, job.prompts, prices, base, job.common))
+    judge(bench, found, job.prompts, base, job.setup.tokenizer)
+
+    def made(spoken: Pricelist) -> list[dict]:
+        prices = {(name, 0.0): spoken[speakers[series(name)], 0.0] for name in dials if spoken}
+        return build_rows(bench, found, job.prompts, prices, base, job.common)
+
+    rows = _of_all(explained(found, made))
     return _points(rows, lambda r: dials[r["draft"]].accuracy, lambda r: series(r["draft"])), {}, found
 
 
@@ -174,7 +172,7 @@ def _by_size(sizes: list[int], run: Callable[[int], tuple[list[dict], Measuremen
             if not points:
                 raise
             options.note(f"{stopped(stop)}; the points before {n} are complete")
-            found.interrupted = True
+            found.stop = stop
             break
         points += _points(_of_all(rows), lambda r, n=n: n, lambda r: r["method"])
         _merge(found, part)
@@ -204,10 +202,11 @@ def _context(job: Job) -> Points:
 
     def run(n: int) -> tuple[list[dict], Measurement]:
         rows, part = _rows(job, job.arms(), stretched(job.prompts, n), title=f"{n} tokens of context")
-        prices.extend(
-            {"context": n, "drafter": job.method(name), "costs": costs.to_json()}
-            for (name, _), costs in calibrated(part).items()
-        )
+        with keeping(part, "the measurements are complete, their costs are not"):
+            prices.extend(
+                {"context": n, "drafter": job.method(name), "costs": costs.to_json()}
+                for (name, _), costs in calibrated(part).items()
+            )
         return rows, part
 
     points, found = _by_size([n for n in CONTEXTS if n <= room], run)

@@ -45,27 +45,34 @@ def at_most(seconds: float, clock: float | None = None) -> Iterator[Callable[[],
     if clock is not None:
         alarms[signal.SIGALRM] = (signal.ITIMER_REAL, clock)
         words[signal.SIGALRM] = (f"after {clock:g} s by the clock", "does it wait for something that never comes?")
-    rung = []
+    rung, armed = [], True
 
     def stop(number: int, _) -> None:
-        rung.append(NeverEnds(*words[number]))
-        raise rung[-1]
+        if armed:  # a signal may wait until its timer is off
+            rung.append(NeverEnds(*words[number]))
+            raise rung[-1]
 
     def wind_up() -> None:
         for timer, limit in alarms.values():
             signal.setitimer(timer, limit, REPEAT)
 
-    before = {number: signal.signal(number, stop) for number in alarms}
-    wind_up()
+    handlers, timers = {}, {}  # of a limit around this one
     try:
+        for number, (timer, _) in alarms.items():
+            timers[timer] = signal.setitimer(timer, 0)
+            handlers[number] = signal.signal(number, stop)
+        wind_up()
         yield wind_up
         if rung:  # the code inside has caught it
             raise rung[0]
     finally:
-        for timer, _ in alarms.values():
+        armed = False
+        for timer in timers:
             signal.setitimer(timer, 0)
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
+        for timer, left in timers.items():
+            signal.setitimer(timer, *left)
 
 
 def never_ended(error: NeverEnds) -> str:

@@ -132,47 +132,59 @@ def _beside(target: Path) -> Path:
 
 
 @contextlib.contextmanager
-def whole_folder(folder: Path) -> Iterator[Path]:
-    """A new folder to fill, which takes the place of `folder` at the end. If anything fails, the old one stays."""
-    target = Path(os.path.realpath(folder))
-    new, old = _beside(target), _beside(target)
-    with _told(folder, "choose another place"):
-        new.mkdir(parents=True)
+def whole_folders(*folders: Path) -> Iterator[list[Path]]:
+    """New folders to fill, which take the places of `folders` together at the end.
+
+    If anything fails or stops it before the last one has its place, all old ones stay.
+    """
+    swaps = [(target, _beside(target), _beside(target)) for target in (Path(os.path.realpath(f)) for f in folders)]
+    missing = [target for target, _, _ in swaps if not target.exists()]
     try:
-        yield new
-        with _told(folder, "choose another place"):
-            if target.exists():
-                target.replace(old)
-            try:
+        with _told(folders[0], "choose another place"):
+            for _, new, _ in swaps:
+                new.mkdir(parents=True)
+        yield [new for _, new, _ in swaps]
+        with _told(folders[0], "choose another place"):
+            for target, new, old in swaps:
+                if target.exists():
+                    target.replace(old)
                 new.replace(target)
-            except BaseException:
+    finally:
+        if not all(target.exists() and not new.exists() for target, new, _ in swaps):
+            for target, new, old in swaps:
+                if target.exists() and (old.exists() or target in missing):
+                    target.replace(new)
                 if old.exists():
                     old.replace(target)
-                raise
-        shutil.rmtree(old, ignore_errors=True)
-    except BaseException:
-        shutil.rmtree(new, ignore_errors=True)
-        raise
+        for _, new, old in swaps:
+            shutil.rmtree(new, ignore_errors=True)
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def do_all(steps: Iterable[Callable[[], Path | None]]) -> int:
     """Print and write: every step is done, also after one that fails. A step that writes a file returns its path.
 
-    What failed is said at once, what was written at the end; a fault of the lab is raised after that.
+    What failed is said at once, what was written at the end; a fault of the lab is raised after that. So is Ctrl-C:
+    the step that it stops is done again after all others.
     -> exit code, 0 where nothing failed
     """
-    written, fault, code = [], None, 0
-    for step in steps:
+    written, fault, stop, code = [], None, None, 0
+    left = list(steps)
+    while left:
+        step = left.pop(0)
         try:
             written.append(step())
         except BrokenPipeError:  # the reader of a pipe left; the files are wanted all the same
             pass
         except (Problem, OSError) as problem:
             code = report(problem)
+        except KeyboardInterrupt as error:
+            left += [] if stop else [step]
+            stop = stop or error
         except Exception as error:
             fault = fault or error
     if paths := [shown(path) for path in written if path]:
         note("wrote " + ", ".join(paths))
-    if fault:
-        raise fault
+    if fault or stop:
+        raise fault or stop
     return code

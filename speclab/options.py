@@ -191,7 +191,7 @@ def load_draft(name: str, setup: Setup) -> CachedModel:
 def read_prompts(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> list[prompts.Prompt]:
     """--prompt, --prompts, or the standard set, tokenised."""
     if args.prompt:
-        return prompts.encode([("prompt", text) for text in args.prompt], tokenizer)
+        return prompts.encode(prompts.from_words(args.prompt), tokenizer)
     pairs = prompts.from_file(args.prompts) if args.prompts else prompts.standard()
     limit = 0 if args.prompts else args.limit or 0
     return prompts.first_of_each_kind(prompts.encode(pairs, tokenizer), limit)

@@ -6,6 +6,7 @@ from pathlib import Path
 from speclab.plots import COLOURS, STYLES, markers, panels, save
 from speclab.report import number, provenance, table
 from speclab.sweep_facts import decoding
+from speclab.words import unchecked_line
 
 COLUMNS = ["draft", "k", "tokens/round", "alpha", "c", "v(k+1)", "o", "expected speedup"]
 
@@ -98,7 +99,7 @@ def text(run: dict, markdown: bool = False) -> str:
         lines = sentences(fact) + yours_sentence(run, fact)
         blocks.append("\n".join(lines) if markdown else "\n".join(textwrap.fill(line, 79) for line in lines))
         blocks.append(plan_table(run, fact["method"], fact["temperature"], markdown))
-    checked = verified_sentences(run)
+    checked = [*verified_sentences(run), *filter(None, [unchecked_line(run)])]
     if checked:
         blocks.append("\n".join(checked) if markdown else "\n".join(textwrap.fill(line, 79) for line in checked))
     if run["interrupted"]:

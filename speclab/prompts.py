@@ -78,15 +78,23 @@ def _read(name: str) -> bytes:
     return files.at_most(sys.stdin.buffer.read(LARGEST_FILE + 1), LARGEST_FILE)
 
 
+def from_words(words: list[str]) -> list[tuple[str, str]]:
+    """(kind, text) of texts from the command line: its own bytes, whatever the locale has made of them."""
+    try:
+        return [("prompt", os.fsencode(word).decode("utf-8")) for word in words]
+    except UnicodeError:
+        raise UsageProblem("a prompt is not UTF-8 text; save it as UTF-8 and use --prompts FILE") from None
+
+
 def encode(pairs: list[tuple[str, str]], tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
-    """Tokenise (kind, text) pairs; an empty prompt is refused, and one that is no Unicode text."""
+    """Tokenise (kind, text) pairs; an empty prompt is refused, and one that the tokenizer has no ids for."""
     prompts = []
     for kind, text in pairs:
         try:
-            text = os.fsencode(text).decode("utf-8")  # the command line's own bytes, whatever the locale made of them
-        except UnicodeError:
-            raise UsageProblem("a prompt is not UTF-8 text; save it as UTF-8 and use --prompts FILE") from None
-        ids = tokenizer(text).input_ids
+            ids = tokenizer(text).input_ids
+        except Exception as error:  # the tokenizers library raises plain ones
+            why = harmless(" ".join(str(error).split())) or type(error).__name__
+            raise UsageProblem(f"the tokenizer refuses a prompt: {why}; give a text of words that it knows") from None
         if not ids or not text.strip():
             raise UsageProblem("a prompt is empty; give at least one word, for example --prompt 'def main():'")
         prompts.append(Prompt(kind, text, torch.tensor([ids])))

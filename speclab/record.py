@@ -138,6 +138,7 @@ HEAD = {
     "schema_version": {"const": SCHEMA_VERSION},
     "created": _text,
     "interrupted": {"type": "boolean"},
+    "unchecked": {"type": "array", "items": _text},  # arms whose texts nobody has judged; absent where all are
     "machine": _any,
     "versions": _any,
     "settings": {**_any, "properties": {"impl": IMPL}},
@@ -180,7 +181,7 @@ SCHEMA = _object(
             ),
         },
     },
-    optional=("yours",),
+    optional=("unchecked", "yours"),
 )
 POINT = _object({**ROW["properties"], "x": {"type": ["number", "string"]}, "series": _text})
 SWEEP_SCHEMA = _object(
@@ -191,9 +192,12 @@ SWEEP_SCHEMA = _object(
         "correctness": _objects,
         "noise": _objects,
         "points": {"type": "array", "items": POINT},
-    }
+    },
+    optional=("unchecked",),
 )
-PLAN_SCHEMA = _object({**HEAD, "plan": _objects, "verified": {"type": ["object", "null"]}, "facts": _any})
+PLAN_SCHEMA = _object(
+    {**HEAD, "plan": _objects, "verified": {"type": ["object", "null"]}, "facts": _any}, optional=("unchecked",)
+)
 
 
 def validate(record: dict) -> None:

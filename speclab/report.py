@@ -23,6 +23,7 @@ from speclab.words import (
     provenance,
     reading_line,
     short_names,
+    unchecked_line,
     verdict_sentence,
 )
 
@@ -269,7 +270,8 @@ def comparison(run: dict, by_kind: bool = False, markdown: bool = False) -> str:
     """Agreement; for each temperature how fast, what was predicted and why; what a round is made of."""
     blocks = [provenance(run)] if markdown else []
     blocks += _lines([impl_line(run)], markdown)
-    blocks += [_heading("Do the outputs agree?", markdown), *_lines(correctness_lines(run["correctness"]), markdown)]
+    agreement = [*correctness_lines(run["correctness"]), unchecked_line(run)]
+    blocks += [_heading("Do the outputs agree?", markdown), *_lines(agreement, markdown)]
     legend = ladder_legend(markdown)
     for temperature in dict.fromkeys(r["temperature"] for r in run["rows"]):
         for kind in dict.fromkeys(r["prompt_kind"] for r in run["rows"]):

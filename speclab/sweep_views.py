@@ -14,6 +14,7 @@ import matplotlib.pyplot as plt
 from speclab import plots, report, sweep_facts, sweep_plots, sweep_words
 from speclab.report import number, provenance
 from speclab.sweep_facts import book_fed, decoding, end_to_end, omega, omega_star, survival, verdict
+from speclab.words import unchecked_line
 
 WIDTH = 80  # columns of a terminal
 NAME_WIDTH = 20  # of a draft's name there
@@ -58,6 +59,7 @@ def paragraph(sweep: dict) -> str:
     said = [" ".join(filter(None, sentences)) for sentences in says(sweep)]
     if sweep["interrupted"]:
         said.append("The run was stopped before its end, so points are missing.")
+    said += filter(None, [unchecked_line(sweep)])
     return "\n\n".join(_filled(text) for text in said if text)
 
 

@@ -13,14 +13,21 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 
-def harmless(text: str) -> str:
-    """`text` with its control characters as pictures: they could turn it around, or command the terminal.
+# Of the format characters (category Cf) these stay: soft hyphen, the marks of Arabic and Syriac numbers and verses, and
+# the two joiners, without which Persian, Hindi and many emoji are written wrongly.
+FORMAT_OF_TEXT = frozenset("\u00ad\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u08e2\u200c\u200d")
 
-    Line ends and tabs stay.
+
+def harmless(text: str) -> str:
+    """`text` with its control characters as signs: they could turn it around, hide text, or command the terminal.
+
+    Line ends, tabs and the format characters that texts need stay.
     """
 
     def safe(char: str) -> str:
         if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cf", "Cs", "Zl", "Zp"):
+            return char
+        if char in FORMAT_OF_TEXT:
             return char
         return chr(0x2400 + ord(char)) if ord(char) < 32 else f"‹{ord(char):04X}›"
 

@@ -36,8 +36,8 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrained
 
 from speclab import corpus, flags, loading, record
 from speclab.errors import EnvironmentProblem, reports_problems
-from speclab.files import check_writable, prepare_folder, whole_folder, write_whole
-from speclab.terminal import note, progress_bar
+from speclab.files import check_writable, do_all, prepare_folder, whole_folders, write_whole
+from speclab.terminal import note, progress_bar, say
 
 END = "<|endoftext|>"
 VOCABULARY = 2048
@@ -429,7 +429,7 @@ def make_parser() -> flags.Parser:
 
 
 @reports_problems
-def main(argv: list[str] | None = None) -> None:
+def main(argv: list[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
     args.device = str(loading.choose_device(args.device)[0])
     work = args.work_dir
@@ -441,7 +441,7 @@ def main(argv: list[str] | None = None) -> None:
         documents += corpus.permissive_packages()
     training = [d.text for d in documents if not d.held_out]
     if not (work / "tokenizer").exists():
-        with whole_folder(work / "tokenizer") as folder:
+        with whole_folders(work / "tokenizer") as (folder,):
             train_tokenizer(iter(training)).save_pretrained(folder)
     with _readable(work / "tokenizer"):
         tokenizer = PreTrainedTokenizerFast.from_pretrained(work / "tokenizer")
@@ -454,7 +454,7 @@ def main(argv: list[str] | None = None) -> None:
     draft, draft_facts = distil(args, work, target, stream)
 
     # Both models take their places together, after everything that can fail.
-    with whole_folder(args.out / "target") as target_folder, whole_folder(args.out / "draft") as draft_folder:
+    with whole_folders(args.out / "target", args.out / "draft") as (target_folder, draft_folder):
         target = save(target.cpu(), tokenizer, target_folder)
         draft = save(uncompiled(draft, DRAFT_SHAPE), tokenizer, draft_folder)
         fresh = continuations(target, held_out, 0.2, args.seed + 7, rows=24)
@@ -472,8 +472,13 @@ def main(argv: list[str] | None = None) -> None:
             "machine": record.machine(torch.device(args.device)),
             "versions": record.versions(),
         }
-    print(json.dumps({key: facts[key] for key in ("held_out_loss", "acceptance_on_held_out_continuations")}))
-    write_whole(args.out / "training.json", json.dumps(facts, indent=1) + "\n")
+    found = {key: facts[key] for key in ("held_out_loss", "acceptance_on_held_out_continuations")}
+    return do_all(
+        [
+            lambda: write_whole(args.out / "training.json", json.dumps(facts, indent=1) + "\n"),
+            lambda: say(json.dumps(found)),
+        ]
+    )
 
 
 if __name__ == "__main__":

@@ -141,6 +141,13 @@ def correctness_lines(entries: list[dict]) -> list[str]:
     return lines
 
 
+def unchecked_line(run: dict) -> str | None:
+    """Which texts were timed and not judged; None where all are judged."""
+    if not run.get("unchecked"):
+        return None
+    return f"NOT CHECKED: {', '.join(run['unchecked'])}; the run was stopped before these texts were judged"
+
+
 # --- speed ------------------------------------------------------------------------------------------------------------
 
 

@@ -586,7 +586,7 @@ def test_graphs_are_rehearsed_with_every_temperature_and_length(pair):
 
 def test_measurements_add_up():
     one, other = Measurement(wall_seconds=1.0, phase_seconds=0.5), Measurement(wall_seconds=2.0, phase_seconds=1.5)
-    other.interrupted = True
+    other.stop = KeyboardInterrupt()
     one.extend(other)
     assert (one.wall_seconds, one.phase_seconds, one.interrupted) == (3.0, 2.0, True)
 

@@ -10,9 +10,10 @@ import pytest
 
 import compare
 from draft_models import ModelDrafter
-from experiments import bench, comparison, profiling
+from experiments import bench, checks, comparison, profiling
 from experiments.bench import Measurement
-from speclab import files, prompts, record, terminal
+from speclab import files, options, prompts, record, terminal
+from speclab.errors import EnvironmentProblem, Stopped
 from speclab.rows import BASELINE, Arm, Sample
 from speclab.sampling import Sampling
 from speclab.theory import Counts
@@ -165,6 +166,94 @@ def test_a_signal_keeps_what_is_measured(run, monkeypatch, tmp_path):
     assert {s["prompt_index"] for s in kept["raw"]} == {0}
     assert "Stopped before the end" in out
     assert "stopped; 1 prompt is complete" in err
+
+
+def stops(monkeypatch, module, name: str, *errors: BaseException) -> None:
+    """The first calls of a function end in these errors; the later ones are as they were."""
+    honest, left = getattr(module, name), list(errors)
+
+    def call(*args, **kwargs):
+        if left:
+            raise left.pop(0)
+        return honest(*args, **kwargs)
+
+    monkeypatch.setattr(module, name, call)
+
+
+@pytest.mark.parametrize(
+    ("stop", "code", "said"),
+    [
+        (Stopped(signal.SIGINT), 130, "stopped"),
+        (Stopped(signal.SIGTERM), 143, "stopped"),
+        (EnvironmentProblem("the logits are not finite"), 3, "error: the logits are not finite"),
+        (MemoryError(), 3, "error: out of memory"),
+    ],
+)
+def test_texts_that_nobody_has_judged_are_named_and_the_exit_code_says_so(run, monkeypatch, tmp_path, stop, code, said):
+    """The second arm's check is stopped: every row is there, the first arm is judged, the second is not."""
+    honest = checks._greedy
+
+    def greedy(the_bench, samples, *rest):
+        if samples[0].arm.draft == "ngram":
+            raise stop
+        return honest(the_bench, samples, *rest)
+
+    monkeypatch.setattr(checks, "_greedy", greedy)
+    found, out, err = run("-k", "2", "--temperature", "0")
+    kept = record.load(tmp_path / "results" / "local.json")
+    assert found == code
+    assert err.splitlines()[-1].startswith(said)
+    assert kept["interrupted"]
+    assert kept["unchecked"] == ["ngram k=2 at temperature 0"]
+    assert [entry["arm"] for entry in kept["correctness"]] == ["model k=2"]
+    assert {row["method"] for row in kept["rows"]} >= {"baseline", "model", "ngram"}
+    for text in (out, (tmp_path / "results" / "local.md").read_text()):
+        assert "NOT CHECKED: ngram k=2 at temperature 0" in text
+
+
+def test_a_problem_in_the_middle_of_measuring_is_no_success(run, monkeypatch, tmp_path):
+    honest = bench._one_turn
+
+    def broken(the_bench, samples, sampling, index, *rest):
+        if index == 1:
+            raise EnvironmentProblem("the model returned logits that are not finite")
+        return honest(the_bench, samples, sampling, index, *rest)
+
+    monkeypatch.setattr(bench, "_one_turn", broken)
+    code, out, err = run("-k", "2", "--temperature", "0")
+    assert code == 3
+    assert err.splitlines()[-1] == "error: the model returned logits that are not finite"
+    assert {s["prompt_index"] for s in record.load(tmp_path / "results" / "local.json")["raw"]} == {0}
+    assert "NOT CHECKED" not in out
+
+
+def test_two_stops_while_the_record_is_made_lose_no_row(run, monkeypatch, tmp_path):
+    stops(monkeypatch, comparison, "build_rows", Stopped(2), KeyboardInterrupt())
+    code, out, _ = run("-k", "2", "--temperature", "0")
+    kept = record.load(tmp_path / "results" / "local.json")
+    assert code == 0, "every text is judged"
+    assert kept["interrupted"]
+    assert len({row["method"] for row in kept["rows"]}) == 4
+    assert "token for token: identical" in out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--json", "DIR/x", "--profile", "DIR/x"],
+        ["--json", "DIR/x", "--trace", "DIR/../NAME/x"],
+        ["--profile", "DIR/link", "--trace", "DIR/x"],
+        ["--json", "DIR/results/local.md"],
+        ["--trace", "DIR/results/local.json"],
+    ],
+)
+def test_files_that_would_be_one_are_refused(run, monkeypatch, tmp_path, words):
+    (tmp_path / "link").symlink_to("x")
+    monkeypatch.setattr(options, "load", lambda *_: pytest.fail("loaded a model first"))
+    code, _, err = run(*[word.replace("DIR", str(tmp_path)).replace("NAME", tmp_path.name) for word in words])
+    assert code == 2
+    assert len(err.splitlines()) == 1
+    assert "would be one file" in err
 
 
 def test_a_signal_before_anything_is_measured(run, monkeypatch, tmp_path):

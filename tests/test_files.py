@@ -1,5 +1,6 @@
 """Files: through links, only onto regular files, whole or not at all, and all of them even where one fails."""
 
+import functools
 import os
 import socket
 import stat
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from speclab import files
-from speclab.errors import EnvironmentProblem, UsageProblem
+from speclab.errors import EnvironmentProblem, Stopped, UsageProblem
 
 LONG = "a" * 300
 
@@ -172,13 +173,32 @@ def test_a_fault_of_ours_loses_no_file_either(tmp_path):
     assert names(tmp_path) == ["a"]
 
 
+def test_ctrl_c_ends_the_run_after_everything_is_written(tmp_path, capsys):
+    """What the first one interrupts is done at the end; a second one ends the step that it meets and no other."""
+    first, seen = Stopped(15), []
+    stops = {"a": [first], "c": [KeyboardInterrupt()]}
+
+    def step(name: str) -> Path:
+        seen.append(name)
+        if stops.get(name):
+            raise stops[name].pop()
+        return files.write_whole(tmp_path / name, "x")
+
+    with pytest.raises(Stopped) as caught:
+        files.do_all(functools.partial(step, name) for name in "abcd")
+    assert caught.value is first
+    assert seen == ["a", "b", "c", "d", "a"]
+    assert names(tmp_path) == ["a", "b", "d"]
+    assert capsys.readouterr().err.startswith("wrote ")
+
+
 # --- folders ---
 
 
 def test_a_folder_changes_as_a_whole(tmp_path):
     old = tmp_path / "target"
     for text in ("first", "second"):
-        with files.whole_folder(old) as new:
+        with files.whole_folders(old) as (new,):
             (new / "weights").write_text(text)
             assert not old.exists() or (old / "weights").read_text() == "first"
         assert (old / "weights").read_text() == text
@@ -191,7 +211,7 @@ def test_a_folder_that_cannot_be_filled_leaves_the_old_one(tmp_path, stop):
     (tmp_path / "target" / "weights").write_text("old")
 
     def fill() -> None:
-        with files.whole_folder(tmp_path / "target") as new:
+        with files.whole_folders(tmp_path / "target") as (new,):
             (new / "weights").write_text("half")
             raise stop
 
@@ -206,13 +226,54 @@ def test_a_folder_that_cannot_take_the_place_gives_it_back(tmp_path):
     (tmp_path / "target" / "weights").write_text("old")
 
     def vanish() -> None:
-        with files.whole_folder(tmp_path / "target") as new:
+        with files.whole_folders(tmp_path / "target") as (new,):
             new.rmdir()
 
     with pytest.raises(EnvironmentProblem, match="cannot write"):
         vanish()
     assert (tmp_path / "target" / "weights").read_text() == "old"
     assert names(tmp_path) == ["target"]
+
+
+@pytest.mark.parametrize("n_renames", range(1, 5))
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("stop", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_two_folders_take_their_places_together(tmp_path, monkeypatch, n_renames, after, stop):
+    """A stop before or directly after any of the four renames: both folders are old, or both are new."""
+    for name in ("target", "draft"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "weights").write_text("old")
+    honest, renames = Path.replace, []
+
+    def replace(path, other):
+        renames.append(path)
+        if len(renames) == n_renames and not after:
+            raise stop
+        honest(path, other)
+        if len(renames) == n_renames:
+            raise stop
+
+    def fill() -> None:
+        with files.whole_folders(tmp_path / "target", tmp_path / "draft") as new:
+            for folder in new:
+                (folder / "weights").write_text("new")
+            monkeypatch.setattr(Path, "replace", replace)
+
+    with pytest.raises((EnvironmentProblem, KeyboardInterrupt)):
+        fill()
+    stands = "new" if (n_renames, after) == (4, True) else "old"
+    assert [(tmp_path / name / "weights").read_text() for name in ("target", "draft")] == [stands] * 2
+    assert names(tmp_path) == ["draft", "target"]
+
+
+def test_a_new_folder_goes_again_where_the_other_one_fails(tmp_path):
+    def vanish() -> None:
+        with files.whole_folders(tmp_path / "target", tmp_path / "draft") as new:
+            new[1].rmdir()
+
+    with pytest.raises(EnvironmentProblem, match="cannot write"):
+        vanish()
+    assert names(tmp_path) == []
 
 
 def test_paths_are_shown_as_one_would_type_them(tmp_path, monkeypatch):

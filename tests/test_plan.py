@@ -6,9 +6,10 @@ import pytest
 from test_bench import Machine
 
 import compare
-from experiments import plan
+from experiments import checks, plan
 from experiments.bench import Bench
 from speclab import plan_views, prompts, record
+from speclab.errors import EnvironmentProblem
 from speclab.rows import AGAIN, BASELINE
 
 # The tiny target repeats itself after some of these, so that prompt lookup finds something in each half.
@@ -203,6 +204,40 @@ def test_where_prices_hold_the_plan_comes_true(run, tmp_path, monkeypatch):
     assert [item["share_of_best"] for item in made["verified"]["drafts"]] == pytest.approx([1.0, 1.0])
     for row in made["verified"]["rows"]:
         assert row["forecast"] == pytest.approx(row["speedup"], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("stop", "code"), [(KeyboardInterrupt(), 130), (EnvironmentProblem("not finite"), 3), (MemoryError(), 3)]
+)
+def test_a_check_that_is_stopped_loses_no_measured_length(run, tmp_path, monkeypatch, stop, code):
+    def fail(*args):
+        raise stop
+
+    monkeypatch.setattr(checks, "_greedy", fail)
+    found, out, _ = run("--verify-plan", "-k", "0,2")
+    made = loaded(tmp_path)
+    assert found == code
+    assert made["interrupted"]
+    assert made["verified"]["rows"]
+    assert made["verified"]["correctness"] == []
+    assert "NOT CHECKED: model k=" in " ".join(out.split())
+
+
+@pytest.mark.parametrize(("stop", "code"), [(KeyboardInterrupt(), 0), (EnvironmentProblem("not finite"), 3)])
+def test_a_plan_that_is_stopped_keeps_the_drafts_that_are_done(run, tmp_path, monkeypatch, stop, code):
+    honest = plan.chances
+
+    def chances(bench, draft, *rest):
+        if draft == "ngram":
+            raise stop
+        return honest(bench, draft, *rest)
+
+    monkeypatch.setattr(plan, "chances", chances)
+    assert run("--plan", "-k", "0,2")[0] == code
+    made = loaded(tmp_path)
+    assert made["interrupted"]
+    assert [fact["method"] for fact in made["facts"]["drafts"]] == ["model"]
+    assert [entry["draft_length"] for entry in made["plan"]] == [0, 2]
 
 
 # --- in words ---------------------------------------------------------------------------------------------------------

@@ -3,13 +3,20 @@
 import io
 import os
 import re
+import subprocess
+import sys
 import threading
-from types import SimpleNamespace
+from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
 from speclab import prompts
 from speclab.errors import UsageProblem
+
+ROOT = Path(prompts.__file__).parent.parent
 
 
 def test_standard_set_is_large_enough_and_distinct():
@@ -93,12 +100,43 @@ def test_standard_input_that_is_closed_or_no_text(monkeypatch, stdin):
         prompts.from_file("-")
 
 
-def test_a_prompt_that_is_no_text_is_refused_and_one_that_the_locale_mangled_is_not():
-    tokenizer = lambda text: SimpleNamespace(input_ids=list(text.encode()))  # noqa: E731
+def test_words_that_are_no_text_are_refused_and_those_that_the_locale_mangled_are_not():
     with pytest.raises(UsageProblem, match="not UTF-8"):
-        prompts.encode([("prompt", "a\udcff")], tokenizer)
+        prompts.from_words(["a\udcff"])
     mangled = "ü".encode().decode("ascii", "surrogateescape")
-    assert prompts.encode([("prompt", mangled)], tokenizer)[0].text == "ü"
+    assert prompts.from_words([mangled, "a"]) == [("prompt", "ü"), ("prompt", "a")]
+
+
+def test_a_file_is_utf_8_in_every_locale(tmp_path):
+    """Also where the system's own encoding is ASCII, and its words cannot hold such a character."""
+    (tmp_path / "p.txt").write_bytes("é".encode())
+    code = (
+        "import sys; from types import SimpleNamespace as Made; from speclab import prompts\n"
+        "tokenizer = lambda text: Made(input_ids=list(text.encode()))\n"
+        "print(prompts.encode(prompts.from_file(sys.argv[1]), tokenizer)[0].id_list, sys.getfilesystemencoding())"
+    )
+    ascii_only = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
+    words = [sys.executable, "-c", code, str(tmp_path / "p.txt")]
+    done = subprocess.run(
+        words, cwd=ROOT, env={**os.environ, **ascii_only}, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(str(list("é".encode())))
+
+
+def test_a_text_that_the_tokenizer_does_not_know_is_one_line():
+    """A vocabulary of words without one for the unknown: the library raises a plain Exception."""
+    words = Tokenizer(WordLevel({"a": 0}))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words)
+    assert prompts.encode([("x", "a")], tokenizer)[0].id_list == [0]
+    with pytest.raises(UsageProblem, match=r"refuses a prompt: .*UNK.*; give a text"):
+        prompts.encode([("x", "b")], tokenizer)
+
+    def hostile(text):
+        raise ValueError("no\n\x1b[31mred")
+
+    with pytest.raises(UsageProblem, match=r"a prompt: no ␛\[31mred;"):
+        prompts.encode([("x", "b")], hostile)
 
 
 def test_limit_counts_by_kind():

@@ -5,8 +5,9 @@ import functools
 import pytest
 
 import compare
-from experiments import sweeps
+from experiments import checks, comparison, sweeps
 from speclab import prompts, record
+from speclab.errors import EnvironmentProblem
 
 TEXTS = [("code", "def f(x):"), ("prose", "return x + 1"), ("copy", "x + 1, x + 1,")]
 
@@ -109,3 +110,27 @@ def test_ctrl_c_keeps_what_is_done(run, tmp_path, monkeypatch):
     report = (tmp_path / "results" / "local-sweeps.md").read_text()
     assert "## Draft length" in report
     assert "## Acceptance" not in report
+
+
+@pytest.mark.parametrize("name", ["definitions", "acceptance", "mismatch", "context"])
+@pytest.mark.parametrize(
+    ("where", "stop", "code"),
+    [
+        ((checks, "_greedy"), KeyboardInterrupt(), 130),
+        ((checks, "_greedy"), EnvironmentProblem("not finite"), 3),
+        ((comparison, "chances"), KeyboardInterrupt(), 0),
+        ((comparison, "chances"), MemoryError(), 3),
+    ],
+    ids=["check stopped", "check impossible", "explanation stopped", "explanation impossible"],
+)
+def test_a_stop_after_the_measurement_keeps_its_rows(run, tmp_path, monkeypatch, name, where, stop, code):
+    def fail(*args):
+        raise stop
+
+    monkeypatch.setattr(*where, fail)
+    assert run(name)[0] == code
+    made = found(tmp_path, name)
+    assert made["interrupted"]
+    assert made["points"]
+    page = (tmp_path / "results" / f"local-sweep-{name}.md").read_text()
+    assert ("NOT CHECKED" in page) == ("unchecked" in made) == (where[0] is checks)

@@ -104,9 +104,9 @@ def test_a_damaged_checkpoint_is_named(tmp_path):
         train_lab_pair.fit(tiny_llama(0), list, lambda _: None, 1.0, tmp_path / "m.pt", 1e-3, "test")
 
 
-@pytest.mark.parametrize("failing", ["target", "draft", None])
-def test_a_pair_takes_the_old_ones_place_only_when_both_are_complete(tmp_path, monkeypatch, capsys, failing):
-    """A save that fails, for the target or after it for the draft: the old pair stands as it was."""
+@pytest.fixture
+def models(monkeypatch):
+    """What main() "trains": two tiny models, at once."""
     texts = [Document(f"{i}.py", "def f(x):\n    return x + 1\n" * 40) for i in range(40)]
     monkeypatch.setattr(corpus, "standard_library", lambda: texts)
     models = {role: tiny_llama(i, vocab_size=64, dtype=torch.float32) for i, role in enumerate(("target", "draft"))}
@@ -116,6 +116,32 @@ def test_a_pair_takes_the_old_ones_place_only_when_both_are_complete(tmp_path, m
     monkeypatch.setattr(train_lab_pair, "continuations", lambda *_, **__: None)
     monkeypatch.setattr(train_lab_pair, "held_out_loss", lambda *_: 1.0)
     monkeypatch.setattr(train_lab_pair, "acceptance", lambda *_: {})
+    return models
+
+
+def test_a_full_output_loses_no_facts(tmp_path, monkeypatch, capsys, models):
+    """The facts about the training are written although they cannot be printed; other files in the folder stay."""
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(train_lab_pair, "print", full, raising=False)
+    monkeypatch.setattr(train_lab_pair, "say", full, raising=False)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "README.md").write_text("mine")
+    assert train_lab_pair.main(["--work-dir", str(tmp_path / "work"), "--out", str(tmp_path / "out")]) == 3
+    assert "error: standard output: No space left on device" in capsys.readouterr().err
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "README.md",
+        "draft",
+        "target",
+        "training.json",
+    ]
+
+
+@pytest.mark.parametrize("failing", ["target", "draft", None])
+def test_a_pair_takes_the_old_ones_place_only_when_both_are_complete(tmp_path, monkeypatch, capsys, models, failing):
+    """A save that fails, for the target or after it for the draft: the old pair stands as it was."""
     for role in models:
         (tmp_path / "out" / role).mkdir(parents=True)
         (tmp_path / "out" / role / "old").write_text("old")

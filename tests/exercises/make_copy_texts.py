@@ -7,6 +7,9 @@ A drafter's tokens per round follow from the text alone, so exercise 7 is judged
 continuations are the lab pair's target at temperature 0, in float32 on the eager engine.
 """
 
+if __name__ == "__main__":
+    from speclab import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
+
 import argparse
 import importlib
 import json

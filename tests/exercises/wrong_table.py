@@ -14,6 +14,7 @@ import pytest
 
 import check
 from experiments.unfinished import SECONDS, NeverEnds, at_most
+from speclab.errors import reports_problems
 from speclab.report import table
 from tests.exercises.conftest import in_words, with_wrong_answer, wrong_answers
 
@@ -56,6 +57,7 @@ def verdicts(exercise: check.Exercise, first: bool = False) -> dict[str, dict[st
     return found
 
 
+@reports_problems
 def main() -> int:
     missed = 0
     for exercise in check.exercises():
