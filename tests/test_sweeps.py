@@ -112,23 +112,21 @@ def test_ctrl_c_keeps_what_is_done(run, tmp_path, monkeypatch):
     assert "## Acceptance" not in report
 
 
-@pytest.mark.parametrize("name", ["definitions", "acceptance", "mismatch", "context"])
+@pytest.mark.parametrize("name", ["definitions", "acceptance"])
 @pytest.mark.parametrize(
     ("where", "stop", "code"),
     [
         ((checks, "_greedy"), KeyboardInterrupt(), 130),
-        ((checks, "_greedy"), EnvironmentProblem("not finite"), 3),
-        ((comparison, "chances"), KeyboardInterrupt(), 0),
-        ((comparison, "chances"), MemoryError(), 3),
+        ((comparison, "chances"), EnvironmentProblem("not finite"), 3),
     ],
-    ids=["check stopped", "check impossible", "explanation stopped", "explanation impossible"],
+    ids=["check", "explanation"],
 )
 def test_a_stop_after_the_measurement_keeps_its_rows(run, tmp_path, monkeypatch, name, where, stop, code):
     def fail(*args):
         raise stop
 
     monkeypatch.setattr(*where, fail)
-    assert run(name)[0] == code
+    assert run(name, "-k", "1")[0] == code
     made = found(tmp_path, name)
     assert made["interrupted"]
     assert made["points"]
