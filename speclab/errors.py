@@ -93,13 +93,13 @@ def _run(main: Callable[..., int | None], *args, **kwargs) -> int:
         terminal.note("stopped")
         return getattr(stop, "exit_code", 130)
     except Exception as error:
-        if not _is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         why = (str(error).splitlines() or ["no more to be had"])[0]
         return report(EnvironmentProblem(f"out of memory: {why}; use a smaller model or shorter texts"))
 
 
-def _is_out_of_memory(error: Exception) -> bool:
+def is_out_of_memory(error: Exception) -> bool:
     """Python's own error, PyTorch's for a GPU, and PyTorch's for a CPU, which has no type of its own."""
     on_gpu = getattr(sys.modules.get("torch"), "OutOfMemoryError", MemoryError)
     on_cpu = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)

@@ -26,7 +26,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from speclab import lab_pair
-from speclab.errors import EnvironmentProblem, UsageProblem
+from speclab.errors import EnvironmentProblem, UsageProblem, is_out_of_memory
 from speclab.model_checks import check_model
 from speclab.terminal import harmless, note
 
@@ -279,6 +279,8 @@ def _loaded(name: str, what: str, load: Callable[[], Any]) -> Any:
             warnings.simplefilter("ignore")
             return load()
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         text = " ".join(str(error).split())
         where, advice = "", "download it again, or choose another model"
         if not os.path.isdir(name):

@@ -116,6 +116,14 @@ def test_missing_weights_are_named(copied, capsys):
     assert "lacks the weights model.norm.weight" in refused(capsys, copied / "target")
 
 
+def test_a_model_too_large_for_the_memory_is_not_called_damaged(copied, capsys, monkeypatch):
+    def full(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", full)
+    assert "out of memory" in refused(capsys, copied / "target")
+
+
 def test_a_tied_output_layer_is_not_missing(tmp_path):
     model = tiny_llama(0, dtype=torch.float32)
     model.config.tie_word_embeddings = True
