@@ -293,7 +293,9 @@ def make_drafter(kind: str, setup: options.Setup, seed: int = 0) -> Drafter:
             return FreeDialDrafter(accuracy, seed)
         return DialDrafter(options.load_draft(name or loading.LAB_DRAFT, setup), accuracy, seed)
     likely = difflib.get_close_matches(kind, ("model", "ngram", "dial:0.8"), 1, 0.7)
-    if not kind.strip() or "," in kind or (likely and kind not in likely and not loading.exists(kind)):
+    if "," in kind:
+        raise UsageProblem(f"--draft {kind}: this takes one draft; compare.py takes several")
+    if not kind.strip() or (likely and kind not in likely and not loading.exists(kind)):
         raise UsageProblem(f"unknown draft kind {kind!r}; use model, ngram, dial:0.8, lab:SIZE, a folder or a hub name")
     return ModelDrafter(options.load_draft(loading.LAB_DRAFT if kind == "model" else kind, setup))
 

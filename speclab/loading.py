@@ -41,6 +41,10 @@ PROBE = "def f(x):\n    return {'a': [1, 2.5]}  # naïve Straße 東京\n"  # a 
 # Words in the library's errors -> what they mean here, and what to do. The library's own advice is to trust.
 PICKLED = ("its pickled weights hold more than tensors, so they are not read", "give weights in safetensors files")
 KNOWN_ERRORS = {
+    "connect to": (
+        "no folder of that name is here, and the hub cannot be reached",
+        "check the name and the network, or give a local folder",
+    ),
     "trust_remote_code": ("it needs code of its own, which is never run", "choose a model of the library itself"),
     "weights_only": PICKLED,
     "Weights only load": PICKLED,

@@ -144,7 +144,8 @@ class Setup:
         return (
             f"target  {loading.describe_model(self.target_name, self.target.model)}\n"
             f"on      {machine}{threads}\nengine  {self.engine} ({self.reasons['engine']})\n"
-            f"checks  on a short text: causal, cached = uncached, rolled back = never fed: {bound_in_words(self.dtype)}"
+            f"checks  passed on a short random text: causal, cached passes as uncached ones, exact rollback; tolerance "
+            f"{bound_in_words(self.dtype)}"
             + (f"\nunused  the checkpoint's generation settings {self.unapplied}" if self.unapplied else "")
         )
 

@@ -110,7 +110,7 @@ def families() -> str:
     run = record.load(FAMILIES, check=lambda _: None)
     counts = Counter(row["outcome"] for row in run["families"])
     meaning = {
-        "identical on both engines": "plain and speculative texts are the library's, token for token",
+        "identical on both engines": "plain and speculative texts are the library's, token for token (near-ties apart)",
         "identical on eager": "the same on the eager engine; the fast one refuses the model and says why",
         "refused": "a property fails, which is named",
         "cannot be built": "no tiny model of it can be made here",
@@ -119,7 +119,8 @@ def families() -> str:
     rows = [[outcome, text, str(counts[outcome])] for outcome, text in meaning.items()]
     table = report.table(rows, ["outcome", "what it means", "families"], markdown=True, n_words=2)
     versions = f"transformers {run['versions']['transformers']}, torch {run['versions']['torch']}, float32"
-    return f"{table}\n\n{versions}. Each family: [{FAMILIES.stem}.md](results/{FAMILIES.stem}.md)."
+    each = f"Each family: [{FAMILIES.stem}.md](results/{FAMILIES.stem}.md)."
+    return f"{table}\n\n{len(run['families'])} families; {versions}. {each}"
 
 
 BLOCKS: dict[str, Callable[[], str]] = {

@@ -428,7 +428,7 @@ ROWS = [
     Row(f"{S} --draft ' '", 2, ("model, ngram, dial:0.8",)),
     Row(f"{S} --draft ngrm", 2, ("'ngrm'", "model, ngram, dial:0.8")),
     Row(f"{S} --draft 'ngram '", 2, ("'ngram '", "model, ngram, dial:0.8")),
-    Row(f"{S} --draft model,ngram", 2, ("model,ngram", "model, ngram, dial:0.8")),
+    Row(f"{S} --draft model,ngram", 2, ("model,ngram", "compare.py takes several")),
     Row(f"{S} --draft dial", 2, ("dial:0.8",)),
     Row(f"{S} --draft dial:", 2, ("dial:0.8",)),
     Row(f"{S} --draft dial:nan", 2, ("dial:nan", "0 to 1")),
