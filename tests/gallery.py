@@ -702,6 +702,7 @@ MUTANTS = (
         "if longest > room:",
         "if longest < 0:",
         _tests("a_prompt_longer_than_the_drafts_context_is_refused"),
+        raises="RuntimeError",
     ),
     Mutant(
         29,
