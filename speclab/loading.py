@@ -114,7 +114,6 @@ def load_model(
 
 def _whole_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
     """All weights from the checkpoint, on the CPU. The library fills what is missing with random numbers."""
-
     config = _load_config(name)
     if os.path.isfile(Path(name) / "generation_config.json"):  # the library goes on without one that is damaged
         _loaded(name, "its generation_config.json", lambda: GenerationConfig.from_pretrained(name))

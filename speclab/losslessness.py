@@ -158,7 +158,7 @@ def distributions(
 ) -> Tensor:
     """Distribution at the place of each of `tokens`, from one uncached pass.  -> (n, vocab_size), on the CPU
 
-    A draft model may lack some ids and positions. Ids that it lacks have probability 0, and so has everything behind
+    A draft model may lack some ids and positions. Ids that it lacks have probability 0, and so has everything after
     its context; what it is fed instead of an id that it lacks is what CachedModel feeds it.
     """
     cached = CachedModel(model, vocab_size)
