@@ -11,7 +11,7 @@ Read this file, then `diff` it with optimized_speculative.py: what differs is sp
 """
 
 if __name__ == "__main__":
-    from speclab import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
+    from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
 
 import sys
 from collections.abc import Iterator
@@ -19,11 +19,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from speclab import footprint, options
-from speclab.cached_model import CachedModel, check_prompt
-from speclab.errors import reports_problems
-from speclab.sampling import Sampling, draw_next, to_host, uniforms
-from speclab.timing import Stopwatch
+from speclab.cli import options
+from speclab.core.clock import Stopwatch
+from speclab.core.sampling import Sampling, draw_next, to_host, uniforms
+from speclab.models import memory
+from speclab.models.cached import CachedModel, check_prompt
+from speclab.system.errors import reports_problems
 
 
 def autoregressive_decode(
@@ -72,9 +73,9 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     theirs = None
     if args.impl is not None:  # your functions; imported here, so that the yardstick alone needs no drafter
-        from experiments import impl
+        from speclab.learner import functions
 
-        theirs = impl.load(args.impl, {0})
+        theirs = functions.load(args.impl, {0})
 
     setup = options.load(args)
     prompts = options.read_prompts(args, setup.tokenizer)
@@ -110,7 +111,7 @@ def main(argv: list[str] | None = None) -> int:
     if theirs:
         print(theirs.rates(setup, prompts, autoregressive_decode, args, eos))
     if args.verbose:
-        print(footprint.describe(setup.target.model, None, 0, setup.target.length))
+        print(memory.describe(setup.target.model, None, 0, setup.target.length))
     return 0
 
 

@@ -14,7 +14,7 @@ started. Exit code 0 when nothing is wrong: a hole still open is not wrong. Exit
 """
 
 if __name__ == "__main__":
-    from speclab import startup  # noqa: F401 - Ctrl-C during the imports below is one line
+    from speclab.system import startup  # noqa: F401 - Ctrl-C during the imports below is one line
 
 import ast
 import contextlib
@@ -35,8 +35,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import BinaryIO
 
-from speclab import flags
-from speclab.errors import EnvironmentProblem, UsageProblem, reports_problems
+from speclab.cli import parsing
+from speclab.system.errors import EnvironmentProblem, UsageProblem, reports_problems
 
 ROOT = Path(__file__).resolve().parent
 CHECKS = ROOT / "tests" / "exercises"
@@ -109,7 +109,7 @@ def exercises() -> list[Exercise]:
     found = (re.fullmatch(r"(\d\d)-([\w-]+)", path.stem) for path in chapters().glob("*.md"))
     known = [Exercise(int(m[1]), f"ex{m[1]}_{m[2].replace('-', '_')}") for m in found if m]
     if not known:
-        raise EnvironmentProblem(f"there is no chapter in {flags.shown(chapters())}; type: {restored(chapters())}")
+        raise EnvironmentProblem(f"there is no chapter in {parsing.shown(chapters())}; type: {restored(chapters())}")
     return sorted(known, key=lambda exercise: exercise.number)
 
 
@@ -118,20 +118,20 @@ def text_of_the_lab(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise EnvironmentProblem(f"{flags.shown(path)} cannot be read: {error}; type: {restored(path)}") from None
+        raise EnvironmentProblem(f"{parsing.shown(path)} cannot be read: {error}; type: {restored(path)}") from None
 
 
 def restored(path: Path) -> str:
     """What to type to get a file or a folder of the lab back."""
-    return shlex.join(["git", "checkout", "--", flags.shown(path)])
+    return shlex.join(["git", "checkout", "--", parsing.shown(path)])
 
 
 def installed() -> str:
     """What to type where a package is missing: the same words to the lab's own Python, or pip's."""
     own = ROOT / ".venv" / "bin" / "python"
     if own.exists() and Path(sys.prefix).resolve() != (ROOT / ".venv").resolve():
-        return shlex.join([flags.shown(own), *sys.argv])
-    return shlex.join(["pip", "install", "-r", flags.shown(ROOT / "requirements.txt")])
+        return shlex.join([parsing.shown(own), *sys.argv])
+    return shlex.join(["pip", "install", "-r", parsing.shown(ROOT / "requirements.txt")])
 
 
 # --- running the checks -----------------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ def unreadable(path: Path) -> str:
     except OSError as error:
         what = str(error.strerror)
     again = f"{restored(path)}, or unpack the lab's archive once more and copy from it"
-    return f"{flags.shown(path)} cannot be imported: {what}; type: {again}" if what else ""
+    return f"{parsing.shown(path)} cannot be imported: {what}; type: {again}" if what else ""
 
 
 @contextlib.contextmanager
@@ -339,7 +339,7 @@ def used_functions(exercise: Exercise) -> dict[str, set[str]]:
     try:
         tree = ast.parse(text_of_the_lab(exercise.test_file))
     except SyntaxError as error:
-        where = flags.shown(exercise.test_file)
+        where = parsing.shown(exercise.test_file)
         raise EnvironmentProblem(f"{where} is no Python: {error}; type: {restored(exercise.test_file)}") from None
     return {
         node.name: {a.attr for a in ast.walk(node) if isinstance(a, ast.Attribute) and ast.unparse(a.value) == "mine"}
@@ -372,7 +372,7 @@ def hints() -> dict[str, dict[str, list[str]]]:
         }
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         why = f"{type(error).__name__}: {error}"
-        raise EnvironmentProblem(f"{flags.shown(path)} is no list of hints: {why}; type: {restored(path)}") from None
+        raise EnvironmentProblem(f"{parsing.shown(path)} is no list of hints: {why}; type: {restored(path)}") from None
 
 
 def hinted(exercise: Exercise) -> str | None:
@@ -389,7 +389,7 @@ def hinted(exercise: Exercise) -> str | None:
 
 def show_hint(exercise: Exercise, level: int) -> None:
     """The first unfinished function's hints up to this level."""
-    again = flags.command(ROOT / "check.py", str(exercise.number))
+    again = parsing.command(ROOT / "check.py", str(exercise.number))
     if exercise.status == "done":
         print(f"exercise {exercise.number} is done: there is nothing to hint at")
         return
@@ -397,7 +397,7 @@ def show_hint(exercise: Exercise, level: int) -> None:
     if hole is None:
         print(f"no hint is about what is wrong here; type: {again}")
         return
-    print(f"{hole}, in {flags.shown(exercise.path('exercises'))}\n")
+    print(f"{hole}, in {parsing.shown(exercise.path('exercises'))}\n")
     levels = hints()[f"ex{exercise.number:02}"][hole]
     for n, text in enumerate(levels[:level], start=1):
         print(textwrap.fill(" ".join(text.split()), 100, initial_indent=f"  {n}. ", subsequent_indent="     "))
@@ -438,7 +438,7 @@ def show_all(found: list[Exercise], impl: str) -> None:
     print(f"{'':>4}{'exercise':<{width}}  {'progress':<8}  chapter")
     for exercise in found:
         wrong = f"   {len(exercise.of('failed'))} failing" if exercise.of("failed") else ""
-        where = flags.shown(exercise.chapter)
+        where = parsing.shown(exercise.chapter)
         print(f"{exercise.number:>2}  {exercise.title:<{width}}  {exercise.status:<8}  {where}{wrong}")
     print(f"\n{next_step(found, impl)}")
 
@@ -457,24 +457,24 @@ def next_step(found: list[Exercise], impl: str) -> str:
         elif len(found) == 1:
             hole = hinted(unfinished)
             words, why = ([number, "--hint"], "a hint") if hole else ([number], "another look when you have changed it")
-        return f"next, for {why}: {flags.command(me, *words)}"
-    where = flags.shown(unfinished.path("exercises"))
+        return f"next, for {why}: {parsing.command(me, *words)}"
+    where = parsing.shown(unfinished.path("exercises"))
     holes = open_holes(unfinished.path("exercises"))
     first = f", write {holes[0]} in {where}" if holes else f", work on {where}"
-    return f"next: read {flags.shown(unfinished.chapter)}{first}, then type: {flags.command(me, number)}"
+    return f"next: read {parsing.shown(unfinished.chapter)}{first}, then type: {parsing.command(me, number)}"
 
 
 def after(exercise: Exercise) -> str:
     """What comes behind an exercise that is done."""
     following = next((other for other in exercises() if other.number > exercise.number), None)
-    read = f"read {flags.shown(following.chapter)}, or " if following else ""
-    return f"next: {read}see where you are: {flags.command(ROOT / 'check.py')}"
+    read = f"read {parsing.shown(following.chapter)}, or " if following else ""
+    return f"next: {read}see where you are: {parsing.command(ROOT / 'check.py')}"
 
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
-    parser = flags.make_parser(__doc__)
-    parser.add_argument("exercise", nargs="?", type=flags.at_least(0), help="its number (default: all)")
+    parser = parsing.make_parser(__doc__)
+    parser.add_argument("exercise", nargs="?", type=parsing.at_least(0), help="its number (default: all)")
     parser.add_argument(
         "--hint", nargs="?", type=int, choices=(1, 2, 3), const=1, metavar="1|2|3", help="hints up to this one"
     )
@@ -485,12 +485,12 @@ def main(argv: list[str] | None = None) -> int:
     found = exercises()
     if args.exercise is None and (args.hint or args.traceback):
         flag = "--hint" if args.hint else "--traceback"
-        raise UsageProblem(f"{flag} needs an exercise; type: {flags.command(ROOT / 'check.py', '3', flag)}")
+        raise UsageProblem(f"{flag} needs an exercise; type: {parsing.command(ROOT / 'check.py', '3', flag)}")
     chosen = [exercise for exercise in found if args.exercise in (None, exercise.number)]
     if not chosen:
         numbers = f"{found[0].number} to {found[-1].number}"
         raise UsageProblem(
-            f"there is no exercise {args.exercise}, only {numbers}; type: {flags.command(ROOT / 'check.py')}"
+            f"there is no exercise {args.exercise}, only {numbers}; type: {parsing.command(ROOT / 'check.py')}"
         )
     run_checks(args.impl, chosen)
     if args.hint:

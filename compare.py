@@ -21,18 +21,20 @@ Exit code 1 if a greedy difference is not a near-tie, or a sampled row fails its
 """
 
 if __name__ == "__main__":
-    from speclab import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
+    from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
 
 import argparse
 import sys
 
 from draft_models import add_draft_flag
-from experiments import comparison, plan, profiling, sweeps, tracing
-from experiments.job import prepare
-from speclab import options, record, trace_views
-from speclab.errors import UsageProblem, reports_problems
-from speclab.files import check_writable
-from speclab.flags import plain_name, some_path
+from speclab.cli import options
+from speclab.cli.parsing import plain_name, some_path
+from speclab.lab import comparison, plan, profiling, sweeps, tracing
+from speclab.lab.run_config import prepare
+from speclab.present import trace_views
+from speclab.records import record
+from speclab.system.errors import UsageProblem, reports_problems
+from speclab.system.files import check_writable
 
 # Prompts of each kind (0: all), new tokens, repeats, draft lengths, temperatures.
 SIZES = {

@@ -19,12 +19,13 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from speclab import loading, options
-from speclab.cached_model import CachedModel, check_prompt, tokens_to_keep
-from speclab.errors import EnvironmentProblem, UsageProblem
-from speclab.graphs import Feed
-from speclab.prompts import Prompt
-from speclab.sampling import Draft, Sampling, draw
+from speclab.cli import options
+from speclab.core.sampling import Draft, Sampling, draw
+from speclab.models import loading
+from speclab.models.backends.cuda_graphs import Feed
+from speclab.models.cached import CachedModel, check_prompt, tokens_to_keep
+from speclab.models.prompts import Prompt
+from speclab.system.errors import EnvironmentProblem, UsageProblem
 
 NEEDS_GREEDY = "the dial replays greedy output; use --temperature 0"
 
@@ -44,7 +45,7 @@ class Drafter(Protocol):
 
 @dataclass(frozen=True)
 class Chain:
-    """The steps of a draft as one program (speclab/graphs.py): each feeds what the step before it chose."""
+    """The steps of a draft as one program (see cuda_graphs.py): each feeds what the step before it chose."""
 
     sampling: Sampling
 

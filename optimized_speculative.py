@@ -13,7 +13,7 @@ and how the rounds went: drafted, accepted, tokens per round, and a histogram of
 """
 
 if __name__ == "__main__":
-    from speclab import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
+    from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
 
 import sys
 from collections.abc import Callable, Iterator
@@ -24,18 +24,31 @@ from torch import Tensor
 
 from baseline_autoregressive import autoregressive_decode
 from draft_models import Dial, Drafter, ModelDrafter, add_draft_flag, check_prompts, make_drafter  # NEW
-from experiments import impl  # NEW
-from speclab import footprint, options, report, trace_views  # NEW: report, trace_views
-from speclab.cached_model import CachedModel, check_prompt, tokens_to_keep  # NEW: tokens_to_keep
-from speclab.detail import Detail
-from speclab.errors import reports_problems
-from speclab.sampling import Draft, Sampling, Verdict, draw_next, to_host, uniforms, verify  # NEW: also Draft, Verdict
-from speclab.theory import Counts  # NEW
-from speclab.timing import Stopwatch
+from speclab.cli import options
+from speclab.core.clock import Stopwatch
+from speclab.core.sampling import (  # NEW: also Draft, Verdict
+    Draft,
+    Sampling,
+    Verdict,
+    draw_next,
+    to_host,
+    uniforms,
+    verify,
+)
+from speclab.lab.detail import Detail
+from speclab.learner import functions  # NEW
+from speclab.models import memory
+from speclab.models.cached import CachedModel, check_prompt, tokens_to_keep  # NEW: tokens_to_keep
+from speclab.present import (
+    report,
+    trace_views,  # NEW: report, trace_views
+)
+from speclab.system.errors import reports_problems
+from speclab.theory.formulas import Counts  # NEW
 
 
 class Round(NamedTuple):  # NEW
-    """What one round did. Counts only: every ratio is computed from them in speclab/theory.py."""
+    """What one round did. Counts only: every ratio is computed from them in speclab/theory/formulas.py."""
 
     tokens: list[int]  # committed now, in order
     n_drafted: int = 0
@@ -44,7 +57,7 @@ class Round(NamedTuple):  # NEW
     prefill: bool = False  # the first token: it comes from the prompt's own pass
     finish: str | None = None  # "eos" or "length" in the last round
     seconds: dict[str, float] | None = None  # by phase, when asked for
-    detail: Detail | None = None  # every number the rule used, for pictures (speclab/detail.py)
+    detail: Detail | None = None  # every number the rule used, for pictures (speclab/lab/detail.py)
 
 
 class Rules(NamedTuple):  # NEW
@@ -140,7 +153,7 @@ def main(argv: list[str] | None = None) -> int:
     trace_views.add_flags(parser)  # NEW
     args = parser.parse_args(argv)
     trace_views.check_path(args.trace)  # NEW
-    theirs = impl.load(args.impl, impl.of_decoding(args))  # NEW: your functions, where --impl asks for them
+    theirs = functions.load(args.impl, functions.of_decoding(args))  # NEW: your functions, where --impl asks for them
 
     setup = options.load(args)
     drafter = make_drafter(args.draft, setup, args.seed)  # NEW
@@ -148,7 +161,7 @@ def main(argv: list[str] | None = None) -> int:
     check_prompts(setup.target, [drafter], prompts, args.max_new_tokens)  # NEW
     eos = frozenset() if args.ignore_eos else setup.eos
     if args.trace or args.trace_shapes:  # NEW
-        from experiments import tracing  # here, because it runs this loop too
+        from speclab.lab import tracing  # here, because it runs this loop too
     if args.trace_shapes:  # NEW
         return tracing.print_shapes(args, setup, drafter, prompts[0], theirs)
     counts, seconds, n_wrong = Counts(), 0.0, 0
@@ -186,7 +199,7 @@ def main(argv: list[str] | None = None) -> int:
     print(report.counts_summary(counts))  # NEW
     if args.verbose:
         draft = drafter.draft.model if isinstance(drafter, ModelDrafter) else None  # NEW
-        print(footprint.describe(setup.target.model, draft, args.draft_length, setup.target.length))
+        print(memory.describe(setup.target.model, draft, args.draft_length, setup.target.length))
     if args.trace:  # NEW: the first prompt once more, looked at and drawn
         tracing.draw(args, setup, drafter, prompts[0], eos, theirs)
     return int(n_wrong > 0)

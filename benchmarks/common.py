@@ -13,11 +13,15 @@ import jsonschema
 import torch
 
 from draft_models import ModelDrafter, make_drafter
-from experiments.bench import STOPS
-from speclab import loading, options, record, report, terminal, words
-from speclab.errors import UsageProblem
-from speclab.files import check_writable, do_all, write_whole
-from speclab.flags import plain_name, some_path
+from speclab.cli import options
+from speclab.cli.parsing import plain_name, some_path
+from speclab.lab.harness import STOPS
+from speclab.models import loading
+from speclab.present import report, words
+from speclab.records import record
+from speclab.system import terminal
+from speclab.system.errors import UsageProblem
+from speclab.system.files import check_writable, do_all, write_whole
 
 SCHEMA_VERSION = 1
 NUMBER, COUNT, TEXT = {"type": "number"}, {"type": "integer", "minimum": 0}, {"type": "string"}

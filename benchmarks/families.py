@@ -20,7 +20,7 @@ results/NAME-families.json and .md.
 """
 
 if __name__ == "__main__":
-    from speclab import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
+    from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
 
 import multiprocessing
 import os
@@ -38,9 +38,10 @@ from benchmarks import common
 from benchmarks.common import COUNT, TEXT
 from benchmarks.one_family import BROKEN, DRAFT_LENGTHS, N_TOKENS, OUTCOMES, PROMPTS, SECONDS, broken, child
 from benchmarks.tiny_families import model_types
-from speclab import options, record
-from speclab.errors import UsageProblem, reports_problems
-from speclab.terminal import progress_bar
+from speclab.cli import options
+from speclab.records import record
+from speclab.system.errors import UsageProblem, reports_problems
+from speclab.system.terminal import progress_bar
 
 # --- the sweep --------------------------------------------------------------------------------------------------------
 

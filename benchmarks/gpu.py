@@ -14,7 +14,7 @@ What comes out, in the folder: `summary.md` (every table and what became of each
 """
 
 if __name__ == "__main__":
-    from speclab import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
+    from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
 
 import io
 import signal
@@ -26,9 +26,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.common import listed_sizes
-from speclab import flags, loading, options, record, terminal
-from speclab.errors import EnvironmentProblem, reports_problems
-from speclab.files import check_writable, do_all, prepare_folder, write_whole
+from speclab.cli import options, parsing
+from speclab.models import loading
+from speclab.records import record
+from speclab.system import terminal
+from speclab.system.errors import EnvironmentProblem, reports_problems
+from speclab.system.files import check_writable, do_all, prepare_folder, write_whole
 
 LEAST = 20.0  # seconds below which a stage is not begun
 GRACE = 8.0  # seconds to write down what was measured
@@ -121,10 +124,10 @@ def packed(folder: Path) -> bytes:
     return buffer.getvalue()
 
 
-def make_parser() -> flags.Parser:
-    parser = flags.make_parser(__doc__)
-    parser.add_argument("--out", type=flags.some_path, required=True, metavar="FOLDER", help="gets three files")
-    parser.add_argument("--minutes", type=flags.positive, default=8.5, help="for everything (default: 8.5)")
+def make_parser() -> parsing.Parser:
+    parser = parsing.make_parser(__doc__)
+    parser.add_argument("--out", type=parsing.some_path, required=True, metavar="FOLDER", help="gets three files")
+    parser.add_argument("--minutes", type=parsing.positive, default=8.5, help="for everything (default: 8.5)")
     parser.add_argument("--device", choices=("cuda", "cpu", "mps"), default="cuda", help="(default: cuda)")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="(default: bfloat16)")
     parser.add_argument("--sizes", default="lab,lab:1b,lab:8b", help="targets (default: %(default)s)")

@@ -17,14 +17,14 @@ from transformers import GenerationConfig, PreTrainedModel
 from baseline_autoregressive import autoregressive_decode
 from benchmarks.tiny_families import VOCAB, model_types, tiny
 from draft_models import ModelDrafter
-from experiments.unlike import noisy
 from optimized_speculative import speculative_decode
-from speclab import engine, footprint, loading
-from speclab.cached_model import CachedModel
-from speclab.errors import EnvironmentProblem
-from speclab.flat import FlatModel
-from speclab.losslessness import Reference, judge_divergence
-from speclab.model_checks import ADVICE, check_model
+from speclab.lab.degraded_drafts import noisy
+from speclab.models import loading, memory, select
+from speclab.models.backends.exported import FlatModel
+from speclab.models.cached import CachedModel
+from speclab.models.checks import ADVICE, check_model
+from speclab.system.errors import EnvironmentProblem
+from speclab.theory.losslessness import Reference, judge_divergence
 
 BOTH, EAGER, REFUSED = "identical on both engines", "identical on eager", "refused"
 CANNOT, BROKEN = "cannot be built", "broken"
@@ -62,7 +62,7 @@ def examine(model_type: str) -> dict:
         return row | {"outcome": CANNOT, "reason": WHY.get(model_type) or reason(error)}
     try:
         model = loaded(model)
-        gear, why = engine.choose(model, "fast")
+        gear, why = select.choose(model, "fast")
         row["accepted"], row["rejected"] = compare(model, [None, gear] if gear else [None])
     except EnvironmentProblem as problem:
         why = str(problem).removeprefix(f"{model.config.model_type} ").removesuffix(f"; {ADVICE}")
@@ -92,7 +92,7 @@ def loaded(model: PreTrainedModel) -> PreTrainedModel:
     else:  # the text part of a larger model: a folder with it alone cannot be loaded
         check_model(model)
     loading.describe_model("target", model)
-    footprint.describe(model, None, 0, N_TOKENS)
+    memory.describe(model, None, 0, N_TOKENS)
     return model
 
 

@@ -21,7 +21,7 @@ Exit code 1 if a text of ours differs from the baseline's and rounding cannot be
 """
 
 if __name__ == "__main__":
-    from speclab import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
+    from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
 
 import contextlib
 import statistics
@@ -38,17 +38,20 @@ from baseline_autoregressive import autoregressive_decode
 from benchmarks import common
 from benchmarks.common import COUNT, MAYBE, NUMBER, SECONDS, TEXT
 from draft_models import Drafter, ModelDrafter, NgramDrafter, add_draft_flag
-from experiments.bench import STOPS, library_generate, mixed, rehearsals
-from experiments.job import numbers
 from optimized_speculative import speculative_decode
-from speclab import loading, losslessness, options, record
-from speclab.cached_model import check_prompt
-from speclab.errors import UsageProblem, reports_problems
-from speclab.prompts import Prompt
-from speclab.rows import BASELINE, GENERATE, Arm
-from speclab.sampling import Sampling
-from speclab.terminal import progress_bar
-from speclab.theory import Counts, ratio_interval
+from speclab.cli import options
+from speclab.core.sampling import Sampling
+from speclab.lab.harness import STOPS, library_generate, mixed, rehearsals
+from speclab.lab.run_config import numbers
+from speclab.models import loading
+from speclab.models.cached import check_prompt
+from speclab.models.prompts import Prompt
+from speclab.records import record
+from speclab.records.rows import BASELINE, GENERATE, Arm
+from speclab.system.errors import UsageProblem, reports_problems
+from speclab.system.terminal import progress_bar
+from speclab.theory import losslessness
+from speclab.theory.formulas import Counts, ratio_interval
 
 PEER = {"baseline": "generate", "model": "assisted", "ngram": "lookup"}  # ours -> the library's
 WHAT = {

@@ -19,7 +19,7 @@ Files: results/NAME-roofline.json and .md.
 """
 
 if __name__ == "__main__":
-    from speclab import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
+    from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
 
 import argparse
 import statistics
@@ -31,12 +31,13 @@ import torch
 
 from benchmarks import common
 from benchmarks.common import COUNT, NUMBER, SECONDS, TEXT
-from experiments.job import numbers
-from speclab import lab_pair, loading, options
-from speclab.cached_model import CachedModel
-from speclab.errors import UsageProblem, reports_problems
-from speclab.footprint import cache_bytes, operations, weights_read
-from speclab.timing import synchronize
+from speclab.cli import options
+from speclab.core.clock import synchronize
+from speclab.lab.run_config import numbers
+from speclab.models import loading, padding
+from speclab.models.cached import CachedModel
+from speclab.models.memory import cache_bytes, operations, weights_read
+from speclab.system.errors import UsageProblem, reports_problems
 
 LARGE = 256 * 2**20  # bytes: more than a processor's caches hold
 LARGE_ON_GPU = 2**30
@@ -246,7 +247,7 @@ def passes_table(entry: dict, markdown: bool) -> str:
 
 def model_title(entry: dict) -> str:
     size = f"{entry['parameters'] / 1e6:.1f} M parameters, {entry['weight_bytes'] / 1e6:.0f} MB read in a pass"
-    size += ", padded" * lab_pair.is_lab_size(entry["name"])
+    size += ", padded" * padding.is_lab_size(entry["name"])
     where = f"{entry['context']} tokens in the cache, {entry['engine']} engine"
     return f"{entry['role'].capitalize()} {entry['name']}: {size}, {where}"
 
@@ -313,7 +314,7 @@ def check_room(cached: CachedModel, context: int, widest: int) -> None:
 def check_block(args: argparse.Namespace, device: torch.device) -> int:
     """-> bytes of the block that is read and copied; both must fit the memory"""
     usual = LARGE_ON_GPU if device.type == "cuda" else LARGE
-    block, free = args.block * 2**20 if args.block else usual, lab_pair.free_memory(device)
+    block, free = args.block * 2**20 if args.block else usual, padding.free_memory(device)
     if free is not None and 2 * block > free:
         raise UsageProblem(
             f"--block {block // 2**20}: two blocks of {block // 2**20} MiB do not fit the {free // 2**20} MiB free; "

@@ -21,7 +21,7 @@ machine meets all of them. Intervals (95 %) are over blocks of such turns. Files
 """
 
 if __name__ == "__main__":
-    from speclab import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
+    from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
 
 import argparse
 import copy
@@ -34,15 +34,16 @@ import torch
 from benchmarks import common
 from benchmarks.common import COUNT, MAYBE, NUMBER, SECONDS, TEXT
 from draft_models import Drafter, add_draft_flag
-from experiments.bench import Bench, Decoding, take_turns
-from experiments.job import drafter_name, make_drafters, numbers
-from speclab import loading, options
-from speclab.errors import UsageProblem, reports_problems
-from speclab.prompts import Prompt
-from speclab.rows import BASELINE, Arm
-from speclab.sampling import Sampling
-from speclab.terminal import progress_bar
-from speclab.theory import ratio_interval
+from speclab.cli import options
+from speclab.core.sampling import Sampling
+from speclab.lab.harness import Bench, Decoding, take_turns
+from speclab.lab.run_config import drafter_name, make_drafters, numbers
+from speclab.models import loading
+from speclab.models.prompts import Prompt
+from speclab.records.rows import BASELINE, Arm
+from speclab.system.errors import UsageProblem, reports_problems
+from speclab.system.terminal import progress_bar
+from speclab.theory.formulas import ratio_interval
 
 DIALS = ("length", "context", "k", "size")
 LONGEST = 2**20  # tokens of a text

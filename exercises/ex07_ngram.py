@@ -6,8 +6,8 @@ Chapter: docs/chapters/07-ngram.md. Check: python check.py 7
 from torch import Tensor
 
 from exercises import Todo
-from speclab.cached_model import CachedModel
-from speclab.sampling import Draft, Sampling
+from speclab.core.sampling import Draft, Sampling
+from speclab.models.cached import CachedModel
 
 
 def lookup(tokens: list[int], k: int, longest: int = 4, shortest: int = 2) -> list[int]:

@@ -5,7 +5,7 @@ What the loop does as it is: python -m exercises.scenes
 
 A whole draft-verify loop. As an exercise it has no holes, but five bugs that have been seen in public code. Keep the
 names and arguments of `accept` and `decode`. Both speak the lab's language: `Draft`, `Verdict` and `Sampling` of
-speclab/sampling.py, `Round` of optimized_speculative.py. A target is anything with
+speclab/core/sampling.py, `Round` of optimized_speculative.py. A target is anything with
 
     device, length              where tensors live; tokens in its cache
     max_length                  positions it was built for, or None
@@ -23,8 +23,8 @@ from torch import Tensor
 
 from draft_models import Drafter
 from optimized_speculative import Round
-from speclab.cached_model import CachedModel, check_prompt
-from speclab.sampling import Draft, Sampling, Verdict, draw, draw_next, to_host, uniforms
+from speclab.core.sampling import Draft, Sampling, Verdict, draw, draw_next, to_host, uniforms
+from speclab.models.cached import CachedModel, check_prompt
 
 
 def accept(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> Verdict:

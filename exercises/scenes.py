@@ -6,7 +6,7 @@ Greedy models that cost nothing stand in for real ones. The checks use them too;
 """
 
 if __name__ == "__main__":
-    from speclab import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
+    from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
 
 import importlib
 import itertools
@@ -18,9 +18,9 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from speclab import flags
-from speclab.errors import reports_problems
-from speclab.sampling import Draft, Sampling
+from speclab.cli import parsing
+from speclab.core.sampling import Draft, Sampling
+from speclab.system.errors import reports_problems
 
 CPU = torch.device("cpu")
 
@@ -214,7 +214,7 @@ def scenes(mine: ModuleType) -> str:
 
 @reports_problems
 def main(argv: list[str] | None = None) -> None:
-    flags.make_parser(__doc__).parse_args(argv)
+    parsing.make_parser(__doc__).parse_args(argv)
     print(scenes(importlib.import_module("exercises.ex08_bug_hunt")))
 
 

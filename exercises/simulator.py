@@ -14,8 +14,8 @@ import sys
 from collections.abc import Callable
 
 from exercises import Todo
-from speclab import flags
-from speclab.errors import Problem, reports_problems
+from speclab.cli import parsing
+from speclab.system.errors import Problem, reports_problems
 
 Rule = Callable[[int, int, int, int], int]  # k, n_drafted, n_accepted, longest -> the next k
 
@@ -83,7 +83,7 @@ def fixed(k: int) -> float:
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
-    parser = flags.make_parser(__doc__)
+    parser = parsing.make_parser(__doc__)
     parser.add_argument("--impl", choices=("exercises", "solutions"), default="exercises", help="whose rule")
     args = parser.parse_args(argv)
     print("a simulation: target steps per token, lower is better\n")

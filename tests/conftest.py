@@ -9,7 +9,7 @@ import pytest
 import torch
 from llamas import VOCAB, tiny_llama
 
-from speclab.train_lab_pair import train_tokenizer
+from training.lab_pair import train_tokenizer
 
 torch.set_num_threads(1)  # the models are tiny: more threads only add noise and time
 
@@ -36,9 +36,9 @@ def pair_folder(tmp_path_factory) -> Path:
 @pytest.fixture
 def forgetful(monkeypatch) -> None:
     """A decoder that gets the first token of every round wrong."""
-    from experiments import bench  # here: most tests do not need it
+    from speclab.lab import harness  # here: most tests do not need it
 
-    honest = bench.speculative_decode
+    honest = harness.speculative_decode
 
     def decode(*args, **kwargs):
         for round_ in honest(*args, **kwargs):
@@ -46,4 +46,4 @@ def forgetful(monkeypatch) -> None:
                 round_.tokens[0] = (round_.tokens[0] + 1) % 64
             yield round_
 
-    monkeypatch.setattr(bench, "speculative_decode", decode)
+    monkeypatch.setattr(harness, "speculative_decode", decode)

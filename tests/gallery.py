@@ -24,8 +24,8 @@ from typing import NamedTuple
 
 from tabulate import tabulate
 
-from speclab import flags
-from speclab.errors import reports_problems
+from speclab.cli import parsing
+from speclab.system.errors import reports_problems
 
 ROOT = Path(__file__).parent.parent
 LEFT_OUT = (".*", "__pycache__", "*.egg-info", "build", "models", "scratch", "plots", "results")
@@ -73,49 +73,49 @@ class Mutant(NamedTuple):
 
 
 def _tests(*names: str) -> tuple[str, ...]:
-    return tuple(f"tests/test_{ELSEWHERE.get(name, 'gallery')}.py::test_{name}" for name in names)
+    return tuple(f"tests/{ELSEWHERE.get(name, 'test_gallery')}.py::test_{name}" for name in names)
 
 
 ELSEWHERE = {  # tests that stand in other files than test_gallery.py
-    "the_decoding_that_is_furthest_behind_goes_next": "bench",
-    "order_turns_round_between_prompts_and_repeats": "bench",
-    "logits_at_every_width_and_across_a_growing_buffer": "flat",
-    "a_buffer_grows_by_doubling_and_keeps_what_it_holds": "flat",
-    "lanes_outlive_decodings_and_are_never_shared": "graphs",
-    "logits_are_the_models_own": "graphs",
-    "what_was_handed_out_is_not_overwritten": "graphs",
-    "a_chain_of_draft_steps_is_one_replay": "graphs",
-    "greedy_texts_and_rounds_are_those_of_the_eager_engine_in_float32": "flat",
-    "an_encoder_attends_to_later_tokens": "model_checks",
-    "a_model_without_a_cache_is_refused": "model_checks",
-    "a_cache_that_keeps_rejected_tokens_is_refused": "model_checks",
-    "logits_that_change_from_pass_to_pass_are_refused": "model_checks",
-    "a_mixture_of_experts_is_compared_at_its_median_position": "model_checks",
-    "the_bound_counts_real_logits_only": "model_checks",
-    "wrong_logits_are_no_fast_engine_however_noisy_the_eager_one": "flat",
-    "missing_weights_are_named": "loading",
-    "an_encoder_is_refused_at_load": "loading",
-    "a_hub_kernel_in_a_config_is_refused_by_name": "loading",
-    "a_prompt_longer_than_the_drafts_context_is_refused": "loading",
-    "experts_do_not_excuse_a_fast_engine_that_loses_its_cache": "flat",
-    "a_tokenizer_with_more_ids_than_the_model_is_refused": "loading",
-    "a_narrow_draft_leaves_the_target_its_text": "loading",
-    "the_library_runs_with_the_labs_settings_and_gets_its_own_back": "loading",
-    "settings_that_the_lab_leaves_out_are_named_once": "loading",
-    "code_of_a_model_folder_never_runs": "loading",
-    "ids_that_the_draft_lacks_have_probability_0_and_can_be_committed": "drafts",
-    "at_the_end_of_its_context_a_model_drafts_fewer_tokens_then_none": "drafts",
-    "distributions_of_a_draft_end_with_its_ids_and_its_context": "drafts",
-    "the_judge_leaves_out_ids_that_are_never_emitted": "lossless",
-    "a_broken_cache_cannot_excuse_its_own_text": "lossless",
-    "judge_calls_a_wrong_token_a_bug": "lossless",
+    "the_decoding_that_is_furthest_behind_goes_next": "lab/test_bench",
+    "order_turns_round_between_prompts_and_repeats": "lab/test_bench",
+    "logits_at_every_width_and_across_a_growing_buffer": "models/test_flat",
+    "a_buffer_grows_by_doubling_and_keeps_what_it_holds": "models/test_flat",
+    "lanes_outlive_decodings_and_are_never_shared": "models/test_graphs",
+    "logits_are_the_models_own": "models/test_graphs",
+    "what_was_handed_out_is_not_overwritten": "models/test_graphs",
+    "a_chain_of_draft_steps_is_one_replay": "models/test_graphs",
+    "greedy_texts_and_rounds_are_those_of_the_eager_engine_in_float32": "models/test_flat",
+    "an_encoder_attends_to_later_tokens": "models/test_model_checks",
+    "a_model_without_a_cache_is_refused": "models/test_model_checks",
+    "a_cache_that_keeps_rejected_tokens_is_refused": "models/test_model_checks",
+    "logits_that_change_from_pass_to_pass_are_refused": "models/test_model_checks",
+    "a_mixture_of_experts_is_compared_at_its_median_position": "models/test_model_checks",
+    "the_bound_counts_real_logits_only": "models/test_model_checks",
+    "wrong_logits_are_no_fast_engine_however_noisy_the_eager_one": "models/test_flat",
+    "missing_weights_are_named": "models/test_loading",
+    "an_encoder_is_refused_at_load": "models/test_loading",
+    "a_hub_kernel_in_a_config_is_refused_by_name": "models/test_loading",
+    "a_prompt_longer_than_the_drafts_context_is_refused": "models/test_loading",
+    "experts_do_not_excuse_a_fast_engine_that_loses_its_cache": "models/test_flat",
+    "a_tokenizer_with_more_ids_than_the_model_is_refused": "models/test_loading",
+    "a_narrow_draft_leaves_the_target_its_text": "models/test_loading",
+    "the_library_runs_with_the_labs_settings_and_gets_its_own_back": "models/test_loading",
+    "settings_that_the_lab_leaves_out_are_named_once": "models/test_loading",
+    "code_of_a_model_folder_never_runs": "models/test_loading",
+    "ids_that_the_draft_lacks_have_probability_0_and_can_be_committed": "test_drafts",
+    "at_the_end_of_its_context_a_model_drafts_fewer_tokens_then_none": "test_drafts",
+    "distributions_of_a_draft_end_with_its_ids_and_its_context": "test_drafts",
+    "the_judge_leaves_out_ids_that_are_never_emitted": "test_lossless",
+    "a_broken_cache_cannot_excuse_its_own_text": "test_lossless",
+    "judge_calls_a_wrong_token_a_bug": "test_lossless",
 }
 
 BASELINE, LOOP, DRAFTS = "baseline_autoregressive.py", "optimized_speculative.py", "draft_models.py"
-RULE, THEORY = "speclab/sampling.py", "speclab/theory.py"
-CACHE, GRAPHS, BENCH = "speclab/cached_model.py", "speclab/graphs.py", "experiments/bench.py"
-CHECKS, LOADING, ENGINE = "speclab/model_checks.py", "speclab/loading.py", "speclab/engine.py"
-ROUNDING, JUDGE, FLAGS = "speclab/rounding.py", "speclab/losslessness.py", "speclab/options.py"
+RULE, THEORY = "speclab/core/sampling.py", "speclab/theory/formulas.py"
+CACHE, GRAPHS, BENCH = "speclab/models/cached.py", "speclab/models/backends/cuda_graphs.py", "speclab/lab/harness.py"
+CHECKS, LOADING, ENGINE = "speclab/models/checks.py", "speclab/models/loading.py", "speclab/models/select.py"
+ROUNDING, JUDGE, FLAGS = "speclab/models/rounding.py", "speclab/theory/losslessness.py", "speclab/cli/options.py"
 COMMIT = "committed = [*drafted[:n_accepted], next_token]"
 VERIFY = "logits = target.feed(torch.cat([last, draft.tokens], dim=1))"
 ROLLBACK = "target.rollback(rules.tokens_to_keep(target.length, n_prompt + n_committed))"
@@ -786,18 +786,18 @@ def _name(test: str) -> str:
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
-    parser = flags.make_parser(__doc__)
+    parser = parsing.make_parser(__doc__)
     parser.add_argument("--only", metavar="N,N", help="bug numbers, separated by commas (default: all)")
     parser.add_argument(
         "--timeout",
-        type=flags.positive,
+        type=parsing.positive,
         default=TIMEOUT,
         metavar="S",
         help="seconds for one run of pytest (default: %(default)s)",
     )
     parser.add_argument(
         "--jobs",
-        type=flags.at_least(1),
+        type=parsing.at_least(1),
         default=os.cpu_count() or 1,
         metavar="N",
         help="copies at once (default: one a core)",

@@ -7,10 +7,12 @@ from tiny_models import FAMILIES, VOCAB, perturbed, tiny
 from baseline_autoregressive import autoregressive_decode
 from draft_models import Chain, ModelDrafter, NgramDrafter
 from optimized_speculative import speculative_decode
-from speclab import engine, lab_pair, loading, losslessness, options
-from speclab.cached_model import CachedModel
-from speclab.flat import FlatModel
-from speclab.sampling import Sampling
+from speclab.cli import options
+from speclab.core.sampling import Sampling
+from speclab.models import loading, padding, select
+from speclab.models.backends.exported import FlatModel
+from speclab.models.cached import CachedModel
+from speclab.theory import losslessness
 
 pytestmark = [
     pytest.mark.cuda,
@@ -89,7 +91,7 @@ def test_two_decodings_side_by_side_over_many_buckets():
             assert verdict is None or verdict.numerical
 
 
-@pytest.mark.parametrize("wish", engine.ENGINES)
+@pytest.mark.parametrize("wish", select.ENGINES)
 def test_the_lab_pair_in_bfloat16_differs_at_near_ties_only(wish):
     parser = options.make_parser("test")
     options.add_shared_flags(parser)
@@ -106,7 +108,7 @@ def test_the_lab_pair_in_bfloat16_differs_at_near_ties_only(wish):
 
 def test_a_padded_model_is_built_on_the_device():
     small = loading.load_model(loading.LAB_TARGET, torch.device("cuda"), torch.float32)
-    large = lab_pair.padded(small, 50_000_000, "cuda", torch.float32)
+    large = padding.padded(small, 50_000_000, "cuda", torch.float32)
     ids = torch.arange(40, device="cuda")[None]
     with torch.inference_mode():
         gap = (large(ids).logits - small(ids).logits).abs().max().item()

@@ -10,10 +10,10 @@ from tiny_models import VOCAB, perturbed, tiny
 from baseline_autoregressive import autoregressive_decode
 from draft_models import DialDrafter, FreeDialDrafter, ModelDrafter, NgramDrafter
 from optimized_speculative import Round, speculative_decode
-from speclab.cached_model import CachedModel
-from speclab.errors import UsageProblem
-from speclab.losslessness import distributions
-from speclab.sampling import Sampling
+from speclab.core.sampling import Sampling
+from speclab.models.cached import CachedModel
+from speclab.system.errors import UsageProblem
+from speclab.theory.losslessness import distributions
 
 PROMPT = torch.randint(0, VOCAB, (1, 7), generator=torch.Generator().manual_seed(4))
 NO_CHANCES = torch.empty((1, 0))

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from speclab.sampling import NOT_FINITE, Draft, accept, draw
+from speclab.core.sampling import NOT_FINITE, Draft, accept, draw
 
 Prefix = tuple[int, ...]
 Row = list[Fraction]  # a distribution

@@ -19,11 +19,12 @@ import baseline_autoregressive
 import optimized_speculative
 from draft_models import ModelDrafter, NgramDrafter
 from optimized_speculative import Round, speculative_decode
-from speclab import options, sampling, timing
-from speclab.cached_model import CachedModel
-from speclab.prompts import Prompt
-from speclab.sampling import Draft, Sampling, accept, draw
-from speclab.theory import Counts, book_formula, expected_tokens_per_round
+from speclab.cli import options
+from speclab.core import clock, sampling
+from speclab.core.sampling import Draft, Sampling, accept, draw
+from speclab.models.cached import CachedModel
+from speclab.models.prompts import Prompt
+from speclab.theory.formulas import Counts, book_formula, expected_tokens_per_round
 
 CPU = torch.device("cpu")
 SAMPLED = Sampling(temperature=1.0)
@@ -516,7 +517,7 @@ def script(monkeypatch, capsys, prompt):
     setup = options.Setup(
         TimedModel(tiny_llama(seed=3, n_layers=1)), tokenizer, "tiny", Sampling(), CPU, torch.float64, reasons
     )
-    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: Clock.now))
+    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: Clock.now))
     monkeypatch.setattr(options, "load", lambda args: setup)
     monkeypatch.setattr(options, "read_prompts", lambda *_: [Prompt("test", "text", prompt)] * 3)
     monkeypatch.setattr(optimized_speculative, "make_drafter", no_drafts)

@@ -17,13 +17,14 @@ from transformers import MixtralConfig, MixtralForCausalLM
 from baseline_autoregressive import autoregressive_decode
 from draft_models import Chain, DialDrafter, ModelDrafter, NgramDrafter
 from optimized_speculative import Round, speculative_decode
-from speclab import cached_model, losslessness
-from speclab import sampling as sampling_module
-from speclab.cached_model import CachedModel
-from speclab.errors import EnvironmentProblem, UsageProblem
-from speclab.losslessness import Reference, judge_divergence
-from speclab.sampling import Sampling, Verdict, accept, draw
-from speclab.theory import Counts
+from speclab.core import sampling as sampling_module
+from speclab.core.sampling import Sampling, Verdict, accept, draw
+from speclab.models import cached
+from speclab.models.cached import CachedModel
+from speclab.system.errors import EnvironmentProblem, UsageProblem
+from speclab.theory import losslessness
+from speclab.theory.formulas import Counts
+from speclab.theory.losslessness import Reference, judge_divergence
 
 LONGEST = 20  # new tokens
 DTYPES = (torch.float32, torch.float64)
@@ -300,7 +301,7 @@ ALARM = 1e-6 / (2 * (len(LAWS) + len(FULL_LAWS) + 3))
 
 
 def reference_probs(logits: list[float], temperature: float, top_k: int, top_p: float) -> list[float]:
-    """Temperature, then top-k, then top-p, in plain Python: nothing shared with speclab/sampling.py."""
+    """Temperature, then top-k, then top-p, in plain Python: nothing shared with speclab/core/sampling.py."""
     weights = Tensor(logits).double().div(temperature).sub(max(logits) / temperature).exp().tolist()
     order = sorted(range(len(logits)), key=lambda i: -weights[i])
     kept = order[:top_k] if top_k else order
@@ -681,7 +682,7 @@ def test_a_broken_cache_cannot_excuse_its_own_text(monkeypatch):
     model = tiny("llama", dtype=torch.float32)
     right = list(autoregressive_decode(CachedModel(model), s.prompt, 24))
     with monkeypatch.context() as broken:
-        broken.setattr(cached_model._EagerGear, "forget", lambda self, n_tokens: None)
+        broken.setattr(cached._EagerGear, "forget", lambda self, n_tokens: None)
         rounds = speculative_decode(CachedModel(model), ModelDrafter(CachedModel(s.bad)), s.prompt, 4, 24)
         wrong = [token for r in rounds for token in r.tokens]
         verdict = judge_divergence(Reference(model), s.prompt[0].tolist(), right, wrong, VOCAB)

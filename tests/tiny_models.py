@@ -29,7 +29,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from speclab.flat import FlatModel
+from speclab.models.backends.exported import FlatModel
 
 VOCAB = 48
 WINDOW = 8  # of the sliding-window families: shorter than every prompt plus output

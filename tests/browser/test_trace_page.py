@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from speclab import loading, terminal, trace, trace_views
-from tests.trace_streams import clock, rounds, scripted, settings, with_texts
+from speclab.lab import trace
+from speclab.models import loading
+from speclab.present import trace_views
+from speclab.system import terminal
+from tests.present.trace_streams import clock, rounds, scripted, settings, with_texts
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 

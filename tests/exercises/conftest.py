@@ -26,7 +26,7 @@ from types import ModuleType
 import pytest
 
 from exercises import Todo
-from experiments.unfinished import (
+from speclab.learner.guard import (
     CLOCK,
     IMPLS,
     LONGEST,

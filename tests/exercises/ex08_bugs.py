@@ -21,7 +21,7 @@ import pytest
 from tabulate import tabulate
 
 from exercises import Todo
-from speclab.errors import EnvironmentProblem, reports_problems
+from speclab.system.errors import EnvironmentProblem, reports_problems
 
 ROOT = Path(__file__).parent.parent.parent
 STEM = "ex08_bug_hunt"

@@ -8,7 +8,7 @@ continuations are the lab pair's target at temperature 0, in float32 on the eage
 """
 
 if __name__ == "__main__":
-    from speclab import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
+    from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
 
 import argparse
 import importlib
@@ -23,10 +23,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from baseline_autoregressive import autoregressive_decode
 from draft_models import Drafter
 from exercises import Todo
-from speclab import loading, prompts
-from speclab.cached_model import CachedModel
-from speclab.errors import UsageProblem, reports_problems
-from speclab.sampling import Sampling
+from speclab.core.sampling import Sampling
+from speclab.models import loading, prompts
+from speclab.models.cached import CachedModel
+from speclab.system.errors import UsageProblem, reports_problems
 
 FILE = Path(__file__).with_name("copy_texts.json")
 CHOSEN = (0, 6, 8)  # of the copy prompts; on these the length and the age of a match matter most

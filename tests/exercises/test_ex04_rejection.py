@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from speclab.sampling import draw as draw_rows
+from speclab.core.sampling import draw as draw_rows
 from tests.exercises.whole import whole
 from tests.exercises.wrong.ex04_rejection import RIGHT_ROUND, WRONG
 from tests.test_exact import Law, Tables, boxes, cdf_corners, completed, floats, inside, random_tables, target_law

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from exercises import simulator
-from experiments.unfinished import place
+from speclab.learner.guard import place
 from tests.exercises.whole import whole
 
 

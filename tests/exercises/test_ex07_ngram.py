@@ -9,7 +9,7 @@ from torch import Tensor
 from draft_models import NgramDrafter
 from exercises.scenes import TinyTarget
 from optimized_speculative import speculative_decode
-from speclab.sampling import Draft, Sampling
+from speclab.core.sampling import Draft, Sampling
 from tests.exercises.make_copy_texts import K, replay
 
 TOKENS_PER_ROUND = 2.58  # to reach on the copy texts at k = 4; the lab's own drafter makes 189 tokens in 72 rounds

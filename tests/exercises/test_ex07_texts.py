@@ -8,8 +8,8 @@ from torch import Tensor
 from draft_models import NgramDrafter
 from exercises import Todo, ex07_ngram
 from solutions.ex07_ngram import MyDrafter
-from speclab.errors import UsageProblem
-from speclab.sampling import Draft, Sampling
+from speclab.core.sampling import Draft, Sampling
+from speclab.system.errors import UsageProblem
 from tests.exercises import make_copy_texts
 from tests.exercises.make_copy_texts import N_TOKENS, chosen_prompts, replay, texts
 from tests.exercises.test_ex07_ngram import TOKENS_PER_ROUND

@@ -28,7 +28,7 @@ from exercises.scenes import (
     twelfths,
     verdicts,
 )
-from speclab.sampling import Draft, Sampling
+from speclab.core.sampling import Draft, Sampling
 
 
 def wrong(message: str) -> None:

@@ -9,9 +9,9 @@ from draft_models import ModelDrafter, NgramDrafter
 from exercises import Todo, scenes
 from exercises.scenes import TinyDrafter, TinyTarget, all_of_it, plain, rounds, tokens_of
 from optimized_speculative import speculative_decode
-from speclab.cached_model import CachedModel
-from speclab.errors import EnvironmentProblem
-from speclab.sampling import Sampling
+from speclab.core.sampling import Sampling
+from speclab.models.cached import CachedModel
+from speclab.system.errors import EnvironmentProblem
 from tests.exercises import ex08_bugs
 from tests.exercises.ex08_bugs import BUGS, ROOT, STEM, checks, module, red, seeded, states, the_exercise
 from tests.exercises.test_ex08_bug_hunt import AS_IT_CAME, fingerprint, is_untouched, untouched

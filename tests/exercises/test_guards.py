@@ -16,9 +16,9 @@ import check
 import compare
 import optimized_speculative
 from exercises import simulator
-from experiments import impl
-from speclab import options
-from speclab.cached_model import CachedModel
+from speclab.cli import options
+from speclab.learner import functions
+from speclab.models.cached import CachedModel
 from tests.exercises import wrong_table
 from tests.exercises.conftest import with_wrong_answer
 
@@ -41,7 +41,7 @@ def committed(path: str) -> str:
     return shown.stdout
 
 
-def functions(source: str) -> dict[str, ast.FunctionDef]:
+def public_functions(source: str) -> dict[str, ast.FunctionDef]:
     """Public functions and methods in order; a method is Class.method."""
     found = {}
     for node in ast.parse(source).body:
@@ -55,7 +55,7 @@ def functions(source: str) -> dict[str, ast.FunctionDef]:
 def holes(source: str) -> dict[str, str]:
     """Functions that raise Todo -> what they raise it with."""
     found = {}
-    for name, node in functions(source).items():
+    for name, node in public_functions(source).items():
         for inner in ast.walk(node):
             if isinstance(inner, ast.Call) and getattr(inner.func, "id", "") == "Todo":
                 found[name] = inner.args[0].value
@@ -70,13 +70,13 @@ def test_there_are_nine():
 def test_a_stub_has_holes_and_nothing_in_them(stem):
     """A hole is a docstring and a raise. Whatever else a stub holds, the solution holds word for word."""
     stub, solution = committed(f"exercises/{stem}.py"), committed(f"solutions/{stem}.py")
-    theirs = functions(solution)
+    theirs = public_functions(solution)
     if stem.startswith("ex08"):
         assert not holes(stub)
         assert stub != solution
         return
     assert holes(stub)
-    for name, node in functions(stub).items():
+    for name, node in public_functions(stub).items():
         if name not in holes(stub):
             assert ast.dump(node) == ast.dump(theirs[name]), f"{name} is no hole and differs from the solution's"
             continue
@@ -95,7 +95,7 @@ def test_a_stub_has_holes_and_nothing_in_them(stem):
 def test_exercise_and_solution_promise_the_same(stem):
     """Name by name: arguments, annotations, defaults, docstring; and the words above."""
     stub, solution = committed(f"exercises/{stem}.py"), committed(f"solutions/{stem}.py")
-    ours, theirs = functions(stub), functions(solution)
+    ours, theirs = public_functions(stub), public_functions(solution)
     assert list(ours) == list(theirs)
     for name, node in ours.items():
         assert ast.dump(node.args) == ast.dump(theirs[name].args), name
@@ -223,7 +223,12 @@ def test_every_command_of_a_chapter_can_be_typed(path, monkeypatch, tmp_path):
     def stop(*args, **kwargs):
         raise Parsed
 
-    for module, name in ((check, "run_checks"), (impl.check, "run_checks"), (options, "load"), (simulator, "fixed")):
+    for module, name in (
+        (check, "run_checks"),
+        (functions.check, "run_checks"),
+        (options, "load"),
+        (simulator, "fixed"),
+    ):
         monkeypatch.setattr(module, name, stop)
     found = commands(path.read_text(encoding="utf-8"))
     assert found
@@ -247,8 +252,8 @@ def test_every_command_of_a_chapter_can_be_typed(path, monkeypatch, tmp_path):
             args = compare.make_parser().parse_args(rest)
             if args.impl:
                 compare.fill_in(args)
-                numbers = impl.parse(args.impl)[1]
-                assert set(numbers or []) <= impl.of_comparison(args), words
+                numbers = functions.parse(args.impl)[1]
+                assert set(numbers or []) <= functions.of_comparison(args), words
         elif script in ("check.py", "baseline_autoregressive.py", "optimized_speculative.py"):
             main = {"check.py": check, "baseline_autoregressive.py": baseline_autoregressive}.get(
                 script, optimized_speculative

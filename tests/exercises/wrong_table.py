@@ -13,9 +13,9 @@ from types import ModuleType
 import pytest
 
 import check
-from experiments.unfinished import SECONDS, NeverEnds, at_most
-from speclab.errors import reports_problems
-from speclab.report import table
+from speclab.learner.guard import SECONDS, NeverEnds, at_most
+from speclab.present.report import table
+from speclab.system.errors import reports_problems
 from tests.exercises.conftest import in_words, with_wrong_answer, wrong_answers
 
 

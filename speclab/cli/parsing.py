@@ -1,0 +1,79 @@
+"""What every script's command line is made of. Imports nothing heavy: check.py answers at once."""
+
+import argparse
+import math
+import shlex
+from pathlib import Path
+
+from speclab.system.errors import UsageProblem
+from speclab.system.files import shown
+
+DASH = Path("-")  # in place of a file: the terminal
+LARGEST_SEED = 2**32 - 1  # with room for the numbers that are made from it: PyTorch takes 64 bits
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with one-line errors."""
+
+    def error(self, message: str) -> None:
+        raise UsageProblem(f"{message}; see {self.prog} --help")
+
+
+def make_parser(docstring: str) -> Parser:
+    """A parser whose help is the script's docstring, examples included."""
+    return Parser(description=docstring, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
+def at_least(smallest: int, largest: int = 2**31 - 1):
+    """An argparse type: a whole number from `smallest` to `largest`."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        if value < smallest:
+            raise argparse.ArgumentTypeError(f"{value} is too small, give {smallest} or more")
+        if value > largest:
+            raise argparse.ArgumentTypeError(f"{value} is too large, give {largest} or less")
+        return value
+
+    return parse
+
+
+seed = at_least(0, LARGEST_SEED)
+
+
+def positive(text: str) -> float:
+    """An argparse type: a finite number above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is no finite number above 0")
+    return value
+
+
+def some_name(text: str) -> str:
+    """An argparse type: a word that is not empty, as an unset variable leaves it."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("it is empty, give a name")
+    return text
+
+
+def some_path(text: str) -> Path:
+    """An argparse type: a file or folder."""
+    return Path(some_name(text))
+
+
+def plain_name(text: str) -> str:
+    """An argparse type: the name that all files of a run begin with."""
+    if not text.strip(" .") or not text.isprintable() or Path(text).name != text or len(text.encode()) > 128:
+        raise argparse.ArgumentTypeError(f"{text!r} is no plain word of 1 to 128 bytes; --out-dir chooses the folder")
+    return text
+
+
+def command(script: Path, *words: str) -> str:
+    """How to type a script of the lab from the current directory."""
+    return shlex.join(["python", shown(script), *words])

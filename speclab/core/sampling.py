@@ -1,0 +1,185 @@
+"""Logits to probabilities, probabilities to tokens, and the rule that accepts or rejects drafted tokens.
+
+Pure functions, tensors in and tensors out, batch first. Two decisions make them provable:
+
+* Temperature, top-k and top-p are applied once, in `Sampling.probs`. Temperature 0 is the one-hot limit, so one rule
+  serves greedy decoding and sampling and nobody downstream knows which it is.
+* Randomness comes in as uniforms and tokens are drawn by inverse CDF. The rule is then a piecewise-constant function
+  of its uniforms, and the tests enumerate it exactly (`tests/test_exact.py`).
+
+Logits that are not finite become probabilities that are not finite, and `draw` turns those into `NOT_FINITE`, which
+the decoders check on the host with the token they fetch anyway.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from speclab.system.errors import EnvironmentProblem
+
+NOT_FINITE = -1  # in place of a token: the distribution it should come from has NaN or infinite entries
+
+
+class Draft(NamedTuple):
+    """Proposed tokens, on the device, batch first."""
+
+    tokens: Tensor  # (batch, n) proposed ids
+    size: Tensor  # (batch,) live tokens of each row, <= n
+    probs: Tensor | None = None  # (batch, n, vocab) what each token was drawn from; None = one-hot
+
+
+class Verdict(NamedTuple):
+    """What the accept rule decided, as tensors on the device."""
+
+    n_accepted: Tensor  # (batch,) drafted tokens kept
+    next_token: Tensor  # (batch,) the correction after a rejection, the bonus token after none
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How logits become probabilities. Temperature 0 is greedy; top_k 0 and top_p 1 keep everything."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.temperature < float("inf")):
+            raise ValueError(f"temperature must be 0 or more, got {self.temperature}")
+        if self.top_k < 0:
+            raise ValueError(f"top-k must be 0 (off) or more, got {self.top_k}")
+        if not (0 < self.top_p <= 1):
+            raise ValueError(f"top-p must be above 0 and at most 1, got {self.top_p}")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    def probs(self, logits: Tensor) -> Tensor:
+        """logits (..., vocab) -> probabilities (..., vocab), float32 or float64.
+
+        Filters follow the usual order: temperature, top-k, top-p. Top-p keeps the smallest set of most probable tokens
+        whose mass reaches top_p, the crossing token included (Holtzman et al., arXiv 1904.09751).
+        """
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        if self.greedy:
+            highest, token = logits.max(-1, keepdim=True)
+            # highest - highest is 0, or NaN where a logit is NaN or +inf: it carries bad logits through the one-hot.
+            return torch.zeros_like(logits).scatter_(-1, token, 1.0) + (highest - highest)
+        # The largest logit moves to 0 first: a tiny temperature then underflows to the greedy limit, not to NaN.
+        # One below the dtype's smallest normal number would itself become 0.
+        temperature = max(self.temperature, torch.finfo(logits.dtype).tiny)
+        logits = (logits - logits.amax(-1, keepdim=True)) / temperature
+        if 0 < self.top_k < logits.shape[-1]:
+            kept = logits.topk(self.top_k, dim=-1).indices
+            logits = torch.full_like(logits, -torch.inf).scatter(-1, kept, logits.gather(-1, kept))
+        probs = logits.softmax(-1)
+        if self.top_p < 1:
+            ordered, order = probs.sort(dim=-1, descending=True, stable=True)
+            before = ordered.cumsum(-1) - ordered  # mass of all more probable tokens
+            beyond = before >= self.top_p
+            beyond[..., 0] = False  # a top_p too small for the dtype still keeps the most probable token
+            ordered = ordered.masked_fill(beyond, 0.0)
+            probs = torch.zeros_like(probs).scatter(-1, order, ordered)
+            probs = probs / probs.sum(-1, keepdim=True)
+        return probs
+
+
+def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """Inverse-CDF draw from unnormalised weights.  (batch, vocab), (batch,) in [0, 1) -> (batch,) ids
+
+    Never returns a token of weight zero. A row whose mass is zero or not finite gives NOT_FINITE.
+    """
+    wide = torch.float32 if weights.device.type == "mps" else torch.float64
+    cdf = weights.cumsum(-1, dtype=wide)  # (batch, vocab)
+    total = cdf[:, -1:].contiguous()
+    token = torch.searchsorted(cdf, uniforms.to(wide)[:, None] * total, right=True)
+    # u * total may round up to total: the first id that reaches the whole mass is the last one with weight.
+    token = torch.minimum(token, torch.searchsorted(cdf, total))[:, 0]
+    return torch.where((total[:, 0] > 0) & total[:, 0].isfinite(), token, NOT_FINITE)
+
+
+def accept(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> Verdict:
+    """Token-by-token rejection rule: the output follows the target's distribution exactly, whatever the draft.
+
+    target_probs: (batch, n + 1, vocab), row i is the target's distribution after i drafted tokens.
+    uniforms: (batch, n + 1) in [0, 1): n acceptance tests and the draw of the next token.
+
+    Keep drafted token x while u * q(x) < p(x), with p = target_probs and q = draft.probs. Strict and without a
+    division: a token of target probability 0 is never kept. At the first rejection the next token comes from
+    norm(max(0, p - q)), after none from the target's last row.
+    Leviathan et al., arXiv 2211.17192, algorithm 1; Chen et al., arXiv 2302.01318.
+    """
+    tokens, size, draft_probs = draft
+    batch, n = tokens.shape
+    target_of_token = target_probs[:, :n].gather(-1, tokens[..., None])[..., 0]  # (batch, n)
+    if draft_probs is None:
+        draft_of_token = torch.ones_like(target_of_token)
+    else:
+        draft_of_token = draft_probs.gather(-1, tokens[..., None])[..., 0]  # (batch, n)
+    live = torch.arange(n, device=tokens.device) < size[:, None]
+    passed = live & (uniforms[:, :n] * draft_of_token < target_of_token)
+    n_accepted = passed.long().cumprod(-1).sum(-1)  # (batch,) leading passes
+
+    row = torch.arange(batch, device=tokens.device)
+    target_here = target_probs[row, n_accepted]  # (batch, vocab) where the next token is drawn
+    if n == 0:
+        return Verdict(n_accepted, draw(target_here, uniforms[:, 0]))
+    refused = n_accepted.clamp(max=n - 1)  # index of the refused token, where there is one
+    if draft_probs is None:
+        draft_here = torch.zeros_like(target_here).scatter_(-1, tokens[row, refused][:, None], 1.0)
+    else:
+        draft_here = draft_probs[row, refused]
+    residual = (target_here - draft_here).clamp(min=0)
+    # Bonus token: nothing was refused. Or p and q agree to the last bit, so the residual has no mass left to draw from.
+    whole = (n_accepted == size) | (residual.sum(-1) <= 0)
+    return Verdict(n_accepted, draw(torch.where(whole[:, None], target_here, residual), uniforms[:, n]))
+
+
+def draw_next(logits: Tensor, sampling: Sampling, uniforms: Tensor) -> Tensor:
+    """(batch, vocab) logits, (batch,) uniforms -> (batch,) ids drawn as `sampling` says
+
+    Greedy tokens are taken straight from the logits: what `draw` makes of the one-hot row, for a tenth of the time.
+    """
+    return _most_probable(logits) if sampling.greedy else draw(sampling.probs(logits), uniforms)
+
+
+def verify(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor) -> Verdict:
+    """`accept` from the target's logits, (batch, n + 1, vocab).
+
+    Against a one-hot target the rule keeps exactly the leading drafted tokens that are the target's own, whatever the
+    uniforms and the draft's probabilities, and what follows is the target's own next token: no row is built for that.
+    """
+    if not sampling.greedy:
+        return accept(draft, sampling.probs(logits), uniforms)
+    own = _most_probable(logits)  # (batch, n + 1)
+    n = draft.tokens.shape[1]
+    live = torch.arange(n, device=own.device) < draft.size[:, None]
+    n_accepted = (live & (draft.tokens == own[:, :n])).long().cumprod(-1).sum(-1)
+    return Verdict(n_accepted, own.gather(-1, n_accepted[:, None])[:, 0])
+
+
+def _most_probable(logits: Tensor) -> Tensor:
+    """(..., vocab) logits -> (...) ids, NOT_FINITE where the largest logit is not a number or infinite"""
+    highest, token = logits.max(-1)
+    return torch.where(highest.isfinite(), token, NOT_FINITE)
+
+
+def uniforms(shape: tuple[int, ...], generator: torch.Generator | None, device: torch.device) -> Tensor:
+    """Numbers in [0, 1) on `device`, float64 where the device has it. The generator may live on the host."""
+    dtype = torch.float32 if device.type == "mps" else torch.float64
+    source = generator.device if generator is not None else device
+    return torch.rand(shape, generator=generator, device=source, dtype=dtype).to(device, non_blocking=True)
+
+
+def to_host(tokens: Tensor) -> list[int]:
+    """(n,) ids -> list; the place where a NOT_FINITE is noticed."""
+    ids = tokens.tolist()
+    if NOT_FINITE in ids:
+        raise EnvironmentProblem(
+            "the model returned logits that are not finite (NaN or infinity); try --dtype float32, and if that "
+            "does not help the weights are damaged"
+        )
+    return ids

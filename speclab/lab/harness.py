@@ -1,0 +1,373 @@
+"""Both decoders on the same prompts, in turns: the measurements that compare.py, its plans and its sweeps are made of.
+
+The arms of one prompt decode side by side, each with caches of its own over the same weights. The arm that is furthest
+behind goes next, one step or one round at a time. A shared machine changes its speed within a tenth of a second; arms
+that take turns this often meet the same weather and are always at the same place of the text.
+
+Beside the timed arms run two kinds of instrument, which give the costs that explain the timed arms' speedups: the
+baseline once more (its distance from the first one is the noise floor), and for every draft one decoding with a clock
+on each phase of a round, whose draft lengths change from round to round.
+"""
+
+import contextlib
+import copy
+import random
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from baseline_autoregressive import autoregressive_decode
+from draft_models import Dial, Drafter, ModelDrafter
+from optimized_speculative import Round, Rules, speculative_decode
+from speclab.cli import options
+from speclab.core.sampling import Draft, Sampling
+from speclab.learner.functions import LAB, Impl
+from speclab.models.cached import CachedModel
+from speclab.models.loading import settings_of_the_lab
+from speclab.models.prompts import Prompt
+from speclab.records.rows import AGAIN, GENERATE, Arm, Sample
+from speclab.system.errors import EnvironmentProblem
+from speclab.system.terminal import progress_bar
+from speclab.theory.costs import RoundTime, StepTime, catch_ups
+from speclab.theory.formulas import Counts
+
+STOPS = (KeyboardInterrupt, EnvironmentProblem, MemoryError, torch.OutOfMemoryError)  # what is measured by then is kept
+WARM_UP_TOKENS = 24
+
+
+class Bench:
+    """One target, its drafts, and how long to decode. `theirs`: a reader's own functions in the speculative arms."""
+
+    def __init__(
+        self, setup: options.Setup, drafters: dict[str, Drafter], max_new_tokens: int, seed: int, theirs: Impl = LAB
+    ):
+        self.setup, self.drafters, self.max_new_tokens, self.seed = setup, drafters, max_new_tokens, seed
+        self.theirs = theirs
+        self._references: dict[tuple[int, ...], list[int]] = {}  # prompt -> the baseline's greedy tokens, for the dial
+
+    def decoding(
+        self,
+        arm: Arm,
+        sampling: Sampling,
+        prompt: Prompt,
+        stream: int = 0,
+        budget: int | None = None,
+        lengths: list[int] | None = None,
+    ) -> "Decoding":
+        """An arm ready to work on a prompt. Decodings of one `stream` draw the same random numbers.
+
+        `lengths` makes it an instrument: every phase is timed, and each round drafts one of these lengths.
+        """
+        target = copy.deepcopy(self.setup.target)  # a cache of its own, the same weights
+        budget = budget or self.max_new_tokens
+        ids = prompt.ids.to(self.setup.device)
+        generator = torch.Generator(self.setup.device).manual_seed(self.seed * 1009 + stream)
+        if not arm.speculative:
+            tokens = autoregressive_decode(target, ids, budget, sampling, generator, chunk=self.setup.chunk)
+            rounds = (Round([token], prefill=i == 0) for i, token in enumerate(tokens))
+        else:
+            drafter = self.theirs.drafter(self._drafter(arm.draft, ids, budget))
+            if lengths:
+                drafter = VariedLength(drafter, lengths, stream)
+            rounds = self.theirs.decoder(speculative_decode, Rules)(
+                target,
+                drafter,
+                ids,
+                arm.draft_length,
+                budget,
+                sampling,
+                generator,
+                time_phases=lengths is not None,
+            )
+        return Decoding(arm, rounds, ids.shape[1], budget)
+
+    def generate(self, prompt: Prompt) -> tuple[float, list[int]]:
+        """The library's own greedy loop, as a yardstick for the yardstick.  -> seconds with prefill, new tokens"""
+        return library_generate(self.setup.target.model, prompt.ids.to(self.setup.device), self.max_new_tokens)
+
+    def _drafter(self, name: str, ids: Tensor, budget: int) -> Drafter:
+        drafter = copy.deepcopy(self.drafters[name])
+        if isinstance(drafter, Dial):
+            key = tuple(ids[0].tolist())
+            if len(self._references.get(key, [])) < budget:
+                self._references[key] = list(autoregressive_decode(copy.deepcopy(self.setup.target), ids, budget))
+            drafter.replay(self._references[key])
+        return drafter
+
+
+def library_generate(model: PreTrainedModel, ids: Tensor, max_new_tokens: int, **options) -> tuple[float, list[int]]:
+    """Greedy `model.generate` with the lab's settings; `options` add an assistant or prompt lookup.
+
+    -> seconds with prefill, new tokens
+    """
+    start = time.perf_counter()
+    with warnings.catch_warnings(), settings_of_the_lab(model):
+        warnings.simplefilter("ignore")
+        output = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+            pad_token_id=0,
+            **options,
+        )
+    tokens = output[0, ids.shape[1] :].tolist()  # waits for the device
+    return time.perf_counter() - start, tokens
+
+
+class Decoding:
+    """An arm at work on one prompt. `advance` does one step or round and books its seconds."""
+
+    def __init__(self, arm: Arm, rounds: Iterator[Round], n_prompt: int, budget: int):
+        self.arm, self.budget, self.n_prompt = arm, budget, n_prompt
+        self.tokens: list[int] = []
+        self.counts = Counts()
+        self.prefill_seconds = self.decode_seconds = 0.0
+        self.rounds: list[tuple[int, int]] = []  # (drafted, accepted) of each
+        self.log: list[tuple[int, float, dict[str, float] | None]] = []  # cache length before, seconds, by phase
+        self._rounds = rounds
+
+    @property
+    def done(self) -> bool:
+        return len(self.tokens) >= self.budget
+
+    def advance(self) -> None:
+        start = time.perf_counter()
+        round_ = next(self._rounds)  # ends with tokens on the host, so the device has nothing left to do
+        seconds = time.perf_counter() - start
+        if round_.prefill:
+            self.prefill_seconds += seconds
+        else:
+            self.decode_seconds += seconds
+            self.rounds.append((round_.n_drafted, round_.n_accepted))
+            self.log.append((self.n_prompt + len(self.tokens) - 1, seconds, round_.seconds))
+        self.counts.add(round_)
+        self.tokens += round_.tokens
+
+
+def take_turns(decodings: list[Decoding]) -> None:
+    """Finish them all; the one that has committed the fewest tokens goes next, the first of the list among equals."""
+    while waiting := [d for d in decodings if not d.done]:
+        min(waiting, key=lambda d: len(d.tokens)).advance()
+
+
+class VariedLength:
+    """An instrument around a drafter: round by round it caps the draft at another length, all of them equally often."""
+
+    def __init__(self, drafter: Drafter, lengths: list[int], seed: int):
+        self._drafter, self._lengths, self._dice = drafter, lengths, random.Random(seed)
+        self._left: list[int] = []
+
+    def start(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
+        self._drafter.start(target, prompt, sampling)
+
+    def propose(self, k: int, uniforms: Tensor) -> Draft:
+        if not self._left:
+            self._left = self._dice.sample(self._lengths, len(self._lengths))
+        length = min(k, self._left.pop())
+        return self._drafter.propose(length, uniforms[:, :length])
+
+    def observe(self, n_accepted: int, committed: list[int]) -> None:
+        self._drafter.observe(n_accepted, committed)
+
+
+@dataclass
+class Measurement:
+    """Everything that was timed. `samples` holds only prompts that every arm finished."""
+
+    samples: list[Sample] = field(default_factory=list)
+    rounds: list[RoundTime] = field(default_factory=list)  # of the instrumented decodings
+    steps: list[StepTime] = field(default_factory=list)  # of the second baseline
+    correctness: list[dict] = field(default_factory=list)  # what speclab/lab/output_checks.py found
+    unchecked: list[str] = field(default_factory=list)  # the arms whose texts it has not judged, or not all
+    wall_seconds: float = 0.0  # of the instrumented rounds, and what their phases add up to
+    phase_seconds: float = 0.0
+    stop: BaseException | None = None  # what ended it early
+
+    @property
+    def interrupted(self) -> bool:
+        return self.stop is not None
+
+    def of(self, arm: Arm, temperature: float) -> list[Sample]:
+        return [s for s in self.samples if s.arm == arm and s.temperature == temperature]
+
+    def extend(self, other: "Measurement") -> None:
+        """Add what another measurement of the same target on the same machine found."""
+        self.samples += other.samples
+        self.rounds += other.rounds
+        self.steps += other.steps
+        self.correctness += other.correctness
+        self.unchecked += other.unchecked
+        self.wall_seconds += other.wall_seconds
+        self.phase_seconds += other.phase_seconds
+        self.stop = self.stop or other.stop
+
+    def add(self, decoding: Decoding, temperature: float, chunk: int) -> None:
+        """Keep what an instrument saw."""
+        if not decoding.arm.speculative:
+            blocks = [decoding.log[i : i + chunk] for i in range(0, len(decoding.log), chunk)]
+            for block in blocks:
+                mean = sum(seconds for _, seconds, _ in block) / len(block)
+                self.steps.append(StepTime(temperature, block[len(block) // 2][0], mean))
+            return
+        widths = catch_ups(decoding.rounds)
+        for (n_drafted, _), (context, seconds, phases), width in zip(
+            decoding.rounds, decoding.log, widths, strict=True
+        ):
+            covered = sum(phases.values())
+            self.wall_seconds += seconds
+            self.phase_seconds += covered
+            phases = {**phases, "host": phases["host"] + seconds - covered}  # what no phase covers is the host's
+            self.rounds.append(RoundTime(decoding.arm.draft, temperature, context, n_drafted, width, phases))
+
+
+def measure(
+    bench: Bench,
+    arms: list[Arm],
+    temperatures: list[float],
+    prompts: list[Prompt],
+    repeats: int,
+    base: Sampling,
+    instruments: dict[str, list[int]],
+    title: str = "measuring",
+) -> Measurement:
+    """All arms over all prompts, in turns. Ctrl-C keeps the turns that every arm has finished.
+
+    `base` gives top-k and top-p. `instruments`: for each draft the lengths that its instrumented decoding tries; with
+    any of them the baseline, which is the first of `arms`, runs a second time, too.
+    """
+    if instruments:
+        middle = (len(arms) + 1) // 2  # half a round of turns away from the first, as the other arms are on average
+        arms = [*arms[:middle], AGAIN, *arms[middle:]]
+    found, samples = Measurement(), {}
+    turns = [(repeat, index) for repeat in range(repeats) for index in mixed(prompts)]
+    with progress_bar(total=len(turns) * len(temperatures), unit="turn", desc=title, leave=False) as bar:
+        try:
+            _warm_up(bench, arms, prompts, instruments, [Sampling(t, base.top_k, base.top_p) for t in temperatures])
+            for repeat, index in turns:
+                prompt, part = prompts[index], Measurement()
+                for temperature in temperatures:
+                    sampling = Sampling(temperature, base.top_k, base.top_p)
+                    usable = [a for a in arms if temperature == 0 or not greedy_only(bench, a)]
+                    blank = {arm: Sample(arm, temperature, index, prompt.kind, prompt.ids.shape[1]) for arm in usable}
+                    _one_turn(bench, blank, sampling, index, prompt, repeat, instruments, part)
+                    part.samples += blank.values()
+                    bar.update()
+                for sample in part.samples:
+                    samples.setdefault((sample.temperature, index, sample.arm), sample).merge(sample)
+                part.samples = []
+                found.extend(part)
+        except STOPS as stop:
+            bar.close()
+            complete = len({index for _, index, _ in samples})
+            options.note(f"{stopped(stop)}; {complete} prompt{'s are' if complete != 1 else ' is'} complete")
+            if not samples:
+                raise
+            found.stop = stop
+    temperature_order = {temperature: place for place, temperature in enumerate(temperatures)}
+    arm_order = {arm: place for place, arm in enumerate(arms)}
+    found.samples = sorted(
+        samples.values(), key=lambda s: (s.prompt_index, temperature_order[s.temperature], arm_order[s.arm])
+    )
+    return found
+
+
+def stopped(stop: BaseException) -> str:
+    """What ended a measurement, for a note."""
+    return f"stopped by: {stop}" if str(stop) else "stopped"
+
+
+@contextlib.contextmanager
+def keeping(found: Measurement, what: str) -> Iterator[None]:
+    """What ends the code inside is noted and remembered; what is measured stays. `what`: what is complete, what not."""
+    try:
+        yield
+    except STOPS as stop:
+        options.note(f"{stopped(stop)}; {what}")
+        found.stop = found.stop or stop
+
+
+def mixed(prompts: list[Prompt]) -> list[int]:
+    """Indexes of the prompts, the kinds taking turns: a slow minute of the machine must not fall on one kind alone."""
+    queues: dict[str, list[int]] = {}
+    for index, prompt in enumerate(prompts):
+        queues.setdefault(prompt.kind, []).append(index)
+    longest = max(map(len, queues.values()))
+    return [queue[i] for i in range(longest) for queue in queues.values() if i < len(queue)]
+
+
+def _one_turn(
+    bench: Bench,
+    samples: dict[Arm, Sample],
+    sampling: Sampling,
+    index: int,
+    prompt: Prompt,
+    repeat: int,
+    instruments: dict[str, list[int]],
+    found: Measurement,
+) -> None:
+    """Every arm and every instrument once over one prompt."""
+    stream = repeat * 100_003 + index  # another one for every prompt and repeat, the same for every arm
+    queue = [bench.decoding(arm, sampling, prompt, stream) for arm in samples if arm != GENERATE]
+    for name, lengths in instruments.items():
+        arm = Arm("instrument", name, max(lengths))
+        if sampling.greedy or not greedy_only(bench, arm):
+            queue.append(bench.decoding(arm, sampling, prompt, stream, lengths=lengths))
+    take_turns(queue if (index + repeat) % 2 == 0 else queue[::-1])
+    for decoding in queue:
+        if decoding.arm in samples:
+            samples[decoding.arm].add(
+                decoding.prefill_seconds, decoding.decode_seconds, decoding.tokens, decoding.counts, decoding.rounds
+            )
+        if decoding.arm not in samples or decoding.arm == AGAIN:
+            found.add(decoding, sampling.temperature, bench.setup.chunk)
+    if GENERATE in samples:
+        samples[GENERATE].add(0.0, *bench.generate(prompt))
+
+
+def _warm_up(
+    bench: Bench, arms: list[Arm], prompts: list[Prompt], instruments: dict[str, list[int]], samplings: list[Sampling]
+) -> None:
+    """Meet every shape once before the clock counts."""
+    budget = min(WARM_UP_TOKENS, bench.max_new_tokens)
+    for sampling, prompt in rehearsals(bench.setup, samplings, prompts):
+        usable = [a for a in arms if a != GENERATE]
+        decodings = [bench.decoding(a, _allowed(bench, a, sampling), prompt, budget=budget) for a in usable]
+        for name, lengths in instruments.items():
+            arm = Arm("instrument", name, max(lengths))
+            every, how = sorted(set(lengths)), _allowed(bench, arm, sampling)
+            decodings.append(bench.decoding(arm, how, prompt, budget=bench.max_new_tokens, lengths=every))
+        take_turns(decodings)
+    if GENERATE in arms:
+        bench.generate(prompts[0])
+
+
+def rehearsals(setup: options.Setup, samplings: list[Sampling], prompts: list[Prompt]) -> list[tuple[Sampling, Prompt]]:
+    """What to decode before the clock counts.
+
+    The first prompt, sampled if anything is. CUDA graphs want more: each is captured with the prompt's pass of the next
+    decoding, for one way of sampling, for the prompt's length and what may follow it.
+    """
+    if not setup.graphed:
+        return [(max(samplings, key=lambda s: s.temperature), prompts[0])]
+    by_length = sorted(prompts, key=lambda prompt: prompt.ids.shape[1])
+    return [(sampling, prompt) for sampling in samplings for prompt in (by_length[-1], by_length[0])] * 2
+
+
+def _allowed(bench: Bench, arm: Arm, sampling: Sampling) -> Sampling:
+    return Sampling() if greedy_only(bench, arm) else sampling
+
+
+def greedy_only(bench: Bench, arm: Arm) -> bool:
+    """The library's loop is compared token for token, and the dial replays greedy text."""
+    return arm == GENERATE or (arm.speculative and isinstance(bench.drafters[arm.draft], Dial))
+
+
+def is_model(drafter: Drafter) -> bool:
+    """A real draft model, not the instrument that pays for one."""
+    return isinstance(drafter, ModelDrafter) and not isinstance(drafter, Dial)

@@ -1,0 +1,209 @@
+"""`compare.py --plan`: how fast will speculation be here, at which draft length? Answered without a speculative run.
+
+The baseline's texts, one pass of each draft over them, and calibrated costs give the expected time at every draft
+length (theory/forecast.py). The instrumented decodings that calibrate the costs do draft and verify, because a pass
+costs what it costs only in that rhythm; what they accept is used only to know how many tokens a draft had to catch up.
+
+`--verify-plan` makes the plan on half of the prompts and then measures on the other half.
+"""
+
+import itertools
+from collections.abc import Iterable
+
+from speclab.core.sampling import Sampling
+from speclab.lab.acceptance_chances import Pricelist, calibrated, chances
+from speclab.lab.comparison import build_rows, explained, halves
+from speclab.lab.harness import Bench, Measurement, is_model, keeping, measure
+from speclab.lab.output_checks import exit_code, judge
+from speclab.lab.run_config import Job, instruments
+from speclab.models.prompts import Prompt
+from speclab.present import plan_views
+from speclab.records.rows import BASELINE, Arm, Sample
+from speclab.system import terminal
+from speclab.system.errors import UsageProblem
+from speclab.system.files import do_all
+from speclab.theory import attribution
+from speclab.theory.costs import Costs
+from speclab.theory.forecast import forecast, oracle
+from speclab.theory.formulas import break_even_acceptance
+
+LENGTHS = ",".join(map(str, range(17)))
+MEASURED_LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # on the other half, and what the plan chose
+
+
+def run(job: Job) -> int:
+    """Make the plan, measure it where asked, write both down.  -> exit code"""
+    verify = job.args.verify_plan
+    held_out = halves(job.prompts) if verify else set()
+    if verify and not held_out:
+        raise UsageProblem("a plan is checked on prompts it has not seen; give at least two prompts of a kind")
+    planned_on = [p for i, p in enumerate(job.prompts) if i not in held_out]
+    reported_on = [p for i, p in enumerate(job.prompts) if i in held_out]
+    bench = job.bench()
+    with job.talk():
+        terminal.say(job.describe())
+        found = _measure(job, bench, [BASELINE], planned_on, instruments(job, job.arms()), "calibrating")
+        entries, facts = make_plan(job, bench, found, planned_on)
+        verified = None
+        if verify and not found.interrupted:
+            with keeping(found, "the plan is complete, its check is not"):
+                verified, checked = _verify(job, bench, facts, reported_on, calibrated(found))
+                found.extend(checked)
+        result = {**job.head(found), "facts": {"drafts": facts}, "verified": verified, "plan": entries}
+        files = job.writes(result, lambda: plan_views.page(result))
+        picture = [lambda: plan_views.picture(result, job.plots, job.name)]
+        code = do_all(itertools.chain([lambda: terminal.say(plan_views.text(result))], files, picture))
+    wrong = exit_code(found)
+    return code or wrong
+
+
+def _measure(
+    job: Job, bench: Bench, arms: list[Arm], prompts: list[Prompt], tools: dict[str, list[int]], title: str
+) -> Measurement:
+    return measure(
+        bench, arms, job.temperatures, prompts, job.args.repeats, job.setup.sampling, instruments=tools, title=title
+    )
+
+
+def make_plan(job: Job, bench: Bench, found: Measurement, prompts: list[Prompt]) -> tuple[list[dict], list[dict]]:
+    """Expected speedup of every draft at every length, and for every draft what to do about it."""
+    entries, facts = [], []
+    if not calibrated(found):
+        raise UsageProblem("too few tokens to calibrate with; use a larger --max-new-tokens")
+    with keeping(found, "the measurements are complete, the plans of some drafts are missing"):
+        for (draft, temperature), costs in calibrated(found).items():
+            mine, fact = _plan(job, bench, found, prompts, draft, temperature, costs)
+            entries += mine
+            facts.append(fact)
+    if not facts:
+        raise found.stop
+    return entries, facts
+
+
+def _plan(
+    job: Job, bench: Bench, found: Measurement, prompts: list[Prompt], draft: str, temperature: float, costs: Costs
+) -> tuple[list[dict], dict]:
+    """The same for one draft at one temperature."""
+    baseline = found.of(BASELINE, temperature)
+    sampling = Sampling(temperature, job.args.top_k, job.args.top_p)
+    context = sum(s.n_prompt + len(s.texts[0]) // 2 for s in baseline) // len(baseline)
+    name = {"method": job.method(draft), "draft": draft, "temperature": temperature}
+    texts = _Texts(bench, draft, baseline, prompts, sampling, max(job.draft_lengths))
+    mine = [{**name, **_expect(texts, costs, k, context)} for k in job.draft_lengths]
+    best = max(mine, key=lambda e: e["speedup"])
+    c = costs.draft_cost(best["draft_length"] or 1, context)
+    fact = {
+        **name,
+        "best_draft_length": best["draft_length"],
+        "speedup": best["speedup"],
+        "acceptance_rate": best["acceptance_rate"],
+        "oracle": texts.oracle(costs),
+        "break_even": _break_even(costs, c, best["draft_length"] or 1, context, max(job.draft_lengths))
+        if is_model(bench.drafters[draft])
+        else None,
+        "draft_cost": c,
+        "verify_cost": costs.verify_cost(best["draft_length"] + 1, context),
+        "step_seconds": costs.step_seconds(context),
+        "n_tokens": texts.n_tokens,
+        "costs": costs.to_json(),
+        **_yours(job, best, costs, context),
+    }
+    return mine, fact
+
+
+def _yours(job: Job, best: dict, costs: Costs, context: int) -> dict:
+    """What a reader's own exercise 6 chooses for the same draft, where it is in use and something was tested."""
+    alpha, k = best["acceptance_rate"], best["draft_length"] or 1
+    if 6 not in job.theirs.modules or alpha is None:
+        return {}
+    prices = (costs.draft_cost(k, context), lambda width: costs.verify_cost(width, context), costs.overhead(k, context))
+    return {"yours": job.theirs.best_length(alpha, *prices, max(job.draft_lengths))}
+
+
+def _break_even(costs: Costs, draft_cost: float, k: int, context: int, longest: int) -> float | None:
+    """The acceptance from which on drafting pays, at this draft's cost; a lookup that may find nothing has none."""
+    return break_even_acceptance(
+        draft_cost, lambda width: costs.verify_cost(width, context), costs.overhead(k, context), longest
+    )
+
+
+class _Texts:
+    """The baseline's texts with their acceptance chances for one draft."""
+
+    def __init__(
+        self,
+        bench: Bench,
+        draft: str,
+        baseline: Iterable[Sample],
+        prompts: list[Prompt],
+        sampling: Sampling,
+        longest: int,
+    ):
+        self.longest = longest
+        self.known = []  # (prompt tokens, new tokens, chances)
+        for sample in baseline:
+            of = chances(bench, draft, prompts[sample.prompt_index], sampling, longest)
+            texts = sample.texts[:1] if sampling.greedy else sample.texts  # greedy repeats are the same text
+            self.known += [(sample.n_prompt, len(text), of(text)) for text in texts]
+        self.n_tokens = sum(n - 1 for _, n, _ in self.known)
+
+    def baseline_seconds(self, costs: Costs) -> float:
+        return sum(costs.step_seconds(prompt + i) for prompt, n, _ in self.known for i in range(n - 1))
+
+    def oracle(self, costs: Costs) -> float:
+        """Speedup with the best draft length at every place, known in advance: what no adaptive rule can pass."""
+        best = [
+            oracle(rows, n, self.longest, attribution.round_cost(costs, prompt)).cost for prompt, n, rows in self.known
+        ]
+        return self.baseline_seconds(costs) / sum(best)
+
+
+def _expect(texts: _Texts, costs: Costs, k: int, context: int) -> dict:
+    expected = [
+        forecast(rows, n, k, attribution.round_cost(costs, prompt), costs.draft_catch)
+        for prompt, n, rows in texts.known
+    ]
+    tested = sum(e.n_tested for e in expected)
+    return {
+        "draft_length": k,
+        "speedup": texts.baseline_seconds(costs) / sum(e.cost for e in expected),
+        "tokens_per_round": texts.n_tokens / sum(e.n_rounds for e in expected),
+        "drafted_per_round": sum(e.n_drafted for e in expected) / sum(e.n_rounds for e in expected),
+        "acceptance_rate": sum(e.n_accepted for e in expected) / tested if tested else None,
+        "draft_cost": costs.draft_cost(k, context) if k else None,
+        "verify_cost": costs.verify_cost(k + 1, context),
+        "overhead": costs.overhead(k, context),
+    }
+
+
+def _verify(
+    job: Job, bench: Bench, facts: list[dict], prompts: list[Prompt], prices: Pricelist
+) -> tuple[dict, Measurement]:
+    """Measure the planned length and its rivals on prompts the plan has not seen.  -> for the record, what was found"""
+    arms, base = [BASELINE], job.setup.sampling
+    for draft in job.drafters:
+        chosen = {f["best_draft_length"] for f in facts if f["draft"] == draft}
+        lengths = sorted({k for k in MEASURED_LENGTHS if k in job.draft_lengths} | chosen)
+        arms += [Arm(job.method(draft), draft, k) for k in lengths]
+    found = _measure(job, bench, arms, prompts, {}, "measuring")
+    judge(bench, found, prompts, base, job.setup.tokenizer)
+    built = explained(found, lambda priced: build_rows(bench, found, prompts, priced, base, job.common), prices)
+    rows = [row for row in built if row["prompt_kind"] == "all" and row["draft"]]
+    drafts = []
+    for fact in facts:
+        mine = [r for r in rows if (r["draft"], r["temperature"]) == (fact["draft"], fact["temperature"])]
+        if not mine:
+            continue
+        chosen = next(r for r in mine if r["draft_length"] == fact["best_draft_length"])
+        best = max(mine, key=lambda r: r["speedup"])
+        drafts.append(
+            {
+                **{key: fact[key] for key in ("method", "draft", "temperature")},
+                "planned": {"draft_length": chosen["draft_length"], "speedup": fact["speedup"]},
+                "measured": chosen["speedup"],
+                "best_measured": {"draft_length": best["draft_length"], "speedup": best["speedup"]},
+                "share_of_best": chosen["speedup"] / best["speedup"],
+            }
+        )
+    n_prompts = max((r["n_prompts"] for r in rows), default=0)
+    return {"n_prompts": n_prompts, "drafts": drafts, "rows": rows, "correctness": found.correctness}, found

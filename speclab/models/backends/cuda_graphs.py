@@ -1,0 +1,261 @@
+"""CUDA graphs for the fast gear: one replay instead of a launch for each kernel.
+
+What is captured is a *program*: a pass, or several with work on the device between them, as the whole chain of k draft
+steps. A graph repeats what was captured: the same kernels on the same addresses with the same shapes. So a program
+reads its inputs and the length of the text from fixed tensors, writes keys and values at the positions behind it, and
+masks whatever lies further on. Shapes are few: a pass is padded to a width that this decoding has used before (so a
+short last block is no new shape), and attention reads a multiple of BUCKET rows, so that it costs what the context
+holds and not what the buffer could hold.
+
+Buffers and the graphs over them make a *lane*. Capturing takes longer than many replays, so lanes outlive decodings:
+the model keeps those that nobody uses. And it is done early: with a prompt's own pass a lane captures every program
+that the model has been asked for so far, so that after a warm-up no capture falls into a timed step. A chain that was
+not captured then runs pass by pass; so do the shorter chains of last rounds, of which there would be too many.
+
+Not measured on a GPU yet. What is tested without one: everything but the capture itself (tests/models/test_graphs.py).
+"""
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from transformers import Cache, PreTrainedModel
+
+from speclab.models.backends.exported import FlatModel, WrittenInPlace, context_length
+
+BUCKET = 256  # rows
+SPARE = 512  # tokens a new lane can take behind its prompt before it has to grow
+WARM_UPS = 2  # passes before a capture: kernels are chosen and workspaces allocated in them
+
+
+Feed = Callable[[Tensor], Tensor]  # (1, m) ids -> (1, m, vocab) logits, behind what was fed before
+
+
+class Program(Protocol):
+    """Passes of one model and work on the device between them. Equal programs share their graphs, so it is hashable."""
+
+    def widths(self, *inputs: Tensor) -> tuple[int, ...]:
+        """Tokens of each pass it will make; only the inputs' shapes matter."""
+
+    def siblings(self, *inputs: Tensor) -> list[tuple[Tensor, ...]]:
+        """Inputs of all shapes that a decoding will bring which brings these; only their shapes matter."""
+
+    def __call__(self, feed: Feed, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Do it. Nothing in it may wait for the device."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """The plainest program: ids in, logits out."""
+
+    def widths(self, ids: Tensor) -> tuple[int, ...]:
+        return (ids.shape[1],)
+
+    def siblings(self, ids: Tensor) -> list[tuple[Tensor, ...]]:
+        return [(ids,)]
+
+    def __call__(self, feed: Feed, ids: Tensor) -> tuple[Tensor, ...]:
+        return (feed(ids),)
+
+
+class Recipe(NamedTuple):
+    """Everything that a graph fixes but the lane and the rows that attention reads."""
+
+    program: Program
+    inputs: tuple[tuple[torch.Size, torch.dtype], ...]
+    n_tokens: int  # fed by it
+    vocab_size: int | None = None  # logits are cut to it
+
+    @classmethod
+    def of(cls, program: Program, inputs: tuple[Tensor, ...], vocab_size: int) -> "Recipe":
+        shapes = tuple((given.shape, given.dtype) for given in inputs)
+        return cls(program, shapes, sum(program.widths(*inputs)), vocab_size)
+
+
+class GraphGear:
+    """The flat model on CUDA graphs, for one decoding."""
+
+    def __init__(self, model: PreTrainedModel, flat: FlatModel):
+        self._model, self._flat = model, flat
+        self._positions_known = context_length(model) or sys.maxsize
+        self._widths: set[int] = set()  # of this decoding: what another one used must not decide what is timed here
+        self._most_passes = 0  # of this decoding's programs
+
+    def prefill(self, prompt: Tensor) -> Tensor:
+        n = prompt.shape[1]
+        self._take_lane(n + SPARE)
+        # A prompt's length is never seen twice: the model's own code reads it, into the lane's buffers.
+        pairs = zip(self._lane.keys, self._lane.values, strict=True)
+        views = [WrittenInPlace(keys[:, :, :n], values[:, :, :n]) for keys, values in pairs]
+        self._lane.prepare(n, min(self._lane.capacity, self._positions_known))
+        options = {"past_key_values": Cache(layers=views), "use_cache": True, "logits_to_keep": 1}
+        return self._model(input_ids=prompt, **options).logits
+
+    def feed(self, tokens: Tensor, length: int) -> Tensor:
+        n_tokens = tokens.shape[1]
+        self._make_room(length, n_tokens)
+        width = self._width(n_tokens)
+        if length + width > min(self._lane.capacity, self._positions_known):
+            width = n_tokens  # at the edge there is no room for padding
+        return self._lane.run(_pass_of(width), (tokens,), length)[0][:, :n_tokens]
+
+    def run(
+        self, program: Program, inputs: tuple[Tensor, ...], length: int, vocab_size: int
+    ) -> tuple[Tensor, ...] | None:
+        """The whole program as one replay, or None where it was not captured with the prompt's pass."""
+        recipe = Recipe.of(program, inputs, vocab_size)
+        n_passes = len(program.widths(*inputs))
+        if n_passes >= self._most_passes:  # the last round's shorter chain is not worth a graph
+            self._most_passes = n_passes
+            self._flat.recipes.update(Recipe.of(program, other, vocab_size) for other in program.siblings(*inputs))
+        if length + recipe.n_tokens > self._lane.capacity or not self._lane.holds(recipe, length):
+            return None
+        return self._lane.run(recipe, inputs, length)
+
+    def _width(self, n_tokens: int) -> int:
+        """The least width used so far that holds them; their own if there is none. One token stays one."""
+        known = [width for width in self._widths if width >= n_tokens]
+        if known and n_tokens > 1:
+            return min(known)
+        self._widths.add(n_tokens)
+        self._flat.recipes.add(_pass_of(n_tokens))
+        return n_tokens
+
+    def forget(self, n_tokens: int) -> None:
+        pass
+
+    def layers(self) -> list[tuple[Tensor, Tensor]]:
+        return list(zip(self._lane.keys, self._lane.values, strict=True))
+
+    def _take_lane(self, capacity: int) -> None:
+        """One that is free and large enough, or a new one. It goes back when this gear is gone."""
+        free = [lane for lane in self._flat.lanes if lane.capacity >= capacity]
+        if free:
+            self._lane = max(free, key=lambda lane: lane.n_graphs)
+            self._flat.lanes.remove(self._lane)
+        else:
+            self._lane = Lane(self._flat, _bucket(capacity))
+        self._release = weakref.finalize(self, self._flat.lanes.append, self._lane)
+
+    def _make_room(self, length: int, n_tokens: int) -> None:
+        """Move into a lane twice as long where they do not fit behind `length` tokens."""
+        if length + n_tokens <= self._lane.capacity:
+            return
+        old = self._lane
+        self._release()
+        self._take_lane(2 * old.capacity)
+        for side in ("keys", "values"):
+            for theirs, ours in zip(getattr(old, side), getattr(self._lane, side), strict=True):
+                ours[:, :, :length] = theirs[:, :, :length]
+
+
+@functools.cache
+def _pass_of(width: int) -> Recipe:
+    return Recipe(Pass(), ((torch.Size((1, width)), torch.long),), width)
+
+
+def _bucket(n: int) -> int:
+    """`n` rows, rounded up."""
+    return -(-n // BUCKET) * BUCKET
+
+
+class Graph(NamedTuple):
+    """What was captured, and the tensors it reads and writes."""
+
+    replay: Callable[[], None]
+    length: Tensor  # (1, 1) tokens before it
+    inputs: list[Tensor]
+    outputs: tuple[Tensor, ...]
+
+
+class Lane:
+    """Buffers for the keys and values of one text, and the graphs captured over them."""
+
+    def __init__(self, flat: FlatModel, capacity: int):
+        self.flat, self.capacity = flat, capacity
+        self.keys, self.values = flat.buffers(capacity)
+        self._places = torch.arange(capacity, device=flat.device)[None]  # (1, capacity)
+        self._graphs: dict[tuple[Recipe, int], Graph] = {}  # by recipe and rows read
+
+    @property
+    def n_graphs(self) -> int:
+        return len(self._graphs)
+
+    def prepare(self, length: int, room: int) -> None:
+        """Capture what decodings of this model have needed so far, for `length` tokens and what may follow them."""
+        end = min(room, length + SPARE)
+        for recipe in self.flat.recipes:
+            for rows in range(_bucket(length + recipe.n_tokens), _bucket(end) + 1, BUCKET):
+                if min(rows, room) - recipe.n_tokens >= length:
+                    self._graph(recipe, min(rows, room))
+
+    def holds(self, recipe: Recipe, length: int) -> bool:
+        """Whether it is captured for `length` tokens."""
+        return (recipe, self._rows(length + recipe.n_tokens)) in self._graphs
+
+    def _rows(self, total: int) -> int:
+        return min(self.capacity, _bucket(total))
+
+    def _graph(self, recipe: Recipe, total: int) -> Graph:
+        """For a program that leaves `total` tokens."""
+        rows = self._rows(total)
+        if (recipe, rows) not in self._graphs:
+            self._graphs[recipe, rows] = self._captured(recipe, rows, total - recipe.n_tokens)
+        return self._graphs[recipe, rows]
+
+    def run(self, recipe: Recipe, inputs: tuple[Tensor, ...], length: int) -> tuple[Tensor, ...]:
+        """What the program makes of `inputs` behind `length` tokens. Inputs may be shorter than the recipe's."""
+        graph = self._graph(recipe, length + recipe.n_tokens)
+        for fixed, given in zip(graph.inputs, inputs, strict=True):
+            fixed[tuple(map(slice, given.shape))].copy_(given)  # in a padded pass nobody reads what stands behind
+        graph.length.fill_(length)
+        graph.replay()
+        return tuple(output.clone() for output in graph.outputs)  # the next replay writes to the same places
+
+    def _captured(self, recipe: Recipe, rows: int, length: int) -> Graph:
+        device, dtype = self.flat.device, self.flat.dtype
+        inputs = [torch.zeros(shape, dtype=kind, device=device) for shape, kind in recipe.inputs]
+        # Warm-ups write keys and values like any pass: at rows that are not alive.
+        before = torch.full((1, 1), length, device=device)
+        keys, values = ([buffer[:, :, :rows] for buffer in side] for side in (self.keys, self.values))
+        lowest, columns = torch.finfo(dtype).min, self._places[0, :rows]
+
+        def step() -> tuple[Tensor, ...]:
+            n_fed = 0
+
+            def feed(ids: Tensor) -> Tensor:
+                nonlocal n_fed
+                width = ids.shape[1]
+                positions = before + self._places[:, n_fed : n_fed + width]  # (1, width)
+                n_fed += width
+                mask = torch.zeros(1, 1, width, rows, dtype=dtype, device=device)
+                mask = mask.masked_fill(columns > positions[0, :, None], lowest)  # (1, 1, width, rows)
+                return self.flat.forward(ids, positions, mask, keys, values)[..., : recipe.vocab_size]
+
+            return recipe.program(feed, *inputs)
+
+        replay, outputs = capture(step, self.flat)
+        return Graph(replay, before, inputs, outputs)
+
+
+def capture(step: Callable[[], tuple[Tensor, ...]], flat: FlatModel) -> tuple[Callable[[], None], tuple[Tensor, ...]]:
+    """A CUDA graph of `step`.  -> what replays it, and the tensors a replay writes to
+
+    All graphs of a model share one memory pool: no two replay at once, and outputs are copied before the next one does.
+    """
+    current, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    side.wait_stream(current)
+    with torch.cuda.stream(side):
+        for _ in range(WARM_UPS):
+            step()
+    current.wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    flat.pool = flat.pool or torch.cuda.graph_pool_handle()
+    with torch.cuda.graph(graph, pool=flat.pool):
+        outputs = step()
+    return graph.replay, outputs

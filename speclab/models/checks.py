@@ -1,0 +1,156 @@
+"""Is a loaded model fit for cached decoding? Proved on a short random text, before anything is timed.
+
+Four properties of the logits, with the library's own forward and cache (the eager engine), in the dtype of the run:
+
+1. they are numbers, and the same pass gives them twice;
+2. causal: changing a later token changes no earlier position;
+3. cached passes of several widths give the logits of one uncached pass;
+4. so they do after rejected tokens have been fed and rolled back.
+
+Two computations of the same logits may differ by the bound of models/rounding.py, or by a few times what the model's
+uncached logits differ from those of a copy in higher precision; that copy is made only where the bound is passed.
+
+A mixture of experts is compared at its median position: where two experts are nearly tied, rounding may route a token
+to the other one.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from speclab.models import rounding
+from speclab.models.backends.exported import first_line
+from speclab.models.cached import CachedModel
+from speclab.system.errors import EnvironmentProblem
+from speclab.theory.losslessness import Reference
+
+N_TOKENS = 24  # of the random text; fewer where the model's context is shorter
+WIDTHS = (1, 3, 1, 5)  # of the cached passes after the prefill
+MEASURED = 4  # times the rounding error of the uncached logits, where that is more than the usual bound
+WRONG = (3, 0, 4, 1)  # rejected tokens fed after each of them and rolled back
+ADVICE = "choose a causal language model with plain attention layers"
+
+
+def check_model(model: PreTrainedModel) -> None:
+    """Prove the four properties, or raise EnvironmentProblem with the one that fails."""
+    name = model.config.model_type
+    cache = _tried(model, "has no cache that the library can make", lambda: DynamicCache(config=model.config))
+    if not getattr(cache, "is_croppable", True):
+        raise EnvironmentProblem(f"{name} keeps a state that cannot be rolled back after a rejected draft; {ADVICE}")
+    text = random_text(model)
+    right = _tried(model, "has no plain forward pass", lambda: uncached_logits(model, text))
+    if not torch.isfinite(right.amax(-1)).all():
+        raise EnvironmentProblem(
+            f"the logits of {name} are not finite (NaN or infinity); try --dtype float32, and if that does not help "
+            "the weights are damaged"
+        )
+    spread = rounding.spread(right)
+    if not rounding.bound(right) <= spread / 4:
+        raise EnvironmentProblem(
+            f"the logits of {name} differ by {spread:.1e} between tokens, and rounding explains "
+            f"{rounding.bound(right):.1e} of it ({rounding.bound_in_words(right.dtype)}), so nothing could be proved; "
+            "use --dtype float32"
+        )
+    if not gap(model, uncached_logits(model, text), right) <= rounding.bound(right):
+        raise EnvironmentProblem(f"{name} gives other logits for the same text at every pass; {ADVICE}")
+    half = text.shape[1] // 2
+    changed = text.clone()
+    changed[:, half:] = text[:, :1]
+    _compare(model, text, "attends to later tokens", uncached_logits(model, changed)[:, :half], right[:, :half])
+    last = right[:, text.shape[1] - sum(WIDTHS) :]
+    cached = CachedModel(model)
+    reason = "ignores its cache, or computes other logits with it"
+    _compare(model, text, reason, _tried(model, reason, lambda: cached_logits(cached, text)), last)
+    reason = "keeps a state that cannot be rolled back after a rejected draft"
+    _compare(model, text, reason, _tried(model, reason, lambda: cached_logits(cached, text, wrong=WRONG)), last)
+
+
+def random_text(model: PreTrainedModel, n_tokens: int = N_TOKENS) -> Tensor:
+    """(1, n) ids, none of them special to the config; all different where there are enough of them.
+
+    n is at most `n_tokens` and leaves room for rejected tokens in the model's context. EnvironmentProblem where the
+    model has too few tokens or positions for a text.
+    """
+    cached = CachedModel(model)
+    config = model.config.get_text_config()
+    special = {v for k, v in config.to_dict().items() if k.endswith(("token_id", "token_index")) and isinstance(v, int)}
+    ordinary = torch.tensor([i for i in range(min(cached.vocab_size, cached.n_ids)) if i not in special])
+    room = sys.maxsize if cached.max_length is None else cached.max_length
+    n = min(n_tokens, room - max(WRONG))
+    if n <= sum(WIDTHS) or len(ordinary) < 2:
+        raise EnvironmentProblem(
+            f"{config.model_type} has {len(ordinary)} ordinary tokens and a context of {cached.max_length} positions, "
+            "too few to decode with; choose a larger model"
+        )
+    order = torch.randperm(len(ordinary), generator=torch.Generator().manual_seed(0))
+    return ordinary[order].repeat(-(-n // len(ordinary)))[:n][None].to(model.device)
+
+
+def cached_logits(
+    cached: CachedModel, text: Tensor, widths: tuple[int, ...] = WIDTHS, wrong: tuple[int, ...] = ()
+) -> Tensor:
+    """Logits of the last tokens of `text`, fed in passes of `widths` after a prefill.  -> (1, sum of widths, vocab)
+
+    wrong: with each pass this many rejected tokens are fed, which are then rolled back.
+    """
+    cached.start(text[:, : text.shape[1] - sum(widths)], rolls_back=bool(wrong))
+    logits = []
+    for i, width in enumerate(widths):
+        block = text[:, cached.length : cached.length + width]
+        rejected = text[:, : wrong[i]] if wrong else text[:, :0]  # the text's beginning does not continue it here
+        logits.append(cached.feed(torch.cat([block, rejected], dim=1))[:, :width])
+        if wrong:
+            cached.rollback(cached.length - wrong[i])
+    return torch.cat(logits, dim=1)
+
+
+def is_mixture_of_experts(model: PreTrainedModel) -> bool:
+    """Does the config, or a part of it, name several experts?"""
+
+    def several(entries: dict[str, Any]) -> bool:
+        counts = (v for k, v in entries.items() if "experts" in str(k) and "_per_" not in k and isinstance(v, int))
+        return any(n > 1 for n in counts) or any(several(v) for v in entries.values() if isinstance(v, dict))
+
+    return several(model.config.get_text_config().to_dict())
+
+
+@torch.inference_mode()
+def uncached_logits(model: PreTrainedModel, text: Tensor) -> Tensor:
+    """(1, n) ids -> (1, n, vocab)"""
+    return model(input_ids=text, use_cache=False).logits[..., : CachedModel(model).vocab_size]
+
+
+def _tried(model: PreTrainedModel, reason: str, call: Callable[[], Any]) -> Any:
+    """The result of `call()`; what a model's own code can raise has no end, and all of it is a refusal."""
+    try:
+        return call()
+    except Exception as error:
+        why = f"{type(error).__name__}: {first_line(error)}"
+        raise EnvironmentProblem(f"{model.config.model_type} {reason} ({why}); {ADVICE}") from None
+
+
+def gap(model: PreTrainedModel, found: Tensor, right: Tensor) -> float:
+    """The largest difference of two logits (1, n, vocab); of a mixture of experts, that of the median position."""
+    gaps = rounding.differences(found, right).amax(-1)[0]  # (n,)
+    n = len(gaps)
+    return gaps.kthvalue(n // 2 + 1 if is_mixture_of_experts(model) else n).values.item()
+
+
+def _compare(model: PreTrainedModel, text: Tensor, reason: str, found: Tensor, right: Tensor) -> None:
+    """Refuse logits (1, n, vocab) of the text that are not the right ones."""
+    difference, allowed, how = gap(model, found, right), rounding.bound(right), rounding.bound_in_words(right.dtype)
+    if not difference <= allowed:
+        # A model whose layers run many times enlarges rounding: measure by how much, in uncached passes.
+        own, higher = Reference(model).logits(text, right.shape[-1])
+        measured = MEASURED * gap(model, own[None].double(), higher[None])
+        if measured > allowed:
+            allowed, how = measured, f"{MEASURED} * the rounding error of the uncached logits"
+    if not difference <= allowed:  # not a number is no agreement either
+        raise EnvironmentProblem(
+            f"{model.config.model_type} {reason}: logits differ by {difference:.1e} where rounding explains "
+            f"{allowed:.1e} ({how}); {ADVICE}"
+        )

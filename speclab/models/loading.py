@@ -1,0 +1,298 @@
+"""From a folder or a hub name to a model that is safe to run and fit for cached decoding, or one line of refusal.
+
+Nothing that comes from outside is trusted: no code of a model folder is run, pickled weights may hold tensors only,
+and the library cannot ask anybody anything. A model must have all of its weights and pass speclab/models/checks.py.
+"""
+
+import contextlib
+import io
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import logging as transformers_logging
+
+from speclab.models import padding
+from speclab.models.checks import check_model
+from speclab.system.errors import EnvironmentProblem, UsageProblem, is_out_of_memory
+from speclab.system.paths import ROOT
+from speclab.system.terminal import harmless, note
+
+LAB_PAIR = ROOT / "models" / "lab-pair"
+LAB = {role: str(LAB_PAIR / role) for role in ("target", "draft")}
+LAB_TARGET, LAB_DRAFT = LAB["target"], LAB["draft"]
+transformers_logging.disable_progress_bar()
+transformers_logging.set_verbosity_error()  # what matters of its warnings is checked here and refused
+NO_CODE = {"trust_remote_code": False}
+PROBE = "def f(x):\n    return {'a': [1, 2.5]}  # naïve Straße 東京\n"  # a text that tokenizers split differently
+# Words in the library's errors -> what they mean here, and what to do. The library's own advice is to trust.
+PICKLED = ("its pickled weights hold more than tensors, so they are not read", "give weights in safetensors files")
+KNOWN_ERRORS = {
+    "connect to": (
+        "no folder of that name is here, and the hub cannot be reached",
+        "check the name and the network, or give a local folder",
+    ),
+    "trust_remote_code": ("it needs code of its own, which is never run", "choose a model of the library itself"),
+    "weights_only": PICKLED,
+    "Weights only load": PICKLED,
+    "ignore_mismatched_sizes": ("their tensors differ in shape", "download it again, or correct its config.json"),
+    "kind of AutoModel": ("it is no causal language model", "choose one"),
+    "backend tokenizer": ("tokenizer.json is missing", "add it, or choose another model"),
+}
+# What `generate` applies and the lab does not, and the values that change nothing. Absent: any value counts.
+NEUTRAL = {
+    "temperature": (1.0,),
+    "top_k": (0,),
+    "top_p": (1.0,),
+    "min_p": (0.0,),
+    "typical_p": (1.0,),
+    "repetition_penalty": (1.0,),
+    "encoder_repetition_penalty": (1.0,),
+    "diversity_penalty": (0.0,),
+    "length_penalty": (1.0,),
+    "no_repeat_ngram_size": (0,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "min_length": (0,),
+    "min_new_tokens": (0,),
+    "num_beams": (1,),
+    "num_beam_groups": (1,),
+    "guidance_scale": (1.0,),
+    "epsilon_cutoff": (0.0,),
+    "eta_cutoff": (0.0,),
+}
+# Entries of a generation config that say nothing about which tokens come next, or that the lab has flags for.
+NOT_ABOUT_TOKENS = ("_", "bos_", "eos_", "pad_", "decoder_start_", "max_", "output_", "return_", "use_", "cache_")
+NOT_SETTINGS = ("transformers_version", "do_sample", "num_return_sequences", "early_stopping", "assistant", "prefill_")
+
+
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder, a hub name or lab:SIZE."""
+    if padding.is_lab_size(name):
+        padding.parse_size(name)
+        name = LAB_TARGET
+    _load_config(name)
+
+    def load() -> PreTrainedTokenizerBase:
+        tokenizer = AutoTokenizer.from_pretrained(name, **NO_CODE)
+        if not tokenizer.get_vocab() or not tokenizer(PROBE).input_ids:
+            raise ValueError("it makes no tokens of a text")
+        return tokenizer
+
+    return _loaded(name, "its tokenizer", load)
+
+
+def load_model(
+    name: str, device: torch.device, dtype: torch.dtype, role: str = "target", copies: int = 1
+) -> PreTrainedModel:
+    """A checked causal LM on the device, from a folder or the hub, or a padded lab model.
+
+    `copies` of a padded model's weights must fit the memory. EnvironmentProblem: it cannot be loaded, weights are
+    missing, or it is not fit for cached decoding.
+    """
+    if padding.is_lab_size(name):
+        n_parameters = padding.parse_size(name)
+        small = _whole_model(LAB[role], torch.float32)
+        model = padding.padded(small, n_parameters, device, dtype, copies=copies)
+    else:
+        model = _whole_model(name, dtype).to(device).eval()
+    check_model(model)
+    return model
+
+
+def _whole_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
+    """All weights from the checkpoint, on the CPU. The library fills what is missing with random numbers."""
+    config = _load_config(name)
+    if os.path.isfile(Path(name) / "generation_config.json"):  # the library goes on without one that is damaged
+        _loaded(name, "its generation_config.json", lambda: GenerationConfig.from_pretrained(name))
+    options = {"dtype": dtype, "weights_only": True, "output_loading_info": True, **NO_CODE}
+    model, report = _loaded(
+        name,
+        "its config.json and weights",
+        lambda: AutoModelForCausalLM.from_pretrained(name, config=config, **options),
+    )
+    if missing := sorted(report["missing_keys"]):
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise EnvironmentProblem(
+            f"{short_name(name)} lacks the weights {', '.join(missing[:3])}{more}: its config.json describes another "
+            "model than its weights; download it again, or correct the config"
+        )
+    if unused := sorted(report["unexpected_keys"]):
+        more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
+        note(f"{short_name(name)}: its config.json uses no weights {', '.join(unused[:3])}{more}; they are left out")
+    eos_ids(model.generation_config)
+    return model
+
+
+def _load_config(name: str) -> PreTrainedConfig:
+    """The config of a model with layers that asks for no code from the hub."""
+    _check_place(name)
+
+    def load() -> PreTrainedConfig:
+        config = AutoConfig.from_pretrained(name, **NO_CODE)
+        n_layers = getattr(config.get_text_config(), "num_hidden_layers", 1)
+        if n_layers < 1:
+            raise ValueError(f"num_hidden_layers is {n_layers}")
+        return config
+
+    config = _loaded(name, "its config.json", load)
+    _refuse_kernels(name, config)
+    return config
+
+
+def _check_place(name: str) -> None:
+    """Refuse a name that is neither a model folder nor can be one of the hub, and files that would never end."""
+    advice = "give a folder written by save_pretrained, or a hub name"
+    if os.path.isdir(name):
+        for path in Path(name).iterdir():
+            if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+                raise EnvironmentProblem(f"{path} is a device or a pipe, no file of a model; {advice}")
+        if os.path.lexists(Path(name) / "adapter_config.json"):
+            raise EnvironmentProblem(f"the folder {name} holds an adapter; merge it into its model and save that")
+        if not os.path.isfile(Path(name) / "config.json"):
+            raise EnvironmentProblem(f"the folder {name} holds no model, there is no config.json in it; {advice}")
+    elif os.path.lexists(name):
+        raise EnvironmentProblem(f"{name} is no folder; {advice}")
+    elif name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
+        raise EnvironmentProblem(f"there is no model folder {name}; {advice}")
+
+
+def _refuse_kernels(name: str, config: Any) -> None:
+    """Use kernels of PyTorch only: a config may name others, which the library would fetch from the hub and run."""
+    for key in ("_attn_implementation", "_experts_implementation"):
+        chosen = getattr(config, key, None)
+        values = chosen.values() if isinstance(chosen, dict) else [chosen]
+        if foreign := [value for value in values if "/" in str(value)]:
+            raise EnvironmentProblem(
+                f"the config of {short_name(name)} asks for code from the hub ({foreign[0]}), which is never run; "
+                f"remove {key.removeprefix('_')} from its config.json"
+            )
+        if not set(values) <= {None, "eager", "sdpa"}:
+            setattr(config, key, None)  # the library's own choice
+
+
+def eos_ids(settings: GenerationConfig) -> frozenset[int]:
+    """The ids that end a text. EnvironmentProblem where the checkpoint names something else than ids."""
+    ids = settings.eos_token_id
+    ids = ids if isinstance(ids, list | tuple) else [] if ids is None else [ids]
+    if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
+        raise EnvironmentProblem(
+            f"eos_token_id in the model's generation_config.json is {settings.eos_token_id!r}, not an id or a list of "
+            "ids; correct that file"
+        )
+    return frozenset(ids)
+
+
+def unapplied_settings(settings: GenerationConfig) -> dict[str, Any]:
+    """Generation settings of a checkpoint that `generate` applies and the lab does not, without neutral values."""
+    known = vars(GenerationConfig())
+    chosen = ((key, value) for key, value in settings.to_diff_dict().items() if key in known)
+    return {
+        key: value
+        for key, value in chosen
+        if value is not None
+        and value is not False
+        and not key.startswith((*NOT_ABOUT_TOKENS, *NOT_SETTINGS))
+        and value not in NEUTRAL.get(key, ())
+    }
+
+
+@contextlib.contextmanager
+def settings_of_the_lab(model: PreTrainedModel) -> Iterator[None]:
+    """Inside, `model.generate` uses the lab's settings: no penalties, nothing forced, no end token.
+
+    The library fills what a call leaves out from the model's own settings, so those are replaced for a while.
+    """
+    own = model.generation_config
+    model.generation_config = GenerationConfig(pad_token_id=0)
+    try:
+        yield
+    finally:
+        model.generation_config = own
+
+
+def choose_device(name: str) -> tuple[torch.device, str]:
+    """A device that is there, and why it was taken."""
+    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if name == "auto":
+        return (torch.device("cuda"), "a GPU is there") if there["cuda"] else (torch.device("cpu"), "no CUDA GPU found")
+    if not there[name]:
+        raise EnvironmentProblem(f"--device {name}: PyTorch {torch.__version__} finds no such device; use --device cpu")
+    return torch.device(name), "asked for"
+
+
+def short_name(name: str) -> str:
+    """A model's name for tables and records, on one line: never an absolute path."""
+    if exists(name):
+        path = Path(name).resolve()
+        name = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else path.name
+    return " ".join(harmless(name).split())
+
+
+def exists(name: str) -> bool:
+    """Is there such a file or folder? A name that no file can have is none."""
+    try:
+        return Path(name).exists()
+    except (OSError, ValueError):  # too long, or with a NUL
+        return False
+
+
+def describe_model(name: str, model: PreTrainedModel, role: str = "target") -> str:
+    """One line: family, layers, parameters, and whether it is padded."""
+    config = model.config.get_text_config()
+    millions = sum(p.numel() for p in model.parameters()) / 1e6
+    n_layers = getattr(config, "num_hidden_layers", None)
+    layers = "layers of several kinds" if n_layers is None else f"{n_layers} layer{'s' * (n_layers != 1)}"
+    padded = f"; {padding.describe_padding(padding.parse_size(name), role)}" if padding.is_lab_size(name) else ""
+    return f"{name}: {config.model_type}, {layers}, {millions:.1f} M parameters{padded}"
+
+
+def check_same_tokenizer(
+    target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, target_name: str, draft_name: str
+) -> None:
+    """Same token ids for the same text, or an error. The width of the logits says nothing: families pad it."""
+    if target.get_vocab() != draft.get_vocab():
+        what = "have different tokenizers, so the draft's ids mean other words to the target"
+    elif target(PROBE).input_ids != draft(PROBE).input_ids:
+        what = "have the same words in their tokenizers and split a text differently"
+    else:
+        return
+    raise UsageProblem(
+        f"{draft_name} and {target_name} {what}; choose a --draft of the target's family, or --draft ngram"
+    )
+
+
+def _loaded(name: str, what: str, load: Callable[[], Any]) -> Any:
+    """`load()` without a standard input to ask; each library below it raises its own kinds of errors."""
+    stdin, sys.stdin = sys.stdin, io.StringIO()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return load()
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        text = " ".join(str(error).split())
+        where, advice = "", "download it again, or choose another model"
+        if not os.path.isdir(name):
+            where, advice = " from the hub", "check the name and the network, or give a local folder"
+        if known := next((words for words in KNOWN_ERRORS if words in text), None):
+            text, advice = KNOWN_ERRORS[known]
+        else:
+            kind = "" if isinstance(error, (OSError, ValueError)) and text else f"{type(error).__name__}: "
+            text = kind + text[:240] + " ..." * (len(text) > 240)
+        raise EnvironmentProblem(f"cannot load {name}{where}: {what} cannot be used: {text}; {advice}") from None
+    finally:
+        sys.stdin = stdin

@@ -1,0 +1,314 @@
+"""`lab:SIZE`: a lab model that says what it always says, at the price of a model of any size. No download.
+
+You cannot have an 8-billion-parameter model offline, but you can have its bill. A trained lab model is padded to the
+shape of a larger one: more heads, a wider MLP and residual stream, more layers. What is added never reaches the output,
+so text and acceptance are the lab's; every added weight is stored, read and multiplied, so the time is the larger
+model's. Four rules keep the function, with d the lab's width and D the padded one:
+
+- The stream's first d dimensions are the lab's, the others stay exactly zero: nothing ever writes to them.
+- A mean square over D dimensions of which D - d are zero is d/D of the lab's, so each RMSNorm divides by too little;
+  its weights times sqrt(d/D) and its epsilon times d/D undo that.
+- What added heads and MLP units compute meets zero columns of o_proj and down_proj.
+- Added layers have nothing but zeros there. They follow the lab's, so layer i of the padded model is the lab's layer i.
+
+Everywhere else are seeded random numbers. At 8 billion a third of the weights are zeros; they cost what others cost.
+Wider sums are taken in another order: float32 logits differ by some 1e-5. In bfloat16 the two round differently, as any
+two machines may, and sqrt(d/D) is a rounding more unless it is a power of two (it is at 1024 and 4096 wide): a long
+greedy text may part from the lab's where two tokens are nearly equal. Compare padded with padded, not with the lab's.
+"""
+
+import copy
+import math
+import os
+import re
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from speclab.system.errors import EnvironmentProblem, UsageProblem
+
+PREFIX = "lab:"
+SUFFIXES = {"k": 10**3, "m": 10**6, "b": 10**9}
+SPREAD = 0.02  # standard deviation of random weights; what Llama is initialised with
+MLP_RATIO = 3.5  # intermediate size / width, as in Llama 3 8B
+TOLERANCE = 0.05  # of the number of parameters asked for
+USABLE = 0.9  # of the free memory; the rest is for the cache, activations and the other model
+
+
+def is_lab_size(name: str) -> bool:
+    """Does this name ask for a padded lab model?"""
+    return name.startswith(PREFIX)
+
+
+def parse_size(text: str) -> int:
+    """Parameters asked for: "200m", "1.5b", "lab:50m"."""
+    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)([kmb])", text.removeprefix(PREFIX).lower(), flags=re.ASCII)
+    n_parameters = round(float(match[1]) * SUFFIXES[match[2]]) if match and len(text) < 20 else 0
+    if n_parameters == 0:
+        raise UsageProblem(
+            f"{PREFIX}{text.removeprefix(PREFIX)} is not a size; give a number with k, m or b, for example lab:200m"
+        )
+    return n_parameters
+
+
+def size_name(n_parameters: int, digits: int = 3, up: bool = False) -> str:
+    """What to type for it, not above it (with `up`: not below it).  7_996_470_000, digits=2 -> lab:7.9b"""
+    unit = 10 ** max(0, len(str(n_parameters)) - digits)
+    n_parameters = (n_parameters + (unit - 1 if up else 0)) // unit * unit
+    suffix = next((s for s in "bm" if n_parameters >= SUFFIXES[s]), "k")
+    return f"{PREFIX}{n_parameters / SUFFIXES[suffix]:g}{suffix}"
+
+
+def describe_padding(n_parameters: int, role: str = "target") -> str:
+    """The remark that belongs next to every time of a padded model; role: target or draft."""
+    suffix = next((s for s in "bm" if n_parameters >= SUFFIXES[s]), "k")
+    number = f"{n_parameters / SUFFIXES[suffix]:.3g}"
+    article = "an" if number.startswith("8") or number.split(".")[0] in ("11", "18") else "a"
+    word = {"b": "billion", "m": "million", "k": "thousand"}[suffix]
+    return f"padded: the lab {role}'s text at {article} {number}-{word}-parameter price"
+
+
+def count_parameters(config: LlamaConfig, **shape: int) -> int:
+    """Parameters of a Llama of this config without biases; `shape` replaces entries of it. Tied ones count once."""
+    d, intermediate, layers, heads, kv_heads, vocab = (
+        shape.get(key, getattr(config, key))
+        for key in (
+            "hidden_size",
+            "intermediate_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "vocab_size",
+        )
+    )
+    per_layer = 2 * d * (heads + kv_heads) * config.head_dim + 3 * d * intermediate + 2 * d
+    return layers * per_layer + d + vocab * d * (1 if config.tie_word_embeddings else 2)
+
+
+def shape_for(n_parameters: int, lab_config: LlamaConfig, vocab_size: int | None = None) -> dict[str, int]:
+    """The config entries of a padded model: a shape usual for that size, within 5 % of it.
+
+    Width and depth both grow with the cube root of the size and meet Llama 3's: 2048 wide at 1b, 4096 at 8b, 8192 at
+    70b, all about 114 times as wide as deep. But a padded model is never shallower than its lab model. That makes small
+    targets deep (12 layers and more). A draft, whose lab model has one layer, keeps the usual proportions and is the
+    shallower of the two at equal size: on a GPU its layers, one after the other, are what a draft's pass costs.
+    """
+    lab = lab_config
+    vocab_size = vocab_size or lab.vocab_size
+    if vocab_size < lab.vocab_size:
+        raise ValueError(f"a padded vocabulary of {vocab_size} does not hold the lab's {lab.vocab_size}")
+    smallest = count_parameters(lab, vocab_size=vocab_size)
+    if n_parameters < smallest:
+        raise UsageProblem(
+            f"{size_name(n_parameters)} is smaller than the lab model it is to hold; use "
+            f"{size_name(smallest, up=True)} or more"
+        )
+    usual = 4096 * (n_parameters / 8e9) ** (1 / 3)
+    best, best_distance = None, math.inf
+    for width in _widths(lab.hidden_size, 4 * usual):
+        heads = max(lab.num_attention_heads, width // lab.head_dim)
+        kv_heads = _kv_heads(heads, lab)
+        shape = {
+            "hidden_size": width,
+            "num_attention_heads": heads,
+            "num_key_value_heads": kv_heads,
+            "vocab_size": vocab_size,
+        }
+        # The usual depth, and its neighbours; even, as depths mostly are.
+        usual_layer = {"num_hidden_layers": 1, "intermediate_size": round(MLP_RATIO * width)}
+        outside = count_parameters(lab, **shape, num_hidden_layers=0)
+        per_layer = count_parameters(lab, **shape, **usual_layer) - outside
+        depth = int((n_parameters - outside) / per_layer / 2) * 2
+        for layers in {max(lab.num_hidden_layers, depth + more) for more in (-2, 0, 2)}:
+            without_mlp = count_parameters(lab, **shape | {"num_hidden_layers": layers, "intermediate_size": 0})
+            intermediate = round((n_parameters - without_mlp) / (3 * width * layers) / 64) * 64
+            shape |= {"num_hidden_layers": layers, "intermediate_size": max(lab.intermediate_size, intermediate)}
+            error = abs(count_parameters(lab, **shape) / n_parameters - 1)
+            ratio = shape["intermediate_size"] / width
+            distance = math.log(width / usual) ** 2 + math.log(ratio / MLP_RATIO) ** 2
+            if error < TOLERANCE and distance < best_distance:
+                best, best_distance = dict(shape), distance
+    if best is None:
+        raise UsageProblem(f"no shape has {n_parameters:,} parameters; try {size_name(2 * n_parameters)}")
+    return best
+
+
+def _widths(smallest: int, largest: float) -> list[int]:
+    """The widths models have: a power of two and the quarters up to the next, multiples of 64; and the lab's own."""
+    quarters = [q << shift for shift in range(4, 40) for q in (4, 5, 6, 7)]
+    return [smallest] + [w for w in quarters if smallest < w < largest and w % 64 == 0]
+
+
+def _kv_heads(heads: int, lab: LlamaConfig) -> int:
+    """Four query heads to a key-value head, as large models have it, where the lab's heads leave room for that.
+
+    A lab group of query heads must find place in a padded one. Divisors only: groups are of one size.
+    """
+    group = lab.num_attention_heads // lab.num_key_value_heads
+    enough = max(lab.num_key_value_heads, heads / max(4, group))
+    fitting = [n for n in range(1, heads + 1) if heads % n == 0 and n >= enough and heads // n >= group]
+    if not fitting:
+        raise ValueError(f"no grouping of {heads} heads has room for groups of {group}")
+    return fitting[0]
+
+
+def padded(
+    small: PreTrainedModel,
+    n_parameters: int,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    seed: int = 0,
+    vocab_size: int | None = None,
+    copies: int = 1,
+) -> PreTrainedModel:
+    """`small`, at the price of a model of `n_parameters`, ready to decode. Refuses what memory does not hold.
+
+    vocab_size: rows of the output layer, None for the lab's. The added rows are random, so whoever decodes cuts their
+    logits off (CachedModel does, given the tokenizer's size; `model.generate` does not).
+    copies: how often the weights will lie in memory; 2 if they will be packed for the CPU beside the originals.
+    """
+    device = torch.device(device)
+    shape = shape_for(n_parameters, small.config, vocab_size)
+    smallest = count_parameters(small.config)
+    check_memory(n_parameters, count_parameters(small.config, **shape), device, dtype, copies, smallest)
+    return pad_to(small, shape, device, dtype, seed)
+
+
+def check_memory(
+    n_asked: int, n_parameters: int, device: torch.device, dtype: torch.dtype, copies: int = 1, smallest: int = 0
+) -> None:
+    """Refuse weights that do not fit, before the machine starts swapping or is killed for it.
+
+    smallest: parameters of the model that is to be padded; less is no way out.
+    """
+    free = free_memory(device)
+    needed = n_parameters * dtype.itemsize * copies
+    if free is None or needed <= USABLE * free:
+        return
+    in_bfloat16 = n_parameters * torch.bfloat16.itemsize * copies
+    fits = int(USABLE * free / (dtype.itemsize * copies) / (1 + TOLERANCE))
+    if dtype.itemsize > torch.bfloat16.itemsize and in_bfloat16 <= USABLE * free:
+        way_out = f"use --dtype bfloat16, which takes {in_bfloat16 / 1e9:.1f} GB"
+    elif copies > 1 and needed / copies <= USABLE * free:
+        way_out = f"use --engine eager, which holds one copy, {needed / copies / 1e9:.1f} GB"
+    elif fits < smallest:
+        way_out = "no size of it fits; close other programs"
+    else:
+        way_out = f"use {size_name(fits, digits=2)} or less"
+    twice = f" ({copies} copies of the weights)" if copies > 1 else ""
+    raise EnvironmentProblem(
+        f"{size_name(n_asked)} needs {needed / 1e9:.1f} GB in {str(dtype).removeprefix('torch.')}{twice}, and of the "
+        f"{free / 1e9:.1f} GB free on {device.type} a tenth stays free for the cache and the rest; {way_out}"
+    )
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes a model may take; None where the system does not say."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists() and (match := re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text())):
+        return int(match[1]) * 1024
+    try:  # a Mac: all there is, as it does not say what is free; a GPU shares it
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # Windows
+        return None
+
+
+@torch.no_grad()
+def pad_to(
+    small: PreTrainedModel, shape: dict[str, int], device: torch.device | str, dtype: torch.dtype, seed: int = 0
+) -> PreTrainedModel:
+    """`small` in the given shape, built in place on the device: weights exist once, in `dtype` only."""
+    lab = small.config
+    if lab.model_type != "llama" or lab.attention_bias or lab.mlp_bias:
+        raise ValueError("only a Llama without biases can be padded")
+    device = torch.device(device)
+    config = copy.deepcopy(lab)
+    config.update(shape)
+    config.head_dim = lab.head_dim  # fixes the softmax scale and the rotary frequencies
+    config.rms_norm_eps = lab.rms_norm_eps * lab.hidden_size / config.hidden_size
+    config.dtype = dtype
+
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    model = model.to(dtype).to_empty(device=device)
+    model.tie_weights()  # to_empty gave either end a tensor of its own
+    model.model.rotary_emb = copy.deepcopy(small.model.rotary_emb).to(device)  # buffers, which to_empty left empty too
+    model.generation_config = copy.deepcopy(small.generation_config)
+
+    generator = torch.Generator(device).manual_seed(seed)
+    _fill_vocabulary(model, small, generator)
+    _fill_norm(model.model.norm.weight, small.model.norm.weight)
+    for i, layer in enumerate(model.model.layers):
+        _fill_layer(layer, config, generator)
+        if i < lab.num_hidden_layers:
+            _place_layer(layer, small.model.layers[i], config, lab)
+    return model.eval()
+
+
+def _fill_vocabulary(model: PreTrainedModel, small: PreTrainedModel, generator: torch.Generator) -> None:
+    """Embeddings, and the output layer if it is not the same tensor. Added ids, never fed, have random rows."""
+    n, d = small.model.embed_tokens.weight.shape
+    embedding = model.model.embed_tokens.weight
+    _random(embedding[n:], generator)
+    embedding[:n, d:].zero_()  # here the stream starts: zero in the added dimensions
+    embedding[:n, :d].copy_(small.model.embed_tokens.weight)
+    if not model.config.tie_word_embeddings:
+        _random(model.lm_head.weight, generator)
+        model.lm_head.weight[:n, :d].copy_(small.lm_head.weight)
+
+
+def _fill_layer(layer: torch.nn.Module, config: LlamaConfig, generator: torch.Generator) -> None:
+    """A layer that computes something and adds nothing.
+
+    zero_() writes the zeros. Fresh pages that nobody wrote to would be one page of zeros mapped many times, read from
+    the CPU's cache, not from memory: those weights would be free.
+    """
+    attention, mlp = layer.self_attn, layer.mlp
+    for into in (attention.q_proj, attention.k_proj, attention.v_proj, mlp.gate_proj, mlp.up_proj):
+        _random(into.weight, generator)
+    for out in (attention.o_proj, mlp.down_proj):
+        out.weight.zero_()
+    for norm in (layer.input_layernorm, layer.post_attention_layernorm):
+        norm.weight.fill_(1.0)
+
+
+def _place_layer(layer: torch.nn.Module, small: torch.nn.Module, config: LlamaConfig, lab: LlamaConfig) -> None:
+    """The lab's layer into a corner of the larger one."""
+    d, units, head_dim = lab.hidden_size, lab.intermediate_size, lab.head_dim
+    attention, mlp = layer.self_attn, layer.mlp
+    n_kv, kv_heads = lab.num_key_value_heads, config.num_key_value_heads
+    n_group = lab.num_attention_heads // n_kv
+
+    # Query head i reads key-value head i // group, so the lab's query heads come first in the group of their own one.
+    q = attention.q_proj.weight.view(kv_heads, -1, head_dim, config.hidden_size)
+    q[:n_kv, :n_group, :, :d] = _like(q, small.self_attn.q_proj.weight.view(n_kv, n_group, head_dim, d))
+    o = attention.o_proj.weight.view(config.hidden_size, kv_heads, -1, head_dim)
+    o[:d, :n_kv, :n_group] = _like(o, small.self_attn.o_proj.weight.view(d, n_kv, n_group, head_dim))
+    attention.k_proj.weight[: n_kv * head_dim, :d].copy_(small.self_attn.k_proj.weight)
+    attention.v_proj.weight[: n_kv * head_dim, :d].copy_(small.self_attn.v_proj.weight)
+
+    mlp.gate_proj.weight[:units, :d].copy_(small.mlp.gate_proj.weight)
+    mlp.up_proj.weight[:units, :d].copy_(small.mlp.up_proj.weight)
+    mlp.down_proj.weight[:d, :units].copy_(small.mlp.down_proj.weight)
+
+    _fill_norm(layer.input_layernorm.weight, small.input_layernorm.weight)
+    _fill_norm(layer.post_attention_layernorm.weight, small.post_attention_layernorm.weight)
+
+
+def _fill_norm(weight: Tensor, small: Tensor) -> None:
+    """(D,) and the lab's (d,). Added dimensions are zero before and after, whatever their weight."""
+    scale = math.sqrt(small.numel() / weight.numel())
+    weight.fill_(scale)
+    weight[: small.numel()] = _like(weight, small.cpu().double() * scale)
+
+
+def _like(weight: Tensor, values: Tensor) -> Tensor:
+    return values.to(weight.dtype).to(weight.device)
+
+
+def _random(weight: Tensor, generator: torch.Generator) -> None:
+    weight.normal_(0.0, SPREAD, generator=generator)

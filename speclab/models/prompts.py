@@ -1,0 +1,113 @@
+"""Prompts: the standard set in `prompts/`, a file, standard input, or a text from the command line."""
+
+import errno
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from speclab.system import files
+from speclab.system.errors import UsageProblem
+from speclab.system.paths import ROOT
+from speclab.system.terminal import harmless
+
+STANDARD = ROOT / "prompts"
+KINDS = ("code", "prose", "copy")
+SEPARATOR = "%%"
+LARGEST_FILE = 16 * 2**20  # bytes; no model here reads a text of that length
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt. `kind` groups rows of a table; `ids` is (1, length) on the CPU."""
+
+    kind: str
+    text: str
+    ids: Tensor
+
+    @property
+    def id_list(self) -> list[int]:
+        return self.ids[0].tolist()
+
+
+def split(text: str) -> list[str]:
+    """Texts between lines that hold only `%%`; the line end before a separator is not part of a prompt."""
+    texts = [""]
+    for line in text.splitlines(keepends=True):
+        if line.strip() == SEPARATOR:
+            texts.append("")
+        else:
+            texts[-1] += line
+    return [stripped for stripped in (t.removesuffix("\n").removesuffix("\r") for t in texts) if stripped.strip()]
+
+
+def standard() -> list[tuple[str, str]]:
+    """(kind, text) of the lab's own prompts."""
+    return [(kind, text) for kind in KINDS for text in split((STANDARD / f"{kind}.txt").read_text("utf-8"))]
+
+
+def from_file(name: str) -> list[tuple[str, str]]:
+    """(kind, text) from a file, or from standard input where `name` is "-". The kind is the file's stem."""
+    try:
+        data = _read(name)
+        text = data.decode("utf-8-sig")  # a byte order mark is no part of a prompt
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name, or bytes that are not UTF-8
+        undecodable = isinstance(error, UnicodeDecodeError)
+        reason = "it is not UTF-8 text" if undecodable else getattr(error, "strerror", None) or error
+        raise UsageProblem(
+            f"cannot read the prompts file {name}: {reason}; give a text file or - for standard input"
+        ) from None
+    texts = split(text.replace("\r\n", "\n").replace("\r", "\n"))
+    if not texts:
+        raise UsageProblem(
+            f"there is no prompt in {'standard input' if name == '-' else name}; put one text in it, or several with "
+            "lines of %% between them"
+        )
+    return [("stdin" if name == "-" else harmless(Path(name).stem), t) for t in texts]
+
+
+def _read(name: str) -> bytes:
+    """What the file or standard input holds."""
+    if name != "-":
+        return files.read_bytes(Path(name), LARGEST_FILE)
+    if sys.stdin is None:
+        raise OSError(errno.EBADF, "standard input is closed")
+    return files.at_most(sys.stdin.buffer.read(LARGEST_FILE + 1), LARGEST_FILE)
+
+
+def from_words(words: list[str]) -> list[tuple[str, str]]:
+    """(kind, text) of texts from the command line: its own bytes, whatever the locale has made of them."""
+    try:
+        return [("prompt", os.fsencode(word).decode("utf-8")) for word in words]
+    except UnicodeError:
+        raise UsageProblem("a prompt is not UTF-8 text; save it as UTF-8 and use --prompts FILE") from None
+
+
+def encode(pairs: list[tuple[str, str]], tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
+    """Tokenise (kind, text) pairs; an empty prompt is refused, and one that the tokenizer has no ids for."""
+    prompts = []
+    for kind, text in pairs:
+        try:
+            ids = tokenizer(text).input_ids
+        except Exception as error:  # the tokenizers library raises plain ones
+            why = harmless(" ".join(str(error).split())) or type(error).__name__
+            raise UsageProblem(f"the tokenizer refuses a prompt: {why}; give a text of words that it knows") from None
+        if not ids or not text.strip():
+            raise UsageProblem("a prompt is empty; give at least one word, for example --prompt 'def main():'")
+        prompts.append(Prompt(kind, text, torch.tensor([ids])))
+    return prompts
+
+
+def first_of_each_kind(prompts: list[Prompt], limit: int) -> list[Prompt]:
+    """At most `limit` prompts of every kind, in order; 0 keeps all."""
+    seen: dict[str, int] = {}
+    kept = []
+    for prompt in prompts:
+        seen[prompt.kind] = seen.get(prompt.kind, 0) + 1
+        if not limit or seen[prompt.kind] <= limit:
+            kept.append(prompt)
+    return kept

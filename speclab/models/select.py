@@ -1,0 +1,86 @@
+"""Which gear runs a model: the library's eager forward, or the exported one. Both arms get the same.
+
+No gear wins everywhere, so `auto` builds the fast one, checks it against the model's own logits, and times both for a
+moment at the widths that decoding uses. A model that cannot be flattened runs eagerly, and the reason is said.
+"""
+
+import time
+
+import torch
+from transformers import PreTrainedModel
+
+from speclab.core.clock import synchronize
+from speclab.models import checks, rounding
+from speclab.models.backends import cuda_graphs
+from speclab.models.backends.exported import CannotFlatten, FlatModel, first_line
+from speclab.models.cached import CachedModel
+
+ENGINES = ("auto", "fast", "eager")
+NARROW, WIDE = 1, 5  # a decode step, and the verification of four drafted tokens
+PADDED = 4  # oneDNN reads packed weights fastest for four rows and more
+WORTH_IT = 0.93  # padding must save more than noise
+CONTEXT = 64
+PASSES = 12  # of each gear at each width; the fastest counts, since whatever else runs can only slow a pass down
+PATIENCE = 3.0  # seconds for all of them; large models get fewer passes
+
+
+def choose(model: PreTrainedModel, wish: str) -> tuple[FlatModel | None, str]:
+    """The flat model to decode with, or None for the eager gear; and why, in a few words."""
+    if wish == "eager":
+        return None, "asked for"
+    try:
+        flat = FlatModel(model)
+        check(model, flat)
+    except CannotFlatten as problem:
+        return None, f"no fast engine for {model.config.model_type}: {problem}"
+    except Exception as error:  # what a model's code or a kernel library can raise has no end; eager is always there
+        return None, f"no fast engine for {model.config.model_type}: {type(error).__name__}: {first_line(error)}"
+    if flat.packed:
+        narrow, padded = seconds(model, [(flat, NARROW), (flat, PADDED)])
+        flat.least_width = PADDED if padded < WORTH_IT * narrow else NARROW
+    if wish == "fast":
+        return flat, "asked for"
+    eager_narrow, fast_narrow, eager_wide, fast_wide = seconds(
+        model, [(None, NARROW), (flat, NARROW), (None, WIDE), (flat, WIDE)]
+    )
+    narrow, wide = eager_narrow / fast_narrow, eager_wide / fast_wide
+    words = f"{narrow:.2f}x the eager engine's speed at {NARROW} token, {wide:.2f}x at {WIDE}"
+    return (flat, words) if narrow * wide > 1 else (None, f"the fast engine was no faster: {words}")
+
+
+def check(model: PreTrainedModel, flat: FlatModel) -> None:
+    """Decode a few tokens through the gear itself and compare with the model's own uncached logits.
+
+    Rejected tokens are fed and rolled back on the way, and a graphed gear crosses the edge of a bucket. Raises
+    CannotFlatten where the logits differ by more than the bound of speclab/models/rounding.py.
+    """
+    n_tokens = max(checks.N_TOKENS, cuda_graphs.BUCKET + 8 if flat.graphed else 0)
+    text = checks.random_text(model, n_tokens)
+    right = checks.uncached_logits(model, text)[:, -sum(checks.WIDTHS) :]
+    found = checks.cached_logits(CachedModel(model, flat=flat), text, wrong=checks.WRONG)
+    gap, allowed = checks.gap(model, found, right), rounding.bound(right)
+    if not gap <= allowed:  # not a number is no agreement either
+        words = rounding.bound_in_words(right.dtype)
+        raise CannotFlatten(f"its flat logits are off by {gap:.1e} where rounding explains {allowed:.1e} ({words})")
+
+
+def seconds(model: PreTrainedModel, runners: list[tuple[FlatModel | None, int]]) -> list[float]:
+    """The fastest pass of each (gear, width); they take turns. None is the eager gear."""
+    room = max(1, min(CONTEXT, (CachedModel(model).max_length or 2 * CONTEXT) - WIDE))
+    ids = torch.zeros(1, room + WIDE, dtype=torch.long, device=model.device)
+    gears = [CachedModel(model, flat=flat) for flat, _ in runners]
+    best = [float("inf")] * len(runners)
+    for gear in gears:
+        gear.start(ids[:, :room], rolls_back=True)
+    end = time.perf_counter() + PATIENCE
+    for n_done in range(PASSES):
+        if n_done >= 2 and time.perf_counter() > end:
+            break
+        for i, (gear, (_, width)) in enumerate(zip(gears, runners, strict=True)):
+            synchronize(model.device)
+            start = time.perf_counter()
+            gear.feed(ids[:, :width])
+            synchronize(model.device)
+            best[i] = min(best[i], time.perf_counter() - start)
+            gear.rollback(room)
+    return best

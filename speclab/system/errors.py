@@ -1,0 +1,130 @@
+"""Problems a user can mend. `reports_problems` turns them into one line on stderr and an exit code.
+
+An error names the cause and the next thing to type.
+"""
+
+import contextlib
+import errno
+import functools
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from speclab.system import terminal
+
+LONGEST_LINE = 800  # characters of an error
+AGAIN = 1.0  # seconds within which a second signal is the same request: some programs send each signal twice
+
+
+class Problem(Exception):
+    """Base of the errors that are shown as one line."""
+
+    exit_code = 1
+
+
+class UsageProblem(Problem):
+    """The command's words are off."""
+
+    exit_code = 2
+
+
+class EnvironmentProblem(Problem):
+    """A file, a model, a device or a library is not what the command needs."""
+
+    exit_code = 3
+
+
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C, or a signal that asks for the same: keep what is measured, write it down, end."""
+
+    def __init__(self, number: int):
+        super().__init__()
+        self.exit_code = 128 + number
+
+
+def reports_problems(main: Callable[..., int | None]) -> Callable[..., int]:
+    """Wrap the main() of a script: what a user can mend becomes one line on stderr and an exit code.
+
+    A fault of the lab keeps its traceback. SIGTERM and SIGHUP arrive as Ctrl-C does.
+    """
+
+    @functools.wraps(main)
+    def wrapped(*args, **kwargs) -> int:
+        terminal.open_streams()
+        with _signals_as_ctrl_c():
+            try:
+                code = _run(main, *args, **kwargs)
+            finally:
+                failure = terminal.flush_streams()
+            if failure and not code:
+                code = report(failure)
+            return code
+
+    return wrapped
+
+
+def report(problem: Exception) -> int:
+    """Say what went wrong in one line on stderr.  -> exit code"""
+    text = str(problem)
+    if isinstance(problem, OSError):
+        full = problem.errno in (errno.ENOSPC, errno.EIO, errno.EFBIG, errno.EDQUOT)
+        where = problem.filename or ("standard output" if full else type(problem).__name__)
+        advice = "; free some space" if full else "; check the path" if problem.filename else ""
+        text = f"{where}: {problem.strerror or problem}{advice}"
+    line = " ".join(text.split())
+    if len(line) > LONGEST_LINE:  # a long name in the middle: the advice stands at the end
+        line = f"{line[: LONGEST_LINE // 2]} ... {line[-LONGEST_LINE // 2 :]}"
+    terminal.note(f"error: {line}")
+    return getattr(problem, "exit_code", EnvironmentProblem.exit_code)
+
+
+def _run(main: Callable[..., int | None], *args, **kwargs) -> int:
+    try:
+        return main(*args, **kwargs) or 0
+    except Problem as problem:
+        return report(problem)
+    except BrokenPipeError:  # the reader of a pipe left; there is nobody to tell
+        return 0
+    except OSError as error:
+        return report(error)
+    except KeyboardInterrupt as stop:
+        terminal.note("stopped")
+        return getattr(stop, "exit_code", 130)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        why = (str(error).splitlines() or ["no more to be had"])[0]
+        return report(EnvironmentProblem(f"out of memory: {why}; use a smaller model or shorter texts"))
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Python's own error, PyTorch's for a GPU, and PyTorch's for a CPU, which has no type of its own."""
+    on_gpu = getattr(sys.modules.get("torch"), "OutOfMemoryError", MemoryError)
+    on_cpu = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    return on_cpu or isinstance(error, (MemoryError, on_gpu))
+
+
+@contextlib.contextmanager
+def _signals_as_ctrl_c() -> Iterator[None]:
+    """SIGINT, SIGTERM and, where the system has it, SIGHUP raise Stopped; one that the caller ignores stays ignored."""
+    last = -AGAIN
+
+    def stop(number: int, _frame) -> None:
+        nonlocal last
+        if time.monotonic() - last >= AGAIN:
+            last = time.monotonic()
+            raise Stopped(number)
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():  # no other may set handlers
+        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)
+            if number is not None and signal.getsignal(number) not in (signal.SIG_IGN, None):
+                before[number] = signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,190 @@
+"""Files: read up to a limit, checked before anything is measured, written whole or not at all, even where one fails."""
+
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from speclab.system.errors import EnvironmentProblem, Problem, report
+from speclab.system.terminal import note
+
+LEAST_FREE = 20 * 2**20  # bytes on the disk; a record with its pictures takes a few million
+
+
+def shown(path: Path) -> str:
+    """A path as one would type it from the current directory."""
+    try:
+        return min(os.path.relpath(path), str(path), key=len)
+    except (ValueError, OSError):  # another drive, or a current directory that is gone
+        return str(path)
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """What a file or a pipe holds. OSError or ValueError where it is no such thing or holds more than `most` bytes."""
+    mode = os.stat(path).st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISFIFO(mode):
+        raise OSError(errno.EINVAL, "it is a folder" if stat.S_ISDIR(mode) else "it is a device, no file")
+    with open(path, "rb") as file:
+        return at_most(file.read(most + 1), most)
+
+
+def at_most(data: bytes, most: int) -> bytes:
+    """`data`, or OSError where it is longer."""
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"it holds more than {most // 2**20} MiB")
+    return data
+
+
+# --- before anything is measured --------------------------------------------------------------------------------------
+
+
+def prepare_folder(folder: Path, flag: str) -> None:
+    """Make the folder and see that files can be written there. `flag` is what chooses another one."""
+    with _told(folder, f"choose another folder with {flag}"):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            raise OSError(errno.ENOTDIR, "it is no folder") from None
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+        if shutil.disk_usage(folder).free < LEAST_FREE:
+            raise OSError(errno.ENOSPC, f"less than {LEAST_FREE // 2**20} MiB are free")
+
+
+def check_writable(path: Path, flag: str) -> None:
+    """See that `write_whole` will be able to write `path`, and make its folder. `flag` is what chooses another file."""
+    with _told(path, f"give {flag} another place"):
+        target = _target(path)
+    prepare_folder(target.parent, flag)
+
+
+@contextlib.contextmanager
+def _told(path: Path, advice: str) -> Iterator[None]:
+    """What the operating system refuses inside becomes one line."""
+    try:
+        yield
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        why = getattr(error, "strerror", None) or error
+        raise EnvironmentProblem(f"cannot write {shown(path)}: {why}; {advice}") from None
+
+
+def _target(path: Path) -> Path:
+    """The file that `path` means, links followed. OSError where it is there and is no file that may be written."""
+    target = Path(os.path.realpath(path))
+    try:
+        mode = target.stat().st_mode
+    except FileNotFoundError:
+        return target
+    if stat.S_ISDIR(mode):
+        raise OSError(errno.EISDIR, "it is a folder")
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "it is a device or a pipe, no regular file")
+    if not os.access(target, os.W_OK):
+        raise OSError(errno.EACCES, "it is read-only")
+    if any(_is_open_at(target, number) for number in (1, 2)):
+        raise OSError(errno.EBUSY, "this run prints into it")
+    return target
+
+
+def _is_open_at(path: Path, descriptor: int) -> bool:
+    """Does standard output (1) or standard error (2) go to this file?"""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except OSError:  # the descriptor is closed
+        return False
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def write_whole(path: Path, content: str | bytes) -> Path:
+    """Write a file whole or not at all: under a name of its own beside its place, then in its place.
+
+    A link is followed and stays. An old file's mode stays; a new one gets the usual mode.
+    """
+    data = content.encode(errors="replace") if isinstance(content, str) else content
+    with _told(path, "choose another place"):
+        target = _target(path)
+        part = _beside(target)
+        try:
+            with open(part, "xb") as file:
+                file.write(data)
+            if target.exists():
+                shutil.copymode(target, part)
+            part.replace(target)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+    return path
+
+
+def _beside(target: Path) -> Path:
+    """A name in the same folder that nothing else has."""
+    return target.with_name(f".{secrets.token_hex(8)}.part")
+
+
+@contextlib.contextmanager
+def whole_folders(*folders: Path) -> Iterator[list[Path]]:
+    """New folders to fill, which take the places of `folders` together at the end.
+
+    If anything fails or stops it before the last one has its place, all old ones stay.
+    """
+    swaps = [(target, _beside(target), _beside(target)) for target in (Path(os.path.realpath(f)) for f in folders)]
+    missing = [target for target, _, _ in swaps if not target.exists()]
+    try:
+        with _told(folders[0], "choose another place"):
+            for _, new, _ in swaps:
+                new.mkdir(parents=True)
+        yield [new for _, new, _ in swaps]
+        with _told(folders[0], "choose another place"):
+            for target, new, old in swaps:
+                if target.exists():
+                    target.replace(old)
+                new.replace(target)
+    finally:
+        if not all(target.exists() and not new.exists() for target, new, _ in swaps):
+            for target, new, old in swaps:
+                if target.exists() and (old.exists() or target in missing):
+                    target.replace(new)
+                if old.exists():
+                    old.replace(target)
+        for _, new, old in swaps:
+            shutil.rmtree(new, ignore_errors=True)
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def do_all(steps: Iterable[Callable[[], Path | None]]) -> int:
+    """Print and write: every step is done, also after one that fails. A step that writes a file returns its path.
+
+    What failed is said at once, what was written at the end; a fault of the lab is raised after that. So is Ctrl-C:
+    the step that it stops is done again after all others.
+    -> exit code, 0 where nothing failed
+    """
+    written, fault, stop, code = [], None, None, 0
+    left = list(steps)
+    while left:
+        step = left.pop(0)
+        try:
+            written.append(step())
+        except BrokenPipeError:  # the reader of a pipe left; the files are wanted all the same
+            pass
+        except (Problem, OSError) as problem:
+            code = report(problem)
+        except KeyboardInterrupt as error:
+            left += [] if stop else [step]
+            stop = stop or error
+        except Exception as error:
+            fault = fault or error
+    if paths := [shown(path) for path in written if path]:
+        note("wrote " + ", ".join(paths))
+    if fault or stop:
+        raise fault or stop
+    return code

@@ -1,0 +1,193 @@
+"""Why the measured speedup is what it is: two predictions and a ladder of factors. Pure: counts and costs in.
+
+accounting  the rounds that were made, priced with calibrated costs. It is wrong only where the costs are.
+forecast    the baseline's text, one pass of the draft over it, and the same costs. It sees no timed speculative run.
+
+The ladder starts at the book's formula and changes one assumption at a time until it reaches the measurement; the
+factor between two rungs is what that assumption is worth, and the last one is what nobody explains. Prices are those of
+speclab/theory/costs.py, expectations those of speclab/theory/forecast.py.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+from speclab.records.rows import Sample
+from speclab.theory.costs import Costs, catch_ups
+from speclab.theory.forecast import Chances, Cost, forecast
+from speclab.theory.formulas import (
+    book_formula,
+    cost_model_speedup,
+    expected_tokens_per_round,
+    leviathan_speedup,
+    ratio_interval,
+)
+
+RUNGS = (
+    "book formula",
+    "bonus and partial drafts",
+    "draft cost",
+    "verification",
+    "overhead",
+    "real acceptance",
+    "last round",
+    "longer context",
+    "chance",
+    "measured",
+    "prompt",
+)
+
+
+@dataclass
+class Part:
+    """Predicted seconds of one arm on one prompt, repeats added up. "early" prices all at the prompt's own length."""
+
+    n_tokens: int = 0  # decoded by the baseline, prefill's token apart
+    n_rounds: int = 0  # of the speculative run
+    n_drafted: int = 0
+    baseline: float = 0.0
+    baseline_early: float = 0.0
+    draft: float = 0.0  # of the rounds that were made
+    verify: float = 0.0
+    overhead: float = 0.0
+    draft_early: float = 0.0
+    verify_early: float = 0.0
+    overhead_early: float = 0.0
+    expected: float = 0.0  # of the rounds to be expected
+    expected_early: float = 0.0
+    expected_rounds: float = 0.0
+    endless_early: float = 0.0  # the same without a last round, for
+    endless_baseline_early: float = 0.0  # as many tokens as it then emits
+
+    def __iadd__(self, other: "Part") -> "Part":
+        for item in fields(self):
+            setattr(self, item.name, getattr(self, item.name) + getattr(other, item.name))
+        return self
+
+
+def price(sample: Sample, baseline: Sample, costs: Costs, chances: Callable[[list[int]], Chances]) -> Part:
+    """Both predictions for one arm on one prompt. `chances` tells a text's acceptance chances for this draft."""
+    part, early = Part(), sample.n_prompt
+    step_early = costs.step_seconds(early)
+    for text, rounds in zip(baseline.texts, sample.rounds, strict=True):
+        n = len(text) - 1
+        part.n_tokens += n
+        part.baseline += sum(costs.step_seconds(early + i) for i in range(n))
+        part.baseline_early += n * step_early
+        _price_rounds(part, rounds, early, costs)
+    for text in {tuple(t) for t in baseline.texts}:
+        weight = sum(tuple(t) == text for t in baseline.texts)
+        _price_expected(part, weight, list(text), sample.arm.draft_length, early, costs, chances)
+    return part
+
+
+def _price_rounds(part: Part, rounds: list[tuple[int, int]], early: int, costs: Costs) -> None:
+    context = early
+    for (n_drafted, n_accepted), catch_up in zip(rounds, catch_ups(rounds), strict=True):
+        part.n_rounds += 1
+        part.n_drafted += n_drafted
+        part.draft += costs.draft_seconds(n_drafted, context, catch_up)
+        part.verify += costs.verify_seconds(n_drafted + 1, context)
+        part.overhead += costs.overhead_seconds(n_drafted)
+        part.draft_early += costs.draft_seconds(n_drafted, early, catch_up)
+        part.verify_early += costs.verify_seconds(n_drafted + 1, early)
+        part.overhead_early += costs.overhead_seconds(n_drafted)
+        context += n_accepted + 1
+
+
+def _price_expected(
+    part: Part,
+    weight: int,
+    text: list[int],
+    draft_length: int,
+    early: int,
+    costs: Costs,
+    chances: Callable[[list[int]], Chances],
+) -> None:
+    rows, n = chances(text), len(text)
+    growing, extra = round_cost(costs, early), costs.draft_catch
+
+    def fixed(n_drafted: int, state: int) -> float:
+        return costs.round_seconds(n_drafted, early)
+
+    real = forecast(rows, n, draft_length, growing, extra)
+    part.expected += weight * real.cost
+    part.expected_rounds += weight * real.n_rounds
+    part.expected_early += weight * forecast(rows, n, draft_length, fixed, extra).cost
+    endless = forecast(rows, n, draft_length, fixed, extra, capped=False)
+    part.endless_early += weight * endless.cost
+    part.endless_baseline_early += weight * endless.n_emitted * costs.step_seconds(early)
+
+
+def round_cost(costs: Costs, n_prompt: int) -> Cost:
+    """Seconds of a round by what it drafts and how many new tokens are committed: the context grows with them."""
+    return lambda n_drafted, state: costs.round_seconds(n_drafted, n_prompt + state - 1)
+
+
+def explained(row: dict, part: Part) -> dict:
+    """What the prices add to a measured row: costs in decode steps, predictions, ladder."""
+    step = part.baseline / part.n_tokens
+    accounting = part.baseline / (part.draft + part.verify + part.overhead)
+    added = {
+        "draft_cost": part.draft / part.n_drafted / step if part.n_drafted else None,
+        "verify_cost": part.verify / part.n_rounds / step,
+        "overhead": part.overhead / part.n_rounds / step,
+        "accounting": accounting,
+        "forecast": part.baseline / part.expected,
+        "forecast_tokens_per_round": part.n_tokens / part.expected_rounds,
+    }
+    alpha, k = row["acceptance_rate"], row["draft_length"]
+    if alpha is None or not k:
+        return added
+    step = part.baseline_early / part.n_tokens
+    draft, verify, overhead = (
+        seconds / part.n_rounds / step for seconds in (part.draft_early, part.verify_early, part.overhead_early)
+    )  # of a round, in decode steps
+    independent = expected_tokens_per_round(alpha, k)
+    cost_model = cost_model_speedup(independent, 1.0, draft, verify, overhead)
+    values = (
+        book_formula(alpha, k),
+        independent,
+        independent / (1 + draft),
+        independent / (draft + verify),
+        cost_model,
+        part.endless_baseline_early / part.endless_early,
+        part.baseline_early / part.expected_early,
+        added["forecast"],
+        accounting,
+        row["speedup"],
+        row["speedup_with_prefill"],
+    )
+    return added | {
+        "leviathan": leviathan_speedup(alpha, k, added["draft_cost"]),
+        "cost_model": cost_model,
+        "ladder": [{"name": name, "speedup": value} for name, value in zip(RUNGS, values, strict=True)],
+    }
+
+
+# --- noise ------------------------------------------------------------------------------------------------------------
+
+
+def noise_floor(baseline: list[Sample], again: list[Sample]) -> dict | None:
+    """The baseline's time over its own second run on the same prompts: ratio and 95 % interval. None without one."""
+    if not again or not baseline:
+        return None
+    ours = {s.prompt_index: s.decode_seconds for s in baseline}
+    pairs = [(ours[s.prompt_index], s.decode_seconds) for s in again]
+    tops, bottoms = zip(*pairs, strict=True)
+    low, high = ratio_interval(list(tops), list(bottoms)) or (None, None)
+    return {"ratio": sum(tops) / sum(bottoms), "low": low, "high": high}
+
+
+def verdict(row: dict, floor: dict | None) -> str:
+    """faster, slower, or unclear: the interval covers 1, or the speedup is no further from 1 than the baseline
+    may be from itself."""
+    low, high = row["speedup_low"], row["speedup_high"]
+    if low is None:  # fewer than three prompts: only the clock's noise is known, or nothing at all
+        margin = row["repeat_noise"]
+        low, high = (0.0, math.inf) if margin is None else (row["speedup"] - margin, row["speedup"] + margin)
+    known = floor is not None and floor["low"] is not None
+    own = max(abs(math.log(floor["low"])), abs(math.log(floor["high"]))) if known else 0.0
+    if low <= 1 <= high or abs(math.log(row["speedup"])) <= own:
+        return "unclear"
+    return "faster" if row["speedup"] > 1 else "slower"

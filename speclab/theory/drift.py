@@ -1,0 +1,67 @@
+"""How far would the same command move a speedup if it ran again? Read from the variation inside one run. Pure.
+
+A shared machine has moods that last from milliseconds to minutes, and a wide pass may suffer from one that a narrow
+pass does not feel. Arms that take turns cancel what all of them feel. What is left shows from prompt to prompt, as a
+round that costs more, in decode steps of the baseline beside it, than its number of drafted tokens explains. Moods
+that outlast a prompt make neighbours alike, so prompts do not average out as independent ones would.
+"""
+
+import math
+
+import numpy as np
+
+from speclab.records.rows import Sample
+
+FEWEST = 5  # prompts with which a line and a spread can be estimated
+LONGEST_SHARE = 1 / 3  # of the series: correlations over longer distances are not believed
+
+
+def residuals(samples: list[Sample], baseline: list[Sample]) -> dict[int, float] | None:
+    """Prompt -> log of a round's cost beyond what its drafted tokens explain. None with fewer than FEWEST prompts.
+
+    The cost is in decode steps of the baseline on the same prompt; a line through cost against drafted tokens per
+    round is taken out.
+    """
+    steps = {b.prompt_index: b.decode_seconds / b.counts.n_emitted for b in baseline if b.counts.n_emitted}
+    mine = [s for s in samples if s.counts.n_rounds and s.prompt_index in steps]
+    if len(mine) < FEWEST:
+        return None
+    logs = [math.log(s.decode_seconds / s.counts.n_rounds / steps[s.prompt_index]) for s in mine]
+    drafted = np.array([s.counts.n_drafted / s.counts.n_rounds for s in mine])
+    table = np.column_stack([np.ones(len(mine)), drafted - drafted.mean()])  # (prompts, 2)
+    rest = np.array(logs) - table @ np.linalg.lstsq(table, np.array(logs))[0]
+    return {s.prompt_index: float(value) for s, value in zip(mine, rest, strict=True)}
+
+
+def correlation(series: list[list[float]]) -> list[float]:
+    """Autocorrelation by distance, pooled over series in the order of time; 1 at distance 0, 0 from the first
+    negative value on, and beyond LONGEST_SHARE of the series."""
+    power = sum(float(np.dot(one, one)) for one in series)
+    longest = max((len(one) for one in series), default=0)
+    found = [1.0]
+    for distance in range(1, int(longest * LONGEST_SHARE) + 1):
+        products = sum(float(np.dot(one[:-distance], one[distance:])) for one in series if len(one) > distance)
+        if power == 0 or products <= 0:
+            break
+        found.append(products / power)
+    return found
+
+
+def repeat_noise(
+    speedup: float, rest: dict[int, float], shares: dict[int, float], places: dict[int, int], alike: list[float]
+) -> float:
+    """Half of the 95 % interval within which the speedup moves when the same command runs again.
+
+    rest: `residuals` of the arm over all prompts. shares: the row's prompts, each with its part of the row's seconds.
+    places: prompt -> its place in time. alike: `correlation`. Prompts and random numbers are held fixed; the
+    difference of two runs has twice the variance of one. A mood that outlasts the whole run cannot be seen in it.
+    """
+    variance = sum(value**2 for value in rest.values()) / (len(rest) - 2)  # a mean and a slope are taken out
+    spread = sum(
+        one * other * _at(alike, abs(places[i] - places[j])) for i, one in shares.items() for j, other in shares.items()
+    )
+    return 1.96 * speedup * math.sqrt(2 * variance * max(spread, 0.0))
+
+
+def _at(alike: list[float], distance: int) -> float:
+    return alike[distance] if distance < len(alike) else 0.0

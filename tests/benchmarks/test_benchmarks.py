@@ -1,0 +1,349 @@
+"""The benchmarks on tiny models: what they count, how they price, what they write. Nothing here looks at a clock."""
+
+import json
+from types import SimpleNamespace
+
+import jsonschema
+import pytest
+import torch
+from llamas import tiny_llama
+from tiny_models import tiny
+
+from benchmarks import common, peers, roofline, scaling
+from draft_models import ModelDrafter, NgramDrafter
+from speclab.cli import options
+from speclab.models import memory, prompts
+from speclab.models.cached import CachedModel
+from speclab.models.prompts import Prompt
+from speclab.records.rows import BASELINE, GENERATE, Arm
+from speclab.system.errors import EnvironmentProblem
+from speclab.theory.formulas import Counts
+
+BUDGET = 30
+TEXTS = [("code", "def f(x):\n    return x + 1"), ("prose", "return x"), ("copy", "x + 1, x + 1, x + 1,")]
+
+
+@pytest.fixture
+def bench(pair_folder):
+    """Two different random models: nearly every draft is refused."""
+    target, draft = CachedModel(tiny_llama(0)), CachedModel(tiny_llama(1))
+    setup = SimpleNamespace(target=target, device=torch.device("cpu"), chunk=1)
+    return peers.Bench(setup, {"model": ModelDrafter(draft), "ngram": NgramDrafter()}, BUDGET)
+
+
+@pytest.fixture
+def call(pair_folder, tmp_path, capsys, monkeypatch):
+    """A benchmark's main() on the tiny pair; returns (exit code, stdout, stderr)."""
+    monkeypatch.setattr(prompts, "standard", lambda: TEXTS)
+
+    def run(module, *words):
+        models = ["--target", str(pair_folder / "target")]
+        code = module.main([*models, "--threads", "1", "--engine", "eager", "--out-dir", str(tmp_path), *words])
+        return (code, *capsys.readouterr())
+
+    return run
+
+
+# --- peers ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("k", [1, 3, 5])
+def test_the_librarys_assistant_drafts_exactly_k(bench, prompt, k):
+    """Every round but the last makes k passes of the draft, and a pass of the target over k + 1 tokens."""
+    draft = bench.drafters["model"].draft.model
+    arm, one = Arm("assisted", "model", k), Prompt("code", "", prompt)
+    with peers.counted_passes(bench.setup.target.model) as target_widths, peers.counted_passes(draft) as draft_widths:
+        outcome = peers.decode(bench, arm, one)
+    assert len(outcome.tokens) == BUDGET
+    assert outcome.n_passes == len(target_widths)
+    assert target_widths[0] == prompt.shape[1] + k  # it drafts before the prompt's own pass
+    shortened = [w for w in target_widths[1:] if w != k + 1]
+    assert all(w < k + 1 for w in shortened)
+    assert target_widths[1 : len(target_widths) - len(shortened)] == [k + 1] * (len(target_widths) - 1 - len(shortened))
+    assert len(shortened) <= k + 1, "only the last rounds may be shorter"
+    assert len(draft_widths) == sum(w - 1 for w in target_widths[1:]) + k
+
+
+def test_k_stays_k_when_arms_take_turns(bench, prompt):
+    """The library's default schedule leaks its k into the next call; ours is set anew every time."""
+    one = Prompt("code", "", prompt)
+    first = peers.decode(bench, Arm("assisted", "model", 4), one).n_passes
+    peers.decode(bench, Arm("assisted", "model", 2), one)
+    assert peers.decode(bench, Arm("assisted", "model", 4), one).n_passes == first
+
+
+def test_all_arms_say_the_same_and_count_their_passes(bench, prompt):
+    one = Prompt("code", "", prompt)
+    outcomes = {arm: peers.decode(bench, arm, one) for arm in peers.arms_for([2, 4])}
+    assert len({tuple(o.tokens) for o in outcomes.values()}) == 1
+    assert outcomes[BASELINE].n_passes == outcomes[GENERATE].n_passes == BUDGET
+    for arm, outcome in outcomes.items():
+        assert outcome.seconds > 0
+        assert (outcome.decode_seconds is None) == (arm.method not in peers.PEER)
+        if arm.speculative and arm.method in peers.PEER:
+            assert outcome.counts.n_emitted == BUDGET - 1
+            assert outcome.n_passes == outcome.counts.n_rounds + 1
+
+
+def test_peers_stay_neighbours_and_everyone_is_first_once():
+    arms = peers.arms_for([2, 4])
+    orders = [peers.turn_order(arms, turn) for turn in range(len(arms) // 2)]
+    for order in orders:
+        assert sorted(map(arms.index, order)) == list(range(len(arms)))
+        pairs = {frozenset(order[i : i + 2]) for i in range(0, len(order), 2)}
+        assert pairs == {frozenset(arms[i : i + 2]) for i in range(0, len(arms), 2)}
+    assert len({order[0] for order in orders}) == len(orders)
+
+
+def outcome(seconds, n_passes=10, decode=None, rounds=9):
+    counts = Counts(n_rounds=rounds, n_drafted=36, n_accepted=18, n_rejected=6, n_emitted=27) if decode else None
+    return peers.Outcome(seconds, list(range(28)), n_passes, decode, counts)
+
+
+def samples_by_hand():
+    """Six prompts: generate 2 s, our baseline 1 s, model 0.5 s, assisted 0.6 s; ngram 0.5 s against lookup's 0.5 s."""
+    seconds = {
+        BASELINE: (1.0, 0.8),
+        GENERATE: (2.0, None),
+        Arm("model", "model", 4): (0.5, 0.4),
+        Arm("assisted", "model", 4): (0.6, None),
+        Arm("ngram", "ngram", 4): (0.5, 0.4),
+        Arm("lookup", "ngram", 4): (0.5, None),
+    }
+
+    def repeats(taken, decode):  # the middle one met a slow second
+        return [outcome(taken, decode=decode), outcome(9.0, decode=decode and 9.0), outcome(taken, decode=decode)]
+
+    return [
+        peers.Sample(arm, i, kind, 20, repeats(taken, decode))
+        for i, kind in enumerate(["code", "code", "code", "copy", "copy", "copy"])
+        for arm, (taken, decode) in seconds.items()
+    ]  # fmt: skip
+
+
+def record_by_hand():
+    samples = samples_by_hand()
+    rows = peers.build_rows(samples)
+    texts = [
+        {"method": "model", "draft_length": 4, "n": 6, "n_identical": 5,
+         "differences": [{"prompt": 1, "position": 7, "verdict": "near-tie"}]},
+        {"method": "lookup", "draft_length": 4, "n": 6, "n_identical": 6, "differences": []},
+    ]  # fmt: skip
+    return {
+        "benchmark": "peers",
+        "schema_version": common.SCHEMA_VERSION,
+        "created": "2026-01-01T00:00Z",
+        "interrupted": False,
+        "machine": {"cpu": "a CPU", "threads": 2, "gpu": None},
+        "versions": {"python": "3", "torch": "2", "transformers": "5", "commit": None, "uncommitted_changes": None},
+        "settings": {"n_prompts": 6, "max_new_tokens": 28, "repeats": 3, "seed": 0, "device": "cpu", "dtype": "float32",
+                     "engine": "fast"},
+        "models": {"target": "a target", "draft": "a draft"},
+        "rows": rows,
+        "texts": texts,
+        "asked": peers.asked(rows),
+        "raw": [peers.raw(s) for s in samples],
+    }  # fmt: skip
+
+
+def test_ratios_are_sums_of_medians():
+    """One slow repeat in three changes nothing."""
+    rows = {(r["method"], r["prompt_kind"]): r for r in peers.build_rows(samples_by_hand())}
+    assert rows["baseline", "all"]["to_generate"] == rows["baseline", "all"]["to_peer"] == pytest.approx(2)
+    assert rows["model", "all"]["to_peer"] == pytest.approx(1.2)
+    assert rows["model", "all"]["decode_to_baseline"] == pytest.approx(2)
+    assert rows["model", "all"]["tokens_per_second"] == pytest.approx(56)
+    assert rows["model", "copy"]["n_prompts"] == 3
+    assert rows["model", "all"]["tokens_per_pass"] == pytest.approx(2.8)
+    assert rows["generate", "all"]["to_peer"] is None
+
+
+def test_asked_and_measured_names_what_was_missed():
+    goals = {g["what"]: g for g in peers.asked(peers.build_rows(samples_by_hand()))}
+    assert goals["baseline ÷ generate"]["met"]
+    assert not goals["model k=4 ÷ assisted k=4"]["met"]
+    assert not goals["ngram k=4 ÷ lookup k=4, copy prompts"]["met"]
+    assert goals["model k=4 ÷ baseline"]["asked"] == pytest.approx(0.8 * 3)
+    assert not goals["model k=4 ÷ baseline"]["met"]
+    text = peers.page(record_by_hand(), False)
+    assert "MISSED by 20%" in text
+    assert "missed: 4 of 5" in text
+    assert "near-tie" in text
+    assert max(map(len, text.splitlines())) <= 110
+
+
+def test_records_go_to_disk_and_back(tmp_path):
+    run, path = record_by_hand(), tmp_path / "run.json"
+    path.write_text(common.to_json(run, peers.SCHEMA))
+    again = common.load(path, peers.SCHEMA)
+    assert peers.page(again, True) == peers.page(run, True)
+    again["rows"][0]["typo"] = 1
+    with pytest.raises(jsonschema.ValidationError):
+        common.to_json(again, peers.SCHEMA)
+
+
+def test_peers_end_to_end(call, pair_folder, tmp_path):
+    code, out, _ = call(
+        peers, "--draft", str(pair_folder / "draft"), "-k", "2", "--repeats", "1", "--max-new-tokens", "12"
+    )
+    assert code == 0
+    assert "Asked and measured" in out
+    assert "texts are the baseline's" in out
+    run = common.load(tmp_path / "results" / "local-peers.json", peers.SCHEMA)
+    assert {r["method"] for r in run["rows"]} == set(peers.WHAT)
+    assert all(t["n_identical"] == t["n"] == 3 for t in run["texts"])
+    assert all(len(r["seconds"]) == 1 for r in run["raw"])
+    assert str(tmp_path) not in json.dumps(run)
+    assert (tmp_path / "results" / "local-peers.md").read_text().startswith("# Against")
+    assert not list(tmp_path.rglob("*.part"))
+
+
+# --- roofline ---------------------------------------------------------------------------------------------------------
+
+
+def test_weights_are_read_once_and_a_plain_embedding_not_at_all():
+    tied, untied = tiny("llama", tie_word_embeddings=True), tiny("llama", tie_word_embeddings=False)
+    table = untied.get_input_embeddings().weight.numel()
+    everything = sum(p.numel() for p in untied.parameters())
+    assert memory.weights_read(untied) == (everything - table, (everything - table) * 8)
+    assert memory.weights_read(tied) == memory.weights_read(untied)
+
+
+def test_cache_bytes_and_operations_of_a_known_shape():
+    model = tiny("llama", dtype=torch.float32)  # 2 layers, 4 heads, 2 of them in the cache, 8 numbers each
+    assert memory.cached_shapes(model) == [(2 * 2 * 8, 8)] * 2
+    assert memory.cache_bytes(model, 10) == 2 * 2 * 2 * 8 * 10 * 4
+    weights = memory.weights_read(model)[0]
+    assert memory.operations(model, 1, 0) == 2 * weights + 4 * 2 * 4 * 8
+    assert memory.operations(model, 3, 5) == 6 * weights + 4 * 2 * 4 * 8 * (6 + 7 + 8)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "opt", "gemma"])
+def test_other_families_have_shapes_too(family):
+    assert [size for _, size in memory.cached_shapes(tiny(family))] == [8, 8]
+
+
+def test_the_slower_of_two_is_the_floor():
+    assert roofline.floor(100, 10, 50, 10) == (2, "reading")
+    assert roofline.floor(100, 50, 50, 10) == (5, "arithmetic")
+
+
+def test_passes_leave_the_cache_as_it_was(prompt):
+    cached = CachedModel(tiny_llama(0))
+    times = roofline.time_passes(cached, [1, 3, 2], 20, 2, seed=0)
+    assert {width: len(values) for width, values in times.items()} == {1: 2, 3: 2, 2: 2}
+    assert cached.length == 20
+    assert cached.n_passes == 1 + 3 + 6  # prefill, warm-up, timed
+
+
+def test_roofline_end_to_end(call, pair_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(roofline, "matrix_rate", lambda *_: 1e11)  # a second on a busy machine
+    target, draft = str(pair_folder / "target"), str(pair_folder / "draft")
+    words = ["--sizes", f"{target},{draft}", "--draft", draft, "--widths", "1,4", "--repeats", "1", "--context", "8"]
+    code, out, _ = call(roofline, *words, "--block", "1")
+    assert code == 0
+    assert "GB/s" in out
+    run = common.load(tmp_path / "results" / "local-roofline.json", roofline.SCHEMA)
+    assert [e["role"] for e in run["models"]] == ["target", "draft", "target", "draft"]
+    for entry in run["models"]:
+        assert [p["width"] for p in entry["passes"]] == [1, 4]
+        assert all(p["share"] == pytest.approx(p["floor_seconds"] / p["seconds"], 1e-4) for p in entry["passes"])
+    assert str(tmp_path) not in json.dumps(run)
+    assert pair_folder.as_posix() not in json.dumps(run)
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), EnvironmentProblem("cannot load it")])
+def test_what_is_measured_before_a_stop_is_written(call, pair_folder, tmp_path, monkeypatch, stop):
+    """The second target cannot be loaded, or Ctrl-C comes while it is."""
+    target, draft, honest = str(pair_folder / "target"), str(pair_folder / "draft"), options.load
+
+    def load(args):
+        if args.target == draft:
+            raise stop
+        return honest(args)
+
+    monkeypatch.setattr(options, "load", load)
+    monkeypatch.setattr(roofline, "matrix_rate", lambda *_: 1e11)
+    words = ["--sizes", f"{target},{draft}", "--widths", "1,4", "--repeats", "1", "--context", "8", "--block", "1"]
+    code, out, err = call(roofline, *words)
+    assert code == (0 if isinstance(stop, KeyboardInterrupt) else 3)
+    assert ("error: cannot load it" in err) == (code == 3)
+    assert "GB/s" in out
+    run = common.load(tmp_path / "results" / "local-roofline.json", roofline.SCHEMA)
+    assert run["interrupted"]
+    assert [e["role"] for e in run["models"]] == ["target"]
+
+
+# --- scaling ----------------------------------------------------------------------------------------------------------
+
+
+def test_blocks_keep_every_turn():
+    log = [(1.0, 2)] * 40
+    assert scaling.in_blocks(log) == [(16.0, 32, 16), (24.0, 48, 24)]
+    assert scaling.in_blocks(log[:5]) == [(5.0, 10, 5)]
+
+
+def test_a_point_is_a_ratio_to_its_first():
+    first, log = [(1.0, 2)] * 64, [(3.0, 3)] * 64
+    found = scaling.point("length", "model", 1900, 4, log, first)
+    assert (found["token_ratio"], found["round_ratio"]) == (pytest.approx(2), pytest.approx(3))
+    assert (found["round_low"], found["round_high"]) == (pytest.approx(3), pytest.approx(3))
+    assert scaling.verdict(found).startswith("grows by 200%")
+    assert scaling.verdict(found | {"round_ratio": 1.01, "round_low": 0.9, "round_high": 1.1}).startswith("flat")
+    assert scaling.verdict(found | {"round_ratio": 1.2, "round_low": 0.9, "round_high": 1.3}).endswith("may be noise")
+    assert scaling.verdict(found | {"round_ratio": 0.5, "round_low": None}) == "shrinks by 50%"
+
+
+def test_host_time_is_what_is_neither_draft_nor_verify():
+    phases = {"draft": 2.0, "verify": 5.0, "accept": 0.5, "rollback": 0.5, "host": 1.0}
+    assert scaling.host_time(10.0, phases) == (3.0, 10.0)
+
+
+def test_scaling_end_to_end(call, pair_folder, tmp_path):
+    target, draft = str(pair_folder / "target"), str(pair_folder / "draft")
+    code, out, _ = call(
+        scaling, "--draft", draft, "--sizes", f"{target},{draft}", "--turns", "6", "-k", "2",
+        "--limit", "1", "--draft-lengths", "0,3", "--lengths", "4,20", "--contexts", "8,40",
+    )  # fmt: skip
+    assert code == 0
+    assert "20 generated tokens / at 4" in out
+    run = common.load(tmp_path / "results" / "local-scaling.json", scaling.SCHEMA)
+    points = {(p["dial"], p["series"], p["x"]): p for p in run["points"]}
+    assert {p["dial"] for p in run["points"]} == set(scaling.DIALS)
+    assert points["length", "baseline", 20]["n_tokens"] == 6
+    assert (
+        points["length", "model", "20 ÷ prompt"]["n_rounds"] == 6 if ("length", "model", "20 ÷ prompt") in points else 1
+    )
+    assert points["context", "baseline", 8]["round_ratio"] == 1
+    ks = [p for p in run["points"] if p["dial"] == "k"]
+    assert [p["x"] for p in ks] == [0, 3]
+    assert all(p["host_seconds"] > 0 and 0 < p["host_share"] < 1 for p in ks)
+    assert ks[0]["n_tokens"] == ks[0]["n_rounds"] == 3 * 6, "k = 0 commits one token in a round"
+    assert str(tmp_path) not in json.dumps(run)
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("module", "words", "code", "said"),
+    [
+        (peers, ["-k", "0"], 2, "too small"),
+        (peers, ["--max-new-tokens", "1"], 2, "--max-new-tokens 2"),
+        (peers, ["--draft", "ngram"], 2, "must be a model"),
+        (peers, ["--name", "a/b"], 2, "plain word"),
+        (peers, ["--target", "./nowhere"], 3, "there is no model folder"),
+        (roofline, ["--widths", "a"], 2, "--widths"),
+        (roofline, ["--context", "600", "--block", "1"], 2, "do not fit"),
+        (roofline, ["--sizes", "lab,lab"], 2, "different targets"),
+        (scaling, ["--dials", "weather"], 2, "'weather'"),
+        (scaling, ["--dials", "size"], 2, "--sizes"),
+        (scaling, ["--lengths", "1,9"], 2, "2 or more"),
+        (scaling, ["--draft", "ngram", "--dials", "length"], 2, "do not fit"),
+    ],
+)
+def test_bad_input_is_one_line(call, module, words, code, said):
+    found, out, err = call(module, *words)
+    assert (found, out) == (code, "")
+    assert said in err
+    assert "Traceback" not in err

@@ -1,0 +1,117 @@
+"""A dozen families of models that differ in what decoding depends on, and the sweep that runs them all."""
+
+import json
+
+import pytest
+import torch
+
+from benchmarks import families, one_family, tiny_families
+from benchmarks.one_family import BOTH, BROKEN, CANNOT, EAGER, REFUSED
+from speclab.system.errors import UsageProblem
+
+# family -> its outcome and words of its reason
+COVERING = {
+    "llama": (BOTH, ""),
+    "gpt2": (BOTH, ""),  # learned positions
+    "falcon": (BOTH, ""),  # attention beside the MLP, one head of keys for all
+    "mixtral": (BOTH, ""),  # a mixture of experts
+    "deepseek_v3": (BOTH, ""),  # latent attention
+    "gemma3_text": (EAGER, "plain keys and values of the whole text"),  # sliding windows among full layers
+    "bloom": (EAGER, "torch.export gave up"),  # ALiBi
+    "mamba": (REFUSED, "cannot be rolled back"),  # recurrent
+    "jamba": (REFUSED, "cannot be rolled back"),  # recurrent and attention layers
+    "rwkv": (REFUSED, "ignores its cache"),
+    "openai-gpt": (REFUSED, "ignores its cache"),  # has none
+    "bert": (REFUSED, "attends to later tokens"),  # an encoder
+    "gemma4_assistant": (CANNOT, "another model"),  # the draft head of another model
+}
+
+
+@pytest.mark.parametrize("family", COVERING)
+def test_outcome(family):
+    outcome, words = COVERING[family]
+    row = one_family.examine(family)
+    assert row["outcome"] == outcome, row
+    assert words in row["reason"]
+    if outcome in (BOTH, EAGER):
+        assert row["accepted"] > 0
+        assert row["rejected"] > 0
+
+
+def test_a_process_that_ends_without_an_answer_is_an_outcome(capfd):
+    found = families.run_alone("llama", print)
+    assert found == one_family.broken("llama", "its process ended early, exit code 0")
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path, capsys):
+    """families.main() with canned rows instead of processes; returns (exit code, stdout, the record)."""
+
+    def call(rows: dict[str, dict | type[BaseException]], *words: str) -> tuple[int, str, dict]:
+        def answer(model_type: str) -> dict:
+            if not isinstance(rows[model_type], dict):
+                raise rows[model_type]
+            return rows[model_type]
+
+        monkeypatch.setattr(families, "run_alone", answer)
+        code = families.main(["--out-dir", str(tmp_path), "--jobs", "1", "--only", ",".join(rows), *words])
+        record = json.loads((tmp_path / "results" / "local-families.json").read_text())
+        assert (tmp_path / "results" / "local-families.md").read_text().startswith("# Families of models")
+        return code, capsys.readouterr().out, record
+
+    return call
+
+
+def row(family: str, outcome: str, reason: str = "") -> dict:
+    return {**one_family.broken(family, reason), "outcome": outcome}
+
+
+def test_the_record_keeps_every_row_and_the_page_counts_them(run):
+    refused = row("bert", REFUSED, "reads what comes (1.0)")
+    rows = {"llama": row("llama", BOTH), "gpt2": row("gpt2", BOTH), "bert": refused}
+    code, out, record = run(rows)
+    assert code == 0
+    assert record["families"] == list(rows.values())
+    assert not record["interrupted"]
+    assert [line.split() for line in out.splitlines() if line.startswith(BOTH)] == [[*BOTH.split(), "2"]]
+    assert "llama, gpt2" in out
+    assert "reads what comes: bert" in out
+
+
+def test_a_broken_family_fails_the_command(run):
+    code, out, _ = run({"llama": row("llama", BOTH), "gpt2": row("gpt2", BROKEN, "another text")})
+    assert code == 1
+    assert "another text: gpt2" in out
+
+
+def test_ctrl_c_keeps_what_is_done(run):
+    code, _, record = run({"llama": row("llama", BOTH), "gpt2": KeyboardInterrupt, "bert": row("bert", BOTH)})
+    assert code == 0
+    assert record["interrupted"]
+    assert row("llama", BOTH) in record["families"]
+    assert not any(r["family"] == "gpt2" for r in record["families"])
+
+
+def test_an_unknown_family_is_a_usage_problem(capsys):
+    assert families.main(["--only", "llama,lama"]) == UsageProblem.exit_code
+    assert "no causal model type 'lama'" in capsys.readouterr().err
+
+
+def test_a_wrong_text_is_broken(monkeypatch):
+    monkeypatch.setattr(one_family, "library_text", lambda model, prompt: [1] * one_family.N_TOKENS)
+    found = one_family.examine("gpt2")
+    assert found["outcome"] == BROKEN
+    assert "eager engine, prompt of 6 tokens, k = 0" in found["reason"]
+
+
+def test_building_leaves_the_global_random_state_alone():
+    before = torch.random.get_rng_state()
+    one, other = tiny_families.tiny("llama"), tiny_families.tiny("llama")
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def test_a_tiny_model_has_one_layer_of_every_kind():
+    config = tiny_families.tiny("gemma3_text").config
+    assert config.layer_types == ["sliding_attention", "full_attention"]
+    assert tiny_families.tiny("gpt2").config.num_hidden_layers == 2

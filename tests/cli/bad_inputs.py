@@ -1,0 +1,599 @@
+"""Bad inputs: the files they need, and a table of commands with their exit codes and what must be said.
+
+`places` fills a folder with model folders and other files, most of them damaged. The commands of ROWS are typed there.
+A command has USUAL's flags of its script before its own, and what is given twice counts as given last.
+"""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    BertConfig,
+    BertLMHeadModel,
+    MambaConfig,
+    MambaForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+TINY = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+DEEP = "[" * 100_000
+LONG = "n" * 300
+
+# --- the files --------------------------------------------------------------------------------------------------------
+
+
+def places(folder: Path, pair: Path) -> None:
+    """Fill `folder`. `pair` is the tiny pair of conftest.py."""
+    for role in ("target", "draft"):
+        (folder / role).symlink_to(pair / role)
+    for name, changes in CONFIGS.items():
+        edited(copied(folder, name), "config.json", **changes)
+    for name, content in FILES.items():
+        model, _, file = name.partition("/")
+        (copied(folder, model) / file).write_bytes(content if isinstance(content, bytes) else content.encode())
+    for name, changes in GENERATION.items():
+        edited(copied(folder, name), "generation_config.json", **changes)
+    families(folder)
+    weights(folder)
+    tokenizers(folder)
+    loose_files(folder)
+
+
+def copied(folder: Path, name: str) -> Path:
+    """A model folder that starts as a copy of the tiny target."""
+    shutil.copytree(folder / "target", folder / name, dirs_exist_ok=True)
+    return folder / name
+
+
+def edited(model: Path, name: str, **changes) -> None:
+    """Change entries of a JSON file of a model folder; None removes one."""
+    content = json.loads((model / name).read_text()) | changes
+    (model / name).write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+
+
+# Model folders that differ from the tiny target in these entries of config.json.
+CONFIGS = {
+    "no-layers": {"num_hidden_layers": 0, "layer_types": None},
+    "negative-layers": {"num_hidden_layers": -1, "layer_types": None},
+    "text-layers": {"num_hidden_layers": "two", "layer_types": None},
+    "more-layers": {"num_hidden_layers": 3, "layer_types": None},
+    "other-layers": {"layer_types": ["nonsense", "nonsense"]},
+    "no-heads": {"num_attention_heads": 0},
+    "negative-heads": {"num_attention_heads": -4},
+    "odd-heads": {"num_attention_heads": 3, "head_dim": None},
+    "no-width": {"hidden_size": 0},
+    "half-width": {"hidden_size": 32.5},
+    "no-vocabulary": {"vocab_size": 0},
+    "negative-vocabulary": {"vocab_size": -5},
+    "huge-vocabulary": {"vocab_size": 10**12},
+    "endless-vocabulary": {"vocab_size": 10**30},
+    "text-vocabulary": {"vocab_size": "many"},
+    "text-positions": {"max_position_embeddings": "many"},
+    "few-positions": {"max_position_embeddings": 8},
+    "odd-dtype": {"dtype": "float99", "torch_dtype": None},
+    "odd-activation": {"hidden_act": "nonsense"},
+    "odd-rope": {"rope_parameters": {"rope_type": "nonsense"}, "rope_theta": None},
+    "zero-rope": {"rope_parameters": {"rope_type": "default", "rope_theta": 0}},
+    "odd-norm": {"rms_norm_eps": "small"},
+    "nan-norm": {"rms_norm_eps": float("nan")},
+    "hub-attention": {"attn_implementation": "somebody/evil-attention"},
+    "unknown-type": {"model_type": "nonsense"},
+    "list-type": {"model_type": ["llama"]},
+    "no-type": {"model_type": None, "architectures": None},
+    "esc-type": {"model_type": "\x1b]0;owned\x07\u202e"},
+    "own-code": {"model_type": "own", "auto_map": {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M"}},
+    "quantized-list": {"quantization_config": [1]},
+    "text-eos": {"eos_token_id": "</s>"},
+    "odd-pad": {"pad_token_id": 10**6},
+}
+# Model folders with one file of other bytes.
+FILES = {
+    "config-empty/config.json": "",
+    "config-list/config.json": "[1, 2]",
+    "config-number/config.json": "7",
+    "config-null/config.json": "null",
+    "config-torn/config.json": '{"model_type": "llama", ',
+    "config-deep/config.json": DEEP,
+    "config-deep-entry/config.json": '{"model_type": "llama", "x": ' + DEEP,
+    "config-latin/config.json": '{"model_type": "naïve"}'.encode("latin-1"),
+    "config-utf16/config.json": '{"model_type": "llama"}'.encode("utf-16"),
+    "config-bom/config.json": '\ufeff{"model_type": "llama"}',
+    "config-surrogate/config.json": '{"model_type": "\\ud800"}',
+    "weights-empty/model.safetensors": "",
+    "weights-text/model.safetensors": "these are no weights",
+    "tokenizer-torn/tokenizer.json": '{"version": ',
+    "tokenizer-list/tokenizer.json": "[]",
+    "tokenizer-deep/tokenizer.json": DEEP,
+    "tokenizer-binary/tokenizer.json": bytes(range(256)),
+    "tokenizer-config-list/tokenizer_config.json": "[]",
+    "generation-torn/generation_config.json": "{",
+    "generation-list/generation_config.json": "[1]",
+    "generation-deep/generation_config.json": DEEP,
+    "generation-latin/generation_config.json": b'{"x": "\xff"}',
+}
+# Model folders that differ in generation_config.json.
+GENERATION = {
+    "eos-text": {"eos_token_id": "</s>"},
+    "eos-nested": {"eos_token_id": [[1]]},
+    "eos-negative": {"eos_token_id": -1},
+    "eos-half": {"eos_token_id": 2.5},
+    "eos-true": {"eos_token_id": True},
+    "generation-cache": {"cache_implementation": "nonsense"},
+}
+
+
+def families(folder: Path) -> None:
+    """Models of families that cannot be decoded with a cache that rolls back."""
+    vocab_size = json.loads((folder / "target" / "config.json").read_text())["vocab_size"]
+    size = {**TINY, "vocab_size": vocab_size}
+    encoder_decoder = T5Config(vocab_size=vocab_size, d_model=16, d_kv=16, d_ff=16, num_layers=1, num_heads=1)
+    for name, model in {
+        "encoder": BertLMHeadModel(BertConfig(**size)),
+        "recurrent": MambaForCausalLM(MambaConfig(vocab_size=vocab_size, hidden_size=16, num_hidden_layers=1)),
+        "encoder-decoder": T5ForConditionalGeneration(encoder_decoder),
+    }.items():
+        model.save_pretrained(folder / name)
+        for file in (folder / "target").glob("tokenizer*"):
+            shutil.copy(file, folder / name)
+
+
+def weights(folder: Path) -> None:
+    """Weights that are missing, cut off, of another shape, not numbers, or no plain files."""
+    good = load_file(folder / "target" / "model.safetensors")
+
+    def saved(name: str, tensors: dict[str, torch.Tensor]) -> None:
+        save_file(tensors, copied(folder, name) / "model.safetensors", metadata={"format": "pt"})
+
+    saved("weights-other-shape", good | {"model.norm.weight": torch.ones(3)})
+    saved("weights-nan", good | {"model.norm.weight": torch.full((64,), torch.nan)})
+    saved("weights-none", {"x": torch.ones(1)})
+    cut = copied(folder, "weights-cut") / "model.safetensors"
+    cut.write_bytes(cut.read_bytes()[:10_000])
+    (copied(folder, "weights-missing") / "model.safetensors").unlink()
+    pickled = copied(folder, "weights-pickled")
+    (pickled / "model.safetensors").unlink()
+    torch.save({**good, "more": Path("here")}, pickled / "pytorch_model.bin")
+    for name, content in {
+        "index-torn": "{",
+        "index-list": "[]",
+        "index-outside": json.dumps({"metadata": {}, "weight_map": {"model.norm.weight": "../../../etc/passwd"}}),
+        "index-lacking": json.dumps({"metadata": {}, "weight_map": {"model.norm.weight": "nowhere.safetensors"}}),
+    }.items():
+        (copied(folder, name) / "model.safetensors").unlink()
+        (folder / name / "model.safetensors.index.json").write_text(content)
+    device = copied(folder, "weights-device") / "model.safetensors"
+    device.unlink()
+    device.symlink_to("/dev/zero")
+    for name in ("config-folder", "config-device", "config-loop", "config-fifo"):
+        file = copied(folder, name) / "config.json"
+        file.unlink()
+        if name == "config-folder":
+            file.mkdir()
+        elif name == "config-fifo":
+            os.mkfifo(file)
+        else:
+            file.symlink_to("/dev/null" if name == "config-device" else file.name)
+
+
+def tokenizers(folder: Path) -> None:
+    """Tokenizers that are missing, empty, wider than the model, or another model's."""
+    for file in copied(folder, "tokenizer-missing").glob("tokenizer*"):
+        file.unlink()
+    content = json.loads((folder / "target" / "tokenizer.json").read_text())
+
+    def saved(name: str, vocab: dict, **more) -> None:
+        changed = content | {"model": content["model"] | {"vocab": vocab}} | more
+        (copied(folder, name) / "tokenizer.json").write_text(json.dumps(changed))
+
+    vocab = dict(content["model"]["vocab"])
+    saved("tokenizer-without-words", {}, added_tokens=[])
+    saved("tokenizer-swapped", vocab | {"a": vocab["b"], "b": vocab["a"]})
+    saved("tokenizer-huge-id", vocab | {"a": 10**9})
+    saved("tokenizer-negative-id", vocab | {"a": -1})
+    edited(copied(folder, "short-draft"), "config.json", max_position_embeddings=30)
+
+
+def loose_files(folder: Path) -> None:
+    """Prompt files, folders and devices."""
+    texts = {
+        "empty.txt": b"",
+        "blank.txt": b" \n\t\n%%\n\n%%\n",
+        "bom.txt": b"\xef\xbb\xbf",
+        "latin.txt": "naïve".encode("latin-1"),
+        "utf16.txt": "text".encode("utf-16"),
+        "binary.txt": b"\xff\xfe\x00",
+        "long.txt": b"x = 1; " * 500,
+        "file": b"in the way",
+        "good.txt": b"def f(x):",
+        "nan.json": b'{"rows": NaN}',
+    }
+    for name, content in texts.items():
+        (folder / name).write_bytes(content)
+    with open(folder / "large.txt", "wb") as file:
+        file.truncate(16 * 2**20 + 1)
+    for name in ("empty-folder", "blocked/results/local.json", "blocked/results/local-roofline.json"):
+        (folder / name).mkdir(parents=True)
+    (folder / "blocked-file").mkdir()
+    (folder / "blocked-file" / "results").write_text("in the way")
+    os.mkfifo(folder / "fifo")
+    (folder / "loop").symlink_to("loop")
+    (folder / "dangling").symlink_to("nowhere")
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+class Row(NamedTuple):
+    """A command as typed after `python`, its exit code, words that its one line must have, and its standard input."""
+
+    command: str
+    code: int
+    said: tuple[str, ...]
+    stdin: bytes = b""
+
+
+MODEL = ["--target", "target", "--threads", "1", "--engine", "eager"]
+FILED = [*MODEL, "--out-dir", "out"]
+USUAL = {
+    "baseline_autoregressive.py": MODEL,
+    "optimized_speculative.py": MODEL,
+    "compare.py": FILED,
+    "benchmarks.peers": FILED,
+    "benchmarks.roofline": FILED,
+    "benchmarks.scaling": FILED,
+    "benchmarks.families": ["--out-dir", "out"],
+    "benchmarks.gpu": ["--out", "out", "--device", "cpu"],
+    "training.lab_pair": ["--out", "out", "--work-dir", "out"],
+}
+B, S, C = "baseline_autoregressive.py", "optimized_speculative.py --prompt x", "compare.py"
+PEERS, ROOFLINE, SCALING = "-m benchmarks.peers", "-m benchmarks.roofline", "-m benchmarks.scaling"
+GPU, FAMILIES, TRAIN = "-m benchmarks.gpu", "-m benchmarks.families", "-m speclab.train_lab_pair"
+
+ROWS = [
+    # --- flags of every decoding script ---
+    Row(f"{B} --nonsense", 2, ("--nonsense", "--help")),
+    Row(f"{B} stray", 2, ("stray", "--help")),
+    Row(f"{B} '\x1b[31m'", 2, ("␛[31m",)),
+    Row(f"{B} --temperature -1", 2, ("temperature", "-1")),
+    Row(f"{B} --temperature nan", 2, ("temperature", "nan")),
+    Row(f"{B} --temperature 1e400", 2, ("temperature", "inf")),
+    Row(f"{B} --temperature warm", 2, ("--temperature", "'warm'")),
+    Row(f"{B} --temperature ''", 2, ("--temperature", "''")),
+    Row(f"{B} --top-p nan", 2, ("top-p", "nan")),
+    Row(f"{B} --top-p 0", 2, ("top-p", "0")),
+    Row(f"{B} --top-p 1.5", 2, ("top-p", "1.5")),
+    Row(f"{B} --top-k -1", 2, ("--top-k", "0 or more")),
+    Row(f"{B} --top-k 1e3", 2, ("--top-k", "'1e3' is not a whole number")),
+    Row(f"{B} --seed -1", 2, ("--seed", "0 or more")),
+    Row(f"{B} --seed {2**60}", 2, ("--seed", "4294967295 or less")),
+    Row(f"{B} --seed {'9' * 5000}", 2, ("--seed", "whole number")),
+    Row(f"{B} --threads 0", 2, ("--threads", "1 or more")),
+    Row(f"{B} --threads {2**31}", 2, ("--threads", "1024 or less")),
+    Row(f"{B} --max-new-tokens 0", 2, ("--max-new-tokens", "1 or more")),
+    Row(f"{B} --max-new-tokens {10**20}", 2, ("--max-new-tokens", "or less")),
+    Row(f"{B} --max-new-tokens 600 --prompt x", 2, ("context of 512", "--max-new-tokens 511")),
+    Row(f"{B} --limit -1", 2, ("--limit", "0 or more")),
+    Row(f"{B} --engine slow", 2, ("slow", "eager")),
+    Row(f"{B} --device gpu", 2, ("gpu", "cuda")),
+    Row(f"{B} --device cuda", 3, ("--device cuda", "--device cpu")),
+    Row(f"{B} --dtype int8", 2, ("int8", "bfloat16")),
+    # --- prompts ---
+    Row(f"{B} --prompt", 2, ("--prompt", "one argument")),
+    Row(f"{B} --prompt ''", 2, ("empty", "--prompt")),
+    Row(f"{B} --prompt ' \t'", 2, ("empty",)),
+    Row(f"{B} --prompt x --prompt ''", 2, ("empty",)),
+    Row(f"{B} --prompt x --prompts good.txt", 2, ("--prompts", "--prompt")),
+    Row(f"{B} --prompt '\udcff'", 2, ("not UTF-8", "--prompts")),
+    Row(f"{B} --prompt '\ud800'", 2, ("not UTF-8",)),
+    Row(f"{B} --prompts ''", 2, ("--prompts", "empty")),
+    Row(f"{B} --prompts empty.txt", 2, ("no prompt in empty.txt",)),
+    Row(f"{B} --prompts blank.txt", 2, ("no prompt in blank.txt", "%%")),
+    Row(f"{B} --prompts bom.txt", 2, ("no prompt in bom.txt",)),
+    Row(f"{B} --prompts latin.txt", 2, ("latin.txt", "UTF-8")),
+    Row(f"{B} --prompts utf16.txt", 2, ("utf16.txt", "UTF-8")),
+    Row(f"{B} --prompts binary.txt", 2, ("binary.txt", "UTF-8")),
+    Row(f"{B} --prompts long.txt", 2, ("2501 tokens", "context of 512", "shorten")),
+    Row(f"{B} --prompts large.txt", 2, ("16 MiB",)),
+    Row(f"{B} --prompts loop", 2, ("loop", "symbolic links")),
+    Row(f"{B} --prompts no/such/file.txt", 2, ("no/such/file.txt", "- for standard input")),
+    Row(f"{B} --prompts empty-folder", 2, ("it is a folder",)),
+    Row(f"{B} --prompts /dev/null", 2, ("it is a device",)),
+    Row(f"{B} --prompts /dev/zero", 2, ("it is a device",)),
+    Row(f"{B} --prompts 'a\0b'", 2, ("a␀b",)),
+    Row(f"{B} --prompts {LONG}", 2, (LONG, "too long")),
+    Row(f"{B} --prompts 'two\nlines\x1b[31m'", 2, ("two lines␛[31m",)),
+    Row(f"{B} --prompts '\udcff'", 2, ("‹DCFF›", "No such file")),
+    Row(f"{B} --prompts -", 2, ("no prompt in standard input",)),
+    Row(f"{B} --prompts -", 2, ("no prompt in standard input",), b"\r\n%%\r\n"),
+    Row(f"{B} --prompts -", 2, ("file -", "UTF-8"), b"def f(\xff"),
+    # --- names of models ---
+    Row(f"{B} --target ''", 2, ("--target", "empty")),
+    Row(f"{B} --target ./nowhere", 3, ("./nowhere", "save_pretrained")),
+    Row(f"{B} --target a/b/c", 3, ("a/b/c", "save_pretrained")),
+    Row(f"{B} --target ~nobody/x", 3, ("~nobody/x", "save_pretrained")),
+    Row(f"{B} --target somebody/some-model", 3, ("somebody/some-model", "check the name and the network")),
+    Row(f"{B} --target 'a\0b'", 3, ("a␀b", "check the name")),
+    Row(f"{B} --target '\udcff'", 3, ("‹DCFF›",)),
+    Row(f"{B} --target 'two\nlines\x1b]0;x\x07'", 3, ("two lines␛]0;x␇",)),
+    Row(f"{B} --target {LONG}", 3, (LONG,)),
+    Row(f"{B} --target loop", 3, ("loop is no folder",)),
+    Row(f"{B} --target dangling", 3, ("dangling is no folder",)),
+    Row(f"{B} --target file", 3, ("file is no folder",)),
+    Row(f"{B} --target fifo", 3, ("fifo is no folder",)),
+    Row(f"{B} --target /dev/zero", 3, ("/dev/zero is no folder",)),
+    Row(f"{B} --target /", 3, ("config.json",)),
+    Row(f"{B} --target empty-folder", 3, ("empty-folder", "config.json", "save_pretrained")),
+    Row(f"{B} --target lab:", 2, ("lab:", "lab:200m")),
+    Row(f"{B} --target lab:0m", 2, ("lab:0m", "lab:200m")),
+    Row(f"{B} --target lab:-1b", 2, ("lab:-1b", "lab:200m")),
+    Row(f"{B} --target lab:1e9b", 2, ("lab:1e9b", "lab:200m")),
+    Row(f"{B} --target lab:big", 2, ("lab:big", "lab:200m")),
+    Row(f"{B} --target lab:1m", 2, ("lab:1m", "use lab:10.2m or more")),
+    Row(f"{B} --target lab:900b", 3, ("lab:900b", "GB")),
+    # --- config.json ---
+    Row(f"{B} --target no-layers", 3, ("num_hidden_layers is 0",)),
+    Row(f"{B} --target negative-layers", 3, ("num_hidden_layers is -1",)),
+    Row(f"{B} --target text-layers", 3, ("config.json", "num_hidden_layers")),
+    Row(f"{B} --target more-layers", 3, ("lacks the weights model.layers.2.", "and 6 more")),
+    Row(f"{B} --target other-layers", 3, ("config.json", "layer_types")),
+    Row(f"{B} --target no-heads", 3, ("config.json", "ZeroDivisionError")),
+    Row(f"{B} --target negative-heads", 3, ("config.json", "negative dimension")),
+    Row(f"{B} --target odd-heads", 3, ("config.json", "attention heads (3)")),
+    Row(f"{B} --target no-width", 3, ("config.json", "differ in shape")),
+    Row(f"{B} --target half-width", 3, ("config.json", "hidden_size")),
+    Row(f"{B} --target no-vocabulary", 3, ("config.json", "differ in shape")),
+    Row(f"{B} --target negative-vocabulary", 3, ("config.json", "negative dimension")),
+    Row(f"{B} --target huge-vocabulary", 3, ("config.json", "differ in shape")),
+    Row(f"{B} --target endless-vocabulary", 3, ("config.json",)),
+    Row(f"{B} --target text-vocabulary", 3, ("config.json", "vocab_size")),
+    Row(f"{B} --target text-positions", 3, ("config.json", "max_position_embeddings")),
+    Row(f"{B} --target few-positions", 3, ("context of 8 positions", "larger model")),
+    Row(f"{B} --target odd-dtype", 3, ("config.json", "float99")),
+    Row(f"{B} --target odd-activation", 3, ("config.json", "nonsense")),
+    Row(f"{B} --target odd-rope", 3, ("config.json", "nonsense")),
+    Row(f"{B} --target zero-rope", 3, ("not finite",)),
+    Row(f"{B} --target odd-norm", 3, ("config.json", "rms_norm_eps")),
+    Row(f"{B} --target nan-norm", 3, ("not finite", "--dtype float32")),
+    Row(f"{B} --target hub-attention", 3, ("somebody/evil-attention", "never run")),
+    Row(f"{B} --target unknown-type", 3, ("config.json", "nonsense")),
+    Row(f"{B} --target list-type", 3, ("config.json", "unhashable")),
+    Row(f"{B} --target no-type", 3, ("config.json", "model_type")),
+    Row(f"{B} --target esc-type", 3, ("config.json", "␛]0;owned␇‹202E›")),
+    Row(f"{B} --target own-code", 3, ("code of its own, which is never run",)),
+    Row(f"{B} --target quantized-list", 3, ("config.json",)),
+    Row(f"{B} --target text-eos", 3, ("config.json", "eos_token_id")),
+    Row(f"{B} --target odd-pad", 3, ("config.json",)),
+    Row(f"{B} --target config-empty", 3, ("config.json", "valid JSON")),
+    Row(f"{B} --target config-list", 3, ("config.json",)),
+    Row(f"{B} --target config-number", 3, ("config.json",)),
+    Row(f"{B} --target config-null", 3, ("config.json",)),
+    Row(f"{B} --target config-torn", 3, ("config.json", "valid JSON")),
+    Row(f"{B} --target config-deep", 3, ("config.json", "recursion")),
+    Row(f"{B} --target config-deep-entry", 3, ("config.json", "recursion")),
+    Row(f"{B} --target config-latin", 3, ("config.json", "valid JSON")),
+    Row(f"{B} --target config-utf16", 3, ("config.json", "valid JSON")),
+    Row(f"{B} --target config-bom", 3, ("config.json", "valid JSON")),
+    Row(f"{B} --target config-surrogate", 3, ("config.json", "‹D800›")),
+    Row(f"{B} --target config-folder", 3, ("config.json", "save_pretrained")),
+    Row(f"{B} --target config-device", 3, ("config-device/config.json is a device",)),
+    Row(f"{B} --target config-fifo", 3, ("config-fifo/config.json is a device or a pipe",)),
+    Row(f"{B} --target config-loop", 3, ("config.json", "save_pretrained")),
+    # --- weights, tokenizer, generation_config.json ---
+    Row(f"{B} --target encoder", 3, ("bert attends to later tokens", "causal language model")),
+    Row(f"{B} --target recurrent", 3, ("mamba keeps a state", "rolled back")),
+    Row(f"{B} --target encoder-decoder", 3, ("no causal language model",)),
+    Row(f"{B} --target weights-other-shape", 3, ("differ in shape", "config.json")),
+    Row(f"{B} --target weights-none", 3, ("lacks the weights",)),
+    Row(f"{B} --target weights-empty", 3, ("weights-empty", "header")),
+    Row(f"{B} --target weights-text", 3, ("weights-text", "header")),
+    Row(f"{B} --target weights-cut", 3, ("weights-cut", "incomplete")),
+    Row(f"{B} --target weights-missing", 3, ("weights-missing", "model.safetensors")),
+    Row(f"{B} --target weights-pickled", 3, ("more than tensors", "safetensors")),
+    Row(f"{B} --target weights-nan --prompt x", 3, ("not finite",)),
+    Row(f"{B} --target weights-device", 3, ("weights-device/model.safetensors is a device",)),
+    Row(f"{B} --target index-torn", 3, ("index-torn", "download")),
+    Row(f"{B} --target index-list", 3, ("index-list", "download")),
+    Row(f"{B} --target index-outside", 3, ("index-outside", "No such file")),
+    Row(f"{B} --target index-lacking", 3, ("nowhere.safetensors",)),
+    Row(f"{B} --target tokenizer-missing", 3, ("tokenizer.json is missing",)),
+    Row(f"{B} --target tokenizer-torn", 3, ("its tokenizer",)),
+    Row(f"{B} --target tokenizer-list", 3, ("its tokenizer",)),
+    Row(f"{B} --target tokenizer-deep", 3, ("its tokenizer", "recursion")),
+    Row(f"{B} --target tokenizer-binary", 3, ("its tokenizer", "utf-8")),
+    Row(f"{B} --target tokenizer-without-words", 3, ("its tokenizer", "out of vocabulary")),
+    Row(f"{B} --target tokenizer-negative-id", 3, ("its tokenizer", "-1")),
+    Row(f"{B} --target tokenizer-config-list", 3, ("its tokenizer",)),
+    Row(f"{B} --target tokenizer-huge-id --prompt a", 3, ("token 1000000000", "do not belong together")),
+    Row(f"{B} --target generation-torn", 3, ("generation_config.json", "valid JSON")),
+    Row(f"{B} --target generation-list", 3, ("generation_config.json",)),
+    Row(f"{B} --target generation-deep", 3, ("generation_config.json", "recursion")),
+    Row(f"{B} --target generation-latin", 3, ("generation_config.json",)),
+    Row(f"{B} --target generation-cache", 3, ("generation_config.json", "nonsense")),
+    Row(f"{B} --target eos-text", 3, ("generation_config.json", "</s>")),
+    Row(f"{B} --target eos-nested", 3, ("generation_config.json", "[[1]]")),
+    Row(f"{B} --target eos-negative", 3, ("generation_config.json", "-1")),
+    Row(f"{B} --target eos-half", 3, ("generation_config.json", "2.5")),
+    Row(f"{B} --target eos-true", 3, ("generation_config.json", "True")),
+    # --- drafts ---
+    Row(f"{S} -k -1", 2, ("-k", "0 or more")),
+    Row(f"{S} -k many", 2, ("-k", "many")),
+    Row(f"{S} -k 99999999999", 2, ("-k", "or less")),
+    Row(f"{S} --draft ''", 2, ("model, ngram, dial:0.8",)),
+    Row(f"{S} --draft ' '", 2, ("model, ngram, dial:0.8",)),
+    Row(f"{S} --draft ngrm", 2, ("'ngrm'", "model, ngram, dial:0.8")),
+    Row(f"{S} --draft 'ngram '", 2, ("'ngram '", "model, ngram, dial:0.8")),
+    Row(f"{S} --draft model,ngram", 2, ("model,ngram", "compare.py takes several")),
+    Row(f"{S} --draft dial", 2, ("dial:0.8",)),
+    Row(f"{S} --draft dial:", 2, ("dial:0.8",)),
+    Row(f"{S} --draft dial:nan", 2, ("dial:nan", "0 to 1")),
+    Row(f"{S} --draft dial:1.5", 2, ("dial:1.5", "0 to 1")),
+    Row(f"{S} --draft dial:high:draft", 2, ("dial:high", "0 to 1")),
+    Row(f"{S} --draft dial:0.5:./nowhere", 3, ("./nowhere", "save_pretrained")),
+    Row(f"{S} --draft dial:0.5:free:free", 3, ("free:free",)),
+    Row(f"{S} --draft dial:0.5:draft --temperature 1", 2, ("--temperature 0",)),
+    Row(f"{S} --draft dial:0.5:free --temperature 1", 2, ("--temperature 0",)),
+    Row(f"{S} --draft lab:", 2, ("lab:200m",)),
+    Row(f"{S} --draft lab:0m", 2, ("lab:0m", "lab:200m")),
+    Row(f"{S} --draft lab:20m", 2, ("different tokenizers", "--draft ngram")),
+    Row(f"{S} --draft no-such-draft-kind", 3, ("no-such-draft-kind", "check the name")),
+    Row(f"{S} --draft tokenizer-swapped", 2, ("different tokenizers", "--draft ngram")),
+    Row(f"{S} --draft weights-nan", 3, ("not finite",)),
+    Row(f"{S} --draft recurrent", 3, ("mamba keeps a state",)),
+    Row(f"{S} --draft own-code", 3, ("never run",)),
+    Row(f"{S} --draft config-fifo", 3, ("config-fifo/config.json is a device or a pipe",)),
+    Row(f"{S} --draft short-draft --prompt '{'x = 1; ' * 20}'", 2, ("draft model's context only 30", "--draft ngram")),
+    Row(f"{S} --trace empty-folder", 3, ("empty-folder", "--trace")),
+    Row(f"{S} --trace ''", 2, ("--trace", "empty")),
+    Row(f"{S} --trace file/x.html", 3, ("file/x.html", "--trace")),
+    Row(f"{S} --trace fifo", 3, ("fifo", "no regular file")),
+    Row(f"{S} --trace loop", 3, ("loop", "--trace")),
+    Row(f"{S} --impl exercises:0", 2, ("exercise 0", "can use 2")),
+    Row(f"{S} --impl exercises:2,8", 2, ("exercise 8", "goes alone")),
+    Row(f"{S} --impl ''", 2, ("use exercises, solutions",)),
+    Row(f"{S} --impl ../evil", 2, ("../evil", "use exercises, solutions")),
+    Row(f"{S} --impl exercises:²", 2, ("use exercises, solutions",)),
+    # --- compare.py ---
+    Row(f"{C} -k 2,-4", 2, ("-k 2,-4", "0 or more")),
+    Row(f"{C} -k two", 2, ("-k two", "-k 2,4,8")),
+    Row(f"{C} -k ''", 2, ("-k 2,4,8",)),
+    Row(f"{C} -k 257", 2, ("-k 257", "256 or less")),
+    Row(f"{C} --plan -k 300", 2, ("-k 300", "256 or less")),
+    Row(f"{C} --temperature warm", 2, ("--temperature warm",)),
+    Row(f"{C} --temperature 0,inf", 2, ("--temperature", "finite")),
+    Row(f"{C} --temperature nan", 2, ("--temperature", "finite")),
+    Row(f"{C} --repeats 0", 2, ("--repeats", "1 or more")),
+    Row(f"{C} --draft ''", 2, ("--draft model,ngram",)),
+    Row(f"{C} --draft ,", 2, ("--draft model,ngram",)),
+    Row(f"{C} --draft ngram,ngram", 2, ("twice",)),
+    Row(f"{C} --draft draft,weights-nan", 3, ("not finite",)),
+    Row(f"{C} --draft dial:0.5:draft --temperature 1 --prompt x", 2, ("add 0 to --temperature",)),
+    Row(f"{C} --draft short-draft --prompts long.txt", 2, ("2501 tokens",)),
+    Row(f"{C} --draft draft --prompts /dev/zero", 2, ("/dev/zero", "device")),
+    Row(f"{C} --quick --full", 2, ("--quick", "--full")),
+    Row(f"{C} --quick --plan", 2, ("--quick", "--plan")),
+    Row(f"{C} --max-new-tokens 1", 2, ("--max-new-tokens 2",)),
+    Row(f"{C} --max-new-tokens 999 --draft draft --prompt x", 2, ("512", "--max-new-tokens 511")),
+    Row(f"{C} --plan --max-new-tokens 999 --draft draft --prompt x", 2, ("512", "--max-new-tokens 511")),
+    Row(f"{C} --verify-plan --draft draft --prompt x", 2, ("at least two prompts of a kind",)),
+    Row(f"{C} --profile t.json -k 200 --draft draft --prompt x", 2, ("--profile", "smaller -k")),
+    Row(f"{C} --sweep nonsense", 2, ("nonsense", "draft-length")),
+    Row(f"{C} --sweep all --json -", 2, ("--json takes one record",)),
+    Row(f"{C} --sweep all --json x.json", 2, ("--json takes one record",)),
+    Row(f"{C} --sweep all --prompts -", 2, ("standard input", "file")),
+    Row(f"{C} --sweep context --profile x.json", 2, ("--profile",)),
+    Row(f"{C} --sweep context --trace x.html", 2, ("--trace",)),
+    Row(f"{C} --sweep context --verbose", 2, ("--verbose",)),
+    Row(f"{C} --sweep context --impl solutions", 2, ("--impl",)),
+    Row(f"{C} --sweep context --max-new-tokens 500 --prompt x --draft draft", 2, ("128", "--max-new-tokens")),
+    Row(f"{C} --sweep output-length --max-new-tokens 4 --prompt x --draft draft", 2, ("8 or more",)),
+    Row(f"{C} --sweep mismatch --draft ngram --prompt x", 2, ("draft model",)),
+    Row(f"{C} --sweep acceptance --draft ngram --prompt x --max-new-tokens 20", 2, ("dial:0.5,dial:0.9",)),
+    Row(f"{C} --json empty-folder", 3, ("empty-folder", "it is a folder", "--json")),
+    Row(f"{C} --json ''", 2, ("--json", "empty")),
+    Row(f"{C} --json file/x.json", 3, ("file/x.json", "--json")),
+    Row(f"{C} --json /dev/full", 3, ("/dev/full", "no regular file")),
+    Row(f"{C} --json 'a\0b'", 3, ("a␀b", "--json")),
+    Row(f"{C} --json {LONG}", 3, ("too long", "--json")),
+    Row(f"{C} --name ''", 2, ("--name", "plain word")),
+    Row(f"{C} --name a/b", 2, ("a/b", "--out-dir")),
+    Row(f"{C} --name ..", 2, ("'..'", "plain word")),
+    Row(f"{C} --name 'esc\x1b[31m'", 2, ("plain word",)),
+    Row(f"{C} --name '\udcff'", 2, ("plain word",)),
+    Row(f"{C} --name {LONG}", 2, ("plain word of 1 to 128 bytes",)),
+    Row(f"{C} --out-dir file", 3, ("file/results", "--out-dir")),
+    Row(f"{C} --out-dir ''", 2, ("--out-dir", "empty")),
+    Row(f"{C} --out-dir blocked", 3, ("local.json", "it is a folder", "--out-dir")),
+    Row(f"{C} --out-dir blocked-file", 3, ("blocked-file/results", "--out-dir")),
+    Row(f"{C} --out-dir /proc/nowhere", 3, ("/proc/nowhere", "--out-dir")),
+    Row(f"{C} --profile empty-folder", 3, ("empty-folder", "--profile")),
+    Row(f"{C} --trace file/x", 3, ("file/x", "--trace")),
+    Row(f"{C} --impl exercises:2 --temperature 0.8", 2, ("exercise 2", "can use 3")),
+    # --- check.py ---
+    Row("check.py 99", 2, ("no exercise 99", "check.py")),
+    Row("check.py x", 2, ("'x'", "--help")),
+    Row("check.py ''", 2, ("''", "--help")),
+    Row(f"check.py {10**20}", 2, ("or less",)),
+    Row("check.py --hint", 2, ("--hint needs an exercise", "check.py 3 --hint")),
+    Row("check.py --traceback", 2, ("--traceback needs an exercise",)),
+    Row("check.py 3 --hint 4", 2, ("--hint", "4")),
+    Row("check.py 3 4", 2, ("4", "--help")),
+    Row("check.py --impl nonsense", 2, ("nonsense", "solutions")),
+    # --- readme, rerun, train_lab_pair ---
+    Row("-m speclab.readme --chekc", 2, ("--chekc", "--help")),
+    Row("-m speclab.readme stray", 2, ("stray", "--help")),
+    Row("-m speclab.rerun file", 2, ("RECORD", "--help")),
+    Row("-m speclab.rerun nowhere file", 3, ("nowhere is no record",)),
+    Row("-m speclab.rerun /dev/zero file", 3, ("/dev/zero is no record", "device")),
+    Row("-m speclab.rerun empty-folder file", 3, ("empty-folder is no record", "folder")),
+    Row("-m speclab.rerun config-torn/config.json file", 3, ("config-torn/config.json is no record",)),
+    Row("-m speclab.rerun config-deep/config.json file", 3, ("recursion",)),
+    Row("-m speclab.rerun config-number/config.json file", 3, ("7 is not of type",)),
+    Row("-m speclab.rerun nan.json file", 3, ("NaN",)),
+    Row("-m speclab.rerun RESULTS/cpu-2-cores-plan.json file", 3, ("is a required property",)),
+    Row("-m speclab.rerun RESULTS/cpu-2-cores.json RESULTS/cpu-2-cores-full.json", 2, ("differ in prompts_sha256",)),
+    Row(f"{TRAIN} --minutes nan", 2, ("--minutes", "nan")),
+    Row(f"{TRAIN} --minutes 1e400", 2, ("--minutes", "finite")),
+    Row(f"{TRAIN} --minutes -1", 2, ("--minutes", "above 0")),
+    Row(f"{TRAIN} --device tpu", 2, ("tpu", "cuda")),
+    Row(f"{TRAIN} --batch-tokens 0", 2, ("--batch-tokens", "2048 or more")),
+    Row(f"{TRAIN} --rate 0", 2, ("--rate", "above 0")),
+    Row(f"{TRAIN} --seed -1", 2, ("--seed", "0 or more")),
+    Row(f"{TRAIN} --nonsense", 2, ("--nonsense", "--help")),
+    Row(f"{TRAIN} --work-dir loop", 3, ("loop", "no folder", "--work-dir")),
+    Row(f"{TRAIN} --work-dir /dev/null", 3, ("/dev/null", "--work-dir")),
+    Row(f"{TRAIN} --out ''", 2, ("--out", "empty")),
+    Row(f"{TRAIN} --out file", 3, ("file/training.json", "--out")),
+    # --- benchmarks ---
+    Row(f"{PEERS} -k 0", 2, ("-k 0", "1 or more")),
+    Row(f"{PEERS} --repeats 0", 2, ("--repeats", "1 or more")),
+    Row(f"{PEERS} --draft ngram --prompt x", 2, ("--draft ngram", "must be a model")),
+    Row(f"{PEERS} --draft dial:0.5:draft --prompt x", 2, ("dial:0.5", "must be a model")),
+    Row(f"{PEERS} --draft short-draft --prompt x", 2, ("context of 30", "--max-new-tokens 29")),
+    Row(f"{PEERS} --max-new-tokens 1", 2, ("--max-new-tokens 2",)),
+    Row(f"{PEERS} --out-dir blocked-file", 3, ("--out-dir",)),
+    Row(f"{PEERS} --target weights-cut", 3, ("weights-cut",)),
+    Row(f"{ROOFLINE} --widths 1,0", 2, ("--widths 1,0", "1 or more")),
+    Row(f"{ROOFLINE} --context 600", 2, ("--context 600", "--context 495")),
+    Row(f"{ROOFLINE} --block {2**20}", 2, (f"--block {2**20}", "free")),
+    Row(f"{ROOFLINE} --block {10**11}", 2, ("--block", "or less")),
+    Row(f"{ROOFLINE} --sizes ,", 2, ("--sizes ,",)),
+    Row(f"{ROOFLINE} --sizes lab,lab", 2, ("lab,lab", "different")),
+    Row(f"{ROOFLINE} --sizes lab,lab:1x", 2, ("lab:1x", "lab:200m")),
+    Row(f"{ROOFLINE} --sizes lab,./nowhere", 3, ("./nowhere", "save_pretrained")),
+    Row(f"{ROOFLINE} --draft ngram", 2, ("--draft ngram", "only a model")),
+    Row(f"{ROOFLINE} --out-dir blocked", 3, ("local-roofline.json", "--out-dir")),
+    Row(f"{SCALING} --dials nonsense", 2, ("nonsense", "length, context, k, size")),
+    Row(f"{SCALING} --dials ''", 2, ("length, context, k, size",)),
+    Row(f"{SCALING} --dials size", 2, ("--sizes lab,lab:200m",)),
+    Row(f"{SCALING} --dials k --sizes lab", 2, ("--sizes lab", "--dials")),
+    Row(f"{SCALING} --dials size --sizes lab,./nowhere", 3, ("./nowhere",)),
+    Row(f"{SCALING} --lengths 1", 2, ("--lengths 1", "2 or more")),
+    Row(f"{SCALING} --lengths {10**11}", 2, ("--lengths", "or less")),
+    Row(f"{SCALING} --contexts 9999 --dials context --draft draft --prompt x", 2, ("--contexts", "context of 512")),
+    Row(f"{SCALING} --turns 9999 --dials k --draft draft --prompt x", 2, ("--turns 9999", "context of 512")),
+    Row(f"{SCALING} --prompts - --draft draft", 2, ("standard input", "file")),
+    Row(f"{SCALING} --draft modle --prompt x", 2, ("'modle'", "model, ngram, dial:0.8")),
+    Row(f"{GPU} --device tpu", 2, ("tpu", "cuda")),
+    Row(f"{GPU} --device cuda", 3, ("NVIDIA GPU", "--device cpu")),
+    Row(f"{GPU} --minutes nan", 2, ("--minutes", "nan")),
+    Row(f"{GPU} --sizes lab:big", 2, ("lab:big", "lab:200m")),
+    Row(f"{GPU} --sizes ./nowhere", 3, ("./nowhere",)),
+    Row(f"{GPU} --out file", 3, ("file/log.txt", "--out")),
+    Row(f"{GPU} --out 'a\0b'", 3, ("a␀b", "--out")),
+    Row(f"{FAMILIES} --only nonsense", 2, ("nonsense", "--only llama")),
+    Row(f"{FAMILIES} --only ,", 2, ("--only llama",)),
+    Row(f"{FAMILIES} --jobs 0", 2, ("--jobs", "1 or more")),
+    Row(f"{FAMILIES} --name ..", 2, ("--name", "plain word")),
+    Row(f"{FAMILIES} --out-dir file", 3, ("--out-dir",)),
+    # --- the gallery ---
+    Row("-m tests.gallery --only x", 2, ("--only x", "--only 4,8")),
+    Row("-m tests.gallery --only 999", 2, ("--only 999", "the gallery has")),
+    Row("-m tests.gallery --jobs 0", 2, ("--jobs", "1 or more")),
+    Row("-m tests.gallery --timeout nan", 2, ("--timeout", "nan")),
+]

@@ -1,0 +1,132 @@
+"""Bad inputs end in one line that names the cause and what to do, with the right exit code, and nothing is half done.
+
+The table is in bad_inputs.py. Most commands run in this process; a few need a process of their own.
+"""
+
+import importlib
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+import warnings
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from speclab.records.record import ROOT
+from tests.cli.bad_inputs import ROWS, USUAL, Row, places
+
+ADVICE = (
+    r"\b(add|check|choose|compare|correct|download|free|give|leave|put|remove|rename|run|see|shorten|try|type|use)\b"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, pair_folder) -> Path:
+    """The files that the commands of the table name."""
+    made = tmp_path_factory.mktemp("bad")
+    places(made, pair_folder)
+    return made
+
+
+def files_of(*folders: Path) -> dict[str, tuple[int, int]]:
+    """Every file with its size and time."""
+    found = {}
+    for folder in folders:
+        for where, _, names in os.walk(folder):
+            for name in names:
+                entry = os.lstat(os.path.join(where, name))
+                found[os.path.join(where, name)] = entry.st_size, entry.st_mtime_ns
+    return found
+
+
+def words_of(command: str) -> tuple[str, list[str]]:
+    """The module of a command, and its words after USUAL's."""
+    script, *words = shlex.split(command.replace("RESULTS", shlex.quote(str(ROOT / "results"))))
+    if script == "-m":
+        script, *words = words
+    return script.removesuffix(".py"), [*USUAL.get(script, []), *words]
+
+
+def is_one_line(err: str, *said: str) -> None:
+    """One line for a person: the cause, advice, and nothing that commands a terminal."""
+    assert err.endswith("\n")
+    assert err.startswith("error: ")
+    assert len(err.splitlines()) == 1, err
+    assert err[:-1].isprintable()
+    assert re.search(ADVICE, err), f"no advice: {err}"
+    for word in said:
+        assert word in err
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: ascii(row.command)[1:70])
+def test_bad_input_is_one_line(folder, capfd, monkeypatch, row: Row):
+    """In particular nothing is said before it, so nothing was measured or decoded, and no file is new or other."""
+    if "--device cuda" in row.command and torch.cuda.is_available():
+        pytest.skip("needs a machine without a GPU")
+    module, words = words_of(row.command)
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(row.stdin)))
+    before = files_of(folder, ROOT / "results", ROOT / "plots")
+    main = importlib.import_module(module).main
+    with warnings.catch_warnings(record=True) as warned:  # what Python would print on standard error
+        warnings.simplefilter("always", UserWarning)
+        code = main(words)
+    out, err = capfd.readouterr()
+    is_one_line(err, *row.said)
+    assert code == row.code
+    assert out == ""
+    assert [str(warning.message) for warning in warned if issubclass(warning.category, UserWarning)] == []
+    assert files_of(folder, ROOT / "results", ROOT / "plots") == before
+
+
+def test_the_table_is_as_large_as_it_claims_and_knows_every_script():
+    assert len({(row.command, row.stdin) for row in ROWS}) == len(ROWS) >= 300
+    modules = Counter(words_of(row.command)[0] for row in ROWS)
+    assert len(modules) == 13
+    assert min(modules.values()) >= 2
+
+
+# --- processes of their own ---
+
+PLAIN = "baseline_autoregressive.py --threads 1 --engine eager --max-new-tokens 3 --target target"
+
+
+def started(folder: Path, command: str, shell: str = "", **environment: str) -> subprocess.Popen:
+    """A command of the table's kind as a user's shell runs it, `shell` behind it."""
+    script, *words = shlex.split(command)
+    line = shlex.join([sys.executable, str(ROOT / script), *words])
+    return subprocess.Popen(
+        ["/bin/sh", "-c", f"exec {line} {shell}"],
+        cwd=folder, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def test_names_that_are_no_text_in_an_encoding_that_knows_little(folder):
+    """Bytes that are not UTF-8 and others that ASCII lacks, on a command line that ASCII has read."""
+    odd = {"PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    process = started(folder, f"{PLAIN} --prompts ü\udcff.txt", **odd)
+    out, err = process.communicate()
+    is_one_line(err.decode("ascii"), "cannot read the prompts file", "No such file")
+    assert (process.returncode, out) == (2, b"")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_behind_standard_output_and_no_standard_input(folder):
+    process = started(folder, f"{PLAIN} --prompt x", "> /dev/full <&-")
+    _, err = process.communicate()
+    assert process.returncode == 3
+    is_one_line(err.decode().splitlines(keepends=True)[-1], "standard output", "No space left")
+    assert b"Traceback" not in err
+
+
+def test_a_request_to_end_while_a_pipe_has_nothing_to_say(folder):
+    process = started(folder, f"{PLAIN} --prompts fifo")
+    with open(folder / "fifo", "wb"):  # opened when the script opens it, too
+        process.terminate()
+        out, err = process.communicate()
+    assert (process.returncode, out, err) == (143, b"", b"stopped\n")

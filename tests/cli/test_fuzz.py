@@ -1,0 +1,271 @@
+"""Names, numbers, prompt bytes, generation settings and records of any kind: a Problem, or what was asked for."""
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import shutil
+import tempfile
+import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer, GenerationConfig
+
+from speclab.cli import parsing
+from speclab.lab import run_config
+from speclab.models import loading, prompts
+from speclab.present import report
+from speclab.records import record
+from speclab.system import files, terminal
+from speclab.system.errors import EnvironmentProblem, Problem
+from tools import doc_blocks, readme, rerun
+
+MANY = settings(max_examples=150, deadline=None, derandomize=True, database=None)
+FEW = settings(MANY, max_examples=40)
+ODD = [
+    "",
+    " ",
+    ".",
+    "..",
+    "-",
+    "...",
+    "~",
+    "a/b",
+    "../x",
+    "/",
+    "NUL",
+    "a\0b",
+    "\x1b[31m",
+    "two\nlines",
+    "\u202e",
+    "\ud800",
+]
+NAMES = st.one_of(
+    st.sampled_from([*ODD, "ü" * 128, "n" * 255, "n" * 256, "lab:", "lab:1b", "dial:nan", "somebody/model"]),
+    st.text(st.characters(), max_size=12),  # surrogates and control characters, too
+    st.text(st.characters(), min_size=100, max_size=300),
+    st.binary(max_size=12).map(os.fsdecode),  # as Python makes them of a command line
+)
+NUMBERS = st.one_of(
+    st.text("0123456789+-.eEinfa_x ,", max_size=12), st.integers().map(str), st.floats().map(repr), st.text(max_size=4)
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@contextlib.contextmanager
+def new_folder() -> Iterator[Path]:
+    """One for every example."""
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+# --- names ---
+
+
+@given(NAMES.filter(lambda name: "/" not in name), st.binary(max_size=50))
+@MANY
+def test_a_file_is_written_where_the_check_has_said_so_and_nothing_else_is(name, content):
+    with new_folder() as folder:
+        try:
+            files.check_writable(folder / name, "--json")
+        except EnvironmentProblem:
+            with pytest.raises(EnvironmentProblem):
+                files.write_whole(folder / name, content)
+            assert os.listdir(folder) == []
+        else:
+            assert files.write_whole(folder / name, content).read_bytes() == content
+            assert os.listdir(folder) == [name]
+
+
+@given(NAMES)
+@MANY
+def test_every_name_can_be_shown(name):
+    assert isinstance(files.shown(Path(name)), str)
+    stay = {"\n", "\t", *terminal.FORMAT_OF_TEXT}
+    shown = [char for char in terminal.harmless(name) if char not in stay]
+    assert {unicodedata.category(char) for char in shown}.isdisjoint({"Cc", "Cf", "Cs", "Zl", "Zp"})
+    assert len(loading.short_name(name).splitlines()) <= 1
+
+
+@given(NAMES)
+@MANY
+def test_a_plain_name_is_one_file_in_the_folder(name):
+    try:
+        assert parsing.plain_name(name) == name
+    except argparse.ArgumentTypeError:
+        return
+    with new_folder() as folder:
+        files.write_whole(folder / f"{name}-sweep-draft-length.json", "x")
+        assert os.listdir(folder) == [f"{name}-sweep-draft-length.json"]
+        assert not name.startswith("..") or name.strip(".")
+
+
+@given(NAMES)
+@MANY
+def test_a_name_that_is_not_empty_is_a_path(name):
+    try:
+        assert parsing.some_path(name) == Path(name)
+    except argparse.ArgumentTypeError:
+        assert not name.strip()
+
+
+@given(NAMES)
+@FEW
+def test_a_tokenizer_of_a_name_that_means_nothing_is_a_problem(name):
+    with new_folder() as folder, contextlib.chdir(folder), contextlib.suppress(Problem):
+        assert loading.load_tokenizer(name) is not None
+        assert name.startswith("lab:")
+
+
+# --- numbers ---
+
+
+@given(NUMBERS, st.integers(-3, 3), st.integers(4, 10**9))
+@MANY
+def test_whole_numbers_lie_in_their_range(text, smallest, largest):
+    with contextlib.suppress(argparse.ArgumentTypeError):
+        assert smallest <= parsing.at_least(smallest, largest)(text) <= largest
+
+
+@given(NUMBERS)
+@MANY
+def test_positive_numbers_are_finite(text):
+    with contextlib.suppress(argparse.ArgumentTypeError):
+        assert 0 < parsing.positive(text) < math.inf
+
+
+@given(st.lists(NUMBERS, max_size=4).map(",".join), st.sampled_from([int, float]))
+@MANY
+def test_lists_of_numbers_are_sorted_and_in_their_range(text, kind):
+    with contextlib.suppress(Problem):
+        values = run_config.numbers(text, kind, 0, "-k", 256)
+        assert values == sorted(set(values))
+        assert all(0 <= value <= 256 for value in values)
+
+
+# --- prompts ---
+
+
+@pytest.fixture(scope="module")
+def tokenizer(pair_folder):
+    return AutoTokenizer.from_pretrained(pair_folder / "target")
+
+
+PIECES = st.sampled_from(
+    [b"%%", b"\n", b"\r\n", b"\r", b" ", b"x", "ü\u2028\x85".encode(), b"\xef\xbb\xbf", b"\0", b"\xff"]
+)
+
+
+@given(st.lists(PIECES | st.binary(max_size=6), max_size=12).map(b"".join))
+@MANY
+def test_prompt_bytes_are_prompts_or_a_problem(tokenizer, data):
+    with new_folder() as folder, contextlib.suppress(Problem):
+        (folder / "kind.txt").write_bytes(data)
+        pairs = prompts.from_file(str(folder / "kind.txt"))
+        assert all(kind == "kind" and text.strip() and "\r" not in text for kind, text in pairs)
+        assert not [line for _, text in pairs for line in text.splitlines() if line.strip() == prompts.SEPARATOR]
+        for prompt in prompts.encode(pairs, tokenizer):
+            assert 0 <= min(prompt.id_list) <= max(prompt.id_list) < len(tokenizer)
+
+
+@given(st.text(st.characters(), max_size=20))
+@MANY
+def test_a_prompt_of_the_command_line_is_ids_or_a_problem(tokenizer, text):
+    with contextlib.suppress(Problem):
+        (prompt,) = prompts.encode([("prompt", text)], tokenizer)
+        assert prompt.ids.shape[1] > 0
+        assert prompt.text.encode()
+
+
+# --- generation settings ---
+
+SETTINGS = st.sampled_from(
+    [*loading.NEUTRAL, "eos_token_id", "bad_words_ids", "forced_eos_token_id", "max_length", "x"]
+)
+
+
+@given(st.dictionaries(SETTINGS | st.text(max_size=5), JSON, max_size=4))
+@MANY
+def test_generation_settings_of_a_checkpoint_are_named_or_refused(chosen):
+    with new_folder() as folder, contextlib.suppress(EnvironmentProblem):
+        (folder / "generation_config.json").write_text(json.dumps(chosen))
+        read = loading._loaded(str(folder), "its settings", lambda: GenerationConfig.from_pretrained(folder))
+        assert all(type(i) is int and i >= 0 for i in loading.eos_ids(read))
+        left_out = loading.unapplied_settings(read)
+        assert set(left_out) <= set(read.to_dict())
+        assert not [value for value in left_out.values() if value is None or value is False]
+
+
+# --- records ---
+
+
+def shortened(path: Path) -> dict:
+    """A committed record with few rows."""
+    run = json.loads(path.read_text("utf-8"))
+    return run | {"rows": run["rows"][:3] + [r for r in run["rows"] if r["draft"]][:4], "raw": run["raw"][:1]}
+
+
+RUN = shortened(doc_blocks.DEFAULT_RUN)
+
+
+@st.composite
+def damaged(draw) -> str:
+    """The record with some of its values changed or taken out, or the end of its text cut off."""
+    run = json.loads(json.dumps(RUN))
+    for _ in range(draw(st.integers(0, 3))):
+        place = run
+        while isinstance(place, dict | list) and place:
+            keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+            key = draw(st.sampled_from(keys))
+            if not isinstance(place[key], dict | list) or not place[key] or draw(st.integers(0, 3)) == 0:
+                if draw(st.booleans()):
+                    place[key] = draw(JSON)
+                else:
+                    del place[key]
+                break
+            place = place[key]
+    text = json.dumps(run)
+    return text[: draw(st.integers(0, len(text)))] if draw(st.integers(0, 5)) == 0 else text
+
+
+@given(st.one_of(damaged(), JSON.map(json.dumps), st.text(max_size=20), st.integers(1, 200_000).map("[".__mul__)))
+@MANY
+def test_a_record_is_what_its_schema_says_or_a_problem(text):
+    with new_folder() as folder:
+        (folder / "run.json").write_bytes(text.encode(errors="surrogatepass"))
+        with contextlib.suppress(EnvironmentProblem):
+            record.validate(record.load(folder / "run.json"))
+
+
+@given(damaged())
+@FEW
+def test_every_reader_of_a_record_ends_in_an_exit_code(text):
+    with new_folder() as folder, pytest.MonkeyPatch.context() as patched:
+        (folder / "run.json").write_text(text)
+        (folder / "other.json").write_text(json.dumps(RUN))
+        page = folder / "page.md"
+        page.write_text("<!-- begin b -->\n<!-- end b -->\n")
+        assert rerun.main([str(folder / "run.json"), str(folder / "other.json")]) in (0, 1, 2, 3)
+        patched.setattr(readme, "PAGES", [page])
+        patched.setattr(readme, "DEFAULT_RUN", folder / "run.json")
+        patched.setattr(readme, "FULL_RUN", folder / "run.json")
+        for block in (readme.first_run, readme.summary, readme.pair):
+            patched.setattr(readme, "BLOCKS", {"b": block})
+            assert readme.main(["--check"]) in (1, 3)
+
+
+def test_the_record_of_these_tests_is_one(tmp_path):
+    """Or they would show nothing."""
+    (tmp_path / "run.json").write_text(json.dumps(RUN))
+    assert report.comparison(record.load(tmp_path / "run.json"))
+    shutil.copy(tmp_path / "run.json", tmp_path / "other.json")
+    assert rerun.main([str(tmp_path / "run.json"), str(tmp_path / "other.json")]) == 0

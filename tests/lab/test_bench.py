@@ -1,0 +1,627 @@
+"""Arms in turns: nobody is favoured, nobody disturbs another, and the books of rounds and seconds are right.
+
+Where seconds matter the clock is a made-up one (`Machine`): a pass takes what its width and context say, no test waits.
+"""
+
+import copy
+import random
+from collections import Counter
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tiny_models import VOCAB, PlainTransformer, perturbed, tiny
+
+import optimized_speculative
+from baseline_autoregressive import autoregressive_decode
+from draft_models import DialDrafter, ModelDrafter, NgramDrafter
+from speclab.cli.options import Setup
+from speclab.core import clock
+from speclab.core.sampling import Draft, Sampling
+from speclab.lab import harness as bench_module
+from speclab.lab.harness import Bench, Decoding, Measurement, VariedLength, measure, rehearsals, take_turns
+from speclab.models.cached import CachedModel
+from speclab.models.prompts import Prompt
+from speclab.records.rows import AGAIN, BASELINE, GENERATE, Arm
+
+CPU = torch.device("cpu")
+BUDGET = 24
+WARM = Sampling(0.8)
+ARMS = [BASELINE, Arm("model", "model", 2), Arm("model", "model", 5), Arm("ngram", "ngram", 3), Arm("dial", "dial", 4)]
+
+
+class InBlocks(Setup):
+    """A machine whose baseline fetches 16 tokens at once, as on a GPU."""
+
+    chunk = 16
+
+
+class Machine:
+    """A made-up clock: passes take seconds by width and context, everything else takes what `tick` says.
+
+    target: (seconds of a pass by width, more for each token in the cache); a prompt's own pass takes 100 seconds.
+    """
+
+    PREFILL = 100.0
+
+    def __init__(self, monkeypatch, target, by_width=lambda width: 1.0, slope=0.0, draft=0.25, catch=0.0, tick=0.0):
+        self.seconds, self.tick = 0.0, tick
+        self.passes: list[tuple[str, int, int]] = []  # (who, width, tokens in the cache before), prompts apart
+        clock = SimpleNamespace(perf_counter=self.now)
+        monkeypatch.setattr(bench_module, "time", clock)
+        monkeypatch.setattr(clock, "time", clock)
+        start, feed, self.target = CachedModel.start, CachedModel.feed, target
+
+        def timed_start(model, prompt, **options):
+            self.seconds += self.PREFILL
+            return start(model, prompt, **options)
+
+        def timed_feed(model, tokens):
+            who, width, context = "target" if self.is_target(model.model) else "draft", tokens.shape[1], model.length
+            self.passes.append((who, width, context))
+            self.seconds += by_width(width) + slope * context if who == "target" else draft + catch * (width - 1)
+            return feed(model, tokens)
+
+        monkeypatch.setattr(CachedModel, "start", timed_start)
+        monkeypatch.setattr(CachedModel, "feed", timed_feed)
+
+    def is_target(self, model) -> bool:
+        return model is self.target
+
+    def now(self) -> float:
+        self.seconds += self.tick
+        return self.seconds
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """A target and a draft for it that is often, not always, right."""
+    target = PlainTransformer(12, seed=3)
+    return target, perturbed(target, 0.3)
+
+
+def make_bench(pair, budget: int = BUDGET, seed: int = 0, kind: type[Setup] = Setup, accuracy: float = 0.6) -> Bench:
+    target, draft = pair
+    setup = kind(CachedModel(target), None, "tiny", Sampling(), CPU, torch.float64)
+    drafters = {
+        "model": ModelDrafter(CachedModel(draft)),
+        "ngram": NgramDrafter(),
+        "dial": DialDrafter(CachedModel(draft), accuracy),
+    }
+    return Bench(setup, drafters, budget, seed)
+
+
+def make_prompt(seed: int = 0, kind: str = "code", n: int = 9, vocab: int = 12) -> Prompt:
+    ids = torch.randint(0, vocab, (1, n), generator=torch.Generator().manual_seed(seed))
+    return Prompt(kind, f"prompt {seed}", ids)
+
+
+def finish(decoding: Decoding) -> Decoding:
+    while not decoding.done:
+        decoding.advance()
+    return decoding
+
+
+# --- turns ------------------------------------------------------------------------------------------------------------
+
+
+class Script:
+    """A decoding that commits what it is told to and notes who else was how far."""
+
+    def __init__(self, steps: list[int], budget: int, log: list):
+        self.steps, self.budget, self.log = steps, budget, log
+        self.tokens: list[int] = []
+
+    @property
+    def done(self) -> bool:
+        return len(self.tokens) >= self.budget
+
+    def advance(self) -> None:
+        self.log.append(self)
+        self.tokens += [0] * self.steps.pop(0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_decoding_that_is_furthest_behind_goes_next(seed):
+    dice, log = random.Random(seed), []
+    budget = dice.randint(1, 30)
+    queue = []
+    for _ in range(dice.randint(1, 6)):
+        steps = [1]  # prefill
+        while sum(steps) < budget:
+            steps.append(min(dice.randint(1, 5), budget - sum(steps)))
+        queue.append(Script(steps, budget, log))
+    planned = {id(d): list(d.steps) for d in queue}
+    take_turns(queue)
+    assert all(d.done and not d.steps and len(d.tokens) == budget for d in queue)
+    reached = dict.fromkeys(map(id, queue), 0)
+    for moved in log:
+        waiting = [id(d) for d in queue if reached[id(d)] < budget]
+        least = min(reached[i] for i in waiting)
+        assert id(moved) == next(i for i in waiting if reached[i] == least), "not the first of those furthest behind"
+        reached[id(moved)] += planned[id(moved)].pop(0)
+
+
+def test_no_arm_is_ever_ahead_by_more_than_its_own_round(pair):
+    """Real decodings: whoever moves has committed the fewest tokens of all that wait, and all end at the budget."""
+    bench = make_bench(pair)
+    queue = [bench.decoding(arm, Sampling(), make_prompt()) for arm in ARMS]
+    honest, moves = Decoding.advance, []
+
+    def watched(decoding):
+        moves.append((len(decoding.tokens), min(len(d.tokens) for d in queue if not d.done)))
+        honest(decoding)
+
+    for decoding in queue:
+        decoding.advance = watched.__get__(decoding)
+    take_turns(queue)
+    assert moves
+    assert all(mine == least for mine, least in moves)
+    assert [len(d.tokens) for d in queue] == [BUDGET] * len(ARMS)
+    assert all(d.done for d in queue)
+
+
+# --- side by side -----------------------------------------------------------------------------------------------------
+
+
+def all_decodings(bench: Bench, sampling: Sampling, prompt: Prompt) -> list[Decoding]:
+    arms = [arm for arm in [*ARMS, AGAIN] if sampling.greedy or arm.draft != "dial"]
+    found = [bench.decoding(arm, sampling, prompt, stream=5) for arm in arms]
+    for name in ("model", "ngram"):
+        lengths = [0, 1, 2, 3, 4]
+        found.append(bench.decoding(Arm("instrument", name, 4), sampling, prompt, stream=5, lengths=lengths))
+    return found
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), WARM, Sampling(1.0, top_k=5, top_p=0.9)], ids=str)
+def test_side_by_side_as_alone(pair, sampling):
+    """Every decoding has caches and random numbers of its own: turns change nothing in what is decoded."""
+    prompt = make_prompt(1)
+    alone = [finish(d) for d in all_decodings(make_bench(pair), sampling, prompt)]
+    together = all_decodings(make_bench(pair), sampling, prompt)
+    take_turns(together[::-1])
+    for one, other in zip(alone, together, strict=True):
+        assert one.tokens == other.tokens, one.arm
+        assert one.rounds == other.rounds, one.arm
+    tried = [r for d in together for r in d.rounds]
+    assert any(0 < accepted < drafted for drafted, accepted in tried)
+    assert any(0 < accepted == drafted for drafted, accepted in tried)
+
+
+def test_side_by_side_on_a_real_architecture():
+    target = tiny("llama")
+    bench = make_bench((target, perturbed(target, 0.05)), budget=16)
+    prompt = make_prompt(2, vocab=VOCAB)
+    queue = [bench.decoding(arm, Sampling(), prompt) for arm in ARMS]
+    take_turns(queue)
+    text = list(autoregressive_decode(CachedModel(target), prompt.ids, 16))
+    assert all(d.tokens == text for d in queue)
+    assert sum(accepted for d in queue for _, accepted in d.rounds) > 0
+
+
+def test_greedy_arms_all_say_what_the_baseline_says(pair):
+    """The instruments too: what is timed inside a round is still the lossless algorithm."""
+    for seed in range(3):
+        queue = all_decodings(make_bench(pair), Sampling(), make_prompt(seed))
+        take_turns(queue)
+        text = list(autoregressive_decode(CachedModel(pair[0]), make_prompt(seed).ids, BUDGET))
+        assert [d.tokens for d in queue] == [text] * len(queue)
+
+
+def test_a_copied_model_shares_the_weights_and_not_the_cache(pair):
+    model = CachedModel(pair[0], vocab_size=11)
+    prompt, other = make_prompt(0).ids, make_prompt(1, n=5).ids
+    model.start(prompt)
+    twin = copy.deepcopy(model)
+    assert twin.model is model.model
+    assert twin.vocab_size == 11
+    assert (twin.length, twin.n_passes) == (0, 0)
+    with pytest.raises(RuntimeError, match="start"):
+        twin.feed(prompt)
+    twin.start(other)
+    twin.feed(other)
+    after = model.feed(torch.tensor([[3]]))
+    assert (model.length, twin.length) == (10, 10)
+    alone = CachedModel(pair[0], vocab_size=11)
+    alone.start(prompt)
+    assert torch.equal(after, alone.feed(torch.tensor([[3]])))
+
+
+def test_a_copied_drafter_shares_the_weights_and_no_state(pair):
+    bench = make_bench(pair)
+    for name in ("model", "dial"):
+        one, two = (bench._drafter(name, make_prompt().ids, BUDGET) for _ in range(2))
+        assert one is not two
+        assert one.draft is not two.draft
+        assert one.draft.model is two.draft.model is pair[1]
+    assert bench._drafter("ngram", make_prompt().ids, BUDGET) is not bench.drafters["ngram"]
+
+
+def test_dial_gets_a_reference_as_long_as_it_needs(pair):
+    """A short warm-up must not leave a short reference behind: past its end the real draft would answer."""
+    bench, prompt, arm = make_bench(pair, accuracy=1.0), make_prompt(), Arm("dial", "dial", 4)
+    finish(bench.decoding(arm, Sampling(), prompt, budget=6))
+    long = finish(bench.decoding(arm, Sampling(), prompt))
+    assert long.counts.n_rejected == 0
+    assert long.counts.n_accepted == BUDGET - 1 - long.counts.n_rounds
+
+
+# --- the instrument ---------------------------------------------------------------------------------------------------
+
+
+class Endless:
+    """Proposes whatever is asked for and notes it."""
+
+    def __init__(self):
+        self.asked: list[tuple[int, int]] = []  # (k, width of the uniforms)
+
+    def propose(self, k, uniforms):
+        self.asked.append((k, uniforms.shape[1]))
+        return Draft(torch.zeros((1, k), dtype=torch.long), torch.tensor([k]))
+
+
+def test_every_length_equally_often():
+    """Once each in every run through the list, in an order that changes."""
+    inner, lengths = Endless(), [0, 1, 2, 3, 4, 2, 2]
+    varied = VariedLength(inner, lengths, seed=0)
+    for _ in range(10 * len(lengths)):
+        varied.propose(4, torch.zeros(1, 4))
+    asked = [k for k, _ in inner.asked]
+    cycles = [asked[i : i + len(lengths)] for i in range(0, len(asked), len(lengths))]
+    assert [sorted(cycle) for cycle in cycles] == [sorted(lengths)] * 10
+    assert len({tuple(cycle) for cycle in cycles}) > 5
+    assert all(k == width for k, width in inner.asked)
+    other = Endless()
+    varied = VariedLength(other, lengths, seed=1)
+    for _ in range(10 * len(lengths)):
+        varied.propose(4, torch.zeros(1, 4))
+    assert other.asked != inner.asked
+
+
+@pytest.mark.parametrize("k", range(5))
+def test_varied_length_never_passes_k(k):
+    inner = Endless()
+    varied = VariedLength(inner, [0, 1, 2, 3, 4], seed=0)
+    for _ in range(25):
+        varied.propose(k, torch.zeros(1, k))
+    assert Counter(n for n, _ in inner.asked) == Counter(min(k, n) for n in [0, 1, 2, 3, 4] * 5)
+
+
+def test_instrument_visits_every_length_in_a_decoding(pair):
+    """Behind the loop: what is drafted are the lengths of the list, except where the end leaves less room."""
+    lengths = [0, 1, 2, 3, 4]
+    decoding = make_bench(pair, budget=50).decoding(Arm("instrument", "model", 4), WARM, make_prompt(), lengths=lengths)
+    drafted = [n for n, _ in finish(decoding).rounds]
+    whole = len(drafted) // 5 - 1  # the last cycles may be cut
+    assert whole >= 2
+    for i in range(whole):
+        assert sorted(drafted[5 * i : 5 * i + 5]) == lengths
+    assert len(decoding.tokens) == 50
+
+
+def spied_instrument(pair, monkeypatch, name: str, sampling: Sampling, tick: float = 0.0):
+    """An instrumented decoding and what its target and draft were really fed, round by round."""
+    machine = Machine(monkeypatch, pair[0], by_width=lambda width: 1 + width / 8, slope=0.01, tick=tick)
+    bench = make_bench(pair, budget=50)
+    arm = Arm("instrument", name, 4)
+    decoding = bench.decoding(arm, sampling, make_prompt(4), stream=1, lengths=[0, 0, 1, 2, 3, 4])
+    decoding.advance()
+    machine.passes.clear()
+    rounds = []
+    while not decoding.done:
+        decoding.advance()
+        rounds.append(list(machine.passes))
+        machine.passes.clear()
+    found = Measurement()
+    found.add(decoding, sampling.temperature, chunk=1)
+    return decoding, rounds, found
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), WARM], ids=str)
+@pytest.mark.parametrize("name", ["model", "ngram"])
+def test_instrument_notes_what_really_happened(pair, monkeypatch, name, sampling):
+    """Context, drafted tokens and catch-up of every round against the passes that were made."""
+    decoding, rounds, found = spied_instrument(pair, monkeypatch, name, sampling)
+    assert len(found.rounds) == len(rounds) == len(decoding.rounds)
+    caught_up = []
+    for seen, passes in zip(found.rounds, rounds, strict=True):
+        assert (seen.drafter, seen.temperature) == (name, sampling.temperature)
+        (who, width, context) = passes[-1]
+        assert who == "target"
+        assert seen.context == context, "not the tokens in the target's cache"
+        assert seen.n_drafted == width - 1
+        drafting = [width for who, width, _ in passes[:-1]]
+        assert all(who == "draft" for who, _, _ in passes[:-1])
+        if name == "model":
+            assert len(drafting) == seen.n_drafted
+            if drafting:
+                assert seen.catch_up == drafting[0]
+                assert set(drafting[1:]) <= {1}
+                caught_up.append(drafting[0])
+    if name == "model":
+        assert {1, 2, 3} <= set(caught_up), "a draft that waited through rounds without a draft was not seen"
+    assert any(accepted for _, accepted in decoding.rounds)
+
+
+def test_phases_and_host_add_up_to_the_round(pair, monkeypatch):
+    """A clock that moves whenever it is read leaves time between the phases; the host gets all of it."""
+    decoding, rounds, found = spied_instrument(pair, monkeypatch, "model", Sampling(), tick=0.001)
+    walls = [seconds for _, seconds, _ in decoding.log]
+    for seen, wall, passes in zip(found.rounds, walls, rounds, strict=True):
+        assert sum(seen.seconds.values()) == pytest.approx(wall, rel=1e-12)
+        assert set(seen.seconds) == {"draft", "verify", "accept", "rollback", "host"}
+        _, width, context = passes[-1]
+        assert seen.seconds["verify"] == pytest.approx(1 + width / 8 + 0.01 * context + 0.001)
+        assert seen.seconds["draft"] == pytest.approx(0.25 * (width - 1) + 0.001)
+        assert seen.seconds["host"] > 0.0015, "what lies outside the phases was lost"
+    assert found.wall_seconds == pytest.approx(sum(walls)) == pytest.approx(decoding.decode_seconds)
+    assert 0 < found.phase_seconds < found.wall_seconds
+    between = sum(phases["host"] for phases in (r.seconds for r in found.rounds)) - sum(
+        phases["host"] for _, _, phases in decoding.log
+    )
+    assert found.wall_seconds - found.phase_seconds == pytest.approx(between)
+
+
+# --- books ------------------------------------------------------------------------------------------------------------
+
+
+def test_prefill_is_booked_apart(pair, monkeypatch):
+    """Both arms: the prompt's own passes in one book, every other pass in the other, and one token from prefill."""
+    Machine(monkeypatch, pair[0])
+    bench = make_bench(pair)
+    base = finish(bench.decoding(BASELINE, Sampling(), make_prompt()))
+    assert base.prefill_seconds == Machine.PREFILL
+    assert base.decode_seconds == BUDGET - 1
+    assert base.counts.n_emitted == base.counts.n_rounds == BUDGET - 1
+    assert len(base.tokens) == BUDGET
+    for arm in ARMS[1:]:
+        mine = finish(bench.decoding(arm, Sampling(), make_prompt()))
+        assert mine.prefill_seconds == Machine.PREFILL * (1 + (arm.draft != "ngram")), "the draft reads the prompt too"
+        passes = 0 if arm.draft == "ngram" else 0.25 * mine.counts.n_drafted
+        assert mine.decode_seconds == pytest.approx(mine.counts.n_rounds + passes)
+        assert mine.counts.n_emitted == BUDGET - 1 == sum(accepted + 1 for _, accepted in mine.rounds)
+        assert len(mine.rounds) == mine.counts.n_rounds
+
+
+def test_log_holds_the_cache_length_before_each_step(pair, monkeypatch):
+    machine = Machine(monkeypatch, pair[0])
+    base = finish(make_bench(pair).decoding(BASELINE, Sampling(), make_prompt()))
+    assert [context for context, _, _ in base.log] == [context for _, _, context in machine.passes]
+    assert base.log[0][0] == 9
+
+
+def test_blocks_of_a_device_make_one_observation_each(pair, monkeypatch):
+    """On a GPU 16 passes wait for one fetch. Their mean stands at the middle of the block; the last may be shorter."""
+    budget = 1 + 2 * 16 + 5
+    machine = Machine(monkeypatch, pair[0], slope=0.01)
+    text = finish(make_bench(pair, budget).decoding(BASELINE, WARM, make_prompt())).tokens
+    machine.passes.clear()
+    decoding = finish(make_bench(pair, budget, kind=InBlocks).decoding(BASELINE, WARM, make_prompt()))
+    assert decoding.tokens == text
+    assert decoding.decode_seconds == pytest.approx(sum(1 + 0.01 * context for _, _, context in machine.passes))
+    found = Measurement()
+    found.add(decoding, 0.8, chunk=16)
+    assert [step.temperature for step in found.steps] == [0.8, 0.8, 0.8]
+    for i, step in enumerate(found.steps):
+        contexts = [context for _, _, context in machine.passes[16 * i : 16 * i + 16]]
+        assert abs(step.context - sum(contexts) / len(contexts)) <= 0.5
+        assert step.seconds == pytest.approx(sum(1 + 0.01 * context for context in contexts) / len(contexts))
+    assert not found.rounds
+
+
+def test_steps_of_a_cpu_are_observed_one_by_one(pair, monkeypatch):
+    machine = Machine(monkeypatch, pair[0], slope=0.01)
+    decoding = finish(make_bench(pair).decoding(BASELINE, Sampling(), make_prompt()))
+    found = Measurement()
+    found.add(decoding, 0.0, chunk=1)
+    assert [s.context for s in found.steps] == [context for _, _, context in machine.passes]
+    assert [s.seconds for s in found.steps] == pytest.approx([1 + 0.01 * c for _, _, c in machine.passes])
+    assert len(found.steps) == BUDGET - 1
+
+
+# --- a whole measurement ----------------------------------------------------------------------------------------------
+
+INSTRUMENTS = {"model": [0, 1, 2, 2, 2], "ngram": [0, 1, 2, 3, 3, 3], "dial": [0, 1, 2, 3, 4]}
+
+
+def measured(pair, prompts, temperatures=(0.0, 0.8), repeats=1, arms=ARMS, instruments=INSTRUMENTS, **sizes):
+    return measure(
+        make_bench(pair, **sizes), list(arms), list(temperatures), prompts, repeats, Sampling(), dict(instruments)
+    )
+
+
+def test_every_arm_at_every_temperature_with_every_repeat(pair):
+    prompts = [make_prompt(0), make_prompt(1, "prose")]
+    found = measured(pair, prompts, repeats=2, budget=12)
+    assert not found.interrupted
+    for temperature in (0.0, 0.8):
+        for arm in [*ARMS, AGAIN]:
+            mine = found.of(arm, temperature)
+            if temperature and arm.draft == "dial":
+                assert mine == [], "the dial replays greedy text"
+                continue
+            assert [(s.prompt_index, s.prompt_kind, s.n_prompt) for s in mine] == [(0, "code", 9), (1, "prose", 9)]
+            for s in mine:
+                assert len(s.prefill) == len(s.decode) == len(s.texts) == len(s.rounds) == 2
+                assert [len(text) for text in s.texts] == [12, 12]
+                assert s.counts.n_emitted == 2 * 11
+                assert sum(accepted + 1 for rounds in s.rounds for _, accepted in rounds) == 2 * 11
+    assert {(r.drafter, r.temperature) for r in found.rounds} == {
+        ("model", 0.0), ("ngram", 0.0), ("dial", 0.0), ("model", 0.8), ("ngram", 0.8),
+    }  # fmt: skip
+    assert len(found.steps) == 2 * 2 * 2 * 11, "the steps of the second baseline, each prompt, repeat and temperature"
+
+
+def test_second_baseline_says_the_same(pair):
+    """Their times differ by the clock alone."""
+    found = measured(pair, [make_prompt(0), make_prompt(1)], repeats=2, budget=12)
+    for temperature in (0.0, 0.8):
+        pairs = list(zip(found.of(BASELINE, temperature), found.of(AGAIN, temperature), strict=True))
+        assert len(pairs) == 2
+        for one, other in pairs:
+            assert one.texts == other.texts
+            assert one.prompt_index == other.prompt_index
+
+
+def test_second_baseline_only_beside_instruments(pair):
+    found = measured(pair, [make_prompt()], instruments={}, budget=6)
+    assert AGAIN not in {s.arm for s in found.samples}
+    assert (found.rounds, found.steps) == ([], [])
+
+
+def test_greedy_text_does_not_depend_on_repeat_or_arm(pair):
+    found = measured(pair, [make_prompt()], temperatures=[0.0], repeats=2)
+    assert len({tuple(text) for s in found.samples for text in s.texts}) == 1
+
+
+def test_order_turns_round_between_prompts_and_repeats(pair, monkeypatch):
+    """Whoever moves first among equals on one prompt moves last on the next, and so between repeats."""
+    orders, honest = [], bench_module.take_turns
+
+    def watched(queue):
+        orders.append([(d.arm.label, d.arm.draft) for d in queue])
+        honest(queue)
+
+    monkeypatch.setattr(bench_module, "take_turns", watched)
+    measured(pair, [make_prompt(i) for i in range(3)], temperatures=[0.0], repeats=2, budget=4)
+    first, *rest = orders[1:]  # the first of all is the warm-up
+    labels = [label for label, _ in first]
+    assert labels[0] == "baseline"
+    assert labels.index("baseline again") == len(ARMS) // 2 + 1, "the second baseline belongs in the middle"
+    assert [draft for label, draft in first if label.startswith("instrument")] == list(INSTRUMENTS)
+    assert rest == [first[::-1], first, first[::-1], first, first[::-1]]
+
+
+def test_random_numbers_differ_between_prompts_and_repeats_and_not_between_arms(pair):
+    """The same prompt twice. k = 0 uses one random number for a token as the baseline does, so it says the same."""
+    arms = [BASELINE, Arm("model", "model", 0), Arm("ngram", "ngram", 0), Arm("model", "model", 3)]
+    found = measured(pair, [make_prompt(), make_prompt()], temperatures=[0.8], repeats=2, arms=arms)
+    texts = {arm: [tuple(t) for s in found.of(arm, 0.8) for t in s.texts] for arm in [*arms, AGAIN]}
+    assert all(len(set(found)) == 4 for found in texts.values()), "two turns drew the same random numbers"
+    assert texts[BASELINE] == texts[AGAIN] == texts[arms[1]] == texts[arms[2]]
+    assert texts[BASELINE] != texts[arms[3]]
+    again = measured(pair, [make_prompt(), make_prompt()], temperatures=[0.8], repeats=2, arms=arms)
+    assert [s.texts for s in again.samples] == [s.texts for s in found.samples]
+    other = measured(pair, [make_prompt(), make_prompt()], temperatures=[0.8], repeats=2, arms=arms, seed=1)
+    assert not {tuple(t) for s in other.of(BASELINE, 0.8) for t in s.texts} & set(texts[BASELINE])
+
+
+def test_every_arm_of_a_turn_starts_from_the_same_seed(pair, monkeypatch):
+    seeds: list[int] = []
+    for name in ("autoregressive_decode", "speculative_decode"):
+        honest = getattr(bench_module, name)
+
+        def watched(*args, honest=honest, place=4 if name == "autoregressive_decode" else 6, **kwargs):
+            if len(args) > place:  # the dial's reference needs no random numbers
+                seeds.append(args[place].initial_seed())
+            return honest(*args, **kwargs)
+
+        monkeypatch.setattr(bench_module, name, watched)
+    measured(pair, [make_prompt(0), make_prompt(1)], temperatures=[0.8], repeats=2, budget=4)
+    size = len([arm for arm in ARMS if arm.draft != "dial"]) + 1 + 2  # and the second baseline and two instruments
+    turns = [seeds[i : i + size] for i in range(len(seeds) - 4 * size, len(seeds), size)]
+    assert all(len(set(turn)) == 1 for turn in turns)
+    assert len({turn[0] for turn in turns}) == 4
+
+
+def test_filters_reach_every_arm(pair):
+    """top_k = 1 is greedy at any temperature."""
+    bench = make_bench(pair)
+    found = measure(bench, ARMS, [0.0, 0.8], [make_prompt()], 1, Sampling(0.0, top_k=1), INSTRUMENTS)
+    assert len({tuple(text) for s in found.samples for text in s.texts}) == 1
+
+
+@pytest.mark.parametrize("stopped_at", [0.0, 0.8])
+def test_ctrl_c_keeps_whole_prompts(pair, monkeypatch, stopped_at):
+    """Interrupted in the third prompt, also behind its first temperature: two prompts stay, complete in every book."""
+    prompts = [make_prompt(i) for i in range(4)]
+    honest, n_seen = Bench.decoding, []
+
+    def decoding(bench, arm, sampling, prompt, *args, **kwargs):
+        if prompt is prompts[2] and sampling.temperature == stopped_at:
+            n_seen.append(arm)
+            if len(n_seen) == 3:
+                raise KeyboardInterrupt
+        return honest(bench, arm, sampling, prompt, *args, **kwargs)
+
+    monkeypatch.setattr(Bench, "decoding", decoding)
+    found = measured(pair, prompts, repeats=2, budget=8)
+    assert found.interrupted
+    for temperature in (0.0, 0.8):
+        for arm in [*ARMS, AGAIN]:
+            usable = temperature == 0 or arm.draft != "dial"
+            assert [s.prompt_index for s in found.of(arm, temperature)] == ([0, 1] if usable else [])
+    assert all(len(s.decode) == 1 for s in found.samples), "the second repeat begins behind the last prompt"
+    assert len(found.steps) == 2 * 2 * 7
+    assert found.wall_seconds == pytest.approx(sum(sum(r.seconds.values()) for r in found.rounds))
+
+
+def test_ctrl_c_before_the_first_prompt_is_complete_stops_everything(pair, monkeypatch):
+    monkeypatch.setattr(bench_module, "_one_turn", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        measured(pair, [make_prompt()], budget=4)
+
+
+def test_warm_up_meets_every_width_before_the_clock_counts(pair, monkeypatch):
+    """Kernels and caches see every shape once; nothing of it is booked."""
+    machine = Machine(monkeypatch, pair[0])
+    instruments = {"model": [*range(6), 5, 5], "ngram": [*range(4), 3, 3]}
+    bench = make_bench(pair, budget=50)
+    bench_module._warm_up(bench, ARMS[:-1], [make_prompt()], instruments, [Sampling(0.8)])
+    assert {width for who, width, _ in machine.passes if who == "target"} >= set(range(1, 7))
+    assert {width for who, width, _ in machine.passes if who == "draft"} >= {1, 2}
+
+
+def test_graphs_are_rehearsed_with_every_temperature_and_length(pair):
+    """Each is captured for one way of sampling and some lengths, with the prompt of the decoding after the first."""
+    setup = make_bench(pair).setup
+    prompts = [replace(make_prompt(), ids=torch.zeros(1, n, dtype=torch.long)) for n in (5, 9, 3)]
+    samplings = [Sampling(), Sampling(0.8)]
+    assert rehearsals(setup, samplings, prompts) == [(Sampling(0.8), prompts[0])]
+    setup.target.flat = SimpleNamespace(graphed=True)
+    found = [(s.temperature, p.ids.shape[1]) for s, p in rehearsals(setup, samplings, prompts)]
+    assert found == [(0.0, 9), (0.0, 3), (0.8, 9), (0.8, 3)] * 2
+
+
+def test_measurements_add_up():
+    one, other = Measurement(wall_seconds=1.0, phase_seconds=0.5), Measurement(wall_seconds=2.0, phase_seconds=1.5)
+    other.stop = KeyboardInterrupt()
+    one.extend(other)
+    assert (one.wall_seconds, one.phase_seconds, one.interrupted) == (3.0, 2.0, True)
+
+
+def test_generate_says_what_the_baseline_says(monkeypatch):
+    """The library's loop: greedy only, no end token of the model's own, all of its time in one number."""
+    target = tiny("llama")
+    target.generation_config.eos_token_id = list(range(VOCAB))  # would end at once
+    target.generation_config.repetition_penalty = 2.0
+    bench = make_bench((target, target), budget=10)
+    found = measure(bench, [BASELINE, GENERATE], [0.0, 0.8], [make_prompt(vocab=VOCAB)], 2, Sampling(), {})
+    (theirs,), (ours,) = found.of(GENERATE, 0.0), found.of(BASELINE, 0.0)
+    assert theirs.texts == ours.texts
+    assert theirs.prefill == [0.0, 0.0]
+    assert len(theirs.decode) == 2
+    assert theirs.counts.n_emitted == ours.counts.n_emitted
+    assert found.of(GENERATE, 0.8) == []
+    assert len(found.of(BASELINE, 0.8)) == 1
+
+
+def test_the_clock_is_not_the_tests(pair, monkeypatch):
+    """`Machine` replaces every clock that the bench reads."""
+    machine = Machine(monkeypatch, pair[0])
+    found = measured(pair, [make_prompt()], temperatures=[0.0], budget=8)
+    assert [s.decode for s in found.of(BASELINE, 0.0)] == [[7.0]]
+    assert [s.decode for s in found.of(AGAIN, 0.0)] == [[7.0]]
+    assert all(float(r.seconds["verify"]).is_integer() for r in found.rounds)
+    assert machine.seconds > 0
+    assert optimized_speculative.Stopwatch is clock.Stopwatch
+
+
+def test_kinds_of_prompts_take_turns():
+    """A slow minute of the machine falls on all kinds; every prompt comes once."""
+    kinds = ["code"] * 3 + ["prose"] * 2 + ["copy"]
+    prompts = [replace(make_prompt(i), kind=kind) for i, kind in enumerate(kinds)]
+    order = bench_module.mixed(prompts)
+    assert [kinds[i] for i in order] == ["code", "prose", "copy", "code", "prose", "code"]
+    assert sorted(order) == list(range(6))

@@ -1,0 +1,353 @@
+"""compare.py end to end on a tiny pair: the record, the tables, the pictures, the exit code, Ctrl-C."""
+
+import json
+import os
+import re
+import signal
+
+import jsonschema
+import pytest
+
+import compare
+from draft_models import ModelDrafter
+from speclab.cli import options
+from speclab.core.sampling import Sampling
+from speclab.lab import comparison, harness, output_checks, profiling
+from speclab.lab.harness import Measurement
+from speclab.models import prompts
+from speclab.records import record
+from speclab.records.rows import BASELINE, Arm, Sample
+from speclab.system import files, terminal
+from speclab.system.errors import EnvironmentProblem, Stopped
+from speclab.theory.formulas import Counts
+
+REQUIRED = {
+    "method", "target", "draft", "device", "dtype", "draft_length", "temperature", "prompt_kind", "n_prompts",
+    "n_tokens", "seconds", "tokens_per_second", "speedup", "speedup_low", "speedup_high", "n_rounds", "n_drafted",
+    "n_accepted", "n_rejected", "n_emitted", "acceptance_rate", "drafted_fraction", "tokens_per_round",
+    "draft_cost", "verify_cost", "book_formula", "book_formula_drafted_fraction", "same_as_baseline",
+}  # fmt: skip
+
+
+@pytest.fixture
+def run(pair_folder, tmp_path, capsys, monkeypatch):
+    """compare.py on the tiny pair and three short prompts of three kinds; returns (exit code, stdout, stderr)."""
+    texts = [("code", "def f(x):"), ("prose", "return x"), ("copy", "x + 1, x + 1,")]
+    monkeypatch.setattr(prompts, "standard", lambda: texts)
+
+    def call(*words):
+        models = ["--target", str(pair_folder / "target"), "--draft", f"{pair_folder / 'draft'},ngram"]
+        size = ["--limit", "1", "--max-new-tokens", "40", "--threads", "1", "--engine", "eager"]
+        code = compare.main([*models, *size, "--out-dir", str(tmp_path), *words])
+        return (code, *capsys.readouterr())
+
+    return call
+
+
+def test_record_tables_and_pictures(run, tmp_path):
+    words = ["--engine", "fast", "--verbose", "--profile", str(tmp_path / "trace.json")]
+    code, out, _ = run("-k", "2,4", "--by-kind", "--json", str(tmp_path / "copy.json"), *words)
+    assert code == 0
+    assert "engine  fast (asked for)" in out
+    assert "a round at k = 4 reads" in out
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    names = [event.get("name") for event in trace["traceEvents"]]
+    assert names.count("steps of the baseline") == names.count("round of model k=2") == profiling.PROFILED
+    text = (tmp_path / "results" / "local.json").read_text()
+    assert text == (tmp_path / "copy.json").read_text()
+    run_record = record.load(tmp_path / "results" / "local.json")
+    assert run_record["settings"]["engine"] == "fast"
+    for row in run_record["rows"]:
+        assert set(row) >= REQUIRED
+        if row["draft"]:
+            assert row["n_emitted"] == row["n_accepted"] + row["n_rounds"]  # nothing is cut: EOS is ignored
+            assert row["n_rejected"] <= row["n_rounds"]
+            assert row["same_as_baseline"] is (True if row["temperature"] == 0 else None)
+    everything = [r for r in run_record["rows"] if r["prompt_kind"] == "all"]
+    assert [(r["method"], r["draft_length"]) for r in everything if r["temperature"] == 0.8] == [
+        ("baseline", 0), ("model", 2), ("model", 4), ("ngram", 2), ("ngram", 4),
+    ]  # fmt: skip
+    assert all(r["n_tokens"] == 3 * 39 for r in everything), "prefill's token was counted, or a budget was missed"
+    assert "token for token: identical" in out
+    assert "z_S" in out
+    assert max(len(line) for line in out.splitlines() if "book(" in line or "x slower" in line) <= 80
+    assert str(tmp_path) not in text, "an absolute path got into the record"
+    assert sorted(p.name for p in (tmp_path / "plots").iterdir()) == [
+        "local-accepted-lengths.png", "local-draft-length.png", "local-predicted.png", "local-speedup.png",
+        "local-why.png",
+    ]  # fmt: skip
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_json_to_stdout_is_json_alone(run):
+    code, out, err = run("-k", "2", "--temperature", "0", "--json", "-")
+    assert code == 0
+    assert json.loads(out)["schema_version"] == record.SCHEMA_VERSION
+    assert "speedup" in err
+
+
+def test_k_zero_and_dial_rows(run, pair_folder):
+    """k = 0 is plain decoding; the dial at 1 is always right and only makes greedy rows."""
+    dial = f"dial:1:{pair_folder / 'draft'}"
+    code, out, _ = run("--draft", dial, "-k", "0,3", "--json", "-")
+    rows = [r for r in json.loads(out)["rows"] if r["prompt_kind"] == "all" and r["draft"]]
+    assert code == 0
+    assert {r["temperature"] for r in rows} == {0.0}
+    plain, dialled = rows
+    assert dialled["method"].startswith("dial:1:")
+    assert "/" not in dialled["method"], "an absolute path got into the record"
+    assert plain["tokens_per_round"] == 1
+    assert plain["acceptance_rate"] is None
+    assert dialled["acceptance_rate"] == 1
+
+
+@pytest.mark.usefixtures("forgetful")
+def test_a_wrong_token_fails_the_run(run):
+    """The comparison is a check, not only a stopwatch: one flipped token means exit code 1."""
+    code, out, _ = run("-k", "2", "--temperature", "0")
+    assert code == 1
+    assert "BUG" in out
+
+
+def test_a_wrong_distribution_fails_the_run(run, monkeypatch):
+    """Greedy tokens passed off as samples."""
+    honest = harness.speculative_decode
+
+    def hot(target, drafter, prompt, k, budget, sampling, generator, **kwargs):
+        return honest(target, drafter, prompt, k, budget, Sampling(), generator, **kwargs)
+
+    monkeypatch.setattr(harness, "speculative_decode", hot)
+    code, out, _ = run("-k", "2", "--temperature", "0.8", "--max-new-tokens", "100")
+    assert code == 1
+    assert "NOT the target's distribution" in " ".join(out.split())
+
+
+def test_ctrl_c_keeps_what_is_measured(run, monkeypatch, tmp_path):
+    """Interrupted in the third prompt: two prompts are reported, and the record says so."""
+    honest = harness._one_turn
+
+    def interrupted(the_bench, samples, sampling, index, *rest):
+        if index == 2:
+            raise KeyboardInterrupt
+        return honest(the_bench, samples, sampling, index, *rest)
+
+    monkeypatch.setattr(harness, "_one_turn", interrupted)
+    code, out, _ = run("-k", "2", "--temperature", "0")
+    kept = record.load(tmp_path / "results" / "local.json")
+    assert code == 0
+    assert kept["interrupted"]
+    assert {s["prompt_index"] for s in kept["raw"]} == {0, 1}
+    assert "Stopped before the end" in out
+
+
+def test_ctrl_c_after_the_measurement_keeps_every_row(run, monkeypatch, tmp_path):
+    def stop(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(comparison, "calibrated", stop)
+    code, out, _ = run("-k", "2", "--temperature", "0")
+    kept = record.load(tmp_path / "results" / "local.json")
+    assert code == 0
+    assert kept["interrupted"]
+    assert {s["prompt_index"] for s in kept["raw"]} == {0, 1, 2}
+    assert "token for token: identical" in out
+
+
+def test_a_signal_keeps_what_is_measured(run, monkeypatch, tmp_path):
+    honest = harness._one_turn
+
+    def stopped(the_bench, samples, sampling, index, *rest):
+        if index == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return honest(the_bench, samples, sampling, index, *rest)
+
+    monkeypatch.setattr(harness, "_one_turn", stopped)
+    code, out, err = run("-k", "2", "--temperature", "0")
+    kept = record.load(tmp_path / "results" / "local.json")
+    assert code == 0
+    assert kept["interrupted"]
+    assert {s["prompt_index"] for s in kept["raw"]} == {0}
+    assert "Stopped before the end" in out
+    assert "stopped; 1 prompt is complete" in err
+
+
+def stops(monkeypatch, module, name: str, *errors: BaseException) -> None:
+    """The first calls of a function end in these errors; the later ones are as they were."""
+    honest, left = getattr(module, name), list(errors)
+
+    def call(*args, **kwargs):
+        if left:
+            raise left.pop(0)
+        return honest(*args, **kwargs)
+
+    monkeypatch.setattr(module, name, call)
+
+
+@pytest.mark.parametrize(
+    ("stop", "code", "said"),
+    [
+        (Stopped(signal.SIGINT), 130, "stopped"),
+        (Stopped(signal.SIGTERM), 143, "stopped"),
+        (EnvironmentProblem("the logits are not finite"), 3, "error: the logits are not finite"),
+        (MemoryError(), 3, "error: out of memory"),
+    ],
+)
+def test_texts_that_nobody_has_judged_are_named_and_the_exit_code_says_so(run, monkeypatch, tmp_path, stop, code, said):
+    """The second arm's check is stopped: every row is there, the first arm is judged, the second is not."""
+    honest = output_checks._greedy
+
+    def greedy(the_bench, samples, *rest):
+        if samples[0].arm.draft == "ngram":
+            raise stop
+        return honest(the_bench, samples, *rest)
+
+    monkeypatch.setattr(output_checks, "_greedy", greedy)
+    found, out, err = run("-k", "2", "--temperature", "0")
+    kept = record.load(tmp_path / "results" / "local.json")
+    assert found == code
+    assert err.splitlines()[-1].startswith(said)
+    assert kept["interrupted"]
+    assert kept["unchecked"] == ["ngram k=2 at temperature 0"]
+    assert [entry["arm"] for entry in kept["correctness"]] == ["model k=2"]
+    assert {row["method"] for row in kept["rows"]} >= {"baseline", "model", "ngram"}
+    for text in (out, (tmp_path / "results" / "local.md").read_text()):
+        assert "NOT CHECKED: ngram k=2 at temperature 0" in text
+
+
+def test_a_problem_in_the_middle_of_measuring_is_no_success(run, monkeypatch, tmp_path):
+    honest = harness._one_turn
+
+    def broken(the_bench, samples, sampling, index, *rest):
+        if index == 1:
+            raise EnvironmentProblem("the model returned logits that are not finite")
+        return honest(the_bench, samples, sampling, index, *rest)
+
+    monkeypatch.setattr(harness, "_one_turn", broken)
+    code, out, err = run("-k", "2", "--temperature", "0")
+    assert code == 3
+    assert err.splitlines()[-1] == "error: the model returned logits that are not finite"
+    assert {s["prompt_index"] for s in record.load(tmp_path / "results" / "local.json")["raw"]} == {0}
+    assert "NOT CHECKED" not in out
+
+
+def test_two_stops_while_the_record_is_made_lose_no_row(run, monkeypatch, tmp_path):
+    stops(monkeypatch, comparison, "build_rows", Stopped(2), KeyboardInterrupt())
+    code, out, _ = run("-k", "2", "--temperature", "0")
+    kept = record.load(tmp_path / "results" / "local.json")
+    assert code == 0, "every text is judged"
+    assert kept["interrupted"]
+    assert len({row["method"] for row in kept["rows"]}) == 4
+    assert "token for token: identical" in out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--json", "DIR/x", "--profile", "DIR/x"],
+        ["--json", "DIR/x", "--trace", "DIR/../NAME/x"],
+        ["--profile", "DIR/link", "--trace", "DIR/x"],
+        ["--json", "DIR/results/local.md"],
+        ["--trace", "DIR/results/local.json"],
+    ],
+)
+def test_files_that_would_be_one_are_refused(run, monkeypatch, tmp_path, words):
+    (tmp_path / "link").symlink_to("x")
+    monkeypatch.setattr(options, "load", lambda *_: pytest.fail("loaded a model first"))
+    code, _, err = run(*[word.replace("DIR", str(tmp_path)).replace("NAME", tmp_path.name) for word in words])
+    assert code == 2
+    assert len(err.splitlines()) == 1
+    assert "would be one file" in err
+
+
+def test_a_signal_before_anything_is_measured(run, monkeypatch, tmp_path):
+    monkeypatch.setattr(harness, "_one_turn", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    code, _, err = run("-k", "2", "--temperature", "0")
+    assert code == 143
+    assert err.splitlines()[-1] == "stopped"
+    assert not list((tmp_path / "results").iterdir())
+
+
+@pytest.mark.parametrize("broken", ["results/local.json", "results/local.md", "plots/local-speedup.png"])
+def test_a_file_that_cannot_be_written_stops_no_other(run, monkeypatch, tmp_path, broken):
+    """The place is taken after it was looked at: the tables are printed, the rest is written, the exit code says so."""
+    honest = comparison.measure
+
+    def taken(*args):
+        (tmp_path / broken).mkdir(parents=True)
+        return honest(*args)
+
+    monkeypatch.setattr(comparison, "measure", taken)
+    code, out, err = run("-k", "2,4", "--temperature", "0", "--json", str(tmp_path / "copy.json"))
+    assert code == 3
+    assert "token for token: identical" in out
+    assert [line for line in err.splitlines() if line.startswith("error: ")] == [
+        f"error: cannot write {files.shown(tmp_path / broken)}: it is a folder; choose another place"
+    ]
+    names = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    wanted = {"copy.json", "results/local.json", "results/local.md", "plots/local-speedup.png"}
+    assert wanted - {broken} <= names
+    assert not any(name.endswith(".part") for name in names)
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), BrokenPipeError()])
+def test_an_output_that_is_full_or_gone_loses_no_file(run, monkeypatch, tmp_path, error):
+    def fail(text, end=""):
+        if "speedup" in text:  # the tables, after the measurement
+            raise error
+
+    monkeypatch.setattr(terminal, "say", fail)
+    code, _, err = run("-k", "2", "--temperature", "0")
+    assert code == (0 if isinstance(error, BrokenPipeError) else 3)
+    assert ("standard output: No space left" in err) == (code == 3)
+    assert record.load(tmp_path / "results" / "local.json")["rows"]
+
+
+def test_schema_refuses_a_broken_record(run):
+    good = json.loads(run("-k", "2", "--temperature", "0", "--json", "-")[1])
+    record.validate(good)
+    for path, value in (("speedup", "fast"), ("acceptance_rate", 1.2), ("n_rounds", -1), ("surprise", 1)):
+        with pytest.raises(jsonschema.ValidationError):
+            record.validate(good | {"rows": [good["rows"][0] | {path: value}]})
+    with pytest.raises(jsonschema.ValidationError):
+        record.validate({k: v for k, v in good.items() if k != "machine"})
+
+
+def sample(arm: Arm, index: int, seconds: float, **counts) -> Sample:
+    made = Sample(arm, 0.0, index, "code", 7)
+    made.add(0.5, seconds, [1] * 10, Counts(**counts))
+    return made
+
+
+def test_headline_is_reported_on_prompts_it_was_not_chosen_on():
+    """k = 2 wins on the even prompts, k = 4 on the odd ones: the headline must be k = 2 with its odd numbers."""
+    two, four = Arm("model", "model", 2), Arm("model", "model", 4)
+    samples = []
+    for i in range(8):
+        even = i % 2 == 0
+        samples.append(sample(BASELINE, i, 2.0, n_rounds=9, n_emitted=9))
+        counts = {"n_rounds": 5, "n_drafted": 9, "n_accepted": 4, "n_rejected": 1, "n_emitted": 9}
+        samples.append(sample(two, i, 1.0 if even else 1.6, **counts))
+        samples.append(sample(four, i, 1.5 if even else 1.0, **counts))
+    common = {"target": "t", "device": "cpu", "dtype": "float32"}
+    row = comparison.headline(Measurement(samples), {"model": ModelDrafter(None)}, common)
+    assert row["draft_length"] == 2
+    assert row["speedup"] == pytest.approx(2.0 / 1.6)
+    assert row["n_prompts"] == 4
+
+
+def test_pictures_open_and_are_not_empty(run, tmp_path):
+    run("-k", "2,4")
+    from PIL import Image
+
+    for path in (tmp_path / "plots").iterdir():
+        with Image.open(path) as picture:
+            assert picture.width > 600
+            assert len(picture.convert("L").getcolors(256)) > 20
+
+
+def test_every_plotted_number_has_a_table(run, tmp_path):
+    run("-k", "2")
+    markdown = (tmp_path / "results" / "local.md").read_text()
+    for row in record.load(tmp_path / "results" / "local.json")["rows"]:
+        if row["draft"]:
+            assert re.search(rf"{row['method']}.*\b{row['speedup']:.2f}x", markdown)

@@ -1,0 +1,303 @@
+"""`compare.py --plan` and `--verify-plan` on a tiny pair: what is looked at, what comes out, and whether it is true."""
+
+import json
+
+import pytest
+
+import compare
+from speclab.lab import output_checks, plan
+from speclab.lab.harness import Bench
+from speclab.models import prompts
+from speclab.present import plan_views
+from speclab.records import record
+from speclab.records.rows import AGAIN, BASELINE
+from speclab.system.errors import EnvironmentProblem
+from tests.lab.test_bench import Machine
+
+# The tiny target repeats itself after some of these, so that prompt lookup finds something in each half.
+TEXTS = [("code", "((("), ("code", "return x"), ("prose", "x + 1, x + 1,"), ("prose", "hello world")]
+
+
+@pytest.fixture
+def run(pair_folder, tmp_path, capsys, monkeypatch):
+    """compare.py on the tiny pair and four short prompts of two kinds; returns (exit code, stdout, stderr).
+
+    The picture takes longer than the plan and is drawn only where it is asked for.
+    """
+    monkeypatch.setattr(prompts, "standard", lambda: TEXTS)
+    draw = plan_views.picture
+
+    def call(*words, picture=False):
+        monkeypatch.setattr(plan_views, "picture", draw if picture else lambda *args: tmp_path)
+        models = ["--target", str(pair_folder / "target"), "--draft", f"{pair_folder / 'draft'},ngram"]
+        size = ["--max-new-tokens", "16", "--repeats", "1"]
+        machine = ["--threads", "1", "--engine", "eager", "--out-dir", str(tmp_path)]
+        code = compare.main([*models, *size, *machine, *words])
+        return (code, *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def measurements(monkeypatch):
+    """What the plan measured: (arms, prompts, instruments, result) of each measurement."""
+    seen, honest = [], plan.measure
+
+    def watched(bench, arms, temperatures, texts, *rest, **named):
+        found = honest(bench, arms, temperatures, texts, *rest, **named)
+        seen.append((list(arms), [p.text for p in texts], named["instruments"], found))
+        return found
+
+    monkeypatch.setattr(plan, "measure", watched)
+    return seen
+
+
+def loaded(tmp_path) -> dict:
+    return record.load(tmp_path / "results" / "local-plan.json")
+
+
+def of_draft(entries: list[dict], fact: dict) -> list[dict]:
+    keys = ("method", "draft", "temperature")
+    return [e for e in entries if [e[k] for k in keys] == [fact[k] for k in keys]]
+
+
+# --- the plan ---------------------------------------------------------------------------------------------------------
+
+
+def test_plan_has_every_length_and_names_the_best(run, tmp_path, measurements):
+    code, out, _ = run("--plan", "--temperature", "0,0.2", picture=True)
+    made = loaded(tmp_path)
+    assert code == 0
+    assert made["verified"] is None
+    assert not made["interrupted"]
+    facts = made["facts"]["drafts"]
+    assert [(f["method"], f["temperature"]) for f in facts] == [
+        ("model", 0.0), ("ngram", 0.0), ("model", 0.2), ("ngram", 0.2),
+    ]  # fmt: skip
+    for fact in facts:
+        mine = of_draft(made["plan"], fact)
+        assert [e["draft_length"] for e in mine] == list(range(17))
+        best = max(mine, key=lambda e: e["speedup"])
+        assert (fact["best_draft_length"], fact["speedup"]) == (best["draft_length"], best["speedup"])
+        assert fact["acceptance_rate"] == best["acceptance_rate"]
+        assert all(fact["oracle"] >= e["speedup"] * (1 - 1e-6) for e in mine), "something passed the bound"
+        plain = mine[0]
+        assert (plain["tokens_per_round"], plain["drafted_per_round"], plain["acceptance_rate"]) == (1, 0, None)
+        for e in mine:  # records round to seven digits
+            assert 1 <= e["tokens_per_round"] <= e["drafted_per_round"] + 1 + 1e-6 <= e["draft_length"] + 1 + 2e-6
+        assert fact["n_tokens"] == len(TEXTS) * 15
+    assert sorted(p.name for p in tmp_path.rglob("local*")) == ["local-plan.json", "local-plan.md", "local-plan.png"]
+    for fact in facts:
+        assert plan_views.sentences(fact)[0] in " ".join(out.split())
+
+
+def test_plan_makes_no_speculative_run(run, measurements, monkeypatch):
+    """The samples it is made from are baselines; what drafts and verifies are the instruments, for their cost alone."""
+    arms, honest = [], Bench.decoding
+
+    def watched(bench, arm, *args, **kwargs):
+        arms.append((arm, kwargs.get("lengths") is not None))
+        return honest(bench, arm, *args, **kwargs)
+
+    monkeypatch.setattr(Bench, "decoding", watched)
+    assert run("--plan", "-k", "0,2,4")[0] == 0
+    ((asked, texts, tools, found),) = measurements
+    assert asked == [BASELINE]
+    assert texts == [text for _, text in TEXTS]
+    assert [max(lengths) for lengths in tools.values()] == [4, 4]
+    assert {s.arm for s in found.samples} == {BASELINE, AGAIN}
+    assert all(instrument == arm.speculative for arm, instrument in arms)
+    assert any(instrument for _, instrument in arms)
+
+
+def test_plan_of_given_lengths(run, tmp_path):
+    assert run("--plan", "-k", "3,5")[0] == 0
+    made = loaded(tmp_path)
+    assert [e["draft_length"] for e in made["plan"]] == [3, 5, 3, 5]
+    assert {f["best_draft_length"] for f in made["facts"]["drafts"]} <= {3, 5}
+
+
+def test_plan_to_stdout_is_json_alone(run, tmp_path):
+    code, out, err = run("--plan", "-k", "0,2", "--json", "-")
+    assert code == 0
+    assert json.loads(out) == loaded(tmp_path)
+    assert "decode step takes" in " ".join(err.split())
+
+
+def test_plan_of_the_dial(run, tmp_path, pair_folder):
+    """An acceptance that is known: the plan's alpha is the dial's."""
+    assert run("--plan", "-k", "2,4", "--draft", f"dial:0.75:{pair_folder / 'draft'}")[0] == 0
+    assert [e["acceptance_rate"] for e in loaded(tmp_path)["plan"]] == pytest.approx([0.75, 0.75])
+
+
+def test_interrupted_plan_rests_on_what_is_complete(run, tmp_path, monkeypatch):
+    honest = Bench.decoding
+
+    def decoding(bench, arm, sampling, prompt, *args, **kwargs):
+        if prompt.text == TEXTS[2][1]:
+            raise KeyboardInterrupt
+        return honest(bench, arm, sampling, prompt, *args, **kwargs)
+
+    monkeypatch.setattr(Bench, "decoding", decoding)
+    code, out, _ = run("--plan", "-k", "0,2")
+    made = loaded(tmp_path)
+    assert code == 0
+    assert made["interrupted"]
+    assert all(f["n_tokens"] == 15 for f in made["facts"]["drafts"])
+    assert "Stopped before the end" in out
+
+
+# --- the plan put to the test -----------------------------------------------------------------------------------------
+
+
+def test_verify_plan_measures_on_the_other_half(run, tmp_path, measurements):
+    code, out, _ = run("--verify-plan", "-k", "0,1,2,4")
+    made = loaded(tmp_path)
+    assert code == 0
+    (_, planned_on, _, _), (arms, reported_on, tools, found) = measurements
+    assert planned_on == ["(((", "x + 1, x + 1,"]
+    assert reported_on == ["return x", "hello world"]
+    assert tools == {}
+    assert arms[0] == BASELINE
+    verified, facts = made["verified"], made["facts"]["drafts"]
+    assert verified["n_prompts"] == 2
+    for item, fact in zip(verified["drafts"], facts, strict=True):
+        mine = [r for r in verified["rows"] if r["method"] == item["method"]]
+        assert [r["draft_length"] for r in mine] == sorted({1, 2, 4, fact["best_draft_length"]})
+        by_length = {r["draft_length"]: r["speedup"] for r in mine}
+        assert item["planned"] == {"draft_length": fact["best_draft_length"], "speedup": fact["speedup"]}
+        assert item["measured"] == by_length[fact["best_draft_length"]]
+        best = max(by_length, key=by_length.get)
+        assert item["best_measured"] == {"draft_length": best, "speedup": by_length[best]}
+        assert item["share_of_best"] == pytest.approx(item["measured"] / by_length[best], rel=1e-6)
+        assert item["share_of_best"] <= 1
+        assert all(r["n_prompts"] == 2 and r["prompt_kind"] == "all" for r in mine)
+    assert {s.arm.label for s in found.samples} >= {"baseline", "model k=2", "ngram k=4"}
+    assert "2 other prompts" in " ".join(out.split())
+
+
+@pytest.mark.parametrize("texts", [TEXTS[:1], [TEXTS[0], TEXTS[2]]], ids=["one prompt", "one of each kind"])
+def test_verify_plan_needs_prompts_to_hold_out(run, monkeypatch, texts):
+    monkeypatch.setattr(prompts, "standard", lambda: texts)
+    monkeypatch.setattr(plan, "measure", lambda *a, **k: pytest.fail("measured first"))
+    code, _, err = run("--verify-plan")
+    assert code == 2
+    assert "at least two prompts of a kind" in err
+
+
+class PricedPair(Machine):
+    """The price list of tests/lab/test_bench.py for models that compare.py loads itself."""
+
+    def is_target(self, model) -> bool:
+        return model.config._name_or_path.endswith("target")
+
+
+def test_where_prices_hold_the_plan_comes_true(run, tmp_path, monkeypatch):
+    """On a clock that is a price list, with the same prompts in both halves: what is planned is what is measured."""
+    twice = [(kind, text) for kind, text in (TEXTS[0], TEXTS[2]) for _ in range(2)]
+    monkeypatch.setattr(prompts, "standard", lambda: twice)
+    PricedPair(monkeypatch, None, by_width=lambda width: 1 + 0.05 * width, slope=0.002, draft=0.1, catch=0.01)
+    assert run("--verify-plan", "-k", "1,2,3,4")[0] == 0
+    made = loaded(tmp_path)
+    planned = {(e["method"], e["draft_length"]): e["speedup"] for e in made["plan"]}
+    measured = {(r["method"], r["draft_length"]): r["speedup"] for r in made["verified"]["rows"]}
+    assert len(measured) == 8
+    assert measured == pytest.approx(planned, rel=1e-6)  # records round to seven digits
+    assert [item["share_of_best"] for item in made["verified"]["drafts"]] == pytest.approx([1.0, 1.0])
+    for row in made["verified"]["rows"]:
+        assert row["forecast"] == pytest.approx(row["speedup"], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("stop", "code"), [(KeyboardInterrupt(), 130), (EnvironmentProblem("not finite"), 3), (MemoryError(), 3)]
+)
+def test_a_check_that_is_stopped_loses_no_measured_length(run, tmp_path, monkeypatch, stop, code):
+    def fail(*args):
+        raise stop
+
+    monkeypatch.setattr(output_checks, "_greedy", fail)
+    found, out, _ = run("--verify-plan", "-k", "0,2")
+    made = loaded(tmp_path)
+    assert found == code
+    assert made["interrupted"]
+    assert made["verified"]["rows"]
+    assert made["verified"]["correctness"] == []
+    assert "NOT CHECKED: model k=" in " ".join(out.split())
+
+
+@pytest.mark.parametrize(("stop", "code"), [(KeyboardInterrupt(), 0), (EnvironmentProblem("not finite"), 3)])
+def test_a_plan_that_is_stopped_keeps_the_drafts_that_are_done(run, tmp_path, monkeypatch, stop, code):
+    honest = plan.chances
+
+    def chances(bench, draft, *rest):
+        if draft == "ngram":
+            raise stop
+        return honest(bench, draft, *rest)
+
+    monkeypatch.setattr(plan, "chances", chances)
+    assert run("--plan", "-k", "0,2")[0] == code
+    made = loaded(tmp_path)
+    assert made["interrupted"]
+    assert [fact["method"] for fact in made["facts"]["drafts"]] == ["model"]
+    assert [entry["draft_length"] for entry in made["plan"]] == [0, 2]
+
+
+# --- in words ---------------------------------------------------------------------------------------------------------
+
+PAYS = {
+    "method": "model",
+    "draft": "models/lab-pair/draft",
+    "temperature": 0.0,
+    "best_draft_length": 5,
+    "speedup": 1.8449,
+    "acceptance_rate": 0.812,
+    "oracle": 2.051,
+    "break_even": 0.416,
+    "draft_cost": 0.0612,
+    "verify_cost": 1.204,
+    "step_seconds": 0.00912,
+    "n_tokens": 1000,
+}
+
+
+def test_sentences_of_a_draft_that_pays():
+    advice, bound, costs = plan_views.sentences(PAYS)
+    assert advice == (
+        "model draft, greedy: with this pair on this machine, speculation pays from alpha = 0.42; "
+        "alpha is 0.81, best k is 5; expect 1.84x."
+    )
+    assert "2.05x" in bound
+    assert "9.12 ms" in costs
+    assert "c = 0.061" in costs
+    assert "v = 1.20" in costs
+
+
+def test_sentences_of_a_draft_that_never_pays():
+    fact = PAYS | {"method": "ngram", "temperature": 0.8, "best_draft_length": 0, "speedup": 0.97, "break_even": None}
+    advice = plan_views.sentences(fact | {"acceptance_rate": None})[0]
+    assert advice.startswith("ngram draft, temperature 0.8: with ngram on this machine, every draft length is expected")
+    assert "leave speculation off" in advice
+    assert "expect" not in advice.replace("expected", "")
+
+
+@pytest.mark.parametrize(("k", "speedup", "off"), [(3, 1.02, False), (3, 0.99, True), (3, 1.0, True), (0, 1.01, True)])
+def test_only_a_length_that_is_faster_is_recommended(k, speedup, off):
+    advice = plan_views.sentences(PAYS | {"best_draft_length": k, "speedup": speedup})[0]
+    assert ("leave speculation off" in advice) == off
+
+
+def test_sentences_of_a_checked_plan():
+    item = {
+        "method": "model",
+        "draft": "d",
+        "temperature": 0.0,
+        "planned": {"draft_length": 4, "speedup": 1.5},
+        "measured": 1.6,
+        "best_measured": {"draft_length": 6, "speedup": 1.62},
+        "share_of_best": 1.6 / 1.62,
+    }
+    (line,) = plan_views.verified_sentences({"verified": {"drafts": [item], "n_prompts": 12}})
+    assert "planned k = 4 at 1.50x, measured 1.60x on 12 other prompts (-6.2%)" in line
+    assert "k = 6 with 1.62x" in line
+    assert "98.8% of the best" in line
+    assert plan_views.verified_sentences({"verified": None}) == []

@@ -1,0 +1,353 @@
+"""Acceptance chances and prices against the decoders themselves: what is predicted is what then happens.
+
+The last part is the strongest: on a machine whose clock is a price list, calibration finds the list again, and
+predicted and measured speedups are the same number.
+"""
+
+import functools
+import math
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import PlainTransformer, perturbed
+from torch import Tensor
+
+from baseline_autoregressive import autoregressive_decode
+from draft_models import DialDrafter, ModelDrafter, NgramDrafter
+from optimized_speculative import Rules, speculative_decode
+from speclab.cli.options import Setup
+from speclab.core.sampling import Sampling
+from speclab.lab import harness as bench_module
+from speclab.lab.acceptance_chances import calibrated, chances
+from speclab.lab.comparison import build_rows
+from speclab.lab.harness import Bench, Measurement, measure
+from speclab.lab.output_checks import lookups
+from speclab.models.cached import CachedModel
+from speclab.models.prompts import Prompt
+from speclab.records.rows import BASELINE, Arm
+from speclab.theory import ladder
+from speclab.theory.forecast import forecast
+from speclab.theory.formulas import Counts
+from tests.lab.test_bench import CPU, Machine, finish, make_prompt
+
+BUDGET = 40
+LONGEST = 8
+COMMON = {"target": "tiny", "device": "cpu", "dtype": "float64"}
+
+
+def make_bench(vocab: int = 12, noise: float = 0.3, budget: int = BUDGET) -> Bench:
+    target = PlainTransformer(vocab, seed=3)
+    draft = perturbed(target, noise)
+    setup = Setup(CachedModel(target), None, "tiny", Sampling(), CPU, torch.float64)
+    drafters = {
+        "model": ModelDrafter(CachedModel(draft)),
+        "ngram": NgramDrafter(),
+        "dial": DialDrafter(CachedModel(draft), 0.7),
+    }
+    return Bench(setup, drafters, budget, seed=0)
+
+
+@pytest.fixture(scope="module")
+def bench() -> Bench:
+    return make_bench()
+
+
+def said(bench: Bench, prompt: Prompt, sampling: Sampling = Sampling(), seed: int = 0) -> list[int]:
+    """The baseline's text."""
+    generator = torch.Generator().manual_seed(seed)
+    return list(autoregressive_decode(bench.setup.target, prompt.ids, bench.max_new_tokens, sampling, generator))
+
+
+def decoded(bench: Bench, draft: str, prompt: Prompt, k: int, sampling=Sampling(), seed: int = 0):
+    """One speculative decoding.  -> its text and counts"""
+    text, counts = [], Counts()
+    generator = torch.Generator().manual_seed(seed)
+    rounds = speculative_decode(
+        bench.setup.target, bench.drafters[draft], prompt.ids, k, bench.max_new_tokens, sampling, generator
+    )
+    for round_ in rounds:
+        text += round_.tokens
+        counts.add(round_)
+    return text, counts
+
+
+# --- chances ----------------------------------------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def next_probs(model, text: list[int], temperature: float, keep: int) -> Tensor:
+    """The distribution after `text` from a pass of its own, in the plainest words.  -> (vocab,)"""
+    logits = model(torch.tensor([text])).logits[0, -1].double()
+    if temperature == 0:
+        return torch.nn.functional.one_hot(logits.argmax(), len(logits)).double()
+    weights = (logits / temperature).exp()
+    weights[weights.argsort(descending=True)[keep:]] = 0
+    return weights / weights.sum()
+
+
+@pytest.mark.parametrize(("temperature", "keep"), [(0.0, 12), (0.8, 12), (1.0, 4)])
+def test_chances_of_a_model_draft(bench, temperature, keep):
+    """min(1, draft / target) for the token that the target said, from passes without any cache."""
+    sampling = Sampling(temperature, top_k=keep if keep < 12 else 0)
+    target, draft = bench.setup.target.model, bench.drafters["model"].draft.model
+    seen = []
+    for seed in range(3):
+        prompt = make_prompt(seed)
+        text = said(bench, prompt, sampling, seed)
+        found = chances(bench, "model", prompt, sampling, LONGEST)(text)
+        expected = []
+        for t, token in enumerate(text):
+            before = [*prompt.id_list, *text[:t]]
+            of_target, of_draft = (next_probs(m, before, temperature, keep)[token].item() for m in (target, draft))
+            assert of_target > 0
+            expected.append(min(1.0, of_draft / of_target))
+        for t in range(len(text)):
+            assert list(found[t]) == pytest.approx(expected[t:], rel=1e-9, abs=1e-12)
+        seen += expected
+    if temperature == 0:
+        assert set(seen) == {0.0, 1.0}
+    else:
+        assert any(0.05 < chance < 0.95 for chance in seen)
+        assert 1.0 in seen
+
+
+def test_a_token_without_mass_does_not_break_the_chances(bench):
+    """Rounding may leave the target's own token outside of its top-k: no division by zero, a chance all the same."""
+    prompt, sampling = make_prompt(), Sampling(1.0, top_k=1)
+    text = [(token + 1) % 12 for token in said(bench, prompt)]
+    found = chances(bench, "model", prompt, sampling, LONGEST)(text)
+    assert set(np.asarray(found[0]).tolist()) <= {0.0, 1.0}
+
+
+class Watched(NgramDrafter):
+    """Prompt lookup that notes what it proposed and when."""
+
+    def start(self, target, prompt, sampling):
+        super().start(target, prompt, sampling)
+        self.n_committed, self.proposed = 0, {}
+
+    def propose(self, k, uniforms):
+        draft = super().propose(k, uniforms)
+        self.proposed[self.n_committed] = draft.tokens[0].tolist()
+        return draft
+
+    def observe(self, n_accepted, committed):
+        super().observe(n_accepted, committed)
+        self.n_committed += len(committed)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8)], ids=str)
+def test_chances_of_prompt_lookup_are_what_it_really_proposes(bench, sampling):
+    """In a decoding, state by state: proposals of another length than k, empty ones, and wrong ones included."""
+    kinds = set()
+    for seed in range(6):
+        prompt, drafter = make_prompt(seed), Watched()
+        generator = torch.Generator().manual_seed(seed)
+        rounds = speculative_decode(bench.setup.target, drafter, prompt.ids, LONGEST, BUDGET, sampling, generator)
+        text = [token for round_ in rounds for token in round_.tokens]
+        found = chances(bench, "ngram", prompt, sampling, LONGEST)(text)
+        assert len(found) == len(text)
+        for t, proposal in drafter.proposed.items():
+            right = [float(a == b) for a, b in zip(proposal, text[t:], strict=False)]
+            k = min(LONGEST, BUDGET - t - 1)
+            assert list(found[t])[:k] == right
+            kinds |= {"none" if not right else "short" if len(right) < k else "whole"}
+            kinds |= {"right" if chance else "wrong" for chance in right}
+    assert kinds == {"none", "short", "whole", "right", "wrong"}
+
+
+def test_chances_of_the_dial_are_its_accuracy(bench):
+    text = said(bench, make_prompt())
+    found = chances(bench, "dial", make_prompt(), Sampling(), LONGEST)(text)
+    assert [list(row) for row in found] == [[0.7] * (BUDGET - t) for t in range(BUDGET)]
+
+
+def test_a_text_is_asked_about_once(bench, monkeypatch):
+    passes = []
+    honest = PlainTransformer.forward
+    monkeypatch.setattr(PlainTransformer, "forward", lambda self, *a, **k: passes.append(self) or honest(self, *a, **k))
+    text = said(bench, make_prompt())
+    passes.clear()
+    of = chances(bench, "model", make_prompt(), Sampling(), LONGEST)
+    first = of(text)
+    assert len(passes) == 2, "one pass of each model"
+    assert of(list(text)) is first
+    assert len(passes) == 2
+
+
+# --- the forecast is what happens -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("draft", ["model", "ngram"])
+def test_greedy_forecast_is_exact(bench, draft):
+    """No average, no tolerance: rounds, drafted, tested, accepted tokens of every decoding, at every k."""
+    total = Counts()
+    for seed in range(4):
+        prompt = make_prompt(seed)
+        text = said(bench, prompt)
+        rows = chances(bench, draft, prompt, Sampling(), LONGEST)(text)
+        for k in range(LONGEST + 1):
+            spoken, counts = decoded(bench, draft, prompt, k)
+            assert spoken == text
+            expected = forecast(rows, BUDGET, k)
+            assert (expected.n_rounds, expected.n_drafted, expected.n_accepted, expected.n_tested) == (
+                counts.n_rounds,
+                counts.n_drafted,
+                counts.n_accepted,
+                counts.n_accepted + counts.n_rejected,
+            ), f"k = {k}, prompt {seed}"
+            assert expected.n_emitted == counts.n_emitted == BUDGET - 1
+            total.merge(counts)
+    assert total.n_accepted > 50
+    assert total.n_rejected > 50
+    assert total.n_drafted > total.n_accepted + total.n_rejected, "no draft stood behind a refusal"
+
+
+def test_greedy_forecast_of_the_dial_holds_on_average():
+    """Its errors are dice: 40 prompts, the mean against the forecast, 4.9 standard errors (false alarms: 10^-6)."""
+    bench = make_bench(budget=24)
+    differences = []
+    for seed in range(40):
+        prompt = make_prompt(seed)
+        text = said(bench, prompt)
+        bench.drafters["dial"].replay(text)
+        rows = chances(bench, "dial", prompt, Sampling(), LONGEST)(text)
+        differences.append(decoded(bench, "dial", prompt, 4)[1].n_rounds - forecast(rows, 24, 4).n_rounds)
+    error = np.std(differences, ddof=1) / math.sqrt(len(differences))
+    assert 0.1 < error < 0.6
+    assert abs(np.mean(differences)) < 4.9 * error
+
+
+@pytest.mark.parametrize("draft", ["model", "ngram"])
+def test_sampled_forecast_holds_on_average(draft):
+    """Rounds of 150 speculative decodings against forecasts from 150 other texts, the baseline's.
+
+    Two means of independent samples: 4.9 standard errors of their difference, false-alarm rate 10^-6 for another seed.
+    The sharper half: given the text that a decoding happened to write, the forecast is its exact expectation, so the
+    difference of the two has mean 0 and the spread of the acceptance alone. A lookup has no dice but the text.
+    """
+    bench, prompt, sampling, k, n = make_bench(vocab=5, budget=12), make_prompt(5, n=12, vocab=5), Sampling(0.7), 3, 150
+    of = chances(bench, draft, prompt, sampling, k)
+
+    def expected(text: list[int]) -> np.ndarray:
+        found = forecast(of(text), 12, k)
+        return np.array([found.n_rounds, found.n_drafted, found.n_accepted])
+
+    forecasts = np.array([expected(said(bench, prompt, sampling, seed)) for seed in range(n)])  # (n, 3)
+    happened, given_text = [], []
+    for seed in range(n, 2 * n):
+        text, counts = decoded(bench, draft, prompt, k, sampling, seed)
+        happened.append([counts.n_rounds, counts.n_drafted, counts.n_accepted])
+        given_text.append(expected(text))
+    happened, given_text = np.array(happened), np.array(given_text)
+    error = np.sqrt((forecasts.var(0, ddof=1) + happened.var(0, ddof=1)) / n)
+    assert (np.abs(happened.mean(0) - forecasts.mean(0)) < 4.9 * error).all()
+    if draft == "ngram":
+        assert (happened == given_text).all()
+    else:
+        rest = happened - given_text
+        assert (rest.std(0) > 0.1).all()
+        assert (np.abs(rest.mean(0)) < 4.9 * rest.std(0, ddof=1) / math.sqrt(n)).all()
+    assert happened[:, 2].sum() > 100
+
+
+def test_lookups_are_those_of_the_text_so_far():
+    """At the place of each token: only what stands before it."""
+    assert list(lookups([1, 2, 3, 1, 2], [3, 1, 9], 2)) == [[3, 1], [1, 2], [2, 3]]
+    assert list(lookups([1, 2], [3, 4], 2)) == [[], []]
+
+
+# --- prices -----------------------------------------------------------------------------------------------------------
+
+BY_WIDTH = {1: 1.0, 2: 1.1, 3: 1.3, 4: 1.35, 5: 1.6}
+PRICES = {"slope": 0.01, "draft": 0.125, "catch": 0.03}
+ACCEPT, EACH, LOOKUP = 0.05, 0.004, 0.02
+
+
+@pytest.fixture
+def priced(monkeypatch):
+    """A bench on a machine whose clock is a price list, and the machine."""
+    bench = make_bench(budget=24)
+    machine = Machine(monkeypatch, bench.setup.target.model, by_width=BY_WIDTH.get, **PRICES)
+    honest_verify, honest_lookup = Rules().verify, NgramDrafter.lookup
+
+    def verify(draft, logits, sampling, uniforms):
+        machine.seconds += ACCEPT + EACH * draft.tokens.shape[1]
+        return honest_verify(draft, logits, sampling, uniforms)
+
+    def lookup(drafter, k):
+        machine.seconds += LOOKUP
+        return honest_lookup(drafter, k)
+
+    decode = functools.partial(speculative_decode, rules=Rules(verify))
+    monkeypatch.setattr(bench_module, "speculative_decode", decode)
+    monkeypatch.setattr(NgramDrafter, "lookup", lookup)
+    return bench, machine
+
+
+ARMS = [BASELINE, *(Arm(name, name, k) for name in ("model", "ngram") for k in (0, 2, 4))]
+TOOLS = {name: [0, 1, 2, 3, 4, 2, 4] for name in ("model", "ngram")}
+
+
+def test_calibration_finds_the_price_list(priced):
+    bench, _ = priced
+    prompts = [make_prompt(seed) for seed in range(4)]
+    prices = calibrated(measure(bench, [BASELINE], [0.0, 0.7], prompts, 1, Sampling(), TOOLS))
+    assert set(prices) == {(name, temperature) for name in ("model", "ngram") for temperature in (0.0, 0.7)}
+    for (name, _), costs in prices.items():
+        for context in (9, 30, 48):
+            assert costs.step_seconds(context) == pytest.approx(1.0 + 0.01 * context, rel=1e-9)
+            for width, seconds in BY_WIDTH.items():
+                assert costs.verify_seconds(width, context) == pytest.approx(seconds + 0.01 * context, rel=1e-9)
+            for n in (1, 2, 3, 4):
+                draft = LOOKUP if name == "ngram" else 0.125 * n
+                assert costs.draft_seconds(n, context) == pytest.approx(draft, rel=1e-9)
+        assert costs.draft_seconds(0, 9) == pytest.approx(LOOKUP if name == "ngram" else 0.0)
+        assert costs.draft_catch == pytest.approx(0.0 if name == "ngram" else 0.03, abs=1e-9)
+        for n in range(5):
+            assert costs.overhead_seconds(n) == pytest.approx(ACCEPT + EACH * n, rel=1e-9)
+
+
+def test_on_a_machine_that_keeps_its_prices_predictions_are_measurements(priced):
+    """Calibrated in the same run. Greedy: both predictions, every row, every kind. Sampled: accounting, and the
+    forecast is off by chance alone."""
+    bench, _ = priced
+    prompts = [make_prompt(seed, "code" if seed % 2 else "prose") for seed in range(3)]
+    found = measure(bench, ARMS, [0.0, 0.7], prompts, 1, Sampling(), TOOLS)
+    rows = build_rows(bench, found, prompts, calibrated(found), Sampling(), COMMON)
+    speculative = [row for row in rows if row["draft"]]
+    assert len(speculative) == 6 * 2 * len({row["prompt_kind"] for row in rows})
+    for row in speculative:
+        assert row["accounting"] == pytest.approx(row["speedup"], rel=1e-9), row["method"]
+        assert row["repeat_noise"] is None, "three prompts say nothing about running again"
+        if row["temperature"] == 0:
+            assert row["same_as_baseline"] is True
+            assert row["forecast"] == pytest.approx(row["speedup"], rel=1e-9), (row["method"], row["draft_length"])
+            assert row["forecast_tokens_per_round"] == pytest.approx(row["tokens_per_round"], rel=1e-9)
+        if row["ladder"]:
+            assert ladder.factors(row)[ladder.UNEXPLAINED] == pytest.approx(1.0, rel=1e-9)
+    models = [row for row in speculative if row["method"] == "model" and row["draft_length"] > 1]
+    assert all(row["ladder"] for row in models)
+    assert any(abs(row["forecast"] / row["speedup"] - 1) > 1e-3 for row in models if row["temperature"])
+
+
+def test_without_instruments_there_are_no_prices(bench):
+    assert calibrated(Measurement()) == {}
+    found = measure(bench, [BASELINE, Arm("model", "model", 2)], [0.0], [make_prompt()], 1, Sampling(), {})
+    assert calibrated(found) == {}
+    rows = build_rows(bench, found, [make_prompt()], {}, Sampling(), COMMON)
+    assert all(row["forecast"] is row["accounting"] is row["ladder"] is None for row in rows)
+
+
+def test_a_draft_that_found_nothing_leaves_the_other_rows_their_prices(bench):
+    """A lookup over a text that never repeats drafts nothing, so its cost is unknown. That must not cost the run."""
+    text = Prompt("code", "no pair of tokens twice", torch.tensor([[0, 1, 2]]))
+    small = Bench(bench.setup, bench.drafters, 5, seed=0)
+    assert not any(n for n, _ in finish(small.decoding(Arm("ngram", "ngram", 2), Sampling(), text)).rounds)
+    arms = [BASELINE, Arm("ngram", "ngram", 2), Arm("model", "model", 2)]
+    tools = {"ngram": [0, 1, 2, 2, 2], "model": [0, 1, 2, 2, 2]}
+    found = measure(small, arms, [0.0], [text], 1, Sampling(), tools)
+    rows = build_rows(small, found, [text], calibrated(found), Sampling(), COMMON)
+    priced = {row["method"]: row["accounting"] for row in rows if row["draft"] and row["prompt_kind"] == "all"}
+    assert priced["model"] is not None

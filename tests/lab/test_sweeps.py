@@ -1,0 +1,135 @@
+"""Every sweep end to end on a tiny pair: record, page, picture, exit code; and what Ctrl-C and bad flags do."""
+
+import functools
+
+import pytest
+
+import compare
+from speclab.lab import comparison, output_checks, sweeps
+from speclab.models import prompts
+from speclab.records import record
+from speclab.system.errors import EnvironmentProblem
+
+TEXTS = [("code", "def f(x):"), ("prose", "return x + 1"), ("copy", "x + 1, x + 1,")]
+
+
+@pytest.fixture
+def run(pair_folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(prompts, "standard", lambda: TEXTS)
+    spot = functools.partial(sweeps.unlike.trained_on_the_spot, step_limit=1)
+    monkeypatch.setattr(sweeps.unlike, "trained_on_the_spot", spot)
+
+    def call(name, *words, draft=True):
+        models = ["--target", str(pair_folder / "target")]
+        models += ["--draft", f"{pair_folder / 'draft'}" + (",ngram" if name != "mismatch" else "")] if draft else []
+        size = ["--limit", "1", "--max-new-tokens", "9"]
+        machine = ["--threads", "1", "--engine", "eager", "--out-dir", str(tmp_path)]
+        code = compare.main([*models, *size, *machine, "--sweep", name, *words])
+        return (code, *capsys.readouterr())
+
+    return call
+
+
+def found(tmp_path, name: str) -> dict:
+    return record.load(tmp_path / "results" / f"local-sweep-{name}.json")
+
+
+@pytest.mark.parametrize("name", list(sweeps.SWEEPS))
+def test_a_sweep_leaves_its_record_page_and_picture(run, tmp_path, name):
+    words = ["-k", "0,1,3"] if name == "draft-length" else []
+    code, out, _ = run(name, *words)
+    made = found(tmp_path, name)
+    assert code == 0
+    assert made["sweep"] == name
+    assert made["points"]
+    assert made["correctness"]
+    assert all(entry["passed"] for entry in made["correctness"])
+    assert all(p["forecast"] is not None for p in made["points"])
+    assert (tmp_path / "plots" / f"local-sweep-{name}.png").stat().st_size > 5000
+    page = (tmp_path / "results" / f"local-sweep-{name}.md").read_text()
+    assert f"../plots/local-sweep-{name}.png" in page
+    assert max(map(len, out.splitlines())) <= 100
+    assert str(tmp_path) not in (tmp_path / "results" / f"local-sweep-{name}.json").read_text()
+
+
+def test_what_turns_in_each_sweep(run, tmp_path):
+    run("acceptance")
+    dials = found(tmp_path, "acceptance")["points"]
+    assert len(dials) == 22
+    assert len({p["series"] for p in dials}) == 2
+    free = [p for p in dials if p["series"] == "free drafts"]
+    assert [p["x"] for p in sorted(free, key=lambda p: p["x"])] == [i / 10 for i in range(11)]
+    assert all(p["acceptance_rate"] == 1 for p in dials if p["x"] == 1)
+    assert all(p["acceptance_rate"] == 0 for p in dials if p["x"] == 0)
+    run("context")
+    assert {p["x"] for p in found(tmp_path, "context")["points"]} == {128, 256}, "512 do not fit the tiny target"
+    run("output-length")
+    assert {p["x"] for p in found(tmp_path, "output-length")["points"]} == {8}
+    run("mismatch")
+    labels = {p["x"] for p in found(tmp_path, "mismatch")["points"]}
+    assert {"trained", "noise 0.1", "random"} < labels
+    run("temperature", "--temperature", "0,0.5")
+    assert {p["x"] for p in found(tmp_path, "temperature")["points"]} == {0, 0.5}
+
+
+def test_stretched_prompts_end_with_themselves(pair_folder):
+    from speclab.models.loading import load_tokenizer
+
+    tokenizer = load_tokenizer(str(pair_folder / "target"))
+    some = prompts.encode([*TEXTS, TEXTS[0]], tokenizer)
+    for n in (3, 50):
+        for long, short in zip(sweeps.stretched(some, n), some, strict=True):
+            assert len(long.id_list) == n
+            tail = min(n, len(short.id_list))
+            assert long.id_list[-tail:] == short.id_list[-tail:]
+
+
+@pytest.mark.usefixtures("forgetful")
+def test_a_wrong_token_fails_a_sweep(run):
+    code, out, _ = run("definitions")
+    assert code == 1
+    assert "WRONG OUTPUT" in out
+
+
+def test_ctrl_c_keeps_what_is_done(run, tmp_path, monkeypatch):
+    """In the second length of a sweep, and in the second sweep of all."""
+    honest, calls = sweeps.measure, []
+
+    def measure(*args, **kwargs):
+        calls.append(args)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return honest(*args, **kwargs)
+
+    monkeypatch.setattr(sweeps, "measure", measure)
+    assert run("context")[0] == 0
+    made = found(tmp_path, "context")
+    assert made["interrupted"]
+    assert {p["x"] for p in made["points"]} == {128}
+    calls.clear()
+    assert run("all", "-k", "2")[0] == 130
+    report = (tmp_path / "results" / "local-sweeps.md").read_text()
+    assert "## Draft length" in report
+    assert "## Acceptance" not in report
+
+
+@pytest.mark.parametrize("name", ["definitions", "acceptance"])
+@pytest.mark.parametrize(
+    ("where", "stop", "code"),
+    [
+        ((output_checks, "_greedy"), KeyboardInterrupt(), 130),
+        ((comparison, "chances"), EnvironmentProblem("not finite"), 3),
+    ],
+    ids=["check", "explanation"],
+)
+def test_a_stop_after_the_measurement_keeps_its_rows(run, tmp_path, monkeypatch, name, where, stop, code):
+    def fail(*args):
+        raise stop
+
+    monkeypatch.setattr(*where, fail)
+    assert run(name, "-k", "1")[0] == code
+    made = found(tmp_path, name)
+    assert made["interrupted"]
+    assert made["points"]
+    page = (tmp_path / "results" / f"local-sweep-{name}.md").read_text()
+    assert ("NOT CHECKED" in page) == ("unchecked" in made) == (where[0] is output_checks)

@@ -1,0 +1,125 @@
+"""The shapes of one round are those of a real pass, for families with one projection as with three."""
+
+import pytest
+import torch
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+import optimized_speculative
+from speclab.lab import shapes
+from speclab.system.errors import EnvironmentProblem
+from tests.tiny_models import FAMILIES, VOCAB, tiny
+
+N_PROMPT, N_NEW = 5, 4
+HEADS, WIDTH, HEAD_WIDTH = 4, 32, 8
+SHARED = {"llama": 2, "qwen2": 2, "gemma": 2, "mistral_window": 2, "gemma3_window": 2}  # key heads, where fewer
+
+
+def ids() -> torch.Tensor:
+    return torch.randint(0, VOCAB, (1, N_PROMPT + N_NEW), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("n_cached", [0, N_PROMPT])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_shapes_of_a_pass(family, n_cached):
+    model, total = tiny(family), N_PROMPT + N_NEW
+    fed = total - n_cached
+    found, logits = shapes.one_pass(model, ids(), n_cached)
+    # A sliding window of 8 keeps 7 old tokens at most; here all fit.
+    key = (1, SHARED.get(family, HEADS), total, HEAD_WIDTH)
+    assert found == {
+        "ids": (1, fed),
+        "hidden": (1, fed, WIDTH),
+        "q": (1, HEADS, fed, HEAD_WIDTH),
+        "k": key,
+        "v": key,
+        "scores": (1, HEADS, fed, total),
+        "logits": (1, fed, VOCAB),
+    }
+    assert logits.shape == (1, fed, VOCAB)
+
+
+def test_watching_changes_nothing_and_ends():
+    model = tiny("llama")
+    before = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    with torch.inference_mode():
+        plain = model(input_ids=ids(), use_cache=False).logits
+    _, logits = shapes.one_pass(model, ids(), 0)
+    assert torch.equal(plain, logits)
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is before
+    assert not any(part._forward_pre_hooks for part in model.modules())
+    with pytest.raises(ZeroDivisionError), shapes.watched(model):
+        raise ZeroDivisionError
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is before
+    assert not any(part._forward_pre_hooks for part in model.modules())
+
+
+def test_eager_attention_is_refused_with_a_way_out():
+    model = tiny("llama")
+    model.set_attn_implementation("eager")
+    with pytest.raises(EnvironmentProblem, match="sdpa"):
+        shapes.one_pass(model, ids(), 0)
+
+
+@pytest.fixture
+def show(pair_folder, capsys, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+    def call(*words):
+        models = ["--target", str(pair_folder / "target"), "--draft", str(pair_folder / "draft")]
+        code = optimized_speculative.main(
+            [*models, "--threads", "1", "--engine", "eager", "--prompt", "def f(x):", "--trace-shapes", *words]
+        )
+        return (code, *capsys.readouterr())
+
+    return call
+
+
+@pytest.mark.parametrize("words", [["-k", "3"], ["-k", "0"], ["-k", "3", "--temperature", "0.8"]])
+def test_the_command_prints_both_passes_and_who_verifies_whom(show, words):
+    code, out, _ = show(*words)
+    assert code == 0
+    k = int(words[1])
+    rows = {line.split()[0]: line for line in out.splitlines() if line}
+    n_prompt = int(out.split("One round: ")[1].split()[0])
+    assert f"(1, {k + 1})" in rows["ids"]
+    assert f"(1, {n_prompt + k + 1})" in rows["ids"]
+    assert f"(1, 4, {k + 1}, {n_prompt + k + 1})" in rows["scores"]
+    assert f"(1, 4, {n_prompt + k + 1}, {n_prompt + k + 1})" in rows["scores"]
+    for i in range(k):
+        assert f"draft {i + 1}:" in rows[str(i)]
+        assert f" {n_prompt + i} " in rows[str(i)]
+    assert "gives the bonus" in rows[str(k)]
+    assert "differ by" in out
+    assert "tokens decoded" not in out
+
+
+def of_exercise(n_cached, n_new, d_model, n_heads, vocab_size) -> dict:
+    read, share = n_cached + n_new, d_model // n_heads
+    return {
+        "ids": (n_new,),
+        "hidden": (n_new, d_model),
+        "q": (n_heads, n_new, share),
+        "k": (n_heads, read, share),
+        "v": (n_heads, read, share),
+        "scores": (n_heads, n_new, read),
+        "logits": (n_new, vocab_size),
+    }
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_yours_beside_the_real_ones(wrong, capsys):
+    def theirs(*sizes):
+        found = of_exercise(*sizes)
+        return {**found, "scores": (sizes[3], sizes[1], sizes[1])} if wrong else found
+
+    found = [shapes.one_pass(tiny("llama"), ids(), n)[0] for n in (N_PROMPT, 0)]
+    assert shapes._compare(theirs, *found, N_PROMPT) == int(wrong)
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
+    assert ("no: it is (4, 4, 9) and (4, 9, 9)" in lines["scores"]) == wrong
+    assert "yes" in lines["k"]  # here two heads share their keys; the exercise gives each its own
+
+
+def test_no_exercise_no_column(capsys):
+    found = [shapes.one_pass(tiny("llama"), ids(), n)[0] for n in (N_PROMPT, 0)]
+    assert shapes._compare(lambda *sizes: None, *found, N_PROMPT) == 0
+    assert not capsys.readouterr().out

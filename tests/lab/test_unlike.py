@@ -1,0 +1,195 @@
+"""Drafts unlike the target: seeded, of the same shape, worse in the way they say; and nobody's dice are touched."""
+
+import math
+
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from speclab.lab import degraded_drafts
+from speclab.lab.corpus import Document
+from speclab.system.errors import UsageProblem
+from tests.conftest import tiny_llama
+from tests.tiny_models import tiny
+from training.lab_pair import next_token_loss, train_tokenizer
+
+TEXT = "".join(f"def add_{i % 7}(first, second):\n    return first + second\n\n\n" for i in range(400))
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return train_tokenizer(iter([TEXT]))
+
+
+@pytest.fixture
+def library(monkeypatch):
+    """Instead of the standard library: a few documents, one of them held out."""
+    documents = [Document(f"module_{i}.py", TEXT) for i in range(3)] + [Document("secret.py", "held out " * 9000)]
+    monkeypatch.setattr(Document, "held_out", property(lambda d: d.name == "secret.py"))
+    monkeypatch.setattr(degraded_drafts.corpus, "standard_library", lambda: iter(documents))
+
+
+def weights(model) -> list[torch.Tensor]:
+    return list(model.parameters())
+
+
+def equal(one, other) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(weights(one), weights(other), strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_no_noise_is_the_model_itself(dtype):
+    source = tiny_llama(0, dtype=dtype)
+    copied = degraded_drafts.noisy(source, 0, seed=1)
+    assert equal(source, copied)
+    assert copied is not source
+    assert weights(copied)[0].data_ptr() != weights(source)[0].data_ptr()
+
+
+def test_noise_is_a_share_of_each_matrix_spread():
+    source = tiny_llama(0)
+    with torch.no_grad():  # matrices of very different spread, and a norm that has some
+        source.model.layers[0].mlp.up_proj.weight.mul_(100)
+        source.model.norm.weight.copy_(torch.linspace(0.5, 2, 64))
+        before = [w.clone() for w in weights(source)]
+    copied = degraded_drafts.noisy(source, 0.25, seed=3)
+    assert all(torch.equal(a, b) for a, b in zip(before, weights(source), strict=True)), "the source stays as it is"
+    for weight, moved in zip(weights(source), weights(copied), strict=True):
+        if weight.ndim < 2:
+            assert torch.equal(weight, moved)
+        else:  # at least 2,048 numbers: a standard deviation is known to 1.6 %, six of these errors are allowed
+            assert (moved - weight).std().item() == pytest.approx(0.25 * weight.std().item(), rel=0.1)
+
+
+def test_noise_is_seeded_and_goes_one_way():
+    source = tiny_llama(0)
+    assert equal(degraded_drafts.noisy(source, 0.2, 5), degraded_drafts.noisy(source, 0.2, 5))
+    assert not equal(degraded_drafts.noisy(source, 0.2, 5), degraded_drafts.noisy(source, 0.2, 6))
+    near, far = (weights(degraded_drafts.noisy(source, amount, 5))[0] - weights(source)[0] for amount in (0.1, 0.4))
+    assert torch.allclose(4 * near, far)
+    with pytest.raises(ValueError, match="negative"):
+        degraded_drafts.noisy(source, -0.1, 0)
+
+
+def test_more_noise_is_less_like_the_source():
+    """Total variation between the next-token distributions grows with the amount."""
+    source, ids = tiny_llama(0), torch.arange(60)[None]
+    with torch.no_grad():
+        target = source(input_ids=ids).logits.softmax(-1)
+        distances = [
+            (degraded_drafts.noisy(source, amount, 0)(input_ids=ids).logits.softmax(-1) - target).abs().sum().item()
+            for amount in (0, 0.1, 0.4, 1.6)
+        ]
+    assert distances[0] == 0
+    assert distances == sorted(set(distances))
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3_window"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_any_model_gets_its_likes(family, dtype):
+    source = tiny(family, dtype=dtype).train()
+    ids = torch.arange(8)[None]
+    for made in (
+        degraded_drafts.noisy(source, 0.1, 0),
+        degraded_drafts.random_like(source, 9),
+    ):  # seed 0 would be the source again
+        assert type(made) is type(source)
+        assert made.config.to_dict() == source.config.to_dict()
+        assert {w.dtype for w in weights(made)} == {dtype}
+        assert [w.shape for w in weights(made)] == [w.shape for w in weights(source)]
+        assert made.device == source.device
+        assert not made.training
+        assert made.config._attn_implementation == source.config._attn_implementation
+        assert not equal(made, source)
+        assert made(input_ids=ids).logits.isfinite().all()
+    assert source.training, "the source is left as it was"
+
+
+def test_tied_weights_stay_tied():
+    source = tiny("llama", tie_word_embeddings=True)
+    for made in (degraded_drafts.noisy(source, 0.3, 0), degraded_drafts.random_like(source, 0)):
+        assert made.lm_head.weight is made.model.embed_tokens.weight
+
+
+def test_random_is_seeded_and_initialised():
+    source = tiny_llama(0, dtype=torch.float32)
+    assert equal(degraded_drafts.random_like(source, 1), degraded_drafts.random_like(source, 1))
+    assert not equal(degraded_drafts.random_like(source, 1), degraded_drafts.random_like(source, 2))
+    fresh = degraded_drafts.random_like(source, 1)
+    # The configuration's own spread, 0.15, known to 1.1 % from 4,096 numbers.
+    assert fresh.model.layers[0].self_attn.q_proj.weight.std().item() == pytest.approx(0.15, rel=0.08)
+    assert torch.equal(fresh.model.norm.weight, torch.ones(64)), "norms begin at one"
+
+
+def test_global_dice_stay(tokenizer, library):
+    source = tiny_llama(0, vocab_size=len(tokenizer), dtype=torch.float32)
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    degraded_drafts.noisy(source, 0.1, 0)
+    degraded_drafts.random_like(source, 0)
+    degraded_drafts.trained_on_the_spot(source, tokenizer, 1, 0, progress=False, step_limit=2)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_training_lowers_the_loss(tokenizer, library):
+    """Twelve steps, counted: no clock decides here."""
+    source = tiny_llama(0, n_layers=1, vocab_size=len(tokenizer), dtype=torch.bfloat16).requires_grad_(False)
+    arguments = {"seconds": 1e-9, "progress": False, "step_limit": 12}
+    draft, facts = degraded_drafts.trained_on_the_spot(source, tokenizer, seed=0, **arguments)
+    assert facts["steps"] == 12
+    assert facts["tokens"] == 12 * degraded_drafts.BATCH_TOKENS
+    assert facts["seconds"] > 0
+    assert facts["first_loss"] == pytest.approx(math.log(len(tokenizer)), abs=1), "fresh weights know nothing"
+    assert facts["last_loss"] < facts["first_loss"] - 0.5
+    text = torch.tensor([tokenizer(TEXT).input_ids[:300]])
+    with torch.no_grad():
+        fresh, trained = (next_token_loss(m.float(), text) for m in (degraded_drafts.random_like(source, 0), draft))
+    assert trained < fresh - 0.5
+    draft, _ = degraded_drafts.trained_on_the_spot(source, tokenizer, seed=0, **arguments)
+    assert draft.dtype == torch.bfloat16
+    assert draft.device == source.device
+    assert not draft.training
+    assert not any(w.requires_grad for w in weights(draft))
+    again, same = degraded_drafts.trained_on_the_spot(source, tokenizer, seed=0, **arguments)
+    assert equal(draft, again)
+    assert same | {"seconds": 0} == facts | {"seconds": 0}
+    other, _ = degraded_drafts.trained_on_the_spot(source, tokenizer, seed=1, **arguments)
+    assert not equal(draft, other)
+
+
+def test_training_stops_by_the_clock(tokenizer, library, monkeypatch):
+    """A clock that moves a second at each look: the start, then once after every step."""
+    ticks = iter(range(1000))
+    monkeypatch.setattr(degraded_drafts.time, "monotonic", lambda: float(next(ticks)))
+    source = tiny_llama(0, n_layers=1, vocab_size=len(tokenizer), dtype=torch.float32)
+    _, facts = degraded_drafts.trained_on_the_spot(source, tokenizer, 3, 0, progress=False)
+    assert facts["steps"] == 3
+    _, facts = degraded_drafts.trained_on_the_spot(source, tokenizer, 1e-9, 0, progress=False)
+    assert facts["steps"] == 1, "one step is always made"
+
+
+def test_documents_are_read_when_needed_and_held_out_ones_never(tokenizer, library):
+    seen = []
+
+    def reading(text, **_):
+        seen.append(text)
+        return tokenizer(text, verbose=False)
+
+    reading.eos_token_id = tokenizer.eos_token_id
+    documents = degraded_drafts._documents(0)
+    assert sorted(documents) == [TEXT] * 3
+    batches = degraded_drafts._batches(list(documents), reading, 0, positions=100)
+    one = next(batches)
+    assert len(seen) == 1
+    assert all(rows.shape[1] == 100 for rows in one), "no longer than the model can read"
+    for _ in range(40):
+        next(batches)
+    others = (next(degraded_drafts._batches(list(documents), tokenizer, seed, positions=100)) for seed in (0, 1))
+    assert not torch.equal(*(rows[0][:4] for rows in others)), "another seed reads other places"
+    assert len(seen) == 3, "each document once, however many steps"
+
+
+def test_a_foreign_tokenizer_is_refused(tokenizer):
+    source = tiny_llama(0, vocab_size=len(tokenizer) - 1)
+    with pytest.raises(UsageProblem, match=f"ids up to {len(tokenizer) - 1}.*--draft"):
+        degraded_drafts.trained_on_the_spot(source, tokenizer, 1, 0, progress=False)

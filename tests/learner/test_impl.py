@@ -1,0 +1,835 @@
+"""`--impl`: a reader's own functions in the loop. Right ones change nothing, wrong ones are never timed in silence."""
+
+import contextlib
+import importlib
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from fractions import Fraction
+from types import SimpleNamespace
+
+import numpy
+import pytest
+import torch
+from tiny_models import VOCAB, perturbed, tiny
+
+import baseline_autoregressive
+import check
+import compare
+import optimized_speculative
+from baseline_autoregressive import autoregressive_decode
+from draft_models import FreeDialDrafter, ModelDrafter, NgramDrafter
+from optimized_speculative import Round, Rules, speculative_decode
+from speclab.core.sampling import Sampling, verify
+from speclab.learner import functions
+from speclab.learner.functions import Impl
+from speclab.learner.guard import CLOCK, SECONDS, has_alarm
+from speclab.models import prompts
+from speclab.models.cached import CachedModel
+from speclab.present import report
+from speclab.records import record
+from speclab.system.errors import Problem, UsageProblem
+from speclab.theory.formulas import Counts
+
+STEMS = {exercise.number: exercise.stem for exercise in check.exercises()}
+N_TOKENS = 60
+
+
+def solutions(*numbers: int) -> Impl:
+    return Impl("solutions", {n: importlib.import_module(f"solutions.{STEMS[n]}") for n in numbers})
+
+
+def with_function(number: int, **functions) -> Impl:
+    """A solution in which some functions are others."""
+    module = importlib.import_module(f"solutions.{STEMS[number]}")
+    return Impl("exercises", {number: SimpleNamespace(**{**vars(module), **functions})})
+
+
+@pytest.fixture(scope="module")
+def pair() -> tuple[CachedModel, CachedModel]:
+    """A target, and a draft that is often right."""
+    target = tiny("llama")
+    return CachedModel(target), CachedModel(perturbed(target, 0.05))
+
+
+def rounds(pair, theirs: Impl, sampling: Sampling, k: int = 4, ngram: bool = False, longest: int | None = None) -> list:
+    """All rounds of a decoding that is decided by `theirs`."""
+    prompt = torch.randint(0, VOCAB, (1, 7), generator=torch.Generator().manual_seed(3))
+    if ngram:
+        prompt = prompt.repeat(1, 4)
+    drafter = NgramDrafter(2, 1) if ngram else ModelDrafter(pair[1])
+    generator = torch.Generator().manual_seed(5)
+    decode = theirs.decoder(speculative_decode, Rules)
+    return list(decode(pair[0], theirs.drafter(drafter, longest), prompt, k, N_TOKENS, sampling, generator))
+
+
+def words(found: list) -> list[int]:
+    """The text that rounds have written."""
+    return [token for round_ in found for token in round_.tokens]
+
+
+def lively(found: list) -> list:
+    """The rounds, once it is sure that they have something to show."""
+    counts = Counts()
+    for round_ in found:
+        counts.add(round_)
+    assert counts.n_rejected > 0
+    assert counts.n_accepted > 0
+    partial = sum(0 < r.n_accepted < r.n_drafted for r in found)
+    full = sum(0 < r.n_accepted == r.n_drafted for r in found)
+    assert partial > 0
+    assert full > 0
+    return found
+
+
+GREEDY, SAMPLED = Sampling(), Sampling(temperature=0.9)
+
+
+@pytest.mark.parametrize("k", [0, 1, 4])
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("numbers", [(2,), (3,), (4,), (2, 3, 4)])
+def test_solutions_decode_as_the_lab_does(pair, numbers, sampling, k):
+    """Round for round, given the same random numbers."""
+    expected = rounds(pair, functions.LAB, sampling, k)
+    if k == 4:
+        lively(expected)
+    assert rounds(pair, solutions(*numbers), sampling, k) == expected
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_drafts_without_probabilities_are_certain_ones(pair, sampling):
+    """Prompt lookup through exercises 2 and 4: each proposal stands for a one-hot distribution."""
+    expected = rounds(pair, functions.LAB, sampling, ngram=True)
+    assert sum(r.n_drafted for r in expected) > 0
+    assert rounds(pair, solutions(2, 3, 4), sampling, ngram=True) == expected
+
+
+def test_exercise_seven_drafts(pair):
+    """MyDrafter takes the n-gram drafter's place, and no other's."""
+    theirs = solutions(7)
+    found = rounds(pair, theirs, GREEDY, ngram=True)
+    assert [t for r in found for t in r.tokens] == [
+        t for r in rounds(pair, functions.LAB, GREEDY, 0, True) for t in r.tokens
+    ]
+    assert sum(r.n_drafted for r in found) > 0
+    assert isinstance(theirs.drafter(NgramDrafter()), functions.TheirDrafter)
+    assert isinstance(theirs.drafter(ModelDrafter(pair[1])), ModelDrafter)
+
+
+def test_exercise_eight_is_the_whole_loop(pair):
+    for sampling in (GREEDY, SAMPLED):
+        counted = [(r.tokens, r.n_drafted, r.n_accepted) for r in rounds(pair, solutions(8), sampling)]
+        assert counted == [(r.tokens, r.n_drafted, r.n_accepted) for r in rounds(pair, functions.LAB, sampling)]
+    with pytest.raises(UsageProblem, match="--trace"):
+        list(solutions(8).decoder(speculative_decode, Rules)(time_phases=True))
+
+
+def test_exercise_six_chooses_every_length(pair):
+    """The text stays, the lengths follow the rule, and -k is the longest."""
+    seen = []
+
+    def rule(k: int, n_drafted: int, n_accepted: int, longest: int) -> int:
+        seen.append((k, n_drafted, n_accepted, longest))
+        return 5 if k == 2 else 2
+
+    theirs = with_function(6, next_draft_length=rule)
+    found = rounds(pair, theirs, GREEDY, k=6, longest=6)
+    assert words(found) == words(rounds(pair, functions.LAB, GREEDY, 6))
+    assert [r.n_drafted for r in found[1:6]] == [4, 2, 5, 2, 5]
+    assert seen == [(k, r.n_drafted, r.n_accepted, 6) for (k, *_), r in zip(seen, found[1:], strict=True)]
+    assert [k for k, *_ in seen[:4]] == [4, 2, 5, 2]
+    assert all(r.n_drafted == 4 for r in rounds(pair, theirs, GREEDY)[1:4]), "where nobody names a longest it is off"
+
+
+def test_without_the_flag_the_lab_is_as_it_is(pair):
+    """The very same loop, rule and drafter: nothing stands in between."""
+    assert functions.load(None, {2, 3}) is functions.LAB
+    assert not functions.LAB
+    assert functions.LAB.describe() == []
+    assert functions.LAB.decoder(speculative_decode, Rules) is speculative_decode
+    assert Rules(functions.LAB.verify, functions.LAB.tokens_to_keep) == Rules()
+    assert functions.LAB.verify is verify
+    drafter = ModelDrafter(pair[1])
+    assert functions.LAB.drafter(drafter, 4) is drafter
+    assert functions.LAB.shapes(2, 4, 8, 2, 1000) is None
+
+
+def test_the_instrument_keeps_the_labs_own_catch_up():
+    drafter = FreeDialDrafter(0.5)
+    assert solutions(3).drafter(drafter) is drafter
+
+
+# --- answers that cannot be ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("theirs", "sampling", "named"),
+    [
+        (with_function(2, count_accepted=lambda drafted, own: 99), GREEDY, ["exercise 2", "99", "from 0 to 4"]),
+        (with_function(2, next_token=lambda own, n: None), GREEDY, ["exercise 2", "None"]),
+        (with_function(2, next_token=lambda own, n: VOCAB), GREEDY, ["exercise 2", str(VOCAB)]),
+        (with_function(2, next_token=lambda own, n: own[99]), GREEDY, ["raised IndexError: list index"]),
+        (with_function(3, catch_up=lambda committed, n: None), GREEDY, ["returned None; missing in the draft's cache"]),
+        (with_function(3, tokens_to_keep=lambda cached, n: cached + 1), GREEDY, ["exercise 3", "not a whole number"]),
+        (
+            with_function(3, catch_up=lambda committed, n: committed[-1:]),
+            GREEDY,
+            ["exercise 3", "cache are ["],
+        ),
+        (with_function(4, verify_draft=lambda *args: 0), SAMPLED, ["exercise 4", "not a pair"]),
+        (with_function(4, verify_draft=lambda *args: (0, -1)), SAMPLED, ["exercise 4", "-1"]),
+        (with_function(6, next_draft_length=lambda *args: 7), GREEDY, ["exercise 6", "7", "from 0 to 6"]),
+        (with_function(8, decode=lambda *args: iter([1 // 0])), GREEDY, ["exercise 8", "ZeroDivisionError"]),
+    ],
+)
+def test_an_impossible_answer_is_one_line(pair, theirs, sampling, named):
+    """Which exercise, which function, what it said, and to which arguments: its checks have passed."""
+    with pytest.raises(Problem) as caught:
+        rounds(pair, theirs, sampling, k=4, longest=6)
+    assert caught.value.exit_code == 1
+    for word in [*named, "on real data; its arguments were "]:
+        assert word in str(caught.value)
+    assert "check.py" not in str(caught.value)
+
+
+def test_the_arguments_can_be_typed_in_again():
+    """Short lists whole, long ones by their ends, tensors by their shapes, the lab's own things by their kinds."""
+
+    def rule(*args) -> int:
+        raise IndexError("list index out of range")
+
+    with pytest.raises(Problem) as caught:
+        functions.ask(2, rule, [1, 2, 3], list(range(500)), torch.zeros(2, 3), 0.25, rule, SimpleNamespace, Sampling())
+    assert str(caught.value).endswith(
+        "rule raised IndexError: list index out of range -- on real data; its arguments were [1, 2, 3], "
+        "[0, 1, 2, 3, 4, 5, 6, 7, ..., 492, 493, 494, 495, 496, 497, 498, 499] (500 of them), "
+        "a tensor of shape (2, 3), 0.25, the function rule, the function SimpleNamespace, "
+        "Sampling(temperature=0.0, top_k=0, top_p=1.0); call it with them to see it again"
+    )
+
+
+def test_a_forgotten_return_is_called_that():
+    def rule(k: int) -> dict:
+        "ends without a word"
+
+    def may(k: int) -> dict | None:
+        "so does this"
+
+    with pytest.raises(Problem, match=r"rule returned None; did you forget `return`\? -- on real data"):
+        functions.ask(1, rule, 3)
+    assert functions.ask(1, may, 3) is None
+
+
+endless = pytest.mark.skipif(not has_alarm(), reason="this system has no alarm to stop a loop")
+
+
+@endless
+@pytest.mark.parametrize("number", [2, 8])
+def test_a_loop_that_ends_in_the_checks_only_is_stopped(pair, monkeypatch, number):
+    """A function of a round, and exercise 8's own loop; a slow but finite one gets its time."""
+
+    def forever(*args):
+        while True:
+            pass
+
+    def forever_after_a_round(*args):
+        yield Round([1], prefill=True)
+        forever()
+
+    theirs = with_function(2, next_token=forever) if number == 2 else with_function(8, decode=forever_after_a_round)
+    monkeypatch.setitem(SECONDS, "call", 0.1)
+    with pytest.raises(Problem) as caught:
+        rounds(pair, theirs, GREEDY)
+    assert caught.value.exit_code == 1
+    name = "forever" if number == 2 else "decode"
+    assert f"{name} is still running after 0.1 s of processor time" in str(caught.value)
+    assert "a loop without an end? -- on real data" in str(caught.value)
+    assert signal.getitimer(signal.ITIMER_PROF) == (0.0, 0.0)
+
+
+@endless
+def test_a_wait_without_an_end_is_stopped(monkeypatch):
+    """By the clock: it takes no processor time."""
+    monkeypatch.setitem(CLOCK, "call", 0.1)
+    with pytest.raises(
+        Problem, match=r"wait is still running after 0\.1 s by the clock: does it wait for .* real data"
+    ):
+        functions.ask(2, threading.Event().wait)
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+@endless
+def test_an_alarm_that_is_caught_counts(monkeypatch):
+    """Also where the function goes on to answer."""
+    monkeypatch.setitem(SECONDS, "call", 0.1)
+
+    def catches():
+        with contextlib.suppress(BaseException):
+            while True:
+                pass
+        return 3
+
+    with pytest.raises(Problem, match=r"still running after 0\.1 s of processor time"):
+        functions.ask(2, catches)
+
+
+@pytest.mark.parametrize(
+    "kind", [SystemExit, GeneratorExit, type("Odd", (BaseException,), {"__str__": lambda self: 7})]
+)
+def test_what_is_no_exception_is_one_line(kind):
+    def leave():
+        raise kind(3)
+
+    with pytest.raises(Problem, match=rf"exercise 2: .*leave raised {kind.__name__}: .* -- on real data"):
+        functions.ask(2, leave)
+
+
+def test_a_file_that_is_imported_in_its_checks_only_is_one_line(monkeypatch, tmp_path):
+    """impl.load imports it once more, in the run's own process."""
+    package = tmp_path / "answers"
+    package.mkdir()
+    (package / "ex02_greedy.py").write_text("import sys\nsys.exit('not here')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    exercise = next(exercise for exercise in check.exercises() if exercise.number == 2)
+    with pytest.raises(
+        Problem, match=r"answers/ex02_greedy\.py cannot be imported here: SystemExit: not here; .*check\.py 2"
+    ):
+        functions._imported("answers", exercise)
+
+
+@endless
+def test_the_stopwatch_may_run_for_long(monkeypatch):
+    """Exercise 0 times a whole decoding in one call: the alarm is wound up again at every token, not for ever."""
+    monkeypatch.setitem(SECONDS, "call", 0.2)
+
+    def work(seconds):
+        end = time.process_time() + seconds
+        while time.process_time() < end:
+            pass
+
+    def decode():
+        for token in range(6):
+            work(0.08)
+            yield token
+
+    assert functions.ask(0, lambda steps: list(steps()), functions.Steps(decode), lab_inside=True) == [*range(6)]
+    with pytest.raises(Problem, match="still running"):
+        functions.ask(0, lambda steps: [work(9) for _ in steps()], functions.Steps(decode), lab_inside=True)
+
+
+@pytest.mark.parametrize("tokens", [torch.zeros(1, 9, dtype=torch.long), torch.full((1, 1), VOCAB), torch.zeros(1, 1)])
+def test_an_impossible_draft_is_one_line(pair, tokens):
+    class Wild(NgramDrafter):
+        def propose(self, k, uniforms):
+            return SimpleNamespace(tokens=tokens, size=None, probs=None)
+
+    with pytest.raises(Problem, match=r"exercise 7: .*propose returned"):
+        rounds(pair, with_function(7, MyDrafter=Wild), GREEDY, ngram=True)
+
+
+@pytest.mark.parametrize(
+    ("probs", "said"),
+    [
+        (torch.ones(1, 3, VOCAB), f"torch.float32 of shape (1, 3, {VOCAB}) as its probs"),
+        (torch.ones(1, 2, VOCAB, dtype=torch.long), "torch.int64 of shape"),
+        ([0.5, 0.5], "[0.5, 0.5] as its probs"),
+    ],
+)
+def test_impossible_probabilities_of_a_draft_are_one_line(pair, probs, said):
+    class Wild(NgramDrafter):
+        def propose(self, k, uniforms):
+            return SimpleNamespace(tokens=torch.zeros(1, 2, dtype=torch.long), probs=probs)
+
+    with pytest.raises(Problem) as caught:
+        rounds(pair, with_function(7, MyDrafter=Wild), SAMPLED, ngram=True)
+    assert said in str(caught.value)
+    assert f"not None or floats of shape (1, 2, {VOCAB})" in str(caught.value)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_the_size_of_a_draft_is_counted(pair, sampling):
+    """Whatever a learner's drafter says that it is."""
+
+    class Sizeless(NgramDrafter):
+        def propose(self, k, uniforms):
+            return super().propose(k, uniforms)._replace(size="many")
+
+    def lab():
+        return with_function(7, MyDrafter=lambda: NgramDrafter())
+
+    theirs = with_function(7, MyDrafter=Sizeless)
+    found = rounds(pair, theirs, sampling, ngram=True)
+    assert sum(r.n_drafted for r in found) > 0
+    assert found == rounds(pair, lab(), sampling, ngram=True)
+
+
+# --- answers of another kind -----------------------------------------------------------------------------------------
+
+
+def test_whole_numbers_of_any_kind_do(pair):
+    """numpy's and torch's, and a list for a pair; nothing else changes."""
+    two, four, six = (solutions(n).modules[n] for n in (2, 4, 6))
+    numbers = with_function(
+        2,
+        count_accepted=lambda drafted, own: numpy.int64(two.count_accepted(drafted, own)),
+        next_token=lambda own, n: torch.tensor([two.next_token(own, n)]),
+    )
+    assert rounds(pair, numbers, GREEDY) == lively(rounds(pair, functions.LAB, GREEDY))
+    listed = with_function(4, verify_draft=lambda *args: [numpy.int32(n) for n in four.verify_draft(*args)])
+    assert rounds(pair, listed, SAMPLED) == lively(rounds(pair, functions.LAB, SAMPLED))
+    lengths = with_function(6, next_draft_length=lambda *args: numpy.int64(six.next_draft_length(*args)))
+    assert rounds(pair, lengths, GREEDY, longest=4) == rounds(pair, solutions(6), GREEDY, longest=4)
+    for answer in (4.0, numpy.float64(4), "4", None, [4], torch.tensor([1, 2])):
+        with pytest.raises(Problem, match="not a whole number"):
+            functions.in_range(2, lambda found: found[0], 0, 9, (answer,))
+
+
+def test_a_function_may_use_up_its_lists(pair):
+    """The run does not notice, and the line shows what the function was given."""
+
+    def popping(drafted, own):
+        n = 0
+        while drafted and drafted.pop(0) == own.pop(0):
+            n += 1
+        drafted.clear()
+        return n
+
+    assert rounds(pair, with_function(2, count_accepted=popping), GREEDY) == lively(rounds(pair, functions.LAB, GREEDY))
+
+    def emptied(drafted, own):
+        drafted.clear()
+        return -1
+
+    with pytest.raises(Problem, match=r"its arguments were \[\d+, \d+, \d+, \d+\], \["):
+        rounds(pair, with_function(2, count_accepted=emptied), GREEDY)
+
+
+class Wild:
+    """Answers nothing that it is asked."""
+
+    def _refuse(self, *args):
+        raise ZeroDivisionError
+
+    __repr__ = __index__ = __float__ = _refuse
+
+
+def test_an_answer_that_cannot_even_be_shown_is_one_line():
+    with pytest.raises(Problem, match=r"returned <Wild instance at .*>, not a whole number"):
+        functions.in_range(2, lambda found: found, 0, 9, Wild())
+    with pytest.raises(Problem, match=r"returned <Wild instance at .*>, not a finite number"):
+        functions.finite(5, lambda found: found, Wild())
+
+
+@pytest.mark.parametrize("answer", ["0.5", None, 1j, float("nan"), float("inf"), torch.tensor([0.5, 0.5]), [0.5]])
+def test_what_is_no_finite_number_is_one_line(answer):
+    with pytest.raises(Problem, match=r"exercise 5: .* not a finite number"):
+        functions.finite(5, lambda found: found[0], (answer,))
+
+
+@pytest.mark.parametrize("room", ["exercises", "solutions"])
+def test_an_error_inside_a_library_has_the_learners_line(room):
+    """Not the library's: that one cannot be mended."""
+    space = {}
+    source = "import torch\n\ndef rule(x):\n    return torch.einsum('i,j', x)\n"
+    exec(compile(source, str(check.ROOT / room / "ex02_greedy.py"), "exec"), space)
+    with pytest.raises(Problem, match=rf"rule raised .*\({room}/ex02_greedy\.py:4\) -- on real data"):
+        functions.ask(2, space["rule"], torch.ones(3))
+
+
+def test_logits_that_are_not_finite_are_the_loops_business():
+    """They are reported in the loop's own words, whoever decides."""
+    logits = torch.zeros(1, 1, 4)
+    logits[0, 0, 2] = torch.nan
+    draft = SimpleNamespace(tokens=torch.zeros(1, 0, dtype=torch.long), probs=None)
+    found = functions.sampled_verdict(solutions(4).modules[4], draft, SAMPLED.probs(logits), torch.tensor([[0.5]]))
+    assert found == (0, -1)
+
+
+def test_drafts_that_are_not_finite_are_no_learners_fault():
+    """The rule is not even asked, and the loop reports it."""
+    probs = torch.full((1, 1, 4), 0.25)
+    probs[0, 0, 2] = torch.nan
+    draft = SimpleNamespace(tokens=torch.zeros(1, 1, dtype=torch.long), probs=probs)
+    mine = SimpleNamespace(verify_draft=lambda *args: pytest.fail("the learner's rule was asked"))
+    found = functions.sampled_verdict(mine, draft, torch.full((1, 2, 4), 0.25), torch.tensor([[0.5, 0.5]]))
+    assert found == (0, -1)
+
+
+# --- which exercises --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def checked(monkeypatch):
+    """The checks' outcomes by exercise: "failed", "todo", "passed", or several of them."""
+    outcomes: dict[int, list[str]] = {}
+
+    def run(package, chosen):
+        for exercise in chosen:
+            found = outcomes.get(exercise.number, ["todo"])
+            exercise.checks = [check.Check(f"test_number_{i}", what, f"why {i}") for i, what in enumerate(found)]
+
+    monkeypatch.setattr(check, "run_checks", run)
+    return outcomes
+
+
+def test_what_is_finished_is_used_and_the_rest_is_named(checked):
+    checked |= {2: ["passed"], 6: ["passed", "todo"]}
+    theirs = functions.load("solutions", {2, 3, 6, 8})
+    assert list(theirs.modules) == [2]
+    assert theirs.unfinished == {3: "todo", 6: "1 of 2"}
+    (line,) = theirs.describe()
+    assert "from solutions/: 2 (greedy verification)" in line
+    assert "the lab's own: 3 (which tokens stay, and catch-up: todo), 6 (the draft length: 1 of 2)" in line
+    assert theirs.to_json() == {"package": "solutions", "exercises": [2]}
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("exercises", ["not finished", "2 (greedy verification: todo)", "python", "check.py"]),
+        ("exercises:3", ["3 (which tokens stay", "check.py 3"]),
+        ("exercises:2,3", ["not finished", "3 (which tokens stay"]),
+        ("exercises:4", ["exercise 4", "no part in this run", "can use 2"]),
+        ("exercises:9", ["exercise 9", "no part"]),
+        ("exercises:2,8", ["exercise 8", "goes alone"]),
+        ("exercises:", ["--impl exercises:2,3"]),
+        ("answers", ["answers", "use exercises, solutions"]),
+    ],
+)
+def test_words_that_name_nothing_are_refused(checked, text, named):
+    if text == "exercises:2,3":
+        checked[2] = ["passed"]
+    with pytest.raises(UsageProblem) as caught:
+        functions.load(text, {2, 3, 8})
+    for word in named:
+        assert word in str(caught.value)
+
+
+def test_a_failing_check_ends_it_with_a_line_each(checked, capsys):
+    checked |= {2: ["passed", "failed"], 3: ["failed", "failed"]}
+    with pytest.raises(Problem) as caught:
+        functions.load("exercises", {2, 3})
+    assert caught.value.exit_code == 1
+    assert "3 checks fail, so nothing was run" in str(caught.value)
+    assert "check.py 2" in str(caught.value)
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("exercise ")]
+    assert lines == [
+        "exercise 2, number 1: why 1",
+        "exercise 3, number 0: why 0",
+        "exercise 3, number 1: why 1",
+    ]
+
+
+def test_every_script_asks_for_what_it_can_use():
+    """The rule of a run: greedy or sampled, n-grams or not, a plan or rows."""
+    decoding = SimpleNamespace(temperature=0.0, draft="model")
+    assert functions.of_decoding(decoding) == {2, 3, 6, 8}
+    assert functions.of_decoding(SimpleNamespace(temperature=0.7, draft="ngram")) == {3, 4, 6, 7, 8}
+    assert functions.of_decoding(SimpleNamespace(temperature=0.0, draft="model", trace="x.html")) == {2, 3, 6}
+    assert functions.of_decoding(SimpleNamespace(temperature=0.0, draft="model", trace_shapes=True)) == {1}
+    assert functions.of_comparison(SimpleNamespace(temperature="0,0.8", draft="model,ngram")) == {2, 3, 4, 5, 7}
+    assert functions.of_comparison(SimpleNamespace(temperature="0", draft="model")) == {2, 3, 5}
+    assert functions.of_comparison(SimpleNamespace(temperature="0", draft="model", plan=True)) == {6}
+
+
+def test_the_shapes_of_a_pass_come_from_exercise_one(checked):
+    checked[1] = ["passed"]
+    theirs = functions.load("solutions", {1})
+    assert theirs.shapes(2, 4, 8, 2, 1000)["scores"] == (2, 4, 6)
+
+
+# --- the scripts ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def script(pair_folder, capsys, monkeypatch):
+    """main() of a script on the tiny pair, with `theirs` in place of what --impl would load."""
+
+    def call(module, theirs: Impl, *words):
+        monkeypatch.setattr(functions, "load", lambda text, usable: theirs if text else functions.LAB)
+        machine = ["--target", str(pair_folder / "target"), "--threads", "1", "--engine", "eager"]
+        code = module.main([*machine, *words, "--impl", theirs.package])
+        return (code, *capsys.readouterr())
+
+    return call
+
+
+def test_optimized_speculative_holds_the_text_against_the_baselines(script, pair_folder):
+    words = ["--draft", str(pair_folder / "draft"), "--prompt", "def f(x):", "--max-new-tokens", "24"]
+    code, out, err = script(optimized_speculative, solutions(2, 3), *words)
+    assert code == 0
+    assert "the baseline's text: identical" in out
+    assert "impl    from solutions/: 2 (greedy verification), 3 (which tokens stay, and catch-up)" in err
+
+    def once_wrong(own, n_accepted):
+        return own[n_accepted] if len(own) < 5 else (own[n_accepted] + 1) % 40
+
+    code, out, _ = script(optimized_speculative, with_function(2, next_token=once_wrong), *words)
+    assert code == 1
+    assert "WRONG TEXT: at new token" in out
+    assert "exercises 2" in out
+
+
+def test_optimized_speculative_says_that_sampled_text_needs_more(script, pair_folder):
+    words = ["--draft", str(pair_folder / "draft"), "--prompt", "x", "--max-new-tokens", "12", "--temperature", "0.8"]
+    code, out, _ = script(optimized_speculative, solutions(4), *words)
+    assert code == 0
+    words = ["--temperature", "0.8", "--draft", str(pair_folder / "draft"), "--impl", "solutions:4"]
+    assert f"python compare.py {' '.join(words)}" in out
+
+
+@pytest.mark.parametrize(
+    ("numbers", "said"),
+    [
+        ((3, 4, 6), "--temperature 0.8 --draft DRAFT --impl solutions:3,4"),
+        ((6,), "leave out --temperature"),
+        ((8,), "leave out --temperature"),
+    ],
+)
+def test_what_is_advised_can_be_typed(script, pair_folder, numbers, said):
+    """compare.py takes part of the exercises only; and it is said once, not for every prompt."""
+    words = ["--draft", str(pair_folder / "draft"), "--prompt", "x", "--prompt", "def", "--max-new-tokens", "12"]
+    code, out, _ = script(optimized_speculative, solutions(*numbers), *words, "--temperature", "0.8")
+    assert code == 0
+    assert out.count("a sampled text has no baseline to equal") == 1
+    assert said.replace("DRAFT", str(pair_folder / "draft")) in out
+    typed = [line.partition("compare.py ")[2].split() for line in out.splitlines() if "compare.py" in line]
+    for line in typed:
+        args = compare.make_parser().parse_args(line)
+        assert set(functions.parse(args.impl)[1]) <= functions.of_comparison(args)
+
+
+def test_the_baseline_is_rated_by_exercise_zero(script):
+    words = ["--prompt", "def f(x):", "--prompt", "x", "--max-new-tokens", "12"]
+    code, out, _ = script(baseline_autoregressive, solutions(0), *words)
+    assert code == 0
+    yours = [line for line in out.splitlines() if line.startswith("yours, after a warm-up: 12 tokens, prefill")]
+    assert len(yours) == 2
+    assert all(line.endswith("tok/s") for line in yours)
+    code, _, err = script(baseline_autoregressive, with_function(0, time_decoding=lambda *args: None), *words)
+    assert code == 1
+    assert "returned None, not three numbers" in err
+    code, _, err = script(baseline_autoregressive, with_function(0, tokens_per_second=lambda *args: "fast"), *words)
+    assert code == 1
+    assert "returned 'fast', not a finite number" in err
+    assert "time_decoding" not in err
+
+
+def test_the_baseline_alone_loads_no_drafter():
+    code = "import sys, baseline_autoregressive; print('draft_models' in sys.modules, 'experiments' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=check.ROOT, capture_output=True, text=True)
+    assert done.stdout.split() == ["False", "False"], done.stderr
+
+
+@pytest.fixture
+def comparison(script, pair_folder, tmp_path, monkeypatch):
+    """compare.py on the tiny pair and two prompts, without pictures.  -> exit code, stdout, stderr, record"""
+    monkeypatch.setattr(prompts, "standard", lambda: [("code", "def f(x):"), ("prose", "x + 1, x + 1,")])
+    monkeypatch.setattr("speclab.present.plots.comparison", lambda *args: [])
+    monkeypatch.setattr("speclab.present.plan_views.picture", lambda *args: tmp_path)
+
+    def call(theirs, *words, ending=""):
+        size = ["--limit", "1", "--max-new-tokens", "24", "--repeats", "1", "--out-dir", str(tmp_path)]
+        result = script(compare, theirs, "--draft", f"{pair_folder / 'draft'},ngram", *size, *words)
+        path = tmp_path / "results" / f"local{ending}.json"
+        return (*result, record.load(path) if path.exists() else None)
+
+    return call
+
+
+def test_a_comparison_says_whose_rows_these_are(comparison, tmp_path):
+    code, out, _, run = comparison(solutions(2, 3, 4, 5, 7), "-k", "2,3", "--temperature", "0,0.8")
+    assert code == 0
+    assert run["settings"]["impl"] == {"package": "solutions", "exercises": [2, 3, 4, 5, 7]}
+    assert "impl    from solutions/: 2 (greedy verification)" in out
+    assert "Functions of solutions/ took part" in " ".join(out.split())
+    assert "exercises 2, 3, 4, 5, 7" in (tmp_path / "results" / "local.md").read_text()
+    everything = [r for r in run["rows"] if r["draft"] and r["prompt_kind"] == "all"]
+    keys = ("method", "draft_length", "temperature")
+    assert [[y[k] for k in keys] for y in run["yours"]] == [[r[k] for k in keys] for r in everything]
+    table = out.split("What you predicted")[1].split("What a round is made of")[0]
+    assert table.count("x ") >= len(everything)
+    for yours, row in zip(run["yours"], everything, strict=True):
+        assert yours["acceptance_rate"] == row["acceptance_rate"]  # the solution counts as the lab does
+        if yours["speedup"] is not None:
+            tau = sum(yours["acceptance_rate"] ** i for i in range(row["draft_length"] + 1))
+            steps = row["draft_length"] * row["draft_cost"] + row["verify_cost"] + row["overhead"]
+            assert yours["speedup"] == pytest.approx(tau / steps, rel=1e-5)
+    assert any(yours["speedup"] is not None for yours in run["yours"])
+
+
+def test_a_comparison_finds_a_wrong_text(comparison):
+    """A function that its checks let pass decides wrongly in the run: the run says so, and the exit code too."""
+
+    def biased(own, n_accepted):
+        return own[n_accepted] if n_accepted else (own[0] + 1) % 40
+
+    code, out, _, run = comparison(with_function(2, next_token=biased), "-k", "2", "--temperature", "0")
+    assert code == 1
+    assert any(not entry["passed"] for entry in run["correctness"])
+    assert "BUG" in json.dumps(run["correctness"])
+    assert run["settings"]["impl"] == {"package": "exercises", "exercises": [2]}
+    assert "What you predicted" not in out
+    assert "yours" not in run
+
+
+def test_a_prediction_that_raises_leaves_the_record(comparison):
+    def broken(*args):
+        raise ValueError("not today")
+
+    code, _, err, run = comparison(with_function(5, predicted_speedup=broken), "-k", "2", "--temperature", "0")
+    assert code == 1
+    assert "exercise 5" in err
+    assert "not today" in err
+    assert run["rows"]
+    assert run["yours"] == []
+
+
+@pytest.mark.parametrize(
+    "kind", [Fraction, numpy.float32, torch.tensor], ids=["a fraction", "a float of numpy", "a tensor"]
+)
+def test_a_number_of_another_kind_leaves_the_record(comparison, kind):
+    """A right answer that JSON cannot hold becomes a float."""
+    right = solutions(5).modules[5]
+    theirs = with_function(
+        5,
+        acceptance_rate=lambda rounds: kind(right.acceptance_rate(rounds)),
+        predicted_speedup=lambda *args: kind(right.predicted_speedup(*args)),
+    )
+    code, out, err, run = comparison(theirs, "-k", "2", "--temperature", "0")
+    assert code == 0, err
+    assert "What you predicted" in out
+    everything = [r for r in run["rows"] if r["draft"] and r["prompt_kind"] == "all"]
+    assert [y["acceptance_rate"] for y in run["yours"]] == pytest.approx([r["acceptance_rate"] for r in everything])
+
+
+def test_an_infinite_prediction_leaves_the_record(comparison):
+    broken = with_function(5, predicted_speedup=lambda *args: float("inf"))
+    code, _, err, run = comparison(broken, "-k", "2", "--temperature", "0")
+    assert code == 1
+    assert "returned inf, not a finite number" in err
+    assert run["rows"]
+
+
+def test_a_plan_asks_for_the_best_length(comparison):
+    theirs = with_function(6, best_draft_length=lambda alpha, c, v, o, longest: 3 if v(2) > 0 and longest == 4 else 0)
+    code, out, _, run = comparison(theirs, "--plan", "-k", "0,1,2,3,4", ending="-plan")
+    assert code == 0
+    tested = [fact for fact in run["facts"]["drafts"] if fact["acceptance_rate"] is not None]
+    assert tested
+    assert all(fact["yours"] == 3 for fact in tested)
+    planned = next(e for e in run["plan"] if e["method"] == tested[0]["method"] and e["draft_length"] == 3)
+    said = " ".join(out.split())
+    assert f"best_draft_length of exercises says k = 3; the plan expects {planned['speedup']:.2f}x of it" in said
+
+
+def test_a_record_without_the_flag_does_not_know_of_it(comparison, monkeypatch):
+    _, out, _, run = comparison(Impl("", {}), "-k", "2", "--temperature", "0")
+    assert "impl" not in run["settings"]
+    assert "yours" not in run
+    assert report.impl_line(run) is None
+    assert "took part" not in out
+
+
+def test_a_sweep_takes_no_functions(script):
+    code, _, err = script(compare, solutions(2), "--sweep", "draft-length")
+    assert code == 2
+    assert "leave out --sweep" in err
+
+
+def test_an_error_begins_on_a_line_of_its_own(script, pair_folder):
+    """The prompt has been printed, without an end of line, when the first round goes wrong."""
+    words = ["--draft", str(pair_folder / "draft"), "--prompt", "def f(x):", "--max-new-tokens", "24"]
+    code, out, err = script(optimized_speculative, with_function(2, next_token=lambda own, n: own[99]), *words)
+    assert code == 1
+    assert out.endswith("def f(x):\n")
+    assert err.splitlines()[-1].startswith("error: exercise 2: ")
+
+
+@pytest.fixture
+def lab(tmp_path):
+    """A copy of the lab with exercises 2 and 6, both solved."""
+    lab = tmp_path / "lab"
+    for room in ("exercises", "solutions", "speclab", "experiments", "tests/exercises", "docs/chapters"):
+        shutil.copytree(check.ROOT / room, lab / room, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in [*check.ROOT.glob("*.py"), check.ROOT / "pyproject.toml"]:
+        shutil.copy(path, lab)
+    for number, stem in STEMS.items():
+        if number not in (2, 6):
+            next((lab / "docs" / "chapters").glob(f"{number:02}-*.md")).unlink()
+        else:
+            shutil.copy(lab / "solutions" / f"{stem}.py", lab / "exercises")
+    return lab
+
+
+def spoil(lab, new: str) -> None:
+    """Put another last line into exercise 2's next_token."""
+    path, old = lab / "exercises" / "ex02_greedy.py", "return own[n_accepted]"
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+
+
+def test_a_wrong_function_is_refused_before_anything_is_loaded(lab, pair_folder, monkeypatch, capsys):
+    """The real checks on a real wrong answer; no model is loaded and nothing is printed."""
+    spoil(lab, "return own[0]")
+    monkeypatch.setattr(check, "ROOT", lab)
+    monkeypatch.setattr(check, "CHECKS", lab / "tests" / "exercises")
+    monkeypatch.setattr("speclab.cli.options.load", lambda args: pytest.fail("a model was loaded"))
+    for script in (optimized_speculative, compare):
+        code = script.main(["--temperature", "0", "--impl", "exercises"])
+        out, err = capsys.readouterr()
+        assert (code, out) == (1, "")
+        assert "exercise 2, next token is the correction or the bonus: " in err
+        assert err.splitlines()[-1].endswith("check.py 2")
+        assert "so nothing was run" in err
+
+
+@pytest.mark.parametrize(
+    ("first_line", "said"), [("def next_token(:", "SyntaxError"), ("import nowhere", "No module named 'nowhere'")]
+)
+def test_a_file_that_cannot_be_imported_is_said_once(lab, monkeypatch, capsys, first_line, said):
+    """Although every check of the exercise fails for it."""
+    path = lab / "exercises" / "ex02_greedy.py"
+    path.write_text(f"{first_line}\n{path.read_text()}")
+    monkeypatch.setattr(check, "ROOT", lab)
+    monkeypatch.setattr(check, "CHECKS", lab / "tests" / "exercises")
+    with pytest.raises(Problem, match=r"checks fail, so nothing was run; type: .*check\.py 2"):
+        functions.load("exercises:2", {2, 3})
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "running the checks of exercises 2 ..."
+    (line,) = lines[1:]
+    assert line.startswith("exercise 2, ")
+    assert "checks: exercises/ex02_greedy.py cannot be imported: " in line
+    assert said in line
+
+
+def test_a_loop_without_phases_is_refused_before_anything_is_loaded(monkeypatch, tmp_path, capsys):
+    for module, name in ((check, "run_checks"), (optimized_speculative.options, "load")):
+        monkeypatch.setattr(module, name, lambda *args: pytest.fail("too far"))
+    words = ["--impl", "exercises:8", "--trace", str(tmp_path / "x.html")]
+    assert optimized_speculative.main(words) == 2
+    assert "exercise 8 (the whole loop) has no part in this run" in capsys.readouterr().err
+
+
+def test_a_hole_falls_back_to_the_labs_own_and_says_so(lab, pair_folder, tmp_path):
+    """The whole thing as it is typed, in a process of its own."""
+    spoil(lab, 'from exercises import Todo; raise Todo("ex02: next_token")')
+    models = ["--target", str(pair_folder / "target"), "--draft", str(pair_folder / "draft")]
+    machine = ["--threads", "1", "--engine", "eager", "--prompt", "def f(x):", "--max-new-tokens", "9"]
+    words = [sys.executable, str(lab / "optimized_speculative.py"), *models, *machine, "--impl", "exercises"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "from exercises/: 6 (the draft length); the lab's own: 2 (greedy verification: " in done.stderr
+    assert "the baseline's text: identical" in done.stdout
+
+
+def test_greedy_text_of_all_solutions_is_the_baselines(pair):
+    """Everything at once: verification, rollback and the adaptive length."""
+    prompt = torch.randint(0, VOCAB, (1, 7), generator=torch.Generator().manual_seed(3))
+    found = rounds(pair, solutions(2, 3, 4, 6), GREEDY, k=8, longest=8)
+    assert len({r.n_drafted for r in found}) > 2
+    assert words(found) == list(autoregressive_decode(pair[0], prompt, N_TOKENS))

@@ -1,0 +1,291 @@
+"""What the caches hold and what the models are fed, round by round.
+
+The text alone does not show a cache that is repaired by luck or a token that is paid for twice; these tests do.
+"""
+
+import copy
+import itertools
+
+import pytest
+import torch
+from tiny_models import VOCAB, WINDOW, flattened, perturbed, tiny
+from torch import Tensor
+from transformers import DynamicCache
+
+from draft_models import DialDrafter, ModelDrafter
+from optimized_speculative import Round, speculative_decode
+from speclab.core.sampling import Sampling
+from speclab.models.cached import CachedModel
+from speclab.system.errors import EnvironmentProblem
+
+N_NEW = 40
+PROMPT = torch.randint(0, VOCAB, (1, 7), generator=torch.Generator().manual_seed(4))
+WARM = Sampling(temperature=0.8)
+FAMILIES = ["llama", "gpt2", "mistral_window", "gemma3_window"]
+ALL_FAMILIES = [*FAMILIES, "fast qwen2", "fast gpt2"]
+
+
+class Run:
+    """A target, a draft that is often right, and a decoding that can be looked at after every round.
+
+    "fast llama" is a llama in the fast gear, "llama" one in the eager gear.
+    """
+
+    def __init__(self, family: str, noise: float = 0.12, cached=CachedModel, drafter=ModelDrafter):
+        gear, _, name = family.rpartition(" ")
+        model = tiny(name)
+        self.target = cached(model, flat=flattened(model) if gear else None)
+        other = perturbed(model, noise)
+        self.draft = cached(other, flat=flattened(other) if gear else None)
+        self.drafter = drafter(self.draft)
+        self.rounds: list[Round] = []
+        self.ids = PROMPT[0].tolist()  # prompt and everything committed
+
+    def decode(self, k: int = 4, sampling: Sampling = Sampling(), limit: int = N_NEW):
+        """Yield rounds, after noting their tokens."""
+        generator = torch.Generator().manual_seed(0)
+        for r in speculative_decode(self.target, self.drafter, PROMPT, k, limit, sampling, generator):
+            self.rounds.append(r)
+            self.ids += r.tokens
+            yield r
+
+    def check_variety(self) -> None:
+        """Every kind of rollback happened."""
+        checked = [r for r in self.rounds if not r.prefill and r.n_drafted > 1]
+        assert any(r.n_accepted == 0 for r in checked), "nothing was rejected at once"
+        assert any(0 < r.n_accepted < r.n_drafted for r in checked), "nothing was partly accepted"
+        assert any(r.n_accepted == r.n_drafted for r in checked), "nothing was fully accepted"
+
+
+# --- The caches equal a recomputation --------------------------------------------------------------------------------
+
+
+def worst_difference(cached: CachedModel, ids: list[int]) -> float:
+    """Largest difference between the cache and one recomputed over `ids` from scratch, in any key or value."""
+    fresh = DynamicCache(config=cached.model.config)
+    for layer in fresh.layers:  # without this a sliding-window layer throws old entries away
+        if hasattr(layer, "activate_past_recording"):
+            layer.activate_past_recording()
+    with torch.inference_mode():
+        cached.model(torch.tensor([ids]), past_key_values=fresh, use_cache=True)
+    worst = 0.0
+    for (keys, values), right in zip(cached.keys_and_values(), fresh.layers, strict=True):
+        n_held = keys.shape[-2]
+        window = getattr(right, "sliding_window", None)
+        assert n_held == len(ids) if window is None else n_held >= min(len(ids), window - 1)
+        for mine, theirs in ((keys, right.keys), (values, right.values)):
+            worst = max(worst, (mine - theirs[..., -n_held:, :]).abs().max().item())
+    return worst
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), WARM], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("family", ALL_FAMILIES)
+def test_caches_equal_a_recomputation_after_every_round(family, sampling):
+    """A rollback that is off by one, or a token fed at the wrong position, leaves other keys and values behind."""
+    run = Run(family)
+    for _ in run.decode(sampling=sampling):
+        assert run.target.length == len(run.ids) - 1, "the last committed token is never in the cache"
+        assert run.draft.length <= run.target.length, "the draft holds a prefix of that"
+        assert worst_difference(run.target, run.ids[:-1]) < 1e-11
+        assert worst_difference(run.draft, run.ids[: run.draft.length]) < 1e-11
+    run.check_variety()
+
+
+@pytest.mark.parametrize("k", [0, 1, 2, 7])
+def test_lengths_at_every_draft_length(k):
+    """The invariant holds at k = 0, where the draft falls behind, and where k is larger than what is left."""
+    run = Run("gpt2")
+    for r in run.decode(k):
+        assert run.target.length == len(run.ids) - 1
+        if k == 0:
+            assert run.draft.length == PROMPT.shape[1], "nothing was drafted, so nothing had to be caught up with"
+        elif not r.prefill and r.n_drafted > 0:  # all that was fed and kept; a last drafted token is never fed
+            assert run.draft.length == len(run.ids) - 1 - (r.n_accepted == r.n_drafted)
+
+
+# --- Rejected slots are never read -----------------------------------------------------------------------------------
+
+
+class Poisoned(CachedModel):
+    """Writes NaN over what a rollback is about to drop, in the storage that the kept part shares."""
+
+    n_poisoned = 0
+
+    def rollback(self, length: int) -> None:
+        dropped = self.length - length
+        if dropped > 0:
+            for keys_or_values in itertools.chain(*self.keys_and_values()):  # views of the storage itself
+                with torch.inference_mode():
+                    keys_or_values[..., -dropped:, :] = torch.nan
+            self.n_poisoned += dropped
+        super().rollback(length)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), WARM], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("family", ALL_FAMILIES)
+def test_rejected_slots_are_never_read(family, sampling):
+    """One read of a rejected key or value would make every later logit NaN."""
+    clean, poisoned = Run(family), Run(family, cached=Poisoned)
+    assert [*poisoned.decode(sampling=sampling)] == [*clean.decode(sampling=sampling)]
+    assert poisoned.target.n_poisoned > 5
+    assert poisoned.draft.n_poisoned > 5
+    for cached in (poisoned.target, poisoned.draft):
+        for keys_or_values in itertools.chain(*cached.keys_and_values()):
+            assert keys_or_values.isfinite().all()
+
+
+def test_poison_would_be_seen():
+    """The test above can fail: a rollback that keeps one slot too many hits the poison."""
+
+    class KeepsOne(Poisoned):
+        def rollback(self, length: int) -> None:
+            extra = self.length > length
+            super().rollback(length)
+            if extra:  # look one slot past the live end of the same storage
+                for layer in self._gear._cache.layers:
+                    shape = list(layer.keys.shape)
+                    shape[-2] += 1
+                    layer.keys = layer.keys.as_strided(shape, layer.keys.stride(), layer.keys.storage_offset())
+                    layer.values = layer.values.as_strided(shape, layer.values.stride(), layer.values.storage_offset())
+                self._length += 1
+
+    run = Run("llama", cached=KeepsOne, drafter=lambda draft: ModelDrafter(CachedModel(draft.model)))
+    with pytest.raises(EnvironmentProblem, match="finite"):
+        list(run.decode())
+
+
+# --- Nothing is fed twice --------------------------------------------------------------------------------------------
+
+
+class Diary:
+    """Every block a model is fed, with the live length it starts at and the text it is read after."""
+
+    def __init__(self, cached: CachedModel):
+        self.blocks: list[tuple[int, list[int]]] = []
+        self.contexts: list[tuple[int, ...]] = []  # one per fed token: all the model sees there, itself included
+        self._cached, self._live = cached, []
+        cached.model.register_forward_pre_hook(self._note, with_kwargs=True)
+        if cached.flat:
+            self._forward, cached.flat = cached.flat.forward, copy.copy(cached.flat)
+            cached.flat.forward = self._note_flat
+
+    def _note(self, module, args, kwargs) -> None:
+        held = kwargs["past_key_values"].get_seq_length()
+        self._write(kwargs["input_ids"][0].tolist(), held)
+
+    def _note_flat(self, ids: Tensor, positions: Tensor, mask: Tensor, keys: list[Tensor], values: list[Tensor]):
+        held = keys[0].shape[2] - ids.shape[1]
+        assert positions[0].tolist() == list(range(held, held + ids.shape[1]))
+        self._write(ids[0].tolist(), held)
+        return self._forward(ids, positions, mask, keys, values)
+
+    def _write(self, tokens: list[int], held: int) -> None:
+        start = self._cached.length if held else 0  # a new prompt forgets what was held
+        assert held == start, f"the cache holds {held} tokens, its keeper says {start}"
+        self.blocks.append((start, tokens))
+        self._live = self._live[:start] + tokens
+        self.contexts += [tuple(self._live[: end + 1]) for end in range(start, len(self._live))]
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), WARM], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mistral_window", "fast llama"])
+def test_nothing_is_fed_twice(family, sampling):
+    """The lab's one invariant: every committed token but the last goes through each model once, after its own text."""
+    run = Run(family)
+    target_diary, draft_diary = Diary(run.target), Diary(run.draft)
+    for _ in run.decode(sampling=sampling):
+        pass
+    run.check_variety()
+    text, n_prompt = run.ids, PROMPT.shape[1]
+
+    assert target_diary.blocks[0] == (0, text[:n_prompt])
+    assert len(target_diary.blocks) == len(run.rounds) == run.target.n_passes
+    at = n_prompt
+    for (start, tokens), r in zip(target_diary.blocks[1:], run.rounds[1:], strict=True):
+        assert start == at, "a block starts at the live length"
+        assert len(tokens) == r.n_drafted + 1
+        assert tokens[: r.n_accepted + 1] == text[at : at + r.n_accepted + 1], "the last committed, then the accepted"
+        at += len(r.tokens)
+
+    for end in range(1, len(text)):
+        assert target_diary.contexts.count(tuple(text[:end])) == 1, f"position {end - 1} of the target"
+        assert draft_diary.contexts.count(tuple(text[:end])) <= 1, f"position {end - 1} of the draft"
+    assert tuple(text) not in target_diary.contexts + draft_diary.contexts, "nobody needs what follows the last token"
+    for end in range(1, run.draft.length + 1):
+        assert draft_diary.contexts.count(tuple(text[:end])) == 1, f"the draft's cache holds position {end - 1}"
+    assert len(set(draft_diary.contexts)) == len(draft_diary.contexts), "the draft computed something twice"
+
+
+def test_draft_is_fed_its_last_token_after_full_acceptance():
+    """The last drafted token was never fed when it was proposed; after full acceptance the draft must catch up."""
+    run = Run("llama", noise=0.0)
+    diary = Diary(run.draft)
+    for r in run.decode(k=3, limit=22):  # 1 + 5 rounds of 4 + 1 that drafts nothing
+        assert r.n_accepted == r.n_drafted
+    at = PROMPT.shape[1]
+    expected = [(0, run.ids[:at])]
+    missing = 1
+    for r in run.rounds[1:]:
+        if r.n_drafted:
+            expected.append((at - missing + 1, run.ids[at - missing + 1 : at + 1]))  # catch-up of 1, then always of 2
+            expected += [(at + i, run.ids[at + i : at + i + 1]) for i in range(1, r.n_drafted)]
+            missing = 2
+        at += len(r.tokens)
+    assert diary.blocks == expected
+    assert [len(tokens) for _, tokens in diary.blocks[1:]] == [1, 1, 1] + [2, 1, 1] * 4
+
+
+@pytest.mark.parametrize("drafter", [ModelDrafter, lambda draft: DialDrafter(draft, 0.5)], ids=["model", "dial"])
+def test_caches_start_afresh(drafter):
+    """A second prompt must not see the first: same objects, same text as new ones give."""
+    used, new = Run("llama", drafter=drafter), Run("llama", drafter=drafter)
+    list(speculative_decode(used.target, used.drafter, PROMPT[:, 2:5], 3, 9))
+    assert [*used.decode()] == [*new.decode()]
+    assert used.target.n_passes == len(used.rounds), "passes are counted from the prompt on"
+
+
+# --- The cached model alone ------------------------------------------------------------------------------------------
+
+
+def uncached(model, ids: Tensor) -> Tensor:
+    with torch.inference_mode():
+        return model(ids, use_cache=False).logits
+
+
+@pytest.mark.parametrize("family", ALL_FAMILIES)
+def test_feed_and_rollback_give_the_uncached_logits(family):
+    """Feed, roll back any depth, feed something else: logits as if the dropped tokens had never been."""
+    gear, _, name = family.rpartition(" ")
+    model = tiny(name)
+    cached = CachedModel(model, flat=flattened(model) if gear else None)
+    text = torch.randint(0, VOCAB, (1, 40), generator=torch.Generator().manual_seed(9))
+    first = cached.start(text[:, :6], rolls_back=True)
+    assert first.shape == (1, 1, VOCAB)
+    torch.testing.assert_close(first, uncached(model, text[:, :6])[:, -1:], rtol=0, atol=1e-10)
+    at = 6
+    for width, dropped in ((1, 0), (5, 4), (3, 3), (9, 0), (2, 1), (8, 7), (1, 1), (4, 0)):  # past WINDOW, and back
+        wrong = (text[:, at : at + width] + 1) % VOCAB
+        block = torch.cat([text[:, at : at + width - dropped], wrong[:, width - dropped :]], dim=1)
+        logits = cached.feed(block)
+        right = uncached(model, torch.cat([text[:, :at], block], dim=1))[:, at:]
+        torch.testing.assert_close(logits, right, rtol=0, atol=1e-10)
+        at += width - dropped
+        cached.rollback(at)
+        assert cached.length == at
+    assert at > 2 * WINDOW
+
+
+def test_rollback_cannot_go_forward():
+    """The library does not check its own crop; a wrong length must not pass silently."""
+    cached = CachedModel(tiny("llama"))
+    cached.start(PROMPT, rolls_back=True)
+    with pytest.raises(RuntimeError, match="roll forward"):
+        cached.rollback(PROMPT.shape[1] + 1)
+    cached.rollback(PROMPT.shape[1])
+    assert cached.length == PROMPT.shape[1]
+
+
+def test_feed_needs_a_start():
+    """Without a prompt there is no cache to append to."""
+    with pytest.raises(RuntimeError, match="start"):
+        CachedModel(tiny("llama")).feed(PROMPT)

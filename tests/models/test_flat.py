@@ -1,0 +1,319 @@
+"""The fast gear computes what the model computes: same logits, texts and rounds; and it falls back where it must."""
+
+import functools
+
+import pytest
+import torch
+from tiny_models import CONTEXT, VOCAB, flattened, perturbed, tiny
+from transformers import MixtralConfig, MixtralForCausalLM
+
+from baseline_autoregressive import autoregressive_decode
+from draft_models import ModelDrafter
+from optimized_speculative import speculative_decode
+from speclab.cli import options
+from speclab.core.sampling import Sampling
+from speclab.models import cached, select
+from speclab.models.backends import exported
+from speclab.models.backends.exported import CannotFlatten, FlatModel
+from speclab.models.cached import CachedModel
+
+PLAIN = ["llama", "qwen2", "gpt2", "gpt_neox", "opt", "gemma"]
+WINDOWED = ["mistral_window", "gemma3_window"]
+PROMPT = torch.randint(0, VOCAB, (1, 9), generator=torch.Generator().manual_seed(1))
+model_of = functools.cache(tiny)
+
+
+def pair(family: str, dtype: torch.dtype, fast: bool) -> tuple[CachedModel, ModelDrafter]:
+    """A target and a draft that is often right."""
+    model = model_of(family, dtype=dtype)
+    draft = noisy(family, dtype)
+    target = CachedModel(model, flat=flattened(model) if fast else None)
+    return target, ModelDrafter(CachedModel(draft, flat=flattened(draft) if fast else None))
+
+
+@functools.cache
+def noisy(family: str, dtype: torch.dtype):
+    return perturbed(model_of(family, dtype=dtype), 0.1)
+
+
+# --- Same logits ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", PLAIN)
+@pytest.mark.parametrize("least_width", [1, 4])
+def test_logits_at_every_width_and_across_a_growing_buffer(family, least_width, monkeypatch):
+    """Widths of 1 to 80 (the mask table ends at 64), up to the edge of the model's context, with rollbacks between."""
+    model = model_of(family)
+    monkeypatch.setattr(flattened(model), "least_width", least_width)
+    fast = CachedModel(model, flat=flattened(model))
+    room = CONTEXT - 2  # OPT counts its positions from two
+    ids = torch.randint(0, VOCAB, (1, room), generator=torch.Generator().manual_seed(2))
+    with torch.inference_mode():
+        right = model(input_ids=ids, use_cache=False).logits
+    found = fast.start(ids[:, :9])
+    assert torch.allclose(found[0, -1], right[0, 8], atol=1e-9)
+    widths, place = [1, 2, 5, 64, 65, 80, 1, 3], 9
+    while place < room:
+        width = min(widths[0], room - place)
+        widths = widths[1:] + widths[:1]
+        found = fast.feed(ids[:, place : place + width])
+        assert torch.allclose(found, right[:, place : place + width], atol=1e-9), f"width {width} at {place}"
+        if place % 3 == 0:  # something else in between, and back
+            fast.feed(ids[:, :2])
+            fast.rollback(place + width)
+        place += width
+    assert fast.length == room
+
+
+def test_a_buffer_grows_by_doubling_and_keeps_what_it_holds():
+    model = tiny("llama", max_position_embeddings=4096)
+    fast = CachedModel(model, flat=FlatModel(model))
+    ids = torch.randint(0, VOCAB, (1, 1100), generator=torch.Generator().manual_seed(2))
+    with torch.inference_mode():
+        right = model(input_ids=ids, use_cache=False).logits
+    fast.start(ids[:, :500])
+    places = [data.data_ptr() for data, _ in fast.keys_and_values()]
+    n_moves = 0
+    for place in range(500, 1100, 10):
+        assert torch.allclose(fast.feed(ids[:, place : place + 10]), right[:, place : place + 10], atol=1e-9)
+        now = [data.data_ptr() for data, _ in fast.keys_and_values()]
+        n_moves, places = n_moves + (now != places), now
+    assert n_moves == 1, "from 768 rows to 1,536"
+
+
+@pytest.mark.parametrize("family", PLAIN)
+def test_the_model_itself_is_left_as_it_was(family):
+    """Flattening reads the weights and packs copies; checks and `generate` go on using the model."""
+    model = tiny(family, dtype=torch.float32)
+    with torch.inference_mode():
+        before = model(PROMPT, use_cache=False).logits
+        FlatModel(model)
+        after = model(PROMPT, use_cache=False).logits
+    assert torch.equal(before, after)
+
+
+def test_deep_copies_share_weights_and_not_their_caches():
+    model = model_of("llama")
+    one = CachedModel(model, flat=flattened(model))
+    two = one.__deepcopy__({})
+    one.start(PROMPT)
+    two.start(PROMPT[:, :3])
+    assert (one.length, two.length) == (9, 3)
+    assert two.flat is one.flat
+    again = two.feed(PROMPT[:, 3:])[:, -1]
+    assert torch.allclose(one.feed(PROMPT[:, :1]), two.feed(PROMPT[:, :1]), atol=1e-9)
+    assert again.isfinite().all()
+
+
+# --- Same texts, same rounds ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", PLAIN)
+def test_greedy_texts_and_rounds_are_those_of_the_eager_engine_in_float32(family):
+    texts, rounds = [], []
+    for fast in (False, True):
+        target, drafter = pair(family, torch.float32, fast)
+        texts.append(list(autoregressive_decode(target, PROMPT, 40)))
+        rounds.append(list(speculative_decode(target, drafter, PROMPT, 4, 40)))
+        assert target.n_passes == len(rounds[-1])
+    assert texts[0] == texts[1] == [t for r in rounds[0] for t in r.tokens]
+    assert rounds[0] == rounds[1]
+    assert sum(r.n_accepted for r in rounds[1]) > 0
+    assert any(r.n_rejected for r in rounds[1])
+
+
+def test_sampled_rounds_are_those_of_the_eager_engine():
+    """The same uniforms give the same rounds, 60 seeds long: the law that the eager loop was proved to have."""
+    pairs = [pair("qwen2", torch.float64, fast) for fast in (False, True)]
+    n_accepted = n_rejected = 0
+    for seed in range(60):
+        rounds = [
+            list(
+                speculative_decode(
+                    target, drafter, PROMPT, 3, 12, Sampling(0.9, top_p=0.95), torch.Generator().manual_seed(seed)
+                )
+            )
+            for target, drafter in pairs
+        ]
+        assert rounds[0] == rounds[1], f"seed {seed}"
+        n_accepted += sum(r.n_accepted for r in rounds[1])
+        n_rejected += sum(r.n_rejected for r in rounds[1])
+    assert min(n_accepted, n_rejected) > 50
+
+
+# --- What is rewritten ------------------------------------------------------------------------------------------------
+
+
+def kernels(family: str, dtype: torch.dtype = torch.float32, **changes) -> dict[str, int]:
+    return FlatModel(tiny(family, dtype=dtype, **changes)).kernels
+
+
+def test_products_of_one_input_are_one_product():
+    """Two layers of four products each (qkv, output, gate and up, down) and the head, for eleven plus the head."""
+    found = kernels("qwen2")
+    if not exported.can_prepack(torch.device("cpu"), torch.float32):
+        pytest.skip("oneDNN is not here")
+    assert found["mkldnn._linear_pointwise.default"] + found["mkldnn._linear_pointwise.binary"] == 9
+    assert found["mkldnn._linear_pointwise.binary"] == 4, "attention and MLP of both layers add to the residual stream"
+    assert "aten.linear.default" not in found
+    assert kernels("qwen2", torch.float64)["aten.linear.default"] == 15, "float64 is not packed, so nothing is joined"
+
+
+def test_rotations_take_three_kernels():
+    """Queries and keys of two layers are rolled; the partial rotation of GPT-NeoX is not what the rewrite knows."""
+    assert kernels("llama")["aten.roll.default"] == 4
+    assert "aten.neg.default" not in kernels("llama")
+    assert kernels("llama")["aten.addcmul.default"] == 4
+    one, two = (kernels("llama", num_hidden_layers=n)["aten.mul.Tensor"] for n in (2, 3))
+    assert two - one == 7, (
+        "a layer more: four in its norms, two in its rotations, one in its MLP; all share one signed sine"
+    )
+    assert "aten.roll.default" not in kernels("gpt2")
+
+
+# --- Falling back -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", WINDOWED)
+def test_sliding_windows_stay_eager_and_say_so(family):
+    with pytest.raises(CannotFlatten, match="layers"):
+        FlatModel(tiny(family))
+    chosen, why = select.choose(tiny(family), "fast")
+    assert chosen is None
+    assert "no fast engine" in why
+
+
+@pytest.fixture
+def wrong_rotation(monkeypatch):
+    """A rewrite that is wrong for every model."""
+    real = exported.rotate_by_roll
+
+    def broken(graph):
+        real(graph)
+        roll = next(node for node in graph.graph.nodes if node.target is torch.ops.aten.roll.default)
+        roll.args = (roll.args[0], [1], [-1])
+
+    monkeypatch.setattr(exported, "rotate_by_roll", broken)
+
+
+def test_wrong_logits_are_noticed(wrong_rotation):
+    """They must not get as far as a decoding."""
+    chosen, why = select.choose(tiny("llama"), "fast")
+    assert chosen is None
+    assert "off by" in why
+    assert "64 * eps(float64) * max|logit|" in why
+
+
+def test_experts_do_not_excuse_a_fast_engine_that_loses_its_cache(monkeypatch):
+    """Wrong after every rollback: half of the positions of a mixture of experts are no routing accident."""
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = MixtralConfig(**sizes, num_key_value_heads=2, vocab_size=VOCAB, initializer_range=0.3)
+        model = MixtralForCausalLM(config).eval()
+    assert select.choose(model, "fast")[0] is not None
+
+    def forget(self, n_tokens):
+        with torch.inference_mode():
+            for keys, values in self.layers():
+                keys[:, :, 8:] = values[:, :, 8:] = 0.0
+
+    monkeypatch.setattr(cached._FastGear, "forget", forget)
+    chosen, why = select.choose(model, "fast")
+    assert chosen is None
+    assert "off by" in why
+
+
+def test_wrong_logits_are_no_fast_engine_however_noisy_the_eager_one(monkeypatch, wrong_rotation):
+    """The bound comes from uncached logits: an eager cache that is broken as well does not widen it."""
+    monkeypatch.setattr(cached._EagerGear, "forget", lambda self, n_tokens: None)
+    assert select.choose(tiny("llama"), "fast")[0] is None
+
+
+@pytest.mark.parametrize("error", [KeyError("what"), RuntimeError(), torch.OutOfMemoryError("too large\nreally")])
+def test_any_trouble_with_the_fast_gear_leaves_the_eager_one(monkeypatch, error):
+    """A kernel library may raise anything, also something without words."""
+
+    def trouble(*args):
+        raise error
+
+    monkeypatch.setattr(exported, "rotate_by_roll", trouble)
+    chosen, why = select.choose(tiny("llama"), "auto")
+    assert chosen is None
+    assert type(error).__name__ in why
+    assert "\n" not in why
+
+
+def test_damaged_weights_are_no_fast_engine():
+    model = tiny("llama", seed=5)
+    with torch.no_grad():
+        model.lm_head.weight.fill_(torch.nan)
+    assert select.choose(model, "fast")[0] is None
+
+
+def test_a_model_whose_code_cannot_be_exported_stays_eager(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise RuntimeError("data-dependent branch\nsecond line")
+
+    monkeypatch.setattr(torch.export, "export", refuse)
+    chosen, why = select.choose(tiny("llama"), "auto")
+    assert chosen is None
+    assert "data-dependent branch" in why
+    assert "second line" not in why
+
+
+@pytest.mark.parametrize(("wide", "fast"), [(5.0, True), (20.0, False)])
+def test_auto_takes_the_winner_of_a_race(monkeypatch, wide, fast):
+    """Eager: 3 s a token, 8 s for five. Fast: 2 s a token."""
+    taken = {(False, 1): 3.0, (False, 5): 8.0, (True, 1): 2.0, (True, 4): 2.0, (True, 5): wide}
+    monkeypatch.setattr(select, "seconds", lambda model, runners: [taken[flat is not None, w] for flat, w in runners])
+    chosen, why = select.choose(model_of("llama", dtype=torch.float64), "auto")
+    assert (chosen is not None) == fast
+    assert "1.50x" in why
+    assert f"{8 / wide:.2f}x at 5" in why
+    assert ("no faster" in why) != fast
+
+
+@pytest.mark.parametrize(("four", "least"), [(1.5, 4), (1.99, 1), (3.0, 1)])
+def test_narrow_passes_are_padded_where_that_is_faster(monkeypatch, four, least):
+    model = model_of("llama", dtype=torch.float32)
+    if not exported.can_prepack(model.device, model.dtype):
+        pytest.skip("oneDNN is not here")
+    monkeypatch.setattr(select, "seconds", lambda model, runners: [{1: 2.0, 4: four}[w] for _, w in runners])
+    chosen, _ = select.choose(model, "fast")
+    assert chosen.least_width == least
+
+
+def test_every_gear_and_width_is_timed():
+    model = model_of("llama")
+    found = select.seconds(model, [(None, 1), (flattened(model), 1), (flattened(model), 4)])
+    assert len(found) == 3
+    assert max(found) < float("inf"), "one was never timed"
+
+
+def test_timing_a_slow_model_ends_early(monkeypatch):
+    """Two passes of each are enough where patience is short."""
+    monkeypatch.setattr(select, "PATIENCE", 0.0)
+    passes = []
+    honest = CachedModel.feed
+    monkeypatch.setattr(CachedModel, "feed", lambda self, tokens: passes.append(1) or honest(self, tokens))
+    select.seconds(model_of("llama"), [(None, 1), (None, 5)])
+    assert len(passes) == 4
+
+
+def test_eager_is_eager():
+    assert select.choose(model_of("llama"), "eager") == (None, "asked for")
+
+
+# --- The flag ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["eager", "fast"])
+def test_both_arms_run_on_the_engine_that_was_asked_for(pair_folder, name, capsys):
+    parser = options.make_parser("test")
+    options.add_shared_flags(parser)
+    setup = options.load(parser.parse_args(["--target", str(pair_folder / "target"), "--engine", name]))
+    draft = options.load_draft(str(pair_folder / "draft"), setup)
+    assert setup.engine == name
+    assert (setup.target.flat is not None) == (draft.flat is not None) == (name == "fast")
+    assert f"engine  {name} (asked for)" in setup.describe()

@@ -1,0 +1,69 @@
+"""The committed pair: it loads like any other model, it is small, it is trained, and speculation with it is exact."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from baseline_autoregressive import autoregressive_decode
+from draft_models import ModelDrafter, NgramDrafter
+from optimized_speculative import speculative_decode
+from speclab.models import loading, prompts
+from speclab.models.cached import CachedModel
+from speclab.theory.formulas import Counts
+
+
+@pytest.fixture(scope="module")
+def pair():
+    tokenizer = AutoTokenizer.from_pretrained(loading.LAB_TARGET)
+    models = (
+        AutoModelForCausalLM.from_pretrained(f, dtype=torch.float32) for f in (loading.LAB_TARGET, loading.LAB_DRAFT)
+    )
+    return (tokenizer, *(CachedModel(m) for m in models))
+
+
+def test_size_on_disk():
+    files = [f for f in loading.LAB_PAIR.rglob("*") if f.is_file()]
+    assert sum(f.stat().st_size for f in files) < 48e6
+    assert max(f.stat().st_size for f in files) < 15e6
+
+
+def test_shape(pair):
+    """Head counts divisible by 4, room for 4,096 positions, one tokenizer, bfloat16 on disk."""
+    tokenizer, target, draft = pair
+    loading.check_same_tokenizer(tokenizer, AutoTokenizer.from_pretrained(loading.LAB_DRAFT), "target", "draft")
+    for model in (target, draft):
+        config = model.model.config
+        assert config.num_attention_heads % 4 == config.num_key_value_heads % 4 == 0
+        assert config.max_position_embeddings >= 4096
+    for folder in (loading.LAB_TARGET, loading.LAB_DRAFT):
+        with open(f"{folder}/config.json") as file:
+            assert json.load(file)["dtype"] == "bfloat16"
+
+
+def test_card_states_what_training_measured():
+    facts = json.loads((loading.LAB_PAIR / "training.json").read_text())
+    assert facts["held_out_loss"]["target"] < facts["held_out_loss"]["draft"] - 0.2
+    assert len(facts["corpus"]["sha256"]) == 64
+    assert facts["corpus"]["held_out"]
+    text = (loading.LAB_PAIR / "README.md").read_text()
+    assert f"{facts['held_out_loss']['target']:.2f}" in text
+
+
+@pytest.mark.parametrize("kind", prompts.KINDS)
+def test_speculation_on_real_text_is_exact_and_accepts(pair, kind):
+    """One prompt of each kind: identical text, and the draft is right often enough to be a draft."""
+    tokenizer, target, draft = pair
+    text = next(text for k, text in prompts.standard() if k == kind)
+    ids = torch.tensor([tokenizer(text).input_ids])
+    expected = list(autoregressive_decode(target, ids, 48))
+    for drafter in (ModelDrafter(draft), NgramDrafter()):
+        counts, output = Counts(), []
+        for round_ in speculative_decode(target, drafter, ids, 4, 48):
+            counts.add(round_)
+            output += round_.tokens
+        assert output == expected
+        if isinstance(drafter, ModelDrafter):
+            assert counts.acceptance_rate > 0.3
+            assert counts.n_rejected > 0

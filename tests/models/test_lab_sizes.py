@@ -1,0 +1,268 @@
+"""lab:SIZE: a padded model says what its lab model says, is as large as asked, and is refused where it cannot fit."""
+
+import pytest
+import torch
+from llamas import VOCAB, tiny_llama
+from transformers import AutoConfig
+
+from baseline_autoregressive import autoregressive_decode
+from speclab.models import loading, padding, prompts
+from speclab.models.cached import CachedModel
+from speclab.models.checks import check_model
+from speclab.system.errors import EnvironmentProblem, UsageProblem
+
+CPU = torch.device("cpu")
+D, LAYERS = 64, 2  # of the small model
+ENTRIES = (
+    "hidden_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "intermediate_size",
+    "num_hidden_layers",
+    "vocab_size",
+)
+SHAPES = {  # from 64 wide, 4 heads on 2 key-value heads, 64 units, 2 layers
+    "same": (64, 4, 2, 64, 2, VOCAB),
+    "wider stream": (192, 4, 2, 64, 2, VOCAB),
+    "wider mlp": (64, 4, 2, 192, 2, VOCAB),
+    "larger groups": (64, 12, 2, 64, 2, VOCAB),
+    "more kv heads": (64, 8, 4, 64, 2, VOCAB),
+    "more layers": (64, 4, 2, 64, 5, VOCAB),
+    "more ids": (64, 4, 2, 64, 2, 96),
+    "everything": (320, 20, 5, 448, 4, 96),
+}
+TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4}  # RMSNorm computes in float32, whatever the model's dtype
+
+
+def small_llama(dtype: torch.dtype, tied: bool = True):
+    """A tiny Llama as if it were trained: norm weights are not all ones. A large epsilon, so that it matters."""
+    model = tiny_llama(0, n_layers=LAYERS, dtype=dtype)
+    model.config.tie_word_embeddings = tied
+    model.tie_weights()
+    model.config.rms_norm_eps = 0.01
+    generator = torch.Generator().manual_seed(0)
+    for module in model.modules():
+        if hasattr(module, "variance_epsilon"):
+            module.variance_epsilon = model.config.rms_norm_eps
+            module.weight.data.uniform_(0.5, 1.5, generator=generator)
+    return model
+
+
+def pad(small, shape: str, seed: int = 0):
+    return padding.pad_to(small, dict(zip(ENTRIES, SHAPES[shape], strict=True)), CPU, small.dtype, seed)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_function_is_preserved(prompt, shape, dtype, tied):
+    """Logits, cached decoding and text; the small model's logits must be far from flat for this to say anything."""
+    small = small_llama(dtype, tied)
+    large = pad(small, shape)
+    assert (large.lm_head.weight is large.model.embed_tokens.weight) == tied
+    with torch.inference_mode():
+        expected, logits = small(prompt).logits, large(prompt).logits
+    assert expected.std() > 0.5
+    assert logits.shape[-1] == SHAPES[shape][-1]
+    assert (logits[..., :VOCAB] - expected).abs().max() < TOLERANCE[dtype]
+    texts = (list(autoregressive_decode(CachedModel(m, VOCAB), prompt, 16)) for m in (small, large))
+    assert next(texts) == next(texts)
+
+
+def test_added_ids_are_cut(prompt):
+    """Rows of the output layer that would win, had they a vote."""
+    small = small_llama(torch.float64)
+    large = pad(small, "more ids")
+    large.lm_head.weight.data[VOCAB:, :D] *= 100 / padding.SPREAD
+    assert large(prompt).logits.argmax(-1).max() >= VOCAB
+    expected = list(autoregressive_decode(CachedModel(small), prompt, 16))
+    assert list(autoregressive_decode(CachedModel(large, VOCAB), prompt, 16)) == expected
+
+
+def test_stream_stays_zero_where_it_was_added(prompt):
+    """Exactly, behind every layer; and layer i is the small model's layer i."""
+    small = small_llama(torch.float64)
+    with torch.inference_mode():
+        expected = small(prompt, output_hidden_states=True).hidden_states
+        hidden = pad(small, "everything")(prompt, output_hidden_states=True).hidden_states
+    assert len(hidden) == SHAPES["everything"][4] + 1
+    for i, h in enumerate(hidden):
+        assert h.shape[-1] == SHAPES["everything"][0]
+        assert not h[..., D:].any()
+        if i < LAYERS:
+            torch.testing.assert_close(h[..., :D], expected[i], rtol=1e-5, atol=1e-5)
+    # The last entry has been through the final norm, in both models.
+    torch.testing.assert_close(hidden[-1][..., :D], expected[-1], rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_added_works(prompt):
+    """Added heads, units and layers compute something: zeros of their own would make them idle, not free of effect."""
+    large = pad(small_llama(torch.float64), "everything")
+    for name, weight in large.named_parameters():
+        share = weight.count_nonzero() / weight.numel()
+        if "o_proj" in name or "down_proj" in name:
+            assert share < 0.1
+        elif "embed" not in name:  # tied: the rows of real ids end in zeros
+            assert share > 0.99, name
+            assert weight.std() > 0.5 * padding.SPREAD or "norm" in name
+    added = large.model.layers[-1]
+    seen = []
+    for module in (added.self_attn.o_proj, added.mlp.down_proj):
+        module.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    large(prompt)
+    assert all((x.abs().mean(dim=(0, 1)) > 0).all() for x in seen)
+
+
+def test_random_part_follows_the_seed():
+    small = small_llama(torch.float32)
+    a, b, c = (pad(small, "everything", seed).model.layers[-1].mlp.gate_proj.weight for seed in (0, 0, 1))
+    assert a.equal(b)
+    assert not a.equal(c)
+
+
+def test_only_a_plain_llama_is_padded():
+    small = small_llama(torch.float32)
+    small.config.attention_bias = True
+    with pytest.raises(ValueError, match="without biases"):
+        pad(small, "same")
+
+
+@pytest.mark.parametrize(("folder", "size"), [(loading.LAB_TARGET, "30m"), (loading.LAB_DRAFT, "10m")])
+def test_real_lab_models(folder, size):
+    """The committed pair, on real text: same logits, same greedy text, the size asked for, ready for the scripts."""
+    tokenizer = loading.load_tokenizer(folder)
+    small = loading.load_model(folder, CPU, torch.float32)
+    n_asked = padding.parse_size(f"lab:{size}")
+    large = padding.padded(small, n_asked, CPU, torch.float32, vocab_size=2304)
+    check_model(large)
+    assert not large.training
+    assert large.generation_config.eos_token_id == small.generation_config.eos_token_id == 0
+    assert {p.dtype for p in large.parameters()} == {torch.float32} == {large.config.dtype}
+    n = sum(p.numel() for p in large.parameters())
+    assert abs(n / n_asked - 1) < 0.05
+    assert f"{n / 1e6:.1f} M parameters" in loading.describe_model(size, large)
+    known = small.config.vocab_size
+    ids = [torch.tensor([tokenizer(text).input_ids[-120:]]) for _, text in prompts.standard()[::5]]
+    assert sum(i.shape[1] for i in ids) > 200
+    with torch.inference_mode():
+        assert max((small(i).logits - large(i).logits[..., :known]).abs().max() for i in ids) < 1e-4
+    texts = (list(autoregressive_decode(CachedModel(m, known), ids[0], 24)) for m in (small, large))
+    assert next(texts) == next(texts)
+
+
+def test_bfloat16_keeps_the_rotary_frequencies():
+    """In bfloat16 position 300 would be another one."""
+    small = loading.load_model(loading.LAB_DRAFT, CPU, torch.bfloat16)
+    large = padding.padded(small, 5 * 10**6, CPU, torch.bfloat16)
+    assert {p.dtype for p in large.parameters()} == {torch.bfloat16} == {large.config.dtype}
+    assert large.model.rotary_emb.inv_freq.dtype == torch.float32
+    assert large.model.rotary_emb.inv_freq.equal(small.model.rotary_emb.inv_freq)
+
+
+@pytest.mark.parametrize("vocab_size", [None, 128_256])
+@pytest.mark.parametrize("folder", [loading.LAB_TARGET, loading.LAB_DRAFT])
+def test_any_size_has_a_shape(folder, vocab_size):
+    """Within 5 % of every size, never smaller than the lab's in any entry, and one a Llama can have."""
+    lab = AutoConfig.from_pretrained(folder)
+    n = padding.count_parameters(lab, vocab_size=vocab_size or lab.vocab_size)
+    while n < 2e11:
+        shape = padding.shape_for(int(n), lab, vocab_size)
+        assert set(shape) == set(ENTRIES)
+        assert abs(padding.count_parameters(lab, **shape) / n - 1) < 0.05
+        assert all(shape[key] >= getattr(lab, key) for key in ENTRIES)
+        assert shape["hidden_size"] % 64 == shape["intermediate_size"] % 64 == 0
+        assert shape["num_attention_heads"] * 64 == shape["hidden_size"]
+        assert shape["num_attention_heads"] % shape["num_key_value_heads"] == 0
+        n *= 1.037
+
+
+@pytest.mark.parametrize(
+    ("size", "width", "layers"), [("200m", 1024, 14), ("1b", 2048, 18), ("8b", 4096, 36), ("70b", 8192, 80)]
+)
+def test_shapes_are_those_of_the_field(size, width, layers):
+    shape = padding.shape_for(padding.parse_size(size), AutoConfig.from_pretrained(loading.LAB_TARGET))
+    assert (shape["hidden_size"], shape["num_hidden_layers"]) == (width, layers)
+    assert shape["num_attention_heads"] == 4 * shape["num_key_value_heads"]
+    assert 3.25 < shape["intermediate_size"] / width < 3.75
+
+
+def test_a_draft_is_shallower_than_a_target_of_its_size():
+    target, draft = (AutoConfig.from_pretrained(f) for f in (loading.LAB_TARGET, loading.LAB_DRAFT))
+    for size in (20, 50):
+        depths = [padding.shape_for(size * 10**6, lab)["num_hidden_layers"] for lab in (draft, target)]
+        assert depths[0] <= depths[1] / 2
+
+
+def test_count_is_that_of_the_model():
+    for tied in (True, False):
+        large = pad(small_llama(torch.float32, tied), "everything")
+        assert padding.count_parameters(large.config) == sum(p.numel() for p in large.parameters())
+
+
+def test_smaller_than_the_lab_is_refused():
+    lab = AutoConfig.from_pretrained(loading.LAB_TARGET)
+    with pytest.raises(UsageProblem, match=r"lab:5m is smaller .* use lab:10\.2m or more$"):
+        padding.shape_for(5 * 10**6, lab)
+    padding.shape_for(padding.parse_size("10.2m"), lab)
+
+
+@pytest.mark.parametrize(
+    ("text", "n"), [("200m", 2 * 10**8), ("lab:1.5b", 15 * 10**8), ("8B", 8 * 10**9), ("900k", 900_000)]
+)
+def test_sizes(text, n):
+    assert padding.parse_size(text) == n
+
+
+@pytest.mark.parametrize("text", ["", "lab:", "big", "200", "m", "-1b", "0m", "1e9", "1.2.3b", "1bb", "8 b", "nanb"])
+def test_what_is_no_size(text):
+    with pytest.raises(UsageProblem, match=r"is not a size; .* lab:200m$"):
+        padding.parse_size(text)
+
+
+def test_names():
+    assert padding.is_lab_size("lab:8b")
+    assert not padding.is_lab_size("models/lab-pair/target")
+    assert padding.size_name(7_996_000_000, digits=2) == "lab:7.9b"
+    assert padding.size_name(10_164_480, up=True) == "lab:10.2m"
+    assert padding.size_name(900_000) == "lab:900k"
+    assert padding.describe_padding(8 * 10**9).endswith("the lab target's text at an 8-billion-parameter price")
+    assert padding.describe_padding(15 * 10**8).endswith("at a 1.5-billion-parameter price")
+    note = "padded: the lab draft's text at a 50-million-parameter price"
+    assert padding.describe_padding(50 * 10**6, "draft") == note
+
+
+def refusal(monkeypatch, free: float, dtype: torch.dtype, copies: int = 1) -> str:
+    """What is said when 8 billion parameters meet this much free memory. Nothing may be built before."""
+    monkeypatch.setattr(padding, "free_memory", lambda device: int(free))
+    monkeypatch.setattr(padding, "pad_to", lambda *args: "built")
+    small = tiny_llama(0)
+    try:
+        return padding.padded(small, 8 * 10**9, CPU, dtype, copies=copies)
+    except EnvironmentProblem as problem:
+        return str(problem)
+
+
+def test_memory_is_checked_first(monkeypatch):
+    assert refusal(monkeypatch, 24e9, torch.float32).startswith("lab:8b needs 32.0 GB in float32, and of the 24.0 GB")
+    assert refusal(monkeypatch, 24e9, torch.float32).endswith("use --dtype bfloat16, which takes 16.0 GB")
+    assert refusal(monkeypatch, 24e9, torch.bfloat16) == "built"
+    assert "32.0 GB in bfloat16 (2 copies" in refusal(monkeypatch, 24e9, torch.bfloat16, copies=2)
+    assert refusal(monkeypatch, 34e9, torch.float32) != "built", "no room for the cache"
+    assert refusal(monkeypatch, 40e9, torch.float32) == "built"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_size_it_names_fits(monkeypatch, dtype):
+    size = refusal(monkeypatch, 9e9, dtype).split()[-3]  # "... use lab:2b or less"
+    n = padding.parse_size(size)
+    padding.check_memory(n, int(n * 1.05), CPU, dtype)
+    with pytest.raises(EnvironmentProblem):
+        padding.check_memory(n, int(n * 1.25), CPU, dtype)
+
+
+def test_free_memory(monkeypatch):
+    """Bytes, not kilobytes; and where the system does not say, nothing is refused."""
+    free = padding.free_memory(CPU)
+    assert free is None or 50e6 < free < 50e12
+    monkeypatch.setattr(padding, "free_memory", lambda device: None)
+    padding.check_memory(10**15, 10**15, CPU, torch.float32)

@@ -1,0 +1,249 @@
+"""Every model proves itself at load: what is right passes in every dtype, each broken property is refused by name."""
+
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tiny_models import FAMILIES, VOCAB, tiny
+from transformers import (
+    BertConfig,
+    BertLMHeadModel,
+    MambaConfig,
+    MambaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    OpenAIGPTConfig,
+    OpenAIGPTLMHeadModel,
+    RobertaConfig,
+    RobertaForCausalLM,
+)
+
+from speclab.models import cached, checks, rounding
+from speclab.models.backends.exported import context_length
+from speclab.models.cached import CachedModel
+from speclab.models.checks import cached_logits, check_model, gap, is_mixture_of_experts, random_text, uncached_logits
+from speclab.system.errors import EnvironmentProblem
+from speclab.theory.losslessness import Reference
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16)
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_right_models_pass_in_every_dtype(family, dtype):
+    check_model(tiny(family, dtype=dtype))
+
+
+def test_an_encoder_attends_to_later_tokens():
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    model = BertLMHeadModel(BertConfig(**sizes, vocab_size=VOCAB, initializer_range=0.3)).eval()
+    with pytest.raises(EnvironmentProblem, match=r"bert attends to later tokens.*64 \* eps\(float32\) \* max"):
+        check_model(model)
+
+
+def test_a_model_without_a_cache_is_refused():
+    config = OpenAIGPTConfig(n_embd=32, n_layer=2, n_head=2, vocab_size=VOCAB, n_positions=64)
+    with pytest.raises(EnvironmentProblem, match="openai-gpt ignores its cache"):
+        check_model(OpenAIGPTLMHeadModel(config).eval())
+
+
+def test_a_recurrent_state_is_refused():
+    """A recurrent state has no crop: speculation would go on from a state that has read rejected tokens."""
+    sizes = {"hidden_size": 16, "state_size": 4, "num_hidden_layers": 1, "vocab_size": VOCAB}
+    with pytest.raises(EnvironmentProblem, match="mamba keeps a state that cannot be rolled back"):
+        check_model(MambaForCausalLM(MambaConfig(**sizes)).eval())
+
+
+def test_a_cache_that_keeps_rejected_tokens_is_refused(monkeypatch):
+    """Its cached logits are right as long as nothing is rolled back."""
+    monkeypatch.setattr(cached._EagerGear, "forget", lambda self, n_tokens: None)
+    with pytest.raises(EnvironmentProblem, match="llama keeps a state that cannot be rolled back"):
+        check_model(tiny("llama"))
+
+
+@pytest.mark.parametrize(
+    ("when", "reason"), [("cached", "ignores its cache, or computes other logits"), ("uncached", "no plain forward")]
+)
+def test_what_a_models_code_raises_is_one_refusal(monkeypatch, when, reason):
+    model = tiny("llama")
+    honest = model.forward
+
+    def trouble(*args, **kwargs):
+        if kwargs.get("use_cache") == (when == "cached"):
+            raise RuntimeError("layer\nsecond line")
+        return honest(*args, **kwargs)
+
+    monkeypatch.setattr(model, "forward", trouble)
+    with pytest.raises(EnvironmentProblem, match=reason) as refused:
+        check_model(model)
+    assert "RuntimeError" in str(refused.value)
+    assert "second line" not in str(refused.value)
+
+
+def test_logits_that_change_from_pass_to_pass_are_refused():
+    model = tiny("gpt2", resid_pdrop=0.5)
+    model.eval = lambda: model  # whoever wraps the model must not switch the dropout off
+    with pytest.raises(EnvironmentProblem, match="other logits for the same text"):
+        check_model(model.train())
+
+
+@pytest.mark.parametrize("bad", [NAN, INF])
+def test_logits_that_are_no_numbers_are_refused(bad):
+    model = tiny("llama")
+    with torch.no_grad():
+        model.model.norm.weight[0] = bad
+    with pytest.raises(EnvironmentProblem, match="not finite"):
+        check_model(model)
+
+
+@pytest.mark.parametrize("changes", [{"vocab_size": 1}, {"max_position_embeddings": 12}])
+def test_a_model_too_small_for_a_text_is_refused(changes):
+    with pytest.raises(EnvironmentProblem, match="too few to decode with"):
+        check_model(tiny("llama", **changes))
+
+
+def test_the_text_is_within_the_context_and_has_no_special_ids():
+    model = tiny("gpt2", n_positions=20, bos_token_id=3, eos_token_id=7)
+    text = random_text(model)
+    assert text.shape == (1, 16), "the context of 20 less the 4 rejected tokens that may be fed behind it"
+    assert not {3, 7} & set(text[0].tolist())
+    assert len(set(text[0].tolist())) == 16
+
+
+def test_a_mixture_of_experts_is_compared_at_its_median_position():
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = MixtralForCausalLM(MixtralConfig(**sizes, num_key_value_heads=2, vocab_size=VOCAB, initializer_range=0.3))
+    model.eval()
+    assert is_mixture_of_experts(model)
+    assert not is_mixture_of_experts(tiny("llama"))
+    check_model(model)
+    right = torch.zeros(1, 10, VOCAB)
+    rerouted = right.clone()
+    rerouted[0, 1] = rerouted[0, 4] = rerouted[0, 5] = rerouted[0, 9] = 3.0  # four of ten went to another expert
+    assert gap(model, rerouted, right) == 0
+    assert gap(tiny("llama"), rerouted, right) == 3
+    rerouted[0, 2] = 3.0
+    assert gap(model, rerouted, right) == 3, "half of them are no accident"
+
+
+def test_cached_logits_with_rejected_tokens_are_the_uncached_ones():
+    model = tiny("llama", dtype=torch.float64)
+    text = random_text(model)
+    right = uncached_logits(model, text)[:, -7:]
+    for wrong in ((), (2, 0, 5)):
+        cached = CachedModel(model)
+        assert (cached_logits(cached, text, (1, 4, 2), wrong) - right).abs().max() < 1e-12
+        assert cached.length == text.shape[1]
+
+
+def test_the_bound_counts_real_logits_only():
+    """A model may mask tokens with its dtype's lowest number: that must not make the bound infinite."""
+    logits = torch.tensor([[1.0, -4.0, torch.finfo(torch.float32).min, -INF]])
+    assert rounding.rounding_unit(logits) == 4 * torch.finfo(torch.float32).eps
+    assert rounding.bound(logits) == 64 * rounding.rounding_unit(logits)
+    assert rounding.units(torch.bfloat16) == rounding.units(torch.float16) == 8
+    moved = logits.clone()
+    moved[0, 0] = 1.5
+    assert rounding.differences(moved, logits).tolist() == [[0.5, 0, 0, 0]]
+    assert rounding.rounding_unit(torch.full((1, 2), -INF)) == 0
+
+
+def test_a_wrong_model_is_seen_in_bfloat16_too():
+    """The bound there is 6 % of the largest logit; a mask that lets a token see the next one is far beyond it."""
+    model = copy.deepcopy(tiny("llama", dtype=torch.bfloat16))
+    for layer in model.model.layers:
+        layer.self_attn.is_causal = False
+    model.config.is_causal = False
+    with pytest.raises(EnvironmentProblem, match="attends to later tokens"):
+        check_model(model)
+
+
+def test_a_config_that_the_librarys_cache_cannot_read_is_refused(monkeypatch):
+    """Some families have no number of layers where the cache looks for it."""
+
+    def trouble(*args, **kwargs):
+        raise AttributeError("no attribute 'num_hidden_layers'")
+
+    monkeypatch.setattr(checks, "DynamicCache", trouble)
+    with pytest.raises(EnvironmentProblem, match=r"llama has no cache that the library can make.*num_hidden_layers"):
+        check_model(tiny("llama"))
+
+
+def test_a_model_that_enlarges_rounding_is_judged_by_what_its_own_uncached_logits_lose(monkeypatch):
+    """The usual bound is passed by rounding alone: the copy in higher precision decides, and only then is it made."""
+    made = []
+    monkeypatch.setattr(checks, "Reference", lambda model: made.append(model) or Reference(model))
+    check_model(tiny("llama", dtype=torch.float32))
+    assert not made
+    monkeypatch.setattr(rounding, "UNITS", {torch.float32: 1e-3})
+    check_model(tiny("llama", dtype=torch.float32))
+    assert made
+    monkeypatch.setattr(cached._EagerGear, "forget", lambda self, n_tokens: None)
+    with pytest.raises(EnvironmentProblem, match="cannot be rolled back"):
+        check_model(tiny("llama", dtype=torch.float32))
+
+
+@pytest.mark.parametrize(
+    ("entries", "length"),
+    [
+        ({"max_position_embeddings": 40}, 40),
+        ({"max_target_positions": 30}, 30),
+        ({"max_seq_len": 20}, 20),
+        ({"max_position_embeddings": -1}, None),
+        ({"max_position_embeddings": 0, "max_seq_len": 20}, 20),
+        ({"max_position_embeddings": "many"}, None),
+        ({"max_seq_len": 90, "rope_parameters": {"rope_type": "default"}}, 90),
+        ({"max_seq_len": 90, "rope_parameters": {"full": {"rope_type": "longrope"}}}, 90),
+        ({}, None),
+    ],
+)
+def test_the_context_is_found_under_the_names_that_families_use(entries, length):
+    config = SimpleNamespace(**entries)
+    model = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: config), named_modules=list)
+    assert context_length(model) == length
+
+
+def test_positions_after_a_padding_index_are_fewer_than_the_table_has_rows():
+    """The last position that is counted can be decoded; one more would be an IndexError."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = RobertaConfig(**sizes, vocab_size=VOCAB, max_position_embeddings=42, is_decoder=True, pad_token_id=1)
+    model = CachedModel(RobertaForCausalLM(config).eval())
+    assert model.max_length == 40
+    model.start(torch.full((1, 39), 5))
+    model.feed(torch.tensor([[6]]))
+
+
+def test_where_rotary_factors_change_the_context_ends():
+    """Keys that are cached before that border would be wrong after it."""
+    factors = {"short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 64, **factors}
+    model = tiny("llama", rope_parameters=rope, max_position_embeddings=512)
+    assert CachedModel(model).max_length == 64
+
+
+def test_experts_in_a_part_of_the_config_count():
+    entries = {"num_experts_per_tok": 2, "ffn_config": {"moe_num_experts": 4}}
+    config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(to_dict=lambda: entries))
+    assert is_mixture_of_experts(SimpleNamespace(config=config))
+    entries["ffn_config"]["moe_num_experts"] = 1
+    assert not is_mixture_of_experts(SimpleNamespace(config=config))
+
+
+def test_logits_too_far_from_0_prove_nothing():
+    """In bfloat16 a constant of -100 makes rounding larger than what the tokens differ by."""
+    model = copy.deepcopy(tiny("gpt2", dtype=torch.bfloat16))
+    shifted = torch.nn.Linear(32, VOCAB, dtype=torch.bfloat16)
+    shifted.weight, shifted.bias.data[:] = model.lm_head.weight, -400.0
+    model.lm_head = shifted
+    with pytest.raises(EnvironmentProblem, match=r"nothing could be proved; use --dtype float32"):
+        check_model(model)
+
+
+def test_two_tokens_are_enough_for_a_text():
+    """The changed text must differ from the text at every later position."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    encoder = BertLMHeadModel(BertConfig(**sizes, vocab_size=2, pad_token_id=None, initializer_range=0.3)).eval()
+    with pytest.raises(EnvironmentProblem, match="attends to later tokens"):
+        check_model(encoder)

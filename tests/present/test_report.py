@@ -1,0 +1,569 @@
+"""Tables, sentences and pictures of a comparison: on records made by hand, nothing is decoded here."""
+
+import math
+import re
+
+import pytest
+
+from speclab.present import plots, report, words
+from speclab.records import record
+from speclab.theory import ladder
+from speclab.theory.attribution import RUNGS
+from speclab.theory.formulas import book_formula, expected_tokens_per_round, leviathan_speedup
+
+# What each rung multiplies by in the made-up rows, if a test does not say otherwise; the last is what nobody explains.
+USUAL = (0.65, 0.83, 0.96, 0.94, 0.98, 0.99, 1.02, 0.97)
+
+
+def make_row(
+    method: str = "model",
+    k: int = 4,
+    temperature: float = 0.0,
+    kind: str = "all",
+    alpha: float = 0.7,
+    effects: tuple[float, ...] | None = None,
+    **other,
+) -> dict:
+    """A row of the record with a consistent ladder: the formula, the bonus, then `effects` (8 of them)."""
+    rungs = [book_formula(alpha, k), expected_tokens_per_round(alpha, k)]
+    for effect in effects or USUAL:
+        rungs.append(rungs[-1] * effect)
+    measured, n_rounds = rungs[-1], 400
+    n_drafted = n_rounds * k
+    n_accepted = round(n_rounds * (expected_tokens_per_round(alpha, k) - 1))
+    row = {
+        "method": method, "target": "models/lab-pair/target", "draft": method, "device": "cpu", "dtype": "float32",
+        "draft_length": k, "temperature": temperature, "prompt_kind": kind, "n_prompts": 12 if kind == "all" else 4,
+        "n_tokens": n_rounds + n_accepted, "seconds": 9.0, "prefill_seconds": 0.6, "tokens_per_second": 99.5 * measured,
+        "speedup": measured, "speedup_low": measured * 0.9, "speedup_high": measured * 1.12,
+        "speedup_with_prefill": measured * 0.97, "n_rounds": n_rounds, "n_drafted": n_drafted,
+        "n_accepted": n_accepted, "n_rejected": n_rounds // 2, "n_emitted": n_rounds + n_accepted,
+        "accepted_lengths": [n_rounds // (k + 1)] * (k + 1), "acceptance_rate": alpha,
+        "drafted_fraction": n_accepted / n_drafted, "tokens_per_round": 1 + n_accepted / n_rounds,
+        "draft_cost": 0.13, "verify_cost": 1.2, "overhead": 0.05,
+        "book_formula": book_formula(alpha, k),
+        "book_formula_drafted_fraction": book_formula(n_accepted / n_drafted, k),
+        "same_as_baseline": True if temperature == 0 else None,
+        "leviathan": leviathan_speedup(alpha, k, 0.13), "cost_model": rungs[4], "accounting": rungs[-2],
+        "forecast": rungs[-3], "forecast_tokens_per_round": 2.1,
+        "ladder": [
+            {"name": name, "speedup": value} for name, value in zip(RUNGS, [*rungs, measured * 0.97], strict=True)
+        ],
+        "verdict": "faster" if measured > 1.1 else "slower" if measured < 0.9 else "unclear",
+        "repeat_noise": 0.04,
+    }  # fmt: skip
+    return row | other
+
+
+def bare(row: dict) -> dict:
+    """The same row in a run whose costs were never calibrated."""
+    unknown = ("accounting", "forecast", "forecast_tokens_per_round", "leviathan", "cost_model", "ladder", "draft_cost")
+    return row | dict.fromkeys((*unknown, "verify_cost", "overhead", "verdict", "repeat_noise"))
+
+
+def plain_row(method: str = "baseline", temperature: float = 0.0, kind: str = "all") -> dict:
+    """The baseline, or the library's generate()."""
+    nothing = ("acceptance_rate", "drafted_fraction", "tokens_per_round", "accepted_lengths", "book_formula")
+    row = bare(make_row(method, 1, temperature, kind)) | dict.fromkeys((*nothing, "book_formula_drafted_fraction"))
+    counts = {"n_drafted": 0, "n_accepted": 0, "n_rejected": 0, "draft": None, "draft_length": 0}
+    speed = {"speedup": 1.0, "speedup_low": 1.0, "speedup_high": 1.0, "speedup_with_prefill": 1.0}
+    return row | counts | speed | {"tokens_per_second": 99.5}
+
+
+def make_costs(drafter: str, temperature: float, widths: tuple[int, ...] = (1, 3, 5, 7, 9)) -> dict:
+    costs = {
+        "step_at": 9.0e-3 + 5e-4 * temperature, "step_slope": 4e-6,
+        "verify_at": [[w, 8.5e-3 + 4e-4 * w] for w in widths], "verify_slope": 4e-6, "draft_idle": 2e-5,
+        "draft_at": [[n, 2e-4 + 9e-4 * n] for n in widths], "draft_catch": 2e-4, "draft_slope": 1e-7,
+        "accept_at": 2.1e-4,
+        "accept_each": 1.2e-5, "rollback": 4.4e-5, "host": 3.5e-5,
+    }  # fmt: skip
+    return {"drafter": drafter, "temperature": temperature, "costs": costs}
+
+
+KINDS = {"code": 1.05, "prose": 0.75, "copy": 1.2}
+
+
+def make_run(methods=("model", "ngram"), lengths=(2, 4, 6, 8), temperatures=(0.0, 0.8), kinds=tuple(KINDS)) -> dict:
+    """A comparison as compare.py records it: some rows win, some lose, one is interrupted by nothing."""
+    rows, correctness = [], []
+    for t in temperatures:
+        for kind in ("all", *kinds):
+            rows.append(plain_row(temperature=t, kind=kind))
+            for i, method in enumerate(methods):
+                for k in lengths:
+                    alpha = min(0.95, (0.7 - 0.1 * i - 0.1 * t) * KINDS.get(kind, 1.0))
+                    effects = (max(0.3, 0.95 - 0.06 * k), 0.85 - 0.01 * k, *USUAL[2:]) if i == 0 else (
+                        (0.995, 0.8, 0.97, 0.62, 0.97, 0.99, 0.95, 1.03)
+                    )  # fmt: skip
+                    rows.append(make_row(method, k, t, kind, alpha, effects))
+            if t == 0:
+                rows.append(plain_row("generate", t, kind) | {"speedup": 0.93})
+        for method in methods:
+            entry = {"arm": f"{method} k={lengths[0]}", "temperature": t, "passed": True}
+            greedy = {"n_prompts": 12, "differences": []}
+            sampled = {"n_tokens": 768, "z_residual": 1.2, "z_surprise": -0.4, "bound": 4.9}
+            correctness.append(entry | (greedy if t == 0 else sampled))
+    return {
+        "schema_version": record.SCHEMA_VERSION, "created": "2026-11-21T13:00Z", "interrupted": False,
+        "machine": {"cpu": "AMD EPYC", "cores": 2, "threads": 2, "memory_gib": 24, "gpu": None, "system": "Linux"},
+        "versions": {
+            "python": "3.11.7", "torch": "2.13.0+cpu", "transformers": "5.23.0", "commit": "a8a881a6ae17e97bcb7e69d0",
+            "uncommitted_changes": False,
+        },
+        "settings": {
+            "target": "models/lab-pair/target", "device": "cpu", "dtype": "float32", "engine": "fast", "n_prompts": 12,
+            "draft_lengths": list(lengths), "temperatures": list(temperatures), "max_new_tokens": 64, "repeats": 1,
+            "seed": 0,
+        },
+        "models": {"target": "llama, 12 layers", "model": "llama, 1 layer"},
+        "prompts": {"n": 12, "kinds": list(kinds), "n_looping": 2},
+        "correctness": correctness,
+        "noise": [{"temperature": t, "ratio": 1.01, "low": 0.99, "high": 1.03} for t in temperatures],
+        "costs": [make_costs(m, t) for t in temperatures for m in methods],
+        "phases": {"seconds": 21.5, "share": 0.9931},
+        "headline": make_row(methods[0], lengths[0], kind="held-out half") if 0 in temperatures else None,
+        "rows": rows,
+        "raw": [
+            {
+                "method": "baseline", "draft": None, "draft_length": 0, "temperature": t, "prompt_index": i,
+                "prompt_kind": "code", "n_prompt": 90 + 10 * i, "prefill_seconds": [0.05], "decode_seconds": [0.6],
+                "n_rounds": 63, "n_drafted": 0, "n_accepted": 0, "n_rejected": 0, "n_emitted": 63,
+            }
+            for t in temperatures
+            for i in range(3)
+        ],
+    }  # fmt: skip
+
+
+def cells(text: str) -> list[list[list[str]]]:
+    """Markdown tables -> tables -> lines -> cells."""
+    tables, here = [], []
+    for line in [*text.splitlines(), ""]:
+        if line.startswith("|"):
+            here.append([cell.strip() for cell in line.strip("|").split("|")])
+        elif here:
+            tables.append(here)
+            here = []
+    return tables
+
+
+def test_every_kind_of_record_says_where_it_is_from():
+    run = make_run()
+    small = "models/lab-pair/target on AMD EPYC, 2 threads, float32; 2026-11-21T13:00Z, commit a8a881a6"
+    assert plots.small_print(run) == small
+    assert "cpu, float32, fast engine; Python 3.11.7" in words.provenance(run)
+    plan = {key: value for key, value in run.items() if key not in ("rows", "prompts")}
+    assert plots.small_print(plan) == small
+    assert words.provenance(plan) == words.provenance(run)
+    assert "RTX" in plots.small_print(run | {"machine": run["machine"] | {"gpu": "NVIDIA RTX"}})
+
+
+def test_the_made_up_run_is_a_record():
+    record.validate(make_run())
+
+
+# --- the ladder as numbers --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("row", [r for r in make_run()["rows"] if r["draft"]][:8], ids=words.label)
+def test_factors_multiply_to_the_measurement(row):
+    found = ladder.factors(row)
+    assert list(found) == list(ladder.EFFECTS)
+    assert row["book_formula"] * math.prod(found.values()) == pytest.approx(row["speedup"], rel=1e-12)
+
+
+def test_factors_belong_to_their_rungs():
+    found = ladder.factors(make_row(effects=(0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.3)))
+    assert found["draft cost"] == pytest.approx(0.5)
+    assert found["verification"] == pytest.approx(0.6)
+    assert found["overhead"] == pytest.approx(0.7)
+    assert found["real acceptance"] == pytest.approx(0.8)
+    assert found["last round"] == pytest.approx(0.9)
+    assert found["longer context"] == pytest.approx(1.1)
+    assert found["chance"] == pytest.approx(1.2)
+    assert found["unexplained"] == pytest.approx(1.3)
+    bonus = expected_tokens_per_round(0.7, 4) / book_formula(0.7, 4)
+    assert found["bonus and partial drafts"] == pytest.approx(bonus)
+
+
+@pytest.mark.parametrize(
+    ("effects", "name", "factor"),
+    [
+        ((0.6, 0.9, 1, 1, 1, 1, 1, 1), "draft cost", 0.6),
+        ((0.9, 0.6, 1, 1, 1, 1, 1, 1), "verification", 0.6),
+        ((0.9, 0.6, 1, 0.5, 1, 1, 1, 1), "real acceptance", 0.5),
+        ((0.9, 0.9, 1, 1, 1, 1, 1, 0.6), "unexplained", 0.6),
+        ((0.4, 0.5, 1, 1, 1, 1, 3, 0.7), "draft cost", 0.4),  # luck moves it further, but the other way
+        ((0.3, 0.5, 1, 1, 1, 1, 1, 1), "draft cost", 0.3),  # slower than the baseline
+        ((0.95, 1, 1, 1, 1, 1, 1.4, 1), "chance", 1.4),  # better than the formula: upward
+        ((0.95, 1, 1, 1, 1, 1, 1, 1.5), "unexplained", 1.5),
+    ],
+)
+def test_the_largest_reason(effects, name, factor):
+    row = make_row(effects=effects)
+    assert ladder.largest_reason(row) == (name, pytest.approx(factor))
+    assert f"(x{factor:.2f})" in words.verdict_sentence(row)
+
+
+def test_the_bonus_is_the_reason_where_nothing_costs():
+    name, _ = ladder.largest_reason(make_row(effects=(0.99,) * 8))
+    assert name == "bonus and partial drafts"
+
+
+def test_a_slower_row_never_has_an_upward_reason():
+    """Even where the formula predicts a loss too and the measurement is a little better."""
+    row = make_row(effects=(0.2, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)) | {"speedup": 0.83}
+    rungs = [0.7, 0.9, *[0.85] * 7, 0.83, 0.8]
+    row["ladder"] = [{"name": name, "speedup": value} for name, value in zip(RUNGS, rungs, strict=True)]
+    name, factor = ladder.largest_reason(row)
+    assert (name, factor) == ("draft cost", pytest.approx(0.85 / 0.9))
+
+
+# --- the errors as numbers --------------------------------------------------------------------------------------------
+
+
+def test_errors_have_the_right_median_and_maximum():
+    """Measured 2 everywhere; the signs must not cancel."""
+    forecasts = (2.2, 1.8, 2.6, None)  # +10 %, -10 %, +30 %
+    rows = [bare(make_row(speedup=2.0)) | {"forecast": f, "book_formula": 1.0} for f in forecasts]
+    found = ladder.prediction_errors(rows)
+    assert found["forecast"] == {"n": 3, "median": pytest.approx(0.1), "max": pytest.approx(0.3)}
+    assert found["book_formula"] == {"n": 4, "median": pytest.approx(0.5), "max": pytest.approx(0.5)}
+    assert "accounting" not in found
+    assert "forecast 10.0% (30.0%) of 3" in words.errors_line(rows)
+    assert "over 4 rows:" in words.errors_line(rows)
+    assert words.errors_line([]) is None
+
+
+def test_each_prompt_counts_once_in_the_errors():
+    rows = make_run(temperatures=(0.0,))["rows"] + [make_row(kind="not looping")]
+    assert {r["prompt_kind"] for r in ladder.prediction_rows(rows)} == set(KINDS)
+    assert len(ladder.prediction_rows(rows)) == 24
+    whole = [r for r in rows if r["prompt_kind"] in ("all", "not looping")]
+    assert {r["prompt_kind"] for r in ladder.prediction_rows(whole)} == {"all"}
+    assert all(r["draft"] for r in ladder.prediction_rows(whole))
+    assert "24 rows of 3 kinds of prompt" in " ".join(report.comparison(make_run(temperatures=(0.0,))).split())
+
+
+# --- sentences --------------------------------------------------------------------------------------------------------
+
+
+def test_verdict_sentence():
+    row = make_row(effects=(0.6, 0.9, 1, 1, 1, 1, 1, 0.95))
+    assert words.verdict_sentence(row) == (
+        "model k=4: 1.42x, faster; the book's formula says 2.11x, and the largest reason for the difference is "
+        "the draft's cost (x0.60)."
+    )
+    assert words.verdict_sentence(bare(row)) == "model k=4: 1.42x; the book's formula says 2.11x."
+    assert (
+        words.verdict_sentence(bare(row) | {"book_formula": None, "verdict": "slower"}) == "model k=4: 1.42x, slower."
+    )
+
+
+def test_a_draft_that_is_mostly_short_is_called_short():
+    row = make_row("ngram", effects=(1, 0.9, 1, 0.6, 1, 1, 1, 1))
+    assert "streaks (x0.60)" in words.verdict_sentence(row)
+    assert "that a round drafted 1.5 tokens, not 4 (x0.60)" in words.verdict_sentence(row | {"n_drafted": 600})
+
+
+def test_right_by_accident_is_said():
+    row = make_row(effects=(1 / 1.3, 1, 1, 1, 1, 1, 1, 1))  # the bonus is worth 1.32
+    sentence = words.verdict_sentence(row)
+    assert "near only because the bonus token" in sentence
+    assert "(x1.32) and the draft's cost (x0.77) nearly cancel" in sentence
+    honest = make_row(effects=(book_formula(0.7, 4) / expected_tokens_per_round(0.7, 4), *[1] * 6, 1.06))
+    assert "cancel" not in words.verdict_sentence(honest), "6 % off is not near"
+    rungs = [1.5 * 1.01**i for i in range(len(RUNGS))]
+    small = make_row(
+        speedup=rungs[-2],
+        ladder=[dict(zip(("name", "speedup"), r, strict=True)) for r in zip(RUNGS, rungs, strict=True)],
+    )
+    small["ladder"][0]["speedup"] = rungs[-2] * 0.97
+    assert "cancel" not in words.verdict_sentence(small), "nothing large is there to cancel"
+
+
+def test_every_effect_has_words():
+    assert set(words.REASONS) == set(tables.LEGEND) == set(ladder.EFFECTS)
+
+
+def test_losing_lines_say_what_may_be_noise():
+    rows = [make_row(kind="prose", speedup=0.97), make_row("ngram", kind="prose", speedup=0.8)]
+    rows[0]["verdict"], rows[1]["verdict"] = "unclear", "slower"
+    assert words.losing_lines(rows) == ["slower on prose prompts: model k=4 0.97x (may be noise), ngram k=4 0.80x"]
+    assert words.losing_lines([make_row(kind="all", speedup=0.5), make_row(kind="prose", speedup=1.2)]) == []
+
+
+def test_noise_and_phases_in_words():
+    assert [words.temperature_words(t) for t in (0.0, 0.8)] == ["T = 0 (greedy)", "T = 0.8 (sampling)"]
+    run = make_run()
+    run["noise"][1] |= {"ratio": 0.98, "low": None, "high": None}
+    assert words.noise_line(run, 0.0) == "noise floor: baseline against itself in the same run: 1.01x (0.99 to 1.03)"
+    assert words.noise_line(run, 0.8) == "noise floor: baseline against itself in the same run: 0.98x"
+    assert words.noise_line(run, 1.5) is None
+    assert words.phases_line(run) == "instrumented rounds: the phases sum to 99.3% of the wall time"
+    assert words.phases_line(run | {"phases": {"seconds": 0.0, "share": None}}) is None
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def test_short_numbers():
+    assert [report.short(v) for v in (None, 0.634, 9.994, 9.996, 12.34, 99.96, 123.4)] == [
+        "-", "0.63", "9.99", "10.0", "12.3", "100", "123",
+    ]  # fmt: skip
+    assert [report.percent(v) for v in (None, 0.481, -0.034, 9.99, 12.0)] == ["-", "+48%", "-3%", "+999%", ">999%"]
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["ngram", "model"], ["ngram", "model"]),
+        (["dial:0.95", "model"], ["dial:0.…", "model"]),
+        (["Qwen2.5-0.5B", "Qwen2.5-1.5B"], ["Qwe…0.5B", "Qwe…1.5B"]),
+        (["Qwen2.5-0.5B-Instruct", "Qwen2.5-1.5B-Instruct"], ["Qwen2…1", "Qwen2…2"]),
+        (["same-start-1", "same-start-2", "same-start-1"], ["sam…rt-1", "sam…rt-2"]),
+    ],
+)
+def test_long_names_are_cut_and_stay_different(names, expected):
+    found = words.short_names(names)
+    assert list(found.values()) == expected
+    assert all(len(name) <= words.NAME_WIDTH for name in found.values())
+
+
+def wide_run() -> dict:
+    """What makes tables wide: long names, two-digit k, large and negative errors, fast machines, many widths."""
+    run = make_run(("Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-1.5B-Instruct", "dial:0.95:model"), (1, 4, 8, 12, 16))
+    for i, row in enumerate(run["rows"]):
+        row["tokens_per_second"] *= (1, 10, 100)[i % 3]
+        if row["draft"]:
+            row |= {"forecast": row["speedup"] * (0.2, 2.5, 14)[i % 3], "leviathan": 16.0, "repeat_noise": 10.55}
+            row |= {"speedup_low": 1.0, "speedup_high": 35.0}
+    run["costs"] = [make_costs(e["drafter"], e["temperature"], tuple(range(1, 18))) for e in run["costs"]]
+    return run
+
+
+def test_the_terminal_is_eighty_columns_wide():
+    for run in (make_run(), wide_run()):
+        for by_kind in (False, True):
+            text = report.comparison(run, by_kind)
+            assert [line for line in text.splitlines() if len(line) > 80] == []
+            assert not any(line.endswith((" model", " ngram")) for line in text.splitlines()), "k= on the next line"
+    assert ">999%" in report.comparison(wide_run())
+    assert "-80%" in report.comparison(wide_run())
+
+
+def test_speed_table_has_a_verdict_and_two_uncertainties():
+    row = make_row(speedup=0.834, speedup_low=0.69, speedup_high=0.99, verdict="slower", repeat_noise=0.031)
+    text = report.speed_table([plain_row(), row], markdown=True)
+    (table,) = cells(text)
+    assert table[0] == ["draft", "k", "tok/s", "speedup", "verdict", "±95 %", "±rerun", "α", "f", "tok/rnd"]
+    assert table[2][:7] == ["baseline", "-", "99.5", "1.00x", "-", "-", "-"]
+    assert table[3][3:7] == ["0.83x", "slower", "0.15", "0.03"]
+
+
+def test_prediction_table_puts_errors_beside_values():
+    row = make_row(speedup=2.0, forecast=2.1, accounting=1.9, book_formula=3.0, leviathan=2.5)
+    (table,) = cells(report.prediction_table([plain_row(), row], markdown=True))
+    head, line = table[0], table[2]
+    assert len(table) == 3, "the baseline is not predicted"
+    assert line[2:11] == ["2.00x", "2.10", "+5%", "1.90", "-5%", "3.00", "+50%", line[9], "2.50"]
+    assert head[3:12] == ["forecast", "err", "accounting", "err", "book(α)", "err", "book(f)", "Leviathan", "err"]
+    assert line[11] == "+25%"
+    terminal = report.prediction_table([row])
+    assert "2.10   +5%" in terminal
+    assert terminal.split()[:8] == [
+        "draft", "k", "measured", "forecast", "accounting", "book(α)", "book(f)", "Leviathan",
+    ]  # fmt: skip
+    assert len(terminal.splitlines()[0]) <= 80
+    assert terminal.splitlines()[0].rstrip().endswith("Leviathan")
+
+
+def test_ladder_table_shows_every_factor():
+    row = make_row(effects=(0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.3))
+    line = report.ladder_table([row]).splitlines()[2].split()
+    expected = ["model", "4", "2.11x", "1.32", "0.50", "0.60", "0.70", "0.80", "0.90", "1.10", "1.20", "1.30"]
+    assert line[:-1] == expected
+    assert line[-1] == f"{row['speedup']:.2f}x"
+    (table,) = cells(report.ladder_table([row], markdown=True))
+    assert table[0][3:-1] == list(ladder.EFFECTS)
+    assert table[2][3:-1] == expected[3:]
+
+
+def test_costs_table():
+    run = make_run(methods=("model",), lengths=(4,), temperatures=(0.0,))
+    passes, rest = cells("\n\n".join(report.costs_tables(run, markdown=True)))
+    context = 100 + 32  # prompts of 90, 100, 110 tokens, half of 64 new ones
+    step = 9.0e-3 + 4e-6 * context
+    assert passes[0] == ["T", "step ms", "v(1)", "v(3)", "v(5)", "v(7)", "v(9)"]
+    assert passes[2][:2] == ["0", f"{step * 1e3:.2f}"]
+    assert passes[2][4] == f"{(8.5e-3 + 4e-4 * 5 + 4e-6 * context) / step:.2f}"
+    drafted = 1.1e-3 + 3 * 9e-4 + 4 * 1e-7 * context
+    assert rest[0][2:] == ["c(4)", "accept µs", "rollback µs", "host µs"]
+    assert rest[2] == ["model", "0", f"{drafted / 4 / step:.3f}", "258", "44", "35"]
+    assert report.costs_tables(run | {"costs": []}) == []
+
+
+def test_widths_are_thinned_with_both_ends_kept():
+    assert report._some([1, 2, 3], 8) == [1, 2, 3]
+    thinned = report._some(list(range(1, 18)), 8)
+    assert (len(thinned), thinned[0], thinned[-1]) == (8, 1, 17)
+
+
+# --- everything -------------------------------------------------------------------------------------------------------
+
+
+def test_markdown_tables_are_whole():
+    """Every line of a table has the same number of cells, and no cell is lost."""
+    for run in (make_run(), wide_run()):
+        found = cells(report.comparison(run, by_kind=True, markdown=True))
+        assert len(found) == 2 * 4 * 3 + 2  # temperatures, kinds and "all", three each; two of costs
+        for table in found:
+            assert len({len(line) for line in table}) == 1
+            assert all(cell for line in table for cell in line)
+
+
+def test_order_of_the_whole():
+    text = report.comparison(make_run())
+    places = [
+        text.index(phrase)
+        for phrase in (
+            "Do the outputs agree?", "Temperature 0 (greedy)", "noise floor", "What was predicted",
+            "Why: from the formula", "Start at the book's formula", "model k=2:", "Temperature 0.8", "What a round is",
+            "phases sum", "end in a loop",
+        )
+    ]  # fmt: skip
+    assert text.count("Start at the book's formula") == 1
+    assert text.count("What was predicted") == 2
+    assert report.comparison(make_run(), by_kind=True).count("What was predicted") == 8
+    # "model k=2:" also stands in the lines above the tables of later temperatures.
+    assert places[:6] == sorted(places[:6])
+    assert places[7:] == sorted(places[7:])
+    assert len(re.findall(r"^(?:model|ngram) k=\d: \d", text, re.MULTILINE)) == 16
+
+
+def interrupted_run() -> dict:
+    run = make_run()
+    run |= {"interrupted": True, "costs": [], "noise": [], "phases": {"seconds": 0.0, "share": None}}
+    run["rows"] = [bare(r) for r in run["rows"]]
+    return run
+
+
+def test_missing_explanations_leave_dashes_or_nothing():
+    text = report.comparison(interrupted_run(), by_kind=True)
+    assert "Stopped before the end" in text
+    assert "Why: from" not in text
+    assert "What a round" not in text
+    assert "noise floor" not in text
+    line = next(x for x in text.split("What was predicted")[1].splitlines() if x.startswith("model  4"))
+    assert line.split()[3:5] == ["-", "-"]
+    assert "book(α)" in text
+    empty = dict.fromkeys(ladder.PREDICTORS)
+    assert report.prediction_table([make_row() | empty]) is None
+    partly = report.ladder_table([bare(make_row(k=2)), make_row()]).splitlines()
+    assert partly[2].split()[3:-1] == ["-"] * 9
+
+
+def test_no_draft_at_all(tmp_path):
+    run = make_run(methods=(), temperatures=(0.8,))
+    assert "Temperature 0.8" in report.comparison(run)
+    assert list(plots.comparison(run, tmp_path, "x")) == []
+
+
+def test_cut_names_are_explained_and_the_same_in_every_table():
+    text = report.comparison(wide_run())
+    assert "Qwen/…1 is Qwen/Qwen2.5-0.5B-Instruct" in text
+    cut = set(re.findall(r"^(\S*…\S*) ", text, re.MULTILINE))
+    assert cut == {"Qwen/…1", "Qwen/…2", "dial:…3"}
+    assert "…" not in report.comparison(wide_run(), markdown=True)
+
+
+# --- pictures ---------------------------------------------------------------------------------------------------------
+
+
+def test_rows_for_the_waterfall():
+    rows = [make_row("model", k, effects=(0.9 - 0.05 * k, *[1] * 7)) for k in (2, 4, 8)]
+    rows += [make_row("ngram", k, effects=(1 - 0.02 * k, *[1] * 7)) for k in (2, 4)]
+    speed = {(r["method"], r["draft_length"]): r["speedup"] for r in rows}
+    models = sorted((k for m, k in speed if m == "model"), key=lambda k: speed["model", k])
+    best_lookup = max((2, 4), key=lambda k: speed["ngram", k])
+    rows += [make_row("model", 4, 0.8, effects=(9, *[1] * 7)), bare(make_row("model", 6, speedup=99.0))]
+    chosen = [(r["method"], r["draft_length"], r["temperature"]) for _, r in plots.waterfall_rows(rows)]
+    assert chosen == [("model", models[-1], 0), ("model", models[0], 0), ("ngram", best_lookup, 0)]
+    assert [t for t, _ in plots.waterfall_rows(rows[:1])] == ["best of the draft model"]
+    assert plots.waterfall_rows([bare(r) for r in rows]) == []
+
+
+def test_the_waterfall_ends_where_the_measurement_begins():
+    """The bars as they are drawn: each begins where the last one ended, the last factor ends at the measured value."""
+    row = make_row()
+    figure, axis = plots.plt.subplots()
+    plots._waterfall(axis, row)
+    spans = [sorted((b.get_x(), b.get_x() + b.get_width())) for b in axis.patches if b.get_fill()]
+    texts = [t.get_text() for t in axis.texts]
+    plots.plt.close(figure)
+    assert len(spans) == len(texts) == len(ladder.EFFECTS) + 3
+    assert spans[0] == pytest.approx([1, row["book_formula"]])
+    end = row["book_formula"]
+    for (low, high), factor in zip(spans[1:-2], ladder.factors(row).values(), strict=True):
+        assert (low, high) == pytest.approx(sorted((end, end * factor)))
+        end *= factor
+    assert spans[-2] == pytest.approx(sorted((1, row["speedup"])))
+    assert spans[-1] == pytest.approx(sorted((1, row["speedup_with_prefill"])))
+    assert texts[0] == "2.11x"
+    assert texts[1:3] == ["×1.32", "×0.65"]
+
+
+def test_a_method_looks_the_same_in_every_panel():
+    """The dial makes no sampled rows: what comes after it must keep its colour, for there is one legend."""
+    methods = ["dial:0.9", "ngram"]
+    rows = [make_row("ngram", k, 0.8) for k in (2, 4)]
+    for paint in (plots._against_k, plots._bars, plots._histogram):
+        figure, axis = plots.plt.subplots()
+        paint(axis, rows, methods)
+        found = {plots.matplotlib.colors.to_hex(p.get_facecolor()) for p in axis.patches}
+        found |= {line.get_color() for line in axis.lines if "," in str(line.get_label())}
+        plots.plt.close(figure)
+        assert {colour.upper() for colour in found} == {plots.COLOURS[1]}
+
+
+def test_pictures_are_written_and_left_out_where_there_is_nothing_to_show(tmp_path):
+    from PIL import Image
+
+    run = make_run(temperatures=(0.0,), lengths=(2, 4))
+    written = [write() for write in plots.comparison(run, tmp_path, "x")]
+    kinds = ["speedup", "draft-length", "accepted-lengths", "why", "predicted"]
+    assert [p.name for p in written] == [f"x-{kind}.png" for kind in kinds]
+    for path in written:
+        with Image.open(path) as picture:
+            assert picture.width > 600
+            assert len(picture.convert("L").getcolors(256)) > 20
+    short_run = interrupted_run()
+    short_run["rows"] = [r | dict.fromkeys(ladder.PREDICTORS) for r in short_run["rows"]]
+    left = [write().name for write in plots.comparison(short_run, tmp_path, "y")]
+    assert left == [f"y-{kind}.png" for kind in kinds[:3]]
+    assert not plots.plt.get_fignums(), "a figure was left open"
+
+
+def test_reading_the_prompt_is_priced():
+    """Means over the samples; the second baseline and the library's loop are nobody's draft."""
+    one = {"prompt_index": 0, "n_prompt": 90}
+    raw = [
+        one | {"method": "baseline", "prefill_seconds": [0.05, 0.07]},
+        one | {"method": "baseline again", "prefill_seconds": [9.0]},
+        one | {"method": "model", "prefill_seconds": [0.068]},
+        one | {"method": "generate", "prefill_seconds": [0.0]},
+    ]
+    expected = "reading a prompt of 90 tokens takes the target 60.0 ms, +8.0 ms with model drafts"
+    assert words.reading_line({"raw": raw}) == expected
+    assert words.reading_line({"raw": []}) is None
+
+
+def test_a_padded_target_is_called_that_wherever_its_numbers_stand():
+    """lab:8b says what the lab's target says; only its price is that of a larger model."""
+    assert "padded: the lab target's text at an 8-billion-parameter price" in words.padding_remark("lab:8b")
+    run = make_run(("model",), (4,), (0.0,))
+    assert "padded" not in report.comparison(run, markdown=True)
+    run["settings"]["target"] = "lab:200m"
+    assert "200-million-parameter price" in report.comparison(run, markdown=True)
+    assert "lab:200m (padded)" in plots.small_print(run)

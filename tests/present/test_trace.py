@@ -1,0 +1,442 @@
+"""Pictures of a decoding: they show what happened, no text can break them, and looking changes nothing."""
+
+import html.parser
+import io
+import itertools
+import json
+import platform
+import socket
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import compare
+import optimized_speculative
+from draft_models import FreeDialDrafter, ModelDrafter, NgramDrafter
+from optimized_speculative import Round, speculative_decode
+from speclab.cli import options
+from speclab.core.sampling import Sampling
+from speclab.lab import detail as detail_module
+from speclab.lab import trace, tracing
+from speclab.lab.detail import Detail
+from speclab.learner.functions import LAB
+from speclab.models import loading, prompts
+from speclab.models.cached import CachedModel
+from speclab.present import trace_views, trace_words
+from speclab.records import record
+from speclab.system import terminal
+from speclab.theory.formulas import Counts
+from tests.present.trace_streams import clock, count_all, rounds, scripted, settings, with_texts
+from tests.tiny_models import perturbed, tiny
+from tools import diagram
+
+NASTY = 'a <script>alert(1)</script> <!-- & "x" </pre> {{ 7 * 7 }} \u202e\x1b[31m'
+
+
+@pytest.fixture(scope="session")
+def tokenizer(pair_folder):
+    return loading.load_tokenizer(str(pair_folder / "target"))
+
+
+def decoded(target, drafter, sampling, n_tokens=60, look=True) -> list[Round]:
+    ids = torch.arange(1, 8)[None]
+    args = (CachedModel(target), drafter, ids, 4, n_tokens, sampling, torch.Generator().manual_seed(3))
+    return list(tracing.looked_at(LAB, *args) if look else speculative_decode(*args, time_phases=True))
+
+
+def drafters(target) -> dict:
+    return {"model": lambda: ModelDrafter(CachedModel(perturbed(target, 0.3))), "ngram": lambda: NgramDrafter(2, 1)}
+
+
+# --- what a round looked at ---
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("kind", ["model", "ngram"])
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_every_outcome_can_be_recomputed(family, kind, temperature):
+    """From the numbers shown alone: u q < p up to the first that fails."""
+    target = tiny(family)
+    found = decoded(target, drafters(target)[kind](), Sampling(temperature), 120)
+    counts = Counts()
+    for round_ in found[1:]:
+        detail = round_.detail
+        assert len(detail.proposed) == round_.n_drafted == len(detail.uniforms) == len(detail.confidence) - 1
+        kept = list(itertools.takewhile(detail.passes, range(round_.n_drafted)))
+        assert len(kept) == round_.n_accepted
+        assert detail.proposed[: len(kept)] == round_.tokens[: len(kept)]
+        counts.add(round_)
+    assert counts.n_accepted > 0
+    assert counts.n_rejected > 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_probabilities_are_the_models(temperature):
+    """Every number shown against both models run over the whole text without a cache."""
+    target, sampling = tiny("llama"), Sampling(temperature, top_p=0.9)
+    draft = perturbed(target, 0.3)
+    found = decoded(target, ModelDrafter(CachedModel(draft)), sampling, 40)
+    text = list(range(1, 8)) + found[0].tokens
+    n_checked = 0
+    for round_ in found[1:]:
+        detail = round_.detail
+        kept = round_.tokens[: round_.n_accepted]
+        ids = torch.tensor([text + detail.proposed])
+        with torch.inference_mode():
+            rows, draft_rows = (model(input_ids=ids).logits[0, len(text) - 1 :] for model in (target, draft))
+        for i, token in enumerate(detail.proposed):
+            assert detail.target_probs[i] == pytest.approx(sampling.probs(rows[i])[token].item(), abs=1e-9)
+            expected = sampling.probs(draft_rows[i])[token].item() if temperature else 1.0
+            assert detail.draft_probs[i] == pytest.approx(expected, abs=1e-9)
+            assert detail.confidence[i] == pytest.approx(rows[i].softmax(-1)[token].item(), abs=1e-9)
+            n_checked += 1
+        here = rows[len(kept)]
+        assert detail.next_prob == pytest.approx(sampling.probs(here)[round_.tokens[-1]].item(), abs=1e-9)
+        assert detail.confidence[-1] == pytest.approx(here.softmax(-1)[round_.tokens[-1]].item(), abs=1e-9)
+        text += round_.tokens
+    assert n_checked > 20
+
+
+def test_looking_changes_nothing(monkeypatch):
+    """The text is the same with and without, and the time it takes is booked on no phase."""
+    target = tiny("llama")
+    plain = decoded(target, NgramDrafter(2, 1), Sampling(), look=False)
+    ticks = itertools.count(0, 100)  # each look takes 100 s
+    monkeypatch.setattr(detail_module, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    looked = decoded(target, NgramDrafter(2, 1), Sampling())
+    assert [r._replace(seconds=None, detail=None) for r in looked] == [r._replace(seconds=None) for r in plain]
+    assert all(r.detail is None for r in plain)
+    assert all(-100 < r.seconds["accept"] < -90 for r in looked[1:]), "it is taken off the phase it fell into"
+
+
+# --- the data ---
+
+
+def test_marks_are_the_rounds_counts(tokenizer):
+    stream = rounds(list(range(1, 60)), 200)
+    found = scripted(tokenizer, "def f(x):", 200, list(range(1, 60)))
+    kinds = [t.kind for e in found.events for t in e.tokens]
+    expected = count_all(stream)
+    assert all(expected.values())  # every kind is there
+    assert {kind: kinds.count(kind) for kind in expected} == expected
+    drafts = [t.kind for e in found.events for t in e.drafts]
+    assert len(drafts) == found.counts.n_drafted == sum(r.n_drafted for r in stream)
+    assert drafts.count("accepted") == found.counts.n_accepted
+    assert drafts.count("refused") == found.counts.n_rejected
+    assert drafts.count("untested") == len(drafts) - found.counts.n_accepted - found.counts.n_rejected
+    assert len(kinds) == 200 == found.events[-1].n_tokens
+    assert f"{found.counts.n_rounds} rounds, {found.counts.n_drafted} drafted" in found.summary()
+
+
+def test_time_is_the_rounds_time(tokenizer):
+    found = scripted(tokenizer, "x", 30)
+    for before, event in itertools.pairwise(found.events):
+        assert event.end - before.end == pytest.approx(sum(event.seconds.values()))
+        assert event.seconds["verify"] == 8e-3
+        assert event.seconds["other"] == pytest.approx(1e-4 + 3e-4 + 1e-5)
+    assert found.events[0].end == 0
+    assert found.baseline_tokens(0.0) == 1
+    assert found.baseline_tokens(0.0999) == 10
+
+
+def test_a_text_that_ends_inside_a_block(tokenizer):
+    """Drafts behind the end were never said; the end itself is an accepted one."""
+    detail = Detail([5, 0, 7, 8], [0.5] * 4, [0.9] * 4, [0.1] * 4, 0.5, [0.5] * 5)
+    stream = [Round([3], prefill=True), Round([5, 0], 4, 2, 0, False, "eos", {"verify": 0.01}, detail)]
+    found = trace.trace(stream, clock([3, 5, 0]), tokenizer, "x", [4], settings())
+    assert [t.kind for t in found.events[1].drafts] == ["accepted", "accepted", "unsaid", "unsaid"]
+    assert [t.kind for t in found.events[1].tokens] == ["accepted", "accepted"]
+    assert "behind the end" in found.events[1].drafts[2].words
+    assert "kept 2" in trace_views.sentence(found.events[1], 3)
+
+
+def test_words_say_the_rules_outcome_and_where_it_was_broken(tokenizer):
+    detail = Detail([5, 6], [0.5, 0.8], [0.4, 0.1], [0.5, 0.5], 0.3, [0.2, 0.2, 0.2])
+    stream = [Round([3], prefill=True), Round([5, 9], 2, 1, 1, False, None, {"verify": 0.01}, detail)]
+    kept, refused = trace.trace(stream, clock([3]), tokenizer, "x", [4], settings()).events[1].drafts
+    assert kept.words == "kept: u × q = 0.25 is below p = 0.4"
+    assert refused.words == "refused: u × q = 0.4 is not below p = 0.1"
+    broken = [stream[0], stream[1]._replace(tokens=[5, 6, 9], n_accepted=2, n_rejected=0)]
+    drafts = trace.trace(broken, clock([3]), tokenizer, "x", [4], settings()).events[1].drafts
+    assert drafts[1].words.startswith("kept, against the rule: u × q = 0.4 is not below")
+    greedy = trace.trace(stream, clock([3]), tokenizer, "x", [4], settings(0.0)).events[1].drafts
+    assert "own choice" in greedy[0].words
+
+
+def test_close_numbers_get_the_digits_that_part_them():
+    assert trace_words.apart(0.12341, 0.12342) == ("0.12341", "0.12342")
+    assert trace_words.apart(0.1, 0.9) == ("0.1", "0.9")
+    assert trace_words.apart(0.5, 0.5) == ("0.5", "0.5")
+
+
+# --- spelling ---
+
+
+def test_pieces_make_the_text(tokenizer):
+    """Random ids, among them halves of characters: nothing is lost, nothing is said twice."""
+    dice = torch.Generator().manual_seed(0)
+    before = tokenizer("def f(x):\n").input_ids
+    for _ in range(20):
+        ids = torch.randint(1, len(tokenizer), (300,), generator=dice).tolist()
+        speller = trace.Speller(tokenizer, before)
+        text = "".join(map(speller.spell, ids)) + speller.rest()
+        assert text == tokenizer.decode(before + ids)[len(tokenizer.decode(before)) :]
+
+
+def test_a_character_of_several_tokens_appears_with_its_last(tokenizer):
+    ids = tokenizer("é東").input_ids
+    assert len(ids) == 5  # the small vocabulary knows neither: one token per byte
+    speller = trace.Speller(tokenizer, tokenizer("x").input_ids)
+    assert [speller.spell(i) for i in ids] == ["", "é", "", "", "東"]
+    assert speller.ahead(ids[:1]) == ["\ufffd"]  # a draft that ends inside a character
+    assert [speller.spell(i) for i in ids[:2]] == ["", "é"]  # looking ahead has moved nothing
+    found = scripted(tokenizer, "é", 30, ids)
+    assert "".join(t.text for e in found.events for t in e.tokens)
+    assert '<i class="part"></i>' in trace_views.page(found)
+
+
+def test_control_characters_are_pictures():
+    assert terminal.harmless("a\x1b[31m\u202e\x00\n\t") == "a␛[31m‹202E›␀\n\t"
+    assert trace_words.visible(" x\n") == "·x↵"
+    assert trace_words.visible("") == "◌"
+    assert trace_words.spoken("    ") == "4 blanks"
+    assert trace_words.spoken("\n  ") == "2 blanks and 1 line end"
+
+
+# --- the terminal ---
+
+
+def test_terminal_shows_every_token_by_sign(tokenizer):
+    found = scripted(tokenizer, "x", 60)
+    text = trace_views.terminal(found)
+    assert "\x1b" not in text
+    lines = text.splitlines()
+    first = lines.index(next(line for line in lines if line.startswith("round"))) + 1
+    assert len(lines[first : first + len(found.events)]) == len(found.events)
+    for line, event in zip(lines[first:], found.events, strict=False):
+        assert line.split()[0] == str(event.number)
+        for token in (*(t for t in event.drafts if t.kind != "accepted"), *event.tokens):
+            assert trace_views.SIGNS[token.kind][0] + trace_views.ascii_quoted(token.text) in line
+    assert found.summary() in text
+
+
+def test_colours_are_only_for_a_terminal_that_wants_them(tokenizer, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert terminal.wants_colour(Terminal())
+    assert not terminal.wants_colour(io.StringIO())
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not terminal.wants_colour(Terminal())
+    assert terminal.is_animated(Terminal()), "a progress bar needs no colour"
+    monkeypatch.delenv("NO_COLOR")
+    monkeypatch.setenv("TERM", "dumb")
+    assert not terminal.wants_colour(Terminal())
+    assert not terminal.is_animated(Terminal())
+    found = scripted(tokenizer, "x", 30)
+    coloured = trace_views.terminal(found, colour=True)
+    plain = trace_views.terminal(found)
+    assert coloured != plain
+    stripped = coloured
+    for _, _, code in trace_views.SIGNS.values():
+        stripped = stripped.replace(f"\x1b[{code}m", "")
+    assert stripped.replace("\x1b[0m", "") == plain
+
+
+# --- the page ---
+
+
+class Tags(html.parser.HTMLParser):
+    """Elements, their classes, comments, and the scripts' texts."""
+
+    def __init__(self, page: str):
+        super().__init__()
+        self.tags, self.comments, self.texts = [], [], {"script": [], "pre": []}
+        self._open: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self._open.append(tag)
+
+    def handle_endtag(self, tag):
+        while self._open and self._open.pop() != tag:
+            pass
+
+    def handle_data(self, data):
+        for name in self.texts:
+            if name in self._open:
+                self.texts[name].append(data)
+
+    def handle_comment(self, data):
+        self.comments.append(data)
+
+    def classed(self, name: str) -> int:
+        return sum("data-r" in attrs and name in attrs.get("class", "").split() for _, attrs in self.tags)
+
+
+def test_page_holds_every_token_once(tokenizer):
+    found = scripted(tokenizer, "def f(x):", 120)
+    tags = Tags(trace_views.page(found))
+    kinds = [t.kind for e in found.events for t in e.tokens]
+    assert tags.classed("t") == len(kinds) == 120
+    for kind in set(kinds):
+        assert tags.classed(kind) == kinds.count(kind)
+    assert tags.classed("refused") == found.counts.n_rejected
+
+
+@pytest.mark.parametrize("where", ["prompt", "names", "tokens"])
+def test_nothing_in_a_text_becomes_markup(tokenizer, where):
+    ids = tokenizer(NASTY).input_ids
+    names = {"target": NASTY, "draft": NASTY} if where == "names" else {}
+    stream = rounds(ids, 60)
+    said = [t for r in stream for t in r.tokens]
+    prompt = NASTY if where == "prompt" else "x"
+    found = trace.trace(stream, clock(said), tokenizer, prompt, ids, {**settings(), **names})
+    found = with_texts(found, NASTY) if where == "tokens" else found
+    page = trace_views.page(found)
+    tags = Tags(page)
+    assert [name for name, _ in tags.tags].count("script") == 2  # the data and the page's own
+    assert page.count("</script>") == 2
+    assert not tags.comments
+    assert "alert(1)</script>" not in page
+    assert "{{" not in page.split("<style>")[0] or where == "names"
+    assert "\u202e" not in page
+    assert "\x1b" not in page
+    data = json.loads(tags.texts["script"][0])
+    assert len(data["rounds"]) == len(found.events)
+
+
+def test_a_prompt_of_markup_reads_as_it_was_written(tokenizer):
+    found = scripted(tokenizer, "<b>&amp;</b>\n<script>x</script>", 20)
+    assert "<b>&amp;</b>\n<script>x</script>" in "".join(Tags(trace_views.page(found)).texts["pre"])
+
+
+@pytest.mark.parametrize("keep", [0.0, 1.0])
+def test_page_of_512_tokens_stays_below_a_megabyte(tokenizer, keep):
+    """Sixteen drafts a round, all refused, is the longest there is; and all kept."""
+    found = scripted(tokenizer, "def f(x):\n" * 200, 512, draft_length=16, keep=keep)
+    assert found.events[-1].n_tokens == 512
+    size = len(trace_views.page(found).encode())
+    assert 100_000 < size < 1_000_000
+
+
+def test_page_asks_nobody(tokenizer, monkeypatch):
+    """No address in it, no host, no folder of this machine; and the same data gives the same page."""
+    for module, name in ((platform, "node"), (socket, "gethostname")):  # a real name may be too short to look for
+        monkeypatch.setattr(module, name, lambda: "this-very-machine")
+    found = scripted(tokenizer, "def f(x):", 60)
+    page = trace_views.page(found)
+    assert "http:" not in page
+    assert "https:" not in page
+    assert "url(" not in page
+    assert "@import" not in page
+    assert "this-very-machine" not in page
+    assert str(record.ROOT) not in page
+    assert page == trace_views.page(found)
+
+
+def test_long_prompts_are_folded():
+    head, tail = trace_views.split_prompt("\n".join(f"line {i}" for i in range(50)))
+    assert tail.startswith("line 46")
+    assert head + tail == "\n".join(f"line {i}" for i in range(50))
+    assert trace_views.split_prompt("short\nprompt") == ("", "short\nprompt")
+    head, tail = trace_views.split_prompt("x" * 1000)
+    assert (len(head), len(tail)) == (680, 320)
+
+
+def test_the_diagram_is_small_and_always_the_same(tmp_path):
+    first, second = (diagram.write(tmp_path / name).read_bytes() for name in ("a.png", "b.png"))
+    assert first == second
+    assert len(first) < 200_000
+    assert diagram.PATH.exists()
+
+
+# --- the commands ---
+
+
+@pytest.fixture
+def run(pair_folder, capsys, monkeypatch):
+    """optimized_speculative.py on the tiny pair; returns (exit code, stdout, stderr)."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+    def call(*words):
+        models = ["--target", str(pair_folder / "target"), "--draft", str(pair_folder / "draft")]
+        size = ["--threads", "1", "--engine", "eager", "--max-new-tokens", "24", "--ignore-eos"]
+        return (optimized_speculative.main([*models, *size, "--prompt", "def f(x):", *words]), *capsys.readouterr())
+
+    return call
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["--temperature", "0.8"], ["--draft", "ngram"], ["-k", "0"], ["--draft", "dial:0.7:free"]]
+)
+def test_trace_of_a_decoding_is_the_decoding(run, tmp_path, words):
+    """The counts that the page and the script print are the same: the trace decodes with the same dice."""
+    code, out, err = run(*words, "--trace", str(tmp_path / "new" / "t.html"))
+    assert code == 0
+    page = (tmp_path / "new" / "t.html").read_text("utf-8")
+    line = next(line for line in out.splitlines() if line.startswith("rounds "))
+    n_rounds, n_drafted, n_accepted = (int(part.split()[-1]) for part in line.split(", ")[:3])
+    assert f"{n_rounds} rounds, {n_drafted} drafted, {n_accepted} accepted" in page
+    assert "t.html" in err
+    assert str(tmp_path) not in page
+    if "--temperature" not in words:
+        assert "Both say the same" in page
+
+
+def test_trace_in_the_terminal(run):
+    code, out, _ = run("--trace", "-")
+    assert code == 0
+    assert "\x1b" not in out
+    assert "tokens per round" in out
+    assert "signs" in out
+
+
+@pytest.mark.parametrize(("place", "code"), [(".", 3), ("", 2), ("file/t.html", 3)])
+def test_a_bad_place_is_said_before_decoding(run, tmp_path, monkeypatch, place, code):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(options, "load", lambda *a: pytest.fail("loaded a model before looking at --trace"))
+    found, _, err = run("--trace", place)
+    assert found == code
+    lines = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1
+    assert "--trace" in lines[0]
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_trace_of_a_comparison(pair_folder, tmp_path, capsys, monkeypatch):
+    """First prompt, first draft, first length, first temperature; a sweep has none."""
+    monkeypatch.setattr(prompts, "standard", lambda: [("code", "def f(x):"), ("prose", "return x")])
+    words = ["--target", str(pair_folder / "target"), "--draft", f"dial:0.5:free,ngram,{pair_folder / 'draft'}"]
+    words += ["--limit", "1", "--max-new-tokens", "24", "--threads", "1", "--engine", "eager", "--temperature", "0.8"]
+    page = tmp_path / "t.html"
+    assert compare.main([*words, "-k", "0,3,5", "--out-dir", str(tmp_path), "--trace", str(page)]) in (0, 2)
+    capsys.readouterr()
+    words[words.index("--temperature") + 1] = "0,0.8"
+    assert compare.main([*words, "-k", "0,3", "--out-dir", str(tmp_path), "--trace", str(page)]) == 0
+    text = page.read_text("utf-8")
+    assert "<b>dial:0.5:free</b> drafts, up to 3 tokens" in text
+    assert "greedy, seed 0" in text
+    assert "def f(x):" in text
+    assert compare.main([*words, "--sweep", "context", "--trace", str(page)]) == 2
+    assert "--trace" in capsys.readouterr().err
+
+
+def test_a_dial_traces_what_it_was_told_to_replay(pair_folder):
+    """Right with probability 1, it is never refused."""
+    parser = options.make_parser("x")
+    options.add_shared_flags(parser)
+    options.add_decoding_flags(parser)
+    words = ["--target", str(pair_folder / "target"), "--threads", "1", "--engine", "eager", "--prompt", "def f(x):"]
+    setup = options.load(args := parser.parse_args(words))
+    prompt = options.read_prompts(args, setup.tokenizer)[0]
+    found = tracing.follow(setup, FreeDialDrafter(1.0), "dial:1:free", prompt, 4, 31, Sampling())
+    assert found.same_text
+    assert found.counts.n_accepted == found.counts.n_drafted == 24
+    assert found.counts.n_rounds == 6

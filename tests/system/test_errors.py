@@ -1,0 +1,239 @@
+"""What a script's main() may end in, and what its user sees: one line and an exit code, or a fault's own traceback."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from speclab.system import errors, terminal
+from speclab.system.errors import EnvironmentProblem, Problem, Stopped, UsageProblem, reports_problems
+
+ROOT = Path(__file__).parents[2]
+
+
+def ending(error: BaseException, capsys) -> tuple[int, str]:
+    @reports_problems
+    def main() -> None:
+        raise error
+
+    return main(), capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (Problem("a\n b"), 1, "error: a b"),
+        (UsageProblem("x \x1b[31mred\u202e"), 2, "error: x ␛[31mred‹202E›"),
+        (EnvironmentProblem("y"), 3, "error: y"),
+        (KeyboardInterrupt(), 130, "stopped"),
+        (
+            FileNotFoundError(2, "No such file or directory", "z"),
+            3,
+            "error: z: No such file or directory; check the path",
+        ),
+        (OSError(28, "No space left on device"), 3, "error: standard output: No space left on device; free some space"),
+        (MemoryError(), 3, "error: out of memory: no more to be had; use a smaller model or shorter texts"),
+        (torch.OutOfMemoryError("8 GiB\nmore"), 3, "error: out of memory: 8 GiB; use a smaller model or shorter texts"),
+    ],
+)
+def test_what_a_user_can_mend_is_one_line(error, code, line, capsys):
+    assert ending(error, capsys) == (code, f"{line}\n")
+
+
+def test_memory_that_the_processor_refuses_is_one_line(capsys):
+    @reports_problems
+    def main() -> None:
+        torch.empty(2**60)
+
+    assert main() == 3
+    assert capsys.readouterr().err.startswith("error: out of memory: ")
+
+
+def test_a_long_name_leaves_room_for_the_advice(capsys):
+    code, line = ending(EnvironmentProblem(f"cannot write {'a' * 5000}: too long; give --json another place"), capsys)
+    assert code == 3
+    assert len(line) < 900
+    assert line.endswith("give --json another place\n")
+
+
+def test_the_reader_of_a_pipe_may_leave(capsys):
+    assert ending(BrokenPipeError(), capsys) == (0, "")
+
+
+def test_a_fault_of_ours_keeps_its_traceback():
+    @reports_problems
+    def main() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        main()
+
+
+# --- signals ---
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
+def test_signals_arrive_as_ctrl_c(name, code, monkeypatch, capsys):
+    """Once: what follows within AGAIN is the same request, and must not stop the writing of what is kept."""
+    monkeypatch.setattr(errors, "AGAIN", 1e9)
+    number, caught = getattr(signal, name), []
+    before = signal.signal(number, signal.default_int_handler)
+
+    @reports_problems
+    def main() -> None:
+        try:
+            os.kill(os.getpid(), number)
+        except KeyboardInterrupt as stop:
+            os.kill(os.getpid(), number)
+            caught.append(stop)
+            raise
+
+    try:
+        assert main() == code
+        assert signal.getsignal(number) is signal.default_int_handler
+    finally:
+        signal.signal(number, before)
+    assert isinstance(caught[0], Stopped)
+    assert capsys.readouterr().err == "stopped\n"
+
+
+def test_a_signal_that_is_ignored_stays_ignored():
+    """As under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    @reports_problems
+    def main() -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+
+    try:
+        assert main() == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+# --- processes of their own ---
+
+
+def run(code: str, shell: str = "", **environment: str) -> subprocess.CompletedProcess:
+    words = f'"{sys.executable}" -c "$CODE" {shell}'
+    environment = {**os.environ, "PYTHONUNBUFFERED": "", "CODE": code, **environment}
+    return subprocess.run(words, shell=True, cwd=ROOT, env=environment, capture_output=True, timeout=60)
+
+
+SCRIPT = """
+import sys
+from speclab.errors import Problem, reports_problems
+@reports_problems
+def main():
+    BODY
+sys.exit(main())
+"""
+
+
+def script(body: str) -> str:
+    return SCRIPT.replace("BODY", body)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("body", ["print('x')", "print('x' * 100_000)", "print('x', flush=True)"])
+def test_a_full_disk_behind_standard_output_is_one_line(body):
+    done = run(script(body), "> /dev/full")
+    assert done.returncode == 3
+    assert done.stderr == b"error: standard output: No space left on device; free some space\n"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_problem_goes_before_a_full_disk():
+    done = run(script("print('x'); raise Problem('no')"), "> /dev/full")
+    assert (done.returncode, done.stderr) == (1, b"error: no\n")
+
+
+@pytest.mark.parametrize("closed", ["1>&-", "2>&-", "<&-", "1>&- 2>&-"])
+def test_closed_streams_are_no_error(closed):
+    done = run(script("print('x'); print('y', file=sys.stderr)"), closed)
+    assert done.returncode == 0
+    assert b"Traceback" not in done.stderr
+
+
+def test_a_pipe_that_closes_is_no_error():
+    done = run(script("[print('x' * 1000, flush=True) for _ in range(1000)]"), "| head -c 1")
+    assert (done.stdout, done.stderr) == (b"x", b"")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "utf-8"])
+def test_any_text_can_be_printed_in_any_encoding(encoding):
+    done = run(script(r"print('\u6771 \udcff', end='')"), PYTHONIOENCODING=encoding)
+    assert done.returncode == 0
+    assert done.stdout == ("? ?" if encoding != "utf-8" else "東 ?").encode()
+
+
+def test_ctrl_c_during_imports_is_one_line():
+    wait = "import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(60)"
+    done = run(f"from speclab import startup; {wait}")
+    assert (done.returncode, done.stderr) == (130, b"stopped\n")
+
+
+def test_what_errors_need_imports_nothing_heavy():
+    done = run(
+        "import sys; from speclab import errors, files, flags, startup, terminal\n"
+        "print({'torch', 'transformers', 'numpy', 'tqdm'} & set(sys.modules))"
+    )
+    assert done.stdout == b"set()\n"
+
+
+# --- all of the lab ---
+
+TRACKED = subprocess.run("git ls-files -z '*.py'", shell=True, cwd=ROOT, capture_output=True, text=True)
+PATHS = [ROOT / name for name in TRACKED.stdout.split("\0") if name]  # none where this is no checkout
+SCRIPTS = [
+    path
+    for path in PATHS
+    if path.exists() and path != Path(__file__) and re.search(r"^def main\(", path.read_text("utf-8"), re.MULTILINE)
+]
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_every_script_reports_its_problems(path):
+    text = path.read_text("utf-8")
+    assert "@reports_problems\ndef main(" in text
+    assert "sys.exit(main())" in text
+    if "import torch\n" in text:
+        assert text.index("import startup") < text.index("import torch\n"), "Ctrl-C during the imports"
+
+
+@pytest.mark.skipif(not PATHS, reason="needs a checkout with git")
+def test_there_are_scripts():
+    assert {"compare", "check", "gpu", "roofline", "train_lab_pair", "wrong_table"} <= {p.stem for p in SCRIPTS}
+
+
+# --- the terminal ---
+
+
+def test_text_that_could_harm_the_terminal_is_shown_as_signs(capsys):
+    terminal.say("a\x1b]0;title\x07\u202e\udcff\tb\nc")
+    terminal.note("d\x9b31m")
+    assert tuple(capsys.readouterr()) == ("a␛]0;title␇‹202E›‹DCFF›\tb\nc\n", "d‹009B›31m\n")
+
+
+def test_characters_that_texts_need_are_shown_as_they_are():
+    """The joiners of Persian, Hindi and emoji, a soft hyphen; what turns text around or hides it is none of these."""
+    for text in ("می\u200cخواهم", "क्\u200dष", "👩\u200d💻", "soft\u00adhyphen", "\u0600١"):
+        assert terminal.harmless(text) == text
+    hiding = "\u200b\u200e\u200f\u061c\u202a\u202e\u2060\u2064\u2066\u2069\ufeff\U000e0001\U000e0041\U000e007f"
+    assert terminal.harmless(hiding) == "".join(f"‹{ord(char):04X}›" for char in hiding)
+
+
+def test_a_bar_is_only_for_a_terminal(monkeypatch, capsys):
+    for _ in terminal.progress_bar(range(3), desc="x"):
+        pass
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    for _ in terminal.progress_bar(range(3), desc="x"):
+        pass
+    assert "x:" in capsys.readouterr().err

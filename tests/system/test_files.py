@@ -1,0 +1,284 @@
+"""Files: through links, only onto regular files, whole or not at all, and all of them even where one fails."""
+
+import functools
+import os
+import socket
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from speclab.system import files
+from speclab.system.errors import EnvironmentProblem, Stopped, UsageProblem
+
+LONG = "a" * 300
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+# --- writing ---
+
+
+def test_a_link_stays_and_its_file_is_written(tmp_path):
+    for real in (tmp_path / "real.json", tmp_path / "not-there-yet.json"):
+        link = tmp_path / f"to-{real.name}"
+        link.symlink_to(real.name)
+        assert files.write_whole(link, "new") == link
+        assert link.is_symlink()
+        assert real.read_text() == "new"
+        assert not real.is_symlink()
+
+
+def test_an_old_file_keeps_its_mode_and_a_new_one_obeys_the_umask(tmp_path):
+    old = tmp_path / "old"
+    old.write_text("x")
+    old.chmod(0o600)
+    before = os.umask(0o027)
+    try:
+        for path, mode in ((old, 0o600), (tmp_path / "new", 0o640)):
+            files.write_whole(path, b"y")
+            assert stat.S_IMODE(path.stat().st_mode) == mode
+    finally:
+        os.umask(before)
+
+
+def test_only_regular_files_are_written(tmp_path):
+    """A folder, a FIFO, a socket, a device: refused, and still what they were."""
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "folder").mkdir()
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "socket"))
+        for path in (tmp_path / "fifo", tmp_path / "folder", tmp_path / "socket", Path(os.devnull)):
+            before = path.stat().st_mode
+            for refuse in (lambda p=path: files.write_whole(p, "x"), lambda p=path: files.check_writable(p, "--json")):
+                with pytest.raises(EnvironmentProblem, match="cannot write"):
+                    refuse()
+            assert path.stat().st_mode == before
+    assert names(tmp_path) == ["fifo", "folder", "socket"]
+
+
+@pytest.mark.parametrize("stop", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, stop):
+    target = tmp_path / "file.json"
+    target.write_text("old")
+
+    class Full:
+        def __init__(self, path, mode):
+            self.file = open(path, mode)  # noqa: SIM115
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            self.file.close()
+
+        def write(self, data):
+            self.file.write(data[:1])
+            raise stop
+
+    monkeypatch.setattr(files, "open", Full, raising=False)
+    with pytest.raises(KeyboardInterrupt if isinstance(stop, KeyboardInterrupt) else EnvironmentProblem):
+        files.write_whole(target, "new")
+    assert target.read_text() == "old"
+    assert names(tmp_path) == ["file.json"]
+
+
+@pytest.mark.parametrize("name", [LONG, "a\0b", "no/such/folder/x", "loop"])
+def test_impossible_names_are_one_problem(tmp_path, name):
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(EnvironmentProblem, match="cannot write"):
+        files.write_whole(tmp_path / name, "x")
+    assert names(tmp_path) == ["loop"]
+
+
+@pytest.mark.parametrize("name", ["two\nlines", "esc\x1b[31m", "ümlaut.json", "-", " "])
+def test_odd_names_are_names(tmp_path, name):
+    files.check_writable(tmp_path / name, "--json")
+    files.write_whole(tmp_path / name, "x")
+    assert names(tmp_path) == [name]
+
+
+def test_writers_of_one_name_do_not_tear_each_other(tmp_path):
+    """Whoever is last, the file is one of theirs, whole. A folder named like a temporary file is in nobody's way."""
+    (tmp_path / "x.json.part").mkdir()
+    texts, start = [str(i) * 300_000 for i in range(4)], threading.Barrier(4)
+
+    def write(text: str) -> None:
+        start.wait()
+        for _ in range(10):
+            files.write_whole(tmp_path / "x.json", text)
+
+    threads = [threading.Thread(target=write, args=(text,)) for text in texts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (tmp_path / "x.json").read_text() in texts
+    assert names(tmp_path) == ["x.json", "x.json.part"]
+
+
+# --- before anything is measured ---
+
+
+def test_what_cannot_be_written_is_found_beforehand(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("in the way")
+    for path in (tmp_path / LONG, tmp_path / "a\0b", tmp_path / "file" / "x", tmp_path):
+        with pytest.raises(EnvironmentProblem, match="--json"):
+            files.check_writable(path, "--json")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(EnvironmentProblem, match="read-only"):
+        files.check_writable(tmp_path / "file", "--json")
+
+
+def test_a_full_disk_is_found_beforehand(tmp_path, monkeypatch):
+    usage = files.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda _: usage._replace(free=files.LEAST_FREE - 1))
+    with pytest.raises(EnvironmentProblem, match="20 MiB are free; choose another folder with --out-dir"):
+        files.prepare_folder(tmp_path, "--out-dir")
+
+
+def test_a_check_makes_the_folder_and_leaves_nothing_in_it(tmp_path):
+    files.check_writable(tmp_path / "a" / "b" / "x.json", "--json")
+    assert names(tmp_path / "a" / "b") == []
+
+
+# --- several at once ---
+
+
+def test_every_step_is_done_whatever_fails(tmp_path, capsys):
+    def refuse():
+        raise UsageProblem("no")
+
+    def full():
+        raise OSError(28, "No space left on device")
+
+    def gone():
+        raise BrokenPipeError
+
+    steps = [refuse, lambda: files.write_whole(tmp_path / "a", "x"), full, gone, lambda: None]
+    assert files.do_all([*steps, lambda: files.write_whole(tmp_path / "b", "y")]) == 3
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[:2] == ["error: no", "error: standard output: No space left on device; free some space"]
+    assert lines[2].startswith("wrote ")
+    assert lines[2].endswith(f"{files.shown(tmp_path / 'a')}, {files.shown(tmp_path / 'b')}")
+    assert names(tmp_path) == ["a", "b"]
+
+
+def test_a_fault_of_ours_loses_no_file_either(tmp_path):
+    with pytest.raises(ZeroDivisionError):
+        files.do_all([lambda: 1 / 0, lambda: files.write_whole(tmp_path / "a", "x")])
+    assert names(tmp_path) == ["a"]
+
+
+def test_ctrl_c_ends_the_run_after_everything_is_written(tmp_path, capsys):
+    """What the first one interrupts is done at the end; a second one ends the step that it meets and no other."""
+    first, seen = Stopped(15), []
+    stops = {"a": [first], "c": [KeyboardInterrupt()]}
+
+    def step(name: str) -> Path:
+        seen.append(name)
+        if stops.get(name):
+            raise stops[name].pop()
+        return files.write_whole(tmp_path / name, "x")
+
+    with pytest.raises(Stopped) as caught:
+        files.do_all(functools.partial(step, name) for name in "abcd")
+    assert caught.value is first
+    assert seen == ["a", "b", "c", "d", "a"]
+    assert names(tmp_path) == ["a", "b", "d"]
+    assert capsys.readouterr().err.startswith("wrote ")
+
+
+# --- folders ---
+
+
+def test_a_folder_changes_as_a_whole(tmp_path):
+    old = tmp_path / "target"
+    for text in ("first", "second"):
+        with files.whole_folders(old) as (new,):
+            (new / "weights").write_text(text)
+            assert not old.exists() or (old / "weights").read_text() == "first"
+        assert (old / "weights").read_text() == text
+        assert names(tmp_path) == ["target"]
+
+
+@pytest.mark.parametrize("stop", [EnvironmentProblem("no space"), KeyboardInterrupt()])
+def test_a_folder_that_cannot_be_filled_leaves_the_old_one(tmp_path, stop):
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target" / "weights").write_text("old")
+
+    def fill() -> None:
+        with files.whole_folders(tmp_path / "target") as (new,):
+            (new / "weights").write_text("half")
+            raise stop
+
+    with pytest.raises(type(stop)):
+        fill()
+    assert (tmp_path / "target" / "weights").read_text() == "old"
+    assert names(tmp_path) == ["target"]
+
+
+def test_a_folder_that_cannot_take_the_place_gives_it_back(tmp_path):
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target" / "weights").write_text("old")
+
+    def vanish() -> None:
+        with files.whole_folders(tmp_path / "target") as (new,):
+            new.rmdir()
+
+    with pytest.raises(EnvironmentProblem, match="cannot write"):
+        vanish()
+    assert (tmp_path / "target" / "weights").read_text() == "old"
+    assert names(tmp_path) == ["target"]
+
+
+@pytest.mark.parametrize("n_renames", range(1, 5))
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("stop", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_two_folders_take_their_places_together(tmp_path, monkeypatch, n_renames, after, stop):
+    """A stop before or directly after any of the four renames: both folders are old, or both are new."""
+    for name in ("target", "draft"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "weights").write_text("old")
+    honest, renames = Path.replace, []
+
+    def replace(path, other):
+        renames.append(path)
+        if len(renames) == n_renames and not after:
+            raise stop
+        honest(path, other)
+        if len(renames) == n_renames:
+            raise stop
+
+    def fill() -> None:
+        with files.whole_folders(tmp_path / "target", tmp_path / "draft") as new:
+            for folder in new:
+                (folder / "weights").write_text("new")
+            monkeypatch.setattr(Path, "replace", replace)
+
+    with pytest.raises((EnvironmentProblem, KeyboardInterrupt)):
+        fill()
+    stands = "new" if (n_renames, after) == (4, True) else "old"
+    assert [(tmp_path / name / "weights").read_text() for name in ("target", "draft")] == [stands] * 2
+    assert names(tmp_path) == ["draft", "target"]
+
+
+def test_a_new_folder_goes_again_where_the_other_one_fails(tmp_path):
+    def vanish() -> None:
+        with files.whole_folders(tmp_path / "target", tmp_path / "draft") as new:
+            new[1].rmdir()
+
+    with pytest.raises(EnvironmentProblem, match="cannot write"):
+        vanish()
+    assert names(tmp_path) == []
+
+
+def test_paths_are_shown_as_one_would_type_them(tmp_path, monkeypatch):
+    (tmp_path / "a").mkdir()
+    monkeypatch.chdir(tmp_path / "a")
+    assert files.shown(tmp_path / "a" / "x") == "x"
+    assert files.shown(tmp_path / "y") == "../y"
+    assert files.shown(Path("/y")) == "/y"

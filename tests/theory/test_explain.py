@@ -1,0 +1,440 @@
+"""The two predictions, the ladder and the noise, against sums by hand, brute force and simulated clocks."""
+
+import itertools
+import math
+import random
+import statistics
+from collections.abc import Callable
+
+import pytest
+
+from speclab.records import record, rows
+from speclab.records.rows import AGAIN, BASELINE, Arm, Sample
+from speclab.theory import attribution, ladder
+from speclab.theory.attribution import RUNGS, Part, explained, noise_floor, price, verdict
+from speclab.theory.costs import Costs, catch_ups
+from speclab.theory.forecast import Chances, model_chances
+from speclab.theory.formulas import Counts
+
+COSTS = Costs(
+    step_at=1.0,
+    step_slope=0.01,
+    verify_at={1: 1.1, 2: 1.2, 3: 1.4, 4: 1.5, 5: 1.7},
+    verify_slope=0.02,
+    draft_idle=0.03,
+    draft_at={n: 0.1 + 0.08 * (n - 1) for n in range(1, 9)},
+    draft_catch=0.02,
+    draft_slope=0.001,
+    accept_at=0.05,
+    accept_each=0.01,
+    rollback=0.004,
+    host=0.006,
+)
+COMMON = {"target": "t", "device": "cpu", "dtype": "float32"}
+N_PROMPT = 10
+HALF = [0.5] * 6  # acceptance chances of a text of six tokens
+
+
+def arm_of(k: int) -> Arm:
+    return Arm("model", "model", k)
+
+
+def counts_of(rounds: list[tuple[int, int]]) -> Counts:
+    counts = Counts(n_rounds=len(rounds))
+    for n_drafted, n_accepted in rounds:
+        counts.n_drafted += n_drafted
+        counts.n_accepted += n_accepted
+        counts.n_rejected += n_accepted < n_drafted
+        counts.n_emitted += n_accepted + 1
+        counts.accepted_lengths[n_accepted] += 1
+    return counts
+
+
+def n_new(rounds: list[tuple[int, int]]) -> int:
+    """Tokens of a text made in these rounds, prefill's included."""
+    return 1 + sum(accepted + 1 for _, accepted in rounds)
+
+
+def speculated(k: int, *decodings: list[tuple[int, int]], seconds: float = 1.0, index: int = 0, n_prompt=N_PROMPT):
+    made = Sample(arm_of(k), 0.0, index, "code", n_prompt)
+    for rounds in decodings:
+        made.add(0.5, seconds, [0] * n_new(rounds), counts_of(rounds), rounds)
+    return made
+
+
+def plain(*lengths: int, seconds: float = 1.0, index: int = 0, n_prompt: int = N_PROMPT, arm: Arm = BASELINE) -> Sample:
+    made = Sample(arm, 0.0, index, "code", n_prompt)
+    for n in lengths:
+        made.add(0.5, seconds, [0] * n)
+    return made
+
+
+def constant(accept: list[float]) -> Callable[[list[int]], Chances]:
+    return lambda text: model_chances(accept[: len(text)])
+
+
+def expected_seconds(chances: Chances, n: int, k: int, cost: Callable[[int, int, int], float]) -> float:
+    """Every outcome of every round, one by one. cost(drafted, state, catch-up)"""
+
+    def rest(t: int, catch_up: int) -> float:
+        if t >= n:
+            return 0.0
+        row = list(chances[t])[: min(k, n - t - 1)]
+        total, alive = cost(len(row), t, catch_up), 1.0
+        for i, chance in enumerate(row):
+            total += alive * (1 - chance) * rest(t + i + 1, 1)
+            alive *= chance
+        return total + alive * rest(t + len(row) + 1, 2 if row else 1)
+
+    return rest(1, 1)
+
+
+# --- accounting -------------------------------------------------------------------------------------------------------
+
+ROUNDS = [(2, 2), (2, 0), (0, 0)]  # contexts 10, 13, 14; the second round catches up with two tokens
+
+
+def test_accounting_by_hand():
+    part = price(speculated(2, ROUNDS), plain(6), COSTS, constant(HALF))
+    assert part.n_tokens == 5
+    assert (part.n_rounds, part.n_drafted) == (3, 4)
+    assert part.baseline == pytest.approx(5 * 1.0 + 0.01 * (10 + 11 + 12 + 13 + 14))
+    assert part.draft == pytest.approx(0.18 + 0.001 * 2 * 10 + (0.18 + 0.02 + 0.001 * 2 * 13) + 0.03)
+    assert part.verify == pytest.approx(1.4 + 0.02 * 10 + 1.4 + 0.02 * 13 + 1.1 + 0.02 * 14)
+    assert part.overhead == pytest.approx(0.08 + 0.08 + 0.06)
+    row = rows.row(arm_of(2), [speculated(2, ROUNDS)], [plain(6)], COMMON, "all")
+    found = explained(row, part)
+    assert found["accounting"] == pytest.approx(5.6 / 5.316)
+    assert found["draft_cost"] == pytest.approx(0.456 / 4 / 1.12)
+    assert found["verify_cost"] == pytest.approx(4.64 / 3 / 1.12)
+    assert found["overhead"] == pytest.approx(0.22 / 3 / 1.12)
+
+
+def test_early_prices_are_those_of_the_prompts_own_length():
+    part = price(speculated(2, ROUNDS), plain(6), COSTS, constant(HALF))
+    assert part.baseline_early == pytest.approx(5 * 1.1)
+    assert part.draft_early == pytest.approx(0.2 + 0.22 + 0.03)
+    assert part.verify_early == pytest.approx(1.6 + 1.6 + 1.3)
+    assert part.overhead_early == pytest.approx(part.overhead)
+
+
+def test_parts_add_up_over_prompts_and_repeats():
+    """A row's accounting is a ratio of sums over everything in it."""
+    other = [(2, 1), (1, 1)]
+    two = price(speculated(2, ROUNDS, other), plain(6, 5), COSTS, constant(HALF))
+    one, alone = (price(speculated(2, r), plain(n_new(r)), COSTS, constant(HALF)) for r in (ROUNDS, other))
+    total = Part()
+    total += one
+    total += alone
+    for name, value in vars(total).items():
+        assert value == pytest.approx(getattr(two, name)), name
+    assert two.n_tokens == 9
+    row = {"acceptance_rate": 0.5, "draft_length": 2, "speedup": 1.0, "speedup_with_prefill": 1.0}
+    seconds = total.draft + total.verify + total.overhead
+    assert explained(row, total)["accounting"] == pytest.approx((one.baseline + alone.baseline) / seconds)
+
+
+def random_rounds(dice: random.Random, n: int, k: int) -> list[tuple[int, int]]:
+    """Rounds as production makes them: never more drafts than what is left but one."""
+    rounds, t = [], 1
+    while t < n:
+        drafted = min(dice.randint(0, k), n - t - 1)
+        accepted = dice.randint(0, drafted)
+        rounds.append((drafted, accepted))
+        t += accepted + 1
+    return rounds
+
+
+def spent(rounds: list[tuple[int, int]], n_prompt: int = N_PROMPT) -> float:
+    """Seconds of these rounds on a machine that takes exactly what the prices say."""
+    total, context = 0.0, n_prompt
+    for (drafted, accepted), catch_up in zip(rounds, catch_ups(rounds), strict=True):
+        total += COSTS.round_seconds(drafted, context, catch_up)
+        context += accepted + 1
+    return total
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_accounting_is_exact_where_the_costs_are(seed):
+    """Seconds made from the prices themselves, whatever was accepted: accounting is the measured speedup."""
+    dice = random.Random(seed)
+    k = dice.randint(1, 4)
+    mine, base, total = [], [], Part()
+    for index in range(4):
+        n, n_prompt = dice.randint(4, 20), dice.randint(1, 50)
+        ours, theirs = Sample(arm_of(k), 0.8, index, "code", n_prompt), Sample(BASELINE, 0.8, index, "code", n_prompt)
+        for _ in range(2):
+            rounds = random_rounds(dice, n, k)
+            ours.add(0.0, spent(rounds, n_prompt), [0] * n, counts_of(rounds), rounds)
+            theirs.add(0.0, sum(COSTS.step_seconds(n_prompt + i) for i in range(n - 1)), [0] * n)
+        mine.append(ours)
+        base.append(theirs)
+        total += price(ours, theirs, COSTS, constant([0.5] * n))
+    row = rows.row(arm_of(k), mine, base, COMMON, "all")
+    row |= explained(row, total)
+    assert row["accounting"] == pytest.approx(row["speedup"], rel=1e-12)
+    if row["ladder"]:
+        assert ladder.factors(row)[ladder.UNEXPLAINED] == pytest.approx(1.0, rel=1e-12)
+
+
+# --- forecast ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("k", range(6))
+@pytest.mark.parametrize("seed", range(4))
+def test_forecast_by_brute_force(seed, k):
+    """Chances of their own at every place, prices that grow with the context, two tokens to catch up with."""
+    dice = random.Random(seed)
+    accept = [dice.choice([0.0, 1.0, dice.random()]) for _ in range(9)]
+    rounds = random_rounds(dice, 9, k)
+    part = price(speculated(k, rounds), plain(9), COSTS, constant(accept))
+    chances = model_chances(accept)
+    seconds = expected_seconds(chances, 9, k, lambda n, t, catch: COSTS.round_seconds(n, N_PROMPT + t - 1, catch))
+    assert part.expected == pytest.approx(seconds)
+    assert part.expected_rounds == pytest.approx(expected_seconds(chances, 9, k, lambda n, t, catch: 1.0))
+    early = expected_seconds(chances, 9, k, lambda n, t, catch: COSTS.round_seconds(n, N_PROMPT, catch))
+    assert part.expected_early == pytest.approx(early)
+    row = {"acceptance_rate": None, "draft_length": k, "speedup": 1.0, "speedup_with_prefill": 1.0}
+    found = explained(row, part)
+    assert found["forecast"] == pytest.approx(part.baseline / seconds)
+    assert found["forecast_tokens_per_round"] == pytest.approx(8 / part.expected_rounds)
+
+
+def test_forecast_by_brute_force_for_lookups():
+    """Proposals that depend on where they were made, shorter than k or empty."""
+    chances = [[], [1.0, 0.0], [], [1.0], [1.0, 1.0, 1.0], [0.0], [], [1.0], []]
+    part = price(speculated(3, [(0, 0)] * 8), plain(9), COSTS, lambda text: chances)
+    seconds = expected_seconds(chances, 9, 3, lambda n, t, catch: COSTS.round_seconds(n, N_PROMPT + t - 1, catch))
+    assert part.expected == pytest.approx(seconds)
+
+
+def test_forecast_never_sees_the_speculative_run():
+    lucky, unlucky = ([(2, 2), (1, 1)], [(2, 0)] * 2 + [(2, 0), (1, 0), (0, 0)])
+    one, other = (price(speculated(2, r), plain(6), COSTS, constant(HALF)) for r in (lucky, unlucky))
+    assert (one.expected, one.expected_rounds, one.endless_early) == (
+        other.expected, other.expected_rounds, other.endless_early,
+    )  # fmt: skip
+    assert one.draft + one.verify < other.draft + other.verify
+
+
+def test_every_repeats_text_has_a_forecast_of_its_own():
+    """Two texts of three repeats are the same: that one counts twice, and is asked about once."""
+    base = plain(6, 6, 6)
+    base.texts[1] = [1] * 6
+    asked = []
+
+    def chances(text: list[int]) -> Chances:
+        asked.append(list(text))
+        return model_chances([0.9 if text[0] else 0.1] * 6)
+
+    part = price(speculated(2, ROUNDS, ROUNDS, ROUNDS), base, COSTS, chances)
+    rare, common = (
+        price(speculated(2, ROUNDS), plain(6), COSTS, constant([chance] * 6)).expected for chance in (0.9, 0.1)
+    )
+    assert part.expected == pytest.approx(rare + 2 * common)
+    assert sorted(asked) == [[0] * 6, [1] * 6]
+
+
+def greedy_rounds(accept: list[float], k: int) -> list[tuple[int, int]]:
+    """The only rounds that are possible where every chance is 0 or 1."""
+    rounds, t, n = [], 1, len(accept)
+    while t < n:
+        drafted = min(k, n - t - 1)
+        right = list(itertools.takewhile(lambda chance: chance == 1, accept[t : t + drafted]))
+        rounds.append((drafted, len(right)))
+        t += len(right) + 1
+    return rounds
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+@pytest.mark.parametrize("seed", range(5))
+def test_greedy_has_no_chance_in_it(seed, k):
+    """Where the expected rounds are the ones that were made: forecast, accounting and measurement are one number."""
+    dice = random.Random(seed)
+    accept = [float(dice.random() < 0.7) for _ in range(20)]
+    rounds = greedy_rounds(accept, k)
+    mine = speculated(k, rounds, seconds=spent(rounds))
+    base = plain(20, seconds=sum(COSTS.step_seconds(N_PROMPT + i) for i in range(19)))
+    row = rows.row(arm_of(k), [mine], [base], COMMON, "all")
+    row |= explained(row, price(mine, base, COSTS, constant(accept)))
+    assert row["forecast"] == pytest.approx(row["speedup"], rel=1e-12)
+    assert row["accounting"] == pytest.approx(row["speedup"], rel=1e-12)
+    assert row["forecast_tokens_per_round"] == pytest.approx(row["tokens_per_round"])
+    assert ladder.factors(row)["chance"] == pytest.approx(1.0, rel=1e-12)
+
+
+# --- the ladder -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("k", [1, 3, 4])
+def test_every_rung_is_its_formula(k):
+    """Constant acceptance has closed forms; what has none is enumerated."""
+    accept = 0.6
+    dice = random.Random(k)
+    rounds = random_rounds(dice, 12, k)
+    while not any(drafted for drafted, _ in rounds[:2]):
+        rounds = random_rounds(dice, 12, k)
+    mine, base = speculated(k, rounds, seconds=9.0), plain(12, seconds=14.0)
+    row = rows.row(arm_of(k), [mine], [base], COMMON, "all")
+    row |= explained(row, price(mine, base, COSTS, constant([accept] * 12)))
+    alpha, step = row["acceptance_rate"], 1.0 + 0.01 * N_PROMPT
+    assert alpha is not None
+    tau = (1 - alpha ** (k + 1)) / (1 - alpha) if alpha < 1 else k + 1
+    drafts = [COSTS.draft_seconds(n, N_PROMPT, c) for (n, _), c in zip(rounds, catch_ups(rounds), strict=True)]
+    draft = statistics.mean(drafts) / step
+    verify = statistics.mean(COSTS.verify_seconds(n + 1, N_PROMPT) for n, _ in rounds) / step
+    overhead = statistics.mean(COSTS.overhead_seconds(n) for n, _ in rounds) / step
+    # Far from the end rounds are alike: expected tokens over expected seconds, a caught-up token after full ones.
+    endless = sum(accept**i for i in range(k + 1)) * step
+    endless /= COSTS.round_seconds(k, N_PROMPT) + accept**k * COSTS.draft_catch
+    chances = model_chances([accept] * 12)
+    early = expected_seconds(chances, 12, k, lambda n, t, catch: COSTS.round_seconds(n, N_PROMPT, catch))
+    real = expected_seconds(chances, 12, k, lambda n, t, catch: COSTS.round_seconds(n, N_PROMPT + t - 1, catch))
+    steps = sum(1.0 + 0.01 * (N_PROMPT + i) for i in range(11))
+    assert [(rung["name"], rung["speedup"]) for rung in row["ladder"]] == [
+        ("book formula", pytest.approx(1 / (1 - alpha + alpha / k))),
+        ("bonus and partial drafts", pytest.approx(tau)),
+        ("draft cost", pytest.approx(tau / (1 + draft))),
+        ("verification", pytest.approx(tau / (draft + verify))),
+        ("overhead", pytest.approx(tau / (draft + verify + overhead))),
+        ("real acceptance", pytest.approx(endless)),
+        ("last round", pytest.approx(11 * step / early)),
+        ("longer context", pytest.approx(steps / real)),
+        ("chance", pytest.approx(steps / spent(rounds))),
+        ("measured", pytest.approx(14.0 / 9.0)),
+        ("prompt", pytest.approx(14.5 / 9.5)),
+    ]
+    assert row["cost_model"] == pytest.approx(tau / (draft + verify + overhead))
+    assert row["leviathan"] == pytest.approx(tau / (1 + k * row["draft_cost"]))
+    assert row["ladder"][0]["speedup"] == row["book_formula"]
+    assert row["ladder"][RUNGS.index("longer context")]["speedup"] == row["forecast"]
+    assert row["ladder"][RUNGS.index("chance")]["speedup"] == row["accounting"]
+
+
+def test_rungs_are_in_the_planned_order():
+    assert RUNGS == (
+        "book formula", "bonus and partial drafts", "draft cost", "verification", "overhead", "real acceptance",
+        "last round", "longer context", "chance", "measured", "prompt",
+    )  # fmt: skip
+
+
+def test_factors_multiply_to_measured_over_book():
+    mine, base = speculated(2, ROUNDS, seconds=4.0), plain(6, seconds=5.0)
+    row = rows.row(arm_of(2), [mine], [base], COMMON, "all")
+    row |= explained(row, price(mine, base, COSTS, constant(HALF)))
+    found = ladder.factors(row)
+    assert math.prod(found.values()) == pytest.approx(row["speedup"] / row["book_formula"])
+    assert len(found) == len(RUNGS) - 2  # eleven rungs, ten steps, and the prompt's stands apart
+
+
+def test_one_bad_assumption_moves_one_rung():
+    """Free drafts, passes as cheap as a step and no overhead: those rungs are worth nothing, the others stay."""
+    free = {"draft_idle": 0.0, "draft_at": {1: 0.0}, "draft_catch": 0.0, "draft_slope": 0.0}
+    flat = {"verify_at": dict.fromkeys(range(1, 6), 1.0), "verify_slope": 0.01}
+    none = {"accept_at": 0.0, "accept_each": 0.0, "rollback": 0.0, "host": 0.0}
+    for changes, name in ((free, "draft cost"), (flat, "verification"), (none, "overhead")):
+        costs = Costs(**{**vars(COSTS), **changes})
+        row = rows.row(arm_of(2), [speculated(2, ROUNDS)], [plain(6)], COMMON, "all")
+        row |= explained(row, price(speculated(2, ROUNDS), plain(6), costs, constant(HALF)))
+        found = ladder.factors(row)
+        assert found[name] == pytest.approx(1.0)
+        others = [found[other] for other in ("draft cost", "verification", "overhead") if other != name]
+        assert all(factor < 0.999 for factor in others)
+
+
+@pytest.mark.parametrize(("k", "rounds"), [(0, [(0, 0)] * 5), (3, [(0, 0)] * 5)], ids=["k = 0", "nothing found"])
+def test_rows_without_drafts_have_predictions_and_no_ladder(k, rounds):
+    mine, base = speculated(k, rounds, seconds=spent(rounds)), plain(6, seconds=5.6)
+    row = rows.row(arm_of(k), [mine], [base], COMMON, "all")
+    row |= explained(row, price(mine, base, COSTS, lambda text: [[]] * len(text)))
+    assert row["ladder"] is row["leviathan"] is row["cost_model"] is row["draft_cost"] is None
+    assert row["accounting"] == pytest.approx(row["speedup"])
+    assert row["forecast"] == pytest.approx(row["speedup"])
+    assert row["forecast_tokens_per_round"] == 1
+    assert row["verify_cost"] == pytest.approx(statistics.mean(1.1 + 0.02 * c for c in range(10, 15)) / 1.12)
+
+
+def test_explained_rows_satisfy_the_schema():
+    mine, base = speculated(2, ROUNDS), plain(6)
+    row = rows.row(arm_of(2), [mine], [base], COMMON, "all")
+    row |= explained(row, price(mine, base, COSTS, constant(HALF)))
+    assert set(row) == set(record.ROW["properties"])
+
+
+def test_round_cost():
+    cost = attribution.round_cost(COSTS, N_PROMPT)
+    assert cost(2, 1) == pytest.approx(0.2 + 1.6 + 0.08), "the first round finds the prompt alone in the cache"
+    assert cost(2, 4) == pytest.approx(COSTS.round_seconds(2, 13))
+
+
+# --- noise ------------------------------------------------------------------------------------------------------------
+
+
+def timed(arm: Arm, *decodings: list[float]) -> list[Sample]:
+    """One sample for each list: the seconds of its repeats."""
+    found = []
+    for index, seconds in enumerate(decodings):
+        made = Sample(arm, 0.0, index, "code", N_PROMPT)
+        for decode in seconds:
+            made.add(0.5, decode, [0] * 11)
+        found.append(made)
+    return found
+
+
+def test_noise_floor_by_hand():
+    found = noise_floor(timed(BASELINE, [1.0], [2.0], [3.0]), timed(AGAIN, [2.0], [2.0], [2.0]))
+    assert found["ratio"] == pytest.approx(1.0)
+    assert found["low"] < 1 < found["high"]
+    found = noise_floor(timed(BASELINE, [3.0], [3.0]), timed(AGAIN, [2.0], [2.0]))
+    assert found == {"ratio": pytest.approx(1.5), "low": None, "high": None}
+    exact = noise_floor(timed(BASELINE, [1.0, 2.0], [2.0, 2.0], [1.0, 3.0]), timed(AGAIN, [3.0], [4.0], [4.0]))
+    assert exact == {"ratio": 1.0, "low": pytest.approx(1.0), "high": pytest.approx(1.0)}
+
+
+def test_noise_floor_pairs_prompts():
+    """Neither the order of the samples nor a prompt that only the first run has may matter."""
+    base, again = timed(BASELINE, [1.0], [5.0], [100.0]), timed(AGAIN, [2.0], [4.0])
+    assert noise_floor(base[::-1], again)["ratio"] == pytest.approx(1.0)
+
+
+def test_no_noise_floor_without_a_second_baseline():
+    assert noise_floor(timed(BASELINE, [1.0]), []) is None
+    assert noise_floor([], []) is None
+
+
+# --- verdict ----------------------------------------------------------------------------------------------------------
+
+
+def judged(speedup, low=None, high=None, noise=None, floor=None) -> str:
+    return verdict({"speedup": speedup, "speedup_low": low, "speedup_high": high, "repeat_noise": noise}, floor)
+
+
+def floor_of(low, high) -> dict:
+    return {"ratio": 1.0, "low": low, "high": high}
+
+
+@pytest.mark.parametrize(
+    ("word", "case"),
+    [
+        ("unclear", {"speedup": 1.1, "low": 0.98, "high": 1.2}),  # covers 1
+        ("unclear", {"speedup": 0.9, "low": 0.8, "high": 1.0}),  # touches 1
+        ("faster", {"speedup": 1.1, "low": 1.02, "high": 1.2}),
+        ("slower", {"speedup": 0.9, "low": 0.8, "high": 0.99}),
+        ("unclear", {"speedup": 1.02, "low": 1.01, "high": 1.03, "floor": floor_of(0.96, 1.04)}),  # inside
+        ("unclear", {"speedup": 0.98, "low": 0.97, "high": 0.99, "floor": floor_of(0.96, 1.04)}),
+        ("faster", {"speedup": 1.05, "low": 1.03, "high": 1.07, "floor": floor_of(0.97, 1.04)}),  # sticks out
+        ("slower", {"speedup": 0.95, "low": 0.93, "high": 0.97, "floor": floor_of(0.97, 1.04)}),
+        ("unclear", {"speedup": 1.04, "low": 1.01, "high": 1.07, "floor": floor_of(0.91, 0.99)}),  # either way
+        ("faster", {"speedup": 1.02, "low": 1.01, "high": 1.03, "floor": floor_of(None, None)}),  # floor unknown
+        ("faster", {"speedup": 1.1, "noise": 0.09}),  # fewer than three prompts
+        ("slower", {"speedup": 0.9, "noise": 0.09}),
+        ("unclear", {"speedup": 1.1, "noise": 0.11}),
+        ("unclear", {"speedup": 0.9, "noise": 0.11}),
+        ("unclear", {"speedup": 1.1}),  # nothing known at all
+        ("unclear", {"speedup": 0.9}),
+        ("unclear", {"speedup": 1.0}),
+        ("faster", {"speedup": 1.1, "low": 1.05, "high": 1.2, "noise": 0.5}),  # the interval over prompts comes first
+    ],
+)
+def test_verdict(word, case):
+    assert judged(**case) == word

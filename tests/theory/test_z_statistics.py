@@ -1,0 +1,159 @@
+"""The martingale statistics: quiet on lossless output, loud on the two commonest mistakes."""
+
+import math
+
+import pytest
+import torch
+from scipy.stats import chi2
+from torch import Tensor
+
+from speclab.core.sampling import Draft, Sampling, accept, draw
+from speclab.theory.losslessness import Z_BOUND, ZStatistics, ZSums
+
+VOCAB = 50
+
+
+def random_logits(n: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Target's and draft's, (n, vocab) each; the draft is the target with noise, as a real one is."""
+    generator = torch.Generator().manual_seed(seed)
+    target = 2 * torch.randn(n, VOCAB, generator=generator, dtype=torch.float64)
+    return target, target + torch.randn(n, VOCAB, generator=generator, dtype=torch.float64)
+
+
+def uniforms(n: int, seed: int) -> Tensor:
+    return torch.rand(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def z_of(tokens: Tensor, p: Tensor, q: Tensor) -> ZStatistics:
+    sums = ZSums()
+    sums.add(tokens, p, q)
+    return sums.result()
+
+
+def speculated(p: Tensor, q: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """The first token of a round of one draft, by the production rule, and whether the draft was kept."""
+    drafted = draw(q, uniforms(len(q), seed))[:, None]
+    target = torch.stack([p, p], dim=1)  # the second row is for the bonus token, which is not looked at
+    u = torch.stack([uniforms(len(p), seed + 1), uniforms(len(p), seed + 2)], dim=1)
+    verdict = accept(Draft(drafted, torch.ones(len(p), dtype=torch.long), q[:, None]), target, u)
+    kept = verdict.n_accepted == 1
+    return torch.where(kept, drafted[:, 0], verdict.next_token), kept
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_quiet_on_tokens_of_the_target(seed):
+    """A false alarm here would accuse correct decoders. Drawn from p itself, then through the accept rule."""
+    p, q = (Sampling(1.0).probs(logits) for logits in random_logits(6000, seed))
+    honest = z_of(draw(p, uniforms(6000, 100 + seed)), p, q)
+    assert honest.passed
+    assert honest.n_tokens == 6000
+    tokens, kept = speculated(p, q, 200 + seed)
+    assert 0.2 < kept.double().mean() < 0.9  # both branches of the rule have been seen
+    assert z_of(tokens, p, q).passed
+
+
+def test_both_are_standard_normal_even_for_dependent_tokens():
+    """400 texts whose distributions depend on their last token: mean 0 and variance 1, each within 1e-6 odds.
+
+    A variance that is wrong by a third would move every verdict and would not show in a single text.
+    """
+    n_texts, length = 400, 60
+    logits = random_logits(VOCAB, 1)
+    p_table, q_table = (Sampling(1.0).probs(rows) for rows in logits)  # row: distribution after that token
+    state, places, tokens = torch.zeros(n_texts, dtype=torch.long), [], []
+    for step in range(length):
+        places.append(state)
+        state = draw(p_table[state], uniforms(n_texts, 1000 + step))
+        tokens.append(state)
+    at, emitted = torch.stack(places, dim=1), torch.stack(tokens, dim=1)  # (n_texts, length)
+    z = [z_of(emitted[i], p_table[at[i]], q_table[at[i]]) for i in range(n_texts)]
+    low, high = chi2.ppf([2.5e-7, 1 - 2.5e-7], n_texts)
+    for values in ([one.residual for one in z], [one.surprise for one in z]):
+        assert low < sum(value**2 for value in values) < high
+        assert abs(sum(values)) < 5.1 * math.sqrt(n_texts)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_loud_when_rejections_are_resampled_from_the_target(seed):
+    """The commonest bug: after a rejection the token comes from p, not from the residual. z_S sees it, upwards."""
+    p, q = (Sampling(1.0).probs(logits) for logits in random_logits(6000, seed))
+    drafted, u = draw(q, uniforms(6000, 300 + seed)), uniforms(6000, 400 + seed)
+    row = torch.arange(6000)
+    kept = u * q[row, drafted] < p[row, drafted]
+    wrong = z_of(torch.where(kept, drafted, draw(p, uniforms(6000, 500 + seed))), p, q)
+    assert wrong.residual > Z_BOUND
+    assert not wrong.passed
+
+
+def test_evidence_grows_with_the_root_of_the_tokens():
+    """Texts are added up: 16 times the tokens of a biased decoder give about 4 times the z."""
+
+    def z_after(n_texts: int) -> float:
+        sums = ZSums()
+        for text in range(n_texts):
+            p, q = (Sampling(1.0).probs(logits) for logits in random_logits(500, text))
+            sums.add(draw(q, uniforms(500, 600 + text)), p, q)  # as biased as can be: always believes the draft
+        assert sums.result().n_tokens == 500 * n_texts
+        return sums.result().residual
+
+    assert z_after(1) > Z_BOUND
+    assert 3 < z_after(16) / z_after(1) < 5
+
+
+@pytest.mark.parametrize(("temperature", "sign"), [(0.8, -1), (1.25, 1)])
+def test_loud_at_another_temperature(temperature, sign):
+    """Sampled at another temperature than the one judged: z_L sees it, with the sign of the mistake."""
+    logits, draft_logits = random_logits(3000, 7)
+    tokens = draw(Sampling(temperature).probs(logits), uniforms(3000, 700))
+    z = z_of(tokens, Sampling(1.0).probs(logits), Sampling(1.0).probs(draft_logits))
+    assert sign * z.surprise > Z_BOUND
+    assert not z.passed
+
+
+def test_loud_without_the_top_p_that_was_asked_for():
+    """Tokens from the full distribution, judged against top-p: the first one outside the set is impossible."""
+    logits, draft_logits = random_logits(300, 8)
+    tokens = draw(Sampling(1.0).probs(logits), uniforms(300, 800))
+    assert z_of(tokens, Sampling(1.0, top_p=0.9).probs(logits), Sampling(1.0).probs(draft_logits)).surprise == math.inf
+
+
+@pytest.mark.parametrize("spread", [True, False])
+def test_one_impossible_token_is_infinite_evidence(spread):
+    """Among 1000 honest tokens as among greedy ones, where nothing varies: it must not be averaged away."""
+    p, q = (Sampling(1.0 if spread else 0.0, top_k=10).probs(logits) for logits in random_logits(1000, 9))
+    tokens = draw(p, uniforms(1000, 900))
+    assert z_of(tokens, p, q).passed
+    tokens[500] = p[500].argmin()
+    assert p[500, tokens[500]] == 0
+    sums = ZSums()
+    sums.add(tokens, p, q)
+    assert sums.result().surprise == math.inf
+    sums.add(draw(p, uniforms(1000, 901)), p, q)  # honest texts afterwards do not heal it
+    assert sums.result().surprise == math.inf
+    assert not sums.result().passed
+
+
+def test_greedy_output_that_agrees_is_silent():
+    """Nothing varies, so 0 / 0: two zeros and not NaN, which would compare false and look like a failure."""
+    p, q = (Sampling().probs(logits) for logits in random_logits(200, 10))
+    assert z_of(p.argmax(-1), p, q) == ZStatistics(0.0, 0.0, 200)
+    assert ZSums().result() == ZStatistics(0.0, 0.0, 0)
+
+
+def test_hand_computed():
+    """p = (1/4, 3/4), q = (3/4, 1/4), tokens 0, 0, 1: token 0 is the one the draft likes more."""
+    p, q = torch.tensor([[0.25, 0.75]] * 3), torch.tensor([[0.75, 0.25]] * 3)
+    z = z_of(torch.tensor([0, 0, 1]), p, q)
+    assert z.residual == pytest.approx((2 - 0.75) / math.sqrt(3 * 0.25 * 0.75))
+    entropy = -0.25 * math.log(0.25) - 0.75 * math.log(0.75)
+    variance = 0.25 * math.log(0.25) ** 2 + 0.75 * math.log(0.75) ** 2 - entropy**2
+    seen = -2 * math.log(0.25) - math.log(0.75)
+    assert z.surprise == pytest.approx((seen - 3 * entropy) / math.sqrt(3 * variance))
+
+
+@pytest.mark.parametrize(
+    ("z", "passed"), [((4.8, -4.8), True), ((5.0, 0.0), False), ((0.0, -5.0), False), ((0.0, math.nan), False)]
+)
+def test_verdict_is_two_sided_and_needs_both(z, passed):
+    """Too few liked tokens are as wrong as too many; and NaN is no pass."""
+    assert ZStatistics(*z, 1).passed is passed

@@ -1,0 +1,109 @@
+"""The README is a view of the committed records, and its paths and commands exist."""
+
+import re
+
+import pytest
+
+from benchmarks import common, families, peers, roofline, scaling
+from speclab.present import plan_views, report, sweep_views
+from speclab.records import record
+from tools import readme
+
+PAGES = readme.PAGES
+BENCHMARKS = {"families": families, "peers": peers, "roofline": roofline, "scaling": scaling}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: f"{p.parent.name}/{p.name}")
+def test_generated_blocks_are_fresh(page):
+    text = page.read_text("utf-8")
+    assert "<!-- begin" in text
+    assert readme.filled(text) == text, "run: python -m tools.readme"
+
+
+def test_a_stale_number_is_noticed():
+    text = readme.README.read_text("utf-8")
+    assert readme.filled(text.replace("x (95 %", "x (94 %")) != text.replace("x (95 %", "x (94 %")
+
+
+def test_nothing_is_written_where_a_record_is_bad(tmp_path, monkeypatch, capsys):
+    """The stale page comes first; the record of the second one is damaged."""
+    (tmp_path / "bad.json").write_text('{"rows": ')
+    pages = tmp_path / "a.md", tmp_path / "b.md"
+    for name, path in zip("ab", pages, strict=True):
+        path.write_text(f"<!-- begin {name} -->\nold\n<!-- end {name} -->\n")
+    blocks = {"a": lambda: "new", "b": lambda: record.load(tmp_path / "bad.json")}
+    monkeypatch.setattr(readme, "PAGES", pages)
+    monkeypatch.setattr(readme, "BLOCKS", blocks)
+    assert readme.main([]) == 3
+    assert "bad.json is no record" in capsys.readouterr().err
+    assert "old" in pages[0].read_text()
+    blocks["b"] = lambda: "new too"
+    assert readme.main(["--check"]) == 1
+    assert "stale: a.md, b.md" in capsys.readouterr().err
+    assert readme.main([]) == 0
+    assert ["new" in path.read_text() for path in pages] == [True, True]
+    assert readme.main(["--check"]) == 0
+
+
+def test_every_linked_file_exists():
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^)#]+)\)", page.read_text("utf-8")):
+            if "://" not in link:
+                assert (page.parent / link).exists(), f"{page.name} links to {link}"
+
+
+def test_every_listed_file_exists():
+    tree = re.search(r"## Files\n\n```text\n(.*?)```", readme.README.read_text("utf-8"), re.DOTALL)[1]
+    for line in tree.splitlines():
+        if not line.startswith(" "):
+            for name in line.split("  ")[0].split():
+                assert (record.ROOT / name).exists(), f"the file tree names {name}"
+
+
+def test_committed_records_are_valid_and_clean():
+    """Made from committed code, with every required field, and no path or host in them."""
+    records = sorted((record.ROOT / "results").glob("cpu-2-cores*.json"))
+    assert {readme.DEFAULT_RUN, readme.FULL_RUN} <= set(records)
+    for path in records:
+        module = BENCHMARKS.get(path.stem.rpartition("-")[2])
+        run = common.load(path, module.SCHEMA) if module else record.load(path)
+        assert run["versions"]["commit"]
+        assert run["versions"]["uncommitted_changes"] is False
+        assert not run["interrupted"]
+        assert not re.search(r"/(home|root|tmp|Users|work)\b", path.read_text())
+
+
+@pytest.mark.parametrize("path", sorted((record.ROOT / "results").glob("cpu-2-cores*.md")), ids=lambda p: p.stem)
+def test_committed_tables_are_views_of_their_records(path):
+    """A page whose code changed after the run must be written again."""
+    source = path.with_suffix(".json")
+    if not source.exists():
+        assert path.stem == "cpu-2-cores-sweeps", f"{path.name} has no record"
+        return
+    module = BENCHMARKS.get(path.stem.rpartition("-")[2])
+    if module:
+        page = module.page(common.load(source, module.SCHEMA), True)
+    else:
+        run = record.load(source)
+        if "sweep" in run:
+            page = sweep_views.page(run, f"../plots/{path.stem}.png")
+        elif path.stem.endswith("-plan"):
+            page = plan_views.page(run)
+        else:
+            page = report.comparison(run, by_kind=True, markdown=True)
+    assert path.read_text("utf-8") == page
+
+
+def test_pins_lie_within_the_ranges():
+    import tomllib
+
+    from packaging.requirements import Requirement
+
+    project = tomllib.loads((record.ROOT / "pyproject.toml").read_text())
+    ranges = [*project["project"]["dependencies"], *project["dependency-groups"]["test"]]
+    ranges = {r.name: r.specifier for r in map(Requirement, ranges)}
+    lines = (record.ROOT / "requirements.txt").read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    assert set(pins) == set(ranges)
+    for name, version in pins.items():
+        assert version in ranges[name], f"{name} {version} is outside {ranges[name]}"

@@ -1,0 +1,186 @@
+"""The training of the lab pair: what it reads, that it resumes, that distillation pulls towards the target."""
+
+import pytest
+import torch
+
+from speclab.lab import corpus
+from speclab.lab.corpus import Document, is_permissive
+from speclab.system.errors import EnvironmentProblem
+from tests.conftest import tiny_llama
+from training import lab_pair
+
+
+def test_corpus_is_the_standard_library_without_tests():
+    documents = list(corpus.standard_library())
+    names = {d.name for d in documents}
+    assert {"json/decoder.py", "textwrap.py", "asyncio/base_events.py"} <= names
+    assert not any("site-packages" in n or n.startswith(("test/", "encodings/")) or "/tests/" in n for n in names)
+    held_out = [d for d in documents if d.held_out]
+    assert 0.01 < len(held_out) / len(documents) < 0.10
+
+
+def test_held_out_depends_on_the_name_alone():
+    assert Document("functools.py", "a").held_out == Document("functools.py", "b").held_out
+    facts = corpus.manifest([Document("functools.py", "x"), Document("pkg:heapq.py", "y")])
+    assert facts["held_out"] == ["functools.py"]
+    assert facts["packages"] == ["pkg"]
+    assert facts["sha256"] != corpus.manifest([Document("functools.py", "z"), Document("pkg:heapq.py", "y")])["sha256"]
+
+
+@pytest.mark.parametrize(
+    ("licence", "permissive"),
+    [
+        ("MIT License", True),
+        ("Apache-2.0", True),
+        ("BSD-3-Clause AND MIT", True),
+        ("GPL-3.0-or-later", False),
+        ("MIT OR GPL-2.0", False),  # not worth a lawyer
+        ("LicenseRef-NVIDIA-Proprietary", False),
+        ("", False),
+    ],
+)
+def test_only_plainly_permissive_packages_are_read(licence, permissive):
+    assert is_permissive(licence) is permissive
+
+
+def test_packages_are_named_without_paths():
+    document = next(corpus.permissive_packages())
+    assert ":" in document.name
+    assert not document.name.split(":")[1].startswith("/")
+
+
+def test_tokenizer_round_trip_and_end_token():
+    tokenizer = lab_pair.train_tokenizer(iter(["def f():\n    return 'é東'\n"]))
+    text = "class Ω:\n\tpass  # \x00 anything at all 🙂\n"
+    assert tokenizer.decode(tokenizer(text).input_ids) == text
+    assert tokenizer.eos_token_id == 0
+    stream = lab_pair.encode(tokenizer, ["a", "b"])
+    assert (stream == 0).sum() == 2
+
+
+def test_crops_are_a_function_of_seed_and_step():
+    stream = torch.arange(10_000)
+    first = lab_pair.crops(stream, 3, 0, 4096)
+    assert all(torch.equal(a, b) for a, b in zip(first, lab_pair.crops(stream, 3, 0, 4096), strict=True))
+    lengths = {lab_pair.crops(stream, step, 0, 4096)[0].shape[1] for step in range(60)}
+    assert lengths == set(lab_pair.LENGTHS)
+    for rows in first:
+        assert torch.equal(rows[:, 1:], rows[:, :-1] + 1), "a crop must be contiguous text"
+
+
+def test_interrupted_training_resumes(tmp_path, monkeypatch):
+    """The second call goes on at the first one's step with its weights and optimizer state."""
+    monkeypatch.setattr(lab_pair.time, "monotonic", iter(range(10_000)).__next__)  # a second per look
+    stream = torch.randint(0, 64, (3000,), generator=torch.Generator().manual_seed(0))
+    steps = []
+
+    def run(minutes):
+        model = tiny_llama(0, dtype=torch.float32)
+
+        def batches(step):
+            steps.append(step)
+            return [stream[step * 8 : step * 8 + 64].view(4, 16)]
+
+        def loss(rows):
+            return lab_pair.next_token_loss(model, rows)
+
+        return lab_pair.fit(model, batches, loss, minutes, tmp_path / "m.pt", 1e-3, "test"), model
+
+    first, model = run(1)
+    second, later = run(2)
+    assert steps == list(range(second["steps"]))
+    assert second["steps"] > first["steps"] > 1
+    assert second["tokens"] == 64 * second["steps"]
+    done, same = run(2)
+    assert done["steps"] == second["steps"], "a finished run must not train again"
+    for a, b, c in zip(model.parameters(), later.parameters(), same.parameters(), strict=True):
+        assert torch.equal(b, c)
+        assert a.shape == b.shape
+    assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), later.parameters(), strict=True))
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path):
+    (tmp_path / "m.pt").write_bytes(b"half of a file")
+    with pytest.raises(EnvironmentProblem, match=r"cannot go on from .*m\.pt: .*; delete it"):
+        lab_pair.fit(tiny_llama(0), list, lambda _: None, 1.0, tmp_path / "m.pt", 1e-3, "test")
+
+
+@pytest.fixture
+def models(monkeypatch):
+    """What main() "trains": two tiny models, at once."""
+    texts = [Document(f"{i}.py", "def f(x):\n    return x + 1\n" * 40) for i in range(40)]
+    monkeypatch.setattr(corpus, "standard_library", lambda: texts)
+    models = {role: tiny_llama(i, vocab_size=64, dtype=torch.float32) for i, role in enumerate(("target", "draft"))}
+    monkeypatch.setattr(lab_pair, "train_target", lambda *_: (models["target"], {}))
+    monkeypatch.setattr(lab_pair, "distil", lambda *_: (models["draft"], {}))
+    monkeypatch.setattr(lab_pair, "uncompiled", lambda model, shape: model)
+    monkeypatch.setattr(lab_pair, "continuations", lambda *_, **__: None)
+    monkeypatch.setattr(lab_pair, "held_out_loss", lambda *_: 1.0)
+    monkeypatch.setattr(lab_pair, "acceptance", lambda *_: {})
+    return models
+
+
+def test_a_full_output_loses_no_facts(tmp_path, monkeypatch, capsys, models):
+    """The facts about the training are written although they cannot be printed; other files in the folder stay."""
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(lab_pair, "print", full, raising=False)
+    monkeypatch.setattr(lab_pair, "say", full, raising=False)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "README.md").write_text("mine")
+    assert lab_pair.main(["--work-dir", str(tmp_path / "work"), "--out", str(tmp_path / "out")]) == 3
+    assert "error: standard output: No space left on device" in capsys.readouterr().err
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "README.md",
+        "draft",
+        "target",
+        "training.json",
+    ]
+
+
+@pytest.mark.parametrize("failing", ["target", "draft", None])
+def test_a_pair_takes_the_old_ones_place_only_when_both_are_complete(tmp_path, monkeypatch, capsys, models, failing):
+    """A save that fails, for the target or after it for the draft: the old pair stands as it was."""
+    for role in models:
+        (tmp_path / "out" / role).mkdir(parents=True)
+        (tmp_path / "out" / role / "old").write_text("old")
+    if failing:
+
+        def full(folder, **_):
+            raise RuntimeError("No space left on device")
+
+        monkeypatch.setattr(models[failing], "save_pretrained", full)
+    code = lab_pair.main(["--work-dir", str(tmp_path / "work"), "--out", str(tmp_path / "out")])
+    assert code == (3 if failing else 0)
+    assert ("error: cannot write the weights: No space left" in capsys.readouterr().err) == bool(failing)
+    for role in models:
+        assert (tmp_path / "out" / role / "old").exists() == bool(failing)
+        assert (tmp_path / "out" / role / "model.safetensors").exists() == (not failing)
+    left = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert left == ["draft", "target"] + ["training.json"] * (not failing)
+
+
+def test_distillation_is_best_at_the_target_itself():
+    """A draft equal to the target loses only the target's entropy; any other draft loses more."""
+    target, other = (tiny_llama(seed, vocab_size=32, dtype=torch.float32) for seed in (0, 1))
+    texts = torch.randint(0, 32, (2, 16), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        log_p = target(input_ids=texts).logits.log_softmax(-1)
+        ids = torch.arange(32).expand(2, 16, 32).short()
+        at_target = lab_pair.distillation_loss(target, texts, log_p.exp(), ids)
+        elsewhere = lab_pair.distillation_loss(other, texts, log_p.exp(), ids)
+    entropy = -(log_p.exp() * log_p).sum(-1).mean()
+    assert at_target == pytest.approx(entropy.item(), abs=1e-4)
+    assert elsewhere > at_target + 0.1
+
+
+def test_draft_starts_from_the_target():
+    target = lab_pair.llama(lab_pair.TARGET_SHAPE)
+    draft = lab_pair.draft_from(target, seed=0)
+    assert torch.equal(draft.model.embed_tokens.weight, target.model.embed_tokens.weight)
+    mine, theirs = (m.model.layers[0].mlp.up_proj.weight for m in (draft, target))
+    rows = min(len(mine), len(theirs))
+    assert torch.equal(mine[:rows], theirs[:rows])
+    assert mine.std() > 0
