@@ -47,7 +47,7 @@ def autoregressive_decode(
         return
     generator = generator or torch.Generator(target.device).manual_seed(0)
 
-    logits = target.start(prompt)  # prefill: (1, 1, vocab)
+    logits = target.prefill(prompt)  # prefill: (1, 1, vocab)
     token = draw_next(logits[:, -1], sampling, uniforms((1,), generator, target.device))  # (1,)
     waiting = [token]
     for n_drawn in range(1, max_new_tokens + 1):
@@ -59,7 +59,7 @@ def autoregressive_decode(
             waiting = []
         if n_drawn < max_new_tokens:
             # A NOT_FINITE cannot be fed; it is reported when its chunk reaches the host.
-            logits = target.feed(token.clamp(min=0)[:, None])  # one pass: (1, 1, vocab)
+            logits = target.forward(token.clamp(min=0)[:, None])  # one pass: (1, 1, vocab)
             token = draw_next(logits[:, -1], sampling, uniforms((1,), generator, target.device))
             waiting.append(token)
 

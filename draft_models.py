@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from speclab.cli import options
 from speclab.core.sampling import Draft, Sampling, draw
 from speclab.models import loading
-from speclab.models.backends.cuda_graphs import Feed
+from speclab.models.backends.cuda_graphs import Forward
 from speclab.models.cached import CachedModel, check_prompt, tokens_to_keep
 from speclab.models.prompts import Prompt
 from speclab.system.errors import EnvironmentProblem, UsageProblem
@@ -33,7 +33,7 @@ NEEDS_GREEDY = "the dial replays greedy output; use --temperature 0"
 class Drafter(Protocol):
     """Proposes tokens for one row of text. Its state is its own; the loop tells it what was committed."""
 
-    def start(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
+    def prefill(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
         """Forget everything and take in a prompt, (1, prompt length) ids. The target has just been prefilled."""
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
@@ -44,7 +44,7 @@ class Drafter(Protocol):
 
 
 @dataclass(frozen=True)
-class Chain:
+class DraftSteps:
     """The steps of a draft as one program (see cuda_graphs.py): each feeds what the step before it chose."""
 
     sampling: Sampling
@@ -52,15 +52,15 @@ class Chain:
     def widths(self, not_fed: Tensor, uniforms: Tensor) -> tuple[int, ...]:
         return (not_fed.shape[1], *[1] * (uniforms.shape[1] - 1))
 
-    def siblings(self, not_fed: Tensor, uniforms: Tensor) -> list[tuple[Tensor, ...]]:
+    def capture_inputs(self, not_fed: Tensor, uniforms: Tensor) -> list[tuple[Tensor, ...]]:
         """A round catches up with one token or, after a fully accepted one, with two."""
         return [(not_fed[:, :1].expand(1, n), uniforms) for n in (1, 2)]
 
-    def __call__(self, feed: Feed, not_fed: Tensor, uniforms: Tensor) -> tuple[Tensor, ...]:
+    def __call__(self, forward: Forward, not_fed: Tensor, uniforms: Tensor) -> tuple[Tensor, ...]:
         """(1, m) ids, (1, k) uniforms -> proposed ids (1, k); unless greedy also what they came from, (1, k, vocab)"""
         ids, tokens, probs = not_fed, [], []
         for i in range(uniforms.shape[1]):
-            token, token_probs = self.choose(feed(ids)[:, -1], uniforms[:, i])
+            token, token_probs = self.choose(forward(ids)[:, -1], uniforms[:, i])
             tokens.append(token)
             probs.append(token_probs)
             ids = token[:, None]
@@ -93,10 +93,10 @@ class ModelDrafter:
         self._not_fed: list[int] = []  # committed, not in the draft's cache yet
         self._n_committed = 0
 
-    def start(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
+    def prefill(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
         self._sampling, self._vocab_size = sampling, target.vocab_size
         self._not_fed, self._n_committed = [], prompt.shape[1]
-        if not self.draft.start(self.draft.known(prompt), rolls_back=True).amax().isfinite():
+        if not self.draft.prefill(self.draft.known(prompt), rolls_back=True).amax().isfinite():
             raise EnvironmentProblem("the draft model returned logits that are not finite; try --dtype float32")
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
@@ -113,11 +113,11 @@ class ModelDrafter:
     def observe(self, n_accepted: int, committed: list[int]) -> None:
         self._n_committed += len(committed)
         kept = tokens_to_keep(self.draft.length, self._n_committed)
-        self.draft.rollback(kept)
+        self.draft.crop(kept)
         self._not_fed = (self._not_fed + committed)[-(self._n_committed - kept) :]
 
     def _run(self, not_fed: Tensor, uniforms: Tensor) -> tuple[Tensor, ...]:
-        return self.draft.run(Chain(self._sampling), not_fed, uniforms)
+        return self.draft.run(DraftSteps(self._sampling), not_fed, uniforms)
 
 
 def draft_room(draft: CachedModel, n_committed: int) -> int:
@@ -141,7 +141,7 @@ class NgramDrafter:
         self._after: dict[tuple[int, ...], int] = {}  # n-gram -> index of the token that last followed it
         self._device = torch.device("cpu")
 
-    def start(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
+    def prefill(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
         self._tokens, self._after, self._device = [], {}, prompt.device
         self._append(prompt[0].tolist())
 
@@ -169,7 +169,7 @@ class NgramDrafter:
             self._tokens.append(token)
 
 
-class Dial:
+class OracleDraft:
     """An instrument, not a method: it replays the baseline's output, each token right with probability `accuracy`.
 
     So it turns acceptance from 0 to 1 while everything else stays what it is. Greedy decoding only.
@@ -204,16 +204,16 @@ class Dial:
         return self._reference[position] if hit else (self._reference[position] + 1) % vocab_size
 
 
-class DialDrafter(Dial, ModelDrafter):
+class OracleModelDrafter(OracleDraft, ModelDrafter):
     """The dial at a real draft model's price: the model makes all its passes over the proposed tokens."""
 
     def __init__(self, draft: CachedModel, accuracy: float, seed: int = 0):
-        Dial.__init__(self, accuracy, seed)
+        OracleDraft.__init__(self, accuracy, seed)
         ModelDrafter.__init__(self, draft)
 
-    def start(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
+    def prefill(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
         self._begin(prompt, sampling)
-        super().start(target, prompt, sampling)
+        super().prefill(target, prompt, sampling)
         self._n_prompt = prompt.shape[1]
         self._position = 0
 
@@ -233,10 +233,10 @@ class DialDrafter(Dial, ModelDrafter):
         return torch.stack(chosen)[None], *probs
 
 
-class FreeDialDrafter(Dial):
+class FreeOracleDrafter(OracleDraft):
     """The dial at no price: what a draft would be worth if drafting cost nothing."""
 
-    def start(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
+    def prefill(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
         self._begin(prompt, sampling)
         self._position, self._vocab_size, self._device = 0, target.vocab_size, prompt.device
 
@@ -291,8 +291,8 @@ def make_drafter(kind: str, setup: options.Setup, seed: int = 0) -> Drafter:
         if not setup.sampling.greedy:
             raise UsageProblem(NEEDS_GREEDY)
         if name == "free":
-            return FreeDialDrafter(accuracy, seed)
-        return DialDrafter(options.load_draft(name or loading.LAB_DRAFT, setup), accuracy, seed)
+            return FreeOracleDrafter(accuracy, seed)
+        return OracleModelDrafter(options.load_draft(name or loading.LAB_DRAFT, setup), accuracy, seed)
     likely = difflib.get_close_matches(kind, ("model", "ngram", "dial:0.8"), 1, 0.7)
     if "," in kind:
         raise UsageProblem(f"--draft {kind}: this takes one draft; compare.py takes several")
@@ -304,6 +304,6 @@ def make_drafter(kind: str, setup: options.Setup, seed: int = 0) -> Drafter:
 def _accuracy(kind: str, number: str) -> float:
     """The number of dial:NUMBER, said to be wrong before a model is loaded."""
     try:
-        return Dial(float(number)).accuracy
+        return OracleDraft(float(number)).accuracy
     except ValueError:
         raise UsageProblem(f"--draft {kind}: give the dial a number from 0 to 1, for example dial:0.8") from None

@@ -23,13 +23,13 @@ import torch
 from torch import Tensor
 
 from baseline_autoregressive import autoregressive_decode
-from draft_models import Dial, Drafter, ModelDrafter, add_draft_flag, check_prompts, make_drafter  # NEW
+from draft_models import Drafter, ModelDrafter, OracleDraft, add_draft_flag, check_prompts, make_drafter  # NEW
 from speclab.cli import options
 from speclab.core.clock import Stopwatch
-from speclab.core.sampling import (  # NEW: also Draft, Verdict
+from speclab.core.sampling import (  # NEW: also Draft, AcceptResult
+    AcceptResult,
     Draft,
     Sampling,
-    Verdict,
     draw_next,
     to_host,
     uniforms,
@@ -63,7 +63,7 @@ class Round(NamedTuple):  # NEW
 class Rules(NamedTuple):  # NEW
     """The two decisions of a round, as functions. A reader's own can take their place (exercises/)."""
 
-    verify: Callable[[Draft, Tensor, Sampling, Tensor], Verdict] = verify
+    verify: Callable[[Draft, Tensor, Sampling, Tensor], AcceptResult] = verify
     tokens_to_keep: Callable[[int, int], int] = tokens_to_keep
 
 
@@ -91,10 +91,10 @@ def speculative_decode(
     generator = generator or torch.Generator(target.device).manual_seed(0)
 
     watch = Stopwatch(target.device, running=time_phases)
-    logits = target.start(prompt, rolls_back=True)  # prefill: (1, 1, vocab)
+    logits = target.prefill(prompt, rolls_back=True)  # prefill: (1, 1, vocab)
     token = draw_next(logits[:, -1], sampling, uniforms((1,), generator, target.device))  # (1,)
     committed = to_host(token)
-    drafter.start(target, prompt, sampling)  # NEW
+    drafter.prefill(target, prompt, sampling)  # NEW
     drafter.observe(0, committed)  # NEW
     n_prompt, n_committed = prompt.shape[1], 1
     watch.lap("prefill")
@@ -113,7 +113,7 @@ def speculative_decode(
 
         # 2. Verify: one target pass over the last committed token and the drafted ones. # NEW
         last = torch.tensor([committed[-1:]], device=target.device)
-        logits = target.feed(torch.cat([last, draft.tokens], dim=1))  # (1, n_drafted + 1, vocab)
+        logits = target.forward(torch.cat([last, draft.tokens], dim=1))  # (1, n_drafted + 1, vocab)
         watch.lap("verify")
 
         # 3. Accept or reject, and fetch what was decided: the one host synchronisation of the round. # NEW
@@ -124,7 +124,7 @@ def speculative_decode(
         watch.lap("accept")
 
         # 4. Roll back both caches to all but the last committed token. # NEW
-        target.rollback(rules.tokens_to_keep(target.length, n_prompt + n_committed))
+        target.crop(rules.tokens_to_keep(target.length, n_prompt + n_committed))
         drafter.observe(n_accepted, committed)
         watch.lap("rollback")
 
@@ -168,7 +168,7 @@ def main(argv: list[str] | None = None) -> int:
     options.note("\n".join([setup.describe(), *theirs.describe()]))
     decode = theirs.decoder(speculative_decode, Rules)  # NEW
     for prompt in prompts:
-        if isinstance(drafter, Dial):  # NEW: the instrument needs to know the right answer
+        if isinstance(drafter, OracleDraft):  # NEW: the instrument needs to know the right answer
             ids = prompt.ids.to(setup.device)
             drafter.replay(list(autoregressive_decode(setup.target, ids, args.max_new_tokens, eos=eos)))
         generator = torch.Generator(setup.device).manual_seed(args.seed)

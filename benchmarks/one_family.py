@@ -20,7 +20,7 @@ from draft_models import ModelDrafter
 from optimized_speculative import speculative_decode
 from speclab.lab.degraded_drafts import noisy
 from speclab.models import loading, memory, select
-from speclab.models.backends.exported import FlatModel
+from speclab.models.backends.exported import ExportedModel
 from speclab.models.cached import CachedModel
 from speclab.models.checks import ADVICE, check_model
 from speclab.system.errors import EnvironmentProblem
@@ -101,7 +101,7 @@ def prompt_of(length: int) -> torch.Tensor:
     return torch.randint(1, VOCAB, (1, length), generator=torch.Generator().manual_seed(0))
 
 
-def compare(model: PreTrainedModel, gears: list[FlatModel | None]) -> tuple[int, int]:
+def compare(model: PreTrainedModel, gears: list[ExportedModel | None]) -> tuple[int, int]:
     """Decode every prompt on these engines, or raise NotTheSame.  -> drafted tokens accepted, and rejected"""
     model.generation_config = GenerationConfig()  # no ends of text, no forced tokens
     right = {length: library_text(model, prompt_of(length)) for length in PROMPTS}

@@ -41,7 +41,7 @@ from draft_models import Drafter, ModelDrafter, NgramDrafter, add_draft_flag
 from optimized_speculative import speculative_decode
 from speclab.cli import options
 from speclab.core.sampling import Sampling
-from speclab.lab.harness import STOPS, library_generate, mixed, rehearsals
+from speclab.lab.harness import STOPS, library_generate, mixed, warm_up_runs
 from speclab.lab.run_config import numbers
 from speclab.models import loading
 from speclab.models.cached import check_prompt
@@ -195,7 +195,9 @@ def measure(bench: Bench, arms: list[Arm], prompts: list[Prompt], repeats: int) 
     interrupted = False
     with progress_bar(total=len(turns) + 1, unit="turn", desc="measuring", leave=False) as bar:
         try:
-            for _, prompt in rehearsals(bench.setup, [Sampling()], prompts):  # meet every shape before the clock counts
+            for _, prompt in warm_up_runs(
+                bench.setup, [Sampling()], prompts
+            ):  # meet every shape before the clock counts
                 for arm in arms:
                     decode(bench, arm, prompt)
             bar.update()

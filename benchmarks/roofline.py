@@ -127,11 +127,11 @@ def time_passes(
 
     def one_pass(width: int) -> float:
         tokens = ids[:, context : context + width]
-        taken = seconds(lambda: cached.feed(tokens), cached.device)
-        cached.rollback(context)
+        taken = seconds(lambda: cached.forward(tokens), cached.device)
+        cached.crop(context)
         return taken
 
-    cached.start(ids[:, :context], rolls_back=True)
+    cached.prefill(ids[:, :context], rolls_back=True)
     for width in widths:  # meet every shape before the clock counts
         one_pass(width)
     for turn in range(repeats):

@@ -4,14 +4,14 @@ Chapter: docs/chapters/08-bug-hunt.md. Check: python check.py 8
 What the loop does as it is: python -m exercises.scenes
 
 A whole draft-verify loop. As an exercise it has no holes, but five bugs that have been seen in public code. Keep the
-names and arguments of `accept` and `decode`. Both speak the lab's language: `Draft`, `Verdict` and `Sampling` of
+names and arguments of `accept` and `decode`. Both speak the lab's language: `Draft`, `AcceptResult` and `Sampling` of
 speclab/core/sampling.py, `Round` of optimized_speculative.py. A target is anything with
 
     device, length              where tensors live; tokens in its cache
     max_length                  positions it was built for, or None
-    start(prompt, rolls_back)   forget everything, take in (1, n) ids -> logits (1, 1, vocab) of the next token
-    feed(tokens)                append (1, m) ids to the cache -> logits (1, m, vocab), row i follows token i
-    rollback(length)            keep the first `length` tokens of the cache
+    prefill(prompt, rolls_back)   forget everything, take in (1, n) ids -> logits (1, 1, vocab) of the next token
+    forward(tokens)             append (1, m) ids to the cache -> logits (1, m, vocab), row i follows token i
+    crop(length)                keep the first `length` tokens of the cache
 
 and a drafter is anything with start, propose and observe as in draft_models.py.
 """
@@ -23,11 +23,11 @@ from torch import Tensor
 
 from draft_models import Drafter
 from optimized_speculative import Round
-from speclab.core.sampling import Draft, Sampling, Verdict, draw, draw_next, to_host, uniforms
+from speclab.core.sampling import AcceptResult, Draft, Sampling, draw, draw_next, to_host, uniforms
 from speclab.models.cached import CachedModel, check_prompt
 
 
-def accept(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> Verdict:
+def accept(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> AcceptResult:
     """The rejection rule for one text: what comes out follows the target's distribution, whatever the draft.
 
     draft: n proposed tokens, tokens (1, n); probs (1, n, vocab), or None where each proposal was certain.
@@ -47,7 +47,7 @@ def accept(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> Verdict:
     passed = uniforms[:, :1] * draft_of_token < target_of_token
     n_accepted = passed.long().cumprod(-1).sum(-1)  # (1,) leading passes
     weights = target_probs[:, n_accepted.item()]  # (1, vocab)
-    return Verdict(n_accepted, draw(weights, uniforms[:, n]))
+    return AcceptResult(n_accepted, draw(weights, uniforms[:, n]))
 
 
 def decode(
@@ -70,9 +70,9 @@ def decode(
         return
     generator = generator or torch.Generator(target.device).manual_seed(0)
 
-    logits = target.start(prompt, rolls_back=True)  # prefill: (1, 1, vocab)
+    logits = target.prefill(prompt, rolls_back=True)  # prefill: (1, 1, vocab)
     committed = to_host(draw_next(logits[:, -1], sampling, uniforms((1,), generator, target.device)))
-    drafter.start(target, prompt, sampling)
+    drafter.prefill(target, prompt, sampling)
     drafter.observe(0, committed)
     n_prompt, n_committed = prompt.shape[1], 1
     finish = "eos" if committed[0] in eos else "length" if max_new_tokens == 1 else None
@@ -87,7 +87,7 @@ def decode(
 
         # 2. Verify: one target pass over the last committed token and the drafted ones.
         last = torch.tensor([committed[-1:]], device=target.device)
-        logits = target.feed(torch.cat([last, draft.tokens], dim=1))  # (1, n_drafted + 1, vocab)
+        logits = target.forward(torch.cat([last, draft.tokens], dim=1))  # (1, n_drafted + 1, vocab)
 
         # 3. Accept or reject.
         verdict = accept(draft, sampling.probs(logits), chances[:, k : k + n_drafted + 1])
@@ -98,7 +98,7 @@ def decode(
         n_committed += len(committed)
 
         # 4. Roll back.
-        target.rollback(min(target.length, n_prompt + n_committed))
+        target.crop(min(target.length, n_prompt + n_committed))
         drafter.observe(n_accepted, committed)
 
         n_rejected = int(n_accepted < n_drafted)

@@ -55,11 +55,11 @@ class TinyTarget:
     def length(self) -> int:
         return len(self.cache)
 
-    def start(self, prompt: Tensor, rolls_back: bool = False) -> Tensor:
+    def prefill(self, prompt: Tensor, rolls_back: bool = False) -> Tensor:
         self.cache = []
-        return self.feed(prompt)[:, -1:]
+        return self.forward(prompt)[:, -1:]
 
-    def feed(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor) -> Tensor:
         rows = []
         for token in tokens[0].tolist():
             self.cache.append(token)
@@ -67,7 +67,7 @@ class TinyTarget:
         self.n_passes += 1
         return 9.0 * torch.nn.functional.one_hot(torch.tensor([rows]), VOCAB).double()  # (1, m, vocab)
 
-    def rollback(self, length: int) -> None:
+    def crop(self, length: int) -> None:
         assert 0 <= length <= self.length, f"cannot keep {length} of the {self.length} tokens in the cache"
         del self.cache[length:]
 
@@ -80,7 +80,7 @@ class TinyDrafter:
         self.text: list[int] = []
         self.asked: list[int] = []  # k of every proposal
 
-    def start(self, target: TinyTarget, prompt: Tensor, sampling: Sampling) -> None:
+    def prefill(self, target: TinyTarget, prompt: Tensor, sampling: Sampling) -> None:
         self.text = prompt[0].tolist()
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:

@@ -47,7 +47,7 @@ class MyDrafter:
     the prompt's own pass, it calls observe without a propose before it.
     """
 
-    def start(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
+    def prefill(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
         """Begin a new text: forget the one before, and take in the prompt.
 
         prompt: (1, n) ids, n >= 1. What you propose later has to live on prompt.device. A lookup needs neither the

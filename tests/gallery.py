@@ -117,8 +117,8 @@ CACHE, GRAPHS, BENCH = "speclab/models/cached.py", "speclab/models/backends/cuda
 CHECKS, LOADING, ENGINE = "speclab/models/checks.py", "speclab/models/loading.py", "speclab/models/select.py"
 ROUNDING, JUDGE, FLAGS = "speclab/models/rounding.py", "speclab/theory/losslessness.py", "speclab/cli/options.py"
 COMMIT = "committed = [*drafted[:n_accepted], next_token]"
-VERIFY = "logits = target.feed(torch.cat([last, draft.tokens], dim=1))"
-ROLLBACK = "target.rollback(rules.tokens_to_keep(target.length, n_prompt + n_committed))"
+VERIFY = "logits = target.forward(torch.cat([last, draft.tokens], dim=1))"
+ROLLBACK = "target.crop(rules.tokens_to_keep(target.length, n_prompt + n_committed))"
 NEXT_TOKEN = "torch.where(whole[:, None], target_here, residual)"
 
 MUTANTS = (
@@ -236,7 +236,7 @@ MUTANTS = (
         "feeds the prompt again in every round",
         LOOP,
         VERIFY,
-        "logits = target.feed(torch.cat([prompt, last, draft.tokens], dim=1))[:, prompt.shape[1] :]",
+        "logits = target.forward(torch.cat([prompt, last, draft.tokens], dim=1))[:, prompt.shape[1] :]",
         _tests("greedy_output_is_the_targets_own_choice"),
     ),
     Mutant(
@@ -252,7 +252,7 @@ MUTANTS = (
         "leaves the first refused token in the target's cache",
         LOOP,
         ROLLBACK,
-        "target.rollback(min(target.length, n_prompt + n_committed))",
+        "target.crop(min(target.length, n_prompt + n_committed))",
         _tests("target_cache_holds_all_but_the_last_committed_token", "greedy_output_is_the_targets_own_choice"),
     ),
     Mutant(
@@ -260,14 +260,14 @@ MUTANTS = (
         "rolls the target's cache back one token too far",
         LOOP,
         ROLLBACK,
-        "target.rollback(n_prompt + n_committed - 2)",
+        "target.crop(n_prompt + n_committed - 2)",
         _tests("target_cache_holds_all_but_the_last_committed_token", "greedy_output_is_the_targets_own_choice"),
     ),
     Mutant(
         10,
         "never rolls the draft's cache back",
         DRAFTS,
-        "self.draft.rollback(kept)",
+        "self.draft.crop(kept)",
         "pass",
         _tests("proposals_are_the_draft_models_own_continuation"),
     ),
@@ -392,7 +392,7 @@ MUTANTS = (
         "verifies in one pass, then passes again for the next token",
         LOOP,
         VERIFY,
-        f"{VERIFY}\n        target.rollback(n_prompt + n_committed - 1)\n        {VERIFY}",
+        f"{VERIFY}\n        target.crop(n_prompt + n_committed - 1)\n        {VERIFY}",
         _tests("one_target_pass_per_round"),
     ),
     Mutant(
@@ -583,7 +583,7 @@ MUTANTS = (
         24,
         "rolls nothing back when it checks the fast engine",
         ENGINE,
-        "text, wrong=model_checks.WRONG)",
+        "text, wrong=checks.WRONG)",
         "text)",
         _tests("experts_do_not_excuse_a_fast_engine_that_loses_its_cache"),
     ),
@@ -691,8 +691,8 @@ MUTANTS = (
         28,
         "holds the fast engine against itself",
         ENGINE,
-        "right = model_checks.uncached_logits(model, text)[:, -sum(model_checks.WIDTHS) :]",
-        "right = model_checks.cached_logits(CachedModel(model, flat=flat), text, wrong=model_checks.WRONG)",
+        "right = checks.uncached_logits(model, text)[:, -sum(checks.WIDTHS) :]",
+        "right = checks.cached_logits(CachedModel(model, flat=flat), text, wrong=checks.WRONG)",
         _tests("wrong_logits_are_no_fast_engine_however_noisy_the_eager_one"),
     ),
     Mutant(
@@ -761,7 +761,7 @@ def run_tests(tests: tuple[str, ...], mutant: Mutant | None = None, timeout: flo
 
 
 def judge(mutant: Mutant, exit_code: int | None, output: str) -> str:
-    """Verdict: "killed", "killed (hangs)", "SURVIVED", or "NOT KILLED" and why."""
+    """AcceptResult: "killed", "killed (hangs)", "SURVIVED", or "NOT KILLED" and why."""
     if exit_code is None:
         return "killed (hangs)" if mutant.hangs else "NOT KILLED: ran out of time"
     if exit_code != 1:

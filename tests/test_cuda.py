@@ -5,12 +5,12 @@ import torch
 from tiny_models import FAMILIES, VOCAB, perturbed, tiny
 
 from baseline_autoregressive import autoregressive_decode
-from draft_models import Chain, ModelDrafter, NgramDrafter
+from draft_models import DraftSteps, ModelDrafter, NgramDrafter
 from optimized_speculative import speculative_decode
 from speclab.cli import options
 from speclab.core.sampling import Sampling
 from speclab.models import loading, padding, select
-from speclab.models.backends.exported import FlatModel
+from speclab.models.backends.exported import ExportedModel
 from speclab.models.cached import CachedModel
 from speclab.theory import losslessness
 
@@ -34,7 +34,7 @@ def exact_products(monkeypatch):
 def on_gpu(family: str, fast: bool, noise: float = 0.0) -> CachedModel:
     model = tiny(family, dtype=torch.float32)
     model = (perturbed(model, noise) if noise else model).cuda()
-    return CachedModel(model, flat=FlatModel(model) if fast else None)
+    return CachedModel(model, flat=ExportedModel(model) if fast else None)
 
 
 @pytest.mark.parametrize("fast", [False, True], ids=["eager", "fast"])
@@ -73,13 +73,13 @@ def test_a_chain_of_draft_steps_is_captured_whole(sampling):
         generator = torch.Generator("cuda").manual_seed(3)
         found.append(list(speculative_decode(target, drafter, PROMPT.cuda(), 4, N_NEW, sampling, generator)))
     assert found[0] == found[1] == found[2]
-    assert any(isinstance(recipe.program, Chain) for recipe, _ in drafter.draft._gear._lane._graphs)
+    assert any(isinstance(recipe.program, DraftSteps) for recipe, _ in drafter.draft._gear._lane._graphs)
 
 
 def test_two_decodings_side_by_side_over_many_buckets():
     """600 tokens cross two buckets and outgrow a lane; two decodings of one model share its weights and no lane."""
     model = tiny("llama", dtype=torch.float32, max_position_embeddings=2048).cuda()
-    flat = FlatModel(model)
+    flat = ExportedModel(model)
     prompts = [PROMPT.cuda(), PROMPT.flip(1).cuda()]
     right = [list(autoregressive_decode(CachedModel(model), prompt, 600)) for prompt in prompts]
     reference = losslessness.Reference(model)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tiny_models import VOCAB, perturbed, tiny
 
 from baseline_autoregressive import autoregressive_decode
-from draft_models import DialDrafter, FreeDialDrafter, ModelDrafter, NgramDrafter
+from draft_models import FreeOracleDrafter, ModelDrafter, NgramDrafter, OracleModelDrafter
 from optimized_speculative import Round, speculative_decode
 from speclab.core.sampling import Sampling
 from speclab.models.cached import CachedModel
@@ -25,7 +25,7 @@ NO_CHANCES = torch.empty((1, 0))
 def ngram(tokens: list[int], longest: int = 4, shortest: int = 2) -> NgramDrafter:
     """A drafter that has taken in `tokens`."""
     drafter = NgramDrafter(longest, shortest)
-    drafter.start(None, torch.tensor([tokens], dtype=torch.long), Sampling())
+    drafter.prefill(None, torch.tensor([tokens], dtype=torch.long), Sampling())
     return drafter
 
 
@@ -83,7 +83,7 @@ def test_single_token_repetition():
 def test_start_forgets():
     """A second prompt must not be answered from the first."""
     drafter = ngram([1, 2, 3, 1, 2])
-    drafter.start(None, torch.tensor([[9, 1, 2]]), Sampling())
+    drafter.prefill(None, torch.tensor([[9, 1, 2]]), Sampling())
     assert proposed(drafter, 4) == []
 
 
@@ -135,7 +135,7 @@ def test_model_drafter_proposes_its_own_greedy_continuation(target):
     """Each proposal follows the ones before it: the draft reads its own tokens."""
     draft = CachedModel(perturbed(target.model, 0.1))
     drafter = ModelDrafter(draft)
-    drafter.start(target, PROMPT, Sampling())
+    drafter.prefill(target, PROMPT, Sampling())
     drafter.observe(0, [11])
     ids = torch.cat([PROMPT, torch.tensor([[11]])], dim=1)
     right = list(autoregressive_decode(CachedModel(draft.model), ids, 5))
@@ -153,7 +153,7 @@ def test_model_drafter_hands_over_what_it_drew_from(target):
     """The accept rule is exact only with the very distribution of each token, temperature and filters applied."""
     draft = CachedModel(perturbed(target.model, 0.1))
     drafter, sampling = ModelDrafter(draft), Sampling(temperature=0.7, top_k=6)
-    drafter.start(target, PROMPT, sampling)
+    drafter.prefill(target, PROMPT, sampling)
     drafter.observe(0, [11])
     proposal = drafter.propose(3, torch.tensor([[0.1, 0.95, 0.5]], dtype=torch.float64))
     ids = torch.cat([PROMPT, torch.tensor([[11]]), proposal.tokens], dim=1)
@@ -169,7 +169,7 @@ def test_model_drafter_with_k_0(target):
     draft = CachedModel(perturbed(target.model, 0.1))
     for sampling in (Sampling(), Sampling(1.0)):
         drafter = ModelDrafter(draft)
-        drafter.start(target, PROMPT, sampling)
+        drafter.prefill(target, PROMPT, sampling)
         drafter.observe(0, [11])
         proposal = drafter.propose(0, NO_CHANCES)
         assert proposal.tokens.shape == (1, 0)
@@ -186,7 +186,7 @@ def test_draft_catches_up_after_rounds_without_drafts(target):
     """Tokens committed while nothing was drafted go in together with the first pass of the next draft."""
     draft = CachedModel(perturbed(target.model, 0.1))
     drafter = ModelDrafter(draft)
-    drafter.start(target, PROMPT, Sampling())
+    drafter.prefill(target, PROMPT, Sampling())
     drafter.observe(0, [11])
     for token in (3, 8):
         drafter.propose(0, NO_CHANCES)
@@ -200,9 +200,11 @@ def test_draft_catches_up_after_rounds_without_drafts(target):
 # --- The dial --------------------------------------------------------------------------------------------------------
 
 
-def dialed(target: CachedModel, accuracy: float, k: int, limit: int, seed: int = 0) -> tuple[DialDrafter, list[Round]]:
+def dialed(
+    target: CachedModel, accuracy: float, k: int, limit: int, seed: int = 0
+) -> tuple[OracleModelDrafter, list[Round]]:
     """Decode with a dial over a draft model that knows nothing."""
-    dial = DialDrafter(CachedModel(tiny("llama", seed=50)), accuracy, seed)
+    dial = OracleModelDrafter(CachedModel(tiny("llama", seed=50)), accuracy, seed)
     dial.replay(list(autoregressive_decode(target, PROMPT, limit)))
     return dial, rounds_of(target, dial, k, limit)
 
@@ -231,7 +233,7 @@ def test_dial_acceptance_rate():
     """
     target, draft = CachedModel(tiny("gpt2")), CachedModel(tiny("gpt2", seed=50, n_layer=1))
     text = list(autoregressive_decode(target, PROMPT, 480))
-    dial = DialDrafter(draft, 0.6, seed=1)
+    dial = OracleModelDrafter(draft, 0.6, seed=1)
     dial.replay(text)
     rounds = rounds_of(target, dial, 4, 480)
     assert [token for r in rounds for token in r.tokens] == text
@@ -253,12 +255,12 @@ def test_dial_is_repeatable_and_its_seed_matters(target):
 def test_dial_refuses_what_is_no_probability(accuracy):
     """A slip such as dial:80 must not be read as certainty."""
     with pytest.raises(ValueError, match="0 … 1"):
-        DialDrafter(CachedModel(tiny("llama")), accuracy)
+        OracleModelDrafter(CachedModel(tiny("llama")), accuracy)
 
 
 def test_dial_refuses_sampling(target):
     """It replays the greedy text; with sampling its proposals would not be what the rule takes them for."""
-    dial = DialDrafter(CachedModel(tiny("llama")), 0.5)
+    dial = OracleModelDrafter(CachedModel(tiny("llama")), 0.5)
     with pytest.raises(UsageProblem, match="temperature 0"):
         rounds_of(target, dial, 3, 5, Sampling(temperature=0.7))
 
@@ -285,7 +287,7 @@ def held_back(rounds: list[Round]) -> int:
 
 def test_dial_beyond_its_reference(target):
     """A text that goes on behind the reference is drafted by the draft model itself, and still right."""
-    dial = DialDrafter(CachedModel(target.model), 0.0)
+    dial = OracleModelDrafter(CachedModel(target.model), 0.0)
     text = list(autoregressive_decode(target, PROMPT, 20))
     dial.replay(text[:10])
     rounds = rounds_of(target, dial, 3, 20)
@@ -297,7 +299,7 @@ def test_dial_beyond_its_reference(target):
 @pytest.mark.parametrize("accuracy", [0.0, 0.5, 1.0])
 def test_free_dial_is_the_dial_without_a_model(target, accuracy):
     """Same dice, same proposals, same rounds; behind its reference it has nothing to say."""
-    free = FreeDialDrafter(accuracy)
+    free = FreeOracleDrafter(accuracy)
     text = list(autoregressive_decode(target, PROMPT, 31))
     free.replay(text)
     assert rounds_of(target, free, 4, 31) == dialed(target, accuracy, 4, 31)[1]

@@ -45,26 +45,26 @@ class TableModel:
     def known(self, ids: Tensor) -> Tensor:
         return ids
 
-    def start(self, prompt: Tensor, rolls_back=False) -> Tensor:
+    def prefill(self, prompt: Tensor, rolls_back=False) -> Tensor:
         self.length = prompt.shape[1]
         return self.logits[prompt[:, -1:]]
 
-    def feed(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor) -> Tensor:
         self.length += tokens.shape[1]
         return self.logits[tokens]
 
     def run(self, program, *inputs):
-        return program(self.feed, *inputs)
+        return program(self.forward, *inputs)
 
-    def rollback(self, length: int) -> None:
+    def crop(self, length: int) -> None:
         self.length = length
 
 
 class WatchedDrafter(ModelDrafter):
     """A ModelDrafter that notes what it proposed and after which text."""
 
-    def start(self, target, prompt, sampling):
-        super().start(target, prompt, sampling)
+    def prefill(self, target, prompt, sampling):
+        super().prefill(target, prompt, sampling)
         self.text, self.proposals = prompt[0].tolist(), []  # proposals: (length of the text, ids)
 
     def propose(self, k, uniforms):
@@ -358,7 +358,7 @@ def test_proposals_follow_the_probabilities_they_are_scored_with(prompt):
     n, drafter = 48, ModelDrafter(CachedModel(tiny_llama(seed=5, n_layers=1, vocab_size=8)))
     ids, proposed = prompt % 8, []
     for u in grid(n, 1):
-        drafter.start(drafter.draft, ids, SAMPLED)
+        drafter.prefill(drafter.draft, ids, SAMPLED)
         drafter.observe(0, [3])
         draft = drafter.propose(1, u[None])
         proposed.append(draft.tokens[0, 0])
@@ -501,13 +501,13 @@ def script(monkeypatch, capsys, prompt):
         now = 0.0
 
     class TimedModel(CachedModel):
-        def start(self, prompt, **options):
+        def prefill(self, prompt, **options):
             Clock.now += 100.0
-            return super().start(prompt, **options)
+            return super().prefill(prompt, **options)
 
-        def feed(self, tokens):
+        def forward(self, tokens):
             Clock.now += 1.0
-            return super().feed(tokens)
+            return super().forward(tokens)
 
     def no_drafts(*_):
         return NgramDrafter(longest=40, shortest=40)  # the text is too short for a match

@@ -15,10 +15,10 @@ from torch import Tensor
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from baseline_autoregressive import autoregressive_decode
-from draft_models import Chain, DialDrafter, ModelDrafter, NgramDrafter
+from draft_models import DraftSteps, ModelDrafter, NgramDrafter, OracleModelDrafter
 from optimized_speculative import Round, speculative_decode
 from speclab.core import sampling as sampling_module
-from speclab.core.sampling import Sampling, Verdict, accept, draw
+from speclab.core.sampling import AcceptResult, Sampling, accept, draw
 from speclab.models import cached
 from speclab.models.cached import CachedModel
 from speclab.system.errors import EnvironmentProblem, UsageProblem
@@ -69,8 +69,8 @@ class Spy:
     def __init__(self, drafter):
         self.drafter, self.asked, self.proposed = drafter, [], []
 
-    def start(self, target, prompt, sampling):
-        self.drafter.start(target, prompt, sampling)
+    def prefill(self, target, prompt, sampling):
+        self.drafter.prefill(target, prompt, sampling)
 
     def propose(self, k, uniforms):
         draft = self.drafter.propose(k, uniforms)
@@ -86,7 +86,7 @@ def make_drafter(kind: str, s: Subject):
     if kind == "ngram":
         return NgramDrafter(longest=3, shortest=1)
     if kind.startswith("dial"):
-        dial = DialDrafter(CachedModel(s.bad), float(kind.partition(":")[2]), seed=3)
+        dial = OracleModelDrafter(CachedModel(s.bad), float(kind.partition(":")[2]), seed=3)
         dial.replay(s.text)
         return dial
     return ModelDrafter(CachedModel({"good": s.good, "bad": s.bad, "identical": s.model}[kind]))
@@ -422,20 +422,20 @@ def test_joint_law_of_a_real_architecture(family):
     check_law(Law(1.0, 2), model, ModelDrafter(CachedModel(perturbed(model, 0.2))), 3000)
 
 
-def correction_from_target(draft, target_probs, uniforms) -> Verdict:
+def correction_from_target(draft, target_probs, uniforms) -> AcceptResult:
     """Public bug 4: after a rejection sample from p, not from norm(max(0, p - q))."""
     n_accepted = accept(draft, target_probs, uniforms).n_accepted
-    return Verdict(n_accepted, draw(target_probs[0, n_accepted], uniforms[:, -1]))
+    return AcceptResult(n_accepted, draw(target_probs[0, n_accepted], uniforms[:, -1]))
 
 
-def bonus_by_argmax(draft, target_probs, uniforms) -> Verdict:
+def bonus_by_argmax(draft, target_probs, uniforms) -> AcceptResult:
     """Public bug 8."""
     verdict = accept(draft, target_probs, uniforms)
     best = target_probs[:, -1].argmax(-1)
     return verdict._replace(next_token=torch.where(verdict.n_accepted == draft.size, best, verdict.next_token))
 
 
-def one_uniform_for_all(draft, target_probs, uniforms) -> Verdict:
+def one_uniform_for_all(draft, target_probs, uniforms) -> AcceptResult:
     """Public bug 12: the seed is reset inside the loop, so all uniforms of a round are equal."""
     return accept(draft, target_probs, uniforms[:, :1].expand_as(uniforms))
 
@@ -447,7 +447,7 @@ class ArgmaxDraft(ModelDrafter):
         return ArgmaxChain(self._sampling)(self.draft.feed, not_fed, uniforms)
 
 
-class ArgmaxChain(Chain):
+class ArgmaxChain(DraftSteps):
     def choose(self, logits, uniform):
         return logits.argmax(-1), self.sampling.probs(logits)
 
@@ -455,8 +455,8 @@ class ArgmaxChain(Chain):
 class NotRolledBack(CachedModel):
     """Public bug 10: the cache keeps one rejected token."""
 
-    def rollback(self, length):
-        super().rollback(min(length + 1, self.length))
+    def crop(self, length):
+        super().crop(min(length + 1, self.length))
 
 
 @pytest.mark.parametrize(
@@ -682,7 +682,7 @@ def test_a_broken_cache_cannot_excuse_its_own_text(monkeypatch):
     model = tiny("llama", dtype=torch.float32)
     right = list(autoregressive_decode(CachedModel(model), s.prompt, 24))
     with monkeypatch.context() as broken:
-        broken.setattr(cached._EagerGear, "forget", lambda self, n_tokens: None)
+        broken.setattr(cached.EagerBackend, "crop", lambda self, n_tokens: None)
         rounds = speculative_decode(CachedModel(model), ModelDrafter(CachedModel(s.bad)), s.prompt, 4, 24)
         wrong = [token for r in rounds for token in r.tokens]
         verdict = judge_divergence(Reference(model), s.prompt[0].tolist(), right, wrong, VOCAB)

@@ -29,7 +29,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from speclab.models.backends.exported import FlatModel
+from speclab.models.backends.exported import ExportedModel
 
 VOCAB = 48
 WINDOW = 8  # of the sliding-window families: shorter than every prompt plus output
@@ -112,13 +112,13 @@ def perturbed(model: nn.Module, noise: float, seed: int = 1) -> nn.Module:
     return copied.eval()
 
 
-_FLAT: weakref.WeakKeyDictionary[PreTrainedModel, FlatModel] = weakref.WeakKeyDictionary()
+_FLAT: weakref.WeakKeyDictionary[PreTrainedModel, ExportedModel] = weakref.WeakKeyDictionary()
 
 
-def flattened(model: PreTrainedModel) -> FlatModel:
+def flattened(model: PreTrainedModel) -> ExportedModel:
     """The model for the fast gear; flattening takes a second, so the same model is flattened once."""
     if model not in _FLAT:
-        _FLAT[model] = FlatModel(model)
+        _FLAT[model] = ExportedModel(model)
     return _FLAT[model]
 
 

@@ -30,7 +30,7 @@ class Draft(NamedTuple):
     probs: Tensor | None = None  # (batch, n, vocab) what each token was drawn from; None = one-hot
 
 
-class Verdict(NamedTuple):
+class AcceptResult(NamedTuple):
     """What the accept rule decided, as tensors on the device."""
 
     n_accepted: Tensor  # (batch,) drafted tokens kept
@@ -101,7 +101,7 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
     return torch.where((total[:, 0] > 0) & total[:, 0].isfinite(), token, NOT_FINITE)
 
 
-def accept(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> Verdict:
+def accept(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> AcceptResult:
     """Token-by-token rejection rule: the output follows the target's distribution exactly, whatever the draft.
 
     target_probs: (batch, n + 1, vocab), row i is the target's distribution after i drafted tokens.
@@ -126,7 +126,7 @@ def accept(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> Verdict:
     row = torch.arange(batch, device=tokens.device)
     target_here = target_probs[row, n_accepted]  # (batch, vocab) where the next token is drawn
     if n == 0:
-        return Verdict(n_accepted, draw(target_here, uniforms[:, 0]))
+        return AcceptResult(n_accepted, draw(target_here, uniforms[:, 0]))
     refused = n_accepted.clamp(max=n - 1)  # index of the refused token, where there is one
     if draft_probs is None:
         draft_here = torch.zeros_like(target_here).scatter_(-1, tokens[row, refused][:, None], 1.0)
@@ -135,7 +135,7 @@ def accept(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> Verdict:
     residual = (target_here - draft_here).clamp(min=0)
     # Bonus token: nothing was refused. Or p and q agree to the last bit, so the residual has no mass left to draw from.
     whole = (n_accepted == size) | (residual.sum(-1) <= 0)
-    return Verdict(n_accepted, draw(torch.where(whole[:, None], target_here, residual), uniforms[:, n]))
+    return AcceptResult(n_accepted, draw(torch.where(whole[:, None], target_here, residual), uniforms[:, n]))
 
 
 def draw_next(logits: Tensor, sampling: Sampling, uniforms: Tensor) -> Tensor:
@@ -146,7 +146,7 @@ def draw_next(logits: Tensor, sampling: Sampling, uniforms: Tensor) -> Tensor:
     return _most_probable(logits) if sampling.greedy else draw(sampling.probs(logits), uniforms)
 
 
-def verify(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor) -> Verdict:
+def verify(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor) -> AcceptResult:
     """`accept` from the target's logits, (batch, n + 1, vocab).
 
     Against a one-hot target the rule keeps exactly the leading drafted tokens that are the target's own, whatever the
@@ -158,7 +158,7 @@ def verify(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor) -
     n = draft.tokens.shape[1]
     live = torch.arange(n, device=own.device) < draft.size[:, None]
     n_accepted = (live & (draft.tokens == own[:, :n])).long().cumprod(-1).sum(-1)
-    return Verdict(n_accepted, own.gather(-1, n_accepted[:, None])[:, 0])
+    return AcceptResult(n_accepted, own.gather(-1, n_accepted[:, None])[:, 0])
 
 
 def _most_probable(logits: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from draft_models import Dial, Drafter, ModelDrafter, draft_room
+from draft_models import Drafter, ModelDrafter, OracleDraft, draft_room
 from speclab.core.sampling import Sampling
 from speclab.lab.harness import Bench, Measurement
 from speclab.lab.output_checks import both_distributions, lookups
@@ -12,10 +12,10 @@ from speclab.models.prompts import Prompt
 from speclab.theory.costs import Costs, fit
 from speclab.theory.forecast import Chances, model_chances
 
-Pricelist = dict[tuple[str, float], Costs]  # by draft and temperature
+CostTable = dict[tuple[str, float], Costs]  # by draft and temperature
 
 
-def calibrated(found: Measurement) -> Pricelist:
+def calibrated(found: Measurement) -> CostTable:
     """Costs from the instrumented decodings; empty where there are none."""
     return fit(found.rounds, found.steps) if found.rounds and found.steps else {}
 
@@ -28,7 +28,7 @@ def chances(bench: Bench, draft: str, prompt: Prompt, sampling: Sampling, longes
     drafter = bench.drafters[draft]
 
     def of(text: list[int]) -> Chances:
-        if isinstance(drafter, Dial):
+        if isinstance(drafter, OracleDraft):
             return _drafted(model_chances([drafter.accuracy] * len(text)), drafter, prompt)
         if isinstance(drafter, ModelDrafter):
             target_probs, draft_probs = both_distributions(bench, draft, prompt.id_list, text, sampling)

@@ -6,15 +6,15 @@ from typing import TypeVar
 
 from draft_models import Drafter, ModelDrafter
 from speclab.core.sampling import Sampling
-from speclab.lab.acceptance_chances import Pricelist, calibrated, chances
+from speclab.lab.acceptance_chances import CostTable, calibrated, chances
 from speclab.lab.harness import Bench, Measurement, is_model, keeping, measure, mixed
 from speclab.lab.output_checks import exit_code, judge
 from speclab.lab.run_config import Job, instruments, with_generate
 from speclab.models import memory
 from speclab.models.prompts import Prompt
-from speclab.present import plots
+from speclab.present import plots, report
 from speclab.records import rows
-from speclab.records.rows import AGAIN, BASELINE, Arm, Sample
+from speclab.records.rows import BASELINE, BASELINE_REPEAT, Arm, Sample
 from speclab.system import terminal
 from speclab.system.errors import Problem
 from speclab.system.files import do_all
@@ -47,7 +47,7 @@ def compare(job: Job) -> int:
     return code or wrong
 
 
-def explained(found: Measurement, make: Callable[[Pricelist], Made], prices: Pricelist | None = None) -> Made:
+def explained(found: Measurement, make: Callable[[CostTable], Made], prices: CostTable | None = None) -> Made:
     """What `make` makes of the calibrated prices; of none, which explains nothing and is quick, where that is stopped.
 
     prices: of another measurement, in place of this one's.
@@ -82,12 +82,12 @@ def describe_bytes(job: Job) -> str:
     return memory.describe(target, drafts[0] if drafts else None, k, context)
 
 
-def comparison_record(job: Job, bench: Bench, found: Measurement, prices: Pricelist) -> dict:
+def comparison_record(job: Job, bench: Bench, found: Measurement, prices: CostTable) -> dict:
     """Everything that tables and pictures are views of."""
     greedy = [s for s in found.samples if s.arm == BASELINE and s.temperature == 0]
     noise = []
     for temperature in job.temperatures:
-        floor = attribution.noise_floor(found.of(BASELINE, temperature), found.of(AGAIN, temperature))
+        floor = attribution.noise_floor(found.of(BASELINE, temperature), found.of(BASELINE_REPEAT, temperature))
         if floor:
             noise.append({"temperature": temperature, **floor})
     return {
@@ -114,7 +114,7 @@ def comparison_record(job: Job, bench: Bench, found: Measurement, prices: Pricel
 
 
 def build_rows(
-    bench: Bench, found: Measurement, prompts: list[Prompt], prices: Pricelist, base: Sampling, common: dict
+    bench: Bench, found: Measurement, prompts: list[Prompt], prices: CostTable, base: Sampling, common: dict
 ) -> list[dict]:
     """Rows for all prompts, for each kind, and for the prompts whose greedy text does not end in a loop."""
     parts = _parts(bench, found, prompts, prices, base)
@@ -125,8 +125,8 @@ def build_rows(
         for name, belongs in groups(found.samples).items():
             samples = [s for s in found.samples if s.temperature == temperature and belongs(s)]
             baseline = [s for s in samples if s.arm == BASELINE]
-            floor = attribution.noise_floor(baseline, [s for s in samples if s.arm == AGAIN])
-            for arm in dict.fromkeys(s.arm for s in samples if s.arm != AGAIN):
+            floor = attribution.noise_floor(baseline, [s for s in samples if s.arm == BASELINE_REPEAT])
+            for arm in dict.fromkeys(s.arm for s in samples if s.arm != BASELINE_REPEAT):
                 mine = [s for s in samples if s.arm == arm]
                 row = rows.row(arm, mine, baseline, common, name)
                 total = attribution.Part()
@@ -162,7 +162,7 @@ class _Rerun:
 
 
 def _parts(
-    bench: Bench, found: Measurement, prompts: list[Prompt], prices: Pricelist, base: Sampling
+    bench: Bench, found: Measurement, prompts: list[Prompt], prices: CostTable, base: Sampling
 ) -> dict[tuple[Arm, float, int], attribution.Part]:
     """Every speculative sample priced."""
     baseline = {(s.temperature, s.prompt_index): s for s in found.samples if s.arm == BASELINE}

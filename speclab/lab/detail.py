@@ -1,6 +1,6 @@
 """What a round looked at, on the host: every number that the accept rule used, and the target's own confidence.
 
-For pictures (lab/trace.py). The loop knows nothing of it: `Looking` stands in the place of the verification rule.
+For pictures (lab/trace.py). The loop knows nothing of it: `DetailRecorder` stands in the place of the verification rule.
 """
 
 import time
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from speclab.core.clock import synchronize
-from speclab.core.sampling import Draft, Sampling, Verdict
+from speclab.core.sampling import AcceptResult, Draft, Sampling
 
 
 class Detail(NamedTuple):
@@ -40,14 +40,14 @@ class Detail(NamedTuple):
         return self.uniforms[place] * self.draft_probs[place] < self.target_probs[place]
 
 
-class Looking:
+class DetailRecorder:
     """A verification rule that decides as another one does and notes what it saw."""
 
-    def __init__(self, verify: Callable[[Draft, Tensor, Sampling, Tensor], Verdict]):
+    def __init__(self, verify: Callable[[Draft, Tensor, Sampling, Tensor], AcceptResult]):
         self._verify = verify
         self._seen: deque[tuple[Detail, float]] = deque()  # and the seconds that looking took
 
-    def __call__(self, draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor) -> Verdict:
+    def __call__(self, draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor) -> AcceptResult:
         verdict = self._verify(draft, logits, sampling, uniforms)
         synchronize(logits.device)  # what the rule still has to do is no part of looking
         start = time.perf_counter()
@@ -65,7 +65,7 @@ class Looking:
             yield round_
 
 
-def look(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor, verdict: Verdict) -> Detail:
+def look(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor, verdict: AcceptResult) -> Detail:
     """The detail of one row's round. logits (1, n + 1, vocab) and uniforms (1, n or more) are what the rule got."""
     n = draft.tokens.shape[1]
     kept = verdict.n_accepted[:, None]  # (1, 1)

@@ -22,15 +22,15 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from baseline_autoregressive import autoregressive_decode
-from draft_models import Dial, Drafter, ModelDrafter
+from draft_models import Drafter, ModelDrafter, OracleDraft
 from optimized_speculative import Round, Rules, speculative_decode
 from speclab.cli import options
 from speclab.core.sampling import Draft, Sampling
-from speclab.learner.functions import LAB, Impl
+from speclab.learner.functions import LAB, Learner
 from speclab.models.cached import CachedModel
 from speclab.models.loading import settings_of_the_lab
 from speclab.models.prompts import Prompt
-from speclab.records.rows import AGAIN, GENERATE, Arm, Sample
+from speclab.records.rows import BASELINE_REPEAT, GENERATE, Arm, Sample
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.terminal import progress_bar
 from speclab.theory.costs import RoundTime, StepTime, catch_ups
@@ -44,7 +44,7 @@ class Bench:
     """One target, its drafts, and how long to decode. `theirs`: a reader's own functions in the speculative arms."""
 
     def __init__(
-        self, setup: options.Setup, drafters: dict[str, Drafter], max_new_tokens: int, seed: int, theirs: Impl = LAB
+        self, setup: options.Setup, drafters: dict[str, Drafter], max_new_tokens: int, seed: int, theirs: Learner = LAB
     ):
         self.setup, self.drafters, self.max_new_tokens, self.seed = setup, drafters, max_new_tokens, seed
         self.theirs = theirs
@@ -92,7 +92,7 @@ class Bench:
 
     def _drafter(self, name: str, ids: Tensor, budget: int) -> Drafter:
         drafter = copy.deepcopy(self.drafters[name])
-        if isinstance(drafter, Dial):
+        if isinstance(drafter, OracleDraft):
             key = tuple(ids[0].tolist())
             if len(self._references.get(key, [])) < budget:
                 self._references[key] = list(autoregressive_decode(copy.deepcopy(self.setup.target), ids, budget))
@@ -163,8 +163,8 @@ class VariedLength:
         self._drafter, self._lengths, self._dice = drafter, lengths, random.Random(seed)
         self._left: list[int] = []
 
-    def start(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
-        self._drafter.start(target, prompt, sampling)
+    def prefill(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
+        self._drafter.prefill(target, prompt, sampling)
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
         if not self._left:
@@ -243,7 +243,7 @@ def measure(
     """
     if instruments:
         middle = (len(arms) + 1) // 2  # half a round of turns away from the first, as the other arms are on average
-        arms = [*arms[:middle], AGAIN, *arms[middle:]]
+        arms = [*arms[:middle], BASELINE_REPEAT, *arms[middle:]]
     found, samples = Measurement(), {}
     turns = [(repeat, index) for repeat in range(repeats) for index in mixed(prompts)]
     with progress_bar(total=len(turns) * len(temperatures), unit="turn", desc=title, leave=False) as bar:
@@ -324,7 +324,7 @@ def _one_turn(
             samples[decoding.arm].add(
                 decoding.prefill_seconds, decoding.decode_seconds, decoding.tokens, decoding.counts, decoding.rounds
             )
-        if decoding.arm not in samples or decoding.arm == AGAIN:
+        if decoding.arm not in samples or decoding.arm == BASELINE_REPEAT:
             found.add(decoding, sampling.temperature, bench.setup.chunk)
     if GENERATE in samples:
         samples[GENERATE].add(0.0, *bench.generate(prompt))
@@ -335,7 +335,7 @@ def _warm_up(
 ) -> None:
     """Meet every shape once before the clock counts."""
     budget = min(WARM_UP_TOKENS, bench.max_new_tokens)
-    for sampling, prompt in rehearsals(bench.setup, samplings, prompts):
+    for sampling, prompt in warm_up_runs(bench.setup, samplings, prompts):
         usable = [a for a in arms if a != GENERATE]
         decodings = [bench.decoding(a, _allowed(bench, a, sampling), prompt, budget=budget) for a in usable]
         for name, lengths in instruments.items():
@@ -347,7 +347,9 @@ def _warm_up(
         bench.generate(prompts[0])
 
 
-def rehearsals(setup: options.Setup, samplings: list[Sampling], prompts: list[Prompt]) -> list[tuple[Sampling, Prompt]]:
+def warm_up_runs(
+    setup: options.Setup, samplings: list[Sampling], prompts: list[Prompt]
+) -> list[tuple[Sampling, Prompt]]:
     """What to decode before the clock counts.
 
     The first prompt, sampled if anything is. CUDA graphs want more: each is captured with the prompt's pass of the next
@@ -365,9 +367,9 @@ def _allowed(bench: Bench, arm: Arm, sampling: Sampling) -> Sampling:
 
 def greedy_only(bench: Bench, arm: Arm) -> bool:
     """The library's loop is compared token for token, and the dial replays greedy text."""
-    return arm == GENERATE or (arm.speculative and isinstance(bench.drafters[arm.draft], Dial))
+    return arm == GENERATE or (arm.speculative and isinstance(bench.drafters[arm.draft], OracleDraft))
 
 
 def is_model(drafter: Drafter) -> bool:
     """A real draft model, not the instrument that pays for one."""
-    return isinstance(drafter, ModelDrafter) and not isinstance(drafter, Dial)
+    return isinstance(drafter, ModelDrafter) and not isinstance(drafter, OracleDraft)

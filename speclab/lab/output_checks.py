@@ -120,7 +120,7 @@ def both_distributions(
 def lookups(prompt: list[int], tokens: list[int], k: int) -> Iterator[list[int]]:
     """What prompt lookup proposes at the place of each token: at most `k` ids."""
     drafter = NgramDrafter()
-    drafter.start(None, torch.tensor([prompt]), Sampling())
+    drafter.prefill(None, torch.tensor([prompt]), Sampling())
     for token in tokens:
         yield drafter.lookup(k)
         drafter.observe(0, [token])

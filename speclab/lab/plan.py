@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterable
 
 from speclab.core.sampling import Sampling
-from speclab.lab.acceptance_chances import Pricelist, calibrated, chances
+from speclab.lab.acceptance_chances import CostTable, calibrated, chances
 from speclab.lab.comparison import build_rows, explained, halves
 from speclab.lab.harness import Bench, Measurement, is_model, keeping, measure
 from speclab.lab.output_checks import exit_code, judge
@@ -177,7 +177,7 @@ def _expect(texts: _Texts, costs: Costs, k: int, context: int) -> dict:
 
 
 def _verify(
-    job: Job, bench: Bench, facts: list[dict], prompts: list[Prompt], prices: Pricelist
+    job: Job, bench: Bench, facts: list[dict], prompts: list[Prompt], prices: CostTable
 ) -> tuple[dict, Measurement]:
     """Measure the planned length and its rivals on prompts the plan has not seen.  -> for the record, what was found"""
     arms, base = [BASELINE], job.setup.sampling

@@ -13,7 +13,7 @@ from typing import TextIO
 
 import torch
 
-from draft_models import Dial, Drafter, ModelDrafter, check_prompts, make_drafter
+from draft_models import Drafter, ModelDrafter, OracleDraft, check_prompts, make_drafter
 from speclab.cli import options
 from speclab.cli.parsing import DASH
 from speclab.lab.harness import Bench, Measurement, is_model
@@ -39,7 +39,7 @@ class Job:
     prompts: list[Prompt]
     draft_lengths: list[int]
     temperatures: list[float]
-    theirs: functions.Impl = functions.LAB  # which parts a reader's own functions decide
+    theirs: functions.Learner = functions.LAB  # which parts a reader's own functions decide
     out: TextIO = field(default_factory=lambda: sys.stdout)
 
     @property
@@ -154,7 +154,7 @@ def prepare(args: argparse.Namespace) -> Job:
     drafters = make_drafters([kind for kind in args.draft.split(",") if kind], setup, args.seed)
     prompts = options.read_prompts(args, setup.tokenizer)
     check_prompts(setup.target, drafters.values(), prompts, args.max_new_tokens)
-    if 0 not in temperatures and all(isinstance(d, Dial) for d in drafters.values()):
+    if 0 not in temperatures and all(isinstance(d, OracleDraft) for d in drafters.values()):
         raise UsageProblem("the dial only replays greedy output; add 0 to --temperature")
     return Job(args, setup, drafters, prompts, lengths, temperatures, theirs)
 

@@ -108,8 +108,10 @@ def show(
     theirs: what exercise 1 says: (n_cached, n_new, d_model, n_heads, vocab_size) -> shapes without the batch axis.
     """
     check_prompt(target, prompt, draft_length + 1)
-    first = draw_next(target.start(prompt, rolls_back=True)[:, -1], sampling, uniforms((1,), generator, target.device))
-    drafter.start(target, prompt, sampling)
+    first = draw_next(
+        target.prefill(prompt, rolls_back=True)[:, -1], sampling, uniforms((1,), generator, target.device)
+    )
+    drafter.prefill(target, prompt, sampling)
     drafter.observe(0, first.tolist())
     draft = drafter.propose(draft_length, uniforms((1, draft_length), generator, target.device))
     ids = torch.cat([prompt, first[None], draft.tokens], dim=1)

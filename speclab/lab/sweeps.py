@@ -11,10 +11,10 @@ import sys
 import time
 from collections.abc import Callable
 
-from draft_models import Dial, FreeDialDrafter, ModelDrafter
+from draft_models import FreeOracleDrafter, ModelDrafter, OracleDraft
 from speclab.cli import options
 from speclab.lab import degraded_drafts
-from speclab.lab.acceptance_chances import Pricelist, calibrated
+from speclab.lab.acceptance_chances import CostTable, calibrated
 from speclab.lab.comparison import build_rows, explained
 from speclab.lab.harness import STOPS, Measurement, is_model, keeping, measure, stopped
 from speclab.lab.output_checks import exit_code, judge
@@ -22,7 +22,7 @@ from speclab.lab.run_config import Job, instruments, prepare
 from speclab.models import loading
 from speclab.models.prompts import Prompt
 from speclab.present import sweep_views
-from speclab.records.rows import AGAIN, BASELINE, Arm
+from speclab.records.rows import BASELINE, BASELINE_REPEAT, Arm
 from speclab.system import terminal
 from speclab.system.errors import UsageProblem
 from speclab.system.files import do_all, write_whole
@@ -80,7 +80,7 @@ def measured(job: Job, name: str) -> tuple[dict, Measurement]:
     """Run one sweep.  -> its record, what it is made from"""
     points, facts, found = SWEEPS[name]["points"](job)
     coolest = job.temperatures[0]
-    floor = attribution.noise_floor(found.of(BASELINE, coolest), found.of(AGAIN, coolest))
+    floor = attribution.noise_floor(found.of(BASELINE, coolest), found.of(BASELINE_REPEAT, coolest))
     return {
         **job.head(found),
         "sweep": name,
@@ -141,12 +141,12 @@ def _one_run(x: str, series: str = "method", kinds: bool = False) -> Callable[[J
 
 def _acceptance(job: Job) -> Points:
     """The dial from never right to always right, once at a real draft's price and once for nothing."""
-    dials = {name: d for name, d in job.drafters.items() if isinstance(d, Dial)}
+    dials = {name: d for name, d in job.drafters.items() if isinstance(d, OracleDraft)}
     if len(dials) < len(job.drafters):
         raise UsageProblem("--sweep acceptance turns a dial; leave --draft away or give dials, as in dial:0.5,dial:0.9")
 
     def series(name: str) -> str:
-        if isinstance(dials[name], FreeDialDrafter):
+        if isinstance(dials[name], FreeOracleDrafter):
             return "free drafts"
         model = name.split(":", 2)[2:]  # dial:A:MODEL
         return f"price of {loading.short_name(model[0])}" if model else "draft's price"
@@ -158,7 +158,7 @@ def _acceptance(job: Job) -> Points:
     found = measure(bench, arms, [0.0], job.prompts, job.args.repeats, base, tools)
     judge(bench, found, job.prompts, base, job.setup.tokenizer)
 
-    def made(spoken: Pricelist) -> list[dict]:
+    def made(spoken: CostTable) -> list[dict]:
         prices = {(name, 0.0): spoken[speakers[series(name)], 0.0] for name in dials if spoken}
         return build_rows(bench, found, job.prompts, prices, base, job.common)
 

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator
 import torch
 
 from baseline_autoregressive import autoregressive_decode
-from draft_models import Dial, Drafter
+from draft_models import Drafter, OracleDraft
 from optimized_speculative import Round, Rules, speculative_decode
 from speclab.cli import options
 from speclab.core.sampling import Sampling
 from speclab.lab import shapes, trace
-from speclab.lab.detail import Looking
+from speclab.lab.detail import DetailRecorder
 from speclab.lab.run_config import Job, drafter_name
-from speclab.learner.functions import LAB, Impl
+from speclab.learner.functions import LAB, Learner
 from speclab.models import loading
 from speclab.models.prompts import Prompt
 from speclab.present import trace_views
@@ -35,7 +35,7 @@ def follow(
     sampling: Sampling,
     seed: int = 0,
     eos: frozenset[int] = frozenset(),
-    theirs: Impl = LAB,
+    theirs: Learner = LAB,
     longest: int | None = None,
 ) -> trace.Trace:
     """The prompt decoded by the baseline, then by the speculative loop, with times and details of every round.
@@ -57,7 +57,7 @@ def follow(
         args = (setup.target, proposer, ids, draft_length, n_tokens, sampling, dice(), eos)
         return looked_at(theirs, *args)
 
-    if isinstance(drafter, Dial):
+    if isinstance(drafter, OracleDraft):
         drafter.replay(list(baseline(max_new_tokens)))
     for stream in (baseline, rounds):
         for _ in stream(min(WARM, max_new_tokens)):
@@ -78,12 +78,12 @@ def follow(
     return trace.trace(found, steps, setup.tokenizer, prompt.text, prompt.id_list, settings)
 
 
-def looked_at(theirs: Impl, *args) -> Iterator[Round]:
+def looked_at(theirs: Learner, *args) -> Iterator[Round]:
     """Rounds with their phases and with every number that the rule used."""
-    looking: list[Looking] = []
+    looking: list[DetailRecorder] = []
 
     def rules(verify: Callable, tokens_to_keep: Callable) -> Rules:
-        looking.append(Looking(verify))
+        looking.append(DetailRecorder(verify))
         return Rules(looking[-1], tokens_to_keep)
 
     decode = theirs.decoder(functools.partial(speculative_decode, rules=rules(*Rules())), rules)
@@ -114,7 +114,12 @@ def race(rounds: Iterator[Round], tokens: Iterator[int]) -> tuple[list[Round], l
 
 
 def draw(
-    args: argparse.Namespace, setup: options.Setup, drafter: Drafter, prompt: Prompt, eos: frozenset[int], theirs: Impl
+    args: argparse.Namespace,
+    setup: options.Setup,
+    drafter: Drafter,
+    prompt: Prompt,
+    eos: frozenset[int],
+    theirs: Learner,
 ) -> None:
     """`optimized_speculative.py --trace`"""
     k, n_tokens, name = args.draft_length, args.max_new_tokens, drafter_name(args.draft)
@@ -125,7 +130,7 @@ def draw(
 def first_that_can_be_drawn(job: Job) -> str:
     """The draft that `compare.py --trace` shows; said before anything is timed where there is none."""
     temperature = job.temperatures[0]
-    names = [name for name, drafter in job.drafters.items() if not (temperature and isinstance(drafter, Dial))]
+    names = [name for name, drafter in job.drafters.items() if not (temperature and isinstance(drafter, OracleDraft))]
     if not names:
         raise UsageProblem(
             "--trace has nothing to draw: the dial only replays greedy output; put 0 first in --temperature"
@@ -144,7 +149,9 @@ def draw_job(job: Job) -> None:
         trace_views.write(found, job.args.trace)
 
 
-def print_shapes(args: argparse.Namespace, setup: options.Setup, drafter: Drafter, prompt: Prompt, theirs: Impl) -> int:
+def print_shapes(
+    args: argparse.Namespace, setup: options.Setup, drafter: Drafter, prompt: Prompt, theirs: Learner
+) -> int:
     """`optimized_speculative.py --trace-shapes`  -> exit code"""
     ids, generator = prompt.ids.to(setup.device), torch.Generator(setup.device).manual_seed(args.seed)
     words = (setup.target, drafter, setup.tokenizer, ids, args.draft_length, setup.sampling, generator)

@@ -181,15 +181,15 @@ class TheirCatchUp(ModelDrafter):
         self._keep, self._catch_up = keep, catch_up
         self._committed: list[int] = []
 
-    def start(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
-        super().start(target, prompt, sampling)
+    def prefill(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
+        super().prefill(target, prompt, sampling)
         self._committed = prompt[0].tolist()
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
         self._committed += committed
         self._n_committed = len(self._committed)
         kept = self._keep(self.draft.length, self._n_committed)
-        self.draft.rollback(kept)
+        self.draft.crop(kept)
         args, missing = (self._committed, kept), self._committed[kept:]
         answer = ask(3, self._catch_up, *args)
         # Too much or too little would be lossless and never seen in the text: only the draft would get worse.
@@ -209,9 +209,9 @@ class TheirDrafter:
     def __init__(self, kind: Callable[[], Drafter]):
         self._inner, self._vocab_size = ask(7, kind), 0
 
-    def start(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
+    def prefill(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
         self._vocab_size = target.vocab_size
-        ask(7, self._inner.start, target, prompt, sampling)
+        ask(7, self._inner.prefill, target, prompt, sampling)
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
         draft = ask(7, self._inner.propose, k, uniforms)
@@ -241,9 +241,9 @@ class TheirLength:
         self._length = min(FIRST_LENGTH, longest)
         self._n_drafted: int | None = None  # None before the first round
 
-    def start(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
+    def prefill(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
         self._length, self._n_drafted = min(FIRST_LENGTH, self._longest), None
-        self._drafter.start(target, prompt, sampling)
+        self._drafter.prefill(target, prompt, sampling)
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
         length = min(k, self._length)

@@ -28,7 +28,7 @@ from draft_models import Drafter, ModelDrafter, NgramDrafter
 from speclab.cli import parsing
 from speclab.cli.options import Setup
 from speclab.core.clock import synchronize
-from speclab.core.sampling import Draft, Sampling, Verdict, verify
+from speclab.core.sampling import AcceptResult, Draft, Sampling, verify
 from speclab.learner.adapters import (
     Steps,
     TheirCatchUp,
@@ -65,7 +65,7 @@ WHOLE_LOOP = 8  # only when asked for by number: it takes the place of all other
 
 
 @dataclass(frozen=True)
-class Impl:
+class Learner:
     """Which parts of a run are the learner's. Without any it is the lab as it is."""
 
     package: str = ""  # exercises or solutions
@@ -117,18 +117,18 @@ class Impl:
             yield round_
 
     @property
-    def verify(self) -> Callable[[Draft, Tensor, Sampling, Tensor], Verdict]:
+    def verify(self) -> Callable[[Draft, Tensor, Sampling, Tensor], AcceptResult]:
         """Exercise 2 on greedy rows, exercise 4 on sampled ones, the lab's own where neither is in use."""
         return self._verify if {2, 4} & self.modules.keys() else verify
 
-    def _verify(self, draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor) -> Verdict:
+    def _verify(self, draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor) -> AcceptResult:
         if sampling.greedy and 2 in self.modules:
             n_accepted, token = greedy_verdict(self.modules[2], draft, logits)
         elif not sampling.greedy and 4 in self.modules:
             n_accepted, token = sampled_verdict(self.modules[4], draft, sampling.probs(logits), uniforms)
         else:
             return verify(draft, logits, sampling, uniforms)
-        return Verdict(*(torch.tensor([number], device=logits.device) for number in (n_accepted, token)))
+        return AcceptResult(*(torch.tensor([number], device=logits.device) for number in (n_accepted, token)))
 
     @property
     def tokens_to_keep(self) -> Callable[[int, int], int]:
@@ -241,7 +241,7 @@ class Impl:
         return ask(1, self.modules[1].shapes, n_cached, n_new, d_model, n_heads, vocab_size)
 
 
-LAB = Impl()
+LAB = Learner()
 
 
 def _on_a_line_of_its_own(rounds: Iterator) -> Iterator:
@@ -281,7 +281,7 @@ def parse(text: str) -> tuple[str, list[int] | None]:
     return package, sorted({int(word) for word in words}) or None
 
 
-def load(text: str | None, usable: set[int]) -> Impl:
+def load(text: str | None, usable: set[int]) -> Learner:
     """What `--impl` asks for, checked: of the exercises this run can use, those that are finished.
 
     Raises UsageProblem where none is, and Problem where a check of one in use fails; then nothing has been timed.
@@ -307,7 +307,7 @@ def load(text: str | None, usable: set[int]) -> Impl:
         words = [str(next(iter(unfinished)))] if numbers else []
         raise UsageProblem(f"--impl {text}: not finished: {what}; type: {parsing.command(me, *words)}")
     modules = {exercise.number: _imported(package, exercise) for exercise in chosen if exercise.status == "done"}
-    return Impl(package, modules, unfinished)
+    return Learner(package, modules, unfinished)
 
 
 def _imported(package: str, exercise: check.Exercise) -> ModuleType:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedModel
 
-from speclab.models.backends.cuda_graphs import GraphGear, Program
-from speclab.models.backends.exported import FlatModel, WrittenInPlace, causal_mask, context_length
+from speclab.models.backends.cuda_graphs import GraphBackend, Program
+from speclab.models.backends.exported import ExportedModel, WrittenInPlace, causal_mask, context_length
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 
 
@@ -27,14 +27,14 @@ class CachedModel:
     flat: the same model flattened; with it the fast gear runs, without it the eager one.
     """
 
-    def __init__(self, model: PreTrainedModel, vocab_size: int | None = None, flat: FlatModel | None = None):
+    def __init__(self, model: PreTrainedModel, vocab_size: int | None = None, flat: ExportedModel | None = None):
         self.model, self.flat = model.eval(), flat
         n_rows = model.config.get_text_config().vocab_size
         self.n_ids = embedded_ids(model)
         self.vocab_size = min(vocab_size or n_rows, n_rows, self.n_ids)
         self.max_length = context_length(model)
         self.n_passes = 0  # forward passes since `start`, the first one included
-        self._gear: _EagerGear | _FastGear | GraphGear | None = None
+        self._gear: EagerBackend | ExportedBackend | GraphBackend | None = None
         self._length = 0
 
     def __deepcopy__(self, memo: dict) -> "CachedModel":
@@ -58,34 +58,34 @@ class CachedModel:
         """The same ids, with the model's last one in the place of those that it has no embedding for."""
         return ids.clamp(max=self.n_ids - 1)
 
-    def start(self, prompt: Tensor, rolls_back: bool = False) -> Tensor:
+    def prefill(self, prompt: Tensor, rolls_back: bool = False) -> Tensor:
         """Forget everything, take the prompt in.  (1, prompt) ids -> (1, 1, vocab) logits of the next token
 
         A decoder that will call `rollback` says so: sliding-window layers then keep what has just left the window.
         """
         self._gear = None  # a graphed gear gives its lane back, and the next one may take it
         if self.flat is None:
-            self._gear = _EagerGear(self.model, rolls_back)
+            self._gear = EagerBackend(self.model, rolls_back)
         else:
-            self._gear = (GraphGear if self.flat.graphed else _FastGear)(self.model, self.flat)
+            self._gear = (GraphBackend if self.flat.graphed else ExportedBackend)(self.model, self.flat)
         with torch.inference_mode():
             logits = self._gear.prefill(prompt)
         self._length, self.n_passes = prompt.shape[1], 1
         return logits[..., : self.vocab_size]
 
-    def feed(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor) -> Tensor:
         """Append tokens.  (1, m) ids -> (1, m, vocab) logits; row i follows token i"""
         if self._gear is None:
-            raise RuntimeError("call start() with a prompt before feed()")
+            raise RuntimeError("call prefill() with a prompt before feed()")
         with torch.inference_mode():
-            logits = self._gear.feed(tokens, self._length)
+            logits = self._gear.forward(tokens, self._length)
         self._length += tokens.shape[1]
         self.n_passes += 1
         return logits[..., : self.vocab_size]
 
     def run(self, program: Program, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """`program(self.feed, *inputs)`; on CUDA graphs all of it is one replay once its shapes have been met."""
-        if isinstance(self._gear, GraphGear):
+        """`program(self.forward, *inputs)`; on CUDA graphs all of it is one replay once its shapes have been met."""
+        if isinstance(self._gear, GraphBackend):
             with torch.inference_mode():
                 outputs = self._gear.run(program, inputs, self._length, self.vocab_size)
             if outputs is not None:
@@ -93,14 +93,14 @@ class CachedModel:
                 self._length += sum(widths)
                 self.n_passes += len(widths)
                 return outputs
-        return program(self.feed, *inputs)
+        return program(self.forward, *inputs)
 
-    def rollback(self, length: int) -> None:
+    def crop(self, length: int) -> None:
         """Keep the first `length` tokens of the cache."""
         extra = self._length - length
         if extra < 0:
             raise RuntimeError(f"cannot roll forward: the cache holds {self._length} tokens, not {length}")
-        self._gear.forget(extra)
+        self._gear.crop(extra)
         self._length = length
 
     def keys_and_values(self) -> list[tuple[Tensor, Tensor]]:
@@ -108,7 +108,7 @@ class CachedModel:
         return [(keys[:, :, : self._length], values[:, :, : self._length]) for keys, values in self._gear.layers()]
 
 
-class _EagerGear:
+class EagerBackend:
     """The model as its library runs it, with a cache that grows. The reference: readable, and right for every model."""
 
     def __init__(self, model: PreTrainedModel, rolls_back: bool):
@@ -122,10 +122,10 @@ class _EagerGear:
             self._cache.activate_past_recording()
         return logits
 
-    def feed(self, tokens: Tensor, length: int) -> Tensor:
+    def forward(self, tokens: Tensor, length: int) -> Tensor:
         return self._model(input_ids=tokens, past_key_values=self._cache, use_cache=True).logits
 
-    def forget(self, n_tokens: int) -> None:
+    def crop(self, n_tokens: int) -> None:
         # The negative form is the portable one, and for sliding windows a crop of 0 is what frees old entries.
         self._cache.crop(-n_tokens)
 
@@ -133,7 +133,7 @@ class _EagerGear:
         return [(layer.keys, layer.values) for layer in self._cache.layers]
 
 
-class _FastGear:
+class ExportedBackend:
     """The flat model over buffers that are written in place: nothing is copied or allocated from round to round.
 
     Rolling back is free: rows behind the length are never read, and the next pass overwrites them.
@@ -141,7 +141,7 @@ class _FastGear:
 
     WIDEST = 64  # passes up to this width take their masks from a table
 
-    def __init__(self, model: PreTrainedModel, flat: FlatModel):
+    def __init__(self, model: PreTrainedModel, flat: ExportedModel):
         self._model, self._flat = model, flat
         self._capacity = 0
         self._positions_known = context_length(model) or sys.maxsize
@@ -154,7 +154,7 @@ class _FastGear:
         options = {"past_key_values": Cache(layers=views), "use_cache": True, "logits_to_keep": 1}
         return self._model(input_ids=prompt, **options).logits
 
-    def feed(self, tokens: Tensor, length: int) -> Tensor:
+    def forward(self, tokens: Tensor, length: int) -> Tensor:
         n_tokens = tokens.shape[1]
         width = max(n_tokens, self._flat.least_width)
         if width > n_tokens and length + width <= self._positions_known:
@@ -171,7 +171,7 @@ class _FastGear:
         values = [buffer[:, :, :total] for buffer in self._values]
         return self._flat.forward(tokens, self._positions[:, length:total], mask, keys, values)[:, :n_tokens]
 
-    def forget(self, n_tokens: int) -> None:
+    def crop(self, n_tokens: int) -> None:
         pass
 
     def layers(self) -> list[tuple[Tensor, Tensor]]:

@@ -97,14 +97,14 @@ def cached_logits(
 
     wrong: with each pass this many rejected tokens are fed, which are then rolled back.
     """
-    cached.start(text[:, : text.shape[1] - sum(widths)], rolls_back=bool(wrong))
+    cached.prefill(text[:, : text.shape[1] - sum(widths)], rolls_back=bool(wrong))
     logits = []
     for i, width in enumerate(widths):
         block = text[:, cached.length : cached.length + width]
         rejected = text[:, : wrong[i]] if wrong else text[:, :0]  # the text's beginning does not continue it here
-        logits.append(cached.feed(torch.cat([block, rejected], dim=1))[:, :width])
+        logits.append(cached.forward(torch.cat([block, rejected], dim=1))[:, :width])
         if wrong:
-            cached.rollback(cached.length - wrong[i])
+            cached.crop(cached.length - wrong[i])
     return torch.cat(logits, dim=1)
 
 

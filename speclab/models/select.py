@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from speclab.core.clock import synchronize
 from speclab.models import checks, rounding
 from speclab.models.backends import cuda_graphs
-from speclab.models.backends.exported import CannotFlatten, FlatModel, first_line
+from speclab.models.backends.exported import CannotExport, ExportedModel, first_line
 from speclab.models.cached import CachedModel
 
 ENGINES = ("auto", "fast", "eager")
@@ -24,14 +24,14 @@ PASSES = 12  # of each gear at each width; the fastest counts, since whatever el
 PATIENCE = 3.0  # seconds for all of them; large models get fewer passes
 
 
-def choose(model: PreTrainedModel, wish: str) -> tuple[FlatModel | None, str]:
+def choose(model: PreTrainedModel, wish: str) -> tuple[ExportedModel | None, str]:
     """The flat model to decode with, or None for the eager gear; and why, in a few words."""
     if wish == "eager":
         return None, "asked for"
     try:
-        flat = FlatModel(model)
+        flat = ExportedModel(model)
         check(model, flat)
-    except CannotFlatten as problem:
+    except CannotExport as problem:
         return None, f"no fast engine for {model.config.model_type}: {problem}"
     except Exception as error:  # what a model's code or a kernel library can raise has no end; eager is always there
         return None, f"no fast engine for {model.config.model_type}: {type(error).__name__}: {first_line(error)}"
@@ -48,11 +48,11 @@ def choose(model: PreTrainedModel, wish: str) -> tuple[FlatModel | None, str]:
     return (flat, words) if narrow * wide > 1 else (None, f"the fast engine was no faster: {words}")
 
 
-def check(model: PreTrainedModel, flat: FlatModel) -> None:
+def check(model: PreTrainedModel, flat: ExportedModel) -> None:
     """Decode a few tokens through the gear itself and compare with the model's own uncached logits.
 
     Rejected tokens are fed and rolled back on the way, and a graphed gear crosses the edge of a bucket. Raises
-    CannotFlatten where the logits differ by more than the bound of speclab/models/rounding.py.
+    CannotExport where the logits differ by more than the bound of speclab/models/rounding.py.
     """
     n_tokens = max(checks.N_TOKENS, cuda_graphs.BUCKET + 8 if flat.graphed else 0)
     text = checks.random_text(model, n_tokens)
@@ -61,17 +61,17 @@ def check(model: PreTrainedModel, flat: FlatModel) -> None:
     gap, allowed = checks.gap(model, found, right), rounding.bound(right)
     if not gap <= allowed:  # not a number is no agreement either
         words = rounding.bound_in_words(right.dtype)
-        raise CannotFlatten(f"its flat logits are off by {gap:.1e} where rounding explains {allowed:.1e} ({words})")
+        raise CannotExport(f"its flat logits are off by {gap:.1e} where rounding explains {allowed:.1e} ({words})")
 
 
-def seconds(model: PreTrainedModel, runners: list[tuple[FlatModel | None, int]]) -> list[float]:
+def seconds(model: PreTrainedModel, runners: list[tuple[ExportedModel | None, int]]) -> list[float]:
     """The fastest pass of each (gear, width); they take turns. None is the eager gear."""
     room = max(1, min(CONTEXT, (CachedModel(model).max_length or 2 * CONTEXT) - WIDE))
     ids = torch.zeros(1, room + WIDE, dtype=torch.long, device=model.device)
     gears = [CachedModel(model, flat=flat) for flat, _ in runners]
     best = [float("inf")] * len(runners)
     for gear in gears:
-        gear.start(ids[:, :room], rolls_back=True)
+        gear.prefill(ids[:, :room], rolls_back=True)
     end = time.perf_counter() + PATIENCE
     for n_done in range(PASSES):
         if n_done >= 2 and time.perf_counter() > end:
@@ -79,8 +79,8 @@ def seconds(model: PreTrainedModel, runners: list[tuple[FlatModel | None, int]])
         for i, (gear, (_, width)) in enumerate(zip(gears, runners, strict=True)):
             synchronize(model.device)
             start = time.perf_counter()
-            gear.feed(ids[:, :width])
+            gear.forward(ids[:, :width])
             synchronize(model.device)
             best[i] = min(best[i], time.perf_counter() - start)
-            gear.rollback(room)
+            gear.crop(room)
     return best

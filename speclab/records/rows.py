@@ -22,7 +22,7 @@ class Arm:
         return f"{self.method} k={self.draft_length}" if self.speculative else self.method
 
 
-BASELINE, AGAIN, GENERATE = Arm("baseline"), Arm("baseline again"), Arm("generate")
+BASELINE, BASELINE_REPEAT, GENERATE = Arm("baseline"), Arm("baseline again"), Arm("generate")
 
 
 @dataclass

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from speclab.system import terminal
 
 LONGEST_LINE = 800  # characters of an error
-AGAIN = 1.0  # seconds within which a second signal is the same request: some programs send each signal twice
+BASELINE_REPEAT = 1.0  # seconds within which a second signal is the same request: some programs send each signal twice
 
 
 class Problem(Exception):
@@ -109,11 +109,11 @@ def is_out_of_memory(error: Exception) -> bool:
 @contextlib.contextmanager
 def _signals_as_ctrl_c() -> Iterator[None]:
     """SIGINT, SIGTERM and, where the system has it, SIGHUP raise Stopped; one that the caller ignores stays ignored."""
-    last = -AGAIN
+    last = -BASELINE_REPEAT
 
     def stop(number: int, _frame) -> None:
         nonlocal last
-        if time.monotonic() - last >= AGAIN:
+        if time.monotonic() - last >= BASELINE_REPEAT:
             last = time.monotonic()
             raise Stopped(number)
 

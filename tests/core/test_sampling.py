@@ -13,7 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from draft_models import Chain
+from draft_models import DraftSteps
 from speclab.core.sampling import NOT_FINITE, Draft, Sampling, accept, draw, draw_next, to_host, uniforms, verify
 from speclab.system.errors import EnvironmentProblem
 
@@ -470,7 +470,7 @@ def test_to_host_reports_what_is_not_finite():
 
 
 def choose(sampling: Sampling, logits: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    return Chain(sampling).choose(logits, u)
+    return DraftSteps(sampling).choose(logits, u)
 
 
 @given_cases

@@ -56,10 +56,10 @@ BUGS = (
         "test_the_targets_cache_holds_the_text_but_its_last_token",
         """\
         # All but the last committed token: that one is fed in the next round, as the first of its pass.
-        target.rollback(n_prompt + n_committed - 1)
+        target.crop(n_prompt + n_committed - 1)
 """,
         """\
-        target.rollback(min(target.length, n_prompt + n_committed))
+        target.crop(min(target.length, n_prompt + n_committed))
 """,
     ),
     Bug(

@@ -61,7 +61,7 @@ def replay(make_drafter: Callable[[], Drafter], k: int = K) -> tuple[int, int]:
     for text in texts():
         right, n = text["continuation"], 1
         drafter = make_drafter()
-        drafter.start(None, torch.tensor([text["prompt"]]), Sampling())
+        drafter.prefill(None, torch.tensor([text["prompt"]]), Sampling())
         drafter.observe(0, right[:1])
         while n < len(right):
             longest = min(k, len(right) - n - 1)

@@ -28,7 +28,7 @@ class Tiny:
         nothing = torch.empty((1, self.n_heads, 0, self.head_dim), dtype=torch.float64)
         return [(nothing, nothing) for _ in self.layers]
 
-    def feed(self, cache: Layers, ids: list[int]) -> tuple[Tensor, Layers]:
+    def forward(self, cache: Layers, ids: list[int]) -> tuple[Tensor, Layers]:
         """(fed ids, vocab) logits, and the cache with the keys and values of `ids` behind its own"""
         held = cache[0][0].shape[2]
         hidden = self.tokens[ids] + self.positions[held : held + len(ids)]  # (m, width)
@@ -46,7 +46,7 @@ class Tiny:
 
     def rebuilt(self, ids: list[int]) -> Layers:
         """The cache of `ids`, computed from scratch."""
-        return self.feed(self.empty(), ids)[1]
+        return self.forward(self.empty(), ids)[1]
 
 
 # Two models of different shape: neither can use the other's keys and values.
@@ -219,7 +219,7 @@ def test_poisoned_slots_are_never_read(mine):
         got = mine.crop(cache, n)
         wrong = not_a_cache(got, cache)
         assert not wrong, wrong
-        logits = TARGET.feed(got, [5, 6])[0]
+        logits = TARGET.forward(got, [5, 6])[0]
         story = f"{n} positions are good, 3 hold NaN: after crop(layers, {n}) the next pass gives NaN: it has read a "
         assert logits.isfinite().all(), story + "refused position; a mask does not help, 0 x NaN is NaN"
 
@@ -238,8 +238,8 @@ def test_both_caches_after_every_round(mine):
             story = f"the draft's cache holds {held} and you feed {behind}; together they must be the text, {text}"
             assert [*held, *(behind or [])] == text, now + story
             for ids in (behind, *([token] for token in drafted[:-1])):
-                caches["draft"] = DRAFT.feed(caches["draft"], ids)[1]
-        caches["target"] = TARGET.feed(caches["target"], [text[-1], *drafted])[1]
+                caches["draft"] = DRAFT.forward(caches["draft"], ids)[1]
+        caches["target"] = TARGET.forward(caches["target"], [text[-1], *drafted])[1]
 
         added = dice.randrange(VOCAB)
         text = [*text, *drafted[:n_accepted], added]

@@ -17,7 +17,7 @@ from tests.exercises.whole import whole
 from tests.exercises.wrong.ex04_rejection import RIGHT_ROUND, WRONG
 from tests.test_exact import Law, Tables, boxes, cdf_corners, completed, floats, inside, random_tables, target_law
 
-Verdict = tuple[int, int]  # drafted tokens kept, next token
+AcceptResult = tuple[int, int]  # drafted tokens kept, next token
 
 
 def wrong(message: str) -> None:
@@ -59,7 +59,7 @@ class Case(NamedTuple):
         return verify_draft(list(self.drafted), self.q.clone(), self.p.clone(), list(self.u), draw)
 
 
-def named(cases: list[Case], answers: list[Verdict]) -> str:
+def named(cases: list[Case], answers: list[AcceptResult]) -> str:
     """The mistake that gives the very same answers, if it is a well-known one."""
     for name in WRONG:
         mistaken = round_with(name)
@@ -69,7 +69,7 @@ def named(cases: list[Case], answers: list[Verdict]) -> str:
     return ""
 
 
-def pair(given: object, about: str) -> Verdict:
+def pair(given: object, about: str) -> AcceptResult:
     """What verify_draft returned, as two ints; a list of two is as good as a tuple."""
     found = [whole(item) for item in given] if isinstance(given, tuple | list) else []
     if len(found) != 2 or None in found:
@@ -78,7 +78,7 @@ def pair(given: object, about: str) -> Verdict:
     return found[0], found[1]
 
 
-def answers_of(verify_draft: Callable, cases: list[Case]) -> list[Verdict]:
+def answers_of(verify_draft: Callable, cases: list[Case]) -> list[AcceptResult]:
     found = []
     for case in cases:
         about = f"drafted {case.drafted}, uniforms {[round(u, 3) for u in case.u]}"
@@ -240,7 +240,7 @@ def exact_cases(tables: Tables) -> Iterator[Case]:
             yield Case(list(drafted), *rows, [inside(box, Fraction(1, 2)) for box in cell], weight)
 
 
-def law_of(cases: list[Case], answers: list[Verdict]) -> Law:
+def law_of(cases: list[Case], answers: list[AcceptResult]) -> Law:
     law: Law = {}
     for case, (n_accepted, next_token) in zip(cases, answers, strict=True):
         block = (*case.drafted[:n_accepted], next_token)

@@ -82,7 +82,7 @@ def test_lookup_agrees_with_the_labs_own(mine):
         longest, k = dice.randint(1, 5), dice.randint(0, 5)
         shortest = dice.randint(1, longest)
         lab = NgramDrafter(longest, shortest)
-        lab.start(None, torch.tensor([text]), Sampling())
+        lab.prefill(None, torch.tensor([text]), Sampling())
         right = lab.lookup(k)
         n_found += bool(right)
         given = mine.lookup(list(text), k, longest, shortest)
@@ -105,7 +105,7 @@ class Elsewhere(torch.Tensor):
 def started(drafter_class: type, ids: list[int]):
     """A drafter that has taken in a prompt."""
     drafter = drafter_class()
-    drafter.start(None, torch.tensor([ids]), Sampling())
+    drafter.prefill(None, torch.tensor([ids]), Sampling())
     return drafter
 
 
@@ -135,7 +135,7 @@ class LookedOver:
     """Around a learner's drafter: whoever uses it is handed proposals of the right form only."""
 
     def __init__(self, drafter):
-        self.start, self.observe, self._drafter = drafter.start, drafter.observe, drafter
+        self.start, self.observe, self._drafter = drafter.prefill, drafter.observe, drafter
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
         return looked_over(self._drafter.propose(k, uniforms), k)
@@ -169,7 +169,7 @@ def test_a_proposal_has_the_form_that_the_loop_expects(mine):
             wrong(f"after {text} and with k = {k} the proposal is {right}, yours is {given}{': ' * bool(why)}{why}")
     for text in ([1, 2, 3, 1, 2], [1, 2, 3, 4]):
         drafter = mine.MyDrafter()
-        drafter.start(None, torch.tensor([text]).as_subclass(Elsewhere), Sampling())
+        drafter.prefill(None, torch.tensor([text]).as_subclass(Elsewhere), Sampling())
         draft = drafter.propose(2, torch.zeros((1, 2)))
         for name in ("tokens", "size"):
             if getattr(draft, name).device.type != "meta":
@@ -202,7 +202,7 @@ def test_the_text_is_what_was_committed(mine):
             if given == other:
                 wrong(f"the text is 1 2 3 4 1 2 3 9 1 2, so [3, 9, 1] is proposed, yours gives {given}: {why}")
         wrong(f"the text is 1 2 3 4 1 2 3 9 1 2, so [3, 9, 1] is proposed; yours gives {given}")
-    drafter.start(None, torch.tensor([[8, 1, 2]]), Sampling())
+    drafter.prefill(None, torch.tensor([[8, 1, 2]]), Sampling())
     if (given := proposed(drafter, 3)) != []:
         wrong(f"start begins a new text, and 8 1 2 holds nothing to copy; yours proposes {given} from the text before")
     first, second = started(mine.MyDrafter, [1, 2, 3, 1, 2]), started(mine.MyDrafter, [7, 7, 8])

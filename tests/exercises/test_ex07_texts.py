@@ -31,7 +31,7 @@ class Searcher:
     def __init__(self, search: Callable[[list[int], int], list[int]]):
         self.search = search
 
-    def start(self, target: None, prompt: Tensor, sampling: Sampling) -> None:
+    def prefill(self, target: None, prompt: Tensor, sampling: Sampling) -> None:
         self.text = prompt[0].tolist()
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
@@ -95,9 +95,9 @@ def test_a_reader_can_see_their_own_count(monkeypatch, capsys):
     assert capsys.readouterr().out == "k = 4: 189 tokens in 72 rounds, 2.62 tokens per round\n"
 
     def todo():
-        raise Todo("ex07: MyDrafter.start")
+        raise Todo("ex07: MyDrafter.prefill")
 
     monkeypatch.setattr(ex07_ngram, "MyDrafter", todo)
     assert make_copy_texts.main(["--rounds"]) == UsageProblem.exit_code
-    assert "todo: ex07: MyDrafter.start" in capsys.readouterr().err
+    assert "todo: ex07: MyDrafter.prefill" in capsys.readouterr().err
     assert make_copy_texts.FILE.read_bytes() == before

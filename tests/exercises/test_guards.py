@@ -266,11 +266,13 @@ def test_every_command_of_a_chapter_can_be_typed(path, monkeypatch, tmp_path):
 
 def test_a_wrong_method_leaves_the_labs_classes_alone():
     """Those that a solution imports have methods of the same name."""
-    before = CachedModel.start
-    mine = with_wrong_answer("ex07_ngram", "MyDrafter.start", "def start(self, target, prompt, sampling):\n    pass")
-    assert CachedModel.start is before
+    before = CachedModel.prefill
+    mine = with_wrong_answer(
+        "ex07_ngram", "MyDrafter.prefill", "def prefill(self, target, prompt, sampling):\n    pass"
+    )
+    assert CachedModel.prefill is before
     assert mine.CachedModel is CachedModel
-    assert mine.MyDrafter.start.__code__.co_filename == "<string>"
+    assert mine.MyDrafter.prefill.__code__.co_filename == "<string>"
 
 
 @pytest.mark.parametrize("stem", [stem for stem in STEMS if not stem.startswith("ex08")])  # that one has its own table

@@ -15,15 +15,15 @@ from tiny_models import VOCAB, PlainTransformer, perturbed, tiny
 
 import optimized_speculative
 from baseline_autoregressive import autoregressive_decode
-from draft_models import DialDrafter, ModelDrafter, NgramDrafter
+from draft_models import ModelDrafter, NgramDrafter, OracleModelDrafter
 from speclab.cli.options import Setup
 from speclab.core import clock
 from speclab.core.sampling import Draft, Sampling
 from speclab.lab import harness as bench_module
-from speclab.lab.harness import Bench, Decoding, Measurement, VariedLength, measure, rehearsals, take_turns
+from speclab.lab.harness import Bench, Decoding, Measurement, VariedLength, measure, take_turns, warm_up_runs
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
-from speclab.records.rows import AGAIN, BASELINE, GENERATE, Arm
+from speclab.records.rows import BASELINE, BASELINE_REPEAT, GENERATE, Arm
 
 CPU = torch.device("cpu")
 BUDGET = 24
@@ -48,10 +48,10 @@ class Machine:
     def __init__(self, monkeypatch, target, by_width=lambda width: 1.0, slope=0.0, draft=0.25, catch=0.0, tick=0.0):
         self.seconds, self.tick = 0.0, tick
         self.passes: list[tuple[str, int, int]] = []  # (who, width, tokens in the cache before), prompts apart
-        clock = SimpleNamespace(perf_counter=self.now)
-        monkeypatch.setattr(bench_module, "time", clock)
-        monkeypatch.setattr(clock, "time", clock)
-        start, feed, self.target = CachedModel.start, CachedModel.feed, target
+        fake = SimpleNamespace(perf_counter=self.now)
+        monkeypatch.setattr(bench_module, "time", fake)
+        monkeypatch.setattr(clock, "time", fake)
+        start, feed, self.target = CachedModel.prefill, CachedModel.forward, target
 
         def timed_start(model, prompt, **options):
             self.seconds += self.PREFILL
@@ -63,8 +63,8 @@ class Machine:
             self.seconds += by_width(width) + slope * context if who == "target" else draft + catch * (width - 1)
             return feed(model, tokens)
 
-        monkeypatch.setattr(CachedModel, "start", timed_start)
-        monkeypatch.setattr(CachedModel, "feed", timed_feed)
+        monkeypatch.setattr(CachedModel, "prefill", timed_start)
+        monkeypatch.setattr(CachedModel, "forward", timed_feed)
 
     def is_target(self, model) -> bool:
         return model is self.target
@@ -87,7 +87,7 @@ def make_bench(pair, budget: int = BUDGET, seed: int = 0, kind: type[Setup] = Se
     drafters = {
         "model": ModelDrafter(CachedModel(draft)),
         "ngram": NgramDrafter(),
-        "dial": DialDrafter(CachedModel(draft), accuracy),
+        "dial": OracleModelDrafter(CachedModel(draft), accuracy),
     }
     return Bench(setup, drafters, budget, seed)
 
@@ -166,7 +166,7 @@ def test_no_arm_is_ever_ahead_by_more_than_its_own_round(pair):
 
 
 def all_decodings(bench: Bench, sampling: Sampling, prompt: Prompt) -> list[Decoding]:
-    arms = [arm for arm in [*ARMS, AGAIN] if sampling.greedy or arm.draft != "dial"]
+    arms = [arm for arm in [*ARMS, BASELINE_REPEAT] if sampling.greedy or arm.draft != "dial"]
     found = [bench.decoding(arm, sampling, prompt, stream=5) for arm in arms]
     for name in ("model", "ngram"):
         lengths = [0, 1, 2, 3, 4]
@@ -212,20 +212,20 @@ def test_greedy_arms_all_say_what_the_baseline_says(pair):
 def test_a_copied_model_shares_the_weights_and_not_the_cache(pair):
     model = CachedModel(pair[0], vocab_size=11)
     prompt, other = make_prompt(0).ids, make_prompt(1, n=5).ids
-    model.start(prompt)
+    model.prefill(prompt)
     twin = copy.deepcopy(model)
     assert twin.model is model.model
     assert twin.vocab_size == 11
     assert (twin.length, twin.n_passes) == (0, 0)
-    with pytest.raises(RuntimeError, match="start"):
-        twin.feed(prompt)
-    twin.start(other)
-    twin.feed(other)
-    after = model.feed(torch.tensor([[3]]))
+    with pytest.raises(RuntimeError, match="prefill"):
+        twin.forward(prompt)
+    twin.prefill(other)
+    twin.forward(other)
+    after = model.forward(torch.tensor([[3]]))
     assert (model.length, twin.length) == (10, 10)
     alone = CachedModel(pair[0], vocab_size=11)
-    alone.start(prompt)
-    assert torch.equal(after, alone.feed(torch.tensor([[3]])))
+    alone.prefill(prompt)
+    assert torch.equal(after, alone.forward(torch.tensor([[3]])))
 
 
 def test_a_copied_drafter_shares_the_weights_and_no_state(pair):
@@ -436,7 +436,7 @@ def test_every_arm_at_every_temperature_with_every_repeat(pair):
     found = measured(pair, prompts, repeats=2, budget=12)
     assert not found.interrupted
     for temperature in (0.0, 0.8):
-        for arm in [*ARMS, AGAIN]:
+        for arm in [*ARMS, BASELINE_REPEAT]:
             mine = found.of(arm, temperature)
             if temperature and arm.draft == "dial":
                 assert mine == [], "the dial replays greedy text"
@@ -457,7 +457,7 @@ def test_second_baseline_says_the_same(pair):
     """Their times differ by the clock alone."""
     found = measured(pair, [make_prompt(0), make_prompt(1)], repeats=2, budget=12)
     for temperature in (0.0, 0.8):
-        pairs = list(zip(found.of(BASELINE, temperature), found.of(AGAIN, temperature), strict=True))
+        pairs = list(zip(found.of(BASELINE, temperature), found.of(BASELINE_REPEAT, temperature), strict=True))
         assert len(pairs) == 2
         for one, other in pairs:
             assert one.texts == other.texts
@@ -466,7 +466,7 @@ def test_second_baseline_says_the_same(pair):
 
 def test_second_baseline_only_beside_instruments(pair):
     found = measured(pair, [make_prompt()], instruments={}, budget=6)
-    assert AGAIN not in {s.arm for s in found.samples}
+    assert BASELINE_REPEAT not in {s.arm for s in found.samples}
     assert (found.rounds, found.steps) == ([], [])
 
 
@@ -497,9 +497,9 @@ def test_random_numbers_differ_between_prompts_and_repeats_and_not_between_arms(
     """The same prompt twice. k = 0 uses one random number for a token as the baseline does, so it says the same."""
     arms = [BASELINE, Arm("model", "model", 0), Arm("ngram", "ngram", 0), Arm("model", "model", 3)]
     found = measured(pair, [make_prompt(), make_prompt()], temperatures=[0.8], repeats=2, arms=arms)
-    texts = {arm: [tuple(t) for s in found.of(arm, 0.8) for t in s.texts] for arm in [*arms, AGAIN]}
+    texts = {arm: [tuple(t) for s in found.of(arm, 0.8) for t in s.texts] for arm in [*arms, BASELINE_REPEAT]}
     assert all(len(set(found)) == 4 for found in texts.values()), "two turns drew the same random numbers"
-    assert texts[BASELINE] == texts[AGAIN] == texts[arms[1]] == texts[arms[2]]
+    assert texts[BASELINE] == texts[BASELINE_REPEAT] == texts[arms[1]] == texts[arms[2]]
     assert texts[BASELINE] != texts[arms[3]]
     again = measured(pair, [make_prompt(), make_prompt()], temperatures=[0.8], repeats=2, arms=arms)
     assert [s.texts for s in again.samples] == [s.texts for s in found.samples]
@@ -549,7 +549,7 @@ def test_ctrl_c_keeps_whole_prompts(pair, monkeypatch, stopped_at):
     found = measured(pair, prompts, repeats=2, budget=8)
     assert found.interrupted
     for temperature in (0.0, 0.8):
-        for arm in [*ARMS, AGAIN]:
+        for arm in [*ARMS, BASELINE_REPEAT]:
             usable = temperature == 0 or arm.draft != "dial"
             assert [s.prompt_index for s in found.of(arm, temperature)] == ([0, 1] if usable else [])
     assert all(len(s.decode) == 1 for s in found.samples), "the second repeat begins behind the last prompt"
@@ -578,9 +578,9 @@ def test_graphs_are_rehearsed_with_every_temperature_and_length(pair):
     setup = make_bench(pair).setup
     prompts = [replace(make_prompt(), ids=torch.zeros(1, n, dtype=torch.long)) for n in (5, 9, 3)]
     samplings = [Sampling(), Sampling(0.8)]
-    assert rehearsals(setup, samplings, prompts) == [(Sampling(0.8), prompts[0])]
+    assert warm_up_runs(setup, samplings, prompts) == [(Sampling(0.8), prompts[0])]
     setup.target.flat = SimpleNamespace(graphed=True)
-    found = [(s.temperature, p.ids.shape[1]) for s, p in rehearsals(setup, samplings, prompts)]
+    found = [(s.temperature, p.ids.shape[1]) for s, p in warm_up_runs(setup, samplings, prompts)]
     assert found == [(0.0, 9), (0.0, 3), (0.8, 9), (0.8, 3)] * 2
 
 
@@ -612,7 +612,7 @@ def test_the_clock_is_not_the_tests(pair, monkeypatch):
     machine = Machine(monkeypatch, pair[0])
     found = measured(pair, [make_prompt()], temperatures=[0.0], budget=8)
     assert [s.decode for s in found.of(BASELINE, 0.0)] == [[7.0]]
-    assert [s.decode for s in found.of(AGAIN, 0.0)] == [[7.0]]
+    assert [s.decode for s in found.of(BASELINE_REPEAT, 0.0)] == [[7.0]]
     assert all(float(r.seconds["verify"]).is_integer() for r in found.rounds)
     assert machine.seconds > 0
     assert optimized_speculative.Stopwatch is clock.Stopwatch

@@ -10,7 +10,7 @@ from speclab.lab.harness import Bench
 from speclab.models import prompts
 from speclab.present import plan_views
 from speclab.records import record
-from speclab.records.rows import AGAIN, BASELINE
+from speclab.records.rows import BASELINE, BASELINE_REPEAT
 from speclab.system.errors import EnvironmentProblem
 from tests.lab.test_bench import Machine
 
@@ -105,7 +105,7 @@ def test_plan_makes_no_speculative_run(run, measurements, monkeypatch):
     assert asked == [BASELINE]
     assert texts == [text for _, text in TEXTS]
     assert [max(lengths) for lengths in tools.values()] == [4, 4]
-    assert {s.arm for s in found.samples} == {BASELINE, AGAIN}
+    assert {s.arm for s in found.samples} == {BASELINE, BASELINE_REPEAT}
     assert all(instrument == arm.speculative for arm, instrument in arms)
     assert any(instrument for _, instrument in arms)
 

@@ -14,7 +14,7 @@ from tiny_models import PlainTransformer, perturbed
 from torch import Tensor
 
 from baseline_autoregressive import autoregressive_decode
-from draft_models import DialDrafter, ModelDrafter, NgramDrafter
+from draft_models import ModelDrafter, NgramDrafter, OracleModelDrafter
 from optimized_speculative import Rules, speculative_decode
 from speclab.cli.options import Setup
 from speclab.core.sampling import Sampling
@@ -43,7 +43,7 @@ def make_bench(vocab: int = 12, noise: float = 0.3, budget: int = BUDGET) -> Ben
     drafters = {
         "model": ModelDrafter(CachedModel(draft)),
         "ngram": NgramDrafter(),
-        "dial": DialDrafter(CachedModel(draft), 0.7),
+        "dial": OracleModelDrafter(CachedModel(draft), 0.7),
     }
     return Bench(setup, drafters, budget, seed=0)
 
@@ -123,8 +123,8 @@ def test_a_token_without_mass_does_not_break_the_chances(bench):
 class Watched(NgramDrafter):
     """Prompt lookup that notes what it proposed and when."""
 
-    def start(self, target, prompt, sampling):
-        super().start(target, prompt, sampling)
+    def prefill(self, target, prompt, sampling):
+        super().prefill(target, prompt, sampling)
         self.n_committed, self.proposed = 0, {}
 
     def propose(self, k, uniforms):

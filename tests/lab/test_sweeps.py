@@ -16,8 +16,8 @@ TEXTS = [("code", "def f(x):"), ("prose", "return x + 1"), ("copy", "x + 1, x + 
 @pytest.fixture
 def run(pair_folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(prompts, "standard", lambda: TEXTS)
-    spot = functools.partial(sweeps.unlike.trained_on_the_spot, step_limit=1)
-    monkeypatch.setattr(sweeps.unlike, "trained_on_the_spot", spot)
+    spot = functools.partial(sweeps.degraded_drafts.trained_on_the_spot, step_limit=1)
+    monkeypatch.setattr(sweeps.degraded_drafts, "trained_on_the_spot", spot)
 
     def call(name, *words, draft=True):
         models = ["--target", str(pair_folder / "target")]

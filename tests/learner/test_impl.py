@@ -22,11 +22,11 @@ import check
 import compare
 import optimized_speculative
 from baseline_autoregressive import autoregressive_decode
-from draft_models import FreeDialDrafter, ModelDrafter, NgramDrafter
+from draft_models import FreeOracleDrafter, ModelDrafter, NgramDrafter
 from optimized_speculative import Round, Rules, speculative_decode
 from speclab.core.sampling import Sampling, verify
 from speclab.learner import functions
-from speclab.learner.functions import Impl
+from speclab.learner.functions import Learner
 from speclab.learner.guard import CLOCK, SECONDS, has_alarm
 from speclab.models import prompts
 from speclab.models.cached import CachedModel
@@ -39,14 +39,14 @@ STEMS = {exercise.number: exercise.stem for exercise in check.exercises()}
 N_TOKENS = 60
 
 
-def solutions(*numbers: int) -> Impl:
-    return Impl("solutions", {n: importlib.import_module(f"solutions.{STEMS[n]}") for n in numbers})
+def solutions(*numbers: int) -> Learner:
+    return Learner("solutions", {n: importlib.import_module(f"solutions.{STEMS[n]}") for n in numbers})
 
 
-def with_function(number: int, **functions) -> Impl:
+def with_function(number: int, **functions) -> Learner:
     """A solution in which some functions are others."""
     module = importlib.import_module(f"solutions.{STEMS[number]}")
-    return Impl("exercises", {number: SimpleNamespace(**{**vars(module), **functions})})
+    return Learner("exercises", {number: SimpleNamespace(**{**vars(module), **functions})})
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,9 @@ def pair() -> tuple[CachedModel, CachedModel]:
     return CachedModel(target), CachedModel(perturbed(target, 0.05))
 
 
-def rounds(pair, theirs: Impl, sampling: Sampling, k: int = 4, ngram: bool = False, longest: int | None = None) -> list:
+def rounds(
+    pair, theirs: Learner, sampling: Sampling, k: int = 4, ngram: bool = False, longest: int | None = None
+) -> list:
     """All rounds of a decoding that is decided by `theirs`."""
     prompt = torch.randint(0, VOCAB, (1, 7), generator=torch.Generator().manual_seed(3))
     if ngram:
@@ -159,7 +161,7 @@ def test_without_the_flag_the_lab_is_as_it_is(pair):
 
 
 def test_the_instrument_keeps_the_labs_own_catch_up():
-    drafter = FreeDialDrafter(0.5)
+    drafter = FreeOracleDrafter(0.5)
     assert solutions(3).drafter(drafter) is drafter
 
 
@@ -549,7 +551,7 @@ def test_the_shapes_of_a_pass_come_from_exercise_one(checked):
 def script(pair_folder, capsys, monkeypatch):
     """main() of a script on the tiny pair, with `theirs` in place of what --impl would load."""
 
-    def call(module, theirs: Impl, *words):
+    def call(module, theirs: Learner, *words):
         monkeypatch.setattr(functions, "load", lambda text, usable: theirs if text else functions.LAB)
         machine = ["--target", str(pair_folder / "target"), "--threads", "1", "--engine", "eager"]
         code = module.main([*machine, *words, "--impl", theirs.package])
@@ -728,7 +730,7 @@ def test_a_plan_asks_for_the_best_length(comparison):
 
 
 def test_a_record_without_the_flag_does_not_know_of_it(comparison, monkeypatch):
-    _, out, _, run = comparison(Impl("", {}), "-k", "2", "--temperature", "0")
+    _, out, _, run = comparison(Learner("", {}), "-k", "2", "--temperature", "0")
     assert "impl" not in run["settings"]
     assert "yours" not in run
     assert report.impl_line(run) is None
@@ -754,7 +756,7 @@ def test_an_error_begins_on_a_line_of_its_own(script, pair_folder):
 def lab(tmp_path):
     """A copy of the lab with exercises 2 and 6, both solved."""
     lab = tmp_path / "lab"
-    for room in ("exercises", "solutions", "speclab", "experiments", "tests/exercises", "docs/chapters"):
+    for room in ("exercises", "solutions", "speclab", "tests/exercises", "docs/chapters"):
         shutil.copytree(check.ROOT / room, lab / room, ignore=shutil.ignore_patterns("__pycache__"))
     for path in [*check.ROOT.glob("*.py"), check.ROOT / "pyproject.toml"]:
         shutil.copy(path, lab)

@@ -12,7 +12,7 @@ from tiny_models import VOCAB, WINDOW, flattened, perturbed, tiny
 from torch import Tensor
 from transformers import DynamicCache
 
-from draft_models import DialDrafter, ModelDrafter
+from draft_models import ModelDrafter, OracleModelDrafter
 from optimized_speculative import Round, speculative_decode
 from speclab.core.sampling import Sampling
 from speclab.models.cached import CachedModel
@@ -111,14 +111,14 @@ class Poisoned(CachedModel):
 
     n_poisoned = 0
 
-    def rollback(self, length: int) -> None:
+    def crop(self, length: int) -> None:
         dropped = self.length - length
         if dropped > 0:
             for keys_or_values in itertools.chain(*self.keys_and_values()):  # views of the storage itself
                 with torch.inference_mode():
                     keys_or_values[..., -dropped:, :] = torch.nan
             self.n_poisoned += dropped
-        super().rollback(length)
+        super().crop(length)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), WARM], ids=["greedy", "sampled"])
@@ -138,9 +138,9 @@ def test_poison_would_be_seen():
     """The test above can fail: a rollback that keeps one slot too many hits the poison."""
 
     class KeepsOne(Poisoned):
-        def rollback(self, length: int) -> None:
+        def crop(self, length: int) -> None:
             extra = self.length > length
-            super().rollback(length)
+            super().crop(length)
             if extra:  # look one slot past the live end of the same storage
                 for layer in self._gear._cache.layers:
                     shape = list(layer.keys.shape)
@@ -235,7 +235,7 @@ def test_draft_is_fed_its_last_token_after_full_acceptance():
     assert [len(tokens) for _, tokens in diary.blocks[1:]] == [1, 1, 1] + [2, 1, 1] * 4
 
 
-@pytest.mark.parametrize("drafter", [ModelDrafter, lambda draft: DialDrafter(draft, 0.5)], ids=["model", "dial"])
+@pytest.mark.parametrize("drafter", [ModelDrafter, lambda draft: OracleModelDrafter(draft, 0.5)], ids=["model", "dial"])
 def test_caches_start_afresh(drafter):
     """A second prompt must not see the first: same objects, same text as new ones give."""
     used, new = Run("llama", drafter=drafter), Run("llama", drafter=drafter)
@@ -254,23 +254,23 @@ def uncached(model, ids: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("family", ALL_FAMILIES)
 def test_feed_and_rollback_give_the_uncached_logits(family):
-    """Feed, roll back any depth, feed something else: logits as if the dropped tokens had never been."""
+    """Forward, roll back any depth, feed something else: logits as if the dropped tokens had never been."""
     gear, _, name = family.rpartition(" ")
     model = tiny(name)
     cached = CachedModel(model, flat=flattened(model) if gear else None)
     text = torch.randint(0, VOCAB, (1, 40), generator=torch.Generator().manual_seed(9))
-    first = cached.start(text[:, :6], rolls_back=True)
+    first = cached.prefill(text[:, :6], rolls_back=True)
     assert first.shape == (1, 1, VOCAB)
     torch.testing.assert_close(first, uncached(model, text[:, :6])[:, -1:], rtol=0, atol=1e-10)
     at = 6
     for width, dropped in ((1, 0), (5, 4), (3, 3), (9, 0), (2, 1), (8, 7), (1, 1), (4, 0)):  # past WINDOW, and back
         wrong = (text[:, at : at + width] + 1) % VOCAB
         block = torch.cat([text[:, at : at + width - dropped], wrong[:, width - dropped :]], dim=1)
-        logits = cached.feed(block)
+        logits = cached.forward(block)
         right = uncached(model, torch.cat([text[:, :at], block], dim=1))[:, at:]
         torch.testing.assert_close(logits, right, rtol=0, atol=1e-10)
         at += width - dropped
-        cached.rollback(at)
+        cached.crop(at)
         assert cached.length == at
     assert at > 2 * WINDOW
 
@@ -278,14 +278,14 @@ def test_feed_and_rollback_give_the_uncached_logits(family):
 def test_rollback_cannot_go_forward():
     """The library does not check its own crop; a wrong length must not pass silently."""
     cached = CachedModel(tiny("llama"))
-    cached.start(PROMPT, rolls_back=True)
+    cached.prefill(PROMPT, rolls_back=True)
     with pytest.raises(RuntimeError, match="roll forward"):
-        cached.rollback(PROMPT.shape[1] + 1)
-    cached.rollback(PROMPT.shape[1])
+        cached.crop(PROMPT.shape[1] + 1)
+    cached.crop(PROMPT.shape[1])
     assert cached.length == PROMPT.shape[1]
 
 
 def test_feed_needs_a_start():
     """Without a prompt there is no cache to append to."""
-    with pytest.raises(RuntimeError, match="start"):
-        CachedModel(tiny("llama")).feed(PROMPT)
+    with pytest.raises(RuntimeError, match="prefill"):
+        CachedModel(tiny("llama")).forward(PROMPT)

@@ -14,7 +14,7 @@ from speclab.cli import options
 from speclab.core.sampling import Sampling
 from speclab.models import cached, select
 from speclab.models.backends import exported
-from speclab.models.backends.exported import CannotFlatten, FlatModel
+from speclab.models.backends.exported import CannotExport, ExportedModel
 from speclab.models.cached import CachedModel
 
 PLAIN = ["llama", "qwen2", "gpt2", "gpt_neox", "opt", "gemma"]
@@ -50,32 +50,32 @@ def test_logits_at_every_width_and_across_a_growing_buffer(family, least_width, 
     ids = torch.randint(0, VOCAB, (1, room), generator=torch.Generator().manual_seed(2))
     with torch.inference_mode():
         right = model(input_ids=ids, use_cache=False).logits
-    found = fast.start(ids[:, :9])
+    found = fast.prefill(ids[:, :9])
     assert torch.allclose(found[0, -1], right[0, 8], atol=1e-9)
     widths, place = [1, 2, 5, 64, 65, 80, 1, 3], 9
     while place < room:
         width = min(widths[0], room - place)
         widths = widths[1:] + widths[:1]
-        found = fast.feed(ids[:, place : place + width])
+        found = fast.forward(ids[:, place : place + width])
         assert torch.allclose(found, right[:, place : place + width], atol=1e-9), f"width {width} at {place}"
         if place % 3 == 0:  # something else in between, and back
-            fast.feed(ids[:, :2])
-            fast.rollback(place + width)
+            fast.forward(ids[:, :2])
+            fast.crop(place + width)
         place += width
     assert fast.length == room
 
 
 def test_a_buffer_grows_by_doubling_and_keeps_what_it_holds():
     model = tiny("llama", max_position_embeddings=4096)
-    fast = CachedModel(model, flat=FlatModel(model))
+    fast = CachedModel(model, flat=ExportedModel(model))
     ids = torch.randint(0, VOCAB, (1, 1100), generator=torch.Generator().manual_seed(2))
     with torch.inference_mode():
         right = model(input_ids=ids, use_cache=False).logits
-    fast.start(ids[:, :500])
+    fast.prefill(ids[:, :500])
     places = [data.data_ptr() for data, _ in fast.keys_and_values()]
     n_moves = 0
     for place in range(500, 1100, 10):
-        assert torch.allclose(fast.feed(ids[:, place : place + 10]), right[:, place : place + 10], atol=1e-9)
+        assert torch.allclose(fast.forward(ids[:, place : place + 10]), right[:, place : place + 10], atol=1e-9)
         now = [data.data_ptr() for data, _ in fast.keys_and_values()]
         n_moves, places = n_moves + (now != places), now
     assert n_moves == 1, "from 768 rows to 1,536"
@@ -87,7 +87,7 @@ def test_the_model_itself_is_left_as_it_was(family):
     model = tiny(family, dtype=torch.float32)
     with torch.inference_mode():
         before = model(PROMPT, use_cache=False).logits
-        FlatModel(model)
+        ExportedModel(model)
         after = model(PROMPT, use_cache=False).logits
     assert torch.equal(before, after)
 
@@ -96,12 +96,12 @@ def test_deep_copies_share_weights_and_not_their_caches():
     model = model_of("llama")
     one = CachedModel(model, flat=flattened(model))
     two = one.__deepcopy__({})
-    one.start(PROMPT)
-    two.start(PROMPT[:, :3])
+    one.prefill(PROMPT)
+    two.prefill(PROMPT[:, :3])
     assert (one.length, two.length) == (9, 3)
     assert two.flat is one.flat
-    again = two.feed(PROMPT[:, 3:])[:, -1]
-    assert torch.allclose(one.feed(PROMPT[:, :1]), two.feed(PROMPT[:, :1]), atol=1e-9)
+    again = two.forward(PROMPT[:, 3:])[:, -1]
+    assert torch.allclose(one.forward(PROMPT[:, :1]), two.forward(PROMPT[:, :1]), atol=1e-9)
     assert again.isfinite().all()
 
 
@@ -145,7 +145,7 @@ def test_sampled_rounds_are_those_of_the_eager_engine():
 
 
 def kernels(family: str, dtype: torch.dtype = torch.float32, **changes) -> dict[str, int]:
-    return FlatModel(tiny(family, dtype=dtype, **changes)).kernels
+    return ExportedModel(tiny(family, dtype=dtype, **changes)).kernels
 
 
 def test_products_of_one_input_are_one_product():
@@ -176,8 +176,8 @@ def test_rotations_take_three_kernels():
 
 @pytest.mark.parametrize("family", WINDOWED)
 def test_sliding_windows_stay_eager_and_say_so(family):
-    with pytest.raises(CannotFlatten, match="layers"):
-        FlatModel(tiny(family))
+    with pytest.raises(CannotExport, match="layers"):
+        ExportedModel(tiny(family))
     chosen, why = select.choose(tiny(family), "fast")
     assert chosen is None
     assert "no fast engine" in why
@@ -213,12 +213,12 @@ def test_experts_do_not_excuse_a_fast_engine_that_loses_its_cache(monkeypatch):
         model = MixtralForCausalLM(config).eval()
     assert select.choose(model, "fast")[0] is not None
 
-    def forget(self, n_tokens):
+    def crop(self, n_tokens):
         with torch.inference_mode():
             for keys, values in self.layers():
                 keys[:, :, 8:] = values[:, :, 8:] = 0.0
 
-    monkeypatch.setattr(cached._FastGear, "forget", forget)
+    monkeypatch.setattr(cached.ExportedBackend, "crop", crop)
     chosen, why = select.choose(model, "fast")
     assert chosen is None
     assert "off by" in why
@@ -226,7 +226,7 @@ def test_experts_do_not_excuse_a_fast_engine_that_loses_its_cache(monkeypatch):
 
 def test_wrong_logits_are_no_fast_engine_however_noisy_the_eager_one(monkeypatch, wrong_rotation):
     """The bound comes from uncached logits: an eager cache that is broken as well does not widen it."""
-    monkeypatch.setattr(cached._EagerGear, "forget", lambda self, n_tokens: None)
+    monkeypatch.setattr(cached.EagerBackend, "crop", lambda self, n_tokens: None)
     assert select.choose(tiny("llama"), "fast")[0] is None
 
 
@@ -295,8 +295,8 @@ def test_timing_a_slow_model_ends_early(monkeypatch):
     """Two passes of each are enough where patience is short."""
     monkeypatch.setattr(select, "PATIENCE", 0.0)
     passes = []
-    honest = CachedModel.feed
-    monkeypatch.setattr(CachedModel, "feed", lambda self, tokens: passes.append(1) or honest(self, tokens))
+    honest = CachedModel.forward
+    monkeypatch.setattr(CachedModel, "forward", lambda self, tokens: passes.append(1) or honest(self, tokens))
     select.seconds(model_of("llama"), [(None, 1), (None, 5)])
     assert len(passes) == 4
 

@@ -11,14 +11,14 @@ import torch
 from tiny_models import CONTEXT, VOCAB, perturbed, tiny
 
 from baseline_autoregressive import autoregressive_decode
-from draft_models import Chain, DialDrafter, ModelDrafter
+from draft_models import DraftSteps, ModelDrafter, OracleModelDrafter
 from optimized_speculative import speculative_decode
 from speclab.cli import options
 from speclab.core.sampling import Sampling
 from speclab.lab import harness as bench_module
 from speclab.lab.harness import Bench, take_turns
 from speclab.models.backends import cuda_graphs
-from speclab.models.backends.exported import FlatModel
+from speclab.models.backends.exported import ExportedModel
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.records.rows import BASELINE, Arm
@@ -54,7 +54,7 @@ def stand_in(monkeypatch):
 def graphed(family: str = "llama", noise: float = 0.0, **changes) -> CachedModel:
     model = tiny(family, **changes)
     model = perturbed(model, noise) if noise else model
-    return CachedModel(model, flat=FlatModel(model, graphed=True))
+    return CachedModel(model, flat=ExportedModel(model, graphed=True))
 
 
 def spoil_dead_rows(cached: CachedModel) -> None:
@@ -73,13 +73,13 @@ def test_logits_are_the_models_own(family):
     ids = torch.randint(0, VOCAB, (1, room), generator=torch.Generator().manual_seed(2))
     with torch.inference_mode():
         right = cached.model(input_ids=ids, use_cache=False).logits
-    assert torch.allclose(cached.start(ids[:, :9])[0, -1], right[0, 8], atol=1e-9)
+    assert torch.allclose(cached.prefill(ids[:, :9])[0, -1], right[0, 8], atol=1e-9)
     widths, place = [5, 1, 2, 3, 17, 1, 4], 9
     while place < room:
         width = min(widths[0], room - place)
         widths = widths[1:] + widths[:1]
         spoil_dead_rows(cached)
-        found = cached.feed(ids[:, place : place + width])
+        found = cached.forward(ids[:, place : place + width])
         assert torch.allclose(found, right[:, place : place + width], atol=1e-9), f"width {width} at {place}"
         place += width
     assert cached.length == room
@@ -111,10 +111,10 @@ def test_short_last_blocks_are_padded_to_what_this_decoding_used():
     one = graphed()
     two = copy.deepcopy(one)
     for cached in (one, two):
-        cached.start(PROMPT)
+        cached.prefill(PROMPT)
     for n in (5, 2, 1, 3):
-        one.feed(PROMPT[:, :n])
-    two.feed(PROMPT[:, :3])
+        one.forward(PROMPT[:, :n])
+    two.forward(PROMPT[:, :3])
     assert one._gear._widths == {5, 1}
     assert two._gear._widths == {3}
     assert {recipe.n_tokens for recipe in one.flat.recipes} == {5, 1, 3}
@@ -123,14 +123,14 @@ def test_short_last_blocks_are_padded_to_what_this_decoding_used():
 def test_captures_are_done_before_the_first_timed_step(stand_in):
     """After a warm-up that met every width, a new decoding captures with its prompt's pass and never later."""
     cached = graphed()
-    cached.start(PROMPT)
+    cached.prefill(PROMPT)
     for n in (5, 1):
-        cached.feed(PROMPT[:, :n])
+        cached.forward(PROMPT[:, :n])
     other = copy.deepcopy(cached)
-    other.start(PROMPT)
+    other.prefill(PROMPT)
     captures = stand_in["captures"]
     for n in (5, 1, 1, 5, 1):
-        other.feed(PROMPT[:, :n])
+        other.forward(PROMPT[:, :n])
     assert stand_in["captures"] == captures
 
 
@@ -143,18 +143,18 @@ def test_a_chain_of_draft_steps_is_one_replay(sampling, stand_in):
     for first in (True, False):
         found = []
         for cached in (draft, eager):
-            cached.start(PROMPT, rolls_back=True)
+            cached.prefill(PROMPT, rolls_back=True)
             for length in (9, 20):  # the second one reads another bucket
                 while cached.length < length:
-                    cached.feed(PROMPT[:, :1])
+                    cached.forward(PROMPT[:, :1])
                 if cached is draft:
                     spoil_dead_rows(cached)
                 replays = stand_in["replays"]
-                found.append(cached.run(Chain(sampling), PROMPT[:, :2], chances))
+                found.append(cached.run(DraftSteps(sampling), PROMPT[:, :2], chances))
                 assert cached.length == length + 5, "two tokens of catch-up, and three of its own"
                 if cached is draft:
                     assert stand_in["replays"] - replays == (4 if first else 1)
-                cached.rollback(length)
+                cached.crop(length)
         for ours, right in zip(found[:2], found[2:], strict=True):
             assert all(torch.equal(a, b) for a, b in zip(ours, right, strict=True))
         assert draft.n_passes == eager.n_passes
@@ -167,7 +167,7 @@ def test_a_drafter_runs_its_chain_in_one_replay_per_round(kind, stand_in, monkey
     target, draft = graphed(), graphed(noise=0.1)
     drafter = ModelDrafter(draft)
     if kind == "dial":
-        drafter = DialDrafter(draft, 0.7)
+        drafter = OracleModelDrafter(draft, 0.7)
         drafter.replay(list(autoregressive_decode(CachedModel(target.model), PROMPT, 33)))
     replays = []
     for _ in range(2):
@@ -206,37 +206,37 @@ def test_after_the_warm_up_nothing_is_left_to_capture(stand_in, monkeypatch):
 def test_chains_are_captured_before_the_first_timed_step(stand_in):
     draft = graphed(noise=0.1)
     chances = torch.zeros(1, 4, dtype=torch.float64)
-    draft.start(PROMPT)
-    draft.run(Chain(Sampling()), PROMPT[:, :1], chances)
+    draft.prefill(PROMPT)
+    draft.run(DraftSteps(Sampling()), PROMPT[:, :1], chances)
     other = copy.deepcopy(draft)
-    other.start(PROMPT)
+    other.prefill(PROMPT)
     captures = stand_in["captures"]
-    other.run(Chain(Sampling()), PROMPT[:, :1], chances)
+    other.run(DraftSteps(Sampling()), PROMPT[:, :1], chances)
     assert stand_in["captures"] == captures
 
 
 def test_what_was_handed_out_is_not_overwritten():
     cached = graphed()
-    cached.start(PROMPT)
-    first = cached.feed(PROMPT[:, :2])
+    cached.prefill(PROMPT)
+    first = cached.forward(PROMPT[:, :2])
     kept = first.clone()
-    cached.feed(PROMPT[:, 2:4])
+    cached.forward(PROMPT[:, 2:4])
     assert torch.equal(first, kept)
 
 
 def test_lanes_outlive_decodings_and_are_never_shared(stand_in):
     one = graphed()
     two = copy.deepcopy(one)
-    one.start(PROMPT)
-    two.start(PROMPT)
+    one.prefill(PROMPT)
+    two.prefill(PROMPT)
     assert one._gear._lane is not two._gear._lane
-    a, b = one.feed(PROMPT[:, :1]), two.feed(PROMPT[:, :1])
+    a, b = one.forward(PROMPT[:, :1]), two.forward(PROMPT[:, :1])
     assert torch.equal(a, b)
     lanes, captures = {id(one._gear._lane), id(two._gear._lane)}, []
     for _ in range(2):
         for cached in (one, two):
-            cached.start(PROMPT[:, :4])
-            cached.feed(PROMPT[:, :1])
+            cached.prefill(PROMPT[:, :4])
+            cached.forward(PROMPT[:, :1])
         assert {id(one._gear._lane), id(two._gear._lane)} == lanes, "free lanes are taken again"
         captures.append(stand_in["captures"])
     assert captures[0] == captures[1], "and with them their graphs"
@@ -245,7 +245,7 @@ def test_lanes_outlive_decodings_and_are_never_shared(stand_in):
 def test_a_lane_comes_back_when_its_decoding_is_gone():
     cached = graphed()
     flat = cached.flat
-    cached.start(PROMPT)
+    cached.prefill(PROMPT)
     assert flat.lanes == []
     del cached
     assert len(flat.lanes) == 1
@@ -256,9 +256,9 @@ def test_a_lane_that_is_too_short_is_left_for_a_longer_one():
     long = torch.randint(0, VOCAB, (1, 120), generator=torch.Generator().manual_seed(5))
     with torch.inference_mode():
         right = cached.model(input_ids=long, use_cache=False).logits
-    cached.start(long[:, :9])
+    cached.prefill(long[:, :9])
     for place in range(9, 117, 3):
-        assert torch.allclose(cached.feed(long[:, place : place + 3]), right[:, place : place + 3], atol=1e-9)
+        assert torch.allclose(cached.forward(long[:, place : place + 3]), right[:, place : place + 3], atol=1e-9)
     assert cached._gear._lane.capacity >= 117
     assert cached.flat.lanes, "the short ones are free again"
 
@@ -268,7 +268,7 @@ def test_joined_weights_are_the_models_own():
     model = tiny("qwen2")  # with biases; float64 is never packed
     with torch.inference_mode():
         before = model(PROMPT, use_cache=False).logits
-    flat = FlatModel(model, graphed=True)
+    flat = ExportedModel(model, graphed=True)
     with torch.inference_mode():
         assert torch.equal(model(PROMPT, use_cache=False).logits, before)
     attention = model.model.layers[0].self_attn
@@ -280,14 +280,14 @@ def test_joined_weights_are_the_models_own():
 
 def test_a_mask_that_is_off_by_one_would_be_seen(monkeypatch):
     """The tests above can fail."""
-    honest = FlatModel.forward
+    honest = ExportedModel.forward
 
     def leaky(self, ids, positions, mask, keys, values):
         return honest(self, ids, positions, mask.roll(1, -1), keys, values)
 
     cached = graphed()
-    cached.start(PROMPT)
+    cached.prefill(PROMPT)
     with torch.inference_mode():
         right = cached.model(torch.cat([PROMPT, PROMPT[:, :3]], 1), use_cache=False).logits[:, 9:]
-    monkeypatch.setattr(FlatModel, "forward", leaky)
-    assert not torch.allclose(cached.feed(PROMPT[:, :3]), right, atol=1e-9)
+    monkeypatch.setattr(ExportedModel, "forward", leaky)
+    assert not torch.allclose(cached.forward(PROMPT[:, :3]), right, atol=1e-9)

@@ -58,7 +58,7 @@ def test_a_recurrent_state_is_refused():
 
 def test_a_cache_that_keeps_rejected_tokens_is_refused(monkeypatch):
     """Its cached logits are right as long as nothing is rolled back."""
-    monkeypatch.setattr(cached._EagerGear, "forget", lambda self, n_tokens: None)
+    monkeypatch.setattr(cached.EagerBackend, "crop", lambda self, n_tokens: None)
     with pytest.raises(EnvironmentProblem, match="llama keeps a state that cannot be rolled back"):
         check_model(tiny("llama"))
 
@@ -180,7 +180,7 @@ def test_a_model_that_enlarges_rounding_is_judged_by_what_its_own_uncached_logit
     monkeypatch.setattr(rounding, "UNITS", {torch.float32: 1e-3})
     check_model(tiny("llama", dtype=torch.float32))
     assert made
-    monkeypatch.setattr(cached._EagerGear, "forget", lambda self, n_tokens: None)
+    monkeypatch.setattr(cached.EagerBackend, "crop", lambda self, n_tokens: None)
     with pytest.raises(EnvironmentProblem, match="cannot be rolled back"):
         check_model(tiny("llama", dtype=torch.float32))
 
@@ -211,8 +211,8 @@ def test_positions_after_a_padding_index_are_fewer_than_the_table_has_rows():
     config = RobertaConfig(**sizes, vocab_size=VOCAB, max_position_embeddings=42, is_decoder=True, pad_token_id=1)
     model = CachedModel(RobertaForCausalLM(config).eval())
     assert model.max_length == 40
-    model.start(torch.full((1, 39), 5))
-    model.feed(torch.tensor([[6]]))
+    model.prefill(torch.full((1, 39), 5))
+    model.forward(torch.tensor([[6]]))
 
 
 def test_where_rotary_factors_change_the_context_ends():

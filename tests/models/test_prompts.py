@@ -111,7 +111,7 @@ def test_a_file_is_utf_8_in_every_locale(tmp_path):
     """Also where the system's own encoding is ASCII, and its words cannot hold such a character."""
     (tmp_path / "p.txt").write_bytes("é".encode())
     code = (
-        "import sys; from types import SimpleNamespace as Made; from speclab import prompts\n"
+        "import sys; from types import SimpleNamespace as Made; from speclab.models import prompts\n"
         "tokenizer = lambda text: Made(input_ids=list(text.encode()))\n"
         "print(prompts.encode(prompts.from_file(sys.argv[1]), tokenizer)[0].id_list, sys.getfilesystemencoding())"
     )

@@ -284,7 +284,7 @@ def test_right_by_accident_is_said():
 
 
 def test_every_effect_has_words():
-    assert set(words.REASONS) == set(tables.LEGEND) == set(ladder.EFFECTS)
+    assert set(words.REASONS) == set(report.LEGEND) == set(ladder.EFFECTS)
 
 
 def test_losing_lines_say_what_may_be_noise():

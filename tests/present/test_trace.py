@@ -13,7 +13,7 @@ import torch
 
 import compare
 import optimized_speculative
-from draft_models import FreeDialDrafter, ModelDrafter, NgramDrafter
+from draft_models import FreeOracleDrafter, ModelDrafter, NgramDrafter
 from optimized_speculative import Round, speculative_decode
 from speclab.cli import options
 from speclab.core.sampling import Sampling
@@ -436,7 +436,7 @@ def test_a_dial_traces_what_it_was_told_to_replay(pair_folder):
     words = ["--target", str(pair_folder / "target"), "--threads", "1", "--engine", "eager", "--prompt", "def f(x):"]
     setup = options.load(args := parser.parse_args(words))
     prompt = options.read_prompts(args, setup.tokenizer)[0]
-    found = tracing.follow(setup, FreeDialDrafter(1.0), "dial:1:free", prompt, 4, 31, Sampling())
+    found = tracing.follow(setup, FreeOracleDrafter(1.0), "dial:1:free", prompt, 4, 31, Sampling())
     assert found.same_text
     assert found.counts.n_accepted == found.counts.n_drafted == 24
     assert found.counts.n_rounds == 6

@@ -7,7 +7,7 @@ import jsonschema
 import pytest
 
 from speclab.records import record, rows
-from speclab.records.rows import AGAIN, BASELINE, GENERATE, NOT_EXPLAINED, Arm, Sample
+from speclab.records.rows import BASELINE, BASELINE_REPEAT, GENERATE, NOT_EXPLAINED, Arm, Sample
 from speclab.theory.formulas import Counts
 
 MODEL = Arm("model", "model", 2)
@@ -49,10 +49,10 @@ def test_a_decoding_without_counts_made_one_pass_for_each_token_but_prefills():
 
 
 def test_labels():
-    assert [arm.label for arm in (BASELINE, AGAIN, GENERATE, MODEL)] == [
+    assert [arm.label for arm in (BASELINE, BASELINE_REPEAT, GENERATE, MODEL)] == [
         "baseline", "baseline again", "generate", "model k=2",
     ]  # fmt: skip
-    assert [arm.speculative for arm in (BASELINE, AGAIN, GENERATE, MODEL, Arm("model", "model", 0))] == [
+    assert [arm.speculative for arm in (BASELINE, BASELINE_REPEAT, GENERATE, MODEL, Arm("model", "model", 0))] == [
         False, False, False, True, True,
     ]  # fmt: skip
 

@@ -79,8 +79,8 @@ def test_a_fault_of_ours_keeps_its_traceback():
 
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
 def test_signals_arrive_as_ctrl_c(name, code, monkeypatch, capsys):
-    """Once: what follows within AGAIN is the same request, and must not stop the writing of what is kept."""
-    monkeypatch.setattr(errors, "AGAIN", 1e9)
+    """Once: what follows within BASELINE_REPEAT is the same request, and must not stop the writing of what is kept."""
+    monkeypatch.setattr(errors, "BASELINE_REPEAT", 1e9)
     number, caught = getattr(signal, name), []
     before = signal.signal(number, signal.default_int_handler)
 
@@ -127,7 +127,7 @@ def run(code: str, shell: str = "", **environment: str) -> subprocess.CompletedP
 
 SCRIPT = """
 import sys
-from speclab.errors import Problem, reports_problems
+from speclab.system.errors import Problem, reports_problems
 @reports_problems
 def main():
     BODY
@@ -174,13 +174,13 @@ def test_any_text_can_be_printed_in_any_encoding(encoding):
 
 def test_ctrl_c_during_imports_is_one_line():
     wait = "import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(60)"
-    done = run(f"from speclab import startup; {wait}")
+    done = run(f"from speclab.system import startup; {wait}")
     assert (done.returncode, done.stderr) == (130, b"stopped\n")
 
 
 def test_what_errors_need_imports_nothing_heavy():
     done = run(
-        "import sys; from speclab import errors, files, flags, startup, terminal\n"
+        "import sys; from speclab.cli import parsing; from speclab.system import errors, files, startup, terminal\n"
         "print({'torch', 'transformers', 'numpy', 'tqdm'} & set(sys.modules))"
     )
     assert done.stdout == b"set()\n"
@@ -208,7 +208,7 @@ def test_every_script_reports_its_problems(path):
 
 @pytest.mark.skipif(not PATHS, reason="needs a checkout with git")
 def test_there_are_scripts():
-    assert {"compare", "check", "gpu", "roofline", "train_lab_pair", "wrong_table"} <= {p.stem for p in SCRIPTS}
+    assert {"compare", "check", "gpu", "roofline", "lab_pair", "wrong_table"} <= {p.stem for p in SCRIPTS}
 
 
 # --- the terminal ---

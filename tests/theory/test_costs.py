@@ -500,19 +500,19 @@ class CountingModel:
     def known(self, ids):
         return ids
 
-    def start(self, prompt, rolls_back):
+    def prefill(self, prompt, rolls_back):
         self.length, self.widths = prompt.shape[1], []
         return torch.zeros(1, 1, self.vocab_size)
 
-    def feed(self, tokens):
+    def forward(self, tokens):
         self.length += tokens.shape[1]
         self.widths.append(tokens.shape[1])
         return torch.zeros(1, tokens.shape[1], self.vocab_size)
 
     def run(self, program, *inputs):
-        return program(self.feed, *inputs)
+        return program(self.forward, *inputs)
 
-    def rollback(self, length):
+    def crop(self, length):
         assert length <= self.length
         self.length = length
 
@@ -527,7 +527,7 @@ rounds_of_counts = st.lists(
 def test_catch_ups_are_what_the_drafter_feeds(counts):
     """The production drafter over a counting cache: the first pass of a round is as wide as predicted, the rest 1."""
     drafter, n_prompt = ModelDrafter(CountingModel()), 3
-    drafter.start(drafter.draft, torch.zeros(1, n_prompt, dtype=torch.long), Sampling())
+    drafter.prefill(drafter.draft, torch.zeros(1, n_prompt, dtype=torch.long), Sampling())
     drafter.observe(0, [1])  # the token from prefill
     n_committed = n_prompt + 1
     expected = catch_ups(counts)

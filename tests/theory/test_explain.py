@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from speclab.records import record, rows
-from speclab.records.rows import AGAIN, BASELINE, Arm, Sample
+from speclab.records.rows import BASELINE, BASELINE_REPEAT, Arm, Sample
 from speclab.theory import attribution, ladder
 from speclab.theory.attribution import RUNGS, Part, explained, noise_floor, price, verdict
 from speclab.theory.costs import Costs, catch_ups
@@ -382,18 +382,20 @@ def timed(arm: Arm, *decodings: list[float]) -> list[Sample]:
 
 
 def test_noise_floor_by_hand():
-    found = noise_floor(timed(BASELINE, [1.0], [2.0], [3.0]), timed(AGAIN, [2.0], [2.0], [2.0]))
+    found = noise_floor(timed(BASELINE, [1.0], [2.0], [3.0]), timed(BASELINE_REPEAT, [2.0], [2.0], [2.0]))
     assert found["ratio"] == pytest.approx(1.0)
     assert found["low"] < 1 < found["high"]
-    found = noise_floor(timed(BASELINE, [3.0], [3.0]), timed(AGAIN, [2.0], [2.0]))
+    found = noise_floor(timed(BASELINE, [3.0], [3.0]), timed(BASELINE_REPEAT, [2.0], [2.0]))
     assert found == {"ratio": pytest.approx(1.5), "low": None, "high": None}
-    exact = noise_floor(timed(BASELINE, [1.0, 2.0], [2.0, 2.0], [1.0, 3.0]), timed(AGAIN, [3.0], [4.0], [4.0]))
+    exact = noise_floor(
+        timed(BASELINE, [1.0, 2.0], [2.0, 2.0], [1.0, 3.0]), timed(BASELINE_REPEAT, [3.0], [4.0], [4.0])
+    )
     assert exact == {"ratio": 1.0, "low": pytest.approx(1.0), "high": pytest.approx(1.0)}
 
 
 def test_noise_floor_pairs_prompts():
     """Neither the order of the samples nor a prompt that only the first run has may matter."""
-    base, again = timed(BASELINE, [1.0], [5.0], [100.0]), timed(AGAIN, [2.0], [4.0])
+    base, again = timed(BASELINE, [1.0], [5.0], [100.0]), timed(BASELINE_REPEAT, [2.0], [4.0])
     assert noise_floor(base[::-1], again)["ratio"] == pytest.approx(1.0)
 
 

@@ -60,20 +60,20 @@ class TableModel:
     def known(self, ids: torch.Tensor) -> torch.Tensor:
         return ids
 
-    def start(self, prompt: torch.Tensor, rolls_back: bool = False) -> torch.Tensor:
+    def prefill(self, prompt: torch.Tensor, rolls_back: bool = False) -> torch.Tensor:
         self.tokens, self.widths = prompt[0].tolist(), []
         return self._logits(len(self.tokens) - 1)
 
-    def feed(self, tokens: torch.Tensor) -> torch.Tensor:
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         first = len(self.tokens)
         self.tokens += tokens[0].tolist()
         self.widths.append(tokens.shape[1])
         return self._logits(first)
 
     def run(self, program, *inputs):
-        return program(self.feed, *inputs)
+        return program(self.forward, *inputs)
 
-    def rollback(self, length: int) -> None:
+    def crop(self, length: int) -> None:
         del self.tokens[length:]
 
     def _logits(self, first: int) -> torch.Tensor:
@@ -109,7 +109,7 @@ class Case(NamedTuple):
     def proposal(self, prefix: Prefix) -> list[int]:
         """What prompt lookup proposes after the prompt and `prefix`, at most k tokens."""
         drafter = NgramDrafter(longest=2, shortest=1)
-        drafter.start(None, torch.tensor([[*self.prompt, *prefix]]), Sampling(1))
+        drafter.prefill(None, torch.tensor([[*self.prompt, *prefix]]), Sampling(1))
         return drafter.lookup(self.tables.k)
 
     def chances(self, text: Prefix) -> list[Sequence[float]]:
@@ -319,7 +319,7 @@ def test_greedy_decoding_does_what_the_forecast_says(kind, k, seed):
     else:
         drafter, chances = NgramDrafter(longest=3, shortest=1), []
         for t in range(n_tokens):
-            drafter.start(target, torch.tensor([[0, 1, 2, *text[:t]]]), Sampling())
+            drafter.prefill(target, torch.tensor([[0, 1, 2, *text[:t]]]), Sampling())
             chances.append([float(a == b) for a, b in zip(drafter.lookup(k), text[t:], strict=False)])
 
     rounds = list(speculative_decode(target, drafter, prompt, k, n_tokens))

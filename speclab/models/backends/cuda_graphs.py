@@ -26,14 +26,14 @@ import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
-from speclab.models.backends.exported import FlatModel, WrittenInPlace, context_length
+from speclab.models.backends.exported import ExportedModel, WrittenInPlace, context_length
 
 BUCKET = 256  # rows
 SPARE = 512  # tokens a new lane can take behind its prompt before it has to grow
 WARM_UPS = 2  # passes before a capture: kernels are chosen and workspaces allocated in them
 
 
-Feed = Callable[[Tensor], Tensor]  # (1, m) ids -> (1, m, vocab) logits, behind what was fed before
+Forward = Callable[[Tensor], Tensor]  # (1, m) ids -> (1, m, vocab) logits, behind what was fed before
 
 
 class Program(Protocol):
@@ -42,10 +42,10 @@ class Program(Protocol):
     def widths(self, *inputs: Tensor) -> tuple[int, ...]:
         """Tokens of each pass it will make; only the inputs' shapes matter."""
 
-    def siblings(self, *inputs: Tensor) -> list[tuple[Tensor, ...]]:
+    def capture_inputs(self, *inputs: Tensor) -> list[tuple[Tensor, ...]]:
         """Inputs of all shapes that a decoding will bring which brings these; only their shapes matter."""
 
-    def __call__(self, feed: Feed, *inputs: Tensor) -> tuple[Tensor, ...]:
+    def __call__(self, forward: Forward, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Do it. Nothing in it may wait for the device."""
 
 
@@ -56,14 +56,14 @@ class Pass:
     def widths(self, ids: Tensor) -> tuple[int, ...]:
         return (ids.shape[1],)
 
-    def siblings(self, ids: Tensor) -> list[tuple[Tensor, ...]]:
+    def capture_inputs(self, ids: Tensor) -> list[tuple[Tensor, ...]]:
         return [(ids,)]
 
-    def __call__(self, feed: Feed, ids: Tensor) -> tuple[Tensor, ...]:
-        return (feed(ids),)
+    def __call__(self, forward: Forward, ids: Tensor) -> tuple[Tensor, ...]:
+        return (forward(ids),)
 
 
-class Recipe(NamedTuple):
+class GraphKey(NamedTuple):
     """Everything that a graph fixes but the lane and the rows that attention reads."""
 
     program: Program
@@ -72,15 +72,15 @@ class Recipe(NamedTuple):
     vocab_size: int | None = None  # logits are cut to it
 
     @classmethod
-    def of(cls, program: Program, inputs: tuple[Tensor, ...], vocab_size: int) -> "Recipe":
+    def of(cls, program: Program, inputs: tuple[Tensor, ...], vocab_size: int) -> "GraphKey":
         shapes = tuple((given.shape, given.dtype) for given in inputs)
         return cls(program, shapes, sum(program.widths(*inputs)), vocab_size)
 
 
-class GraphGear:
+class GraphBackend:
     """The flat model on CUDA graphs, for one decoding."""
 
-    def __init__(self, model: PreTrainedModel, flat: FlatModel):
+    def __init__(self, model: PreTrainedModel, flat: ExportedModel):
         self._model, self._flat = model, flat
         self._positions_known = context_length(model) or sys.maxsize
         self._widths: set[int] = set()  # of this decoding: what another one used must not decide what is timed here
@@ -96,7 +96,7 @@ class GraphGear:
         options = {"past_key_values": Cache(layers=views), "use_cache": True, "logits_to_keep": 1}
         return self._model(input_ids=prompt, **options).logits
 
-    def feed(self, tokens: Tensor, length: int) -> Tensor:
+    def forward(self, tokens: Tensor, length: int) -> Tensor:
         n_tokens = tokens.shape[1]
         self._make_room(length, n_tokens)
         width = self._width(n_tokens)
@@ -108,11 +108,13 @@ class GraphGear:
         self, program: Program, inputs: tuple[Tensor, ...], length: int, vocab_size: int
     ) -> tuple[Tensor, ...] | None:
         """The whole program as one replay, or None where it was not captured with the prompt's pass."""
-        recipe = Recipe.of(program, inputs, vocab_size)
+        recipe = GraphKey.of(program, inputs, vocab_size)
         n_passes = len(program.widths(*inputs))
         if n_passes >= self._most_passes:  # the last round's shorter chain is not worth a graph
             self._most_passes = n_passes
-            self._flat.recipes.update(Recipe.of(program, other, vocab_size) for other in program.siblings(*inputs))
+            self._flat.recipes.update(
+                GraphKey.of(program, other, vocab_size) for other in program.capture_inputs(*inputs)
+            )
         if length + recipe.n_tokens > self._lane.capacity or not self._lane.holds(recipe, length):
             return None
         return self._lane.run(recipe, inputs, length)
@@ -126,7 +128,7 @@ class GraphGear:
         self._flat.recipes.add(_pass_of(n_tokens))
         return n_tokens
 
-    def forget(self, n_tokens: int) -> None:
+    def crop(self, n_tokens: int) -> None:
         pass
 
     def layers(self) -> list[tuple[Tensor, Tensor]]:
@@ -139,7 +141,7 @@ class GraphGear:
             self._lane = max(free, key=lambda lane: lane.n_graphs)
             self._flat.lanes.remove(self._lane)
         else:
-            self._lane = Lane(self._flat, _bucket(capacity))
+            self._lane = GraphCache(self._flat, _bucket(capacity))
         self._release = weakref.finalize(self, self._flat.lanes.append, self._lane)
 
     def _make_room(self, length: int, n_tokens: int) -> None:
@@ -155,8 +157,8 @@ class GraphGear:
 
 
 @functools.cache
-def _pass_of(width: int) -> Recipe:
-    return Recipe(Pass(), ((torch.Size((1, width)), torch.long),), width)
+def _pass_of(width: int) -> GraphKey:
+    return GraphKey(Pass(), ((torch.Size((1, width)), torch.long),), width)
 
 
 def _bucket(n: int) -> int:
@@ -173,14 +175,14 @@ class Graph(NamedTuple):
     outputs: tuple[Tensor, ...]
 
 
-class Lane:
+class GraphCache:
     """Buffers for the keys and values of one text, and the graphs captured over them."""
 
-    def __init__(self, flat: FlatModel, capacity: int):
+    def __init__(self, flat: ExportedModel, capacity: int):
         self.flat, self.capacity = flat, capacity
         self.keys, self.values = flat.buffers(capacity)
         self._places = torch.arange(capacity, device=flat.device)[None]  # (1, capacity)
-        self._graphs: dict[tuple[Recipe, int], Graph] = {}  # by recipe and rows read
+        self._graphs: dict[tuple[GraphKey, int], Graph] = {}  # by recipe and rows read
 
     @property
     def n_graphs(self) -> int:
@@ -194,21 +196,21 @@ class Lane:
                 if min(rows, room) - recipe.n_tokens >= length:
                     self._graph(recipe, min(rows, room))
 
-    def holds(self, recipe: Recipe, length: int) -> bool:
+    def holds(self, recipe: GraphKey, length: int) -> bool:
         """Whether it is captured for `length` tokens."""
         return (recipe, self._rows(length + recipe.n_tokens)) in self._graphs
 
     def _rows(self, total: int) -> int:
         return min(self.capacity, _bucket(total))
 
-    def _graph(self, recipe: Recipe, total: int) -> Graph:
+    def _graph(self, recipe: GraphKey, total: int) -> Graph:
         """For a program that leaves `total` tokens."""
         rows = self._rows(total)
         if (recipe, rows) not in self._graphs:
             self._graphs[recipe, rows] = self._captured(recipe, rows, total - recipe.n_tokens)
         return self._graphs[recipe, rows]
 
-    def run(self, recipe: Recipe, inputs: tuple[Tensor, ...], length: int) -> tuple[Tensor, ...]:
+    def run(self, recipe: GraphKey, inputs: tuple[Tensor, ...], length: int) -> tuple[Tensor, ...]:
         """What the program makes of `inputs` behind `length` tokens. Inputs may be shorter than the recipe's."""
         graph = self._graph(recipe, length + recipe.n_tokens)
         for fixed, given in zip(graph.inputs, inputs, strict=True):
@@ -217,7 +219,7 @@ class Lane:
         graph.replay()
         return tuple(output.clone() for output in graph.outputs)  # the next replay writes to the same places
 
-    def _captured(self, recipe: Recipe, rows: int, length: int) -> Graph:
+    def _captured(self, recipe: GraphKey, rows: int, length: int) -> Graph:
         device, dtype = self.flat.device, self.flat.dtype
         inputs = [torch.zeros(shape, dtype=kind, device=device) for shape, kind in recipe.inputs]
         # Warm-ups write keys and values like any pass: at rows that are not alive.
@@ -228,7 +230,7 @@ class Lane:
         def step() -> tuple[Tensor, ...]:
             n_fed = 0
 
-            def feed(ids: Tensor) -> Tensor:
+            def forward(ids: Tensor) -> Tensor:
                 nonlocal n_fed
                 width = ids.shape[1]
                 positions = before + self._places[:, n_fed : n_fed + width]  # (1, width)
@@ -237,13 +239,15 @@ class Lane:
                 mask = mask.masked_fill(columns > positions[0, :, None], lowest)  # (1, 1, width, rows)
                 return self.flat.forward(ids, positions, mask, keys, values)[..., : recipe.vocab_size]
 
-            return recipe.program(feed, *inputs)
+            return recipe.program(forward, *inputs)
 
         replay, outputs = capture(step, self.flat)
         return Graph(replay, before, inputs, outputs)
 
 
-def capture(step: Callable[[], tuple[Tensor, ...]], flat: FlatModel) -> tuple[Callable[[], None], tuple[Tensor, ...]]:
+def capture(
+    step: Callable[[], tuple[Tensor, ...]], flat: ExportedModel
+) -> tuple[Callable[[], None], tuple[Tensor, ...]]:
     """A CUDA graph of `step`.  -> what replays it, and the tensors a replay writes to
 
     All graphs of a model share one memory pool: no two replay at once, and outputs are copied before the next one does.

@@ -6,8 +6,8 @@ buffers that are allocated once and written in place. A few rewrites follow, the
 products of one input are joined, rotary embeddings lose half of their kernels, and on a CPU the weights are packed the
 way oneDNN wants them (a pass over five tokens then reads them as fast as a pass over one).
 
-What comes out: `FlatModel.forward`, which the gears of the CachedModel feed with ids, positions and views of their
-buffers. A model that cannot be flattened raises `CannotFlatten` and keeps its eager gear; whether the logits are the
+What comes out: `ExportedModel.forward`, which the gears of the CachedModel feed with ids, positions and views of their
+buffers. A model that cannot be flattened raises `CannotExport` and keeps its eager gear; whether the logits are the
 model's own is checked by speclab/models/select.py.
 """
 
@@ -33,7 +33,7 @@ _WIDTHS = torch.export.Dim("width", min=2, max=_EXAMPLE_ROWS - 1)
 _TOTALS = torch.export.Dim("total", min=2, max=_EXAMPLE_ROWS - 1)
 
 
-class CannotFlatten(Exception):
+class CannotExport(Exception):
     """Why this model stays in its eager gear, in one line."""
 
 
@@ -104,7 +104,7 @@ class _Pass(nn.Module):
         return self.model(input_ids=ids, **options).logits
 
 
-class FlatModel:
+class ExportedModel:
     """The exported forward of one model. It has no state: buffers and positions come in.
 
     shapes: for every layer the (kv heads, head width) of its keys and of its values.
@@ -159,7 +159,7 @@ def kv_shapes(model: PreTrainedModel) -> list[tuple[tuple[int, int], tuple[int, 
     with torch.inference_mode():
         model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=model.device), past_key_values=cache, use_cache=True)
     if not cache.layers or any(type(layer) is not DynamicLayer for layer in cache.layers):
-        raise CannotFlatten("not all of its layers keep plain keys and values of the whole text")
+        raise CannotExport("not all of its layers keep plain keys and values of the whole text")
     return [
         ((layer.keys.shape[1], layer.keys.shape[3]), (layer.values.shape[1], layer.values.shape[3]))
         for layer in cache.layers
@@ -199,7 +199,7 @@ def causal_mask(width: int, total: int, dtype: torch.dtype, device: torch.device
     return mask.triu_(total - width + 1)[None, None]
 
 
-def exported(model: PreTrainedModel, flat: FlatModel) -> fx.GraphModule:
+def exported(model: PreTrainedModel, flat: ExportedModel) -> fx.GraphModule:
     """The kernels of one pass, for any width and any context."""
     width, total = 3, 7
     keys, values = flat.buffers(_EXAMPLE_ROWS)
@@ -222,7 +222,7 @@ def exported(model: PreTrainedModel, flat: FlatModel) -> fx.GraphModule:
         with torch.no_grad(), _quiet_logs():
             program = torch.export.export(_Pass(model, flat.graphed), arguments, dynamic_shapes=shapes, strict=False)
     except Exception as error:  # whatever the model's code does that cannot be written down
-        raise CannotFlatten(f"torch.export gave up: {first_line(error)}") from None
+        raise CannotExport(f"torch.export gave up: {first_line(error)}") from None
     graph = program.module(check_guards=False)
     for node in list(graph.graph.nodes):
         if node.target is aten._assert_tensor_metadata.default or _changes_nothing(node):

@@ -70,7 +70,7 @@ WRONG = {
         "MyDrafter",  # start alone would be looked for in CachedModel first, which has one too
         """
         class MyDrafter(MyDrafter):
-            def start(self, target, prompt, sampling):
+            def prefill(self, target, prompt, sampling):
                 self._text, self._device = prompt.tolist(), prompt.device
         """,
     ),
