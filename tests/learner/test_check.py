@@ -383,7 +383,7 @@ def with_checks(lab: Path, number: int, table: dict[str, tuple[str, str | None]]
 
 def patience(lab: Path, **limits: str) -> None:
     """Other limits for the code in this lab."""
-    path = lab / "experiments" / "unfinished.py"
+    path = lab / "speclab" / "learner" / "guard.py"
     for name, values in limits.items():
         text, n = re.subn(rf"^{name} = [^#]*", f"{name} = {values}  ", path.read_text(), flags=re.MULTILINE)
         assert n == 1
