@@ -47,7 +47,7 @@ from speclab.models import loading
 from speclab.models.cached import check_prompt
 from speclab.models.prompts import Prompt
 from speclab.records import record
-from speclab.records.rows import BASELINE, GENERATE, Arm
+from speclab.records.samples import BASELINE, GENERATE, Arm
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import progress_bar
 from speclab.theory import losslessness

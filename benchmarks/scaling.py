@@ -40,7 +40,7 @@ from speclab.lab.harness import Bench, Decoding, take_turns
 from speclab.lab.run_config import drafter_name, make_drafters, numbers
 from speclab.models import loading
 from speclab.models.prompts import Prompt
-from speclab.records.rows import BASELINE, Arm
+from speclab.records.samples import BASELINE, Arm
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import progress_bar
 from speclab.theory.formulas import ratio_interval

@@ -11,11 +11,10 @@ if __name__ == "__main__":
 
 import sys
 
-import jsonschema
-
 from speclab.cli import parsing
 from speclab.present.report import table
-from speclab.records import record
+from speclab.records.files import as_dict, read
+from speclab.records.runs import Comparison
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.theory.ladder import prediction_rows
 
@@ -55,11 +54,6 @@ def compared(first: dict, second: dict) -> list[dict]:
     return found
 
 
-def check(run: dict) -> None:
-    """Of a comparison, as compare.py writes it without --sweep and --plan."""
-    jsonschema.validate(run, record.SCHEMA)
-
-
 def _key(row: dict) -> tuple:
     return row["method"], row["draft_length"], row["temperature"], row["prompt_kind"]
 
@@ -96,7 +90,7 @@ def rerun_table(rows: list[dict], markdown: bool = False) -> str:
 def main(argv: list[str] | None = None) -> int:
     parser = parsing.make_parser(__doc__)
     parser.add_argument("records", nargs=2, type=parsing.some_path, metavar="RECORD", help="of two runs of one command")
-    rows = compared(*(record.load(path, check) for path in parser.parse_args(argv).records))
+    rows = compared(*(as_dict(read(path, Comparison)) for path in parser.parse_args(argv).records))
     if not rows:
         raise UsageProblem("the two records share no row with a speedup; compare two runs of one command")
     print(rerun_table(rows), verdict(rows), sep="\n\n")

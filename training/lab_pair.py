@@ -26,6 +26,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -37,7 +38,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrained
 from speclab.cli import parsing
 from speclab.lab import corpus
 from speclab.models import loading
-from speclab.records import record
+from speclab.records import files
 from speclab.system.errors import EnvironmentProblem, reports_problems
 from speclab.system.files import check_writable, do_all, prepare_folder, whole_folders, write_whole
 from speclab.system.terminal import note, progress_bar, say
@@ -472,8 +473,8 @@ def main(argv: list[str] | None = None) -> int:
             },
             "acceptance_on_held_out_continuations": acceptance(target, draft, fresh),
             "seed": args.seed,
-            "machine": record.machine(torch.device(args.device)),
-            "versions": record.versions(),
+            "machine": asdict(files.machine(torch.device(args.device))),
+            "versions": asdict(files.versions()),
         }
     found = {key: facts[key] for key in ("held_out_loss", "acceptance_on_held_out_continuations")}
     return do_all(

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 from draft_models import Drafter, ModelDrafter
@@ -9,12 +10,15 @@ from speclab.core.sampling import Sampling
 from speclab.lab.acceptance_chances import CostTable, calibrated, chances
 from speclab.lab.harness import Bench, Measurement, is_model, keeping, measure, mixed
 from speclab.lab.output_checks import exit_code, judge
+from speclab.lab.rows import build_row, ends_in_repetition, timing
 from speclab.lab.run_config import Job, instruments, with_generate
 from speclab.models import memory
 from speclab.models.prompts import Prompt
 from speclab.present import plots, report
-from speclab.records import rows
-from speclab.records.rows import BASELINE, BASELINE_REPEAT, Arm, Sample
+from speclab.records.files import as_dict
+from speclab.records.rows import Row
+from speclab.records.runs import Comparison
+from speclab.records.samples import BASELINE, BASELINE_REPEAT, Arm, Sample
 from speclab.system import terminal
 from speclab.system.errors import Problem
 from speclab.system.files import do_all
@@ -35,12 +39,13 @@ def compare(job: Job) -> int:
         fault = None
         with keeping(found, "the rows are complete, your own predictions of them are not"):
             fault = add_yours(job, found, run)
-        run["interrupted"] = found.interrupted
-        tables = [lambda: terminal.say(report.comparison(run, by_kind=job.args.by_kind))]
+        run.interrupted = found.interrupted
+        table = as_dict(run)
+        tables = [lambda: terminal.say(report.comparison(table, by_kind=job.args.by_kind))]
         if job.args.verbose:
             tables.append(lambda: terminal.say(describe_bytes(job)))
-        files = job.writes(run, lambda: report.comparison(run, by_kind=True, markdown=True))
-        code = do_all(itertools.chain(tables, files, plots.comparison(run, job.plots, job.name)))
+        files = job.writes(run, lambda: report.comparison(table, by_kind=True, markdown=True))
+        code = do_all(itertools.chain(tables, files, plots.comparison(table, job.plots, job.name)))
     wrong = exit_code(found)
     if fault:
         raise fault
@@ -58,17 +63,17 @@ def explained(found: Measurement, make: Callable[[CostTable], Made], prices: Cos
     raise found.stop
 
 
-def add_yours(job: Job, found: Measurement, run: dict) -> Problem | None:
+def add_yours(job: Job, found: Measurement, run: Comparison) -> Problem | None:
     """Put the predictions of a reader's own exercise 5 into the record, if they are in use.  -> what went wrong"""
     if 5 not in job.theirs.modules:
         return None
-    run["yours"] = []
-    for row in run["rows"]:
-        if row["draft"] and row["prompt_kind"] == "all":
-            arm = Arm(row["method"], row["draft"], row["draft_length"])
-            rounds = [pair for s in found.of(arm, row["temperature"]) for text in s.rounds for pair in text]
+    run.yours = []
+    for row in run.rows:
+        if row.draft and row.prompt_kind == "all":
+            arm = Arm(row.method, row.draft, row.draft_length)
+            rounds = [pair for s in found.of(arm, row.temperature) for text in s.rounds for pair in text]
             try:
-                run["yours"].append(job.theirs.predicted(row, rounds))
+                run.yours.append(job.theirs.predicted(row, rounds))
             except Problem as problem:  # the measurement is made: keep it
                 return problem
     return None
@@ -82,40 +87,40 @@ def describe_bytes(job: Job) -> str:
     return memory.describe(target, drafts[0] if drafts else None, k, context)
 
 
-def comparison_record(job: Job, bench: Bench, found: Measurement, prices: CostTable) -> dict:
+def comparison_record(job: Job, bench: Bench, found: Measurement, prices: CostTable) -> Comparison:
     """Everything that tables and pictures are views of."""
     greedy = [s for s in found.samples if s.arm == BASELINE and s.temperature == 0]
     noise = []
     for temperature in job.temperatures:
         floor = attribution.noise_floor(found.of(BASELINE, temperature), found.of(BASELINE_REPEAT, temperature))
         if floor:
-            noise.append({"temperature": temperature, **floor})
-    return {
+            noise.append(floor)
+    return Comparison(
         **job.head(found),
-        "prompts": {
+        prompts={
             "n": len({s.prompt_index for s in found.samples}),
             "kinds": list(dict.fromkeys(s.prompt_kind for s in found.samples)),
-            "n_looping": sum(map(rows.loops, greedy)) if greedy else None,
+            "n_looping": sum(ends_in_repetition(s.texts[0]) for s in greedy) if greedy else None,
         },
-        "correctness": found.correctness,
-        "noise": noise,
-        "costs": [
+        correctness=found.correctness,
+        noise=noise,
+        costs=[
             {"drafter": job.method(name), "temperature": temperature, "costs": costs.to_json()}
             for (name, temperature), costs in prices.items()
         ],
-        "phases": {
+        phases={
             "seconds": found.wall_seconds,
             "share": found.phase_seconds / found.wall_seconds if found.wall_seconds else None,
         },
-        "headline": headline(found, bench.drafters, job.common),
-        "rows": build_rows(bench, found, job.prompts, prices, job.setup.sampling, job.common),
-        "raw": [rows.raw(s) for s in found.samples],
-    }
+        headline=headline(found, bench.drafters, job.common),
+        rows=build_rows(bench, found, job.prompts, prices, job.setup.sampling, job.common),
+        raw=[timing(s) for s in found.samples],
+    )
 
 
 def build_rows(
     bench: Bench, found: Measurement, prompts: list[Prompt], prices: CostTable, base: Sampling, common: dict
-) -> list[dict]:
+) -> list[Row]:
     """Rows for all prompts, for each kind, and for the prompts whose greedy text does not end in a loop."""
     parts = _parts(bench, found, prompts, prices, base)
     built = []
@@ -128,15 +133,17 @@ def build_rows(
             floor = attribution.noise_floor(baseline, [s for s in samples if s.arm == BASELINE_REPEAT])
             for arm in dict.fromkeys(s.arm for s in samples if s.arm != BASELINE_REPEAT):
                 mine = [s for s in samples if s.arm == arm]
-                row = rows.row(arm, mine, baseline, common, name)
+                row = build_row(arm, mine, baseline, common, name)
                 total = attribution.Part()
                 for sample in mine:
                     total += parts.get((arm, temperature, sample.prompt_index), attribution.Part())
                 if total.n_rounds:
-                    row |= attribution.explained(row, total)
+                    row = replace(row, **attribution.explained(row, total))
                 if arm.speculative:
-                    row["repeat_noise"] = rerun.noise(row, arm, temperature, mine)
-                    row["verdict"] = attribution.verdict(row, floor)
+                    row.repeat_noise = rerun.noise(row, arm, temperature, mine)
+                    row.verdict = attribution.verdict(
+                        row.speedup, row.speedup_low, row.speedup_high, row.repeat_noise, floor
+                    )
                 built.append(row)
     return built
 
@@ -152,13 +159,13 @@ class _Rerun:
         known = [rest for rest in self._rest.values() if rest]
         self._alike = drift.correlation([[rest[i] for i in sorted(rest, key=self._places.get)] for rest in known])
 
-    def noise(self, row: dict, arm: Arm, temperature: float, samples: list[Sample]) -> float | None:
+    def noise(self, row: Row, arm: Arm, temperature: float, samples: list[Sample]) -> float | None:
         rest = self._rest[arm, temperature]
         if rest is None:
             return None
         seconds = {s.prompt_index: s.decode_seconds for s in samples if s.prompt_index in rest}
         shares = {index: one / sum(seconds.values()) for index, one in seconds.items()}
-        return drift.repeat_noise(row["speedup"], rest, shares, self._places, self._alike)
+        return drift.repeat_noise(row.speedup, rest, shares, self._places, self._alike)
 
 
 def _parts(
@@ -186,7 +193,8 @@ def _parts(
 
 def groups(samples: list[Sample]) -> dict[str, Callable[[Sample], bool]]:
     """Names of the groups of prompts that get rows of their own, and who belongs to them."""
-    looping = {s.prompt_index for s in samples if s.arm == BASELINE and s.temperature == 0 and rows.loops(s)}
+    greedy = [s for s in samples if s.arm == BASELINE and s.temperature == 0]
+    looping = {s.prompt_index for s in greedy if ends_in_repetition(s.texts[0])}
     kinds = list(dict.fromkeys(s.prompt_kind for s in samples))
     found: dict[str, Callable[[Sample], bool]] = {"all": lambda s: True}
     if len(kinds) > 1:
@@ -207,17 +215,17 @@ def halves(samples: list[Sample] | list[Prompt]) -> set[int]:
     return {index for order in seen.values() for index in order[1::2]}
 
 
-def headline(found: Measurement, drafters: dict[str, Drafter], common: dict) -> dict | None:
+def headline(found: Measurement, drafters: dict[str, Drafter], common: dict) -> Row | None:
     """The model draft at its best k: chosen on one half of the prompts, reported on the other."""
     greedy = [s for s in found.samples if s.temperature == 0]
     held_out = halves(greedy)
     arms = dict.fromkeys(s.arm for s in greedy if s.arm.speculative and s.arm.draft_length)
 
-    def half(is_held_out: bool) -> dict[Arm, dict]:
+    def half(is_held_out: bool) -> dict[Arm, Row]:
         part = [s for s in greedy if (s.prompt_index in held_out) == is_held_out]
         baseline = [s for s in part if s.arm == BASELINE]
         return {
-            arm: rows.row(arm, [s for s in part if s.arm == arm], baseline, common, "held-out half")
+            arm: build_row(arm, [s for s in part if s.arm == arm], baseline, common, "held-out half")
             for arm in arms
             if is_model(drafters[arm.draft]) and any(s.arm == arm for s in part)
         }
@@ -225,4 +233,4 @@ def headline(found: Measurement, drafters: dict[str, Drafter], common: dict) -> 
     chosen_on, reported_on = half(False), half(True)
     if not chosen_on or not reported_on:
         return None
-    return reported_on[max(chosen_on, key=lambda arm: chosen_on[arm]["speedup"])]
+    return reported_on[max(chosen_on, key=lambda arm: chosen_on[arm].speedup)]

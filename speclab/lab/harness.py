@@ -30,7 +30,7 @@ from speclab.learner.functions import LAB, Learner
 from speclab.models.cached import CachedModel
 from speclab.models.loading import settings_of_the_lab
 from speclab.models.prompts import Prompt
-from speclab.records.rows import BASELINE_REPEAT, GENERATE, Arm, Sample
+from speclab.records.samples import BASELINE_REPEAT, GENERATE, Arm, Sample
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.terminal import progress_bar
 from speclab.theory.costs import RoundTime, StepTime, catch_ups

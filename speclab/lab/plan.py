@@ -18,7 +18,9 @@ from speclab.lab.output_checks import exit_code, judge
 from speclab.lab.run_config import Job, instruments
 from speclab.models.prompts import Prompt
 from speclab.present import plan_views
-from speclab.records.rows import BASELINE, Arm, Sample
+from speclab.records.files import as_dict
+from speclab.records.runs import DraftFacts, LengthSpeedup, Plan, PlanEntry, PlanFacts, Verified, VerifiedDraft
+from speclab.records.samples import BASELINE, Arm, Sample
 from speclab.system import terminal
 from speclab.system.errors import UsageProblem
 from speclab.system.files import do_all
@@ -49,10 +51,11 @@ def run(job: Job) -> int:
             with keeping(found, "the plan is complete, its check is not"):
                 verified, checked = _verify(job, bench, facts, reported_on, calibrated(found))
                 found.extend(checked)
-        result = {**job.head(found), "facts": {"drafts": facts}, "verified": verified, "plan": entries}
-        files = job.writes(result, lambda: plan_views.page(result))
-        picture = [lambda: plan_views.picture(result, job.plots, job.name)]
-        code = do_all(itertools.chain([lambda: terminal.say(plan_views.text(result))], files, picture))
+        plan = Plan(**job.head(found), facts=PlanFacts(drafts=facts), verified=verified, plan=entries)
+        table = as_dict(plan)
+        files = job.writes(plan, lambda: plan_views.page(table))
+        picture = [lambda: plan_views.picture(table, job.plots, job.name)]
+        code = do_all(itertools.chain([lambda: terminal.say(plan_views.text(table))], files, picture))
     wrong = exit_code(found)
     return code or wrong
 
@@ -65,7 +68,9 @@ def _measure(
     )
 
 
-def make_plan(job: Job, bench: Bench, found: Measurement, prompts: list[Prompt]) -> tuple[list[dict], list[dict]]:
+def make_plan(
+    job: Job, bench: Bench, found: Measurement, prompts: list[Prompt]
+) -> tuple[list[PlanEntry], list[DraftFacts]]:
     """Expected speedup of every draft at every length, and for every draft what to do about it."""
     entries, facts = [], []
     if not calibrated(found):
@@ -82,42 +87,42 @@ def make_plan(job: Job, bench: Bench, found: Measurement, prompts: list[Prompt])
 
 def _plan(
     job: Job, bench: Bench, found: Measurement, prompts: list[Prompt], draft: str, temperature: float, costs: Costs
-) -> tuple[list[dict], dict]:
+) -> tuple[list[PlanEntry], DraftFacts]:
     """The same for one draft at one temperature."""
     baseline = found.of(BASELINE, temperature)
     sampling = Sampling(temperature, job.args.top_k, job.args.top_p)
     context = sum(s.n_prompt + len(s.texts[0]) // 2 for s in baseline) // len(baseline)
     name = {"method": job.method(draft), "draft": draft, "temperature": temperature}
     texts = _Texts(bench, draft, baseline, prompts, sampling, max(job.draft_lengths))
-    mine = [{**name, **_expect(texts, costs, k, context)} for k in job.draft_lengths]
-    best = max(mine, key=lambda e: e["speedup"])
-    c = costs.draft_cost(best["draft_length"] or 1, context)
-    fact = {
+    mine = [PlanEntry(**name, **_expect(texts, costs, k, context)) for k in job.draft_lengths]
+    best = max(mine, key=lambda e: e.speedup)
+    k = best.draft_length or 1
+    c = costs.draft_cost(k, context)
+    pays = is_model(bench.drafters[draft])
+    fact = DraftFacts(
         **name,
-        "best_draft_length": best["draft_length"],
-        "speedup": best["speedup"],
-        "acceptance_rate": best["acceptance_rate"],
-        "oracle": texts.oracle(costs),
-        "break_even": _break_even(costs, c, best["draft_length"] or 1, context, max(job.draft_lengths))
-        if is_model(bench.drafters[draft])
-        else None,
-        "draft_cost": c,
-        "verify_cost": costs.verify_cost(best["draft_length"] + 1, context),
-        "step_seconds": costs.step_seconds(context),
-        "n_tokens": texts.n_tokens,
-        "costs": costs.to_json(),
-        **_yours(job, best, costs, context),
-    }
+        best_draft_length=best.draft_length,
+        speedup=best.speedup,
+        acceptance_rate=best.acceptance_rate,
+        oracle=texts.oracle(costs),
+        break_even=_break_even(costs, c, k, context, max(job.draft_lengths)) if pays else None,
+        draft_cost=c,
+        verify_cost=costs.verify_cost(best.draft_length + 1, context),
+        step_seconds=costs.step_seconds(context),
+        n_tokens=texts.n_tokens,
+        costs=costs.to_json(),
+        yours=_learner_length(job, best, costs, context),
+    )
     return mine, fact
 
 
-def _yours(job: Job, best: dict, costs: Costs, context: int) -> dict:
+def _learner_length(job: Job, best: PlanEntry, costs: Costs, context: int) -> int | None:
     """What a reader's own exercise 6 chooses for the same draft, where it is in use and something was tested."""
-    alpha, k = best["acceptance_rate"], best["draft_length"] or 1
+    alpha, k = best.acceptance_rate, best.draft_length or 1
     if 6 not in job.theirs.modules or alpha is None:
-        return {}
+        return None
     prices = (costs.draft_cost(k, context), lambda width: costs.verify_cost(width, context), costs.overhead(k, context))
-    return {"yours": job.theirs.best_length(alpha, *prices, max(job.draft_lengths))}
+    return job.theirs.best_length(alpha, *prices, max(job.draft_lengths))
 
 
 def _break_even(costs: Costs, draft_cost: float, k: int, context: int, longest: int) -> float | None:
@@ -177,33 +182,35 @@ def _expect(texts: _Texts, costs: Costs, k: int, context: int) -> dict:
 
 
 def _verify(
-    job: Job, bench: Bench, facts: list[dict], prompts: list[Prompt], prices: CostTable
-) -> tuple[dict, Measurement]:
+    job: Job, bench: Bench, facts: list[DraftFacts], prompts: list[Prompt], prices: CostTable
+) -> tuple[Verified, Measurement]:
     """Measure the planned length and its rivals on prompts the plan has not seen.  -> for the record, what was found"""
     arms, base = [BASELINE], job.setup.sampling
     for draft in job.drafters:
-        chosen = {f["best_draft_length"] for f in facts if f["draft"] == draft}
+        chosen = {f.best_draft_length for f in facts if f.draft == draft}
         lengths = sorted({k for k in MEASURED_LENGTHS if k in job.draft_lengths} | chosen)
         arms += [Arm(job.method(draft), draft, k) for k in lengths]
     found = _measure(job, bench, arms, prompts, {}, "measuring")
     judge(bench, found, prompts, base, job.setup.tokenizer)
     built = explained(found, lambda priced: build_rows(bench, found, prompts, priced, base, job.common), prices)
-    rows = [row for row in built if row["prompt_kind"] == "all" and row["draft"]]
+    rows = [row for row in built if row.prompt_kind == "all" and row.draft]
     drafts = []
     for fact in facts:
-        mine = [r for r in rows if (r["draft"], r["temperature"]) == (fact["draft"], fact["temperature"])]
+        mine = [r for r in rows if (r.draft, r.temperature) == (fact.draft, fact.temperature)]
         if not mine:
             continue
-        chosen = next(r for r in mine if r["draft_length"] == fact["best_draft_length"])
-        best = max(mine, key=lambda r: r["speedup"])
+        chosen = next(r for r in mine if r.draft_length == fact.best_draft_length)
+        best = max(mine, key=lambda r: r.speedup)
         drafts.append(
-            {
-                **{key: fact[key] for key in ("method", "draft", "temperature")},
-                "planned": {"draft_length": chosen["draft_length"], "speedup": fact["speedup"]},
-                "measured": chosen["speedup"],
-                "best_measured": {"draft_length": best["draft_length"], "speedup": best["speedup"]},
-                "share_of_best": chosen["speedup"] / best["speedup"],
-            }
+            VerifiedDraft(
+                method=fact.method,
+                draft=fact.draft,
+                temperature=fact.temperature,
+                planned=LengthSpeedup(draft_length=chosen.draft_length, speedup=fact.speedup),
+                measured=chosen.speedup,
+                best_measured=LengthSpeedup(draft_length=best.draft_length, speedup=best.speedup),
+                share_of_best=chosen.speedup / best.speedup,
+            )
         )
-    n_prompts = max((r["n_prompts"] for r in rows), default=0)
-    return {"n_prompts": n_prompts, "drafts": drafts, "rows": rows, "correctness": found.correctness}, found
+    n_prompts = max((r.n_prompts for r in rows), default=0)
+    return Verified(n_prompts=n_prompts, drafts=drafts, rows=rows, correctness=found.correctness), found

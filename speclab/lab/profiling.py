@@ -14,7 +14,7 @@ from speclab.cli import options
 from speclab.core.sampling import Sampling
 from speclab.lab.harness import Decoding
 from speclab.lab.run_config import Job
-from speclab.records.rows import Arm
+from speclab.records.samples import Arm
 from speclab.system.errors import UsageProblem
 from speclab.system.files import shown, write_whole
 

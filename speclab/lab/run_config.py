@@ -20,8 +20,8 @@ from speclab.lab.harness import Bench, Measurement, is_model
 from speclab.learner import functions
 from speclab.models import loading
 from speclab.models.prompts import Prompt
-from speclab.records import record
-from speclab.records.rows import BASELINE, GENERATE, Arm
+from speclab.records import files, runs
+from speclab.records.samples import BASELINE, GENERATE, Arm
 from speclab.system.errors import UsageProblem
 from speclab.system.files import check_writable, prepare_folder, shown, write_whole
 from speclab.system.terminal import harmless
@@ -77,15 +77,15 @@ class Job:
         return "\n".join([self.setup.describe(), *drafts, *self.theirs.describe(), size, ""])
 
     def head(self, found: Measurement) -> dict:
-        """The part of a record that says what, where and how."""
+        """The fields of runs.LabRun: what, where and how."""
         args = self.args
         return {
-            "schema_version": record.SCHEMA_VERSION,
-            "created": record.today(),
+            "schema_version": runs.SCHEMA_VERSION,
+            "created": files.today(),
             "interrupted": found.interrupted,
-            **({"unchecked": found.unchecked} if found.unchecked else {}),
-            "machine": record.machine(self.setup.device),
-            "versions": record.versions(),
+            "unchecked": found.unchecked or None,
+            "machine": files.machine(self.setup.device),
+            "versions": files.versions(),
             "settings": {
                 **self.common,
                 "draft_lengths": self.draft_lengths,
@@ -93,7 +93,7 @@ class Job:
                 "max_new_tokens": args.max_new_tokens,
                 "repeats": args.repeats,
                 "n_prompts": len(self.prompts),
-                "prompts_sha256": record.fingerprint([p.text for p in self.prompts]),
+                "prompts_sha256": files.fingerprint([p.text for p in self.prompts]),
                 "seed": args.seed,
                 "top_k": args.top_k,
                 "top_p": args.top_p,
@@ -115,9 +115,9 @@ class Job:
     def plots(self) -> Path:
         return self.args.out_dir / "plots"
 
-    def writes(self, run: dict, page: Callable[[], str]) -> list[Callable[[], Path | None]]:
+    def writes(self, run: runs.LabRun, page: Callable[[], str]) -> list[Callable[[], Path | None]]:
         """What writes the record, and then its tables in Markdown, for `files.do_all`."""
-        text = functools.cache(lambda: record.to_json(run))
+        text = functools.cache(lambda: files.to_json(run))
         steps = [lambda: write_whole(_result(self.args, ".json"), text())]
         if self.args.json == DASH:
             # `talk` has sent everything else to standard error

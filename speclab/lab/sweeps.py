@@ -7,6 +7,7 @@ turns as all others wherever one run can hold them. What is said about them is d
 import argparse
 import copy
 import itertools
+import operator
 import sys
 import time
 from collections.abc import Callable
@@ -22,7 +23,10 @@ from speclab.lab.run_config import Job, instruments, prepare
 from speclab.models import loading
 from speclab.models.prompts import Prompt
 from speclab.present import sweep_views
-from speclab.records.rows import BASELINE, BASELINE_REPEAT, Arm
+from speclab.records.files import as_dict
+from speclab.records.rows import Point, Row
+from speclab.records.runs import Sweep
+from speclab.records.samples import BASELINE, BASELINE_REPEAT, Arm
 from speclab.system import terminal
 from speclab.system.errors import UsageProblem
 from speclab.system.files import do_all, write_whole
@@ -48,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
             job = _prepare(args, name)
             with job.talk():
                 sweep, found = measured(job, name)
-                done.append(sweep)
+                done.append(as_dict(sweep))
                 code = _show_and_write(job, sweep) or code
             wrong = exit_code(found)
             code = code or wrong
@@ -76,34 +80,36 @@ def _prepare(args: argparse.Namespace, name: str) -> Job:
     return prepare(mine)
 
 
-def measured(job: Job, name: str) -> tuple[dict, Measurement]:
+def measured(job: Job, name: str) -> tuple[Sweep, Measurement]:
     """Run one sweep.  -> its record, what it is made from"""
     points, facts, found = SWEEPS[name]["points"](job)
     coolest = job.temperatures[0]
     floor = attribution.noise_floor(found.of(BASELINE, coolest), found.of(BASELINE_REPEAT, coolest))
-    return {
+    sweep = Sweep(
         **job.head(found),
-        "sweep": name,
-        "facts": facts,
-        "correctness": found.correctness,
-        "noise": [{"temperature": coolest, **floor}] if floor else [],
-        "points": points,
-    }, found
+        sweep=name,
+        facts=facts,
+        correctness=found.correctness,
+        noise=[floor] if floor else [],
+        points=points,
+    )
+    return sweep, found
 
 
-def _show_and_write(job: Job, sweep: dict) -> int:
+def _show_and_write(job: Job, run: Sweep) -> int:
     """Words and table, then the record, the page and the picture.  -> exit code"""
-    wrong = [entry["arm"] for entry in sweep["correctness"] if not entry["passed"]]
+    sweep = as_dict(run)
+    wrong = [entry["arm"] for entry in run.correctness if not entry["passed"]]
     warning = [f"WRONG OUTPUT: {', '.join(wrong)}; see correctness in the record"] if wrong else []
     text = "\n\n".join([*warning, sweep_views.paragraph(sweep), sweep_views.table(sweep), ""])
-    files = job.writes(sweep, lambda: sweep_views.page(sweep, f"../plots/{job.name}.png"))
+    files = job.writes(run, lambda: sweep_views.page(sweep, f"../plots/{job.name}.png"))
     picture = [lambda: sweep_views.picture(sweep, job.plots, job.name)]
     return do_all(itertools.chain([lambda: terminal.say(text, end="")], files, picture))
 
 
 # --- what each sweep runs -------------------------------------------------------------------------------------------
 
-Points = tuple[list[dict], dict, Measurement]
+Points = tuple[list[Point], dict, Measurement]
 
 
 def _rows(
@@ -112,7 +118,7 @@ def _rows(
     prompts: list[Prompt] | None = None,
     max_new_tokens: int | None = None,
     title: str = "measuring",
-) -> tuple[list[dict], Measurement]:
+) -> tuple[list[Row], Measurement]:
     """Rows of a small comparison, checked, and calibrated in its own turns."""
     prompts, base = prompts or job.prompts, job.setup.sampling
     bench = job.bench(max_new_tokens)
@@ -121,12 +127,12 @@ def _rows(
     return explained(found, lambda prices: build_rows(bench, found, prompts, prices, base, job.common)), found
 
 
-def _points(rows: list[dict], x: Callable[[dict], float | str], series: Callable[[dict], str]) -> list[dict]:
-    return [{**row, "x": x(row), "series": series(row)} for row in rows if row["draft"]]
+def _points(rows: list[Row], x: Callable[[Row], float | str], series: Callable[[Row], str]) -> list[Point]:
+    return [Point(**vars(row), x=x(row), series=series(row)) for row in rows if row.draft]
 
 
-def _of_all(rows: list[dict]) -> list[dict]:
-    return [row for row in rows if row["prompt_kind"] == "all"]
+def _of_all(rows: list[Row]) -> list[Row]:
+    return [row for row in rows if row.prompt_kind == "all"]
 
 
 def _one_run(x: str, series: str = "method", kinds: bool = False) -> Callable[[Job], Points]:
@@ -134,7 +140,7 @@ def _one_run(x: str, series: str = "method", kinds: bool = False) -> Callable[[J
 
     def points(job: Job) -> Points:
         rows, found = _rows(job, job.arms())
-        return _points(rows if kinds else _of_all(rows), lambda r: r[x], lambda r: r[series]), {}, found
+        return _points(rows if kinds else _of_all(rows), operator.attrgetter(x), operator.attrgetter(series)), {}, found
 
     return points
 
@@ -158,15 +164,15 @@ def _acceptance(job: Job) -> Points:
     found = measure(bench, arms, [0.0], job.prompts, job.args.repeats, base, tools)
     judge(bench, found, job.prompts, base, job.setup.tokenizer)
 
-    def made(spoken: CostTable) -> list[dict]:
+    def made(spoken: CostTable) -> list[Row]:
         prices = {(name, 0.0): spoken[speakers[series(name)], 0.0] for name in dials if spoken}
         return build_rows(bench, found, job.prompts, prices, base, job.common)
 
     rows = _of_all(explained(found, made))
-    return _points(rows, lambda r: dials[r["draft"]].accuracy, lambda r: series(r["draft"])), {}, found
+    return _points(rows, lambda r: dials[r.draft].accuracy, lambda r: series(r.draft)), {}, found
 
 
-def _by_size(sizes: list[int], run: Callable[[int], tuple[list[dict], Measurement]]) -> tuple[list[dict], Measurement]:
+def _by_size(sizes: list[int], run: Callable[[int], tuple[list[Row], Measurement]]) -> tuple[list[Point], Measurement]:
     """One run after the other. What is done is kept when one is stopped, as long as that is anything."""
     points, found = [], Measurement()
     for n in sizes:
@@ -178,7 +184,7 @@ def _by_size(sizes: list[int], run: Callable[[int], tuple[list[dict], Measuremen
             options.note(f"{stopped(stop)}; the points before {n} are complete")
             found.stop = stop
             break
-        points += _points(_of_all(rows), lambda r, n=n: n, lambda r: r["method"])
+        points += _points(_of_all(rows), lambda r, n=n: n, lambda r: r.method)
         _merge(found, part)
         if part.interrupted:
             break
@@ -204,7 +210,7 @@ def _context(job: Job) -> Points:
         )
     prices = []
 
-    def run(n: int) -> tuple[list[dict], Measurement]:
+    def run(n: int) -> tuple[list[Row], Measurement]:
         rows, part = _rows(job, job.arms(), stretched(job.prompts, n), title=f"{n} tokens of context")
         with keeping(part, "the measurements are complete, their costs are not"):
             prices.extend(
@@ -244,8 +250,8 @@ def _mismatch(job: Job) -> Points:
     }
     job.drafters = {name: ModelDrafter(job.setup.cached(model, vocab)) for name, model in models.items()}
     rows, found = _rows(job, job.arms())
-    points = _points(_of_all(rows), lambda r: r["method"], lambda r: "draft")
-    points.sort(key=lambda p: -(p["acceptance_rate"] or 0))
+    points = _points(_of_all(rows), lambda r: r.method, lambda r: "draft")
+    points.sort(key=lambda p: -(p.acceptance_rate or 0))
     return points, {"training": facts}, found
 
 

@@ -46,6 +46,8 @@ from speclab.learner.adapters import (
 from speclab.learner.guard import CLOCK, SECONDS, NeverEnds, at_most, in_one_line, never_ended
 from speclab.models.cached import tokens_to_keep
 from speclab.models.prompts import Prompt
+from speclab.records.rows import Row
+from speclab.records.runs import LearnerPrediction
 from speclab.system.errors import Problem, UsageProblem
 from speclab.theory.losslessness import judge_divergence
 
@@ -213,7 +215,7 @@ class Learner:
         words += ["--impl", f"{self.package}:{','.join(map(str, judged))}"]
         return f"to judge many of them, type: {parsing.command(check.ROOT / 'compare.py', *words)}"
 
-    def predicted(self, row: dict, rounds: list[tuple[int, int]]) -> dict:
+    def predicted(self, row: Row, rounds: list[tuple[int, int]]) -> LearnerPrediction:
         """Exercise 5 on a row of a comparison and its (drafted, accepted) rounds.
 
         -> which row it is, the learner's alpha and speedup; None where nothing was tested or nothing calibrated
@@ -221,11 +223,12 @@ class Learner:
         mine, alpha, speedup = self.modules[5], None, None
         if any(drafted for drafted, _ in rounds):
             alpha = finite(5, mine.acceptance_rate, rounds)
-        k, costs = row["draft_length"], [row[name] for name in ("draft_cost", "verify_cost", "overhead")]
+        k, costs = row.draft_length, (row.draft_cost, row.verify_cost, row.overhead)
         if alpha is not None and None not in costs:
             speedup = finite(5, mine.predicted_speedup, alpha, k, *costs)
-        key = {name: row[name] for name in ("method", "draft_length", "temperature")}
-        return {**key, "acceptance_rate": alpha, "speedup": speedup}
+        return LearnerPrediction(
+            method=row.method, draft_length=k, temperature=row.temperature, acceptance_rate=alpha, speedup=speedup
+        )
 
     def best_length(
         self, alpha: float, draft_cost: float, verify_cost: Callable[[int], float], overhead: float, longest: int

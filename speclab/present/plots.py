@@ -2,6 +2,7 @@
 
 import functools
 import io
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +14,6 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLo
 
 from speclab.models import padding
 from speclab.present.words import hardware, short_names
-from speclab.records.record import lengths_histogram
 from speclab.system.files import write_whole
 from speclab.theory.curves import Value, decoding
 from speclab.theory.formulas import book_formula
@@ -169,7 +169,9 @@ def _histogram(axis, rows: list[dict], methods: list[str]) -> None:
     for i, method in enumerate(methods):
         if not any(r["method"] == method for r in rows):
             continue
-        counts = lengths_histogram([r for r in rows if r["method"] == method and r["draft_length"] == longest])
+        counts: Counter[int] = Counter()
+        for row in (r for r in rows if r["method"] == method and r["draft_length"] == longest):
+            counts.update(dict(enumerate(row["accepted_lengths"] or [])))
         rounds = max(1, sum(counts.values()))
         places = [n + (i - (len(methods) - 1) / 2) * width for n in range(longest + 1)]
         shares = [counts[n] / rounds for n in range(longest + 1)]

@@ -47,8 +47,7 @@ def verdict(point: dict, value: Callable[[dict], Value] = decoding) -> str:
     """The verdict on any of a point's speedups; the record's own stands where decoding drowned in the run's noise."""
     if value is decoding and point["verdict"] == "unclear":
         return "unclear"
-    judged = zip(("speedup", "speedup_low", "speedup_high"), value(point), strict=True)
-    return attribution.verdict(point | dict(judged), floor=None)
+    return attribution.verdict(*value(point), point["repeat_noise"])
 
 
 def apart(one: Value, other: Value) -> bool:

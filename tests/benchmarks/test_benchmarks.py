@@ -15,7 +15,7 @@ from speclab.cli import options
 from speclab.models import memory, prompts
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
-from speclab.records.rows import BASELINE, GENERATE, Arm
+from speclab.records.samples import BASELINE, GENERATE, Arm
 from speclab.system.errors import EnvironmentProblem
 from speclab.theory.formulas import Counts
 

@@ -23,7 +23,7 @@ from speclab.lab import harness as bench_module
 from speclab.lab.harness import Bench, Decoding, Measurement, VariedLength, measure, take_turns, warm_up_runs
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
-from speclab.records.rows import BASELINE, BASELINE_REPEAT, GENERATE, Arm
+from speclab.records.samples import BASELINE, BASELINE_REPEAT, GENERATE, Arm
 
 CPU = torch.device("cpu")
 BUDGET = 24

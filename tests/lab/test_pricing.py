@@ -25,7 +25,7 @@ from speclab.lab.harness import Bench, Measurement, measure
 from speclab.lab.output_checks import lookups
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
-from speclab.records.rows import BASELINE, Arm
+from speclab.records.samples import BASELINE, Arm
 from speclab.theory import ladder
 from speclab.theory.forecast import forecast
 from speclab.theory.formulas import Counts

@@ -21,7 +21,7 @@ from speclab.models.backends import cuda_graphs
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
-from speclab.records.rows import BASELINE, Arm
+from speclab.records.samples import BASELINE, Arm
 
 PROMPT = torch.randint(0, VOCAB, (1, 9), generator=torch.Generator().manual_seed(1))
 GARBAGE = 1e4

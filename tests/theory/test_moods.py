@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from speclab.records.rows import BASELINE, Arm, Sample
+from speclab.records.samples import BASELINE, Arm, Sample
 from speclab.theory import drift
 from speclab.theory.formulas import Counts
 
