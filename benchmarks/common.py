@@ -12,11 +12,13 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
-from draft_models import ModelDrafter, make_drafter
-from speclab.cli import options
+from draft_models import ModelDrafter
+from speclab.cli import flags
 from speclab.cli.parsing import plain_name, some_path
+from speclab.drafts.select import make_drafter
 from speclab.lab.harness import STOPS
 from speclab.models import loading
+from speclab.models.setup import Setup
 from speclab.present import words
 from speclab.present.report import table
 from speclab.records import files
@@ -25,6 +27,7 @@ from speclab.system import terminal
 from speclab.system.errors import UsageProblem
 from speclab.system.files import check_writable, do_all, write_whole
 from speclab.system.paths import ROOT
+from speclab.system.terminal import note
 
 __all__ = ["table"]
 
@@ -53,7 +56,7 @@ def head(benchmark: str, device: torch.device, settings: dict[str, Any], interru
     }
 
 
-def shared_settings(args: argparse.Namespace, setup: options.Setup) -> dict[str, Any]:
+def shared_settings(args: argparse.Namespace, setup: Setup) -> dict[str, Any]:
     """The settings of every benchmark that loads a target."""
     return {
         "device": setup.device.type,
@@ -95,7 +98,7 @@ def kept(measured: list) -> Iterator[list[BaseException]]:
     except (*STOPS, UsageProblem) as stop:
         if not measured:
             raise
-        options.note("stopped; what is measured is kept")
+        note("stopped; what is measured is kept")
         stops.append(stop)
 
 
@@ -124,12 +127,12 @@ def finish(
 # --- models -----------------------------------------------------------------------------------------------------------
 
 
-def setups(args: argparse.Namespace, names: list[str]) -> Iterator[options.Setup]:
+def setups(args: argparse.Namespace, names: list[str]) -> Iterator[Setup]:
     """The named targets, loaded one after another; each is gone before the next one comes."""
     for name in names:
         mine = copy.copy(args)
         mine.target = target_name(name)
-        setup = options.load(mine)
+        setup = flags.setup_from(mine)
         yield setup
         del setup
         free()
@@ -157,7 +160,7 @@ def free() -> None:
         torch.cuda.empty_cache()
 
 
-def model_drafter(kind: str, setup: options.Setup, seed: int, why: str) -> ModelDrafter:
+def model_drafter(kind: str, setup: Setup, seed: int, why: str) -> ModelDrafter:
     """A drafter that is a plain model. Raises UsageProblem, with `why` and what else to type, where it is not."""
     drafter = make_drafter(kind, setup, seed)
     if type(drafter) is not ModelDrafter:

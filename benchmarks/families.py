@@ -48,9 +48,9 @@ from benchmarks.one_family import (
     child,
 )
 from benchmarks.tiny_families import model_types
-from speclab.cli import options
+from speclab.cli import parsing
 from speclab.system.errors import UsageProblem, reports_problems
-from speclab.system.terminal import progress_bar
+from speclab.system.terminal import note, progress_bar
 
 # --- the sweep --------------------------------------------------------------------------------------------------------
 
@@ -137,13 +137,13 @@ def listing(rows: list[FamilyRow], markdown: bool) -> str:
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-def make_parser() -> options.Parser:
+def make_parser() -> parsing.Parser:
     """The flags."""
-    parser = options.make_parser(__doc__)
+    parser = parsing.make_parser(__doc__)
     group = parser.add_argument_group("benchmark")
     group.add_argument("--only", metavar="TYPE,TYPE", help="model types, for example llama,gpt2 (default: all)")
     group.add_argument(
-        "--jobs", type=options.at_least(1), default=os.cpu_count(), help="families at a time (default: one per core)"
+        "--jobs", type=parsing.at_least(1), default=os.cpu_count(), help="families at a time (default: one per core)"
     )
     common.add_result_flags(parser)
     return parser
@@ -179,7 +179,7 @@ def main(argv: list[str] | None = None) -> int:
     run = FamiliesRun(**common.head("families", torch.device("cpu"), settings, interrupted), families=rows)
     code = common.finish(args, run, page)
     if interrupted:
-        options.note(f"stopped after {len(rows)} of {len(types)} families")
+        note(f"stopped after {len(rows)} of {len(types)} families")
     return code or int(any(row.outcome == BROKEN for row in rows))
 
 

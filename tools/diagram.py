@@ -17,9 +17,9 @@ import matplotlib.pyplot as plt
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 
 from speclab.cli import parsing
-from speclab.records.record import ROOT
 from speclab.system.errors import reports_problems
 from speclab.system.files import write_whole
+from speclab.system.paths import ROOT
 
 PATH = ROOT / "plots" / "one-round.png"
 INK, SOFT, PAPER = "#1b1e22", "#535a61", "#ffffff"

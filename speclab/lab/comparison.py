@@ -5,7 +5,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
-from draft_models import Drafter, ModelDrafter
+from draft_models import ModelDrafter
+from speclab.core.rounds import Drafter
 from speclab.core.sampling import Sampling
 from speclab.lab.acceptance_chances import CostTable, calibrated, chances
 from speclab.lab.harness import Bench, Measurement, is_model, keeping, measure, mixed

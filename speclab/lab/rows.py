@@ -1,8 +1,9 @@
 """From seconds and counts to the rows of a record: the only place where a measurement becomes a ratio."""
 
+from speclab.core.counts import Counts
 from speclab.records.rows import Row, Timing
 from speclab.records.samples import Arm, Sample
-from speclab.theory.formulas import Counts, book_formula, ratio_interval
+from speclab.theory.formulas import book_formula, ratio_interval
 
 PERIOD, REPEATED = 8, 32  # tokens: the longest period that counts as repetition, and how many tokens must repeat
 

@@ -1,8 +1,8 @@
-"""Who decoded, and what was measured of it: arms and samples, as raw seconds and counts."""
+"""What is measured: ways to decode, and everything that one of them did with one prompt."""
 
 from dataclasses import dataclass, field
 
-from speclab.theory.formulas import Counts
+from speclab.core.counts import Counts
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from dataclasses import asdict
 
 import pytest
 
+from speclab.core.counts import Counts
 from speclab.lab.rows import NOT_EXPLAINED, build_row, ends_in_repetition, timing
 from speclab.records.samples import BASELINE, BASELINE_REPEAT, GENERATE, Arm, Sample
-from speclab.theory.formulas import Counts
 
 MODEL = Arm("model", "model", 2)
 COMMON = {"target": "t", "device": "cpu", "dtype": "float32"}

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from speclab.core.counts import Counts
 from speclab.lab.rows import build_row
 from speclab.records.files import as_dict
 from speclab.records.runs import Noise
@@ -18,7 +19,6 @@ from speclab.theory import attribution, ladder
 from speclab.theory.attribution import RUNGS, Part, explained, noise_floor, price, verdict
 from speclab.theory.costs import Costs, catch_ups
 from speclab.theory.forecast import Chances, model_chances
-from speclab.theory.formulas import Counts
 
 COSTS = Costs(
     step_at=1.0,
