@@ -11,7 +11,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from speclab.core.sampling import Sampling
-from speclab.lab.harness import Decoding
+from speclab.lab.decodings import Decoding
 from speclab.lab.run_config import Job
 from speclab.records.samples import Arm
 from speclab.system.errors import UsageProblem

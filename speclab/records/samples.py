@@ -23,6 +23,7 @@ class Arm:
 
 
 BASELINE, BASELINE_REPEAT, GENERATE = Arm("baseline"), Arm("baseline again"), Arm("generate")
+LIBRARY = ("generate", "assisted", "lookup")  # methods of the arms that the library decodes
 
 
 @dataclass
