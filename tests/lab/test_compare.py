@@ -200,7 +200,7 @@ def test_texts_that_nobody_has_judged_are_named_and_the_exit_code_says_so(run, m
             raise stop
         return honest(the_bench, samples, *rest)
 
-    monkeypatch.setattr(output_checks, "_greedy", greedy)
+    monkeypatch.setattr(output_checks, "judge_greedy", greedy)
     found, out, err = run("-k", "2", "--temperature", "0")
     kept = record.load(tmp_path / "results" / "local.json")
     assert found == code

@@ -215,7 +215,7 @@ def test_a_check_that_is_stopped_loses_no_measured_length(run, tmp_path, monkeyp
     def fail(*args):
         raise stop
 
-    monkeypatch.setattr(output_checks, "_greedy", fail)
+    monkeypatch.setattr(output_checks, "judge_greedy", fail)
     found, out, _ = run("--verify-plan", "-k", "0,2")
     made = loaded(tmp_path)
     assert found == code
