@@ -35,12 +35,12 @@ from transformers.utils import logging as transformers_logging
 from benchmarks import common
 from draft_models import NgramDrafter
 from speclab.cli import flags, parsing
+from speclab.cli.parsing import numbers
 from speclab.core.counts import Counts
 from speclab.core.sampling import GREEDY
 from speclab.lab.decodings import Decoding, take_turns
 from speclab.lab.harness import Bench, measure
 from speclab.lab.output_checks import judge_greedy
-from speclab.lab.run_config import numbers
 from speclab.models import loading
 from speclab.models.cached import check_prompt
 from speclab.models.prompts import Prompt

@@ -35,11 +35,11 @@ import torch
 from benchmarks import common
 from speclab.cli import flags, parsing
 from speclab.cli.flags import add_draft_flag
+from speclab.cli.parsing import numbers
 from speclab.core.sampling import GREEDY
 from speclab.drafts.select import drafter_name, make_drafters
 from speclab.lab.decodings import Decoding, take_turns
 from speclab.lab.harness import Bench
-from speclab.lab.run_config import numbers
 from speclab.models import loading
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt

@@ -7,23 +7,17 @@ costs what it costs only in that rhythm; what they accept is used only to know h
 `--verify-plan` makes the plan on half of the prompts and then measures on the other half.
 """
 
-import itertools
 from collections.abc import Iterable
 
 from speclab.core.sampling import Sampling
 from speclab.lab.acceptance_chances import CostTable, calibrated, chances
-from speclab.lab.comparison import build_rows, explained, halves
+from speclab.lab.comparison import build_rows, explained, halves, measure_and_judge
 from speclab.lab.harness import Bench, Measurement, is_model, keeping, measure
-from speclab.lab.output_checks import exit_code, judge
-from speclab.lab.run_config import Job, instruments
+from speclab.lab.run_config import RunConfig
 from speclab.models.prompts import Prompt
-from speclab.present import plan_views
-from speclab.records.files import as_dict
 from speclab.records.runs import DraftFacts, LengthSpeedup, Plan, PlanEntry, PlanFacts, Verified, VerifiedDraft
 from speclab.records.samples import BASELINE, Arm, Sample
-from speclab.system import terminal
 from speclab.system.errors import UsageProblem
-from speclab.system.files import do_all
 from speclab.theory import attribution
 from speclab.theory.costs import Costs
 from speclab.theory.forecast import forecast, oracle
@@ -33,43 +27,36 @@ LENGTHS = ",".join(map(str, range(17)))
 MEASURED_LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # on the other half, and what the plan chose
 
 
-def run(job: Job) -> int:
-    """Make the plan, measure it where asked, write both down.  -> exit code"""
-    verify = job.args.verify_plan
-    held_out = halves(job.prompts) if verify else set()
+def make(config: RunConfig, verify: bool = False) -> tuple[Plan, Measurement]:
+    """The plan and, with `verify`, how it did on prompts that it had not seen.  -> the record, what it is made from"""
+    held_out = halves(config.prompts) if verify else set()
     if verify and not held_out:
         raise UsageProblem("a plan is checked on prompts it has not seen; give at least two prompts of a kind")
-    planned_on = [p for i, p in enumerate(job.prompts) if i not in held_out]
-    reported_on = [p for i, p in enumerate(job.prompts) if i in held_out]
-    bench = job.bench()
-    with job.talk():
-        terminal.say(job.describe())
-        found = _measure(job, bench, [BASELINE], planned_on, instruments(job, job.arms()), "calibrating")
-        entries, facts = make_plan(job, bench, found, planned_on)
-        verified = None
-        if verify and not found.interrupted:
-            with keeping(found, "the plan is complete, its check is not"):
-                verified, checked = _verify(job, bench, facts, reported_on, calibrated(found))
-                found.extend(checked)
-        plan = Plan(**job.head(found), facts=PlanFacts(drafts=facts), verified=verified, plan=entries)
-        table = as_dict(plan)
-        files = job.writes(plan, lambda: plan_views.page(table))
-        picture = [lambda: plan_views.picture(table, job.plots, job.name)]
-        code = do_all(itertools.chain([lambda: terminal.say(plan_views.text(table))], files, picture))
-    wrong = exit_code(found)
-    return code or wrong
-
-
-def _measure(
-    job: Job, bench: Bench, arms: list[Arm], prompts: list[Prompt], tools: dict[str, list[int]], title: str
-) -> Measurement:
-    return measure(
-        bench, arms, job.temperatures, prompts, job.args.repeats, job.setup.sampling, instruments=tools, title=title
+    planned_on = [prompt for i, prompt in enumerate(config.prompts) if i not in held_out]
+    bench = config.bench()
+    measured = measure(
+        bench,
+        [BASELINE],
+        config.temperatures,
+        planned_on,
+        config.repeats,
+        config.setup.sampling,
+        config.instruments(config.arms()),
+        "calibrating",
     )
+    entries, facts = make_plan(config, bench, measured, planned_on)
+    verified = None
+    if verify and not measured.interrupted:
+        with keeping(measured, "the plan is complete, its check is not"):
+            reported_on = [prompt for i, prompt in enumerate(config.prompts) if i in held_out]
+            verified, checked = _verify(config, facts, reported_on, calibrated(measured))
+            measured.extend(checked)
+    made = Plan(**config.head(measured), facts=PlanFacts(drafts=facts), verified=verified, plan=entries)
+    return made, measured
 
 
 def make_plan(
-    job: Job, bench: Bench, found: Measurement, prompts: list[Prompt]
+    config: RunConfig, bench: Bench, found: Measurement, prompts: list[Prompt]
 ) -> tuple[list[PlanEntry], list[DraftFacts]]:
     """Expected speedup of every draft at every length, and for every draft what to do about it."""
     entries, facts = [], []
@@ -77,7 +64,7 @@ def make_plan(
         raise UsageProblem("too few tokens to calibrate with; use a larger --max-new-tokens")
     with keeping(found, "the measurements are complete, the plans of some drafts are missing"):
         for (draft, temperature), costs in calibrated(found).items():
-            mine, fact = _plan(job, bench, found, prompts, draft, temperature, costs)
+            mine, fact = _plan(config, bench, found, prompts, draft, temperature, costs)
             entries += mine
             facts.append(fact)
     if not facts:
@@ -86,15 +73,21 @@ def make_plan(
 
 
 def _plan(
-    job: Job, bench: Bench, found: Measurement, prompts: list[Prompt], draft: str, temperature: float, costs: Costs
+    config: RunConfig,
+    bench: Bench,
+    found: Measurement,
+    prompts: list[Prompt],
+    draft: str,
+    temperature: float,
+    costs: Costs,
 ) -> tuple[list[PlanEntry], DraftFacts]:
     """The same for one draft at one temperature."""
     baseline = found.of(BASELINE, temperature)
-    sampling = Sampling(temperature, job.args.top_k, job.args.top_p)
+    sampling = config.sampling(temperature)
     context = sum(s.n_prompt + len(s.texts[0]) // 2 for s in baseline) // len(baseline)
-    name = {"method": job.method(draft), "draft": draft, "temperature": temperature}
-    texts = _Texts(bench, draft, baseline, prompts, sampling, max(job.draft_lengths))
-    mine = [PlanEntry(**name, **_expect(texts, costs, k, context)) for k in job.draft_lengths]
+    name = {"method": config.method(draft), "draft": draft, "temperature": temperature}
+    texts = _Texts(bench, draft, baseline, prompts, sampling, max(config.draft_lengths))
+    mine = [PlanEntry(**name, **_expect(texts, costs, k, context)) for k in config.draft_lengths]
     best = max(mine, key=lambda e: e.speedup)
     k = best.draft_length or 1
     c = costs.draft_cost(k, context)
@@ -105,24 +98,24 @@ def _plan(
         speedup=best.speedup,
         acceptance_rate=best.acceptance_rate,
         oracle=texts.oracle(costs),
-        break_even=_break_even(costs, c, k, context, max(job.draft_lengths)) if pays else None,
+        break_even=_break_even(costs, c, k, context, max(config.draft_lengths)) if pays else None,
         draft_cost=c,
         verify_cost=costs.verify_cost(best.draft_length + 1, context),
         step_seconds=costs.step_seconds(context),
         n_tokens=texts.n_tokens,
         costs=costs.to_json(),
-        yours=_learner_length(job, best, costs, context),
+        yours=_readers_choice(config, best, costs, context),
     )
     return mine, fact
 
 
-def _learner_length(job: Job, best: PlanEntry, costs: Costs, context: int) -> int | None:
+def _readers_choice(config: RunConfig, best: PlanEntry, costs: Costs, context: int) -> int | None:
     """What a reader's own exercise 6 chooses for the same draft, where it is in use and something was tested."""
     alpha, k = best.acceptance_rate, best.draft_length or 1
-    if 6 not in job.theirs.modules or alpha is None:
+    if config.reader.choose_length is None or alpha is None:
         return None
     prices = (costs.draft_cost(k, context), lambda width: costs.verify_cost(width, context), costs.overhead(k, context))
-    return job.theirs.best_length(alpha, *prices, max(job.draft_lengths))
+    return config.reader.choose_length(alpha, *prices, max(config.draft_lengths))
 
 
 def _break_even(costs: Costs, draft_cost: float, k: int, context: int, longest: int) -> float | None:
@@ -182,17 +175,16 @@ def _expect(texts: _Texts, costs: Costs, k: int, context: int) -> dict:
 
 
 def _verify(
-    job: Job, bench: Bench, facts: list[DraftFacts], prompts: list[Prompt], prices: CostTable
+    config: RunConfig, facts: list[DraftFacts], prompts: list[Prompt], costs: CostTable
 ) -> tuple[Verified, Measurement]:
     """Measure the planned length and its rivals on prompts the plan has not seen.  -> for the record, what was found"""
-    arms, base = [BASELINE], job.setup.sampling
-    for draft in job.drafters:
-        chosen = {f.best_draft_length for f in facts if f.draft == draft}
-        lengths = sorted({k for k in MEASURED_LENGTHS if k in job.draft_lengths} | chosen)
-        arms += [Arm(job.method(draft), draft, k) for k in lengths]
-    found = _measure(job, bench, arms, prompts, {}, "measuring")
-    judge(bench, found, prompts, base, job.setup.tokenizer)
-    built = explained(found, lambda priced: build_rows(bench, found, prompts, priced, base, job.common), prices)
+    arms = [BASELINE]
+    for draft in config.drafters:
+        chosen = {fact.best_draft_length for fact in facts if fact.draft == draft}
+        lengths = sorted({k for k in MEASURED_LENGTHS if k in config.draft_lengths} | chosen)
+        arms += [Arm(config.method(draft), draft, k) for k in lengths]
+    bench, found = measure_and_judge(config, arms, {}, prompts)
+    built = explained(found, lambda priced: build_rows(config, bench, found, priced, prompts), costs)
     rows = [row for row in built if row.prompt_kind == "all" and row.draft]
     drafts = []
     for fact in facts:

@@ -5,7 +5,7 @@ import json
 import pytest
 
 import compare
-from speclab.lab import output_checks, plan
+from speclab.lab import comparison, output_checks, plan
 from speclab.lab.harness import Bench
 from speclab.models import prompts
 from speclab.present import plan_views
@@ -49,6 +49,7 @@ def measurements(monkeypatch):
         return found
 
     monkeypatch.setattr(plan, "measure", watched)
+    monkeypatch.setattr(comparison, "measure", watched)
     return seen
 
 

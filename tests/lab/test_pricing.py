@@ -4,7 +4,6 @@ The last part is the strongest: on a machine whose clock is a price list, calibr
 predicted and measured speedups are the same number.
 """
 
-import functools
 import math
 
 import numpy as np
@@ -15,14 +14,15 @@ from tiny_models import PlainTransformer, perturbed
 from torch import Tensor
 
 from draft_models import ModelDrafter, NgramDrafter
-from optimized_speculative import Rules, speculative_decode
+from optimized_speculative import speculative_decode
+from speclab.core.accept import accept_from_logits
 from speclab.core.counts import Counts
 from speclab.core.sampling import Sampling
 from speclab.drafts.oracle import OracleModelDrafter
-from speclab.lab import harness as bench_module
 from speclab.lab.acceptance_chances import calibrated, chances
 from speclab.lab.comparison import build_rows
 from speclab.lab.harness import Bench, Measurement, measure
+from speclab.lab.instruments import LoopFunctions
 from speclab.lab.output_checks import lookups
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
@@ -271,18 +271,17 @@ def priced(monkeypatch):
     """A bench on a machine whose clock is a price list, and the machine."""
     bench = make_bench(budget=24)
     machine = Machine(monkeypatch, bench.setup.target.model, by_width=BY_WIDTH.get, **PRICES)
-    honest_verify, honest_lookup = Rules().verify, NgramDrafter.lookup
+    honest_lookup = NgramDrafter.lookup
 
-    def verify(draft, logits, sampling, uniforms):
+    def accept(draft, logits, sampling, uniforms):
         machine.seconds += ACCEPT + EACH * draft.tokens.shape[1]
-        return honest_verify(draft, logits, sampling, uniforms)
+        return accept_from_logits(draft, logits, sampling, uniforms)
 
     def lookup(drafter, k):
         machine.seconds += LOOKUP
         return honest_lookup(drafter, k)
 
-    decode = functools.partial(speculative_decode, rules=Rules(verify))
-    monkeypatch.setattr(bench_module, "speculative_decode", decode)
+    bench.functions = LoopFunctions(speculative_decode, accept)
     monkeypatch.setattr(NgramDrafter, "lookup", lookup)
     return bench, machine
 
