@@ -26,9 +26,7 @@ class ReaderFunctions:
     loop: LoopFunctions = SPECULATIVE
     impl: dict | None = None  # for the record: whose, and which exercises
     lines: tuple[str, ...] = ()  # for the head of the run
-    predict: Callable[[Row, list[tuple[int, int]]], runs.LearnerPrediction] | None = (
-        None  # exercise 5, on a row and its rounds
-    )
+    predict: Callable[[Row, list[tuple[int, int]]], runs.LearnerPrediction] | None = None  # exercise 5, on its rounds
     choose_length: Callable[..., int] | None = None  # exercise 6, for a plan
 
 

@@ -479,13 +479,13 @@ def test_greedy_text_does_not_depend_on_repeat_or_arm(pair):
 
 def test_order_turns_round_between_prompts_and_repeats(pair, monkeypatch):
     """Whoever moves first among equals on one prompt moves last on the next, and so between repeats."""
-    orders, honest = [], bench_module.take_turns
+    orders, honest = [], decodings.take_turns
 
     def watched(queue):
         orders.append([(d.arm.label, d.arm.draft) for d in queue])
         honest(queue)
 
-    monkeypatch.setattr(bench_module, "take_turns", watched)
+    monkeypatch.setattr(decodings, "take_turns", watched)
     measured(pair, [make_prompt(i) for i in range(3)], temperatures=[0.0], repeats=2, budget=4)
     first, *rest = orders[1:]  # the first of all is the warm-up
     labels = [label for label, _ in first]

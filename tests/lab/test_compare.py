@@ -195,7 +195,7 @@ def stops(monkeypatch, module, name: str, *errors: BaseException) -> None:
 )
 def test_texts_that_nobody_has_judged_are_named_and_the_exit_code_says_so(run, monkeypatch, tmp_path, stop, code, said):
     """The second arm's check is stopped: every row is there, the first arm is judged, the second is not."""
-    honest = output_checks._greedy
+    honest = output_checks.judge_greedy
 
     def greedy(the_bench, samples, *rest):
         if samples[0].arm.draft == "ngram":
