@@ -316,7 +316,7 @@ def spied_instrument(pair, monkeypatch, name: str, sampling: Sampling, tick: flo
         rounds.append(list(machine.passes))
         machine.passes.clear()
     found = Measurement()
-    found.add(decoding, sampling.temperature, chunk=1)
+    found.add(decoding, sampling.temperature)
     return decoding, rounds, found
 
 
@@ -403,7 +403,7 @@ def test_blocks_of_a_device_make_one_observation_each(pair, monkeypatch):
     assert decoding.tokens == text
     assert decoding.decode_seconds == pytest.approx(sum(1 + 0.01 * context for _, _, context in machine.passes))
     found = Measurement()
-    found.add(decoding, 0.8, chunk=16)
+    found.add(decoding, 0.8)
     assert [step.temperature for step in found.steps] == [0.8, 0.8, 0.8]
     for i, step in enumerate(found.steps):
         contexts = [context for _, _, context in machine.passes[16 * i : 16 * i + 16]]
@@ -416,7 +416,7 @@ def test_steps_of_a_cpu_are_observed_one_by_one(pair, monkeypatch):
     machine = Machine(monkeypatch, pair[0], slope=0.01)
     decoding = finish(make_bench(pair).decoding(BASELINE, Sampling(), make_prompt()))
     found = Measurement()
-    found.add(decoding, 0.0, chunk=1)
+    found.add(decoding, 0.0)
     assert [s.context for s in found.steps] == [context for _, _, context in machine.passes]
     assert [s.seconds for s in found.steps] == pytest.approx([1 + 0.01 * c for _, _, c in machine.passes])
     assert len(found.steps) == BUDGET - 1

@@ -45,7 +45,7 @@ def measurements(monkeypatch):
 
     def watched(bench, arms, temperatures, texts, *rest, **named):
         found = honest(bench, arms, temperatures, texts, *rest, **named)
-        seen.append((list(arms), [p.text for p in texts], named["instruments"], found))
+        seen.append((list(arms), [p.text for p in texts], rest[2], found))
         return found
 
     monkeypatch.setattr(plan, "measure", watched)

@@ -5,6 +5,7 @@ predicted and measured speedups are the same number.
 """
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -286,6 +287,10 @@ def priced(monkeypatch):
     return bench, machine
 
 
+def rows_of(bench: Bench, found: Measurement, prompts: list[Prompt], costs: dict) -> list[dict]:
+    return build_rows(SimpleNamespace(common=COMMON, prompts=prompts, setup=bench.setup), bench, found, costs)
+
+
 ARMS = [BASELINE, *(Arm(name, name, k) for name in ("model", "ngram") for k in (0, 2, 4))]
 TOOLS = {name: [0, 1, 2, 3, 4, 2, 4] for name in ("model", "ngram")}
 
@@ -315,7 +320,7 @@ def test_on_a_machine_that_keeps_its_prices_predictions_are_measurements(priced)
     bench, _ = priced
     prompts = [make_prompt(seed, "code" if seed % 2 else "prose") for seed in range(3)]
     found = measure(bench, ARMS, [0.0, 0.7], prompts, 1, Sampling(), TOOLS)
-    rows = build_rows(bench, found, prompts, calibrated(found), Sampling(), COMMON)
+    rows = rows_of(bench, found, prompts, calibrated(found))
     speculative = [row for row in rows if row["draft"]]
     assert len(speculative) == 6 * 2 * len({row["prompt_kind"] for row in rows})
     for row in speculative:
@@ -336,7 +341,7 @@ def test_without_instruments_there_are_no_prices(bench):
     assert calibrated(Measurement()) == {}
     found = measure(bench, [BASELINE, Arm("model", "model", 2)], [0.0], [make_prompt()], 1, Sampling(), {})
     assert calibrated(found) == {}
-    rows = build_rows(bench, found, [make_prompt()], {}, Sampling(), COMMON)
+    rows = rows_of(bench, found, [make_prompt()], {})
     assert all(row["forecast"] is row["accounting"] is row["ladder"] is None for row in rows)
 
 
@@ -348,6 +353,6 @@ def test_a_draft_that_found_nothing_leaves_the_other_rows_their_prices(bench):
     arms = [BASELINE, Arm("ngram", "ngram", 2), Arm("model", "model", 2)]
     tools = {"ngram": [0, 1, 2, 2, 2], "model": [0, 1, 2, 2, 2]}
     found = measure(small, arms, [0.0], [text], 1, Sampling(), tools)
-    rows = build_rows(small, found, [text], calibrated(found), Sampling(), COMMON)
+    rows = rows_of(small, found, [text], calibrated(found))
     priced = {row["method"]: row["accounting"] for row in rows if row["draft"] and row["prompt_kind"] == "all"}
     assert priced["model"] is not None
