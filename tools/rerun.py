@@ -14,7 +14,7 @@ import sys
 from speclab.cli import parsing
 from speclab.present.report import table
 from speclab.records.files import as_dict, read
-from speclab.records.runs import Comparison
+from speclab.records.runs import ComparisonRun
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.theory.ladder import prediction_rows
 
@@ -90,7 +90,7 @@ def rerun_table(rows: list[dict], markdown: bool = False) -> str:
 def main(argv: list[str] | None = None) -> int:
     parser = parsing.make_parser(__doc__)
     parser.add_argument("records", nargs=2, type=parsing.some_path, metavar="RECORD", help="of two runs of one command")
-    rows = compared(*(as_dict(read(path, Comparison)) for path in parser.parse_args(argv).records))
+    rows = compared(*(as_dict(read(path, ComparisonRun)) for path in parser.parse_args(argv).records))
     if not rows:
         raise UsageProblem("the two records share no row with a speedup; compare two runs of one command")
     print(rerun_table(rows), verdict(rows), sep="\n\n")

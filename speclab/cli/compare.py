@@ -20,7 +20,7 @@ from speclab.learner import functions as learners
 from speclab.models import memory
 from speclab.present import plan_views, plots, report, sweep_views, trace_views
 from speclab.records.files import as_dict
-from speclab.records.runs import Sweep
+from speclab.records.runs import SweepRun
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.files import check_writable, do_all, write_whole
 from speclab.system.paths import ROOT
@@ -233,7 +233,7 @@ def _of_sweep(args: argparse.Namespace, name: str) -> argparse.Namespace:
     return own
 
 
-def _show_sweep(run: Sweep, output: Output) -> int:
+def _show_sweep(run: SweepRun, output: Output) -> int:
     """The table, then the record, the page and the picture.  -> exit code"""
     sweep = as_dict(run)
     wrong = [entry["arm"] for entry in run.correctness if not entry["passed"]]

@@ -13,7 +13,7 @@ from speclab.lab.rows import build_row, ends_in_repetition, timing
 from speclab.lab.run_config import RunConfig
 from speclab.models.prompts import Prompt
 from speclab.records.rows import Row
-from speclab.records.runs import Comparison
+from speclab.records.runs import ComparisonRun
 from speclab.records.samples import BASELINE, BASELINE_REPEAT, Arm, Sample
 from speclab.system.errors import Problem
 from speclab.theory import attribution, drift
@@ -21,7 +21,7 @@ from speclab.theory import attribution, drift
 Made = TypeVar("Made")
 
 
-def compare(config: RunConfig) -> tuple[Comparison, Measurement, Problem | None]:
+def compare(config: RunConfig) -> tuple[ComparisonRun, Measurement, Problem | None]:
     """Measure, check and explain.  -> the record, what it is made from, what went wrong in a reader's predictions"""
     arms = config.arms()
     bench, measured = measure_and_judge(config, config.with_generate(), config.instruments(arms))
@@ -59,7 +59,7 @@ def explained(found: Measurement, make: Callable[[CostTable], Made], prices: Cos
     raise found.stop
 
 
-def _add_predictions(config: RunConfig, measured: Measurement, run: Comparison) -> Problem | None:
+def _add_predictions(config: RunConfig, measured: Measurement, run: ComparisonRun) -> Problem | None:
     """Put the predictions of a reader's own exercise 5 into the record, if they are in use.  -> what went wrong"""
     if config.reader.predict is None:
         return None
@@ -75,7 +75,7 @@ def _add_predictions(config: RunConfig, measured: Measurement, run: Comparison) 
     return None
 
 
-def comparison_record(config: RunConfig, bench: Bench, found: Measurement, prices: CostTable) -> Comparison:
+def comparison_record(config: RunConfig, bench: Bench, found: Measurement, prices: CostTable) -> ComparisonRun:
     """Everything that tables and pictures are views of."""
     greedy = [s for s in found.samples if s.arm == BASELINE and s.temperature == 0]
     noise = []
@@ -83,7 +83,7 @@ def comparison_record(config: RunConfig, bench: Bench, found: Measurement, price
         floor = attribution.noise_floor(found.of(BASELINE, temperature), found.of(BASELINE_REPEAT, temperature))
         if floor:
             noise.append(floor)
-    return Comparison(
+    return ComparisonRun(
         **config.head(found),
         prompts={
             "n": len({s.prompt_index for s in found.samples}),

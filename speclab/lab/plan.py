@@ -15,7 +15,7 @@ from speclab.lab.comparison import build_rows, explained, halves, measure_and_ju
 from speclab.lab.harness import Bench, Measurement, is_model, keeping, measure
 from speclab.lab.run_config import RunConfig
 from speclab.models.prompts import Prompt
-from speclab.records.runs import DraftFacts, LengthSpeedup, Plan, PlanEntry, PlanFacts, Verified, VerifiedDraft
+from speclab.records.runs import DraftFacts, LengthSpeedup, PlanEntry, PlanFacts, PlanRun, Verified, VerifiedDraft
 from speclab.records.samples import BASELINE, Arm, Sample
 from speclab.system.errors import UsageProblem
 from speclab.theory import attribution
@@ -27,7 +27,7 @@ LENGTHS = ",".join(map(str, range(17)))
 MEASURED_LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # on the other half, and what the plan chose
 
 
-def make(config: RunConfig, verify: bool = False) -> tuple[Plan, Measurement]:
+def make(config: RunConfig, verify: bool = False) -> tuple[PlanRun, Measurement]:
     """The plan and, with `verify`, how it did on prompts that it had not seen.  -> the record, what it is made from"""
     held_out = halves(config.prompts) if verify else set()
     if verify and not held_out:
@@ -51,7 +51,7 @@ def make(config: RunConfig, verify: bool = False) -> tuple[Plan, Measurement]:
             reported_on = [prompt for i, prompt in enumerate(config.prompts) if i in held_out]
             verified, checked = _verify(config, facts, reported_on, calibrated(measured))
             measured.extend(checked)
-    made = Plan(**config.head(measured), facts=PlanFacts(drafts=facts), verified=verified, plan=entries)
+    made = PlanRun(**config.head(measured), facts=PlanFacts(drafts=facts), verified=verified, plan=entries)
     return made, measured
 
 

@@ -19,7 +19,7 @@ from speclab.lab.run_config import RunConfig
 from speclab.models import loading
 from speclab.models.prompts import Prompt
 from speclab.records.rows import Point, Row
-from speclab.records.runs import Sweep
+from speclab.records.runs import SweepRun
 from speclab.records.samples import BASELINE, BASELINE_REPEAT, Arm
 from speclab.system.errors import UsageProblem
 from speclab.system.terminal import note
@@ -28,12 +28,12 @@ from speclab.theory import attribution
 TRAINING_SECONDS = 20.0
 
 
-def measured(config: RunConfig, name: str) -> tuple[Sweep, Measurement]:
+def measured(config: RunConfig, name: str) -> tuple[SweepRun, Measurement]:
     """Run one sweep.  -> its record, what it is made from"""
     points, facts, found = SWEEPS[name].points(config)
     lowest = config.temperatures[0]
     floor = attribution.noise_floor(found.of(BASELINE, lowest), found.of(BASELINE_REPEAT, lowest))
-    sweep = Sweep(
+    sweep = SweepRun(
         **config.head(found),
         sweep=name,
         facts=facts,

@@ -125,7 +125,7 @@ def read_json(path: Path) -> Any:
 
 
 def read(path: Path, kind: type[Record]) -> Record:
-    """A record from disk, checked: `kind` is Comparison, Sweep, Plan or the class of a benchmark.
+    """A record from disk, checked: `kind` is ComparisonRun, SweepRun, PlanRun or the class of a benchmark.
 
     Raises EnvironmentProblem where it is no such record.
     """

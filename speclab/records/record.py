@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from speclab.records.files import as_dict, read, read_json
-from speclab.records.runs import SCHEMA_VERSION, Comparison, LabRun, Plan, Sweep
+from speclab.records.runs import SCHEMA_VERSION, ComparisonRun, LabRun, PlanRun, SweepRun
 from speclab.system.paths import ROOT
 
 __all__ = ["ROOT", "SCHEMA_VERSION", "load", "validate"]
@@ -13,7 +13,7 @@ __all__ = ["ROOT", "SCHEMA_VERSION", "load", "validate"]
 
 def kind_of(record: dict) -> type[LabRun]:
     """Which record a dict is."""
-    return Sweep if "sweep" in record else Plan if "plan" in record else Comparison
+    return SweepRun if "sweep" in record else PlanRun if "plan" in record else ComparisonRun
 
 
 def validate(record: dict) -> None:

@@ -80,7 +80,7 @@ class LearnerPrediction(Part):
 
 
 @dataclass(kw_only=True)
-class Comparison(LabRun):
+class ComparisonRun(LabRun):
     """`python compare.py`."""
 
     prompts: Facts  # n, kinds, n_looping: greedy texts that end in repetition
@@ -95,7 +95,7 @@ class Comparison(LabRun):
 
 
 @dataclass(kw_only=True)
-class Sweep(LabRun):
+class SweepRun(LabRun):
     """`python compare.py --sweep NAME`."""
 
     sweep: str
@@ -181,7 +181,7 @@ class Verified(Part):
 
 
 @dataclass(kw_only=True)
-class Plan(LabRun):
+class PlanRun(LabRun):
     """`python compare.py --plan`."""
 
     facts: PlanFacts

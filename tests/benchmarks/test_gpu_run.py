@@ -133,5 +133,5 @@ def test_stages_cover_every_size():
         assert {f"{what} lab", f"{what} lab:8b"} <= set(names)
     for stage in stages[1:]:
         assert "folder" in stage.command
-    assert stages[names.index("identity in float32")].words[-2:] == ["--dtype", "float32"]
+    assert stages[names.index("identity in float32")].command[-2:] == ["--dtype", "float32"]
     assert len({" ".join(stage.command) for stage in stages}) == len(stages)

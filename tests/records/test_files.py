@@ -11,17 +11,17 @@ from pydantic import TypeAdapter, ValidationError
 
 from speclab.records import files
 from speclab.records.rows import Row
-from speclab.records.runs import Comparison, Plan, Sweep
+from speclab.records.runs import ComparisonRun, PlanRun, SweepRun
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.paths import ROOT
 
 RESULTS = ROOT / "results"
-COMMITTED = {"cpu-2-cores": Comparison, "cpu-2-cores-sweep-context": Sweep, "cpu-2-cores-plan": Plan}
+COMMITTED = {"cpu-2-cores": ComparisonRun, "cpu-2-cores-sweep-context": SweepRun, "cpu-2-cores-plan": PlanRun}
 
 
 @pytest.fixture(scope="module")
-def run() -> Comparison:
-    return files.read(RESULTS / "cpu-2-cores.json", Comparison)
+def run() -> ComparisonRun:
+    return files.read(RESULTS / "cpu-2-cores.json", ComparisonRun)
 
 
 @pytest.mark.parametrize(("name", "kind"), COMMITTED.items())
@@ -70,32 +70,32 @@ def test_a_broken_row_is_refused_and_named(run, tmp_path, field, value):
     broken["rows"][0][field] = value
     (tmp_path / "run.json").write_text(json.dumps(broken))
     with pytest.raises(EnvironmentProblem, match=rf"no record that can be read here: rows\.0\.{field}"):
-        files.read(tmp_path / "run.json", Comparison)
+        files.read(tmp_path / "run.json", ComparisonRun)
 
 
 @pytest.mark.parametrize("name", ["machine", "rows", "schema_version", "interrupted"])
 def test_a_record_without_a_field_is_refused(run, name):
     with pytest.raises(ValidationError):
-        TypeAdapter(Comparison).validate_json(json.dumps({k: v for k, v in files.as_dict(run).items() if k != name}))
+        TypeAdapter(ComparisonRun).validate_json(json.dumps({k: v for k, v in files.as_dict(run).items() if k != name}))
 
 
 @pytest.mark.parametrize("text", ["", "[", "[" * 100_000, "null", "[]", "NaN", "1e999", "9" * 400, '{"a": Infinity}'])
 def test_what_is_no_record_is_one_problem(tmp_path, text):
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(EnvironmentProblem, match="run the command that made it again"):
-        files.read(tmp_path / "run.json", Comparison)
+        files.read(tmp_path / "run.json", ComparisonRun)
 
 
 def test_infinity_is_refused_where_the_classes_leave_the_content_open(run, tmp_path):
     text = files.to_json(run).replace('"seed": 0', '"seed": 1e999')
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(EnvironmentProblem, match="no finite number"):
-        files.read(tmp_path / "run.json", Comparison)
+        files.read(tmp_path / "run.json", ComparisonRun)
 
 
 def test_a_plan_is_no_comparison():
     with pytest.raises(EnvironmentProblem):
-        files.read(RESULTS / "cpu-2-cores-plan.json", Comparison)
+        files.read(RESULTS / "cpu-2-cores-plan.json", ComparisonRun)
 
 
 def test_measuring_and_writing_need_no_pydantic():

@@ -7,7 +7,7 @@ import pytest
 from benchmarks import families, peers, roofline, scaling
 from speclab.present import plan_views, report, sweep_views
 from speclab.records import files, record
-from speclab.records.runs import Comparison, Head, Plan, Sweep
+from speclab.records.runs import ComparisonRun, Head, PlanRun, SweepRun
 from tools import readme
 
 PAGES = readme.PAGES
@@ -17,13 +17,13 @@ BENCHMARKS = {
     "roofline": (roofline.RooflineRun, roofline.page),
     "scaling": (scaling.ScalingRun, scaling.page),
 }
-KINDS = {"sweep": Sweep, "plan": Plan}
+KINDS = {"sweep": SweepRun, "plan": PlanRun}
 
 
 def kind_of(stem: str) -> type[Head]:
     """The class of a committed record, by its file's name."""
     last = stem.rpartition("-")[2]
-    return BENCHMARKS[last][0] if last in BENCHMARKS else next((KINDS[k] for k in KINDS if k in stem), Comparison)
+    return BENCHMARKS[last][0] if last in BENCHMARKS else next((KINDS[k] for k in KINDS if k in stem), ComparisonRun)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: f"{p.parent.name}/{p.name}")
