@@ -17,6 +17,8 @@ from speclab.core.clock import synchronize
 from speclab.core.rounds import AcceptRule, Draft, Drafter, Round
 from speclab.core.sampling import Sampling
 from speclab.models.cached import CachedModel, roll_back
+from speclab.records.rows import Row
+from speclab.records.runs import LearnerPrediction
 
 Loop = Callable[..., Iterator[Round]]
 RollBack = Callable[[CachedModel, int], None]
@@ -78,6 +80,17 @@ class LoopFunctions:
     def rounds(self, target: CachedModel, drafter: Drafter, *args) -> Iterator[Round]:
         """The rounds of one decoding; `args` are the loop's further ones: prompt, draft length, settings."""
         return self.decode(target, drafter, *args, accept=self.accept, roll_back=self.roll_back)
+
+
+@dataclass(frozen=True)
+class ReaderFunctions:
+    """What a reader's own exercises decide in a run (speclab/learner). By default nothing but the loop is given."""
+
+    loop: LoopFunctions
+    impl: dict | None = None  # for the record: whose, and which exercises
+    lines: tuple[str, ...] = ()  # for the head of the run
+    predict: Callable[[Row, list[tuple[int, int]]], LearnerPrediction] | None = None  # exercise 5, on a row's rounds
+    choose_length: Callable[..., int] | None = None  # exercise 6, for a plan
 
 
 def with_phases(functions: LoopFunctions, target: CachedModel, drafter: Drafter, *args) -> Iterator[Round]:
