@@ -44,7 +44,6 @@ from benchmarks.one_family import (
     PROMPTS,
     SECONDS,
     FamilyRow,
-    broken,
     child,
 )
 from benchmarks.tiny_families import model_types
@@ -67,10 +66,10 @@ def run_alone(model_type: str, work: Callable[[str, Connection], None] = child) 
     try:
         if receiver.poll(10 * SECONDS):
             return receiver.recv()
-        return broken(model_type, f"not done after {10 * SECONDS} seconds")
+        return FamilyRow(family=model_type, reason=f"not done after {10 * SECONDS} seconds")
     except EOFError:
         process.join()
-        return broken(model_type, f"its process ended early, exit code {process.exitcode}")
+        return FamilyRow(family=model_type, reason=f"its process ended early, exit code {process.exitcode}")
     finally:
         process.kill()
         process.join()

@@ -56,8 +56,8 @@ class FamilyRow(Part):
     """What came of one family."""
 
     family: str
-    outcome: Outcome
-    reason: str
+    outcome: Outcome = "broken"  # as long as nothing better is known
+    reason: str = ""
     n_parameters: Count = 0
     accepted: Count = 0  # drafted tokens, over all decodings
     rejected: Count = 0
@@ -69,7 +69,7 @@ class NotTheSame(Exception):
 
 def examine(model_type: str) -> FamilyRow:
     """Build a tiny model of the family and decode with it.  -> its row of the record"""
-    row = broken(model_type, "")
+    row = FamilyRow(family=model_type)
     try:
         model = tiny(model_type)
         row.n_parameters = sum(p.numel() for p in model.parameters())
@@ -90,11 +90,6 @@ def examine(model_type: str) -> FamilyRow:
         return replace(row, reason=reason(error))
     why = why.removeprefix(f"no fast engine for {model.config.model_type}: ")
     return replace(row, outcome=BOTH) if backend else replace(row, outcome=EAGER, reason=why)
-
-
-def broken(model_type: str, why: str) -> FamilyRow:
-    """The row of a family of which nothing better is known."""
-    return FamilyRow(family=model_type, outcome=BROKEN, reason=why)
 
 
 def loaded(model: PreTrainedModel) -> PreTrainedModel:

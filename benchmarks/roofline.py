@@ -26,7 +26,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -50,18 +50,8 @@ LARGE_ON_GPU = 2**30
 # --- the record -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(kw_only=True)
-class Ceilings(Part):
-    """What the machine can do: bytes a second three ways, and operations a second of a matrix product."""
-
-    copy: Amount
-    matrix_vector: Amount
-    sum: Amount
-    matrix: Amount
-
-    def better(self, other: "Ceilings") -> "Ceilings":
-        """The best of two measurements of the same machine."""
-        return Ceilings(**{f.name: max(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)})
+READING = ("copy", "matrix_vector", "sum")  # three ways to measure bytes a second
+Ceilings = dict[Literal["copy", "matrix_vector", "sum", "matrix"], Amount]  # matrix: operations a second
 
 
 @dataclass(kw_only=True)
@@ -96,12 +86,12 @@ class ModelPasses(Part):
 
     def against(self, ceilings: Ceilings) -> "ModelPasses":
         """The same passes beside the floors of these ceilings, as far as they are higher than those known."""
-        bandwidth = max(self.bandwidth, ceilings.copy, ceilings.matrix_vector, ceilings.sum)
+        bandwidth = max(self.bandwidth, *(ceilings[way] for way in READING))
         passes = []
         for one in self.passes:
-            seconds, kind = floor(one.bytes, one.operations, bandwidth, ceilings.matrix)
+            seconds, kind = floor(one.bytes, one.operations, bandwidth, ceilings["matrix"])
             passes.append(replace(one, floor_seconds=seconds, floor=kind, share=seconds / one.seconds))
-        return replace(self, bandwidth=bandwidth, matrix_rate=ceilings.matrix, passes=passes)
+        return replace(self, bandwidth=bandwidth, matrix_rate=ceilings["matrix"], passes=passes)
 
 
 @dataclass(kw_only=True)
@@ -174,7 +164,7 @@ def matrix_rate(device: torch.device, dtype: torch.dtype, sizes: tuple[int, ...]
 def measure_ceilings(device: torch.device, dtype: torch.dtype, large: int) -> Ceilings:
     """large: bytes of the block that is read and copied."""
     sizes = (4096, 8192) if device.type == "cuda" else (768, 1536)
-    return Ceilings(**bandwidth(large, device, dtype), matrix=matrix_rate(device, dtype, sizes))
+    return {**bandwidth(large, device, dtype), "matrix": matrix_rate(device, dtype, sizes)}
 
 
 # --- what the model does ----------------------------------------------------------------------------------------------
@@ -254,12 +244,9 @@ LEGEND = [
 def ceilings_table(run: RooflineRun, markdown: bool) -> str:
     """What the machine can do."""
     ceilings, size = run.ceilings, f"{run.block_bytes / 2**20:.0f} MiB"
-    lines = [
-        [f"copy {size}, read + written", f"{ceilings.copy / 1e9:.1f} GB/s"],
-        [f"matrix x vector, {size}", f"{ceilings.matrix_vector / 1e9:.1f} GB/s"],
-        [f"sum of {size}", f"{ceilings.sum / 1e9:.1f} GB/s"],
-        [f"matrix x matrix, {run.settings['dtype']}", f"{ceilings.matrix / 1e9:.0f} GFLOP/s"],
-    ]
+    names = (f"copy {size}, read + written", f"matrix x vector, {size}", f"sum of {size}")
+    lines = [[name, f"{ceilings[way] / 1e9:.1f} GB/s"] for name, way in zip(names, READING, strict=True)]
+    lines.append([f"matrix x matrix, {run.settings['dtype']}", f"{ceilings['matrix'] / 1e9:.0f} GFLOP/s"])
     return common.table(lines, ["ceiling", "measured"], markdown)
 
 
@@ -366,7 +353,8 @@ def main(argv: list[str] | None = None) -> int:
             measured += [measure_model(args, *model, widths, block) for model in models]
             targets.append(setup.target_name)
             # Once more after the passes, when the machine may be faster; the ceiling is the best seen.
-            ceilings = ceilings.better(measure_ceilings(setup.device, setup.dtype, block))
+            again = measure_ceilings(setup.device, setup.dtype, block)
+            ceilings = {way: max(speed, again[way]) for way, speed in ceilings.items()}
             del setup, models  # or the next model would be loaded beside this one
     run = RooflineRun(
         **common.head("roofline", device, settings),

@@ -397,8 +397,8 @@ def fill_in(args: argparse.Namespace) -> list[str]:
     return [d for d in DIALS if d in dials]
 
 
-def make_subject(args: argparse.Namespace, setup: Setup) -> Subject:
-    """The draft, and prompts and a text that are long enough for every dial."""
+def make_subject(args: argparse.Namespace, setup: Setup, dials: list[str]) -> Subject:
+    """The draft, and prompts and a text that are long enough for these dials; checked and described."""
     prompts = flags.read_prompts(args, setup.tokenizer)
     unlimited = copy.copy(args)
     unlimited.limit = 0
@@ -406,7 +406,10 @@ def make_subject(args: argparse.Namespace, setup: Setup) -> Subject:
     longest = max(*args.contexts, BASE)
     text *= longest // len(text) + 1
     bench = Bench(setup, make_drafters([args.draft], setup, args.seed), args.turns + 1, args.seed)
-    return Subject(args, drafter_name(args.draft), bench, prompts, text[:longest])
+    subject = Subject(args, drafter_name(args.draft), bench, prompts, text[:longest])
+    check_room(subject, dials)
+    note(setup.describe())
+    return subject
 
 
 def draft_model(subject: Subject) -> CachedModel | None:
@@ -434,14 +437,6 @@ def check_room(subject: Subject, dials: list[str]) -> None:
         )
 
 
-def prepared(args: argparse.Namespace, setup: Setup, dials: list[str]) -> Subject:
-    """A subject of these dials, checked and described."""
-    subject = make_subject(args, setup)
-    check_room(subject, dials)
-    note(setup.describe())
-    return subject
-
-
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
     """The command.  -> exit code"""
@@ -459,7 +454,7 @@ def main(argv: list[str] | None = None) -> int:
             setup = flags.setup_from(args)
             device, settings = setup.device, common.shared_settings(args, setup)
             settings["target"] = setup.target_name
-            subject = prepared(args, setup, inside)
+            subject = make_subject(args, setup, inside)
             models["target"] = loading.describe_model(setup.target_name, setup.target.model)
             if draft := draft_model(subject):
                 models["draft"] = loading.describe_model(subject.drafter, draft.model, "draft")
@@ -469,7 +464,7 @@ def main(argv: list[str] | None = None) -> int:
             common.free()
         for setup in common.setups(args, sizes):
             settings = settings or {**common.shared_settings(args, setup), "target": setup.target_name}
-            device, subject = setup.device, prepared(args, setup, ["size"])
+            device, subject = setup.device, make_subject(args, setup, ["size"])
             points += size_points(subject, first)
             models[f"size {size_label(setup)}"] = loading.describe_model(setup.target_name, setup.target.model)
             del setup, subject  # or the next model would be loaded beside this one

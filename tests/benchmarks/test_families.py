@@ -40,7 +40,7 @@ def test_outcome(family):
 
 def test_a_process_that_ends_without_an_answer_is_an_outcome(capfd):
     found = families.run_alone("llama", print)
-    assert found == one_family.broken("llama", "its process ended early, exit code 0")
+    assert found == FamilyRow(family="llama", reason="its process ended early, exit code 0")
 
 
 @pytest.fixture
