@@ -195,7 +195,8 @@ def _sweep(args: argparse.Namespace) -> int:
         raise UsageProblem("--json takes one record; run the sweeps one by one, or read results/ afterwards")
     if len(names) > 1 and args.prompts == "-":
         raise UsageProblem("standard input can be read once only; give --prompts a file")
-    done, code, start = [], 0, time.monotonic()
+    done: list[dict] = []
+    code, start = 0, time.monotonic()
     try:
         for place, name in enumerate(names, 1):
             if len(names) > 1:

@@ -4,6 +4,7 @@ import argparse
 import math
 import shlex
 from pathlib import Path
+from typing import NoReturn
 
 from speclab.system.errors import UsageProblem
 from speclab.system.files import shown
@@ -16,7 +17,7 @@ LARGEST_SEED = 2**32 - 1  # with room for the numbers that are made from it: PyT
 class Parser(argparse.ArgumentParser):
     """argparse with one-line errors."""
 
-    def error(self, message: str) -> None:
+    def error(self, message: str) -> NoReturn:
         raise UsageProblem(f"{message}; see {self.prog} --help")
 
 

@@ -168,7 +168,10 @@ def do_all(steps: Iterable[Callable[[], Path | None]]) -> int:
     the step that it stops is done again after all others.
     -> exit code, 0 where nothing failed
     """
-    written, fault, stop, code = [], None, None, 0
+    written: list[Path | None] = []
+    fault: BaseException | None = None
+    stop: BaseException | None = None
+    code = 0
     left = list(steps)
     while left:
         step = left.pop(0)
@@ -185,6 +188,6 @@ def do_all(steps: Iterable[Callable[[], Path | None]]) -> int:
             fault = fault or error
     if paths := [shown(path) for path in written if path]:
         note("wrote " + ", ".join(paths))
-    if fault or stop:
-        raise fault or stop
+    if ended := fault or stop:
+        raise ended
     return code
