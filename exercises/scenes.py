@@ -100,7 +100,7 @@ PROMPT = torch.tensor([[11, 4, 2]])
 
 
 def rounds(
-    mine: ModuleType,
+    learner: ModuleType,
     target: TinyTarget,
     drafter: TinyDrafter,
     k: int,
@@ -109,7 +109,7 @@ def rounds(
     prompt: Tensor = PROMPT,
 ) -> Iterator:
     """The rounds of the learner's loop at temperature 0; cut off after n + 1, so that no loop runs for ever."""
-    return itertools.islice(mine.decode(target, drafter, prompt, k, n, Sampling(), None, eos), n + 1)
+    return itertools.islice(learner.decode(target, drafter, prompt, k, n, Sampling(), None, eos), n + 1)
 
 
 def tokens_of(found: Iterable) -> list[int]:
@@ -135,11 +135,11 @@ def twelfths(*rows: list[int]) -> Tensor:
     return torch.tensor([rows], dtype=torch.float64) / 12
 
 
-def verdicts(mine: ModuleType, draft: Draft, target_probs: Tensor, size: int) -> list[tuple[int, int]]:
+def verdicts(learner: ModuleType, draft: Draft, target_probs: Tensor, size: int) -> list[tuple[int, int]]:
     """(accepted, next token) for every cell of the grid of uniforms: all cells weigh the same, so shares are exact."""
     found = []
     for u in grid(size, target_probs.shape[1]):
-        verdict = mine.accept(draft, target_probs, u[None])
+        verdict = learner.accept(draft, target_probs, u[None])
         found.append((int(verdict.n_accepted), int(verdict.next_token)))
     return found
 
@@ -150,64 +150,64 @@ TARGET_ROW, DRAFT_ROW = [6, 2, 4], [3, 8, 1]  # twelfths; the draft likes token 
 INDEPENDENT = [1 / 2, 1 / 2 * 1 / 2, 1 / 2 * 1 / 2]  # refused; kept, refused; kept, kept: each test a coin of its own
 
 
-def scene_a(mine: ModuleType) -> list[int]:
+def scene_a(learner: ModuleType) -> list[int]:
     """The draft is always right, k = 4, 21 tokens: how many does each round commit?"""
-    return [len(r.tokens) for r in rounds(mine, TinyTarget(one_up), TinyDrafter(one_up), 4, 21) if not r.prefill]
+    return [len(r.tokens) for r in rounds(learner, TinyTarget(one_up), TinyDrafter(one_up), 4, 21) if not r.prefill]
 
 
-def scene_b(mine: ModuleType) -> tuple[list[int], list[int]]:
+def scene_b(learner: ModuleType) -> tuple[list[int], list[int]]:
     """Temperature 0, k = 3, the draft is wrong at every fourth place: the text token by token, and the loop's."""
-    found = rounds(mine, TinyTarget(all_of_it), TinyDrafter(all_of_it, wrong_at=4), 3, 14)
+    found = rounds(learner, TinyTarget(all_of_it), TinyDrafter(all_of_it, wrong_at=4), 3, 14)
     return plain(all_of_it, 14), tokens_of(found)
 
 
-def scene_c(mine: ModuleType, k: int = 4) -> list[int]:
+def scene_c(learner: ModuleType, k: int = 4) -> list[int]:
     """Tokens count up from 3, 6 means end of text, 12 are asked for: the text."""
-    return tokens_of(rounds(mine, TinyTarget(one_up), TinyDrafter(one_up), k, 12, frozenset({6})))
+    return tokens_of(rounds(learner, TinyTarget(one_up), TinyDrafter(one_up), k, 12, frozenset({6})))
 
 
-def scene_d(mine: ModuleType) -> list[float]:
+def scene_d(learner: ModuleType) -> list[float]:
     """One drafted token: the share of each token at its place, over all draws there are."""
     share = Counter()
     for token, weight in enumerate(DRAFT_ROW):
         draft = Draft(torch.tensor([[token]]), torch.tensor([1]), twelfths(DRAFT_ROW))
-        found = verdicts(mine, draft, twelfths(TARGET_ROW, [4, 4, 4]), 12)
+        found = verdicts(learner, draft, twelfths(TARGET_ROW, [4, 4, 4]), 12)
         for n_accepted, next_token in found:
             share[token if n_accepted else next_token] += weight / 12 / len(found)
     return [share[token] for token in range(3)]
 
 
-def scene_e(mine: ModuleType) -> list[float]:
+def scene_e(learner: ModuleType) -> list[float]:
     """Two drafted tokens, each kept half of the time: the share of rounds that keep none, one, both."""
     draft = Draft(torch.tensor([[0, 0]]), torch.tensor([2]))
-    counts = Counter(n for n, _ in verdicts(mine, draft, twelfths([6, 6], [6, 6], [6, 6]), 4))
+    counts = Counter(n for n, _ in verdicts(learner, draft, twelfths([6, 6], [6, 6], [6, 6]), 4))
     return [counts[n] / counts.total() for n in range(3)]
 
 
-def scenes(mine: ModuleType) -> str:
+def scenes(learner: ModuleType) -> str:
     """All five, printed."""
 
     def line(items: list) -> str:
         return " ".join(f"{item:.2f}" if isinstance(item, float) else str(item) for item in items)
 
-    own, theirs = scene_b(mine)
+    own, theirs = scene_b(learner)
     return "\n".join(
         [
             "A  k = 4, and the draft is always right",
-            f"   tokens per round       {line(scene_a(mine))}",
+            f"   tokens per round       {line(scene_a(learner))}",
             "B  temperature 0, k = 3, and the draft is wrong now and then",
             f"   token by token         {line(own)}",
             f"   this loop              {line(theirs)}",
             "C  token 6 means end of text",
-            f"   with -k 0              {line(scene_c(mine, 0))}",
-            f"   with -k 4              {line(scene_c(mine, 4))}",
+            f"   with -k 0              {line(scene_c(learner, 0))}",
+            f"   with -k 4              {line(scene_c(learner, 4))}",
             "D  sampling with one drafted token; shares of tokens 0, 1, 2",
             f"   the target's           {line([w / 12 for w in TARGET_ROW])}",
             f"   the draft's            {line([w / 12 for w in DRAFT_ROW])}",
-            f"   this loop's            {line(scene_d(mine))}",
+            f"   this loop's            {line(scene_d(learner))}",
             "E  two drafted tokens, each right half of the time; rounds that keep 0, 1, 2",
             f"   independent tests      {line(INDEPENDENT)}",
-            f"   this loop's            {line(scene_e(mine))}",
+            f"   this loop's            {line(scene_e(learner))}",
         ]
     )
 

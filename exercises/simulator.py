@@ -94,12 +94,12 @@ def main(argv: list[str] | None = None) -> int:
     else:
         from exercises.ex06_draft_length import next_draft_length
     try:
-        mine = f"{score(next_draft_length):.3f}"
+        own = f"{score(next_draft_length):.3f}"
     except Todo:
-        mine = "still to be written: exercises/ex06_draft_length.py"
+        own = "still to be written: exercises/ex06_draft_length.py"
     except ValueError as error:
         raise Problem(f"{error}; type: python check.py 6") from None
-    print(f"\n  your rule       {mine}\n  asked for       {SCORE:.3f} or less")
+    print(f"\n  your rule       {own}\n  asked for       {SCORE:.3f} or less")
     return 0
 
 

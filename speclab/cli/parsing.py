@@ -2,11 +2,9 @@
 
 import argparse
 import math
-import shlex
 from pathlib import Path
 
 from speclab.system.errors import UsageProblem
-from speclab.system.files import shown
 
 DASH = Path("-")  # in place of a file: the terminal
 LARGEST_SEED = 2**32 - 1  # with room for the numbers that are made from it: PyTorch takes 64 bits
@@ -72,8 +70,3 @@ def plain_name(text: str) -> str:
     if not text.strip(" .") or not text.isprintable() or Path(text).name != text or len(text.encode()) > 128:
         raise argparse.ArgumentTypeError(f"{text!r} is no plain word of 1 to 128 bytes; --out-dir chooses the folder")
     return text
-
-
-def command(script: Path, *words: str) -> str:
-    """How to type a script of the lab from the current directory."""
-    return shlex.join(["python", shown(script), *words])

@@ -157,12 +157,12 @@ def checks() -> dict[str, Callable[[ModuleType], None]]:
     return {name: check for name, check in vars(file).items() if name.startswith("test_")}
 
 
-def red(mine: ModuleType) -> list[str]:
+def red(learner: ModuleType) -> list[str]:
     """The checks that fail."""
     failed = []
     for name, check in checks().items():
         try:
-            check(mine)
+            check(learner)
         except Todo:
             raise
         except (Exception, pytest.fail.Exception):

@@ -77,12 +77,12 @@ def not_a_cache(got: object, given: Layers) -> str:
 
 
 @pytest.mark.parametrize("k", [4, 1, 0])
-def test_what_the_target_keeps(mine, k):
+def test_what_the_target_keeps(learner, k):
     """The last committed token is never in the cache; the refused drafts leave it."""
     before = 10  # tokens of the text before the round; the target held 9 and was fed the last one and k drafts
     for n_accepted in range(k + 1):
         cached, committed = before + k, before + n_accepted + 1
-        got, right = mine.tokens_to_keep(cached, committed), committed - 1
+        got, right = learner.tokens_to_keep(cached, committed), committed - 1
         story = f"target, {k} drafted, {n_accepted} accepted: {cached} in its cache, {committed} committed; "
         story += f"keep {right}, you got {got}"
         if got == committed:
@@ -97,12 +97,12 @@ def test_what_the_target_keeps(mine, k):
 
 
 @pytest.mark.parametrize("k", [4, 2, 1, 0])
-def test_what_the_draft_keeps(mine, k):
+def test_what_the_draft_keeps(learner, k):
     """Its last draft was never fed to it, so after full acceptance the draft holds one token less than the target."""
     before = 10  # tokens of the text before the round; the draft held 9 and was fed the last one and k - 1 drafts
     for n_accepted in range(k + 1):
         cached, committed = before + k - 1, before + n_accepted + 1
-        got, right = mine.tokens_to_keep(cached, committed), min(cached, committed - 1)
+        got, right = learner.tokens_to_keep(cached, committed), min(cached, committed - 1)
         story = f"draft, {k} drafted, {n_accepted} accepted: {cached} in its cache, {committed} committed; "
         story += f"keep {right}, you got {got}"
         if got is not None and got > cached:
@@ -120,11 +120,11 @@ def test_what_the_draft_keeps(mine, k):
 
 
 @pytest.mark.parametrize("text", [[11, 12, 13, 14, 15], [5, 5, 5, 5], [8, 3, 7, 0]])
-def test_what_the_draft_is_fed_first(mine, text):
+def test_what_the_draft_is_fed_first(learner, text):
     """One token after a refusal, two after full acceptance, more after rounds that drafted nothing."""
     for n_missing in (1, 2, 3):
         n_cached = len(text) - n_missing
-        got, right = mine.catch_up(list(text), n_cached), text[n_cached:]
+        got, right = learner.catch_up(list(text), n_cached), text[n_cached:]
         story = f"committed {text}, the first {n_cached} of them in the draft's cache; feed {right}, you got {got}"
         if got == text:
             story += ": that feeds again what the cache holds, and at the wrong positions"
@@ -141,12 +141,12 @@ def test_what_the_draft_is_fed_first(mine, text):
 
 
 @pytest.mark.parametrize("model", [TARGET, DRAFT], ids=["target", "draft"])
-def test_crop_equals_a_rebuilt_cache(mine, model):
+def test_crop_equals_a_rebuilt_cache(learner, model):
     """The first n positions of every layer are what the model computes for the first n tokens from scratch."""
     ids = random.Random(3).choices(range(VOCAB), k=9)
     full = model.rebuilt(ids)
     for n in (9, 8, 5, 1, 0):
-        got = mine.crop(full, n)
+        got = learner.crop(full, n)
         wrong = not_a_cache(got, full)
         assert not wrong, wrong
         for layer, ((keys, values), right) in enumerate(zip(got, model.rebuilt(ids[:n]), strict=True)):
@@ -164,13 +164,13 @@ def test_crop_equals_a_rebuilt_cache(mine, model):
                 assert torch.allclose(mine_, theirs, rtol=0, atol=1e-12), where + story
 
 
-def test_crop_refuses_what_is_not_there(mine):
+def test_crop_refuses_what_is_not_there(learner):
     """n above the length, or below 0, raises ValueError; a slice alone would pass it over in silence."""
     cache = DRAFT.rebuilt([1, 2, 3, 4, 5])
-    mine.crop(cache, 5)
+    learner.crop(cache, 5)
     for n in (6, 50, -1):
         try:
-            got = mine.crop(cache, n)
+            got = learner.crop(cache, n)
         except ValueError:
             continue
         wrong = not_a_cache(got, cache)
@@ -183,11 +183,11 @@ def test_crop_refuses_what_is_not_there(mine):
 
 
 @pytest.mark.parametrize(("model", "n"), [(TARGET, 4), (TARGET, 6), (DRAFT, 4)], ids=["part", "all", "one head"])
-def test_crop_shares_nothing(mine, model, n):
+def test_crop_shares_nothing(learner, model, n):
     """The cache that was given stays as it is, and what its owner writes later does not show in the cropped one."""
     given = model.rebuilt([3, 1, 4, 1, 5, 9])
     before = copied(given)
-    got = mine.crop(given, n)
+    got = learner.crop(given, n)
     wrong = not_a_cache(got, given)
     assert not wrong, wrong
     assert len(given) == len(before), f"the list given had {len(before)} layers, now it has {len(given)}"
@@ -209,14 +209,14 @@ def test_crop_shares_nothing(mine, model, n):
 # --- Whole rounds ----------------------------------------------------------------------------------------------------
 
 
-def test_poisoned_slots_are_never_read(mine):
+def test_poisoned_slots_are_never_read(learner):
     """Refused positions hold NaN; one of them left in the cache makes all later logits NaN."""
     text = [2, 7, 1, 8]
     for n in (4, 3, 1):
         cache = TARGET.rebuilt([*text[:n], 9, 9, 9])
         for keys, values in cache:
             keys[:, :, n:], values[:, :, n:] = torch.nan, torch.nan
-        got = mine.crop(cache, n)
+        got = learner.crop(cache, n)
         wrong = not_a_cache(got, cache)
         assert not wrong, wrong
         logits = TARGET.forward(got, [5, 6])[0]
@@ -224,7 +224,7 @@ def test_poisoned_slots_are_never_read(mine):
         assert logits.isfinite().all(), story + "refused position; a mask does not help, 0 x NaN is NaN"
 
 
-def test_both_caches_after_every_round(mine):
+def test_both_caches_after_every_round(learner):
     """Rounds with every number of accepted drafts: each cache equals one that its own model rebuilds from the text."""
     dice = random.Random(5)
     text = [3, 14, 15]
@@ -233,7 +233,7 @@ def test_both_caches_after_every_round(mine):
         now = f"after {len(text)} tokens, drafting {k}: "
         drafted = [dice.randrange(VOCAB) for _ in range(k)]
         if k:
-            behind = mine.catch_up(list(text), length(caches["draft"]))
+            behind = learner.catch_up(list(text), length(caches["draft"]))
             held = text[: length(caches["draft"])]
             story = f"the draft's cache holds {held} and you feed {behind}; together they must be the text, {text}"
             assert [*held, *(behind or [])] == text, now + story
@@ -244,8 +244,8 @@ def test_both_caches_after_every_round(mine):
         added = dice.randrange(VOCAB)
         text = [*text, *drafted[:n_accepted], added]
         for name, model in (("target", TARGET), ("draft", DRAFT)):
-            keep = mine.tokens_to_keep(length(caches[name]), len(text))
-            got = mine.crop(caches[name], keep)
+            keep = learner.tokens_to_keep(length(caches[name]), len(text))
+            got = learner.crop(caches[name], keep)
             wrong = not_a_cache(got, caches[name])
             assert not wrong, wrong
             n = length(got)

@@ -98,8 +98,8 @@ def test_three_of_the_bugs_change_no_greedy_text():
     """What the chapter's answer says: A, D and E are invisible to a comparison of texts."""
     texts = {}
     for letter, bug in zip("ABCDE", BUGS, strict=True):
-        mine = module(seeded((bug,)))
-        found = rounds(mine, TinyTarget(all_of_it), TinyDrafter(all_of_it, wrong_at=4), 3, 30, eos=frozenset({9}))
+        learner = module(seeded((bug,)))
+        found = rounds(learner, TinyTarget(all_of_it), TinyDrafter(all_of_it, wrong_at=4), 3, 30, eos=frozenset({9}))
         texts[letter] = tokens_of(found)
     right = plain(all_of_it, 30)
     right = right[: right.index(9) + 1]

@@ -17,14 +17,16 @@ import compare
 import optimized_speculative
 from exercises import simulator
 from speclab.cli import options
-from speclab.learner import functions
+from speclab.lab import run_config
+from speclab.learner import checklist, loading, runner
 from speclab.models.cached import CachedModel
+from speclab.system import paths
 from tests.exercises import wrong_table
 from tests.exercises.conftest import with_wrong_answer
 
-ROOT = check.ROOT
-STEMS = [exercise.stem for exercise in check.exercises()]
-CHAPTERS = {exercise.stem: exercise.chapter for exercise in check.exercises()}
+ROOT = paths.ROOT
+STEMS = [exercise.stem for exercise in checklist.exercises()]
+CHAPTERS = {exercise.stem: exercise.chapter for exercise in checklist.exercises()}
 HEADINGS = ["Goal", "Picture", "Predict", "Do", "Check", "Run it for real", "Explain", "Quiz"]
 
 
@@ -113,10 +115,10 @@ def test_exercise_and_solution_promise_the_same(stem):
 @pytest.mark.parametrize("stem", STEMS)
 def test_every_exercise_has_its_five_parts(stem):
     """Chapter, stub, solution, checks, hints of three levels for every hole."""
-    exercise = next(e for e in check.exercises() if e.stem == stem)
+    exercise = next(e for e in checklist.exercises() if e.stem == stem)
     for path in (exercise.chapter, exercise.path("exercises"), exercise.path("solutions"), exercise.test_file):
         assert path.is_file(), path
-    known = check.hints().get(stem[:4], {})
+    known = checklist.hints().get(stem[:4], {})
     wanted = {name.rpartition(".")[2] for name in holes(committed(f"exercises/{stem}.py"))}
     assert wanted <= set(known)
     for hole, levels in known.items():
@@ -224,8 +226,7 @@ def test_every_command_of_a_chapter_can_be_typed(path, monkeypatch, tmp_path):
         raise Parsed
 
     for module, name in (
-        (check, "run_checks"),
-        (functions.check, "run_checks"),
+        (runner, "run_checks"),
         (options, "load"),
         (simulator, "fixed"),
     ):
@@ -252,8 +253,8 @@ def test_every_command_of_a_chapter_can_be_typed(path, monkeypatch, tmp_path):
             args = compare.make_parser().parse_args(rest)
             if args.impl:
                 compare.fill_in(args)
-                numbers = functions.parse(args.impl)[1]
-                assert set(numbers or []) <= functions.of_comparison(args), words
+                numbers = loading.parse(args.impl)[1]
+                assert set(numbers or []) <= run_config.usable_exercises(args), words
         elif script in ("check.py", "baseline_autoregressive.py", "optimized_speculative.py"):
             main = {"check.py": check, "baseline_autoregressive.py": baseline_autoregressive}.get(
                 script, optimized_speculative
@@ -267,18 +268,18 @@ def test_every_command_of_a_chapter_can_be_typed(path, monkeypatch, tmp_path):
 def test_a_wrong_method_leaves_the_labs_classes_alone():
     """Those that a solution imports have methods of the same name."""
     before = CachedModel.prefill
-    mine = with_wrong_answer(
+    learner = with_wrong_answer(
         "ex07_ngram", "MyDrafter.prefill", "def prefill(self, target, prompt, sampling):\n    pass"
     )
     assert CachedModel.prefill is before
-    assert mine.CachedModel is CachedModel
-    assert mine.MyDrafter.prefill.__code__.co_filename == "<string>"
+    assert learner.CachedModel is CachedModel
+    assert learner.MyDrafter.prefill.__code__.co_filename == "<string>"
 
 
 @pytest.mark.parametrize("stem", [stem for stem in STEMS if not stem.startswith("ex08")])  # that one has its own table
 def test_every_known_wrong_answer_fails_a_check(stem):
     """And says why in words: no bare assertion, no exception from inside the check."""
-    found = wrong_table.verdicts(next(e for e in check.exercises() if e.stem == stem), first=True)
+    found = wrong_table.verdicts(next(e for e in checklist.exercises() if e.stem == stem), first=True)
     assert len(found) >= 2
     for answer, by_check in found.items():
         messages = [said for said in by_check.values() if said is not None]
