@@ -49,10 +49,8 @@ def main(argv: list[str] | None = None) -> int:
     if args.hint:
         say(checklist.hint_text(chosen[0], args.hint))
         return 0
-    if args.exercise is None:
-        say(checklist.summary(chosen, args.impl))
-    else:
-        say(checklist.report(chosen[0], args.impl, args.traceback))
+    say(checklist.summary(chosen) if args.exercise is None else checklist.report(chosen[0], args.traceback))
+    say("\n" + checklist.next_step(chosen, args.impl))
     return int(any(exercise.failed for exercise in chosen))
 
 

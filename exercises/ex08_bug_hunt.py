@@ -13,7 +13,7 @@ speclab/core/sampling.py, `Round` of optimized_speculative.py. A target is anyth
     forward(tokens)             append (1, m) ids to the cache -> logits (1, m, vocab), row i follows token i
     crop(length)                keep the first `length` tokens of the cache
 
-and a drafter is anything with start, propose and observe as in draft_models.py.
+and a drafter is anything with prefill, propose and observe as in draft_models.py.
 """
 
 from collections.abc import Iterator

@@ -147,7 +147,7 @@ def verdicts(learner: ModuleType, draft: Draft, target_probs: Tensor, size: int)
 # --- the scenes: what a user would report ----------------------------------------------------------------------------
 
 TARGET_ROW, DRAFT_ROW = [6, 2, 4], [3, 8, 1]  # twelfths; the draft likes token 1 too much
-INDEPENDENT = [1 / 2, 1 / 2 * 1 / 2, 1 / 2 * 1 / 2]  # refused; kept, refused; kept, kept: each test a coin of its own
+INDEPENDENT = [1 / 2, 1 / 2 * 1 / 2, 1 / 2 * 1 / 2]  # rejected; kept, rejected; kept, kept: each test a coin of its own
 
 
 def scene_a(learner: ModuleType) -> list[int]:

@@ -13,7 +13,7 @@ speclab/core/sampling.py, `Round` of optimized_speculative.py. A target is anyth
     forward(tokens)             append (1, m) ids to the cache -> logits (1, m, vocab), row i follows token i
     crop(length)                keep the first `length` tokens of the cache
 
-and a drafter is anything with start, propose and observe as in draft_models.py.
+and a drafter is anything with prefill, propose and observe as in draft_models.py.
 """
 
 from collections.abc import Iterator
@@ -97,7 +97,7 @@ def decode(
         # 3. Accept or reject.
         verdict = accept(draft, sampling.probs(logits), chances[:, k : k + n_drafted + 1])
         *drafted, next_token, n_accepted = to_host(torch.cat([draft.tokens[0], verdict.next_token, verdict.n_accepted]))
-        # The pass paid for one row more than there were drafts: a correction where one was refused, else a bonus.
+        # The pass paid for one row more than there were drafts: a correction where one was rejected, else a bonus.
         committed = [*drafted[:n_accepted], next_token]
         n_committed += len(committed)
 
@@ -108,7 +108,7 @@ def decode(
 
         n_rejected = int(n_accepted < n_drafted)
         finish = "length" if n_committed == max_new_tokens else None
-        # An end of text may stand anywhere in the block; what the draft put behind it was never said.
+        # An end of text may stand anywhere in the block; what the draft put after it is not emitted.
         for i, token_id in enumerate(committed):
             if token_id in eos:
                 committed, finish = committed[: i + 1], "eos"

@@ -186,18 +186,18 @@ def hint_text(exercise: Exercise, level: int) -> str:
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
-def summary(chosen: list[Exercise], package: str) -> str:
-    """A line for each exercise, and what to do next."""
+def summary(chosen: list[Exercise]) -> str:
+    """A line for each exercise."""
     width = max(len(exercise.title) for exercise in chosen)
     lines = [f"{'':>4}{'exercise':<{width}}  {'progress':<8}  chapter"]
     for exercise in chosen:
         line = f"{exercise.number:>2}  {exercise.title:<{width}}  {exercise.status:<8}  {shown(exercise.chapter)}"
         lines.append(line + (f"   {len(exercise.failed)} failing" if exercise.failed else ""))
-    return "\n".join([*lines, "", next_step(chosen, package)])
+    return "\n".join(lines)
 
 
-def report(exercise: Exercise, package: str, traceback: bool) -> str:
-    """A line for each check of an exercise, what is wrong, and what to do next."""
+def report(exercise: Exercise, traceback: bool) -> str:
+    """A line for each check of an exercise, and what is wrong."""
     lines = [f"Exercise {exercise.number}: {exercise.title}   [{exercise.status}]", ""]
     width = max((len(check.name) for check in exercise.checks), default=0)
     indent, messages = " " * 9, set()
@@ -212,7 +212,7 @@ def report(exercise: Exercise, package: str, traceback: bool) -> str:
             messages.add(check.message)
         if traceback and check.traceback:
             lines.append(textwrap.indent(check.traceback, indent))
-    return "\n".join([*lines, "", next_step([exercise], package)])
+    return "\n".join(lines)
 
 
 def next_step(chosen: list[Exercise], package: str) -> str:

@@ -67,7 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def limit(what: int, number: int) -> None:
-    """Lower a limit of this process; one that is lower already stays, and a system that refuses goes without."""
+    """Lower a limit of this process; one that is lower already, or that the system does not lower, stays."""
     soft, hard = resource.getrlimit(what)
     if soft == resource.RLIM_INFINITY or number < soft:
         with contextlib.suppress(ValueError, OSError):
@@ -112,7 +112,7 @@ def with_wrong_answer(stem: str, hole: str, source: str) -> ModuleType:
     exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), module.__dict__)
     name, defined = hole.rpartition(".")[2], {}
     exec(dedent(source), module.__dict__, defined)
-    # Its own classes only: the `start` of a class that it imports is the lab's.
+    # Its own classes only: the `prefill` of a class that it imports is the lab's.
     owners = [module, *(x for x in vars(module).values() if isinstance(x, type) and x.__module__ == module.__name__)]
     owner = next((owner for owner in owners if name in vars(owner)), None)
     assert owner is not None, f"{stem} has no {hole} to replace"

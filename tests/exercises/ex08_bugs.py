@@ -41,7 +41,7 @@ BUGS = (
         2,
         "test_every_target_pass_adds_a_token_of_its_own",
         """\
-        # The pass paid for one row more than there were drafts: a correction where one was refused, else a bonus.
+        # The pass paid for one row more than there were drafts: a correction where one was rejected, else a bonus.
         committed = [*drafted[:n_accepted], next_token]
 """,
         """\
@@ -51,7 +51,7 @@ BUGS = (
 """,
     ),
     Bug(
-        "a refused token stays in the cache",
+        "a rejected token stays in the cache",
         10,
         "test_the_targets_cache_holds_the_text_but_its_last_token",
         """\
@@ -67,7 +67,7 @@ BUGS = (
         18,
         "test_nothing_follows_an_end_of_text",
         """\
-        # An end of text may stand anywhere in the block; what the draft put behind it was never said.
+        # An end of text may stand anywhere in the block; what the draft put after it is not emitted.
         for i, token_id in enumerate(committed):
             if token_id in eos:
                 committed, finish = committed[: i + 1], "eos"

@@ -102,7 +102,7 @@ def test_warm_up_runs_are_run_and_not_timed(learner):
 
 
 def test_a_decoding_may_end_at_once(learner):
-    """One token has no decode step behind it; no token at all is prefill only."""
+    """One token has no decode step after it; no token at all is prefill only."""
     found = Machine(n_tokens=1).timed_by(learner)
     assert found == (PREFILL, 0.0, 1), f"one token: expected (4.0, 0.0, 1), you got {found}"
     found = Machine(n_tokens=0, slow_runs=1).timed_by(learner)

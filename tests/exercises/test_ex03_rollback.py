@@ -29,7 +29,7 @@ class Tiny:
         return [(nothing, nothing) for _ in self.layers]
 
     def forward(self, cache: Layers, ids: list[int]) -> tuple[Tensor, Layers]:
-        """(fed ids, vocab) logits, and the cache with the keys and values of `ids` behind its own"""
+        """(fed ids, vocab) logits, and the cache with the keys and values of `ids` after its own"""
         held = cache[0][0].shape[2]
         hidden = self.tokens[ids] + self.positions[held : held + len(ids)]  # (m, width)
         mask = torch.ones(len(ids), held + len(ids), dtype=torch.bool).tril(held)
@@ -78,7 +78,7 @@ def not_a_cache(got: object, given: Layers) -> str:
 
 @pytest.mark.parametrize("k", [4, 1, 0])
 def test_what_the_target_keeps(learner, k):
-    """The last committed token is never in the cache; the refused drafts leave it."""
+    """The last committed token is never in the cache; the rejected drafts leave it."""
     before = 10  # tokens of the text before the round; the target held 9 and was fed the last one and k drafts
     for n_accepted in range(k + 1):
         cached, committed = before + k, before + n_accepted + 1
@@ -88,9 +88,9 @@ def test_what_the_target_keeps(learner, k):
         if got == committed:
             story += ": the last committed token was not fed yet, so it has no place in the cache"
         elif got == cached:
-            story += ": the refused drafts are still in the cache"
+            story += ": the rejected drafts are still in the cache"
         elif got == cached - 1:
-            story += ": count from the text, not from the cache; all refused drafts must go"
+            story += ": count from the text, not from the cache; all rejected drafts must go"
         elif got == before - 1:
             story += ": the accepted drafts stay, their keys and values are right"
         assert got == right, story
@@ -108,11 +108,11 @@ def test_what_the_draft_keeps(learner, k):
         if got is not None and got > cached:
             story += ": a cache cannot keep what it does not hold, and the draft's cache is not the target's"
         elif n_accepted == k and got == cached - 1:
-            story += ": nothing was refused, all that the draft holds is right"
+            story += ": nothing was rejected, all that the draft holds is right"
         elif got == cached:
-            story += ": the refused drafts are still in the cache"
+            story += ": the rejected drafts are still in the cache"
         elif got == committed:
-            story += ": the last committed token was not fed yet, what stands there is a refused draft"
+            story += ": the last committed token was not fed yet, what stands there is a rejected draft"
         assert got == right, story
 
 
@@ -121,7 +121,7 @@ def test_what_the_draft_keeps(learner, k):
 
 @pytest.mark.parametrize("text", [[11, 12, 13, 14, 15], [5, 5, 5, 5], [8, 3, 7, 0]])
 def test_what_the_draft_is_fed_first(learner, text):
-    """One token after a refusal, two after full acceptance, more after rounds that drafted nothing."""
+    """One token after a rejection, two after full acceptance, more after rounds that drafted nothing."""
     for n_missing in (1, 2, 3):
         n_cached = len(text) - n_missing
         got, right = learner.catch_up(list(text), n_cached), text[n_cached:]
@@ -133,7 +133,7 @@ def test_what_the_draft_is_fed_first(learner, text):
         elif got == text[-2:] and n_missing == 1:
             story += ": only the last one is missing, the other would be in the cache twice"
         elif got == right[:-1]:
-            story += ": the last committed token is missing, and the draft is to continue behind it"
+            story += ": the last committed token is missing, and the draft is to continue after it"
         assert got == right, story
 
 
@@ -210,7 +210,7 @@ def test_crop_shares_nothing(learner, model, n):
 
 
 def test_poisoned_slots_are_never_read(learner):
-    """Refused positions hold NaN; one of them left in the cache makes all later logits NaN."""
+    """Rejected positions hold NaN; one of them left in the cache makes all later logits NaN."""
     text = [2, 7, 1, 8]
     for n in (4, 3, 1):
         cache = TARGET.rebuilt([*text[:n], 9, 9, 9])
@@ -221,7 +221,7 @@ def test_poisoned_slots_are_never_read(learner):
         assert not wrong, wrong
         logits = TARGET.forward(got, [5, 6])[0]
         story = f"{n} positions are good, 3 hold NaN: after crop(layers, {n}) the next pass gives NaN: it has read a "
-        assert logits.isfinite().all(), story + "refused position; a mask does not help, 0 x NaN is NaN"
+        assert logits.isfinite().all(), story + "rejected position; a mask does not help, 0 x NaN is NaN"
 
 
 def test_both_caches_after_every_round(learner):
@@ -233,11 +233,11 @@ def test_both_caches_after_every_round(learner):
         now = f"after {len(text)} tokens, drafting {k}: "
         drafted = [dice.randrange(VOCAB) for _ in range(k)]
         if k:
-            behind = learner.catch_up(list(text), length(caches["draft"]))
+            missing = learner.catch_up(list(text), length(caches["draft"]))
             held = text[: length(caches["draft"])]
-            story = f"the draft's cache holds {held} and you feed {behind}; together they must be the text, {text}"
-            assert [*held, *(behind or [])] == text, now + story
-            for ids in (behind, *([token] for token in drafted[:-1])):
+            story = f"the draft's cache holds {held} and you feed {missing}; together they must be the text, {text}"
+            assert [*held, *(missing or [])] == text, now + story
+            for ids in (missing, *([token] for token in drafted[:-1])):
                 caches["draft"] = DRAFT.forward(caches["draft"], ids)[1]
         caches["target"] = TARGET.forward(caches["target"], [text[-1], *drafted])[1]
 
@@ -256,7 +256,7 @@ def test_both_caches_after_every_round(learner):
                 for pair, right in zip(got, model.rebuilt(text[:n]), strict=True)
                 for a, b in zip(pair, right, strict=True)
             )
-            assert same, what + "that is not the cache of these tokens: a refused draft, or a hole, is in it"
+            assert same, what + "that is not the cache of these tokens: a rejected draft, or a hole, is in it"
             caches[name] = got
         story = f"{now}the target holds {length(caches['target'])} tokens of {len(text)}; all but the last must stay"
         assert length(caches["target"]) == len(text) - 1, story

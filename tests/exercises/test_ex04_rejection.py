@@ -92,7 +92,7 @@ def answers_of(verify_draft: Callable, cases: list[Case]) -> list[AcceptResult]:
 
 
 def test_a_draft_is_kept_with_probability_p_over_q(learner):
-    """is_accepted: kept below the ratio of the two probabilities, refused above it."""
+    """is_accepted: kept below the ratio of the two probabilities, rejected above it."""
     for p, q in [(0.3, 0.6), (0.1, 0.4), (0.6, 0.3), (0.5, 0.5), (1.0, 1.0), (0.2, 0.9), (0.9, 0.05)]:
         kept = sum(bool(learner.is_accepted(p, q, (i + 0.5) / 1000)) for i in range(1000)) / 1000
         right = min(1.0, p / q)
@@ -122,7 +122,7 @@ def test_a_token_that_the_target_rules_out_is_never_kept(learner):
     if not learner.is_accepted(0.25, 0.5, 0.0):
         wrong("target_prob 0.25, draft_prob 0.5, uniform 0: 0 is below 0.25, so the token is kept")
     if learner.is_accepted(0.25, 0.5, 0.5):
-        wrong("target_prob 0.25, draft_prob 0.5, uniform 0.5: 0.25 is not strictly below 0.25, so the token is refused")
+        wrong("target_prob 0.25, draft_prob 0.5, uniform 0.5: 0.25 is not strictly below 0.25, so it is rejected")
     try:
         kept = learner.is_accepted(0.25, 0.0, 0.99)
     except ZeroDivisionError:
@@ -150,7 +150,7 @@ def test_the_correction_comes_from_what_the_draft_left_out(learner):
         about = f"p = {p}, q = {q}: the residual is {right}, yours is {[round(x, 4) for x in given.tolist()]}"
         rest = (target - draft).clamp(min=0)
         for guess, name in [
-            (target, "that is the target itself: the refused token could come back"),
+            (target, "that is the target itself: the rejected token could come back"),
             (rest, "it does not add up to 1: divide by its sum"),
             (target - draft, "a probability is negative: what is below 0 counts as 0"),
             (left_over(draft, target), "that is the draft minus the target, the wrong way round"),
@@ -178,7 +178,7 @@ def test_equal_distributions_leave_nothing_to_divide_by(learner):
 # --- the round -------------------------------------------------------------------------------------------------------
 
 
-def test_the_first_refusal_ends_the_round(learner):
+def test_the_first_rejection_ends_the_round(learner):
     """verify_draft: how many are kept, which row the next token comes from, which uniform is for what."""
     p = torch.tensor([[8, 4, 4, 0], [2, 6, 4, 4], [4, 4, 4, 4], [1, 2, 3, 10]], dtype=torch.float64) / 16
     q = torch.tensor([[4, 8, 2, 2], [8, 4, 2, 2], [1, 12, 2, 1]], dtype=torch.float64) / 16
@@ -191,15 +191,15 @@ def test_the_first_refusal_ends_the_round(learner):
             return 3
 
         given = learner.verify_draft([1, 0, 1], q.clone(), p.clone(), [*tests, 0.77], noted)
-        about = f"three drafts, {'none' if n == 3 else f'drafted[{n}]'} is refused"
+        about = f"three drafts, {'none' if n == 3 else f'drafted[{n}]'} is rejected"
         if len(seen) != 1:
             what = "the bonus token, from the target's last row" if n == 3 else "the correction, from the residual"
             wrong(f"{about}: one call of draw gives {what}; yours calls it {len(seen)} times")
         row, uniform = seen[0]
         kept, token = pair(given, about)
         if kept != n:
-            behind = ", yours goes on behind the first refused one" if kept > n else ""
-            wrong(f"{about}: {n} are kept, yours says {kept}{behind}")
+            after = ", yours goes on after the first rejected one" if kept > n else ""
+            wrong(f"{about}: {n} are kept, yours says {kept}{after}")
         if token != 3:
             wrong(f"{about}: the next token is what draw returned, 3, yours says {token}")
         if uniform != 0.77:
@@ -256,9 +256,9 @@ def rows_along(tables: Tables, tokens: tuple[int, ...]) -> str:
 
     places = []
     for n in range(len(tokens)):
-        behind = f" behind {', '.join(map(str, tokens[:n]))}" * bool(n)
+        after = f" after {', '.join(map(str, tokens[:n]))}" * bool(n)
         q = f", q = {row(tables.draft[tokens[:n]])}" if n < tables.k else ""
-        places.append(f"place {n}{behind}: p = {row(tables.target[tokens[:n]])}{q}")
+        places.append(f"place {n}{after}: p = {row(tables.target[tokens[:n]])}{q}")
     return "; ".join(places)
 
 

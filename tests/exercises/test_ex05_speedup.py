@@ -10,12 +10,12 @@ def near(value: float, other: float) -> bool:
 
 
 def test_alpha_counts_tested_drafts_only(learner):
-    """Five rounds of four drafts: 13 accepted, 3 refused, 4 never tested."""
+    """Five rounds of four drafts: 13 accepted, 3 rejected, 4 never tested."""
     rounds = [(4, 3), (4, 4), (4, 0), (4, 4), (4, 2)]
     alpha = learner.acceptance_rate(rounds)
     known = {
-        13 / 20: "that is accepted / drafted. Drafts behind a refused one were never tested: leave them out",
-        13 / 18: "that counts one more test in every round; a fully accepted round refused nothing",
+        13 / 20: "that is accepted / drafted. Drafts after a rejected one were never tested: leave them out",
+        13 / 18: "that counts one more test in every round; a fully accepted round rejected nothing",
         13 / 5: "that is accepted tokens per round",
         2 / 5: "that is the share of rounds that accepted everything",
     }
@@ -25,11 +25,11 @@ def test_alpha_counts_tested_drafts_only(learner):
 
 
 def test_alpha_is_not_the_drafted_fraction(learner):
-    """A longer draft behind the same refusal changes accepted / drafted, and must not change alpha."""
+    """A longer draft after the same rejection changes accepted / drafted, and must not change alpha."""
     short, long = [(3, 2)] * 4, [(12, 2)] * 4
     found = learner.acceptance_rate(short), learner.acceptance_rate(long)
     assert not near(found[1], 2 / 12), (
-        "you got 0.167 for (12, 2): accepted / drafted falls when more is drafted behind a refusal; alpha does not"
+        "you got 0.167 for (12, 2): accepted / drafted falls when more is drafted after a rejection; alpha does not"
     )
     assert near(found[0], found[1]), f"(3, 2) and (12, 2) tested the same 3 drafts, you got {found[0]} and {found[1]}"
     assert near(found[0], 2 / 3), f"2 of 3 tested drafts were accepted, you got {found[0]:.4f}"
@@ -39,16 +39,16 @@ def test_drafts_of_any_length_count(learner):
     """Rounds may draft more, less or nothing."""
     alpha = learner.acceptance_rate([(2, 2), (4, 1), (0, 0), (3, 3), (1, 0)])
     assert not near(alpha, 6 / 9), (
-        f"you got {alpha:.3f}: a round that drafted nothing tested nothing, and neither did it refuse anything"
+        f"you got {alpha:.3f}: a round that drafted nothing tested nothing, and neither did it reject anything"
     )
     assert not near(alpha, (1 + 1 / 4 + 1 + 0) / 4), (
         f"you got {alpha:.3f}: that is a mean of the rounds' shares; sum the counts first, then divide once"
     )
-    assert near(alpha, 6 / 8), f"6 accepted and 2 refused make 0.75, you got {alpha:.4f}"
+    assert near(alpha, 6 / 8), f"6 accepted and 2 rejected make 0.75, you got {alpha:.4f}"
 
 
 def test_nothing_tested_has_no_alpha(learner):
-    """ValueError where no draft was tested; 0.0 would say that every draft was refused."""
+    """ValueError where no draft was tested; 0.0 would say that every draft was rejected."""
     for rounds in ([], [(0, 0), (0, 0)]):
         try:
             alpha = learner.acceptance_rate(rounds)
@@ -57,7 +57,7 @@ def test_nothing_tested_has_no_alpha(learner):
         except ZeroDivisionError:
             pytest.fail(f"acceptance_rate({rounds}) divides by zero; raise ValueError instead", pytrace=False)
         pytest.fail(f"acceptance_rate({rounds}) should raise ValueError, you returned {alpha}", pytrace=False)
-    assert learner.acceptance_rate([(4, 0)]) == 0.0, "one test, refused: alpha is 0.0"
+    assert learner.acceptance_rate([(4, 0)]) == 0.0, "one test, rejected: alpha is 0.0"
 
 
 def test_expected_tokens_of_known_rounds(learner):
@@ -77,7 +77,7 @@ def test_expected_tokens_of_known_rounds(learner):
     assert near(plain, 1), f"k 0 is plain decoding, one token per round, you got {plain}"
     tau = learner.expected_tokens(0.8, 8)
     known = {
-        1 + 0.8 * 8: "1 + alpha k lets a draft count although one before it was refused",
+        1 + 0.8 * 8: "1 + alpha k lets a draft count although one before it was rejected",
         (1 - 0.8**8) / (1 - 0.8): "the last term, alpha^k, is missing: the powers go from 0 to k, both included",
         1 / (1 - 0.8): "that is a draft without an end; yours stops after k",
         0.8 * (1 - 0.8**8) / (1 - 0.8): "these are the accepted drafts; the target adds one token of its own",

@@ -40,14 +40,14 @@ def test_the_pass_is_one_wider_than_the_draft(learner):
     assert k == 3, f"passes over 5 tokens and more cost 2 here: the best k is 3, you got {k}"
 
 
-def test_behind_a_dip_it_may_rise_again(learner):
+def test_after_a_dip_it_may_rise_again(learner):
     """A pass that jumps at width 3 and then stays flat: k 2 is worse than k 1, k 8 better than both."""
 
     def cost(m: int) -> float:
         return 1.0 if m < 3 else 1.6
 
     k = learner.best_draft_length(0.9, 0.02, cost, 0.0, 8)
-    assert k != 1, "you got 1: the speedup falls at k = 2 and rises again behind it; look at every length"
+    assert k != 1, "you got 1: the speedup falls at k = 2 and rises again after it; look at every length"
     assert k == 8, f"expected 8, you got {k}"
 
 
@@ -88,7 +88,7 @@ def test_the_rule_stays_in_range(learner):
     assert learner.next_draft_length(0, 0, 0, 0) == 0, "longest 0 leaves only 0"
 
 
-def test_what_was_not_drafted_was_not_refused(learner):
+def test_what_was_not_drafted_was_not_rejected(learner):
     """A draft that was cut short and accepted whole is no failure."""
     for k, n_drafted in ((8, 3), (8, 0), (5, 4), (2, 1)):
         found = learner.next_draft_length(k, n_drafted, n_drafted, 16)

@@ -27,7 +27,7 @@ def test_the_longest_match_wins(learner):
     text = [1, 2, 3, 7, 7, 9, 2, 3, 8, 8, 1, 2, 3]
     given = learner.lookup(list(text), 2)
     if given == [8, 8]:
-        wrong(f"{text} ends with 1 2 3, which stood there before: [7, 7] follows. [8, 8] is behind the shorter 2 3")
+        wrong(f"{text} ends with 1 2 3, which stood there before: [7, 7] follows. [8, 8] is after the shorter 2 3")
     if given != [7, 7]:
         why = {(): ": does the end of the text match itself?", (1, 2): ", the match itself"}.get(tuple(given), "")
         wrong(f"in {text} the longest match is 1 2 3, and [7, 7] follows it; yours gives {given}{why}")
@@ -48,13 +48,13 @@ def test_the_most_recent_of_equal_matches_wins(learner):
     if given != [6]:
         wrong(f"{text}: 1 2 was followed by 6 when it last stood there; yours gives {given}")
     if (given := learner.lookup([5, 5, 5, 5, 5, 5], K)) != [5]:
-        wrong(f"5 5 5 5 5 5: a match may overlap the end, the last one has one id behind it: [5]; yours gives {given}")
+        wrong(f"5 5 5 5 5 5: a match may overlap the end, the last one has one id after it: [5]; yours gives {given}")
 
 
 def test_nothing_is_made_up(learner):
     """lookup: fewer than k ids where the text ends, none without a match, and the list stays as it is."""
     for text, k, right, why in [
-        ([1, 2, 3, 1, 2], 8, [3, 1, 2], "three ids stand behind the match, so there are no more than three"),
+        ([1, 2, 3, 1, 2], 8, [3, 1, 2], "three ids stand after the match, so there are no more than three"),
         ([1, 2, 3, 4, 5], 4, [], "the last two ids stand nowhere else; the end is no match for itself"),
         ([1, 2, 1], 4, [], "one id is less than the shortest match"),
         ([7], 4, [], "the text is one id long"),
@@ -135,7 +135,7 @@ class LookedOver:
     """Around a learner's drafter: whoever uses it is handed proposals of the right form only."""
 
     def __init__(self, drafter):
-        self.start, self.observe, self._drafter = drafter.prefill, drafter.observe, drafter
+        self.prefill, self.observe, self._drafter = drafter.prefill, drafter.observe, drafter
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
         return looked_over(self._drafter.propose(k, uniforms), k)
@@ -196,7 +196,7 @@ def test_the_text_is_what_was_committed(learner):
         for other, why in [
             ([3, 3, 9], "the accepted proposals are in `committed` already, yours has them twice"),
             ([9, 1, 2], "`committed` holds the accepted proposals too, yours takes only the last id"),
-            ([3, 4, 3], "a refused proposal became text"),
+            ([3, 4, 3], "a rejected proposal became text"),
             ([3, 4, 1], "the text does not grow: what was committed has to be found too"),
         ]:
             if given == other:
@@ -204,7 +204,7 @@ def test_the_text_is_what_was_committed(learner):
         wrong(f"the text is 1 2 3 4 1 2 3 9 1 2, so [3, 9, 1] is proposed; yours gives {given}")
     drafter.prefill(None, torch.tensor([[8, 1, 2]]), Sampling())
     if (given := proposed(drafter, 3)) != []:
-        wrong(f"start begins a new text, and 8 1 2 holds nothing to copy; yours proposes {given} from the text before")
+        wrong(f"prefill begins a new text, and 8 1 2 holds nothing to copy; yours still proposes {given}")
     first, second = started(learner.MyDrafter, [1, 2, 3, 1, 2]), started(learner.MyDrafter, [7, 7, 8])
     if proposed(first, 2) != [3, 1] or proposed(second, 2) != []:
         wrong("two drafters share their text: keep it in the object (self), not in the class")

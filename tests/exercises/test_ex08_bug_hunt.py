@@ -66,7 +66,7 @@ def test_the_targets_cache_holds_the_text_but_its_last_token(learner):
 
 
 def test_nothing_follows_an_end_of_text(learner):
-    """An end of text inside a block ends it there, and drafts behind it are not counted."""
+    """An end of text inside a block ends it there, and drafts after it are not counted."""
     untouched(learner)
     if (text := scene_c(learner)) != [3, 4, 5, 6]:
         wrong(f"6 means end of text: 3 4 5 6 is all there is to say, with k = 4 yours says {text}")
@@ -77,28 +77,28 @@ def test_nothing_follows_an_end_of_text(learner):
             wrong(f"the last round has an end of text among its tokens; its finish must be 'eos', not {last.finish!r}")
         if (last.n_accepted, last.n_rejected) != (n_accepted, n_rejected):
             wrong(
-                f"a block of 5 right drafts is cut after {n_accepted}: drafts behind an end of text are neither "
-                f"accepted nor refused, yours counts {last.n_accepted} and {last.n_rejected}"
+                f"a block of 5 right drafts is cut after {n_accepted}: drafts after an end of text are neither "
+                f"accepted nor rejected, yours counts {last.n_accepted} and {last.n_rejected}"
             )
     # The draft says 6 where the target says 5.
     found = rounds(learner, TinyTarget(one_up), TinyDrafter(one_up, wrong_at=5), 4, 8, frozenset({6}))
     if tokens_of(found) != [3, 4, 5, 6]:
-        wrong("a refused token that means end of text was never said: only committed tokens end the text")
+        wrong("a rejected token that means end of text is not emitted: only committed tokens end the text")
 
 
 def test_the_correction_makes_up_for_what_the_draft_left_out(learner):
     """The law of a token is the target's: a correction comes from norm(max(0, p - q))."""
     untouched(learner)
     draft = Draft(torch.tensor([[1]]), torch.tensor([1]), twelfths(DRAFT_ROW))
-    refused = [token for n, token in verdicts(learner, draft, twelfths(TARGET_ROW, [4, 4, 4]), 12) if n == 0]
-    if refused.count(1):
-        wrong(f"token 1 is refused and then drawn again in {refused.count(1)} of {len(refused)} cases, see scene D")
+    rejected = [token for n, token in verdicts(learner, draft, twelfths(TARGET_ROW, [4, 4, 4]), 12) if n == 0]
+    if rejected.count(1):
+        wrong(f"token 1 is rejected and then drawn again in {rejected.count(1)} of {len(rejected)} cases, see scene D")
     shares = torch.tensor(scene_d(learner), dtype=torch.float64)
     if not torch.allclose(shares, twelfths(TARGET_ROW)[0, 0], rtol=0, atol=1e-9):
         wrong(f"the tokens of scene D must have the target's shares {TARGET_ROW} / 12, yours are {shares.tolist()}")
     certain = verdicts(learner, draft._replace(probs=None), twelfths(TARGET_ROW, [4, 4, 4]), 12)
     if (0, 1) in certain:
-        wrong("a certain draft (probs None) was refused and drawn again: its q is 1 for that token and 0 elsewhere")
+        wrong("a certain draft (probs None) was rejected and drawn again: its q is 1 for that token and 0 elsewhere")
 
 
 def test_each_drafted_token_is_tested_by_itself(learner):
@@ -130,7 +130,7 @@ def test_nothing_else_is_broken(learner):
             if n and (drafter.text[3:] != text or found[-1].finish != "length" or not found[0].prefill):
                 wrong("the first round is the prefill, the last says 'length', and the drafter is told every token")
             if any(r.n_rejected != (r.n_accepted < r.n_drafted) for r in found):
-                wrong("n_rejected is 1 in a round that refuses a draft, else 0")
+                wrong("n_rejected is 1 in a round that rejects a draft, else 0")
     few = list(rounds(learner, TinyTarget(one_up), TinyDrafter(one_up, at_most=1), 4, 12))
     if tokens_of(few) != own[:12]:
         wrong("a drafter that proposes fewer than k tokens changes the text")

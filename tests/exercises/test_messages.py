@@ -32,10 +32,10 @@ def said(learner: ModuleType, checks: ModuleType) -> Iterator[tuple[str, str]]:
     [
         (
             "ex02_greedy",
-            "agreements behind the first refused draft count",
+            "agreements after the first rejected draft count",
             "a_round_commits_what_is_accepted_and_one_more",
-            "agreements behind the first refused draft",
-            "refused or not",
+            "agreements after the first rejected draft",
+            "rejected or not",
         ),
         (
             "ex02_greedy",
@@ -47,7 +47,7 @@ def said(learner: ModuleType, checks: ModuleType) -> Iterator[tuple[str, str]]:
         (
             "ex04_rejection",
             "the bonus token is forgotten",
-            "the_first_refusal_ends_the_round",
+            "the_first_rejection_ends_the_round",
             "the bonus token, from the target's last row",
             "TypeError",
         ),
