@@ -4,7 +4,8 @@ import itertools
 from collections.abc import Callable
 from typing import TypeVar
 
-from draft_models import Drafter, ModelDrafter
+from draft_models import ModelDrafter
+from speclab.core.rounds import Drafter
 from speclab.core.sampling import Sampling
 from speclab.lab.acceptance_chances import CostTable, calibrated, chances
 from speclab.lab.harness import Bench, Measurement, is_model, keeping, measure, mixed
@@ -14,7 +15,7 @@ from speclab.models import memory
 from speclab.models.prompts import Prompt
 from speclab.present import plots, report
 from speclab.records import rows
-from speclab.records.rows import BASELINE, BASELINE_REPEAT, Arm, Sample
+from speclab.records.samples import BASELINE, BASELINE_REPEAT, Arm, Sample
 from speclab.system import terminal
 from speclab.system.errors import Problem
 from speclab.system.files import do_all
@@ -60,7 +61,7 @@ def explained(found: Measurement, make: Callable[[CostTable], Made], prices: Cos
 
 def add_yours(job: Job, found: Measurement, run: dict) -> Problem | None:
     """Put the predictions of a reader's own exercise 5 into the record, if they are in use.  -> what went wrong"""
-    if 5 not in job.theirs.modules:
+    if 5 not in job.learner.modules:
         return None
     run["yours"] = []
     for row in run["rows"]:
@@ -68,7 +69,7 @@ def add_yours(job: Job, found: Measurement, run: dict) -> Problem | None:
             arm = Arm(row["method"], row["draft"], row["draft_length"])
             rounds = [pair for s in found.of(arm, row["temperature"]) for text in s.rounds for pair in text]
             try:
-                run["yours"].append(job.theirs.predicted(row, rounds))
+                run["yours"].append(job.learner.predicted(row, rounds))
             except Problem as problem:  # the measurement is made: keep it
                 return problem
     return None

@@ -18,7 +18,7 @@ from speclab.lab.output_checks import exit_code, judge
 from speclab.lab.run_config import Job, instruments
 from speclab.models.prompts import Prompt
 from speclab.present import plan_views
-from speclab.records.rows import BASELINE, Arm, Sample
+from speclab.records.samples import BASELINE, Arm, Sample
 from speclab.system import terminal
 from speclab.system.errors import UsageProblem
 from speclab.system.files import do_all
@@ -114,10 +114,10 @@ def _plan(
 def _yours(job: Job, best: dict, costs: Costs, context: int) -> dict:
     """What a reader's own exercise 6 chooses for the same draft, where it is in use and something was tested."""
     alpha, k = best["acceptance_rate"], best["draft_length"] or 1
-    if 6 not in job.theirs.modules or alpha is None:
+    if 6 not in job.learner.modules or alpha is None:
         return {}
     prices = (costs.draft_cost(k, context), lambda width: costs.verify_cost(width, context), costs.overhead(k, context))
-    return {"yours": job.theirs.best_length(alpha, *prices, max(job.draft_lengths))}
+    return {"yours": job.learner.best_length(alpha, *prices, max(job.draft_lengths))}
 
 
 def _break_even(costs: Costs, draft_cost: float, k: int, context: int, longest: int) -> float | None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from draft_models import Drafter
+from speclab.core.rounds import Drafter
 from speclab.core.sampling import Sampling, draw_next, uniforms
 from speclab.models.cached import CachedModel, check_prompt
 from speclab.system.errors import EnvironmentProblem
@@ -41,6 +41,11 @@ class RoundShapes:
     uncached: Shapes
     choices: list[int]  # the target's own token after each fed one, most probable first
     gap: float  # largest difference between the logits of the two passes
+
+    def sizes(self) -> list[tuple[int, int, int, int, int]]:
+        """Of both passes: cached tokens, fed tokens, width, heads, vocabulary, as exercise 1 asks for them."""
+        passes = ((self.n_cached, self.cached), (0, self.uncached))
+        return [(n, s["ids"][1], s["hidden"][-1], s["q"][1], s["logits"][-1]) for n, s in passes]
 
 
 def first_round(

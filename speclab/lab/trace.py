@@ -11,9 +11,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from speclab.core.counts import Counts
 from speclab.lab.detail import Detail
 from speclab.present.trace_words import apart, counted, milliseconds
-from speclab.theory.formulas import Counts
 
 MEANINGS = {  # what happened to a token
     "first": "from the prompt's own pass",

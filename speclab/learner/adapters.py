@@ -7,8 +7,9 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from draft_models import Drafter, ModelDrafter
-from speclab.core.sampling import NOT_FINITE, Draft, Sampling, draw, to_host
+from draft_models import ModelDrafter
+from speclab.core.rounds import DecodeSettings, Draft, Drafter, Round
+from speclab.core.sampling import NOT_FINITE, Sampling, draw, to_host
 from speclab.learner.ask import ask, ask_whole, short, whole, wrong
 from speclab.models.cached import CachedModel
 
@@ -153,8 +154,18 @@ class LearnerLength:
 # --- the loop ---------------------------------------------------------------------------------------------------------
 
 
-def whole_loop(decode: Callable[..., Iterator], *args) -> Iterator:
-    """Exercise 8's loop; every round is asked for by itself."""
+def whole_loop(
+    decode: Callable[..., Iterator[Round]],
+    target: CachedModel,
+    drafter: Drafter,
+    prompt: Tensor,
+    draft_length: int,
+    settings: DecodeSettings,
+    **_,
+) -> Iterator[Round]:
+    """Exercise 8's `decode`, called as the lab's loop is; every round is asked for by itself."""
+    generator = settings.generator(target.device)
+    args = (target, drafter, prompt, draft_length, settings.max_new_tokens, settings.sampling, generator, settings.eos)
     rounds = ask(8, decode, *args)
 
     def next_round(*_):

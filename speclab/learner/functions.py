@@ -20,8 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draft_models import Drafter, ModelDrafter, NgramDrafter
-from speclab.core.sampling import AcceptResult, Draft, Sampling, verify
+from draft_models import ModelDrafter, NgramDrafter
+from speclab.core.accept import accept_from_logits
+from speclab.core.rounds import AcceptResult, Draft, Drafter
+from speclab.core.sampling import Sampling
+from speclab.lab.instruments import Loop, LoopFunctions
 from speclab.learner.adapters import (
     CheckedDrafter,
     LearnerCatchUp,
@@ -31,7 +34,10 @@ from speclab.learner.adapters import (
     whole_loop,
 )
 from speclab.learner.ask import Steps, as_float, ask, ask_finite, ask_whole, short, wrong
-from speclab.models.cached import tokens_to_keep
+from speclab.models.cached import CachedModel, tokens_to_keep
+from speclab.models.prompts import Prompt
+from speclab.models.setup import Setup
+from speclab.theory.losslessness import judge_divergence
 
 # What an exercise decides in a run, in words.
 ROLES = {
@@ -73,13 +79,13 @@ class Learner:
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
-    def decode(self, loop: Callable[..., Iterator], rules: Callable) -> Callable[..., Iterator]:
-        """The loop of a run: the lab's `loop` with the learner's decisions in it, or exercise 8's."""
+    def functions(self, loop: Loop) -> LoopFunctions:
+        """The parts of a decoding: the lab's `loop` with the learner's decisions in it, or exercise 8's loop."""
+        if not self:
+            return LoopFunctions(loop)
         if WHOLE_LOOP in self.modules:
-            return functools.partial(whole_loop, self.modules[WHOLE_LOOP].decode)
-        if {2, 3, 4} & self.modules.keys():
-            return functools.partial(loop, rules=rules(self.accept, self.tokens_to_keep))
-        return loop
+            loop = functools.partial(whole_loop, self.modules[WHOLE_LOOP].decode)
+        return LoopFunctions(loop, self.accept, self.roll_back, self.drafter)
 
     def accept(self, draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor) -> AcceptResult:
         """An accept rule: exercise 2 on greedy rows, exercise 4 on sampled ones, the lab's where it is not in use."""
@@ -88,7 +94,7 @@ class Learner:
         elif not sampling.greedy and 4 in self.modules:
             decided = accept_sampled(self.modules[4], draft, sampling.probs(logits), uniforms)
         else:
-            return verify(draft, logits, sampling, uniforms)
+            return accept_from_logits(draft, logits, sampling, uniforms)
         return AcceptResult(*(torch.tensor([number], device=logits.device) for number in decided))
 
     def tokens_to_keep(self, n_cached: int, n_committed: int) -> int:
@@ -96,6 +102,10 @@ class Learner:
         if 3 not in self.modules:
             return tokens_to_keep(n_cached, n_committed)
         return ask_whole(3, self.modules[3].tokens_to_keep, 0, n_cached, n_cached, n_committed)
+
+    def roll_back(self, target: CachedModel, n_committed: int) -> None:
+        """The fourth step of a round, with exercise 3's rule where it is in use."""
+        target.crop(self.tokens_to_keep(target.length, n_committed))
 
     def drafter(self, drafter: Drafter, longest: int | None = None) -> Drafter:
         """The drafter of one decoding: exercise 7 in place of the n-grams, exercise 3 feeding a model, exercise 6
@@ -124,6 +134,22 @@ class Learner:
         speed = ask_finite(0, learner.tokens_per_second, answer[2], answer[1])
         return f"{n_tokens:g} tokens, prefill {prefill:.3f} s, decoding {seconds:.2f} s: {speed:.1f} tok/s"
 
+    def judge_text(self, setup: Setup, prompt: Prompt, baseline: list[int], tokens: list[int]) -> tuple[bool, str]:
+        """Hold a greedy text against the baseline's.  -> is it right, and a line that says so
+
+        Another choice between two logits that are equal but for rounding is right too.
+        """
+        divergence = judge_divergence(setup.reference, prompt.id_list, baseline, tokens, setup.target.vocab_size)
+        if divergence is None:
+            return True, "the baseline's text: identical"
+        position = divergence.position
+        if divergence.numerical:
+            return True, f"the baseline's text: another choice between two equal logits at new token {position}"
+        ids = (divergence.baseline_token, divergence.speculative_token)
+        expected, given = (repr(setup.tokenizer.decode([id])) if id >= 0 else "the end" for id in ids)
+        what = f"WRONG TEXT: at new token {position} the baseline has {expected} and this run {given}"
+        return False, f"{what}; decided by {self.package} {', '.join(map(str, self.modules))}"
+
     def predicted(self, row: dict[str, Any], rounds: list[tuple[int, int]]) -> dict[str, Any]:
         """Exercise 5 on a row of a comparison and its (drafted, accepted) rounds.
 
@@ -145,10 +171,8 @@ class Learner:
         rule = self.modules[6].best_draft_length
         return ask_whole(6, rule, 0, longest, alpha, draft_cost, verify_cost, overhead, longest)
 
-    def shapes(self, n_cached: int, n_new: int, d_model: int, n_heads: int, vocab_size: int) -> dict | None:
-        """Exercise 1's table for one pass, without a batch axis; None where it is not in use."""
-        if 1 not in self.modules:
-            return None
+    def shapes(self, n_cached: int, n_new: int, d_model: int, n_heads: int, vocab_size: int) -> dict:
+        """Exercise 1's table for one pass, without a batch axis."""
         return ask(1, self.modules[1].shapes, n_cached, n_new, d_model, n_heads, vocab_size)
 
 

@@ -7,6 +7,7 @@ import textwrap
 
 import tabulate
 
+from speclab.core.counts import Counts
 from speclab.present.words import (
     correctness_lines,
     errors_line,
@@ -24,7 +25,6 @@ from speclab.present.words import (
     verdict_sentence,
 )
 from speclab.theory.costs import Costs
-from speclab.theory.formulas import Counts
 from speclab.theory.ladder import EFFECTS, PREDICTORS, UNEXPLAINED, error, factors, prediction_rows
 
 tabulate.MIN_PADDING = 0  # its extra blanks around headers would push the table past 80 columns

@@ -9,7 +9,8 @@ from torch import Tensor
 from draft_models import NgramDrafter
 from exercises.scenes import TinyTarget
 from optimized_speculative import speculative_decode
-from speclab.core.sampling import Draft, Sampling
+from speclab.core.rounds import DecodeSettings, Draft
+from speclab.core.sampling import Sampling
 from tests.exercises.make_copy_texts import K, replay
 
 TOKENS_PER_ROUND = 2.58  # to reach on the copy texts at k = 4; the lab's own drafter makes 189 tokens in 72 rounds
@@ -217,8 +218,8 @@ def test_the_labs_loop_runs_on_it(learner):
         return (3, 1, 4, 1, 5, 9, 2, 6)[len(ids) % 8] if len(ids) % 29 else 40
 
     prompt = [choose(list(range(n))) for n in range(7)]
-    drafter = learner.MyDrafter()
-    found = list(speculative_decode(TinyTarget(choose), LookedOver(drafter), torch.tensor([prompt]), K, 40))
+    drafter, settings = learner.MyDrafter(), DecodeSettings(max_new_tokens=40)
+    found = list(speculative_decode(TinyTarget(choose), LookedOver(drafter), torch.tensor([prompt]), K, settings))
     text, right = [token for r in found for token in r.tokens], [choose(list(range(n))) for n in range(7, 47)]
     if text != right:
         wrong(f"the loop must say {right} whatever the drafter does, with yours it says {text}")

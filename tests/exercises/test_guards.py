@@ -16,7 +16,7 @@ import check
 import compare
 import optimized_speculative
 from exercises import simulator
-from speclab.cli import options
+from speclab.cli import flags
 from speclab.lab import run_config
 from speclab.learner import checklist, loading, runner
 from speclab.models.cached import CachedModel
@@ -227,7 +227,7 @@ def test_every_command_of_a_chapter_can_be_typed(path, monkeypatch, tmp_path):
 
     for module, name in (
         (runner, "run_checks"),
-        (options, "load"),
+        (flags, "setup_from"),
         (simulator, "fixed"),
     ):
         monkeypatch.setattr(module, name, stop)
