@@ -113,8 +113,8 @@ def rounds(
     return itertools.islice(learner.decode(target, drafter, prompt, k, n, Sampling(), None, eos), n + 1)
 
 
-def tokens_of(found: Iterable) -> list[int]:
-    return [token for round_ in found for token in round_.tokens]
+def tokens_of(rounds: Iterable) -> list[int]:
+    return [token for round_ in rounds for token in round_.tokens]
 
 
 def plain(choose: Callable[[list[int]], int], n: int, prompt: Tensor = PROMPT) -> list[int]:
@@ -136,13 +136,13 @@ def twelfths(*rows: list[int]) -> Tensor:
     return torch.tensor([rows], dtype=torch.float64) / 12
 
 
-def verdicts(learner: ModuleType, draft: Draft, target_probs: Tensor, size: int) -> list[tuple[int, int]]:
+def decisions(learner: ModuleType, draft: Draft, target_probs: Tensor, size: int) -> list[tuple[int, int]]:
     """(accepted, next token) for every cell of the grid of uniforms: all cells weigh the same, so shares are exact."""
-    found = []
+    decided = []
     for u in grid(size, target_probs.shape[1]):
-        verdict = learner.accept(draft, target_probs, u[None])
-        found.append((int(verdict.n_accepted), int(verdict.next_token)))
-    return found
+        result = learner.accept(draft, target_probs, u[None])
+        decided.append((int(result.n_accepted), int(result.next_token)))
+    return decided
 
 
 # --- the scenes: what a user would report ----------------------------------------------------------------------------
@@ -158,8 +158,8 @@ def scene_a(learner: ModuleType) -> list[int]:
 
 def scene_b(learner: ModuleType) -> tuple[list[int], list[int]]:
     """Temperature 0, k = 3, the draft is wrong at every fourth place: the text token by token, and the loop's."""
-    found = rounds(learner, TinyTarget(all_of_it), TinyDrafter(all_of_it, wrong_at=4), 3, 14)
-    return plain(all_of_it, 14), tokens_of(found)
+    written = rounds(learner, TinyTarget(all_of_it), TinyDrafter(all_of_it, wrong_at=4), 3, 14)
+    return plain(all_of_it, 14), tokens_of(written)
 
 
 def scene_c(learner: ModuleType, k: int = 4) -> list[int]:
@@ -172,16 +172,16 @@ def scene_d(learner: ModuleType) -> list[float]:
     share = Counter()
     for token, weight in enumerate(DRAFT_ROW):
         draft = Draft(torch.tensor([[token]]), torch.tensor([1]), twelfths(DRAFT_ROW))
-        found = verdicts(learner, draft, twelfths(TARGET_ROW, [4, 4, 4]), 12)
-        for n_accepted, next_token in found:
-            share[token if n_accepted else next_token] += weight / 12 / len(found)
+        decided = decisions(learner, draft, twelfths(TARGET_ROW, [4, 4, 4]), 12)
+        for n_accepted, next_token in decided:
+            share[token if n_accepted else next_token] += weight / 12 / len(decided)
     return [share[token] for token in range(3)]
 
 
 def scene_e(learner: ModuleType) -> list[float]:
     """Two drafted tokens, each kept half of the time: the share of rounds that keep none, one, both."""
     draft = Draft(torch.tensor([[0, 0]]), torch.tensor([2]))
-    counts = Counter(n for n, _ in verdicts(learner, draft, twelfths([6, 6], [6, 6], [6, 6]), 4))
+    counts = Counter(n for n, _ in decisions(learner, draft, twelfths([6, 6], [6, 6], [6, 6]), 4))
     return [counts[n] / counts.total() for n in range(3)]
 
 

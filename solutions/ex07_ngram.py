@@ -66,10 +66,10 @@ class MyDrafter:
         size (1,), the number n; probs None, which means that each token was proposed with certainty. Without a match n
         is 0: never fill up with made-up tokens. A proposal is not text yet, so it changes nothing in the drafter.
         """
-        found = lookup(self._text, k)
+        ids = lookup(self._text, k)
         # An empty list says nothing about its type, and torch would take it for floats.
-        tokens = torch.tensor([found], dtype=torch.long, device=self._device)  # (1, n)
-        return Draft(tokens, torch.tensor([len(found)], device=self._device))
+        tokens = torch.tensor([ids], dtype=torch.long, device=self._device)  # (1, n)
+        return Draft(tokens, torch.tensor([len(ids)], device=self._device))
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
         """Take note of what became text.

@@ -86,7 +86,7 @@ BUGS = (
         "test_the_correction_makes_up_for_what_the_draft_left_out",
         """\
     if n_accepted < n:
-        # The tests let the draft's favourites through already; the correction makes up for the rest, and for no more.
+        # The tests keep a token with probability min(p, q); the correction adds what is left of p, and no more.
         residual = (weights - draft_probs[:, n_accepted.item()]).clamp(min=0)
         weights = residual if residual.sum() > 0 else weights
 """,
@@ -97,7 +97,7 @@ BUGS = (
         12,
         "test_each_drafted_token_is_tested_by_itself",
         """\
-    # Every test has a uniform of its own, or one lucky number would let the whole draft pass.
+    # Every test has a uniform of its own, or one small number would let the whole draft pass.
     passed = uniforms[:, :n] * draft_of_token < target_of_token
 """,
         """\

@@ -279,7 +279,7 @@ def test_a_wrong_method_leaves_the_labs_classes_alone():
 @pytest.mark.parametrize("stem", [stem for stem in STEMS if not stem.startswith("ex08")])  # that one has its own table
 def test_every_known_wrong_answer_fails_a_check(stem):
     """And says why in words: no bare assertion, no exception from inside the check."""
-    found = wrong_table.verdicts(next(e for e in checklist.exercises() if e.stem == stem), first=True)
+    found = wrong_table.messages(next(e for e in checklist.exercises() if e.stem == stem), first=True)
     assert len(found) >= 2
     for answer, by_check in found.items():
         messages = [said for said in by_check.values() if said is not None]

@@ -41,7 +41,7 @@ def message(function: Callable, learner: ModuleType) -> str | None:
     return None
 
 
-def verdicts(exercise: checklist.Exercise, first: bool = False) -> dict[str, dict[str, str | None]]:
+def messages(exercise: checklist.Exercise, first: bool = False) -> dict[str, dict[str, str | None]]:
     """Wrong answer -> check -> what it says. Empty for an exercise without a table here.
 
     first: each wrong answer only up to the first check that fails.
@@ -61,7 +61,7 @@ def verdicts(exercise: checklist.Exercise, first: bool = False) -> dict[str, dic
 def main() -> int:
     missed = 0
     for exercise in checklist.exercises():
-        found = verdicts(exercise)
+        found = messages(exercise)
         if not found:
             continue
         print(f"### Exercise {exercise.number}: {exercise.title}\n")
