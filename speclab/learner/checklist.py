@@ -144,27 +144,20 @@ def hints() -> dict[str, dict[str, list[str]]]:
         raise EnvironmentProblem(f"{shown(path)} is no list of hints: {reason}; type: {restore(path)}") from None
 
 
-def suspects(exercise: Exercise) -> list[str]:
-    """The functions that failing checks look at and no passing check does: the likeliest places to look first.
-
-    An exercise without open functions has a hint for each check, so the check's own name is among them.
-    """
-    used = used_functions(exercise)
-    passing = set().union(*(used[check.function] for check in exercise.with_outcome("passed")))
-    failing = set().union(*(used[check.function] for check in exercise.failed))
-    names = [check.function.removeprefix("test_") for check in exercise.failed]
-    return sorted(failing - passing or failing) + names
-
-
 def function_with_hints(exercise: Exercise) -> str | None:
-    """The first unfinished function. None where no hint is about what is unfinished."""
+    """The function, or the check, whose hints help next; None where no hint is about what is unfinished.
+
+    What the first failing check uses is the likeliest place to look first.
+    """
     if exercise.status == "done" or any("cannot be imported" in check.message for check in exercise.failed):
         return None
-    candidates = suspects(exercise) if exercise.failed else exercise.open_functions
-    names = [name.rpartition(".")[2] for name in candidates]
-    # In the order of the hints, which is that of the exercise. A bug hunt that has not begun starts with its first.
-    known = hints().get(f"ex{exercise.number:02}", {})
-    return next((name for name in known if name in names), None if exercise.failed else next(iter(known), None))
+    known = hints().get(f"ex{exercise.number:02}", {})  # in the order of the exercise
+    if not exercise.failed:
+        names = [name.rpartition(".")[2] for name in exercise.open_functions]
+        return next((name for name in known if name in names), next(iter(known), None))
+    check = exercise.failed[0].function
+    used = used_functions(exercise)[check] | {check.removeprefix("test_")}
+    return next((name for name in known if name in used), None)
 
 
 def hint_text(exercise: Exercise, level: int) -> str:
