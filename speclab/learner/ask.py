@@ -8,7 +8,7 @@ text, and the run's comparison with the baseline reports that.
 import math
 import operator
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -21,11 +21,11 @@ from speclab.system.errors import Problem
 class Steps:
     """A decoding that a learner's function may start and walk through; every step restarts the limits on its time."""
 
-    def __init__(self, start: Callable):
+    def __init__(self, start: Callable[[], Iterator]):
         self._start = start
         self.restart: Callable[[], None] = lambda: None
 
-    def __call__(self):
+    def __call__(self) -> Iterator:
         for step in self._start():
             self.restart()
             yield step

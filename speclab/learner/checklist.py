@@ -124,8 +124,8 @@ def used_functions(exercise: Exercise) -> dict[str, set[str]]:
     A check is a test function whose first argument is `learner`, the module under test.
     """
     pattern = r"^def (test_\w+)\(learner\b(.*\n(?:[ \t)].*\n|\n)*)"  # its name; all lines up to the next definition
-    found = re.findall(pattern, lab_text(exercise.test_file), re.MULTILINE)
-    return {name: set(re.findall(r"\blearner\.(\w+)", body)) for name, body in found}
+    checks = re.findall(pattern, lab_text(exercise.test_file), re.MULTILINE)
+    return {name: set(re.findall(r"\blearner\.(\w+)", body)) for name, body in checks}
 
 
 # --- hints ------------------------------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ def function_with_hints(exercise: Exercise) -> str | None:
         names = [name.rpartition(".")[2] for name in exercise.open_functions]
         return next((name for name in known if name in names), next(iter(known), None))
     check = exercise.failed[0].function
-    used = used_functions(exercise)[check] | {check.removeprefix("test_")}
+    used = used_functions(exercise).get(check, set()) | {check.removeprefix("test_")}
     return next((name for name in known if name in used), None)
 
 

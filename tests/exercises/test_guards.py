@@ -128,6 +128,20 @@ def test_every_exercise_has_its_five_parts(stem):
 
 
 @pytest.mark.parametrize("stem", STEMS)
+def test_every_check_is_known_and_what_it_calls(stem):
+    """The checklist reads the test file as text; Python's own parser finds the same."""
+    exercise = next(e for e in checklist.exercises() if e.stem == stem)
+    parsed = {}
+    for node in ast.parse(exercise.test_file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef) and "learner" in [argument.arg for argument in node.args.args]:
+            attributes = [inner for inner in ast.walk(node) if isinstance(inner, ast.Attribute)]
+            parsed[node.name] = {a.attr for a in attributes if ast.unparse(a.value) == "learner"}
+    checks = {name: used for name, used in parsed.items() if name.startswith("test_")}
+    assert checklist.used_functions(exercise) == checks
+    assert checks
+
+
+@pytest.mark.parametrize("stem", STEMS)
 def test_a_chapter_has_its_form(stem):
     """Title, minutes and papers, the eight headings in order, a picture of 80 columns, two quiz questions."""
     text, number = CHAPTERS[stem].read_text(encoding="utf-8"), int(stem[2:4])
