@@ -54,13 +54,16 @@ class TinyTarget:
 
     @property
     def length(self) -> int:
+        """Tokens in the cache."""
         return len(self.cache)
 
     def prefill(self, prompt: Tensor, rolls_back: bool = False) -> Tensor:
+        """Drop everything and read (1, n) ids.  -> (1, 1, vocab) logits of the next token"""
         self.cache = []
         return self.forward(prompt)[:, -1:]
 
     def forward(self, tokens: Tensor) -> Tensor:
+        """Append (1, m) ids to the cache.  -> (1, m, vocab) logits, row i follows token i"""
         rows = []
         for token in tokens[0].tolist():
             self.cache.append(token)
@@ -69,6 +72,7 @@ class TinyTarget:
         return 9.0 * torch.nn.functional.one_hot(torch.tensor([rows]), VOCAB).double()  # (1, m, vocab)
 
     def crop(self, length: int) -> None:
+        """Keep the first `length` tokens of the cache."""
         assert 0 <= length <= self.length, f"cannot keep {length} of the {self.length} tokens in the cache"
         del self.cache[length:]
 
@@ -82,9 +86,11 @@ class TinyDrafter:
         self.asked: list[int] = []  # k of every proposal
 
     def prefill(self, target: TinyTarget, prompt: Tensor, sampling: Sampling) -> None:
+        """Begin a text."""
         self.text = prompt[0].tolist()
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
+        """At most `k` tokens, each of them certain."""
         self.asked.append(k)
         tokens: list[int] = []
         for _ in range(min(k, self.at_most)):
@@ -94,6 +100,7 @@ class TinyDrafter:
         return Draft(torch.tensor([tokens], dtype=torch.long), torch.tensor([len(tokens)]))
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
+        """Append what was committed to the text."""
         self.text += committed
 
 
@@ -114,6 +121,7 @@ def rounds(
 
 
 def tokens_of(rounds: Iterable) -> list[int]:
+    """The text that rounds make."""
     return [token for round_ in rounds for token in round_.tokens]
 
 
@@ -191,14 +199,14 @@ def scenes(learner: ModuleType) -> str:
     def line(items: list) -> str:
         return " ".join(f"{item:.2f}" if isinstance(item, float) else str(item) for item in items)
 
-    own, theirs = scene_b(learner)
+    expected, written = scene_b(learner)
     return "\n".join(
         [
             "A  k = 4, and the draft is always right",
             f"   tokens per round       {line(scene_a(learner))}",
             "B  temperature 0, k = 3, and the draft is wrong now and then",
-            f"   token by token         {line(own)}",
-            f"   this loop              {line(theirs)}",
+            f"   token by token         {line(expected)}",
+            f"   this loop              {line(written)}",
             "C  token 6 means end of text",
             f"   with -k 0              {line(scene_c(learner, 0))}",
             f"   with -k 4              {line(scene_c(learner, 4))}",

@@ -83,6 +83,7 @@ def fixed(k: int) -> float:
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
+    """Print the scores.  -> exit code"""
     parser = parsing.make_parser(__doc__)
     parser.add_argument("--impl", choices=("exercises", "solutions"), default="exercises", help="whose rule")
     args = parser.parse_args(argv)

@@ -26,6 +26,7 @@ class Steps:
         self.restart: Callable[[], None] = lambda: None
 
     def __call__(self) -> Iterator:
+        """Start the decoding."""
         for step in self._start():
             self.restart()
             yield step

@@ -699,3 +699,14 @@ def test_bad_usage_is_one_line(run, words, named):
     assert len(err.splitlines()) == 1
     for word in named:
         assert word in err
+
+
+def test_check_answers_at_once():
+    """Before pytest runs nothing is loaded but the standard library and a few small files of the lab."""
+    code = "import sys, check; print(*sorted(name for name in sys.modules if '.' not in name or 'speclab' in name))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=paths.ROOT, capture_output=True, text=True)
+    modules = set(done.stdout.split())
+    assert not modules & {"torch", "transformers", "numpy", "pytest", "draft_models"}, done.stderr
+    rooms = {name.rpartition(".")[0] for name in modules if name.count(".") == 2}
+    assert rooms == {"speclab.system", "speclab.learner", "speclab.cli"}
+    assert {name for name in modules if "speclab.cli." in name} == {"speclab.cli.parsing"}
