@@ -223,6 +223,7 @@ def scenes(learner: ModuleType) -> str:
 
 @reports_problems
 def main(argv: list[str] | None = None) -> None:
+    """Print what the loop does in every scene."""
     parsing.make_parser(__doc__).parse_args(argv)
     print(scenes(importlib.import_module("exercises.ex08_bug_hunt")))
 
