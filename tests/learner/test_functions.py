@@ -28,7 +28,6 @@ from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, Round
 from speclab.core.sampling import Sampling
 from speclab.drafts.oracle import FreeOracleDrafter
-from speclab.lab import run_config
 from speclab.lab.instruments import LoopFunctions
 from speclab.learner import checklist, loading, runner
 from speclab.learner.adapters import CheckedDrafter, accept_sampled
@@ -527,7 +526,20 @@ def test_a_failing_check_ends_it_with_a_line_each(checked, capsys):
     ]
 
 
-def test_every_script_asks_for_what_it_can_use():
+@pytest.fixture
+def asked(monkeypatch) -> list[tuple[str | None, set[int]]]:
+    """What a script asks for: the words of --impl and the exercises that it can use. Then the script ends."""
+    calls = []
+
+    def load(text, usable):
+        calls.append((text, usable))
+        raise Problem("enough")
+
+    monkeypatch.setattr(loading, "load", load)
+    return calls
+
+
+def test_every_script_asks_for_what_it_can_use(asked, tmp_path):
     """The rule of a run: greedy or sampled, n-grams or not, a plan or rows."""
     assert loading.of_decoding(0.0, "model") == {2, 3, 6, 8}
     assert loading.of_decoding(0.7, "ngram") == {3, 4, 6, 7, 8}
@@ -536,8 +548,12 @@ def test_every_script_asks_for_what_it_can_use():
     assert loading.of_comparison([0.0, 0.8], ["model", "ngram"]) == {2, 3, 4, 5, 7}
     assert loading.of_comparison([0.0], ["model"]) == {2, 3, 5}
     assert loading.of_comparison([0.0], ["model"], plan=True) == {6}
-    words = ["--temperature", "0.8", "--draft", "ngram,model"]
-    assert run_config.usable_exercises(compare.make_parser().parse_args(words)) == {3, 4, 5, 7}
+    folder = ["--out-dir", str(tmp_path)]
+    assert compare.main(["--temperature", "0.8", "--draft", "ngram,model", *folder]) == 1
+    assert compare.main(["--plan", *folder]) == 1
+    assert optimized_speculative.main(["--temperature", "0.7", "--trace", str(tmp_path / "x.html")]) == 1
+    assert baseline_autoregressive.main(["--impl", "exercises:0"]) == 1
+    assert asked == [(None, {3, 4, 5, 7}), (None, {6}), (None, {3, 4, 6}), ("exercises:0", {0})]
 
 
 def test_the_shapes_of_a_pass_come_from_exercise_one(checked):
@@ -594,7 +610,7 @@ def test_optimized_speculative_says_that_sampled_text_needs_more(script, pair_fo
         ((8,), "leave out --temperature"),
     ],
 )
-def test_what_is_advised_can_be_typed(script, pair_folder, numbers, said):
+def test_what_is_advised_can_be_typed(script, pair_folder, numbers, said, tmp_path, request):
     """compare.py takes part of the exercises only; and it is said once, not for every prompt."""
     words = ["--draft", str(pair_folder / "draft"), "--prompt", "x", "--prompt", "def", "--max-new-tokens", "12"]
     code, out, _ = script(optimized_speculative, solutions(*numbers), *words, "--temperature", "0.8")
@@ -602,9 +618,11 @@ def test_what_is_advised_can_be_typed(script, pair_folder, numbers, said):
     assert out.count("a sampled text has no baseline to equal") == 1
     assert said.replace("DRAFT", str(pair_folder / "draft")) in out
     typed = [line.partition("compare.py ")[2].split() for line in out.splitlines() if "compare.py" in line]
+    asked = request.getfixturevalue("asked")
     for line in typed:
-        args = compare.make_parser().parse_args(line)
-        assert set(loading.parse(args.impl)[1]) <= run_config.usable_exercises(args)
+        assert compare.main([*line, "--out-dir", str(tmp_path)]) == 1
+        text, usable = asked[-1]
+        assert set(loading.parse(text)[1]) <= usable
 
 
 def test_the_baseline_is_rated_by_exercise_zero(script):
