@@ -75,21 +75,19 @@ def whole(number: int, function: Callable, answer: Any, smallest: int, largest: 
 
 
 def ask_finite(number: int, function: Callable, *args) -> float:
-    """Ask a function whose answer must be a finite number; a fraction or a tensor of one becomes a float."""
-    answer = ask(number, function, *args)
-    value = as_float(answer)
-    if value is None:
-        raise wrong(number, function, f"returned {short(answer)}, not a finite number", args)
-    return value
+    """Ask a function whose answer must be a finite number."""
+    return finite(number, function, ask(number, function, *args), args)
 
 
-def as_float(answer: Any) -> float | None:
-    """None for text, and for whatever else is no finite number."""
+def finite(number: int, function: Callable, answer: Any, args: tuple) -> float:
+    """A finite number, a fraction and a tensor of one included, or a Problem; text is none."""
     try:
         value = math.nan if isinstance(answer, str) else float(answer)
     except Exception:  # TypeError, RuntimeError of a tensor of several, or whatever a learner's class raises
-        return None
-    return value if math.isfinite(value) else None
+        value = math.nan
+    if not math.isfinite(value):
+        raise wrong(number, function, f"returned {short(answer)}, not a finite number", args)
+    return value
 
 
 def wrong(number: int, function: Callable, what: str, args: tuple) -> Problem:

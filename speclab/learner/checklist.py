@@ -189,7 +189,7 @@ def summary(chosen: list[Exercise]) -> str:
     return "\n".join(lines)
 
 
-def report(exercise: Exercise, traceback: bool) -> str:
+def report(exercise: Exercise, traceback: bool = False) -> str:
     """A line for each check of an exercise, and what is wrong."""
     lines = [f"Exercise {exercise.number}: {exercise.title}   [{exercise.status}]", ""]
     width = max((len(check.name) for check in exercise.checks), default=0)

@@ -34,7 +34,7 @@ from speclab.learner.adapters import (
     accept_sampled,
     whole_loop,
 )
-from speclab.learner.ask import Steps, as_float, ask, ask_finite, ask_whole, short, wrong
+from speclab.learner.ask import Steps, ask, ask_finite, ask_whole, finite, short, wrong
 from speclab.models.cached import CachedModel, tokens_to_keep
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
@@ -138,10 +138,9 @@ class Learner:
         """
         learner, args = self.modules[0], (Steps(decode), time.perf_counter, synchronize, 1)
         answer = ask(0, learner.time_decoding, *args, lab_inside=True)
-        numbers = [as_float(number) for number in answer] if isinstance(answer, tuple | list) else []
-        if len(numbers) != 3 or None in numbers:
+        if not isinstance(answer, tuple | list) or len(answer) != 3:
             raise wrong(0, learner.time_decoding, f"returned {short(answer)}, not three numbers", args)
-        prefill, seconds, n_tokens = numbers
+        prefill, seconds, n_tokens = (finite(0, learner.time_decoding, number, args) for number in answer)
         speed = ask_finite(0, learner.tokens_per_second, answer[2], answer[1])
         return f"{n_tokens:g} tokens, prefill {prefill:.3f} s, decoding {seconds:.2f} s: {speed:.1f} tok/s"
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from types import ModuleType
 
 from speclab.learner import runner
-from speclab.learner.checklist import Exercise, check_command, exercises
+from speclab.learner.checklist import Exercise, check_command, exercises, report
 from speclab.learner.functions import NO_LEARNER, ROLES, WHOLE_LOOP, Learner
 from speclab.learner.guard import CLOCK, PACKAGES, SECONDS, at_most, in_one_line
 from speclab.system import paths
@@ -84,16 +84,12 @@ def _imported(package: str, exercise: Exercise) -> ModuleType:
 
 
 def _raise_if_failed(package: str, chosen: list[Exercise]) -> None:
-    """A line for every message of the checks that fail; then a Problem."""
+    """Say what fails, as check.py does; then a Problem."""
     failed = [exercise for exercise in chosen if exercise.failed]
     if not failed:
         return
     for exercise in failed:
-        names: dict[str, str] = {}  # of the first check that fails with each message
-        for check in exercise.failed:
-            names.setdefault(check.message, check.name)
-        for message, name in names.items():
-            note(f"exercise {exercise.number}, {name}: {message}")
+        note(report(exercise))
     n_failed = sum(len(exercise.failed) for exercise in failed)
     words = [str(failed[0].number), *(["--impl", package] if package != "exercises" else [])]
     what = f"{n_failed} check{'s fail' if n_failed > 1 else ' fails'}"
