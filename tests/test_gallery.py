@@ -20,7 +20,7 @@ import baseline_autoregressive
 import optimized_speculative
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.cli import decoding, flags
-from speclab.core import clock, sampling
+from speclab.core import sampling
 from speclab.core.accept import accept
 from speclab.core.counts import Counts
 from speclab.core.rounds import Draft, Round

@@ -15,7 +15,7 @@ from speclab.drafts.oracle import OracleDraft
 from speclab.drafts.select import check_prompts, make_drafters
 from speclab.lab import comparison, plan, profiling, sweeps, tracing
 from speclab.lab.output_checks import exit_code
-from speclab.lab.run_config import ReaderFunctions, RunConfig
+from speclab.lab.run_config import RunConfig
 from speclab.learner import loading
 from speclab.models import memory
 from speclab.present import plan_views, plots, report, sweep_views, trace_views
@@ -122,13 +122,7 @@ def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
     if 0 not in temperatures and all(isinstance(drafter, OracleDraft) for drafter in drafters.values()):
         raise UsageProblem("the dial only replays greedy output; add 0 to --temperature")
     size = (args.max_new_tokens, args.repeats, args.seed)
-    reader = ReaderFunctions(
-        learner.functions(speculative_decode),
-        learner.to_json() if learner else None,
-        tuple(learner.describe()),
-        learner.predicted if 5 in learner.modules else None,
-        learner.best_length if 6 in learner.modules else None,
-    )
+    reader = learner.for_comparison(speculative_decode)
     return RunConfig(setup, drafters, prompts, lengths, temperatures, *size, reader), output
 
 

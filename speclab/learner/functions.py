@@ -24,7 +24,7 @@ from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.accept import accept_from_logits
 from speclab.core.rounds import AcceptResult, Draft, Drafter
 from speclab.core.sampling import Sampling
-from speclab.lab.instruments import Loop, LoopFunctions
+from speclab.lab.instruments import Loop, LoopFunctions, ReaderFunctions
 from speclab.learner.adapters import (
     CheckedDrafter,
     LearnerCatchUp,
@@ -86,6 +86,16 @@ class Learner:
         if WHOLE_LOOP in self.modules:
             loop = functools.partial(whole_loop, self.modules[WHOLE_LOOP].decode)
         return LoopFunctions(loop, self.accept, self.roll_back, self.drafter)
+
+    def for_comparison(self, loop: Loop) -> ReaderFunctions:
+        """What a comparison or a plan needs of it."""
+        return ReaderFunctions(
+            self.functions(loop),
+            self.to_json() if self else None,
+            tuple(self.describe()),
+            self.predicted if 5 in self.modules else None,
+            self.best_length if 6 in self.modules else None,
+        )
 
     def accept(self, draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor) -> AcceptResult:
         """An accept rule: exercise 2 on greedy rows, exercise 4 on sampled ones, the lab's where it is not in use."""

@@ -360,7 +360,7 @@ def test_phases_and_host_add_up_to_the_round(pair, monkeypatch):
     assert found.wall_seconds == pytest.approx(sum(walls)) == pytest.approx(decoding.decode_seconds)
     assert 0 < found.phase_seconds < found.wall_seconds
     between = sum(phases["host"] for phases in (r.seconds for r in found.rounds)) - sum(
-        phases["host"] for _, _, phases in decoding.log
+        round_.seconds["host"] for _, _, round_ in decoding.log
     )
     assert found.wall_seconds - found.phase_seconds == pytest.approx(between)
 
