@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import secrets
+import shlex
 import shutil
 import stat
 import tempfile
@@ -22,6 +23,11 @@ def shown(path: Path) -> str:
         return min(os.path.relpath(path), str(path), key=len)
     except (ValueError, OSError):  # another drive, or a current directory that is gone
         return str(path)
+
+
+def command(script: Path, *words: str) -> str:
+    """How to type a script of the lab from the current directory."""
+    return shlex.join(["python", shown(script), *words])
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
