@@ -26,7 +26,7 @@ from speclab.records.runs import Head
 from speclab.system import terminal
 from speclab.system.errors import UsageProblem
 from speclab.system.files import check_writable, do_all, write_whole
-from speclab.system.paths import ROOT
+from speclab.system.paths import OUTPUT
 from speclab.system.terminal import note
 
 __all__ = ["table"]
@@ -74,7 +74,7 @@ def shared_settings(args: argparse.Namespace, setup: Setup) -> dict[str, Any]:
 def add_result_flags(parser: argparse.ArgumentParser) -> None:
     """Where the record and the page go."""
     group = parser.add_argument_group("results")
-    group.add_argument("--out-dir", type=some_path, default=ROOT, help="holds results/ (default: the lab)")
+    group.add_argument("--out-dir", type=some_path, default=OUTPUT, help="holds results/ (default: the lab)")
     group.add_argument("--name", type=plain_name, default="local", help="of this run's files (default: local)")
 
 
