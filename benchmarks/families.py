@@ -54,7 +54,8 @@ from speclab.system.terminal import note, progress_bar
 # --- the sweep --------------------------------------------------------------------------------------------------------
 
 # Processes that start with torch and transformers imported, where the system can do that.
-PROCESSES = multiprocessing.get_context("forkserver" if os.name == "posix" else "spawn")
+POSIX = os.name == "posix"
+PROCESSES = multiprocessing.get_context("forkserver") if POSIX else multiprocessing.get_context("spawn")
 
 
 def run_alone(model_type: str, work: Callable[[str, Connection], None] = child) -> FamilyRow:
@@ -77,7 +78,7 @@ def run_alone(model_type: str, work: Callable[[str, Connection], None] = child) 
 
 def sweep(types: list[str], jobs: int) -> tuple[list[FamilyRow], bool]:
     """Every family in a process of its own, `jobs` at a time.  -> rows in the order of `types`, interrupted?"""
-    if os.name == "posix":
+    if POSIX:
         PROCESSES.set_forkserver_preload(["benchmarks.one_family"])
     rows, interrupted = {}, False
     with ThreadPoolExecutor(jobs) as pool:

@@ -132,7 +132,7 @@ def compare(model: PreTrainedModel, backends: list[ExportedModel | None]) -> tup
 
 def library_text(model: PreTrainedModel, prompt: torch.Tensor) -> list[int]:
     """What the library's own greedy loop makes of the prompt."""
-    ids = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=N_TOKENS)
+    ids = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=N_TOKENS)  # type: ignore[operator]
     return ids[0, prompt.shape[1] :].tolist()
 
 

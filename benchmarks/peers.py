@@ -27,7 +27,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
@@ -64,7 +64,7 @@ ASKED = {"baseline": 1.15, "model": 1.5, "ngram": 1.2}  # of the lab's arm over 
 ASKED_SHARE = 0.8  # speedup over our own baseline, as a share of the tokens of a round
 
 Item = TypeVar("Item")
-Ratio = tuple[float | None, float | None, float | None]  # value, and the ends of its 95 % interval
+Ratio = tuple[float, float | None, float | None]  # value, and the ends of its 95 % interval
 
 
 # --- the record -------------------------------------------------------------------------------------------------------
@@ -242,9 +242,9 @@ def ratio(over: list[Sample], under: list[Sample], seconds: Callable[[Sample], f
     return sum(top) / sum(bottom), low, high
 
 
-def fields_of(name: str, values: Ratio) -> dict[str, float | None]:
+def fields_of(name: str, values: Ratio | None) -> dict[str, Any]:
     """A ratio as the three fields that hold it."""
-    return dict(zip((name, f"{name}_low", f"{name}_high"), values, strict=True))
+    return dict(zip((name, f"{name}_low", f"{name}_high"), values or (None, None, None), strict=True))
 
 
 def build_rows(samples: list[Sample]) -> list[PeerRow]:
@@ -261,7 +261,8 @@ def build_row(arm: Arm, groups: dict[Arm, list[Sample]], kind: str) -> PeerRow:
     """One arm beside `generate`, its peer and the lab's baseline. groups: the samples of all arms on these prompts."""
     samples = groups[arm]
     n_tokens, seconds = sum(len(s.texts[0]) for s in samples), sum(map(typical_seconds, samples))
-    to_peer = decoding = (None, None, None)
+    to_peer: Ratio | None = None
+    decoding: Ratio | None = None
     tested = arm.method in ("model", "ngram")
     if arm.method in PEER:
         to_peer = ratio(groups[Arm(PEER[arm.method], arm.draft, arm.draft_length)], samples)
@@ -297,7 +298,7 @@ def timing(sample: Sample) -> PeerTiming:
         n_prompt=sample.n_prompt,
         n_passes=n_passes(sample),
         seconds=all_seconds(sample),
-        decode_seconds=[None] * len(sample.decode) if sample.arm.method in LIBRARY else sample.decode,
+        decode_seconds=[None if sample.arm.method in LIBRARY else seconds for seconds in sample.decode],
     )
 
 
@@ -310,24 +311,24 @@ def build_goals(rows: list[PeerRow]) -> list[Goal]:
             k = f" k={row.draft_length}" * bool(row.draft_length)
             what = f"{row.method}{k} ÷ {PEER[row.method]}{k}" + ", copy prompts" * (on == "copy")
             where = "on copy prompts" if on == "copy" else "end to end"
-            goals.append(goal(what, ASKED[row.method], (row.to_peer, row.to_peer_low, row.to_peer_high), where))
+            goals.append(goal(what, ASKED[row.method], row, "to_peer", where))
     for method in ("model", "ngram"):
         lengths = [r for r in rows if r.method == method and r.prompt_kind == "all"]
         if lengths:
-            best = max(lengths, key=lambda r: r.decode_to_baseline)
-            values = best.decode_to_baseline, best.decode_to_baseline_low, best.decode_to_baseline_high
+            best = max(lengths, key=lambda r: r.decode_to_baseline or 0.0)
+            tokens = best.tokens_per_round or 1.0
             where = (
-                f"decoding alone, best k of {len(lengths)}; asked {ASKED_SHARE:g} x {best.tokens_per_round:.2f} tokens "
-                f"per round; end to end {best.to_baseline:.2f}x"
+                f"decoding alone, best k of {len(lengths)}; asked {ASKED_SHARE:g} x {tokens:.2f} tokens per round; "
+                f"end to end {best.to_baseline:.2f}x"
             )
             what = f"{method} k={best.draft_length} ÷ baseline"
-            goals.append(goal(what, ASKED_SHARE * best.tokens_per_round, values, where))
+            goals.append(goal(what, ASKED_SHARE * tokens, best, "decode_to_baseline", where))
     return goals
 
 
-def goal(what: str, asked: float, values: Ratio, where: str) -> Goal:
-    """One number that was asked for."""
-    measured, low, high = values
+def goal(what: str, asked: float, row: PeerRow, field: str, where: str) -> Goal:
+    """One number that was asked for; `field` of the row holds what was measured."""
+    measured, low, high = (getattr(row, field + end) for end in ("", "_low", "_high"))
     return Goal(what=what, asked=asked, measured=measured, low=low, high=high, met=measured >= asked, note=where)
 
 
@@ -377,7 +378,7 @@ def goals_table(goals: list[Goal], markdown: bool) -> str:
     lines = []
     for g in goals:
         verdict = "met" if g.met else f"MISSED by {1 - g.measured / g.asked:.0%}"
-        if g.low is None or g.low < g.asked <= g.high:  # the interval covers what was asked
+        if g.low is None or g.high is None or g.low < g.asked <= g.high:  # the interval covers what was asked
             verdict += ", not surely"
         cells = [f"{g.asked:.2f}x", common.times(g.measured), common.interval(g.low, g.high), verdict]
         lines.append([g.what, *cells])

@@ -22,12 +22,13 @@ if __name__ == "__main__":
     from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
 
 import argparse
+import functools
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -50,8 +51,10 @@ LARGE_ON_GPU = 2**30
 # --- the record -------------------------------------------------------------------------------------------------------
 
 
+Kind = Literal["reading", "arithmetic"]
+Role = Literal["target", "draft"]
 READING = ("copy", "matrix_vector", "sum")  # three ways to measure bytes a second
-Ceilings = dict[Literal["copy", "matrix_vector", "sum", "matrix"], Amount]  # matrix: operations a second
+Ceilings = dict[str, Amount]  # by READING, and `matrix`: operations a second of a matrix product
 
 
 @dataclass(kw_only=True)
@@ -65,7 +68,7 @@ class Pass(Part):
     bytes: Count
     operations: Count
     floor_seconds: Amount
-    floor: Literal["reading", "arithmetic"]
+    floor: Kind
     share: Amount  # of the floor's speed that was reached
 
 
@@ -74,7 +77,7 @@ class ModelPasses(Part):
     """One model and its passes."""
 
     name: str
-    role: Literal["target", "draft"]
+    role: Role
     engine: str
     parameters: Count
     weights_read: Count
@@ -103,7 +106,7 @@ class RooflineRun(common.BenchmarkRun):
     models: list[ModelPasses]
 
 
-def floor(n_bytes: float, n_operations: float, bandwidth: float, rate: float) -> tuple[float, str]:
+def floor(n_bytes: float, n_operations: float, bandwidth: float, rate: float) -> tuple[float, Kind]:
     """-> seconds that no code can beat, and what takes them"""
     reading, arithmetic = n_bytes / bandwidth, n_operations / rate
     return max(reading, arithmetic), "reading" if reading >= arithmetic else "arithmetic"
@@ -116,12 +119,12 @@ def seconds(call: Callable[[], object], device: torch.device) -> float:
     """Of one call, the device's own clock where it has one."""
     synchronize(device)
     if device.type == "cuda":
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        before.record()
         call()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end) / 1e3
+        after.record()
+        after.synchronize()
+        return before.elapsed_time(after) / 1e3
     start = time.perf_counter()
     call()
     synchronize(device)
@@ -157,7 +160,7 @@ def matrix_rate(device: torch.device, dtype: torch.dtype, sizes: tuple[int, ...]
     rates = []
     for n in sizes:
         a, b = (torch.randn(n, n, dtype=torch.float32, device=device).to(dtype) for _ in range(2))
-        rates.append(2 * n**3 / best(lambda a=a, b=b: torch.mm(a, b), device, repeats))
+        rates.append(2 * n**3 / best(functools.partial(torch.mm, a, b), device, repeats))
     return max(rates)
 
 
@@ -194,7 +197,7 @@ def time_passes(
 
 
 def measure_model(
-    args: argparse.Namespace, cached: CachedModel, role: str, name: str, widths: list[int], block: int
+    args: argparse.Namespace, cached: CachedModel, role: Role, name: str, widths: list[int], block: int
 ) -> ModelPasses:
     """Passes of one model, and the bandwidth over a block as large as its weights; its floors are not known yet."""
     model, (n_weights, weight_bytes) = cached.model, weights_read(cached.model)
@@ -322,9 +325,9 @@ def check_block(args: argparse.Namespace, device: torch.device) -> int:
     return block
 
 
-def models_to_time(args: argparse.Namespace, setup: Setup, widest: int) -> list[tuple[CachedModel, str, str]]:
+def models_to_time(args: argparse.Namespace, setup: Setup, widest: int) -> list[tuple[CachedModel, Role, str]]:
     """The target, and the draft if it was asked for, with their roles and names."""
-    models = [(setup.target, "target", setup.target_name)]
+    models: list[tuple[CachedModel, Role, str]] = [(setup.target, "target", setup.target_name)]
     if args.draft is not None:
         drafter = common.model_drafter(args.draft, setup, args.seed, "only a model has passes")
         models.append((drafter.draft, "draft", loading.short_name(args.draft)))
@@ -341,12 +344,14 @@ def main(argv: list[str] | None = None) -> int:
     common.check_result_flags(args, "roofline")
     names = [args.target] if args.sizes is None else common.listed_sizes(args.sizes)
     measured: list[ModelPasses] = []
-    ceilings, settings, targets = None, {}, []
+    ceilings: Ceilings = {}
+    settings: dict[str, Any] = {}
+    targets: list[str] = []
     with common.kept(measured) as stops:
         for setup in common.setups(args, names):
             block, models = check_block(args, setup.device), models_to_time(args, setup, max(widths))
             note(setup.describe())
-            if ceilings is None:
+            if not ceilings:
                 ceilings, device = measure_ceilings(setup.device, setup.dtype, block), setup.device
                 settings = {**common.shared_settings(args, setup), "targets": targets, "widths": widths}
                 settings |= {"context": args.context, "repeats": args.repeats}

@@ -28,7 +28,7 @@ import copy
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -50,7 +50,8 @@ from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import note, progress_bar
 from speclab.theory.formulas import ratio_interval
 
-DIALS = ("length", "context", "k", "size")
+Dial = Literal["length", "context", "k", "size"]
+DIALS = get_args(Dial)
 LONGEST = 2**20  # tokens of a text
 BASE = 64  # tokens of the prompt that the dial `length` starts from
 WARM_UP = 8  # tokens before the clock counts
@@ -68,7 +69,7 @@ Log = list[tuple[float, int]]  # seconds and tokens of every turn; a turn is a r
 class ScalePoint(Part):
     """One arm at one place of a dial. Ratios are over the first point of its series."""
 
-    dial: Literal["length", "context", "k", "size"]
+    dial: Dial
     series: str
     x: int | str
     draft_length: Count
@@ -192,7 +193,7 @@ def per_round(log: Log) -> float:
     return sum(seconds for seconds, _ in log) / len(log)
 
 
-def point(dial: str, series: str, x: int | str, draft_length: int, log: Log, first: Log, **more) -> ScalePoint:
+def point(dial: Dial, series: str, x: int | str, draft_length: int, log: Log, first: Log, **more) -> ScalePoint:
     """What a log of turns cost, beside the first log of its series."""
     blocks, first_blocks = in_blocks(log), in_blocks(first)
     # Decodings that took other numbers of rounds have no blocks in common.
@@ -274,9 +275,9 @@ def k_dial(subject: Subject) -> Iterator[ScalePoint]:
         )  # fmt: skip
 
 
-def host_seconds(seconds: float, phases: dict[str, float]) -> float:
+def host_seconds(seconds: float, phases: dict[str, float] | None) -> float:
     """What a round of so many seconds spent neither drafting nor verifying."""
-    return seconds - phases["draft"] - phases["verify"]
+    return seconds - (phases["draft"] + phases["verify"] if phases else 0.0)
 
 
 def size_points(subject: Subject, first: dict[Arm, Log]) -> list[ScalePoint]:
@@ -335,7 +336,7 @@ def dial_table(points: list[ScalePoint], markdown: bool) -> str:
             verdict(p.round_ratio, p.round_low, p.round_high),
         ]
         line += [common.times(p.speedup)] * with_speedup
-        if with_host:
+        if p.host_seconds is not None:
             line += [f"{p.host_seconds * 1e6:.0f}", f"{p.host_share:.0%}"]
         lines.append(line)
     return common.table(lines, headers, markdown, n_words=2)
@@ -448,7 +449,8 @@ def main(argv: list[str] | None = None) -> int:
     points: list[ScalePoint] = []
     models: dict[str, str] = {}
     first: dict[Arm, Log] = {}
-    settings, device = {}, None
+    settings: dict[str, Any] = {}
+    device = torch.device("cpu")
     with common.kept(points) as stops:
         if inside := [d for d in dials if d != "size"]:
             setup = flags.setup_from(args)

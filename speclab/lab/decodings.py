@@ -7,13 +7,14 @@ import contextlib
 import time
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from speclab.core.counts import Counts
-from speclab.core.rounds import Drafter, Round
+from speclab.core.rounds import Round
 from speclab.models.loading import settings_of_the_lab
 from speclab.records.samples import Arm
 
@@ -70,15 +71,15 @@ class LibraryDecoding(Decoding):
     One `advance` decodes the whole text. Its seconds count as decoding and hold the prompt's own pass, too.
     """
 
-    def __init__(self, arm: Arm, model: PreTrainedModel, ids: Tensor, budget: int, drafter: Drafter | None):
+    def __init__(self, arm: Arm, model: PreTrainedModel, ids: Tensor, budget: int, draft: PreTrainedModel | None):
         super().__init__(arm, iter(()), ids.shape[1], budget)
-        self._model, self._ids, self._drafter = model, ids, drafter
+        self._model, self._ids, self._draft = model, ids, draft
 
     def advance(self) -> None:
         """Decode the whole text."""
-        options = {}
-        if self.arm.method == "assisted":
-            options["assistant_model"] = drafting_exactly(self._drafter.draft.model, self.arm.draft_length)
+        options: dict[str, Any] = {}
+        if self.arm.method == "assisted" and self._draft is not None:
+            options["assistant_model"] = drafting_exactly(self._draft, self.arm.draft_length)
         elif self.arm.method == "lookup":
             options["prompt_lookup_num_tokens"] = self.arm.draft_length
         with counted_passes(self._model) as widths:
@@ -94,7 +95,7 @@ def library_generate(model: PreTrainedModel, ids: Tensor, max_new_tokens: int, *
     start = time.perf_counter()
     with warnings.catch_warnings(), settings_of_the_lab(model):
         warnings.simplefilter("ignore")
-        output = model.generate(
+        output = model.generate(  # type: ignore[operator]
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=max_new_tokens,

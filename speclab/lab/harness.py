@@ -69,7 +69,9 @@ class Bench:
         budget = budget or self.max_new_tokens
         ids = prompt.ids.to(self.setup.device)
         if arm.method in LIBRARY:
-            return LibraryDecoding(arm, target.model, ids, budget, self.drafters.get(arm.draft))
+            drafter = self.drafters[arm.draft] if arm.draft else None
+            draft = drafter.draft.model if isinstance(drafter, ModelDrafter) else None
+            return LibraryDecoding(arm, target.model, ids, budget, draft)
         settings = DecodeSettings(budget, sampling, seed=self.seed * 1009 + stream)
         if not arm.speculative:
             rounds = autoregressive_decode(target, ids, settings, self.setup.chunk)

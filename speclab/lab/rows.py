@@ -1,5 +1,7 @@
 """From seconds and counts to the rows of a record: the only place where a measurement becomes a ratio."""
 
+from typing import Any
+
 from speclab.core.counts import Counts
 from speclab.records.rows import Row, Timing
 from speclab.records.samples import Arm, Sample
@@ -7,25 +9,8 @@ from speclab.theory.formulas import book_formula, ratio_interval
 
 PERIOD, REPEATED = 8, 32  # tokens: the longest period that counts as repetition, and how many tokens must repeat
 
-# What speclab/theory/attribution.py fills in where the costs are known.
-NOT_EXPLAINED = dict.fromkeys(
-    (
-        "draft_cost",
-        "verify_cost",
-        "overhead",
-        "leviathan",
-        "cost_model",
-        "accounting",
-        "forecast",
-        "forecast_tokens_per_round",
-        "ladder",
-        "verdict",
-        "repeat_noise",
-    )
-)
 
-
-def build_row(arm: Arm, samples: list[Sample], baseline: list[Sample], common: dict[str, str], kind: str) -> Row:
+def build_row(arm: Arm, samples: list[Sample], baseline: list[Sample], common: dict[str, Any], kind: str) -> Row:
     """What was measured of one arm, beside the baseline on the same prompts.
 
     samples: of `arm`, all at one temperature. common: target, device and dtype. kind: the name of this group of
@@ -68,7 +53,6 @@ def build_row(arm: Arm, samples: list[Sample], baseline: list[Sample], common: d
         book_formula=book_formula(alpha, arm.draft_length) if alpha is not None else None,
         book_formula_drafted_fraction=book_formula(fraction, arm.draft_length) if fraction is not None else None,
         same_as_baseline=all(b.texts == s.texts for b, s in pairs) if samples[0].temperature == 0 else None,
-        **NOT_EXPLAINED,
     )
 
 
@@ -88,7 +72,7 @@ def timing(sample: Sample) -> Timing:
     )
 
 
-def rounds_of(counts: Counts) -> dict[str, int]:
+def rounds_of(counts: Counts) -> dict[str, Any]:
     """The sums that rows and timings share."""
     names = ("n_rounds", "n_drafted", "n_accepted", "n_rejected", "n_emitted")
     return {name: getattr(counts, name) for name in names}

@@ -18,7 +18,7 @@ import transformers
 from speclab.records.runs import Head, Machine, Versions
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.files import read_bytes, shown
-from speclab.system.paths import ROOT
+from speclab.system.paths import IS_CLONE, ROOT
 
 LARGEST = 256 * 2**20  # bytes of a record; the longest run here has one of a few million
 OPTIONAL = ("unchecked", "yours")  # fields that a record leaves out where they are None
@@ -55,10 +55,11 @@ def _cpu_name() -> str:
 def versions() -> Versions:
     """Of the packages in use, and the lab's commit where git knows one."""
     commit, dirty = None, None
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        commit = _git("rev-parse", "HEAD")
-        # Records and pictures of earlier runs are no part of what ran.
-        dirty = bool(_git("status", "--porcelain", "-uno", "--", ".", ":(exclude)results", ":(exclude)plots"))
+    if IS_CLONE:  # an installed package may lie inside somebody else's repository
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            commit = _git("rev-parse", "HEAD")
+            # Records and pictures of earlier runs are no part of what ran.
+            dirty = bool(_git("status", "--porcelain", "-uno", "--", ".", ":(exclude)results", ":(exclude)plots"))
     return Versions(
         python=platform.python_version(),
         torch=torch.__version__,

@@ -78,17 +78,17 @@ class Row(ArmCounts):
     book_formula: float | None
     book_formula_drafted_fraction: float | None
     same_as_baseline: bool | None  # None when sampled
-    draft_cost: float | None
-    verify_cost: float | None
-    overhead: float | None
-    leviathan: float | None
-    cost_model: float | None
-    accounting: float | None
-    forecast: float | None
-    forecast_tokens_per_round: float | None
-    ladder: list[Rung] | None
-    verdict: Literal["faster", "unclear", "slower"] | None
-    repeat_noise: float | None
+    draft_cost: float | None = None
+    verify_cost: float | None = None
+    overhead: float | None = None
+    leviathan: float | None = None
+    cost_model: float | None = None
+    accounting: float | None = None
+    forecast: float | None = None
+    forecast_tokens_per_round: float | None = None
+    ladder: list[Rung] | None = None
+    verdict: Literal["faster", "unclear", "slower"] | None = None
+    repeat_noise: float | None = None
 
 
 @dataclass(kw_only=True)

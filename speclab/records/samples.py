@@ -1,5 +1,6 @@
 """What is measured: ways to decode, and everything that one of them did with one prompt."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from speclab.core.counts import Counts
@@ -47,7 +48,7 @@ class Sample:
         decode: float,
         tokens: list[int],
         counts: Counts | None = None,
-        rounds: list[tuple[int, int]] = (),
+        rounds: Sequence[tuple[int, int]] = (),
     ) -> None:
         """Book one more decoding; without `counts` it made one pass for every token."""
         self.prefill.append(prefill)

@@ -78,9 +78,9 @@ def price(sample: Sample, baseline: Sample, costs: Costs, chances: Callable[[lis
         part.baseline += sum(costs.step_seconds(early + i) for i in range(n))
         part.baseline_early += n * step_early
         _price_rounds(part, rounds, early, costs)
-    for text in {tuple(t) for t in baseline.texts}:
-        weight = sum(tuple(t) == text for t in baseline.texts)
-        _price_expected(part, weight, list(text), sample.arm.draft_length, early, costs, chances)
+    for tokens in {tuple(t) for t in baseline.texts}:
+        weight = sum(tuple(t) == tokens for t in baseline.texts)
+        _price_expected(part, weight, list(tokens), sample.arm.draft_length, early, costs, chances)
     return part
 
 
@@ -131,7 +131,7 @@ def explained(row: Row, part: Part) -> dict[str, Any]:
     """Fields that the prices add to a measured row: costs in decode steps, predictions, ladder."""
     step = part.baseline / part.n_tokens
     accounting = part.baseline / (part.draft + part.verify + part.overhead)
-    added = {
+    added: dict[str, Any] = {
         "draft_cost": part.draft / part.n_drafted / step if part.n_drafted else None,
         "verify_cost": part.verify / part.n_rounds / step,
         "overhead": part.overhead / part.n_rounds / step,
