@@ -27,11 +27,10 @@ import argparse
 import sys
 
 from draft_models import add_draft_flag
-from speclab.cli import options
+from speclab.cli import options, trace_output
 from speclab.cli.parsing import plain_name, some_path
 from speclab.lab import comparison, plan, profiling, sweeps, tracing
 from speclab.lab.run_config import prepare
-from speclab.present import trace_views
 from speclab.records import record
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.files import check_writable
@@ -71,7 +70,7 @@ def make_parser() -> argparse.ArgumentParser:
     group.add_argument("--by-kind", action="store_true", help="a table for each kind of prompt too")
     options.add_verbose_flag(group)
     group.add_argument("--profile", type=some_path, metavar="FILE", help="first write a profiler trace of a few rounds")
-    trace_views.add_trace_flag(group)
+    trace_output.add_trace_flag(group)
     group.add_argument(
         "--json", type=some_path, metavar="PATH", help="the run record here as well; - for stdout, alone"
     )
@@ -97,7 +96,7 @@ def fill_in(args: argparse.Namespace) -> None:
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
-    trace_views.check_path(args.trace)
+    trace_output.check_path(args.trace)
     if args.profile:
         check_writable(args.profile, "--profile")
     fill_in(args)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from baseline_autoregressive import autoregressive_decode
 from draft_models import Drafter, ModelDrafter, OracleDraft, add_draft_flag, check_prompts, make_drafter  # NEW
-from speclab.cli import options
+from speclab.cli import options, trace_output
 from speclab.core.clock import Stopwatch
 from speclab.core.sampling import (  # NEW: also Draft, AcceptResult
     AcceptResult,
@@ -39,10 +39,7 @@ from speclab.lab.detail import Detail
 from speclab.learner import functions  # NEW
 from speclab.models import memory
 from speclab.models.cached import CachedModel, check_prompt, tokens_to_keep  # NEW: tokens_to_keep
-from speclab.present import (
-    report,
-    trace_views,  # NEW: report, trace_views
-)
+from speclab.present import report  # NEW
 from speclab.system.errors import reports_problems
 from speclab.theory.formulas import Counts  # NEW
 
@@ -150,9 +147,9 @@ def main(argv: list[str] | None = None) -> int:
         "-k", "--draft-length", type=options.at_least(0), default=4, help="tokens per draft (default: 4)"
     )
     options.add_impl_flag(parser)
-    trace_views.add_flags(parser)  # NEW
+    trace_output.add_flags(parser)  # NEW
     args = parser.parse_args(argv)
-    trace_views.check_path(args.trace)  # NEW
+    trace_output.check_path(args.trace)  # NEW
     theirs = functions.load(args.impl, functions.of_decoding(args))  # NEW: your functions, where --impl asks for them
 
     setup = options.load(args)

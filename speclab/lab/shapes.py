@@ -18,7 +18,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from speclab.core.sampling import Sampling, draw_next, uniforms
 from speclab.models.cached import CachedModel, check_prompt
-from speclab.present import report
+from speclab.present import tables
 from speclab.system.errors import EnvironmentProblem
 
 Shapes = dict[str, tuple[int, ...]]
@@ -122,7 +122,7 @@ def show(
         f"One round: {n_cached} tokens of prompt, 1 committed and not in the cache, {n_drafted} drafted; batch first.\n"
     )
     found = [[name, _text(cached[name]), _text(uncached[name]), MEANINGS[name]] for name in MEANINGS]
-    print(report.table(found, ["tensor", "with a cache", "without one", "axes behind the batch"], n_words=4))
+    print(tables.table(found, ["tensor", "with a cache", "without one", "axes behind the batch"], n_words=4))
     heads, key_heads = cached["q"][1], cached["k"][1]
     if heads != key_heads:
         print(f"\nEach of the {key_heads} key heads serves {heads // key_heads} of the {heads} query heads.")
@@ -140,7 +140,7 @@ def show(
         for i in range(n_drafted + 1)
     ]
     headers = ["row", "uncached", "behind", "verifies", "target's choice"]
-    print(report.table(table, headers, n_words=5))
+    print(tables.table(table, headers, n_words=5))
     gap = (rows - all_rows[:, n_cached:]).abs().max().item()
     print(f"\nThe cache changes nothing but the work: these rows differ by {gap:.1e} at most.")
     return _compare(theirs, cached, uncached, n_cached)
@@ -161,7 +161,7 @@ def _compare(theirs: Callable[..., dict | None], cached: Shapes, uncached: Shape
         words = "yes" if yours == right else "no: it is " + " and ".join(map(_text, right))
         table.append([name, *map(_text, yours), words])
     print("\nYours, without the batch axis\n")
-    print(report.table(table, ["tensor", "with a cache", "without one", "agrees"], n_words=4))
+    print(tables.table(table, ["tensor", "with a cache", "without one", "agrees"], n_words=4))
     if cached["q"][1] * cached["q"][3] != cached["hidden"][-1]:
         print("\nThis family's heads do not share the width evenly; exercise 1 assumes that they do.")
     return int(n_wrong > 0)

@@ -1,7 +1,7 @@
 """`compare.py --sweep NAME`: turn one dial, keep the rest still.
 
 A sweep is a list of points. Each point is a row like those of a comparison, with predictions, measured in the same
-turns as all others wherever one run can hold them. What is said about them is decided in present/sweep_words.py.
+turns as all others wherever one run can hold them.
 """
 
 import argparse
@@ -92,13 +92,10 @@ def measured(job: Job, name: str) -> tuple[dict, Measurement]:
 
 
 def _show_and_write(job: Job, sweep: dict) -> int:
-    """Words and table, then the record, the page and the picture.  -> exit code"""
-    wrong = [entry["arm"] for entry in sweep["correctness"] if not entry["passed"]]
-    warning = [f"WRONG OUTPUT: {', '.join(wrong)}; see correctness in the record"] if wrong else []
-    text = "\n\n".join([*warning, sweep_views.paragraph(sweep), sweep_views.table(sweep), ""])
+    """Table and lines, then the record, the page and the picture.  -> exit code"""
     files = job.writes(sweep, lambda: sweep_views.page(sweep, f"../plots/{job.name}.png"))
     picture = [lambda: sweep_views.picture(sweep, job.plots, job.name)]
-    return do_all(itertools.chain([lambda: terminal.say(text, end="")], files, picture))
+    return do_all(itertools.chain([lambda: terminal.say(sweep_views.text(sweep))], files, picture))
 
 
 # --- what each sweep runs -------------------------------------------------------------------------------------------

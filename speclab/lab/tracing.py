@@ -1,4 +1,4 @@
-"""`--trace FILE`: decode a prompt with both decoders, look at every round, and draw it (present/trace_views.py)."""
+"""`--trace FILE`: decode a prompt with both decoders, look at every round, and draw it (present/trace_output.py)."""
 
 import argparse
 import copy
@@ -11,7 +11,7 @@ import torch
 from baseline_autoregressive import autoregressive_decode
 from draft_models import Drafter, OracleDraft
 from optimized_speculative import Round, Rules, speculative_decode
-from speclab.cli import options
+from speclab.cli import options, trace_output
 from speclab.core.sampling import Sampling
 from speclab.lab import shapes, trace
 from speclab.lab.detail import DetailRecorder
@@ -19,7 +19,6 @@ from speclab.lab.run_config import Job, drafter_name
 from speclab.learner.functions import LAB, Learner
 from speclab.models import loading
 from speclab.models.prompts import Prompt
-from speclab.present import trace_views
 from speclab.system.errors import UsageProblem
 
 WARM = 12  # tokens of each decoder before the clocks start: shapes met for the first time are slow
@@ -124,7 +123,7 @@ def draw(
     """`optimized_speculative.py --trace`"""
     k, n_tokens, name = args.draft_length, args.max_new_tokens, drafter_name(args.draft)
     found = follow(setup, drafter, name, prompt, k, n_tokens, setup.sampling, args.seed, eos, theirs, longest=k)
-    trace_views.write(found, args.trace)
+    trace_output.write(found, args.trace)
 
 
 def first_that_can_be_drawn(job: Job) -> str:
@@ -146,7 +145,7 @@ def draw_job(job: Job) -> None:
     drafter, prompt = job.drafters[name], job.prompts[0]
     with job.talk():
         found = follow(job.setup, drafter, name, prompt, k, n_tokens, sampling, job.args.seed, theirs=job.theirs)
-        trace_views.write(found, job.args.trace)
+        trace_output.write(found, job.args.trace)
 
 
 def print_shapes(
