@@ -26,11 +26,16 @@ if __name__ == "__main__":
 import argparse
 import sys
 
-from draft_models import add_draft_flag
-from speclab.cli import options, trace_output
+from baseline_autoregressive import autoregressive_decode
+from optimized_speculative import speculative_decode
+from speclab.cli import flags, parsing, trace_output
+from speclab.cli.flags import add_draft_flag
 from speclab.cli.parsing import plain_name, some_path
+from speclab.core.rounds import DecodeSettings
+from speclab.core.sampling import Sampling
+from speclab.drafts.oracle import OracleDraft
 from speclab.lab import comparison, plan, profiling, sweeps, tracing
-from speclab.lab.run_config import prepare
+from speclab.lab.run_config import Job, prepare
 from speclab.records import record
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.files import check_writable
@@ -46,16 +51,16 @@ SIZES = {
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = options.make_parser(__doc__)
-    options.add_shared_flags(parser)
+    parser = parsing.make_parser(__doc__)
+    flags.add_shared_flags(parser)
     add_draft_flag(parser, default=None)
-    options.add_impl_flag(parser)
+    flags.add_impl_flag(parser)
     group = parser.add_argument_group("experiment")
     group.add_argument(
         "-k", "--draft-length", metavar="K,K", help="(default: 2,4,6,8; --quick 2,4; plans 0 to 16; most sweeps 4)"
     )
     group.add_argument("--temperature", metavar="T,T", help="(default: 0,0.8; plans and most sweeps 0)")
-    group.add_argument("--repeats", type=options.at_least(1), help="times each prompt is decoded by each arm")
+    group.add_argument("--repeats", type=parsing.at_least(1), help="times each prompt is decoded by each arm")
     what = group.add_mutually_exclusive_group()
     what.add_argument("--quick", action="store_true", help="2 prompts of a kind, 48 tokens, k = 2, 4")
     what.add_argument("--full", action="store_true", help="all prompts, 128 tokens")
@@ -68,7 +73,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     group = parser.add_argument_group("results")
     group.add_argument("--by-kind", action="store_true", help="a table for each kind of prompt too")
-    options.add_verbose_flag(group)
+    flags.add_verbose_flag(group)
     group.add_argument("--profile", type=some_path, metavar="FILE", help="first write a profiler trace of a few rounds")
     trace_output.add_trace_flag(group)
     group.add_argument(
@@ -93,6 +98,31 @@ def fill_in(args: argparse.Namespace) -> None:
             setattr(args, name, value)
 
 
+def first_that_can_be_drawn(job: Job) -> str:
+    """The draft that --trace shows; UsageProblem before anything is timed where there is none."""
+    temperature = job.temperatures[0]
+    names = [name for name, drafter in job.drafters.items() if not (temperature and isinstance(drafter, OracleDraft))]
+    if not names:
+        raise UsageProblem(
+            "--trace has nothing to draw: the dial only replays greedy output; put 0 first in --temperature"
+        )
+    return names[0]
+
+
+def draw_trace(job: Job) -> None:
+    """What the comparison starts with: its first prompt, draft, length and temperature."""
+    name, base = first_that_can_be_drawn(job), job.setup.sampling
+    settings = DecodeSettings(
+        job.args.max_new_tokens, Sampling(job.temperatures[0], base.top_k, base.top_p), seed=job.args.seed
+    )
+    k = next(filter(None, job.draft_lengths), 0)
+    functions = job.theirs.functions(speculative_decode)
+    with job.talk():
+        drafter, prompt = job.drafters[name], job.prompts[0]
+        trace = tracing.follow(job.setup, drafter, name, prompt, k, settings, autoregressive_decode, functions)
+        trace_output.write(trace, job.args.trace)
+
+
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
@@ -109,12 +139,12 @@ def main(argv: list[str] | None = None) -> int:
         return sweeps.run(args)
     job = prepare(args)
     if args.trace:
-        tracing.first_that_can_be_drawn(job)
+        first_that_can_be_drawn(job)
     if args.profile:
         profiling.write_trace(job, args.profile)
     code = plan.run(job) if args.plan or args.verify_plan else comparison.compare(job)
     if args.trace:  # after everything that was timed
-        tracing.draw_job(job)
+        draw_trace(job)
     return code
 
 

@@ -12,16 +12,19 @@ from pathlib import Path
 import jsonschema
 import torch
 
-from draft_models import ModelDrafter, make_drafter
-from speclab.cli import options
+from draft_models import ModelDrafter
+from speclab.cli import flags
 from speclab.cli.parsing import plain_name, some_path
+from speclab.drafts.select import make_drafter
 from speclab.lab.harness import STOPS
 from speclab.models import loading
-from speclab.present import report, words
+from speclab.models.setup import Setup
+from speclab.present import run_lines, tables
 from speclab.records import record
 from speclab.system import terminal
 from speclab.system.errors import UsageProblem
 from speclab.system.files import check_writable, do_all, write_whole
+from speclab.system.terminal import note
 
 SCHEMA_VERSION = 1
 NUMBER, COUNT, TEXT = {"type": "number"}, {"type": "integer", "minimum": 0}, {"type": "string"}
@@ -53,7 +56,7 @@ HEAD = {
 }
 
 
-def head(name: str, args: argparse.Namespace, setup: options.Setup, settings: dict, interrupted: bool = False) -> dict:
+def head(name: str, args: argparse.Namespace, setup: Setup, settings: dict, interrupted: bool = False) -> dict:
     """The part of a record that says what, where and how."""
     return {
         "benchmark": name,
@@ -76,7 +79,7 @@ def head(name: str, args: argparse.Namespace, setup: options.Setup, settings: di
 
 def provenance(run: dict) -> str:
     """Where the numbers come from, for the top of a page."""
-    return f"{words.circumstances(run)}."
+    return f"{run_lines.circumstances(run)}."
 
 
 def to_json(run: dict, schema: dict) -> str:
@@ -119,7 +122,7 @@ def kept(measured: list) -> Iterator[list[BaseException]]:
     except (*STOPS, UsageProblem) as stop:
         if not measured:
             raise
-        options.note("stopped; what is measured is kept")
+        note("stopped; what is measured is kept")
         stops.append(stop)
 
 
@@ -152,12 +155,12 @@ def finish(
 # --- models -----------------------------------------------------------------------------------------------------------
 
 
-def setups(args: argparse.Namespace, names: list[str]) -> Iterator[options.Setup]:
+def setups(args: argparse.Namespace, names: list[str]) -> Iterator[Setup]:
     """The named targets, loaded one after another; each is gone before the next one comes."""
     for name in names:
         mine = copy.copy(args)
         mine.target = target_name(name)
-        setup = options.load(mine)
+        setup = flags.setup_from(mine)
         yield setup
         del setup
         free()
@@ -190,7 +193,7 @@ def free() -> None:
         torch.cuda.empty_cache()
 
 
-def model_drafter(kind: str, setup: options.Setup, seed: int, why: str) -> ModelDrafter:
+def model_drafter(kind: str, setup: Setup, seed: int, why: str) -> ModelDrafter:
     """A drafter that is a plain model, or an error that says what else to type."""
     drafter = make_drafter(kind, setup, seed)
     if type(drafter) is not ModelDrafter:
@@ -223,4 +226,4 @@ def interval(low: float | None, high: float | None) -> str:
     return "-" if low is None else f"{low:.2f} to {high:.2f}"
 
 
-table = report.table
+table = tables.table

@@ -38,10 +38,10 @@ from benchmarks import common
 from benchmarks.common import COUNT, TEXT
 from benchmarks.one_family import BROKEN, DRAFT_LENGTHS, N_TOKENS, OUTCOMES, PROMPTS, SECONDS, broken, child
 from benchmarks.tiny_families import model_types
-from speclab.cli import options
+from speclab.cli import parsing
 from speclab.records import record
 from speclab.system.errors import UsageProblem, reports_problems
-from speclab.system.terminal import progress_bar
+from speclab.system.terminal import note, progress_bar
 
 # --- the sweep --------------------------------------------------------------------------------------------------------
 
@@ -138,12 +138,12 @@ def listing(rows: list[dict], markdown: bool) -> str:
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-def make_parser() -> options.Parser:
-    parser = options.make_parser(__doc__)
+def make_parser() -> parsing.Parser:
+    parser = parsing.make_parser(__doc__)
     group = parser.add_argument_group("benchmark")
     group.add_argument("--only", metavar="TYPE,TYPE", help="model types, for example llama,gpt2 (default: all)")
     group.add_argument(
-        "--jobs", type=options.at_least(1), default=os.cpu_count(), help="families at a time (default: one per core)"
+        "--jobs", type=parsing.at_least(1), default=os.cpu_count(), help="families at a time (default: one per core)"
     )
     common.add_result_flags(parser)
     return parser
@@ -186,7 +186,7 @@ def main(argv: list[str] | None = None) -> int:
     }
     code = common.finish(args, run, SCHEMA, page)
     if interrupted:
-        options.note(f"stopped after {len(rows)} of {len(types)} families")
+        note(f"stopped after {len(rows)} of {len(types)} families")
     return code or int(any(row["outcome"] == BROKEN for row in rows))
 
 

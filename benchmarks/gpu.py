@@ -26,12 +26,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.common import listed_sizes
-from speclab.cli import options, parsing
+from speclab.cli import parsing
 from speclab.models import loading
 from speclab.records import record
 from speclab.system import terminal
 from speclab.system.errors import EnvironmentProblem, reports_problems
 from speclab.system.files import check_writable, do_all, prepare_folder, write_whole
+from speclab.system.terminal import note
 
 LEAST = 20.0  # seconds below which a stage is not begun
 GRACE = 8.0  # seconds to write down what was measured
@@ -159,7 +160,7 @@ def main(argv: list[str] | None = None) -> int:
         if stopped or left < LEAST:
             outcomes.append((stage.name, "left out: stopped" if stopped else "left out: no time", 0.0))
             continue
-        options.note(f"{stage.name} ({left:.0f} s left)")
+        note(f"{stage.name} ({left:.0f} s left)")
         try:
             outcomes.append((stage.name, *run(stage, min(stage.seconds, left), log)))
         except OSError as error:  # the log cannot be written

@@ -18,19 +18,22 @@ from baseline_autoregressive import autoregressive_decode
 from benchmarks.tiny_families import VOCAB, model_types, tiny
 from draft_models import ModelDrafter
 from optimized_speculative import speculative_decode
+from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.lab.degraded_drafts import noisy
 from speclab.models import loading, memory, select
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.cached import CachedModel
 from speclab.models.checks import ADVICE, check_model
+from speclab.models.rounding import Reference
 from speclab.system.errors import EnvironmentProblem
-from speclab.theory.losslessness import Reference, judge_divergence
+from speclab.theory.losslessness import judge_divergence
 
 BOTH, EAGER, REFUSED = "identical on both engines", "identical on eager", "refused"
 CANNOT, BROKEN = "cannot be built", "broken"
 OUTCOMES = (BOTH, EAGER, REFUSED, CANNOT, BROKEN)
 PROMPTS = (6, 12)  # lengths: shorter and longer than a tiny model's sliding window
 N_TOKENS = 40
+SETTINGS = DecodeSettings(N_TOKENS)
 DRAFT_LENGTHS = (1, 4)
 NOISES = (0.1, 0.03, 0.3, 0.01, 1.0)  # of the draft's weights, until drafts were both accepted and rejected
 SECONDS = 120  # of processor time for a family; the wall clock may show ten times as many
@@ -62,8 +65,8 @@ def examine(model_type: str) -> dict:
         return row | {"outcome": CANNOT, "reason": WHY.get(model_type) or reason(error)}
     try:
         model = loaded(model)
-        gear, why = select.choose(model, "fast")
-        row["accepted"], row["rejected"] = compare(model, [None, gear] if gear else [None])
+        backend, why = select.choose(model, "fast")
+        row["accepted"], row["rejected"] = compare(model, [None, backend] if backend else [None])
     except EnvironmentProblem as problem:
         why = str(problem).removeprefix(f"{model.config.model_type} ").removesuffix(f"; {ADVICE}")
         return row | {"outcome": REFUSED, "reason": why}
@@ -72,7 +75,7 @@ def examine(model_type: str) -> dict:
     except Exception as error:
         return row | {"reason": reason(error)}
     why = why.removeprefix(f"no fast engine for {model.config.model_type}: ")
-    return row | ({"outcome": BOTH} if gear else {"outcome": EAGER, "reason": why})
+    return row | ({"outcome": BOTH} if backend else {"outcome": EAGER, "reason": why})
 
 
 def broken(model_type: str, why: str) -> dict:
@@ -101,17 +104,17 @@ def prompt_of(length: int) -> torch.Tensor:
     return torch.randint(1, VOCAB, (1, length), generator=torch.Generator().manual_seed(0))
 
 
-def compare(model: PreTrainedModel, gears: list[ExportedModel | None]) -> tuple[int, int]:
+def compare(model: PreTrainedModel, backends: list[ExportedModel | None]) -> tuple[int, int]:
     """Decode every prompt on these engines, or raise NotTheSame.  -> drafted tokens accepted, and rejected"""
     model.generation_config = GenerationConfig()  # no ends of text, no forced tokens
     right = {length: library_text(model, prompt_of(length)) for length in PROMPTS}
-    for gear in gears:
+    for backend in backends:
         for length, text in right.items():
-            target = CachedModel(model, flat=gear)
-            expect(target, length, text, list(autoregressive_decode(target, prompt_of(length), N_TOKENS)), 0)
+            target = CachedModel(model, exported=backend)
+            expect(target, length, text, tokens_of(autoregressive_decode(target, prompt_of(length), SETTINGS)), 0)
     for noise in NOISES:
         drafter = ModelDrafter(CachedModel(noisy(model, noise, seed=1)))
-        counts = [speculate(CachedModel(model, flat=gear), drafter, right) for gear in gears]
+        counts = [speculate(CachedModel(model, exported=backend), drafter, right) for backend in backends]
         accepted, rejected = (sum(column) for column in zip(*counts, strict=True))
         if accepted and rejected:
             break
@@ -129,8 +132,8 @@ def speculate(target: CachedModel, drafter: ModelDrafter, right: dict[int, list[
     accepted = rejected = 0
     for length, text in right.items():
         for k in DRAFT_LENGTHS:
-            rounds = list(speculative_decode(target, drafter, prompt_of(length), k, N_TOKENS))
-            expect(target, length, text, [token for round_ in rounds for token in round_.tokens], k)
+            rounds = list(speculative_decode(target, drafter, prompt_of(length), k, SETTINGS))
+            expect(target, length, text, tokens_of(rounds), k)
             accepted += sum(round_.n_accepted for round_ in rounds)
             rejected += sum(round_.n_rejected for round_ in rounds)
     return accepted, rejected

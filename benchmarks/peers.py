@@ -37,21 +37,25 @@ from transformers.utils import logging as transformers_logging
 from baseline_autoregressive import autoregressive_decode
 from benchmarks import common
 from benchmarks.common import COUNT, MAYBE, NUMBER, SECONDS, TEXT
-from draft_models import Drafter, ModelDrafter, NgramDrafter, add_draft_flag
+from draft_models import ModelDrafter, NgramDrafter
 from optimized_speculative import speculative_decode
-from speclab.cli import options
+from speclab.cli import flags, parsing
+from speclab.cli.flags import add_draft_flag
+from speclab.core.counts import Counts
+from speclab.core.rounds import DecodeSettings, Drafter
 from speclab.core.sampling import Sampling
 from speclab.lab.harness import STOPS, library_generate, mixed, warm_up_runs
 from speclab.lab.run_config import numbers
 from speclab.models import loading
 from speclab.models.cached import check_prompt
 from speclab.models.prompts import Prompt
+from speclab.models.setup import Setup
 from speclab.records import record
-from speclab.records.rows import BASELINE, GENERATE, Arm
+from speclab.records.samples import BASELINE, GENERATE, Arm
 from speclab.system.errors import UsageProblem, reports_problems
-from speclab.system.terminal import progress_bar
+from speclab.system.terminal import note, progress_bar
 from speclab.theory import losslessness
-from speclab.theory.formulas import Counts, ratio_interval
+from speclab.theory.formulas import ratio_interval
 
 PEER = {"baseline": "generate", "model": "assisted", "ngram": "lookup"}  # ours -> the library's
 WHAT = {
@@ -70,7 +74,7 @@ ASKED_SHARE = 0.8  # speedup over our own baseline, as a share of the tokens of 
 class Bench:
     """One pair and how long to decode."""
 
-    setup: options.Setup
+    setup: Setup
     drafters: dict[str, Drafter]  # "model" and "ngram"
     max_new_tokens: int
 
@@ -134,15 +138,14 @@ def ours(bench: Bench, arm: Arm, ids: Tensor) -> Outcome:
     target, budget, tokens, counts = bench.setup.target, bench.max_new_tokens, [], Counts()
     first = None
     start = time.perf_counter()
-    if not arm.speculative:
-        for token in autoregressive_decode(target, ids, budget, chunk=bench.setup.chunk):
-            first = first or time.perf_counter()
-            tokens.append(token)
+    if arm.speculative:
+        rounds = speculative_decode(target, bench.drafters[arm.draft], ids, arm.draft_length, DecodeSettings(budget))
     else:
-        for round_ in speculative_decode(target, bench.drafters[arm.draft], ids, arm.draft_length, budget):
-            first = first or time.perf_counter()
-            tokens += round_.tokens
-            counts.add(round_)
+        rounds = autoregressive_decode(target, ids, DecodeSettings(budget), bench.setup.chunk)
+    for round_ in rounds:
+        first = first or time.perf_counter()
+        tokens += round_.tokens
+        counts.add(round_)
     end = time.perf_counter()  # tokens are on the host, so the device has nothing left to do
     return Outcome(end - start, tokens, target.n_passes, end - first, counts if arm.speculative else None)
 
@@ -507,19 +510,19 @@ def page(run: dict, markdown: bool) -> str:
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-def make_parser() -> options.Parser:
-    parser = options.make_parser(__doc__)
-    options.add_shared_flags(parser)
+def make_parser() -> parsing.Parser:
+    parser = parsing.make_parser(__doc__)
+    flags.add_shared_flags(parser)
     add_draft_flag(parser)
     group = parser.add_argument_group("benchmark")
     group.add_argument("-k", "--draft-length", default="2,4,6", metavar="K,K", help="(default: %(default)s)")
-    group.add_argument("--repeats", type=options.at_least(1), default=2, help="(default: %(default)s)")
+    group.add_argument("--repeats", type=parsing.at_least(1), default=2, help="(default: %(default)s)")
     common.add_result_flags(parser)
     parser.set_defaults(limit=4, max_new_tokens=64)
     return parser
 
 
-def models(setup: options.Setup, drafter: ModelDrafter, kind: str) -> dict[str, str]:
+def models(setup: Setup, drafter: ModelDrafter, kind: str) -> dict[str, str]:
     draft = loading.describe_model(loading.short_name(kind), drafter.draft.model, "draft")
     return {"target": loading.describe_model(setup.target_name, setup.target.model), "draft": draft}
 
@@ -531,13 +534,13 @@ def main(argv: list[str] | None = None) -> int:
     if args.max_new_tokens < 2:
         raise UsageProblem("one new token comes from the prompt's own pass; use --max-new-tokens 2 or more")
     common.check_result_flags(args, "peers")
-    setup = options.load(args)
+    setup = flags.setup_from(args)
     drafter = common.model_drafter(args.draft, setup, args.seed, "the library's assistant must be a model")
-    prompts = options.read_prompts(args, setup.tokenizer)
+    prompts = flags.read_prompts(args, setup.tokenizer)
     for prompt in prompts:
         for model in (setup.target, drafter.draft):
             check_prompt(model, prompt.ids, args.max_new_tokens)
-    options.note(setup.describe())
+    note(setup.describe())
     transformers_logging.set_verbosity_error()  # its advice on `generate` would break the progress bar
 
     bench = Bench(setup, {"model": drafter, "ngram": NgramDrafter()}, args.max_new_tokens)

@@ -31,13 +31,15 @@ import torch
 
 from benchmarks import common
 from benchmarks.common import COUNT, NUMBER, SECONDS, TEXT
-from speclab.cli import options
+from speclab.cli import flags, parsing
 from speclab.core.clock import synchronize
 from speclab.lab.run_config import numbers
-from speclab.models import loading, padding
+from speclab.models import loading, memory, padding
 from speclab.models.cached import CachedModel
 from speclab.models.memory import cache_bytes, operations, weights_read
+from speclab.models.setup import Setup
 from speclab.system.errors import UsageProblem, reports_problems
+from speclab.system.terminal import note
 
 LARGE = 256 * 2**20  # bytes: more than a processor's caches hold
 LARGE_ON_GPU = 2**30
@@ -289,16 +291,16 @@ def page(run: dict, markdown: bool) -> str:
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-def make_parser() -> options.Parser:
-    parser = options.make_parser(__doc__)
-    options.add_shared_flags(parser)
+def make_parser() -> parsing.Parser:
+    parser = parsing.make_parser(__doc__)
+    flags.add_shared_flags(parser)
     parser.add_argument("--draft", metavar="KIND", help="time this draft model, too: model, a folder or a hub name")
     group = parser.add_argument_group("benchmark")
     group.add_argument("--sizes", metavar="NAME,NAME", help="several targets one after another; lab is the lab's own")
     group.add_argument("--widths", default="1,2,3,5,9,17", metavar="M,M", help="(default: %(default)s)")
-    group.add_argument("--context", type=options.at_least(1), default=256, help="tokens in the cache (default: 256)")
-    group.add_argument("--repeats", type=options.at_least(1), default=15, help="of every width (default: 15)")
-    group.add_argument("--block", type=options.at_least(1, 2**20), metavar="MIB", help="read and copied (default: 256)")
+    group.add_argument("--context", type=parsing.at_least(1), default=256, help="tokens in the cache (default: 256)")
+    group.add_argument("--repeats", type=parsing.at_least(1), default=15, help="of every width (default: 15)")
+    group.add_argument("--block", type=parsing.at_least(1, 2**20), metavar="MIB", help="read and copied (default: 256)")
     common.add_result_flags(parser)
     return parser
 
@@ -314,7 +316,7 @@ def check_room(cached: CachedModel, context: int, widest: int) -> None:
 def check_block(args: argparse.Namespace, device: torch.device) -> int:
     """-> bytes of the block that is read and copied; both must fit the memory"""
     usual = LARGE_ON_GPU if device.type == "cuda" else LARGE
-    block, free = args.block * 2**20 if args.block else usual, padding.free_memory(device)
+    block, free = args.block * 2**20 if args.block else usual, memory.free_memory(device)
     if free is not None and 2 * block > free:
         raise UsageProblem(
             f"--block {block // 2**20}: two blocks of {block // 2**20} MiB do not fit the {free // 2**20} MiB free; "
@@ -323,7 +325,7 @@ def check_block(args: argparse.Namespace, device: torch.device) -> int:
     return block
 
 
-def models_to_time(args: argparse.Namespace, setup: options.Setup, widest: int) -> list[tuple[CachedModel, str, str]]:
+def models_to_time(args: argparse.Namespace, setup: Setup, widest: int) -> list[tuple[CachedModel, str, str]]:
     """The target, and the draft if it was asked for, with their roles and names."""
     models = [(setup.target, "target", setup.target_name)]
     if args.draft is not None:
@@ -354,7 +356,7 @@ def main(argv: list[str] | None = None) -> int:
     with common.kept(entries) as stops:
         for setup in common.setups(args, names):
             block, models = check_block(args, setup.device), models_to_time(args, setup, max(widths))
-            options.note(setup.describe())
+            note(setup.describe())
             if found is None:
                 found = ceilings(setup.device, setup.dtype, block)
                 settings = {"targets": [], "widths": widths, "context": args.context, "repeats": args.repeats}

@@ -33,16 +33,19 @@ import torch
 
 from benchmarks import common
 from benchmarks.common import COUNT, MAYBE, NUMBER, SECONDS, TEXT
-from draft_models import Drafter, add_draft_flag
-from speclab.cli import options
+from speclab.cli import flags, parsing
+from speclab.cli.flags import add_draft_flag
+from speclab.core.rounds import Drafter
 from speclab.core.sampling import Sampling
+from speclab.drafts.select import drafter_name, make_drafters
 from speclab.lab.harness import Bench, Decoding, take_turns
-from speclab.lab.run_config import drafter_name, make_drafters, numbers
+from speclab.lab.run_config import numbers
 from speclab.models import loading
 from speclab.models.prompts import Prompt
-from speclab.records.rows import BASELINE, Arm
+from speclab.models.setup import Setup
+from speclab.records.samples import BASELINE, Arm
 from speclab.system.errors import UsageProblem, reports_problems
-from speclab.system.terminal import progress_bar
+from speclab.system.terminal import note, progress_bar
 from speclab.theory.formulas import ratio_interval
 
 DIALS = ("length", "context", "k", "size")
@@ -58,7 +61,7 @@ class Job:
     """What the dials turn on."""
 
     args: argparse.Namespace
-    setup: options.Setup
+    setup: Setup
     drafter: str
     bench: Bench
     prompts: list[Prompt]  # of the dials k and size
@@ -219,7 +222,7 @@ def k_dial(job: Job) -> Iterator[dict]:
             for k, decoding in zip(whole, timed, strict=True):
                 whole[k] += decode_log(decoding)
             for k, decoding in zip(host, phased, strict=True):
-                host[k] += [host_time(seconds, phases) for _, seconds, phases in decoding.log]
+                host[k] += [host_time(seconds, round_.seconds) for _, seconds, round_ in decoding.log]
     first = whole[next(iter(whole))]
     for k, log in whole.items():
         ours, all_of_it = (sum(column) for column in zip(*host[k], strict=True))
@@ -229,11 +232,7 @@ def k_dial(job: Job) -> Iterator[dict]:
 
 def decode_log(decoding: Decoding) -> list[tuple[float, int]]:
     """(seconds, tokens) of every round after prefill."""
-    if not decoding.arm.speculative:
-        return [(seconds, 1) for _, seconds, _ in decoding.log]
-    return [
-        (seconds, accepted + 1) for (_, seconds, _), (_, accepted) in zip(decoding.log, decoding.rounds, strict=True)
-    ]
+    return [(seconds, len(round_.tokens)) for _, seconds, round_ in decoding.log]
 
 
 def host_time(seconds: float, phases: dict[str, float]) -> tuple[float, float]:
@@ -259,7 +258,7 @@ def size_point(job: Job, first: dict[str, list] | None) -> tuple[list[dict], dic
     return points, first
 
 
-def size_label(setup: options.Setup) -> str:
+def size_label(setup: Setup) -> str:
     """Short enough for a column; what stands behind it is listed above the tables."""
     return f"{sum(p.numel() for p in setup.target.model.parameters()) / 1e6:.1f} M"
 
@@ -362,18 +361,18 @@ def page(run: dict, markdown: bool) -> str:
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-def make_parser() -> options.Parser:
-    parser = options.make_parser(__doc__)
-    options.add_shared_flags(parser)
+def make_parser() -> parsing.Parser:
+    parser = parsing.make_parser(__doc__)
+    flags.add_shared_flags(parser)
     add_draft_flag(parser)
     group = parser.add_argument_group("benchmark")
     group.add_argument("--dials", default=None, metavar="NAME,NAME", help=f"of {', '.join(DIALS)} (default: all)")
     group.add_argument("--sizes", metavar="NAME,NAME", help="targets of the dial `size`; lab is the lab's own")
-    group.add_argument("-k", "--draft-length", type=options.at_least(1), default=4, help="(default: 4)")
+    group.add_argument("-k", "--draft-length", type=parsing.at_least(1), default=4, help="(default: 4)")
     group.add_argument("--draft-lengths", default="0,1,2,4,8,16", metavar="K,K", help="(default: %(default)s)")
     group.add_argument("--lengths", default="200,1900", metavar="N,N", help="generated (default: %(default)s)")
     group.add_argument("--contexts", default="64,512,1500,3500", metavar="N,N", help="(default: %(default)s)")
-    group.add_argument("--turns", type=options.at_least(2), default=64, help="steps or rounds timed (default: 64)")
+    group.add_argument("--turns", type=parsing.at_least(2), default=64, help="steps or rounds timed (default: 64)")
     common.add_result_flags(parser)
     parser.set_defaults(limit=1)
     return parser
@@ -396,12 +395,12 @@ def fill_in(args: argparse.Namespace) -> list[str]:
     return [d for d in DIALS if d in dials]
 
 
-def make_job(args: argparse.Namespace, setup: options.Setup) -> Job:
+def make_job(args: argparse.Namespace, setup: Setup) -> Job:
     drafters: dict[str, Drafter] = make_drafters([args.draft], setup, args.seed)
-    prompts = options.read_prompts(args, setup.tokenizer)
+    prompts = flags.read_prompts(args, setup.tokenizer)
     everyone = copy.copy(args)
     everyone.limit = 0
-    text = [i for prompt in options.read_prompts(everyone, setup.tokenizer) for i in prompt.id_list]
+    text = [i for prompt in flags.read_prompts(everyone, setup.tokenizer) for i in prompt.id_list]
     longest = max(*args.contexts, BASE)
     text *= longest // len(text) + 1
     bench = Bench(setup, drafters, args.turns + 1, args.seed)
@@ -457,10 +456,10 @@ def main(argv: list[str] | None = None) -> int:
     points, models, top, first = [], {}, None, None
     with common.kept(points) as stops:
         if inside := [d for d in dials if d != "size"]:
-            setup = options.load(args)
+            setup = flags.setup_from(args)
             job = make_job(args, setup)
             check_room(job, inside)
-            options.note(setup.describe())
+            note(setup.describe())
             models = describe_models(job)
             top = common.head("scaling", args, setup, {"target": setup.target_name, **settings})
             for found in turn_dials(job, inside):
@@ -470,7 +469,7 @@ def main(argv: list[str] | None = None) -> int:
         for setup in common.setups(args, sizes):
             job = make_job(args, setup)
             check_room(job, ["size"])
-            options.note(setup.describe())
+            note(setup.describe())
             found, first = size_point(job, first)
             points += found
             models[f"size {size_label(setup)}"] = loading.describe_model(setup.target_name, setup.target.model)

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from speclab.cli import parsing
-from speclab.core.sampling import Draft, Sampling
+from speclab.core.rounds import Draft
+from speclab.core.sampling import Sampling
 from speclab.system.errors import reports_problems
 
 CPU = torch.device("cpu")

@@ -6,7 +6,8 @@ Chapter: docs/chapters/07-ngram.md. Check: python check.py 7 --impl solutions
 import torch
 from torch import Tensor
 
-from speclab.core.sampling import Draft, Sampling
+from speclab.core.rounds import Draft
+from speclab.core.sampling import Sampling
 from speclab.models.cached import CachedModel
 
 

@@ -21,9 +21,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from draft_models import Drafter
-from optimized_speculative import Round
-from speclab.core.sampling import AcceptResult, Draft, Sampling, draw, draw_next, to_host, uniforms
+from speclab.core.rounds import AcceptResult, Draft, Drafter, Round
+from speclab.core.sampling import Sampling, draw, draw_next, to_host, uniforms
 from speclab.models.cached import CachedModel, check_prompt
 
 

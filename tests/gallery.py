@@ -115,7 +115,7 @@ BASELINE, LOOP, DRAFTS = "baseline_autoregressive.py", "optimized_speculative.py
 RULE, THEORY = "speclab/core/sampling.py", "speclab/theory/formulas.py"
 CACHE, GRAPHS, BENCH = "speclab/models/cached.py", "speclab/models/backends/cuda_graphs.py", "speclab/lab/harness.py"
 CHECKS, LOADING, ENGINE = "speclab/models/checks.py", "speclab/models/loading.py", "speclab/models/select.py"
-ROUNDING, JUDGE, FLAGS = "speclab/models/rounding.py", "speclab/theory/losslessness.py", "speclab/cli/options.py"
+ROUNDING, JUDGE, FLAGS = "speclab/models/rounding.py", "speclab/theory/losslessness.py", "speclab/models/setup.py"
 COMMIT = "committed = [*drafted[:n_accepted], next_token]"
 VERIFY = "logits = target.forward(torch.cat([last, draft.tokens], dim=1))"
 ROLLBACK = "target.crop(rules.tokens_to_keep(target.length, n_prompt + n_committed))"
@@ -273,7 +273,7 @@ MUTANTS = (
     ),
     Mutant(
         10,
-        "gives the fast gear's tokens the positions before theirs",
+        "gives the fast backend's tokens the positions before theirs",
         CACHE,
         "self._positions[:, length:total]",
         "self._positions[:, length - 1 : total - 1]",
@@ -284,7 +284,7 @@ MUTANTS = (
     ),
     Mutant(
         10,
-        "lets the fast gear's tokens read the one behind them",
+        "lets the fast backend's tokens read the one behind them",
         CACHE,
         "self._masks[:, :, :width, self._capacity - length : self._capacity + width]",
         "self._masks[:, :, :width, self._capacity - length - 1 : self._capacity + width - 1]",
@@ -292,7 +292,7 @@ MUTANTS = (
     ),
     Mutant(
         10,
-        "forgets the old keys when the fast gear's buffer grows",
+        "forgets the old keys when the fast backend's buffer grows",
         CACHE,
         "new_keys[:, :, :length] = keys[:, :, :length]",
         "pass",
@@ -692,7 +692,7 @@ MUTANTS = (
         "holds the fast engine against itself",
         ENGINE,
         "right = checks.uncached_logits(model, text)[:, -sum(checks.WIDTHS) :]",
-        "right = checks.cached_logits(CachedModel(model, flat=flat), text, wrong=checks.WRONG)",
+        "right = checks.cached_logits(CachedModel(model, exported=exported), text, wrong=checks.WRONG)",
         _tests("wrong_logits_are_no_fast_engine_however_noisy_the_eager_one"),
     ),
     Mutant(

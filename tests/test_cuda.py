@@ -2,14 +2,15 @@
 
 import pytest
 import torch
+from decoding import plain_text, speculative_rounds
 from tiny_models import FAMILIES, VOCAB, perturbed, tiny
 
 from baseline_autoregressive import autoregressive_decode
 from draft_models import DraftSteps, ModelDrafter, NgramDrafter
-from optimized_speculative import speculative_decode
-from speclab.cli import options
+from speclab.cli import flags, parsing
+from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.core.sampling import Sampling
-from speclab.models import loading, padding, select
+from speclab.models import loading, padding, rounding, select
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.cached import CachedModel
 from speclab.theory import losslessness
@@ -34,7 +35,7 @@ def exact_products(monkeypatch):
 def on_gpu(family: str, fast: bool, noise: float = 0.0) -> CachedModel:
     model = tiny(family, dtype=torch.float32)
     model = (perturbed(model, noise) if noise else model).cuda()
-    return CachedModel(model, flat=ExportedModel(model) if fast else None)
+    return CachedModel(model, exported=ExportedModel(model) if fast else None)
 
 
 @pytest.mark.parametrize("fast", [False, True], ids=["eager", "fast"])
@@ -43,10 +44,10 @@ def test_greedy_is_token_identical_in_float32(family, fast):
     """The chunked baseline, and two kinds of drafts."""
     prompt = PROMPT.cuda()
     target = on_gpu(family, fast)
-    text = list(autoregressive_decode(target, prompt, N_NEW, chunk=16))
-    assert text == list(autoregressive_decode(on_gpu(family, not fast), prompt, N_NEW))
+    text = plain_text(target, prompt, N_NEW, chunk=16)
+    assert text == plain_text(on_gpu(family, not fast), prompt, N_NEW)
     for drafter in (ModelDrafter(on_gpu(family, fast, noise=0.1)), NgramDrafter(3, 1)):
-        rounds = list(speculative_decode(target, drafter, prompt, 4, N_NEW))
+        rounds = list(speculative_rounds(target, drafter, prompt, 4, N_NEW))
         assert [t for r in rounds for t in r.tokens] == text
         assert target.n_passes == len(rounds)
 
@@ -59,7 +60,7 @@ def test_sampled_rounds_do_not_depend_on_the_engine():
         rounds = []
         for target, drafter in pairs:
             generator = torch.Generator("cuda").manual_seed(seed)
-            rounds.append(list(speculative_decode(target, drafter, PROMPT.cuda(), 3, 12, Sampling(0.9), generator)))
+            rounds.append(list(speculative_rounds(target, drafter, PROMPT.cuda(), 3, 12, Sampling(0.9), generator)))
         same += rounds[0] == rounds[1]
     assert same >= 19
 
@@ -71,7 +72,7 @@ def test_a_chain_of_draft_steps_is_captured_whole(sampling):
     found = []
     for _ in range(3):
         generator = torch.Generator("cuda").manual_seed(3)
-        found.append(list(speculative_decode(target, drafter, PROMPT.cuda(), 4, N_NEW, sampling, generator)))
+        found.append(list(speculative_rounds(target, drafter, PROMPT.cuda(), 4, N_NEW, sampling, generator)))
     assert found[0] == found[1] == found[2]
     assert any(isinstance(recipe.program, DraftSteps) for recipe, _ in drafter.draft._gear._lane._graphs)
 
@@ -79,29 +80,31 @@ def test_a_chain_of_draft_steps_is_captured_whole(sampling):
 def test_two_decodings_side_by_side_over_many_buckets():
     """600 tokens cross two buckets and outgrow a lane; two decodings of one model share its weights and no lane."""
     model = tiny("llama", dtype=torch.float32, max_position_embeddings=2048).cuda()
-    flat = ExportedModel(model)
+    exported = ExportedModel(model)
     prompts = [PROMPT.cuda(), PROMPT.flip(1).cuda()]
-    right = [list(autoregressive_decode(CachedModel(model), prompt, 600)) for prompt in prompts]
-    reference = losslessness.Reference(model)
+    right = [plain_text(CachedModel(model), prompt, 600) for prompt in prompts]
+    reference = rounding.Reference(model)
     for _ in range(2):  # the second time with the lanes and graphs of the first
-        running = [autoregressive_decode(CachedModel(model, flat=flat), prompt, 600) for prompt in prompts]
+        models = [CachedModel(model, exported=exported) for _ in prompts]
+        running = [autoregressive_decode(m, p, DecodeSettings(600)) for m, p in zip(models, prompts, strict=True)]
         found = list(zip(*running, strict=True))
         for prompt, ours, theirs in zip(prompts, zip(*found, strict=True), right, strict=True):
-            verdict = losslessness.judge_divergence(reference, prompt[0].tolist(), theirs, list(ours), VOCAB)
+            ours = tokens_of(ours)
+            verdict = losslessness.judge_divergence(reference, prompt[0].tolist(), theirs, ours, VOCAB)
             assert verdict is None or verdict.numerical
 
 
 @pytest.mark.parametrize("wish", select.ENGINES)
 def test_the_lab_pair_in_bfloat16_differs_at_near_ties_only(wish):
-    parser = options.make_parser("test")
-    options.add_shared_flags(parser)
-    setup = options.load(parser.parse_args(["--device", "cuda", "--engine", wish]))
+    parser = parsing.make_parser("test")
+    flags.add_shared_flags(parser)
+    setup = flags.setup_from(parser.parse_args(["--device", "cuda", "--engine", wish]))
     assert setup.dtype == torch.bfloat16
-    drafter = ModelDrafter(options.load_draft(loading.LAB_DRAFT, setup))
-    for prompt in options.read_prompts(parser.parse_args(["--limit", "1"]), setup.tokenizer):
+    drafter = ModelDrafter(setup.load_draft(loading.LAB_DRAFT))
+    for prompt in flags.read_prompts(parser.parse_args(["--limit", "1"]), setup.tokenizer):
         ids = prompt.ids.cuda()
-        theirs = list(autoregressive_decode(setup.target, ids, 64, chunk=setup.chunk))
-        ours = [t for r in speculative_decode(setup.target, drafter, ids, 4, 64) for t in r.tokens]
+        theirs = plain_text(setup.target, ids, 64, chunk=setup.chunk)
+        ours = [t for r in speculative_rounds(setup.target, drafter, ids, 4, 64) for t in r.tokens]
         found = losslessness.judge_divergence(setup.reference, prompt.id_list, theirs, ours, setup.target.vocab_size)
         assert found is None or found.numerical
 

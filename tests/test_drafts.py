@@ -3,14 +3,15 @@
 import pytest
 import scipy.stats
 import torch
+from decoding import plain_text, speculative_rounds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import VOCAB, perturbed, tiny
 
-from baseline_autoregressive import autoregressive_decode
-from draft_models import FreeOracleDrafter, ModelDrafter, NgramDrafter, OracleModelDrafter
-from optimized_speculative import Round, speculative_decode
+from draft_models import ModelDrafter, NgramDrafter
+from speclab.core.rounds import Round
 from speclab.core.sampling import Sampling
+from speclab.drafts.oracle import FreeOracleDrafter, OracleModelDrafter
 from speclab.models.cached import CachedModel
 from speclab.system.errors import UsageProblem
 from speclab.theory.losslessness import distributions
@@ -128,7 +129,7 @@ def target():
 
 def rounds_of(target, drafter, k: int, limit: int, sampling: Sampling = Sampling()) -> list[Round]:
     generator = torch.Generator().manual_seed(0)
-    return list(speculative_decode(target, drafter, PROMPT, k, limit, sampling, generator))
+    return list(speculative_rounds(target, drafter, PROMPT, k, limit, sampling, generator))
 
 
 def test_model_drafter_proposes_its_own_greedy_continuation(target):
@@ -138,7 +139,7 @@ def test_model_drafter_proposes_its_own_greedy_continuation(target):
     drafter.prefill(target, PROMPT, Sampling())
     drafter.observe(0, [11])
     ids = torch.cat([PROMPT, torch.tensor([[11]])], dim=1)
-    right = list(autoregressive_decode(CachedModel(draft.model), ids, 5))
+    right = plain_text(CachedModel(draft.model), ids, 5)
     proposal = drafter.propose(5, torch.zeros((1, 5)))
     assert proposal.tokens.tolist() == [right]
     assert proposal.size.tolist() == [5]
@@ -146,7 +147,7 @@ def test_model_drafter_proposes_its_own_greedy_continuation(target):
     drafter.observe(2, [*right[:2], 30])
     ids = torch.cat([ids, torch.tensor([[*right[:2], 30]])], dim=1)
     again = drafter.propose(4, torch.zeros((1, 4))).tokens[0].tolist()
-    assert again == list(autoregressive_decode(CachedModel(draft.model), ids, 4))
+    assert again == plain_text(CachedModel(draft.model), ids, 4)
 
 
 def test_model_drafter_hands_over_what_it_drew_from(target):
@@ -192,7 +193,7 @@ def test_draft_catches_up_after_rounds_without_drafts(target):
         drafter.propose(0, NO_CHANCES)
         drafter.observe(0, [token])
     ids = torch.cat([PROMPT, torch.tensor([[11, 3, 8]])], dim=1)
-    right = list(autoregressive_decode(CachedModel(draft.model), ids, 3))
+    right = plain_text(CachedModel(draft.model), ids, 3)
     assert drafter.propose(3, torch.zeros((1, 3))).tokens[0].tolist() == right
     assert draft.n_passes == 1 + 3
 
@@ -205,7 +206,7 @@ def dialed(
 ) -> tuple[OracleModelDrafter, list[Round]]:
     """Decode with a dial over a draft model that knows nothing."""
     dial = OracleModelDrafter(CachedModel(tiny("llama", seed=50)), accuracy, seed)
-    dial.replay(list(autoregressive_decode(target, PROMPT, limit)))
+    dial.replay(plain_text(target, PROMPT, limit))
     return dial, rounds_of(target, dial, k, limit)
 
 
@@ -232,7 +233,7 @@ def test_dial_acceptance_rate():
     is the binomial's own, false alarm below 1e-6.
     """
     target, draft = CachedModel(tiny("gpt2")), CachedModel(tiny("gpt2", seed=50, n_layer=1))
-    text = list(autoregressive_decode(target, PROMPT, 480))
+    text = plain_text(target, PROMPT, 480)
     dial = OracleModelDrafter(draft, 0.6, seed=1)
     dial.replay(text)
     rounds = rounds_of(target, dial, 4, 480)
@@ -288,7 +289,7 @@ def held_back(rounds: list[Round]) -> int:
 def test_dial_beyond_its_reference(target):
     """A text that goes on behind the reference is drafted by the draft model itself, and still right."""
     dial = OracleModelDrafter(CachedModel(target.model), 0.0)
-    text = list(autoregressive_decode(target, PROMPT, 20))
+    text = plain_text(target, PROMPT, 20)
     dial.replay(text[:10])
     rounds = rounds_of(target, dial, 3, 20)
     assert [token for r in rounds for token in r.tokens] == text
@@ -300,7 +301,7 @@ def test_dial_beyond_its_reference(target):
 def test_free_dial_is_the_dial_without_a_model(target, accuracy):
     """Same dice, same proposals, same rounds; behind its reference it has nothing to say."""
     free = FreeOracleDrafter(accuracy)
-    text = list(autoregressive_decode(target, PROMPT, 31))
+    text = plain_text(target, PROMPT, 31)
     free.replay(text)
     assert rounds_of(target, free, 4, 31) == dialed(target, accuracy, 4, 31)[1]
     free.replay(text[:10])
@@ -320,7 +321,7 @@ def test_at_the_end_of_its_context_a_model_drafts_fewer_tokens_then_none(tempera
     context, k, budget = 20, 4, 30
     target, draft = CachedModel(tiny("gpt2", seed=0)), CachedModel(tiny("gpt2", seed=1, n_positions=context))
     n_committed, sizes, tokens = PROMPT.shape[1], [], []
-    for round_ in speculative_decode(target, ModelDrafter(draft), PROMPT, k, budget, Sampling(temperature)):
+    for round_ in speculative_rounds(target, ModelDrafter(draft), PROMPT, k, budget, Sampling(temperature)):
         if not round_.prefill:
             left = PROMPT.shape[1] + budget - n_committed - 1
             assert round_.n_drafted == min(k, left, max(0, context - n_committed + 1))
@@ -330,7 +331,7 @@ def test_at_the_end_of_its_context_a_model_drafts_fewer_tokens_then_none(tempera
     assert {k, 0} <= set(sizes)
     assert any(0 < size < k for size in sizes[:-3]), "near the end of its context the draft is shorter"
     if temperature == 0:
-        assert tokens == list(autoregressive_decode(CachedModel(target.model), PROMPT, budget))
+        assert tokens == plain_text(CachedModel(target.model), PROMPT, budget)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -343,7 +344,7 @@ def test_ids_that_the_draft_lacks_have_probability_0_and_can_be_committed(temper
     honest, proposals = drafter.propose, []
     drafter.propose = lambda k, uniforms: proposals.append(honest(k, uniforms)) or proposals[-1]
     generator = torch.Generator().manual_seed(3)
-    for round_ in speculative_decode(target, drafter, PROMPT, 3, 60, Sampling(temperature), generator):
+    for round_ in speculative_rounds(target, drafter, PROMPT, 3, 60, Sampling(temperature), generator):
         said += round_.tokens
     assert max(said) >= n_rows
     assert max(proposal.tokens.max().item() for proposal in proposals if proposal.tokens.numel()) < n_rows
@@ -352,7 +353,7 @@ def test_ids_that_the_draft_lacks_have_probability_0_and_can_be_committed(temper
             assert proposal.probs.shape[-1] == VOCAB
             assert not proposal.probs[..., n_rows:].any()
     if temperature == 0:
-        assert said == list(autoregressive_decode(CachedModel(target.model), PROMPT, 60))
+        assert said == plain_text(CachedModel(target.model), PROMPT, 60)
     else:
         assert any(proposal.probs is not None for proposal in proposals)
 

@@ -17,7 +17,9 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from speclab.core.sampling import NOT_FINITE, Draft, accept, draw
+from speclab.core.accept import accept
+from speclab.core.rounds import Draft
+from speclab.core.sampling import NOT_FINITE, draw
 
 Prefix = tuple[int, ...]
 Row = list[Fraction]  # a distribution

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from decoding import speculative_rounds
 from gallery import BUGS, MUTANTS, ROOT, judge, mutated
 from llamas import tiny_llama
 from torch import Tensor
@@ -18,13 +19,16 @@ from torch import Tensor
 import baseline_autoregressive
 import optimized_speculative
 from draft_models import ModelDrafter, NgramDrafter
-from optimized_speculative import Round, speculative_decode
-from speclab.cli import options
+from speclab.cli import flags
 from speclab.core import clock, sampling
-from speclab.core.sampling import Draft, Sampling, accept, draw
+from speclab.core.accept import accept
+from speclab.core.counts import Counts
+from speclab.core.rounds import Draft, Round
+from speclab.core.sampling import Sampling, draw
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
-from speclab.theory.formulas import Counts, book_formula, expected_tokens_per_round
+from speclab.models.setup import Setup
+from speclab.theory.formulas import book_formula, expected_tokens_per_round
 
 CPU = torch.device("cpu")
 SAMPLED = Sampling(temperature=1.0)
@@ -101,7 +105,7 @@ def decode(target, drafter, prompt, k=4, n=48, sampling=Sampling(), eos=frozense
     """At most n rounds, so that a decoder that does not stop fails a test instead of hanging it."""
     target = target if isinstance(target, TableModel) else CachedModel(target)
     generator = torch.Generator().manual_seed(0)
-    return list(itertools.islice(speculative_decode(target, drafter, prompt, k, n, sampling, generator, eos), n))
+    return list(itertools.islice(speculative_rounds(target, drafter, prompt, k, n, sampling, generator, eos), n))
 
 
 def tokens_of(rounds: list[Round]) -> list[int]:
@@ -210,7 +214,7 @@ def test_a_round_commits_one_token_more_than_it_accepts(target, draft, prompt):
 
 def test_one_target_pass_per_round(target, draft, prompt):
     model = CachedModel(target)
-    n_passes = [model.n_passes for _ in speculative_decode(model, ModelDrafter(CachedModel(draft)), prompt, 4, 30)]
+    n_passes = [model.n_passes for _ in speculative_rounds(model, ModelDrafter(CachedModel(draft)), prompt, 4, 30)]
     assert len(n_passes) > 8
     assert n_passes == list(range(1, len(n_passes) + 1))
 
@@ -236,7 +240,7 @@ def test_greedy_keeps_no_draft_but_the_argmax(monkeypatch, target, draft, prompt
 
 def test_target_cache_holds_all_but_the_last_committed_token(target, draft, prompt):
     model, n_tokens, rounds = CachedModel(target), 0, []
-    for round_ in itertools.islice(speculative_decode(model, ModelDrafter(CachedModel(draft)), prompt, 4, 48), 48):
+    for round_ in itertools.islice(speculative_rounds(model, ModelDrafter(CachedModel(draft)), prompt, 4, 48), 48):
         rounds.append(round_)
         n_tokens += len(round_.tokens)
         # The library's own count of cached rows, not ours.
@@ -514,12 +518,12 @@ def script(monkeypatch, capsys, prompt):
 
     tokenizer = SimpleNamespace(decode=lambda ids, **_: "word " * len(ids))
     reasons = dict.fromkeys(("device", "dtype", "threads", "engine"), "test")
-    setup = options.Setup(
+    setup = Setup(
         TimedModel(tiny_llama(seed=3, n_layers=1)), tokenizer, "tiny", Sampling(), CPU, torch.float64, reasons
     )
     monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: Clock.now))
-    monkeypatch.setattr(options, "load", lambda args: setup)
-    monkeypatch.setattr(options, "read_prompts", lambda *_: [Prompt("test", "text", prompt)] * 3)
+    monkeypatch.setattr(flags, "setup_from", lambda args: setup)
+    monkeypatch.setattr(flags, "read_prompts", lambda *_: [Prompt("test", "text", prompt)] * 3)
     monkeypatch.setattr(optimized_speculative, "make_drafter", no_drafts)
 
     def run(module) -> str:

@@ -10,21 +10,26 @@ from dataclasses import dataclass, field
 import pytest
 import scipy.stats
 import torch
+from decoding import plain_text, speculative_rounds
 from tiny_models import CONTEXT, FAMILIES, VOCAB, PlainTransformer, perturbed, tiny
 from torch import Tensor
 from transformers import MixtralConfig, MixtralForCausalLM
 
-from baseline_autoregressive import autoregressive_decode
-from draft_models import DraftSteps, ModelDrafter, NgramDrafter, OracleModelDrafter
-from optimized_speculative import Round, speculative_decode
+from draft_models import DraftSteps, ModelDrafter, NgramDrafter
+from optimized_speculative import speculative_decode
 from speclab.core import sampling as sampling_module
-from speclab.core.sampling import AcceptResult, Sampling, accept, draw
-from speclab.models import cached
+from speclab.core.accept import accept
+from speclab.core.counts import Counts
+from speclab.core.rounds import AcceptResult, DecodeSettings, Round
+from speclab.core.sampling import Sampling, draw
+from speclab.drafts.oracle import OracleModelDrafter
+from speclab.lab.instruments import LoopFunctions, with_phases
+from speclab.models import rounding
+from speclab.models.backends import eager
 from speclab.models.cached import CachedModel
+from speclab.models.rounding import Reference
 from speclab.system.errors import EnvironmentProblem, UsageProblem
-from speclab.theory import losslessness
-from speclab.theory.formulas import Counts
-from speclab.theory.losslessness import Reference, judge_divergence
+from speclab.theory.losslessness import judge_divergence
 
 LONGEST = 20  # new tokens
 DTYPES = (torch.float32, torch.float64)
@@ -115,7 +120,7 @@ def rounds_that_must_come(text: list[int], proposed: list[list[int]], limit: int
 def check_greedy(s: Subject, kind: str, k: int, limit: int, eos: frozenset[int] = frozenset()) -> list[Round]:
     """One decoding: its text, every count of every round, the pass count and the budget."""
     target, spy = CachedModel(s.model), Spy(make_drafter(kind, s))
-    rounds = list(speculative_decode(target, spy, s.prompt, k, limit, eos=eos))
+    rounds = list(speculative_rounds(target, spy, s.prompt, k, limit, eos=eos))
     ends = [i + 1 for i, token in enumerate(s.text[:limit]) if token in eos]
     label = f"{kind}, k = {k}, {limit} new tokens, eos {set(eos)}"
     assert [t for r in rounds for t in r.tokens] == s.text[: min(ends, default=limit)], label
@@ -148,7 +153,7 @@ def test_greedy_is_token_identical_in_every_family(family, dtype):
     """A cache, mask or position bug of one architecture or dtype changes the text."""
     s = subject(family, dtype)
     target = CachedModel(s.model)
-    assert list(autoregressive_decode(target, s.prompt, LONGEST)) == s.text
+    assert plain_text(target, s.prompt, LONGEST) == s.text
     assert target.n_passes == LONGEST, "the baseline pays one pass per token, the first from the prompt"
     generated = s.model.generate(
         s.prompt, attention_mask=torch.ones_like(s.prompt), max_new_tokens=LONGEST, do_sample=False, pad_token_id=0
@@ -216,8 +221,7 @@ def test_eos_as_generate_and_the_baseline_see_it():
         )
         assert generated[0, s.prompt.shape[1] :].tolist() == right
         for chunk in (1, 2, 7, LONGEST):
-            plain = autoregressive_decode(CachedModel(s.model), s.prompt, LONGEST, eos=frozenset(eos), chunk=chunk)
-            assert list(plain) == right
+            assert plain_text(CachedModel(s.model), s.prompt, LONGEST, eos=eos, chunk=chunk) == right
         check_greedy(s, "good", 4, LONGEST, frozenset(eos))
 
 
@@ -226,7 +230,7 @@ def test_sliding_window_changes_the_text():
     for family in ("mistral_window", "gemma3_window"):
         s = subject(family, torch.float64)
         unlimited = tiny(family, sliding_window=CONTEXT)
-        assert list(autoregressive_decode(CachedModel(unlimited), s.prompt, LONGEST)) != s.text
+        assert plain_text(CachedModel(unlimited), s.prompt, LONGEST) != s.text
 
 
 @pytest.mark.parametrize("family", ["mistral_window", "gemma3_window"])
@@ -340,7 +344,7 @@ def decode_often(target: CachedModel, drafter, law: Law, n_draws: int) -> tuple[
     rounds = []
     for _ in range(n_draws):
         tokens = []
-        for r in speculative_decode(target, drafter, PROMPT, law.k, DEPTH + law.k, sampling, generator):
+        for r in speculative_rounds(target, drafter, PROMPT, law.k, DEPTH + law.k, sampling, generator):
             tokens += r.tokens
             rounds.append(r)
             if len(tokens) >= DEPTH:
@@ -488,7 +492,7 @@ WARM = Sampling(temperature=0.9, top_p=0.95)
 def sampled_text(seed: int, k: int = 3, kind: str = "good") -> list[int]:
     s = subject("llama", torch.float64)
     generator = torch.Generator().manual_seed(seed)
-    rounds = speculative_decode(
+    rounds = speculative_rounds(
         CachedModel(s.model), make_drafter(kind, s), s.prompt, k, LONGEST, WARM, generator=generator
     )
     return [token for r in rounds for token in r.tokens]
@@ -509,8 +513,8 @@ def test_global_random_state_is_left_alone():
     sampled_text(1)
     sampled_text(1, kind="ngram")
     generator = torch.Generator().manual_seed(0)
-    list(autoregressive_decode(CachedModel(s.model), s.prompt, LONGEST, WARM, generator))
-    list(speculative_decode(CachedModel(s.model), make_drafter("dial:0.6", s), s.prompt, 3, 9, generator=generator))
+    plain_text(CachedModel(s.model), s.prompt, LONGEST, WARM, generator)
+    list(speculative_rounds(CachedModel(s.model), make_drafter("dial:0.6", s), s.prompt, 3, 9, generator=generator))
     assert torch.equal(before, torch.get_rng_state())
 
 
@@ -520,17 +524,16 @@ def test_draft_length_0_is_the_baseline():
     for seed in range(3):
         for chunk in (1, 6):
             generator = torch.Generator().manual_seed(seed)
-            plain = autoregressive_decode(CachedModel(s.model), s.prompt, LONGEST, WARM, generator, chunk=chunk)
-            assert list(plain) == sampled_text(seed, k=0)
+            plain = plain_text(CachedModel(s.model), s.prompt, LONGEST, WARM, generator, chunk=chunk)
+            assert plain == sampled_text(seed, k=0)
 
 
 def test_timed_rounds_say_the_same():
-    """The stopwatch adds seconds for every phase and changes nothing else."""
+    """The instrument adds seconds for every phase and changes nothing else."""
     s = subject("llama", torch.float64)
-    plain = list(speculative_decode(CachedModel(s.model), make_drafter("good", s), s.prompt, 3, LONGEST))
-    timed = list(
-        speculative_decode(CachedModel(s.model), make_drafter("good", s), s.prompt, 3, LONGEST, time_phases=True)
-    )
+    plain = list(speculative_rounds(CachedModel(s.model), make_drafter("good", s), s.prompt, 3, LONGEST))
+    args = (CachedModel(s.model), make_drafter("good", s), s.prompt, 3, DecodeSettings(LONGEST))
+    timed = list(with_phases(LoopFunctions(speculative_decode), *args))
     assert [r._replace(seconds=None) for r in timed] == plain
     assert [set(r.seconds) for r in timed] == [{"prefill"}] + [{"draft", "verify", "accept", "rollback", "host"}] * (
         len(timed) - 1
@@ -547,11 +550,11 @@ def both_decoders(model, prompt, limit, sampling=Sampling(), draft=None):
         return torch.Generator().manual_seed(0)
 
     def plain():
-        return list(autoregressive_decode(CachedModel(model), prompt, limit, sampling, generator()))
+        return plain_text(CachedModel(model), prompt, limit, sampling, generator())
 
     def speculative():
         drafter = ModelDrafter(CachedModel(draft or model))
-        return list(speculative_decode(CachedModel(model), drafter, prompt, 3, limit, sampling, generator()))
+        return list(speculative_rounds(CachedModel(model), drafter, prompt, 3, limit, sampling, generator()))
 
     return plain, speculative
 
@@ -619,9 +622,9 @@ def test_padded_rows_are_never_said():
     s = subject("llama", torch.float64)
     shared = VOCAB - 8
     assert max(s.text) >= shared, "the whole vocabulary would say such a token"
-    plain = list(autoregressive_decode(CachedModel(s.model, shared), s.prompt, LONGEST))
+    plain = plain_text(CachedModel(s.model, shared), s.prompt, LONGEST)
     drafter = ModelDrafter(CachedModel(s.good, shared))
-    rounds = speculative_decode(CachedModel(s.model, shared), drafter, s.prompt, 4, LONGEST)
+    rounds = speculative_rounds(CachedModel(s.model, shared), drafter, s.prompt, 4, LONGEST)
     assert [token for r in rounds for token in r.tokens] == plain
     assert max(plain) < shared
 
@@ -661,7 +664,7 @@ def test_judge_calls_a_bfloat16_tie_numerical():
     s = subject("llama", torch.float64)
     model = tiny("llama", dtype=torch.bfloat16)
     prompt = s.prompt[0].tolist()
-    text = list(autoregressive_decode(CachedModel(model), s.prompt, 8))
+    text = plain_text(CachedModel(model), s.prompt, 8)
     twin = next(token for token in range(VOCAB) if token not in text)
     with torch.no_grad():
         row = model.lm_head.weight[text[5]].clone()
@@ -680,10 +683,10 @@ def test_a_broken_cache_cannot_excuse_its_own_text(monkeypatch):
     """The judge's tolerance comes from uncached passes: a cache that keeps rejected tokens is still a bug."""
     s = subject("llama", torch.float64)
     model = tiny("llama", dtype=torch.float32)
-    right = list(autoregressive_decode(CachedModel(model), s.prompt, 24))
+    right = plain_text(CachedModel(model), s.prompt, 24)
     with monkeypatch.context() as broken:
-        broken.setattr(cached.EagerBackend, "crop", lambda self, n_tokens: None)
-        rounds = speculative_decode(CachedModel(model), ModelDrafter(CachedModel(s.bad)), s.prompt, 4, 24)
+        broken.setattr(eager.EagerBackend, "crop", lambda self, n_tokens: None)
+        rounds = speculative_rounds(CachedModel(model), ModelDrafter(CachedModel(s.bad)), s.prompt, 4, 24)
         wrong = [token for r in rounds for token in r.tokens]
         verdict = judge_divergence(Reference(model), s.prompt[0].tolist(), right, wrong, VOCAB)
     assert verdict is not None
@@ -698,7 +701,7 @@ def test_the_judge_leaves_out_ids_that_are_never_emitted():
     shared = VOCAB - 8
     with torch.no_grad():
         model.lm_head.weight[shared:] *= 100
-    text = list(autoregressive_decode(CachedModel(model, shared), s.prompt, 8))
+    text = plain_text(CachedModel(model, shared), s.prompt, 8)
     other = [*text[:3], (text[3] + 1) % shared, *text[4:]]
     verdict = judge_divergence(Reference(model), s.prompt[0].tolist(), text, other, shared)
     assert verdict.tolerance < 1e-4
@@ -721,7 +724,7 @@ def test_the_copy_in_higher_precision_is_made_once_and_is_wider():
 
 @pytest.mark.parametrize(("free", "dtype"), [(10**12, torch.float64), (1000, torch.float32), (None, torch.float64)])
 def test_without_room_for_the_copy_the_models_own_logits_stand_for_it(monkeypatch, free, dtype):
-    monkeypatch.setattr(losslessness, "free_memory", lambda device: free)
+    monkeypatch.setattr(rounding, "free_memory", lambda device: free)
     reference = Reference(tiny("llama", dtype=torch.float32))
     reference.logits(PROMPT_IDS, VOCAB)
     assert reference._higher.dtype == dtype

@@ -116,7 +116,7 @@ _FLAT: weakref.WeakKeyDictionary[PreTrainedModel, ExportedModel] = weakref.WeakK
 
 
 def flattened(model: PreTrainedModel) -> ExportedModel:
-    """The model for the fast gear; flattening takes a second, so the same model is flattened once."""
+    """The model for the fast backend; flattening takes a second, so the same model is flattened once."""
     if model not in _FLAT:
         _FLAT[model] = ExportedModel(model)
     return _FLAT[model]

@@ -1,6 +1,4 @@
-"""Clocks that wait for the device."""
-
-import time
+"""Waiting for the device, without which no clock says anything about it."""
 
 import torch
 
@@ -11,23 +9,3 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
     elif device.type == "mps":
         torch.mps.synchronize()
-
-
-class Stopwatch:
-    """Adds up seconds under names. `lap(name)` books the time since the last lap (or the start) under `name`."""
-
-    def __init__(self, device: torch.device, running: bool = True):
-        self.device, self.running = device, running
-        self.laps: dict[str, float] = {}
-        self._last = self._now()
-
-    def lap(self, name: str) -> None:
-        if self.running:
-            now = self._now()
-            self.laps[name] = self.laps.get(name, 0.0) + now - self._last
-            self._last = now
-
-    def _now(self) -> float:
-        if self.running:
-            synchronize(self.device)
-        return time.perf_counter()

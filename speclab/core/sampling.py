@@ -1,6 +1,6 @@
-"""Logits to probabilities, probabilities to tokens, and the rule that accepts or rejects drafted tokens.
+"""Logits to probabilities, and probabilities to tokens. Pure functions, tensors in and tensors out, batch first.
 
-Pure functions, tensors in and tensors out, batch first. Two decisions make them provable:
+Two decisions make them, and the accept rule (speclab/core/accept.py), provable:
 
 * Temperature, top-k and top-p are applied once, in `Sampling.probs`. Temperature 0 is the one-hot limit, so one rule
   serves greedy decoding and sampling and nobody downstream knows which it is.
@@ -12,7 +12,6 @@ the decoders check on the host with the token they fetch anyway.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,21 +19,6 @@ from torch import Tensor
 from speclab.system.errors import EnvironmentProblem
 
 NOT_FINITE = -1  # in place of a token: the distribution it should come from has NaN or infinite entries
-
-
-class Draft(NamedTuple):
-    """Proposed tokens, on the device, batch first."""
-
-    tokens: Tensor  # (batch, n) proposed ids
-    size: Tensor  # (batch,) live tokens of each row, <= n
-    probs: Tensor | None = None  # (batch, n, vocab) what each token was drawn from; None = one-hot
-
-
-class AcceptResult(NamedTuple):
-    """What the accept rule decided, as tensors on the device."""
-
-    n_accepted: Tensor  # (batch,) drafted tokens kept
-    next_token: Tensor  # (batch,) the correction after a rejection, the bonus token after none
 
 
 @dataclass(frozen=True)
@@ -87,6 +71,9 @@ class Sampling:
         return probs
 
 
+GREEDY = Sampling()
+
+
 def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
     """Inverse-CDF draw from unnormalised weights.  (batch, vocab), (batch,) in [0, 1) -> (batch,) ids
 
@@ -101,67 +88,15 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
     return torch.where((total[:, 0] > 0) & total[:, 0].isfinite(), token, NOT_FINITE)
 
 
-def accept(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> AcceptResult:
-    """Token-by-token rejection rule: the output follows the target's distribution exactly, whatever the draft.
-
-    target_probs: (batch, n + 1, vocab), row i is the target's distribution after i drafted tokens.
-    uniforms: (batch, n + 1) in [0, 1): n acceptance tests and the draw of the next token.
-
-    Keep drafted token x while u * q(x) < p(x), with p = target_probs and q = draft.probs. Strict and without a
-    division: a token of target probability 0 is never kept. At the first rejection the next token comes from
-    norm(max(0, p - q)), after none from the target's last row.
-    Leviathan et al., arXiv 2211.17192, algorithm 1; Chen et al., arXiv 2302.01318.
-    """
-    tokens, size, draft_probs = draft
-    batch, n = tokens.shape
-    target_of_token = target_probs[:, :n].gather(-1, tokens[..., None])[..., 0]  # (batch, n)
-    if draft_probs is None:
-        draft_of_token = torch.ones_like(target_of_token)
-    else:
-        draft_of_token = draft_probs.gather(-1, tokens[..., None])[..., 0]  # (batch, n)
-    live = torch.arange(n, device=tokens.device) < size[:, None]
-    passed = live & (uniforms[:, :n] * draft_of_token < target_of_token)
-    n_accepted = passed.long().cumprod(-1).sum(-1)  # (batch,) leading passes
-
-    row = torch.arange(batch, device=tokens.device)
-    target_here = target_probs[row, n_accepted]  # (batch, vocab) where the next token is drawn
-    if n == 0:
-        return AcceptResult(n_accepted, draw(target_here, uniforms[:, 0]))
-    refused = n_accepted.clamp(max=n - 1)  # index of the refused token, where there is one
-    if draft_probs is None:
-        draft_here = torch.zeros_like(target_here).scatter_(-1, tokens[row, refused][:, None], 1.0)
-    else:
-        draft_here = draft_probs[row, refused]
-    residual = (target_here - draft_here).clamp(min=0)
-    # Bonus token: nothing was refused. Or p and q agree to the last bit, so the residual has no mass left to draw from.
-    whole = (n_accepted == size) | (residual.sum(-1) <= 0)
-    return AcceptResult(n_accepted, draw(torch.where(whole[:, None], target_here, residual), uniforms[:, n]))
-
-
 def draw_next(logits: Tensor, sampling: Sampling, uniforms: Tensor) -> Tensor:
     """(batch, vocab) logits, (batch,) uniforms -> (batch,) ids drawn as `sampling` says
 
     Greedy tokens are taken straight from the logits: what `draw` makes of the one-hot row, for a tenth of the time.
     """
-    return _most_probable(logits) if sampling.greedy else draw(sampling.probs(logits), uniforms)
+    return most_probable(logits) if sampling.greedy else draw(sampling.probs(logits), uniforms)
 
 
-def verify(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor) -> AcceptResult:
-    """`accept` from the target's logits, (batch, n + 1, vocab).
-
-    Against a one-hot target the rule keeps exactly the leading drafted tokens that are the target's own, whatever the
-    uniforms and the draft's probabilities, and what follows is the target's own next token: no row is built for that.
-    """
-    if not sampling.greedy:
-        return accept(draft, sampling.probs(logits), uniforms)
-    own = _most_probable(logits)  # (batch, n + 1)
-    n = draft.tokens.shape[1]
-    live = torch.arange(n, device=own.device) < draft.size[:, None]
-    n_accepted = (live & (draft.tokens == own[:, :n])).long().cumprod(-1).sum(-1)
-    return AcceptResult(n_accepted, own.gather(-1, n_accepted[:, None])[:, 0])
-
-
-def _most_probable(logits: Tensor) -> Tensor:
+def most_probable(logits: Tensor) -> Tensor:
     """(..., vocab) logits -> (...) ids, NOT_FINITE where the largest logit is not a number or infinite"""
     highest, token = logits.max(-1)
     return torch.where(highest.isfinite(), token, NOT_FINITE)

@@ -4,8 +4,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from draft_models import Drafter, ModelDrafter, OracleDraft, draft_room
+from draft_models import ModelDrafter, draft_room
+from speclab.core.rounds import Drafter
 from speclab.core.sampling import Sampling
+from speclab.drafts.oracle import OracleDraft
 from speclab.lab.harness import Bench, Measurement
 from speclab.lab.output_checks import both_distributions, lookups
 from speclab.models.prompts import Prompt

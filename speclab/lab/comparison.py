@@ -4,7 +4,8 @@ import itertools
 from collections.abc import Callable
 from typing import TypeVar
 
-from draft_models import Drafter, ModelDrafter
+from draft_models import ModelDrafter
+from speclab.core.rounds import Drafter
 from speclab.core.sampling import Sampling
 from speclab.lab.acceptance_chances import CostTable, calibrated, chances
 from speclab.lab.harness import Bench, Measurement, is_model, keeping, measure, mixed
@@ -14,7 +15,7 @@ from speclab.models import memory
 from speclab.models.prompts import Prompt
 from speclab.present import plots, report
 from speclab.records import rows
-from speclab.records.rows import BASELINE, BASELINE_REPEAT, Arm, Sample
+from speclab.records.samples import BASELINE, BASELINE_REPEAT, Arm, Sample
 from speclab.system import terminal
 from speclab.system.errors import Problem
 from speclab.system.files import do_all

@@ -1,6 +1,6 @@
 """What a round looked at, on the host: every number that the accept rule used, and the target's own confidence.
 
-For pictures (lab/trace.py). The loop knows nothing of it: `DetailRecorder` stands in the place of the verification rule.
+For pictures (lab/trace.py). The loop knows nothing of it: `DetailRecorder` is passed in as the accept rule.
 """
 
 import time
@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from speclab.core.clock import synchronize
-from speclab.core.sampling import AcceptResult, Draft, Sampling
+from speclab.core.rounds import AcceptResult, Draft
+from speclab.core.sampling import Sampling
 
 
 class Detail(NamedTuple):

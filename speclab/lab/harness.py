@@ -2,7 +2,7 @@
 
 The arms of one prompt decode side by side, each with caches of its own over the same weights. The arm that is furthest
 behind goes next, one step or one round at a time. A shared machine changes its speed within a tenth of a second; arms
-that take turns this often meet the same weather and are always at the same place of the text.
+that take turns this often run on the same machine state and are always at the same position of the text.
 
 Beside the timed arms run two kinds of instrument, which give the costs that explain the timed arms' speedups: the
 baseline once more (its distance from the first one is the noise floor), and for every draft one decoding with a clock
@@ -11,7 +11,6 @@ on each phase of a round, whose draft lengths change from round to round.
 
 import contextlib
 import copy
-import random
 import time
 import warnings
 from collections.abc import Iterator
@@ -22,33 +21,40 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from baseline_autoregressive import autoregressive_decode
-from draft_models import Drafter, ModelDrafter, OracleDraft
-from optimized_speculative import Round, Rules, speculative_decode
-from speclab.cli import options
-from speclab.core.sampling import Draft, Sampling
-from speclab.learner.functions import LAB, Learner
-from speclab.models.cached import CachedModel
+from draft_models import ModelDrafter
+from optimized_speculative import speculative_decode
+from speclab.core.counts import Counts
+from speclab.core.rounds import DecodeSettings, Drafter, Round, tokens_of
+from speclab.core.sampling import Sampling
+from speclab.drafts.oracle import OracleDraft
+from speclab.lab.instruments import LoopFunctions, VariedLength, with_phases
 from speclab.models.loading import settings_of_the_lab
 from speclab.models.prompts import Prompt
-from speclab.records.rows import BASELINE_REPEAT, GENERATE, Arm, Sample
+from speclab.models.setup import Setup
+from speclab.records.samples import BASELINE_REPEAT, GENERATE, Arm, Sample
 from speclab.system.errors import EnvironmentProblem
-from speclab.system.terminal import progress_bar
+from speclab.system.terminal import note, progress_bar
 from speclab.theory.costs import RoundTime, StepTime, catch_ups
-from speclab.theory.formulas import Counts
 
+SPECULATIVE = LoopFunctions(speculative_decode)
 STOPS = (KeyboardInterrupt, EnvironmentProblem, MemoryError, torch.OutOfMemoryError)  # what is measured by then is kept
 WARM_UP_TOKENS = 24
 
 
 class Bench:
-    """One target, its drafts, and how long to decode. `theirs`: a reader's own functions in the speculative arms."""
+    """One target, its drafts, and how long to decode. `functions`: the parts of the speculative arms."""
 
     def __init__(
-        self, setup: options.Setup, drafters: dict[str, Drafter], max_new_tokens: int, seed: int, theirs: Learner = LAB
+        self,
+        setup: Setup,
+        drafters: dict[str, Drafter],
+        max_new_tokens: int,
+        seed: int,
+        functions: LoopFunctions = SPECULATIVE,
     ):
         self.setup, self.drafters, self.max_new_tokens, self.seed = setup, drafters, max_new_tokens, seed
-        self.theirs = theirs
-        self._references: dict[tuple[int, ...], list[int]] = {}  # prompt -> the baseline's greedy tokens, for the dial
+        self.functions = functions
+        self._references: dict[tuple[int, ...], list[int]] = {}  # prompt -> baseline's greedy tokens, for oracle drafts
 
     def decoding(
         self,
@@ -63,31 +69,23 @@ class Bench:
 
         `lengths` makes it an instrument: every phase is timed, and each round drafts one of these lengths.
         """
-        target = copy.deepcopy(self.setup.target)  # a cache of its own, the same weights
+        target = self.setup.target.twin()
         budget = budget or self.max_new_tokens
         ids = prompt.ids.to(self.setup.device)
-        generator = torch.Generator(self.setup.device).manual_seed(self.seed * 1009 + stream)
+        settings = DecodeSettings(budget, sampling, seed=self.seed * 1009 + stream)
         if not arm.speculative:
-            tokens = autoregressive_decode(target, ids, budget, sampling, generator, chunk=self.setup.chunk)
-            rounds = (Round([token], prefill=i == 0) for i, token in enumerate(tokens))
+            rounds = autoregressive_decode(target, ids, settings, self.setup.chunk)
         else:
-            drafter = self.theirs.drafter(self._drafter(arm.draft, ids, budget))
+            drafter = self.functions.adapt(self._drafter(arm.draft, ids, budget), None)
             if lengths:
                 drafter = VariedLength(drafter, lengths, stream)
-            rounds = self.theirs.decoder(speculative_decode, Rules)(
-                target,
-                drafter,
-                ids,
-                arm.draft_length,
-                budget,
-                sampling,
-                generator,
-                time_phases=lengths is not None,
-            )
+                rounds = with_phases(self.functions, target, drafter, ids, arm.draft_length, settings)
+            else:
+                rounds = self.functions.rounds(target, drafter, ids, arm.draft_length, settings)
         return Decoding(arm, rounds, ids.shape[1], budget)
 
     def generate(self, prompt: Prompt) -> tuple[float, list[int]]:
-        """The library's own greedy loop, as a yardstick for the yardstick.  -> seconds with prefill, new tokens"""
+        """The library's own greedy loop.  -> seconds with prefill, new tokens"""
         return library_generate(self.setup.target.model, prompt.ids.to(self.setup.device), self.max_new_tokens)
 
     def _drafter(self, name: str, ids: Tensor, budget: int) -> Drafter:
@@ -95,7 +93,8 @@ class Bench:
         if isinstance(drafter, OracleDraft):
             key = tuple(ids[0].tolist())
             if len(self._references.get(key, [])) < budget:
-                self._references[key] = list(autoregressive_decode(copy.deepcopy(self.setup.target), ids, budget))
+                rounds = autoregressive_decode(self.setup.target.twin(), ids, DecodeSettings(budget))
+                self._references[key] = tokens_of(rounds)
             drafter.replay(self._references[key])
         return drafter
 
@@ -121,7 +120,7 @@ def library_generate(model: PreTrainedModel, ids: Tensor, max_new_tokens: int, *
 
 
 class Decoding:
-    """An arm at work on one prompt. `advance` does one step or round and books its seconds."""
+    """An arm at work on one prompt. `advance` does one round (of the baseline: one chunk) and books its seconds."""
 
     def __init__(self, arm: Arm, rounds: Iterator[Round], n_prompt: int, budget: int):
         self.arm, self.budget, self.n_prompt = arm, budget, n_prompt
@@ -129,14 +128,16 @@ class Decoding:
         self.counts = Counts()
         self.prefill_seconds = self.decode_seconds = 0.0
         self.rounds: list[tuple[int, int]] = []  # (drafted, accepted) of each
-        self.log: list[tuple[int, float, dict[str, float] | None]] = []  # cache length before, seconds, by phase
+        self.log: list[tuple[int, float, Round]] = []  # of each: tokens in the target's cache before it, seconds, round
         self._rounds = rounds
 
     @property
     def done(self) -> bool:
+        """Whether its budget is used up."""
         return len(self.tokens) >= self.budget
 
     def advance(self) -> None:
+        """Do the next round."""
         start = time.perf_counter()
         round_ = next(self._rounds)  # ends with tokens on the host, so the device has nothing left to do
         seconds = time.perf_counter() - start
@@ -145,7 +146,7 @@ class Decoding:
         else:
             self.decode_seconds += seconds
             self.rounds.append((round_.n_drafted, round_.n_accepted))
-            self.log.append((self.n_prompt + len(self.tokens) - 1, seconds, round_.seconds))
+            self.log.append((self.n_prompt + len(self.tokens) - 1, seconds, round_))
         self.counts.add(round_)
         self.tokens += round_.tokens
 
@@ -154,26 +155,6 @@ def take_turns(decodings: list[Decoding]) -> None:
     """Finish them all; the one that has committed the fewest tokens goes next, the first of the list among equals."""
     while waiting := [d for d in decodings if not d.done]:
         min(waiting, key=lambda d: len(d.tokens)).advance()
-
-
-class VariedLength:
-    """An instrument around a drafter: round by round it caps the draft at another length, all of them equally often."""
-
-    def __init__(self, drafter: Drafter, lengths: list[int], seed: int):
-        self._drafter, self._lengths, self._dice = drafter, lengths, random.Random(seed)
-        self._left: list[int] = []
-
-    def prefill(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
-        self._drafter.prefill(target, prompt, sampling)
-
-    def propose(self, k: int, uniforms: Tensor) -> Draft:
-        if not self._left:
-            self._left = self._dice.sample(self._lengths, len(self._lengths))
-        length = min(k, self._left.pop())
-        return self._drafter.propose(length, uniforms[:, :length])
-
-    def observe(self, n_accepted: int, committed: list[int]) -> None:
-        self._drafter.observe(n_accepted, committed)
 
 
 @dataclass
@@ -207,23 +188,20 @@ class Measurement:
         self.phase_seconds += other.phase_seconds
         self.stop = self.stop or other.stop
 
-    def add(self, decoding: Decoding, temperature: float, chunk: int) -> None:
+    def add(self, decoding: Decoding, temperature: float) -> None:
         """Keep what an instrument saw."""
         if not decoding.arm.speculative:
-            blocks = [decoding.log[i : i + chunk] for i in range(0, len(decoding.log), chunk)]
-            for block in blocks:
-                mean = sum(seconds for _, seconds, _ in block) / len(block)
-                self.steps.append(StepTime(temperature, block[len(block) // 2][0], mean))
+            for context, seconds, chunk in decoding.log:
+                n = len(chunk.tokens)
+                self.steps.append(StepTime(temperature, context + n // 2, seconds / n))
             return
         widths = catch_ups(decoding.rounds)
-        for (n_drafted, _), (context, seconds, phases), width in zip(
-            decoding.rounds, decoding.log, widths, strict=True
-        ):
-            covered = sum(phases.values())
+        for (context, seconds, round_), width in zip(decoding.log, widths, strict=True):
+            covered = sum(round_.seconds.values())
             self.wall_seconds += seconds
             self.phase_seconds += covered
-            phases = {**phases, "host": phases["host"] + seconds - covered}  # what no phase covers is the host's
-            self.rounds.append(RoundTime(decoding.arm.draft, temperature, context, n_drafted, width, phases))
+            phases = {**round_.seconds, "host": round_.seconds["host"] + seconds - covered}
+            self.rounds.append(RoundTime(decoding.arm.draft, temperature, context, round_.n_drafted, width, phases))
 
 
 def measure(
@@ -265,7 +243,7 @@ def measure(
         except STOPS as stop:
             bar.close()
             complete = len({index for _, index, _ in samples})
-            options.note(f"{stopped(stop)}; {complete} prompt{'s are' if complete != 1 else ' is'} complete")
+            note(f"{stopped(stop)}; {complete} prompt{'s are' if complete != 1 else ' is'} complete")
             if not samples:
                 raise
             found.stop = stop
@@ -288,7 +266,7 @@ def keeping(found: Measurement, what: str) -> Iterator[None]:
     try:
         yield
     except STOPS as stop:
-        options.note(f"{stopped(stop)}; {what}")
+        note(f"{stopped(stop)}; {what}")
         found.stop = found.stop or stop
 
 
@@ -321,11 +299,12 @@ def _one_turn(
     take_turns(queue if (index + repeat) % 2 == 0 else queue[::-1])
     for decoding in queue:
         if decoding.arm in samples:
+            counts = decoding.counts if decoding.arm.speculative else None  # the baseline: a pass for every token
             samples[decoding.arm].add(
-                decoding.prefill_seconds, decoding.decode_seconds, decoding.tokens, decoding.counts, decoding.rounds
+                decoding.prefill_seconds, decoding.decode_seconds, decoding.tokens, counts, decoding.rounds
             )
         if decoding.arm not in samples or decoding.arm == BASELINE_REPEAT:
-            found.add(decoding, sampling.temperature, bench.setup.chunk)
+            found.add(decoding, sampling.temperature)
     if GENERATE in samples:
         samples[GENERATE].add(0.0, *bench.generate(prompt))
 
@@ -347,9 +326,7 @@ def _warm_up(
         bench.generate(prompts[0])
 
 
-def warm_up_runs(
-    setup: options.Setup, samplings: list[Sampling], prompts: list[Prompt]
-) -> list[tuple[Sampling, Prompt]]:
+def warm_up_runs(setup: Setup, samplings: list[Sampling], prompts: list[Prompt]) -> list[tuple[Sampling, Prompt]]:
     """What to decode before the clock counts.
 
     The first prompt, sampled if anything is. CUDA graphs want more: each is captured with the prompt's pass of the next

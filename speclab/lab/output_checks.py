@@ -9,7 +9,7 @@ from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.sampling import Sampling
 from speclab.lab.harness import Bench, Measurement, keeping
 from speclab.models.prompts import Prompt
-from speclab.records.rows import BASELINE, Sample
+from speclab.records.samples import BASELINE, Sample
 from speclab.theory import losslessness
 
 

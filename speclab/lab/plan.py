@@ -18,7 +18,7 @@ from speclab.lab.output_checks import exit_code, judge
 from speclab.lab.run_config import Job, instruments
 from speclab.models.prompts import Prompt
 from speclab.present import plan_views
-from speclab.records.rows import BASELINE, Arm, Sample
+from speclab.records.samples import BASELINE, Arm, Sample
 from speclab.system import terminal
 from speclab.system.errors import UsageProblem
 from speclab.system.files import do_all

@@ -10,13 +10,13 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from speclab.cli import options
 from speclab.core.sampling import Sampling
 from speclab.lab.harness import Decoding
 from speclab.lab.run_config import Job
-from speclab.records.rows import Arm
+from speclab.records.samples import Arm
 from speclab.system.errors import UsageProblem
 from speclab.system.files import shown, write_whole
+from speclab.system.terminal import note
 
 WARM, PROFILED = 4, 6  # steps or rounds of each arm
 
@@ -46,7 +46,7 @@ def write_trace(job: Job, path: Path) -> None:
         exported = Path(folder) / f"trace{path.suffix}"  # the library packs what ends in .gz
         profiler.export_chrome_trace(str(exported))
         write_whole(path, exported.read_bytes())
-    options.note(f"wrote {shown(path)}: {' and '.join(f'{PROFILED} x {_name(arm)}' for arm in arms)}")
+    note(f"wrote {shown(path)}: {' and '.join(f'{PROFILED} x {_name(arm)}' for arm in arms)}")
 
 
 def _advance(decoding: Decoding, job: Job) -> None:

@@ -13,15 +13,20 @@ from typing import TextIO
 
 import torch
 
-from draft_models import Drafter, ModelDrafter, OracleDraft, check_prompts, make_drafter
-from speclab.cli import options
+from draft_models import ModelDrafter
+from optimized_speculative import speculative_decode
+from speclab.cli import flags
 from speclab.cli.parsing import DASH
+from speclab.core.rounds import Drafter
+from speclab.drafts.oracle import OracleDraft
+from speclab.drafts.select import check_prompts, make_drafters
 from speclab.lab.harness import Bench, Measurement, is_model
 from speclab.learner import functions
 from speclab.models import loading
 from speclab.models.prompts import Prompt
+from speclab.models.setup import Setup
 from speclab.records import record
-from speclab.records.rows import BASELINE, GENERATE, Arm
+from speclab.records.samples import BASELINE, GENERATE, Arm
 from speclab.system.errors import UsageProblem
 from speclab.system.files import check_writable, prepare_folder, shown, write_whole
 from speclab.system.terminal import harmless
@@ -34,7 +39,7 @@ class Job:
     """One target, its drafts and prompts, and the settings to try."""
 
     args: argparse.Namespace
-    setup: options.Setup
+    setup: Setup
     drafters: dict[str, Drafter]
     prompts: list[Prompt]
     draft_lengths: list[int]
@@ -49,7 +54,7 @@ class Job:
 
     def bench(self, max_new_tokens: int | None = None) -> Bench:
         budget = max_new_tokens or self.args.max_new_tokens
-        return Bench(self.setup, self.drafters, budget, self.args.seed, self.theirs)
+        return Bench(self.setup, self.drafters, budget, self.args.seed, self.theirs.functions(speculative_decode))
 
     def arms(self, lengths: list[int] | None = None) -> list[Arm]:
         """The baseline, then every draft at every length."""
@@ -149,10 +154,10 @@ def prepare(args: argparse.Namespace) -> Job:
         raise UsageProblem("one new token comes from the prompt's own pass; use --max-new-tokens 2 or more")
     check_files(args)
     theirs = functions.load(getattr(args, "impl", None), functions.of_comparison(args))
-    args.temperature = 0.0  # the scripts' flag is one number, and `options.load` reads it
-    setup = options.load(args)
+    args.temperature = 0.0  # the scripts' flag is one number, and `flags.setup_from` reads it
+    setup = flags.setup_from(args)
     drafters = make_drafters([kind for kind in args.draft.split(",") if kind], setup, args.seed)
-    prompts = options.read_prompts(args, setup.tokenizer)
+    prompts = flags.read_prompts(args, setup.tokenizer)
     check_prompts(setup.target, drafters.values(), prompts, args.max_new_tokens)
     if 0 not in temperatures and all(isinstance(d, OracleDraft) for d in drafters.values()):
         raise UsageProblem("the dial only replays greedy output; add 0 to --temperature")
@@ -174,25 +179,6 @@ def check_files(args: argparse.Namespace) -> None:
         other = taken.setdefault(os.path.realpath(path), name)
         if other != name and (other, name) != ("the record", "--json"):
             raise UsageProblem(f"{name} and {other} would be one file, {shown(path)}; give {name} another place")
-
-
-def make_drafters(kinds: list[str], setup: options.Setup, seed: int) -> dict[str, Drafter]:
-    """Drafters by the name that tables and records give them: never an absolute path."""
-    if not kinds:
-        raise UsageProblem("--draft is empty; give at least one kind, for example --draft model,ngram")
-    names = [drafter_name(kind) for kind in kinds]
-    if len(set(names)) < len(names):
-        raise UsageProblem(f"--draft names the same draft twice ({', '.join(names)}); leave one out or rename it")
-    return {name: make_drafter(kind, setup, seed) for name, kind in zip(names, kinds, strict=True)}
-
-
-def drafter_name(kind: str) -> str:
-    """What tables and records call a draft."""
-    word, _, rest = kind.partition(":")
-    if word != "dial":
-        return loading.short_name(kind)
-    accuracy, _, model = rest.partition(":")
-    return f"dial:{accuracy}" + (f":{loading.short_name(model)}" if model else "")
 
 
 def instruments(job: Job, arms: list[Arm]) -> dict[str, list[int]]:

@@ -11,8 +11,8 @@ import sys
 import time
 from collections.abc import Callable
 
-from draft_models import FreeOracleDrafter, ModelDrafter, OracleDraft
-from speclab.cli import options
+from draft_models import ModelDrafter
+from speclab.drafts.oracle import FreeOracleDrafter, OracleDraft
 from speclab.lab import degraded_drafts
 from speclab.lab.acceptance_chances import CostTable, calibrated
 from speclab.lab.comparison import build_rows, explained
@@ -22,10 +22,11 @@ from speclab.lab.run_config import Job, instruments, prepare
 from speclab.models import loading
 from speclab.models.prompts import Prompt
 from speclab.present import sweep_views
-from speclab.records.rows import BASELINE, BASELINE_REPEAT, Arm
+from speclab.records.samples import BASELINE, BASELINE_REPEAT, Arm
 from speclab.system import terminal
 from speclab.system.errors import UsageProblem
 from speclab.system.files import do_all, write_whole
+from speclab.system.terminal import note
 from speclab.theory import attribution
 
 TRAINING_SECONDS = 20.0
@@ -44,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
             if len(names) > 1:
                 spent = time.monotonic() - start
                 left = f", about {spent / (place - 1) * (len(names) - place + 1) / 60:.0f} min left" if done else ""
-                options.note(f"sweep {place} of {len(names)}: {name}{left}")
+                note(f"sweep {place} of {len(names)}: {name}{left}")
             job = _prepare(args, name)
             with job.talk():
                 sweep, found = measured(job, name)
@@ -172,7 +173,7 @@ def _by_size(sizes: list[int], run: Callable[[int], tuple[list[dict], Measuremen
         except STOPS as stop:
             if not points:
                 raise
-            options.note(f"{stopped(stop)}; the points before {n} are complete")
+            note(f"{stopped(stop)}; the points before {n} are complete")
             found.stop = stop
             break
         points += _points(_of_all(rows), lambda r, n=n: n, lambda r: r["method"])
@@ -231,7 +232,7 @@ def _mismatch(job: Job) -> Points:
     if trained is None:
         raise UsageProblem("--sweep mismatch starts from a draft model; give --draft model or a folder")
     source, vocab = trained.draft.model, trained.draft.vocab_size
-    options.note(f"training a draft for {TRAINING_SECONDS:.0f} s")
+    note(f"training a draft for {TRAINING_SECONDS:.0f} s")
     spot, facts = degraded_drafts.trained_on_the_spot(source, job.setup.tokenizer, TRAINING_SECONDS, job.args.seed)
     models = {"trained": source}
     models |= {f"noise {amount:g}": degraded_drafts.noisy(source, amount, job.args.seed) for amount in (0.1, 0.2, 0.4)}

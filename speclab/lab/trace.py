@@ -11,8 +11,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from speclab.core.counts import Counts
 from speclab.lab.detail import Detail
-from speclab.theory.formulas import Counts
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draft_models import Drafter, ModelDrafter
-from speclab.core.sampling import NOT_FINITE, Draft, Sampling, draw, to_host
+from draft_models import ModelDrafter
+from speclab.core.rounds import Draft, Drafter
+from speclab.core.sampling import NOT_FINITE, Sampling, draw, to_host
 from speclab.learner.guard import CLOCK, SECONDS, NeverEnds, at_most, in_one_line, never_ended, promises_a_value
 from speclab.models.cached import CachedModel
 from speclab.system.errors import Problem
@@ -161,7 +162,13 @@ def sampled_verdict(mine: ModuleType, draft: Draft, target_probs: Tensor, unifor
         return int(draw(probs[None], uniforms.new_tensor([uniform]))[0])
 
     # Copies: the draft's were made in inference mode, where a learner's in-place step would be refused.
-    args = (drafted.tolist(), draft_probs[0].clone(), target_probs[0].clone(), uniforms[0].tolist(), draw_one)
+    args = (
+        drafted.tolist(),
+        draft_probs[0].clone(),
+        target_probs[0].clone(),
+        uniforms[0, : len(drafted) + 1].tolist(),
+        draw_one,
+    )
     rule = mine.verify_draft
     answer = ask(4, rule, *args)
     if not isinstance(answer, tuple | list) or len(answer) != 2:

@@ -24,11 +24,13 @@ import torch
 from torch import Tensor
 
 import check
-from draft_models import Drafter, ModelDrafter, NgramDrafter
+from draft_models import ModelDrafter, NgramDrafter
 from speclab.cli import parsing
-from speclab.cli.options import Setup
+from speclab.core.accept import accept_from_logits
 from speclab.core.clock import synchronize
-from speclab.core.sampling import AcceptResult, Draft, Sampling, verify
+from speclab.core.rounds import AcceptResult, DecodeSettings, Draft, Drafter, tokens_of
+from speclab.core.sampling import Sampling
+from speclab.lab.instruments import LoopFunctions
 from speclab.learner.adapters import (
     Steps,
     TheirCatchUp,
@@ -44,8 +46,9 @@ from speclab.learner.adapters import (
     stopped,
 )
 from speclab.learner.guard import CLOCK, SECONDS, NeverEnds, at_most, in_one_line, never_ended
-from speclab.models.cached import tokens_to_keep
+from speclab.models.cached import CachedModel, tokens_to_keep
 from speclab.models.prompts import Prompt
+from speclab.models.setup import Setup
 from speclab.system.errors import Problem, UsageProblem
 from speclab.theory.losslessness import judge_divergence
 
@@ -90,23 +93,15 @@ class Learner:
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
-    def decoder(self, lab: Callable[..., Iterator], rules: Callable) -> Callable[..., Iterator]:
-        """The loop of this run: the lab's, with the learner's decisions in it, or exercise 8's.
+    def functions(self, lab: Callable[..., Iterator]) -> LoopFunctions:
+        """The loop of this run: the lab's, with the learner's decisions in it, or exercise 8's."""
+        decode = self._whole_loop if WHOLE_LOOP in self.modules else lab
+        return LoopFunctions(decode, self.accept, self.roll_back, self.drafter)
 
-        `rules` makes the lab's Rules of a verify and a tokens_to_keep.
-        """
-        if not self:
-            return lab
-        decode = lab
-        if WHOLE_LOOP in self.modules:
-            decode = self._whole_loop
-        elif {2, 3, 4} & self.modules.keys():
-            decode = functools.partial(lab, rules=rules(self.verify, self.tokens_to_keep))
-        return lambda *args, **settings: _on_a_line_of_its_own(decode(*args, **settings))
-
-    def _whole_loop(self, *args, time_phases: bool = False) -> Iterator:
-        if time_phases:
-            raise UsageProblem("exercise 8's loop has no trace and no clock on its phases; leave out --trace")
+    def _whole_loop(self, target, drafter, prompt, draft_length, settings: DecodeSettings, **_) -> Iterator:
+        generator = settings.generator(target.device)
+        args = (target, drafter, prompt, draft_length, settings.max_new_tokens, settings.sampling, generator)
+        args = (*args, settings.eos)
         rounds = ask(WHOLE_LOOP, self.modules[WHOLE_LOOP].decode, *args)
 
         def decode(*_):
@@ -117,9 +112,9 @@ class Learner:
             yield round_
 
     @property
-    def verify(self) -> Callable[[Draft, Tensor, Sampling, Tensor], AcceptResult]:
+    def accept(self) -> Callable[[Draft, Tensor, Sampling, Tensor], AcceptResult]:
         """Exercise 2 on greedy rows, exercise 4 on sampled ones, the lab's own where neither is in use."""
-        return self._verify if {2, 4} & self.modules.keys() else verify
+        return self._verify if {2, 4} & self.modules.keys() else accept_from_logits
 
     def _verify(self, draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor) -> AcceptResult:
         if sampling.greedy and 2 in self.modules:
@@ -127,7 +122,7 @@ class Learner:
         elif not sampling.greedy and 4 in self.modules:
             n_accepted, token = sampled_verdict(self.modules[4], draft, sampling.probs(logits), uniforms)
         else:
-            return verify(draft, logits, sampling, uniforms)
+            return accept_from_logits(draft, logits, sampling, uniforms)
         return AcceptResult(*(torch.tensor([number], device=logits.device) for number in (n_accepted, token)))
 
     @property
@@ -137,6 +132,10 @@ class Learner:
             return tokens_to_keep
         rule = self.modules[3].tokens_to_keep
         return lambda n_cached, n_committed: in_range(3, rule, 0, n_cached, n_cached, n_committed)
+
+    def roll_back(self, target: CachedModel, n_committed: int) -> None:
+        """The lab's fourth step with exercise 3's rule, or as it is."""
+        target.crop(self.tokens_to_keep(target.length, n_committed))
 
     def drafter(self, drafter: Drafter, longest: int | None = None) -> Drafter:
         """The drafter of one decoding: exercise 7 in place of the n-grams, exercise 3 feeding a model, exercise 6
@@ -152,16 +151,15 @@ class Learner:
     # --- numbers ------------------------------------------------------------------------------------------------------
 
     def rates(
-        self, setup: Setup, prompts: list[Prompt], decode: Callable, args: argparse.Namespace, eos: frozenset[int]
+        self, setup: Setup, prompts: list[Prompt], baseline: Callable[..., Iterator], settings: DecodeSettings
     ) -> str:
         """Exercise 0 times the baseline over every prompt once more, warm.  -> a line for each"""
         mine, lines = self.modules[0], []
         for prompt in prompts:
 
             def again(ids: Tensor = prompt.ids.to(setup.device)) -> Iterator[int]:
-                generator = torch.Generator(setup.device).manual_seed(args.seed)
-                budget = args.max_new_tokens
-                return decode(setup.target, ids, budget, setup.sampling, generator, eos, chunk=setup.chunk)
+                rounds = baseline(setup.target, ids, settings, setup.chunk)
+                return (token for round_ in rounds for token in round_.tokens)
 
             words = (Steps(again), time.perf_counter, functools.partial(synchronize, setup.device), 1)
             found = ask(0, mine.time_decoding, *words, lab_inside=True)
@@ -177,10 +175,10 @@ class Learner:
         self,
         setup: Setup,
         prompt: Prompt,
-        decode: Callable,
+        baseline: Callable[..., Iterator],
         tokens: list[int],
         args: argparse.Namespace,
-        eos: frozenset[int],
+        settings: DecodeSettings,
     ) -> bool:
         """Hold a greedy text against the baseline's and say what was found; a near-tie of two logits is no fault."""
         if not setup.sampling.greedy:
@@ -189,8 +187,8 @@ class Learner:
                 self._said.add(advice)
                 print(f"a sampled text has no baseline to equal; {advice}")
             return True
-        baseline = list(decode(setup.target, prompt.ids.to(setup.device), args.max_new_tokens, eos=eos))
-        found = judge_divergence(setup.reference, prompt.id_list, baseline, tokens, setup.target.vocab_size)
+        text = tokens_of(baseline(setup.target, prompt.ids.to(setup.device), settings))
+        found = judge_divergence(setup.reference, prompt.id_list, text, tokens, setup.target.vocab_size)
         if found is None:
             print("the baseline's text: identical")
         elif found.numerical:
@@ -242,15 +240,6 @@ class Learner:
 
 
 LAB = Learner()
-
-
-def _on_a_line_of_its_own(rounds: Iterator) -> Iterator:
-    """The same rounds. Where one is a Problem, the text printed so far gets its end of line before it is told."""
-    try:
-        yield from rounds
-    except Problem:
-        print(flush=True)
-        raise
 
 
 # --- which exercises ------------------------------------------------------------------------------------------------

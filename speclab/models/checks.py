@@ -23,10 +23,9 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from speclab.models import rounding
-from speclab.models.backends.exported import first_line
 from speclab.models.cached import CachedModel
-from speclab.system.errors import EnvironmentProblem
-from speclab.theory.losslessness import Reference
+from speclab.models.rounding import Reference
+from speclab.system.errors import EnvironmentProblem, first_line
 
 N_TOKENS = 24  # of the random text; fewer where the model's context is shorter
 WIDTHS = (1, 3, 1, 5)  # of the cached passes after the prefill

@@ -1,9 +1,14 @@
 """What a pass must read and compute, and what a run holds: bytes and operations counted from the model, not timed."""
 
+import os
+import re
 import sys
+from pathlib import Path
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
+
+USABLE = 0.9  # of the free memory; the rest is for the cache, activations and the other model
 
 
 def weights_read(model: PreTrainedModel) -> tuple[int, int]:
@@ -78,3 +83,16 @@ def describe(target: PreTrainedModel, draft: PreTrainedModel | None, k: int, con
 
 def _bytes(n: int) -> str:
     return f"{n / 1e9:.2f} GB" if n >= 1e9 else f"{n / 1e6:.1f} MB"
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes a model may take; None where the system does not say."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists() and (match := re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text())):
+        return int(match[1]) * 1024
+    try:  # a Mac: all there is, as it does not say what is free; a GPU shares it
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # Windows
+        return None

@@ -19,14 +19,13 @@ greedy text may part from the lab's where two tokens are nearly equal. Compare p
 
 import copy
 import math
-import os
 import re
-from pathlib import Path
 
 import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
+from speclab.models.memory import USABLE, free_memory
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 
 PREFIX = "lab:"
@@ -34,7 +33,6 @@ SUFFIXES = {"k": 10**3, "m": 10**6, "b": 10**9}
 SPREAD = 0.02  # standard deviation of random weights; what Llama is initialised with
 MLP_RATIO = 3.5  # intermediate size / width, as in Llama 3 8B
 TOLERANCE = 0.05  # of the number of parameters asked for
-USABLE = 0.9  # of the free memory; the rest is for the cache, activations and the other model
 
 
 def is_lab_size(name: str) -> bool:
@@ -202,19 +200,6 @@ def check_memory(
         f"{size_name(n_asked)} needs {needed / 1e9:.1f} GB in {str(dtype).removeprefix('torch.')}{twice}, and of the "
         f"{free / 1e9:.1f} GB free on {device.type} a tenth stays free for the cache and the rest; {way_out}"
     )
-
-
-def free_memory(device: torch.device) -> int | None:
-    """Bytes a model may take; None where the system does not say."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists() and (match := re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text())):
-        return int(match[1]) * 1024
-    try:  # a Mac: all there is, as it does not say what is free; a GPU shares it
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # Windows
-        return None
 
 
 @torch.no_grad()

@@ -5,8 +5,14 @@ logits differ by some units. Measured: 3 to 10 in float32 and float64, 0.5 to 3 
 float32. A model that is wrong is off by a good part of its largest logit.
 """
 
+import contextlib
+import copy
+
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
+
+from speclab.models.memory import USABLE, free_memory
 
 UNITS = {torch.float64: 64, torch.float32: 64}  # allowed between two right computations
 HALF_WIDTH_UNITS = 8  # the same for bfloat16 and float16
@@ -45,3 +51,43 @@ def bound_in_words(dtype: torch.dtype) -> str:
 def differences(found: Tensor, right: Tensor) -> Tensor:
     """Absolute differences, 0 where both are equal, also where both are -infinity; same shape."""
     return torch.where(found == right, 0.0, (found - right).abs())
+
+
+class Reference:
+    """A model's uncached logits, in its own dtype and in the next higher precision.
+
+    The copy in higher precision is made once, when it is first asked for, and kept. Where the device has no float64, or
+    memory no room, the model's own logits stand for it.
+    """
+
+    def __init__(self, model: PreTrainedModel):
+        self._model = model
+        self._higher: PreTrainedModel | None = None
+
+    @torch.inference_mode()
+    def logits(self, ids: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
+        """(1, n) ids -> (n, vocab_size) logits on the CPU, twice: in the model's dtype, and in higher precision."""
+        if self._higher is None:
+            self._higher = _in_higher_precision(self._model)
+        ids = ids.to(self._model.device)
+        own = self._model(input_ids=ids, use_cache=False).logits[0, :, :vocab_size]
+        try:
+            higher = self._higher(input_ids=ids, use_cache=False).logits[0, :, :vocab_size]
+        except RuntimeError:  # a kernel of this model has no such precision
+            self._higher, higher = self._model, own
+        return own.cpu(), higher.double().cpu()
+
+
+def _in_higher_precision(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy in the next wider float type, or the model itself where there is none or no room for it."""
+    wider = torch.float64 if model.dtype in (torch.float32, torch.float64) else torch.float32
+    n_bytes = sum(p.numel() for p in model.parameters()) * wider.itemsize
+    free = free_memory(model.device)
+    if model.dtype == torch.float64 or (wider == torch.float64 and model.device.type == "mps"):
+        return model
+    if free is not None and n_bytes > USABLE * free:
+        return model
+    copied = copy.deepcopy(model).to(wider)
+    with contextlib.suppress(AttributeError, ValueError):  # the fast kernels for experts have no float64
+        copied.set_experts_implementation("eager")
+    return copied

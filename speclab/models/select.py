@@ -1,7 +1,7 @@
-"""Which gear runs a model: the library's eager forward, or the exported one. Both arms get the same.
+"""Which backend runs a model: the library's eager forward, or the exported one. Both arms get the same.
 
-No gear wins everywhere, so `auto` builds the fast one, checks it against the model's own logits, and times both for a
-moment at the widths that decoding uses. A model that cannot be flattened runs eagerly, and the reason is said.
+No backend wins everywhere, so `auto` builds the fast one, checks it against the model's own logits, and times both
+for a moment at the widths that decoding uses. A model that cannot be exported runs eagerly, and the reason is told.
 """
 
 import time
@@ -12,75 +12,76 @@ from transformers import PreTrainedModel
 from speclab.core.clock import synchronize
 from speclab.models import checks, rounding
 from speclab.models.backends import cuda_graphs
-from speclab.models.backends.exported import CannotExport, ExportedModel, first_line
+from speclab.models.backends.exported import CannotExport, ExportedModel
 from speclab.models.cached import CachedModel
+from speclab.system.errors import first_line
 
 ENGINES = ("auto", "fast", "eager")
 NARROW, WIDE = 1, 5  # a decode step, and the verification of four drafted tokens
 PADDED = 4  # oneDNN reads packed weights fastest for four rows and more
 WORTH_IT = 0.93  # padding must save more than noise
 CONTEXT = 64
-PASSES = 12  # of each gear at each width; the fastest counts, since whatever else runs can only slow a pass down
+PASSES = 12  # of each backend at each width; the fastest counts, since whatever else runs can only slow a pass down
 PATIENCE = 3.0  # seconds for all of them; large models get fewer passes
 
 
 def choose(model: PreTrainedModel, wish: str) -> tuple[ExportedModel | None, str]:
-    """The flat model to decode with, or None for the eager gear; and why, in a few words."""
+    """The exported model to decode with, or None for the eager backend; and why, in a few words."""
     if wish == "eager":
         return None, "asked for"
     try:
-        flat = ExportedModel(model)
-        check(model, flat)
+        exported = ExportedModel(model)
+        check(model, exported)
     except CannotExport as problem:
         return None, f"no fast engine for {model.config.model_type}: {problem}"
     except Exception as error:  # what a model's code or a kernel library can raise has no end; eager is always there
         return None, f"no fast engine for {model.config.model_type}: {type(error).__name__}: {first_line(error)}"
-    if flat.packed:
-        narrow, padded = seconds(model, [(flat, NARROW), (flat, PADDED)])
-        flat.least_width = PADDED if padded < WORTH_IT * narrow else NARROW
+    if exported.packed:
+        narrow, padded = seconds(model, [(exported, NARROW), (exported, PADDED)])
+        exported.least_width = PADDED if padded < WORTH_IT * narrow else NARROW
     if wish == "fast":
-        return flat, "asked for"
+        return exported, "asked for"
     eager_narrow, fast_narrow, eager_wide, fast_wide = seconds(
-        model, [(None, NARROW), (flat, NARROW), (None, WIDE), (flat, WIDE)]
+        model, [(None, NARROW), (exported, NARROW), (None, WIDE), (exported, WIDE)]
     )
     narrow, wide = eager_narrow / fast_narrow, eager_wide / fast_wide
     words = f"{narrow:.2f}x the eager engine's speed at {NARROW} token, {wide:.2f}x at {WIDE}"
-    return (flat, words) if narrow * wide > 1 else (None, f"the fast engine was no faster: {words}")
+    return (exported, words) if narrow * wide > 1 else (None, f"the fast engine was no faster: {words}")
 
 
-def check(model: PreTrainedModel, flat: ExportedModel) -> None:
-    """Decode a few tokens through the gear itself and compare with the model's own uncached logits.
+def check(model: PreTrainedModel, exported: ExportedModel) -> None:
+    """Decode a few tokens through the backend itself and compare with the model's own uncached logits.
 
-    Rejected tokens are fed and rolled back on the way, and a graphed gear crosses the edge of a bucket. Raises
+    Rejected tokens are fed and rolled back on the way, and a graphed backend crosses the edge of a bucket. Raises
     CannotExport where the logits differ by more than the bound of speclab/models/rounding.py.
     """
-    n_tokens = max(checks.N_TOKENS, cuda_graphs.BUCKET + 8 if flat.graphed else 0)
+    n_tokens = max(checks.N_TOKENS, cuda_graphs.BUCKET + 8 if exported.graphed else 0)
     text = checks.random_text(model, n_tokens)
     right = checks.uncached_logits(model, text)[:, -sum(checks.WIDTHS) :]
-    found = checks.cached_logits(CachedModel(model, flat=flat), text, wrong=checks.WRONG)
+    found = checks.cached_logits(CachedModel(model, exported=exported), text, wrong=checks.WRONG)
     gap, allowed = checks.gap(model, found, right), rounding.bound(right)
     if not gap <= allowed:  # not a number is no agreement either
         words = rounding.bound_in_words(right.dtype)
-        raise CannotExport(f"its flat logits are off by {gap:.1e} where rounding explains {allowed:.1e} ({words})")
+        raise CannotExport(f"its exported logits are off by {gap:.1e} where rounding explains {allowed:.1e} ({words})")
 
 
 def seconds(model: PreTrainedModel, runners: list[tuple[ExportedModel | None, int]]) -> list[float]:
-    """The fastest pass of each (gear, width); they take turns. None is the eager gear."""
+    """The fastest pass of each (backend, width); they take turns. None is the eager backend."""
     room = max(1, min(CONTEXT, (CachedModel(model).max_length or 2 * CONTEXT) - WIDE))
     ids = torch.zeros(1, room + WIDE, dtype=torch.long, device=model.device)
-    gears = [CachedModel(model, flat=flat) for flat, _ in runners]
+    backends = [CachedModel(model, exported=exported) for exported, _ in runners]
     best = [float("inf")] * len(runners)
-    for gear in gears:
-        gear.prefill(ids[:, :room], rolls_back=True)
+    for backend in backends:
+        backend.prefill(ids[:, :room], rolls_back=True)
     end = time.perf_counter() + PATIENCE
     for n_done in range(PASSES):
         if n_done >= 2 and time.perf_counter() > end:
             break
-        for i, (gear, (_, width)) in enumerate(zip(gears, runners, strict=True)):
+        for i, (backend, (_, width)) in enumerate(zip(backends, runners, strict=True)):
             synchronize(model.device)
             start = time.perf_counter()
-            gear.forward(ids[:, :width])
+            backend.forward(ids[:, :width])
             synchronize(model.device)
             best[i] = min(best[i], time.perf_counter() - start)
-            gear.crop(room)
+            backend.crop(room)
     return best

@@ -5,6 +5,7 @@ Every line of text is a fixed template filled with numbers of the record.
 
 import textwrap
 
+from speclab.core.counts import Counts
 from speclab.present.run_lines import noise_lines, provenance, unchecked_line
 from speclab.present.tables import (
     WIDTH,
@@ -18,7 +19,6 @@ from speclab.present.tables import (
     temperature_name,
 )
 from speclab.theory.costs import Costs
-from speclab.theory.formulas import Counts
 from speclab.theory.ladder import EFFECTS, PREDICTORS, error, factors, prediction_errors, prediction_rows
 
 NOT_SLOWER = 0.995  # what rounds to 1.00x is not called slower

@@ -36,6 +36,11 @@ class EnvironmentProblem(Problem):
     exit_code = 3
 
 
+def first_line(error: Exception) -> str:
+    """What an error of some library says, short enough for one line of ours."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:120]
+
+
 class Stopped(KeyboardInterrupt):
     """Ctrl-C, or a signal that asks for the same: keep what is measured, write it down, end."""
 

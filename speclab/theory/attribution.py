@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
-from speclab.records.rows import Sample
+from speclab.records.samples import Sample
 from speclab.theory.costs import Costs, catch_ups
 from speclab.theory.forecast import Chances, Cost, forecast
 from speclab.theory.formulas import (

@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from speclab.records.rows import Sample
+from speclab.records.samples import Sample
 
 FEWEST = 5  # prompts with which a line and a spread can be estimated
 LONGEST_SHARE = 1 / 3  # of the series: correlations over longer distances are not believed

@@ -11,65 +11,10 @@ Letters, the same in text, code, tables and plots:
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
-
-
-@dataclass
-class Counts:
-    """What happened in the rounds of one or more decodings, the prefill token apart."""
-
-    n_rounds: int = 0
-    n_drafted: int = 0
-    n_accepted: int = 0
-    n_rejected: int = 0
-    n_emitted: int = 0
-    accepted_lengths: Counter[int] = field(default_factory=Counter)  # accepted drafts in a round -> rounds
-
-    def add(self, round_: Any) -> None:
-        """Book a round (`tokens`, `n_drafted`, `n_accepted`, `n_rejected`, `prefill`)."""
-        if round_.prefill:
-            return
-        self.n_rounds += 1
-        self.n_drafted += round_.n_drafted
-        self.n_accepted += round_.n_accepted
-        self.n_rejected += round_.n_rejected
-        self.n_emitted += len(round_.tokens)
-        self.accepted_lengths[round_.n_accepted] += 1
-
-    def merge(self, other: "Counts") -> None:
-        """Add another decoding's counts to these."""
-        for name in ("n_rounds", "n_drafted", "n_accepted", "n_rejected", "n_emitted"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.accepted_lengths.update(other.accepted_lengths)
-
-    @property
-    def acceptance_rate(self) -> float | None:
-        """alpha: accepted / tested, the maximum-likelihood estimate of a censored geometric. None: nothing tested.
-
-        A round tests its drafts one by one up to the first refusal; drafts behind a refusal were never tested. Dividing
-        by everything drafted gives f, a different and smaller number.
-        """
-        return _ratio(self.n_accepted, self.n_accepted + self.n_rejected)
-
-    @property
-    def drafted_fraction(self) -> float | None:
-        """f: accepted / drafted. What serving engines print as acceptance rate. None: nothing drafted."""
-        return _ratio(self.n_accepted, self.n_drafted)
-
-    @property
-    def tokens_per_round(self) -> float | None:
-        """tau: tokens per target pass, between 1 and k + 1. None: no round."""
-        return _ratio(self.n_emitted, self.n_rounds)
-
-
-def _ratio(part: float, whole: float) -> float | None:
-    return part / whole if whole else None
 
 
 def book_formula(acceptance: float, draft_length: int) -> float:

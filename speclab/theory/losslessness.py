@@ -8,8 +8,6 @@ Sampled output has no baseline to equal. `ZSums` tests each emitted token agains
 its place; the sums are martingales, so the tokens need not be independent.
 """
 
-import contextlib
-import copy
 import math
 from typing import NamedTuple
 
@@ -20,7 +18,7 @@ from transformers import PreTrainedModel
 from speclab.core.sampling import Sampling
 from speclab.models import rounding
 from speclab.models.cached import CachedModel
-from speclab.models.padding import USABLE, free_memory
+from speclab.models.rounding import Reference
 
 FLOOR = 2  # rounding units of error that are always granted
 Z_BOUND = 4.9  # two-sided false-alarm rate 1e-6 for one statistic
@@ -35,46 +33,6 @@ class Divergence(NamedTuple):
     gap: float  # reference logit of the baseline's token minus that of the other
     tolerance: float  # both candidates must lie this close to the reference's top logit
     numerical: bool
-
-
-class Reference:
-    """A model's uncached logits, in its own dtype and in the next higher precision.
-
-    The copy in higher precision is made once, when it is first asked for, and kept. Where the device has no float64, or
-    memory no room, the model's own logits stand for it.
-    """
-
-    def __init__(self, model: PreTrainedModel):
-        self._model = model
-        self._higher: PreTrainedModel | None = None
-
-    @torch.inference_mode()
-    def logits(self, ids: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
-        """(1, n) ids -> (n, vocab_size) logits on the CPU, twice: in the model's dtype, and in higher precision."""
-        if self._higher is None:
-            self._higher = _in_higher_precision(self._model)
-        ids = ids.to(self._model.device)
-        own = self._model(input_ids=ids, use_cache=False).logits[0, :, :vocab_size]
-        try:
-            higher = self._higher(input_ids=ids, use_cache=False).logits[0, :, :vocab_size]
-        except RuntimeError:  # a kernel of this model has no such precision
-            self._higher, higher = self._model, own
-        return own.cpu(), higher.double().cpu()
-
-
-def _in_higher_precision(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy in the next wider float type, or the model itself where there is none or no room for it."""
-    wider = torch.float64 if model.dtype in (torch.float32, torch.float64) else torch.float32
-    n_bytes = sum(p.numel() for p in model.parameters()) * wider.itemsize
-    free = free_memory(model.device)
-    if model.dtype == torch.float64 or (wider == torch.float64 and model.device.type == "mps"):
-        return model
-    if free is not None and n_bytes > USABLE * free:
-        return model
-    copied = copy.deepcopy(model).to(wider)
-    with contextlib.suppress(AttributeError, ValueError):  # the fast kernels for experts have no float64
-        copied.set_experts_implementation("eager")
-    return copied
 
 
 def judge_divergence(

@@ -11,13 +11,13 @@ from tiny_models import tiny
 
 from benchmarks import common, peers, roofline, scaling
 from draft_models import ModelDrafter, NgramDrafter
-from speclab.cli import options
+from speclab.cli import flags
+from speclab.core.counts import Counts
 from speclab.models import memory, prompts
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
-from speclab.records.rows import BASELINE, GENERATE, Arm
+from speclab.records.samples import BASELINE, GENERATE, Arm
 from speclab.system.errors import EnvironmentProblem
-from speclab.theory.formulas import Counts
 
 BUDGET = 30
 TEXTS = [("code", "def f(x):\n    return x + 1"), ("prose", "return x"), ("copy", "x + 1, x + 1, x + 1,")]
@@ -255,14 +255,14 @@ def test_roofline_end_to_end(call, pair_folder, tmp_path, monkeypatch):
 @pytest.mark.parametrize("stop", [KeyboardInterrupt(), EnvironmentProblem("cannot load it")])
 def test_what_is_measured_before_a_stop_is_written(call, pair_folder, tmp_path, monkeypatch, stop):
     """The second target cannot be loaded, or Ctrl-C comes while it is."""
-    target, draft, honest = str(pair_folder / "target"), str(pair_folder / "draft"), options.load
+    target, draft, honest = str(pair_folder / "target"), str(pair_folder / "draft"), flags.setup_from
 
     def load(args):
         if args.target == draft:
             raise stop
         return honest(args)
 
-    monkeypatch.setattr(options, "load", load)
+    monkeypatch.setattr(flags, "setup_from", load)
     monkeypatch.setattr(roofline, "matrix_rate", lambda *_: 1e11)
     words = ["--sizes", f"{target},{draft}", "--widths", "1,4", "--repeats", "1", "--context", "8", "--block", "1"]
     code, out, err = call(roofline, *words)

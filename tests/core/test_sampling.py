@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from draft_models import DraftSteps
-from speclab.core.sampling import NOT_FINITE, Draft, Sampling, accept, draw, draw_next, to_host, uniforms, verify
+from speclab.core.accept import accept, accept_from_logits
+from speclab.core.rounds import Draft
+from speclab.core.sampling import NOT_FINITE, Sampling, draw, draw_next, to_host, uniforms
 from speclab.system.errors import EnvironmentProblem
 
 NAN, INF = float("nan"), float("inf")
@@ -539,7 +541,7 @@ def greedy_rounds(draw_):
 def test_greedy_verification_is_the_accept_rule(case):
     """The shortcut decides what the rule decides on the one-hot rows, for any uniforms and any draft."""
     draft, logits, u = case
-    ours, rule = verify(draft, logits, Sampling(), u), accept(draft, Sampling().probs(logits), u)
+    ours, rule = accept_from_logits(draft, logits, Sampling(), u), accept(draft, Sampling().probs(logits), u)
     assert torch.equal(ours.n_accepted, rule.n_accepted)
     assert torch.equal(ours.next_token, rule.next_token)
 
@@ -549,7 +551,7 @@ def test_sampled_verification_is_the_accept_rule():
     logits, u = torch.randn(1, 4, 9, generator=generator), torch.rand(1, 4, generator=generator, dtype=torch.float64)
     draft = Draft(torch.tensor([[3, 1, 4]]), torch.tensor([3]))
     for sampling in (Sampling(0.7), Sampling(1.2, 3, 0.9)):
-        ours, rule = verify(draft, logits, sampling, u), accept(draft, sampling.probs(logits), u)
+        ours, rule = accept_from_logits(draft, logits, sampling, u), accept(draft, sampling.probs(logits), u)
         assert torch.equal(ours.n_accepted, rule.n_accepted)
         assert torch.equal(ours.next_token, rule.next_token)
 

@@ -18,11 +18,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from decoding import plain_text
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from baseline_autoregressive import autoregressive_decode
-from draft_models import Drafter
 from exercises import Todo
+from speclab.core.rounds import Drafter
 from speclab.core.sampling import Sampling
 from speclab.models import loading, prompts
 from speclab.models.cached import CachedModel
@@ -50,7 +50,7 @@ def make() -> list[dict[str, list[int]]]:
     tokenizer = AutoTokenizer.from_pretrained(loading.LAB_TARGET)
     target = CachedModel(model, len(tokenizer))
     return [
-        {"prompt": prompt.id_list, "continuation": list(autoregressive_decode(target, prompt.ids, N_TOKENS))}
+        {"prompt": prompt.id_list, "continuation": plain_text(target, prompt.ids, N_TOKENS)}
         for prompt in chosen_prompts()
     ]
 

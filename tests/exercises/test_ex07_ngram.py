@@ -4,12 +4,13 @@ import random
 
 import pytest
 import torch
+from decoding import speculative_rounds
 from torch import Tensor
 
 from draft_models import NgramDrafter
 from exercises.scenes import TinyTarget
-from optimized_speculative import speculative_decode
-from speclab.core.sampling import Draft, Sampling
+from speclab.core.rounds import Draft
+from speclab.core.sampling import Sampling
 from tests.exercises.make_copy_texts import K, replay
 
 TOKENS_PER_ROUND = 2.58  # to reach on the copy texts at k = 4; the lab's own drafter makes 189 tokens in 72 rounds
@@ -218,7 +219,7 @@ def test_the_labs_loop_runs_on_it(mine):
 
     prompt = [choose(list(range(n))) for n in range(7)]
     drafter = mine.MyDrafter()
-    found = list(speculative_decode(TinyTarget(choose), LookedOver(drafter), torch.tensor([prompt]), K, 40))
+    found = list(speculative_rounds(TinyTarget(choose), LookedOver(drafter), torch.tensor([prompt]), K, 40))
     text, right = [token for r in found for token in r.tokens], [choose(list(range(n))) for n in range(7, 47)]
     if text != right:
         wrong(f"the loop must say {right} whatever the drafter does, with yours it says {text}")

@@ -8,7 +8,8 @@ from torch import Tensor
 from draft_models import NgramDrafter
 from exercises import Todo, ex07_ngram
 from solutions.ex07_ngram import MyDrafter
-from speclab.core.sampling import Draft, Sampling
+from speclab.core.rounds import Draft
+from speclab.core.sampling import Sampling
 from speclab.system.errors import UsageProblem
 from tests.exercises import make_copy_texts
 from tests.exercises.make_copy_texts import N_TOKENS, chosen_prompts, replay, texts

@@ -28,7 +28,8 @@ from exercises.scenes import (
     twelfths,
     verdicts,
 )
-from speclab.core.sampling import Draft, Sampling
+from speclab.core.rounds import Draft
+from speclab.core.sampling import Sampling
 
 
 def wrong(message: str) -> None:

@@ -16,7 +16,7 @@ import check
 import compare
 import optimized_speculative
 from exercises import simulator
-from speclab.cli import options
+from speclab.cli import flags
 from speclab.learner import functions
 from speclab.models.cached import CachedModel
 from tests.exercises import wrong_table
@@ -226,7 +226,7 @@ def test_every_command_of_a_chapter_can_be_typed(path, monkeypatch, tmp_path):
     for module, name in (
         (check, "run_checks"),
         (functions.check, "run_checks"),
-        (options, "load"),
+        (flags, "setup_from"),
         (simulator, "fixed"),
     ):
         monkeypatch.setattr(module, name, stop)

@@ -11,19 +11,21 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from decoding import plain_text
 from tiny_models import VOCAB, PlainTransformer, perturbed, tiny
 
 import optimized_speculative
-from baseline_autoregressive import autoregressive_decode
-from draft_models import ModelDrafter, NgramDrafter, OracleModelDrafter
-from speclab.cli.options import Setup
+from draft_models import ModelDrafter, NgramDrafter
 from speclab.core import clock
-from speclab.core.sampling import Draft, Sampling
+from speclab.core.rounds import Draft
+from speclab.core.sampling import Sampling
+from speclab.drafts.oracle import OracleModelDrafter
 from speclab.lab import harness as bench_module
 from speclab.lab.harness import Bench, Decoding, Measurement, VariedLength, measure, take_turns, warm_up_runs
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
-from speclab.records.rows import BASELINE, BASELINE_REPEAT, GENERATE, Arm
+from speclab.models.setup import Setup
+from speclab.records.samples import BASELINE, BASELINE_REPEAT, GENERATE, Arm
 
 CPU = torch.device("cpu")
 BUDGET = 24
@@ -195,7 +197,7 @@ def test_side_by_side_on_a_real_architecture():
     prompt = make_prompt(2, vocab=VOCAB)
     queue = [bench.decoding(arm, Sampling(), prompt) for arm in ARMS]
     take_turns(queue)
-    text = list(autoregressive_decode(CachedModel(target), prompt.ids, 16))
+    text = plain_text(CachedModel(target), prompt.ids, 16)
     assert all(d.tokens == text for d in queue)
     assert sum(accepted for d in queue for _, accepted in d.rounds) > 0
 
@@ -205,7 +207,7 @@ def test_greedy_arms_all_say_what_the_baseline_says(pair):
     for seed in range(3):
         queue = all_decodings(make_bench(pair), Sampling(), make_prompt(seed))
         take_turns(queue)
-        text = list(autoregressive_decode(CachedModel(pair[0]), make_prompt(seed).ids, BUDGET))
+        text = plain_text(CachedModel(pair[0]), make_prompt(seed).ids, BUDGET)
         assert [d.tokens for d in queue] == [text] * len(queue)
 
 
@@ -579,7 +581,7 @@ def test_graphs_are_rehearsed_with_every_temperature_and_length(pair):
     prompts = [replace(make_prompt(), ids=torch.zeros(1, n, dtype=torch.long)) for n in (5, 9, 3)]
     samplings = [Sampling(), Sampling(0.8)]
     assert warm_up_runs(setup, samplings, prompts) == [(Sampling(0.8), prompts[0])]
-    setup.target.flat = SimpleNamespace(graphed=True)
+    setup.target.exported = SimpleNamespace(graphed=True)
     found = [(s.temperature, p.ids.shape[1]) for s, p in warm_up_runs(setup, samplings, prompts)]
     assert found == [(0.0, 9), (0.0, 3), (0.8, 9), (0.8, 3)] * 2
 

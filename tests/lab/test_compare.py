@@ -10,16 +10,16 @@ import pytest
 
 import compare
 from draft_models import ModelDrafter
-from speclab.cli import options
+from speclab.cli import flags
+from speclab.core.counts import Counts
 from speclab.core.sampling import Sampling
 from speclab.lab import comparison, harness, output_checks, profiling
 from speclab.lab.harness import Measurement
 from speclab.models import prompts
 from speclab.records import record
-from speclab.records.rows import BASELINE, Arm, Sample
+from speclab.records.samples import BASELINE, Arm, Sample
 from speclab.system import files, terminal
 from speclab.system.errors import EnvironmentProblem, Stopped
-from speclab.theory.formulas import Counts
 
 REQUIRED = {
     "method", "target", "draft", "device", "dtype", "draft_length", "temperature", "prompt_kind", "n_prompts",
@@ -252,7 +252,7 @@ def test_two_stops_while_the_record_is_made_lose_no_row(run, monkeypatch, tmp_pa
 )
 def test_files_that_would_be_one_are_refused(run, monkeypatch, tmp_path, words):
     (tmp_path / "link").symlink_to("x")
-    monkeypatch.setattr(options, "load", lambda *_: pytest.fail("loaded a model first"))
+    monkeypatch.setattr(flags, "setup_from", lambda *_: pytest.fail("loaded a model first"))
     code, _, err = run(*[word.replace("DIR", str(tmp_path)).replace("NAME", tmp_path.name) for word in words])
     assert code == 2
     assert len(err.splitlines()) == 1

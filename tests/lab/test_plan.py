@@ -10,7 +10,7 @@ from speclab.lab.harness import Bench
 from speclab.models import prompts
 from speclab.present import plan_views
 from speclab.records import record
-from speclab.records.rows import BASELINE, BASELINE_REPEAT
+from speclab.records.samples import BASELINE, BASELINE_REPEAT
 from speclab.system.errors import EnvironmentProblem
 from tests.lab.test_bench import Machine
 

@@ -10,14 +10,15 @@ import math
 import numpy as np
 import pytest
 import torch
+from decoding import plain_text, speculative_rounds
 from tiny_models import PlainTransformer, perturbed
 from torch import Tensor
 
-from baseline_autoregressive import autoregressive_decode
-from draft_models import ModelDrafter, NgramDrafter, OracleModelDrafter
+from draft_models import ModelDrafter, NgramDrafter
 from optimized_speculative import Rules, speculative_decode
-from speclab.cli.options import Setup
+from speclab.core.counts import Counts
 from speclab.core.sampling import Sampling
+from speclab.drafts.oracle import OracleModelDrafter
 from speclab.lab import harness as bench_module
 from speclab.lab.acceptance_chances import calibrated, chances
 from speclab.lab.comparison import build_rows
@@ -25,10 +26,10 @@ from speclab.lab.harness import Bench, Measurement, measure
 from speclab.lab.output_checks import lookups
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
-from speclab.records.rows import BASELINE, Arm
+from speclab.models.setup import Setup
+from speclab.records.samples import BASELINE, Arm
 from speclab.theory import ladder
 from speclab.theory.forecast import forecast
-from speclab.theory.formulas import Counts
 from tests.lab.test_bench import CPU, Machine, finish, make_prompt
 
 BUDGET = 40
@@ -56,14 +57,14 @@ def bench() -> Bench:
 def said(bench: Bench, prompt: Prompt, sampling: Sampling = Sampling(), seed: int = 0) -> list[int]:
     """The baseline's text."""
     generator = torch.Generator().manual_seed(seed)
-    return list(autoregressive_decode(bench.setup.target, prompt.ids, bench.max_new_tokens, sampling, generator))
+    return plain_text(bench.setup.target, prompt.ids, bench.max_new_tokens, sampling, generator)
 
 
 def decoded(bench: Bench, draft: str, prompt: Prompt, k: int, sampling=Sampling(), seed: int = 0):
     """One speculative decoding.  -> its text and counts"""
     text, counts = [], Counts()
     generator = torch.Generator().manual_seed(seed)
-    rounds = speculative_decode(
+    rounds = speculative_rounds(
         bench.setup.target, bench.drafters[draft], prompt.ids, k, bench.max_new_tokens, sampling, generator
     )
     for round_ in rounds:
@@ -144,7 +145,7 @@ def test_chances_of_prompt_lookup_are_what_it_really_proposes(bench, sampling):
     for seed in range(6):
         prompt, drafter = make_prompt(seed), Watched()
         generator = torch.Generator().manual_seed(seed)
-        rounds = speculative_decode(bench.setup.target, drafter, prompt.ids, LONGEST, BUDGET, sampling, generator)
+        rounds = speculative_rounds(bench.setup.target, drafter, prompt.ids, LONGEST, BUDGET, sampling, generator)
         text = [token for round_ in rounds for token in round_.tokens]
         found = chances(bench, "ngram", prompt, sampling, LONGEST)(text)
         assert len(found) == len(text)

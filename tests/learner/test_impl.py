@@ -15,16 +15,20 @@ from types import SimpleNamespace
 import numpy
 import pytest
 import torch
+from decoding import plain_text
 from tiny_models import VOCAB, perturbed, tiny
 
 import baseline_autoregressive
 import check
 import compare
 import optimized_speculative
-from baseline_autoregressive import autoregressive_decode
-from draft_models import FreeOracleDrafter, ModelDrafter, NgramDrafter
-from optimized_speculative import Round, Rules, speculative_decode
-from speclab.core.sampling import Sampling, verify
+from draft_models import ModelDrafter, NgramDrafter
+from optimized_speculative import Rules, speculative_decode
+from speclab.core.accept import accept_from_logits
+from speclab.core.counts import Counts
+from speclab.core.rounds import Round
+from speclab.core.sampling import Sampling
+from speclab.drafts.oracle import FreeOracleDrafter
 from speclab.learner import functions
 from speclab.learner.functions import Learner
 from speclab.learner.guard import CLOCK, SECONDS, has_alarm
@@ -33,7 +37,6 @@ from speclab.models.cached import CachedModel
 from speclab.present import report
 from speclab.records import record
 from speclab.system.errors import Problem, UsageProblem
-from speclab.theory.formulas import Counts
 
 STEMS = {exercise.number: exercise.stem for exercise in check.exercises()}
 N_TOKENS = 60
@@ -154,7 +157,7 @@ def test_without_the_flag_the_lab_is_as_it_is(pair):
     assert functions.LAB.describe() == []
     assert functions.LAB.decoder(speculative_decode, Rules) is speculative_decode
     assert Rules(functions.LAB.verify, functions.LAB.tokens_to_keep) == Rules()
-    assert functions.LAB.verify is verify
+    assert functions.LAB.verify is accept_from_logits
     drafter = ModelDrafter(pair[1])
     assert functions.LAB.drafter(drafter, 4) is drafter
     assert functions.LAB.shapes(2, 4, 8, 2, 1000) is None
@@ -780,7 +783,7 @@ def test_a_wrong_function_is_refused_before_anything_is_loaded(lab, pair_folder,
     spoil(lab, "return own[0]")
     monkeypatch.setattr(check, "ROOT", lab)
     monkeypatch.setattr(check, "CHECKS", lab / "tests" / "exercises")
-    monkeypatch.setattr("speclab.cli.options.load", lambda args: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("speclab.cli.flags.setup_from", lambda args: pytest.fail("a model was loaded"))
     for script in (optimized_speculative, compare):
         code = script.main(["--temperature", "0", "--impl", "exercises"])
         out, err = capsys.readouterr()
@@ -834,4 +837,4 @@ def test_greedy_text_of_all_solutions_is_the_baselines(pair):
     prompt = torch.randint(0, VOCAB, (1, 7), generator=torch.Generator().manual_seed(3))
     found = rounds(pair, solutions(2, 3, 4, 6), GREEDY, k=8, longest=8)
     assert len({r.n_drafted for r in found}) > 2
-    assert words(found) == list(autoregressive_decode(pair[0], prompt, N_TOKENS))
+    assert words(found) == plain_text(pair[0], prompt, N_TOKENS)

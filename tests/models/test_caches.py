@@ -8,13 +8,15 @@ import itertools
 
 import pytest
 import torch
+from decoding import speculative_rounds
 from tiny_models import VOCAB, WINDOW, flattened, perturbed, tiny
 from torch import Tensor
 from transformers import DynamicCache
 
-from draft_models import ModelDrafter, OracleModelDrafter
-from optimized_speculative import Round, speculative_decode
+from draft_models import ModelDrafter
+from speclab.core.rounds import Round
 from speclab.core.sampling import Sampling
+from speclab.drafts.oracle import OracleModelDrafter
 from speclab.models.cached import CachedModel
 from speclab.system.errors import EnvironmentProblem
 
@@ -28,15 +30,15 @@ ALL_FAMILIES = [*FAMILIES, "fast qwen2", "fast gpt2"]
 class Run:
     """A target, a draft that is often right, and a decoding that can be looked at after every round.
 
-    "fast llama" is a llama in the fast gear, "llama" one in the eager gear.
+    "fast llama" is a llama in the fast backend, "llama" one in the eager backend.
     """
 
     def __init__(self, family: str, noise: float = 0.12, cached=CachedModel, drafter=ModelDrafter):
-        gear, _, name = family.rpartition(" ")
+        backend, _, name = family.rpartition(" ")
         model = tiny(name)
-        self.target = cached(model, flat=flattened(model) if gear else None)
+        self.target = cached(model, exported=flattened(model) if backend else None)
         other = perturbed(model, noise)
-        self.draft = cached(other, flat=flattened(other) if gear else None)
+        self.draft = cached(other, exported=flattened(other) if backend else None)
         self.drafter = drafter(self.draft)
         self.rounds: list[Round] = []
         self.ids = PROMPT[0].tolist()  # prompt and everything committed
@@ -44,7 +46,7 @@ class Run:
     def decode(self, k: int = 4, sampling: Sampling = Sampling(), limit: int = N_NEW):
         """Yield rounds, after noting their tokens."""
         generator = torch.Generator().manual_seed(0)
-        for r in speculative_decode(self.target, self.drafter, PROMPT, k, limit, sampling, generator):
+        for r in speculative_rounds(self.target, self.drafter, PROMPT, k, limit, sampling, generator):
             self.rounds.append(r)
             self.ids += r.tokens
             yield r
@@ -165,9 +167,9 @@ class Diary:
         self.contexts: list[tuple[int, ...]] = []  # one per fed token: all the model sees there, itself included
         self._cached, self._live = cached, []
         cached.model.register_forward_pre_hook(self._note, with_kwargs=True)
-        if cached.flat:
-            self._forward, cached.flat = cached.flat.forward, copy.copy(cached.flat)
-            cached.flat.forward = self._note_flat
+        if cached.exported:
+            self._forward, cached.exported = cached.exported.forward, copy.copy(cached.exported)
+            cached.exported.forward = self._note_flat
 
     def _note(self, module, args, kwargs) -> None:
         held = kwargs["past_key_values"].get_seq_length()
@@ -239,7 +241,7 @@ def test_draft_is_fed_its_last_token_after_full_acceptance():
 def test_caches_start_afresh(drafter):
     """A second prompt must not see the first: same objects, same text as new ones give."""
     used, new = Run("llama", drafter=drafter), Run("llama", drafter=drafter)
-    list(speculative_decode(used.target, used.drafter, PROMPT[:, 2:5], 3, 9))
+    list(speculative_rounds(used.target, used.drafter, PROMPT[:, 2:5], 3, 9))
     assert [*used.decode()] == [*new.decode()]
     assert used.target.n_passes == len(used.rounds), "passes are counted from the prompt on"
 
@@ -255,9 +257,9 @@ def uncached(model, ids: Tensor) -> Tensor:
 @pytest.mark.parametrize("family", ALL_FAMILIES)
 def test_feed_and_rollback_give_the_uncached_logits(family):
     """Forward, roll back any depth, feed something else: logits as if the dropped tokens had never been."""
-    gear, _, name = family.rpartition(" ")
+    backend, _, name = family.rpartition(" ")
     model = tiny(name)
-    cached = CachedModel(model, flat=flattened(model) if gear else None)
+    cached = CachedModel(model, exported=flattened(model) if backend else None)
     text = torch.randint(0, VOCAB, (1, 40), generator=torch.Generator().manual_seed(9))
     first = cached.prefill(text[:, :6], rolls_back=True)
     assert first.shape == (1, 1, VOCAB)

@@ -1,19 +1,18 @@
-"""The fast gear computes what the model computes: same logits, texts and rounds; and it falls back where it must."""
+"""The fast backend computes what the model computes: same logits, texts and rounds; and it falls back where it must."""
 
 import functools
 
 import pytest
 import torch
+from decoding import plain_text, speculative_rounds
 from tiny_models import CONTEXT, VOCAB, flattened, perturbed, tiny
 from transformers import MixtralConfig, MixtralForCausalLM
 
-from baseline_autoregressive import autoregressive_decode
 from draft_models import ModelDrafter
-from optimized_speculative import speculative_decode
-from speclab.cli import options
+from speclab.cli import flags, parsing
 from speclab.core.sampling import Sampling
-from speclab.models import cached, select
-from speclab.models.backends import exported
+from speclab.models import select
+from speclab.models.backends import eager, exported, rewrites
 from speclab.models.backends.exported import CannotExport, ExportedModel
 from speclab.models.cached import CachedModel
 
@@ -27,8 +26,8 @@ def pair(family: str, dtype: torch.dtype, fast: bool) -> tuple[CachedModel, Mode
     """A target and a draft that is often right."""
     model = model_of(family, dtype=dtype)
     draft = noisy(family, dtype)
-    target = CachedModel(model, flat=flattened(model) if fast else None)
-    return target, ModelDrafter(CachedModel(draft, flat=flattened(draft) if fast else None))
+    target = CachedModel(model, exported=flattened(model) if fast else None)
+    return target, ModelDrafter(CachedModel(draft, exported=flattened(draft) if fast else None))
 
 
 @functools.cache
@@ -45,7 +44,7 @@ def test_logits_at_every_width_and_across_a_growing_buffer(family, least_width, 
     """Widths of 1 to 80 (the mask table ends at 64), up to the edge of the model's context, with rollbacks between."""
     model = model_of(family)
     monkeypatch.setattr(flattened(model), "least_width", least_width)
-    fast = CachedModel(model, flat=flattened(model))
+    fast = CachedModel(model, exported=flattened(model))
     room = CONTEXT - 2  # OPT counts its positions from two
     ids = torch.randint(0, VOCAB, (1, room), generator=torch.Generator().manual_seed(2))
     with torch.inference_mode():
@@ -67,7 +66,7 @@ def test_logits_at_every_width_and_across_a_growing_buffer(family, least_width, 
 
 def test_a_buffer_grows_by_doubling_and_keeps_what_it_holds():
     model = tiny("llama", max_position_embeddings=4096)
-    fast = CachedModel(model, flat=ExportedModel(model))
+    fast = CachedModel(model, exported=ExportedModel(model))
     ids = torch.randint(0, VOCAB, (1, 1100), generator=torch.Generator().manual_seed(2))
     with torch.inference_mode():
         right = model(input_ids=ids, use_cache=False).logits
@@ -94,12 +93,12 @@ def test_the_model_itself_is_left_as_it_was(family):
 
 def test_deep_copies_share_weights_and_not_their_caches():
     model = model_of("llama")
-    one = CachedModel(model, flat=flattened(model))
+    one = CachedModel(model, exported=flattened(model))
     two = one.__deepcopy__({})
     one.prefill(PROMPT)
     two.prefill(PROMPT[:, :3])
     assert (one.length, two.length) == (9, 3)
-    assert two.flat is one.flat
+    assert two.exported is one.exported
     again = two.forward(PROMPT[:, 3:])[:, -1]
     assert torch.allclose(one.forward(PROMPT[:, :1]), two.forward(PROMPT[:, :1]), atol=1e-9)
     assert again.isfinite().all()
@@ -113,8 +112,8 @@ def test_greedy_texts_and_rounds_are_those_of_the_eager_engine_in_float32(family
     texts, rounds = [], []
     for fast in (False, True):
         target, drafter = pair(family, torch.float32, fast)
-        texts.append(list(autoregressive_decode(target, PROMPT, 40)))
-        rounds.append(list(speculative_decode(target, drafter, PROMPT, 4, 40)))
+        texts.append(plain_text(target, PROMPT, 40))
+        rounds.append(list(speculative_rounds(target, drafter, PROMPT, 4, 40)))
         assert target.n_passes == len(rounds[-1])
     assert texts[0] == texts[1] == [t for r in rounds[0] for t in r.tokens]
     assert rounds[0] == rounds[1]
@@ -129,7 +128,7 @@ def test_sampled_rounds_are_those_of_the_eager_engine():
     for seed in range(60):
         rounds = [
             list(
-                speculative_decode(
+                speculative_rounds(
                     target, drafter, PROMPT, 3, 12, Sampling(0.9, top_p=0.95), torch.Generator().manual_seed(seed)
                 )
             )
@@ -151,7 +150,7 @@ def kernels(family: str, dtype: torch.dtype = torch.float32, **changes) -> dict[
 def test_products_of_one_input_are_one_product():
     """Two layers of four products each (qkv, output, gate and up, down) and the head, for eleven plus the head."""
     found = kernels("qwen2")
-    if not exported.can_prepack(torch.device("cpu"), torch.float32):
+    if not rewrites.can_prepack(torch.device("cpu"), torch.float32):
         pytest.skip("oneDNN is not here")
     assert found["mkldnn._linear_pointwise.default"] + found["mkldnn._linear_pointwise.binary"] == 9
     assert found["mkldnn._linear_pointwise.binary"] == 4, "attention and MLP of both layers add to the residual stream"
@@ -186,7 +185,7 @@ def test_sliding_windows_stay_eager_and_say_so(family):
 @pytest.fixture
 def wrong_rotation(monkeypatch):
     """A rewrite that is wrong for every model."""
-    real = exported.rotate_by_roll
+    real = rewrites.rotate_by_roll
 
     def broken(graph):
         real(graph)
@@ -218,7 +217,7 @@ def test_experts_do_not_excuse_a_fast_engine_that_loses_its_cache(monkeypatch):
             for keys, values in self.layers():
                 keys[:, :, 8:] = values[:, :, 8:] = 0.0
 
-    monkeypatch.setattr(cached.ExportedBackend, "crop", crop)
+    monkeypatch.setattr(exported.ExportedBackend, "crop", crop)
     chosen, why = select.choose(model, "fast")
     assert chosen is None
     assert "off by" in why
@@ -226,7 +225,7 @@ def test_experts_do_not_excuse_a_fast_engine_that_loses_its_cache(monkeypatch):
 
 def test_wrong_logits_are_no_fast_engine_however_noisy_the_eager_one(monkeypatch, wrong_rotation):
     """The bound comes from uncached logits: an eager cache that is broken as well does not widen it."""
-    monkeypatch.setattr(cached.EagerBackend, "crop", lambda self, n_tokens: None)
+    monkeypatch.setattr(eager.EagerBackend, "crop", lambda self, n_tokens: None)
     assert select.choose(tiny("llama"), "fast")[0] is None
 
 
@@ -266,7 +265,9 @@ def test_a_model_whose_code_cannot_be_exported_stays_eager(monkeypatch):
 def test_auto_takes_the_winner_of_a_race(monkeypatch, wide, fast):
     """Eager: 3 s a token, 8 s for five. Fast: 2 s a token."""
     taken = {(False, 1): 3.0, (False, 5): 8.0, (True, 1): 2.0, (True, 4): 2.0, (True, 5): wide}
-    monkeypatch.setattr(select, "seconds", lambda model, runners: [taken[flat is not None, w] for flat, w in runners])
+    monkeypatch.setattr(
+        select, "seconds", lambda model, runners: [taken[exported is not None, w] for exported, w in runners]
+    )
     chosen, why = select.choose(model_of("llama", dtype=torch.float64), "auto")
     assert (chosen is not None) == fast
     assert "1.50x" in why
@@ -277,7 +278,7 @@ def test_auto_takes_the_winner_of_a_race(monkeypatch, wide, fast):
 @pytest.mark.parametrize(("four", "least"), [(1.5, 4), (1.99, 1), (3.0, 1)])
 def test_narrow_passes_are_padded_where_that_is_faster(monkeypatch, four, least):
     model = model_of("llama", dtype=torch.float32)
-    if not exported.can_prepack(model.device, model.dtype):
+    if not rewrites.can_prepack(model.device, model.dtype):
         pytest.skip("oneDNN is not here")
     monkeypatch.setattr(select, "seconds", lambda model, runners: [{1: 2.0, 4: four}[w] for _, w in runners])
     chosen, _ = select.choose(model, "fast")
@@ -310,10 +311,10 @@ def test_eager_is_eager():
 
 @pytest.mark.parametrize("name", ["eager", "fast"])
 def test_both_arms_run_on_the_engine_that_was_asked_for(pair_folder, name, capsys):
-    parser = options.make_parser("test")
-    options.add_shared_flags(parser)
-    setup = options.load(parser.parse_args(["--target", str(pair_folder / "target"), "--engine", name]))
-    draft = options.load_draft(str(pair_folder / "draft"), setup)
+    parser = parsing.make_parser("test")
+    flags.add_shared_flags(parser)
+    setup = flags.setup_from(parser.parse_args(["--target", str(pair_folder / "target"), "--engine", name]))
+    draft = setup.load_draft(str(pair_folder / "draft"))
     assert setup.engine == name
-    assert (setup.target.flat is not None) == (draft.flat is not None) == (name == "fast")
+    assert (setup.target.exported is not None) == (draft.exported is not None) == (name == "fast")
     assert f"engine  {name} (asked for)" in setup.describe()

@@ -1,4 +1,4 @@
-"""The graphed gear without a GPU: a stand-in for the capture runs the step again at every replay, on the same tensors.
+"""The graphed backend without a GPU; a stand-in for the capture runs the step again at every replay.
 
 So everything is tested but CUDA's own capture and replay: fixed inputs, positions, masks over buckets, padding, lanes.
 What the stand-in gives back is overwritten by the next replay, as a graph's output is. tests/test_cuda.py has the rest.
@@ -8,20 +8,20 @@ import copy
 
 import pytest
 import torch
+from decoding import plain_text, speculative_rounds
 from tiny_models import CONTEXT, VOCAB, perturbed, tiny
 
-from baseline_autoregressive import autoregressive_decode
-from draft_models import DraftSteps, ModelDrafter, OracleModelDrafter
-from optimized_speculative import speculative_decode
-from speclab.cli import options
+from draft_models import DraftSteps, ModelDrafter
 from speclab.core.sampling import Sampling
+from speclab.drafts.oracle import OracleModelDrafter
 from speclab.lab import harness as bench_module
 from speclab.lab.harness import Bench, take_turns
 from speclab.models.backends import cuda_graphs
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
-from speclab.records.rows import BASELINE, Arm
+from speclab.models.setup import Setup
+from speclab.records.samples import BASELINE, Arm
 
 PROMPT = torch.randint(0, VOCAB, (1, 9), generator=torch.Generator().manual_seed(1))
 GARBAGE = 1e4
@@ -32,7 +32,7 @@ def stand_in(monkeypatch):
     """Short buckets, and a capture that a CPU can do; it counts captures and replays."""
     seen = {"captures": 0, "replays": 0}
 
-    def capture(step, flat):
+    def capture(step, exported):
         for _ in range(cuda_graphs.WARM_UPS):
             step()
         outputs = tuple(output.clone() for output in step())
@@ -54,7 +54,7 @@ def stand_in(monkeypatch):
 def graphed(family: str = "llama", noise: float = 0.0, **changes) -> CachedModel:
     model = tiny(family, **changes)
     model = perturbed(model, noise) if noise else model
-    return CachedModel(model, flat=ExportedModel(model, graphed=True))
+    return CachedModel(model, exported=ExportedModel(model, graphed=True))
 
 
 def spoil_dead_rows(cached: CachedModel) -> None:
@@ -93,7 +93,7 @@ def test_rounds_are_those_of_the_eager_engine(sampling, stand_in):
         if not fast:
             target, draft = CachedModel(target.model), CachedModel(draft.model)
         generator = torch.Generator().manual_seed(3)
-        rounds.append(list(speculative_decode(target, ModelDrafter(draft), PROMPT, 4, 60, sampling, generator)))
+        rounds.append(list(speculative_rounds(target, ModelDrafter(draft), PROMPT, 4, 60, sampling, generator)))
     assert rounds[0] == rounds[1]
     assert sum(r.n_accepted for r in rounds[1]) > 5
     assert any(r.n_rejected for r in rounds[1])
@@ -102,8 +102,8 @@ def test_rounds_are_those_of_the_eager_engine(sampling, stand_in):
 
 def test_the_baseline_in_chunks():
     cached = graphed()
-    text = list(autoregressive_decode(CachedModel(cached.model), PROMPT, 50))
-    assert list(autoregressive_decode(cached, PROMPT, 50, chunk=16)) == text
+    text = plain_text(CachedModel(cached.model), PROMPT, 50)
+    assert plain_text(cached, PROMPT, 50, chunk=16) == text
 
 
 def test_short_last_blocks_are_padded_to_what_this_decoding_used():
@@ -117,7 +117,7 @@ def test_short_last_blocks_are_padded_to_what_this_decoding_used():
     two.forward(PROMPT[:, :3])
     assert one._gear._widths == {5, 1}
     assert two._gear._widths == {3}
-    assert {recipe.n_tokens for recipe in one.flat.recipes} == {5, 1, 3}
+    assert {recipe.n_tokens for recipe in one.exported.recipes} == {5, 1, 3}
 
 
 def test_captures_are_done_before_the_first_timed_step(stand_in):
@@ -168,16 +168,16 @@ def test_a_drafter_runs_its_chain_in_one_replay_per_round(kind, stand_in, monkey
     drafter = ModelDrafter(draft)
     if kind == "dial":
         drafter = OracleModelDrafter(draft, 0.7)
-        drafter.replay(list(autoregressive_decode(CachedModel(target.model), PROMPT, 33)))
+        drafter.replay(plain_text(CachedModel(target.model), PROMPT, 33))
     replays = []
     for _ in range(2):
         stand_in["replays"] = 0
-        rounds = list(speculative_decode(target, drafter, PROMPT, 4, 33))
+        rounds = list(speculative_rounds(target, drafter, PROMPT, 4, 33))
         replays.append(stand_in["replays"])
     assert sum(r.n_drafted == 4 for r in rounds) > 4 > rounds[-1].n_drafted
     assert replays[0] == sum(1 + r.n_drafted for r in rounds[1:]), "new shapes: one for each pass"
     assert replays[1] == sum(2 if r.n_drafted == 4 else 1 + r.n_drafted for r in rounds[1:])
-    assert {len(recipe.program.widths(*map(_empty, recipe.inputs))) for recipe in draft.flat.recipes} == {1, 4}
+    assert {len(recipe.program.widths(*map(_empty, recipe.inputs))) for recipe in draft.exported.recipes} == {1, 4}
 
 
 def _empty(shape_and_dtype) -> torch.Tensor:
@@ -188,7 +188,7 @@ def test_after_the_warm_up_nothing_is_left_to_capture(stand_in, monkeypatch):
     """Every arm, temperature and catch-up, whatever the prompt's length; a capture stops the whole device."""
     monkeypatch.setattr(cuda_graphs, "SPARE", 64)
     target, draft = graphed(), graphed(noise=0.1)
-    setup = options.Setup(target, None, "tiny", Sampling(), torch.device("cpu"), torch.float64)
+    setup = Setup(target, None, "tiny", Sampling(), torch.device("cpu"), torch.float64)
     bench = Bench(setup, {"model": ModelDrafter(draft)}, 24, seed=0)
     arms = [BASELINE, *(Arm("model", "model", k) for k in (2, 4))]
     lengths = (9, 20, 40)
@@ -244,11 +244,11 @@ def test_lanes_outlive_decodings_and_are_never_shared(stand_in):
 
 def test_a_lane_comes_back_when_its_decoding_is_gone():
     cached = graphed()
-    flat = cached.flat
+    exported = cached.exported
     cached.prefill(PROMPT)
-    assert flat.lanes == []
+    assert exported.lanes == []
     del cached
-    assert len(flat.lanes) == 1
+    assert len(exported.lanes) == 1
 
 
 def test_a_lane_that_is_too_short_is_left_for_a_longer_one():
@@ -260,7 +260,7 @@ def test_a_lane_that_is_too_short_is_left_for_a_longer_one():
     for place in range(9, 117, 3):
         assert torch.allclose(cached.forward(long[:, place : place + 3]), right[:, place : place + 3], atol=1e-9)
     assert cached._gear._lane.capacity >= 117
-    assert cached.flat.lanes, "the short ones are free again"
+    assert cached.exported.lanes, "the short ones are free again"
 
 
 def test_joined_weights_are_the_models_own():
@@ -268,14 +268,14 @@ def test_joined_weights_are_the_models_own():
     model = tiny("qwen2")  # with biases; float64 is never packed
     with torch.inference_mode():
         before = model(PROMPT, use_cache=False).logits
-    flat = ExportedModel(model, graphed=True)
+    exported = ExportedModel(model, graphed=True)
     with torch.inference_mode():
         assert torch.equal(model(PROMPT, use_cache=False).logits, before)
     attention = model.model.layers[0].self_attn
     storages = {getattr(attention, f"{name}_proj").weight.untyped_storage().data_ptr() for name in "qkv"}
     assert len(storages) == 1
     assert len({getattr(attention, f"{name}_proj").bias.untyped_storage().data_ptr() for name in "qkv"}) == 1
-    assert flat.kernels["aten.linear.default"] == 9, "two layers of four products, and the head"
+    assert exported.kernels["aten.linear.default"] == 9, "two layers of four products, and the head"
 
 
 def test_a_mask_that_is_off_by_one_would_be_seen(monkeypatch):

@@ -4,14 +4,13 @@ import json
 
 import pytest
 import torch
+from decoding import plain_text, speculative_rounds
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from baseline_autoregressive import autoregressive_decode
 from draft_models import ModelDrafter, NgramDrafter
-from optimized_speculative import speculative_decode
+from speclab.core.counts import Counts
 from speclab.models import loading, prompts
 from speclab.models.cached import CachedModel
-from speclab.theory.formulas import Counts
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +56,10 @@ def test_speculation_on_real_text_is_exact_and_accepts(pair, kind):
     tokenizer, target, draft = pair
     text = next(text for k, text in prompts.standard() if k == kind)
     ids = torch.tensor([tokenizer(text).input_ids])
-    expected = list(autoregressive_decode(target, ids, 48))
+    expected = plain_text(target, ids, 48)
     for drafter in (ModelDrafter(draft), NgramDrafter()):
         counts, output = Counts(), []
-        for round_ in speculative_decode(target, drafter, ids, 4, 48):
+        for round_ in speculative_rounds(target, drafter, ids, 4, 48):
             counts.add(round_)
             output += round_.tokens
         assert output == expected

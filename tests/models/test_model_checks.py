@@ -19,12 +19,13 @@ from transformers import (
     RobertaForCausalLM,
 )
 
-from speclab.models import cached, checks, rounding
-from speclab.models.backends.exported import context_length
+from speclab.models import checks, rounding
+from speclab.models.backends import eager
 from speclab.models.cached import CachedModel
 from speclab.models.checks import cached_logits, check_model, gap, is_mixture_of_experts, random_text, uncached_logits
+from speclab.models.limits import context_length
+from speclab.models.rounding import Reference
 from speclab.system.errors import EnvironmentProblem
-from speclab.theory.losslessness import Reference
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 NAN, INF = float("nan"), float("inf")
@@ -58,7 +59,7 @@ def test_a_recurrent_state_is_refused():
 
 def test_a_cache_that_keeps_rejected_tokens_is_refused(monkeypatch):
     """Its cached logits are right as long as nothing is rolled back."""
-    monkeypatch.setattr(cached.EagerBackend, "crop", lambda self, n_tokens: None)
+    monkeypatch.setattr(eager.EagerBackend, "crop", lambda self, n_tokens: None)
     with pytest.raises(EnvironmentProblem, match="llama keeps a state that cannot be rolled back"):
         check_model(tiny("llama"))
 
@@ -180,7 +181,7 @@ def test_a_model_that_enlarges_rounding_is_judged_by_what_its_own_uncached_logit
     monkeypatch.setattr(rounding, "UNITS", {torch.float32: 1e-3})
     check_model(tiny("llama", dtype=torch.float32))
     assert made
-    monkeypatch.setattr(cached.EagerBackend, "crop", lambda self, n_tokens: None)
+    monkeypatch.setattr(eager.EagerBackend, "crop", lambda self, n_tokens: None)
     with pytest.raises(EnvironmentProblem, match="cannot be rolled back"):
         check_model(tiny("llama", dtype=torch.float32))
 

@@ -10,13 +10,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from decoding import speculative_rounds
 
 import compare
 import optimized_speculative
-from draft_models import FreeOracleDrafter, ModelDrafter, NgramDrafter
-from optimized_speculative import Round, speculative_decode
-from speclab.cli import options
+from draft_models import ModelDrafter, NgramDrafter
+from speclab.cli import flags, parsing
+from speclab.core.counts import Counts
+from speclab.core.rounds import Round
 from speclab.core.sampling import Sampling
+from speclab.drafts.oracle import FreeOracleDrafter
 from speclab.lab import detail as detail_module
 from speclab.lab import trace, tracing
 from speclab.lab.detail import Detail
@@ -26,7 +29,6 @@ from speclab.models.cached import CachedModel
 from speclab.present import trace_views, trace_words
 from speclab.records import record
 from speclab.system import terminal
-from speclab.theory.formulas import Counts
 from tests.present.trace_streams import clock, count_all, rounds, scripted, settings, with_texts
 from tests.tiny_models import perturbed, tiny
 from tools import diagram
@@ -42,7 +44,7 @@ def tokenizer(pair_folder):
 def decoded(target, drafter, sampling, n_tokens=60, look=True) -> list[Round]:
     ids = torch.arange(1, 8)[None]
     args = (CachedModel(target), drafter, ids, 4, n_tokens, sampling, torch.Generator().manual_seed(3))
-    return list(tracing.looked_at(LAB, *args) if look else speculative_decode(*args, time_phases=True))
+    return list(tracing.looked_at(LAB, *args) if look else speculative_rounds(*args, time_phases=True))
 
 
 def drafters(target) -> dict:
@@ -401,7 +403,7 @@ def test_trace_in_the_terminal(run):
 def test_a_bad_place_is_said_before_decoding(run, tmp_path, monkeypatch, place, code):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(options, "load", lambda *a: pytest.fail("loaded a model before looking at --trace"))
+    monkeypatch.setattr(flags, "setup_from", lambda *a: pytest.fail("loaded a model before looking at --trace"))
     found, _, err = run("--trace", place)
     assert found == code
     lines = [line for line in err.splitlines() if line.startswith("error: ")]
@@ -430,12 +432,12 @@ def test_trace_of_a_comparison(pair_folder, tmp_path, capsys, monkeypatch):
 
 def test_a_dial_traces_what_it_was_told_to_replay(pair_folder):
     """Right with probability 1, it is never refused."""
-    parser = options.make_parser("x")
-    options.add_shared_flags(parser)
-    options.add_decoding_flags(parser)
+    parser = parsing.make_parser("x")
+    flags.add_shared_flags(parser)
+    flags.add_decoding_flags(parser)
     words = ["--target", str(pair_folder / "target"), "--threads", "1", "--engine", "eager", "--prompt", "def f(x):"]
-    setup = options.load(args := parser.parse_args(words))
-    prompt = options.read_prompts(args, setup.tokenizer)[0]
+    setup = flags.setup_from(args := parser.parse_args(words))
+    prompt = flags.read_prompts(args, setup.tokenizer)[0]
     found = tracing.follow(setup, FreeOracleDrafter(1.0), "dial:1:free", prompt, 4, 31, Sampling())
     assert found.same_text
     assert found.counts.n_accepted == found.counts.n_drafted == 24

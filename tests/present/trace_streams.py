@@ -3,7 +3,7 @@
 import random
 from dataclasses import replace
 
-from optimized_speculative import Round
+from speclab.core.rounds import Round
 from speclab.lab import trace
 from speclab.lab.detail import Detail
 

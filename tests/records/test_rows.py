@@ -6,9 +6,10 @@ import math
 import jsonschema
 import pytest
 
+from speclab.core.counts import Counts
 from speclab.records import record, rows
-from speclab.records.rows import BASELINE, BASELINE_REPEAT, GENERATE, NOT_EXPLAINED, Arm, Sample
-from speclab.theory.formulas import Counts
+from speclab.records.rows import NOT_EXPLAINED
+from speclab.records.samples import BASELINE, BASELINE_REPEAT, GENERATE, Arm, Sample
 
 MODEL = Arm("model", "model", 2)
 COMMON = {"target": "t", "device": "cpu", "dtype": "float32"}

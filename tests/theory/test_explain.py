@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 import pytest
 
+from speclab.core.counts import Counts
 from speclab.records import record, rows
-from speclab.records.rows import BASELINE, BASELINE_REPEAT, Arm, Sample
+from speclab.records.samples import BASELINE, BASELINE_REPEAT, Arm, Sample
 from speclab.theory import attribution, ladder
 from speclab.theory.attribution import RUNGS, Part, explained, noise_floor, price, verdict
 from speclab.theory.costs import Costs, catch_ups
 from speclab.theory.forecast import Chances, model_chances
-from speclab.theory.formulas import Counts
 
 COSTS = Costs(
     step_at=1.0,

@@ -14,16 +14,16 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from decoding import plain_text, speculative_rounds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import optimized_speculative
-from baseline_autoregressive import autoregressive_decode
 from draft_models import ModelDrafter, NgramDrafter
-from optimized_speculative import speculative_decode
+from speclab.core.counts import Counts
 from speclab.core.sampling import Sampling
 from speclab.theory.forecast import Forecast, finite_length_rounds, forecast, model_chances, oracle
-from speclab.theory.formulas import Counts, expected_tokens_per_round
+from speclab.theory.formulas import expected_tokens_per_round
 from tests.test_exact import (
     CENTRE,
     Box,
@@ -191,7 +191,7 @@ def play_round(case: Case, prefix: Prefix, dice: Dice) -> list[Played]:
             unused = [0.5] * (k - len(tokens))
             dice.script = [[prefill], [inside(box, CENTRE) for box in [*drafting, *judging]] + unused]
             target = TableModel(case.tables.target.__getitem__, len(case.prompt))
-            rounds = speculative_decode(target, case.drafter(), prompt, case.tables.k, left + 1, Sampling(1))
+            rounds = speculative_rounds(target, case.drafter(), prompt, case.tables.k, left + 1, Sampling(1))
             assert next(rounds).tokens == [prefix[-1]]
             round_ = next(rounds)
             assert round_.n_drafted == len(tokens)
@@ -311,7 +311,7 @@ def test_greedy_decoding_does_what_the_forecast_says(kind, k, seed):
     n_tokens, prompt = 40 + seed, torch.tensor([[0, 1, 2]])
     target_rows, draft_rows = greedy_pair(seed, agreement=[0.0, 0.5, 0.7, 0.8, 0.9, 1.0][seed])
     target, draft = TableModel(target_rows, 3), TableModel(draft_rows, 3)
-    text = list(autoregressive_decode(target, prompt, n_tokens))
+    text = plain_text(target, prompt, n_tokens)
     if kind == "model":
         drafter = ModelDrafter(draft)
         rows = [draft_rows(tuple(text[:t])) for t in range(n_tokens)]
@@ -322,7 +322,7 @@ def test_greedy_decoding_does_what_the_forecast_says(kind, k, seed):
             drafter.prefill(target, torch.tensor([[0, 1, 2, *text[:t]]]), Sampling())
             chances.append([float(a == b) for a, b in zip(drafter.lookup(k), text[t:], strict=False)])
 
-    rounds = list(speculative_decode(target, drafter, prompt, k, n_tokens))
+    rounds = list(speculative_rounds(target, drafter, prompt, k, n_tokens))
     counts = Counts()
     for round_ in rounds:
         counts.add(round_)
@@ -353,10 +353,12 @@ def walk(
     return rounds
 
 
-def expected(rounds_of: list[tuple[Fraction, list]], cost, extra: Fraction, n_tokens: int, endless: bool) -> Forecast:
+def expected(
+    speculative_rounds: list[tuple[Fraction, list]], cost, extra: Fraction, n_tokens: int, endless: bool
+) -> Forecast:
     """Average over walks with their weights, term by term as the docstring of `Forecast` says."""
     total = [Fraction(0)] * 6
-    for weight, rounds in rounds_of:
+    for weight, rounds in speculative_rounds:
         for i, (state, n_drafted, n_accepted) in enumerate(rounds):
             another = endless or (i + 1 < len(rounds) and rounds[i + 1][1] > 0)
             price = cost(n_drafted, state) + extra * (n_accepted == n_drafted > 0 and another)

@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from speclab.records.rows import BASELINE, Arm, Sample
+from speclab.core.counts import Counts
+from speclab.records.samples import BASELINE, Arm, Sample
 from speclab.theory import drift
-from speclab.theory.formulas import Counts
 
 ARM = Arm("model", "model", 4)
 

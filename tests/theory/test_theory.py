@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom, binomtest
 
-from optimized_speculative import Round
+from speclab.core.counts import Counts
+from speclab.core.rounds import Round
 from speclab.theory import formulas
 from speclab.theory.formulas import (
-    Counts,
     acceptance_interval,
     best_draft_length,
     book_formula,

@@ -7,7 +7,9 @@ import torch
 from scipy.stats import chi2
 from torch import Tensor
 
-from speclab.core.sampling import Draft, Sampling, accept, draw
+from speclab.core.accept import accept
+from speclab.core.rounds import Draft
+from speclab.core.sampling import Sampling, draw
 from speclab.theory.losslessness import Z_BOUND, ZStatistics, ZSums
 
 VOCAB = 50

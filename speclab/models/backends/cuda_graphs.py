@@ -1,4 +1,4 @@
-"""CUDA graphs for the fast gear: one replay instead of a launch for each kernel.
+"""CUDA graphs for the fast backend: one replay instead of a launch for each kernel.
 
 What is captured is a *program*: a pass, or several with work on the device between them, as the whole chain of k draft
 steps. A graph repeats what was captured: the same kernels on the same addresses with the same shapes. So a program
@@ -26,7 +26,8 @@ import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
-from speclab.models.backends.exported import ExportedModel, WrittenInPlace, context_length
+from speclab.models.backends.exported import ExportedModel, WrittenInPlace
+from speclab.models.limits import context_length
 
 BUCKET = 256  # rows
 SPARE = 512  # tokens a new lane can take behind its prompt before it has to grow
@@ -78,10 +79,10 @@ class GraphKey(NamedTuple):
 
 
 class GraphBackend:
-    """The flat model on CUDA graphs, for one decoding."""
+    """The exported model on CUDA graphs, for one decoding."""
 
-    def __init__(self, model: PreTrainedModel, flat: ExportedModel):
-        self._model, self._flat = model, flat
+    def __init__(self, model: PreTrainedModel, exported: ExportedModel):
+        self._model, self._exported = model, exported
         self._positions_known = context_length(model) or sys.maxsize
         self._widths: set[int] = set()  # of this decoding: what another one used must not decide what is timed here
         self._most_passes = 0  # of this decoding's programs
@@ -112,7 +113,7 @@ class GraphBackend:
         n_passes = len(program.widths(*inputs))
         if n_passes >= self._most_passes:  # the last round's shorter chain is not worth a graph
             self._most_passes = n_passes
-            self._flat.recipes.update(
+            self._exported.recipes.update(
                 GraphKey.of(program, other, vocab_size) for other in program.capture_inputs(*inputs)
             )
         if length + recipe.n_tokens > self._lane.capacity or not self._lane.holds(recipe, length):
@@ -125,7 +126,7 @@ class GraphBackend:
         if known and n_tokens > 1:
             return min(known)
         self._widths.add(n_tokens)
-        self._flat.recipes.add(_pass_of(n_tokens))
+        self._exported.recipes.add(_pass_of(n_tokens))
         return n_tokens
 
     def crop(self, n_tokens: int) -> None:
@@ -135,14 +136,14 @@ class GraphBackend:
         return list(zip(self._lane.keys, self._lane.values, strict=True))
 
     def _take_lane(self, capacity: int) -> None:
-        """One that is free and large enough, or a new one. It goes back when this gear is gone."""
-        free = [lane for lane in self._flat.lanes if lane.capacity >= capacity]
+        """One that is free and large enough, or a new one. It goes back when this backend is gone."""
+        free = [lane for lane in self._exported.lanes if lane.capacity >= capacity]
         if free:
             self._lane = max(free, key=lambda lane: lane.n_graphs)
-            self._flat.lanes.remove(self._lane)
+            self._exported.lanes.remove(self._lane)
         else:
-            self._lane = GraphCache(self._flat, _bucket(capacity))
-        self._release = weakref.finalize(self, self._flat.lanes.append, self._lane)
+            self._lane = GraphCache(self._exported, _bucket(capacity))
+        self._release = weakref.finalize(self, self._exported.lanes.append, self._lane)
 
     def _make_room(self, length: int, n_tokens: int) -> None:
         """Move into a lane twice as long where they do not fit behind `length` tokens."""
@@ -178,10 +179,10 @@ class Graph(NamedTuple):
 class GraphCache:
     """Buffers for the keys and values of one text, and the graphs captured over them."""
 
-    def __init__(self, flat: ExportedModel, capacity: int):
-        self.flat, self.capacity = flat, capacity
-        self.keys, self.values = flat.buffers(capacity)
-        self._places = torch.arange(capacity, device=flat.device)[None]  # (1, capacity)
+    def __init__(self, exported: ExportedModel, capacity: int):
+        self.exported, self.capacity = exported, capacity
+        self.keys, self.values = exported.buffers(capacity)
+        self._places = torch.arange(capacity, device=exported.device)[None]  # (1, capacity)
         self._graphs: dict[tuple[GraphKey, int], Graph] = {}  # by recipe and rows read
 
     @property
@@ -191,7 +192,7 @@ class GraphCache:
     def prepare(self, length: int, room: int) -> None:
         """Capture what decodings of this model have needed so far, for `length` tokens and what may follow them."""
         end = min(room, length + SPARE)
-        for recipe in self.flat.recipes:
+        for recipe in self.exported.recipes:
             for rows in range(_bucket(length + recipe.n_tokens), _bucket(end) + 1, BUCKET):
                 if min(rows, room) - recipe.n_tokens >= length:
                     self._graph(recipe, min(rows, room))
@@ -220,7 +221,7 @@ class GraphCache:
         return tuple(output.clone() for output in graph.outputs)  # the next replay writes to the same places
 
     def _captured(self, recipe: GraphKey, rows: int, length: int) -> Graph:
-        device, dtype = self.flat.device, self.flat.dtype
+        device, dtype = self.exported.device, self.exported.dtype
         inputs = [torch.zeros(shape, dtype=kind, device=device) for shape, kind in recipe.inputs]
         # Warm-ups write keys and values like any pass: at rows that are not alive.
         before = torch.full((1, 1), length, device=device)
@@ -237,16 +238,16 @@ class GraphCache:
                 n_fed += width
                 mask = torch.zeros(1, 1, width, rows, dtype=dtype, device=device)
                 mask = mask.masked_fill(columns > positions[0, :, None], lowest)  # (1, 1, width, rows)
-                return self.flat.forward(ids, positions, mask, keys, values)[..., : recipe.vocab_size]
+                return self.exported.forward(ids, positions, mask, keys, values)[..., : recipe.vocab_size]
 
             return recipe.program(forward, *inputs)
 
-        replay, outputs = capture(step, self.flat)
+        replay, outputs = capture(step, self.exported)
         return Graph(replay, before, inputs, outputs)
 
 
 def capture(
-    step: Callable[[], tuple[Tensor, ...]], flat: ExportedModel
+    step: Callable[[], tuple[Tensor, ...]], exported: ExportedModel
 ) -> tuple[Callable[[], None], tuple[Tensor, ...]]:
     """A CUDA graph of `step`.  -> what replays it, and the tensors a replay writes to
 
@@ -259,7 +260,7 @@ def capture(
             step()
     current.wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    flat.pool = flat.pool or torch.cuda.graph_pool_handle()
-    with torch.cuda.graph(graph, pool=flat.pool):
+    exported.pool = exported.pool or torch.cuda.graph_pool_handle()
+    with torch.cuda.graph(graph, pool=exported.pool):
         outputs = step()
     return graph.replay, outputs

@@ -1,40 +1,38 @@
-"""The fast gear's forward pass: the model's own code as one straight line of kernels.
+"""The exported backend: the model's own forward pass as one straight line of kernels over buffers written in place.
 
 A small model spends its time between the kernels. `torch.export` runs the Hugging Face forward once with symbolic
 shapes and writes down the kernels it called; the lab replays that list, without the modules around it, over key-value
-buffers that are allocated once and written in place. A few rewrites follow, the same function with other rounding:
-products of one input are joined, rotary embeddings lose half of their kernels, and on a CPU the weights are packed the
-way oneDNN wants them (a pass over five tokens then reads them as fast as a pass over one).
+buffers that are allocated once. Rewrites follow (rewrites.py).
 
-What comes out: `ExportedModel.forward`, which the gears of the CachedModel feed with ids, positions and views of their
-buffers. A model that cannot be flattened raises `CannotExport` and keeps its eager gear; whether the logits are the
-model's own is checked by speclab/models/select.py.
+A model that cannot be exported raises `CannotExport` and keeps the eager backend. Whether the logits are right
+is checked by speclab/models/select.py.
 """
 
 import contextlib
-import functools
-import itertools
 import logging
-import operator
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+import sys
+from collections import Counter
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, fx, nn
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
+from speclab.models.backends import rewrites
+from speclab.models.limits import context_length
+from speclab.system.errors import first_line
+
 aten = torch.ops.aten
 # Sizes for the export alone: a view that fills its buffer would have other strides, so none does. Nothing in the list
 # of kernels depends on the bounds, and no guard checks them later.
 _EXAMPLE_ROWS = 64
-_OURS, _numbers = "_flat_constant_", itertools.count()  # names of the tensors that the rewrites add
 _WIDTHS = torch.export.Dim("width", min=2, max=_EXAMPLE_ROWS - 1)
 _TOTALS = torch.export.Dim("total", min=2, max=_EXAMPLE_ROWS - 1)
 
 
 class CannotExport(Exception):
-    """Why this model stays in its eager gear, in one line."""
+    """Why this model cannot be exported, in one line."""
 
 
 class WrittenInPlace(CacheLayerMixin):
@@ -122,19 +120,19 @@ class ExportedModel:
         self.pool, self.recipes = None, set()
         self.shapes = kv_shapes(model)
         self.device, self.dtype = model.device, model.dtype
-        self.packed = can_prepack(model.device, model.dtype)
-        graph = exported(model, self)
+        self.packed = rewrites.can_prepack(model.device, model.dtype)
+        graph = export_forward(model, self)
         if self.packed:
-            pack_products(graph)
+            rewrites.pack_products(graph)
         elif self.graphed:
-            join_in_place(graph, model)
-        rotate_by_roll(graph)
+            rewrites.join_in_place(graph, model)
+        rewrites.rotate_by_roll(graph)
         self.kernels = Counter(str(n.target) for n in graph.graph.nodes if n.op == "call_function")
-        self._constants = lift_constants(graph)
-        self._wide = as_function(graph)
+        self._constants = rewrites.lift_constants(graph)
+        self._wide = rewrites.as_function(graph)
         if not self.graphed:
-            drop_mask(graph)
-        self._narrow = as_function(graph)
+            rewrites.drop_mask(graph)
+        self._narrow = rewrites.as_function(graph)
 
     def forward(self, ids: Tensor, positions: Tensor, mask: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
         """(1, m) ids and positions, (1, 1, m, total) mask, per layer views of `total` rows -> (1, m, vocab) logits
@@ -153,6 +151,66 @@ class ExportedModel:
         return [new(keys) for keys, _ in self.shapes], [new(values) for _, values in self.shapes]
 
 
+class ExportedBackend:
+    """The exported model over buffers that are written in place: nothing is copied or allocated from round to round.
+
+    Rolling back is free: rows behind the length are never read, and the next pass overwrites them.
+    """
+
+    WIDEST = 64  # passes up to this width take their masks from a table
+
+    def __init__(self, model: PreTrainedModel, exported: ExportedModel):
+        self._model, self._exported = model, exported
+        self._capacity = 0
+        self._positions_known = context_length(model) or sys.maxsize
+
+    def prefill(self, prompt: Tensor) -> Tensor:
+        n = prompt.shape[1]
+        self._reserve(n + 1, 0)
+        # The prompt is bound by arithmetic, not by kernel launches: the model's own code reads it, into the buffers.
+        views = [WrittenInPlace(k[:, :, :n], v[:, :, :n]) for k, v in zip(self._keys, self._values, strict=True)]
+        options = {"past_key_values": Cache(layers=views), "use_cache": True, "logits_to_keep": 1}
+        return self._model(input_ids=prompt, **options).logits
+
+    def forward(self, tokens: Tensor, length: int) -> Tensor:
+        n_tokens = tokens.shape[1]
+        width = max(n_tokens, self._exported.least_width)
+        if width > n_tokens and length + width <= self._positions_known:
+            # Rows that nobody asked for stand behind the others, so none of those reads them; the next pass overwrites.
+            tokens = nn.functional.pad(tokens, (0, width - n_tokens))
+        width = tokens.shape[1]
+        total = length + width
+        self._reserve(total, length)
+        if width <= self.WIDEST:
+            mask = self._masks[:, :, :width, self._capacity - length : self._capacity + width]
+        else:
+            mask = causal_mask(width, total, self._exported.dtype, self._exported.device)
+        keys = [buffer[:, :, :total] for buffer in self._keys]
+        values = [buffer[:, :, :total] for buffer in self._values]
+        return self._exported.forward(tokens, self._positions[:, length:total], mask, keys, values)[:, :n_tokens]
+
+    def crop(self, n_tokens: int) -> None:
+        pass
+
+    def layers(self) -> list[tuple[Tensor, Tensor]]:
+        return list(zip(self._keys, self._values, strict=True))
+
+    def _reserve(self, total: int, length: int) -> None:
+        """Make room for `total` tokens, at least twice as many as before; `length` of them are worth keeping."""
+        if total <= self._capacity:
+            return
+        old = self.layers() if self._capacity else []
+        self._capacity = max(512, 2 * self._capacity, -(-total // 256) * 256 + 256)
+        self._keys, self._values = self._exported.buffers(self._capacity)
+        for (keys, values), (new_keys, new_values) in zip(old, self.layers(), strict=False):
+            new_keys[:, :, :length] = keys[:, :, :length]
+            new_values[:, :, :length] = values[:, :, :length]
+        device = self._exported.device
+        self._positions = torch.arange(self._capacity, device=device)[None]
+        # Row i of a pass after `length` tokens reads column j while j <= length + i: the same table, moved to the left.
+        self._masks = causal_mask(self.WIDEST, self._capacity + self.WIDEST, self._exported.dtype, device)
+
+
 def kv_shapes(model: PreTrainedModel) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     """What each layer keeps of a token, found by asking the model."""
     cache = DynamicCache(config=model.config)
@@ -166,51 +224,24 @@ def kv_shapes(model: PreTrainedModel) -> list[tuple[tuple[int, int], tuple[int, 
     ]
 
 
-def first_line(error: Exception) -> str:
-    """What an error of some library says, short enough for one line of ours."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:120]
-
-
-def context_length(model: PreTrainedModel) -> int | None:
-    """How many positions can be decoded with a cache; None where the config sets no limit.
-
-    Families name it differently. Learned positions after a padding index are fewer than the table has rows. Where a
-    config has other rotary factors for long texts ("longrope"), keys that are cached before that border are wrong after
-    it, so it is the limit.
-    """
-    config = model.config.get_text_config()
-    names = ("max_position_embeddings", "max_target_positions", "max_seq_len")
-    named = (getattr(config, name, None) for name in names)
-    limits = [n for n in named if isinstance(n, int) and n > 0][:1]
-    for name, module in model.named_modules():
-        if "position" in name and isinstance(module, nn.Embedding) and module.padding_idx is not None:
-            limits.append(module.num_embeddings - module.padding_idx - 1)
-    rope = getattr(config, "rope_parameters", None) or {}
-    for part in (rope, *rope.values()):
-        if isinstance(part, dict) and part.get("rope_type") == "longrope":
-            border = part.get("original_max_position_embeddings")
-            limits += [border or getattr(config, "original_max_position_embeddings", None) or 0]
-    return min((n for n in limits if n), default=None)
-
-
 def causal_mask(width: int, total: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """(1, 1, width, total): the last `width` of `total` tokens, each reading what stands before it and itself"""
     mask = torch.full((width, total), torch.finfo(dtype).min, dtype=dtype, device=device)
     return mask.triu_(total - width + 1)[None, None]
 
 
-def exported(model: PreTrainedModel, flat: ExportedModel) -> fx.GraphModule:
+def export_forward(model: PreTrainedModel, exported: ExportedModel) -> fx.GraphModule:
     """The kernels of one pass, for any width and any context."""
     width, total = 3, 7
-    keys, values = flat.buffers(_EXAMPLE_ROWS)
+    keys, values = exported.buffers(_EXAMPLE_ROWS)
     views = [[buffer[:, :, :total] for buffer in side] for side in (keys, values)]
     arguments = (
-        torch.zeros(1, width, dtype=torch.long, device=flat.device),
-        torch.arange(total - width, total, device=flat.device)[None],
-        causal_mask(width, total, flat.dtype, flat.device),
+        torch.zeros(1, width, dtype=torch.long, device=exported.device),
+        torch.arange(total - width, total, device=exported.device)[None],
+        causal_mask(width, total, exported.dtype, exported.device),
         *views,
     )
-    n_layers = len(flat.shapes)
+    n_layers = len(exported.shapes)
     shapes = (
         {1: _WIDTHS},
         {1: _WIDTHS},
@@ -220,7 +251,9 @@ def exported(model: PreTrainedModel, flat: ExportedModel) -> fx.GraphModule:
     )
     try:
         with torch.no_grad(), _quiet_logs():
-            program = torch.export.export(_Pass(model, flat.graphed), arguments, dynamic_shapes=shapes, strict=False)
+            program = torch.export.export(
+                _Pass(model, exported.graphed), arguments, dynamic_shapes=shapes, strict=False
+            )
     except Exception as error:  # whatever the model's code does that cannot be written down
         raise CannotExport(f"torch.export gave up: {first_line(error)}") from None
     graph = program.module(check_guards=False)
@@ -251,202 +284,3 @@ def _changes_nothing(node: fx.Node) -> bool:
         return False
     before, after = node.args[0].meta["val"], node.meta["val"]
     return before.dtype == after.dtype and before.device == after.device
-
-
-def can_prepack(device: torch.device, dtype: torch.dtype) -> bool:
-    """oneDNN packs float32 and, where the processor knows it, bfloat16."""
-    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
-        return False
-    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-        return False
-    return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
-def _constant(graph: fx.GraphModule, node: fx.Node | None) -> Tensor | None:
-    """The tensor a node stands for; None for no node."""
-    if node is None:
-        return None
-    found = graph
-    for name in node.target.split("."):
-        found = getattr(found, name)
-    return found.detach()
-
-
-def _add_constant(graph: fx.GraphModule, tensor: Tensor) -> fx.Node:
-    """A new constant at the top of the graph."""
-    name = f"{_OURS}{next(_numbers)}"
-    setattr(graph, name, tensor)  # a plain attribute: oneDNN's packed tensors are opaque
-    with graph.graph.inserting_before(next(iter(graph.graph.nodes))):
-        return graph.graph.create_node("get_attr", name)
-
-
-def _replace(old: fx.Node, new: fx.Node) -> None:
-    """Put `new`, which gives the same tensor, in the place of `old`."""
-    new.meta = dict(old.meta)
-    old.replace_all_uses_with(new)
-    old.graph.erase_node(old)
-
-
-def _products(graph: fx.GraphModule) -> list[fx.Node]:
-    """Every product with a constant matrix: (input, weight, bias or none)."""
-    return [
-        node
-        for node in graph.graph.nodes
-        if node.target is aten.linear.default and all(a is None or a.op == "get_attr" for a in node.args[1:])
-    ]
-
-
-def pack_products(graph: fx.GraphModule) -> None:
-    """Weights in oneDNN's own order, products of one input joined: queries, keys and values are one, gate and up are.
-
-    A group at a time, so that no third copy of all weights is ever held.
-    """
-    for nodes in _groups(graph):
-        _pack(graph, _joined(graph, nodes) if len(nodes) > 1 else nodes[0])
-
-
-def join_in_place(graph: fx.GraphModule, model: PreTrainedModel) -> None:
-    """Joins the products without a second copy: the model's own weights become views of the joined matrices."""
-    for nodes in _groups(graph):
-        if len(nodes) < 2:
-            continue
-        names = [[argument.target.removeprefix("model.") for argument in node.args[1:]] for node in nodes]
-        joined = _joined(graph, nodes)
-        for argument, column in zip(joined.args[1:], zip(*names, strict=True), strict=True):
-            parameters = [model.get_parameter(name) for name in column]
-            pieces = _constant(graph, argument).split([p.shape[0] for p in parameters])
-            for parameter, piece in zip(parameters, pieces, strict=True):
-                parameter.data = piece
-
-
-def _groups(graph: fx.GraphModule) -> list[list[fx.Node]]:
-    """Products with the same input, and alike in having a bias."""
-    groups = defaultdict(list)
-    for node in _products(graph):
-        groups[node.args[0], len(node.args)].append(node)
-    return list(groups.values())
-
-
-def _joined(graph: fx.GraphModule, nodes: list[fx.Node]) -> fx.Node:
-    """One product in the place of several with the same input, and its pieces in the places of theirs."""
-    columns = zip(*(node.args[1:] for node in nodes), strict=True)  # weights, and biases where there are any
-    constants = [[_constant(graph, node) for node in column] for column in columns]
-    sizes = [weight.shape[0] for weight in constants[0]]
-    joined_constants = [_add_constant(graph, torch.cat(tensors)) for tensors in constants]
-    with graph.graph.inserting_before(nodes[0]):
-        joined = graph.graph.call_function(aten.linear.default, (nodes[0].args[0], *joined_constants))
-        parts = graph.graph.call_function(aten.split_with_sizes.default, (joined, sizes, -1))
-        pieces = [graph.graph.call_function(operator.getitem, (parts, i)) for i in range(len(nodes))]
-    for node, piece in zip(nodes, pieces, strict=True):
-        _replace(node, piece)
-    return joined
-
-
-def _pack(graph: fx.GraphModule, node: fx.Node) -> None:
-    """The product through oneDNN; a residual connection is added by the same kernel."""
-    source, weight, *bias = node.args
-    packed = _add_constant(graph, torch.ops.mkldnn._reorder_linear_weight(_constant(graph, weight).contiguous(), 4))
-    bias = bias[0] if bias else None
-    residual, total = _residual(node)
-    with graph.graph.inserting_before(total):
-        if residual is None:
-            arguments = (source, packed, bias, "none", [], "")
-            product = graph.graph.call_function(torch.ops.mkldnn._linear_pointwise.default, arguments)
-        else:
-            arguments = (source, residual, packed, bias, "add")
-            product = graph.graph.call_function(torch.ops.mkldnn._linear_pointwise.binary, arguments)
-    for done in dict.fromkeys((total, node)):
-        _replace(done, product)
-    if weight.target.startswith(_OURS):
-        delattr(graph, weight.target)  # a joined matrix nobody needs any more
-        graph.graph.erase_node(weight)
-
-
-def _residual(product: fx.Node) -> tuple[fx.Node | None, fx.Node]:
-    """(what the product is added to, the sum), or (None, the product) where it goes elsewhere."""
-    total = next(iter(product.users)) if len(product.users) == 1 else None
-    if total is None or total.target is not aten.add.Tensor or len(total.args) != 2 or total.kwargs:
-        return None, product
-    residual = next(a for a in total.args if a is not product) if total.args[0] is not total.args[1] else None
-    if not isinstance(residual, fx.Node) or residual.op == "get_attr":
-        return None, product
-    sizes = [node.meta["val"].shape for node in (residual, total)]
-    return (residual, total) if sizes[0] == sizes[1] else (None, product)
-
-
-def rotate_by_roll(graph: fx.GraphModule) -> None:
-    """Rotary embeddings: cat(-second half, first half) * sin is roll(x, half) * (-sin, sin): three kernels, not 7."""
-    signed: dict[tuple, fx.Node] = {}  # by what the sine is made of: every layer makes the same one again
-    for node in list(graph.graph.nodes):
-        found = _rotated_half(node)
-        if found is None or len(node.users) != 1:
-            continue
-        source, half = found
-        product = next(iter(node.users))
-        if product.target is not aten.mul.Tensor or product.args[0] is not node:
-            continue
-        sine = product.args[1]
-        key = (sine.target, sine.args)
-        if key not in signed:
-            signs = torch.ones(2 * half, dtype=node.meta["val"].dtype, device=node.meta["val"].device)
-            signs[:half] = -1
-            constant = _add_constant(graph, signs)
-            with graph.graph.inserting_after(sine):
-                signed[key] = graph.graph.call_function(aten.mul.Tensor, (sine, constant))
-        with graph.graph.inserting_before(product):
-            rolled = graph.graph.call_function(aten.roll.default, (source, [half], [-1]))
-        product.args = (rolled, signed[key])
-        total = next(iter(product.users))
-        if len(product.users) == 1 and total.target is aten.add.Tensor and total.args[1] is product:
-            with graph.graph.inserting_before(total):
-                sum_ = graph.graph.call_function(aten.addcmul.default, (total.args[0], rolled, signed[key]))
-            _replace(total, sum_)
-    graph.graph.eliminate_dead_code()
-
-
-def _rotated_half(node: fx.Node) -> tuple[fx.Node, int] | None:
-    """(x, half) where the node is cat([-x[..., half:], x[..., :half]], -1), else None."""
-    if node.target is not aten.cat.default or len(node.args) != 2 or len(node.args[0]) != 2:
-        return None
-    negated, first = node.args[0]
-    width = node.meta["val"].shape[-1]
-    last = node.meta["val"].ndim - 1
-    if negated.target is not aten.neg.default or node.args[1] not in (-1, last) or not isinstance(width, int):
-        return None
-    second = negated.args[0]
-    if second.target is not aten.slice.Tensor or first.target is not aten.slice.Tensor:
-        return None
-    (source, *second_bounds), (same, *first_bounds) = second.args, first.args
-    half = width // 2
-    ends = second_bounds[:2] == [last, half] and second_bounds[2] >= width and first_bounds == [last, 0, half]
-    whole = source.meta["val"].shape[-1] == width  # not the partial rotation of some families
-    return (source, half) if source is same and ends and whole else None
-
-
-def lift_constants(graph: fx.GraphModule) -> list[Tensor]:
-    """Weights become arguments: looking up `a.b.c.weight` in modules costs as much as a small kernel."""
-    constants = []
-    nodes = list(graph.graph.nodes)
-    last_input = [node for node in nodes if node.op == "placeholder"][-1]
-    for node in [node for node in nodes if node.op == "get_attr"]:
-        constants.append(_constant(graph, node))
-        with graph.graph.inserting_after(last_input):
-            last_input = graph.graph.placeholder(f"constant_{len(constants)}")
-        node.replace_all_uses_with(last_input)
-        graph.graph.erase_node(node)
-    return constants
-
-
-def drop_mask(graph: fx.GraphModule) -> None:
-    """A single token may read everything, and attention is faster when there is no mask."""
-    mask = [node for node in graph.graph.nodes if node.op == "placeholder"][2]
-    for node in graph.graph.nodes:
-        if node.target is aten.scaled_dot_product_attention.default:
-            node.args = tuple(None if argument is mask else argument for argument in node.args)
-
-
-def as_function(graph: fx.GraphModule) -> Callable[..., tuple[Tensor]]:
-    """The kernels as a Python function of inputs and constants."""
-    graph.graph.set_codegen(fx.graph.CodeGen())
-    graph.recompile()
-    return functools.partial(type(graph).forward, None)  # it has no self to speak of: everything is an argument

@@ -1,0 +1,135 @@
+"""What the two decoding scripts share once their loops are written: flags, loading, printing, and how fast it was.
+
+The loops are arguments: this module imports none.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from draft_models import ModelDrafter
+from speclab.cli import flags, parsing, trace_output
+from speclab.cli.text import TextWriter, rate
+from speclab.core.counts import Counts
+from speclab.core.rounds import DecodeSettings, Round, tokens_of
+from speclab.drafts.oracle import OracleDraft
+from speclab.drafts.select import check_prompts, drafter_name, make_drafter
+from speclab.lab import shapes, tracing
+from speclab.learner import functions as learners
+from speclab.models import memory
+from speclab.models.prompts import Prompt
+from speclab.models.setup import Setup
+from speclab.present import report
+from speclab.system.errors import reports_problems
+from speclab.system.terminal import note
+
+Loop = Callable[..., Iterator[Round]]
+
+
+@reports_problems
+def run(docstring: str, argv: list[str] | None, baseline: Loop, speculative: Loop | None = None) -> int:
+    """The main() of either script; without `speculative` that of the baseline.  -> exit code"""
+    args = _parse(docstring, argv, speculative is not None)
+    if speculative is None:
+        return _baseline(args, baseline)
+    return _speculative(args, baseline, speculative)
+
+
+def _parse(docstring: str, argv: list[str] | None, speculative: bool) -> argparse.Namespace:
+    parser = parsing.make_parser(docstring)
+    flags.add_shared_flags(parser)
+    flags.add_decoding_flags(parser)
+    if speculative:
+        flags.add_draft_flag(parser)
+        parser.add_argument(
+            "-k", "--draft-length", type=parsing.at_least(0), default=4, help="tokens per draft (default: 4)"
+        )
+    flags.add_impl_flag(parser)
+    if speculative:
+        trace_output.add_flags(parser)
+    return parser.parse_args(argv)
+
+
+@dataclass
+class _Decoded:
+    """What was decoded for all prompts so far, prefill apart."""
+
+    setup: Setup
+    args: argparse.Namespace
+    seconds: float = 0.0
+    counts: Counts = field(default_factory=Counts)
+
+    def show(self, prompt: Prompt, rounds: Iterator[Round]) -> list[int]:
+        """Print a prompt and its text; decoding is timed, printing is not.  -> new tokens"""
+        text = TextWriter(self.setup.tokenizer, prompt, stream=self.args.stream)
+        start = time.perf_counter()
+        try:
+            for round_ in rounds:  # a round ends with its tokens on the host, so the device has nothing left to do
+                if not round_.prefill:
+                    self.seconds += time.perf_counter() - start
+                self.counts.add(round_)
+                text.add(round_.tokens)
+                start = time.perf_counter()
+        finally:
+            text.close()  # also before an error is told
+        return text.tokens
+
+    def speed(self) -> str:
+        """How fast, in one line."""
+        n_tokens = self.counts.n_emitted
+        speed = rate(n_tokens, self.seconds)
+        return f"\n{n_tokens} tokens decoded in {self.seconds:.2f} s: {speed} (prefill apart)"
+
+
+def _load(args: argparse.Namespace) -> tuple[Setup, list[Prompt], DecodeSettings]:
+    setup = flags.setup_from(args)
+    eos = frozenset() if args.ignore_eos else setup.eos
+    settings = DecodeSettings(args.max_new_tokens, setup.sampling, eos, args.seed)
+    return setup, flags.read_prompts(args, setup.tokenizer), settings
+
+
+def _baseline(args: argparse.Namespace, baseline: Loop) -> int:
+    learner = learners.load(args.impl, {0})
+    setup, prompts, settings = _load(args)
+    check_prompts(setup.target, [], prompts, args.max_new_tokens)
+    note("\n".join([setup.describe(), *learner.describe()]))
+    decoded = _Decoded(setup, args)
+    for prompt in prompts:
+        decoded.show(prompt, baseline(setup.target, prompt.ids.to(setup.device), settings, setup.chunk))
+    print(decoded.speed())
+    if learner:
+        print(learner.rates(setup, prompts, baseline, settings))
+    if args.verbose:
+        print(memory.describe(setup.target.model, None, 0, setup.target.length))
+    return 0
+
+
+def _speculative(args: argparse.Namespace, baseline: Loop, speculative: Loop) -> int:
+    trace_output.check_path(args.trace)
+    learner = learners.load(args.impl, learners.of_decoding(args))
+    setup, prompts, settings = _load(args)
+    drafter, k = make_drafter(args.draft, setup, args.seed), args.draft_length
+    check_prompts(setup.target, [drafter], prompts, args.max_new_tokens)
+    if args.trace_shapes:
+        ids, generator = prompts[0].ids.to(setup.device), settings.generator(setup.device)
+        return shapes.show(setup.target, drafter, setup.tokenizer, ids, k, setup.sampling, generator, learner.shapes)
+    note("\n".join([setup.describe(), *learner.describe()]))
+    decoded, functions, n_wrong = _Decoded(setup, args), learner.functions(speculative), 0
+    for prompt in prompts:
+        ids = prompt.ids.to(setup.device)
+        if isinstance(drafter, OracleDraft):
+            drafter.replay(tokens_of(baseline(setup.target, ids, settings)))
+        tokens = decoded.show(prompt, functions.rounds(setup.target, functions.adapt(drafter, k), ids, k, settings))
+        if learner:  # a learner's functions may pass their checks and still make a wrong text
+            n_wrong += not learner.same_text(setup, prompt, baseline, tokens, args, settings)
+    print(decoded.speed())
+    print(report.counts_summary(decoded.counts))
+    if args.verbose:
+        draft = drafter.draft.model if isinstance(drafter, ModelDrafter) else None
+        print(memory.describe(setup.target.model, draft, k, setup.target.length))
+    if args.trace:  # the first prompt once more, with clocks and details
+        name = drafter_name(args.draft)
+        trace = tracing.follow(setup, drafter, name, prompts[0], k, settings, baseline, functions, longest=k)
+        trace_output.write(trace, args.trace)
+    return int(n_wrong > 0)

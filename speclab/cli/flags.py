@@ -1,0 +1,105 @@
+"""The flags all scripts share, and what they become: a target, sampling settings, prompts. Bad input is one line."""
+
+import argparse
+
+from transformers import PreTrainedTokenizerBase
+
+from speclab.cli.parsing import at_least, seed, some_name
+from speclab.core.sampling import Sampling
+from speclab.models import loading, prompts, select
+from speclab.models.setup import Setup, load_setup
+from speclab.system.errors import UsageProblem
+
+MOST_THREADS = 1024
+
+
+def add_shared_flags(parser: argparse.ArgumentParser) -> None:
+    """Models, device, prompts, length, randomness: the same words in every script."""
+    group = parser.add_argument_group("models and machine")
+    group.add_argument(
+        "--target",
+        type=some_name,
+        default=loading.LAB_TARGET,
+        help="folder, hub name, or lab:SIZE: the lab's target padded, as in lab:200m",
+    )
+    group.add_argument("--device", choices=("auto", "cpu", "cuda", "mps"), default="auto", help="auto: cuda, else cpu")
+    group.add_argument(
+        "--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="auto: bfloat16 on cuda"
+    )
+    group.add_argument(
+        "--engine",
+        choices=select.ENGINES,
+        default="auto",
+        help="how models run; auto: a short race (see speclab/models/select.py)",
+    )
+    group.add_argument("--threads", type=at_least(1, MOST_THREADS), help="CPU threads (default: one per core)")
+    group = parser.add_argument_group("text")
+    where = group.add_mutually_exclusive_group()
+    where.add_argument("--prompt", action="append", help="a text to continue; may be given several times")
+    where.add_argument(
+        "--prompts",
+        type=some_name,
+        metavar="FILE",
+        help="file of prompts with lines of %%%% between them; - for stdin",
+    )
+    group.add_argument(
+        "--limit", type=at_least(0), metavar="N", help="of the standard prompts, at most N of each kind; 0: all"
+    )
+    group.add_argument(
+        "--max-new-tokens", type=at_least(1), default=128, help="tokens per prompt (default: 128; compare.py: 64)"
+    )
+    group.add_argument("--top-k", type=at_least(0), default=0, help="keep the k most probable tokens; 0: all")
+    group.add_argument("--top-p", type=float, default=1.0, help="keep the smallest set of this mass (default: 1)")
+    group.add_argument("--seed", type=seed, default=0, help="randomness of sampling (default: 0)")
+
+
+def add_verbose_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--verbose", action="store_true", help="print bytes read by a step and a round, and peak memory"
+    )
+
+
+def add_impl_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--impl",
+        metavar="WHOSE",
+        help="exercises or solutions: your functions, as far as their checks pass, decide; some of them: exercises:2,3",
+    )
+
+
+def add_decoding_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags of the two scripts that decode once and print the text."""
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: 0)")
+    parser.add_argument("--stream", action="store_true", help="print the text as it is committed")
+    add_verbose_flag(parser)
+    parser.add_argument("--ignore-eos", action="store_true", help="go on to --max-new-tokens whatever is said")
+    parser.set_defaults(limit=1)
+
+
+def add_draft_flag(parser: argparse.ArgumentParser, default: str | None = "model") -> None:
+    """--draft: what speclab/drafts/select.py understands."""
+    parser.add_argument(
+        "--draft",
+        default=default,
+        metavar="KIND",
+        help="model (the lab's own), lab:SIZE, a folder or hub name, ngram, dial:A, dial:A:MODEL or dial:A:free"
+        + (" (default: %(default)s)" if default else "; several with commas (default: model,ngram)"),
+    )
+
+
+def setup_from(args: argparse.Namespace) -> Setup:
+    """Target, tokenizer and machine from the shared flags."""
+    try:
+        sampling = Sampling(getattr(args, "temperature", 0.0), args.top_k, args.top_p)
+    except ValueError as error:
+        raise UsageProblem(f"{error}; see --help") from None
+    return load_setup(args.target, sampling, args.device, args.dtype, args.engine, args.threads)
+
+
+def read_prompts(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> list[prompts.Prompt]:
+    """--prompt, --prompts, or the standard set, tokenised."""
+    if args.prompt:
+        return prompts.encode(prompts.from_words(args.prompt), tokenizer)
+    pairs = prompts.from_file(args.prompts) if args.prompts else prompts.standard()
+    limit = 0 if args.prompts else args.limit or 0
+    return prompts.first_of_each_kind(prompts.encode(pairs, tokenizer), limit)

@@ -1,0 +1,115 @@
+"""What passes between a loop, a drafter and the accept rule, and the settings of a decoding."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from speclab.core.sampling import GREEDY, Sampling, to_host
+
+
+@dataclass(frozen=True)
+class DecodeSettings:
+    """What stays the same from the first to the last token of one decoding, with either loop.
+
+    max_new_tokens: at most so many ids are generated.
+    eos: ids that end the text; the one that ends it is emitted.
+    seed: of the random numbers. Greedy decoding draws them too, and does not use them.
+    """
+
+    max_new_tokens: int
+    sampling: Sampling = GREEDY
+    eos: frozenset[int] = frozenset()
+    seed: int = 0
+
+    def generator(self, device: torch.device) -> torch.Generator:
+        """A new generator on `device`, at the start of this decoding's random numbers."""
+        return torch.Generator(device).manual_seed(self.seed)
+
+
+class Draft(NamedTuple):
+    """Proposed tokens, batch first, on the target's device."""
+
+    tokens: Tensor  # (batch, n) ids
+    size: Tensor  # (batch,) how many of each row count, <= n
+    probs: Tensor | None = None  # (batch, n, vocab) what each token was drawn from; None = one-hot
+
+
+class AcceptResult(NamedTuple):
+    """What the accept rule decided, on the target's device."""
+
+    n_accepted: Tensor  # (batch,) leading drafted tokens that are kept
+    next_token: Tensor  # (batch,) the target's own token after them: a correction, or the bonus
+
+
+AcceptRule = Callable[[Draft, Tensor, Sampling, Tensor], AcceptResult]
+"""(draft, logits (batch, n + 1, vocab), sampling, uniforms (batch, at least n + 1)) -> what is kept"""
+
+
+class Drafter(Protocol):
+    """Proposes tokens for one row of text. Its state is its own; the loop tells it what was committed."""
+
+    def prefill(self, target, prompt: Tensor, sampling: Sampling) -> None:
+        """Drop all state and read a prompt, (1, prompt length) ids. The target (a CachedModel) has just read it."""
+
+    def propose(self, k: int, uniforms: Tensor) -> Draft:
+        """Propose at most `k` tokens after everything committed; `uniforms` (1, k) in [0, 1) are the randomness."""
+
+    def observe(self, n_accepted: int, committed: list[int]) -> None:
+        """`n_accepted` proposals were kept; `committed` are the ids now final: those, then one from the target."""
+
+
+class Decided(NamedTuple):
+    """What a round decided, on the host."""
+
+    tokens: list[int]  # committed: the accepted drafts, then one token of the target's own
+    n_drafted: int
+    n_accepted: int
+
+
+def fetch(draft: Draft, result: AcceptResult) -> Decided:
+    """Copy one row's decision to the host: the one wait for the device in a round."""
+    found = to_host(torch.cat([draft.tokens[0], result.next_token, result.n_accepted]))
+    *drafted, next_token, n_accepted = found
+    return Decided([*drafted[:n_accepted], next_token], len(drafted), n_accepted)
+
+
+class Round(NamedTuple):
+    """What one round emitted. Counts only: every ratio is computed from them in speclab/core/counts.py or theory."""
+
+    tokens: list[int]  # in order
+    n_drafted: int = 0
+    n_accepted: int = 0  # drafted tokens among `tokens`
+    n_rejected: int = 0  # 1 if the target rejected one, else 0
+    prefill: bool = False  # the first token: it comes from the pass over the prompt
+    finish: str | None = None  # "eos" or "length" in the last round
+    seconds: dict[str, float] | None = None  # by phase; an instrument fills it in (speclab/lab/instruments.py)
+    detail: object = None  # the numbers that the accept rule used; the same (speclab/lab/detail.py)
+
+    @classmethod
+    def ending(
+        cls,
+        tokens: list[int],
+        n_new: int,
+        settings: DecodeSettings,
+        n_drafted: int = 0,
+        n_accepted: int = 0,
+        prefill: bool = False,
+    ) -> "Round":
+        """The round after which the text has `n_new` new tokens. What follows an end token is neither emitted nor
+        counted, and what the target decided about it is not either."""
+        n_rejected = int(n_accepted < n_drafted)
+        finish = "length" if n_new == settings.max_new_tokens else None
+        end = next((i for i, token in enumerate(tokens) if token in settings.eos), None)
+        if end is not None:
+            tokens, finish = tokens[: end + 1], "eos"
+            if end < n_accepted:
+                n_accepted, n_rejected = end + 1, 0
+        return cls(list(tokens), n_drafted, n_accepted, n_rejected, prefill, finish)
+
+
+def tokens_of(rounds: Iterable[Round]) -> list[int]:
+    """The ids of all rounds: the text that they make."""
+    return [token for round_ in rounds for token in round_.tokens]

@@ -1,0 +1,130 @@
+"""What looks into a decoding from outside: clocks on the phases of a round, and draft lengths that change.
+
+The loops know nothing of them. They wrap the target, the drafter and the functions that are passed to a loop.
+"""
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from speclab.core.accept import accept_from_logits
+from speclab.core.clock import synchronize
+from speclab.core.rounds import AcceptRule, Draft, Drafter, Round
+from speclab.core.sampling import Sampling
+from speclab.models.cached import CachedModel, roll_back
+
+Loop = Callable[..., Iterator[Round]]
+RollBack = Callable[[CachedModel, int], None]
+PHASES = ("draft", "verify", "accept", "rollback", "host")
+
+
+class PhaseClock:
+    """Seconds by phase. It waits for the device around each phase, so a run with it is slower than one without."""
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._seconds: dict[str, float] = {}
+
+    def timed(self, phase: str, function: Callable) -> Callable:
+        """The same function, whose calls count for `phase`."""
+
+        def call(*args, **kwargs) -> Any:
+            start = self.now()
+            result = function(*args, **kwargs)
+            self._seconds[phase] = self._seconds.get(phase, 0.0) + self.now() - start
+            return result
+
+        return call
+
+    def now(self) -> float:
+        """Seconds, once everything that is queued on the device is done."""
+        synchronize(self._device)
+        return time.perf_counter()
+
+    def take(self) -> dict[str, float]:
+        """What was counted since the last call."""
+        seconds, self._seconds = self._seconds, {}
+        return seconds
+
+
+class _Timed:
+    """An object some of whose methods are timed."""
+
+    def __init__(self, inner: Any, clock: PhaseClock, **phases: str):
+        self._inner, self._clock, self._phases = inner, clock, phases
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._inner, name)
+        return self._clock.timed(self._phases[name], value) if name in self._phases else value
+
+
+@dataclass(frozen=True)
+class LoopFunctions:
+    """The parts of a speculative decoding that other functions may replace, a reader's own for example.
+
+    decode: the loop, called as speculative_decode is. adapt: (drafter, longest draft or None) -> the drafter to use.
+    """
+
+    decode: Loop
+    accept: AcceptRule = accept_from_logits
+    roll_back: RollBack = roll_back
+    adapt: Callable[[Drafter, int | None], Drafter] = lambda drafter, longest: drafter
+
+    def rounds(self, target: CachedModel, drafter: Drafter, *args) -> Iterator[Round]:
+        """The rounds of one decoding; `args` are the loop's further ones: prompt, draft length, settings."""
+        return self.decode(target, drafter, *args, accept=self.accept, roll_back=self.roll_back)
+
+
+def with_phases(functions: LoopFunctions, target: CachedModel, drafter: Drafter, *args) -> Iterator[Round]:
+    """`functions.rounds(target, drafter, *args)` with the seconds of every phase.
+
+    The prefill round has one phase, `prefill`. What no other phase covers is the host's.
+    """
+    clock = PhaseClock(target.device)
+    rounds = functions.decode(
+        _Timed(target, clock, forward="verify"),
+        _Timed(drafter, clock, propose="draft", observe="rollback"),
+        *args,
+        accept=clock.timed("accept", functions.accept),
+        roll_back=clock.timed("rollback", functions.roll_back),
+    )
+    while True:
+        start = clock.now()
+        round_ = next(rounds, None)
+        if round_ is None:
+            return
+        whole, seconds = clock.now() - start, clock.take()
+        if round_.prefill:
+            seconds = {"prefill": whole}
+        else:
+            seconds = {phase: seconds.get(phase, 0.0) for phase in PHASES}
+            seconds["host"] = whole - sum(seconds.values())
+        yield round_._replace(seconds=seconds)
+
+
+class VariedLength:
+    """A drafter that caps its drafts at another length in every round, each of `lengths` equally often."""
+
+    def __init__(self, drafter: Drafter, lengths: list[int], seed: int):
+        self._drafter, self._lengths, self._random = drafter, lengths, random.Random(seed)
+        self._left: list[int] = []
+
+    def prefill(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
+        """As the drafter inside does."""
+        self._drafter.prefill(target, prompt, sampling)
+
+    def propose(self, k: int, uniforms: Tensor) -> Draft:
+        """At most `k` tokens, and at most this round's length."""
+        if not self._left:
+            self._left = self._random.sample(self._lengths, len(self._lengths))
+        length = min(k, self._left.pop())
+        return self._drafter.propose(length, uniforms[:, :length])
+
+    def observe(self, n_accepted: int, committed: list[int]) -> None:
+        """As the drafter inside does."""
+        self._drafter.observe(n_accepted, committed)

@@ -1,0 +1,29 @@
+"""The eager backend: the model as its library runs it, with a cache that grows. Readable, and right for every model."""
+
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+
+class EagerBackend:
+    """The model as its library runs it, with a cache that grows. The reference: readable, and right for every model."""
+
+    def __init__(self, model: PreTrainedModel, rolls_back: bool):
+        self._model, self._rolls_back = model, rolls_back
+        self._cache = DynamicCache(config=model.config)
+
+    def prefill(self, prompt: Tensor) -> Tensor:
+        options = {"past_key_values": self._cache, "use_cache": True, "logits_to_keep": 1}
+        logits = self._model(input_ids=prompt, **options).logits
+        if self._rolls_back and hasattr(self._cache, "activate_past_recording"):
+            self._cache.activate_past_recording()
+        return logits
+
+    def forward(self, tokens: Tensor, length: int) -> Tensor:
+        return self._model(input_ids=tokens, past_key_values=self._cache, use_cache=True).logits
+
+    def crop(self, n_tokens: int) -> None:
+        # The negative form is the portable one, and for sliding windows a crop of 0 is what frees old entries.
+        self._cache.crop(-n_tokens)
+
+    def layers(self) -> list[tuple[Tensor, Tensor]]:
+        return [(layer.keys, layer.values) for layer in self._cache.layers]

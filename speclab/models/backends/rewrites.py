@@ -1,0 +1,217 @@
+"""Rewrites of an exported forward pass: the same function with fewer kernels and other rounding.
+
+Products of one input are joined, rotary embeddings lose half of their kernels, and on a CPU the weights are packed the
+way oneDNN wants them: a pass over five tokens then reads them as fast as a pass over one.
+"""
+
+import functools
+import itertools
+import operator
+from collections import defaultdict
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, fx
+from transformers import PreTrainedModel
+
+aten = torch.ops.aten
+_OURS, _numbers = "_flat_constant_", itertools.count()  # names of the tensors that the rewrites add
+
+
+def can_prepack(device: torch.device, dtype: torch.dtype) -> bool:
+    """oneDNN packs float32 and, where the processor knows it, bfloat16."""
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return False
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def _constant(graph: fx.GraphModule, node: fx.Node | None) -> Tensor | None:
+    """The tensor a node stands for; None for no node."""
+    if node is None:
+        return None
+    found = graph
+    for name in node.target.split("."):
+        found = getattr(found, name)
+    return found.detach()
+
+
+def _add_constant(graph: fx.GraphModule, tensor: Tensor) -> fx.Node:
+    """A new constant at the top of the graph."""
+    name = f"{_OURS}{next(_numbers)}"
+    setattr(graph, name, tensor)  # a plain attribute: oneDNN's packed tensors are opaque
+    with graph.graph.inserting_before(next(iter(graph.graph.nodes))):
+        return graph.graph.create_node("get_attr", name)
+
+
+def _replace(old: fx.Node, new: fx.Node) -> None:
+    """Put `new`, which gives the same tensor, in the place of `old`."""
+    new.meta = dict(old.meta)
+    old.replace_all_uses_with(new)
+    old.graph.erase_node(old)
+
+
+def _products(graph: fx.GraphModule) -> list[fx.Node]:
+    """Every product with a constant matrix: (input, weight, bias or none)."""
+    return [
+        node
+        for node in graph.graph.nodes
+        if node.target is aten.linear.default and all(a is None or a.op == "get_attr" for a in node.args[1:])
+    ]
+
+
+def pack_products(graph: fx.GraphModule) -> None:
+    """Weights in oneDNN's own order, products of one input joined: queries, keys and values are one, gate and up are.
+
+    A group at a time, so that no third copy of all weights is ever held.
+    """
+    for nodes in _groups(graph):
+        _pack(graph, _joined(graph, nodes) if len(nodes) > 1 else nodes[0])
+
+
+def join_in_place(graph: fx.GraphModule, model: PreTrainedModel) -> None:
+    """Joins the products without a second copy: the model's own weights become views of the joined matrices."""
+    for nodes in _groups(graph):
+        if len(nodes) < 2:
+            continue
+        names = [[argument.target.removeprefix("model.") for argument in node.args[1:]] for node in nodes]
+        joined = _joined(graph, nodes)
+        for argument, column in zip(joined.args[1:], zip(*names, strict=True), strict=True):
+            parameters = [model.get_parameter(name) for name in column]
+            pieces = _constant(graph, argument).split([p.shape[0] for p in parameters])
+            for parameter, piece in zip(parameters, pieces, strict=True):
+                parameter.data = piece
+
+
+def _groups(graph: fx.GraphModule) -> list[list[fx.Node]]:
+    """Products with the same input, and alike in having a bias."""
+    groups = defaultdict(list)
+    for node in _products(graph):
+        groups[node.args[0], len(node.args)].append(node)
+    return list(groups.values())
+
+
+def _joined(graph: fx.GraphModule, nodes: list[fx.Node]) -> fx.Node:
+    """One product in the place of several with the same input, and its pieces in the places of theirs."""
+    columns = zip(*(node.args[1:] for node in nodes), strict=True)  # weights, and biases where there are any
+    constants = [[_constant(graph, node) for node in column] for column in columns]
+    sizes = [weight.shape[0] for weight in constants[0]]
+    joined_constants = [_add_constant(graph, torch.cat(tensors)) for tensors in constants]
+    with graph.graph.inserting_before(nodes[0]):
+        joined = graph.graph.call_function(aten.linear.default, (nodes[0].args[0], *joined_constants))
+        parts = graph.graph.call_function(aten.split_with_sizes.default, (joined, sizes, -1))
+        pieces = [graph.graph.call_function(operator.getitem, (parts, i)) for i in range(len(nodes))]
+    for node, piece in zip(nodes, pieces, strict=True):
+        _replace(node, piece)
+    return joined
+
+
+def _pack(graph: fx.GraphModule, node: fx.Node) -> None:
+    """The product through oneDNN; a residual connection is added by the same kernel."""
+    source, weight, *bias = node.args
+    packed = _add_constant(graph, torch.ops.mkldnn._reorder_linear_weight(_constant(graph, weight).contiguous(), 4))
+    bias = bias[0] if bias else None
+    residual, total = _residual(node)
+    with graph.graph.inserting_before(total):
+        if residual is None:
+            arguments = (source, packed, bias, "none", [], "")
+            product = graph.graph.call_function(torch.ops.mkldnn._linear_pointwise.default, arguments)
+        else:
+            arguments = (source, residual, packed, bias, "add")
+            product = graph.graph.call_function(torch.ops.mkldnn._linear_pointwise.binary, arguments)
+    for done in dict.fromkeys((total, node)):
+        _replace(done, product)
+    if weight.target.startswith(_OURS):
+        delattr(graph, weight.target)  # a joined matrix nobody needs any more
+        graph.graph.erase_node(weight)
+
+
+def _residual(product: fx.Node) -> tuple[fx.Node | None, fx.Node]:
+    """(what the product is added to, the sum), or (None, the product) where it goes elsewhere."""
+    total = next(iter(product.users)) if len(product.users) == 1 else None
+    if total is None or total.target is not aten.add.Tensor or len(total.args) != 2 or total.kwargs:
+        return None, product
+    residual = next(a for a in total.args if a is not product) if total.args[0] is not total.args[1] else None
+    if not isinstance(residual, fx.Node) or residual.op == "get_attr":
+        return None, product
+    sizes = [node.meta["val"].shape for node in (residual, total)]
+    return (residual, total) if sizes[0] == sizes[1] else (None, product)
+
+
+def rotate_by_roll(graph: fx.GraphModule) -> None:
+    """Rotary embeddings: cat(-second half, first half) * sin is roll(x, half) * (-sin, sin): three kernels, not 7."""
+    signed: dict[tuple, fx.Node] = {}  # by what the sine is made of: every layer makes the same one again
+    for node in list(graph.graph.nodes):
+        found = _rotated_half(node)
+        if found is None or len(node.users) != 1:
+            continue
+        source, half = found
+        product = next(iter(node.users))
+        if product.target is not aten.mul.Tensor or product.args[0] is not node:
+            continue
+        sine = product.args[1]
+        key = (sine.target, sine.args)
+        if key not in signed:
+            signs = torch.ones(2 * half, dtype=node.meta["val"].dtype, device=node.meta["val"].device)
+            signs[:half] = -1
+            constant = _add_constant(graph, signs)
+            with graph.graph.inserting_after(sine):
+                signed[key] = graph.graph.call_function(aten.mul.Tensor, (sine, constant))
+        with graph.graph.inserting_before(product):
+            rolled = graph.graph.call_function(aten.roll.default, (source, [half], [-1]))
+        product.args = (rolled, signed[key])
+        total = next(iter(product.users))
+        if len(product.users) == 1 and total.target is aten.add.Tensor and total.args[1] is product:
+            with graph.graph.inserting_before(total):
+                sum_ = graph.graph.call_function(aten.addcmul.default, (total.args[0], rolled, signed[key]))
+            _replace(total, sum_)
+    graph.graph.eliminate_dead_code()
+
+
+def _rotated_half(node: fx.Node) -> tuple[fx.Node, int] | None:
+    """(x, half) where the node is cat([-x[..., half:], x[..., :half]], -1), else None."""
+    if node.target is not aten.cat.default or len(node.args) != 2 or len(node.args[0]) != 2:
+        return None
+    negated, first = node.args[0]
+    width = node.meta["val"].shape[-1]
+    last = node.meta["val"].ndim - 1
+    if negated.target is not aten.neg.default or node.args[1] not in (-1, last) or not isinstance(width, int):
+        return None
+    second = negated.args[0]
+    if second.target is not aten.slice.Tensor or first.target is not aten.slice.Tensor:
+        return None
+    (source, *second_bounds), (same, *first_bounds) = second.args, first.args
+    half = width // 2
+    ends = second_bounds[:2] == [last, half] and second_bounds[2] >= width and first_bounds == [last, 0, half]
+    whole = source.meta["val"].shape[-1] == width  # not the partial rotation of some families
+    return (source, half) if source is same and ends and whole else None
+
+
+def lift_constants(graph: fx.GraphModule) -> list[Tensor]:
+    """Weights become arguments: looking up `a.b.c.weight` in modules costs as much as a small kernel."""
+    constants = []
+    nodes = list(graph.graph.nodes)
+    last_input = [node for node in nodes if node.op == "placeholder"][-1]
+    for node in [node for node in nodes if node.op == "get_attr"]:
+        constants.append(_constant(graph, node))
+        with graph.graph.inserting_after(last_input):
+            last_input = graph.graph.placeholder(f"constant_{len(constants)}")
+        node.replace_all_uses_with(last_input)
+        graph.graph.erase_node(node)
+    return constants
+
+
+def drop_mask(graph: fx.GraphModule) -> None:
+    """A single token may read everything, and attention is faster when there is no mask."""
+    mask = [node for node in graph.graph.nodes if node.op == "placeholder"][2]
+    for node in graph.graph.nodes:
+        if node.target is aten.scaled_dot_product_attention.default:
+            node.args = tuple(None if argument is mask else argument for argument in node.args)
+
+
+def as_function(graph: fx.GraphModule) -> Callable[..., tuple[Tensor]]:
+    """The kernels as a Python function of inputs and constants."""
+    graph.graph.set_codegen(fx.graph.CodeGen())
+    graph.recompile()
+    return functools.partial(type(graph).forward, None)  # it has no self to speak of: everything is an argument

@@ -1,0 +1,34 @@
+"""How much a model can take in: positions and ids. Found by asking the model, since configs name them differently."""
+
+from torch import nn
+from transformers import PreTrainedModel
+
+
+def context_length(model: PreTrainedModel) -> int | None:
+    """How many positions can be decoded with a cache; None where the config sets no limit.
+
+    Families name it differently. Learned positions after a padding index are fewer than the table has rows. Where a
+    config has other rotary factors for long texts ("longrope"), keys that are cached before that border are wrong after
+    it, so it is the limit.
+    """
+    config = model.config.get_text_config()
+    names = ("max_position_embeddings", "max_target_positions", "max_seq_len")
+    named = (getattr(config, name, None) for name in names)
+    limits = [n for n in named if isinstance(n, int) and n > 0][:1]
+    for name, module in model.named_modules():
+        if "position" in name and isinstance(module, nn.Embedding) and module.padding_idx is not None:
+            limits.append(module.num_embeddings - module.padding_idx - 1)
+    rope = getattr(config, "rope_parameters", None) or {}
+    for part in (rope, *rope.values()):
+        if isinstance(part, dict) and part.get("rope_type") == "longrope":
+            border = part.get("original_max_position_embeddings")
+            limits += [border or getattr(config, "original_max_position_embeddings", None) or 0]
+    return min((n for n in limits if n), default=None)
+
+
+def embedded_ids(model: PreTrainedModel) -> int:
+    """How many ids can be fed: the rows of the input embedding, which may be fewer than the output's."""
+    try:
+        return model.get_input_embeddings().weight.shape[0]
+    except (AttributeError, NotImplementedError):  # no such method, or no single matrix
+        return model.config.get_text_config().vocab_size

@@ -1,0 +1,126 @@
+"""What both arms of a run share: one target, one tokenizer, one machine."""
+
+import functools
+from dataclasses import dataclass, field
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from speclab.core.sampling import GREEDY, Sampling
+from speclab.models import loading, select
+from speclab.models.backends.rewrites import can_prepack
+from speclab.models.cached import CachedModel
+from speclab.models.rounding import Reference, bound_in_words
+from speclab.system.terminal import note
+
+
+@dataclass
+class Setup:
+    """A checked target, ready to decode. `reasons`: why this device, dtype, thread count and engine."""
+
+    target: CachedModel
+    tokenizer: PreTrainedTokenizerBase
+    target_name: str
+    sampling: Sampling
+    device: torch.device
+    dtype: torch.dtype
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def eos(self) -> frozenset[int]:
+        """The ids that end the target's texts."""
+        return loading.eos_ids(self.target.model.generation_config)
+
+    @functools.cached_property
+    def reference(self) -> Reference:
+        """The target's uncached logits, in its own and in the next higher precision."""
+        return Reference(self.target.model)
+
+    @property
+    def unapplied(self) -> str:
+        """The checkpoint's generation settings that the lab leaves out, "" where there are none."""
+        settings = loading.unapplied_settings(self.target.model.generation_config)
+        return ", ".join(f"{key} {value}" for key, value in settings.items())
+
+    @property
+    def chunk(self) -> int:
+        """Tokens that the baseline fetches at once: a GPU should not wait for the host after every token."""
+        return 1 if self.device.type == "cpu" else 16
+
+    @property
+    def engine(self) -> str:
+        """fast or eager."""
+        return self.target.engine
+
+    @property
+    def graphed(self) -> bool:
+        """Whether passes run as CUDA graphs, which have to be captured before anything is timed."""
+        return self.target.exported is not None and self.target.exported.graphed
+
+    @property
+    def dtype_name(self) -> str:
+        """float32 or bfloat16."""
+        return str(self.dtype).removeprefix("torch.")
+
+    def cached(self, model: PreTrainedModel, vocab_size: int) -> CachedModel:
+        """Another model on the target's backend: both arms run on the same engine."""
+        exported, why = select.choose(model, "fast") if self.target.exported else (None, "")
+        if self.target.exported and exported is None:
+            note(f"this draft runs on the eager engine: {why}")
+        return CachedModel(model, vocab_size, exported)
+
+    def load_draft(self, name: str) -> CachedModel:
+        """A draft model for this target. Ids that it lacks are never drafted; the target keeps them all."""
+        tokenizer = loading.load_tokenizer(name)
+        loading.check_same_tokenizer(self.tokenizer, tokenizer, self.target_name, loading.short_name(name))
+        copies = 2 if self.target.exported and self.target.exported.packed else 1
+        model = loading.load_model(name, self.device, self.dtype, "draft", copies)
+        return self.cached(model, self.target.vocab_size)
+
+    def describe(self) -> str:
+        """What runs, on what, and why: the head of every run."""
+        machine = f"{self.device.type} ({self.reasons['device']}), {self.dtype_name} ({self.reasons['dtype']})"
+        threads = f", {torch.get_num_threads()} threads ({self.reasons['threads']})" * (self.device.type == "cpu")
+        unused = f"\nunused  the checkpoint's generation settings {self.unapplied}" * bool(self.unapplied)
+        return (
+            f"target  {loading.describe_model(self.target_name, self.target.model)}\n"
+            f"on      {machine}{threads}\nengine  {self.engine} ({self.reasons['engine']})\n"
+            f"checks  passed on a short random text: causal, cached passes as uncached ones, exact rollback; tolerance "
+            f"{bound_in_words(self.dtype)}{unused}"
+        )
+
+
+def load_setup(
+    target: str,
+    sampling: Sampling = GREEDY,
+    device: str = "auto",
+    dtype: str = "auto",
+    engine: str = "auto",
+    threads: int | None = None,
+) -> Setup:
+    """Load and check a target. Raises UsageProblem or EnvironmentProblem where that cannot be.
+
+    target: folder, hub name or lab:SIZE. device: auto, cpu, cuda, mps. dtype: auto, float32, bfloat16. engine: auto,
+    fast, eager. threads: of the CPU, None for one per core.
+    """
+    where, why_device = loading.choose_device(device)
+    on_gpu = where.type == "cuda"
+    precision, why_dtype = getattr(torch, dtype, None), "asked for"
+    if dtype == "auto":
+        precision = torch.bfloat16 if on_gpu else torch.float32
+        why_dtype = "half the bytes to read" if on_gpu else "exact comparisons"
+    if threads:
+        torch.set_num_threads(threads)
+    tokenizer = loading.load_tokenizer(target)
+    copies = 2 if engine != "eager" and can_prepack(where, precision) else 1  # the fast engine packs a second one
+    model = loading.load_model(target, where, precision, "target", copies)
+    known = max(tokenizer.get_vocab().values()) + 1
+    exported, why_engine = select.choose(model, engine)
+    reasons = {
+        "device": why_device,
+        "dtype": why_dtype,
+        "threads": "asked for" if threads else "one per core",
+        "engine": why_engine,
+    }
+    cached = CachedModel(model, known, exported)
+    return Setup(cached, tokenizer, loading.short_name(target), sampling, where, precision, reasons)

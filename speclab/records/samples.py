@@ -1,0 +1,72 @@
+"""What is measured: ways to decode, and everything that one of them did with one prompt."""
+
+from dataclasses import dataclass, field
+
+from speclab.core.counts import Counts
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to decode. `method` is "baseline", "generate" or a draft kind."""
+
+    method: str
+    draft: str | None = None  # name of the draft, as the user may type it
+    draft_length: int = 0
+
+    @property
+    def speculative(self) -> bool:
+        return self.draft is not None
+
+    @property
+    def label(self) -> str:
+        return f"{self.method} k={self.draft_length}" if self.speculative else self.method
+
+
+BASELINE, BASELINE_REPEAT, GENERATE = Arm("baseline"), Arm("baseline again"), Arm("generate")
+
+
+@dataclass
+class Sample:
+    """Everything one arm did with one prompt at one temperature, one entry for each repeat."""
+
+    arm: Arm
+    temperature: float
+    prompt_index: int
+    prompt_kind: str
+    n_prompt: int  # tokens of the prompt
+    prefill: list[float] = field(default_factory=list)  # seconds
+    decode: list[float] = field(default_factory=list)  # seconds
+    texts: list[list[int]] = field(default_factory=list)  # new tokens
+    rounds: list[list[tuple[int, int]]] = field(default_factory=list)  # (drafted, accepted) of every round
+    counts: Counts = field(default_factory=Counts)  # of all repeats
+
+    def add(
+        self,
+        prefill: float,
+        decode: float,
+        tokens: list[int],
+        counts: Counts | None = None,
+        rounds: list[tuple[int, int]] = (),
+    ) -> None:
+        """Book one more decoding; without `counts` it made one pass for every token."""
+        self.prefill.append(prefill)
+        self.decode.append(decode)
+        self.texts.append(tokens)
+        self.rounds.append(list(rounds))
+        self.counts.merge(counts or Counts(n_rounds=len(tokens) - 1, n_emitted=len(tokens) - 1))
+
+    def merge(self, other: "Sample") -> None:
+        """Add another's decodings; adding a sample to itself changes nothing."""
+        if other is self:
+            return
+        for name in ("prefill", "decode", "texts", "rounds"):
+            getattr(self, name).extend(getattr(other, name))
+        self.counts.merge(other.counts)
+
+    @property
+    def prefill_seconds(self) -> float:
+        return sum(self.prefill)
+
+    @property
+    def decode_seconds(self) -> float:
+        return sum(self.decode)
