@@ -372,8 +372,8 @@ def costs_tables(run: dict, markdown: bool = False) -> list[str]:
         rest.append(cells)
     legend = (
         f"At {context:.0f} tokens of context. v(m): a target pass over m tokens, c(k): one of k drafted tokens, in "
-        f"decode steps of the target. accept: accepting {longest} drafted tokens. prefill: reading the prompt, "
-        f"{context - run['settings']['max_new_tokens'] / 2:.0f} tokens on average; the draft's includes the target's."
+        "decode steps of the target; v(1) need not be 1, other instruments time it. accept: accepting "
+        f"{longest} drafted tokens. prefill: reading the prompt, the draft's with the target's."
     )
     drafts = ["draft", "T", "prefill ms", *(f"c({k})" for k in lengths), "accept µs", "rollback µs", "host µs"]
     return [
