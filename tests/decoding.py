@@ -1,6 +1,7 @@
 """Both loops as the tests call them: settings given one by one, whole decodings given back."""
 
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -10,15 +11,21 @@ from optimized_speculative import speculative_decode
 from speclab.core.rounds import DecodeSettings, Round, tokens_of
 from speclab.core.sampling import GREEDY, Sampling
 
+_used: weakref.WeakKeyDictionary[torch.Generator, int] = weakref.WeakKeyDictionary()
+
 
 def settings(
     n_tokens: int,
     sampling: Sampling = GREEDY,
     generator: torch.Generator | None = None,
-    eos: frozenset[int] = frozenset(),
+    eos: Iterable[int] = (),
 ) -> DecodeSettings:
-    """A `generator` gives the seed, so that calls one after another draw other numbers."""
-    seed = 0 if generator is None else int(torch.randint(2**32, (), generator=generator, device=generator.device))
+    """With the generator's own seed at its first use, and another one at each further use."""
+    seed = 0
+    if generator is not None:
+        n_before = _used.get(generator, 0)
+        _used[generator] = n_before + 1
+        seed = generator.initial_seed() + 1_000_003 * n_before
     return DecodeSettings(n_tokens, sampling, frozenset(eos), seed)
 
 

@@ -244,7 +244,7 @@ def test_target_cache_holds_all_but_the_last_committed_token(target, draft, prom
         rounds.append(round_)
         n_tokens += len(round_.tokens)
         # The library's own count of cached rows, not ours.
-        assert model._gear._cache.get_seq_length() == prompt.shape[1] + n_tokens - 1
+        assert model._backend._cache.get_seq_length() == prompt.shape[1] + n_tokens - 1
     assert_all_outcomes(rounds)
 
 

@@ -17,7 +17,7 @@ from transformers import MixtralConfig, MixtralForCausalLM
 
 from draft_models import DraftSteps, ModelDrafter, NgramDrafter
 from optimized_speculative import speculative_decode
-from speclab.core import sampling as sampling_module
+from speclab.core import accept as accept_module
 from speclab.core.accept import accept
 from speclab.core.counts import Counts
 from speclab.core.rounds import AcceptResult, DecodeSettings, Round
@@ -479,7 +479,7 @@ def test_joint_law_sees_a_public_bug(bug, monkeypatch):
     target = (bug if bug is NotRolledBack else CachedModel)(models["target"])
     drafter = (bug if bug is ArgmaxDraft else ModelDrafter)(CachedModel(models["model"]))
     if bug not in (NotRolledBack, ArgmaxDraft):
-        monkeypatch.setattr(sampling_module, "accept", bug)
+        monkeypatch.setattr(accept_module, "accept", bug)
     seen, _ = decode_often(target, drafter, law, 1500)
     assert min(p_values(seen, exact_law(models["target"], law))) < ALARM
 

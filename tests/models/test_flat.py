@@ -192,7 +192,7 @@ def wrong_rotation(monkeypatch):
         roll = next(node for node in graph.graph.nodes if node.target is torch.ops.aten.roll.default)
         roll.args = (roll.args[0], [1], [-1])
 
-    monkeypatch.setattr(exported, "rotate_by_roll", broken)
+    monkeypatch.setattr(exported.rewrites, "rotate_by_roll", broken)
 
 
 def test_wrong_logits_are_noticed(wrong_rotation):
@@ -236,7 +236,7 @@ def test_any_trouble_with_the_fast_gear_leaves_the_eager_one(monkeypatch, error)
     def trouble(*args):
         raise error
 
-    monkeypatch.setattr(exported, "rotate_by_roll", trouble)
+    monkeypatch.setattr(exported.rewrites, "rotate_by_roll", trouble)
     chosen, why = select.choose(tiny("llama"), "auto")
     assert chosen is None
     assert type(error).__name__ in why

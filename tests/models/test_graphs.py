@@ -59,7 +59,7 @@ def graphed(family: str = "llama", noise: float = 0.0, **changes) -> CachedModel
 
 def spoil_dead_rows(cached: CachedModel) -> None:
     """Rows behind the live length hold whatever was left there; finite, as buffers start as zeros."""
-    for side in cached._gear.layers():
+    for side in cached._backend.layers():
         for buffer in side:
             with torch.inference_mode():
                 buffer[:, :, cached.length :] = GARBAGE
@@ -115,8 +115,8 @@ def test_short_last_blocks_are_padded_to_what_this_decoding_used():
     for n in (5, 2, 1, 3):
         one.forward(PROMPT[:, :n])
     two.forward(PROMPT[:, :3])
-    assert one._gear._widths == {5, 1}
-    assert two._gear._widths == {3}
+    assert one._backend._widths == {5, 1}
+    assert two._backend._widths == {3}
     assert {recipe.n_tokens for recipe in one.exported.recipes} == {5, 1, 3}
 
 
@@ -229,15 +229,15 @@ def test_lanes_outlive_decodings_and_are_never_shared(stand_in):
     two = copy.deepcopy(one)
     one.prefill(PROMPT)
     two.prefill(PROMPT)
-    assert one._gear._lane is not two._gear._lane
+    assert one._backend._lane is not two._backend._lane
     a, b = one.forward(PROMPT[:, :1]), two.forward(PROMPT[:, :1])
     assert torch.equal(a, b)
-    lanes, captures = {id(one._gear._lane), id(two._gear._lane)}, []
+    lanes, captures = {id(one._backend._lane), id(two._backend._lane)}, []
     for _ in range(2):
         for cached in (one, two):
             cached.prefill(PROMPT[:, :4])
             cached.forward(PROMPT[:, :1])
-        assert {id(one._gear._lane), id(two._gear._lane)} == lanes, "free lanes are taken again"
+        assert {id(one._backend._lane), id(two._backend._lane)} == lanes, "free lanes are taken again"
         captures.append(stand_in["captures"])
     assert captures[0] == captures[1], "and with them their graphs"
 
@@ -259,7 +259,7 @@ def test_a_lane_that_is_too_short_is_left_for_a_longer_one():
     cached.prefill(long[:, :9])
     for place in range(9, 117, 3):
         assert torch.allclose(cached.forward(long[:, place : place + 3]), right[:, place : place + 3], atol=1e-9)
-    assert cached._gear._lane.capacity >= 117
+    assert cached._backend._lane.capacity >= 117
     assert cached.exported.lanes, "the short ones are free again"
 
 
