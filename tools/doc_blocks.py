@@ -99,7 +99,7 @@ def padded() -> str:
         "\n".join(f"- {role}: {model}" for role, model in run["models"].items()),
         report.speed_table(rows, markdown=True),
         report.ladder_table(rows, markdown=True),
-        *report.costs_tables(run, markdown=True),
+        report.costs_table(run, markdown=True),
     ]
     return "\n\n".join(lines)
 

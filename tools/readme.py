@@ -49,26 +49,23 @@ def first_run() -> str:
 
 
 def summary() -> str:
-    """The longer run: agreement, and a table of its best and its worst rows."""
+    """The longer run: agreement, the headline, and each draft's fastest and slowest row on each kind of prompt."""
     run = record.load(FULL_RUN)
-    rows = [row for row in run["rows"] if row["draft"]]
-    calm = [row for row in rows if row["prompt_kind"] == "not looping" and row["temperature"] == 0]
-    copy = [row for row in rows if (row["method"], row["prompt_kind"], row["temperature"]) == ("ngram", "copy", 0)]
-    chosen = {"best k, chosen on the other half of the prompts": [run["headline"]], "best on copy prompts": copy}
-    for method in dict.fromkeys(row["method"] for row in calm):
-        chosen[f"best {method} row on texts that do not end in repetition"] = [
-            row for row in calm if row["method"] == method
-        ]
-    best = {what: max(some, key=lambda row: row["speedup"]) for what, some in chosen.items()}
-    best["slowest of all rows"] = min(rows, key=lambda row: row["speedup"])
+    groups: dict[tuple, list[dict]] = {}
+    for row in run["rows"]:
+        if row["draft"]:
+            groups.setdefault((row["prompt_kind"], row["method"]), []).append(row)
     lines = []
-    for what, row in best.items():
-        cells = [what, row["method"], str(row["draft_length"]), tables.speedup(row["speedup"])]
-        cells += [tables.interval(row["speedup_low"], row["speedup_high"]), tables.number(row["acceptance_rate"])]
-        lines.append([*cells, f"{row['temperature']:g}", row["prompt_kind"]])
+    for (kind, method), rows in groups.items():
+        cells = [kind, method]
+        for row in (max(rows, key=lambda r: r["speedup"]), min(rows, key=lambda r: r["speedup"])):
+            where = f"k = {row['draft_length']}, T = {row['temperature']:g}"
+            cells += [where, tables.speedup(row["speedup"]), tables.interval(row["speedup_low"], row["speedup_high"])]
+        lines.append(cells)
     greedy = [entry for entry in run["correctness"] if entry["temperature"] == 0]
-    notes = [*report.agreement_lines(greedy), report.generate_line(run["rows"]), report.loops_line(run)]
-    headers = ["row", "draft", "k", "speedup", "95 %", "α", "T", "prompts"]
+    notes = [*report.agreement_lines(greedy), report.headline_line(run)]
+    notes += [report.generate_line(run["rows"]), report.loops_line(run)]
+    headers = ["prompts", "draft", "fastest", "speedup", "95 %", "slowest", "speedup", "95 %"]
     return "\n\n".join(
         [
             "\n".join(f"- {note}" for note in notes),

@@ -61,7 +61,7 @@ def grouped_bars(
 ) -> None:
     """Bars side by side around each place. series: label -> {place: value}; an empty one keeps its colour and room.
 
-    Every value is printed, above its bar or at its foot.
+    Every value is printed, above its bar and interval or at its foot.
     """
     width = 0.8 / max(1, len(series))
     for i, (label, values) in enumerate(series.items()):
@@ -69,9 +69,8 @@ def grouped_bars(
             places = [place + (i - (len(series) - 1) / 2) * width for place in values]
             bars(axis, places, list(values.values()), i, label, width)
             for place, value in zip(places, values.values(), strict=True):
-                box = {"bbox": None} if at_top else {}
-                up = 2 if at_top else 4
-                note(axis, place, value.value if at_top else 0, written(value.value), up, fontsize=size, **box)
+                top = value.value if value.high is None else value.high
+                note(axis, place, top if at_top else 0, written(value.value), 4, fontsize=size)
 
 
 def bars(axis, places: list[float], values: list[Value], i: int, label: str | None, width: float = 0.8) -> None:

@@ -109,19 +109,17 @@ def _accepted_lengths(axis, rows: list[dict], methods: list[str]) -> None:
 
 
 def waterfall_rows(rows: list[dict]) -> list[tuple[str, dict]]:
-    """What to take apart at the lowest temperature: (title, row) of the best and the worst row of a draft model, the
-    best of prompt lookup and the best of the oracle draft, where they are.
+    """What to take apart at the lowest temperature: (title, row) of the fastest row of four drafts at most, and of the
+    slowest row.
     """
     rows = [row for row in rows if row["ladder"]]
     rows = [row for row in rows if row["temperature"] == min(row["temperature"] for row in rows)]
-    kinds: dict[str, list[dict]] = {"draft model": [], "ngram": [], "dial": []}
-    for row in sorted(rows, key=lambda row: row["speedup"]):
-        kind = row["draft"].partition(":")[0]
-        kinds[kind if kind in kinds else "draft model"].append(row)
-    models = kinds["draft model"]
-    chosen = [("best of the draft model", models[-1:]), ("worst of the draft model", models[:-1][:1])]
-    chosen += [("best of prompt lookup", kinds["ngram"][-1:]), ("best of the oracle draft", kinds["dial"][-1:])]
-    return [(title, some[0]) for title, some in chosen if some]
+    best: dict[str, dict] = {}
+    for row in sorted(rows, key=lambda row: -row["speedup"]):
+        best.setdefault(row["method"], row)
+    chosen = [("fastest of its draft", row) for row in list(best.values())[:4]]
+    slowest = min(rows, key=lambda row: row["speedup"], default=None)
+    return chosen + [("slowest of all", slowest)] * (len(rows) > len(chosen))
 
 
 def _why(chosen: list[tuple[str, dict]]) -> figures.Figure:

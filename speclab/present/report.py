@@ -4,6 +4,7 @@ Every line of text is a fixed template filled with numbers of the record.
 """
 
 import textwrap
+from statistics import mean
 
 from speclab.core.counts import Counts
 from speclab.present.run_lines import noise_lines, provenance, unchecked_line
@@ -22,7 +23,6 @@ from speclab.theory.costs import Costs
 from speclab.theory.ladder import EFFECTS, PREDICTORS, error, factors, prediction_errors, prediction_rows
 
 NOT_SLOWER = 0.995  # what rounds to 1.00x is not called slower
-MOST_WIDTHS, MOST_LENGTHS = 8, 4  # columns of the table of costs
 
 # effect -> its name, the head of its column in the terminal, and what it is
 LEGEND = {
@@ -58,9 +58,10 @@ def comparison(run: dict, by_kind: bool = False, markdown: bool = False) -> str:
                 blocks += _speed(run, rows, markdown)
     if any(row["ladder"] for row in run["rows"]):
         blocks.append(ladder_legend(markdown))
-    costs = costs_tables(run, markdown)
+    costs = costs_table(run, markdown)
     if costs:
-        blocks += [_heading("What a round is made of", markdown), *costs, *_block([phases_line(run)], markdown)]
+        blocks += [_heading("What a round is made of", markdown), costs]
+        blocks += _block([costs_line(run), phases_line(run)], markdown)
     learner = learner_table(run, markdown)
     if learner:
         blocks += [_heading("What you predicted", markdown), learner]
@@ -197,8 +198,8 @@ def speed_table(rows: list[dict], markdown: bool = False) -> str:
     """One line per arm; the baseline first."""
     names, lines = _names(rows, markdown), []
     for row in rows:
-        noise = row["repeat_noise"]
-        cells = [names[row["method"]], "-", number(row["tokens_per_second"], 1), "1.00x", *["-"] * 7]
+        noise, rate = row["repeat_noise"], row["tokens_per_second"]
+        cells = [names[row["method"]], "-", number(rate, 1 if rate < 999.95 else 0), "1.00x", *["-"] * 7]
         if row["draft"]:
             cells[1] = str(row["draft_length"])
             cells[3:] = [
@@ -344,56 +345,35 @@ def ladder_legend(markdown: bool = False) -> str:
 # --- what a round is made of ------------------------------------------------------------------------------------------
 
 
-def costs_tables(run: dict, markdown: bool = False) -> list[str]:
-    """A legend, the target's passes for each temperature, and the rest of a round for each draft.
+def costs_table(run: dict, markdown: bool = False) -> str | None:
+    """What each part of a round costs, for each draft, temperature and k; None where nothing was calibrated."""
+    if not run["costs"]:
+        return None
+    context, names, lines = _usual_context(run), _names(run["rows"], markdown), []
+    for entry in run["costs"]:
+        costs, method = Costs.from_json(entry["costs"]), entry["drafter"]
+        prefill = [s for sample in run["raw"] if sample["method"] == method for s in sample["prefill_seconds"]]
+        for k in filter(None, run["settings"]["draft_lengths"]):
+            cells = [names[method], f"{entry['temperature']:g}", str(k), number(1e3 * costs.step_seconds(context))]
+            cells += [number(costs.verify_cost(k + 1, context)), number(costs.draft_cost(k, context), 3)]
+            cells += [f"{1e6 * s:.0f}" for s in (costs.accept_seconds(k), costs.rollback, costs.host)]
+            lines.append([*cells, number(1e3 * mean(prefill) if prefill else None, 1)])
+    headers = ["draft", "T", "k", "step ms", "v(k+1)", "c", "accept µs", "rollback µs", "host µs", "prefill ms"]
+    return table(lines, headers, markdown)
 
-    -> no block where nothing was calibrated
-    """
-    entries = [(entry["drafter"], entry["temperature"], Costs.from_json(entry["costs"])) for entry in run["costs"]]
-    if not entries:
-        return []
-    prompts = {sample["prompt_index"]: sample["n_prompt"] for sample in run["raw"]}
-    context = sum(prompts.values()) / len(prompts) + run["settings"]["max_new_tokens"] / 2
-    widths = _spread(sorted({width for *_, costs in entries for width in costs.widths}), MOST_WIDTHS)
-    lengths = _spread([k for k in run["settings"]["draft_lengths"] if k], MOST_LENGTHS)
-    longest = lengths[-1] if lengths else max(widths) - 1
-    passes, first = [], {}
-    for _, temperature, costs in entries:
-        first.setdefault(temperature, costs)
-    for temperature, costs in first.items():
-        cells = [f"{temperature:g}", _prefill_milliseconds(run, "baseline"), number(costs.step_seconds(context) * 1e3)]
-        passes.append([*cells, *(number(costs.verify_cost(width, context)) for width in widths)])
-    names = {name: name for name, *_ in entries} if markdown else short_names([name for name, *_ in entries])
-    rest = []
-    for drafter, temperature, costs in entries:
-        cells = [names[drafter], f"{temperature:g}", _prefill_milliseconds(run, drafter)]
-        cells += [number(costs.draft_cost(k, context), 3) for k in lengths]
-        cells += [f"{s * 1e6:.0f}" for s in (costs.accept_seconds(longest), costs.rollback, costs.host)]
-        rest.append(cells)
-    legend = (
-        f"At {context:.0f} tokens of context. v(m): a target pass over m tokens, c(k): one of k drafted tokens, in "
-        "decode steps of the target; v(1) need not be 1, other instruments time it. accept: accepting "
-        f"{longest} drafted tokens. prefill: reading the prompt, the draft's with the target's."
+
+def costs_line(run: dict) -> str:
+    """What the columns of the costs are."""
+    return (
+        f"at {_usual_context(run):.0f} tokens of context; v(k+1), a target pass over k + 1 tokens, and c, a drafted "
+        "token, are in decode steps of the target; prefill reads the prompt with both models"
     )
-    drafts = ["draft", "T", "prefill ms", *(f"c({k})" for k in lengths), "accept µs", "rollback µs", "host µs"]
-    return [
-        *_block([legend], markdown),
-        table(passes, ["T", "prefill ms", "step ms", *(f"v({w})" for w in widths)], markdown),
-        table(rest, drafts, markdown),
-    ]
 
 
-def _prefill_milliseconds(run: dict, method: str) -> str:
-    """Mean time to read a prompt, both models' together."""
-    seconds = [s for sample in run["raw"] if sample["method"] == method for s in sample["prefill_seconds"]]
-    return number(1e3 * sum(seconds) / len(seconds), 1) if seconds else "-"
-
-
-def _spread(values: list[int], most: int) -> list[int]:
-    """All of a sorted list, or `most` of it evenly spread, both ends kept."""
-    if len(values) <= most:
-        return values
-    return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
+def _usual_context(run: dict) -> float:
+    """Prompt tokens on average and half of the new ones."""
+    prompts = {sample["prompt_index"]: sample["n_prompt"] for sample in run["raw"]}
+    return mean(prompts.values()) + run["settings"]["max_new_tokens"] / 2
 
 
 def phases_line(run: dict) -> str | None:

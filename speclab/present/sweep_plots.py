@@ -10,7 +10,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from speclab.present import figures
 from speclab.present.figures import COLOURS, MARKERS, STYLES, colour, line, no_gain, note
-from speclab.present.tables import interval, short_names
+from speclab.present.tables import interval, number, short_names
 from speclab.theory import curves
 from speclab.theory.curves import Value, decoding, end_to_end
 from speclab.theory.formulas import book_formula
@@ -224,71 +224,47 @@ def draft_kind(sweep: dict) -> figures.Figure:
 def mismatch(sweep: dict) -> figures.Figure:
     """Speedup of each draft, and what a round makes against what it costs."""
     label, points = _labeller(sweep), sweep["points"]
-    figure, (left, right) = _panels(2, width=4.9, height=1.6 + 0.45 * len(points))
-    places, values = range(len(points)), [decoding(point) for point in points]
-    slower = [v.value < 1 for v in values]
-    look = {"edgecolor": "white", "height": 0.7, "capsize": 3, "xerr": figures.error_bars(values)}
-    look |= {"color": [COLOURS[int(s)] for s in slower], "hatch": ["//" if s else "" for s in slower]}
-    left.barh(places, [v.value for v in values], **look)
-    names = []
-    for place, point in enumerate(points):
-        alpha = "-" if point["acceptance_rate"] is None else f"{point['acceptance_rate']:.2f}"
-        names.append(f"{label(point)}\nα = {alpha}")
-        text = f"{point['speedup']:.2f}x, {curves.verdict(point)}"
-        note(left, 0.03, place, text, 0, ha="left", va="center", fontsize=8)
-        note(right, point["tokens_per_round"], place, f"{point['tokens_per_round']:.2f}")
-    left.set_yticks(places, names, fontsize=8)
-    left.axvline(1, color="black", linewidth=1)
-    left.set_xlabel(figures.SPEEDUP)
-    made = [point["tokens_per_round"] for point in points]
-    right.plot(made, places, MARKERS[0], color=COLOURS[0], label="tokens a round makes, τ")
-    paid = [float("nan") if curves.round_cost(p) is None else curves.round_cost(p) for p in points]
-    right.plot(paid, places, MARKERS[1], color=COLOURS[1], label="decode steps it costs")
-    right.set_yticks(places, [])
-    right.set_xlim(left=0)
-    right.set_xlabel("tokens and decode steps per round")
-    right.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
+    figure, (left, right) = _panels(2, width=5.6)
+    names = [f"{label(point)}\nα = {number(point['acceptance_rate'])}\n{curves.verdict(point)}" for point in points]
+    speedups = {place: decoding(point) for place, point in enumerate(points)}
+    figures.grouped_bars(
+        left, {"measured, with its 95 % interval": speedups}, lambda value: f"{value:.2f}", at_top=False, size=7.5
+    )
+    made = {place: _exactly(point["tokens_per_round"]) for place, point in enumerate(points)}
+    costs = {place: curves.round_cost(point) for place, point in enumerate(points)}
+    paid = {place: _exactly(cost) for place, cost in costs.items() if cost is not None}
+    rounds = {"tokens a round makes, τ": made, "decode steps it costs": paid}
+    figures.grouped_bars(right, rounds, lambda value: f"{value:.2f}")
     for axis in (left, right):
-        axis.set_ylim(len(points) - 0.5, -0.7)  # the best one on top
+        axis.set_xticks(range(len(points)), names, fontsize=7)
+    no_gain(left)
+    _finish(left, "draft")
+    _finish(right, "draft", "tokens and decode steps per round")
     return figure
+
+
+def _exactly(value: float) -> Value:
+    """A number without an interval."""
+    return Value(value, None, None)
 
 
 def definitions(sweep: dict) -> figures.Figure:
     """How long accepted drafts are, and the book's formula fed with each number that is called acceptance."""
-    figure, (left, right) = _panels(2, width=5.2)
-    by_name = {name: [p for p in points if curves.survival(p)] for name, points in _curves(sweep).items()}
-    by_name = {name: points for name, points in by_name.items() if points}
-    series = {}
-    for name, points in by_name.items():
-        shares = enumerate(curves.survival(points[-1]), 1)
-        series[f"{name}, k = {points[-1]['x']}"] = {place: Value(share, None, None) for place, share in shares}
-    longest = max(map(len, series.values()), default=0)
-    figures.grouped_bars(left, series, lambda share: f"{share:.2f}", size=6.5 if longest <= 8 else 5)
+    figure, (left, right) = _panels(2, width=5.6)
+    label, points = _labeller(sweep), [point for point in sweep["points"] if curves.survival(point)]
+    longest = {label(point): curves.survival(point) for point in sorted(points, key=lambda point: point["x"])}
+    survival = {name: dict(enumerate(map(_exactly, shares), 1)) for name, shares in longest.items()}
+    figures.grouped_bars(left, survival, lambda share: f"{share:.2f}", size=5)
     left.xaxis.get_major_locator().set_params(integer=True)
-    _finish(left, "position i in the draft", "A_i, share of rounds with i or more accepted")
-    _fed(right, by_name)
+    _finish(left, "position i in the longest draft", "A_i, share of rounds with i or more accepted")
+    bars: dict[str, dict[int, Value]] = {"measured": {i: decoding(point) for i, point in enumerate(points)}}
+    for key in "αfs":
+        bars[f"book fed with {key}"] = {i: _exactly(curves.book_fed(point)[key]) for i, point in enumerate(points)}
+    figures.grouped_bars(right, bars, lambda value: f"{value:.1f}", size=5)
+    right.set_xticks(range(len(points)), [f"{label(point)}\nk={point['x']}" for point in points], fontsize=7)
+    no_gain(right)
+    _finish(right, "draft")
     return figure
-
-
-def _fed(axis, by_name: dict[str, list[dict]]) -> None:
-    """Measured speedups as markers, and what the book's formula says when fed with α, f and s as short lines."""
-    ticks, place = [], 0.0
-    feeds = {"α": COLOURS[3], "s": COLOURS[2], "f": COLOURS[5]}
-    for i, (name, points) in enumerate(by_name.items()):
-        for point in points:
-            for (key, color), style in zip(feeds.items(), STYLES[:3], strict=True):
-                label = None if ticks else f"book fed with {key}"
-                fed = [value for feed, value in curves.book_fed(point).items() if feed == key]
-                axis.hlines(fed, place - 0.4, place + 0.4, color, style, linewidth=2, label=label)
-            _measured(axis, [point], i, f"{name}, measured" if point is points[0] else None, [place])
-            note(axis, place, point["speedup_low"] or point["speedup"], f"{point['speedup']:.2f}", -12)
-            ticks.append((place, f"k={point['x']}"))
-            place += 1
-        place += 0.5
-    if ticks:
-        axis.set_xticks(*zip(*ticks, strict=True), fontsize=8)
-    no_gain(axis)
-    _finish(axis, "draft length", columns=3)
 
 
 PICTURES: dict[str, Callable[[dict], figures.Figure]] = {

@@ -85,7 +85,9 @@ def crossings(xs: list[float], ys: list[float], level: float) -> list[float]:
             places.append(x0 + (level - y0) / (y1 - y0) * (x1 - x0))
         elif y0 == level != y1:
             places.append(x0)
-    return places + [xs[-1]] * bool(xs and ys[-1] == level)
+    if ys and ys[-1] == level:
+        places.append(xs[-1])
+    return places
 
 
 def best(points: list[dict]) -> dict | None:
