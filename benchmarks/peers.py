@@ -41,11 +41,11 @@ from draft_models import ModelDrafter, NgramDrafter
 from optimized_speculative import speculative_decode
 from speclab.cli import flags, parsing
 from speclab.cli.flags import add_draft_flag
+from speclab.cli.parsing import numbers
 from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, Drafter
 from speclab.core.sampling import Sampling
 from speclab.lab.harness import STOPS, library_generate, mixed, warm_up_runs
-from speclab.lab.run_config import numbers
 from speclab.models import loading
 from speclab.models.cached import check_prompt
 from speclab.models.prompts import Prompt

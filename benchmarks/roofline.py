@@ -32,8 +32,8 @@ import torch
 from benchmarks import common
 from benchmarks.common import COUNT, NUMBER, SECONDS, TEXT
 from speclab.cli import flags, parsing
+from speclab.cli.parsing import numbers
 from speclab.core.clock import synchronize
-from speclab.lab.run_config import numbers
 from speclab.models import loading, memory, padding
 from speclab.models.cached import CachedModel
 from speclab.models.memory import cache_bytes, operations, weights_read

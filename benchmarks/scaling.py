@@ -35,11 +35,11 @@ from benchmarks import common
 from benchmarks.common import COUNT, MAYBE, NUMBER, SECONDS, TEXT
 from speclab.cli import flags, parsing
 from speclab.cli.flags import add_draft_flag
+from speclab.cli.parsing import numbers
 from speclab.core.rounds import Drafter
 from speclab.core.sampling import Sampling
 from speclab.drafts.select import drafter_name, make_drafters
 from speclab.lab.harness import Bench, Decoding, take_turns
-from speclab.lab.run_config import numbers
 from speclab.models import loading
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup

@@ -87,10 +87,11 @@ def add_draft_flag(parser: argparse.ArgumentParser, default: str | None = "model
     )
 
 
-def setup_from(args: argparse.Namespace) -> Setup:
-    """Target, tokenizer and machine from the shared flags."""
+def setup_from(args: argparse.Namespace, temperature: float | None = None) -> Setup:
+    """Target, tokenizer and machine from the shared flags. `temperature` stands for --temperature."""
     try:
-        sampling = Sampling(getattr(args, "temperature", 0.0), args.top_k, args.top_p)
+        given = getattr(args, "temperature", 0.0) if temperature is None else temperature
+        sampling = Sampling(given, args.top_k, args.top_p)
     except ValueError as error:
         raise UsageProblem(f"{error}; see --help") from None
     return load_setup(args.target, sampling, args.device, args.dtype, args.engine, args.threads)

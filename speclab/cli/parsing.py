@@ -9,6 +9,7 @@ from speclab.system.errors import UsageProblem
 from speclab.system.files import shown
 
 DASH = Path("-")  # in place of a file: the terminal
+LARGEST = 256  # of the numbers in a list; every draft length up to the longest is calibrated
 LARGEST_SEED = 2**32 - 1  # with room for the numbers that are made from it: PyTorch takes 64 bits
 
 
@@ -77,3 +78,18 @@ def plain_name(text: str) -> str:
 def command(script: Path, *words: str) -> str:
     """How to type a script of the lab from the current directory."""
     return shlex.join(["python", shown(script), *words])
+
+
+def numbers(text: str, kind: type, smallest: float, flag: str, largest: float = LARGEST) -> list:
+    """A comma-separated list from the command line, sorted, without repeats."""
+    try:
+        values = sorted({kind(word) for word in text.split(",")})
+    except ValueError:
+        raise UsageProblem(f"{flag} {text}: give numbers with commas between them, for example {flag} 2,4,8") from None
+    if values[0] < smallest:
+        raise UsageProblem(f"{flag} {text}: {values[0]} is too small, give {smallest} or more")
+    if not all(map(math.isfinite, values)):
+        raise UsageProblem(f"{flag} {text}: give finite numbers")
+    if values[-1] > largest:
+        raise UsageProblem(f"{flag} {text}: {values[-1]} is too large, give {largest} or less")
+    return values

@@ -1,51 +1,48 @@
 """One comparison from end to end: measure, check, price, and make the rows of the record."""
 
-import itertools
 from collections.abc import Callable
 from typing import TypeVar
 
-from draft_models import ModelDrafter
 from speclab.core.rounds import Drafter
 from speclab.core.sampling import Sampling
 from speclab.lab.acceptance_chances import CostTable, calibrated, chances
 from speclab.lab.harness import Bench, Measurement, is_model, keeping, measure, mixed
-from speclab.lab.output_checks import exit_code, judge
-from speclab.lab.run_config import Job, instruments, with_generate
-from speclab.models import memory
+from speclab.lab.output_checks import judge
+from speclab.lab.run_config import RunConfig
 from speclab.models.prompts import Prompt
-from speclab.present import plots, report
 from speclab.records import rows
 from speclab.records.samples import BASELINE, BASELINE_REPEAT, Arm, Sample
-from speclab.system import terminal
 from speclab.system.errors import Problem
-from speclab.system.files import do_all
 from speclab.theory import attribution, drift
 
 Made = TypeVar("Made")
 
 
-def compare(job: Job) -> int:
-    """`python compare.py`: the whole comparison, its files and its words.  -> exit code"""
-    arms, base = with_generate(job, job.arms()), job.setup.sampling
-    bench = job.bench()
-    with job.talk():
-        terminal.say(job.describe())
-        found = measure(bench, arms, job.temperatures, job.prompts, job.args.repeats, base, instruments(job, arms))
-        judge(bench, found, job.prompts, base, job.setup.tokenizer)
-        run = explained(found, lambda prices: comparison_record(job, bench, found, prices))
-        fault = None
-        with keeping(found, "the rows are complete, your own predictions of them are not"):
-            fault = add_yours(job, found, run)
-        run["interrupted"] = found.interrupted
-        tables = [lambda: terminal.say(report.comparison(run, by_kind=job.args.by_kind))]
-        if job.args.verbose:
-            tables.append(lambda: terminal.say(describe_bytes(job)))
-        files = job.writes(run, lambda: report.comparison(run, by_kind=True, markdown=True))
-        code = do_all(itertools.chain(tables, files, plots.comparison(run, job.plots, job.name)))
-    wrong = exit_code(found)
-    if fault:
-        raise fault
-    return code or wrong
+def compare(config: RunConfig) -> tuple[dict, Measurement, Problem | None]:
+    """Measure, check and explain.  -> the record, what it is made from, what went wrong in a reader's predictions"""
+    arms = config.arms()
+    bench, measured = measure_and_judge(config, config.with_generate(), config.instruments(arms))
+    run = explained(measured, lambda costs: comparison_record(config, bench, measured, costs))
+    fault = None
+    with keeping(measured, "the rows are complete, your own predictions of them are not"):
+        fault = _add_predictions(config, measured, run)
+    run["interrupted"] = measured.interrupted
+    return run, measured, fault
+
+
+def measure_and_judge(
+    config: RunConfig,
+    arms: list[Arm],
+    instruments: dict[str, list[int]],
+    prompts: list[Prompt] | None = None,
+    max_new_tokens: int | None = None,
+    title: str = "measuring",
+) -> tuple[Bench, Measurement]:
+    """All arms over the prompts (None: the run's), and whether their texts are right."""
+    bench, prompts, base = config.bench(max_new_tokens), prompts or config.prompts, config.setup.sampling
+    measured = measure(bench, arms, config.temperatures, prompts, config.repeats, base, instruments, title)
+    judge(bench, measured, prompts, base, config.setup.tokenizer)
+    return bench, measured
 
 
 def explained(found: Measurement, make: Callable[[CostTable], Made], prices: CostTable | None = None) -> Made:
@@ -59,40 +56,32 @@ def explained(found: Measurement, make: Callable[[CostTable], Made], prices: Cos
     raise found.stop
 
 
-def add_yours(job: Job, found: Measurement, run: dict) -> Problem | None:
+def _add_predictions(config: RunConfig, measured: Measurement, run: dict) -> Problem | None:
     """Put the predictions of a reader's own exercise 5 into the record, if they are in use.  -> what went wrong"""
-    if 5 not in job.theirs.modules:
+    if config.reader.predict is None:
         return None
     run["yours"] = []
     for row in run["rows"]:
         if row["draft"] and row["prompt_kind"] == "all":
             arm = Arm(row["method"], row["draft"], row["draft_length"])
-            rounds = [pair for s in found.of(arm, row["temperature"]) for text in s.rounds for pair in text]
+            rounds = [pair for s in measured.of(arm, row["temperature"]) for text in s.rounds for pair in text]
             try:
-                run["yours"].append(job.theirs.predicted(row, rounds))
+                run["yours"].append(config.reader.predict(row, rounds))
             except Problem as problem:  # the measurement is made: keep it
                 return problem
     return None
 
 
-def describe_bytes(job: Job) -> str:
-    """What the first model draft's rounds read, at the longest k and the longest prompt."""
-    target, k = job.setup.target.model, max(job.draft_lengths)
-    context = max(prompt.ids.shape[1] for prompt in job.prompts)
-    drafts = [d.draft.model for d in job.drafters.values() if isinstance(d, ModelDrafter)]
-    return memory.describe(target, drafts[0] if drafts else None, k, context)
-
-
-def comparison_record(job: Job, bench: Bench, found: Measurement, prices: CostTable) -> dict:
+def comparison_record(config: RunConfig, bench: Bench, found: Measurement, prices: CostTable) -> dict:
     """Everything that tables and pictures are views of."""
     greedy = [s for s in found.samples if s.arm == BASELINE and s.temperature == 0]
     noise = []
-    for temperature in job.temperatures:
+    for temperature in config.temperatures:
         floor = attribution.noise_floor(found.of(BASELINE, temperature), found.of(BASELINE_REPEAT, temperature))
         if floor:
             noise.append({"temperature": temperature, **floor})
     return {
-        **job.head(found),
+        **config.head(found),
         "prompts": {
             "n": len({s.prompt_index for s in found.samples}),
             "kinds": list(dict.fromkeys(s.prompt_kind for s in found.samples)),
@@ -101,24 +90,25 @@ def comparison_record(job: Job, bench: Bench, found: Measurement, prices: CostTa
         "correctness": found.correctness,
         "noise": noise,
         "costs": [
-            {"drafter": job.method(name), "temperature": temperature, "costs": costs.to_json()}
+            {"drafter": config.method(name), "temperature": temperature, "costs": costs.to_json()}
             for (name, temperature), costs in prices.items()
         ],
         "phases": {
             "seconds": found.wall_seconds,
             "share": found.phase_seconds / found.wall_seconds if found.wall_seconds else None,
         },
-        "headline": headline(found, bench.drafters, job.common),
-        "rows": build_rows(bench, found, job.prompts, prices, job.setup.sampling, job.common),
+        "headline": headline(found, bench.drafters, config.common),
+        "rows": build_rows(config, bench, found, prices),
         "raw": [rows.raw(s) for s in found.samples],
     }
 
 
 def build_rows(
-    bench: Bench, found: Measurement, prompts: list[Prompt], prices: CostTable, base: Sampling, common: dict
+    config: RunConfig, bench: Bench, found: Measurement, prices: CostTable, prompts: list[Prompt] | None = None
 ) -> list[dict]:
     """Rows for all prompts, for each kind, and for the prompts whose greedy text does not end in a loop."""
-    parts = _parts(bench, found, prompts, prices, base)
+    prompts, common = prompts or config.prompts, config.common
+    parts = _parts(bench, found, prompts, prices, config.setup.sampling)
     built = []
     temperatures = list(dict.fromkeys(s.temperature for s in found.samples))
     rerun = _Rerun(found, prompts)

@@ -7,21 +7,16 @@ costs what it costs only in that rhythm; what they accept is used only to know h
 `--verify-plan` makes the plan on half of the prompts and then measures on the other half.
 """
 
-import itertools
 from collections.abc import Iterable
 
 from speclab.core.sampling import Sampling
 from speclab.lab.acceptance_chances import CostTable, calibrated, chances
-from speclab.lab.comparison import build_rows, explained, halves
+from speclab.lab.comparison import build_rows, explained, halves, measure_and_judge
 from speclab.lab.harness import Bench, Measurement, is_model, keeping, measure
-from speclab.lab.output_checks import exit_code, judge
-from speclab.lab.run_config import Job, instruments
+from speclab.lab.run_config import RunConfig
 from speclab.models.prompts import Prompt
-from speclab.present import plan_views
 from speclab.records.samples import BASELINE, Arm, Sample
-from speclab.system import terminal
 from speclab.system.errors import UsageProblem
-from speclab.system.files import do_all
 from speclab.theory import attribution
 from speclab.theory.costs import Costs
 from speclab.theory.forecast import forecast, oracle
@@ -31,48 +26,43 @@ LENGTHS = ",".join(map(str, range(17)))
 MEASURED_LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # on the other half, and what the plan chose
 
 
-def run(job: Job) -> int:
-    """Make the plan, measure it where asked, write both down.  -> exit code"""
-    verify = job.args.verify_plan
-    held_out = halves(job.prompts) if verify else set()
+def make(config: RunConfig, verify: bool = False) -> tuple[dict, Measurement]:
+    """The plan and, with `verify`, how it did on prompts that it had not seen.  -> the record, what it is made from"""
+    held_out = halves(config.prompts) if verify else set()
     if verify and not held_out:
         raise UsageProblem("a plan is checked on prompts it has not seen; give at least two prompts of a kind")
-    planned_on = [p for i, p in enumerate(job.prompts) if i not in held_out]
-    reported_on = [p for i, p in enumerate(job.prompts) if i in held_out]
-    bench = job.bench()
-    with job.talk():
-        terminal.say(job.describe())
-        found = _measure(job, bench, [BASELINE], planned_on, instruments(job, job.arms()), "calibrating")
-        entries, facts = make_plan(job, bench, found, planned_on)
-        verified = None
-        if verify and not found.interrupted:
-            with keeping(found, "the plan is complete, its check is not"):
-                verified, checked = _verify(job, bench, facts, reported_on, calibrated(found))
-                found.extend(checked)
-        result = {**job.head(found), "facts": {"drafts": facts}, "verified": verified, "plan": entries}
-        files = job.writes(result, lambda: plan_views.page(result))
-        picture = [lambda: plan_views.picture(result, job.plots, job.name)]
-        code = do_all(itertools.chain([lambda: terminal.say(plan_views.text(result))], files, picture))
-    wrong = exit_code(found)
-    return code or wrong
-
-
-def _measure(
-    job: Job, bench: Bench, arms: list[Arm], prompts: list[Prompt], tools: dict[str, list[int]], title: str
-) -> Measurement:
-    return measure(
-        bench, arms, job.temperatures, prompts, job.args.repeats, job.setup.sampling, instruments=tools, title=title
+    planned_on = [prompt for i, prompt in enumerate(config.prompts) if i not in held_out]
+    bench = config.bench()
+    measured = measure(
+        bench,
+        [BASELINE],
+        config.temperatures,
+        planned_on,
+        config.repeats,
+        config.setup.sampling,
+        config.instruments(config.arms()),
+        "calibrating",
     )
+    entries, facts = make_plan(config, bench, measured, planned_on)
+    verified = None
+    if verify and not measured.interrupted:
+        with keeping(measured, "the plan is complete, its check is not"):
+            reported_on = [prompt for i, prompt in enumerate(config.prompts) if i in held_out]
+            verified, checked = _verify(config, facts, reported_on, calibrated(measured))
+            measured.extend(checked)
+    return {**config.head(measured), "facts": {"drafts": facts}, "verified": verified, "plan": entries}, measured
 
 
-def make_plan(job: Job, bench: Bench, found: Measurement, prompts: list[Prompt]) -> tuple[list[dict], list[dict]]:
+def make_plan(
+    config: RunConfig, bench: Bench, found: Measurement, prompts: list[Prompt]
+) -> tuple[list[dict], list[dict]]:
     """Expected speedup of every draft at every length, and for every draft what to do about it."""
     entries, facts = [], []
     if not calibrated(found):
         raise UsageProblem("too few tokens to calibrate with; use a larger --max-new-tokens")
     with keeping(found, "the measurements are complete, the plans of some drafts are missing"):
         for (draft, temperature), costs in calibrated(found).items():
-            mine, fact = _plan(job, bench, found, prompts, draft, temperature, costs)
+            mine, fact = _plan(config, bench, found, prompts, draft, temperature, costs)
             entries += mine
             facts.append(fact)
     if not facts:
@@ -81,15 +71,21 @@ def make_plan(job: Job, bench: Bench, found: Measurement, prompts: list[Prompt])
 
 
 def _plan(
-    job: Job, bench: Bench, found: Measurement, prompts: list[Prompt], draft: str, temperature: float, costs: Costs
+    config: RunConfig,
+    bench: Bench,
+    found: Measurement,
+    prompts: list[Prompt],
+    draft: str,
+    temperature: float,
+    costs: Costs,
 ) -> tuple[list[dict], dict]:
     """The same for one draft at one temperature."""
     baseline = found.of(BASELINE, temperature)
-    sampling = Sampling(temperature, job.args.top_k, job.args.top_p)
+    sampling = config.sampling(temperature)
     context = sum(s.n_prompt + len(s.texts[0]) // 2 for s in baseline) // len(baseline)
-    name = {"method": job.method(draft), "draft": draft, "temperature": temperature}
-    texts = _Texts(bench, draft, baseline, prompts, sampling, max(job.draft_lengths))
-    mine = [{**name, **_expect(texts, costs, k, context)} for k in job.draft_lengths]
+    name = {"method": config.method(draft), "draft": draft, "temperature": temperature}
+    texts = _Texts(bench, draft, baseline, prompts, sampling, max(config.draft_lengths))
+    mine = [{**name, **_expect(texts, costs, k, context)} for k in config.draft_lengths]
     best = max(mine, key=lambda e: e["speedup"])
     c = costs.draft_cost(best["draft_length"] or 1, context)
     fact = {
@@ -98,7 +94,7 @@ def _plan(
         "speedup": best["speedup"],
         "acceptance_rate": best["acceptance_rate"],
         "oracle": texts.oracle(costs),
-        "break_even": _break_even(costs, c, best["draft_length"] or 1, context, max(job.draft_lengths))
+        "break_even": _break_even(costs, c, best["draft_length"] or 1, context, max(config.draft_lengths))
         if is_model(bench.drafters[draft])
         else None,
         "draft_cost": c,
@@ -106,18 +102,18 @@ def _plan(
         "step_seconds": costs.step_seconds(context),
         "n_tokens": texts.n_tokens,
         "costs": costs.to_json(),
-        **_yours(job, best, costs, context),
+        **_readers_choice(config, best, costs, context),
     }
     return mine, fact
 
 
-def _yours(job: Job, best: dict, costs: Costs, context: int) -> dict:
+def _readers_choice(config: RunConfig, best: dict, costs: Costs, context: int) -> dict:
     """What a reader's own exercise 6 chooses for the same draft, where it is in use and something was tested."""
     alpha, k = best["acceptance_rate"], best["draft_length"] or 1
-    if 6 not in job.theirs.modules or alpha is None:
+    if config.reader.choose_length is None or alpha is None:
         return {}
     prices = (costs.draft_cost(k, context), lambda width: costs.verify_cost(width, context), costs.overhead(k, context))
-    return {"yours": job.theirs.best_length(alpha, *prices, max(job.draft_lengths))}
+    return {"yours": config.reader.choose_length(alpha, *prices, max(config.draft_lengths))}
 
 
 def _break_even(costs: Costs, draft_cost: float, k: int, context: int, longest: int) -> float | None:
@@ -176,18 +172,15 @@ def _expect(texts: _Texts, costs: Costs, k: int, context: int) -> dict:
     }
 
 
-def _verify(
-    job: Job, bench: Bench, facts: list[dict], prompts: list[Prompt], prices: CostTable
-) -> tuple[dict, Measurement]:
+def _verify(config: RunConfig, facts: list[dict], prompts: list[Prompt], costs: CostTable) -> tuple[dict, Measurement]:
     """Measure the planned length and its rivals on prompts the plan has not seen.  -> for the record, what was found"""
-    arms, base = [BASELINE], job.setup.sampling
-    for draft in job.drafters:
-        chosen = {f["best_draft_length"] for f in facts if f["draft"] == draft}
-        lengths = sorted({k for k in MEASURED_LENGTHS if k in job.draft_lengths} | chosen)
-        arms += [Arm(job.method(draft), draft, k) for k in lengths]
-    found = _measure(job, bench, arms, prompts, {}, "measuring")
-    judge(bench, found, prompts, base, job.setup.tokenizer)
-    built = explained(found, lambda priced: build_rows(bench, found, prompts, priced, base, job.common), prices)
+    arms = [BASELINE]
+    for draft in config.drafters:
+        chosen = {fact["best_draft_length"] for fact in facts if fact["draft"] == draft}
+        lengths = sorted({k for k in MEASURED_LENGTHS if k in config.draft_lengths} | chosen)
+        arms += [Arm(config.method(draft), draft, k) for k in lengths]
+    bench, found = measure_and_judge(config, arms, {}, prompts)
+    built = explained(found, lambda priced: build_rows(config, bench, found, priced, prompts), costs)
     rows = [row for row in built if row["prompt_kind"] == "all" and row["draft"]]
     drafts = []
     for fact in facts:

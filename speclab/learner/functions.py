@@ -31,6 +31,7 @@ from speclab.core.clock import synchronize
 from speclab.core.rounds import AcceptResult, DecodeSettings, Draft, Drafter, tokens_of
 from speclab.core.sampling import Sampling
 from speclab.lab.instruments import LoopFunctions
+from speclab.lab.run_config import ReaderFunctions
 from speclab.learner.adapters import (
     Steps,
     TheirCatchUp,
@@ -97,6 +98,16 @@ class Learner:
         """The loop of this run: the lab's, with the learner's decisions in it, or exercise 8's."""
         decode = self._whole_loop if WHOLE_LOOP in self.modules else lab
         return LoopFunctions(decode, self.accept, self.roll_back, self.drafter)
+
+    def for_comparison(self, speculative: Callable[..., Iterator]) -> ReaderFunctions:
+        """What compare.py hands to the lab."""
+        return ReaderFunctions(
+            self.functions(speculative),
+            self.to_json() if self else None,
+            tuple(self.describe()),
+            self.predicted if 5 in self.modules else None,
+            self.best_length if 6 in self.modules else None,
+        )
 
     def _whole_loop(self, target, drafter, prompt, draft_length, settings: DecodeSettings, **_) -> Iterator:
         generator = settings.generator(target.device)

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, GenerationConfig
 
 from speclab.cli import parsing
-from speclab.lab import run_config
 from speclab.models import loading, prompts
 from speclab.present import report
 from speclab.records import record
@@ -147,7 +146,7 @@ def test_positive_numbers_are_finite(text):
 @MANY
 def test_lists_of_numbers_are_sorted_and_in_their_range(text, kind):
     with contextlib.suppress(Problem):
-        values = run_config.numbers(text, kind, 0, "-k", 256)
+        values = parsing.numbers(text, kind, 0, "-k", 256)
         assert values == sorted(set(values))
         assert all(0 <= value <= 256 for value in values)
 

@@ -1,0 +1,72 @@
+"""The files that a run leaves behind: which they are, whether they can be written, and writing them."""
+
+import argparse
+import contextlib
+import functools
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TextIO
+
+from speclab.cli.parsing import DASH
+from speclab.records import record
+from speclab.system.errors import UsageProblem
+from speclab.system.files import check_writable, prepare_folder, shown, write_whole
+from speclab.system.terminal import harmless
+
+
+@dataclass
+class Output:
+    """Where a run of compare.py writes."""
+
+    args: argparse.Namespace
+    out: TextIO = field(default_factory=lambda: sys.stdout)
+
+    @property
+    def name(self) -> str:
+        """What the names of this run's files begin with: each kind of run has files of its own."""
+        args = self.args
+        what = "-plan" if args.plan or args.verify_plan else f"-sweep-{args.sweep}" if args.sweep else ""
+        return args.name + what
+
+    @property
+    def plots(self) -> Path:
+        """The folder of the pictures."""
+        return self.args.out_dir / "plots"
+
+    def result(self, ending: str) -> Path:
+        """The record (.json) or the page (.md)."""
+        return self.args.out_dir / "results" / (self.name + ending)
+
+    def check(self) -> None:
+        """Raise a Problem where something that this run will write cannot be written, or two things are one file."""
+        args = self.args
+        for ending in (".json", ".md"):
+            check_writable(self.result(ending), "--out-dir")
+        prepare_folder(self.plots, "--out-dir")
+        if args.json not in (None, DASH):
+            check_writable(args.json, "--json")
+        taken: dict[str, str] = {}
+        flags = {f"--{name}": getattr(args, name, None) for name in ("json", "profile", "trace")}
+        for name, path in {"the record": self.result(".json"), "the page": self.result(".md"), **flags}.items():
+            if path in (None, DASH):
+                continue
+            other = taken.setdefault(os.path.realpath(path), name)
+            if other != name and (other, name) != ("the record", "--json"):
+                raise UsageProblem(f"{name} and {other} would be one file, {shown(path)}; give {name} another place")
+
+    def writes(self, run: dict, page: Callable[[], str]) -> list[Callable[[], Path | None]]:
+        """What writes the record, and then its tables in Markdown, for `files.do_all`."""
+        text = functools.cache(lambda: record.to_json(run))
+        steps: list[Callable[[], Path | None]] = [lambda: write_whole(self.result(".json"), text())]
+        if self.args.json == DASH:  # `redirected` has sent everything else to standard error
+            steps.append(lambda: print(text(), end="", file=self.out, flush=True))
+        elif self.args.json:
+            steps.append(lambda: write_whole(self.args.json, text()))
+        return [*steps, lambda: write_whole(self.result(".md"), harmless(page()))]
+
+    def redirected(self) -> contextlib.redirect_stdout:
+        """While this is open, text goes to standard output, or to standard error if the record goes there alone."""
+        return contextlib.redirect_stdout(sys.stderr if self.args.json == DASH else sys.stdout)
