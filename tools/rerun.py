@@ -14,7 +14,7 @@ import sys
 import jsonschema
 
 from speclab.cli import parsing
-from speclab.present.tables import interval, speedup, table
+from speclab.present.tables import columns, interval, speedup
 from speclab.records import record
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.theory.ladder import prediction_rows
@@ -66,12 +66,17 @@ def verdict(rows: list[dict]) -> str:
 
 def rerun_table(rows: list[dict]) -> str:
     """One line per row, with the interval in which the second run's speedup is expected."""
-    lines = []
-    for row in rows:
-        cells = [row["method"], str(row["draft_length"]), f"{row['temperature']:g}", row["prompt_kind"]]
-        cells += [speedup(row["first"]), speedup(row["second"]), interval(row["low"], row["high"])]
-        lines.append([*cells, "" if row["inside"] else "outside"])
-    return table(lines, ["draft", "k", "T", "prompts", "first", "second", "expected", ""])
+    cells = {
+        "draft": lambda row: row["method"],
+        "k": lambda row: str(row["draft_length"]),
+        "T": lambda row: f"{row['temperature']:g}",
+        "prompts": lambda row: row["prompt_kind"],
+        "first": lambda row: speedup(row["first"]),
+        "second": lambda row: speedup(row["second"]),
+        "expected": lambda row: interval(row["low"], row["high"]),
+        "": lambda row: "" if row["inside"] else "outside",
+    }
+    return columns(rows, cells)
 
 
 @reports_problems

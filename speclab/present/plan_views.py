@@ -7,7 +7,7 @@ from speclab.present import figures
 from speclab.present.figures import STYLES, colour, note
 from speclab.present.report import interrupted_line
 from speclab.present.run_lines import provenance, unchecked_line
-from speclab.present.tables import WIDTH, number, percent, speedup, table, temperature_name
+from speclab.present.tables import WIDTH, column, columns, number, percent, speedup, temperature_name
 from speclab.theory.curves import decoding
 
 
@@ -44,34 +44,37 @@ def _measured(run: dict, fact: dict) -> list[dict]:
 def plan_table(run: dict, fact: dict, markdown: bool = False) -> str:
     """One line per draft length; where the plan was measured, measured values stand beside it."""
     measured = {row["draft_length"]: row["speedup"] for row in _measured(run, fact)}
-    lines = []
-    for row in _of_draft(run["plan"], fact):
-        cells = [row["method"], str(row["draft_length"]), number(row["tokens_per_round"])]
-        cells += [number(row["acceptance_rate"]), number(row["draft_cost"], 3), number(row["verify_cost"])]
-        cells += [number(row["overhead"], 3), speedup(row["speedup"])]
-        lines.append(cells + [speedup(measured.get(row["draft_length"]))] * bool(measured))
-    headers = ["draft", "k", "tok/rnd", "α", "c", "v(k+1)", "o", "expected"] + ["measured"] * bool(measured)
-    return table(lines, headers, markdown)
+    cells = {
+        "draft": lambda row: row["method"],
+        "k": lambda row: str(row["draft_length"]),
+        "tok/rnd": column("tokens_per_round"),
+        "α": column("acceptance_rate"),
+        "c": column("draft_cost", 3),
+        "v(k+1)": column("verify_cost"),
+        "o": column("overhead", 3),
+        "expected": lambda row: speedup(row["speedup"]),
+    }
+    if measured:
+        cells["measured"] = lambda row: speedup(measured.get(row["draft_length"]))
+    return columns(_of_draft(run["plan"], fact), cells, markdown)
 
 
 def checked_table(run: dict, markdown: bool = False) -> str | None:
     """How the plan did on prompts it had not seen; None where it was not measured."""
     if not run["verified"]:
         return None
-    lines = []
-    for check in run["verified"]["drafts"]:
-        planned, best = check["planned"], check["best_measured"]
-        cells = [
-            check["method"],
-            f"{check['temperature']:g}",
-            str(planned["draft_length"]),
-            speedup(planned["speedup"]),
-        ]
-        cells += [speedup(check["measured"]), percent(planned["speedup"] / check["measured"] - 1)]
-        cells += [str(best["draft_length"]), speedup(best["speedup"]), f"{check['share_of_best']:.1%}"]
-        lines.append(cells)
-    headers = ["draft", "T", "planned k", "expected", "measured", "error", "best k", "its speedup", "share of best"]
-    return table(lines, headers, markdown)
+    cells = {
+        "draft": lambda check: check["method"],
+        "T": lambda check: f"{check['temperature']:g}",
+        "planned k": lambda check: str(check["planned"]["draft_length"]),
+        "expected": lambda check: speedup(check["planned"]["speedup"]),
+        "measured": lambda check: speedup(check["measured"]),
+        "error": lambda check: percent(check["planned"]["speedup"] / check["measured"] - 1),
+        "best k": lambda check: str(check["best_measured"]["draft_length"]),
+        "its speedup": lambda check: speedup(check["best_measured"]["speedup"]),
+        "share of best": lambda check: f"{check['share_of_best']:.1%}",
+    }
+    return columns(run["verified"]["drafts"], cells, markdown)
 
 
 def text(run: dict, markdown: bool = False) -> str:

@@ -1,6 +1,5 @@
 """The pictures of a comparison: measured values are markers, formulas are lines, the line at 1.0 is no gain."""
 
-import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -27,19 +26,15 @@ def comparison(run: dict, folder: Path, name: str) -> Iterator[Callable[[], Path
     rows = [row for row in run["rows"] if row["prompt_kind"] == "all" and row["draft"]]
     if not rows:
         return
-    pictures = {
-        "speedup": functools.partial(_by_temperature, _speedups, rows),
-        "draft-length": functools.partial(_by_temperature, _against_draft_length, rows, legend=True),
-        "accepted-lengths": functools.partial(_by_temperature, _accepted_lengths, rows),
-        "why": functools.partial(_why, waterfall_rows(rows)),
-        "predicted": functools.partial(_predicted, prediction_rows(run["rows"])),
-    }
-    if len({row["draft_length"] for row in rows}) < 2:
-        del pictures["draft-length"]
-    if not waterfall_rows(rows):
-        del pictures["why"]
-    if not prediction_errors(prediction_rows(run["rows"])):
-        del pictures["predicted"]
+    chosen, predicted = waterfall_rows(rows), prediction_rows(run["rows"])
+    pictures = {"speedup": lambda: _by_temperature(_speedups, rows)}
+    if len({row["draft_length"] for row in rows}) > 1:
+        pictures["draft-length"] = lambda: _by_temperature(_against_draft_length, rows, legend=True)
+    pictures["accepted-lengths"] = lambda: _by_temperature(_accepted_lengths, rows)
+    if chosen:
+        pictures["why"] = lambda: _why(chosen)
+    if prediction_errors(predicted):
+        pictures["predicted"] = lambda: _predicted(predicted)
     for what, paint in pictures.items():
         yield lambda what=what, paint=paint: figures.save(paint(), run, folder, f"{name}-{what}")
 

@@ -7,20 +7,11 @@ import textwrap
 from statistics import mean
 
 from speclab.core.counts import Counts
+from speclab.present import tables
 from speclab.present.run_lines import noise_lines, provenance, unchecked_line
-from speclab.present.tables import (
-    WIDTH,
-    interval,
-    label,
-    number,
-    percent,
-    short_names,
-    speedup,
-    table,
-    temperature_name,
-)
+from speclab.present.tables import Cell, column, columns, interval, label, number, prediction, speedup
 from speclab.theory.costs import Costs
-from speclab.theory.ladder import EFFECTS, PREDICTORS, error, factors, prediction_errors, prediction_rows
+from speclab.theory.ladder import PREDICTORS, factors, prediction_errors, prediction_rows
 
 NOT_SLOWER = 0.995  # what rounds to 1.00x is not called slower
 
@@ -90,14 +81,14 @@ def _block(lines: list[str | None], markdown: bool) -> list[str]:
     if markdown:
         lines = [f"- {line.strip()}" for line in lines]
     else:
-        lines = [textwrap.fill(line, WIDTH - 1, subsequent_indent="    ") for line in lines]
+        lines = [textwrap.fill(line, tables.WIDTH - 1, subsequent_indent="    ") for line in lines]
     return ["\n".join(lines)] if lines else []
 
 
 def _names(rows: list[dict], markdown: bool) -> dict[str, str]:
     """Method -> what a table calls it; the drafts are cut to the same names in every table."""
     methods = {row["method"]: row["method"] for row in rows}
-    return methods if markdown else methods | short_names([row["method"] for row in rows if row["draft"]])
+    return methods if markdown else methods | tables.short_names([row["method"] for row in rows if row["draft"]])
 
 
 # --- agreement --------------------------------------------------------------------------------------------------------
@@ -182,7 +173,7 @@ def _speed(run: dict, rows: list[dict], markdown: bool) -> list[str]:
     """The speed table of some rows and, for all prompts, the lines under it."""
     temperature, kind = rows[0]["temperature"], rows[0]["prompt_kind"]
     prompts = "all prompts" if kind == "all" else f"prompts: {kind}"
-    title = f"{temperature_name(temperature)}, {prompts} ({rows[0]['n_prompts']})"
+    title = f"{tables.temperature_name(temperature)}, {prompts} ({rows[0]['n_prompts']})"
     arms = [row for row in rows if row["draft"] or row["method"] == "baseline"]
     blocks = [_heading(title, markdown), speed_table(arms, markdown)]
     if kind == "all":
@@ -196,25 +187,32 @@ def _speed(run: dict, rows: list[dict], markdown: bool) -> list[str]:
 
 def speed_table(rows: list[dict], markdown: bool = False) -> str:
     """One line per arm; the baseline first."""
-    names, lines = _names(rows, markdown), []
-    for row in rows:
-        noise, rate = row["repeat_noise"], row["tokens_per_second"]
-        cells = [names[row["method"]], "-", number(rate, 1 if rate < 999.95 else 0), "1.00x", *["-"] * 7]
-        if row["draft"]:
-            cells[1] = str(row["draft_length"])
-            cells[3:] = [
-                speedup(row["speedup"]),
-                row["verdict"] or "-",
-                interval(row["speedup_low"], row["speedup_high"]),
-                "-" if noise is None else interval(row["speedup"] - noise, row["speedup"] + noise),
-                speedup(row["speedup_with_prefill"]),
-                number(row["acceptance_rate"]),
-                number(row["drafted_fraction"]),
-                number(row["tokens_per_round"]),
-            ]
-        lines.append(cells)
-    headers = ["draft", "k", "tok/s", "speedup", "verdict", "95 %", "rerun", "end to end", "α", "f", "tok/rnd"]
-    return table(lines, headers, markdown)
+    names = _names(rows, markdown)
+    cells = {
+        "draft": lambda row: names[row["method"]],
+        "k": _of_a_draft(lambda row: str(row["draft_length"])),
+        "tok/s": lambda row: number(row["tokens_per_second"], 1 if row["tokens_per_second"] < 999.95 else 0),
+        "speedup": lambda row: speedup(row["speedup"]),
+        "verdict": lambda row: row["verdict"] or "-",
+        "95 %": _of_a_draft(lambda row: interval(row["speedup_low"], row["speedup_high"])),
+        "rerun": _of_a_draft(_rerun),
+        "end to end": _of_a_draft(lambda row: speedup(row["speedup_with_prefill"])),
+        "α": column("acceptance_rate"),
+        "f": column("drafted_fraction"),
+        "tok/rnd": column("tokens_per_round"),
+    }
+    return columns(rows, cells, markdown)
+
+
+def _of_a_draft(cell: Cell) -> Cell:
+    """A cell that is empty for the baseline."""
+    return lambda row: cell(row) if row["draft"] else "-"
+
+
+def _rerun(row: dict) -> str:
+    """The interval in which the same command, run again, would land."""
+    noise = row["repeat_noise"]
+    return "-" if noise is None else interval(row["speedup"] - noise, row["speedup"] + noise)
 
 
 def losing_lines(rows: list[dict]) -> list[str]:
@@ -272,14 +270,15 @@ def prediction_table(rows: list[dict], markdown: bool = False) -> str | None:
     rows = [row for row in rows if row["draft"]]
     if not prediction_errors(rows):
         return None
-    names, lines = _names(rows, markdown), []
-    for row in rows:
-        cells = [names[row["method"]], str(row["draft_length"]), speedup(row["speedup"])]
-        for predictor in PREDICTORS:
-            miss = percent(error(row, predictor))
-            cells.append("-" if row[predictor] is None else f"{row[predictor]:.2f} {miss:>5}")
-        lines.append(cells)
-    return table(lines, ["draft", "k", "measured", *PREDICTORS.values()], markdown)
+    predictions = {name: prediction(lambda row, key=key: row[key]) for key, name in PREDICTORS.items()}
+    measured = {"measured": lambda row: speedup(row["speedup"])}
+    return columns(rows, _draft_and_k(rows, markdown) | measured | predictions, markdown)
+
+
+def _draft_and_k(rows: list[dict], markdown: bool) -> dict[str, Cell]:
+    """The first two columns of a table of speculative rows."""
+    names = _names(rows, markdown)
+    return {"draft": lambda row: names[row["method"]], "k": lambda row: str(row["draft_length"])}
 
 
 def errors_table(rows: list[dict], markdown: bool = False) -> str:
@@ -290,31 +289,29 @@ def errors_table(rows: list[dict], markdown: bool = False) -> str:
         for predictor, miss in errors.items()
     ]
     kinds = ", ".join(dict.fromkeys(row["prompt_kind"] for row in rows))
-    return table(lines, ["prediction", f"rows ({kinds})", "median error", "largest error"], markdown)
+    return tables.table(lines, ["prediction", f"rows ({kinds})", "median error", "largest error"], markdown)
 
 
 def learner_table(run: dict, markdown: bool = False) -> str | None:
     """What exercise 5's functions predicted, beside the measurement and the lab's own; None where there is nothing."""
-    rows = {(r["method"], r["draft_length"], r["temperature"]): r for r in run["rows"] if r["prompt_kind"] == "all"}
-    names, lines = _names(list(rows.values()), markdown), []
-    for prediction in run.get("yours", []):
-        row = rows[prediction["method"], prediction["draft_length"], prediction["temperature"]]
-        predicted = prediction["speedup"]
-        lines.append(
-            [
-                names[row["method"]],
-                f"{row['temperature']:g}",
-                str(row["draft_length"]),
-                number(prediction["acceptance_rate"]),
-                speedup(row["speedup"]),
-                number(predicted),
-                percent(None if predicted is None else predicted / row["speedup"] - 1),
-                number(row["book_formula"]),
-                number(row["accounting"]),
-            ]
-        )
-    headers = ["draft", "T", "k", "your α", "measured", "yours", "error", "book(α)", "accounting"]
-    return table(lines, headers, markdown) if lines else None
+    key = ("method", "draft_length", "temperature")
+    yours = {tuple(prediction[name] for name in key): prediction for prediction in run.get("yours", [])}
+    rows = [row for row in run["rows"] if row["prompt_kind"] == "all" and tuple(row[name] for name in key) in yours]
+    if not rows:
+        return None
+
+    def predicted(row: dict) -> dict:
+        return yours[tuple(row[name] for name in key)]
+
+    cells = {
+        "T": lambda row: f"{row['temperature']:g}",
+        "your α": lambda row: number(predicted(row)["acceptance_rate"]),
+        "measured": lambda row: speedup(row["speedup"]),
+        "yours": prediction(lambda row: predicted(row)["speedup"]),
+        "book(α)": column("book_formula"),
+        "accounting": column("accounting"),
+    }
+    return columns(rows, _draft_and_k(run["rows"], markdown) | cells, markdown)
 
 
 # --- why --------------------------------------------------------------------------------------------------------------
@@ -325,13 +322,11 @@ def ladder_table(rows: list[dict], markdown: bool = False) -> str | None:
     rows = [row for row in rows if row["draft"]]
     if not any(row["ladder"] for row in rows):
         return None
-    names, lines = _names(rows, markdown), []
-    for row in rows:
-        effects = factors(row) or {}
-        cells = [names[row["method"]], str(row["draft_length"]), speedup(row["book_formula"])]
-        lines.append([*cells, *(number(effects.get(effect)) for effect in EFFECTS), speedup(row["speedup"])])
-    heads = [name if markdown else head for name, head, _ in LEGEND.values()]
-    return table(lines, ["draft", "k", "book", *heads, "measured"], markdown)
+    cells = {"book": lambda row: speedup(row["book_formula"])}
+    for effect, (name, head, _) in LEGEND.items():
+        cells[name if markdown else head] = lambda row, effect=effect: number((factors(row) or {}).get(effect))
+    cells["measured"] = lambda row: speedup(row["speedup"])
+    return columns(rows, _draft_and_k(rows, markdown) | cells, markdown)
 
 
 def ladder_legend(markdown: bool = False) -> str:
@@ -359,7 +354,7 @@ def costs_table(run: dict, markdown: bool = False) -> str | None:
             cells += [f"{1e6 * s:.0f}" for s in (costs.accept_seconds(k), costs.rollback, costs.host)]
             lines.append([*cells, number(1e3 * mean(prefill) if prefill else None, 1)])
     headers = ["draft", "T", "k", "step ms", "v(k+1)", "c", "accept µs", "rollback µs", "host µs", "prefill ms"]
-    return table(lines, headers, markdown)
+    return tables.table(lines, headers, markdown)
 
 
 def costs_line(run: dict) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from speclab.present import figures, sweep_plots, tables
 from speclab.present.report import interrupted_line
 from speclab.present.run_lines import noise_lines, provenance, unchecked_line, wrong_output_line
-from speclab.present.tables import WIDTH, interval, number, short_names, speedup
+from speclab.present.tables import WIDTH, Cell, column, interval, number, prediction, short_names, speedup
 from speclab.theory import curves
 from speclab.theory.curves import NEAR, Value, decoding, end_to_end, omega_star, verdict
 
@@ -131,25 +131,9 @@ def all_pages(sweeps: list[dict], pictures: dict[str, str]) -> str:
 
 # --- columns: head -> what a point's cell holds -----------------------------------------------------------------------
 
-Cell = Callable[[dict], str]
-
-
-def _column(key: str, digits: int = 2) -> Cell:
-    return lambda point: number(point[key], digits)
-
 
 def _interval(value: Callable[[dict], Value]) -> Cell:
     return lambda point: interval(value(point).low, value(point).high)
-
-
-def _prediction(predicted: Callable[[dict], float | None]) -> Cell:
-    """2.58 +106%: a prediction and how far it is off."""
-
-    def cell(point: dict) -> str:
-        value = predicted(point)
-        return "-" if value is None else f"{value:.2f} {tables.percent(value / point['speedup'] - 1)}"
-
-    return cell
 
 
 def _omega_star(point: dict) -> str:
@@ -180,32 +164,32 @@ WITH_PREFILL: dict[str, Cell] = {
     "its 95 %": _interval(end_to_end),
     "its verdict": lambda point: verdict(point, end_to_end),
 }
-ALPHA, TAU = {"α": _column("acceptance_rate")}, {"tok/rnd": _column("tokens_per_round")}
-FORECAST = {"forecast": _prediction(lambda point: point["forecast"])}
-BOOK = {"book(α)": _prediction(lambda point: point["book_formula"])}
+ALPHA, TAU = {"α": column("acceptance_rate")}, {"tok/rnd": column("tokens_per_round")}
+FORECAST = {"forecast": prediction(lambda point: point["forecast"])}
+BOOK = {"book(α)": prediction(lambda point: point["book_formula"])}
 COLUMNS: dict[str, dict[str, Cell]] = {
     "draft-length": MEASURED | ALPHA | TAU | FORECAST | BOOK,
     "acceptance": ALPHA
     | MEASURED
     | BOOK
     | {"ω": lambda point: number(curves.omega(point)), "ω*": _omega_star}
-    | {"Leviathan": _prediction(lambda point: point["leviathan"])}
-    | {"cost model": _prediction(lambda point: point["cost_model"])}
+    | {"Leviathan": prediction(lambda point: point["leviathan"])}
+    | {"cost model": prediction(lambda point: point["cost_model"])}
     | FORECAST,
-    "temperature": MEASURED | ALPHA | TAU | FORECAST | {"v": _column("verify_cost")},
+    "temperature": MEASURED | ALPHA | TAU | FORECAST | {"v": column("verify_cost")},
     "output-length": MEASURED | WITH_PREFILL | ALPHA | FORECAST,
     "context": {"t_1 ms": lambda point: number(curves.step_seconds(point) * 1e3)}
     | MEASURED
-    | {"c": _column("draft_cost", 3), "v": _column("verify_cost"), "o": _column("overhead", 3)}
+    | {"c": column("draft_cost", 3), "v": column("verify_cost"), "o": column("overhead", 3)}
     | ALPHA,
-    "draft-kind": MEASURED | ALPHA | {"f": _column("drafted_fraction")} | TAU | BOOK,
+    "draft-kind": MEASURED | ALPHA | {"f": column("drafted_fraction")} | TAU | BOOK,
     "mismatch": MEASURED
     | ALPHA
     | TAU
-    | {"round": lambda point: number(curves.round_cost(point)), "c": _column("draft_cost", 3)},
+    | {"round": lambda point: number(curves.round_cost(point)), "c": column("draft_cost", 3)},
     "definitions": MEASURED
     | ALPHA
-    | {"f": _column("drafted_fraction"), "s": lambda point: number(curves.output_share(point))}
-    | {"τ": _column("tokens_per_round"), "A_1": _survives(0), "A_k": _survives(-1)}
-    | {f"book({key})": _prediction(lambda point, key=key: curves.book_fed(point).get(key)) for key in "αfs"},
+    | {"f": column("drafted_fraction"), "s": lambda point: number(curves.output_share(point))}
+    | {"τ": column("tokens_per_round"), "A_1": _survives(0), "A_k": _survives(-1)}
+    | {f"book({key})": prediction(lambda point, key=key: curves.book_fed(point).get(key)) for key in "αfs"},
 }

@@ -1,11 +1,15 @@
 """Tables, and how the numbers and names in them are written."""
 
+from collections.abc import Callable
+
 import tabulate
 
 tabulate.MIN_PADDING = 0  # its extra blanks around headers would widen every table
 
 WIDTH = 100  # columns that every table in the terminal fits into
 NAME_WIDTH = 8  # of a draft's name there
+
+Cell = Callable[[dict], str]  # a row of a record -> what stands in one column
 
 
 def table(rows: list[list[str]], headers: list[str], markdown: bool = False, n_words: int = 1) -> str:
@@ -21,6 +25,26 @@ def table(rows: list[list[str]], headers: list[str], markdown: bool = False, n_w
         colalign=align if rows else None,
         disable_numparse=True,
     )
+
+
+def columns(rows: list[dict], cells: dict[str, Cell], markdown: bool = False, n_words: int = 1) -> str:
+    """A table with one line per row. cells: the head of each column -> its cell."""
+    return table([[cell(row) for cell in cells.values()] for row in rows], list(cells), markdown, n_words)
+
+
+def column(key: str, digits: int = 2) -> Cell:
+    """A cell with a number of the row."""
+    return lambda row: number(row[key], digits)
+
+
+def prediction(predicted: Callable[[dict], float | None]) -> Cell:
+    """A cell such as "2.58 +106%": a prediction and its error, predicted / measured - 1."""
+
+    def cell(row: dict) -> str:
+        value = predicted(row)
+        return "-" if value is None else f"{value:.2f} {percent(value / row['speedup'] - 1):>5}"
+
+    return cell
 
 
 def number(value: float | None, digits: int = 2) -> str:

@@ -329,8 +329,8 @@ def test_cells_are_the_records():
     made["points"][2]["forecast"] = 1.8
     row = rows(made)[2]
     assert (row["draft"], row["k"], row["speedup"], row["α"]) == ("model", "2", "1.50x", "0.70")
-    assert row["forecast"] == "1.80 +20%"
-    assert row["book(α)"] == f"{book_formula(0.7, 2):.2f} {book_formula(0.7, 2) / 1.5 - 1:+.0%}"
+    assert row["forecast"] == "1.80  +20%"
+    assert row["book(α)"] == f"{book_formula(0.7, 2):.2f} {tables.percent(book_formula(0.7, 2) / 1.5 - 1):>5}"
     assert row["tok/rnd"] == f"{expected_tokens_per_round(0.7, 2):.2f}"
 
 
@@ -460,4 +460,4 @@ def test_definitions_by_hand():
     ]
     for key, rate in rates.items():
         value = book_formula(rate, 2)
-        assert row[f"book({key})"] == f"{value:.2f} {value / 1.25 - 1:+.0%}"
+        assert row[f"book({key})"] == f"{value:.2f} {tables.percent(value / 1.25 - 1):>5}"
