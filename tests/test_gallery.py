@@ -19,8 +19,8 @@ from torch import Tensor
 import baseline_autoregressive
 import optimized_speculative
 from draft_models import ModelDrafter, NgramDrafter
-from speclab.cli import flags
-from speclab.core import clock, sampling
+from speclab.cli import decoding, flags
+from speclab.core import sampling
 from speclab.core.accept import accept
 from speclab.core.counts import Counts
 from speclab.core.rounds import Draft, Round
@@ -521,10 +521,10 @@ def script(monkeypatch, capsys, prompt):
     setup = Setup(
         TimedModel(tiny_llama(seed=3, n_layers=1)), tokenizer, "tiny", Sampling(), CPU, torch.float64, reasons
     )
-    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: Clock.now))
+    monkeypatch.setattr(decoding, "time", SimpleNamespace(perf_counter=lambda: Clock.now))
     monkeypatch.setattr(flags, "setup_from", lambda args: setup)
     monkeypatch.setattr(flags, "read_prompts", lambda *_: [Prompt("test", "text", prompt)] * 3)
-    monkeypatch.setattr(optimized_speculative, "make_drafter", no_drafts)
+    monkeypatch.setattr(decoding, "make_drafter", no_drafts)
 
     def run(module) -> str:
         assert module.main(["--max-new-tokens", "11"]) == 0

@@ -31,11 +31,11 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from speclab.cli import parsing
 from speclab.lab import corpus
+from speclab.lab.training import LENGTHS, crops, next_token_loss, optimizers
 from speclab.models import loading
 from speclab.records import record
 from speclab.system.errors import EnvironmentProblem, reports_problems
@@ -47,9 +47,6 @@ VOCABULARY = 2048
 CONTEXT = 4096
 TARGET_SHAPE = {"num_hidden_layers": 12, "hidden_size": 256, "intermediate_size": 704}
 DRAFT_SHAPE = {"num_hidden_layers": 1, "hidden_size": 256, "intermediate_size": 1024}
-# Share of the training steps at each sequence length. Short ones are cheap, long ones keep long texts together.
-LENGTHS = {256: 0.80, 512: 0.15, 2048: 0.05}
-MICRO_BATCH_TOKENS = 4096
 PROMPT, CONTINUED = 48, 256  # tokens of text that a continuation starts from, and its length with them
 TEACHER_TOP = 32  # probabilities kept of the target's distribution at each place
 TEXTS_PER_CONTINUATION = 6  # pieces of plain text in the draft's pool for each continuation
@@ -118,20 +115,6 @@ class Schedule:
     def factor(self) -> float:
         share = min(1.0, self.spent / self.seconds)
         return min(1.0, share / 0.02 + 0.02, max(0.02, (1.0 - share) / 0.5))
-
-
-def optimizers(model: LlamaForCausalLM, rate: float) -> list[torch.optim.Optimizer]:
-    """Muon for the layers' matrices, AdamW for embeddings and norms."""
-    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
-    others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
-    chosen = [
-        torch.optim.Muon(matrices, lr=rate, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.95), weight_decay=0.0),
-    ]
-    for optimizer in chosen:
-        for group in optimizer.param_groups:
-            group["initial_lr"] = rate
-    return chosen
 
 
 def fit(
@@ -223,25 +206,6 @@ def _readable(checkpoint: Path) -> Iterator[None]:
         raise EnvironmentProblem(
             f"cannot go on from {checkpoint}: {why}; delete it, or use another --work-dir"
         ) from None
-
-
-def crops(stream: Tensor, step: int, seed: int, batch_tokens: int) -> list[Tensor]:
-    """The micro-batches of one step: random crops of one length.  -> list of (batch, length)
-
-    A function of (seed, step) alone, so a resumed run sees what it would have seen.
-    """
-    generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
-    pick = torch.multinomial(torch.tensor(list(LENGTHS.values())), 1, generator=generator).item()
-    length = list(LENGTHS)[pick]
-    starts = torch.randint(0, len(stream) - length, (batch_tokens // length,), generator=generator)
-    rows = stream[starts[:, None] + torch.arange(length)]  # (batch, length)
-    return list(rows.split(max(1, MICRO_BATCH_TOKENS // length)))
-
-
-def next_token_loss(model: LlamaForCausalLM, tokens: Tensor) -> Tensor:
-    """Mean cross-entropy of the next token, nats.  tokens: (batch, length)"""
-    logits = model(input_ids=tokens, use_cache=False).logits[:, :-1].float()  # (batch, length - 1, vocab)
-    return cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 
 @torch.inference_mode()

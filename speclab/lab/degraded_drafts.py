@@ -19,9 +19,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from speclab.lab import corpus
+from speclab.lab.training import crops, next_token_loss, optimizers
 from speclab.system.errors import UsageProblem
 from speclab.system.terminal import progress_bar
-from training.lab_pair import crops, next_token_loss, optimizers
 
 RATE = 4e-3  # peak learning rate, the one the lab pair was trained with
 BATCH_TOKENS = 2048  # a quarter of the lab pair's: with only seconds to spend, more steps beat steadier ones

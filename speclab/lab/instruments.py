@@ -80,6 +80,17 @@ class LoopFunctions:
         return self.decode(target, drafter, *args, accept=self.accept, roll_back=self.roll_back)
 
 
+@dataclass(frozen=True)
+class ReaderFunctions:
+    """What a reader's own exercises decide in a run (speclab/learner). By default nothing but the loop is given."""
+
+    loop: LoopFunctions
+    impl: dict | None = None  # for the record: whose, and which exercises
+    lines: tuple[str, ...] = ()  # for the head of the run
+    predict: Callable[[dict, list[tuple[int, int]]], dict] | None = None  # exercise 5, on a row and its rounds
+    choose_length: Callable[..., int] | None = None  # exercise 6, for a plan
+
+
 def with_phases(functions: LoopFunctions, target: CachedModel, drafter: Drafter, *args) -> Iterator[Round]:
     """`functions.rounds(target, drafter, *args)` with the seconds of every phase.
 

@@ -1,7 +1,6 @@
 """What a run measures: a target, its drafts and prompts, the settings to try, and how much of each."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -10,23 +9,12 @@ from draft_models import ModelDrafter
 from speclab.core.rounds import Drafter
 from speclab.core.sampling import Sampling
 from speclab.lab.harness import SPECULATIVE, Bench, Measurement, is_model
-from speclab.lab.instruments import LoopFunctions
+from speclab.lab.instruments import ReaderFunctions
 from speclab.models import loading
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.records import record
 from speclab.records.samples import BASELINE, GENERATE, Arm
-
-
-@dataclass(frozen=True)
-class ReaderFunctions:
-    """What a reader's own exercises decide in a run (speclab/learner). By default nothing."""
-
-    loop: LoopFunctions = SPECULATIVE
-    impl: dict | None = None  # for the record: whose, and which exercises
-    lines: tuple[str, ...] = ()  # for the head of the run
-    predict: Callable[[dict, list[tuple[int, int]]], dict] | None = None  # exercise 5, on a row and its rounds
-    choose_length: Callable[..., int] | None = None  # exercise 6, for a plan
 
 
 @dataclass
@@ -41,7 +29,7 @@ class RunConfig:
     max_new_tokens: int
     repeats: int
     seed: int
-    reader: ReaderFunctions = ReaderFunctions()
+    reader: ReaderFunctions = field(default_factory=lambda: ReaderFunctions(SPECULATIVE))
 
     @property
     def common(self) -> dict:

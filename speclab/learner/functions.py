@@ -30,8 +30,7 @@ from speclab.core.accept import accept_from_logits
 from speclab.core.clock import synchronize
 from speclab.core.rounds import AcceptResult, DecodeSettings, Draft, Drafter, tokens_of
 from speclab.core.sampling import Sampling
-from speclab.lab.instruments import LoopFunctions
-from speclab.lab.run_config import ReaderFunctions
+from speclab.lab.instruments import LoopFunctions, ReaderFunctions
 from speclab.learner.adapters import (
     Steps,
     TheirCatchUp,

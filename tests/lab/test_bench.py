@@ -14,14 +14,14 @@ import torch
 from decoding import plain_text
 from tiny_models import VOCAB, PlainTransformer, perturbed, tiny
 
-import optimized_speculative
 from draft_models import ModelDrafter, NgramDrafter
-from speclab.core import clock
 from speclab.core.rounds import Draft
 from speclab.core.sampling import Sampling
 from speclab.drafts.oracle import OracleModelDrafter
 from speclab.lab import harness as bench_module
+from speclab.lab import instruments
 from speclab.lab.harness import Bench, Decoding, Measurement, VariedLength, measure, take_turns, warm_up_runs
+from speclab.lab.instruments import LoopFunctions
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
@@ -52,7 +52,7 @@ class Machine:
         self.passes: list[tuple[str, int, int]] = []  # (who, width, tokens in the cache before), prompts apart
         fake = SimpleNamespace(perf_counter=self.now)
         monkeypatch.setattr(bench_module, "time", fake)
-        monkeypatch.setattr(clock, "time", fake)
+        monkeypatch.setattr(instruments, "time", fake)
         start, feed, self.target = CachedModel.prefill, CachedModel.forward, target
 
         def timed_start(model, prompt, **options):
@@ -316,7 +316,7 @@ def spied_instrument(pair, monkeypatch, name: str, sampling: Sampling, tick: flo
         rounds.append(list(machine.passes))
         machine.passes.clear()
     found = Measurement()
-    found.add(decoding, sampling.temperature, chunk=1)
+    found.add(decoding, sampling.temperature)
     return decoding, rounds, found
 
 
@@ -360,7 +360,7 @@ def test_phases_and_host_add_up_to_the_round(pair, monkeypatch):
     assert found.wall_seconds == pytest.approx(sum(walls)) == pytest.approx(decoding.decode_seconds)
     assert 0 < found.phase_seconds < found.wall_seconds
     between = sum(phases["host"] for phases in (r.seconds for r in found.rounds)) - sum(
-        phases["host"] for _, _, phases in decoding.log
+        round_.seconds["host"] for _, _, round_ in decoding.log
     )
     assert found.wall_seconds - found.phase_seconds == pytest.approx(between)
 
@@ -403,7 +403,7 @@ def test_blocks_of_a_device_make_one_observation_each(pair, monkeypatch):
     assert decoding.tokens == text
     assert decoding.decode_seconds == pytest.approx(sum(1 + 0.01 * context for _, _, context in machine.passes))
     found = Measurement()
-    found.add(decoding, 0.8, chunk=16)
+    found.add(decoding, 0.8)
     assert [step.temperature for step in found.steps] == [0.8, 0.8, 0.8]
     for i, step in enumerate(found.steps):
         contexts = [context for _, _, context in machine.passes[16 * i : 16 * i + 16]]
@@ -416,7 +416,7 @@ def test_steps_of_a_cpu_are_observed_one_by_one(pair, monkeypatch):
     machine = Machine(monkeypatch, pair[0], slope=0.01)
     decoding = finish(make_bench(pair).decoding(BASELINE, Sampling(), make_prompt()))
     found = Measurement()
-    found.add(decoding, 0.0, chunk=1)
+    found.add(decoding, 0.0)
     assert [s.context for s in found.steps] == [context for _, _, context in machine.passes]
     assert [s.seconds for s in found.steps] == pytest.approx([1 + 0.01 * c for _, _, c in machine.passes])
     assert len(found.steps) == BUDGET - 1
@@ -511,12 +511,14 @@ def test_random_numbers_differ_between_prompts_and_repeats_and_not_between_arms(
 
 def test_every_arm_of_a_turn_starts_from_the_same_seed(pair, monkeypatch):
     seeds: list[int] = []
+    loop = LoopFunctions(lambda *args, **kwargs: bench_module.speculative_decode(*args, **kwargs))
+    monkeypatch.setattr(Bench.__init__, "__defaults__", (loop,))
     for name in ("autoregressive_decode", "speculative_decode"):
         honest = getattr(bench_module, name)
 
-        def watched(*args, honest=honest, place=4 if name == "autoregressive_decode" else 6, **kwargs):
-            if len(args) > place:  # the dial's reference needs no random numbers
-                seeds.append(args[place].initial_seed())
+        def watched(*args, honest=honest, place=2 if name == "autoregressive_decode" else 4, **kwargs):
+            if not args[place].sampling.greedy:  # the oracle draft's reference needs no random numbers
+                seeds.append(args[place].seed)
             return honest(*args, **kwargs)
 
         monkeypatch.setattr(bench_module, name, watched)
@@ -617,7 +619,6 @@ def test_the_clock_is_not_the_tests(pair, monkeypatch):
     assert [s.decode for s in found.of(BASELINE_REPEAT, 0.0)] == [[7.0]]
     assert all(float(r.seconds["verify"]).is_integer() for r in found.rounds)
     assert machine.seconds > 0
-    assert optimized_speculative.Stopwatch is clock.Stopwatch
 
 
 def test_kinds_of_prompts_take_turns():

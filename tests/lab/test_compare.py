@@ -4,12 +4,14 @@ import json
 import os
 import re
 import signal
+from dataclasses import replace
 
 import jsonschema
 import pytest
 
 import compare
 from draft_models import ModelDrafter
+from speclab.cli import compare as cli_compare
 from speclab.cli import flags
 from speclab.core.counts import Counts
 from speclab.core.sampling import Sampling
@@ -18,7 +20,7 @@ from speclab.lab.harness import Measurement
 from speclab.models import prompts
 from speclab.records import record
 from speclab.records.samples import BASELINE, Arm, Sample
-from speclab.system import files, terminal
+from speclab.system import files
 from speclab.system.errors import EnvironmentProblem, Stopped
 
 REQUIRED = {
@@ -111,12 +113,12 @@ def test_a_wrong_token_fails_the_run(run):
 
 def test_a_wrong_distribution_fails_the_run(run, monkeypatch):
     """Greedy tokens passed off as samples."""
-    honest = harness.speculative_decode
+    honest = cli_compare.speculative_decode
 
-    def hot(target, drafter, prompt, k, budget, sampling, generator, **kwargs):
-        return honest(target, drafter, prompt, k, budget, Sampling(), generator, **kwargs)
+    def hot(target, drafter, prompt, k, settings, **kwargs):
+        return honest(target, drafter, prompt, k, replace(settings, sampling=Sampling()), **kwargs)
 
-    monkeypatch.setattr(harness, "speculative_decode", hot)
+    monkeypatch.setattr(cli_compare, "speculative_decode", hot)
     code, out, _ = run("-k", "2", "--temperature", "0.8", "--max-new-tokens", "100")
     assert code == 1
     assert "NOT the target's distribution" in " ".join(out.split())
@@ -295,7 +297,7 @@ def test_an_output_that_is_full_or_gone_loses_no_file(run, monkeypatch, tmp_path
         if "speedup" in text:  # the tables, after the measurement
             raise error
 
-    monkeypatch.setattr(terminal, "say", fail)
+    monkeypatch.setattr(cli_compare, "say", fail)
     code, _, err = run("-k", "2", "--temperature", "0")
     assert code == (0 if isinstance(error, BrokenPipeError) else 3)
     assert ("standard output: No space left" in err) == (code == 3)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 import compare
-from speclab.lab import output_checks, plan
+from speclab.lab import comparison, output_checks, plan
 from speclab.lab.harness import Bench
 from speclab.models import prompts
 from speclab.present import plan_views
@@ -45,10 +45,11 @@ def measurements(monkeypatch):
 
     def watched(bench, arms, temperatures, texts, *rest, **named):
         found = honest(bench, arms, temperatures, texts, *rest, **named)
-        seen.append((list(arms), [p.text for p in texts], named["instruments"], found))
+        seen.append((list(arms), [p.text for p in texts], rest[2], found))
         return found
 
     monkeypatch.setattr(plan, "measure", watched)
+    monkeypatch.setattr(comparison, "measure", watched)
     return seen
 
 

@@ -4,8 +4,8 @@ The last part is the strongest: on a machine whose clock is a price list, calibr
 predicted and measured speedups are the same number.
 """
 
-import functools
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,14 +15,15 @@ from tiny_models import PlainTransformer, perturbed
 from torch import Tensor
 
 from draft_models import ModelDrafter, NgramDrafter
-from optimized_speculative import Rules, speculative_decode
+from optimized_speculative import speculative_decode
+from speclab.core.accept import accept_from_logits
 from speclab.core.counts import Counts
 from speclab.core.sampling import Sampling
 from speclab.drafts.oracle import OracleModelDrafter
-from speclab.lab import harness as bench_module
 from speclab.lab.acceptance_chances import calibrated, chances
 from speclab.lab.comparison import build_rows
 from speclab.lab.harness import Bench, Measurement, measure
+from speclab.lab.instruments import LoopFunctions
 from speclab.lab.output_checks import lookups
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
@@ -271,20 +272,23 @@ def priced(monkeypatch):
     """A bench on a machine whose clock is a price list, and the machine."""
     bench = make_bench(budget=24)
     machine = Machine(monkeypatch, bench.setup.target.model, by_width=BY_WIDTH.get, **PRICES)
-    honest_verify, honest_lookup = Rules().verify, NgramDrafter.lookup
+    honest_lookup = NgramDrafter.lookup
 
-    def verify(draft, logits, sampling, uniforms):
+    def accept(draft, logits, sampling, uniforms):
         machine.seconds += ACCEPT + EACH * draft.tokens.shape[1]
-        return honest_verify(draft, logits, sampling, uniforms)
+        return accept_from_logits(draft, logits, sampling, uniforms)
 
     def lookup(drafter, k):
         machine.seconds += LOOKUP
         return honest_lookup(drafter, k)
 
-    decode = functools.partial(speculative_decode, rules=Rules(verify))
-    monkeypatch.setattr(bench_module, "speculative_decode", decode)
+    bench.functions = LoopFunctions(speculative_decode, accept)
     monkeypatch.setattr(NgramDrafter, "lookup", lookup)
     return bench, machine
+
+
+def rows_of(bench: Bench, found: Measurement, prompts: list[Prompt], costs: dict) -> list[dict]:
+    return build_rows(SimpleNamespace(common=COMMON, prompts=prompts, setup=bench.setup), bench, found, costs)
 
 
 ARMS = [BASELINE, *(Arm(name, name, k) for name in ("model", "ngram") for k in (0, 2, 4))]
@@ -316,7 +320,7 @@ def test_on_a_machine_that_keeps_its_prices_predictions_are_measurements(priced)
     bench, _ = priced
     prompts = [make_prompt(seed, "code" if seed % 2 else "prose") for seed in range(3)]
     found = measure(bench, ARMS, [0.0, 0.7], prompts, 1, Sampling(), TOOLS)
-    rows = build_rows(bench, found, prompts, calibrated(found), Sampling(), COMMON)
+    rows = rows_of(bench, found, prompts, calibrated(found))
     speculative = [row for row in rows if row["draft"]]
     assert len(speculative) == 6 * 2 * len({row["prompt_kind"] for row in rows})
     for row in speculative:
@@ -337,7 +341,7 @@ def test_without_instruments_there_are_no_prices(bench):
     assert calibrated(Measurement()) == {}
     found = measure(bench, [BASELINE, Arm("model", "model", 2)], [0.0], [make_prompt()], 1, Sampling(), {})
     assert calibrated(found) == {}
-    rows = build_rows(bench, found, [make_prompt()], {}, Sampling(), COMMON)
+    rows = rows_of(bench, found, [make_prompt()], {})
     assert all(row["forecast"] is row["accounting"] is row["ladder"] is None for row in rows)
 
 
@@ -349,6 +353,6 @@ def test_a_draft_that_found_nothing_leaves_the_other_rows_their_prices(bench):
     arms = [BASELINE, Arm("ngram", "ngram", 2), Arm("model", "model", 2)]
     tools = {"ngram": [0, 1, 2, 2, 2], "model": [0, 1, 2, 2, 2]}
     found = measure(small, arms, [0.0], [text], 1, Sampling(), tools)
-    rows = build_rows(small, found, [text], calibrated(found), Sampling(), COMMON)
+    rows = rows_of(small, found, [text], calibrated(found))
     priced = {row["method"]: row["accounting"] for row in rows if row["draft"] and row["prompt_kind"] == "all"}
     assert priced["model"] is not None

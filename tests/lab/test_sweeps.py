@@ -93,7 +93,7 @@ def test_a_wrong_token_fails_a_sweep(run):
 
 def test_ctrl_c_keeps_what_is_done(run, tmp_path, monkeypatch):
     """In the second length of a sweep, and in the second sweep of all."""
-    honest, calls = sweeps.measure, []
+    honest, calls = comparison.measure, []
 
     def measure(*args, **kwargs):
         calls.append(args)
@@ -101,7 +101,7 @@ def test_ctrl_c_keeps_what_is_done(run, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return honest(*args, **kwargs)
 
-    monkeypatch.setattr(sweeps, "measure", measure)
+    monkeypatch.setattr(comparison, "measure", measure)
     assert run("context")[0] == 0
     made = found(tmp_path, "context")
     assert made["interrupted"]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from speclab.lab import corpus
+from speclab.lab import corpus, training
 from speclab.lab.corpus import Document, is_permissive
 from speclab.system.errors import EnvironmentProblem
 from tests.conftest import tiny_llama
@@ -60,10 +60,10 @@ def test_tokenizer_round_trip_and_end_token():
 
 def test_crops_are_a_function_of_seed_and_step():
     stream = torch.arange(10_000)
-    first = lab_pair.crops(stream, 3, 0, 4096)
-    assert all(torch.equal(a, b) for a, b in zip(first, lab_pair.crops(stream, 3, 0, 4096), strict=True))
-    lengths = {lab_pair.crops(stream, step, 0, 4096)[0].shape[1] for step in range(60)}
-    assert lengths == set(lab_pair.LENGTHS)
+    first = training.crops(stream, 3, 0, 4096)
+    assert all(torch.equal(a, b) for a, b in zip(first, training.crops(stream, 3, 0, 4096), strict=True))
+    lengths = {training.crops(stream, step, 0, 4096)[0].shape[1] for step in range(60)}
+    assert lengths == set(training.LENGTHS)
     for rows in first:
         assert torch.equal(rows[:, 1:], rows[:, :-1] + 1), "a crop must be contiguous text"
 
@@ -82,7 +82,7 @@ def test_interrupted_training_resumes(tmp_path, monkeypatch):
             return [stream[step * 8 : step * 8 + 64].view(4, 16)]
 
         def loss(rows):
-            return lab_pair.next_token_loss(model, rows)
+            return training.next_token_loss(model, rows)
 
         return lab_pair.fit(model, batches, loss, minutes, tmp_path / "m.pt", 1e-3, "test"), model
 

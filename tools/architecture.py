@@ -1,0 +1,112 @@
+"""The plan of the house, drawn from the imports in the code: `python -m tools.architecture` prints it.
+
+docs/architecture.md holds it in a generated block (tools/readme.py), and a test fails when the two differ, when an
+import runs upward, or when there is a circle.
+"""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from speclab.system.paths import ROOT
+
+# From the ground up. A room may import the rooms before it.
+ROOMS = (
+    "speclab/system",
+    "speclab/core",
+    "speclab/models",
+    "draft_models.py",
+    "baseline_autoregressive.py",
+    "optimized_speculative.py",
+    "speclab/drafts",
+    "speclab/records",
+    "speclab/theory",
+    "speclab/lab",
+    "speclab/present",
+    "speclab/learner",
+    "speclab/cli",
+    "compare.py",
+    "check.py",
+    "training",
+    "tools",
+    "benchmarks",
+)
+# The one lazy import: a loop's main() hands itself to the command line.
+ALLOWED = {
+    ("baseline_autoregressive.py", "speclab/cli/decoding.py"),
+    ("optimized_speculative.py", "speclab/cli/decoding.py"),
+}
+
+
+def files() -> list[str]:
+    """Every file with code in a room, as a path from the root."""
+    paths = [
+        path for room in ROOMS for path in ([ROOT / room] if room.endswith(".py") else (ROOT / room).rglob("*.py"))
+    ]
+    return sorted(path.relative_to(ROOT).as_posix() for path in paths if path.read_text("utf-8").strip())
+
+
+def room_of(file: str) -> str:
+    """The room that a file belongs to."""
+    return next(room for room in ROOMS if file == room or file.startswith(f"{room}/"))
+
+
+def imports() -> dict[str, set[str]]:
+    """File -> files that it imports."""
+    known = {file.removesuffix(".py").replace("/", "."): file for file in files()}
+    return {file: {known[name] for name in _names(ROOT / file) if name in known} - {file} for file in known.values()}
+
+
+def _names(path: Path) -> Iterator[str]:
+    """Names of modules that a file may import; the project has no relative imports."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def upward() -> list[tuple[str, str]]:
+    """(file, imported file) where the imported one is in a higher room."""
+    pairs = ((file, other) for file, others in imports().items() for other in others)
+    return [pair for pair in pairs if _height(pair[1]) > _height(pair[0]) and pair not in ALLOWED]
+
+
+def _height(file: str) -> int:
+    return ROOMS.index(room_of(file))
+
+
+def plan() -> str:
+    """The rooms as a Mermaid drawing, and a table of their files and imports.
+
+    The drawing leaves out an arrow that two others make already; the table has them all.
+    """
+    uses: dict[str, set[str]] = {room: set() for room in ROOMS}
+    for file, others in imports().items():
+        uses[room_of(file)] |= {room_of(other) for other in others if (file, other) not in ALLOWED} - {room_of(file)}
+    lines = ["```mermaid", "flowchart TD"]
+    lines += [f'    {_id(room)}["{room}"]' for room in reversed(ROOMS)]
+    for room in reversed(ROOMS):
+        indirect = {far for near in uses[room] for far in _reached(uses, near)}
+        lines += [f"    {_id(room)} --> {_id(other)}" for other in reversed(ROOMS) if other in uses[room] - indirect]
+    lines += ["```", "", "| room | files | imports |", "|---|---|---|"]
+    for room in reversed(ROOMS):
+        names = [Path(file).stem for file in files() if room_of(file) == room and not room.endswith(".py")]
+        lines.append(f"| {room} | {', '.join(names)} | {', '.join(o for o in reversed(ROOMS) if o in uses[room])} |")
+    return "\n".join(lines)
+
+
+def _reached(uses: dict[str, set[str]], room: str) -> set[str]:
+    """The rooms under one, however far."""
+    return uses[room] | {far for near in uses[room] for far in _reached(uses, near)}
+
+
+def _id(room: str) -> str:
+    return room.removesuffix(".py").replace("/", "_")
+
+
+if __name__ == "__main__":
+    print(plan())
+    sys.exit(1 if upward() else 0)
