@@ -13,6 +13,11 @@ from speclab.present.tables import Cell, column, columns, interval, label, numbe
 from speclab.theory.costs import Costs
 from speclab.theory.ladder import PREDICTORS, factors, prediction_errors, prediction_rows
 
+COLUMNS = (
+    "95 %: where other prompts would put the speedup; rerun: where the same command, run again, would put it; "
+    "end to end: with the prompt's own passes; α: accepted / tested; f: accepted / drafted; tok/rnd: tokens per "
+    "target pass"
+)
 NOT_SLOWER = 0.995  # what rounds to 1.00x is not called slower
 
 # effect -> its name, the head of its column in the terminal, and what it is
@@ -176,6 +181,8 @@ def _speed(run: dict, rows: list[dict], markdown: bool) -> list[str]:
     title = f"{tables.temperature_name(temperature)}, {prompts} ({rows[0]['n_prompts']})"
     arms = [row for row in rows if row["draft"] or row["method"] == "baseline"]
     blocks = [_heading(title, markdown), speed_table(arms, markdown)]
+    if rows[0]["temperature"] == run["rows"][0]["temperature"] and kind == "all":  # once is enough
+        blocks += _block([COLUMNS], markdown)
     if kind == "all":
         lines = [f"{short} is {name}" for name, short in _names(rows, markdown).items() if short != name]
         lines += noise_lines([floor for floor in run["noise"] if floor["temperature"] == temperature])
@@ -261,7 +268,9 @@ def _predicted(run: dict, rows: list[dict], markdown: bool) -> list[str]:
     """The prediction table, and the errors over this temperature's rows of all kinds or over the one kind shown."""
     whole = rows[0]["prompt_kind"] == "all"
     pool = [row for row in run["rows"] if row["temperature"] == rows[0]["temperature"]] if whole else rows
-    blocks = _titled("What was predicted, as speedup", prediction_table(rows, markdown), markdown)
+    blocks = _titled(
+        "What was predicted, with the error predicted / measured - 1", prediction_table(rows, markdown), markdown
+    )
     return [*blocks, errors_table(prediction_rows(pool), markdown)] if blocks else []
 
 
@@ -349,7 +358,12 @@ def costs_table(run: dict, markdown: bool = False) -> str | None:
         costs, method = Costs.from_json(entry["costs"]), entry["drafter"]
         prefill = [s for sample in run["raw"] if sample["method"] == method for s in sample["prefill_seconds"]]
         for k in filter(None, run["settings"]["draft_lengths"]):
-            cells = [names[method], f"{entry['temperature']:g}", str(k), number(1e3 * costs.step_seconds(context))]
+            cells = [
+                names.get(method, method),
+                f"{entry['temperature']:g}",
+                str(k),
+                number(1e3 * costs.step_seconds(context)),
+            ]
             cells += [number(costs.verify_cost(k + 1, context)), number(costs.draft_cost(k, context), 3)]
             cells += [f"{1e6 * s:.0f}" for s in (costs.accept_seconds(k), costs.rollback, costs.host)]
             lines.append([*cells, number(1e3 * mean(prefill) if prefill else None, 1)])
