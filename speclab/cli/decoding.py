@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from draft_models import ModelDrafter
-from speclab.cli import flags, parsing, trace_output
+from speclab.cli import flags, parsing, shapes, trace_output
 from speclab.cli.text import TextWriter, rate
 from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, Round, tokens_of
 from speclab.drafts.oracle import OracleDraft
 from speclab.drafts.select import check_prompts, drafter_name, make_drafter
-from speclab.lab import shapes, tracing
+from speclab.lab import tracing
 from speclab.learner import functions as learners
 from speclab.models import memory
 from speclab.models.prompts import Prompt

@@ -243,7 +243,7 @@ class Learner:
         return in_range(6, rule, 0, longest, alpha, draft_cost, verify_cost, overhead, longest)
 
     def shapes(self, n_cached: int, n_new: int, d_model: int, n_heads: int, vocab_size: int) -> dict | None:
-        """Exercise 1's table for one pass, without a batch axis (lab/shapes.py); None where it is not in use."""
+        """Exercise 1's table for one pass, without a batch axis (cli/shapes.py); None where it is not in use."""
         if 1 not in self.modules:
             return None
         return ask(1, self.modules[1].shapes, n_cached, n_new, d_model, n_heads, vocab_size)

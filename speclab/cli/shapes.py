@@ -122,7 +122,7 @@ def show(
         f"One round: {n_cached} tokens of prompt, 1 committed and not in the cache, {n_drafted} drafted; batch first.\n"
     )
     found = [[name, _text(cached[name]), _text(uncached[name]), MEANINGS[name]] for name in MEANINGS]
-    print(tables.table(found, ["tensor", "with a cache", "without one", "axes behind the batch"], n_words=4))
+    print(tables.table(found, ["tensor", "with a cache", "without one", "axes after the batch"], n_words=4))
     heads, key_heads = cached["q"][1], cached["k"][1]
     if heads != key_heads:
         print(f"\nEach of the {key_heads} key heads serves {heads // key_heads} of the {heads} query heads.")
@@ -139,7 +139,7 @@ def show(
         ]
         for i in range(n_drafted + 1)
     ]
-    headers = ["row", "uncached", "behind", "verifies", "target's choice"]
+    headers = ["row", "uncached", "after", "verifies", "target's choice"]
     print(tables.table(table, headers, n_words=5))
     gap = (rows - all_rows[:, n_cached:]).abs().max().item()
     print(f"\nThe cache changes nothing but the work: these rows differ by {gap:.1e} at most.")
