@@ -37,14 +37,15 @@ class DraftSteps:
 
     def __call__(self, forward: Forward, not_fed: Tensor, uniforms: Tensor) -> tuple[Tensor, ...]:
         """(1, m) ids, (1, k) uniforms -> proposed ids (1, k); unless greedy also what they came from, (1, k, vocab)"""
-        ids, tokens, probs = not_fed, [], []
+        ids, tokens = not_fed, []
+        probs: list[Tensor] = []
         for i in range(uniforms.shape[1]):
             token, token_probs = self.choose(forward(ids)[:, -1], uniforms[:, i])
             tokens.append(token)
-            probs.append(token_probs)
+            probs += [] if token_probs is None else [token_probs]
             ids = token[:, None]
         proposed = torch.stack(tokens, dim=1)
-        return (proposed,) if self.sampling.greedy else (proposed, torch.stack(probs, dim=1))
+        return (proposed, torch.stack(probs, dim=1)) if probs else (proposed,)
 
     def choose(self, logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor | None]:
         """(1, vocab) logits -> the proposed id (1,) and what it was drawn from, (1, vocab), or None = one-hot"""

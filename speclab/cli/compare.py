@@ -16,7 +16,7 @@ from speclab.drafts.select import check_prompts, make_drafters
 from speclab.lab import comparison, plan, profiling, sweeps, tracing
 from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
-from speclab.learner import functions as learners
+from speclab.learner import loading
 from speclab.models import memory
 from speclab.present import plan_views, plots, report, sweep_views
 from speclab.records import record
@@ -113,7 +113,8 @@ def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
         raise UsageProblem("one new token comes from the prompt's own pass; use --max-new-tokens 2 or more")
     output = Output(args)
     output.check()
-    learner = learners.load(args.impl, learners.of_comparison(args))
+    usable = loading.of_comparison(temperatures, args.draft.split(","), args.plan or args.verify_plan)
+    learner = loading.load(args.impl, usable)
     setup = flags.setup_from(args, temperature=0.0)
     drafters = make_drafters([kind for kind in args.draft.split(",") if kind], setup, args.seed)
     prompts = flags.read_prompts(args, setup.tokenizer)
@@ -195,7 +196,8 @@ def _sweep(args: argparse.Namespace) -> int:
         raise UsageProblem("--json takes one record; run the sweeps one by one, or read results/ afterwards")
     if len(names) > 1 and args.prompts == "-":
         raise UsageProblem("standard input can be read once only; give --prompts a file")
-    done, code, start = [], 0, time.monotonic()
+    done: list[dict] = []
+    code, start = 0, time.monotonic()
     try:
         for place, name in enumerate(names, 1):
             if len(names) > 1:

@@ -53,7 +53,7 @@ def add_shared_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--seed", type=seed, default=0, help="randomness of sampling (default: 0)")
 
 
-def add_verbose_flag(parser: argparse.ArgumentParser) -> None:
+def add_verbose_flag(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--verbose", action="store_true", help="print bytes read by a step and a round, and peak memory"
     )

@@ -30,7 +30,7 @@ class TextWriter:
         print(flush=True)
 
     def _show(self, final: bool) -> None:
-        text = self.tokenizer.decode(self.tokens, skip_special_tokens=True)
+        text = str(self.tokenizer.decode(self.tokens, skip_special_tokens=True))
         # A token may end inside a character: wait for the rest of it.
         if final or not text.endswith("\ufffd"):
             print(harmless(text[self._shown :]), end="", flush=self.stream)

@@ -13,7 +13,7 @@ from speclab.system.terminal import note, wants_colour
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """--trace, and --trace-shapes (speclab/cli/shapes.py)."""
+    """--trace, and --trace-shapes (speclab/lab/shapes.py)."""
     add_trace_flag(parser)
     parser.add_argument(
         "--trace-shapes", action="store_true", help="print the shapes of one round's tensors and decode nothing"

@@ -107,7 +107,7 @@ def load_model(
         small = _whole_model(LAB[role], torch.float32)
         model = padding.padded(small, n_parameters, device, dtype, copies=copies)
     else:
-        model = _whole_model(name, dtype).to(device).eval()
+        model = _whole_model(name, dtype).to(device).eval()  # type: ignore[arg-type]
     check_model(model)
     return model
 

@@ -26,4 +26,4 @@ class EagerBackend:
         self._cache.crop(-n_tokens)
 
     def layers(self) -> list[tuple[Tensor, Tensor]]:
-        return [(layer.keys, layer.values) for layer in self._cache.layers]
+        return [(layer.keys, layer.values) for layer in self._cache.layers]  # type: ignore[union-attr, misc]

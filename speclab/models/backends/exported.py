@@ -13,6 +13,7 @@ import logging
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -110,14 +111,15 @@ class ExportedModel:
     kernels: how often a pass calls what.
     least_width: narrower passes are padded to this many tokens, where that is faster (models/select.py finds out).
     graphed: whether passes run as CUDA graphs (backends/cuda_graphs.py); they then write the rows of their positions.
-    lanes, pool, recipes: what those graphs run on and share, and what has been asked for so far.
+    graph_caches, pool, graph_keys: what those graphs run on and share, and what has been asked for so far.
     """
 
     def __init__(self, model: PreTrainedModel, graphed: bool | None = None):
         self.least_width = 1
         self.graphed = model.device.type == "cuda" if graphed is None else graphed
-        self.lanes: list = []
-        self.pool, self.recipes = None, set()
+        self.graph_caches: list = []
+        self.pool: Any = None
+        self.graph_keys: set = set()
         self.shapes = kv_shapes(model)
         self.device, self.dtype = model.device, model.dtype
         self.packed = rewrites.can_prepack(model.device, model.dtype)
