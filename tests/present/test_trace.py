@@ -10,20 +10,21 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from decoding import speculative_rounds
 
 import compare
 import optimized_speculative
+from baseline_autoregressive import autoregressive_decode
 from draft_models import ModelDrafter, NgramDrafter
+from optimized_speculative import speculative_decode
 from speclab.cli import flags, parsing
 from speclab.core.counts import Counts
-from speclab.core.rounds import Round
+from speclab.core.rounds import DecodeSettings, Round
 from speclab.core.sampling import Sampling
 from speclab.drafts.oracle import FreeOracleDrafter
 from speclab.lab import detail as detail_module
 from speclab.lab import trace, tracing
 from speclab.lab.detail import Detail
-from speclab.learner.functions import LAB
+from speclab.lab.instruments import LoopFunctions, with_phases
 from speclab.models import loading, prompts
 from speclab.models.cached import CachedModel
 from speclab.present import trace_page, trace_terminal
@@ -41,9 +42,9 @@ def tokenizer(pair_folder):
 
 
 def decoded(target, drafter, sampling, n_tokens=60, look=True) -> list[Round]:
-    ids = torch.arange(1, 8)[None]
-    args = (CachedModel(target), drafter, ids, 4, n_tokens, sampling, torch.Generator().manual_seed(3))
-    return list(tracing.looked_at(LAB, *args) if look else speculative_rounds(*args, time_phases=True))
+    settings = DecodeSettings(n_tokens, sampling, frozenset(), 3)
+    args = (LoopFunctions(speculative_decode), CachedModel(target), drafter, torch.arange(1, 8)[None], 4, settings)
+    return list(tracing.detailed(*args) if look else with_phases(*args))
 
 
 def drafters(target) -> dict:
@@ -435,7 +436,8 @@ def test_a_dial_traces_what_it_was_told_to_replay(pair_folder):
     words = ["--target", str(pair_folder / "target"), "--threads", "1", "--engine", "eager", "--prompt", "def f(x):"]
     setup = flags.setup_from(args := parser.parse_args(words))
     prompt = flags.read_prompts(args, setup.tokenizer)[0]
-    found = tracing.follow(setup, FreeOracleDrafter(1.0), "dial:1:free", prompt, 4, 31, Sampling())
+    loops = (autoregressive_decode, LoopFunctions(speculative_decode))
+    found = tracing.follow(setup, FreeOracleDrafter(1.0), "dial:1:free", prompt, 4, DecodeSettings(31), *loops)
     assert found.same_text
     assert found.counts.n_accepted == found.counts.n_drafted == 24
     assert found.counts.n_rounds == 6
