@@ -74,7 +74,13 @@ def _against_draft_length(axis, rows: list[dict], methods: list[str]) -> None:
             lengths = [row["draft_length"] for row in curve]
             figures.markers(axis, lengths, [decoding(row) for row in curve], i, f"{names[method]}, measured")
             line(
-                axis, curve, "draft_length", "book_formula", STYLES[1::2][i % 2], colour(i), f"{names[method]}, book(α)"
+                axis,
+                curve,
+                "draft_length",
+                "book_formula",
+                STYLES[1::2][i % 2],
+                colour(i),
+                f"{names[method]}, 1/(1-α+α/k)",
             )
             line(axis, curve, "draft_length", "forecast", STYLES[::2][i % 2], colour(i), f"{names[method]}, forecast")
     no_gain(axis)
