@@ -19,9 +19,9 @@ from speclab.lab.run_config import RunConfig
 from speclab.learner import loading
 from speclab.models import memory
 from speclab.present import plan_views, plots, report, sweep_views
-from speclab.records import record
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.files import check_writable, do_all, write_whole
+from speclab.system.paths import OUTPUT
 from speclab.system.terminal import note, say
 
 # Prompts of each kind (0: all), new tokens, repeats, draft lengths, temperatures.
@@ -87,7 +87,7 @@ def _parser(docstring: str) -> argparse.ArgumentParser:
         "--json", type=parsing.some_path, metavar="PATH", help="the run record here as well; - for stdout, alone"
     )
     group.add_argument(
-        "--out-dir", type=parsing.some_path, default=record.ROOT, help="of results/, plots/ (default: the lab)"
+        "--out-dir", type=parsing.some_path, default=OUTPUT, help="of results/, plots/ (default: the lab)"
     )
     group.add_argument("--name", type=parsing.plain_name, default="local", help="of this run's files (default: local)")
     parser.set_defaults(max_new_tokens=None)

@@ -40,29 +40,29 @@ QUESTIONS = {
 
 def lines(sweep: dict) -> list[str]:
     """Fixed one-line templates: at most one for each curve, then what is to be known of the run."""
-    found = []
+    filled = []
     for label, points in curves.curves(sweep).items():
         if sweep["sweep"] == "draft-length" and (top := curves.best(points)):
-            found.append(f"{label}: best k = {top['x']}, {_spoken(decoding(top))}")
+            filled.append(f"{label}: best k = {top['x']}, {_value(decoding(top))}")
         elif sweep["sweep"] == "acceptance":
             even = curves.break_even(points)
             near = ", ".join(interval(*stretch) for stretch in curves.near_book(points)) or "-"
             fair = ", ".join(f"{alpha:.2f}" for alpha in curves.fair_prices(points)) or "-"
-            found.append(
-                f"{label}: break-even at α = {_spoken(even, '') if even else '-'}; book(α) within {NEAR:.0%} of the "
+            filled.append(
+                f"{label}: break-even at α = {_value(even, '') if even else '-'}; book(α) within {NEAR:.0%} of the "
                 f"measurement at α = {near}; ω = ω* at α = {fair}"
             )
     training = sweep["facts"].get("training")
     if training:
-        found.append(
+        filled.append(
             f"trained on the spot: {training['seconds']:.0f} s, {training['steps']} steps, {training['tokens']:,} "
             f"tokens, loss from {training['first_loss']:.2f} to {training['last_loss']:.2f} nats per token"
         )
     remarks = [unchecked_line(sweep), wrong_output_line(sweep), interrupted_line(sweep)]
-    return [*found, *noise_lines(sweep["noise"]), *filter(None, remarks)]
+    return [*filled, *noise_lines(sweep["noise"]), *filter(None, remarks)]
 
 
-def _spoken(value: Value, unit: str = "x") -> str:
+def _value(value: Value, unit: str = "x") -> str:
     """1.76x (1.64 to 2.16)"""
     return f"{value.value:.2f}{unit} ({interval(value.low, value.high)})"
 

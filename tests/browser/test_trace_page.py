@@ -129,7 +129,7 @@ def test_every_step_by_keyboard(show, tokenizer):
     assert tokens_shown(page) == found.events[-2].n_tokens
     page.keyboard.press("End")
     assert tokens_shown(page) == 60
-    assert page.locator("#theirs").inner_text() == "60 tokens, done"
+    assert page.locator("#baseline-progress").inner_text() == "60 tokens, done"
     page.keyboard.press("ArrowRight")
     assert page.locator("#forward").is_disabled()
     page.keyboard.press("Home")

@@ -13,8 +13,8 @@
   const byRound = rounds.map(() => []);
   for (const token of text.querySelectorAll("[data-r]")) byRound[token.dataset.r].push(token);
   const tokens = [...text.querySelectorAll(".t")];
-  const theirs = [...baseline.querySelectorAll("span:not(.prompt)")];
-  let stop = -1, shownTheirs = -1, time = 0, playing = false, frame = 0, timer = 0, last = 0;
+  const baselineTokens = [...baseline.querySelectorAll("span:not(.prompt)")];
+  let stop = -1, shownBaseline = -1, time = 0, playing = false, frame = 0, timer = 0, last = 0;
 
   const make = (parent, tag, className, content) => {
     const element = document.createElement(tag);
@@ -102,7 +102,7 @@
       make(box, lost ? "del" : "span", (lost ? "g " : "t ") + kind, token);
       const bar = make(row, "span", "bar" + (kind === "accepted" ? " kept" : kind === "rejected" ? " lost" : ""));
       bar.setAttribute("aria-hidden", "true");
-      // Sampling: the chance to be kept. Greedy, where that is 1 or 0: how sure the target was.
+      // Sampling: the probability to be kept. Greedy, where that is 1 or 0: how sure the target was.
       const fill = data.greedy ? sure : q === null ? null : q > 0 ? p / q : Number(p > 0);
       if (fill === null) bar.style.visibility = "hidden";
       else make(bar, "i", "").style.width = 100 * Math.min(1, fill) + "%";
@@ -147,19 +147,19 @@
       slider.setAttribute("aria-valuetext", index < rounds.length ? `round ${n} of ${rounds.length - 1}` : "the baseline's end");
       find("home").disabled = find("back").disabled = index === 0;
       find("end").disabled = find("forward").disabled = index === stops.length - 1;
-      find("mine").textContent = `${rounds[n].tokens} tokens` + (n === rounds.length - 1 ? ", done" : "");
+      find("progress").textContent = `${rounds[n].tokens} tokens` + (n === rounds.length - 1 ? ", done" : "");
       line.textContent = index < rounds.length ? rounds[n].line : `The baseline is done after ${ms(total)}.`;
       inspect(n);
       const shown = byRound[n];
       follow(text, shown[shown.length - 1]);
     }
     const there = count(clock, time + 1e-12);
-    if (there !== shownTheirs || force) {
-      theirs.forEach((token, i) => token.classList.toggle("later", i >= there));
+    if (there !== shownBaseline || force) {
+      baselineTokens.forEach((token, i) => token.classList.toggle("later", i >= there));
       ticks.forEach((tick, i) => tick.classList.toggle("late", i >= there));
-      find("theirs").textContent = `${there} tokens` + (there === clock.length ? ", done" : "");
-      shownTheirs = there;
-      follow(baseline, theirs[there - 1]);
+      find("baseline-progress").textContent = `${there} tokens` + (there === clock.length ? ", done" : "");
+      shownBaseline = there;
+      follow(baseline, baselineTokens[there - 1]);
     }
     cursor.style.left = share(time);
     const strip = lanes.parentElement, x = total ? (lanes.clientWidth * time) / total : 0;
