@@ -3,7 +3,7 @@
 from functools import cache
 from pathlib import Path
 
-from speclab.present import plan_views, report, run_lines, sweep_views, tables
+from speclab.present import explanations, plan_views, report, run_lines, sweep_views, tables
 from speclab.records import record
 from speclab.theory.formulas import book_formula, omega_star
 from speclab.theory.ladder import prediction_rows
@@ -55,7 +55,7 @@ def ladders() -> str:
     """The factors of every row."""
     blocks = []
     for temperature, rows in _by_temperature(_load(FULL_RUN)).items():
-        blocks += [f"**{tables.temperature_name(temperature)}**", report.ladder_table(rows, markdown=True)]
+        blocks += [f"**{tables.temperature_name(temperature)}**", explanations.ladder_table(rows, markdown=True)]
     return "\n\n".join(blocks)
 
 
@@ -68,7 +68,7 @@ def plan() -> str:
 
 def trust() -> str:
     """The same command twice, and the phases against the wall."""
-    lines = [report.phases_line(_load(FULL_RUN))]
+    lines = [explanations.phases_line(_load(FULL_RUN))]
     rows = rerun.compared(_load(DEFAULT_RUN), _load(AGAIN_RUN))
     for temperature in dict.fromkeys(row["temperature"] for row in rows):
         some = [row for row in rows if row["temperature"] == temperature]
@@ -98,8 +98,8 @@ def padded() -> str:
         run_lines.provenance(run),
         "\n".join(f"- {role}: {model}" for role, model in run["models"].items()),
         report.speed_table(rows, markdown=True),
-        report.ladder_table(rows, markdown=True),
-        report.costs_table(run, markdown=True),
+        explanations.ladder_table(rows, markdown=True),
+        explanations.costs_table(run, markdown=True),
     ]
     return "\n\n".join(lines)
 
@@ -116,7 +116,7 @@ BLOCKS = {
     "full-provenance": lambda: run_lines.provenance(_load(FULL_RUN)),
     "measured": measured,
     "ladder": ladders,
-    "errors": lambda: report.errors_table(prediction_rows(_load(FULL_RUN)["rows"]), markdown=True),
+    "errors": lambda: explanations.errors_table(prediction_rows(_load(FULL_RUN)["rows"]), markdown=True),
     "plan": plan,
     "trust": trust,
     "padded": padded,

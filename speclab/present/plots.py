@@ -7,8 +7,8 @@ import numpy as np
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
 from speclab.present import figures
+from speclab.present.explanations import LEGEND
 from speclab.present.figures import COLOURS, MARKERS, STYLES, colour, line, no_gain, note
-from speclab.present.report import LEGEND
 from speclab.present.tables import short_names
 from speclab.records.record import lengths_histogram
 from speclab.theory.curves import Value, decoding

@@ -89,3 +89,9 @@ def short_names(names: list[str], width: int = NAME_WIDTH) -> dict[str, str]:
         numbered = {name: f"{name[: width - 3]}…{i}" for i, name in enumerate(names, 1)}
         short = {name: name if len(name) <= width else numbered[name] for name in names}
     return short
+
+
+def draft_names(rows: list[dict], markdown: bool) -> dict[str, str]:
+    """Method -> what a table calls it. In the terminal drafts are cut, to the same names in every table."""
+    methods = {row["method"]: row["method"] for row in rows}
+    return methods if markdown else methods | short_names([row["method"] for row in rows if row["draft"]])

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from speclab.present import figures, plots, report, run_lines, tables
+from speclab.present import explanations, figures, plots, report, run_lines, tables
 from speclab.records import record
 from speclab.theory import ladder
 from speclab.theory.attribution import RUNGS
@@ -198,7 +198,7 @@ def test_errors_have_the_right_median_and_maximum():
     assert found["forecast"] == {"n": 3, "median": pytest.approx(0.1), "max": pytest.approx(0.3)}
     assert found["book_formula"] == {"n": 4, "median": pytest.approx(0.5), "max": pytest.approx(0.5)}
     assert "accounting" not in found
-    forecast = next(line for line in report.errors_table(rows).splitlines() if line.startswith("forecast"))
+    forecast = next(line for line in explanations.errors_table(rows).splitlines() if line.startswith("forecast"))
     assert forecast.split() == ["forecast", "3", "10.0%", "30.0%"]
 
 
@@ -218,13 +218,13 @@ def test_each_prompt_counts_once_in_the_errors():
 
 
 def test_every_effect_has_a_name_and_a_meaning():
-    assert tuple(report.LEGEND) == ladder.EFFECTS
+    assert tuple(explanations.LEGEND) == ladder.EFFECTS
     text = report.comparison(make_run())
     assert "luck" not in text
     assert "chance" not in report.comparison(make_run(), by_kind=True, markdown=True)
-    for name, head, meaning in report.LEGEND.values():
+    for name, head, meaning in explanations.LEGEND.values():
         assert f"  {head:8s}{meaning}" in text
-        assert f"- {name}: {meaning}" in report.ladder_legend(markdown=True)
+        assert f"- {name}: {meaning}" in explanations.ladder_legend(markdown=True)
 
 
 def test_losing_lines_say_what_may_be_noise():
@@ -257,8 +257,8 @@ def test_noise_and_phases():
     assert with_interval == "noise floor, the baseline against itself in the same run: 1.01x (0.99 to 1.03)"
     assert without == "noise floor, the baseline against itself in the same run: 0.98x (-)"
     assert run_lines.noise_lines([]) == []
-    assert report.phases_line(run) == "instrumented rounds: the phases sum to 99.3% of the wall time"
-    assert report.phases_line(run | {"phases": {"seconds": 0.0, "share": None}}) is None
+    assert explanations.phases_line(run) == "instrumented rounds: the phases sum to 99.3% of the wall time"
+    assert explanations.phases_line(run | {"phases": {"seconds": 0.0, "share": None}}) is None
 
 
 def test_what_is_wrong_or_not_checked_is_said():
@@ -332,7 +332,7 @@ def test_speed_table_has_a_verdict_and_two_intervals():
 def test_prediction_table_puts_errors_beside_values():
     row = make_row(speedup=2.0, forecast=2.1, accounting=1.9, book_formula=3.0, leviathan=2.5)
     row["book_formula_drafted_fraction"] = 1.0
-    (table,) = cells(report.prediction_table([plain_row(), row], markdown=True))
+    (table,) = cells(explanations.prediction_table([plain_row(), row], markdown=True))
     assert len(table) == 3, "the baseline is not predicted"
     assert table[0] == ["draft", "k", "measured", *ladder.PREDICTORS.values()]
     expected = ["1.90   -5%", "2.10   +5%", "2.50  +25%", "3.00  +50%", "1.00  -50%"]
@@ -341,19 +341,19 @@ def test_prediction_table_puts_errors_beside_values():
 
 def test_ladder_table_shows_every_factor():
     row = make_row(effects=(0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.3))
-    line = report.ladder_table([row]).splitlines()[2].split()
+    line = explanations.ladder_table([row]).splitlines()[2].split()
     expected = ["model", "4", "2.11x", "1.32", "0.50", "0.60", "0.70", "0.80", "0.90", "1.10", "1.20", "1.30"]
     assert line[:-1] == expected
     assert line[-1] == f"{row['speedup']:.2f}x"
-    (table,) = cells(report.ladder_table([row], markdown=True))
-    assert table[0][3:-1] == [name for name, *_ in report.LEGEND.values()]
+    (table,) = cells(explanations.ladder_table([row], markdown=True))
+    assert table[0][3:-1] == [name for name, *_ in explanations.LEGEND.values()]
     assert table[2][3:-1] == expected[3:]
 
 
 def test_costs_table():
     run = make_run(methods=("model",), lengths=(4,), temperatures=(0.0,))
     run["raw"].append(run["raw"][0] | {"method": "model", "prefill_seconds": [0.06, 0.07]})
-    ((head, _, line),) = cells(report.costs_table(run, markdown=True))
+    ((head, _, line),) = cells(explanations.costs_table(run, markdown=True))
     context = 100 + 32  # prompts of 90, 100, 110 tokens, half of 64 new ones
     step = 9.0e-3 + 4e-6 * context
     verify = (8.5e-3 + 4e-4 * 5 + 4e-6 * context) / step
@@ -361,8 +361,8 @@ def test_costs_table():
     assert head[:6] == ["draft", "T", "k", "step ms", "v(k+1)", "c"]
     assert line[:6] == ["model", "0", "4", f"{step * 1e3:.2f}", f"{verify:.2f}", f"{drafted:.3f}"]
     assert line[6:] == ["258", "44", "35", "65.0"]
-    assert f"at {context} tokens of context" in report.costs_line(run)
-    assert report.costs_table(run | {"costs": []}) is None
+    assert f"at {context} tokens of context" in explanations.costs_line(run)
+    assert explanations.costs_table(run | {"costs": []}) is None
 
 
 # --- everything -------------------------------------------------------------------------------------------------------
@@ -419,8 +419,8 @@ def test_missing_explanations_leave_dashes_or_nothing():
     assert line.split()[3:5] == ["-", "-"]
     assert "book(α)" in text
     empty = dict.fromkeys(ladder.PREDICTORS)
-    assert report.prediction_table([make_row() | empty]) is None
-    partly = report.ladder_table([bare(make_row(k=2)), make_row()]).splitlines()
+    assert explanations.prediction_table([make_row() | empty]) is None
+    partly = explanations.ladder_table([bare(make_row(k=2)), make_row()]).splitlines()
     assert partly[2].split()[3:-1] == ["-"] * 9
 
 
