@@ -152,6 +152,8 @@ def _bytes_of_rounds(config: RunConfig) -> str:
 
 
 def _plan(args: argparse.Namespace, config: RunConfig, output: Output) -> int:
+    if args.verify_plan:
+        plan.check_prompts(config)
     with output.redirected():
         say(config.describe())
         result, measured = plan.make(config, args.verify_plan)
