@@ -19,8 +19,7 @@ from speclab.drafts.select import make_drafter
 from speclab.lab.harness import STOPS
 from speclab.models import loading
 from speclab.models.setup import Setup
-from speclab.present import words
-from speclab.present.report import table
+from speclab.present import run_lines
 from speclab.records import files
 from speclab.records.runs import Head
 from speclab.system import terminal
@@ -28,8 +27,6 @@ from speclab.system.errors import UsageProblem
 from speclab.system.files import check_writable, do_all, write_whole
 from speclab.system.paths import OUTPUT
 from speclab.system.terminal import note
-
-__all__ = ["table"]
 
 
 @dataclass(kw_only=True)
@@ -173,7 +170,7 @@ def model_drafter(kind: str, setup: Setup, seed: int, why: str) -> ModelDrafter:
 
 def opening(title: str, run: BenchmarkRun, markdown: bool) -> list[str]:
     """Title and circumstances, which only the page in Markdown needs."""
-    return [f"# {title}", f"{words.circumstances(files.as_dict(run))}."] if markdown else []
+    return [f"# {title}", f"{run_lines.circumstances(files.as_dict(run))}."] if markdown else []
 
 
 def heading(text: str, markdown: bool) -> str:
@@ -188,13 +185,3 @@ def remarks(lines: list[str], markdown: bool) -> str:
     # "k = 4" stays on one line.
     wrapped = [textwrap.fill(line.replace(" = ", "\xa0=\xa0"), 79, subsequent_indent="    ") for line in lines]
     return "\n".join(wrapped).replace("\xa0", " ")
-
-
-def times(value: float | None) -> str:
-    """A ratio as a cell."""
-    return "-" if value is None else f"{value:.2f}x"
-
-
-def interval(low: float | None, high: float | None) -> str:
-    """Ends of a 95 % interval; a dash where there were too few prompts for one."""
-    return "-" if low is None else f"{low:.2f} to {high:.2f}"

@@ -48,6 +48,7 @@ from benchmarks.one_family import (
 )
 from benchmarks.tiny_families import model_types
 from speclab.cli import parsing
+from speclab.present.tables import table
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import note, progress_bar
 
@@ -110,7 +111,7 @@ def page(run: FamiliesRun, markdown: bool) -> str:
     blocks = common.opening("Families of models", run, markdown)
     blocks += [
         f"{len(run.families)} families of transformers {run.versions.transformers}, torch {run.versions.torch}",
-        common.table([[outcome, str(counts[outcome])] for outcome in OUTCOMES], ["outcome", "families"], markdown),
+        table([[outcome, str(counts[outcome])] for outcome in OUTCOMES], ["outcome", "families"], markdown),
     ]
     for outcome in (outcome for outcome in OUTCOMES if counts[outcome]):
         rows = [row for row in run.families if row.outcome == outcome]
@@ -131,7 +132,7 @@ def listing(rows: list[FamilyRow], markdown: bool) -> str:
     if not markdown:
         return common.remarks([f"{why}: {names}" for why, names in reasons], False)
     lines = [[str(names.count(",") + 1), why.replace("|", "\\|"), names] for why, names in reasons]
-    return common.table(lines, ["n", "reason", "families"], True, n_words=3)
+    return table(lines, ["n", "reason", "families"], True, n_words=3)
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

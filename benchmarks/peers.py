@@ -44,6 +44,7 @@ from speclab.lab.output_checks import judge_greedy
 from speclab.models import loading
 from speclab.models.cached import check_prompt
 from speclab.models.prompts import Prompt
+from speclab.present.tables import interval, speedup, table
 from speclab.records import files
 from speclab.records.rows import Amount, Count, Part
 from speclab.records.samples import BASELINE, GENERATE, LIBRARY, Arm, Sample
@@ -349,17 +350,17 @@ def speed_table(run: PeersRun, markdown: bool) -> str:
             row.method,
             str(row.draft_length or "-"),
             f"{row.tokens_per_second:.1f}",
-            common.times(row.to_generate),
-            "-" if row.method == "generate" else common.interval(row.to_generate_low, row.to_generate_high),
-            common.times(row.to_peer),
-            common.interval(row.to_peer_low, row.to_peer_high),
+            speedup(row.to_generate),
+            "-" if row.method == "generate" else interval(row.to_generate_low, row.to_generate_high),
+            speedup(row.to_peer),
+            interval(row.to_peer_low, row.to_peer_high),
             f"{row.tokens_per_pass:.2f}",
             agreed.get((row.method, row.draft_length), "-"),
         ]
         for row in run.rows
         if row.prompt_kind == "all"
     ]
-    return common.table(lines, COLUMNS, markdown)
+    return table(lines, COLUMNS, markdown)
 
 
 def kinds_table(run: PeersRun, kinds: list[str], markdown: bool) -> str:
@@ -368,9 +369,9 @@ def kinds_table(run: PeersRun, kinds: list[str], markdown: bool) -> str:
     lines = []
     for method, k in dict.fromkeys((method, k) for method, k, _ in rows if method in PEER):
         cells = [rows[method, k, kind] for kind in kinds]
-        ratios = [f"{common.times(c.to_peer)} ({common.interval(c.to_peer_low, c.to_peer_high)})" for c in cells]
+        ratios = [f"{speedup(c.to_peer)} ({interval(c.to_peer_low, c.to_peer_high)})" for c in cells]
         lines.append([f"{method} ÷ {PEER[method]}", str(k or "-"), *ratios])
-    return common.table(lines, ["ours ÷ peer", "k", *kinds], markdown)
+    return table(lines, ["ours ÷ peer", "k", *kinds], markdown)
 
 
 def goals_table(goals: list[Goal], markdown: bool) -> str:
@@ -380,9 +381,9 @@ def goals_table(goals: list[Goal], markdown: bool) -> str:
         verdict = "met" if g.met else f"MISSED by {1 - g.measured / g.asked:.0%}"
         if g.low is None or g.high is None or g.low < g.asked <= g.high:  # the interval covers what was asked
             verdict += ", not surely"
-        cells = [f"{g.asked:.2f}x", common.times(g.measured), common.interval(g.low, g.high), verdict]
+        cells = [f"{g.asked:.2f}x", speedup(g.measured), interval(g.low, g.high), verdict]
         lines.append([g.what, *cells])
-    return common.table(lines, ["what", "asked", "measured", "95 %", "verdict"], markdown)
+    return table(lines, ["what", "asked", "measured", "95 %", "verdict"], markdown)
 
 
 def goal_remarks(run: PeersRun) -> list[str]:

@@ -40,6 +40,7 @@ from speclab.models import loading, memory, padding
 from speclab.models.cached import CachedModel
 from speclab.models.memory import cache_bytes, operations, weights_read
 from speclab.models.setup import Setup
+from speclab.present.tables import table
 from speclab.records.rows import Amount, Count, Part
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import note
@@ -250,7 +251,7 @@ def ceilings_table(run: RooflineRun, markdown: bool) -> str:
     names = (f"copy {size}, read + written", f"matrix x vector, {size}", f"sum of {size}")
     lines = [[name, f"{ceilings[way] / 1e9:.1f} GB/s"] for name, way in zip(names, READING, strict=True)]
     lines.append([f"matrix x matrix, {run.settings['dtype']}", f"{ceilings['matrix'] / 1e9:.0f} GFLOP/s"])
-    return common.table(lines, ["ceiling", "measured"], markdown)
+    return table(lines, ["ceiling", "measured"], markdown)
 
 
 def passes_table(model: ModelPasses, markdown: bool) -> str:
@@ -266,7 +267,7 @@ def passes_table(model: ModelPasses, markdown: bool) -> str:
         ]
         for p in model.passes
     ]
-    return common.table(lines, ["m", "t(m) ms", "v(m)", "floor ms", "floor", "reached"], markdown)
+    return table(lines, ["m", "t(m) ms", "v(m)", "floor ms", "floor", "reached"], markdown)
 
 
 def model_title(model: ModelPasses) -> str:

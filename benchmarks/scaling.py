@@ -44,6 +44,7 @@ from speclab.models import loading
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
+from speclab.present.tables import interval, speedup, table
 from speclab.records.rows import Amount, Count, Part
 from speclab.records.samples import BASELINE, Arm
 from speclab.system.errors import UsageProblem, reports_problems
@@ -329,17 +330,17 @@ def dial_table(points: list[ScalePoint], markdown: bool) -> str:
             f"{p.series} k={p.draft_length}" if p.draft_length and p.dial != "k" else p.series,
             str(p.x),
             f"{p.seconds / p.n_tokens * 1e3:.3g}",
-            common.times(p.token_ratio),
+            speedup(p.token_ratio),
             f"{p.seconds / p.n_rounds * 1e3:.3g}",
-            common.times(p.round_ratio),
-            common.interval(p.round_low, p.round_high),
+            speedup(p.round_ratio),
+            interval(p.round_low, p.round_high),
             verdict(p.round_ratio, p.round_low, p.round_high),
         ]
-        line += [common.times(p.speedup)] * with_speedup
+        line += [speedup(p.speedup)] * with_speedup
         if p.host_seconds is not None:
             line += [f"{p.host_seconds * 1e6:.0f}", f"{p.host_share:.0%}"]
         lines.append(line)
-    return common.table(lines, headers, markdown, n_words=2)
+    return table(lines, headers, markdown, n_words=2)
 
 
 def verdict(ratio: float, low: float | None, high: float | None) -> str:

@@ -106,14 +106,17 @@ class Schedule:
 
     @property
     def spent(self) -> float:
+        """Seconds so far."""
         return time.monotonic() - self.started
 
     @property
     def done(self) -> bool:
+        """Whether the time is over."""
         return self.spent >= self.seconds
 
     @property
     def factor(self) -> float:
+        """What the peak learning rate is multiplied by now."""
         share = min(1.0, self.spent / self.seconds)
         return min(1.0, share / 0.02 + 0.02, max(0.02, (1.0 - share) / 0.5))
 
@@ -377,6 +380,7 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Pa
 
 
 def make_parser() -> parsing.Parser:
+    """The flags."""
     parser = parsing.make_parser(__doc__)
     parser.add_argument("--minutes", type=parsing.positive, default=125, help="time for everything (default: 125)")
     parser.add_argument("--device", choices=("cpu", "cuda", "mps"), default="cpu", help="(default: cpu)")
@@ -398,6 +402,7 @@ def make_parser() -> parsing.Parser:
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
+    """Train the pair.  -> exit code"""
     args = make_parser().parse_args(argv)
     args.device = str(loading.choose_device(args.device)[0])
     work = args.work_dir

@@ -8,7 +8,7 @@ import time
 from baseline_autoregressive import autoregressive_decode
 from draft_models import ModelDrafter
 from optimized_speculative import speculative_decode
-from speclab.cli import flags, parsing
+from speclab.cli import flags, parsing, trace_output
 from speclab.cli.output import Output
 from speclab.core.rounds import DecodeSettings
 from speclab.drafts.oracle import OracleDraft
@@ -18,7 +18,7 @@ from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
 from speclab.learner import loading
 from speclab.models import memory
-from speclab.present import plan_views, plots, report, sweep_views, trace_views
+from speclab.present import plan_views, plots, report, sweep_views
 from speclab.records.files import as_dict
 from speclab.records.runs import SweepRun
 from speclab.system.errors import UsageProblem, reports_problems
@@ -40,7 +40,7 @@ SIZES = {
 def run(docstring: str, argv: list[str] | None) -> int:
     """The main() of compare.py.  -> exit code"""
     args = _parser(docstring).parse_args(argv)
-    trace_views.check_path(args.trace)
+    trace_output.check_path(args.trace)
     if args.profile:
         check_writable(args.profile, "--profile")
     if args.sweep:
@@ -84,7 +84,7 @@ def _parser(docstring: str) -> argparse.ArgumentParser:
     group.add_argument(
         "--profile", type=parsing.some_path, metavar="FILE", help="first write a profiler trace of a few rounds"
     )
-    trace_views.add_trace_flag(group)
+    trace_output.add_trace_flag(group)
     group.add_argument(
         "--json", type=parsing.some_path, metavar="PATH", help="the run record here as well; - for stdout, alone"
     )
@@ -184,7 +184,7 @@ def _trace(args: argparse.Namespace, config: RunConfig, draft: str) -> None:
     settings = DecodeSettings(config.max_new_tokens, config.sampling(config.temperatures[0]), seed=config.seed)
     k, drafter = next(filter(None, config.draft_lengths), 0), config.drafters[draft]
     loops = (autoregressive_decode, config.reader.loop)
-    trace_views.write(tracing.follow(config.setup, drafter, draft, config.prompts[0], k, settings, *loops), args.trace)
+    trace_output.write(tracing.follow(config.setup, drafter, draft, config.prompts[0], k, settings, *loops), args.trace)
 
 
 # --- sweeps -----------------------------------------------------------------------------------------------------------
@@ -242,9 +242,6 @@ def _of_sweep(args: argparse.Namespace, name: str) -> argparse.Namespace:
 def _show_sweep(run: SweepRun, output: Output) -> int:
     """The table, then the record, the page and the picture.  -> exit code"""
     sweep = as_dict(run)
-    wrong = [entry["arm"] for entry in run.correctness if not entry["passed"]]
-    warning = [f"WRONG OUTPUT: {', '.join(wrong)}; see correctness in the record"] if wrong else []
-    text = "\n\n".join([*warning, sweep_views.paragraph(sweep), sweep_views.table(sweep), ""])
     files = output.writes(run, lambda: sweep_views.page(sweep, f"../plots/{output.name}.png"))
     picture = [lambda: sweep_views.picture(sweep, output.plots, output.name)]
-    return do_all(itertools.chain([lambda: say(text, end="")], files, picture))
+    return do_all(itertools.chain([lambda: say(sweep_views.text(sweep))], files, picture))

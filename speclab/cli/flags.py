@@ -54,12 +54,14 @@ def add_shared_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_verbose_flag(parser: argparse._ActionsContainer) -> None:
+    """--verbose."""
     parser.add_argument(
         "--verbose", action="store_true", help="print bytes read by a step and a round, and peak memory"
     )
 
 
 def add_impl_flag(parser: argparse.ArgumentParser) -> None:
+    """--impl."""
     parser.add_argument(
         "--impl",
         metavar="WHOSE",

@@ -16,6 +16,7 @@ class Parser(argparse.ArgumentParser):
     """argparse with one-line errors."""
 
     def error(self, message: str) -> NoReturn:
+        """Raise UsageProblem, which is shown as one line."""
         raise UsageProblem(f"{message}; see {self.prog} --help")
 
 

@@ -39,6 +39,7 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
+        """Whether the most probable token is taken."""
         return self.temperature == 0
 
     def probs(self, logits: Tensor) -> Tensor:

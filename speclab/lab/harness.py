@@ -110,9 +110,11 @@ class Measurement:
 
     @property
     def interrupted(self) -> bool:
+        """Whether something ended it early."""
         return self.stop is not None
 
     def of(self, arm: Arm, temperature: float) -> list[Sample]:
+        """The samples of one arm at one temperature."""
         return [s for s in self.samples if s.arm == arm and s.temperature == temperature]
 
     def extend(self, other: "Measurement") -> None:

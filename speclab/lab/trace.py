@@ -1,6 +1,6 @@
-"""One decoding as plain data: every token, where it came from, and what the rule made of the drafts.
+"""One decoding as plain data: every token, where it came from, and the numbers that the accept rule used.
 
-`trace` reads the stream of rounds; speclab/present/trace_views.py draws what it found and adds nothing.
+`trace` reads the stream of rounds; speclab/present/trace_terminal.py and trace_page.py show it.
 """
 
 import copy
@@ -13,18 +13,6 @@ from transformers import PreTrainedTokenizerBase
 
 from speclab.core.counts import Counts
 from speclab.lab.detail import Detail
-from speclab.present.trace_words import apart, counted, milliseconds
-
-MEANINGS = {  # what happened to a token
-    "first": "from the prompt's own pass",
-    "plain": "nothing was drafted: an ordinary step of the target",
-    "accepted": "drafted, and kept",
-    "corrected": "the target's own, in place of a refused draft",
-    "bonus": "the target's own, after all drafts were kept",
-    "refused": "drafted, and refused",
-    "untested": "drafted behind a refused one, never tested",
-    "unsaid": "drafted behind the end of the text",
-}
 
 
 @dataclass(frozen=True)
@@ -33,12 +21,18 @@ class Token:
 
     id: int
     text: str  # what it adds to the text; empty where it ends inside a character that the next one completes
-    kind: str  # one of MEANINGS
-    words: str  # the rule's outcome
+    kind: str  # first, plain, accepted, corrected, bonus, rejected, untested or after_eos
     draft_prob: float | None = None  # the rule's numbers (speclab/lab/detail.py); None where nothing was tested
     target_prob: float | None = None
     uniform: float | None = None
     confidence: float | None = None  # the target's softmax at temperature 1
+
+    @property
+    def against_rule(self) -> bool:
+        """Was a draft accepted that fails the test, or rejected though it passes? Only a wrong rule does that."""
+        if self.kind not in ("accepted", "rejected"):
+            return False
+        return (self.uniform * self.draft_prob < self.target_prob) != (self.kind == "accepted")
 
 
 @dataclass(frozen=True)
@@ -66,38 +60,18 @@ class Trace:
     same_text: bool
 
     @property
-    def seconds(self) -> tuple[float, float]:
-        """Decoding alone, after the first token: speculative, baseline."""
-        return self.events[-1].end, self.baseline[-1][1]
+    def greedy(self) -> bool:
+        """Was every token the target's first choice?"""
+        return self.settings["temperature"] == 0
+
+    @property
+    def kinds(self) -> set[str]:
+        """The kinds of token that occur in it."""
+        return {token.kind for event in self.events for token in (*event.drafts, *event.tokens)}
 
     def baseline_tokens(self, seconds: float) -> int:
         """Tokens the baseline has by then."""
         return bisect_right([end for _, end in self.baseline], seconds)
-
-    def summary(self) -> str:
-        """The counts of the rounds, in one line."""
-        counts = self.counts
-        per_round = "no round" if counts.tokens_per_round is None else f"{counts.tokens_per_round:.2f} tokens per round"
-        return (
-            f"{counted(counts.n_rounds, 'round')}, {counts.n_drafted} drafted, {counts.n_accepted} accepted, "
-            f"{counts.n_rejected} refused, {per_round}"
-        )
-
-    def times(self) -> str:
-        """How long both took, without the word speedup: one run with timers in it is no measurement."""
-        mine, other = self.seconds
-        n_mine, n_other = self.events[-1].n_tokens - 1, len(self.baseline) - 1
-        return (
-            f"After the first token: {counted(n_mine, 'token')} in {milliseconds(mine)}, the baseline's {n_other} in "
-            f"{milliseconds(other)}. One run with timers in it: a picture, no measurement."
-        )
-
-    def agreement(self) -> str:
-        if self.same_text:
-            return "Both say the same."
-        if self.settings["temperature"]:
-            return "The texts may differ: both are draws from the same distribution."
-        return "The texts differ. compare.py says whether rounding explains that."
 
 
 class Speller:
@@ -112,6 +86,7 @@ class Speller:
         self._shown = len(self._text())
 
     def spell(self, token: int) -> str:
+        """What the next token adds to the text."""
         self._ids.append(token)
         new = self._text()[self._shown :]
         pending = len(new) - len(new.rstrip("\ufffd"))
@@ -127,7 +102,7 @@ class Speller:
         return self._text()[self._shown :]
 
     def ahead(self, tokens: Sequence[int]) -> list[str]:
-        """The pieces of tokens that may never be said."""
+        """The pieces of tokens that may never be committed; what was spelled so far stays as it is."""
         speller = copy.copy(self)
         speller._ids = list(self._ids)
         pieces = [speller.spell(token) for token in tokens]
@@ -146,52 +121,47 @@ def trace(
     settings: dict[str, Any],
 ) -> Trace:
     """Read a stream of rounds with phases and detail.  baseline: ids and the seconds at which they were there."""
-    greedy, counts, events = settings["temperature"] == 0, Counts(), []
-    speller, end, said = Speller(tokenizer, prompt_ids), 0.0, []
+    counts, events, emitted = Counts(), [], []
+    speller, end = Speller(tokenizer, prompt_ids), 0.0
     for round_ in rounds:
         counts.add(round_)
-        drafts = _drafts(round_, speller, greedy)
-        tokens = _committed(round_, [speller.spell(token) for token in round_.tokens], drafts, greedy)
+        drafts = _drafts(round_, speller)
+        tokens = _committed(round_, [speller.spell(token) for token in round_.tokens], drafts)
         seconds = phases(round_.seconds)
         end += 0.0 if round_.prefill else sum(seconds.values())
-        said += round_.tokens
-        events.append(Event(len(events), drafts, tokens, round_.n_accepted, seconds, end, len(said)))
-    if speller.rest():
-        events[-1].tokens[-1] = _with_text(events[-1].tokens[-1], speller.rest())
-    speller, texts, baseline = Speller(tokenizer, prompt_ids), [], list(baseline)
-    for token, seconds in baseline:
-        texts.append((speller.spell(token), seconds))
-    if speller.rest():
-        texts[-1] = (texts[-1][0] + speller.rest(), texts[-1][1])
-    return Trace(settings, prompt, events, counts, texts, [token for token, _ in baseline] == said)
+        emitted += round_.tokens
+        events.append(Event(len(events), drafts, tokens, round_.n_accepted, seconds, end, len(emitted)))
+    last = events[-1].tokens[-1]
+    events[-1].tokens[-1] = replace(last, text=last.text + speller.rest())
+    ids, ends = zip(*baseline, strict=True)
+    texts = Speller(tokenizer, prompt_ids).ahead(ids)
+    return Trace(settings, prompt, events, counts, list(zip(texts, ends, strict=True)), list(ids) == emitted)
 
 
 def phases(laps: dict[str, float] | None) -> dict[str, float]:
-    """A round's seconds as the pictures show them."""
+    """A round's seconds as the pictures show them: draft, verify, and other."""
     laps = laps or {}
-    found = {name: laps.get(name, 0.0) for name in ("draft", "verify")}
-    return {**found, "other": sum(s for name, s in laps.items() if name not in (*found, "prefill"))}
+    shown = {name: laps.get(name, 0.0) for name in ("draft", "verify")}
+    return {**shown, "other": sum(s for name, s in laps.items() if name not in (*shown, "prefill"))}
 
 
-def _with_text(token: Token, more: str) -> Token:
-    return replace(token, text=token.text + more)
-
-
-def _drafts(round_: Any, speller: Speller, greedy: bool) -> list[Token]:
+def _drafts(round_: Any, speller: Speller) -> list[Token]:
+    """Everything that a round proposed."""
     detail: Detail | None = round_.detail
     if detail is None:
         return []
-    found = []
+    drafts = []
     for i, text in enumerate(speller.ahead(detail.proposed)):
         kind = "accepted"
         if i >= round_.n_accepted:
-            kind = "unsaid" if not round_.n_rejected else "refused" if i == round_.n_accepted else "untested"
+            kind = "after_eos" if not round_.n_rejected else "rejected" if i == round_.n_accepted else "untested"
         numbers = detail.draft_probs[i], detail.target_probs[i], detail.uniforms[i], detail.confidence[i]
-        found.append(Token(detail.proposed[i], text, kind, outcome(kind, detail, i, greedy), *numbers))
-    return found
+        drafts.append(Token(detail.proposed[i], text, kind, *numbers))
+    return drafts
 
 
-def _committed(round_: Any, texts: list[str], drafts: list[Token], greedy: bool) -> list[Token]:
+def _committed(round_: Any, texts: list[str], drafts: list[Token]) -> list[Token]:
+    """Everything that a round added to the output."""
     tokens = []
     for i, (token, text) in enumerate(zip(round_.tokens, texts, strict=True)):
         if i < round_.n_accepted and drafts:
@@ -200,30 +170,6 @@ def _committed(round_: Any, texts: list[str], drafts: list[Token], greedy: bool)
         kind = "bonus" if round_.n_drafted else "plain"
         kind = "first" if round_.prefill else "corrected" if round_.n_rejected else kind
         detail = round_.detail
-        known = (detail.next_prob, None, detail.confidence[-1]) if detail else (None, None, None)
-        tokens.append(Token(token, text, kind, _origin(kind, greedy), None, *known))
+        known = {"target_prob": detail.next_prob, "confidence": detail.confidence[-1]} if detail else {}
+        tokens.append(Token(token, text, kind, **known))
     return tokens
-
-
-def outcome(kind: str, detail: Detail, i: int, greedy: bool) -> str:
-    """The rule's outcome for one draft, in words, with the numbers it rests on."""
-    if kind in ("untested", "unsaid"):
-        return "not tested: behind a refused draft" if kind == "untested" else "never said: behind the end of the text"
-    kept, right = kind == "accepted", detail.passes(i)
-    if greedy:
-        reason = "the target's own choice, so p = 1" if right else "not the target's own choice, so p = 0"
-    else:
-        product, target = detail.uniforms[i] * detail.draft_probs[i], detail.target_probs[i]
-        left, mine = apart(product, target)
-        reason = f"u × q = {left} is {'' if right else 'not '}below p = {mine}"
-    against = "" if kept == right else ", against the rule"
-    return f"{'kept' if kept else 'refused'}{against}: {reason}"
-
-
-def _origin(kind: str, greedy: bool) -> str:
-    if kind == "corrected":
-        where = "the target's own choice" if greedy else "drawn from what p has more than q, max(0, p − q)"
-        return f"corrected: {where}"
-    if kind == "bonus":
-        return f"bonus: all drafts were kept, and the last row's {'choice' if greedy else 'draw'} comes on top"
-    return f"{kind}: {MEANINGS[kind]}"

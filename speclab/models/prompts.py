@@ -31,6 +31,7 @@ class Prompt:
 
     @property
     def id_list(self) -> list[int]:
+        """The ids as a list."""
         return self.ids[0].tolist()
 
 

@@ -89,6 +89,7 @@ class Costs:
         return sorted(self.verify_at)
 
     def step_seconds(self, context: float) -> float:
+        """A decode step of the baseline after `context` tokens."""
         return self.step_at + self.step_slope * context
 
     def verify_seconds(self, width: float, context: float) -> float:
@@ -96,12 +97,14 @@ class Costs:
         return _read(self.verify_at, width) + self.verify_slope * context
 
     def draft_seconds(self, n_drafted: float, context: float, catch_up: float = 1) -> float:
+        """All of a draft of `n_drafted` tokens."""
         if n_drafted == 0:
             return self.draft_idle
         at = _read(self.draft_at, n_drafted)
         return at + self.draft_catch * (catch_up - 1) + self.draft_slope * n_drafted * context
 
     def accept_seconds(self, n_drafted: float) -> float:
+        """The accept rule over `n_drafted` tokens."""
         return self.accept_at + self.accept_each * n_drafted
 
     def overhead_seconds(self, n_drafted: float) -> float:
@@ -109,6 +112,7 @@ class Costs:
         return self.accept_seconds(n_drafted) + self.rollback + self.host
 
     def round_seconds(self, n_drafted: float, context: float, catch_up: float = 1) -> float:
+        """A whole round."""
         draft = self.draft_seconds(n_drafted, context, catch_up)
         return draft + self.verify_seconds(n_drafted + 1, context) + self.overhead_seconds(n_drafted)
 
@@ -132,6 +136,7 @@ class Costs:
 
     @classmethod
     def from_json(cls, found: dict) -> "Costs":
+        """The inverse of `to_json`."""
         return cls(**found | {name: {int(x): seconds for x, seconds in found[name]} for name in CURVES})
 
 

@@ -87,16 +87,6 @@ def oracle(chances: Chances, n_tokens: int, longest: int, round_cost: Cost | Non
     return _expect(rows, start, round_cost, 0.0, capped=True)
 
 
-def finite_length_rounds(n_tokens: int, mean: float, mean_square: float) -> float:
-    """Expected rounds to emit `n_tokens` (prefill's not among them): (N + (E[X^2] / E[X] - 1) / 2) / E[X].
-
-    X is what a round far from the end emits. N / E[X] alone is too few: the last round is cut short on average by the
-    overshoot (E[X^2] / E[X] - 1) / 2 (renewal theory: a long round is likelier to be the one that crosses the end).
-    Exact in the limit of long texts whose rounds are independent.
-    """
-    return (n_tokens + (mean_square / mean - 1) / 2) / mean
-
-
 def model_chances(accept: Sequence[float]) -> list[Sequence[float]]:
     """Chances per state of a draft that continues the text token by token: `accept[t]` belongs to new token t.
 

@@ -752,7 +752,7 @@ def test_a_record_without_the_flag_does_not_know_of_it(comparison, monkeypatch):
     _, out, _, run = comparison(Learner("", {}), "-k", "2", "--temperature", "0")
     assert "impl" not in run["settings"]
     assert "yours" not in run
-    assert report.impl_line(run) is None
+    assert report.learner_line(run) is None
     assert "took part" not in out
 
 

@@ -55,9 +55,11 @@ class Pass:
     """The plainest program: ids in, logits out."""
 
     def widths(self, ids: Tensor) -> tuple[int, ...]:
+        """One pass over all ids."""
         return (ids.shape[1],)
 
     def capture_inputs(self, ids: Tensor) -> list[tuple[Tensor, ...]]:
+        """These ids alone."""
         return [(ids,)]
 
     def __call__(self, forward: Forward, ids: Tensor) -> tuple[Tensor, ...]:
@@ -74,6 +76,7 @@ class GraphKey(NamedTuple):
 
     @classmethod
     def of(cls, program: Program, inputs: tuple[Tensor, ...], vocab_size: int) -> "GraphKey":
+        """The key of a program for inputs of these shapes."""
         shapes = tuple((given.shape, given.dtype) for given in inputs)
         return cls(program, shapes, sum(program.widths(*inputs)), vocab_size)
 
@@ -88,6 +91,7 @@ class GraphBackend:
         self._most_passes = 0  # of this decoding's programs
 
     def prefill(self, prompt: Tensor) -> Tensor:
+        """(1, prompt) ids -> (1, 1, vocab) logits, after every known program is captured for this length."""
         n = prompt.shape[1]
         self._take_cache(n + SPARE)
         # A prompt's length is never seen twice: the model's own code reads it, into the cache's buffers.
@@ -98,6 +102,7 @@ class GraphBackend:
         return self._model(input_ids=prompt, **options).logits
 
     def forward(self, tokens: Tensor, length: int) -> Tensor:
+        """(1, m) ids after `length` tokens -> (1, m, vocab) logits, as one replay."""
         n_tokens = tokens.shape[1]
         self._make_room(length, n_tokens)
         width = self._width(n_tokens)
@@ -130,9 +135,10 @@ class GraphBackend:
         return n_tokens
 
     def crop(self, n_tokens: int) -> None:
-        pass
+        """Nothing to do: rows after the length are never read."""
 
     def layers(self) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of every layer, (1, kv heads, capacity, head width) each."""
         return list(zip(self._cache.keys, self._cache.values, strict=True))
 
     def _take_cache(self, capacity: int) -> None:
@@ -187,6 +193,7 @@ class GraphCache:
 
     @property
     def n_graphs(self) -> int:
+        """Graphs captured so far."""
         return len(self._graphs)
 
     def prepare(self, length: int, room: int) -> None:

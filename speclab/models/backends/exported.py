@@ -49,6 +49,7 @@ class WrittenInPlace(CacheLayerMixin):
         self.keys, self.values, self.is_initialized = keys, values, True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+        """Write this pass's rows; give all of them."""
         width = key_states.shape[2]
         before = self.keys.shape[2] - width
         self.keys.narrow(2, before, width).copy_(key_states)
@@ -56,18 +57,21 @@ class WrittenInPlace(CacheLayerMixin):
         return self.keys, self.values
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Rows that attention reads, and where they start."""
         return self.keys.shape[2], 0
 
     def get_seq_length(self) -> int:
+        """0: positions are always given."""
         return 0  # positions are always given
 
     def get_max_length(self) -> int:
+        """No limit."""
         return -1
 
     get_max_cache_shape = get_max_length  # its name before transformers 5.20
 
     def lazy_initialization(self, *args) -> None:
-        pass
+        """Nothing to do."""
 
 
 class WrittenAtPositions(WrittenInPlace):
@@ -81,6 +85,7 @@ class WrittenAtPositions(WrittenInPlace):
         self._rows = positions[0]
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+        """Write the rows of the positions; give all of them."""
         self.keys.index_copy_(2, self._rows, key_states)
         self.values.index_copy_(2, self._rows, value_states)
         return self.keys, self.values
@@ -167,6 +172,7 @@ class ExportedBackend:
         self._positions_known = context_length(model) or sys.maxsize
 
     def prefill(self, prompt: Tensor) -> Tensor:
+        """(1, prompt) ids -> (1, 1, vocab) logits, by the model's own code, into the buffers."""
         n = prompt.shape[1]
         self._reserve(n + 1, 0)
         # The prompt is bound by arithmetic, not by kernel launches: the model's own code reads it, into the buffers.
@@ -175,6 +181,7 @@ class ExportedBackend:
         return self._model(input_ids=prompt, **options).logits
 
     def forward(self, tokens: Tensor, length: int) -> Tensor:
+        """(1, m) ids after `length` tokens -> (1, m, vocab) logits."""
         n_tokens = tokens.shape[1]
         width = max(n_tokens, self._exported.least_width)
         if width > n_tokens and length + width <= self._positions_known:
@@ -192,9 +199,10 @@ class ExportedBackend:
         return self._exported.forward(tokens, self._positions[:, length:total], mask, keys, values)[:, :n_tokens]
 
     def crop(self, n_tokens: int) -> None:
-        pass
+        """Nothing to do: rows after the length are never read."""
 
     def layers(self) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of every layer, (1, kv heads, capacity, head width) each."""
         return list(zip(self._keys, self._values, strict=True))
 
     def _reserve(self, total: int, length: int) -> None:
