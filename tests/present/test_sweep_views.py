@@ -98,7 +98,7 @@ def sweep(name, points, **more):
         "sweep": name,
         "created": "2026-01-02T03:04Z",
         "interrupted": False,
-        "machine": {"cpu": "A made-up CPU", "threads": 2, "gpu": None},
+        "machine": {"cpu": "A made-up CPU", "cores": 2, "threads": 2, "memory_gib": 8, "gpu": None, "system": "Linux"},
         "versions": {
             "python": "3",
             "torch": "2",
@@ -109,7 +109,7 @@ def sweep(name, points, **more):
         "settings": SETTINGS,
         "models": {},
         "correctness": [],
-        "noise": [{"ratio": 1.003, "low": 0.99, "high": 1.01}],
+        "noise": [{"temperature": 0.0, "ratio": 1.003, "low": 0.99, "high": 1.01}],
         "points": points,
         "facts": {},
     } | more
