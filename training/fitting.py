@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from speclab.lab.training import optimizers
-from speclab.system.errors import EnvironmentProblem
+from speclab.system.errors import EnvironmentProblem, first_line
 from speclab.system.files import write_whole
 from speclab.system.terminal import note, progress_bar
 

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from speclab.system.errors import EnvironmentProblem
+from speclab.system.errors import EnvironmentProblem, first_line
 
 END = "<|endoftext|>"
 VOCABULARY = 2048

@@ -8,7 +8,8 @@ from speclab.lab.corpus import Document, is_permissive
 from speclab.system.errors import EnvironmentProblem
 from tests.conftest import tiny_llama
 from training import draft as draft_training
-from training import fitting, lab_pair, models
+from training import fitting, lab_pair
+from training import models as lab_models
 
 
 def test_corpus_is_the_standard_library_without_tests():
@@ -51,11 +52,11 @@ def test_packages_are_named_without_paths():
 
 
 def test_tokenizer_round_trip_and_end_token():
-    tokenizer = models.train_tokenizer(iter(["def f():\n    return 'é東'\n"]))
+    tokenizer = lab_models.train_tokenizer(iter(["def f():\n    return 'é東'\n"]))
     text = "class Ω:\n\tpass  # \x00 anything at all 🙂\n"
     assert tokenizer.decode(tokenizer(text).input_ids) == text
     assert tokenizer.eos_token_id == 0
-    stream = models.encode(tokenizer, ["a", "b"])
+    stream = lab_models.encode(tokenizer, ["a", "b"])
     assert (stream == 0).sum() == 2
 
 
@@ -71,7 +72,7 @@ def test_crops_are_a_function_of_seed_and_step():
 
 def test_interrupted_training_resumes(tmp_path, monkeypatch):
     """The second call goes on at the first one's step with its weights and optimizer state."""
-    monkeypatch.setattr(lab_pair.time, "monotonic", iter(range(10_000)).__next__)  # a second per look
+    monkeypatch.setattr(fitting.time, "monotonic", iter(range(10_000)).__next__)  # a second per look
     stream = torch.randint(0, 64, (3000,), generator=torch.Generator().manual_seed(0))
     steps = []
 
@@ -178,7 +179,7 @@ def test_distillation_is_best_at_the_target_itself():
 
 
 def test_draft_starts_from_the_target():
-    target = models.llama(models.TARGET_SHAPE)
+    target = lab_models.llama(lab_models.TARGET_SHAPE)
     draft = draft_training.draft_from(target, seed=0)
     assert torch.equal(draft.model.embed_tokens.weight, target.model.embed_tokens.weight)
     mine, theirs = (m.model.layers[0].mlp.up_proj.weight for m in (draft, target))
