@@ -101,6 +101,10 @@ def test_a_plan_is_no_comparison():
 
 def test_measuring_and_writing_need_no_pydantic():
     """An image for measuring has torch, transformers and numpy, and no pydantic."""
-    code = "import sys; sys.modules['pydantic'] = None; import speclab.lab.comparison, speclab.records.files"
+    code = (
+        "import sys; sys.modules['pydantic'] = None; import torch; import speclab.lab.comparison\n"
+        "from speclab.records import files; print(files.to_json(files.machine(torch.device('cpu'))))"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=Path(ROOT), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["gpu"] is None
