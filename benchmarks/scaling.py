@@ -267,7 +267,7 @@ def k_dial(subject: Subject) -> Iterator[ScalePoint]:
     for k in lengths:
         log = first if k == lengths[0] else log_of(decodings[timed[k]])
         rounds = [entry for decoding in decodings[phased[k]] for entry in decoding.log]
-        host = sum(host_seconds(seconds, round_.seconds) for _, seconds, round_ in rounds)
+        host = sum(host_seconds(seconds, round_.seconds or {}) for _, seconds, round_ in rounds)
         yield point(
             "k", name, k, k, log, first,
             speedup=per_token(baseline) / per_token(log),
@@ -276,9 +276,9 @@ def k_dial(subject: Subject) -> Iterator[ScalePoint]:
         )  # fmt: skip
 
 
-def host_seconds(seconds: float, phases: dict[str, float] | None) -> float:
+def host_seconds(seconds: float, phases: dict[str, float]) -> float:
     """What a round of so many seconds spent neither drafting nor verifying."""
-    return seconds - (phases["draft"] + phases["verify"] if phases else 0.0)
+    return seconds - phases["draft"] - phases["verify"]
 
 
 def size_points(subject: Subject, first: dict[Arm, Log]) -> list[ScalePoint]:
@@ -423,7 +423,7 @@ def check_room(subject: Subject, dials: list[str]) -> None:
     """Raises UsageProblem where the longest text of a dial does not fit the context of a model."""
     args, models = subject.args, (subject.bench.setup.target, draft_model(subject))
     room = min((m.max_length for m in models if m is not None and m.max_length), default=LONGEST * 2)
-    spare = (args.draft_length + 1) * (args.turns + 4) + WARM_UP
+    spare = (args.draft_length + 1) * (args.turns + 4) + WARM_UP + subject.bench.setup.chunk
     needed = {"length": ("--lengths", args.lengths[-1] + BASE), "context": ("--contexts", args.contexts[-1])}
     for dial, (flag, longest) in needed.items():
         if dial in dials and longest + spare > room:

@@ -8,6 +8,7 @@ costs what it costs only in that rhythm; what they accept is used only to know h
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 from speclab.core.sampling import Sampling
 from speclab.lab.acceptance_chances import CostTable, calibrated, chances
@@ -89,7 +90,7 @@ def _plan(
     baseline = found.of(BASELINE, temperature)
     sampling = config.sampling(temperature)
     context = sum(s.n_prompt + len(s.texts[0]) // 2 for s in baseline) // len(baseline)
-    name = {"method": config.method(draft), "draft": draft, "temperature": temperature}
+    name: dict[str, Any] = {"method": config.method(draft), "draft": draft, "temperature": temperature}
     texts = _Texts(bench, draft, baseline, prompts, sampling, max(config.draft_lengths))
     mine = [PlanEntry(**name, **_expect(texts, costs, k, context)) for k in config.draft_lengths]
     best = max(mine, key=lambda e: e.speedup)
@@ -160,7 +161,7 @@ class _Texts:
         return self.baseline_seconds(costs) / sum(best)
 
 
-def _expect(texts: _Texts, costs: Costs, k: int, context: int) -> dict:
+def _expect(texts: _Texts, costs: Costs, k: int, context: int) -> dict[str, Any]:
     expected = [
         forecast(rows, n, k, attribution.round_cost(costs, prompt), costs.draft_catch)
         for prompt, n, rows in texts.known
@@ -184,8 +185,8 @@ def _verify(
     """Measure the planned length and its rivals on prompts the plan has not seen.  -> for the record, what was found"""
     arms = [BASELINE]
     for draft in config.drafters:
-        chosen = {fact.best_draft_length for fact in facts if fact.draft == draft}
-        lengths = sorted({k for k in MEASURED_LENGTHS if k in config.draft_lengths} | chosen)
+        planned = {fact.best_draft_length for fact in facts if fact.draft == draft}
+        lengths = sorted({k for k in MEASURED_LENGTHS if k in config.draft_lengths} | planned)
         arms += [Arm(config.method(draft), draft, k) for k in lengths]
     bench, found = measure_and_judge(config, arms, {}, prompts)
     built = explained(found, lambda priced: build_rows(config, bench, found, priced, prompts), costs)
