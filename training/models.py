@@ -70,7 +70,7 @@ def uncompiled(model: LlamaForCausalLM, shape: dict) -> LlamaForCausalLM:
 def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> LlamaForCausalLM:
     """Write bfloat16 safetensors and the tokenizer; returns the model as a user will load it."""
     try:
-        model.to(dtype=torch.bfloat16).save_pretrained(folder, max_shard_size="14MB")
+        model.to(dtype=torch.bfloat16).save_pretrained(folder, max_shard_size="14MB")  # type: ignore[call-arg]
         tokenizer.save_pretrained(folder)
     except Exception as error:  # each library below raises its own kinds; a full disk is the usual one
         raise EnvironmentProblem(
