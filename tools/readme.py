@@ -145,6 +145,7 @@ def _text(page: Path) -> str:
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
+    """The command.  -> exit code"""
     parser = parsing.make_parser(__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a block is stale")
     args = parser.parse_args(argv)

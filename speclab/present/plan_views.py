@@ -5,8 +5,7 @@ from pathlib import Path
 
 from speclab.present import figures
 from speclab.present.figures import STYLES, colour, note
-from speclab.present.report import interrupted_line
-from speclab.present.run_lines import provenance, unchecked_line
+from speclab.present.run_lines import interrupted_line, provenance, unchecked_line
 from speclab.present.tables import WIDTH, column, columns, number, percent, speedup, temperature_name
 from speclab.theory.curves import decoding
 

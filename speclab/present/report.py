@@ -7,7 +7,7 @@ import textwrap
 
 from speclab.core.counts import Counts
 from speclab.present import explanations, tables
-from speclab.present.run_lines import noise_lines, provenance, unchecked_line
+from speclab.present.run_lines import interrupted_line, noise_lines, provenance, unchecked_line
 from speclab.present.tables import Cell, column, columns, interval, label, number, speedup
 from speclab.theory.ladder import prediction_rows
 
@@ -126,13 +126,6 @@ def loops_line(run: dict) -> str | None:
         f"{n_looping} of {n_texts} greedy texts end in repetition (last 32 tokens of period 8 or less), which is easy "
         "to draft and raises acceptance"
     )
-
-
-def interrupted_line(run: dict) -> str | None:
-    """That the run was stopped; None where it was not."""
-    if not run["interrupted"]:
-        return None
-    return "Stopped before the end: rows cover the prompts that every arm had finished, checks may be missing."
 
 
 # --- how fast ---------------------------------------------------------------------------------------------------------

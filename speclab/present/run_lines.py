@@ -62,6 +62,13 @@ def wrong_output_line(run: dict) -> str | None:
     return f"WRONG OUTPUT: {', '.join(wrong)}; see correctness in the record" if wrong else None
 
 
+def interrupted_line(run: dict) -> str | None:
+    """That the run was stopped; None where it was not."""
+    if not run["interrupted"]:
+        return None
+    return "Stopped before the end: rows cover the prompts that every arm had finished, checks may be missing."
+
+
 def noise_lines(floors: list[dict]) -> list[str]:
     """The noise floors of a record: the baseline against a second baseline in the same run."""
     return [

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from speclab.present import figures, sweep_plots, tables
-from speclab.present.report import interrupted_line
-from speclab.present.run_lines import noise_lines, provenance, unchecked_line, wrong_output_line
+from speclab.present.run_lines import interrupted_line, noise_lines, provenance, unchecked_line, wrong_output_line
 from speclab.present.tables import WIDTH, Cell, column, interval, number, prediction, short_names, speedup
 from speclab.theory import curves
 from speclab.theory.curves import NEAR, Value, decoding, end_to_end, omega_star, verdict
