@@ -3,6 +3,8 @@
 from speclab.models import padding
 from speclab.present.tables import interval, speedup
 
+COSTS = "c: a drafted token, v: a target pass over k + 1 tokens, o: the rest of a round, in decode steps of the target"
+
 
 def hardware(run: dict) -> str:
     """The processor that a record was taken on."""
