@@ -91,7 +91,7 @@ def _run(main: Callable[..., int | None], *args: Any, **kwargs: Any) -> int:
         return main(*args, **kwargs) or 0
     except Problem as problem:
         return report(problem)
-    except BrokenPipeError:  # the reader of a pipe left; there is nobody to tell
+    except BrokenPipeError:  # the reader of a pipe left; nothing is left to say
         return 0
     except OSError as error:
         return report(error)

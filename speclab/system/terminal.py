@@ -51,7 +51,7 @@ def is_animated(stream: TextIO) -> bool:
 
 
 def wants_colour(stream: TextIO) -> bool:
-    """A terminal with colours, and nobody has set NO_COLOR (no-color.org)."""
+    """A terminal with colours, and NO_COLOR is not set (no-color.org)."""
     return is_animated(stream) and not os.environ.get("NO_COLOR")
 
 

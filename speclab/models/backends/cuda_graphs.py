@@ -30,11 +30,11 @@ from speclab.models.backends.exported import ExportedModel, WrittenInPlace
 from speclab.models.limits import context_length
 
 BUCKET = 256  # rows
-SPARE = 512  # tokens a new cache can take behind its prompt before it has to grow
+SPARE = 512  # tokens a new cache can take after its prompt before it has to grow
 WARM_UPS = 2  # passes before a capture: kernels are chosen and workspaces allocated in them
 
 
-Forward = Callable[[Tensor], Tensor]  # (1, m) ids -> (1, m, vocab) logits, behind what was fed before
+Forward = Callable[[Tensor], Tensor]  # (1, m) ids -> (1, m, vocab) logits, after what the cache holds
 
 
 class Program(Protocol):
@@ -152,7 +152,7 @@ class GraphBackend:
         self._release = weakref.finalize(self, self._exported.graph_caches.append, self._cache)
 
     def _make_room(self, length: int, n_tokens: int) -> None:
-        """Move into a cache twice as long where they do not fit behind `length` tokens."""
+        """Move into a cache twice as long where they do not fit after `length` tokens."""
         if length + n_tokens <= self._cache.capacity:
             return
         old = self._cache
@@ -222,7 +222,7 @@ class GraphCache:
         """What the program makes of `inputs` after `length` tokens. Inputs may be shorter than the key's."""
         graph = self._graph(key, length + key.n_tokens)
         for fixed, given in zip(graph.inputs, inputs, strict=True):
-            fixed[tuple(map(slice, given.shape))].copy_(given)  # in a padded pass nobody reads what stands behind
+            fixed[tuple(map(slice, given.shape))].copy_(given)  # in a padded pass the rows after them are not read
         graph.length.fill_(length)
         graph.replay()
         return tuple(output.clone() for output in graph.outputs)  # the next replay writes to the same places

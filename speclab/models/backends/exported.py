@@ -161,7 +161,7 @@ class ExportedModel:
 class ExportedBackend:
     """The exported model over buffers that are written in place: nothing is copied or allocated from round to round.
 
-    Rolling back is free: rows behind the length are never read, and the next pass overwrites them.
+    Rolling back is free: rows after the length are never read, and the next pass overwrites them.
     """
 
     WIDEST = 64  # passes up to this width take their masks from a table
@@ -185,7 +185,7 @@ class ExportedBackend:
         n_tokens = tokens.shape[1]
         width = max(n_tokens, self._exported.least_width)
         if width > n_tokens and length + width <= self._positions_known:
-            # Rows that nobody asked for stand behind the others, so none of those reads them; the next pass overwrites.
+            # The added rows come last, so no other row reads them, and the next pass overwrites them.
             tokens = nn.functional.pad(tokens, (0, width - n_tokens))
         width = tokens.shape[1]
         total = length + width
