@@ -49,8 +49,8 @@ LEGENDS = {
     "temperature": "v: a target pass over k + 1 tokens, in decode steps",
     "output-length": "end to end: with the prompt's own passes, its interval takes their seconds as known",
     "mismatch": "round: what a round costs, in decode steps of the target; it pays where tok/rnd is larger",
-    "definitions": "α: accepted / tested; f: accepted / drafted; s: accepted / emitted; τ: tokens per round; A_i: share "
-    "of rounds in which at least i drafted tokens were accepted",
+    "definitions": "α: accepted / tested; f: accepted / drafted; s: accepted / emitted; τ: tokens per round; A_i: "
+    "share of rounds in which at least i drafted tokens were accepted",
 }
 
 
