@@ -1,5 +1,6 @@
 """The generated parts of the pages in docs/: every number there is a view of a committed record."""
 
+import functools
 from functools import cache
 from pathlib import Path
 
@@ -55,7 +56,7 @@ def ladders() -> str:
     """The factors of every row."""
     blocks = []
     for temperature, rows in _by_temperature(_load(FULL_RUN)).items():
-        blocks += [f"**{tables.temperature_name(temperature)}**", explanations.ladder_table(rows, markdown=True)]
+        blocks += [f"**{tables.temperature_name(temperature)}**", explanations.ladder_table(rows, markdown=True) or ""]
     return "\n\n".join(blocks)
 
 
@@ -98,8 +99,8 @@ def padded() -> str:
         run_lines.provenance(run),
         "\n".join(f"- {role}: {model}" for role, model in run["models"].items()),
         report.speed_table(rows, markdown=True),
-        explanations.ladder_table(rows, markdown=True),
-        explanations.costs_table(run, markdown=True),
+        explanations.ladder_table(rows, markdown=True) or "",
+        explanations.costs_table(run, markdown=True) or "",
     ]
     return "\n\n".join(lines)
 
@@ -124,5 +125,5 @@ BLOCKS = {
     "roofline-eager": lambda: results_page("cpu-2-cores-eager-roofline"),
     "peers": lambda: results_page("cpu-2-cores-peers"),
     "scaling": lambda: results_page("cpu-2-cores-scaling"),
-    **{f"sweep {name}": (lambda name=name: sweep(name)) for name in sweep_views.TITLES},
+    **{f"sweep {name}": functools.partial(sweep, name) for name in sweep_views.TITLES},
 }

@@ -4,6 +4,7 @@ Every line of text is a fixed template filled with numbers of the record.
 """
 
 import textwrap
+from collections.abc import Sequence
 
 from speclab.core.counts import Counts
 from speclab.present import explanations, tables
@@ -67,9 +68,9 @@ def _titled(title: str, body: str | None, markdown: bool) -> list[str]:
     return [_heading(title, markdown, level=3), body] if body else []
 
 
-def _block(lines: list[str | None], markdown: bool) -> list[str]:
+def _block(given: Sequence[str | None], markdown: bool) -> list[str]:
     """-> nothing, or one block of the lines that are there; Markdown: a list"""
-    lines = [line for line in lines if line]
+    lines = [line for line in given if line]
     if markdown:
         lines = [f"- {line.strip()}" for line in lines]
     else:
@@ -161,8 +162,8 @@ def _speed(run: dict, rows: list[dict], markdown: bool) -> list[str]:
         lines = [f"{short} is {name}" for name, short in tables.draft_names(rows, markdown).items() if short != name]
         lines += noise_lines([floor for floor in run["noise"] if floor["temperature"] == temperature])
         lines += losing_lines([row for row in run["rows"] if row["temperature"] == temperature])
-        lines += [generate_line(rows), headline_line(run)] if temperature == 0 else []
-        blocks += _block(lines, markdown)
+        greedy = [generate_line(rows), headline_line(run)] if temperature == 0 else []
+        blocks += _block([*lines, *greedy], markdown)
     return blocks
 
 

@@ -158,6 +158,10 @@ def _omega_star(point: dict) -> str:
     return number(omega_star(alpha, k) if alpha is not None and k else None)
 
 
+def _book_fed(key: str) -> Callable[[dict], float | None]:
+    return lambda point: curves.book_fed(point).get(key)
+
+
 def _survives(place: int) -> Cell:
     return lambda point: number(curves.survival(point)[place]) if curves.survival(point) else "-"
 
@@ -208,5 +212,5 @@ COLUMNS: dict[str, dict[str, Cell]] = {
     | ALPHA
     | {"f": column("drafted_fraction"), "s": lambda point: number(curves.output_share(point))}
     | {"τ": column("tokens_per_round"), "A_1": _survives(0), "A_k": _survives(-1)}
-    | {f"book({key})": prediction(lambda point, key=key: curves.book_fed(point).get(key)) for key in "αfs"},
+    | {f"book({key})": prediction(_book_fed(key)) for key in "αfs"},
 }
