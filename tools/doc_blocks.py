@@ -1,6 +1,7 @@
 """The generated parts of the pages in docs/: every number there is a view of a committed record."""
 
 import functools
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -112,7 +113,7 @@ def results_page(name: str) -> str:
     return "\n".join(f"**{line[3:]}**" if line.startswith("## ") else line for line in lines).strip()
 
 
-BLOCKS = {
+BLOCKS: dict[str, Callable[[], str]] = {
     "book-table": book_table,
     "full-provenance": lambda: run_lines.provenance(_load(FULL_RUN)),
     "measured": measured,
