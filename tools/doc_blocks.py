@@ -1,5 +1,7 @@
 """The generated parts of the pages in docs/: every number there is a view of a committed record."""
 
+import functools
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -55,7 +57,7 @@ def ladders() -> str:
     """The factors of every row."""
     blocks = []
     for temperature, rows in _by_temperature(_load(FULL_RUN)).items():
-        blocks += [f"**{tables.temperature_name(temperature)}**", explanations.ladder_table(rows, markdown=True)]
+        blocks += [f"**{tables.temperature_name(temperature)}**", explanations.ladder_table(rows, markdown=True) or ""]
     return "\n\n".join(blocks)
 
 
@@ -98,8 +100,8 @@ def padded() -> str:
         run_lines.provenance(run),
         "\n".join(f"- {role}: {model}" for role, model in run["models"].items()),
         report.speed_table(rows, markdown=True),
-        explanations.ladder_table(rows, markdown=True),
-        explanations.costs_table(run, markdown=True),
+        explanations.ladder_table(rows, markdown=True) or "",
+        explanations.costs_table(run, markdown=True) or "",
     ]
     return "\n\n".join(lines)
 
@@ -111,7 +113,7 @@ def results_page(name: str) -> str:
     return "\n".join(f"**{line[3:]}**" if line.startswith("## ") else line for line in lines).strip()
 
 
-BLOCKS = {
+BLOCKS: dict[str, Callable[[], str]] = {
     "book-table": book_table,
     "full-provenance": lambda: run_lines.provenance(_load(FULL_RUN)),
     "measured": measured,
@@ -124,5 +126,5 @@ BLOCKS = {
     "roofline-eager": lambda: results_page("cpu-2-cores-eager-roofline"),
     "peers": lambda: results_page("cpu-2-cores-peers"),
     "scaling": lambda: results_page("cpu-2-cores-scaling"),
-    **{f"sweep {name}": (lambda name=name: sweep(name)) for name in sweep_views.TITLES},
+    **{f"sweep {name}": functools.partial(sweep, name) for name in sweep_views.TITLES},
 }

@@ -117,6 +117,10 @@ BLOCKS: dict[str, Callable[[], str]] = {
 }
 
 
+def _with_block(block: str, match: re.Match) -> str:
+    return f"{match[1]}{block}\n{match[2]}"
+
+
 def filled(text: str) -> str:
     """`text` with every block made anew. EnvironmentProblem: a block that nobody makes, or one that does not end."""
     for name in re.findall(r"<!-- begin ([^>]*?) -->", text):
@@ -131,7 +135,7 @@ def filled(text: str) -> str:
                 f"the block {name!r} cannot be made: the records lack what it shows ({why}); run the commands again "
                 "that made them"
             ) from None
-        text = pattern.sub(lambda m, block=block: f"{m[1]}{block}\n{m[2]}", text)
+        text = pattern.sub(functools.partial(_with_block, block), text)
     return text
 
 
@@ -145,6 +149,7 @@ def _text(page: Path) -> str:
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
+    """The command.  -> exit code"""
     parser = parsing.make_parser(__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a block is stale")
     args = parser.parse_args(argv)

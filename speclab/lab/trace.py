@@ -30,6 +30,8 @@ class Token:
     @property
     def against_rule(self) -> bool:
         """Was a draft accepted that fails the test, or rejected though it passes? Only a wrong rule does that."""
+        if self.uniform is None or self.draft_prob is None or self.target_prob is None:
+            return False
         if self.kind not in ("accepted", "rejected"):
             return False
         return (self.uniform * self.draft_prob < self.target_prob) != (self.kind == "accepted")
@@ -109,7 +111,7 @@ class Speller:
         return [*pieces[:-1], pieces[-1] + speller.rest()] if pieces else []
 
     def _text(self) -> str:
-        return self._tokenizer.decode(self._ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return str(self._tokenizer.decode(self._ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
 def trace(
@@ -121,7 +123,8 @@ def trace(
     settings: dict[str, Any],
 ) -> Trace:
     """Read a stream of rounds with phases and detail.  baseline: ids and the seconds at which they were there."""
-    counts, events, emitted = Counts(), [], []
+    counts, emitted = Counts(), []
+    events: list[Event] = []
     speller, end = Speller(tokenizer, prompt_ids), 0.0
     for round_ in rounds:
         counts.add(round_)

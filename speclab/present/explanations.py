@@ -3,6 +3,7 @@
 Views of the record, nothing is measured here.
 """
 
+from operator import itemgetter
 from statistics import mean
 
 from speclab.present import tables
@@ -29,7 +30,7 @@ def prediction_table(rows: list[dict], markdown: bool = False) -> str | None:
     rows = [row for row in rows if row["draft"]]
     if not prediction_errors(rows):
         return None
-    predictions = {name: prediction(lambda row, key=key: row[key]) for key, name in PREDICTORS.items()}
+    predictions = {name: prediction(itemgetter(key)) for key, name in PREDICTORS.items()}
     measured = {"measured": lambda row: speedup(row["speedup"])}
     return columns(rows, _draft_and_k(rows, markdown) | measured | predictions, markdown)
 
@@ -83,9 +84,13 @@ def ladder_table(rows: list[dict], markdown: bool = False) -> str | None:
         return None
     cells = {"book": lambda row: speedup(row["book_formula"])}
     for effect, (name, head, _) in LEGEND.items():
-        cells[name if markdown else head] = lambda row, effect=effect: number((factors(row) or {}).get(effect))
+        cells[name if markdown else head] = _factor(effect)
     cells["measured"] = lambda row: speedup(row["speedup"])
     return columns(rows, _draft_and_k(rows, markdown) | cells, markdown)
+
+
+def _factor(effect: str) -> Cell:
+    return lambda row: number((factors(row) or {}).get(effect))
 
 
 def ladder_legend(markdown: bool = False) -> str:

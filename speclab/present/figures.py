@@ -96,8 +96,8 @@ def legend_above(figure: Figure, axis, columns: int, **look) -> None:
     handles = dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
     begin = [label.partition(",")[0] for label in handles]
     labels = sorted(handles, key=lambda label: begin.index(label.partition(",")[0]))
-    look = {"loc": "outside upper center", "ncols": columns, "frameon": False, "fontsize": 8} | look
-    figure.legend([handles[label] for label in labels], labels, **look)
+    look = {"ncols": columns, "frameon": False, "fontsize": 8} | look
+    figure.legend([handles[label] for label in labels], labels, loc="outside upper center", **look)
 
 
 def save(figure: Figure, run: dict, folder: Path, name: str) -> Path:

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from speclab.present import figures
 from speclab.present.figures import STYLES, colour, note
-from speclab.present.report import interrupted_line
-from speclab.present.run_lines import provenance, unchecked_line
+from speclab.present.run_lines import COSTS, interrupted_line, provenance, unchecked_line
 from speclab.present.tables import WIDTH, column, columns, number, percent, speedup, temperature_name
 from speclab.theory.curves import decoding
 
@@ -84,6 +83,7 @@ def text(run: dict, markdown: bool = False) -> str:
         lines = filter(None, [verdict(fact), learner_line(run, fact)])
         blocks += [line if markdown else textwrap.fill(line, WIDTH - 1, subsequent_indent="    ") for line in lines]
         blocks.append(plan_table(run, fact, markdown))
+    blocks.append(COSTS)
     checked = checked_table(run, markdown)
     if checked:
         blocks += [f"The plan, measured on {run['verified']['n_prompts']} other prompts:", checked]

@@ -1,5 +1,6 @@
 """The pictures of a comparison: measured values are markers, formulas are lines, the line at 1.0 is no gain."""
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -36,7 +37,11 @@ def comparison(run: dict, folder: Path, name: str) -> Iterator[Callable[[], Path
     if prediction_errors(predicted):
         pictures["predicted"] = lambda: _predicted(predicted)
     for what, paint in pictures.items():
-        yield lambda what=what, paint=paint: figures.save(paint(), run, folder, f"{name}-{what}")
+        yield functools.partial(_write, paint, run, folder, f"{name}-{what}")
+
+
+def _write(paint: Callable[[], figures.Figure], run: dict, folder: Path, name: str) -> Path:
+    return figures.save(paint(), run, folder, name)
 
 
 def _by_temperature(paint: Callable, rows: list[dict], legend: bool = False) -> figures.Figure:
@@ -121,8 +126,9 @@ def waterfall_rows(rows: list[dict]) -> list[tuple[str, dict]]:
     for row in sorted(rows, key=lambda row: -row["speedup"]):
         best.setdefault(row["method"], row)
     chosen = [("fastest of its draft", row) for row in list(best.values())[:4]]
-    slowest = min(rows, key=lambda row: row["speedup"], default=None)
-    return chosen + [("slowest of all", slowest)] * (len(rows) > len(chosen))
+    if len(rows) > len(chosen):
+        chosen.append(("slowest of all", min(rows, key=lambda row: row["speedup"])))
+    return chosen
 
 
 def _why(chosen: list[tuple[str, dict]]) -> figures.Figure:
@@ -150,7 +156,7 @@ def _waterfall(axis, row: dict) -> None:
     """Book formula on top, then a bar for every factor, then the measured speedup and the one with prefill counted."""
     here = row["ladder"][0]["speedup"]
     steps = [(1.0, here, f"{here:.2f}x", GREY)]  # from, to, its number, its colour
-    for factor in factors(row).values():
+    for factor in (factors(row) or {}).values():
         steps.append((here, here * factor, f"×{factor:.2f}", COLOURS[0] if factor >= 1 else COLOURS[1]))
         here *= factor
     for value in (row["speedup"], row["speedup_with_prefill"]):

@@ -4,10 +4,11 @@ Every line of text is a fixed template filled with numbers of the record.
 """
 
 import textwrap
+from collections.abc import Sequence
 
 from speclab.core.counts import Counts
 from speclab.present import explanations, tables
-from speclab.present.run_lines import noise_lines, provenance, unchecked_line
+from speclab.present.run_lines import interrupted_line, noise_lines, provenance, unchecked_line
 from speclab.present.tables import Cell, column, columns, interval, label, number, speedup
 from speclab.theory.ladder import prediction_rows
 
@@ -67,9 +68,9 @@ def _titled(title: str, body: str | None, markdown: bool) -> list[str]:
     return [_heading(title, markdown, level=3), body] if body else []
 
 
-def _block(lines: list[str | None], markdown: bool) -> list[str]:
+def _block(given: Sequence[str | None], markdown: bool) -> list[str]:
     """-> nothing, or one block of the lines that are there; Markdown: a list"""
-    lines = [line for line in lines if line]
+    lines = [line for line in given if line]
     if markdown:
         lines = [f"- {line.strip()}" for line in lines]
     else:
@@ -128,13 +129,6 @@ def loops_line(run: dict) -> str | None:
     )
 
 
-def interrupted_line(run: dict) -> str | None:
-    """That the run was stopped; None where it was not."""
-    if not run["interrupted"]:
-        return None
-    return "Stopped before the end: rows cover the prompts that every arm had finished, checks may be missing."
-
-
 # --- how fast ---------------------------------------------------------------------------------------------------------
 
 
@@ -168,8 +162,8 @@ def _speed(run: dict, rows: list[dict], markdown: bool) -> list[str]:
         lines = [f"{short} is {name}" for name, short in tables.draft_names(rows, markdown).items() if short != name]
         lines += noise_lines([floor for floor in run["noise"] if floor["temperature"] == temperature])
         lines += losing_lines([row for row in run["rows"] if row["temperature"] == temperature])
-        lines += [generate_line(rows), headline_line(run)] if temperature == 0 else []
-        blocks += _block(lines, markdown)
+        greedy = [generate_line(rows), headline_line(run)] if temperature == 0 else []
+        blocks += _block([*lines, *greedy], markdown)
     return blocks
 
 

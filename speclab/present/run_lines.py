@@ -3,6 +3,8 @@
 from speclab.models import padding
 from speclab.present.tables import interval, speedup
 
+COSTS = "c: a drafted token, v: a target pass over k + 1 tokens, o: the rest of a round, in decode steps of the target"
+
 
 def hardware(run: dict) -> str:
     """The processor that a record was taken on."""
@@ -60,6 +62,13 @@ def wrong_output_line(run: dict) -> str | None:
     """Which arms wrote a wrong text; None where all are right."""
     wrong = [entry["arm"] for entry in run["correctness"] if not entry["passed"]]
     return f"WRONG OUTPUT: {', '.join(wrong)}; see correctness in the record" if wrong else None
+
+
+def interrupted_line(run: dict) -> str | None:
+    """That the run was stopped; None where it was not."""
+    if not run["interrupted"]:
+        return None
+    return "Stopped before the end: rows cover the prompts that every arm had finished, checks may be missing."
 
 
 def noise_lines(floors: list[dict]) -> list[str]:

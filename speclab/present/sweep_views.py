@@ -8,8 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from speclab.present import figures, sweep_plots, tables
-from speclab.present.report import interrupted_line
-from speclab.present.run_lines import noise_lines, provenance, unchecked_line, wrong_output_line
+from speclab.present.run_lines import (
+    COSTS,
+    interrupted_line,
+    noise_lines,
+    provenance,
+    unchecked_line,
+    wrong_output_line,
+)
 from speclab.present.tables import WIDTH, Cell, column, interval, number, prediction, short_names, speedup
 from speclab.theory import curves
 from speclab.theory.curves import NEAR, Value, decoding, end_to_end, omega_star, verdict
@@ -36,10 +42,20 @@ QUESTIONS = {
     "mismatch": "What does a bad draft cost?",
     "definitions": "Four numbers are called acceptance: which is which, and which does the book's formula want?",
 }
+LEGENDS = {
+    "acceptance": "right: how often the draft proposes the target's token; ω: what a round costs beyond one decode "
+    "step, in such steps; ω*: the price at which book(α) turns from too low to too high",
+    "context": f"t_1: a decode step; {COSTS}",
+    "temperature": "v: a target pass over k + 1 tokens, in decode steps",
+    "output-length": "end to end: with the prompt's own passes, its interval takes their seconds as known",
+    "mismatch": "round: what a round costs, in decode steps of the target; it pays where tok/rnd is larger",
+    "definitions": "α: accepted / tested; f: accepted / drafted; s: accepted / emitted; τ: tokens per round; A_i: "
+    "share of rounds in which at least i drafted tokens were accepted",
+}
 
 
 def lines(sweep: dict) -> list[str]:
-    """Fixed one-line templates: at most one for each curve, then what is to be known of the run."""
+    """The columns' legend, at most one line for each curve, then what is to be known of the run."""
     filled = []
     for label, points in curves.curves(sweep).items():
         if sweep["sweep"] == "draft-length" and (top := curves.best(points)):
@@ -59,7 +75,8 @@ def lines(sweep: dict) -> list[str]:
             f"tokens, loss from {training['first_loss']:.2f} to {training['last_loss']:.2f} nats per token"
         )
     remarks = [unchecked_line(sweep), wrong_output_line(sweep), interrupted_line(sweep)]
-    return [*filled, *noise_lines(sweep["noise"]), *filter(None, remarks)]
+    legend = LEGENDS.get(sweep["sweep"])
+    return [*filter(None, [legend]), *filled, *noise_lines(sweep["noise"]), *filter(None, remarks)]
 
 
 def _value(value: Value, unit: str = "x") -> str:
@@ -141,6 +158,10 @@ def _omega_star(point: dict) -> str:
     return number(omega_star(alpha, k) if alpha is not None and k else None)
 
 
+def _book_fed(key: str) -> Callable[[dict], float | None]:
+    return lambda point: curves.book_fed(point).get(key)
+
+
 def _survives(place: int) -> Cell:
     return lambda point: number(curves.survival(point)[place]) if curves.survival(point) else "-"
 
@@ -191,5 +212,5 @@ COLUMNS: dict[str, dict[str, Cell]] = {
     | ALPHA
     | {"f": column("drafted_fraction"), "s": lambda point: number(curves.output_share(point))}
     | {"τ": column("tokens_per_round"), "A_1": _survives(0), "A_k": _survives(-1)}
-    | {f"book({key})": prediction(lambda point, key=key: curves.book_fed(point).get(key)) for key in "αfs"},
+    | {f"book({key})": prediction(_book_fed(key)) for key in "αfs"},
 }

@@ -62,6 +62,8 @@ def ascii_quoted(text: str) -> str:
 
 def outcome(token: Token, greedy: bool) -> str:
     """What the accept rule made of an accepted or rejected draft, and the numbers that it rests on."""
+    if token.uniform is None or token.draft_prob is None or token.target_prob is None:
+        return f"{token.kind}: {MEANINGS[token.kind]}"
     passes = (token.kind == "accepted") != token.against_rule
     if greedy:
         reason = f"{'the' if passes else 'not the'} target's own choice, p = {token.target_prob:g}"

@@ -11,7 +11,6 @@ import numpy as np
 
 from speclab.theory import attribution
 from speclab.theory.formulas import book_formula, omega_star, overhead_per_round
-from speclab.theory.ladder import error
 
 NEAR = 0.05  # the book's formula counts as right where it is at most this far from the measurement
 X_IS_DRAFT_LENGTH, X_IS_TEMPERATURE = ("draft-length", "definitions"), ("temperature",)
@@ -65,7 +64,8 @@ def labeller(sweep: dict) -> Callable[[dict], str]:
 
 def curves(sweep: dict) -> dict[str, list[dict]]:
     """Label -> its points, along x where x is a number, in the record's order where it is a name."""
-    label, groups = labeller(sweep), {}
+    label = labeller(sweep)
+    groups: dict[str, list[dict]] = {}
     for point in sweep["points"]:
         groups.setdefault(label(point), []).append(point)
     if sweep["sweep"] in X_IS_DRAFT:
@@ -125,7 +125,7 @@ def near_book(points: list[dict], near: float = NEAR) -> list[tuple[float, float
     ratio most of the bending is gone.
     """
     points = by_acceptance(points)
-    alphas, errors = [p["acceptance_rate"] for p in points], [error(p, "book_formula") for p in points]
+    alphas, errors = [p["acceptance_rate"] for p in points], [p["book_formula"] / p["speedup"] - 1 for p in points]
     edges = {*alphas[:1], *alphas[-1:], *crossings(alphas, errors, near), *crossings(alphas, errors, -near)}
     middles = pairwise(sorted(edges))
     return [(low, high) for low, high in middles if abs(np.interp((low + high) / 2, alphas, errors)) < near]
@@ -133,9 +133,13 @@ def near_book(points: list[dict], near: float = NEAR) -> list[tuple[float, float
 
 def fair_prices(points: list[dict]) -> list[float]:
     """The alphas at which omega equals omega*: there the two things that the book's formula leaves out cancel."""
-    points = [point for point in by_acceptance(points) if point["verify_cost"] is not None]
-    surplus = [omega(p) - omega_star(p["acceptance_rate"], p["draft_length"]) for p in points]
-    return crossings([point["acceptance_rate"] for point in points], surplus, 0)
+    alphas, surplus = [], []
+    for point in by_acceptance(points):
+        alpha, cost = point["acceptance_rate"], omega(point)
+        if cost is not None:
+            alphas.append(alpha)
+            surplus.append(cost - omega_star(alpha, point["draft_length"]))
+    return crossings(alphas, surplus, 0)
 
 
 # --- of one point -----------------------------------------------------------------------------------------------------
