@@ -17,7 +17,7 @@ AGAIN_RUN = RESULTS / "cpu-2-cores-again.json"  # the same command once more
 FULL_RUN = RESULTS / "cpu-2-cores-full.json"  # the same with --full -k 2,4,8 --max-new-tokens 96 --repeats 2
 PLAN = RESULTS / "cpu-2-cores-plan.json"  # python compare.py --verify-plan
 PADDED_RUN = RESULTS / "cpu-2-cores-200m.json"  # --target lab:200m --temperature 0 -k 2,4,8 --limit 2
-PAGES = tuple(record.ROOT / "docs" / name for name in ("why-not-faster.md", "engines.md"))
+PAGES = tuple(record.ROOT / "docs" / name for name in ("why-not-faster.md", "engines.md", "architecture.md"))
 BOOK_TABLE = ((0.7, 4, "2.1"), (0.8, 4, "2.5"), (0.7, 8, "2.5"), (0.8, 8, "3.3"))  # alpha, k, what the book prints
 SHORT = 16  # points; the table of a longer sweep stands on the page of its results only
 

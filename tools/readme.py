@@ -22,7 +22,7 @@ from speclab.records import record
 from speclab.system.errors import EnvironmentProblem, reports_problems
 from speclab.system.files import do_all, shown, write_whole
 from speclab.system.terminal import note
-from tools import doc_blocks
+from tools import architecture, doc_blocks
 from tools.doc_blocks import DEFAULT_RUN, FULL_RUN
 
 README, CARD = record.ROOT / "README.md", record.ROOT / "models" / "lab-pair" / "README.md"
@@ -113,6 +113,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "summary": summary,
     "pair": pair,
     "families": families,
+    "architecture": architecture.plan,
     **doc_blocks.BLOCKS,
 }
 
