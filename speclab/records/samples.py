@@ -16,10 +16,12 @@ class Arm:
 
     @property
     def speculative(self) -> bool:
+        """Whether a draft is used."""
         return self.draft is not None
 
     @property
     def label(self) -> str:
+        """What tables and checks call it."""
         return f"{self.method} k={self.draft_length}" if self.speculative else self.method
 
 
@@ -67,8 +69,10 @@ class Sample:
 
     @property
     def prefill_seconds(self) -> float:
+        """Of all repeats."""
         return sum(self.prefill)
 
     @property
     def decode_seconds(self) -> float:
+        """Of all repeats."""
         return sum(self.decode)
