@@ -21,7 +21,7 @@ from benchmarks.tiny_families import VOCAB, model_types, tiny
 from draft_models import ModelDrafter
 from optimized_speculative import speculative_decode
 from speclab.core.rounds import DecodeSettings, tokens_of
-from speclab.lab.degraded_drafts import noisy
+from speclab.lab.training.degraded_drafts import noisy
 from speclab.models import loading, memory, select
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.cached import CachedModel

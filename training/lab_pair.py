@@ -29,8 +29,8 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from speclab.cli import parsing
-from speclab.lab import corpus
-from speclab.lab.training import LENGTHS, crops, next_token_loss
+from speclab.lab.training import corpus
+from speclab.lab.training.steps import LENGTHS, crops, next_token_loss
 from speclab.models import loading
 from speclab.records import files
 from speclab.system.errors import reports_problems

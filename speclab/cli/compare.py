@@ -13,9 +13,10 @@ from speclab.cli.output import Output
 from speclab.core.rounds import DecodeSettings
 from speclab.drafts.oracle import OracleDraft
 from speclab.drafts.select import check_prompts, make_drafters
-from speclab.lab import comparison, plan, profiling, sweeps, tracing
+from speclab.lab import comparison, plan, sweeps
 from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
+from speclab.lab.tracing import follow, profiling
 from speclab.learner import loading
 from speclab.models import memory
 from speclab.present import plan_views, plots, report, sweep_views
@@ -184,7 +185,7 @@ def _trace(args: argparse.Namespace, config: RunConfig, draft: str) -> None:
     settings = DecodeSettings(config.max_new_tokens, config.sampling(config.temperatures[0]), seed=config.seed)
     k, drafter = next(filter(None, config.draft_lengths), 0), config.drafters[draft]
     loops = (autoregressive_decode, config.reader.loop)
-    trace_output.write(tracing.follow(config.setup, drafter, draft, config.prompts[0], k, settings, *loops), args.trace)
+    trace_output.write(follow.follow(config.setup, drafter, draft, config.prompts[0], k, settings, *loops), args.trace)
 
 
 # --- sweeps -----------------------------------------------------------------------------------------------------------

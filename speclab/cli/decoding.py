@@ -17,7 +17,7 @@ from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, Drafter, Round, tokens_of
 from speclab.drafts.oracle import OracleDraft
 from speclab.drafts.select import check_prompts, drafter_name, make_drafter
-from speclab.lab import shapes, tracing
+from speclab.lab.tracing import follow, shapes
 from speclab.learner import loading
 from speclab.learner.functions import Learner
 from speclab.models import memory
@@ -152,7 +152,7 @@ def _speculative(args: argparse.Namespace, baseline: Loop, speculative: Loop) ->
         print(memory.describe(setup.target.model, draft, k, setup.target.length))
     if args.trace:  # the first prompt once more, with clocks and details
         name = drafter_name(args.draft)
-        trace = tracing.follow(setup, drafter, name, prompts[0], k, settings, baseline, functions, longest=k)
+        trace = follow.follow(setup, drafter, name, prompts[0], k, settings, baseline, functions, longest=k)
         trace_output.write(trace, args.trace)
     return int(n_wrong > 0)
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from speclab.cli import parsing
-from speclab.lab.trace import Trace
+from speclab.lab.tracing.trace import Trace
 from speclab.present.trace_page import page
 from speclab.present.trace_terminal import terminal
 from speclab.system.files import check_writable, shown, write_whole
@@ -13,7 +13,7 @@ from speclab.system.terminal import note, wants_colour
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """--trace, and --trace-shapes (speclab/lab/shapes.py)."""
+    """--trace, and --trace-shapes (speclab/lab/tracing/shapes.py)."""
     add_trace_flag(parser)
     parser.add_argument(
         "--trace-shapes", action="store_true", help="print the shapes of one round's tensors and decode nothing"

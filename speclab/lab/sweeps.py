@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 
 from draft_models import ModelDrafter
 from speclab.drafts.oracle import FreeOracleDrafter, OracleDraft
-from speclab.lab import degraded_drafts
 from speclab.lab.acceptance_chances import CostTable, calibrated
 from speclab.lab.comparison import build_rows, explained, measure_and_judge
 from speclab.lab.harness import STOPS, Measurement, is_model, keeping, stopped
 from speclab.lab.run_config import RunConfig
+from speclab.lab.training import degraded_drafts
 from speclab.models import loading
 from speclab.models.prompts import Prompt
 from speclab.records.rows import Point, Row

@@ -6,7 +6,7 @@ python optimized_speculative.py --trace-shapes --impl exercises       # beside w
 
 from transformers import PreTrainedTokenizerBase
 
-from speclab.lab.shapes import MEANINGS, RoundShapes, Shapes
+from speclab.lab.tracing.shapes import MEANINGS, RoundShapes, Shapes
 from speclab.present.tables import table
 
 

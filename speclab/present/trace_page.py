@@ -9,7 +9,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from speclab.lab.trace import Event, Token, Trace
+from speclab.lab.tracing.trace import Event, Token, Trace
 from speclab.present.trace_terminal import MEANINGS, agreement, milliseconds, outcome, summary, times
 from speclab.system.terminal import harmless
 

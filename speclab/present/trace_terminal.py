@@ -6,7 +6,7 @@ python optimized_speculative.py --trace -
 import json
 import sys
 
-from speclab.lab.trace import Token, Trace
+from speclab.lab.tracing.trace import Token, Trace
 from speclab.system.terminal import harmless
 
 MEANINGS = {  # what happened to a token

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from speclab.lab import trace
+from speclab.lab.tracing import trace
 from speclab.models import loading
 from speclab.present import trace_page, trace_terminal
 from speclab.system import terminal

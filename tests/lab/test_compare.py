@@ -14,8 +14,9 @@ from speclab.cli import compare as cli_compare
 from speclab.cli import flags
 from speclab.core.counts import Counts
 from speclab.core.sampling import Sampling
-from speclab.lab import comparison, harness, output_checks, profiling
+from speclab.lab import comparison, harness, output_checks
 from speclab.lab.harness import Measurement
+from speclab.lab.tracing import profiling
 from speclab.models import prompts
 from speclab.records import record
 from speclab.records.samples import BASELINE, Arm, Sample

@@ -21,10 +21,10 @@ from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, Round
 from speclab.core.sampling import Sampling
 from speclab.drafts.oracle import FreeOracleDrafter
-from speclab.lab import detail as detail_module
-from speclab.lab import trace, tracing
-from speclab.lab.detail import Detail
 from speclab.lab.instruments import LoopFunctions, with_phases
+from speclab.lab.tracing import detail as detail_module
+from speclab.lab.tracing import follow, trace
+from speclab.lab.tracing.detail import Detail
 from speclab.models import loading, prompts
 from speclab.models.cached import CachedModel
 from speclab.present import trace_page, trace_terminal
@@ -44,7 +44,7 @@ def tokenizer(pair_folder):
 def decoded(target, drafter, sampling, n_tokens=60, look=True) -> list[Round]:
     settings = DecodeSettings(n_tokens, sampling, frozenset(), 3)
     args = (LoopFunctions(speculative_decode), CachedModel(target), drafter, torch.arange(1, 8)[None], 4, settings)
-    return list(tracing.detailed(*args) if look else with_phases(*args))
+    return list(follow.detailed(*args) if look else with_phases(*args))
 
 
 def drafters(target) -> dict:
@@ -437,7 +437,7 @@ def test_a_dial_traces_what_it_was_told_to_replay(pair_folder):
     setup = flags.setup_from(args := parser.parse_args(words))
     prompt = flags.read_prompts(args, setup.tokenizer)[0]
     loops = (autoregressive_decode, LoopFunctions(speculative_decode))
-    found = tracing.follow(setup, FreeOracleDrafter(1.0), "dial:1:free", prompt, 4, DecodeSettings(31), *loops)
+    found = follow.follow(setup, FreeOracleDrafter(1.0), "dial:1:free", prompt, 4, DecodeSettings(31), *loops)
     assert found.same_text
     assert found.counts.n_accepted == found.counts.n_drafted == 24
     assert found.counts.n_rounds == 6

@@ -4,8 +4,8 @@ import random
 from dataclasses import replace
 
 from speclab.core.rounds import Round
-from speclab.lab import trace
-from speclab.lab.detail import Detail
+from speclab.lab.tracing import trace
+from speclab.lab.tracing.detail import Detail
 
 
 def settings(temperature: float = 0.8, draft_length: int = 4) -> dict:

@@ -12,7 +12,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from speclab.core.counts import Counts
-from speclab.lab.detail import Detail
+from speclab.lab.tracing.detail import Detail
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Token:
     id: int
     text: str  # what it adds to the text; empty where it ends inside a character that the next one completes
     kind: str  # first, plain, accepted, corrected, bonus, rejected, untested or after_eos
-    draft_prob: float | None = None  # the rule's numbers (speclab/lab/detail.py); None where nothing was tested
+    draft_prob: float | None = None  # the rule's numbers (speclab/lab/tracing/detail.py); None where nothing was tested
     target_prob: float | None = None
     uniform: float | None = None
     confidence: float | None = None  # the target's softmax at temperature 1
