@@ -170,7 +170,7 @@ def model_drafter(kind: str, setup: Setup, seed: int, why: str) -> ModelDrafter:
 
 def opening(title: str, run: BenchmarkRun, markdown: bool) -> list[str]:
     """Title and circumstances, which only the page in Markdown needs."""
-    return [f"# {title}", f"{run_lines.circumstances(files.as_dict(run))}."] if markdown else []
+    return [f"# {title}", f"{run_lines.circumstances(run)}."] if markdown else []
 
 
 def heading(text: str, markdown: bool) -> str:

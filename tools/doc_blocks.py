@@ -6,31 +6,35 @@ from functools import cache
 from pathlib import Path
 
 from speclab.present import explanations, plan_views, report, run_lines, sweep_views, tables
-from speclab.records import record
+from speclab.records.files import read
+from speclab.records.rows import Row
+from speclab.records.runs import ComparisonRun, PlanRun, SweepRun
+from speclab.system.paths import ROOT
 from speclab.theory.formulas import book_formula, omega_star
 from speclab.theory.ladder import prediction_rows
 from tools import rerun
 
-RESULTS = record.ROOT / "results"
+RESULTS = ROOT / "results"
 DEFAULT_RUN = RESULTS / "cpu-2-cores.json"  # python compare.py
 AGAIN_RUN = RESULTS / "cpu-2-cores-again.json"  # the same command once more
 FULL_RUN = RESULTS / "cpu-2-cores-full.json"  # the same with --full -k 2,4,8 --max-new-tokens 96 --repeats 2
 PLAN = RESULTS / "cpu-2-cores-plan.json"  # python compare.py --verify-plan
 PADDED_RUN = RESULTS / "cpu-2-cores-200m.json"  # --target lab:200m --temperature 0 -k 2,4,8 --limit 2
-PAGES = tuple(record.ROOT / "docs" / name for name in ("why-not-faster.md", "engines.md", "architecture.md"))
+PAGES = tuple(ROOT / "docs" / name for name in ("why-not-faster.md", "engines.md", "architecture.md"))
 BOOK_TABLE = ((0.7, 4, "2.1"), (0.8, 4, "2.5"), (0.7, 8, "2.5"), (0.8, 8, "3.3"))  # alpha, k, what the book prints
 SHORT = 16  # points; the table of a longer sweep stands on the page of its results only
 
 
 @cache
-def _load(path: Path) -> dict:
-    return record.load(path)
+def comparison(path: Path) -> ComparisonRun:
+    """A committed comparison."""
+    return read(path, ComparisonRun)
 
 
-def _by_temperature(run: dict) -> dict[float, list[dict]]:
+def _by_temperature(run: ComparisonRun) -> dict[float, list[Row]]:
     """Temperature -> the rows of all prompts."""
-    rows = [row for row in run["rows"] if row["prompt_kind"] == "all" and row["method"] != "generate"]
-    return {t: [row for row in rows if row["temperature"] == t] for t in run["settings"]["temperatures"]}
+    rows = [row for row in run.rows if row.prompt_kind == "all" and row.method != "generate"]
+    return {t: [row for row in rows if row.temperature == t] for t in run.settings["temperatures"]}
 
 
 def book_table() -> str:
@@ -46,47 +50,48 @@ def book_table() -> str:
 
 def measured() -> str:
     """Speed tables of the full run, with the noise floor under each."""
-    run, blocks = _load(FULL_RUN), []
+    run, blocks = comparison(FULL_RUN), []
     for temperature, rows in _by_temperature(run).items():
         blocks += [f"**{tables.temperature_name(temperature)}**", report.speed_table(rows, markdown=True)]
-        blocks += run_lines.noise_lines([floor for floor in run["noise"] if floor["temperature"] == temperature])
+        blocks += run_lines.noise_lines([floor for floor in run.noise if floor.temperature == temperature])
     return "\n\n".join(blocks)
 
 
 def ladders() -> str:
     """The factors of every row."""
     blocks = []
-    for temperature, rows in _by_temperature(_load(FULL_RUN)).items():
+    for temperature, rows in _by_temperature(comparison(FULL_RUN)).items():
         blocks += [f"**{tables.temperature_name(temperature)}**", explanations.ladder_table(rows, markdown=True) or ""]
     return "\n\n".join(blocks)
 
 
 def plan() -> str:
     """The plan's verdicts and how they did on prompts it had not seen."""
-    run = _load(PLAN)
-    verdicts = "\n".join(f"- {plan_views.verdict(fact)}" for fact in run["facts"]["drafts"])
-    return f"{verdicts}\n\n{plan_views.checked_table(run, markdown=True)}"
+    run = read(PLAN, PlanRun)
+    verdicts = "\n".join(f"- {plan_views.verdict(fact)}" for fact in run.facts.drafts)
+    assert run.verified is not None
+    return f"{verdicts}\n\n{plan_views.checked_table(run.verified, markdown=True)}"
 
 
 def trust() -> str:
     """The same command twice, and the phases against the wall."""
-    lines = [explanations.phases_line(_load(FULL_RUN))]
-    rows = rerun.compared(_load(DEFAULT_RUN), _load(AGAIN_RUN))
-    for temperature in dict.fromkeys(row["temperature"] for row in rows):
-        some = [row for row in rows if row["temperature"] == temperature]
+    lines = [explanations.phases_line(comparison(FULL_RUN))]
+    rows = rerun.compared(comparison(DEFAULT_RUN), comparison(AGAIN_RUN))
+    for temperature in dict.fromkeys(row.first.temperature for row in rows):
+        some = [row for row in rows if row.first.temperature == temperature]
         lines.append(f"{tables.temperature_name(temperature)}: {rerun.verdict(some)}")
     return "\n".join(f"- {line}" for line in lines)
 
 
 def sweep(name: str) -> str:
     """A sweep's lines and picture, and its table where that is short."""
-    run = _load(RESULTS / f"cpu-2-cores-sweep-{name}.json")
+    run = read(RESULTS / f"cpu-2-cores-sweep-{name}.json", SweepRun)
     return "\n\n".join(
         [
             f"`python compare.py --sweep {name}`",
             sweep_views.markdown_lines(run),
             f"![{sweep_views.TITLES[name]}](../plots/cpu-2-cores-sweep-{name}.png)",
-            *([sweep_views.table(run, markdown=True)] if len(run["points"]) <= SHORT else []),
+            *([sweep_views.table(run, markdown=True)] if len(run.points) <= SHORT else []),
             f"[All numbers](../results/cpu-2-cores-sweep-{name}.md)",
         ]
     )
@@ -94,11 +99,11 @@ def sweep(name: str) -> str:
 
 def padded() -> str:
     """The comparison at the price of a larger target."""
-    run = _load(PADDED_RUN)
+    run = comparison(PADDED_RUN)
     rows = _by_temperature(run)[0]
     lines = [
         run_lines.provenance(run),
-        "\n".join(f"- {role}: {model}" for role, model in run["models"].items()),
+        "\n".join(f"- {role}: {model}" for role, model in run.models.items()),
         report.speed_table(rows, markdown=True),
         explanations.ladder_table(rows, markdown=True) or "",
         explanations.costs_table(run, markdown=True) or "",
@@ -115,10 +120,10 @@ def results_page(name: str) -> str:
 
 BLOCKS: dict[str, Callable[[], str]] = {
     "book-table": book_table,
-    "full-provenance": lambda: run_lines.provenance(_load(FULL_RUN)),
+    "full-provenance": lambda: run_lines.provenance(comparison(FULL_RUN)),
     "measured": measured,
     "ladder": ladders,
-    "errors": lambda: explanations.errors_table(prediction_rows(_load(FULL_RUN)["rows"]), markdown=True),
+    "errors": lambda: explanations.errors_table(prediction_rows(comparison(FULL_RUN).rows), markdown=True),
     "plan": plan,
     "trust": trust,
     "padded": padded,

@@ -14,21 +14,24 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from speclab.cli import parsing
 from speclab.present import report, run_lines, tables
-from speclab.records import record
+from speclab.records.files import read_json
+from speclab.records.rows import Row
 from speclab.system.errors import EnvironmentProblem, reports_problems
 from speclab.system.files import do_all, shown, write_whole
+from speclab.system.paths import ROOT
 from speclab.system.terminal import note
 from tools import architecture, doc_blocks
-from tools.doc_blocks import DEFAULT_RUN, FULL_RUN
+from tools.doc_blocks import DEFAULT_RUN, FULL_RUN, RESULTS, comparison
 
-README, CARD = record.ROOT / "README.md", record.ROOT / "models" / "lab-pair" / "README.md"
+README, CARD = ROOT / "README.md", ROOT / "models" / "lab-pair" / "README.md"
 PAGES = (README, CARD, *doc_blocks.PAGES)
-FAMILIES = record.ROOT / "results" / "cpu-2-cores-families.json"
-TRAINING = record.ROOT / "models" / "lab-pair" / "training.json"
+FAMILIES = RESULTS / "cpu-2-cores-families.json"
+TRAINING = ROOT / "models" / "lab-pair" / "training.json"
 OUTCOMES = {
     "identical on both engines": "plain and speculative texts are the library's, token for token (near-ties apart)",
     "identical on eager": "the same on the eager engine; the fast one refuses the model and says why",
@@ -40,31 +43,34 @@ OUTCOMES = {
 
 def first_run() -> str:
     """What the first command prints, without the sampled half."""
-    run = record.load(DEFAULT_RUN)
-    greedy = {
-        key: [item for item in run[key] if item["temperature"] == 0]
-        for key in ("rows", "noise", "costs", "correctness")
-    }
-    return f"```text\n{report.comparison(run | greedy)}```"
+    run = comparison(DEFAULT_RUN)
+    greedy = replace(
+        run,
+        rows=[row for row in run.rows if row.temperature == 0],
+        noise=[floor for floor in run.noise if floor.temperature == 0],
+        costs=[entry for entry in run.costs if entry["temperature"] == 0],
+        correctness=[entry for entry in run.correctness if entry["temperature"] == 0],
+    )
+    return f"```text\n{report.comparison(greedy)}```"
 
 
 def summary() -> str:
     """The longer run: agreement, the headline, and each draft's fastest and slowest row on each kind of prompt."""
-    run = record.load(FULL_RUN)
-    groups: dict[tuple, list[dict]] = {}
-    for row in run["rows"]:
-        if row["draft"]:
-            groups.setdefault((row["prompt_kind"], row["method"]), []).append(row)
+    run = comparison(FULL_RUN)
+    groups: dict[tuple, list[Row]] = {}
+    for row in run.rows:
+        if row.draft:
+            groups.setdefault((row.prompt_kind, row.method), []).append(row)
     lines = []
     for (kind, method), rows in groups.items():
         cells = [kind, method]
-        for row in (max(rows, key=lambda r: r["speedup"]), min(rows, key=lambda r: r["speedup"])):
-            where = f"k = {row['draft_length']}, T = {row['temperature']:g}"
-            cells += [where, tables.speedup(row["speedup"]), tables.interval(row["speedup_low"], row["speedup_high"])]
+        for row in (max(rows, key=lambda r: r.speedup), min(rows, key=lambda r: r.speedup)):
+            where = f"k = {row.draft_length}, T = {row.temperature:g}"
+            cells += [where, tables.speedup(row.speedup), tables.interval(row.speedup_low, row.speedup_high)]
         lines.append(cells)
-    greedy = [entry for entry in run["correctness"] if entry["temperature"] == 0]
+    greedy = [entry for entry in run.correctness if entry["temperature"] == 0]
     notes = [*report.agreement_lines(greedy), report.headline_line(run)]
-    notes += [report.generate_line(run["rows"]), report.loops_line(run)]
+    notes += [report.generate_line(run.rows), report.loops_line(run)]
     headers = ["prompts", "draft", "fastest", "speedup", "95 %", "slowest", "speedup", "95 %"]
     return "\n\n".join(
         [
@@ -77,7 +83,7 @@ def summary() -> str:
 
 def pair() -> str:
     """Sizes, losses and acceptance of the committed pair."""
-    facts = record.load(TRAINING, check=lambda _: None)
+    facts = read_json(TRAINING)
     accepted = facts["acceptance_on_held_out_continuations"]
     lines = []
     for role in ("target", "draft"):
@@ -85,20 +91,20 @@ def pair() -> str:
         cells = [role, str(model["shape"]["num_hidden_layers"]), str(model["shape"]["hidden_size"])]
         cells += [f"{model['parameters'] / 1e6:.1f} M", f"{facts['held_out_loss'][role]:.2f}"]
         lines.append([*cells, f"{model['seconds'] / 60:.0f}"])
-    run = record.load(FULL_RUN)
-    row = next(r for r in run["rows"] if (r["method"], r["draft_length"], r["prompt_kind"]) == ("model", 4, "all"))
+    run = comparison(FULL_RUN)
+    row = next(r for r in run.rows if (r.method, r.draft_length, r.prompt_kind) == ("model", 4, "all"))
     headers = ["", "layers", "width", "parameters", "held-out loss (nats/token)", "minutes of training"]
     return (
         f"{tables.table(lines, headers, markdown=True)}\n\n"
         f"- held-out text: same first choice {accepted['greedy_agreement']:.0%}, overlap of the distributions at "
         f"temperature 1 {accepted['overlap_at_temperature_1']:.0%}\n"
-        f"- the lab's prompts, greedy, k = 4: α = {row['acceptance_rate']:.2f}; {report.loops_line(run)}"
+        f"- the lab's prompts, greedy, k = 4: α = {row.acceptance_rate:.2f}; {report.loops_line(run)}"
     )
 
 
 def families() -> str:
     """How many families of models decode rightly, and what becomes of the others."""
-    run = record.load(FAMILIES, check=lambda _: None)
+    run = read_json(FAMILIES)
     counts = Counter(row["outcome"] for row in run["families"])
     lines = [[outcome, meaning, str(counts[outcome])] for outcome, meaning in OUTCOMES.items()]
     versions = f"transformers {run['versions']['transformers']}, torch {run['versions']['torch']}, float32"

@@ -10,65 +10,79 @@ if __name__ == "__main__":
     from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
 
 import sys
+from operator import attrgetter
+from typing import NamedTuple
 
 from speclab.cli import parsing
 from speclab.present.tables import columns, interval, speedup
-from speclab.records.files import as_dict, read
+from speclab.records.files import read
+from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.theory.ladder import prediction_rows
 
 ALLOWED_SHARE = 1 / 8  # of the rows; at 95 % each, 24 independent rows exceed 3 outliers once in 33 runs
 SAME = ("prompts_sha256", "seed", "max_new_tokens", "repeats")  # settings that both records must share
-KEY = ("method", "draft_length", "temperature", "prompt_kind")
+KEY = attrgetter("method", "draft_length", "temperature", "prompt_kind")
 
 
-def compared(first: dict, second: dict) -> list[dict]:
-    """The rows of both records, kind by kind: both speedups, and the 95 % interval in which the second is expected.
+class Pair(NamedTuple):
+    """A row of both records, and the 95 % interval in which the second speedup is expected."""
+
+    first: Row
+    second: Row
+    low: float
+    high: float
+
+    @property
+    def inside(self) -> bool:
+        """Whether the second speedup lies in it."""
+        return self.low <= self.second.speedup <= self.high
+
+
+def compared(first: ComparisonRun, second: ComparisonRun) -> list[Pair]:
+    """The rows of both records, kind by kind.
 
     UsageProblem where they are no records of one command.
     """
-    differing = [key for key in SAME if first["settings"].get(key) != second["settings"].get(key)]
+    differing = [key for key in SAME if first.settings.get(key) != second.settings.get(key)]
     if differing:
         raise UsageProblem(f"the two records differ in {differing[0]}; compare two runs of one command")
     rows = []
-    others = {tuple(row[key] for key in KEY): row for row in second["rows"]}
-    for row in prediction_rows(first["rows"]):
-        other = others.get(tuple(row[key] for key in KEY))
-        if other is None or row["repeat_noise"] is None or other["repeat_noise"] is None:
+    others = {KEY(row): row for row in second.rows}
+    for row in prediction_rows(first.rows):
+        other = others.get(KEY(row))
+        if other is None or row.repeat_noise is None or other.repeat_noise is None:
             continue
         # Each run estimates the noise; their mean in squares is the better estimate.
-        noise = ((row["repeat_noise"] ** 2 + other["repeat_noise"] ** 2) / 2) ** 0.5
-        low, high = row["speedup"] - noise, row["speedup"] + noise
-        inside = low <= other["speedup"] <= high
-        both = {"first": row["speedup"], "second": other["speedup"], "low": low, "high": high, "inside": inside}
-        rows.append({key: row[key] for key in KEY} | both)
+        noise = ((row.repeat_noise**2 + other.repeat_noise**2) / 2) ** 0.5
+        rows.append(Pair(row, other, row.speedup - noise, row.speedup + noise))
     if not rows:
         raise UsageProblem("the two records have no speculative row in common; compare two runs of one command")
     return rows
 
 
-def verdict(rows: list[dict]) -> str:
+def verdict(rows: list[Pair]) -> str:
     """How many speedups moved further than expected, and how far they moved."""
-    outside = sum(not row["inside"] for row in rows)
-    typical = sorted(abs(row["second"] / row["first"] - 1) for row in rows)[len(rows) // 2]
+    outside = sum(not row.inside for row in rows)
+    typical = sorted(abs(row.second.speedup / row.first.speedup - 1) for row in rows)[len(rows) // 2]
     return (
         f"{outside} of {len(rows)} speedups lie outside the interval that is expected of a second run; "
         f"median difference {typical:.1%}"
     )
 
 
-def rerun_table(rows: list[dict]) -> str:
+def rerun_table(rows: list[Pair]) -> str:
     """One line per row, with the interval in which the second run's speedup is expected."""
     cells = {
-        "draft": lambda row: row["method"],
-        "k": lambda row: str(row["draft_length"]),
-        "T": lambda row: f"{row['temperature']:g}",
-        "prompts": lambda row: row["prompt_kind"],
-        "first": lambda row: speedup(row["first"]),
-        "second": lambda row: speedup(row["second"]),
-        "expected": lambda row: interval(row["low"], row["high"]),
-        "": lambda row: "" if row["inside"] else "outside",
+        "draft": lambda row: row.first.method,
+        "k": lambda row: str(row.first.draft_length),
+        "T": lambda row: f"{row.first.temperature:g}",
+        "prompts": lambda row: row.first.prompt_kind,
+        "first": lambda row: speedup(row.first.speedup),
+        "second": lambda row: speedup(row.second.speedup),
+        "expected": lambda row: interval(row.low, row.high),
+        "": lambda row: "" if row.inside else "outside",
     }
     return columns(rows, cells)
 
@@ -78,9 +92,9 @@ def main(argv: list[str] | None = None) -> int:
     """The command.  -> exit code"""
     parser = parsing.make_parser(__doc__)
     parser.add_argument("records", nargs=2, type=parsing.some_path, metavar="RECORD", help="of two runs of one command")
-    rows = compared(*(as_dict(read(path, ComparisonRun)) for path in parser.parse_args(argv).records))
+    rows = compared(*(read(path, ComparisonRun) for path in parser.parse_args(argv).records))
     print(rerun_table(rows), verdict(rows), sep="\n\n")
-    return int(sum(not row["inside"] for row in rows) > ALLOWED_SHARE * len(rows))
+    return int(sum(not row.inside for row in rows) > ALLOWED_SHARE * len(rows))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ from speclab.lab.tracing import follow, profiling
 from speclab.learner import loading
 from speclab.models import memory
 from speclab.present import plan_views, plots, report, sweep_views
-from speclab.records.files import as_dict
 from speclab.records.runs import SweepRun
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.files import check_writable, do_all, write_whole
@@ -136,12 +135,11 @@ def _compare(args: argparse.Namespace, config: RunConfig, output: Output) -> int
     with output.redirected():
         say(config.describe())
         run, measured, fault = comparison.compare(config)
-        result = as_dict(run)
-        tables = [lambda: say(report.comparison(result, by_kind=args.by_kind))]
+        tables = [lambda: say(report.comparison(run, by_kind=args.by_kind))]
         if args.verbose:
             tables.append(lambda: say(_bytes_of_rounds(config)))
-        files = output.writes(run, lambda: report.comparison(result, by_kind=True, markdown=True))
-        code = do_all(itertools.chain(tables, files, plots.comparison(result, output.plots, output.name)))
+        files = output.writes(run, lambda: report.comparison(run, by_kind=True, markdown=True))
+        code = do_all(itertools.chain(tables, files, plots.comparison(run, output.plots, output.name)))
     wrong = exit_code(measured)
     if fault:
         raise fault
@@ -161,10 +159,9 @@ def _plan(args: argparse.Namespace, config: RunConfig, output: Output) -> int:
     with output.redirected():
         say(config.describe())
         made, measured = plan.make(config, args.verify_plan)
-        result = as_dict(made)
-        files = output.writes(made, lambda: plan_views.page(result))
-        picture = [lambda: plan_views.picture(result, output.plots, output.name)]
-        code = do_all(itertools.chain([lambda: say(plan_views.text(result))], files, picture))
+        files = output.writes(made, lambda: plan_views.page(made))
+        picture = [lambda: plan_views.picture(made, output.plots, output.name)]
+        code = do_all(itertools.chain([lambda: say(plan_views.text(made))], files, picture))
     wrong = exit_code(measured)
     return code or wrong
 
@@ -203,7 +200,7 @@ def _sweep(args: argparse.Namespace) -> int:
         raise UsageProblem("--json takes one record; run the sweeps one by one, or read results/ afterwards")
     if len(names) > 1 and args.prompts == "-":
         raise UsageProblem("standard input can be read once only; give --prompts a file")
-    done: list[dict] = []
+    done: list[SweepRun] = []
     code, start = 0, time.monotonic()
     try:
         for place, name in enumerate(names, 1):
@@ -214,7 +211,7 @@ def _sweep(args: argparse.Namespace) -> int:
             config, output = _prepare(_of_sweep(args, name))
             with output.redirected():
                 sweep, measured = sweeps.measured(config, name)
-                done.append(as_dict(sweep))
+                done.append(sweep)
                 code = _show_sweep(sweep, output) or code
             wrong = exit_code(measured)
             code = code or wrong
@@ -223,7 +220,7 @@ def _sweep(args: argparse.Namespace) -> int:
     finally:
         if len(names) > 1 and done:
             path = args.out_dir / "results" / f"{args.name}-sweeps.md"
-            pictures = {s["sweep"]: f"../plots/{args.name}-sweep-{s['sweep']}.png" for s in done}
+            pictures = {s.sweep: f"../plots/{args.name}-sweep-{s.sweep}.png" for s in done}
             code = do_all([lambda: write_whole(path, sweep_views.all_pages(done, pictures))]) or code
     return code
 
@@ -240,9 +237,8 @@ def _of_sweep(args: argparse.Namespace, name: str) -> argparse.Namespace:
     return own
 
 
-def _show_sweep(run: SweepRun, output: Output) -> int:
+def _show_sweep(sweep: SweepRun, output: Output) -> int:
     """The table, then the record, the page and the picture.  -> exit code"""
-    sweep = as_dict(run)
-    files = output.writes(run, lambda: sweep_views.page(sweep, f"../plots/{output.name}.png"))
+    files = output.writes(sweep, lambda: sweep_views.page(sweep, f"../plots/{output.name}.png"))
     picture = [lambda: sweep_views.picture(sweep, output.plots, output.name)]
     return do_all(itertools.chain([lambda: say(sweep_views.text(sweep))], files, picture))

@@ -1,8 +1,9 @@
 """What all pictures share: colours, panels, measured markers with intervals, bars, notes, legends, the saved file."""
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -11,6 +12,7 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from speclab.present.run_lines import small_print
+from speclab.records.runs import Head
 from speclab.system.files import write_whole
 from speclab.theory.curves import Value
 
@@ -43,17 +45,17 @@ def error_bars(values: list[Value]) -> list[list[float]] | None:
     return [low, [0.0 if v.high is None else max(0.0, v.high - v.value) for v in values]]
 
 
-def markers(axis, xs: list[float], values: list[Value], i: int, label: str | None, **look) -> None:
+def markers(axis, xs: Sequence[float], values: list[Value], i: int, label: str | None, **look) -> None:
     """Measured values with their intervals, in the look of the i-th draft."""
     look = {"fmt": MARKERS[i % len(MARKERS)], "color": colour(i), "capsize": 3} | look
     axis.errorbar(xs, [v.value for v in values], error_bars(values), label=label, **look)
 
 
-def line(axis, rows: list[dict], x: str, y: str, style: str, color: str, label: str, **look) -> None:
+def line(axis, rows: Sequence[Any], x: str, y: str, style: str, color: str, label: str, **look) -> None:
     """One column of the rows against another as a line; rows without a value are left out."""
-    known = [row for row in rows if row[y] is not None]
+    known = [(getattr(row, x), getattr(row, y)) for row in rows if getattr(row, y) is not None]
     if known:
-        axis.plot([row[x] for row in known], [row[y] for row in known], style, color=color, label=label, **look)
+        axis.plot(*zip(*known, strict=True), style, color=color, label=label, **look)
 
 
 def grouped_bars(
@@ -100,7 +102,7 @@ def legend_above(figure: Figure, axis, columns: int, **look) -> None:
     figure.legend([handles[label] for label in labels], labels, loc="outside upper center", **look)
 
 
-def save(figure: Figure, run: dict, folder: Path, name: str) -> Path:
+def save(figure: Figure, run: Head, folder: Path, name: str) -> Path:
     """Write the figure as folder/name.png, signed, whole or not at all, and close it."""
     figure.supxlabel(small_print(run), fontsize=7, color="#555555")
     buffer = io.BytesIO()

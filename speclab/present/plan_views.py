@@ -2,113 +2,116 @@
 
 import textwrap
 from pathlib import Path
+from typing import TypeVar
 
 from speclab.present import figures
 from speclab.present.figures import STYLES, colour, note
 from speclab.present.run_lines import COSTS, interrupted_line, provenance, unchecked_line
 from speclab.present.tables import WIDTH, column, columns, number, percent, speedup, temperature_name
+from speclab.records.rows import Row
+from speclab.records.runs import DraftFacts, PlanEntry, PlanRun, Verified
 from speclab.theory.curves import decoding
 
+PlanRow = TypeVar("PlanRow", PlanEntry, Row)  # planned or measured
 
-def verdict(fact: dict) -> str:
+
+def verdict(fact: DraftFacts) -> str:
     """What to do with one draft, in one line."""
-    pays = fact["best_draft_length"] and fact["speedup"] > 1
-    advice = f"best k = {fact['best_draft_length']}, expected {speedup(fact['speedup'])}"
+    pays = fact.best_draft_length and fact.speedup > 1
+    advice = f"best k = {fact.best_draft_length}, expected {speedup(fact.speedup)}"
     return (
-        f"{fact['method']}, {temperature_name(fact['temperature'])}: "
+        f"{fact.method}, {temperature_name(fact.temperature)}: "
         f"{advice if pays else 'leave speculation off, no k is expected to be faster'}; "
-        f"break-even α = {number(fact['break_even'])}; a k chosen anew for every round, knowing what will be accepted: "
-        f"{speedup(fact['oracle'])}; decode step {fact['step_seconds'] * 1e3:.2f} ms"
+        f"break-even α = {number(fact.break_even)}; a k chosen anew for every round, knowing what will be accepted: "
+        f"{speedup(fact.oracle)}; decode step {fact.step_seconds * 1e3:.2f} ms"
     )
 
 
-def learner_line(run: dict, fact: dict) -> str | None:
+def learner_line(run: PlanRun, fact: DraftFacts) -> str | None:
     """What exercise 6 chose, and what the plan expects of that length; None where it is not in use."""
-    if "yours" not in fact:
+    if fact.yours is None:
         return None
-    rows = _of_draft(run["plan"], fact)
-    expected = next((row["speedup"] for row in rows if row["draft_length"] == fact["yours"]), None)
-    package = run["settings"]["impl"]["package"]
-    return f"best_draft_length of {package}: k = {fact['yours']}, expected {speedup(expected)}"
+    rows = _of_draft(run.plan, fact)
+    expected = next((row.speedup for row in rows if row.draft_length == fact.yours), None)
+    package = run.settings["impl"]["package"]
+    return f"best_draft_length of {package}: k = {fact.yours}, expected {speedup(expected)}"
 
 
-def _of_draft(rows: list[dict], fact: dict) -> list[dict]:
-    return [row for row in rows if (row["method"], row["temperature"]) == (fact["method"], fact["temperature"])]
+def _of_draft(rows: list[PlanRow], fact: DraftFacts) -> list[PlanRow]:
+    return [row for row in rows if (row.method, row.temperature) == (fact.method, fact.temperature)]
 
 
-def _measured(run: dict, fact: dict) -> list[dict]:
-    return _of_draft(run["verified"]["rows"], fact) if run["verified"] else []
+def _measured(run: PlanRun, fact: DraftFacts) -> list[Row]:
+    return _of_draft(run.verified.rows, fact) if run.verified else []
 
 
-def plan_table(run: dict, fact: dict, markdown: bool = False) -> str:
+def plan_table(run: PlanRun, fact: DraftFacts, markdown: bool = False) -> str:
     """One line per draft length; where the plan was measured, measured values stand beside it."""
-    measured = {row["draft_length"]: row["speedup"] for row in _measured(run, fact)}
+    measured = {row.draft_length: row.speedup for row in _measured(run, fact)}
     cells = {
-        "draft": lambda row: row["method"],
-        "k": lambda row: str(row["draft_length"]),
+        "draft": lambda row: row.method,
+        "k": lambda row: str(row.draft_length),
         "tok/rnd": column("tokens_per_round"),
         "α": column("acceptance_rate"),
         "c": column("draft_cost", 3),
         "v(k+1)": column("verify_cost"),
         "o": column("overhead", 3),
-        "expected": lambda row: speedup(row["speedup"]),
+        "expected": lambda row: speedup(row.speedup),
     }
     if measured:
-        cells["measured"] = lambda row: speedup(measured.get(row["draft_length"]))
-    return columns(_of_draft(run["plan"], fact), cells, markdown)
+        cells["measured"] = lambda row: speedup(measured.get(row.draft_length))
+    return columns(_of_draft(run.plan, fact), cells, markdown)
 
 
-def checked_table(run: dict, markdown: bool = False) -> str | None:
-    """How the plan did on prompts it had not seen; None where it was not measured."""
-    if not run["verified"]:
-        return None
+def checked_table(verified: Verified, markdown: bool = False) -> str:
+    """How the plan did on prompts it had not seen."""
     cells = {
-        "draft": lambda check: check["method"],
-        "T": lambda check: f"{check['temperature']:g}",
-        "planned k": lambda check: str(check["planned"]["draft_length"]),
-        "expected": lambda check: speedup(check["planned"]["speedup"]),
-        "measured": lambda check: speedup(check["measured"]),
-        "error": lambda check: percent(check["planned"]["speedup"] / check["measured"] - 1),
-        "best k": lambda check: str(check["best_measured"]["draft_length"]),
-        "its speedup": lambda check: speedup(check["best_measured"]["speedup"]),
-        "share of best": lambda check: f"{check['share_of_best']:.1%}",
+        "draft": lambda check: check.method,
+        "T": lambda check: f"{check.temperature:g}",
+        "planned k": lambda check: str(check.planned.draft_length),
+        "expected": lambda check: speedup(check.planned.speedup),
+        "measured": lambda check: speedup(check.measured),
+        "error": lambda check: percent(check.planned.speedup / check.measured - 1),
+        "best k": lambda check: str(check.best_measured.draft_length),
+        "its speedup": lambda check: speedup(check.best_measured.speedup),
+        "share of best": lambda check: f"{check.share_of_best:.1%}",
     }
-    return columns(run["verified"]["drafts"], cells, markdown)
+    return columns(verified.drafts, cells, markdown)
 
 
-def text(run: dict, markdown: bool = False) -> str:
+def text(run: PlanRun, markdown: bool = False) -> str:
     """For every draft the verdict and the table; then how the plan did on other prompts."""
     blocks = []
-    for fact in run["facts"]["drafts"]:
+    for fact in run.facts.drafts:
         lines = filter(None, [verdict(fact), learner_line(run, fact)])
         blocks += [line if markdown else textwrap.fill(line, WIDTH - 1, subsequent_indent="    ") for line in lines]
         blocks.append(plan_table(run, fact, markdown))
     blocks.append(COSTS)
-    checked = checked_table(run, markdown)
-    if checked:
-        blocks += [f"The plan, measured on {run['verified']['n_prompts']} other prompts:", checked]
+    if run.verified:
+        blocks.append(f"The plan, measured on {run.verified.n_prompts} other prompts:")
+        blocks.append(checked_table(run.verified, markdown))
     return "\n\n".join([*blocks, *filter(None, [unchecked_line(run), interrupted_line(run)])]) + "\n"
 
 
-def page(run: dict) -> str:
+def page(run: PlanRun) -> str:
     """The same in Markdown, with where it comes from."""
     return f"# The plan\n\n{provenance(run)}\n\n{text(run, markdown=True)}"
 
 
-def picture(run: dict, folder: Path, name: str) -> Path:
+def picture(run: PlanRun, folder: Path, name: str) -> Path:
     """Expected speedup against k as lines, the oracle as thin lines, what was measured as markers."""
     figure, (axis,) = figures.panels(1, 6.4, 4.4)
-    for i, fact in enumerate(run["facts"]["drafts"]):
-        label = fact["method"] + f", T = {fact['temperature']:g}" * (fact["temperature"] > 0)
-        rows, measured = _of_draft(run["plan"], fact), _measured(run, fact)
+    for i, fact in enumerate(run.facts.drafts):
+        label = fact.method + f", T = {fact.temperature:g}" * (fact.temperature > 0)
+        rows, measured = _of_draft(run.plan, fact), _measured(run, fact)
         style, color = STYLES[i % len(STYLES)], colour(i)
         figures.line(axis, rows, "draft_length", "speedup", style, color, f"{label}, expected")
-        axis.axhline(fact["oracle"], color=color, linewidth=0.8, linestyle=":")
+        axis.axhline(fact.oracle, color=color, linewidth=0.8, linestyle=":")
         up = -9 if i % 2 else 3  # above and below in turns: oracles may lie close together
-        text, longest = f"oracle, {label}: {fact['oracle']:.2f}", rows[-1]["draft_length"]
-        note(axis, longest, fact["oracle"], text, up, ha="right", fontsize=7, color=color, bbox=None)
+        text, longest = f"oracle, {label}: {fact.oracle:.2f}", rows[-1].draft_length
+        note(axis, longest, fact.oracle, text, up, ha="right", fontsize=7, color=color, bbox=None)
         if measured:
-            lengths, values = [row["draft_length"] for row in measured], [decoding(row) for row in measured]
+            lengths, values = [row.draft_length for row in measured], [decoding(row) for row in measured]
             figures.markers(axis, lengths, values, i, f"{label}, measured on other prompts")
     figures.no_gain(axis)
     axis.set_xlabel("draft length k")

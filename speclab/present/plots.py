@@ -12,6 +12,8 @@ from speclab.present import figures
 from speclab.present.explanations import LEGEND
 from speclab.present.figures import COLOURS, MARKERS, STYLES, colour, line, no_gain, note
 from speclab.present.tables import short_names
+from speclab.records.rows import Row
+from speclab.records.runs import ComparisonRun
 from speclab.theory.curves import Value, decoding
 from speclab.theory.ladder import EFFECTS, PREDICTORS, factors, prediction_errors, prediction_rows
 
@@ -19,17 +21,17 @@ SPEEDUPS = [0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 4, 6, 8, 12, 16]  # ticks of 
 GREY = "#BBBBBB"
 
 
-def comparison(run: dict, folder: Path, name: str) -> Iterator[Callable[[], Path]]:
+def comparison(run: ComparisonRun, folder: Path, name: str) -> Iterator[Callable[[], Path]]:
     """The pictures of a comparison, each as what writes it and returns its path.
 
     A picture without anything to show is left out.
     """
-    rows = [row for row in run["rows"] if row["prompt_kind"] == "all" and row["draft"]]
+    rows = [row for row in run.rows if row.prompt_kind == "all" and row.draft]
     if not rows:
         return
-    chosen, predicted = waterfall_rows(rows), prediction_rows(run["rows"])
+    chosen, predicted = waterfall_rows(rows), prediction_rows(run.rows)
     pictures = {"speedup": lambda: _by_temperature(_speedups, rows)}
-    if len({row["draft_length"] for row in rows}) > 1:
+    if len({row.draft_length for row in rows}) > 1:
         pictures["draft-length"] = lambda: _by_temperature(_against_draft_length, rows, legend=True)
     pictures["accepted-lengths"] = lambda: _by_temperature(_accepted_lengths, rows)
     if chosen:
@@ -40,43 +42,43 @@ def comparison(run: dict, folder: Path, name: str) -> Iterator[Callable[[], Path
         yield functools.partial(_write, paint, run, folder, f"{name}-{what}")
 
 
-def _write(paint: Callable[[], figures.Figure], run: dict, folder: Path, name: str) -> Path:
+def _write(paint: Callable[[], figures.Figure], run: ComparisonRun, folder: Path, name: str) -> Path:
     return figures.save(paint(), run, folder, name)
 
 
-def _by_temperature(paint: Callable, rows: list[dict], legend: bool = False) -> figures.Figure:
+def _by_temperature(paint: Callable, rows: list[Row], legend: bool = False) -> figures.Figure:
     """A panel for every temperature, painted by `paint`."""
-    temperatures = list(dict.fromkeys(row["temperature"] for row in rows))
-    methods = list(dict.fromkeys(row["method"] for row in rows))  # a method looks the same in every panel
+    temperatures = list(dict.fromkeys(row.temperature for row in rows))
+    methods = list(dict.fromkeys(row.method for row in rows))  # a method looks the same in every panel
     figure, axes = figures.panels(len(temperatures), 5.2 * len(temperatures) + 0.6, 4.2 + legend * 0.6)
     for axis, temperature in zip(axes, temperatures, strict=True):
-        paint(axis, [row for row in rows if row["temperature"] == temperature], methods)
+        paint(axis, [row for row in rows if row.temperature == temperature], methods)
         axis.set_title("greedy" if temperature == 0 else f"temperature {temperature:g}")
     if legend:
         figures.legend_above(figure, axes[0], min(len(methods), 3))
     return figure
 
 
-def _speedups(axis, rows: list[dict], methods: list[str]) -> None:
+def _speedups(axis, rows: list[Row], methods: list[str]) -> None:
     labelled = set()
     for place, row in enumerate(rows):
-        label = None if row["method"] in labelled else row["method"]
-        labelled.add(row["method"])
-        figures.bars(axis, [place], [decoding(row)], methods.index(row["method"]), label)
-        note(axis, place, 0, f"{row['speedup']:.2f}", 6, fontsize=10)
+        label = None if row.method in labelled else row.method
+        labelled.add(row.method)
+        figures.bars(axis, [place], [decoding(row)], methods.index(row.method), label)
+        note(axis, place, 0, f"{row.speedup:.2f}", 6, fontsize=10)
     no_gain(axis)
-    axis.set_xticks(range(len(rows)), [f"k={row['draft_length']}" for row in rows])
+    axis.set_xticks(range(len(rows)), [f"k={row.draft_length}" for row in rows])
     axis.set_ylabel(figures.SPEEDUP)
     axis.margins(y=0.2)
     axis.legend(frameon=False, ncols=len(methods), loc="upper center")
 
 
-def _against_draft_length(axis, rows: list[dict], methods: list[str]) -> None:
+def _against_draft_length(axis, rows: list[Row], methods: list[str]) -> None:
     names = short_names(methods, 20)
     for i, method in enumerate(methods):
-        curve = sorted((row for row in rows if row["method"] == method), key=lambda row: row["draft_length"])
+        curve = sorted((row for row in rows if row.method == method), key=lambda row: row.draft_length)
         if curve:
-            lengths = [row["draft_length"] for row in curve]
+            lengths = [row.draft_length for row in curve]
             figures.markers(axis, lengths, [decoding(row) for row in curve], i, f"{names[method]}, measured")
             line(
                 axis,
@@ -89,20 +91,20 @@ def _against_draft_length(axis, rows: list[dict], methods: list[str]) -> None:
             )
             line(axis, curve, "draft_length", "forecast", STYLES[::2][i % 2], colour(i), f"{names[method]}, forecast")
     no_gain(axis)
-    axis.xaxis.set_major_locator(FixedLocator(sorted({row["draft_length"] for row in rows})))
+    axis.xaxis.set_major_locator(FixedLocator(sorted({row.draft_length for row in rows})))
     axis.xaxis.set_minor_locator(NullLocator())
     axis.set_xlabel("draft length k")
     axis.set_ylabel(figures.SPEEDUP)
 
 
-def _accepted_lengths(axis, rows: list[dict], methods: list[str]) -> None:
-    longest = max(row["draft_length"] for row in rows)
+def _accepted_lengths(axis, rows: list[Row], methods: list[str]) -> None:
+    longest = max(row.draft_length for row in rows)
     series = {}
     for method in methods:
-        some = [row for row in rows if row["method"] == method and row["draft_length"] == longest]
+        some = [row for row in rows if row.method == method and row.draft_length == longest]
         counts: Counter[int] = Counter()
         for row in some:
-            counts.update(dict(enumerate(row["accepted_lengths"] or [])))
+            counts.update(dict(enumerate(row.accepted_lengths or [])))
         rounds = max(1, sum(counts.values()))
         shares = {n: Value(counts[n] / rounds, None, None) for n in range(longest + 1)} if some else {}
         series[f"{method}, {rounds} rounds"] = shares
@@ -116,28 +118,28 @@ def _accepted_lengths(axis, rows: list[dict], methods: list[str]) -> None:
 # --- why --------------------------------------------------------------------------------------------------------------
 
 
-def waterfall_rows(rows: list[dict]) -> list[tuple[str, dict]]:
+def waterfall_rows(rows: list[Row]) -> list[tuple[str, Row]]:
     """What to take apart at the lowest temperature: (title, row) of the fastest row of four drafts at most, and of the
     slowest row.
     """
-    rows = [row for row in rows if row["ladder"]]
-    rows = [row for row in rows if row["temperature"] == min(row["temperature"] for row in rows)]
-    best: dict[str, dict] = {}
-    for row in sorted(rows, key=lambda row: -row["speedup"]):
-        best.setdefault(row["method"], row)
+    rows = [row for row in rows if row.ladder]
+    rows = [row for row in rows if row.temperature == min(row.temperature for row in rows)]
+    best: dict[str, Row] = {}
+    for row in sorted(rows, key=lambda row: -row.speedup):
+        best.setdefault(row.method, row)
     chosen = [("fastest of its draft", row) for row in list(best.values())[:4]]
     if len(rows) > len(chosen):
-        chosen.append(("slowest of all", min(rows, key=lambda row: row["speedup"])))
+        chosen.append(("slowest of all", min(rows, key=lambda row: row.speedup)))
     return chosen
 
 
-def _why(chosen: list[tuple[str, dict]]) -> figures.Figure:
+def _why(chosen: list[tuple[str, Row]]) -> figures.Figure:
     """One waterfall for each row, side by side on one scale."""
     figure, axes = figures.panels(len(chosen), 3.1 * len(chosen) + 2.1, 4.9, sharex=True, sharey=True)
     for axis, (title, row) in zip(axes, chosen, strict=True):
         _waterfall(axis, row)
-        name = short_names([row["method"]], 26)[row["method"]]
-        axis.set_title(f"{title}\n{name} k={row['draft_length']}", fontsize=10)
+        name = short_names([row.method], 26)[row.method]
+        axis.set_title(f"{title}\n{name} k={row.draft_length}", fontsize=10)
         axis.set_xlabel("speedup (logarithmic)", fontsize=9)
     low, high = axes[0].get_xlim()
     for axis in axes:
@@ -146,20 +148,20 @@ def _why(chosen: list[tuple[str, dict]]) -> figures.Figure:
     names = [name for name, *_ in LEGEND.values()]
     axes[0].set_yticks(range(len(EFFECTS) + 3), ["book formula", *names, "measured", "end to end"])
     axes[0].invert_yaxis()
-    temperature = chosen[0][1]["temperature"]
+    temperature = chosen[0][1].temperature
     where = f"temperature {temperature:g}" if temperature else "greedy"
     figure.suptitle(f"From 1/(1-α+α/k) to the measured speedup, {where}", fontsize=11)
     return figure
 
 
-def _waterfall(axis, row: dict) -> None:
+def _waterfall(axis, row: Row) -> None:
     """Book formula on top, then a bar for every factor, then the measured speedup and the one with prefill counted."""
-    here = row["ladder"][0]["speedup"]
+    here, *_ = (rung.speedup for rung in row.ladder or [])  # the book's formula
     steps = [(1.0, here, f"{here:.2f}x", GREY)]  # from, to, its number, its colour
-    for factor in (factors(row) or {}).values():
+    for factor in factors(row).values():
         steps.append((here, here * factor, f"×{factor:.2f}", COLOURS[0] if factor >= 1 else COLOURS[1]))
         here *= factor
-    for value in (row["speedup"], row["speedup_with_prefill"]):
+    for value in (row.speedup, row.speedup_with_prefill):
         steps.append((1.0, value, f"{value:.2f}x", GREY))
     for place, (start, end, text, color) in enumerate(steps):
         hatch = {COLOURS[0]: "//", COLOURS[1]: ".."}.get(color)
@@ -185,11 +187,12 @@ def speedup_ticks(axis, low: float, high: float) -> None:
 # --- how well predicted -----------------------------------------------------------------------------------------------
 
 
-def _predicted(rows: list[dict]) -> figures.Figure:
+def _predicted(rows: list[Row]) -> figures.Figure:
     """Every row once for each predictor, predicted over measured."""
     figure, (axis,) = figures.panels(1, 6.2, 6.4)
     errors = prediction_errors(rows)
-    speedups = [row["speedup"] for row in rows] + [row[p] for row in rows for p in errors if row[p] is not None]
+    values = [getattr(row, name) for row in rows for name in ("speedup", *errors)]
+    speedups = [value for value in values if value is not None]
     low, high = min(speedups) / 1.08, max(speedups) * 1.08
     for i, predictor in enumerate(errors):
         label = f"{PREDICTORS[predictor]}: {errors[predictor]['median']:.1%}"
@@ -205,7 +208,7 @@ def _predicted(rows: list[dict]) -> figures.Figure:
     for side in (axis.xaxis, axis.yaxis):
         speedup_ticks(side, low, high)
     figures.legend_above(figure, axis, 3, title="median |predicted / measured - 1|", title_fontsize=8)
-    kinds = ", ".join(dict.fromkeys(row["prompt_kind"] for row in rows))
-    temperatures = ", ".join(f"{t:g}" for t in dict.fromkeys(row["temperature"] for row in rows))
+    kinds = ", ".join(dict.fromkeys(row.prompt_kind for row in rows))
+    temperatures = ", ".join(f"{t:g}" for t in dict.fromkeys(row.temperature for row in rows))
     axis.set_title(f"{len(rows)} rows: prompts {kinds}; temperature {temperatures}", fontsize=10)
     return figure

@@ -17,6 +17,8 @@ from speclab.present.run_lines import (
     wrong_output_line,
 )
 from speclab.present.tables import WIDTH, Cell, column, interval, number, prediction, short_names, speedup
+from speclab.records.rows import Point
+from speclab.records.runs import SweepRun
 from speclab.theory import curves
 from speclab.theory.curves import NEAR, Value, decoding, end_to_end, omega_star, verdict
 
@@ -54,13 +56,13 @@ LEGENDS = {
 }
 
 
-def lines(sweep: dict) -> list[str]:
+def lines(sweep: SweepRun) -> list[str]:
     """The columns' legend, at most one line for each curve, then what is to be known of the run."""
     filled = []
     for label, points in curves.curves(sweep).items():
-        if sweep["sweep"] == "draft-length" and (top := curves.best(points)):
-            filled.append(f"{label}: best k = {top['x']}, {_value(decoding(top))}")
-        elif sweep["sweep"] == "acceptance":
+        if sweep.sweep == "draft-length" and (top := curves.best(points)):
+            filled.append(f"{label}: best k = {top.x}, {_value(decoding(top))}")
+        elif sweep.sweep == "acceptance":
             even = curves.break_even(points)
             near = ", ".join(interval(*stretch) for stretch in curves.near_book(points)) or "-"
             fair = ", ".join(f"{alpha:.2f}" for alpha in curves.fair_prices(points)) or "-"
@@ -68,15 +70,15 @@ def lines(sweep: dict) -> list[str]:
                 f"{label}: break-even at α = {_value(even, '') if even else '-'}; book(α) within {NEAR:.0%} of the "
                 f"measurement at α = {near}; ω = ω* at α = {fair}"
             )
-    training = sweep["facts"].get("training")
+    training = sweep.facts.get("training")
     if training:
         filled.append(
             f"trained on the spot: {training['seconds']:.0f} s, {training['steps']} steps, {training['tokens']:,} "
             f"tokens, loss from {training['first_loss']:.2f} to {training['last_loss']:.2f} nats per token"
         )
     remarks = [unchecked_line(sweep), wrong_output_line(sweep), interrupted_line(sweep)]
-    legend = LEGENDS.get(sweep["sweep"])
-    return [*filter(None, [legend]), *filled, *noise_lines(sweep["noise"]), *filter(None, remarks)]
+    legend = LEGENDS.get(sweep.sweep)
+    return [*filter(None, [legend]), *filled, *noise_lines(sweep.noise), *filter(None, remarks)]
 
 
 def _value(value: Value, unit: str = "x") -> str:
@@ -84,21 +86,21 @@ def _value(value: Value, unit: str = "x") -> str:
     return f"{value.value:.2f}{unit} ({interval(value.low, value.high)})"
 
 
-def table(sweep: dict, markdown: bool = False) -> str:
+def table(sweep: SweepRun, markdown: bool = False) -> str:
     """One line per point. In the terminal, columns that no longer fit go into a second table beneath."""
     points = [point for curve in curves.curves(sweep).values() for point in curve]
-    if sweep["sweep"] in curves.X_IS_DRAFT:
-        points = sweep["points"]
+    if sweep.sweep in curves.X_IS_DRAFT:
+        points = sweep.points
     label = curves.labeller(sweep)
     names = short_names([label(point) for point in points], 10_000 if markdown else NAME_WIDTH)
     keys = {"draft": [names[label(point)] for point in points]}
-    if sweep["sweep"] in X_HEADS:
-        keys[X_HEADS[sweep["sweep"]]] = [f"{point['x']:g}" for point in points]
-    elif sweep["sweep"] == "draft-kind":
-        keys = {"prompts": [point["series"] for point in points], **keys}
+    if sweep.sweep in X_HEADS:
+        keys[X_HEADS[sweep.sweep]] = [f"{point.x:g}" for point in points]
+    elif sweep.sweep == "draft-kind":
+        keys = {"prompts": [point.series for point in points], **keys}
     n_words = list(keys).index("draft") + 1
     parts = [dict(keys)]
-    for head, cell in COLUMNS[sweep["sweep"]].items():
+    for head, cell in COLUMNS[sweep.sweep].items():
         cells = [cell(point) for point in points]
         if not markdown and _width({**parts[-1], head: cells}) > WIDTH:
             parts.append(dict(keys))
@@ -113,52 +115,52 @@ def _width(columns: dict[str, list[str]]) -> int:
     return sum(max(map(len, [head, *cells])) for head, cells in columns.items()) + 2 * (len(columns) - 1)
 
 
-def picture(sweep: dict, folder: Path, name: str) -> Path:
+def picture(sweep: SweepRun, folder: Path, name: str) -> Path:
     """Write folder/name.png. Measured values are markers, predictions lines."""
-    figure = sweep_plots.PICTURES[sweep["sweep"]](sweep) if sweep["points"] else figures.Figure()
+    figure = sweep_plots.PICTURES[sweep.sweep](sweep) if sweep.points else figures.Figure()
     return figures.save(figure, sweep, folder, name)
 
 
-def text(sweep: dict) -> str:
+def text(sweep: SweepRun) -> str:
     """What the terminal shows: the question, the table and the lines."""
     filled = [textwrap.fill(line, WIDTH - 1, subsequent_indent="    ") for line in lines(sweep)]
-    return "\n\n".join([QUESTIONS[sweep["sweep"]], table(sweep), "\n".join(filled)]) + "\n"
+    return "\n\n".join([QUESTIONS[sweep.sweep], table(sweep), "\n".join(filled)]) + "\n"
 
 
-def page(sweep: dict, picture_path: str, level: int = 1) -> str:
+def page(sweep: SweepRun, picture_path: str, level: int = 1) -> str:
     """A section in Markdown: the question, the lines, the picture, the table, where it comes from."""
-    title = TITLES[sweep["sweep"]]
-    blocks = [f"{'#' * level} {title}", QUESTIONS[sweep["sweep"]], markdown_lines(sweep)]
+    title = TITLES[sweep.sweep]
+    blocks = [f"{'#' * level} {title}", QUESTIONS[sweep.sweep], markdown_lines(sweep)]
     blocks += [f"![{title}]({picture_path})", table(sweep, markdown=True), provenance(sweep)]
     return "\n\n".join(filter(None, blocks)) + "\n"
 
 
-def markdown_lines(sweep: dict) -> str:
+def markdown_lines(sweep: SweepRun) -> str:
     """The lines of a sweep as a list."""
     return "\n".join(f"- {line}" for line in lines(sweep))
 
 
-def all_pages(sweeps: list[dict], pictures: dict[str, str]) -> str:
+def all_pages(sweeps: list[SweepRun], pictures: dict[str, str]) -> str:
     """One report: contents, then a section for each sweep. `pictures`: name of the sweep -> path from the report."""
-    titles = {name: TITLES[name] for name in (sweep["sweep"] for sweep in sweeps)}
+    titles = {name: TITLES[name] for name in (sweep.sweep for sweep in sweeps)}
     contents = [f"- [{title}](#{title.lower().replace(' ', '-')}): {QUESTIONS[s]}" for s, title in titles.items()]
-    pages = [page(sweep, pictures[sweep["sweep"]], level=2).strip() for sweep in sweeps]
+    pages = [page(sweep, pictures[sweep.sweep], level=2).strip() for sweep in sweeps]
     return "\n\n".join(["# Sweeps", "\n".join(contents), *pages]) + "\n"
 
 
 # --- columns: head -> what a point's cell holds -----------------------------------------------------------------------
 
 
-def _interval(value: Callable[[dict], Value]) -> Cell:
+def _interval(value: Callable[[Point], Value]) -> Cell:
     return lambda point: interval(value(point).low, value(point).high)
 
 
-def _omega_star(point: dict) -> str:
-    alpha, k = point["acceptance_rate"], point["draft_length"]
+def _omega_star(point: Point) -> str:
+    alpha, k = point.acceptance_rate, point.draft_length
     return number(omega_star(alpha, k) if alpha is not None and k else None)
 
 
-def _book_fed(key: str) -> Callable[[dict], float | None]:
+def _book_fed(key: str) -> Callable[[Point], float | None]:
     return lambda point: curves.book_fed(point).get(key)
 
 
@@ -176,26 +178,26 @@ X_HEADS = {
     "definitions": "k",
 }
 MEASURED: dict[str, Cell] = {
-    "speedup": lambda point: speedup(point["speedup"]),
+    "speedup": lambda point: speedup(point.speedup),
     "95 %": _interval(decoding),
     "verdict": verdict,
 }
 WITH_PREFILL: dict[str, Cell] = {
-    "end to end": lambda point: speedup(point["speedup_with_prefill"]),
+    "end to end": lambda point: speedup(point.speedup_with_prefill),
     "its 95 %": _interval(end_to_end),
     "its verdict": lambda point: verdict(point, end_to_end),
 }
 ALPHA, TAU = {"α": column("acceptance_rate")}, {"tok/rnd": column("tokens_per_round")}
-FORECAST = {"forecast": prediction(lambda point: point["forecast"])}
-BOOK = {"book(α)": prediction(lambda point: point["book_formula"])}
+FORECAST = {"forecast": prediction(lambda point: point.forecast)}
+BOOK = {"book(α)": prediction(lambda point: point.book_formula)}
 COLUMNS: dict[str, dict[str, Cell]] = {
     "draft-length": MEASURED | ALPHA | TAU | FORECAST | BOOK,
     "acceptance": ALPHA
     | MEASURED
     | BOOK
     | {"ω": lambda point: number(curves.omega(point)), "ω*": _omega_star}
-    | {"Leviathan": prediction(lambda point: point["leviathan"])}
-    | {"cost model": prediction(lambda point: point["cost_model"])}
+    | {"Leviathan": prediction(lambda point: point.leviathan)}
+    | {"cost model": prediction(lambda point: point.cost_model)}
     | FORECAST,
     "temperature": MEASURED | ALPHA | TAU | FORECAST | {"v": column("verify_cost")},
     "output-length": MEASURED | WITH_PREFILL | ALPHA | FORECAST,

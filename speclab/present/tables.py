@@ -1,15 +1,18 @@
 """Tables, and how the numbers and names in them are written."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import tabulate
+
+from speclab.records.rows import Row
 
 tabulate.MIN_PADDING = 0  # its extra blanks around headers would widen every table
 
 WIDTH = 100  # columns that every table in the terminal fits into
 NAME_WIDTH = 8  # of a draft's name there
 
-Cell = Callable[[dict], str]  # a row of a record -> what stands in one column
+Cell = Callable[[Any], str]  # a row, or another part of a record -> what stands in one column
 
 
 def table(rows: list[list[str]], headers: list[str], markdown: bool = False, n_words: int = 1) -> str:
@@ -27,22 +30,22 @@ def table(rows: list[list[str]], headers: list[str], markdown: bool = False, n_w
     )
 
 
-def columns(rows: list[dict], cells: dict[str, Cell], markdown: bool = False, n_words: int = 1) -> str:
+def columns(rows: Sequence[Any], cells: dict[str, Cell], markdown: bool = False, n_words: int = 1) -> str:
     """A table with one line per row. cells: the head of each column -> its cell."""
     return table([[cell(row) for cell in cells.values()] for row in rows], list(cells), markdown, n_words)
 
 
 def column(key: str, digits: int = 2) -> Cell:
     """A cell with a number of the row."""
-    return lambda row: number(row[key], digits)
+    return lambda row: number(getattr(row, key), digits)
 
 
-def prediction(predicted: Callable[[dict], float | None]) -> Cell:
+def prediction(predicted: Callable[[Any], float | None]) -> Cell:
     """A cell such as "2.58 +106%": a prediction and its error, predicted / measured - 1."""
 
-    def cell(row: dict) -> str:
+    def cell(row: Any) -> str:
         value = predicted(row)
-        return "-" if value is None else f"{value:.2f} {percent(value / row['speedup'] - 1):>5}"
+        return "-" if value is None else f"{value:.2f} {percent(value / row.speedup - 1):>5}"
 
     return cell
 
@@ -69,9 +72,9 @@ def percent(share: float | None) -> str:
     return f"{share:+.0%}" if share < 9.995 else ">999%"
 
 
-def label(row: dict) -> str:
+def label(row: Row) -> str:
     """A speculative row in a line of text: model k=4"""
-    return f"{row['method']} k={row['draft_length']}"
+    return f"{row.method} k={row.draft_length}"
 
 
 def temperature_name(temperature: float) -> str:
@@ -91,7 +94,7 @@ def short_names(names: list[str], width: int = NAME_WIDTH) -> dict[str, str]:
     return short
 
 
-def draft_names(rows: list[dict], markdown: bool) -> dict[str, str]:
+def draft_names(rows: list[Row], markdown: bool) -> dict[str, str]:
     """Method -> what a table calls it. In the terminal drafts are cut, to the same names in every table."""
-    methods = {row["method"]: row["method"] for row in rows}
-    return methods if markdown else methods | short_names([row["method"] for row in rows if row["draft"]])
+    methods = {row.method: row.method for row in rows}
+    return methods if markdown else methods | short_names([row.method for row in rows if row.draft])

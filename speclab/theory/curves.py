@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from speclab.records.rows import Point, Row
+from speclab.records.runs import SweepRun
 from speclab.theory import attribution
 from speclab.theory.formulas import book_formula, omega_star, overhead_per_round
 
@@ -25,52 +27,52 @@ class Value(NamedTuple):
     high: float | None
 
 
-def decoding(point: dict) -> Value:
+def decoding(point: Row) -> Value:
     """Speedup of decoding alone."""
-    return Value(point["speedup"], point["speedup_low"], point["speedup_high"])
+    return Value(point.speedup, point.speedup_low, point.speedup_high)
 
 
-def end_to_end(point: dict) -> Value:
+def end_to_end(point: Row) -> Value:
     """Speedup with both sides' prefill counted. Its interval is decoding's, with the seconds of prefill taken as known.
 
     baseline = speedup x seconds, and the baseline's prefill is what is missing to `speedup_with_prefill`.
     """
-    decode, whole = point["seconds"], point["seconds"] + point["prefill_seconds"]
-    prefill = point["speedup_with_prefill"] * whole - point["speedup"] * decode
+    decode, whole = point.seconds, point.seconds + point.prefill_seconds
+    prefill = point.speedup_with_prefill * whole - point.speedup * decode
     low, high = (None if end is None else (end * decode + prefill) / whole for end in decoding(point)[1:])
-    return Value(point["speedup_with_prefill"], low, high)
+    return Value(point.speedup_with_prefill, low, high)
 
 
-def verdict(point: dict, value: Callable[[dict], Value] = decoding) -> str:
+def verdict(point: Point, value: Callable[[Point], Value] = decoding) -> str:
     """The verdict on any of a point's speedups; the record's own stands where decoding drowned in the run's noise."""
-    if value is decoding and point["verdict"] == "unclear":
+    if value is decoding and point.verdict == "unclear":
         return "unclear"
-    return attribution.verdict(*value(point), point["repeat_noise"])
+    return attribution.verdict(*value(point), point.repeat_noise)
 
 
-def labeller(sweep: dict) -> Callable[[dict], str]:
+def labeller(sweep: SweepRun) -> Callable[[Point], str]:
     """What a point's curve is called: its draft, and k and T where the sweep has several that are not its x."""
-    name, points = sweep["sweep"], sweep["points"]
-    several_k = name not in X_IS_DRAFT_LENGTH and len({p["draft_length"] for p in points}) > 1
-    several_t = name not in X_IS_TEMPERATURE and len({p["temperature"] for p in points}) > 1
+    name, points = sweep.sweep, sweep.points
+    several_k = name not in X_IS_DRAFT_LENGTH and len({p.draft_length for p in points}) > 1
+    several_t = name not in X_IS_TEMPERATURE and len({p.temperature for p in points}) > 1
 
-    def label(point: dict) -> str:
-        parts = [str(point["x"] if name in X_IS_DRAFT else point["series"])]
-        parts += [f"k={point['draft_length']}"] * several_k + [f"T={point['temperature']:g}"] * several_t
+    def label(point: Point) -> str:
+        parts = [str(point.x if name in X_IS_DRAFT else point.series)]
+        parts += [f"k={point.draft_length}"] * several_k + [f"T={point.temperature:g}"] * several_t
         return ", ".join(parts)
 
     return label
 
 
-def curves(sweep: dict) -> dict[str, list[dict]]:
+def curves(sweep: SweepRun) -> dict[str, list[Point]]:
     """Label -> its points, along x where x is a number, in the record's order where it is a name."""
     label = labeller(sweep)
-    groups: dict[str, list[dict]] = {}
-    for point in sweep["points"]:
+    groups: dict[str, list[Point]] = {}
+    for point in sweep.points:
         groups.setdefault(label(point), []).append(point)
-    if sweep["sweep"] in X_IS_DRAFT:
+    if sweep.sweep in X_IS_DRAFT:
         return groups
-    return {name: sorted(points, key=lambda point: point["x"]) for name, points in groups.items()}
+    return {name: sorted(points, key=lambda point: point.x) for name, points in groups.items()}
 
 
 # --- along a curve ----------------------------------------------------------------------------------------------------
@@ -89,95 +91,93 @@ def crossings(xs: list[float], ys: list[float], level: float) -> list[float]:
     return places
 
 
-def best(points: list[dict]) -> dict | None:
+def best(points: list[Point]) -> Point | None:
     """The drafting point with the highest measured speedup."""
-    return max((point for point in points if point["draft_length"]), key=lambda point: point["speedup"], default=None)
+    return max((point for point in points if point.draft_length), key=lambda point: point.speedup, default=None)
 
 
-def by_acceptance(points: list[dict]) -> list[dict]:
-    """The drafting points with a measured alpha, along alpha, one for each alpha."""
-    known = {p["acceptance_rate"]: p for p in points if p["acceptance_rate"] is not None and p["draft_length"]}
-    return [known[alpha] for alpha in sorted(known)]
+def by_acceptance(points: list[Point]) -> dict[float, Point]:
+    """Measured alpha -> the drafting point, along alpha."""
+    known = {p.acceptance_rate: p for p in points if p.acceptance_rate is not None and p.draft_length}
+    return {alpha: known[alpha] for alpha in sorted(known)}
 
 
-def break_even(points: list[dict]) -> Value | None:
+def break_even(points: list[Point]) -> Value | None:
     """The alpha at which the measured speedup passes 1 upwards, and where its interval's two ends do.
 
     None: it never does. An end is None where that end of the interval does not pass 1 in the measured range.
     """
-    points = by_acceptance(points)
-    alphas = [point["acceptance_rate"] for point in points]
+    known = by_acceptance(points)
 
     def first(key: str) -> float | None:
-        values = [point[key] for point in points]
+        values = [getattr(point, key) for point in known.values()]
         if not values or None in values or values[0] >= 1:
             return None
-        return next(iter(crossings(alphas, values, 1)), None)
+        return next(iter(crossings(list(known), values, 1)), None)
 
     alpha = first("speedup")
     return None if alpha is None else Value(alpha, first("speedup_high"), first("speedup_low"))
 
 
-def near_book(points: list[dict], near: float = NEAR) -> list[tuple[float, float]]:
+def near_book(points: list[Point], near: float = NEAR) -> list[tuple[float, float]]:
     """The stretches of alpha on which the book's formula is within `near` of the measurement.
 
     Between two points the error, book / measured - 1, is taken as a straight line: both curves bend, and in their
     ratio most of the bending is gone.
     """
-    points = by_acceptance(points)
-    alphas, errors = [p["acceptance_rate"] for p in points], [p["book_formula"] / p["speedup"] - 1 for p in points]
+    known = by_acceptance(points)
+    alphas, errors = list(known), [book_formula(a, p.draft_length) / p.speedup - 1 for a, p in known.items()]
     edges = {*alphas[:1], *alphas[-1:], *crossings(alphas, errors, near), *crossings(alphas, errors, -near)}
     middles = pairwise(sorted(edges))
     return [(low, high) for low, high in middles if abs(np.interp((low + high) / 2, alphas, errors)) < near]
 
 
-def fair_prices(points: list[dict]) -> list[float]:
+def fair_prices(points: list[Point]) -> list[float]:
     """The alphas at which omega equals omega*: there the two things that the book's formula leaves out cancel."""
-    alphas, surplus = [], []
-    for point in by_acceptance(points):
-        alpha, cost = point["acceptance_rate"], omega(point)
+    surplus = {}
+    for alpha, point in by_acceptance(points).items():
+        cost = omega(point)
         if cost is not None:
-            alphas.append(alpha)
-            surplus.append(cost - omega_star(alpha, point["draft_length"]))
-    return crossings(alphas, surplus, 0)
+            surplus[alpha] = cost - omega_star(alpha, point.draft_length)
+    return crossings(list(surplus), list(surplus.values()), 0)
 
 
 # --- of one point -----------------------------------------------------------------------------------------------------
 
 
-def omega(point: dict) -> float | None:
+def omega(point: Point) -> float | None:
     """k c + (v - 1) + o: what a round costs beyond one decode step, in such steps; k is what was really drafted."""
-    if point["verify_cost"] is None:
+    if point.verify_cost is None or point.overhead is None:
         return None
-    drafted = point["n_drafted"] / point["n_rounds"]
-    return overhead_per_round(drafted, point["draft_cost"] or 0.0, point["verify_cost"], point["overhead"])
+    drafted = point.n_drafted / point.n_rounds
+    return overhead_per_round(drafted, point.draft_cost or 0.0, point.verify_cost, point.overhead)
 
 
-def round_cost(point: dict) -> float | None:
+def round_cost(point: Point) -> float | None:
     """What a round costs, in decode steps of the target: it pays where it brings more tokens than that."""
     cost = omega(point)
     return None if cost is None else 1 + cost
 
 
-def step_seconds(point: dict) -> float:
+def step_seconds(point: Point) -> float:
     """Seconds of one baseline step, t_1."""
-    return point["speedup"] * point["seconds"] / point["n_tokens"]
+    return point.speedup * point.seconds / point.n_tokens
 
 
-def output_share(point: dict) -> float | None:
+def output_share(point: Point) -> float | None:
     """s = 1 - 1 / tau: the share of the output that came from the draft, when no round was cut."""
-    return 1 - 1 / point["tokens_per_round"] if point["tokens_per_round"] else None
+    return 1 - 1 / point.tokens_per_round if point.tokens_per_round else None
 
 
-def survival(point: dict) -> list[float]:
+def survival(point: Point) -> list[float]:
     """A_1 … A_k: the share of rounds in which at least that many drafted tokens were accepted."""
-    lengths = point["accepted_lengths"] or []
+    lengths = point.accepted_lengths or []
     rounds = sum(lengths)
     return [sum(lengths[i:]) / rounds for i in range(1, len(lengths))] if rounds else []
 
 
-def book_fed(point: dict) -> dict[str, float]:
+def book_fed(point: Point) -> dict[str, float]:
     """The book's formula fed with each of the meanings of acceptance: "α", "f" and "s" -> speedup."""
-    k = point["draft_length"]
-    rates = {"α": point["acceptance_rate"], "f": point["drafted_fraction"], "s": output_share(point)}
+    k = point.draft_length
+    rates = {"α": point.acceptance_rate, "f": point.drafted_fraction, "s": output_share(point)}
     return {name: book_formula(rate, k) for name, rate in rates.items() if rate is not None and k}

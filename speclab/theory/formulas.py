@@ -52,7 +52,7 @@ def omega_star(acceptance: float, draft_length: int) -> float:
     return expected_tokens_per_round(acceptance, draft_length) / book_formula(acceptance, draft_length) - 1
 
 
-def overhead_per_round(draft_length: int, draft_cost: float, verify_cost: float, overhead: float) -> float:
+def overhead_per_round(draft_length: float, draft_cost: float, verify_cost: float, overhead: float) -> float:
     """omega = k c + (v - 1) + o: what a round costs beyond one decode step of the target, in such steps."""
     return draft_length * draft_cost + (verify_cost - 1) + overhead
 

@@ -4,8 +4,10 @@ A row's ladder holds speedups, from the book's formula through ever more complet
 ratio of each rung to the one before is what that one effect is worth; the ratios multiply to measured / book.
 """
 
+from itertools import pairwise
 from statistics import median
 
+from speclab.records.rows import Row
 from speclab.theory.attribution import RUNGS
 
 UNEXPLAINED = "unexplained"  # the rung from the complete model to the measured value
@@ -20,29 +22,26 @@ PREDICTORS = {
 }
 
 
-def factors(row: dict) -> dict[str, float] | None:
-    """Effect -> what it multiplies the speedup by, in the order of EFFECTS. None: the row has no ladder."""
-    rungs = {rung["name"]: rung["speedup"] for rung in row.get("ladder") or []}
-    if not rungs:
-        return None
-    values = [rungs["book formula"], *(rungs[name] for name in EFFECTS[:-1]), rungs["measured"]]
-    return {name: after / before for name, before, after in zip(EFFECTS, values, values[1:], strict=False)}
+def factors(row: Row) -> dict[str, float]:
+    """Effect -> what it multiplies the speedup by, in the order of EFFECTS; empty where the row has no ladder."""
+    speedups = [rung.speedup for rung in row.ladder or []]
+    return {name: after / before for name, (before, after) in zip(EFFECTS, pairwise(speedups), strict=False)}
 
 
-def error(row: dict, predictor: str) -> float | None:
+def error(row: Row, predictor: str) -> float | None:
     """predicted / measured - 1; None where nothing was predicted."""
-    predicted = row.get(predictor)
-    return None if predicted is None else predicted / row["speedup"] - 1
+    predicted = getattr(row, predictor)
+    return None if predicted is None else predicted / row.speedup - 1
 
 
-def prediction_rows(rows: list[dict]) -> list[dict]:
+def prediction_rows(rows: list[Row]) -> list[Row]:
     """The speculative rows whose errors count: each prompt once, so either the kinds of prompt or "all", not both."""
-    speculative = [row for row in rows if row["draft"]]
-    kinds = [row for row in speculative if row["prompt_kind"] not in ("all", "not looping")]
-    return kinds or [row for row in speculative if row["prompt_kind"] == "all"] or speculative
+    speculative = [row for row in rows if row.draft]
+    kinds = [row for row in speculative if row.prompt_kind not in ("all", "not looping")]
+    return kinds or [row for row in speculative if row.prompt_kind == "all"] or speculative
 
 
-def prediction_errors(rows: list[dict]) -> dict[str, dict[str, float]]:
+def prediction_errors(rows: list[Row]) -> dict[str, dict[str, float]]:
     """Predictor -> {"n": rows it predicts, "median": of |error|, "max": of |error|}; others are left out.
 
     All given rows count: choose them with `prediction_rows`.

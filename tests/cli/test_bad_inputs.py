@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from speclab.records.record import ROOT
+from speclab.system.paths import ROOT
 from tests.cli.bad_inputs import ROWS, USUAL, Row, places
 
 ADVICE = (

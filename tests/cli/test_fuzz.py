@@ -19,7 +19,8 @@ from transformers import AutoTokenizer, GenerationConfig
 from speclab.cli import parsing
 from speclab.models import loading, prompts
 from speclab.present import report
-from speclab.records import record
+from speclab.records.files import read
+from speclab.records.runs import ComparisonRun
 from speclab.system import files, terminal
 from speclab.system.errors import EnvironmentProblem, Problem
 from tools import doc_blocks, readme, rerun
@@ -242,7 +243,7 @@ def test_a_record_is_what_its_schema_says_or_a_problem(text):
     with new_folder() as folder:
         (folder / "run.json").write_bytes(text.encode(errors="surrogatepass"))
         with contextlib.suppress(EnvironmentProblem):
-            record.validate(record.load(folder / "run.json"))
+            read(folder / "run.json", ComparisonRun)
 
 
 @given(damaged())
@@ -265,6 +266,6 @@ def test_every_reader_of_a_record_ends_in_an_exit_code(text):
 def test_the_record_of_these_tests_is_one(tmp_path):
     """Or they would show nothing."""
     (tmp_path / "run.json").write_text(json.dumps(RUN))
-    assert report.comparison(record.load(tmp_path / "run.json"))
+    assert report.comparison(read(tmp_path / "run.json", ComparisonRun))
     shutil.copy(tmp_path / "run.json", tmp_path / "other.json")
     assert rerun.main([str(tmp_path / "run.json"), str(tmp_path / "other.json")]) == 0

@@ -18,17 +18,11 @@ from speclab.lab import comparison, harness, output_checks
 from speclab.lab.harness import Measurement
 from speclab.lab.tracing import profiling
 from speclab.models import prompts
-from speclab.records import record
+from speclab.records.files import read
+from speclab.records.runs import SCHEMA_VERSION, ComparisonRun
 from speclab.records.samples import BASELINE, Arm, Sample
 from speclab.system import files
 from speclab.system.errors import EnvironmentProblem, Stopped
-
-REQUIRED = {
-    "method", "target", "draft", "device", "dtype", "draft_length", "temperature", "prompt_kind", "n_prompts",
-    "n_tokens", "seconds", "tokens_per_second", "speedup", "speedup_low", "speedup_high", "n_rounds", "n_drafted",
-    "n_accepted", "n_rejected", "n_emitted", "acceptance_rate", "drafted_fraction", "tokens_per_round",
-    "draft_cost", "verify_cost", "book_formula", "book_formula_drafted_fraction", "same_as_baseline",
-}  # fmt: skip
 
 
 @pytest.fixture
@@ -46,6 +40,10 @@ def run(pair_folder, tmp_path, capsys, monkeypatch):
     return call
 
 
+def saved(folder) -> ComparisonRun:
+    return read(folder / "results" / "local.json", ComparisonRun)
+
+
 def test_record_tables_and_pictures(run, tmp_path):
     words = ["--engine", "fast", "--verbose", "--profile", str(tmp_path / "trace.json")]
     code, out, _ = run("-k", "2,4", "--by-kind", "--json", str(tmp_path / "copy.json"), *words)
@@ -57,19 +55,18 @@ def test_record_tables_and_pictures(run, tmp_path):
     assert names.count("steps of the baseline") == names.count("round of model k=2") == profiling.PROFILED
     text = (tmp_path / "results" / "local.json").read_text()
     assert text == (tmp_path / "copy.json").read_text()
-    run_record = record.load(tmp_path / "results" / "local.json")
-    assert run_record["settings"]["engine"] == "fast"
-    for row in run_record["rows"]:
-        assert set(row) >= REQUIRED
-        if row["draft"]:
-            assert row["n_emitted"] == row["n_accepted"] + row["n_rounds"]  # nothing is cut: EOS is ignored
-            assert row["n_rejected"] <= row["n_rounds"]
-            assert row["same_as_baseline"] is (True if row["temperature"] == 0 else None)
-    everything = [r for r in run_record["rows"] if r["prompt_kind"] == "all"]
-    assert [(r["method"], r["draft_length"]) for r in everything if r["temperature"] == 0.8] == [
+    run_record = saved(tmp_path)
+    assert run_record.settings["engine"] == "fast"
+    for row in run_record.rows:
+        if row.draft:
+            assert row.n_emitted == row.n_accepted + row.n_rounds  # nothing is cut: EOS is ignored
+            assert row.n_rejected <= row.n_rounds
+            assert row.same_as_baseline is (True if row.temperature == 0 else None)
+    everything = [r for r in run_record.rows if r.prompt_kind == "all"]
+    assert [(r.method, r.draft_length) for r in everything if r.temperature == 0.8] == [
         ("baseline", 0), ("model", 2), ("model", 4), ("ngram", 2), ("ngram", 4),
     ]  # fmt: skip
-    assert all(r["n_tokens"] == 3 * 39 for r in everything), "prefill's token was counted, or a budget was missed"
+    assert all(r.n_tokens == 3 * 39 for r in everything), "prefill's token was counted, or a budget was missed"
     assert "token for token: identical" in out
     assert "z_S" in out
     assert max(len(line) for line in out.splitlines() if "book(" in line or "x slower" in line) <= 80
@@ -84,7 +81,7 @@ def test_record_tables_and_pictures(run, tmp_path):
 def test_json_to_stdout_is_json_alone(run):
     code, out, err = run("-k", "2", "--temperature", "0", "--json", "-")
     assert code == 0
-    assert json.loads(out)["schema_version"] == record.SCHEMA_VERSION
+    assert json.loads(out)["schema_version"] == SCHEMA_VERSION
     assert "speedup" in err
 
 
@@ -135,10 +132,10 @@ def test_ctrl_c_keeps_what_is_measured(run, monkeypatch, tmp_path):
 
     monkeypatch.setattr(harness, "_one_turn", interrupted)
     code, out, _ = run("-k", "2", "--temperature", "0")
-    kept = record.load(tmp_path / "results" / "local.json")
+    kept = saved(tmp_path)
     assert code == 0
-    assert kept["interrupted"]
-    assert {s["prompt_index"] for s in kept["raw"]} == {0, 1}
+    assert kept.interrupted
+    assert {s.prompt_index for s in kept.raw} == {0, 1}
     assert "Stopped before the end" in out
 
 
@@ -148,10 +145,10 @@ def test_ctrl_c_after_the_measurement_keeps_every_row(run, monkeypatch, tmp_path
 
     monkeypatch.setattr(comparison, "calibrated", stop)
     code, out, _ = run("-k", "2", "--temperature", "0")
-    kept = record.load(tmp_path / "results" / "local.json")
+    kept = saved(tmp_path)
     assert code == 0
-    assert kept["interrupted"]
-    assert {s["prompt_index"] for s in kept["raw"]} == {0, 1, 2}
+    assert kept.interrupted
+    assert {s.prompt_index for s in kept.raw} == {0, 1, 2}
     assert "token for token: identical" in out
 
 
@@ -165,10 +162,10 @@ def test_a_signal_keeps_what_is_measured(run, monkeypatch, tmp_path):
 
     monkeypatch.setattr(harness, "_one_turn", stopped)
     code, out, err = run("-k", "2", "--temperature", "0")
-    kept = record.load(tmp_path / "results" / "local.json")
+    kept = saved(tmp_path)
     assert code == 0
-    assert kept["interrupted"]
-    assert {s["prompt_index"] for s in kept["raw"]} == {0}
+    assert kept.interrupted
+    assert {s.prompt_index for s in kept.raw} == {0}
     assert "Stopped before the end" in out
     assert "stopped; 1 prompt is complete" in err
 
@@ -205,13 +202,13 @@ def test_texts_that_nobody_has_judged_are_named_and_the_exit_code_says_so(run, m
 
     monkeypatch.setattr(output_checks, "judge_greedy", greedy)
     found, out, err = run("-k", "2", "--temperature", "0")
-    kept = record.load(tmp_path / "results" / "local.json")
+    kept = saved(tmp_path)
     assert found == code
     assert err.splitlines()[-1].startswith(said)
-    assert kept["interrupted"]
-    assert kept["unchecked"] == ["ngram k=2 at temperature 0"]
-    assert [entry["arm"] for entry in kept["correctness"]] == ["model k=2"]
-    assert {row["method"] for row in kept["rows"]} >= {"baseline", "model", "ngram"}
+    assert kept.interrupted
+    assert kept.unchecked == ["ngram k=2 at temperature 0"]
+    assert [entry["arm"] for entry in kept.correctness] == ["model k=2"]
+    assert {row.method for row in kept.rows} >= {"baseline", "model", "ngram"}
     for text in (out, (tmp_path / "results" / "local.md").read_text()):
         assert "NOT CHECKED: ngram k=2 at temperature 0" in text
 
@@ -228,17 +225,17 @@ def test_a_problem_in_the_middle_of_measuring_is_no_success(run, monkeypatch, tm
     code, out, err = run("-k", "2", "--temperature", "0")
     assert code == 3
     assert err.splitlines()[-1] == "error: the model returned logits that are not finite"
-    assert {s["prompt_index"] for s in record.load(tmp_path / "results" / "local.json")["raw"]} == {0}
+    assert {s.prompt_index for s in saved(tmp_path).raw} == {0}
     assert "NOT CHECKED" not in out
 
 
 def test_two_stops_while_the_record_is_made_lose_no_row(run, monkeypatch, tmp_path):
     stops(monkeypatch, comparison, "build_rows", Stopped(2), KeyboardInterrupt())
     code, out, _ = run("-k", "2", "--temperature", "0")
-    kept = record.load(tmp_path / "results" / "local.json")
+    kept = saved(tmp_path)
     assert code == 0, "every text is judged"
-    assert kept["interrupted"]
-    assert len({row["method"] for row in kept["rows"]}) == 4
+    assert kept.interrupted
+    assert len({row.method for row in kept.rows}) == 4
     assert "token for token: identical" in out
 
 
@@ -301,7 +298,7 @@ def test_an_output_that_is_full_or_gone_loses_no_file(run, monkeypatch, tmp_path
     code, _, err = run("-k", "2", "--temperature", "0")
     assert code == (0 if isinstance(error, BrokenPipeError) else 3)
     assert ("standard output: No space left" in err) == (code == 3)
-    assert record.load(tmp_path / "results" / "local.json")["rows"]
+    assert saved(tmp_path).rows
 
 
 def sample(arm: Arm, index: int, seconds: float, **counts) -> Sample:
@@ -340,6 +337,6 @@ def test_pictures_open_and_are_not_empty(run, tmp_path):
 def test_every_plotted_number_has_a_table(run, tmp_path):
     run("-k", "2")
     markdown = (tmp_path / "results" / "local.md").read_text()
-    for row in record.load(tmp_path / "results" / "local.json")["rows"]:
-        if row["draft"]:
-            assert re.search(rf"{row['method']}.*\b{row['speedup']:.2f}x", markdown)
+    for row in saved(tmp_path).rows:
+        if row.draft:
+            assert re.search(rf"{row.method}.*\b{row.speedup:.2f}x", markdown)

@@ -1,6 +1,9 @@
 """`compare.py --plan` and `--verify-plan` on a tiny pair: what is looked at, what comes out, and whether it is true."""
 
 import json
+from dataclasses import replace
+from operator import attrgetter
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,7 +12,8 @@ from speclab.lab import comparison, output_checks, plan
 from speclab.lab.harness import Bench
 from speclab.models import prompts
 from speclab.present import plan_views
-from speclab.records import record
+from speclab.records.files import as_dict, read
+from speclab.records.runs import DraftFacts, LengthSpeedup, PlanEntry, PlanRun, Verified, VerifiedDraft
 from speclab.records.samples import BASELINE, BASELINE_REPEAT
 from speclab.system.errors import EnvironmentProblem
 from tests.lab.test_bench import Machine
@@ -53,13 +57,13 @@ def measurements(monkeypatch):
     return seen
 
 
-def loaded(tmp_path) -> dict:
-    return record.load(tmp_path / "results" / "local-plan.json")
+def loaded(tmp_path) -> PlanRun:
+    return read(tmp_path / "results" / "local-plan.json", PlanRun)
 
 
-def of_draft(entries: list[dict], fact: dict) -> list[dict]:
-    keys = ("method", "draft", "temperature")
-    return [e for e in entries if [e[k] for k in keys] == [fact[k] for k in keys]]
+def of_draft(entries: list[PlanEntry], fact: DraftFacts) -> list[PlanEntry]:
+    key = attrgetter("method", "draft", "temperature")
+    return [e for e in entries if key(e) == key(fact)]
 
 
 # --- the plan ---------------------------------------------------------------------------------------------------------
@@ -69,24 +73,24 @@ def test_plan_has_every_length_and_names_the_best(run, tmp_path, measurements):
     code, out, _ = run("--plan", "--temperature", "0,0.2", picture=True)
     made = loaded(tmp_path)
     assert code == 0
-    assert made["verified"] is None
-    assert not made["interrupted"]
-    facts = made["facts"]["drafts"]
-    assert [(f["method"], f["temperature"]) for f in facts] == [
+    assert made.verified is None
+    assert not made.interrupted
+    facts = made.facts.drafts
+    assert [(f.method, f.temperature) for f in facts] == [
         ("model", 0.0), ("ngram", 0.0), ("model", 0.2), ("ngram", 0.2),
     ]  # fmt: skip
     for fact in facts:
-        mine = of_draft(made["plan"], fact)
-        assert [e["draft_length"] for e in mine] == list(range(17))
-        best = max(mine, key=lambda e: e["speedup"])
-        assert (fact["best_draft_length"], fact["speedup"]) == (best["draft_length"], best["speedup"])
-        assert fact["acceptance_rate"] == best["acceptance_rate"]
-        assert all(fact["oracle"] >= e["speedup"] * (1 - 1e-6) for e in mine), "something passed the bound"
+        mine = of_draft(made.plan, fact)
+        assert [e.draft_length for e in mine] == list(range(17))
+        best = max(mine, key=lambda e: e.speedup)
+        assert (fact.best_draft_length, fact.speedup) == (best.draft_length, best.speedup)
+        assert fact.acceptance_rate == best.acceptance_rate
+        assert all(fact.oracle >= e.speedup * (1 - 1e-6) for e in mine), "something passed the bound"
         plain = mine[0]
-        assert (plain["tokens_per_round"], plain["drafted_per_round"], plain["acceptance_rate"]) == (1, 0, None)
+        assert (plain.tokens_per_round, plain.drafted_per_round, plain.acceptance_rate) == (1, 0, None)
         for e in mine:  # records round to seven digits
-            assert 1 <= e["tokens_per_round"] <= e["drafted_per_round"] + 1 + 1e-6 <= e["draft_length"] + 1 + 2e-6
-        assert fact["n_tokens"] == len(TEXTS) * 15
+            assert 1 <= e.tokens_per_round <= e.drafted_per_round + 1 + 1e-6 <= e.draft_length + 1 + 2e-6
+        assert fact.n_tokens == len(TEXTS) * 15
     assert sorted(p.name for p in tmp_path.rglob("local*")) == ["local-plan.json", "local-plan.md", "local-plan.png"]
     for fact in facts:
         assert plan_views.verdict(fact) in " ".join(out.split())
@@ -114,21 +118,21 @@ def test_plan_makes_no_speculative_run(run, measurements, monkeypatch):
 def test_plan_of_given_lengths(run, tmp_path):
     assert run("--plan", "-k", "3,5")[0] == 0
     made = loaded(tmp_path)
-    assert [e["draft_length"] for e in made["plan"]] == [3, 5, 3, 5]
-    assert {f["best_draft_length"] for f in made["facts"]["drafts"]} <= {3, 5}
+    assert [e.draft_length for e in made.plan] == [3, 5, 3, 5]
+    assert {f.best_draft_length for f in made.facts.drafts} <= {3, 5}
 
 
 def test_plan_to_stdout_is_json_alone(run, tmp_path):
     code, out, err = run("--plan", "-k", "0,2", "--json", "-")
     assert code == 0
-    assert json.loads(out) == loaded(tmp_path)
+    assert json.loads(out) == as_dict(loaded(tmp_path))
     assert "decode step" in " ".join(err.split())
 
 
 def test_plan_of_the_dial(run, tmp_path, pair_folder):
     """An acceptance that is known: the plan's alpha is the dial's."""
     assert run("--plan", "-k", "2,4", "--draft", f"dial:0.75:{pair_folder / 'draft'}")[0] == 0
-    assert [e["acceptance_rate"] for e in loaded(tmp_path)["plan"]] == pytest.approx([0.75, 0.75])
+    assert [e.acceptance_rate for e in loaded(tmp_path).plan] == pytest.approx([0.75, 0.75])
 
 
 def test_interrupted_plan_rests_on_what_is_complete(run, tmp_path, monkeypatch):
@@ -143,8 +147,8 @@ def test_interrupted_plan_rests_on_what_is_complete(run, tmp_path, monkeypatch):
     code, out, _ = run("--plan", "-k", "0,2")
     made = loaded(tmp_path)
     assert code == 0
-    assert made["interrupted"]
-    assert all(f["n_tokens"] == 15 for f in made["facts"]["drafts"])
+    assert made.interrupted
+    assert all(f.n_tokens == 15 for f in made.facts.drafts)
     assert "Stopped before the end" in out
 
 
@@ -160,19 +164,19 @@ def test_verify_plan_measures_on_the_other_half(run, tmp_path, measurements):
     assert reported_on == ["return x", "hello world"]
     assert tools == {}
     assert arms[0] == BASELINE
-    verified, facts = made["verified"], made["facts"]["drafts"]
-    assert verified["n_prompts"] == 2
-    for item, fact in zip(verified["drafts"], facts, strict=True):
-        mine = [r for r in verified["rows"] if r["method"] == item["method"]]
-        assert [r["draft_length"] for r in mine] == sorted({1, 2, 4, fact["best_draft_length"]})
-        by_length = {r["draft_length"]: r["speedup"] for r in mine}
-        assert item["planned"] == {"draft_length": fact["best_draft_length"], "speedup": fact["speedup"]}
-        assert item["measured"] == by_length[fact["best_draft_length"]]
+    verified, facts = made.verified, made.facts.drafts
+    assert verified.n_prompts == 2
+    for item, fact in zip(verified.drafts, facts, strict=True):
+        mine = [r for r in verified.rows if r.method == item.method]
+        assert [r.draft_length for r in mine] == sorted({1, 2, 4, fact.best_draft_length})
+        by_length = {r.draft_length: r.speedup for r in mine}
+        assert item.planned == LengthSpeedup(draft_length=fact.best_draft_length, speedup=fact.speedup)
+        assert item.measured == by_length[fact.best_draft_length]
         best = max(by_length, key=by_length.get)
-        assert item["best_measured"] == {"draft_length": best, "speedup": by_length[best]}
-        assert item["share_of_best"] == pytest.approx(item["measured"] / by_length[best], rel=1e-6)
-        assert item["share_of_best"] <= 1
-        assert all(r["n_prompts"] == 2 and r["prompt_kind"] == "all" for r in mine)
+        assert item.best_measured == LengthSpeedup(draft_length=best, speedup=by_length[best])
+        assert item.share_of_best == pytest.approx(item.measured / by_length[best], rel=1e-6)
+        assert item.share_of_best <= 1
+        assert all(r.n_prompts == 2 and r.prompt_kind == "all" for r in mine)
     assert {s.arm.label for s in found.samples} >= {"baseline", "model k=2", "ngram k=4"}
     assert "2 other prompts" in " ".join(out.split())
 
@@ -200,13 +204,13 @@ def test_where_prices_hold_the_plan_comes_true(run, tmp_path, monkeypatch):
     PricedPair(monkeypatch, None, by_width=lambda width: 1 + 0.05 * width, slope=0.002, draft=0.1, catch=0.01)
     assert run("--verify-plan", "-k", "1,2,3,4")[0] == 0
     made = loaded(tmp_path)
-    planned = {(e["method"], e["draft_length"]): e["speedup"] for e in made["plan"]}
-    measured = {(r["method"], r["draft_length"]): r["speedup"] for r in made["verified"]["rows"]}
+    planned = {(e.method, e.draft_length): e.speedup for e in made.plan}
+    measured = {(r.method, r.draft_length): r.speedup for r in made.verified.rows}
     assert len(measured) == 8
     assert measured == pytest.approx(planned, rel=1e-6)  # records round to seven digits
-    assert [item["share_of_best"] for item in made["verified"]["drafts"]] == pytest.approx([1.0, 1.0])
-    for row in made["verified"]["rows"]:
-        assert row["forecast"] == pytest.approx(row["speedup"], rel=1e-6)
+    assert [item.share_of_best for item in made.verified["drafts"]] == pytest.approx([1.0, 1.0])
+    for row in made.verified.rows:
+        assert row.forecast == pytest.approx(row.speedup, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -220,9 +224,9 @@ def test_a_check_that_is_stopped_loses_no_measured_length(run, tmp_path, monkeyp
     found, out, _ = run("--verify-plan", "-k", "0,2")
     made = loaded(tmp_path)
     assert found == code
-    assert made["interrupted"]
-    assert made["verified"]["rows"]
-    assert made["verified"]["correctness"] == []
+    assert made.interrupted
+    assert made.verified.rows
+    assert made.verified.correctness == []
     assert "NOT CHECKED: model k=" in " ".join(out.split())
 
 
@@ -238,27 +242,28 @@ def test_a_plan_that_is_stopped_keeps_the_drafts_that_are_done(run, tmp_path, mo
     monkeypatch.setattr(plan, "chances", chances)
     assert run("--plan", "-k", "0,2")[0] == code
     made = loaded(tmp_path)
-    assert made["interrupted"]
-    assert [fact["method"] for fact in made["facts"]["drafts"]] == ["model"]
-    assert [entry["draft_length"] for entry in made["plan"]] == [0, 2]
+    assert made.interrupted
+    assert [fact.method for fact in made.facts.drafts] == ["model"]
+    assert [entry.draft_length for entry in made.plan] == [0, 2]
 
 
 # --- in words ---------------------------------------------------------------------------------------------------------
 
-PAYS = {
-    "method": "model",
-    "draft": "models/lab-pair/draft",
-    "temperature": 0.0,
-    "best_draft_length": 5,
-    "speedup": 1.8449,
-    "acceptance_rate": 0.812,
-    "oracle": 2.051,
-    "break_even": 0.416,
-    "draft_cost": 0.0612,
-    "verify_cost": 1.204,
-    "step_seconds": 0.00912,
-    "n_tokens": 1000,
-}
+PAYS = DraftFacts(
+    method="model",
+    draft="models/lab-pair/draft",
+    temperature=0.0,
+    best_draft_length=5,
+    speedup=1.8449,
+    acceptance_rate=0.812,
+    oracle=2.051,
+    break_even=0.416,
+    draft_cost=0.0612,
+    verify_cost=1.204,
+    step_seconds=0.00912,
+    n_tokens=1000,
+    costs={},
+)
 
 
 def test_the_verdict_on_a_draft_that_pays():
@@ -269,38 +274,48 @@ def test_the_verdict_on_a_draft_that_pays():
 
 
 def test_the_verdict_on_a_draft_that_never_pays():
-    fact = PAYS | {"method": "ngram", "temperature": 0.8, "best_draft_length": 0, "speedup": 0.97, "break_even": None}
-    line = plan_views.verdict(fact | {"acceptance_rate": None})
+    fact = replace(PAYS, method="ngram", temperature=0.8, best_draft_length=0, speedup=0.97, break_even=None)
+    line = plan_views.verdict(replace(fact, acceptance_rate=None))
     assert line.startswith("ngram, T = 0.8 (sampling): leave speculation off, no k is expected to be faster;")
     assert "break-even α = -;" in line
 
 
 @pytest.mark.parametrize(("k", "speedup", "off"), [(3, 1.02, False), (3, 0.99, True), (3, 1.0, True), (0, 1.01, True)])
 def test_only_a_length_that_is_faster_is_recommended(k, speedup, off):
-    line = plan_views.verdict(PAYS | {"best_draft_length": k, "speedup": speedup})
+    line = plan_views.verdict(replace(PAYS, best_draft_length=k, speedup=speedup))
     assert ("leave speculation off" in line) == off
 
 
 def test_the_table_of_a_checked_plan():
-    check = {
-        "method": "model",
-        "draft": "d",
-        "temperature": 0.0,
-        "planned": {"draft_length": 4, "speedup": 1.5},
-        "measured": 1.6,
-        "best_measured": {"draft_length": 6, "speedup": 1.62},
-        "share_of_best": 1.6 / 1.62,
-    }
-    table = plan_views.checked_table({"verified": {"drafts": [check], "n_prompts": 12}})
+    draft = VerifiedDraft(
+        method="model",
+        draft="d",
+        temperature=0.0,
+        planned=LengthSpeedup(draft_length=4, speedup=1.5),
+        measured=1.6,
+        best_measured=LengthSpeedup(draft_length=6, speedup=1.62),
+        share_of_best=1.6 / 1.62,
+    )
+    table = plan_views.checked_table(Verified(n_prompts=12, drafts=[draft], rows=[], correctness=[]))
     assert table.splitlines()[2].split() == ["model", "0", "4", "1.50x", "1.60x", "-6%", "6", "1.62x", "98.8%"]
-    assert plan_views.checked_table({"verified": None}) is None
 
 
 def test_what_exercise_6_chose_stands_beside_the_plan():
-    run = {
-        "plan": [{"method": "model", "temperature": 0.0, "draft_length": 3, "speedup": 1.5}],
-        "settings": {"impl": {"package": "exercises"}},
-    }
+    entry = PlanEntry(
+        method="model",
+        draft="models/lab-pair/draft",
+        temperature=0.0,
+        draft_length=3,
+        speedup=1.5,
+        tokens_per_round=3.0,
+        drafted_per_round=3.0,
+        acceptance_rate=0.8,
+        draft_cost=0.1,
+        verify_cost=1.2,
+        overhead=0.0,
+    )
+    run = SimpleNamespace(plan=[entry], settings={"impl": {"package": "exercises"}})
     assert plan_views.learner_line(run, PAYS) is None
-    assert plan_views.learner_line(run, PAYS | {"yours": 3}) == "best_draft_length of exercises: k = 3, expected 1.50x"
-    assert plan_views.learner_line(run, PAYS | {"yours": 9}).endswith("k = 9, expected -")
+    chosen = plan_views.learner_line(run, replace(PAYS, yours=3))
+    assert chosen == "best_draft_length of exercises: k = 3, expected 1.50x"
+    assert plan_views.learner_line(run, replace(PAYS, yours=9)).endswith("k = 9, expected -")

@@ -7,7 +7,8 @@ import pytest
 import compare
 from speclab.lab import comparison, output_checks, sweeps
 from speclab.models import prompts
-from speclab.records import record
+from speclab.records.files import read
+from speclab.records.runs import SweepRun
 from speclab.system.errors import EnvironmentProblem
 
 TEXTS = [("code", "def f(x):"), ("prose", "return x + 1"), ("copy", "x + 1, x + 1,")]
@@ -30,8 +31,8 @@ def run(pair_folder, tmp_path, capsys, monkeypatch):
     return call
 
 
-def found(tmp_path, name: str) -> dict:
-    return record.load(tmp_path / "results" / f"local-sweep-{name}.json")
+def found(tmp_path, name: str) -> SweepRun:
+    return read(tmp_path / "results" / f"local-sweep-{name}.json", SweepRun)
 
 
 @pytest.mark.parametrize("name", list(sweeps.SWEEPS))
@@ -40,11 +41,11 @@ def test_a_sweep_leaves_its_record_page_and_picture(run, tmp_path, name):
     code, out, _ = run(name, *words)
     made = found(tmp_path, name)
     assert code == 0
-    assert made["sweep"] == name
-    assert made["points"]
-    assert made["correctness"]
-    assert all(entry["passed"] for entry in made["correctness"])
-    assert all(p["forecast"] is not None for p in made["points"])
+    assert made.sweep == name
+    assert made.points
+    assert made.correctness
+    assert all(entry["passed"] for entry in made.correctness)
+    assert all(p.forecast is not None for p in made.points)
     assert (tmp_path / "plots" / f"local-sweep-{name}.png").stat().st_size > 5000
     page = (tmp_path / "results" / f"local-sweep-{name}.md").read_text()
     assert f"../plots/local-sweep-{name}.png" in page
@@ -54,22 +55,22 @@ def test_a_sweep_leaves_its_record_page_and_picture(run, tmp_path, name):
 
 def test_what_turns_in_each_sweep(run, tmp_path):
     run("acceptance")
-    dials = found(tmp_path, "acceptance")["points"]
+    dials = found(tmp_path, "acceptance").points
     assert len(dials) == 22
-    assert len({p["series"] for p in dials}) == 2
-    free = [p for p in dials if p["series"] == "free drafts"]
-    assert [p["x"] for p in sorted(free, key=lambda p: p["x"])] == [i / 10 for i in range(11)]
-    assert all(p["acceptance_rate"] == 1 for p in dials if p["x"] == 1)
-    assert all(p["acceptance_rate"] == 0 for p in dials if p["x"] == 0)
+    assert len({p.series for p in dials}) == 2
+    free = [p for p in dials if p.series == "free drafts"]
+    assert [p.x for p in sorted(free, key=lambda p: p.x)] == [i / 10 for i in range(11)]
+    assert all(p.acceptance_rate == 1 for p in dials if p.x == 1)
+    assert all(p.acceptance_rate == 0 for p in dials if p.x == 0)
     run("context")
-    assert {p["x"] for p in found(tmp_path, "context")["points"]} == {128, 256}, "512 do not fit the tiny target"
+    assert {p.x for p in found(tmp_path, "context").points} == {128, 256}, "512 do not fit the tiny target"
     run("output-length")
-    assert {p["x"] for p in found(tmp_path, "output-length")["points"]} == {8}
+    assert {p.x for p in found(tmp_path, "output-length").points} == {8}
     run("mismatch")
-    labels = {p["x"] for p in found(tmp_path, "mismatch")["points"]}
+    labels = {p.x for p in found(tmp_path, "mismatch").points}
     assert {"trained", "noise 0.1", "random"} < labels
     run("temperature", "--temperature", "0,0.5")
-    assert {p["x"] for p in found(tmp_path, "temperature")["points"]} == {0, 0.5}
+    assert {p.x for p in found(tmp_path, "temperature").points} == {0, 0.5}
 
 
 def test_stretched_prompts_end_with_themselves(pair_folder):
@@ -104,8 +105,8 @@ def test_ctrl_c_keeps_what_is_done(run, tmp_path, monkeypatch):
     monkeypatch.setattr(comparison, "measure", measure)
     assert run("context")[0] == 0
     made = found(tmp_path, "context")
-    assert made["interrupted"]
-    assert {p["x"] for p in made["points"]} == {128}
+    assert made.interrupted
+    assert {p.x for p in made.points} == {128}
     calls.clear()
     assert run("all", "-k", "2")[0] == 130
     report = (tmp_path / "results" / "local-sweeps.md").read_text()
@@ -129,7 +130,7 @@ def test_a_stop_after_the_measurement_keeps_its_rows(run, tmp_path, monkeypatch,
     monkeypatch.setattr(*where, fail)
     assert run(name, "-k", "1")[0] == code
     made = found(tmp_path, name)
-    assert made["interrupted"]
-    assert made["points"]
+    assert made.interrupted
+    assert made.points
     page = (tmp_path / "results" / f"local-sweep-{name}.md").read_text()
-    assert ("NOT CHECKED" in page) == ("unchecked" in made) == (where[0] is output_checks)
+    assert ("NOT CHECKED" in page) == (made.unchecked is not None) == (where[0] is output_checks)

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from fractions import Fraction
+from operator import attrgetter
 from types import SimpleNamespace
 
 import numpy
@@ -37,7 +38,8 @@ from speclab.learner.guard import CLOCK, SECONDS, has_alarm
 from speclab.models import prompts
 from speclab.models.cached import CachedModel
 from speclab.present import report
-from speclab.records import record
+from speclab.records.files import read
+from speclab.records.runs import ComparisonRun, PlanRun
 from speclab.system import paths
 from speclab.system.errors import Problem, UsageProblem
 
@@ -657,7 +659,7 @@ def comparison(script, pair_folder, tmp_path, monkeypatch):
         size = ["--limit", "1", "--max-new-tokens", "24", "--repeats", "1", "--out-dir", str(tmp_path)]
         result = script(compare, learner, "--draft", f"{pair_folder / 'draft'},ngram", *size, *words)
         path = tmp_path / "results" / f"local{ending}.json"
-        return (*result, record.load(path) if path.exists() else None)
+        return (*result, read(path, PlanRun if ending else ComparisonRun) if path.exists() else None)
 
     return call
 
@@ -665,22 +667,22 @@ def comparison(script, pair_folder, tmp_path, monkeypatch):
 def test_a_comparison_says_whose_rows_these_are(comparison, tmp_path):
     code, out, _, run = comparison(solutions(2, 3, 4, 5, 7), "-k", "2,3", "--temperature", "0,0.8")
     assert code == 0
-    assert run["settings"]["impl"] == {"package": "solutions", "exercises": [2, 3, 4, 5, 7]}
+    assert run.settings["impl"] == {"package": "solutions", "exercises": [2, 3, 4, 5, 7]}
     assert "impl    from solutions/: 2 (greedy verification)" in out
     assert "Functions of solutions/ took part" in " ".join(out.split())
     assert "exercises 2, 3, 4, 5, 7" in (tmp_path / "results" / "local.md").read_text()
-    everything = [r for r in run["rows"] if r["draft"] and r["prompt_kind"] == "all"]
-    keys = ("method", "draft_length", "temperature")
-    assert [[y[k] for k in keys] for y in run["yours"]] == [[r[k] for k in keys] for r in everything]
+    everything = [r for r in run.rows if r.draft and r.prompt_kind == "all"]
+    key = attrgetter("method", "draft_length", "temperature")
+    assert list(map(key, run.yours)) == list(map(key, everything))
     table = out.split("What you predicted")[1].split("What a round is made of")[0]
     assert table.count("x ") >= len(everything)
-    for yours, row in zip(run["yours"], everything, strict=True):
-        assert yours["acceptance_rate"] == row["acceptance_rate"]  # the solution counts as the lab does
-        if yours["speedup"] is not None:
-            tau = sum(yours["acceptance_rate"] ** i for i in range(row["draft_length"] + 1))
-            steps = row["draft_length"] * row["draft_cost"] + row["verify_cost"] + row["overhead"]
-            assert yours["speedup"] == pytest.approx(tau / steps, rel=1e-5)
-    assert any(yours["speedup"] is not None for yours in run["yours"])
+    for yours, row in zip(run.yours, everything, strict=True):
+        assert yours.acceptance_rate == row.acceptance_rate  # the solution counts as the lab does
+        if yours.speedup is not None:
+            tau = sum(yours.acceptance_rate**i for i in range(row.draft_length + 1))
+            steps = row.draft_length * row.draft_cost + row.verify_cost + row.overhead
+            assert yours.speedup == pytest.approx(tau / steps, rel=1e-5)
+    assert any(yours.speedup is not None for yours in run.yours)
 
 
 def test_a_comparison_finds_a_wrong_text(comparison):
@@ -691,11 +693,11 @@ def test_a_comparison_finds_a_wrong_text(comparison):
 
     code, out, _, run = comparison(with_function(2, next_token=biased), "-k", "2", "--temperature", "0")
     assert code == 1
-    assert any(not entry["passed"] for entry in run["correctness"])
-    assert "BUG" in json.dumps(run["correctness"])
-    assert run["settings"]["impl"] == {"package": "exercises", "exercises": [2]}
+    assert any(not entry["passed"] for entry in run.correctness)
+    assert "BUG" in json.dumps(run.correctness)
+    assert run.settings["impl"] == {"package": "exercises", "exercises": [2]}
     assert "What you predicted" not in out
-    assert "yours" not in run
+    assert run.yours is None
 
 
 def test_a_prediction_that_raises_leaves_the_record(comparison):
@@ -706,8 +708,8 @@ def test_a_prediction_that_raises_leaves_the_record(comparison):
     assert code == 1
     assert "exercise 5" in err
     assert "not today" in err
-    assert run["rows"]
-    assert run["yours"] == []
+    assert run.rows
+    assert run.yours == []
 
 
 @pytest.mark.parametrize(
@@ -724,8 +726,8 @@ def test_a_number_of_another_kind_leaves_the_record(comparison, kind):
     code, out, err, run = comparison(learner, "-k", "2", "--temperature", "0")
     assert code == 0, err
     assert "What you predicted" in out
-    everything = [r for r in run["rows"] if r["draft"] and r["prompt_kind"] == "all"]
-    assert [y["acceptance_rate"] for y in run["yours"]] == pytest.approx([r["acceptance_rate"] for r in everything])
+    everything = [r for r in run.rows if r.draft and r.prompt_kind == "all"]
+    assert [y.acceptance_rate for y in run.yours] == pytest.approx([r.acceptance_rate for r in everything])
 
 
 def test_an_infinite_prediction_leaves_the_record(comparison):
@@ -733,25 +735,25 @@ def test_an_infinite_prediction_leaves_the_record(comparison):
     code, _, err, run = comparison(broken, "-k", "2", "--temperature", "0")
     assert code == 1
     assert "returned inf, not a finite number" in err
-    assert run["rows"]
+    assert run.rows
 
 
 def test_a_plan_asks_for_the_best_length(comparison):
     learner = with_function(6, best_draft_length=lambda alpha, c, v, o, longest: 3 if v(2) > 0 and longest == 4 else 0)
     code, out, _, run = comparison(learner, "--plan", "-k", "0,1,2,3,4", ending="-plan")
     assert code == 0
-    tested = [fact for fact in run["facts"]["drafts"] if fact["acceptance_rate"] is not None]
+    tested = [fact for fact in run.facts.drafts if fact.acceptance_rate is not None]
     assert tested
-    assert all(fact["yours"] == 3 for fact in tested)
-    planned = next(e for e in run["plan"] if e["method"] == tested[0]["method"] and e["draft_length"] == 3)
+    assert all(fact.yours == 3 for fact in tested)
+    planned = next(e for e in run.plan if e.method == tested[0]["method"] and e.draft_length == 3)
     said = " ".join(out.split())
-    assert f"best_draft_length of exercises: k = 3, expected {planned['speedup']:.2f}x" in said
+    assert f"best_draft_length of exercises: k = 3, expected {planned.speedup:.2f}x" in said
 
 
 def test_a_record_without_the_flag_does_not_know_of_it(comparison, monkeypatch):
     _, out, _, run = comparison(Learner("", {}), "-k", "2", "--temperature", "0")
-    assert "impl" not in run["settings"]
-    assert "yours" not in run
+    assert "impl" not in run.settings
+    assert run.yours is None
     assert report.learner_line(run) is None
     assert "took part" not in out
 

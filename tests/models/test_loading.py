@@ -19,7 +19,8 @@ import compare
 import optimized_speculative
 from speclab.lab.decodings import library_generate
 from speclab.models import loading
-from speclab.records import record
+from speclab.records.files import read
+from speclab.records.runs import ComparisonRun
 from speclab.system.errors import EnvironmentProblem
 
 FLAGS = ["--threads", "1", "--engine", "eager", "--prompt", "def f(x):", "--max-new-tokens", "12"]
@@ -260,12 +261,12 @@ def test_compare_forecasts_beyond_the_drafts_context(copied, short_draft, capsys
     words += ["--prompt", "def f(x):", "--max-new-tokens", "40", "--temperature", "0,1", "-k", "3"]
     assert compare.main([*words, "--out-dir", str(copied)]) == 0
     assert "context is 30 tokens" in capsys.readouterr().err
-    rows = [r for r in record.load(copied / "results" / "local.json")["rows"] if r["draft"]]
-    assert {row["temperature"] for row in rows} == {0, 1}
+    rows = [r for r in read(copied / "results" / "local.json", ComparisonRun).rows if r.draft]
+    assert {row.temperature for row in rows} == {0, 1}
     for row in rows:
-        assert row["forecast_tokens_per_round"] is not None
-        if row["temperature"] == 0:  # nothing is left to chance: a forecast of longer drafts would miss these rounds
-            assert row["forecast_tokens_per_round"] == pytest.approx(row["tokens_per_round"], rel=1e-6)
+        assert row.forecast_tokens_per_round is not None
+        if row.temperature == 0:  # nothing is left to chance: a forecast of longer drafts would miss these rounds
+            assert row.forecast_tokens_per_round == pytest.approx(row.tokens_per_round, rel=1e-6)
 
 
 @pytest.mark.parametrize("script", [optimized_speculative, compare])

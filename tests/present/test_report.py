@@ -2,11 +2,15 @@
 
 import math
 import re
+from dataclasses import fields, replace
 
 import pytest
+from pydantic import TypeAdapter
 
 from speclab.present import explanations, figures, plots, report, run_lines, tables
-from speclab.records import record
+from speclab.records.files import to_json
+from speclab.records.rows import Row, Rung, Timing
+from speclab.records.runs import SCHEMA_VERSION, ComparisonRun, LabRun, Machine, Noise, PlanFacts, PlanRun, Versions
 from speclab.theory import ladder
 from speclab.theory.attribution import RUNGS
 from speclab.theory.formulas import book_formula, expected_tokens_per_round, leviathan_speedup
@@ -23,7 +27,7 @@ def make_row(
     alpha: float = 0.7,
     effects: tuple[float, ...] | None = None,
     **other,
-) -> dict:
+) -> Row:
     """A row of the record with a consistent ladder: the formula, the bonus, then `effects` (8 of them)."""
     rungs = [book_formula(alpha, k), expected_tokens_per_round(alpha, k)]
     for effect in effects or USUAL:
@@ -31,7 +35,7 @@ def make_row(
     measured, n_rounds = rungs[-1], 400
     n_drafted = n_rounds * k
     n_accepted = round(n_rounds * (expected_tokens_per_round(alpha, k) - 1))
-    row = {
+    values = {
         "method": method, "target": "models/lab-pair/target", "draft": method, "device": "cpu", "dtype": "float32",
         "draft_length": k, "temperature": temperature, "prompt_kind": kind, "n_prompts": 12 if kind == "all" else 4,
         "n_tokens": n_rounds + n_accepted, "seconds": 9.0, "prefill_seconds": 0.6, "tokens_per_second": 99.5 * measured,
@@ -46,28 +50,26 @@ def make_row(
         "same_as_baseline": True if temperature == 0 else None,
         "leviathan": leviathan_speedup(alpha, k, 0.13), "cost_model": rungs[4], "accounting": rungs[-2],
         "forecast": rungs[-3], "forecast_tokens_per_round": 2.1,
-        "ladder": [
-            {"name": name, "speedup": value} for name, value in zip(RUNGS, [*rungs, measured * 0.97], strict=True)
-        ],
+        "ladder": [Rung(name=n, speedup=value) for n, value in zip(RUNGS, [*rungs, measured * 0.97], strict=True)],
         "verdict": "faster" if measured > 1.1 else "slower" if measured < 0.9 else "unclear",
         "repeat_noise": 0.04,
     }  # fmt: skip
-    return row | other
+    return Row(**values | other)
 
 
-def bare(row: dict) -> dict:
+def bare(row: Row) -> Row:
     """The same row in a run whose costs were never calibrated."""
     unknown = ("accounting", "forecast", "forecast_tokens_per_round", "leviathan", "cost_model", "ladder", "draft_cost")
-    return row | dict.fromkeys((*unknown, "verify_cost", "overhead", "verdict", "repeat_noise"))
+    return replace(row, **dict.fromkeys((*unknown, "verify_cost", "overhead", "verdict", "repeat_noise")))
 
 
-def plain_row(method: str = "baseline", temperature: float = 0.0, kind: str = "all") -> dict:
+def plain_row(method: str = "baseline", temperature: float = 0.0, kind: str = "all", speedup: float = 1.0) -> Row:
     """The baseline, or the library's generate()."""
     nothing = ("acceptance_rate", "drafted_fraction", "tokens_per_round", "accepted_lengths", "book_formula")
-    row = bare(make_row(method, 1, temperature, kind)) | dict.fromkeys((*nothing, "book_formula_drafted_fraction"))
     counts = {"n_drafted": 0, "n_accepted": 0, "n_rejected": 0, "draft": None, "draft_length": 0}
-    speed = {"speedup": 1.0, "speedup_low": 1.0, "speedup_high": 1.0, "speedup_with_prefill": 1.0}
-    return row | counts | speed | {"tokens_per_second": 99.5}
+    speed = {"speedup": speedup, "speedup_low": 1.0, "speedup_high": 1.0, "speedup_with_prefill": 1.0}
+    unknown = dict.fromkeys((*nothing, "book_formula_drafted_fraction"))
+    return replace(bare(make_row(method, 1, temperature, kind)), **unknown, **counts, **speed, tokens_per_second=99.5)
 
 
 def make_costs(drafter: str, temperature: float, widths: tuple[int, ...] = (1, 3, 5, 7, 9)) -> dict:
@@ -84,7 +86,9 @@ def make_costs(drafter: str, temperature: float, widths: tuple[int, ...] = (1, 3
 KINDS = {"code": 1.05, "prose": 0.75, "copy": 1.2}
 
 
-def make_run(methods=("model", "ngram"), lengths=(2, 4, 6, 8), temperatures=(0.0, 0.8), kinds=tuple(KINDS)) -> dict:
+def make_run(
+    methods=("model", "ngram"), lengths=(2, 4, 6, 8), temperatures=(0.0, 0.8), kinds=tuple(KINDS)
+) -> ComparisonRun:
     """A comparison as compare.py records it: some rows win, some lose, one is interrupted by nothing."""
     rows, correctness = [], []
     for t in temperatures:
@@ -98,42 +102,48 @@ def make_run(methods=("model", "ngram"), lengths=(2, 4, 6, 8), temperatures=(0.0
                     )  # fmt: skip
                     rows.append(make_row(method, k, t, kind, alpha, effects))
             if t == 0:
-                rows.append(plain_row("generate", t, kind) | {"speedup": 0.93})
+                rows.append(plain_row("generate", t, kind, 0.93))
         for method in methods:
             entry = {"arm": f"{method} k={lengths[0]}", "temperature": t, "passed": True}
             greedy = {"n_prompts": 12, "differences": []}
             sampled = {"n_tokens": 768, "z_residual": 1.2, "z_surprise": -0.4, "bound": 4.9}
             correctness.append(entry | (greedy if t == 0 else sampled))
-    return {
-        "schema_version": record.SCHEMA_VERSION, "created": "2026-11-21T13:00Z", "interrupted": False,
-        "machine": {"cpu": "AMD EPYC", "cores": 2, "threads": 2, "memory_gib": 24, "gpu": None, "system": "Linux"},
-        "versions": {
-            "python": "3.11.7", "torch": "2.13.0+cpu", "transformers": "5.23.0", "commit": "a8a881a6ae17e97bcb7e69d0",
-            "uncommitted_changes": False,
-        },
-        "settings": {
+    return ComparisonRun(
+        schema_version=SCHEMA_VERSION,
+        created="2026-11-21T13:00Z",
+        interrupted=False,
+        machine=Machine(cpu="AMD EPYC", cores=2, threads=2, memory_gib=24, gpu=None, system="Linux"),
+        versions=Versions(
+            python="3.11.7",
+            torch="2.13.0+cpu",
+            transformers="5.23.0",
+            commit="a8a881a6ae17e97bcb7e69d0",
+            uncommitted_changes=False,
+        ),
+        settings={
             "target": "models/lab-pair/target", "device": "cpu", "dtype": "float32", "engine": "fast", "n_prompts": 12,
             "draft_lengths": list(lengths), "temperatures": list(temperatures), "max_new_tokens": 64, "repeats": 1,
             "seed": 0,
         },
-        "models": {"target": "llama, 12 layers", "model": "llama, 1 layer"},
-        "prompts": {"n": 12, "kinds": list(kinds), "n_looping": 2},
-        "correctness": correctness,
-        "noise": [{"temperature": t, "ratio": 1.01, "low": 0.99, "high": 1.03} for t in temperatures],
-        "costs": [make_costs(m, t) for t in temperatures for m in methods],
-        "phases": {"seconds": 21.5, "share": 0.9931},
-        "headline": make_row(methods[0], lengths[0], kind="held-out half") if 0 in temperatures else None,
-        "rows": rows,
-        "raw": [
-            {
-                "method": "baseline", "draft": None, "draft_length": 0, "temperature": t, "prompt_index": i,
-                "prompt_kind": "code", "n_prompt": 90 + 10 * i, "prefill_seconds": [0.05], "decode_seconds": [0.6],
-                "n_rounds": 63, "n_drafted": 0, "n_accepted": 0, "n_rejected": 0, "n_emitted": 63,
-            }
-            for t in temperatures
-            for i in range(3)
-        ],
-    }  # fmt: skip
+        models={"target": "llama, 12 layers", "model": "llama, 1 layer"},
+        prompts={"n": 12, "kinds": list(kinds), "n_looping": 2},
+        correctness=correctness,
+        noise=[Noise(temperature=t, ratio=1.01, low=0.99, high=1.03) for t in temperatures],
+        costs=[make_costs(m, t) for t in temperatures for m in methods],
+        phases={"seconds": 21.5, "share": 0.9931},
+        headline=make_row(methods[0], lengths[0], kind="held-out half") if 0 in temperatures else None,
+        rows=rows,
+        raw=[make_timing(t, i) for t in temperatures for i in range(3)],
+    )  # fmt: skip
+
+
+def make_timing(temperature: float, i: int) -> Timing:
+    """The baseline on the i-th prompt."""
+    return Timing(
+        method="baseline", draft=None, draft_length=0, temperature=temperature, prompt_index=i, prompt_kind="code",
+        n_prompt=90 + 10 * i, prefill_seconds=[0.05], decode_seconds=[0.6],
+        n_rounds=63, n_drafted=0, n_accepted=0, n_rejected=0, n_emitted=63,
+    )  # fmt: skip
 
 
 def cells(text: str) -> list[list[list[str]]]:
@@ -153,24 +163,25 @@ def test_every_kind_of_record_says_where_it_is_from():
     small = "models/lab-pair/target on AMD EPYC, 2 threads, float32; 2026-11-21T13:00Z, commit a8a881a6"
     assert run_lines.small_print(run) == small
     assert "cpu, float32, fast engine; Python 3.11.7" in run_lines.provenance(run)
-    plan = {key: value for key, value in run.items() if key not in ("rows", "prompts")}
+    shared = {item.name: getattr(run, item.name) for item in fields(LabRun)}
+    plan = PlanRun(**shared, facts=PlanFacts(drafts=[]), verified=None, plan=[])
     assert run_lines.small_print(plan) == small
     assert run_lines.provenance(plan) == run_lines.provenance(run)
-    assert "RTX" in run_lines.small_print(run | {"machine": run["machine"] | {"gpu": "NVIDIA RTX"}})
+    assert "RTX" in run_lines.small_print(replace(run, machine=replace(run.machine, gpu="NVIDIA RTX")))
 
 
 def test_the_made_up_run_is_a_record():
-    record.validate(make_run())
+    assert TypeAdapter(ComparisonRun).validate_json(to_json(make_run()))
 
 
 # --- the ladder as numbers --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("row", [r for r in make_run()["rows"] if r["draft"]][:8], ids=tables.label)
+@pytest.mark.parametrize("row", [r for r in make_run().rows if r.draft][:8], ids=tables.label)
 def test_factors_multiply_to_the_measurement(row):
     found = ladder.factors(row)
     assert list(found) == list(ladder.EFFECTS)
-    assert row["book_formula"] * math.prod(found.values()) == pytest.approx(row["speedup"], rel=1e-12)
+    assert row.book_formula * math.prod(found.values()) == pytest.approx(row.speedup, rel=1e-12)
 
 
 def test_factors_belong_to_their_rungs():
@@ -193,7 +204,7 @@ def test_factors_belong_to_their_rungs():
 def test_errors_have_the_right_median_and_maximum():
     """Measured 2 everywhere; the signs must not cancel."""
     forecasts = (2.2, 1.8, 2.6, None)  # +10 %, -10 %, +30 %
-    rows = [bare(make_row(speedup=2.0)) | {"forecast": f, "book_formula": 1.0} for f in forecasts]
+    rows = [replace(bare(make_row(speedup=2.0)), forecast=f, book_formula=1.0) for f in forecasts]
     found = ladder.prediction_errors(rows)
     assert found["forecast"] == {"n": 3, "median": pytest.approx(0.1), "max": pytest.approx(0.3)}
     assert found["book_formula"] == {"n": 4, "median": pytest.approx(0.5), "max": pytest.approx(0.5)}
@@ -203,12 +214,12 @@ def test_errors_have_the_right_median_and_maximum():
 
 
 def test_each_prompt_counts_once_in_the_errors():
-    rows = make_run(temperatures=(0.0,))["rows"] + [make_row(kind="not looping")]
-    assert {r["prompt_kind"] for r in ladder.prediction_rows(rows)} == set(KINDS)
+    rows = [*make_run(temperatures=(0.0,)).rows, make_row(kind="not looping")]
+    assert {r.prompt_kind for r in ladder.prediction_rows(rows)} == set(KINDS)
     assert len(ladder.prediction_rows(rows)) == 24
-    whole = [r for r in rows if r["prompt_kind"] in ("all", "not looping")]
-    assert {r["prompt_kind"] for r in ladder.prediction_rows(whole)} == {"all"}
-    assert all(r["draft"] for r in ladder.prediction_rows(whole))
+    whole = [r for r in rows if r.prompt_kind in ("all", "not looping")]
+    assert {r.prompt_kind for r in ladder.prediction_rows(whole)} == {"all"}
+    assert all(r.draft for r in ladder.prediction_rows(whole))
     text = report.comparison(make_run(temperatures=(0.0,)))
     assert "rows (code, prose, copy)" in text
     assert re.search(r"^accounting +24 ", text, re.MULTILINE)
@@ -229,43 +240,44 @@ def test_every_effect_has_a_name_and_a_meaning():
 
 def test_losing_lines_say_what_may_be_noise():
     rows = [make_row(kind="prose", speedup=0.97), make_row("ngram", kind="prose", speedup=0.8)]
-    rows[0]["verdict"], rows[1]["verdict"] = "unclear", "slower"
+    rows[0].verdict, rows[1].verdict = "unclear", "slower"
     assert report.losing_lines(rows) == ["slower on prose prompts: model k=4 0.97x (may be noise), ngram k=4 0.80x"]
     assert report.losing_lines([make_row(kind="all", speedup=0.5), make_row(kind="prose", speedup=1.2)]) == []
 
 
 def test_the_headline_is_the_held_out_row():
     row = make_row(k=6, speedup=1.5, speedup_low=1.2, speedup_high=1.9, alpha=0.65)
-    line = report.headline_line({"headline": row})
+    run = make_run()
+    line = report.headline_line(replace(run, headline=row))
     assert "best k = 6 chosen on half of the prompts; on the other half 1.50x (95 %: 1.20 to 1.90), alpha 0.65" in line
-    assert "half 0.80x slower (95 %" in report.headline_line({"headline": row | {"speedup": 0.8}})
-    assert report.headline_line({"headline": None}) is None
+    assert "half 0.80x slower (95 %" in report.headline_line(replace(run, headline=replace(row, speedup=0.8)))
+    assert report.headline_line(replace(run, headline=None)) is None
 
 
 def test_the_library_is_compared_with_the_baseline():
-    row = plain_row("generate") | {"speedup": 0.5}
+    row = plain_row("generate", speedup=0.5)
     assert "2.00x its speed, the same text" in report.generate_line([row])
-    assert report.generate_line([row | {"same_as_baseline": False}]).endswith("NOT the same text")
+    assert report.generate_line([replace(row, same_as_baseline=False)]).endswith("NOT the same text")
     assert report.generate_line([plain_row()]) is None
 
 
 def test_noise_and_phases():
     assert [tables.temperature_name(t) for t in (0.0, 0.8)] == ["T = 0 (greedy)", "T = 0.8 (sampling)"]
     run = make_run()
-    run["noise"][1] |= {"ratio": 0.98, "low": None, "high": None}
-    with_interval, without = run_lines.noise_lines(run["noise"])
+    run.noise[1] = replace(run.noise[1], ratio=0.98, low=None, high=None)
+    with_interval, without = run_lines.noise_lines(run.noise)
     assert with_interval == "noise floor, the baseline against itself in the same run: 1.01x (0.99 to 1.03)"
     assert without == "noise floor, the baseline against itself in the same run: 0.98x (-)"
     assert run_lines.noise_lines([]) == []
     assert explanations.phases_line(run) == "instrumented rounds: the phases sum to 99.3% of the wall time"
-    assert explanations.phases_line(run | {"phases": {"seconds": 0.0, "share": None}}) is None
+    assert explanations.phases_line(replace(run, phases={"seconds": 0.0, "share": None})) is None
 
 
 def test_what_is_wrong_or_not_checked_is_said():
     run = make_run()
     assert run_lines.unchecked_line(run) is run_lines.wrong_output_line(run) is None
-    assert run_lines.unchecked_line(run | {"unchecked": ["ngram k=2"]}).startswith("NOT CHECKED: ngram k=2;")
-    run["correctness"][0]["passed"] = False
+    assert run_lines.unchecked_line(replace(run, unchecked=["ngram k=2"])).startswith("NOT CHECKED: ngram k=2;")
+    run.correctness[0]["passed"] = False
     assert run_lines.wrong_output_line(run) == "WRONG OUTPUT: model k=2; see correctness in the record"
 
 
@@ -294,15 +306,15 @@ def test_long_names_are_cut_and_stay_different(names, expected):
     assert all(len(name) <= tables.NAME_WIDTH for name in found.values())
 
 
-def wide_run() -> dict:
+def wide_run() -> ComparisonRun:
     """What makes tables wide: long names, two-digit k, large and negative errors, fast machines, many widths."""
     run = make_run(("Qwen/Qwen2.5-0.5B-Instruct", "Qwen/Qwen2.5-1.5B-Instruct", "dial:0.95:model"), (1, 4, 8, 12, 16))
-    for i, row in enumerate(run["rows"]):
-        row["tokens_per_second"] *= (1, 10, 100)[i % 3]
-        if row["draft"]:
-            row |= {"forecast": row["speedup"] * (0.2, 2.5, 14)[i % 3], "leviathan": 16.0, "repeat_noise": 0.55}
-            row |= {"speedup_low": 1.0, "speedup_high": 35.0}
-    run["costs"] = [make_costs(e["drafter"], e["temperature"], tuple(range(1, 18))) for e in run["costs"]]
+    for i, row in enumerate(run.rows):
+        row.tokens_per_second *= (1, 10, 100)[i % 3]
+        if row.draft:
+            row.forecast, row.leviathan, row.repeat_noise = row.speedup * (0.2, 2.5, 14)[i % 3], 16.0, 0.55
+            row.speedup_low, row.speedup_high = 1.0, 35.0
+    run.costs = [make_costs(e["drafter"], e["temperature"], tuple(range(1, 18))) for e in run.costs]
     return run
 
 
@@ -317,21 +329,21 @@ def test_tables_fit_a_hundred_columns():
 
 def test_speed_table_has_a_verdict_and_two_intervals():
     row = make_row(speedup=0.834, speedup_low=0.69, speedup_high=0.99, verdict="slower", repeat_noise=0.031)
-    row["speedup_with_prefill"] = 0.811
+    row.speedup_with_prefill = 0.811
     (table,) = cells(report.speed_table([plain_row(), row], markdown=True))
     heads = ["draft", "k", "tok/s", "speedup", "verdict", "95 %", "rerun", "end to end", "α", "f", "tok/rnd"]
     assert table[0] == heads
     assert table[2] == ["baseline", "-", "99.5", "1.00x", *["-"] * 7]
     assert table[3][3:8] == ["0.83x", "slower", "0.69 to 0.99", "0.80 to 0.86", "0.81x"]
-    numbers = [row[key] for key in ("acceptance_rate", "drafted_fraction", "tokens_per_round")]
+    numbers = row.acceptance_rate, row.drafted_fraction, row.tokens_per_round
     assert table[3][8:] == [f"{value:.2f}" for value in numbers]
     unknown = dict.fromkeys(("speedup_low", "speedup_high", "repeat_noise", "verdict"))
-    assert cells(report.speed_table([row | unknown], markdown=True))[0][2][4:7] == ["-", "-", "-"]
+    assert cells(report.speed_table([replace(row, **unknown)], markdown=True))[0][2][4:7] == ["-", "-", "-"]
 
 
 def test_prediction_table_puts_errors_beside_values():
     row = make_row(speedup=2.0, forecast=2.1, accounting=1.9, book_formula=3.0, leviathan=2.5)
-    row["book_formula_drafted_fraction"] = 1.0
+    row.book_formula_drafted_fraction = 1.0
     (table,) = cells(explanations.prediction_table([plain_row(), row], markdown=True))
     assert len(table) == 3, "the baseline is not predicted"
     assert table[0] == ["draft", "k", "measured", *ladder.PREDICTORS.values()]
@@ -344,7 +356,7 @@ def test_ladder_table_shows_every_factor():
     line = explanations.ladder_table([row]).splitlines()[2].split()
     expected = ["model", "4", "2.11x", "1.32", "0.50", "0.60", "0.70", "0.80", "0.90", "1.10", "1.20", "1.30"]
     assert line[:-1] == expected
-    assert line[-1] == f"{row['speedup']:.2f}x"
+    assert line[-1] == f"{row.speedup:.2f}x"
     (table,) = cells(explanations.ladder_table([row], markdown=True))
     assert table[0][3:-1] == [name for name, *_ in explanations.LEGEND.values()]
     assert table[2][3:-1] == expected[3:]
@@ -352,7 +364,7 @@ def test_ladder_table_shows_every_factor():
 
 def test_costs_table():
     run = make_run(methods=("model",), lengths=(4,), temperatures=(0.0,))
-    run["raw"].append(run["raw"][0] | {"method": "model", "prefill_seconds": [0.06, 0.07]})
+    run.raw.append(replace(run.raw[0], method="model", prefill_seconds=[0.06, 0.07]))
     ((head, _, line),) = cells(explanations.costs_table(run, markdown=True))
     context = 100 + 32  # prompts of 90, 100, 110 tokens, half of 64 new ones
     step = 9.0e-3 + 4e-6 * context
@@ -362,7 +374,7 @@ def test_costs_table():
     assert line[:6] == ["model", "0", "4", f"{step * 1e3:.2f}", f"{verify:.2f}", f"{drafted:.3f}"]
     assert line[6:] == ["258", "44", "35", "65.0"]
     assert f"at {context} tokens of context" in explanations.costs_line(run)
-    assert explanations.costs_table(run | {"costs": []}) is None
+    assert explanations.costs_table(replace(run, costs=[])) is None
 
 
 # --- everything -------------------------------------------------------------------------------------------------------
@@ -396,17 +408,16 @@ def test_order_of_the_whole():
 
 def test_many_repeating_texts_show_the_others():
     run = make_run()
-    run["rows"] += [make_row(kind="not looping"), make_row(temperature=0.8, kind="not looping")]
+    run.rows += [make_row(kind="not looping"), make_row(temperature=0.8, kind="not looping")]
     assert "prompts: not looping" not in report.comparison(run)
-    run["prompts"]["n_looping"] = 4
+    run.prompts["n_looping"] = 4
     assert report.comparison(run).count("prompts: not looping") == 1
 
 
-def interrupted_run() -> dict:
+def interrupted_run() -> ComparisonRun:
     run = make_run()
-    run |= {"interrupted": True, "costs": [], "noise": [], "phases": {"seconds": 0.0, "share": None}}
-    run["rows"] = [bare(r) for r in run["rows"]]
-    return run
+    rows, phases = [bare(r) for r in run.rows], {"seconds": 0.0, "share": None}
+    return replace(run, interrupted=True, costs=[], noise=[], phases=phases, rows=rows)
 
 
 def test_missing_explanations_leave_dashes_or_nothing():
@@ -419,7 +430,7 @@ def test_missing_explanations_leave_dashes_or_nothing():
     assert line.split()[3:5] == ["-", "-"]
     assert "book(α)" in text
     empty = dict.fromkeys(ladder.PREDICTORS)
-    assert explanations.prediction_table([make_row() | empty]) is None
+    assert explanations.prediction_table([make_row(**empty)]) is None
     partly = explanations.ladder_table([bare(make_row(k=2)), make_row()]).splitlines()
     assert partly[2].split()[3:-1] == ["-"] * 9
 
@@ -445,11 +456,10 @@ def test_rows_for_the_waterfall():
     rows = [make_row("model", k, effects=(0.9 - 0.05 * k, *[1] * 7)) for k in (2, 4, 8)]
     rows += [make_row("ngram", k, effects=(1 - 0.02 * k, *[1] * 7)) for k in (2, 4)]
     best = {
-        method: max((r for r in rows if r["method"] == method), key=lambda r: r["speedup"])
-        for method in ("model", "ngram")
+        method: max((r for r in rows if r.method == method), key=lambda r: r.speedup) for method in ("model", "ngram")
     }
-    slowest = min(rows, key=lambda r: r["speedup"])
-    expected = [*sorted(best.values(), key=lambda r: -r["speedup"]), slowest]
+    slowest = min(rows, key=lambda r: r.speedup)
+    expected = [*sorted(best.values(), key=lambda r: -r.speedup), slowest]
     others = [make_row("model", 4, 0.8, effects=(9, *[1] * 7)), bare(make_row("model", 6, speedup=99.0))]
     assert [row for _, row in plots.waterfall_rows(rows + others)] == expected
     assert [title for title, _ in plots.waterfall_rows(rows[:1])] == ["fastest of its draft"]
@@ -465,13 +475,13 @@ def test_the_waterfall_ends_where_the_measurement_begins():
     texts = [t.get_text() for t in axis.texts]
     figures.plt.close(figure)
     assert len(spans) == len(texts) == len(ladder.EFFECTS) + 3
-    assert spans[0] == pytest.approx([1, row["book_formula"]])
-    end = row["book_formula"]
+    assert spans[0] == pytest.approx([1, row.book_formula])
+    end = row.book_formula
     for (low, high), factor in zip(spans[1:-2], ladder.factors(row).values(), strict=True):
         assert (low, high) == pytest.approx(sorted((end, end * factor)))
         end *= factor
-    assert spans[-2] == pytest.approx(sorted((1, row["speedup"])))
-    assert spans[-1] == pytest.approx(sorted((1, row["speedup_with_prefill"])))
+    assert spans[-2] == pytest.approx(sorted((1, row.speedup)))
+    assert spans[-1] == pytest.approx(sorted((1, row.speedup_with_prefill)))
     assert texts[0] == "2.11x"
     assert texts[1:3] == ["×1.32", "×0.65"]
 
@@ -501,7 +511,7 @@ def test_pictures_are_written_and_left_out_where_there_is_nothing_to_show(tmp_pa
             assert picture.width > 600
             assert len(picture.convert("L").getcolors(256)) > 20
     short_run = interrupted_run()
-    short_run["rows"] = [r | dict.fromkeys(ladder.PREDICTORS) for r in short_run["rows"]]
+    short_run.rows = [replace(r, **dict.fromkeys(ladder.PREDICTORS)) for r in short_run.rows]
     left = [write().name for write in plots.comparison(short_run, tmp_path, "y")]
     assert left == [f"y-{kind}.png" for kind in kinds[:3]]
     assert not figures.plt.get_fignums(), "a figure was left open"
@@ -512,6 +522,6 @@ def test_a_padded_target_is_called_that_wherever_its_numbers_stand():
     assert "padded: the lab target's text at an 8-billion-parameter price" in run_lines.padding_remark("lab:8b")
     run = make_run(("model",), (4,), (0.0,))
     assert "padded" not in report.comparison(run, markdown=True)
-    run["settings"]["target"] = "lab:200m"
+    run.settings["target"] = "lab:200m"
     assert "200-million-parameter price" in report.comparison(run, markdown=True)
     assert "lab:200m (padded)" in run_lines.small_print(run)

@@ -1,11 +1,15 @@
 """The sweeps' views: lines and cells follow the numbers, tables fit, the region of agreement is where it was put."""
 
 import re
+from dataclasses import replace
 
 import pytest
+from pydantic import TypeAdapter
 
 from speclab.present import sweep_views, tables
-from speclab.records import record
+from speclab.records.files import to_json
+from speclab.records.rows import Point
+from speclab.records.runs import SCHEMA_VERSION, Machine, Noise, SweepRun, Versions
 from speclab.theory import curves
 from speclab.theory.formulas import (
     book_formula,
@@ -42,77 +46,71 @@ def point(
     model = cost_model_speedup(tau, k, *costs)
     speedup = model * 0.98 if speedup is None else speedup
     seconds = n_tokens * 0.01 / speedup
-    return {
-        "x": x,
-        "series": series,
-        "method": method or series,
-        "target": "models/lab-pair/target",
-        "draft": method or series,
-        "device": "cpu",
-        "dtype": "float32",
-        "draft_length": k,
-        "temperature": temperature,
-        "prompt_kind": kind,
-        "n_prompts": 8,
-        "n_tokens": n_tokens,
-        "seconds": seconds,
-        "prefill_seconds": prefill,
-        "tokens_per_second": n_tokens / seconds,
-        "speedup": speedup,
-        "speedup_low": None if half is None else speedup * (1 - half),
-        "speedup_high": None if half is None else speedup * (1 + half),
-        "speedup_with_prefill": (n_tokens * 0.01 + prefill / 2) / (seconds + prefill),
-        "n_rounds": n_rounds,
-        "n_drafted": n_rounds * k,
-        "n_accepted": accepted,
-        "n_rejected": sum(lengths[:-1]),
-        "n_emitted": n_tokens,
-        "accepted_lengths": lengths,
-        "acceptance_rate": alpha if k else None,
-        "drafted_fraction": accepted / n_rounds / k if k else None,
-        "tokens_per_round": tau,
-        "draft_cost": draft_cost if k else None,
-        "verify_cost": verify_cost,
-        "overhead": overhead,
-        "leviathan": leviathan_speedup(alpha, k, draft_cost) if k else None,
-        "cost_model": model if k else None,
-        "accounting": model,
-        "forecast": model,
-        "forecast_tokens_per_round": tau,
-        "ladder": None,
-        "verdict": None,
-        "repeat_noise": 0.02,
-        "book_formula": book_formula(alpha, k) if k else None,
-        "book_formula_drafted_fraction": None,
-        "same_as_baseline": True,
-    }
+    return Point(
+        x=x,
+        series=series,
+        method=method or series,
+        target="models/lab-pair/target",
+        draft=method or series,
+        device="cpu",
+        dtype="float32",
+        draft_length=k,
+        temperature=temperature,
+        prompt_kind=kind,
+        n_prompts=8,
+        n_tokens=n_tokens,
+        seconds=seconds,
+        prefill_seconds=prefill,
+        tokens_per_second=n_tokens / seconds,
+        speedup=speedup,
+        speedup_low=None if half is None else speedup * (1 - half),
+        speedup_high=None if half is None else speedup * (1 + half),
+        speedup_with_prefill=(n_tokens * 0.01 + prefill / 2) / (seconds + prefill),
+        n_rounds=n_rounds,
+        n_drafted=n_rounds * k,
+        n_accepted=accepted,
+        n_rejected=sum(lengths[:-1]),
+        n_emitted=n_tokens,
+        accepted_lengths=lengths,
+        acceptance_rate=alpha if k else None,
+        drafted_fraction=accepted / n_rounds / k if k else None,
+        tokens_per_round=tau,
+        draft_cost=draft_cost if k else None,
+        verify_cost=verify_cost,
+        overhead=overhead,
+        leviathan=leviathan_speedup(alpha, k, draft_cost) if k else None,
+        cost_model=model if k else None,
+        accounting=model,
+        forecast=model,
+        forecast_tokens_per_round=tau,
+        ladder=None,
+        verdict=None,
+        repeat_noise=0.02,
+        book_formula=book_formula(alpha, k) if k else None,
+        book_formula_drafted_fraction=None,
+        same_as_baseline=True,
+    )
 
 
 SETTINGS = {"target": "models/lab-pair/target", "device": "cpu", "dtype": "float32", "engine": "fast", "n_prompts": 8}
 SETTINGS |= {"seed": 0, "max_new_tokens": 64, "repeats": 1}
 
 
-def sweep(name, points, **more):
-    return {
-        "schema_version": record.SCHEMA_VERSION,
-        "sweep": name,
-        "created": "2026-01-02T03:04Z",
-        "interrupted": False,
-        "machine": {"cpu": "A made-up CPU", "cores": 2, "threads": 2, "memory_gib": 8, "gpu": None, "system": "Linux"},
-        "versions": {
-            "python": "3",
-            "torch": "2",
-            "transformers": "5",
-            "commit": "0" * 40,
-            "uncommitted_changes": False,
-        },
-        "settings": SETTINGS,
-        "models": {},
-        "correctness": [],
-        "noise": [{"temperature": 0.0, "ratio": 1.003, "low": 0.99, "high": 1.01}],
-        "points": points,
-        "facts": {},
-    } | more
+def sweep(name, points, noise=(Noise(temperature=0.0, ratio=1.003, low=0.99, high=1.01),), facts=None):
+    return SweepRun(
+        schema_version=SCHEMA_VERSION,
+        sweep=name,
+        created="2026-01-02T03:04Z",
+        interrupted=False,
+        machine=Machine(cpu="A made-up CPU", cores=2, threads=2, memory_gib=8, gpu=None, system="Linux"),
+        versions=Versions(python="3", torch="2", transformers="5", commit="0" * 40, uncommitted_changes=False),
+        settings=SETTINGS,
+        models={},
+        correctness=[],
+        noise=list(noise),
+        points=points,
+        facts=facts or {},
+    )
 
 
 def verify_cost(k):
@@ -211,9 +209,8 @@ def _markdown(made):
 
 def timed(p, speedup, low=None, high=None):
     """Move a point's measured speedup, its seconds and its interval (±10 % unless given)."""
-    p["seconds"] *= p["speedup"] / speedup
-    low, high = low or speedup * 0.9, high or speedup * 1.1
-    return p | {"speedup": speedup, "speedup_low": low, "speedup_high": high}
+    p.seconds *= p.speedup / speedup
+    return replace(p, speedup=speedup, speedup_low=low or speedup * 0.9, speedup_high=high or speedup * 1.1)
 
 
 # --- the whole --------------------------------------------------------------------------------------------------------
@@ -223,16 +220,16 @@ def timed(p, speedup, low=None, high=None):
 @pytest.mark.parametrize("name", MADE)
 def test_views_are_whole_and_fit(name, tmp_path):
     made = MADE[name]()
-    record.validate(made)
+    assert TypeAdapter(SweepRun).validate_json(to_json(made))
     assert set(MADE) == set(sweep_views.TITLES) == set(sweep_views.QUESTIONS)
-    for p in made["points"]:  # as long as it gets
+    for p in made.points:  # as long as it gets
         for key in ("x", "series"):
-            if p[key] == "model":
-                p[key] = "models/somebody/a-name-that-no-terminal-can-show-whole-" + "long-" * 3
-        p["speedup_high"] *= 10
+            if getattr(p, key) == "model":
+                setattr(p, key, "models/somebody/a-name-that-no-terminal-can-show-whole-" + "long-" * 3)
+        p.speedup_high *= 10
     shown = sweep_views.text(made).splitlines()
     assert max(map(len, shown)) <= tables.WIDTH
-    assert len(shown) > len(made["points"])
+    assert len(shown) > len(made.points)
     path = sweep_views.picture(made, tmp_path, "p")
     assert path == tmp_path / "p.png"
     assert path.stat().st_size > 10_000
@@ -243,28 +240,27 @@ def test_views_are_whole_and_fit(name, tmp_path):
     assert "Measured 2026-01-02 on A made-up CPU" in page
     table = [line for line in page.splitlines() if line.startswith("|")]
     assert "verdict" in table[0]
-    assert len(table) == 2 + len(made["points"]), "in Markdown one table holds all columns"
+    assert len(table) == 2 + len(made.points), "in Markdown one table holds all columns"
 
 
 @pytest.mark.parametrize("name", MADE)
 def test_views_bear_missing_numbers(name, tmp_path):
     """Two prompts give no interval, an unpriced run no predictions; one point is enough to look at."""
     made = MADE[name]()
-    for p in made["points"]:
-        missing = ("speedup_low", "speedup_high", "draft_cost", "verify_cost", "overhead", "leviathan", "cost_model")
-        p |= dict.fromkeys((*missing, "forecast", "repeat_noise"))
-    made["noise"] = []
-    for points in (made["points"], made["points"][:1], made["points"][-1:], []):
-        part = made | {"points": points, "interrupted": True}
+    missing = ("speedup_low", "speedup_high", "draft_cost", "verify_cost", "overhead", "leviathan", "cost_model")
+    missing = dict.fromkeys((*missing, "forecast", "repeat_noise"))
+    made = replace(made, noise=[], points=[replace(p, **missing) for p in made.points])
+    for points in (made.points, made.points[:1], made.points[-1:], []):
+        part = replace(made, points=points, interrupted=True)
         assert "None" not in sweep_views.page(part, "p.png")
         assert "nan" not in sweep_views.page(part, "p.png")
-        if points != made["points"][-1:]:
+        if points != made.points[-1:]:
             assert sweep_views.picture(part, tmp_path, "p").exists()
-    assert "Stopped before the end" in lines(made | {"interrupted": True})
+    assert "Stopped before the end" in lines(replace(made, interrupted=True))
     assert "Stopped before the end" not in lines(made)
-    wrong = {"correctness": [{"arm": "ngram k=4", "passed": False}], "unchecked": ["model k=4"]}
-    assert "WRONG OUTPUT: ngram k=4" in lines(made | wrong)
-    assert "NOT CHECKED: model k=4" in lines(made | wrong)
+    wrong = replace(made, correctness=[{"arm": "ngram k=4", "passed": False}], unchecked=["model k=4"])
+    assert "WRONG OUTPUT: ngram k=4" in lines(wrong)
+    assert "NOT CHECKED: model k=4" in lines(wrong)
 
 
 def test_report_has_contents_and_all_sections():
@@ -286,11 +282,11 @@ def test_no_difference_where_the_interval_covers_one():
         assert curves.verdict(timed(p, 1.2, low, high)) == word
     for low, high, word in ((0.6, 0.99, "slower"), (0.6, 1.01, "unclear")):
         assert curves.verdict(timed(p, 0.8, low, high)) == word
-    assert curves.verdict(timed(p, 1.2, 1.1, 1.3) | {"verdict": "unclear"}) == "unclear"
-    alone = timed(p, 1.2) | {"speedup_low": None, "speedup_high": None}
-    assert curves.verdict(alone | {"repeat_noise": 0.3}) == "unclear"
-    assert curves.verdict(alone | {"repeat_noise": 0.1}) == "faster"
-    (row,) = rows(sweep("temperature", [alone | {"x": 0.0}]))
+    assert curves.verdict(replace(timed(p, 1.2, 1.1, 1.3), verdict="unclear")) == "unclear"
+    alone = replace(timed(p, 1.2), speedup_low=None, speedup_high=None)
+    assert curves.verdict(replace(alone, repeat_noise=0.3)) == "unclear"
+    assert curves.verdict(replace(alone, repeat_noise=0.1)) == "faster"
+    (row,) = rows(sweep("temperature", [replace(alone, x=0.0)]))
     assert (row["speedup"], row["95 %"], row["verdict"]) == ("1.20x", "-", "faster")
     (row,) = rows(sweep("temperature", [timed(p, 1.2, 0.9, 1.4)]))
     assert (row["speedup"], row["95 %"], row["verdict"]) == ("1.20x", "0.90 to 1.40", "unclear")
@@ -300,9 +296,9 @@ def test_no_difference_where_the_interval_covers_one():
 
 def test_end_to_end_is_baseline_over_ours_with_both_prefills():
     """Baseline 0.5 s prefill and 8 s decoding against 1 s and 4 s; at the interval's low end 6 s against 4 s."""
-    p = point(64, speedup=2.0, n_tokens=800) | {"prefill_seconds": 1.0, "speedup_with_prefill": 8.5 / 5}
-    p |= {"speedup_low": 1.5, "speedup_high": 2.5}
-    assert p["seconds"] == pytest.approx(4)
+    p = replace(point(64, speedup=2.0, n_tokens=800), prefill_seconds=1.0, speedup_with_prefill=8.5 / 5)
+    p = replace(p, speedup_low=1.5, speedup_high=2.5)
+    assert p.seconds == pytest.approx(4)
     assert curves.end_to_end(p) == pytest.approx((1.7, 6.5 / 5, 10.5 / 5))
     assert curves.step_seconds(p) == pytest.approx(0.01)
 
@@ -326,7 +322,7 @@ def test_the_best_draft_length_is_named():
 
 def test_cells_are_the_records():
     made = lengths(1.0, 1.2, 1.5, 1.0)
-    made["points"][2]["forecast"] = 1.8
+    made.points[2].forecast = 1.8
     row = rows(made)[2]
     assert (row["draft"], row["k"], row["speedup"], row["α"]) == ("model", "2", "1.50x", "0.70")
     assert row["forecast"] == "1.80  +20%"
@@ -358,14 +354,14 @@ def dial(miss, costs=COSTS, half=0.04):
     ],
 )
 def test_region_of_agreement(miss, regions):
-    found = curves.near_book(dial(miss)["points"])
+    found = curves.near_book(dial(miss).points)
     assert found == [pytest.approx(r) for r in regions]
 
 
 def test_omega_meets_omega_star():
     """Where both are the same the two omissions cancel: at alpha = 0.62, if a round costs omega*(0.62)."""
     costs = (0.0, 1.0, omega_star(0.62, 4))
-    low, high = curves.fair_prices(dial(lambda a: 0.0, costs=costs)["points"])  # omega* rises, then falls again
+    low, high = curves.fair_prices(dial(lambda a: 0.0, costs=costs).points)  # omega* rises, then falls again
     assert low == pytest.approx(0.62, abs=0.01)
     assert omega_star(high, 4) == pytest.approx(costs[2], abs=0.01)
     text = lines(dial(lambda a: 0.5 * (a - 0.62), costs=costs))
@@ -373,8 +369,8 @@ def test_omega_meets_omega_star():
     text = lines(dial(lambda a: 0.2 + (a - 0.3) ** 2))
     assert "book(α) within 5% of the measurement at α = -; ω = ω* at α = -" in text
     unpriced = dial(lambda a: 0.2)
-    for p in unpriced["points"]:
-        p["verify_cost"] = None
+    for p in unpriced.points:
+        p.verify_cost = None
     assert "ω = ω* at α = -" in lines(unpriced)
     (row, *_) = rows(unpriced)
     assert row["ω"] == "-"
@@ -388,7 +384,7 @@ def test_break_even():
     assert curves.break_even(made[::-1]) == curves.break_even(made), "the order of points says nothing"
     for speed in (1.5, 0.9):
         assert "break-even at α = -;" in lines(sweep("acceptance", [timed(p, speed) for p in made]))
-    wide = [p | {"speedup_low": 0.1} for p in made]
+    wide = [replace(p, speedup_low=0.1) for p in made]
     assert "break-even at α = 0.50 (-)" in lines(sweep("acceptance", wide)), "no end, no interval"
 
 
@@ -404,15 +400,15 @@ def test_crossings():
 def test_end_to_end_has_a_verdict_of_its_own():
     """Decoding is faster at 16 tokens, the prompt's passes eat it up."""
     p = timed(point(16, n_tokens=16), 1.5, 1.3, 1.7)
-    whole = (p["speedup"] * p["seconds"] + 0.5) / (p["seconds"] + 1)
-    (row,) = rows(sweep("output-length", [p | {"prefill_seconds": 1.0, "speedup_with_prefill": whole}]))
+    whole = (p.speedup * p.seconds + 0.5) / (p.seconds + 1)
+    (row,) = rows(sweep("output-length", [replace(p, prefill_seconds=1.0, speedup_with_prefill=whole)]))
     assert (row["speedup"], row["verdict"]) == ("1.50x", "faster")
     assert (row["end to end"], row["its verdict"]) == (f"{whole:.2f}x", "slower")
 
 
 def test_context_has_the_step_and_the_costs():
     made = [timed(point(128, costs=(0.2, 1.1, 0.05)), 1.5), timed(point(1800, costs=(0.1, 1.6, 0.05)), 1.4)]
-    made[1]["seconds"] *= 3
+    made[1].seconds *= 3
     first, last = rows(sweep("context", made))
     assert (first["prompt"], first["t_1 ms"], last["t_1 ms"]) == ("128", "10.00", "30.00")
     assert (first["c"], first["v"], first["o"]) == ("0.200", "1.10", "0.050")
@@ -421,7 +417,7 @@ def test_context_has_the_step_and_the_costs():
 
 def test_kinds_of_prompt_stand_in_their_order():
     made = draft_kind()
-    assert [row["prompts"] for row in rows(made)] == [p["series"] for p in made["points"]]
+    assert [row["prompts"] for row in rows(made)] == [p.series for p in made.points]
     assert sweep_views.table(made).splitlines()[0].startswith("prompts  draft ")
 
 
@@ -434,7 +430,7 @@ def test_mismatch_says_slower_plainly():
     assert found[0]["round"] == f"{4 * DRAFT + VERIFY + OVERHEAD:.2f}"
     training = "trained on the spot: 20 s, 90 steps, 184,320 tokens, loss from 7.67 to 4.10 nats per token"
     assert training in lines(made)
-    assert "trained on the spot" not in lines(made | {"facts": {}})
+    assert "trained on the spot" not in lines(replace(made, facts={}))
 
 
 # --- definitions ------------------------------------------------------------------------------------------------------
@@ -442,10 +438,10 @@ def test_mismatch_says_slower_plainly():
 
 def test_definitions_by_hand():
     """Ten rounds at k = 2: five accept none, two one, three both."""
-    p = point(2, k=2) | {"accepted_lengths": [5, 2, 3], "n_accepted": 8, "n_rejected": 7, "n_drafted": 20}
-    p |= {"acceptance_rate": 8 / 15, "drafted_fraction": 0.4, "tokens_per_round": 1.8, "n_rounds": 10}
+    p = replace(point(2, k=2), accepted_lengths=[5, 2, 3], n_rounds=10, n_accepted=8, n_rejected=7, n_drafted=20)
+    p = replace(p, acceptance_rate=8 / 15, drafted_fraction=0.4, tokens_per_round=1.8)
     assert curves.survival(p) == pytest.approx([0.5, 0.3])
-    assert 1 + sum(curves.survival(p)) == pytest.approx(p["tokens_per_round"])
+    assert 1 + sum(curves.survival(p)) == pytest.approx(p.tokens_per_round)
     assert curves.output_share(p) == pytest.approx(8 / 18)
     rates = {"α": 8 / 15, "f": 0.4, "s": 8 / 18}
     assert curves.book_fed(p) == pytest.approx({key: book_formula(rate, 2) for key, rate in rates.items()})

@@ -28,8 +28,8 @@ from speclab.lab.tracing.detail import Detail
 from speclab.models import loading, prompts
 from speclab.models.cached import CachedModel
 from speclab.present import trace_page, trace_terminal
-from speclab.records import record
 from speclab.system import terminal
+from speclab.system.paths import ROOT
 from tests.present.trace_streams import clock, count_all, rounds, scripted, settings, with_texts
 from tests.tiny_models import perturbed, tiny
 
@@ -343,7 +343,7 @@ def test_page_asks_nobody(tokenizer, monkeypatch):
     assert "url(" not in page
     assert "@import" not in page
     assert "this-very-machine" not in page
-    assert str(record.ROOT) not in page
+    assert str(ROOT) not in page
     assert page == trace_page.page(found)
 
 

@@ -12,7 +12,6 @@ import pytest
 
 from speclab.core.counts import Counts
 from speclab.lab.rows import build_row
-from speclab.records.files import as_dict
 from speclab.records.runs import Noise
 from speclab.records.samples import BASELINE, BASELINE_REPEAT, Arm, Sample
 from speclab.theory import attribution, ladder
@@ -178,7 +177,7 @@ def test_accounting_is_exact_where_the_costs_are(seed):
     row = replace(row, **explained(row, total))
     assert row.accounting == pytest.approx(row.speedup, rel=1e-12)
     if row.ladder:
-        assert ladder.factors(as_dict(row))[ladder.UNEXPLAINED] == pytest.approx(1.0, rel=1e-12)
+        assert ladder.factors(row)[ladder.UNEXPLAINED] == pytest.approx(1.0, rel=1e-12)
 
 
 # --- forecast ---------------------------------------------------------------------------------------------------------
@@ -264,7 +263,7 @@ def test_greedy_has_no_chance_in_it(seed, k):
     assert row.forecast == pytest.approx(row.speedup, rel=1e-12)
     assert row.accounting == pytest.approx(row.speedup, rel=1e-12)
     assert row.forecast_tokens_per_round == pytest.approx(row.tokens_per_round)
-    assert ladder.factors(as_dict(row))["chance"] == pytest.approx(1.0, rel=1e-12)
+    assert ladder.factors(row)["chance"] == pytest.approx(1.0, rel=1e-12)
 
 
 # --- the ladder -------------------------------------------------------------------------------------------------------
@@ -326,7 +325,7 @@ def test_factors_multiply_to_measured_over_book():
     mine, base = speculated(2, ROUNDS, seconds=4.0), plain(6, seconds=5.0)
     row = build_row(arm_of(2), [mine], [base], COMMON, "all")
     row = replace(row, **explained(row, price(mine, base, COSTS, constant(HALF))))
-    found = ladder.factors(as_dict(row))
+    found = ladder.factors(row)
     assert math.prod(found.values()) == pytest.approx(row.speedup / row.book_formula)
     assert len(found) == len(RUNGS) - 2  # eleven rungs, ten steps, and the prompt's stands apart
 
@@ -340,7 +339,7 @@ def test_one_bad_assumption_moves_one_rung():
         costs = Costs(**{**vars(COSTS), **changes})
         row = build_row(arm_of(2), [speculated(2, ROUNDS)], [plain(6)], COMMON, "all")
         row = replace(row, **explained(row, price(speculated(2, ROUNDS), plain(6), costs, constant(HALF))))
-        found = ladder.factors(as_dict(row))
+        found = ladder.factors(row)
         assert found[name] == pytest.approx(1.0)
         others = [found[other] for other in ("draft cost", "verification", "overhead") if other != name]
         assert all(factor < 0.999 for factor in others)

@@ -6,8 +6,9 @@ import pytest
 
 from benchmarks import families, peers, roofline, scaling
 from speclab.present import plan_views, report, sweep_views
-from speclab.records import files, record
+from speclab.records import files
 from speclab.records.runs import ComparisonRun, Head, PlanRun, SweepRun
+from speclab.system.paths import ROOT
 from tools import readme
 
 PAGES = readme.PAGES
@@ -44,7 +45,7 @@ def test_nothing_is_written_where_a_record_is_bad(tmp_path, monkeypatch, capsys)
     pages = tmp_path / "a.md", tmp_path / "b.md"
     for name, path in zip("ab", pages, strict=True):
         path.write_text(f"<!-- begin {name} -->\nold\n<!-- end {name} -->\n")
-    blocks = {"a": lambda: "new", "b": lambda: record.load(tmp_path / "bad.json")}
+    blocks = {"a": lambda: "new", "b": lambda: files.read_json(tmp_path / "bad.json")}
     monkeypatch.setattr(readme, "PAGES", pages)
     monkeypatch.setattr(readme, "BLOCKS", blocks)
     assert readme.main([]) == 3
@@ -70,12 +71,12 @@ def test_every_listed_file_exists():
     for line in tree.splitlines():
         if not line.startswith(" "):
             for name in line.split("  ")[0].split():
-                assert (record.ROOT / name).exists(), f"the file tree names {name}"
+                assert (ROOT / name).exists(), f"the file tree names {name}"
 
 
 def test_committed_records_are_valid_and_clean():
     """Made from committed code, with every required field, and no path or host in them."""
-    records = sorted((record.ROOT / "results").glob("cpu-2-cores*.json"))
+    records = sorted((ROOT / "results").glob("cpu-2-cores*.json"))
     assert {readme.DEFAULT_RUN, readme.FULL_RUN} <= set(records)
     for path in records:
         run = files.read(path, kind_of(path.stem))
@@ -85,24 +86,22 @@ def test_committed_records_are_valid_and_clean():
         assert not re.search(r"/(home|root|tmp|Users|work)\b", path.read_text())
 
 
-@pytest.mark.parametrize("path", sorted((record.ROOT / "results").glob("cpu-2-cores*.md")), ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", sorted((ROOT / "results").glob("cpu-2-cores*.md")), ids=lambda p: p.stem)
 def test_committed_tables_are_views_of_their_records(path):
     """A page whose code changed after the run must be written again."""
     source = path.with_suffix(".json")
     if not source.exists():
         assert path.stem == "cpu-2-cores-sweeps", f"{path.name} has no record"
         return
-    benchmark = path.stem.rpartition("-")[2]
-    if benchmark in BENCHMARKS:
-        page = BENCHMARKS[benchmark][1](files.read(source, kind_of(path.stem)), True)
+    run = files.read(source, kind_of(path.stem))
+    if isinstance(run, SweepRun):
+        page = sweep_views.page(run, f"../plots/{path.stem}.png")
+    elif isinstance(run, PlanRun):
+        page = plan_views.page(run)
+    elif isinstance(run, ComparisonRun):
+        page = report.comparison(run, by_kind=True, markdown=True)
     else:
-        run = record.load(source)
-        if "sweep" in run:
-            page = sweep_views.page(run, f"../plots/{path.stem}.png")
-        elif path.stem.endswith("-plan"):
-            page = plan_views.page(run)
-        else:
-            page = report.comparison(run, by_kind=True, markdown=True)
+        page = BENCHMARKS[run.benchmark][1](run, True)
     assert path.read_text("utf-8") == page
 
 
@@ -111,10 +110,10 @@ def test_pins_lie_within_the_ranges():
 
     from packaging.requirements import Requirement
 
-    project = tomllib.loads((record.ROOT / "pyproject.toml").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     ranges = [*project["project"]["dependencies"], *project["dependency-groups"]["test"]]
     ranges = {r.name: r.specifier for r in map(Requirement, ranges)}
-    lines = (record.ROOT / "requirements.txt").read_text().splitlines()
+    lines = (ROOT / "requirements.txt").read_text().splitlines()
     pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
     assert set(pins) == set(ranges)
     for name, version in pins.items():
