@@ -60,6 +60,7 @@ def autoregressive_decode(
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Run the script.  -> exit code"""
     from speclab.cli import decoding  # here: importing the loop loads nothing of the command line
 
     return decoding.run(__doc__, argv, autoregressive_decode)

@@ -29,6 +29,7 @@ from speclab.cli import compare
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Run the script.  -> exit code"""
     return compare.run(__doc__, argv)
 
 

@@ -29,6 +29,7 @@ class DraftSteps:
     sampling: Sampling
 
     def widths(self, not_fed: Tensor, uniforms: Tensor) -> tuple[int, ...]:
+        """Tokens of each pass."""
         return (not_fed.shape[1], *[1] * (uniforms.shape[1] - 1))
 
     def capture_inputs(self, not_fed: Tensor, uniforms: Tensor) -> list[tuple[Tensor, ...]]:
@@ -37,14 +38,15 @@ class DraftSteps:
 
     def __call__(self, forward: Forward, not_fed: Tensor, uniforms: Tensor) -> tuple[Tensor, ...]:
         """(1, m) ids, (1, k) uniforms -> proposed ids (1, k); unless greedy also what they came from, (1, k, vocab)"""
-        ids, tokens, probs = not_fed, [], []
+        ids, tokens = not_fed, []
+        probs: list[Tensor] = []
         for i in range(uniforms.shape[1]):
             token, token_probs = self.choose(forward(ids)[:, -1], uniforms[:, i])
             tokens.append(token)
-            probs.append(token_probs)
+            probs += [] if token_probs is None else [token_probs]
             ids = token[:, None]
         proposed = torch.stack(tokens, dim=1)
-        return (proposed,) if self.sampling.greedy else (proposed, torch.stack(probs, dim=1))
+        return (proposed, torch.stack(probs, dim=1)) if probs else (proposed,)
 
     def choose(self, logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor | None]:
         """(1, vocab) logits -> the proposed id (1,) and what it was drawn from, (1, vocab), or None = one-hot"""
@@ -73,12 +75,14 @@ class ModelDrafter:
         self._n_committed = 0
 
     def prefill(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
+        """Read the prompt, (1, prompt length) ids. EnvironmentProblem where the logits are not finite."""
         self._sampling, self._vocab_size = sampling, target.vocab_size
         self._not_fed, self._n_committed = [], prompt.shape[1]
         if not self.draft.prefill(self.draft.known(prompt), rolls_back=True).amax().isfinite():
             raise EnvironmentProblem("the draft model returned logits that are not finite; try --dtype float32")
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
+        """At most `k` tokens; fewer where the context ends. uniforms (1, k), in [0, 1)."""
         k = min(k, draft_room(self.draft, self._n_committed))
         if k == 0:
             return as_draft([], self.draft.device)
@@ -89,6 +93,7 @@ class ModelDrafter:
         return Draft(tokens, torch.full((1,), k, device=self.draft.device), *probs)
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
+        """Crop the cache to what is committed, and note what it lacks."""
         self._n_committed += len(committed)
         kept = tokens_to_keep(self.draft.length, self._n_committed)
         self.draft.crop(kept)
@@ -125,13 +130,16 @@ class NgramDrafter:
         self._device = torch.device("cpu")
 
     def prefill(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
+        """Index the prompt, (1, prompt length) ids."""
         self._tokens, self._after, self._device = [], {}, prompt.device
         self._append(prompt[0].tolist())
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
+        """At most `k` tokens, none where nothing matches; `uniforms` are not used."""
         return as_draft(self.lookup(k), self._device)
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
+        """Index what was committed."""
         self._append(committed)
 
     def lookup(self, k: int) -> list[int]:

@@ -21,8 +21,9 @@ from collections.abc import Callable, Iterator
 from torch import Tensor
 
 from baseline_autoregressive import autoregressive_decode
+from draft_models import Drafter  # NEW
 from speclab.core.accept import accept_from_logits  # NEW
-from speclab.core.rounds import AcceptRule, DecodeSettings, Drafter, Round, fetch  # NEW: AcceptRule, fetch
+from speclab.core.rounds import AcceptRule, DecodeSettings, Round, fetch  # NEW: AcceptRule, fetch
 from speclab.core.sampling import draw_next, to_host, uniforms
 from speclab.models.cached import CachedModel, check_prompt, roll_back, verify  # NEW: roll_back, verify
 
@@ -77,6 +78,7 @@ def speculative_decode(
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Run the script.  -> exit code"""
     from speclab.cli import decoding  # here: importing the loop loads nothing of the command line
 
     return decoding.run(__doc__, argv, autoregressive_decode, speculative_decode)

@@ -12,7 +12,7 @@ def tokens_to_keep(n_cached: int, n_committed: int) -> int:
     """How many leading tokens stay in a cache after a round. One rule for the target's cache and for the draft's.
 
     n_cached: tokens in this cache now, before rolling back. Their order is the text's: first some or all of what was
-    committed before the round, then the drafted tokens that were fed, refused or not.
+    committed before the round, then the drafted tokens that were fed, rejected or not.
     n_committed: tokens of the text now, prompt and this round's accepted and added tokens included, at least 1.
 
     Keep as much as two things allow. The last committed token is never in a cache: it is fed in the next round. And a

@@ -32,7 +32,7 @@ def next_draft_length(k: int, n_drafted: int, n_accepted: int, longest: int) -> 
 
     k is what the rule said last, or 0 where a caller begins without drafting; n_drafted and n_accepted are 0 then, and
     the answer is 1 or more all the same. n_drafted is what the round really drafted: fewer than k at the end of the
-    text, or when a lookup found less. n_accepted of these were accepted. What was not drafted was not refused: where
+    text, or when a lookup found less. n_accepted of these were accepted. What was not drafted was not rejected: where
     all of n_drafted were accepted, never answer less than k.
 
     The answer is a whole number from 1 to `longest` (0 only if `longest` is 0): a round without a draft shows nothing

@@ -18,11 +18,11 @@ def lookup(tokens: list[int], k: int, longest: int = 4, shortest: int = 2) -> li
     k: how many ids are wanted, 0 or more. longest, shortest: lengths of a match, with 1 <= shortest <= longest.
 
     A match of length n is an earlier place where the same n ids stand as at the end of `tokens`, with at least one id
-    behind them. It may overlap the end, but the end itself is no match. Longer matches win over shorter ones: try the
+    after them. It may overlap the end, but the end itself is no match. Longer matches win over shorter ones: try the
     lengths from `longest` down to `shortest`, and leave out those that the text is too short for. Among matches of one
     length the last in the text wins.
 
-    Returns the ids behind the match, in order: k of them, or fewer where the text ends before. No match: [].
+    Returns the ids after the match, in order: k of them, or fewer where the text ends before. No match: [].
 
     >>> lookup([1, 2, 3, 9, 1, 2, 3], k=2)
     [9, 1]
@@ -37,7 +37,7 @@ def lookup(tokens: list[int], k: int, longest: int = 4, shortest: int = 2) -> li
 class MyDrafter:
     """A drafter of the lab: proposes what `lookup` finds, with its default lengths. Made without arguments.
 
-    The loop calls start once for every text, then propose and observe in turns. For the first token, which comes from
+    The loop calls prefill once for every text, then propose and observe in turns. For the first token, which comes from
     the prompt's own pass, it calls observe without a propose before it.
     """
 

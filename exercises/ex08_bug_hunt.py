@@ -4,16 +4,16 @@ Chapter: docs/chapters/08-bug-hunt.md. Check: python check.py 8
 What the loop does as it is: python -m exercises.scenes
 
 A whole draft-verify loop. As an exercise it has no holes, but five bugs that have been seen in public code. Keep the
-names and arguments of `accept` and `decode`. Both speak the lab's language: `Draft`, `AcceptResult` and `Sampling` of
-speclab/core/sampling.py, `Round` of optimized_speculative.py. A target is anything with
+names and arguments of `accept` and `decode`. Both use the lab's own types: `Draft`, `AcceptResult` and `Round` of
+speclab/core/rounds.py, `Sampling` of speclab/core/sampling.py. A target is anything with
 
     device, length              where tensors live; tokens in its cache
     max_length                  positions it was built for, or None
-    prefill(prompt, rolls_back)   forget everything, take in (1, n) ids -> logits (1, 1, vocab) of the next token
+    prefill(prompt, rolls_back) drop everything, read (1, n) ids -> logits (1, 1, vocab) of the next token
     forward(tokens)             append (1, m) ids to the cache -> logits (1, m, vocab), row i follows token i
     crop(length)                keep the first `length` tokens of the cache
 
-and a drafter is anything with start, propose and observe as in draft_models.py.
+and a drafter is anything with prefill, propose and observe as in draft_models.py.
 """
 
 from collections.abc import Iterator
@@ -80,8 +80,8 @@ def decode(
     while finish is None:
         # 1. Draft, but never more than what is left but one.
         k = min(draft_length, max_new_tokens - n_committed - 1)
-        chances = uniforms((1, 2 * k + 1), generator, target.device)
-        draft = drafter.propose(k, chances[:, :k])
+        draft_uniforms, accept_uniforms = uniforms((1, 2 * k + 1), generator, target.device).split([k, k + 1], dim=1)
+        draft = drafter.propose(k, draft_uniforms)
         n_drafted = draft.tokens.shape[1]
 
         # 2. Verify: one target pass over the last committed token and the drafted ones.
@@ -89,8 +89,8 @@ def decode(
         logits = target.forward(torch.cat([last, draft.tokens], dim=1))  # (1, n_drafted + 1, vocab)
 
         # 3. Accept or reject.
-        verdict = accept(draft, sampling.probs(logits), chances[:, k : k + n_drafted + 1])
-        *drafted, next_token, n_accepted = to_host(torch.cat([draft.tokens[0], verdict.next_token, verdict.n_accepted]))
+        result = accept(draft, sampling.probs(logits), accept_uniforms[:, : n_drafted + 1])
+        *drafted, next_token, n_accepted = to_host(torch.cat([draft.tokens[0], result.next_token, result.n_accepted]))
         committed = drafted[:n_accepted]
         if n_accepted < n_drafted or not drafted:
             committed.append(next_token)

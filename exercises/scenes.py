@@ -54,13 +54,16 @@ class TinyTarget:
 
     @property
     def length(self) -> int:
+        """Tokens in the cache."""
         return len(self.cache)
 
     def prefill(self, prompt: Tensor, rolls_back: bool = False) -> Tensor:
+        """Drop everything and read (1, n) ids.  -> (1, 1, vocab) logits of the next token"""
         self.cache = []
         return self.forward(prompt)[:, -1:]
 
     def forward(self, tokens: Tensor) -> Tensor:
+        """Append (1, m) ids to the cache.  -> (1, m, vocab) logits, row i follows token i"""
         rows = []
         for token in tokens[0].tolist():
             self.cache.append(token)
@@ -69,6 +72,7 @@ class TinyTarget:
         return 9.0 * torch.nn.functional.one_hot(torch.tensor([rows]), VOCAB).double()  # (1, m, vocab)
 
     def crop(self, length: int) -> None:
+        """Keep the first `length` tokens of the cache."""
         assert 0 <= length <= self.length, f"cannot keep {length} of the {self.length} tokens in the cache"
         del self.cache[length:]
 
@@ -82,9 +86,11 @@ class TinyDrafter:
         self.asked: list[int] = []  # k of every proposal
 
     def prefill(self, target: TinyTarget, prompt: Tensor, sampling: Sampling) -> None:
+        """Begin a text."""
         self.text = prompt[0].tolist()
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
+        """At most `k` tokens, each of them certain."""
         self.asked.append(k)
         tokens: list[int] = []
         for _ in range(min(k, self.at_most)):
@@ -94,6 +100,7 @@ class TinyDrafter:
         return Draft(torch.tensor([tokens], dtype=torch.long), torch.tensor([len(tokens)]))
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
+        """Append what was committed to the text."""
         self.text += committed
 
 
@@ -101,7 +108,7 @@ PROMPT = torch.tensor([[11, 4, 2]])
 
 
 def rounds(
-    mine: ModuleType,
+    learner: ModuleType,
     target: TinyTarget,
     drafter: TinyDrafter,
     k: int,
@@ -110,11 +117,12 @@ def rounds(
     prompt: Tensor = PROMPT,
 ) -> Iterator:
     """The rounds of the learner's loop at temperature 0; cut off after n + 1, so that no loop runs for ever."""
-    return itertools.islice(mine.decode(target, drafter, prompt, k, n, Sampling(), None, eos), n + 1)
+    return itertools.islice(learner.decode(target, drafter, prompt, k, n, Sampling(), None, eos), n + 1)
 
 
-def tokens_of(found: Iterable) -> list[int]:
-    return [token for round_ in found for token in round_.tokens]
+def tokens_of(rounds: Iterable) -> list[int]:
+    """The text that rounds make."""
+    return [token for round_ in rounds for token in round_.tokens]
 
 
 def plain(choose: Callable[[list[int]], int], n: int, prompt: Tensor = PROMPT) -> list[int]:
@@ -136,85 +144,86 @@ def twelfths(*rows: list[int]) -> Tensor:
     return torch.tensor([rows], dtype=torch.float64) / 12
 
 
-def verdicts(mine: ModuleType, draft: Draft, target_probs: Tensor, size: int) -> list[tuple[int, int]]:
+def decisions(learner: ModuleType, draft: Draft, target_probs: Tensor, size: int) -> list[tuple[int, int]]:
     """(accepted, next token) for every cell of the grid of uniforms: all cells weigh the same, so shares are exact."""
-    found = []
+    decided = []
     for u in grid(size, target_probs.shape[1]):
-        verdict = mine.accept(draft, target_probs, u[None])
-        found.append((int(verdict.n_accepted), int(verdict.next_token)))
-    return found
+        result = learner.accept(draft, target_probs, u[None])
+        decided.append((int(result.n_accepted), int(result.next_token)))
+    return decided
 
 
 # --- the scenes: what a user would report ----------------------------------------------------------------------------
 
 TARGET_ROW, DRAFT_ROW = [6, 2, 4], [3, 8, 1]  # twelfths; the draft likes token 1 too much
-INDEPENDENT = [1 / 2, 1 / 2 * 1 / 2, 1 / 2 * 1 / 2]  # refused; kept, refused; kept, kept: each test a coin of its own
+INDEPENDENT = [1 / 2, 1 / 2 * 1 / 2, 1 / 2 * 1 / 2]  # rejected; kept, rejected; kept, kept: each test a coin of its own
 
 
-def scene_a(mine: ModuleType) -> list[int]:
+def scene_a(learner: ModuleType) -> list[int]:
     """The draft is always right, k = 4, 21 tokens: how many does each round commit?"""
-    return [len(r.tokens) for r in rounds(mine, TinyTarget(one_up), TinyDrafter(one_up), 4, 21) if not r.prefill]
+    return [len(r.tokens) for r in rounds(learner, TinyTarget(one_up), TinyDrafter(one_up), 4, 21) if not r.prefill]
 
 
-def scene_b(mine: ModuleType) -> tuple[list[int], list[int]]:
+def scene_b(learner: ModuleType) -> tuple[list[int], list[int]]:
     """Temperature 0, k = 3, the draft is wrong at every fourth place: the text token by token, and the loop's."""
-    found = rounds(mine, TinyTarget(all_of_it), TinyDrafter(all_of_it, wrong_at=4), 3, 14)
-    return plain(all_of_it, 14), tokens_of(found)
+    written = rounds(learner, TinyTarget(all_of_it), TinyDrafter(all_of_it, wrong_at=4), 3, 14)
+    return plain(all_of_it, 14), tokens_of(written)
 
 
-def scene_c(mine: ModuleType, k: int = 4) -> list[int]:
+def scene_c(learner: ModuleType, k: int = 4) -> list[int]:
     """Tokens count up from 3, 6 means end of text, 12 are asked for: the text."""
-    return tokens_of(rounds(mine, TinyTarget(one_up), TinyDrafter(one_up), k, 12, frozenset({6})))
+    return tokens_of(rounds(learner, TinyTarget(one_up), TinyDrafter(one_up), k, 12, frozenset({6})))
 
 
-def scene_d(mine: ModuleType) -> list[float]:
+def scene_d(learner: ModuleType) -> list[float]:
     """One drafted token: the share of each token at its place, over all draws there are."""
     share = Counter()
     for token, weight in enumerate(DRAFT_ROW):
         draft = Draft(torch.tensor([[token]]), torch.tensor([1]), twelfths(DRAFT_ROW))
-        found = verdicts(mine, draft, twelfths(TARGET_ROW, [4, 4, 4]), 12)
-        for n_accepted, next_token in found:
-            share[token if n_accepted else next_token] += weight / 12 / len(found)
+        decided = decisions(learner, draft, twelfths(TARGET_ROW, [4, 4, 4]), 12)
+        for n_accepted, next_token in decided:
+            share[token if n_accepted else next_token] += weight / 12 / len(decided)
     return [share[token] for token in range(3)]
 
 
-def scene_e(mine: ModuleType) -> list[float]:
+def scene_e(learner: ModuleType) -> list[float]:
     """Two drafted tokens, each kept half of the time: the share of rounds that keep none, one, both."""
     draft = Draft(torch.tensor([[0, 0]]), torch.tensor([2]))
-    counts = Counter(n for n, _ in verdicts(mine, draft, twelfths([6, 6], [6, 6], [6, 6]), 4))
+    counts = Counter(n for n, _ in decisions(learner, draft, twelfths([6, 6], [6, 6], [6, 6]), 4))
     return [counts[n] / counts.total() for n in range(3)]
 
 
-def scenes(mine: ModuleType) -> str:
+def scenes(learner: ModuleType) -> str:
     """All five, printed."""
 
     def line(items: list) -> str:
         return " ".join(f"{item:.2f}" if isinstance(item, float) else str(item) for item in items)
 
-    own, theirs = scene_b(mine)
+    expected, written = scene_b(learner)
     return "\n".join(
         [
             "A  k = 4, and the draft is always right",
-            f"   tokens per round       {line(scene_a(mine))}",
+            f"   tokens per round       {line(scene_a(learner))}",
             "B  temperature 0, k = 3, and the draft is wrong now and then",
-            f"   token by token         {line(own)}",
-            f"   this loop              {line(theirs)}",
+            f"   token by token         {line(expected)}",
+            f"   this loop              {line(written)}",
             "C  token 6 means end of text",
-            f"   with -k 0              {line(scene_c(mine, 0))}",
-            f"   with -k 4              {line(scene_c(mine, 4))}",
+            f"   with -k 0              {line(scene_c(learner, 0))}",
+            f"   with -k 4              {line(scene_c(learner, 4))}",
             "D  sampling with one drafted token; shares of tokens 0, 1, 2",
             f"   the target's           {line([w / 12 for w in TARGET_ROW])}",
             f"   the draft's            {line([w / 12 for w in DRAFT_ROW])}",
-            f"   this loop's            {line(scene_d(mine))}",
+            f"   this loop's            {line(scene_d(learner))}",
             "E  two drafted tokens, each right half of the time; rounds that keep 0, 1, 2",
             f"   independent tests      {line(INDEPENDENT)}",
-            f"   this loop's            {line(scene_e(mine))}",
+            f"   this loop's            {line(scene_e(learner))}",
         ]
     )
 
 
 @reports_problems
 def main(argv: list[str] | None = None) -> None:
+    """Print what the loop does in every scene."""
     parsing.make_parser(__doc__).parse_args(argv)
     print(scenes(importlib.import_module("exercises.ex08_bug_hunt")))
 

@@ -83,6 +83,7 @@ def fixed(k: int) -> float:
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
+    """Print the scores.  -> exit code"""
     parser = parsing.make_parser(__doc__)
     parser.add_argument("--impl", choices=("exercises", "solutions"), default="exercises", help="whose rule")
     args = parser.parse_args(argv)
@@ -94,12 +95,12 @@ def main(argv: list[str] | None = None) -> int:
     else:
         from exercises.ex06_draft_length import next_draft_length
     try:
-        mine = f"{score(next_draft_length):.3f}"
+        own = f"{score(next_draft_length):.3f}"
     except Todo:
-        mine = "still to be written: exercises/ex06_draft_length.py"
+        own = "still to be written: exercises/ex06_draft_length.py"
     except ValueError as error:
         raise Problem(f"{error}; type: python check.py 6") from None
-    print(f"\n  your rule       {mine}\n  asked for       {SCORE:.3f} or less")
+    print(f"\n  your rule       {own}\n  asked for       {SCORE:.3f} or less")
     return 0
 
 

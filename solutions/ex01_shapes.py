@@ -43,7 +43,7 @@ def verifying_probs(target_probs: Tensor, drafted: list[int]) -> Tensor:
     """The probability that the target gave to each drafted token: one number to judge each by.
 
     target_probs: (m, vocab), made of the logits of one pass. Row i is the target's distribution of the token that comes
-    *after* the i-th fed token. The drafted tokens were fed last, behind at least one committed token. With a cache
+    *after* the i-th fed token. The drafted tokens were fed last, after at least one committed token. With a cache
     m = k + 1. Without one m is larger, because rows of the whole prefix stand in front.
     drafted: the k drafted ids, in their order. k may be 0.
 

@@ -13,8 +13,8 @@ def count_accepted(drafted: list[int], own: list[int]) -> int:
     own: k + 1 ids from one pass of the target. own[i] is the target's own choice for the place of drafted[i], after the
     text and drafted[:i]. The last one, own[k], is its choice after all drafted tokens. Leave both lists as they are.
 
-    Returns a number from 0 to k. The first drafted token that is not the target's own is refused, and with it all
-    drafted tokens behind it: they continue a text that will never be written.
+    Returns a number from 0 to k. The first drafted token that is not the target's own is rejected, and with it all
+    drafted tokens after it: they continue a text that will never be written.
 
     >>> count_accepted([7, 2], [7, 5, 8])
     1
@@ -28,19 +28,19 @@ def count_accepted(drafted: list[int], own: list[int]) -> int:
 
 
 def next_token(own: list[int], n_accepted: int) -> int:
-    """The token that the target itself adds behind the accepted ones. It costs nothing: the pass has computed it.
+    """The token that the target itself adds after the accepted ones. It costs nothing: the pass has computed it.
 
     own: k + 1 ids, the target's own choices as in count_accepted; leave this list as it is.
     n_accepted: drafted tokens kept, 0 to k.
 
-    After a refusal this is the target's correction, its choice for the place of the refused token. Where all k were
-    kept it is the bonus token, its choice behind the last of them.
+    After a rejection this is the target's correction, its choice for the place of the rejected token. Where all k were
+    kept it is the bonus token, its choice after the last of them.
 
     >>> next_token([7, 5, 8], n_accepted=1)
     5
     """
-    # One rule for both: the choice for the first place that no accepted draft fills. After a refusal that place is the
-    # refused token's, after none it is own[k], one behind the last draft.
+    # One rule for both: the choice for the first place that no accepted draft fills. After a rejection that place is
+    # the rejected token's, after none it is own[k], one after the last draft.
     return own[n_accepted]
 
 
@@ -61,10 +61,10 @@ def one_round(
     k: how many tokens to draft, 0 or more. 0 is plain decoding.
     room: how many more ids may be written, at least 1. A round writes one id more than it accepts, so draft no more
     than room - 1.
-    eos: ids that end the text. If one is among the ids to return, it is the last of them: cut off what stands behind.
+    eos: ids that end the text. If one is among the ids to return, it is the last of them: cut off what comes after it.
 
     Calls `target` exactly once, and `draft` no more than min(k, room - 1) times; each time it sees the ids it has
-    drafted before. Returns at least one id and never more than `room`. A refused token is not written, so it ends
+    drafted before. Returns at least one id and never more than `room`. A rejected token is not written, so it ends
     nothing. Leviathan et al., arXiv 2211.17192, algorithm 1, at temperature 0.
 
     >>> count_up = lambda ids, n: [i + 1 for i in ids[len(ids) - n - 1 :]]
@@ -79,7 +79,7 @@ def one_round(
     n_accepted = count_accepted(drafted, own)
     committed = [*drafted[:n_accepted], next_token(own, n_accepted)]
 
-    # Only now look for the end of the text: a refused token or one behind the end was never written.
+    # Only now look for the end of the text: a rejected token or one after the end was never written.
     for i, token in enumerate(committed):
         if token in eos:
             return committed[: i + 1]

@@ -10,7 +10,7 @@ def tokens_to_keep(n_cached: int, n_committed: int) -> int:
     """How many leading tokens stay in a cache after a round. One rule for the target's cache and for the draft's.
 
     n_cached: tokens in this cache now, before rolling back. Their order is the text's: first some or all of what was
-    committed before the round, then the drafted tokens that were fed, refused or not.
+    committed before the round, then the drafted tokens that were fed, rejected or not.
     n_committed: tokens of the text now, prompt and this round's accepted and added tokens included, at least 1.
 
     Keep as much as two things allow. The last committed token is never in a cache: it is fed in the next round. And a
@@ -19,7 +19,7 @@ def tokens_to_keep(n_cached: int, n_committed: int) -> int:
     >>> tokens_to_keep(n_cached=9, n_committed=7)
     6
     """
-    # n_committed - 1 drops the refused tokens: behind the last committed token nothing is true any more. The minimum
+    # n_committed - 1 drops the rejected tokens: after the last committed token nothing is true any more. The minimum
     # is for the draft, which has never been fed its last drafted token and may hold one less.
     return min(n_cached, n_committed - 1)
 

@@ -8,16 +8,16 @@ def acceptance_rate(rounds: list[tuple[int, int]]) -> float:
     """alpha: the share of the *tested* drafted tokens that were accepted.
 
     rounds: (drafted, accepted) of every round, 0 <= accepted <= drafted. A round tests its drafted tokens in order and
-    stops at the first one it refuses. The ones behind a refused token were never tested, so they do not count.
+    stops at the first one it rejects. The ones after a rejected token were never tested, so they do not count.
     ValueError if no token was tested in any round.
 
-    >>> acceptance_rate([(4, 2), (4, 4), (4, 0), (4, 1)])  # 7 accepted, 3 refused, 6 never tested
+    >>> acceptance_rate([(4, 2), (4, 4), (4, 0), (4, 1)])  # 7 accepted, 3 rejected, 6 never tested
     0.7
     """
     accepted = sum(n_accepted for _, n_accepted in rounds)
-    # A round that accepted all it drafted refused nothing; every other round refused exactly one.
-    refused = sum(n_accepted < n_drafted for n_drafted, n_accepted in rounds)
-    tested = accepted + refused
+    # A round that accepted all it drafted rejected nothing; every other round rejected exactly one.
+    rejected = sum(n_accepted < n_drafted for n_drafted, n_accepted in rounds)
+    tested = accepted + rejected
     if tested == 0:
         raise ValueError("no drafted token was tested, so there is no acceptance rate")
     return accepted / tested
@@ -27,8 +27,8 @@ def expected_tokens(alpha: float, k: int) -> float:
     """tau: the tokens that a round with a draft of k is expected to make, if every tested token is accepted with chance
     alpha, independently of the others.
 
-    A round makes its accepted tokens and one more of the target's own: the correction after a refusal, the bonus token
-    after none. alpha lies in 0 ... 1, both included; k = 0 is plain decoding.
+    A round makes its accepted tokens and one more of the target's own: the correction after a rejection, the bonus
+    token after none. alpha lies in 0 ... 1, both included; k = 0 is plain decoding.
 
     >>> expected_tokens(0.5, 2)
     1.75

@@ -26,7 +26,7 @@ def best_draft_length(
     for k in range(1, longest + 1):
         tokens = sum(alpha**i for i in range(k + 1))  # exercise 5
         speedup = tokens / (k * draft_cost + verify_cost(k + 1) + overhead)
-        # Look at every length: real costs jump, and behind a dip the speedup may rise again. Strictly higher, so that
+        # Look at every length: real costs jump, and after a dip the speedup may rise again. Strictly higher, so that
         # the shortest of several equals wins.
         if speedup > highest:
             best, highest = k, speedup
@@ -38,7 +38,7 @@ def next_draft_length(k: int, n_drafted: int, n_accepted: int, longest: int) -> 
 
     k is what the rule said last, or 0 where a caller begins without drafting; n_drafted and n_accepted are 0 then, and
     the answer is 1 or more all the same. n_drafted is what the round really drafted: fewer than k at the end of the
-    text, or when a lookup found less. n_accepted of these were accepted. What was not drafted was not refused: where
+    text, or when a lookup found less. n_accepted of these were accepted. What was not drafted was not rejected: where
     all of n_drafted were accepted, never answer less than k.
 
     The answer is a whole number from 1 to `longest` (0 only if `longest` is 0): a round without a draft shows nothing
@@ -47,7 +47,8 @@ def next_draft_length(k: int, n_drafted: int, n_accepted: int, longest: int) -> 
     The score: at most 0.73 target steps per token in the simulation of exercises/simulator.py, whose text has easy and
     hard stretches. `python -m exercises.simulator` shows the score of your rule and of every fixed length.
     """
-    # All accepted: the draft was right as far as it went, the text is easy here, so reach further, quickly. A refusal:
-    # what was accepted is the best guess of how far the draft can see; one more notices when the text gets easy again.
+    # All accepted: the draft was right as far as it went, the text is easy here, so reach further, quickly.
+    # A rejection: what was accepted is the best guess of how far the draft can see; one more notices when the text gets
+    # easy again.
     guess = 2 * k if n_accepted == n_drafted else n_accepted + 1
     return min(longest, max(1, guess))

@@ -18,11 +18,11 @@ def lookup(tokens: list[int], k: int, longest: int = 4, shortest: int = 2) -> li
     k: how many ids are wanted, 0 or more. longest, shortest: lengths of a match, with 1 <= shortest <= longest.
 
     A match of length n is an earlier place where the same n ids stand as at the end of `tokens`, with at least one id
-    behind them. It may overlap the end, but the end itself is no match. Longer matches win over shorter ones: try the
+    after them. It may overlap the end, but the end itself is no match. Longer matches win over shorter ones: try the
     lengths from `longest` down to `shortest`, and leave out those that the text is too short for. Among matches of one
     length the last in the text wins.
 
-    Returns the ids behind the match, in order: k of them, or fewer where the text ends before. No match: [].
+    Returns the ids after the match, in order: k of them, or fewer where the text ends before. No match: [].
 
     >>> lookup([1, 2, 3, 9, 1, 2, 3], k=2)
     [9, 1]
@@ -33,18 +33,18 @@ def lookup(tokens: list[int], k: int, longest: int = 4, shortest: int = 2) -> li
     """
     for n in range(min(longest, len(tokens) - 1), shortest - 1, -1):
         ending = tokens[-n:]
-        # `behind` is the index right behind a candidate. It starts one short of the end, so the end does not find
+        # `after` is the index right after a candidate. It starts one short of the end, so the end does not find
         # itself, and goes down, so the first hit is the most recent one.
-        for behind in range(len(tokens) - 1, n - 1, -1):
-            if tokens[behind - n : behind] == ending:
-                return tokens[behind : behind + k]  # a slice stops at the end of the text by itself
+        for after in range(len(tokens) - 1, n - 1, -1):
+            if tokens[after - n : after] == ending:
+                return tokens[after : after + k]  # a slice stops at the end of the text by itself
     return []
 
 
 class MyDrafter:
     """A drafter of the lab: proposes what `lookup` finds, with its default lengths. Made without arguments.
 
-    The loop calls start once for every text, then propose and observe in turns. For the first token, which comes from
+    The loop calls prefill once for every text, then propose and observe in turns. For the first token, which comes from
     the prompt's own pass, it calls observe without a propose before it.
     """
 
@@ -66,10 +66,10 @@ class MyDrafter:
         size (1,), the number n; probs None, which means that each token was proposed with certainty. Without a match n
         is 0: never fill up with made-up tokens. A proposal is not text yet, so it changes nothing in the drafter.
         """
-        found = lookup(self._text, k)
+        ids = lookup(self._text, k)
         # An empty list says nothing about its type, and torch would take it for floats.
-        tokens = torch.tensor([found], dtype=torch.long, device=self._device)  # (1, n)
-        return Draft(tokens, torch.tensor([len(found)], device=self._device))
+        tokens = torch.tensor([ids], dtype=torch.long, device=self._device)  # (1, n)
+        return Draft(tokens, torch.tensor([len(ids)], device=self._device))
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
         """Take note of what became text.

@@ -4,16 +4,16 @@ Chapter: docs/chapters/08-bug-hunt.md. Check: python check.py 8
 What the loop does as it is: python -m exercises.scenes
 
 A whole draft-verify loop. As an exercise it has no holes, but five bugs that have been seen in public code. Keep the
-names and arguments of `accept` and `decode`. Both speak the lab's language: `Draft`, `AcceptResult` and `Sampling` of
-speclab/core/sampling.py, `Round` of optimized_speculative.py. A target is anything with
+names and arguments of `accept` and `decode`. Both use the lab's own types: `Draft`, `AcceptResult` and `Round` of
+speclab/core/rounds.py, `Sampling` of speclab/core/sampling.py. A target is anything with
 
     device, length              where tensors live; tokens in its cache
     max_length                  positions it was built for, or None
-    prefill(prompt, rolls_back)   forget everything, take in (1, n) ids -> logits (1, 1, vocab) of the next token
+    prefill(prompt, rolls_back) drop everything, read (1, n) ids -> logits (1, 1, vocab) of the next token
     forward(tokens)             append (1, m) ids to the cache -> logits (1, m, vocab), row i follows token i
     crop(length)                keep the first `length` tokens of the cache
 
-and a drafter is anything with start, propose and observe as in draft_models.py.
+and a drafter is anything with prefill, propose and observe as in draft_models.py.
 """
 
 from collections.abc import Iterator
@@ -43,12 +43,12 @@ def accept(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> AcceptResult
         draft_probs = draft.probs  # (1, n, vocab)
     draft_of_token = draft_probs.gather(-1, draft.tokens[..., None])[..., 0]  # (1, n)
     target_of_token = target_probs[:, :n].gather(-1, draft.tokens[..., None])[..., 0]  # (1, n)
-    # Every test has a uniform of its own, or one lucky number would let the whole draft pass.
+    # Every test has a uniform of its own, or one small number would let the whole draft pass.
     passed = uniforms[:, :n] * draft_of_token < target_of_token
     n_accepted = passed.long().cumprod(-1).sum(-1)  # (1,) leading passes
     weights = target_probs[:, n_accepted.item()]  # (1, vocab)
     if n_accepted < n:
-        # The tests let the draft's favourites through already; the correction makes up for the rest, and for no more.
+        # The tests keep a token with probability min(p, q); the correction adds what is left of p, and no more.
         residual = (weights - draft_probs[:, n_accepted.item()]).clamp(min=0)
         weights = residual if residual.sum() > 0 else weights
     return AcceptResult(n_accepted, draw(weights, uniforms[:, n]))
@@ -85,8 +85,8 @@ def decode(
     while finish is None:
         # 1. Draft, but never more than what is left but one.
         k = min(draft_length, max_new_tokens - n_committed - 1)
-        chances = uniforms((1, 2 * k + 1), generator, target.device)
-        draft = drafter.propose(k, chances[:, :k])
+        draft_uniforms, accept_uniforms = uniforms((1, 2 * k + 1), generator, target.device).split([k, k + 1], dim=1)
+        draft = drafter.propose(k, draft_uniforms)
         n_drafted = draft.tokens.shape[1]
 
         # 2. Verify: one target pass over the last committed token and the drafted ones.
@@ -94,9 +94,9 @@ def decode(
         logits = target.forward(torch.cat([last, draft.tokens], dim=1))  # (1, n_drafted + 1, vocab)
 
         # 3. Accept or reject.
-        verdict = accept(draft, sampling.probs(logits), chances[:, k : k + n_drafted + 1])
-        *drafted, next_token, n_accepted = to_host(torch.cat([draft.tokens[0], verdict.next_token, verdict.n_accepted]))
-        # The pass paid for one row more than there were drafts: a correction where one was refused, else a bonus.
+        result = accept(draft, sampling.probs(logits), accept_uniforms[:, : n_drafted + 1])
+        *drafted, next_token, n_accepted = to_host(torch.cat([draft.tokens[0], result.next_token, result.n_accepted]))
+        # The pass paid for one row more than there were drafts: a correction where one was rejected, else a bonus.
         committed = [*drafted[:n_accepted], next_token]
         n_committed += len(committed)
 
@@ -107,7 +107,7 @@ def decode(
 
         n_rejected = int(n_accepted < n_drafted)
         finish = "length" if n_committed == max_new_tokens else None
-        # An end of text may stand anywhere in the block; what the draft put behind it was never said.
+        # An end of text may stand anywhere in the block; what the draft put after it is not emitted.
         for i, token_id in enumerate(committed):
             if token_id in eos:
                 committed, finish = committed[: i + 1], "eos"

@@ -9,7 +9,7 @@ import pytest
 import torch
 from llamas import VOCAB, tiny_llama
 
-from training.lab_pair import train_tokenizer
+from training.models import train_tokenizer
 
 torch.set_num_threads(1)  # the models are tiny: more threads only add noise and time
 

@@ -74,7 +74,7 @@ def test_a_chain_of_draft_steps_is_captured_whole(sampling):
         generator = torch.Generator("cuda").manual_seed(3)
         found.append(list(speculative_rounds(target, drafter, PROMPT.cuda(), 4, N_NEW, sampling, generator)))
     assert found[0] == found[1] == found[2]
-    assert any(isinstance(recipe.program, DraftSteps) for recipe, _ in drafter.draft._backend._lane._graphs)
+    assert any(isinstance(recipe.program, DraftSteps) for recipe, _ in drafter.draft._backend._cache._graphs)
 
 
 def test_two_decodings_side_by_side_over_many_buckets():

@@ -16,12 +16,12 @@ from speclab.drafts.select import check_prompts, make_drafters
 from speclab.lab import comparison, plan, profiling, sweeps, tracing
 from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
-from speclab.learner import functions as learners
+from speclab.learner import loading
 from speclab.models import memory
 from speclab.present import plan_views, plots, report, sweep_views, trace_views
-from speclab.records import record
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.files import check_writable, do_all, write_whole
+from speclab.system.paths import OUTPUT
 from speclab.system.terminal import note, say
 
 # Prompts of each kind (0: all), new tokens, repeats, draft lengths, temperatures.
@@ -87,7 +87,7 @@ def _parser(docstring: str) -> argparse.ArgumentParser:
         "--json", type=parsing.some_path, metavar="PATH", help="the run record here as well; - for stdout, alone"
     )
     group.add_argument(
-        "--out-dir", type=parsing.some_path, default=record.ROOT, help="of results/, plots/ (default: the lab)"
+        "--out-dir", type=parsing.some_path, default=OUTPUT, help="of results/, plots/ (default: the lab)"
     )
     group.add_argument("--name", type=parsing.plain_name, default="local", help="of this run's files (default: local)")
     parser.set_defaults(max_new_tokens=None)
@@ -113,7 +113,8 @@ def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
         raise UsageProblem("one new token comes from the prompt's own pass; use --max-new-tokens 2 or more")
     output = Output(args)
     output.check()
-    learner = learners.load(args.impl, learners.of_comparison(args))
+    usable = loading.of_comparison(temperatures, args.draft.split(","), args.plan or args.verify_plan)
+    learner = loading.load(args.impl, usable)
     setup = flags.setup_from(args, temperature=0.0)
     drafters = make_drafters([kind for kind in args.draft.split(",") if kind], setup, args.seed)
     prompts = flags.read_prompts(args, setup.tokenizer)
@@ -151,6 +152,8 @@ def _bytes_of_rounds(config: RunConfig) -> str:
 
 
 def _plan(args: argparse.Namespace, config: RunConfig, output: Output) -> int:
+    if args.verify_plan:
+        plan.check_prompts(config)
     with output.redirected():
         say(config.describe())
         result, measured = plan.make(config, args.verify_plan)
@@ -195,7 +198,8 @@ def _sweep(args: argparse.Namespace) -> int:
         raise UsageProblem("--json takes one record; run the sweeps one by one, or read results/ afterwards")
     if len(names) > 1 and args.prompts == "-":
         raise UsageProblem("standard input can be read once only; give --prompts a file")
-    done, code, start = [], 0, time.monotonic()
+    done: list[dict] = []
+    code, start = 0, time.monotonic()
     try:
         for place, name in enumerate(names, 1):
             if len(names) > 1:

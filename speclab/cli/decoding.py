@@ -4,6 +4,7 @@ The loops are arguments: this module imports none.
 """
 
 import argparse
+import functools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -11,16 +12,19 @@ from dataclasses import dataclass, field
 from draft_models import ModelDrafter
 from speclab.cli import flags, parsing
 from speclab.cli.text import TextWriter, rate
+from speclab.core.clock import synchronize
 from speclab.core.counts import Counts
-from speclab.core.rounds import DecodeSettings, Round, tokens_of
+from speclab.core.rounds import DecodeSettings, Drafter, Round, tokens_of
 from speclab.drafts.oracle import OracleDraft
 from speclab.drafts.select import check_prompts, drafter_name, make_drafter
 from speclab.lab import shapes, tracing
-from speclab.learner import functions as learners
+from speclab.learner import loading
+from speclab.learner.functions import Learner
 from speclab.models import memory
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.present import report, trace_views
+from speclab.present import shapes as shape_views
 from speclab.system.errors import reports_problems
 from speclab.system.terminal import note
 
@@ -90,7 +94,7 @@ def _load(args: argparse.Namespace) -> tuple[Setup, list[Prompt], DecodeSettings
 
 
 def _baseline(args: argparse.Namespace, baseline: Loop) -> int:
-    learner = learners.load(args.impl, {0})
+    learner = loading.load(args.impl, {0})
     setup, prompts, settings = _load(args)
     check_prompts(setup.target, [], prompts, args.max_new_tokens)
     note("\n".join([setup.describe(), *learner.describe()]))
@@ -99,21 +103,33 @@ def _baseline(args: argparse.Namespace, baseline: Loop) -> int:
         decoded.show(prompt, baseline(setup.target, prompt.ids.to(setup.device), settings, setup.chunk))
     print(decoded.speed())
     if learner:
-        print(learner.rates(setup, prompts, baseline, settings))
+        for prompt in prompts:
+            print("yours, after a warm-up:", _rate(learner, setup, prompt, baseline, settings))
     if args.verbose:
         print(memory.describe(setup.target.model, None, 0, setup.target.length))
     return 0
 
 
+def _rate(learner: Learner, setup: Setup, prompt: Prompt, baseline: Loop, settings: DecodeSettings) -> str:
+    """Exercise 0's numbers of the baseline on a prompt."""
+    ids = prompt.ids.to(setup.device)
+
+    def decode() -> Iterator[int]:
+        rounds = baseline(setup.target, ids, settings, setup.chunk)
+        return (token for round_ in rounds for token in round_.tokens)
+
+    return learner.rate(decode, functools.partial(synchronize, setup.device))
+
+
 def _speculative(args: argparse.Namespace, baseline: Loop, speculative: Loop) -> int:
     trace_views.check_path(args.trace)
-    learner = learners.load(args.impl, learners.of_decoding(args))
+    usable = loading.of_decoding(args.temperature, args.draft, bool(args.trace), args.trace_shapes)
+    learner = loading.load(args.impl, usable)
     setup, prompts, settings = _load(args)
     drafter, k = make_drafter(args.draft, setup, args.seed), args.draft_length
     check_prompts(setup.target, [drafter], prompts, args.max_new_tokens)
     if args.trace_shapes:
-        ids, generator = prompts[0].ids.to(setup.device), settings.generator(setup.device)
-        return shapes.show(setup.target, drafter, setup.tokenizer, ids, k, setup.sampling, generator, learner.shapes)
+        return _show_shapes(learner, setup, drafter, prompts[0], k, settings)
     note("\n".join([setup.describe(), *learner.describe()]))
     decoded, functions, n_wrong = _Decoded(setup, args), learner.functions(speculative), 0
     for prompt in prompts:
@@ -121,8 +137,14 @@ def _speculative(args: argparse.Namespace, baseline: Loop, speculative: Loop) ->
         if isinstance(drafter, OracleDraft):
             drafter.replay(tokens_of(baseline(setup.target, ids, settings)))
         tokens = decoded.show(prompt, functions.rounds(setup.target, functions.adapt(drafter, k), ids, k, settings))
-        if learner:  # a learner's functions may pass their checks and still make a wrong text
-            n_wrong += not learner.same_text(setup, prompt, baseline, tokens, args, settings)
+        if learner and setup.sampling.greedy:  # functions may pass their checks and still make a wrong text
+            text = tokens_of(baseline(setup.target, ids, settings))
+            is_right, verdict = learner.judge_text(setup, prompt, text, tokens)
+            print(verdict)
+            n_wrong += not is_right
+    if learner and not setup.sampling.greedy:
+        advice = loading.how_to_judge(learner, args.temperature, args.draft)
+        print(f"a sampled text has no baseline to equal; {advice}")
     print(decoded.speed())
     print(report.counts_summary(decoded.counts))
     if args.verbose:
@@ -133,3 +155,18 @@ def _speculative(args: argparse.Namespace, baseline: Loop, speculative: Loop) ->
         trace = tracing.follow(setup, drafter, name, prompts[0], k, settings, baseline, functions, longest=k)
         trace_views.write(trace, args.trace)
     return int(n_wrong > 0)
+
+
+def _show_shapes(
+    learner: Learner, setup: Setup, drafter: Drafter, prompt: Prompt, draft_length: int, settings: DecodeSettings
+) -> int:
+    """`--trace-shapes`: the first round as shapes, and exercise 1's beside them.  -> exit code, 1 where they differ"""
+    ids, generator = prompt.ids.to(setup.device), settings.generator(setup.device)
+    round_ = shapes.first_round(setup.target, drafter, ids, draft_length, settings.sampling, generator)
+    print(shape_views.tables(round_, setup.tokenizer))
+    if 1 not in learner.modules:
+        return 0
+    answers = [learner.shapes(*sizes) for sizes in round_.sizes()]
+    text, all_right = shape_views.beside(round_, *answers)
+    print(f"\n{text}")
+    return int(not all_right)

@@ -53,13 +53,15 @@ def add_shared_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--seed", type=seed, default=0, help="randomness of sampling (default: 0)")
 
 
-def add_verbose_flag(parser: argparse.ArgumentParser) -> None:
+def add_verbose_flag(parser: argparse._ActionsContainer) -> None:
+    """--verbose."""
     parser.add_argument(
         "--verbose", action="store_true", help="print bytes read by a step and a round, and peak memory"
     )
 
 
 def add_impl_flag(parser: argparse.ArgumentParser) -> None:
+    """--impl."""
     parser.add_argument(
         "--impl",
         metavar="WHOSE",
@@ -72,7 +74,7 @@ def add_decoding_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: 0)")
     parser.add_argument("--stream", action="store_true", help="print the text as it is committed")
     add_verbose_flag(parser)
-    parser.add_argument("--ignore-eos", action="store_true", help="go on to --max-new-tokens whatever is said")
+    parser.add_argument("--ignore-eos", action="store_true", help="go on to --max-new-tokens also after an end token")
     parser.set_defaults(limit=1)
 
 

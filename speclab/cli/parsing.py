@@ -2,11 +2,10 @@
 
 import argparse
 import math
-import shlex
 from pathlib import Path
+from typing import NoReturn
 
 from speclab.system.errors import UsageProblem
-from speclab.system.files import shown
 
 DASH = Path("-")  # in place of a file: the terminal
 LARGEST = 256  # of the numbers in a list; every draft length up to the longest is calibrated
@@ -16,7 +15,8 @@ LARGEST_SEED = 2**32 - 1  # with room for the numbers that are made from it: PyT
 class Parser(argparse.ArgumentParser):
     """argparse with one-line errors."""
 
-    def error(self, message: str) -> None:
+    def error(self, message: str) -> NoReturn:
+        """Raise UsageProblem, which is shown as one line."""
         raise UsageProblem(f"{message}; see {self.prog} --help")
 
 
@@ -73,11 +73,6 @@ def plain_name(text: str) -> str:
     if not text.strip(" .") or not text.isprintable() or Path(text).name != text or len(text.encode()) > 128:
         raise argparse.ArgumentTypeError(f"{text!r} is no plain word of 1 to 128 bytes; --out-dir chooses the folder")
     return text
-
-
-def command(script: Path, *words: str) -> str:
-    """How to type a script of the lab from the current directory."""
-    return shlex.join(["python", shown(script), *words])
 
 
 def numbers(text: str, kind: type, smallest: float, flag: str, largest: float = LARGEST) -> list:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -51,7 +51,7 @@ AcceptRule = Callable[[Draft, Tensor, Sampling, Tensor], AcceptResult]
 class Drafter(Protocol):
     """Proposes tokens for one row of text. Its state is its own; the loop tells it what was committed."""
 
-    def prefill(self, target, prompt: Tensor, sampling: Sampling) -> None:
+    def prefill(self, target: Any, prompt: Tensor, sampling: Sampling) -> None:
         """Drop all state and read a prompt, (1, prompt length) ids. The target (a CachedModel) has just read it."""
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:

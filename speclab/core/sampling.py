@@ -3,7 +3,7 @@
 Two decisions make them, and the accept rule (speclab/core/accept.py), provable:
 
 * Temperature, top-k and top-p are applied once, in `Sampling.probs`. Temperature 0 is the one-hot limit, so one rule
-  serves greedy decoding and sampling and nobody downstream knows which it is.
+  serves greedy decoding and sampling.
 * Randomness comes in as uniforms and tokens are drawn by inverse CDF. The rule is then a piecewise-constant function
   of its uniforms, and the tests enumerate it exactly (`tests/test_exact.py`).
 
@@ -39,6 +39,7 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
+        """Whether the most probable token is taken."""
         return self.temperature == 0
 
     def probs(self, logits: Tensor) -> Tensor:

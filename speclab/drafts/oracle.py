@@ -59,16 +59,19 @@ class OracleModelDrafter(OracleDraft, ModelDrafter):
         ModelDrafter.__init__(self, draft)
 
     def prefill(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
+        """Start at the first new token. UsageProblem unless greedy."""
         self._begin(prompt, sampling)
         super().prefill(target, prompt, sampling)
         self._n_prompt = prompt.shape[1]
         self._position = 0
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
+        """The baseline's tokens, right or wrong, after as many passes of the draft model."""
         self._position = self._n_committed - self._n_prompt
         return super().propose(k, uniforms)
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
+        """Follow the text, and crop the draft model's cache."""
         self._follow(self._n_committed - self._n_prompt, committed)
         super().observe(n_accepted, committed)
 
@@ -84,13 +87,16 @@ class FreeOracleDrafter(OracleDraft):
     """The oracle draft at no cost: what a draft would be worth if drafting took no time."""
 
     def prefill(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
+        """Start at the first new token. UsageProblem unless greedy."""
         self._begin(prompt, sampling)
         self._position, self._vocab_size, self._device = 0, target.vocab_size, prompt.device
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
+        """The baseline's tokens, right or wrong; fewer where its text ends."""
         replayed = [self._replayed(self._position + i, self._vocab_size) for i in range(k)]
         return as_draft([token for token in replayed if token is not None], self._device)
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
+        """Follow the text."""
         self._follow(self._position, committed)
         self._position += len(committed)

@@ -41,7 +41,7 @@ def chances(bench: Bench, draft: str, prompt: Prompt, sampling: Sampling, longes
             return _drafted(rows, drafter, prompt)
         proposals = lookups(prompt.id_list, text, longest)
         return [
-            [float(token == said) for token, said in zip(proposal, text[t:], strict=False)]
+            [float(token == right) for token, right in zip(proposal, text[t:], strict=False)]
             for t, proposal in enumerate(proposals)
         ]
 

@@ -97,7 +97,7 @@ def trained_on_the_spot(
         "first_loss": round(first, 4),
         "last_loss": round(sum(losses) / len(losses), 4),
     }
-    return model.to(source.dtype).eval().requires_grad_(False), facts
+    return model.to(dtype=source.dtype).eval().requires_grad_(False), facts
 
 
 def _check_vocabulary(source: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -26,14 +26,14 @@ class Detail(NamedTuple):
 
     What greedy decoding hides stands in `confidence`: the target's softmax at temperature 1 without filters, of every
     proposed token and then of the next one, n + 1 numbers. The rule never reads it.
-    Where a text ends inside a block, drafts behind its end are in here too, and so is the next token's probability.
+    Where a text ends inside a block, drafts after its end are in here too, and so is the next token's probability.
     """
 
     proposed: list[int]  # n ids
     draft_probs: list[float]  # n
     target_probs: list[float]  # n
     uniforms: list[float]  # n, in [0, 1)
-    next_prob: float  # of the token behind the kept drafts, in the target's distribution there
+    next_prob: float  # of the token after the kept drafts, in the target's distribution there
     confidence: list[float]  # n + 1
 
     def passes(self, place: int) -> bool:

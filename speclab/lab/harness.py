@@ -1,7 +1,7 @@
 """Both decoders on the same prompts, in turns: the measurements that compare.py, its plans and its sweeps are made of.
 
-The arms of one prompt decode side by side, each with caches of its own over the same weights. The arm that is furthest
-behind goes next, one step or one round at a time. A shared machine changes its speed within a tenth of a second; arms
+The arms of one prompt decode side by side, each with caches of its own over the same weights. The arm with the fewest
+tokens goes next, one step or one round at a time. A shared machine changes its speed within a tenth of a second; arms
 that take turns this often run on the same machine state and are always at the same position of the text.
 
 Beside the timed arms run two kinds of instrument, which give the costs that explain the timed arms' speedups: the
@@ -172,9 +172,11 @@ class Measurement:
 
     @property
     def interrupted(self) -> bool:
+        """Whether something ended it early."""
         return self.stop is not None
 
     def of(self, arm: Arm, temperature: float) -> list[Sample]:
+        """The samples of one arm at one temperature."""
         return [s for s in self.samples if s.arm == arm and s.temperature == temperature]
 
     def extend(self, other: "Measurement") -> None:

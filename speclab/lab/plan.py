@@ -26,11 +26,15 @@ LENGTHS = ",".join(map(str, range(17)))
 MEASURED_LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # on the other half, and what the plan chose
 
 
+def check_prompts(config: RunConfig) -> None:
+    """UsageProblem where a plan cannot be verified on these prompts."""
+    if not halves(config.prompts):
+        raise UsageProblem("a plan is checked on prompts it has not seen; give at least two prompts of a kind")
+
+
 def make(config: RunConfig, verify: bool = False) -> tuple[dict, Measurement]:
     """The plan and, with `verify`, how it did on prompts that it had not seen.  -> the record, what it is made from"""
     held_out = halves(config.prompts) if verify else set()
-    if verify and not held_out:
-        raise UsageProblem("a plan is checked on prompts it has not seen; give at least two prompts of a kind")
     planned_on = [prompt for i, prompt in enumerate(config.prompts) if i not in held_out]
     bench = config.bench()
     measured = measure(

@@ -89,14 +89,14 @@ def _acceptance(config: RunConfig) -> Points:
         return f"price of {loading.short_name(model[0])}" if model else "draft's price"
 
     # All dials of a series cost the same: the one in the middle speaks for them.
-    speakers = {series(name): name for name in sorted(dials, key=lambda n: -abs(dials[n].accuracy - 0.5))}
+    calibrated_by = {series(name): name for name in sorted(dials, key=lambda n: -abs(dials[n].accuracy - 0.5))}
     arms = config.arms()
-    tools = {name: lengths for name, lengths in config.instruments(arms).items() if name in speakers.values()}
+    tools = {name: lengths for name, lengths in config.instruments(arms).items() if name in calibrated_by.values()}
     bench, found = measure_and_judge(replace(config, temperatures=[0.0]), arms, tools)
 
-    def made(spoken: CostTable) -> list[dict]:
-        prices = {(name, 0.0): spoken[speakers[series(name)], 0.0] for name in dials if spoken}
-        return build_rows(config, bench, found, prices)
+    def made(measured_costs: CostTable) -> list[dict]:
+        costs = {(name, 0.0): measured_costs[calibrated_by[series(name)], 0.0] for name in dials if measured_costs}
+        return build_rows(config, bench, found, costs)
 
     rows = _of_all(explained(found, made))
     return _points(rows, lambda r: dials[r["draft"]].accuracy, lambda r: series(r["draft"])), {}, found
@@ -130,7 +130,7 @@ def _output_length(config: RunConfig) -> Points:
 
 
 def _context(config: RunConfig) -> Points:
-    """Prompts of growing length: the standard prompts of a kind one behind the other, cut to size."""
+    """Prompts of growing length: the standard prompts of a kind one after the other, cut to size."""
     models = [config.setup.target, *(d.draft for d in config.drafters.values() if isinstance(d, ModelDrafter))]
     room = min(model.max_length or sys.maxsize for model in models) - config.max_new_tokens
     if room < CONTEXTS[0]:

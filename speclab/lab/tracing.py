@@ -72,7 +72,7 @@ def detailed(functions: LoopFunctions, *args) -> Iterator[Round]:
 
 
 def race(rounds: Iterator[Round], plain: Iterator[Round]) -> tuple[list[Round], list[tuple[int, float]]]:
-    """Run both to their ends; whoever is behind in time goes next, so that both meet the same machine.
+    """Run both to their ends; the one that has used less time goes next, so that both run on the same machine state.
 
     -> all rounds; all of the baseline's ids with the seconds at which they were there, its first one's being 0
     """

@@ -16,6 +16,8 @@ from speclab.models.backends.exported import ExportedBackend, ExportedModel
 from speclab.models.limits import context_length, embedded_ids
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 
+Backend = EagerBackend | ExportedBackend | GraphBackend
+
 
 class CachedModel:
     """Runs passes of a causal LM and keeps its cache. Batch size 1.
@@ -36,7 +38,7 @@ class CachedModel:
         self.vocab_size = min(vocab_size or n_rows, n_rows, self.n_ids)
         self.max_length = context_length(model)
         self.n_passes = 0
-        self._backend: EagerBackend | ExportedBackend | GraphBackend | None = None
+        self._backend: Backend | None = None
         self._length = 0
 
     def twin(self) -> "CachedModel":
@@ -71,22 +73,25 @@ class CachedModel:
 
         rolls_back: `crop` will be called, so sliding-window layers keep what has just left the window.
         """
-        self._backend = None  # a graph cache is given back first, and the next one may take it
+        self._backend = None  # a graph cache is given back first, and the next backend may take it
+        backend: Backend
         if self.exported is None:
-            self._backend = EagerBackend(self.model, rolls_back)
+            backend = EagerBackend(self.model, rolls_back)
+        elif self.exported.graphed:
+            backend = GraphBackend(self.model, self.exported)
         else:
-            self._backend = (GraphBackend if self.exported.graphed else ExportedBackend)(self.model, self.exported)
+            backend = ExportedBackend(self.model, self.exported)
+        self._backend = backend
         with torch.inference_mode():
-            logits = self._backend.prefill(prompt)
+            logits = backend.prefill(prompt)
         self._length, self.n_passes = prompt.shape[1], 1
         return logits[..., : self.vocab_size]
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Append tokens.  (1, m) ids -> (1, m, vocab) logits; row i follows token i"""
-        if self._backend is None:
-            raise RuntimeError("call prefill() with a prompt before forward()")
+        backend = self._running()
         with torch.inference_mode():
-            logits = self._backend.forward(tokens, self._length)
+            logits = backend.forward(tokens, self._length)
         self._length += tokens.shape[1]
         self.n_passes += 1
         return logits[..., : self.vocab_size]
@@ -108,12 +113,17 @@ class CachedModel:
         extra = self._length - length
         if extra < 0:
             raise RuntimeError(f"cannot crop to {length} tokens: the cache holds {self._length}")
-        self._backend.crop(extra)
+        self._running().crop(extra)
         self._length = length
+
+    def _running(self) -> Backend:
+        if self._backend is None:
+            raise RuntimeError("call prefill() with a prompt before any other pass")
+        return self._backend
 
     def keys_and_values(self) -> list[tuple[Tensor, Tensor]]:
         """What the cache holds, layer by layer: (1, kv heads, length, head width) each; for tests and instruments."""
-        return [(keys[:, :, : self._length], values[:, :, : self._length]) for keys, values in self._backend.layers()]
+        return [(keys[:, :, : self._length], values[:, :, : self._length]) for keys, values in self._running().layers()]
 
 
 def verify(target: CachedModel, last_token: int, draft: Draft) -> Tensor:

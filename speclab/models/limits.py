@@ -29,6 +29,6 @@ def context_length(model: PreTrainedModel) -> int | None:
 def embedded_ids(model: PreTrainedModel) -> int:
     """How many ids can be fed: the rows of the input embedding, which may be fewer than the output's."""
     try:
-        return model.get_input_embeddings().weight.shape[0]
+        return int(model.get_input_embeddings().weight.shape[0])  # type: ignore[index]
     except (AttributeError, NotImplementedError):  # no such method, or no single matrix
         return model.config.get_text_config().vocab_size

@@ -28,10 +28,10 @@ from transformers.utils import logging as transformers_logging
 from speclab.models import padding
 from speclab.models.checks import check_model
 from speclab.system.errors import EnvironmentProblem, UsageProblem, is_out_of_memory
-from speclab.system.paths import ROOT
+from speclab.system.paths import DATA
 from speclab.system.terminal import harmless, note
 
-LAB_PAIR = ROOT / "models" / "lab-pair"
+LAB_PAIR = DATA / "models" / "lab-pair"
 LAB = {role: str(LAB_PAIR / role) for role in ("target", "draft")}
 LAB_TARGET, LAB_DRAFT = LAB["target"], LAB["draft"]
 transformers_logging.disable_progress_bar()
@@ -107,7 +107,7 @@ def load_model(
         small = _whole_model(LAB[role], torch.float32)
         model = padding.padded(small, n_parameters, device, dtype, copies=copies)
     else:
-        model = _whole_model(name, dtype).to(device).eval()
+        model = _whole_model(name, dtype).to(device).eval()  # type: ignore[arg-type]
     check_model(model)
     return model
 
@@ -237,7 +237,7 @@ def short_name(name: str) -> str:
     """A model's name for tables and records, on one line: never an absolute path."""
     if exists(name):
         path = Path(name).resolve()
-        name = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else path.name
+        name = path.relative_to(DATA).as_posix() if path.is_relative_to(DATA) else path.name
     return " ".join(harmless(name).split())
 
 

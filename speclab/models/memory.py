@@ -31,8 +31,9 @@ def cached_shapes(model: PreTrainedModel) -> list[tuple[int, int]]:
     """
     cache = DynamicCache(config=model.config)
     model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=model.device), past_key_values=cache, use_cache=True)
-    layers = [layer for layer in cache.layers if isinstance(getattr(layer, "keys", None), torch.Tensor)]
-    return [((layer.keys.numel() + layer.values.numel()) // 2, layer.keys.shape[-1]) for layer in layers]
+    pairs = [(getattr(layer, "keys", None), getattr(layer, "values", None)) for layer in cache.layers]
+    kept = [(k, v) for k, v in pairs if isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)]
+    return [((keys.numel() + values.numel()) // 2, keys.shape[-1]) for keys, values in kept]
 
 
 def cache_bytes(model: PreTrainedModel, n_tokens: int) -> int:

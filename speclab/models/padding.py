@@ -249,7 +249,7 @@ def _fill_vocabulary(model: PreTrainedModel, small: PreTrainedModel, generator: 
 def _fill_layer(layer: torch.nn.Module, config: LlamaConfig, generator: torch.Generator) -> None:
     """A layer that computes something and adds nothing.
 
-    zero_() writes the zeros. Fresh pages that nobody wrote to would be one page of zeros mapped many times, read from
+    zero_() writes the zeros. Pages that were never written would be one page of zeros mapped many times, read from
     the CPU's cache, not from memory: those weights would be free.
     """
     attention, mlp = layer.self_attn, layer.mlp

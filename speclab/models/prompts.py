@@ -12,10 +12,10 @@ from transformers import PreTrainedTokenizerBase
 
 from speclab.system import files
 from speclab.system.errors import UsageProblem
-from speclab.system.paths import ROOT
+from speclab.system.paths import DATA
 from speclab.system.terminal import harmless
 
-STANDARD = ROOT / "prompts"
+STANDARD = DATA / "prompts"
 KINDS = ("code", "prose", "copy")
 SEPARATOR = "%%"
 LARGEST_FILE = 16 * 2**20  # bytes; no model here reads a text of that length
@@ -31,6 +31,7 @@ class Prompt:
 
     @property
     def id_list(self) -> list[int]:
+        """The ids as a list."""
         return self.ids[0].tolist()
 
 

@@ -87,7 +87,7 @@ def _in_higher_precision(model: PreTrainedModel) -> PreTrainedModel:
         return model
     if free is not None and n_bytes > USABLE * free:
         return model
-    copied = copy.deepcopy(model).to(wider)
+    copied = copy.deepcopy(model).to(dtype=wider)  # type: ignore[call-arg]
     with contextlib.suppress(AttributeError, ValueError):  # the fast kernels for experts have no float64
         copied.set_experts_implementation("eager")
     return copied

@@ -105,10 +105,11 @@ def load_setup(
     """
     where, why_device = loading.choose_device(device)
     on_gpu = where.type == "cuda"
-    precision, why_dtype = getattr(torch, dtype, None), "asked for"
-    if dtype == "auto":
-        precision = torch.bfloat16 if on_gpu else torch.float32
-        why_dtype = "half the bytes to read" if on_gpu else "exact comparisons"
+    precision, why_dtype = torch.float32, "exact comparisons"
+    if dtype != "auto":
+        precision, why_dtype = getattr(torch, dtype), "asked for"
+    elif on_gpu:
+        precision, why_dtype = torch.bfloat16, "half the bytes to read"
     if threads:
         torch.set_num_threads(threads)
     tokenizer = loading.load_tokenizer(target)

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from speclab.system import terminal
 
@@ -56,7 +57,7 @@ def reports_problems(main: Callable[..., int | None]) -> Callable[..., int]:
     """
 
     @functools.wraps(main)
-    def wrapped(*args, **kwargs) -> int:
+    def wrapped(*args: Any, **kwargs: Any) -> int:
         terminal.open_streams()
         with _signals_as_ctrl_c():
             try:
@@ -85,12 +86,12 @@ def report(problem: Exception) -> int:
     return getattr(problem, "exit_code", EnvironmentProblem.exit_code)
 
 
-def _run(main: Callable[..., int | None], *args, **kwargs) -> int:
+def _run(main: Callable[..., int | None], *args: Any, **kwargs: Any) -> int:
     try:
         return main(*args, **kwargs) or 0
     except Problem as problem:
         return report(problem)
-    except BrokenPipeError:  # the reader of a pipe left; there is nobody to tell
+    except BrokenPipeError:  # the reader of a pipe left; nothing is left to say
         return 0
     except OSError as error:
         return report(error)
@@ -116,7 +117,7 @@ def _signals_as_ctrl_c() -> Iterator[None]:
     """SIGINT, SIGTERM and, where the system has it, SIGHUP raise Stopped; one that the caller ignores stays ignored."""
     last = -BASELINE_REPEAT
 
-    def stop(number: int, _frame) -> None:
+    def stop(number: int, _frame: object) -> None:
         nonlocal last
         if time.monotonic() - last >= BASELINE_REPEAT:
             last = time.monotonic()

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import secrets
+import shlex
 import shutil
 import stat
 import tempfile
@@ -22,6 +23,11 @@ def shown(path: Path) -> str:
         return min(os.path.relpath(path), str(path), key=len)
     except (ValueError, OSError):  # another drive, or a current directory that is gone
         return str(path)
+
+
+def command(script: Path, *words: str) -> str:
+    """How to type a script of the lab from the current directory."""
+    return shlex.join(["python", shown(script), *words])
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -168,7 +174,10 @@ def do_all(steps: Iterable[Callable[[], Path | None]]) -> int:
     the step that it stops is done again after all others.
     -> exit code, 0 where nothing failed
     """
-    written, fault, stop, code = [], None, None, 0
+    written: list[Path | None] = []
+    fault: BaseException | None = None
+    stop: BaseException | None = None
+    code = 0
     left = list(steps)
     while left:
         step = left.pop(0)
@@ -185,6 +194,6 @@ def do_all(steps: Iterable[Callable[[], Path | None]]) -> int:
             fault = fault or error
     if paths := [shown(path) for path in written if path]:
         note("wrote " + ", ".join(paths))
-    if fault or stop:
-        raise fault or stop
+    if ended := fault or stop:
+        raise ended
     return code

@@ -1,6 +1,10 @@
-"""Where the lab's own files are: in a clone, or beside the installed package."""
+"""Where the lab's own files are, and where results go: in a clone, its folders; for an installed package, its data and
+the current folder."""
 
 from pathlib import Path
 
-PACKAGE = Path(__file__).resolve().parent.parent
-ROOT = PACKAGE.parent  # of the clone
+_PACKAGE = Path(__file__).resolve().parent.parent
+ROOT = _PACKAGE.parent  # of the clone; of an installed package the folder that it was installed into
+IS_CLONE = (ROOT / "models" / "lab-pair").is_dir()
+DATA = ROOT if IS_CLONE else _PACKAGE / "data"  # holds models/lab-pair and prompts
+OUTPUT = ROOT if IS_CLONE else Path.cwd()  # holds results and plots

@@ -7,7 +7,7 @@ import os
 import signal
 
 
-def _leave(*_) -> None:
+def _leave(*_: object) -> None:
     os.write(2, b"stopped\n")
     os._exit(130)
 

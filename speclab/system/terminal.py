@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 import unicodedata
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -51,11 +51,11 @@ def is_animated(stream: TextIO) -> bool:
 
 
 def wants_colour(stream: TextIO) -> bool:
-    """A terminal with colours, and nobody has set NO_COLOR (no-color.org)."""
+    """A terminal with colours, and NO_COLOR is not set (no-color.org)."""
     return is_animated(stream) and not os.environ.get("NO_COLOR")
 
 
-def progress_bar(*items, disable: bool = False, **options) -> "tqdm":
+def progress_bar(*items: Any, disable: bool = False, **options: Any) -> "tqdm":
     """tqdm, silent where a bar would leave control characters in a file."""
     from tqdm import tqdm  # here: check.py runs without it
 

@@ -4,8 +4,8 @@ accounting  the rounds that were made, priced with calibrated costs. It is wrong
 forecast    the baseline's text, one pass of the draft over it, and the same costs. It sees no timed speculative run.
 
 The ladder starts at the book's formula and changes one assumption at a time until it reaches the measurement; the
-factor between two rungs is what that assumption is worth, and the last one is what nobody explains. Prices are those of
-speclab/theory/costs.py, expectations those of speclab/theory/forecast.py.
+factor between two rungs is what that assumption is worth, and the last one is what none of them explains. Costs are
+those of speclab/theory/costs.py, expectations those of speclab/theory/forecast.py.
 """
 
 import math

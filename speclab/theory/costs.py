@@ -28,7 +28,7 @@ CURVES = ("verify_at", "draft_at")
 PHASES = ("draft", "verify", "accept", "rollback", "host")
 STALL = 3.0  # times the median of the cell; the slow state of a shared machine stays below 2
 STANDARD_ERRORS = 3.0  # how far from 0 a slope over the context must be to be believed; neighbours in time are alike
-ROUNDS_OF_FITTING = 10  # of curve and moods in turns; they settle after a few
+ROUNDS_OF_FITTING = 10  # of curve and machine states in turns; they settle after a few
 FEWEST_SPARE = 8  # observations beyond the number of parameters, without which no such slope is tried
 
 
@@ -75,7 +75,9 @@ class Costs:
     verify_at: dict[int, float]  # width -> at context 0
     verify_slope: float
     draft_idle: float  # a round that drafts nothing asks the drafter all the same
-    draft_at: dict[int, float]  # tokens drafted -> at context 0; the first steps after a target pass are the dearest
+    draft_at: dict[
+        int, float
+    ]  # tokens drafted -> at context 0; the first steps after a target pass are the most expensive
     draft_catch: float  # every token to catch up with beyond the first
     draft_slope: float
     accept_at: float
@@ -89,6 +91,7 @@ class Costs:
         return sorted(self.verify_at)
 
     def step_seconds(self, context: float) -> float:
+        """A decode step of the baseline after `context` tokens."""
         return self.step_at + self.step_slope * context
 
     def verify_seconds(self, width: float, context: float) -> float:
@@ -96,12 +99,14 @@ class Costs:
         return _read(self.verify_at, width) + self.verify_slope * context
 
     def draft_seconds(self, n_drafted: float, context: float, catch_up: float = 1) -> float:
+        """All of a draft of `n_drafted` tokens."""
         if n_drafted == 0:
             return self.draft_idle
         at = _read(self.draft_at, n_drafted)
         return at + self.draft_catch * (catch_up - 1) + self.draft_slope * n_drafted * context
 
     def accept_seconds(self, n_drafted: float) -> float:
+        """The accept rule over `n_drafted` tokens."""
         return self.accept_at + self.accept_each * n_drafted
 
     def overhead_seconds(self, n_drafted: float) -> float:
@@ -109,6 +114,7 @@ class Costs:
         return self.accept_seconds(n_drafted) + self.rollback + self.host
 
     def round_seconds(self, n_drafted: float, context: float, catch_up: float = 1) -> float:
+        """A whole round."""
         draft = self.draft_seconds(n_drafted, context, catch_up)
         return draft + self.verify_seconds(n_drafted + 1, context) + self.overhead_seconds(n_drafted)
 
@@ -132,6 +138,7 @@ class Costs:
 
     @classmethod
     def from_json(cls, found: dict) -> "Costs":
+        """The inverse of `to_json`."""
         return cls(**found | {name: {int(x): seconds for x, seconds in found[name]} for name in CURVES})
 
 
@@ -186,26 +193,26 @@ def _verify(rounds: Sequence[RoundTime]) -> dict[float, dict]:
     """One curve over the widths, scaled for every temperature so that its total is the temperature's own.
 
     A pass costs the same at every temperature, but temperatures take turns, and the machine may have been in a slower
-    mood in the turns of one than in those of another. The baseline's steps of those turns felt the same mood.
+    state in the turns of one than in those of another. The baseline's steps of those turns ran in the same state.
     """
     widths, contexts = [r.n_drafted + 1 for r in rounds], [r.context for r in rounds]
     times = _without_stalls(np.array([r.seconds["verify"] for r in rounds]), widths)
-    mood = dict.fromkeys((r.temperature for r in rounds), 1.0)
+    state = dict.fromkeys((r.temperature for r in rounds), 1.0)
     of = np.array([r.temperature for r in rounds])
     for _ in range(ROUNDS_OF_FITTING):
-        at, (slope,) = _regress(times / [mood[t] for t in of], widths, context=contexts)
+        at, (slope,) = _regress(times / [state[t] for t in of], widths, context=contexts)
         expected = np.array([at[w] for w in widths]) + slope * np.array(contexts)
-        mood = {t: times[of == t].sum() / expected[of == t].sum() for t in mood}
+        state = {t: times[of == t].sum() / expected[of == t].sum() for t in state}
     return {
         t: {"verify_at": {w: factor * seconds for w, seconds in at.items()}, "verify_slope": factor * slope}
-        for t, factor in mood.items()
+        for t, factor in state.items()
     }
 
 
 def _draft(rounds: list[RoundTime]) -> dict:
     drafted = [r for r in rounds if r.n_drafted]
     idle = [r.seconds["draft"] for r in rounds if not r.n_drafted]
-    if not drafted:  # a lookup that never found anything: nobody will ask what a draft of it costs
+    if not drafted:  # a lookup that never found anything: the cost of a draft is not needed
         return {"draft_idle": _mean(idle), "draft_at": {1: _mean(idle)}, "draft_catch": 0.0, "draft_slope": 0.0}
     at, slopes = _regress(
         [r.seconds["draft"] for r in drafted],

@@ -1,8 +1,8 @@
 """How far would the same command move a speedup if it ran again? Read from the variation inside one run. Pure.
 
-A shared machine has moods that last from milliseconds to minutes, and a wide pass may suffer from one that a narrow
+A shared machine has states that last from milliseconds to minutes, and a wide pass may suffer from one that a narrow
 pass does not feel. Arms that take turns cancel what all of them feel. What is left shows from prompt to prompt, as a
-round that costs more, in decode steps of the baseline beside it, than its number of drafted tokens explains. Moods
+round that costs more, in decode steps of the baseline beside it, than its number of drafted tokens explains. States
 that outlast a prompt make neighbours alike, so prompts do not average out as independent ones would.
 """
 
@@ -54,7 +54,7 @@ def repeat_noise(
 
     rest: `residuals` of the arm over all prompts. shares: the row's prompts, each with its part of the row's seconds.
     places: prompt -> its place in time. alike: `correlation`. Prompts and random numbers are held fixed; the
-    difference of two runs has twice the variance of one. A mood that outlasts the whole run cannot be seen in it.
+    difference of two runs has twice the variance of one. A state that outlasts the whole run cannot be seen in it.
     """
     variance = sum(value**2 for value in rest.values()) / (len(rest) - 2)  # a mean and a slope are taken out
     spread = sum(

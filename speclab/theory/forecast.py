@@ -3,9 +3,9 @@
 Once the target's text is known, a drafted token is accepted with a chance that is known too, whatever happened in the
 rounds before:
 
-    model draft, sampling   min(1, draft_probs[token] / target_probs[token]) for the token the target said there
+    model draft, sampling   min(1, draft_probs[token] / target_probs[token]) for the token that the target has there
     model draft, greedy     1 where both have the same first choice, else 0
-    n-gram                  1 where the proposal is the token the target said there, else 0
+    n-gram                  1 where the proposal is the token that the target has there, else 0
 
 So the baseline's text and one pass of the draft model over it give the exact expectation of every count at every draft
 length (tests/theory/test_forecast.py compares with the production decoder, enumerated in rational numbers). No average
@@ -35,7 +35,7 @@ class Forecast(NamedTuple):
     cost: float  # in the unit of `round_cost`; the number of rounds where none is given
     n_rounds: float
     n_drafted: float
-    n_tested: float  # accepted and refused: drafts behind a refusal are never tested
+    n_tested: float  # accepted and rejected: drafts after a rejection are never tested
     n_accepted: float
     n_emitted: float
 
@@ -55,7 +55,7 @@ def forecast(
     draft then has two tokens to take in. Rounds that draft nothing let the draft wait, and the first one owes nothing.
 
     capped=True is production: no round drafts more than what is left but one. capped=False leaves out the effect of
-    the end: rounds may run past it, `n_emitted` counts what stands behind it, and every full round is followed by
+    the end: rounds may run past it, `n_emitted` counts what follows it, and every full round is followed by
     another. Then n_emitted / n_rounds is tokens per round and cost / n_emitted the cost of a token of a text without
     an end. A proposal that reaches the end goes on with the one made in state `start`, as if the text began again.
 
@@ -79,22 +79,12 @@ def oracle(chances: Chances, n_tokens: int, longest: int, round_cost: Cost | Non
     for i in reversed(range(len(rows))):
         n = len(rows[i])
         survival = np.cumprod(np.concatenate([[1.0], rows[i]]))  # (n + 1,) chance that the first 0 … n are accepted
-        refused = (survival[:-1] - survival[1:]) * cheapest[i + 1 : i + n + 1]  # the first 0 … n - 1, then a refusal
-        ahead = np.concatenate([[0.0], np.cumsum(refused)]) + survival * cheapest[i + 1 : i + n + 2]
+        rejected = (survival[:-1] - survival[1:]) * cheapest[i + 1 : i + n + 1]  # the first 0 … n - 1, then a refusal
+        ahead = np.concatenate([[0.0], np.cumsum(rejected)]) + survival * cheapest[i + 1 : i + n + 2]
         totals = ahead + [round_cost(m, start + i) for m in range(n + 1)]
         best = int(totals.argmin())
         cheapest[i], rows[i] = totals[best], rows[i][:best]
     return _expect(rows, start, round_cost, 0.0, capped=True)
-
-
-def finite_length_rounds(n_tokens: int, mean: float, mean_square: float) -> float:
-    """Expected rounds to emit `n_tokens` (prefill's not among them): (N + (E[X^2] / E[X] - 1) / 2) / E[X].
-
-    X is what a round far from the end emits. N / E[X] alone is too few: the last round is cut short on average by the
-    overshoot (E[X^2] / E[X] - 1) / 2 (renewal theory: a long round is likelier to be the one that crosses the end).
-    Exact in the limit of long texts whose rounds are independent.
-    """
-    return (n_tokens + (mean_square / mean - 1) / 2) / mean
 
 
 def model_chances(accept: Sequence[float]) -> list[Sequence[float]]:
@@ -150,9 +140,7 @@ def _expect(
     survival = survival.cumprod(1)
     outcome = survival - np.pad(survival[:, 1:], ((0, 0), (0, 1)))  # chance of exactly 0, 1, … accepted
 
-    visits = np.zeros(
-        n_states + longest + 1
-    )  # chance that a round begins in state start + i; behind the end: none does
+    visits = np.zeros(n_states + longest + 1)  # chance that a round begins in state start + i; after the end: none does
     visits[:1] = 1
     for i in range(n_states):
         visits[i + 1 : i + longest + 2] += visits[i] * outcome[i]

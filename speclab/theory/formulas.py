@@ -12,7 +12,6 @@ Letters, the same in text, code, tables and plots:
 
 import math
 from collections.abc import Callable
-from statistics import NormalDist
 
 import numpy as np
 
@@ -117,28 +116,6 @@ def break_even_acceptance(
         middle = (low + high) / 2
         low, high = (low, middle) if pays(middle) else (middle, high)
     return high
-
-
-def acceptance_interval(accepted: float, rejected: float, level: float = 0.95) -> tuple[float, float, float] | None:
-    """alpha with its Wilson score interval, from tested positions: (alpha, low, high). None: nothing tested.
-
-    A round ends its tests at the first refusal or after k, so accepted lengths are a censored geometric sample. Its
-    likelihood is still alpha^accepted (1 - alpha)^rejected: every tested position gives one factor and a censored
-    round simply has no refusal. Maximum and score are those of accepted + rejected coin flips, and so is the interval
-    (Wilson 1927; Brown, Cai & DasGupta 2001).
-
-    It takes tested positions as independent. Real text has easy and hard stretches, so it is too narrow there: for an
-    interval that holds, resample prompts (`ratio_interval`).
-    """
-    tested = accepted + rejected
-    if not tested:
-        return None
-    alpha = accepted / tested
-    z = NormalDist().inv_cdf((1 + level) / 2)
-    centre = (accepted + z**2 / 2) / (tested + z**2)
-    half = z / (tested + z**2) * math.sqrt(accepted * rejected / tested + z**2 / 4)
-    # At 0 and 1 the bounds are alpha itself, which rounding may miss on the wrong side.
-    return alpha, max(0.0, min(centre - half, alpha)), min(1.0, max(centre + half, alpha))
 
 
 def _check(acceptance: float, draft_length: int, smallest: int = 0) -> None:

@@ -69,6 +69,7 @@ class ZStatistics(NamedTuple):
 
     @property
     def passed(self) -> bool:
+        """Whether both lie within Z_BOUND."""
         return abs(self.residual) < Z_BOUND and abs(self.surprise) < Z_BOUND
 
 

@@ -253,7 +253,7 @@ USUAL = {
 }
 B, S, C = "baseline_autoregressive.py", "optimized_speculative.py --prompt x", "compare.py"
 PEERS, ROOFLINE, SCALING = "-m benchmarks.peers", "-m benchmarks.roofline", "-m benchmarks.scaling"
-GPU, FAMILIES, TRAIN = "-m benchmarks.gpu", "-m benchmarks.families", "-m speclab.train_lab_pair"
+GPU, FAMILIES, TRAIN = "-m benchmarks.gpu", "-m benchmarks.families", "-m training.lab_pair"
 
 ROWS = [
     # --- flags of every decoding script ---
@@ -525,18 +525,18 @@ ROWS = [
     Row("check.py 3 4", 2, ("4", "--help")),
     Row("check.py --impl nonsense", 2, ("nonsense", "solutions")),
     # --- readme, rerun, train_lab_pair ---
-    Row("-m speclab.readme --chekc", 2, ("--chekc", "--help")),
-    Row("-m speclab.readme stray", 2, ("stray", "--help")),
-    Row("-m speclab.rerun file", 2, ("RECORD", "--help")),
-    Row("-m speclab.rerun nowhere file", 3, ("nowhere is no record",)),
-    Row("-m speclab.rerun /dev/zero file", 3, ("/dev/zero is no record", "device")),
-    Row("-m speclab.rerun empty-folder file", 3, ("empty-folder is no record", "folder")),
-    Row("-m speclab.rerun config-torn/config.json file", 3, ("config-torn/config.json is no record",)),
-    Row("-m speclab.rerun config-deep/config.json file", 3, ("recursion",)),
-    Row("-m speclab.rerun config-number/config.json file", 3, ("7 is not of type",)),
-    Row("-m speclab.rerun nan.json file", 3, ("NaN",)),
-    Row("-m speclab.rerun RESULTS/cpu-2-cores-plan.json file", 3, ("is a required property",)),
-    Row("-m speclab.rerun RESULTS/cpu-2-cores.json RESULTS/cpu-2-cores-full.json", 2, ("differ in prompts_sha256",)),
+    Row("-m tools.readme --chekc", 2, ("--chekc", "--help")),
+    Row("-m tools.readme stray", 2, ("stray", "--help")),
+    Row("-m tools.rerun file", 2, ("RECORD", "--help")),
+    Row("-m tools.rerun nowhere file", 3, ("nowhere is no record",)),
+    Row("-m tools.rerun /dev/zero file", 3, ("/dev/zero is no record", "device")),
+    Row("-m tools.rerun empty-folder file", 3, ("empty-folder is no record", "folder")),
+    Row("-m tools.rerun config-torn/config.json file", 3, ("config-torn/config.json is no record",)),
+    Row("-m tools.rerun config-deep/config.json file", 3, ("recursion",)),
+    Row("-m tools.rerun config-number/config.json file", 3, ("7 is not of type",)),
+    Row("-m tools.rerun nan.json file", 3, ("NaN",)),
+    Row("-m tools.rerun RESULTS/cpu-2-cores-plan.json file", 3, ("is a required property",)),
+    Row("-m tools.rerun RESULTS/cpu-2-cores.json RESULTS/cpu-2-cores-full.json", 2, ("differ in prompts_sha256",)),
     Row(f"{TRAIN} --minutes nan", 2, ("--minutes", "nan")),
     Row(f"{TRAIN} --minutes 1e400", 2, ("--minutes", "finite")),
     Row(f"{TRAIN} --minutes -1", 2, ("--minutes", "above 0")),

@@ -3,7 +3,7 @@
     python -m pytest tests/exercises                       # the solutions, as `make test` runs them
     python -m pytest tests/exercises --impl exercises      # your own code
 
-A check asks for the fixture `mine`, the module under test. A hole that is still open skips its checks; code that
+A check asks for the fixture `learner`, the module under test. A hole that is still open skips its checks; code that
 cannot be imported fails them in one line; code that never ends is stopped after some seconds.
 
 With `--outcomes FILE`, as check.py starts it, a JSON line is written when a check begins, and one for what became of
@@ -21,28 +21,26 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import dedent
-from types import ModuleType
+from types import FunctionType, ModuleType
 
 import pytest
 
 from exercises import Todo
 from speclab.learner.guard import (
     CLOCK,
-    IMPLS,
     LONGEST,
-    ROOT,
+    PACKAGES,
     SECONDS,
     NeverEnds,
     at_most,
+    cut,
     in_one_line,
-    is_theirs,
-    never_ended,
-    own_functions,
+    is_learners_file,
     place,
-    printable,
     promises_a_value,
     text_of,
 )
+from speclab.system.paths import ROOT
 
 try:
     import resource
@@ -57,7 +55,7 @@ TRACEBACK = 20_000  # characters of pytest's report that are kept
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("exercises")
-    group.addoption("--impl", choices=IMPLS, default="solutions", help="whose code the checks look at")
+    group.addoption("--impl", choices=PACKAGES, default="solutions", help="whose code the checks look at")
     group.addoption("--outcomes", metavar="FILE", help="write JSON lines of what became of every check")
 
 
@@ -69,7 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def limit(what: int, number: int) -> None:
-    """Lower a limit of this process; one that is lower already stays, and a system that refuses goes without."""
+    """Lower a limit of this process; one that is lower already, or that the system does not lower, stays."""
     soft, hard = resource.getrlimit(what)
     if soft == resource.RLIM_INFINITY or number < soft:
         with contextlib.suppress(ValueError, OSError):
@@ -114,7 +112,7 @@ def with_wrong_answer(stem: str, hole: str, source: str) -> ModuleType:
     exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), module.__dict__)
     name, defined = hole.rpartition(".")[2], {}
     exec(dedent(source), module.__dict__, defined)
-    # Its own classes only: the `start` of a class that it imports is the lab's.
+    # Its own classes only: the `prefill` of a class that it imports is the lab's.
     owners = [module, *(x for x in vars(module).values() if isinstance(x, type) and x.__module__ == module.__name__)]
     owner = next((owner for owner in owners if name in vars(owner)), None)
     assert owner is not None, f"{stem} has no {hole} to replace"
@@ -124,7 +122,7 @@ def with_wrong_answer(stem: str, hole: str, source: str) -> ModuleType:
 
 
 @pytest.fixture
-def mine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def learner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The module under test: the solution, or with `--impl exercises` the learner's file."""
     stem = module_name(request.path)
     impl = request.config.getoption("--impl", "solutions")
@@ -134,8 +132,8 @@ def mine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Mod
         except (Todo, NeverEnds, KeyboardInterrupt):
             raise
         except BaseException as error:
-            said = in_one_line(error)
-        pytest.fail(f"{impl}/{stem}.py cannot be imported: {said}", pytrace=False)
+            reason = in_one_line(error)
+        pytest.fail(f"{impl}/{stem}.py cannot be imported: {reason}", pytrace=False)
 
 
 def returning_something(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
@@ -157,6 +155,17 @@ def returning_something(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> 
     return module
 
 
+def own_functions(module: ModuleType) -> list[tuple[object, str]]:
+    """The functions that a file defines itself: (the module or a class of it, the function's name)."""
+    classes = [x for x in vars(module).values() if isinstance(x, type) and x.__module__ == module.__name__]
+    return [
+        (owner, name)
+        for owner in (module, *classes)
+        for name, value in vars(owner).items()
+        if isinstance(value, FunctionType) and value.__module__ == module.__name__
+    ]
+
+
 NEVER_ENDED: set[Path] = set()  # test files whose code was stopped once: no check of them waits that long again
 PROCESS = os.getpid()
 
@@ -164,7 +173,7 @@ PROCESS = os.getpid()
 @contextlib.contextmanager
 def guarded(item: pytest.Item, phase: str) -> Iterator[None]:
     """Run a learner's code. What pytest or a copy of this process would act on is a failure of the check instead."""
-    _write(item, {"outcome": "started"})
+    _write(item, "started")
     which = "again" if item.path in NEVER_ENDED else phase
     alone = resource and item.config.getoption("--outcomes", None)  # nobody else's data is in this process
     try:
@@ -172,20 +181,20 @@ def guarded(item: pytest.Item, phase: str) -> Iterator[None]:
             yield
         return
     except Todo as todo:
-        pytest.skip(f"todo: {printable(text_of(todo))}")
+        pytest.skip(cut(text_of(todo)))
     except NeverEnds as error:
         NEVER_ENDED.add(item.path)
-        said = never_ended(error)
+        message = in_one_line(error)
     except BaseException as error:
         if isinstance(error, MemoryError):
             traceback.clear_frames(error.__traceback__)  # what the code has piled up is in their variables
         if not _needs_words(error, item):
             raise
-        said = in_words(error)
+        message = in_words(error)
     finally:
         if os.getpid() != PROCESS:  # the code has forked, and this is the copy
             os._exit(0)
-    pytest.fail(said, pytrace=False)
+    pytest.fail(message, pytrace=False)
 
 
 def _needs_words(error: BaseException, item: pytest.Item) -> bool:
@@ -197,7 +206,7 @@ def _needs_words(error: BaseException, item: pytest.Item) -> bool:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item):
-    if "mine" not in item.fixturenames:
+    if "learner" not in item.fixturenames:
         return (yield)
     with guarded(item, "call"):
         return (yield)
@@ -206,16 +215,17 @@ def pytest_runtest_call(item: pytest.Item):
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
     report = yield
-    if "mine" in item.fixturenames and (call.when == "call" or not report.passed):
-        _write(item, _outcome(call, report))
+    if "learner" in item.fixturenames and (call.when == "call" or not report.passed):
+        _write(item, **_outcome(call, report))
     return report
 
 
-def _write(item: pytest.Item, outcome: dict) -> None:
-    """Append a line to the file that check.py reads."""
+def _write(item: pytest.Item, outcome: str, **rest) -> None:
+    """Append a line to the file that the runner reads: the test file, the case, and a Check of the checklist."""
     if path := item.config.getoption("--outcomes", None):
         name = item.originalname if hasattr(item, "originalname") else item.name
-        line = json.dumps({"file": item.path.name, "check": name, "case": item.nodeid, **outcome})
+        check = {"function": name, "outcome": outcome, **rest}
+        line = json.dumps({"file": item.path.name, "case": item.nodeid, "check": check})
         with open(path, "a", encoding="utf-8") as file:
             file.write(line + "\n")
 
@@ -223,33 +233,27 @@ def _write(item: pytest.Item, outcome: dict) -> None:
 def in_words(error: BaseException) -> str:
     """What a check says, or an exception that is none of its own, in one line that is never empty."""
     frames = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
-    theirs = isinstance(error, AssertionError) and frames and is_theirs(frames[-1])  # an assert in the code itself
-    if theirs or not isinstance(error, AssertionError | pytest.fail.Exception):
+    own = isinstance(error, AssertionError) and frames and is_learners_file(frames[-1])  # an assert in the code itself
+    if own or not isinstance(error, AssertionError | pytest.fail.Exception):
         if isinstance(error, OSError) and error.errno == errno.EFBIG:
             return f"printed or wrote more than {FILE_BYTES >> 20} MB{place(error)}: a loop without an end?"
         return in_one_line(error)
-    said = text_of(error)[: 2 * LONGEST].split("\nassert ")[0].strip().partition("\n")[0]
-    return printable(said) or in_one_line(error)
+    message = text_of(error)[: 2 * LONGEST].split("\nassert ")[0].strip().partition("\n")[0]
+    return cut(message) or in_one_line(error)
 
 
 def _outcome(call: pytest.CallInfo, report: pytest.TestReport) -> dict:
-    """What became of a check: passed, todo, skipped or failed, with one line that says why."""
-    outcome, message = report.outcome, ""
+    """What became of a check: passed, todo or failed, with one line that says why."""
+    if report.passed:
+        return {"outcome": "passed"}
     if report.skipped:
-        message = printable(text_of(call.excinfo.value))
-        outcome = "todo" if message.startswith("todo: ") else "skipped"
-        message = message.removeprefix("todo: ")
-    elif report.failed:
-        message = in_words(call.excinfo.value)
-    printed = report.capstdout.splitlines() if report.failed else []
+        return {"outcome": "todo", "message": cut(text_of(call.excinfo.value))}
+    printed = report.capstdout.splitlines()
+    which = f"the last {SHOWN_LINES} of {len(printed)} lines" if len(printed) > SHOWN_LINES else "up to here"
+    lines = [f"| {line[:150]}" for line in printed[-SHOWN_LINES:]]
     return {
-        "outcome": outcome,
-        "message": message,
-        "traceback": "\n".join(map(_shown, report.longreprtext[-TRACEBACK:].splitlines())) if report.failed else "",
-        "printed": [_shown(line[:150]) for line in printed[-SHOWN_LINES:]],
-        "n_printed": len(printed),
+        "outcome": "failed",
+        "message": in_words(call.excinfo.value),
+        "traceback": report.longreprtext[-TRACEBACK:],
+        "printed": [f"your code printed, {which}:", *lines] if lines else [],
     }
-
-
-def _shown(line: str) -> str:
-    return printable(line.expandtabs())

@@ -41,7 +41,7 @@ BUGS = (
         2,
         "test_every_target_pass_adds_a_token_of_its_own",
         """\
-        # The pass paid for one row more than there were drafts: a correction where one was refused, else a bonus.
+        # The pass paid for one row more than there were drafts: a correction where one was rejected, else a bonus.
         committed = [*drafted[:n_accepted], next_token]
 """,
         """\
@@ -51,7 +51,7 @@ BUGS = (
 """,
     ),
     Bug(
-        "a refused token stays in the cache",
+        "a rejected token stays in the cache",
         10,
         "test_the_targets_cache_holds_the_text_but_its_last_token",
         """\
@@ -67,7 +67,7 @@ BUGS = (
         18,
         "test_nothing_follows_an_end_of_text",
         """\
-        # An end of text may stand anywhere in the block; what the draft put behind it was never said.
+        # An end of text may stand anywhere in the block; what the draft put after it is not emitted.
         for i, token_id in enumerate(committed):
             if token_id in eos:
                 committed, finish = committed[: i + 1], "eos"
@@ -86,7 +86,7 @@ BUGS = (
         "test_the_correction_makes_up_for_what_the_draft_left_out",
         """\
     if n_accepted < n:
-        # The tests let the draft's favourites through already; the correction makes up for the rest, and for no more.
+        # The tests keep a token with probability min(p, q); the correction adds what is left of p, and no more.
         residual = (weights - draft_probs[:, n_accepted.item()]).clamp(min=0)
         weights = residual if residual.sum() > 0 else weights
 """,
@@ -97,7 +97,7 @@ BUGS = (
         12,
         "test_each_drafted_token_is_tested_by_itself",
         """\
-    # Every test has a uniform of its own, or one lucky number would let the whole draft pass.
+    # Every test has a uniform of its own, or one small number would let the whole draft pass.
     passed = uniforms[:, :n] * draft_of_token < target_of_token
 """,
         """\
@@ -157,12 +157,12 @@ def checks() -> dict[str, Callable[[ModuleType], None]]:
     return {name: check for name, check in vars(file).items() if name.startswith("test_")}
 
 
-def red(mine: ModuleType) -> list[str]:
+def red(learner: ModuleType) -> list[str]:
     """The checks that fail."""
     failed = []
     for name, check in checks().items():
         try:
-            check(mine)
+            check(learner)
         except Todo:
             raise
         except (Exception, pytest.fail.Exception):

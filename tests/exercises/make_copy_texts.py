@@ -18,11 +18,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from decoding import plain_text
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from baseline_autoregressive import autoregressive_decode
 from exercises import Todo
-from speclab.core.rounds import Drafter
+from speclab.core.rounds import DecodeSettings, Drafter, tokens_of
 from speclab.core.sampling import Sampling
 from speclab.models import loading, prompts
 from speclab.models.cached import CachedModel
@@ -48,9 +48,9 @@ def chosen_prompts() -> list[prompts.Prompt]:
 def make() -> list[dict[str, list[int]]]:
     model = AutoModelForCausalLM.from_pretrained(loading.LAB_TARGET, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(loading.LAB_TARGET)
-    target = CachedModel(model, len(tokenizer))
+    target, settings = CachedModel(model, len(tokenizer)), DecodeSettings(N_TOKENS)
     return [
-        {"prompt": prompt.id_list, "continuation": plain_text(target, prompt.ids, N_TOKENS)}
+        {"prompt": prompt.id_list, "continuation": tokens_of(autoregressive_decode(target, prompt.ids, settings))}
         for prompt in chosen_prompts()
     ]
 

@@ -37,14 +37,14 @@ class Machine:
         self.calls.append("clock")
         return self.now
 
-    def timed_by(self, mine, n_warm_up: int = 0) -> tuple[float, float, int]:
-        return mine.time_decoding(self.decode, self.clock, self.synchronize, n_warm_up)
+    def timed_by(self, learner, n_warm_up: int = 0) -> tuple[float, float, int]:
+        return learner.time_decoding(self.decode, self.clock, self.synchronize, n_warm_up)
 
 
-def test_the_first_token_ends_the_prefill(mine):
+def test_the_first_token_ends_the_prefill(learner):
     """Nine tokens: a prefill of 4 s and eight decode steps of 0.25 s."""
     machine = Machine()
-    prefill, decode, n_tokens = machine.timed_by(mine)
+    prefill, decode, n_tokens = machine.timed_by(learner)
     assert n_tokens == 9, f"the decoding yielded 9 tokens, you returned {n_tokens}"
     if decode == PREFILL + 8 * STEP:
         pytest.fail("your decode seconds contain the prefill: start them when the first token is there", pytrace=False)
@@ -58,20 +58,20 @@ def test_the_first_token_ends_the_prefill(mine):
     )
 
 
-def test_waits_for_the_device_before_every_reading(mine):
+def test_waits_for_the_device_before_every_reading(learner):
     """The device works on while the host runs ahead: a clock read without waiting tells nothing."""
     machine = Machine()
-    machine.timed_by(mine)
+    machine.timed_by(learner)
     readings = [i for i, call in enumerate(machine.calls) if call == "clock"]
     assert readings, "you never read `clock`"
     bare = sum(i == 0 or machine.calls[i - 1] != "synchronize" for i in readings)
     assert bare == 0, f"{bare} of your {len(readings)} clock readings come without synchronize() right before them"
 
 
-def test_does_not_wait_after_every_token(mine):
+def test_does_not_wait_after_every_token(learner):
     """Three readings in the timed run, and no wait beside them."""
     machine = Machine(n_tokens=50)
-    machine.timed_by(mine)
+    machine.timed_by(learner)
     n_clock, n_waits = machine.calls.count("clock"), machine.calls.count("synchronize")
     assert n_clock == 3, f"you read the clock {n_clock} times for 50 tokens; three readings are enough"
     assert n_waits >= 3, (
@@ -82,10 +82,10 @@ def test_does_not_wait_after_every_token(mine):
     )
 
 
-def test_warm_up_runs_are_run_and_not_timed(mine):
+def test_warm_up_runs_are_run_and_not_timed(learner):
     """Two runs on a cold machine, used up to their ends, before the one that is timed."""
     machine = Machine(slow_runs=2)
-    found = machine.timed_by(mine, n_warm_up=2)
+    found = machine.timed_by(learner, n_warm_up=2)
     called = machine.calls.count("decode")
     assert called == 3, f"2 warm-up runs and a timed one make 3 calls of decode(), you made {called}"
     assert machine.started == 3, (
@@ -101,38 +101,38 @@ def test_warm_up_runs_are_run_and_not_timed(mine):
     assert found == (PREFILL, 8 * STEP, 9), f"expected (4.0, 2.0, 9), you got {found}: {why}"
 
 
-def test_a_decoding_may_end_at_once(mine):
-    """One token has no decode step behind it; no token at all is prefill only."""
-    found = Machine(n_tokens=1).timed_by(mine)
+def test_a_decoding_may_end_at_once(learner):
+    """One token has no decode step after it; no token at all is prefill only."""
+    found = Machine(n_tokens=1).timed_by(learner)
     assert found == (PREFILL, 0.0, 1), f"one token: expected (4.0, 0.0, 1), you got {found}"
-    found = Machine(n_tokens=0, slow_runs=1).timed_by(mine)
+    found = Machine(n_tokens=0, slow_runs=1).timed_by(learner)
     why = ": without a token nothing is decoded, and all of the seconds are prefill" if found[1:] == (100.0, 0) else ""
     assert found == (100.0, 0.0, 0), f"no token, 100 s of work: expected (100.0, 0.0, 0), you got {found}{why}"
 
 
-def test_the_rate_leaves_the_first_token_out(mine):
+def test_the_rate_leaves_the_first_token_out(learner):
     """Nine tokens, two seconds of decoding: four per second."""
-    rate = mine.tokens_per_second(9, 2.0)
+    rate = learner.tokens_per_second(9, 2.0)
     assert rate != 4.5, "you got 4.5: that counts the first token too, whose seconds are in the prefill"
     assert rate != 0.25, "you got 0.25: that is seconds per token"
     assert rate == 4.0, f"8 tokens came in 2 s of decoding: expected 4.0, you got {rate}"
 
 
-def test_nothing_to_rate_is_zero(mine):
+def test_nothing_to_rate_is_zero(learner):
     """No decoded token, or no time: 0.0 and no error."""
     for n_tokens, seconds in ((1, 0.5), (0, 0.0), (1, 0.0), (0, 1.0), (5, 0.0)):
         try:
-            rate = mine.tokens_per_second(n_tokens, seconds)
+            rate = learner.tokens_per_second(n_tokens, seconds)
         except ZeroDivisionError:
             pytest.fail(f"tokens_per_second({n_tokens}, {seconds}) divides by zero; return 0.0", pytrace=False)
         assert rate == 0.0, f"tokens_per_second({n_tokens}, {seconds}): nothing to rate, expected 0.0, you got {rate}"
 
 
-def test_a_longer_prompt_does_not_change_the_rate(mine):
+def test_a_longer_prompt_does_not_change_the_rate(learner):
     """The prompt's tokens are read in one pass. They are not generated, and the rate must not see them."""
     rates = []
     for prefill in (PREFILL, 100 * PREFILL):
-        _, seconds, n_tokens = Machine(prefill=prefill).timed_by(mine)
-        rates.append(mine.tokens_per_second(n_tokens, seconds))
+        _, seconds, n_tokens = Machine(prefill=prefill).timed_by(learner)
+        rates.append(learner.tokens_per_second(n_tokens, seconds))
     assert rates[0] == rates[1], f"a prompt 100 times as long moved your rate from {rates[0]:.2f} to {rates[1]:.2f}"
     assert rates[0] == 4.0, f"both machines decode 4 tokens per second, you got {rates[0]}"

@@ -75,19 +75,19 @@ def complaint(table: object, sizes: dict[str, int]) -> str:
     return ""
 
 
-def test_a_pass_without_a_cache(mine):
+def test_a_pass_without_a_cache(learner):
     """All six tokens are fed, and 6 x 6 scores come out of each head."""
-    wrong = complaint(mine.shapes(**WITHOUT_A_CACHE), WITHOUT_A_CACHE)
+    wrong = complaint(learner.shapes(**WITHOUT_A_CACHE), WITHOUT_A_CACHE)
     assert not wrong, wrong
 
 
-def test_a_pass_with_a_cache(mine):
+def test_a_pass_with_a_cache(learner):
     """Four tokens are fed, two lie in the cache, and 4 x 6 scores come out of each head."""
-    wrong = complaint(mine.shapes(**WITH_A_CACHE), WITH_A_CACHE)
+    wrong = complaint(learner.shapes(**WITH_A_CACHE), WITH_A_CACHE)
     assert not wrong, wrong
 
 
-def test_shapes_of_any_size(mine):
+def test_shapes_of_any_size(learner):
     """The table equals the tensors of a real attention layer, for random sizes and for plain decoding."""
     dice = random.Random(0)
     cases = [(dice.randint(0, 40), dice.randint(1, 9)) for _ in range(20)] + [(17, 1), (0, 1)]  # the last ones: plain
@@ -95,7 +95,7 @@ def test_shapes_of_any_size(mine):
         n_heads = dice.choice([1, 3, 4, 5])
         sizes = {"n_cached": n_cached, "n_new": n_new, "d_model": n_heads * dice.choice([2, 7, 8]), "n_heads": n_heads}
         sizes["vocab_size"] = dice.randint(50, 90)
-        wrong = complaint(mine.shapes(**sizes), sizes)
+        wrong = complaint(learner.shapes(**sizes), sizes)
         assert not wrong, wrong
 
 
@@ -142,26 +142,26 @@ def _shifted(got: Tensor, fed: list[int], drafted: list[int], table: Tensor, shi
 
 
 @pytest.mark.parametrize("n_drafted", [3, 1, 6])
-def test_rows_of_a_cached_pass(mine, n_drafted):
+def test_rows_of_a_cached_pass(learner, n_drafted):
     """k + 1 tokens were fed: each draft is judged by the row in front of its own, the last row judges none."""
     fed = random.Random(n_drafted).sample(range(20), n_drafted + 1)
     table = target_table(20, seed=n_drafted)
-    wrong = judge(mine.verifying_probs(table[fed], fed[1:]), fed, n_drafted, table)
+    wrong = judge(learner.verifying_probs(table[fed], fed[1:]), fed, n_drafted, table)
     assert not wrong, wrong
 
 
 @pytest.mark.parametrize(("n_prefix", "n_drafted"), [(3, 3), (9, 4), (2, 5), (12, 1)])
-def test_rows_of_the_prompt_in_front(mine, n_prefix, n_drafted):
+def test_rows_of_the_prompt_in_front(learner, n_prefix, n_drafted):
     """Without a cache the prompt's rows stand in front of the ones that count."""
     fed = random.Random(n_prefix).sample(range(20), n_prefix + n_drafted)
     table = target_table(20, seed=n_prefix)
-    wrong = judge(mine.verifying_probs(table[fed], fed[n_prefix:]), fed, n_drafted, table)
+    wrong = judge(learner.verifying_probs(table[fed], fed[n_prefix:]), fed, n_drafted, table)
     assert not wrong, wrong
 
 
 @pytest.mark.parametrize("n_rows", [1, 5])
-def test_nothing_drafted(mine, n_rows):
+def test_nothing_drafted(learner, n_rows):
     """k = 0: no draft is judged, and the result is an empty tensor."""
-    got = mine.verifying_probs(target_table(n_rows, seed=0), [])
+    got = learner.verifying_probs(target_table(n_rows, seed=0), [])
     assert isinstance(got, Tensor), f"no drafts: an empty tensor, you got {got!r}"
     assert got.shape == (0,), f"no drafts: a tensor of shape (0,), you got shape {tuple(got.shape)}"

@@ -31,9 +31,9 @@ class Target:
         if n < 0:
             return start + "n is the number of drafted ids, 0 or more"
         if ids[: len(self.text)] != self.text:
-            return start + f"a pass goes over the text, which is {self.text} here, and the drafts behind it"
+            return start + f"a pass goes over the text, which is {self.text} here, and the drafts after it"
         if n == n_drafted + 1:
-            return start + f"{n_drafted} drafted, so n is {n_drafted}; the place behind the last draft is counted in"
+            return start + f"{n_drafted} drafted, so n is {n_drafted}; the place after the last draft is counted in"
         return start + f"you drafted fewer ids, {n_drafted}, than you asked the target about; n is how many you drafted"
 
 
@@ -49,7 +49,7 @@ class Draft:
 
 
 def says(*script: int) -> Callable[[list[int]], int]:
-    """A rule that continues a text of two ids with `script`, whatever has been written; behind its end it says 0."""
+    """A rule that continues a text of two ids with `script`, whatever has been written; after its end it says 0."""
     return lambda ids: script[len(ids) - 2] if len(ids) - 2 < len(script) else 0
 
 
@@ -62,7 +62,7 @@ def says(*script: int) -> Callable[[list[int]], int]:
         ([7, 2, 9], [7, 2, 9, 4], 3),
         ([7, 2, 9], [7, 2, 5, 4], 2),
         ([7, 2, 9], [3, 2, 9, 4], 0),  # only the first one is wrong
-        ([7, 2, 9, 4], [7, 5, 9, 4, 8], 1),  # right again behind the refused one
+        ([7, 2, 9, 4], [7, 5, 9, 4, 8], 1),  # right again after the rejected one
         ([5, 5, 5], [5, 5, 6, 5], 2),
         ([7, 2, 9], [8, 7, 2, 9], 0),  # own, read one place too late, would agree
         ([], [4], 0),  # nothing was drafted
@@ -70,10 +70,10 @@ def says(*script: int) -> Callable[[list[int]], int]:
         ([0, 4], [0, 5, 0], 1),
     ],
 )
-def test_accepted_are_the_leading_agreements(mine, drafted, own, right):
-    """Drafted tokens count while they are the target's own; the first refused one ends it."""
+def test_accepted_are_the_leading_agreements(learner, drafted, own, right):
+    """Drafted tokens count while they are the target's own; the first rejected one ends it."""
     given = list(drafted), list(own)
-    got = mine.count_accepted(*given)
+    got = learner.count_accepted(*given)
     story = f"drafted {drafted}, target's own {own}: {right} are kept, you got {got}"
     if whole(got) is None:
         pytest.fail(f"count_accepted returns a whole number, you got {got!r}", pytrace=False)
@@ -84,20 +84,20 @@ def test_accepted_are_the_leading_agreements(mine, drafted, own, right):
     if 0 in drafted:
         story += "; id 0 is a token like any other, not 'nothing'"
     elif got == sum(d == o for d, o in zip(drafted, own, strict=False)):
-        story += "; that counts agreements behind the first refused draft too: they continue a text that is gone"
+        story += "; that counts agreements after the first rejected draft too: they continue a text that is gone"
     elif got == right + 1:
-        story += "; that counts the refused token, or the target's own token, as an accepted draft"
+        story += "; that counts the rejected token, or the target's own token, as an accepted draft"
     elif got == sum(d == o for d, o in zip(drafted, own[1:], strict=False)):
         story += "; own[i] is the choice for the place of drafted[i], do not shift it"
     pytest.fail(story, pytrace=False)
 
 
 @pytest.mark.parametrize("own", [[7, 2, 5, 4], [3, 8, 6, 1], [0, 9, 0, 2], [6]])
-def test_next_token_is_the_correction_or_the_bonus(mine, own):
+def test_next_token_is_the_correction_or_the_bonus(learner, own):
     """The target's own choice for the first place that no accepted draft fills."""
     for n_accepted in range(len(own)):
         given = list(own)
-        got, right = mine.next_token(given, n_accepted), own[n_accepted]
+        got, right = learner.next_token(given, n_accepted), own[n_accepted]
         if got is not None and whole(got) is None:
             pytest.fail(f"next_token returns an id, a whole number; you got {got!r}", pytrace=False)
         if given != own:
@@ -108,7 +108,7 @@ def test_next_token_is_the_correction_or_the_bonus(mine, own):
         kind = "bonus token" if n_accepted == k else "correction"
         story = f"target's own {own}, {n_accepted} of {k} accepted: the {kind} is {right}, you got {got}"
         if got == own[-1] and n_accepted < k:
-            story += "; the last one was chosen behind drafts that are refused"
+            story += "; the last one was chosen after drafts that are rejected"
         elif n_accepted and got == own[n_accepted - 1]:
             story += "; that is the last accepted token once more"
         elif got is None:
@@ -132,7 +132,7 @@ def ids_of(block: object) -> list[int]:
 def explain_round(got: list[int], right: list[int], draft: Draft, drafted: list[int], own: list[int], n: int) -> str:
     """Why a round that should commit `right` is wrong with `got`."""
     if draft.seen != [TEXT + drafted[:i] for i in range(len(drafted))]:
-        return f"k = {len(drafted)}: ask the draft {len(drafted)} times, behind the text and its own earlier tokens"
+        return f"k = {len(drafted)}: ask the draft {len(drafted)} times, after the text and its own earlier tokens"
     start = f"drafted {drafted}, target's own {own}: commit {right}, you got {got}; "
     if got[: len(TEXT)] == TEXT:
         return start + "return only the new ids, without the text in front"
@@ -141,14 +141,14 @@ def explain_round(got: list[int], right: list[int], draft: Draft, drafted: list[
             return start + "the bonus token is missing: the pass has computed it, and the next one pays for it again"
         return start + "the correction is thrown away: the pass has computed it, and the next one pays for it again"
     if got == [own[n], *drafted[:n]]:
-        return start + "the correction goes behind the accepted drafts, not in front of them"
+        return start + "the correction goes after the accepted drafts, not in front of them"
     if got == [*drafted[: n + 1], own[n]]:
-        return start + "the refused draft is written too"
+        return start + "the rejected draft is written too"
     agreements = sum(d == o for d, o in zip(drafted, own, strict=False))
     if agreements > n and got == [*drafted[:agreements], own[agreements]]:
-        return start + "agreements behind the first refused draft were counted too: they continue a text that is gone"
+        return start + "agreements after the first rejected draft were counted too: they continue a text that is gone"
     if got == drafted:
-        return start + "you wrote the drafts as they were, refused or not"
+        return start + "you wrote the drafts as they were, rejected or not"
     return start + "accepted drafts first, then the one token of the target's"
 
 
@@ -164,22 +164,22 @@ def explain_round(got: list[int], right: list[int], draft: Draft, drafted: list[
         ([2, 2, 2, 2, 2, 2, 2], [2, 2, 2, 2, 2, 2, 2, 7], 7),
     ],
 )
-def test_a_round_commits_what_is_accepted_and_one_more(mine, drafts, choices, n):
+def test_a_round_commits_what_is_accepted_and_one_more(learner, drafts, choices, n):
     """Accepted drafts in their order, then the target's own token: a correction, or the bonus token after all k."""
     draft, text = Draft(says(*drafts)), list(TEXT)
-    got = ids_of(mine.one_round(Target(says(*choices)), draft, text, len(drafts), 20, NO_EOS))
+    got = ids_of(learner.one_round(Target(says(*choices)), draft, text, len(drafts), 20, NO_EOS))
     assert text == TEXT, "the round changed the list `text` that it was given; build a new list instead"
     right = [*drafts[:n], choices[n]]
     assert got == right, explain_round(got, right, draft, drafts, choices, n)
 
 
 @pytest.mark.parametrize("n", [0, 2, 4])
-def test_one_pass_of_the_target_per_round(mine, n):
+def test_one_pass_of_the_target_per_round(learner, n):
     """Draft on top of drafts, then ask the target once, about k + 1 places, whatever is accepted."""
     choices = [1, 2, 3, 4, 5]
     drafts = [*choices[:n], 9, 9, 9, 9][:4]
     target, draft = Target(says(*choices)), Draft(says(*drafts))
-    mine.one_round(target, draft, list(TEXT), 4, 20, NO_EOS)
+    learner.one_round(target, draft, list(TEXT), 4, 20, NO_EOS)
     assert target.passes, "the round never asked the target"
     if len(target.passes) > 1:
         again = len(target.passes) - 1
@@ -195,36 +195,38 @@ def test_one_pass_of_the_target_per_round(mine, n):
     ids, asked = target.passes[0]
     story = f"the target's pass goes over the text and the drafts, {TEXT + drafts}, you gave it {ids}"
     assert ids == TEXT + drafts, story
-    story = f"4 drafts and the token behind them are 5 places, so target(ids, 4); you asked for target(ids, {asked})"
+    story = f"4 drafts and the token after them are 5 places, so target(ids, 4); you asked for target(ids, {asked})"
     assert asked == 4, story
 
 
 @pytest.mark.parametrize(
     ("drafts", "choices", "right", "why"),
     [
-        ([1, 99, 3, 4], [1, 99, 3, 4, 5], [1, 99], "an accepted draft ends the text: nothing behind it is written"),
+        ([1, 99, 3, 4], [1, 99, 3, 4, 5], [1, 99], "an accepted draft ends the text: nothing after it is written"),
         ([1, 2, 3, 4], [1, 2, 99, 4, 5], [1, 2, 99], "the correction ends the text"),
         ([1, 2, 3, 4], [1, 2, 3, 4, 99], [1, 2, 3, 4, 99], "the bonus token ends the text"),
-        ([1, 99, 3, 4], [1, 2, 3, 4, 5], [1, 2], "a refused draft was never written, so it ends nothing"),
+        ([1, 99, 3, 4], [1, 2, 3, 4, 5], [1, 2], "a rejected draft was never written, so it ends nothing"),
         ([98, 99, 3, 4], [98, 99, 3, 4, 5], [98], "the first id of `eos` ends the text, whichever of them it is"),
-        ([1, 2, 7, 4], [1, 2, 3, 99, 5], [1, 2, 3], "a choice of the target's behind the refused place is not written"),
+        ([1, 2, 7, 4], [1, 2, 3, 99, 5], [1, 2, 3], "a choice of the target's after the rejected place is not written"),
     ],
 )
-def test_end_of_text_inside_a_block(mine, drafts, choices, right, why):
-    """What stands behind an id of `eos` is cut off; a refused one does not count."""
-    got = ids_of(mine.one_round(Target(says(*choices)), Draft(says(*drafts)), list(TEXT), 4, 20, frozenset({98, 99})))
+def test_end_of_text_inside_a_block(learner, drafts, choices, right, why):
+    """What stands after an id of `eos` is cut off; a rejected one does not count."""
+    got = ids_of(
+        learner.one_round(Target(says(*choices)), Draft(says(*drafts)), list(TEXT), 4, 20, frozenset({98, 99}))
+    )
     assert got == right, (
         f"eos 98 and 99, drafted {drafts}, target's own {choices}: commit {right}, you got {got}; {why}"
     )
 
 
-def test_never_more_than_there_is_room_for(mine):
+def test_never_more_than_there_is_room_for(learner):
     """k larger than what is left, room for one token, and k = 0, which is plain decoding."""
     script = list(range(1, 12))
     for k in (0, 1, 4, 9):
         for room in (1, 2, 3, 5, 20):
             target, draft = Target(says(*script)), Draft(says(*script))
-            got = ids_of(mine.one_round(target, draft, list(TEXT), k, room, NO_EOS))
+            got = ids_of(learner.one_round(target, draft, list(TEXT), k, room, NO_EOS))
             drafts = min(k, room - 1)
             where = f"k = {k}, room for {room}: "
             story = f"draft at most room - 1 tokens, {drafts} here, because the target adds one; you drafted "
@@ -266,18 +268,18 @@ def first_difference(written: list[int], plain: list[int], k: int, eos: frozense
 PASSES = {0: 12, 1: 6, 2: 6, 3: 3, 4: 3, 8: 3}
 
 
-def test_the_passes_you_predicted(mine):
+def test_the_passes_you_predicted(learner):
     """The chapter's draft misses every fourth token; twelve tokens take as many passes of the target as it says."""
     for k, right in PASSES.items():
         target = Target(lambda ids: ids[-1] + 1)
         draft = Draft(lambda ids: 99 if (ids[-1] + 1) % 4 == 0 else ids[-1] + 1)
-        written, _ = decode(mine.one_round, target, draft, [0], k, 12)
+        written, _ = decode(learner.one_round, target, draft, [0], k, 12)
         assert written == list(range(1, 13)), f"k = {k}: the target counts to 12, your rounds wrote {written}"
         story = f"k = {k}: {right} passes of the target write these 12 tokens, yours took {len(target.passes)}"
         assert len(target.passes) == right, story
 
 
-def test_any_draft_gives_the_targets_own_text(mine):
+def test_any_draft_gives_the_targets_own_text(learner):
     """Good and bad drafts, every k, with and without an end: the text of plain greedy decoding, never more passes."""
     for seed in range(12):
         dice = random.Random(seed)
@@ -297,6 +299,6 @@ def test_any_draft_gives_the_targets_own_text(mine):
                 while len(plain) < 27 and not (len(plain) > 2 and plain[-1] in eos):
                     plain.append(rule(plain))
                 target = Target(rule)
-                written, rounds = decode(mine.one_round, target, Draft(guess), [1, 2], k, 25, eos)
+                written, rounds = decode(learner.one_round, target, Draft(guess), [1, 2], k, 25, eos)
                 assert written == plain[2:], first_difference(written, plain[2:], k, eos)
                 assert len(target.passes) == rounds, f"{len(target.passes)} target passes in {rounds} rounds; one each"

@@ -29,7 +29,7 @@ class Tiny:
         return [(nothing, nothing) for _ in self.layers]
 
     def forward(self, cache: Layers, ids: list[int]) -> tuple[Tensor, Layers]:
-        """(fed ids, vocab) logits, and the cache with the keys and values of `ids` behind its own"""
+        """(fed ids, vocab) logits, and the cache with the keys and values of `ids` after its own"""
         held = cache[0][0].shape[2]
         hidden = self.tokens[ids] + self.positions[held : held + len(ids)]  # (m, width)
         mask = torch.ones(len(ids), held + len(ids), dtype=torch.bool).tril(held)
@@ -77,42 +77,42 @@ def not_a_cache(got: object, given: Layers) -> str:
 
 
 @pytest.mark.parametrize("k", [4, 1, 0])
-def test_what_the_target_keeps(mine, k):
-    """The last committed token is never in the cache; the refused drafts leave it."""
+def test_what_the_target_keeps(learner, k):
+    """The last committed token is never in the cache; the rejected drafts leave it."""
     before = 10  # tokens of the text before the round; the target held 9 and was fed the last one and k drafts
     for n_accepted in range(k + 1):
         cached, committed = before + k, before + n_accepted + 1
-        got, right = mine.tokens_to_keep(cached, committed), committed - 1
+        got, right = learner.tokens_to_keep(cached, committed), committed - 1
         story = f"target, {k} drafted, {n_accepted} accepted: {cached} in its cache, {committed} committed; "
         story += f"keep {right}, you got {got}"
         if got == committed:
             story += ": the last committed token was not fed yet, so it has no place in the cache"
         elif got == cached:
-            story += ": the refused drafts are still in the cache"
+            story += ": the rejected drafts are still in the cache"
         elif got == cached - 1:
-            story += ": count from the text, not from the cache; all refused drafts must go"
+            story += ": count from the text, not from the cache; all rejected drafts must go"
         elif got == before - 1:
             story += ": the accepted drafts stay, their keys and values are right"
         assert got == right, story
 
 
 @pytest.mark.parametrize("k", [4, 2, 1, 0])
-def test_what_the_draft_keeps(mine, k):
+def test_what_the_draft_keeps(learner, k):
     """Its last draft was never fed to it, so after full acceptance the draft holds one token less than the target."""
     before = 10  # tokens of the text before the round; the draft held 9 and was fed the last one and k - 1 drafts
     for n_accepted in range(k + 1):
         cached, committed = before + k - 1, before + n_accepted + 1
-        got, right = mine.tokens_to_keep(cached, committed), min(cached, committed - 1)
+        got, right = learner.tokens_to_keep(cached, committed), min(cached, committed - 1)
         story = f"draft, {k} drafted, {n_accepted} accepted: {cached} in its cache, {committed} committed; "
         story += f"keep {right}, you got {got}"
         if got is not None and got > cached:
             story += ": a cache cannot keep what it does not hold, and the draft's cache is not the target's"
         elif n_accepted == k and got == cached - 1:
-            story += ": nothing was refused, all that the draft holds is right"
+            story += ": nothing was rejected, all that the draft holds is right"
         elif got == cached:
-            story += ": the refused drafts are still in the cache"
+            story += ": the rejected drafts are still in the cache"
         elif got == committed:
-            story += ": the last committed token was not fed yet, what stands there is a refused draft"
+            story += ": the last committed token was not fed yet, what stands there is a rejected draft"
         assert got == right, story
 
 
@@ -120,11 +120,11 @@ def test_what_the_draft_keeps(mine, k):
 
 
 @pytest.mark.parametrize("text", [[11, 12, 13, 14, 15], [5, 5, 5, 5], [8, 3, 7, 0]])
-def test_what_the_draft_is_fed_first(mine, text):
-    """One token after a refusal, two after full acceptance, more after rounds that drafted nothing."""
+def test_what_the_draft_is_fed_first(learner, text):
+    """One token after a rejection, two after full acceptance, more after rounds that drafted nothing."""
     for n_missing in (1, 2, 3):
         n_cached = len(text) - n_missing
-        got, right = mine.catch_up(list(text), n_cached), text[n_cached:]
+        got, right = learner.catch_up(list(text), n_cached), text[n_cached:]
         story = f"committed {text}, the first {n_cached} of them in the draft's cache; feed {right}, you got {got}"
         if got == text:
             story += ": that feeds again what the cache holds, and at the wrong positions"
@@ -133,7 +133,7 @@ def test_what_the_draft_is_fed_first(mine, text):
         elif got == text[-2:] and n_missing == 1:
             story += ": only the last one is missing, the other would be in the cache twice"
         elif got == right[:-1]:
-            story += ": the last committed token is missing, and the draft is to continue behind it"
+            story += ": the last committed token is missing, and the draft is to continue after it"
         assert got == right, story
 
 
@@ -141,12 +141,12 @@ def test_what_the_draft_is_fed_first(mine, text):
 
 
 @pytest.mark.parametrize("model", [TARGET, DRAFT], ids=["target", "draft"])
-def test_crop_equals_a_rebuilt_cache(mine, model):
+def test_crop_equals_a_rebuilt_cache(learner, model):
     """The first n positions of every layer are what the model computes for the first n tokens from scratch."""
     ids = random.Random(3).choices(range(VOCAB), k=9)
     full = model.rebuilt(ids)
     for n in (9, 8, 5, 1, 0):
-        got = mine.crop(full, n)
+        got = learner.crop(full, n)
         wrong = not_a_cache(got, full)
         assert not wrong, wrong
         for layer, ((keys, values), right) in enumerate(zip(got, model.rebuilt(ids[:n]), strict=True)):
@@ -164,13 +164,13 @@ def test_crop_equals_a_rebuilt_cache(mine, model):
                 assert torch.allclose(mine_, theirs, rtol=0, atol=1e-12), where + story
 
 
-def test_crop_refuses_what_is_not_there(mine):
+def test_crop_refuses_what_is_not_there(learner):
     """n above the length, or below 0, raises ValueError; a slice alone would pass it over in silence."""
     cache = DRAFT.rebuilt([1, 2, 3, 4, 5])
-    mine.crop(cache, 5)
+    learner.crop(cache, 5)
     for n in (6, 50, -1):
         try:
-            got = mine.crop(cache, n)
+            got = learner.crop(cache, n)
         except ValueError:
             continue
         wrong = not_a_cache(got, cache)
@@ -183,11 +183,11 @@ def test_crop_refuses_what_is_not_there(mine):
 
 
 @pytest.mark.parametrize(("model", "n"), [(TARGET, 4), (TARGET, 6), (DRAFT, 4)], ids=["part", "all", "one head"])
-def test_crop_shares_nothing(mine, model, n):
+def test_crop_shares_nothing(learner, model, n):
     """The cache that was given stays as it is, and what its owner writes later does not show in the cropped one."""
     given = model.rebuilt([3, 1, 4, 1, 5, 9])
     before = copied(given)
-    got = mine.crop(given, n)
+    got = learner.crop(given, n)
     wrong = not_a_cache(got, given)
     assert not wrong, wrong
     assert len(given) == len(before), f"the list given had {len(before)} layers, now it has {len(given)}"
@@ -209,22 +209,22 @@ def test_crop_shares_nothing(mine, model, n):
 # --- Whole rounds ----------------------------------------------------------------------------------------------------
 
 
-def test_poisoned_slots_are_never_read(mine):
-    """Refused positions hold NaN; one of them left in the cache makes all later logits NaN."""
+def test_poisoned_slots_are_never_read(learner):
+    """Rejected positions hold NaN; one of them left in the cache makes all later logits NaN."""
     text = [2, 7, 1, 8]
     for n in (4, 3, 1):
         cache = TARGET.rebuilt([*text[:n], 9, 9, 9])
         for keys, values in cache:
             keys[:, :, n:], values[:, :, n:] = torch.nan, torch.nan
-        got = mine.crop(cache, n)
+        got = learner.crop(cache, n)
         wrong = not_a_cache(got, cache)
         assert not wrong, wrong
         logits = TARGET.forward(got, [5, 6])[0]
         story = f"{n} positions are good, 3 hold NaN: after crop(layers, {n}) the next pass gives NaN: it has read a "
-        assert logits.isfinite().all(), story + "refused position; a mask does not help, 0 x NaN is NaN"
+        assert logits.isfinite().all(), story + "rejected position; a mask does not help, 0 x NaN is NaN"
 
 
-def test_both_caches_after_every_round(mine):
+def test_both_caches_after_every_round(learner):
     """Rounds with every number of accepted drafts: each cache equals one that its own model rebuilds from the text."""
     dice = random.Random(5)
     text = [3, 14, 15]
@@ -233,19 +233,19 @@ def test_both_caches_after_every_round(mine):
         now = f"after {len(text)} tokens, drafting {k}: "
         drafted = [dice.randrange(VOCAB) for _ in range(k)]
         if k:
-            behind = mine.catch_up(list(text), length(caches["draft"]))
+            missing = learner.catch_up(list(text), length(caches["draft"]))
             held = text[: length(caches["draft"])]
-            story = f"the draft's cache holds {held} and you feed {behind}; together they must be the text, {text}"
-            assert [*held, *(behind or [])] == text, now + story
-            for ids in (behind, *([token] for token in drafted[:-1])):
+            story = f"the draft's cache holds {held} and you feed {missing}; together they must be the text, {text}"
+            assert [*held, *(missing or [])] == text, now + story
+            for ids in (missing, *([token] for token in drafted[:-1])):
                 caches["draft"] = DRAFT.forward(caches["draft"], ids)[1]
         caches["target"] = TARGET.forward(caches["target"], [text[-1], *drafted])[1]
 
         added = dice.randrange(VOCAB)
         text = [*text, *drafted[:n_accepted], added]
         for name, model in (("target", TARGET), ("draft", DRAFT)):
-            keep = mine.tokens_to_keep(length(caches[name]), len(text))
-            got = mine.crop(caches[name], keep)
+            keep = learner.tokens_to_keep(length(caches[name]), len(text))
+            got = learner.crop(caches[name], keep)
             wrong = not_a_cache(got, caches[name])
             assert not wrong, wrong
             n = length(got)
@@ -256,7 +256,7 @@ def test_both_caches_after_every_round(mine):
                 for pair, right in zip(got, model.rebuilt(text[:n]), strict=True)
                 for a, b in zip(pair, right, strict=True)
             )
-            assert same, what + "that is not the cache of these tokens: a refused draft, or a hole, is in it"
+            assert same, what + "that is not the cache of these tokens: a rejected draft, or a hole, is in it"
             caches[name] = got
         story = f"{now}the target holds {length(caches['target'])} tokens of {len(text)}; all but the last must stay"
         assert length(caches["target"]) == len(text) - 1, story

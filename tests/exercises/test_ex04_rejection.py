@@ -91,10 +91,10 @@ def answers_of(verify_draft: Callable, cases: list[Case]) -> list[AcceptResult]:
 # --- the two rules ---------------------------------------------------------------------------------------------------
 
 
-def test_a_draft_is_kept_with_probability_p_over_q(mine):
-    """is_accepted: kept below the ratio of the two probabilities, refused above it."""
+def test_a_draft_is_kept_with_probability_p_over_q(learner):
+    """is_accepted: kept below the ratio of the two probabilities, rejected above it."""
     for p, q in [(0.3, 0.6), (0.1, 0.4), (0.6, 0.3), (0.5, 0.5), (1.0, 1.0), (0.2, 0.9), (0.9, 0.05)]:
-        kept = sum(bool(mine.is_accepted(p, q, (i + 0.5) / 1000)) for i in range(1000)) / 1000
+        kept = sum(bool(learner.is_accepted(p, q, (i + 0.5) / 1000)) for i in range(1000)) / 1000
         right = min(1.0, p / q)
         if abs(kept - right) < 0.002:
             continue
@@ -106,12 +106,12 @@ def test_a_draft_is_kept_with_probability_p_over_q(mine):
         wrong(about)
 
 
-def test_a_token_that_the_target_rules_out_is_never_kept(mine):
+def test_a_token_that_the_target_rules_out_is_never_kept(learner):
     """is_accepted: strictly below, also at uniform 0, and nothing is divided."""
     for q in (0.5, 1.0, 0.0):
         for u in (0.0, 0.3):
             try:
-                kept = mine.is_accepted(0.0, q, u)
+                kept = learner.is_accepted(0.0, q, u)
             except ZeroDivisionError:
                 wrong("a draft probability of 0 was divided by: compare products, uniform * draft_prob and target_prob")
             if kept:
@@ -119,19 +119,19 @@ def test_a_token_that_the_target_rules_out_is_never_kept(mine):
                     f"target_prob 0, draft_prob {q}, uniform {u}: the target never says this token, yours keeps it; "
                     "the product must be strictly below target_prob"
                 )
-    if not mine.is_accepted(0.25, 0.5, 0.0):
+    if not learner.is_accepted(0.25, 0.5, 0.0):
         wrong("target_prob 0.25, draft_prob 0.5, uniform 0: 0 is below 0.25, so the token is kept")
-    if mine.is_accepted(0.25, 0.5, 0.5):
-        wrong("target_prob 0.25, draft_prob 0.5, uniform 0.5: 0.25 is not strictly below 0.25, so the token is refused")
+    if learner.is_accepted(0.25, 0.5, 0.5):
+        wrong("target_prob 0.25, draft_prob 0.5, uniform 0.5: 0.25 is not strictly below 0.25, so it is rejected")
     try:
-        kept = mine.is_accepted(0.25, 0.0, 0.99)
+        kept = learner.is_accepted(0.25, 0.0, 0.99)
     except ZeroDivisionError:
         kept = False
     if not kept:
         wrong("target_prob 0.25, draft_prob 0: 0 is below 0.25, so the token is kept; nothing has to be divided")
 
 
-def test_the_correction_comes_from_what_the_draft_left_out(mine):
+def test_the_correction_comes_from_what_the_draft_left_out(learner):
     """residual: max(0, p - q), divided by its sum."""
     for p, q, right in [
         ([0.5, 0.25, 0.25], [0.25, 0.75, 0.0], [0.5, 0.0, 0.5]),
@@ -140,7 +140,7 @@ def test_the_correction_comes_from_what_the_draft_left_out(mine):
         ([0.25, 0.25, 0.5], [0.0, 0.0, 1.0], [0.5, 0.5, 0.0]),
     ]:
         target, draft = torch.tensor(p, dtype=torch.float64), torch.tensor(q, dtype=torch.float64)
-        given = torch.as_tensor(mine.residual(target, draft), dtype=torch.float64)
+        given = torch.as_tensor(learner.residual(target, draft), dtype=torch.float64)
         if target.tolist() != p or draft.tolist() != q:
             wrong("the probabilities you were given have changed: work on new tensors")
         if given.shape != (3,):
@@ -150,7 +150,7 @@ def test_the_correction_comes_from_what_the_draft_left_out(mine):
         about = f"p = {p}, q = {q}: the residual is {right}, yours is {[round(x, 4) for x in given.tolist()]}"
         rest = (target - draft).clamp(min=0)
         for guess, name in [
-            (target, "that is the target itself: the refused token could come back"),
+            (target, "that is the target itself: the rejected token could come back"),
             (rest, "it does not add up to 1: divide by its sum"),
             (target - draft, "a probability is negative: what is below 0 counts as 0"),
             (left_over(draft, target), "that is the draft minus the target, the wrong way round"),
@@ -162,11 +162,11 @@ def test_the_correction_comes_from_what_the_draft_left_out(mine):
         wrong(about)
 
 
-def test_equal_distributions_leave_nothing_to_divide_by(mine):
+def test_equal_distributions_leave_nothing_to_divide_by(learner):
     """residual: where p is nowhere above q, it is p itself."""
     for p, q in [([0.5, 0.5], [0.5, 0.5]), ([0.5, 0.5 - 2**-53], [0.5, 0.5]), ([0.0, 1.0], [0.0, 1.0])]:
         target = torch.tensor(p, dtype=torch.float64)
-        given = torch.as_tensor(mine.residual(target, torch.tensor(q, dtype=torch.float64)))
+        given = torch.as_tensor(learner.residual(target, torch.tensor(q, dtype=torch.float64)))
         if given.isnan().any():
             wrong("the two agree, so max(0, p - q) is 0 everywhere, and 0 / 0 is not a number: return p then")
         if given.tolist() != p:
@@ -178,7 +178,7 @@ def test_equal_distributions_leave_nothing_to_divide_by(mine):
 # --- the round -------------------------------------------------------------------------------------------------------
 
 
-def test_the_first_refusal_ends_the_round(mine):
+def test_the_first_rejection_ends_the_round(learner):
     """verify_draft: how many are kept, which row the next token comes from, which uniform is for what."""
     p = torch.tensor([[8, 4, 4, 0], [2, 6, 4, 4], [4, 4, 4, 4], [1, 2, 3, 10]], dtype=torch.float64) / 16
     q = torch.tensor([[4, 8, 2, 2], [8, 4, 2, 2], [1, 12, 2, 1]], dtype=torch.float64) / 16
@@ -190,16 +190,16 @@ def test_the_first_refusal_ends_the_round(mine):
             seen.append((probs.clone(), float(uniform)))
             return 3
 
-        given = mine.verify_draft([1, 0, 1], q.clone(), p.clone(), [*tests, 0.77], noted)
-        about = f"three drafts, {'none' if n == 3 else f'drafted[{n}]'} is refused"
+        given = learner.verify_draft([1, 0, 1], q.clone(), p.clone(), [*tests, 0.77], noted)
+        about = f"three drafts, {'none' if n == 3 else f'drafted[{n}]'} is rejected"
         if len(seen) != 1:
             what = "the bonus token, from the target's last row" if n == 3 else "the correction, from the residual"
             wrong(f"{about}: one call of draw gives {what}; yours calls it {len(seen)} times")
         row, uniform = seen[0]
         kept, token = pair(given, about)
         if kept != n:
-            behind = ", yours goes on behind the first refused one" if kept > n else ""
-            wrong(f"{about}: {n} are kept, yours says {kept}{behind}")
+            after = ", yours goes on after the first rejected one" if kept > n else ""
+            wrong(f"{about}: {n} are kept, yours says {kept}{after}")
         if token != 3:
             wrong(f"{about}: the next token is what draw returned, 3, yours says {token}")
         if uniform != 0.77:
@@ -214,7 +214,7 @@ def test_the_first_refusal_ends_the_round(mine):
             other = next((name for name, it in origins.items() if torch.allclose(row.double(), it)), "another row")
             wrong(f"{about}: the next token is drawn from {what}, yours draws from {other}")
     seen = []
-    given = mine.verify_draft([], q[:0], p[:1].clone(), [0.77], lambda probs, uniform: seen.append(probs) or 2)
+    given = learner.verify_draft([], q[:0], p[:1].clone(), [0.77], lambda probs, uniform: seen.append(probs) or 2)
     if pair(given, "nothing drafted (k = 0)") != (0, 2) or len(seen) != 1 or not torch.equal(seen[0], p[0]):
         wrong("nothing drafted (k = 0) is plain decoding: 0 kept, and the next token drawn from the target's only row")
 
@@ -256,9 +256,9 @@ def rows_along(tables: Tables, tokens: tuple[int, ...]) -> str:
 
     places = []
     for n in range(len(tokens)):
-        behind = f" behind {', '.join(map(str, tokens[:n]))}" * bool(n)
+        after = f" after {', '.join(map(str, tokens[:n]))}" * bool(n)
         q = f", q = {row(tables.draft[tokens[:n]])}" if n < tables.k else ""
-        places.append(f"place {n}{behind}: p = {row(tables.target[tokens[:n]])}{q}")
+        places.append(f"place {n}{after}: p = {row(tables.target[tokens[:n]])}{q}")
     return "; ".join(places)
 
 
@@ -290,15 +290,18 @@ def assert_exact(verify_draft: Callable, many: list[Tables]) -> None:
 FAMILIES = ("dense", "zeros", "draft blind", "target forbids", "identical")  # of tables; zeros in one row or the other
 
 
-def test_one_drafted_token_gives_exactly_the_targets_law(mine):
+def test_one_drafted_token_gives_exactly_the_targets_law(learner):
     """k = 1: the joint law of the next two tokens, summed in fractions over every outcome. No tolerance."""
-    assert_exact(mine.verify_draft, [random_tables(seed, 3, 1, 2, family) for family in FAMILIES for seed in range(3)])
+    assert_exact(
+        learner.verify_draft, [random_tables(seed, 3, 1, 2, family) for family in FAMILIES for seed in range(3)]
+    )
 
 
-def test_two_drafted_tokens_give_exactly_the_targets_joint_law(mine):
+def test_two_drafted_tokens_give_exactly_the_targets_joint_law(learner):
     """k = 2: the joint law of the next three tokens, summed in fractions over every outcome. No tolerance."""
     shapes = [(0, 2), (1, 2), (2, 3)]
-    assert_exact(mine.verify_draft, [random_tables(seed, vocab, 2, 3, f) for f in FAMILIES for seed, vocab in shapes])
+    tables = [random_tables(seed, vocab, 2, 3, f) for f in FAMILIES for seed, vocab in shapes]
+    assert_exact(learner.verify_draft, tables)
 
 
 # All thresholds and corners are multiples of 1/16, so dice with 16 faces give the exact law, and u = 0 comes up.
@@ -308,14 +311,14 @@ N_ROUNDS = 2000
 LIMIT = 108.2  # scipy.stats.chi2.isf(1e-6, 47): three tokens have 3 * 4 * 4 outcomes
 
 
-def test_sampled_rounds_follow_the_targets_law(mine):
+def test_sampled_rounds_follow_the_targets_law(learner):
     """2000 rounds of two drafts, chi-square of three tokens: a right rule would fail for one seed in a million."""
     dice = (torch.randint(16, (N_ROUNDS, 7), generator=torch.Generator().manual_seed(0)).double() / 16).tolist()
     cases = [
         Case([draw(row, u) for row, u in zip(DRAFT, chances, strict=False)], DRAFT, TARGET, chances[2:5])
         for chances in dice
     ]
-    answers = answers_of(mine.verify_draft, cases)
+    answers = answers_of(learner.verify_draft, cases)
     counts = Counter()
     for case, (n, token), chances in zip(cases, answers, dice, strict=True):
         rest = [draw(TARGET[place], chances[4 + place]) for place in range(n + 1, 3)]

@@ -26,9 +26,9 @@ RULES = {
 @pytest.mark.parametrize("mistake", [mistake for rule in RULES.values() for mistake in rule])
 def test_the_statistic_notices(mistake):
     """And names the mistake: no exact check has to run for that."""
-    mine = with_wrong_answer("ex04_rejection", *WRONG[mistake])
+    learner = with_wrong_answer("ex04_rejection", *WRONG[mistake])
     with pytest.raises(pytest.fail.Exception) as failure:
-        checks.test_sampled_rounds_follow_the_targets_law(mine)
+        checks.test_sampled_rounds_follow_the_targets_law(learner)
     said = str(failure.value)
     assert said.endswith(f": {mistake}")
     assert "chi-square" in said or "has target probability 0" in said

@@ -14,44 +14,44 @@ def predicted(alpha: float, k: int, c: float, v: Callable[[int], float], o: floa
     return sum(alpha**i for i in range(k + 1)) / (k * c + v(k + 1) + o) if k else 1.0
 
 
-def test_the_best_of_known_costs(mine):
+def test_the_best_of_known_costs(learner):
     """A flat pass: with alpha 0.8 and c 0.1 the best draft is 6 tokens; dearer drafts are shorter."""
     known = {(0.8, 0.1): 6, (0.8, 0.3): 3, (0.6, 0.1): 3, (0.9, 0.1): 10, (0.95, 0.1): 15}
     for (alpha, c), best in known.items():
-        k = mine.best_draft_length(alpha, c, lambda m: 1.0, 0.0, 16)
+        k = learner.best_draft_length(alpha, c, lambda m: 1.0, 0.0, 16)
         assert k != 16, f"alpha {alpha}, c {c}: you got 16, the longest; a formula without the draft's cost only rises"
         assert k == best, f"alpha {alpha}, c {c}, a flat pass: the best k is {best}, you got {k}"
 
 
-def test_plain_decoding_where_nothing_pays(mine):
+def test_plain_decoding_where_nothing_pays(learner):
     """0 where every draft length is slower than 1.0x, and never more than `longest`."""
-    k = mine.best_draft_length(0.3, 0.3, lambda m: 1 + 0.1 * (m - 1), 0.05, 16)
+    k = learner.best_draft_length(0.3, 0.3, lambda m: 1 + 0.1 * (m - 1), 0.05, 16)
     assert k == 0, f"every length is slower than plain decoding here: the best k is 0, you got {k}"
-    k = mine.best_draft_length(0.95, 0.0, lambda m: 1.0, 0.0, 5)
+    k = learner.best_draft_length(0.95, 0.0, lambda m: 1.0, 0.0, 5)
     assert k == 5, f"free drafts, a flat pass: the best is `longest`, 5, you got {k}"
-    k = mine.best_draft_length(0.95, 0.0, lambda m: 1.0, 0.0, 0)
+    k = learner.best_draft_length(0.95, 0.0, lambda m: 1.0, 0.0, 0)
     assert k == 0, f"longest 0 leaves only plain decoding, you got {k}"
 
 
-def test_the_pass_is_one_wider_than_the_draft(mine):
+def test_the_pass_is_one_wider_than_the_draft(learner):
     """A pass that turns dear at width 5: a draft of 4 needs it, a draft of 3 does not."""
-    k = mine.best_draft_length(0.8, 0.02, lambda m: 1.0 if m < 5 else 2.0, 0.0, 8)
+    k = learner.best_draft_length(0.8, 0.02, lambda m: 1.0 if m < 5 else 2.0, 0.0, 8)
     assert k != 4, "you got 4: a draft of 4 is verified by a pass over 5 tokens, so ask verify_cost(k + 1)"
     assert k == 3, f"passes over 5 tokens and more cost 2 here: the best k is 3, you got {k}"
 
 
-def test_behind_a_dip_it_may_rise_again(mine):
+def test_after_a_dip_it_may_rise_again(learner):
     """A pass that jumps at width 3 and then stays flat: k 2 is worse than k 1, k 8 better than both."""
 
     def cost(m: int) -> float:
         return 1.0 if m < 3 else 1.6
 
-    k = mine.best_draft_length(0.9, 0.02, cost, 0.0, 8)
-    assert k != 1, "you got 1: the speedup falls at k = 2 and rises again behind it; look at every length"
+    k = learner.best_draft_length(0.9, 0.02, cost, 0.0, 8)
+    assert k != 1, "you got 1: the speedup falls at k = 2 and rises again after it; look at every length"
     assert k == 8, f"expected 8, you got {k}"
 
 
-def test_the_best_of_many_costs(mine):
+def test_the_best_of_many_costs(learner):
     """Against trying every length, over a grid of costs."""
     grid = itertools.product((0.0, 0.2, 0.5, 0.75, 0.9, 1.0), (0.0, 0.07, 0.4), (0.0, 0.03, 0.2), (0.0, 0.15))
     for alpha, c, slope, o in grid:
@@ -60,47 +60,47 @@ def test_the_best_of_many_costs(mine):
             return 1 + slope * (m - 1)
 
         best = max(range(11), key=lambda k: predicted(alpha, k, c, cost, o))
-        k = mine.best_draft_length(alpha, c, cost, o, 10)
+        k = learner.best_draft_length(alpha, c, cost, o, 10)
         same = predicted(alpha, k, c, cost, o) == pytest.approx(predicted(alpha, best, c, cost, o), abs=1e-12)
         assert same, f"alpha {alpha}, c {c}, v(m) = 1 + {slope} (m - 1), o {o}: the best k is {best}, you got {k}"
 
 
-def after_zero(mine, longest: int) -> str:
+def after_zero(learner, longest: int) -> str:
     """What a rule that has answered 0 does next."""
-    if mine.next_draft_length(0, 0, 0, longest) == 0:
+    if learner.next_draft_length(0, 0, 0, longest) == 0:
         return "nothing will be drafted, seen or accepted ever again, because to 0 it answers 0"
     return "a round without a draft shows nothing of the text and costs as much as plain decoding; answer 1 or more"
 
 
-def test_the_rule_stays_in_range(mine):
+def test_the_rule_stays_in_range(learner):
     """From 1 to longest, whatever happened; also after a round that was asked to draft nothing, k = 0."""
     for longest in (1, 3, 16):
         for k in [*range(1, longest + 1), 0]:
             for n_drafted in range(k + 1):
                 for n_accepted in range(n_drafted + 1):
-                    answer = mine.next_draft_length(k, n_drafted, n_accepted, longest)
+                    answer = learner.next_draft_length(k, n_drafted, n_accepted, longest)
                     what = f"next_draft_length({k}, {n_drafted}, {n_accepted}, {longest})"
                     found = whole(answer)
                     assert found is not None, f"{what} returned {answer!r}, not a whole number"
                     if found == 0:
-                        pytest.fail(f"{what} is 0: {after_zero(mine, longest)}", pytrace=False)
+                        pytest.fail(f"{what} is 0: {after_zero(learner, longest)}", pytrace=False)
                     assert 1 <= found <= longest, f"{what} is {found}, outside of 1 to {longest}"
-    assert mine.next_draft_length(0, 0, 0, 0) == 0, "longest 0 leaves only 0"
+    assert learner.next_draft_length(0, 0, 0, 0) == 0, "longest 0 leaves only 0"
 
 
-def test_what_was_not_drafted_was_not_refused(mine):
+def test_what_was_not_drafted_was_not_rejected(learner):
     """A draft that was cut short and accepted whole is no failure."""
     for k, n_drafted in ((8, 3), (8, 0), (5, 4), (2, 1)):
-        found = mine.next_draft_length(k, n_drafted, n_drafted, 16)
+        found = learner.next_draft_length(k, n_drafted, n_drafted, 16)
         assert found >= k, (
             f"all {n_drafted} drafted tokens were accepted and k was {k}: you went down to {found}; compare "
             "n_accepted with n_drafted, not with k"
         )
 
 
-def test_the_rule_reaches_the_score(mine):
+def test_the_rule_reaches_the_score(learner):
     """At most 0.73 target steps per token in the simulation; the best fixed length needs 0.84."""
-    found = simulator.score(mine.next_draft_length)
+    found = simulator.score(learner.next_draft_length)
     assert found <= simulator.SCORE, (
         f"your rule needs {found:.3f} target steps per token in the simulation, asked for are {simulator.SCORE}; "
         f"always k = 2 needs {simulator.fixed(2):.3f}"

@@ -4,12 +4,12 @@ import random
 
 import pytest
 import torch
-from decoding import speculative_rounds
 from torch import Tensor
 
 from draft_models import NgramDrafter
 from exercises.scenes import TinyTarget
-from speclab.core.rounds import Draft
+from optimized_speculative import speculative_decode
+from speclab.core.rounds import DecodeSettings, Draft
 from speclab.core.sampling import Sampling
 from tests.exercises.make_copy_texts import K, replay
 
@@ -23,39 +23,39 @@ def wrong(message: str) -> None:
 # --- lookup ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_longest_match_wins(mine):
+def test_the_longest_match_wins(learner):
     """lookup: a longer context says more than a more recent one."""
     text = [1, 2, 3, 7, 7, 9, 2, 3, 8, 8, 1, 2, 3]
-    given = mine.lookup(list(text), 2)
+    given = learner.lookup(list(text), 2)
     if given == [8, 8]:
-        wrong(f"{text} ends with 1 2 3, which stood there before: [7, 7] follows. [8, 8] is behind the shorter 2 3")
+        wrong(f"{text} ends with 1 2 3, which stood there before: [7, 7] follows. [8, 8] is after the shorter 2 3")
     if given != [7, 7]:
         why = {(): ": does the end of the text match itself?", (1, 2): ", the match itself"}.get(tuple(given), "")
         wrong(f"in {text} the longest match is 1 2 3, and [7, 7] follows it; yours gives {given}{why}")
-    if (given := mine.lookup(list(text), 2, longest=2)) != [8, 8]:
+    if (given := learner.lookup(list(text), 2, longest=2)) != [8, 8]:
         wrong(f"with longest=2 in {text}: [8, 8] follows the later 2 3, no longer match counts; yours gives {given}")
     text = [5, 6, 1, 2, 3, 4, 7, 9, 1, 2, 3, 4, 8, 5, 6, 1, 2, 3, 4]
-    if (given := mine.lookup(list(text), 1)) != [8]:
+    if (given := learner.lookup(list(text), 1)) != [8]:
         why = "; a match of 6 is longer than `longest` allows" if given == [7] else ""
         wrong(f"in {text} a match may be 4 long, the more recent of two is followed by 8; yours gives {given}{why}")
 
 
-def test_the_most_recent_of_equal_matches_wins(mine):
+def test_the_most_recent_of_equal_matches_wins(learner):
     """lookup: what was written last is the likeliest to go on alike."""
     text = [1, 2, 5, 1, 2, 6, 1, 2]
-    given = mine.lookup(list(text), 1)
+    given = learner.lookup(list(text), 1)
     if given == [5]:
         wrong(f"{text}: 1 2 was followed by 5 first and by 6 later; the later place wins, yours takes the earlier one")
     if given != [6]:
         wrong(f"{text}: 1 2 was followed by 6 when it last stood there; yours gives {given}")
-    if (given := mine.lookup([5, 5, 5, 5, 5, 5], K)) != [5]:
-        wrong(f"5 5 5 5 5 5: a match may overlap the end, the last one has one id behind it: [5]; yours gives {given}")
+    if (given := learner.lookup([5, 5, 5, 5, 5, 5], K)) != [5]:
+        wrong(f"5 5 5 5 5 5: a match may overlap the end, the last one has one id after it: [5]; yours gives {given}")
 
 
-def test_nothing_is_made_up(mine):
+def test_nothing_is_made_up(learner):
     """lookup: fewer than k ids where the text ends, none without a match, and the list stays as it is."""
     for text, k, right, why in [
-        ([1, 2, 3, 1, 2], 8, [3, 1, 2], "three ids stand behind the match, so there are no more than three"),
+        ([1, 2, 3, 1, 2], 8, [3, 1, 2], "three ids stand after the match, so there are no more than three"),
         ([1, 2, 3, 4, 5], 4, [], "the last two ids stand nowhere else; the end is no match for itself"),
         ([1, 2, 1], 4, [], "one id is less than the shortest match"),
         ([7], 4, [], "the text is one id long"),
@@ -65,16 +65,16 @@ def test_nothing_is_made_up(mine):
         ([1, 2, 3, 1, 2], 2, [3, 1], "k is 2"),
     ]:
         given_text = list(text)
-        given = mine.lookup(given_text, k)
+        given = learner.lookup(given_text, k)
         if given != right:
             wrong(f"lookup({text}, {k}) must be {right}: {why}; yours gives {given}")
         if given_text != text:
             wrong(f"lookup({text}, {k}) changed the list it was given")
-    if (given := mine.lookup([3, 3], 4, shortest=1)) != [3]:
+    if (given := learner.lookup([3, 3], 4, shortest=1)) != [3]:
         wrong(f"lookup([3, 3], 4, shortest=1): a match of one id, followed by [3]; yours gives {given}")
 
 
-def test_lookup_agrees_with_the_labs_own(mine):
+def test_lookup_agrees_with_the_labs_own(learner):
     """lookup: 300 random texts of few different ids, all lengths of match."""
     dice = random.Random(7)
     n_found = 0
@@ -86,7 +86,7 @@ def test_lookup_agrees_with_the_labs_own(mine):
         lab.prefill(None, torch.tensor([text]), Sampling())
         right = lab.lookup(k)
         n_found += bool(right)
-        given = mine.lookup(list(text), k, longest, shortest)
+        given = learner.lookup(list(text), k, longest, shortest)
         if given != right:
             wrong(f"lookup({text}, {k}, {longest}, {shortest}) must be {right}, yours gives {given}")
     assert n_found > 100
@@ -136,7 +136,7 @@ class LookedOver:
     """Around a learner's drafter: whoever uses it is handed proposals of the right form only."""
 
     def __init__(self, drafter):
-        self.start, self.observe, self._drafter = drafter.prefill, drafter.observe, drafter
+        self.prefill, self.observe, self._drafter = drafter.prefill, drafter.observe, drafter
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
         return looked_over(self._drafter.propose(k, uniforms), k)
@@ -155,7 +155,7 @@ def nested(drafter) -> str:
     return ""
 
 
-def test_a_proposal_has_the_form_that_the_loop_expects(mine):
+def test_a_proposal_has_the_form_that_the_loop_expects(learner):
     """MyDrafter.propose: shapes, dtype, device, at most k, an empty proposal where nothing matches."""
     for text, k, right in [
         ([1, 2, 3, 1, 2], 8, [3, 1, 2]),
@@ -163,13 +163,13 @@ def test_a_proposal_has_the_form_that_the_loop_expects(mine):
         ([1, 2, 3, 1, 2], 0, []),
         ([1, 2, 3, 4], 4, []),
     ]:
-        drafter = started(mine.MyDrafter, text)
+        drafter = started(learner.MyDrafter, text)
         if (given := proposed(drafter, k)) != right:
             filled = len(given) > len(right) and given[: len(right)] == right
             why = "do not fill up, k is a limit" if filled else nested(drafter)
             wrong(f"after {text} and with k = {k} the proposal is {right}, yours is {given}{': ' * bool(why)}{why}")
     for text in ([1, 2, 3, 1, 2], [1, 2, 3, 4]):
-        drafter = mine.MyDrafter()
+        drafter = learner.MyDrafter()
         drafter.prefill(None, torch.tensor([text]).as_subclass(Elsewhere), Sampling())
         draft = drafter.propose(2, torch.zeros((1, 2)))
         for name in ("tokens", "size"):
@@ -177,9 +177,9 @@ def test_a_proposal_has_the_form_that_the_loop_expects(mine):
                 wrong(f"{name} must be on the prompt's device: give device=... to torch where you make it")
 
 
-def test_the_text_is_what_was_committed(mine):
+def test_the_text_is_what_was_committed(learner):
     """MyDrafter.observe: all of `committed` and nothing else becomes text; a proposal is not text yet."""
-    drafter = started(mine.MyDrafter, [1, 2, 3, 4, 1, 2])
+    drafter = started(learner.MyDrafter, [1, 2, 3, 4, 1, 2])
     for again in ("", ", asked once more,"):
         if (given := proposed(drafter, 2)) != [3, 4]:
             why = nested(drafter) or ("a proposal is no text yet" if again else "")
@@ -197,7 +197,7 @@ def test_the_text_is_what_was_committed(mine):
         for other, why in [
             ([3, 3, 9], "the accepted proposals are in `committed` already, yours has them twice"),
             ([9, 1, 2], "`committed` holds the accepted proposals too, yours takes only the last id"),
-            ([3, 4, 3], "a refused proposal became text"),
+            ([3, 4, 3], "a rejected proposal became text"),
             ([3, 4, 1], "the text does not grow: what was committed has to be found too"),
         ]:
             if given == other:
@@ -205,21 +205,21 @@ def test_the_text_is_what_was_committed(mine):
         wrong(f"the text is 1 2 3 4 1 2 3 9 1 2, so [3, 9, 1] is proposed; yours gives {given}")
     drafter.prefill(None, torch.tensor([[8, 1, 2]]), Sampling())
     if (given := proposed(drafter, 3)) != []:
-        wrong(f"start begins a new text, and 8 1 2 holds nothing to copy; yours proposes {given} from the text before")
-    first, second = started(mine.MyDrafter, [1, 2, 3, 1, 2]), started(mine.MyDrafter, [7, 7, 8])
+        wrong(f"prefill begins a new text, and 8 1 2 holds nothing to copy; yours still proposes {given}")
+    first, second = started(learner.MyDrafter, [1, 2, 3, 1, 2]), started(learner.MyDrafter, [7, 7, 8])
     if proposed(first, 2) != [3, 1] or proposed(second, 2) != []:
         wrong("two drafters share their text: keep it in the object (self), not in the class")
 
 
-def test_the_labs_loop_runs_on_it(mine):
+def test_the_labs_loop_runs_on_it(learner):
     """MyDrafter in the lab's own loop: the text is the target's, and some proposals are kept."""
 
     def choose(ids: list[int]) -> int:
         return (3, 1, 4, 1, 5, 9, 2, 6)[len(ids) % 8] if len(ids) % 29 else 40
 
     prompt = [choose(list(range(n))) for n in range(7)]
-    drafter = mine.MyDrafter()
-    found = list(speculative_rounds(TinyTarget(choose), LookedOver(drafter), torch.tensor([prompt]), K, 40))
+    drafter, settings = learner.MyDrafter(), DecodeSettings(max_new_tokens=40)
+    found = list(speculative_decode(TinyTarget(choose), LookedOver(drafter), torch.tensor([prompt]), K, settings))
     text, right = [token for r in found for token in r.tokens], [choose(list(range(n))) for n in range(7, 47)]
     if text != right:
         wrong(f"the loop must say {right} whatever the drafter does, with yours it says {text}")
@@ -228,12 +228,12 @@ def test_the_labs_loop_runs_on_it(mine):
         wrong(f"the text repeats itself every 8 tokens, yet none of your proposals was kept: {why}")
 
 
-def test_copied_text_takes_few_rounds(mine):
+def test_copied_text_takes_few_rounds(learner):
     """MyDrafter on three copy prompts of the lab at k = 4: at least 2.58 tokens per round. A count, no clock."""
     drafters = []
 
     def make() -> LookedOver:
-        drafters.append(mine.MyDrafter())
+        drafters.append(learner.MyDrafter())
         return LookedOver(drafters[-1])
 
     n_tokens, n_rounds = replay(make)

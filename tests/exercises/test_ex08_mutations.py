@@ -1,5 +1,6 @@
 """Guards of exercise 8: every seeded bug is caught, each by a check of its own, whichever others are still there."""
 
+import functools
 import re
 
 import pytest
@@ -9,7 +10,9 @@ from draft_models import ModelDrafter, NgramDrafter
 from exercises import Todo, scenes
 from exercises.scenes import TinyDrafter, TinyTarget, all_of_it, plain, rounds, tokens_of
 from optimized_speculative import speculative_decode
+from speclab.core.rounds import DecodeSettings
 from speclab.core.sampling import Sampling
+from speclab.learner.adapters import whole_loop
 from speclab.models.cached import CachedModel
 from speclab.system.errors import EnvironmentProblem
 from tests.exercises import ex08_bugs
@@ -98,8 +101,8 @@ def test_three_of_the_bugs_change_no_greedy_text():
     """What the chapter's answer says: A, D and E are invisible to a comparison of texts."""
     texts = {}
     for letter, bug in zip("ABCDE", BUGS, strict=True):
-        mine = module(seeded((bug,)))
-        found = rounds(mine, TinyTarget(all_of_it), TinyDrafter(all_of_it, wrong_at=4), 3, 30, eos=frozenset({9}))
+        learner = module(seeded((bug,)))
+        found = rounds(learner, TinyTarget(all_of_it), TinyDrafter(all_of_it, wrong_at=4), 3, 30, eos=frozenset({9}))
         texts[letter] = tokens_of(found)
     right = plain(all_of_it, 30)
     right = right[: right.index(9) + 1]
@@ -119,10 +122,9 @@ def test_the_mended_loop_is_the_labs(kind, sampling):
 
     def decoded(decode, eos):
         drafter = ModelDrafter(CachedModel(perturbed(target, 0.1))) if kind == "model" else NgramDrafter(3, 1)
-        generator = torch.Generator().manual_seed(3)
-        return list(decode(CachedModel(target), drafter, prompt, 4, 40, sampling, generator, eos))
+        return list(decode(CachedModel(target), drafter, prompt, 4, DecodeSettings(40, sampling, eos, seed=3)))
 
-    mended = module(seeded(())).decode
+    mended = functools.partial(whole_loop, module(seeded(())).decode)
     right = decoded(speculative_decode, frozenset())
     assert decoded(mended, frozenset()) == right
     assert any(r.n_accepted == r.n_drafted > 0 for r in right)

@@ -17,14 +17,15 @@ import compare
 import optimized_speculative
 from exercises import simulator
 from speclab.cli import flags
-from speclab.learner import functions
+from speclab.learner import checklist, runner
 from speclab.models.cached import CachedModel
+from speclab.system import paths
 from tests.exercises import wrong_table
 from tests.exercises.conftest import with_wrong_answer
 
-ROOT = check.ROOT
-STEMS = [exercise.stem for exercise in check.exercises()]
-CHAPTERS = {exercise.stem: exercise.chapter for exercise in check.exercises()}
+ROOT = paths.ROOT
+STEMS = [exercise.stem for exercise in checklist.exercises()]
+CHAPTERS = {exercise.stem: exercise.chapter for exercise in checklist.exercises()}
 HEADINGS = ["Goal", "Picture", "Predict", "Do", "Check", "Run it for real", "Explain", "Quiz"]
 
 
@@ -113,16 +114,30 @@ def test_exercise_and_solution_promise_the_same(stem):
 @pytest.mark.parametrize("stem", STEMS)
 def test_every_exercise_has_its_five_parts(stem):
     """Chapter, stub, solution, checks, hints of three levels for every hole."""
-    exercise = next(e for e in check.exercises() if e.stem == stem)
+    exercise = next(e for e in checklist.exercises() if e.stem == stem)
     for path in (exercise.chapter, exercise.path("exercises"), exercise.path("solutions"), exercise.test_file):
         assert path.is_file(), path
-    known = check.hints().get(stem[:4], {})
+    known = checklist.hints().get(stem[:4], {})
     wanted = {name.rpartition(".")[2] for name in holes(committed(f"exercises/{stem}.py"))}
     assert wanted <= set(known)
     for hole, levels in known.items():
         assert len(levels) == 3, hole
         assert all(len(level) > 20 and "```" not in level and "def " not in level for level in levels), hole
         assert len(set(levels)) == 3, hole
+
+
+@pytest.mark.parametrize("stem", STEMS)
+def test_every_check_is_known_and_what_it_calls(stem):
+    """The checklist reads the test file as text; Python's own parser finds the same."""
+    exercise = next(e for e in checklist.exercises() if e.stem == stem)
+    parsed = {}
+    for node in ast.parse(exercise.test_file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef) and "learner" in [argument.arg for argument in node.args.args]:
+            attributes = [inner for inner in ast.walk(node) if isinstance(inner, ast.Attribute)]
+            parsed[node.name] = {a.attr for a in attributes if ast.unparse(a.value) == "learner"}
+    checks = {name: used for name, used in parsed.items() if name.startswith("test_")}
+    assert checklist.used_functions(exercise) == checks
+    assert checks
 
 
 @pytest.mark.parametrize("stem", STEMS)
@@ -212,6 +227,11 @@ def commands(text: str) -> list[list[str]]:
     return [shlex.split(line, comments=True) for line in typed if not line.startswith("#")]
 
 
+SCRIPTS = {
+    f"{script.__name__}.py": script for script in (check, compare, baseline_autoregressive, optimized_speculative)
+}
+
+
 class Parsed(Exception):
     """The command line was understood."""
 
@@ -224,8 +244,7 @@ def test_every_command_of_a_chapter_can_be_typed(path, monkeypatch, tmp_path):
         raise Parsed
 
     for module, name in (
-        (check, "run_checks"),
-        (functions.check, "run_checks"),
+        (runner, "run_checks"),
         (flags, "setup_from"),
         (simulator, "fixed"),
     ):
@@ -247,38 +266,28 @@ def test_every_command_of_a_chapter_can_be_typed(path, monkeypatch, tmp_path):
                 assert (ROOT / (module.replace(".", "/") + ".py")).is_file(), module
             continue
         script, rest = words[1], words[2:]
-        assert (ROOT / script).is_file(), words
+        assert script in SCRIPTS, words
         if script == "compare.py":
-            args = compare.make_parser().parse_args(rest)
-            if args.impl:
-                compare.fill_in(args)
-                numbers = functions.parse(args.impl)[1]
-                assert set(numbers or []) <= functions.of_comparison(args), words
-        elif script in ("check.py", "baseline_autoregressive.py", "optimized_speculative.py"):
-            main = {"check.py": check, "baseline_autoregressive.py": baseline_autoregressive}.get(
-                script, optimized_speculative
-            )
-            with pytest.raises(Parsed):
-                main.main(rest)
-        else:
-            pytest.fail(f"{words}: which script is that?")
+            rest += ["--out-dir", str(tmp_path)]
+        with pytest.raises(Parsed):
+            SCRIPTS[script].main(rest)
 
 
 def test_a_wrong_method_leaves_the_labs_classes_alone():
     """Those that a solution imports have methods of the same name."""
     before = CachedModel.prefill
-    mine = with_wrong_answer(
+    learner = with_wrong_answer(
         "ex07_ngram", "MyDrafter.prefill", "def prefill(self, target, prompt, sampling):\n    pass"
     )
     assert CachedModel.prefill is before
-    assert mine.CachedModel is CachedModel
-    assert mine.MyDrafter.prefill.__code__.co_filename == "<string>"
+    assert learner.CachedModel is CachedModel
+    assert learner.MyDrafter.prefill.__code__.co_filename == "<string>"
 
 
 @pytest.mark.parametrize("stem", [stem for stem in STEMS if not stem.startswith("ex08")])  # that one has its own table
 def test_every_known_wrong_answer_fails_a_check(stem):
     """And says why in words: no bare assertion, no exception from inside the check."""
-    found = wrong_table.verdicts(next(e for e in check.exercises() if e.stem == stem), first=True)
+    found = wrong_table.messages(next(e for e in checklist.exercises() if e.stem == stem), first=True)
     assert len(found) >= 2
     for answer, by_check in found.items():
         messages = [said for said in by_check.values() if said is not None]

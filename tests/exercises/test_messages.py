@@ -13,14 +13,14 @@ from tests.exercises.wrong_table import cases
 FLAT = "is your text a flat list of ids?"
 
 
-def said(mine: ModuleType, checks: ModuleType) -> Iterator[tuple[str, str]]:
+def said(learner: ModuleType, checks: ModuleType) -> Iterator[tuple[str, str]]:
     """(check, message) of every check that fails, and of every case of it."""
     for name, check in vars(checks).items():
         if not name.startswith("test_"):
             continue
         for case in cases(check):
             try:
-                check(mine, **case)
+                check(learner, **case)
             except Todo:
                 raise
             except (Exception, pytest.fail.Exception) as error:
@@ -32,10 +32,10 @@ def said(mine: ModuleType, checks: ModuleType) -> Iterator[tuple[str, str]]:
     [
         (
             "ex02_greedy",
-            "agreements behind the first refused draft count",
+            "agreements after the first rejected draft count",
             "a_round_commits_what_is_accepted_and_one_more",
-            "agreements behind the first refused draft",
-            "refused or not",
+            "agreements after the first rejected draft",
+            "rejected or not",
         ),
         (
             "ex02_greedy",
@@ -47,7 +47,7 @@ def said(mine: ModuleType, checks: ModuleType) -> Iterator[tuple[str, str]]:
         (
             "ex04_rejection",
             "the bonus token is forgotten",
-            "the_first_refusal_ends_the_round",
+            "the_first_rejection_ends_the_round",
             "the bonus token, from the target's last row",
             "TypeError",
         ),
@@ -61,9 +61,9 @@ def said(mine: ModuleType, checks: ModuleType) -> Iterator[tuple[str, str]]:
 )
 def test_a_message_names_the_cause(stem, mistake, check, words, never):
     """In every case of the check that fails."""
-    mine = with_wrong_answer(stem, *wrong_answers(stem)[mistake])
+    learner = with_wrong_answer(stem, *wrong_answers(stem)[mistake])
     checks = importlib.import_module(f"tests.exercises.test_{stem}")
-    found = [message for name, message in said(mine, checks) if name.startswith(f"test_{check}")]
+    found = [message for name, message in said(learner, checks) if name.startswith(f"test_{check}")]
     assert found
     for message in found:
         assert words in message

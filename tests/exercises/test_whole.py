@@ -69,6 +69,6 @@ def test_nothing_else_is(answer):
     ids=["shapes", "count_accepted", "next_token", "verify_draft"],
 )
 def test_a_right_answer_of_another_kind_passes(stem, hole, source):
-    mine = with_wrong_answer(stem, hole, source)
-    mine.torch = torch
-    assert list(said(mine, importlib.import_module(f"tests.exercises.test_{stem}"))) == []
+    learner = with_wrong_answer(stem, hole, source)
+    learner.torch = torch
+    assert list(said(learner, importlib.import_module(f"tests.exercises.test_{stem}"))) == []

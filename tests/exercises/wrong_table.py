@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-import check
+from speclab.learner import checklist
 from speclab.learner.guard import SECONDS, NeverEnds, at_most
 from speclab.present.report import table
 from speclab.system.errors import reports_problems
@@ -20,7 +20,7 @@ from tests.exercises.conftest import in_words, with_wrong_answer, wrong_answers
 
 
 def cases(function: Callable) -> list[dict]:
-    """The arguments beside `mine` that a check is run with, one dict for every case."""
+    """The arguments beside `learner` that a check is run with, one dict for every case."""
     marks = [mark.args for mark in getattr(function, "pytestmark", []) if mark.name == "parametrize"]
     if not marks:
         return [{}]
@@ -28,12 +28,12 @@ def cases(function: Callable) -> list[dict]:
     return [{names: v} if isinstance(names, str) else dict(zip(names, v, strict=True)) for v in values]
 
 
-def said(function: Callable, mine: ModuleType) -> str | None:
+def message(function: Callable, learner: ModuleType) -> str | None:
     """What a check says of a module under test; None where it passes in every case."""
     for case in cases(function):
         try:
             with at_most(SECONDS["again"]):
-                function(mine, **case)
+                function(learner, **case)
         except NeverEnds:
             return "still running: a loop without an end?"
         except (Exception, pytest.fail.Exception) as error:
@@ -41,7 +41,7 @@ def said(function: Callable, mine: ModuleType) -> str | None:
     return None
 
 
-def verdicts(exercise: check.Exercise, first: bool = False) -> dict[str, dict[str, str | None]]:
+def messages(exercise: checklist.Exercise, first: bool = False) -> dict[str, dict[str, str | None]]:
     """Wrong answer -> check -> what it says. Empty for an exercise without a table here.
 
     first: each wrong answer only up to the first check that fails.
@@ -50,8 +50,8 @@ def verdicts(exercise: check.Exercise, first: bool = False) -> dict[str, dict[st
     found: dict[str, dict[str, str | None]] = {}
     for answer, wrong in wrong_answers(exercise.stem).items():
         by_check = found[answer] = {}
-        for name in check.used_functions(exercise):
-            by_check[name] = said(getattr(checks, name), with_wrong_answer(exercise.stem, *wrong))
+        for name in checklist.used_functions(exercise):
+            by_check[name] = message(getattr(checks, name), with_wrong_answer(exercise.stem, *wrong))
             if first and by_check[name] is not None:
                 break
     return found
@@ -60,14 +60,14 @@ def verdicts(exercise: check.Exercise, first: bool = False) -> dict[str, dict[st
 @reports_problems
 def main() -> int:
     missed = 0
-    for exercise in check.exercises():
-        found = verdicts(exercise)
+    for exercise in checklist.exercises():
+        found = messages(exercise)
         if not found:
             continue
         print(f"### Exercise {exercise.number}: {exercise.title}\n")
-        for number, name in enumerate(check.used_functions(exercise), 1):
+        for number, name in enumerate(checklist.used_functions(exercise), 1):
             print(f"{number}. {name.removeprefix('test_').replace('_', ' ')}")
-        rows = [[answer, *("fails" if said else "" for said in by.values())] for answer, by in found.items()]
+        rows = [[answer, *("fails" if text else "" for text in by.values())] for answer, by in found.items()]
         missed += sum(not any(by.values()) for by in found.values())
         headers = ["wrong answer", *map(str, range(1, len(rows[0])))]
         print(f"\n{table(rows, headers, markdown=True)}\n")

@@ -6,6 +6,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import optimized_speculative
 from speclab.lab import shapes
+from speclab.present import shapes as views
 from speclab.system.errors import EnvironmentProblem
 from tests.tiny_models import FAMILIES, VOCAB, tiny
 
@@ -46,11 +47,11 @@ def test_watching_changes_nothing_and_ends():
     _, logits = shapes.one_pass(model, ids(), 0)
     assert torch.equal(plain, logits)
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is before
-    assert not any(part._forward_pre_hooks for part in model.modules())
+    assert not any(part._forward_hooks for part in model.modules())
     with pytest.raises(ZeroDivisionError), shapes.watched(model):
         raise ZeroDivisionError
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is before
-    assert not any(part._forward_pre_hooks for part in model.modules())
+    assert not any(part._forward_hooks for part in model.modules())
 
 
 def test_eager_attention_is_refused_with_a_way_out():
@@ -106,20 +107,32 @@ def of_exercise(n_cached, n_new, d_model, n_heads, vocab_size) -> dict:
     }
 
 
-@pytest.mark.parametrize("wrong", [False, True])
-def test_yours_beside_the_real_ones(wrong, capsys):
-    def theirs(*sizes):
-        found = of_exercise(*sizes)
-        return {**found, "scores": (sizes[3], sizes[1], sizes[1])} if wrong else found
+def first_round() -> shapes.RoundShapes:
+    """A round of a model two of whose heads share their keys."""
+    passes = [shapes.one_pass(tiny("llama"), ids(), n)[0] for n in (N_PROMPT, 0)]
+    return shapes.RoundShapes(ids()[0].tolist(), N_PROMPT, *passes, choices=[0] * N_NEW, gap=0.0)
 
-    found = [shapes.one_pass(tiny("llama"), ids(), n)[0] for n in (N_PROMPT, 0)]
-    assert shapes._compare(theirs, *found, N_PROMPT) == int(wrong)
-    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_yours_beside_the_real_ones(wrong):
+    def answer(*sizes):
+        table = of_exercise(*sizes)
+        return {**table, "scores": (sizes[3], sizes[1], sizes[1])} if wrong else table
+
+    round_ = first_round()
+    text, all_right = views.beside(round_, *(answer(*sizes) for sizes in round_.sizes()))
+    assert all_right != wrong
+    lines = {line.split()[0]: line for line in text.splitlines() if line}
     assert ("no: it is (4, 4, 9) and (4, 9, 9)" in lines["scores"]) == wrong
     assert "yes" in lines["k"]  # here two heads share their keys; the exercise gives each its own
 
 
-def test_no_exercise_no_column(capsys):
-    found = [shapes.one_pass(tiny("llama"), ids(), n)[0] for n in (N_PROMPT, 0)]
-    assert shapes._compare(lambda *sizes: None, *found, N_PROMPT) == 0
-    assert not capsys.readouterr().out
+def test_an_answer_with_a_gap_is_shown():
+    round_ = first_round()
+    answers = [{"ids": sizes[1:2]} for sizes in round_.sizes()]
+    text, all_right = views.beside(round_, *answers)
+    assert not all_right
+    lines = {line.split()[0]: line for line in text.splitlines() if line}
+    assert "yes" in lines["ids"]
+    assert "no: it is (4, 9) and (9, 9)" not in lines["ids"]
+    assert lines["logits"].split()[1:3] == ["-", "-"]

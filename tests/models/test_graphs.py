@@ -117,7 +117,7 @@ def test_short_last_blocks_are_padded_to_what_this_decoding_used():
     two.forward(PROMPT[:, :3])
     assert one._backend._widths == {5, 1}
     assert two._backend._widths == {3}
-    assert {recipe.n_tokens for recipe in one.exported.recipes} == {5, 1, 3}
+    assert {recipe.n_tokens for recipe in one.exported.graph_keys} == {5, 1, 3}
 
 
 def test_captures_are_done_before_the_first_timed_step(stand_in):
@@ -177,7 +177,7 @@ def test_a_drafter_runs_its_chain_in_one_replay_per_round(kind, stand_in, monkey
     assert sum(r.n_drafted == 4 for r in rounds) > 4 > rounds[-1].n_drafted
     assert replays[0] == sum(1 + r.n_drafted for r in rounds[1:]), "new shapes: one for each pass"
     assert replays[1] == sum(2 if r.n_drafted == 4 else 1 + r.n_drafted for r in rounds[1:])
-    assert {len(recipe.program.widths(*map(_empty, recipe.inputs))) for recipe in draft.exported.recipes} == {1, 4}
+    assert {len(recipe.program.widths(*map(_empty, recipe.inputs))) for recipe in draft.exported.graph_keys} == {1, 4}
 
 
 def _empty(shape_and_dtype) -> torch.Tensor:
@@ -229,15 +229,15 @@ def test_lanes_outlive_decodings_and_are_never_shared(stand_in):
     two = copy.deepcopy(one)
     one.prefill(PROMPT)
     two.prefill(PROMPT)
-    assert one._backend._lane is not two._backend._lane
+    assert one._backend._cache is not two._backend._cache
     a, b = one.forward(PROMPT[:, :1]), two.forward(PROMPT[:, :1])
     assert torch.equal(a, b)
-    lanes, captures = {id(one._backend._lane), id(two._backend._lane)}, []
+    lanes, captures = {id(one._backend._cache), id(two._backend._cache)}, []
     for _ in range(2):
         for cached in (one, two):
             cached.prefill(PROMPT[:, :4])
             cached.forward(PROMPT[:, :1])
-        assert {id(one._backend._lane), id(two._backend._lane)} == lanes, "free lanes are taken again"
+        assert {id(one._backend._cache), id(two._backend._cache)} == lanes, "free lanes are taken again"
         captures.append(stand_in["captures"])
     assert captures[0] == captures[1], "and with them their graphs"
 
@@ -246,9 +246,9 @@ def test_a_lane_comes_back_when_its_decoding_is_gone():
     cached = graphed()
     exported = cached.exported
     cached.prefill(PROMPT)
-    assert exported.lanes == []
+    assert exported.graph_caches == []
     del cached
-    assert len(exported.lanes) == 1
+    assert len(exported.graph_caches) == 1
 
 
 def test_a_lane_that_is_too_short_is_left_for_a_longer_one():
@@ -259,8 +259,8 @@ def test_a_lane_that_is_too_short_is_left_for_a_longer_one():
     cached.prefill(long[:, :9])
     for place in range(9, 117, 3):
         assert torch.allclose(cached.forward(long[:, place : place + 3]), right[:, place : place + 3], atol=1e-9)
-    assert cached._backend._lane.capacity >= 117
-    assert cached.exported.lanes, "the short ones are free again"
+    assert cached._backend._cache.capacity >= 117
+    assert cached.exported.graph_caches, "the short ones are free again"
 
 
 def test_joined_weights_are_the_models_own():

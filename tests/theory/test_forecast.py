@@ -22,7 +22,7 @@ import optimized_speculative
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.counts import Counts
 from speclab.core.sampling import Sampling
-from speclab.theory.forecast import Forecast, finite_length_rounds, forecast, model_chances, oracle
+from speclab.theory.forecast import Forecast, forecast, model_chances, oracle
 from speclab.theory.formulas import expected_tokens_per_round
 from tests.test_exact import (
     CENTRE,
@@ -569,18 +569,6 @@ def test_the_oracle_drafts_where_it_pays():
     assert best.n_drafted == best.n_accepted == 16  # 4 rounds of 4 + 1 tokens, then 20 plain steps
     assert best.cost == pytest.approx(4 * (1 + 4 / 3) + 20)
     assert min(forecast(model_chances(accept), 41, k, cost).cost for k in range(5)) > 1.1 * best.cost
-
-
-@pytest.mark.parametrize(("alpha", "k"), [(0.5, 4), (0.7, 4), (0.8, 2), (0.8, 8), (0.9, 8)])
-def test_finite_length_rounds_at_64_tokens(alpha, k):
-    """Within 0.01 % of the exact value, where N / tau alone is 1 % to 5 % short: the last round's overshoot."""
-    survival = alpha ** np.arange(k + 1)
-    law = survival - np.append(survival[1:], 0)  # of 1 … k + 1 tokens
-    sizes = np.arange(1, k + 2)
-    mean, mean_square = law @ sizes, law @ sizes**2
-    exact = forecast(model_chances([alpha] * 64), 64, k).n_rounds
-    assert finite_length_rounds(63, mean, mean_square) == pytest.approx(exact, rel=1e-4)
-    assert 0.95 * exact < 63 / mean < 0.99 * exact
 
 
 def test_hard_places_in_groups_make_averages_promise_too_much():

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import binom, binomtest
+from scipy.stats import binom
 
 from speclab.core.counts import Counts
 from speclab.core.rounds import Round
 from speclab.theory import formulas
 from speclab.theory.formulas import (
-    acceptance_interval,
     best_draft_length,
     book_formula,
     break_even_acceptance,
@@ -553,43 +552,3 @@ def test_interval_of_a_cluster_and_two_outliers_is_of_use():
 
 
 # --- the interval of alpha --------------------------------------------------------------------------------------------
-
-
-@given_cases
-@given(st.integers(0, 200), st.integers(0, 200), st.sampled_from([0.8, 0.95, 0.99]))
-def test_acceptance_interval_is_wilsons(accepted, rejected, level):
-    """Against scipy, for all counts."""
-    if accepted + rejected == 0:
-        assert acceptance_interval(accepted, rejected, level) is None
-        return
-    alpha, low, high = acceptance_interval(accepted, rejected, level)
-    reference = binomtest(accepted, accepted + rejected).proportion_ci(level, method="wilson")
-    assert (low, high) == pytest.approx((reference.low, reference.high), abs=1e-12)
-    assert alpha == accepted / (accepted + rejected)
-    assert 0 <= low <= alpha <= high <= 1
-
-
-def test_acceptance_interval_of_one_verdict():
-    """All kept or all refused: a bound at 0 or 1 but never a point, as alpha +- its error would give."""
-    assert acceptance_interval(0, 0) is None
-    for accepted, rejected in [(5, 0), (0, 5), (1, 0)]:
-        _, low, high = acceptance_interval(accepted, rejected)
-        assert high - low > 0.4
-
-
-@pytest.mark.parametrize(("alpha", "k"), [(0.5, 2), (0.8, 4), (0.8, 8), (0.95, 8)])
-def test_censoring_does_not_change_the_interval(alpha, k):
-    """60 rounds that stop at a refusal or after k, 4000 times: 95 % cover alpha, within 5 standard errors of 4000.
-
-    Accepted / drafted, whose denominator holds drafts that nobody tested, covers next to never.
-    """
-    kept = np.minimum(np.random.default_rng(6).geometric(1 - alpha, (4000, 60)) - 1, k)
-    accepted, rejected = kept.sum(1), (kept < k).sum(1)
-    covered = fooled = 0
-    for a, r in zip(accepted.tolist(), rejected.tolist(), strict=True):
-        _, low, high = acceptance_interval(a, r)
-        covered += low <= alpha <= high
-        _, low, high = acceptance_interval(a, 60 * k - a)
-        fooled += low <= alpha <= high
-    assert 0.95 - 5 * 0.0035 < covered / 4000 < 0.95 + 5 * 0.0035
-    assert fooled / 4000 < 0.6

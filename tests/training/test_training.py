@@ -7,7 +7,9 @@ from speclab.lab import corpus, training
 from speclab.lab.corpus import Document, is_permissive
 from speclab.system.errors import EnvironmentProblem
 from tests.conftest import tiny_llama
-from training import lab_pair
+from training import draft as draft_training
+from training import fitting, lab_pair
+from training import models as lab_models
 
 
 def test_corpus_is_the_standard_library_without_tests():
@@ -50,11 +52,11 @@ def test_packages_are_named_without_paths():
 
 
 def test_tokenizer_round_trip_and_end_token():
-    tokenizer = lab_pair.train_tokenizer(iter(["def f():\n    return 'é東'\n"]))
+    tokenizer = lab_models.train_tokenizer(iter(["def f():\n    return 'é東'\n"]))
     text = "class Ω:\n\tpass  # \x00 anything at all 🙂\n"
     assert tokenizer.decode(tokenizer(text).input_ids) == text
     assert tokenizer.eos_token_id == 0
-    stream = lab_pair.encode(tokenizer, ["a", "b"])
+    stream = lab_models.encode(tokenizer, ["a", "b"])
     assert (stream == 0).sum() == 2
 
 
@@ -70,7 +72,7 @@ def test_crops_are_a_function_of_seed_and_step():
 
 def test_interrupted_training_resumes(tmp_path, monkeypatch):
     """The second call goes on at the first one's step with its weights and optimizer state."""
-    monkeypatch.setattr(lab_pair.time, "monotonic", iter(range(10_000)).__next__)  # a second per look
+    monkeypatch.setattr(fitting.time, "monotonic", iter(range(10_000)).__next__)  # a second per look
     stream = torch.randint(0, 64, (3000,), generator=torch.Generator().manual_seed(0))
     steps = []
 
@@ -84,7 +86,7 @@ def test_interrupted_training_resumes(tmp_path, monkeypatch):
         def loss(rows):
             return training.next_token_loss(model, rows)
 
-        return lab_pair.fit(model, batches, loss, minutes, tmp_path / "m.pt", 1e-3, "test"), model
+        return fitting.fit(model, batches, loss, minutes, tmp_path / "m.pt", 1e-3, "test"), model
 
     first, model = run(1)
     second, later = run(2)
@@ -102,7 +104,7 @@ def test_interrupted_training_resumes(tmp_path, monkeypatch):
 def test_a_damaged_checkpoint_is_named(tmp_path):
     (tmp_path / "m.pt").write_bytes(b"half of a file")
     with pytest.raises(EnvironmentProblem, match=r"cannot go on from .*m\.pt: .*; delete it"):
-        lab_pair.fit(tiny_llama(0), list, lambda _: None, 1.0, tmp_path / "m.pt", 1e-3, "test")
+        fitting.fit(tiny_llama(0), list, lambda _: None, 1.0, tmp_path / "m.pt", 1e-3, "test")
 
 
 @pytest.fixture
@@ -169,16 +171,16 @@ def test_distillation_is_best_at_the_target_itself():
     with torch.no_grad():
         log_p = target(input_ids=texts).logits.log_softmax(-1)
         ids = torch.arange(32).expand(2, 16, 32).short()
-        at_target = lab_pair.distillation_loss(target, texts, log_p.exp(), ids)
-        elsewhere = lab_pair.distillation_loss(other, texts, log_p.exp(), ids)
+        at_target = draft_training.distillation_loss(target, texts, log_p.exp(), ids)
+        elsewhere = draft_training.distillation_loss(other, texts, log_p.exp(), ids)
     entropy = -(log_p.exp() * log_p).sum(-1).mean()
     assert at_target == pytest.approx(entropy.item(), abs=1e-4)
     assert elsewhere > at_target + 0.1
 
 
 def test_draft_starts_from_the_target():
-    target = lab_pair.llama(lab_pair.TARGET_SHAPE)
-    draft = lab_pair.draft_from(target, seed=0)
+    target = lab_models.llama(lab_models.TARGET_SHAPE)
+    draft = draft_training.draft_from(target, seed=0)
     assert torch.equal(draft.model.embed_tokens.weight, target.model.embed_tokens.weight)
     mine, theirs = (m.model.layers[0].mlp.up_proj.weight for m in (draft, target))
     rows = min(len(mine), len(theirs))

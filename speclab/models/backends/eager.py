@@ -12,6 +12,7 @@ class EagerBackend:
         self._cache = DynamicCache(config=model.config)
 
     def prefill(self, prompt: Tensor) -> Tensor:
+        """(1, prompt) ids -> (1, 1, vocab) logits of the last one."""
         options = {"past_key_values": self._cache, "use_cache": True, "logits_to_keep": 1}
         logits = self._model(input_ids=prompt, **options).logits
         if self._rolls_back and hasattr(self._cache, "activate_past_recording"):
@@ -19,11 +20,14 @@ class EagerBackend:
         return logits
 
     def forward(self, tokens: Tensor, length: int) -> Tensor:
+        """(1, m) ids -> (1, m, vocab) logits. `length` is in the cache already."""
         return self._model(input_ids=tokens, past_key_values=self._cache, use_cache=True).logits
 
     def crop(self, n_tokens: int) -> None:
         # The negative form is the portable one, and for sliding windows a crop of 0 is what frees old entries.
+        """Drop the last `n_tokens` of the cache."""
         self._cache.crop(-n_tokens)
 
     def layers(self) -> list[tuple[Tensor, Tensor]]:
-        return [(layer.keys, layer.values) for layer in self._cache.layers]
+        """Keys and values of every layer, (1, kv heads, tokens, head width) each."""
+        return [(layer.keys, layer.values) for layer in self._cache.layers]  # type: ignore[union-attr, misc]

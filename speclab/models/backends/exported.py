@@ -13,6 +13,7 @@ import logging
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -48,6 +49,7 @@ class WrittenInPlace(CacheLayerMixin):
         self.keys, self.values, self.is_initialized = keys, values, True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+        """Write this pass's rows; give all of them."""
         width = key_states.shape[2]
         before = self.keys.shape[2] - width
         self.keys.narrow(2, before, width).copy_(key_states)
@@ -55,18 +57,21 @@ class WrittenInPlace(CacheLayerMixin):
         return self.keys, self.values
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Rows that attention reads, and where they start."""
         return self.keys.shape[2], 0
 
     def get_seq_length(self) -> int:
+        """0: positions are always given."""
         return 0  # positions are always given
 
     def get_max_length(self) -> int:
+        """No limit."""
         return -1
 
     get_max_cache_shape = get_max_length  # its name before transformers 5.20
 
     def lazy_initialization(self, *args) -> None:
-        pass
+        """Nothing to do."""
 
 
 class WrittenAtPositions(WrittenInPlace):
@@ -80,6 +85,7 @@ class WrittenAtPositions(WrittenInPlace):
         self._rows = positions[0]
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+        """Write the rows of the positions; give all of them."""
         self.keys.index_copy_(2, self._rows, key_states)
         self.values.index_copy_(2, self._rows, value_states)
         return self.keys, self.values
@@ -110,14 +116,15 @@ class ExportedModel:
     kernels: how often a pass calls what.
     least_width: narrower passes are padded to this many tokens, where that is faster (models/select.py finds out).
     graphed: whether passes run as CUDA graphs (backends/cuda_graphs.py); they then write the rows of their positions.
-    lanes, pool, recipes: what those graphs run on and share, and what has been asked for so far.
+    graph_caches, pool, graph_keys: what those graphs run on and share, and what has been asked for so far.
     """
 
     def __init__(self, model: PreTrainedModel, graphed: bool | None = None):
         self.least_width = 1
         self.graphed = model.device.type == "cuda" if graphed is None else graphed
-        self.lanes: list = []
-        self.pool, self.recipes = None, set()
+        self.graph_caches: list = []
+        self.pool: Any = None
+        self.graph_keys: set = set()
         self.shapes = kv_shapes(model)
         self.device, self.dtype = model.device, model.dtype
         self.packed = rewrites.can_prepack(model.device, model.dtype)
@@ -154,7 +161,7 @@ class ExportedModel:
 class ExportedBackend:
     """The exported model over buffers that are written in place: nothing is copied or allocated from round to round.
 
-    Rolling back is free: rows behind the length are never read, and the next pass overwrites them.
+    Rolling back is free: rows after the length are never read, and the next pass overwrites them.
     """
 
     WIDEST = 64  # passes up to this width take their masks from a table
@@ -165,6 +172,7 @@ class ExportedBackend:
         self._positions_known = context_length(model) or sys.maxsize
 
     def prefill(self, prompt: Tensor) -> Tensor:
+        """(1, prompt) ids -> (1, 1, vocab) logits, by the model's own code, into the buffers."""
         n = prompt.shape[1]
         self._reserve(n + 1, 0)
         # The prompt is bound by arithmetic, not by kernel launches: the model's own code reads it, into the buffers.
@@ -173,10 +181,11 @@ class ExportedBackend:
         return self._model(input_ids=prompt, **options).logits
 
     def forward(self, tokens: Tensor, length: int) -> Tensor:
+        """(1, m) ids after `length` tokens -> (1, m, vocab) logits."""
         n_tokens = tokens.shape[1]
         width = max(n_tokens, self._exported.least_width)
         if width > n_tokens and length + width <= self._positions_known:
-            # Rows that nobody asked for stand behind the others, so none of those reads them; the next pass overwrites.
+            # The added rows come last, so no other row reads them, and the next pass overwrites them.
             tokens = nn.functional.pad(tokens, (0, width - n_tokens))
         width = tokens.shape[1]
         total = length + width
@@ -190,9 +199,10 @@ class ExportedBackend:
         return self._exported.forward(tokens, self._positions[:, length:total], mask, keys, values)[:, :n_tokens]
 
     def crop(self, n_tokens: int) -> None:
-        pass
+        """Nothing to do: rows after the length are never read."""
 
     def layers(self) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of every layer, (1, kv heads, capacity, head width) each."""
         return list(zip(self._keys, self._values, strict=True))
 
     def _reserve(self, total: int, length: int) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from transformers import PreTrainedModel
 
 aten = torch.ops.aten
-_OURS, _numbers = "_flat_constant_", itertools.count()  # names of the tensors that the rewrites add
+_OURS, _numbers = "_lab_constant_", itertools.count()  # names of the tensors that the rewrites add
 
 
 def can_prepack(device: torch.device, dtype: torch.dtype) -> bool:
@@ -123,7 +123,7 @@ def _pack(graph: fx.GraphModule, node: fx.Node) -> None:
     for done in dict.fromkeys((total, node)):
         _replace(done, product)
     if weight.target.startswith(_OURS):
-        delattr(graph, weight.target)  # a joined matrix nobody needs any more
+        delattr(graph, weight.target)  # a joined matrix that is not needed any more
         graph.graph.erase_node(weight)
 
 

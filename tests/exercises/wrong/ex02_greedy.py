@@ -19,7 +19,7 @@ def one_round(target, draft, text, k, room, eos):
 
 
 WRONG = {
-    "agreements behind the first refused draft count": (
+    "agreements after the first rejected draft count": (
         "count_accepted",
         "def count_accepted(drafted, own):\n    return sum(d == o for d, o in zip(drafted, own))",
     ),

@@ -16,7 +16,7 @@ def crop(layers, n):
 
 WRONG = {
     "the last committed token is kept": ("tokens_to_keep", _keep("min(n_cached, n_committed)")),
-    "the refused drafts stay": ("tokens_to_keep", _keep("n_cached")),
+    "the rejected drafts stay": ("tokens_to_keep", _keep("n_cached")),
     "one token less than is there": ("tokens_to_keep", _keep("n_cached - 1")),
     "the draft's cache is as long as the target's": ("tokens_to_keep", _keep("n_committed - 1")),
     "the draft is fed the last token alone": (
@@ -34,7 +34,7 @@ WRONG = {
         "crop",
         _crop("return [(k[:, :, :n].contiguous(), v[:, :, :n].contiguous()) for k, v in layers]"),
     ),
-    "refused positions are set to zero": (
+    "rejected positions are set to zero": (
         "crop",
         _crop(
             "length = layers[0][0].shape[2]\n"

@@ -7,7 +7,7 @@ they got: of several that do, the first.
 
 def _round(
     keep: str = "is_accepted(p, q, uniforms[i])",
-    refused: str = "i, draw(residual(target_probs[i], draft_probs[i]), uniforms[k])",
+    rejected: str = "i, draw(residual(target_probs[i], draft_probs[i]), uniforms[k])",
     passed: str = "k, draw(target_probs[k], uniforms[k])",
 ) -> str:
     """The right round with one part of it replaced."""
@@ -17,7 +17,7 @@ def verify_draft(drafted, draft_probs, target_probs, uniforms, draw):
     for i, token in enumerate(drafted):
         p, q = float(target_probs[i, token]), float(draft_probs[i, token])
         if not {keep}:
-            return {refused}
+            return {rejected}
     return {passed}
 """
 
@@ -35,7 +35,7 @@ RIGHT_ROUND = _round()
 WRONG = {
     "the correction is drawn from the target's row, not from the residual": (
         "verify_draft",
-        _round(refused="i, draw(target_probs[i], uniforms[k])"),
+        _round(rejected="i, draw(target_probs[i], uniforms[k])"),
     ),
     "a draft is kept where it is the target's most probable token; that is right for greedy decoding alone": (
         "verify_draft",
@@ -59,15 +59,15 @@ WRONG = {
     "the bonus token is forgotten": ("verify_draft", _round(passed="None")),
     "the correction is the most probable token of the residual, it should be drawn": (
         "verify_draft",
-        _round(refused="i, int(residual(target_probs[i], draft_probs[i]).argmax())"),
+        _round(rejected="i, int(residual(target_probs[i], draft_probs[i]).argmax())"),
     ),
     "the correction is the target's most probable token, it should be drawn from the residual": (
         "verify_draft",
-        _round(refused="i, int(target_probs[i].argmax())"),
+        _round(rejected="i, int(target_probs[i].argmax())"),
     ),
     "the correction is drawn from the draft's row": (
         "verify_draft",
-        _round(refused="i, draw(draft_probs[i], uniforms[k])"),
+        _round(rejected="i, draw(draft_probs[i], uniforms[k])"),
     ),
     "the residual is the draft minus the target, the wrong way round": _residual(
         "missing = (draft_probs - target_probs).clamp(min=0)",
@@ -77,14 +77,14 @@ WRONG = {
         "uniform < target_prob"
     ),
     "one uniform serves all tests of the round": ("verify_draft", _round(keep="is_accepted(p, q, uniforms[0])")),
-    "the uniform that refused a draft draws the correction too": (
+    "the uniform that rejected a draft draws the correction too": (
         "verify_draft",
-        _round(refused="i, draw(residual(target_probs[i], draft_probs[i]), uniforms[i])"),
+        _round(rejected="i, draw(residual(target_probs[i], draft_probs[i]), uniforms[i])"),
     ),
     "a draft is kept where the target likes it no less than the draft does; the uniform is left out": _is_accepted(
         "target_prob > 0 and target_prob >= draft_prob"
     ),
-    "drafts behind a refused one are counted": (
+    "drafts after a rejected one are counted": (
         "verify_draft",
         """
         def verify_draft(drafted, draft_probs, target_probs, uniforms, draw):
@@ -98,17 +98,17 @@ WRONG = {
             return sum(kept), draw(residual(target_probs[first], draft_probs[first]), uniforms[-1])
         """,
     ),
-    "each draft is tested with the row behind its own": (
+    "each draft is tested with the row after its own": (
         "verify_draft",
         _round(
             keep="is_accepted(float(target_probs[i + 1, token]), q, uniforms[i])",
-            refused="i, draw(residual(target_probs[i + 1], draft_probs[i]), uniforms[k])",
+            rejected="i, draw(residual(target_probs[i + 1], draft_probs[i]), uniforms[k])",
         ),
     ),
     "the number of kept drafts is a float": (
         "verify_draft",
         _round(
-            refused="float(i), draw(residual(target_probs[i], draft_probs[i]), uniforms[k])",
+            rejected="float(i), draw(residual(target_probs[i], draft_probs[i]), uniforms[k])",
             passed="float(k), draw(target_probs[k], uniforms[k])",
         ),
     ),

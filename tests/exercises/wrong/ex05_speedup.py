@@ -11,7 +11,7 @@ WRONG = {
             return sum(a for _, a in rounds) / drafted
         """,
     ),
-    "every round refuses one": (
+    "every round rejects one": (
         "acceptance_rate",
         """
         def acceptance_rate(rounds):
@@ -36,8 +36,8 @@ WRONG = {
         """
         def acceptance_rate(rounds):
             accepted = sum(a for _, a in rounds)
-            refused = sum(a < d for d, a in rounds)
-            return accepted / max(1, accepted + refused)
+            rejected = sum(a < d for d, a in rounds)
+            return accepted / max(1, accepted + rejected)
         """,
     ),
     "no bonus token": (
@@ -47,7 +47,7 @@ WRONG = {
             return float(sum(alpha**i for i in range(max(1, k))))
         """,
     ),
-    "drafts count behind a refused one": (
+    "drafts count after a rejected one": (
         "expected_tokens",
         """
         def expected_tokens(alpha, k):

@@ -6,9 +6,9 @@ WRONG = {
         """
         def lookup(tokens, k, longest=4, shortest=2):
             for n in range(min(longest, len(tokens) - 1), shortest - 1, -1):
-                for behind in range(n, len(tokens)):
-                    if tokens[behind - n : behind] == tokens[-n:]:
-                        return tokens[behind : behind + k]
+                for after in range(n, len(tokens)):
+                    if tokens[after - n : after] == tokens[-n:]:
+                        return tokens[after : after + k]
             return []
         """,
     ),
@@ -17,9 +17,9 @@ WRONG = {
         """
         def lookup(tokens, k, longest=4, shortest=2):
             for n in range(shortest, min(longest, len(tokens) - 1) + 1):
-                for behind in range(len(tokens) - 1, n - 1, -1):
-                    if tokens[behind - n : behind] == tokens[-n:]:
-                        return tokens[behind : behind + k]
+                for after in range(len(tokens) - 1, n - 1, -1):
+                    if tokens[after - n : after] == tokens[-n:]:
+                        return tokens[after : after + k]
             return []
         """,
     ),
@@ -27,9 +27,9 @@ WRONG = {
         "lookup",
         """
         def lookup(tokens, k, longest=4, shortest=2):
-            for behind in range(len(tokens) - 1, 1, -1):
-                if tokens[behind - 2 : behind] == tokens[-2:]:
-                    return tokens[behind : behind + k]
+            for after in range(len(tokens) - 1, 1, -1):
+                if tokens[after - 2 : after] == tokens[-2:]:
+                    return tokens[after : after + k]
             return []
         """,
     ),
@@ -38,9 +38,9 @@ WRONG = {
         """
         def lookup(tokens, k, longest=4, shortest=2):
             for n in range(min(longest, len(tokens)), shortest - 1, -1):
-                for behind in range(len(tokens), n - 1, -1):
-                    if tokens[behind - n : behind] == tokens[-n:]:
-                        return tokens[behind : behind + k]
+                for after in range(len(tokens), n - 1, -1):
+                    if tokens[after - n : after] == tokens[-n:]:
+                        return tokens[after : after + k]
             return []
         """,
     ),
@@ -49,9 +49,9 @@ WRONG = {
         """
         def lookup(tokens, k, longest=4, shortest=2):
             for n in range(min(longest, len(tokens) - 1), shortest - 1, -1):
-                for behind in range(len(tokens) - n, n - 1, -1):
-                    if tokens[behind - n : behind] == tokens[-n:]:
-                        return tokens[behind : behind + k]
+                for after in range(len(tokens) - n, n - 1, -1):
+                    if tokens[after - n : after] == tokens[-n:]:
+                        return tokens[after : after + k]
             return []
         """,
     ),
@@ -60,14 +60,14 @@ WRONG = {
         """
         def lookup(tokens, k, longest=4, shortest=2):
             for n in range(min(longest, len(tokens) - 1), shortest - 1, -1):
-                for behind in range(len(tokens) - 1, n - 1, -1):
-                    if tokens[behind - n : behind] == tokens[-n:]:
-                        return tokens[behind - n : behind - n + k]
+                for after in range(len(tokens) - 1, n - 1, -1):
+                    if tokens[after - n : after] == tokens[-n:]:
+                        return tokens[after - n : after - n + k]
             return []
         """,
     ),
     "a text that is a list in a list": (
-        "MyDrafter",  # start alone would be looked for in CachedModel first, which has one too
+        "MyDrafter",  # prefill alone would be looked for in CachedModel first, which has one too
         """
         class MyDrafter(MyDrafter):
             def prefill(self, target, prompt, sampling):

@@ -19,26 +19,29 @@ from decoding import plain_text
 from tiny_models import VOCAB, perturbed, tiny
 
 import baseline_autoregressive
-import check
 import compare
 import optimized_speculative
 from draft_models import ModelDrafter, NgramDrafter
-from optimized_speculative import Rules, speculative_decode
-from speclab.core.accept import accept_from_logits
+from optimized_speculative import speculative_decode
+from speclab.cli import flags
 from speclab.core.counts import Counts
-from speclab.core.rounds import Round
+from speclab.core.rounds import DecodeSettings, Round
 from speclab.core.sampling import Sampling
 from speclab.drafts.oracle import FreeOracleDrafter
-from speclab.learner import functions
-from speclab.learner.functions import Learner
+from speclab.lab.instruments import LoopFunctions
+from speclab.learner import checklist, loading, runner
+from speclab.learner.adapters import CheckedDrafter, accept_sampled
+from speclab.learner.ask import Steps, ask, ask_finite, ask_whole
+from speclab.learner.functions import NO_LEARNER, Learner
 from speclab.learner.guard import CLOCK, SECONDS, has_alarm
 from speclab.models import prompts
 from speclab.models.cached import CachedModel
 from speclab.present import report
 from speclab.records import record
+from speclab.system import paths
 from speclab.system.errors import Problem, UsageProblem
 
-STEMS = {exercise.number: exercise.stem for exercise in check.exercises()}
+STEMS = {exercise.number: exercise.stem for exercise in checklist.exercises()}
 N_TOKENS = 60
 
 
@@ -60,16 +63,15 @@ def pair() -> tuple[CachedModel, CachedModel]:
 
 
 def rounds(
-    pair, theirs: Learner, sampling: Sampling, k: int = 4, ngram: bool = False, longest: int | None = None
+    pair, learner: Learner, sampling: Sampling, k: int = 4, ngram: bool = False, longest: int | None = None
 ) -> list:
-    """All rounds of a decoding that is decided by `theirs`."""
+    """All rounds of a decoding that is decided by `learner`."""
     prompt = torch.randint(0, VOCAB, (1, 7), generator=torch.Generator().manual_seed(3))
     if ngram:
         prompt = prompt.repeat(1, 4)
     drafter = NgramDrafter(2, 1) if ngram else ModelDrafter(pair[1])
-    generator = torch.Generator().manual_seed(5)
-    decode = theirs.decoder(speculative_decode, Rules)
-    return list(decode(pair[0], theirs.drafter(drafter, longest), prompt, k, N_TOKENS, sampling, generator))
+    functions, settings = learner.functions(speculative_decode), DecodeSettings(N_TOKENS, sampling, seed=5)
+    return list(functions.rounds(pair[0], functions.adapt(drafter, longest), prompt, k, settings))
 
 
 def words(found: list) -> list[int]:
@@ -99,7 +101,7 @@ GREEDY, SAMPLED = Sampling(), Sampling(temperature=0.9)
 @pytest.mark.parametrize("numbers", [(2,), (3,), (4,), (2, 3, 4)])
 def test_solutions_decode_as_the_lab_does(pair, numbers, sampling, k):
     """Round for round, given the same random numbers."""
-    expected = rounds(pair, functions.LAB, sampling, k)
+    expected = rounds(pair, NO_LEARNER, sampling, k)
     if k == 4:
         lively(expected)
     assert rounds(pair, solutions(*numbers), sampling, k) == expected
@@ -108,29 +110,27 @@ def test_solutions_decode_as_the_lab_does(pair, numbers, sampling, k):
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_drafts_without_probabilities_are_certain_ones(pair, sampling):
     """Prompt lookup through exercises 2 and 4: each proposal stands for a one-hot distribution."""
-    expected = rounds(pair, functions.LAB, sampling, ngram=True)
+    expected = rounds(pair, NO_LEARNER, sampling, ngram=True)
     assert sum(r.n_drafted for r in expected) > 0
     assert rounds(pair, solutions(2, 3, 4), sampling, ngram=True) == expected
 
 
 def test_exercise_seven_drafts(pair):
     """MyDrafter takes the n-gram drafter's place, and no other's."""
-    theirs = solutions(7)
-    found = rounds(pair, theirs, GREEDY, ngram=True)
+    learner = solutions(7)
+    found = rounds(pair, learner, GREEDY, ngram=True)
     assert [t for r in found for t in r.tokens] == [
-        t for r in rounds(pair, functions.LAB, GREEDY, 0, True) for t in r.tokens
+        t for r in rounds(pair, NO_LEARNER, GREEDY, 0, True) for t in r.tokens
     ]
     assert sum(r.n_drafted for r in found) > 0
-    assert isinstance(theirs.drafter(NgramDrafter()), functions.TheirDrafter)
-    assert isinstance(theirs.drafter(ModelDrafter(pair[1])), ModelDrafter)
+    assert isinstance(learner.drafter(NgramDrafter()), CheckedDrafter)
+    assert isinstance(learner.drafter(ModelDrafter(pair[1])), ModelDrafter)
 
 
 def test_exercise_eight_is_the_whole_loop(pair):
     for sampling in (GREEDY, SAMPLED):
         counted = [(r.tokens, r.n_drafted, r.n_accepted) for r in rounds(pair, solutions(8), sampling)]
-        assert counted == [(r.tokens, r.n_drafted, r.n_accepted) for r in rounds(pair, functions.LAB, sampling)]
-    with pytest.raises(UsageProblem, match="--trace"):
-        list(solutions(8).decoder(speculative_decode, Rules)(time_phases=True))
+        assert counted == [(r.tokens, r.n_drafted, r.n_accepted) for r in rounds(pair, NO_LEARNER, sampling)]
 
 
 def test_exercise_six_chooses_every_length(pair):
@@ -141,26 +141,23 @@ def test_exercise_six_chooses_every_length(pair):
         seen.append((k, n_drafted, n_accepted, longest))
         return 5 if k == 2 else 2
 
-    theirs = with_function(6, next_draft_length=rule)
-    found = rounds(pair, theirs, GREEDY, k=6, longest=6)
-    assert words(found) == words(rounds(pair, functions.LAB, GREEDY, 6))
+    learner = with_function(6, next_draft_length=rule)
+    found = rounds(pair, learner, GREEDY, k=6, longest=6)
+    assert words(found) == words(rounds(pair, NO_LEARNER, GREEDY, 6))
     assert [r.n_drafted for r in found[1:6]] == [4, 2, 5, 2, 5]
     assert seen == [(k, r.n_drafted, r.n_accepted, 6) for (k, *_), r in zip(seen, found[1:], strict=True)]
     assert [k for k, *_ in seen[:4]] == [4, 2, 5, 2]
-    assert all(r.n_drafted == 4 for r in rounds(pair, theirs, GREEDY)[1:4]), "where nobody names a longest it is off"
+    assert all(r.n_drafted == 4 for r in rounds(pair, learner, GREEDY)[1:4]), "where nobody names a longest it is off"
 
 
 def test_without_the_flag_the_lab_is_as_it_is(pair):
     """The very same loop, rule and drafter: nothing stands in between."""
-    assert functions.load(None, {2, 3}) is functions.LAB
-    assert not functions.LAB
-    assert functions.LAB.describe() == []
-    assert functions.LAB.decoder(speculative_decode, Rules) is speculative_decode
-    assert Rules(functions.LAB.verify, functions.LAB.tokens_to_keep) == Rules()
-    assert functions.LAB.verify is accept_from_logits
+    assert loading.load(None, {2, 3}) is NO_LEARNER
+    assert not NO_LEARNER
+    assert NO_LEARNER.describe() == []
+    assert NO_LEARNER.functions(speculative_decode) == LoopFunctions(speculative_decode)
     drafter = ModelDrafter(pair[1])
-    assert functions.LAB.drafter(drafter, 4) is drafter
-    assert functions.LAB.shapes(2, 4, 8, 2, 1000) is None
+    assert NO_LEARNER.drafter(drafter, 4) is drafter
 
 
 def test_the_instrument_keeps_the_labs_own_catch_up():
@@ -172,7 +169,7 @@ def test_the_instrument_keeps_the_labs_own_catch_up():
 
 
 @pytest.mark.parametrize(
-    ("theirs", "sampling", "named"),
+    ("learner", "sampling", "named"),
     [
         (with_function(2, count_accepted=lambda drafted, own: 99), GREEDY, ["exercise 2", "99", "from 0 to 4"]),
         (with_function(2, next_token=lambda own, n: None), GREEDY, ["exercise 2", "None"]),
@@ -191,10 +188,10 @@ def test_the_instrument_keeps_the_labs_own_catch_up():
         (with_function(8, decode=lambda *args: iter([1 // 0])), GREEDY, ["exercise 8", "ZeroDivisionError"]),
     ],
 )
-def test_an_impossible_answer_is_one_line(pair, theirs, sampling, named):
+def test_an_impossible_answer_is_one_line(pair, learner, sampling, named):
     """Which exercise, which function, what it said, and to which arguments: its checks have passed."""
     with pytest.raises(Problem) as caught:
-        rounds(pair, theirs, sampling, k=4, longest=6)
+        rounds(pair, learner, sampling, k=4, longest=6)
     assert caught.value.exit_code == 1
     for word in [*named, "on real data; its arguments were "]:
         assert word in str(caught.value)
@@ -208,7 +205,7 @@ def test_the_arguments_can_be_typed_in_again():
         raise IndexError("list index out of range")
 
     with pytest.raises(Problem) as caught:
-        functions.ask(2, rule, [1, 2, 3], list(range(500)), torch.zeros(2, 3), 0.25, rule, SimpleNamespace, Sampling())
+        ask(2, rule, [1, 2, 3], list(range(500)), torch.zeros(2, 3), 0.25, rule, SimpleNamespace, Sampling())
     assert str(caught.value).endswith(
         "rule raised IndexError: list index out of range -- on real data; its arguments were [1, 2, 3], "
         "[0, 1, 2, 3, 4, 5, 6, 7, ..., 492, 493, 494, 495, 496, 497, 498, 499] (500 of them), "
@@ -225,8 +222,8 @@ def test_a_forgotten_return_is_called_that():
         "so does this"
 
     with pytest.raises(Problem, match=r"rule returned None; did you forget `return`\? -- on real data"):
-        functions.ask(1, rule, 3)
-    assert functions.ask(1, may, 3) is None
+        ask(1, rule, 3)
+    assert ask(1, may, 3) is None
 
 
 endless = pytest.mark.skipif(not has_alarm(), reason="this system has no alarm to stop a loop")
@@ -245,10 +242,10 @@ def test_a_loop_that_ends_in_the_checks_only_is_stopped(pair, monkeypatch, numbe
         yield Round([1], prefill=True)
         forever()
 
-    theirs = with_function(2, next_token=forever) if number == 2 else with_function(8, decode=forever_after_a_round)
+    learner = with_function(2, next_token=forever) if number == 2 else with_function(8, decode=forever_after_a_round)
     monkeypatch.setitem(SECONDS, "call", 0.1)
     with pytest.raises(Problem) as caught:
-        rounds(pair, theirs, GREEDY)
+        rounds(pair, learner, GREEDY)
     assert caught.value.exit_code == 1
     name = "forever" if number == 2 else "decode"
     assert f"{name} is still running after 0.1 s of processor time" in str(caught.value)
@@ -263,7 +260,7 @@ def test_a_wait_without_an_end_is_stopped(monkeypatch):
     with pytest.raises(
         Problem, match=r"wait is still running after 0\.1 s by the clock: does it wait for .* real data"
     ):
-        functions.ask(2, threading.Event().wait)
+        ask(2, threading.Event().wait)
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
@@ -279,7 +276,7 @@ def test_an_alarm_that_is_caught_counts(monkeypatch):
         return 3
 
     with pytest.raises(Problem, match=r"still running after 0\.1 s of processor time"):
-        functions.ask(2, catches)
+        ask(2, catches)
 
 
 @pytest.mark.parametrize(
@@ -290,25 +287,25 @@ def test_what_is_no_exception_is_one_line(kind):
         raise kind(3)
 
     with pytest.raises(Problem, match=rf"exercise 2: .*leave raised {kind.__name__}: .* -- on real data"):
-        functions.ask(2, leave)
+        ask(2, leave)
 
 
 def test_a_file_that_is_imported_in_its_checks_only_is_one_line(monkeypatch, tmp_path):
-    """impl.load imports it once more, in the run's own process."""
+    """loading.load imports it once more, in the run's own process."""
     package = tmp_path / "answers"
     package.mkdir()
     (package / "ex02_greedy.py").write_text("import sys\nsys.exit('not here')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    exercise = next(exercise for exercise in check.exercises() if exercise.number == 2)
+    exercise = next(exercise for exercise in checklist.exercises() if exercise.number == 2)
     with pytest.raises(
         Problem, match=r"answers/ex02_greedy\.py cannot be imported here: SystemExit: not here; .*check\.py 2"
     ):
-        functions._imported("answers", exercise)
+        loading._imported("answers", exercise)
 
 
 @endless
 def test_the_stopwatch_may_run_for_long(monkeypatch):
-    """Exercise 0 times a whole decoding in one call: the alarm is wound up again at every token, not for ever."""
+    """Exercise 0 times a whole decoding in one call: every token restarts the limits, but not for ever."""
     monkeypatch.setitem(SECONDS, "call", 0.2)
 
     def work(seconds):
@@ -321,9 +318,9 @@ def test_the_stopwatch_may_run_for_long(monkeypatch):
             work(0.08)
             yield token
 
-    assert functions.ask(0, lambda steps: list(steps()), functions.Steps(decode), lab_inside=True) == [*range(6)]
+    assert ask(0, lambda steps: list(steps()), Steps(decode), lab_inside=True) == [*range(6)]
     with pytest.raises(Problem, match="still running"):
-        functions.ask(0, lambda steps: [work(9) for _ in steps()], functions.Steps(decode), lab_inside=True)
+        ask(0, lambda steps: [work(9) for _ in steps()], Steps(decode), lab_inside=True)
 
 
 @pytest.mark.parametrize("tokens", [torch.zeros(1, 9, dtype=torch.long), torch.full((1, 1), VOCAB), torch.zeros(1, 1)])
@@ -366,8 +363,8 @@ def test_the_size_of_a_draft_is_counted(pair, sampling):
     def lab():
         return with_function(7, MyDrafter=lambda: NgramDrafter())
 
-    theirs = with_function(7, MyDrafter=Sizeless)
-    found = rounds(pair, theirs, sampling, ngram=True)
+    learner = with_function(7, MyDrafter=Sizeless)
+    found = rounds(pair, learner, sampling, ngram=True)
     assert sum(r.n_drafted for r in found) > 0
     assert found == rounds(pair, lab(), sampling, ngram=True)
 
@@ -383,14 +380,14 @@ def test_whole_numbers_of_any_kind_do(pair):
         count_accepted=lambda drafted, own: numpy.int64(two.count_accepted(drafted, own)),
         next_token=lambda own, n: torch.tensor([two.next_token(own, n)]),
     )
-    assert rounds(pair, numbers, GREEDY) == lively(rounds(pair, functions.LAB, GREEDY))
+    assert rounds(pair, numbers, GREEDY) == lively(rounds(pair, NO_LEARNER, GREEDY))
     listed = with_function(4, verify_draft=lambda *args: [numpy.int32(n) for n in four.verify_draft(*args)])
-    assert rounds(pair, listed, SAMPLED) == lively(rounds(pair, functions.LAB, SAMPLED))
+    assert rounds(pair, listed, SAMPLED) == lively(rounds(pair, NO_LEARNER, SAMPLED))
     lengths = with_function(6, next_draft_length=lambda *args: numpy.int64(six.next_draft_length(*args)))
     assert rounds(pair, lengths, GREEDY, longest=4) == rounds(pair, solutions(6), GREEDY, longest=4)
     for answer in (4.0, numpy.float64(4), "4", None, [4], torch.tensor([1, 2])):
         with pytest.raises(Problem, match="not a whole number"):
-            functions.in_range(2, lambda found: found[0], 0, 9, (answer,))
+            ask_whole(2, lambda found: found[0], 0, 9, (answer,))
 
 
 def test_a_function_may_use_up_its_lists(pair):
@@ -403,7 +400,7 @@ def test_a_function_may_use_up_its_lists(pair):
         drafted.clear()
         return n
 
-    assert rounds(pair, with_function(2, count_accepted=popping), GREEDY) == lively(rounds(pair, functions.LAB, GREEDY))
+    assert rounds(pair, with_function(2, count_accepted=popping), GREEDY) == lively(rounds(pair, NO_LEARNER, GREEDY))
 
     def emptied(drafted, own):
         drafted.clear()
@@ -424,15 +421,15 @@ class Wild:
 
 def test_an_answer_that_cannot_even_be_shown_is_one_line():
     with pytest.raises(Problem, match=r"returned <Wild instance at .*>, not a whole number"):
-        functions.in_range(2, lambda found: found, 0, 9, Wild())
+        ask_whole(2, lambda found: found, 0, 9, Wild())
     with pytest.raises(Problem, match=r"returned <Wild instance at .*>, not a finite number"):
-        functions.finite(5, lambda found: found, Wild())
+        ask_finite(5, lambda found: found, Wild())
 
 
 @pytest.mark.parametrize("answer", ["0.5", None, 1j, float("nan"), float("inf"), torch.tensor([0.5, 0.5]), [0.5]])
 def test_what_is_no_finite_number_is_one_line(answer):
     with pytest.raises(Problem, match=r"exercise 5: .* not a finite number"):
-        functions.finite(5, lambda found: found[0], (answer,))
+        ask_finite(5, lambda found: found[0], (answer,))
 
 
 @pytest.mark.parametrize("room", ["exercises", "solutions"])
@@ -440,9 +437,9 @@ def test_an_error_inside_a_library_has_the_learners_line(room):
     """Not the library's: that one cannot be mended."""
     space = {}
     source = "import torch\n\ndef rule(x):\n    return torch.einsum('i,j', x)\n"
-    exec(compile(source, str(check.ROOT / room / "ex02_greedy.py"), "exec"), space)
+    exec(compile(source, str(paths.ROOT / room / "ex02_greedy.py"), "exec"), space)
     with pytest.raises(Problem, match=rf"rule raised .*\({room}/ex02_greedy\.py:4\) -- on real data"):
-        functions.ask(2, space["rule"], torch.ones(3))
+        ask(2, space["rule"], torch.ones(3))
 
 
 def test_logits_that_are_not_finite_are_the_loops_business():
@@ -450,7 +447,7 @@ def test_logits_that_are_not_finite_are_the_loops_business():
     logits = torch.zeros(1, 1, 4)
     logits[0, 0, 2] = torch.nan
     draft = SimpleNamespace(tokens=torch.zeros(1, 0, dtype=torch.long), probs=None)
-    found = functions.sampled_verdict(solutions(4).modules[4], draft, SAMPLED.probs(logits), torch.tensor([[0.5]]))
+    found = accept_sampled(solutions(4).modules[4], draft, SAMPLED.probs(logits), torch.tensor([[0.5]]))
     assert found == (0, -1)
 
 
@@ -459,8 +456,8 @@ def test_drafts_that_are_not_finite_are_no_learners_fault():
     probs = torch.full((1, 1, 4), 0.25)
     probs[0, 0, 2] = torch.nan
     draft = SimpleNamespace(tokens=torch.zeros(1, 1, dtype=torch.long), probs=probs)
-    mine = SimpleNamespace(verify_draft=lambda *args: pytest.fail("the learner's rule was asked"))
-    found = functions.sampled_verdict(mine, draft, torch.full((1, 2, 4), 0.25), torch.tensor([[0.5, 0.5]]))
+    learner = SimpleNamespace(verify_draft=lambda *args: pytest.fail("the learner's rule was asked"))
+    found = accept_sampled(learner, draft, torch.full((1, 2, 4), 0.25), torch.tensor([[0.5, 0.5]]))
     assert found == (0, -1)
 
 
@@ -475,21 +472,21 @@ def checked(monkeypatch):
     def run(package, chosen):
         for exercise in chosen:
             found = outcomes.get(exercise.number, ["todo"])
-            exercise.checks = [check.Check(f"test_number_{i}", what, f"why {i}") for i, what in enumerate(found)]
+            exercise.checks = [checklist.Check(f"test_number_{i}", what, f"why {i}") for i, what in enumerate(found)]
 
-    monkeypatch.setattr(check, "run_checks", run)
+    monkeypatch.setattr(runner, "run_checks", run)
     return outcomes
 
 
 def test_what_is_finished_is_used_and_the_rest_is_named(checked):
     checked |= {2: ["passed"], 6: ["passed", "todo"]}
-    theirs = functions.load("solutions", {2, 3, 6, 8})
-    assert list(theirs.modules) == [2]
-    assert theirs.unfinished == {3: "todo", 6: "1 of 2"}
-    (line,) = theirs.describe()
+    learner = loading.load("solutions", {2, 3, 6, 8})
+    assert list(learner.modules) == [2]
+    assert learner.unfinished == {3: "todo", 6: "1 of 2"}
+    (line,) = learner.describe()
     assert "from solutions/: 2 (greedy verification)" in line
     assert "the lab's own: 3 (which tokens stay, and catch-up: todo), 6 (the draft length: 1 of 2)" in line
-    assert theirs.to_json() == {"package": "solutions", "exercises": [2]}
+    assert learner.to_json() == {"package": "solutions", "exercises": [2]}
 
 
 @pytest.mark.parametrize(
@@ -509,42 +506,59 @@ def test_words_that_name_nothing_are_refused(checked, text, named):
     if text == "exercises:2,3":
         checked[2] = ["passed"]
     with pytest.raises(UsageProblem) as caught:
-        functions.load(text, {2, 3, 8})
+        loading.load(text, {2, 3, 8})
     for word in named:
         assert word in str(caught.value)
 
 
-def test_a_failing_check_ends_it_with_a_line_each(checked, capsys):
+def test_failing_checks_end_it_as_check_py_says_them(checked, capsys):
     checked |= {2: ["passed", "failed"], 3: ["failed", "failed"]}
     with pytest.raises(Problem) as caught:
-        functions.load("exercises", {2, 3})
+        loading.load("exercises", {2, 3})
     assert caught.value.exit_code == 1
     assert "3 checks fail, so nothing was run" in str(caught.value)
     assert "check.py 2" in str(caught.value)
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("exercise ")]
-    assert lines == [
-        "exercise 2, number 1: why 1",
-        "exercise 3, number 0: why 0",
-        "exercise 3, number 1: why 1",
-    ]
+    lines = [line.strip() for line in capsys.readouterr().err.splitlines() if line.strip()]
+    assert lines[0].startswith("Exercise 2: Draft and verify, greedy   [1 of 2]")
+    assert lines[1:4] == ["ok  number 0  why 0", "FAILS  number 1", "why 1"]
+    assert lines[4].startswith("Exercise 3: ")
+    assert lines[5:] == ["FAILS  number 0", "why 0", "FAILS  number 1", "why 1"]
 
 
-def test_every_script_asks_for_what_it_can_use():
+@pytest.fixture
+def asked(monkeypatch) -> list[tuple[str | None, set[int]]]:
+    """What a script asks for: the words of --impl and the exercises that it can use. Then the script ends."""
+    calls = []
+
+    def load(text, usable):
+        calls.append((text, usable))
+        raise Problem("enough")
+
+    monkeypatch.setattr(loading, "load", load)
+    return calls
+
+
+def test_every_script_asks_for_what_it_can_use(asked, tmp_path):
     """The rule of a run: greedy or sampled, n-grams or not, a plan or rows."""
-    decoding = SimpleNamespace(temperature=0.0, draft="model")
-    assert functions.of_decoding(decoding) == {2, 3, 6, 8}
-    assert functions.of_decoding(SimpleNamespace(temperature=0.7, draft="ngram")) == {3, 4, 6, 7, 8}
-    assert functions.of_decoding(SimpleNamespace(temperature=0.0, draft="model", trace="x.html")) == {2, 3, 6}
-    assert functions.of_decoding(SimpleNamespace(temperature=0.0, draft="model", trace_shapes=True)) == {1}
-    assert functions.of_comparison(SimpleNamespace(temperature="0,0.8", draft="model,ngram")) == {2, 3, 4, 5, 7}
-    assert functions.of_comparison(SimpleNamespace(temperature="0", draft="model")) == {2, 3, 5}
-    assert functions.of_comparison(SimpleNamespace(temperature="0", draft="model", plan=True)) == {6}
+    assert loading.of_decoding(0.0, "model") == {2, 3, 6, 8}
+    assert loading.of_decoding(0.7, "ngram") == {3, 4, 6, 7, 8}
+    assert loading.of_decoding(0.0, "model", trace=True) == {2, 3, 6}
+    assert loading.of_decoding(0.0, "model", trace_shapes=True) == {1}
+    assert loading.of_comparison([0.0, 0.8], ["model", "ngram"]) == {2, 3, 4, 5, 7}
+    assert loading.of_comparison([0.0], ["model"]) == {2, 3, 5}
+    assert loading.of_comparison([0.0], ["model"], plan=True) == {6}
+    folder = ["--out-dir", str(tmp_path)]
+    assert compare.main(["--temperature", "0.8", "--draft", "ngram,model", *folder]) == 1
+    assert compare.main(["--plan", *folder]) == 1
+    assert optimized_speculative.main(["--temperature", "0.7", "--trace", str(tmp_path / "x.html")]) == 1
+    assert baseline_autoregressive.main(["--impl", "exercises:0"]) == 1
+    assert asked == [(None, {3, 4, 5, 7}), (None, {6}), (None, {3, 4, 6}), ("exercises:0", {0})]
 
 
 def test_the_shapes_of_a_pass_come_from_exercise_one(checked):
     checked[1] = ["passed"]
-    theirs = functions.load("solutions", {1})
-    assert theirs.shapes(2, 4, 8, 2, 1000)["scores"] == (2, 4, 6)
+    learner = loading.load("solutions", {1})
+    assert learner.shapes(2, 4, 8, 2, 1000)["scores"] == (2, 4, 6)
 
 
 # --- the scripts ------------------------------------------------------------------------------------------------------
@@ -552,12 +566,12 @@ def test_the_shapes_of_a_pass_come_from_exercise_one(checked):
 
 @pytest.fixture
 def script(pair_folder, capsys, monkeypatch):
-    """main() of a script on the tiny pair, with `theirs` in place of what --impl would load."""
+    """main() of a script on the tiny pair, with `learner` in place of what --impl would load."""
 
-    def call(module, theirs: Learner, *words):
-        monkeypatch.setattr(functions, "load", lambda text, usable: theirs if text else functions.LAB)
+    def call(module, learner: Learner, *words):
+        monkeypatch.setattr(loading, "load", lambda text, usable: learner if text else NO_LEARNER)
         machine = ["--target", str(pair_folder / "target"), "--threads", "1", "--engine", "eager"]
-        code = module.main([*machine, *words, "--impl", theirs.package])
+        code = module.main([*machine, *words, "--impl", learner.package])
         return (code, *capsys.readouterr())
 
     return call
@@ -595,7 +609,7 @@ def test_optimized_speculative_says_that_sampled_text_needs_more(script, pair_fo
         ((8,), "leave out --temperature"),
     ],
 )
-def test_what_is_advised_can_be_typed(script, pair_folder, numbers, said):
+def test_what_is_advised_can_be_typed(script, pair_folder, numbers, said, tmp_path, request):
     """compare.py takes part of the exercises only; and it is said once, not for every prompt."""
     words = ["--draft", str(pair_folder / "draft"), "--prompt", "x", "--prompt", "def", "--max-new-tokens", "12"]
     code, out, _ = script(optimized_speculative, solutions(*numbers), *words, "--temperature", "0.8")
@@ -603,9 +617,11 @@ def test_what_is_advised_can_be_typed(script, pair_folder, numbers, said):
     assert out.count("a sampled text has no baseline to equal") == 1
     assert said.replace("DRAFT", str(pair_folder / "draft")) in out
     typed = [line.partition("compare.py ")[2].split() for line in out.splitlines() if "compare.py" in line]
+    asked = request.getfixturevalue("asked")
     for line in typed:
-        args = compare.make_parser().parse_args(line)
-        assert set(functions.parse(args.impl)[1]) <= functions.of_comparison(args)
+        assert compare.main([*line, "--out-dir", str(tmp_path)]) == 1
+        text, usable = asked[-1]
+        assert set(loading.parse(text)[1]) <= usable
 
 
 def test_the_baseline_is_rated_by_exercise_zero(script):
@@ -626,7 +642,7 @@ def test_the_baseline_is_rated_by_exercise_zero(script):
 
 def test_the_baseline_alone_loads_no_drafter():
     code = "import sys, baseline_autoregressive; print('draft_models' in sys.modules, 'experiments' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=check.ROOT, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=paths.ROOT, capture_output=True, text=True)
     assert done.stdout.split() == ["False", "False"], done.stderr
 
 
@@ -637,9 +653,9 @@ def comparison(script, pair_folder, tmp_path, monkeypatch):
     monkeypatch.setattr("speclab.present.plots.comparison", lambda *args: [])
     monkeypatch.setattr("speclab.present.plan_views.picture", lambda *args: tmp_path)
 
-    def call(theirs, *words, ending=""):
+    def call(learner, *words, ending=""):
         size = ["--limit", "1", "--max-new-tokens", "24", "--repeats", "1", "--out-dir", str(tmp_path)]
-        result = script(compare, theirs, "--draft", f"{pair_folder / 'draft'},ngram", *size, *words)
+        result = script(compare, learner, "--draft", f"{pair_folder / 'draft'},ngram", *size, *words)
         path = tmp_path / "results" / f"local{ending}.json"
         return (*result, record.load(path) if path.exists() else None)
 
@@ -700,12 +716,12 @@ def test_a_prediction_that_raises_leaves_the_record(comparison):
 def test_a_number_of_another_kind_leaves_the_record(comparison, kind):
     """A right answer that JSON cannot hold becomes a float."""
     right = solutions(5).modules[5]
-    theirs = with_function(
+    learner = with_function(
         5,
         acceptance_rate=lambda rounds: kind(right.acceptance_rate(rounds)),
         predicted_speedup=lambda *args: kind(right.predicted_speedup(*args)),
     )
-    code, out, err, run = comparison(theirs, "-k", "2", "--temperature", "0")
+    code, out, err, run = comparison(learner, "-k", "2", "--temperature", "0")
     assert code == 0, err
     assert "What you predicted" in out
     everything = [r for r in run["rows"] if r["draft"] and r["prompt_kind"] == "all"]
@@ -721,8 +737,8 @@ def test_an_infinite_prediction_leaves_the_record(comparison):
 
 
 def test_a_plan_asks_for_the_best_length(comparison):
-    theirs = with_function(6, best_draft_length=lambda alpha, c, v, o, longest: 3 if v(2) > 0 and longest == 4 else 0)
-    code, out, _, run = comparison(theirs, "--plan", "-k", "0,1,2,3,4", ending="-plan")
+    learner = with_function(6, best_draft_length=lambda alpha, c, v, o, longest: 3 if v(2) > 0 and longest == 4 else 0)
+    code, out, _, run = comparison(learner, "--plan", "-k", "0,1,2,3,4", ending="-plan")
     assert code == 0
     tested = [fact for fact in run["facts"]["drafts"] if fact["acceptance_rate"] is not None]
     assert tested
@@ -747,11 +763,11 @@ def test_a_sweep_takes_no_functions(script):
 
 
 def test_an_error_begins_on_a_line_of_its_own(script, pair_folder):
-    """The prompt has been printed, without an end of line, when the first round goes wrong."""
+    """The text so far has been printed, without an end of line, when a round goes wrong."""
     words = ["--draft", str(pair_folder / "draft"), "--prompt", "def f(x):", "--max-new-tokens", "24"]
     code, out, err = script(optimized_speculative, with_function(2, next_token=lambda own, n: own[99]), *words)
     assert code == 1
-    assert out.endswith("def f(x):\n")
+    assert out.endswith("\n")
     assert err.splitlines()[-1].startswith("error: exercise 2: ")
 
 
@@ -760,8 +776,8 @@ def lab(tmp_path):
     """A copy of the lab with exercises 2 and 6, both solved."""
     lab = tmp_path / "lab"
     for room in ("exercises", "solutions", "speclab", "tests/exercises", "docs/chapters"):
-        shutil.copytree(check.ROOT / room, lab / room, ignore=shutil.ignore_patterns("__pycache__"))
-    for path in [*check.ROOT.glob("*.py"), check.ROOT / "pyproject.toml"]:
+        shutil.copytree(paths.ROOT / room, lab / room, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in [*paths.ROOT.glob("*.py"), paths.ROOT / "pyproject.toml"]:
         shutil.copy(path, lab)
     for number, stem in STEMS.items():
         if number not in (2, 6):
@@ -781,14 +797,13 @@ def spoil(lab, new: str) -> None:
 def test_a_wrong_function_is_refused_before_anything_is_loaded(lab, pair_folder, monkeypatch, capsys):
     """The real checks on a real wrong answer; no model is loaded and nothing is printed."""
     spoil(lab, "return own[0]")
-    monkeypatch.setattr(check, "ROOT", lab)
-    monkeypatch.setattr(check, "CHECKS", lab / "tests" / "exercises")
+    monkeypatch.setattr(paths, "ROOT", lab)
     monkeypatch.setattr("speclab.cli.flags.setup_from", lambda args: pytest.fail("a model was loaded"))
     for script in (optimized_speculative, compare):
         code = script.main(["--temperature", "0", "--impl", "exercises"])
         out, err = capsys.readouterr()
         assert (code, out) == (1, "")
-        assert "exercise 2, next token is the correction or the bonus: " in err
+        assert "FAILS  next token is the correction or the bonus\n" in err
         assert err.splitlines()[-1].endswith("check.py 2")
         assert "so nothing was run" in err
 
@@ -800,20 +815,17 @@ def test_a_file_that_cannot_be_imported_is_said_once(lab, monkeypatch, capsys, f
     """Although every check of the exercise fails for it."""
     path = lab / "exercises" / "ex02_greedy.py"
     path.write_text(f"{first_line}\n{path.read_text()}")
-    monkeypatch.setattr(check, "ROOT", lab)
-    monkeypatch.setattr(check, "CHECKS", lab / "tests" / "exercises")
+    monkeypatch.setattr(paths, "ROOT", lab)
     with pytest.raises(Problem, match=r"checks fail, so nothing was run; type: .*check\.py 2"):
-        functions.load("exercises:2", {2, 3})
+        loading.load("exercises:2", {2, 3})
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "running the checks of exercises 2 ..."
-    (line,) = lines[1:]
-    assert line.startswith("exercise 2, ")
-    assert "checks: exercises/ex02_greedy.py cannot be imported: " in line
-    assert said in line
+    assert " ".join(lines).count("exercises/ex02_greedy.py cannot be imported: ") == 1
+    assert said in " ".join(lines)
 
 
 def test_a_loop_without_phases_is_refused_before_anything_is_loaded(monkeypatch, tmp_path, capsys):
-    for module, name in ((check, "run_checks"), (optimized_speculative.options, "load")):
+    for module, name in ((runner, "run_checks"), (flags, "setup_from")):
         monkeypatch.setattr(module, name, lambda *args: pytest.fail("too far"))
     words = ["--impl", "exercises:8", "--trace", str(tmp_path / "x.html")]
     assert optimized_speculative.main(words) == 2

@@ -1,0 +1,127 @@
+"""Ask a learner's function on a run's own data, and look at what it answers before the loop gets it.
+
+An exception, an impossible answer and a loop without an end are one line that names the function and what it was called
+with: the checks have passed, so only the run's own data shows the mistake. A possible but wrong answer makes a wrong
+text, and the run's comparison with the baseline reports that.
+"""
+
+import math
+import operator
+import reprlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from speclab.learner.guard import CLOCK, SECONDS, NeverEnds, at_most, in_one_line, promises_a_value
+from speclab.system.errors import Problem
+
+
+class Steps:
+    """A decoding that a learner's function may start and walk through; every step restarts the limits on its time."""
+
+    def __init__(self, start: Callable[[], Iterator]):
+        self._start = start
+        self.restart: Callable[[], None] = lambda: None
+
+    def __call__(self) -> Iterator:
+        """Start the decoding."""
+        for step in self._start():
+            self.restart()
+            yield step
+
+
+def ask(number: int, function: Callable, *args, lab_inside: bool = False) -> Any:
+    """Call a function of exercise `number`; whatever goes wrong in it is a Problem of one line.
+
+    It may take as long as in its checks. `lab_inside`: the lab's own passes run within this call, on all threads. Lists
+    are handed over as copies: a function that uses one up misleads neither the run nor the line.
+    """
+    # A pass works on every thread, and the first one may read the weights from a slow disk.
+    threads, patience = (torch.get_num_threads(), 10) if lab_inside else (1, 1)
+    try:
+        with at_most(SECONDS["call"] * threads, CLOCK["call"] * patience) as restart:
+            for arg in args:
+                if isinstance(arg, Steps):
+                    arg.restart = restart
+            answer = function(*(list(arg) if isinstance(arg, list) else arg for arg in args))
+    except (Problem, KeyboardInterrupt):
+        raise
+    except NeverEnds as error:
+        raise wrong(number, function, f"is {in_one_line(error)}", args) from None
+    except BaseException as error:  # SystemExit and a learner's own kinds too
+        raise wrong(number, function, f"raised {in_one_line(error)}", args) from error
+    if answer is None and promises_a_value(function):
+        raise wrong(number, function, "returned None; did you forget `return`?", args)
+    return answer
+
+
+def ask_whole(number: int, function: Callable, smallest: int, largest: int, *args) -> int:
+    """Ask a function whose answer must be a whole number between two others."""
+    return whole(number, function, ask(number, function, *args), smallest, largest, args)
+
+
+def whole(number: int, function: Callable, answer: Any, smallest: int, largest: int, args: tuple) -> int:
+    """A whole number between two others, numpy's and torch's included, or a Problem."""
+    try:
+        value = operator.index(answer)
+    except Exception:  # TypeError, or whatever a learner's class raises
+        value = smallest - 1
+    if not smallest <= value <= largest:
+        what = f"returned {short(answer)}, not a whole number from {smallest} to {largest}"
+        raise wrong(number, function, what, args)
+    return value
+
+
+def ask_finite(number: int, function: Callable, *args) -> float:
+    """Ask a function whose answer must be a finite number."""
+    return finite(number, function, ask(number, function, *args), args)
+
+
+def finite(number: int, function: Callable, answer: Any, args: tuple) -> float:
+    """A finite number, a fraction and a tensor of one included, or a Problem; text is none."""
+    try:
+        value = math.nan if isinstance(answer, str) else float(answer)
+    except Exception:  # TypeError, RuntimeError of a tensor of several, or whatever a learner's class raises
+        value = math.nan
+    if not math.isfinite(value):
+        raise wrong(number, function, f"returned {short(answer)}, not a finite number", args)
+    return value
+
+
+def wrong(number: int, function: Callable, what: str, args: tuple) -> Problem:
+    """One line: which function did what, with which arguments."""
+    name = getattr(function, "__qualname__", str(function))
+    arguments = ", ".join(map(short, args)) or "none"
+    return Problem(
+        f"exercise {number}: {name} {what} -- on real data; its arguments were {arguments}; "
+        "call it with them to see it again"
+    )
+
+
+class _Short(reprlib.Repr):
+    """Arguments that a learner can type in again; a long text keeps its two ends, a tensor only its shape."""
+
+    def __init__(self):
+        super().__init__()
+        self.maxlist = self.maxtuple = 24
+        self.maxother = self.maxstring = 60
+
+    def repr_list(self, x: list, level: int) -> str:
+        if len(x) <= self.maxlist:
+            return super().repr_list(x, level)
+        ends = [", ".join(self.repr1(i, level - 1) for i in part) for part in (x[:8], x[-8:])]
+        return f"[{ends[0]}, ..., {ends[1]}] ({len(x)} of them)"
+
+    def repr1(self, x: Any, level: int) -> str:
+        if isinstance(x, Tensor):
+            return f"a tensor of shape {tuple(x.shape)}"
+        if callable(x):
+            return f"the function {getattr(x, '__name__', type(x).__name__)}"
+        if type(x).__repr__ is object.__repr__:
+            return f"a {type(x).__name__}"
+        return super().repr1(x, level)
+
+
+short = _Short().repr

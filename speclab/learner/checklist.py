@@ -1,0 +1,240 @@
+"""What exercises there are, what became of their checks, and what to do next.
+
+A chapter (docs/chapters/), a file with open functions (exercises/), its solution, its checks (tests/exercises/) and
+hints (exercises/hints.toml) make an exercise. Everything here gives values or text and prints nothing. Imports nothing
+heavy: check.py answers at once.
+"""
+
+import re
+import shlex
+import textwrap
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from speclab.system import paths
+from speclab.system.errors import EnvironmentProblem
+from speclab.system.files import command, shown
+
+MARKS = {"passed": "ok", "todo": "todo", "failed": "FAILS"}
+
+
+@dataclass
+class Check:
+    """One check of an exercise, all its cases together."""
+
+    function: str  # its name in the test file
+    outcome: str  # passed, todo or failed
+    message: str = ""
+    traceback: str = ""
+    printed: list[str] = field(default_factory=list)  # the last lines that the learner's code printed
+
+    @property
+    def name(self) -> str:
+        """The check in words: what it looks at."""
+        return self.function.removeprefix("test_").replace("_", " ")
+
+
+@dataclass
+class Exercise:
+    """An exercise and, once they have run, its checks."""
+
+    number: int
+    stem: str  # ex03_rollback
+    checks: list[Check] = field(default_factory=list)
+
+    @property
+    def title(self) -> str:
+        """The chapter's."""
+        return lab_text(self.chapter).partition("\n")[0].partition(". ")[2]
+
+    def path(self, package: str) -> Path:
+        """Its file in exercises/ or solutions/."""
+        return paths.ROOT / package / f"{self.stem}.py"
+
+    @property
+    def test_file(self) -> Path:
+        """Its checks."""
+        return checks_folder() / f"test_{self.stem}.py"
+
+    @property
+    def chapter(self) -> Path:
+        """Its chapter."""
+        return chapters_folder() / f"{self.number:02}-{self.stem.partition('_')[2].replace('_', '-')}.md"
+
+    def with_outcome(self, outcome: str) -> list[Check]:
+        """The checks that have passed, failed, ..."""
+        return [check for check in self.checks if check.outcome == outcome]
+
+    @property
+    def failed(self) -> list[Check]:
+        """The checks that have failed."""
+        return self.with_outcome("failed")
+
+    @property
+    def open_functions(self) -> list[str]:
+        """The functions that still raise Todo, in the order of the checks; of a method, `Class.method`."""
+        names = [check.message.rpartition(": ")[2] for check in self.with_outcome("todo")]
+        return [name for name in dict.fromkeys(names) if name.replace(".", "").isidentifier()]
+
+    @property
+    def status(self) -> str:
+        """todo: nothing begun. done: every check passes. Else how many of them pass."""
+        n_passed = len(self.with_outcome("passed"))
+        if n_passed == len(self.checks) > 0:
+            return "done"
+        return f"{n_passed} of {len(self.checks)}" if n_passed or self.failed else "todo"
+
+
+def checks_folder() -> Path:
+    """Where the checks are."""
+    return paths.ROOT / "tests" / "exercises"
+
+
+def chapters_folder() -> Path:
+    """Where the chapters are."""
+    return paths.ROOT / "docs" / "chapters"
+
+
+def exercises() -> list[Exercise]:
+    """All that have a chapter, in order; a learner's own file may be missing."""
+    folder = chapters_folder()
+    names = sorted(path.stem for path in folder.glob("*.md") if re.fullmatch(r"\d\d-[\w-]+", path.stem))
+    if not names:
+        raise EnvironmentProblem(f"there is no chapter in {shown(folder)}; type: {restore(folder)}")
+    return [Exercise(int(name[:2]), f"ex{name.replace('-', '_')}") for name in names]
+
+
+def lab_text(path: Path) -> str:
+    """A file that belongs to the lab and not to the learner."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise EnvironmentProblem(f"{shown(path)} cannot be read: {error}; type: {restore(path)}") from None
+
+
+def restore(path: Path) -> str:
+    """What to type to get a file or a folder of the lab back."""
+    return shlex.join(["git", "checkout", "--", shown(path)])
+
+
+def used_functions(exercise: Exercise) -> dict[str, set[str]]:
+    """Checks in order -> the learner's functions that each of them calls.
+
+    A check is a test function whose first argument is `learner`, the module under test.
+    """
+    pattern = r"^def (test_\w+)\(learner\b(.*\n(?:[ \t)].*\n|\n)*)"  # its name; all lines up to the next definition
+    checks = re.findall(pattern, lab_text(exercise.test_file), re.MULTILINE)
+    return {name: set(re.findall(r"\blearner\.(\w+)", body)) for name, body in checks}
+
+
+# --- hints ------------------------------------------------------------------------------------------------------------
+
+
+def hints() -> dict[str, dict[str, list[str]]]:
+    """ex02 -> function -> three levels; a method goes by its own name."""
+    path = paths.ROOT / "exercises" / "hints.toml"
+    try:
+        return {
+            exercise: {name: [str(level) for level in entry["levels"]] for name, entry in functions.items()}
+            for exercise, functions in tomllib.loads(lab_text(path)).items()
+        }
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise EnvironmentProblem(f"{shown(path)} is no list of hints: {reason}; type: {restore(path)}") from None
+
+
+def function_with_hints(exercise: Exercise) -> str | None:
+    """The function, or the check, whose hints help next; None where no hint is about what is unfinished.
+
+    What the first failing check uses is the likeliest place to look first.
+    """
+    if exercise.status == "done" or any("cannot be imported" in check.message for check in exercise.failed):
+        return None
+    known = hints().get(f"ex{exercise.number:02}", {})  # in the order of the exercise
+    if not exercise.failed:
+        names = [name.rpartition(".")[2] for name in exercise.open_functions]
+        return next((name for name in known if name in names), next(iter(known), None))
+    check = exercise.failed[0].function
+    used = used_functions(exercise).get(check, set()) | {check.removeprefix("test_")}
+    return next((name for name in known if name in used), None)
+
+
+def hint_text(exercise: Exercise, level: int) -> str:
+    """The first unfinished function's hints up to this level."""
+    if exercise.status == "done":
+        return f"exercise {exercise.number} is done: there is nothing to hint at"
+    again = check_command(str(exercise.number))
+    name = function_with_hints(exercise)
+    if name is None:
+        return f"no hint is about what is wrong here; type: {again}"
+    levels = hints()[f"ex{exercise.number:02}"][name]
+    lines = [f"{name}, in {shown(exercise.path('exercises'))}", ""]
+    for n, text in enumerate(levels[:level], start=1):
+        lines.append(textwrap.fill(text, 100, initial_indent=f"  {n}. ", subsequent_indent="     "))
+    more = f"--hint {level + 1} says more. " if level < len(levels) else ""
+    return "\n".join([*lines, "", f"{more}next: {again}"])
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
+
+
+def summary(chosen: list[Exercise]) -> str:
+    """A line for each exercise."""
+    width = max(len(exercise.title) for exercise in chosen)
+    lines = [f"{'':>4}{'exercise':<{width}}  {'progress':<8}  chapter"]
+    for exercise in chosen:
+        line = f"{exercise.number:>2}  {exercise.title:<{width}}  {exercise.status:<8}  {shown(exercise.chapter)}"
+        lines.append(line + (f"   {len(exercise.failed)} failing" if exercise.failed else ""))
+    return "\n".join(lines)
+
+
+def report(exercise: Exercise, traceback: bool = False) -> str:
+    """A line for each check of an exercise, and what is wrong."""
+    lines = [f"Exercise {exercise.number}: {exercise.title}   [{exercise.status}]", ""]
+    width = max((len(check.name) for check in exercise.checks), default=0)
+    indent, messages = " " * 9, set()
+    for check in exercise.checks:
+        is_new = check.outcome == "failed" and check.message not in messages
+        remark = "" if is_new else "the same as above" if check.outcome == "failed" else check.message
+        lines.append(f"  {MARKS[check.outcome]:>5}  {check.name:<{width}}  {remark}".rstrip())
+        if is_new:
+            lines.append(textwrap.fill(check.message, 110, initial_indent=indent, subsequent_indent=indent))
+            if not messages:  # only for the first: a print in a loop would bury the others
+                lines += [indent + line for line in check.printed]
+            messages.add(check.message)
+        if traceback and check.traceback:
+            lines.append(textwrap.indent(check.traceback, indent))
+    return "\n".join(lines)
+
+
+def next_step(chosen: list[Exercise], package: str) -> str:
+    """One line: what to type next, for the first exercise that is not done."""
+    exercise = next((exercise for exercise in chosen if exercise.status != "done"), None)
+    if exercise is None:
+        return after(chosen[0]) if len(chosen) == 1 else "all exercises are done"
+    number = str(exercise.number)
+    if not exercise.failed:
+        where = shown(exercise.path("exercises"))
+        names = exercise.open_functions
+        task = f"write {names[0]} in {where}" if names else f"work on {where}"
+        return f"next: read {shown(exercise.chapter)}, {task}, then type: {check_command(number)}"
+    if package == "solutions":
+        return f"next, for all that pytest says: {check_command(number, '--impl', 'solutions', '--traceback')}"
+    if len(chosen) > 1:
+        return f"next, for what is wrong: {check_command(number)}"
+    if function_with_hints(exercise):
+        return f"next, for a hint: {check_command(number, '--hint')}"
+    return f"next, for another look when you have changed it: {check_command(number)}"
+
+
+def after(exercise: Exercise) -> str:
+    """What comes after an exercise that is done."""
+    following = next((other for other in exercises() if other.number > exercise.number), None)
+    read = f"read {shown(following.chapter)}, or " if following else ""
+    return f"next: {read}see where you are: {check_command()}"
+
+
+def check_command(*words: str) -> str:
+    """How to type check.py."""
+    return command(paths.ROOT / "check.py", *words)

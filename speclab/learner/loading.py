@@ -1,0 +1,107 @@
+"""Which exercises a run uses: what `--impl` asks for, what the run can use, and what has passed its checks.
+
+Before anything is timed the checks of the exercises in use are run, and one that fails ends the run.
+"""
+
+import importlib
+from collections.abc import Iterable
+from types import ModuleType
+
+from speclab.learner import runner
+from speclab.learner.checklist import Exercise, check_command, exercises, report
+from speclab.learner.functions import NO_LEARNER, ROLES, WHOLE_LOOP, Learner
+from speclab.learner.guard import CLOCK, PACKAGES, SECONDS, at_most, in_one_line
+from speclab.system import paths
+from speclab.system.errors import Problem, UsageProblem
+from speclab.system.files import command
+from speclab.system.terminal import note
+
+
+def of_decoding(temperature: float, draft: str, trace: bool = False, trace_shapes: bool = False) -> set[int]:
+    """What one speculative decoding can use."""
+    if trace_shapes:
+        return {1}
+    usable = {3, 6, 4 if temperature > 0 else 2} | ({7} if draft == "ngram" else set())
+    return usable if trace else usable | {WHOLE_LOOP}  # its rounds have no phases to draw
+
+
+def of_comparison(temperatures: Iterable[float], drafts: Iterable[str], plan: bool = False) -> set[int]:
+    """What a comparison can use. A plan only asks for the best k; every row of a comparison has a fixed one."""
+    if plan:
+        return {6}
+    return {3, 5} | {4 if temperature else 2 for temperature in temperatures} | ({7} if "ngram" in drafts else set())
+
+
+def parse(text: str) -> tuple[str, list[int] | None]:
+    """--impl's words: "exercises", "solutions", "exercises:2,4".  -> package, numbers (None: all that are finished)"""
+    package, colon, rest = text.partition(":")
+    words = rest.split(",") if colon else []
+    if package not in PACKAGES or not all(word.isdecimal() for word in words):
+        raise UsageProblem(f"--impl {text}: use exercises, solutions, or some of them, as in --impl exercises:2,3")
+    return package, sorted({int(word) for word in words}) or None
+
+
+def load(text: str | None, usable: set[int]) -> Learner:
+    """What `--impl` asks for, checked: of the exercises this run can use, those that are finished.
+
+    Raises UsageProblem where none is, and Problem where a check of one in use fails; then nothing has been timed.
+    """
+    if text is None:
+        return NO_LEARNER
+    package, numbers = parse(text)
+    known = {exercise.number: exercise for exercise in exercises()}
+    for number in numbers or []:
+        if number not in usable or number not in known:
+            what = f"exercise {number}" + (f" ({ROLES[number]})" if number in ROLES else "")
+            could = ", ".join(f"{n} ({ROLES[n]})" for n in sorted(usable))
+            raise UsageProblem(f"--impl {text}: {what} has no part in this run, which can use {could}")
+    if WHOLE_LOOP in (numbers or []) and len(numbers) > 1:
+        raise UsageProblem(f"exercise 8 is the whole loop and goes alone; type: --impl {package}:8")
+    wanted = numbers or [number for number in sorted(usable - {WHOLE_LOOP}) if number in known]
+    chosen = [known[number] for number in wanted]
+    runner.run_checks(package, chosen)
+    _raise_if_failed(package, chosen)
+    unfinished = {exercise.number: exercise.status for exercise in chosen if exercise.status != "done"}
+    if unfinished and (numbers or len(unfinished) == len(chosen)):
+        what = ", ".join(f"{n} ({ROLES[n]}: {status})" for n, status in unfinished.items())
+        words = [str(next(iter(unfinished)))] if numbers else []
+        raise UsageProblem(f"--impl {text}: not finished: {what}; type: {check_command(*words)}")
+    modules = {exercise.number: _imported(package, exercise) for exercise in chosen if exercise.status == "done"}
+    return Learner(package, modules, unfinished)
+
+
+def _imported(package: str, exercise: Exercise) -> ModuleType:
+    """An exercise's file, whose checks have passed in another process."""
+    try:
+        with at_most(SECONDS["setup"], CLOCK["setup"]):
+            return importlib.import_module(f"{package}.{exercise.stem}")
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        reason, again = in_one_line(error), check_command(str(exercise.number))
+        where = f"{package}/{exercise.stem}.py"
+        raise Problem(f"{where} cannot be imported here: {reason}; its checks can: {again}") from None
+
+
+def _raise_if_failed(package: str, chosen: list[Exercise]) -> None:
+    """Say what fails, as check.py does; then a Problem."""
+    failed = [exercise for exercise in chosen if exercise.failed]
+    if not failed:
+        return
+    for exercise in failed:
+        note(report(exercise))
+    n_failed = sum(len(exercise.failed) for exercise in failed)
+    words = [str(failed[0].number), *(["--impl", package] if package != "exercises" else [])]
+    what = f"{n_failed} check{'s fail' if n_failed > 1 else ' fails'}"
+    raise Problem(f"{what}, so nothing was run; type: {check_command(*words)}")
+
+
+def how_to_judge(learner: Learner, temperature: float, draft: str) -> str:
+    """What to type to judge the exercises of a sampled run, whose text has no baseline to equal."""
+    judged = sorted(of_comparison([temperature], [draft]) & learner.modules.keys())
+    if not judged:
+        return "leave out --temperature, and the text is held against the baseline's"
+    words = ["--temperature", f"{temperature:g}"]
+    words += [] if draft in ("model", "ngram") else ["--draft", draft]  # these two it takes anyway
+    words += ["--impl", f"{learner.package}:{','.join(map(str, judged))}"]
+    return f"to judge many of them, type: {command(paths.ROOT / 'compare.py', *words)}"

@@ -1,0 +1,65 @@
+"""`--trace-shapes`: the shapes of one round as tables, and what exercise 1 says beside them.
+
+python optimized_speculative.py --trace-shapes --prompt "def f(x):" -k 3
+python optimized_speculative.py --trace-shapes --impl exercises       # beside what exercise 1 says
+"""
+
+from transformers import PreTrainedTokenizerBase
+
+from speclab.lab.shapes import MEANINGS, RoundShapes, Shapes
+from speclab.present.report import table
+
+
+def tables(round_: RoundShapes, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The shapes with a cache and without one, and which row of the logits verifies which drafted token."""
+    cached, uncached, n_cached = round_.cached, round_.uncached, round_.n_cached
+    n_drafted = len(round_.ids) - n_cached - 1
+    rows = [[name, _text(cached[name]), _text(uncached[name]), axes] for name, axes in MEANINGS.items()]
+    parts = [
+        f"One round: {n_cached} tokens of prompt, 1 committed and not in the cache, {n_drafted} drafted; batch first.",
+        table(rows, ["tensor", "with a cache", "without one", "axes after the batch"], n_words=4),
+    ]
+    heads, key_heads = cached["q"][1], cached["k"][1]
+    if heads != key_heads:
+        parts.append(f"Each of the {key_heads} key heads serves {heads // key_heads} of the {heads} query heads.")
+    pieces = [repr(tokenizer.decode([token])) for token in round_.ids[n_cached:]]
+    verified = [f"draft {i}: {pieces[i]}" for i in range(1, n_drafted + 1)] + ["nothing: gives the bonus"]
+    rows = [
+        [str(i), str(n_cached + i), pieces[i], verified[i], repr(tokenizer.decode([choice]))]
+        for i, choice in enumerate(round_.choices)
+    ]
+    parts += [
+        "Which row of the logits verifies which drafted token, with a cache and without",
+        table(rows, ["row", "uncached", "after", "verifies", "target's choice"], n_words=5),
+        f"The cache changes nothing but the work: these rows differ by {round_.gap:.1e} at most.",
+    ]
+    return "\n\n".join(parts)
+
+
+def beside(round_: RoundShapes, cached: Shapes, uncached: Shapes) -> tuple[str, bool]:
+    """Exercise 1's answers, which have no batch axis, beside the real shapes.  -> table, do they agree?"""
+    rows, all_right = [], True
+    for name in MEANINGS:
+        right = [_of_one_text(shapes, name) for shapes in (round_.cached, round_.uncached)]
+        answers = [tuple(shapes[name]) if name in shapes else None for shapes in (cached, uncached)]
+        all_right = all_right and answers == right
+        verdict = "yes" if answers == right else f"no: it is {_text(right[0])} and {_text(right[1])}"
+        rows.append([name, *map(_text, answers), verdict])
+    parts = [
+        "Yours, without the batch axis",
+        table(rows, ["tensor", "with a cache", "without one", "agrees"], n_words=4),
+    ]
+    query = round_.cached["q"]
+    if query[1] * query[3] != round_.cached["hidden"][-1]:
+        parts.append("This family's heads do not share the width evenly; exercise 1 assumes that they do.")
+    return "\n\n".join(parts), all_right
+
+
+def _of_one_text(shapes: Shapes, name: str) -> tuple[int, ...]:
+    """Without the batch axis. Exercise 1 gives every query head its own keys; here some may share theirs."""
+    shape = shapes[name][1:]
+    return (shapes["q"][1], *shape[1:]) if name in ("k", "v") else shape
+
+
+def _text(shape: tuple[int, ...] | None) -> str:
+    return "-" if shape is None else "(" + ", ".join(map(str, shape)) + ")"

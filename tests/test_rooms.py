@@ -1,0 +1,70 @@
+"""The plan of the code: what the loops load, that imports run downward, and that the two loops differ by the lesson."""
+
+import difflib
+import re
+import subprocess
+import sys
+
+from speclab.system.paths import ROOT
+from tools import architecture
+
+MOST_FILES = 14  # with code, that `import optimized_speculative` loads
+UPPER = ("records", "theory", "lab", "present", "learner", "cli")
+LOADED = """
+import sys
+from pathlib import Path
+import optimized_speculative
+root = Path(optimized_speculative.__file__).parent
+files = {Path(m.__file__) for m in list(sys.modules.values()) if getattr(m, "__file__", None)}
+for file in sorted(files):
+    if root in file.parents and ".venv" not in file.parts and file.name != "__init__.py":
+        print(file.relative_to(root).as_posix())
+"""
+
+
+def test_the_loop_loads_what_a_round_needs_and_nothing_above():
+    done = subprocess.run([sys.executable, "-c", LOADED], cwd=ROOT, capture_output=True, text=True, check=True)
+    loaded = done.stdout.split()
+    assert "speclab/core/accept.py" in loaded
+    assert len(loaded) <= MOST_FILES, loaded
+    assert not [file for file in loaded if file.startswith(tuple(f"speclab/{room}/" for room in UPPER))]
+
+
+def test_no_import_runs_upward():
+    assert architecture.upward() == []
+
+
+def test_there_is_no_circle():
+    """Files are taken away while they import nothing that is left; what remains imports itself, round about."""
+    uses = {file: set(others) for file, others in architecture.imports().items()}
+    for file, other in architecture.ALLOWED:
+        uses[file].discard(other)
+    while free := [file for file, others in uses.items() if not others & uses.keys()]:
+        for file in free:
+            del uses[file]
+    assert not uses, sorted(uses)
+
+
+def added_lines() -> list[str]:
+    """Lines of code and comments that the speculative loop's file has and the baseline's has not."""
+    files = (ROOT / "baseline_autoregressive.py", ROOT / "optimized_speculative.py")
+    # Both texts begin after the module's docstring.
+    before, after = (file.read_text("utf-8").split('"""', 2)[2].splitlines() for file in files)
+    found = (line[1:].strip() for line in difflib.unified_diff(before, after, lineterm="", n=0) if line[:1] == "+")
+    return [line for line in found if line and not line.startswith("++")]
+
+
+def test_the_difference_of_the_loops_is_speculation():
+    """Four of five added lines name a part of it; none is about clocks, traces or exercises."""
+    added = added_lines()
+    parts = r"draft|verify|accept|roll_back|rolls_back|roll back|rejected|propos|observe|fetch|speculat|n_accepted|NEW"
+    about = [line for line in added if re.search(parts, line, re.IGNORECASE)]
+    assert len(about) >= 0.8 * len(added), sorted(set(added) - set(about))
+    other = re.compile(r"clock|watch|seconds|time\b|trace|impl\b|learner|exercise", re.IGNORECASE)
+    assert not [line for line in added if other.search(line)]
+
+
+def test_a_main_is_short():
+    for name in ("baseline_autoregressive.py", "optimized_speculative.py", "compare.py", "check.py"):
+        _, *body = (ROOT / name).read_text("utf-8").partition("\ndef main(")[2].partition("\n\n\n")[0].splitlines()
+        assert 0 < len([line for line in body if line.strip()]) <= 25, name

@@ -1,0 +1,131 @@
+"""The draft: distilled from the target, on what the target itself writes and on text.
+
+That is where it will be asked to guess (Zhou et al., DistillSpec, arXiv 2310.08461).
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, LlamaForCausalLM
+
+from speclab.system.terminal import progress_bar
+from training.fitting import SHARES, Schedule, compile_layers, fit, readable, save_tensors
+from training.models import DRAFT_SHAPE, llama
+
+PROMPT, CONTINUED = 48, 256  # tokens of text that a continuation starts from, and its length with them
+TEACHER_TOP = 32  # probabilities kept of the target's distribution at each place
+TEXTS_PER_CONTINUATION = 6  # pieces of plain text in the draft's pool for each continuation
+
+
+@torch.inference_mode()
+def continuations(target: LlamaForCausalLM, stream: Tensor, minutes: float, seed: int, rows: int = 64) -> Tensor:
+    """What the target writes after pieces of its training text, for as long as `minutes` allow.  -> (n, length) ids
+
+    A third greedily, two thirds sampled at temperatures 0.8 and 1: the draft will be asked to guess in both.
+    """
+    target.eval()
+    device = next(target.parameters()).device
+    generator = torch.Generator().manual_seed(seed)
+    temperatures = torch.tensor([1e-4, 0.8, 1.0], device=device).repeat(rows)[:rows, None]  # (rows, 1)
+    written, schedule = [], Schedule(minutes * 60)
+    with progress_bar(total=round(minutes * 60), unit="s", desc="continuations", mininterval=10) as bar:
+        while not schedule.done:
+            starts = torch.randint(0, len(stream) - PROMPT, (rows,), generator=generator)
+            text = stream[starts[:, None] + torch.arange(PROMPT)].to(device)  # (rows, PROMPT)
+            cache, feed = DynamicCache(config=target.config), text
+            while text.shape[1] < CONTINUED:
+                logits = target(input_ids=feed, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+                feed = (logits.float() / temperatures).softmax(-1).multinomial(1)  # (rows, 1)
+                text = torch.cat([text, feed], dim=1)
+            written.append(text.cpu())
+            bar.n = min(bar.total, round(schedule.spent))
+            bar.set_postfix_str(f"{len(written) * rows} texts")
+    return torch.cat(written)
+
+
+@torch.inference_mode()
+def teacher_targets(target: LlamaForCausalLM, texts: Tensor) -> tuple[Tensor, Tensor]:
+    """The target's most probable next tokens.  (n, length) -> probabilities and ids, (n, length, TEACHER_TOP) each"""
+    target.eval()
+    device, probs, ids = next(target.parameters()).device, [], []
+    for rows in progress_bar(texts.split(16), desc="teacher", mininterval=10):
+        with torch.autocast(device.type, dtype=torch.bfloat16):
+            logits = target(input_ids=rows.to(device), use_cache=False).logits
+        top = logits.float().softmax(-1).topk(TEACHER_TOP, dim=-1)
+        probs.append((top.values / top.values.sum(-1, keepdim=True)).half().cpu())
+        ids.append(top.indices.short().cpu())
+    return torch.cat(probs), torch.cat(ids)
+
+
+def distillation_loss(draft: LlamaForCausalLM, texts: Tensor, probs: Tensor, ids: Tensor) -> Tensor:
+    """Cross-entropy to the target's probabilities plus total variation, which is the share of samples refused.
+
+    texts (batch, length); probs and ids (batch, length, TEACHER_TOP)
+    """
+    log_q = draft(input_ids=texts, use_cache=False).logits.float().log_softmax(-1).gather(-1, ids.long())
+    p = probs.float()
+    surprise = -(p * log_q).sum(-1).mean()
+    refused = 1 - torch.minimum(p, log_q.exp()).sum(-1).mean()
+    return surprise + refused
+
+
+def draft_from(target: LlamaForCausalLM, seed: int) -> LlamaForCausalLM:
+    """A draft that starts from the target's embeddings, final norm and first layer; what is wider starts random."""
+    torch.manual_seed(seed)
+    draft = llama(DRAFT_SHAPE)
+    source = dict(target.named_parameters())
+    with torch.no_grad():
+        for name, weight in draft.named_parameters():
+            overlap = tuple(slice(0, min(a, b)) for a, b in zip(weight.shape, source[name].shape, strict=True))
+            weight[overlap] = source[name].detach().cpu()[overlap]
+    return draft
+
+
+@torch.inference_mode()
+def acceptance(target: LlamaForCausalLM, draft: LlamaForCausalLM, texts: Tensor) -> dict:
+    """Teacher-forced acceptance on the target's continuations: greedy agreement, and the overlap of distributions."""
+    agree, overlap, places = 0, 0.0, 0
+    for rows in texts.split(16):
+        p, q = (m.eval()(input_ids=rows, use_cache=False).logits[:, PROMPT - 1 : -1].float() for m in (target, draft))
+        agree += (p.argmax(-1) == q.argmax(-1)).sum().item()
+        overlap += torch.minimum(p.softmax(-1), q.softmax(-1)).sum().item()
+        places += p.shape[0] * p.shape[1]
+    return {"greedy_agreement": round(agree / places, 4), "overlap_at_temperature_1": round(overlap / places, 4)}
+
+
+def distil(args: argparse.Namespace, work: Path, target: LlamaForCausalLM, stream: Tensor) -> tuple:
+    """Stages 3 and 4.  -> draft, facts about its training"""
+    minutes = {stage: args.minutes * share for stage, share in SHARES.items()}
+    pool_file = work / "pool.pt"
+    if not pool_file.exists():
+        own = continuations(target, stream, minutes["continuations"], args.seed)
+        generator = torch.Generator().manual_seed(args.seed + 1)
+        starts = torch.randint(0, len(stream) - CONTINUED, (TEXTS_PER_CONTINUATION * len(own),), generator=generator)
+        texts = torch.cat([own, stream[starts[:, None] + torch.arange(CONTINUED)]])  # (n, CONTINUED)
+        save_tensors(pool_file, (texts, *teacher_targets(target, texts), len(own)))
+    with readable(pool_file):
+        texts, probs, ids, n_own = torch.load(pool_file, weights_only=True)
+    draft = draft_from(target, args.seed).to(args.device)
+    compile_layers(draft)
+
+    def batches(step: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+        generator = torch.Generator().manual_seed((args.seed + 2) * 1_000_003 + step)
+        # A third of every batch is the target's own writing, however large the rest of the pool is.
+        n_rows = args.batch_tokens // CONTINUED
+        own = torch.randint(0, n_own, (n_rows // 3,), generator=generator)
+        other = torch.randint(n_own, len(texts), (n_rows - n_rows // 3,), generator=generator)
+        rows = torch.cat([own, other])
+        return [tuple(part[rows].to(args.device) for part in (texts, probs, ids))]
+
+    facts = fit(
+        draft,
+        batches,
+        lambda micro: distillation_loss(draft, *micro),
+        minutes["draft"],
+        work / "draft.pt",
+        args.rate,
+        "draft",
+    )
+    return draft, facts | {"continuations": n_own, "texts": len(texts) - n_own, "length": CONTINUED}

@@ -1,0 +1,79 @@
+"""The lab's family of models and its tokenizer: built, and written to a folder."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from speclab.system.errors import EnvironmentProblem, first_line
+
+END = "<|endoftext|>"
+VOCABULARY = 2048
+CONTEXT = 4096
+TARGET_SHAPE = {"num_hidden_layers": 12, "hidden_size": 256, "intermediate_size": 704}
+DRAFT_SHAPE = {"num_hidden_layers": 1, "hidden_size": 256, "intermediate_size": 1024}
+
+
+def llama(shape: dict) -> LlamaForCausalLM:
+    """A random Llama of the lab's family: heads of 64, rotary positions, embeddings tied to the output."""
+    heads = shape["hidden_size"] // 64
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        head_dim=64,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=0,
+        pad_token_id=0,
+        # Eager attention, compiled: on a CPU it trains half as fast again as the library's fused kernel in bfloat16.
+        attn_implementation="eager",
+        **shape,
+    )
+    return LlamaForCausalLM(config)
+
+
+def train_tokenizer(texts: Iterator[str]) -> PreTrainedTokenizerFast:
+    """A byte-level BPE over the corpus; id 0 ends a document."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=[END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, pad_token=END, model_max_length=CONTEXT)
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> Tensor:
+    """All texts in one stream of ids, each ended by id 0.  -> (tokens,)"""
+    ids = []
+    for text in texts:
+        ids += [*tokenizer(text).input_ids, tokenizer.eos_token_id]
+    return torch.tensor(ids)
+
+
+def uncompiled(model: LlamaForCausalLM, shape: dict) -> LlamaForCausalLM:
+    """The same weights in a plain module on the CPU."""
+    plain = llama(shape)
+    plain.load_state_dict(model.state_dict())
+    return plain.eval()
+
+
+def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> LlamaForCausalLM:
+    """Write bfloat16 safetensors and the tokenizer; returns the model as a user will load it."""
+    try:
+        model.to(torch.bfloat16).save_pretrained(folder, max_shard_size="14MB")
+        tokenizer.save_pretrained(folder)
+    except Exception as error:  # each library below raises its own kinds; a full disk is the usual one
+        raise EnvironmentProblem(
+            f"cannot write the weights: {first_line(error)}; free some space and type the command again"
+        ) from None
+    return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
