@@ -1,4 +1,4 @@
-"""The tests that kill the mutants of tests/gallery.py, each named after what must hold, and checks of the gallery.
+"""Tests that kill the mutants of tests/mutants/, each named after what must hold, and checks of the gallery.
 
 Small models and exact cases. A round's uniforms run over grids whose cells end where the rule's steps do, so most laws
 here are exact sums, not statistics; the one statistic says its false-alarm rate.
@@ -555,6 +555,9 @@ def test_every_bug_has_a_mutant():
     assert {m.bug for m in MUTANTS} == set(BUGS) == {*range(1, 15), 17, 18, *range(20, 30)}
 
 
+LAB = ("speclab", "draft_models", "baseline_autoregressive", "optimized_speculative")
+
+
 def bindings() -> dict[tuple[object, str], object]:
     """Every name of the lab's modules and of the classes defined there, with what it stands for."""
     found: dict[tuple[object, str], object] = {}
@@ -562,9 +565,6 @@ def bindings() -> dict[tuple[object, str], object]:
         classes = [c for c in vars(module).values() if isinstance(c, type) and c.__module__ == module.__name__]
         found |= {(owner, name): value for owner in (module, *classes) for name, value in vars(owner).items()}
     return found
-
-
-LAB = ("speclab", "draft_models", "baseline_autoregressive", "optimized_speculative")
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)

@@ -97,22 +97,22 @@ def hands_out_what_the_next_replay_overwrites() -> None:
     """hands out logits that the next replay overwrites"""
     right = GraphCache.run
 
-    def run(cache: GraphCache, recipe: GraphKey, inputs: tuple[Tensor, ...], length: int) -> tuple[Tensor, ...]:
-        right(cache, recipe, inputs, length)
-        return cache._graph(recipe, length + recipe.n_tokens).outputs
+    def run(cache: GraphCache, key: GraphKey, inputs: tuple[Tensor, ...], length: int) -> tuple[Tensor, ...]:
+        right(cache, key, inputs, length)
+        return cache._graph(key, length + key.n_tokens).outputs
 
     GraphCache.run = run
 
 
-@mutant(10, "lanes_outlive_decodings_and_are_never_shared", file="models/test_graphs")
-def lets_two_decodings_share_a_lane() -> None:
-    """lets two decodings write to one lane"""
-    right = GraphBackend._take_lane
+@mutant(10, "graph_caches_outlive_decodings_and_are_never_shared", file="models/test_graphs")
+def lets_two_decodings_share_a_cache() -> None:
+    """lets two decodings write to one graph cache"""
+    right = GraphBackend._take_cache
 
     def take(backend: GraphBackend, capacity: int) -> None:
-        free = list(backend._exported.lanes)
+        free = list(backend._exported.graph_caches)
         right(backend, capacity)
-        if backend._lane in free:
-            backend._exported.lanes.append(backend._lane)
+        if backend._cache in free:
+            backend._exported.graph_caches.append(backend._cache)
 
-    GraphBackend._take_lane = take
+    GraphBackend._take_cache = take
