@@ -129,7 +129,7 @@ class NgramDrafter:
         self._after: dict[tuple[int, ...], int] = {}  # n-gram -> index of the token that last followed it
         self._device = torch.device("cpu")
 
-    def prefill(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
+    def prefill(self, target: CachedModel | None, prompt: Tensor, sampling: Sampling) -> None:
         """Index the prompt, (1, prompt length) ids."""
         self._tokens, self._after, self._device = [], {}, prompt.device
         self._append(prompt[0].tolist())

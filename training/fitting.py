@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,7 +47,7 @@ class Schedule:
 def fit(
     model: LlamaForCausalLM,
     batches: Callable[[int], list],
-    loss_of: Callable[[object], Tensor],
+    loss_of: Callable[[Any], Tensor],
     minutes: float,
     checkpoint: Path,
     rate: float,

@@ -31,7 +31,7 @@ def llama(shape: dict) -> LlamaForCausalLM:
         eos_token_id=0,
         pad_token_id=0,
         # Eager attention, compiled: on a CPU it trains half as fast again as the library's fused kernel in bfloat16.
-        attn_implementation="eager",
+        attn_implementation="eager",  # type: ignore[call-arg]
         **shape,
     )
     return LlamaForCausalLM(config)
@@ -70,7 +70,7 @@ def uncompiled(model: LlamaForCausalLM, shape: dict) -> LlamaForCausalLM:
 def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> LlamaForCausalLM:
     """Write bfloat16 safetensors and the tokenizer; returns the model as a user will load it."""
     try:
-        model.to(torch.bfloat16).save_pretrained(folder, max_shard_size="14MB")
+        model.to(dtype=torch.bfloat16).save_pretrained(folder, max_shard_size="14MB")  # type: ignore[call-arg]
         tokenizer.save_pretrained(folder)
     except Exception as error:  # each library below raises its own kinds; a full disk is the usual one
         raise EnvironmentProblem(

@@ -65,7 +65,7 @@ def _licence(package: importlib.metadata.Distribution) -> str:
     meta = package.metadata
     classifiers = [c for c in meta.get_all("Classifier") or [] if c.startswith("License")]
     # Some packages paste the whole licence text into one field: its first line names it.
-    stated = (meta.get("License-Expression") or meta.get("License") or "").strip().split("\n")[0]
+    stated = (meta.get("License-Expression") or meta.get("License") or "").strip().split("\n")[0]  # type: ignore[attr-defined]
     return " ".join([stated, *classifiers])
 
 

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from speclab.lab import corpus
 from speclab.lab.training import crops, next_token_loss, optimizers
+from speclab.models.limits import embedded_ids
 from speclab.system.errors import UsageProblem
 from speclab.system.terminal import progress_bar
 
@@ -55,7 +56,7 @@ def random_like(model: PreTrainedModel, seed: int) -> PreTrainedModel:
     with torch.random.fork_rng(devices=[]):
         torch.random.default_generator.manual_seed(seed)
         fresh = type(model)(copy.deepcopy(model.config))
-    return fresh.to(device=model.device, dtype=model.dtype).eval()
+    return fresh.to(device=model.device, dtype=model.dtype).eval()  # type: ignore[call-arg]
 
 
 def trained_on_the_spot(
@@ -78,7 +79,8 @@ def trained_on_the_spot(
     steppers = optimizers(model, RATE)
     batches = _batches(_documents(seed), tokenizer, seed, getattr(source.config, "max_position_embeddings", None))
     losses: deque[float] = deque(maxlen=LOSSES_AVERAGED)
-    step, tokens, first, share = 0, 0, None, 0.0
+    step, tokens, share = 0, 0, 0.0
+    first: float | None = None
     bar = progress_bar(total=100, unit="%", desc="training a draft", leave=False, mininterval=1, disable=not progress)
     start = time.monotonic()
     with bar, torch.enable_grad():
@@ -94,14 +96,14 @@ def trained_on_the_spot(
         "steps": step,
         "tokens": tokens,
         "seconds": round(time.monotonic() - start, 1),
-        "first_loss": round(first, 4),
+        "first_loss": round(first or 0.0, 4),
         "last_loss": round(sum(losses) / len(losses), 4),
     }
     return model.to(dtype=source.dtype).eval().requires_grad_(False), facts
 
 
 def _check_vocabulary(source: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    largest, room = max(tokenizer.get_vocab().values()), source.get_input_embeddings().num_embeddings
+    largest, room = max(tokenizer.get_vocab().values()), embedded_ids(source)
     if largest >= room:
         raise UsageProblem(
             f"cannot train a draft here: the tokenizer has ids up to {largest}, the draft only room for {room}; "

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 
 from draft_models import ModelDrafter, NgramDrafter
-from speclab.core.sampling import Sampling
+from speclab.core.sampling import GREEDY, Sampling
 from speclab.lab.harness import Bench, Measurement, keeping
 from speclab.models.prompts import Prompt
 from speclab.records.samples import BASELINE, Sample
@@ -55,7 +55,7 @@ def check(bench: Bench, found: Measurement, prompts: list[Prompt], sampling: Sam
 def _greedy(bench: Bench, samples: list[Sample], baseline: dict[int, Sample], prompts: list[Prompt], tokenizer) -> dict:
     """Equal, or where each text first differs and why."""
     arm = samples[0].arm
-    entry = {"arm": arm.label, "temperature": 0.0, "n_prompts": len(samples), "differences": [], "passed": True}
+    entry: dict = {"arm": arm.label, "temperature": 0.0, "n_prompts": len(samples), "differences": [], "passed": True}
     for sample in samples:
         theirs = baseline[sample.prompt_index].texts[0]
         # Repeats of a greedy decoding are the same text; one that differs is judged like any other.
@@ -120,7 +120,7 @@ def both_distributions(
 def lookups(prompt: list[int], tokens: list[int], k: int) -> Iterator[list[int]]:
     """What prompt lookup proposes at the place of each token: at most `k` ids."""
     drafter = NgramDrafter()
-    drafter.prefill(None, torch.tensor([prompt]), Sampling())
+    drafter.prefill(None, torch.tensor([prompt]), GREEDY)
     for token in tokens:
         yield drafter.lookup(k)
         drafter.observe(0, [token])

@@ -79,7 +79,7 @@ def one_pass(model: PreTrainedModel, ids: Tensor, n_cached: int) -> tuple[Shapes
 
     Those are read into a cache first; with 0 there is no cache.
     """
-    options = {"use_cache": False}
+    options: dict = {"use_cache": False}
     with torch.inference_mode():
         if n_cached:
             cache = DynamicCache(config=model.config)

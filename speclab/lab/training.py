@@ -30,8 +30,8 @@ def crops(stream: Tensor, step: int, seed: int, batch_tokens: int) -> list[Tenso
     A function of (seed, step) alone, so a resumed run sees what it would have seen.
     """
     generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
-    pick = torch.multinomial(torch.tensor(list(LENGTHS.values())), 1, generator=generator).item()
-    length = list(LENGTHS)[pick]
+    pick = torch.multinomial(torch.tensor(list(LENGTHS.values())), 1, generator=generator)[0]
+    length = list(LENGTHS)[int(pick)]
     starts = torch.randint(0, len(stream) - length, (batch_tokens // length,), generator=generator)
     rows = stream[starts[:, None] + torch.arange(length)]  # (batch, length)
     return list(rows.split(max(1, MICRO_BATCH_TOKENS // length)))

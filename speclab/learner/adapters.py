@@ -3,6 +3,7 @@
 import operator
 from collections.abc import Callable, Iterator
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -103,7 +104,8 @@ class CheckedDrafter:
     def propose(self, k: int, uniforms: Tensor) -> Draft:
         """The learner's draft. Raises Problem where it has other shapes, kinds or ids than a draft can have."""
         draft = ask(7, self._inner.propose, k, uniforms)
-        tokens, probs = getattr(draft, "tokens", None), getattr(draft, "probs", None)
+        tokens: Any = getattr(draft, "tokens", None)
+        probs: Any = getattr(draft, "probs", None)
         fits = isinstance(tokens, Tensor) and tokens.dtype == torch.long and tokens.ndim == 2 and tokens.shape[0] == 1
         if not fits or tokens.shape[1] > k or not ((tokens >= 0) & (tokens < self._vocab_size)).all():
             needed = f"ids of shape (1, n), n at most {k}, from 0 to {self._vocab_size - 1}"

@@ -193,7 +193,8 @@ def report(exercise: Exercise, traceback: bool = False) -> str:
     """A line for each check of an exercise, and what is wrong."""
     lines = [f"Exercise {exercise.number}: {exercise.title}   [{exercise.status}]", ""]
     width = max((len(check.name) for check in exercise.checks), default=0)
-    indent, messages = " " * 9, set()
+    indent = " " * 9
+    messages: set[str] = set()
     for check in exercise.checks:
         is_new = check.outcome == "failed" and check.message not in messages
         remark = "" if is_new else "the same as above" if check.outcome == "failed" else check.message

@@ -52,7 +52,7 @@ def at_most(seconds: float, clock: float | None = None) -> Iterator[Callable[[],
 
     def stop(number: int, _) -> None:
         if armed:  # a signal may wait until its timer is off
-            raised.append(NeverEnds(*reasons[number]))
+            raised.append(NeverEnds(*reasons[signal.Signals(number)]))
             raise raised[-1]
 
     def restart() -> None:
@@ -89,7 +89,7 @@ def in_one_line(error: BaseException) -> str:
     if isinstance(error, NeverEnds):
         limit, reason = error.args
         return f"still running {limit}{place(error)}: {reason}"
-    what = cut(text_of(error.msg if isinstance(error, SyntaxError) else error))
+    what = cut(str(error.msg) if isinstance(error, SyntaxError) else text_of(error))
     return f"{cut(type(error).__name__)}{': ' * bool(what)}{what}{place(error)}"
 
 

@@ -55,7 +55,7 @@ def load(text: str | None, usable: set[int]) -> Learner:
             what = f"exercise {number}" + (f" ({ROLES[number]})" if number in ROLES else "")
             could = ", ".join(f"{n} ({ROLES[n]})" for n in sorted(usable))
             raise UsageProblem(f"--impl {text}: {what} has no part in this run, which can use {could}")
-    if WHOLE_LOOP in (numbers or []) and len(numbers) > 1:
+    if numbers and WHOLE_LOOP in numbers and len(numbers) > 1:
         raise UsageProblem(f"exercise 8 is the whole loop and goes alone; type: --impl {package}:8")
     wanted = numbers or [number for number in sorted(usable - {WHOLE_LOOP}) if number in known]
     chosen = [known[number] for number in wanted]

@@ -75,9 +75,9 @@ def price(sample: Sample, baseline: Sample, costs: Costs, chances: Callable[[lis
         part.baseline += sum(costs.step_seconds(early + i) for i in range(n))
         part.baseline_early += n * step_early
         _price_rounds(part, rounds, early, costs)
-    for text in {tuple(t) for t in baseline.texts}:
-        weight = sum(tuple(t) == text for t in baseline.texts)
-        _price_expected(part, weight, list(text), sample.arm.draft_length, early, costs, chances)
+    for distinct in {tuple(t) for t in baseline.texts}:
+        weight = sum(tuple(t) == distinct for t in baseline.texts)
+        _price_expected(part, weight, list(distinct), sample.arm.draft_length, early, costs, chances)
     return part
 
 

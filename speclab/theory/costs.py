@@ -228,7 +228,7 @@ def _draft(rounds: list[RoundTime]) -> dict:
     }
 
 
-def _accept(rounds: list[RoundTime]) -> dict[str, float]:
+def _accept(rounds: list[RoundTime]) -> dict:
     lengths = [r.n_drafted for r in rounds]
     at, slopes = _regress(
         [r.seconds["accept"] for r in rounds], ["all"] * len(rounds), [[n] for n in lengths], stall_cells=lengths
@@ -242,7 +242,7 @@ def _mean(seconds: list[float]) -> float:
 
 
 def _regress(
-    seconds: Sequence[float],
+    seconds: Sequence[float] | np.ndarray,
     cells: Sequence[Hashable],
     columns: Sequence[Sequence[float]] | None = None,
     context: Sequence[float] | None = None,

@@ -87,14 +87,14 @@ def oracle(chances: Chances, n_tokens: int, longest: int, round_cost: Cost | Non
     return _expect(rows, start, round_cost, 0.0, capped=True)
 
 
-def model_chances(accept: Sequence[float]) -> list[Sequence[float]]:
+def model_chances(accept: Sequence[float] | np.ndarray) -> list[Sequence[float]]:
     """Chances per state of a draft that continues the text token by token: `accept[t]` belongs to new token t.
 
     What such a draft proposes at a place does not depend on where its round began, so one number per token is enough;
     an n-gram proposal does depend on it and needs a row of its own for every state.
     """
-    accept = np.asarray(accept, dtype=float)  # (n_tokens,)
-    return [accept[t:] for t in range(len(accept))]
+    chances = np.asarray(accept, dtype=float)  # (n_tokens,)
+    return [chances[t:] for t in range(len(chances))]  # type: ignore[misc]
 
 
 def _one(n_drafted: int, state: int) -> float:
