@@ -40,9 +40,11 @@ bench-gpu: $(READY)
 lint: $(READY)
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m mypy
+	$(PYTHON) -c 'from importlinter.cli import lint_imports_command as lint; lint()'
 
 readme: $(READY)
-	$(PYTHON) -m speclab.readme
+	$(PYTHON) -m tools.readme
 
 .venv/ready: requirements.txt
 	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

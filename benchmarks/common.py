@@ -1,15 +1,15 @@
-"""What the three benchmarks share: how a record starts, is checked and is written, and models loaded one by one."""
+"""What the benchmarks share: how a record starts and is written, and models loaded one by one."""
 
 import argparse
 import contextlib
 import copy
-import functools
 import gc
 import textwrap
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Literal, TypeVar
 
-import jsonschema
 import torch
 
 from draft_models import ModelDrafter
@@ -19,86 +19,59 @@ from speclab.drafts.select import make_drafter
 from speclab.lab.harness import STOPS
 from speclab.models import loading
 from speclab.models.setup import Setup
-from speclab.present import report, words
-from speclab.records import record
+from speclab.present import run_lines
+from speclab.records import files
+from speclab.records.runs import Head
 from speclab.system import terminal
 from speclab.system.errors import UsageProblem
 from speclab.system.files import check_writable, do_all, write_whole
+from speclab.system.paths import OUTPUT
 from speclab.system.terminal import note
 
-SCHEMA_VERSION = 1
-NUMBER, COUNT, TEXT = {"type": "number"}, {"type": "integer", "minimum": 0}, {"type": "string"}
-SECONDS, MAYBE = {"type": "number", "minimum": 0}, {"type": ["number", "null"]}
+
+@dataclass(kw_only=True)
+class BenchmarkRun(Head):
+    """What the records of all benchmarks share."""
+
+    benchmark: str
+    schema_version: Literal[1]
 
 
-def one_of(properties: dict) -> dict:
-    """Schema of an object with exactly these properties."""
+Run = TypeVar("Run", bound=BenchmarkRun)
+
+
+def head(benchmark: str, device: torch.device, settings: dict[str, Any], interrupted: bool = False) -> dict[str, Any]:
+    """The fields of BenchmarkRun: what, where and how. settings: what the flags chose."""
     return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
-
-
-def list_of(properties: dict) -> dict:
-    return {"type": "array", "items": one_of(properties)}
-
-
-HEAD = {
-    "benchmark": TEXT,
-    "schema_version": {"const": SCHEMA_VERSION},
-    "created": TEXT,
-    "interrupted": {"type": "boolean"},
-    "machine": {"type": "object"},
-    "versions": {"type": "object"},
-    "settings": {"type": "object"},
-}
-
-
-def head(name: str, args: argparse.Namespace, setup: Setup, settings: dict, interrupted: bool = False) -> dict:
-    """The part of a record that says what, where and how."""
-    return {
-        "benchmark": name,
-        "schema_version": SCHEMA_VERSION,
-        "created": record.today(),
+        "benchmark": benchmark,
+        "schema_version": 1,
+        "created": files.today(),
         "interrupted": interrupted,
-        "machine": record.machine(setup.device),
-        "versions": record.versions(),
-        "settings": {
-            "device": setup.device.type,
-            "dtype": setup.dtype_name,
-            "engine": setup.engine,
-            "threads": torch.get_num_threads(),
-            "seed": args.seed,
-            "reasons": setup.reasons,
-            **settings,
-        },
+        "machine": files.machine(device),
+        "versions": files.versions(),
+        "settings": settings,
     }
 
 
-def provenance(run: dict) -> str:
-    """Where the numbers come from, for the top of a page."""
-    return f"{words.circumstances(run)}."
-
-
-def to_json(run: dict, schema: dict) -> str:
-    """Checked, and compact enough to commit: one line for every item of a list."""
-    jsonschema.validate(run, schema)
-    return record.compact(run, [key for key, value in run.items() if isinstance(value, list)])
-
-
-def load(path: Path, schema: dict) -> dict:
-    """A record from disk, checked."""
-    return record.load(path, functools.partial(jsonschema.validate, schema=schema))
+def shared_settings(args: argparse.Namespace, setup: Setup) -> dict[str, Any]:
+    """The settings of every benchmark that loads a target."""
+    return {
+        "device": setup.device.type,
+        "dtype": setup.dtype_name,
+        "engine": setup.engine,
+        "threads": torch.get_num_threads(),
+        "seed": args.seed,
+        "reasons": setup.reasons,
+    }
 
 
 # --- flags and files --------------------------------------------------------------------------------------------------
 
 
 def add_result_flags(parser: argparse.ArgumentParser) -> None:
+    """Where the record and the page go."""
     group = parser.add_argument_group("results")
-    group.add_argument("--out-dir", type=some_path, default=record.ROOT, help="holds results/ (default: the lab)")
+    group.add_argument("--out-dir", type=some_path, default=OUTPUT, help="holds results/ (default: the lab)")
     group.add_argument("--name", type=plain_name, default="local", help="of this run's files (default: local)")
 
 
@@ -127,28 +100,24 @@ def kept(measured: list) -> Iterator[list[BaseException]]:
 
 
 def finish(
-    args: argparse.Namespace,
-    run: dict,
-    schema: dict,
-    page: Callable[[dict, bool], str],
-    stops: list[BaseException] | None = None,
+    args: argparse.Namespace, run: Run, page: Callable[[Run, bool], str], stop: BaseException | None = None
 ) -> int:
     """Tables to standard output, then the record and the tables in Markdown.  -> exit code
 
-    stops: what `kept` has caught; a problem is raised now that everything is written.
+    stop: what ended the measurement early; a problem is raised now that everything is written.
     """
-    if stops:
-        run = {**run, "interrupted": True}
-    record_file, page_file = _results(args, run["benchmark"])
+    if stop:
+        run = replace(run, interrupted=True)
+    record_file, page_file = _results(args, run.benchmark)
     code = do_all(
         [
             lambda: terminal.say(page(run, False), end=""),
-            lambda: write_whole(record_file, to_json(run, schema)),
+            lambda: write_whole(record_file, files.to_json(run)),
             lambda: write_whole(page_file, terminal.harmless(page(run, True))),
         ]
     )
-    if stops and not isinstance(stops[0], KeyboardInterrupt):
-        raise stops[0]
+    if stop and not isinstance(stop, KeyboardInterrupt):
+        raise stop
     return code
 
 
@@ -171,11 +140,6 @@ def target_name(name: str) -> str:
     return loading.LAB_TARGET if name == "lab" else name
 
 
-def sizes(args: argparse.Namespace) -> list[str]:
-    """--sizes, or the one target of --target."""
-    return [args.target] if args.sizes is None else listed_sizes(args.sizes)
-
-
 def listed_sizes(text: str) -> list[str]:
     """The targets that --sizes names. Each is looked at before the first is measured."""
     names = [name for name in text.split(",") if name]
@@ -194,36 +158,30 @@ def free() -> None:
 
 
 def model_drafter(kind: str, setup: Setup, seed: int, why: str) -> ModelDrafter:
-    """A drafter that is a plain model, or an error that says what else to type."""
+    """A drafter that is a plain model. Raises UsageProblem, with `why` and what else to type, where it is not."""
     drafter = make_drafter(kind, setup, seed)
     if type(drafter) is not ModelDrafter:
         raise UsageProblem(f"--draft {kind}: {why}; give model, a folder or a hub name")
     return drafter
 
 
-# --- words ------------------------------------------------------------------------------------------------------------
+# --- pages ------------------------------------------------------------------------------------------------------------
+
+
+def opening(title: str, run: BenchmarkRun, markdown: bool) -> list[str]:
+    """Title and circumstances, which only the page in Markdown needs."""
+    return [f"# {title}", f"{run_lines.circumstances(files.as_dict(run))}."] if markdown else []
 
 
 def heading(text: str, markdown: bool) -> str:
+    """Of a part of the page."""
     return f"## {text}" if markdown else text
 
 
-def sentences(items: list[str], markdown: bool) -> str:
+def remarks(lines: list[str], markdown: bool) -> str:
     """A list; in the terminal wrapped to 79 columns."""
     if markdown:
-        return "\n".join(f"- {item}" for item in items)
-    # "k = 4" and "1.20x" stay on one line with what belongs to them.
-    lines = [textwrap.fill(item.replace(" = ", "\xa0=\xa0"), 79, subsequent_indent="    ") for item in items]
-    return "\n".join(lines).replace("\xa0", " ")
-
-
-def times(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}x"
-
-
-def interval(low: float | None, high: float | None) -> str:
-    """Ends of a 95 % interval; a dash where there were too few prompts for one."""
-    return "-" if low is None else f"{low:.2f} to {high:.2f}"
-
-
-table = report.table
+        return "\n".join(f"- {line}" for line in lines)
+    # "k = 4" stays on one line.
+    wrapped = [textwrap.fill(line.replace(" = ", "\xa0=\xa0"), 79, subsequent_indent="    ") for line in lines]
+    return "\n".join(wrapped).replace("\xa0", " ")

@@ -30,26 +30,36 @@ import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 import torch
 
 from benchmarks import common
-from benchmarks.common import COUNT, TEXT
-from benchmarks.one_family import BROKEN, DRAFT_LENGTHS, N_TOKENS, OUTCOMES, PROMPTS, SECONDS, broken, child
+from benchmarks.one_family import (
+    BROKEN,
+    DRAFT_LENGTHS,
+    N_TOKENS,
+    OUTCOMES,
+    PROMPTS,
+    SECONDS,
+    FamilyRow,
+    child,
+)
 from benchmarks.tiny_families import model_types
 from speclab.cli import parsing
-from speclab.records import record
+from speclab.present.tables import table
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import note, progress_bar
 
 # --- the sweep --------------------------------------------------------------------------------------------------------
 
 # Processes that start with torch and transformers imported, where the system can do that.
-PROCESSES = multiprocessing.get_context("forkserver" if os.name == "posix" else "spawn")
+POSIX = os.name == "posix"
+PROCESSES = multiprocessing.get_context("forkserver") if POSIX else multiprocessing.get_context("spawn")
 
 
-def run_alone(model_type: str, work: Callable[[str, Connection], None] = child) -> dict:
+def run_alone(model_type: str, work: Callable[[str, Connection], None] = child) -> FamilyRow:
     """`work` in a process of its own.  -> the row it sends, or a broken one that says how the process ended"""
     receiver, sender = PROCESSES.Pipe(duplex=False)
     process = PROCESSES.Process(target=work, args=(model_type, sender), daemon=True)
@@ -58,18 +68,18 @@ def run_alone(model_type: str, work: Callable[[str, Connection], None] = child) 
     try:
         if receiver.poll(10 * SECONDS):
             return receiver.recv()
-        return broken(model_type, f"not done after {10 * SECONDS} seconds")
+        return FamilyRow(family=model_type, reason=f"not done after {10 * SECONDS} seconds")
     except EOFError:
         process.join()
-        return broken(model_type, f"its process ended early, exit code {process.exitcode}")
+        return FamilyRow(family=model_type, reason=f"its process ended early, exit code {process.exitcode}")
     finally:
         process.kill()
         process.join()
 
 
-def sweep(types: list[str], jobs: int) -> tuple[list[dict], bool]:
+def sweep(types: list[str], jobs: int) -> tuple[list[FamilyRow], bool]:
     """Every family in a process of its own, `jobs` at a time.  -> rows in the order of `types`, interrupted?"""
-    if os.name == "posix":
+    if POSIX:
         PROCESSES.set_forkserver_preload(["benchmarks.one_family"])
     rows, interrupted = {}, False
     with ThreadPoolExecutor(jobs) as pool:
@@ -86,59 +96,50 @@ def sweep(types: list[str], jobs: int) -> tuple[list[dict], bool]:
 # --- views of the record ----------------------------------------------------------------------------------------------
 
 NUMBERS = re.compile(r": logits differ| by \d| \(")  # what differs between families that fail for the same reason
-SCHEMA = common.one_of(
-    {
-        **common.HEAD,
-        "families": common.list_of(
-            {
-                "family": TEXT,
-                "outcome": {"enum": list(OUTCOMES)},
-                "reason": TEXT,
-                "n_parameters": COUNT,
-                "accepted": COUNT,
-                "rejected": COUNT,
-            }
-        ),
-    }
-)
 
 
-def page(run: dict, markdown: bool) -> str:
+@dataclass(kw_only=True)
+class FamiliesRun(common.BenchmarkRun):
+    """`python -m benchmarks.families`."""
+
+    families: list[FamilyRow]
+
+
+def page(run: FamiliesRun, markdown: bool) -> str:
     """Counts, then the families of each outcome."""
-    counts = Counter(row["outcome"] for row in run["families"])
-    versions = run["versions"]
-    blocks = ["# Families of models", common.provenance(run)] if markdown else []
+    counts = Counter(row.outcome for row in run.families)
+    blocks = common.opening("Families of models", run, markdown)
     blocks += [
-        f"{len(run['families'])} families of transformers {versions['transformers']}, torch {versions['torch']}",
-        common.table([[outcome, str(counts[outcome])] for outcome in OUTCOMES], ["outcome", "families"], markdown),
+        f"{len(run.families)} families of transformers {run.versions.transformers}, torch {run.versions.torch}",
+        table([[outcome, str(counts[outcome])] for outcome in OUTCOMES], ["outcome", "families"], markdown),
     ]
-    for outcome in OUTCOMES:
-        mine = [row for row in run["families"] if row["outcome"] == outcome]
-        if mine:
-            blocks += [common.heading(f"{outcome.capitalize()}: {len(mine)}", markdown), listing(mine, markdown)]
+    for outcome in (outcome for outcome in OUTCOMES if counts[outcome]):
+        rows = [row for row in run.families if row.outcome == outcome]
+        blocks += [common.heading(f"{outcome.capitalize()}: {counts[outcome]}", markdown), listing(rows, markdown)]
     if markdown:
         blocks.append("The record has every reason in full, and how many drafted tokens were accepted and rejected.")
     return "\n\n".join(blocks) + "\n"
 
 
-def listing(rows: list[dict], markdown: bool) -> str:
+def listing(rows: list[FamilyRow], markdown: bool) -> str:
     """Families without a reason as one paragraph, the others by their reason."""
     families = defaultdict(list)
     for row in rows:
-        families[NUMBERS.split(row["reason"])[0]].append(row["family"])
+        families[NUMBERS.split(row.reason)[0]].append(row.family)
     if not any(families):
         return textwrap.fill(", ".join(families[""]), 120 if markdown else 79)
-    lines = [[why, ", ".join(names)] for why, names in sorted(families.items(), key=lambda item: -len(item[1]))]
+    reasons = [(why, ", ".join(names)) for why, names in sorted(families.items(), key=lambda item: -len(item[1]))]
     if not markdown:
-        return common.sentences([f"{why}: {names}" for why, names in lines], False)
-    lines = [[str(names.count(",") + 1), why.replace("|", "\\|"), names] for why, names in lines]
-    return common.table(lines, ["n", "reason", "families"], True, n_words=3)
+        return common.remarks([f"{why}: {names}" for why, names in reasons], False)
+    lines = [[str(names.count(",") + 1), why.replace("|", "\\|"), names] for why, names in reasons]
+    return table(lines, ["n", "reason", "families"], True, n_words=3)
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
 def make_parser() -> parsing.Parser:
+    """The flags."""
     parser = parsing.make_parser(__doc__)
     group = parser.add_argument_group("benchmark")
     group.add_argument("--only", metavar="TYPE,TYPE", help="model types, for example llama,gpt2 (default: all)")
@@ -161,33 +162,26 @@ def chosen(only: str | None) -> list[str]:
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
+    """The command.  -> exit code"""
     args = make_parser().parse_args(argv)
     types = chosen(args.only)
     torch.set_num_threads(1)  # as each family's process does
     common.check_result_flags(args, "families")
     rows, interrupted = sweep(types, args.jobs)
-    run = {
-        "benchmark": "families",
-        "schema_version": common.SCHEMA_VERSION,
-        "created": record.today(),
-        "interrupted": interrupted,
-        "machine": record.machine(torch.device("cpu")),
-        "versions": record.versions(),
-        "settings": {
-            "device": "cpu",
-            "dtype": "float32",
-            "engine": "eager and fast",
-            "seed": 0,
-            "n_tokens": N_TOKENS,
-            "prompts": PROMPTS,
-            "draft_lengths": DRAFT_LENGTHS,
-        },
-        "families": rows,
+    settings = {
+        "device": "cpu",
+        "dtype": "float32",
+        "engine": "eager and fast",
+        "seed": 0,
+        "n_tokens": N_TOKENS,
+        "prompts": PROMPTS,
+        "draft_lengths": DRAFT_LENGTHS,
     }
-    code = common.finish(args, run, SCHEMA, page)
+    run = FamiliesRun(**common.head("families", torch.device("cpu"), settings, interrupted), families=rows)
+    code = common.finish(args, run, page)
     if interrupted:
         note(f"stopped after {len(rows)} of {len(types)} families")
-    return code or int(any(row["outcome"] == BROKEN for row in rows))
+    return code or int(any(row.outcome == BROKEN for row in rows))
 
 
 if __name__ == "__main__":

@@ -28,10 +28,10 @@ from typing import NamedTuple
 from benchmarks.common import listed_sizes
 from speclab.cli import parsing
 from speclab.models import loading
-from speclab.records import record
 from speclab.system import terminal
 from speclab.system.errors import EnvironmentProblem, reports_problems
 from speclab.system.files import check_writable, do_all, prepare_folder, write_whole
+from speclab.system.paths import ROOT
 from speclab.system.terminal import note
 
 LEAST = 20.0  # seconds below which a stage is not begun
@@ -39,9 +39,11 @@ GRACE = 8.0  # seconds to write down what was measured
 
 
 class Stage(NamedTuple):
+    """A command and its limit."""
+
     name: str
     seconds: float  # at most
-    words: list[str]  # after `python`
+    command: list[str]  # after `python`
 
 
 def stages(sizes: list[str], device: str, dtype: str, folder: Path) -> list[Stage]:
@@ -52,36 +54,36 @@ def stages(sizes: list[str], device: str, dtype: str, folder: Path) -> list[Stag
     def short(size: str) -> str:
         return size.replace(":", "-")
 
-    found = [Stage("tests", 120, ["-m", "pytest", "-q", "-m", "cuda", "tests/test_cuda.py"])]
-    found.append(
-        Stage("roofline", 90, ["-m", "benchmarks.roofline", "--sizes", ",".join(sizes), "--name", "gpu", *machine])
-    )
-    for size, target in targets.items():
-        words = ["compare.py", *target, "--limit", "2", "--name", f"gpu-{short(size)}", *machine]
-        found.append(Stage(f"compare {size}", 90, words))
+    def stage(what: str, size: str, seconds: float, *command: str) -> Stage:
+        return Stage(f"{what} {size}", seconds, [*command, *targets[size], "--name", f"gpu-{short(size)}", *machine])
+
+    roofline = ["-m", "benchmarks.roofline", "--sizes", ",".join(sizes), "--name", "gpu", *machine]
     exact = ["compare.py", "--quick", "--temperature", "0", "--name", "gpu-float32", *machine, "--dtype", "float32"]
-    found.append(Stage("identity in float32", 60, exact))
-    for size, target in targets.items():
-        words = ["-m", "benchmarks.peers", *target, "-k", "4", "--limit", "1", "--name", f"gpu-{short(size)}", *machine]
-        found.append(Stage(f"peers {size}", 60, words))
-    for sweep in ("draft-length", "acceptance"):
-        for size, target in targets.items():
-            words = ["compare.py", "--sweep", sweep, *target, "--limit", "1", "--name", f"gpu-{short(size)}", *machine]
-            found.append(Stage(f"sweep {sweep} {size}", 60, words))
-    found.append(Stage("scaling", 60, ["-m", "benchmarks.scaling", "--name", "gpu", *machine]))
-    return found
+    return [
+        Stage("tests", 120, ["-m", "pytest", "-q", "-m", "cuda", "tests/test_cuda.py"]),
+        Stage("roofline", 90, roofline),
+        *(stage("compare", size, 90, "compare.py", "--limit", "2") for size in sizes),
+        Stage("identity in float32", 60, exact),
+        *(stage("peers", size, 60, "-m", "benchmarks.peers", "-k", "4", "--limit", "1") for size in sizes),
+        *(
+            stage(f"sweep {sweep}", size, 60, "compare.py", "--sweep", sweep, "--limit", "1")
+            for sweep in ("draft-length", "acceptance")
+            for size in sizes
+        ),
+        Stage("scaling", 60, ["-m", "benchmarks.scaling", "--name", "gpu", *machine]),
+    ]
 
 
 def run(stage: Stage, limit: float, log: Path) -> tuple[str, float]:
-    """One stage, its words appended to the log.  -> what became of it, seconds
+    """One stage, its output appended to the log.  -> what became of it, seconds
 
     Out of time it is asked to stop, as by Ctrl-C: what was measured by then is written. Ctrl-C here is passed on, too.
     """
     start = time.monotonic()
     with log.open("a", encoding="utf-8") as out:
-        out.write(f"\n=== {stage.name}: python {' '.join(stage.words)}\n")
+        out.write(f"\n=== {stage.name}: python {' '.join(stage.command)}\n")
         out.flush()
-        process = subprocess.Popen([sys.executable, *stage.words], cwd=record.ROOT, stdout=out, stderr=out)
+        process = subprocess.Popen([sys.executable, *stage.command], cwd=ROOT, stdout=out, stderr=out)
         try:
             code = process.wait(max(1.0, limit - GRACE))
         except subprocess.TimeoutExpired:
@@ -119,13 +121,14 @@ def packed(folder: Path) -> bytes:
     """All records and pictures in one archive."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-        for room in ("results", "plots"):
-            if (folder / room).exists():
-                archive.add(folder / room, room)
+        for name in ("results", "plots"):
+            if (folder / name).exists():
+                archive.add(folder / name, name)
     return buffer.getvalue()
 
 
 def make_parser() -> parsing.Parser:
+    """The flags."""
     parser = parsing.make_parser(__doc__)
     parser.add_argument("--out", type=parsing.some_path, required=True, metavar="FOLDER", help="gets three files")
     parser.add_argument("--minutes", type=parsing.positive, default=8.5, help="for everything (default: 8.5)")
@@ -137,6 +140,7 @@ def make_parser() -> parsing.Parser:
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
+    """The command.  -> exit code"""
     args = make_parser().parse_args(argv)
     sizes = listed_sizes(args.sizes)
     try:

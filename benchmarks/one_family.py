@@ -9,7 +9,9 @@ import os
 import signal
 import tempfile
 import textwrap
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
+from typing import Literal, get_args
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
@@ -19,18 +21,18 @@ from benchmarks.tiny_families import VOCAB, model_types, tiny
 from draft_models import ModelDrafter
 from optimized_speculative import speculative_decode
 from speclab.core.rounds import DecodeSettings, tokens_of
-from speclab.lab.degraded_drafts import noisy
+from speclab.lab.training.degraded_drafts import noisy
 from speclab.models import loading, memory, select
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.cached import CachedModel
 from speclab.models.checks import ADVICE, check_model
 from speclab.models.rounding import Reference
+from speclab.records.rows import Count, Part
 from speclab.system.errors import EnvironmentProblem
 from speclab.theory.losslessness import judge_divergence
 
-BOTH, EAGER, REFUSED = "identical on both engines", "identical on eager", "refused"
-CANNOT, BROKEN = "cannot be built", "broken"
-OUTCOMES = (BOTH, EAGER, REFUSED, CANNOT, BROKEN)
+Outcome = Literal["identical on both engines", "identical on eager", "refused", "cannot be built", "broken"]
+OUTCOMES = BOTH, EAGER, REFUSED, CANNOT, BROKEN = get_args(Outcome)
 PROMPTS = (6, 12)  # lengths: shorter and longer than a tiny model's sliding window
 N_TOKENS = 40
 SETTINGS = DecodeSettings(N_TOKENS)
@@ -49,38 +51,45 @@ WHY = {
 }
 
 
+@dataclass(kw_only=True)
+class FamilyRow(Part):
+    """What came of one family."""
+
+    family: str
+    outcome: Outcome = "broken"  # as long as nothing better is known
+    reason: str = ""
+    n_parameters: Count = 0
+    accepted: Count = 0  # drafted tokens, over all decodings
+    rejected: Count = 0
+
+
 class NotTheSame(Exception):
     """A text is not the library's."""
 
 
-def examine(model_type: str) -> dict:
+def examine(model_type: str) -> FamilyRow:
     """Build a tiny model of the family and decode with it.  -> its row of the record"""
-    row = broken(model_type, "")
+    row = FamilyRow(family=model_type)
     try:
         model = tiny(model_type)
-        row["n_parameters"] = sum(p.numel() for p in model.parameters())
+        row.n_parameters = sum(p.numel() for p in model.parameters())
         with torch.inference_mode():
             model(input_ids=prompt_of(PROMPTS[0]), use_cache=False).logits  # noqa: B018 - it must be there
     except Exception as error:  # what a library's constructors raise has no end
-        return row | {"outcome": CANNOT, "reason": WHY.get(model_type) or reason(error)}
+        return replace(row, outcome=CANNOT, reason=WHY.get(model_type) or reason(error))
     try:
         model = loaded(model)
         backend, why = select.choose(model, "fast")
-        row["accepted"], row["rejected"] = compare(model, [None, backend] if backend else [None])
+        row.accepted, row.rejected = compare(model, [None, backend] if backend else [None])
     except EnvironmentProblem as problem:
         why = str(problem).removeprefix(f"{model.config.model_type} ").removesuffix(f"; {ADVICE}")
-        return row | {"outcome": REFUSED, "reason": why}
+        return replace(row, outcome=REFUSED, reason=why)
     except NotTheSame as problem:
-        return row | {"reason": str(problem)}
+        return replace(row, reason=str(problem))
     except Exception as error:
-        return row | {"reason": reason(error)}
+        return replace(row, reason=reason(error))
     why = why.removeprefix(f"no fast engine for {model.config.model_type}: ")
-    return row | ({"outcome": BOTH} if backend else {"outcome": EAGER, "reason": why})
-
-
-def broken(model_type: str, why: str) -> dict:
-    """The row of a family of which nothing better is known."""
-    return {"family": model_type, "outcome": BROKEN, "reason": why, "n_parameters": 0, "accepted": 0, "rejected": 0}
+    return replace(row, outcome=BOTH) if backend else replace(row, outcome=EAGER, reason=why)
 
 
 def loaded(model: PreTrainedModel) -> PreTrainedModel:
@@ -123,7 +132,7 @@ def compare(model: PreTrainedModel, backends: list[ExportedModel | None]) -> tup
 
 def library_text(model: PreTrainedModel, prompt: torch.Tensor) -> list[int]:
     """What the library's own greedy loop makes of the prompt."""
-    ids = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=N_TOKENS)
+    ids = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=N_TOKENS)  # type: ignore[operator]
     return ids[0, prompt.shape[1] :].tolist()
 
 

@@ -23,41 +23,36 @@ Exit code 1 if a text of ours differs from the baseline's and rounding cannot be
 if __name__ == "__main__":
     from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
 
-import contextlib
 import statistics
 import sys
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
 
-from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from baseline_autoregressive import autoregressive_decode
 from benchmarks import common
-from benchmarks.common import COUNT, MAYBE, NUMBER, SECONDS, TEXT
-from draft_models import ModelDrafter, NgramDrafter
-from optimized_speculative import speculative_decode
+from draft_models import NgramDrafter
 from speclab.cli import flags, parsing
-from speclab.cli.flags import add_draft_flag
 from speclab.cli.parsing import numbers
 from speclab.core.counts import Counts
-from speclab.core.rounds import DecodeSettings, Drafter
-from speclab.core.sampling import Sampling
-from speclab.lab.harness import STOPS, library_generate, mixed, warm_up_runs
+from speclab.core.sampling import GREEDY
+from speclab.lab.decodings import Decoding, take_turns
+from speclab.lab.harness import Bench, measure
+from speclab.lab.output_checks import judge_greedy
 from speclab.models import loading
 from speclab.models.cached import check_prompt
 from speclab.models.prompts import Prompt
-from speclab.models.setup import Setup
-from speclab.records import record
-from speclab.records.samples import BASELINE, GENERATE, Arm
+from speclab.present.tables import interval, speedup, table
+from speclab.records import files
+from speclab.records.rows import Amount, Count, Part
+from speclab.records.samples import BASELINE, GENERATE, LIBRARY, Arm, Sample
 from speclab.system.errors import UsageProblem, reports_problems
-from speclab.system.terminal import note, progress_bar
-from speclab.theory import losslessness
+from speclab.system.terminal import note
 from speclab.theory.formulas import ratio_interval
 
-PEER = {"baseline": "generate", "model": "assisted", "ngram": "lookup"}  # ours -> the library's
+PEER = {"baseline": "generate", "model": "assisted", "ngram": "lookup"}  # the lab's method -> the library's
 WHAT = {
     "baseline": "our loop, one pass for every token",
     "generate": "the library's loop: model.generate",
@@ -66,51 +61,107 @@ WHAT = {
     "ngram": "our speculative loop with prompt lookup",
     "lookup": "generate(prompt_lookup_num_tokens=k)",
 }
-ASKED = {"baseline": 1.15, "model": 1.5, "ngram": 1.2}  # ours over its peer; ngram on copy prompts
+ASKED = {"baseline": 1.15, "model": 1.5, "ngram": 1.2}  # of the lab's arm over its peer; ngram on copy prompts
 ASKED_SHARE = 0.8  # speedup over our own baseline, as a share of the tokens of a round
 
-
-@dataclass
-class Bench:
-    """One pair and how long to decode."""
-
-    setup: Setup
-    drafters: dict[str, Drafter]  # "model" and "ngram"
-    max_new_tokens: int
+Item = TypeVar("Item")
+Ratio = tuple[float, float | None, float | None]  # value, and the ends of its 95 % interval
 
 
-@dataclass
-class Outcome:
-    """One decoding."""
-
-    seconds: float  # prompt's ids to last token
-    tokens: list[int]
-    n_passes: int  # of the target, the prompt's own included
-    decode_seconds: float | None = None  # without prefill; the library does not tell
-    counts: Counts | None = None
+# --- the record -------------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Sample:
-    """What an arm did with one prompt, one outcome for each repeat."""
+@dataclass(kw_only=True)
+class ArmPart(Part):
+    """What belongs to one arm."""
 
-    arm: Arm
-    prompt_index: int
-    kind: str
-    n_prompt: int
-    outcomes: list[Outcome] = field(default_factory=list)
+    method: str
+    draft_length: Count
 
-    @property
-    def seconds(self) -> float:
-        return statistics.median(o.seconds for o in self.outcomes)
 
-    @property
-    def decode_seconds(self) -> float:
-        return statistics.median(o.decode_seconds for o in self.outcomes)
+@dataclass(kw_only=True)
+class PeerRow(ArmPart):
+    """One arm on one kind of prompts. Ratios are of end-to-end seconds, but for `decode_to_baseline`."""
+
+    prompt_kind: str
+    n_prompts: Count
+    n_tokens: Count
+    seconds: Amount
+    tokens_per_second: Amount
+    to_generate: float
+    to_generate_low: float | None
+    to_generate_high: float | None
+    to_peer: float | None  # None for the library's arms, and so are the ones below
+    to_peer_low: float | None
+    to_peer_high: float | None
+    to_baseline: float
+    decode_to_baseline: float | None  # without prefill
+    decode_to_baseline_low: float | None
+    decode_to_baseline_high: float | None
+    tokens_per_pass: float
+    tokens_per_round: float | None
+    acceptance_rate: float | None
+
+
+@dataclass(kw_only=True)
+class TextDifference(Part):
+    """Where a text first differs from the baseline's."""
+
+    prompt: Count
+    position: Count
+    verdict: Literal["near-tie", "BUG"]
+
+
+@dataclass(kw_only=True)
+class Agreement(ArmPart):
+    """How many texts of an arm are the baseline's, and why the others are not."""
+
+    n: Count
+    n_identical: Count
+    differences: list[TextDifference]
+
+
+@dataclass(kw_only=True)
+class Goal(Part):
+    """What was asked for beside what was measured."""
+
+    what: str
+    asked: float
+    measured: float
+    low: float | None
+    high: float | None
+    met: bool
+    note: str
+
+
+@dataclass(kw_only=True)
+class PeerTiming(ArmPart):
+    """The seconds of every repeat of one arm on one prompt."""
+
+    prompt_index: Count
+    prompt_kind: str
+    n_prompt: Count
+    n_passes: Count  # of the target, the prompt's own included
+    seconds: list[Amount]
+    decode_seconds: list[Amount | None]  # None: the library does not tell them apart
+
+
+@dataclass(kw_only=True)
+class PeersRun(common.BenchmarkRun):
+    """`python -m benchmarks.peers`."""
+
+    models: dict[str, str]
+    rows: list[PeerRow]
+    texts: list[Agreement]
+    asked: list[Goal]
+    raw: list[PeerTiming]
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
 
 
 def arms_for(draft_lengths: list[int]) -> list[Arm]:
-    """Each of ours followed by its peer."""
+    """Each of the lab's arms, followed by its peer."""
     arms = [BASELINE, GENERATE]
     for name in ("model", "ngram"):
         for k in draft_lengths:
@@ -118,291 +169,171 @@ def arms_for(draft_lengths: list[int]) -> list[Arm]:
     return arms
 
 
-def turn_order(arms: list[Arm], turn: int) -> list[Arm]:
+def turn_order(items: list[Item], turn: int) -> list[Item]:
     """Everyone starts once, and who went first of two neighbours goes second in the next turn."""
-    start = 2 * turn % len(arms)  # two by two: an arm and its peer stay neighbours
-    order = arms[start:] + arms[:start]
+    start = 2 * turn % len(items)  # two by two: an arm and its peer stay neighbours
+    order = items[start:] + items[:start]
     return order if turn % 2 == 0 else order[::-1]
 
 
-# --- one decoding -----------------------------------------------------------------------------------------------------
+def one_after_another(decodings: list[Decoding], turn: int) -> None:
+    """Finish each decoding before the next one starts: the library's cannot be interrupted."""
+    for decoding in turn_order(decodings, turn):
+        take_turns([decoding])
 
 
-def decode(bench: Bench, arm: Arm, prompt: Prompt) -> Outcome:
-    ids = prompt.ids.to(bench.setup.device)
-    return ours(bench, arm, ids) if arm.method in PEER else theirs(bench, arm, ids)
-
-
-def ours(bench: Bench, arm: Arm, ids: Tensor) -> Outcome:
-    """As the lab's two scripts decode: the same target and drafter, prompt after prompt."""
-    target, budget, tokens, counts = bench.setup.target, bench.max_new_tokens, [], Counts()
-    first = None
-    start = time.perf_counter()
-    if arm.speculative:
-        rounds = speculative_decode(target, bench.drafters[arm.draft], ids, arm.draft_length, DecodeSettings(budget))
-    else:
-        rounds = autoregressive_decode(target, ids, DecodeSettings(budget), bench.setup.chunk)
-    for round_ in rounds:
-        first = first or time.perf_counter()
-        tokens += round_.tokens
-        counts.add(round_)
-    end = time.perf_counter()  # tokens are on the host, so the device has nothing left to do
-    return Outcome(end - start, tokens, target.n_passes, end - first, counts if arm.speculative else None)
-
-
-def theirs(bench: Bench, arm: Arm, ids: Tensor) -> Outcome:
-    """The library's greedy decoding, with a draft model or prompt lookup where the arm says so."""
-    model, extra = bench.setup.target.model, {}
-    if arm.method == "assisted":
-        extra["assistant_model"] = constant_k(bench.drafters[arm.draft].draft.model, arm.draft_length)
-    elif arm.method == "lookup":
-        extra["prompt_lookup_num_tokens"] = arm.draft_length
-    with counted_passes(model) as widths:
-        seconds, tokens = library_generate(model, ids, bench.max_new_tokens, **extra)
-    return Outcome(seconds, tokens, len(widths))
-
-
-def constant_k(draft: PreTrainedModel, k: int) -> PreTrainedModel:
-    """Tell the library to draft k tokens in every round: its defaults are 20, a changing k, and a confidence stop."""
-    draft.generation_config = GenerationConfig(
-        pad_token_id=0,
-        num_assistant_tokens=k,
-        num_assistant_tokens_schedule="constant",
-        assistant_confidence_threshold=0.0,
-    )
-    return draft
-
-
-@contextlib.contextmanager
-def counted_passes(model: PreTrainedModel) -> Iterator[list[int]]:
-    """Widths of the passes of `model` while this is open. A microsecond a pass: not seen in any number here."""
-    widths: list[int] = []
-
-    def count(module, args: tuple, kwargs: dict) -> None:
-        widths.append((args[0] if args else kwargs["input_ids"]).shape[1])
-
-    handle = model.register_forward_pre_hook(count, with_kwargs=True)
-    try:
-        yield widths
-    finally:
-        handle.remove()
-
-
-# --- all of them ------------------------------------------------------------------------------------------------------
-
-
-def measure(bench: Bench, arms: list[Arm], prompts: list[Prompt], repeats: int) -> tuple[list[Sample], bool]:
-    """All arms over all prompts.  -> samples, and whether Ctrl-C came: then prompts that all arms finished are kept"""
-    turns = [(repeat, index) for repeat in range(repeats) for index in mixed(prompts)]
-    samples: dict[tuple[int, Arm], Sample] = {}
-    interrupted = False
-    with progress_bar(total=len(turns) + 1, unit="turn", desc="measuring", leave=False) as bar:
-        try:
-            for _, prompt in warm_up_runs(
-                bench.setup, [Sampling()], prompts
-            ):  # meet every shape before the clock counts
-                for arm in arms:
-                    decode(bench, arm, prompt)
-            bar.update()
-            for turn, (_, index) in enumerate(turns):
-                prompt = prompts[index]
-                found = {arm: decode(bench, arm, prompt) for arm in turn_order(arms, turn)}
-                for arm, outcome in found.items():
-                    blank = Sample(arm, index, prompt.kind, prompt.ids.shape[1])
-                    samples.setdefault((index, arm), blank).outcomes.append(outcome)
-                bar.update()
-        except STOPS:
-            if not samples:
-                raise
-            interrupted = True
-    order = {arm: place for place, arm in enumerate(arms)}
-    return sorted(samples.values(), key=lambda s: (s.prompt_index, order[s.arm])), interrupted
-
-
-def judged(bench: Bench, samples: list[Sample], prompts: list[Prompt]) -> list[dict]:
-    """For every arm but the baseline: how many texts are the baseline's, and why the others are not."""
-    baseline = {s.prompt_index: s.outcomes[0].tokens for s in samples if s.arm == BASELINE}
-    entries = []
-    for arm in dict.fromkeys(s.arm for s in samples if s.arm != BASELINE):
-        entry = {"method": arm.method, "draft_length": arm.draft_length, "n": 0, "n_identical": 0, "differences": []}
-        for sample in (s for s in samples if s.arm == arm):
-            theirs = baseline[sample.prompt_index]
-            text = next((o.tokens for o in sample.outcomes if o.tokens != theirs), theirs)
-            entry["n"] += 1
-            if text == theirs:
-                entry["n_identical"] += 1
-                continue
-            prompt = prompts[sample.prompt_index].id_list
-            found = losslessness.judge_divergence(
-                bench.setup.reference, prompt, theirs, text, bench.setup.target.vocab_size
+def agreements(
+    bench: Bench, samples: list[Sample], prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase
+) -> list[Agreement]:
+    """The texts of every arm but the baseline, beside the baseline's."""
+    baseline = {s.prompt_index: s for s in samples if s.arm == BASELINE}
+    found = []
+    for arm, part in by_arm(s for s in samples if s.arm != BASELINE).items():
+        differences = [
+            TextDifference(prompt=d["prompt"], position=d["position"], verdict=d["verdict"])
+            for d in judge_greedy(bench, part, baseline, prompts, tokenizer)["differences"]
+        ]
+        found.append(
+            Agreement(
+                method=arm.method,
+                draft_length=arm.draft_length,
+                n=len(part),
+                n_identical=len(part) - len(differences),
+                differences=differences,
             )
-            verdict = "near-tie" if found.numerical else "BUG"
-            place = {"prompt": sample.prompt_index, "position": found.position, "verdict": verdict}
-            entry["differences"].append(place)
-        entries.append(entry)
-    return entries
+        )
+    return found
 
 
-# --- the record -------------------------------------------------------------------------------------------------------
-
-ROW = {
-    "method": TEXT,
-    "draft_length": COUNT,
-    "prompt_kind": TEXT,
-    "n_prompts": COUNT,
-    "n_tokens": COUNT,
-    "seconds": SECONDS,
-    "tokens_per_second": SECONDS,
-    "to_generate": NUMBER,
-    "to_generate_low": MAYBE,
-    "to_generate_high": MAYBE,
-    "to_peer": MAYBE,
-    "to_peer_low": MAYBE,
-    "to_peer_high": MAYBE,
-    "to_baseline": NUMBER,
-    "decode_to_baseline": MAYBE,
-    "decode_to_baseline_low": MAYBE,
-    "decode_to_baseline_high": MAYBE,
-    "tokens_per_pass": NUMBER,
-    "tokens_per_round": MAYBE,
-    "acceptance_rate": MAYBE,
-}
-TEXTS = {
-    "method": TEXT,
-    "draft_length": COUNT,
-    "n": COUNT,
-    "n_identical": COUNT,
-    "differences": {"type": "array", "items": {"type": "object"}},
-}
-GOAL = {
-    "what": TEXT,
-    "asked": NUMBER,
-    "measured": NUMBER,
-    "low": MAYBE,
-    "high": MAYBE,
-    "met": {"type": "boolean"},
-    "note": TEXT,
-}
-RAW = {
-    "method": TEXT,
-    "draft_length": COUNT,
-    "prompt_index": COUNT,
-    "prompt_kind": TEXT,
-    "n_prompt": COUNT,
-    "n_passes": COUNT,
-    "seconds": {"type": "array", "items": SECONDS},
-    "decode_seconds": {"type": "array", "items": {"type": ["number", "null"]}},
-}
-SCHEMA = common.one_of(
-    {
-        **common.HEAD,
-        "models": {"type": "object"},
-        "rows": common.list_of(ROW),
-        "texts": common.list_of(TEXTS),
-        "asked": common.list_of(GOAL),
-        "raw": common.list_of(RAW),
-    }
-)
+# --- from samples to rows ---------------------------------------------------------------------------------------------
 
 
-def ratio(over: list[Sample], under: list[Sample], attribute: str = "seconds") -> list[float | None]:
-    """How many times faster `under` is on the same prompts.  -> ratio, low, high"""
-    top, bottom = [getattr(s, attribute) for s in over], [getattr(s, attribute) for s in under]
+def by_arm(samples: Iterable[Sample]) -> dict[Arm, list[Sample]]:
+    """Samples of each arm, in the order in which arms appear."""
+    groups: dict[Arm, list[Sample]] = {}
+    for sample in samples:
+        groups.setdefault(sample.arm, []).append(sample)
+    return groups
+
+
+def all_seconds(sample: Sample) -> list[float]:
+    """Of each repeat, from the prompt's ids to the last token."""
+    return [prefill + decode for prefill, decode in zip(sample.prefill, sample.decode, strict=True)]
+
+
+def typical_seconds(sample: Sample) -> float:
+    """Median over repeats, end to end."""
+    return statistics.median(all_seconds(sample))
+
+
+def typical_decode_seconds(sample: Sample) -> float:
+    """Median over repeats, prefill apart."""
+    return statistics.median(sample.decode)
+
+
+def n_passes(sample: Sample) -> int:
+    """Of the target in one repeat, the prompt's own included."""
+    return sample.counts.n_rounds // len(sample.texts) + 1
+
+
+def ratio(over: list[Sample], under: list[Sample], seconds: Callable[[Sample], float] = typical_seconds) -> Ratio:
+    """How many times as fast `under` is on the same prompts."""
+    top, bottom = [seconds(s) for s in over], [seconds(s) for s in under]
     low, high = ratio_interval(top, bottom) or (None, None)
-    return [sum(top) / sum(bottom), low, high]
+    return sum(top) / sum(bottom), low, high
 
 
-def build_rows(samples: list[Sample]) -> list[dict]:
+def fields_of(name: str, values: Ratio | None) -> dict[str, Any]:
+    """A ratio as the three fields that hold it."""
+    return dict(zip((name, f"{name}_low", f"{name}_high"), values or (None, None, None), strict=True))
+
+
+def build_rows(samples: list[Sample]) -> list[PeerRow]:
     """Rows for all prompts, then for each kind of them."""
-    kinds = list(dict.fromkeys(s.kind for s in samples))
-    built = []
+    kinds = list(dict.fromkeys(s.prompt_kind for s in samples))
+    rows = []
     for kind in ["all", *kinds] if len(kinds) > 1 else ["all"]:
-        by_arm: dict[Arm, list[Sample]] = {}
-        for sample in samples:
-            if kind in ("all", sample.kind):
-                by_arm.setdefault(sample.arm, []).append(sample)
-        built += [_row(arm, by_arm, kind) for arm in by_arm]
-    return built
+        groups = by_arm(s for s in samples if kind in ("all", s.prompt_kind))
+        rows += [build_row(arm, groups, kind) for arm in groups]
+    return rows
 
 
-def _row(arm: Arm, by_arm: dict[Arm, list[Sample]], kind: str) -> dict:
-    mine, counts = by_arm[arm], Counts()
-    for sample in mine:
-        for outcome in sample.outcomes:
-            counts.merge(outcome.counts or Counts())
-    n_tokens, seconds = sum(len(s.outcomes[0].tokens) for s in mine), sum(s.seconds for s in mine)
-    to_peer = decoding = [None, None, None]
+def build_row(arm: Arm, groups: dict[Arm, list[Sample]], kind: str) -> PeerRow:
+    """One arm beside `generate`, its peer and the lab's baseline. groups: the samples of all arms on these prompts."""
+    samples = groups[arm]
+    n_tokens, seconds = sum(len(s.texts[0]) for s in samples), sum(map(typical_seconds, samples))
+    to_peer: Ratio | None = None
+    decoding: Ratio | None = None
+    tested = arm.method in ("model", "ngram")
     if arm.method in PEER:
-        peer = GENERATE if arm == BASELINE else Arm(PEER[arm.method], arm.draft, arm.draft_length)
-        to_peer = ratio(by_arm[peer], mine)
-        decoding = ratio(by_arm[BASELINE], mine, "decode_seconds")
-    return {
-        "method": arm.method,
-        "draft_length": arm.draft_length,
-        "prompt_kind": kind,
-        "n_prompts": len(mine),
-        "n_tokens": n_tokens,
-        "seconds": seconds,
-        "tokens_per_second": n_tokens / seconds,
-        **_three("to_generate", ratio(by_arm[GENERATE], mine)),
-        **_three("to_peer", to_peer),
-        "to_baseline": ratio(by_arm[BASELINE], mine)[0],
-        **_three("decode_to_baseline", decoding),
-        "tokens_per_pass": n_tokens / sum(s.outcomes[0].n_passes for s in mine),
-        "tokens_per_round": counts.tokens_per_round,
-        "acceptance_rate": counts.acceptance_rate,
-    }
+        to_peer = ratio(groups[Arm(PEER[arm.method], arm.draft, arm.draft_length)], samples)
+        decoding = ratio(groups[BASELINE], samples, typical_decode_seconds)
+    counts = Counts()
+    for sample in samples:
+        counts.merge(sample.counts)
+    return PeerRow(
+        method=arm.method,
+        draft_length=arm.draft_length,
+        prompt_kind=kind,
+        n_prompts=len(samples),
+        n_tokens=n_tokens,
+        seconds=seconds,
+        tokens_per_second=n_tokens / seconds,
+        **fields_of("to_generate", ratio(groups[GENERATE], samples)),
+        **fields_of("to_peer", to_peer),
+        to_baseline=ratio(groups[BASELINE], samples)[0],
+        **fields_of("decode_to_baseline", decoding),
+        tokens_per_pass=n_tokens / sum(map(n_passes, samples)),
+        tokens_per_round=counts.tokens_per_round if tested else None,
+        acceptance_rate=counts.acceptance_rate if tested else None,
+    )
 
 
-def _three(name: str, values: list[float | None]) -> dict:
-    return dict(zip((name, f"{name}_low", f"{name}_high"), values, strict=True))
+def timing(sample: Sample) -> PeerTiming:
+    """A sample without its text."""
+    return PeerTiming(
+        method=sample.arm.method,
+        draft_length=sample.arm.draft_length,
+        prompt_index=sample.prompt_index,
+        prompt_kind=sample.prompt_kind,
+        n_prompt=sample.n_prompt,
+        n_passes=n_passes(sample),
+        seconds=all_seconds(sample),
+        decode_seconds=[None if sample.arm.method in LIBRARY else seconds for seconds in sample.decode],
+    )
 
 
-def asked(rows: list[dict]) -> list[dict]:
-    """What was asked for beside what was measured."""
+def build_goals(rows: list[PeerRow]) -> list[Goal]:
+    """Every number that was asked for: each arm against its peer, then the best length against the baseline."""
     goals = []
     for row in rows:
-        method, kind, k = row["method"], row["prompt_kind"], row["draft_length"]
-        if method in PEER and kind == ("copy" if method == "ngram" else "all"):
-            name = "baseline ÷ generate" if method == "baseline" else f"{method} k={k} ÷ {PEER[method]} k={k}"
-            name += ", copy prompts" if method == "ngram" else ""
-            values = [row["to_peer"], row["to_peer_low"], row["to_peer_high"]]
-            where = "on copy prompts" if method == "ngram" else "end to end"
-            goals.append(_goal(name, ASKED[method], values, where))
+        on = "copy" if row.method == "ngram" else "all"
+        if row.method in PEER and row.prompt_kind == on:
+            k = f" k={row.draft_length}" * bool(row.draft_length)
+            what = f"{row.method}{k} ÷ {PEER[row.method]}{k}" + ", copy prompts" * (on == "copy")
+            where = "on copy prompts" if on == "copy" else "end to end"
+            goals.append(goal(what, ASKED[row.method], row, "to_peer", where))
     for method in ("model", "ngram"):
-        mine = [r for r in rows if r["method"] == method and r["prompt_kind"] == "all"]
-        if mine:
-            best = max(mine, key=lambda r: r["decode_to_baseline"])
-            values = [best[f"decode_to_baseline{end}"] for end in ("", "_low", "_high")]
-            tau = best["tokens_per_round"]
+        lengths = [r for r in rows if r.method == method and r.prompt_kind == "all"]
+        if lengths:
+            best = max(lengths, key=lambda r: r.decode_to_baseline or 0.0)
+            tokens = best.tokens_per_round or 1.0
             where = (
-                f"decoding alone, best k of {len(mine)}; asked {ASKED_SHARE:g} x {tau:.2f} tokens per round; "
-                f"end to end {best['to_baseline']:.2f}x"
+                f"decoding alone, best k of {len(lengths)}; asked {ASKED_SHARE:g} x {tokens:.2f} tokens per round; "
+                f"end to end {best.to_baseline:.2f}x"
             )
-            goals.append(_goal(f"{method} k={best['draft_length']} ÷ baseline", ASKED_SHARE * tau, values, where))
+            what = f"{method} k={best.draft_length} ÷ baseline"
+            goals.append(goal(what, ASKED_SHARE * tokens, best, "decode_to_baseline", where))
     return goals
 
 
-def _goal(what: str, wanted: float, values: list[float | None], note: str) -> dict:
-    measured, low, high = values
-    met = measured >= wanted
-    return {"what": what, "asked": wanted, "measured": measured, "low": low, "high": high, "met": met, "note": note}
+def goal(what: str, asked: float, row: PeerRow, field: str, where: str) -> Goal:
+    """One number that was asked for; `field` of the row holds what was measured."""
+    measured, low, high = (getattr(row, field + end) for end in ("", "_low", "_high"))
+    return Goal(what=what, asked=asked, measured=measured, low=low, high=high, met=measured >= asked, note=where)
 
 
-def raw(sample: Sample) -> dict:
-    return {
-        "method": sample.arm.method,
-        "draft_length": sample.arm.draft_length,
-        "prompt_index": sample.prompt_index,
-        "prompt_kind": sample.kind,
-        "n_prompt": sample.n_prompt,
-        "n_passes": sample.outcomes[0].n_passes,
-        "seconds": [o.seconds for o in sample.outcomes],
-        "decode_seconds": [o.decode_seconds for o in sample.outcomes],
-    }
-
-
-# --- views of it ------------------------------------------------------------------------------------------------------
+# --- views of the record ----------------------------------------------------------------------------------------------
 
 LEGEND = (
     "÷: times as fast; tok/pass: new tokens per pass of the target (the library drafts already in the prompt's own "
@@ -411,98 +342,95 @@ LEGEND = (
 COLUMNS = ["arm", "k", "tok/s", "÷ generate", "95 %", "÷ peer", "95 %", "tok/pass", "same text"]
 
 
-def speed_table(run: dict, markdown: bool) -> str:
-    agreed = {(t["method"], t["draft_length"]): f"{t['n_identical']} of {t['n']}" for t in run["texts"]}
+def speed_table(run: PeersRun, markdown: bool) -> str:
+    """A line for every arm, over all prompts."""
+    agreed = {(t.method, t.draft_length): f"{t.n_identical} of {t.n}" for t in run.texts}
     lines = [
         [
-            row["method"],
-            str(row["draft_length"] or "-"),
-            f"{row['tokens_per_second']:.1f}",
-            common.times(row["to_generate"]) if row["method"] != "generate" else "1.00x",
-            common.interval(row["to_generate_low"], row["to_generate_high"]) if row["method"] != "generate" else "-",
-            common.times(row["to_peer"]),
-            common.interval(row["to_peer_low"], row["to_peer_high"]),
-            f"{row['tokens_per_pass']:.2f}",
-            agreed.get((row["method"], row["draft_length"]), "-"),
+            row.method,
+            str(row.draft_length or "-"),
+            f"{row.tokens_per_second:.1f}",
+            speedup(row.to_generate),
+            "-" if row.method == "generate" else interval(row.to_generate_low, row.to_generate_high),
+            speedup(row.to_peer),
+            interval(row.to_peer_low, row.to_peer_high),
+            f"{row.tokens_per_pass:.2f}",
+            agreed.get((row.method, row.draft_length), "-"),
         ]
-        for row in run["rows"]
-        if row["prompt_kind"] == "all"
+        for row in run.rows
+        if row.prompt_kind == "all"
     ]
-    return common.table(lines, COLUMNS, markdown)
+    return table(lines, COLUMNS, markdown)
 
 
-def kinds_table(run: dict, markdown: bool) -> str | None:
-    """Ours over its peer for each kind of prompt; None where there is one kind."""
-    kinds = [k for k in dict.fromkeys(r["prompt_kind"] for r in run["rows"]) if k != "all"]
-    if not kinds:
-        return None
-    found = {(r["method"], r["draft_length"], r["prompt_kind"]): r for r in run["rows"]}
+def kinds_table(run: PeersRun, kinds: list[str], markdown: bool) -> str:
+    """The lab's arms over their peers for each kind of prompt."""
+    rows = {(r.method, r.draft_length, r.prompt_kind): r for r in run.rows}
     lines = []
-    for method, k in dict.fromkeys((m, k) for m, k, _ in found if m in PEER):
-        cells = [found[method, k, kind] for kind in kinds]
-        both = [f"{common.times(c['to_peer'])} ({common.interval(c['to_peer_low'], c['to_peer_high'])})" for c in cells]
-        lines.append([f"{method} ÷ {PEER[method]}", str(k or "-"), *both])
-    return common.table(lines, ["ours ÷ peer", "k", *kinds], markdown)
+    for method, k in dict.fromkeys((method, k) for method, k, _ in rows if method in PEER):
+        cells = [rows[method, k, kind] for kind in kinds]
+        ratios = [f"{speedup(c.to_peer)} ({interval(c.to_peer_low, c.to_peer_high)})" for c in cells]
+        lines.append([f"{method} ÷ {PEER[method]}", str(k or "-"), *ratios])
+    return table(lines, ["ours ÷ peer", "k", *kinds], markdown)
 
 
-def goals_table(goals: list[dict], markdown: bool) -> str:
+def goals_table(goals: list[Goal], markdown: bool) -> str:
+    """A line for every goal, and whether it was met."""
     lines = []
-    for goal in goals:
-        verdict = "met" if goal["met"] else f"MISSED by {1 - goal['measured'] / goal['asked']:.0%}"
-        if goal["low"] is None or goal["low"] < goal["asked"] <= goal["high"]:  # the interval covers what was asked
+    for g in goals:
+        verdict = "met" if g.met else f"MISSED by {1 - g.measured / g.asked:.0%}"
+        if g.low is None or g.high is None or g.low < g.asked <= g.high:  # the interval covers what was asked
             verdict += ", not surely"
-        asked_for = f"{goal['asked']:.2f}x"
-        spread = common.interval(goal["low"], goal["high"])
-        lines.append([goal["what"], asked_for, common.times(goal["measured"]), spread, verdict])
-    return common.table(lines, ["what", "asked", "measured", "95 %", "verdict"], markdown)
+        cells = [f"{g.asked:.2f}x", speedup(g.measured), interval(g.low, g.high), verdict]
+        lines.append([g.what, *cells])
+    return table(lines, ["what", "asked", "measured", "95 %", "verdict"], markdown)
 
 
-def goal_words(run: dict) -> list[str]:
-    """What the table of goals cannot say in a column."""
-    words = ["asked: what this lab set itself before it measured; not surely: the interval covers what was asked"]
-    words += [f"{g['what']}: {g['note']}" for g in run["asked"] if "best k" in g["note"]]
-    if not any(r["prompt_kind"] == "copy" for r in run["rows"]):
-        words.append("no copy prompts in this run, so prompt lookup was not held against what was asked")
-    missed = [g["what"] for g in run["asked"] if not g["met"]]
-    return [*words, f"missed: {len(missed)} of {len(run['asked'])}" + (f" ({'; '.join(missed)})" if missed else "")]
+def goal_remarks(run: PeersRun) -> list[str]:
+    """What the table of goals has no column for; the missed ones are named."""
+    lines = ["asked: what this lab set itself before it measured; not surely: the interval covers what was asked"]
+    lines += [f"{g.what}: {g.note}" for g in run.asked if "best k" in g.note]
+    if not any(r.prompt_kind == "copy" for r in run.rows):
+        lines.append("no copy prompts in this run, so prompt lookup was not held against what was asked")
+    missed = [g.what for g in run.asked if not g.met]
+    return [*lines, f"missed: {len(missed)} of {len(run.asked)}" + f" ({'; '.join(missed)})" * bool(missed)]
 
 
-def text_words(run: dict) -> list[str]:
-    """Agreement in words: the lab's arms, then the library's."""
-    words = []
-    for side, mine in (("ours", True), ("the library's", False)):
-        entries = [t for t in run["texts"] if (t["method"] in PEER) == mine]
-        n, same = sum(t["n"] for t in entries), sum(t["n_identical"] for t in entries)
-        words.append(f"{side}: {same} of {n} texts are the baseline's, token for token")
-        for entry in entries:
-            for d in entry["differences"]:
-                name = f"{entry['method']} k={entry['draft_length']}" if entry["draft_length"] else entry["method"]
-                why = "a near-tie, rounding decides" if d["verdict"] == "near-tie" else "NOT explained by rounding"
-                words.append(f"{name}, prompt {d['prompt']}: differs from token {d['position']} on, {why}")
-    return words
+def text_remarks(run: PeersRun) -> list[str]:
+    """How many texts are the baseline's: the lab's, then the library's; and a line for every one that is not."""
+    lines = []
+    for whose, is_library in (("ours", False), ("the library's", True)):
+        texts = [t for t in run.texts if (t.method in LIBRARY) == is_library]
+        n, n_identical = sum(t.n for t in texts), sum(t.n_identical for t in texts)
+        lines.append(f"{whose}: {n_identical} of {n} texts are the baseline's, token for token")
+        lines += [
+            f"{t.method} k={t.draft_length}, prompt {d.prompt}: differs from token {d.position} on, {d.verdict}"
+            for t in texts
+            for d in t.differences
+        ]
+    return [*lines, "near-tie: two logits so close that rounding decides; BUG: rounding cannot be the reason"]
 
 
-def page(run: dict, markdown: bool) -> str:
+def page(run: PeersRun, markdown: bool) -> str:
     """Everything a reader gets, from the record alone."""
-    settings, models = run["settings"], run["models"]
+    settings = run.settings
     size = (
         f"{settings['n_prompts']} prompts, {settings['max_new_tokens']} new tokens each, {settings['repeats']} x, "
         "greedy; seconds end to end, reading the prompt included"
     )
-    blocks = ["# Against the library's own decoders", common.provenance(run)] if markdown else []
-    blocks.append(common.sentences([*(f"{role}: {text}" for role, text in models.items()), size], markdown))
-    blocks.append(common.heading("How fast", markdown))
-    blocks.append(speed_table(run, markdown))
-    arms = dict.fromkeys(r["method"] for r in run["rows"])
-    blocks.append(common.sentences([f"{name}: {WHAT[name]}" for name in arms], markdown))
-    blocks.append(common.sentences([LEGEND], markdown))
-    by_kind = kinds_table(run, markdown)
-    if by_kind:
-        blocks += [common.heading("By kind of prompt: times as fast as the peer (95 %)", markdown), by_kind]
-    blocks += [common.heading("Do the texts agree?", markdown), common.sentences(text_words(run), markdown)]
-    blocks += [common.heading("Asked and measured", markdown), goals_table(run["asked"], markdown)]
-    blocks.append(common.sentences(goal_words(run), markdown))
-    if run["interrupted"]:
+    methods = dict.fromkeys(r.method for r in run.rows)
+    kinds = [kind for kind in dict.fromkeys(r.prompt_kind for r in run.rows) if kind != "all"]
+    blocks = common.opening("Against the library's own decoders", run, markdown)
+    blocks.append(common.remarks([*(f"{role}: {text}" for role, text in run.models.items()), size], markdown))
+    blocks += [common.heading("How fast", markdown), speed_table(run, markdown)]
+    blocks.append(common.remarks([*(f"{method}: {WHAT[method]}" for method in methods), LEGEND], markdown))
+    if kinds:
+        title = common.heading("By kind of prompt: times as fast as the peer (95 %)", markdown)
+        blocks += [title, kinds_table(run, kinds, markdown)]
+    blocks += [common.heading("Do the texts agree?", markdown), common.remarks(text_remarks(run), markdown)]
+    blocks += [common.heading("Asked and measured", markdown), goals_table(run.asked, markdown)]
+    blocks.append(common.remarks(goal_remarks(run), markdown))
+    if run.interrupted:
         blocks.append("Stopped before the end: only prompts that every arm had finished are counted.")
     return "\n\n".join(blocks) + "\n"
 
@@ -511,9 +439,10 @@ def page(run: dict, markdown: bool) -> str:
 
 
 def make_parser() -> parsing.Parser:
+    """The flags."""
     parser = parsing.make_parser(__doc__)
     flags.add_shared_flags(parser)
-    add_draft_flag(parser)
+    flags.add_draft_flag(parser)
     group = parser.add_argument_group("benchmark")
     group.add_argument("-k", "--draft-length", default="2,4,6", metavar="K,K", help="(default: %(default)s)")
     group.add_argument("--repeats", type=parsing.at_least(1), default=2, help="(default: %(default)s)")
@@ -522,13 +451,9 @@ def make_parser() -> parsing.Parser:
     return parser
 
 
-def models(setup: Setup, drafter: ModelDrafter, kind: str) -> dict[str, str]:
-    draft = loading.describe_model(loading.short_name(kind), drafter.draft.model, "draft")
-    return {"target": loading.describe_model(setup.target_name, setup.target.model), "draft": draft}
-
-
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
+    """The command.  -> exit code"""
     args = make_parser().parse_args(argv)
     lengths = numbers(args.draft_length, int, 1, "-k")
     if args.max_new_tokens < 2:
@@ -538,34 +463,41 @@ def main(argv: list[str] | None = None) -> int:
     drafter = common.model_drafter(args.draft, setup, args.seed, "the library's assistant must be a model")
     prompts = flags.read_prompts(args, setup.tokenizer)
     for prompt in prompts:
-        for model in (setup.target, drafter.draft):
+        for model in (setup.target, drafter.draft):  # the library drafts to the end of the text
             check_prompt(model, prompt.ids, args.max_new_tokens)
     note(setup.describe())
     transformers_logging.set_verbosity_error()  # its advice on `generate` would break the progress bar
 
-    bench = Bench(setup, {"model": drafter, "ngram": NgramDrafter()}, args.max_new_tokens)
-    arms = arms_for(lengths)
-    samples, interrupted = measure(bench, arms, prompts, args.repeats)
+    bench = Bench(setup, {"model": drafter, "ngram": NgramDrafter()}, args.max_new_tokens, args.seed)
+    measured = measure(
+        bench, arms_for(lengths), [0.0], prompts, args.repeats, GREEDY, instruments={}, schedule=one_after_another
+    )
+    samples = measured.samples
+    draft_name = loading.short_name(args.draft)
     settings = {
+        **common.shared_settings(args, setup),
         "target": setup.target_name,
-        "draft": loading.short_name(args.draft),
+        "draft": draft_name,
         "draft_lengths": lengths,
         "max_new_tokens": args.max_new_tokens,
         "repeats": args.repeats,
         "n_prompts": len({s.prompt_index for s in samples}),
-        "prompts_sha256": record.fingerprint([p.text for p in prompts]),
+        "prompts_sha256": files.fingerprint([p.text for p in prompts]),
     }
     rows = build_rows(samples)
-    run = {
-        **common.head("peers", args, setup, settings, interrupted),
-        "models": models(setup, drafter, args.draft),
-        "rows": rows,
-        "texts": judged(bench, samples, prompts),
-        "asked": asked(rows),
-        "raw": [raw(s) for s in samples],
-    }
-    code = common.finish(args, run, SCHEMA, page)
-    wrong = [t for t in run["texts"] if t["method"] in PEER and any(d["verdict"] == "BUG" for d in t["differences"])]
+    run = PeersRun(
+        **common.head("peers", setup.device, settings),
+        models={
+            "target": loading.describe_model(setup.target_name, setup.target.model),
+            "draft": loading.describe_model(draft_name, drafter.draft.model, "draft"),
+        },
+        rows=rows,
+        texts=agreements(bench, samples, prompts, setup.tokenizer),
+        asked=build_goals(rows),
+        raw=[timing(s) for s in samples],
+    )
+    code = common.finish(args, run, page, measured.stop)
+    wrong = [t for t in run.texts if t.method not in LIBRARY and any(d.verdict == "BUG" for d in t.differences)]
     return code or int(bool(wrong))
 
 

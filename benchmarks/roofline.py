@@ -22,15 +22,17 @@ if __name__ == "__main__":
     from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
 
 import argparse
+import functools
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 
 from benchmarks import common
-from benchmarks.common import COUNT, NUMBER, SECONDS, TEXT
 from speclab.cli import flags, parsing
 from speclab.cli.parsing import numbers
 from speclab.core.clock import synchronize
@@ -38,6 +40,8 @@ from speclab.models import loading, memory, padding
 from speclab.models.cached import CachedModel
 from speclab.models.memory import cache_bytes, operations, weights_read
 from speclab.models.setup import Setup
+from speclab.present.tables import table
+from speclab.records.rows import Amount, Count, Part
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import note
 
@@ -45,10 +49,65 @@ LARGE = 256 * 2**20  # bytes: more than a processor's caches hold
 LARGE_ON_GPU = 2**30
 
 
-# --- the floor -------------------------------------------------------------------------------------------------------
+# --- the record -------------------------------------------------------------------------------------------------------
 
 
-def floor(n_bytes: float, n_operations: float, bandwidth: float, rate: float) -> tuple[float, str]:
+Kind = Literal["reading", "arithmetic"]
+Role = Literal["target", "draft"]
+READING = ("copy", "matrix_vector", "sum")  # three ways to measure bytes a second
+Ceilings = dict[str, Amount]  # by READING, and `matrix`: operations a second of a matrix product
+
+
+@dataclass(kw_only=True)
+class Pass(Part):
+    """Passes over `width` tokens, beside their floor."""
+
+    width: Count
+    seconds: Amount  # median
+    fastest_seconds: Amount
+    to_narrowest: Amount
+    bytes: Count
+    operations: Count
+    floor_seconds: Amount
+    floor: Kind
+    share: Amount  # of the floor's speed that was reached
+
+
+@dataclass(kw_only=True)
+class ModelPasses(Part):
+    """One model and its passes."""
+
+    name: str
+    role: Role
+    engine: str
+    parameters: Count
+    weights_read: Count
+    weight_bytes: Count
+    context: Count  # tokens in the cache
+    bandwidth: Amount  # bytes a second, the best seen
+    matrix_rate: Amount
+    passes: list[Pass]
+
+    def against(self, ceilings: Ceilings) -> "ModelPasses":
+        """The same passes beside the floors of these ceilings, as far as they are higher than those known."""
+        bandwidth = max(self.bandwidth, *(ceilings[way] for way in READING))
+        passes = []
+        for one in self.passes:
+            seconds, kind = floor(one.bytes, one.operations, bandwidth, ceilings["matrix"])
+            passes.append(replace(one, floor_seconds=seconds, floor=kind, share=seconds / one.seconds))
+        return replace(self, bandwidth=bandwidth, matrix_rate=ceilings["matrix"], passes=passes)
+
+
+@dataclass(kw_only=True)
+class RooflineRun(common.BenchmarkRun):
+    """`python -m benchmarks.roofline`."""
+
+    block_bytes: Count
+    ceilings: Ceilings
+    models: list[ModelPasses]
+
+
+def floor(n_bytes: float, n_operations: float, bandwidth: float, rate: float) -> tuple[float, Kind]:
     """-> seconds that no code can beat, and what takes them"""
     reading, arithmetic = n_bytes / bandwidth, n_operations / rate
     return max(reading, arithmetic), "reading" if reading >= arithmetic else "arithmetic"
@@ -61,12 +120,12 @@ def seconds(call: Callable[[], object], device: torch.device) -> float:
     """Of one call, the device's own clock where it has one."""
     synchronize(device)
     if device.type == "cuda":
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        before.record()
         call()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end) / 1e3
+        after.record()
+        after.synchronize()
+        return before.elapsed_time(after) / 1e3
     start = time.perf_counter()
     call()
     synchronize(device)
@@ -102,18 +161,14 @@ def matrix_rate(device: torch.device, dtype: torch.dtype, sizes: tuple[int, ...]
     rates = []
     for n in sizes:
         a, b = (torch.randn(n, n, dtype=torch.float32, device=device).to(dtype) for _ in range(2))
-        rates.append(2 * n**3 / best(lambda a=a, b=b: torch.mm(a, b), device, repeats))
+        rates.append(2 * n**3 / best(functools.partial(torch.mm, a, b), device, repeats))
     return max(rates)
 
 
-def ceilings(device: torch.device, dtype: torch.dtype, large: int) -> dict[str, float]:
+def measure_ceilings(device: torch.device, dtype: torch.dtype, large: int) -> Ceilings:
+    """large: bytes of the block that is read and copied."""
     sizes = (4096, 8192) if device.type == "cuda" else (768, 1536)
     return {**bandwidth(large, device, dtype), "matrix": matrix_rate(device, dtype, sizes)}
-
-
-def better(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
-    """Of two looks at the same ceilings."""
-    return {name: max(one[name], other[name]) for name in one}
 
 
 # --- what the model does ----------------------------------------------------------------------------------------------
@@ -122,10 +177,10 @@ def better(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
 def time_passes(
     cached: CachedModel, widths: list[int], context: int, repeats: int, seed: int
 ) -> dict[int, list[float]]:
-    """Seconds of passes of every width behind the same context, the widths taking turns."""
+    """Seconds of passes of every width after the same context, the widths taking turns."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(0, cached.vocab_size, (1, context + max(widths)), generator=generator).to(cached.device)
-    found: dict[int, list[float]] = {width: [] for width in widths}
+    times: dict[int, list[float]] = {width: [] for width in widths}
 
     def one_pass(width: int) -> float:
         tokens = ids[:, context : context + width]
@@ -138,160 +193,105 @@ def time_passes(
         one_pass(width)
     for turn in range(repeats):
         for width in widths if turn % 2 == 0 else widths[::-1]:  # there and back: steady drift cancels
-            found[width].append(one_pass(width))
-    return found
+            times[width].append(one_pass(width))
+    return times
 
 
-def model_entry(
-    cached: CachedModel,
-    role: str,
-    name: str,
-    engine: str,
-    times: dict[int, list[float]],
-    context: int,
-    fastest: float,
-    rate: float,
-) -> dict:
-    """Passes beside their floors."""
+def measure_model(
+    args: argparse.Namespace, cached: CachedModel, role: Role, name: str, widths: list[int], block: int
+) -> ModelPasses:
+    """Passes of one model, and the bandwidth over a block as large as its weights; its floors are not known yet."""
     model, (n_weights, weight_bytes) = cached.model, weights_read(cached.model)
+    times = time_passes(cached, widths, args.context, args.repeats, args.seed)
     medians = {width: statistics.median(values) for width, values in times.items()}
-    narrowest = min(medians)
-    passes = []
-    for width, taken in medians.items():
-        n_bytes, n_operations = weight_bytes + cache_bytes(model, context + width), operations(model, width, context)
-        least, kind = floor(n_bytes, n_operations, fastest, rate)
-        passes.append(
-            {
-                "width": width,
-                "seconds": taken,
-                "fastest_seconds": min(times[width]),
-                "to_narrowest": taken / medians[narrowest],
-                "bytes": n_bytes,
-                "operations": n_operations,
-                "floor_seconds": least,
-                "floor": kind,
-                "share": least / taken,
-            }
+    passes = [
+        Pass(
+            width=width,
+            seconds=seconds,
+            fastest_seconds=min(times[width]),
+            to_narrowest=seconds / medians[min(medians)],
+            bytes=weight_bytes + cache_bytes(model, args.context + width),
+            operations=operations(model, width, args.context),
+            floor_seconds=0.0,
+            floor="reading",
+            share=0.0,
         )
-    return {
-        "name": name,
-        "role": role,
-        "engine": engine,
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "weights_read": n_weights,
-        "weight_bytes": weight_bytes,
-        "context": context,
-        "bandwidth": fastest,
-        "matrix_rate": rate,
-        "passes": passes,
-    }
-
-
-# --- the record -------------------------------------------------------------------------------------------------------
-
-PASS = {
-    "width": COUNT,
-    "seconds": SECONDS,
-    "fastest_seconds": SECONDS,
-    "to_narrowest": NUMBER,
-    "bytes": COUNT,
-    "operations": COUNT,
-    "floor_seconds": SECONDS,
-    "floor": {"enum": ["reading", "arithmetic"]},
-    "share": SECONDS,
-}
-MODEL = {
-    "name": TEXT,
-    "role": {"enum": ["target", "draft"]},
-    "engine": TEXT,
-    "parameters": COUNT,
-    "weights_read": COUNT,
-    "weight_bytes": COUNT,
-    "context": COUNT,
-    "bandwidth": NUMBER,
-    "matrix_rate": NUMBER,
-    "passes": common.list_of(PASS),
-}
-CEILINGS = dict.fromkeys(("copy", "matrix_vector", "sum", "matrix"), NUMBER)
-SCHEMA = common.one_of(
-    {**common.HEAD, "block_bytes": COUNT, "ceilings": common.one_of(CEILINGS), "models": common.list_of(MODEL)}
-)
+        for width, seconds in medians.items()
+    ]
+    return ModelPasses(
+        name=name,
+        role=role,
+        engine=cached.engine,
+        parameters=sum(p.numel() for p in model.parameters()),
+        weights_read=n_weights,
+        weight_bytes=weight_bytes,
+        context=args.context,
+        bandwidth=max(bandwidth(min(block, max(weight_bytes, 2**16)), cached.device, model.dtype).values()),
+        matrix_rate=0.0,
+        passes=passes,
+    )
 
 
 # --- views of it ------------------------------------------------------------------------------------------------------
 
 
-def ceilings_table(run: dict, markdown: bool) -> str:
-    found, size = run["ceilings"], f"{run['block_bytes'] / 2**20:.0f} MiB"
-    lines = [
-        [f"copy {size}, read + written", f"{found['copy'] / 1e9:.1f} GB/s"],
-        [f"matrix x vector, {size}", f"{found['matrix_vector'] / 1e9:.1f} GB/s"],
-        [f"sum of {size}", f"{found['sum'] / 1e9:.1f} GB/s"],
-        [f"matrix x matrix, {run['settings']['dtype']}", f"{found['matrix'] / 1e9:.0f} GFLOP/s"],
-    ]
-    return common.table(lines, ["ceiling", "measured"], markdown)
+LEGEND = [
+    "t(m): median time of a pass over m tokens; v(m): in passes over the narrowest; floor: the larger of bytes / "
+    "bandwidth and operations / rate; reached: floor / t(m)",
+    "bandwidth: the best seen for a block as large as the model's weights (small ones stay in the processor's cache)",
+    "where reading is the floor a wider pass could be free, where arithmetic is it must cost more",
+    "more than 100 % reached means that the ceiling was measured while something else used the machine: run it again "
+    "on a quiet one",
+]
 
 
-def passes_table(entry: dict, markdown: bool) -> str:
+def ceilings_table(run: RooflineRun, markdown: bool) -> str:
+    """What the machine can do."""
+    ceilings, size = run.ceilings, f"{run.block_bytes / 2**20:.0f} MiB"
+    names = (f"copy {size}, read + written", f"matrix x vector, {size}", f"sum of {size}")
+    lines = [[name, f"{ceilings[way] / 1e9:.1f} GB/s"] for name, way in zip(names, READING, strict=True)]
+    lines.append([f"matrix x matrix, {run.settings['dtype']}", f"{ceilings['matrix'] / 1e9:.0f} GFLOP/s"])
+    return table(lines, ["ceiling", "measured"], markdown)
+
+
+def passes_table(model: ModelPasses, markdown: bool) -> str:
+    """A line for every width."""
     lines = [
         [
-            str(p["width"]),
-            f"{p['seconds'] * 1e3:.3g}",
-            f"{p['to_narrowest']:.2f}",
-            f"{p['floor_seconds'] * 1e3:.3g}",
-            p["floor"],
-            f"{p['share']:.0%}",
+            str(p.width),
+            f"{p.seconds * 1e3:.3g}",
+            f"{p.to_narrowest:.2f}",
+            f"{p.floor_seconds * 1e3:.3g}",
+            p.floor,
+            f"{p.share:.0%}",
         ]
-        for p in entry["passes"]
+        for p in model.passes
     ]
-    return common.table(lines, ["m", "t(m) ms", "v(m)", "floor ms", "floor", "reached"], markdown)
+    return table(lines, ["m", "t(m) ms", "v(m)", "floor ms", "floor", "reached"], markdown)
 
 
-def model_title(entry: dict) -> str:
-    size = f"{entry['parameters'] / 1e6:.1f} M parameters, {entry['weight_bytes'] / 1e6:.0f} MB read in a pass"
-    size += ", padded" * padding.is_lab_size(entry["name"])
-    where = f"{entry['context']} tokens in the cache, {entry['engine']} engine"
-    return f"{entry['role'].capitalize()} {entry['name']}: {size}, {where}"
+def model_title(model: ModelPasses) -> str:
+    """Name, size, and where its passes ran."""
+    size = f"{model.parameters / 1e6:.1f} M parameters, {model.weight_bytes / 1e6:.0f} MB read in a pass"
+    size += ", padded" * padding.is_lab_size(model.name)
+    where = f"{model.context} tokens in the cache, {model.engine} engine, bandwidth {model.bandwidth / 1e9:.1f} GB/s"
+    return f"{model.role.capitalize()} {model.name}: {size}, {where}"
 
 
-def words(entry: dict) -> list[str]:
-    """What the table says."""
-    first, last = entry["passes"][0], entry["passes"][-1]
-    turning = next((p["width"] for p in entry["passes"] if p["floor"] == "arithmetic"), None)
-    found = [
-        f"its bandwidth ceiling is {entry['bandwidth'] / 1e9:.1f} GB/s, the best seen for a block as large as its "
-        f"weights (small ones stay in the processor's cache); a pass over {first['width']} runs at "
-        f"{first['share']:.0%} of the floor's speed, a pass over {last['width']} at {last['share']:.0%}",
-        "reading is the floor at every width here: wider passes could be free"
-        if turning is None
-        else f"from width {turning} on arithmetic is the floor: from there a wider pass must cost more",
-    ]
-    over = [p for p in entry["passes"] if p["share"] > 1]
-    if over:
-        found.append(
-            "more than 100 % means that the ceiling was measured while something else used the machine: run it again "
-            "on a quiet one"
-        )
-    return found
-
-
-def page(run: dict, markdown: bool) -> str:
-    blocks = ["# Passes against the machine's ceilings", common.provenance(run)] if markdown else []
+def page(run: RooflineRun, markdown: bool) -> str:
+    """Everything a reader gets, from the record alone."""
+    blocks = common.opening("Passes against the machine's ceilings", run, markdown)
     blocks += [common.heading("The machine", markdown), ceilings_table(run, markdown)]
-    for entry in run["models"]:
-        blocks += [common.heading(model_title(entry), markdown), passes_table(entry, markdown)]
-        blocks.append(common.sentences(words(entry), markdown))
-    legend = (
-        "t(m): median time of a pass over m tokens; v(m): in passes over the narrowest; floor: the larger of bytes / "
-        "bandwidth and operations / rate; reached: floor / t(m)"
-    )
-    return "\n\n".join([*blocks, common.sentences([legend], markdown)]) + "\n"
+    for model in run.models:
+        blocks += [common.heading(model_title(model), markdown), passes_table(model, markdown)]
+    return "\n\n".join([*blocks, common.remarks(LEGEND, markdown)]) + "\n"
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
 def make_parser() -> parsing.Parser:
+    """The flags."""
     parser = parsing.make_parser(__doc__)
     flags.add_shared_flags(parser)
     parser.add_argument("--draft", metavar="KIND", help="time this draft model, too: model, a folder or a hub name")
@@ -306,6 +306,7 @@ def make_parser() -> parsing.Parser:
 
 
 def check_room(cached: CachedModel, context: int, widest: int) -> None:
+    """Raises UsageProblem where the widest pass does not fit the model's context."""
     if cached.max_length is not None and context + widest > cached.max_length:
         raise UsageProblem(
             f"--context {context} and a pass over {widest} do not fit the model's context of {cached.max_length}; "
@@ -325,9 +326,9 @@ def check_block(args: argparse.Namespace, device: torch.device) -> int:
     return block
 
 
-def models_to_time(args: argparse.Namespace, setup: Setup, widest: int) -> list[tuple[CachedModel, str, str]]:
+def models_to_time(args: argparse.Namespace, setup: Setup, widest: int) -> list[tuple[CachedModel, Role, str]]:
     """The target, and the draft if it was asked for, with their roles and names."""
-    models = [(setup.target, "target", setup.target_name)]
+    models: list[tuple[CachedModel, Role, str]] = [(setup.target, "target", setup.target_name)]
     if args.draft is not None:
         drafter = common.model_drafter(args.draft, setup, args.seed, "only a model has passes")
         models.append((drafter.draft, "draft", loading.short_name(args.draft)))
@@ -336,48 +337,38 @@ def models_to_time(args: argparse.Namespace, setup: Setup, widest: int) -> list[
     return models
 
 
-def measure_model(
-    args: argparse.Namespace, cached: CachedModel, role: str, name: str, widths: list[int], machine: dict, block: int
-) -> dict:
-    """The entry of one model."""
-    times = time_passes(cached, widths, args.context, args.repeats, args.seed)
-    own = bandwidth(min(block, max(weights_read(cached.model)[1], 2**16)), cached.device, cached.model.dtype)
-    fastest = max(*own.values(), machine["copy"], machine["matrix_vector"], machine["sum"])
-    return model_entry(cached, role, name, cached.engine, times, args.context, fastest, machine["matrix"])
-
-
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
+    """The command.  -> exit code"""
     args = make_parser().parse_args(argv)
     widths = numbers(args.widths, int, 1, "--widths")
     common.check_result_flags(args, "roofline")
-    names = common.sizes(args)
-    entries, top, found = [], None, None
-    with common.kept(entries) as stops:
+    names = [args.target] if args.sizes is None else common.listed_sizes(args.sizes)
+    measured: list[ModelPasses] = []
+    ceilings: Ceilings = {}
+    settings: dict[str, Any] = {}
+    targets: list[str] = []
+    with common.kept(measured) as stops:
         for setup in common.setups(args, names):
             block, models = check_block(args, setup.device), models_to_time(args, setup, max(widths))
             note(setup.describe())
-            if found is None:
-                found = ceilings(setup.device, setup.dtype, block)
-                settings = {"targets": [], "widths": widths, "context": args.context, "repeats": args.repeats}
-                top = common.head("roofline", args, setup, settings)
-            entries += [measure_model(args, *model, widths, found, block) for model in models]
-            top["settings"]["targets"].append(setup.target_name)
-            # Once more after the passes, when the machine may be in a better mood; the ceiling is the best seen.
-            found = better(found, ceilings(setup.device, setup.dtype, block))
+            if not ceilings:
+                ceilings, device = measure_ceilings(setup.device, setup.dtype, block), setup.device
+                settings = {**common.shared_settings(args, setup), "targets": targets, "widths": widths}
+                settings |= {"context": args.context, "repeats": args.repeats}
+            measured += [measure_model(args, *model, widths, block) for model in models]
+            targets.append(setup.target_name)
+            # Once more after the passes, when the machine may be faster; the ceiling is the best seen.
+            again = measure_ceilings(setup.device, setup.dtype, block)
+            ceilings = {way: max(speed, again[way]) for way, speed in ceilings.items()}
             del setup, models  # or the next model would be loaded beside this one
-    run = {**top, "block_bytes": block, "ceilings": found, "models": [renewed(e, found) for e in entries]}
-    return common.finish(args, run, SCHEMA, page, stops)
-
-
-def renewed(entry: dict, found: dict) -> dict:
-    """An entry against the best ceilings of the whole run."""
-    fastest = max(entry["bandwidth"], found["copy"], found["matrix_vector"], found["sum"])
-    passes = []
-    for p in entry["passes"]:
-        least, kind = floor(p["bytes"], p["operations"], fastest, found["matrix"])
-        passes.append({**p, "floor_seconds": least, "floor": kind, "share": least / p["seconds"]})
-    return {**entry, "bandwidth": fastest, "matrix_rate": found["matrix"], "passes": passes}
+    run = RooflineRun(
+        **common.head("roofline", device, settings),
+        block_bytes=block,
+        ceilings=ceilings,
+        models=[model.against(ceilings) for model in measured],
+    )
+    return common.finish(args, run, page, stops[0] if stops else None)
 
 
 if __name__ == "__main__":

@@ -134,7 +134,7 @@ def tiny_layers(values: dict) -> dict:
     if name is None:
         return {}
     lists = {key: list(v) for key, v in values.items() if isinstance(v, (list, tuple)) and len(v) == values[name]}
-    first = {}  # the first layer of every kind
+    first: dict[tuple, int] = {}  # the first layer of every kind
     for i in range(values[name]):
         first.setdefault(tuple(v[i] for v in lists.values() if isinstance(v[i], str)), i)
     chosen = (list(first.values()) * 2)[: max(2, len(first))]

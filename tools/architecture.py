@@ -99,8 +99,9 @@ def plan() -> str:
 
 
 def _reached(uses: dict[str, set[str]], room: str) -> set[str]:
-    """The rooms under one, however far."""
-    return uses[room] | {far for near in uses[room] for far in _reached(uses, near)}
+    """The rooms under one, however far. Only lower rooms count, so it ends also where imports run in a circle."""
+    lower = {other for other in uses[room] if ROOMS.index(other) < ROOMS.index(room)}
+    return lower | {far for near in lower for far in _reached(uses, near)}
 
 
 def _id(room: str) -> str:

@@ -17,18 +17,25 @@ from collections.abc import Callable
 from pathlib import Path
 
 from speclab.cli import parsing
-from speclab.present import report, words
+from speclab.present import report, run_lines, tables
 from speclab.records import record
 from speclab.system.errors import EnvironmentProblem, reports_problems
 from speclab.system.files import do_all, shown, write_whole
 from speclab.system.terminal import note
-from tools import doc_blocks
+from tools import architecture, doc_blocks
 from tools.doc_blocks import DEFAULT_RUN, FULL_RUN
 
 README, CARD = record.ROOT / "README.md", record.ROOT / "models" / "lab-pair" / "README.md"
 PAGES = (README, CARD, *doc_blocks.PAGES)
 FAMILIES = record.ROOT / "results" / "cpu-2-cores-families.json"
 TRAINING = record.ROOT / "models" / "lab-pair" / "training.json"
+OUTCOMES = {
+    "identical on both engines": "plain and speculative texts are the library's, token for token (near-ties apart)",
+    "identical on eager": "the same on the eager engine; the fast one refuses the model and says why",
+    "refused": "a property fails, which is named",
+    "cannot be built": "no tiny model of it can be made here",
+    "broken": "a wrong text, or an error that is not one line",
+}
 
 
 def first_run() -> str:
@@ -42,69 +49,50 @@ def first_run() -> str:
 
 
 def summary() -> str:
-    """The longer run in a few sentences, losing rows included."""
+    """The longer run: agreement, the headline, and each draft's fastest and slowest row on each kind of prompt."""
     run = record.load(FULL_RUN)
-    rows = [r for r in run["rows"] if r["draft"]]
-    copy = [r for r in rows if r["prompt_kind"] == "copy" and r["method"] == "ngram" and r["temperature"] == 0]
-    best_copy = max(copy, key=lambda r: r["speedup"])
-    worst = min(rows, key=lambda r: r["speedup"])
-    calm = [r for r in rows if r["prompt_kind"] == "not looping" and r["temperature"] == 0]
-    best_calm = {m: max((r for r in calm if r["method"] == m), key=lambda r: r["speedup"]) for m in ("model", "ngram")}
-    greedy = [r for r in rows if r["prompt_kind"] == "all" and r["temperature"] == 0]
-    identical = "identical" if all(r["same_as_baseline"] for r in greedy) else "not identical"
-    n_texts = sum(r["n_prompts"] for r in greedy)
-
-    def interval(row: dict) -> str:
-        return f"{row['speedup']:.2f}x (95 %: {row['speedup_low']:.2f} to {row['speedup_high']:.2f})"
-
-    head = run["headline"]
-    lines = [
-        f"- {n_texts} greedy texts from {len(greedy)} speculative arms against the baseline: {identical}.",
-        f"- Model draft at its best k = {head['draft_length']}, chosen on half of the prompts, on the other half: "
-        f"**{interval(head)}** at alpha {head['acceptance_rate']:.2f}.",
-        f"- Prompt lookup on the copy prompts, k = {best_copy['draft_length']}: **{interval(best_copy)}**; "
-        "no draft model at all.",
-        f"- The worst row: {worst['method']}, k = {worst['draft_length']}, prompts: {worst['prompt_kind']}: "
-        f"**{interval(worst)}**.",
-        f"- {words.generate_line(run['rows'])[0].upper()}{words.generate_line(run['rows'])[1:]}.",
-        f"- {run['prompts']['n_looping']} of {run['prompts']['n']} greedy texts end in a loop, which flatters "
-        "acceptance. Without them the best rows are "
-        + ", ".join(f"{m} k = {r['draft_length']} {interval(r)}" for m, r in best_calm.items())
-        + ".",
-        "",
-        words.provenance(run),
-        f"All rows: [{FULL_RUN.stem}.md](results/{FULL_RUN.stem}.md).",
-    ]
-    return "\n".join(lines)
+    groups: dict[tuple, list[dict]] = {}
+    for row in run["rows"]:
+        if row["draft"]:
+            groups.setdefault((row["prompt_kind"], row["method"]), []).append(row)
+    lines = []
+    for (kind, method), rows in groups.items():
+        cells = [kind, method]
+        for row in (max(rows, key=lambda r: r["speedup"]), min(rows, key=lambda r: r["speedup"])):
+            where = f"k = {row['draft_length']}, T = {row['temperature']:g}"
+            cells += [where, tables.speedup(row["speedup"]), tables.interval(row["speedup_low"], row["speedup_high"])]
+        lines.append(cells)
+    greedy = [entry for entry in run["correctness"] if entry["temperature"] == 0]
+    notes = [*report.agreement_lines(greedy), report.headline_line(run)]
+    notes += [report.generate_line(run["rows"]), report.loops_line(run)]
+    headers = ["prompts", "draft", "fastest", "speedup", "95 %", "slowest", "speedup", "95 %"]
+    return "\n\n".join(
+        [
+            "\n".join(f"- {note}" for note in notes),
+            tables.table(lines, headers, markdown=True, n_words=2),
+            f"{run_lines.provenance(run)} All rows: [{FULL_RUN.stem}.md](results/{FULL_RUN.stem}.md).",
+        ]
+    )
 
 
 def pair() -> str:
     """Sizes, losses and acceptance of the committed pair."""
     facts = record.load(TRAINING, check=lambda _: None)
-    loss, accepted = facts["held_out_loss"], facts["acceptance_on_held_out_continuations"]
-    rows = []
+    accepted = facts["acceptance_on_held_out_continuations"]
+    lines = []
     for role in ("target", "draft"):
-        shape = facts[role]["shape"]
-        rows.append(
-            [
-                role,
-                str(shape["num_hidden_layers"]),
-                str(shape["hidden_size"]),
-                f"{facts[role]['parameters'] / 1e6:.1f} M",
-                f"{loss[role]:.2f}",
-                f"{facts[role]['seconds'] / 60:.0f}",
-            ]
-        )
+        model = facts[role]
+        cells = [role, str(model["shape"]["num_hidden_layers"]), str(model["shape"]["hidden_size"])]
+        cells += [f"{model['parameters'] / 1e6:.1f} M", f"{facts['held_out_loss'][role]:.2f}"]
+        lines.append([*cells, f"{model['seconds'] / 60:.0f}"])
     run = record.load(FULL_RUN)
     row = next(r for r in run["rows"] if (r["method"], r["draft_length"], r["prompt_kind"]) == ("model", 4, "all"))
     headers = ["", "layers", "width", "parameters", "held-out loss (nats/token)", "minutes of training"]
     return (
-        report.table(rows, headers, markdown=True)
-        + f"\n\nOn what the target writes after held-out text, the draft's first choice is the target's at "
-        f"{accepted['greedy_agreement']:.0%} of the places, and their distributions overlap by "
-        f"{accepted['overlap_at_temperature_1']:.0%}. On the lab's own prompts, greedy, k = 4: alpha "
-        f"{row['acceptance_rate']:.2f}; {run['prompts']['n_looping']} of {run['prompts']['n']} texts of "
-        f"{run['settings']['max_new_tokens']} tokens end in a loop."
+        f"{tables.table(lines, headers, markdown=True)}\n\n"
+        f"- held-out text: same first choice {accepted['greedy_agreement']:.0%}, overlap of the distributions at "
+        f"temperature 1 {accepted['overlap_at_temperature_1']:.0%}\n"
+        f"- the lab's prompts, greedy, k = 4: α = {row['acceptance_rate']:.2f}; {report.loops_line(run)}"
     )
 
 
@@ -112,18 +100,12 @@ def families() -> str:
     """How many families of models decode rightly, and what becomes of the others."""
     run = record.load(FAMILIES, check=lambda _: None)
     counts = Counter(row["outcome"] for row in run["families"])
-    meaning = {
-        "identical on both engines": "plain and speculative texts are the library's, token for token (near-ties apart)",
-        "identical on eager": "the same on the eager engine; the fast one refuses the model and says why",
-        "refused": "a property fails, which is named",
-        "cannot be built": "no tiny model of it can be made here",
-        "broken": "a wrong text, or an error that is not one line",
-    }
-    rows = [[outcome, text, str(counts[outcome])] for outcome, text in meaning.items()]
-    table = report.table(rows, ["outcome", "what it means", "families"], markdown=True, n_words=2)
+    lines = [[outcome, meaning, str(counts[outcome])] for outcome, meaning in OUTCOMES.items()]
     versions = f"transformers {run['versions']['transformers']}, torch {run['versions']['torch']}, float32"
-    each = f"Each family: [{FAMILIES.stem}.md](results/{FAMILIES.stem}.md)."
-    return f"{table}\n\n{len(run['families'])} families; {versions}. {each}"
+    return (
+        f"{tables.table(lines, ['outcome', 'what it means', 'families'], markdown=True, n_words=2)}\n\n"
+        f"{len(run['families'])} families; {versions}. Each family: [{FAMILIES.stem}.md](results/{FAMILIES.stem}.md)."
+    )
 
 
 BLOCKS: dict[str, Callable[[], str]] = {
@@ -131,8 +113,13 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "summary": summary,
     "pair": pair,
     "families": families,
+    "architecture": architecture.plan,
     **doc_blocks.BLOCKS,
 }
+
+
+def _with_block(block: str, match: re.Match) -> str:
+    return f"{match[1]}{block}\n{match[2]}"
 
 
 def filled(text: str) -> str:
@@ -149,7 +136,7 @@ def filled(text: str) -> str:
                 f"the block {name!r} cannot be made: the records lack what it shows ({why}); run the commands again "
                 "that made them"
             ) from None
-        text = pattern.sub(lambda m, block=block: f"{m[1]}{block}\n{m[2]}", text)
+        text = pattern.sub(functools.partial(_with_block, block), text)
     return text
 
 
@@ -163,6 +150,7 @@ def _text(page: Path) -> str:
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
+    """The command.  -> exit code"""
     parser = parsing.make_parser(__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a block is stale")
     args = parser.parse_args(argv)

@@ -11,96 +11,76 @@ if __name__ == "__main__":
 
 import sys
 
-import jsonschema
-
 from speclab.cli import parsing
-from speclab.present.report import table
-from speclab.records import record
+from speclab.present.tables import columns, interval, speedup
+from speclab.records.files import as_dict, read
+from speclab.records.runs import ComparisonRun
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.theory.ladder import prediction_rows
 
 ALLOWED_SHARE = 1 / 8  # of the rows; at 95 % each, 24 independent rows exceed 3 outliers once in 33 runs
+SAME = ("prompts_sha256", "seed", "max_new_tokens", "repeats")  # settings that both records must share
+KEY = ("method", "draft_length", "temperature", "prompt_kind")
 
 
 def compared(first: dict, second: dict) -> list[dict]:
-    """The rows of both records, kind by kind: both speedups, their difference, and whether it was to be expected."""
-    if "rows" not in first or "rows" not in second:
-        raise UsageProblem(
-            "only comparisons have rows; give two records that compare.py wrote without --sweep or --plan"
-        )
-    for key in ("prompts_sha256", "seed", "max_new_tokens", "repeats"):
-        if first["settings"].get(key) != second["settings"].get(key):
-            raise UsageProblem(f"the two records differ in {key}; compare two runs of one command")
-    found = []
-    others = {_key(r): r for r in second["rows"]}
+    """The rows of both records, kind by kind: both speedups, and the 95 % interval in which the second is expected.
+
+    UsageProblem where they are no records of one command.
+    """
+    differing = [key for key in SAME if first["settings"].get(key) != second["settings"].get(key)]
+    if differing:
+        raise UsageProblem(f"the two records differ in {differing[0]}; compare two runs of one command")
+    rows = []
+    others = {tuple(row[key] for key in KEY): row for row in second["rows"]}
     for row in prediction_rows(first["rows"]):
-        other = others.get(_key(row))
+        other = others.get(tuple(row[key] for key in KEY))
         if other is None or row["repeat_noise"] is None or other["repeat_noise"] is None:
             continue
         # Each run estimates the noise; their mean in squares is the better estimate.
         noise = ((row["repeat_noise"] ** 2 + other["repeat_noise"] ** 2) / 2) ** 0.5
-        difference = other["speedup"] - row["speedup"]
-        found.append(
-            {
-                **{name: row[name] for name in ("method", "draft_length", "temperature", "prompt_kind")},
-                "first": row["speedup"],
-                "second": other["speedup"],
-                "difference": difference,
-                "noise": noise,
-                "inside": abs(difference) <= noise,
-            }
-        )
-    if not found:
+        low, high = row["speedup"] - noise, row["speedup"] + noise
+        inside = low <= other["speedup"] <= high
+        both = {"first": row["speedup"], "second": other["speedup"], "low": low, "high": high, "inside": inside}
+        rows.append({key: row[key] for key in KEY} | both)
+    if not rows:
         raise UsageProblem("the two records have no speculative row in common; compare two runs of one command")
-    return found
-
-
-def check(run: dict) -> None:
-    """Of a comparison, as compare.py writes it without --sweep and --plan."""
-    jsonschema.validate(run, record.SCHEMA)
-
-
-def _key(row: dict) -> tuple:
-    return row["method"], row["draft_length"], row["temperature"], row["prompt_kind"]
+    return rows
 
 
 def verdict(rows: list[dict]) -> str:
-    """One sentence."""
-    outside = sum(not r["inside"] for r in rows)
-    typical = sorted(abs(r["difference"]) / r["first"] for r in rows)[len(rows) // 2]
+    """How many speedups moved further than expected, and how far they moved."""
+    outside = sum(not row["inside"] for row in rows)
+    typical = sorted(abs(row["second"] / row["first"] - 1) for row in rows)[len(rows) // 2]
     return (
-        f"{outside} of {len(rows)} speedups differ between the two runs by more than their repeat-noise interval; "
-        f"the median difference is {typical:.1%}."
+        f"{outside} of {len(rows)} speedups lie outside the interval that is expected of a second run; "
+        f"median difference {typical:.1%}"
     )
 
 
-def rerun_table(rows: list[dict], markdown: bool = False) -> str:
-    lines = [
-        [
-            r["method"],
-            str(r["draft_length"]),
-            f"{r['temperature']:g}",
-            r["prompt_kind"],
-            f"{r['first']:.2f}x",
-            f"{r['second']:.2f}x",
-            f"{r['difference']:+.2f}",
-            f"{r['noise']:.2f}",
-            "" if r["inside"] else "outside",
-        ]
-        for r in rows
-    ]
-    return table(lines, ["draft", "k", "T", "prompts", "first", "second", "difference", "±rerun", ""], markdown)
+def rerun_table(rows: list[dict]) -> str:
+    """One line per row, with the interval in which the second run's speedup is expected."""
+    cells = {
+        "draft": lambda row: row["method"],
+        "k": lambda row: str(row["draft_length"]),
+        "T": lambda row: f"{row['temperature']:g}",
+        "prompts": lambda row: row["prompt_kind"],
+        "first": lambda row: speedup(row["first"]),
+        "second": lambda row: speedup(row["second"]),
+        "expected": lambda row: interval(row["low"], row["high"]),
+        "": lambda row: "" if row["inside"] else "outside",
+    }
+    return columns(rows, cells)
 
 
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
+    """The command.  -> exit code"""
     parser = parsing.make_parser(__doc__)
     parser.add_argument("records", nargs=2, type=parsing.some_path, metavar="RECORD", help="of two runs of one command")
-    rows = compared(*(record.load(path, check) for path in parser.parse_args(argv).records))
-    if not rows:
-        raise UsageProblem("the two records share no row with a speedup; compare two runs of one command")
+    rows = compared(*(as_dict(read(path, ComparisonRun)) for path in parser.parse_args(argv).records))
     print(rerun_table(rows), verdict(rows), sep="\n\n")
-    return int(sum(not r["inside"] for r in rows) > ALLOWED_SHARE * len(rows))
+    return int(sum(not row["inside"] for row in rows) > ALLOWED_SHARE * len(rows))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from speclab.lab.training import optimizers
+from speclab.lab.training.steps import optimizers
 from speclab.system.errors import EnvironmentProblem, first_line
 from speclab.system.files import write_whole
 from speclab.system.terminal import note, progress_bar

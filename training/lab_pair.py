@@ -21,6 +21,7 @@ if __name__ == "__main__":
 import argparse
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -28,10 +29,10 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from speclab.cli import parsing
-from speclab.lab import corpus
-from speclab.lab.training import LENGTHS, crops, next_token_loss
+from speclab.lab.training import corpus
+from speclab.lab.training.steps import LENGTHS, crops, next_token_loss
 from speclab.models import loading
-from speclab.records import record
+from speclab.records import files
 from speclab.system.errors import reports_problems
 from speclab.system.files import check_writable, do_all, prepare_folder, whole_folders, write_whole
 from speclab.system.terminal import note, say
@@ -130,8 +131,8 @@ def main(argv: list[str] | None = None) -> int:
             },
             "acceptance_on_held_out_continuations": acceptance(target, draft, fresh),
             "seed": args.seed,
-            "machine": record.machine(torch.device(args.device)),
-            "versions": record.versions(),
+            "machine": asdict(files.machine(torch.device(args.device))),
+            "versions": asdict(files.versions()),
         }
     found = {key: facts[key] for key in ("held_out_loss", "acceptance_on_held_out_continuations")}
     return do_all(

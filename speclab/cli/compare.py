@@ -8,17 +8,20 @@ import time
 from baseline_autoregressive import autoregressive_decode
 from draft_models import ModelDrafter
 from optimized_speculative import speculative_decode
-from speclab.cli import flags, parsing
+from speclab.cli import flags, parsing, trace_output
 from speclab.cli.output import Output
 from speclab.core.rounds import DecodeSettings
 from speclab.drafts.oracle import OracleDraft
 from speclab.drafts.select import check_prompts, make_drafters
-from speclab.lab import comparison, plan, profiling, sweeps, tracing
+from speclab.lab import comparison, plan, sweeps
 from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
+from speclab.lab.tracing import follow, profiling
 from speclab.learner import loading
 from speclab.models import memory
-from speclab.present import plan_views, plots, report, sweep_views, trace_views
+from speclab.present import plan_views, plots, report, sweep_views
+from speclab.records.files import as_dict
+from speclab.records.runs import SweepRun
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.files import check_writable, do_all, write_whole
 from speclab.system.paths import OUTPUT
@@ -38,7 +41,7 @@ SIZES = {
 def run(docstring: str, argv: list[str] | None) -> int:
     """The main() of compare.py.  -> exit code"""
     args = _parser(docstring).parse_args(argv)
-    trace_views.check_path(args.trace)
+    trace_output.check_path(args.trace)
     if args.profile:
         check_writable(args.profile, "--profile")
     if args.sweep:
@@ -82,7 +85,7 @@ def _parser(docstring: str) -> argparse.ArgumentParser:
     group.add_argument(
         "--profile", type=parsing.some_path, metavar="FILE", help="first write a profiler trace of a few rounds"
     )
-    trace_views.add_trace_flag(group)
+    trace_output.add_trace_flag(group)
     group.add_argument(
         "--json", type=parsing.some_path, metavar="PATH", help="the run record here as well; - for stdout, alone"
     )
@@ -132,11 +135,12 @@ def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
 def _compare(args: argparse.Namespace, config: RunConfig, output: Output) -> int:
     with output.redirected():
         say(config.describe())
-        result, measured, fault = comparison.compare(config)
+        run, measured, fault = comparison.compare(config)
+        result = as_dict(run)
         tables = [lambda: say(report.comparison(result, by_kind=args.by_kind))]
         if args.verbose:
             tables.append(lambda: say(_bytes_of_rounds(config)))
-        files = output.writes(result, lambda: report.comparison(result, by_kind=True, markdown=True))
+        files = output.writes(run, lambda: report.comparison(result, by_kind=True, markdown=True))
         code = do_all(itertools.chain(tables, files, plots.comparison(result, output.plots, output.name)))
     wrong = exit_code(measured)
     if fault:
@@ -156,8 +160,9 @@ def _plan(args: argparse.Namespace, config: RunConfig, output: Output) -> int:
         plan.check_prompts(config)
     with output.redirected():
         say(config.describe())
-        result, measured = plan.make(config, args.verify_plan)
-        files = output.writes(result, lambda: plan_views.page(result))
+        made, measured = plan.make(config, args.verify_plan)
+        result = as_dict(made)
+        files = output.writes(made, lambda: plan_views.page(result))
         picture = [lambda: plan_views.picture(result, output.plots, output.name)]
         code = do_all(itertools.chain([lambda: say(plan_views.text(result))], files, picture))
     wrong = exit_code(measured)
@@ -180,7 +185,7 @@ def _trace(args: argparse.Namespace, config: RunConfig, draft: str) -> None:
     settings = DecodeSettings(config.max_new_tokens, config.sampling(config.temperatures[0]), seed=config.seed)
     k, drafter = next(filter(None, config.draft_lengths), 0), config.drafters[draft]
     loops = (autoregressive_decode, config.reader.loop)
-    trace_views.write(tracing.follow(config.setup, drafter, draft, config.prompts[0], k, settings, *loops), args.trace)
+    trace_output.write(follow.follow(config.setup, drafter, draft, config.prompts[0], k, settings, *loops), args.trace)
 
 
 # --- sweeps -----------------------------------------------------------------------------------------------------------
@@ -209,7 +214,7 @@ def _sweep(args: argparse.Namespace) -> int:
             config, output = _prepare(_of_sweep(args, name))
             with output.redirected():
                 sweep, measured = sweeps.measured(config, name)
-                done.append(sweep)
+                done.append(as_dict(sweep))
                 code = _show_sweep(sweep, output) or code
             wrong = exit_code(measured)
             code = code or wrong
@@ -235,11 +240,9 @@ def _of_sweep(args: argparse.Namespace, name: str) -> argparse.Namespace:
     return own
 
 
-def _show_sweep(sweep: dict, output: Output) -> int:
+def _show_sweep(run: SweepRun, output: Output) -> int:
     """The table, then the record, the page and the picture.  -> exit code"""
-    wrong = [entry["arm"] for entry in sweep["correctness"] if not entry["passed"]]
-    warning = [f"WRONG OUTPUT: {', '.join(wrong)}; see correctness in the record"] if wrong else []
-    text = "\n\n".join([*warning, sweep_views.paragraph(sweep), sweep_views.table(sweep), ""])
-    files = output.writes(sweep, lambda: sweep_views.page(sweep, f"../plots/{output.name}.png"))
+    sweep = as_dict(run)
+    files = output.writes(run, lambda: sweep_views.page(sweep, f"../plots/{output.name}.png"))
     picture = [lambda: sweep_views.picture(sweep, output.plots, output.name)]
-    return do_all(itertools.chain([lambda: say(text, end="")], files, picture))
+    return do_all(itertools.chain([lambda: say(sweep_views.text(sweep))], files, picture))

@@ -10,20 +10,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from draft_models import ModelDrafter
-from speclab.cli import flags, parsing
+from speclab.cli import flags, parsing, trace_output
 from speclab.cli.text import TextWriter, rate
 from speclab.core.clock import synchronize
 from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, Drafter, Round, tokens_of
 from speclab.drafts.oracle import OracleDraft
 from speclab.drafts.select import check_prompts, drafter_name, make_drafter
-from speclab.lab import shapes, tracing
+from speclab.lab.tracing import follow, shapes
 from speclab.learner import loading
 from speclab.learner.functions import Learner
 from speclab.models import memory
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
-from speclab.present import report, trace_views
+from speclab.present import report
 from speclab.present import shapes as shape_views
 from speclab.system.errors import reports_problems
 from speclab.system.terminal import note
@@ -51,7 +51,7 @@ def _parse(docstring: str, argv: list[str] | None, speculative: bool) -> argpars
         )
     flags.add_impl_flag(parser)
     if speculative:
-        trace_views.add_flags(parser)
+        trace_output.add_flags(parser)
     return parser.parse_args(argv)
 
 
@@ -122,7 +122,7 @@ def _rate(learner: Learner, setup: Setup, prompt: Prompt, baseline: Loop, settin
 
 
 def _speculative(args: argparse.Namespace, baseline: Loop, speculative: Loop) -> int:
-    trace_views.check_path(args.trace)
+    trace_output.check_path(args.trace)
     usable = loading.of_decoding(args.temperature, args.draft, bool(args.trace), args.trace_shapes)
     learner = loading.load(args.impl, usable)
     setup, prompts, settings = _load(args)
@@ -152,8 +152,8 @@ def _speculative(args: argparse.Namespace, baseline: Loop, speculative: Loop) ->
         print(memory.describe(setup.target.model, draft, k, setup.target.length))
     if args.trace:  # the first prompt once more, with clocks and details
         name = drafter_name(args.draft)
-        trace = tracing.follow(setup, drafter, name, prompts[0], k, settings, baseline, functions, longest=k)
-        trace_views.write(trace, args.trace)
+        trace = follow.follow(setup, drafter, name, prompts[0], k, settings, baseline, functions, longest=k)
+        trace_output.write(trace, args.trace)
     return int(n_wrong > 0)
 
 

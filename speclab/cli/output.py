@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TextIO
 
 from speclab.cli.parsing import DASH
-from speclab.records import record
+from speclab.records.files import to_json
+from speclab.records.runs import LabRun
 from speclab.system.errors import UsageProblem
 from speclab.system.files import check_writable, prepare_folder, shown, write_whole
 from speclab.system.terminal import harmless
@@ -57,9 +58,9 @@ class Output:
             if other != name and (other, name) != ("the record", "--json"):
                 raise UsageProblem(f"{name} and {other} would be one file, {shown(path)}; give {name} another place")
 
-    def writes(self, run: dict, page: Callable[[], str]) -> list[Callable[[], Path | None]]:
+    def writes(self, run: LabRun, page: Callable[[], str]) -> list[Callable[[], Path | None]]:
         """What writes the record, and then its tables in Markdown, for `files.do_all`."""
-        text = functools.cache(lambda: record.to_json(run))
+        text = functools.cache(lambda: to_json(run))
         steps: list[Callable[[], Path | None]] = [lambda: write_whole(self.result(".json"), text())]
         if self.args.json == DASH:  # `redirected` has sent everything else to standard error
             steps.append(lambda: print(text(), end="", file=self.out, flush=True))

@@ -1,6 +1,7 @@
 """One comparison from end to end: measure, check, price, and make the rows of the record."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 from speclab.core.rounds import Drafter
@@ -8,9 +9,11 @@ from speclab.core.sampling import Sampling
 from speclab.lab.acceptance_chances import CostTable, calibrated, chances
 from speclab.lab.harness import Bench, Measurement, is_model, keeping, measure, mixed
 from speclab.lab.output_checks import judge
+from speclab.lab.rows import build_row, ends_in_repetition, timing
 from speclab.lab.run_config import RunConfig
 from speclab.models.prompts import Prompt
-from speclab.records import rows
+from speclab.records.rows import Row
+from speclab.records.runs import ComparisonRun
 from speclab.records.samples import BASELINE, BASELINE_REPEAT, Arm, Sample
 from speclab.system.errors import Problem
 from speclab.theory import attribution, drift
@@ -18,7 +21,7 @@ from speclab.theory import attribution, drift
 Made = TypeVar("Made")
 
 
-def compare(config: RunConfig) -> tuple[dict, Measurement, Problem | None]:
+def compare(config: RunConfig) -> tuple[ComparisonRun, Measurement, Problem | None]:
     """Measure, check and explain.  -> the record, what it is made from, what went wrong in a reader's predictions"""
     arms = config.arms()
     bench, measured = measure_and_judge(config, config.with_generate(), config.instruments(arms))
@@ -26,7 +29,7 @@ def compare(config: RunConfig) -> tuple[dict, Measurement, Problem | None]:
     fault = None
     with keeping(measured, "the rows are complete, your own predictions of them are not"):
         fault = _add_predictions(config, measured, run)
-    run["interrupted"] = measured.interrupted
+    run.interrupted = measured.interrupted
     return run, measured, fault
 
 
@@ -56,57 +59,57 @@ def explained(found: Measurement, make: Callable[[CostTable], Made], prices: Cos
     raise found.stop
 
 
-def _add_predictions(config: RunConfig, measured: Measurement, run: dict) -> Problem | None:
+def _add_predictions(config: RunConfig, measured: Measurement, run: ComparisonRun) -> Problem | None:
     """Put the predictions of a reader's own exercise 5 into the record, if they are in use.  -> what went wrong"""
     if config.reader.predict is None:
         return None
-    run["yours"] = []
-    for row in run["rows"]:
-        if row["draft"] and row["prompt_kind"] == "all":
-            arm = Arm(row["method"], row["draft"], row["draft_length"])
-            rounds = [pair for s in measured.of(arm, row["temperature"]) for text in s.rounds for pair in text]
+    run.yours = []
+    for row in run.rows:
+        if row.draft and row.prompt_kind == "all":
+            arm = Arm(row.method, row.draft, row.draft_length)
+            rounds = [pair for s in measured.of(arm, row.temperature) for text in s.rounds for pair in text]
             try:
-                run["yours"].append(config.reader.predict(row, rounds))
+                run.yours.append(config.reader.predict(row, rounds))
             except Problem as problem:  # the measurement is made: keep it
                 return problem
     return None
 
 
-def comparison_record(config: RunConfig, bench: Bench, found: Measurement, prices: CostTable) -> dict:
+def comparison_record(config: RunConfig, bench: Bench, found: Measurement, prices: CostTable) -> ComparisonRun:
     """Everything that tables and pictures are views of."""
     greedy = [s for s in found.samples if s.arm == BASELINE and s.temperature == 0]
     noise = []
     for temperature in config.temperatures:
         floor = attribution.noise_floor(found.of(BASELINE, temperature), found.of(BASELINE_REPEAT, temperature))
         if floor:
-            noise.append({"temperature": temperature, **floor})
-    return {
+            noise.append(floor)
+    return ComparisonRun(
         **config.head(found),
-        "prompts": {
+        prompts={
             "n": len({s.prompt_index for s in found.samples}),
             "kinds": list(dict.fromkeys(s.prompt_kind for s in found.samples)),
-            "n_looping": sum(map(rows.loops, greedy)) if greedy else None,
+            "n_looping": sum(ends_in_repetition(s.texts[0]) for s in greedy) if greedy else None,
         },
-        "correctness": found.correctness,
-        "noise": noise,
-        "costs": [
+        correctness=found.correctness,
+        noise=noise,
+        costs=[
             {"drafter": config.method(name), "temperature": temperature, "costs": costs.to_json()}
             for (name, temperature), costs in prices.items()
         ],
-        "phases": {
+        phases={
             "seconds": found.wall_seconds,
             "share": found.phase_seconds / found.wall_seconds if found.wall_seconds else None,
         },
-        "headline": headline(found, bench.drafters, config.common),
-        "rows": build_rows(config, bench, found, prices),
-        "raw": [rows.raw(s) for s in found.samples],
-    }
+        headline=headline(found, bench.drafters, config.common),
+        rows=build_rows(config, bench, found, prices),
+        raw=[timing(s) for s in found.samples],
+    )
 
 
 def build_rows(
     config: RunConfig, bench: Bench, found: Measurement, prices: CostTable, prompts: list[Prompt] | None = None
-) -> list[dict]:
-    """Rows for all prompts, for each kind, and for the prompts whose greedy text does not end in a loop."""
+) -> list[Row]:
+    """Rows for all prompts, for each kind, and for the prompts whose greedy text does not end in repetition."""
     prompts, common = prompts or config.prompts, config.common
     parts = _parts(bench, found, prompts, prices, config.setup.sampling)
     built = []
@@ -119,15 +122,17 @@ def build_rows(
             floor = attribution.noise_floor(baseline, [s for s in samples if s.arm == BASELINE_REPEAT])
             for arm in dict.fromkeys(s.arm for s in samples if s.arm != BASELINE_REPEAT):
                 mine = [s for s in samples if s.arm == arm]
-                row = rows.row(arm, mine, baseline, common, name)
+                row = build_row(arm, mine, baseline, common, name)
                 total = attribution.Part()
                 for sample in mine:
                     total += parts.get((arm, temperature, sample.prompt_index), attribution.Part())
                 if total.n_rounds:
-                    row |= attribution.explained(row, total)
+                    row = replace(row, **attribution.explained(row, total))
                 if arm.speculative:
-                    row["repeat_noise"] = rerun.noise(row, arm, temperature, mine)
-                    row["verdict"] = attribution.verdict(row, floor)
+                    row.repeat_noise = rerun.noise(row, arm, temperature, mine)
+                    row.verdict = attribution.verdict(
+                        row.speedup, row.speedup_low, row.speedup_high, row.repeat_noise, floor
+                    )
                 built.append(row)
     return built
 
@@ -143,13 +148,13 @@ class _Rerun:
         known = [rest for rest in self._rest.values() if rest]
         self._alike = drift.correlation([[rest[i] for i in sorted(rest, key=self._places.get)] for rest in known])
 
-    def noise(self, row: dict, arm: Arm, temperature: float, samples: list[Sample]) -> float | None:
+    def noise(self, row: Row, arm: Arm, temperature: float, samples: list[Sample]) -> float | None:
         rest = self._rest[arm, temperature]
         if rest is None:
             return None
         seconds = {s.prompt_index: s.decode_seconds for s in samples if s.prompt_index in rest}
         shares = {index: one / sum(seconds.values()) for index, one in seconds.items()}
-        return drift.repeat_noise(row["speedup"], rest, shares, self._places, self._alike)
+        return drift.repeat_noise(row.speedup, rest, shares, self._places, self._alike)
 
 
 def _parts(
@@ -177,7 +182,8 @@ def _parts(
 
 def groups(samples: list[Sample]) -> dict[str, Callable[[Sample], bool]]:
     """Names of the groups of prompts that get rows of their own, and who belongs to them."""
-    looping = {s.prompt_index for s in samples if s.arm == BASELINE and s.temperature == 0 and rows.loops(s)}
+    greedy = [s for s in samples if s.arm == BASELINE and s.temperature == 0]
+    looping = {s.prompt_index for s in greedy if ends_in_repetition(s.texts[0])}
     kinds = list(dict.fromkeys(s.prompt_kind for s in samples))
     found: dict[str, Callable[[Sample], bool]] = {"all": lambda s: True}
     if len(kinds) > 1:
@@ -198,17 +204,17 @@ def halves(samples: list[Sample] | list[Prompt]) -> set[int]:
     return {index for order in seen.values() for index in order[1::2]}
 
 
-def headline(found: Measurement, drafters: dict[str, Drafter], common: dict) -> dict | None:
+def headline(found: Measurement, drafters: dict[str, Drafter], common: dict) -> Row | None:
     """The model draft at its best k: chosen on one half of the prompts, reported on the other."""
     greedy = [s for s in found.samples if s.temperature == 0]
     held_out = halves(greedy)
     arms = dict.fromkeys(s.arm for s in greedy if s.arm.speculative and s.arm.draft_length)
 
-    def half(is_held_out: bool) -> dict[Arm, dict]:
+    def half(is_held_out: bool) -> dict[Arm, Row]:
         part = [s for s in greedy if (s.prompt_index in held_out) == is_held_out]
         baseline = [s for s in part if s.arm == BASELINE]
         return {
-            arm: rows.row(arm, [s for s in part if s.arm == arm], baseline, common, "held-out half")
+            arm: build_row(arm, [s for s in part if s.arm == arm], baseline, common, "held-out half")
             for arm in arms
             if is_model(drafters[arm.draft]) and any(s.arm == arm for s in part)
         }
@@ -216,4 +222,4 @@ def headline(found: Measurement, drafters: dict[str, Drafter], common: dict) -> 
     chosen_on, reported_on = half(False), half(True)
     if not chosen_on or not reported_on:
         return None
-    return reported_on[max(chosen_on, key=lambda arm: chosen_on[arm]["speedup"])]
+    return reported_on[max(chosen_on, key=lambda arm: chosen_on[arm].speedup)]

@@ -11,27 +11,23 @@ on each phase of a round, whose draft lengths change from round to round.
 
 import contextlib
 import copy
-import time
-import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from baseline_autoregressive import autoregressive_decode
 from draft_models import ModelDrafter
 from optimized_speculative import speculative_decode
-from speclab.core.counts import Counts
-from speclab.core.rounds import DecodeSettings, Drafter, Round, tokens_of
+from speclab.core.rounds import DecodeSettings, Drafter, tokens_of
 from speclab.core.sampling import Sampling
 from speclab.drafts.oracle import OracleDraft
+from speclab.lab.decodings import Decoding, LibraryDecoding, interleaved, take_turns
 from speclab.lab.instruments import LoopFunctions, VariedLength, with_phases
-from speclab.models.loading import settings_of_the_lab
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
-from speclab.records.samples import BASELINE_REPEAT, GENERATE, Arm, Sample
+from speclab.records.samples import BASELINE_REPEAT, LIBRARY, Arm, Sample
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.terminal import note, progress_bar
 from speclab.theory.costs import RoundTime, StepTime, catch_ups
@@ -64,7 +60,7 @@ class Bench:
         stream: int = 0,
         budget: int | None = None,
         lengths: list[int] | None = None,
-    ) -> "Decoding":
+    ) -> Decoding:
         """An arm ready to work on a prompt. Decodings of one `stream` draw the same random numbers.
 
         `lengths` makes it an instrument: every phase is timed, and each round drafts one of these lengths.
@@ -72,6 +68,10 @@ class Bench:
         target = self.setup.target.twin()
         budget = budget or self.max_new_tokens
         ids = prompt.ids.to(self.setup.device)
+        if arm.method in LIBRARY:
+            drafter = self.drafters[arm.draft] if arm.draft else None
+            draft = drafter.draft.model if isinstance(drafter, ModelDrafter) else None
+            return LibraryDecoding(arm, target.model, ids, budget, draft)
         settings = DecodeSettings(budget, sampling, seed=self.seed * 1009 + stream)
         if not arm.speculative:
             rounds = autoregressive_decode(target, ids, settings, self.setup.chunk)
@@ -84,10 +84,6 @@ class Bench:
                 rounds = self.functions.rounds(target, drafter, ids, arm.draft_length, settings)
         return Decoding(arm, rounds, ids.shape[1], budget)
 
-    def generate(self, prompt: Prompt) -> tuple[float, list[int]]:
-        """The library's own greedy loop.  -> seconds with prefill, new tokens"""
-        return library_generate(self.setup.target.model, prompt.ids.to(self.setup.device), self.max_new_tokens)
-
     def _drafter(self, name: str, ids: Tensor, budget: int) -> Drafter:
         drafter = copy.deepcopy(self.drafters[name])
         if isinstance(drafter, OracleDraft):
@@ -97,64 +93,6 @@ class Bench:
                 self._references[key] = tokens_of(rounds)
             drafter.replay(self._references[key])
         return drafter
-
-
-def library_generate(model: PreTrainedModel, ids: Tensor, max_new_tokens: int, **options) -> tuple[float, list[int]]:
-    """Greedy `model.generate` with the lab's settings; `options` add an assistant or prompt lookup.
-
-    -> seconds with prefill, new tokens
-    """
-    start = time.perf_counter()
-    with warnings.catch_warnings(), settings_of_the_lab(model):
-        warnings.simplefilter("ignore")
-        output = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=max_new_tokens,
-            do_sample=False,
-            pad_token_id=0,
-            **options,
-        )
-    tokens = output[0, ids.shape[1] :].tolist()  # waits for the device
-    return time.perf_counter() - start, tokens
-
-
-class Decoding:
-    """An arm at work on one prompt. `advance` does one round (of the baseline: one chunk) and books its seconds."""
-
-    def __init__(self, arm: Arm, rounds: Iterator[Round], n_prompt: int, budget: int):
-        self.arm, self.budget, self.n_prompt = arm, budget, n_prompt
-        self.tokens: list[int] = []
-        self.counts = Counts()
-        self.prefill_seconds = self.decode_seconds = 0.0
-        self.rounds: list[tuple[int, int]] = []  # (drafted, accepted) of each
-        self.log: list[tuple[int, float, Round]] = []  # of each: tokens in the target's cache before it, seconds, round
-        self._rounds = rounds
-
-    @property
-    def done(self) -> bool:
-        """Whether its budget is used up."""
-        return len(self.tokens) >= self.budget
-
-    def advance(self) -> None:
-        """Do the next round."""
-        start = time.perf_counter()
-        round_ = next(self._rounds)  # ends with tokens on the host, so the device has nothing left to do
-        seconds = time.perf_counter() - start
-        if round_.prefill:
-            self.prefill_seconds += seconds
-        else:
-            self.decode_seconds += seconds
-            self.rounds.append((round_.n_drafted, round_.n_accepted))
-            self.log.append((self.n_prompt + len(self.tokens) - 1, seconds, round_))
-        self.counts.add(round_)
-        self.tokens += round_.tokens
-
-
-def take_turns(decodings: list[Decoding]) -> None:
-    """Finish them all; the one that has committed the fewest tokens goes next, the first of the list among equals."""
-    while waiting := [d for d in decodings if not d.done]:
-        min(waiting, key=lambda d: len(d.tokens)).advance()
 
 
 @dataclass
@@ -215,11 +153,13 @@ def measure(
     base: Sampling,
     instruments: dict[str, list[int]],
     title: str = "measuring",
+    schedule: Callable[[list[Decoding], int], None] = interleaved,
 ) -> Measurement:
     """All arms over all prompts, in turns. Ctrl-C keeps the turns that every arm has finished.
 
     `base` gives top-k and top-p. `instruments`: for each draft the lengths that its instrumented decoding tries; with
-    any of them the baseline, which is the first of `arms`, runs a second time, too.
+    any of them the baseline, which is the first of `arms`, runs a second time, too. `schedule` finishes the decodings
+    of a turn; it gets them and the turn's number.
     """
     if instruments:
         middle = (len(arms) + 1) // 2  # half a round of turns away from the first, as the other arms are on average
@@ -235,7 +175,7 @@ def measure(
                     sampling = Sampling(temperature, base.top_k, base.top_p)
                     usable = [a for a in arms if temperature == 0 or not greedy_only(bench, a)]
                     blank = {arm: Sample(arm, temperature, index, prompt.kind, prompt.ids.shape[1]) for arm in usable}
-                    _one_turn(bench, blank, sampling, index, prompt, repeat, instruments, part)
+                    _one_turn(bench, blank, sampling, index, prompt, repeat, instruments, part, schedule)
                     part.samples += blank.values()
                     bar.update()
                 for sample in part.samples:
@@ -290,15 +230,16 @@ def _one_turn(
     repeat: int,
     instruments: dict[str, list[int]],
     found: Measurement,
+    schedule: Callable[[list[Decoding], int], None],
 ) -> None:
     """Every arm and every instrument once over one prompt."""
     stream = repeat * 100_003 + index  # another one for every prompt and repeat, the same for every arm
-    queue = [bench.decoding(arm, sampling, prompt, stream) for arm in samples if arm != GENERATE]
+    queue = [bench.decoding(arm, sampling, prompt, stream) for arm in samples]
     for name, lengths in instruments.items():
         arm = Arm("instrument", name, max(lengths))
         if sampling.greedy or not greedy_only(bench, arm):
             queue.append(bench.decoding(arm, sampling, prompt, stream, lengths=lengths))
-    take_turns(queue if (index + repeat) % 2 == 0 else queue[::-1])
+    schedule(queue, index + repeat)
     for decoding in queue:
         if decoding.arm in samples:
             counts = decoding.counts if decoding.arm.speculative else None  # the baseline: a pass for every token
@@ -307,8 +248,6 @@ def _one_turn(
             )
         if decoding.arm not in samples or decoding.arm == BASELINE_REPEAT:
             found.add(decoding, sampling.temperature)
-    if GENERATE in samples:
-        samples[GENERATE].add(0.0, *bench.generate(prompt))
 
 
 def _warm_up(
@@ -317,15 +256,12 @@ def _warm_up(
     """Meet every shape once before the clock counts."""
     budget = min(WARM_UP_TOKENS, bench.max_new_tokens)
     for sampling, prompt in warm_up_runs(bench.setup, samplings, prompts):
-        usable = [a for a in arms if a != GENERATE]
-        decodings = [bench.decoding(a, _allowed(bench, a, sampling), prompt, budget=budget) for a in usable]
+        decodings = [bench.decoding(a, _allowed(bench, a, sampling), prompt, budget=budget) for a in arms]
         for name, lengths in instruments.items():
             arm = Arm("instrument", name, max(lengths))
             every, how = sorted(set(lengths)), _allowed(bench, arm, sampling)
             decodings.append(bench.decoding(arm, how, prompt, budget=bench.max_new_tokens, lengths=every))
         take_turns(decodings)
-    if GENERATE in arms:
-        bench.generate(prompts[0])
 
 
 def warm_up_runs(setup: Setup, samplings: list[Sampling], prompts: list[Prompt]) -> list[tuple[Sampling, Prompt]]:
@@ -346,7 +282,7 @@ def _allowed(bench: Bench, arm: Arm, sampling: Sampling) -> Sampling:
 
 def greedy_only(bench: Bench, arm: Arm) -> bool:
     """The library's loop is compared token for token, and the dial replays greedy text."""
-    return arm == GENERATE or (arm.speculative and isinstance(bench.drafters[arm.draft], OracleDraft))
+    return arm.method in LIBRARY or (arm.speculative and isinstance(bench.drafters[arm.draft], OracleDraft))
 
 
 def is_model(drafter: Drafter) -> bool:

@@ -17,6 +17,8 @@ from speclab.core.clock import synchronize
 from speclab.core.rounds import AcceptRule, Draft, Drafter, Round
 from speclab.core.sampling import Sampling
 from speclab.models.cached import CachedModel, roll_back
+from speclab.records.rows import Row
+from speclab.records.runs import LearnerPrediction
 
 Loop = Callable[..., Iterator[Round]]
 RollBack = Callable[[CachedModel, int], None]
@@ -87,7 +89,7 @@ class ReaderFunctions:
     loop: LoopFunctions
     impl: dict | None = None  # for the record: whose, and which exercises
     lines: tuple[str, ...] = ()  # for the head of the run
-    predict: Callable[[dict, list[tuple[int, int]]], dict] | None = None  # exercise 5, on a row and its rounds
+    predict: Callable[[Row, list[tuple[int, int]]], LearnerPrediction] | None = None  # exercise 5, on a row's rounds
     choose_length: Callable[..., int] | None = None  # exercise 6, for a plan
 
 

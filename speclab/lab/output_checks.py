@@ -47,13 +47,15 @@ def check(bench: Bench, found: Measurement, prompts: list[Prompt], sampling: Sam
     for arm in dict.fromkeys(s.arm for s in samples if s.arm.speculative):
         mine = [s for s in samples if s.arm == arm]
         if sampling.greedy:
-            yield _greedy(bench, mine, baseline, prompts, tokenizer)
+            yield judge_greedy(bench, mine, baseline, prompts, tokenizer)
         else:
             yield _sampled(bench, mine, prompts, sampling)
 
 
-def _greedy(bench: Bench, samples: list[Sample], baseline: dict[int, Sample], prompts: list[Prompt], tokenizer) -> dict:
-    """Equal, or where each text first differs and why."""
+def judge_greedy(
+    bench: Bench, samples: list[Sample], baseline: dict[int, Sample], prompts: list[Prompt], tokenizer
+) -> dict:
+    """Of one arm: its texts equal the baseline's, or where each first differs and why. baseline: by prompt index."""
     arm = samples[0].arm
     entry: dict = {"arm": arm.label, "temperature": 0.0, "n_prompts": len(samples), "differences": [], "passed": True}
     for sample in samples:

@@ -8,6 +8,7 @@ costs what it costs only in that rhythm; what they accept is used only to know h
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 from speclab.core.sampling import Sampling
 from speclab.lab.acceptance_chances import CostTable, calibrated, chances
@@ -15,6 +16,7 @@ from speclab.lab.comparison import build_rows, explained, halves, measure_and_ju
 from speclab.lab.harness import Bench, Measurement, is_model, keeping, measure
 from speclab.lab.run_config import RunConfig
 from speclab.models.prompts import Prompt
+from speclab.records.runs import DraftFacts, LengthSpeedup, PlanEntry, PlanFacts, PlanRun, Verified, VerifiedDraft
 from speclab.records.samples import BASELINE, Arm, Sample
 from speclab.system.errors import UsageProblem
 from speclab.theory import attribution
@@ -32,7 +34,7 @@ def check_prompts(config: RunConfig) -> None:
         raise UsageProblem("a plan is checked on prompts it has not seen; give at least two prompts of a kind")
 
 
-def make(config: RunConfig, verify: bool = False) -> tuple[dict, Measurement]:
+def make(config: RunConfig, verify: bool = False) -> tuple[PlanRun, Measurement]:
     """The plan and, with `verify`, how it did on prompts that it had not seen.  -> the record, what it is made from"""
     held_out = halves(config.prompts) if verify else set()
     planned_on = [prompt for i, prompt in enumerate(config.prompts) if i not in held_out]
@@ -54,12 +56,13 @@ def make(config: RunConfig, verify: bool = False) -> tuple[dict, Measurement]:
             reported_on = [prompt for i, prompt in enumerate(config.prompts) if i in held_out]
             verified, checked = _verify(config, facts, reported_on, calibrated(measured))
             measured.extend(checked)
-    return {**config.head(measured), "facts": {"drafts": facts}, "verified": verified, "plan": entries}, measured
+    made = PlanRun(**config.head(measured), facts=PlanFacts(drafts=facts), verified=verified, plan=entries)
+    return made, measured
 
 
 def make_plan(
     config: RunConfig, bench: Bench, found: Measurement, prompts: list[Prompt]
-) -> tuple[list[dict], list[dict]]:
+) -> tuple[list[PlanEntry], list[DraftFacts]]:
     """Expected speedup of every draft at every length, and for every draft what to do about it."""
     entries, facts = [], []
     if not calibrated(found):
@@ -82,42 +85,42 @@ def _plan(
     draft: str,
     temperature: float,
     costs: Costs,
-) -> tuple[list[dict], dict]:
+) -> tuple[list[PlanEntry], DraftFacts]:
     """The same for one draft at one temperature."""
     baseline = found.of(BASELINE, temperature)
     sampling = config.sampling(temperature)
     context = sum(s.n_prompt + len(s.texts[0]) // 2 for s in baseline) // len(baseline)
-    name = {"method": config.method(draft), "draft": draft, "temperature": temperature}
+    name: dict[str, Any] = {"method": config.method(draft), "draft": draft, "temperature": temperature}
     texts = _Texts(bench, draft, baseline, prompts, sampling, max(config.draft_lengths))
-    mine = [{**name, **_expect(texts, costs, k, context)} for k in config.draft_lengths]
-    best = max(mine, key=lambda e: e["speedup"])
-    c = costs.draft_cost(best["draft_length"] or 1, context)
-    fact = {
+    mine = [PlanEntry(**name, **_expect(texts, costs, k, context)) for k in config.draft_lengths]
+    best = max(mine, key=lambda e: e.speedup)
+    k = best.draft_length or 1
+    c = costs.draft_cost(k, context)
+    pays = is_model(bench.drafters[draft])
+    fact = DraftFacts(
         **name,
-        "best_draft_length": best["draft_length"],
-        "speedup": best["speedup"],
-        "acceptance_rate": best["acceptance_rate"],
-        "oracle": texts.oracle(costs),
-        "break_even": _break_even(costs, c, best["draft_length"] or 1, context, max(config.draft_lengths))
-        if is_model(bench.drafters[draft])
-        else None,
-        "draft_cost": c,
-        "verify_cost": costs.verify_cost(best["draft_length"] + 1, context),
-        "step_seconds": costs.step_seconds(context),
-        "n_tokens": texts.n_tokens,
-        "costs": costs.to_json(),
-        **_readers_choice(config, best, costs, context),
-    }
+        best_draft_length=best.draft_length,
+        speedup=best.speedup,
+        acceptance_rate=best.acceptance_rate,
+        oracle=texts.oracle(costs),
+        break_even=_break_even(costs, c, k, context, max(config.draft_lengths)) if pays else None,
+        draft_cost=c,
+        verify_cost=costs.verify_cost(best.draft_length + 1, context),
+        step_seconds=costs.step_seconds(context),
+        n_tokens=texts.n_tokens,
+        costs=costs.to_json(),
+        yours=_readers_choice(config, best, costs, context),
+    )
     return mine, fact
 
 
-def _readers_choice(config: RunConfig, best: dict, costs: Costs, context: int) -> dict:
+def _readers_choice(config: RunConfig, best: PlanEntry, costs: Costs, context: int) -> int | None:
     """What a reader's own exercise 6 chooses for the same draft, where it is in use and something was tested."""
-    alpha, k = best["acceptance_rate"], best["draft_length"] or 1
+    alpha, k = best.acceptance_rate, best.draft_length or 1
     if config.reader.choose_length is None or alpha is None:
-        return {}
+        return None
     prices = (costs.draft_cost(k, context), lambda width: costs.verify_cost(width, context), costs.overhead(k, context))
-    return {"yours": config.reader.choose_length(alpha, *prices, max(config.draft_lengths))}
+    return config.reader.choose_length(alpha, *prices, max(config.draft_lengths))
 
 
 def _break_even(costs: Costs, draft_cost: float, k: int, context: int, longest: int) -> float | None:
@@ -158,7 +161,7 @@ class _Texts:
         return self.baseline_seconds(costs) / sum(best)
 
 
-def _expect(texts: _Texts, costs: Costs, k: int, context: int) -> dict:
+def _expect(texts: _Texts, costs: Costs, k: int, context: int) -> dict[str, Any]:
     expected = [
         forecast(rows, n, k, attribution.round_cost(costs, prompt), costs.draft_catch)
         for prompt, n, rows in texts.known
@@ -176,31 +179,35 @@ def _expect(texts: _Texts, costs: Costs, k: int, context: int) -> dict:
     }
 
 
-def _verify(config: RunConfig, facts: list[dict], prompts: list[Prompt], costs: CostTable) -> tuple[dict, Measurement]:
+def _verify(
+    config: RunConfig, facts: list[DraftFacts], prompts: list[Prompt], costs: CostTable
+) -> tuple[Verified, Measurement]:
     """Measure the planned length and its rivals on prompts the plan has not seen.  -> for the record, what was found"""
     arms = [BASELINE]
     for draft in config.drafters:
-        chosen = {fact["best_draft_length"] for fact in facts if fact["draft"] == draft}
-        lengths = sorted({k for k in MEASURED_LENGTHS if k in config.draft_lengths} | chosen)
+        planned = {fact.best_draft_length for fact in facts if fact.draft == draft}
+        lengths = sorted({k for k in MEASURED_LENGTHS if k in config.draft_lengths} | planned)
         arms += [Arm(config.method(draft), draft, k) for k in lengths]
     bench, found = measure_and_judge(config, arms, {}, prompts)
     built = explained(found, lambda priced: build_rows(config, bench, found, priced, prompts), costs)
-    rows = [row for row in built if row["prompt_kind"] == "all" and row["draft"]]
+    rows = [row for row in built if row.prompt_kind == "all" and row.draft]
     drafts = []
     for fact in facts:
-        mine = [r for r in rows if (r["draft"], r["temperature"]) == (fact["draft"], fact["temperature"])]
+        mine = [r for r in rows if (r.draft, r.temperature) == (fact.draft, fact.temperature)]
         if not mine:
             continue
-        chosen = next(r for r in mine if r["draft_length"] == fact["best_draft_length"])
-        best = max(mine, key=lambda r: r["speedup"])
+        chosen = next(r for r in mine if r.draft_length == fact.best_draft_length)
+        best = max(mine, key=lambda r: r.speedup)
         drafts.append(
-            {
-                **{key: fact[key] for key in ("method", "draft", "temperature")},
-                "planned": {"draft_length": chosen["draft_length"], "speedup": fact["speedup"]},
-                "measured": chosen["speedup"],
-                "best_measured": {"draft_length": best["draft_length"], "speedup": best["speedup"]},
-                "share_of_best": chosen["speedup"] / best["speedup"],
-            }
+            VerifiedDraft(
+                method=fact.method,
+                draft=fact.draft,
+                temperature=fact.temperature,
+                planned=LengthSpeedup(draft_length=chosen.draft_length, speedup=fact.speedup),
+                measured=chosen.speedup,
+                best_measured=LengthSpeedup(draft_length=best.draft_length, speedup=best.speedup),
+                share_of_best=chosen.speedup / best.speedup,
+            )
         )
-    n_prompts = max((r["n_prompts"] for r in rows), default=0)
-    return {"n_prompts": n_prompts, "drafts": drafts, "rows": rows, "correctness": found.correctness}, found
+    n_prompts = max((r.n_prompts for r in rows), default=0)
+    return Verified(n_prompts=n_prompts, drafts=drafts, rows=rows, correctness=found.correctness), found

@@ -13,7 +13,7 @@ from speclab.lab.instruments import ReaderFunctions
 from speclab.models import loading
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
-from speclab.records import record
+from speclab.records import files, runs
 from speclab.records.samples import BASELINE, GENERATE, Arm
 
 
@@ -79,14 +79,14 @@ class RunConfig:
         return "\n".join([self.setup.describe(), *drafts, *self.reader.lines, size, ""])
 
     def head(self, measured: Measurement) -> dict[str, Any]:
-        """The part of a record that says what, where and how."""
+        """The fields of runs.LabRun: what, where and how."""
         return {
-            "schema_version": record.SCHEMA_VERSION,
-            "created": record.today(),
+            "schema_version": runs.SCHEMA_VERSION,
+            "created": files.today(),
             "interrupted": measured.interrupted,
-            **({"unchecked": measured.unchecked} if measured.unchecked else {}),
-            "machine": record.machine(self.setup.device),
-            "versions": record.versions(),
+            "unchecked": measured.unchecked or None,
+            "machine": files.machine(self.setup.device),
+            "versions": files.versions(),
             "settings": {
                 **self.common,
                 "draft_lengths": self.draft_lengths,
@@ -94,7 +94,7 @@ class RunConfig:
                 "max_new_tokens": self.max_new_tokens,
                 "repeats": self.repeats,
                 "n_prompts": len(self.prompts),
-                "prompts_sha256": record.fingerprint([prompt.text for prompt in self.prompts]),
+                "prompts_sha256": files.fingerprint([prompt.text for prompt in self.prompts]),
                 "seed": self.seed,
                 "top_k": self.setup.sampling.top_k,
                 "top_p": self.setup.sampling.top_p,

@@ -4,19 +4,22 @@ A sweep is a list of points. Each point is a row like those of a comparison, wit
 turns as all others wherever one run can hold them.
 """
 
+import operator
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from draft_models import ModelDrafter
 from speclab.drafts.oracle import FreeOracleDrafter, OracleDraft
-from speclab.lab import degraded_drafts
 from speclab.lab.acceptance_chances import CostTable, calibrated
 from speclab.lab.comparison import build_rows, explained, measure_and_judge
 from speclab.lab.harness import STOPS, Measurement, is_model, keeping, stopped
 from speclab.lab.run_config import RunConfig
+from speclab.lab.training import degraded_drafts
 from speclab.models import loading
 from speclab.models.prompts import Prompt
+from speclab.records.rows import Point, Row
+from speclab.records.runs import SweepRun
 from speclab.records.samples import BASELINE, BASELINE_REPEAT, Arm
 from speclab.system.errors import UsageProblem
 from speclab.system.terminal import note
@@ -25,24 +28,25 @@ from speclab.theory import attribution
 TRAINING_SECONDS = 20.0
 
 
-def measured(config: RunConfig, name: str) -> tuple[dict, Measurement]:
+def measured(config: RunConfig, name: str) -> tuple[SweepRun, Measurement]:
     """Run one sweep.  -> its record, what it is made from"""
     points, facts, found = SWEEPS[name].points(config)
     lowest = config.temperatures[0]
     floor = attribution.noise_floor(found.of(BASELINE, lowest), found.of(BASELINE_REPEAT, lowest))
-    return {
+    sweep = SweepRun(
         **config.head(found),
-        "sweep": name,
-        "facts": facts,
-        "correctness": found.correctness,
-        "noise": [{"temperature": lowest, **floor}] if floor else [],
-        "points": points,
-    }, found
+        sweep=name,
+        facts=facts,
+        correctness=found.correctness,
+        noise=[floor] if floor else [],
+        points=points,
+    )
+    return sweep, found
 
 
 # --- what each sweep runs -------------------------------------------------------------------------------------------
 
-Points = tuple[list[dict], dict, Measurement]
+Points = tuple[list[Point], dict, Measurement]
 
 
 def _rows(
@@ -51,19 +55,19 @@ def _rows(
     prompts: list[Prompt] | None = None,
     max_new_tokens: int | None = None,
     title: str = "measuring",
-) -> tuple[list[dict], Measurement]:
+) -> tuple[list[Row], Measurement]:
     """Rows of a small comparison, checked, and calibrated in its own turns."""
     tools = config.instruments(arms)
     bench, found = measure_and_judge(config, arms, tools, prompts, max_new_tokens, title)
     return explained(found, lambda costs: build_rows(config, bench, found, costs, prompts)), found
 
 
-def _points(rows: list[dict], x: Callable[[dict], float | str], series: Callable[[dict], str]) -> list[dict]:
-    return [{**row, "x": x(row), "series": series(row)} for row in rows if row["draft"]]
+def _points(rows: list[Row], x: Callable[[Row], float | str], series: Callable[[Row], str]) -> list[Point]:
+    return [Point(**vars(row), x=x(row), series=series(row)) for row in rows if row.draft]
 
 
-def _of_all(rows: list[dict]) -> list[dict]:
-    return [row for row in rows if row["prompt_kind"] == "all"]
+def _of_all(rows: list[Row]) -> list[Row]:
+    return [row for row in rows if row.prompt_kind == "all"]
 
 
 def _one_run(x: str, series: str = "method", kinds: bool = False) -> Callable[[RunConfig], Points]:
@@ -71,7 +75,7 @@ def _one_run(x: str, series: str = "method", kinds: bool = False) -> Callable[[R
 
     def points(config: RunConfig) -> Points:
         rows, found = _rows(config, config.arms())
-        return _points(rows if kinds else _of_all(rows), lambda r: r[x], lambda r: r[series]), {}, found
+        return _points(rows if kinds else _of_all(rows), operator.attrgetter(x), operator.attrgetter(series)), {}, found
 
     return points
 
@@ -94,15 +98,15 @@ def _acceptance(config: RunConfig) -> Points:
     tools = {name: lengths for name, lengths in config.instruments(arms).items() if name in calibrated_by.values()}
     bench, found = measure_and_judge(replace(config, temperatures=[0.0]), arms, tools)
 
-    def made(measured_costs: CostTable) -> list[dict]:
+    def made(measured_costs: CostTable) -> list[Row]:
         costs = {(name, 0.0): measured_costs[calibrated_by[series(name)], 0.0] for name in dials if measured_costs}
         return build_rows(config, bench, found, costs)
 
     rows = _of_all(explained(found, made))
-    return _points(rows, lambda r: dials[r["draft"]].accuracy, lambda r: series(r["draft"])), {}, found
+    return _points(rows, lambda r: dials[r.draft].accuracy, lambda r: series(r.draft)), {}, found
 
 
-def _by_size(sizes: list[int], run: Callable[[int], tuple[list[dict], Measurement]]) -> tuple[list[dict], Measurement]:
+def _by_size(sizes: list[int], run: Callable[[int], tuple[list[Row], Measurement]]) -> tuple[list[Point], Measurement]:
     """One run after the other. What is done is kept when one is stopped, as long as that is anything."""
     points, found = [], Measurement()
     for n in sizes:
@@ -114,7 +118,7 @@ def _by_size(sizes: list[int], run: Callable[[int], tuple[list[dict], Measuremen
             note(f"{stopped(stop)}; the points before {n} are complete")
             found.stop = stop
             break
-        points += _points(_of_all(rows), lambda r, n=n: n, lambda r: r["method"])
+        points += _points(_of_all(rows), lambda r, n=n: n, lambda r: r.method)
         _merge(found, part)
         if part.interrupted:
             break
@@ -140,7 +144,7 @@ def _context(config: RunConfig) -> Points:
         )
     prices = []
 
-    def run(n: int) -> tuple[list[dict], Measurement]:
+    def run(n: int) -> tuple[list[Row], Measurement]:
         rows, part = _rows(config, config.arms(), stretched(config.prompts, n), title=f"{n} tokens of context")
         with keeping(part, "the measurements are complete, their costs are not"):
             prices.extend(
@@ -180,8 +184,8 @@ def _mismatch(config: RunConfig) -> Points:
     }
     config.drafters = {name: ModelDrafter(config.setup.cached(model, vocab)) for name, model in models.items()}
     rows, found = _rows(config, config.arms())
-    points = _points(_of_all(rows), lambda r: r["method"], lambda r: "draft")
-    points.sort(key=lambda p: -(p["acceptance_rate"] or 0))
+    points = _points(_of_all(rows), lambda r: r.method, lambda r: "draft")
+    points.sort(key=lambda p: -(p.acceptance_rate or 0))
     return points, {"training": facts}, found
 
 

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,6 +36,8 @@ from speclab.learner.ask import Steps, ask, ask_finite, ask_whole, finite, short
 from speclab.models.cached import CachedModel, tokens_to_keep
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
+from speclab.records.rows import Row
+from speclab.records.runs import LearnerPrediction
 from speclab.theory.losslessness import judge_divergence
 
 # What an exercise decides in a run, in words.
@@ -159,7 +160,7 @@ class Learner:
         what = f"WRONG TEXT: at new token {position} the baseline has {expected} and this run {given}"
         return False, f"{what}; decided by {self.package} {', '.join(map(str, self.modules))}"
 
-    def predicted(self, row: dict[str, Any], rounds: list[tuple[int, int]]) -> dict[str, Any]:
+    def predicted(self, row: Row, rounds: list[tuple[int, int]]) -> LearnerPrediction:
         """Exercise 5 on a row of a comparison and its (drafted, accepted) rounds.
 
         -> which row it is, the learner's alpha and speedup; None where nothing was tested or nothing calibrated
@@ -167,11 +168,12 @@ class Learner:
         learner, alpha, speedup = self.modules[5], None, None
         if any(drafted for drafted, _ in rounds):
             alpha = ask_finite(5, learner.acceptance_rate, rounds)
-        k, costs = row["draft_length"], [row[name] for name in ("draft_cost", "verify_cost", "overhead")]
+        k, costs = row.draft_length, (row.draft_cost, row.verify_cost, row.overhead)
         if alpha is not None and None not in costs:
             speedup = ask_finite(5, learner.predicted_speedup, alpha, k, *costs)
-        key = {name: row[name] for name in ("method", "draft_length", "temperature")}
-        return {**key, "acceptance_rate": alpha, "speedup": speedup}
+        return LearnerPrediction(
+            method=row.method, draft_length=k, temperature=row.temperature, acceptance_rate=alpha, speedup=speedup
+        )
 
     def best_length(
         self, alpha: float, draft_cost: float, verify_cost: Callable[[int], float], overhead: float, longest: int

@@ -6,8 +6,8 @@ python optimized_speculative.py --trace-shapes --impl exercises       # beside w
 
 from transformers import PreTrainedTokenizerBase
 
-from speclab.lab.shapes import MEANINGS, RoundShapes, Shapes
-from speclab.present.report import table
+from speclab.lab.tracing.shapes import MEANINGS, RoundShapes, Shapes
+from speclab.present.tables import table
 
 
 def tables(round_: RoundShapes, tokenizer: PreTrainedTokenizerBase) -> str:

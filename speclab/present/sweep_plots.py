@@ -1,6 +1,6 @@
 """The pictures of the sweeps: measured values are markers with intervals, predictions lines, the line at 1 is no gain.
 
-Every function takes a sweep with points and gives a figure; speclab/present/sweep_views.py signs and saves it.
+Every function takes a sweep with points and returns a figure; speclab/present/sweep_views.py signs and saves it.
 """
 
 from collections.abc import Callable
@@ -8,95 +8,58 @@ from collections.abc import Callable
 import numpy as np
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from speclab.present.plots import COLOURS, HATCHES, MARKERS, STYLES, error_bars, markers, panels
-from speclab.present.words import short_names
-from speclab.theory import curves as facts
-from speclab.theory.curves import decoding, end_to_end
+from speclab.present import figures
+from speclab.present.figures import COLOURS, MARKERS, STYLES, colour, line, no_gain, note
+from speclab.present.tables import interval, number, short_names
+from speclab.theory import curves
+from speclab.theory.curves import Value, decoding, end_to_end
 from speclab.theory.formulas import book_formula
 
-SPEEDUP = "speedup over the baseline (decoding)"
 NAME_WIDTH = 16  # of a draft's name in a legend
 BOOK = "book, 1/(1-α+α/k)"
 
 
-def _panels(n: int, width: float = 4.6, height: float = 4.2) -> tuple:
+def _panels(n: int, width: float = 4.6, height: float = 4.2, **shared) -> tuple:
     """n axes of this width.  -> figure, list of axes"""
-    return panels(n, max(6.4, width * n), height)
+    return figures.panels(n, max(6.4, width * n), height, **shared)
 
 
 def _labeller(sweep: dict) -> Callable[[dict], str]:
-    """As in sentences, but no longer than a legend bears."""
-    label = facts.labeller(sweep)
-    short = short_names([label(p) for p in sweep["points"]], NAME_WIDTH)
+    """The name of a point's curve, no longer than a legend bears."""
+    label = curves.labeller(sweep)
+    short = short_names([label(point) for point in sweep["points"]], NAME_WIDTH)
     return lambda point: short[label(point)]
 
 
 def _curves(sweep: dict) -> dict[str, list[dict]]:
     label = _labeller(sweep)
-    return {label(points[0]): points for points in facts.curves(sweep).values()}
+    return {label(points[0]): points for points in curves.curves(sweep).values()}
 
 
-def _colour(i: int) -> str:
-    return COLOURS[i % len(COLOURS)]
-
-
-def _once(points: list[dict]) -> list[dict]:
-    """The same points, each of them once."""
-    return list({id(p): p for p in points}.values())
-
-
-def _measured(
-    axis, points: list[dict], i: int, label: str, x: Callable = lambda p: p["x"], value: Callable = decoding, **look
-) -> None:
+def _measured(axis, points: list[dict], i: int, label: str | None, xs: list[float], value=decoding, **look) -> None:
     look = {"markersize": 5, "capsize": 2, "linewidth": 1} | look
-    markers(axis, [x(p) for p in points], [value(p) for p in points], i, label, **look)
+    figures.markers(axis, xs, [value(point) for point in points], i, label, **look)
 
 
-def _predicted(
-    axis, points: list[dict], key: str, style: str, colour: str, label: str, x: Callable = lambda p: p["x"], **look
-) -> None:
-    known = [p for p in points if p[key] is not None]
-    if known:
-        look = {"linewidth": 1.4} | look
-        axis.plot([x(p) for p in known], [p[key] for p in known], style, color=colour, label=label, **look)
+def _note_ends(axis, xs: list[float], values: list[Value], below: bool = False) -> None:
+    """Print the best value and those of both ends, above their intervals or below."""
+    best = max(range(len(values)), key=lambda place: values[place].value)
+    for place in {0, best, len(values) - 1}:
+        edge = values[place].low if below else values[place].high
+        height = values[place].value if edge is None else edge
+        note(axis, xs[place], height, f"{values[place].value:.2f}", -12 if below else 4)
 
 
-def _note(axis, x: float, y: float, text: str, up: float = 7, right: float = 0, **more) -> None:
-    box = {"boxstyle": "round,pad=0.05", "fc": "white", "ec": "none"}
-    more = {"ha": "center", "fontsize": 7.5, "bbox": box, "zorder": 5} | more
-    axis.annotate(text, (x, y), (right, up), textcoords="offset points", **more)
-
-
-def _note_ends(
-    axis, points: list[dict], x: Callable = lambda p: p["x"], value: Callable = decoding, below: bool = False, **more
-) -> None:
-    """Print the values of the best and of both ends, above their intervals or below."""
-    top = max(points, key=lambda p: value(p).value)
-    for point in _once([points[0], top, points[-1]]):
-        number = value(point)
-        edge = (number.low if below else number.high) or number.value
-        _note(axis, x(point), edge, f"{number.value:.2f}", -12 if below else 4, **more)
-
-
-def _note_beside(axis, points: list[dict], i: int) -> None:
+def _note_beside(axis, xs: list[float], ys: list[float], color: str) -> None:
     """Print the values at both ends of a curve outside of it, where no other curve's interval is."""
-    for point, side in ((points[0], -1), (points[-1], 1))[: len(points)]:
-        look = {"ha": "left" if side > 0 else "right", "va": "center", "color": _colour(i)}
-        _note(axis, point["x"], point["speedup"], f"{point['speedup']:.2f}", 0, 6 * side, **look)
+    note(axis, xs[0], ys[0], f"{ys[0]:.2f}", 0, -6, ha="right", va="center", color=color)
+    if len(xs) > 1:
+        note(axis, xs[-1], ys[-1], f"{ys[-1]:.2f}", 0, 6, ha="left", va="center", color=color)
     axis.margins(x=0.12)
 
 
-def _forecast_and_measured(axis, points: list[dict], i: int, label: str) -> None:
-    """One of several curves of a panel."""
-    _predicted(axis, points, "forecast", STYLES[i % len(STYLES)], _colour(i), f"{label}, forecast")
-    _measured(axis, points, i, f"{label}, measured")
-    _note_beside(axis, points, i)
-
-
-def _finish(axis, x_label: str, y_label: str = SPEEDUP, one: bool = True, columns: int = 2) -> None:
-    """Labels, the line at 1, and the legend above the axis, where no line can cross it."""
-    if one:
-        axis.axhline(1, color="black", linewidth=1)
+def _finish(axis, x_label: str, y_label: str = figures.SPEEDUP, columns: int = 2) -> None:
+    """Labels, and the legend above the axis, where no line can cross it."""
     axis.set_xlabel(x_label)
     axis.set_ylabel(y_label)
     axis.margins(y=0.12)
@@ -110,222 +73,207 @@ def _ticks(axis, points: list[dict], log: bool = False) -> None:
     """A tick at every measured place."""
     if log:
         axis.set_xscale("log", base=2)
-    axis.xaxis.set_major_locator(FixedLocator(sorted({p["x"] for p in points})))
+    axis.xaxis.set_major_locator(FixedLocator(sorted({point["x"] for point in points})))
     axis.xaxis.set_minor_locator(NullLocator())
     axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    axis.tick_params(axis="x", labelsize=8)
 
 
 # --- one function for each sweep --------------------------------------------------------------------------------------
 
 
-def draft_length(sweep: dict):
-    curves = _curves(sweep)
-    figure, axes = _panels(len(curves))
-    for i, (axis, (label, points)) in enumerate(zip(axes, curves.items(), strict=True)):
-        _predicted(axis, points, "book_formula", ":", _colour(i), BOOK)
-        _predicted(axis, points, "forecast", "-", _colour(i), "forecast")
-        _measured(axis, points, i, f"{label}: measured")
-        _ticks(axis, points)
-        axis.tick_params(axis="x", labelsize=8)
-        _finish(axis, "draft length k")
-    _same_height(axes)
-    for axis, points in zip(axes, curves.values(), strict=True):
-        top = facts.best(points)
-        for point in [p for p in points if p is not top and (p is points[-1] or p["x"] == 0)]:
-            _note(axis, point["x"], point["speedup_low"] or point["speedup"], f"{point['speedup']:.2f}", -12)
-        if top:  # down where no interval is, so that it hides none
-            place = (top["x"], axis.get_ylim()[0])
-            bottom = top["speedup_low"] or top["speedup"]
-            axis.vlines(top["x"], place[1], bottom, color="#555555", linewidth=0.8, linestyle=STYLES[3])
-            _note(axis, *place, f"best: k = {top['x']}, {top['speedup']:.2f}", 5)
+def draft_length(sweep: dict) -> figures.Figure:
+    """Speedup against k, a panel for each draft, with the forecast and the book's formula."""
+
+    def book(axis, points: list[dict], i: int) -> None:
+        line(axis, points, "x", "book_formula", ":", colour(i), BOOK)
+        _note_ends(axis, [point["x"] for point in points], [decoding(point) for point in points], below=True)
+
+    return _panel_for_each_draft(sweep, book, "draft length k")
+
+
+def output_length(sweep: dict) -> figures.Figure:
+    """Speedup against the number of new tokens, without and with prefill, a panel for each draft."""
+
+    def with_prefill(axis, points: list[dict], i: int) -> None:
+        xs = [point["x"] * 1.08 for point in points]  # beside the other marker, so that neither hides an interval
+        look = {"markerfacecolor": "white", "linestyle": "none"}
+        _measured(axis, points, i, "end to end", xs, end_to_end, **look)
+        _note_ends(axis, [point["x"] for point in points], [decoding(point) for point in points])
+        _note_ends(axis, xs, [end_to_end(point) for point in points], below=True)
+
+    return _panel_for_each_draft(sweep, with_prefill, "new tokens", log=True)
+
+
+def _panel_for_each_draft(sweep: dict, more: Callable, x_label: str, log: bool = False) -> figures.Figure:
+    """Measured speedups and the forecast of decoding; `more` adds what else a panel shows."""
+    by_name = _curves(sweep)
+    figure, axes = _panels(len(by_name), sharey=True)
+    for i, (axis, (label, points)) in enumerate(zip(axes, by_name.items(), strict=True)):
+        line(axis, points, "x", "forecast", "-", colour(i), "forecast of decoding")
+        _measured(axis, points, i, f"{label}: decoding", [point["x"] for point in points])
+        more(axis, points, i)
+    for axis in axes:  # after all of them are drawn: they share one scale
+        _ticks(axis, sweep["points"], log)
+        no_gain(axis)
+        _finish(axis, x_label, "speedup over the baseline")
     return figure
 
 
-def _same_height(axes: list) -> None:
-    low, high = zip(*(axis.get_ylim() for axis in axes), strict=True)
-    for axis in axes:
-        axis.set_ylim(min(low), max(high))
-
-
-def acceptance(sweep: dict):
-    curves = {label: facts.by_acceptance(points) for label, points in _curves(sweep).items()}
-    curves = {label: points for label, points in curves.items() if points}
-    figure, axes = _panels(max(1, len(curves)), width=6.4, height=4.6)
-    for axis, (label, points) in zip(axes, curves.items(), strict=False):
+def acceptance(sweep: dict) -> figures.Figure:
+    """Speedup against alpha, a panel for each price of drafting, with every prediction."""
+    by_name = {label: curves.by_acceptance(points) for label, points in _curves(sweep).items()}
+    by_name = {label: points for label, points in by_name.items() if points}
+    figure, axes = _panels(max(1, len(by_name)), width=6.4, height=4.6)
+    for axis, (label, points) in zip(axes, by_name.items(), strict=False):
         _acceptance_panel(axis, points)
-        if len(curves) > 1:
-            axis.text(0.02, 0.97, label, transform=axis.transAxes, ha="left", va="top", fontsize=11)
+        axis.text(0.02, 0.97, label, transform=axis.transAxes, ha="left", va="top", fontsize=11)
     return figure
 
 
 def _acceptance_panel(axis, points: list[dict]) -> None:
-    def alpha(point: dict) -> float:
-        return point["acceptance_rate"]
-
-    k, grid = points[0]["draft_length"], np.linspace(alpha(points[0]), alpha(points[-1]), 200)
-    for found in facts.agreements(points):
-        axis.axvspan(found.low, found.high, color=COLOURS[4], alpha=0.3, linewidth=0)
-        words = f"book within {facts.NEAR:.0%}:\nα = {found.low:.2f} to {found.high:.2f}"
-        if found.omega is not None:
-            words += f"\nω = {found.omega:.2f}, ω* = {found.omega_star:.2f}"
-        place = (max((found.low + found.high) / 2, 0.12), 0.72)  # above the curves, right of the axis
-        axis.text(*place, words, transform=axis.get_xaxis_transform(), ha="center", va="bottom", fontsize=7.5)
-    book = [book_formula(float(a), k) for a in grid]
+    alphas, k = [point["acceptance_rate"] for point in points], points[0]["draft_length"]
+    fair = ", ".join(f"{alpha:.2f}" for alpha in curves.fair_prices(points))
+    for low, high in curves.near_book(points):
+        axis.axvspan(low, high, color=COLOURS[4], alpha=0.3, linewidth=0)
+        text = f"book within {curves.NEAR:.0%}:\nα = {interval(low, high)}" + f"\nω = ω* at α = {fair}" * bool(fair)
+        place = (max((low + high) / 2, 0.12), 0.72)  # above the curves, right of the axis
+        axis.text(*place, text, transform=axis.get_xaxis_transform(), ha="center", va="bottom", fontsize=7.5)
+    grid = np.linspace(alphas[0], alphas[-1], 200)
+    book = [book_formula(float(alpha), k) for alpha in grid]
     axis.plot(grid, book, STYLES[3], color=COLOURS[1], linewidth=1.8, label=BOOK)
-    _predicted(axis, points, "leviathan", STYLES[2], COLOURS[3], "Leviathan, with c", alpha)
+    line(axis, points, "acceptance_rate", "leviathan", STYLES[2], COLOURS[3], "Leviathan, with c")
     # The last two nearly coincide: a broad line under a narrow one.
-    _predicted(axis, points, "forecast", STYLES[0], COLOURS[5], "forecast", alpha, linewidth=3, alpha=0.6)
-    _predicted(axis, points, "cost_model", STYLES[1], COLOURS[2], "cost model", alpha)
-    _measured(axis, points, 0, f"measured, k = {k}", alpha)
-    _note_ends(axis, points, alpha)
-    even = facts.break_even(points)
+    line(axis, points, "acceptance_rate", "forecast", STYLES[0], COLOURS[5], "forecast", linewidth=3, alpha=0.6)
+    line(axis, points, "acceptance_rate", "cost_model", STYLES[1], COLOURS[2], "cost model")
+    _measured(axis, points, 0, f"measured, k = {k}", alphas)
+    _note_ends(axis, alphas, [decoding(point) for point in points])
+    even = curves.break_even(points)
     if even:
-        axis.plot(even[0], 1, "|", color="black", markersize=14)
-        axis.annotate(f"break-even: α = {even[0]:.2f}", (even[0], 1), (9, -16), textcoords="offset points", fontsize=8)
+        axis.plot(even.value, 1, "|", color="black", markersize=14)
+        note(axis, even.value, 1, f"break-even: α = {even.value:.2f}", -16, 9, ha="left", fontsize=8)
+    no_gain(axis)
     _finish(axis, "acceptance rate α, as measured", columns=3)
 
 
-def temperature(sweep: dict):
+def temperature(sweep: dict) -> figures.Figure:
+    """Speedup and acceptance against the sampling temperature."""
     figure, (left, right) = _panels(2)
     for i, (label, points) in enumerate(_curves(sweep).items()):
         _forecast_and_measured(left, points, i, label)
-        known = [p for p in points if p["acceptance_rate"] is not None]
-        rates = [p["acceptance_rate"] for p in known]
-        right.plot([p["x"] for p in known], rates, MARKERS[i % len(MARKERS)], color=_colour(i), label=label)
-        for point in _once(known[:1] + known[-1:]):
-            _note(right, point["x"], point["acceptance_rate"], f"{point['acceptance_rate']:.2f}", 6, color=_colour(i))
-    for axis in (left, right):
-        _ticks(axis, sweep["points"])
-    _finish(left, "temperature T")
-    _finish(right, "temperature T", "acceptance rate α", one=False)
+        _column(right, points, "acceptance_rate", i, label)
+    _finish_both(sweep, left, right, "temperature T", "acceptance rate α")
     right.set_ylim(0, 1)
     return figure
 
 
-def output_length(sweep: dict):
-    curves = _curves(sweep)
-    figure, axes = _panels(len(curves))
-    for i, (axis, (label, points)) in enumerate(zip(axes, curves.items(), strict=True)):
-        _predicted(axis, points, "forecast", "-", _colour(i), "forecast of decoding")
-        # Side by side, so that neither interval hides the other.
-        _measured(axis, points, i, f"{label}: decoding", x=lambda p: p["x"] / 1.04)
-        look = {"markerfacecolor": "white", "linestyle": "none"}
-        _measured(axis, points, i, "with the prompt", x=lambda p: p["x"] * 1.04, value=end_to_end, **look)
-        _note_ends(axis, points, x=lambda p: p["x"] / 1.04)
-        _note_ends(axis, points, x=lambda p: p["x"] * 1.04, value=end_to_end, below=True)
-        _ticks(axis, points, log=True)
-        _finish(axis, "new tokens", "speedup over the baseline")
-    _same_height(axes)
-    return figure
-
-
-def context(sweep: dict):
+def context(sweep: dict) -> figures.Figure:
+    """Speedup, and the cost of a decode step and of verifying, against the prompt's length."""
     figure, (left, right) = _panels(2)
-    curves = _curves(sweep)
-    for i, (label, points) in enumerate(curves.items()):
+    by_name = _curves(sweep)
+    for i, (label, points) in enumerate(by_name.items()):
         _forecast_and_measured(left, points, i, label)
-        known = [p for p in points if p["verify_cost"] is not None]
-        verify = [p["verify_cost"] for p in known]
-        look = {"color": _colour(i), "markersize": max(4, 9 - 4 * i), "fillstyle": "full" if i else "none"}
-        right.plot([p["x"] for p in known], verify, MARKERS[i % len(MARKERS)], label=f"v, {label}", **look)
-        for point in _once(known[:1] + known[-1:]):
-            _note(right, point["x"], point["verify_cost"], f"{point['verify_cost']:.2f}")
-    points = next(iter(curves.values()))
-    steps = [facts.step_seconds(p) / facts.step_seconds(points[0]) for p in points]
-    first = facts.step_seconds(points[0]) * 1e3
-    name = f"t_1, in units of {first:.2f} ms"
-    right.plot([p["x"] for p in points], steps, MARKERS[-1], color="black", label=name)
-    _note(right, points[-1]["x"], steps[-1], f"{steps[-1]:.2f}")
-    for axis in (left, right):
-        _ticks(axis, sweep["points"], log=True)
-    _finish(left, "tokens of the prompt")
-    _finish(right, "tokens of the prompt", "cost of a step and of verifying")
+        _column(right, points, "verify_cost", i, f"v, {label}")
+    points = next(iter(by_name.values()))
+    first = curves.step_seconds(points[0])
+    steps = [point | {"step": curves.step_seconds(point) / first} for point in points]
+    _column(right, steps, "step", 6, f"t_1, in units of {first * 1e3:.2f} ms")
+    _finish_both(sweep, left, right, "tokens of the prompt", "cost of a step and of verifying", log=True)
     return figure
 
 
-def draft_kind(sweep: dict):
+def _forecast_and_measured(axis, points: list[dict], i: int, label: str) -> None:
+    """One of several curves of a panel."""
+    xs = [point["x"] for point in points]
+    line(axis, points, "x", "forecast", STYLES[i % len(STYLES)], colour(i), f"{label}, forecast")
+    _measured(axis, points, i, f"{label}, measured", xs)
+    _note_beside(axis, xs, [point["speedup"] for point in points], colour(i))
+
+
+def _column(axis, points: list[dict], key: str, i: int, label: str) -> None:
+    """One column of the points as markers without intervals."""
+    known = [point for point in points if point[key] is not None]
+    if known:
+        line(axis, known, "x", key, MARKERS[i % len(MARKERS)], colour(i), label, linestyle="none", fillstyle="none")
+        _note_beside(axis, [point["x"] for point in known], [point[key] for point in known], colour(i))
+
+
+def _finish_both(sweep: dict, left, right, x_label: str, y_label: str, log: bool = False) -> None:
+    for axis in (left, right):
+        _ticks(axis, sweep["points"], log)
+    no_gain(left)
+    _finish(left, x_label)
+    _finish(right, x_label, y_label)
+
+
+def draft_kind(sweep: dict) -> figures.Figure:
+    """Speedup of each draft on each kind of prompt."""
     label, points = _labeller(sweep), sweep["points"]
-    kinds, names = (list(dict.fromkeys(f(p) for p in points)) for f in (lambda p: p["series"], label))
-    figure, (axis,) = _panels(1, width=1.6 * len(kinds) + 0.35 * len(kinds) * len(names))
-    width = 0.8 / len(names)
-    for i, name in enumerate(names):
-        mine = [p for p in points if label(p) == name]
-        places = [kinds.index(p["series"]) + (i - (len(names) - 1) / 2) * width for p in mine]
-        values = [decoding(p) for p in mine]
-        look = {"color": _colour(i), "hatch": HATCHES[i % len(HATCHES)], "edgecolor": "white", "capsize": 3}
-        axis.bar(places, [v.value for v in values], width, yerr=error_bars(values), label=name, **look)
-        for place, value in zip(places, values, strict=True):
-            _note(axis, place, 0, f"{value.value:.2f}", 4)
+    kinds = list(dict.fromkeys(point["series"] for point in points))
+    series: dict[str, dict[int, Value]] = {}
+    for point in points:
+        series.setdefault(label(point), {})[kinds.index(point["series"])] = decoding(point)
+    figure, (axis,) = _panels(1, width=1.6 * len(kinds) + 0.35 * len(kinds) * len(series))
+    figures.grouped_bars(axis, series, lambda value: f"{value:.2f}", at_top=False, size=7.5)
     axis.set_xticks(range(len(kinds)), kinds)
+    no_gain(axis)
     _finish(axis, "kind of prompt", columns=4)
     return figure
 
 
-def mismatch(sweep: dict):
+def mismatch(sweep: dict) -> figures.Figure:
+    """Speedup of each draft, and what a round makes against what it costs."""
     label, points = _labeller(sweep), sweep["points"]
-    figure, (left, right) = _panels(2, width=4.9, height=1.6 + 0.45 * len(points))
-    rows, values = range(len(points)), [decoding(p) for p in points]
-    slower = [v.value < 1 for v in values]
-    look = {"edgecolor": "white", "height": 0.7, "capsize": 3, "xerr": error_bars(values)}
-    bars = left.barh(rows, [v.value for v in values], color=[COLOURS[1 if s else 0] for s in slower], **look)
-    for bar, loses in zip(bars, slower, strict=True):
-        bar.set_hatch("//" if loses else "")
-    for row, (point, value) in enumerate(zip(points, values, strict=True)):
-        word = {"faster": "", "slower": ", slower", "unclear": ", unclear"}[facts.verdict(point)]
-        box = {"boxstyle": "round,pad=0.1", "fc": "white", "ec": "none"}
-        left.text(0.03, row, f"{value.value:.2f}x{word}", va="center", fontsize=8, bbox=box)
-    alphas = ["-" if p["acceptance_rate"] is None else f"{p['acceptance_rate']:.2f}" for p in points]
-    left.set_yticks(rows, [f"{label(p)}\nα = {a}" for p, a in zip(points, alphas, strict=True)], fontsize=8)
-    left.axvline(1, color="black", linewidth=1)
-    left.set_xlabel(SPEEDUP)
-    made = [p["tokens_per_round"] for p in points]
-    right.plot(made, rows, MARKERS[0], color=COLOURS[0], label="tokens a round makes, τ")
-    paid = [(facts.round_cost(p), row) for row, p in enumerate(points) if facts.round_cost(p) is not None]
-    right.plot(*zip(*paid, strict=True), MARKERS[1], color=COLOURS[1], label="decode steps it costs") if paid else None
-    for row, tau in enumerate(made):
-        _note(right, tau, row, f"{tau:.2f}")
-    right.set_yticks(rows, [])
-    right.set_xlim(left=0)
-    right.set_xlabel("tokens and decode steps per round")
-    right.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
+    figure, (left, right) = _panels(2, width=5.6)
+    names = [f"{label(point)}\nα = {number(point['acceptance_rate'])}\n{curves.verdict(point)}" for point in points]
+    speedups = {place: decoding(point) for place, point in enumerate(points)}
+    figures.grouped_bars(
+        left, {"measured, with its 95 % interval": speedups}, lambda value: f"{value:.2f}", at_top=False, size=7.5
+    )
+    made = {place: _exactly(point["tokens_per_round"]) for place, point in enumerate(points)}
+    costs = {place: curves.round_cost(point) for place, point in enumerate(points)}
+    paid = {place: _exactly(cost) for place, cost in costs.items() if cost is not None}
+    rounds = {"tokens a round makes, τ": made, "decode steps it costs": paid}
+    figures.grouped_bars(right, rounds, lambda value: f"{value:.2f}")
     for axis in (left, right):
-        axis.set_ylim(len(points) - 0.5, -0.7)  # the best one on top
+        axis.set_xticks(range(len(points)), names, fontsize=7)
+    no_gain(left)
+    _finish(left, "draft")
+    _finish(right, "draft", "tokens and decode steps per round")
     return figure
 
 
-def definitions(sweep: dict):
-    figure, (left, right) = _panels(2, width=5.2)
-    curves = {name: [p for p in points if facts.survival(p)] for name, points in _curves(sweep).items()}
-    curves = {name: points for name, points in curves.items() if points}
-    width = 0.8 / max(1, len(curves))
-    for i, (name, points) in enumerate(curves.items()):
-        shares = facts.survival(points[-1])
-        places = [n + 1 + (i - (len(curves) - 1) / 2) * width for n in range(len(shares))]
-        look = {"color": _colour(i), "hatch": HATCHES[i % len(HATCHES)], "edgecolor": "white"}
-        left.bar(places, shares, width, label=f"{name}, k = {points[-1]['x']}", **look)
-        for place, share in zip(places, shares, strict=True):
-            _note(left, place, share, f"{share:.2f}", 2, fontsize=6.5 if len(shares) <= 8 else 5, bbox=None)
+def _exactly(value: float) -> Value:
+    """A number without an interval."""
+    return Value(value, None, None)
+
+
+def definitions(sweep: dict) -> figures.Figure:
+    """How long accepted drafts are, and the book's formula fed with each number that is called acceptance."""
+    figure, (left, right) = _panels(2, width=5.6)
+    label, points = _labeller(sweep), [point for point in sweep["points"] if curves.survival(point)]
+    longest = {label(point): curves.survival(point) for point in sorted(points, key=lambda point: point["x"])}
+    survival = {name: dict(enumerate(map(_exactly, shares), 1)) for name, shares in longest.items()}
+    figures.grouped_bars(left, survival, lambda share: f"{share:.2f}", size=5)
     left.xaxis.get_major_locator().set_params(integer=True)
-    _finish(left, "position i in the draft", "A_i, share of rounds with i or more accepted", one=False)
-    _fed(right, curves)
+    _finish(left, "position i in the longest draft", "A_i, share of rounds with i or more accepted")
+    bars: dict[str, dict[int, Value]] = {"measured": {i: decoding(point) for i, point in enumerate(points)}}
+    for key in "αfs":
+        bars[f"book fed with {key}"] = {i: _exactly(curves.book_fed(point)[key]) for i, point in enumerate(points)}
+    figures.grouped_bars(right, bars, lambda value: f"{value:.1f}", size=5)
+    right.set_xticks(range(len(points)), [f"{label(point)}\nk={point['x']}" for point in points], fontsize=7)
+    no_gain(right)
+    _finish(right, "draft")
     return figure
 
 
-def _fed(axis, curves: dict[str, list[dict]]) -> None:
-    """Measured speedups as markers, and what the book's formula says when fed with α, f and s as short lines."""
-    places, place = [], 0
-    feeds = {"α": COLOURS[3], "s": COLOURS[2], "f": COLOURS[5]}
-    for i, (name, points) in enumerate(curves.items()):
-        for point in points:
-            for (key, colour), style in zip(feeds.items(), STYLES[:3], strict=True):
-                said = facts.book_fed(point).get(key)
-                known = f"book fed with {key}" if not places else None
-                axis.hlines([said] if said else [], place - 0.4, place + 0.4, colour, style, linewidth=2, label=known)
-            _measured(axis, [point], i, f"{name}, measured" if point is points[0] else None, x=lambda _, at=place: at)
-            _note(axis, place, point["speedup_low"] or point["speedup"], f"{point['speedup']:.2f}", -12)
-            places.append((place, f"k={point['x']}"))
-            place += 1
-        place += 0.5
-    if places:
-        axis.set_xticks(*zip(*places, strict=True), fontsize=8)
-    _finish(axis, "draft length", columns=3)
+PICTURES: dict[str, Callable[[dict], figures.Figure]] = {
+    "draft-length": draft_length,
+    "acceptance": acceptance,
+    "temperature": temperature,
+    "output-length": output_length,
+    "context": context,
+    "draft-kind": draft_kind,
+    "mismatch": mismatch,
+    "definitions": definitions,
+}

@@ -1,5 +1,6 @@
 """What is measured: ways to decode, and everything that one of them did with one prompt."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from speclab.core.counts import Counts
@@ -15,14 +16,17 @@ class Arm:
 
     @property
     def speculative(self) -> bool:
+        """Whether a draft is used."""
         return self.draft is not None
 
     @property
     def label(self) -> str:
+        """What tables and checks call it."""
         return f"{self.method} k={self.draft_length}" if self.speculative else self.method
 
 
 BASELINE, BASELINE_REPEAT, GENERATE = Arm("baseline"), Arm("baseline again"), Arm("generate")
+LIBRARY = ("generate", "assisted", "lookup")  # methods of the arms that the library decodes
 
 
 @dataclass
@@ -46,7 +50,7 @@ class Sample:
         decode: float,
         tokens: list[int],
         counts: Counts | None = None,
-        rounds: list[tuple[int, int]] = (),
+        rounds: Sequence[tuple[int, int]] = (),
     ) -> None:
         """Book one more decoding; without `counts` it made one pass for every token."""
         self.prefill.append(prefill)
@@ -65,8 +69,10 @@ class Sample:
 
     @property
     def prefill_seconds(self) -> float:
+        """Of all repeats."""
         return sum(self.prefill)
 
     @property
     def decode_seconds(self) -> float:
+        """Of all repeats."""
         return sum(self.decode)

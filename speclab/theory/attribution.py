@@ -11,7 +11,10 @@ those of speclab/theory/costs.py, expectations those of speclab/theory/forecast.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from typing import Any, Literal
 
+from speclab.records.rows import Row, Rung
+from speclab.records.runs import Noise
 from speclab.records.samples import Sample
 from speclab.theory.costs import Costs, catch_ups
 from speclab.theory.forecast import Chances, Cost, forecast
@@ -124,11 +127,11 @@ def round_cost(costs: Costs, n_prompt: int) -> Cost:
     return lambda n_drafted, state: costs.round_seconds(n_drafted, n_prompt + state - 1)
 
 
-def explained(row: dict, part: Part) -> dict:
-    """What the prices add to a measured row: costs in decode steps, predictions, ladder."""
+def explained(row: Row, part: Part) -> dict[str, Any]:
+    """Fields that the prices add to a measured row: costs in decode steps, predictions, ladder."""
     step = part.baseline / part.n_tokens
     accounting = part.baseline / (part.draft + part.verify + part.overhead)
-    added = {
+    added: dict[str, Any] = {
         "draft_cost": part.draft / part.n_drafted / step if part.n_drafted else None,
         "verify_cost": part.verify / part.n_rounds / step,
         "overhead": part.overhead / part.n_rounds / step,
@@ -136,7 +139,7 @@ def explained(row: dict, part: Part) -> dict:
         "forecast": part.baseline / part.expected,
         "forecast_tokens_per_round": part.n_tokens / part.expected_rounds,
     }
-    alpha, k = row["acceptance_rate"], row["draft_length"]
+    alpha, k = row.acceptance_rate, row.draft_length
     if alpha is None or not k:
         return added
     step = part.baseline_early / part.n_tokens
@@ -155,20 +158,20 @@ def explained(row: dict, part: Part) -> dict:
         part.baseline_early / part.expected_early,
         added["forecast"],
         accounting,
-        row["speedup"],
-        row["speedup_with_prefill"],
+        row.speedup,
+        row.speedup_with_prefill,
     )
     return added | {
         "leviathan": leviathan_speedup(alpha, k, added["draft_cost"]),
         "cost_model": cost_model,
-        "ladder": [{"name": name, "speedup": value} for name, value in zip(RUNGS, values, strict=True)],
+        "ladder": [Rung(name=name, speedup=value) for name, value in zip(RUNGS, values, strict=True)],
     }
 
 
 # --- noise ------------------------------------------------------------------------------------------------------------
 
 
-def noise_floor(baseline: list[Sample], again: list[Sample]) -> dict | None:
+def noise_floor(baseline: list[Sample], again: list[Sample]) -> Noise | None:
     """The baseline's time over its own second run on the same prompts: ratio and 95 % interval. None without one."""
     if not again or not baseline:
         return None
@@ -176,18 +179,23 @@ def noise_floor(baseline: list[Sample], again: list[Sample]) -> dict | None:
     pairs = [(ours[s.prompt_index], s.decode_seconds) for s in again]
     tops, bottoms = zip(*pairs, strict=True)
     low, high = ratio_interval(list(tops), list(bottoms)) or (None, None)
-    return {"ratio": sum(tops) / sum(bottoms), "low": low, "high": high}
+    return Noise(temperature=baseline[0].temperature, ratio=sum(tops) / sum(bottoms), low=low, high=high)
 
 
-def verdict(row: dict, floor: dict | None) -> str:
+def verdict(
+    speedup: float, low: float | None, high: float | None, repeat_noise: float | None, floor: Noise | None = None
+) -> Literal["faster", "unclear", "slower"]:
     """faster, slower, or unclear: the interval covers 1, or the speedup is no further from 1 than the baseline
-    may be from itself."""
-    low, high = row["speedup_low"], row["speedup_high"]
-    if low is None:  # fewer than three prompts: only the clock's noise is known, or nothing at all
-        margin = row["repeat_noise"]
-        low, high = (0.0, math.inf) if margin is None else (row["speedup"] - margin, row["speedup"] + margin)
-    known = floor is not None and floor["low"] is not None
-    own = max(abs(math.log(floor["low"])), abs(math.log(floor["high"]))) if known else 0.0
-    if low <= 1 <= high or abs(math.log(row["speedup"])) <= own:
+    may be from itself.
+
+    low, high: the speedup's 95 % interval, None with fewer than three prompts; then `repeat_noise`, half an interval
+    of the clock's noise alone, takes its place where it is known. floor: `noise_floor` of the run.
+    """
+    if low is None or high is None:
+        low, high = (0.0, math.inf) if repeat_noise is None else (speedup - repeat_noise, speedup + repeat_noise)
+    own = 0.0
+    if floor is not None and floor.low is not None and floor.high is not None:
+        own = max(abs(math.log(floor.low)), abs(math.log(floor.high)))
+    if low <= 1 <= high or abs(math.log(speedup)) <= own:
         return "unclear"
-    return "faster" if row["speedup"] > 1 else "slower"
+    return "faster" if speedup > 1 else "slower"

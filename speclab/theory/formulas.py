@@ -19,6 +19,9 @@ import numpy as np
 def book_formula(acceptance: float, draft_length: int) -> float:
     """The book's speedup 1 / (1 - a + a / k): Amdahl's law, share `acceptance` sped up k-fold.
 
+    The book: Chris Fregly, AI Systems Performance Engineering, O'Reilly 2025; the formula stands in the README of the
+    speculative-decoding lab in its repository, cfregly/ai-performance-engineering.
+
     Blind to the draft's cost, to the cost of verifying and to the bonus token; at k = 1 it always says 1, and it grows
     with k for ever, so it knows no best k.
 

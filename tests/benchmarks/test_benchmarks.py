@@ -1,9 +1,8 @@
 """The benchmarks on tiny models: what they count, how they price, what they write. Nothing here looks at a clock."""
 
-import json
+import itertools
 from types import SimpleNamespace
 
-import jsonschema
 import pytest
 import torch
 from llamas import tiny_llama
@@ -13,10 +12,14 @@ from benchmarks import common, peers, roofline, scaling
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.cli import flags
 from speclab.core.counts import Counts
+from speclab.core.sampling import GREEDY
+from speclab.lab.decodings import Decoding, counted_passes, take_turns
+from speclab.lab.harness import Bench, measure
 from speclab.models import memory, prompts
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
-from speclab.records.samples import BASELINE, GENERATE, Arm
+from speclab.records import files
+from speclab.records.samples import BASELINE, GENERATE, Arm, Sample
 from speclab.system.errors import EnvironmentProblem
 
 BUDGET = 30
@@ -27,8 +30,15 @@ TEXTS = [("code", "def f(x):\n    return x + 1"), ("prose", "return x"), ("copy"
 def bench(pair_folder):
     """Two different random models: nearly every draft is refused."""
     target, draft = CachedModel(tiny_llama(0)), CachedModel(tiny_llama(1))
-    setup = SimpleNamespace(target=target, device=torch.device("cpu"), chunk=1)
-    return peers.Bench(setup, {"model": ModelDrafter(draft), "ngram": NgramDrafter()}, BUDGET)
+    setup = SimpleNamespace(target=target, device=torch.device("cpu"), chunk=1, graphed=False)
+    return Bench(setup, {"model": ModelDrafter(draft), "ngram": NgramDrafter()}, BUDGET, seed=0)
+
+
+def decode(bench, arm: Arm, prompt) -> Decoding:
+    """One arm over one prompt, finished."""
+    decoding = bench.decoding(arm, GREEDY, Prompt("code", "", prompt))
+    take_turns([decoding])
+    return decoding
 
 
 @pytest.fixture
@@ -51,11 +61,10 @@ def call(pair_folder, tmp_path, capsys, monkeypatch):
 def test_the_librarys_assistant_drafts_exactly_k(bench, prompt, k):
     """Every round but the last makes k passes of the draft, and a pass of the target over k + 1 tokens."""
     draft = bench.drafters["model"].draft.model
-    arm, one = Arm("assisted", "model", k), Prompt("code", "", prompt)
-    with peers.counted_passes(bench.setup.target.model) as target_widths, peers.counted_passes(draft) as draft_widths:
-        outcome = peers.decode(bench, arm, one)
-    assert len(outcome.tokens) == BUDGET
-    assert outcome.n_passes == len(target_widths)
+    with counted_passes(bench.setup.target.model) as target_widths, counted_passes(draft) as draft_widths:
+        decoding = decode(bench, Arm("assisted", "model", k), prompt)
+    assert len(decoding.tokens) == BUDGET
+    assert decoding.counts.n_rounds == len(target_widths) - 1
     assert target_widths[0] == prompt.shape[1] + k  # it drafts before the prompt's own pass
     shortened = [w for w in target_widths[1:] if w != k + 1]
     assert all(w < k + 1 for w in shortened)
@@ -66,23 +75,37 @@ def test_the_librarys_assistant_drafts_exactly_k(bench, prompt, k):
 
 def test_k_stays_k_when_arms_take_turns(bench, prompt):
     """The library's default schedule leaks its k into the next call; ours is set anew every time."""
-    one = Prompt("code", "", prompt)
-    first = peers.decode(bench, Arm("assisted", "model", 4), one).n_passes
-    peers.decode(bench, Arm("assisted", "model", 2), one)
-    assert peers.decode(bench, Arm("assisted", "model", 4), one).n_passes == first
+    first = decode(bench, Arm("assisted", "model", 4), prompt).counts
+    decode(bench, Arm("assisted", "model", 2), prompt)
+    assert decode(bench, Arm("assisted", "model", 4), prompt).counts == first
 
 
-def test_all_arms_say_the_same_and_count_their_passes(bench, prompt):
-    one = Prompt("code", "", prompt)
-    outcomes = {arm: peers.decode(bench, arm, one) for arm in peers.arms_for([2, 4])}
-    assert len({tuple(o.tokens) for o in outcomes.values()}) == 1
-    assert outcomes[BASELINE].n_passes == outcomes[GENERATE].n_passes == BUDGET
-    for arm, outcome in outcomes.items():
-        assert outcome.seconds > 0
-        assert (outcome.decode_seconds is None) == (arm.method not in peers.PEER)
-        if arm.speculative and arm.method in peers.PEER:
-            assert outcome.counts.n_emitted == BUDGET - 1
-            assert outcome.n_passes == outcome.counts.n_rounds + 1
+def test_all_arms_emit_the_same_text_and_count_their_passes(bench, prompt):
+    arms = peers.arms_for([2, 4])
+    prompts, schedule = [Prompt("code", "", prompt)], peers.one_after_another
+    found = measure(bench, arms, [0.0], prompts, 2, GREEDY, {}, schedule=schedule)
+    samples = {s.arm: s for s in found.samples}
+    assert list(samples) == arms
+    assert len({tuple(text) for s in samples.values() for text in s.texts}) == 1
+    assert peers.n_passes(samples[BASELINE]) == peers.n_passes(samples[GENERATE]) == BUDGET
+    for arm, sample in samples.items():
+        assert sample.counts.n_emitted == 2 * (BUDGET - 1)
+        assert len(sample.decode) == 2
+        assert (sum(sample.prefill) == 0) == (arm.method not in peers.PEER)
+        one = decode(bench, arm, prompt)
+        assert peers.n_passes(sample) == (BUDGET if arm == BASELINE else one.counts.n_rounds + 1)
+
+
+def test_one_decoding_ends_before_the_next_one_begins(bench, prompt):
+    arms = peers.arms_for([2])
+    queue = [bench.decoding(arm, GREEDY, Prompt("code", "", prompt)) for arm in arms]
+    seen = []
+    for decoding in queue:
+        decoding.advance = lambda d=decoding, honest=decoding.advance: (seen.append(d.arm), honest())
+    peers.one_after_another(queue, 1)
+    assert list(dict.fromkeys(seen)) == peers.turn_order(arms, 1)
+    assert sum(a != b for a, b in itertools.pairwise(seen)) == len(arms) - 1
+    assert all(d.done for d in queue)
 
 
 def test_peers_stay_neighbours_and_everyone_is_first_once():
@@ -95,76 +118,65 @@ def test_peers_stay_neighbours_and_everyone_is_first_once():
     assert len({order[0] for order in orders}) == len(orders)
 
 
-def outcome(seconds, n_passes=10, decode=None, rounds=9):
-    counts = Counts(n_rounds=rounds, n_drafted=36, n_accepted=18, n_rejected=6, n_emitted=27) if decode else None
-    return peers.Outcome(seconds, list(range(28)), n_passes, decode, counts)
-
-
 def samples_by_hand():
     """Six prompts: generate 2 s, our baseline 1 s, model 0.5 s, assisted 0.6 s; ngram 0.5 s against lookup's 0.5 s."""
     seconds = {
-        BASELINE: (1.0, 0.8),
-        GENERATE: (2.0, None),
-        Arm("model", "model", 4): (0.5, 0.4),
-        Arm("assisted", "model", 4): (0.6, None),
-        Arm("ngram", "ngram", 4): (0.5, 0.4),
-        Arm("lookup", "ngram", 4): (0.5, None),
+        BASELINE: (0.2, 0.8),
+        GENERATE: (0.0, 2.0),
+        Arm("model", "model", 4): (0.1, 0.4),
+        Arm("assisted", "model", 4): (0.0, 0.6),
+        Arm("ngram", "ngram", 4): (0.1, 0.4),
+        Arm("lookup", "ngram", 4): (0.0, 0.5),
     }
+    samples = []
+    for i, kind in enumerate(["code", "code", "code", "copy", "copy", "copy"]):
+        for arm, (prefill, decode) in seconds.items():
+            made = Sample(arm, 0.0, i, kind, 20)
+            for slow in (0.0, 9.0, 0.0):  # the middle one met a slow second
+                counts = Counts(n_rounds=9, n_drafted=36, n_accepted=18, n_rejected=6, n_emitted=27)
+                made.add(prefill, decode + slow, list(range(28)), counts if arm.speculative else None)
+            samples.append(made)
+    return samples
 
-    def repeats(taken, decode):  # the middle one met a slow second
-        return [outcome(taken, decode=decode), outcome(9.0, decode=decode and 9.0), outcome(taken, decode=decode)]
 
-    return [
-        peers.Sample(arm, i, kind, 20, repeats(taken, decode))
-        for i, kind in enumerate(["code", "code", "code", "copy", "copy", "copy"])
-        for arm, (taken, decode) in seconds.items()
-    ]  # fmt: skip
-
-
-def record_by_hand():
+def record_by_hand() -> peers.PeersRun:
     samples = samples_by_hand()
     rows = peers.build_rows(samples)
+    near_tie = peers.TextDifference(prompt=1, position=7, verdict="near-tie")
     texts = [
-        {"method": "model", "draft_length": 4, "n": 6, "n_identical": 5,
-         "differences": [{"prompt": 1, "position": 7, "verdict": "near-tie"}]},
-        {"method": "lookup", "draft_length": 4, "n": 6, "n_identical": 6, "differences": []},
-    ]  # fmt: skip
-    return {
-        "benchmark": "peers",
-        "schema_version": common.SCHEMA_VERSION,
-        "created": "2026-01-01T00:00Z",
-        "interrupted": False,
-        "machine": {"cpu": "a CPU", "threads": 2, "gpu": None},
-        "versions": {"python": "3", "torch": "2", "transformers": "5", "commit": None, "uncommitted_changes": None},
-        "settings": {"n_prompts": 6, "max_new_tokens": 28, "repeats": 3, "seed": 0, "device": "cpu", "dtype": "float32",
-                     "engine": "fast"},
-        "models": {"target": "a target", "draft": "a draft"},
-        "rows": rows,
-        "texts": texts,
-        "asked": peers.asked(rows),
-        "raw": [peers.raw(s) for s in samples],
-    }  # fmt: skip
+        peers.Agreement(method="model", draft_length=4, n=6, n_identical=5, differences=[near_tie]),
+        peers.Agreement(method="lookup", draft_length=4, n=6, n_identical=6, differences=[]),
+    ]
+    settings = {"n_prompts": 6, "max_new_tokens": 28, "repeats": 3, "seed": 0, "device": "cpu", "dtype": "float32"}
+    return peers.PeersRun(
+        **common.head("peers", torch.device("cpu"), settings | {"engine": "fast"}),
+        models={"target": "a target", "draft": "a draft"},
+        rows=rows,
+        texts=texts,
+        asked=peers.build_goals(rows),
+        raw=[peers.timing(s) for s in samples],
+    )
 
 
 def test_ratios_are_sums_of_medians():
     """One slow repeat in three changes nothing."""
-    rows = {(r["method"], r["prompt_kind"]): r for r in peers.build_rows(samples_by_hand())}
-    assert rows["baseline", "all"]["to_generate"] == rows["baseline", "all"]["to_peer"] == pytest.approx(2)
-    assert rows["model", "all"]["to_peer"] == pytest.approx(1.2)
-    assert rows["model", "all"]["decode_to_baseline"] == pytest.approx(2)
-    assert rows["model", "all"]["tokens_per_second"] == pytest.approx(56)
-    assert rows["model", "copy"]["n_prompts"] == 3
-    assert rows["model", "all"]["tokens_per_pass"] == pytest.approx(2.8)
-    assert rows["generate", "all"]["to_peer"] is None
+    rows = {(r.method, r.prompt_kind): r for r in peers.build_rows(samples_by_hand())}
+    assert rows["baseline", "all"].to_generate == rows["baseline", "all"].to_peer == pytest.approx(2)
+    assert rows["model", "all"].to_peer == pytest.approx(1.2)
+    assert rows["model", "all"].decode_to_baseline == pytest.approx(2)
+    assert rows["model", "all"].tokens_per_second == pytest.approx(56)
+    assert rows["model", "copy"].n_prompts == 3
+    assert rows["model", "all"].tokens_per_pass == pytest.approx(2.8)
+    assert rows["generate", "all"].to_peer is None
 
 
 def test_asked_and_measured_names_what_was_missed():
-    goals = {g["what"]: g for g in peers.asked(peers.build_rows(samples_by_hand()))}
-    assert goals["baseline ÷ generate"]["met"]
-    assert not goals["model k=4 ÷ assisted k=4"]["met"]
-    assert not goals["ngram k=4 ÷ lookup k=4, copy prompts"]["met"]
-    assert goals["model k=4 ÷ baseline"]["asked"] == pytest.approx(0.8 * 3)
-    assert not goals["model k=4 ÷ baseline"]["met"]
+    goals = {g.what: g for g in peers.build_goals(peers.build_rows(samples_by_hand()))}
+    assert goals["baseline ÷ generate"].met
+    assert not goals["model k=4 ÷ assisted k=4"].met
+    assert not goals["ngram k=4 ÷ lookup k=4, copy prompts"].met
+    assert goals["model k=4 ÷ baseline"].asked == pytest.approx(0.8 * 3)
+    assert not goals["model k=4 ÷ baseline"].met
     text = peers.page(record_by_hand(), False)
     assert "MISSED by 20%" in text
     assert "missed: 4 of 5" in text
@@ -172,14 +184,22 @@ def test_asked_and_measured_names_what_was_missed():
     assert max(map(len, text.splitlines())) <= 110
 
 
+def test_the_library_does_not_tell_prefill_from_decoding():
+    timings = {(t.method, t.prompt_index): t for t in map(peers.timing, samples_by_hand())}
+    assert timings["lookup", 0].decode_seconds == [None] * 3
+    assert timings["lookup", 0].seconds == [0.5, 9.5, 0.5]
+    assert timings["ngram", 0].seconds == pytest.approx([0.5, 9.5, 0.5])
+    assert timings["ngram", 0].decode_seconds == [0.4, 9.4, 0.4]
+
+
 def test_records_go_to_disk_and_back(tmp_path):
     run, path = record_by_hand(), tmp_path / "run.json"
-    path.write_text(common.to_json(run, peers.SCHEMA))
-    again = common.load(path, peers.SCHEMA)
+    path.write_text(files.to_json(run))
+    again = files.read(path, peers.PeersRun)
     assert peers.page(again, True) == peers.page(run, True)
-    again["rows"][0]["typo"] = 1
-    with pytest.raises(jsonschema.ValidationError):
-        common.to_json(again, peers.SCHEMA)
+    path.write_text(path.read_text().replace('"to_peer"', '"typo"', 1))
+    with pytest.raises(EnvironmentProblem, match=r"rows\.0\."):
+        files.read(path, peers.PeersRun)
 
 
 def test_peers_end_to_end(call, pair_folder, tmp_path):
@@ -189,11 +209,11 @@ def test_peers_end_to_end(call, pair_folder, tmp_path):
     assert code == 0
     assert "Asked and measured" in out
     assert "texts are the baseline's" in out
-    run = common.load(tmp_path / "results" / "local-peers.json", peers.SCHEMA)
-    assert {r["method"] for r in run["rows"]} == set(peers.WHAT)
-    assert all(t["n_identical"] == t["n"] == 3 for t in run["texts"])
-    assert all(len(r["seconds"]) == 1 for r in run["raw"])
-    assert str(tmp_path) not in json.dumps(run)
+    run = files.read(tmp_path / "results" / "local-peers.json", peers.PeersRun)
+    assert {r.method for r in run.rows} == set(peers.WHAT)
+    assert all(t.n_identical == t.n == 3 for t in run.texts)
+    assert all(len(r.seconds) == 1 for r in run.raw)
+    assert str(tmp_path) not in files.to_json(run)
     assert (tmp_path / "results" / "local-peers.md").read_text().startswith("# Against")
     assert not list(tmp_path.rglob("*.part"))
 
@@ -243,13 +263,14 @@ def test_roofline_end_to_end(call, pair_folder, tmp_path, monkeypatch):
     code, out, _ = call(roofline, *words, "--block", "1")
     assert code == 0
     assert "GB/s" in out
-    run = common.load(tmp_path / "results" / "local-roofline.json", roofline.SCHEMA)
-    assert [e["role"] for e in run["models"]] == ["target", "draft", "target", "draft"]
-    for entry in run["models"]:
-        assert [p["width"] for p in entry["passes"]] == [1, 4]
-        assert all(p["share"] == pytest.approx(p["floor_seconds"] / p["seconds"], 1e-4) for p in entry["passes"])
-    assert str(tmp_path) not in json.dumps(run)
-    assert pair_folder.as_posix() not in json.dumps(run)
+    run = files.read(tmp_path / "results" / "local-roofline.json", roofline.RooflineRun)
+    assert [model.role for model in run.models] == ["target", "draft", "target", "draft"]
+    for model in run.models:
+        assert [p.width for p in model.passes] == [1, 4]
+        assert all(p.share == pytest.approx(p.floor_seconds / p.seconds, 1e-4) for p in model.passes)
+        assert model.bandwidth >= max(run.ceilings[way] for way in roofline.READING)
+    assert str(tmp_path) not in files.to_json(run)
+    assert pair_folder.as_posix() not in files.to_json(run)
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt(), EnvironmentProblem("cannot load it")])
@@ -269,9 +290,9 @@ def test_what_is_measured_before_a_stop_is_written(call, pair_folder, tmp_path, 
     assert code == (0 if isinstance(stop, KeyboardInterrupt) else 3)
     assert ("error: cannot load it" in err) == (code == 3)
     assert "GB/s" in out
-    run = common.load(tmp_path / "results" / "local-roofline.json", roofline.SCHEMA)
-    assert run["interrupted"]
-    assert [e["role"] for e in run["models"]] == ["target"]
+    run = files.read(tmp_path / "results" / "local-roofline.json", roofline.RooflineRun)
+    assert run.interrupted
+    assert [model.role for model in run.models] == ["target"]
 
 
 # --- scaling ----------------------------------------------------------------------------------------------------------
@@ -279,24 +300,52 @@ def test_what_is_measured_before_a_stop_is_written(call, pair_folder, tmp_path, 
 
 def test_blocks_keep_every_turn():
     log = [(1.0, 2)] * 40
-    assert scaling.in_blocks(log) == [(16.0, 32, 16), (24.0, 48, 24)]
-    assert scaling.in_blocks(log[:5]) == [(5.0, 10, 5)]
+    assert scaling.in_blocks(log) == [1.0, 1.0], "sixteen turns, and then all twenty-four that are left"
+    assert scaling.in_blocks([*log[:16], *[(2.0, 2)] * 24]) == [1.0, 2.0]
+    assert scaling.in_blocks(log[:5]) == [1.0]
 
 
 def test_a_point_is_a_ratio_to_its_first():
     first, log = [(1.0, 2)] * 64, [(3.0, 3)] * 64
     found = scaling.point("length", "model", 1900, 4, log, first)
-    assert (found["token_ratio"], found["round_ratio"]) == (pytest.approx(2), pytest.approx(3))
-    assert (found["round_low"], found["round_high"]) == (pytest.approx(3), pytest.approx(3))
-    assert scaling.verdict(found).startswith("grows by 200%")
-    assert scaling.verdict(found | {"round_ratio": 1.01, "round_low": 0.9, "round_high": 1.1}).startswith("flat")
-    assert scaling.verdict(found | {"round_ratio": 1.2, "round_low": 0.9, "round_high": 1.3}).endswith("may be noise")
-    assert scaling.verdict(found | {"round_ratio": 0.5, "round_low": None}) == "shrinks by 50%"
+    assert (found.token_ratio, found.round_ratio) == (pytest.approx(2), pytest.approx(3))
+    assert (found.round_low, found.round_high) == (pytest.approx(3), pytest.approx(3))
+    assert (found.n_tokens, found.n_rounds, found.seconds) == (192, 64, 192.0)
+    shorter = scaling.point("length", "model", 1900, 4, log[:20], first)
+    assert (shorter.round_low, shorter.round_high) == (None, None), "no blocks in common"
+
+
+@pytest.mark.parametrize(
+    ("words", "ratio", "low", "high"),
+    [
+        ("flat", 1.0, None, None),
+        ("flat", 1.01, 1.005, 1.02),
+        ("grows", 3.0, 2.9, 3.1),
+        ("grows, may be noise", 1.2, 0.9, 1.3),
+        ("shrinks", 0.5, None, None),
+    ],
+)
+def test_verdict_on_what_grows(words, ratio, low, high):
+    assert scaling.verdict(ratio, low, high) == words
 
 
 def test_host_time_is_what_is_neither_draft_nor_verify():
     phases = {"draft": 2.0, "verify": 5.0, "accept": 0.5, "rollback": 0.5, "host": 1.0}
-    assert scaling.host_time(10.0, phases) == (3.0, 10.0)
+    assert scaling.host_seconds(10.0, phases) == 3.0
+
+
+def test_a_chunk_of_the_baseline_is_a_turn_for_each_token(bench, prompt):
+    """A GPU's baseline fetches several tokens at once; a round of the draft stays one turn."""
+    bench.setup.chunk = 4
+    one = Prompt("code", "", prompt)
+    decodings = [bench.decoding(arm, GREEDY, one) for arm in (BASELINE, Arm("model", "model", 2))]
+    for decoding in decodings:
+        scaling.run_to(decoding, 1)
+    logs = scaling.alternate(decodings, 6)
+    assert [len(log) for log in logs] == [6, 6]
+    assert {n for _, n in logs[0]} == {1}
+    assert logs[0][0] == logs[0][3], "tokens of one chunk share its seconds"
+    assert sum(n for _, n in logs[1]) == len(decodings[1].tokens) - 1
 
 
 def test_scaling_end_to_end(call, pair_folder, tmp_path):
@@ -306,20 +355,19 @@ def test_scaling_end_to_end(call, pair_folder, tmp_path):
         "--limit", "1", "--draft-lengths", "0,3", "--lengths", "4,20", "--contexts", "8,40",
     )  # fmt: skip
     assert code == 0
-    assert "20 generated tokens / at 4" in out
-    run = common.load(tmp_path / "results" / "local-scaling.json", scaling.SCHEMA)
-    points = {(p["dial"], p["series"], p["x"]): p for p in run["points"]}
-    assert {p["dial"] for p in run["points"]} == set(scaling.DIALS)
-    assert points["length", "baseline", 20]["n_tokens"] == 6
-    assert (
-        points["length", "model", "20 ÷ prompt"]["n_rounds"] == 6 if ("length", "model", "20 ÷ prompt") in points else 1
-    )
-    assert points["context", "baseline", 8]["round_ratio"] == 1
-    ks = [p for p in run["points"] if p["dial"] == "k"]
-    assert [p["x"] for p in ks] == [0, 3]
-    assert all(p["host_seconds"] > 0 and 0 < p["host_share"] < 1 for p in ks)
-    assert ks[0]["n_tokens"] == ks[0]["n_rounds"] == 3 * 6, "k = 0 commits one token in a round"
-    assert str(tmp_path) not in json.dumps(run)
+    assert "Tokens generated so far" in out
+    run = files.read(tmp_path / "results" / "local-scaling.json", scaling.ScalingRun)
+    points = {(p.dial, p.series, p.x): p for p in run.points}
+    assert {p.dial for p in run.points} == set(scaling.DIALS)
+    assert points["length", "baseline", 20].n_tokens == 6
+    assert points["length", "draft", "20 ÷ prompt"].n_rounds == 6
+    assert points["context", "baseline", 8].round_ratio == 1
+    ks = [p for p in run.points if p.dial == "k"]
+    assert [p.x for p in ks] == [0, 3]
+    assert all(p.host_seconds > 0 and 0 < p.host_share < 1 for p in ks)
+    assert ks[0].n_tokens == ks[0].n_rounds == 3 * 6, "k = 0 commits one token in a round"
+    assert len({p.x for p in run.points if p.dial == "size"}) == 1, "both targets have one size here"
+    assert str(tmp_path) not in files.to_json(run)
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------

@@ -1,12 +1,12 @@
 """A dozen families of models that differ in what decoding depends on, and the sweep that runs them all."""
 
-import json
-
 import pytest
 import torch
 
 from benchmarks import families, one_family, tiny_families
-from benchmarks.one_family import BOTH, BROKEN, CANNOT, EAGER, REFUSED
+from benchmarks.families import FamiliesRun
+from benchmarks.one_family import BOTH, BROKEN, CANNOT, EAGER, REFUSED, FamilyRow
+from speclab.records import files
 from speclab.system.errors import UsageProblem
 
 # family -> its outcome and words of its reason
@@ -31,39 +31,39 @@ COVERING = {
 def test_outcome(family):
     outcome, words = COVERING[family]
     row = one_family.examine(family)
-    assert row["outcome"] == outcome, row
-    assert words in row["reason"]
+    assert row.outcome == outcome, row
+    assert words in row.reason
     if outcome in (BOTH, EAGER):
-        assert row["accepted"] > 0
-        assert row["rejected"] > 0
+        assert row.accepted > 0
+        assert row.rejected > 0
 
 
 def test_a_process_that_ends_without_an_answer_is_an_outcome(capfd):
     found = families.run_alone("llama", print)
-    assert found == one_family.broken("llama", "its process ended early, exit code 0")
+    assert found == FamilyRow(family="llama", reason="its process ended early, exit code 0")
 
 
 @pytest.fixture
 def run(monkeypatch, tmp_path, capsys):
     """families.main() with canned rows instead of processes; returns (exit code, stdout, the record)."""
 
-    def call(rows: dict[str, dict | type[BaseException]], *words: str) -> tuple[int, str, dict]:
-        def answer(model_type: str) -> dict:
-            if not isinstance(rows[model_type], dict):
+    def call(rows: dict[str, FamilyRow | type[BaseException]], *words: str) -> tuple[int, str, FamiliesRun]:
+        def answer(model_type: str) -> FamilyRow:
+            if not isinstance(rows[model_type], FamilyRow):
                 raise rows[model_type]
             return rows[model_type]
 
         monkeypatch.setattr(families, "run_alone", answer)
         code = families.main(["--out-dir", str(tmp_path), "--jobs", "1", "--only", ",".join(rows), *words])
-        record = json.loads((tmp_path / "results" / "local-families.json").read_text())
+        record = files.read(tmp_path / "results" / "local-families.json", FamiliesRun)
         assert (tmp_path / "results" / "local-families.md").read_text().startswith("# Families of models")
         return code, capsys.readouterr().out, record
 
     return call
 
 
-def row(family: str, outcome: str, reason: str = "") -> dict:
-    return {**one_family.broken(family, reason), "outcome": outcome}
+def row(family: str, outcome: str, reason: str = "") -> FamilyRow:
+    return FamilyRow(family=family, outcome=outcome, reason=reason)
 
 
 def test_the_record_keeps_every_row_and_the_page_counts_them(run):
@@ -71,8 +71,8 @@ def test_the_record_keeps_every_row_and_the_page_counts_them(run):
     rows = {"llama": row("llama", BOTH), "gpt2": row("gpt2", BOTH), "bert": refused}
     code, out, record = run(rows)
     assert code == 0
-    assert record["families"] == list(rows.values())
-    assert not record["interrupted"]
+    assert record.families == list(rows.values())
+    assert not record.interrupted
     assert [line.split() for line in out.splitlines() if line.startswith(BOTH)] == [[*BOTH.split(), "2"]]
     assert "llama, gpt2" in out
     assert "reads what comes: bert" in out
@@ -87,9 +87,9 @@ def test_a_broken_family_fails_the_command(run):
 def test_ctrl_c_keeps_what_is_done(run):
     code, _, record = run({"llama": row("llama", BOTH), "gpt2": KeyboardInterrupt, "bert": row("bert", BOTH)})
     assert code == 0
-    assert record["interrupted"]
-    assert row("llama", BOTH) in record["families"]
-    assert not any(r["family"] == "gpt2" for r in record["families"])
+    assert record.interrupted
+    assert row("llama", BOTH) in record.families
+    assert not any(r.family == "gpt2" for r in record.families)
 
 
 def test_an_unknown_family_is_a_usage_problem(capsys):
@@ -100,8 +100,8 @@ def test_an_unknown_family_is_a_usage_problem(capsys):
 def test_a_wrong_text_is_broken(monkeypatch):
     monkeypatch.setattr(one_family, "library_text", lambda model, prompt: [1] * one_family.N_TOKENS)
     found = one_family.examine("gpt2")
-    assert found["outcome"] == BROKEN
-    assert "eager engine, prompt of 6 tokens, k = 0" in found["reason"]
+    assert found.outcome == BROKEN
+    assert "eager engine, prompt of 6 tokens, k = 0" in found.reason
 
 
 def test_building_leaves_the_global_random_state_alone():

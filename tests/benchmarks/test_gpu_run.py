@@ -132,6 +132,6 @@ def test_stages_cover_every_size():
     for what in ("compare", "peers", "sweep draft-length", "sweep acceptance"):
         assert {f"{what} lab", f"{what} lab:8b"} <= set(names)
     for stage in stages[1:]:
-        assert "folder" in stage.words
-    assert stages[names.index("identity in float32")].words[-2:] == ["--dtype", "float32"]
-    assert len({" ".join(stage.words) for stage in stages}) == len(stages)
+        assert "folder" in stage.command
+    assert stages[names.index("identity in float32")].command[-2:] == ["--dtype", "float32"]
+    assert len({" ".join(stage.command) for stage in stages}) == len(stages)

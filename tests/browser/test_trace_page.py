@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from speclab.lab import trace
+from speclab.lab.tracing import trace
 from speclab.models import loading
-from speclab.present import trace_views
+from speclab.present import trace_page, trace_terminal
 from speclab.system import terminal
 from tests.present.trace_streams import clock, rounds, scripted, settings, with_texts
 
@@ -56,7 +56,7 @@ def show(browser, tmp_path):
 
     def call(found: trace.Trace, viewport=DESK, **look):
         path = tmp_path / "trace.html"
-        path.write_text(trace_views.page(found), "utf-8")
+        path.write_text(trace_page.page(found), "utf-8")
         contexts.append(browser.new_context(viewport=viewport, **look))
         page = contexts[-1].new_page()
         page.problems, page.requests = [], []
@@ -92,13 +92,13 @@ def test_loads_quietly_and_marks_every_token(show, tokenizer, temperature, viewp
     assert page.locator("#text .t").count() == tokens_shown(page) == len(kinds) == 120
     for kind in set(kinds):
         assert page.locator(f"#text .t.{kind}").count() == kinds.count(kind)
-    assert page.locator("#text .refused").count() == found.counts.n_rejected
-    assert page.locator("#summary").inner_text() == found.summary()
+    assert page.locator("#text .rejected").count() == found.counts.n_rejected
+    assert page.locator("#summary").inner_text() == trace_terminal.summary(found)
     assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
 
 
 def test_text_reads_as_the_decoding(show, tokenizer):
-    """What the browser holds as text is the prompt's end and the output, refused drafts apart."""
+    """What the browser holds as text is the prompt's end and the output, rejected drafts apart."""
     found = scripted(tokenizer, "def f(x):\n    return", 80)
     page = show(found)
     held = page.evaluate("[...document.querySelectorAll('#text > span')].map(part => part.textContent).join('')")
@@ -117,7 +117,7 @@ def test_every_step_by_keyboard(show, tokenizer):
         there = found.baseline_tokens(event.end)
         assert tokens_shown(page) == event.n_tokens
         assert page.locator("#baseline span:not(.prompt):not(.later)").count() == there
-        assert page.locator("#said").inner_text() == trace_views.sentence(event, there)
+        assert page.locator("#line").inner_text() == trace_page.round_line(event, there)
         assert page.locator("#round-title").inner_text().startswith(f"Round {event.number}:")
         own = sum(t.kind != "accepted" for t in event.tokens)
         assert page.locator("#round > li").count() == len(event.drafts) + own
@@ -129,7 +129,7 @@ def test_every_step_by_keyboard(show, tokenizer):
     assert tokens_shown(page) == found.events[-2].n_tokens
     page.keyboard.press("End")
     assert tokens_shown(page) == 60
-    assert page.locator("#theirs").inner_text() == "60 tokens, done"
+    assert page.locator("#baseline-progress").inner_text() == "60 tokens, done"
     page.keyboard.press("ArrowRight")
     assert page.locator("#forward").is_disabled()
     page.keyboard.press("Home")
@@ -163,7 +163,7 @@ def test_space_plays_and_stops(show, tokenizer, motion):
     page.keyboard.press("Home")
     page.keyboard.press(" ")
     assert page.locator("#play").get_attribute("aria-label") == "Pause"
-    assert page.locator("#said").get_attribute("aria-live") == "off"
+    assert page.locator("#line").get_attribute("aria-live") == "off"
     page.clock.run_for(1000)
     moved = page.evaluate("document.getElementById('cursor').style.left") != "0%"
     assert moved == (motion != "reduce")  # no gliding: it waits, then jumps to the next round
@@ -173,7 +173,7 @@ def test_space_plays_and_stops(show, tokenizer, motion):
     page.clock.run_for(2000)
     assert 1 < tokens_shown(page) < 30
     page.keyboard.press(" ")
-    assert page.locator("#said").get_attribute("aria-live") == "polite"
+    assert page.locator("#line").get_attribute("aria-live") == "polite"
     before = tokens_shown(page)
     page.clock.run_for(5000)
     assert tokens_shown(page) == before
@@ -187,7 +187,7 @@ def test_space_plays_and_stops(show, tokenizer, motion):
 def test_hover_and_focus_show_a_tokens_numbers(show, tokenizer):
     found = scripted(tokenizer, "x", 60)
     page = show(found)
-    event = next(e for e in found.events if e.n_accepted and any(t.kind == "refused" for t in e.drafts))
+    event = next(e for e in found.events if e.n_accepted and any(t.kind == "rejected" for t in e.drafts))
     page.locator(f"#text .t.accepted[data-r='{event.number}']").first.hover()
     hot = page.locator("#round li.hot")
     assert hot.count() == 1
@@ -195,11 +195,11 @@ def test_hover_and_focus_show_a_tokens_numbers(show, tokenizer):
     for name, value in (("q", token.draft_prob), ("p", token.target_prob), ("u", token.uniform)):
         shown = re.search(rf"\b{name} ([\d.e-]+)", hot.locator(".numbers").inner_text())[1]
         assert float(shown) == pytest.approx(value, rel=5e-3)
-    assert token.words in hot.inner_text()
+    assert trace_terminal.outcome(token, found.greedy) in hot.inner_text()
     assert page.locator("#round-title").inner_text().startswith(f"Round {event.number}:")
     page.locator("h1").hover()
     assert page.locator("#round li.hot").count() == 0
-    page.locator(f"#text .refused[data-r='{event.number}']").hover()
+    page.locator(f"#text .rejected[data-r='{event.number}']").hover()
     assert "not below p" in page.locator("#round li.hot").inner_text()
     page.locator("#text .t").nth(5).focus()
     assert page.locator("#round li.hot").count() == 1
@@ -213,14 +213,14 @@ def test_hover_and_focus_show_a_tokens_numbers(show, tokenizer):
     assert re.match(r"(accepted|corrected|bonus|plain) .*, round \d+: ", label)
 
 
-def test_refused_drafts_can_be_hidden(show, tokenizer):
+def test_rejected_drafts_can_be_hidden(show, tokenizer):
     page = show(scripted(tokenizer, "x", 60))
-    gone = page.locator("#text .refused").first
+    gone = page.locator("#text .rejected").first
     assert gone.is_visible()
     assert "line-through" in gone.evaluate("element => getComputedStyle(element).textDecorationLine")
     page.keyboard.press("r")
     assert not gone.is_visible()
-    page.check("#refused")
+    page.check("#rejected")
     assert gone.is_visible()
 
 
@@ -234,7 +234,7 @@ def test_the_tab_key_stops_once_in_the_text(show, tokenizer):
             break
     assert stops.count("skip") == 2
     assert sum(stop.startswith("t ") for stop in stops) == 1
-    assert {"back", "home", "slider", "speed", "refused"} <= set(stops)
+    assert {"back", "home", "slider", "speed", "rejected"} <= set(stops)
 
 
 @pytest.mark.parametrize("where", ["prompt", "tokens"])
@@ -336,7 +336,7 @@ def test_marks_differ_in_shape_not_only_in_colour(show, tokenizer):
     look = """kind => { const style = getComputedStyle(document.querySelector(`#text .${kind}`));
       return [style.borderBottomStyle, style.borderBottomWidth, style.outlineStyle,
         style.textDecorationLine].join() }"""
-    kinds = ["first", "plain", "accepted", "corrected", "bonus", "refused"]
+    kinds = ["first", "plain", "accepted", "corrected", "bonus", "rejected"]
     shapes = [page.evaluate(look, kind) for kind in kinds]
     assert len(set(shapes)) == len(kinds), shapes
 
@@ -354,7 +354,7 @@ def test_print_shows_the_whole_text(show, tokenizer):
 
 def test_without_javascript_the_text_and_the_table_are_there(browser, tokenizer, tmp_path):
     found = scripted(tokenizer, "def f(x):", 60)
-    (tmp_path / "trace.html").write_text(trace_views.page(found), "utf-8")
+    (tmp_path / "trace.html").write_text(trace_page.page(found), "utf-8")
     context = browser.new_context(java_script_enabled=False, viewport=PHONE)
     page = context.new_page()
     page.goto((tmp_path / "trace.html").as_uri())

@@ -18,8 +18,8 @@ from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.rounds import Draft
 from speclab.core.sampling import Sampling
 from speclab.drafts.oracle import OracleModelDrafter
+from speclab.lab import decodings, instruments
 from speclab.lab import harness as bench_module
-from speclab.lab import instruments
 from speclab.lab.harness import Bench, Decoding, Measurement, VariedLength, measure, take_turns, warm_up_runs
 from speclab.lab.instruments import LoopFunctions
 from speclab.models.cached import CachedModel
@@ -51,7 +51,7 @@ class Machine:
         self.seconds, self.tick = 0.0, tick
         self.passes: list[tuple[str, int, int]] = []  # (who, width, tokens in the cache before), prompts apart
         fake = SimpleNamespace(perf_counter=self.now)
-        monkeypatch.setattr(bench_module, "time", fake)
+        monkeypatch.setattr(decodings, "time", fake)
         monkeypatch.setattr(instruments, "time", fake)
         start, feed, self.target = CachedModel.prefill, CachedModel.forward, target
 
@@ -479,15 +479,15 @@ def test_greedy_text_does_not_depend_on_repeat_or_arm(pair):
 
 def test_order_turns_round_between_prompts_and_repeats(pair, monkeypatch):
     """Whoever moves first among equals on one prompt moves last on the next, and so between repeats."""
-    orders, honest = [], bench_module.take_turns
+    orders, honest = [], decodings.take_turns
 
     def watched(queue):
         orders.append([(d.arm.label, d.arm.draft) for d in queue])
         honest(queue)
 
-    monkeypatch.setattr(bench_module, "take_turns", watched)
+    monkeypatch.setattr(decodings, "take_turns", watched)
     measured(pair, [make_prompt(i) for i in range(3)], temperatures=[0.0], repeats=2, budget=4)
-    first, *rest = orders[1:]  # the first of all is the warm-up
+    first, *rest = orders
     labels = [label for label, _ in first]
     assert labels[0] == "baseline"
     assert labels.index("baseline again") == len(ARMS) // 2 + 1, "the second baseline belongs in the middle"

@@ -6,7 +6,6 @@ import re
 import signal
 from dataclasses import replace
 
-import jsonschema
 import pytest
 
 import compare
@@ -15,8 +14,9 @@ from speclab.cli import compare as cli_compare
 from speclab.cli import flags
 from speclab.core.counts import Counts
 from speclab.core.sampling import Sampling
-from speclab.lab import comparison, harness, output_checks, profiling
+from speclab.lab import comparison, harness, output_checks
 from speclab.lab.harness import Measurement
+from speclab.lab.tracing import profiling
 from speclab.models import prompts
 from speclab.records import record
 from speclab.records.samples import BASELINE, Arm, Sample
@@ -196,14 +196,14 @@ def stops(monkeypatch, module, name: str, *errors: BaseException) -> None:
 )
 def test_texts_that_nobody_has_judged_are_named_and_the_exit_code_says_so(run, monkeypatch, tmp_path, stop, code, said):
     """The second arm's check is stopped: every row is there, the first arm is judged, the second is not."""
-    honest = output_checks._greedy
+    honest = output_checks.judge_greedy
 
     def greedy(the_bench, samples, *rest):
         if samples[0].arm.draft == "ngram":
             raise stop
         return honest(the_bench, samples, *rest)
 
-    monkeypatch.setattr(output_checks, "_greedy", greedy)
+    monkeypatch.setattr(output_checks, "judge_greedy", greedy)
     found, out, err = run("-k", "2", "--temperature", "0")
     kept = record.load(tmp_path / "results" / "local.json")
     assert found == code
@@ -304,16 +304,6 @@ def test_an_output_that_is_full_or_gone_loses_no_file(run, monkeypatch, tmp_path
     assert record.load(tmp_path / "results" / "local.json")["rows"]
 
 
-def test_schema_refuses_a_broken_record(run):
-    good = json.loads(run("-k", "2", "--temperature", "0", "--json", "-")[1])
-    record.validate(good)
-    for path, value in (("speedup", "fast"), ("acceptance_rate", 1.2), ("n_rounds", -1), ("surprise", 1)):
-        with pytest.raises(jsonschema.ValidationError):
-            record.validate(good | {"rows": [good["rows"][0] | {path: value}]})
-    with pytest.raises(jsonschema.ValidationError):
-        record.validate({k: v for k, v in good.items() if k != "machine"})
-
-
 def sample(arm: Arm, index: int, seconds: float, **counts) -> Sample:
     made = Sample(arm, 0.0, index, "code", 7)
     made.add(0.5, seconds, [1] * 10, Counts(**counts))
@@ -332,9 +322,9 @@ def test_headline_is_reported_on_prompts_it_was_not_chosen_on():
         samples.append(sample(four, i, 1.5 if even else 1.0, **counts))
     common = {"target": "t", "device": "cpu", "dtype": "float32"}
     row = comparison.headline(Measurement(samples), {"model": ModelDrafter(None)}, common)
-    assert row["draft_length"] == 2
-    assert row["speedup"] == pytest.approx(2.0 / 1.6)
-    assert row["n_prompts"] == 4
+    assert row.draft_length == 2
+    assert row.speedup == pytest.approx(2.0 / 1.6)
+    assert row.n_prompts == 4
 
 
 def test_pictures_open_and_are_not_empty(run, tmp_path):

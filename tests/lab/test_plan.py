@@ -89,7 +89,7 @@ def test_plan_has_every_length_and_names_the_best(run, tmp_path, measurements):
         assert fact["n_tokens"] == len(TEXTS) * 15
     assert sorted(p.name for p in tmp_path.rglob("local*")) == ["local-plan.json", "local-plan.md", "local-plan.png"]
     for fact in facts:
-        assert plan_views.sentences(fact)[0] in " ".join(out.split())
+        assert plan_views.verdict(fact) in " ".join(out.split())
 
 
 def test_plan_makes_no_speculative_run(run, measurements, monkeypatch):
@@ -122,7 +122,7 @@ def test_plan_to_stdout_is_json_alone(run, tmp_path):
     code, out, err = run("--plan", "-k", "0,2", "--json", "-")
     assert code == 0
     assert json.loads(out) == loaded(tmp_path)
-    assert "decode step takes" in " ".join(err.split())
+    assert "decode step" in " ".join(err.split())
 
 
 def test_plan_of_the_dial(run, tmp_path, pair_folder):
@@ -216,7 +216,7 @@ def test_a_check_that_is_stopped_loses_no_measured_length(run, tmp_path, monkeyp
     def fail(*args):
         raise stop
 
-    monkeypatch.setattr(output_checks, "_greedy", fail)
+    monkeypatch.setattr(output_checks, "judge_greedy", fail)
     found, out, _ = run("--verify-plan", "-k", "0,2")
     made = loaded(tmp_path)
     assert found == code
@@ -261,34 +261,28 @@ PAYS = {
 }
 
 
-def test_sentences_of_a_draft_that_pays():
-    advice, bound, costs = plan_views.sentences(PAYS)
-    assert advice == (
-        "model draft, greedy: with this pair on this machine, speculation pays from alpha = 0.42; "
-        "alpha is 0.81, best k is 5; expect 1.84x."
-    )
-    assert "2.05x" in bound
-    assert "9.12 ms" in costs
-    assert "c = 0.061" in costs
-    assert "v = 1.20" in costs
+def test_the_verdict_on_a_draft_that_pays():
+    line = plan_views.verdict(PAYS)
+    assert line.startswith("model, T = 0 (greedy): best k = 5, expected 1.84x; break-even α = 0.42;")
+    assert "2.05x" in line
+    assert "decode step 9.12 ms" in line
 
 
-def test_sentences_of_a_draft_that_never_pays():
+def test_the_verdict_on_a_draft_that_never_pays():
     fact = PAYS | {"method": "ngram", "temperature": 0.8, "best_draft_length": 0, "speedup": 0.97, "break_even": None}
-    advice = plan_views.sentences(fact | {"acceptance_rate": None})[0]
-    assert advice.startswith("ngram draft, temperature 0.8: with ngram on this machine, every draft length is expected")
-    assert "leave speculation off" in advice
-    assert "expect" not in advice.replace("expected", "")
+    line = plan_views.verdict(fact | {"acceptance_rate": None})
+    assert line.startswith("ngram, T = 0.8 (sampling): leave speculation off, no k is expected to be faster;")
+    assert "break-even α = -;" in line
 
 
 @pytest.mark.parametrize(("k", "speedup", "off"), [(3, 1.02, False), (3, 0.99, True), (3, 1.0, True), (0, 1.01, True)])
 def test_only_a_length_that_is_faster_is_recommended(k, speedup, off):
-    advice = plan_views.sentences(PAYS | {"best_draft_length": k, "speedup": speedup})[0]
-    assert ("leave speculation off" in advice) == off
+    line = plan_views.verdict(PAYS | {"best_draft_length": k, "speedup": speedup})
+    assert ("leave speculation off" in line) == off
 
 
-def test_sentences_of_a_checked_plan():
-    item = {
+def test_the_table_of_a_checked_plan():
+    check = {
         "method": "model",
         "draft": "d",
         "temperature": 0.0,
@@ -297,8 +291,16 @@ def test_sentences_of_a_checked_plan():
         "best_measured": {"draft_length": 6, "speedup": 1.62},
         "share_of_best": 1.6 / 1.62,
     }
-    (line,) = plan_views.verified_sentences({"verified": {"drafts": [item], "n_prompts": 12}})
-    assert "planned k = 4 at 1.50x, measured 1.60x on 12 other prompts (-6.2%)" in line
-    assert "k = 6 with 1.62x" in line
-    assert "98.8% of the best" in line
-    assert plan_views.verified_sentences({"verified": None}) == []
+    table = plan_views.checked_table({"verified": {"drafts": [check], "n_prompts": 12}})
+    assert table.splitlines()[2].split() == ["model", "0", "4", "1.50x", "1.60x", "-6%", "6", "1.62x", "98.8%"]
+    assert plan_views.checked_table({"verified": None}) is None
+
+
+def test_what_exercise_6_chose_stands_beside_the_plan():
+    run = {
+        "plan": [{"method": "model", "temperature": 0.0, "draft_length": 3, "speedup": 1.5}],
+        "settings": {"impl": {"package": "exercises"}},
+    }
+    assert plan_views.learner_line(run, PAYS) is None
+    assert plan_views.learner_line(run, PAYS | {"yours": 3}) == "best_draft_length of exercises: k = 3, expected 1.50x"
+    assert plan_views.learner_line(run, PAYS | {"yours": 9}).endswith("k = 9, expected -")

@@ -28,6 +28,7 @@ from speclab.lab.output_checks import lookups
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
+from speclab.records.files import as_dict
 from speclab.records.samples import BASELINE, Arm
 from speclab.theory import ladder
 from speclab.theory.forecast import forecast
@@ -321,20 +322,20 @@ def test_on_a_machine_that_keeps_its_prices_predictions_are_measurements(priced)
     prompts = [make_prompt(seed, "code" if seed % 2 else "prose") for seed in range(3)]
     found = measure(bench, ARMS, [0.0, 0.7], prompts, 1, Sampling(), TOOLS)
     rows = rows_of(bench, found, prompts, calibrated(found))
-    speculative = [row for row in rows if row["draft"]]
-    assert len(speculative) == 6 * 2 * len({row["prompt_kind"] for row in rows})
+    speculative = [row for row in rows if row.draft]
+    assert len(speculative) == 6 * 2 * len({row.prompt_kind for row in rows})
     for row in speculative:
-        assert row["accounting"] == pytest.approx(row["speedup"], rel=1e-9), row["method"]
-        assert row["repeat_noise"] is None, "three prompts say nothing about running again"
-        if row["temperature"] == 0:
-            assert row["same_as_baseline"] is True
-            assert row["forecast"] == pytest.approx(row["speedup"], rel=1e-9), (row["method"], row["draft_length"])
-            assert row["forecast_tokens_per_round"] == pytest.approx(row["tokens_per_round"], rel=1e-9)
-        if row["ladder"]:
-            assert ladder.factors(row)[ladder.UNEXPLAINED] == pytest.approx(1.0, rel=1e-9)
-    models = [row for row in speculative if row["method"] == "model" and row["draft_length"] > 1]
-    assert all(row["ladder"] for row in models)
-    assert any(abs(row["forecast"] / row["speedup"] - 1) > 1e-3 for row in models if row["temperature"])
+        assert row.accounting == pytest.approx(row.speedup, rel=1e-9), row.method
+        assert row.repeat_noise is None, "three prompts say nothing about running again"
+        if row.temperature == 0:
+            assert row.same_as_baseline is True
+            assert row.forecast == pytest.approx(row.speedup, rel=1e-9), (row.method, row.draft_length)
+            assert row.forecast_tokens_per_round == pytest.approx(row.tokens_per_round, rel=1e-9)
+        if row.ladder:
+            assert ladder.factors(as_dict(row))[ladder.UNEXPLAINED] == pytest.approx(1.0, rel=1e-9)
+    models = [row for row in speculative if row.method == "model" and row.draft_length > 1]
+    assert all(row.ladder for row in models)
+    assert any(abs(row.forecast / row.speedup - 1) > 1e-3 for row in models if row.temperature)
 
 
 def test_without_instruments_there_are_no_prices(bench):
@@ -342,7 +343,7 @@ def test_without_instruments_there_are_no_prices(bench):
     found = measure(bench, [BASELINE, Arm("model", "model", 2)], [0.0], [make_prompt()], 1, Sampling(), {})
     assert calibrated(found) == {}
     rows = rows_of(bench, found, [make_prompt()], {})
-    assert all(row["forecast"] is row["accounting"] is row["ladder"] is None for row in rows)
+    assert all(row.forecast is row.accounting is row.ladder is None for row in rows)
 
 
 def test_a_draft_that_found_nothing_leaves_the_other_rows_their_prices(bench):
@@ -354,5 +355,5 @@ def test_a_draft_that_found_nothing_leaves_the_other_rows_their_prices(bench):
     tools = {"ngram": [0, 1, 2, 2, 2], "model": [0, 1, 2, 2, 2]}
     found = measure(small, arms, [0.0], [text], 1, Sampling(), tools)
     rows = rows_of(small, found, [text], calibrated(found))
-    priced = {row["method"]: row["accounting"] for row in rows if row["draft"] and row["prompt_kind"] == "all"}
+    priced = {row.method: row.accounting for row in rows if row.draft and row.prompt_kind == "all"}
     assert priced["model"] is not None

@@ -117,7 +117,7 @@ def test_ctrl_c_keeps_what_is_done(run, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("where", "stop", "code"),
     [
-        ((output_checks, "_greedy"), KeyboardInterrupt(), 130),
+        ((output_checks, "judge_greedy"), KeyboardInterrupt(), 130),
         ((comparison, "chances"), EnvironmentProblem("not finite"), 3),
     ],
     ids=["check", "explanation"],

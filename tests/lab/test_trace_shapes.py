@@ -5,7 +5,7 @@ import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import optimized_speculative
-from speclab.lab import shapes
+from speclab.lab.tracing import shapes
 from speclab.present import shapes as views
 from speclab.system.errors import EnvironmentProblem
 from tests.tiny_models import FAMILIES, VOCAB, tiny

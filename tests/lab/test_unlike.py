@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from speclab.lab import degraded_drafts
-from speclab.lab.corpus import Document
+from speclab.lab.training import degraded_drafts
+from speclab.lab.training.corpus import Document
 from speclab.system.errors import UsageProblem
 from tests.conftest import tiny_llama
 from tests.tiny_models import tiny

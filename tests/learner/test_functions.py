@@ -745,14 +745,14 @@ def test_a_plan_asks_for_the_best_length(comparison):
     assert all(fact["yours"] == 3 for fact in tested)
     planned = next(e for e in run["plan"] if e["method"] == tested[0]["method"] and e["draft_length"] == 3)
     said = " ".join(out.split())
-    assert f"best_draft_length of exercises says k = 3; the plan expects {planned['speedup']:.2f}x of it" in said
+    assert f"best_draft_length of exercises: k = 3, expected {planned['speedup']:.2f}x" in said
 
 
 def test_a_record_without_the_flag_does_not_know_of_it(comparison, monkeypatch):
     _, out, _, run = comparison(Learner("", {}), "-k", "2", "--temperature", "0")
     assert "impl" not in run["settings"]
     assert "yours" not in run
-    assert report.impl_line(run) is None
+    assert report.learner_line(run) is None
     assert "took part" not in out
 
 

@@ -17,7 +17,7 @@ from transformers import BertConfig, BertLMHeadModel, GenerationConfig
 import baseline_autoregressive
 import compare
 import optimized_speculative
-from speclab.lab.harness import library_generate
+from speclab.lab.decodings import library_generate
 from speclab.models import loading
 from speclab.records import record
 from speclab.system.errors import EnvironmentProblem

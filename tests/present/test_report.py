@@ -1,11 +1,11 @@
-"""Tables, sentences and pictures of a comparison: on records made by hand, nothing is decoded here."""
+"""Tables, lines and pictures of a comparison: on records made by hand, nothing is decoded here."""
 
 import math
 import re
 
 import pytest
 
-from speclab.present import plots, report, words
+from speclab.present import explanations, figures, plots, report, run_lines, tables
 from speclab.records import record
 from speclab.theory import ladder
 from speclab.theory.attribution import RUNGS
@@ -151,12 +151,12 @@ def cells(text: str) -> list[list[list[str]]]:
 def test_every_kind_of_record_says_where_it_is_from():
     run = make_run()
     small = "models/lab-pair/target on AMD EPYC, 2 threads, float32; 2026-11-21T13:00Z, commit a8a881a6"
-    assert plots.small_print(run) == small
-    assert "cpu, float32, fast engine; Python 3.11.7" in words.provenance(run)
+    assert run_lines.small_print(run) == small
+    assert "cpu, float32, fast engine; Python 3.11.7" in run_lines.provenance(run)
     plan = {key: value for key, value in run.items() if key not in ("rows", "prompts")}
-    assert plots.small_print(plan) == small
-    assert words.provenance(plan) == words.provenance(run)
-    assert "RTX" in plots.small_print(run | {"machine": run["machine"] | {"gpu": "NVIDIA RTX"}})
+    assert run_lines.small_print(plan) == small
+    assert run_lines.provenance(plan) == run_lines.provenance(run)
+    assert "RTX" in run_lines.small_print(run | {"machine": run["machine"] | {"gpu": "NVIDIA RTX"}})
 
 
 def test_the_made_up_run_is_a_record():
@@ -166,7 +166,7 @@ def test_the_made_up_run_is_a_record():
 # --- the ladder as numbers --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("row", [r for r in make_run()["rows"] if r["draft"]][:8], ids=words.label)
+@pytest.mark.parametrize("row", [r for r in make_run()["rows"] if r["draft"]][:8], ids=tables.label)
 def test_factors_multiply_to_the_measurement(row):
     found = ladder.factors(row)
     assert list(found) == list(ladder.EFFECTS)
@@ -187,39 +187,6 @@ def test_factors_belong_to_their_rungs():
     assert found["bonus and partial drafts"] == pytest.approx(bonus)
 
 
-@pytest.mark.parametrize(
-    ("effects", "name", "factor"),
-    [
-        ((0.6, 0.9, 1, 1, 1, 1, 1, 1), "draft cost", 0.6),
-        ((0.9, 0.6, 1, 1, 1, 1, 1, 1), "verification", 0.6),
-        ((0.9, 0.6, 1, 0.5, 1, 1, 1, 1), "real acceptance", 0.5),
-        ((0.9, 0.9, 1, 1, 1, 1, 1, 0.6), "unexplained", 0.6),
-        ((0.4, 0.5, 1, 1, 1, 1, 3, 0.7), "draft cost", 0.4),  # luck moves it further, but the other way
-        ((0.3, 0.5, 1, 1, 1, 1, 1, 1), "draft cost", 0.3),  # slower than the baseline
-        ((0.95, 1, 1, 1, 1, 1, 1.4, 1), "chance", 1.4),  # better than the formula: upward
-        ((0.95, 1, 1, 1, 1, 1, 1, 1.5), "unexplained", 1.5),
-    ],
-)
-def test_the_largest_reason(effects, name, factor):
-    row = make_row(effects=effects)
-    assert ladder.largest_reason(row) == (name, pytest.approx(factor))
-    assert f"(x{factor:.2f})" in words.verdict_sentence(row)
-
-
-def test_the_bonus_is_the_reason_where_nothing_costs():
-    name, _ = ladder.largest_reason(make_row(effects=(0.99,) * 8))
-    assert name == "bonus and partial drafts"
-
-
-def test_a_slower_row_never_has_an_upward_reason():
-    """Even where the formula predicts a loss too and the measurement is a little better."""
-    row = make_row(effects=(0.2, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)) | {"speedup": 0.83}
-    rungs = [0.7, 0.9, *[0.85] * 7, 0.83, 0.8]
-    row["ladder"] = [{"name": name, "speedup": value} for name, value in zip(RUNGS, rungs, strict=True)]
-    name, factor = ladder.largest_reason(row)
-    assert (name, factor) == ("draft cost", pytest.approx(0.85 / 0.9))
-
-
 # --- the errors as numbers --------------------------------------------------------------------------------------------
 
 
@@ -231,9 +198,8 @@ def test_errors_have_the_right_median_and_maximum():
     assert found["forecast"] == {"n": 3, "median": pytest.approx(0.1), "max": pytest.approx(0.3)}
     assert found["book_formula"] == {"n": 4, "median": pytest.approx(0.5), "max": pytest.approx(0.5)}
     assert "accounting" not in found
-    assert "forecast 10.0% (30.0%) of 3" in words.errors_line(rows)
-    assert "over 4 rows:" in words.errors_line(rows)
-    assert words.errors_line([]) is None
+    forecast = next(line for line in explanations.errors_table(rows).splitlines() if line.startswith("forecast"))
+    assert forecast.split() == ["forecast", "3", "10.0%", "30.0%"]
 
 
 def test_each_prompt_counts_once_in_the_errors():
@@ -243,76 +209,74 @@ def test_each_prompt_counts_once_in_the_errors():
     whole = [r for r in rows if r["prompt_kind"] in ("all", "not looping")]
     assert {r["prompt_kind"] for r in ladder.prediction_rows(whole)} == {"all"}
     assert all(r["draft"] for r in ladder.prediction_rows(whole))
-    assert "24 rows of 3 kinds of prompt" in " ".join(report.comparison(make_run(temperatures=(0.0,))).split())
+    text = report.comparison(make_run(temperatures=(0.0,)))
+    assert "rows (code, prose, copy)" in text
+    assert re.search(r"^accounting +24 ", text, re.MULTILINE)
 
 
-# --- sentences --------------------------------------------------------------------------------------------------------
+# --- lines ------------------------------------------------------------------------------------------------------------
 
 
-def test_verdict_sentence():
-    row = make_row(effects=(0.6, 0.9, 1, 1, 1, 1, 1, 0.95))
-    assert words.verdict_sentence(row) == (
-        "model k=4: 1.42x, faster; the book's formula says 2.11x, and the largest reason for the difference is "
-        "the draft's cost (x0.60)."
-    )
-    assert words.verdict_sentence(bare(row)) == "model k=4: 1.42x; the book's formula says 2.11x."
-    assert (
-        words.verdict_sentence(bare(row) | {"book_formula": None, "verdict": "slower"}) == "model k=4: 1.42x, slower."
-    )
-
-
-def test_a_draft_that_is_mostly_short_is_called_short():
-    row = make_row("ngram", effects=(1, 0.9, 1, 0.6, 1, 1, 1, 1))
-    assert "streaks (x0.60)" in words.verdict_sentence(row)
-    assert "that a round drafted 1.5 tokens, not 4 (x0.60)" in words.verdict_sentence(row | {"n_drafted": 600})
-
-
-def test_right_by_accident_is_said():
-    row = make_row(effects=(1 / 1.3, 1, 1, 1, 1, 1, 1, 1))  # the bonus is worth 1.32
-    sentence = words.verdict_sentence(row)
-    assert "near only because the bonus token" in sentence
-    assert "(x1.32) and the draft's cost (x0.77) nearly cancel" in sentence
-    honest = make_row(effects=(book_formula(0.7, 4) / expected_tokens_per_round(0.7, 4), *[1] * 6, 1.06))
-    assert "cancel" not in words.verdict_sentence(honest), "6 % off is not near"
-    rungs = [1.5 * 1.01**i for i in range(len(RUNGS))]
-    small = make_row(
-        speedup=rungs[-2],
-        ladder=[dict(zip(("name", "speedup"), r, strict=True)) for r in zip(RUNGS, rungs, strict=True)],
-    )
-    small["ladder"][0]["speedup"] = rungs[-2] * 0.97
-    assert "cancel" not in words.verdict_sentence(small), "nothing large is there to cancel"
-
-
-def test_every_effect_has_words():
-    assert set(words.REASONS) == set(report.LEGEND) == set(ladder.EFFECTS)
+def test_every_effect_has_a_name_and_a_meaning():
+    assert tuple(explanations.LEGEND) == ladder.EFFECTS
+    text = report.comparison(make_run())
+    assert "luck" not in text
+    assert "chance" not in report.comparison(make_run(), by_kind=True, markdown=True)
+    for name, head, meaning in explanations.LEGEND.values():
+        assert f"  {head:8s}{meaning}" in text
+        assert f"- {name}: {meaning}" in explanations.ladder_legend(markdown=True)
 
 
 def test_losing_lines_say_what_may_be_noise():
     rows = [make_row(kind="prose", speedup=0.97), make_row("ngram", kind="prose", speedup=0.8)]
     rows[0]["verdict"], rows[1]["verdict"] = "unclear", "slower"
-    assert words.losing_lines(rows) == ["slower on prose prompts: model k=4 0.97x (may be noise), ngram k=4 0.80x"]
-    assert words.losing_lines([make_row(kind="all", speedup=0.5), make_row(kind="prose", speedup=1.2)]) == []
+    assert report.losing_lines(rows) == ["slower on prose prompts: model k=4 0.97x (may be noise), ngram k=4 0.80x"]
+    assert report.losing_lines([make_row(kind="all", speedup=0.5), make_row(kind="prose", speedup=1.2)]) == []
 
 
-def test_noise_and_phases_in_words():
-    assert [words.temperature_words(t) for t in (0.0, 0.8)] == ["T = 0 (greedy)", "T = 0.8 (sampling)"]
+def test_the_headline_is_the_held_out_row():
+    row = make_row(k=6, speedup=1.5, speedup_low=1.2, speedup_high=1.9, alpha=0.65)
+    line = report.headline_line({"headline": row})
+    assert "best k = 6 chosen on half of the prompts; on the other half 1.50x (95 %: 1.20 to 1.90), alpha 0.65" in line
+    assert "half 0.80x slower (95 %" in report.headline_line({"headline": row | {"speedup": 0.8}})
+    assert report.headline_line({"headline": None}) is None
+
+
+def test_the_library_is_compared_with_the_baseline():
+    row = plain_row("generate") | {"speedup": 0.5}
+    assert "2.00x its speed, the same text" in report.generate_line([row])
+    assert report.generate_line([row | {"same_as_baseline": False}]).endswith("NOT the same text")
+    assert report.generate_line([plain_row()]) is None
+
+
+def test_noise_and_phases():
+    assert [tables.temperature_name(t) for t in (0.0, 0.8)] == ["T = 0 (greedy)", "T = 0.8 (sampling)"]
     run = make_run()
     run["noise"][1] |= {"ratio": 0.98, "low": None, "high": None}
-    assert words.noise_line(run, 0.0) == "noise floor: baseline against itself in the same run: 1.01x (0.99 to 1.03)"
-    assert words.noise_line(run, 0.8) == "noise floor: baseline against itself in the same run: 0.98x"
-    assert words.noise_line(run, 1.5) is None
-    assert words.phases_line(run) == "instrumented rounds: the phases sum to 99.3% of the wall time"
-    assert words.phases_line(run | {"phases": {"seconds": 0.0, "share": None}}) is None
+    with_interval, without = run_lines.noise_lines(run["noise"])
+    assert with_interval == "noise floor, the baseline against itself in the same run: 1.01x (0.99 to 1.03)"
+    assert without == "noise floor, the baseline against itself in the same run: 0.98x (-)"
+    assert run_lines.noise_lines([]) == []
+    assert explanations.phases_line(run) == "instrumented rounds: the phases sum to 99.3% of the wall time"
+    assert explanations.phases_line(run | {"phases": {"seconds": 0.0, "share": None}}) is None
+
+
+def test_what_is_wrong_or_not_checked_is_said():
+    run = make_run()
+    assert run_lines.unchecked_line(run) is run_lines.wrong_output_line(run) is None
+    assert run_lines.unchecked_line(run | {"unchecked": ["ngram k=2"]}).startswith("NOT CHECKED: ngram k=2;")
+    run["correctness"][0]["passed"] = False
+    assert run_lines.wrong_output_line(run) == "WRONG OUTPUT: model k=2; see correctness in the record"
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 
-def test_short_numbers():
-    assert [report.short(v) for v in (None, 0.634, 9.994, 9.996, 12.34, 99.96, 123.4)] == [
-        "-", "0.63", "9.99", "10.0", "12.3", "100", "123",
-    ]  # fmt: skip
-    assert [report.percent(v) for v in (None, 0.481, -0.034, 9.99, 12.0)] == ["-", "+48%", "-3%", "+999%", ">999%"]
+def test_numbers_in_cells():
+    assert [tables.number(v) for v in (None, 0.634, 12.3)] == ["-", "0.63", "12.30"]
+    assert [tables.speedup(v) for v in (None, 1.449)] == ["-", "1.45x"]
+    assert [tables.interval(*ends) for ends in ((1.31, 1.64), (None, None))] == ["1.31 to 1.64", "-"]
+    assert [tables.percent(v) for v in (None, 0.481, -0.034, 9.99, 12.0)] == ["-", "+48%", "-3%", "+999%", ">999%"]
 
 
 @pytest.mark.parametrize(
@@ -320,15 +284,14 @@ def test_short_numbers():
     [
         (["ngram", "model"], ["ngram", "model"]),
         (["dial:0.95", "model"], ["dial:0.…", "model"]),
-        (["Qwen2.5-0.5B", "Qwen2.5-1.5B"], ["Qwe…0.5B", "Qwe…1.5B"]),
-        (["Qwen2.5-0.5B-Instruct", "Qwen2.5-1.5B-Instruct"], ["Qwen2…1", "Qwen2…2"]),
-        (["same-start-1", "same-start-2", "same-start-1"], ["sam…rt-1", "sam…rt-2"]),
+        (["Qwen2.5-0.5B", "Qwen2.5-1.5B"], ["Qwen2…1", "Qwen2…2"]),
+        (["same-start-1", "same-start-2", "same-start-1"], ["same-…1", "same-…2"]),
     ],
 )
 def test_long_names_are_cut_and_stay_different(names, expected):
-    found = words.short_names(names)
+    found = tables.short_names(names)
     assert list(found.values()) == expected
-    assert all(len(name) <= words.NAME_WIDTH for name in found.values())
+    assert all(len(name) <= tables.NAME_WIDTH for name in found.values())
 
 
 def wide_run() -> dict:
@@ -337,77 +300,69 @@ def wide_run() -> dict:
     for i, row in enumerate(run["rows"]):
         row["tokens_per_second"] *= (1, 10, 100)[i % 3]
         if row["draft"]:
-            row |= {"forecast": row["speedup"] * (0.2, 2.5, 14)[i % 3], "leviathan": 16.0, "repeat_noise": 10.55}
+            row |= {"forecast": row["speedup"] * (0.2, 2.5, 14)[i % 3], "leviathan": 16.0, "repeat_noise": 0.55}
             row |= {"speedup_low": 1.0, "speedup_high": 35.0}
     run["costs"] = [make_costs(e["drafter"], e["temperature"], tuple(range(1, 18))) for e in run["costs"]]
     return run
 
 
-def test_the_terminal_is_eighty_columns_wide():
+def test_tables_fit_a_hundred_columns():
     for run in (make_run(), wide_run()):
         for by_kind in (False, True):
             text = report.comparison(run, by_kind)
-            assert [line for line in text.splitlines() if len(line) > 80] == []
-            assert not any(line.endswith((" model", " ngram")) for line in text.splitlines()), "k= on the next line"
+            assert [line for line in text.splitlines() if len(line) > tables.WIDTH] == []
     assert ">999%" in report.comparison(wide_run())
     assert "-80%" in report.comparison(wide_run())
 
 
-def test_speed_table_has_a_verdict_and_two_uncertainties():
+def test_speed_table_has_a_verdict_and_two_intervals():
     row = make_row(speedup=0.834, speedup_low=0.69, speedup_high=0.99, verdict="slower", repeat_noise=0.031)
-    text = report.speed_table([plain_row(), row], markdown=True)
-    (table,) = cells(text)
-    assert table[0] == ["draft", "k", "tok/s", "speedup", "verdict", "±95 %", "±rerun", "α", "f", "tok/rnd"]
-    assert table[2][:7] == ["baseline", "-", "99.5", "1.00x", "-", "-", "-"]
-    assert table[3][3:7] == ["0.83x", "slower", "0.15", "0.03"]
+    row["speedup_with_prefill"] = 0.811
+    (table,) = cells(report.speed_table([plain_row(), row], markdown=True))
+    heads = ["draft", "k", "tok/s", "speedup", "verdict", "95 %", "rerun", "end to end", "α", "f", "tok/rnd"]
+    assert table[0] == heads
+    assert table[2] == ["baseline", "-", "99.5", "1.00x", *["-"] * 7]
+    assert table[3][3:8] == ["0.83x", "slower", "0.69 to 0.99", "0.80 to 0.86", "0.81x"]
+    numbers = [row[key] for key in ("acceptance_rate", "drafted_fraction", "tokens_per_round")]
+    assert table[3][8:] == [f"{value:.2f}" for value in numbers]
+    unknown = dict.fromkeys(("speedup_low", "speedup_high", "repeat_noise", "verdict"))
+    assert cells(report.speed_table([row | unknown], markdown=True))[0][2][4:7] == ["-", "-", "-"]
 
 
 def test_prediction_table_puts_errors_beside_values():
     row = make_row(speedup=2.0, forecast=2.1, accounting=1.9, book_formula=3.0, leviathan=2.5)
-    (table,) = cells(report.prediction_table([plain_row(), row], markdown=True))
-    head, line = table[0], table[2]
+    row["book_formula_drafted_fraction"] = 1.0
+    (table,) = cells(explanations.prediction_table([plain_row(), row], markdown=True))
     assert len(table) == 3, "the baseline is not predicted"
-    assert line[2:11] == ["2.00x", "2.10", "+5%", "1.90", "-5%", "3.00", "+50%", line[9], "2.50"]
-    assert head[3:12] == ["forecast", "err", "accounting", "err", "book(α)", "err", "book(f)", "Leviathan", "err"]
-    assert line[11] == "+25%"
-    terminal = report.prediction_table([row])
-    assert "2.10   +5%" in terminal
-    assert terminal.split()[:8] == [
-        "draft", "k", "measured", "forecast", "accounting", "book(α)", "book(f)", "Leviathan",
-    ]  # fmt: skip
-    assert len(terminal.splitlines()[0]) <= 80
-    assert terminal.splitlines()[0].rstrip().endswith("Leviathan")
+    assert table[0] == ["draft", "k", "measured", *ladder.PREDICTORS.values()]
+    expected = ["1.90   -5%", "2.10   +5%", "2.50  +25%", "3.00  +50%", "1.00  -50%"]
+    assert table[2] == ["model", "4", "2.00x", *expected]
 
 
 def test_ladder_table_shows_every_factor():
     row = make_row(effects=(0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.3))
-    line = report.ladder_table([row]).splitlines()[2].split()
+    line = explanations.ladder_table([row]).splitlines()[2].split()
     expected = ["model", "4", "2.11x", "1.32", "0.50", "0.60", "0.70", "0.80", "0.90", "1.10", "1.20", "1.30"]
     assert line[:-1] == expected
     assert line[-1] == f"{row['speedup']:.2f}x"
-    (table,) = cells(report.ladder_table([row], markdown=True))
-    assert table[0][3:-1] == list(ladder.EFFECTS)
+    (table,) = cells(explanations.ladder_table([row], markdown=True))
+    assert table[0][3:-1] == [name for name, *_ in explanations.LEGEND.values()]
     assert table[2][3:-1] == expected[3:]
 
 
 def test_costs_table():
     run = make_run(methods=("model",), lengths=(4,), temperatures=(0.0,))
-    passes, rest = cells("\n\n".join(report.costs_tables(run, markdown=True)))
+    run["raw"].append(run["raw"][0] | {"method": "model", "prefill_seconds": [0.06, 0.07]})
+    ((head, _, line),) = cells(explanations.costs_table(run, markdown=True))
     context = 100 + 32  # prompts of 90, 100, 110 tokens, half of 64 new ones
     step = 9.0e-3 + 4e-6 * context
-    assert passes[0] == ["T", "step ms", "v(1)", "v(3)", "v(5)", "v(7)", "v(9)"]
-    assert passes[2][:2] == ["0", f"{step * 1e3:.2f}"]
-    assert passes[2][4] == f"{(8.5e-3 + 4e-4 * 5 + 4e-6 * context) / step:.2f}"
-    drafted = 1.1e-3 + 3 * 9e-4 + 4 * 1e-7 * context
-    assert rest[0][2:] == ["c(4)", "accept µs", "rollback µs", "host µs"]
-    assert rest[2] == ["model", "0", f"{drafted / 4 / step:.3f}", "258", "44", "35"]
-    assert report.costs_tables(run | {"costs": []}) == []
-
-
-def test_widths_are_thinned_with_both_ends_kept():
-    assert report._some([1, 2, 3], 8) == [1, 2, 3]
-    thinned = report._some(list(range(1, 18)), 8)
-    assert (len(thinned), thinned[0], thinned[-1]) == (8, 1, 17)
+    verify = (8.5e-3 + 4e-4 * 5 + 4e-6 * context) / step
+    drafted = (1.1e-3 + 3 * 9e-4 + 4 * 1e-7 * context) / 4 / step
+    assert head[:6] == ["draft", "T", "k", "step ms", "v(k+1)", "c"]
+    assert line[:6] == ["model", "0", "4", f"{step * 1e3:.2f}", f"{verify:.2f}", f"{drafted:.3f}"]
+    assert line[6:] == ["258", "44", "35", "65.0"]
+    assert f"at {context} tokens of context" in explanations.costs_line(run)
+    assert explanations.costs_table(run | {"costs": []}) is None
 
 
 # --- everything -------------------------------------------------------------------------------------------------------
@@ -417,7 +372,7 @@ def test_markdown_tables_are_whole():
     """Every line of a table has the same number of cells, and no cell is lost."""
     for run in (make_run(), wide_run()):
         found = cells(report.comparison(run, by_kind=True, markdown=True))
-        assert len(found) == 2 * 4 * 3 + 2  # temperatures, kinds and "all", three each; two of costs
+        assert len(found) == 2 * 4 * 4 + 1  # temperatures, kinds and "all", four each; the costs
         for table in found:
             assert len({len(line) for line in table}) == 1
             assert all(cell for line in table for cell in line)
@@ -428,18 +383,23 @@ def test_order_of_the_whole():
     places = [
         text.index(phrase)
         for phrase in (
-            "Do the outputs agree?", "Temperature 0 (greedy)", "noise floor", "What was predicted",
-            "Why: from the formula", "Start at the book's formula", "model k=2:", "Temperature 0.8", "What a round is",
-            "phases sum", "end in a loop",
+            "Do the outputs agree?", "T = 0 (greedy), all", "noise floor", "What was predicted",
+            "Why: from the formula", "T = 0.8 (sampling), all", "From the book's formula", "What a round is",
+            "phases sum", "end in repetition",
         )
     ]  # fmt: skip
-    assert text.count("Start at the book's formula") == 1
+    assert places == sorted(places)
+    assert text.count("From the book's formula") == 1
     assert text.count("What was predicted") == 2
     assert report.comparison(make_run(), by_kind=True).count("What was predicted") == 8
-    # "model k=2:" also stands in the lines above the tables of later temperatures.
-    assert places[:6] == sorted(places[:6])
-    assert places[7:] == sorted(places[7:])
-    assert len(re.findall(r"^(?:model|ngram) k=\d: \d", text, re.MULTILINE)) == 16
+
+
+def test_many_repeating_texts_show_the_others():
+    run = make_run()
+    run["rows"] += [make_row(kind="not looping"), make_row(temperature=0.8, kind="not looping")]
+    assert "prompts: not looping" not in report.comparison(run)
+    run["prompts"]["n_looping"] = 4
+    assert report.comparison(run).count("prompts: not looping") == 1
 
 
 def interrupted_run() -> dict:
@@ -459,14 +419,14 @@ def test_missing_explanations_leave_dashes_or_nothing():
     assert line.split()[3:5] == ["-", "-"]
     assert "book(α)" in text
     empty = dict.fromkeys(ladder.PREDICTORS)
-    assert report.prediction_table([make_row() | empty]) is None
-    partly = report.ladder_table([bare(make_row(k=2)), make_row()]).splitlines()
+    assert explanations.prediction_table([make_row() | empty]) is None
+    partly = explanations.ladder_table([bare(make_row(k=2)), make_row()]).splitlines()
     assert partly[2].split()[3:-1] == ["-"] * 9
 
 
 def test_no_draft_at_all(tmp_path):
     run = make_run(methods=(), temperatures=(0.8,))
-    assert "Temperature 0.8" in report.comparison(run)
+    assert "T = 0.8 (sampling)" in report.comparison(run)
     assert list(plots.comparison(run, tmp_path, "x")) == []
 
 
@@ -484,24 +444,26 @@ def test_cut_names_are_explained_and_the_same_in_every_table():
 def test_rows_for_the_waterfall():
     rows = [make_row("model", k, effects=(0.9 - 0.05 * k, *[1] * 7)) for k in (2, 4, 8)]
     rows += [make_row("ngram", k, effects=(1 - 0.02 * k, *[1] * 7)) for k in (2, 4)]
-    speed = {(r["method"], r["draft_length"]): r["speedup"] for r in rows}
-    models = sorted((k for m, k in speed if m == "model"), key=lambda k: speed["model", k])
-    best_lookup = max((2, 4), key=lambda k: speed["ngram", k])
-    rows += [make_row("model", 4, 0.8, effects=(9, *[1] * 7)), bare(make_row("model", 6, speedup=99.0))]
-    chosen = [(r["method"], r["draft_length"], r["temperature"]) for _, r in plots.waterfall_rows(rows)]
-    assert chosen == [("model", models[-1], 0), ("model", models[0], 0), ("ngram", best_lookup, 0)]
-    assert [t for t, _ in plots.waterfall_rows(rows[:1])] == ["best of the draft model"]
+    best = {
+        method: max((r for r in rows if r["method"] == method), key=lambda r: r["speedup"])
+        for method in ("model", "ngram")
+    }
+    slowest = min(rows, key=lambda r: r["speedup"])
+    expected = [*sorted(best.values(), key=lambda r: -r["speedup"]), slowest]
+    others = [make_row("model", 4, 0.8, effects=(9, *[1] * 7)), bare(make_row("model", 6, speedup=99.0))]
+    assert [row for _, row in plots.waterfall_rows(rows + others)] == expected
+    assert [title for title, _ in plots.waterfall_rows(rows[:1])] == ["fastest of its draft"]
     assert plots.waterfall_rows([bare(r) for r in rows]) == []
 
 
 def test_the_waterfall_ends_where_the_measurement_begins():
     """The bars as they are drawn: each begins where the last one ended, the last factor ends at the measured value."""
     row = make_row()
-    figure, axis = plots.plt.subplots()
+    figure, axis = figures.plt.subplots()
     plots._waterfall(axis, row)
     spans = [sorted((b.get_x(), b.get_x() + b.get_width())) for b in axis.patches if b.get_fill()]
     texts = [t.get_text() for t in axis.texts]
-    plots.plt.close(figure)
+    figures.plt.close(figure)
     assert len(spans) == len(texts) == len(ladder.EFFECTS) + 3
     assert spans[0] == pytest.approx([1, row["book_formula"]])
     end = row["book_formula"]
@@ -518,13 +480,13 @@ def test_a_method_looks_the_same_in_every_panel():
     """The dial makes no sampled rows: what comes after it must keep its colour, for there is one legend."""
     methods = ["dial:0.9", "ngram"]
     rows = [make_row("ngram", k, 0.8) for k in (2, 4)]
-    for paint in (plots._against_k, plots._bars, plots._histogram):
-        figure, axis = plots.plt.subplots()
+    for paint in (plots._against_draft_length, plots._speedups, plots._accepted_lengths):
+        figure, axis = figures.plt.subplots()
         paint(axis, rows, methods)
-        found = {plots.matplotlib.colors.to_hex(p.get_facecolor()) for p in axis.patches}
+        found = {figures.matplotlib.colors.to_hex(p.get_facecolor()) for p in axis.patches}
         found |= {line.get_color() for line in axis.lines if "," in str(line.get_label())}
-        plots.plt.close(figure)
-        assert {colour.upper() for colour in found} == {plots.COLOURS[1]}
+        figures.plt.close(figure)
+        assert {colour.upper() for colour in found} == {figures.COLOURS[1]}
 
 
 def test_pictures_are_written_and_left_out_where_there_is_nothing_to_show(tmp_path):
@@ -542,28 +504,14 @@ def test_pictures_are_written_and_left_out_where_there_is_nothing_to_show(tmp_pa
     short_run["rows"] = [r | dict.fromkeys(ladder.PREDICTORS) for r in short_run["rows"]]
     left = [write().name for write in plots.comparison(short_run, tmp_path, "y")]
     assert left == [f"y-{kind}.png" for kind in kinds[:3]]
-    assert not plots.plt.get_fignums(), "a figure was left open"
-
-
-def test_reading_the_prompt_is_priced():
-    """Means over the samples; the second baseline and the library's loop are nobody's draft."""
-    one = {"prompt_index": 0, "n_prompt": 90}
-    raw = [
-        one | {"method": "baseline", "prefill_seconds": [0.05, 0.07]},
-        one | {"method": "baseline again", "prefill_seconds": [9.0]},
-        one | {"method": "model", "prefill_seconds": [0.068]},
-        one | {"method": "generate", "prefill_seconds": [0.0]},
-    ]
-    expected = "reading a prompt of 90 tokens takes the target 60.0 ms, +8.0 ms with model drafts"
-    assert words.reading_line({"raw": raw}) == expected
-    assert words.reading_line({"raw": []}) is None
+    assert not figures.plt.get_fignums(), "a figure was left open"
 
 
 def test_a_padded_target_is_called_that_wherever_its_numbers_stand():
     """lab:8b says what the lab's target says; only its price is that of a larger model."""
-    assert "padded: the lab target's text at an 8-billion-parameter price" in words.padding_remark("lab:8b")
+    assert "padded: the lab target's text at an 8-billion-parameter price" in run_lines.padding_remark("lab:8b")
     run = make_run(("model",), (4,), (0.0,))
     assert "padded" not in report.comparison(run, markdown=True)
     run["settings"]["target"] = "lab:200m"
     assert "200-million-parameter price" in report.comparison(run, markdown=True)
-    assert "lab:200m (padded)" in plots.small_print(run)
+    assert "lab:200m (padded)" in run_lines.small_print(run)

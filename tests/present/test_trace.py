@@ -10,28 +10,28 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from decoding import speculative_rounds
 
 import compare
 import optimized_speculative
+from baseline_autoregressive import autoregressive_decode
 from draft_models import ModelDrafter, NgramDrafter
+from optimized_speculative import speculative_decode
 from speclab.cli import flags, parsing
 from speclab.core.counts import Counts
-from speclab.core.rounds import Round
+from speclab.core.rounds import DecodeSettings, Round
 from speclab.core.sampling import Sampling
 from speclab.drafts.oracle import FreeOracleDrafter
-from speclab.lab import detail as detail_module
-from speclab.lab import trace, tracing
-from speclab.lab.detail import Detail
-from speclab.learner.functions import LAB
+from speclab.lab.instruments import LoopFunctions, with_phases
+from speclab.lab.tracing import detail as detail_module
+from speclab.lab.tracing import follow, trace
+from speclab.lab.tracing.detail import Detail
 from speclab.models import loading, prompts
 from speclab.models.cached import CachedModel
-from speclab.present import trace_views, trace_words
+from speclab.present import trace_page, trace_terminal
 from speclab.records import record
 from speclab.system import terminal
 from tests.present.trace_streams import clock, count_all, rounds, scripted, settings, with_texts
 from tests.tiny_models import perturbed, tiny
-from tools import diagram
 
 NASTY = 'a <script>alert(1)</script> <!-- & "x" </pre> {{ 7 * 7 }} \u202e\x1b[31m'
 
@@ -42,9 +42,9 @@ def tokenizer(pair_folder):
 
 
 def decoded(target, drafter, sampling, n_tokens=60, look=True) -> list[Round]:
-    ids = torch.arange(1, 8)[None]
-    args = (CachedModel(target), drafter, ids, 4, n_tokens, sampling, torch.Generator().manual_seed(3))
-    return list(tracing.looked_at(LAB, *args) if look else speculative_rounds(*args, time_phases=True))
+    settings = DecodeSettings(n_tokens, sampling, frozenset(), 3)
+    args = (LoopFunctions(speculative_decode), CachedModel(target), drafter, torch.arange(1, 8)[None], 4, settings)
+    return list(follow.detailed(*args) if look else with_phases(*args))
 
 
 def drafters(target) -> dict:
@@ -125,10 +125,10 @@ def test_marks_are_the_rounds_counts(tokenizer):
     drafts = [t.kind for e in found.events for t in e.drafts]
     assert len(drafts) == found.counts.n_drafted == sum(r.n_drafted for r in stream)
     assert drafts.count("accepted") == found.counts.n_accepted
-    assert drafts.count("refused") == found.counts.n_rejected
+    assert drafts.count("rejected") == found.counts.n_rejected
     assert drafts.count("untested") == len(drafts) - found.counts.n_accepted - found.counts.n_rejected
     assert len(kinds) == 200 == found.events[-1].n_tokens
-    assert f"{found.counts.n_rounds} rounds, {found.counts.n_drafted} drafted" in found.summary()
+    assert f"{found.counts.n_rounds} rounds, {found.counts.n_drafted} drafted" in trace_terminal.summary(found)
 
 
 def test_time_is_the_rounds_time(tokenizer):
@@ -143,33 +143,34 @@ def test_time_is_the_rounds_time(tokenizer):
 
 
 def test_a_text_that_ends_inside_a_block(tokenizer):
-    """Drafts behind the end were never said; the end itself is an accepted one."""
+    """Drafts after the end were never emitted; the end itself is an accepted one."""
     detail = Detail([5, 0, 7, 8], [0.5] * 4, [0.9] * 4, [0.1] * 4, 0.5, [0.5] * 5)
     stream = [Round([3], prefill=True), Round([5, 0], 4, 2, 0, False, "eos", {"verify": 0.01}, detail)]
     found = trace.trace(stream, clock([3, 5, 0]), tokenizer, "x", [4], settings())
-    assert [t.kind for t in found.events[1].drafts] == ["accepted", "accepted", "unsaid", "unsaid"]
+    assert [t.kind for t in found.events[1].drafts] == ["accepted", "accepted", "after_eos", "after_eos"]
     assert [t.kind for t in found.events[1].tokens] == ["accepted", "accepted"]
-    assert "behind the end" in found.events[1].drafts[2].words
-    assert "kept 2" in trace_views.sentence(found.events[1], 3)
+    assert "drafted 4, kept 2; 3 tokens after 10.0 ms, the baseline has 2" in trace_page.round_line(found.events[1], 2)
+    assert "after the end of the text" in trace_terminal.terminal(found)
 
 
 def test_words_say_the_rules_outcome_and_where_it_was_broken(tokenizer):
     detail = Detail([5, 6], [0.5, 0.8], [0.4, 0.1], [0.5, 0.5], 0.3, [0.2, 0.2, 0.2])
     stream = [Round([3], prefill=True), Round([5, 9], 2, 1, 1, False, None, {"verify": 0.01}, detail)]
-    kept, refused = trace.trace(stream, clock([3]), tokenizer, "x", [4], settings()).events[1].drafts
-    assert kept.words == "kept: u × q = 0.25 is below p = 0.4"
-    assert refused.words == "refused: u × q = 0.4 is not below p = 0.1"
+    kept, rejected = trace.trace(stream, clock([3]), tokenizer, "x", [4], settings()).events[1].drafts
+    assert trace_terminal.outcome(kept, greedy=False) == "accepted: u × q = 0.25 is below p = 0.4"
+    assert trace_terminal.outcome(rejected, greedy=False) == "rejected: u × q = 0.4 is not below p = 0.1"
     broken = [stream[0], stream[1]._replace(tokens=[5, 6, 9], n_accepted=2, n_rejected=0)]
-    drafts = trace.trace(broken, clock([3]), tokenizer, "x", [4], settings()).events[1].drafts
-    assert drafts[1].words.startswith("kept, against the rule: u × q = 0.4 is not below")
-    greedy = trace.trace(stream, clock([3]), tokenizer, "x", [4], settings(0.0)).events[1].drafts
-    assert "own choice" in greedy[0].words
+    found = trace.trace(broken, clock([3]), tokenizer, "x", [4], settings())
+    assert [token.against_rule for token in found.events[1].drafts] == [False, True]
+    assert "accepted, against the rule: u x q = 0.4 is not below p = 0.1" in trace_terminal.terminal(found)
+    one_hot = kept.__class__(5, "x", "accepted", 1.0, 1.0, 0.5, 0.2)
+    assert trace_terminal.outcome(one_hot, greedy=True) == "accepted: the target's own choice, p = 1"
 
 
-def test_close_numbers_get_the_digits_that_part_them():
-    assert trace_words.apart(0.12341, 0.12342) == ("0.12341", "0.12342")
-    assert trace_words.apart(0.1, 0.9) == ("0.1", "0.9")
-    assert trace_words.apart(0.5, 0.5) == ("0.5", "0.5")
+def test_close_numbers_get_the_digits_that_tell_them_apart():
+    assert trace_terminal._told_apart(0.12341, 0.12342) == ("0.12341", "0.12342")
+    assert trace_terminal._told_apart(0.1, 0.9) == ("0.1", "0.9")
+    assert trace_terminal._told_apart(0.5, 0.5) == ("0.5", "0.5")
 
 
 # --- spelling ---
@@ -195,15 +196,19 @@ def test_a_character_of_several_tokens_appears_with_its_last(tokenizer):
     assert [speller.spell(i) for i in ids[:2]] == ["", "é"]  # looking ahead has moved nothing
     found = scripted(tokenizer, "é", 30, ids)
     assert "".join(t.text for e in found.events for t in e.tokens)
-    assert '<i class="part"></i>' in trace_views.page(found)
+    assert '<i class="part"></i>' in trace_page.page(found)
 
 
 def test_control_characters_are_pictures():
     assert terminal.harmless("a\x1b[31m\u202e\x00\n\t") == "a␛[31m‹202E›␀\n\t"
-    assert trace_words.visible(" x\n") == "·x↵"
-    assert trace_words.visible("") == "◌"
-    assert trace_words.spoken("    ") == "4 blanks"
-    assert trace_words.spoken("\n  ") == "2 blanks and 1 line end"
+    assert trace_page.visible(" x\n") == "·x↵"
+    assert trace_page.visible("") == "◌"
+
+
+def test_every_kind_has_a_meaning_and_signs(tokenizer):
+    kinds = set(trace_terminal.MEANINGS)
+    assert kinds == set(trace_terminal.SIGNS) == set(trace_page.SIGNS)
+    assert scripted(tokenizer, "x", 60).kinds < kinds
 
 
 # --- the terminal ---
@@ -211,7 +216,7 @@ def test_control_characters_are_pictures():
 
 def test_terminal_shows_every_token_by_sign(tokenizer):
     found = scripted(tokenizer, "x", 60)
-    text = trace_views.terminal(found)
+    text = trace_terminal.terminal(found)
     assert "\x1b" not in text
     lines = text.splitlines()
     first = lines.index(next(line for line in lines if line.startswith("round"))) + 1
@@ -219,8 +224,8 @@ def test_terminal_shows_every_token_by_sign(tokenizer):
     for line, event in zip(lines[first:], found.events, strict=False):
         assert line.split()[0] == str(event.number)
         for token in (*(t for t in event.drafts if t.kind != "accepted"), *event.tokens):
-            assert trace_views.SIGNS[token.kind][0] + trace_views.ascii_quoted(token.text) in line
-    assert found.summary() in text
+            assert trace_terminal.SIGNS[token.kind] + trace_terminal.ascii_quoted(token.text) in line
+    assert trace_terminal.summary(found) in text
 
 
 def test_colours_are_only_for_a_terminal_that_wants_them(tokenizer, monkeypatch):
@@ -240,11 +245,11 @@ def test_colours_are_only_for_a_terminal_that_wants_them(tokenizer, monkeypatch)
     assert not terminal.wants_colour(Terminal())
     assert not terminal.is_animated(Terminal())
     found = scripted(tokenizer, "x", 30)
-    coloured = trace_views.terminal(found, colour=True)
-    plain = trace_views.terminal(found)
+    coloured = trace_terminal.terminal(found, colour=True)
+    plain = trace_terminal.terminal(found)
     assert coloured != plain
     stripped = coloured
-    for _, _, code in trace_views.SIGNS.values():
+    for code in ("2", *trace_terminal.ANSI.values()):
         stripped = stripped.replace(f"\x1b[{code}m", "")
     assert stripped.replace("\x1b[0m", "") == plain
 
@@ -283,12 +288,12 @@ class Tags(html.parser.HTMLParser):
 
 def test_page_holds_every_token_once(tokenizer):
     found = scripted(tokenizer, "def f(x):", 120)
-    tags = Tags(trace_views.page(found))
+    tags = Tags(trace_page.page(found))
     kinds = [t.kind for e in found.events for t in e.tokens]
     assert tags.classed("t") == len(kinds) == 120
     for kind in set(kinds):
         assert tags.classed(kind) == kinds.count(kind)
-    assert tags.classed("refused") == found.counts.n_rejected
+    assert tags.classed("rejected") == found.counts.n_rejected
 
 
 @pytest.mark.parametrize("where", ["prompt", "names", "tokens"])
@@ -300,7 +305,7 @@ def test_nothing_in_a_text_becomes_markup(tokenizer, where):
     prompt = NASTY if where == "prompt" else "x"
     found = trace.trace(stream, clock(said), tokenizer, prompt, ids, {**settings(), **names})
     found = with_texts(found, NASTY) if where == "tokens" else found
-    page = trace_views.page(found)
+    page = trace_page.page(found)
     tags = Tags(page)
     assert [name for name, _ in tags.tags].count("script") == 2  # the data and the page's own
     assert page.count("</script>") == 2
@@ -315,15 +320,15 @@ def test_nothing_in_a_text_becomes_markup(tokenizer, where):
 
 def test_a_prompt_of_markup_reads_as_it_was_written(tokenizer):
     found = scripted(tokenizer, "<b>&amp;</b>\n<script>x</script>", 20)
-    assert "<b>&amp;</b>\n<script>x</script>" in "".join(Tags(trace_views.page(found)).texts["pre"])
+    assert "<b>&amp;</b>\n<script>x</script>" in "".join(Tags(trace_page.page(found)).texts["pre"])
 
 
 @pytest.mark.parametrize("keep", [0.0, 1.0])
 def test_page_of_512_tokens_stays_below_a_megabyte(tokenizer, keep):
-    """Sixteen drafts a round, all refused, is the longest there is; and all kept."""
+    """Sixteen drafts a round, all rejected, is the longest there is; and all kept."""
     found = scripted(tokenizer, "def f(x):\n" * 200, 512, draft_length=16, keep=keep)
     assert found.events[-1].n_tokens == 512
-    size = len(trace_views.page(found).encode())
+    size = len(trace_page.page(found).encode())
     assert 100_000 < size < 1_000_000
 
 
@@ -332,30 +337,23 @@ def test_page_asks_nobody(tokenizer, monkeypatch):
     for module, name in ((platform, "node"), (socket, "gethostname")):  # a real name may be too short to look for
         monkeypatch.setattr(module, name, lambda: "this-very-machine")
     found = scripted(tokenizer, "def f(x):", 60)
-    page = trace_views.page(found)
+    page = trace_page.page(found)
     assert "http:" not in page
     assert "https:" not in page
     assert "url(" not in page
     assert "@import" not in page
     assert "this-very-machine" not in page
     assert str(record.ROOT) not in page
-    assert page == trace_views.page(found)
+    assert page == trace_page.page(found)
 
 
 def test_long_prompts_are_folded():
-    head, tail = trace_views.split_prompt("\n".join(f"line {i}" for i in range(50)))
+    head, tail = trace_page.split_prompt("\n".join(f"line {i}" for i in range(50)))
     assert tail.startswith("line 46")
     assert head + tail == "\n".join(f"line {i}" for i in range(50))
-    assert trace_views.split_prompt("short\nprompt") == ("", "short\nprompt")
-    head, tail = trace_views.split_prompt("x" * 1000)
+    assert trace_page.split_prompt("short\nprompt") == ("", "short\nprompt")
+    head, tail = trace_page.split_prompt("x" * 1000)
     assert (len(head), len(tail)) == (680, 320)
-
-
-def test_the_diagram_is_small_and_always_the_same(tmp_path):
-    first, second = (diagram.write(tmp_path / name).read_bytes() for name in ("a.png", "b.png"))
-    assert first == second
-    assert len(first) < 200_000
-    assert diagram.PATH.exists()
 
 
 # --- the commands ---
@@ -388,7 +386,7 @@ def test_trace_of_a_decoding_is_the_decoding(run, tmp_path, words):
     assert "t.html" in err
     assert str(tmp_path) not in page
     if "--temperature" not in words:
-        assert "Both say the same" in page
+        assert "Both texts are the same" in page
 
 
 def test_trace_in_the_terminal(run):
@@ -431,14 +429,15 @@ def test_trace_of_a_comparison(pair_folder, tmp_path, capsys, monkeypatch):
 
 
 def test_a_dial_traces_what_it_was_told_to_replay(pair_folder):
-    """Right with probability 1, it is never refused."""
+    """Right with probability 1, it is never rejected."""
     parser = parsing.make_parser("x")
     flags.add_shared_flags(parser)
     flags.add_decoding_flags(parser)
     words = ["--target", str(pair_folder / "target"), "--threads", "1", "--engine", "eager", "--prompt", "def f(x):"]
     setup = flags.setup_from(args := parser.parse_args(words))
     prompt = flags.read_prompts(args, setup.tokenizer)[0]
-    found = tracing.follow(setup, FreeOracleDrafter(1.0), "dial:1:free", prompt, 4, 31, Sampling())
+    loops = (autoregressive_decode, LoopFunctions(speculative_decode))
+    found = follow.follow(setup, FreeOracleDrafter(1.0), "dial:1:free", prompt, 4, DecodeSettings(31), *loops)
     assert found.same_text
     assert found.counts.n_accepted == found.counts.n_drafted == 24
     assert found.counts.n_rounds == 6

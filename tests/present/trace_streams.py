@@ -4,8 +4,8 @@ import random
 from dataclasses import replace
 
 from speclab.core.rounds import Round
-from speclab.lab import trace
-from speclab.lab.detail import Detail
+from speclab.lab.tracing import trace
+from speclab.lab.tracing.detail import Detail
 
 
 def settings(temperature: float = 0.8, draft_length: int = 4) -> dict:
@@ -35,7 +35,7 @@ def rounds(vocab: list[int], n_tokens: int, draft_length: int = 4, seed: int = 0
         proposed = [dice.choice(vocab) for _ in range(k)]
         q = [dice.uniform(0.1, 1) for _ in range(k)]
         u = [dice.random() for _ in range(k)]
-        # Above u q where the draft is kept, at or below it where it is refused: what the rule would have said.
+        # Above u q where the draft is kept, at or below it where it is rejected: what the rule would have said.
         p = [u[i] * q[i] * (1.5 if i < kept else 0.5) + (1e-9 if i < kept else 0) for i in range(k)]
         detail = Detail(proposed, q, p, u, dice.random(), [dice.random() for _ in range(k + 1)])
         seconds = {"host": 1e-4, "draft": 1e-3 * k, "verify": 8e-3, "accept": 3e-4, "rollback": 1e-5}

@@ -5,11 +5,15 @@ import math
 import random
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from speclab.core.counts import Counts
-from speclab.records import record, rows
+from speclab.lab.rows import build_row
+from speclab.records.files import as_dict
+from speclab.records.runs import Noise
 from speclab.records.samples import BASELINE, BASELINE_REPEAT, Arm, Sample
 from speclab.theory import attribution, ladder
 from speclab.theory.attribution import RUNGS, Part, explained, noise_floor, price, verdict
@@ -102,7 +106,7 @@ def test_accounting_by_hand():
     assert part.draft == pytest.approx(0.18 + 0.001 * 2 * 10 + (0.18 + 0.02 + 0.001 * 2 * 13) + 0.03)
     assert part.verify == pytest.approx(1.4 + 0.02 * 10 + 1.4 + 0.02 * 13 + 1.1 + 0.02 * 14)
     assert part.overhead == pytest.approx(0.08 + 0.08 + 0.06)
-    row = rows.row(arm_of(2), [speculated(2, ROUNDS)], [plain(6)], COMMON, "all")
+    row = build_row(arm_of(2), [speculated(2, ROUNDS)], [plain(6)], COMMON, "all")
     found = explained(row, part)
     assert found["accounting"] == pytest.approx(5.6 / 5.316)
     assert found["draft_cost"] == pytest.approx(0.456 / 4 / 1.12)
@@ -129,7 +133,7 @@ def test_parts_add_up_over_prompts_and_repeats():
     for name, value in vars(total).items():
         assert value == pytest.approx(getattr(two, name)), name
     assert two.n_tokens == 9
-    row = {"acceptance_rate": 0.5, "draft_length": 2, "speedup": 1.0, "speedup_with_prefill": 1.0}
+    row = SimpleNamespace(acceptance_rate=0.5, draft_length=2, speedup=1.0, speedup_with_prefill=1.0)
     seconds = total.draft + total.verify + total.overhead
     assert explained(row, total)["accounting"] == pytest.approx((one.baseline + alone.baseline) / seconds)
 
@@ -170,11 +174,11 @@ def test_accounting_is_exact_where_the_costs_are(seed):
         mine.append(ours)
         base.append(theirs)
         total += price(ours, theirs, COSTS, constant([0.5] * n))
-    row = rows.row(arm_of(k), mine, base, COMMON, "all")
-    row |= explained(row, total)
-    assert row["accounting"] == pytest.approx(row["speedup"], rel=1e-12)
-    if row["ladder"]:
-        assert ladder.factors(row)[ladder.UNEXPLAINED] == pytest.approx(1.0, rel=1e-12)
+    row = build_row(arm_of(k), mine, base, COMMON, "all")
+    row = replace(row, **explained(row, total))
+    assert row.accounting == pytest.approx(row.speedup, rel=1e-12)
+    if row.ladder:
+        assert ladder.factors(as_dict(row))[ladder.UNEXPLAINED] == pytest.approx(1.0, rel=1e-12)
 
 
 # --- forecast ---------------------------------------------------------------------------------------------------------
@@ -194,7 +198,7 @@ def test_forecast_by_brute_force(seed, k):
     assert part.expected_rounds == pytest.approx(expected_seconds(chances, 9, k, lambda n, t, catch: 1.0))
     early = expected_seconds(chances, 9, k, lambda n, t, catch: COSTS.round_seconds(n, N_PROMPT, catch))
     assert part.expected_early == pytest.approx(early)
-    row = {"acceptance_rate": None, "draft_length": k, "speedup": 1.0, "speedup_with_prefill": 1.0}
+    row = SimpleNamespace(acceptance_rate=None, draft_length=k, speedup=1.0, speedup_with_prefill=1.0)
     found = explained(row, part)
     assert found["forecast"] == pytest.approx(part.baseline / seconds)
     assert found["forecast_tokens_per_round"] == pytest.approx(8 / part.expected_rounds)
@@ -255,12 +259,12 @@ def test_greedy_has_no_chance_in_it(seed, k):
     rounds = greedy_rounds(accept, k)
     mine = speculated(k, rounds, seconds=spent(rounds))
     base = plain(20, seconds=sum(COSTS.step_seconds(N_PROMPT + i) for i in range(19)))
-    row = rows.row(arm_of(k), [mine], [base], COMMON, "all")
-    row |= explained(row, price(mine, base, COSTS, constant(accept)))
-    assert row["forecast"] == pytest.approx(row["speedup"], rel=1e-12)
-    assert row["accounting"] == pytest.approx(row["speedup"], rel=1e-12)
-    assert row["forecast_tokens_per_round"] == pytest.approx(row["tokens_per_round"])
-    assert ladder.factors(row)["chance"] == pytest.approx(1.0, rel=1e-12)
+    row = build_row(arm_of(k), [mine], [base], COMMON, "all")
+    row = replace(row, **explained(row, price(mine, base, COSTS, constant(accept))))
+    assert row.forecast == pytest.approx(row.speedup, rel=1e-12)
+    assert row.accounting == pytest.approx(row.speedup, rel=1e-12)
+    assert row.forecast_tokens_per_round == pytest.approx(row.tokens_per_round)
+    assert ladder.factors(as_dict(row))["chance"] == pytest.approx(1.0, rel=1e-12)
 
 
 # --- the ladder -------------------------------------------------------------------------------------------------------
@@ -275,9 +279,9 @@ def test_every_rung_is_its_formula(k):
     while not any(drafted for drafted, _ in rounds[:2]):
         rounds = random_rounds(dice, 12, k)
     mine, base = speculated(k, rounds, seconds=9.0), plain(12, seconds=14.0)
-    row = rows.row(arm_of(k), [mine], [base], COMMON, "all")
-    row |= explained(row, price(mine, base, COSTS, constant([accept] * 12)))
-    alpha, step = row["acceptance_rate"], 1.0 + 0.01 * N_PROMPT
+    row = build_row(arm_of(k), [mine], [base], COMMON, "all")
+    row = replace(row, **explained(row, price(mine, base, COSTS, constant([accept] * 12))))
+    alpha, step = row.acceptance_rate, 1.0 + 0.01 * N_PROMPT
     assert alpha is not None
     tau = (1 - alpha ** (k + 1)) / (1 - alpha) if alpha < 1 else k + 1
     drafts = [COSTS.draft_seconds(n, N_PROMPT, c) for (n, _), c in zip(rounds, catch_ups(rounds), strict=True)]
@@ -291,7 +295,7 @@ def test_every_rung_is_its_formula(k):
     early = expected_seconds(chances, 12, k, lambda n, t, catch: COSTS.round_seconds(n, N_PROMPT, catch))
     real = expected_seconds(chances, 12, k, lambda n, t, catch: COSTS.round_seconds(n, N_PROMPT + t - 1, catch))
     steps = sum(1.0 + 0.01 * (N_PROMPT + i) for i in range(11))
-    assert [(rung["name"], rung["speedup"]) for rung in row["ladder"]] == [
+    assert [(rung.name, rung.speedup) for rung in row.ladder] == [
         ("book formula", pytest.approx(1 / (1 - alpha + alpha / k))),
         ("bonus and partial drafts", pytest.approx(tau)),
         ("draft cost", pytest.approx(tau / (1 + draft))),
@@ -304,11 +308,11 @@ def test_every_rung_is_its_formula(k):
         ("measured", pytest.approx(14.0 / 9.0)),
         ("prompt", pytest.approx(14.5 / 9.5)),
     ]
-    assert row["cost_model"] == pytest.approx(tau / (draft + verify + overhead))
-    assert row["leviathan"] == pytest.approx(tau / (1 + k * row["draft_cost"]))
-    assert row["ladder"][0]["speedup"] == row["book_formula"]
-    assert row["ladder"][RUNGS.index("longer context")]["speedup"] == row["forecast"]
-    assert row["ladder"][RUNGS.index("chance")]["speedup"] == row["accounting"]
+    assert row.cost_model == pytest.approx(tau / (draft + verify + overhead))
+    assert row.leviathan == pytest.approx(tau / (1 + k * row.draft_cost))
+    assert row.ladder[0].speedup == row.book_formula
+    assert row.ladder[RUNGS.index("longer context")].speedup == row.forecast
+    assert row.ladder[RUNGS.index("chance")].speedup == row.accounting
 
 
 def test_rungs_are_in_the_planned_order():
@@ -320,10 +324,10 @@ def test_rungs_are_in_the_planned_order():
 
 def test_factors_multiply_to_measured_over_book():
     mine, base = speculated(2, ROUNDS, seconds=4.0), plain(6, seconds=5.0)
-    row = rows.row(arm_of(2), [mine], [base], COMMON, "all")
-    row |= explained(row, price(mine, base, COSTS, constant(HALF)))
-    found = ladder.factors(row)
-    assert math.prod(found.values()) == pytest.approx(row["speedup"] / row["book_formula"])
+    row = build_row(arm_of(2), [mine], [base], COMMON, "all")
+    row = replace(row, **explained(row, price(mine, base, COSTS, constant(HALF))))
+    found = ladder.factors(as_dict(row))
+    assert math.prod(found.values()) == pytest.approx(row.speedup / row.book_formula)
     assert len(found) == len(RUNGS) - 2  # eleven rungs, ten steps, and the prompt's stands apart
 
 
@@ -334,9 +338,9 @@ def test_one_bad_assumption_moves_one_rung():
     none = {"accept_at": 0.0, "accept_each": 0.0, "rollback": 0.0, "host": 0.0}
     for changes, name in ((free, "draft cost"), (flat, "verification"), (none, "overhead")):
         costs = Costs(**{**vars(COSTS), **changes})
-        row = rows.row(arm_of(2), [speculated(2, ROUNDS)], [plain(6)], COMMON, "all")
-        row |= explained(row, price(speculated(2, ROUNDS), plain(6), costs, constant(HALF)))
-        found = ladder.factors(row)
+        row = build_row(arm_of(2), [speculated(2, ROUNDS)], [plain(6)], COMMON, "all")
+        row = replace(row, **explained(row, price(speculated(2, ROUNDS), plain(6), costs, constant(HALF))))
+        found = ladder.factors(as_dict(row))
         assert found[name] == pytest.approx(1.0)
         others = [found[other] for other in ("draft cost", "verification", "overhead") if other != name]
         assert all(factor < 0.999 for factor in others)
@@ -345,20 +349,13 @@ def test_one_bad_assumption_moves_one_rung():
 @pytest.mark.parametrize(("k", "rounds"), [(0, [(0, 0)] * 5), (3, [(0, 0)] * 5)], ids=["k = 0", "nothing found"])
 def test_rows_without_drafts_have_predictions_and_no_ladder(k, rounds):
     mine, base = speculated(k, rounds, seconds=spent(rounds)), plain(6, seconds=5.6)
-    row = rows.row(arm_of(k), [mine], [base], COMMON, "all")
-    row |= explained(row, price(mine, base, COSTS, lambda text: [[]] * len(text)))
-    assert row["ladder"] is row["leviathan"] is row["cost_model"] is row["draft_cost"] is None
-    assert row["accounting"] == pytest.approx(row["speedup"])
-    assert row["forecast"] == pytest.approx(row["speedup"])
-    assert row["forecast_tokens_per_round"] == 1
-    assert row["verify_cost"] == pytest.approx(statistics.mean(1.1 + 0.02 * c for c in range(10, 15)) / 1.12)
-
-
-def test_explained_rows_satisfy_the_schema():
-    mine, base = speculated(2, ROUNDS), plain(6)
-    row = rows.row(arm_of(2), [mine], [base], COMMON, "all")
-    row |= explained(row, price(mine, base, COSTS, constant(HALF)))
-    assert set(row) == set(record.ROW["properties"])
+    row = build_row(arm_of(k), [mine], [base], COMMON, "all")
+    row = replace(row, **explained(row, price(mine, base, COSTS, lambda text: [[]] * len(text))))
+    assert row.ladder is row.leviathan is row.cost_model is row.draft_cost is None
+    assert row.accounting == pytest.approx(row.speedup)
+    assert row.forecast == pytest.approx(row.speedup)
+    assert row.forecast_tokens_per_round == 1
+    assert row.verify_cost == pytest.approx(statistics.mean(1.1 + 0.02 * c for c in range(10, 15)) / 1.12)
 
 
 def test_round_cost():
@@ -383,20 +380,20 @@ def timed(arm: Arm, *decodings: list[float]) -> list[Sample]:
 
 def test_noise_floor_by_hand():
     found = noise_floor(timed(BASELINE, [1.0], [2.0], [3.0]), timed(BASELINE_REPEAT, [2.0], [2.0], [2.0]))
-    assert found["ratio"] == pytest.approx(1.0)
-    assert found["low"] < 1 < found["high"]
+    assert found.ratio == pytest.approx(1.0)
+    assert found.low < 1 < found.high
     found = noise_floor(timed(BASELINE, [3.0], [3.0]), timed(BASELINE_REPEAT, [2.0], [2.0]))
-    assert found == {"ratio": pytest.approx(1.5), "low": None, "high": None}
+    assert found == Noise(temperature=0.0, ratio=pytest.approx(1.5), low=None, high=None)
     exact = noise_floor(
         timed(BASELINE, [1.0, 2.0], [2.0, 2.0], [1.0, 3.0]), timed(BASELINE_REPEAT, [3.0], [4.0], [4.0])
     )
-    assert exact == {"ratio": 1.0, "low": pytest.approx(1.0), "high": pytest.approx(1.0)}
+    assert exact == Noise(temperature=0.0, ratio=1.0, low=pytest.approx(1.0), high=pytest.approx(1.0))
 
 
 def test_noise_floor_pairs_prompts():
     """Neither the order of the samples nor a prompt that only the first run has may matter."""
     base, again = timed(BASELINE, [1.0], [5.0], [100.0]), timed(BASELINE_REPEAT, [2.0], [4.0])
-    assert noise_floor(base[::-1], again)["ratio"] == pytest.approx(1.0)
+    assert noise_floor(base[::-1], again).ratio == pytest.approx(1.0)
 
 
 def test_no_noise_floor_without_a_second_baseline():
@@ -408,11 +405,11 @@ def test_no_noise_floor_without_a_second_baseline():
 
 
 def judged(speedup, low=None, high=None, noise=None, floor=None) -> str:
-    return verdict({"speedup": speedup, "speedup_low": low, "speedup_high": high, "repeat_noise": noise}, floor)
+    return verdict(speedup, low, high, noise, floor)
 
 
-def floor_of(low, high) -> dict:
-    return {"ratio": 1.0, "low": low, "high": high}
+def floor_of(low, high) -> Noise:
+    return Noise(temperature=0.0, ratio=1.0, low=low, high=high)
 
 
 @pytest.mark.parametrize(

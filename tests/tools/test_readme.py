@@ -4,13 +4,26 @@ import re
 
 import pytest
 
-from benchmarks import common, families, peers, roofline, scaling
+from benchmarks import families, peers, roofline, scaling
 from speclab.present import plan_views, report, sweep_views
-from speclab.records import record
+from speclab.records import files, record
+from speclab.records.runs import ComparisonRun, Head, PlanRun, SweepRun
 from tools import readme
 
 PAGES = readme.PAGES
-BENCHMARKS = {"families": families, "peers": peers, "roofline": roofline, "scaling": scaling}
+BENCHMARKS = {
+    "families": (families.FamiliesRun, families.page),
+    "peers": (peers.PeersRun, peers.page),
+    "roofline": (roofline.RooflineRun, roofline.page),
+    "scaling": (scaling.ScalingRun, scaling.page),
+}
+KINDS = {"sweep": SweepRun, "plan": PlanRun}
+
+
+def kind_of(stem: str) -> type[Head]:
+    """The class of a committed record, by its file's name."""
+    last = stem.rpartition("-")[2]
+    return BENCHMARKS[last][0] if last in BENCHMARKS else next((KINDS[k] for k in KINDS if k in stem), ComparisonRun)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: f"{p.parent.name}/{p.name}")
@@ -65,11 +78,10 @@ def test_committed_records_are_valid_and_clean():
     records = sorted((record.ROOT / "results").glob("cpu-2-cores*.json"))
     assert {readme.DEFAULT_RUN, readme.FULL_RUN} <= set(records)
     for path in records:
-        module = BENCHMARKS.get(path.stem.rpartition("-")[2])
-        run = common.load(path, module.SCHEMA) if module else record.load(path)
-        assert run["versions"]["commit"]
-        assert run["versions"]["uncommitted_changes"] is False
-        assert not run["interrupted"]
+        run = files.read(path, kind_of(path.stem))
+        assert run.versions.commit
+        assert run.versions.uncommitted_changes is False
+        assert not run.interrupted
         assert not re.search(r"/(home|root|tmp|Users|work)\b", path.read_text())
 
 
@@ -80,9 +92,9 @@ def test_committed_tables_are_views_of_their_records(path):
     if not source.exists():
         assert path.stem == "cpu-2-cores-sweeps", f"{path.name} has no record"
         return
-    module = BENCHMARKS.get(path.stem.rpartition("-")[2])
-    if module:
-        page = module.page(common.load(source, module.SCHEMA), True)
+    benchmark = path.stem.rpartition("-")[2]
+    if benchmark in BENCHMARKS:
+        page = BENCHMARKS[benchmark][1](files.read(source, kind_of(path.stem)), True)
     else:
         run = record.load(source)
         if "sweep" in run:

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from speclab.lab import corpus, training
-from speclab.lab.corpus import Document, is_permissive
+from speclab.lab.training import corpus
+from speclab.lab.training import steps as training_steps
+from speclab.lab.training.corpus import Document, is_permissive
 from speclab.system.errors import EnvironmentProblem
 from tests.conftest import tiny_llama
 from training import draft as draft_training
@@ -62,10 +63,10 @@ def test_tokenizer_round_trip_and_end_token():
 
 def test_crops_are_a_function_of_seed_and_step():
     stream = torch.arange(10_000)
-    first = training.crops(stream, 3, 0, 4096)
-    assert all(torch.equal(a, b) for a, b in zip(first, training.crops(stream, 3, 0, 4096), strict=True))
-    lengths = {training.crops(stream, step, 0, 4096)[0].shape[1] for step in range(60)}
-    assert lengths == set(training.LENGTHS)
+    first = training_steps.crops(stream, 3, 0, 4096)
+    assert all(torch.equal(a, b) for a, b in zip(first, training_steps.crops(stream, 3, 0, 4096), strict=True))
+    lengths = {training_steps.crops(stream, step, 0, 4096)[0].shape[1] for step in range(60)}
+    assert lengths == set(training_steps.LENGTHS)
     for rows in first:
         assert torch.equal(rows[:, 1:], rows[:, :-1] + 1), "a crop must be contiguous text"
 
@@ -84,7 +85,7 @@ def test_interrupted_training_resumes(tmp_path, monkeypatch):
             return [stream[step * 8 : step * 8 + 64].view(4, 16)]
 
         def loss(rows):
-            return training.next_token_loss(model, rows)
+            return training_steps.next_token_loss(model, rows)
 
         return fitting.fit(model, batches, loss, minutes, tmp_path / "m.pt", 1e-3, "test"), model
 

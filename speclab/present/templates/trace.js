@@ -1,4 +1,4 @@
-// Steps through a decoding. The data comes from speclab/trace_views.py; texts are set as text, never as markup.
+// Steps through a decoding. The data comes from speclab/present/trace_page.py; texts are set as text, never as markup.
 "use strict";
 (() => {
   const find = (id) => document.getElementById(id);
@@ -9,12 +9,12 @@
   // A stop for the first token, for every round, and for the baseline's end where it comes later.
   const stops = total > ends[ends.length - 1] ? [...ends, total] : ends;
   const calm = matchMedia("(prefers-reduced-motion: reduce)");
-  const text = find("text"), baseline = find("baseline"), slider = find("slider"), said = find("said");
+  const text = find("text"), baseline = find("baseline"), slider = find("slider"), line = find("line");
   const byRound = rounds.map(() => []);
   for (const token of text.querySelectorAll("[data-r]")) byRound[token.dataset.r].push(token);
   const tokens = [...text.querySelectorAll(".t")];
-  const theirs = [...baseline.querySelectorAll("span:not(.prompt)")];
-  let stop = -1, shownTheirs = -1, time = 0, playing = false, frame = 0, timer = 0, last = 0;
+  const baselineTokens = [...baseline.querySelectorAll("span:not(.prompt)")];
+  let stop = -1, shownBaseline = -1, time = 0, playing = false, frame = 0, timer = 0, last = 0;
 
   const make = (parent, tag, className, content) => {
     const element = document.createElement(tag);
@@ -23,6 +23,7 @@
     parent.append(element);
     return element;
   };
+  const kindName = (kind) => kind.replace("_eos", " EOS");
   const short = (value) => (value === null ? "-" : String(Number(value.toPrecision(3))));
   const ms = (seconds) =>
     seconds >= 1 ? seconds.toFixed(2) + " s" : (seconds * 1000).toFixed(seconds >= 0.1 ? 0 : 1) + " ms";
@@ -93,26 +94,26 @@
       : "both clocks start when the first token is there";
     const rows = round.drafts.map((draft, i) => [draft, String(i)]);
     if (round.own) rows.push([round.own, "own"]);
-    for (const [[token, kind, q, p, u, sure, words], where] of rows) {
+    for (const [[token, kind, q, p, u, sure, outcome], where] of rows) {
       const row = make(list, "li", where === place ? "hot" : "");
       make(row, "span", "sign", data.signs[kind]);
       const box = make(row, "span", "token");
-      const lost = ["refused", "untested", "unsaid"].includes(kind);
+      const lost = ["rejected", "untested", "after_eos"].includes(kind);
       make(box, lost ? "del" : "span", (lost ? "g " : "t ") + kind, token);
-      const bar = make(row, "span", "bar" + (kind === "accepted" ? " kept" : kind === "refused" ? " lost" : ""));
+      const bar = make(row, "span", "bar" + (kind === "accepted" ? " kept" : kind === "rejected" ? " lost" : ""));
       bar.setAttribute("aria-hidden", "true");
-      // Sampling: the chance to be kept. Greedy, where that is 1 or 0: how sure the target was.
+      // Sampling: the probability to be kept. Greedy, where that is 1 or 0: how sure the target was.
       const fill = data.greedy ? sure : q === null ? null : q > 0 ? p / q : Number(p > 0);
       if (fill === null) bar.style.visibility = "hidden";
       else make(bar, "i", "").style.width = 100 * Math.min(1, fill) + "%";
-      if (!data.greedy && u !== null && kind !== "untested" && kind !== "unsaid") {
+      if (!data.greedy && u !== null && kind !== "untested" && kind !== "after_eos") {
         make(bar, "b", "").style.left = 100 * u + "%";
       }
-      const said = make(row, "span", "words");
+      const told = make(row, "span", "outcome");
       const numbers = [["q", q], ["p", p], ["u", u]].filter((pair) => pair[1] !== null);
       if (data.greedy && sure !== null) numbers.push(["sure", sure]);
-      make(said, "span", "numbers", numbers.map(([name, value]) => `${name} ${short(value)}`).join(", "));
-      said.append((numbers.length ? " · " : "") + (words || data.words[kind] || ""));
+      make(told, "span", "numbers", numbers.map(([name, value]) => `${name} ${short(value)}`).join(", "));
+      told.append((numbers.length ? " · " : "") + (outcome || `${kindName(kind)}: ${data.meanings[kind]}`));
     }
   };
 
@@ -146,19 +147,19 @@
       slider.setAttribute("aria-valuetext", index < rounds.length ? `round ${n} of ${rounds.length - 1}` : "the baseline's end");
       find("home").disabled = find("back").disabled = index === 0;
       find("end").disabled = find("forward").disabled = index === stops.length - 1;
-      find("mine").textContent = `${rounds[n].tokens} tokens` + (n === rounds.length - 1 ? ", done" : "");
-      said.textContent = index < rounds.length ? rounds[n].said : `The baseline is done after ${ms(total)}.`;
+      find("progress").textContent = `${rounds[n].tokens} tokens` + (n === rounds.length - 1 ? ", done" : "");
+      line.textContent = index < rounds.length ? rounds[n].line : `The baseline is done after ${ms(total)}.`;
       inspect(n);
       const shown = byRound[n];
       follow(text, shown[shown.length - 1]);
     }
     const there = count(clock, time + 1e-12);
-    if (there !== shownTheirs || force) {
-      theirs.forEach((token, i) => token.classList.toggle("later", i >= there));
+    if (there !== shownBaseline || force) {
+      baselineTokens.forEach((token, i) => token.classList.toggle("later", i >= there));
       ticks.forEach((tick, i) => tick.classList.toggle("late", i >= there));
-      find("theirs").textContent = `${there} tokens` + (there === clock.length ? ", done" : "");
-      shownTheirs = there;
-      follow(baseline, theirs[there - 1]);
+      find("baseline-progress").textContent = `${there} tokens` + (there === clock.length ? ", done" : "");
+      shownBaseline = there;
+      follow(baseline, baselineTokens[there - 1]);
     }
     cursor.style.left = share(time);
     const strip = lanes.parentElement, x = total ? (lanes.clientWidth * time) / total : 0;
@@ -176,10 +177,10 @@
     clearTimeout(timer);
     document.body.classList.remove("playing");
     find("play").setAttribute("aria-label", "Play");
-    said.setAttribute("aria-live", "polite");
-    const words = said.textContent; // said once the line is live again
-    said.textContent = "";
-    said.textContent = words;
+    line.setAttribute("aria-live", "polite");
+    const lineNow = line.textContent; // read aloud once the line is live again
+    line.textContent = "";
+    line.textContent = lineNow;
   };
   const play = () => {
     if (playing) return pause();
@@ -187,7 +188,7 @@
     playing = true;
     document.body.classList.add("playing");
     find("play").setAttribute("aria-label", "Pause");
-    said.setAttribute("aria-live", "off"); // a line that changes all the time is noise
+    line.setAttribute("aria-live", "off"); // a line that changes all the time is noise
     if (calm.matches) {
       const next = () => {
         goTo(stop + 1);
@@ -225,8 +226,8 @@
   }
   find("play").addEventListener("click", play);
   slider.addEventListener("input", () => { const wanted = Number(slider.value); pause(); goTo(wanted); });
-  const toggle = () => document.body.classList.toggle("refused-shown", find("refused").checked);
-  find("refused").addEventListener("change", toggle);
+  const toggle = () => document.body.classList.toggle("rejected-shown", find("rejected").checked);
+  find("rejected").addEventListener("change", toggle);
   toggle();
 
   // --- tokens: one stop of the Tab key, up and down between them ---
@@ -246,7 +247,7 @@
   const name = (token) => {
     const round = rounds[token.dataset.r];
     const row = token.dataset.p === "own" ? round.own : round.drafts[token.dataset.p];
-    return row ? `${row[1]} ${row[0]}, round ${token.dataset.r}: ${row[6] || data.words[row[1]] || ""}` : "";
+    return row ? `${kindName(row[1])} ${row[0]}, round ${token.dataset.r}: ${row[6] || data.meanings[row[1]]}` : "";
   };
   tokens.forEach((token, i) => {
     token.tabIndex = i ? -1 : 0;
@@ -277,7 +278,7 @@
     else if (event.key === "ArrowRight") action = () => { pause(); actions.forward(); };
     else if (event.key === "Home") action = () => { pause(); actions.home(); };
     else if (event.key === "End") action = () => { pause(); actions.end(); };
-    else if (event.key === "r") action = () => find("refused").click();
+    else if (event.key === "r") action = () => find("rejected").click();
     else if (event.key === " " && token) action = () => jump(token);
     else if (event.key === " " && !owns(["BUTTON", "SUMMARY", "A"]) && target.type !== "checkbox") action = play;
     else if (event.key === "Enter" && token) action = () => jump(token);

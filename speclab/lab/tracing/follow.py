@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from speclab.core.rounds import DecodeSettings, Drafter, Round, tokens_of
 from speclab.drafts.oracle import OracleDraft
-from speclab.lab import trace
-from speclab.lab.detail import DetailRecorder
 from speclab.lab.instruments import Loop, LoopFunctions, with_phases
+from speclab.lab.tracing import trace
+from speclab.lab.tracing.detail import DetailRecorder
 from speclab.models import loading
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup

@@ -1,14 +1,12 @@
 """From seconds and counts to rows: every ratio against a value worked out by hand."""
 
-import json
 import math
+from dataclasses import asdict
 
-import jsonschema
 import pytest
 
 from speclab.core.counts import Counts
-from speclab.records import record, rows
-from speclab.records.rows import NOT_EXPLAINED
+from speclab.lab.rows import build_row, ends_in_repetition, timing
 from speclab.records.samples import BASELINE, BASELINE_REPEAT, GENERATE, Arm, Sample
 
 MODEL = Arm("model", "model", 2)
@@ -65,66 +63,66 @@ def test_row_computes_ratios_from_counts_and_seconds():
     """The speedup is a ratio of sums, never a mean of ratios (which would be 2.5 here), and prefill stays outside."""
     baseline = [sample(BASELINE, 0, 1.0), sample(BASELINE, 1, 4.0)]
     fast = [counted(MODEL, 0, 1.0, n_rejected=5, prefill=0.7), counted(MODEL, 1, 1.0, n_rejected=3, prefill=0.7)]
-    row = rows.row(MODEL, fast, baseline, COMMON, "all")
-    assert row["speedup"] == pytest.approx(5 / 2)
-    assert row["speedup_with_prefill"] == pytest.approx((5 + 2 * 0.5) / (2 + 2 * 0.7))
-    assert row["seconds"] == pytest.approx(2.0)
-    assert row["prefill_seconds"] == pytest.approx(1.4)
-    assert row["n_tokens"] == 20
-    assert row["tokens_per_second"] == pytest.approx(10.0)
-    assert row["acceptance_rate"] == pytest.approx(10 / 18)
-    assert row["drafted_fraction"] == pytest.approx(0.5)
-    assert row["tokens_per_round"] == pytest.approx(2.0)
-    assert row["book_formula"] == pytest.approx(1 / (1 - 10 / 18 + 10 / 36))
-    assert row["book_formula_drafted_fraction"] == pytest.approx(1 / (1 - 1 / 2 + 1 / 4))
-    assert (row["n_rounds"], row["n_drafted"], row["n_accepted"], row["n_rejected"]) == (10, 20, 10, 8)
-    assert row["speedup_low"] is None, "two prompts are too few for an interval"
-    assert {key: row[key] for key in NOT_EXPLAINED} == NOT_EXPLAINED
+    row = build_row(MODEL, fast, baseline, COMMON, "all")
+    assert row.speedup == pytest.approx(5 / 2)
+    assert row.speedup_with_prefill == pytest.approx((5 + 2 * 0.5) / (2 + 2 * 0.7))
+    assert row.seconds == pytest.approx(2.0)
+    assert row.prefill_seconds == pytest.approx(1.4)
+    assert row.n_tokens == 20
+    assert row.tokens_per_second == pytest.approx(10.0)
+    assert row.acceptance_rate == pytest.approx(10 / 18)
+    assert row.drafted_fraction == pytest.approx(0.5)
+    assert row.tokens_per_round == pytest.approx(2.0)
+    assert row.book_formula == pytest.approx(1 / (1 - 10 / 18 + 10 / 36))
+    assert row.book_formula_drafted_fraction == pytest.approx(1 / (1 - 1 / 2 + 1 / 4))
+    assert (row.n_rounds, row.n_drafted, row.n_accepted, row.n_rejected) == (10, 20, 10, 8)
+    assert row.speedup_low is None, "two prompts are too few for an interval"
+    assert row.draft_cost is row.forecast is row.ladder is row.verdict is row.repeat_noise is None
 
 
 def test_speedup_is_no_mean_of_ratios():
     """1 s : 1 s and 8 s : 2 s. Sums give 3, the mean of ratios 2.5, their geometric mean 2."""
     baseline = [sample(BASELINE, 0, 1.0), sample(BASELINE, 1, 8.0)]
-    row = rows.row(MODEL, [counted(MODEL, 0, 1.0), counted(MODEL, 1, 2.0)], baseline, COMMON, "all")
-    assert row["speedup"] == pytest.approx(3.0)
+    row = build_row(MODEL, [counted(MODEL, 0, 1.0), counted(MODEL, 1, 2.0)], baseline, COMMON, "all")
+    assert row.speedup == pytest.approx(3.0)
 
 
 def test_interval_resamples_prompts_with_their_repeats_inside():
     """Two repeats of three prompts are three pairs of sums; the ratio of each pair is 2, so the interval is a point."""
     baseline = [sample(BASELINE, i, 1.0 + i, 3.0 + i) for i in range(3)]
     fast = [counted(MODEL, i, 1.5 + i, 0.5) for i in range(3)]
-    row = rows.row(MODEL, fast, baseline, COMMON, "all")
-    assert (row["speedup_low"], row["speedup"], row["speedup_high"]) == pytest.approx((2.0, 2.0, 2.0))
-    assert row["n_prompts"] == 3
-    assert row["n_tokens"] == 60
+    row = build_row(MODEL, fast, baseline, COMMON, "all")
+    assert (row.speedup_low, row.speedup, row.speedup_high) == pytest.approx((2.0, 2.0, 2.0))
+    assert row.n_prompts == 3
+    assert row.n_tokens == 60
     unequal = [counted(MODEL, 0, 0.5, 1.0), *fast[1:]]
-    wider = rows.row(MODEL, unequal, baseline, COMMON, "all")
-    assert wider["speedup_low"] < wider["speedup"] < wider["speedup_high"]
+    wider = build_row(MODEL, unequal, baseline, COMMON, "all")
+    assert wider.speedup_low < wider.speedup < wider.speedup_high
 
 
 def test_only_prompts_that_both_finished_count():
     baseline = [sample(BASELINE, i, s) for i, s in enumerate((1.0, 2.0, 50.0))]
-    row = rows.row(MODEL, [counted(MODEL, 1, 1.0), counted(MODEL, 0, 0.5)], baseline, COMMON, "all")
-    assert row["n_prompts"] == 2
-    assert row["speedup"] == pytest.approx(2.0), "seconds of a prompt that one side has not decoded were counted"
+    row = build_row(MODEL, [counted(MODEL, 1, 1.0), counted(MODEL, 0, 0.5)], baseline, COMMON, "all")
+    assert row.n_prompts == 2
+    assert row.speedup == pytest.approx(2.0), "seconds of a prompt that one side has not decoded were counted"
 
 
 def test_baseline_row_is_the_yardstick():
     baseline = [sample(BASELINE, i, 1.0 + i) for i in range(3)]
-    row = rows.row(BASELINE, baseline, baseline, COMMON, "all")
-    assert (row["speedup"], row["speedup_low"], row["speedup_high"]) == pytest.approx((1.0, 1.0, 1.0))
-    assert row["speedup_with_prefill"] == 1
-    assert row["draft"] is row["tokens_per_round"] is row["accepted_lengths"] is row["book_formula"] is None
+    row = build_row(BASELINE, baseline, baseline, COMMON, "all")
+    assert (row.speedup, row.speedup_low, row.speedup_high) == pytest.approx((1.0, 1.0, 1.0))
+    assert row.speedup_with_prefill == 1
+    assert row.draft is row.tokens_per_round is row.accepted_lengths is row.book_formula is None
 
 
 def test_generate_is_compared_end_to_end():
     """The library's loop cannot be split, so the baseline's prefill counts as well: (4 + 1) / 2.5."""
     baseline = [sample(BASELINE, 0, 1.0), sample(BASELINE, 1, 3.0)]
     theirs = [sample(GENERATE, i, 1.25, prefill=0.0) for i in range(2)]
-    row = rows.row(GENERATE, theirs, baseline, COMMON, "all")
-    assert row["speedup"] == pytest.approx(2.0)
-    assert row["speedup_with_prefill"] == pytest.approx(2.0), "prefill was counted twice"
-    assert row["same_as_baseline"] is True
+    row = build_row(GENERATE, theirs, baseline, COMMON, "all")
+    assert row.speedup == pytest.approx(2.0)
+    assert row.speedup_with_prefill == pytest.approx(2.0), "prefill was counted twice"
+    assert row.same_as_baseline is True
 
 
 def test_plain_decoding_in_the_speculative_loop_has_no_acceptance():
@@ -132,91 +130,75 @@ def test_plain_decoding_in_the_speculative_loop_has_no_acceptance():
     numbers = {"n_rounds": 10, "n_emitted": 10}
     baseline = [sample(BASELINE, 0, 1.0)]
     for arm in (Arm("model", "model", 0), Arm("ngram", "ngram", 4)):
-        row = rows.row(arm, [sample(arm, 0, 1.0, **numbers)], baseline, COMMON, "all")
-        assert row["acceptance_rate"] is row["drafted_fraction"] is row["book_formula"] is None
-        assert row["book_formula_drafted_fraction"] is None
-        assert row["tokens_per_round"] == 1
+        row = build_row(arm, [sample(arm, 0, 1.0, **numbers)], baseline, COMMON, "all")
+        assert row.acceptance_rate is row.drafted_fraction is row.book_formula is None
+        assert row.book_formula_drafted_fraction is None
+        assert row.tokens_per_round == 1
 
 
 def test_nothing_tested_but_something_drafted():
     """alpha is unknown, f is not: drafts behind an end token are drafted and never tested."""
     arm = Arm("model", "model", 4)
     made = sample(arm, 0, 1.0, n_rounds=1, n_drafted=4, n_emitted=1)
-    row = rows.row(arm, [made], [sample(BASELINE, 0, 1.0)], COMMON, "all")
-    assert row["acceptance_rate"] is row["book_formula"] is None
-    assert row["drafted_fraction"] == 0
-    assert row["book_formula_drafted_fraction"] == 1
+    row = build_row(arm, [made], [sample(BASELINE, 0, 1.0)], COMMON, "all")
+    assert row.acceptance_rate is row.book_formula is None
+    assert row.drafted_fraction == 0
+    assert row.book_formula_drafted_fraction == 1
 
 
 def test_accepted_lengths_hold_every_length_up_to_k():
     arm = Arm("model", "model", 3)
     made = sample(arm, 0, 1.0)
     made.counts.accepted_lengths.update({0: 4, 3: 2})
-    assert rows.row(arm, [made], [sample(BASELINE, 0, 1.0)], COMMON, "all")["accepted_lengths"] == [4, 0, 0, 2]
+    assert build_row(arm, [made], [sample(BASELINE, 0, 1.0)], COMMON, "all").accepted_lengths == [4, 0, 0, 2]
 
 
 def test_same_as_baseline_looks_at_every_repeat():
     baseline = [sample(BASELINE, i, 1.0, 1.0) for i in range(2)]
     mine = [counted(MODEL, i, 1.0, 1.0) for i in range(2)]
-    assert rows.row(MODEL, mine, baseline, COMMON, "all")["same_as_baseline"] is True
+    assert build_row(MODEL, mine, baseline, COMMON, "all").same_as_baseline is True
     mine[1].texts[1] = [*TEXT[:-1], 99]
-    assert rows.row(MODEL, mine, baseline, COMMON, "all")["same_as_baseline"] is False
+    assert build_row(MODEL, mine, baseline, COMMON, "all").same_as_baseline is False
     mine[1].texts.pop()
-    assert rows.row(MODEL, mine, baseline, COMMON, "all")["same_as_baseline"] is False, "a missing repeat is the same"
+    assert build_row(MODEL, mine, baseline, COMMON, "all").same_as_baseline is False, "a missing repeat is the same"
 
 
 def test_sampled_texts_are_not_compared():
     warm = [sample(BASELINE, 0, 1.0, temperature=0.8)]
-    row = rows.row(MODEL, [counted(MODEL, 0, 1.0, temperature=0.8)], warm, COMMON, "all")
-    assert row["same_as_baseline"] is None
-    assert row["temperature"] == 0.8
+    row = build_row(MODEL, [counted(MODEL, 0, 1.0, temperature=0.8)], warm, COMMON, "all")
+    assert row.same_as_baseline is None
+    assert row.temperature == 0.8
 
 
-def test_rows_satisfy_the_schema():
-    baseline = [sample(BASELINE, i, 1.0) for i in range(3)]
-    for arm, made in ((MODEL, counted), (BASELINE, sample), (GENERATE, sample)):
-        jsonschema.validate(rows.row(arm, [made(arm, i, 1.0) for i in range(3)], baseline, COMMON, "all"), record.ROW)
+# --- timings ----------------------------------------------------------------------------------------------------------
 
 
-# --- raw samples ------------------------------------------------------------------------------------------------------
-
-
-def test_raw_holds_every_second_and_count_and_no_text():
+def test_a_timing_holds_every_second_and_count_and_no_text():
     made = Sample(MODEL, 0.8, 3, "prose", 7)
     counts = Counts(n_rounds=5, n_drafted=10, n_accepted=5, n_rejected=4, n_emitted=10)
     made.add(0.5, 2.0, [4711] * 11, counts, [(2, 1)] * 5)
     made.add(0.25, 3.0, [4711] * 11, counts, [(2, 1)] * 5)
-    found = rows.raw(made)
-    assert found == {
+    assert asdict(timing(made)) == {
         "method": "model", "draft": "model", "draft_length": 2, "temperature": 0.8, "prompt_index": 3,
         "prompt_kind": "prose", "n_prompt": 7, "prefill_seconds": [0.5, 0.25], "decode_seconds": [2.0, 3.0],
         "n_rounds": 10, "n_drafted": 20, "n_accepted": 10, "n_rejected": 8, "n_emitted": 20,
     }  # fmt: skip
-    assert "4711" not in json.dumps(found)
-    jsonschema.validate(found, record.SCHEMA["properties"]["raw"]["items"])
 
 
-# --- loops ------------------------------------------------------------------------------------------------------------
+# --- repetition -------------------------------------------------------------------------------------------------------
 
 
-def test_loops_are_found():
-    assert rows.ends_in_loop([9] * 5 + [1, 2, 3] * 12)
-    assert rows.ends_in_loop([7] * 32)
-    assert not rows.ends_in_loop([7] * 31)
-    assert not rows.ends_in_loop(list(range(9)) * 8), "period 9 is too long to count"
-    assert rows.ends_in_loop(list(range(8)) * 8)
-    assert not rows.ends_in_loop([1, 2, 3] * 12 + [4])
-    assert not rows.ends_in_loop([1, 2, 3] * 5 + [4] + [1, 2, 3] * 10), "only 30 tokens repeat"
-
-
-def test_a_sample_loops_if_its_first_text_does():
-    made = sample(BASELINE, 0, 1.0)
-    assert not rows.loops(made)
-    made.texts[0] = [7] * 40
-    assert rows.loops(made)
+def test_repetition_at_the_end_is_seen():
+    assert ends_in_repetition([9] * 5 + [1, 2, 3] * 12)
+    assert ends_in_repetition([7] * 32)
+    assert not ends_in_repetition([7] * 31)
+    assert not ends_in_repetition(list(range(9)) * 8), "period 9 is too long to count"
+    assert ends_in_repetition(list(range(8)) * 8)
+    assert not ends_in_repetition([1, 2, 3] * 12 + [4])
+    assert not ends_in_repetition([1, 2, 3] * 5 + [4] + [1, 2, 3] * 10), "only 30 tokens repeat"
 
 
 def test_numbers_of_a_row_are_finite():
     """What goes into JSON must not be NaN or infinite, whatever was drafted."""
-    row = rows.row(MODEL, [counted(MODEL, 0, 1.0)], [sample(BASELINE, 0, 1.0)], COMMON, "all")
-    assert all(math.isfinite(value) for value in row.values() if isinstance(value, float))
+    row = build_row(MODEL, [counted(MODEL, 0, 1.0)], [sample(BASELINE, 0, 1.0)], COMMON, "all")
+    assert all(math.isfinite(value) for value in vars(row).values() if isinstance(value, float))

@@ -1,6 +1,6 @@
 """What a round looked at, on the host: every number that the accept rule used, and the target's own confidence.
 
-For pictures (lab/trace.py). The loop knows nothing of it: `DetailRecorder` is passed in as the accept rule.
+For pictures (trace.py). The loop knows nothing of it: `DetailRecorder` is passed in as the accept rule.
 """
 
 import time

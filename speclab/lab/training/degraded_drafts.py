@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from speclab.lab import corpus
-from speclab.lab.training import crops, next_token_loss, optimizers
+from speclab.lab.training import corpus
+from speclab.lab.training.steps import crops, next_token_loss, optimizers
 from speclab.models.limits import embedded_ids
 from speclab.system.errors import UsageProblem
 from speclab.system.terminal import progress_bar

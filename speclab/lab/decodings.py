@@ -1,0 +1,133 @@
+"""Decodings at work on a prompt, step by step or as a whole, each with the seconds that it took; and taking turns.
+
+A decoding of the lab advances by a round. One of the library's own decoders is finished in one advance.
+"""
+
+import contextlib
+import time
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+
+from speclab.core.counts import Counts
+from speclab.core.rounds import Round
+from speclab.models.loading import settings_of_the_lab
+from speclab.records.samples import Arm
+
+
+class Decoding:
+    """An arm at work on one prompt. `advance` does one round (of the baseline: one chunk) and books its seconds."""
+
+    def __init__(self, arm: Arm, rounds: Iterator[Round], n_prompt: int, budget: int):
+        self.arm, self.budget, self.n_prompt = arm, budget, n_prompt
+        self.tokens: list[int] = []
+        self.counts = Counts()
+        self.prefill_seconds = self.decode_seconds = 0.0
+        self.rounds: list[tuple[int, int]] = []  # (drafted, accepted) of each
+        self.log: list[tuple[int, float, Round]] = []  # of each: tokens in the target's cache before it, seconds, round
+        self._rounds = rounds
+
+    @property
+    def done(self) -> bool:
+        """Whether its budget is used up."""
+        return len(self.tokens) >= self.budget
+
+    def advance(self) -> None:
+        """Do the next round."""
+        start = time.perf_counter()
+        round_ = next(self._rounds)  # ends with tokens on the host, so the device has nothing left to do
+        seconds = time.perf_counter() - start
+        if round_.prefill:
+            self.prefill_seconds += seconds
+        else:
+            self.decode_seconds += seconds
+            self.rounds.append((round_.n_drafted, round_.n_accepted))
+            self.log.append((self.n_prompt + len(self.tokens) - 1, seconds, round_))
+        self.counts.add(round_)
+        self.tokens += round_.tokens
+
+
+def take_turns(decodings: list[Decoding]) -> None:
+    """Finish them all; the one that has committed the fewest tokens goes next, the first of the list among equals."""
+    while waiting := [d for d in decodings if not d.done]:
+        min(waiting, key=lambda d: len(d.tokens)).advance()
+
+
+def interleaved(decodings: list[Decoding], turn: int) -> None:
+    """Finish the decodings of one turn side by side; who is first among equals changes from turn to turn."""
+    take_turns(decodings if turn % 2 == 0 else decodings[::-1])
+
+
+# --- the library's own decoders ---------------------------------------------------------------------------------------
+
+
+class LibraryDecoding(Decoding):
+    """The library at work on one prompt: `model.generate`, alone, with an assistant, or with prompt lookup.
+
+    One `advance` decodes the whole text. Its seconds count as decoding and hold the prompt's own pass, too.
+    """
+
+    def __init__(self, arm: Arm, model: PreTrainedModel, ids: Tensor, budget: int, draft: PreTrainedModel | None):
+        super().__init__(arm, iter(()), ids.shape[1], budget)
+        self._model, self._ids, self._draft = model, ids, draft
+
+    def advance(self) -> None:
+        """Decode the whole text."""
+        options: dict[str, Any] = {}
+        if self.arm.method == "assisted" and self._draft is not None:
+            options["assistant_model"] = drafting_exactly(self._draft, self.arm.draft_length)
+        elif self.arm.method == "lookup":
+            options["prompt_lookup_num_tokens"] = self.arm.draft_length
+        with counted_passes(self._model) as widths:
+            self.decode_seconds, self.tokens = library_generate(self._model, self._ids, self.budget, **options)
+        self.counts = Counts(n_rounds=len(widths) - 1, n_emitted=len(self.tokens) - 1)
+
+
+def library_generate(model: PreTrainedModel, ids: Tensor, max_new_tokens: int, **options) -> tuple[float, list[int]]:
+    """Greedy `model.generate` with the lab's settings; `options` add an assistant or prompt lookup.
+
+    -> seconds with prefill, new tokens
+    """
+    start = time.perf_counter()
+    with warnings.catch_warnings(), settings_of_the_lab(model):
+        warnings.simplefilter("ignore")
+        output = model.generate(  # type: ignore[operator]
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+            pad_token_id=0,
+            **options,
+        )
+    tokens = output[0, ids.shape[1] :].tolist()  # waits for the device
+    return time.perf_counter() - start, tokens
+
+
+def drafting_exactly(draft: PreTrainedModel, k: int) -> PreTrainedModel:
+    """Tell the library to draft k tokens in every round: its defaults are 20, a changing k, and a confidence stop."""
+    draft.generation_config = GenerationConfig(
+        pad_token_id=0,
+        num_assistant_tokens=k,
+        num_assistant_tokens_schedule="constant",
+        assistant_confidence_threshold=0.0,
+    )
+    return draft
+
+
+@contextlib.contextmanager
+def counted_passes(model: PreTrainedModel) -> Iterator[list[int]]:
+    """Widths of the passes of `model` while this is open. It costs a microsecond a pass."""
+    widths: list[int] = []
+
+    def count(module, args: tuple, kwargs: dict) -> None:
+        widths.append((args[0] if args else kwargs["input_ids"]).shape[1])
+
+    handle = model.register_forward_pre_hook(count, with_kwargs=True)
+    try:
+        yield widths
+    finally:
+        handle.remove()

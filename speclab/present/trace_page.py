@@ -1,0 +1,105 @@
+"""A decoding, round by round, as one HTML page that needs no network.
+
+python optimized_speculative.py --trace trace.html
+python compare.py --quick --trace trace.html
+"""
+
+import base64
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from speclab.lab.tracing.trace import Event, Token, Trace
+from speclab.present.trace_terminal import MEANINGS, agreement, milliseconds, outcome, summary, times
+from speclab.system.terminal import harmless
+
+TEMPLATES = Path(__file__).parent / "templates"
+SIGNS = {"first": "▪", "plain": "·", "accepted": "✓", "corrected": "▸", "bonus": "★", "rejected": "✗"}
+SIGNS |= {"untested": "?", "after_eos": "|"}
+
+
+def page(trace: Trace) -> str:
+    """One HTML file: no network, no script but its own."""
+    import jinja2  # here: decoding needs no templates
+    import markupsafe
+
+    def spelled(text: str, breaks: bool = True) -> markupsafe.Markup:
+        """A token inside the text: its line ends can be seen, and break the line where `breaks` says so."""
+        if not text:
+            return markupsafe.Markup('<i class="part"></i>')
+        mark = markupsafe.Markup('<i class="end"></i>' + "\n" * breaks)
+        return mark.join(map(markupsafe.escape, harmless(text).split("\n")))
+
+    loader = jinja2.FileSystemLoader(TEMPLATES)
+    environment = jinja2.Environment(
+        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters.update(spelled=spelled, visible=visible, harmless=harmless, ms=lambda s: f"{1000 * s:.2f}")
+    style, script = ((TEMPLATES / f"trace.{kind}").read_text("utf-8") for kind in ("css", "js"))
+    head, tail = split_prompt(trace.prompt)
+    return environment.get_template("trace.html").render(
+        trace=trace,
+        lines=[summary(trace), f"{times(trace)} {agreement(trace)}"],
+        settings={k: harmless(v) if isinstance(v, str) else v for k, v in trace.settings.items()},
+        head=head,
+        tail=tail,
+        style=markupsafe.Markup(style),
+        script=markupsafe.Markup(script),
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        data=_page_data(trace),
+        signs=SIGNS,
+        meanings=MEANINGS,
+    )
+
+
+def visible(text: str) -> str:
+    """A token for a narrow place, on one line: blanks and line ends as signs."""
+    signs = str.maketrans({" ": "·", "\n": "↵", "\t": "→"})
+    return harmless(text).translate(signs) or "◌"
+
+
+def split_prompt(prompt: str, n_lines: int = 4, n_chars: int = 320) -> tuple[str, str]:
+    """A long prompt's head, which the page folds away, and the end that stays in view."""
+    lines = prompt.split("\n")
+    tail = "\n".join(lines[-n_lines:])[-n_chars:]
+    return (prompt[: -len(tail)], tail) if len(prompt) > len(tail) > 0 else ("", prompt)
+
+
+def _page_data(trace: Trace) -> dict[str, Any]:
+    """What the page's script draws: rounds, then the baseline's clock. Texts are one-line pictures of tokens."""
+
+    def row(token: Token) -> list[Any]:
+        numbers = token.draft_prob, token.target_prob, token.uniform, token.confidence
+        told = outcome(token, trace.greedy) if token.kind in ("accepted", "rejected") else ""
+        return [visible(token.text), token.kind, *(None if n is None else float(f"{n:.7g}") for n in numbers), told]
+
+    rounds = []
+    for event in trace.events:
+        own = next((token for token in event.tokens if token.kind != "accepted"), None)
+        rounds.append(
+            {
+                "drafts": [row(token) for token in event.drafts],
+                "own": own and row(own),
+                "phases": [float(f"{event.seconds[name]:.7g}") for name in ("draft", "verify", "other")],
+                "end": float(f"{event.end:.9g}"),
+                "tokens": event.n_tokens,
+                "line": round_line(event, trace.baseline_tokens(event.end)),
+            }
+        )
+    return {
+        "rounds": rounds,
+        "baseline": [float(f"{seconds:.9g}") for _, seconds in trace.baseline],
+        "greedy": trace.greedy,
+        "signs": SIGNS,
+        "meanings": MEANINGS,
+    }
+
+
+def round_line(event: Event, baseline_tokens: int) -> str:
+    """What a round did, for the line that is read aloud."""
+    if event.number == 0:
+        return "The first token comes from the prompt's own pass. Both clocks start here."
+    return (
+        f"Round {event.number}: drafted {len(event.drafts)}, kept {event.n_accepted}; {event.n_tokens} tokens after "
+        f"{milliseconds(event.end)}, the baseline has {baseline_tokens}."
+    )

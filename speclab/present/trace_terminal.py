@@ -1,0 +1,115 @@
+"""A decoding, round by round, as lines for the terminal; and the lines that its page shows too.
+
+python optimized_speculative.py --trace -
+"""
+
+import json
+import sys
+
+from speclab.lab.tracing.trace import Token, Trace
+from speclab.system.terminal import harmless
+
+MEANINGS = {  # what happened to a token
+    "first": "from the prompt's own pass",
+    "plain": "nothing was drafted: an ordinary step of the target",
+    "accepted": "drafted, and kept",
+    "corrected": "the target's own, in place of a rejected draft",
+    "bonus": "the target's own, after all drafts were kept",
+    "rejected": "drafted, and rejected",
+    "untested": "drafted after a rejected one, never tested",
+    "after_eos": "drafted after the end of the text",
+}
+SIGNS = {"first": "^", "plain": ".", "accepted": "+", "corrected": ">", "bonus": "*", "rejected": "x"}
+SIGNS |= {"untested": "?", "after_eos": "|"}
+ANSI = {"accepted": "32", "corrected": "35", "bonus": "36", "rejected": "31"}  # colours; the others are dim
+
+
+def terminal(trace: Trace, colour: bool = False) -> str:
+    """A line per round: its phases, the tokens that this decoding and the baseline had by then, what was kept, what was
+    rejected, and what came from the target.
+    """
+
+    def painted(token: Token) -> str:
+        word = f"{SIGNS[token.kind]}{ascii_quoted(token.text)}"
+        return f"\x1b[{ANSI.get(token.kind, '2')}m{word}\x1b[0m" if colour else word
+
+    signs = [f"{SIGNS[kind]}  {meaning}" for kind, meaning in MEANINGS.items() if kind in trace.kinds]
+    lines = ["", "signs   " + "\n        ".join(signs)]
+    lines += ["", "round  kept    draft   verify    other ms  had/baseline  tokens"]
+    for event in trace.events:
+        kept = f"{event.n_accepted}/{len(event.drafts)}" if event.drafts else "-"
+        phases = "  ".join(f"{1000 * event.seconds[name]:7.2f}" for name in ("draft", "verify", "other"))
+        phases = phases if event.number else " " * len(phases)
+        had = f"{event.n_tokens}/{trace.baseline_tokens(event.end)}"
+        # In the order of the text: what was kept, what was rejected and never tested, what stands in its place.
+        tokens = [token for token in event.tokens if token.kind == "accepted"]
+        tokens += [token for token in event.drafts if token.kind != "accepted"]
+        tokens += [token for token in event.tokens if token.kind != "accepted"]
+        told = [t for t in event.drafts if t.against_rule or (t.kind == "rejected" and not trace.greedy)]
+        why = "".join(f"   {outcome(token, trace.greedy)}" for token in told).replace("×", "x")
+        lines.append(f"{event.number:5}  {kept:>4}  {phases}     {had:>12}  {' '.join(map(painted, tokens))}{why}")
+    return "\n".join([*lines, "", summary(trace), times(trace), agreement(trace)]) + "\n"
+
+
+def ascii_quoted(text: str) -> str:
+    """In quotes, on one line, with escapes for whatever does not print."""
+    unicode = "utf" in (getattr(sys.stdout, "encoding", None) or "").lower()
+    return json.dumps(harmless(text), ensure_ascii=not unicode) if text else '"..."'
+
+
+# --- lines, here and on the page --------------------------------------------------------------------------------------
+
+
+def outcome(token: Token, greedy: bool) -> str:
+    """What the accept rule made of an accepted or rejected draft, and the numbers that it rests on."""
+    if token.uniform is None or token.draft_prob is None or token.target_prob is None:
+        return f"{token.kind}: {MEANINGS[token.kind]}"
+    passes = (token.kind == "accepted") != token.against_rule
+    if greedy:
+        reason = f"{'the' if passes else 'not the'} target's own choice, p = {token.target_prob:g}"
+    else:
+        product, target = _told_apart(token.uniform * token.draft_prob, token.target_prob)
+        reason = f"u × q = {product} is {'' if passes else 'not '}below p = {target}"
+    return f"{token.kind}{', against the rule' if token.against_rule else ''}: {reason}"
+
+
+def _told_apart(left: float, right: float) -> tuple[str, str]:
+    """Two numbers with as many digits as it takes to see which is smaller, three at least."""
+    for digits in range(3, 18):
+        written = f"{left:.{digits}g}", f"{right:.{digits}g}"
+        if (float(written[0]) < float(written[1])) == (left < right):
+            break
+    return written
+
+
+def milliseconds(seconds: float) -> str:
+    """12.1 ms, 431 ms, 1.20 s"""
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.{0 if seconds >= 0.1 else 1}f} ms"
+
+
+def summary(trace: Trace) -> str:
+    """The counts of the rounds, in one line."""
+    counts = trace.counts
+    per_round = "-" if counts.tokens_per_round is None else f"{counts.tokens_per_round:.2f}"
+    return (
+        f"{counts.n_rounds} rounds, {counts.n_drafted} drafted, {counts.n_accepted} accepted, "
+        f"{counts.n_rejected} rejected, {per_round} tokens per round"
+    )
+
+
+def times(trace: Trace) -> str:
+    """How long both took, without the word speedup: one run with timers in it is no measurement."""
+    return (
+        f"After the first token: {trace.events[-1].n_tokens - 1} tokens in {milliseconds(trace.events[-1].end)}, the "
+        f"baseline's {len(trace.baseline) - 1} in {milliseconds(trace.baseline[-1][1])}. One run with timers in it: a "
+        "picture, no measurement."
+    )
+
+
+def agreement(trace: Trace) -> str:
+    """Whether both texts are the same, and what follows if they are not."""
+    if trace.same_text:
+        return "Both texts are the same."
+    if not trace.greedy:
+        return "The texts may differ: both are draws from the same distribution."
+    return "The texts differ. compare.py says whether rounding explains that."

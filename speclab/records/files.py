@@ -1,0 +1,165 @@
+"""Records on disk, and the circumstances of a run. Writing needs the standard library only, reading needs pydantic."""
+
+import contextlib
+import datetime
+import hashlib
+import json
+import math
+import os
+import platform
+import subprocess
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import transformers
+
+from speclab.records.runs import Head, Machine, Versions
+from speclab.system.errors import EnvironmentProblem
+from speclab.system.files import read_bytes, shown
+from speclab.system.paths import IS_CLONE, ROOT
+
+LARGEST = 256 * 2**20  # bytes of a record; the longest run here has one of a few million
+OPTIONAL = ("unchecked", "yours")  # fields that a record leaves out where they are None
+
+Record = TypeVar("Record", bound=Head)
+
+
+# --- circumstances ----------------------------------------------------------------------------------------------------
+
+
+def machine(device: torch.device) -> Machine:
+    """What this process runs on."""
+    memory = None
+    with contextlib.suppress(ValueError, OSError, AttributeError):  # no sysconf on Windows
+        memory = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30)
+    return Machine(
+        cpu=_cpu_name(),
+        cores=os.cpu_count(),
+        threads=torch.get_num_threads(),
+        memory_gib=memory,
+        gpu=torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+        system=platform.system(),
+    )
+
+
+def _cpu_name() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def versions() -> Versions:
+    """Of the packages in use, and the lab's commit where git knows one."""
+    commit, dirty = None, None
+    if IS_CLONE:  # an installed package may lie inside somebody else's repository
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            commit = _git("rev-parse", "HEAD")
+            # Records and pictures of earlier runs are no part of what ran.
+            dirty = bool(_git("status", "--porcelain", "-uno", "--", ".", ":(exclude)results", ":(exclude)plots"))
+    return Versions(
+        python=platform.python_version(),
+        torch=torch.__version__,
+        transformers=transformers.__version__,
+        commit=commit,
+        uncommitted_changes=dirty,
+    )
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def fingerprint(texts: list[str]) -> str:
+    """Short hash of the prompts: two runs with the same one decoded the same texts."""
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
+
+
+def today() -> str:
+    """Now, in UTC, to the minute."""
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%MZ")
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def as_dict(record: Any) -> dict[str, Any]:
+    """A record, or a part of one, as plain JSON."""
+    return asdict(record, dict_factory=lambda items: {k: v for k, v in items if v is not None or k not in OPTIONAL})
+
+
+def to_json(record: Head) -> str:
+    """A record's file, compact enough to commit: one line for every item of its lists, which come last.
+
+    Raises ValueError, with the field's name, where a number is not finite.
+    """
+    values = {name: _rounded(value, name) for name, value in as_dict(record).items()}
+    lists = {name: value for name, value in values.items() if isinstance(value, list)}
+    text = json.dumps({name: value for name, value in values.items() if name not in lists}, indent=1)[:-2]
+    for name, items in lists.items():
+        lines = ",\n  ".join(json.dumps(item) for item in items)
+        text += f',\n "{name}": [\n  {lines}\n ]'
+    return text + "\n}\n"
+
+
+def _rounded(value: Any, name: str) -> Any:
+    """Seven digits are more than any clock here knows."""
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"{name} is {value}, which no record can hold")
+        return float(f"{value:.7g}")
+    if isinstance(value, dict):
+        return {key: _rounded(item, f"{name}.{key}") for key, item in value.items()}
+    return [_rounded(item, name) for item in value] if isinstance(value, list | tuple) else value
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds; all its numbers are finite. Raises EnvironmentProblem where it cannot be read."""
+    return json.loads(_checked_text(path))
+
+
+def read(path: Path, kind: type[Record]) -> Record:
+    """A record from disk, checked: `kind` is ComparisonRun, SweepRun, PlanRun or the class of a benchmark.
+
+    Raises EnvironmentProblem where it is no such record.
+    """
+    from pydantic import TypeAdapter, ValidationError  # here: a run writes records where pydantic is not installed
+
+    try:
+        return TypeAdapter(kind).validate_json(_checked_text(path))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise _unreadable(path, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
+def _checked_text(path: Path) -> str:
+    """The text of a JSON file without NaN, infinities and whole numbers that no float can hold."""
+    try:
+        text = read_bytes(path, LARGEST).decode("utf-8")
+        json.loads(text, parse_constant=_finite, parse_float=_finite, parse_int=_whole)
+    except (OSError, ValueError, RecursionError) as error:
+        raise _unreadable(path, getattr(error, "strerror", None) or str(error)) from None
+    return text
+
+
+def _finite(digits: str) -> float:
+    if not math.isfinite(value := float(digits)):
+        raise ValueError(f"{digits[:20]} is no finite number")
+    return value
+
+
+def _whole(digits: str) -> int:
+    _finite(digits)
+    return int(digits)
+
+
+def _unreadable(path: Path, why: str) -> EnvironmentProblem:
+    what = f"{shown(path)} is no record that can be read here: {why[:200]}"
+    return EnvironmentProblem(f"{what}; run the command that made it again")

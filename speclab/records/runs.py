@@ -1,0 +1,189 @@
+"""The run records as dataclasses: a comparison, a sweep, a plan. Every table and picture is a view of one.
+
+A comparison keeps raw seconds and counts, and the rows that speclab/lab/rows.py makes of them; sweeps and plans keep
+rows and costs alone. A record names the machine by what it is, never by its host or user name, and holds no absolute
+path. Schema, reading and writing follow from these classes (speclab/records/files.py).
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from speclab.records.rows import Amount, Count, Part, Point, Row, Timing
+
+SCHEMA_VERSION = 2
+Facts = dict[str, Any]  # plain JSON whose keys depend on the run
+
+
+@dataclass(kw_only=True)
+class Machine(Part):
+    """What the numbers were taken on."""
+
+    cpu: str
+    cores: int | None
+    threads: int
+    memory_gib: int | None
+    gpu: str | None
+    system: str
+
+
+@dataclass(kw_only=True)
+class Versions(Part):
+    """Of everything that moves the numbers, and the commit of the lab itself."""
+
+    python: str
+    torch: str
+    transformers: str
+    commit: str | None
+    uncommitted_changes: bool | None
+
+
+@dataclass(kw_only=True)
+class Head(Part):
+    """The part of every record that says what, where and how."""
+
+    schema_version: int
+    created: str
+    interrupted: bool
+    machine: Machine
+    versions: Versions
+    settings: Facts
+
+
+@dataclass(kw_only=True)
+class LabRun(Head):
+    """What the records of compare.py share."""
+
+    schema_version: Literal[2]
+    models: dict[str, str]
+    unchecked: list[str] | None = None  # arms whose texts nobody has judged; absent where all are
+
+
+@dataclass(kw_only=True)
+class Noise(Part):
+    """The baseline's time over its own second run at one temperature."""
+
+    temperature: Amount
+    ratio: Amount
+    low: float | None
+    high: float | None
+
+
+@dataclass(kw_only=True)
+class LearnerPrediction(Part):
+    """What exercise 5's functions say of a row."""
+
+    method: str
+    draft_length: Count
+    temperature: Amount
+    acceptance_rate: float | None
+    speedup: float | None
+
+
+@dataclass(kw_only=True)
+class ComparisonRun(LabRun):
+    """`python compare.py`."""
+
+    prompts: Facts  # n, kinds, n_looping: greedy texts that end in repetition
+    correctness: list[Facts]  # of speclab/lab/output_checks.py
+    noise: list[Noise]
+    costs: list[Facts]  # drafter, temperature, costs: as speclab/theory/costs.py writes them
+    phases: Facts  # seconds of the instrumented rounds, and the share of them that the phases cover
+    headline: Row | None
+    rows: list[Row]
+    raw: list[Timing]
+    yours: list[LearnerPrediction] | None = None  # absent where no exercise was asked
+
+
+@dataclass(kw_only=True)
+class SweepRun(LabRun):
+    """`python compare.py --sweep NAME`."""
+
+    sweep: str
+    facts: Facts
+    correctness: list[Facts]
+    noise: list[Noise]
+    points: list[Point]
+
+
+@dataclass(kw_only=True)
+class PlanEntry(Part):
+    """What is expected of one draft at one length."""
+
+    method: str
+    draft: str
+    temperature: Amount
+    draft_length: Count
+    speedup: Amount
+    tokens_per_round: Amount
+    drafted_per_round: Amount
+    acceptance_rate: float | None
+    draft_cost: float | None
+    verify_cost: float
+    overhead: float
+
+
+@dataclass(kw_only=True)
+class DraftFacts(Part):
+    """What a plan says of one draft, at its best length."""
+
+    method: str
+    draft: str
+    temperature: Amount
+    best_draft_length: Count
+    speedup: Amount
+    acceptance_rate: float | None
+    oracle: Amount
+    break_even: float | None
+    draft_cost: float
+    verify_cost: float
+    step_seconds: Amount
+    n_tokens: Count
+    costs: Facts
+    yours: Count | None = None  # the length that exercise 6 chooses; absent where it was not asked
+
+
+@dataclass(kw_only=True)
+class PlanFacts(Part):
+    """A plan's drafts."""
+
+    drafts: list[DraftFacts]
+
+
+@dataclass(kw_only=True)
+class LengthSpeedup(Part):
+    """A draft length and its speedup."""
+
+    draft_length: Count
+    speedup: Amount
+
+
+@dataclass(kw_only=True)
+class VerifiedDraft(Part):
+    """A draft's plan beside what was measured on prompts that it had not seen."""
+
+    method: str
+    draft: str
+    temperature: Amount
+    planned: LengthSpeedup
+    measured: Amount
+    best_measured: LengthSpeedup
+    share_of_best: Amount
+
+
+@dataclass(kw_only=True)
+class Verified(Part):
+    """`--verify-plan`."""
+
+    n_prompts: Count
+    drafts: list[VerifiedDraft]
+    rows: list[Row]
+    correctness: list[Facts]
+
+
+@dataclass(kw_only=True)
+class PlanRun(LabRun):
+    """`python compare.py --plan`."""
+
+    facts: PlanFacts
+    verified: Verified | None
+    plan: list[PlanEntry]
