@@ -62,12 +62,12 @@ def speculative_decode(
         draft = drafter.propose(k, draft_uniforms)  # n <= k tokens
 
         # 2. Verify: one target pass over the last committed token and the drafted ones. # NEW
-        logits = verify(target, tokens[-1], draft)  # (1, n + 1, vocab)
+        logits = verify(target, token, draft)  # (1, n + 1, vocab)
 
         # 3. Accept or reject, and fetch what was decided: the one wait for the device in a round. # NEW
         result = accept(draft, logits, settings.sampling, accept_uniforms)
         tokens, n_drafted, n_accepted = fetch(draft, result)
-        n_new += len(tokens)
+        token, n_new = result.next_token, n_new + len(tokens)
 
         # 4. Roll back: both caches keep all but the last committed token. # NEW
         roll_back(target, prompt.shape[1] + n_new)

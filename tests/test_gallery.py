@@ -1,4 +1,4 @@
-"""The tests that kill the mutants of tests/gallery.py, each named after what must hold, and checks of the gallery.
+"""Tests that kill the mutants of tests/mutants/, each named after what must hold, and checks of the gallery.
 
 Small models and exact cases. A round's uniforms run over grids whose cells end where the rule's steps do, so most laws
 here are exact sums, not statistics; the one statistic says its false-alarm rate.
@@ -6,13 +6,14 @@ here are exact sums, not statistics; the one statistic says its false-alarm rate
 
 import ast
 import copy
+import inspect
 import itertools
+import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 from decoding import speculative_rounds
-from gallery import BUGS, MUTANTS, ROOT, judge, mutated
 from llamas import tiny_llama
 from torch import Tensor
 
@@ -20,7 +21,7 @@ import baseline_autoregressive
 import optimized_speculative
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.cli import decoding, flags
-from speclab.core import sampling
+from speclab.core import accept as accept_module
 from speclab.core.accept import accept
 from speclab.core.counts import Counts
 from speclab.core.rounds import Draft, Round
@@ -29,6 +30,8 @@ from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.theory.formulas import book_formula, expected_tokens_per_round
+from tests.gallery import MUTANTS, ROOT, judge
+from tests.mutants.bugs import BUGS
 
 CPU = torch.device("cpu")
 SAMPLED = Sampling(temperature=1.0)
@@ -113,7 +116,7 @@ def tokens_of(rounds: list[Round]) -> list[int]:
 
 
 def assert_all_outcomes(rounds: list[Round]) -> None:
-    """No test of a loop means anything unless drafts were refused at once, in part, and not at all."""
+    """No test of a loop means anything unless drafts were rejected at once, in part, and not at all."""
     kinds = {(r.n_accepted > 0, r.n_accepted < r.n_drafted) for r in rounds if r.n_drafted}
     assert kinds == {(False, True), (True, True), (True, False)}
 
@@ -272,17 +275,17 @@ def test_joint_law_of_a_one_hot_round_is_the_targets():
 
 def test_correction_comes_from_the_residual():
     _, n_accepted, next_token = one_round(rows=slice(1, 2))
-    refused = next_token[n_accepted == 0]
-    assert len(refused) > 0
-    torch.testing.assert_close(shares(refused), twelfths(8, 0, 0, 4), rtol=0, atol=1e-12)  # norm(max(0, p - q))
+    rejected = next_token[n_accepted == 0]
+    assert len(rejected) > 0
+    torch.testing.assert_close(shares(rejected), twelfths(8, 0, 0, 4), rtol=0, atol=1e-12)  # norm(max(0, p - q))
 
 
 def test_rejected_token_is_not_redrawn_from_target():
     for drafted in range(4):
         _, n_accepted, next_token = one_round(torch.tensor([drafted]), slice(1, 2))
-        refused = next_token[n_accepted == 0]
-        assert len(refused) > 0
-        assert (refused != drafted).all()
+        rejected = next_token[n_accepted == 0]
+        assert len(rejected) > 0
+        assert (rejected != drafted).all()
 
 
 @pytest.mark.parametrize("drafted", [None, torch.tensor([1, 2])], ids=["drawn", "one-hot"])
@@ -384,7 +387,7 @@ def test_every_uniform_is_used_once(monkeypatch):
         used.extend(uniforms[0].tolist())
         return accept(draft, target_probs, uniforms)
 
-    monkeypatch.setattr(sampling, "accept", watched_accept)
+    monkeypatch.setattr(accept_module, "accept", watched_accept)
     table = torch.full((4, 4), 0.25, dtype=torch.float64)
     rounds = decode(TableModel(table), Watched(TableModel(table)), torch.tensor([[0]]), 3, 41, SAMPLED)
     assert len(rounds) == 11
@@ -436,7 +439,7 @@ def test_nothing_follows_an_eos_inside_a_block(target, prompt):
     assert lengths == {1, 2, 3, 4, 5}
 
 
-def test_drafts_behind_an_eos_are_not_counted_as_accepted(target, prompt):
+def test_drafts_after_an_eos_are_not_counted_as_accepted(target, prompt):
     free = tokens_of(decode(target, ModelDrafter(CachedModel(target)), prompt, k=4, n=16))
     eos = next(token for i, token in enumerate(free) if i % 5 == 2 and free.index(token) == i)
     last = decode(target, ModelDrafter(CachedModel(target)), prompt, k=4, n=16, eos=frozenset([eos]))[-1]
@@ -481,7 +484,7 @@ def test_emitted_counts_tokens_of_the_text_not_of_the_draft():
 
 
 def test_alpha_divides_by_tested_positions():
-    counts = counted(rounds_of(0, 0, 1, 2, k=2))  # 3 kept, 3 refused, 2 never tested
+    counts = counted(rounds_of(0, 0, 1, 2, k=2))  # 3 kept, 3 rejected, 2 never tested
     assert (counts.acceptance_rate, counts.drafted_fraction) == (3 / 6, 3 / 8)
 
 
@@ -552,17 +555,41 @@ def test_every_bug_has_a_mutant():
     assert {m.bug for m in MUTANTS} == set(BUGS) == {*range(1, 15), 17, 18, *range(20, 30)}
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: f"{m.bug}: {m.what}")
-def test_mutant_replaces_one_place_and_compiles(mutant):
-    source = (ROOT / mutant.file).read_text("utf-8")
-    assert source.count(mutant.old) == 1
-    changed = mutated(source, mutant)
-    compile(changed, mutant.file, "exec")
-    assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse(source))
+LAB = ("speclab", "draft_models", "baseline_autoregressive", "optimized_speculative")
+
+
+def bindings() -> dict[tuple[object, str], object]:
+    """Every name of the lab's modules and of the classes defined there, with what it stands for."""
+    found: dict[tuple[object, str], object] = {}
+    for module in [m for name, m in sys.modules.items() if name.partition(".")[0] in LAB]:
+        classes = [c for c in vars(module).values() if isinstance(c, type) and c.__module__ == module.__name__]
+        found |= {(owner, name): value for owner in (module, *classes) for name, value in vars(owner).items()}
+    return found
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
+def test_a_mutant_replaces_something_that_exists(mutant):
+    before = bindings()
+    mutant.apply()
+    after = bindings()
+    for (owner, name), value in before.items():
+        if after.get((owner, name), value) is not value:
+            setattr(owner, name, value)
+    for owner, name in after.keys() - before.keys():
+        delattr(owner, name)
+    assert after.keys() == before.keys()
+    assert any(after[key] is not value for key, value in before.items())
+    assert all(now is before[key] for key, now in bindings().items())  # nothing is left of it
 
 
 def test_no_mutant_is_there_twice():
-    assert len({(m.file, m.old, m.new) for m in MUTANTS}) == len({m.what for m in MUTANTS}) == len(MUTANTS)
+    bodies = set()
+    for mutant in MUTANTS:
+        (function,) = ast.parse(inspect.getsource(mutant.apply)).body
+        bodies.add("".join(ast.dump(statement) for statement in function.body[1:]))  # without the docstring
+    names, descriptions = ({getattr(m, key) for m in MUTANTS} for key in ("name", "what"))
+    assert len(bodies) == len(names) == len(descriptions) == len(MUTANTS) == 74
+    assert "" not in descriptions
 
 
 def test_every_killing_test_exists():

@@ -71,9 +71,9 @@ class Decided(NamedTuple):
 
 def fetch(draft: Draft, result: AcceptResult) -> Decided:
     """Copy one row's decision to the host: the one wait for the device in a round."""
-    found = to_host(torch.cat([draft.tokens[0], result.next_token, result.n_accepted]))
-    *drafted, next_token, n_accepted = found
-    return Decided([*drafted[:n_accepted], next_token], len(drafted), n_accepted)
+    row = to_host(torch.cat([draft.tokens[0], draft.size, result.n_accepted, result.next_token]))
+    *drafted, n_drafted, n_accepted, next_token = row
+    return Decided([*drafted[:n_accepted], next_token], n_drafted, n_accepted)
 
 
 class Round(NamedTuple):
@@ -100,6 +100,8 @@ class Round(NamedTuple):
     ) -> "Round":
         """The round after which the text has `n_new` new tokens. What follows an end token is neither emitted nor
         counted, and what the target decided about it is not either."""
+        if n_new > settings.max_new_tokens:
+            raise RuntimeError(f"{n_new} new tokens: the drafter proposed more than it was asked for")
         n_rejected = int(n_accepted < n_drafted)
         finish = "length" if n_new == settings.max_new_tokens else None
         end = next((i for i, token in enumerate(tokens) if token in settings.eos), None)

@@ -1,6 +1,7 @@
 """One comparison from end to end: measure, check, price, and make the rows of the record."""
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TypeVar
 
@@ -56,7 +57,7 @@ def explained(found: Measurement, make: Callable[[CostTable], Made], prices: Cos
     for with_prices in (True, False, False):
         with keeping(found, "the measurements are complete, their explanations are not"):
             return make({} if not with_prices else calibrated(found) if prices is None else prices)
-    raise found.stop
+    raise found.stop or AssertionError("nothing stopped it")
 
 
 def _add_predictions(config: RunConfig, measured: Measurement, run: ComparisonRun) -> Problem | None:
@@ -146,7 +147,9 @@ class _Rerun:
         for arm, temperature in dict.fromkeys((s.arm, s.temperature) for s in found.samples if s.arm.speculative):
             self._rest[arm, temperature] = drift.residuals(found.of(arm, temperature), found.of(BASELINE, temperature))
         known = [rest for rest in self._rest.values() if rest]
-        self._alike = drift.correlation([[rest[i] for i in sorted(rest, key=self._places.get)] for rest in known])
+        self._alike = drift.correlation(
+            [[rest[i] for i in sorted(rest, key=self._places.__getitem__)] for rest in known]
+        )
 
     def noise(self, row: Row, arm: Arm, temperature: float, samples: list[Sample]) -> float | None:
         rest = self._rest[arm, temperature]
@@ -162,7 +165,7 @@ def _parts(
 ) -> dict[tuple[Arm, float, int], attribution.Part]:
     """Every speculative sample priced."""
     baseline = {(s.temperature, s.prompt_index): s for s in found.samples if s.arm == BASELINE}
-    longest = {}
+    longest: dict[str, int] = {}
     for sample in found.samples:
         if sample.arm.speculative:
             longest[sample.arm.draft] = max(longest.get(sample.arm.draft, 0), sample.arm.draft_length)
@@ -187,27 +190,28 @@ def groups(samples: list[Sample]) -> dict[str, Callable[[Sample], bool]]:
     kinds = list(dict.fromkeys(s.prompt_kind for s in samples))
     found: dict[str, Callable[[Sample], bool]] = {"all": lambda s: True}
     if len(kinds) > 1:
-        found |= {kind: (lambda s, kind=kind: s.prompt_kind == kind) for kind in kinds}
+        found |= {kind: functools.partial(_is_of_kind, kind) for kind in kinds}
     if looping and len(looping) < len({s.prompt_index for s in samples}):
         found["not looping"] = lambda s: s.prompt_index not in looping
     return found
 
 
-def halves(samples: list[Sample] | list[Prompt]) -> set[int]:
-    """Indexes of the prompts that are held out: every second one of each kind."""
-    seen: dict[str, list[int]] = {}
-    for place, item in enumerate(samples):
-        kind, index = (item.kind, place) if isinstance(item, Prompt) else (item.prompt_kind, item.prompt_index)
-        order = seen.setdefault(kind, [])
-        if index not in order:
-            order.append(index)
-    return {index for order in seen.values() for index in order[1::2]}
+def _is_of_kind(kind: str, sample: Sample) -> bool:
+    return sample.prompt_kind == kind
+
+
+def halves(prompts: Iterable[tuple[str, int]]) -> set[int]:
+    """Of (kind, index) pairs, the indexes of the prompts that are held out: every second one of each kind."""
+    by_kind: dict[str, dict[int, None]] = {}
+    for kind, index in prompts:
+        by_kind.setdefault(kind, {})[index] = None
+    return {index for indexes in by_kind.values() for index in list(indexes)[1::2]}
 
 
 def headline(found: Measurement, drafters: dict[str, Drafter], common: dict) -> Row | None:
     """The model draft at its best k: chosen on one half of the prompts, reported on the other."""
     greedy = [s for s in found.samples if s.temperature == 0]
-    held_out = halves(greedy)
+    held_out = halves((s.prompt_kind, s.prompt_index) for s in greedy)
     arms = dict.fromkeys(s.arm for s in greedy if s.arm.speculative and s.arm.draft_length)
 
     def half(is_held_out: bool) -> dict[Arm, Row]:

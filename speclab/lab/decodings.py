@@ -84,6 +84,8 @@ class LibraryDecoding(Decoding):
             options["prompt_lookup_num_tokens"] = self.arm.draft_length
         with counted_passes(self._model) as widths:
             self.decode_seconds, self.tokens = library_generate(self._model, self._ids, self.budget, **options)
+        if len(self.tokens) != self.budget:
+            raise EnvironmentProblem(f"model.generate gave {len(self.tokens)} tokens of {self.budget}; leave it out")
         self.counts = Counts(n_rounds=len(widths) - 1, n_emitted=len(self.tokens) - 1)
 
 

@@ -13,6 +13,7 @@ import contextlib
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -137,10 +138,11 @@ class Measurement:
             return
         widths = catch_ups(decoding.rounds)
         for (context, seconds, round_), width in zip(decoding.log, widths, strict=True):
-            covered = sum(round_.seconds.values())
+            phases = dict(round_.seconds or {})
+            covered = sum(phases.values())
             self.wall_seconds += seconds
             self.phase_seconds += covered
-            phases = {**round_.seconds, "host": round_.seconds["host"] + seconds - covered}
+            phases["host"] += seconds - covered
             self.rounds.append(RoundTime(decoding.arm.draft, temperature, context, round_.n_drafted, width, phases))
 
 
@@ -164,7 +166,8 @@ def measure(
     if instruments:
         middle = (len(arms) + 1) // 2  # half a round of turns away from the first, as the other arms are on average
         arms = [*arms[:middle], BASELINE_REPEAT, *arms[middle:]]
-    found, samples = Measurement(), {}
+    found = Measurement()
+    samples: dict[tuple[float, int, Arm], Sample] = {}
     turns = [(repeat, index) for repeat in range(repeats) for index in mixed(prompts)]
     with progress_bar(total=len(turns) * len(temperatures), unit="turn", desc=title, leave=False) as bar:
         try:
@@ -285,6 +288,6 @@ def greedy_only(bench: Bench, arm: Arm) -> bool:
     return arm.method in LIBRARY or (arm.speculative and isinstance(bench.drafters[arm.draft], OracleDraft))
 
 
-def is_model(drafter: Drafter) -> bool:
+def is_model(drafter: Drafter) -> TypeGuard[ModelDrafter]:
     """A real draft model, not the instrument that pays for one."""
     return isinstance(drafter, ModelDrafter) and not isinstance(drafter, OracleDraft)

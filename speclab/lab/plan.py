@@ -30,13 +30,17 @@ MEASURED_LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # on the other half, and what 
 
 def check_prompts(config: RunConfig) -> None:
     """UsageProblem where a plan cannot be verified on these prompts."""
-    if not halves(config.prompts):
+    if not _held_out(config):
         raise UsageProblem("a plan is checked on prompts it has not seen; give at least two prompts of a kind")
+
+
+def _held_out(config: RunConfig) -> set[int]:
+    return halves((prompt.kind, index) for index, prompt in enumerate(config.prompts))
 
 
 def make(config: RunConfig, verify: bool = False) -> tuple[PlanRun, Measurement]:
     """The plan and, with `verify`, how it did on prompts that it had not seen.  -> the record, what it is made from"""
-    held_out = halves(config.prompts) if verify else set()
+    held_out = _held_out(config) if verify else set()
     planned_on = [prompt for i, prompt in enumerate(config.prompts) if i not in held_out]
     bench = config.bench()
     measured = measure(
@@ -73,7 +77,7 @@ def make_plan(
             entries += mine
             facts.append(fact)
     if not facts:
-        raise found.stop
+        raise found.stop or AssertionError("nothing stopped it")
     return entries, facts
 
 

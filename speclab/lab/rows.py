@@ -31,7 +31,7 @@ def build_row(arm: Arm, samples: list[Sample], baseline: list[Sample], common: d
     alpha, fraction = counts.acceptance_rate, counts.drafted_fraction
     return Row(
         method=arm.method,
-        draft=arm.draft,
+        draft=arm.draft or None,
         draft_length=arm.draft_length,
         temperature=samples[0].temperature,
         prompt_kind=kind,
@@ -60,7 +60,7 @@ def timing(sample: Sample) -> Timing:
     """A sample without its text."""
     return Timing(
         method=sample.arm.method,
-        draft=sample.arm.draft,
+        draft=sample.arm.draft or None,
         draft_length=sample.arm.draft_length,
         temperature=sample.temperature,
         prompt_kind=sample.prompt_kind,

@@ -4,6 +4,7 @@ A sweep is a list of points. Each point is a row like those of a comparison, wit
 turns as all others wherever one run can hold them.
 """
 
+import functools
 import operator
 import sys
 from collections.abc import Callable
@@ -30,6 +31,8 @@ TRAINING_SECONDS = 20.0
 
 def measured(config: RunConfig, name: str) -> tuple[SweepRun, Measurement]:
     """Run one sweep.  -> its record, what it is made from"""
+    if name == "acceptance":  # the oracle draft replays greedy text
+        config = replace(config, temperatures=[0.0])
     points, facts, found = SWEEPS[name].points(config)
     lowest = config.temperatures[0]
     floor = attribution.noise_floor(found.of(BASELINE, lowest), found.of(BASELINE_REPEAT, lowest))
@@ -96,19 +99,20 @@ def _acceptance(config: RunConfig) -> Points:
     calibrated_by = {series(name): name for name in sorted(dials, key=lambda n: -abs(dials[n].accuracy - 0.5))}
     arms = config.arms()
     tools = {name: lengths for name, lengths in config.instruments(arms).items() if name in calibrated_by.values()}
-    bench, found = measure_and_judge(replace(config, temperatures=[0.0]), arms, tools)
+    bench, found = measure_and_judge(config, arms, tools)
 
     def made(measured_costs: CostTable) -> list[Row]:
         costs = {(name, 0.0): measured_costs[calibrated_by[series(name)], 0.0] for name in dials if measured_costs}
         return build_rows(config, bench, found, costs)
 
     rows = _of_all(explained(found, made))
-    return _points(rows, lambda r: dials[r.draft].accuracy, lambda r: series(r.draft)), {}, found
+    return _points(rows, lambda r: dials[r.draft or ""].accuracy, lambda r: series(r.draft or "")), {}, found
 
 
 def _by_size(sizes: list[int], run: Callable[[int], tuple[list[Row], Measurement]]) -> tuple[list[Point], Measurement]:
     """One run after the other. What is done is kept when one is stopped, as long as that is anything."""
-    points, found = [], Measurement()
+    points: list[Point] = []
+    found = Measurement()
     for n in sizes:
         try:
             rows, part = run(n)
@@ -118,7 +122,7 @@ def _by_size(sizes: list[int], run: Callable[[int], tuple[list[Row], Measurement
             note(f"{stopped(stop)}; the points before {n} are complete")
             found.stop = stop
             break
-        points += _points(_of_all(rows), lambda r, n=n: n, lambda r: r.method)
+        points += _points(_of_all(rows), functools.partial(_constant, n), lambda r: r.method)
         _merge(found, part)
         if part.interrupted:
             break
@@ -142,7 +146,7 @@ def _context(config: RunConfig) -> Points:
             f"the models have room for {max(0, room)} tokens of prompt and --sweep context needs {CONTEXTS[0]}; use "
             "fewer --max-new-tokens"
         )
-    prices = []
+    prices: list[dict] = []
 
     def run(n: int) -> tuple[list[Row], Measurement]:
         rows, part = _rows(config, config.arms(), stretched(config.prompts, n), title=f"{n} tokens of context")
@@ -155,6 +159,10 @@ def _context(config: RunConfig) -> Points:
 
     points, found = _by_size([n for n in CONTEXTS if n <= room], run)
     return points, {"costs": prices}, found
+
+
+def _constant(value: int, row: Row) -> int:
+    return value
 
 
 def stretched(prompts: list[Prompt], n: int) -> list[Prompt]:

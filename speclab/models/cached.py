@@ -126,13 +126,12 @@ class CachedModel:
         return [(keys[:, :, : self._length], values[:, :, : self._length]) for keys, values in self._running().layers()]
 
 
-def verify(target: CachedModel, last_token: int, draft: Draft) -> Tensor:
-    """One pass over the last committed token and the n drafted ones.  -> (1, n + 1, vocab) logits
+def verify(target: CachedModel, last_token: Tensor, draft: Draft) -> Tensor:
+    """One pass over the last committed token, (1,), and the n drafted ones.  -> (1, n + 1, vocab) logits
 
     Row i is what the target says after i drafted tokens: it judges draft i + 1, and the last row gives the bonus token.
     """
-    last = torch.tensor([[last_token]], device=draft.tokens.device)
-    return target.forward(torch.cat([last, draft.tokens], dim=1))
+    return target.forward(torch.cat([last_token[:, None], draft.tokens], dim=1))
 
 
 def roll_back(target: CachedModel, n_committed: int) -> None:

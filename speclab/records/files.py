@@ -136,7 +136,8 @@ def read(path: Path, kind: type[Record]) -> Record:
         return TypeAdapter(kind).validate_json(_checked_text(path))
     except ValidationError as error:
         first = error.errors()[0]
-        raise _unreadable(path, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        where = ".".join(map(str, first["loc"]))
+        raise _unreadable(path, f"{where}: {first['msg']}" if where else first["msg"]) from None
 
 
 def _checked_text(path: Path) -> str:

@@ -11,13 +11,13 @@ class Arm:
     """One way to decode. `method` is "baseline", "generate" or a draft kind."""
 
     method: str
-    draft: str | None = None  # name of the draft, as the user may type it
+    draft: str = ""  # name of the draft, as the user may type it; the baseline has none
     draft_length: int = 0
 
     @property
     def speculative(self) -> bool:
         """Whether a draft is used."""
-        return self.draft is not None
+        return bool(self.draft)
 
     @property
     def label(self) -> str:

@@ -29,7 +29,7 @@ STEM = "ex08_bug_hunt"
 
 class Bug(NamedTuple):
     name: str
-    number: int  # in the gallery of public bugs, tests/gallery.py
+    number: int  # in the gallery of public bugs, tests/mutants/bugs.py
     check: str  # the check that it turns red, in test_ex08_bug_hunt.py
     good: str  # stands in the solution exactly once
     bad: str  # stands there in the exercise

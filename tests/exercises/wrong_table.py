@@ -14,7 +14,7 @@ import pytest
 
 from speclab.learner import checklist
 from speclab.learner.guard import SECONDS, NeverEnds, at_most
-from speclab.present.report import table
+from speclab.present.tables import table
 from speclab.system.errors import reports_problems
 from tests.exercises.conftest import in_words, with_wrong_answer, wrong_answers
 

@@ -224,7 +224,7 @@ def test_what_was_handed_out_is_not_overwritten():
     assert torch.equal(first, kept)
 
 
-def test_lanes_outlive_decodings_and_are_never_shared(stand_in):
+def test_graph_caches_outlive_decodings_and_are_never_shared(stand_in):
     one = graphed()
     two = copy.deepcopy(one)
     one.prefill(PROMPT)

@@ -5,14 +5,14 @@ For pictures (trace.py). The loop knows nothing of it: `DetailRecorder` is passe
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from speclab.core.clock import synchronize
-from speclab.core.rounds import AcceptResult, Draft
+from speclab.core.rounds import AcceptResult, AcceptRule, Draft, Round
 from speclab.core.sampling import Sampling
 
 
@@ -42,38 +42,39 @@ class Detail(NamedTuple):
 
 
 class DetailRecorder:
-    """A verification rule that decides as another one does and notes what it saw."""
+    """An accept rule that decides as another one does and notes the numbers that it used."""
 
-    def __init__(self, verify: Callable[[Draft, Tensor, Sampling, Tensor], AcceptResult]):
-        self._verify = verify
-        self._seen: deque[tuple[Detail, float]] = deque()  # and the seconds that looking took
+    def __init__(self, accept: AcceptRule):
+        self._accept = accept
+        self._noted: deque[tuple[Detail, float]] = deque()  # and the seconds that noting took
 
     def __call__(self, draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor) -> AcceptResult:
-        verdict = self._verify(draft, logits, sampling, uniforms)
-        synchronize(logits.device)  # what the rule still has to do is no part of looking
+        """Decide, then note."""
+        result = self._accept(draft, logits, sampling, uniforms)
+        synchronize(logits.device)  # what the rule still has to do is no part of noting
         start = time.perf_counter()
-        detail = look(draft, logits, sampling, uniforms, verdict)
-        self._seen.append((detail, time.perf_counter() - start))
-        return verdict
+        detail = detail_of(draft, logits, sampling, uniforms, result)
+        self._noted.append((detail, time.perf_counter() - start))
+        return result
 
-    def into(self, rounds: Iterable[Any]) -> Iterator[Any]:
-        """The rounds that it decided, each with its detail; their phases do not pay for the looking."""
+    def into(self, rounds: Iterable[Round]) -> Iterator[Round]:
+        """The rounds that it decided, each with its detail; the seconds of noting are taken out of the accept phase."""
         for round_ in rounds:
             if not round_.prefill:
-                detail, seconds = self._seen.popleft()
-                laps = round_.seconds and {**round_.seconds, "accept": round_.seconds["accept"] - seconds}
-                round_ = round_._replace(detail=detail, seconds=laps)
+                detail, seconds = self._noted.popleft()
+                phases = round_.seconds and {**round_.seconds, "accept": round_.seconds["accept"] - seconds}
+                round_ = round_._replace(detail=detail, seconds=phases)
             yield round_
 
 
-def look(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor, verdict: AcceptResult) -> Detail:
+def detail_of(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor, result: AcceptResult) -> Detail:
     """The detail of one row's round. logits (1, n + 1, vocab) and uniforms (1, n or more) are what the rule got."""
     n = draft.tokens.shape[1]
-    kept = verdict.n_accepted[:, None]  # (1, 1)
-    tokens = torch.cat([draft.tokens, verdict.next_token[:, None]], dim=1)[..., None]  # (1, n + 1, 1)
+    kept = result.n_accepted[:, None]  # (1, 1)
+    tokens = torch.cat([draft.tokens, result.next_token[:, None]], dim=1)[..., None]  # (1, n + 1, 1)
     rows = torch.cat([torch.arange(n, device=logits.device)[None], kept], dim=1)[..., None]  # the row of each token
-    target_probs = _of(sampling.probs(logits), rows, tokens)
-    confidence = _of(Sampling(1.0).probs(logits), rows, tokens)
+    target_probs = _chosen(sampling.probs(logits), rows, tokens)
+    confidence = _chosen(Sampling(1.0).probs(logits), rows, tokens)
     draft_probs = torch.ones_like(target_probs[:n])
     if draft.probs is not None:
         draft_probs = draft.probs.gather(-1, draft.tokens[..., None])[0, :, 0].to(target_probs)
@@ -82,6 +83,6 @@ def look(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor, ver
     return Detail(proposed, draft_probs.tolist(), target, uniforms[0, :n].tolist(), next_prob, confidence.tolist())
 
 
-def _of(probs: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
+def _chosen(probs: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
     """(1, n + 1, vocab) probabilities -> (n + 1,), each token's in the row that speaks about it"""
     return probs.gather(1, rows.expand(-1, -1, probs.shape[-1])).gather(-1, tokens)[0, :, 0]

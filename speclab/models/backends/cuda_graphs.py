@@ -63,6 +63,7 @@ class Pass:
         return [(ids,)]
 
     def __call__(self, forward: Forward, ids: Tensor) -> tuple[Tensor, ...]:
+        """(1, m) ids -> (1, m, vocab) logits"""
         return (forward(ids),)
 
 

@@ -1,0 +1,86 @@
+"""The clocks on the phases of a round, against a clock that only moves when told to."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from speclab.core.rounds import Round
+from speclab.lab import instruments
+from speclab.lab.instruments import LoopFunctions, PhaseClock, with_phases
+
+CPU = torch.device("cpu")
+
+
+class FakeClock:
+    """`now` is the time; work that is queued on the device is done, and takes its time, when it is waited for."""
+
+    def __init__(self) -> None:
+        self.now, self.queued = 100.0, 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def synchronize(self, device: torch.device) -> None:
+        self.now, self.queued = self.now + self.queued, 0.0
+
+    def work(self, seconds: float, queued: float = 0.0):
+        """A function that takes `seconds` and leaves so many on the device."""
+
+        def function(*_):
+            self.now += seconds
+            self.queued += queued
+
+        return function
+
+
+@pytest.fixture
+def fake(monkeypatch) -> FakeClock:
+    clock = FakeClock()
+    monkeypatch.setattr(instruments, "time", SimpleNamespace(perf_counter=clock.perf_counter))
+    monkeypatch.setattr(instruments, "synchronize", clock.synchronize)
+    return clock
+
+
+def test_calls_of_one_phase_add_up(fake):
+    clock = PhaseClock(CPU)
+    draft, verify = clock.timed("draft", fake.work(3)), clock.timed("verify", fake.work(5))
+    for _ in range(4):
+        draft()
+        verify()
+        fake.now += 100  # between the phases
+    assert clock.take() == {"draft": 12, "verify": 20}
+    assert clock.take() == {}
+
+
+def test_work_on_the_device_counts_for_the_phase_that_queued_it(fake):
+    clock = PhaseClock(CPU)
+    fake.queued = 7  # before the phase
+    clock.timed("draft", fake.work(1, queued=2))()
+    clock.timed("verify", fake.work(4))()
+    assert clock.take() == {"draft": 3, "verify": 4}
+
+
+def test_every_part_of_a_round_counts_for_its_phase(fake):
+    """draft: propose; verify: the target's pass; rollback: both caches; what is left is the host's."""
+    target = SimpleNamespace(device=CPU, forward=fake.work(20))
+    drafter = SimpleNamespace(prefill=fake.work(1000), propose=fake.work(10), observe=fake.work(2))
+
+    def decode(target, drafter, n_rounds, accept, roll_back):
+        drafter.prefill()
+        yield Round([1], prefill=True)
+        for _ in range(n_rounds):
+            drafter.propose()
+            target.forward()
+            accept()
+            roll_back()
+            drafter.observe()
+            fake.now += 0.5
+            yield Round([2, 3])
+
+    functions = LoopFunctions(decode, accept=fake.work(4), roll_back=fake.work(1))
+    first, *rounds = with_phases(functions, target, drafter, 2)
+    assert first.seconds == {"prefill": 1000}
+    assert [round_.seconds for round_ in rounds] == [
+        {"draft": 10, "verify": 20, "accept": 4, "rollback": 3, "host": 0.5}
+    ] * 2

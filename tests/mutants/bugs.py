@@ -1,0 +1,71 @@
+"""What a mutant is, and the numbers of the bugs. Imports nothing of the lab: see plugin.py for why."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+BUGS = {
+    1: "correction put before the accepted drafts",
+    2: "no bonus token after full acceptance",
+    3: "drafts paired with the wrong logits",
+    4: "correction drawn from p, not from the residual",
+    5: "draft picked by argmax, scored with softmax",
+    6: "untempered ratio test at temperature 0",
+    7: "redraw from p after an n-gram mismatch",
+    8: "bonus token from the wrong place",
+    9: "prefix fed again together with the cache",
+    10: "cache not rolled back, or off by one",
+    11: "draft never fed its last token",
+    12: "uniforms repeated",
+    13: "token id 0 treated as nothing",
+    14: "nucleus drops the crossing token",
+    17: "two target passes per round",
+    18: "EOS inside a block, or the budget, ignored",
+    20: "other things counted or timed than decoded tokens",
+    21: "accepted / drafted where alpha is meant",
+    22: "zero-probability token emitted, 0/0",
+    23: "correction thrown away",
+    24: "unfit model called fit",
+    25: "target's vocabulary, or the draft's, taken for the other's",
+    26: "checkpoint's generation settings applied in one arm, or dropped without a word",
+    27: "code of a model folder run",
+    28: "rounding bound widened by what it judges",
+    29: "draft fed beyond its context",
+}
+
+
+class Mutant(NamedTuple):
+    """A function that puts a bug into the lab, and the tests that must notice."""
+
+    bug: int
+    apply: Callable[[], None]  # replaces functions, methods or attributes of the lab's modules; its docstring: the bug
+    killed_by: tuple[str, ...]  # tests that must fail, "file::name"
+    raises: str = ""  # an error of the production code that is as good as a failed assertion
+    hangs: bool = False  # running out of time is a kill
+
+    @property
+    def what(self) -> str:
+        """What it does, in a line."""
+        return (self.apply.__doc__ or "").strip()
+
+    @property
+    def name(self) -> str:
+        """How plugin.py finds it: file of this folder, and function."""
+        return f"{self.apply.__module__.rpartition('.')[2]}.{self.apply.__name__}"
+
+    @property
+    def file(self) -> str:
+        """Where it stands."""
+        return f"tests/mutants/{Path(self.apply.__code__.co_filename).name}"
+
+
+def mutant(
+    bug: int, *killed_by: str, file: str = "test_gallery", raises: str = "", hangs: bool = False
+) -> Callable[[Callable[[], None]], Mutant]:
+    """Make a function a mutant of this bug. `killed_by`: names of tests in tests/FILE.py, without "test_"."""
+    tests = tuple(f"tests/{file}.py::test_{name}" for name in killed_by)
+
+    def made(apply: Callable[[], None]) -> Mutant:
+        return Mutant(bug, apply, tests, raises, hangs)
+
+    return made

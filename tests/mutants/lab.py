@@ -1,0 +1,99 @@
+"""Bugs in speclab/drafts, theory and lab: the judge, the arms that take turns, a draft's prompts."""
+
+from collections.abc import Iterable
+
+import torch
+
+from draft_models import ModelDrafter
+from speclab.core.rounds import Drafter
+from speclab.drafts import select
+from speclab.lab import harness
+from speclab.lab.harness import Decoding
+from speclab.models.cached import CachedModel
+from speclab.models.rounding import Reference
+from speclab.theory import losslessness
+from speclab.theory.losslessness import Divergence
+from tests.mutants.bugs import mutant
+
+# ---------------------------------------------------------------- is the output the target's own?
+
+
+@mutant(28, "a_broken_cache_cannot_excuse_its_own_text", "judge_calls_a_wrong_token_a_bug", file="test_lossless")
+def tolerates_the_size_of_a_logit() -> None:
+    """takes the judge's tolerance from the largest logit alone"""
+    right = losslessness.judge_divergence
+
+    def judge(
+        reference: Reference, prompt: list[int], baseline: list[int], speculative: list[int], vocab_size: int
+    ) -> Divergence | None:
+        found = right(reference, prompt, baseline, speculative, vocab_size)
+        if found is None or found.baseline_token < 0:
+            return found
+        _, logits = reference.logits(torch.tensor([prompt + baseline[: found.position]]), vocab_size)
+        tolerance = 2 * logits[-1].abs().max().item()
+        distances = logits[-1].max() - logits[-1, [found.baseline_token, found.speculative_token]]
+        return found._replace(tolerance=tolerance, numerical=bool((distances <= tolerance).all()))
+
+    losslessness.judge_divergence = judge
+
+
+@mutant(28, "the_judge_leaves_out_ids_that_are_never_emitted", file="test_lossless")
+def judges_ids_that_are_never_emitted() -> None:
+    """counts ids that are never emitted when it judges"""
+    right = losslessness.judge_divergence
+
+    def judge(
+        reference: Reference, prompt: list[int], baseline: list[int], speculative: list[int], vocab_size: int
+    ) -> Divergence | None:
+        return right(reference, prompt, baseline, speculative, None)
+
+    losslessness.judge_divergence = judge
+
+
+@mutant(29, "distributions_of_a_draft_end_with_its_ids_and_its_context", file="test_drafts")
+def reads_the_whole_text_with_the_draft() -> None:
+    """reads the whole text with the draft to check and forecast"""
+
+    class Endless(CachedModel):
+        def __init__(self, *args):
+            super().__init__(*args)
+            self.max_length = None
+
+    losslessness.CachedModel = Endless
+
+
+@mutant(29, "a_prompt_longer_than_the_drafts_context_is_refused", file="models/test_loading", raises="RuntimeError")
+def takes_a_prompt_that_the_draft_cannot_read() -> None:
+    """takes a prompt that the draft cannot read"""
+    right = select.check_prompts
+
+    def check(target: CachedModel, drafters: Iterable[Drafter], *more) -> None:
+        right(target, [drafter for drafter in drafters if not isinstance(drafter, ModelDrafter)], *more)
+
+    select.check_prompts = check
+
+
+# ---------------------------------------------------------------- arms that take turns
+
+
+@mutant(20, "the_decoding_that_is_furthest_behind_goes_next", file="lab/test_bench")
+def lets_one_arm_finish_first() -> None:
+    """lets one arm finish, cold, before the next begins, warm"""
+
+    def one_by_one(decodings: list[Decoding]) -> None:
+        for decoding in decodings:
+            while not decoding.done:
+                decoding.advance()
+
+    harness.take_turns = one_by_one
+
+
+@mutant(20, "order_turns_round_between_prompts_and_repeats", file="lab/test_bench")
+def lets_the_same_arm_go_first() -> None:
+    """always lets the same arm go first"""
+    right = harness._one_turn
+
+    def turn(bench, samples, sampling, index, prompt, repeat, *more) -> None:
+        right(bench, samples, sampling, index, prompt, index + 2 * repeat, *more)  # index + this is always even
+
+    harness._one_turn = turn

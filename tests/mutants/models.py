@@ -1,0 +1,211 @@
+"""Bugs in speclab/models: what a model is fed, and the checks before it decodes."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+
+from speclab.models import cached, checks, loading, rounding, select
+from speclab.models.backends.exported import ExportedModel
+from speclab.models.cached import CachedModel
+from speclab.models.setup import Setup
+from tests.mutants.bugs import mutant
+
+# ---------------------------------------------------------------- the checks of a model
+
+
+@mutant(24, "an_encoder_attends_to_later_tokens", file="models/test_model_checks")
+def does_not_look_at_later_tokens() -> None:
+    """does not look whether a later token changes earlier logits"""
+    right = checks._compare
+
+    def compare(model: PreTrainedModel, text: Tensor, reason: str, found: Tensor, expected: Tensor) -> None:
+        if found.shape[1] != text.shape[1] // 2:  # of the text's first half, whose second half was changed
+            right(model, text, reason, found, expected)
+
+    checks._compare = compare
+
+
+def change_cached_logits(instead: Callable[..., Tensor], eager: bool, rolled_back: bool) -> None:
+    """In the checks of one engine, with or without a rollback: `instead(right function, cached, text)`."""
+    right = checks.cached_logits
+
+    def logits(
+        cached: CachedModel, text: Tensor, widths: tuple[int, ...] = checks.WIDTHS, wrong: tuple[int, ...] = ()
+    ) -> Tensor:
+        if (cached.exported is None) == eager and bool(wrong) == rolled_back:
+            return instead(right, cached, text)
+        return right(cached, text, widths, wrong)
+
+    checks.cached_logits = logits
+
+
+@mutant(24, "a_model_without_a_cache_is_refused", file="models/test_model_checks")
+def feeds_the_check_of_the_cache_no_cache() -> None:
+    """feeds the check of the cache no cache"""
+
+    def uncached(right: Callable[..., Tensor], cached: CachedModel, text: Tensor) -> Tensor:
+        return checks.uncached_logits(cached.model, text)[:, -sum(checks.WIDTHS) :]
+
+    change_cached_logits(uncached, eager=True, rolled_back=False)
+
+
+@mutant(24, "a_cache_that_keeps_rejected_tokens_is_refused", file="models/test_model_checks")
+def rolls_nothing_back_in_the_check() -> None:
+    """rolls nothing back when it checks the rollback"""
+    change_cached_logits(lambda right, cached, text: right(cached, text), eager=True, rolled_back=True)
+
+
+@mutant(24, "experts_do_not_excuse_a_fast_engine_that_loses_its_cache", file="models/test_flat")
+def rolls_nothing_back_in_the_fast_engines_check() -> None:
+    """rolls nothing back when it checks the fast engine"""
+    change_cached_logits(lambda right, cached, text: right(cached, text), eager=False, rolled_back=True)
+
+
+@mutant(24, "logits_that_change_from_pass_to_pass_are_refused", file="models/test_model_checks")
+def believes_the_first_pass() -> None:
+    """believes the first pass"""
+    right, known = checks.uncached_logits, {}
+
+    def logits(model: PreTrainedModel, text: Tensor) -> Tensor:
+        key = (id(model), tuple(text[0].tolist()))
+        if key not in known:
+            known[key] = right(model, text)
+        return known[key]
+
+    checks.uncached_logits = logits
+
+
+@mutant(24, "a_mixture_of_experts_is_compared_at_its_median_position", file="models/test_model_checks")
+def compares_all_at_their_median() -> None:
+    """compares every model at its median position"""
+    checks.is_mixture_of_experts = lambda model: True
+
+
+@mutant(28, "the_bound_counts_real_logits_only", file="models/test_model_checks")
+def counts_masked_tokens() -> None:
+    """lets a masked token's lowest number widen the bound"""
+
+    def unit(logits: Tensor) -> float:
+        size = logits.abs()
+        return torch.finfo(logits.dtype).eps * size[size < torch.inf].max().item()
+
+    rounding.rounding_unit = unit
+
+
+@mutant(28, "wrong_logits_are_no_fast_engine_however_noisy_the_eager_one", file="models/test_flat")
+def holds_the_fast_engine_against_itself() -> None:
+    """holds the fast engine against itself"""
+    right, uncached = select.check, checks.uncached_logits
+
+    def check(model: PreTrainedModel, exported: ExportedModel) -> None:
+        fast = CachedModel(model, exported=exported)
+        checks.uncached_logits = lambda model, text: checks.cached_logits(fast, text, wrong=checks.WRONG)
+        try:
+            right(model, exported)
+        finally:
+            checks.uncached_logits = uncached
+
+    select.check = check
+
+
+# ---------------------------------------------------------------- what is loaded
+
+
+@mutant(24, "missing_weights_are_named", file="models/test_loading")
+def lets_the_library_fill_missing_weights() -> None:
+    """lets the library fill missing weights with random numbers"""
+    right = loading._loaded
+
+    def loaded(name: str, what: str, load: Callable[[], Any]) -> Any:
+        result = right(name, what, load)
+        if isinstance(result, tuple):
+            result[1]["missing_keys"] = []
+        return result
+
+    loading._loaded = loaded
+
+
+@mutant(24, "an_encoder_is_refused_at_load", file="models/test_loading")
+def loads_without_a_proof() -> None:
+    """loads a model without proving it"""
+    loading.check_model = lambda model: None
+
+
+@mutant(27, "code_of_a_model_folder_never_runs", file="models/test_loading", raises="AttributeError")
+def trusts_the_code_of_a_folder() -> None:
+    """trusts the code of a model folder"""
+    loading.NO_CODE = {"trust_remote_code": True}
+
+
+@mutant(27, "a_hub_kernel_in_a_config_is_refused_by_name", file="models/test_loading")
+def lets_a_config_name_kernels() -> None:
+    """lets a config name kernels of the hub"""
+    loading._refuse_kernels = lambda name, config: None
+
+
+# ---------------------------------------------------------------- ids and settings
+
+
+@mutant(25, "a_narrow_draft_leaves_the_target_its_text", file="models/test_loading")
+def cuts_the_target_to_its_draft() -> None:
+    """cuts the target to the ids of its draft"""
+    right = Setup.cached
+
+    def narrow(setup: Setup, model: PreTrainedModel, vocab_size: int) -> CachedModel:
+        setup.target.vocab_size = min(vocab_size, model.config.vocab_size)
+        return right(setup, model, setup.target.vocab_size)
+
+    Setup.cached = narrow
+
+
+@mutant(
+    25,
+    "ids_that_the_draft_lacks_have_probability_0_and_can_be_committed",
+    file="test_drafts",
+    raises="IndexError",
+)
+def feeds_the_draft_ids_it_lacks() -> None:
+    """feeds the draft ids that it lacks"""
+    CachedModel.known = lambda model, ids: ids
+
+
+@mutant(25, "a_tokenizer_with_more_ids_than_the_model_is_refused", file="models/test_loading", raises="IndexError")
+def takes_a_prompt_with_unknown_ids() -> None:
+    """takes a prompt with ids that the model lacks"""
+    right = cached.check_prompt
+
+    def check(model: CachedModel, prompt: Tensor, max_new_tokens: int) -> None:
+        right(model, model.known(prompt), max_new_tokens)
+
+    cached.check_prompt = check
+
+
+OWN_SETTINGS = "the_library_runs_with_the_labs_settings_and_gets_its_own_back"
+
+
+@mutant(26, OWN_SETTINGS, file="models/test_loading")
+def lets_generate_apply_the_checkpoints_settings() -> None:
+    """lets generate apply the checkpoint's settings"""
+    loading.settings_of_the_lab = contextlib.nullcontext
+
+
+@mutant(26, OWN_SETTINGS, file="models/test_loading")
+def keeps_the_labs_settings_in_the_model() -> None:
+    """keeps the lab's settings in the model after generate"""
+
+    @contextlib.contextmanager
+    def settings(model: PreTrainedModel) -> Iterator[None]:
+        model.generation_config = GenerationConfig(pad_token_id=0)
+        yield
+
+    loading.settings_of_the_lab = settings
+
+
+@mutant(26, "settings_that_the_lab_leaves_out_are_named_once", file="models/test_loading")
+def names_no_settings() -> None:
+    """does not name the settings that are left out"""
+    Setup.unapplied = property(lambda setup: "")
