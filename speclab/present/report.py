@@ -31,6 +31,8 @@ def comparison(run: ComparisonRun, by_kind: bool = False, markdown: bool = False
     blocks += _block([learner_line(run)], markdown)
     blocks.append(_heading("Do the outputs agree?", markdown))
     blocks += _block([*agreement_lines(run.correctness), unchecked_line(run)], markdown)
+    # So many that the other texts deserve a table of their own.
+    many_loops = (run.prompts["n_looping"] or 0) > run.prompts["n"] / 4
     for temperature in dict.fromkeys(row.temperature for row in run.rows):
         for kind in dict.fromkeys(row.prompt_kind for row in run.rows):
             rows = [r for r in run.rows if r.temperature == temperature and r.prompt_kind == kind]
@@ -40,7 +42,7 @@ def comparison(run: ComparisonRun, by_kind: bool = False, markdown: bool = False
                 blocks += _titled(
                     "Why: from the formula to the measurement", explanations.ladder_table(rows, markdown), markdown
                 )
-            elif rows and kind == "not looping" and temperature == 0 and _many_loops(run):
+            elif rows and kind == "not looping" and temperature == 0 and many_loops:
                 blocks += _speed(run, rows, markdown)
     if any(row.ladder for row in run.rows):
         blocks.append(explanations.ladder_legend(markdown))
@@ -53,12 +55,6 @@ def comparison(run: ComparisonRun, by_kind: bool = False, markdown: bool = False
         blocks += [_heading("What you predicted", markdown), learner]
     blocks += _block([loops_line(run), interrupted_line(run)], markdown)
     return "\n\n".join(blocks) + "\n"
-
-
-def _many_loops(run: ComparisonRun) -> bool:
-    """Do so many greedy texts end in repetition that the others deserve a table of their own?"""
-    n_looping = run.prompts["n_looping"]
-    return n_looping is not None and n_looping > run.prompts["n"] / 4
 
 
 def _heading(text: str, markdown: bool, level: int = 2) -> str:

@@ -30,9 +30,9 @@ def table(rows: list[list[str]], headers: list[str], markdown: bool = False, n_w
     )
 
 
-def columns(rows: Sequence[Any], cells: dict[str, Cell], markdown: bool = False, n_words: int = 1) -> str:
+def columns(rows: Sequence[Any], cells: dict[str, Cell], markdown: bool = False) -> str:
     """A table with one line per row. cells: the head of each column -> its cell."""
-    return table([[cell(row) for cell in cells.values()] for row in rows], list(cells), markdown, n_words)
+    return table([[cell(row) for cell in cells.values()] for row in rows], list(cells), markdown)
 
 
 def column(key: str, digits: int = 2) -> Cell:

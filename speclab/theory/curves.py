@@ -119,17 +119,17 @@ def break_even(points: list[Point]) -> Value | None:
     return None if alpha is None else Value(alpha, first("speedup_high"), first("speedup_low"))
 
 
-def near_book(points: list[Point], near: float = NEAR) -> list[tuple[float, float]]:
-    """The stretches of alpha on which the book's formula is within `near` of the measurement.
+def near_book(points: list[Point]) -> list[tuple[float, float]]:
+    """The stretches of alpha on which the book's formula is within NEAR of the measurement.
 
     Between two points the error, book / measured - 1, is taken as a straight line: both curves bend, and in their
     ratio most of the bending is gone.
     """
     known = by_acceptance(points)
     alphas, errors = list(known), [book_formula(a, p.draft_length) / p.speedup - 1 for a, p in known.items()]
-    edges = {*alphas[:1], *alphas[-1:], *crossings(alphas, errors, near), *crossings(alphas, errors, -near)}
+    edges = {*alphas[:1], *alphas[-1:], *crossings(alphas, errors, NEAR), *crossings(alphas, errors, -NEAR)}
     middles = pairwise(sorted(edges))
-    return [(low, high) for low, high in middles if abs(np.interp((low + high) / 2, alphas, errors)) < near]
+    return [(low, high) for low, high in middles if abs(np.interp((low + high) / 2, alphas, errors)) < NEAR]
 
 
 def fair_prices(points: list[Point]) -> list[float]:

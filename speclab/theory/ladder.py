@@ -28,12 +28,6 @@ def factors(row: Row) -> dict[str, float]:
     return {name: after / before for name, (before, after) in zip(EFFECTS, pairwise(speedups), strict=False)}
 
 
-def error(row: Row, predictor: str) -> float | None:
-    """predicted / measured - 1; None where nothing was predicted."""
-    predicted = getattr(row, predictor)
-    return None if predicted is None else predicted / row.speedup - 1
-
-
 def prediction_rows(rows: list[Row]) -> list[Row]:
     """The speculative rows whose errors count: each prompt once, so either the kinds of prompt or "all", not both."""
     speculative = [row for row in rows if row.draft]
@@ -44,11 +38,14 @@ def prediction_rows(rows: list[Row]) -> list[Row]:
 def prediction_errors(rows: list[Row]) -> dict[str, dict[str, float]]:
     """Predictor -> {"n": rows it predicts, "median": of |error|, "max": of |error|}; others are left out.
 
+    The error is predicted / measured - 1.
+
     All given rows count: choose them with `prediction_rows`.
     """
     summary = {}
     for predictor in PREDICTORS:
-        misses = [abs(e) for e in (error(row, predictor) for row in rows) if e is not None]
+        pairs = [(getattr(row, predictor), row.speedup) for row in rows]
+        misses = [abs(predicted / measured - 1) for predicted, measured in pairs if predicted is not None]
         if misses:
             summary[predictor] = {"n": len(misses), "median": median(misses), "max": max(misses)}
     return summary

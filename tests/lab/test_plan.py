@@ -208,7 +208,7 @@ def test_where_prices_hold_the_plan_comes_true(run, tmp_path, monkeypatch):
     measured = {(r.method, r.draft_length): r.speedup for r in made.verified.rows}
     assert len(measured) == 8
     assert measured == pytest.approx(planned, rel=1e-6)  # records round to seven digits
-    assert [item.share_of_best for item in made.verified["drafts"]] == pytest.approx([1.0, 1.0])
+    assert [item.share_of_best for item in made.verified.drafts] == pytest.approx([1.0, 1.0])
     for row in made.verified.rows:
         assert row.forecast == pytest.approx(row.speedup, rel=1e-6)
 
