@@ -17,6 +17,7 @@ from speclab.core.counts import Counts
 from speclab.core.rounds import Round
 from speclab.models.loading import settings_of_the_lab
 from speclab.records.samples import Arm
+from speclab.system.errors import EnvironmentProblem
 
 
 class Decoding:

@@ -24,8 +24,8 @@ class EagerBackend:
         return self._model(input_ids=tokens, past_key_values=self._cache, use_cache=True).logits
 
     def crop(self, n_tokens: int) -> None:
-        # The negative form is the portable one, and for sliding windows a crop of 0 is what frees old entries.
         """Drop the last `n_tokens` of the cache."""
+        # The negative form is the portable one, and for sliding windows a crop of 0 is what frees old entries.
         self._cache.crop(-n_tokens)
 
     def layers(self) -> list[tuple[Tensor, Tensor]]:
