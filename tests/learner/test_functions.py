@@ -745,7 +745,7 @@ def test_a_plan_asks_for_the_best_length(comparison):
     tested = [fact for fact in run.facts.drafts if fact.acceptance_rate is not None]
     assert tested
     assert all(fact.yours == 3 for fact in tested)
-    planned = next(e for e in run.plan if e.method == tested[0]["method"] and e.draft_length == 3)
+    planned = next(e for e in run.plan if e.method == tested[0].method and e.draft_length == 3)
     said = " ".join(out.split())
     assert f"best_draft_length of exercises: k = 3, expected {planned.speedup:.2f}x" in said
 
