@@ -69,8 +69,8 @@ def plan() -> str:
     """The plan's verdicts and how they did on prompts it had not seen."""
     run = read(PLAN, PlanRun)
     verdicts = "\n".join(f"- {plan_views.verdict(fact)}" for fact in run.facts.drafts)
-    assert run.verified is not None
-    return f"{verdicts}\n\n{plan_views.checked_table(run.verified, markdown=True)}"
+    tested = [plan_views.checked_table(run.verified, markdown=True)] if run.verified else []
+    return "\n\n".join([verdicts, *tested])
 
 
 def trust() -> str:
