@@ -79,11 +79,12 @@ class LibraryDecoding(Decoding):
     def advance(self) -> None:
         """Decode the whole text."""
         options: dict[str, Any] = {}
-        if self.arm.method == "assisted" and self._draft is not None:
-            options["assistant_model"] = drafting_exactly(self._draft, self.arm.draft_length)
-        elif self.arm.method == "lookup":
-            options["prompt_lookup_num_tokens"] = self.arm.draft_length
-        with counted_passes(self._model) as widths:
+        with contextlib.ExitStack() as stack:
+            if self.arm.method == "assisted" and self._draft is not None:
+                options["assistant_model"] = stack.enter_context(drafting_exactly(self._draft, self.arm.draft_length))
+            elif self.arm.method == "lookup":
+                options["prompt_lookup_num_tokens"] = self.arm.draft_length
+            widths = stack.enter_context(counted_passes(self._model))
             self.decode_seconds, self.tokens = library_generate(self._model, self._ids, self.budget, **options)
         if len(self.tokens) != self.budget:
             raise EnvironmentProblem(f"model.generate gave {len(self.tokens)} tokens of {self.budget}; leave it out")
@@ -110,15 +111,20 @@ def library_generate(model: PreTrainedModel, ids: Tensor, max_new_tokens: int, *
     return time.perf_counter() - start, tokens
 
 
-def drafting_exactly(draft: PreTrainedModel, k: int) -> PreTrainedModel:
-    """Tell the library to draft k tokens in every round: its defaults are 20, a changing k, and a confidence stop."""
+@contextlib.contextmanager
+def drafting_exactly(draft: PreTrainedModel, k: int) -> Iterator[PreTrainedModel]:
+    """Inside, the library drafts k tokens in every round: its defaults are 20, a changing k, and a confidence stop."""
+    own = draft.generation_config
     draft.generation_config = GenerationConfig(
         pad_token_id=0,
         num_assistant_tokens=k,
         num_assistant_tokens_schedule="constant",
         assistant_confidence_threshold=0.0,
     )
-    return draft
+    try:
+        yield draft
+    finally:
+        draft.generation_config = own
 
 
 @contextlib.contextmanager

@@ -80,6 +80,13 @@ def test_k_stays_k_when_arms_take_turns(bench, prompt):
     assert decode(bench, Arm("assisted", "model", 4), prompt).counts == first
 
 
+def test_a_draft_gets_its_own_settings_back(bench, prompt):
+    draft = bench.drafters["model"].draft.model
+    own = draft.generation_config
+    decode(bench, Arm("assisted", "model", 2), prompt)
+    assert draft.generation_config is own
+
+
 def test_all_arms_emit_the_same_text_and_count_their_passes(bench, prompt):
     arms = peers.arms_for([2, 4])
     prompts, schedule = [Prompt("code", "", prompt)], peers.one_after_another
