@@ -16,7 +16,7 @@ if __name__ == "__main__":
     from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from torch import Tensor
 
@@ -25,7 +25,13 @@ from draft_models import Drafter  # NEW
 from speclab.core.accept import accept_from_logits  # NEW
 from speclab.core.rounds import AcceptRule, DecodeSettings, Round, fetch  # NEW: AcceptRule, fetch
 from speclab.core.sampling import draw_next, to_host, uniforms
-from speclab.models.cached import CachedModel, check_prompt, roll_back, verify  # NEW: roll_back, verify
+from speclab.models.cached import (  # NEW: all but CachedModel, check_prompt
+    CachedModel,
+    RollBack,
+    check_prompt,
+    roll_back,
+    verify,
+)
 
 
 def speculative_decode(
@@ -35,7 +41,7 @@ def speculative_decode(
     draft_length: int,  # NEW
     settings: DecodeSettings,
     accept: AcceptRule = accept_from_logits,  # NEW
-    roll_back: Callable[[CachedModel, int], None] = roll_back,  # NEW
+    roll_back: RollBack = roll_back,  # NEW
 ) -> Iterator[Round]:
     """Yield rounds that continue `prompt` (1, prompt length): the first right after prefill, each of 1 to k + 1 ids.
 

@@ -16,8 +16,9 @@ the texts agree, and what was asked for beside what was measured, missed numbers
 
 Seconds are end to end, from the prompt's ids to the last token: the library does not tell prefill and decoding apart.
 A cell is the median over repeats, a total the sum over prompts. The arms of a prompt run one after another in an order
-that rotates, an arm always beside its peer. End-of-text tokens stop nobody. Files: results/NAME-peers.json and .md.
-Exit code 1 if a text of ours differs from the baseline's and rounding cannot be the reason.
+that rotates, an arm always beside its peer. No arm stops at an end-of-text token.
+Files: results/NAME-peers.json and .md. Exit code 1 if a text of ours differs from the baseline's and rounding cannot be
+the reason.
 """
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""What the scripts of the Speculative Decoding Lab share. Nothing here imports a top-level script."""
+"""The rooms of the Speculative Decoding Lab; docs/architecture.md draws what imports what."""

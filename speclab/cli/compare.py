@@ -108,7 +108,7 @@ def _fill_in(args: argparse.Namespace) -> None:
 
 
 def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
-    """Load and check everything; whatever is wrong with the flags is told before anything is timed."""
+    """Load and check everything; a Problem with the flags is raised before anything is timed."""
     lengths = parsing.numbers(args.draft_length, int, 0, "-k")
     temperatures = parsing.numbers(args.temperature, float, 0, "--temperature")
     if args.max_new_tokens < 2:

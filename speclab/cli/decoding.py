@@ -6,7 +6,7 @@ The loops are arguments: this module imports none.
 import argparse
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from draft_models import ModelDrafter
@@ -17,6 +17,7 @@ from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, Drafter, Round, tokens_of
 from speclab.drafts.oracle import OracleDraft
 from speclab.drafts.select import check_prompts, drafter_name, make_drafter
+from speclab.lab.instruments import Loop
 from speclab.lab.tracing import follow, shapes
 from speclab.learner import loading
 from speclab.learner.functions import Learner
@@ -27,8 +28,6 @@ from speclab.present import report
 from speclab.present import shapes as shape_views
 from speclab.system.errors import reports_problems
 from speclab.system.terminal import note
-
-Loop = Callable[..., Iterator[Round]]
 
 
 @reports_problems
@@ -76,7 +75,7 @@ class _Decoded:
                 text.add(round_.tokens)
                 start = time.perf_counter()
         finally:
-            text.close()  # also before an error is told
+            text.close()  # also before an error is printed
         return text.tokens
 
     def speed(self) -> str:

@@ -54,14 +54,14 @@ def add_shared_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_verbose_flag(parser: argparse._ActionsContainer) -> None:
-    """--verbose."""
+    """--verbose: memory and bytes."""
     parser.add_argument(
         "--verbose", action="store_true", help="print bytes read by a step and a round, and peak memory"
     )
 
 
 def add_impl_flag(parser: argparse.ArgumentParser) -> None:
-    """--impl."""
+    """--impl: a reader's own functions."""
     parser.add_argument(
         "--impl",
         metavar="WHOSE",

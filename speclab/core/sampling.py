@@ -103,11 +103,10 @@ def most_probable(logits: Tensor) -> Tensor:
     return torch.where(highest.isfinite(), token, NOT_FINITE)
 
 
-def uniforms(shape: tuple[int, ...], generator: torch.Generator | None, device: torch.device) -> Tensor:
+def uniforms(shape: tuple[int, ...], generator: torch.Generator, device: torch.device) -> Tensor:
     """Numbers in [0, 1) on `device`, float64 where the device has it. The generator may live on the host."""
     dtype = torch.float32 if device.type == "mps" else torch.float64
-    source = generator.device if generator is not None else device
-    return torch.rand(shape, generator=generator, device=source, dtype=dtype).to(device, non_blocking=True)
+    return torch.rand(shape, generator=generator, device=generator.device, dtype=dtype).to(device, non_blocking=True)
 
 
 def to_host(tokens: Tensor) -> list[int]:

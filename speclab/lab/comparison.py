@@ -50,9 +50,10 @@ def measure_and_judge(
 
 
 def explained(found: Measurement, make: Callable[[CostTable], Made], prices: CostTable | None = None) -> Made:
-    """What `make` makes of the calibrated prices; of none, which explains nothing and is quick, where that is stopped.
+    """What `make` returns for the calibrated costs, or for none, which is quick, where something stops it.
 
-    prices: of another measurement, in place of this one's.
+    prices: costs of another measurement, in place of this one's. A second Ctrl-C may stop the quick way too, so that
+    is tried twice.
     """
     for with_prices in (True, False, False):
         with keeping(found, "the measurements are complete, their explanations are not"):

@@ -16,12 +16,11 @@ from speclab.core.accept import accept_from_logits
 from speclab.core.clock import synchronize
 from speclab.core.rounds import AcceptRule, Draft, Drafter, Round
 from speclab.core.sampling import Sampling
-from speclab.models.cached import CachedModel, roll_back
+from speclab.models.cached import CachedModel, RollBack, roll_back
 from speclab.records.rows import Row
 from speclab.records.runs import LearnerPrediction
 
 Loop = Callable[..., Iterator[Round]]
-RollBack = Callable[[CachedModel, int], None]
 PHASES = ("draft", "verify", "accept", "rollback", "host")
 
 
@@ -121,14 +120,17 @@ def with_phases(functions: LoopFunctions, target: CachedModel, drafter: Drafter,
 
 
 class VariedLength:
-    """A drafter that caps its drafts at another length in every round, each of `lengths` equally often."""
+    """A drafter that caps its drafts at another length in every round, each of `lengths` equally often.
+
+    Near the token limit a draft is shorter than its length says.
+    """
 
     def __init__(self, drafter: Drafter, lengths: list[int], seed: int):
         self._drafter, self._lengths, self._random = drafter, lengths, random.Random(seed)
         self._left: list[int] = []
 
     def prefill(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
-        """As the drafter inside does."""
+        """Let the drafter read the prompt."""
         self._drafter.prefill(target, prompt, sampling)
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
@@ -139,5 +141,5 @@ class VariedLength:
         return self._drafter.propose(length, uniforms[:, :length])
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
-        """As the drafter inside does."""
+        """Tell the drafter what was committed."""
         self._drafter.observe(n_accepted, committed)

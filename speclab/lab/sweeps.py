@@ -95,7 +95,7 @@ def _acceptance(config: RunConfig) -> Points:
         model = name.split(":", 2)[2:]  # dial:A:MODEL
         return f"price of {loading.short_name(model[0])}" if model else "draft's price"
 
-    # All dials of a series cost the same: the one in the middle speaks for them.
+    # All oracle drafts of a series cost the same, so the costs of the middle one are used for all.
     calibrated_by = {series(name): name for name in sorted(dials, key=lambda n: -abs(dials[n].accuracy - 0.5))}
     arms = config.arms()
     tools = {name: lengths for name, lengths in config.instruments(arms).items() if name in calibrated_by.values()}

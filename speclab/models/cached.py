@@ -5,6 +5,8 @@ holds L - 1 of them here. A pass takes the last one (and, when it verifies, the 
 cache is rolled back to all but the last of what is committed by then. No token goes in twice.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -124,6 +126,9 @@ class CachedModel:
     def keys_and_values(self) -> list[tuple[Tensor, Tensor]]:
         """What the cache holds, layer by layer: (1, kv heads, length, head width) each; for tests and instruments."""
         return [(keys[:, :, : self._length], values[:, :, : self._length]) for keys, values in self._running().layers()]
+
+
+RollBack = Callable[[CachedModel, int], None]
 
 
 def verify(target: CachedModel, last_token: Tensor, draft: Draft) -> Tensor:

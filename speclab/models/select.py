@@ -1,7 +1,7 @@
 """Which backend runs a model: the library's eager forward, or the exported one. Both arms get the same.
 
 No backend wins everywhere, so `auto` builds the fast one, checks it against the model's own logits, and times both
-for a moment at the widths that decoding uses. A model that cannot be exported runs eagerly, and the reason is told.
+for a moment at the widths that decoding uses. A model that cannot be exported runs eagerly, and the reason is printed.
 """
 
 import time

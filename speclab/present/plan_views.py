@@ -114,6 +114,7 @@ def picture(run: PlanRun, folder: Path, name: str) -> Path:
             lengths, values = [row.draft_length for row in measured], [decoding(row) for row in measured]
             figures.markers(axis, lengths, values, i, f"{label}, measured on other prompts")
     figures.no_gain(axis)
+    axis.xaxis.get_major_locator().set_params(integer=True)
     axis.set_xlabel("draft length k")
     axis.set_ylabel(figures.SPEEDUP)
     figures.legend_above(figure, axis, 2)

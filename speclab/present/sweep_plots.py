@@ -27,7 +27,7 @@ def _panels(n: int, width: float = 4.6, height: float = 4.2, **shared) -> tuple:
 
 
 def _labeller(sweep: SweepRun) -> Callable[[Point], str]:
-    """The name of a point's curve, no longer than a legend bears."""
+    """The name of a point's curve, short enough for a legend."""
     label = curves.labeller(sweep)
     short = short_names([label(point) for point in sweep.points], NAME_WIDTH)
     return lambda point: short[label(point)]

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 @dataclass(frozen=True)
 class Within:
-    """Bounds of a number. Whoever reads a record with pydantic has them checked; the class itself needs no package."""
+    """Bounds of a number. Reading with pydantic checks them; the class itself needs no package."""
 
     low: float
     high: float = math.inf

@@ -452,12 +452,13 @@ def test_uniforms_fill_the_unit_interval():
     assert len(u.unique()) == 20000  # 53 bits: float32 draws would repeat about a dozen times
 
 
-def test_uniforms_without_a_generator_follow_the_global_seed():
+def test_uniforms_follow_their_generator_and_leave_the_global_seed_alone():
+    cpu, before = torch.device("cpu"), torch.get_rng_state()
+    first = uniforms((4,), torch.Generator().manual_seed(9), cpu)
+    assert torch.equal(torch.get_rng_state(), before)
     with torch.random.fork_rng():
-        torch.manual_seed(9)
-        first = uniforms((4,), None, torch.device("cpu"))
-        torch.manual_seed(9)
-        assert torch.equal(uniforms((4,), None, torch.device("cpu")), first)
+        torch.manual_seed(1)
+        assert torch.equal(uniforms((4,), torch.Generator().manual_seed(9), cpu), first)
 
 
 def test_to_host_reports_what_is_not_finite():

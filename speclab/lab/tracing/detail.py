@@ -84,5 +84,5 @@ def detail_of(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor
 
 
 def _chosen(probs: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
-    """(1, n + 1, vocab) probabilities -> (n + 1,), each token's in the row that speaks about it"""
+    """(1, n + 1, vocab) probabilities -> (n + 1,), each token's in the row that judges it"""
     return probs.gather(1, rows.expand(-1, -1, probs.shape[-1])).gather(-1, tokens)[0, :, 0]
