@@ -37,6 +37,10 @@ def _by_temperature(run: ComparisonRun) -> dict[float, list[Row]]:
     return {t: [row for row in rows if row.temperature == t] for t in run.settings["temperatures"]}
 
 
+def _shown(*blocks: tables.Block) -> str:
+    return tables.show(blocks, markdown=True).strip()
+
+
 def book_table() -> str:
     """The book's four entries against the book's formula, with the arithmetic."""
     lines = []
@@ -50,27 +54,27 @@ def book_table() -> str:
 
 def measured() -> str:
     """Speed tables of the full run, with the noise floor under each."""
-    run, blocks = comparison(FULL_RUN), []
+    run = comparison(FULL_RUN)
+    blocks: list[tables.Block] = []
     for temperature, rows in _by_temperature(run).items():
-        blocks += [f"**{tables.temperature_name(temperature)}**", report.speed_table(rows, markdown=True)]
+        blocks += [f"**{tables.temperature_name(temperature)}**", report.speed_table(rows)]
         blocks += run_lines.noise_lines([floor for floor in run.noise if floor.temperature == temperature])
-    return "\n\n".join(blocks)
+    return _shown(*blocks)
 
 
 def ladders() -> str:
     """The factors of every row."""
-    blocks = []
+    blocks: list[tables.Block] = []
     for temperature, rows in _by_temperature(comparison(FULL_RUN)).items():
-        blocks += [f"**{tables.temperature_name(temperature)}**", explanations.ladder_table(rows, markdown=True) or ""]
-    return "\n\n".join(blocks)
+        blocks += [f"**{tables.temperature_name(temperature)}**", explanations.ladder_table(rows, markdown=True)]
+    return _shown(*blocks)
 
 
 def plan() -> str:
     """The plan's verdicts and how they did on prompts it had not seen."""
     run = read(PLAN, PlanRun)
-    verdicts = "\n".join(f"- {plan_views.verdict(fact)}" for fact in run.facts.drafts)
-    tested = [plan_views.checked_table(run.verified, markdown=True)] if run.verified else []
-    return "\n\n".join([verdicts, *tested])
+    verdicts = tables.Lines(plan_views.verdict(fact) for fact in run.facts.drafts)
+    return _shown(verdicts, plan_views.checked_table(run.verified) if run.verified else None)
 
 
 def trust() -> str:
@@ -86,14 +90,12 @@ def trust() -> str:
 def sweep(name: str) -> str:
     """A sweep's lines and picture, and its table where that is short."""
     run = read(RESULTS / f"cpu-2-cores-sweep-{name}.json", SweepRun)
-    return "\n\n".join(
-        [
-            f"`python compare.py --sweep {name}`",
-            sweep_views.markdown_lines(run),
-            f"![{sweep_views.TITLES[name]}](../plots/cpu-2-cores-sweep-{name}.png)",
-            *([sweep_views.table(run, markdown=True)] if len(run.points) <= SHORT else []),
-            f"[All numbers](../results/cpu-2-cores-sweep-{name}.md)",
-        ]
+    return _shown(
+        f"`python compare.py --sweep {name}`",
+        sweep_views.lines(run),
+        f"![{sweep_views.TITLES[name]}](../plots/cpu-2-cores-sweep-{name}.png)",
+        sweep_views.table(run) if len(run.points) <= SHORT else None,
+        f"[All numbers](../results/cpu-2-cores-sweep-{name}.md)",
     )
 
 
@@ -101,14 +103,13 @@ def padded() -> str:
     """The comparison at the price of a larger target."""
     run = comparison(PADDED_RUN)
     rows = _by_temperature(run)[0]
-    lines = [
+    return _shown(
         run_lines.provenance(run),
-        "\n".join(f"- {role}: {model}" for role, model in run.models.items()),
-        report.speed_table(rows, markdown=True),
-        explanations.ladder_table(rows, markdown=True) or "",
-        explanations.costs_table(run, markdown=True) or "",
-    ]
-    return "\n\n".join(lines)
+        tables.Lines(f"{role}: {model}" for role, model in run.models.items()),
+        report.speed_table(rows),
+        explanations.ladder_table(rows, markdown=True),
+        explanations.costs_table(run),
+    )
 
 
 def results_page(name: str) -> str:
@@ -123,7 +124,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "full-provenance": lambda: run_lines.provenance(comparison(FULL_RUN)),
     "measured": measured,
     "ladder": ladders,
-    "errors": lambda: explanations.errors_table(prediction_rows(comparison(FULL_RUN).rows), markdown=True),
+    "errors": lambda: _shown(explanations.errors_table(prediction_rows(comparison(FULL_RUN).rows))),
     "plan": plan,
     "trust": trust,
     "padded": padded,
