@@ -5,7 +5,7 @@ import functools
 import pytest
 
 import compare
-from speclab.lab import comparison, output_checks, sweeps
+from speclab.lab import acceptance_probs, comparison, output_checks, sweeps
 from speclab.models import prompts
 from speclab.records.files import read
 from speclab.records.runs import SweepRun
@@ -119,7 +119,7 @@ def test_ctrl_c_keeps_what_is_done(run, tmp_path, monkeypatch):
     ("where", "stop", "code"),
     [
         ((output_checks, "judge_greedy"), KeyboardInterrupt(), 130),
-        ((comparison, "chances"), EnvironmentProblem("not finite"), 3),
+        ((acceptance_probs, "accept_probs"), EnvironmentProblem("not finite"), 3),
     ],
     ids=["check", "explanation"],
 )
