@@ -4,15 +4,16 @@ That is where it will be asked to guess (Zhou et al., DistillSpec, arXiv 2310.08
 """
 
 import argparse
-from pathlib import Path
+import functools
+import time
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache, LlamaForCausalLM
 
+from speclab.lab.training.steps import readable, save_tensors, train
 from speclab.system.terminal import progress_bar
-from training.fitting import SHARES, Schedule, compile_layers, fit, readable, save_tensors
-from training.models import DRAFT_SHAPE, llama
+from training.models import DRAFT_SHAPE, compile_layers, llama
 
 PROMPT, CONTINUED = 48, 256  # tokens of text that a continuation starts from, and its length with them
 TEACHER_TOP = 32  # probabilities kept of the target's distribution at each place
@@ -20,18 +21,18 @@ TEXTS_PER_CONTINUATION = 6  # pieces of plain text in the draft's pool for each 
 
 
 @torch.inference_mode()
-def continuations(target: LlamaForCausalLM, stream: Tensor, minutes: float, seed: int, rows: int = 64) -> Tensor:
-    """What the target writes after pieces of its training text, for as long as `minutes` allow.  -> (n, length) ids
+def continuations(target: LlamaForCausalLM, stream: Tensor, seconds: float, seed: int, rows: int = 64) -> Tensor:
+    """What the target writes after pieces of its training text, for `seconds`, at least once.  -> (n, length) ids
 
     A third greedily, two thirds sampled at temperatures 0.8 and 1: the draft will be asked to guess in both.
     """
     target.eval()
-    device = next(target.parameters()).device
-    generator = torch.Generator().manual_seed(seed)
+    device, generator = target.device, torch.Generator().manual_seed(seed)
     temperatures = torch.tensor([1e-4, 0.8, 1.0], device=device).repeat(rows)[:rows, None]  # (rows, 1)
-    written, schedule = [], Schedule(minutes * 60)
-    with progress_bar(total=round(minutes * 60), unit="s", desc="continuations", mininterval=10) as bar:
-        while not schedule.done:
+    written: list[Tensor] = []
+    end = time.monotonic() + seconds
+    with progress_bar(unit=" texts", desc="continuations", mininterval=10) as bar:
+        while not written or time.monotonic() < end:
             starts = torch.randint(0, len(stream) - PROMPT, (rows,), generator=generator)
             text = stream[starts[:, None] + torch.arange(PROMPT)].to(device)  # (rows, PROMPT)
             cache, feed = DynamicCache(config=target.config), text
@@ -40,8 +41,7 @@ def continuations(target: LlamaForCausalLM, stream: Tensor, minutes: float, seed
                 feed = (logits.float() / temperatures).softmax(-1).multinomial(1)  # (rows, 1)
                 text = torch.cat([text, feed], dim=1)
             written.append(text.cpu())
-            bar.n = min(bar.total, round(schedule.spent))
-            bar.set_postfix_str(f"{len(written) * rows} texts")
+            bar.update(rows)
     return torch.cat(written)
 
 
@@ -95,12 +95,13 @@ def acceptance(target: LlamaForCausalLM, draft: LlamaForCausalLM, texts: Tensor)
     return {"greedy_agreement": round(agree / places, 4), "overlap_at_temperature_1": round(overlap / places, 4)}
 
 
-def distil(args: argparse.Namespace, work: Path, target: LlamaForCausalLM, stream: Tensor) -> tuple:
-    """Stages 3 and 4.  -> draft, facts about its training"""
-    minutes = {stage: args.minutes * share for stage, share in SHARES.items()}
-    pool_file = work / "pool.pt"
+def distil(
+    args: argparse.Namespace, seconds: dict[str, float], target: LlamaForCausalLM, stream: Tensor
+) -> tuple[LlamaForCausalLM, dict]:
+    """Stages 3 and 4, each of its `seconds`.  -> draft, facts about its training"""
+    pool_file = args.work_dir / "pool.pt"
     if not pool_file.exists():
-        own = continuations(target, stream, minutes["continuations"], args.seed)
+        own = continuations(target, stream, seconds["continuations"], args.seed)
         generator = torch.Generator().manual_seed(args.seed + 1)
         starts = torch.randint(0, len(stream) - CONTINUED, (TEXTS_PER_CONTINUATION * len(own),), generator=generator)
         texts = torch.cat([own, stream[starts[:, None] + torch.arange(CONTINUED)]])  # (n, CONTINUED)
@@ -110,7 +111,7 @@ def distil(args: argparse.Namespace, work: Path, target: LlamaForCausalLM, strea
     draft = draft_from(target, args.seed).to(args.device)
     compile_layers(draft)
 
-    def batches(step: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+    def batches(step: int) -> list[tuple[Tensor, ...]]:
         generator = torch.Generator().manual_seed((args.seed + 2) * 1_000_003 + step)
         # A third of every batch is the target's own writing, however large the rest of the pool is.
         n_rows = args.batch_tokens // CONTINUED
@@ -119,13 +120,6 @@ def distil(args: argparse.Namespace, work: Path, target: LlamaForCausalLM, strea
         rows = torch.cat([own, other])
         return [tuple(part[rows].to(args.device) for part in (texts, probs, ids))]
 
-    facts = fit(
-        draft,
-        batches,
-        lambda micro: distillation_loss(draft, *micro),
-        minutes["draft"],
-        work / "draft.pt",
-        args.rate,
-        "draft",
-    )
-    return draft, facts | {"continuations": n_own, "texts": len(texts) - n_own, "length": CONTINUED}
+    loss_of = functools.partial(distillation_loss, draft)
+    facts = train(draft, batches, loss_of, seconds["draft"], args.rate, "draft", args.work_dir / "draft.pt")
+    return draft, vars(facts) | {"continuations": n_own, "texts": len(texts) - n_own, "length": CONTINUED}

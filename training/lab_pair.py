@@ -19,6 +19,7 @@ if __name__ == "__main__":
     from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
 
 import argparse
+import functools
 import json
 import sys
 from dataclasses import asdict
@@ -30,15 +31,27 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from speclab.cli import parsing
 from speclab.lab.training import corpus
-from speclab.lab.training.steps import LENGTHS, crops, next_token_loss
+from speclab.lab.training.steps import LENGTHS, crops, next_token_loss, readable, train
 from speclab.models import loading
 from speclab.records import files
 from speclab.system.errors import reports_problems
 from speclab.system.files import check_writable, do_all, prepare_folder, whole_folders, write_whole
 from speclab.system.terminal import note, say
 from training.draft import acceptance, continuations, distil
-from training.fitting import SHARES, compile_layers, fit, readable
-from training.models import DRAFT_SHAPE, TARGET_SHAPE, VOCABULARY, encode, llama, save, train_tokenizer, uncompiled
+from training.models import (
+    DRAFT_SHAPE,
+    TARGET_SHAPE,
+    VOCABULARY,
+    compile_layers,
+    encode,
+    llama,
+    save,
+    train_tokenizer,
+    uncompiled,
+)
+
+# Of --minutes; the rest is the teacher's pass over the pool, and reports.
+SHARES = {"target": 0.62, "continuations": 0.05, "draft": 0.21}
 
 
 @torch.inference_mode()
@@ -46,26 +59,21 @@ def held_out_loss(model: LlamaForCausalLM, stream: Tensor, length: int = 512, li
     """Mean loss over the held-out stream in windows of `length`, nats per token."""
     model.eval()
     windows = stream[: min(limit, len(stream)) // length * length].view(-1, length)
-    device = next(model.parameters()).device
-    losses = [next_token_loss(model, rows.to(device)).item() * len(rows) for rows in windows.split(8)]
+    losses = [next_token_loss(model, rows).item() * len(rows) for rows in windows.split(8)]
     return sum(losses) / len(windows)
 
 
-def train_target(args: argparse.Namespace, work: Path, stream: Tensor) -> tuple[LlamaForCausalLM, dict]:
+def train_target(args: argparse.Namespace, seconds: float, stream: Tensor) -> tuple[LlamaForCausalLM, dict]:
     """Stage 2.  -> target, facts about its training"""
     torch.manual_seed(args.seed)
     model = llama(TARGET_SHAPE).to(args.device)
     compile_layers(model)
-    facts = fit(
-        model,
-        lambda step: [rows.to(args.device) for rows in crops(stream, step, args.seed, args.batch_tokens)],
-        lambda rows: next_token_loss(model, rows),
-        args.minutes * SHARES["target"],
-        work / "target.pt",
-        args.rate,
-        "target",
-    )
-    return model, facts
+
+    def batches(step: int) -> list[tuple[Tensor, ...]]:
+        return [(rows,) for rows in crops(stream, step, args.seed, args.batch_tokens)]
+
+    loss_of = functools.partial(next_token_loss, model)
+    return model, vars(train(model, batches, loss_of, seconds, args.rate, "target", args.work_dir / "target.pt"))
 
 
 def make_parser() -> parsing.Parser:
@@ -94,32 +102,33 @@ def main(argv: list[str] | None = None) -> int:
     """Train the pair.  -> exit code"""
     args = make_parser().parse_args(argv)
     args.device = str(loading.choose_device(args.device)[0])
-    work = args.work_dir
-    prepare_folder(work, "--work-dir")
+    prepare_folder(args.work_dir, "--work-dir")
     check_writable(args.out / "training.json", "--out")
 
     documents = list(corpus.standard_library())
     if args.with_packages:
         documents += corpus.permissive_packages()
     training = [d.text for d in documents if not d.held_out]
-    if not (work / "tokenizer").exists():
-        with whole_folders(work / "tokenizer") as (folder,):
+    tokenizer_folder = args.work_dir / "tokenizer"
+    if not tokenizer_folder.exists():
+        with whole_folders(tokenizer_folder) as (folder,):
             train_tokenizer(iter(training)).save_pretrained(folder)
-    with readable(work / "tokenizer"):
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(work / "tokenizer")
+    with readable(tokenizer_folder):
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(tokenizer_folder)
     stream = encode(tokenizer, training)
     held_out = encode(tokenizer, [d.text for d in documents if d.held_out])
     note(f"{len(stream):,} tokens to train on, {len(held_out):,} held out")
 
-    target, target_facts = train_target(args, work, stream)
+    seconds = {stage: 60 * args.minutes * share for stage, share in SHARES.items()}
+    target, target_facts = train_target(args, seconds["target"], stream)
     target = uncompiled(target, TARGET_SHAPE).to(args.device)
-    draft, draft_facts = distil(args, work, target, stream)
+    draft, draft_facts = distil(args, seconds, target, stream)
 
     # Both models take their places together, after everything that can fail.
     with whole_folders(args.out / "target", args.out / "draft") as (target_folder, draft_folder):
         target = save(target.cpu(), tokenizer, target_folder)
         draft = save(uncompiled(draft, DRAFT_SHAPE), tokenizer, draft_folder)
-        fresh = continuations(target, held_out, 0.2, args.seed + 7, rows=24)
+        fresh = continuations(target, held_out, 12, args.seed + 7, rows=24)
         facts = {
             "corpus": corpus.manifest(documents),
             "tokens": {"training": len(stream), "held_out": len(held_out), "vocabulary": VOCABULARY},
@@ -134,13 +143,12 @@ def main(argv: list[str] | None = None) -> int:
             "machine": asdict(files.machine(torch.device(args.device))),
             "versions": asdict(files.versions()),
         }
-    found = {key: facts[key] for key in ("held_out_loss", "acceptance_on_held_out_continuations")}
-    return do_all(
-        [
-            lambda: write_whole(args.out / "training.json", json.dumps(facts, indent=1) + "\n"),
-            lambda: say(json.dumps(found)),
-        ]
-    )
+    summary = {key: facts[key] for key in ("held_out_loss", "acceptance_on_held_out_continuations")}
+    steps = [
+        lambda: write_whole(args.out / "training.json", json.dumps(facts, indent=1) + "\n"),
+        lambda: say(json.dumps(summary)),
+    ]
+    return do_all(steps)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The lab's family of models and its tokenizer: built, and written to a folder."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,6 +59,14 @@ def encode(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> Tensor:
     for text in texts:
         ids += [*tokenizer(text).input_ids, tokenizer.eos_token_id]
     return torch.tensor(ids)
+
+
+def compile_layers(model: LlamaForCausalLM) -> None:
+    """Compile each layer in place where a compiler is at hand; all layers share one compiled body per shape."""
+    if shutil.which("g++") or shutil.which("clang++"):
+        torch._dynamo.config.cache_size_limit = 64
+        for layer in model.model.layers:
+            layer.compile(dynamic=False)
 
 
 def uncompiled(model: LlamaForCausalLM, shape: dict) -> LlamaForCausalLM:

@@ -194,7 +194,7 @@ def _mismatch(config: RunConfig) -> Points:
     rows, found = _rows(config, config.arms())
     points = _points(_of_all(rows), lambda r: r.method, lambda r: "draft")
     points.sort(key=lambda p: -(p.acceptance_rate or 0))
-    return points, {"training": facts}, found
+    return points, {"training": vars(facts)}, found
 
 
 def _merge(found: Measurement, part: Measurement) -> None:

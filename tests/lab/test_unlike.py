@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from speclab.lab.training import degraded_drafts
+from speclab.lab.training import degraded_drafts, steps
 from speclab.lab.training.corpus import Document
 from speclab.system.errors import UsageProblem
 from tests.conftest import tiny_llama
@@ -27,6 +27,13 @@ def library(monkeypatch):
     documents = [Document(f"module_{i}.py", TEXT) for i in range(3)] + [Document("secret.py", "held out " * 9000)]
     monkeypatch.setattr(Document, "held_out", property(lambda d: d.name == "secret.py"))
     monkeypatch.setattr(degraded_drafts.corpus, "standard_library", lambda: iter(documents))
+
+
+@pytest.fixture
+def ticks(monkeypatch):
+    """A clock that moves a second at each look, so that a number of seconds is a number of steps."""
+    looks = iter(range(10_000))
+    monkeypatch.setattr(steps.time, "monotonic", lambda: float(next(looks)))
 
 
 def weights(model) -> list[torch.Tensor]:
@@ -121,51 +128,46 @@ def test_random_is_seeded_and_initialised():
     assert torch.equal(fresh.model.norm.weight, torch.ones(64)), "norms begin at one"
 
 
-def test_global_dice_stay(tokenizer, library):
+def test_global_dice_stay(tokenizer, library, ticks):
     source = tiny_llama(0, vocab_size=len(tokenizer), dtype=torch.float32)
     torch.manual_seed(7)
     before = torch.get_rng_state()
     degraded_drafts.noisy(source, 0.1, 0)
     degraded_drafts.random_like(source, 0)
-    degraded_drafts.trained_on_the_spot(source, tokenizer, 1, 0, progress=False, step_limit=2)
+    degraded_drafts.trained_on_the_spot(source, tokenizer, 4, 0)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_training_lowers_the_loss(tokenizer, library):
-    """Twelve steps, counted: no clock decides here."""
+def test_training_lowers_the_loss(tokenizer, library, ticks):
+    """The clock is looked at to begin with, and twice a step: 23 seconds are 12 steps."""
     source = tiny_llama(0, n_layers=1, vocab_size=len(tokenizer), dtype=torch.bfloat16).requires_grad_(False)
-    arguments = {"seconds": 1e-9, "progress": False, "step_limit": 12}
-    draft, facts = degraded_drafts.trained_on_the_spot(source, tokenizer, seed=0, **arguments)
-    assert facts["steps"] == 12
-    assert facts["tokens"] == 12 * degraded_drafts.BATCH_TOKENS
-    assert facts["seconds"] > 0
-    assert facts["first_loss"] == pytest.approx(math.log(len(tokenizer)), abs=1), "fresh weights know nothing"
-    assert facts["last_loss"] < facts["first_loss"] - 0.5
+    draft, facts = degraded_drafts.trained_on_the_spot(source, tokenizer, 23, seed=0)
+    assert facts.steps == 12
+    assert facts.tokens == 12 * degraded_drafts.BATCH_TOKENS
+    assert facts.first_loss == pytest.approx(math.log(len(tokenizer)), abs=1), "fresh weights know nothing"
+    assert facts.last_loss < facts.first_loss - 0.5
     text = torch.tensor([tokenizer(TEXT).input_ids[:300]])
     with torch.no_grad():
         fresh, trained = (next_token_loss(m.float(), text) for m in (degraded_drafts.random_like(source, 0), draft))
     assert trained < fresh - 0.5
-    draft, _ = degraded_drafts.trained_on_the_spot(source, tokenizer, seed=0, **arguments)
+    draft, _ = degraded_drafts.trained_on_the_spot(source, tokenizer, 23, seed=0)
     assert draft.dtype == torch.bfloat16
     assert draft.device == source.device
     assert not draft.training
     assert not any(w.requires_grad for w in weights(draft))
-    again, same = degraded_drafts.trained_on_the_spot(source, tokenizer, seed=0, **arguments)
+    again, same = degraded_drafts.trained_on_the_spot(source, tokenizer, 23, seed=0)
     assert equal(draft, again)
-    assert same | {"seconds": 0} == facts | {"seconds": 0}
-    other, _ = degraded_drafts.trained_on_the_spot(source, tokenizer, seed=1, **arguments)
+    assert same == facts
+    other, _ = degraded_drafts.trained_on_the_spot(source, tokenizer, 23, seed=1)
     assert not equal(draft, other)
 
 
-def test_training_stops_by_the_clock(tokenizer, library, monkeypatch):
-    """A clock that moves a second at each look: the start, then once after every step."""
-    ticks = iter(range(1000))
-    monkeypatch.setattr(degraded_drafts.time, "monotonic", lambda: float(next(ticks)))
+def test_training_stops_by_the_clock(tokenizer, library, ticks):
     source = tiny_llama(0, n_layers=1, vocab_size=len(tokenizer), dtype=torch.float32)
-    _, facts = degraded_drafts.trained_on_the_spot(source, tokenizer, 3, 0, progress=False)
-    assert facts["steps"] == 3
-    _, facts = degraded_drafts.trained_on_the_spot(source, tokenizer, 1e-9, 0, progress=False)
-    assert facts["steps"] == 1, "one step is always made"
+    _, facts = degraded_drafts.trained_on_the_spot(source, tokenizer, 5, 0)
+    assert facts.steps == 3
+    _, facts = degraded_drafts.trained_on_the_spot(source, tokenizer, 1e-9, 0)
+    assert facts.steps == 1, "one step is always made"
 
 
 def test_documents_are_read_when_needed_and_held_out_ones_never(tokenizer, library):
@@ -179,17 +181,17 @@ def test_documents_are_read_when_needed_and_held_out_ones_never(tokenizer, libra
     documents = degraded_drafts._documents(0)
     assert sorted(documents) == [TEXT] * 3
     batches = degraded_drafts._batches(list(documents), reading, 0, positions=100)
-    one = next(batches)
+    one = batches(0)
     assert len(seen) == 1
-    assert all(rows.shape[1] == 100 for rows in one), "no longer than the model can read"
-    for _ in range(40):
-        next(batches)
-    others = (next(degraded_drafts._batches(list(documents), tokenizer, seed, positions=100)) for seed in (0, 1))
-    assert not torch.equal(*(rows[0][:4] for rows in others)), "another seed reads other places"
+    assert all(rows.shape[1] == 100 for (rows,) in one), "no longer than the model can read"
+    for step in range(1, 41):
+        batches(step)
+    others = (degraded_drafts._batches(list(documents), tokenizer, seed, positions=100)(0) for seed in (0, 1))
+    assert not torch.equal(*(micro_batches[0][0][:4] for micro_batches in others)), "another seed reads other places"
     assert len(seen) == 3, "each document once, however many steps"
 
 
 def test_a_foreign_tokenizer_is_refused(tokenizer):
     source = tiny_llama(0, vocab_size=len(tokenizer) - 1)
     with pytest.raises(UsageProblem, match=f"ids up to {len(tokenizer) - 1}.*--draft"):
-        degraded_drafts.trained_on_the_spot(source, tokenizer, 1, 0, progress=False)
+        degraded_drafts.trained_on_the_spot(source, tokenizer, 1, 0)

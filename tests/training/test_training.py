@@ -9,7 +9,7 @@ from speclab.lab.training.corpus import Document, is_permissive
 from speclab.system.errors import EnvironmentProblem
 from tests.conftest import tiny_llama
 from training import draft as draft_training
-from training import fitting, lab_pair
+from training import lab_pair
 from training import models as lab_models
 
 
@@ -73,29 +73,30 @@ def test_crops_are_a_function_of_seed_and_step():
 
 def test_interrupted_training_resumes(tmp_path, monkeypatch):
     """The second call goes on at the first one's step with its weights and optimizer state."""
-    monkeypatch.setattr(fitting.time, "monotonic", iter(range(10_000)).__next__)  # a second per look
+    monkeypatch.setattr(training_steps.time, "monotonic", iter(range(10_000)).__next__)  # a second per look
     stream = torch.randint(0, 64, (3000,), generator=torch.Generator().manual_seed(0))
     steps = []
 
-    def run(minutes):
+    def run(seconds):
         model = tiny_llama(0, dtype=torch.float32)
 
         def batches(step):
             steps.append(step)
-            return [stream[step * 8 : step * 8 + 64].view(4, 16)]
+            return [(stream[step * 8 : step * 8 + 64].view(4, 16),)]
 
         def loss(rows):
             return training_steps.next_token_loss(model, rows)
 
-        return fitting.fit(model, batches, loss, minutes, tmp_path / "m.pt", 1e-3, "test"), model
+        return training_steps.train(model, batches, loss, seconds, 1e-3, "test", tmp_path / "m.pt"), model
 
-    first, model = run(1)
-    second, later = run(2)
-    assert steps == list(range(second["steps"]))
-    assert second["steps"] > first["steps"] > 1
-    assert second["tokens"] == 64 * second["steps"]
-    done, same = run(2)
-    assert done["steps"] == second["steps"], "a finished run must not train again"
+    first, model = run(60)
+    second, later = run(120)
+    assert steps == list(range(second.steps))
+    assert second.steps > first.steps > 1
+    assert second.tokens == 64 * second.steps
+    assert (second.first_loss, second.seconds > first.seconds) == (first.first_loss, True)
+    done, same = run(120)
+    assert done.steps == second.steps, "a finished run must not train again"
     for a, b, c in zip(model.parameters(), later.parameters(), same.parameters(), strict=True):
         assert torch.equal(b, c)
         assert a.shape == b.shape
@@ -105,7 +106,7 @@ def test_interrupted_training_resumes(tmp_path, monkeypatch):
 def test_a_damaged_checkpoint_is_named(tmp_path):
     (tmp_path / "m.pt").write_bytes(b"half of a file")
     with pytest.raises(EnvironmentProblem, match=r"cannot go on from .*m\.pt: .*; delete it"):
-        fitting.fit(tiny_llama(0), list, lambda _: None, 1.0, tmp_path / "m.pt", 1e-3, "test")
+        training_steps.train(tiny_llama(0), list, lambda _: None, 60, 1e-3, "test", tmp_path / "m.pt")
 
 
 @pytest.fixture

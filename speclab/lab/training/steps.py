@@ -1,27 +1,35 @@
-"""The steps of training a small causal language model: optimizers, batches, and the loss."""
+"""The training of a small causal language model: optimizers, batches, the loss, and the loop with its checkpoints."""
+
+import contextlib
+import io
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
+from speclab.system.errors import EnvironmentProblem, first_line
+from speclab.system.files import write_whole
+from speclab.system.terminal import note, progress_bar
+
 # Share of the training steps at each sequence length. Short ones are cheap, long ones keep long texts together.
 LENGTHS = {256: 0.80, 512: 0.15, 2048: 0.05}
 MICRO_BATCH_TOKENS = 4096
+SECONDS_BETWEEN_CHECKPOINTS = 240
 
 
 def optimizers(model: PreTrainedModel, rate: float) -> list[torch.optim.Optimizer]:
     """Muon for the layers' matrices, AdamW for embeddings and norms."""
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
-    chosen = [
+    return [
         torch.optim.Muon(matrices, lr=rate, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.95), weight_decay=0.0),
     ]
-    for optimizer in chosen:
-        for group in optimizer.param_groups:
-            group["initial_lr"] = rate
-    return chosen
 
 
 def crops(stream: Tensor, step: int, seed: int, batch_tokens: int) -> list[Tensor]:
@@ -38,6 +46,119 @@ def crops(stream: Tensor, step: int, seed: int, batch_tokens: int) -> list[Tenso
 
 
 def next_token_loss(model: PreTrainedModel, tokens: Tensor) -> Tensor:
-    """Mean cross-entropy of the next token, nats.  tokens: (batch, length)"""
+    """Mean cross-entropy of the next token, nats.  tokens: (batch, length), on any device"""
+    tokens = tokens.to(model.device)
     logits = model(input_ids=tokens, use_cache=False).logits[:, :-1].float()  # (batch, length - 1, vocab)
     return cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
+
+@dataclass
+class TrainingFacts:
+    """How far a training is. Losses are in nats per token; the last one is a running mean over some ten steps."""
+
+    steps: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    first_loss: float | None = None
+    last_loss: float | None = None
+
+
+def train(
+    model: PreTrainedModel,
+    batches: Callable[[int], list[tuple[Tensor, ...]]],
+    loss_of: Callable[..., Tensor],
+    seconds: float,
+    rate: float,
+    name: str,
+    checkpoint: Path | None = None,
+) -> TrainingFacts:
+    """Train for `seconds`, at least one step; go on from `checkpoint` where it exists, and save there now and then.
+
+    batches: step -> its micro-batches, tuples of tensors of which the first holds the tokens.
+    loss_of: called with such a tuple's tensors, gives the mean loss in nats per token.
+    rate: the peak learning rate. name: of the progress bar.
+    Raises EnvironmentProblem for a checkpoint that cannot be read.
+    """
+    steppers, facts = optimizers(model, rate), TrainingFacts()
+    if checkpoint and checkpoint.exists():
+        with readable(checkpoint):
+            state = torch.load(checkpoint, weights_only=True)
+            model.load_state_dict(state["model"])
+            for stepper, saved in zip(steppers, state["optimizers"], strict=True):
+                stepper.load_state_dict(saved)
+            facts = TrainingFacts(**state["facts"])
+    saved_at, start = time.monotonic(), time.monotonic() - facts.seconds
+
+    def save() -> None:
+        if checkpoint is None:
+            return
+        states = [stepper.state_dict() for stepper in steppers]
+        save_tensors(checkpoint, {"model": model.state_dict(), "optimizers": states, "facts": asdict(facts)})
+        if bar.disable:  # no terminal: a line now and then
+            note(f"{name}: step {facts.steps}, loss {facts.last_loss:.3f}, {facts.seconds:.0f} of {seconds:.0f} s")
+
+    model.train()
+    bar = progress_bar(total=round(seconds), initial=round(facts.seconds), unit="s", desc=name, mininterval=1)
+    with bar, torch.enable_grad():
+        while facts.seconds < seconds:
+            micro_batches = batches(facts.steps)
+            factor = learning_rate_factor(facts.seconds / seconds)
+            loss = _take_step(model, steppers, micro_batches, loss_of, rate * factor)
+            facts.steps += 1
+            facts.tokens += sum(tokens.numel() for tokens, *_ in micro_batches)
+            facts.seconds = time.monotonic() - start
+            facts.first_loss = loss if facts.first_loss is None else facts.first_loss
+            facts.last_loss = loss if facts.last_loss is None else 0.9 * facts.last_loss + 0.1 * loss
+            bar.set_postfix_str(f"step {facts.steps}, loss {facts.last_loss:.3f}")
+            bar.update(min(bar.total, round(facts.seconds)) - bar.n)
+            if time.monotonic() - saved_at > SECONDS_BETWEEN_CHECKPOINTS:
+                save()
+                saved_at = time.monotonic()
+    save()
+    return facts
+
+
+def learning_rate_factor(share: float) -> float:
+    """By the share of the time that is spent: a short warm-up, flat, linear decay over the last half."""
+    return min(1.0, share / 0.02 + 0.02, max(0.02, 2 * (1 - share)))
+
+
+def _take_step(
+    model: PreTrainedModel,
+    steppers: list[torch.optim.Optimizer],
+    micro_batches: list[tuple[Tensor, ...]],
+    loss_of: Callable[..., Tensor],
+    rate: float,
+) -> float:
+    """One optimizer step.  -> mean loss of the micro-batches"""
+    total = 0.0
+    for micro_batch in micro_batches:
+        with torch.autocast(model.device.type, dtype=torch.bfloat16):
+            loss = loss_of(*micro_batch) / len(micro_batches)
+        loss.backward()
+        total += loss.item()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for stepper in steppers:
+        for group in stepper.param_groups:
+            group["lr"] = rate
+        stepper.step()
+        stepper.zero_grad(set_to_none=True)
+    return total
+
+
+def save_tensors(path: Path, tensors: object) -> None:
+    """torch.save, whole or not at all."""
+    buffer = io.BytesIO()
+    torch.save(tensors, buffer)
+    write_whole(path, buffer.getvalue())
+
+
+@contextlib.contextmanager
+def readable(checkpoint: Path) -> Iterator[None]:
+    """What is wrong with a checkpoint is one line: damaged, or of a model of another shape."""
+    try:
+        yield
+    except Exception as error:  # each layer below raises its own kinds
+        raise EnvironmentProblem(
+            f"cannot go on from {checkpoint}: {first_line(error)}; delete it, or use another --work-dir"
+        ) from None
