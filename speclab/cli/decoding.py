@@ -160,8 +160,7 @@ def _show_shapes(
     learner: Learner, setup: Setup, drafter: Drafter, prompt: Prompt, draft_length: int, settings: DecodeSettings
 ) -> int:
     """`--trace-shapes`: the first round as shapes, and exercise 1's beside them.  -> exit code, 1 where they differ"""
-    ids, generator = prompt.ids.to(setup.device), settings.generator(setup.device)
-    round_ = shapes.first_round(setup.target, drafter, ids, draft_length, settings.sampling, generator)
+    round_ = shapes.first_round(setup.target, drafter, prompt.ids.to(setup.device), draft_length, settings)
     print(shape_views.tables(round_, setup.tokenizer))
     if 1 not in learner.modules:
         return 0

@@ -86,7 +86,7 @@ class Round(NamedTuple):
     prefill: bool = False  # the first token: it comes from the pass over the prompt
     finish: str | None = None  # "eos" or "length" in the last round
     seconds: dict[str, float] | None = None  # by phase; an instrument fills it in (speclab/lab/instruments.py)
-    detail: object = None  # the numbers that the accept rule used; the same (speclab/lab/tracing/detail.py)
+    detail: Any = None  # the numbers that the accept rule used; the same (speclab/lab/tracing/follow.py)
 
     @classmethod
     def ending(

@@ -1,5 +1,7 @@
 """A learner's pure functions in the shape of the parts that they stand for: an accept rule, a drafter, a loop."""
 
+import contextlib
+import functools
 import operator
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -11,7 +13,7 @@ from torch import Tensor
 from draft_models import ModelDrafter
 from speclab.core.rounds import DecodeSettings, Draft, Drafter, Round
 from speclab.core.sampling import NOT_FINITE, Sampling, draw, to_host
-from speclab.learner.ask import ask, ask_whole, short, whole, wrong
+from speclab.learner.ask import Impossible, ask, each, short, whole
 from speclab.models.cached import CachedModel
 
 FIRST_LENGTH = 4  # tokens of the first draft, before the rule of exercise 6 has seen a round
@@ -25,8 +27,8 @@ def accept_greedy(learner: ModuleType, draft: Draft, logits: Tensor) -> tuple[in
     highest, choices = logits[0].max(-1)  # (n + 1,)
     own = to_host(torch.where(highest.isfinite(), choices, NOT_FINITE))
     drafted = draft.tokens[0].tolist()
-    n_accepted = ask_whole(2, learner.count_accepted, 0, len(drafted), drafted, own)
-    return n_accepted, ask_whole(2, learner.next_token, 0, logits.shape[-1] - 1, own, n_accepted)
+    n_accepted = ask(2, learner.count_accepted, drafted, own, check=whole(0, len(drafted)))
+    return n_accepted, ask(2, learner.next_token, own, n_accepted, check=whole(0, logits.shape[-1] - 1))
 
 
 def accept_sampled(learner: ModuleType, draft: Draft, target_probs: Tensor, uniforms: Tensor) -> tuple[int, int]:
@@ -44,13 +46,10 @@ def accept_sampled(learner: ModuleType, draft: Draft, target_probs: Tensor, unif
 
     # Copies: the draft's were made in inference mode, where a learner's in-place step would be an error.
     numbers = uniforms[0, : len(drafted) + 1].tolist()
-    args = (drafted, draft_probs[0].clone(), target_probs[0].clone(), numbers, draw_one)
-    rule = learner.verify_draft
-    answer = ask(4, rule, *args)
-    if not isinstance(answer, tuple | list) or len(answer) != 2:
-        raise wrong(4, rule, f"returned {short(answer)}, not a pair (n_accepted, next token)", args)
-    n_accepted, token = answer
-    return whole(4, rule, n_accepted, 0, len(drafted), args), whole(4, rule, token, 0, vocab - 1, args)
+    pair = each("a pair (n_accepted, next token)", whole(0, len(drafted)), whole(0, vocab - 1))
+    probs = (draft_probs[0].clone(), target_probs[0].clone())
+    n_accepted, token = ask(4, learner.verify_draft, drafted, *probs, numbers, draw_one, check=pair)
+    return n_accepted, token
 
 
 # --- drafters ---------------------------------------------------------------------------------------------------------
@@ -78,16 +77,15 @@ class LearnerCatchUp(ModelDrafter):
         self._n_committed = len(self._committed)
         kept = self._keep(self.draft.length, self._n_committed)
         self.draft.crop(kept)
-        missing = self._committed[kept:]
-        answer = ask(3, self._catch_up, self._committed, kept)
-        try:
-            is_right = isinstance(answer, list | tuple) and list(map(operator.index, answer)) == missing
-        except Exception:  # what is in it cannot be a whole number
-            is_right = False
-        if not is_right:
-            what = f"returned {short(answer)}; missing in the draft's cache are {short(missing)}"
-            raise wrong(3, self._catch_up, what, (self._committed, kept))
-        self._not_fed = missing
+        self._not_fed = self._committed[kept:]
+        ask(3, self._catch_up, self._committed, kept, check=self._check)
+
+    def _check(self, answer: Any) -> None:
+        """Is this what the draft's cache lacks?"""
+        with contextlib.suppress(Exception):  # what is in it cannot be a whole number
+            if isinstance(answer, list | tuple) and list(map(operator.index, answer)) == self._not_fed:
+                return
+        raise Impossible(f"{short(answer)}; missing in the draft's cache are {short(self._not_fed)}")
 
 
 class CheckedDrafter:
@@ -103,21 +101,21 @@ class CheckedDrafter:
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
         """The learner's draft. Raises Problem where it has other shapes, kinds or ids than a draft can have."""
-        draft = ask(7, self._inner.propose, k, uniforms)
+        return ask(7, self._inner.propose, k, uniforms, check=functools.partial(self._checked, k))
+
+    def _checked(self, k: int, draft: Any) -> Draft:
+        """The same draft, its size counted."""
         tokens: Any = getattr(draft, "tokens", None)
         probs: Any = getattr(draft, "probs", None)
         fits = isinstance(tokens, Tensor) and tokens.dtype == torch.long and tokens.ndim == 2 and tokens.shape[0] == 1
         if not fits or tokens.shape[1] > k or not ((tokens >= 0) & (tokens < self._vocab_size)).all():
             needed = f"ids of shape (1, n), n at most {k}, from 0 to {self._vocab_size - 1}"
-            what = f"returned {short(tokens)} as its tokens, not {needed}"
-            raise wrong(7, self._inner.propose, what, (k, uniforms))
+            raise Impossible(f"{short(tokens)} as its tokens, not {needed}")
         n = tokens.shape[1]
         shape = (1, n, self._vocab_size)
-        fits = isinstance(probs, Tensor) and probs.is_floating_point() and probs.shape == shape
-        if probs is not None and not fits:
+        if probs is not None and not (isinstance(probs, Tensor) and probs.is_floating_point() and probs.shape == shape):
             given = f"{probs.dtype} of shape {tuple(probs.shape)}" if isinstance(probs, Tensor) else short(probs)
-            what = f"returned {given} as its probs, not None or floats of shape {shape}"
-            raise wrong(7, self._inner.propose, what, (k, uniforms))
+            raise Impossible(f"{given} as its probs, not None or floats of shape {shape}")
         return Draft(tokens, torch.full((1,), n, device=tokens.device), probs)
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
@@ -149,7 +147,7 @@ class LearnerLength:
         """Ask the rule for the next length."""
         if self._n_drafted is not None:
             args = (self._length, self._n_drafted, n_accepted, self._longest)
-            self._length = ask_whole(6, self._rule, 0, self._longest, *args)
+            self._length = ask(6, self._rule, *args, check=whole(0, self._longest))
         self._drafter.observe(n_accepted, committed)
 
 

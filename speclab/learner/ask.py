@@ -5,6 +5,7 @@ with: the checks have passed, so only the run's own data shows the mistake. A po
 text, and the run's comparison with the baseline reports that.
 """
 
+import contextlib
 import math
 import operator
 import reprlib
@@ -32,11 +33,18 @@ class Steps:
             yield step
 
 
-def ask(number: int, function: Callable, *args, lab_inside: bool = False) -> Any:
+class Impossible(Exception):
+    """An answer that cannot be: what it was, and what was needed."""
+
+
+def ask(
+    number: int, function: Callable, *args, check: Callable[[Any], Any] | None = None, lab_inside: bool = False
+) -> Any:
     """Call a function of exercise `number`; whatever goes wrong in it is a Problem of one line.
 
-    It may take as long as in its checks. `lab_inside`: the lab's own passes run within this call, on all threads. Lists
-    are handed over as copies: a function that uses one up misleads neither the run nor the line.
+    check: makes a value of the lab's own of the answer, or raises Impossible. lab_inside: the lab's own passes run
+    within this call, on all threads. It may take as long as in its checks. Lists are handed over as copies: a function
+    that uses one up misleads neither the run nor the line.
     """
     # A pass works on every thread, and the first one may read the weights from a slow disk.
     threads, patience = (torch.get_num_threads(), 10) if lab_inside else (1, 1)
@@ -46,58 +54,54 @@ def ask(number: int, function: Callable, *args, lab_inside: bool = False) -> Any
                 if isinstance(arg, Steps):
                     arg.restart = restart
             answer = function(*(list(arg) if isinstance(arg, list) else arg for arg in args))
+        if answer is None and promises_a_value(function):
+            raise Impossible("None; did you forget `return`?")
+        return check(answer) if check else answer
     except (Problem, KeyboardInterrupt):
         raise
     except NeverEnds as error:
-        raise wrong(number, function, f"is {in_one_line(error)}", args) from None
+        what = f"is {in_one_line(error)}"
+    except Impossible as error:
+        what = f"returned {error}"
     except BaseException as error:  # SystemExit and a learner's own kinds too
-        raise wrong(number, function, f"raised {in_one_line(error)}", args) from error
-    if answer is None and promises_a_value(function):
-        raise wrong(number, function, "returned None; did you forget `return`?", args)
-    return answer
-
-
-def ask_whole(number: int, function: Callable, smallest: int, largest: int, *args) -> int:
-    """Ask a function whose answer must be a whole number between two others."""
-    return whole(number, function, ask(number, function, *args), smallest, largest, args)
-
-
-def whole(number: int, function: Callable, answer: Any, smallest: int, largest: int, args: tuple) -> int:
-    """A whole number between two others, numpy's and torch's included, or a Problem."""
-    try:
-        value = operator.index(answer)
-    except Exception:  # TypeError, or whatever a learner's class raises
-        value = smallest - 1
-    if not smallest <= value <= largest:
-        what = f"returned {short(answer)}, not a whole number from {smallest} to {largest}"
-        raise wrong(number, function, what, args)
-    return value
-
-
-def ask_finite(number: int, function: Callable, *args) -> float:
-    """Ask a function whose answer must be a finite number."""
-    return finite(number, function, ask(number, function, *args), args)
-
-
-def finite(number: int, function: Callable, answer: Any, args: tuple) -> float:
-    """A finite number, a fraction and a tensor of one included, or a Problem; text is none."""
-    try:
-        value = math.nan if isinstance(answer, str) else float(answer)
-    except Exception:  # TypeError, RuntimeError of a tensor of several, or whatever a learner's class raises
-        value = math.nan
-    if not math.isfinite(value):
-        raise wrong(number, function, f"returned {short(answer)}, not a finite number", args)
-    return value
-
-
-def wrong(number: int, function: Callable, what: str, args: tuple) -> Problem:
-    """One line: which function did what, with which arguments."""
+        what = f"raised {in_one_line(error)}"
     name = getattr(function, "__qualname__", str(function))
     arguments = ", ".join(map(short, args)) or "none"
-    return Problem(
+    raise Problem(
         f"exercise {number}: {name} {what} -- on real data; its arguments were {arguments}; "
         "call it with them to see it again"
     )
+
+
+def whole(smallest: int, largest: int) -> Callable[[Any], int]:
+    """For `ask`: a whole number between two others, numpy's and torch's included."""
+
+    def check(answer: Any) -> int:
+        with contextlib.suppress(Exception):  # TypeError, or whatever a learner's class raises
+            if smallest <= operator.index(answer) <= largest:
+                return operator.index(answer)
+        raise Impossible(f"{short(answer)}, not a whole number from {smallest} to {largest}")
+
+    return check
+
+
+def finite(answer: Any) -> float:
+    """For `ask`: a finite number, a fraction and a tensor of one included; text is none."""
+    with contextlib.suppress(Exception):  # TypeError, RuntimeError of a tensor of several, or a learner's own
+        if not isinstance(answer, str) and math.isfinite(answer):
+            return float(answer)
+    raise Impossible(f"{short(answer)}, not a finite number")
+
+
+def each(what: str, *checks: Callable[[Any], Any]) -> Callable[[Any], list]:
+    """For `ask`: a tuple or a list, with a check for each of its items. `what` says in words what it should be."""
+
+    def check(answer: Any) -> list:
+        if not isinstance(answer, tuple | list) or len(answer) != len(checks):
+            raise Impossible(f"{short(answer)}, not {what}")
+        return [check_item(item) for check_item, item in zip(checks, answer, strict=True)]
+
+    return check
 
 
 class _Short(reprlib.Repr):

@@ -21,9 +21,10 @@ MARKS = {"passed": "ok", "todo": "todo", "failed": "FAILS"}
 
 @dataclass
 class Check:
-    """One check of an exercise, all its cases together."""
+    """One check of an exercise, all its cases together. tests/exercises/conftest.py writes the fields as JSON."""
 
     function: str  # its name in the test file
+    uses: list[str]  # the learner's functions that it calls
     outcome: str  # passed, todo or failed
     message: str = ""
     traceback: str = ""
@@ -39,9 +40,18 @@ class Check:
 class Exercise:
     """An exercise and, once they have run, its checks."""
 
-    number: int
-    stem: str  # ex03_rollback
+    chapter: Path  # docs/chapters/03-rollback.md
     checks: list[Check] = field(default_factory=list)
+
+    @property
+    def number(self) -> int:
+        """The chapter's."""
+        return int(self.chapter.stem[:2])
+
+    @property
+    def stem(self) -> str:
+        """Of its files: ex03_rollback."""
+        return f"ex{self.chapter.stem.replace('-', '_')}"
 
     @property
     def title(self) -> str:
@@ -55,12 +65,7 @@ class Exercise:
     @property
     def test_file(self) -> Path:
         """Its checks."""
-        return checks_folder() / f"test_{self.stem}.py"
-
-    @property
-    def chapter(self) -> Path:
-        """Its chapter."""
-        return chapters_folder() / f"{self.number:02}-{self.stem.partition('_')[2].replace('_', '-')}.md"
+        return paths.ROOT / "tests" / "exercises" / f"test_{self.stem}.py"
 
     def with_outcome(self, outcome: str) -> list[Check]:
         """The checks that have passed, failed, ..."""
@@ -86,23 +91,13 @@ class Exercise:
         return f"{n_passed} of {len(self.checks)}" if n_passed or self.failed else "todo"
 
 
-def checks_folder() -> Path:
-    """Where the checks are."""
-    return paths.ROOT / "tests" / "exercises"
-
-
-def chapters_folder() -> Path:
-    """Where the chapters are."""
-    return paths.ROOT / "docs" / "chapters"
-
-
 def exercises() -> list[Exercise]:
     """All that have a chapter, in order; a learner's own file may be missing."""
-    folder = chapters_folder()
-    names = sorted(path.stem for path in folder.glob("*.md") if re.fullmatch(r"\d\d-[\w-]+", path.stem))
-    if not names:
+    folder = paths.ROOT / "docs" / "chapters"
+    chapters = sorted(path for path in folder.glob("*.md") if re.fullmatch(r"\d\d-[\w-]+", path.stem))
+    if not chapters:
         raise EnvironmentProblem(f"there is no chapter in {shown(folder)}; type: {restore(folder)}")
-    return [Exercise(int(name[:2]), f"ex{name.replace('-', '_')}") for name in names]
+    return [Exercise(chapter) for chapter in chapters]
 
 
 def lab_text(path: Path) -> str:
@@ -118,30 +113,21 @@ def restore(path: Path) -> str:
     return shlex.join(["git", "checkout", "--", shown(path)])
 
 
-def used_functions(exercise: Exercise) -> dict[str, set[str]]:
-    """Checks in order -> the learner's functions that each of them calls.
-
-    A check is a test function whose first argument is `learner`, the module under test.
-    """
-    pattern = r"^def (test_\w+)\(learner\b(.*\n(?:[ \t)].*\n|\n)*)"  # its name; all lines up to the next definition
-    checks = re.findall(pattern, lab_text(exercise.test_file), re.MULTILINE)
-    return {name: set(re.findall(r"\blearner\.(\w+)", body)) for name, body in checks}
+def check_command(*words: str) -> str:
+    """How to type check.py."""
+    return command(paths.ROOT / "check.py", *words)
 
 
 # --- hints ------------------------------------------------------------------------------------------------------------
 
 
-def hints() -> dict[str, dict[str, list[str]]]:
-    """ex02 -> function -> three levels; a method goes by its own name."""
+def hints(exercise: Exercise) -> dict[str, list[str]]:
+    """Function -> three levels, in the order of the exercise; a method goes by its own name."""
     path = paths.ROOT / "exercises" / "hints.toml"
     try:
-        return {
-            exercise: {name: [str(level) for level in entry["levels"]] for name, entry in functions.items()}
-            for exercise, functions in tomllib.loads(lab_text(path)).items()
-        }
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise EnvironmentProblem(f"{shown(path)} is no list of hints: {reason}; type: {restore(path)}") from None
+        return tomllib.loads(lab_text(path)).get(exercise.stem[:4], {})
+    except ValueError as error:
+        raise EnvironmentProblem(f"{shown(path)} is no list of hints: {error}; type: {restore(path)}") from None
 
 
 def function_with_hints(exercise: Exercise) -> str | None:
@@ -149,15 +135,14 @@ def function_with_hints(exercise: Exercise) -> str | None:
 
     What the first failing check uses is the likeliest place to look first.
     """
-    if exercise.status == "done" or any("cannot be imported" in check.message for check in exercise.failed):
-        return None
-    known = hints().get(f"ex{exercise.number:02}", {})  # in the order of the exercise
+    known = hints(exercise)
     if not exercise.failed:
         names = [name.rpartition(".")[2] for name in exercise.open_functions]
         return next((name for name in known if name in names), next(iter(known), None))
-    check = exercise.failed[0].function
-    used = used_functions(exercise).get(check, set()) | {check.removeprefix("test_")}
-    return next((name for name in known if name in used), None)
+    if any("cannot be imported" in check.message for check in exercise.failed):
+        return None
+    check = exercise.failed[0]
+    return next((name for name in known if name in [*check.uses, check.function.removeprefix("test_")]), None)
 
 
 def hint_text(exercise: Exercise, level: int) -> str:
@@ -168,7 +153,7 @@ def hint_text(exercise: Exercise, level: int) -> str:
     name = function_with_hints(exercise)
     if name is None:
         return f"no hint is about what is wrong here; type: {again}"
-    levels = hints()[f"ex{exercise.number:02}"][name]
+    levels = hints(exercise)[name]
     lines = [f"{name}, in {shown(exercise.path('exercises'))}", ""]
     for n, text in enumerate(levels[:level], start=1):
         lines.append(textwrap.fill(text, 100, initial_indent=f"  {n}. ", subsequent_indent="     "))
@@ -192,7 +177,7 @@ def summary(chosen: list[Exercise]) -> str:
 def report(exercise: Exercise, traceback: bool = False) -> str:
     """A line for each check of an exercise, and what is wrong."""
     lines = [f"Exercise {exercise.number}: {exercise.title}   [{exercise.status}]", ""]
-    width = max((len(check.name) for check in exercise.checks), default=0)
+    width = max(len(check.name) for check in exercise.checks)
     indent = " " * 9
     messages: set[str] = set()
     for check in exercise.checks:
@@ -213,29 +198,25 @@ def next_step(chosen: list[Exercise], package: str) -> str:
     """One line: what to type next, for the first exercise that is not done."""
     exercise = next((exercise for exercise in chosen if exercise.status != "done"), None)
     if exercise is None:
-        return after(chosen[0]) if len(chosen) == 1 else "all exercises are done"
-    number = str(exercise.number)
+        return _after(chosen[0]) if len(chosen) == 1 else "all exercises are done"
+    number, path = str(exercise.number), exercise.path(package)
     if not exercise.failed:
-        where = shown(exercise.path("exercises"))
         names = exercise.open_functions
-        task = f"write {names[0]} in {where}" if names else f"work on {where}"
+        task = f"write {names[0]} in {shown(path)}" if names else f"work on {shown(path)}"
         return f"next: read {shown(exercise.chapter)}, {task}, then type: {check_command(number)}"
     if package == "solutions":
         return f"next, for all that pytest says: {check_command(number, '--impl', 'solutions', '--traceback')}"
     if len(chosen) > 1:
         return f"next, for what is wrong: {check_command(number)}"
+    if not path.is_file():
+        return f"next, to get the file back: {restore(path)}, or unpack the lab's archive once more and copy from it"
     if function_with_hints(exercise):
         return f"next, for a hint: {check_command(number, '--hint')}"
     return f"next, for another look when you have changed it: {check_command(number)}"
 
 
-def after(exercise: Exercise) -> str:
+def _after(exercise: Exercise) -> str:
     """What comes after an exercise that is done."""
     following = next((other for other in exercises() if other.number > exercise.number), None)
     read = f"read {shown(following.chapter)}, or " if following else ""
     return f"next: {read}see where you are: {check_command()}"
-
-
-def check_command(*words: str) -> str:
-    """How to type check.py."""
-    return command(paths.ROOT / "check.py", *words)

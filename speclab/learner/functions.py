@@ -32,7 +32,7 @@ from speclab.learner.adapters import (
     accept_sampled,
     whole_loop,
 )
-from speclab.learner.ask import Steps, ask, ask_finite, ask_whole, finite, short, wrong
+from speclab.learner.ask import Steps, ask, each, finite, whole
 from speclab.models.cached import CachedModel, tokens_to_keep
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
@@ -112,7 +112,7 @@ class Learner:
         """Exercise 3's rule for a cache of `n_cached` tokens, or the lab's."""
         if 3 not in self.modules:
             return tokens_to_keep(n_cached, n_committed)
-        return ask_whole(3, self.modules[3].tokens_to_keep, 0, n_cached, n_cached, n_committed)
+        return ask(3, self.modules[3].tokens_to_keep, n_cached, n_committed, check=whole(0, n_cached))
 
     def roll_back(self, target: CachedModel, n_committed: int) -> None:
         """The fourth step of a round, with exercise 3's rule where it is in use."""
@@ -137,11 +137,9 @@ class Learner:
         decode: starts a decoding of the same prompt. synchronize: waits for the device.
         """
         learner, args = self.modules[0], (Steps(decode), time.perf_counter, synchronize, 1)
-        answer = ask(0, learner.time_decoding, *args, lab_inside=True)
-        if not isinstance(answer, tuple | list) or len(answer) != 3:
-            raise wrong(0, learner.time_decoding, f"returned {short(answer)}, not three numbers", args)
-        prefill, seconds, n_tokens = (finite(0, learner.time_decoding, number, args) for number in answer)
-        speed = ask_finite(0, learner.tokens_per_second, answer[2], answer[1])
+        three = each("three numbers", finite, finite, finite)
+        prefill, seconds, n_tokens = ask(0, learner.time_decoding, *args, check=three, lab_inside=True)
+        speed = ask(0, learner.tokens_per_second, round(n_tokens), seconds, check=finite)
         return f"{n_tokens:g} tokens, prefill {prefill:.3f} s, decoding {seconds:.2f} s: {speed:.1f} tok/s"
 
     def judge_text(self, setup: Setup, prompt: Prompt, baseline: list[int], tokens: list[int]) -> tuple[bool, str]:
@@ -167,10 +165,10 @@ class Learner:
         """
         learner, alpha, speedup = self.modules[5], None, None
         if any(drafted for drafted, _ in rounds):
-            alpha = ask_finite(5, learner.acceptance_rate, rounds)
+            alpha = ask(5, learner.acceptance_rate, rounds, check=finite)
         k, costs = row.draft_length, (row.draft_cost, row.verify_cost, row.overhead)
         if alpha is not None and None not in costs:
-            speedup = ask_finite(5, learner.predicted_speedup, alpha, k, *costs)
+            speedup = ask(5, learner.predicted_speedup, alpha, k, *costs, check=finite)
         return LearnerPrediction(
             method=row.method, draft_length=k, temperature=row.temperature, acceptance_rate=alpha, speedup=speedup
         )
@@ -179,8 +177,8 @@ class Learner:
         self, alpha: float, draft_cost: float, verify_cost: Callable[[int], float], overhead: float, longest: int
     ) -> int:
         """Exercise 6's choice for a plan, from 0 to `longest`. Costs in target steps, as in theory/formulas.py."""
-        rule = self.modules[6].best_draft_length
-        return ask_whole(6, rule, 0, longest, alpha, draft_cost, verify_cost, overhead, longest)
+        args = (alpha, draft_cost, verify_cost, overhead, longest)
+        return ask(6, self.modules[6].best_draft_length, *args, check=whole(0, longest))
 
     def shapes(self, n_cached: int, n_new: int, d_model: int, n_heads: int, vocab_size: int) -> dict:
         """Exercise 1's table for one pass, without a batch axis."""

@@ -15,7 +15,7 @@ from speclab.system.paths import ROOT
 PACKAGES = ("solutions", "exercises")  # where the functions are
 # What code may take: to be imported, in one call, and in every further call after this file's code never ended once.
 SECONDS = {"setup": 30, "call": 10, "again": 1}  # of processor time
-CLOCK = {"setup": 60, "call": 60, "again": 5}  # by the clock: a sleep and a lock take no processor time
+CLOCK = {"setup": 40, "call": 30, "again": 5}  # by the clock: a sleep and a lock take no processor time
 REPEAT = 1  # seconds until an alarm rings once more, for code that has caught the first one
 LONGEST = 1000  # characters of a message that are shown
 

@@ -5,12 +5,12 @@ Before anything is timed the checks of the exercises in use are run, and one tha
 
 import importlib
 from collections.abc import Iterable
-from types import ModuleType
 
 from speclab.learner import runner
+from speclab.learner.ask import ask
 from speclab.learner.checklist import Exercise, check_command, exercises, report
 from speclab.learner.functions import NO_LEARNER, ROLES, WHOLE_LOOP, Learner
-from speclab.learner.guard import CLOCK, PACKAGES, SECONDS, at_most, in_one_line
+from speclab.learner.guard import PACKAGES
 from speclab.system import paths
 from speclab.system.errors import Problem, UsageProblem
 from speclab.system.files import command
@@ -51,14 +51,13 @@ def load(text: str | None, usable: set[int]) -> Learner:
     package, numbers = parse(text)
     known = {exercise.number: exercise for exercise in exercises()}
     for number in numbers or []:
-        if number not in usable or number not in known:
+        if number not in usable & known.keys():
             what = f"exercise {number}" + (f" ({ROLES[number]})" if number in ROLES else "")
             could = ", ".join(f"{n} ({ROLES[n]})" for n in sorted(usable))
             raise UsageProblem(f"--impl {text}: {what} has no part in this run, which can use {could}")
     if numbers and WHOLE_LOOP in numbers and len(numbers) > 1:
         raise UsageProblem(f"exercise 8 is the whole loop and goes alone; type: --impl {package}:8")
-    wanted = numbers or [number for number in sorted(usable - {WHOLE_LOOP}) if number in known]
-    chosen = [known[number] for number in wanted]
+    chosen = [known[number] for number in numbers or sorted(usable & known.keys() - {WHOLE_LOOP})]
     runner.run_checks(package, chosen)
     _raise_if_failed(package, chosen)
     unfinished = {exercise.number: exercise.status for exercise in chosen if exercise.status != "done"}
@@ -66,21 +65,10 @@ def load(text: str | None, usable: set[int]) -> Learner:
         what = ", ".join(f"{n} ({ROLES[n]}: {status})" for n, status in unfinished.items())
         words = [str(next(iter(unfinished)))] if numbers else []
         raise UsageProblem(f"--impl {text}: not finished: {what}; type: {check_command(*words)}")
-    modules = {exercise.number: _imported(package, exercise) for exercise in chosen if exercise.status == "done"}
+    finished = {exercise.number: f"{package}.{exercise.stem}" for exercise in chosen if exercise.status == "done"}
+    # The checks have imported the file in another process. Here it may still fail, so it is asked as a function is.
+    modules = {n: ask(n, importlib.import_module, name, lab_inside=True) for n, name in finished.items()}
     return Learner(package, modules, unfinished)
-
-
-def _imported(package: str, exercise: Exercise) -> ModuleType:
-    """An exercise's file, whose checks have passed in another process."""
-    try:
-        with at_most(SECONDS["setup"], CLOCK["setup"]):
-            return importlib.import_module(f"{package}.{exercise.stem}")
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        reason, again = in_one_line(error), check_command(str(exercise.number))
-        where = f"{package}/{exercise.stem}.py"
-        raise Problem(f"{where} cannot be imported here: {reason}; its checks can: {again}") from None
 
 
 def _raise_if_failed(package: str, chosen: list[Exercise]) -> None:

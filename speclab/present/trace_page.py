@@ -23,24 +23,20 @@ def page(trace: Trace) -> str:
     import jinja2  # here: decoding needs no templates
     import markupsafe
 
-    def spelled(text: str, breaks: bool = True) -> markupsafe.Markup:
-        """A token inside the text: its line ends can be seen, and break the line where `breaks` says so."""
-        if not text:
-            return markupsafe.Markup('<i class="part"></i>')
-        mark = markupsafe.Markup('<i class="end"></i>' + "\n" * breaks)
-        return mark.join(map(markupsafe.escape, harmless(text).split("\n")))
-
-    loader = jinja2.FileSystemLoader(TEMPLATES)
     environment = jinja2.Environment(
-        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    environment.filters.update(spelled=spelled, visible=visible, harmless=harmless, ms=lambda s: f"{1000 * s:.2f}")
+    environment.filters.update(visible=visible, harmless=harmless, ms=lambda s: f"{1000 * s:.2f}")
     style, script = ((TEMPLATES / f"trace.{kind}").read_text("utf-8") for kind in ("css", "js"))
     head, tail = split_prompt(trace.prompt)
     return environment.get_template("trace.html").render(
         trace=trace,
+        settings=trace.settings,
         lines=[summary(trace), f"{times(trace)} {agreement(trace)}"],
-        settings={k: harmless(v) if isinstance(v, str) else v for k, v in trace.settings.items()},
         head=head,
         tail=tail,
         style=markupsafe.Markup(style),
@@ -69,30 +65,32 @@ def _page_data(trace: Trace) -> dict[str, Any]:
     """What the page's script draws: rounds, then the baseline's clock. Texts are one-line pictures of tokens."""
 
     def row(token: Token) -> list[Any]:
-        numbers = token.draft_prob, token.target_prob, token.uniform, token.confidence
+        numbers: list[float | None] = [None] * 4
+        if position := token.position:
+            numbers = [position.draft_prob, position.target_prob, position.uniform, position.confidence]
         told = outcome(token, trace.greedy) if token.kind in ("accepted", "rejected") else ""
-        return [visible(token.text), token.kind, *(None if n is None else float(f"{n:.7g}") for n in numbers), told]
+        return [visible(token.text), token.kind, *map(_rounded, numbers), told]
 
     rounds = []
     for event in trace.events:
-        own = next((token for token in event.tokens if token.kind != "accepted"), None)
+        own = event.tokens[event.n_accepted :]
         rounds.append(
             {
                 "drafts": [row(token) for token in event.drafts],
-                "own": own and row(own),
-                "phases": [float(f"{event.seconds[name]:.7g}") for name in ("draft", "verify", "other")],
-                "end": float(f"{event.end:.9g}"),
+                "own": row(own[0]) if own else None,
+                "phases": [_rounded(event.seconds[name]) for name in ("draft", "verify", "other")],
+                "end": _rounded(event.end),
                 "tokens": event.n_tokens,
                 "line": round_line(event, trace.baseline_tokens(event.end)),
             }
         )
-    return {
-        "rounds": rounds,
-        "baseline": [float(f"{seconds:.9g}") for _, seconds in trace.baseline],
-        "greedy": trace.greedy,
-        "signs": SIGNS,
-        "meanings": MEANINGS,
-    }
+    clock = [_rounded(seconds) for _, seconds in trace.baseline]
+    return {"rounds": rounds, "baseline": clock, "greedy": trace.greedy, "signs": SIGNS, "meanings": MEANINGS}
+
+
+def _rounded(number: float | None) -> float | None:
+    """To as many digits as a picture can show."""
+    return None if number is None else float(f"{number:.9g}")
 
 
 def round_line(event: Event, baseline_tokens: int) -> str:

@@ -41,13 +41,10 @@ def terminal(trace: Trace, colour: bool = False) -> str:
         phases = "  ".join(f"{1000 * event.seconds[name]:7.2f}" for name in ("draft", "verify", "other"))
         phases = phases if event.number else " " * len(phases)
         had = f"{event.n_tokens}/{trace.baseline_tokens(event.end)}"
-        # In the order of the text: what was kept, what was rejected and never tested, what stands in its place.
-        tokens = [token for token in event.tokens if token.kind == "accepted"]
-        tokens += [token for token in event.drafts if token.kind != "accepted"]
-        tokens += [token for token in event.tokens if token.kind != "accepted"]
         told = [t for t in event.drafts if t.against_rule or (t.kind == "rejected" and not trace.greedy)]
         why = "".join(f"   {outcome(token, trace.greedy)}" for token in told).replace("×", "x")
-        lines.append(f"{event.number:5}  {kept:>4}  {phases}     {had:>12}  {' '.join(map(painted, tokens))}{why}")
+        tokens = " ".join(map(painted, event.in_order))
+        lines.append(f"{event.number:5}  {kept:>4}  {phases}     {had:>12}  {tokens}{why}")
     return "\n".join([*lines, "", summary(trace), times(trace), agreement(trace)]) + "\n"
 
 
@@ -62,14 +59,14 @@ def ascii_quoted(text: str) -> str:
 
 def outcome(token: Token, greedy: bool) -> str:
     """What the accept rule made of an accepted or rejected draft, and the numbers that it rests on."""
-    if token.uniform is None or token.draft_prob is None or token.target_prob is None:
-        return f"{token.kind}: {MEANINGS[token.kind]}"
-    passes = (token.kind == "accepted") != token.against_rule
+    position = token.position
+    if position is None or position.uniform is None or position.draft_prob is None:
+        return ""
     if greedy:
-        reason = f"{'the' if passes else 'not the'} target's own choice, p = {token.target_prob:g}"
+        reason = f"{'the' if position.passes else 'not the'} target's own choice, p = {position.target_prob:g}"
     else:
-        product, target = _told_apart(token.uniform * token.draft_prob, token.target_prob)
-        reason = f"u × q = {product} is {'' if passes else 'not '}below p = {target}"
+        product, target = _told_apart(position.uniform * position.draft_prob, position.target_prob)
+        reason = f"u × q = {product} is {'' if position.passes else 'not '}below p = {target}"
     return f"{token.kind}{', against the rule' if token.against_rule else ''}: {reason}"
 
 

@@ -192,7 +192,11 @@ def test_hover_and_focus_show_a_tokens_numbers(show, tokenizer):
     hot = page.locator("#round li.hot")
     assert hot.count() == 1
     token = event.drafts[0]
-    for name, value in (("q", token.draft_prob), ("p", token.target_prob), ("u", token.uniform)):
+    for name, value in (
+        ("q", token.position.draft_prob),
+        ("p", token.position.target_prob),
+        ("u", token.position.uniform),
+    ):
         shown = re.search(rf"\b{name} ([\d.e-]+)", hot.locator(".numbers").inner_text())[1]
         assert float(shown) == pytest.approx(value, rel=5e-3)
     assert trace_terminal.outcome(token, found.greedy) in hot.inner_text()

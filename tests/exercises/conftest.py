@@ -6,16 +6,19 @@
 A check asks for the fixture `learner`, the module under test. A hole that is still open skips its checks; code that
 cannot be imported fails them in one line; code that never ends is stopped after some seconds.
 
-With `--outcomes FILE`, as check.py starts it, a JSON line is written when a check begins, and one for what became of
-it; files and memory have a limit, and nothing that the code does ends the checks of another file if Python survives it.
+With `--outcomes FILE`, as check.py starts it, a JSON line is written for every case of a check before the first one
+begins, and one for what became of it; files and memory have a limit, and nothing that the code does ends the checks of
+another file if Python survives it.
 """
 
 import contextlib
 import errno
 import functools
 import importlib
+import inspect
 import json
 import os
+import re
 import runpy
 import traceback
 from collections.abc import Callable, Iterator
@@ -87,6 +90,13 @@ def limited_memory() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What the runner takes for failed where no outcome follows; nothing where a test file cannot be run."""
+    for item in session.items if not session.testsfailed else []:
+        if "learner" in item.fixturenames:
+            _write(item, "none")
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """All outcomes are written: do not wait for threads that the code has left behind."""
@@ -126,6 +136,8 @@ def learner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """The module under test: the solution, or with `--impl exercises` the learner's file."""
     stem = module_name(request.path)
     impl = request.config.getoption("--impl", "solutions")
+    if not (ROOT / impl / f"{stem}.py").is_file():  # a pipe would never end to be read
+        pytest.fail(f"{impl}/{stem}.py cannot be imported: there is no such file", pytrace=False)
     with guarded(request.node, "setup"):  # in here: pytest loses count of fixtures that end with a BaseException
         try:
             return returning_something(importlib.import_module(f"{impl}.{stem}"), monkeypatch)
@@ -173,7 +185,6 @@ PROCESS = os.getpid()
 @contextlib.contextmanager
 def guarded(item: pytest.Item, phase: str) -> Iterator[None]:
     """Run a learner's code. What pytest or a copy of this process would act on is a failure of the check instead."""
-    _write(item, "started")
     which = "again" if item.path in NEVER_ENDED else phase
     alone = resource and item.config.getoption("--outcomes", None)  # nobody else's data is in this process
     try:
@@ -221,10 +232,13 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
 
 
 def _write(item: pytest.Item, outcome: str, **rest) -> None:
-    """Append a line to the file that the runner reads: the test file, the case, and a Check of the checklist."""
+    """Append a line to the file that the runner reads: the test file, the case, and a Check of the checklist.
+
+    The outcome is passed, todo, failed, or none.
+    """
     if path := item.config.getoption("--outcomes", None):
-        name = item.originalname if hasattr(item, "originalname") else item.name
-        check = {"function": name, "outcome": outcome, **rest}
+        uses = re.findall(r"\blearner\.(\w+)", inspect.getsource(item.function))
+        check = {"function": item.originalname, "uses": uses, "outcome": outcome, **rest}
         line = json.dumps({"file": item.path.name, "case": item.nodeid, "check": check})
         with open(path, "a", encoding="utf-8") as file:
             file.write(line + "\n")

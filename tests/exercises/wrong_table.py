@@ -6,6 +6,7 @@ Exercise 8 seeds its bugs in another way and has a table of its own (tests/exerc
 """
 
 import importlib
+import inspect
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -13,10 +14,21 @@ from types import ModuleType
 import pytest
 
 from speclab.learner import checklist
-from speclab.learner.guard import SECONDS, NeverEnds, at_most
+from speclab.learner.guard import CLOCK, SECONDS, NeverEnds, at_most
 from speclab.present.tables import table
 from speclab.system.errors import reports_problems
 from tests.exercises.conftest import in_words, with_wrong_answer, wrong_answers
+
+
+def checks_of(exercise: checklist.Exercise) -> dict[str, Callable]:
+    """Name -> check, in the order of the file."""
+    file = vars(importlib.import_module(f"tests.exercises.test_{exercise.stem}"))
+    return {name: check for name, check in file.items() if name.startswith("test_") and takes_learner(check)}
+
+
+def takes_learner(function: Callable) -> bool:
+    """A check's first argument is the module under test."""
+    return next(iter(inspect.signature(function).parameters), None) == "learner"
 
 
 def cases(function: Callable) -> list[dict]:
@@ -32,7 +44,7 @@ def message(function: Callable, learner: ModuleType) -> str | None:
     """What a check says of a module under test; None where it passes in every case."""
     for case in cases(function):
         try:
-            with at_most(SECONDS["again"]):
+            with at_most(SECONDS["again"], CLOCK["again"]):
                 function(learner, **case)
         except NeverEnds:
             return "still running: a loop without an end?"
@@ -46,12 +58,11 @@ def messages(exercise: checklist.Exercise, first: bool = False) -> dict[str, dic
 
     first: each wrong answer only up to the first check that fails.
     """
-    checks = importlib.import_module(f"tests.exercises.test_{exercise.stem}")
     found: dict[str, dict[str, str | None]] = {}
     for answer, wrong in wrong_answers(exercise.stem).items():
         by_check = found[answer] = {}
-        for name in checklist.used_functions(exercise):
-            by_check[name] = message(getattr(checks, name), with_wrong_answer(exercise.stem, *wrong))
+        for name, check in checks_of(exercise).items():
+            by_check[name] = message(check, with_wrong_answer(exercise.stem, *wrong))
             if first and by_check[name] is not None:
                 break
     return found
@@ -65,7 +76,7 @@ def main() -> int:
         if not found:
             continue
         print(f"### Exercise {exercise.number}: {exercise.title}\n")
-        for number, name in enumerate(checklist.used_functions(exercise), 1):
+        for number, name in enumerate(checks_of(exercise), 1):
             print(f"{number}. {name.removeprefix('test_').replace('_', ' ')}")
         rows = [[answer, *("fails" if text else "" for text in by.values())] for answer, by in found.items()]
         missed += sum(not any(by.values()) for by in found.values())

@@ -6,6 +6,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import optimized_speculative
 from speclab.lab.tracing import shapes
+from speclab.models.cached import CachedModel
 from speclab.present import shapes as views
 from speclab.system.errors import EnvironmentProblem
 from tests.tiny_models import FAMILIES, VOCAB, tiny
@@ -19,12 +20,25 @@ def ids() -> torch.Tensor:
     return torch.randint(0, VOCAB, (1, N_PROMPT + N_NEW), generator=torch.Generator().manual_seed(0))
 
 
+def watched_pass(model, n_cached: int) -> shapes.Shapes:
+    """The shapes of a pass over all but the first `n_cached` ids, which a cache holds; 0: without a cache."""
+    cached = CachedModel(model)
+    if n_cached:
+        cached.prefill(ids()[:, :n_cached], rolls_back=True)
+    with torch.inference_mode(), shapes.watched(model) as found:
+        if n_cached:
+            cached.forward(ids()[:, n_cached:])
+        else:
+            model(input_ids=ids(), use_cache=False)
+    return found
+
+
 @pytest.mark.parametrize("n_cached", [0, N_PROMPT])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_shapes_of_a_pass(family, n_cached):
     model, total = tiny(family), N_PROMPT + N_NEW
     fed = total - n_cached
-    found, logits = shapes.one_pass(model, ids(), n_cached)
+    found = watched_pass(model, n_cached)
     # A sliding window of 8 keeps 7 old tokens at most; here all fit.
     key = (1, SHARED.get(family, HEADS), total, HEAD_WIDTH)
     assert found == {
@@ -36,7 +50,6 @@ def test_shapes_of_a_pass(family, n_cached):
         "scores": (1, HEADS, fed, total),
         "logits": (1, fed, VOCAB),
     }
-    assert logits.shape == (1, fed, VOCAB)
 
 
 def test_watching_changes_nothing_and_ends():
@@ -44,8 +57,8 @@ def test_watching_changes_nothing_and_ends():
     before = ALL_ATTENTION_FUNCTIONS["sdpa"]
     with torch.inference_mode():
         plain = model(input_ids=ids(), use_cache=False).logits
-    _, logits = shapes.one_pass(model, ids(), 0)
-    assert torch.equal(plain, logits)
+        with shapes.watched(model):
+            assert torch.equal(plain, model(input_ids=ids(), use_cache=False).logits)
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is before
     assert not any(part._forward_hooks for part in model.modules())
     with pytest.raises(ZeroDivisionError), shapes.watched(model):
@@ -58,7 +71,7 @@ def test_eager_attention_is_refused_with_a_way_out():
     model = tiny("llama")
     model.set_attn_implementation("eager")
     with pytest.raises(EnvironmentProblem, match="sdpa"):
-        shapes.one_pass(model, ids(), 0)
+        watched_pass(model, 0)
 
 
 @pytest.fixture
@@ -109,8 +122,8 @@ def of_exercise(n_cached, n_new, d_model, n_heads, vocab_size) -> dict:
 
 def first_round() -> shapes.RoundShapes:
     """A round of a model two of whose heads share their keys."""
-    passes = [shapes.one_pass(tiny("llama"), ids(), n)[0] for n in (N_PROMPT, 0)]
-    return shapes.RoundShapes(ids()[0].tolist(), N_PROMPT, *passes, choices=[0] * N_NEW, gap=0.0)
+    passes = [watched_pass(tiny("llama"), n) for n in (N_PROMPT, 0)]
+    return shapes.RoundShapes(ids()[0].tolist(), *passes, choices=[0] * N_NEW, gap=0.0)
 
 
 @pytest.mark.parametrize("wrong", [False, True])

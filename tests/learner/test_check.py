@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from textwrap import dedent, indent
 from types import ModuleType, SimpleNamespace
@@ -142,8 +141,8 @@ def test_a_missing_file_is_named_and_how_to_get_it_back(run, clone):
     code, out, _ = run("5")
     assert code == 1
     said = " ".join(out.split())
-    assert said.count("a lab/exercises/ex05_speedup.py cannot be imported: there is no such file") == 1
-    assert "type: git checkout -- 'a lab/exercises/ex05_speedup.py', or unpack the lab's archive" in said
+    assert said.count("exercises/ex05_speedup.py cannot be imported: there is no such file") == 1
+    assert "next, to get the file back: git checkout -- 'a lab/exercises/ex05_speedup.py', or unpack" in said
     code, out, _ = run()
     assert code == 1
     assert re.search(r"^ 5 .* failing$", out, re.MULTILINE)
@@ -539,11 +538,8 @@ def test_a_check_of_which_one_case_never_ended_has_failed(clone):
     hold(checked(0), {"test_x": "your code ended Python, with exit code 1"})
 
 
-def test_a_torn_line_of_outcomes_is_left_out(tmp_path):
-    with (tmp_path / "outcomes").open("w+b") as file:
-        file.write(b'{"check": "test_x"}\n\xff\n{"check": "test')
-        file.seek(0)
-        assert list(runner._parsed(file)) == [{"check": "test_x"}]
+def test_a_torn_line_of_outcomes_is_left_out():
+    assert list(runner._parsed(b'{"check": "test_x"}\n\xff\n{"check": "test')) == [{"check": "test_x"}]
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="this system has no such signals")
@@ -592,10 +588,11 @@ def test_files_that_cannot_be_read_fail_their_own_checks_only(clone):
     for exercise in chosen[:-1]:
         path = exercise.path("exercises")
         assert exercise.status.startswith("0 of ")
-        advice = f"type: git checkout -- 'a lab/exercises/{path.name}', or unpack"
         for message in [check_.message for check_ in exercise.checks]:
-            assert f"a lab/exercises/{path.name} cannot be imported: there is no such file" in message
-            assert advice in message
+            assert f"exercises/{path.name} cannot be imported: there is no such file" in message
+        assert f"git checkout -- 'a lab/exercises/{path.name}', or unpack" in checklist.next_step(
+            [exercise], "exercises"
+        )
         assert checklist.function_with_hints(exercise) is None
     assert chosen[-1].status == "done"
 
@@ -625,8 +622,6 @@ def test_without_a_package_it_says_what_to_install(run, clone, monkeypatch):
     code, _, err = run("0")
     assert code == 3
     assert err.endswith(f"test_ex00_measuring.py): ModuleNotFoundError: No module named 'nowhere'; {install}")
-    monkeypatch.setattr(runner, "find_spec", lambda name: None if name == "torch" else find_spec(name))
-    assert run("0") == (3, "", f"error: the checks need torch, which this Python lacks; {install}")
     own = clone / ".venv" / "bin" / "python"
     own.parent.mkdir(parents=True)
     own.touch()
@@ -637,12 +632,12 @@ def test_without_a_package_it_says_what_to_install(run, clone, monkeypatch):
 def test_chapters_and_hints_that_are_gone_are_named(run, clone):
     shutil.rmtree(clone / "tests" / "exercises")
     hints, chapter = clone / "exercises" / "hints.toml", checklist.exercises()[0].chapter
-    for path, text in ((hints, b"[ex00"), (hints, b"\xff"), (hints, b"ex00 = 1"), (hints, b"[ex00.x]"), (hints, None)):
+    for path, text in ((hints, b"[ex00"), (hints, b"\xff"), (hints, None)):
         path.write_bytes(text) if text is not None else path.unlink()
         with pytest.raises(
             EnvironmentProblem, match=r"hints\.toml .*; type: git checkout -- 'a lab/exercises/hints\.toml'"
         ):
-            checklist.hints()
+            checklist.hints(checklist.exercises()[0])
     chapter.write_bytes(b"\xff")
     with pytest.raises(EnvironmentProblem, match=r"00-measuring\.md.*type: git checkout"):
         _ = checklist.exercises()[0].title
@@ -667,7 +662,7 @@ def test_a_broken_list_of_hints_comes_after_the_result(run, clone):
 
 def test_hints_go_with_the_first_unfinished_function(run, clone):
     """Up to the level asked for; a wrong function before one that is still open."""
-    known = checklist.hints()["ex00"]
+    known = checklist.hints(checklist.exercises()[0])
     code, out, _ = run("0", "--hint")
     assert code == 0
     assert out.startswith("time_decoding, in a lab/exercises/ex00_measuring.py")

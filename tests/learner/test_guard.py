@@ -53,7 +53,7 @@ def test_an_alarm_inside_is_raised_even_where_it_is_caught(number):
 def test_a_limit_inside_another_gives_it_its_time_back():
     with at_most(1000, 1000):
         outer = {number: signal.getsignal(number) for number in ALARMS}
-        with at_most(100):
+        with at_most(100, 1000):
             assert 0 < signal.getitimer(signal.ITIMER_PROF)[0] <= 101
             assert signal.getitimer(signal.ITIMER_REAL)[0] > 101
         assert {number: signal.getsignal(number) for number in ALARMS} == outer

@@ -21,10 +21,10 @@ from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, Round
 from speclab.core.sampling import Sampling
 from speclab.drafts.oracle import FreeOracleDrafter
+from speclab.lab import instruments
 from speclab.lab.instruments import LoopFunctions, with_phases
-from speclab.lab.tracing import detail as detail_module
 from speclab.lab.tracing import follow, trace
-from speclab.lab.tracing.detail import Detail
+from speclab.lab.tracing.trace import Position
 from speclab.models import loading, prompts
 from speclab.models.cached import CachedModel
 from speclab.present import trace_page, trace_terminal
@@ -63,11 +63,11 @@ def test_every_outcome_can_be_recomputed(family, kind, temperature):
     found = decoded(target, drafters(target)[kind](), Sampling(temperature), 120)
     counts = Counts()
     for round_ in found[1:]:
-        detail = round_.detail
-        assert len(detail.proposed) == round_.n_drafted == len(detail.uniforms) == len(detail.confidence) - 1
-        kept = list(itertools.takewhile(detail.passes, range(round_.n_drafted)))
+        *drafted, last = round_.detail
+        assert len(drafted) == round_.n_drafted
+        kept = list(itertools.takewhile(lambda position: position.passes, drafted))
         assert len(kept) == round_.n_accepted
-        assert detail.proposed[: len(kept)] == round_.tokens[: len(kept)]
+        assert [position.id for position in (*kept, last)] == round_.tokens
         counts.add(round_)
     assert counts.n_accepted > 0
     assert counts.n_rejected > 0
@@ -82,34 +82,42 @@ def test_probabilities_are_the_models(temperature):
     text = list(range(1, 8)) + found[0].tokens
     n_checked = 0
     for round_ in found[1:]:
-        detail = round_.detail
-        kept = round_.tokens[: round_.n_accepted]
-        ids = torch.tensor([text + detail.proposed])
+        *drafted, last = round_.detail
+        ids = torch.tensor([text + [position.id for position in drafted]])
         with torch.inference_mode():
             rows, draft_rows = (model(input_ids=ids).logits[0, len(text) - 1 :] for model in (target, draft))
-        for i, token in enumerate(detail.proposed):
-            assert detail.target_probs[i] == pytest.approx(sampling.probs(rows[i])[token].item(), abs=1e-9)
-            expected = sampling.probs(draft_rows[i])[token].item() if temperature else 1.0
-            assert detail.draft_probs[i] == pytest.approx(expected, abs=1e-9)
-            assert detail.confidence[i] == pytest.approx(rows[i].softmax(-1)[token].item(), abs=1e-9)
+        for i, position in enumerate(drafted):
+            assert position.target_prob == pytest.approx(sampling.probs(rows[i])[position.id].item(), abs=1e-9)
+            expected = sampling.probs(draft_rows[i])[position.id].item() if temperature else 1.0
+            assert position.draft_prob == pytest.approx(expected, abs=1e-9)
+            assert position.confidence == pytest.approx(rows[i].softmax(-1)[position.id].item(), abs=1e-9)
             n_checked += 1
-        here = rows[len(kept)]
-        assert detail.next_prob == pytest.approx(sampling.probs(here)[round_.tokens[-1]].item(), abs=1e-9)
-        assert detail.confidence[-1] == pytest.approx(here.softmax(-1)[round_.tokens[-1]].item(), abs=1e-9)
+        here = rows[round_.n_accepted]
+        assert last.id == round_.tokens[-1]
+        assert last.target_prob == pytest.approx(sampling.probs(here)[last.id].item(), abs=1e-9)
+        assert last.confidence == pytest.approx(here.softmax(-1)[last.id].item(), abs=1e-9)
         text += round_.tokens
     assert n_checked > 20
 
 
 def test_looking_changes_nothing(monkeypatch):
-    """The text is the same with and without, and the time it takes is booked on no phase."""
+    """The text is the same with and without, and the time it takes falls between two rounds, where no clock runs."""
     target = tiny("llama")
     plain = decoded(target, NgramDrafter(2, 1), Sampling(), look=False)
-    ticks = itertools.count(0, 100)  # each look takes 100 s
-    monkeypatch.setattr(detail_module, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+    now = itertools.count()
+    monkeypatch.setattr(instruments, "time", SimpleNamespace(perf_counter=lambda: next(now)))
+    positions_of = follow.positions_of
+
+    def slow(*inputs):
+        for _ in range(1000):  # looking takes a thousand ticks
+            next(now)
+        return positions_of(*inputs)
+
+    monkeypatch.setattr(follow, "positions_of", slow)
     looked = decoded(target, NgramDrafter(2, 1), Sampling())
     assert [r._replace(seconds=None, detail=None) for r in looked] == [r._replace(seconds=None) for r in plain]
     assert all(r.detail is None for r in plain)
-    assert all(-100 < r.seconds["accept"] < -90 for r in looked[1:]), "it is taken off the phase it fell into"
+    assert all(0 < sum(r.seconds.values()) < 1000 for r in looked[1:])
 
 
 # --- the data ---
@@ -144,8 +152,8 @@ def test_time_is_the_rounds_time(tokenizer):
 
 def test_a_text_that_ends_inside_a_block(tokenizer):
     """Drafts after the end were never emitted; the end itself is an accepted one."""
-    detail = Detail([5, 0, 7, 8], [0.5] * 4, [0.9] * 4, [0.1] * 4, 0.5, [0.5] * 5)
-    stream = [Round([3], prefill=True), Round([5, 0], 4, 2, 0, False, "eos", {"verify": 0.01}, detail)]
+    positions = [*(Position(token, 0.9, 0.5, 0.5, 0.1) for token in (5, 0, 7, 8)), Position(9, 0.5, 0.5)]
+    stream = [Round([3], prefill=True), Round([5, 0], 4, 2, 0, False, "eos", {"verify": 0.01}, positions)]
     found = trace.trace(stream, clock([3, 5, 0]), tokenizer, "x", [4], settings())
     assert [t.kind for t in found.events[1].drafts] == ["accepted", "accepted", "after_eos", "after_eos"]
     assert [t.kind for t in found.events[1].tokens] == ["accepted", "accepted"]
@@ -154,8 +162,8 @@ def test_a_text_that_ends_inside_a_block(tokenizer):
 
 
 def test_words_say_the_rules_outcome_and_where_it_was_broken(tokenizer):
-    detail = Detail([5, 6], [0.5, 0.8], [0.4, 0.1], [0.5, 0.5], 0.3, [0.2, 0.2, 0.2])
-    stream = [Round([3], prefill=True), Round([5, 9], 2, 1, 1, False, None, {"verify": 0.01}, detail)]
+    positions = [Position(5, 0.4, 0.2, 0.5, 0.5), Position(6, 0.1, 0.2, 0.8, 0.5), Position(9, 0.3, 0.2)]
+    stream = [Round([3], prefill=True), Round([5, 9], 2, 1, 1, False, None, {"verify": 0.01}, positions)]
     kept, rejected = trace.trace(stream, clock([3]), tokenizer, "x", [4], settings()).events[1].drafts
     assert trace_terminal.outcome(kept, greedy=False) == "accepted: u × q = 0.25 is below p = 0.4"
     assert trace_terminal.outcome(rejected, greedy=False) == "rejected: u × q = 0.4 is not below p = 0.1"
@@ -163,7 +171,7 @@ def test_words_say_the_rules_outcome_and_where_it_was_broken(tokenizer):
     found = trace.trace(broken, clock([3]), tokenizer, "x", [4], settings())
     assert [token.against_rule for token in found.events[1].drafts] == [False, True]
     assert "accepted, against the rule: u x q = 0.4 is not below p = 0.1" in trace_terminal.terminal(found)
-    one_hot = kept.__class__(5, "x", "accepted", 1.0, 1.0, 0.5, 0.2)
+    one_hot = trace.Token("x", "accepted", Position(5, 1.0, 0.2, 1.0, 0.5))
     assert trace_terminal.outcome(one_hot, greedy=True) == "accepted: the target's own choice, p = 1"
 
 
@@ -182,18 +190,18 @@ def test_pieces_make_the_text(tokenizer):
     before = tokenizer("def f(x):\n").input_ids
     for _ in range(20):
         ids = torch.randint(1, len(tokenizer), (300,), generator=dice).tolist()
-        speller = trace.Speller(tokenizer, before)
-        text = "".join(map(speller.spell, ids)) + speller.rest()
+        text = "".join(trace.spell(tokenizer, before, ids))
         assert text == tokenizer.decode(before + ids)[len(tokenizer.decode(before)) :]
 
 
 def test_a_character_of_several_tokens_appears_with_its_last(tokenizer):
     ids = tokenizer("é東").input_ids
     assert len(ids) == 5  # the small vocabulary knows neither: one token per byte
-    speller = trace.Speller(tokenizer, tokenizer("x").input_ids)
-    assert [speller.spell(i) for i in ids] == ["", "é", "", "", "東"]
-    assert speller.ahead(ids[:1]) == ["\ufffd"]  # a draft that ends inside a character
-    assert [speller.spell(i) for i in ids[:2]] == ["", "é"]  # looking ahead has moved nothing
+    before = tokenizer("x").input_ids
+    assert trace.spell(tokenizer, before, ids) == ["", "é", "", "", "東"]
+    assert trace.spell(tokenizer, before, ids[:1]) == ["\ufffd"]  # a draft that ends inside a character
+    assert trace.spell(tokenizer, [*before, *ids[:1]], ids[1:2]) == ["é"]  # and one that completes what was committed
+    assert trace.spell(tokenizer, before, []) == []
     found = scripted(tokenizer, "é", 30, ids)
     assert "".join(t.text for e in found.events for t in e.tokens)
     assert '<i class="part"></i>' in trace_page.page(found)

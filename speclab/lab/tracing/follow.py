@@ -7,11 +7,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
-from speclab.core.rounds import DecodeSettings, Drafter, Round, tokens_of
+import torch
+from torch import Tensor
+
+from speclab.core.rounds import AcceptResult, DecodeSettings, Draft, Drafter, Round, tokens_of
+from speclab.core.sampling import Sampling
 from speclab.drafts.oracle import OracleDraft
 from speclab.lab.instruments import Loop, LoopFunctions, with_phases
-from speclab.lab.tracing import trace
-from speclab.lab.tracing.detail import DetailRecorder
+from speclab.lab.tracing.trace import Position, Trace, trace
 from speclab.models import loading
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
@@ -29,7 +32,7 @@ def follow(
     baseline: Loop,
     functions: LoopFunctions,
     longest: int | None = None,
-) -> trace.Trace:
+) -> Trace:
     """The prompt decoded by both loops in turns, with times and details of every round.
 
     longest: how far a reader's own rule may draft, where one chooses the length.
@@ -47,9 +50,8 @@ def follow(
         drafter.replay(tokens_of(plain(settings)))
     warm = replace(settings, max_new_tokens=min(WARM, settings.max_new_tokens))
     for stream in (plain(warm), rounds(warm)):
-        for _ in stream:
-            pass
-    seen, steps = race(rounds(settings), plain(settings))
+        tokens_of(stream)
+    seen, plain_seen = in_turns(rounds(settings), plain(settings))
     described = {
         "target": setup.target_name,
         "draft": loading.short_name(loading.LAB_DRAFT) if draft_name == "model" else draft_name,
@@ -62,34 +64,50 @@ def follow(
         "dtype": setup.dtype_name,
         "engine": setup.engine,
     }
-    return trace.trace(seen, steps, setup.tokenizer, prompt.text, prompt.id_list, described)
+    steps = [(token, seconds) for round_, seconds in plain_seen for token in round_.tokens]
+    return trace([round_ for round_, _ in seen], steps, setup.tokenizer, prompt.text, prompt.id_list, described)
+
+
+def in_turns(*streams: Iterator[Round]) -> list[list[tuple[Round, float]]]:
+    """Run all to their ends; the one that has used less time goes next, so that all meet the same state of the machine.
+
+    -> of each stream its rounds, and the seconds after its first one at which they were there
+    """
+    seen: list[list[tuple[Round, float]]] = [[] for _ in streams]
+    used, running = [0.0] * len(streams), set(range(len(streams)))
+    while running:
+        i = min(running, key=used.__getitem__)
+        start = time.perf_counter()
+        round_ = next(streams[i])
+        used[i] += 0.0 if round_.prefill else time.perf_counter() - start
+        seen[i].append((round_, used[i]))
+        if round_.finish is not None:
+            running.remove(i)
+    return seen
 
 
 def detailed(functions: LoopFunctions, *args) -> Iterator[Round]:
     """Rounds with their phases and with every number that the accept rule used; `args` as `with_phases` takes them."""
-    recorder = DetailRecorder(functions.accept)
-    return recorder.into(with_phases(replace(functions, accept=recorder), *args))
+    used: list = []
+
+    def accept(*inputs) -> AcceptResult:
+        used[:] = *inputs, functions.accept(*inputs)
+        return used[-1]
+
+    for round_ in with_phases(replace(functions, accept=accept), *args):  # no clock runs between two rounds
+        yield round_ if round_.prefill else round_._replace(detail=positions_of(*used))
 
 
-def race(rounds: Iterator[Round], plain: Iterator[Round]) -> tuple[list[Round], list[tuple[int, float]]]:
-    """Run both to their ends; the one that has used less time goes next, so that both run on the same machine state.
-
-    -> all rounds; all of the baseline's ids with the seconds at which they were there, its first one's being 0
-    """
-    seen, first = [next(rounds)], next(plain)
-    steps = [(token, 0.0) for token in first.tokens]
-    seconds, plain_seconds = 0.0, 0.0
-    running = [stream for stream, last in ((rounds, seen[0]), (plain, first)) if last.finish is None]
-    while running:
-        stream = running[0] if len(running) == 1 else plain if plain_seconds < seconds else rounds
-        start = time.perf_counter()
-        round_ = next(stream)
-        if stream is rounds:
-            seen.append(round_)
-            seconds += sum(trace.phases(round_.seconds).values())
-        else:
-            plain_seconds += time.perf_counter() - start
-            steps += [(token, plain_seconds) for token in round_.tokens]
-        if round_.finish is not None:
-            running.remove(stream)
-    return seen, steps
+def positions_of(
+    draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor, result: AcceptResult
+) -> list[Position]:
+    """Every drafted token of one row, then the next token. logits (1, n + 1, vocab) and uniforms are the rule's own."""
+    n = draft.tokens.shape[1]
+    ids = torch.cat([draft.tokens[0], result.next_token])  # (n + 1,)
+    rows = torch.cat([torch.arange(n, device=ids.device), result.n_accepted])  # of the logits that judge each token
+    target_probs = sampling.probs(logits)[0, rows, ids].tolist()
+    confidence = Sampling(1.0).probs(logits)[0, rows, ids].tolist()
+    draft_probs = [1.0] * n if draft.probs is None else draft.probs[0, rows[:n], ids[:n]].tolist()
+    drafted = zip([*draft_probs, None], [*uniforms[0, :n].tolist(), None], strict=True)
+    known = zip(ids.tolist(), target_probs, confidence, drafted, strict=True)
+    return [Position(token, target, sure, *pair) for token, target, sure, pair in known]

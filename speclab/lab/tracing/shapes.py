@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from speclab.core.rounds import Drafter
-from speclab.core.sampling import Sampling, draw_next, uniforms
-from speclab.models.cached import CachedModel, check_prompt
+from speclab.core.rounds import DecodeSettings, Drafter
+from speclab.core.sampling import draw_next, uniforms
+from speclab.models.cached import CachedModel, check_prompt, verify
 from speclab.system.errors import EnvironmentProblem
 
 Shapes = dict[str, tuple[int, ...]]
@@ -33,14 +33,18 @@ MEANINGS = {
 
 @dataclass(frozen=True)
 class RoundShapes:
-    """The first round of a decoding, run with a cache and once more without one. The batch axis is the first."""
+    """The pass that verifies the first draft, and the same without a cache. The batch axis is the first."""
 
     ids: list[int]  # the prompt, the first committed token, the drafted ones
-    n_cached: int  # tokens of the prompt, which the cache holds
     cached: Shapes
     uncached: Shapes
     choices: list[int]  # the target's own token after each fed one, most probable first
     gap: float  # largest difference between the logits of the two passes
+
+    @property
+    def n_cached(self) -> int:
+        """Tokens of the prompt, which the cache holds."""
+        return len(self.ids) - self.cached["ids"][1]
 
     def sizes(self) -> list[tuple[int, int, int, int, int]]:
         """Of both passes: cached tokens, fed tokens, width, heads, vocabulary, as exercise 1 asks for them."""
@@ -49,80 +53,66 @@ class RoundShapes:
 
 
 def first_round(
-    target: CachedModel,
-    drafter: Drafter,
-    prompt: Tensor,
-    draft_length: int,
-    sampling: Sampling,
-    generator: torch.Generator,
+    target: CachedModel, drafter: Drafter, prompt: Tensor, draft_length: int, settings: DecodeSettings
 ) -> RoundShapes:
     """Prefill `prompt` (1, prompt length), draft once, and watch the pass that verifies the draft.
 
+    It runs eagerly, whatever runs `target`: an exported pass cannot be watched.
     Raises EnvironmentProblem for a model whose attention cannot be watched, and what check_prompt raises.
     """
     check_prompt(target, prompt, draft_length + 1)
-    logits = target.prefill(prompt, rolls_back=True)
-    first = draw_next(logits[:, -1], sampling, uniforms((1,), generator, target.device))
-    drafter.prefill(target, prompt, sampling)
-    drafter.observe(0, first.tolist())
+    eager, generator = CachedModel(target.model, target.vocab_size), settings.generator(target.device)
+    logits = eager.prefill(prompt, rolls_back=True)
+    token = draw_next(logits[:, -1], settings.sampling, uniforms((1,), generator, target.device))
+    drafter.prefill(eager, prompt, settings.sampling)
+    drafter.observe(0, token.tolist())
     draft = drafter.propose(draft_length, uniforms((1, draft_length), generator, target.device))
-    ids, n_cached = torch.cat([prompt, first[None], draft.tokens], dim=1), prompt.shape[1]
-    cached, rows = one_pass(target.model, ids, n_cached)
-    uncached, all_rows = one_pass(target.model, ids, 0)
-    choices = rows[0, :, : target.vocab_size].argmax(-1).tolist()
-    gap = (rows - all_rows[:, n_cached:]).abs().max().item()
-    return RoundShapes(ids[0].tolist(), n_cached, cached, uncached, choices, gap)
-
-
-def one_pass(model: PreTrainedModel, ids: Tensor, n_cached: int) -> tuple[Shapes, Tensor]:
-    """Shapes and logits (1, m, vocab) of a pass over all but the first `n_cached` of `ids` (1, n).
-
-    Those are read into a cache first; with 0 there is no cache.
-    """
-    options: dict = {"use_cache": False}
-    with torch.inference_mode():
-        if n_cached:
-            cache = DynamicCache(config=model.config)
-            model(input_ids=ids[:, :n_cached], past_key_values=cache, use_cache=True, logits_to_keep=1)
-            options = {"past_key_values": cache, "use_cache": True}
-        with watched(model) as shapes:
-            logits = model(input_ids=ids[:, n_cached:], **options).logits
-    if "scores" not in shapes:
-        raise EnvironmentProblem(f"{model.config.model_type} has an attention of its own that cannot be watched")
-    return {**shapes, "logits": tuple(logits.shape)}, logits
+    ids = torch.cat([prompt, token[None], draft.tokens], dim=1)
+    with watched(target.model) as cached:
+        rows = verify(eager, token, draft)
+    with watched(target.model) as uncached, torch.inference_mode():
+        all_rows = target.model(input_ids=ids, use_cache=False).logits
+    gap = (rows - all_rows[:, prompt.shape[1] :, : target.vocab_size]).abs().max().item()
+    return RoundShapes(ids[0].tolist(), cached, uncached, rows[0].argmax(-1).tolist(), gap)
 
 
 @contextlib.contextmanager
 def watched(model: PreTrainedModel) -> Iterator[Shapes]:
-    """Fills a dictionary with the shapes of the first layer's tensors in the passes of `model` while it is open.
+    """Fills a dictionary with the shapes of the first layer's tensors in the one pass of `model` while it is open.
 
-    Keys as in MEANINGS, without logits, which a pass returns anyway. The batch axis is the first of each shape.
+    Keys as in MEANINGS. The batch axis is the first of each shape. Raises EnvironmentProblem where attention cannot be
+    watched.
     """
     shapes: Shapes = {}
     config = model.config.get_text_config()
     name = config._attn_implementation
+    problem = EnvironmentProblem(
+        f"{config.model_type} runs with {name} attention, which cannot be watched; choose a model with sdpa attention"
+    )
     if name == "eager" or name not in ALL_ATTENTION_FUNCTIONS:
-        raise EnvironmentProblem(
-            f"{config.model_type} runs with {name} attention, which cannot be watched; "
-            "choose a model with sdpa attention"
-        )
+        raise problem
     attend = ALL_ATTENTION_FUNCTIONS[name]
 
     def watch_attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args, **kwargs):
         if "scores" not in shapes:
             # The kernel never shows its scores, so they are made once more here: a key head may serve several queries.
             shared = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
-            tensors = {"q": query, "k": key, "v": value, "scores": query @ shared.transpose(-1, -2)}
-            shapes.update((name, tuple(tensor.shape)) for name, tensor in tensors.items())
+            note(q=query, k=key, v=value, scores=query @ shared.transpose(-1, -2))
         return attend(module, query, key, value, *args, **kwargs)
 
-    def watch_embedding(_: nn.Module, args: tuple, hidden: Tensor) -> None:
-        shapes.update(ids=tuple(args[0].shape), hidden=tuple(hidden.shape))
+    def note(**tensors: Tensor) -> None:
+        shapes.update((name, tuple(tensor.shape)) for name, tensor in tensors.items())
 
-    hook = model.get_input_embeddings().register_forward_hook(watch_embedding)
+    hooks = [
+        model.get_input_embeddings().register_forward_hook(lambda _, args, hidden: note(ids=args[0], hidden=hidden)),
+        model.get_output_embeddings().register_forward_hook(lambda _, args, logits: note(logits=logits)),
+    ]
     ALL_ATTENTION_FUNCTIONS[name] = watch_attention
     try:
         yield shapes
     finally:
         ALL_ATTENTION_FUNCTIONS[name] = attend
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
+    if "scores" not in shapes:
+        raise problem

@@ -3,38 +3,57 @@
 `trace` reads the stream of rounds; speclab/present/trace_terminal.py and trace_page.py show it.
 """
 
-import copy
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
 from speclab.core.counts import Counts
-from speclab.lab.tracing.detail import Detail
+from speclab.core.rounds import Round, tokens_of
+
+WINDOW = 16  # tokens of context: what a token adds to the text depends on its neighbours
+PENDING = 3  # bytes of a character that may still lack its last one; each may stand as a replacement sign
+
+
+class Position(NamedTuple):
+    """What was known of one token of a round: of each drafted one, then of the next one, the target's own.
+
+    The probabilities are the rule's own: after temperature, top-k and top-p, and under greedy decoding one-hot, so
+    `target_prob` is 1 or 0 there. A draft that is certain of its proposal (greedy drafting, prompt lookup) has 1.
+    What greedy decoding hides stands in `confidence`: the target's softmax at temperature 1 without filters. The rule
+    never reads it.
+    """
+
+    id: int
+    target_prob: float
+    confidence: float
+    draft_prob: float | None = None  # None for the next token
+    uniform: float | None = None  # in [0, 1); None for the next token
+
+    @property
+    def passes(self) -> bool:
+        """Does this draft pass the test, if it gets as far?  Leviathan et al., arXiv 2211.17192"""
+        if self.uniform is None or self.draft_prob is None:
+            return False
+        return self.uniform * self.draft_prob < self.target_prob
 
 
 @dataclass(frozen=True)
 class Token:
     """A token of the output, or a draft that never became one."""
 
-    id: int
     text: str  # what it adds to the text; empty where it ends inside a character that the next one completes
     kind: str  # first, plain, accepted, corrected, bonus, rejected, untested or after_eos
-    draft_prob: float | None = None  # the rule's numbers (speclab/lab/tracing/detail.py); None where nothing was tested
-    target_prob: float | None = None
-    uniform: float | None = None
-    confidence: float | None = None  # the target's softmax at temperature 1
+    position: Position | None = None  # None for the first token, which comes from the prompt's pass
 
     @property
     def against_rule(self) -> bool:
         """Was a draft accepted that fails the test, or rejected though it passes? Only a wrong rule does that."""
-        if self.uniform is None or self.draft_prob is None or self.target_prob is None:
+        if self.position is None or self.kind not in ("accepted", "rejected"):
             return False
-        if self.kind not in ("accepted", "rejected"):
-            return False
-        return (self.uniform * self.draft_prob < self.target_prob) != (self.kind == "accepted")
+        return self.position.passes != (self.kind == "accepted")
 
 
 @dataclass(frozen=True)
@@ -48,6 +67,12 @@ class Event:
     seconds: dict[str, float]  # draft, verify, other
     end: float
     n_tokens: int  # of the output so far
+
+    @property
+    def in_order(self) -> list[Token]:
+        """All its tokens as the text has them: what was kept, what was rejected or not tested, what follows."""
+        n = self.n_accepted
+        return [*self.tokens[:n], *self.drafts[n:], *self.tokens[n:]]
 
 
 @dataclass(frozen=True)
@@ -69,110 +94,85 @@ class Trace:
     @property
     def kinds(self) -> set[str]:
         """The kinds of token that occur in it."""
-        return {token.kind for event in self.events for token in (*event.drafts, *event.tokens)}
+        return {token.kind for event in self.events for token in event.in_order}
 
     def baseline_tokens(self, seconds: float) -> int:
         """Tokens the baseline has by then."""
         return bisect_right([end for _, end in self.baseline], seconds)
 
 
-class Speller:
-    """Spells a text token by token. A token may end inside a character: its bytes then go to the one that ends it."""
+def spell(tokenizer: PreTrainedTokenizerBase, before: Sequence[int], ids: Sequence[int]) -> list[str]:
+    """What each of `ids` adds to the text after the ids `before`.
 
-    WINDOW = 16  # tokens of context: what a token adds depends on its neighbours
-    PENDING = 3  # bytes of a character that may still lack its last one; each may stand as a replacement sign
+    A token may end inside a character: its bytes then go to the token that completes it, and at the end to the last.
+    """
+    known = [*before[-WINDOW:], *ids]
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, before: Sequence[int]):
-        self._tokenizer = tokenizer
-        self._ids = list(before[-self.WINDOW :])
-        self._shown = len(self._text())
+    def text(start: int, end: int) -> str:
+        return str(tokenizer.decode(known[start:end], skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
-    def spell(self, token: int) -> str:
-        """What the next token adds to the text."""
-        self._ids.append(token)
-        new = self._text()[self._shown :]
-        pending = len(new) - len(new.rstrip("\ufffd"))
-        ready = new[: len(new) - min(pending, self.PENDING)]
-        self._shown += len(ready)
-        if not pending and len(self._ids) > 4 * self.WINDOW:
-            self._ids = self._ids[-self.WINDOW :]
-            self._shown = len(self._text())
-        return ready
+    pieces = []
+    for end in range(len(known) - len(ids), len(known)):
+        start = max(0, end - WINDOW)
+        now = text(start, end + 1)
+        until = _whole_characters(now) if end + 1 < len(known) else len(now)
+        pieces.append(now[_whole_characters(text(start, end)) : until])
+    return pieces
 
-    def rest(self) -> str:
-        """What stands at the end and is no character."""
-        return self._text()[self._shown :]
 
-    def ahead(self, tokens: Sequence[int]) -> list[str]:
-        """The pieces of tokens that may never be committed; what was spelled so far stays as it is."""
-        speller = copy.copy(self)
-        speller._ids = list(self._ids)
-        pieces = [speller.spell(token) for token in tokens]
-        return [*pieces[:-1], pieces[-1] + speller.rest()] if pieces else []
-
-    def _text(self) -> str:
-        return str(self._tokenizer.decode(self._ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+def _whole_characters(text: str) -> int:
+    """How many there are before the one at the end that may be incomplete."""
+    return len(text) - min(PENDING, len(text) - len(text.rstrip("\ufffd")))
 
 
 def trace(
-    rounds: Iterable[Any],
-    baseline: Iterable[tuple[int, float]],
+    rounds: Sequence[Round],
+    baseline: Sequence[tuple[int, float]],
     tokenizer: PreTrainedTokenizerBase,
     prompt: str,
     prompt_ids: Sequence[int],
     settings: dict[str, Any],
 ) -> Trace:
-    """Read a stream of rounds with phases and detail.  baseline: ids and the seconds at which they were there."""
-    counts, emitted = Counts(), []
+    """Read rounds with phases and positions.  baseline: ids and the seconds at which they were there."""
+    counts, ids = Counts(), tokens_of(rounds)
     events: list[Event] = []
-    speller, end = Speller(tokenizer, prompt_ids), 0.0
+    texts, n_tokens, end = spell(tokenizer, prompt_ids, ids), 0, 0.0
     for round_ in rounds:
         counts.add(round_)
-        drafts = _drafts(round_, speller)
-        tokens = _committed(round_, [speller.spell(token) for token in round_.tokens], drafts)
-        seconds = phases(round_.seconds)
-        end += 0.0 if round_.prefill else sum(seconds.values())
-        emitted += round_.tokens
-        events.append(Event(len(events), drafts, tokens, round_.n_accepted, seconds, end, len(emitted)))
-    last = events[-1].tokens[-1]
-    events[-1].tokens[-1] = replace(last, text=last.text + speller.rest())
-    ids, ends = zip(*baseline, strict=True)
-    texts = Speller(tokenizer, prompt_ids).ahead(ids)
-    return Trace(settings, prompt, events, counts, list(zip(texts, ends, strict=True)), list(ids) == emitted)
+        *proposed, after = round_.detail or [None]
+        pieces = spell(tokenizer, [*prompt_ids, *ids[:n_tokens]], [position.id for position in proposed])
+        drafts = [Token(text, _fate(round_, i), proposed[i]) for i, text in enumerate(pieces)]
+        tokens = []
+        for i, text in enumerate(texts[n_tokens : n_tokens + len(round_.tokens)]):
+            accepted = i < round_.n_accepted
+            kind = "accepted" if accepted else _own_kind(round_)
+            tokens.append(Token(text, kind, proposed[i] if accepted else after))
+        seconds = phases(round_.seconds or {})
+        end += sum(seconds.values())
+        n_tokens += len(tokens)
+        events.append(Event(len(events), drafts, tokens, round_.n_accepted, seconds, end, n_tokens))
+    baseline_ids, ends = zip(*baseline, strict=True)
+    spelled = list(zip(spell(tokenizer, prompt_ids, baseline_ids), ends, strict=True))
+    return Trace(settings, prompt, events, counts, spelled, list(baseline_ids) == ids)
 
 
-def phases(laps: dict[str, float] | None) -> dict[str, float]:
-    """A round's seconds as the pictures show them: draft, verify, and other."""
-    laps = laps or {}
+def phases(laps: dict[str, float]) -> dict[str, float]:
+    """A round's seconds as the pictures show them: draft, verify, and other. The prompt's pass is none of them."""
     shown = {name: laps.get(name, 0.0) for name in ("draft", "verify")}
     return {**shown, "other": sum(s for name, s in laps.items() if name not in (*shown, "prefill"))}
 
 
-def _drafts(round_: Any, speller: Speller) -> list[Token]:
-    """Everything that a round proposed."""
-    detail: Detail | None = round_.detail
-    if detail is None:
-        return []
-    drafts = []
-    for i, text in enumerate(speller.ahead(detail.proposed)):
-        kind = "accepted"
-        if i >= round_.n_accepted:
-            kind = "after_eos" if not round_.n_rejected else "rejected" if i == round_.n_accepted else "untested"
-        numbers = detail.draft_probs[i], detail.target_probs[i], detail.uniforms[i], detail.confidence[i]
-        drafts.append(Token(detail.proposed[i], text, kind, *numbers))
-    return drafts
+def _fate(round_: Round, place: int) -> str:
+    """The kind of the draft at this place."""
+    if place < round_.n_accepted:
+        return "accepted"
+    if not round_.n_rejected:
+        return "after_eos"
+    return "rejected" if place == round_.n_accepted else "untested"
 
 
-def _committed(round_: Any, texts: list[str], drafts: list[Token]) -> list[Token]:
-    """Everything that a round added to the output."""
-    tokens = []
-    for i, (token, text) in enumerate(zip(round_.tokens, texts, strict=True)):
-        if i < round_.n_accepted and drafts:
-            tokens.append(replace(drafts[i], text=text))
-            continue
-        kind = "bonus" if round_.n_drafted else "plain"
-        kind = "first" if round_.prefill else "corrected" if round_.n_rejected else kind
-        detail = round_.detail
-        known = {"target_prob": detail.next_prob, "confidence": detail.confidence[-1]} if detail else {}
-        tokens.append(Token(token, text, kind, **known))
-    return tokens
+def _own_kind(round_: Round) -> str:
+    """The kind of the target's own token."""
+    if round_.prefill or not round_.n_drafted:
+        return "first" if round_.prefill else "plain"
+    return "corrected" if round_.n_rejected else "bonus"
