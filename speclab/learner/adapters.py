@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from draft_models import ModelDrafter
-from speclab.core.rounds import DecodeSettings, Draft, Drafter, Round
+from speclab.core.rounds import DecodeSettings, Draft, Drafter, Round, Target
 from speclab.core.sampling import NOT_FINITE, Sampling, draw, to_host
 from speclab.learner.ask import Impossible, ask, each, short, whole
 from speclab.models.cached import CachedModel
@@ -63,7 +63,7 @@ class LearnerCatchUp(ModelDrafter):
         self._keep, self._catch_up = keep, catch_up
         self._committed: list[int] = []
 
-    def prefill(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
+    def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
         """As the lab's, and remember the text."""
         super().prefill(target, prompt, sampling)
         self._committed = prompt[0].tolist()
@@ -94,7 +94,7 @@ class CheckedDrafter:
     def __init__(self, make: Callable[[], Drafter]):
         self._inner, self._vocab_size = ask(7, make), 0
 
-    def prefill(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
+    def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
         """Hand the prompt to the learner's drafter."""
         self._vocab_size = target.vocab_size
         ask(7, self._inner.prefill, target, prompt, sampling)
@@ -131,7 +131,7 @@ class LearnerLength:
         self._length = min(FIRST_LENGTH, longest)
         self._n_drafted: int | None = None  # None before the first round
 
-    def prefill(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
+    def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
         """Begin a text with the first length."""
         self._length, self._n_drafted = min(FIRST_LENGTH, self._longest), None
         self._drafter.prefill(target, prompt, sampling)
