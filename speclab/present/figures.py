@@ -1,6 +1,6 @@
 """What all pictures share: a panel is data, and one function draws panels side by side.
 
-Measured values are markers with intervals (shares of a whole: bars), predictions are lines, the line at 1 is no gain.
+Measured values are markers with intervals, shares of a whole bars, predictions lines, the line at 1 is no gain.
 """
 
 import io
@@ -52,7 +52,7 @@ class Panel:
     title: str = ""
     ticks: dict[Any, str] | None = None  # of the x axis; None: at every place
     spread: float = 12  # points between the markers of two measured series at one place
-    bars: bool = False
+    bars: bool = False  # shares of a whole
     log: bool = False  # the x axis
 
 
@@ -134,13 +134,11 @@ def _markers(axis, series: Series, right: float, below: bool) -> None:
 
 
 def _bars(axis, series: Series, aside: float, width: float) -> None:
-    """Values without intervals as bars `width` wide, each with its number."""
+    """Shares as bars `width` wide, each with its number."""
     ys = [value.value for value in series.values.values()]
     xs = [place + aside * width for place in series.values]
-    hatch = HATCHES[series.look % len(HATCHES)]
-    axis.bar(xs, ys, width, color=colour(series.look), hatch=hatch, edgecolor="white", label=series.label)
-    for x, y in zip(xs, ys, strict=True):
-        note(axis, x, y, f"{y:.2f}", 3, fontsize=5.5)
+    look = {"color": colour(series.look), "hatch": HATCHES[series.look % len(HATCHES)], "edgecolor": "white"}
+    axis.bar_label(axis.bar(xs, ys, width, label=series.label, **look), fmt="%.2f", fontsize=5.5)
 
 
 def legend_above(axis, title: str, labels: list[str], columns: int) -> None:

@@ -63,11 +63,10 @@ def speedup_panels(rows: list[Row]) -> list[Panel]:
     for title, curves in _groups(rows):
         series = []
         for i, name, curve in curves:
+            forecast_style, book_style = [("-", "--"), ("-.", ":")][i % 2]
             series.append(Series(f"{name}, measured", speedups(curve, x), i))
-            series.append(Series(f"{name}, forecast", column(curve, "forecast", x), i, figures.STYLES[::2][i % 2]))
-            series.append(
-                Series(f"{name}, {figures.BOOK}", column(curve, "book_formula", x), i, figures.STYLES[1::2][i % 2])
-            )
+            series.append(Series(f"{name}, forecast", column(curve, "forecast", x), i, forecast_style))
+            series.append(Series(f"{name}, {figures.BOOK}", column(curve, "book_formula", x), i, book_style))
         panels.append(Panel(series, "draft length k", title=title, spread=20))
     return panels
 

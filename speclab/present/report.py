@@ -6,22 +6,9 @@ Every line of text is a fixed template filled with numbers of the record.
 import itertools
 
 from speclab.core.counts import Counts
-from speclab.present import explanations
+from speclab.present import explanations, tables
 from speclab.present.run_lines import noise_lines, provenance, remarks
-from speclab.present.tables import (
-    Block,
-    Cell,
-    Heading,
-    Lines,
-    Table,
-    cells,
-    interval,
-    number,
-    of_a_draft,
-    show,
-    speedup,
-    temperature_name,
-)
+from speclab.present.tables import Block, Cell, Heading, Lines, Table, cells, interval, number, speedup
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun, Facts
 from speclab.theory.ladder import prediction_rows
@@ -61,7 +48,7 @@ def comparison(run: ComparisonRun, by_kind: bool = False, markdown: bool = False
         blocks += [LADDER, explanations.ladder_legend(markdown)]
     blocks += [Heading("What a round is made of"), explanations.costs_table(run), explanations.costs_lines(run)]
     blocks += [Heading("What you predicted"), explanations.learner_table(run), Lines([loops_line(run)])]
-    return show(blocks, markdown)
+    return tables.show(blocks, markdown)
 
 
 # --- agreement --------------------------------------------------------------------------------------------------------
@@ -139,18 +126,14 @@ def _speed(run: ComparisonRun, rows: list[Row]) -> list[Block]:
     """The speed table of some rows and, for all prompts, the lines under it."""
     temperature, kind = rows[0].temperature, rows[0].prompt_kind
     prompts = "all prompts" if kind == "all" else f"prompts: {kind}"
-    blocks: list[Block] = [
-        Heading(f"{temperature_name(temperature)}, {prompts} ({rows[0].n_prompts})"),
-        speed_table(rows),
-    ]
-    if kind != "all":
-        return blocks
-    if temperature == run.rows[0].temperature:  # once is enough
-        blocks.append(Lines([COLUMNS]))
-    lines = noise_lines([floor for floor in run.noise if floor.temperature == temperature])
-    lines += losing_lines([row for row in run.rows if row.temperature == temperature])
-    greedy = [generate_line(rows), headline_line(run)] if temperature == 0 else []
-    return [*blocks, Lines([*lines, *greedy])]
+    title = f"{tables.temperature_name(temperature)}, {prompts} ({rows[0].n_prompts})"
+    legend, lines = Lines(), Lines()
+    if kind == "all":
+        legend += [COLUMNS] * (temperature == run.rows[0].temperature)  # once is enough
+        lines += noise_lines([floor for floor in run.noise if floor.temperature == temperature])
+        lines += losing_lines([row for row in run.rows if row.temperature == temperature])
+        lines += [generate_line(rows), headline_line(run)] if temperature == 0 else []
+    return [Heading(title), speed_table(rows), legend, lines]
 
 
 def speed_table(rows: list[Row]) -> Table:
@@ -161,7 +144,7 @@ def speed_table(rows: list[Row]) -> Table:
         **cells("speedup"),
         "verdict": lambda row: row.verdict or "-",
         **cells("95 %"),
-        "rerun": of_a_draft(_rerun),
+        "rerun": _rerun,
         **cells("end to end", "α", "f", "tok/rnd"),
     }
     return Table([row for row in rows if row.draft or row.method == "baseline"], columns)
@@ -170,7 +153,7 @@ def speed_table(rows: list[Row]) -> Table:
 def _rerun(row: Row) -> str:
     """The interval in which the same command, run again, would land."""
     noise = row.repeat_noise
-    return "-" if noise is None else interval(row.speedup - noise, row.speedup + noise)
+    return interval(row.speedup - noise, row.speedup + noise) if row.draft and noise is not None else "-"
 
 
 def losing_lines(rows: list[Row]) -> list[str]:

@@ -3,8 +3,6 @@
 Every function takes a sweep with points and returns a figure; speclab/present/sweep_views.py signs and saves it.
 """
 
-from collections.abc import Callable
-
 from speclab.present.figures import BOOK, COLOURS, STYLES, Figure, Panel, Series, column, draw, note, plain, speedups
 from speclab.present.tables import interval, number, short_names
 from speclab.records.rows import Point
@@ -13,6 +11,12 @@ from speclab.theory import curves
 from speclab.theory.curves import decoding, end_to_end
 
 NAME_WIDTH = 16  # of a draft's name in a legend
+LINES = {  # a column that predicts the speedup -> its label, colour and style
+    "book_formula": (BOOK, 1, ":"),
+    "leviathan": ("Leviathan, with c", 3, "-."),
+    "cost_model": ("cost model", 2, "--"),
+    "forecast": ("forecast", 5, "-"),
+}
 
 
 def _curves(sweep: SweepRun) -> dict[str, list[Point]]:
@@ -22,47 +26,38 @@ def _curves(sweep: SweepRun) -> dict[str, list[Point]]:
     return {short[label]: points for label, points in by_label.items()}
 
 
-def draft_length(sweep: SweepRun) -> Figure:
-    """Speedup against k, a panel for each draft, with the forecast and the book's formula."""
+def _panels(sweep: SweepRun, x_label: str, predictions: tuple[str, ...], x: str = "x", **options) -> list[Panel]:
+    """A panel of speedups for each draft. predictions: columns of the record; x: the column along the axis."""
     panels = []
     for name, points in _curves(sweep).items():
-        book = Series(BOOK, column(points, "book_formula"), 1, ":")
-        series = [Series("measured", speedups(points)), Series("forecast", column(points, "forecast"), 5, "-"), book]
-        panels.append(Panel(series, "draft length k", title=name))
-    return draw(panels, sharey=True)
+        points = list(curves.by_acceptance(points).values()) if x == "acceptance_rate" else points
+        series = [Series("measured", speedups(points, x))]
+        for key in predictions:
+            label, look, style = LINES[key]
+            series.append(Series(label, column(points, key, x), look, style))
+        panels.append(Panel(series, x_label, title=name, **options))
+    return panels
+
+
+def draft_length(sweep: SweepRun) -> Figure:
+    """Speedup against k, a panel for each draft, with the forecast and the book's formula."""
+    return draw(_panels(sweep, "draft length k", ("forecast", "book_formula")), sharey=True)
 
 
 def output_length(sweep: SweepRun) -> Figure:
     """Speedup against the number of new tokens, without and with prefill, a panel for each draft."""
-    panels = []
-    for name, points in _curves(sweep).items():
-        series = [
-            Series("decoding", speedups(points)),
-            Series("end to end", {point.x: end_to_end(point) for point in points}, 2),
-            Series("forecast of decoding", column(points, "forecast"), 5, "-"),
-        ]
-        panels.append(Panel(series, "new tokens", "speedup over the baseline", title=name, log=True))
+    panels = _panels(sweep, "new tokens", ("forecast",), y_label="speedup over the baseline", log=True)
+    for panel, points in zip(panels, _curves(sweep).values(), strict=True):
+        panel.series.append(Series("end to end", {point.x: end_to_end(point) for point in points}, 2))
     return draw(panels, sharey=True)
 
 
 def acceptance(sweep: SweepRun) -> Figure:
     """Speedup against alpha, a panel for each price of drafting, with every prediction."""
-    x = "acceptance_rate"
-    by_name = {name: list(curves.by_acceptance(points).values()) for name, points in _curves(sweep).items()}
-    panels = []
-    for name, points in by_name.items():
-        k = ", ".join(str(k) for k in {point.draft_length: None for point in points})
-        series = [
-            Series(f"measured, k = {k}", speedups(points, x)),
-            Series(BOOK, column(points, "book_formula", x), 1, ":"),
-            Series("Leviathan, with c", column(points, "leviathan", x), 3, "-."),
-            Series("cost model", column(points, "cost_model", x), 2, "--"),
-            Series("forecast", column(points, "forecast", x), 5, "-"),
-        ]
-        ticks = {i / 5: f"{i / 5:g}" for i in range(6)}
-        panels.append(Panel(series, "acceptance rate α, as measured", title=name, ticks=ticks))
-    figure = draw(panels, 6.4, 4.6)
-    for axis, points in zip(figure.axes, by_name.values(), strict=False):
+    ticks = {i / 5: f"{i / 5:g}" for i in range(6)}
+    label = f"acceptance rate α, as measured; k = {sweep.points[0].draft_length}"
+    figure = draw(_panels(sweep, label, tuple(LINES), "acceptance_rate", ticks=ticks), 6.4, 4.6)
+    for axis, points in zip(figure.axes, _curves(sweep).values(), strict=True):
         _mark_agreement(axis, points)
     return figure
 
@@ -132,26 +127,15 @@ def mismatch(sweep: SweepRun) -> Figure:
 
 def definitions(sweep: SweepRun) -> Figure:
     """How long accepted drafts are, and the book's formula fed with each number that is called acceptance."""
-    survival, panels = [], []
-    for i, (name, points) in enumerate(_curves(sweep).items()):
-        shares = curves.survival(points[-1])
-        survival.append(Series(name, plain(enumerate(shares, 1)), i))
-        series = [Series("measured", speedups(points))]
+    panels, survival = _panels(sweep, "draft length k", ()), []
+    for i, (panel, (name, points)) in enumerate(zip(panels, _curves(sweep).items(), strict=True)):
+        survival.append(Series(name, plain(enumerate(curves.survival(points[-1]), 1)), i))
         for look, key in enumerate("αfs", 1):
             fed = plain((point.x, curves.book_fed(point).get(key)) for point in points)
-            series.append(Series(f"book fed with {key}", fed, look, STYLES[look]))
-        panels.append(Panel(series, "draft length k", title=name))
+            panel.series.append(Series(f"book fed with {key}", fed, look, STYLES[look]))
     label = "A_i, share of rounds with i or more accepted"
     return draw([Panel(survival, "position i in the longest draft", label, bars=True), *panels])
 
 
-PICTURES: dict[str, Callable[[SweepRun], Figure]] = {
-    "draft-length": draft_length,
-    "acceptance": acceptance,
-    "temperature": temperature,
-    "output-length": output_length,
-    "context": context,
-    "draft-kind": draft_kind,
-    "mismatch": mismatch,
-    "definitions": definitions,
-}
+FUNCTIONS = (draft_length, acceptance, temperature, output_length, context, draft_kind, mismatch, definitions)
+PICTURES = {function.__name__.replace("_", "-"): function for function in FUNCTIONS}

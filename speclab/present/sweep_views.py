@@ -15,16 +15,6 @@ from speclab.records.runs import SweepRun
 from speclab.theory import curves
 from speclab.theory.curves import NEAR, Value, decoding, end_to_end, omega_star, verdict
 
-TITLES = {
-    "draft-length": "Draft length",
-    "acceptance": "Acceptance",
-    "temperature": "Temperature",
-    "output-length": "Output length",
-    "context": "Context",
-    "draft-kind": "Kind of draft",
-    "mismatch": "Mismatched drafts",
-    "definitions": "What acceptance means",
-}
 QUESTIONS = {
     "draft-length": "How many tokens should a draft have, and when is it too long?",
     "acceptance": "How often must a draft be right, and where is the book's formula right about what you gain?",
@@ -95,19 +85,23 @@ def text(sweep: SweepRun) -> str:
     return show([QUESTIONS[sweep.sweep], table(sweep), lines(sweep)])
 
 
+def title(name: str) -> str:
+    """draft-length -> Draft length"""
+    return name.replace("-", " ").capitalize()
+
+
 def page(sweep: SweepRun, picture_path: str, level: int = 1) -> str:
     """A section in Markdown: the question, the lines, the picture, the table, where it comes from."""
-    title = TITLES[sweep.sweep]
-    heading, image = f"{'#' * level} {title}", f"![{title}]({picture_path})"
-    return show([heading, QUESTIONS[sweep.sweep], lines(sweep), image, table(sweep), provenance(sweep)], markdown=True)
+    name = sweep.sweep
+    heading, image = f"{'#' * level} {title(name)}", f"![{title(name)}]({picture_path})"
+    return show([heading, QUESTIONS[name], lines(sweep), image, table(sweep), provenance(sweep)], markdown=True)
 
 
 def all_pages(sweeps: list[SweepRun], pictures: dict[str, str]) -> str:
     """One report: contents, then a section for each sweep. `pictures`: name of the sweep -> path from the report."""
-    titles = {name: TITLES[name] for name in (sweep.sweep for sweep in sweeps)}
-    contents = [f"[{title}](#{title.lower().replace(' ', '-')}): {QUESTIONS[s]}" for s, title in titles.items()]
+    contents = Lines(f"[{title(s.sweep)}](#{s.sweep}): {QUESTIONS[s.sweep]}" for s in sweeps)
     pages = [page(sweep, pictures[sweep.sweep], level=2).strip() for sweep in sweeps]
-    return show(["# Sweeps", Lines(contents), *pages], markdown=True)
+    return show(["# Sweeps", contents, *pages], markdown=True)
 
 
 # --- columns ----------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from pydantic import TypeAdapter
 
-from speclab.present import sweep_views, tables
+from speclab.present import sweep_plots, sweep_views, tables
 from speclab.records.files import to_json
 from speclab.records.rows import Point
 from speclab.records.runs import SCHEMA_VERSION, Machine, Noise, SweepRun, Versions
@@ -221,7 +221,7 @@ def timed(p, speedup, low=None, high=None):
 def test_views_are_whole_and_fit(name, tmp_path):
     made = MADE[name]()
     assert TypeAdapter(SweepRun).validate_json(to_json(made))
-    assert set(MADE) == set(sweep_views.TITLES) == set(sweep_views.QUESTIONS)
+    assert set(MADE) == set(sweep_views.QUESTIONS) == set(sweep_views.HEADS) == set(sweep_plots.PICTURES)
     for p in made.points:  # as long as it gets
         for key in ("x", "series"):
             if getattr(p, key) == "model":
@@ -234,7 +234,7 @@ def test_views_are_whole_and_fit(name, tmp_path):
     assert path == tmp_path / "p.png"
     assert path.stat().st_size > 10_000
     page = sweep_views.page(made, "../plots/p.png")
-    assert page.startswith(f"# {sweep_views.TITLES[name]}\n\n{sweep_views.QUESTIONS[name]}\n")
+    assert page.startswith(f"# {sweep_views.title(name)}\n\n{sweep_views.QUESTIONS[name]}\n")
     assert "](../plots/p.png)" in page
     assert all(f"- {line}\n" in page for line in filter(None, sweep_views.lines(made)))
     assert "Measured 2026-01-02 on A made-up CPU" in page
@@ -266,7 +266,8 @@ def test_views_bear_missing_numbers(name, tmp_path):
 def test_report_has_contents_and_all_sections():
     names = list(MADE)
     text = sweep_views.all_pages([MADE[n]() for n in names], {n: f"plots/{n}.png" for n in names})
-    for name, title in sweep_views.TITLES.items():
+    for name in names:
+        title = sweep_views.title(name)
         anchor = re.search(rf"^- \[{title}\]\(#([\w-]+)\)", text, re.M).group(1)
         assert anchor == title.lower().replace(" ", "-")
         assert f"\n## {title}\n" in text
