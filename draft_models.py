@@ -8,53 +8,17 @@ speclab/drafts/, and speclab/drafts/select.py turns `--draft KIND` into one of t
 """
 
 import sys
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from speclab.core.rounds import Draft, Drafter
-from speclab.core.sampling import GREEDY, Sampling, draw
-from speclab.models.backends.cuda_graphs import Forward
+from speclab.core.sampling import GREEDY, Sampling
+from speclab.models.backends.cuda_graphs import DraftSteps
 from speclab.models.cached import CachedModel, tokens_to_keep
 from speclab.system.errors import EnvironmentProblem
 
-__all__ = ["DraftSteps", "Drafter", "ModelDrafter", "NgramDrafter", "as_draft", "draft_room"]
-
-
-@dataclass(frozen=True)
-class DraftSteps:
-    """The steps of a draft as one program (see cuda_graphs.py): each feeds what the step before it chose."""
-
-    sampling: Sampling
-
-    def widths(self, not_fed: Tensor, uniforms: Tensor) -> tuple[int, ...]:
-        """Tokens of each pass."""
-        return (not_fed.shape[1], *[1] * (uniforms.shape[1] - 1))
-
-    def capture_inputs(self, not_fed: Tensor, uniforms: Tensor) -> list[tuple[Tensor, ...]]:
-        """A round catches up with one token or, after a fully accepted one, with two."""
-        return [(not_fed[:, :1].expand(1, n), uniforms) for n in (1, 2)]
-
-    def __call__(self, forward: Forward, not_fed: Tensor, uniforms: Tensor) -> tuple[Tensor, ...]:
-        """(1, m) ids, (1, k) uniforms -> proposed ids (1, k); unless greedy also what they came from, (1, k, vocab)"""
-        ids, tokens = not_fed, []
-        probs: list[Tensor] = []
-        for i in range(uniforms.shape[1]):
-            token, token_probs = self.choose(forward(ids)[:, -1], uniforms[:, i])
-            tokens.append(token)
-            probs += [] if token_probs is None else [token_probs]
-            ids = token[:, None]
-        proposed = torch.stack(tokens, dim=1)
-        return (proposed, torch.stack(probs, dim=1)) if probs else (proposed,)
-
-    def choose(self, logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor | None]:
-        """(1, vocab) logits -> the proposed id (1,) and what it was drawn from, (1, vocab), or None = one-hot"""
-        if self.sampling.greedy:  # what `draw` would return, without building the one-hot
-            return logits.argmax(-1), None
-        probs = self.sampling.probs(logits)
-        # A NOT_FINITE cannot be fed; the accept rule meets the same probabilities and reports them.
-        return draw(probs, uniform).clamp(min=0), probs
+__all__ = ["Drafter", "ModelDrafter", "NgramDrafter", "as_draft", "draft_room"]
 
 
 class ModelDrafter:

@@ -30,7 +30,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from benchmarks import common
@@ -38,13 +37,11 @@ from draft_models import NgramDrafter
 from speclab.cli import flags, parsing
 from speclab.cli.parsing import numbers
 from speclab.core.counts import Counts
-from speclab.core.sampling import GREEDY
 from speclab.lab.decodings import Decoding, take_turns
-from speclab.lab.harness import Bench, measure
+from speclab.lab.harness import Bench, Measurement, measure
 from speclab.lab.output_checks import judge_greedy
 from speclab.models import loading
 from speclab.models.cached import check_prompt
-from speclab.models.prompts import Prompt
 from speclab.present.tables import interval, speedup, table
 from speclab.records import files
 from speclab.records.rows import Amount, Count, Part
@@ -183,18 +180,15 @@ def one_after_another(decodings: list[Decoding], turn: int) -> None:
         take_turns([decoding])
 
 
-def agreements(
-    bench: Bench, samples: list[Sample], prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase
-) -> list[Agreement]:
+def agreements(measured: Measurement) -> list[Agreement]:
     """The texts of every arm but the baseline, beside the baseline's."""
-    baseline = {s.prompt_index: s for s in samples if s.arm == BASELINE}
-    found = []
-    for arm, part in by_arm(s for s in samples if s.arm != BASELINE).items():
+    texts = []
+    for arm, part in by_arm(s for s in measured.samples if s.arm != BASELINE).items():
         differences = [
             TextDifference(prompt=d["prompt"], position=d["position"], verdict=d["verdict"])
-            for d in judge_greedy(bench, part, baseline, prompts, tokenizer)["differences"]
+            for d in judge_greedy(measured, arm)["differences"]
         ]
-        found.append(
+        texts.append(
             Agreement(
                 method=arm.method,
                 draft_length=arm.draft_length,
@@ -203,7 +197,7 @@ def agreements(
                 differences=differences,
             )
         )
-    return found
+    return texts
 
 
 # --- from samples to rows ---------------------------------------------------------------------------------------------
@@ -471,7 +465,7 @@ def main(argv: list[str] | None = None) -> int:
 
     bench = Bench(setup, {"model": drafter, "ngram": NgramDrafter()}, args.max_new_tokens, args.seed)
     measured = measure(
-        bench, arms_for(lengths), [0.0], prompts, args.repeats, GREEDY, instruments={}, schedule=one_after_another
+        bench, arms_for(lengths), [0.0], prompts, args.repeats, instruments={}, schedule=one_after_another
     )
     samples = measured.samples
     draft_name = loading.short_name(args.draft)
@@ -493,7 +487,7 @@ def main(argv: list[str] | None = None) -> int:
             "draft": loading.describe_model(draft_name, drafter.draft.model, "draft"),
         },
         rows=rows,
-        texts=agreements(bench, samples, prompts, setup.tokenizer),
+        texts=agreements(measured),
         asked=build_goals(rows),
         raw=[timing(s) for s in samples],
     )

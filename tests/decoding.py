@@ -1,8 +1,11 @@
 """Both loops as the tests call them: settings given one by one, whole decodings given back."""
 
+import contextlib
 import weakref
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -10,6 +13,9 @@ from baseline_autoregressive import autoregressive_decode
 from optimized_speculative import speculative_decode
 from speclab.core.rounds import DecodeSettings, Round, tokens_of
 from speclab.core.sampling import GREEDY, Sampling
+from speclab.models.backends import rewrites
+from speclab.models.backends.eager import EagerBackend
+from speclab.models.cached import CachedModel
 
 _used: weakref.WeakKeyDictionary[torch.Generator, int] = weakref.WeakKeyDictionary()
 
@@ -40,3 +46,25 @@ def speculative_rounds(
     """The speculative loop's rounds."""
     functions = {name: given for name, given in (("accept", accept), ("roll_back", roll_back)) if given}
     return speculative_decode(target, drafter, prompt, k, settings(n_tokens, *how, **more), **functions)
+
+
+def keys_and_values(cached: CachedModel) -> list[tuple[Tensor, Tensor]]:
+    """What a cache holds, layer by layer: (1, kv heads, length, head width) each, views of the storage itself."""
+    backend = cached._backend
+    if isinstance(backend, EagerBackend):
+        return [(layer.keys, layer.values) for layer in backend._cache.layers]
+    return list(zip(*backend._buffers.first(cached.length), strict=True))
+
+
+@contextlib.contextmanager
+def counted_kernels() -> Iterator[Counter[str]]:
+    """How often a pass of the models that are exported inside calls what."""
+    kernels, right = Counter(), rewrites.lift_constants
+
+    def lift_constants(graph) -> list[Tensor]:
+        kernels.update(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return right(graph)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rewrites, "lift_constants", lift_constants)
+        yield kernels

@@ -6,11 +6,12 @@ from decoding import plain_text, speculative_rounds
 from tiny_models import FAMILIES, VOCAB, perturbed, tiny
 
 from baseline_autoregressive import autoregressive_decode
-from draft_models import DraftSteps, ModelDrafter, NgramDrafter
+from draft_models import ModelDrafter, NgramDrafter
 from speclab.cli import flags, parsing
 from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.core.sampling import Sampling
 from speclab.models import loading, padding, rounding, select
+from speclab.models.backends.cuda_graphs import DraftSteps
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.cached import CachedModel
 from speclab.theory import losslessness
@@ -74,7 +75,7 @@ def test_a_chain_of_draft_steps_is_captured_whole(sampling):
         generator = torch.Generator("cuda").manual_seed(3)
         found.append(list(speculative_rounds(target, drafter, PROMPT.cuda(), 4, N_NEW, sampling, generator)))
     assert found[0] == found[1] == found[2]
-    assert any(isinstance(recipe.program, DraftSteps) for recipe, _ in drafter.draft._backend._cache._graphs)
+    assert any(isinstance(recipe.program, DraftSteps) for recipe, _ in drafter.draft._backend._buffers.graphs)
 
 
 def test_two_decodings_side_by_side_over_many_buckets():

@@ -15,7 +15,7 @@ from tiny_models import CONTEXT, FAMILIES, VOCAB, PlainTransformer, perturbed, t
 from torch import Tensor
 from transformers import MixtralConfig, MixtralForCausalLM
 
-from draft_models import DraftSteps, ModelDrafter, NgramDrafter
+from draft_models import ModelDrafter, NgramDrafter
 from optimized_speculative import speculative_decode
 from speclab.core import accept as accept_module
 from speclab.core.accept import accept
@@ -26,6 +26,7 @@ from speclab.drafts.oracle import OracleModelDrafter
 from speclab.lab.instruments import LoopFunctions, with_phases
 from speclab.models import rounding
 from speclab.models.backends import eager
+from speclab.models.backends.cuda_graphs import DraftSteps
 from speclab.models.cached import CachedModel
 from speclab.models.rounding import Reference
 from speclab.system.errors import EnvironmentProblem, UsageProblem
@@ -448,7 +449,7 @@ class ArgmaxDraft(ModelDrafter):
     """Public bug 5: picked by argmax, scored with the softmax."""
 
     def _run(self, not_fed, uniforms):
-        return ArgmaxChain(self._sampling)(self.draft.feed, not_fed, uniforms)
+        return ArgmaxChain(self._sampling)(self.draft.forward, not_fed, uniforms)
 
 
 class ArgmaxChain(DraftSteps):

@@ -179,7 +179,7 @@ def _first_that_can_be_traced(config: RunConfig) -> str:
 
 def _trace(args: argparse.Namespace, config: RunConfig, draft: str) -> None:
     """What the comparison starts with: its first prompt, draft length and temperature."""
-    settings = DecodeSettings(config.max_new_tokens, config.sampling(config.temperatures[0]), seed=config.seed)
+    settings = DecodeSettings(config.max_new_tokens, config.setup.sampling_at(config.temperatures[0]), seed=config.seed)
     k, drafter = next(filter(None, config.draft_lengths), 0), config.drafters[draft]
     loops = (autoregressive_decode, config.reader.loop)
     trace_output.write(follow.follow(config.setup, drafter, draft, config.prompts[0], k, settings, *loops), args.trace)
@@ -210,7 +210,7 @@ def _sweep(args: argparse.Namespace) -> int:
                 note(f"sweep {place} of {len(names)}: {name}{left}")
             config, output = _prepare(_of_sweep(args, name))
             with output.redirected():
-                sweep, measured = sweeps.measured(config, name)
+                sweep, measured = sweeps.measure_sweep(config, name)
                 done.append(sweep)
                 code = _show_sweep(sweep, output) or code
             wrong = exit_code(measured)

@@ -12,7 +12,7 @@ on each phase of a round, whose draft lengths change from round to round.
 import contextlib
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeGuard
 
 import torch
@@ -22,13 +22,13 @@ from baseline_autoregressive import autoregressive_decode
 from draft_models import ModelDrafter
 from optimized_speculative import speculative_decode
 from speclab.core.rounds import DecodeSettings, Drafter, tokens_of
-from speclab.core.sampling import Sampling
+from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.oracle import OracleDraft
 from speclab.lab.decodings import Decoding, LibraryDecoding, interleaved, take_turns
 from speclab.lab.instruments import LoopFunctions, VariedLength, with_phases
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
-from speclab.records.samples import BASELINE_REPEAT, LIBRARY, Arm, Sample
+from speclab.records.samples import BASELINE_REPEAT, INSTRUMENT, LIBRARY, Arm, Sample
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.terminal import note, progress_bar
 from speclab.theory.costs import RoundTime, StepTime, catch_ups
@@ -64,9 +64,11 @@ class Bench:
     ) -> Decoding:
         """An arm ready to work on a prompt. Decodings of one `stream` draw the same random numbers.
 
-        `lengths` makes it an instrument: every phase is timed, and each round drafts one of these lengths.
+        An arm that can only decode greedily does so. `lengths` makes it an instrument: every phase is timed, and each
+        round drafts one of these lengths.
         """
         target = self.setup.target.twin()
+        sampling = GREEDY if self.greedy_only(arm) else sampling
         budget = budget or self.max_new_tokens
         ids = prompt.ids.to(self.setup.device)
         if arm.method in LIBRARY:
@@ -85,6 +87,10 @@ class Bench:
                 rounds = self.functions.rounds(target, drafter, ids, arm.draft_length, settings)
         return Decoding(arm, rounds, ids.shape[1], budget)
 
+    def greedy_only(self, arm: Arm) -> bool:
+        """The library's loop is compared token for token, and an oracle draft replays greedy text."""
+        return arm.method in LIBRARY or isinstance(self.drafters.get(arm.draft), OracleDraft)
+
     def _drafter(self, name: str, ids: Tensor, budget: int) -> Drafter:
         drafter = copy.deepcopy(self.drafters[name])
         if isinstance(drafter, OracleDraft):
@@ -98,12 +104,14 @@ class Bench:
 
 @dataclass
 class Measurement:
-    """Everything that was timed. `samples` holds only prompts that every arm finished."""
+    """Everything that was timed on some prompts. `samples` holds only prompts that every arm finished."""
 
+    bench: Bench
+    prompts: list[Prompt]
     samples: list[Sample] = field(default_factory=list)
     rounds: list[RoundTime] = field(default_factory=list)  # of the instrumented decodings
     steps: list[StepTime] = field(default_factory=list)  # of the second baseline
-    correctness: list[dict] = field(default_factory=list)  # what speclab/lab/output_checks.py found
+    correctness: list[dict] = field(default_factory=list)  # what speclab/lab/output_checks.py says
     unchecked: list[str] = field(default_factory=list)  # the arms whose texts it has not judged, or not all
     wall_seconds: float = 0.0  # of the instrumented rounds, and what their phases add up to
     phase_seconds: float = 0.0
@@ -119,8 +127,9 @@ class Measurement:
         return [s for s in self.samples if s.arm == arm and s.temperature == temperature]
 
     def extend(self, other: "Measurement") -> None:
-        """Add what another measurement of the same target on the same machine found."""
-        self.samples += other.samples
+        """Add a measurement of the same target on the same machine; its prompts count on from these."""
+        self.samples += [replace(s, prompt_index=s.prompt_index + len(self.prompts)) for s in other.samples]
+        self.prompts = [*self.prompts, *other.prompts]
         self.rounds += other.rounds
         self.steps += other.steps
         self.correctness += other.correctness
@@ -130,20 +139,19 @@ class Measurement:
         self.stop = self.stop or other.stop
 
     def add(self, decoding: Decoding, temperature: float) -> None:
-        """Keep what an instrument saw."""
+        """Keep what an instrument measured."""
         if not decoding.arm.speculative:
             for context, seconds, chunk in decoding.log:
                 n = len(chunk.tokens)
                 self.steps.append(StepTime(temperature, context + n // 2, seconds / n))
             return
-        widths = catch_ups(decoding.rounds)
-        for (context, seconds, round_), width in zip(decoding.log, widths, strict=True):
+        for (context, seconds, round_), n_waiting in zip(decoding.log, catch_ups(decoding.rounds), strict=True):
             phases = dict(round_.seconds or {})
-            covered = sum(phases.values())
+            in_phases = sum(phases.values())
             self.wall_seconds += seconds
-            self.phase_seconds += covered
-            phases["host"] += seconds - covered
-            self.rounds.append(RoundTime(decoding.arm.draft, temperature, context, round_.n_drafted, width, phases))
+            self.phase_seconds += in_phases
+            phases["host"] += seconds - in_phases
+            self.rounds.append(RoundTime(decoding.arm.draft, temperature, context, round_.n_drafted, n_waiting, phases))
 
 
 def measure(
@@ -152,52 +160,54 @@ def measure(
     temperatures: list[float],
     prompts: list[Prompt],
     repeats: int,
-    base: Sampling,
     instruments: dict[str, list[int]],
     title: str = "measuring",
     schedule: Callable[[list[Decoding], int], None] = interleaved,
 ) -> Measurement:
     """All arms over all prompts, in turns. Ctrl-C keeps the turns that every arm has finished.
 
-    `base` gives top-k and top-p. `instruments`: for each draft the lengths that its instrumented decoding tries; with
-    any of them the baseline, which is the first of `arms`, runs a second time, too. `schedule` finishes the decodings
-    of a turn; it gets them and the turn's number.
+    `instruments`: for each draft the lengths that its instrumented decoding tries; with any of them the baseline, which
+    is the first of `arms`, runs a second time, too. `schedule` finishes the decodings of a turn; it gets them and the
+    turn's number.
     """
     if instruments:
         middle = (len(arms) + 1) // 2  # half a round of turns away from the first, as the other arms are on average
         arms = [*arms[:middle], BASELINE_REPEAT, *arms[middle:]]
-    found = Measurement()
-    samples: dict[tuple[float, int, Arm], Sample] = {}
+    measured = Measurement(bench, prompts)
+    samples: dict[tuple[int, float, Arm], Sample] = {}
+    samplings = [bench.setup.sampling_at(temperature) for temperature in temperatures]
     turns = [(repeat, index) for repeat in range(repeats) for index in mixed(prompts)]
     with progress_bar(total=len(turns) * len(temperatures), unit="turn", desc=title, leave=False) as bar:
         try:
-            _warm_up(bench, arms, prompts, instruments, [Sampling(t, base.top_k, base.top_p) for t in temperatures])
+            _warm_up(bench, arms, samplings, prompts, instruments)
             for repeat, index in turns:
-                prompt, part = prompts[index], Measurement()
-                for temperature in temperatures:
-                    sampling = Sampling(temperature, base.top_k, base.top_p)
-                    usable = [a for a in arms if temperature == 0 or not greedy_only(bench, a)]
-                    blank = {arm: Sample(arm, temperature, index, prompt.kind, prompt.ids.shape[1]) for arm in usable}
-                    _one_turn(bench, blank, sampling, index, prompt, repeat, instruments, part, schedule)
-                    part.samples += blank.values()
+                finished: list[tuple[float, Decoding]] = []
+                for sampling in samplings:
+                    decodings = _one_turn(bench, index, repeat, arms, sampling, prompts[index], instruments)
+                    schedule(decodings, index + repeat)
+                    finished += [(sampling.temperature, decoding) for decoding in decodings]
                     bar.update()
-                for sample in part.samples:
-                    samples.setdefault((sample.temperature, index, sample.arm), sample).merge(sample)
-                part.samples = []
-                found.extend(part)
+                for temperature, decoding in finished:  # only now: every arm has finished this prompt
+                    if decoding.arm.method == INSTRUMENT or decoding.arm == BASELINE_REPEAT:
+                        measured.add(decoding, temperature)
+                    if decoding.arm.method != INSTRUMENT:
+                        sample = Sample(decoding.arm, temperature, index, prompts[index].kind, decoding.n_prompt)
+                        samples.setdefault((index, temperature, decoding.arm), sample).add(
+                            decoding.prefill_seconds,
+                            decoding.decode_seconds,
+                            decoding.tokens,
+                            decoding.counts if decoding.arm.speculative else None,  # the baseline: a pass for a token
+                            decoding.rounds,
+                        )
         except STOPS as stop:
             bar.close()
-            complete = len({index for _, index, _ in samples})
+            complete = len({index for index, *_ in samples})
             note(f"{stopped(stop)}; {complete} prompt{'s are' if complete != 1 else ' is'} complete")
             if not samples:
                 raise
-            found.stop = stop
-    temperature_order = {temperature: place for place, temperature in enumerate(temperatures)}
-    arm_order = {arm: place for place, arm in enumerate(arms)}
-    found.samples = sorted(
-        samples.values(), key=lambda s: (s.prompt_index, temperature_order[s.temperature], arm_order[s.arm])
-    )
-    return found
+            measured.stop = stop
+    measured.samples = sorted(samples.values(), key=lambda sample: sample.prompt_index)
+    return measured
 
 
 def stopped(stop: BaseException) -> str:
@@ -206,13 +216,13 @@ def stopped(stop: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def keeping(found: Measurement, what: str) -> Iterator[None]:
+def kept_when_stopped(measured: Measurement, what: str) -> Iterator[None]:
     """What ends the code inside is noted and remembered; what is measured stays. `what`: what is complete, what not."""
     try:
         yield
     except STOPS as stop:
         note(f"{stopped(stop)}; {what}")
-        found.stop = found.stop or stop
+        measured.stop = measured.stop or stop
 
 
 def mixed(prompts: list[Prompt]) -> list[int]:
@@ -226,44 +236,33 @@ def mixed(prompts: list[Prompt]) -> list[int]:
 
 def _one_turn(
     bench: Bench,
-    samples: dict[Arm, Sample],
-    sampling: Sampling,
     index: int,
-    prompt: Prompt,
     repeat: int,
+    arms: list[Arm],
+    sampling: Sampling,
+    prompt: Prompt,
     instruments: dict[str, list[int]],
-    found: Measurement,
-    schedule: Callable[[list[Decoding], int], None],
-) -> None:
-    """Every arm and every instrument once over one prompt."""
+) -> list[Decoding]:
+    """Every arm and every instrument that can decode like this, ready to work on one prompt."""
     stream = repeat * 100_003 + index  # another one for every prompt and repeat, the same for every arm
-    queue = [bench.decoding(arm, sampling, prompt, stream) for arm in samples]
-    for name, lengths in instruments.items():
-        arm = Arm("instrument", name, max(lengths))
-        if sampling.greedy or not greedy_only(bench, arm):
-            queue.append(bench.decoding(arm, sampling, prompt, stream, lengths=lengths))
-    schedule(queue, index + repeat)
-    for decoding in queue:
-        if decoding.arm in samples:
-            counts = decoding.counts if decoding.arm.speculative else None  # the baseline: a pass for every token
-            samples[decoding.arm].add(
-                decoding.prefill_seconds, decoding.decode_seconds, decoding.tokens, counts, decoding.rounds
-            )
-        if decoding.arm not in samples or decoding.arm == BASELINE_REPEAT:
-            found.add(decoding, sampling.temperature)
+    instrumented = {Arm(INSTRUMENT, draft, max(lengths)): lengths for draft, lengths in instruments.items()}
+    return [
+        bench.decoding(arm, sampling, prompt, stream, lengths=instrumented.get(arm))
+        for arm in [*arms, *instrumented]
+        if sampling.greedy or not bench.greedy_only(arm)
+    ]
 
 
 def _warm_up(
-    bench: Bench, arms: list[Arm], prompts: list[Prompt], instruments: dict[str, list[int]], samplings: list[Sampling]
+    bench: Bench, arms: list[Arm], samplings: list[Sampling], prompts: list[Prompt], instruments: dict[str, list[int]]
 ) -> None:
     """Meet every shape once before the clock counts."""
     budget = min(WARM_UP_TOKENS, bench.max_new_tokens)
     for sampling, prompt in warm_up_runs(bench.setup, samplings, prompts):
-        decodings = [bench.decoding(a, _allowed(bench, a, sampling), prompt, budget=budget) for a in arms]
-        for name, lengths in instruments.items():
-            arm = Arm("instrument", name, max(lengths))
-            every, how = sorted(set(lengths)), _allowed(bench, arm, sampling)
-            decodings.append(bench.decoding(arm, how, prompt, budget=bench.max_new_tokens, lengths=every))
+        decodings = [bench.decoding(arm, sampling, prompt, budget=budget) for arm in arms]
+        for draft, lengths in instruments.items():
+            arm = Arm(INSTRUMENT, draft, max(lengths))
+            decodings.append(bench.decoding(arm, sampling, prompt, lengths=sorted(set(lengths))))
         take_turns(decodings)
 
 
@@ -277,15 +276,6 @@ def warm_up_runs(setup: Setup, samplings: list[Sampling], prompts: list[Prompt])
         return [(max(samplings, key=lambda s: s.temperature), prompts[0])]
     by_length = sorted(prompts, key=lambda prompt: prompt.ids.shape[1])
     return [(sampling, prompt) for sampling in samplings for prompt in (by_length[-1], by_length[0])] * 2
-
-
-def _allowed(bench: Bench, arm: Arm, sampling: Sampling) -> Sampling:
-    return Sampling() if greedy_only(bench, arm) else sampling
-
-
-def greedy_only(bench: Bench, arm: Arm) -> bool:
-    """The library's loop is compared token for token, and the dial replays greedy text."""
-    return arm.method in LIBRARY or (arm.speculative and isinstance(bench.drafters[arm.draft], OracleDraft))
 
 
 def is_model(drafter: Drafter) -> TypeGuard[ModelDrafter]:

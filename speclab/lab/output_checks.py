@@ -7,91 +7,82 @@ import torch
 
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.sampling import GREEDY, Sampling
-from speclab.lab.harness import Bench, Measurement, keeping
-from speclab.models.prompts import Prompt
-from speclab.records.samples import BASELINE, Sample
+from speclab.lab.harness import Bench, Measurement, kept_when_stopped
+from speclab.records.samples import BASELINE, Arm
 from speclab.theory import losslessness
 
 
-def judge(bench: Bench, found: Measurement, prompts: list[Prompt], base: Sampling, tokenizer) -> None:
-    """Check every text that was timed. What ends the checks early leaves the rest of the arms in `found.unchecked`."""
-    temperatures = dict.fromkeys(s.temperature for s in found.samples)
-    timed = dict.fromkeys((s.arm.label, s.temperature) for s in found.samples if s.arm.speculative)
-    with keeping(found, "the measurements are complete, their checks are not"):
-        for temperature in temperatures:
-            sampling = Sampling(temperature, base.top_k, base.top_p)
-            for entry in check(bench, found, prompts, sampling, tokenizer):
-                found.correctness.append(entry)
-                timed.pop((entry["arm"], entry["temperature"]), None)
-    found.unchecked = [f"{label} at temperature {temperature:g}" for label, temperature in timed]
+def judge(measured: Measurement) -> None:
+    """Check every text that was timed. What ends the checks early leaves the other arms in `measured.unchecked`."""
+    waiting = dict.fromkeys((s.arm, s.temperature) for s in measured.samples if s.arm.speculative)
+    with kept_when_stopped(measured, "the measurements are complete, their checks are not"):
+        for arm, temperature in list(waiting):
+            measured.correctness.append(check(measured, arm, temperature))
+            del waiting[arm, temperature]
+    measured.unchecked = [f"{arm.label} at temperature {temperature:g}" for arm, temperature in waiting]
 
 
-def exit_code(found: Measurement) -> int:
+def exit_code(measured: Measurement) -> int:
     """1 where a judged text is wrong, else 0.
 
     Raises what ended the measurement early where that is a problem to mend, and Ctrl-C where texts are not judged.
     """
-    if found.stop and not isinstance(found.stop, KeyboardInterrupt):
-        raise found.stop
-    if not all(entry["passed"] for entry in found.correctness):
+    if measured.stop and not isinstance(measured.stop, KeyboardInterrupt):
+        raise measured.stop
+    if not all(entry["passed"] for entry in measured.correctness):
         return 1
-    if found.stop and found.unchecked:
-        raise found.stop
+    if measured.stop and measured.unchecked:
+        raise measured.stop
     return 0
 
 
-def check(bench: Bench, found: Measurement, prompts: list[Prompt], sampling: Sampling, tokenizer) -> Iterator[dict]:
-    """One entry for every speculative arm at this temperature; `passed` is false where the output is wrong."""
-    samples = [s for s in found.samples if s.temperature == sampling.temperature]
-    baseline = {s.prompt_index: s for s in samples if s.arm == BASELINE}
-    for arm in dict.fromkeys(s.arm for s in samples if s.arm.speculative):
-        mine = [s for s in samples if s.arm == arm]
-        if sampling.greedy:
-            yield judge_greedy(bench, mine, baseline, prompts, tokenizer)
-        else:
-            yield _sampled(bench, mine, prompts, sampling)
+def check(measured: Measurement, arm: Arm, temperature: float) -> dict:
+    """Whether the texts of an arm are right; `passed` is false where one is wrong."""
+    return (judge_greedy if temperature == 0 else _judge_sampled)(measured, arm, temperature)
 
 
-def judge_greedy(
-    bench: Bench, samples: list[Sample], baseline: dict[int, Sample], prompts: list[Prompt], tokenizer
-) -> dict:
-    """Of one arm: its texts equal the baseline's, or where each first differs and why. baseline: by prompt index."""
-    arm = samples[0].arm
-    entry: dict = {"arm": arm.label, "temperature": 0.0, "n_prompts": len(samples), "differences": [], "passed": True}
+def judge_greedy(measured: Measurement, arm: Arm, temperature: float = 0.0) -> dict:
+    """An arm's texts equal the baseline's, or where each first differs and why."""
+    setup, samples = measured.bench.setup, measured.of(arm, temperature)
+    baseline = {s.prompt_index: s.texts[0] for s in measured.of(BASELINE, temperature)}
+    differences = []
     for sample in samples:
-        theirs = baseline[sample.prompt_index].texts[0]
+        expected = baseline[sample.prompt_index]
         # Repeats of a greedy decoding are the same text; one that differs is judged like any other.
-        text = next((t for t in sample.texts if t != theirs), theirs)
-        found = losslessness.judge_divergence(
-            bench.setup.reference, prompts[sample.prompt_index].id_list, theirs, text, bench.setup.target.vocab_size
-        )
-        if found:
-            pair = (found.baseline_token, found.speculative_token)
-            entry["differences"].append(
+        text = next((t for t in sample.texts if t != expected), expected)
+        prompt = measured.prompts[sample.prompt_index].id_list
+        divergence = losslessness.judge_divergence(setup.reference, prompt, expected, text, setup.target.vocab_size)
+        if divergence:
+            pair = (divergence.baseline_token, divergence.speculative_token)
+            differences.append(
                 {
                     "prompt": sample.prompt_index,
-                    "position": found.position,
-                    "tokens": [tokenizer.decode([t]) if t >= 0 else "" for t in pair],
-                    "gap": None if found.gap == float("inf") else found.gap,
-                    "verdict": "near-tie" if found.numerical else "BUG",
+                    "position": divergence.position,
+                    "tokens": [setup.tokenizer.decode([t]) if t >= 0 else "" for t in pair],
+                    "gap": None if divergence.gap == float("inf") else divergence.gap,
+                    "verdict": "near-tie" if divergence.numerical else "BUG",
                 }
             )
-            entry["passed"] &= found.numerical
-    return entry
+    return {
+        "arm": arm.label,
+        "temperature": temperature,
+        "n_prompts": len(samples),
+        "differences": differences,
+        "passed": all(difference["verdict"] == "near-tie" for difference in differences),
+    }
 
 
-def _sampled(bench: Bench, samples: list[Sample], prompts: list[Prompt], sampling: Sampling) -> dict:
+def _judge_sampled(measured: Measurement, arm: Arm, temperature: float) -> dict:
     """The two z statistics of the emitted tokens under the target's own distributions."""
-    arm, sums = samples[0].arm, losslessness.ZSums()
-    for sample in samples:
-        prompt = prompts[sample.prompt_index].id_list
+    sums, sampling = losslessness.ZSums(), measured.bench.setup.sampling_at(temperature)
+    for sample in measured.of(arm, temperature):
+        prompt = measured.prompts[sample.prompt_index].id_list
         for tokens in sample.texts:
-            target_probs, draft_probs = both_distributions(bench, arm.draft, prompt, tokens, sampling)
-            sums.add(torch.tensor(tokens), target_probs, draft_probs)
+            sums.add(torch.tensor(tokens), *both_distributions(measured.bench, arm.draft, prompt, tokens, sampling))
     z = sums.result()
     return {
         "arm": arm.label,
-        "temperature": sampling.temperature,
+        "temperature": temperature,
         "n_tokens": z.n_tokens,
         "z_residual": z.residual if math.isfinite(z.residual) else None,
         "z_surprise": z.surprise if math.isfinite(z.surprise) else None,  # an impossible token was emitted

@@ -7,7 +7,6 @@ import torch
 
 from draft_models import ModelDrafter
 from speclab.core.rounds import Drafter
-from speclab.core.sampling import Sampling
 from speclab.lab.harness import SPECULATIVE, Bench, Measurement, is_model
 from speclab.lab.instruments import ReaderFunctions
 from speclab.models import loading
@@ -35,10 +34,6 @@ class RunConfig:
     def common(self) -> dict:
         """What all rows share."""
         return {"target": self.setup.target_name, "device": self.setup.device.type, "dtype": self.setup.dtype_name}
-
-    def sampling(self, temperature: float) -> Sampling:
-        """The run's filters at one temperature."""
-        return Sampling(temperature, self.setup.sampling.top_k, self.setup.sampling.top_p)
 
     def bench(self, max_new_tokens: int | None = None) -> Bench:
         """The harness of this run."""

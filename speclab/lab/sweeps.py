@@ -4,65 +4,59 @@ A sweep is a list of points. Each point is a row like those of a comparison, wit
 turns as all others wherever one run can hold them.
 """
 
-import functools
 import operator
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from draft_models import ModelDrafter
+from speclab.core.rounds import Drafter
 from speclab.drafts.oracle import FreeOracleDrafter, OracleDraft
-from speclab.lab.acceptance_chances import CostTable, calibrated
-from speclab.lab.comparison import build_rows, explained, measure_and_judge
-from speclab.lab.harness import STOPS, Measurement, is_model, keeping, stopped
+from speclab.lab.acceptance_probs import CostTable, calibrated
+from speclab.lab.comparison import build_rows, explained, measure_and_judge, noise_at
+from speclab.lab.harness import STOPS, Measurement, is_model, kept_when_stopped, stopped
 from speclab.lab.run_config import RunConfig
 from speclab.lab.training import degraded_drafts
 from speclab.models import loading
 from speclab.models.prompts import Prompt
 from speclab.records.rows import Point, Row
 from speclab.records.runs import SweepRun
-from speclab.records.samples import BASELINE, BASELINE_REPEAT, Arm
 from speclab.system.errors import UsageProblem
 from speclab.system.terminal import note
-from speclab.theory import attribution
 
 TRAINING_SECONDS = 20.0
+CONTEXTS = (128, 256, 512, 1024, 1800)  # prompt tokens
+OUTPUT_LENGTHS = (8, 16, 32, 64, 128, 512)  # new tokens
 
 
-def measured(config: RunConfig, name: str) -> tuple[SweepRun, Measurement]:
+def measure_sweep(config: RunConfig, name: str) -> tuple[SweepRun, Measurement]:
     """Run one sweep.  -> its record, what it is made from"""
-    if name == "acceptance":  # the oracle draft replays greedy text
-        config = replace(config, temperatures=[0.0])
-    points, facts, found = SWEEPS[name].points(config)
-    lowest = config.temperatures[0]
-    floor = attribution.noise_floor(found.of(BASELINE, lowest), found.of(BASELINE_REPEAT, lowest))
+    config, facts = SWEEPS[name].prepare(config)
+    points, measured = SWEEPS[name].points(config, facts)
+    noise = noise_at(measured, config.temperatures[0])
     sweep = SweepRun(
-        **config.head(found),
+        **config.head(measured),
         sweep=name,
         facts=facts,
-        correctness=found.correctness,
-        noise=[floor] if floor else [],
+        correctness=measured.correctness,
+        noise=[noise] if noise else [],
         points=points,
     )
-    return sweep, found
+    return sweep, measured
 
 
 # --- what each sweep runs -------------------------------------------------------------------------------------------
 
-Points = tuple[list[Point], dict, Measurement]
+Points = tuple[list[Point], Measurement]
 
 
 def _rows(
-    config: RunConfig,
-    arms: list[Arm],
-    prompts: list[Prompt] | None = None,
-    max_new_tokens: int | None = None,
-    title: str = "measuring",
+    config: RunConfig, prompts: list[Prompt] | None = None, max_new_tokens: int | None = None, title: str = "measuring"
 ) -> tuple[list[Row], Measurement]:
     """Rows of a small comparison, checked, and calibrated in its own turns."""
-    tools = config.instruments(arms)
-    bench, found = measure_and_judge(config, arms, tools, prompts, max_new_tokens, title)
-    return explained(found, lambda costs: build_rows(config, bench, found, costs, prompts)), found
+    arms = config.arms()
+    measured = measure_and_judge(config, arms, config.instruments(arms), prompts, max_new_tokens, title)
+    return explained(measured, lambda costs: build_rows(config, measured, costs)), measured
 
 
 def _points(rows: list[Row], x: Callable[[Row], float | str], series: Callable[[Row], str]) -> list[Point]:
@@ -73,71 +67,84 @@ def _of_all(rows: list[Row]) -> list[Row]:
     return [row for row in rows if row.prompt_kind == "all"]
 
 
-def _one_run(x: str, series: str = "method", kinds: bool = False) -> Callable[[RunConfig], Points]:
+def _as_it_is(config: RunConfig) -> tuple[RunConfig, dict]:
+    return config, {}
+
+
+def _one_run(x: str, series: str = "method", kinds: bool = False) -> Callable[[RunConfig, dict], Points]:
     """A sweep that one run can hold: `x` and `series` are columns of its rows; `kinds`: those of each kind, too."""
 
-    def points(config: RunConfig) -> Points:
-        rows, found = _rows(config, config.arms())
-        return _points(rows if kinds else _of_all(rows), operator.attrgetter(x), operator.attrgetter(series)), {}, found
+    def points(config: RunConfig, facts: dict) -> Points:
+        rows, measured = _rows(config)
+        chosen = rows if kinds else _of_all(rows)
+        return _points(chosen, operator.attrgetter(x), operator.attrgetter(series)), measured
 
     return points
 
 
-def _acceptance(config: RunConfig) -> Points:
-    """The oracle draft from never right to always right, once at the cost of a draft model and once at none."""
-    dials = {name: d for name, d in config.drafters.items() if isinstance(d, OracleDraft)}
-    if len(dials) < len(config.drafters):
+def _oracles_only(config: RunConfig) -> tuple[RunConfig, dict]:
+    """Greedy: an oracle draft replays greedy text."""
+    if not all(isinstance(drafter, OracleDraft) for drafter in config.drafters.values()):
         raise UsageProblem("--sweep acceptance turns a dial; leave --draft away or give dials, as in dial:0.5,dial:0.9")
+    return replace(config, temperatures=[0.0]), {}
+
+
+def _acceptance(config: RunConfig, facts: dict) -> Points:
+    """The oracle draft from never right to always right, once at the cost of a draft model and once at none."""
+    accuracy = {name: d.accuracy for name, d in config.drafters.items() if isinstance(d, OracleDraft)}
 
     def series(name: str) -> str:
-        if isinstance(dials[name], FreeOracleDrafter):
+        if isinstance(config.drafters[name], FreeOracleDrafter):
             return "free drafts"
         model = name.split(":", 2)[2:]  # dial:A:MODEL
         return f"price of {loading.short_name(model[0])}" if model else "draft's price"
 
     # All oracle drafts of a series cost the same, so the costs of the middle one are used for all.
-    calibrated_by = {series(name): name for name in sorted(dials, key=lambda n: -abs(dials[n].accuracy - 0.5))}
+    calibrated_by = {series(name): name for name in sorted(accuracy, key=lambda n: -abs(accuracy[n] - 0.5))}
     arms = config.arms()
-    tools = {name: lengths for name, lengths in config.instruments(arms).items() if name in calibrated_by.values()}
-    bench, found = measure_and_judge(config, arms, tools)
+    instruments = config.instruments(arms)
+    measured = measure_and_judge(config, arms, {name: instruments[name] for name in calibrated_by.values()})
 
-    def made(measured_costs: CostTable) -> list[Row]:
-        costs = {(name, 0.0): measured_costs[calibrated_by[series(name)], 0.0] for name in dials if measured_costs}
-        return build_rows(config, bench, found, costs)
+    def build(of_middle: CostTable) -> list[Row]:
+        costs = {(name, 0.0): of_middle[calibrated_by[series(name)], 0.0] for name in accuracy if of_middle}
+        return build_rows(config, measured, costs)
 
-    rows = _of_all(explained(found, made))
-    return _points(rows, lambda r: dials[r.draft or ""].accuracy, lambda r: series(r.draft or "")), {}, found
+    rows = _of_all(explained(measured, build))
+    return _points(rows, lambda r: accuracy[r.draft or ""], lambda r: series(r.draft or "")), measured
 
 
-def _by_size(sizes: list[int], run: Callable[[int], tuple[list[Row], Measurement]]) -> tuple[list[Point], Measurement]:
+def _by_size(sizes: list[int], run: Callable[[int], tuple[list[Row], Measurement]]) -> Points:
     """One run after the other. What is done is kept when one is stopped, as long as that is anything."""
     points: list[Point] = []
-    found = Measurement()
+    total: Measurement | None = None
     for n in sizes:
         try:
-            rows, part = run(n)
+            rows, measured = run(n)
         except STOPS as stop:
-            if not points:
+            if total is None:
                 raise
             note(f"{stopped(stop)}; the points before {n} are complete")
-            found.stop = stop
+            total.stop = stop
             break
-        points += _points(_of_all(rows), functools.partial(_constant, n), lambda r: r.method)
-        _merge(found, part)
-        if part.interrupted:
+        points += [Point(**vars(row), x=n, series=row.method) for row in _of_all(rows) if row.draft]
+        if total is None:
+            total = measured
+        else:
+            total.extend(measured)
+        if measured.interrupted:
             break
-    return points, found
+    assert total is not None  # there is at least one size
+    return points, total
 
 
-def _output_length(config: RunConfig) -> Points:
-    lengths = [n for n in (8, 16, 32, 64, 128, 512) if n <= config.max_new_tokens]
+def _output_length(config: RunConfig, facts: dict) -> Points:
+    lengths = [n for n in OUTPUT_LENGTHS if n <= config.max_new_tokens]
     if not lengths:
         raise UsageProblem("--sweep output-length begins at 8 tokens; use --max-new-tokens 8 or more")
-    points, found = _by_size(lengths, lambda n: _rows(config, config.arms(), max_new_tokens=n, title=f"{n} tokens"))
-    return points, {}, found
+    return _by_size(lengths, lambda n: _rows(config, max_new_tokens=n, title=f"{n} tokens"))
 
 
-def _context(config: RunConfig) -> Points:
+def _context(config: RunConfig, facts: dict) -> Points:
     """Prompts of growing length: the standard prompts of a kind one after the other, cut to size."""
     models = [config.setup.target, *(d.draft for d in config.drafters.values() if isinstance(d, ModelDrafter))]
     room = min(model.max_length or sys.maxsize for model in models) - config.max_new_tokens
@@ -146,37 +153,32 @@ def _context(config: RunConfig) -> Points:
             f"the models have room for {max(0, room)} tokens of prompt and --sweep context needs {CONTEXTS[0]}; use "
             "fewer --max-new-tokens"
         )
-    prices: list[dict] = []
+    facts["costs"] = []
 
     def run(n: int) -> tuple[list[Row], Measurement]:
-        rows, part = _rows(config, config.arms(), stretched(config.prompts, n), title=f"{n} tokens of context")
-        with keeping(part, "the measurements are complete, their costs are not"):
-            prices.extend(
+        rows, measured = _rows(config, stretched(config.prompts, n), title=f"{n} tokens of context")
+        with kept_when_stopped(measured, "the measurements are complete, their costs are not"):
+            facts["costs"] += [
                 {"context": n, "drafter": config.method(name), "costs": costs.to_json()}
-                for (name, _), costs in calibrated(part).items()
-            )
-        return rows, part
+                for (name, _), costs in calibrated(measured).items()
+            ]
+        return rows, measured
 
-    points, found = _by_size([n for n in CONTEXTS if n <= room], run)
-    return points, {"costs": prices}, found
-
-
-def _constant(value: int, row: Row) -> int:
-    return value
+    return _by_size([n for n in CONTEXTS if n <= room], run)
 
 
 def stretched(prompts: list[Prompt], n: int) -> list[Prompt]:
     """Each prompt brought to exactly n tokens by putting others of its kind in front of it, as often as it takes."""
-    made = []
+    longer = []
     for i, prompt in enumerate(prompts):
         others = [p for p in [*prompts[i + 1 :], *prompts[: i + 1]] if p.kind == prompt.kind]  # the last is the prompt
         ids = prompt.ids.new_tensor([token for p in others for token in p.id_list])
         times = -(-n // len(ids))
-        made.append(Prompt(prompt.kind, prompt.text, ids.repeat(times)[-n:][None]))
-    return made
+        longer.append(Prompt(prompt.kind, prompt.text, ids.repeat(times)[-n:][None]))
+    return longer
 
 
-def _mismatch(config: RunConfig) -> Points:
+def _degraded(config: RunConfig) -> tuple[RunConfig, dict]:
     """The trained draft, the same with noise in its weights, one trained on the spot, a random one."""
     trained = next((drafter for drafter in config.drafters.values() if is_model(drafter)), None)
     if trained is None:
@@ -184,32 +186,28 @@ def _mismatch(config: RunConfig) -> Points:
     source, vocab = trained.draft.model, trained.draft.vocab_size
     note(f"training a draft for {TRAINING_SECONDS:.0f} s")
     spot, facts = degraded_drafts.trained_on_the_spot(source, config.setup.tokenizer, TRAINING_SECONDS, config.seed)
-    models = {"trained": source}
-    models |= {f"noise {amount:g}": degraded_drafts.noisy(source, amount, config.seed) for amount in (0.1, 0.2, 0.4)}
-    models |= {
+    models = {
+        "trained": source,
+        **{f"noise {amount:g}": degraded_drafts.noisy(source, amount, config.seed) for amount in (0.1, 0.2, 0.4)},
         f"{TRAINING_SECONDS:.0f} s of training": spot,
         "random": degraded_drafts.random_like(source, config.seed),
     }
-    config.drafters = {name: ModelDrafter(config.setup.cached(model, vocab)) for name, model in models.items()}
-    rows, found = _rows(config, config.arms())
+    drafters: dict[str, Drafter] = {}
+    for name, model in models.items():
+        drafters[name] = ModelDrafter(config.setup.cached(model, vocab))
+    return replace(config, drafters=drafters), {"training": vars(facts)}
+
+
+def _mismatch(config: RunConfig, facts: dict) -> Points:
+    rows, measured = _rows(config)
     points = _points(_of_all(rows), lambda r: r.method, lambda r: "draft")
-    points.sort(key=lambda p: -(p.acceptance_rate or 0))
-    return points, {"training": vars(facts)}, found
-
-
-def _merge(found: Measurement, part: Measurement) -> None:
-    """Samples of several runs side by side: prompts count on."""
-    shift = 1 + max((s.prompt_index for s in found.samples), default=-1)
-    for sample in part.samples:
-        sample.prompt_index += shift
-    found.extend(part)
+    return sorted(points, key=lambda p: -(p.acceptance_rate or 0)), measured
 
 
 def _oracles(cost: str) -> str:
     return ",".join(f"dial:{i / 10:g}{cost}" for i in range(11))
 
 
-CONTEXTS = (128, 256, 512, 1024, 1800)  # prompt tokens
 FREE_ORACLES = _oracles(":free")
 
 
@@ -217,8 +215,9 @@ FREE_ORACLES = _oracles(":free")
 class Sweep:
     """What a sweep runs, and the flags that it takes where the command line gives none."""
 
-    points: Callable[[RunConfig], Points]
+    points: Callable[[RunConfig, dict], Points]  # may add to the facts of the record
     flags: dict = field(default_factory=dict)
+    prepare: Callable[[RunConfig], tuple[RunConfig, dict]] = _as_it_is  # what to run, facts for the record
 
     @property
     def defaults(self) -> dict:
@@ -236,11 +235,11 @@ class Sweep:
 
 SWEEPS = {
     "draft-length": Sweep(_one_run("draft_length"), {"draft_length": ",".join(map(str, range(17)))}),
-    "acceptance": Sweep(_acceptance, {"draft_length": "2", "draft": f"{FREE_ORACLES},{_oracles('')}"}),
+    "acceptance": Sweep(_acceptance, {"draft_length": "2", "draft": f"{FREE_ORACLES},{_oracles('')}"}, _oracles_only),
     "temperature": Sweep(_one_run("temperature"), {"temperature": "0,0.2,0.4,0.6,0.8,1,1.2"}),
     "output-length": Sweep(_output_length, {"max_new_tokens": 512}),
     "context": Sweep(_context),
     "draft-kind": Sweep(_one_run("method", "prompt_kind", kinds=True), {"draft": "model,ngram,dial:0.5", "limit": 4}),
-    "mismatch": Sweep(_mismatch, {"draft": "model"}),
+    "mismatch": Sweep(_mismatch, {"draft": "model"}, _degraded),
     "definitions": Sweep(_one_run("draft_length"), {"draft_length": "1,2,4,8"}),
 }

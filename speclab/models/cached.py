@@ -18,7 +18,7 @@ from speclab.models.backends.exported import ExportedBackend, ExportedModel
 from speclab.models.limits import context_length, embedded_ids
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 
-Backend = EagerBackend | ExportedBackend | GraphBackend
+Backend = EagerBackend | ExportedBackend
 
 
 class CachedModel:
@@ -76,16 +76,12 @@ class CachedModel:
         rolls_back: `crop` will be called, so sliding-window layers keep what has just left the window.
         """
         self._backend = None  # a graph cache is given back first, and the next backend may take it
-        backend: Backend
         if self.exported is None:
-            backend = EagerBackend(self.model, rolls_back)
-        elif self.exported.graphed:
-            backend = GraphBackend(self.model, self.exported)
+            self._backend = EagerBackend(self.model, rolls_back)
         else:
-            backend = ExportedBackend(self.model, self.exported)
-        self._backend = backend
+            self._backend = (GraphBackend if self.exported.graphed else ExportedBackend)(self.model, self.exported)
         with torch.inference_mode():
-            logits = backend.prefill(prompt)
+            logits = self._backend.prefill(prompt)
         self._length, self.n_passes = prompt.shape[1], 1
         return logits[..., : self.vocab_size]
 
@@ -122,10 +118,6 @@ class CachedModel:
         if self._backend is None:
             raise RuntimeError("call prefill() with a prompt before any other pass")
         return self._backend
-
-    def keys_and_values(self) -> list[tuple[Tensor, Tensor]]:
-        """What the cache holds, layer by layer: (1, kv heads, length, head width) each; for tests and instruments."""
-        return [(keys[:, :, : self._length], values[:, :, : self._length]) for keys, values in self._running().layers()]
 
 
 RollBack = Callable[[CachedModel, int], None]

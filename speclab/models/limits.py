@@ -1,7 +1,8 @@
-"""How much a model can take in: positions and ids. Found by asking the model, since configs name them differently."""
+"""How much a model can take in, and what it keeps of it: found by asking it, since configs name things differently."""
 
+import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 
 def context_length(model: PreTrainedModel) -> int | None:
@@ -32,3 +33,14 @@ def embedded_ids(model: PreTrainedModel) -> int:
         return int(model.get_input_embeddings().weight.shape[0])  # type: ignore[index]
     except (AttributeError, NotImplementedError):  # no such method, or no single matrix
         return model.config.get_text_config().vocab_size
+
+
+@torch.inference_mode()
+def cached_layers(model: PreTrainedModel) -> list:
+    """The layers of a cache that holds two tokens.
+
+    A config does not tell: layers may differ, share a cache, or keep something smaller than keys and values.
+    """
+    cache = DynamicCache(config=model.config)
+    model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=model.device), past_key_values=cache, use_cache=True)
+    return cache.layers

@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
+
+from speclab.models.limits import cached_layers
 
 USABLE = 0.9  # of the free memory; the rest is for the cache, activations and the other model
 
@@ -23,15 +25,9 @@ def weights_read(model: PreTrainedModel) -> tuple[int, int]:
     return sum(p.numel() for p in unique.values()), sum(p.numel() * p.element_size() for p in unique.values())
 
 
-@torch.inference_mode()
 def cached_shapes(model: PreTrainedModel) -> list[tuple[int, int]]:
-    """For every layer with a cache: how many numbers it keeps of a token, and the width of a head. Found by asking.
-
-    A config does not tell: layers may differ, share a cache, or keep something smaller than keys and values.
-    """
-    cache = DynamicCache(config=model.config)
-    model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=model.device), past_key_values=cache, use_cache=True)
-    pairs = [(getattr(layer, "keys", None), getattr(layer, "values", None)) for layer in cache.layers]
+    """For every layer with a cache: how many numbers it keeps of a token, and the width of a head."""
+    pairs = [(getattr(layer, "keys", None), getattr(layer, "values", None)) for layer in cached_layers(model)]
     kept = [(k, v) for k, v in pairs if isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)]
     return [((keys.numel() + values.numel()) // 2, keys.shape[-1]) for keys, values in kept]
 

@@ -1,7 +1,7 @@
 """What both arms of a run share: one target, one tokenizer, one machine."""
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -41,6 +41,10 @@ class Setup:
         """The checkpoint's generation settings that the lab leaves out, "" where there are none."""
         settings = loading.unapplied_settings(self.target.model.generation_config)
         return ", ".join(f"{key} {value}" for key, value in settings.items())
+
+    def sampling_at(self, temperature: float) -> Sampling:
+        """The run's filters at another temperature."""
+        return replace(self.sampling, temperature=temperature)
 
     @property
     def chunk(self) -> int:

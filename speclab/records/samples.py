@@ -26,6 +26,7 @@ class Arm:
 
 
 BASELINE, BASELINE_REPEAT, GENERATE = Arm("baseline"), Arm("baseline again"), Arm("generate")
+INSTRUMENT = "instrument"  # method of the decodings whose phases are timed; they make no samples
 LIBRARY = ("generate", "assisted", "lookup")  # methods of the arms that the library decodes
 
 
@@ -58,14 +59,6 @@ class Sample:
         self.texts.append(tokens)
         self.rounds.append(list(rounds))
         self.counts.merge(counts or Counts(n_rounds=len(tokens) - 1, n_emitted=len(tokens) - 1))
-
-    def merge(self, other: "Sample") -> None:
-        """Add another's decodings; adding a sample to itself changes nothing."""
-        if other is self:
-            return
-        for name in ("prefill", "decode", "texts", "rounds"):
-            getattr(self, name).extend(getattr(other, name))
-        self.counts.merge(other.counts)
 
     @property
     def prefill_seconds(self) -> float:

@@ -9,6 +9,7 @@ those of speclab/theory/costs.py, expectations those of speclab/theory/forecast.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -17,7 +18,7 @@ from speclab.records.rows import Row, Rung
 from speclab.records.runs import Noise
 from speclab.records.samples import Sample
 from speclab.theory.costs import Costs, catch_ups
-from speclab.theory.forecast import Chances, Cost, forecast
+from speclab.theory.forecast import AcceptProbs, Cost, forecast
 from speclab.theory.formulas import (
     book_formula,
     cost_model_speedup,
@@ -55,7 +56,6 @@ class Part:
     overhead: float = 0.0
     draft_early: float = 0.0
     verify_early: float = 0.0
-    overhead_early: float = 0.0
     expected: float = 0.0  # of the rounds to be expected
     expected_early: float = 0.0
     expected_rounds: float = 0.0
@@ -68,19 +68,19 @@ class Part:
         return self
 
 
-def price(sample: Sample, baseline: Sample, costs: Costs, chances: Callable[[list[int]], Chances]) -> Part:
-    """Both predictions for one arm on one prompt. `chances` tells a text's acceptance chances for this draft."""
+def price(
+    sample: Sample, baseline: Sample, costs: Costs, accept_probs: Callable[[tuple[int, ...]], AcceptProbs]
+) -> Part:
+    """Both predictions for one arm on one prompt. `accept_probs`: of this draft along a text of the baseline."""
     part, early = Part(), sample.n_prompt
-    step_early = costs.step_seconds(early)
     for text, rounds in zip(baseline.texts, sample.rounds, strict=True):
         n = len(text) - 1
         part.n_tokens += n
         part.baseline += sum(costs.step_seconds(early + i) for i in range(n))
-        part.baseline_early += n * step_early
+        part.baseline_early += n * costs.step_seconds(early)
         _price_rounds(part, rounds, early, costs)
-    for distinct in {tuple(t) for t in baseline.texts}:
-        weight = sum(tuple(t) == distinct for t in baseline.texts)
-        _price_expected(part, weight, list(distinct), sample.arm.draft_length, early, costs, chances)
+    for distinct, n_repeats in Counter(map(tuple, baseline.texts)).items():
+        _price_expected(part, n_repeats, accept_probs(distinct), sample.arm.draft_length, early, costs)
     return part
 
 
@@ -94,32 +94,23 @@ def _price_rounds(part: Part, rounds: list[tuple[int, int]], early: int, costs: 
         part.overhead += costs.overhead_seconds(n_drafted)
         part.draft_early += costs.draft_seconds(n_drafted, early, catch_up)
         part.verify_early += costs.verify_seconds(n_drafted + 1, early)
-        part.overhead_early += costs.overhead_seconds(n_drafted)
         context += n_accepted + 1
 
 
 def _price_expected(
-    part: Part,
-    weight: int,
-    text: list[int],
-    draft_length: int,
-    early: int,
-    costs: Costs,
-    chances: Callable[[list[int]], Chances],
+    part: Part, n_repeats: int, accept_probs: AcceptProbs, draft_length: int, early: int, costs: Costs
 ) -> None:
-    rows, n = chances(text), len(text)
-    growing, extra = round_cost(costs, early), costs.draft_catch
-
     def fixed(n_drafted: int, state: int) -> float:
         return costs.round_seconds(n_drafted, early)
 
-    real = forecast(rows, n, draft_length, growing, extra)
-    part.expected += weight * real.cost
-    part.expected_rounds += weight * real.n_rounds
-    part.expected_early += weight * forecast(rows, n, draft_length, fixed, extra).cost
-    endless = forecast(rows, n, draft_length, fixed, extra, capped=False)
-    part.endless_early += weight * endless.cost
-    part.endless_baseline_early += weight * endless.n_emitted * costs.step_seconds(early)
+    args = (accept_probs, len(accept_probs), draft_length)
+    growing = forecast(*args, round_cost(costs, early), costs.draft_catch)
+    part.expected += n_repeats * growing.cost
+    part.expected_rounds += n_repeats * growing.n_rounds
+    part.expected_early += n_repeats * forecast(*args, fixed, costs.draft_catch).cost
+    endless = forecast(*args, fixed, costs.draft_catch, capped=False)
+    part.endless_early += n_repeats * endless.cost
+    part.endless_baseline_early += n_repeats * endless.n_emitted * costs.step_seconds(early)
 
 
 def round_cost(costs: Costs, n_prompt: int) -> Cost:
@@ -144,7 +135,7 @@ def explained(row: Row, part: Part) -> dict[str, Any]:
         return added
     step = part.baseline_early / part.n_tokens
     draft, verify, overhead = (
-        seconds / part.n_rounds / step for seconds in (part.draft_early, part.verify_early, part.overhead_early)
+        seconds / part.n_rounds / step for seconds in (part.draft_early, part.verify_early, part.overhead)
     )  # of a round, in decode steps
     independent = expected_tokens_per_round(alpha, k)
     cost_model = cost_model_speedup(independent, 1.0, draft, verify, overhead)

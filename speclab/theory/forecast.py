@@ -1,7 +1,7 @@
 """How many rounds a decoding will take, and what they cost, without running it. Pure: numpy, no torch, no clock.
 
-Once the target's text is known, a drafted token is accepted with a chance that is known too, whatever happened in the
-rounds before:
+Once the target's text is known, a drafted token is accepted with a probability that is known too, whatever happened in
+the rounds before:
 
     model draft, sampling   min(1, draft_probs[token] / target_probs[token]) for the token that the target has there
     model draft, greedy     1 where both have the same first choice, else 0
@@ -13,8 +13,8 @@ acceptance rate is involved. That matters: hard places come in groups, and the f
 the same average promises several per cent too much.
 
 A state t is the number of new tokens committed so far. Token 0 comes from prefill, so decoding starts in state 1 and
-ends in state N = `n_tokens`. `chances[t][n]` is the chance that the n-th token (from 0) of a proposal made in state t
-is accepted, given that those before it were. A proposal may be shorter than the draft length or empty.
+ends in state N = `n_tokens`. `accept_probs[t][n]` is the probability that the n-th token (from 0) of a proposal
+made in state t is accepted, given that those before it were. A proposal may be shorter than the draft length or empty.
 
 Not covered: accept rules that judge several drafts together (block verification, trees), drafts that see more than the
 text, and an end token that stops the text before N tokens.
@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-Chances = Sequence[Sequence[float]]
+AcceptProbs = Sequence[Sequence[float]]
 Cost = Callable[[int, int], float]  # (tokens drafted, state) -> cost of that round, in any unit
 
 
@@ -41,7 +41,7 @@ class Forecast(NamedTuple):
 
 
 def forecast(
-    chances: Chances,
+    accept_probs: AcceptProbs,
     n_tokens: int,
     draft_length: int,
     round_cost: Cost | None = None,
@@ -59,26 +59,30 @@ def forecast(
     another. Then n_emitted / n_rounds is tokens per round and cost / n_emitted the cost of a token of a text without
     an end. A proposal that reaches the end goes on with the one made in state `start`, as if the text began again.
 
-    ValueError: a state without a row in `chances` (unless the draft length is 0), or a chance outside 0 … 1.
+    ValueError: a state without a row in `accept_probs` (unless the draft length is 0), or a probability outside 0 … 1.
     """
     if draft_length < 0 or start < 0:
         raise ValueError(f"draft length and start must be at least 0, got {draft_length} and {start}")
-    rows = _proposals(chances, n_tokens, draft_length, capped, start)
+    rows = _proposals(accept_probs, n_tokens, draft_length, capped, start)
     return _expect(rows, start, round_cost or _one, full_round_extra, capped)
 
 
-def oracle(chances: Chances, n_tokens: int, longest: int, round_cost: Cost | None = None, start: int = 1) -> Forecast:
+def oracle(
+    accept_probs: AcceptProbs, n_tokens: int, longest: int, round_cost: Cost | None = None, start: int = 1
+) -> Forecast:
     """What the best draft length in every state, 0 … `longest`, would give: the least expected cost.
 
-    It knows the acceptance chances of the text to come, so it is a bound that no rule for changing the draft length
-    can pass. It leaves out `full_round_extra`, which only makes the bound lower. Ties go to the shorter draft.
+    It knows the acceptance probabilities of the text to come, so it is a bound that no rule for changing the draft
+    length can pass. It leaves out `full_round_extra`, which only makes the bound lower. Ties go to the shorter draft.
     """
     round_cost = round_cost or _one
-    rows = _proposals(chances, n_tokens, longest, capped=True, start=start)
+    rows = _proposals(accept_probs, n_tokens, longest, capped=True, start=start)
     cheapest = np.zeros(len(rows) + 1)  # expected cost from state start + i to the end
     for i in reversed(range(len(rows))):
         n = len(rows[i])
-        survival = np.cumprod(np.concatenate([[1.0], rows[i]]))  # (n + 1,) chance that the first 0 … n are accepted
+        survival = np.cumprod(
+            np.concatenate([[1.0], rows[i]])
+        )  # (n + 1,) probability that the first 0 … n are accepted
         rejected = (survival[:-1] - survival[1:]) * cheapest[i + 1 : i + n + 1]  # the first 0 … n - 1, then a refusal
         ahead = np.concatenate([[0.0], np.cumsum(rejected)]) + survival * cheapest[i + 1 : i + n + 2]
         totals = ahead + [round_cost(m, start + i) for m in range(n + 1)]
@@ -87,35 +91,37 @@ def oracle(chances: Chances, n_tokens: int, longest: int, round_cost: Cost | Non
     return _expect(rows, start, round_cost, 0.0, capped=True)
 
 
-def model_chances(accept: Sequence[float] | np.ndarray) -> list[Sequence[float]]:
-    """Chances per state of a draft that continues the text token by token: `accept[t]` belongs to new token t.
+def model_accept_probs(accept: Sequence[float] | np.ndarray) -> list[Sequence[float]]:
+    """AcceptProbs per state of a draft that continues the text token by token: `accept[t]` belongs to new token t.
 
     What such a draft proposes at a place does not depend on where its round began, so one number per token is enough;
     an n-gram proposal does depend on it and needs a row of its own for every state.
     """
-    chances = np.asarray(accept, dtype=float)  # (n_tokens,)
-    return [chances[t:] for t in range(len(chances))]  # type: ignore[misc]
+    accept_probs = np.asarray(accept, dtype=float)  # (n_tokens,)
+    return [accept_probs[t:] for t in range(len(accept_probs))]  # type: ignore[misc]
 
 
 def _one(n_drafted: int, state: int) -> float:
     return 1.0
 
 
-def _proposals(chances: Chances, n_tokens: int, draft_length: int, capped: bool, start: int) -> list[Sequence[float]]:
-    """What is drafted in the states start … n_tokens - 1, as chances, each row at most `draft_length` long."""
+def _proposals(
+    accept_probs: AcceptProbs, n_tokens: int, draft_length: int, capped: bool, start: int
+) -> list[Sequence[float]]:
+    """What is drafted in the states start … n_tokens - 1, as accept_probs, each row at most `draft_length` long."""
     if draft_length == 0:
         return [()] * max(0, n_tokens - start)
-    if len(chances) < n_tokens:
-        raise ValueError(f"{n_tokens} tokens need acceptance chances for as many states, got {len(chances)}")
+    if len(accept_probs) < n_tokens:
+        raise ValueError(f"{n_tokens} tokens need acceptance probabilities for as many states, got {len(accept_probs)}")
     if not capped:
-        return [_wrapped(chances, t, n_tokens, draft_length, start) for t in range(start, n_tokens)]
-    return [chances[t][: min(draft_length, n_tokens - t - 1)] for t in range(start, n_tokens)]
+        return [_wrapped(accept_probs, t, n_tokens, draft_length, start) for t in range(start, n_tokens)]
+    return [accept_probs[t][: min(draft_length, n_tokens - t - 1)] for t in range(start, n_tokens)]
 
 
-def _wrapped(chances: Chances, state: int, n_tokens: int, draft_length: int, start: int) -> list[float]:
+def _wrapped(accept_probs: AcceptProbs, state: int, n_tokens: int, draft_length: int, start: int) -> list[float]:
     row: list[float] = []
     while True:
-        piece = chances[state][: draft_length - len(row)]
+        piece = accept_probs[state][: draft_length - len(row)]
         row.extend(piece)
         if len(row) == draft_length or state + len(piece) < n_tokens:  # long enough, or a proposal that ends by itself
             return row
@@ -125,22 +131,24 @@ def _wrapped(chances: Chances, state: int, n_tokens: int, draft_length: int, sta
 def _expect(
     rows: list[Sequence[float]], start: int, round_cost: Cost, full_round_extra: float, capped: bool
 ) -> Forecast:
-    """Add up the rounds of every state, weighted with the chance that a round begins in it."""
+    """Add up the rounds of every state, weighted with the probability that a round begins in it."""
     n_states = len(rows)
     lengths = np.array([len(row) for row in rows], dtype=int)
     longest = lengths.max(initial=0)
     survival = np.zeros(
         (n_states, longest + 1)
-    )  # chance that at least 0, 1, … drafts are accepted; 0 past the row's end
+    )  # probability that at least 0, 1, … drafts are accepted; 0 past the row's end
     survival[:, 0] = 1
     for i, row in enumerate(rows):
         survival[i, 1 : len(row) + 1] = row
     if not ((survival >= 0) & (survival <= 1)).all():
-        raise ValueError("acceptance chances must lie in 0 … 1")
+        raise ValueError("acceptance probabilities must lie in 0 … 1")
     survival = survival.cumprod(1)
-    outcome = survival - np.pad(survival[:, 1:], ((0, 0), (0, 1)))  # chance of exactly 0, 1, … accepted
+    outcome = survival - np.pad(survival[:, 1:], ((0, 0), (0, 1)))  # probability of exactly 0, 1, … accepted
 
-    visits = np.zeros(n_states + longest + 1)  # chance that a round begins in state start + i; after the end: none does
+    visits = np.zeros(
+        n_states + longest + 1
+    )  # probability that a round begins in state start + i; after the end: none does
     visits[:1] = 1
     for i in range(n_states):
         visits[i + 1 : i + longest + 2] += visits[i] * outcome[i]

@@ -1,7 +1,6 @@
 """The benchmarks on tiny models: what they count, how they price, what they write. Nothing here looks at a clock."""
 
 import itertools
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +17,7 @@ from speclab.lab.harness import Bench, measure
 from speclab.models import memory, prompts
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
+from speclab.models.setup import Setup
 from speclab.records import files
 from speclab.records.samples import BASELINE, GENERATE, Arm, Sample
 from speclab.system.errors import EnvironmentProblem
@@ -30,7 +30,7 @@ TEXTS = [("code", "def f(x):\n    return x + 1"), ("prose", "return x"), ("copy"
 def bench(pair_folder):
     """Two different random models: nearly every draft is refused."""
     target, draft = CachedModel(tiny_llama(0)), CachedModel(tiny_llama(1))
-    setup = SimpleNamespace(target=target, device=torch.device("cpu"), chunk=1, graphed=False)
+    setup = Setup(target, None, "tiny", GREEDY, torch.device("cpu"), torch.float32)
     return Bench(setup, {"model": ModelDrafter(draft), "ngram": NgramDrafter()}, BUDGET, seed=0)
 
 
@@ -90,7 +90,7 @@ def test_a_draft_gets_its_own_settings_back(bench, prompt):
 def test_all_arms_emit_the_same_text_and_count_their_passes(bench, prompt):
     arms = peers.arms_for([2, 4])
     prompts, schedule = [Prompt("code", "", prompt)], peers.one_after_another
-    found = measure(bench, arms, [0.0], prompts, 2, GREEDY, {}, schedule=schedule)
+    found = measure(bench, arms, [0.0], prompts, 2, {}, schedule=schedule)
     samples = {s.arm: s for s in found.samples}
     assert list(samples) == arms
     assert len({tuple(text) for s in samples.values() for text in s.texts}) == 1
@@ -341,9 +341,9 @@ def test_host_time_is_what_is_neither_draft_nor_verify():
     assert scaling.host_seconds(10.0, phases) == 3.0
 
 
-def test_a_chunk_of_the_baseline_is_a_turn_for_each_token(bench, prompt):
+def test_a_chunk_of_the_baseline_is_a_turn_for_each_token(bench, prompt, monkeypatch):
     """A GPU's baseline fetches several tokens at once; a round of the draft stays one turn."""
-    bench.setup.chunk = 4
+    monkeypatch.setattr(Setup, "chunk", 4)
     one = Prompt("code", "", prompt)
     decodings = [bench.decoding(arm, GREEDY, one) for arm in (BASELINE, Arm("model", "model", 2))]
     for decoding in decodings:

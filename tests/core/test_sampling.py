@@ -13,10 +13,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from draft_models import DraftSteps
 from speclab.core.accept import accept, accept_from_logits
 from speclab.core.rounds import Draft
 from speclab.core.sampling import NOT_FINITE, Sampling, draw, draw_next, to_host, uniforms
+from speclab.models.backends.cuda_graphs import DraftSteps
 from speclab.system.errors import EnvironmentProblem
 
 NAN, INF = float("nan"), float("inf")
@@ -472,7 +472,7 @@ def test_to_host_reports_what_is_not_finite():
 # --- the draft model's choice -----------------------------------------------------------------------------------------
 
 
-def choose(sampling: Sampling, logits: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+def choose(sampling: Sampling, logits: Tensor, u: Tensor) -> tuple[Tensor, ...]:
     return DraftSteps(sampling).choose(logits, u)
 
 
@@ -482,7 +482,7 @@ def test_the_greedy_shortcut_is_a_draw(logits, u):
     """The shortcut skips the one-hot; among ties (frequent here) it must still pick what `draw` picks."""
     assume(max(logits) > -INF)
     row = double([logits])
-    token, _ = choose(Sampling(), row, double([u]))
+    (token,) = choose(Sampling(), row, double([u]))
     assert torch.equal(token, draw(Sampling().probs(row), double([u])))
 
 
@@ -491,7 +491,7 @@ def test_the_greedy_shortcut_is_a_draw_on_random_logits():
     logits = torch.randn(200, 1000, generator=torch.Generator().manual_seed(10))
     for dtype in (torch.float64, torch.float32, torch.bfloat16):  # in bfloat16 many maxima are ties
         for row in logits.to(dtype).split(50):
-            token, _ = choose(Sampling(), row, torch.rand(50, generator=torch.Generator().manual_seed(11)))
+            (token,) = choose(Sampling(), row, torch.rand(50, generator=torch.Generator().manual_seed(11)))
             assert torch.equal(token, draw(Sampling().probs(row), torch.zeros(50, dtype=torch.float64)))
 
 

@@ -25,7 +25,7 @@ from speclab.lab.instruments import LoopFunctions
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
-from speclab.records.samples import BASELINE, BASELINE_REPEAT, GENERATE, Arm
+from speclab.records.samples import BASELINE, BASELINE_REPEAT, GENERATE, Arm, Sample
 
 CPU = torch.device("cpu")
 BUDGET = 24
@@ -315,7 +315,7 @@ def spied_instrument(pair, monkeypatch, name: str, sampling: Sampling, tick: flo
         decoding.advance()
         rounds.append(list(machine.passes))
         machine.passes.clear()
-    found = Measurement()
+    found = Measurement(None, [])
     found.add(decoding, sampling.temperature)
     return decoding, rounds, found
 
@@ -402,7 +402,7 @@ def test_blocks_of_a_device_make_one_observation_each(pair, monkeypatch):
     decoding = finish(make_bench(pair, budget, kind=InBlocks).decoding(BASELINE, WARM, make_prompt()))
     assert decoding.tokens == text
     assert decoding.decode_seconds == pytest.approx(sum(1 + 0.01 * context for _, _, context in machine.passes))
-    found = Measurement()
+    found = Measurement(None, [])
     found.add(decoding, 0.8)
     assert [step.temperature for step in found.steps] == [0.8, 0.8, 0.8]
     for i, step in enumerate(found.steps):
@@ -415,7 +415,7 @@ def test_blocks_of_a_device_make_one_observation_each(pair, monkeypatch):
 def test_steps_of_a_cpu_are_observed_one_by_one(pair, monkeypatch):
     machine = Machine(monkeypatch, pair[0], slope=0.01)
     decoding = finish(make_bench(pair).decoding(BASELINE, Sampling(), make_prompt()))
-    found = Measurement()
+    found = Measurement(None, [])
     found.add(decoding, 0.0)
     assert [s.context for s in found.steps] == [context for _, _, context in machine.passes]
     assert [s.seconds for s in found.steps] == pytest.approx([1 + 0.01 * c for _, _, c in machine.passes])
@@ -428,9 +428,7 @@ INSTRUMENTS = {"model": [0, 1, 2, 2, 2], "ngram": [0, 1, 2, 3, 3, 3], "dial": [0
 
 
 def measured(pair, prompts, temperatures=(0.0, 0.8), repeats=1, arms=ARMS, instruments=INSTRUMENTS, **sizes):
-    return measure(
-        make_bench(pair, **sizes), list(arms), list(temperatures), prompts, repeats, Sampling(), dict(instruments)
-    )
+    return measure(make_bench(pair, **sizes), list(arms), list(temperatures), prompts, repeats, dict(instruments))
 
 
 def test_every_arm_at_every_temperature_with_every_repeat(pair):
@@ -532,7 +530,8 @@ def test_every_arm_of_a_turn_starts_from_the_same_seed(pair, monkeypatch):
 def test_filters_reach_every_arm(pair):
     """top_k = 1 is greedy at any temperature."""
     bench = make_bench(pair)
-    found = measure(bench, ARMS, [0.0, 0.8], [make_prompt()], 1, Sampling(0.0, top_k=1), INSTRUMENTS)
+    bench.setup.sampling = Sampling(top_k=1)
+    found = measure(bench, ARMS, [0.0, 0.8], [make_prompt()], 1, INSTRUMENTS)
     assert len({tuple(text) for s in found.samples for text in s.texts}) == 1
 
 
@@ -572,7 +571,7 @@ def test_warm_up_meets_every_width_before_the_clock_counts(pair, monkeypatch):
     machine = Machine(monkeypatch, pair[0])
     instruments = {"model": [*range(6), 5, 5], "ngram": [*range(4), 3, 3]}
     bench = make_bench(pair, budget=50)
-    bench_module._warm_up(bench, ARMS[:-1], [make_prompt()], instruments, [Sampling(0.8)])
+    bench_module._warm_up(bench, ARMS[:-1], [Sampling(0.8)], [make_prompt()], instruments)
     assert {width for who, width, _ in machine.passes if who == "target"} >= set(range(1, 7))
     assert {width for who, width, _ in machine.passes if who == "draft"} >= {1, 2}
 
@@ -589,9 +588,13 @@ def test_graphs_are_rehearsed_with_every_temperature_and_length(pair):
 
 
 def test_measurements_add_up():
-    one, other = Measurement(wall_seconds=1.0, phase_seconds=0.5), Measurement(wall_seconds=2.0, phase_seconds=1.5)
+    """Prompts count on, so that a sample of the second keeps its own prompt."""
+    first, second = make_prompt(0), make_prompt(1)
+    one = Measurement(None, [first, second], [Sample(BASELINE, 0.0, 1, "code", 3)], wall_seconds=1.0, phase_seconds=0.5)
+    other = Measurement(None, [second], [Sample(BASELINE, 0.0, 0, "code", 3)], wall_seconds=2.0, phase_seconds=1.5)
     other.stop = KeyboardInterrupt()
     one.extend(other)
+    assert [one.prompts[s.prompt_index] is second for s in one.samples] == [True, True]
     assert (one.wall_seconds, one.phase_seconds, one.interrupted) == (3.0, 2.0, True)
 
 
@@ -601,7 +604,7 @@ def test_generate_says_what_the_baseline_says(monkeypatch):
     target.generation_config.eos_token_id = list(range(VOCAB))  # would end at once
     target.generation_config.repetition_penalty = 2.0
     bench = make_bench((target, target), budget=10)
-    found = measure(bench, [BASELINE, GENERATE], [0.0, 0.8], [make_prompt(vocab=VOCAB)], 2, Sampling(), {})
+    found = measure(bench, [BASELINE, GENERATE], [0.0, 0.8], [make_prompt(vocab=VOCAB)], 2, {})
     (theirs,), (ours,) = found.of(GENERATE, 0.0), found.of(BASELINE, 0.0)
     assert theirs.texts == ours.texts
     assert theirs.prefill == [0.0, 0.0]

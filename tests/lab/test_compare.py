@@ -5,6 +5,7 @@ import os
 import re
 import signal
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -125,10 +126,10 @@ def test_ctrl_c_keeps_what_is_measured(run, monkeypatch, tmp_path):
     """Interrupted in the third prompt: two prompts are reported, and the record says so."""
     honest = harness._one_turn
 
-    def interrupted(the_bench, samples, sampling, index, *rest):
+    def interrupted(the_bench, index, *rest):
         if index == 2:
             raise KeyboardInterrupt
-        return honest(the_bench, samples, sampling, index, *rest)
+        return honest(the_bench, index, *rest)
 
     monkeypatch.setattr(harness, "_one_turn", interrupted)
     code, out, _ = run("-k", "2", "--temperature", "0")
@@ -155,10 +156,10 @@ def test_ctrl_c_after_the_measurement_keeps_every_row(run, monkeypatch, tmp_path
 def test_a_signal_keeps_what_is_measured(run, monkeypatch, tmp_path):
     honest = harness._one_turn
 
-    def stopped(the_bench, samples, sampling, index, *rest):
+    def stopped(the_bench, index, *rest):
         if index == 1:
             os.kill(os.getpid(), signal.SIGTERM)
-        return honest(the_bench, samples, sampling, index, *rest)
+        return honest(the_bench, index, *rest)
 
     monkeypatch.setattr(harness, "_one_turn", stopped)
     code, out, err = run("-k", "2", "--temperature", "0")
@@ -195,10 +196,10 @@ def test_texts_that_nobody_has_judged_are_named_and_the_exit_code_says_so(run, m
     """The second arm's check is stopped: every row is there, the first arm is judged, the second is not."""
     honest = output_checks.judge_greedy
 
-    def greedy(the_bench, samples, *rest):
-        if samples[0].arm.draft == "ngram":
+    def greedy(measured, arm, *rest):
+        if arm.draft == "ngram":
             raise stop
-        return honest(the_bench, samples, *rest)
+        return honest(measured, arm, *rest)
 
     monkeypatch.setattr(output_checks, "judge_greedy", greedy)
     found, out, err = run("-k", "2", "--temperature", "0")
@@ -216,10 +217,10 @@ def test_texts_that_nobody_has_judged_are_named_and_the_exit_code_says_so(run, m
 def test_a_problem_in_the_middle_of_measuring_is_no_success(run, monkeypatch, tmp_path):
     honest = harness._one_turn
 
-    def broken(the_bench, samples, sampling, index, *rest):
+    def broken(the_bench, index, *rest):
         if index == 1:
             raise EnvironmentProblem("the model returned logits that are not finite")
-        return honest(the_bench, samples, sampling, index, *rest)
+        return honest(the_bench, index, *rest)
 
     monkeypatch.setattr(harness, "_one_turn", broken)
     code, out, err = run("-k", "2", "--temperature", "0")
@@ -318,7 +319,7 @@ def test_headline_is_reported_on_prompts_it_was_not_chosen_on():
         samples.append(sample(two, i, 1.0 if even else 1.6, **counts))
         samples.append(sample(four, i, 1.5 if even else 1.0, **counts))
     common = {"target": "t", "device": "cpu", "dtype": "float32"}
-    row = comparison.headline(Measurement(samples), {"model": ModelDrafter(None)}, common)
+    row = comparison.headline(Measurement(SimpleNamespace(drafters={"model": ModelDrafter(None)}), [], samples), common)
     assert row.draft_length == 2
     assert row.speedup == pytest.approx(2.0 / 1.6)
     assert row.n_prompts == 4

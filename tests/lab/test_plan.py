@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 import compare
-from speclab.lab import comparison, output_checks, plan
+from speclab.lab import acceptance_probs, comparison, output_checks, plan
 from speclab.lab.harness import Bench
 from speclab.models import prompts
 from speclab.present import plan_views
@@ -49,7 +49,7 @@ def measurements(monkeypatch):
 
     def watched(bench, arms, temperatures, texts, *rest, **named):
         found = honest(bench, arms, temperatures, texts, *rest, **named)
-        seen.append((list(arms), [p.text for p in texts], rest[2], found))
+        seen.append((list(arms), [p.text for p in texts], rest[1], found))
         return found
 
     monkeypatch.setattr(plan, "measure", watched)
@@ -232,14 +232,14 @@ def test_a_check_that_is_stopped_loses_no_measured_length(run, tmp_path, monkeyp
 
 @pytest.mark.parametrize(("stop", "code"), [(KeyboardInterrupt(), 0), (EnvironmentProblem("not finite"), 3)])
 def test_a_plan_that_is_stopped_keeps_the_drafts_that_are_done(run, tmp_path, monkeypatch, stop, code):
-    honest = plan.chances
+    honest = acceptance_probs.accept_probs
 
-    def chances(bench, draft, *rest):
+    def accept_probs(bench, draft, *rest):
         if draft == "ngram":
             raise stop
         return honest(bench, draft, *rest)
 
-    monkeypatch.setattr(plan, "chances", chances)
+    monkeypatch.setattr(acceptance_probs, "accept_probs", accept_probs)
     assert run("--plan", "-k", "0,2")[0] == code
     made = loaded(tmp_path)
     assert made.interrupted

@@ -1,4 +1,4 @@
-"""Acceptance chances and prices against the decoders themselves: what is predicted is what then happens.
+"""Acceptance probabilities and costs against the decoders themselves: what is predicted is what then happens.
 
 The last part is the strongest: on a machine whose clock is a price list, calibration finds the list again, and
 predicted and measured speedups are the same number.
@@ -20,7 +20,7 @@ from speclab.core.accept import accept_from_logits
 from speclab.core.counts import Counts
 from speclab.core.sampling import Sampling
 from speclab.drafts.oracle import OracleModelDrafter
-from speclab.lab.acceptance_chances import calibrated, chances
+from speclab.lab.acceptance_probs import accept_probs, calibrated, probs_of_texts
 from speclab.lab.comparison import build_rows
 from speclab.lab.harness import Bench, Measurement, measure
 from speclab.lab.instruments import LoopFunctions
@@ -89,7 +89,7 @@ def next_probs(model, text: list[int], temperature: float, keep: int) -> Tensor:
 
 
 @pytest.mark.parametrize(("temperature", "keep"), [(0.0, 12), (0.8, 12), (1.0, 4)])
-def test_chances_of_a_model_draft(bench, temperature, keep):
+def test_acceptance_probabilities_of_a_model_draft(bench, temperature, keep):
     """min(1, draft / target) for the token that the target said, from passes without any cache."""
     sampling = Sampling(temperature, top_k=keep if keep < 12 else 0)
     target, draft = bench.setup.target.model, bench.drafters["model"].draft.model
@@ -97,7 +97,7 @@ def test_chances_of_a_model_draft(bench, temperature, keep):
     for seed in range(3):
         prompt = make_prompt(seed)
         text = said(bench, prompt, sampling, seed)
-        found = chances(bench, "model", prompt, sampling, LONGEST)(text)
+        found = accept_probs(bench, "model", prompt, text, sampling, LONGEST)
         expected = []
         for t, token in enumerate(text):
             before = [*prompt.id_list, *text[:t]]
@@ -114,11 +114,11 @@ def test_chances_of_a_model_draft(bench, temperature, keep):
         assert 1.0 in seen
 
 
-def test_a_token_without_mass_does_not_break_the_chances(bench):
+def test_a_token_without_mass_does_not_break_the_probabilities(bench):
     """Rounding may leave the target's own token outside of its top-k: no division by zero, a chance all the same."""
     prompt, sampling = make_prompt(), Sampling(1.0, top_k=1)
     text = [(token + 1) % 12 for token in said(bench, prompt)]
-    found = chances(bench, "model", prompt, sampling, LONGEST)(text)
+    found = accept_probs(bench, "model", prompt, text, sampling, LONGEST)
     assert set(np.asarray(found[0]).tolist()) <= {0.0, 1.0}
 
 
@@ -140,7 +140,7 @@ class Watched(NgramDrafter):
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8)], ids=str)
-def test_chances_of_prompt_lookup_are_what_it_really_proposes(bench, sampling):
+def test_acceptance_probabilities_of_prompt_lookup_are_what_it_really_proposes(bench, sampling):
     """In a decoding, state by state: proposals of another length than k, empty ones, and wrong ones included."""
     kinds = set()
     for seed in range(6):
@@ -148,7 +148,7 @@ def test_chances_of_prompt_lookup_are_what_it_really_proposes(bench, sampling):
         generator = torch.Generator().manual_seed(seed)
         rounds = speculative_rounds(bench.setup.target, drafter, prompt.ids, LONGEST, BUDGET, sampling, generator)
         text = [token for round_ in rounds for token in round_.tokens]
-        found = chances(bench, "ngram", prompt, sampling, LONGEST)(text)
+        found = accept_probs(bench, "ngram", prompt, text, sampling, LONGEST)
         assert len(found) == len(text)
         for t, proposal in drafter.proposed.items():
             right = [float(a == b) for a, b in zip(proposal, text[t:], strict=False)]
@@ -159,9 +159,9 @@ def test_chances_of_prompt_lookup_are_what_it_really_proposes(bench, sampling):
     assert kinds == {"none", "short", "whole", "right", "wrong"}
 
 
-def test_chances_of_the_dial_are_its_accuracy(bench):
+def test_acceptance_probabilities_of_the_dial_are_its_accuracy(bench):
     text = said(bench, make_prompt())
-    found = chances(bench, "dial", make_prompt(), Sampling(), LONGEST)(text)
+    found = accept_probs(bench, "dial", make_prompt(), text, Sampling(), LONGEST)
     assert [list(row) for row in found] == [[0.7] * (BUDGET - t) for t in range(BUDGET)]
 
 
@@ -171,10 +171,10 @@ def test_a_text_is_asked_about_once(bench, monkeypatch):
     monkeypatch.setattr(PlainTransformer, "forward", lambda self, *a, **k: passes.append(self) or honest(self, *a, **k))
     text = said(bench, make_prompt())
     passes.clear()
-    of = chances(bench, "model", make_prompt(), Sampling(), LONGEST)
-    first = of(text)
+    probs = probs_of_texts(Measurement(bench, [make_prompt()]), LONGEST)
+    first = probs("model", 0.0, 0, tuple(text))
     assert len(passes) == 2, "one pass of each model"
-    assert of(list(text)) is first
+    assert probs("model", 0.0, 0, tuple(text)) is first
     assert len(passes) == 2
 
 
@@ -188,7 +188,7 @@ def test_greedy_forecast_is_exact(bench, draft):
     for seed in range(4):
         prompt = make_prompt(seed)
         text = said(bench, prompt)
-        rows = chances(bench, draft, prompt, Sampling(), LONGEST)(text)
+        rows = accept_probs(bench, draft, prompt, text, Sampling(), LONGEST)
         for k in range(LONGEST + 1):
             spoken, counts = decoded(bench, draft, prompt, k)
             assert spoken == text
@@ -214,7 +214,7 @@ def test_greedy_forecast_of_the_dial_holds_on_average():
         prompt = make_prompt(seed)
         text = said(bench, prompt)
         bench.drafters["dial"].replay(text)
-        rows = chances(bench, "dial", prompt, Sampling(), LONGEST)(text)
+        rows = accept_probs(bench, "dial", prompt, text, Sampling(), LONGEST)
         differences.append(decoded(bench, "dial", prompt, 4)[1].n_rounds - forecast(rows, 24, 4).n_rounds)
     error = np.std(differences, ddof=1) / math.sqrt(len(differences))
     assert 0.1 < error < 0.6
@@ -230,10 +230,9 @@ def test_sampled_forecast_holds_on_average(draft):
     difference of the two has mean 0 and the spread of the acceptance alone. A lookup has no dice but the text.
     """
     bench, prompt, sampling, k, n = make_bench(vocab=5, budget=12), make_prompt(5, n=12, vocab=5), Sampling(0.7), 3, 150
-    of = chances(bench, draft, prompt, sampling, k)
 
     def expected(text: list[int]) -> np.ndarray:
-        found = forecast(of(text), 12, k)
+        found = forecast(accept_probs(bench, draft, prompt, text, sampling, k), 12, k)
         return np.array([found.n_rounds, found.n_drafted, found.n_accepted])
 
     forecasts = np.array([expected(said(bench, prompt, sampling, seed)) for seed in range(n)])  # (n, 3)
@@ -287,8 +286,8 @@ def priced(monkeypatch):
     return bench, machine
 
 
-def rows_of(bench: Bench, found: Measurement, prompts: list[Prompt], costs: dict) -> list[dict]:
-    return build_rows(SimpleNamespace(common=COMMON, prompts=prompts, setup=bench.setup), bench, found, costs)
+def rows_of(found: Measurement, costs: dict) -> list:
+    return build_rows(SimpleNamespace(common=COMMON), found, costs)
 
 
 ARMS = [BASELINE, *(Arm(name, name, k) for name in ("model", "ngram") for k in (0, 2, 4))]
@@ -298,7 +297,7 @@ TOOLS = {name: [0, 1, 2, 3, 4, 2, 4] for name in ("model", "ngram")}
 def test_calibration_finds_the_price_list(priced):
     bench, _ = priced
     prompts = [make_prompt(seed) for seed in range(4)]
-    prices = calibrated(measure(bench, [BASELINE], [0.0, 0.7], prompts, 1, Sampling(), TOOLS))
+    prices = calibrated(measure(bench, [BASELINE], [0.0, 0.7], prompts, 1, TOOLS))
     assert set(prices) == {(name, temperature) for name in ("model", "ngram") for temperature in (0.0, 0.7)}
     for (name, _), costs in prices.items():
         for context in (9, 30, 48):
@@ -319,8 +318,8 @@ def test_on_a_machine_that_keeps_its_prices_predictions_are_measurements(priced)
     forecast is off by chance alone."""
     bench, _ = priced
     prompts = [make_prompt(seed, "code" if seed % 2 else "prose") for seed in range(3)]
-    found = measure(bench, ARMS, [0.0, 0.7], prompts, 1, Sampling(), TOOLS)
-    rows = rows_of(bench, found, prompts, calibrated(found))
+    found = measure(bench, ARMS, [0.0, 0.7], prompts, 1, TOOLS)
+    rows = rows_of(found, calibrated(found))
     speculative = [row for row in rows if row.draft]
     assert len(speculative) == 6 * 2 * len({row.prompt_kind for row in rows})
     for row in speculative:
@@ -338,10 +337,10 @@ def test_on_a_machine_that_keeps_its_prices_predictions_are_measurements(priced)
 
 
 def test_without_instruments_there_are_no_prices(bench):
-    assert calibrated(Measurement()) == {}
-    found = measure(bench, [BASELINE, Arm("model", "model", 2)], [0.0], [make_prompt()], 1, Sampling(), {})
+    assert calibrated(Measurement(None, [])) == {}
+    found = measure(bench, [BASELINE, Arm("model", "model", 2)], [0.0], [make_prompt()], 1, {})
     assert calibrated(found) == {}
-    rows = rows_of(bench, found, [make_prompt()], {})
+    rows = rows_of(found, {})
     assert all(row.forecast is row.accounting is row.ladder is None for row in rows)
 
 
@@ -352,7 +351,7 @@ def test_a_draft_that_found_nothing_leaves_the_other_rows_their_prices(bench):
     assert not any(n for n, _ in finish(small.decoding(Arm("ngram", "ngram", 2), Sampling(), text)).rounds)
     arms = [BASELINE, Arm("ngram", "ngram", 2), Arm("model", "model", 2)]
     tools = {"ngram": [0, 1, 2, 2, 2], "model": [0, 1, 2, 2, 2]}
-    found = measure(small, arms, [0.0], [text], 1, Sampling(), tools)
-    rows = rows_of(small, found, [text], calibrated(found))
+    found = measure(small, arms, [0.0], [text], 1, tools)
+    rows = rows_of(found, calibrated(found))
     priced = {row.method: row.accounting for row in rows if row.draft and row.prompt_kind == "all"}
     assert priced["model"] is not None

@@ -1,11 +1,10 @@
 """Every sweep end to end on a tiny pair: record, page, picture, exit code; and what Ctrl-C and bad flags do."""
 
-import functools
 
 import pytest
 
 import compare
-from speclab.lab import comparison, output_checks, sweeps
+from speclab.lab import acceptance_probs, comparison, output_checks, sweeps
 from speclab.models import prompts
 from speclab.records.files import read
 from speclab.records.runs import SweepRun
@@ -17,8 +16,9 @@ TEXTS = [("code", "def f(x):"), ("prose", "return x + 1"), ("copy", "x + 1, x + 
 @pytest.fixture
 def run(pair_folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(prompts, "standard", lambda: TEXTS)
-    spot = functools.partial(sweeps.degraded_drafts.trained_on_the_spot, step_limit=1)
-    monkeypatch.setattr(sweeps.degraded_drafts, "trained_on_the_spot", spot)
+    honest = sweeps.degraded_drafts.trained_on_the_spot
+    one_step = lambda source, tokenizer, seconds, seed: honest(source, tokenizer, 1e-9, seed)  # noqa: E731
+    monkeypatch.setattr(sweeps.degraded_drafts, "trained_on_the_spot", one_step)
 
     def call(name, *words, draft=True):
         models = ["--target", str(pair_folder / "target")]
@@ -119,7 +119,7 @@ def test_ctrl_c_keeps_what_is_done(run, tmp_path, monkeypatch):
     ("where", "stop", "code"),
     [
         ((output_checks, "judge_greedy"), KeyboardInterrupt(), 130),
-        ((comparison, "chances"), EnvironmentProblem("not finite"), 3),
+        ((acceptance_probs, "accept_probs"), EnvironmentProblem("not finite"), 3),
     ],
     ids=["check", "explanation"],
 )

@@ -8,7 +8,7 @@ import itertools
 
 import pytest
 import torch
-from decoding import speculative_rounds
+from decoding import keys_and_values, speculative_rounds
 from tiny_models import VOCAB, WINDOW, flattened, perturbed, tiny
 from torch import Tensor
 from transformers import DynamicCache
@@ -71,7 +71,7 @@ def worst_difference(cached: CachedModel, ids: list[int]) -> float:
     with torch.inference_mode():
         cached.model(torch.tensor([ids]), past_key_values=fresh, use_cache=True)
     worst = 0.0
-    for (keys, values), right in zip(cached.keys_and_values(), fresh.layers, strict=True):
+    for (keys, values), right in zip(keys_and_values(cached), fresh.layers, strict=True):
         n_held = keys.shape[-2]
         window = getattr(right, "sliding_window", None)
         assert n_held == len(ids) if window is None else n_held >= min(len(ids), window - 1)
@@ -116,7 +116,7 @@ class Poisoned(CachedModel):
     def crop(self, length: int) -> None:
         dropped = self.length - length
         if dropped > 0:
-            for keys_or_values in itertools.chain(*self.keys_and_values()):  # views of the storage itself
+            for keys_or_values in itertools.chain(*keys_and_values(self)):  # views of the storage itself
                 with torch.inference_mode():
                     keys_or_values[..., -dropped:, :] = torch.nan
             self.n_poisoned += dropped
@@ -132,7 +132,7 @@ def test_rejected_slots_are_never_read(family, sampling):
     assert poisoned.target.n_poisoned > 5
     assert poisoned.draft.n_poisoned > 5
     for cached in (poisoned.target, poisoned.draft):
-        for keys_or_values in itertools.chain(*cached.keys_and_values()):
+        for keys_or_values in itertools.chain(*keys_and_values(cached)):
             assert keys_or_values.isfinite().all()
 
 

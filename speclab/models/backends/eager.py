@@ -27,7 +27,3 @@ class EagerBackend:
         """Drop the last `n_tokens` of the cache."""
         # The negative form is the portable one, and for sliding windows a crop of 0 is what frees old entries.
         self._cache.crop(-n_tokens)
-
-    def layers(self) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values of every layer, (1, kv heads, tokens, head width) each."""
-        return [(layer.keys, layer.values) for layer in self._cache.layers]  # type: ignore[union-attr, misc]

@@ -8,20 +8,17 @@ A model that cannot be exported raises `CannotExport` and keeps the eager backen
 is checked by speclab/models/select.py.
 """
 
-import contextlib
 import logging
 import sys
-from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers import Cache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
 from speclab.models.backends import rewrites
-from speclab.models.limits import context_length
+from speclab.models.limits import cached_layers, context_length
 from speclab.system.errors import first_line
 
 aten = torch.ops.aten
@@ -30,6 +27,7 @@ aten = torch.ops.aten
 _EXAMPLE_ROWS = 64
 _WIDTHS = torch.export.Dim("width", min=2, max=_EXAMPLE_ROWS - 1)
 _TOTALS = torch.export.Dim("total", min=2, max=_EXAMPLE_ROWS - 1)
+SPARE = 512  # tokens that new buffers can take after a prompt before they have to grow
 
 
 class CannotExport(Exception):
@@ -113,7 +111,6 @@ class ExportedModel:
 
     shapes: for every layer the (kv heads, head width) of its keys and of its values.
     packed: whether the products read copies of the weights in oneDNN's own order.
-    kernels: how often a pass calls what.
     least_width: narrower passes are padded to this many tokens, where that is faster (models/select.py finds out).
     graphed: whether passes run as CUDA graphs (backends/cuda_graphs.py); they then write the rows of their positions.
     graph_caches, pool, graph_keys: what those graphs run on and share, and what has been asked for so far.
@@ -125,7 +122,7 @@ class ExportedModel:
         self.graph_caches: list = []
         self.pool: Any = None
         self.graph_keys: set = set()
-        self.shapes = kv_shapes(model)
+        self.shapes = _kv_shapes(model)
         self.device, self.dtype = model.device, model.dtype
         self.packed = rewrites.can_prepack(model.device, model.dtype)
         graph = export_forward(model, self)
@@ -134,7 +131,6 @@ class ExportedModel:
         elif self.graphed:
             rewrites.join_in_place(graph, model)
         rewrites.rotate_by_roll(graph)
-        self.kernels = Counter(str(n.target) for n in graph.graph.nodes if n.op == "call_function")
         self._constants = rewrites.lift_constants(graph)
         self._wide = rewrites.as_function(graph)
         if not self.graphed:
@@ -149,34 +145,47 @@ class ExportedModel:
         run = self._narrow if ids.shape[1] == 1 else self._wide
         return run(ids, positions, mask, *keys, *values, *self._constants)[0]
 
-    def buffers(self, capacity: int) -> tuple[list[Tensor], list[Tensor]]:
-        """Empty keys and values for `capacity` tokens, a pair for every layer."""
 
-        def new(shape: tuple[int, int]) -> Tensor:
-            return torch.zeros(1, shape[0], capacity, shape[1], dtype=self.dtype, device=self.device)
+class Buffers:
+    """Keys and values of one text, allocated once: (1, kv heads, capacity, head width) each, a pair for every layer."""
 
-        return [new(keys) for keys, _ in self.shapes], [new(values) for _, values in self.shapes]
+    def __init__(self, exported: ExportedModel, capacity: int):
+        self.exported, self.capacity = exported, capacity
+        self.keys, self.values = (
+            [self._zeros(*shape) for shape in side] for side in zip(*exported.shapes, strict=True)
+        )
+
+    def _zeros(self, n_heads: int, width: int) -> Tensor:
+        return torch.zeros(1, n_heads, self.capacity, width, dtype=self.exported.dtype, device=self.exported.device)
+
+    def first(self, n_rows: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Views of the first rows: keys, values."""
+        return [keys[:, :, :n_rows] for keys in self.keys], [values[:, :, :n_rows] for values in self.values]
+
+    def copy_from(self, other: "Buffers", n_rows: int) -> None:
+        """Take over the first rows of smaller buffers."""
+        for old, new in zip(other.keys + other.values, self.keys + self.values, strict=True):
+            new[:, :, :n_rows] = old[:, :, :n_rows]
 
 
 class ExportedBackend:
-    """The exported model over buffers that are written in place: nothing is copied or allocated from round to round.
+    """The exported model over buffers that are written in place: nothing is copied from round to round.
 
     Rolling back is free: rows after the length are never read, and the next pass overwrites them.
     """
 
-    WIDEST = 64  # passes up to this width take their masks from a table
-
     def __init__(self, model: PreTrainedModel, exported: ExportedModel):
         self._model, self._exported = model, exported
-        self._capacity = 0
-        self._positions_known = context_length(model) or sys.maxsize
+        self._most_positions = context_length(model) or sys.maxsize
 
     def prefill(self, prompt: Tensor) -> Tensor:
-        """(1, prompt) ids -> (1, 1, vocab) logits, by the model's own code, into the buffers."""
+        """(1, prompt) ids -> (1, 1, vocab) logits.
+
+        The prompt is bound by arithmetic, not by kernel launches: the model's own code reads it, into the buffers.
+        """
         n = prompt.shape[1]
-        self._reserve(n + 1, 0)
-        # The prompt is bound by arithmetic, not by kernel launches: the model's own code reads it, into the buffers.
-        views = [WrittenInPlace(k[:, :, :n], v[:, :, :n]) for k, v in zip(self._keys, self._values, strict=True)]
+        self._buffers = self._new_buffers(n + SPARE)
+        views: list = [WrittenInPlace(keys, values) for keys, values in zip(*self._buffers.first(n), strict=True)]
         options = {"past_key_values": Cache(layers=views), "use_cache": True, "logits_to_keep": 1}
         return self._model(input_ids=prompt, **options).logits
 
@@ -184,54 +193,37 @@ class ExportedBackend:
         """(1, m) ids after `length` tokens -> (1, m, vocab) logits."""
         n_tokens = tokens.shape[1]
         width = max(n_tokens, self._exported.least_width)
-        if width > n_tokens and length + width <= self._positions_known:
-            # The added rows come last, so no other row reads them, and the next pass overwrites them.
-            tokens = nn.functional.pad(tokens, (0, width - n_tokens))
-        width = tokens.shape[1]
+        if length + width > self._most_positions:
+            width = n_tokens
+        # Padding comes last, so no other row reads it, and the next pass overwrites it.
+        tokens = nn.functional.pad(tokens, (0, width - n_tokens))
         total = length + width
         self._reserve(total, length)
-        if width <= self.WIDEST:
-            mask = self._masks[:, :, :width, self._capacity - length : self._capacity + width]
-        else:
-            mask = causal_mask(width, total, self._exported.dtype, self._exported.device)
-        keys = [buffer[:, :, :total] for buffer in self._keys]
-        values = [buffer[:, :, :total] for buffer in self._values]
-        return self._exported.forward(tokens, self._positions[:, length:total], mask, keys, values)[:, :n_tokens]
+        positions = torch.arange(length, total, device=tokens.device)[None]
+        mask = causal_mask(width, total, self._exported.dtype, tokens.device)
+        return self._exported.forward(tokens, positions, mask, *self._buffers.first(total))[:, :n_tokens]
 
     def crop(self, n_tokens: int) -> None:
         """Nothing to do: rows after the length are never read."""
 
-    def layers(self) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values of every layer, (1, kv heads, capacity, head width) each."""
-        return list(zip(self._keys, self._values, strict=True))
+    def _new_buffers(self, capacity: int) -> Buffers:
+        return Buffers(self._exported, capacity)
 
     def _reserve(self, total: int, length: int) -> None:
         """Make room for `total` tokens, at least twice as many as before; `length` of them are worth keeping."""
-        if total <= self._capacity:
-            return
-        old = self.layers() if self._capacity else []
-        self._capacity = max(512, 2 * self._capacity, -(-total // 256) * 256 + 256)
-        self._keys, self._values = self._exported.buffers(self._capacity)
-        for (keys, values), (new_keys, new_values) in zip(old, self.layers(), strict=False):
-            new_keys[:, :, :length] = keys[:, :, :length]
-            new_values[:, :, :length] = values[:, :, :length]
-        device = self._exported.device
-        self._positions = torch.arange(self._capacity, device=device)[None]
-        # Row i of a pass after `length` tokens reads column j while j <= length + i: the same table, moved to the left.
-        self._masks = causal_mask(self.WIDEST, self._capacity + self.WIDEST, self._exported.dtype, device)
+        old = self._buffers
+        if total > old.capacity:
+            self._buffers = self._new_buffers(max(total, 2 * old.capacity))
+            self._buffers.copy_from(old, length)
 
 
-def kv_shapes(model: PreTrainedModel) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """What each layer keeps of a token, found by asking the model."""
-    cache = DynamicCache(config=model.config)
-    with torch.inference_mode():
-        model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=model.device), past_key_values=cache, use_cache=True)
-    if not cache.layers or any(type(layer) is not DynamicLayer for layer in cache.layers):
+def _kv_shapes(model: PreTrainedModel) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """What each layer keeps of a token: (kv heads, head width) of its keys and of its values."""
+    layers = cached_layers(model)
+    if not layers or any(type(layer) is not DynamicLayer for layer in layers):
         raise CannotExport("not all of its layers keep plain keys and values of the whole text")
-    return [
-        ((layer.keys.shape[1], layer.keys.shape[3]), (layer.values.shape[1], layer.values.shape[3]))
-        for layer in cache.layers
-    ]
+    pairs = ((layer.keys.shape, layer.values.shape) for layer in layers)
+    return [((keys[1], keys[3]), (values[1], values[3])) for keys, values in pairs]
 
 
 def causal_mask(width: int, total: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -242,30 +234,24 @@ def causal_mask(width: int, total: int, dtype: torch.dtype, device: torch.device
 
 def export_forward(model: PreTrainedModel, exported: ExportedModel) -> fx.GraphModule:
     """The kernels of one pass, for any width and any context."""
-    width, total = 3, 7
-    keys, values = exported.buffers(_EXAMPLE_ROWS)
-    views = [[buffer[:, :, :total] for buffer in side] for side in (keys, values)]
+    width, total, device = 3, 7, exported.device
     arguments = (
-        torch.zeros(1, width, dtype=torch.long, device=exported.device),
-        torch.arange(total - width, total, device=exported.device)[None],
-        causal_mask(width, total, exported.dtype, exported.device),
-        *views,
+        torch.zeros(1, width, dtype=torch.long, device=device),
+        torch.arange(total - width, total, device=device)[None],
+        causal_mask(width, total, exported.dtype, device),
+        *Buffers(exported, _EXAMPLE_ROWS).first(total),
     )
-    n_layers = len(exported.shapes)
-    shapes = (
-        {1: _WIDTHS},
-        {1: _WIDTHS},
-        {2: _WIDTHS, 3: _TOTALS},
-        [{2: _TOTALS}] * n_layers,
-        [{2: _TOTALS}] * n_layers,
-    )
+    of_buffers = [{2: _TOTALS}] * len(exported.shapes)
+    shapes = ({1: _WIDTHS}, {1: _WIDTHS}, {2: _WIDTHS, 3: _TOTALS}, of_buffers, of_buffers)
+    one_pass, before = _Pass(model, exported.graphed), logging.root.manager.disable
+    logging.disable(logging.CRITICAL)  # torch.export logs pages; one line of them is kept as the reason
     try:
-        with torch.no_grad(), _quiet_logs():
-            program = torch.export.export(
-                _Pass(model, exported.graphed), arguments, dynamic_shapes=shapes, strict=False
-            )
+        with torch.no_grad():
+            program = torch.export.export(one_pass, arguments, dynamic_shapes=shapes, strict=False)
     except Exception as error:  # whatever the model's code does that cannot be written down
         raise CannotExport(f"torch.export gave up: {first_line(error)}") from None
+    finally:
+        logging.disable(before)
     graph = program.module(check_guards=False)
     for node in list(graph.graph.nodes):
         if node.target is aten._assert_tensor_metadata.default or _changes_nothing(node):
@@ -273,17 +259,6 @@ def export_forward(model: PreTrainedModel, exported: ExportedModel) -> fx.GraphM
             graph.graph.erase_node(node)
     graph.graph.eliminate_dead_code()
     return graph
-
-
-@contextlib.contextmanager
-def _quiet_logs() -> Iterator[None]:
-    """torch.export logs pages about what it cannot write down; one line of them is kept as the reason."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(before)
 
 
 def _changes_nothing(node: fx.Node) -> bool:

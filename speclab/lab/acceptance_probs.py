@@ -1,0 +1,58 @@
+"""What a round costs here, and how likely its drafts are to be accepted: the two inputs of every prediction."""
+
+import functools
+from collections.abc import Callable
+
+import numpy as np
+
+from draft_models import ModelDrafter, draft_room
+from speclab.core.sampling import Sampling
+from speclab.drafts.oracle import OracleDraft
+from speclab.lab.harness import Bench, Measurement
+from speclab.lab.output_checks import both_distributions, lookups
+from speclab.models.prompts import Prompt
+from speclab.theory.costs import Costs, fit
+from speclab.theory.forecast import AcceptProbs, model_accept_probs
+
+CostTable = dict[tuple[str, float], Costs]  # by draft and temperature
+ProbsOfText = Callable[[str, float, int, tuple[int, ...]], AcceptProbs]  # (draft, temperature, prompt index, text)
+
+
+def calibrated(measured: Measurement) -> CostTable:
+    """Costs from the instrumented decodings; empty where there are none."""
+    return fit(measured.rounds, measured.steps) if measured.rounds and measured.steps else {}
+
+
+def accept_probs(
+    bench: Bench, draft: str, prompt: Prompt, text: list[int], sampling: Sampling, longest: int
+) -> AcceptProbs:
+    """The acceptance probabilities of a draft along a text of the target, for drafts of up to `longest` tokens.
+
+    It costs one teacher-forced pass of each model over the text; nothing is decoded.
+    """
+    drafter = bench.drafters[draft]
+    if not isinstance(drafter, ModelDrafter | OracleDraft):
+        proposals = enumerate(lookups(prompt.id_list, text, longest))
+        return [[float(token == own) for token, own in zip(tokens, text[t:], strict=False)] for t, tokens in proposals]
+    if isinstance(drafter, OracleDraft):
+        rows = model_accept_probs([drafter.accuracy] * len(text))
+    else:
+        target_probs, draft_probs = both_distributions(bench, draft, prompt.id_list, text, sampling)
+        p, q = (probs.double().numpy()[np.arange(len(text)), text] for probs in (target_probs, draft_probs))
+        # Where rounding gives the target's own token no mass, the draft's belief decides.
+        rows = model_accept_probs(np.where(p > 0, np.minimum(1.0, q / np.where(p > 0, p, 1.0)), q > 0))
+    if not isinstance(drafter, ModelDrafter):
+        return rows
+    # Near the end of its context a model drafts fewer tokens.
+    return [row[: draft_room(drafter.draft, prompt.ids.shape[1] + t)] for t, row in enumerate(rows)]
+
+
+def probs_of_texts(measured: Measurement, longest: int) -> ProbsOfText:
+    """`accept_probs` of a measurement's own texts, each computed once: every draft length asks for the same ones."""
+
+    @functools.cache
+    def probs(draft: str, temperature: float, prompt_index: int, text: tuple[int, ...]) -> AcceptProbs:
+        sampling = measured.bench.setup.sampling_at(temperature)
+        return accept_probs(measured.bench, draft, measured.prompts[prompt_index], list(text), sampling, longest)
+
+    return probs
