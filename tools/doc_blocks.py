@@ -1,28 +1,26 @@
-"""The generated parts of the pages in docs/: every number there is a view of a committed record."""
+"""The generated parts of the README and of the pages in docs/: every number there is a view of a committed record."""
 
-import functools
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from speclab.present import explanations, plan_views, report, run_lines, sweep_views, tables
-from speclab.records.files import read
+from speclab.present import explanations, plan_views, report, run_lines, tables
+from speclab.records.files import read, read_json
 from speclab.records.rows import Row
-from speclab.records.runs import ComparisonRun, PlanRun, SweepRun
+from speclab.records.runs import ComparisonRun, PlanRun
 from speclab.system.paths import ROOT
 from speclab.theory.formulas import book_formula, omega_star
 from speclab.theory.ladder import prediction_rows
-from tools import rerun
+from tools import architecture, rerun
 
 RESULTS = ROOT / "results"
 DEFAULT_RUN = RESULTS / "cpu-2-cores.json"  # python compare.py
 AGAIN_RUN = RESULTS / "cpu-2-cores-again.json"  # the same command once more
 FULL_RUN = RESULTS / "cpu-2-cores-full.json"  # the same with --full -k 2,4,8 --max-new-tokens 96 --repeats 2
 PLAN = RESULTS / "cpu-2-cores-plan.json"  # python compare.py --verify-plan
-PADDED_RUN = RESULTS / "cpu-2-cores-200m.json"  # --target lab:200m --temperature 0 -k 2,4,8 --limit 2
-PAGES = tuple(ROOT / "docs" / name for name in ("why-not-faster.md", "engines.md", "architecture.md"))
+TRAINING = ROOT / "models" / "lab-pair" / "training.json"
 BOOK_TABLE = ((0.7, 4, "2.1"), (0.8, 4, "2.5"), (0.7, 8, "2.5"), (0.8, 8, "3.3"))  # alpha, k, what the book prints
-SHORT = 16  # points; the table of a longer sweep stands on the page of its results only
 
 
 @cache
@@ -31,10 +29,68 @@ def comparison(path: Path) -> ComparisonRun:
     return read(path, ComparisonRun)
 
 
-def _by_temperature(run: ComparisonRun) -> dict[float, list[Row]]:
-    """Temperature -> the rows of all prompts."""
-    rows = [row for row in run.rows if row.prompt_kind == "all" and row.method != "generate"]
-    return {t: [row for row in rows if row.temperature == t] for t in run.settings["temperatures"]}
+def first_run() -> str:
+    """What the first command prints, without the sampled half."""
+    run = comparison(DEFAULT_RUN)
+    greedy = replace(
+        run,
+        rows=[row for row in run.rows if row.temperature == 0],
+        noise=[floor for floor in run.noise if floor.temperature == 0],
+        costs=[entry for entry in run.costs if entry["temperature"] == 0],
+        correctness=[entry for entry in run.correctness if entry["temperature"] == 0],
+    )
+    return f"```text\n{report.comparison(greedy)}```"
+
+
+def summary() -> str:
+    """The longer run: agreement, the headline, and each draft's fastest and slowest row on each kind of prompt."""
+    run = comparison(FULL_RUN)
+    groups: dict[tuple, list[Row]] = {}
+    for row in run.rows:
+        if row.draft:
+            groups.setdefault((row.prompt_kind, row.method), []).append(row)
+    lines = []
+    for names, rows in groups.items():
+        ordered = sorted(rows, key=lambda row: row.speedup)
+        lines.append([*names, *_speed_cells(ordered[-1]), *_speed_cells(ordered[0])])
+    greedy = [entry for entry in run.correctness if entry["temperature"] == 0]
+    notes = [*report.agreement_lines(greedy), report.headline_line(run)]
+    notes += [report.generate_line(run.rows), report.loops_line(run)]
+    headers = ["prompts", "draft", "fastest", "speedup", "95 %", "slowest", "speedup", "95 %"]
+    return "\n\n".join(
+        [
+            "\n".join(f"- {note}" for note in notes),
+            tables.table(lines, headers, markdown=True, n_words=2),
+            f"{run_lines.provenance(run)} All rows: [{FULL_RUN.stem}.md](results/{FULL_RUN.stem}.md).",
+        ]
+    )
+
+
+def _speed_cells(row: Row) -> list[str]:
+    where = f"k = {row.draft_length}, T = {row.temperature:g}"
+    return [where, tables.speedup(row.speedup), tables.interval(row.speedup_low, row.speedup_high)]
+
+
+def pair() -> str:
+    """Sizes, losses and acceptance of the committed pair."""
+    facts = read_json(TRAINING)
+    accepted = facts["acceptance_on_held_out_continuations"]
+    cells: dict[str, tables.Cell] = {
+        "": str,
+        "layers": lambda role: str(facts[role]["shape"]["num_hidden_layers"]),
+        "width": lambda role: str(facts[role]["shape"]["hidden_size"]),
+        "parameters": lambda role: f"{facts[role]['parameters'] / 1e6:.1f} M",
+        "held-out loss (nats/token)": lambda role: f"{facts['held_out_loss'][role]:.2f}",
+        "minutes of training": lambda role: f"{facts[role]['seconds'] / 60:.0f}",
+    }
+    run = comparison(FULL_RUN)
+    row = next(r for r in run.rows if (r.method, r.draft_length, r.prompt_kind) == ("model", 4, "all"))
+    return (
+        f"{tables.columns(['target', 'draft'], cells, markdown=True)}\n\n"
+        f"- held-out text: same first choice {accepted['greedy_agreement']:.0%}, overlap of the distributions at "
+        f"temperature 1 {accepted['overlap_at_temperature_1']:.0%}\n"
+        f"- the lab's prompts, greedy, k = 4: α = {row.acceptance_rate:.2f}; {report.loops_line(run)}"
+    )
 
 
 def book_table() -> str:
@@ -48,21 +104,9 @@ def book_table() -> str:
     return tables.table(lines, ["α", "k", "the formula", "the book prints", "", "ω*"], markdown=True, n_words=0)
 
 
-def measured() -> str:
-    """Speed tables of the full run, with the noise floor under each."""
-    run, blocks = comparison(FULL_RUN), []
-    for temperature, rows in _by_temperature(run).items():
-        blocks += [f"**{tables.temperature_name(temperature)}**", report.speed_table(rows, markdown=True)]
-        blocks += run_lines.noise_lines([floor for floor in run.noise if floor.temperature == temperature])
-    return "\n\n".join(blocks)
-
-
-def ladders() -> str:
-    """The factors of every row."""
-    blocks = []
-    for temperature, rows in _by_temperature(comparison(FULL_RUN)).items():
-        blocks += [f"**{tables.temperature_name(temperature)}**", explanations.ladder_table(rows, markdown=True) or ""]
-    return "\n\n".join(blocks)
+def errors() -> str:
+    """How far each prediction was off, over all rows of the full run."""
+    return explanations.errors_table(prediction_rows(comparison(FULL_RUN).rows), markdown=True)
 
 
 def plan() -> str:
@@ -83,53 +127,13 @@ def trust() -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
-def sweep(name: str) -> str:
-    """A sweep's lines and picture, and its table where that is short."""
-    run = read(RESULTS / f"cpu-2-cores-sweep-{name}.json", SweepRun)
-    return "\n\n".join(
-        [
-            f"`python compare.py --sweep {name}`",
-            sweep_views.markdown_lines(run),
-            f"![{sweep_views.TITLES[name]}](../plots/cpu-2-cores-sweep-{name}.png)",
-            *([sweep_views.table(run, markdown=True)] if len(run.points) <= SHORT else []),
-            f"[All numbers](../results/cpu-2-cores-sweep-{name}.md)",
-        ]
-    )
-
-
-def padded() -> str:
-    """The comparison at the price of a larger target."""
-    run = comparison(PADDED_RUN)
-    rows = _by_temperature(run)[0]
-    lines = [
-        run_lines.provenance(run),
-        "\n".join(f"- {role}: {model}" for role, model in run.models.items()),
-        report.speed_table(rows, markdown=True),
-        explanations.ladder_table(rows, markdown=True) or "",
-        explanations.costs_table(run, markdown=True) or "",
-    ]
-    return "\n\n".join(lines)
-
-
-def results_page(name: str) -> str:
-    """A page of results inside another page: without its title, headings as bold lines."""
-    text = (RESULTS / f"{name}.md").read_text("utf-8")
-    lines = [line for line in text.strip().splitlines() if not line.startswith("# ")]
-    return "\n".join(f"**{line[3:]}**" if line.startswith("## ") else line for line in lines).strip()
-
-
 BLOCKS: dict[str, Callable[[], str]] = {
+    "first-run": first_run,
+    "summary": summary,
+    "pair": pair,
     "book-table": book_table,
-    "full-provenance": lambda: run_lines.provenance(comparison(FULL_RUN)),
-    "measured": measured,
-    "ladder": ladders,
-    "errors": lambda: explanations.errors_table(prediction_rows(comparison(FULL_RUN).rows), markdown=True),
+    "errors": errors,
     "plan": plan,
     "trust": trust,
-    "padded": padded,
-    "roofline": lambda: results_page("cpu-2-cores-roofline"),
-    "roofline-eager": lambda: results_page("cpu-2-cores-eager-roofline"),
-    "peers": lambda: results_page("cpu-2-cores-peers"),
-    "scaling": lambda: results_page("cpu-2-cores-scaling"),
-    **{f"sweep {name}": functools.partial(sweep, name) for name in sweep_views.TITLES},
+    "architecture": architecture.plan,
 }

@@ -1,20 +1,26 @@
-"""What all pictures share: colours, panels, measured markers with intervals, bars, notes, legends, the saved file."""
+"""What all pictures share: a panel is data, and one function draws panels side by side.
+
+Measured values are markers with intervals (shares of a whole: bars), predictions are lines, the line at 1 is no gain.
+"""
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+from matplotlib.transforms import ScaledTranslation
 
 from speclab.present.run_lines import small_print
 from speclab.records.runs import Head
 from speclab.system.files import write_whole
-from speclab.theory.curves import Value
+from speclab.theory.curves import Value, decoding
 
 # Okabe and Ito's colours without yellow; marker and line style differ too, so that grey print is enough.
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000"]
@@ -22,84 +28,139 @@ MARKERS = ["o", "s", "^", "D", "v", "P", "X"]
 STYLES = ["-", "--", "-.", ":"]
 HATCHES = ["", "//", "..", "xx"]
 SPEEDUP = "speedup over the baseline (decoding)"
+BOOK = "book, 1/(1-α+α/k)"
+WIDE = 20  # points between markers: their numbers have room side by side, so that all stand above
+MANY = 8  # of more values than these only the best and those at both ends are printed
 
 
-def colour(i: int) -> str:
-    """The colour of the i-th draft."""
-    return COLOURS[i % len(COLOURS)]
+class Series(NamedTuple):
+    """One entry of a legend."""
+
+    label: str
+    values: dict[Any, Value]  # place on the x axis -> value
+    look: int = 0  # its colour and marker
+    style: str = ""  # a prediction's line; empty: measured
 
 
-def panels(n: int, width: float, height: float, **shared) -> tuple[Figure, list]:
-    """A figure with n axes side by side.  -> figure, list of axes"""
-    figure, axes = plt.subplots(1, n, figsize=(width, height), squeeze=False, layout="constrained", **shared)
+@dataclass
+class Panel:
+    """One pair of axes."""
+
+    series: list[Series]
+    x_label: str
+    y_label: str = SPEEDUP
+    title: str = ""
+    ticks: dict[Any, str] | None = None  # of the x axis; None: at every place
+    spread: float = 12  # points between the markers of two measured series at one place
+    bars: bool = False
+    log: bool = False  # the x axis
+
+
+def plain(pairs: Iterable[tuple[Any, float | None]]) -> dict[Any, Value]:
+    """Place -> number, as values without intervals; None is left out."""
+    return {place: Value(number, None, None) for place, number in pairs if number is not None}
+
+
+def column(rows: Iterable[Any], name: str, x: str = "x") -> dict[Any, Value]:
+    """A column of the rows against another one."""
+    return plain((getattr(row, x), getattr(row, name)) for row in rows)
+
+
+def speedups(rows: Iterable[Any], x: str = "x") -> dict[Any, Value]:
+    """The measured speedups of decoding with their intervals, against another column."""
+    return {getattr(row, x): decoding(row) for row in rows}
+
+
+def draw(panels: list[Panel], width: float = 4.6, height: float = 4.2, **shared) -> Figure:
+    """A figure with the panels side by side."""
+    figure, axes = blank(max(1, len(panels)), width, height, **shared)
+    for axis, panel in zip(axes, panels, strict=False):
+        _draw_panel(axis, panel)
+    for axis in axes:  # after all are drawn: they may share a scale
+        axis.set_ylim(bottom=max(0.0, axis.get_ylim()[0]))
+    return figure
+
+
+def blank(n: int, width: float, height: float, **shared) -> tuple[Figure, list]:
+    """A figure with n pairs of axes side by side, each `width` inches wide.  -> figure, axes"""
+    size = (max(6.4, width * n), height)
+    figure, axes = plt.subplots(1, n, figsize=size, squeeze=False, layout="constrained", **shared)
     for axis in axes[0]:
         axis.spines[["top", "right"]].set_visible(False)
     return figure, list(axes[0])
 
 
-def error_bars(values: list[Value]) -> list[list[float]] | None:
-    """Lengths of error bars below and above; nothing where there is no interval."""
-    if all(v.low is None for v in values):
-        return None
-    low = [0.0 if v.low is None else max(0.0, v.value - v.low) for v in values]
-    return [low, [0.0 if v.high is None else max(0.0, v.high - v.value) for v in values]]
+def _draw_panel(axis, panel: Panel) -> None:
+    shown = [series for series in panel.series if series.values]
+    measured = [series for series in shown if not series.style]
+    for series in shown:
+        if series.style:
+            ys = [value.value for value in series.values.values()]
+            axis.plot(list(series.values), ys, series.style, color=colour(series.look), label=series.label)
+    for i, series in enumerate(measured):
+        aside = i - (len(measured) - 1) / 2  # beside the place, so that no marker hides another one's interval
+        if panel.bars:
+            _bars(axis, series, aside, 0.8 / len(measured))
+        else:
+            _markers(axis, series, aside * panel.spread, below=i % 2 == 1 and panel.spread < WIDE)
+    if panel.log:
+        axis.set_xscale("log", base=2)
+    ticks = panel.ticks or {place: f"{place:g}" for place in sorted({x for series in shown for x in series.values})}
+    axis.set_xticks(list(ticks), list(ticks.values()), fontsize=8)
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.set_xlabel(panel.x_label)
+    axis.set_ylabel(panel.y_label)
+    axis.margins(x=0.08, y=0.12)
+    if panel.y_label.startswith("speedup"):
+        axis.axhline(1, color="black", linewidth=1)
+    legend_above(axis, panel.title, [series.label for series in shown], columns=min(3, max(2, len(measured))))
 
 
-def markers(axis, xs: Sequence[float], values: list[Value], i: int, label: str | None, **look) -> None:
-    """Measured values with their intervals, in the look of the i-th draft."""
-    look = {"fmt": MARKERS[i % len(MARKERS)], "color": colour(i), "capsize": 3} | look
-    axis.errorbar(xs, [v.value for v in values], error_bars(values), label=label, **look)
+def _markers(axis, series: Series, right: float, below: bool) -> None:
+    """Values with intervals, `right` points beside their places, printed above the interval or below it."""
+    xs, values = list(series.values), list(series.values.values())
+    ys, color = [value.value for value in values], colour(series.look)
+    lows = [value.value if value.low is None else value.low for value in values]
+    highs = [value.value if value.high is None else value.high for value in values]
+    beside = axis.transData + ScaledTranslation(right / 72, 0, axis.figure.dpi_scale_trans)
+    axis.plot(xs, ys, MARKERS[series.look % len(MARKERS)], color=color, label=series.label, transform=beside)
+    axis.vlines(xs, lows, highs, color=color, linewidth=1, transform=beside)
+    axis.update_datalim([*zip(xs, lows, strict=True), *zip(xs, highs, strict=True)])
+    printed: Iterable[int] = range(len(values))
+    if len(values) > MANY:
+        printed = sorted({0, max(printed, key=ys.__getitem__), len(values) - 1})
+    for i in printed:
+        note(axis, xs[i], lows[i] if below else highs[i], f"{ys[i]:.2f}", -12 if below else 5, right, color=color)
 
 
-def line(axis, rows: Sequence[Any], x: str, y: str, style: str, color: str, label: str, **look) -> None:
-    """One column of the rows against another as a line; rows without a value are left out."""
-    known = [(getattr(row, x), getattr(row, y)) for row in rows if getattr(row, y) is not None]
-    if known:
-        axis.plot(*zip(*known, strict=True), style, color=color, label=label, **look)
+def _bars(axis, series: Series, aside: float, width: float) -> None:
+    """Values without intervals as bars `width` wide, each with its number."""
+    ys = [value.value for value in series.values.values()]
+    xs = [place + aside * width for place in series.values]
+    hatch = HATCHES[series.look % len(HATCHES)]
+    axis.bar(xs, ys, width, color=colour(series.look), hatch=hatch, edgecolor="white", label=series.label)
+    for x, y in zip(xs, ys, strict=True):
+        note(axis, x, y, f"{y:.2f}", 3, fontsize=5.5)
 
 
-def grouped_bars(
-    axis, series: dict[str, dict[int, Value]], written: Callable[[float], str], at_top: bool = True, size: float = 6.5
-) -> None:
-    """Bars side by side around each place. series: label -> {place: value}; an empty one keeps its colour and room.
-
-    Every value is printed, above its bar and interval or at its foot.
-    """
-    width = 0.8 / max(1, len(series))
-    for i, (label, values) in enumerate(series.items()):
-        if values:
-            places = [place + (i - (len(series) - 1) / 2) * width for place in values]
-            bars(axis, places, list(values.values()), i, label, width)
-            for place, value in zip(places, values.values(), strict=True):
-                top = value.value if value.high is None else value.high
-                note(axis, place, top if at_top else 0, written(value.value), 4, fontsize=size)
+def legend_above(axis, title: str, labels: list[str], columns: int) -> None:
+    """The legend with its title on top of the axis, where no line can cross it, in the order of the labels."""
+    handles = dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
+    look: dict[str, Any] = {"frameon": False, "fontsize": 8, "title_fontsize": 10, "alignment": "left"}
+    place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1.01), "borderaxespad": 0.2}
+    axis.legend([handles[label] for label in labels], labels, ncols=columns, title=title, **look, **place)
 
 
-def bars(axis, places: list[float], values: list[Value], i: int, label: str | None, width: float = 0.8) -> None:
-    """Bars with intervals in the look of the i-th draft."""
-    look = {"color": colour(i), "hatch": HATCHES[i % len(HATCHES)], "edgecolor": "white", "capsize": 3}
-    axis.bar(places, [v.value for v in values], width, yerr=error_bars(values), label=label, **look)
+def colour(i: int) -> str:
+    """The colour of the i-th look."""
+    return COLOURS[i % len(COLOURS)]
 
 
 def note(axis, x: float, y: float, text: str, up: float = 7, right: float = 0, **look) -> None:
     """A text beside a point, on white so that lines do not cross it."""
-    box = {"boxstyle": "round,pad=0.05", "fc": "white", "ec": "none"}
+    box = {"boxstyle": "round,pad=0.05", "fc": "white", "ec": "none", "alpha": 0.8}
     look = {"ha": "center", "fontsize": 7.5, "bbox": box, "zorder": 5} | look
     axis.annotate(text, (x, y), (right, up), textcoords="offset points", **look)
-
-
-def no_gain(axis) -> None:
-    """The line at 1."""
-    axis.axhline(1, color="black", linewidth=1)
-
-
-def legend_above(figure: Figure, axis, columns: int, **look) -> None:
-    """The axis's legend above the whole figure, labels that begin alike side by side: no line can cross it there."""
-    handles = dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
-    begin = [label.partition(",")[0] for label in handles]
-    labels = sorted(handles, key=lambda label: begin.index(label.partition(",")[0]))
-    look = {"ncols": columns, "frameon": False, "fontsize": 8} | look
-    figure.legend([handles[label] for label in labels], labels, loc="outside upper center", **look)
 
 
 def save(figure: Figure, run: Head, folder: Path, name: str) -> Path:

@@ -4,13 +4,12 @@ import textwrap
 from pathlib import Path
 from typing import TypeVar
 
-from speclab.present import figures
-from speclab.present.figures import STYLES, colour, note
+from speclab.present import figures, tables
+from speclab.present.figures import STYLES, Panel, Series, column, draw, plain, speedups
 from speclab.present.run_lines import COSTS, interrupted_line, provenance, unchecked_line
-from speclab.present.tables import WIDTH, column, columns, number, percent, speedup, temperature_name
+from speclab.present.tables import WIDTH, columns, number, percent, speedup, temperature_name
 from speclab.records.rows import Row
 from speclab.records.runs import DraftFacts, PlanEntry, PlanRun, Verified
-from speclab.theory.curves import decoding
 
 PlanRow = TypeVar("PlanRow", PlanEntry, Row)  # planned or measured
 
@@ -51,11 +50,11 @@ def plan_table(run: PlanRun, fact: DraftFacts, markdown: bool = False) -> str:
     cells = {
         "draft": lambda row: row.method,
         "k": lambda row: str(row.draft_length),
-        "tok/rnd": column("tokens_per_round"),
-        "α": column("acceptance_rate"),
-        "c": column("draft_cost", 3),
-        "v(k+1)": column("verify_cost"),
-        "o": column("overhead", 3),
+        "tok/rnd": tables.column("tokens_per_round"),
+        "α": tables.column("acceptance_rate"),
+        "c": tables.column("draft_cost", 3),
+        "v(k+1)": tables.column("verify_cost"),
+        "o": tables.column("overhead", 3),
         "expected": lambda row: speedup(row.speedup),
     }
     if measured:
@@ -99,23 +98,14 @@ def page(run: PlanRun) -> str:
 
 
 def picture(run: PlanRun, folder: Path, name: str) -> Path:
-    """Expected speedup against k as lines, the oracle as thin lines, what was measured as markers."""
-    figure, (axis,) = figures.panels(1, 6.4, 4.4)
+    """Speedup against k: expected, with the oracle draft length, and measured."""
+    series, x = [], "draft_length"
     for i, fact in enumerate(run.facts.drafts):
         label = fact.method + f", T = {fact.temperature:g}" * (fact.temperature > 0)
-        rows, measured = _of_draft(run.plan, fact), _measured(run, fact)
-        style, color = STYLES[i % len(STYLES)], colour(i)
-        figures.line(axis, rows, "draft_length", "speedup", style, color, f"{label}, expected")
-        axis.axhline(fact.oracle, color=color, linewidth=0.8, linestyle=":")
-        up = -9 if i % 2 else 3  # above and below in turns: oracles may lie close together
-        text, longest = f"oracle, {label}: {fact.oracle:.2f}", rows[-1].draft_length
-        note(axis, longest, fact.oracle, text, up, ha="right", fontsize=7, color=color, bbox=None)
+        entries, measured = _of_draft(run.plan, fact), _measured(run, fact)
+        ends = (entries[0].draft_length, entries[-1].draft_length)
+        series.append(Series(f"{label}, expected", column(entries, "speedup", x), i, STYLES[i % 2]))
+        series.append(Series(f"{label}, oracle: {fact.oracle:.2f}", plain((k, fact.oracle) for k in ends), i, ":"))
         if measured:
-            lengths, values = [row.draft_length for row in measured], [decoding(row) for row in measured]
-            figures.markers(axis, lengths, values, i, f"{label}, measured on other prompts")
-    figures.no_gain(axis)
-    axis.xaxis.get_major_locator().set_params(integer=True)
-    axis.set_xlabel("draft length k")
-    axis.set_ylabel(figures.SPEEDUP)
-    figures.legend_above(figure, axis, 2)
-    return figures.save(figure, run, folder, name)
+            series.append(Series(f"{label}, measured on other prompts", speedups(measured, x), i))
+    return figures.save(draw([Panel(series, "draft length k")], 6.8, 4.8), run, folder, name)

@@ -1,24 +1,22 @@
 """The pictures of a comparison: measured values are markers, formulas are lines, the line at 1.0 is no gain."""
 
 import functools
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
+from matplotlib.ticker import NullLocator
 
 from speclab.present import figures
 from speclab.present.explanations import LEGEND
-from speclab.present.figures import COLOURS, MARKERS, STYLES, colour, line, no_gain, note
-from speclab.present.tables import short_names
+from speclab.present.figures import Panel, Series, column, draw, note, plain, speedups
+from speclab.present.tables import short_names, temperature_name
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun
-from speclab.theory.curves import Value, decoding
 from speclab.theory.ladder import EFFECTS, PREDICTORS, factors, prediction_errors, prediction_rows
 
 SPEEDUPS = [0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 4, 6, 8, 12, 16]  # ticks of a logarithmic axis
-GREY = "#BBBBBB"
+GAIN, LOSS, GREY = figures.COLOURS[0], figures.COLOURS[1], "#BBBBBB"
 
 
 def comparison(run: ComparisonRun, folder: Path, name: str) -> Iterator[Callable[[], Path]]:
@@ -30,10 +28,8 @@ def comparison(run: ComparisonRun, folder: Path, name: str) -> Iterator[Callable
     if not rows:
         return
     chosen, predicted = waterfall_rows(rows), prediction_rows(run.rows)
-    pictures = {"speedup": lambda: _by_temperature(_speedups, rows)}
-    if len({row.draft_length for row in rows}) > 1:
-        pictures["draft-length"] = lambda: _by_temperature(_against_draft_length, rows, legend=True)
-    pictures["accepted-lengths"] = lambda: _by_temperature(_accepted_lengths, rows)
+    pictures = {"speedup": lambda: draw(speedup_panels(rows), 5.4, 4.6)}
+    pictures["accepted-lengths"] = lambda: draw(accepted_lengths(rows), 5.4)
     if chosen:
         pictures["why"] = lambda: _why(chosen)
     if prediction_errors(predicted):
@@ -46,73 +42,49 @@ def _write(paint: Callable[[], figures.Figure], run: ComparisonRun, folder: Path
     return figures.save(paint(), run, folder, name)
 
 
-def _by_temperature(paint: Callable, rows: list[Row], legend: bool = False) -> figures.Figure:
-    """A panel for every temperature, painted by `paint`."""
-    temperatures = list(dict.fromkeys(row.temperature for row in rows))
-    methods = list(dict.fromkeys(row.method for row in rows))  # a method looks the same in every panel
-    figure, axes = figures.panels(len(temperatures), 5.2 * len(temperatures) + 0.6, 4.2 + legend * 0.6)
-    for axis, temperature in zip(axes, temperatures, strict=True):
-        paint(axis, [row for row in rows if row.temperature == temperature], methods)
-        axis.set_title("greedy" if temperature == 0 else f"temperature {temperature:g}")
-    if legend:
-        figures.legend_above(figure, axes[0], min(len(methods), 3))
-    return figure
+def _groups(rows: list[Row]) -> Iterator[tuple[str, list[tuple[int, str, list[Row]]]]]:
+    """For each temperature its title and, of every draft that has rows there: its look, its name, its rows along k.
+
+    A draft looks the same at every temperature.
+    """
+    methods = list(short_names([row.method for row in rows], 20).items())
+    for temperature in dict.fromkeys(row.temperature for row in rows):
+        curves = []
+        for i, (method, name) in enumerate(methods):
+            curve = [row for row in rows if (row.method, row.temperature) == (method, temperature)]
+            if curve:
+                curves.append((i, name, sorted(curve, key=lambda row: row.draft_length)))
+        yield temperature_name(temperature), curves
 
 
-def _speedups(axis, rows: list[Row], methods: list[str]) -> None:
-    labelled = set()
-    for place, row in enumerate(rows):
-        label = None if row.method in labelled else row.method
-        labelled.add(row.method)
-        figures.bars(axis, [place], [decoding(row)], methods.index(row.method), label)
-        note(axis, place, 0, f"{row.speedup:.2f}", 6, fontsize=10)
-    no_gain(axis)
-    axis.set_xticks(range(len(rows)), [f"k={row.draft_length}" for row in rows])
-    axis.set_ylabel(figures.SPEEDUP)
-    axis.margins(y=0.2)
-    axis.legend(frameon=False, ncols=len(methods), loc="upper center")
-
-
-def _against_draft_length(axis, rows: list[Row], methods: list[str]) -> None:
-    names = short_names(methods, 20)
-    for i, method in enumerate(methods):
-        curve = sorted((row for row in rows if row.method == method), key=lambda row: row.draft_length)
-        if curve:
-            lengths = [row.draft_length for row in curve]
-            figures.markers(axis, lengths, [decoding(row) for row in curve], i, f"{names[method]}, measured")
-            line(
-                axis,
-                curve,
-                "draft_length",
-                "book_formula",
-                STYLES[1::2][i % 2],
-                colour(i),
-                f"{names[method]}, 1/(1-α+α/k)",
+def speedup_panels(rows: list[Row]) -> list[Panel]:
+    """Speedup against k, with the forecast and the book's formula: a panel for every temperature."""
+    x, panels = "draft_length", []
+    for title, curves in _groups(rows):
+        series = []
+        for i, name, curve in curves:
+            series.append(Series(f"{name}, measured", speedups(curve, x), i))
+            series.append(Series(f"{name}, forecast", column(curve, "forecast", x), i, figures.STYLES[::2][i % 2]))
+            series.append(
+                Series(f"{name}, {figures.BOOK}", column(curve, "book_formula", x), i, figures.STYLES[1::2][i % 2])
             )
-            line(axis, curve, "draft_length", "forecast", STYLES[::2][i % 2], colour(i), f"{names[method]}, forecast")
-    no_gain(axis)
-    axis.xaxis.set_major_locator(FixedLocator(sorted({row.draft_length for row in rows})))
-    axis.xaxis.set_minor_locator(NullLocator())
-    axis.set_xlabel("draft length k")
-    axis.set_ylabel(figures.SPEEDUP)
+        panels.append(Panel(series, "draft length k", title=title, spread=20))
+    return panels
 
 
-def _accepted_lengths(axis, rows: list[Row], methods: list[str]) -> None:
-    longest = max(row.draft_length for row in rows)
-    series = {}
-    for method in methods:
-        some = [row for row in rows if row.method == method and row.draft_length == longest]
-        counts: Counter[int] = Counter()
-        for row in some:
-            counts.update(dict(enumerate(row.accepted_lengths or [])))
-        rounds = max(1, sum(counts.values()))
-        shares = {n: Value(counts[n] / rounds, None, None) for n in range(longest + 1)} if some else {}
-        series[f"{method}, {rounds} rounds"] = shares
-    figures.grouped_bars(axis, series, lambda share: f"{share:.0%}", size=6)
-    axis.set_xticks(range(longest + 1))
-    axis.set_xlabel(f"drafted tokens accepted in a round, k = {longest}")
-    axis.set_ylabel("share of rounds")
-    axis.legend(frameon=False, fontsize=8)
+def accepted_lengths(rows: list[Row]) -> list[Panel]:
+    """How many drafted tokens the rounds with the longest drafts accepted: a panel for every temperature."""
+    panels = []
+    for title, curves in _groups(rows):
+        series, longest = [], max(curve[-1].draft_length for *_, curve in curves)
+        for i, name, curve in curves:
+            counts = curve[-1].accepted_lengths or []
+            if curve[-1].draft_length == longest and counts:
+                shares = [count / max(1, sum(counts)) for count in counts]
+                series.append(Series(f"{name}, {sum(counts)} rounds", plain(enumerate(shares)), i))
+        label = f"drafted tokens accepted in a round, k = {longest}"
+        panels.append(Panel(series, label, "share of rounds", title, bars=True))
+    return panels
 
 
 # --- why --------------------------------------------------------------------------------------------------------------
@@ -135,21 +107,19 @@ def waterfall_rows(rows: list[Row]) -> list[tuple[str, Row]]:
 
 def _why(chosen: list[tuple[str, Row]]) -> figures.Figure:
     """One waterfall for each row, side by side on one scale."""
-    figure, axes = figures.panels(len(chosen), 3.1 * len(chosen) + 2.1, 4.9, sharex=True, sharey=True)
+    figure, axes = figures.blank(len(chosen), 3.1 + 2.1 / len(chosen), 4.9, sharex=True, sharey=True)
     for axis, (title, row) in zip(axes, chosen, strict=True):
         _waterfall(axis, row)
         name = short_names([row.method], 26)[row.method]
         axis.set_title(f"{title}\n{name} k={row.draft_length}", fontsize=10)
         axis.set_xlabel("speedup (logarithmic)", fontsize=9)
     low, high = axes[0].get_xlim()
-    for axis in axes:
-        axis.set_xlim(low, high * (high / low) ** 0.16)  # room for the numbers right of the bars
-        speedup_ticks(axis.xaxis, low, high)
+    axes[0].set_xlim(low, high * (high / low) ** 0.16)  # room for the numbers right of the bars
+    _speedup_ticks(axes[0].xaxis, low, high)
     names = [name for name, *_ in LEGEND.values()]
     axes[0].set_yticks(range(len(EFFECTS) + 3), ["book formula", *names, "measured", "end to end"])
     axes[0].invert_yaxis()
-    temperature = chosen[0][1].temperature
-    where = f"temperature {temperature:g}" if temperature else "greedy"
+    where = temperature_name(chosen[0][1].temperature)
     figure.suptitle(f"From 1/(1-α+α/k) to the measured speedup, {where}", fontsize=11)
     return figure
 
@@ -159,29 +129,25 @@ def _waterfall(axis, row: Row) -> None:
     here, *_ = (rung.speedup for rung in row.ladder or [])  # the book's formula
     steps = [(1.0, here, f"{here:.2f}x", GREY)]  # from, to, its number, its colour
     for factor in factors(row).values():
-        steps.append((here, here * factor, f"×{factor:.2f}", COLOURS[0] if factor >= 1 else COLOURS[1]))
+        steps.append((here, here * factor, f"×{factor:.2f}", GAIN if factor >= 1 else LOSS))
         here *= factor
-    for value in (row.speedup, row.speedup_with_prefill):
-        steps.append((1.0, value, f"{value:.2f}x", GREY))
+    steps += [(1.0, value, f"{value:.2f}x", GREY) for value in (row.speedup, row.speedup_with_prefill)]
     for place, (start, end, text, color) in enumerate(steps):
-        hatch = {COLOURS[0]: "//", COLOURS[1]: ".."}.get(color)
-        axis.barh(place, end - start, left=start, height=0.66, color=color, hatch=hatch, edgecolor="white")
-        outline = "#555555" if color == GREY else color  # a bar as thin as a hair stays visible
-        axis.barh(place, end - start, left=start, height=0.66, fill=False, edgecolor=outline)
+        hatch = {GAIN: "//", LOSS: ".."}.get(color)
+        axis.barh(place, end - start, 0.66, start, color=color, hatch=hatch, edgecolor="white", linewidth=0)
         note(axis, max(start, end), place, text, 0, 5, ha="left", va="center", fontsize=8)
-        if place < len(steps) - 2:  # where the next bar starts
-            axis.plot([end, end], [place + 0.33, place + 0.67], color="black", linewidth=0.8)
+        if place < len(steps) - 2:  # where the next bar starts; where this one is too thin to see
+            axis.plot([end, end], [place - 0.33, place + 0.67], color="black", linewidth=0.8)
     axis.axvline(1, color="black", linewidth=1)
     axis.set_xscale("log")
     axis.tick_params(labelsize=9)
 
 
-def speedup_ticks(axis, low: float, high: float) -> None:
+def _speedup_ticks(axis, low: float, high: float) -> None:
     """Plain numbers on a logarithmic axis (`axes.xaxis` or `axes.yaxis`), between the given ends."""
-    axis.set_major_locator(FixedLocator([v for v in SPEEDUPS if low <= v <= high]))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}x"))
+    ticks = [value for value in SPEEDUPS if low <= value <= high]
+    axis.set_ticks(ticks, labels=[f"{value:g}x" for value in ticks])
     axis.set_minor_locator(NullLocator())
-    axis.set_minor_formatter(NullFormatter())
 
 
 # --- how well predicted -----------------------------------------------------------------------------------------------
@@ -189,26 +155,24 @@ def speedup_ticks(axis, low: float, high: float) -> None:
 
 def _predicted(rows: list[Row]) -> figures.Figure:
     """Every row once for each predictor, predicted over measured."""
-    figure, (axis,) = figures.panels(1, 6.2, 6.4)
-    errors = prediction_errors(rows)
-    values = [getattr(row, name) for row in rows for name in ("speedup", *errors)]
-    speedups = [value for value in values if value is not None]
-    low, high = min(speedups) / 1.08, max(speedups) * 1.08
-    for i, predictor in enumerate(errors):
-        label = f"{PREDICTORS[predictor]}: {errors[predictor]['median']:.1%}"
-        look = {"linestyle": "none", "markersize": 5.5, "markeredgecolor": "white", "markeredgewidth": 0.5}
-        # The best informed on top.
-        line(axis, rows, "speedup", predictor, MARKERS[i], COLOURS[i], label, zorder=9 - i, **look)
-    ends = np.array([low, high])
+    figure, (axis,) = figures.blank(1, 6.2, 6.4)
+    ends = np.array([1.0, 1.0])
+    for i, (predictor, miss) in enumerate(prediction_errors(rows).items()):
+        known = [row for row in rows if getattr(row, predictor) is not None]
+        pairs = np.array([(row.speedup, getattr(row, predictor)) for row in known]).T
+        ends = np.array([min(ends[0], pairs.min() / 1.08), max(ends[1], pairs.max() * 1.08)])
+        look = {"markersize": 5.5, "markeredgecolor": "white", "markeredgewidth": 0.5, "zorder": 9 - i}
+        label = f"{PREDICTORS[predictor]}: {miss['median']:.1%}"  # the best informed on top
+        axis.plot(*pairs, figures.MARKERS[i], color=figures.colour(i), label=label, **look)
     axis.fill_between(ends, ends * 0.9, ends * 1.1, color="#DDDDDD", label="within 10 %")
     axis.plot(ends, ends, color="black", linewidth=1)
-    axis.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), aspect="equal")
+    axis.set(xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal")
     axis.set_xlabel("measured speedup")
     axis.set_ylabel("predicted speedup")
     for side in (axis.xaxis, axis.yaxis):
-        speedup_ticks(side, low, high)
-    figures.legend_above(figure, axis, 3, title="median |predicted / measured - 1|", title_fontsize=8)
+        _speedup_ticks(side, *ends)
     kinds = ", ".join(dict.fromkeys(row.prompt_kind for row in rows))
     temperatures = ", ".join(f"{t:g}" for t in dict.fromkeys(row.temperature for row in rows))
-    axis.set_title(f"{len(rows)} rows: prompts {kinds}; temperature {temperatures}", fontsize=10)
+    title = f"{len(rows)} rows: prompts {kinds}; temperature {temperatures}\nmedian |predicted / measured - 1|:"
+    figures.legend_above(axis, title, axis.get_legend_handles_labels()[1], columns=3)
     return figure

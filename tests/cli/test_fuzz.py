@@ -256,11 +256,11 @@ def test_every_reader_of_a_record_ends_in_an_exit_code(text):
         page.write_text("<!-- begin b -->\n<!-- end b -->\n")
         assert rerun.main([str(folder / "run.json"), str(folder / "other.json")]) in (0, 1, 2, 3)
         patched.setattr(readme, "PAGES", [page])
-        patched.setattr(readme, "DEFAULT_RUN", folder / "run.json")
-        patched.setattr(readme, "FULL_RUN", folder / "run.json")
-        for block in (readme.first_run, readme.summary, readme.pair):
+        patched.setattr(doc_blocks, "DEFAULT_RUN", folder / "run.json")
+        patched.setattr(doc_blocks, "FULL_RUN", folder / "run.json")
+        for block in (doc_blocks.first_run, doc_blocks.summary, doc_blocks.pair):
             patched.setattr(readme, "BLOCKS", {"b": block})
-            assert readme.main(["--check"]) in (1, 3)
+            assert readme.main([]) in (0, 3)
 
 
 def test_the_record_of_these_tests_is_one(tmp_path):

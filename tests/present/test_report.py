@@ -486,17 +486,36 @@ def test_the_waterfall_ends_where_the_measurement_begins():
     assert texts[1:3] == ["×1.32", "×0.65"]
 
 
-def test_a_method_looks_the_same_in_every_panel():
-    """The dial makes no sampled rows: what comes after it must keep its colour, for there is one legend."""
-    methods = ["dial:0.9", "ngram"]
-    rows = [make_row("ngram", k, 0.8) for k in (2, 4)]
-    for paint in (plots._against_draft_length, plots._speedups, plots._accepted_lengths):
-        figure, axis = figures.plt.subplots()
-        paint(axis, rows, methods)
-        found = {figures.matplotlib.colors.to_hex(p.get_facecolor()) for p in axis.patches}
-        found |= {line.get_color() for line in axis.lines if "," in str(line.get_label())}
-        figures.plt.close(figure)
-        assert {colour.upper() for colour in found} == {figures.COLOURS[1]}
+def test_a_draft_looks_the_same_in_every_panel():
+    """The dial makes no sampled rows: what comes after it must keep its colour."""
+    rows = [make_row(method, k) for method in ("dial:0.9", "ngram") for k in (2, 4)]
+    rows += [make_row("ngram", k, 0.8) for k in (2, 4)]
+    for greedy, sampled in (plots.speedup_panels(rows), plots.accepted_lengths(rows)):
+        assert {series.look for series in greedy.series} == {0, 1}
+        assert {series.look for series in sampled.series} == {1}
+        assert [panel.title for panel in (greedy, sampled)] == ["T = 0 (greedy)", "T = 0.8 (sampling)"]
+
+
+def test_measured_values_are_markers_and_predictions_are_lines():
+    """As they are drawn: a marker, an interval and a number for every measured value; a line for each prediction."""
+    rows = [make_row(k=k) for k in (2, 4)]
+    figure = figures.draw(plots.speedup_panels(rows))
+    (axis,) = figure.axes
+    drawn = {line.get_label(): line for line in axis.lines}
+    measured = drawn["model, measured"]
+    assert (measured.get_marker(), measured.get_linestyle()) == ("o", "None")
+    assert list(measured.get_ydata()) == [row.speedup for row in rows]
+    for label, name in (("model, forecast", "forecast"), (f"model, {figures.BOOK}", "book_formula")):
+        assert (drawn[label].get_marker(), list(drawn[label].get_xdata())) == ("None", [2, 4])
+        assert list(drawn[label].get_ydata()) == [getattr(row, name) for row in rows]
+    (intervals,) = axis.collections
+    ends = [[y for _, y in segment] for segment in intervals.get_segments()]
+    assert ends == [[row.speedup_low, row.speedup_high] for row in rows]
+    assert [text.get_text() for text in axis.texts] == [f"{row.speedup:.2f}" for row in rows]
+    low, high = axis.get_ylim()
+    assert low < min(row.speedup_low for row in rows)
+    assert high > max(row.speedup_high for row in rows), "every interval lies inside the axes"
+    figures.plt.close(figure)
 
 
 def test_pictures_are_written_and_left_out_where_there_is_nothing_to_show(tmp_path):
@@ -504,7 +523,7 @@ def test_pictures_are_written_and_left_out_where_there_is_nothing_to_show(tmp_pa
 
     run = make_run(temperatures=(0.0,), lengths=(2, 4))
     written = [write() for write in plots.comparison(run, tmp_path, "x")]
-    kinds = ["speedup", "draft-length", "accepted-lengths", "why", "predicted"]
+    kinds = ["speedup", "accepted-lengths", "why", "predicted"]
     assert [p.name for p in written] == [f"x-{kind}.png" for kind in kinds]
     for path in written:
         with Image.open(path) as picture:
@@ -513,7 +532,7 @@ def test_pictures_are_written_and_left_out_where_there_is_nothing_to_show(tmp_pa
     short_run = interrupted_run()
     short_run.rows = [replace(r, **dict.fromkeys(ladder.PREDICTORS)) for r in short_run.rows]
     left = [write().name for write in plots.comparison(short_run, tmp_path, "y")]
-    assert left == [f"y-{kind}.png" for kind in kinds[:3]]
+    assert left == [f"y-{kind}.png" for kind in kinds[:2]]
     assert not figures.plt.get_fignums(), "a figure was left open"
 
 

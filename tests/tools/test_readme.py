@@ -8,8 +8,9 @@ from benchmarks import families, peers, roofline, scaling
 from speclab.present import plan_views, report, sweep_views
 from speclab.records import files
 from speclab.records.runs import ComparisonRun, Head, PlanRun, SweepRun
+from speclab.system.errors import EnvironmentProblem
 from speclab.system.paths import ROOT
-from tools import readme
+from tools import doc_blocks, readme
 
 PAGES = readme.PAGES
 BENCHMARKS = {
@@ -52,11 +53,27 @@ def test_nothing_is_written_where_a_record_is_bad(tmp_path, monkeypatch, capsys)
     assert "bad.json is no record" in capsys.readouterr().err
     assert "old" in pages[0].read_text()
     blocks["b"] = lambda: "new too"
-    assert readme.main(["--check"]) == 1
-    assert "stale: a.md, b.md" in capsys.readouterr().err
     assert readme.main([]) == 0
     assert ["new" in path.read_text() for path in pages] == [True, True]
-    assert readme.main(["--check"]) == 0
+    before = [path.stat().st_mtime_ns for path in pages]
+    assert readme.main([]) == 0
+    assert [path.stat().st_mtime_ns for path in pages] == before, "what is fresh is not written again"
+
+
+def test_a_part_of_a_page_of_results_is_found_by_its_headings(tmp_path, monkeypatch):
+    """A heading that is not there is a Problem, not an empty block; a long table stays on its own page."""
+    (tmp_path / "results").mkdir()
+    long_table = "| 1 |\n" * readme.LONG
+    page = f"# Title\n\nhead\n\n## A\n\none\n\n### B\n\ntwo\n\n## C\n\n| 1 |\n\n{long_table}\nthree\n"
+    (tmp_path / "results" / "x.md").write_text(page)
+    monkeypatch.setattr(readme, "ROOT", tmp_path)
+    whole = "head\n\n**A**\n\none\n\n**B**\n\ntwo\n\n**C**\n\n| 1 |\n\nthree"
+    assert readme.results_block("results/x.md") == whole
+    assert readme.results_block("results/x.md # A") == "one"
+    assert readme.results_block("results/x.md # A # B") == "two"
+    for name in ("results/x.md # D", "results/y.md"):
+        with pytest.raises(EnvironmentProblem, match="cannot be made"):
+            readme.filled(f"<!-- begin {name} -->\n<!-- end {name} -->")
 
 
 def test_every_linked_file_exists():
@@ -77,7 +94,7 @@ def test_every_listed_file_exists():
 def test_committed_records_are_valid_and_clean():
     """Made from committed code, with every required field, and no path or host in them."""
     records = sorted((ROOT / "results").glob("cpu-2-cores*.json"))
-    assert {readme.DEFAULT_RUN, readme.FULL_RUN} <= set(records)
+    assert {doc_blocks.DEFAULT_RUN, doc_blocks.FULL_RUN} <= set(records)
     for path in records:
         run = files.read(path, kind_of(path.stem))
         assert run.versions.commit
