@@ -14,7 +14,6 @@ from draft_models import ModelDrafter
 from speclab.core.rounds import Draft, Drafter, Round, Target
 from speclab.core.sampling import NOT_FINITE, Sampling, draw, most_probable, to_host
 from speclab.learner.ask import Impossible, ask, each, short, whole
-from speclab.models.cached import CachedModel
 
 FIRST_LENGTH = 4  # tokens of the first draft, before the rule of exercise 6 has seen a round
 
