@@ -5,10 +5,10 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from speclab.present import explanations, plan_views, report, run_lines, tables
+from speclab.present import explanations, report, run_lines, tables
 from speclab.records.files import read, read_json
 from speclab.records.rows import Row
-from speclab.records.runs import ComparisonRun, PlanRun
+from speclab.records.runs import ComparisonRun
 from speclab.system.paths import ROOT
 from speclab.theory.formulas import book_formula, omega_star
 from speclab.theory.ladder import prediction_rows
@@ -18,7 +18,6 @@ RESULTS = ROOT / "results"
 DEFAULT_RUN = RESULTS / "cpu-2-cores.json"  # python compare.py
 AGAIN_RUN = RESULTS / "cpu-2-cores-again.json"  # the same command once more
 FULL_RUN = RESULTS / "cpu-2-cores-full.json"  # the same with --full -k 2,4,8 --max-new-tokens 96 --repeats 2
-PLAN = RESULTS / "cpu-2-cores-plan.json"  # python compare.py --verify-plan
 TRAINING = ROOT / "models" / "lab-pair" / "training.json"
 BOOK_TABLE = ((0.7, 4, "2.1"), (0.8, 4, "2.5"), (0.7, 8, "2.5"), (0.8, 8, "3.3"))  # alpha, k, what the book prints
 
@@ -113,13 +112,6 @@ def errors() -> str:
     return _shown(explanations.errors_table(prediction_rows(comparison(FULL_RUN).rows)))
 
 
-def plan() -> str:
-    """The plan's verdicts and how they did on prompts it had not seen."""
-    run = read(PLAN, PlanRun)
-    verdicts = tables.Lines(plan_views.verdict(fact) for fact in run.facts.drafts)
-    return _shown(verdicts, plan_views.checked_table(run.verified) if run.verified else None)
-
-
 def trust() -> str:
     """The same command twice, and the phases against the wall."""
     lines = [explanations.phases_line(comparison(FULL_RUN))]
@@ -136,7 +128,6 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "pair": pair,
     "book-table": book_table,
     "errors": errors,
-    "plan": plan,
     "trust": trust,
     "architecture": architecture.plan,
 }

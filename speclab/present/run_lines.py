@@ -37,7 +37,7 @@ def padding_remark(target: str) -> str:
     """What must stand beside every number of a padded target; nothing for any other."""
     if not padding.is_lab_size(target):
         return ""
-    return f" {target} is {padding.describe_padding(padding.parse_size(target))}."
+    return f" {target} is {padding.describe_padding(target)}."
 
 
 def small_print(run: Head) -> str:
