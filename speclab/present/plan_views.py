@@ -1,16 +1,14 @@
 """The plan as verdicts, tables and a picture. Nothing is measured here."""
 
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 from speclab.present import figures
 from speclab.present.figures import STYLES, Panel, Series, column, draw, plain, speedups
 from speclab.present.run_lines import COSTS, provenance, remarks
 from speclab.present.tables import Block, Cell, Lines, Table, cells, number, percent, show, speedup, temperature_name
 from speclab.records.rows import Row
-from speclab.records.runs import DraftFacts, PlanEntry, PlanRun, Verified
-
-PlanRow = TypeVar("PlanRow", PlanEntry, Row)  # planned or measured
+from speclab.records.runs import DraftFacts, PlanRun, Verified
 
 
 def verdict(fact: DraftFacts) -> str:
@@ -35,7 +33,8 @@ def learner_line(run: PlanRun, fact: DraftFacts) -> str | None:
     return f"best_draft_length of {package}: k = {fact.yours}, expected {speedup(expected)}"
 
 
-def _of_draft(rows: list[PlanRow], fact: DraftFacts) -> list[PlanRow]:
+def _of_draft(rows: list[Any], fact: DraftFacts) -> list[Any]:
+    """The rows of this draft, planned or measured."""
     return [row for row in rows if (row.method, row.temperature) == (fact.method, fact.temperature)]
 
 
@@ -47,9 +46,7 @@ def plan_table(run: PlanRun, fact: DraftFacts) -> Table:
     """One line per draft length; where the plan was measured, measured values stand beside it."""
     measured = {row.draft_length: row.speedup for row in _measured(run, fact)}
     columns: dict[str, Cell] = {
-        "draft": lambda row: row.method,
-        "k": lambda row: str(row.draft_length),
-        **cells("tok/rnd", "α", "c", "v", "o"),
+        **cells("draft", "k", "tok/rnd", "α", "c", "v", "o"),
         "expected": lambda row: speedup(row.speedup),
     }
     if measured:

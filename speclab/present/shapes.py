@@ -14,7 +14,7 @@ def tables(round_: RoundShapes, tokenizer: PreTrainedTokenizerBase) -> str:
     """The shapes with a cache and without one, and which row of the logits verifies which drafted token."""
     cached, uncached, n_cached = round_.cached, round_.uncached, round_.n_cached
     n_drafted = len(round_.ids) - n_cached - 1
-    rows = [[name, _text(cached[name]), _text(uncached[name]), axes] for name, axes in MEANINGS.items()]
+    rows = [[name, str(cached[name]), str(uncached[name]), axes] for name, axes in MEANINGS.items()]
     parts = [
         f"One round: {n_cached} tokens of prompt, 1 committed and not in the cache, {n_drafted} drafted; batch first.",
         table(rows, ["tensor", "with a cache", "without one", "axes after the batch"], n_words=4),
@@ -43,8 +43,8 @@ def beside(round_: RoundShapes, cached: Shapes, uncached: Shapes) -> tuple[str, 
         right = [_of_one_text(shapes, name) for shapes in (round_.cached, round_.uncached)]
         answers = [tuple(shapes[name]) if name in shapes else None for shapes in (cached, uncached)]
         all_right = all_right and answers == right
-        verdict = "yes" if answers == right else f"no: it is {_text(right[0])} and {_text(right[1])}"
-        rows.append([name, *map(_text, answers), verdict])
+        verdict = "yes" if answers == right else f"no: it is {right[0]} and {right[1]}"
+        rows.append([name, *(str(answer or "-") for answer in answers), verdict])
     parts = [
         "Yours, without the batch axis",
         table(rows, ["tensor", "with a cache", "without one", "agrees"], n_words=4),
@@ -59,7 +59,3 @@ def _of_one_text(shapes: Shapes, name: str) -> tuple[int, ...]:
     """Without the batch axis. Exercise 1 gives every query head its own keys; here some may share theirs."""
     shape = shapes[name][1:]
     return (shapes["q"][1], *shape[1:]) if name in ("k", "v") else shape
-
-
-def _text(shape: tuple[int, ...] | None) -> str:
-    return "-" if shape is None else "(" + ", ".join(map(str, shape)) + ")"

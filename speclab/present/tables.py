@@ -68,18 +68,20 @@ def _columns(block: Table, markdown: bool) -> str | None:
     """The table with its cells filled in; None where there is no row."""
     filled = {head: [cell(row) for row in block.rows] for head, cell in block.cells.items()}
     heads = list(filled)
-    for head in [] if markdown else heads[: block.n_words]:
-        short = short_names(filled[head], NAME_WIDTH)
-        filled[head] = [short[name] for name in filled[head]]
-    parts = [heads[: block.n_keys]]
-    for head in heads[block.n_keys :]:
-        widths = [max(map(len, [one, *filled[one]])) + 2 for one in (*parts[-1], head)]
-        if not markdown and sum(widths) > WIDTH + 2:
-            parts.append(heads[: block.n_keys])
-        parts[-1].append(head)
-    rows = [[list(line) for line in zip(*(filled[head] for head in part), strict=True)] for part in parts]
-    tables = [table(lines, part, markdown, block.n_words) for lines, part in zip(rows, parts, strict=True)]
-    return "\n\n".join(tables) if block.rows else None
+    keys, parts = heads[: block.n_keys], [heads]
+    if not markdown:
+        for head in heads[: block.n_words]:
+            short = short_names(filled[head], NAME_WIDTH)
+            filled[head] = [short[name] for name in filled[head]]
+        parts = [list(keys)]
+        for head in heads[block.n_keys :]:
+            widths = [max(map(len, [one, *filled[one]])) + 2 for one in (*parts[-1], head)]
+            if sum(widths) > WIDTH + 2:
+                parts.append(list(keys))
+            parts[-1].append(head)
+    lines = [list(map(list, zip(*(filled[head] for head in part), strict=True))) for part in parts]
+    texts = [table(cells, part, markdown, block.n_words) for cells, part in zip(lines, parts, strict=True)]
+    return "\n\n".join(texts) if block.rows else None
 
 
 def table(rows: list[list[str]], headers: list[str], markdown: bool = False, n_words: int = 1) -> str:
@@ -87,14 +89,10 @@ def table(rows: list[list[str]], headers: list[str], markdown: bool = False, n_w
 
     The first `n_words` columns hold words and are aligned left, all others are aligned right.
     """
-    align = ["left"] * n_words + ["right"] * (len(headers) - n_words)
-    return tabulate.tabulate(
-        rows,
-        headers,
-        tablefmt="github" if markdown else "simple",
-        colalign=align if rows else None,
-        disable_numparse=True,
-    )
+    look: dict[str, Any] = {"tablefmt": "github" if markdown else "simple", "disable_numparse": True}
+    if rows:
+        look["colalign"] = ["left"] * n_words + ["right"] * (len(headers) - n_words)
+    return tabulate.tabulate(rows, headers, **look)
 
 
 def short_names(names: list[str], width: int) -> dict[str, str]:
