@@ -65,9 +65,7 @@ def _page_data(trace: Trace) -> dict[str, Any]:
     """What the page's script draws: rounds, then the baseline's clock. Texts are one-line pictures of tokens."""
 
     def row(token: Token) -> list[Any]:
-        numbers: list[float | None] = [None] * 4
-        if position := token.position:
-            numbers = [position.draft_prob, position.target_prob, position.uniform, position.confidence]
+        numbers = token.position[1:] if token.position else (None,) * 4
         told = outcome(token, trace.greedy) if token.kind in ("accepted", "rejected") else ""
         return [visible(token.text), token.kind, *map(_rounded, numbers), told]
 

@@ -561,9 +561,9 @@ def test_pictures_are_written_and_left_out_where_there_is_nothing_to_show(tmp_pa
 
 def test_a_padded_target_is_called_that_wherever_its_numbers_stand():
     """lab:8b says what the lab's target says; only its price is that of a larger model."""
-    assert "padded: the lab target's text at an 8-billion-parameter price" in run_lines.padding_remark("lab:8b")
+    assert "padded: the lab target's text at the price of 8B parameters" in run_lines.padding_remark("lab:8b")
     run = make_run(("model",), (4,), (0.0,))
     assert "padded" not in report.comparison(run, markdown=True)
     run.settings["target"] = "lab:200m"
-    assert "200-million-parameter price" in report.comparison(run, markdown=True)
+    assert "price of 200M parameters" in report.comparison(run, markdown=True)
     assert "lab:200m (padded)" in run_lines.small_print(run)

@@ -142,15 +142,13 @@ def trace(
         *proposed, after = round_.detail or [None]
         pieces = spell(tokenizer, [*prompt_ids, *ids[:n_tokens]], [position.id for position in proposed])
         drafts = [Token(text, _fate(round_, i), proposed[i]) for i, text in enumerate(pieces)]
-        tokens = []
-        for i, text in enumerate(texts[n_tokens : n_tokens + len(round_.tokens)]):
-            accepted = i < round_.n_accepted
-            kind = "accepted" if accepted else _own_kind(round_)
-            tokens.append(Token(text, kind, proposed[i] if accepted else after))
+        committed, n = texts[n_tokens : n_tokens + len(round_.tokens)], round_.n_accepted
+        tokens = [Token(text, "accepted", position) for text, position in zip(committed, proposed[:n], strict=False)]
+        tokens += [Token(text, _own_kind(round_), after) for text in committed[n:]]
         seconds = phases(round_.seconds or {})
         end += sum(seconds.values())
         n_tokens += len(tokens)
-        events.append(Event(len(events), drafts, tokens, round_.n_accepted, seconds, end, n_tokens))
+        events.append(Event(len(events), drafts, tokens, n, seconds, end, n_tokens))
     baseline_ids, ends = zip(*baseline, strict=True)
     spelled = list(zip(spell(tokenizer, prompt_ids, baseline_ids), ends, strict=True))
     return Trace(settings, prompt, events, counts, spelled, list(baseline_ids) == ids)

@@ -94,7 +94,7 @@
       : "both clocks start when the first token is there";
     const rows = round.drafts.map((draft, i) => [draft, String(i)]);
     if (round.own) rows.push([round.own, "own"]);
-    for (const [[token, kind, q, p, u, sure, outcome], where] of rows) {
+    for (const [[token, kind, p, sure, q, u, outcome], where] of rows) {
       const row = make(list, "li", where === place ? "hot" : "");
       make(row, "span", "sign", data.signs[kind]);
       const box = make(row, "span", "token");
