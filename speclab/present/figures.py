@@ -71,6 +71,17 @@ def speedups(rows: Iterable[Any], x: str = "x") -> dict[Any, Value]:
     return {getattr(row, x): decoding(row) for row in rows}
 
 
+def all_drafts(by_name: dict[str, list], x: str, predictions: dict[str, str], x_label: str, **options) -> Panel:
+    """The measured speedups of several drafts with what was predicted. predictions: column of the rows -> its label."""
+    series = []
+    for i, (name, rows) in enumerate(by_name.items()):
+        series.append(Series(f"{name}, measured", speedups(rows, x), i))
+        for j, (key, label) in enumerate(predictions.items()):
+            style = STYLES[(2 * i + j) % len(STYLES)]
+            series.append(Series(f"{name}, {label}", column(rows, key, x), i, style))
+    return Panel(series, x_label, **options)
+
+
 def draw(panels: list[Panel], width: float = 4.6, height: float = 4.2, **shared) -> Figure:
     """A figure with the panels side by side."""
     figure, axes = blank(max(1, len(panels)), width, height, **shared)

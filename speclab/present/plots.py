@@ -9,7 +9,7 @@ from matplotlib.ticker import NullLocator
 
 from speclab.present import figures
 from speclab.present.explanations import LEGEND
-from speclab.present.figures import Panel, Series, column, draw, note, plain, speedups
+from speclab.present.figures import Panel, Series, draw, note, plain
 from speclab.present.tables import short_names, temperature_name
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun
@@ -42,45 +42,35 @@ def _write(paint: Callable[[], figures.Figure], run: ComparisonRun, folder: Path
     return figures.save(paint(), run, folder, name)
 
 
-def _groups(rows: list[Row]) -> Iterator[tuple[str, list[tuple[int, str, list[Row]]]]]:
-    """For each temperature its title and, of every draft that has rows there: its look, its name, its rows along k.
-
-    A draft looks the same at every temperature.
+def _groups(rows: list[Row]) -> Iterator[tuple[str, dict[str, list[Row]]]]:
+    """For each temperature its title and every draft's rows along k, none where it has none: a draft looks the same at
+    every temperature.
     """
-    methods = list(short_names([row.method for row in rows], 20).items())
+    names = short_names([row.method for row in rows], 20)
     for temperature in dict.fromkeys(row.temperature for row in rows):
-        curves = []
-        for i, (method, name) in enumerate(methods):
-            curve = [row for row in rows if (row.method, row.temperature) == (method, temperature)]
-            if curve:
-                curves.append((i, name, sorted(curve, key=lambda row: row.draft_length)))
-        yield temperature_name(temperature), curves
+        here = sorted((row for row in rows if row.temperature == temperature), key=lambda row: row.draft_length)
+        by_name = {name: [row for row in here if row.method == method] for method, name in names.items()}
+        yield temperature_name(temperature), by_name
 
 
 def speedup_panels(rows: list[Row]) -> list[Panel]:
     """Speedup against k, with the forecast and the book's formula: a panel for every temperature."""
-    x, panels = "draft_length", []
-    for title, curves in _groups(rows):
-        series = []
-        for i, name, curve in curves:
-            forecast_style, book_style = [("-", "--"), ("-.", ":")][i % 2]
-            series.append(Series(f"{name}, measured", speedups(curve, x), i))
-            series.append(Series(f"{name}, forecast", column(curve, "forecast", x), i, forecast_style))
-            series.append(Series(f"{name}, {figures.BOOK}", column(curve, "book_formula", x), i, book_style))
-        panels.append(Panel(series, "draft length k", title=title, spread=20))
-    return panels
+    predictions = {"forecast": "forecast", "book_formula": figures.BOOK}
+    return [
+        figures.all_drafts(by_name, "draft_length", predictions, "draft length k", title=title, spread=20)
+        for title, by_name in _groups(rows)
+    ]
 
 
 def accepted_lengths(rows: list[Row]) -> list[Panel]:
     """How many drafted tokens the rounds with the longest drafts accepted: a panel for every temperature."""
     panels = []
-    for title, curves in _groups(rows):
-        series, longest = [], max(curve[-1].draft_length for *_, curve in curves)
-        for i, name, curve in curves:
-            counts = curve[-1].accepted_lengths or []
-            if curve[-1].draft_length == longest and counts:
-                shares = [count / max(1, sum(counts)) for count in counts]
-                series.append(Series(f"{name}, {sum(counts)} rounds", plain(enumerate(shares)), i))
+    for title, by_name in _groups(rows):
+        series, longest = [], max(row.draft_length for curve in by_name.values() for row in curve)
+        for i, (name, curve) in enumerate(by_name.items()):
+            counts = [n for row in curve if row.draft_length == longest for n in row.accepted_lengths or []]
+            shares = plain((n, count / max(1, sum(counts))) for n, count in enumerate(counts))
+            series.append(Series(f"{name}, {sum(counts)} rounds", shares, i))
         label = f"drafted tokens accepted in a round, k = {longest}"
         panels.append(Panel(series, label, "share of rounds", title, bars=True))
     return panels

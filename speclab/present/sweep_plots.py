@@ -3,7 +3,8 @@
 Every function takes a sweep with points and returns a figure; speclab/present/sweep_views.py signs and saves it.
 """
 
-from speclab.present.figures import BOOK, COLOURS, STYLES, Figure, Panel, Series, column, draw, note, plain, speedups
+from speclab.present import figures
+from speclab.present.figures import Figure, Panel, Series, column, draw, note, plain, speedups
 from speclab.present.tables import interval, number, short_names
 from speclab.records.rows import Point
 from speclab.records.runs import SweepRun
@@ -12,7 +13,7 @@ from speclab.theory.curves import decoding, end_to_end
 
 NAME_WIDTH = 16  # of a draft's name in a legend
 LINES = {  # a column that predicts the speedup -> its label, colour and style
-    "book_formula": (BOOK, 1, ":"),
+    "book_formula": (figures.BOOK, 1, ":"),
     "leviathan": ("Leviathan, with c", 3, "-."),
     "cost_model": ("cost model", 2, "--"),
     "forecast": ("forecast", 5, "-"),
@@ -55,7 +56,8 @@ def output_length(sweep: SweepRun) -> Figure:
 def acceptance(sweep: SweepRun) -> Figure:
     """Speedup against alpha, a panel for each price of drafting, with every prediction."""
     ticks = {i / 5: f"{i / 5:g}" for i in range(6)}
-    label = f"acceptance rate α, as measured; k = {sweep.points[0].draft_length}"
+    lengths = ", ".join(map(str, sorted({point.draft_length for point in sweep.points})))
+    label = f"acceptance rate α, as measured; k = {lengths}"
     figure = draw(_panels(sweep, label, tuple(LINES), "acceptance_rate", ticks=ticks), 6.4, 4.6)
     for axis, points in zip(figure.axes, _curves(sweep).values(), strict=True):
         _mark_agreement(axis, points)
@@ -66,7 +68,7 @@ def _mark_agreement(axis, points: list[Point]) -> None:
     """Where the book's formula is right, and where the measured speedup passes 1."""
     fair = ", ".join(f"{alpha:.2f}" for alpha in curves.fair_prices(points))
     for low, high in curves.near_book(points):
-        axis.axvspan(low, high, color=COLOURS[4], alpha=0.3, linewidth=0)
+        axis.axvspan(low, high, color=figures.COLOURS[4], alpha=0.3, linewidth=0)
         text = f"book within {curves.NEAR:.0%}:\nα = {interval(low, high)}" + f"\nω = ω* at α = {fair}" * bool(fair)
         place = (max((low + high) / 2, 0.12), 0.72)  # above the curves, right of the axis
         axis.text(*place, text, transform=axis.get_xaxis_transform(), ha="center", va="bottom", fontsize=7.5)
@@ -80,7 +82,8 @@ def temperature(sweep: SweepRun) -> Figure:
     """Speedup and acceptance against the sampling temperature."""
     by_name, label = _curves(sweep), "temperature T"
     rates = [Series(name, column(points, "acceptance_rate"), i) for i, (name, points) in enumerate(by_name.items())]
-    return draw([_all_drafts(sweep, label), Panel(rates, label, "acceptance rate α")])
+    left = figures.all_drafts(by_name, "x", {"forecast": "forecast"}, label)
+    return draw([left, Panel(rates, label, "acceptance rate α")])
 
 
 def context(sweep: SweepRun) -> Figure:
@@ -91,17 +94,8 @@ def context(sweep: SweepRun) -> Figure:
     seconds = [curves.step_seconds(point) for point in points]
     steps = plain((point.x, each / seconds[0]) for point, each in zip(points, seconds, strict=True))
     costs.append(Series(f"t_1, in units of {seconds[0] * 1e3:.2f} ms", steps, 6))
-    right = Panel(costs, label, "cost of a step and of verifying", spread=16, log=True)
-    return draw([_all_drafts(sweep, label, log=True), right])
-
-
-def _all_drafts(sweep: SweepRun, x_label: str, log: bool = False) -> Panel:
-    """The measured speedups of all drafts in one panel, with their forecasts."""
-    series = []
-    for i, (name, points) in enumerate(_curves(sweep).items()):
-        style = STYLES[i % len(STYLES)]
-        series += [Series(name, speedups(points), i), Series(f"{name}, forecast", column(points, "forecast"), i, style)]
-    return Panel(series, x_label, log=log)
+    left = figures.all_drafts(by_name, "x", {"forecast": "forecast"}, label, log=True)
+    return draw([left, Panel(costs, label, "cost of a step and of verifying", spread=16, log=True)])
 
 
 def draft_kind(sweep: SweepRun) -> Figure:
@@ -132,7 +126,7 @@ def definitions(sweep: SweepRun) -> Figure:
         survival.append(Series(name, plain(enumerate(curves.survival(points[-1]), 1)), i))
         for look, key in enumerate("αfs", 1):
             fed = plain((point.x, curves.book_fed(point).get(key)) for point in points)
-            panel.series.append(Series(f"book fed with {key}", fed, look, STYLES[look]))
+            panel.series.append(Series(f"book fed with {key}", fed, look, figures.STYLES[look]))
     label = "A_i, share of rounds with i or more accepted"
     return draw([Panel(survival, "position i in the longest draft", label, bars=True), *panels])
 
