@@ -141,8 +141,8 @@ def _rate(learner: Learner, setup: Setup, prompt: Prompt, baseline: Loop, settin
 
 def _speculative(args: argparse.Namespace, baseline: Loop, speculative: Loop) -> int:
     flags.check_file(args.trace, "--trace")
-    usable = loading.of_decoding(args.temperature, args.draft, bool(args.trace), args.trace_shapes)
-    learner = loading.load(args.impl, usable)
+    exercises = loading.of_decoding(args.temperature, args.draft, bool(args.trace), args.trace_shapes)
+    learner = loading.load(args.impl, exercises)
     setup, prompts, settings = _load(args)
     drafter, k = make_drafter(args.draft, setup, args.seed), args.draft_length
     check_prompts(setup.target, [drafter], prompts, args.max_new_tokens)
