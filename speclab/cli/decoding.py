@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from draft_models import ModelDrafter
 from speclab.cli import flags, parsing
 from speclab.cli.output import write_trace
-from speclab.cli.text import TextWriter, rate
 from speclab.core.clock import synchronize
 from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, Drafter, Round, tokens_of
@@ -28,7 +27,7 @@ from speclab.models.setup import Setup
 from speclab.present import report
 from speclab.present import shapes as shape_views
 from speclab.system.errors import reports_problems
-from speclab.system.terminal import note
+from speclab.system.terminal import harmless, note
 
 
 @reports_problems
@@ -70,7 +69,9 @@ class _Decoded:
 
     def show(self, prompt: Prompt, rounds: Iterator[Round]) -> list[int]:
         """Print a prompt and its text; decoding is timed, printing is not.  -> new tokens"""
-        text = TextWriter(self.setup.tokenizer, prompt, stream=self.args.stream)
+        tokens: list[int] = []
+        n_shown = 0
+        print(harmless(f"\n=== {prompt.kind} {'=' * 60}\n{prompt.text}"), end="", flush=self.args.stream)
         start = time.perf_counter()
         try:
             for round_ in rounds:  # a round ends with its tokens on the host, so the device has nothing left to do
@@ -78,16 +79,27 @@ class _Decoded:
                     self.seconds += time.perf_counter() - start
                 self.counts.add(round_)
                 self.n_after_eos += round_.n_after_eos
-                text.add(round_.tokens)
+                tokens += round_.tokens
+                if self.args.stream:
+                    n_shown = self._print_more(tokens, n_shown)
                 start = time.perf_counter()
-        finally:
-            text.close()  # also before an error is printed
-        return text.tokens
+        finally:  # also before an error is printed
+            self._print_more(tokens, n_shown, final=True)
+            print(flush=True)
+        return tokens
+
+    def _print_more(self, tokens: list[int], n_shown: int, final: bool = False) -> int:
+        """Print the text after its first `n_shown` characters.  -> characters shown so far"""
+        text = str(self.setup.tokenizer.decode(tokens, skip_special_tokens=True))
+        if text.endswith("\ufffd") and not final:  # a token may end inside a character: wait for the rest of it
+            return n_shown
+        print(harmless(text[n_shown:]), end="", flush=self.args.stream)
+        return len(text)
 
     def speed(self) -> str:
         """How fast, in one line."""
         n_tokens = self.counts.n_emitted
-        speed = rate(n_tokens, self.seconds)
+        speed = f"{n_tokens / self.seconds:.1f} tok/s" if self.seconds and n_tokens else "no decoding to time"
         dropped = f"; {self.n_after_eos} more after an end token were dropped" * bool(self.n_after_eos)
         return f"\n{n_tokens} tokens decoded in {self.seconds:.2f} s: {speed} (prefill apart){dropped}"
 
@@ -129,8 +141,8 @@ def _rate(learner: Learner, setup: Setup, prompt: Prompt, baseline: Loop, settin
 
 def _speculative(args: argparse.Namespace, baseline: Loop, speculative: Loop) -> int:
     flags.check_file(args.trace, "--trace")
-    usable = loading.of_decoding(args.temperature, args.draft, bool(args.trace), args.trace_shapes)
-    learner = loading.load(args.impl, usable)
+    exercises = loading.of_decoding(args.temperature, args.draft, bool(args.trace), args.trace_shapes)
+    learner = loading.load(args.impl, exercises)
     setup, prompts, settings = _load(args)
     drafter, k = make_drafter(args.draft, setup, args.seed), args.draft_length
     check_prompts(setup.target, [drafter], prompts, args.max_new_tokens)

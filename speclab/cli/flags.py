@@ -120,7 +120,7 @@ def setup_from(args: argparse.Namespace, temperature: float | None = None) -> Se
 def read_prompts(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> list[prompts.Prompt]:
     """--prompt, --prompts, or the standard set, tokenised."""
     if args.prompt:
-        return prompts.encode(prompts.from_words(args.prompt), tokenizer)
+        return prompts.encode(prompts.from_arguments(args.prompt), tokenizer)
     pairs = prompts.from_file(args.prompts) if args.prompts else prompts.standard()
     limit = 0 if args.prompts else args.limit or 0
     return prompts.first_of_each_kind(prompts.encode(pairs, tokenizer), limit)

@@ -277,7 +277,7 @@ def _loaded(name: str, what: str, load: Callable[[], Any]) -> Any:
         where, advice = "", "download it again, or choose another model"
         if not os.path.isdir(name):
             where, advice = " from the hub", "check the name and the network, or give a local folder"
-        if known := next((words for words in KNOWN_ERRORS if words in text), None):
+        if known := next((phrase for phrase in KNOWN_ERRORS if phrase in text), None):
             text, advice = KNOWN_ERRORS[known]
         else:
             kind = "" if isinstance(error, (OSError, ValueError)) and text else f"{type(error).__name__}: "

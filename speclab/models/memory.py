@@ -69,13 +69,13 @@ def describe(target: PreTrainedModel, draft: PreTrainedModel | None, k: int, con
     """What `--verbose` says: bytes of a decode step and of a round, and the peak of memory."""
     drafting, verifying = round_bytes(target, draft, k, context)
     step = round_bytes(target, None, 0, context)[1]
-    words = [f"a decode step reads {_bytes(step)} (weights and cache after {context} tokens)"]
+    lines = [f"a decode step reads {_bytes(step)} (weights and cache after {context} tokens)"]
     if k:
-        words.append(f"a round at k = {k} reads {_bytes(drafting)} to draft and {_bytes(verifying)} to verify")
+        lines.append(f"a round at k = {k} reads {_bytes(drafting)} to draft and {_bytes(verifying)} to verify")
     peak = peak_memory(target.device)
     if peak is not None:
-        words.append(f"memory at its peak: {_bytes(peak)}")
-    return "\n".join(words)
+        lines.append(f"memory at its peak: {_bytes(peak)}")
+    return "\n".join(lines)
 
 
 def _bytes(n: int) -> str:

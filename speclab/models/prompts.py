@@ -53,9 +53,9 @@ def standard() -> list[tuple[str, str]]:
 
 def from_file(name: str) -> list[tuple[str, str]]:
     """(kind, text) from a file, or from standard input where `name` is "-". The kind is the file's stem."""
+    source = "standard input" if name == "-" else name
     try:
-        data = _read(name)
-        text = data.decode("utf-8-sig")  # a byte order mark is no part of a prompt
+        text = _read(name).decode("utf-8-sig")  # a byte order mark is no part of a prompt
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name, or bytes that are not UTF-8
         undecodable = isinstance(error, UnicodeDecodeError)
         reason = "it is not UTF-8 text" if undecodable else getattr(error, "strerror", None) or error
@@ -65,8 +65,7 @@ def from_file(name: str) -> list[tuple[str, str]]:
     texts = split(text.replace("\r\n", "\n").replace("\r", "\n"))
     if not texts:
         raise UsageProblem(
-            f"there is no prompt in {'standard input' if name == '-' else name}; put one text in it, or several with "
-            "lines of %% between them"
+            f"there is no prompt in {source}; put one text in it, or several with lines of %% between them"
         )
     return [("stdin" if name == "-" else harmless(Path(name).stem), t) for t in texts]
 
@@ -80,10 +79,10 @@ def _read(name: str) -> bytes:
     return files.at_most(sys.stdin.buffer.read(LARGEST_FILE + 1), LARGEST_FILE)
 
 
-def from_words(words: list[str]) -> list[tuple[str, str]]:
+def from_arguments(arguments: list[str]) -> list[tuple[str, str]]:
     """(kind, text) of texts from the command line: its own bytes, whatever the locale has made of them."""
     try:
-        return [("prompt", os.fsencode(word).decode("utf-8")) for word in words]
+        return [("prompt", os.fsencode(argument).decode("utf-8")) for argument in arguments]
     except UnicodeError:
         raise UsageProblem("a prompt is not UTF-8 text; save it as UTF-8 and use --prompts FILE") from None
 
@@ -105,10 +104,8 @@ def encode(pairs: list[tuple[str, str]], tokenizer: PreTrainedTokenizerBase) -> 
 
 def first_of_each_kind(prompts: list[Prompt], limit: int) -> list[Prompt]:
     """At most `limit` prompts of every kind, in order; 0 keeps all."""
-    seen: dict[str, int] = {}
-    kept = []
+    kept: list[Prompt] = []
     for prompt in prompts:
-        seen[prompt.kind] = seen.get(prompt.kind, 0) + 1
-        if not limit or seen[prompt.kind] <= limit:
+        if not limit or sum(other.kind == prompt.kind for other in kept) < limit:
             kept.append(prompt)
     return kept

@@ -48,9 +48,9 @@ def bound_in_words(dtype: torch.dtype) -> str:
     return f"{units(dtype)} * eps({str(dtype).removeprefix('torch.')}) * max|logit|"
 
 
-def differences(found: Tensor, right: Tensor) -> Tensor:
+def differences(logits: Tensor, right: Tensor) -> Tensor:
     """Absolute differences, 0 where both are equal, also where both are -infinity; same shape."""
-    return torch.where(found == right, 0.0, (found - right).abs())
+    return torch.where(logits == right, 0.0, (logits - right).abs())
 
 
 class Reference:

@@ -32,10 +32,9 @@ def choose(model: PreTrainedModel, wish: str) -> tuple[ExportedModel | None, str
     try:
         exported = ExportedModel(model)
         check(model, exported)
-    except CannotExport as problem:
-        return None, f"no fast engine for {model.config.model_type}: {problem}"
     except Exception as error:  # what a model's code or a kernel library can raise has no end; eager is always there
-        return None, f"no fast engine for {model.config.model_type}: {type(error).__name__}: {first_line(error)}"
+        reason = str(error) if isinstance(error, CannotExport) else f"{type(error).__name__}: {first_line(error)}"
+        return None, f"no fast engine for {model.config.model_type}: {reason}"
     if exported.packed:
         narrow, padded = seconds(model, [(exported, NARROW), (exported, PADDED)])
         exported.least_width = PADDED if padded < WORTH_IT * narrow else NARROW
@@ -45,8 +44,8 @@ def choose(model: PreTrainedModel, wish: str) -> tuple[ExportedModel | None, str
         model, [(None, NARROW), (exported, NARROW), (None, WIDE), (exported, WIDE)]
     )
     narrow, wide = eager_narrow / fast_narrow, eager_wide / fast_wide
-    words = f"{narrow:.2f}x the eager engine's speed at {NARROW} token, {wide:.2f}x at {WIDE}"
-    return (exported, words) if narrow * wide > 1 else (None, f"the fast engine was no faster: {words}")
+    speeds = f"{narrow:.2f}x the eager engine's speed at {NARROW} token, {wide:.2f}x at {WIDE}"
+    return (exported, speeds) if narrow * wide > 1 else (None, f"the fast engine was no faster: {speeds}")
 
 
 def check(model: PreTrainedModel, exported: ExportedModel) -> None:
@@ -58,11 +57,11 @@ def check(model: PreTrainedModel, exported: ExportedModel) -> None:
     n_tokens = max(checks.N_TOKENS, cuda_graphs.BUCKET + 8 if exported.graphed else 0)
     text = checks.random_text(model, n_tokens)
     right = checks.uncached_logits(model, text)[:, -sum(checks.WIDTHS) :]
-    found = checks.cached_logits(CachedModel(model, exported=exported), text, wrong=checks.WRONG)
-    gap, allowed = checks.gap(model, found, right), rounding.bound(right)
+    logits = checks.cached_logits(CachedModel(model, exported=exported), text, wrong=checks.WRONG)
+    gap, allowed = checks.gap(model, logits, right), rounding.bound(right)
     if not gap <= allowed:  # not a number is no agreement either
-        words = rounding.bound_in_words(right.dtype)
-        raise CannotExport(f"its exported logits are off by {gap:.1e} where rounding explains {allowed:.1e} ({words})")
+        how = rounding.bound_in_words(right.dtype)
+        raise CannotExport(f"its exported logits are off by {gap:.1e} where rounding explains {allowed:.1e} ({how})")
 
 
 def seconds(model: PreTrainedModel, runners: list[tuple[ExportedModel | None, int]]) -> list[float]:

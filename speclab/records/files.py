@@ -144,7 +144,7 @@ def _checked_text(path: Path) -> str:
     """The text of a JSON file without NaN, infinities and whole numbers that no float can hold."""
     try:
         text = read_bytes(path, LARGEST).decode("utf-8")
-        json.loads(text, parse_constant=_finite, parse_float=_finite, parse_int=_whole)
+        json.loads(text, parse_constant=_finite, parse_float=_finite, parse_int=_finite)
     except (OSError, ValueError, RecursionError) as error:
         raise _unreadable(path, getattr(error, "strerror", None) or str(error)) from None
     return text
@@ -154,11 +154,6 @@ def _finite(digits: str) -> float:
     if not math.isfinite(value := float(digits)):
         raise ValueError(f"{digits[:20]} is no finite number")
     return value
-
-
-def _whole(digits: str) -> int:
-    _finite(digits)
-    return int(digits)
 
 
 def _unreadable(path: Path, why: str) -> EnvironmentProblem:

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 
-# Of the format characters (category Cf) these stay: soft hyphen, the marks of Arabic and Syriac numbers and verses, and
-# the two joiners, without which Persian, Hindi and many emoji are written wrongly.
-FORMAT_OF_TEXT = frozenset("\u00ad\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u08e2\u200c\u200d")
+# Of the control and format characters these stay: line ends and tabs, soft hyphen, the marks of Arabic and Syriac
+# numbers and verses, and the two joiners, without which Persian, Hindi and many emoji are written wrongly.
+ALLOWED = frozenset("\n\t\u00ad\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u08e2\u200c\u200d")
 
 
 def harmless(text: str) -> str:
@@ -25,9 +25,7 @@ def harmless(text: str) -> str:
     """
 
     def safe(char: str) -> str:
-        if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cf", "Cs", "Zl", "Zp"):
-            return char
-        if char in FORMAT_OF_TEXT:
+        if char in ALLOWED or unicodedata.category(char) not in ("Cc", "Cf", "Cs", "Zl", "Zp"):
             return char
         return chr(0x2400 + ord(char)) if ord(char) < 32 else f"‹{ord(char):04X}›"
 

@@ -90,7 +90,7 @@ def test_a_file_is_written_where_the_check_has_said_so_and_nothing_else_is(name,
 @MANY
 def test_every_name_can_be_shown(name):
     assert isinstance(files.shown(Path(name)), str)
-    stay = {"\n", "\t", *terminal.FORMAT_OF_TEXT}
+    stay = terminal.ALLOWED
     shown = [char for char in terminal.harmless(name) if char not in stay]
     assert {unicodedata.category(char) for char in shown}.isdisjoint({"Cc", "Cf", "Cs", "Zl", "Zp"})
     assert len(loading.short_name(name).splitlines()) <= 1

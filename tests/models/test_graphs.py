@@ -200,7 +200,7 @@ def test_after_the_warm_up_nothing_is_left_to_capture(stand_in, monkeypatch):
     lengths = (9, 20, 40)
     prompts = [Prompt("code", "", torch.randint(0, VOCAB, (1, n))) for n in lengths]
     samplings = [Sampling(), Sampling(0.9)]
-    bench_module._warm_up(bench, arms, prompts, {}, samplings)
+    bench_module._warm_up(bench, arms, samplings, prompts, {})
     before = stand_in["captures"]
     for sampling in samplings:
         for prompt in prompts:

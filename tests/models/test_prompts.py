@@ -102,9 +102,9 @@ def test_standard_input_that_is_closed_or_no_text(monkeypatch, stdin):
 
 def test_words_that_are_no_text_are_refused_and_those_that_the_locale_mangled_are_not():
     with pytest.raises(UsageProblem, match="not UTF-8"):
-        prompts.from_words(["a\udcff"])
+        prompts.from_arguments(["a\udcff"])
     mangled = "ü".encode().decode("ascii", "surrogateescape")
-    assert prompts.from_words([mangled, "a"]) == [("prompt", "ü"), ("prompt", "a")]
+    assert prompts.from_arguments([mangled, "a"]) == [("prompt", "ü"), ("prompt", "a")]
 
 
 def test_a_file_is_utf_8_in_every_locale(tmp_path):

@@ -19,7 +19,7 @@ import functools
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,19 +33,6 @@ WARM_UPS = 2  # passes before a capture: kernels are chosen and workspaces alloc
 
 
 Forward = Callable[[Tensor], Tensor]  # (1, m) ids -> (1, m, vocab) logits, after what the cache holds
-
-
-class Program(Protocol):
-    """Passes of one model and work on the device between them. Equal programs share their graphs, so it is hashable."""
-
-    def widths(self, *inputs: Any, **named: Any) -> tuple[int, ...]:
-        """Tokens of each pass it will make; only the inputs' shapes matter."""
-
-    def capture_inputs(self, *inputs: Any, **named: Any) -> list[tuple[Tensor, ...]]:
-        """Inputs of all shapes that a decoding will bring which brings these; only their shapes matter."""
-
-    def __call__(self, forward: Forward, *inputs: Any, **named: Any) -> tuple[Tensor, ...]:
-        """Do it. Nothing in it may wait for the device."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +84,12 @@ class DraftSteps:
         return draw(probs, uniform).clamp(min=0), probs
 
 
+# A program is called with `forward` and its inputs, and nothing in it may wait for the device. `widths` are the tokens
+# of each pass it will make, `capture_inputs` the inputs of all shapes that a decoding will bring which brings these;
+# only shapes matter in both. Equal programs share their graphs, so they are hashable.
+Program = Pass | DraftSteps
+
+
 class GraphKey(NamedTuple):
     """Everything that a graph fixes but the cache and the rows that attention reads."""
 
@@ -106,7 +99,7 @@ class GraphKey(NamedTuple):
     vocab_size: int | None = None  # logits are cut to it
 
     @classmethod
-    def of(cls, program: Program, inputs: tuple[Tensor, ...], vocab_size: int) -> "GraphKey":
+    def for_inputs(cls, program: Program, inputs: tuple[Tensor, ...], vocab_size: int) -> "GraphKey":
         """The key of a program for inputs of these shapes."""
         shapes = tuple((given.shape, given.dtype) for given in inputs)
         return cls(program, shapes, sum(program.widths(*inputs)), vocab_size)
@@ -142,12 +135,12 @@ class GraphBackend(ExportedBackend):
         self, program: Program, inputs: tuple[Tensor, ...], length: int, vocab_size: int
     ) -> tuple[Tensor, ...] | None:
         """The whole program as one replay, or None where it was not captured with the prompt's pass."""
-        key = GraphKey.of(program, inputs, vocab_size)
+        key = GraphKey.for_inputs(program, inputs, vocab_size)
         n_passes = len(program.widths(*inputs))
         if n_passes >= self._most_passes:  # the last round's shorter chain is not worth a graph
             self._most_passes = n_passes
             self._exported.graph_keys.update(
-                GraphKey.of(program, other, vocab_size) for other in program.capture_inputs(*inputs)
+                GraphKey.for_inputs(program, other, vocab_size) for other in program.capture_inputs(*inputs)
             )
         if length + key.n_tokens > self._buffers.capacity or not self._buffers.holds(key, length):
             return None

@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from transformers import PreTrainedModel
 
 aten = torch.ops.aten
-_OURS, _numbers = "_lab_constant_", itertools.count()  # names of the tensors that the rewrites add
+_ADDED, _numbers = "_lab_constant_", itertools.count()  # names of the tensors that the rewrites add
 
 
 def can_prepack(device: torch.device, dtype: torch.dtype) -> bool:
@@ -31,15 +31,12 @@ def _constant(graph: fx.GraphModule, node: fx.Node | None) -> Tensor | None:
     """The tensor a node stands for; None for no node."""
     if node is None:
         return None
-    found = graph
-    for name in node.target.split("."):
-        found = getattr(found, name)
-    return found.detach()
+    return operator.attrgetter(node.target)(graph).detach()
 
 
 def _add_constant(graph: fx.GraphModule, tensor: Tensor) -> fx.Node:
     """A new constant at the top of the graph."""
-    name = f"{_OURS}{next(_numbers)}"
+    name = f"{_ADDED}{next(_numbers)}"
     setattr(graph, name, tensor)  # a plain attribute: oneDNN's packed tensors are opaque
     with graph.graph.inserting_before(next(iter(graph.graph.nodes))):
         return graph.graph.create_node("get_attr", name)
@@ -122,7 +119,7 @@ def _pack(graph: fx.GraphModule, node: fx.Node) -> None:
             product = graph.graph.call_function(torch.ops.mkldnn._linear_pointwise.binary, arguments)
     for done in dict.fromkeys((total, node)):
         _replace(done, product)
-    if weight.target.startswith(_OURS):
+    if weight.target.startswith(_ADDED):
         delattr(graph, weight.target)  # a joined matrix that is not needed any more
         graph.graph.erase_node(weight)
 
@@ -143,10 +140,10 @@ def rotate_by_roll(graph: fx.GraphModule) -> None:
     """Rotary embeddings: cat(-second half, first half) * sin is roll(x, half) * (-sin, sin): three kernels, not 7."""
     signed: dict[tuple, fx.Node] = {}  # by what the sine is made of: every layer makes the same one again
     for node in list(graph.graph.nodes):
-        found = _rotated_half(node)
-        if found is None or len(node.users) != 1:
+        rotated = _rotated_half(node)
+        if rotated is None or len(node.users) != 1:
             continue
-        source, half = found
+        source, half = rotated
         product = next(iter(node.users))
         if product.target is not aten.mul.Tensor or product.args[0] is not node:
             continue
@@ -214,4 +211,4 @@ def as_function(graph: fx.GraphModule) -> Callable[..., tuple[Tensor]]:
     """The kernels as a Python function of inputs and constants."""
     graph.graph.set_codegen(fx.graph.CodeGen())
     graph.recompile()
-    return functools.partial(type(graph).forward, None)  # it has no self to speak of: everything is an argument
+    return functools.partial(type(graph).forward, None)  # no self: everything is an argument
