@@ -28,6 +28,10 @@ def comparison(path: Path) -> ComparisonRun:
     return read(path, ComparisonRun)
 
 
+def _shown(*blocks: tables.Block) -> str:
+    return tables.show(blocks, markdown=True).strip()
+
+
 def first_run() -> str:
     """What the first command prints, without the sampled half."""
     run = comparison(DEFAULT_RUN)
@@ -85,7 +89,7 @@ def pair() -> str:
     run = comparison(FULL_RUN)
     row = next(r for r in run.rows if (r.method, r.draft_length, r.prompt_kind) == ("model", 4, "all"))
     return (
-        f"{tables.columns(['target', 'draft'], cells, markdown=True)}\n\n"
+        f"{_shown(tables.Table(['target', 'draft'], cells))}\n\n"
         f"- held-out text: same first choice {accepted['greedy_agreement']:.0%}, overlap of the distributions at "
         f"temperature 1 {accepted['overlap_at_temperature_1']:.0%}\n"
         f"- the lab's prompts, greedy, k = 4: α = {row.acceptance_rate:.2f}; {report.loops_line(run)}"
@@ -105,7 +109,7 @@ def book_table() -> str:
 
 def errors() -> str:
     """How far each prediction was off, over all rows of the full run."""
-    return explanations.errors_table(prediction_rows(comparison(FULL_RUN).rows), markdown=True)
+    return _shown(explanations.errors_table(prediction_rows(comparison(FULL_RUN).rows)))
 
 
 def trust() -> str:
