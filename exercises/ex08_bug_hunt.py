@@ -37,10 +37,8 @@ def accept(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> AcceptResult
     Leviathan et al., arXiv 2211.17192, algorithm 1.
     """
     n = draft.tokens.shape[1]
-    if draft.probs is None:
-        draft_probs = torch.nn.functional.one_hot(draft.tokens, target_probs.shape[-1]).to(target_probs)
-    else:
-        draft_probs = draft.probs  # (1, n, vocab)
+    certain = torch.nn.functional.one_hot(draft.tokens, target_probs.shape[-1]).to(target_probs)  # (1, n, vocab)
+    draft_probs = certain if draft.probs is None else draft.probs
     draft_of_token = draft_probs.gather(-1, draft.tokens[..., None])[..., 0]  # (1, n)
     target_of_token = target_probs[:, :n].gather(-1, draft.tokens[..., None])[..., 0]  # (1, n)
     passed = uniforms[:, :1] * draft_of_token < target_of_token

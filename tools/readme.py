@@ -42,22 +42,18 @@ def results_block(name: str) -> str:
 
 
 def filled(text: str) -> str:
-    """`text` with every block made anew. EnvironmentProblem: a block that nobody makes, or one that does not end."""
+    """`text` with every block made anew. EnvironmentProblem: a block that cannot be made, or one that does not end."""
     for name in re.findall(r"<!-- begin ([^>]*?) -->", text):
         begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->"
-        is_known = name in BLOCKS or name.startswith("results/")
-        if not is_known or end not in text:
-            names = f"a page of results/, {', '.join(BLOCKS)}"
-            raise EnvironmentProblem(f"the block {name!r} is unknown or has no end; use one of: {names}")
         try:
             block = BLOCKS[name]() if name in BLOCKS else results_block(name)
+            before, after = text.split(begin, 1)[0], text.split(end, 1)[1]
         except (ArithmeticError, AttributeError, LookupError, OSError, StopIteration, TypeError, ValueError) as error:
-            why = f"{type(error).__name__}: {error}"
+            names = f"{', '.join(BLOCKS)} and the pages of results/"
             raise EnvironmentProblem(
-                f"the block {name!r} cannot be made: the records lack what it shows ({why}); run the commands again "
-                "that made them"
+                f"the block {name!r} cannot be made: {type(error).__name__}: {error}; there are {names}, made from "
+                "committed records, and a block ends with its own name"
             ) from None
-        before, after = text.split(begin, 1)[0], text.split(end, 1)[1]
         text = f"{before}{begin}{block}\n{end}{after}"
     return text
 

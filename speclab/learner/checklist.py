@@ -56,7 +56,7 @@ class Exercise:
     @property
     def title(self) -> str:
         """The chapter's."""
-        return lab_text(self.chapter).partition("\n")[0].partition(". ")[2]
+        return self.chapter.read_text("utf-8").partition("\n")[0].partition(". ")[2]
 
     def path(self, package: str) -> Path:
         """Its file in exercises/ or solutions/."""
@@ -100,14 +100,6 @@ def exercises() -> list[Exercise]:
     return [Exercise(chapter) for chapter in chapters]
 
 
-def lab_text(path: Path) -> str:
-    """A file that belongs to the lab and not to the learner."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise EnvironmentProblem(f"{shown(path)} cannot be read: {error}; type: {restore(path)}") from None
-
-
 def restore(path: Path) -> str:
     """What to type to get a file or a folder of the lab back."""
     return shlex.join(["git", "checkout", "--", shown(path)])
@@ -125,8 +117,8 @@ def hints(exercise: Exercise) -> dict[str, list[str]]:
     """Function -> three levels, in the order of the exercise; a method goes by its own name."""
     path = paths.ROOT / "exercises" / "hints.toml"
     try:
-        return tomllib.loads(lab_text(path)).get(exercise.stem[:4], {})
-    except ValueError as error:
+        return tomllib.loads(path.read_text("utf-8")).get(exercise.stem[:4], {})
+    except (OSError, ValueError) as error:
         raise EnvironmentProblem(f"{shown(path)} is no list of hints: {error}; type: {restore(path)}") from None
 
 

@@ -32,13 +32,13 @@ def of_comparison(temperatures: Iterable[float], drafts: Iterable[str], plan: bo
     return {3, 5} | {4 if temperature else 2 for temperature in temperatures} | ({7} if "ngram" in drafts else set())
 
 
-def parse(text: str) -> tuple[str, list[int] | None]:
-    """--impl's words: "exercises", "solutions", "exercises:2,4".  -> package, numbers (None: all that are finished)"""
+def parse(text: str) -> tuple[str, list[int]]:
+    """--impl's words: "exercises", "solutions", "exercises:2,4".  -> package, numbers (none: all that are finished)"""
     package, colon, rest = text.partition(":")
     words = rest.split(",") if colon else []
     if package not in PACKAGES or not all(word.isdecimal() for word in words):
         raise UsageProblem(f"--impl {text}: use exercises, solutions, or some of them, as in --impl exercises:2,3")
-    return package, sorted({int(word) for word in words}) or None
+    return package, sorted({int(word) for word in words})
 
 
 def load(text: str | None, usable: set[int]) -> Learner:
@@ -50,12 +50,12 @@ def load(text: str | None, usable: set[int]) -> Learner:
         return NO_LEARNER
     package, numbers = parse(text)
     known = {exercise.number: exercise for exercise in exercises()}
-    for number in numbers or []:
+    for number in numbers:
         if number not in usable & known.keys():
             what = f"exercise {number}" + (f" ({ROLES[number]})" if number in ROLES else "")
             could = ", ".join(f"{n} ({ROLES[n]})" for n in sorted(usable))
             raise UsageProblem(f"--impl {text}: {what} has no part in this run, which can use {could}")
-    if numbers and WHOLE_LOOP in numbers and len(numbers) > 1:
+    if WHOLE_LOOP in numbers and len(numbers) > 1:
         raise UsageProblem(f"exercise 8 is the whole loop and goes alone; type: --impl {package}:8")
     chosen = [known[number] for number in numbers or sorted(usable & known.keys() - {WHOLE_LOOP})]
     runner.run_checks(package, chosen)
