@@ -118,7 +118,7 @@ def test_committed_tables_are_views_of_their_records(path):
     elif isinstance(run, ComparisonRun):
         page = report.comparison(run, by_kind=True, markdown=True)
     else:
-        page = BENCHMARKS[run.benchmark][1](run, True)
+        page = BENCHMARKS[run.benchmark][1](run)
     assert path.read_text("utf-8") == page
 
 
