@@ -43,7 +43,7 @@ def autoregressive_decode(
     logits = target.prefill(prompt)  # (1, 1, vocab)
     token = draw_next(logits[:, -1], settings.sampling, uniforms((1,), generator, target.device))  # (1,)
     tokens, n_new = to_host(token), 1
-    round_ = Round.ending(tokens, n_new, settings, prefill=True)
+    round_ = Round.committing(tokens, n_new, settings, prefill=True)
     yield round_
 
     while round_.finish is None:
@@ -55,7 +55,7 @@ def autoregressive_decode(
             drawn.append(token)
         tokens = to_host(torch.cat(drawn))
         n_new += len(tokens)
-        round_ = Round.ending(tokens, n_new, settings)
+        round_ = Round.committing(tokens, n_new, settings)
         yield round_
 
 

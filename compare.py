@@ -12,7 +12,7 @@ and pictures.
     python compare.py --sweep acceptance          # change one setting; --sweep all runs every sweep
     python compare.py --quick --trace trace.html  # and look at a decoding, round by round, in a browser
     python compare.py --draft model,ngram,dial:0.9 -k 1,2,4,8 --temperature 0 --by-kind
-    python compare.py --target lab:200m --temperature 0        # the lab's text at a 200-million-parameter price
+    python compare.py --target lab:200m --temperature 0        # the lab's text at the price of 200M parameters
     python compare.py --target Qwen/Qwen2.5-7B-Instruct --draft Qwen/Qwen2.5-0.5B-Instruct,ngram --device cuda
 
 The arms of a prompt decode side by side and take turns step by step, so that they meet the same machine. Prefill and

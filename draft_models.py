@@ -12,7 +12,7 @@ import sys
 import torch
 from torch import Tensor, nn
 
-from speclab.core.rounds import Draft, Drafter
+from speclab.core.rounds import Draft, Drafter, Target
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.models.backends.cuda_graphs import DraftSteps
 from speclab.models.cached import CachedModel, tokens_to_keep
@@ -38,7 +38,7 @@ class ModelDrafter:
         self._not_fed: list[int] = []  # committed, not in the draft's cache yet
         self._n_committed = 0
 
-    def prefill(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
+    def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
         """Read the prompt, (1, prompt length) ids. EnvironmentProblem where the logits are not finite."""
         self._sampling, self._vocab_size = sampling, target.vocab_size
         self._not_fed, self._n_committed = [], prompt.shape[1]
@@ -93,7 +93,7 @@ class NgramDrafter:
         self._after: dict[tuple[int, ...], int] = {}  # n-gram -> index of the token that last followed it
         self._device = torch.device("cpu")
 
-    def prefill(self, target: CachedModel | None, prompt: Tensor, sampling: Sampling) -> None:
+    def prefill(self, target: Target | None, prompt: Tensor, sampling: Sampling) -> None:
         """Index the prompt, (1, prompt length) ids."""
         self._tokens, self._after, self._device = [], {}, prompt.device
         self._append(prompt[0].tolist())

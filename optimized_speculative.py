@@ -58,7 +58,7 @@ def speculative_decode(
     tokens, n_new = to_host(token), 1
     drafter.prefill(target, prompt, settings.sampling)  # NEW
     drafter.observe(0, tokens)  # NEW
-    round_ = Round.ending(tokens, n_new, settings, prefill=True)
+    round_ = Round.committing(tokens, n_new, settings, prefill=True)
     yield round_
 
     while round_.finish is None:
@@ -79,7 +79,7 @@ def speculative_decode(
         roll_back(target, prompt.shape[1] + n_new)
         drafter.observe(n_accepted, tokens)
 
-        round_ = Round.ending(tokens, n_new, settings, n_drafted, n_accepted)
+        round_ = Round.committing(tokens, n_new, settings, n_drafted, n_accepted)
         yield round_
 
 

@@ -12,18 +12,17 @@ import importlib
 import itertools
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
+from draft_models import as_draft
 from speclab.cli import parsing
-from speclab.core.rounds import Draft
+from speclab.core.rounds import DecodeSettings, Draft, Round, tokens_of
 from speclab.core.sampling import Sampling
 from speclab.system.errors import reports_problems
-
-CPU = torch.device("cpu")
 
 # --- small worlds: greedy models that cost nothing; in each of them one bug shows and the others do not --------------
 
@@ -46,7 +45,7 @@ def all_of_it(ids: list[int]) -> int:
 class TinyTarget:
     """Stands in for a CachedModel. `choose` says what follows the ids that are in the cache."""
 
-    device, max_length = CPU, None
+    device, max_length = torch.device("cpu"), None
 
     def __init__(self, choose: Callable[[list[int]], int]):
         self.choose, self.cache, self.n_passes = choose, [], 0
@@ -92,12 +91,11 @@ class TinyDrafter:
     def propose(self, k: int, uniforms: Tensor) -> Draft:
         """At most `k` tokens, each of them certain."""
         self.asked.append(k)
-        tokens: list[int] = []
-        for _ in range(min(k, self.at_most)):
-            place = len(self.text) + len(tokens)
-            miss = self.wrong_at and place % self.wrong_at == 0
-            tokens.append((self.choose(self.text + tokens) + bool(miss)) % VOCAB)
-        return Draft(torch.tensor([tokens], dtype=torch.long), torch.tensor([len(tokens)]))
+        text = list(self.text)
+        for place in range(len(text), len(text) + min(k, self.at_most)):
+            is_wrong = self.wrong_at > 0 and place % self.wrong_at == 0
+            text.append((self.choose(text) + is_wrong) % VOCAB)
+        return as_draft(text[len(self.text) :], TinyTarget.device)
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
         """Append what was committed to the text."""
@@ -108,35 +106,18 @@ PROMPT = torch.tensor([[11, 4, 2]])
 
 
 def rounds(
-    learner: ModuleType,
-    target: TinyTarget,
-    drafter: TinyDrafter,
-    k: int,
-    n: int,
-    eos: frozenset[int] = frozenset(),
-    prompt: Tensor = PROMPT,
-) -> Iterator:
+    learner: ModuleType, target: TinyTarget, drafter: TinyDrafter, k: int, n: int, eos: frozenset[int] = frozenset()
+) -> Iterator[Round]:
     """The rounds of the learner's loop at temperature 0; cut off after n + 1, so that no loop runs for ever."""
-    return itertools.islice(learner.decode(target, drafter, prompt, k, n, Sampling(), None, eos), n + 1)
+    return itertools.islice(learner.decode(target, drafter, PROMPT, k, DecodeSettings(n, eos=eos)), n + 1)
 
 
-def tokens_of(rounds: Iterable) -> list[int]:
-    """The text that rounds make."""
-    return [token for round_ in rounds for token in round_.tokens]
-
-
-def plain(choose: Callable[[list[int]], int], n: int, prompt: Tensor = PROMPT) -> list[int]:
+def plain(choose: Callable[[list[int]], int], n: int) -> list[int]:
     """What the model writes token by token."""
-    text = prompt[0].tolist()
+    text = PROMPT[0].tolist()
     for _ in range(n):
         text.append(choose(text))
     return text[-n:]
-
-
-def grid(size: int, n: int) -> Tensor:
-    """All n-tuples of the midpoints of `size` equal cells of [0, 1).  -> (size ** n, n)"""
-    points = (torch.arange(size, dtype=torch.float64) + 0.5) / size
-    return torch.cartesian_prod(*[points] * n).reshape(-1, n)
 
 
 def twelfths(*rows: list[int]) -> Tensor:
@@ -145,10 +126,14 @@ def twelfths(*rows: list[int]) -> Tensor:
 
 
 def decisions(learner: ModuleType, draft: Draft, target_probs: Tensor, size: int) -> list[tuple[int, int]]:
-    """(accepted, next token) for every cell of the grid of uniforms: all cells weigh the same, so shares are exact."""
+    """(accepted, next token) for uniforms at the midpoints of `size` equal cells of [0, 1), in every combination.
+
+    All combinations weigh the same, so shares are exact.
+    """
+    midpoints = (torch.arange(size, dtype=torch.float64) + 0.5) / size
     decided = []
-    for u in grid(size, target_probs.shape[1]):
-        result = learner.accept(draft, target_probs, u[None])
+    for u in itertools.product(midpoints.tolist(), repeat=target_probs.shape[1]):
+        result = learner.accept(draft, target_probs, torch.tensor([u], dtype=torch.float64))
         decided.append((int(result.n_accepted), int(result.next_token)))
     return decided
 

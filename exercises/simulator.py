@@ -8,6 +8,7 @@ rounds, and pays each round's overhead. The places where the draft would be righ
 every rule, so a score is a number and no measurement.
 """
 
+import importlib
 import operator
 import random
 import sys
@@ -15,6 +16,7 @@ from collections.abc import Callable
 
 from exercises import Todo
 from speclab.cli import parsing
+from speclab.learner.guard import PACKAGES
 from speclab.system.errors import Problem, reports_problems
 
 Rule = Callable[[int, int, int, int], int]  # k, n_drafted, n_accepted, longest -> the next k
@@ -57,18 +59,14 @@ def steps_per_token(rule: Rule, right: list[bool], first: int = FIRST) -> float:
             n_accepted += 1
         cost += n_drafted * DRAFT_COST + verify_cost(n_drafted + 1) + OVERHEAD
         place += n_accepted + 1
-        k = _allowed(rule(k, n_drafted, n_accepted, LONGEST))
+        answer = rule(k, n_drafted, n_accepted, LONGEST)
+        try:
+            k = operator.index(answer)
+        except TypeError:
+            k = -1
+        if not 0 <= k <= LONGEST:
+            raise ValueError(f"the rule answered {answer!r}, not a whole number from 0 to {LONGEST}")
     return cost / len(right)
-
-
-def _allowed(answer: object) -> int:
-    try:
-        k = operator.index(answer)
-    except TypeError:
-        k = -1
-    if not 0 <= k <= LONGEST:
-        raise ValueError(f"the rule answered {answer!r}, not a whole number from 0 to {LONGEST}")
-    return k
 
 
 def score(rule: Rule, first: int = FIRST) -> float:
@@ -85,17 +83,14 @@ def fixed(k: int) -> float:
 def main(argv: list[str] | None = None) -> int:
     """Print the scores.  -> exit code"""
     parser = parsing.make_parser(__doc__)
-    parser.add_argument("--impl", choices=("exercises", "solutions"), default="exercises", help="whose rule")
+    parser.add_argument("--impl", choices=PACKAGES, default="exercises", help="whose rule")
     args = parser.parse_args(argv)
     print("a simulation: target steps per token, lower is better\n")
     for k in range(LONGEST + 1):
         print(f"  always k = {k:2d}   {fixed(k):.3f}" + "   plain decoding, 1, and a round's overhead" * (k == 0))
-    if args.impl == "solutions":
-        from solutions.ex06_draft_length import next_draft_length
-    else:
-        from exercises.ex06_draft_length import next_draft_length
+    rule = importlib.import_module(f"{args.impl}.ex06_draft_length").next_draft_length
     try:
-        own = f"{score(next_draft_length):.3f}"
+        own = f"{score(rule):.3f}"
     except Todo:
         own = "still to be written: exercises/ex06_draft_length.py"
     except ValueError as error:

@@ -4,8 +4,8 @@ Chapter: docs/chapters/08-bug-hunt.md. Check: python check.py 8
 What the loop does as it is: python -m exercises.scenes
 
 A whole draft-verify loop. As an exercise it has no holes, but five bugs that have been seen in public code. Keep the
-names and arguments of `accept` and `decode`. Both use the lab's own types: `Draft`, `AcceptResult` and `Round` of
-speclab/core/rounds.py, `Sampling` of speclab/core/sampling.py. A target is anything with
+names and arguments of `accept` and `decode`. Both use the lab's own types, which speclab/core/rounds.py describes:
+`Draft`, `AcceptResult`, `DecodeSettings` and `Round`. A target is anything with
 
     device, length              where tensors live; tokens in its cache
     max_length                  positions it was built for, or None
@@ -21,8 +21,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from speclab.core.rounds import AcceptResult, Draft, Drafter, Round
-from speclab.core.sampling import Sampling, draw, draw_next, to_host, uniforms
+from speclab.core.rounds import AcceptResult, DecodeSettings, Draft, Drafter, Round
+from speclab.core.sampling import draw, draw_next, to_host, uniforms
 from speclab.models.cached import CachedModel, check_prompt
 
 
@@ -55,24 +55,18 @@ def accept(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> AcceptResult
 
 
 def decode(
-    target: CachedModel,
-    drafter: Drafter,
-    prompt: Tensor,
-    draft_length: int,
-    max_new_tokens: int,
-    sampling: Sampling = Sampling(),
-    generator: torch.Generator | None = None,
-    eos: frozenset[int] = frozenset(),
+    target: CachedModel, drafter: Drafter, prompt: Tensor, draft_length: int, settings: DecodeSettings
 ) -> Iterator[Round]:
-    """Yield rounds that continue `prompt` (1, prompt length) by up to `max_new_tokens` ids in all.
+    """Yield rounds that continue `prompt` (1, prompt length) by up to `settings.max_new_tokens` ids in all.
 
-    No `generator` means one with seed 0. `draft_length` 0 is plain decoding. The text stops after the first id in
-    `eos`, and the last round counts as accepted only the drafted tokens that are part of the text.
+    `draft_length` 0 is plain decoding. The text stops after the first id in `settings.eos`, and the last round counts
+    as accepted only the drafted tokens that are part of the text.
     """
+    sampling, eos, max_new_tokens = settings.sampling, settings.eos, settings.max_new_tokens
     check_prompt(target, prompt, max_new_tokens)
     if max_new_tokens == 0:
         return
-    generator = generator or torch.Generator(target.device).manual_seed(0)
+    generator = settings.generator(target.device)
 
     logits = target.prefill(prompt, rolls_back=True)  # prefill: (1, 1, vocab)
     committed = to_host(draw_next(logits[:, -1], sampling, uniforms((1,), generator, target.device)))

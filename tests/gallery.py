@@ -12,53 +12,80 @@ beside it run there. A kill is a failed assertion in every named test; a mutant 
 breaks for another reason, is none.
 """
 
+import importlib
+import multiprocessing
 import os
 import re
-import subprocess
 import sys
+import tempfile
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.context import BaseContext
 from pathlib import Path
 
 from tabulate import tabulate
 
 from speclab.cli import parsing
 from speclab.system.errors import reports_problems
-from tests.mutants import accept, backends, cli, core, lab, loops, models
 from tests.mutants.bugs import BUGS, Mutant
 
 ROOT = Path(__file__).parent.parent
-TIMEOUT = 120  # seconds for one run of pytest; it needs about 6 on an idle core
-MUTANTS = tuple(
-    sorted(
-        (
-            found
-            for module in (accept, core, loops, backends, models, lab, cli)
-            for found in vars(module).values()
-            if isinstance(found, Mutant)
-        ),
-        key=lambda mutant: mutant.bug,
-    )
-)
+TIMEOUT = 120  # seconds for one run of pytest; it needs a few on an idle core
+FILES = ("accept", "core", "loops", "backends", "models", "lab", "cli")  # of tests/mutants/
+# Loaded once, before a process is forked for each run: nothing of the lab, which has to be imported after a mutant.
+PRELOADED = ["pytest", "hypothesis", "torch", "transformers.models.auto.modeling_auto", "transformers.generation.utils"]
+PRELOADED += ["transformers.models.llama.modeling_llama", "matplotlib.figure", "scipy.stats"]
 
 
-def run_tests(tests: tuple[str, ...], mutant: Mutant | None = None, timeout: float = TIMEOUT) -> tuple[int | None, str]:
+def all_mutants() -> tuple[Mutant, ...]:
+    """Every mutant, by bug. Imports the lab: not for the processes in which mutants are tried."""
+    files = [importlib.import_module(f"tests.mutants.{name}") for name in FILES]
+    mutants = [item for file in files for item in vars(file).values() if isinstance(item, Mutant)]
+    return tuple(sorted(mutants, key=lambda mutant: mutant.bug))
+
+
+def run_tests(
+    context: BaseContext, tests: tuple[str, ...], timeout: float, mutant: Mutant | None = None
+) -> tuple[int | None, str]:
     """Run `tests` in a process of their own, with the mutant in it.  -> (exit code, None if too slow; output)"""
-    plugins = ("-p", "no:cacheprovider", "-p", "tests.mutants.plugin")
-    command = [sys.executable, "-m", "pytest", *plugins, "-rfE", "--tb=no", *tests]
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "PYTHONPATH"))}
-    environment |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "300", "NO_COLOR": "1"}
-    environment["MUTANT"] = mutant.name if mutant else "cli"  # a file alone: as much is imported early, and no bug
-    try:
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
-    except subprocess.TimeoutExpired:
-        return None, ""
-    return done.returncode, done.stdout + done.stderr
+    name = mutant.name if mutant else "cli"  # a file alone: as much is imported early, and no bug
+    with tempfile.NamedTemporaryFile("r", encoding="utf-8") as output:
+        process = context.Process(target=_pytest, args=(tests, name, output.name))
+        process.start()
+        process.join(timeout)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+            return None, ""
+        return process.exitcode, output.read()
 
 
-def fails_without_a_mutant(tests: tuple[str, ...], timeout: float = TIMEOUT) -> str:
+def _pytest(tests: tuple[str, ...], mutant: str, output: str) -> None:
+    """In a process of its own: pytest, its output in a file, its exit code the process's."""
+    for descriptor in (1, 2):
+        os.dup2(os.open(output, os.O_WRONLY | os.O_APPEND), descriptor)
+    os.chdir(ROOT)
+    os.environ["MUTANT"] = mutant
+    import pytest  # here: the process that starts this one does without
+
+    sys.exit(pytest.main(["-p", "no:cacheprovider", "-p", "tests.mutants.plugin", "-rfE", "--tb=no", *tests]))
+
+
+def forking() -> BaseContext:
+    """How processes are started: forked from one that has loaded the libraries, where the system can fork."""
+    for key in [key for key in os.environ if key.startswith(("PYTEST", "PYTHONPATH"))]:
+        del os.environ[key]
+    os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "300", "NO_COLOR": "1"}
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    return context
+
+
+def fails_without_a_mutant(context: BaseContext, tests: tuple[str, ...], timeout: float) -> str:
     """Empty if all pass; otherwise what pytest printed. A kill by a test that always fails says nothing."""
-    exit_code, output = run_tests(tests, timeout=timeout)
+    exit_code, output = run_tests(context, tests, timeout)
     return "" if exit_code == 0 else output or f"ran out of time: more than {timeout:g} s"
 
 
@@ -111,17 +138,18 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"--only {args.only}: give bug numbers, for example --only 4,8")
     if not wanted <= set(BUGS):
         parser.error(f"--only {args.only}: the gallery has {', '.join(map(str, BUGS))}")
-    mutants = [mutant for mutant in MUTANTS if mutant.bug in wanted]
+    context = forking()
+    mutants = [mutant for mutant in all_mutants() if mutant.bug in wanted]
 
     files: dict[str, list[str]] = defaultdict(list)
     for test in dict.fromkeys(test for mutant in mutants for test in mutant.killed_by):
         files[test.partition("::")[0]].append(test)
 
     def untouched(tests: list[str]) -> str:
-        return fails_without_a_mutant(tuple(tests), args.timeout)
+        return fails_without_a_mutant(context, tuple(tests), args.timeout)
 
     def tried(mutant: Mutant) -> str:
-        return judge(mutant, *run_tests(mutant.killed_by, mutant, args.timeout))
+        return judge(mutant, *run_tests(context, mutant.killed_by, args.timeout, mutant))
 
     with ThreadPoolExecutor(args.jobs) as pool:
         print("the code as it is", file=sys.stderr, flush=True)

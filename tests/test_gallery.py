@@ -30,8 +30,10 @@ from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.theory.formulas import book_formula, expected_tokens_per_round
-from tests.gallery import MUTANTS, ROOT, judge
+from tests.gallery import ROOT, all_mutants, judge
 from tests.mutants.bugs import BUGS
+
+MUTANTS = all_mutants()
 
 CPU = torch.device("cpu")
 SAMPLED = Sampling(temperature=1.0)

@@ -15,12 +15,13 @@ from tiny_models import CONTEXT, FAMILIES, VOCAB, PlainTransformer, perturbed, t
 from torch import Tensor
 from transformers import MixtralConfig, MixtralForCausalLM
 
+from baseline_autoregressive import autoregressive_decode
 from draft_models import ModelDrafter, NgramDrafter
 from optimized_speculative import speculative_decode
 from speclab.core import accept as accept_module
 from speclab.core.accept import accept
 from speclab.core.counts import Counts
-from speclab.core.rounds import AcceptResult, DecodeSettings, Round
+from speclab.core.rounds import AcceptResult, DecodeSettings, Round, tokens_of
 from speclab.core.sampling import Sampling, draw
 from speclab.drafts.oracle import OracleModelDrafter
 from speclab.lab.instruments import LoopFunctions, with_phases
@@ -108,13 +109,13 @@ def rounds_that_must_come(text: list[int], proposed: list[list[int]], limit: int
         said = text[position : position + n_accepted + 1]  # the accepted ones and one from the target
         n_rejected = 1 if n_accepted < len(proposal) else 0
         position += len(said)
-        finish = "length" if position == limit else None
+        finish, n_after_eos = "length" if position == limit else None, 0
         ends = [i for i, token in enumerate(said) if token in eos]
         if ends:
-            finish, said = "eos", said[: ends[0] + 1]
+            n_after_eos, finish, said = len(said) - ends[0] - 1, "eos", said[: ends[0] + 1]
             if len(said) <= n_accepted:  # the EOS was a drafted token: nothing behind it was said or tested
                 n_accepted, n_rejected = len(said), 0
-        rounds.append(Round(said, len(proposal), n_accepted, n_rejected, finish=finish))
+        rounds.append(Round(said, len(proposal), n_accepted, n_rejected, finish=finish, n_after_eos=n_after_eos))
     return rounds
 
 
@@ -222,7 +223,11 @@ def test_eos_as_generate_and_the_baseline_see_it():
         )
         assert generated[0, s.prompt.shape[1] :].tolist() == right
         for chunk in (1, 2, 7, LONGEST):
-            assert plain_text(CachedModel(s.model), s.prompt, LONGEST, eos=eos, chunk=chunk) == right
+            settings = DecodeSettings(LONGEST, eos=frozenset(eos))
+            rounds = list(autoregressive_decode(CachedModel(s.model), s.prompt, settings, chunk))
+            assert tokens_of(rounds) == right
+            n_beyond = -(len(right) - 1) % chunk  # what the last chunk holds after the end token
+            assert sum(round_.n_after_eos for round_ in rounds) == min(n_beyond, LONGEST - len(right))
         check_greedy(s, "good", 4, LONGEST, frozenset(eos))
 
 

@@ -1,11 +1,9 @@
-"""The plan of the house, drawn from the imports in the code: `python -m tools.architecture` prints it.
+"""The plan of the code, drawn from its imports: the block of docs/architecture.md, which tools/readme.py fills.
 
-docs/architecture.md holds it in a generated block (tools/readme.py), and a test fails when the two differ, when an
-import runs upward, or when there is a circle.
+A test fails when the block is stale, when an import runs upward, or when there is a circle.
 """
 
 import ast
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,16 +66,6 @@ def _names(path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def upward() -> list[tuple[str, str]]:
-    """(file, imported file) where the imported one is in a higher room."""
-    pairs = ((file, other) for file, others in imports().items() for other in others)
-    return [pair for pair in pairs if _height(pair[1]) > _height(pair[0]) and pair not in ALLOWED]
-
-
-def _height(file: str) -> int:
-    return ROOMS.index(room_of(file))
-
-
 def plan() -> str:
     """The rooms as a Mermaid drawing, and a table of their files and imports.
 
@@ -106,8 +94,3 @@ def _reached(uses: dict[str, set[str]], room: str) -> set[str]:
 
 def _id(room: str) -> str:
     return room.removesuffix(".py").replace("/", "_")
-
-
-if __name__ == "__main__":
-    print(plan())
-    sys.exit(1 if upward() else 0)

@@ -5,10 +5,10 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from speclab.present import explanations, plan_views, report, run_lines, tables
+from speclab.present import explanations, report, run_lines, tables
 from speclab.records.files import read, read_json
 from speclab.records.rows import Row
-from speclab.records.runs import ComparisonRun, PlanRun
+from speclab.records.runs import ComparisonRun
 from speclab.system.paths import ROOT
 from speclab.theory.formulas import book_formula, omega_star
 from speclab.theory.ladder import prediction_rows
@@ -18,7 +18,6 @@ RESULTS = ROOT / "results"
 DEFAULT_RUN = RESULTS / "cpu-2-cores.json"  # python compare.py
 AGAIN_RUN = RESULTS / "cpu-2-cores-again.json"  # the same command once more
 FULL_RUN = RESULTS / "cpu-2-cores-full.json"  # the same with --full -k 2,4,8 --max-new-tokens 96 --repeats 2
-PLAN = RESULTS / "cpu-2-cores-plan.json"  # python compare.py --verify-plan
 TRAINING = ROOT / "models" / "lab-pair" / "training.json"
 BOOK_TABLE = ((0.7, 4, "2.1"), (0.8, 4, "2.5"), (0.7, 8, "2.5"), (0.8, 8, "3.3"))  # alpha, k, what the book prints
 
@@ -27,6 +26,10 @@ BOOK_TABLE = ((0.7, 4, "2.1"), (0.8, 4, "2.5"), (0.7, 8, "2.5"), (0.8, 8, "3.3")
 def comparison(path: Path) -> ComparisonRun:
     """A committed comparison."""
     return read(path, ComparisonRun)
+
+
+def _shown(*blocks: tables.Block) -> str:
+    return tables.show(blocks, markdown=True).strip()
 
 
 def first_run() -> str:
@@ -86,7 +89,7 @@ def pair() -> str:
     run = comparison(FULL_RUN)
     row = next(r for r in run.rows if (r.method, r.draft_length, r.prompt_kind) == ("model", 4, "all"))
     return (
-        f"{tables.columns(['target', 'draft'], cells, markdown=True)}\n\n"
+        f"{_shown(tables.Table(['target', 'draft'], cells))}\n\n"
         f"- held-out text: same first choice {accepted['greedy_agreement']:.0%}, overlap of the distributions at "
         f"temperature 1 {accepted['overlap_at_temperature_1']:.0%}\n"
         f"- the lab's prompts, greedy, k = 4: α = {row.acceptance_rate:.2f}; {report.loops_line(run)}"
@@ -106,17 +109,19 @@ def book_table() -> str:
 
 def errors() -> str:
     """How far each prediction was off, over all rows of the full run."""
-    return explanations.errors_table(prediction_rows(comparison(FULL_RUN).rows), markdown=True)
+    return _shown(explanations.errors_table(prediction_rows(comparison(FULL_RUN).rows)))
 
 
+<<<<<<< HEAD
+=======
 def plan() -> str:
     """The plan's verdicts and how they did on prompts it had not seen."""
     run = read(PLAN, PlanRun)
-    verdicts = "\n".join(f"- {plan_views.verdict(fact)}" for fact in run.facts.drafts)
-    tested = [plan_views.checked_table(run.verified, markdown=True)] if run.verified else []
-    return "\n\n".join([verdicts, *tested])
+    verdicts = tables.Lines(plan_views.verdict(fact) for fact in run.facts.drafts)
+    return _shown(verdicts, plan_views.checked_table(run.verified) if run.verified else None)
 
 
+>>>>>>> r-present
 def trust() -> str:
     """The same command twice, and the phases against the wall."""
     lines = [explanations.phases_line(comparison(FULL_RUN))]
@@ -133,7 +138,6 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "pair": pair,
     "book-table": book_table,
     "errors": errors,
-    "plan": plan,
     "trust": trust,
     "architecture": architecture.plan,
 }

@@ -16,17 +16,16 @@ if __name__ == "__main__":
 import functools
 import re
 import sys
-from pathlib import Path
 
 from speclab.cli import parsing
 from speclab.system.errors import EnvironmentProblem, reports_problems
-from speclab.system.files import do_all, shown, write_whole
+from speclab.system.files import do_all, write_whole
 from speclab.system.paths import ROOT
 from tools.doc_blocks import BLOCKS
 
 README = ROOT / "README.md"
 PAGES = (README, ROOT / "models" / "lab-pair" / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-LONG = 20  # lines: a table as long as this stands on its own page only
+LONG = 19  # lines: a table as long as this stands on its own page only
 
 
 def results_block(name: str) -> str:
@@ -63,19 +62,11 @@ def filled(text: str) -> str:
     return text
 
 
-def _text(page: Path) -> str:
-    try:
-        return page.read_text("utf-8")
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise EnvironmentProblem(f"cannot read {shown(page)}: {why}; type: git checkout -- {shown(page)}") from None
-
-
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
     """The command.  -> exit code"""
     parsing.make_parser(__doc__).parse_args(argv)
-    old = {page: _text(page) for page in PAGES}
+    old = {page: page.read_text("utf-8") for page in PAGES}
     new = {page: filled(text) for page, text in old.items()}  # every record is read before anything is written
     return do_all(functools.partial(write_whole, page, new[page]) for page in PAGES if new[page] != old[page])
 

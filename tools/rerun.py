@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from speclab.cli import parsing
-from speclab.present.tables import columns, interval, speedup
+from speclab.present.tables import Cell, Table, interval, show, speedup
 from speclab.records.files import read
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun
@@ -72,9 +72,9 @@ def verdict(rows: list[Pair]) -> str:
     )
 
 
-def rerun_table(rows: list[Pair]) -> str:
+def rerun_table(rows: list[Pair]) -> Table:
     """One line per row, with the interval in which the second run's speedup is expected."""
-    cells = {
+    cells: dict[str, Cell] = {
         "draft": lambda row: row.first.method,
         "k": lambda row: str(row.first.draft_length),
         "T": lambda row: f"{row.first.temperature:g}",
@@ -84,7 +84,7 @@ def rerun_table(rows: list[Pair]) -> str:
         "expected": lambda row: interval(row.low, row.high),
         "": lambda row: "" if row.inside else "outside",
     }
-    return columns(rows, cells)
+    return Table(rows, cells)
 
 
 @reports_problems
@@ -93,7 +93,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = parsing.make_parser(__doc__)
     parser.add_argument("records", nargs=2, type=parsing.some_path, metavar="RECORD", help="of two runs of one command")
     rows = compared(*(read(path, ComparisonRun) for path in parser.parse_args(argv).records))
-    print(rerun_table(rows), verdict(rows), sep="\n\n")
+    print(show([rerun_table(rows), verdict(rows)]), end="")
     return int(sum(not row.inside for row in rows) > ALLOWED_SHARE * len(rows))
 
 

@@ -62,6 +62,7 @@ class _Decoded:
     args: argparse.Namespace
     seconds: float = 0.0
     counts: Counts = field(default_factory=Counts)
+    n_after_eos: int = 0
 
     def show(self, prompt: Prompt, rounds: Iterator[Round]) -> list[int]:
         """Print a prompt and its text; decoding is timed, printing is not.  -> new tokens"""
@@ -72,6 +73,7 @@ class _Decoded:
                 if not round_.prefill:
                     self.seconds += time.perf_counter() - start
                 self.counts.add(round_)
+                self.n_after_eos += round_.n_after_eos
                 text.add(round_.tokens)
                 start = time.perf_counter()
         finally:
@@ -82,7 +84,8 @@ class _Decoded:
         """How fast, in one line."""
         n_tokens = self.counts.n_emitted
         speed = rate(n_tokens, self.seconds)
-        return f"\n{n_tokens} tokens decoded in {self.seconds:.2f} s: {speed} (prefill apart)"
+        dropped = f"; {self.n_after_eos} more after an end token were dropped" * bool(self.n_after_eos)
+        return f"\n{n_tokens} tokens decoded in {self.seconds:.2f} s: {speed} (prefill apart){dropped}"
 
 
 def _load(args: argparse.Namespace) -> tuple[Setup, list[Prompt], DecodeSettings]:

@@ -48,11 +48,23 @@ AcceptRule = Callable[[Draft, Tensor, Sampling, Tensor], AcceptResult]
 """(draft, logits (batch, n + 1, vocab), sampling, uniforms (batch, at least n + 1)) -> what is kept"""
 
 
+class Target(Protocol):
+    """What a drafter may ask of the target, a CachedModel."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids that it may emit: 0 to this, exclusive."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where its tensors are."""
+
+
 class Drafter(Protocol):
     """Proposes tokens for one row of text. Its state is its own; the loop tells it what was committed."""
 
-    def prefill(self, target: Any, prompt: Tensor, sampling: Sampling) -> None:
-        """Drop all state and read a prompt, (1, prompt length) ids. The target (a CachedModel) has just read it."""
+    def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
+        """Drop all state and read a prompt, (1, prompt length) ids. The target has just read it."""
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
         """Propose at most `k` tokens after everything committed; `uniforms` (1, k) in [0, 1) are the randomness."""
@@ -87,9 +99,10 @@ class Round(NamedTuple):
     finish: str | None = None  # "eos" or "length" in the last round
     seconds: dict[str, float] | None = None  # by phase; an instrument fills it in (speclab/lab/instruments.py)
     detail: Any = None  # the numbers that the accept rule used; the same (speclab/lab/tracing/follow.py)
+    n_after_eos: int = 0  # ids that were generated after an end token and dropped
 
     @classmethod
-    def ending(
+    def committing(
         cls,
         tokens: list[int],
         n_new: int,
@@ -98,18 +111,21 @@ class Round(NamedTuple):
         n_accepted: int = 0,
         prefill: bool = False,
     ) -> "Round":
-        """The round after which the text has `n_new` new tokens. What follows an end token is neither emitted nor
-        counted, and what the target decided about it is not either."""
+        """The round that commits `tokens`, after which the text has `n_new` new ones.
+
+        What follows an end token is dropped: it is counted in `n_after_eos` alone, and what the target decided about it
+        is not counted.
+        """
         if n_new > settings.max_new_tokens:
             raise RuntimeError(f"{n_new} new tokens: the drafter proposed more than it was asked for")
-        n_rejected = int(n_accepted < n_drafted)
+        n_rejected, n_after_eos = int(n_accepted < n_drafted), 0
         finish = "length" if n_new == settings.max_new_tokens else None
         end = next((i for i, token in enumerate(tokens) if token in settings.eos), None)
         if end is not None:
-            tokens, finish = tokens[: end + 1], "eos"
+            n_after_eos, tokens, finish = len(tokens) - end - 1, tokens[: end + 1], "eos"
             if end < n_accepted:
                 n_accepted, n_rejected = end + 1, 0
-        return cls(list(tokens), n_drafted, n_accepted, n_rejected, prefill, finish)
+        return cls(list(tokens), n_drafted, n_accepted, n_rejected, prefill, finish, n_after_eos=n_after_eos)
 
 
 def tokens_of(rounds: Iterable[Round]) -> list[int]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from draft_models import ModelDrafter, as_draft
-from speclab.core.rounds import Draft
+from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import Sampling
 from speclab.models.cached import CachedModel
 from speclab.system.errors import UsageProblem
@@ -58,7 +58,7 @@ class OracleModelDrafter(OracleDraft, ModelDrafter):
         OracleDraft.__init__(self, accuracy, seed)
         ModelDrafter.__init__(self, draft)
 
-    def prefill(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
+    def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
         """Start at the first new token. UsageProblem unless greedy."""
         self._begin(prompt, sampling)
         super().prefill(target, prompt, sampling)
@@ -86,7 +86,7 @@ class OracleModelDrafter(OracleDraft, ModelDrafter):
 class FreeOracleDrafter(OracleDraft):
     """The oracle draft at no cost: what a draft would be worth if drafting took no time."""
 
-    def prefill(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
+    def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
         """Start at the first new token. UsageProblem unless greedy."""
         self._begin(prompt, sampling)
         self._position, self._vocab_size, self._device = 0, target.vocab_size, prompt.device

@@ -1,4 +1,4 @@
-"""One comparison from end to end: measure, check, price, and make the rows of the record."""
+"""One comparison from end to end: measure, check, explain, and make the rows of the record."""
 
 import functools
 from collections.abc import Callable, Iterable

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from speclab.core.accept import accept_from_logits
 from speclab.core.clock import synchronize
-from speclab.core.rounds import AcceptRule, Draft, Drafter, Round
+from speclab.core.rounds import AcceptRule, Draft, Drafter, Round, Target
 from speclab.core.sampling import Sampling
 from speclab.models.cached import CachedModel, RollBack, roll_back
 from speclab.records.rows import Row
@@ -129,7 +129,7 @@ class VariedLength:
         self._drafter, self._lengths, self._random = drafter, lengths, random.Random(seed)
         self._left: list[int] = []
 
-    def prefill(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
+    def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
         """Let the drafter read the prompt."""
         self._drafter.prefill(target, prompt, sampling)
 

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from draft_models import ModelDrafter
-from speclab.core.rounds import DecodeSettings, Draft, Drafter, Round
-from speclab.core.sampling import NOT_FINITE, Sampling, draw, to_host
+from speclab.core.rounds import Draft, Drafter, Round, Target
+from speclab.core.sampling import NOT_FINITE, Sampling, draw, most_probable, to_host
 from speclab.learner.ask import Impossible, ask, each, short, whole
-from speclab.models.cached import CachedModel
 
 FIRST_LENGTH = 4  # tokens of the first draft, before the rule of exercise 6 has seen a round
 
@@ -24,8 +23,7 @@ FIRST_LENGTH = 4  # tokens of the first draft, before the rule of exercise 6 has
 
 def accept_greedy(learner: ModuleType, draft: Draft, logits: Tensor) -> tuple[int, int]:
     """Exercise 2 on logits (1, n + 1, vocab).  -> n_accepted, next token"""
-    highest, choices = logits[0].max(-1)  # (n + 1,)
-    own = to_host(torch.where(highest.isfinite(), choices, NOT_FINITE))
+    own = to_host(most_probable(logits)[0])  # n + 1
     drafted = draft.tokens[0].tolist()
     n_accepted = ask(2, learner.count_accepted, drafted, own, check=whole(0, len(drafted)))
     return n_accepted, ask(2, learner.next_token, own, n_accepted, check=whole(0, logits.shape[-1] - 1))
@@ -63,7 +61,7 @@ class LearnerCatchUp(ModelDrafter):
         self._keep, self._catch_up = keep, catch_up
         self._committed: list[int] = []
 
-    def prefill(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
+    def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
         """As the lab's, and remember the text."""
         super().prefill(target, prompt, sampling)
         self._committed = prompt[0].tolist()
@@ -94,7 +92,7 @@ class CheckedDrafter:
     def __init__(self, make: Callable[[], Drafter]):
         self._inner, self._vocab_size = ask(7, make), 0
 
-    def prefill(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
+    def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
         """Hand the prompt to the learner's drafter."""
         self._vocab_size = target.vocab_size
         ask(7, self._inner.prefill, target, prompt, sampling)
@@ -131,7 +129,7 @@ class LearnerLength:
         self._length = min(FIRST_LENGTH, longest)
         self._n_drafted: int | None = None  # None before the first round
 
-    def prefill(self, target: CachedModel, prompt: Tensor, sampling: Sampling) -> None:
+    def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
         """Begin a text with the first length."""
         self._length, self._n_drafted = min(FIRST_LENGTH, self._longest), None
         self._drafter.prefill(target, prompt, sampling)
@@ -154,18 +152,8 @@ class LearnerLength:
 # --- the loop ---------------------------------------------------------------------------------------------------------
 
 
-def whole_loop(
-    decode: Callable[..., Iterator[Round]],
-    target: CachedModel,
-    drafter: Drafter,
-    prompt: Tensor,
-    draft_length: int,
-    settings: DecodeSettings,
-    **_,
-) -> Iterator[Round]:
+def whole_loop(decode: Callable[..., Iterator[Round]], *args, **_) -> Iterator[Round]:
     """Exercise 8's `decode`, called as the lab's loop is; every round is asked for by itself."""
-    generator = settings.generator(target.device)
-    args = (target, drafter, prompt, draft_length, settings.max_new_tokens, settings.sampling, generator, settings.eos)
     rounds = ask(8, decode, *args)
 
     def next_round(*_):

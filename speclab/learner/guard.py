@@ -33,7 +33,7 @@ def has_alarm() -> bool:
 
 
 @contextlib.contextmanager
-def at_most(seconds: float, clock: float | None = None) -> Iterator[Callable[[], None]]:
+def at_most(seconds: float, clock: float) -> Iterator[Callable[[], None]]:
     """Raise NeverEnds in the code inside after that much processor time, or that long by the clock.
 
     Only where the system has such alarms. Python code alone can be interrupted: a long call into C goes on, and whoever
@@ -43,11 +43,10 @@ def at_most(seconds: float, clock: float | None = None) -> Iterator[Callable[[],
     if not has_alarm():
         yield lambda: None
         return
-    alarms = {signal.SIGPROF: (signal.ITIMER_PROF, seconds)}
-    reasons = {signal.SIGPROF: (f"after {seconds:g} s of processor time", "a loop without an end?")}
-    if clock is not None:
-        alarms[signal.SIGALRM] = (signal.ITIMER_REAL, clock)
-        reasons[signal.SIGALRM] = (f"after {clock:g} s by the clock", "does it wait for something that never comes?")
+    reasons = {
+        signal.SIGPROF: (f"after {seconds:g} s of processor time", "a loop without an end?"),
+        signal.SIGALRM: (f"after {clock:g} s by the clock", "does it wait for something that never comes?"),
+    }
     raised, armed = [], True
 
     def stop(number: int, _) -> None:
@@ -56,14 +55,13 @@ def at_most(seconds: float, clock: float | None = None) -> Iterator[Callable[[],
             raise raised[-1]
 
     def restart() -> None:
-        for timer, limit in alarms.values():
-            signal.setitimer(timer, limit, REPEAT)
+        signal.setitimer(signal.ITIMER_PROF, seconds, REPEAT)
+        signal.setitimer(signal.ITIMER_REAL, clock, REPEAT)
 
-    handlers, timers = {}, {}  # of a limit around this one
+    # Of a limit around this one.
+    timers = {timer: signal.setitimer(timer, 0) for timer in (signal.ITIMER_PROF, signal.ITIMER_REAL)}
+    handlers = {number: signal.signal(number, stop) for number in reasons}
     try:
-        for number, (timer, _) in alarms.items():
-            timers[timer] = signal.setitimer(timer, 0)
-            handlers[number] = signal.signal(number, stop)
         restart()
         yield restart
         if raised:  # the code inside has caught it

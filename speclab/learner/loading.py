@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from speclab.learner import runner
 from speclab.learner.ask import ask
-from speclab.learner.checklist import Exercise, check_command, exercises, report
+from speclab.learner.checklist import check_command, exercises, report
 from speclab.learner.functions import NO_LEARNER, ROLES, WHOLE_LOOP, Learner
 from speclab.learner.guard import PACKAGES
 from speclab.system import paths
@@ -59,7 +59,14 @@ def load(text: str | None, usable: set[int]) -> Learner:
         raise UsageProblem(f"exercise 8 is the whole loop and goes alone; type: --impl {package}:8")
     chosen = [known[number] for number in numbers or sorted(usable & known.keys() - {WHOLE_LOOP})]
     runner.run_checks(package, chosen)
-    _raise_if_failed(package, chosen)
+    failed = [exercise for exercise in chosen if exercise.failed]
+    for exercise in failed:
+        note(report(exercise))
+    if failed:
+        n_failed = sum(len(exercise.failed) for exercise in failed)
+        words = [str(failed[0].number), *(["--impl", package] if package != "exercises" else [])]
+        what = f"{n_failed} check{'s fail' if n_failed > 1 else ' fails'}"
+        raise Problem(f"{what}, so nothing was run; type: {check_command(*words)}")
     unfinished = {exercise.number: exercise.status for exercise in chosen if exercise.status != "done"}
     if unfinished and (numbers or len(unfinished) == len(chosen)):
         what = ", ".join(f"{n} ({ROLES[n]}: {status})" for n, status in unfinished.items())
@@ -69,19 +76,6 @@ def load(text: str | None, usable: set[int]) -> Learner:
     # The checks have imported the file in another process. Here it may still fail, so it is asked as a function is.
     modules = {n: ask(n, importlib.import_module, name, lab_inside=True) for n, name in finished.items()}
     return Learner(package, modules, unfinished)
-
-
-def _raise_if_failed(package: str, chosen: list[Exercise]) -> None:
-    """Say what fails, as check.py does; then a Problem."""
-    failed = [exercise for exercise in chosen if exercise.failed]
-    if not failed:
-        return
-    for exercise in failed:
-        note(report(exercise))
-    n_failed = sum(len(exercise.failed) for exercise in failed)
-    words = [str(failed[0].number), *(["--impl", package] if package != "exercises" else [])]
-    what = f"{n_failed} check{'s fail' if n_failed > 1 else ' fails'}"
-    raise Problem(f"{what}, so nothing was run; type: {check_command(*words)}")
 
 
 def how_to_judge(learner: Learner, temperature: float, draft: str) -> str:

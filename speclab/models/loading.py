@@ -53,26 +53,15 @@ KNOWN_ERRORS = {
     "backend tokenizer": ("tokenizer.json is missing", "add it, or choose another model"),
 }
 # What `generate` applies and the lab does not, and the values that change nothing. Absent: any value counts.
-NEUTRAL = {
-    "temperature": (1.0,),
-    "top_k": (0,),
-    "top_p": (1.0,),
-    "min_p": (0.0,),
-    "typical_p": (1.0,),
-    "repetition_penalty": (1.0,),
-    "encoder_repetition_penalty": (1.0,),
-    "diversity_penalty": (0.0,),
-    "length_penalty": (1.0,),
-    "no_repeat_ngram_size": (0,),
-    "encoder_no_repeat_ngram_size": (0,),
-    "min_length": (0,),
-    "min_new_tokens": (0,),
-    "num_beams": (1,),
-    "num_beam_groups": (1,),
-    "guidance_scale": (1.0,),
-    "epsilon_cutoff": (0.0,),
-    "eta_cutoff": (0.0,),
-}
+NEUTRAL_AT_1 = (
+    "temperature top_p typical_p repetition_penalty encoder_repetition_penalty length_penalty num_beams "
+    "num_beam_groups guidance_scale"
+)
+NEUTRAL_AT_0 = (
+    "top_k min_p diversity_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size min_length min_new_tokens "
+    "epsilon_cutoff eta_cutoff"
+)
+NEUTRAL = dict.fromkeys(NEUTRAL_AT_1.split(), 1) | dict.fromkeys(NEUTRAL_AT_0.split(), 0)
 # Entries of a generation config that say nothing about which tokens come next, or that the lab has flags for.
 NOT_ABOUT_TOKENS = ("_", "bos_", "eos_", "pad_", "decoder_start_", "max_", "output_", "return_", "use_", "cache_")
 NOT_SETTINGS = ("transformers_version", "do_sample", "num_return_sequences", "early_stopping", "assistant", "prefill_")
@@ -123,17 +112,20 @@ def _whole_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
         "its config.json and weights",
         lambda: AutoModelForCausalLM.from_pretrained(name, config=config, **options),
     )
-    if missing := sorted(report["missing_keys"]):
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+    if missing := _first_three(report["missing_keys"]):
         raise EnvironmentProblem(
-            f"{short_name(name)} lacks the weights {', '.join(missing[:3])}{more}: its config.json describes another "
-            "model than its weights; download it again, or correct the config"
+            f"{short_name(name)} lacks the weights {missing}: its config.json describes another model than its "
+            "weights; download it again, or correct the config"
         )
-    if unused := sorted(report["unexpected_keys"]):
-        more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
-        note(f"{short_name(name)}: its config.json uses no weights {', '.join(unused[:3])}{more}; they are left out")
+    if unused := _first_three(report["unexpected_keys"]):
+        note(f"{short_name(name)}: its config.json uses no weights {unused}; they are left out")
     eos_ids(model.generation_config)
     return model
+
+
+def _first_three(names: set[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(sorted(names)[:3]) + more
 
 
 def _load_config(name: str) -> PreTrainedConfig:
@@ -198,14 +190,11 @@ def eos_ids(settings: GenerationConfig) -> frozenset[int]:
 def unapplied_settings(settings: GenerationConfig) -> dict[str, Any]:
     """Generation settings of a checkpoint that `generate` applies and the lab does not, without neutral values."""
     known = vars(GenerationConfig())
-    chosen = ((key, value) for key, value in settings.to_diff_dict().items() if key in known)
     return {
         key: value
-        for key, value in chosen
-        if value is not None
-        and value is not False
-        and not key.startswith((*NOT_ABOUT_TOKENS, *NOT_SETTINGS))
-        and value not in NEUTRAL.get(key, ())
+        for key, value in settings.to_diff_dict().items()
+        if key in known and not key.startswith((*NOT_ABOUT_TOKENS, *NOT_SETTINGS))
+        if value is not None and value is not False and value != NEUTRAL.get(key)
     }
 
 
@@ -255,7 +244,7 @@ def describe_model(name: str, model: PreTrainedModel, role: str = "target") -> s
     millions = sum(p.numel() for p in model.parameters()) / 1e6
     n_layers = getattr(config, "num_hidden_layers", None)
     layers = "layers of several kinds" if n_layers is None else f"{n_layers} layer{'s' * (n_layers != 1)}"
-    padded = f"; {padding.describe_padding(padding.parse_size(name), role)}" if padding.is_lab_size(name) else ""
+    padded = f"; {padding.describe_padding(name, role)}" if padding.is_lab_size(name) else ""
     return f"{name}: {config.model_type}, {layers}, {millions:.1f} M parameters{padded}"
 
 

@@ -20,6 +20,7 @@ greedy text may part from the lab's where two tokens are nearly equal. Compare p
 import copy
 import math
 import re
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -59,33 +60,20 @@ def size_name(n_parameters: int, digits: int = 3, up: bool = False) -> str:
     return f"{PREFIX}{n_parameters / SUFFIXES[suffix]:g}{suffix}"
 
 
-def describe_padding(n_parameters: int, role: str = "target") -> str:
-    """The remark that belongs next to every time of a padded model; role: target or draft."""
-    suffix = next((s for s in "bm" if n_parameters >= SUFFIXES[s]), "k")
-    number = f"{n_parameters / SUFFIXES[suffix]:.3g}"
-    article = "an" if number.startswith("8") or number.split(".")[0] in ("11", "18") else "a"
-    word = {"b": "billion", "m": "million", "k": "thousand"}[suffix]
-    return f"padded: the lab {role}'s text at {article} {number}-{word}-parameter price"
+def describe_padding(name: str, role: str = "target") -> str:
+    """The remark that belongs next to every time of a padded model. name: lab:SIZE; role: target or draft"""
+    return f"padded: the lab {role}'s text at the price of {name.removeprefix(PREFIX).upper()} parameters"
 
 
 def count_parameters(config: LlamaConfig, **shape: int) -> int:
     """Parameters of a Llama of this config without biases; `shape` replaces entries of it. Tied ones count once."""
-    d, intermediate, layers, heads, kv_heads, vocab = (
-        shape.get(key, getattr(config, key))
-        for key in (
-            "hidden_size",
-            "intermediate_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "num_key_value_heads",
-            "vocab_size",
-        )
-    )
-    per_layer = 2 * d * (heads + kv_heads) * config.head_dim + 3 * d * intermediate + 2 * d
-    return layers * per_layer + d + vocab * d * (1 if config.tie_word_embeddings else 2)
+    entry = {**vars(config), **shape}
+    d, n_heads = entry["hidden_size"], entry["num_attention_heads"] + entry["num_key_value_heads"]
+    per_layer = 2 * d * n_heads * config.head_dim + 3 * d * entry["intermediate_size"] + 2 * d
+    return entry["num_hidden_layers"] * per_layer + d + config.vocab_size * d * (1 if config.tie_word_embeddings else 2)
 
 
-def shape_for(n_parameters: int, lab_config: LlamaConfig, vocab_size: int | None = None) -> dict[str, int]:
+def shape_for(n_parameters: int, lab: LlamaConfig) -> dict[str, int]:
     """The config entries of a padded model: a shape usual for that size, within 5 % of it.
 
     Width and depth both grow with the cube root of the size and meet Llama 3's: 2048 wide at 1b, 4096 at 8b, 8192 at
@@ -93,85 +81,61 @@ def shape_for(n_parameters: int, lab_config: LlamaConfig, vocab_size: int | None
     targets deep (12 layers and more). A draft, whose lab model has one layer, keeps the usual proportions and is the
     shallower of the two at equal size: on a GPU its layers, one after the other, are what a draft's pass costs.
     """
-    lab = lab_config
-    vocab_size = vocab_size or lab.vocab_size
-    if vocab_size < lab.vocab_size:
-        raise ValueError(f"a padded vocabulary of {vocab_size} does not hold the lab's {lab.vocab_size}")
-    smallest = count_parameters(lab, vocab_size=vocab_size)
+    smallest = count_parameters(lab)
     if n_parameters < smallest:
         raise UsageProblem(
             f"{size_name(n_parameters)} is smaller than the lab model it is to hold; use "
             f"{size_name(smallest, up=True)} or more"
         )
-    usual = 4096 * (n_parameters / 8e9) ** (1 / 3)
-    best, best_distance = None, math.inf
-    for width in _widths(lab.hidden_size, 4 * usual):
-        heads = max(lab.num_attention_heads, width // lab.head_dim)
-        kv_heads = _kv_heads(heads, lab)
-        shape = {
-            "hidden_size": width,
-            "num_attention_heads": heads,
-            "num_key_value_heads": kv_heads,
-            "vocab_size": vocab_size,
-        }
-        # The usual depth, and its neighbours; even, as depths mostly are.
-        usual_layer = {"num_hidden_layers": 1, "intermediate_size": round(MLP_RATIO * width)}
-        outside = count_parameters(lab, **shape, num_hidden_layers=0)
-        per_layer = count_parameters(lab, **shape, **usual_layer) - outside
-        depth = int((n_parameters - outside) / per_layer / 2) * 2
-        for layers in {max(lab.num_hidden_layers, depth + more) for more in (-2, 0, 2)}:
-            without_mlp = count_parameters(lab, **shape | {"num_hidden_layers": layers, "intermediate_size": 0})
-            intermediate = round((n_parameters - without_mlp) / (3 * width * layers) / 64) * 64
-            shape |= {"num_hidden_layers": layers, "intermediate_size": max(lab.intermediate_size, intermediate)}
-            error = abs(count_parameters(lab, **shape) / n_parameters - 1)
-            ratio = shape["intermediate_size"] / width
-            distance = math.log(width / usual) ** 2 + math.log(ratio / MLP_RATIO) ** 2
-            if error < TOLERANCE and distance < best_distance:
-                best, best_distance = dict(shape), distance
-    if best is None:
+    usual_width = 4096 * (n_parameters / 8e9) ** (1 / 3)
+
+    def unusual(shape: dict[str, int]) -> float:
+        width, ratio = shape["hidden_size"], shape["intermediate_size"] / shape["hidden_size"]
+        return math.log(width / usual_width) ** 2 + math.log(ratio / MLP_RATIO) ** 2
+
+    shapes = [shape for width in _widths(lab, 4 * usual_width) for shape in _shapes(n_parameters, lab, width)]
+    if not shapes:
         raise UsageProblem(f"no shape has {n_parameters:,} parameters; try {size_name(2 * n_parameters)}")
-    return best
+    return min(shapes, key=unusual)
 
 
-def _widths(smallest: int, largest: float) -> list[int]:
+def _widths(lab: LlamaConfig, largest: float) -> list[int]:
     """The widths models have: a power of two and the quarters up to the next, multiples of 64; and the lab's own."""
     quarters = [q << shift for shift in range(4, 40) for q in (4, 5, 6, 7)]
-    return [smallest] + [w for w in quarters if smallest < w < largest and w % 64 == 0]
+    return [lab.hidden_size, *(w for w in quarters if lab.hidden_size < w < largest and w % 64 == 0)]
 
 
-def _kv_heads(heads: int, lab: LlamaConfig) -> int:
-    """Four query heads to a key-value head, as large models have it, where the lab's heads leave room for that.
-
-    A lab group of query heads must find place in a padded one. Divisors only: groups are of one size.
-    """
+def _shapes(n_parameters: int, lab: LlamaConfig, width: int) -> Iterator[dict[str, int]]:
+    """Shapes of this width and size: of the usual depth, and its neighbours; even, as depths mostly are."""
+    heads = max(lab.num_attention_heads, width // lab.head_dim)
+    # Four query heads to a key-value head, as large models have it, where the lab's groups find place in that.
     group = lab.num_attention_heads // lab.num_key_value_heads
-    enough = max(lab.num_key_value_heads, heads / max(4, group))
-    fitting = [n for n in range(1, heads + 1) if heads % n == 0 and n >= enough and heads // n >= group]
-    if not fitting:
-        raise ValueError(f"no grouping of {heads} heads has room for groups of {group}")
-    return fitting[0]
+    least = max(lab.num_key_value_heads, heads / max(4, group))
+    kv_heads = next(n for n in range(1, heads + 1) if heads % n == 0 and n >= least and heads // n >= group)
+    shape = {"hidden_size": width, "num_attention_heads": heads, "num_key_value_heads": kv_heads}
+    outside = count_parameters(lab, **shape, num_hidden_layers=0)
+    one_layer = {"num_hidden_layers": 1, "intermediate_size": round(MLP_RATIO * width)}
+    per_layer = count_parameters(lab, **shape, **one_layer) - outside
+    depth = int((n_parameters - outside) / per_layer / 2) * 2
+    for layers in {max(lab.num_hidden_layers, depth + more) for more in (-2, 0, 2)}:
+        shape |= {"num_hidden_layers": layers, "intermediate_size": 0}
+        units = (n_parameters - count_parameters(lab, **shape)) / (3 * width * layers)
+        shape["intermediate_size"] = max(lab.intermediate_size, round(units / 64) * 64)
+        if abs(count_parameters(lab, **shape) / n_parameters - 1) < TOLERANCE:
+            yield dict(shape)
 
 
 def padded(
-    small: PreTrainedModel,
-    n_parameters: int,
-    device: torch.device | str,
-    dtype: torch.dtype,
-    seed: int = 0,
-    vocab_size: int | None = None,
-    copies: int = 1,
+    small: PreTrainedModel, n_parameters: int, device: torch.device, dtype: torch.dtype, copies: int = 1
 ) -> PreTrainedModel:
     """`small`, at the price of a model of `n_parameters`, ready to decode. Refuses what memory does not hold.
 
-    vocab_size: rows of the output layer, None for the lab's. The added rows are random, so whoever decodes cuts their
-    logits off (CachedModel does, given the tokenizer's size; `model.generate` does not).
     copies: how often the weights will lie in memory; 2 if they will be packed for the CPU beside the originals.
     """
-    device = torch.device(device)
-    shape = shape_for(n_parameters, small.config, vocab_size)
+    shape = shape_for(n_parameters, small.config)
     smallest = count_parameters(small.config)
     check_memory(n_parameters, count_parameters(small.config, **shape), device, dtype, copies, smallest)
-    return pad_to(small, shape, device, dtype, seed)
+    return pad_to(small, shape, device, dtype)
 
 
 def check_memory(
@@ -203,14 +167,11 @@ def check_memory(
 
 
 @torch.no_grad()
-def pad_to(
-    small: PreTrainedModel, shape: dict[str, int], device: torch.device | str, dtype: torch.dtype, seed: int = 0
-) -> PreTrainedModel:
+def pad_to(small: PreTrainedModel, shape: dict[str, int], device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
     """`small` in the given shape, built in place on the device: weights exist once, in `dtype` only."""
     lab = small.config
     if lab.model_type != "llama" or lab.attention_bias or lab.mlp_bias:
         raise ValueError("only a Llama without biases can be padded")
-    device = torch.device(device)
     config = copy.deepcopy(lab)
     config.update(shape)
     config.head_dim = lab.head_dim  # fixes the softmax scale and the rotary frequencies
@@ -224,29 +185,22 @@ def pad_to(
     model.model.rotary_emb = copy.deepcopy(small.model.rotary_emb).to(device)  # buffers, which to_empty left empty too
     model.generation_config = copy.deepcopy(small.generation_config)
 
-    generator = torch.Generator(device).manual_seed(seed)
-    _fill_vocabulary(model, small, generator)
+    generator = torch.Generator(device).manual_seed(0)
+    embedding, head = model.model.embed_tokens.weight, model.lm_head.weight
+    if head is not embedding:
+        head.normal_(0.0, SPREAD, generator=generator)
+        head[:, : lab.hidden_size].copy_(small.lm_head.weight)
+    embedding.zero_()  # here the stream starts: zero in the added dimensions
+    embedding[:, : lab.hidden_size].copy_(small.model.embed_tokens.weight)
     _fill_norm(model.model.norm.weight, small.model.norm.weight)
     for i, layer in enumerate(model.model.layers):
-        _fill_layer(layer, config, generator)
+        _fill_layer(layer, generator)
         if i < lab.num_hidden_layers:
             _place_layer(layer, small.model.layers[i], config, lab)
     return model.eval()
 
 
-def _fill_vocabulary(model: PreTrainedModel, small: PreTrainedModel, generator: torch.Generator) -> None:
-    """Embeddings, and the output layer if it is not the same tensor. Added ids, never fed, have random rows."""
-    n, d = small.model.embed_tokens.weight.shape
-    embedding = model.model.embed_tokens.weight
-    _random(embedding[n:], generator)
-    embedding[:n, d:].zero_()  # here the stream starts: zero in the added dimensions
-    embedding[:n, :d].copy_(small.model.embed_tokens.weight)
-    if not model.config.tie_word_embeddings:
-        _random(model.lm_head.weight, generator)
-        model.lm_head.weight[:n, :d].copy_(small.lm_head.weight)
-
-
-def _fill_layer(layer: torch.nn.Module, config: LlamaConfig, generator: torch.Generator) -> None:
+def _fill_layer(layer: torch.nn.Module, generator: torch.Generator) -> None:
     """A layer that computes something and adds nothing.
 
     zero_() writes the zeros. Pages that were never written would be one page of zeros mapped many times, read from
@@ -254,7 +208,7 @@ def _fill_layer(layer: torch.nn.Module, config: LlamaConfig, generator: torch.Ge
     """
     attention, mlp = layer.self_attn, layer.mlp
     for into in (attention.q_proj, attention.k_proj, attention.v_proj, mlp.gate_proj, mlp.up_proj):
-        _random(into.weight, generator)
+        into.weight.normal_(0.0, SPREAD, generator=generator)
     for out in (attention.o_proj, mlp.down_proj):
         out.weight.zero_()
     for norm in (layer.input_layernorm, layer.post_attention_layernorm):
@@ -270,9 +224,9 @@ def _place_layer(layer: torch.nn.Module, small: torch.nn.Module, config: LlamaCo
 
     # Query head i reads key-value head i // group, so the lab's query heads come first in the group of their own one.
     q = attention.q_proj.weight.view(kv_heads, -1, head_dim, config.hidden_size)
-    q[:n_kv, :n_group, :, :d] = _like(q, small.self_attn.q_proj.weight.view(n_kv, n_group, head_dim, d))
+    q[:n_kv, :n_group, :, :d].copy_(small.self_attn.q_proj.weight.view(n_kv, n_group, head_dim, d))
     o = attention.o_proj.weight.view(config.hidden_size, kv_heads, -1, head_dim)
-    o[:d, :n_kv, :n_group] = _like(o, small.self_attn.o_proj.weight.view(d, n_kv, n_group, head_dim))
+    o[:d, :n_kv, :n_group].copy_(small.self_attn.o_proj.weight.view(d, n_kv, n_group, head_dim))
     attention.k_proj.weight[: n_kv * head_dim, :d].copy_(small.self_attn.k_proj.weight)
     attention.v_proj.weight[: n_kv * head_dim, :d].copy_(small.self_attn.v_proj.weight)
 
@@ -288,12 +242,4 @@ def _fill_norm(weight: Tensor, small: Tensor) -> None:
     """(D,) and the lab's (d,). Added dimensions are zero before and after, whatever their weight."""
     scale = math.sqrt(small.numel() / weight.numel())
     weight.fill_(scale)
-    weight[: small.numel()] = _like(weight, small.cpu().double() * scale)
-
-
-def _like(weight: Tensor, values: Tensor) -> Tensor:
-    return values.to(weight.dtype).to(weight.device)
-
-
-def _random(weight: Tensor, generator: torch.Generator) -> None:
-    weight.normal_(0.0, SPREAD, generator=generator)
+    weight[: small.numel()].copy_(small.cpu().double() * scale)

@@ -3,11 +3,11 @@
 Views of the record, nothing is measured here.
 """
 
-from operator import attrgetter
+import functools
+from operator import attrgetter, itemgetter
 from statistics import mean
 
-from speclab.present import tables
-from speclab.present.tables import Cell, column, columns, draft_names, number, prediction, speedup
+from speclab.present.tables import Cell, Lines, Table, cells, column, number, prediction, speedup
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun
 from speclab.theory.costs import Costs
@@ -27,109 +27,98 @@ LEGEND = {
 }
 
 
-def prediction_table(rows: list[Row], markdown: bool = False) -> str | None:
-    """Each prediction and its error, predicted / measured - 1, beside the measurement; None without predictions."""
-    rows = [row for row in rows if row.draft]
-    if not prediction_errors(rows):
-        return None
+def prediction_table(rows: list[Row]) -> Table:
+    """Each prediction and its error, predicted / measured - 1, beside the measurement."""
+    rows = [row for row in rows if row.draft and any(getattr(row, name) is not None for name in PREDICTORS)]
     predictions = {name: prediction(attrgetter(key)) for key, name in PREDICTORS.items()}
-    measured = {"measured": lambda row: speedup(row.speedup)}
-    return columns(rows, _draft_and_k(rows, markdown) | measured | predictions, markdown)
+    return Table(rows, cells("draft", "k", "measured") | predictions)
 
 
-def _draft_and_k(rows: list[Row], markdown: bool) -> dict[str, Cell]:
-    """The first two columns of a table of speculative rows."""
-    names = draft_names(rows, markdown)
-    return {"draft": lambda row: names[row.method], "k": lambda row: str(row.draft_length)}
-
-
-def errors_table(rows: list[Row], markdown: bool = False) -> str:
+def errors_table(rows: list[Row]) -> Table:
     """How far each predictor was off over the given rows: |predicted / measured - 1|."""
-    errors = prediction_errors(rows)
-    lines = [
-        [PREDICTORS[predictor], str(miss["n"]), f"{miss['median']:.1%}", f"{miss['max']:.1%}"]
-        for predictor, miss in errors.items()
-    ]
+    errors = [(PREDICTORS[predictor], miss) for predictor, miss in prediction_errors(rows).items()]
     kinds = ", ".join(dict.fromkeys(row.prompt_kind for row in rows))
-    return tables.table(lines, ["prediction", f"rows ({kinds})", "median error", "largest error"], markdown)
+    columns: dict[str, Cell] = {
+        "prediction": lambda error: error[0],
+        f"rows ({kinds})": lambda error: str(error[1]["n"]),
+        "median error": lambda error: f"{error[1]['median']:.1%}",
+        "largest error": lambda error: f"{error[1]['max']:.1%}",
+    }
+    return Table(errors, columns)
 
 
-def learner_table(run: ComparisonRun, markdown: bool = False) -> str | None:
-    """What exercise 5's functions predicted, beside the measurement and the lab's own; None where there is nothing."""
+def learner_table(run: ComparisonRun) -> Table:
+    """What exercise 5's functions predicted, beside the measurement and the lab's own."""
     key = attrgetter("method", "draft_length", "temperature")
     yours = {key(entry): entry for entry in run.yours or []}
     rows = [row for row in run.rows if row.prompt_kind == "all" and key(row) in yours]
-    if not rows:
-        return None
-    cells = {
-        "T": lambda row: f"{row.temperature:g}",
+    predicted: dict[str, Cell] = {
         "your α": lambda row: number(yours[key(row)].acceptance_rate),
         "measured": lambda row: speedup(row.speedup),
         "yours": prediction(lambda row: yours[key(row)].speedup),
         "book(α)": column("book_formula"),
         "accounting": column("accounting"),
     }
-    return columns(rows, _draft_and_k(run.rows, markdown) | cells, markdown)
+    return Table(rows, cells("draft", "k", "T") | predicted)
 
 
 # --- why --------------------------------------------------------------------------------------------------------------
 
 
-def ladder_table(rows: list[Row], markdown: bool = False) -> str | None:
-    """From the book's formula to the measurement, factor by factor; None where no row has a ladder."""
+def ladder_table(rows: list[Row], markdown: bool = False) -> Table:
+    """From the book's formula to the measurement, factor by factor."""
     rows = [row for row in rows if row.draft]
-    if not any(row.ladder for row in rows):
-        return None
-    cells = {"book": lambda row: speedup(row.book_formula)}
+    columns: dict[str, Cell] = {"book": lambda row: speedup(row.book_formula)}
     for effect, (name, head, _) in LEGEND.items():
-        cells[name if markdown else head] = _factor(effect)
-    cells["measured"] = lambda row: speedup(row.speedup)
-    return columns(rows, _draft_and_k(rows, markdown) | cells, markdown)
+        columns[name if markdown else head] = functools.partial(_factor, effect)
+    shown = rows if any(row.ladder for row in rows) else []
+    return Table(shown, cells("draft", "k") | columns | cells("measured"))
 
 
-def _factor(effect: str) -> Cell:
-    return lambda row: number(factors(row).get(effect))
+def _factor(effect: str, row: Row) -> str:
+    return number(factors(row).get(effect))
 
 
-def ladder_legend(markdown: bool = False) -> str:
-    """What the columns of the ladder are."""
-    intro = "From the book's formula to the measured speedup: each factor is what one thing costs or gains."
-    if markdown:
-        return "\n".join([intro, "", *(f"- {name}: {meaning}" for name, _, meaning in LEGEND.values())])
-    return "\n".join([intro, *(f"  {head:8s}{meaning}" for _, head, meaning in LEGEND.values())])
+def ladder_legend(markdown: bool = False) -> Lines:
+    """What the columns of the ladder are: each factor is what one thing costs or gains."""
+    return Lines(f"{name if markdown else head}: {meaning}" for name, head, meaning in LEGEND.values())
 
 
 # --- what a round is made of ------------------------------------------------------------------------------------------
 
 
-def costs_table(run: ComparisonRun, markdown: bool = False) -> str | None:
-    """What each part of a round costs, for each draft, temperature and k; None where nothing was calibrated."""
-    if not run.costs:
-        return None
-    context, names, lines = _usual_context(run), draft_names(run.rows, markdown), []
+def costs_table(run: ComparisonRun) -> Table:
+    """What each part of a round costs, for each draft, temperature and k."""
+    lines = []
     for entry in run.costs:
-        costs = Costs.from_json(entry["costs"])
-        method: str = entry["drafter"]
-        prefill = [s for sample in run.raw if sample.method == method for s in sample.prefill_seconds]
+        costs, context = Costs.from_json(entry["costs"]), _usual_context(run)
+        prefill = [s for sample in run.raw if sample.method == entry["drafter"] for s in sample.prefill_seconds]
         for k in filter(None, run.settings["draft_lengths"]):
-            cells = [names.get(method, method), f"{entry['temperature']:g}", str(k)]
-            cells += [
-                number(1e3 * costs.step_seconds(context)),
-                number(costs.verify_cost(k + 1, context)),
-                number(costs.draft_cost(k, context), 3),
-            ]
-            cells += [f"{1e6 * s:.0f}" for s in (costs.accept_seconds(k), costs.rollback, costs.host)]
-            lines.append([*cells, number(1e3 * mean(prefill) if prefill else None, 1)])
-    headers = ["draft", "T", "k", "step ms", "v(k+1)", "c", "accept µs", "rollback µs", "host µs", "prefill ms"]
-    return tables.table(lines, headers, markdown)
+            line = {
+                "draft": entry["drafter"],
+                "k": str(k),
+                "T": f"{entry['temperature']:g}",
+                "step ms": number(1e3 * costs.step_seconds(context)),
+                "v(k+1)": number(costs.verify_cost(k + 1, context)),
+                "c": number(costs.draft_cost(k, context), 3),
+                "accept µs": f"{1e6 * costs.accept_seconds(k):.0f}",
+                "rollback µs": f"{1e6 * costs.rollback:.0f}",
+                "host µs": f"{1e6 * costs.host:.0f}",
+                "prefill ms": number(1e3 * mean(prefill) if prefill else None, 1),
+            }
+            lines.append(line)
+    return Table(lines, {head: itemgetter(head) for head in lines[0]} if lines else {})
 
 
-def costs_line(run: ComparisonRun) -> str:
-    """What the columns of the costs are."""
-    return (
-        f"at {_usual_context(run):.0f} tokens of context; v(k+1), a target pass over k + 1 tokens, and c, a drafted "
-        "token, are in decode steps of the target; prefill reads the prompt with both models"
+def costs_lines(run: ComparisonRun) -> Lines:
+    """What the columns of the costs are, and whether the clocks inside a round account for all of it."""
+    if not run.costs:
+        return Lines()
+    line = (
+        f"at {_usual_context(run):.0f} tokens of context; c: a drafted token, v(k+1): a target pass over k + 1 tokens, "
+        "both in decode steps of the target"
     )
+    return Lines([line, phases_line(run)])
 
 
 def _usual_context(run: ComparisonRun) -> float:

@@ -1,13 +1,12 @@
 """The plan as verdicts, tables and a picture. Nothing is measured here."""
 
-import textwrap
 from pathlib import Path
 from typing import TypeVar
 
-from speclab.present import figures, tables
+from speclab.present import figures
 from speclab.present.figures import STYLES, Panel, Series, column, draw, plain, speedups
-from speclab.present.run_lines import COSTS, interrupted_line, provenance, unchecked_line
-from speclab.present.tables import WIDTH, columns, number, percent, speedup, temperature_name
+from speclab.present.run_lines import COSTS, provenance, remarks
+from speclab.present.tables import Block, Cell, Lines, Table, cells, number, percent, show, speedup, temperature_name
 from speclab.records.rows import Row
 from speclab.records.runs import DraftFacts, PlanEntry, PlanRun, Verified
 
@@ -44,29 +43,24 @@ def _measured(run: PlanRun, fact: DraftFacts) -> list[Row]:
     return _of_draft(run.verified.rows, fact) if run.verified else []
 
 
-def plan_table(run: PlanRun, fact: DraftFacts, markdown: bool = False) -> str:
+def plan_table(run: PlanRun, fact: DraftFacts) -> Table:
     """One line per draft length; where the plan was measured, measured values stand beside it."""
     measured = {row.draft_length: row.speedup for row in _measured(run, fact)}
-    cells = {
+    columns: dict[str, Cell] = {
         "draft": lambda row: row.method,
         "k": lambda row: str(row.draft_length),
-        "tok/rnd": tables.column("tokens_per_round"),
-        "α": tables.column("acceptance_rate"),
-        "c": tables.column("draft_cost", 3),
-        "v(k+1)": tables.column("verify_cost"),
-        "o": tables.column("overhead", 3),
+        **cells("tok/rnd", "α", "c", "v", "o"),
         "expected": lambda row: speedup(row.speedup),
     }
     if measured:
-        cells["measured"] = lambda row: speedup(measured.get(row.draft_length))
-    return columns(_of_draft(run.plan, fact), cells, markdown)
+        columns["measured"] = lambda row: speedup(measured.get(row.draft_length))
+    return Table(_of_draft(run.plan, fact), columns)
 
 
-def checked_table(verified: Verified, markdown: bool = False) -> str:
+def checked_table(verified: Verified) -> Table:
     """How the plan did on prompts it had not seen."""
-    cells = {
-        "draft": lambda check: check.method,
-        "T": lambda check: f"{check.temperature:g}",
+    columns: dict[str, Cell] = {
+        **cells("draft", "T"),
         "planned k": lambda check: str(check.planned.draft_length),
         "expected": lambda check: speedup(check.planned.speedup),
         "measured": lambda check: speedup(check.measured),
@@ -75,26 +69,28 @@ def checked_table(verified: Verified, markdown: bool = False) -> str:
         "its speedup": lambda check: speedup(check.best_measured.speedup),
         "share of best": lambda check: f"{check.share_of_best:.1%}",
     }
-    return columns(verified.drafts, cells, markdown)
+    return Table(verified.drafts, columns)
 
 
-def text(run: PlanRun, markdown: bool = False) -> str:
+def text(run: PlanRun) -> str:
     """For every draft the verdict and the table; then how the plan did on other prompts."""
-    blocks = []
-    for fact in run.facts.drafts:
-        lines = filter(None, [verdict(fact), learner_line(run, fact)])
-        blocks += [line if markdown else textwrap.fill(line, WIDTH - 1, subsequent_indent="    ") for line in lines]
-        blocks.append(plan_table(run, fact, markdown))
-    blocks.append(COSTS)
-    if run.verified:
-        blocks.append(f"The plan, measured on {run.verified.n_prompts} other prompts:")
-        blocks.append(checked_table(run.verified, markdown))
-    return "\n\n".join([*blocks, *filter(None, [unchecked_line(run), interrupted_line(run)])]) + "\n"
+    return show(_blocks(run))
 
 
 def page(run: PlanRun) -> str:
     """The same in Markdown, with where it comes from."""
-    return f"# The plan\n\n{provenance(run)}\n\n{text(run, markdown=True)}"
+    return show(["# The plan", provenance(run), *_blocks(run)], markdown=True)
+
+
+def _blocks(run: PlanRun) -> list[Block]:
+    blocks: list[Block] = []
+    for fact in run.facts.drafts:
+        blocks += [Lines([verdict(fact), learner_line(run, fact)]), plan_table(run, fact)]
+    blocks.append(COSTS)
+    if run.verified:
+        blocks.append(f"The plan, measured on {run.verified.n_prompts} other prompts:")
+        blocks.append(checked_table(run.verified))
+    return [*blocks, Lines(remarks(run))]
 
 
 def picture(run: PlanRun, folder: Path, name: str) -> Path:

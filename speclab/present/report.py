@@ -3,13 +3,25 @@
 Every line of text is a fixed template filled with numbers of the record.
 """
 
-import textwrap
-from collections.abc import Sequence
+import itertools
 
 from speclab.core.counts import Counts
-from speclab.present import explanations, tables
-from speclab.present.run_lines import interrupted_line, noise_lines, provenance, unchecked_line
-from speclab.present.tables import Cell, column, columns, interval, label, number, speedup
+from speclab.present import explanations
+from speclab.present.run_lines import noise_lines, provenance, remarks
+from speclab.present.tables import (
+    Block,
+    Cell,
+    Heading,
+    Lines,
+    Table,
+    cells,
+    interval,
+    number,
+    of_a_draft,
+    show,
+    speedup,
+    temperature_name,
+)
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun, Facts
 from speclab.theory.ladder import prediction_rows
@@ -19,6 +31,9 @@ COLUMNS = (
     "end to end: with the prompt's own passes; α: accepted / tested; f: accepted / drafted; tok/rnd: tokens per "
     "target pass"
 )
+PREDICTED = "What was predicted, with the error predicted / measured - 1"
+WHY = "Why: from the formula to the measurement"
+LADDER = "From the book's formula to the measured speedup: each factor is what one thing costs or gains."
 NOT_SLOWER = 0.995  # what rounds to 1.00x is not called slower
 
 
@@ -27,53 +42,26 @@ def comparison(run: ComparisonRun, by_kind: bool = False, markdown: bool = False
 
     by_kind: also the tables of every kind of prompt.
     """
-    blocks = [provenance(run)] if markdown else []
-    blocks += _block([learner_line(run)], markdown)
-    blocks.append(_heading("Do the outputs agree?", markdown))
-    blocks += _block([*agreement_lines(run.correctness), unchecked_line(run)], markdown)
+    blocks: list[Block] = [provenance(run)] if markdown else []
+    blocks += [Lines([learner_line(run)]), Heading("Do the outputs agree?")]
+    blocks.append(Lines([*agreement_lines(run.correctness), *remarks(run)]))
     # So many that the other texts deserve a table of their own.
     many_loops = (run.prompts["n_looping"] or 0) > run.prompts["n"] / 4
-    for temperature in dict.fromkeys(row.temperature for row in run.rows):
-        for kind in dict.fromkeys(row.prompt_kind for row in run.rows):
-            rows = [r for r in run.rows if r.temperature == temperature and r.prompt_kind == kind]
-            if rows and (by_kind or kind == "all"):
-                blocks += _speed(run, rows, markdown)
-                blocks += _predicted(run, rows, markdown)
-                blocks += _titled(
-                    "Why: from the formula to the measurement", explanations.ladder_table(rows, markdown), markdown
-                )
-            elif rows and kind == "not looping" and temperature == 0 and many_loops:
-                blocks += _speed(run, rows, markdown)
+    temperatures, kinds = (dict.fromkeys(getattr(row, x) for row in run.rows) for x in ("temperature", "prompt_kind"))
+    for temperature, kind in itertools.product(temperatures, kinds):
+        rows = [row for row in run.rows if (row.temperature, row.prompt_kind) == (temperature, kind)]
+        if rows and (by_kind or kind == "all"):
+            pool = [row for row in run.rows if row.temperature == temperature] if kind == "all" else rows
+            blocks += [*_speed(run, rows), Heading(PREDICTED, 3), explanations.prediction_table(rows)]
+            blocks.append(explanations.errors_table(prediction_rows(pool)))
+            blocks += [Heading(WHY, 3), explanations.ladder_table(rows, markdown)]
+        elif rows and kind == "not looping" and temperature == 0 and many_loops:
+            blocks += _speed(run, rows)
     if any(row.ladder for row in run.rows):
-        blocks.append(explanations.ladder_legend(markdown))
-    costs = explanations.costs_table(run, markdown)
-    if costs:
-        blocks += [_heading("What a round is made of", markdown), costs]
-        blocks += _block([explanations.costs_line(run), explanations.phases_line(run)], markdown)
-    learner = explanations.learner_table(run, markdown)
-    if learner:
-        blocks += [_heading("What you predicted", markdown), learner]
-    blocks += _block([loops_line(run), interrupted_line(run)], markdown)
-    return "\n\n".join(blocks) + "\n"
-
-
-def _heading(text: str, markdown: bool, level: int = 2) -> str:
-    return f"{'#' * level} {text}" if markdown else text
-
-
-def _titled(title: str, body: str | None, markdown: bool) -> list[str]:
-    """-> nothing, or a title and a table under it"""
-    return [_heading(title, markdown, level=3), body] if body else []
-
-
-def _block(given: Sequence[str | None], markdown: bool) -> list[str]:
-    """-> nothing, or one block of the lines that are there; Markdown: a list"""
-    lines = [line for line in given if line]
-    if markdown:
-        lines = [f"- {line.strip()}" for line in lines]
-    else:
-        lines = [textwrap.fill(line, tables.WIDTH - 1, subsequent_indent="    ") for line in lines]
-    return ["\n".join(lines)] if lines else []
+        blocks += [LADDER, explanations.ladder_legend(markdown)]
+    blocks += [Heading("What a round is made of"), explanations.costs_table(run), explanations.costs_lines(run)]
+    blocks += [Heading("What you predicted"), explanations.learner_table(run), Lines([loops_line(run)])]
+    return show(blocks, markdown)
 
 
 # --- agreement --------------------------------------------------------------------------------------------------------
@@ -147,46 +135,36 @@ def counts_summary(counts: Counts) -> str:
     return "\n".join(lines)
 
 
-def _speed(run: ComparisonRun, rows: list[Row], markdown: bool) -> list[str]:
+def _speed(run: ComparisonRun, rows: list[Row]) -> list[Block]:
     """The speed table of some rows and, for all prompts, the lines under it."""
     temperature, kind = rows[0].temperature, rows[0].prompt_kind
     prompts = "all prompts" if kind == "all" else f"prompts: {kind}"
-    title = f"{tables.temperature_name(temperature)}, {prompts} ({rows[0].n_prompts})"
-    arms = [row for row in rows if row.draft or row.method == "baseline"]
-    blocks = [_heading(title, markdown), speed_table(arms, markdown)]
-    if rows[0].temperature == run.rows[0].temperature and kind == "all":  # once is enough
-        blocks += _block([COLUMNS], markdown)
-    if kind == "all":
-        lines = [f"{short} is {name}" for name, short in tables.draft_names(rows, markdown).items() if short != name]
-        lines += noise_lines([floor for floor in run.noise if floor.temperature == temperature])
-        lines += losing_lines([row for row in run.rows if row.temperature == temperature])
-        greedy = [generate_line(rows), headline_line(run)] if temperature == 0 else []
-        blocks += _block([*lines, *greedy], markdown)
-    return blocks
+    blocks: list[Block] = [
+        Heading(f"{temperature_name(temperature)}, {prompts} ({rows[0].n_prompts})"),
+        speed_table(rows),
+    ]
+    if kind != "all":
+        return blocks
+    if temperature == run.rows[0].temperature:  # once is enough
+        blocks.append(Lines([COLUMNS]))
+    lines = noise_lines([floor for floor in run.noise if floor.temperature == temperature])
+    lines += losing_lines([row for row in run.rows if row.temperature == temperature])
+    greedy = [generate_line(rows), headline_line(run)] if temperature == 0 else []
+    return [*blocks, Lines([*lines, *greedy])]
 
 
-def speed_table(rows: list[Row], markdown: bool = False) -> str:
+def speed_table(rows: list[Row]) -> Table:
     """One line per arm; the baseline first."""
-    names = tables.draft_names(rows, markdown)
-    cells = {
-        "draft": lambda row: names[row.method],
-        "k": _of_a_draft(lambda row: str(row.draft_length)),
+    columns: dict[str, Cell] = {
+        **cells("draft", "k"),
         "tok/s": lambda row: number(row.tokens_per_second, 1 if row.tokens_per_second < 999.95 else 0),
-        "speedup": lambda row: speedup(row.speedup),
+        **cells("speedup"),
         "verdict": lambda row: row.verdict or "-",
-        "95 %": _of_a_draft(lambda row: interval(row.speedup_low, row.speedup_high)),
-        "rerun": _of_a_draft(_rerun),
-        "end to end": _of_a_draft(lambda row: speedup(row.speedup_with_prefill)),
-        "α": column("acceptance_rate"),
-        "f": column("drafted_fraction"),
-        "tok/rnd": column("tokens_per_round"),
+        **cells("95 %"),
+        "rerun": of_a_draft(_rerun),
+        **cells("end to end", "α", "f", "tok/rnd"),
     }
-    return columns(rows, cells, markdown)
-
-
-def _of_a_draft(cell: Cell) -> Cell:
-    """A cell that is empty for the baseline."""
-    return lambda row: cell(row) if row.draft else "-"
+    return Table([row for row in rows if row.draft or row.method == "baseline"], columns)
 
 
 def _rerun(row: Row) -> str:
@@ -200,7 +178,7 @@ def losing_lines(rows: list[Row]) -> list[str]:
     lines = []
     for kind in dict.fromkeys(row.prompt_kind for row in rows):
         slower = [
-            f"{label(row)} {speedup(row.speedup)}" + " (may be noise)" * (row.verdict == "unclear")
+            f"{row.method} k={row.draft_length} {speedup(row.speedup)}" + " (may be noise)" * (row.verdict == "unclear")
             for row in rows
             if row.prompt_kind == kind and row.draft and row.speedup < NOT_SLOWER
         ]
@@ -232,15 +210,3 @@ def headline_line(run: ComparisonRun) -> str | None:
         f"half {speedup(row.speedup)}{slower} (95 %: {interval(row.speedup_low, row.speedup_high)}), "
         f"alpha {number(row.acceptance_rate)}"
     )
-
-
-# --- what was predicted -----------------------------------------------------------------------------------------------
-
-
-def _predicted(run: ComparisonRun, rows: list[Row], markdown: bool) -> list[str]:
-    """The prediction table, and the errors over this temperature's rows of all kinds or over the one kind shown."""
-    whole = rows[0].prompt_kind == "all"
-    pool = [row for row in run.rows if row.temperature == rows[0].temperature] if whole else rows
-    table = explanations.prediction_table(rows, markdown)
-    blocks = _titled("What was predicted, with the error predicted / measured - 1", table, markdown)
-    return [*blocks, explanations.errors_table(prediction_rows(pool), markdown)] if blocks else []

@@ -3,26 +3,17 @@
 The numbers come from speclab/theory/curves.py, the pictures are painted in speclab/present/sweep_plots.py.
 """
 
-import textwrap
-from collections.abc import Callable
+import functools
+import operator
 from pathlib import Path
 
-from speclab.present import figures, sweep_plots, tables
-from speclab.present.run_lines import (
-    COSTS,
-    interrupted_line,
-    noise_lines,
-    provenance,
-    unchecked_line,
-    wrong_output_line,
-)
-from speclab.present.tables import WIDTH, Cell, column, interval, number, prediction, short_names, speedup
+from speclab.present import figures, sweep_plots
+from speclab.present.run_lines import COSTS, noise_lines, provenance, remarks
+from speclab.present.tables import CELLS, Cell, Lines, Table, column, interval, number, prediction, show
 from speclab.records.rows import Point
 from speclab.records.runs import SweepRun
 from speclab.theory import curves
 from speclab.theory.curves import NEAR, Value, decoding, end_to_end, omega_star, verdict
-
-NAME_WIDTH = 20  # of a draft's name in the terminal
 
 TITLES = {
     "draft-length": "Draft length",
@@ -56,7 +47,7 @@ LEGENDS = {
 }
 
 
-def lines(sweep: SweepRun) -> list[str]:
+def lines(sweep: SweepRun) -> Lines:
     """The columns' legend, at most one line for each curve, then what is to be known of the run."""
     filled = []
     for label, points in curves.curves(sweep).items():
@@ -76,9 +67,7 @@ def lines(sweep: SweepRun) -> list[str]:
             f"trained on the spot: {training['seconds']:.0f} s, {training['steps']} steps, {training['tokens']:,} "
             f"tokens, loss from {training['first_loss']:.2f} to {training['last_loss']:.2f} nats per token"
         )
-    remarks = [unchecked_line(sweep), wrong_output_line(sweep), interrupted_line(sweep)]
-    legend = LEGENDS.get(sweep.sweep)
-    return [*filter(None, [legend]), *filled, *noise_lines(sweep.noise), *filter(None, remarks)]
+    return Lines([LEGENDS.get(sweep.sweep), *filled, *noise_lines(sweep.noise), *remarks(sweep)])
 
 
 def _value(value: Value, unit: str = "x") -> str:
@@ -86,33 +75,13 @@ def _value(value: Value, unit: str = "x") -> str:
     return f"{value.value:.2f}{unit} ({interval(value.low, value.high)})"
 
 
-def table(sweep: SweepRun, markdown: bool = False) -> str:
-    """One line per point. In the terminal, columns that no longer fit go into a second table beneath."""
+def table(sweep: SweepRun) -> Table:
+    """One line per point."""
     points = [point for curve in curves.curves(sweep).values() for point in curve]
     if sweep.sweep in curves.X_IS_DRAFT:
         points = sweep.points
-    label = curves.labeller(sweep)
-    names = short_names([label(point) for point in points], 10_000 if markdown else NAME_WIDTH)
-    keys = {"draft": [names[label(point)] for point in points]}
-    if sweep.sweep in X_HEADS:
-        keys[X_HEADS[sweep.sweep]] = [f"{point.x:g}" for point in points]
-    elif sweep.sweep == "draft-kind":
-        keys = {"prompts": [point.series for point in points], **keys}
-    n_words = list(keys).index("draft") + 1
-    parts = [dict(keys)]
-    for head, cell in COLUMNS[sweep.sweep].items():
-        cells = [cell(point) for point in points]
-        if not markdown and _width({**parts[-1], head: cells}) > WIDTH:
-            parts.append(dict(keys))
-        parts[-1][head] = cells
-    return "\n\n".join(
-        tables.table([list(line) for line in zip(*part.values(), strict=True)], list(part), markdown, n_words)
-        for part in parts
-    )
-
-
-def _width(columns: dict[str, list[str]]) -> int:
-    return sum(max(map(len, [head, *cells])) for head, cells in columns.items()) + 2 * (len(columns) - 1)
+    columns, heads = CELLS | COLUMNS | {"draft": curves.labeller(sweep)}, HEADS[sweep.sweep]
+    return Table(points, {head: columns[head] for head in heads}, n_words=heads.index("draft") + 1)
 
 
 def picture(sweep: SweepRun, folder: Path, name: str) -> Path:
@@ -123,36 +92,25 @@ def picture(sweep: SweepRun, folder: Path, name: str) -> Path:
 
 def text(sweep: SweepRun) -> str:
     """What the terminal shows: the question, the table and the lines."""
-    filled = [textwrap.fill(line, WIDTH - 1, subsequent_indent="    ") for line in lines(sweep)]
-    return "\n\n".join([QUESTIONS[sweep.sweep], table(sweep), "\n".join(filled)]) + "\n"
+    return show([QUESTIONS[sweep.sweep], table(sweep), lines(sweep)])
 
 
 def page(sweep: SweepRun, picture_path: str, level: int = 1) -> str:
     """A section in Markdown: the question, the lines, the picture, the table, where it comes from."""
     title = TITLES[sweep.sweep]
-    blocks = [f"{'#' * level} {title}", QUESTIONS[sweep.sweep], markdown_lines(sweep)]
-    blocks += [f"![{title}]({picture_path})", table(sweep, markdown=True), provenance(sweep)]
-    return "\n\n".join(filter(None, blocks)) + "\n"
-
-
-def markdown_lines(sweep: SweepRun) -> str:
-    """The lines of a sweep as a list."""
-    return "\n".join(f"- {line}" for line in lines(sweep))
+    heading, image = f"{'#' * level} {title}", f"![{title}]({picture_path})"
+    return show([heading, QUESTIONS[sweep.sweep], lines(sweep), image, table(sweep), provenance(sweep)], markdown=True)
 
 
 def all_pages(sweeps: list[SweepRun], pictures: dict[str, str]) -> str:
     """One report: contents, then a section for each sweep. `pictures`: name of the sweep -> path from the report."""
     titles = {name: TITLES[name] for name in (sweep.sweep for sweep in sweeps)}
-    contents = [f"- [{title}](#{title.lower().replace(' ', '-')}): {QUESTIONS[s]}" for s, title in titles.items()]
+    contents = [f"[{title}](#{title.lower().replace(' ', '-')}): {QUESTIONS[s]}" for s, title in titles.items()]
     pages = [page(sweep, pictures[sweep.sweep], level=2).strip() for sweep in sweeps]
-    return "\n\n".join(["# Sweeps", "\n".join(contents), *pages]) + "\n"
+    return show(["# Sweeps", Lines(contents), *pages], markdown=True)
 
 
-# --- columns: head -> what a point's cell holds -----------------------------------------------------------------------
-
-
-def _interval(value: Callable[[Point], Value]) -> Cell:
-    return lambda point: interval(value(point).low, value(point).high)
+# --- columns ----------------------------------------------------------------------------------------------------------
 
 
 def _omega_star(point: Point) -> str:
@@ -160,59 +118,42 @@ def _omega_star(point: Point) -> str:
     return number(omega_star(alpha, k) if alpha is not None and k else None)
 
 
-def _book_fed(key: str) -> Callable[[Point], float | None]:
-    return lambda point: curves.book_fed(point).get(key)
+def _book_fed(key: str, point: Point) -> float | None:
+    return curves.book_fed(point).get(key)
 
 
-def _survives(place: int) -> Cell:
-    return lambda point: number(curves.survival(point)[place]) if curves.survival(point) else "-"
+def _survives(place: int, point: Point) -> str:
+    return number(curves.survival(point)[place]) if curves.survival(point) else "-"
 
 
-# The column after the draft's, where a sweep's x is a number.
-X_HEADS = {
-    "draft-length": "k",
-    "acceptance": "right",
-    "temperature": "T",
-    "output-length": "tokens",
-    "context": "prompt",
-    "definitions": "k",
+MEASURED = ("speedup", "95 %", "verdict")
+HEADS: dict[str, tuple[str, ...]] = {
+    "draft-length": ("draft", "k", *MEASURED, "α", "tok/rnd", "forecast", "book(α)"),
+    "acceptance": ("draft", "right", "α", *MEASURED, "book(α)", "ω", "ω*", "Leviathan", "cost model", "forecast"),
+    "temperature": ("draft", "T", *MEASURED, "α", "tok/rnd", "forecast", "v"),
+    "output-length": ("draft", "tokens", *MEASURED, "end to end", "its 95 %", "its verdict", "α", "forecast"),
+    "context": ("draft", "prompt", "t_1 ms", *MEASURED, "c", "v", "o", "α"),
+    "draft-kind": ("prompts", "draft", *MEASURED, "α", "f", "tok/rnd", "book(α)"),
+    "mismatch": ("draft", *MEASURED, "α", "tok/rnd", "round", "c"),
+    "definitions": ("draft", "k", *MEASURED, "α", "f", "s", "τ", "A_1", "A_k", "book(α)", "book(f)", "book(s)"),
 }
-MEASURED: dict[str, Cell] = {
-    "speedup": lambda point: speedup(point.speedup),
-    "95 %": _interval(decoding),
+# What only sweeps show; the other columns are those of every table.
+COLUMNS: dict[str, Cell] = {
+    **dict.fromkeys(("right", "tokens", "prompt"), lambda point: f"{point.x:g}"),
+    "prompts": lambda point: point.series,
     "verdict": verdict,
-}
-WITH_PREFILL: dict[str, Cell] = {
-    "end to end": lambda point: speedup(point.speedup_with_prefill),
-    "its 95 %": _interval(end_to_end),
+    "its 95 %": lambda point: interval(*end_to_end(point)[1:]),
     "its verdict": lambda point: verdict(point, end_to_end),
-}
-ALPHA, TAU = {"α": column("acceptance_rate")}, {"tok/rnd": column("tokens_per_round")}
-FORECAST = {"forecast": prediction(lambda point: point.forecast)}
-BOOK = {"book(α)": prediction(lambda point: point.book_formula)}
-COLUMNS: dict[str, dict[str, Cell]] = {
-    "draft-length": MEASURED | ALPHA | TAU | FORECAST | BOOK,
-    "acceptance": ALPHA
-    | MEASURED
-    | BOOK
-    | {"ω": lambda point: number(curves.omega(point)), "ω*": _omega_star}
-    | {"Leviathan": prediction(lambda point: point.leviathan)}
-    | {"cost model": prediction(lambda point: point.cost_model)}
-    | FORECAST,
-    "temperature": MEASURED | ALPHA | TAU | FORECAST | {"v": column("verify_cost")},
-    "output-length": MEASURED | WITH_PREFILL | ALPHA | FORECAST,
-    "context": {"t_1 ms": lambda point: number(curves.step_seconds(point) * 1e3)}
-    | MEASURED
-    | {"c": column("draft_cost", 3), "v": column("verify_cost"), "o": column("overhead", 3)}
-    | ALPHA,
-    "draft-kind": MEASURED | ALPHA | {"f": column("drafted_fraction")} | TAU | BOOK,
-    "mismatch": MEASURED
-    | ALPHA
-    | TAU
-    | {"round": lambda point: number(curves.round_cost(point)), "c": column("draft_cost", 3)},
-    "definitions": MEASURED
-    | ALPHA
-    | {"f": column("drafted_fraction"), "s": lambda point: number(curves.output_share(point))}
-    | {"τ": column("tokens_per_round"), "A_1": _survives(0), "A_k": _survives(-1)}
-    | {f"book({key})": prediction(_book_fed(key)) for key in "αfs"},
+    "t_1 ms": lambda point: number(curves.step_seconds(point) * 1e3),
+    "ω": lambda point: number(curves.omega(point)),
+    "ω*": _omega_star,
+    "round": lambda point: number(curves.round_cost(point)),
+    "s": lambda point: number(curves.output_share(point)),
+    "τ": column("tokens_per_round"),
+    "A_1": functools.partial(_survives, 0),
+    "A_k": functools.partial(_survives, -1),
+    "forecast": prediction(operator.attrgetter("forecast")),
+    "Leviathan": prediction(operator.attrgetter("leviathan")),
+    "cost model": prediction(operator.attrgetter("cost_model")),
+    **{f"book({key})": prediction(functools.partial(_book_fed, key)) for key in "αfs"},
 }

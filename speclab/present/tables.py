@@ -1,18 +1,85 @@
-"""Tables, and how the numbers and names in them are written."""
+"""Pages are lists of blocks: headings, lines, paragraphs and tables. One function shows them, here or in Markdown."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import tabulate
 
-from speclab.records.rows import Row
+from speclab.theory.curves import decoding
 
 tabulate.MIN_PADDING = 0  # its extra blanks around headers would widen every table
 
 WIDTH = 100  # columns that every table in the terminal fits into
-NAME_WIDTH = 8  # of a draft's name there
+NAME_WIDTH = 20  # of a draft's name there
 
 Cell = Callable[[Any], str]  # a row, or another part of a record -> what stands in one column
+
+
+class Heading(NamedTuple):
+    """A heading in Markdown, a line in the terminal. It is left out where the next block is."""
+
+    text: str
+    level: int = 2
+
+
+class Lines(list[str | None]):
+    """A list in Markdown, lines in the terminal. None is left out."""
+
+
+class Table(NamedTuple):
+    """One line per row. In the terminal, columns that no longer fit go into a second table beneath."""
+
+    rows: Sequence[Any]
+    cells: dict[str, Cell]  # the head of each column -> its cell
+    n_words: int = 1  # the first columns hold words: aligned left, and cut in the terminal
+    n_keys: int = 2  # the first columns stand in the second table, too
+
+
+Block = Heading | Lines | Table | str | None
+
+
+def show(blocks: Iterable[Block], markdown: bool = False) -> str:
+    """The blocks that have something to show, as one text."""
+    texts: list[str] = []
+    above = ""  # the heading, for which something has yet to come
+    for block in blocks:
+        if isinstance(block, Heading):
+            above = f"{'#' * block.level} {block.text}\n\n" if markdown else f"{block.text}\n\n"
+        else:
+            if text := _text(block, markdown):
+                texts.append(above + text)
+            above = ""
+    return "\n\n".join(texts) + "\n"
+
+
+def _text(block: Lines | Table | str | None, markdown: bool) -> str | None:
+    if isinstance(block, Table):
+        return _columns(block, markdown)
+    if not isinstance(block, Lines):
+        return block
+    lines = filter(None, block)
+    if markdown:
+        return "\n".join(f"- {line.strip()}" for line in lines)
+    return "\n".join(textwrap.fill(line, WIDTH - 1, subsequent_indent="    ") for line in lines)
+
+
+def _columns(block: Table, markdown: bool) -> str | None:
+    """The table with its cells filled in; None where there is no row."""
+    filled = {head: [cell(row) for row in block.rows] for head, cell in block.cells.items()}
+    heads = list(filled)
+    for head in [] if markdown else heads[: block.n_words]:
+        short = short_names(filled[head], NAME_WIDTH)
+        filled[head] = [short[name] for name in filled[head]]
+    parts = [heads[: block.n_keys]]
+    for head in heads[block.n_keys :]:
+        widths = [max(map(len, [one, *filled[one]])) + 2 for one in (*parts[-1], head)]
+        if not markdown and sum(widths) > WIDTH + 2:
+            parts.append(heads[: block.n_keys])
+        parts[-1].append(head)
+    rows = [[list(line) for line in zip(*(filled[head] for head in part), strict=True)] for part in parts]
+    tables = [table(lines, part, markdown, block.n_words) for lines, part in zip(rows, parts, strict=True)]
+    return "\n\n".join(tables) if block.rows else None
 
 
 def table(rows: list[list[str]], headers: list[str], markdown: bool = False, n_words: int = 1) -> str:
@@ -30,24 +97,19 @@ def table(rows: list[list[str]], headers: list[str], markdown: bool = False, n_w
     )
 
 
-def columns(rows: Sequence[Any], cells: dict[str, Cell], markdown: bool = False) -> str:
-    """A table with one line per row. cells: the head of each column -> its cell."""
-    return table([[cell(row) for cell in cells.values()] for row in rows], list(cells), markdown)
+def short_names(names: list[str], width: int) -> dict[str, str]:
+    """Name -> the same in at most `width` characters. Different names stay different: where cutting is not enough,
+    they are numbered.
+    """
+    names = list(dict.fromkeys(names))
+    short = {name: name if len(name) <= width else name[: width - 1] + "…" for name in names}
+    if len(set(short.values())) < len(names):
+        numbered = {name: f"{name[: width - 3]}…{i}" for i, name in enumerate(names, 1)}
+        short = {name: name if len(name) <= width else numbered[name] for name in names}
+    return short
 
 
-def column(key: str, digits: int = 2) -> Cell:
-    """A cell with a number of the row."""
-    return lambda row: number(getattr(row, key), digits)
-
-
-def prediction(predicted: Callable[[Any], float | None]) -> Cell:
-    """A cell such as "2.58 +106%": a prediction and its error, predicted / measured - 1."""
-
-    def cell(row: Any) -> str:
-        value = predicted(row)
-        return "-" if value is None else f"{value:.2f} {percent(value / row.speedup - 1):>5}"
-
-    return cell
+# --- how numbers are written ------------------------------------------------------------------------------------------
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -72,29 +134,51 @@ def percent(share: float | None) -> str:
     return f"{share:+.0%}" if share < 9.995 else ">999%"
 
 
-def label(row: Row) -> str:
-    """A speculative row in a line of text: model k=4"""
-    return f"{row.method} k={row.draft_length}"
-
-
 def temperature_name(temperature: float) -> str:
     """T = 0 (greedy), T = 0.8 (sampling)"""
     return f"T = {temperature:g} ({'sampling' if temperature else 'greedy'})"
 
 
-def short_names(names: list[str], width: int = NAME_WIDTH) -> dict[str, str]:
-    """Name -> the same in at most `width` characters. Different names stay different: where cutting is not enough,
-    they are numbered.
-    """
-    names = list(dict.fromkeys(names))
-    short = {name: name if len(name) <= width else name[: width - 1] + "…" for name in names}
-    if len(set(short.values())) < len(names):
-        numbered = {name: f"{name[: width - 3]}…{i}" for i, name in enumerate(names, 1)}
-        short = {name: name if len(name) <= width else numbered[name] for name in names}
-    return short
+# --- columns that several tables have ---------------------------------------------------------------------------------
 
 
-def draft_names(rows: list[Row], markdown: bool) -> dict[str, str]:
-    """Method -> what a table calls it. In the terminal drafts are cut, to the same names in every table."""
-    methods = {row.method: row.method for row in rows}
-    return methods if markdown else methods | short_names([row.method for row in rows if row.draft])
+def column(key: str, digits: int = 2) -> Cell:
+    """A cell with a number of the row."""
+    return lambda row: number(getattr(row, key), digits)
+
+
+def prediction(predicted: Callable[[Any], float | None]) -> Cell:
+    """A cell such as "2.58 +106%": a prediction and its error, predicted / measured - 1."""
+
+    def cell(row: Any) -> str:
+        value = predicted(row)
+        return "-" if value is None else f"{value:.2f} {percent(value / row.speedup - 1):>5}"
+
+    return cell
+
+
+def of_a_draft(cell: Cell) -> Cell:
+    """A cell that is empty for the baseline."""
+    return lambda row: cell(row) if row.draft else "-"
+
+
+CELLS: dict[str, Cell] = {
+    "draft": lambda row: row.method,
+    "k": of_a_draft(lambda row: str(row.draft_length)),
+    "T": lambda row: f"{row.temperature:g}",
+    "speedup": lambda row: speedup(row.speedup),
+    "measured": lambda row: speedup(row.speedup),
+    "95 %": of_a_draft(lambda row: interval(*decoding(row)[1:])),
+    "end to end": of_a_draft(lambda row: speedup(row.speedup_with_prefill)),
+    "α": column("acceptance_rate"),
+    "f": column("drafted_fraction"),
+    "tok/rnd": column("tokens_per_round"),
+    "c": column("draft_cost", 3),
+    "v": column("verify_cost"),
+    "o": column("overhead", 3),
+}
+
+
+def cells(*heads: str) -> dict[str, Cell]:
+    """Columns of a row by their heads."""
+    return {head: CELLS[head] for head in heads}

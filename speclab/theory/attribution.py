@@ -166,8 +166,8 @@ def noise_floor(baseline: list[Sample], again: list[Sample]) -> Noise | None:
     """The baseline's time over its own second run on the same prompts: ratio and 95 % interval. None without one."""
     if not again or not baseline:
         return None
-    ours = {s.prompt_index: s.decode_seconds for s in baseline}
-    pairs = [(ours[s.prompt_index], s.decode_seconds) for s in again]
+    seconds = {s.prompt_index: s.decode_seconds for s in baseline}
+    pairs = [(seconds[s.prompt_index], s.decode_seconds) for s in again]
     tops, bottoms = zip(*pairs, strict=True)
     low, high = ratio_interval(list(tops), list(bottoms)) or (None, None)
     return Noise(temperature=baseline[0].temperature, ratio=sum(tops) / sum(bottoms), low=low, high=high)

@@ -59,11 +59,11 @@ def catch_ups(drafted_accepted: Iterable[tuple[int, int]]) -> list[int]:
     >>> catch_ups([(4, 4), (4, 1), (0, 0), (0, 0), (2, 2)])
     [1, 2, 1, 2, 3]
     """
-    waiting, found = 1, []
+    waiting, of_rounds = 1, []
     for n_drafted, n_accepted in drafted_accepted:
-        found.append(waiting)
+        of_rounds.append(waiting)
         waiting = waiting + 1 if n_drafted == 0 else 1 + (n_accepted == n_drafted)
-    return found
+    return of_rounds
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,7 @@ class Costs:
     verify_at: dict[int, float]  # width -> at context 0
     verify_slope: float
     draft_idle: float  # a round that drafts nothing asks the drafter all the same
-    draft_at: dict[
-        int, float
-    ]  # tokens drafted -> at context 0; the first steps after a target pass are the most expensive
+    draft_at: dict[int, float]  # tokens drafted -> at context 0; the first steps after a target pass cost the most
     draft_catch: float  # every token to catch up with beyond the first
     draft_slope: float
     accept_at: float
@@ -137,9 +135,9 @@ class Costs:
         return asdict(self) | {name: sorted(map(list, getattr(self, name).items())) for name in CURVES}
 
     @classmethod
-    def from_json(cls, found: dict) -> "Costs":
+    def from_json(cls, record: dict) -> "Costs":
         """The inverse of `to_json`."""
-        return cls(**found | {name: {int(x): seconds for x, seconds in found[name]} for name in CURVES})
+        return cls(**record | {name: {int(x): seconds for x, seconds in record[name]} for name in CURVES})
 
 
 def _read(curve: dict[int, float], x: float) -> float:
@@ -165,28 +163,25 @@ def fit(rounds: Sequence[RoundTime], steps: Sequence[StepTime]) -> dict[tuple[st
 
     Pooled: the shape of the verification over everything, the accept rule over the drafters of a temperature, the
     step's slope over the temperatures. The rest is of one drafter at one temperature alone.
-
-    ValueError: no rounds, a phase or a temperature's steps missing, seconds below 0.
     """
-    _check(rounds, steps)
     step_at, step_slope = _regress(
         [s.seconds for s in steps], [s.temperature for s in steps], context=[s.context for s in steps]
     )
     verify = _verify(rounds)
-    found = {}
+    costs = {}
     for drafter, temperature in dict.fromkeys((r.drafter, r.temperature) for r in rounds):
         alike = [r for r in rounds if r.temperature == temperature]
-        mine = [r for r in alike if r.drafter == drafter]
-        found[drafter, temperature] = Costs(
+        of_drafter = [r for r in alike if r.drafter == drafter]
+        costs[drafter, temperature] = Costs(
             step_at=step_at[temperature],
             step_slope=step_slope[-1],
             **verify[temperature],
-            **_draft(mine),
+            **_draft(of_drafter),
             **_accept(alike),
-            rollback=_mean([r.seconds["rollback"] for r in mine]),
-            host=_mean([r.seconds["host"] for r in mine]),
+            rollback=_mean([r.seconds["rollback"] for r in of_drafter]),
+            host=_mean([r.seconds["host"] for r in of_drafter]),
         )
-    return found
+    return costs
 
 
 def _verify(rounds: Sequence[RoundTime]) -> dict[float, dict]:
@@ -290,11 +285,11 @@ def _nonnegative(table: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, floa
     for size in range(1, len(live) + 1):
         for chosen in itertools.combinations(live, size):
             columns = list(chosen)
-            found = np.linalg.lstsq(table[:, columns] / scale[columns], times)[0] / scale[columns]
-            rest = float(((times - table[:, columns] @ found) ** 2).sum())
-            if (found >= 0).all() and rest < least - better:
+            slopes = np.linalg.lstsq(table[:, columns] / scale[columns], times)[0] / scale[columns]
+            rest = float(((times - table[:, columns] @ slopes) ** 2).sum())
+            if (slopes >= 0).all() and rest < least - better:
                 best, least = np.zeros(n_columns), rest
-                best[columns] = found
+                best[columns] = slopes
     return best, least
 
 
@@ -311,19 +306,3 @@ def _cell_means(table: np.ndarray, cell: np.ndarray) -> np.ndarray:
     sums = np.zeros((cell.max() + 1, table.shape[1]))
     np.add.at(sums, cell, table)
     return sums / np.bincount(cell)[:, None]
-
-
-def _check(rounds: Sequence[RoundTime], steps: Sequence[StepTime]) -> None:
-    if not rounds:
-        raise ValueError("no instrumented rounds to fit the costs to")
-    for round_ in rounds:
-        missing = [phase for phase in PHASES if phase not in round_.seconds]
-        if missing:
-            raise ValueError(f"a round of drafter {round_.drafter!r} has no seconds for {', '.join(missing)}")
-    if not all(0 <= s < np.inf for r in rounds for s in r.seconds.values()):
-        raise ValueError("the seconds of a round's phase are negative or not finite")
-    if not all(0 < s.seconds < np.inf for s in steps):
-        raise ValueError("the seconds of a baseline step are not positive and finite")
-    for temperature in dict.fromkeys(r.temperature for r in rounds):
-        if not any(s.temperature == temperature for s in steps):
-            raise ValueError(f"no baseline steps at temperature {temperature:g}")

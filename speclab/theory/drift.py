@@ -23,14 +23,14 @@ def residuals(samples: list[Sample], baseline: list[Sample]) -> dict[int, float]
     round is taken out.
     """
     steps = {b.prompt_index: b.decode_seconds / b.counts.n_emitted for b in baseline if b.counts.n_emitted}
-    mine = [s for s in samples if s.counts.n_rounds and s.prompt_index in steps]
-    if len(mine) < FEWEST:
+    usable = [s for s in samples if s.counts.n_rounds and s.prompt_index in steps]
+    if len(usable) < FEWEST:
         return None
-    logs = [math.log(s.decode_seconds / s.counts.n_rounds / steps[s.prompt_index]) for s in mine]
-    drafted = np.array([s.counts.n_drafted / s.counts.n_rounds for s in mine])
-    table = np.column_stack([np.ones(len(mine)), drafted - drafted.mean()])  # (prompts, 2)
-    rest = np.array(logs) - table @ np.linalg.lstsq(table, np.array(logs))[0]
-    return {s.prompt_index: float(value) for s, value in zip(mine, rest, strict=True)}
+    logs = [math.log(s.decode_seconds / s.counts.n_rounds / steps[s.prompt_index]) for s in usable]
+    drafted = np.array([s.counts.n_drafted / s.counts.n_rounds for s in usable])
+    table = np.column_stack([np.ones(len(usable)), drafted - drafted.mean()])  # (prompts, 2)
+    residual = np.array(logs) - table @ np.linalg.lstsq(table, np.array(logs))[0]
+    return {s.prompt_index: float(value) for s, value in zip(usable, residual, strict=True)}
 
 
 def correlation(series: list[list[float]]) -> list[float]:
@@ -38,30 +38,36 @@ def correlation(series: list[list[float]]) -> list[float]:
     negative value on, and beyond LONGEST_SHARE of the series."""
     power = sum(float(np.dot(one, one)) for one in series)
     longest = max((len(one) for one in series), default=0)
-    found = [1.0]
+    by_distance = [1.0]
     for distance in range(1, int(longest * LONGEST_SHARE) + 1):
         products = sum(float(np.dot(one[:-distance], one[distance:])) for one in series if len(one) > distance)
         if power == 0 or products <= 0:
             break
-        found.append(products / power)
-    return found
+        by_distance.append(products / power)
+    return by_distance
 
 
 def repeat_noise(
-    speedup: float, rest: dict[int, float], shares: dict[int, float], places: dict[int, int], alike: list[float]
+    speedup: float,
+    residuals: dict[int, float],
+    shares: dict[int, float],
+    places: dict[int, int],
+    correlation: list[float],
 ) -> float:
     """Half of the 95 % interval within which the speedup moves when the same command runs again.
 
-    rest: `residuals` of the arm over all prompts. shares: the row's prompts, each with its part of the row's seconds.
-    places: prompt -> its place in time. alike: `correlation`. Prompts and random numbers are held fixed; the
+    residuals: those of the arm over all prompts. shares: the row's prompts, each with its part of the row's seconds.
+    places: prompt -> its place in time. correlation: by distance. Prompts and random numbers are held fixed; the
     difference of two runs has twice the variance of one. A state that outlasts the whole run cannot be seen in it.
     """
-    variance = sum(value**2 for value in rest.values()) / (len(rest) - 2)  # a mean and a slope are taken out
+    variance = sum(value**2 for value in residuals.values()) / (len(residuals) - 2)  # a mean and a slope are taken out
     spread = sum(
-        one * other * _at(alike, abs(places[i] - places[j])) for i, one in shares.items() for j, other in shares.items()
+        one * other * _at(correlation, abs(places[i] - places[j]))
+        for i, one in shares.items()
+        for j, other in shares.items()
     )
     return 1.96 * speedup * math.sqrt(2 * variance * max(spread, 0.0))
 
 
-def _at(alike: list[float], distance: int) -> float:
-    return alike[distance] if distance < len(alike) else 0.0
+def _at(correlation: list[float], distance: int) -> float:
+    return correlation[distance] if distance < len(correlation) else 0.0

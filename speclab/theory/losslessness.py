@@ -51,13 +51,13 @@ def judge_divergence(
         if len(baseline) == len(speculative):
             return None
         return Divergence(len(pairs), -1, -1, math.inf, 0.0, False)  # one stopped early: never rounding
-    ours, theirs = pairs[position]
+    expected, token = pairs[position]
     own, right = (rows[-1] for rows in reference.logits(torch.tensor([prompt + baseline[:position]]), vocab_size))
     error = max(rounding.differences(own.double(), right).max().item(), FLOOR * rounding.rounding_unit(own))
     tolerance = 2 * error
     top = right.max().item()
-    close = all(top - right[token].item() <= tolerance for token in (ours, theirs))
-    return Divergence(position, ours, theirs, (right[ours] - right[theirs]).item(), tolerance, close)
+    close = all(top - right[i].item() <= tolerance for i in (expected, token))
+    return Divergence(position, expected, token, (right[expected] - right[token]).item(), tolerance, close)
 
 
 class ZStatistics(NamedTuple):
@@ -124,5 +124,5 @@ def distributions(
     n = len(tokens) if cached.max_length is None else min(len(tokens), cached.max_length - len(prompt) + 1)
     ids = cached.known(torch.tensor([(prompt + tokens)[: len(prompt) + n - 1]], device=model.device))
     logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 :, : cached.vocab_size]
-    found = sampling.probs(logits).cpu()  # (n, ids that the model has)
-    return torch.nn.functional.pad(found, (0, vocab_size - found.shape[1], 0, len(tokens) - n))
+    probs = sampling.probs(logits).cpu()  # (n, ids that the model has)
+    return torch.nn.functional.pad(probs, (0, vocab_size - probs.shape[1], 0, len(tokens) - n))

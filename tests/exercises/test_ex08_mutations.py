@@ -8,9 +8,9 @@ import torch
 
 from draft_models import ModelDrafter, NgramDrafter
 from exercises import Todo, scenes
-from exercises.scenes import TinyDrafter, TinyTarget, all_of_it, plain, rounds, tokens_of
+from exercises.scenes import TinyDrafter, TinyTarget, all_of_it, plain, rounds
 from optimized_speculative import speculative_decode
-from speclab.core.rounds import DecodeSettings
+from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.core.sampling import Sampling
 from speclab.learner.adapters import whole_loop
 from speclab.models.cached import CachedModel

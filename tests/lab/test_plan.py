@@ -12,6 +12,7 @@ from speclab.lab import acceptance_probs, comparison, output_checks, plan
 from speclab.lab.harness import Bench
 from speclab.models import prompts
 from speclab.present import plan_views
+from speclab.present.tables import show
 from speclab.records.files import as_dict, read
 from speclab.records.runs import DraftFacts, LengthSpeedup, PlanEntry, PlanRun, Verified, VerifiedDraft
 from speclab.records.samples import BASELINE, BASELINE_REPEAT
@@ -297,7 +298,7 @@ def test_the_table_of_a_checked_plan():
         share_of_best=1.6 / 1.62,
     )
     table = plan_views.checked_table(Verified(n_prompts=12, drafts=[draft], rows=[], correctness=[]))
-    assert table.splitlines()[2].split() == ["model", "0", "4", "1.50x", "1.60x", "-6%", "6", "1.62x", "98.8%"]
+    assert show([table]).splitlines()[2].split() == ["model", "0", "4", "1.50x", "1.60x", "-6%", "6", "1.62x", "98.8%"]
 
 
 def test_what_exercise_6_chose_stands_beside_the_plan():

@@ -1,6 +1,5 @@
 """Every sweep end to end on a tiny pair: record, page, picture, exit code; and what Ctrl-C and bad flags do."""
 
-
 import pytest
 
 import compare

@@ -66,38 +66,38 @@ def drops_the_crossing_token() -> None:
 @mutant(13, "token_id_zero_is_a_token_like_any_other")
 def ends_the_text_at_id_0() -> None:
     """ends the text at id 0"""
-    right = Round.ending
+    right = Round.committing
 
-    def ending(tokens: list[int], n_new: int, settings: DecodeSettings, *more, **others) -> Round:
+    def committing(tokens: list[int], n_new: int, settings: DecodeSettings, *more, **others) -> Round:
         return right(tokens, n_new, dataclasses.replace(settings, eos=settings.eos | {0}), *more, **others)
 
-    Round.ending = staticmethod(ending)
+    Round.committing = staticmethod(committing)
 
 
 @mutant(18, "nothing_follows_an_eos_inside_a_block", "drafts_after_an_eos_are_not_counted_as_accepted")
 def looks_for_eos_at_the_end_of_a_block() -> None:
     """looks for EOS at the end of a block only"""
-    right = Round.ending
+    right = Round.committing
 
-    def ending(tokens: list[int], n_new: int, settings: DecodeSettings, *more, **others) -> Round:
+    def committing(tokens: list[int], n_new: int, settings: DecodeSettings, *more, **others) -> Round:
         round_ = right(tokens, n_new, dataclasses.replace(settings, eos=frozenset()), *more, **others)
         return round_._replace(finish="eos") if tokens[-1] in settings.eos else round_
 
-    Round.ending = staticmethod(ending)
+    Round.committing = staticmethod(committing)
 
 
 @mutant(18, "drafts_after_an_eos_are_not_counted_as_accepted")
 def counts_drafts_after_an_eos_as_accepted() -> None:
     """counts drafts after an EOS as accepted"""
-    right = Round.ending
+    right = Round.committing
 
-    def ending(
+    def committing(
         tokens: list[int], n_new: int, settings: DecodeSettings, n_drafted: int = 0, n_accepted: int = 0, **others
     ) -> Round:
         round_ = right(tokens, n_new, settings, n_drafted, n_accepted, **others)
         return round_._replace(n_accepted=n_accepted, n_rejected=int(n_accepted < n_drafted))
 
-    Round.ending = staticmethod(ending)
+    Round.committing = staticmethod(committing)
 
 
 # ---------------------------------------------------------------- counts

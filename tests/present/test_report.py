@@ -177,7 +177,9 @@ def test_the_made_up_run_is_a_record():
 # --- the ladder as numbers --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("row", [r for r in make_run().rows if r.draft][:8], ids=tables.label)
+@pytest.mark.parametrize(
+    "row", [r for r in make_run().rows if r.draft][:8], ids=lambda r: f"{r.method} k={r.draft_length}"
+)
 def test_factors_multiply_to_the_measurement(row):
     found = ladder.factors(row)
     assert list(found) == list(ladder.EFFECTS)
@@ -209,8 +211,8 @@ def test_errors_have_the_right_median_and_maximum():
     assert found["forecast"] == {"n": 3, "median": pytest.approx(0.1), "max": pytest.approx(0.3)}
     assert found["book_formula"] == {"n": 4, "median": pytest.approx(0.5), "max": pytest.approx(0.5)}
     assert "accounting" not in found
-    forecast = next(line for line in explanations.errors_table(rows).splitlines() if line.startswith("forecast"))
-    assert forecast.split() == ["forecast", "3", "10.0%", "30.0%"]
+    (table,) = cells(tables.show([explanations.errors_table(rows)], markdown=True))
+    assert ["forecast", "3", "10.0%", "30.0%"] in table
 
 
 def test_each_prompt_counts_once_in_the_errors():
@@ -234,8 +236,8 @@ def test_every_effect_has_a_name_and_a_meaning():
     assert "luck" not in text
     assert "chance" not in report.comparison(make_run(), by_kind=True, markdown=True)
     for name, head, meaning in explanations.LEGEND.values():
-        assert f"  {head:8s}{meaning}" in text
-        assert f"- {name}: {meaning}" in explanations.ladder_legend(markdown=True)
+        assert f"\n{head}: {meaning}\n" in text
+        assert f"{name}: {meaning}" in explanations.ladder_legend(markdown=True)
 
 
 def test_losing_lines_say_what_may_be_noise():
@@ -275,10 +277,13 @@ def test_noise_and_phases():
 
 def test_what_is_wrong_or_not_checked_is_said():
     run = make_run()
-    assert run_lines.unchecked_line(run) is run_lines.wrong_output_line(run) is None
-    assert run_lines.unchecked_line(replace(run, unchecked=["ngram k=2"])).startswith("NOT CHECKED: ngram k=2;")
+    assert run_lines.remarks(run) == []
     run.correctness[0]["passed"] = False
-    assert run_lines.wrong_output_line(run) == "WRONG OUTPUT: model k=2; see correctness in the record"
+    unchecked, wrong, stopped = run_lines.remarks(replace(run, unchecked=["ngram k=2"], interrupted=True))
+    assert unchecked.startswith("NOT CHECKED: ngram k=2;")
+    assert wrong == "WRONG OUTPUT: model k=2; see correctness in the record"
+    assert stopped.startswith("Stopped before the end")
+    assert wrong in report.comparison(run)
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -301,9 +306,24 @@ def test_numbers_in_cells():
     ],
 )
 def test_long_names_are_cut_and_stay_different(names, expected):
-    found = tables.short_names(names)
+    found = tables.short_names(names, 8)
     assert list(found.values()) == expected
-    assert all(len(name) <= tables.NAME_WIDTH for name in found.values())
+    assert all(len(name) <= 8 for name in found.values())
+
+
+def test_what_has_nothing_to_show_is_left_out_with_its_heading():
+    empty, full = tables.Table([], {"a": str}), tables.Table(["x"], {"a": str})
+    blocks = [tables.Heading("one"), empty, tables.Lines([None, "line"]), tables.Heading("two", 3), full, None]
+    assert tables.show(blocks, markdown=True) == "- line\n\n### two\n\n| a |\n|---|\n| x |\n"
+    assert tables.show(blocks) == "line\n\ntwo\n\na\n-\nx\n"
+
+
+def test_columns_that_do_not_fit_go_beneath_with_the_keys_again():
+    wide = {head: lambda row: "9" * 30 for head in "cdef"}
+    table = tables.Table(["x"], {"draft": str, "k": lambda row: "1", **wide})
+    heads = [line.split() for line in tables.show([table]).splitlines() if line.startswith("draft")]
+    assert heads == [["draft", "k", "c", "d"], ["draft", "k", "e", "f"]]
+    assert len(cells(tables.show([table], markdown=True))) == 1
 
 
 def wide_run() -> ComparisonRun:
@@ -330,7 +350,7 @@ def test_tables_fit_a_hundred_columns():
 def test_speed_table_has_a_verdict_and_two_intervals():
     row = make_row(speedup=0.834, speedup_low=0.69, speedup_high=0.99, verdict="slower", repeat_noise=0.031)
     row.speedup_with_prefill = 0.811
-    (table,) = cells(report.speed_table([plain_row(), row], markdown=True))
+    (table,) = cells(tables.show([report.speed_table([plain_row(), row])], markdown=True))
     heads = ["draft", "k", "tok/s", "speedup", "verdict", "95 %", "rerun", "end to end", "α", "f", "tok/rnd"]
     assert table[0] == heads
     assert table[2] == ["baseline", "-", "99.5", "1.00x", *["-"] * 7]
@@ -338,13 +358,17 @@ def test_speed_table_has_a_verdict_and_two_intervals():
     numbers = row.acceptance_rate, row.drafted_fraction, row.tokens_per_round
     assert table[3][8:] == [f"{value:.2f}" for value in numbers]
     unknown = dict.fromkeys(("speedup_low", "speedup_high", "repeat_noise", "verdict"))
-    assert cells(report.speed_table([replace(row, **unknown)], markdown=True))[0][2][4:7] == ["-", "-", "-"]
+    assert cells(tables.show([report.speed_table([replace(row, **unknown)])], markdown=True))[0][2][4:7] == [
+        "-",
+        "-",
+        "-",
+    ]
 
 
 def test_prediction_table_puts_errors_beside_values():
     row = make_row(speedup=2.0, forecast=2.1, accounting=1.9, book_formula=3.0, leviathan=2.5)
     row.book_formula_drafted_fraction = 1.0
-    (table,) = cells(explanations.prediction_table([plain_row(), row], markdown=True))
+    (table,) = cells(tables.show([explanations.prediction_table([plain_row(), row])], markdown=True))
     assert len(table) == 3, "the baseline is not predicted"
     assert table[0] == ["draft", "k", "measured", *ladder.PREDICTORS.values()]
     expected = ["1.90   -5%", "2.10   +5%", "2.50  +25%", "3.00  +50%", "1.00  -50%"]
@@ -353,11 +377,11 @@ def test_prediction_table_puts_errors_beside_values():
 
 def test_ladder_table_shows_every_factor():
     row = make_row(effects=(0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.3))
-    line = explanations.ladder_table([row]).splitlines()[2].split()
+    line = tables.show([explanations.ladder_table([row])]).splitlines()[2].split()
     expected = ["model", "4", "2.11x", "1.32", "0.50", "0.60", "0.70", "0.80", "0.90", "1.10", "1.20", "1.30"]
     assert line[:-1] == expected
     assert line[-1] == f"{row.speedup:.2f}x"
-    (table,) = cells(explanations.ladder_table([row], markdown=True))
+    (table,) = cells(tables.show([explanations.ladder_table([row], markdown=True)], markdown=True))
     assert table[0][3:-1] == [name for name, *_ in explanations.LEGEND.values()]
     assert table[2][3:-1] == expected[3:]
 
@@ -365,16 +389,17 @@ def test_ladder_table_shows_every_factor():
 def test_costs_table():
     run = make_run(methods=("model",), lengths=(4,), temperatures=(0.0,))
     run.raw.append(replace(run.raw[0], method="model", prefill_seconds=[0.06, 0.07]))
-    ((head, _, line),) = cells(explanations.costs_table(run, markdown=True))
+    ((head, _, line),) = cells(tables.show([explanations.costs_table(run)], markdown=True))
     context = 100 + 32  # prompts of 90, 100, 110 tokens, half of 64 new ones
     step = 9.0e-3 + 4e-6 * context
     verify = (8.5e-3 + 4e-4 * 5 + 4e-6 * context) / step
     drafted = (1.1e-3 + 3 * 9e-4 + 4 * 1e-7 * context) / 4 / step
-    assert head[:6] == ["draft", "T", "k", "step ms", "v(k+1)", "c"]
-    assert line[:6] == ["model", "0", "4", f"{step * 1e3:.2f}", f"{verify:.2f}", f"{drafted:.3f}"]
+    assert head[:6] == ["draft", "k", "T", "step ms", "v(k+1)", "c"]
+    assert line[:6] == ["model", "4", "0", f"{step * 1e3:.2f}", f"{verify:.2f}", f"{drafted:.3f}"]
     assert line[6:] == ["258", "44", "35", "65.0"]
-    assert f"at {context} tokens of context" in explanations.costs_line(run)
-    assert explanations.costs_table(replace(run, costs=[])) is None
+    assert f"at {context} tokens of context" in explanations.costs_lines(run)[0]
+    assert not explanations.costs_table(replace(run, costs=[])).rows
+    assert not explanations.costs_lines(replace(run, costs=[]))
 
 
 # --- everything -------------------------------------------------------------------------------------------------------
@@ -430,8 +455,8 @@ def test_missing_explanations_leave_dashes_or_nothing():
     assert line.split()[3:5] == ["-", "-"]
     assert "book(α)" in text
     empty = dict.fromkeys(ladder.PREDICTORS)
-    assert explanations.prediction_table([make_row(**empty)]) is None
-    partly = explanations.ladder_table([bare(make_row(k=2)), make_row()]).splitlines()
+    assert not explanations.prediction_table([make_row(**empty)]).rows
+    partly = tables.show([explanations.ladder_table([bare(make_row(k=2)), make_row()])]).splitlines()
     assert partly[2].split()[3:-1] == ["-"] * 9
 
 
@@ -441,11 +466,9 @@ def test_no_draft_at_all(tmp_path):
     assert list(plots.comparison(run, tmp_path, "x")) == []
 
 
-def test_cut_names_are_explained_and_the_same_in_every_table():
-    text = report.comparison(wide_run())
-    assert "Qwen/…1 is Qwen/Qwen2.5-0.5B-Instruct" in text
-    cut = set(re.findall(r"^(\S*…\S*) ", text, re.MULTILINE))
-    assert cut == {"Qwen/…1", "Qwen/…2", "dial:…3"}
+def test_cut_names_are_the_same_in_every_table():
+    cut = set(re.findall(r"^(\S*…\S*) ", report.comparison(wide_run()), re.MULTILINE))
+    assert cut == {"Qwen/Qwen2.5-0.5B-I…", "Qwen/Qwen2.5-1.5B-I…"}
     assert "…" not in report.comparison(wide_run(), markdown=True)
 
 

@@ -194,7 +194,7 @@ MADE = {
 
 def lines(made):
     """All lines of a sweep as one text."""
-    return "\n".join(sweep_views.lines(made))
+    return "\n".join(filter(None, sweep_views.lines(made)))
 
 
 def rows(made):
@@ -204,7 +204,7 @@ def rows(made):
 
 
 def _markdown(made):
-    return sweep_views.table(made, markdown=True).splitlines()
+    return tables.show([sweep_views.table(made)], markdown=True).splitlines()
 
 
 def timed(p, speedup, low=None, high=None):
@@ -236,7 +236,7 @@ def test_views_are_whole_and_fit(name, tmp_path):
     page = sweep_views.page(made, "../plots/p.png")
     assert page.startswith(f"# {sweep_views.TITLES[name]}\n\n{sweep_views.QUESTIONS[name]}\n")
     assert "](../plots/p.png)" in page
-    assert sweep_views.markdown_lines(made) in page
+    assert all(f"- {line}\n" in page for line in filter(None, sweep_views.lines(made)))
     assert "Measured 2026-01-02 on A made-up CPU" in page
     table = [line for line in page.splitlines() if line.startswith("|")]
     assert "verdict" in table[0]
@@ -418,7 +418,7 @@ def test_context_has_the_step_and_the_costs():
 def test_kinds_of_prompt_stand_in_their_order():
     made = draft_kind()
     assert [row["prompts"] for row in rows(made)] == [p.series for p in made.points]
-    assert sweep_views.table(made).splitlines()[0].startswith("prompts  draft ")
+    assert tables.show([sweep_views.table(made)]).splitlines()[0].startswith("prompts  draft ")
 
 
 def test_mismatch_says_slower_plainly():

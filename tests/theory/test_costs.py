@@ -2,7 +2,6 @@
 
 import doctest
 import json
-import math
 from dataclasses import fields, replace
 
 import numpy as np
@@ -466,27 +465,6 @@ def test_json_and_back():
     for one in (MODEL, fitted):
         assert Costs.from_json(json.loads(json.dumps(one.to_json(), allow_nan=False))) == one
     assert fitted.to_json()["verify_at"][0] == [1, fitted.verify_at[1]]
-
-
-# --- what is missing --------------------------------------------------------------------------------------------------
-
-
-def test_missing_measurements_are_named():
-    rounds = decode(MODEL, "model", 0.0, [0, 4], 20, Steady())
-    steps = walk(MODEL, 0.0, 5, Steady())
-    hot = [r._replace(temperature=0.8) for r in rounds]
-    no_host = [r._replace(seconds={k: v for k, v in r.seconds.items() if k != "host"}) for r in rounds]
-    for some_rounds, some_steps, words in [
-        ([], steps, "no instrumented rounds"),
-        (rounds, [], "no baseline steps at temperature 0"),
-        (rounds + hot, steps, "no baseline steps at temperature 0.8"),
-        (rounds + no_host, steps, "no seconds for host"),
-        ([with_phase(rounds[0], "verify", math.nan)], steps, "not finite"),
-        ([with_phase(rounds[0], "draft", -1e-3)], steps, "negative"),
-        (rounds, [StepTime(0.0, 100, 0.0)], "baseline step"),
-    ]:
-        with pytest.raises(ValueError, match=words):
-            fit(some_rounds, some_steps)
 
 
 # --- catching up ------------------------------------------------------------------------------------------------------
