@@ -20,6 +20,7 @@ import sys
 
 from speclab.cli import parsing
 from speclab.learner import checklist, runner
+from speclab.learner.guard import PACKAGES
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import say
 
@@ -27,24 +28,20 @@ from speclab.system.terminal import say
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
     """Run the checks and say what became of them.  -> exit code"""
+    known = checklist.exercises()
+    numbers = [exercise.number for exercise in known]
     parser = parsing.make_parser(__doc__)
-    parser.add_argument("exercise", nargs="?", type=parsing.at_least(0), help="its number (default: all)")
+    parser.add_argument("exercise", nargs="?", type=int, choices=numbers, help="its number (default: all)")
     parser.add_argument(
         "--hint", nargs="?", type=int, choices=(1, 2, 3), const=1, metavar="1|2|3", help="hints up to this one"
     )
     parser.add_argument("--traceback", action="store_true", help="pytest's own report of every failure")
-    parser.add_argument("--impl", choices=("exercises", "solutions"), default="exercises", help="whose code to check")
+    parser.add_argument("--impl", choices=PACKAGES, default="exercises", help="whose code to check")
     args = parser.parse_args(argv)
-
-    known = checklist.exercises()
     if args.exercise is None and (args.hint or args.traceback):
         flag = "--hint" if args.hint else "--traceback"
         raise UsageProblem(f"{flag} needs an exercise; type: {checklist.check_command('3', flag)}")
     chosen = [exercise for exercise in known if args.exercise in (None, exercise.number)]
-    if not chosen:
-        numbers = f"{known[0].number} to {known[-1].number}"
-        advice = f"type: {checklist.check_command()}"
-        raise UsageProblem(f"there is no exercise {args.exercise}, only {numbers}; {advice}")
     runner.run_checks(args.impl, chosen)
     if args.hint:
         say(checklist.hint_text(chosen[0], args.hint))

@@ -112,16 +112,6 @@ def errors() -> str:
     return _shown(explanations.errors_table(prediction_rows(comparison(FULL_RUN).rows)))
 
 
-<<<<<<< HEAD
-=======
-def plan() -> str:
-    """The plan's verdicts and how they did on prompts it had not seen."""
-    run = read(PLAN, PlanRun)
-    verdicts = tables.Lines(plan_views.verdict(fact) for fact in run.facts.drafts)
-    return _shown(verdicts, plan_views.checked_table(run.verified) if run.verified else None)
-
-
->>>>>>> r-present
 def trust() -> str:
     """The same command twice, and the phases against the wall."""
     lines = [explanations.phases_line(comparison(FULL_RUN))]

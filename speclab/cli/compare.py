@@ -1,38 +1,42 @@
 """The command line of compare.py: a comparison, a plan or sweeps, shown and written down."""
 
 import argparse
-import copy
+import functools
 import itertools
 import time
+from collections.abc import Iterable
+from typing import Any
 
 from baseline_autoregressive import autoregressive_decode
 from draft_models import ModelDrafter
 from optimized_speculative import speculative_decode
-from speclab.cli import flags, parsing, trace_output
-from speclab.cli.output import Output
+from speclab.cli import flags, parsing
+from speclab.cli.output import Output, Step, View, write_trace
 from speclab.core.rounds import DecodeSettings
 from speclab.drafts.oracle import OracleDraft
 from speclab.drafts.select import check_prompts, make_drafters
 from speclab.lab import comparison, plan, sweeps
+from speclab.lab.harness import Measurement
 from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
 from speclab.lab.tracing import follow, profiling
 from speclab.learner import loading
 from speclab.models import memory
 from speclab.present import plan_views, plots, report, sweep_views
-from speclab.records.runs import SweepRun
-from speclab.system.errors import UsageProblem, reports_problems
-from speclab.system.files import check_writable, do_all, write_whole
+from speclab.records.runs import ComparisonRun, LabRun, PlanRun, SweepRun
+from speclab.system.errors import Problem, UsageProblem, reports_problems
+from speclab.system.files import do_all, write_whole
 from speclab.system.paths import OUTPUT
 from speclab.system.terminal import note, say
 
-# Prompts of each kind (0: all), new tokens, repeats, draft lengths, temperatures.
+# What the command line leaves open, by the kind of the run. limit 0: all prompts.
+SIZE_FLAGS = ("limit", "max_new_tokens", "repeats", "draft_length", "temperature")
 SIZES = {
     "default": (4, 64, 1, "2,4,6,8", "0,0.8"),
     "quick": (2, 48, 1, "2,4", "0,0.8"),
     "full": (0, 128, 1, "2,4,6,8", "0,0.8"),
     "plan": (4, 64, 3, plan.LENGTHS, "0"),
-    "verify": (0, 64, 2, plan.LENGTHS, "0"),
+    "verify_plan": (0, 64, 2, plan.LENGTHS, "0"),
 }
 
 
@@ -40,21 +44,12 @@ SIZES = {
 def run(docstring: str, argv: list[str] | None) -> int:
     """The main() of compare.py.  -> exit code"""
     args = _parser(docstring).parse_args(argv)
-    trace_output.check_path(args.trace)
-    if args.profile:
-        check_writable(args.profile, "--profile")
+    flags.check_file(args.trace, "--trace")
+    flags.check_file(args.profile, "--profile")
     if args.sweep:
-        return _sweep(args)
-    _fill_in(args)
-    config, output = _prepare(args)
-    traced = _first_that_can_be_traced(config) if args.trace else ""
-    if args.profile:
-        profiling.write_trace(config, args.profile)
-    code = (_plan if args.plan or args.verify_plan else _compare)(args, config, output)
-    if traced:  # after everything that was timed
-        with output.redirected():
-            _trace(args, config, traced)
-    return code
+        return _sweeps(args)
+    size = next((name for name in SIZES if getattr(args, name, False)), "default")
+    return _run(_filled(args, dict(zip(SIZE_FLAGS, SIZES[size], strict=True)) | {"draft": "model,ngram"}), [])
 
 
 def _parser(docstring: str) -> argparse.ArgumentParser:
@@ -84,7 +79,7 @@ def _parser(docstring: str) -> argparse.ArgumentParser:
     group.add_argument(
         "--profile", type=parsing.some_path, metavar="FILE", help="first write a profiler trace of a few rounds"
     )
-    trace_output.add_trace_flag(group)
+    flags.add_trace_flag(group)
     group.add_argument(
         "--json", type=parsing.some_path, metavar="PATH", help="the run record here as well; - for stdout, alone"
     )
@@ -96,15 +91,10 @@ def _parser(docstring: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _fill_in(args: argparse.Namespace) -> None:
-    """The size of the run, where the command line leaves it open."""
-    args.draft = args.draft if args.draft is not None else "model,ngram"
-    size = next((name for name in ("quick", "full", "plan") if getattr(args, name)), "default")
-    size = "verify" if args.verify_plan else size
-    names = ("limit", "max_new_tokens", "repeats", "draft_length", "temperature")
-    for name, value in zip(names, SIZES[size], strict=True):
-        if getattr(args, name) is None:
-            setattr(args, name, value)
+def _filled(args: argparse.Namespace, defaults: dict[str, Any]) -> argparse.Namespace:
+    """The arguments, with `defaults` wherever the command line gives none."""
+    given = {name: value for name, value in vars(args).items() if value is not None}
+    return argparse.Namespace(**vars(args) | defaults | given)
 
 
 def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
@@ -128,22 +118,60 @@ def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
     return RunConfig(setup, drafters, prompts, lengths, temperatures, *size, reader), output
 
 
-# --- one comparison, one plan -----------------------------------------------------------------------------------------
+# --- one run ----------------------------------------------------------------------------------------------------------
 
 
-def _compare(args: argparse.Namespace, config: RunConfig, output: Output) -> int:
+def _run(args: argparse.Namespace, records: list[Any]) -> int:
+    """A comparison, a plan or a sweep, shown and written; its record is added to `records`.  -> exit code"""
+    config, output = _prepare(args)
+    traced = _first_that_can_be_traced(config) if args.trace else ""
+    if args.verify_plan:
+        plan.check_prompts(config)
+    if args.profile:
+        profiling.write_trace(config, args.profile)
     with output.redirected():
-        say(config.describe())
-        run, measured, fault = comparison.compare(config)
-        tables = [lambda: say(report.comparison(run, by_kind=args.by_kind))]
+        if not args.sweep:
+            say(config.describe())
+        record, measured, problem = _measure(args, config)
+        records.append(record)
+        text, page, pictures = _views(args, record, output)
+        tables = [lambda: say(text())]
         if args.verbose:
             tables.append(lambda: say(_bytes_of_rounds(config)))
-        files = output.writes(run, lambda: report.comparison(run, by_kind=True, markdown=True))
-        code = do_all(itertools.chain(tables, files, plots.comparison(run, output.plots, output.name)))
+        code = do_all(itertools.chain(tables, output.writes(record, page), pictures))
     wrong = exit_code(measured)
-    if fault:
-        raise fault
+    if problem:
+        raise problem
+    if traced:  # after everything that was timed
+        with output.redirected():
+            _trace(args, config, traced)
     return code or wrong
+
+
+def _measure(args: argparse.Namespace, config: RunConfig) -> tuple[LabRun, Measurement, Problem | None]:
+    """The record, what it is made from, and what went wrong in a reader's own predictions."""
+    if args.sweep:
+        return *sweeps.measure_sweep(config, args.sweep), None
+    if args.plan or args.verify_plan:
+        return *plan.make(config, args.verify_plan), None
+    return comparison.compare(config)
+
+
+def _views(args: argparse.Namespace, record: LabRun, output: Output) -> tuple[View, View, Iterable[Step]]:
+    """What makes the text for the terminal and the page, and what writes the pictures."""
+    partial, folder, name = functools.partial, output.plots, output.name
+    if isinstance(record, ComparisonRun):
+        text = partial(report.comparison, record, by_kind=args.by_kind)
+        page = partial(report.comparison, record, by_kind=True, markdown=True)
+        return text, page, plots.comparison(record, folder, name)
+    if isinstance(record, PlanRun):
+        picture = partial(plan_views.picture, record, folder, name)
+        return partial(plan_views.text, record), partial(plan_views.page, record), [picture]
+    if isinstance(record, SweepRun):
+        picture = partial(sweep_views.picture, record, folder, name)
+        page = partial(sweep_views.page, record, f"../plots/{name}.png")
+        return partial(sweep_views.text, record), page, [picture]
+    raise TypeError(type(record))
 
 
 def _bytes_of_rounds(config: RunConfig) -> str:
@@ -151,19 +179,6 @@ def _bytes_of_rounds(config: RunConfig) -> str:
     context = max(prompt.ids.shape[1] for prompt in config.prompts)
     drafts = [drafter.draft.model for drafter in config.drafters.values() if isinstance(drafter, ModelDrafter)]
     return memory.describe(config.setup.target.model, drafts[0] if drafts else None, max(config.draft_lengths), context)
-
-
-def _plan(args: argparse.Namespace, config: RunConfig, output: Output) -> int:
-    if args.verify_plan:
-        plan.check_prompts(config)
-    with output.redirected():
-        say(config.describe())
-        made, measured = plan.make(config, args.verify_plan)
-        files = output.writes(made, lambda: plan_views.page(made))
-        picture = [lambda: plan_views.picture(made, output.plots, output.name)]
-        code = do_all(itertools.chain([lambda: say(plan_views.text(made))], files, picture))
-    wrong = exit_code(measured)
-    return code or wrong
 
 
 def _first_that_can_be_traced(config: RunConfig) -> str:
@@ -182,13 +197,13 @@ def _trace(args: argparse.Namespace, config: RunConfig, draft: str) -> None:
     settings = DecodeSettings(config.max_new_tokens, config.setup.sampling_at(config.temperatures[0]), seed=config.seed)
     k, drafter = next(filter(None, config.draft_lengths), 0), config.drafters[draft]
     loops = (autoregressive_decode, config.reader.loop)
-    trace_output.write(follow.follow(config.setup, drafter, draft, config.prompts[0], k, settings, *loops), args.trace)
+    write_trace(follow.follow(config.setup, drafter, draft, config.prompts[0], k, settings, *loops), args.trace)
 
 
 # --- sweeps -----------------------------------------------------------------------------------------------------------
 
 
-def _sweep(args: argparse.Namespace) -> int:
+def _sweeps(args: argparse.Namespace) -> int:
     """One sweep, or all of them into one report.  -> exit code"""
     if args.impl:
         raise UsageProblem("--impl decides the rows of one comparison; leave out --sweep, or --impl")
@@ -208,14 +223,10 @@ def _sweep(args: argparse.Namespace) -> int:
                 spent = time.monotonic() - start
                 left = f", about {spent / (place - 1) * (len(names) - place + 1) / 60:.0f} min left" if done else ""
                 note(f"sweep {place} of {len(names)}: {name}{left}")
-            config, output = _prepare(_of_sweep(args, name))
-            with output.redirected():
-                sweep, measured = sweeps.measure_sweep(config, name)
-                done.append(sweep)
-                code = _show_sweep(sweep, output) or code
-            wrong = exit_code(measured)
-            code = code or wrong
-            if measured.interrupted:
+            sweep = sweeps.SWEEPS[name]
+            asked = {"sweep": name, "draft": args.draft and sweep.drafts(args.draft)}
+            code = _run(_filled(argparse.Namespace(**vars(args) | asked), sweep.defaults), done) or code
+            if done[-1].interrupted:
                 break
     finally:
         if len(names) > 1 and done:
@@ -223,22 +234,3 @@ def _sweep(args: argparse.Namespace) -> int:
             pictures = {s.sweep: f"../plots/{args.name}-sweep-{s.sweep}.png" for s in done}
             code = do_all([lambda: write_whole(path, sweep_views.all_pages(done, pictures))]) or code
     return code
-
-
-def _of_sweep(args: argparse.Namespace, name: str) -> argparse.Namespace:
-    """The arguments of one sweep: its own sizes wherever the command line gives none."""
-    own, sweep = copy.copy(args), sweeps.SWEEPS[name]
-    own.sweep = name
-    for key, value in sweep.defaults.items():
-        if getattr(own, key) is None:
-            setattr(own, key, value)
-    if args.draft:
-        own.draft = sweep.drafts(args.draft)
-    return own
-
-
-def _show_sweep(sweep: SweepRun, output: Output) -> int:
-    """The table, then the record, the page and the picture.  -> exit code"""
-    files = output.writes(sweep, lambda: sweep_views.page(sweep, f"../plots/{output.name}.png"))
-    picture = [lambda: sweep_views.picture(sweep, output.plots, output.name)]
-    return do_all(itertools.chain([lambda: say(sweep_views.text(sweep))], files, picture))

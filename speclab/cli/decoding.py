@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from draft_models import ModelDrafter
-from speclab.cli import flags, parsing, trace_output
+from speclab.cli import flags, parsing
+from speclab.cli.output import write_trace
 from speclab.cli.text import TextWriter, rate
 from speclab.core.clock import synchronize
 from speclab.core.counts import Counts
@@ -50,7 +51,10 @@ def _parse(docstring: str, argv: list[str] | None, speculative: bool) -> argpars
         )
     flags.add_impl_flag(parser)
     if speculative:
-        trace_output.add_flags(parser)
+        flags.add_trace_flag(parser)
+        parser.add_argument(
+            "--trace-shapes", action="store_true", help="print the shapes of one round's tensors and decode nothing"
+        )
     return parser.parse_args(argv)
 
 
@@ -124,7 +128,7 @@ def _rate(learner: Learner, setup: Setup, prompt: Prompt, baseline: Loop, settin
 
 
 def _speculative(args: argparse.Namespace, baseline: Loop, speculative: Loop) -> int:
-    trace_output.check_path(args.trace)
+    flags.check_file(args.trace, "--trace")
     usable = loading.of_decoding(args.temperature, args.draft, bool(args.trace), args.trace_shapes)
     learner = loading.load(args.impl, usable)
     setup, prompts, settings = _load(args)
@@ -155,7 +159,7 @@ def _speculative(args: argparse.Namespace, baseline: Loop, speculative: Loop) ->
     if args.trace:  # the first prompt once more, with clocks and details
         name = drafter_name(args.draft)
         trace = follow.follow(setup, drafter, name, prompts[0], k, settings, baseline, functions, longest=k)
-        trace_output.write(trace, args.trace)
+        write_trace(trace, args.trace)
     return int(n_wrong > 0)
 
 

@@ -1,14 +1,16 @@
 """The flags all scripts share, and what they become: a target, sampling settings, prompts. Bad input is one line."""
 
 import argparse
+from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from speclab.cli.parsing import at_least, seed, some_name
+from speclab.cli.parsing import DASH, at_least, seed, some_name, some_path
 from speclab.core.sampling import Sampling
 from speclab.models import loading, prompts, select
 from speclab.models.setup import Setup, load_setup
 from speclab.system.errors import UsageProblem
+from speclab.system.files import check_writable
 
 MOST_THREADS = 1024
 
@@ -87,6 +89,22 @@ def add_draft_flag(parser: argparse.ArgumentParser, default: str | None = "model
         help="model (the lab's own), lab:SIZE, a folder or hub name, ngram, dial:A, dial:A:MODEL or dial:A:free"
         + (" (default: %(default)s)" if default else "; several with commas (default: model,ngram)"),
     )
+
+
+def add_trace_flag(parser: argparse._ActionsContainer) -> None:
+    """--trace: a picture of a decoding."""
+    parser.add_argument(
+        "--trace",
+        type=some_path,
+        metavar="FILE",
+        help="then decode the first prompt once more for a picture (HTML); - for the terminal",
+    )
+
+
+def check_file(path: Path | None, flag: str) -> None:
+    """Everything that can be wrong with the file of a flag is said before anything is decoded."""
+    if path not in (None, DASH):
+        check_writable(path, flag)
 
 
 def setup_from(args: argparse.Namespace, temperature: float | None = None) -> Setup:

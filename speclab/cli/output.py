@@ -10,12 +10,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
 
+from speclab.cli.flags import check_file
 from speclab.cli.parsing import DASH
+from speclab.lab.tracing.trace import Trace
+from speclab.present import trace_page
+from speclab.present.trace_terminal import terminal
 from speclab.records.files import to_json
 from speclab.records.runs import LabRun
 from speclab.system.errors import UsageProblem
 from speclab.system.files import check_writable, prepare_folder, shown, write_whole
-from speclab.system.terminal import harmless
+from speclab.system.terminal import harmless, note, wants_colour
+
+View = Callable[[], str]  # makes a text of a record
+Step = Callable[[], Path | None]  # prints or writes; for `files.do_all`
 
 
 @dataclass
@@ -47,8 +54,7 @@ class Output:
         for ending in (".json", ".md"):
             check_writable(self.result(ending), "--out-dir")
         prepare_folder(self.plots, "--out-dir")
-        if args.json not in (None, DASH):
-            check_writable(args.json, "--json")
+        check_file(args.json, "--json")
         taken: dict[str, str] = {}
         flags = {f"--{name}": getattr(args, name, None) for name in ("json", "profile", "trace")}
         for name, path in {"the record": self.result(".json"), "the page": self.result(".md"), **flags}.items():
@@ -58,10 +64,10 @@ class Output:
             if other != name and (other, name) != ("the record", "--json"):
                 raise UsageProblem(f"{name} and {other} would be one file, {shown(path)}; give {name} another place")
 
-    def writes(self, run: LabRun, page: Callable[[], str]) -> list[Callable[[], Path | None]]:
+    def writes(self, run: LabRun, page: View) -> list[Step]:
         """What writes the record, and then its tables in Markdown, for `files.do_all`."""
         text = functools.cache(lambda: to_json(run))
-        steps: list[Callable[[], Path | None]] = [lambda: write_whole(self.result(".json"), text())]
+        steps: list[Step] = [lambda: write_whole(self.result(".json"), text())]
         if self.args.json == DASH:  # `redirected` has sent everything else to standard error
             steps.append(lambda: print(text(), end="", file=self.out, flush=True))
         elif self.args.json:
@@ -71,3 +77,12 @@ class Output:
     def redirected(self) -> contextlib.redirect_stdout:
         """While this is open, text goes to standard output, or to standard error if the record goes there alone."""
         return contextlib.redirect_stdout(sys.stderr if self.args.json == DASH else sys.stdout)
+
+
+def write_trace(trace: Trace, path: Path) -> None:
+    """To the file, whole or not at all, or to the terminal."""
+    if path == DASH:
+        print(terminal(trace, wants_colour(sys.stdout)), end="")
+        return
+    write_whole(path, trace_page.page(trace))
+    note(f"wrote {shown(path)}; open it in a browser")

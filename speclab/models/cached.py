@@ -3,6 +3,18 @@
 The one invariant of the lab: the last committed token is never in the cache. A decoder that has committed L tokens
 holds L - 1 of them here. A pass takes the last one (and, when it verifies, the drafted ones after it), and then the
 cache is rolled back to all but the last of what is committed by then. No token goes in twice.
+
+One round with k = 4 drafted tokens of which 2 are accepted, in tokens:
+
+                  committed   target's cache   draft's cache   fed in this step
+    before            L           L - 1            L - 1
+    1. draft          L           L - 1            L + 3       the last committed token, drafts 1 to 3
+    2. verify         L           L + 4            L + 3       the last committed token, drafts 1 to 4
+    3. accept       L + 3         L + 4            L + 3       nothing; drafts 1 and 2 and the target's token are final
+    4. roll back    L + 3         L + 2            L + 2       nothing; drafts 3 and 4 leave, L + 2 = (L + 3) - 1
+
+Where all 4 are accepted, the target's cache ends with L + 4 tokens and the draft's with L + 3: draft 4 was never fed to
+it, and goes in first in the next round.
 """
 
 from collections.abc import Callable

@@ -515,10 +515,10 @@ ROWS = [
     Row(f"{C} --trace file/x", 3, ("file/x", "--trace")),
     Row(f"{C} --impl exercises:2 --temperature 0.8", 2, ("exercise 2", "can use 3")),
     # --- check.py ---
-    Row("check.py 99", 2, ("no exercise 99", "check.py")),
+    Row("check.py 99", 2, ("99", "0, 1, 2", "--help")),
     Row("check.py x", 2, ("'x'", "--help")),
     Row("check.py ''", 2, ("''", "--help")),
-    Row(f"check.py {10**20}", 2, ("or less",)),
+    Row(f"check.py {10**20}", 2, ("choose from",)),
     Row("check.py --hint", 2, ("--hint needs an exercise", "check.py 3 --hint")),
     Row("check.py --traceback", 2, ("--traceback needs an exercise",)),
     Row("check.py 3 --hint 4", 2, ("--hint", "4")),

@@ -680,7 +680,7 @@ def test_hints_go_with_the_first_unfinished_function(run, clone):
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (["99"], ["no exercise 99", "0 to 8", "check.py"]),
+        (["99"], ["99", "0, 1, 2, 3, 4, 5, 6, 7, 8", "--help"]),
         (["two"], ["two", "--help"]),
         (["--hint"], ["--hint needs an exercise", "check.py' 3 --hint"]),
         (["--traceback"], ["--traceback needs an exercise"]),

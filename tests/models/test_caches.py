@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from draft_models import ModelDrafter
-from speclab.core.rounds import Round
+from speclab.core.rounds import AcceptResult, Round
 from speclab.core.sampling import Sampling
 from speclab.drafts.oracle import OracleModelDrafter
 from speclab.models.cached import CachedModel
@@ -103,6 +103,24 @@ def test_lengths_at_every_draft_length(k):
             assert run.draft.length == PROMPT.shape[1], "nothing was drafted, so nothing had to be caught up with"
         elif not r.prefill and r.n_drafted > 0:  # all that was fed and kept; a last drafted token is never fed
             assert run.draft.length == len(run.ids) - 1 - (r.n_accepted == r.n_drafted)
+
+
+@pytest.mark.parametrize(("n_accepted", "ends"), [(2, (2, 2)), (4, (4, 3))])
+def test_the_table_of_lengths_in_cached_py(n_accepted, ends):
+    """With L committed tokens before a round of k = 4: lengths less L after each step."""
+    run = Run("llama")
+    lengths, before = [], PROMPT.shape[1] + 1
+
+    def accept(draft, logits, sampling, uniforms):
+        lengths.append((run.target.length - before, run.draft.length - before))
+        return AcceptResult(torch.tensor([n_accepted]), torch.tensor([0]))
+
+    rounds = speculative_rounds(run.target, run.drafter, PROMPT, 4, 20, accept=accept)
+    next(rounds)
+    assert (run.target.length - before, run.draft.length - before) == (-1, -1)
+    assert len(next(rounds).tokens) == n_accepted + 1
+    assert lengths == [(4, 3)], "after the pass that verifies"
+    assert (run.target.length - before, run.draft.length - before) == ends
 
 
 # --- Rejected slots are never read -----------------------------------------------------------------------------------
