@@ -3,7 +3,6 @@
 import argparse
 import copy
 import gc
-import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from speclab.lab.harness import STOPS
 from speclab.models import loading
 from speclab.models.setup import Setup
 from speclab.present.run_lines import circumstances
+from speclab.present.tables import Block, Heading, show
 from speclab.records import files
 from speclab.records.runs import Head
 from speclab.system import terminal
@@ -142,16 +142,18 @@ def measure_targets(
     return fields, None
 
 
-def finish(args: argparse.Namespace, run: Run, page: Callable[[Run], str], stop: BaseException | None = None) -> int:
+def finish(
+    args: argparse.Namespace, run: Run, page: Callable[[Run], list[Block]], stop: BaseException | None = None
+) -> int:
     """The page to standard output, then the record and the page to files.  -> exit code
 
     stop: what ended the measurement early; a problem is raised now that everything is written.
     """
     code = do_all(
         [
-            lambda: terminal.say(for_terminal(page(run)), end=""),
+            lambda: terminal.say(show(page(run)), end=""),
             lambda: write_whole(_result(args, ".json"), files.to_json(run)),
-            lambda: write_whole(_result(args, ".md"), terminal.harmless(page(run))),
+            lambda: write_whole(_result(args, ".md"), terminal.harmless(show(page(run), markdown=True))),
         ]
     )
     if stop and not isinstance(stop, KeyboardInterrupt):
@@ -159,26 +161,7 @@ def finish(args: argparse.Namespace, run: Run, page: Callable[[Run], str], stop:
     return code
 
 
-# --- pages ------------------------------------------------------------------------------------------------------------
-
-
-def make_page(title: str, run: BenchmarkRun, parts: list[str]) -> str:
-    """A page in Markdown: title, circumstances, and these parts."""
-    stopped = ["Stopped before the end: only what was complete by then is here."] * run.interrupted
-    return "\n\n".join([f"# {title}", f"{circumstances(run)}.", *parts, *stopped]) + "\n"
-
-
-def bullets(lines: Iterable[str]) -> str:
-    """A list in Markdown."""
-    return "\n".join(f"- {line}" for line in lines)
-
-
-def for_terminal(page: str) -> str:
-    """The page without the marks of headings and tables, its text wrapped to 79 columns."""
-    lines = []
-    for line in page.splitlines():
-        if line.startswith("|"):
-            lines.append(line[2:-2].replace(" | ", "  ").replace("-|-", "  "))
-        else:
-            lines.append(textwrap.fill(line.lstrip("# "), 79, subsequent_indent="  " * line.startswith("- ")))
-    return "\n".join(lines) + "\n"
+def begin(title: str, run: BenchmarkRun) -> list[Block]:
+    """What every page begins with."""
+    stopped = "Stopped before the end: only what was complete by then is here." if run.interrupted else None
+    return [Heading(title, 1), f"{circumstances(run)}.", stopped]

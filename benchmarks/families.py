@@ -35,7 +35,7 @@ from benchmarks import common
 from benchmarks.one_family import BROKEN, DRAFT_LENGTHS, N_TOKENS, OUTCOMES, PROMPTS, SECONDS, FamilyRow, examine, limit
 from benchmarks.tiny_families import model_types
 from speclab.cli import parsing
-from speclab.present.tables import table
+from speclab.present.tables import Block, Cell, Heading, Lines, Table
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import note, progress_bar
 
@@ -71,23 +71,24 @@ def sweep(types: list[str], jobs: int) -> tuple[list[FamilyRow], bool]:
     return rows, False
 
 
-def page(run: FamiliesRun) -> str:
+def page(run: FamiliesRun) -> list[Block]:
     """Counts, then the families of each outcome, by reason."""
     counts = Counter(row.outcome for row in run.families)
-    parts = [
+    cells: dict[str, Cell] = {"outcome": str, "families": lambda outcome: str(counts[outcome])}
+    blocks: list[Block] = [
+        *common.begin("Families of models", run),
         f"{len(run.families)} families of transformers {run.versions.transformers}, torch {run.versions.torch}",
-        table([[outcome, str(counts[outcome])] for outcome in OUTCOMES], ["outcome", "families"], markdown=True),
+        Table(OUTCOMES, cells),
     ]
-    for outcome in (outcome for outcome in OUTCOMES if counts[outcome]):
+    for outcome in OUTCOMES:
         families = defaultdict(list)
         for row in run.families:
             if row.outcome == outcome:
                 families[NUMBERS.split(row.reason)[0] or "every text is the library's"].append(row.family)
         by_size = sorted(families.items(), key=lambda item: -len(item[1]))
-        lines = [f"{reason} ({len(names)}): {', '.join(names)}" for reason, names in by_size]
-        parts += [f"## {outcome.capitalize()}: {counts[outcome]}", common.bullets(lines)]
-    parts.append("The record has every reason in full, and how many drafted tokens were accepted and rejected.")
-    return common.make_page("Families of models", run, parts)
+        lines = Lines(f"{reason} ({len(names)}): {', '.join(names)}" for reason, names in by_size)
+        blocks += [Heading(f"{outcome.capitalize()}: {counts[outcome]}"), lines]
+    return [*blocks, "The record has every reason in full, and how many drafted tokens were accepted and rejected."]
 
 
 def make_parser() -> parsing.Parser:

@@ -28,6 +28,7 @@ import statistics
 import sys
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from transformers.utils import logging as transformers_logging
 
@@ -39,7 +40,7 @@ from speclab.lab.harness import Bench, measure
 from speclab.lab.output_checks import judge_greedy
 from speclab.models import loading
 from speclab.models.cached import check_prompt
-from speclab.present.tables import interval, speedup, table
+from speclab.present.tables import Block, Cell, Heading, Lines, Table, interval, speedup
 from speclab.records import files
 from speclab.records.rows import Amount, Count, Part
 from speclab.records.runs import Facts
@@ -117,10 +118,10 @@ def timing(sample: Sample) -> PeerTiming:
 # --- from seconds to ratios -------------------------------------------------------------------------------------------
 
 Timings = list[PeerTiming]  # of one arm, one for each prompt
+Key = tuple[str, int]  # method and draft length of an arm
 
 
-@dataclass
-class Ratio:
+class Ratio(NamedTuple):
     """Times as fast, with a 95 % interval over prompts."""
 
     value: float
@@ -131,8 +132,8 @@ class Ratio:
         return f"{speedup(self.value)} ({interval(self.low, self.high)})"
 
 
-def by_arm(timings: Timings, kind: str | None = None) -> dict[tuple[str, int], Timings]:
-    """Method and draft length -> their timings, of prompts of one kind or of all."""
+def by_arm(timings: Timings, kind: str | None = None) -> dict[Key, Timings]:
+    """The timings of every arm, on prompts of one kind or on all."""
     arms = defaultdict(list)
     for t in timings:
         if kind in (None, t.prompt_kind):
@@ -152,34 +153,50 @@ def ratio(before: Timings, after: Timings, seconds: str = "seconds") -> Ratio:
     return Ratio(sum(top) / sum(bottom), low, high)
 
 
-def peer_ratios(run: PeersRun, kind: str | None = None) -> dict[tuple[str, int], Ratio]:
+def over_peers(run: PeersRun, kind: str | None = None) -> dict[Key, Ratio]:
     """Each of the lab's arms over its peer."""
     arms = by_arm(run.raw, kind)
     return {(name, k): ratio(arms[PEER[name], k], arms[name, k]) for name, k in list(arms) if name in PEER}
 
 
-def goals(run: PeersRun) -> list[tuple[str, int, str, float, Ratio]]:
-    """Each arm over its peer, then the best length over the baseline.  -> what, k, kind of prompts, asked, measured"""
+class Goal(NamedTuple):
+    """What was asked for beside what was measured."""
+
+    what: str
+    draft_length: int
+    prompts: str
+    asked: float
+    measured: Ratio
+
+    @property
+    def verdict(self) -> str:
+        """Whether it was met, and whether the interval covers what was asked."""
+        value, low, high = self.measured
+        unsure = ", not surely" * (low is None or high is None or low < self.asked <= high)
+        return ("met" if value >= self.asked else f"MISSED by {1 - value / self.asked:.0%}") + unsure
+
+
+def goals(run: PeersRun) -> list[Goal]:
+    """Each arm over its peer, then the best length over the baseline."""
     rows = []
     for method, (kind, asked) in ASKED.items():
-        for (name, k), measured in peer_ratios(run, kind).items():
+        for (name, k), measured in over_peers(run, kind).items():
             if name == method:
-                rows.append((f"{name} ÷ {PEER[name]}", k, kind or "all", asked, measured))
+                rows.append(Goal(f"{name} ÷ {PEER[name]}", k, kind or "all", asked, measured))
     arms = by_arm(run.raw)
     for method in ("model", "ngram"):
-        decoding = {
-            k: ratio(arms[BASELINE.method, 0], arms[name, k], "decode_seconds") for name, k in arms if name == method
-        }
-        best = max(decoding, key=lambda k: decoding[k].value)
+        lengths = [k for name, k in arms if name == method]
+        decoding = {k: ratio(arms["baseline", 0], arms[method, k], "decode_seconds") for k in lengths}
+        best = max(lengths, key=lambda k: decoding[k].value)
         n_rounds = sum(t.n_passes - 1 for t in arms[method, best])
         tokens_per_round = len(arms[method, best]) * (run.settings["max_new_tokens"] - 1) / n_rounds
-        rows.append((f"{method} ÷ baseline", best, "all", ASKED_SHARE * tokens_per_round, decoding[best]))
+        rows.append(Goal(f"{method} ÷ baseline", best, "all", ASKED_SHARE * tokens_per_round, decoding[best]))
     return rows
 
 
 # --- views of the record ----------------------------------------------------------------------------------------------
 
-ARMS = (
+LEGEND = [
     "baseline: our loop, one pass for every token",
     "generate: the library's loop, model.generate",
     "model: our speculative loop with the draft model",
@@ -189,91 +206,74 @@ ARMS = (
     "÷: times as fast, with a 95 % interval over prompts",
     "tok/pass: new tokens per pass of the target (the library drafts already in the prompt's own pass, ours starts "
     "after it)",
-    "same text: texts that are the baseline's, token for token",
-)
-DIFFERENCES = (
-    "position: of the first token that differs",
-    "near-tie: two logits so close that rounding decides; BUG: rounding cannot be the reason",
-)
-GOALS = (
+    "same text: texts that are the baseline's, token for token; others are listed, near-tie: two logits so close that "
+    "rounding decides, BUG: rounding cannot be the reason",
+]
+ASKED_LEGEND = [
     "asked: what this lab set itself before it measured; not surely: the interval covers what was asked",
     f"÷ baseline: decoding alone, at the best k; asked is {ASKED_SHARE:g} x the tokens per round",
-)
+]
 
 
-def speed_table(run: PeersRun) -> str:
-    """A line for every arm, over all prompts."""
-    arms, to_peer = by_arm(run.raw), peer_ratios(run)
+def ratio_cell(ratios: dict[Key, Ratio]) -> Cell:
+    """The ratio of an arm, a dash where it has none."""
+    return lambda arm: str(ratios.get(arm, "-"))
+
+
+def speed_tables(run: PeersRun) -> list[Block]:
+    """A line for every arm, over all prompts; then the lab's arms over their peers for each kind of prompt."""
+    arms, to_peer = by_arm(run.raw), over_peers(run)
+    n_tokens = len(arms["baseline", 0]) * run.settings["max_new_tokens"]
     same = {
-        entry["arm"]: f"{entry['n_prompts'] - len(entry['differences'])} of {entry['n_prompts']}"
-        for entry in run.correctness
+        check["arm"]: f"{check['n_prompts'] - len(check['differences'])} of {check['n_prompts']}"
+        for check in run.correctness
     }
-    lines = []
-    for (method, k), timings in arms.items():
-        n_tokens = len(timings) * run.settings["max_new_tokens"]
-        lines.append(
-            [
-                method,
-                str(k or "-"),
-                f"{n_tokens / sum(typical(timings)):.1f}",
-                str(ratio(arms[GENERATE.method, 0], timings)),
-                str(to_peer.get((method, k), "-")),
-                speedup(ratio(arms[BASELINE.method, 0], timings).value),
-                f"{n_tokens / sum(t.n_passes for t in timings):.2f}",
-                same.get(f"{method} k={k}" if k else method, "-"),
-            ]
-        )
-    headers = ["arm", "k", "tok/s", "÷ generate", "÷ peer", "÷ baseline", "tok/pass", "same text"]
-    return table(lines, headers, markdown=True)
+    keys: dict[str, Cell] = {"arm": lambda arm: arm[0], "k": lambda arm: str(arm[1] or "-")}
+    speeds: dict[str, Cell] = {
+        "tok/s": lambda arm: f"{n_tokens / sum(typical(arms[arm])):.1f}",
+        "÷ generate": lambda arm: str(ratio(arms["generate", 0], arms[arm])),
+        "÷ peer": ratio_cell(to_peer),
+        "÷ baseline": lambda arm: speedup(ratio(arms["baseline", 0], arms[arm]).value),
+        "tok/pass": lambda arm: f"{n_tokens / sum(t.n_passes for t in arms[arm]):.2f}",
+        "same text": lambda arm: same.get(f"{arm[0]} k={arm[1]}" if arm[1] else arm[0], "-"),
+    }
+    kinds = {kind: ratio_cell(over_peers(run, kind)) for kind in dict.fromkeys(t.prompt_kind for t in run.raw)}
+    by_kind = Table(list(to_peer), keys | kinds)
+    return [Table(list(arms), keys | speeds), Lines(LEGEND), Heading("Over the peer, by kind of prompt"), by_kind]
 
 
-def kinds_table(run: PeersRun, kinds: list[str]) -> str:
-    """The lab's arms over their peers for each kind of prompt."""
-    ratios = [peer_ratios(run, kind) for kind in kinds]
-    lines = [
-        [f"{name} ÷ {PEER[name]}", str(k or "-"), *(str(of_kind[name, k]) for of_kind in ratios)]
-        for name, k in ratios[0]
-    ]
-    return table(lines, ["ours ÷ peer", "k", *kinds], markdown=True)
-
-
-def goals_table(run: PeersRun) -> str:
-    """A line for every number that was asked for, and whether it was met."""
-    lines = []
-    for what, k, kind, asked, measured in goals(run):
-        verdict = "met" if measured.value >= asked else f"MISSED by {1 - measured.value / asked:.0%}"
-        if measured.low is None or measured.high is None or measured.low < asked <= measured.high:
-            verdict += ", not surely"
-        lines.append([what, str(k or "-"), kind, f"{asked:.2f}x", str(measured), verdict])
-    return table(lines, ["what", "k", "prompts", "asked", "measured", "verdict"], markdown=True)
-
-
-def page(run: PeersRun) -> str:
+def page(run: PeersRun) -> list[Block]:
     """Everything a reader gets, from the record alone."""
     settings = run.settings
     size = (
         f"{settings['n_prompts']} prompts, {settings['max_new_tokens']} new tokens each, {settings['repeats']} x, "
         "greedy; seconds end to end, reading the prompt included"
     )
-    parts = [common.bullets([*(f"{role}: {text}" for role, text in run.models.items()), size])]
-    parts += ["## How fast", speed_table(run), common.bullets(ARMS)]
-    kinds = list(dict.fromkeys(t.prompt_kind for t in run.raw))
-    if len(kinds) > 1:
-        parts += ["## By kind of prompt", kinds_table(run, kinds)]
-    different = [
-        [entry["arm"], *(str(difference[key]) for key in ("prompt", "position", "verdict"))]
-        for entry in run.correctness
-        for difference in entry["differences"]
+    differences = Lines()
+    for check in run.correctness:
+        for one in check["differences"]:
+            differences.append(
+                f"{check['arm']}, prompt {one['prompt']}: from token {one['position']} on, {one['verdict']}"
+            )
+    asked: dict[str, Cell] = {
+        "what": lambda goal: goal.what,
+        "k": lambda goal: str(goal.draft_length or "-"),
+        "prompts": lambda goal: goal.prompts,
+        "asked": lambda goal: speedup(goal.asked),
+        "measured": lambda goal: str(goal.measured),
+        "verdict": lambda goal: goal.verdict,
+    }
+    return [
+        *common.begin("Against the library's own decoders", run),
+        Lines([*(f"{role}: {text}" for role, text in run.models.items()), size]),
+        Heading("How fast"),
+        *speed_tables(run),
+        Heading("Other texts than the baseline's"),
+        differences,
+        Heading("Asked and measured"),
+        Table(goals(run), asked),
+        Lines(ASKED_LEGEND),
     ]
-    if different:
-        headers = ["arm", "prompt", "position", "verdict"]
-        parts += [
-            "## Other texts than the baseline's",
-            table(different, headers, markdown=True),
-            common.bullets(DIFFERENCES),
-        ]
-    parts += ["## Asked and measured", goals_table(run), common.bullets(GOALS)]
-    return common.make_page("Against the library's own decoders", run, parts)
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ from speclab.models import loading, padding
 from speclab.models.cached import CachedModel
 from speclab.models.memory import cache_bytes, free_memory, operations, weights_read
 from speclab.models.setup import Setup
-from speclab.present.tables import table
+from speclab.present.tables import Block, Cell, Heading, Lines, Table
 from speclab.records.rows import Amount, Count, Part
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import note
@@ -232,23 +232,31 @@ def best_bandwidth(model: ModelPasses, ceilings: Ceilings) -> float:
     return max(model.bandwidth, *(ceilings[way] for way in READING))
 
 
-def ceilings_table(run: RooflineRun) -> str:
+def ceilings_table(run: RooflineRun) -> Table:
     """What the machine can do."""
     ceilings, size = run.ceilings, f"{run.block_bytes / 2**20:.0f} MiB"
-    names = (f"copy {size}, read + written", f"matrix x vector, {size}", f"sum of {size}")
-    lines = [[name, f"{ceilings[way] / 1e9:.1f} GB/s"] for name, way in zip(names, READING, strict=True)]
-    lines.append([f"matrix x matrix, {run.settings['dtype']}", f"{ceilings['matrix'] / 1e9:.0f} GFLOP/s"])
-    return table(lines, ["ceiling", "measured"], markdown=True)
+    rows = [
+        (f"copy {size}, read + written", f"{ceilings['copy'] / 1e9:.1f} GB/s"),
+        (f"matrix x vector, {size}", f"{ceilings['matrix_vector'] / 1e9:.1f} GB/s"),
+        (f"sum of {size}", f"{ceilings['sum'] / 1e9:.1f} GB/s"),
+        (f"matrix x matrix, {run.settings['dtype']}", f"{ceilings['matrix'] / 1e9:.0f} GFLOP/s"),
+    ]
+    return Table(rows, {"ceiling": lambda row: row[0], "measured": lambda row: row[1]})
 
 
-def passes_table(model: ModelPasses, ceilings: Ceilings) -> str:
+def passes_table(model: ModelPasses, ceilings: Ceilings) -> Table:
     """A line for every width."""
-    lines = []
-    for one in model.passes:
-        seconds, kind = floor(one.bytes, one.operations, best_bandwidth(model, ceilings), ceilings["matrix"])
-        milliseconds, v = f"{one.seconds * 1e3:.3g}", f"{one.seconds / model.passes[0].seconds:.2f}"
-        lines.append([str(one.width), milliseconds, v, f"{seconds * 1e3:.3g}", kind, f"{seconds / one.seconds:.0%}"])
-    return table(lines, ["m", "t(m) ms", "v(m)", "floor ms", "floor", "reached"], markdown=True)
+    speed = best_bandwidth(model, ceilings)
+    floors = {p.width: floor(p.bytes, p.operations, speed, ceilings["matrix"]) for p in model.passes}
+    cells: dict[str, Cell] = {
+        "m": lambda p: str(p.width),
+        "t(m) ms": lambda p: f"{p.seconds * 1e3:.3g}",
+        "v(m)": lambda p: f"{p.seconds / model.passes[0].seconds:.2f}",
+        "floor ms": lambda p: f"{floors[p.width][0] * 1e3:.3g}",
+        "floor": lambda p: floors[p.width][1],
+        "reached": lambda p: f"{floors[p.width][0] / p.seconds:.0%}",
+    }
+    return Table(model.passes, cells)
 
 
 def model_title(model: ModelPasses, ceilings: Ceilings) -> str:
@@ -257,15 +265,15 @@ def model_title(model: ModelPasses, ceilings: Ceilings) -> str:
     size += ", padded" * padding.is_lab_size(model.name)
     speed = f"bandwidth {best_bandwidth(model, ceilings) / 1e9:.1f} GB/s"
     where = f"{model.context} tokens in the cache, {model.engine} engine, {speed}"
-    return f"## {model.role.capitalize()} {model.name}: {size}, {where}"
+    return f"{model.role.capitalize()} {model.name}: {size}, {where}"
 
 
-def page(run: RooflineRun) -> str:
+def page(run: RooflineRun) -> list[Block]:
     """Everything a reader gets, from the record alone."""
-    parts = ["## The machine", ceilings_table(run)]
+    blocks = [*common.begin("Passes against the machine's ceilings", run), Heading("The machine"), ceilings_table(run)]
     for model in run.models:
-        parts += [model_title(model, run.ceilings), passes_table(model, run.ceilings)]
-    return common.make_page("Passes against the machine's ceilings", run, [*parts, common.bullets(LEGEND)])
+        blocks += [Heading(model_title(model, run.ceilings)), passes_table(model, run.ceilings)]
+    return [*blocks, Lines(LEGEND)]
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ from speclab.models import loading
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
-from speclab.present.tables import interval, speedup, table
+from speclab.present.tables import Block, Cell, Heading, Lines, Table, interval, speedup
 from speclab.records.rows import Amount, Count, Part
 from speclab.records.samples import BASELINE, INSTRUMENT, Arm
 from speclab.system.errors import UsageProblem, reports_problems
@@ -139,14 +139,9 @@ class Subject:
     text: list[int]  # ids of a long text, prompts are cut from it
     firsts: dict[tuple[Sweep, str], Line]  # of each series: what its other points are held against
 
-    @property
-    def drafter(self) -> str:
-        """The name of the draft."""
-        return next(iter(self.bench.drafters))
-
     def arms(self) -> list[Arm]:
         """The baseline, and the draft at -k."""
-        return [BASELINE, Arm(self.drafter, self.drafter, self.args.draft_length)]
+        return [BASELINE, *(Arm(name, name, self.args.draft_length) for name in self.bench.drafters)]
 
     def start(self, arm: Arm, prompt: Prompt, n_tokens: int) -> Decoding:
         """A decoding that has made so many tokens, with room for all turns. An instrument times each phase."""
@@ -250,7 +245,7 @@ def context_sweep(subject: Subject) -> list[ScalePoint]:
 
 def k_sweep(subject: Subject) -> list[ScalePoint]:
     """Every draft length over the same prompts, timed whole and, beside it, phase by phase."""
-    name, lengths = subject.drafter, subject.args.draft_lengths
+    (name,), lengths = subject.bench.drafters, subject.args.draft_lengths
     timed, phased = ([Line(Arm(method, name, k), k, subject.prompts) for k in lengths] for method in (name, INSTRUMENT))
     baseline = Line(BASELINE, "-", subject.prompts)
     subject.time([baseline, *timed, *phased])
@@ -274,22 +269,16 @@ def size_label(setup: Setup) -> str:
     return f"{sum(p.numel() for p in setup.target.model.parameters()) / 1e6:.1f} M"
 
 
-SWEEPS: dict[Sweep, Callable[[Subject], list[ScalePoint]]] = {
-    "length": length_sweep,
-    "context": context_sweep,
-    "k": k_sweep,
-    "size": size_sweep,
+SWEEPS: dict[Sweep, tuple[str, Callable[[Subject], list[ScalePoint]]]] = {
+    "length": ("Tokens generated so far", length_sweep),
+    "context": ("Tokens of the prompt", context_sweep),
+    "k": ("Draft length", k_sweep),
+    "size": ("Size of the target", size_sweep),
 }
 
 
 # --- views of the record ----------------------------------------------------------------------------------------------
 
-TITLES = {
-    "length": "Tokens generated so far",
-    "context": "Tokens of the prompt",
-    "k": "Draft length",
-    "size": "Size of the target",
-}
 LEGEND = [
     "token, round: cost over that of the first row of the same arm (a round of the baseline is one token); 95 %: of "
     f"the round's ratio; verdict: on the round, flat within {FLAT:.0%}",
@@ -299,29 +288,24 @@ LEGEND = [
 ]
 
 
-def sweep_table(points: list[ScalePoint]) -> str:
+def sweep_table(points: list[ScalePoint]) -> Table:
     """A line for every point of one sweep."""
-    with_speedup = any(p.speedup is not None for p in points)
-    with_host = any(p.host_seconds is not None for p in points)
-    headers = ["arm", "at", "ms/token", "token", "ms/round", "round", "95 %", "verdict"]
-    headers += ["speedup"] * with_speedup + ["host µs", "share"] * with_host
-    lines = []
-    for p in points:
-        line = [
-            f"{p.series} k={p.draft_length}" if p.draft_length and p.sweep != "k" else p.series,
-            str(p.x),
-            f"{p.seconds / p.n_tokens * 1e3:.3g}",
-            speedup(p.token_ratio),
-            f"{p.seconds / p.n_rounds * 1e3:.3g}",
-            speedup(p.round_ratio),
-            interval(p.round_low, p.round_high),
-            verdict(p.round_ratio, p.round_low, p.round_high),
-        ]
-        line += [speedup(p.speedup)] * with_speedup
-        if p.host_seconds is not None:
-            line += [f"{p.host_seconds * 1e6:.0f}", f"{p.host_share:.0%}"]
-        lines.append(line)
-    return table(lines, headers, markdown=True, n_words=2)
+    cells: dict[str, Cell] = {
+        "arm": lambda p: f"{p.series} k={p.draft_length}" if p.draft_length and p.sweep != "k" else p.series,
+        "at": lambda p: str(p.x),
+        "ms/token": lambda p: f"{p.seconds / p.n_tokens * 1e3:.3g}",
+        "token": lambda p: speedup(p.token_ratio),
+        "ms/round": lambda p: f"{p.seconds / p.n_rounds * 1e3:.3g}",
+        "round": lambda p: speedup(p.round_ratio),
+        "95 %": lambda p: interval(p.round_low, p.round_high),
+        "verdict": lambda p: verdict(p.round_ratio, p.round_low, p.round_high),
+    }
+    if any(p.speedup is not None for p in points):
+        cells["speedup"] = lambda p: speedup(p.speedup)
+    if any(p.host_seconds is not None for p in points):
+        cells["host µs"] = lambda p: "-" if p.host_seconds is None else f"{p.host_seconds * 1e6:.0f}"
+        cells["share"] = lambda p: "-" if p.host_share is None else f"{p.host_share:.0%}"
+    return Table(points, cells, n_words=2)
 
 
 def verdict(ratio: float, low: float | None, high: float | None) -> str:
@@ -332,12 +316,12 @@ def verdict(ratio: float, low: float | None, high: float | None) -> str:
     return ("grows" if ratio > 1 else "shrinks") + ", may be noise" * may_be_noise
 
 
-def page(run: ScalingRun) -> str:
+def page(run: ScalingRun) -> list[Block]:
     """Everything a reader gets, from the record alone."""
-    parts = [common.bullets(f"{role}: {text}" for role, text in run.models.items())]
+    blocks = [*common.begin("What grows", run), Lines(f"{role}: {text}" for role, text in run.models.items())]
     for sweep in dict.fromkeys(p.sweep for p in run.points):
-        parts += [f"## {TITLES[sweep]}", sweep_table([p for p in run.points if p.sweep == sweep])]
-    return common.make_page("What grows", run, [*parts, common.bullets(LEGEND)])
+        blocks += [Heading(SWEEPS[sweep][0]), sweep_table([p for p in run.points if p.sweep == sweep])]
+    return [*blocks, Lines(LEGEND)]
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -428,9 +412,9 @@ def main(argv: list[str] | None = None) -> int:
         role = f"size {size_label(setup)}" if chosen == ["size"] else "target"
         models[role] = loading.describe_model(setup.target_name, setup.target.model)
         for draft in draft_models(subject):
-            models["draft"] = loading.describe_model(subject.drafter, draft.model, "draft")
+            models["draft"] = loading.describe_model(drafter_name(args.draft), draft.model, "draft")
         for sweep in progress_bar(chosen, desc="sweeps", leave=False):  # between the sweeps, never inside one
-            points.extend(SWEEPS[sweep](subject))
+            points.extend(SWEEPS[sweep][1](subject))
 
     one_target: list[Sweep] = [sweep for sweep in sweeps if sweep != "size"]
     targets = [(args.target, functools.partial(measure, one_target))] if one_target else []

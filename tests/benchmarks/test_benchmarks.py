@@ -174,8 +174,9 @@ def record_by_hand() -> peers.PeersRun:
     )
 
 
-def cells(page: str, title: str) -> dict[tuple[str, str], list[str]]:
-    """The table under a title of a page, by the first two columns."""
+def cells(run: peers.PeersRun, title: str) -> dict[tuple[str, str], list[str]]:
+    """The table under a title of the page, by the first two columns."""
+    page = tables.show(peers.page(run), markdown=True)
     lines = page.partition(f"## {title}\n\n")[2].partition("\n\n")[0].splitlines()[2:]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return {(row[0], row[1]): row[2:] for row in rows}
@@ -184,12 +185,12 @@ def cells(page: str, title: str) -> dict[tuple[str, str], list[str]]:
 def test_ratios_are_sums_of_medians():
     """One slow repeat in three changes nothing."""
     run = record_by_hand()
-    assert peers.peer_ratios(run)["baseline", 0].value == pytest.approx(2)
-    assert peers.peer_ratios(run, "copy")["model", 4].value == pytest.approx(1.2)
+    assert peers.over_peers(run)["baseline", 0].value == pytest.approx(2)
+    assert peers.over_peers(run, "copy")["model", 4].value == pytest.approx(1.2)
     arms = peers.by_arm(run.raw, "copy")
     assert len(arms["model", 4]) == 3
     assert peers.ratio(arms["baseline", 0], arms["model", 4], "decode_seconds").value == pytest.approx(2)
-    speeds = cells(peers.page(run), "How fast")
+    speeds = cells(run, "How fast")
     assert speeds["model", "4"][0] == "56.0", "tokens per second"
     assert speeds["model", "4"][3:] == ["2.00x", "2.80", "5 of 6"]
     assert speeds["generate", "-"][2] == "-", "it has no peer"
@@ -197,8 +198,8 @@ def test_ratios_are_sums_of_medians():
 
 
 def test_asked_and_measured_says_what_was_missed():
-    page = peers.page(record_by_hand())
-    verdicts = {row: (values[0], values[1], values[-1]) for row, values in cells(page, "Asked and measured").items()}
+    goals = cells(record_by_hand(), "Asked and measured")
+    verdicts = {row: (values[0], values[1], values[-1]) for row, values in goals.items()}
     assert verdicts["baseline ÷ generate", "-"] == ("all", "1.15x", "met")
     assert verdicts["model ÷ assisted", "4"] == ("all", "1.50x", "MISSED by 20%")
     assert verdicts["ngram ÷ lookup", "4"] == ("copy", "1.20x", "MISSED by 17%")
@@ -206,14 +207,9 @@ def test_asked_and_measured_says_what_was_missed():
 
 
 def test_a_text_that_differs_is_listed():
-    assert cells(peers.page(record_by_hand()), "Other texts than the baseline's")["model k=4", "1"] == ["7", "near-tie"]
-
-
-def test_the_page_in_the_terminal_has_no_marks_and_fits():
-    lines = common.for_terminal(peers.page(record_by_hand())).splitlines()
-    assert max(map(len, lines)) <= tables.WIDTH
-    assert not any(line.startswith(("#", "|")) for line in lines)
-    assert "Asked and measured" in lines
+    page = tables.show(peers.page(record_by_hand()))
+    assert "Other texts than the baseline's\n\nmodel k=4, prompt 1: from token 7 on, near-tie\n" in page
+    assert max(map(len, page.partition("How fast")[2].splitlines())) <= tables.WIDTH
 
 
 def test_the_library_does_not_tell_prefill_from_decoding():
@@ -227,7 +223,8 @@ def test_the_library_does_not_tell_prefill_from_decoding():
 def test_records_go_to_disk_and_back(tmp_path):
     run, path = record_by_hand(), tmp_path / "run.json"
     path.write_text(files.to_json(run))
-    assert peers.page(files.read(path, peers.PeersRun)) == peers.page(run)
+    again = files.read(path, peers.PeersRun)
+    assert tables.show(peers.page(again)) == tables.show(peers.page(run))
     path.write_text(path.read_text().replace('"n_passes"', '"typo"', 1))
     with pytest.raises(EnvironmentProblem, match=r"raw\.0\."):
         files.read(path, peers.PeersRun)
