@@ -30,13 +30,27 @@ from speclab.system.paths import OUTPUT
 from speclab.system.terminal import note, say
 
 # What the command line leaves open, by the kind of the run. limit 0: all prompts.
+ALL_LENGTHS = ",".join(map(str, range(17)))
 SIZE_FLAGS = ("limit", "max_new_tokens", "repeats", "draft_length", "temperature")
 SIZES = {
     "default": (4, 64, 1, "2,4,6,8", "0,0.8"),
     "quick": (2, 48, 1, "2,4", "0,0.8"),
     "full": (0, 128, 1, "2,4,6,8", "0,0.8"),
-    "plan": (4, 64, 3, plan.LENGTHS, "0"),
-    "verify_plan": (0, 64, 2, plan.LENGTHS, "0"),
+    "plan": (4, 64, 3, ALL_LENGTHS, "0"),
+    "verify_plan": (0, 64, 2, ALL_LENGTHS, "0"),
+    "sweep": (2, 64, 1, "4", "0"),
+}
+ACCURACIES = [f"dial:{i / 10:g}" for i in range(11)]
+FREE_ORACLES = [f"{dial}:free" for dial in ACCURACIES]
+# What a sweep has of its own.
+SWEEP_DEFAULTS: dict[str, dict[str, Any]] = {
+    "draft-length": {"draft_length": ALL_LENGTHS},
+    "acceptance": {"draft_length": "2", "draft": ",".join([*FREE_ORACLES, *ACCURACIES])},
+    "temperature": {"temperature": "0,0.2,0.4,0.6,0.8,1,1.2"},
+    "output-length": {"max_new_tokens": 512},
+    "draft-kind": {"draft": "model,ngram,dial:0.5", "limit": 4},
+    "mismatch": {"draft": "model"},
+    "definitions": {"draft_length": "1,2,4,8"},
 }
 
 
@@ -49,7 +63,7 @@ def run(docstring: str, argv: list[str] | None) -> int:
     if args.sweep:
         return _sweeps(args)
     size = next((name for name in SIZES if getattr(args, name, False)), "default")
-    return _run(_filled(args, dict(zip(SIZE_FLAGS, SIZES[size], strict=True)) | {"draft": "model,ngram"}), [])
+    return _run(_filled(args, size), [])
 
 
 def _parser(docstring: str) -> argparse.ArgumentParser:
@@ -91,8 +105,16 @@ def _parser(docstring: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _filled(args: argparse.Namespace, defaults: dict[str, Any]) -> argparse.Namespace:
-    """The arguments, with `defaults` wherever the command line gives none."""
+def _head(config: RunConfig) -> str:
+    """What runs, on what, and how much of it."""
+    drafts = [f"draft   {text}" for name, text in config.models().items() if name != "target"]
+    n, size = len(config.prompts), f"{config.max_new_tokens} new tokens each, {config.repeats} x, seed {config.seed}"
+    return "\n".join([config.setup.describe(), *drafts, *config.learner.lines, f"prompts {n}, {size}", ""])
+
+
+def _filled(args: argparse.Namespace, size: str, **others: Any) -> argparse.Namespace:
+    """The arguments, with the defaults of this size, changed by `others`, wherever the command line gives none."""
+    defaults = {"draft": "model,ngram"} | dict(zip(SIZE_FLAGS, SIZES[size], strict=True)) | others
     given = {name: value for name, value in vars(args).items() if value is not None}
     return argparse.Namespace(**vars(args) | defaults | given)
 
@@ -114,8 +136,8 @@ def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
     if 0 not in temperatures and all(isinstance(drafter, OracleDraft) for drafter in drafters.values()):
         raise UsageProblem("the dial only replays greedy output; add 0 to --temperature")
     size = (args.max_new_tokens, args.repeats, args.seed)
-    reader = learner.for_comparison(speculative_decode)
-    return RunConfig(setup, drafters, prompts, lengths, temperatures, *size, reader), output
+    functions = learner.for_comparison(speculative_decode)
+    return RunConfig(setup, drafters, prompts, lengths, temperatures, *size, functions), output
 
 
 # --- one run ----------------------------------------------------------------------------------------------------------
@@ -131,7 +153,7 @@ def _run(args: argparse.Namespace, records: list[Any]) -> int:
         profiling.write_trace(config, args.profile)
     with output.redirected():
         if not args.sweep:
-            say(config.describe())
+            say(_head(config))
         record, measured, problem = _measure(args, config)
         records.append(record)
         text, page, pictures = _views(args, record, output)
@@ -196,7 +218,7 @@ def _trace(args: argparse.Namespace, config: RunConfig, draft: str) -> None:
     """What the comparison starts with: its first prompt, draft length and temperature."""
     settings = DecodeSettings(config.max_new_tokens, config.setup.sampling_at(config.temperatures[0]), seed=config.seed)
     k, drafter = next(filter(None, config.draft_lengths), 0), config.drafters[draft]
-    loops = (autoregressive_decode, config.reader.loop)
+    loops = (autoregressive_decode, config.learner.loop)
     write_trace(follow.follow(config.setup, drafter, draft, config.prompts[0], k, settings, *loops), args.trace)
 
 
@@ -223,9 +245,9 @@ def _sweeps(args: argparse.Namespace) -> int:
                 spent = time.monotonic() - start
                 left = f", about {spent / (place - 1) * (len(names) - place + 1) / 60:.0f} min left" if done else ""
                 note(f"sweep {place} of {len(names)}: {name}{left}")
-            sweep = sweeps.SWEEPS[name]
-            asked = {"sweep": name, "draft": args.draft and sweep.drafts(args.draft)}
-            code = _run(_filled(argparse.Namespace(**vars(args) | asked), sweep.defaults), done) or code
+            asked = {"sweep": name, "draft": _drafts_of_sweep(name, args.draft)}
+            own = _filled(argparse.Namespace(**vars(args) | asked), "sweep", **SWEEP_DEFAULTS.get(name, {}))
+            code = _run(own, done) or code
             if done[-1].interrupted:
                 break
     finally:
@@ -234,3 +256,11 @@ def _sweeps(args: argparse.Namespace) -> int:
             pictures = {s.sweep: f"../plots/{args.name}-sweep-{s.sweep}.png" for s in done}
             code = do_all([lambda: write_whole(path, sweep_views.all_pages(done, pictures))]) or code
     return code
+
+
+def _drafts_of_sweep(name: str, asked: str | None) -> str | None:
+    """`--draft` as a sweep reads it: acceptance wants an oracle draft for every model, at that model's cost."""
+    models = [kind for kind in (asked or "").split(",") if kind and kind != "ngram" and not kind.startswith("dial:")]
+    if name != "acceptance" or not models:
+        return asked
+    return ",".join([*FREE_ORACLES, *(f"{dial}:{model}" for model in models for dial in ACCURACIES)])

@@ -62,7 +62,7 @@ def explained(
 
 def _add_predictions(config: RunConfig, measured: Measurement, run: ComparisonRun) -> Problem | None:
     """Put the predictions of a learner's exercise 5 into the record, if they are in use.  -> what went wrong"""
-    if config.reader.predict is None:
+    if config.learner.predict is None:
         return None
     run.yours = []
     for row in run.rows:
@@ -70,7 +70,7 @@ def _add_predictions(config: RunConfig, measured: Measurement, run: ComparisonRu
             arm = Arm(row.method, row.draft, row.draft_length)
             rounds = [pair for s in measured.of(arm, row.temperature) for text in s.rounds for pair in text]
             try:
-                run.yours.append(config.reader.predict(row, rounds))
+                run.yours.append(config.learner.predict(row, rounds))
             except Problem as problem:  # the measurement is made: keep it
                 return problem
     return None

@@ -66,7 +66,7 @@ class _Timed:
 
 @dataclass(frozen=True)
 class LoopFunctions:
-    """The parts of a speculative decoding that other functions may replace, a reader's own for example.
+    """The parts of a speculative decoding that other functions may replace, a learner's own for example.
 
     decode: the loop, called as speculative_decode is. adapt: (drafter, longest draft or None) -> the drafter to use.
     """
@@ -82,8 +82,8 @@ class LoopFunctions:
 
 
 @dataclass(frozen=True)
-class ReaderFunctions:
-    """What a reader's own exercises decide in a run (speclab/learner). By default nothing but the loop is given."""
+class LearnerFunctions:
+    """What a learner's own exercises decide in a run (speclab/learner). By default nothing but the loop is given."""
 
     loop: LoopFunctions
     impl: dict | None = None  # for the record: whose, and which exercises

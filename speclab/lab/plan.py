@@ -22,7 +22,6 @@ from speclab.theory.costs import Costs
 from speclab.theory.forecast import forecast, oracle
 from speclab.theory.formulas import break_even_acceptance
 
-LENGTHS = ",".join(map(str, range(17)))
 MEASURED_LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # on the other half, and what the plan chose
 
 
@@ -122,7 +121,7 @@ class _DraftPlan:
             oracle(rows, len(rows), longest, attribution.round_cost(costs, n_prompt)).cost
             for n_prompt, rows in self.texts
         )
-        choose, alpha = config.reader.choose_length, best.acceptance_rate
+        choose, alpha = config.learner.choose_length, best.acceptance_rate
         return {
             "best_draft_length": best.draft_length,
             "speedup": best.speedup,

@@ -8,7 +8,7 @@ import torch
 from draft_models import ModelDrafter
 from speclab.core.rounds import Drafter
 from speclab.lab.harness import SPECULATIVE, Bench, Measurement, is_model
-from speclab.lab.instruments import ReaderFunctions
+from speclab.lab.instruments import LearnerFunctions
 from speclab.models import loading
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
@@ -28,7 +28,7 @@ class RunConfig:
     max_new_tokens: int
     repeats: int
     seed: int
-    reader: ReaderFunctions = field(default_factory=lambda: ReaderFunctions(SPECULATIVE))
+    learner: LearnerFunctions = field(default_factory=lambda: LearnerFunctions(SPECULATIVE))
 
     @property
     def common(self) -> dict:
@@ -37,7 +37,7 @@ class RunConfig:
 
     def bench(self, max_new_tokens: int | None = None) -> Bench:
         """The harness of this run."""
-        return Bench(self.setup, self.drafters, max_new_tokens or self.max_new_tokens, self.seed, self.reader.loop)
+        return Bench(self.setup, self.drafters, max_new_tokens or self.max_new_tokens, self.seed, self.learner.loop)
 
     def arms(self) -> list[Arm]:
         """The baseline, then every draft at every length."""
@@ -67,12 +67,6 @@ class RunConfig:
                 lines[name] = loading.describe_model(name, drafter.draft.model, "draft") + eager
         return lines
 
-    def describe(self) -> str:
-        """The head of the run."""
-        drafts = [f"draft   {text}" for name, text in self.models().items() if name != "target"]
-        size = f"prompts {len(self.prompts)}, {self.max_new_tokens} new tokens each, {self.repeats} x, seed {self.seed}"
-        return "\n".join([self.setup.describe(), *drafts, *self.reader.lines, size, ""])
-
     def head(self, measured: Measurement) -> dict[str, Any]:
         """The fields of runs.LabRun: what, where and how."""
         return {
@@ -97,7 +91,7 @@ class RunConfig:
                 "engine": self.setup.engine,
                 "reasons": self.setup.reasons,
                 "unapplied_generation_settings": self.setup.unapplied,
-                **({"impl": self.reader.impl} if self.reader.impl else {}),
+                **({"impl": self.learner.impl} if self.learner.impl else {}),
             },
             "models": self.models(),
         }

@@ -7,7 +7,8 @@ turns as all others wherever one run can hold them.
 import operator
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from draft_models import ModelDrafter
 from speclab.core.rounds import Drafter
@@ -204,42 +205,20 @@ def _mismatch(config: RunConfig, facts: dict) -> Points:
     return sorted(points, key=lambda p: -(p.acceptance_rate or 0)), measured
 
 
-def _oracles(cost: str) -> str:
-    return ",".join(f"dial:{i / 10:g}{cost}" for i in range(11))
-
-
-FREE_ORACLES = _oracles(":free")
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """What a sweep runs, and the flags that it takes where the command line gives none."""
+class Sweep(NamedTuple):
+    """What a sweep runs."""
 
     points: Callable[[RunConfig, dict], Points]  # may add to the facts of the record
-    flags: dict = field(default_factory=dict)
     prepare: Callable[[RunConfig], tuple[RunConfig, dict]] = _as_it_is  # what to run, facts for the record
-
-    @property
-    def defaults(self) -> dict:
-        """Two prompts of a kind, 64 tokens, k = 4, greedy, model and n-gram, and what the sweep has of its own."""
-        usual = {"draft": "model,ngram", "limit": 2, "max_new_tokens": 64, "repeats": 1}
-        return {**usual, "draft_length": "4", "temperature": "0", **self.flags}
-
-    def drafts(self, asked: str) -> str:
-        """`--draft` as this sweep reads it: of acceptance, an oracle draft for every model, at that model's cost."""
-        models = [kind for kind in asked.split(",") if kind != "ngram" and not kind.startswith("dial:")]
-        if self.points is not _acceptance or not models:
-            return asked
-        return ",".join([FREE_ORACLES, *(_oracles(f":{model}") for model in models)])
 
 
 SWEEPS = {
-    "draft-length": Sweep(_one_run("draft_length"), {"draft_length": ",".join(map(str, range(17)))}),
-    "acceptance": Sweep(_acceptance, {"draft_length": "2", "draft": f"{FREE_ORACLES},{_oracles('')}"}, _oracles_only),
-    "temperature": Sweep(_one_run("temperature"), {"temperature": "0,0.2,0.4,0.6,0.8,1,1.2"}),
-    "output-length": Sweep(_output_length, {"max_new_tokens": 512}),
+    "draft-length": Sweep(_one_run("draft_length")),
+    "acceptance": Sweep(_acceptance, _oracles_only),
+    "temperature": Sweep(_one_run("temperature")),
+    "output-length": Sweep(_output_length),
     "context": Sweep(_context),
-    "draft-kind": Sweep(_one_run("method", "prompt_kind", kinds=True), {"draft": "model,ngram,dial:0.5", "limit": 4}),
-    "mismatch": Sweep(_mismatch, {"draft": "model"}, _degraded),
-    "definitions": Sweep(_one_run("draft_length"), {"draft_length": "1,2,4,8"}),
+    "draft-kind": Sweep(_one_run("method", "prompt_kind", kinds=True)),
+    "mismatch": Sweep(_mismatch, _degraded),
+    "definitions": Sweep(_one_run("draft_length")),
 }

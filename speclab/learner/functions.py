@@ -23,7 +23,7 @@ from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.accept import accept_from_logits
 from speclab.core.rounds import AcceptResult, Draft, Drafter
 from speclab.core.sampling import Sampling
-from speclab.lab.instruments import Loop, LoopFunctions, ReaderFunctions
+from speclab.lab.instruments import LearnerFunctions, Loop, LoopFunctions
 from speclab.learner.adapters import (
     CheckedDrafter,
     LearnerCatchUp,
@@ -88,9 +88,9 @@ class Learner:
             loop = functools.partial(whole_loop, self.modules[WHOLE_LOOP].decode)
         return LoopFunctions(loop, self.accept, self.roll_back, self.drafter)
 
-    def for_comparison(self, loop: Loop) -> ReaderFunctions:
+    def for_comparison(self, loop: Loop) -> LearnerFunctions:
         """What a comparison or a plan needs of it."""
-        return ReaderFunctions(
+        return LearnerFunctions(
             self.functions(loop),
             self.to_json() if self else None,
             tuple(self.describe()),
