@@ -97,7 +97,7 @@ def test_the_record_keeps_every_row_and_the_page_counts_them(run):
     assert code == 0
     assert record.families == list(rows.values())
     assert not record.interrupted
-    assert [line.split() for line in out.splitlines() if line.startswith(BOTH)] == [[*BOTH.split(), "2"]]
+    assert [line.split() for line in out.splitlines() if line.strip().startswith(BOTH)] == [[*BOTH.split(), "2"]]
     assert "llama, gpt2" in out
     assert "reads what comes (1): bert" in out
 
