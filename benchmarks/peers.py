@@ -129,7 +129,7 @@ class Ratio(NamedTuple):
     high: float | None
 
     def __str__(self) -> str:
-        return f"{speedup(self.value)} ({interval(self.low, self.high)})"
+        return speedup(self.value) + (f" ({interval(self.low, self.high)})" if self.low is not None else "")
 
 
 def by_arm(timings: Timings, kind: str | None = None) -> dict[Key, Timings]:
