@@ -1,12 +1,10 @@
-"""What the benchmarks share: how a record starts and is written, and models loaded one by one."""
+"""What the benchmarks share: flags, targets loaded one after another, the start of a record, and pages."""
 
 import argparse
-import contextlib
 import copy
 import gc
-import textwrap
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -19,7 +17,8 @@ from speclab.drafts.select import make_drafter
 from speclab.lab.harness import STOPS
 from speclab.models import loading
 from speclab.models.setup import Setup
-from speclab.present import run_lines
+from speclab.present.run_lines import circumstances
+from speclab.present.tables import Block, Heading, show
 from speclab.records import files
 from speclab.records.runs import Head
 from speclab.system import terminal
@@ -31,113 +30,35 @@ from speclab.system.terminal import note
 
 @dataclass(kw_only=True)
 class BenchmarkRun(Head):
-    """What the records of all benchmarks share."""
+    """What the records of all benchmarks share. They hold seconds and counts; pages make ratios of them."""
 
     benchmark: str
-    schema_version: Literal[1]
+    schema_version: Literal[2]
 
 
 Run = TypeVar("Run", bound=BenchmarkRun)
 
 
-def head(benchmark: str, device: torch.device, settings: dict[str, Any], interrupted: bool = False) -> dict[str, Any]:
-    """The fields of BenchmarkRun: what, where and how. settings: what the flags chose."""
-    return {
-        "benchmark": benchmark,
-        "schema_version": 1,
-        "created": files.today(),
-        "interrupted": interrupted,
-        "machine": files.machine(device),
-        "versions": files.versions(),
-        "settings": settings,
-    }
-
-
-def shared_settings(args: argparse.Namespace, setup: Setup) -> dict[str, Any]:
-    """The settings of every benchmark that loads a target."""
-    return {
-        "device": setup.device.type,
-        "dtype": setup.dtype_name,
-        "engine": setup.engine,
-        "threads": torch.get_num_threads(),
-        "seed": args.seed,
-        "reasons": setup.reasons,
-    }
-
-
 # --- flags and files --------------------------------------------------------------------------------------------------
 
 
-def add_result_flags(parser: argparse.ArgumentParser) -> None:
-    """Where the record and the page go."""
+def add_result_flags(parser: argparse.ArgumentParser, benchmark: str) -> None:
+    """Where the record and the page of this benchmark go."""
     group = parser.add_argument_group("results")
     group.add_argument("--out-dir", type=some_path, default=OUTPUT, help="holds results/ (default: the lab)")
     group.add_argument("--name", type=plain_name, default="local", help="of this run's files (default: local)")
+    parser.set_defaults(benchmark=benchmark)
 
 
-def check_result_flags(args: argparse.Namespace, benchmark: str) -> None:
+def check_result_flags(args: argparse.Namespace) -> None:
     """Before anything is measured."""
-    for path in _results(args, benchmark):
-        check_writable(path, "--out-dir")
+    for ending in (".json", ".md"):
+        check_writable(_result(args, ending), "--out-dir")
 
 
-def _results(args: argparse.Namespace, benchmark: str) -> list[Path]:
-    """The record, and its tables in Markdown."""
-    return [args.out_dir / "results" / f"{args.name}-{benchmark}{ending}" for ending in (".json", ".md")]
-
-
-@contextlib.contextmanager
-def kept(measured: list) -> Iterator[list[BaseException]]:
-    """Ctrl-C or a problem ends what runs inside, and is raised where nothing is in `measured` yet.  -> what ended it"""
-    stops: list[BaseException] = []
-    try:
-        yield stops
-    except (*STOPS, UsageProblem) as stop:
-        if not measured:
-            raise
-        note("stopped; what is measured is kept")
-        stops.append(stop)
-
-
-def finish(
-    args: argparse.Namespace, run: Run, page: Callable[[Run, bool], str], stop: BaseException | None = None
-) -> int:
-    """Tables to standard output, then the record and the tables in Markdown.  -> exit code
-
-    stop: what ended the measurement early; a problem is raised now that everything is written.
-    """
-    if stop:
-        run = replace(run, interrupted=True)
-    record_file, page_file = _results(args, run.benchmark)
-    code = do_all(
-        [
-            lambda: terminal.say(page(run, False), end=""),
-            lambda: write_whole(record_file, files.to_json(run)),
-            lambda: write_whole(page_file, terminal.harmless(page(run, True))),
-        ]
-    )
-    if stop and not isinstance(stop, KeyboardInterrupt):
-        raise stop
-    return code
-
-
-# --- models -----------------------------------------------------------------------------------------------------------
-
-
-def setups(args: argparse.Namespace, names: list[str]) -> Iterator[Setup]:
-    """The named targets, loaded one after another; each is gone before the next one comes."""
-    for name in names:
-        mine = copy.copy(args)
-        mine.target = target_name(name)
-        setup = flags.setup_from(mine)
-        yield setup
-        del setup
-        free()
-
-
-def target_name(name: str) -> str:
-    """`lab` is the lab's own target; every other name is what --target takes."""
-    return loading.LAB_TARGET if name == "lab" else name
+def _result(args: argparse.Namespace, ending: str) -> Path:
+    """The record (.json) or the page (.md)."""
+    return args.out_dir / "results" / f"{args.name}-{args.benchmark}{ending}"
 
 
 def listed_sizes(text: str) -> list[str]:
@@ -150,11 +71,9 @@ def listed_sizes(text: str) -> list[str]:
     return names
 
 
-def free() -> None:
-    """Give back what the last model held."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+def target_name(name: str) -> str:
+    """`lab` is the lab's own target; every other name is what --target takes."""
+    return loading.LAB_TARGET if name == "lab" else name
 
 
 def model_drafter(kind: str, setup: Setup, seed: int, why: str) -> ModelDrafter:
@@ -165,23 +84,84 @@ def model_drafter(kind: str, setup: Setup, seed: int, why: str) -> ModelDrafter:
     return drafter
 
 
-# --- pages ------------------------------------------------------------------------------------------------------------
+# --- measuring, and the record ----------------------------------------------------------------------------------------
 
 
-def opening(title: str, run: BenchmarkRun, markdown: bool) -> list[str]:
-    """Title and circumstances, which only the page in Markdown needs."""
-    return [f"# {title}", f"{run_lines.circumstances(run)}."] if markdown else []
+def head(args: argparse.Namespace, device: torch.device, settings: dict[str, Any]) -> dict[str, Any]:
+    """The fields of BenchmarkRun: what, where and how. settings: what the flags chose."""
+    return {
+        "benchmark": args.benchmark,
+        "schema_version": 2,
+        "created": files.today(),
+        "interrupted": False,
+        "machine": files.machine(device),
+        "versions": files.versions(),
+        "settings": settings,
+    }
 
 
-def heading(text: str, markdown: bool) -> str:
-    """Of a part of the page."""
-    return f"## {text}" if markdown else text
+def head_of(args: argparse.Namespace, setup: Setup) -> dict[str, Any]:
+    """The same for a benchmark that loads a target."""
+    settings = {
+        "target": setup.target_name,
+        "device": setup.device.type,
+        "dtype": setup.dtype_name,
+        "engine": setup.engine,
+        "threads": torch.get_num_threads(),
+        "seed": args.seed,
+        "reasons": setup.reasons,
+    }
+    return head(args, setup.device, settings)
 
 
-def remarks(lines: list[str], markdown: bool) -> str:
-    """A list; in the terminal wrapped to 79 columns."""
-    if markdown:
-        return "\n".join(f"- {line}" for line in lines)
-    # "k = 4" stays on one line.
-    wrapped = [textwrap.fill(line.replace(" = ", "\xa0=\xa0"), 79, subsequent_indent="    ") for line in lines]
-    return "\n".join(wrapped).replace("\xa0", " ")
+def measure_targets(
+    args: argparse.Namespace, targets: Iterable[tuple[str, Callable[[Setup], None]]], measured: list
+) -> tuple[dict[str, Any], BaseException | None]:
+    """Load the targets one after another, each gone before the next one comes, and call what measures them.
+
+    targets: names, and the functions that add to `measured`. Ctrl-C or a problem ends it, and is raised where nothing
+    is measured yet.  -> the fields of BenchmarkRun, what ended it early
+    """
+    fields: dict[str, Any] = {}
+    for name, measure in targets:
+        chosen = copy.copy(args)
+        chosen.target = target_name(name)
+        try:
+            setup = flags.setup_from(chosen)
+            fields = fields or head_of(args, setup)
+            measure(setup)
+        except (*STOPS, UsageProblem) as stop:
+            if not measured:
+                raise
+            note("stopped; what is measured is kept")
+            return fields | {"interrupted": True}, stop
+        del setup
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    return fields, None
+
+
+def finish(
+    args: argparse.Namespace, run: Run, page: Callable[[Run], list[Block]], stop: BaseException | None = None
+) -> int:
+    """The page to standard output, then the record and the page to files.  -> exit code
+
+    stop: what ended the measurement early; a problem is raised now that everything is written.
+    """
+    code = do_all(
+        [
+            lambda: terminal.say(show(page(run)), end=""),
+            lambda: write_whole(_result(args, ".json"), files.to_json(run)),
+            lambda: write_whole(_result(args, ".md"), terminal.harmless(show(page(run), markdown=True))),
+        ]
+    )
+    if stop and not isinstance(stop, KeyboardInterrupt):
+        raise stop
+    return code
+
+
+def begin(title: str, run: BenchmarkRun) -> list[Block]:
+    """What every page begins with."""
+    stopped = "Stopped before the end: only what was complete by then is here." if run.interrupted else None
+    return [Heading(title, 1), f"{circumstances(run)}.", stopped]

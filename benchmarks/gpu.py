@@ -16,11 +16,10 @@ What comes out, in the folder: `summary.md` (every table and what became of each
 if __name__ == "__main__":
     from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
 
-import io
+import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -49,37 +48,31 @@ class Stage(NamedTuple):
 def stages(sizes: list[str], device: str, dtype: str, folder: Path) -> list[Stage]:
     """What runs, in order of importance."""
     machine = ["--device", device, "--dtype", dtype, "--out-dir", str(folder)]
-    targets = {size: [] if size == "lab" else ["--target", size] for size in sizes}
 
-    def short(size: str) -> str:
-        return size.replace(":", "-")
-
-    def stage(what: str, size: str, seconds: float, *command: str) -> Stage:
-        return Stage(f"{what} {size}", seconds, [*command, *targets[size], "--name", f"gpu-{short(size)}", *machine])
+    def of_each_size(what: str, seconds: float, *command: str) -> list[Stage]:
+        targets = {size: [] if size == "lab" else ["--target", size] for size in sizes}
+        names = {size: ["--name", f"gpu-{size.replace(':', '-')}"] for size in sizes}
+        return [Stage(f"{what} {n}", seconds, [*command, *targets[n], *names[n], *machine]) for n in sizes]
 
     roofline = ["-m", "benchmarks.roofline", "--sizes", ",".join(sizes), "--name", "gpu", *machine]
     exact = ["compare.py", "--quick", "--temperature", "0", "--name", "gpu-float32", *machine, "--dtype", "float32"]
     return [
         Stage("tests", 120, ["-m", "pytest", "-q", "-m", "cuda", "tests/test_cuda.py"]),
         Stage("roofline", 90, roofline),
-        *(stage("compare", size, 90, "compare.py", "--limit", "2") for size in sizes),
+        *of_each_size("compare", 90, "compare.py", "--limit", "2"),
         Stage("identity in float32", 60, exact),
-        *(stage("peers", size, 60, "-m", "benchmarks.peers", "-k", "4", "--limit", "1") for size in sizes),
-        *(
-            stage(f"sweep {sweep}", size, 60, "compare.py", "--sweep", sweep, "--limit", "1")
-            for sweep in ("draft-length", "acceptance")
-            for size in sizes
-        ),
+        *of_each_size("peers", 60, "-m", "benchmarks.peers", "-k", "4", "--limit", "1"),
+        *of_each_size("sweep draft-length", 60, "compare.py", "--sweep", "draft-length", "--limit", "1"),
+        *of_each_size("sweep acceptance", 60, "compare.py", "--sweep", "acceptance", "--limit", "1"),
         Stage("scaling", 60, ["-m", "benchmarks.scaling", "--name", "gpu", *machine]),
     ]
 
 
-def run(stage: Stage, limit: float, log: Path) -> tuple[str, float]:
-    """One stage, its output appended to the log.  -> what became of it, seconds
+def run(stage: Stage, limit: float, log: Path) -> str:
+    """One stage, its output appended to the log.  -> what became of it
 
     Out of time it is asked to stop, as by Ctrl-C: what was measured by then is written. Ctrl-C here is passed on, too.
     """
-    start = time.monotonic()
     with log.open("a", encoding="utf-8") as out:
         out.write(f"\n=== {stage.name}: python {' '.join(stage.command)}\n")
         out.flush()
@@ -88,14 +81,13 @@ def run(stage: Stage, limit: float, log: Path) -> tuple[str, float]:
             code = process.wait(max(1.0, limit - GRACE))
         except subprocess.TimeoutExpired:
             _end(process)
-            what = "FAILED: " if stage.name == "tests" else ""
-            return f"{what}stopped after {time.monotonic() - start:.0f} s", time.monotonic() - start
+            return "FAILED: out of time" if stage.name == "tests" else "stopped: out of time"
         except KeyboardInterrupt:
             _end(process)
             raise
     if stage.name == "tests" and code == 5:  # pytest found none: no GPU here
-        return "no CUDA tests to run here", time.monotonic() - start
-    return "done" if code == 0 else f"FAILED, exit code {code}", time.monotonic() - start
+        return "no CUDA tests to run here"
+    return "done" if code == 0 else f"FAILED, exit code {code}"
 
 
 def _end(process: subprocess.Popen) -> None:
@@ -115,16 +107,6 @@ def summary(outcomes: list[tuple[str, str, float]], pages: list[Path]) -> str:
     for page in pages:
         lines += ["", f"# {page.stem}", "", page.read_text("utf-8").strip()]
     return "\n".join(lines) + "\n"
-
-
-def packed(folder: Path) -> bytes:
-    """All records and pictures in one archive."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-        for name in ("results", "plots"):
-            if (folder / name).exists():
-                archive.add(folder / name, name)
-    return buffer.getvalue()
 
 
 def make_parser() -> parsing.Parser:
@@ -160,24 +142,24 @@ def main(argv: list[str] | None = None) -> int:
     outcomes, end = [], time.monotonic() + 60 * args.minutes
     stopped = None
     for stage in stages(sizes, device.type, args.dtype, folder):
-        left = end - time.monotonic()
-        if stopped or left < LEAST:
+        start = time.monotonic()
+        if stopped or end - start < LEAST:
             outcomes.append((stage.name, "left out: stopped" if stopped else "left out: no time", 0.0))
             continue
-        note(f"{stage.name} ({left:.0f} s left)")
+        note(f"{stage.name} ({end - start:.0f} s left)")
         try:
-            outcomes.append((stage.name, *run(stage, min(stage.seconds, left), log)))
+            what = run(stage, min(stage.seconds, end - start), log)
         except OSError as error:  # the log cannot be written
-            outcomes.append((stage.name, f"FAILED: {error.strerror}", 0.0))
+            what = f"FAILED: {error.strerror}"
         except KeyboardInterrupt as stop:
-            stopped = stop
-            outcomes.append((stage.name, "stopped", 0.0))
+            stopped, what = stop, "stopped"
+        outcomes.append((stage.name, what, time.monotonic() - start))
     pages = sorted((folder / "results").glob("*.md"))
     code = do_all(
         [
             lambda: terminal.say(summary(outcomes, []), end=""),
             lambda: write_whole(page, summary(outcomes, pages)),
-            lambda: write_whole(archive, packed(folder)),
+            lambda: Path(shutil.make_archive(str(args.out / "records"), "gztar", folder)),
         ]
     )
     if stopped:

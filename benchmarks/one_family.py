@@ -5,12 +5,12 @@ are accepted and rejected.
 """
 
 import contextlib
+import itertools
 import os
 import signal
 import tempfile
 import textwrap
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
 from typing import Literal, get_args
 
 import torch
@@ -20,6 +20,7 @@ from baseline_autoregressive import autoregressive_decode
 from benchmarks.tiny_families import VOCAB, model_types, tiny
 from draft_models import ModelDrafter
 from optimized_speculative import speculative_decode
+from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.lab.training.degraded_drafts import noisy
 from speclab.models import loading, memory, select
@@ -63,7 +64,7 @@ class FamilyRow(Part):
     rejected: Count = 0
 
 
-class NotTheSame(Exception):
+class WrongText(Exception):
     """A text is not the library's."""
 
 
@@ -76,20 +77,19 @@ def examine(model_type: str) -> FamilyRow:
         with torch.inference_mode():
             model(input_ids=prompt_of(PROMPTS[0]), use_cache=False).logits  # noqa: B018 - it must be there
     except Exception as error:  # what a library's constructors raise has no end
-        return replace(row, outcome=CANNOT, reason=WHY.get(model_type) or reason(error))
+        return replace(row, outcome=CANNOT, reason=WHY.get(model_type) or in_one_line(error))
     try:
         model = loaded(model)
         backend, why = select.choose(model, "fast")
-        row.accepted, row.rejected = compare(model, [None, backend] if backend else [None])
+        counts = compare(model, [None, backend] if backend else [None])
     except EnvironmentProblem as problem:
         why = str(problem).removeprefix(f"{model.config.model_type} ").removesuffix(f"; {ADVICE}")
         return replace(row, outcome=REFUSED, reason=why)
-    except NotTheSame as problem:
-        return replace(row, reason=str(problem))
     except Exception as error:
-        return replace(row, reason=reason(error))
+        return replace(row, reason=in_one_line(error))
+    row = replace(row, outcome=BOTH, accepted=counts.n_accepted, rejected=counts.n_rejected)
     why = why.removeprefix(f"no fast engine for {model.config.model_type}: ")
-    return replace(row, outcome=BOTH) if backend else replace(row, outcome=EAGER, reason=why)
+    return row if backend else replace(row, outcome=EAGER, reason=why)
 
 
 def loaded(model: PreTrainedModel) -> PreTrainedModel:
@@ -113,21 +113,25 @@ def prompt_of(length: int) -> torch.Tensor:
     return torch.randint(1, VOCAB, (1, length), generator=torch.Generator().manual_seed(0))
 
 
-def compare(model: PreTrainedModel, backends: list[ExportedModel | None]) -> tuple[int, int]:
-    """Decode every prompt on these engines, or raise NotTheSame.  -> drafted tokens accepted, and rejected"""
+def compare(model: PreTrainedModel, backends: list[ExportedModel | None]) -> Counts:
+    """Decode every prompt in every way on these engines, or raise WrongText.  -> counts of the speculative rounds"""
     model.generation_config = GenerationConfig()  # no ends of text, no forced tokens
-    right = {length: library_text(model, prompt_of(length)) for length in PROMPTS}
-    for backend in backends:
-        for length, text in right.items():
-            target = CachedModel(model, exported=backend)
-            expect(target, length, text, tokens_of(autoregressive_decode(target, prompt_of(length), SETTINGS)), 0)
+    expected = {length: library_text(model, prompt_of(length)) for length in PROMPTS}
+    counts = Counts()
+    for backend, length in itertools.product(backends, PROMPTS):
+        target = CachedModel(model, exported=backend)
+        check_text(target, length, expected, tokens_of(autoregressive_decode(target, prompt_of(length), SETTINGS)), 0)
     for noise in NOISES:
         drafter = ModelDrafter(CachedModel(noisy(model, noise, seed=1)))
-        counts = [speculate(CachedModel(model, exported=backend), drafter, right) for backend in backends]
-        accepted, rejected = (sum(column) for column in zip(*counts, strict=True))
-        if accepted and rejected:
+        for backend, length, k in itertools.product(backends, PROMPTS, DRAFT_LENGTHS):
+            target = CachedModel(model, exported=backend)
+            rounds = list(speculative_decode(target, drafter, prompt_of(length), k, SETTINGS))
+            check_text(target, length, expected, tokens_of(rounds), k)
+            for round_ in rounds:
+                counts.add(round_)
+        if counts.n_accepted and counts.n_rejected:
             break
-    return accepted, rejected
+    return counts
 
 
 def library_text(model: PreTrainedModel, prompt: torch.Tensor) -> list[int]:
@@ -136,42 +140,34 @@ def library_text(model: PreTrainedModel, prompt: torch.Tensor) -> list[int]:
     return ids[0, prompt.shape[1] :].tolist()
 
 
-def speculate(target: CachedModel, drafter: ModelDrafter, right: dict[int, list[int]]) -> tuple[int, int]:
-    """Every prompt with every draft length.  -> drafted tokens accepted, and rejected"""
-    accepted = rejected = 0
-    for length, text in right.items():
-        for k in DRAFT_LENGTHS:
-            rounds = list(speculative_decode(target, drafter, prompt_of(length), k, SETTINGS))
-            expect(target, length, text, tokens_of(rounds), k)
-            accepted += sum(round_.n_accepted for round_ in rounds)
-            rejected += sum(round_.n_rejected for round_ in rounds)
-    return accepted, rejected
-
-
-def expect(target: CachedModel, length: int, right: list[int], text: list[int], k: int) -> None:
-    """Raise NotTheSame unless the text is the right one, up to a near-tie."""
+def check_text(target: CachedModel, length: int, expected: dict[int, list[int]], text: list[int], k: int) -> None:
+    """Raise WrongText unless the text is the expected one of this prompt, up to a near-tie."""
     prompt = prompt_of(length)[0].tolist()
-    divergence = judge_divergence(Reference(target.model), prompt, right, text, target.vocab_size)
+    divergence = judge_divergence(Reference(target.model), prompt, expected[length], text, target.vocab_size)
     if divergence is not None and not divergence.numerical:
-        raise NotTheSame(
+        raise WrongText(
             f"{target.engine} engine, prompt of {length} tokens, k = {k}: token {divergence.position} is "
             f"{divergence.speculative_token}, the library's is {divergence.baseline_token}"
         )
 
 
-def reason(error: Exception) -> str:
-    """An error of a library in one line."""
+def in_one_line(error: Exception) -> str:
+    """An error of a library."""
     return textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" ...")
 
 
-def child(model_type: str, sender: Connection) -> None:
-    """What a family's own process runs: it sends the row."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent; this family is finished first
+def limit() -> None:
+    """What a family's own process begins with."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
     with contextlib.suppress(ImportError):  # not on Windows
         import resource
 
+        signal.signal(signal.SIGXCPU, _out_of_time)
         resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 5))
         resource.setrlimit(resource.RLIMIT_AS, (GIGABYTES << 30, GIGABYTES << 30))
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # torch.export prints pages about what it cannot do
     torch.set_num_threads(1)
-    sender.send(examine(model_type))
+
+
+def _out_of_time(*_) -> None:
+    raise TimeoutError(f"not done after {SECONDS} seconds of processor time")

@@ -27,20 +27,19 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 from benchmarks import common
 from speclab.cli import flags, parsing
-from speclab.cli.parsing import numbers
 from speclab.core.clock import synchronize
-from speclab.models import loading, memory, padding
+from speclab.models import loading, padding
 from speclab.models.cached import CachedModel
-from speclab.models.memory import cache_bytes, operations, weights_read
+from speclab.models.memory import cache_bytes, free_memory, operations, weights_read
 from speclab.models.setup import Setup
-from speclab.present.tables import table
+from speclab.present.tables import Block, Cell, Heading, Lines, Table
 from speclab.records.rows import Amount, Count, Part
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import note
@@ -51,26 +50,20 @@ LARGE_ON_GPU = 2**30
 
 # --- the record -------------------------------------------------------------------------------------------------------
 
-
-Kind = Literal["reading", "arithmetic"]
-Role = Literal["target", "draft"]
 READING = ("copy", "matrix_vector", "sum")  # three ways to measure bytes a second
+Role = Literal["target", "draft"]
 Ceilings = dict[str, Amount]  # by READING, and `matrix`: operations a second of a matrix product
 
 
 @dataclass(kw_only=True)
 class Pass(Part):
-    """Passes over `width` tokens, beside their floor."""
+    """Passes over `width` tokens, and what one of them must do."""
 
     width: Count
     seconds: Amount  # median
     fastest_seconds: Amount
-    to_narrowest: Amount
     bytes: Count
     operations: Count
-    floor_seconds: Amount
-    floor: Kind
-    share: Amount  # of the floor's speed that was reached
 
 
 @dataclass(kw_only=True)
@@ -84,18 +77,8 @@ class ModelPasses(Part):
     weights_read: Count
     weight_bytes: Count
     context: Count  # tokens in the cache
-    bandwidth: Amount  # bytes a second, the best seen
-    matrix_rate: Amount
+    bandwidth: Amount  # bytes a second over a block as large as the weights
     passes: list[Pass]
-
-    def against(self, ceilings: Ceilings) -> "ModelPasses":
-        """The same passes beside the floors of these ceilings, as far as they are higher than those known."""
-        bandwidth = max(self.bandwidth, *(ceilings[way] for way in READING))
-        passes = []
-        for one in self.passes:
-            seconds, kind = floor(one.bytes, one.operations, bandwidth, ceilings["matrix"])
-            passes.append(replace(one, floor_seconds=seconds, floor=kind, share=seconds / one.seconds))
-        return replace(self, bandwidth=bandwidth, matrix_rate=ceilings["matrix"], passes=passes)
 
 
 @dataclass(kw_only=True)
@@ -103,14 +86,8 @@ class RooflineRun(common.BenchmarkRun):
     """`python -m benchmarks.roofline`."""
 
     block_bytes: Count
-    ceilings: Ceilings
+    ceilings: Ceilings  # the best seen in the run
     models: list[ModelPasses]
-
-
-def floor(n_bytes: float, n_operations: float, bandwidth: float, rate: float) -> tuple[float, Kind]:
-    """-> seconds that no code can beat, and what takes them"""
-    reading, arithmetic = n_bytes / bandwidth, n_operations / rate
-    return max(reading, arithmetic), "reading" if reading >= arithmetic else "arithmetic"
 
 
 # --- what the machine can do ------------------------------------------------------------------------------------------
@@ -143,10 +120,8 @@ def bandwidth(n_bytes: int, device: torch.device, dtype: torch.dtype, repeats: i
     """Bytes a second over a block of about this size, three ways."""
     columns = 2048
     rows = max(1, n_bytes // (columns * dtype.itemsize))
-    block, vector = (
-        torch.ones(rows, columns, dtype=dtype, device=device),
-        torch.ones(columns, dtype=dtype, device=device),
-    )
+    block = torch.ones(rows, columns, dtype=dtype, device=device)
+    vector = torch.ones(columns, dtype=dtype, device=device)
     other, read = torch.empty_like(block), rows * columns * dtype.itemsize
     return {
         "copy": 2 * read / best(lambda: other.copy_(block), device, repeats),
@@ -165,10 +140,19 @@ def matrix_rate(device: torch.device, dtype: torch.dtype, sizes: tuple[int, ...]
     return max(rates)
 
 
-def measure_ceilings(device: torch.device, dtype: torch.dtype, large: int) -> Ceilings:
-    """large: bytes of the block that is read and copied."""
-    sizes = (4096, 8192) if device.type == "cuda" else (768, 1536)
-    return {**bandwidth(large, device, dtype), "matrix": matrix_rate(device, dtype, sizes)}
+def block_bytes(device: torch.device) -> int:
+    """Of the block that is read and copied: a quarter of the free memory at most."""
+    free = free_memory(device)
+    usual = LARGE_ON_GPU if device.type == "cuda" else LARGE
+    return usual if free is None else min(usual, free // 4)
+
+
+def raise_ceilings(ceilings: Ceilings, setup: Setup, block: int) -> None:
+    """Measure what the machine can do, and keep what is higher than before."""
+    sizes = (4096, 8192) if setup.device.type == "cuda" else (768, 1536)
+    rate = matrix_rate(setup.device, setup.dtype, sizes)
+    for way, speed in {**bandwidth(block, setup.device, setup.dtype), "matrix": rate}.items():
+        ceilings[way] = max(speed, ceilings.get(way, 0.0))
 
 
 # --- what the model does ----------------------------------------------------------------------------------------------
@@ -197,26 +181,19 @@ def time_passes(
     return times
 
 
-def measure_model(
-    args: argparse.Namespace, cached: CachedModel, role: Role, name: str, widths: list[int], block: int
-) -> ModelPasses:
-    """Passes of one model, and the bandwidth over a block as large as its weights; its floors are not known yet."""
+def measure_model(args: argparse.Namespace, role: Role, name: str, cached: CachedModel, block: int) -> ModelPasses:
+    """Passes of one model, and the bandwidth over a block as large as its weights, `block` bytes at most."""
     model, (n_weights, weight_bytes) = cached.model, weights_read(cached.model)
-    times = time_passes(cached, widths, args.context, args.repeats, args.seed)
-    medians = {width: statistics.median(values) for width, values in times.items()}
+    times = time_passes(cached, args.widths, args.context, args.repeats, args.seed)
     passes = [
         Pass(
             width=width,
-            seconds=seconds,
-            fastest_seconds=min(times[width]),
-            to_narrowest=seconds / medians[min(medians)],
+            seconds=statistics.median(seconds),
+            fastest_seconds=min(seconds),
             bytes=weight_bytes + cache_bytes(model, args.context + width),
             operations=operations(model, width, args.context),
-            floor_seconds=0.0,
-            floor="reading",
-            share=0.0,
         )
-        for width, seconds in medians.items()
+        for width, seconds in times.items()
     ]
     return ModelPasses(
         name=name,
@@ -227,12 +204,11 @@ def measure_model(
         weight_bytes=weight_bytes,
         context=args.context,
         bandwidth=max(bandwidth(min(block, max(weight_bytes, 2**16)), cached.device, model.dtype).values()),
-        matrix_rate=0.0,
         passes=passes,
     )
 
 
-# --- views of it ------------------------------------------------------------------------------------------------------
+# --- views of the record ----------------------------------------------------------------------------------------------
 
 
 LEGEND = [
@@ -245,46 +221,59 @@ LEGEND = [
 ]
 
 
-def ceilings_table(run: RooflineRun, markdown: bool) -> str:
+def floor(n_bytes: float, n_operations: float, bandwidth: float, rate: float) -> tuple[float, str]:
+    """-> seconds that no code can beat, and what takes them"""
+    reading, arithmetic = n_bytes / bandwidth, n_operations / rate
+    return max(reading, arithmetic), "reading" if reading >= arithmetic else "arithmetic"
+
+
+def best_bandwidth(model: ModelPasses, ceilings: Ceilings) -> float:
+    """The best seen, in bytes a second."""
+    return max(model.bandwidth, *(ceilings[way] for way in READING))
+
+
+def ceilings_table(run: RooflineRun) -> Table:
     """What the machine can do."""
     ceilings, size = run.ceilings, f"{run.block_bytes / 2**20:.0f} MiB"
-    names = (f"copy {size}, read + written", f"matrix x vector, {size}", f"sum of {size}")
-    lines = [[name, f"{ceilings[way] / 1e9:.1f} GB/s"] for name, way in zip(names, READING, strict=True)]
-    lines.append([f"matrix x matrix, {run.settings['dtype']}", f"{ceilings['matrix'] / 1e9:.0f} GFLOP/s"])
-    return table(lines, ["ceiling", "measured"], markdown)
-
-
-def passes_table(model: ModelPasses, markdown: bool) -> str:
-    """A line for every width."""
-    lines = [
-        [
-            str(p.width),
-            f"{p.seconds * 1e3:.3g}",
-            f"{p.to_narrowest:.2f}",
-            f"{p.floor_seconds * 1e3:.3g}",
-            p.floor,
-            f"{p.share:.0%}",
-        ]
-        for p in model.passes
+    rows = [
+        (f"copy {size}, read + written", f"{ceilings['copy'] / 1e9:.1f} GB/s"),
+        (f"matrix x vector, {size}", f"{ceilings['matrix_vector'] / 1e9:.1f} GB/s"),
+        (f"sum of {size}", f"{ceilings['sum'] / 1e9:.1f} GB/s"),
+        (f"matrix x matrix, {run.settings['dtype']}", f"{ceilings['matrix'] / 1e9:.0f} GFLOP/s"),
     ]
-    return table(lines, ["m", "t(m) ms", "v(m)", "floor ms", "floor", "reached"], markdown)
+    return Table(rows, {"ceiling": lambda row: row[0], "measured": lambda row: row[1]}, n_words=0)
 
 
-def model_title(model: ModelPasses) -> str:
+def passes_table(model: ModelPasses, ceilings: Ceilings) -> Table:
+    """A line for every width."""
+    speed = best_bandwidth(model, ceilings)
+    floors = {p.width: floor(p.bytes, p.operations, speed, ceilings["matrix"]) for p in model.passes}
+    cells: dict[str, Cell] = {
+        "m": lambda p: str(p.width),
+        "t(m) ms": lambda p: f"{p.seconds * 1e3:.3g}",
+        "v(m)": lambda p: f"{p.seconds / model.passes[0].seconds:.2f}",
+        "floor ms": lambda p: f"{floors[p.width][0] * 1e3:.3g}",
+        "floor": lambda p: floors[p.width][1],
+        "reached": lambda p: f"{floors[p.width][0] / p.seconds:.0%}",
+    }
+    return Table(model.passes, cells)
+
+
+def model_title(model: ModelPasses, ceilings: Ceilings) -> str:
     """Name, size, and where its passes ran."""
     size = f"{model.parameters / 1e6:.1f} M parameters, {model.weight_bytes / 1e6:.0f} MB read in a pass"
     size += ", padded" * padding.is_lab_size(model.name)
-    where = f"{model.context} tokens in the cache, {model.engine} engine, bandwidth {model.bandwidth / 1e9:.1f} GB/s"
+    speed = f"bandwidth {best_bandwidth(model, ceilings) / 1e9:.1f} GB/s"
+    where = f"{model.context} tokens in the cache, {model.engine} engine, {speed}"
     return f"{model.role.capitalize()} {model.name}: {size}, {where}"
 
 
-def page(run: RooflineRun, markdown: bool) -> str:
+def page(run: RooflineRun) -> list[Block]:
     """Everything a reader gets, from the record alone."""
-    blocks = common.opening("Passes against the machine's ceilings", run, markdown)
-    blocks += [common.heading("The machine", markdown), ceilings_table(run, markdown)]
+    blocks = [*common.begin("Passes against the machine's ceilings", run), Heading("The machine"), ceilings_table(run)]
     for model in run.models:
-        blocks += [common.heading(model_title(model), markdown), passes_table(model, markdown)]
-    return "\n\n".join([*blocks, common.remarks(LEGEND, markdown)]) + "\n"
+        blocks += [Heading(model_title(model, run.ceilings)), passes_table(model, run.ceilings)]
+    return [*blocks, Lines(LEGEND)]
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -300,8 +289,7 @@ def make_parser() -> parsing.Parser:
     group.add_argument("--widths", default="1,2,3,5,9,17", metavar="M,M", help="(default: %(default)s)")
     group.add_argument("--context", type=parsing.at_least(1), default=256, help="tokens in the cache (default: 256)")
     group.add_argument("--repeats", type=parsing.at_least(1), default=15, help="of every width (default: 15)")
-    group.add_argument("--block", type=parsing.at_least(1, 2**20), metavar="MIB", help="read and copied (default: 256)")
-    common.add_result_flags(parser)
+    common.add_result_flags(parser, "roofline")
     return parser
 
 
@@ -314,61 +302,36 @@ def check_room(cached: CachedModel, context: int, widest: int) -> None:
         )
 
 
-def check_block(args: argparse.Namespace, device: torch.device) -> int:
-    """-> bytes of the block that is read and copied; both must fit the memory"""
-    usual = LARGE_ON_GPU if device.type == "cuda" else LARGE
-    block, free = args.block * 2**20 if args.block else usual, memory.free_memory(device)
-    if free is not None and 2 * block > free:
-        raise UsageProblem(
-            f"--block {block // 2**20}: two blocks of {block // 2**20} MiB do not fit the {free // 2**20} MiB free; "
-            f"use --block {max(1, free // 2**22)} or less"
-        )
-    return block
-
-
-def models_to_time(args: argparse.Namespace, setup: Setup, widest: int) -> list[tuple[CachedModel, Role, str]]:
-    """The target, and the draft if it was asked for, with their roles and names."""
-    models: list[tuple[CachedModel, Role, str]] = [(setup.target, "target", setup.target_name)]
-    if args.draft is not None:
-        drafter = common.model_drafter(args.draft, setup, args.seed, "only a model has passes")
-        models.append((drafter.draft, "draft", loading.short_name(args.draft)))
-    for cached, _, _ in models:
-        check_room(cached, args.context, widest)
-    return models
-
-
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
     """The command.  -> exit code"""
     args = make_parser().parse_args(argv)
-    widths = numbers(args.widths, int, 1, "--widths")
-    common.check_result_flags(args, "roofline")
+    args.widths = parsing.numbers(args.widths, int, 1, "--widths")
+    common.check_result_flags(args)
     names = [args.target] if args.sizes is None else common.listed_sizes(args.sizes)
     measured: list[ModelPasses] = []
     ceilings: Ceilings = {}
-    settings: dict[str, Any] = {}
-    targets: list[str] = []
-    with common.kept(measured) as stops:
-        for setup in common.setups(args, names):
-            block, models = check_block(args, setup.device), models_to_time(args, setup, max(widths))
-            note(setup.describe())
-            if not ceilings:
-                ceilings, device = measure_ceilings(setup.device, setup.dtype, block), setup.device
-                settings = {**common.shared_settings(args, setup), "targets": targets, "widths": widths}
-                settings |= {"context": args.context, "repeats": args.repeats}
-            measured += [measure_model(args, *model, widths, block) for model in models]
-            targets.append(setup.target_name)
-            # Once more after the passes, when the machine may be faster; the ceiling is the best seen.
-            again = measure_ceilings(setup.device, setup.dtype, block)
-            ceilings = {way: max(speed, again[way]) for way, speed in ceilings.items()}
-            del setup, models  # or the next model would be loaded beside this one
-    run = RooflineRun(
-        **common.head("roofline", device, settings),
-        block_bytes=block,
-        ceilings=ceilings,
-        models=[model.against(ceilings) for model in measured],
-    )
-    return common.finish(args, run, page, stops[0] if stops else None)
+    blocks: list[int] = []
+
+    def measure(setup: Setup) -> None:
+        models: list[tuple[Role, str, CachedModel]] = [("target", setup.target_name, setup.target)]
+        if args.draft is not None:
+            drafter = common.model_drafter(args.draft, setup, args.seed, "only a model has passes")
+            models.append(("draft", loading.short_name(args.draft), drafter.draft))
+        for _, _, cached in models:
+            check_room(cached, args.context, args.widths[-1])
+        note(setup.describe())
+        block = block_bytes(setup.device)
+        blocks.append(block)
+        raise_ceilings(ceilings, setup, block)
+        measured.extend([measure_model(args, *model, block) for model in models])
+        raise_ceilings(ceilings, setup, block)  # once more: the machine may be faster now
+
+    fields, stop = common.measure_targets(args, [(name, measure) for name in names], measured)
+    targets = [model.name for model in measured if model.role == "target"]
+    fields["settings"] |= {"targets": targets, "widths": args.widths, "context": args.context, "repeats": args.repeats}
+    run = RooflineRun(**fields, block_bytes=blocks[0], ceilings=ceilings, models=measured)
+    return common.finish(args, run, page, stop)
 
 
 if __name__ == "__main__":

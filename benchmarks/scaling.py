@@ -13,11 +13,13 @@ What comes out: for each, the cost of a token and of a round over that of the fi
 shrinks.
 
     python -m benchmarks.scaling                             # the lab's pair, about two minutes on two cores
-    python -m benchmarks.scaling --dials k,context --draft ngram
-    python -m benchmarks.scaling --dials size --sizes lab,lab:200m
+    python -m benchmarks.scaling --sweeps k,context --draft ngram
+    python -m benchmarks.scaling --sweeps size --sizes lab,lab:200m
 
-All decodings of a dial run side by side and take turns, a step or a round at a time, so that a slow second of the
-machine meets all of them. Intervals (95 %) are over blocks of such turns. Files: results/NAME-scaling.json and .md.
+All decodings of a sweep run side by side and take turns, a step or a round at a time, so that a slow second of the
+machine meets all of them. Each is timed for the same number of turns, after its first tokens; one that makes more
+tokens in a round sees more of the text. Intervals (95 %) are over blocks of such turns.
+Files: results/NAME-scaling.json and .md.
 """
 
 if __name__ == "__main__":
@@ -25,42 +27,41 @@ if __name__ == "__main__":
 
 import argparse
 import copy
+import functools
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
+import numpy as np
 import torch
 
 from benchmarks import common
+from draft_models import ModelDrafter
 from speclab.cli import flags, parsing
-from speclab.cli.flags import add_draft_flag
-from speclab.cli.parsing import numbers
+from speclab.core.rounds import Round
 from speclab.core.sampling import GREEDY
 from speclab.drafts.select import drafter_name, make_drafters
-from speclab.lab.decodings import Decoding, take_turns
+from speclab.lab.decodings import Decoding
 from speclab.lab.harness import Bench
 from speclab.models import loading
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
-from speclab.present.tables import interval, speedup, table
+from speclab.present.tables import Block, Cell, Heading, Lines, Table, interval, speedup
 from speclab.records.rows import Amount, Count, Part
-from speclab.records.samples import BASELINE, Arm
+from speclab.records.samples import BASELINE, INSTRUMENT, Arm
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import note, progress_bar
 from speclab.theory.formulas import ratio_interval
 
-Dial = Literal["length", "context", "k", "size"]
-DIALS = get_args(Dial)
+Sweep = Literal["length", "context", "k", "size"]
 LONGEST = 2**20  # tokens of a text
-BASE = 64  # tokens of the prompt that the dial `length` starts from
+BASE = 64  # tokens of the prompt that the sweep `length` starts from
 WARM_UP = 8  # tokens before the clock counts
-BLOCK = 16  # turns: as many as a GPU's baseline fetches at once
+BLOCKS = 8  # of a log, for intervals
+LARGEST_CHUNK = 16  # tokens that a GPU's baseline fetches at once
 FLAT = 0.03  # a change this small is called flat even where the interval knows better
-
-
-Log = list[tuple[float, int]]  # seconds and tokens of every turn; a turn is a round, of the baseline a token
 
 
 # --- the record -------------------------------------------------------------------------------------------------------
@@ -68,9 +69,9 @@ Log = list[tuple[float, int]]  # seconds and tokens of every turn; a turn is a r
 
 @dataclass(kw_only=True)
 class ScalePoint(Part):
-    """One arm at one place of a dial. Ratios are over the first point of its series."""
+    """One arm at one place of a sweep. Ratios are over the first point of its series."""
 
-    dial: Dial
+    sweep: Sweep
     series: str
     x: int | str
     draft_length: Count
@@ -98,22 +99,92 @@ class ScalingRun(common.BenchmarkRun):
 
 
 @dataclass
+class Line:
+    """One row of a table while it is measured: an arm, its place in the sweep, and the rounds that were timed."""
+
+    arm: Arm
+    x: int | str
+    prompts: list[Prompt]
+    n_before: int = WARM_UP  # tokens made before the clock counts
+    log: list[tuple[int, float, Round]] = field(default_factory=list)  # as in Decoding
+
+    @property
+    def seconds(self) -> float:
+        """Of all rounds."""
+        return sum(seconds for _, seconds, _ in self.log)
+
+    @property
+    def n_tokens(self) -> int:
+        """Of all rounds."""
+        return sum(len(round_.tokens) for _, _, round_ in self.log)
+
+    @property
+    def n_rounds(self) -> int:
+        """A round of the baseline is one token, also where a GPU fetches several at once."""
+        return len(self.log) if self.arm.speculative else self.n_tokens
+
+    def blocks(self) -> list[float]:
+        """Seconds of stretches of rounds that follow each other."""
+        parts = np.array_split([seconds for _, seconds, _ in self.log], min(BLOCKS, len(self.log)))
+        return [float(part.sum()) for part in parts]
+
+
+@dataclass
 class Subject:
-    """What the dials are turned on: one target and one draft, and texts for them."""
+    """What the sweeps measure: one target and one draft, and texts for them."""
 
     args: argparse.Namespace
-    drafter: str
     bench: Bench
-    prompts: list[Prompt]  # of the dials k and size
+    prompts: list[Prompt]  # of the sweeps k and size
     text: list[int]  # ids of a long text, prompts are cut from it
+    firsts: dict[tuple[Sweep, str], Line]  # of each series: what its other points are held against
 
     def arms(self) -> list[Arm]:
         """The baseline, and the draft at -k."""
-        return [BASELINE, Arm(self.drafter, self.drafter, self.args.draft_length)]
+        return [BASELINE, *(Arm(name, name, self.args.draft_length) for name in self.bench.drafters)]
 
-    def prompt(self, n_tokens: int) -> Prompt:
-        """So many tokens from the start of the text."""
-        return as_prompt(self.text[:n_tokens])
+    def start(self, arm: Arm, prompt: Prompt, n_tokens: int) -> Decoding:
+        """A decoding that has made so many tokens, with room for all turns. An instrument times each phase."""
+        budget = n_tokens + room_for_turns(self.args, arm.draft_length)
+        lengths = [arm.draft_length] if arm.method == INSTRUMENT else None
+        decoding = self.bench.decoding(arm, GREEDY, prompt, budget=budget, lengths=lengths)
+        while len(decoding.tokens) < n_tokens:
+            decoding.advance()
+        return decoding
+
+    def time(self, lines: list[Line]) -> None:
+        """Log as many turns of every line on each of its prompts, all lines side by side."""
+        for i in range(len(lines[0].prompts)):
+            if self.bench.setup.graphed:  # what this meets is captured when the next decoding starts
+                for line in lines:
+                    self.start(line.arm, line.prompts[i], WARM_UP)
+            decodings = [self.start(line.arm, line.prompts[i], line.n_before) for line in lines]
+            starts = [len(decoding.log) for decoding in decodings]
+            alternate(decodings, self.args.turns, self.bench.setup.chunk)
+            for line, decoding, start in zip(lines, decodings, starts, strict=True):
+                line.log += decoding.log[start:]
+
+    def points(self, sweep: Sweep, lines: list[Line]) -> list[ScalePoint]:
+        """A point for every line, the first of which is the baseline's.
+
+        The speedup is over the baseline at the same place, or over the first line where it has no such place.
+        """
+        baselines = {line.x: line for line in lines if line.arm == BASELINE}
+        points = []
+        for line in lines:
+            points.append(point(sweep, line, self.firsts.setdefault((sweep, line.arm.method), line)))
+            if line.arm.speculative:
+                baseline = baselines.get(line.x, lines[0])
+                points[-1].speedup = baseline.seconds / baseline.n_tokens / (line.seconds / line.n_tokens)
+        return points
+
+
+def alternate(decodings: list[Decoding], turns: int, chunk: int) -> None:
+    """Turn by turn a round of each, forwards and backwards; of the baseline `chunk` tokens in every chunk-th turn."""
+    for turn in range(turns):
+        for decoding in decodings if turn % 2 == 0 else decodings[::-1]:
+            if decoding.arm.speculative or turn % chunk == 0:
+                decoding.advance()
 
 
 def as_prompt(ids: list[int]) -> Prompt:
@@ -121,179 +192,76 @@ def as_prompt(ids: list[int]) -> Prompt:
     return Prompt("text", "", torch.tensor([ids]))
 
 
-def run_to(decoding: Decoding, n_tokens: int) -> None:
-    """Advance, untimed, until so many tokens are there."""
-    while len(decoding.tokens) < n_tokens:
-        decoding.advance()
+def room_for_turns(args: argparse.Namespace, draft_length: int) -> int:
+    """Tokens that all turns of a decoding may make, and those before them that overshoot; no round is shortened."""
+    return (draft_length + 1) * (args.turns + 2) + 2 * LARGEST_CHUNK
 
 
-def turns_of(decoding: Decoding) -> Log:
-    """Every round after prefill; the baseline's chunks, which a GPU fetches at once, are taken apart into tokens."""
-    log: Log = []
-    for _, seconds, round_ in decoding.log:
-        n = len(round_.tokens)
-        log += [(seconds, n)] if decoding.arm.speculative else [(seconds / n, 1)] * n
-    return log
-
-
-def n_turns(decoding: Decoding) -> int:
-    """How many turns it has made."""
-    return len(decoding.log) if decoding.arm.speculative else len(decoding.tokens) - 1
-
-
-def alternate(decodings: list[Decoding], turns: int) -> list[Log]:
-    """Turn by turn a step or a round of each, forwards and backwards.  -> the turns of each decoding from here on"""
-    started = [(decoding, n_turns(decoding)) for decoding in decodings]
-    for turn in range(1, turns + 1):
-        for decoding, start in started if turn % 2 else started[::-1]:
-            while n_turns(decoding) < start + turn:
-                decoding.advance()
-    return [turns_of(decoding)[start : start + turns] for decoding, start in started]
-
-
-def decode_prompts(subject: Subject, arms: list[Arm]) -> dict[Arm, list[Decoding]]:
-    """All arms over every prompt, in turns: once to meet every shape, once timed.  -> the timed decodings
-
-    An arm whose method is "instrument" has a clock on each phase of its rounds.
-    """
-    decodings: dict[Arm, list[Decoding]] = {arm: [] for arm in arms}
-    for prompt in subject.prompts:
-        for timed in (False, True):
-            queue = []
-            for arm in arms:
-                lengths = [arm.draft_length] if arm.method == "instrument" else None
-                queue.append(subject.bench.decoding(arm, GREEDY, prompt, lengths=lengths))
-            take_turns(queue)
-            for decoding in queue if timed else []:
-                decodings[decoding.arm].append(decoding)
-    return decodings
-
-
-def log_of(decodings: list[Decoding]) -> Log:
-    """The turns of several decodings, one after the other."""
-    return [turn for decoding in decodings for turn in turns_of(decoding)]
-
-
-# --- from turns to points ---------------------------------------------------------------------------------------------
-
-
-def in_blocks(log: Log) -> list[float]:
-    """Seconds of a turn in every block of BLOCK turns; what is left over joins the last block."""
-    starts = list(range(0, max(1, len(log) - BLOCK + 1), BLOCK))
-    blocks = [log[a:b] for a, b in zip(starts, [*starts[1:], len(log)], strict=True)]
-    return [sum(seconds for seconds, _ in block) / len(block) for block in blocks]
-
-
-def per_token(log: Log) -> float:
-    """Seconds of a token."""
-    return sum(seconds for seconds, _ in log) / sum(n for _, n in log)
-
-
-def per_round(log: Log) -> float:
-    """Seconds of a round."""
-    return sum(seconds for seconds, _ in log) / len(log)
-
-
-def point(dial: Dial, series: str, x: int | str, draft_length: int, log: Log, first: Log, **more) -> ScalePoint:
-    """What a log of turns cost, beside the first log of its series."""
-    blocks, first_blocks = in_blocks(log), in_blocks(first)
-    # Decodings that took other numbers of rounds have no blocks in common.
-    paired = log is not first and len(blocks) == len(first_blocks)
-    low, high = (ratio_interval(blocks, first_blocks) if paired else None) or (None, None)
+def point(sweep: Sweep, line: Line, first: Line) -> ScalePoint:
+    """What the rounds of a line cost, beside those of another line with as many turns."""
+    low, high = (None if line is first else ratio_interval(line.blocks(), first.blocks())) or (None, None)
     return ScalePoint(
-        dial=dial,
-        series=series,
-        x=x,
-        draft_length=draft_length,
-        n_tokens=sum(n for _, n in log),
-        n_rounds=len(log),
-        seconds=sum(seconds for seconds, _ in log),
-        token_ratio=per_token(log) / per_token(first),
-        round_ratio=per_round(log) / per_round(first),
+        sweep=sweep,
+        series=line.arm.method,
+        x=line.x,
+        draft_length=line.arm.draft_length,
+        n_tokens=line.n_tokens,
+        n_rounds=line.n_rounds,
+        seconds=line.seconds,
+        token_ratio=line.seconds / line.n_tokens / (first.seconds / first.n_tokens),
+        round_ratio=line.seconds / line.n_rounds / (first.seconds / first.n_rounds),
         round_low=low,
         round_high=high,
-        **more,
     )
 
 
-# --- the dials --------------------------------------------------------------------------------------------------------
+# --- the sweeps -------------------------------------------------------------------------------------------------------
 
 
-def length_dial(subject: Subject) -> Iterator[ScalePoint]:
-    """Short, long, and as long a prompt, in turns; the same for the baseline and the draft."""
-    args = subject.args
-    long, base = args.lengths[-1], subject.prompt(BASE)
-    most = (args.draft_length + 1) * args.turns + subject.bench.setup.chunk
-    for arm in subject.arms():
-        decodings = []
-        for length in args.lengths:
-            budget = length + 2 * args.draft_length + most
-            decodings.append(subject.bench.decoding(arm, GREEDY, base, budget=budget))
-            run_to(decodings[-1], length)
-        grown = as_prompt(base.id_list + decodings[-1].tokens)
-        fresh = subject.bench.decoding(arm, GREEDY, grown, budget=most + args.draft_length)
-        run_to(fresh, 1)
-        logs = alternate([*decodings, fresh], args.turns)
-        for x, log in zip([*args.lengths, f"prompt of {long}"], logs, strict=True):
-            yield point("length", arm.method, x, arm.draft_length, log, logs[0])
+def length_sweep(subject: Subject) -> list[ScalePoint]:
+    """Short, long, and a prompt as long as that; the same for the baseline and the draft."""
+    base, lengths = as_prompt(subject.text[:BASE]), subject.args.lengths
+    grown = as_prompt(base.id_list + subject.start(BASELINE, base, lengths[-1]).tokens[: lengths[-1]])
+    series = [
+        [*(Line(arm, n, [base], n) for n in lengths), Line(arm, f"prompt of {lengths[-1]}", [grown], 1)]
+        for arm in subject.arms()
+    ]
+    subject.time([line for lines in series for line in lines])
+    points = []
+    for lines in series:
+        points += subject.points("length", lines)
         # The long decoding over a prompt of the same length: here the cache is equal, only who wrote it differs.
-        yield point("length", arm.method, f"{long} ÷ prompt", arm.draft_length, logs[-2], logs[-1])
-
-
-def context_dial(subject: Subject) -> Iterator[ScalePoint]:
-    """Prompts of several lengths, cut from one text, in turns, both arms of each side by side."""
-    args, arms = subject.args, subject.arms()
-    budget = (args.draft_length + 1) * (args.turns + 1) + WARM_UP + subject.bench.setup.chunk
-    decodings = []
-    for n_tokens in args.contexts:
-        for arm in arms:
-            decodings.append(subject.bench.decoding(arm, GREEDY, subject.prompt(n_tokens), budget=budget))
-            run_to(decodings[-1], WARM_UP)
-    logs = alternate(decodings, args.turns)
-    baselines = logs[:: len(arms)]
-    for place, arm in enumerate(arms):
-        series = logs[place :: len(arms)]
-        for n_tokens, log, baseline in zip(args.contexts, series, baselines, strict=True):
-            speedup = per_token(baseline) / per_token(log) if arm.speculative else None
-            yield point("context", arm.method, n_tokens, arm.draft_length, log, series[0], speedup=speedup)
-
-
-def k_dial(subject: Subject) -> Iterator[ScalePoint]:
-    """Every draft length over the same texts, timed whole and, beside it, phase by phase."""
-    name, lengths = subject.drafter, subject.args.draft_lengths
-    timed, phased = ({k: Arm(method, name, k) for k in lengths} for method in (name, "instrument"))
-    decodings = decode_prompts(subject, [BASELINE, *timed.values(), *phased.values()])
-    baseline, first = log_of(decodings[BASELINE]), log_of(decodings[timed[lengths[0]]])
-    for k in lengths:
-        log = first if k == lengths[0] else log_of(decodings[timed[k]])
-        rounds = [entry for decoding in decodings[phased[k]] for entry in decoding.log]
-        host = sum(host_seconds(seconds, round_.seconds or {}) for _, seconds, round_ in rounds)
-        yield point(
-            "k", name, k, k, log, first,
-            speedup=per_token(baseline) / per_token(log),
-            host_seconds=host / len(rounds),
-            host_share=host / sum(seconds for _, seconds, _ in rounds),
-        )  # fmt: skip
-
-
-def host_seconds(seconds: float, phases: dict[str, float]) -> float:
-    """What a round of so many seconds spent neither drafting nor verifying."""
-    return seconds - phases["draft"] - phases["verify"]
-
-
-def size_points(subject: Subject, first: dict[Arm, Log]) -> list[ScalePoint]:
-    """One target among several: the cost of its tokens, and what speculation makes of it.
-
-    first: the logs of the first target, by arm; filled in where it is empty.
-    """
-    arms = subject.arms()
-    logs = {arm: log_of(decodings) for arm, decodings in decode_prompts(subject, arms).items()}
-    first.update({} if first else logs)
-    label, points = size_label(subject.bench.setup), []
-    for arm, log in logs.items():
-        speedup = per_token(logs[BASELINE]) / per_token(log) if arm.speculative else None
-        points.append(point("size", arm.method, label, arm.draft_length, log, first[arm], speedup=speedup))
+        points.append(point("length", replace(lines[-2], x=f"{lengths[-1]} ÷ prompt"), lines[-1]))
     return points
+
+
+def context_sweep(subject: Subject) -> list[ScalePoint]:
+    """Prompts of several lengths, cut from one text."""
+    places = [(arm, n) for arm in subject.arms() for n in subject.args.contexts]
+    lines = [Line(arm, n, [as_prompt(subject.text[:n])]) for arm, n in places]
+    subject.time(lines)
+    return subject.points("context", lines)
+
+
+def k_sweep(subject: Subject) -> list[ScalePoint]:
+    """Every draft length over the same prompts, timed whole and, beside it, phase by phase."""
+    (name,), lengths = subject.bench.drafters, subject.args.draft_lengths
+    timed, phased = ([Line(Arm(method, name, k), k, subject.prompts) for k in lengths] for method in (name, INSTRUMENT))
+    baseline = Line(BASELINE, "-", subject.prompts)
+    subject.time([baseline, *timed, *phased])
+    points = subject.points("k", [baseline, *timed])
+    for one, line in zip(points[1:], phased, strict=True):
+        phases = [round_.seconds or {} for _, _, round_ in line.log]
+        host = line.seconds - sum(seconds["draft"] + seconds["verify"] for seconds in phases)
+        one.host_seconds, one.host_share = host / line.n_rounds, host / line.seconds
+    return points
+
+
+def size_sweep(subject: Subject) -> list[ScalePoint]:
+    """One target among several: the cost of its tokens, and what speculation makes of it."""
+    lines = [Line(arm, size_label(subject.bench.setup), subject.prompts) for arm in subject.arms()]
+    subject.time(lines)
+    return subject.points("size", lines)
 
 
 def size_label(setup: Setup) -> str:
@@ -301,14 +269,16 @@ def size_label(setup: Setup) -> str:
     return f"{sum(p.numel() for p in setup.target.model.parameters()) / 1e6:.1f} M"
 
 
+SWEEPS: dict[Sweep, tuple[str, Callable[[Subject], list[ScalePoint]]]] = {
+    "length": ("Tokens generated so far", length_sweep),
+    "context": ("Tokens of the prompt", context_sweep),
+    "k": ("Draft length", k_sweep),
+    "size": ("Size of the target", size_sweep),
+}
+
+
 # --- views of the record ----------------------------------------------------------------------------------------------
 
-TITLES = {
-    "length": "Tokens generated so far",
-    "context": "Tokens of the prompt",
-    "k": "Draft length",
-    "size": "Size of the target",
-}
 LEGEND = [
     "token, round: cost over that of the first row of the same arm (a round of the baseline is one token); 95 %: of "
     f"the round's ratio; verdict: on the round, flat within {FLAT:.0%}",
@@ -318,29 +288,24 @@ LEGEND = [
 ]
 
 
-def dial_table(points: list[ScalePoint], markdown: bool) -> str:
-    """A line for every point of one dial."""
-    with_speedup = any(p.speedup is not None for p in points)
-    with_host = any(p.host_seconds is not None for p in points)
-    headers = ["arm", "at", "ms/token", "token", "ms/round", "round", "95 %", "verdict"]
-    headers += ["speedup"] * with_speedup + ["host µs", "share"] * with_host
-    lines = []
-    for p in points:
-        line = [
-            f"{p.series} k={p.draft_length}" if p.draft_length and p.dial != "k" else p.series,
-            str(p.x),
-            f"{p.seconds / p.n_tokens * 1e3:.3g}",
-            speedup(p.token_ratio),
-            f"{p.seconds / p.n_rounds * 1e3:.3g}",
-            speedup(p.round_ratio),
-            interval(p.round_low, p.round_high),
-            verdict(p.round_ratio, p.round_low, p.round_high),
-        ]
-        line += [speedup(p.speedup)] * with_speedup
-        if p.host_seconds is not None:
-            line += [f"{p.host_seconds * 1e6:.0f}", f"{p.host_share:.0%}"]
-        lines.append(line)
-    return table(lines, headers, markdown, n_words=2)
+def sweep_table(points: list[ScalePoint]) -> Table:
+    """A line for every point of one sweep."""
+    cells: dict[str, Cell] = {
+        "arm": lambda p: f"{p.series} k={p.draft_length}" if p.draft_length and p.sweep != "k" else p.series,
+        "at": lambda p: str(p.x),
+        "ms/token": lambda p: f"{p.seconds / p.n_tokens * 1e3:.3g}",
+        "token": lambda p: speedup(p.token_ratio),
+        "ms/round": lambda p: f"{p.seconds / p.n_rounds * 1e3:.3g}",
+        "round": lambda p: speedup(p.round_ratio),
+        "95 %": lambda p: interval(p.round_low, p.round_high),
+        "verdict": lambda p: verdict(p.round_ratio, p.round_low, p.round_high),
+    }
+    if any(p.speedup is not None for p in points):
+        cells["speedup"] = lambda p: speedup(p.speedup)
+    if any(p.host_seconds is not None for p in points):
+        cells["host µs"] = lambda p: "-" if p.host_seconds is None else f"{p.host_seconds * 1e6:.0f}"
+        cells["share"] = lambda p: "-" if p.host_share is None else f"{p.host_share:.0%}"
+    return Table(points, cells, n_words=2)
 
 
 def verdict(ratio: float, low: float | None, high: float | None) -> str:
@@ -351,14 +316,12 @@ def verdict(ratio: float, low: float | None, high: float | None) -> str:
     return ("grows" if ratio > 1 else "shrinks") + ", may be noise" * may_be_noise
 
 
-def page(run: ScalingRun, markdown: bool) -> str:
+def page(run: ScalingRun) -> list[Block]:
     """Everything a reader gets, from the record alone."""
-    blocks = common.opening("What grows", run, markdown)
-    blocks.append(common.remarks([f"{role}: {text}" for role, text in run.models.items()], markdown))
-    for dial in dict.fromkeys(p.dial for p in run.points):
-        points = [p for p in run.points if p.dial == dial]
-        blocks += [common.heading(TITLES[dial], markdown), dial_table(points, markdown)]
-    return "\n\n".join([*blocks, common.remarks(LEGEND, markdown)]) + "\n"
+    blocks = [*common.begin("What grows", run), Lines(f"{role}: {text}" for role, text in run.models.items())]
+    for sweep in dict.fromkeys(p.sweep for p in run.points):
+        blocks += [Heading(SWEEPS[sweep][0]), sweep_table([p for p in run.points if p.sweep == sweep])]
+    return [*blocks, Lines(LEGEND)]
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -368,74 +331,69 @@ def make_parser() -> parsing.Parser:
     """The flags."""
     parser = parsing.make_parser(__doc__)
     flags.add_shared_flags(parser)
-    add_draft_flag(parser)
+    flags.add_draft_flag(parser)
     group = parser.add_argument_group("benchmark")
-    group.add_argument("--dials", default=None, metavar="NAME,NAME", help=f"of {', '.join(DIALS)} (default: all)")
-    group.add_argument("--sizes", metavar="NAME,NAME", help="targets of the dial `size`; lab is the lab's own")
+    group.add_argument("--sweeps", default=None, metavar="NAME,NAME", help=f"of {', '.join(SWEEPS)} (default: all)")
+    group.add_argument("--sizes", metavar="NAME,NAME", help="targets of the sweep `size`; lab is the lab's own")
     group.add_argument("-k", "--draft-length", type=parsing.at_least(1), default=4, help="(default: 4)")
     group.add_argument("--draft-lengths", default="0,1,2,4,8,16", metavar="K,K", help="(default: %(default)s)")
     group.add_argument("--lengths", default="200,1900", metavar="N,N", help="generated (default: %(default)s)")
     group.add_argument("--contexts", default="64,512,1500,3500", metavar="N,N", help="(default: %(default)s)")
     group.add_argument("--turns", type=parsing.at_least(2), default=64, help="steps or rounds timed (default: 64)")
-    common.add_result_flags(parser)
+    common.add_result_flags(parser, "scaling")
     parser.set_defaults(limit=1)
     return parser
 
 
-def fill_in(args: argparse.Namespace) -> list[str]:
-    """Check the flags that are lists.  -> the dials to turn"""
-    dials = args.dials.split(",") if args.dials is not None else [d for d in DIALS if d != "size" or args.sizes]
-    if unknown := [d for d in dials if d not in DIALS]:
-        raise UsageProblem(f"--dials {args.dials}: there is no {unknown[0]!r}; use {', '.join(DIALS)}")
-    if "size" in dials and not args.sizes:
-        raise UsageProblem("the dial size needs targets; give them, for example --sizes lab,lab:200m")
-    if args.sizes is not None and "size" not in dials:
-        raise UsageProblem(f"--sizes {args.sizes} are of the dial size; add it to --dials, or leave --sizes out")
+def fill_in(args: argparse.Namespace) -> list[Sweep]:
+    """Check the flags that are lists.  -> the sweeps to measure"""
+    usual = [sweep for sweep in SWEEPS if sweep != "size" or args.sizes]
+    names = usual if args.sweeps is None else args.sweeps.split(",")
+    if unknown := [name for name in names if name not in SWEEPS]:
+        raise UsageProblem(f"--sweeps {args.sweeps}: there is no {unknown[0]!r}; use {', '.join(SWEEPS)}")
+    if ("size" in names) != (args.sizes is not None):
+        raise UsageProblem("the sweep size and its targets go together; use --sweeps size --sizes lab,lab:200m")
     if args.prompts == "-":
         raise UsageProblem("standard input can be read once only; give --prompts a file")
-    args.draft_lengths = numbers(args.draft_lengths, int, 0, "--draft-lengths")
-    args.lengths = numbers(args.lengths, int, 2, "--lengths", LONGEST)
-    args.contexts = numbers(args.contexts, int, 2, "--contexts", LONGEST)
-    return [d for d in DIALS if d in dials]
+    args.draft_lengths = parsing.numbers(args.draft_lengths, int, 0, "--draft-lengths")
+    args.lengths = parsing.numbers(args.lengths, int, 2, "--lengths", LONGEST)
+    args.contexts = parsing.numbers(args.contexts, int, 2, "--contexts", LONGEST)
+    return [sweep for sweep in SWEEPS if sweep in names]
 
 
-def make_subject(args: argparse.Namespace, setup: Setup, dials: list[str]) -> Subject:
-    """The draft, and prompts and a text that are long enough for these dials; checked and described."""
+def make_subject(
+    args: argparse.Namespace, setup: Setup, sweeps: list[Sweep], firsts: dict[tuple[Sweep, str], Line]
+) -> Subject:
+    """The draft, and prompts and a text that are long enough for these sweeps; checked and described."""
     prompts = flags.read_prompts(args, setup.tokenizer)
     unlimited = copy.copy(args)
     unlimited.limit = 0
     text = [i for prompt in flags.read_prompts(unlimited, setup.tokenizer) for i in prompt.id_list]
-    longest = max(*args.contexts, BASE)
-    text *= longest // len(text) + 1
-    bench = Bench(setup, make_drafters([args.draft], setup, args.seed), args.turns + 1, args.seed)
-    subject = Subject(args, drafter_name(args.draft), bench, prompts, text[:longest])
-    check_room(subject, dials)
+    text *= max(*args.contexts, BASE) // len(text) + 1
+    bench = Bench(setup, make_drafters([args.draft], setup, args.seed), args.turns, args.seed)
+    subject = Subject(args, bench, prompts, text, firsts)
+    check_room(subject, sweeps)
     note(setup.describe())
     return subject
 
 
-def draft_model(subject: Subject) -> CachedModel | None:
+def draft_models(subject: Subject) -> list[CachedModel]:
     """The draft's model where it has one."""
-    return getattr(subject.bench.drafters[subject.drafter], "draft", None)
+    return [drafter.draft for drafter in subject.bench.drafters.values() if isinstance(drafter, ModelDrafter)]
 
 
-def check_room(subject: Subject, dials: list[str]) -> None:
-    """Raises UsageProblem where the longest text of a dial does not fit the context of a model."""
-    args, models = subject.args, (subject.bench.setup.target, draft_model(subject))
-    room = min((m.max_length for m in models if m is not None and m.max_length), default=LONGEST * 2)
-    spare = (args.draft_length + 1) * (args.turns + 4) + WARM_UP + subject.bench.setup.chunk
-    needed = {"length": ("--lengths", args.lengths[-1] + BASE), "context": ("--contexts", args.contexts[-1])}
-    for dial, (flag, longest) in needed.items():
-        if dial in dials and longest + spare > room:
-            raise UsageProblem(
-                f"{flag}: {longest} tokens and {spare} new ones do not fit the model's context of {room}; give smaller "
-                "numbers, or fewer --turns"
-            )
-    longest = max(prompt.ids.shape[1] for prompt in subject.prompts)
-    if {"k", "size"} & set(dials) and longest + args.turns + 1 > room:
+def check_room(subject: Subject, sweeps: list[Sweep]) -> None:
+    """Raises UsageProblem where the longest text of a sweep does not fit the context of a model."""
+    args, models = subject.args, [subject.bench.setup.target, *draft_models(subject)]
+    room = min((m.max_length for m in models if m.max_length), default=sys.maxsize)
+    prompt = max(prompt.ids.shape[1] for prompt in subject.prompts)
+    start = {"length": BASE + args.lengths[-1], "context": args.contexts[-1], "k": prompt, "size": prompt}
+    widest = max(args.draft_length, *args.draft_lengths) if "k" in sweeps else args.draft_length
+    longest = max(start[sweep] for sweep in sweeps) + room_for_turns(args, widest)
+    if longest > room:
         raise UsageProblem(
-            f"--turns {args.turns}: with a prompt of {longest} tokens they do not fit the model's context of {room}; "
-            "give fewer --turns, or a shorter prompt"
+            f"texts of up to {longest} tokens do not fit the model's context of {room}; give smaller --lengths or "
+            f"--contexts, or fewer than --turns {args.turns}"
         )
 
 
@@ -443,36 +401,29 @@ def check_room(subject: Subject, dials: list[str]) -> None:
 def main(argv: list[str] | None = None) -> int:
     """The command.  -> exit code"""
     args = make_parser().parse_args(argv)
-    dials = fill_in(args)
-    common.check_result_flags(args, "scaling")
-    sizes = common.listed_sizes(args.sizes) if "size" in dials else []
-    chosen = {"draft": drafter_name(args.draft), "draft_length": args.draft_length, "turns": args.turns, "dials": dials}
+    sweeps = fill_in(args)
+    common.check_result_flags(args)
     points: list[ScalePoint] = []
     models: dict[str, str] = {}
-    first: dict[Arm, Log] = {}
-    settings: dict[str, Any] = {}
-    device = torch.device("cpu")
-    with common.kept(points) as stops:
-        if inside := [d for d in dials if d != "size"]:
-            setup = flags.setup_from(args)
-            device, settings = setup.device, common.shared_settings(args, setup)
-            settings["target"] = setup.target_name
-            subject = make_subject(args, setup, inside)
-            models["target"] = loading.describe_model(setup.target_name, setup.target.model)
-            if draft := draft_model(subject):
-                models["draft"] = loading.describe_model(subject.drafter, draft.model, "draft")
-            for dial in progress_bar(inside, desc="dials", leave=False):  # between the dials, never inside one
-                points += {"length": length_dial, "context": context_dial, "k": k_dial}[dial](subject)
-            del setup, subject, draft
-            common.free()
-        for setup in common.setups(args, sizes):
-            settings = settings or {**common.shared_settings(args, setup), "target": setup.target_name}
-            device, subject = setup.device, make_subject(args, setup, ["size"])
-            points += size_points(subject, first)
-            models[f"size {size_label(setup)}"] = loading.describe_model(setup.target_name, setup.target.model)
-            del setup, subject  # or the next model would be loaded beside this one
-    run = ScalingRun(**common.head("scaling", device, settings | chosen), models=models, points=points)
-    return common.finish(args, run, page, stops[0] if stops else None)
+    firsts: dict[tuple[Sweep, str], Line] = {}
+
+    def measure(chosen: list[Sweep], setup: Setup) -> None:
+        subject = make_subject(args, setup, chosen, firsts)
+        role = f"size {size_label(setup)}" if chosen == ["size"] else "target"
+        models[role] = loading.describe_model(setup.target_name, setup.target.model)
+        for draft in draft_models(subject):
+            models["draft"] = loading.describe_model(drafter_name(args.draft), draft.model, "draft")
+        for sweep in progress_bar(chosen, desc="sweeps", leave=False):  # between the sweeps, never inside one
+            points.extend(SWEEPS[sweep][1](subject))
+
+    one_target: list[Sweep] = [sweep for sweep in sweeps if sweep != "size"]
+    targets = [(args.target, functools.partial(measure, one_target))] if one_target else []
+    if "size" in sweeps:
+        targets += [(size, functools.partial(measure, ["size"])) for size in common.listed_sizes(args.sizes)]
+    fields, stop = common.measure_targets(args, targets, points)
+    fields["settings"] |= {"draft": drafter_name(args.draft), "draft_length": args.draft_length}
+    fields["settings"] |= {"turns": args.turns, "sweeps": sweeps}
+    return common.finish(args, ScalingRun(**fields, models=models, points=points), page, stop)
 
 
 if __name__ == "__main__":

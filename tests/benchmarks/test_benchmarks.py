@@ -1,6 +1,6 @@
 """The benchmarks on tiny models: what they count, how they price, what they write. Nothing here looks at a clock."""
 
-import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +18,7 @@ from speclab.models import memory, prompts
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
+from speclab.present import tables
 from speclab.records import files
 from speclab.records.samples import BASELINE, GENERATE, Arm, Sample
 from speclab.system.errors import EnvironmentProblem
@@ -90,34 +91,45 @@ def test_a_draft_gets_its_own_settings_back(bench, prompt):
 def test_all_arms_emit_the_same_text_and_count_their_passes(bench, prompt):
     arms = peers.arms_for([2, 4])
     prompts, schedule = [Prompt("code", "", prompt)], peers.one_after_another
-    found = measure(bench, arms, [0.0], prompts, 2, {}, schedule=schedule)
-    samples = {s.arm: s for s in found.samples}
+    samples = {s.arm: s for s in measure(bench, arms, [0.0], prompts, 2, {}, schedule=schedule).samples}
     assert list(samples) == arms
     assert len({tuple(text) for s in samples.values() for text in s.texts}) == 1
-    assert peers.n_passes(samples[BASELINE]) == peers.n_passes(samples[GENERATE]) == BUDGET
+    assert peers.timing(samples[BASELINE]).n_passes == peers.timing(samples[GENERATE]).n_passes == BUDGET
     for arm, sample in samples.items():
         assert sample.counts.n_emitted == 2 * (BUDGET - 1)
         assert len(sample.decode) == 2
         assert (sum(sample.prefill) == 0) == (arm.method not in peers.PEER)
         one = decode(bench, arm, prompt)
-        assert peers.n_passes(sample) == (BUDGET if arm == BASELINE else one.counts.n_rounds + 1)
+        assert peers.timing(sample).n_passes == (BUDGET if arm == BASELINE else one.counts.n_rounds + 1)
 
 
-def test_one_decoding_ends_before_the_next_one_begins(bench, prompt):
-    arms = peers.arms_for([2])
-    queue = [bench.decoding(arm, GREEDY, Prompt("code", "", prompt)) for arm in arms]
-    seen = []
-    for decoding in queue:
-        decoding.advance = lambda d=decoding, honest=decoding.advance: (seen.append(d.arm), honest())
-    peers.one_after_another(queue, 1)
-    assert list(dict.fromkeys(seen)) == peers.turn_order(arms, 1)
-    assert sum(a != b for a, b in itertools.pairwise(seen)) == len(arms) - 1
-    assert all(d.done for d in queue)
+class Recorded:
+    """A decoding that is done after two steps, and notes each of them."""
+
+    def __init__(self, arm: Arm, steps: list[Arm]):
+        self.arm, self.steps, self.tokens = arm, steps, []
+
+    @property
+    def done(self):
+        return len(self.tokens) == 2
+
+    def advance(self):
+        self.steps.append(self.arm)
+        self.tokens.append(0)
+
+
+def order_of(arms: list[Arm], turn: int) -> list[Arm]:
+    """In which order the arms are decoded; each is finished before the next one begins."""
+    steps: list[Arm] = []
+    peers.one_after_another([Recorded(arm, steps) for arm in arms], turn)
+    order = steps[::2]
+    assert steps == [arm for arm in order for _ in range(2)]
+    return order
 
 
 def test_peers_stay_neighbours_and_everyone_is_first_once():
     arms = peers.arms_for([2, 4])
-    orders = [peers.turn_order(arms, turn) for turn in range(len(arms) // 2)]
+    orders = [order_of(arms, turn) for turn in range(len(arms) // 2)]
     for order in orders:
         assert sorted(map(arms.index, order)) == list(range(len(arms)))
         pairs = {frozenset(order[i : i + 2]) for i in range(0, len(order), 2)}
@@ -147,48 +159,57 @@ def samples_by_hand():
 
 
 def record_by_hand() -> peers.PeersRun:
-    samples = samples_by_hand()
-    rows = peers.build_rows(samples)
-    near_tie = peers.TextDifference(prompt=1, position=7, verdict="near-tie")
-    texts = [
-        peers.Agreement(method="model", draft_length=4, n=6, n_identical=5, differences=[near_tie]),
-        peers.Agreement(method="lookup", draft_length=4, n=6, n_identical=6, differences=[]),
-    ]
+    near_tie = {"prompt": 1, "position": 7, "tokens": ["a", "b"], "gap": 1e-6, "verdict": "near-tie"}
+    check = {"temperature": 0.0, "n_prompts": 6, "passed": True}
     settings = {"n_prompts": 6, "max_new_tokens": 28, "repeats": 3, "seed": 0, "device": "cpu", "dtype": "float32"}
+    args = SimpleNamespace(benchmark="peers")
     return peers.PeersRun(
-        **common.head("peers", torch.device("cpu"), settings | {"engine": "fast"}),
+        **common.head(args, torch.device("cpu"), settings | {"engine": "fast"}),
         models={"target": "a target", "draft": "a draft"},
-        rows=rows,
-        texts=texts,
-        asked=peers.build_goals(rows),
-        raw=[peers.timing(s) for s in samples],
+        correctness=[
+            check | {"arm": "model k=4", "differences": [near_tie]},
+            check | {"arm": "lookup k=4", "differences": []},
+        ],
+        raw=[peers.timing(s) for s in samples_by_hand()],
     )
+
+
+def cells(run: peers.PeersRun, title: str) -> dict[tuple[str, str], list[str]]:
+    """The table under a title of the page, by the first two columns."""
+    page = tables.show(peers.page(run), markdown=True)
+    lines = page.partition(f"## {title}\n\n")[2].partition("\n\n")[0].splitlines()[2:]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return {(row[0], row[1]): row[2:] for row in rows}
 
 
 def test_ratios_are_sums_of_medians():
     """One slow repeat in three changes nothing."""
-    rows = {(r.method, r.prompt_kind): r for r in peers.build_rows(samples_by_hand())}
-    assert rows["baseline", "all"].to_generate == rows["baseline", "all"].to_peer == pytest.approx(2)
-    assert rows["model", "all"].to_peer == pytest.approx(1.2)
-    assert rows["model", "all"].decode_to_baseline == pytest.approx(2)
-    assert rows["model", "all"].tokens_per_second == pytest.approx(56)
-    assert rows["model", "copy"].n_prompts == 3
-    assert rows["model", "all"].tokens_per_pass == pytest.approx(2.8)
-    assert rows["generate", "all"].to_peer is None
+    run = record_by_hand()
+    assert peers.over_peers(run)["baseline", 0].value == pytest.approx(2)
+    assert peers.over_peers(run, "copy")["model", 4].value == pytest.approx(1.2)
+    arms = peers.by_arm(run.raw, "copy")
+    assert len(arms["model", 4]) == 3
+    assert peers.ratio(arms["baseline", 0], arms["model", 4], "decode_seconds").value == pytest.approx(2)
+    speeds = cells(run, "How fast")
+    assert speeds["model", "4"][0] == "56.0", "tokens per second"
+    assert speeds["model", "4"][3:] == ["2.00x", "2.80", "5 of 6"]
+    assert speeds["generate", "-"][2] == "-", "it has no peer"
+    assert speeds["lookup", "4"][-1] == "6 of 6"
 
 
-def test_asked_and_measured_names_what_was_missed():
-    goals = {g.what: g for g in peers.build_goals(peers.build_rows(samples_by_hand()))}
-    assert goals["baseline ÷ generate"].met
-    assert not goals["model k=4 ÷ assisted k=4"].met
-    assert not goals["ngram k=4 ÷ lookup k=4, copy prompts"].met
-    assert goals["model k=4 ÷ baseline"].asked == pytest.approx(0.8 * 3)
-    assert not goals["model k=4 ÷ baseline"].met
-    text = peers.page(record_by_hand(), False)
-    assert "MISSED by 20%" in text
-    assert "missed: 4 of 5" in text
-    assert "near-tie" in text
-    assert max(map(len, text.splitlines())) <= 110
+def test_asked_and_measured_says_what_was_missed():
+    goals = cells(record_by_hand(), "Asked and measured")
+    verdicts = {row: (values[0], values[1], values[-1]) for row, values in goals.items()}
+    assert verdicts["baseline ÷ generate", "-"] == ("all", "1.15x", "met")
+    assert verdicts["model ÷ assisted", "4"] == ("all", "1.50x", "MISSED by 20%")
+    assert verdicts["ngram ÷ lookup", "4"] == ("copy", "1.20x", "MISSED by 17%")
+    assert verdicts["model ÷ baseline", "4"] == ("all", "2.40x", "MISSED by 17%"), "0.8 x 3 tokens per round"
+
+
+def test_a_text_that_differs_is_listed():
+    page = tables.show(peers.page(record_by_hand()))
+    assert "Other texts than the baseline's\n\nmodel k=4, prompt 1: from token 7 on, near-tie\n" in page
+    assert max(map(len, page.partition("How fast")[2].splitlines())) <= tables.WIDTH
 
 
 def test_the_library_does_not_tell_prefill_from_decoding():
@@ -203,9 +224,9 @@ def test_records_go_to_disk_and_back(tmp_path):
     run, path = record_by_hand(), tmp_path / "run.json"
     path.write_text(files.to_json(run))
     again = files.read(path, peers.PeersRun)
-    assert peers.page(again, True) == peers.page(run, True)
-    path.write_text(path.read_text().replace('"to_peer"', '"typo"', 1))
-    with pytest.raises(EnvironmentProblem, match=r"rows\.0\."):
+    assert tables.show(peers.page(again)) == tables.show(peers.page(run))
+    path.write_text(path.read_text().replace('"n_passes"', '"typo"', 1))
+    with pytest.raises(EnvironmentProblem, match=r"raw\.0\."):
         files.read(path, peers.PeersRun)
 
 
@@ -215,10 +236,9 @@ def test_peers_end_to_end(call, pair_folder, tmp_path):
     )
     assert code == 0
     assert "Asked and measured" in out
-    assert "texts are the baseline's" in out
     run = files.read(tmp_path / "results" / "local-peers.json", peers.PeersRun)
-    assert {r.method for r in run.rows} == set(peers.WHAT)
-    assert all(t.n_identical == t.n == 3 for t in run.texts)
+    assert {t.method for t in run.raw} == {*peers.PEER, *peers.PEER.values()}
+    assert all(entry["passed"] and entry["n_prompts"] == 3 for entry in run.correctness)
     assert all(len(r.seconds) == 1 for r in run.raw)
     assert str(tmp_path) not in files.to_json(run)
     assert (tmp_path / "results" / "local-peers.md").read_text().startswith("# Against")
@@ -265,17 +285,17 @@ def test_passes_leave_the_cache_as_it_was(prompt):
 
 def test_roofline_end_to_end(call, pair_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(roofline, "matrix_rate", lambda *_: 1e11)  # a second on a busy machine
+    monkeypatch.setattr(roofline, "LARGE", 2**20)
     target, draft = str(pair_folder / "target"), str(pair_folder / "draft")
     words = ["--sizes", f"{target},{draft}", "--draft", draft, "--widths", "1,4", "--repeats", "1", "--context", "8"]
-    code, out, _ = call(roofline, *words, "--block", "1")
+    code, out, _ = call(roofline, *words)
     assert code == 0
     assert "GB/s" in out
     run = files.read(tmp_path / "results" / "local-roofline.json", roofline.RooflineRun)
     assert [model.role for model in run.models] == ["target", "draft", "target", "draft"]
     for model in run.models:
         assert [p.width for p in model.passes] == [1, 4]
-        assert all(p.share == pytest.approx(p.floor_seconds / p.seconds, 1e-4) for p in model.passes)
-        assert model.bandwidth >= max(run.ceilings[way] for way in roofline.READING)
+        assert roofline.best_bandwidth(model, run.ceilings) >= max(run.ceilings[way] for way in roofline.READING)
     assert str(tmp_path) not in files.to_json(run)
     assert pair_folder.as_posix() not in files.to_json(run)
 
@@ -292,7 +312,8 @@ def test_what_is_measured_before_a_stop_is_written(call, pair_folder, tmp_path, 
 
     monkeypatch.setattr(flags, "setup_from", load)
     monkeypatch.setattr(roofline, "matrix_rate", lambda *_: 1e11)
-    words = ["--sizes", f"{target},{draft}", "--widths", "1,4", "--repeats", "1", "--context", "8", "--block", "1"]
+    monkeypatch.setattr(roofline, "LARGE", 2**20)
+    words = ["--sizes", f"{target},{draft}", "--widths", "1,4", "--repeats", "1", "--context", "8"]
     code, out, err = call(roofline, *words)
     assert code == (0 if isinstance(stop, KeyboardInterrupt) else 3)
     assert ("error: cannot load it" in err) == (code == 3)
@@ -305,21 +326,29 @@ def test_what_is_measured_before_a_stop_is_written(call, pair_folder, tmp_path, 
 # --- scaling ----------------------------------------------------------------------------------------------------------
 
 
-def test_blocks_keep_every_turn():
-    log = [(1.0, 2)] * 40
-    assert scaling.in_blocks(log) == [1.0, 1.0], "sixteen turns, and then all twenty-four that are left"
-    assert scaling.in_blocks([*log[:16], *[(2.0, 2)] * 24]) == [1.0, 2.0]
-    assert scaling.in_blocks(log[:5]) == [1.0]
+def line(seconds: list[float], n_tokens: int, k: int = 4) -> scaling.Line:
+    """Rounds that took so many seconds and made so many tokens each."""
+    round_ = SimpleNamespace(tokens=[0] * n_tokens)
+    arm = Arm("model", "model", k) if k else BASELINE
+    return scaling.Line(arm, 1900, [], log=[(0, one, round_) for one in seconds])
+
+
+def test_blocks_keep_every_round():
+    assert line([1.0] * 19, 2).blocks() == [3.0, 3.0, 3.0, 2.0, 2.0, 2.0, 2.0, 2.0]
+    assert line([1.0, 2.0], 2).blocks() == [1.0, 2.0]
 
 
 def test_a_point_is_a_ratio_to_its_first():
-    first, log = [(1.0, 2)] * 64, [(3.0, 3)] * 64
-    found = scaling.point("length", "model", 1900, 4, log, first)
-    assert (found.token_ratio, found.round_ratio) == (pytest.approx(2), pytest.approx(3))
-    assert (found.round_low, found.round_high) == (pytest.approx(3), pytest.approx(3))
-    assert (found.n_tokens, found.n_rounds, found.seconds) == (192, 64, 192.0)
-    shorter = scaling.point("length", "model", 1900, 4, log[:20], first)
-    assert (shorter.round_low, shorter.round_high) == (None, None), "no blocks in common"
+    first, last = line([1.0] * 64, 2), line([3.0] * 64, 3)
+    point = scaling.point("length", last, first)
+    assert (point.token_ratio, point.round_ratio) == (pytest.approx(2), pytest.approx(3))
+    assert (point.round_low, point.round_high) == (pytest.approx(3), pytest.approx(3))
+    assert (point.n_tokens, point.n_rounds, point.seconds) == (192, 64, 192.0)
+    assert scaling.point("length", first, first).round_low is None
+
+
+def test_a_round_of_the_baseline_is_a_token():
+    assert line([1.0] * 4, 16, k=0).n_rounds == 64
 
 
 @pytest.mark.parametrize(
@@ -336,23 +365,17 @@ def test_verdict_on_what_grows(words, ratio, low, high):
     assert scaling.verdict(ratio, low, high) == words
 
 
-def test_host_time_is_what_is_neither_draft_nor_verify():
-    phases = {"draft": 2.0, "verify": 5.0, "accept": 0.5, "rollback": 0.5, "host": 1.0}
-    assert scaling.host_seconds(10.0, phases) == 3.0
-
-
-def test_a_chunk_of_the_baseline_is_a_turn_for_each_token(bench, prompt, monkeypatch):
-    """A GPU's baseline fetches several tokens at once; a round of the draft stays one turn."""
+def test_the_baseline_takes_its_turns_in_chunks(bench, prompt, monkeypatch):
+    """A GPU's baseline fetches several tokens at once; so it goes on in every chunk-th turn, and makes as many."""
     monkeypatch.setattr(Setup, "chunk", 4)
     one = Prompt("code", "", prompt)
-    decodings = [bench.decoding(arm, GREEDY, one) for arm in (BASELINE, Arm("model", "model", 2))]
-    for decoding in decodings:
-        scaling.run_to(decoding, 1)
-    logs = scaling.alternate(decodings, 6)
-    assert [len(log) for log in logs] == [6, 6]
-    assert {n for _, n in logs[0]} == {1}
-    assert logs[0][0] == logs[0][3], "tokens of one chunk share its seconds"
-    assert sum(n for _, n in logs[1]) == len(decodings[1].tokens) - 1
+    baseline, model = (bench.decoding(arm, GREEDY, one) for arm in (BASELINE, Arm("model", "model", 2)))
+    for decoding in (baseline, model):
+        decoding.advance()
+    scaling.alternate([baseline, model], 6, chunk=4)
+    assert len(model.log) == 6
+    assert len(baseline.log) == 2
+    assert len(baseline.tokens) == 1 + 2 * 4
 
 
 def test_scaling_end_to_end(call, pair_folder, tmp_path):
@@ -364,16 +387,21 @@ def test_scaling_end_to_end(call, pair_folder, tmp_path):
     assert code == 0
     assert "Tokens generated so far" in out
     run = files.read(tmp_path / "results" / "local-scaling.json", scaling.ScalingRun)
-    points = {(p.dial, p.series, p.x): p for p in run.points}
-    assert {p.dial for p in run.points} == set(scaling.DIALS)
+    points = {(p.sweep, p.series, p.x): p for p in run.points}
+    assert {p.sweep for p in run.points} == set(scaling.SWEEPS)
     assert points["length", "baseline", 20].n_tokens == 6
     assert points["length", "draft", "20 ÷ prompt"].n_rounds == 6
     assert points["context", "baseline", 8].round_ratio == 1
-    ks = [p for p in run.points if p.dial == "k"]
+    assert points["length", "draft", "20 ÷ prompt"].seconds == points["length", "draft", 20].seconds
+    baseline, *ks = (p for p in run.points if p.sweep == "k")
+    assert (baseline.series, baseline.n_rounds) == ("baseline", 3 * 6)
     assert [p.x for p in ks] == [0, 3]
+    assert ks[1].speedup == pytest.approx(
+        baseline.seconds / baseline.n_tokens / (ks[1].seconds / ks[1].n_tokens), rel=1e-5
+    )
     assert all(p.host_seconds > 0 and 0 < p.host_share < 1 for p in ks)
     assert ks[0].n_tokens == ks[0].n_rounds == 3 * 6, "k = 0 commits one token in a round"
-    assert len({p.x for p in run.points if p.dial == "size"}) == 1, "both targets have one size here"
+    assert len({p.x for p in run.points if p.sweep == "size"}) == 1, "both targets have one size here"
     assert str(tmp_path) not in files.to_json(run)
 
 
@@ -389,16 +417,16 @@ def test_scaling_end_to_end(call, pair_folder, tmp_path):
         (peers, ["--name", "a/b"], 2, "plain word"),
         (peers, ["--target", "./nowhere"], 3, "there is no model folder"),
         (roofline, ["--widths", "a"], 2, "--widths"),
-        (roofline, ["--context", "600", "--block", "1"], 2, "do not fit"),
+        (roofline, ["--context", "600"], 2, "do not fit"),
         (roofline, ["--sizes", "lab,lab"], 2, "different targets"),
-        (scaling, ["--dials", "weather"], 2, "'weather'"),
-        (scaling, ["--dials", "size"], 2, "--sizes"),
+        (scaling, ["--sweeps", "weather"], 2, "'weather'"),
+        (scaling, ["--sweeps", "size"], 2, "--sizes"),
         (scaling, ["--lengths", "1,9"], 2, "2 or more"),
-        (scaling, ["--draft", "ngram", "--dials", "length"], 2, "do not fit"),
+        (scaling, ["--draft", "ngram", "--sweeps", "length"], 2, "do not fit"),
     ],
 )
 def test_bad_input_is_one_line(call, module, words, code, said):
-    found, out, err = call(module, *words)
-    assert (found, out) == (code, "")
+    exit_code, out, err = call(module, *words)
+    assert (exit_code, out) == (code, "")
     assert said in err
     assert "Traceback" not in err

@@ -1,5 +1,8 @@
 """A dozen families of models that differ in what decoding depends on, and the sweep that runs them all."""
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -38,9 +41,29 @@ def test_outcome(family):
         assert row.rejected > 0
 
 
-def test_a_process_that_ends_without_an_answer_is_an_outcome(capfd):
-    found = families.run_alone("llama", print)
-    assert found == FamilyRow(family="llama", reason="its process ended early, exit code 0")
+def test_a_process_that_ends_without_an_answer_is_an_outcome(monkeypatch):
+    monkeypatch.setattr(families, "examine", sys.exit)
+    monkeypatch.setattr(families, "SECONDS", 0.1)
+    assert families.sweep(["llama"], 1) == ([FamilyRow(family="llama", reason="no answer after 1.0 seconds")], False)
+
+
+class Answers:
+    """Stands for the pool of processes: what `families.examine` answers, or what ends the wait for it."""
+
+    def set_forkserver_preload(self, modules):
+        pass
+
+    def Pool(self, jobs, initializer, maxtasksperchild):  # noqa: N802 - the library's name
+        return self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    def apply_async(self, work, words):
+        return SimpleNamespace(get=lambda seconds: work(*words))
 
 
 @pytest.fixture
@@ -53,7 +76,8 @@ def run(monkeypatch, tmp_path, capsys):
                 raise rows[model_type]
             return rows[model_type]
 
-        monkeypatch.setattr(families, "run_alone", answer)
+        monkeypatch.setattr(families, "examine", answer)
+        monkeypatch.setattr(families, "PROCESSES", Answers())
         code = families.main(["--out-dir", str(tmp_path), "--jobs", "1", "--only", ",".join(rows), *words])
         record = files.read(tmp_path / "results" / "local-families.json", FamiliesRun)
         assert (tmp_path / "results" / "local-families.md").read_text().startswith("# Families of models")
@@ -73,15 +97,15 @@ def test_the_record_keeps_every_row_and_the_page_counts_them(run):
     assert code == 0
     assert record.families == list(rows.values())
     assert not record.interrupted
-    assert [line.split() for line in out.splitlines() if line.startswith(BOTH)] == [[*BOTH.split(), "2"]]
+    assert [line.split() for line in out.splitlines() if line.strip().startswith(BOTH)] == [[*BOTH.split(), "2"]]
     assert "llama, gpt2" in out
-    assert "reads what comes: bert" in out
+    assert "reads what comes (1): bert" in out
 
 
 def test_a_broken_family_fails_the_command(run):
     code, out, _ = run({"llama": row("llama", BOTH), "gpt2": row("gpt2", BROKEN, "another text")})
     assert code == 1
-    assert "another text: gpt2" in out
+    assert "another text (1): gpt2" in out
 
 
 def test_ctrl_c_keeps_what_is_done(run):
@@ -99,9 +123,9 @@ def test_an_unknown_family_is_a_usage_problem(capsys):
 
 def test_a_wrong_text_is_broken(monkeypatch):
     monkeypatch.setattr(one_family, "library_text", lambda model, prompt: [1] * one_family.N_TOKENS)
-    found = one_family.examine("gpt2")
-    assert found.outcome == BROKEN
-    assert "eager engine, prompt of 6 tokens, k = 0" in found.reason
+    row = one_family.examine("gpt2")
+    assert row.outcome == BROKEN
+    assert "eager engine, prompt of 6 tokens, k = 0" in row.reason
 
 
 def test_building_leaves_the_global_random_state_alone():

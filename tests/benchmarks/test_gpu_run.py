@@ -1,6 +1,5 @@
 """The one command for a GPU: its stages, its clock and its three files, rehearsed with stages that cost nothing."""
 
-import re
 import tarfile
 
 import pytest
@@ -44,14 +43,14 @@ def test_every_stage_is_accounted_for_and_a_failure_stops_nobody(run, tmp_path, 
     )
     assert code == 1
     assert "| breaks | FAILED, exit code 3 |" in out
-    assert re.search(r"\| hangs \| stopped after \d+ s \|", out)
-    assert re.search(r"\| tests \| FAILED: stopped after \d+ s \|", out), "tests that did not end have not passed"
+    assert "| hangs | stopped: out of time |" in out
+    assert "| tests | FAILED: out of time |" in out, "tests that did not end have not passed"
     assert "what was measured" in (tmp_path / "log.txt").read_text(), "a stage may still write its record"
     assert "| writes | done |" in out
     assert "words of it" in (tmp_path / "log.txt").read_text()
     assert "a table" in (tmp_path / "summary.md").read_text()
     with tarfile.open(tmp_path / "records.tar.gz") as archive:
-        assert "results/a.md" in archive.getnames()
+        assert "./results/a.md" in archive.getnames()
 
 
 def test_ctrl_c_ends_the_stage_and_keeps_the_rest(run, tmp_path, monkeypatch):
