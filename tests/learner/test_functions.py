@@ -743,7 +743,7 @@ def test_an_infinite_prediction_leaves_the_record(comparison):
 
 def test_a_plan_asks_for_the_best_length(comparison):
     learner = with_function(6, best_draft_length=lambda alpha, c, v, o, longest: 3 if v(2) > 0 and longest == 4 else 0)
-    code, out, _, run = comparison(learner, "--plan", "-k", "0,1,2,3,4", ending="-plan")
+    code, out, _, run = comparison(learner, "--plan", "-k", "1,2,3,4", ending="-plan")
     assert code == 0
     tested = [fact for fact in run.facts.drafts if fact.acceptance_rate is not None]
     assert tested
