@@ -42,7 +42,7 @@ class ModelDrafter:
         """Read the prompt, (1, prompt length) ids. EnvironmentProblem where the logits are not finite."""
         self._sampling, self._vocab_size = sampling, target.vocab_size
         self._not_fed, self._n_committed = [], prompt.shape[1]
-        if not self.draft.prefill(self.draft.known(prompt), rolls_back=True).amax().isfinite():
+        if not self.draft.prefill(self.draft.replace_unknown(prompt), rolls_back=True).amax().isfinite():
             raise EnvironmentProblem("the draft model returned logits that are not finite; try --dtype float32")
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
@@ -51,7 +51,7 @@ class ModelDrafter:
         if k == 0:
             return as_draft([], self.draft.device)
         not_fed = torch.tensor([self._not_fed], device=self.draft.device)  # (1, 1 or 2): catch-up
-        tokens, *probs = self._run(self.draft.known(not_fed), uniforms[:, :k])
+        tokens, *probs = self._run(self.draft.replace_unknown(not_fed), uniforms[:, :k])
         n_lacking = self._vocab_size - self.draft.vocab_size
         probs = [nn.functional.pad(q, (0, n_lacking)) if n_lacking else q for q in probs]  # (1, k, target's vocab)
         return Draft(tokens, torch.full((1,), k, device=self.draft.device), *probs)

@@ -51,7 +51,7 @@ class TableModel:
         self.logits, self.length = probs.log(), 0  # probs: (vocab, vocab)
         self.vocab_size = self.n_ids = len(probs)
 
-    def known(self, ids: Tensor) -> Tensor:
+    def replace_unknown(self, ids: Tensor) -> Tensor:
         return ids
 
     def prefill(self, prompt: Tensor, rolls_back=False) -> Tensor:

@@ -67,7 +67,7 @@ class Bench:
         An arm that can only decode greedily does so. `lengths` makes it an instrument: every phase is timed, and each
         round drafts one of these lengths.
         """
-        target = self.setup.target.twin()
+        target = self.setup.target.with_own_cache()
         sampling = GREEDY if self.greedy_only(arm) else sampling
         budget = budget or self.max_new_tokens
         ids = prompt.ids.to(self.setup.device)
@@ -96,7 +96,7 @@ class Bench:
         if isinstance(drafter, OracleDraft):
             key = tuple(ids[0].tolist())
             if len(self._references.get(key, [])) < budget:
-                rounds = autoregressive_decode(self.setup.target.twin(), ids, DecodeSettings(budget))
+                rounds = autoregressive_decode(self.setup.target.with_own_cache(), ids, DecodeSettings(budget))
                 self._references[key] = tokens_of(rounds)
             drafter.replay(self._references[key])
         return drafter

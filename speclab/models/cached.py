@@ -55,13 +55,13 @@ class CachedModel:
         self._backend: Backend | None = None
         self._length = 0
 
-    def twin(self) -> "CachedModel":
+    def with_own_cache(self) -> "CachedModel":
         """The same weights with a cache of their own, so that two decoders can work side by side."""
         return type(self)(self.model, self.vocab_size, self.exported)
 
     def __deepcopy__(self, memo: dict) -> "CachedModel":
         """A drafter is copied with its model; the weights are shared."""
-        return self.twin()
+        return self.with_own_cache()
 
     @property
     def device(self) -> torch.device:
@@ -78,7 +78,7 @@ class CachedModel:
         """Tokens in the cache."""
         return self._length
 
-    def known(self, ids: Tensor) -> Tensor:
+    def replace_unknown(self, ids: Tensor) -> Tensor:
         """The same ids, with the model's last one in the place of those that it has no embedding for."""
         return ids.clamp(max=self.n_ids - 1)
 

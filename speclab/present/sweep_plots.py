@@ -66,7 +66,7 @@ def acceptance(sweep: SweepRun) -> Figure:
 
 def _mark_agreement(axis, points: list[Point]) -> None:
     """Where the book's formula is right, and where the measured speedup passes 1."""
-    fair = ", ".join(f"{alpha:.2f}" for alpha in curves.fair_prices(points))
+    fair = ", ".join(f"{alpha:.2f}" for alpha in curves.omega_crossings(points))
     for low, high in curves.near_book(points):
         axis.axvspan(low, high, color=figures.COLOURS[4], alpha=0.3, linewidth=0)
         text = f"book within {curves.NEAR:.0%}:\nα = {interval(low, high)}" + f"\nω = ω* at α = {fair}" * bool(fair)

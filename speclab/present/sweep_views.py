@@ -46,7 +46,7 @@ def lines(sweep: SweepRun) -> Lines:
         elif sweep.sweep == "acceptance":
             even = curves.break_even(points)
             near = ", ".join(interval(*stretch) for stretch in curves.near_book(points)) or "-"
-            fair = ", ".join(f"{alpha:.2f}" for alpha in curves.fair_prices(points)) or "-"
+            fair = ", ".join(f"{alpha:.2f}" for alpha in curves.omega_crossings(points)) or "-"
             filled.append(
                 f"{label}: break-even at α = {_value(even, '') if even else '-'}; book(α) within {NEAR:.0%} of the "
                 f"measurement at α = {near}; ω = ω* at α = {fair}"

@@ -132,7 +132,7 @@ def near_book(points: list[Point]) -> list[tuple[float, float]]:
     return [(low, high) for low, high in middles if abs(np.interp((low + high) / 2, alphas, errors)) < NEAR]
 
 
-def fair_prices(points: list[Point]) -> list[float]:
+def omega_crossings(points: list[Point]) -> list[float]:
     """The alphas at which omega equals omega*: there the two things that the book's formula leaves out cancel."""
     surplus = {}
     for alpha, point in by_acceptance(points).items():

@@ -122,7 +122,7 @@ def distributions(
     """
     cached = CachedModel(model, vocab_size)
     n = len(tokens) if cached.max_length is None else min(len(tokens), cached.max_length - len(prompt) + 1)
-    ids = cached.known(torch.tensor([(prompt + tokens)[: len(prompt) + n - 1]], device=model.device))
+    ids = cached.replace_unknown(torch.tensor([(prompt + tokens)[: len(prompt) + n - 1]], device=model.device))
     logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 :, : cached.vocab_size]
     probs = sampling.probs(logits).cpu()  # (n, ids that the model has)
     return torch.nn.functional.pad(probs, (0, vocab_size - probs.shape[1], 0, len(tokens) - n))

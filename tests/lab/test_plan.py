@@ -17,7 +17,7 @@ from speclab.records.files import as_dict, read
 from speclab.records.runs import DraftFacts, LengthSpeedup, PlanEntry, PlanRun, Verified, VerifiedDraft
 from speclab.records.samples import BASELINE, BASELINE_REPEAT
 from speclab.system.errors import EnvironmentProblem
-from tests.lab.test_bench import Machine
+from tests.lab.test_harness import Machine
 
 # The tiny target repeats itself after some of these, so that prompt lookup finds something in each half.
 TEXTS = [("code", "((("), ("code", "return x"), ("prose", "x + 1, x + 1,"), ("prose", "hello world")]
@@ -192,7 +192,7 @@ def test_verify_plan_needs_prompts_to_hold_out(run, monkeypatch, texts):
 
 
 class PricedPair(Machine):
-    """The price list of tests/lab/test_bench.py for models that compare.py loads itself."""
+    """The price list of tests/lab/test_harness.py for models that compare.py loads itself."""
 
     def is_target(self, model) -> bool:
         return model.config._name_or_path.endswith("target")

@@ -15,7 +15,7 @@ from tests.mutants.bugs import mutant
     10,
     "logits_at_every_width_and_across_a_growing_buffer",
     "greedy_texts_and_rounds_are_those_of_the_eager_engine_in_float32",
-    file="models/test_flat",
+    file="models/test_exported",
 )
 def gives_tokens_the_positions_before() -> None:
     """gives the fast backend's tokens the positions before theirs"""
@@ -27,7 +27,7 @@ def gives_tokens_the_positions_before() -> None:
     ExportedModel.forward = forward
 
 
-@mutant(10, "logits_at_every_width_and_across_a_growing_buffer", file="models/test_flat")
+@mutant(10, "logits_at_every_width_and_across_a_growing_buffer", file="models/test_exported")
 def lets_tokens_read_the_one_after() -> None:
     """lets the fast backend's tokens read the one after them"""
 
@@ -38,7 +38,7 @@ def lets_tokens_read_the_one_after() -> None:
     exported_module.causal_mask = causal_mask
 
 
-@mutant(10, "a_buffer_grows_by_doubling_and_keeps_what_it_holds", file="models/test_flat")
+@mutant(10, "a_buffer_grows_by_doubling_and_keeps_what_it_holds", file="models/test_exported")
 def forgets_the_old_keys() -> None:
     """forgets the old keys when the fast backend's buffer grows"""
     right = Buffers.copy_from
@@ -54,7 +54,7 @@ def forgets_the_old_keys() -> None:
 # ---------------------------------------------------------------- CUDA graphs
 
 
-@mutant(10, "logits_are_the_models_own", file="models/test_graphs")
+@mutant(10, "logits_are_the_models_own", file="models/test_cuda_graphs")
 def lets_a_graph_read_the_row_after() -> None:
     """lets a graph read the row after each token"""
     right = ExportedModel.forward
@@ -68,7 +68,7 @@ def lets_a_graph_read_the_row_after() -> None:
     ExportedModel.forward = forward
 
 
-@mutant(10, "a_chain_of_draft_steps_is_one_replay", file="models/test_graphs")
+@mutant(10, "a_chain_of_draft_steps_is_one_replay", file="models/test_cuda_graphs")
 def gives_every_step_the_first_ones_position() -> None:
     """gives every step of a graphed draft chain the first one's position"""
     right = GraphCache.__init__
@@ -90,7 +90,7 @@ def gives_every_step_the_first_ones_position() -> None:
     GraphCache.__init__ = init
 
 
-@mutant(10, "what_was_handed_out_is_not_overwritten", file="models/test_graphs")
+@mutant(10, "what_was_handed_out_is_not_overwritten", file="models/test_cuda_graphs")
 def hands_out_what_the_next_replay_overwrites() -> None:
     """hands out logits that the next replay overwrites"""
     right = GraphCache.run
@@ -102,7 +102,7 @@ def hands_out_what_the_next_replay_overwrites() -> None:
     GraphCache.run = run
 
 
-@mutant(10, "graph_caches_outlive_decodings_and_are_never_shared", file="models/test_graphs")
+@mutant(10, "graph_caches_outlive_decodings_and_are_never_shared", file="models/test_cuda_graphs")
 def lets_two_decodings_share_a_cache() -> None:
     """lets two decodings write to one graph cache"""
     right = GraphBackend._new_buffers

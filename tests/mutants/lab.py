@@ -51,7 +51,7 @@ def judges_ids_that_are_never_emitted() -> None:
     losslessness.judge_divergence = judge
 
 
-@mutant(29, "distributions_of_a_draft_end_with_its_ids_and_its_context", file="test_drafts")
+@mutant(29, "distributions_of_a_draft_end_with_its_ids_and_its_context", file="drafts/test_drafts")
 def reads_the_whole_text_with_the_draft() -> None:
     """reads the whole text with the draft to check and forecast"""
 
@@ -77,7 +77,7 @@ def takes_a_prompt_that_the_draft_cannot_read() -> None:
 # ---------------------------------------------------------------- arms that take turns
 
 
-@mutant(20, "the_decoding_that_is_furthest_behind_goes_next", file="lab/test_bench")
+@mutant(20, "the_decoding_that_is_furthest_behind_goes_next", file="lab/test_harness")
 def lets_one_arm_finish_first() -> None:
     """lets one arm finish, cold, before the next begins, warm"""
 
@@ -89,7 +89,7 @@ def lets_one_arm_finish_first() -> None:
     harness.take_turns = one_by_one
 
 
-@mutant(20, "order_turns_round_between_prompts_and_repeats", file="lab/test_bench")
+@mutant(20, "order_turns_round_between_prompts_and_repeats", file="lab/test_harness")
 def lets_the_same_arm_go_first() -> None:
     """always lets the same arm go first"""
 

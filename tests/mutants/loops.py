@@ -209,7 +209,7 @@ def proposes_the_argmax() -> None:
 LACKING = "ids_that_the_draft_lacks_have_probability_0_and_can_be_committed"
 
 
-@mutant(25, LACKING, file="test_drafts")
+@mutant(25, LACKING, file="drafts/test_drafts")
 def gives_lacking_ids_the_last_ones_probability() -> None:
     """gives ids that the draft lacks the probability of its last one"""
     right = ModelDrafter.propose
@@ -228,13 +228,13 @@ def gives_lacking_ids_the_last_ones_probability() -> None:
 SHORT = "at_the_end_of_its_context_a_model_drafts_fewer_tokens_then_none"
 
 
-@mutant(29, SHORT, file="test_drafts", raises="IndexError")
+@mutant(29, SHORT, file="drafts/test_drafts", raises="IndexError")
 def drafts_on_where_the_context_ends() -> None:
     """drafts on where the draft's context ends"""
     draft_models.draft_room = lambda draft, n_committed: sys.maxsize
 
 
-@mutant(29, SHORT, file="test_drafts", raises="IndexError")
+@mutant(29, SHORT, file="drafts/test_drafts", raises="IndexError")
 def drafts_one_token_too_many() -> None:
     """drafts one token more than the draft's context holds"""
 

@@ -17,7 +17,7 @@ from tests.mutants.bugs import mutant
 # ---------------------------------------------------------------- the checks of a model
 
 
-@mutant(24, "an_encoder_attends_to_later_tokens", file="models/test_model_checks")
+@mutant(24, "an_encoder_attends_to_later_tokens", file="models/test_checks")
 def does_not_look_at_later_tokens() -> None:
     """does not look whether a later token changes earlier logits"""
     right = checks._compare
@@ -43,7 +43,7 @@ def change_cached_logits(instead: Callable[..., Tensor], eager: bool, rolled_bac
     checks.cached_logits = logits
 
 
-@mutant(24, "a_model_without_a_cache_is_refused", file="models/test_model_checks")
+@mutant(24, "a_model_without_a_cache_is_refused", file="models/test_checks")
 def feeds_the_check_of_the_cache_no_cache() -> None:
     """feeds the check of the cache no cache"""
 
@@ -53,19 +53,19 @@ def feeds_the_check_of_the_cache_no_cache() -> None:
     change_cached_logits(uncached, eager=True, rolled_back=False)
 
 
-@mutant(24, "a_cache_that_keeps_rejected_tokens_is_refused", file="models/test_model_checks")
+@mutant(24, "a_cache_that_keeps_rejected_tokens_is_refused", file="models/test_checks")
 def rolls_nothing_back_in_the_check() -> None:
     """rolls nothing back when it checks the rollback"""
     change_cached_logits(lambda right, cached, text: right(cached, text), eager=True, rolled_back=True)
 
 
-@mutant(24, "experts_do_not_excuse_a_fast_engine_that_loses_its_cache", file="models/test_flat")
+@mutant(24, "experts_do_not_excuse_a_fast_engine_that_loses_its_cache", file="models/test_exported")
 def rolls_nothing_back_in_the_fast_engines_check() -> None:
     """rolls nothing back when it checks the fast engine"""
     change_cached_logits(lambda right, cached, text: right(cached, text), eager=False, rolled_back=True)
 
 
-@mutant(24, "logits_that_change_from_pass_to_pass_are_refused", file="models/test_model_checks")
+@mutant(24, "logits_that_change_from_pass_to_pass_are_refused", file="models/test_checks")
 def believes_the_first_pass() -> None:
     """believes the first pass"""
     right, known = checks.uncached_logits, {}
@@ -79,13 +79,13 @@ def believes_the_first_pass() -> None:
     checks.uncached_logits = logits
 
 
-@mutant(24, "a_mixture_of_experts_is_compared_at_its_median_position", file="models/test_model_checks")
+@mutant(24, "a_mixture_of_experts_is_compared_at_its_median_position", file="models/test_checks")
 def compares_all_at_their_median() -> None:
     """compares every model at its median position"""
     checks.is_mixture_of_experts = lambda model: True
 
 
-@mutant(28, "the_bound_counts_real_logits_only", file="models/test_model_checks")
+@mutant(28, "the_bound_counts_real_logits_only", file="models/test_checks")
 def counts_masked_tokens() -> None:
     """lets a masked token's lowest number widen the bound"""
 
@@ -96,7 +96,7 @@ def counts_masked_tokens() -> None:
     rounding.rounding_unit = unit
 
 
-@mutant(28, "wrong_logits_are_no_fast_engine_however_noisy_the_eager_one", file="models/test_flat")
+@mutant(28, "wrong_logits_are_no_fast_engine_however_noisy_the_eager_one", file="models/test_exported")
 def holds_the_fast_engine_against_itself() -> None:
     """holds the fast engine against itself"""
     right, uncached = select.check, checks.uncached_logits
@@ -165,7 +165,7 @@ def cuts_the_target_to_its_draft() -> None:
 @mutant(
     25,
     "ids_that_the_draft_lacks_have_probability_0_and_can_be_committed",
-    file="test_drafts",
+    file="drafts/test_drafts",
     raises="IndexError",
 )
 def feeds_the_draft_ids_it_lacks() -> None:
@@ -179,7 +179,7 @@ def takes_a_prompt_with_unknown_ids() -> None:
     right = cached.check_prompt
 
     def check(model: CachedModel, prompt: Tensor, max_new_tokens: int) -> None:
-        right(model, model.known(prompt), max_new_tokens)
+        right(model, model.replace_unknown(prompt), max_new_tokens)
 
     cached.check_prompt = check
 

@@ -362,7 +362,7 @@ def test_region_of_agreement(miss, regions):
 def test_omega_meets_omega_star():
     """Where both are the same the two omissions cancel: at alpha = 0.62, if a round costs omega*(0.62)."""
     costs = (0.0, 1.0, omega_star(0.62, 4))
-    low, high = curves.fair_prices(dial(lambda a: 0.0, costs=costs).points)  # omega* rises, then falls again
+    low, high = curves.omega_crossings(dial(lambda a: 0.0, costs=costs).points)  # omega* rises, then falls again
     assert low == pytest.approx(0.62, abs=0.01)
     assert omega_star(high, 4) == pytest.approx(costs[2], abs=0.01)
     text = lines(dial(lambda a: 0.5 * (a - 0.62), costs=costs))

@@ -475,7 +475,7 @@ class CountingModel:
 
     device, vocab_size, max_length = torch.device("cpu"), 4, None
 
-    def known(self, ids):
+    def replace_unknown(self, ids):
         return ids
 
     def prefill(self, prompt, rolls_back):

@@ -57,7 +57,7 @@ class TableModel:
     def length(self) -> int:
         return len(self.tokens)
 
-    def known(self, ids: torch.Tensor) -> torch.Tensor:
+    def replace_unknown(self, ids: torch.Tensor) -> torch.Tensor:
         return ids
 
     def prefill(self, prompt: torch.Tensor, rolls_back: bool = False) -> torch.Tensor:

@@ -38,7 +38,7 @@ def follow(
     longest: how far a reader's own rule may draft, where one chooses the length.
     """
     ids = prompt.ids.to(setup.device)
-    target = setup.target.twin()  # both decode side by side
+    target = setup.target.with_own_cache()  # both decode side by side
 
     def plain(settings: DecodeSettings) -> Iterator[Round]:
         return baseline(target, ids, settings, setup.chunk)

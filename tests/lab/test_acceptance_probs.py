@@ -31,7 +31,7 @@ from speclab.models.setup import Setup
 from speclab.records.samples import BASELINE, Arm
 from speclab.theory import ladder
 from speclab.theory.forecast import forecast
-from tests.lab.test_bench import CPU, Machine, finish, make_prompt
+from tests.lab.test_harness import CPU, Machine, finish, make_prompt
 
 BUDGET = 40
 LONGEST = 8
