@@ -8,8 +8,8 @@ import torch
 from draft_models import ModelDrafter
 from speclab.core.rounds import Drafter
 from speclab.drafts import select
-from speclab.lab import harness
-from speclab.lab.harness import Decoding, take_turns
+from speclab.lab import decodings, harness
+from speclab.lab.harness import Decoding
 from speclab.models.cached import CachedModel
 from speclab.models.rounding import Reference
 from speclab.theory import losslessness
@@ -93,7 +93,7 @@ def lets_one_arm_finish_first() -> None:
 def lets_the_same_arm_go_first() -> None:
     """always lets the same arm go first"""
 
-    def in_one_order(decodings: list[Decoding], turn: int) -> None:
-        take_turns(decodings)
+    def in_one_order(queue: list[Decoding], turn: int) -> None:
+        decodings.take_turns(queue)
 
     harness.measure = functools.partial(harness.measure, schedule=in_one_order)

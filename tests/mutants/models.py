@@ -170,7 +170,7 @@ def cuts_the_target_to_its_draft() -> None:
 )
 def feeds_the_draft_ids_it_lacks() -> None:
     """feeds the draft ids that it lacks"""
-    CachedModel.known = lambda model, ids: ids
+    CachedModel.replace_unknown = lambda model, ids: ids
 
 
 @mutant(25, "a_tokenizer_with_more_ids_than_the_model_is_refused", file="models/test_loading", raises="IndexError")

@@ -12,7 +12,7 @@ decoding: the model keeps those that are not in use. And it is done early: with 
 captured that the model has been asked for so far, so that after a warm-up no capture falls into a timed step. A chain
 that was not captured then runs pass by pass; so do the shorter chains of last rounds, of which there would be too many.
 
-Not measured on a GPU yet. What is tested without one: everything but the capture itself (tests/models/test_cuda_graphs.py).
+Not measured on a GPU yet. Everything but the capture itself is tested without one (tests/models/test_cuda_graphs.py).
 """
 
 import functools
