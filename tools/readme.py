@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
     parsing.make_parser(__doc__).parse_args(argv)
     old = {page: page.read_text("utf-8") for page in PAGES}
     new = {page: filled(text) for page, text in old.items()}  # every record is read before anything is written
-    return do_all(functools.partial(write_whole, page, new[page]) for page in PAGES if new[page] != old[page])
+    return do_all([functools.partial(write_whole, page, new[page]) for page in PAGES if new[page] != old[page]])
 
 
 if __name__ == "__main__":

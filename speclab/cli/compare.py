@@ -2,9 +2,7 @@
 
 import argparse
 import functools
-import itertools
 import time
-from collections.abc import Iterable
 from typing import Any
 
 from baseline_autoregressive import autoregressive_decode
@@ -160,7 +158,7 @@ def _run(args: argparse.Namespace, records: list[Any]) -> int:
         tables = [lambda: say(text())]
         if args.verbose:
             tables.append(lambda: say(_bytes_of_rounds(config)))
-        code = do_all(itertools.chain(tables, output.writes(record, page), pictures))
+        code = do_all([*tables, *output.writes(record, page), *pictures])
     wrong = exit_code(measured)
     if problem:
         raise problem
@@ -179,7 +177,7 @@ def _measure(args: argparse.Namespace, config: RunConfig) -> tuple[LabRun, Measu
     return comparison.compare(config)
 
 
-def _views(args: argparse.Namespace, record: LabRun, output: Output) -> tuple[View, View, Iterable[Step]]:
+def _views(args: argparse.Namespace, record: LabRun, output: Output) -> tuple[View, View, list[Step]]:
     """What makes the text for the terminal and the page, and what writes the pictures."""
     partial, folder, name = functools.partial, output.plots, output.name
     if isinstance(record, ComparisonRun):

@@ -9,7 +9,7 @@ from matplotlib.ticker import NullLocator
 
 from speclab.present import figures
 from speclab.present.explanations import LEGEND
-from speclab.present.figures import Panel, Series, draw, note, plain
+from speclab.present.figures import Figure, Panel, Series, draw, note, plain
 from speclab.present.tables import short_names, temperature_name
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun
@@ -19,27 +19,33 @@ SPEEDUPS = [0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 4, 6, 8, 12, 16]  # ticks of 
 GAIN, LOSS, GREY = figures.COLOURS[0], figures.COLOURS[1], "#BBBBBB"
 
 
-def comparison(run: ComparisonRun, folder: Path, name: str) -> Iterator[Callable[[], Path]]:
-    """The pictures of a comparison, each as what writes it and returns its path.
+def comparison(run: ComparisonRun, folder: Path, name: str) -> list[Callable[[], Path | None]]:
+    """The pictures of a comparison: each is painted and written when it is called.  -> its path
 
-    A picture without anything to show is left out.
+    None where there is nothing to show. Nothing is computed before: what fails in a picture costs no other file.
     """
-    rows = [row for row in run.rows if row.prompt_kind == "all" and row.draft]
-    if not rows:
-        return
-    chosen, predicted = waterfall_rows(rows), prediction_rows(run.rows)
-    pictures = {"speedup": lambda: draw(speedup_panels(rows), 5.4, 4.6)}
-    pictures["accepted-lengths"] = lambda: draw(accepted_lengths(rows), 5.4)
-    if chosen:
-        pictures["why"] = lambda: _why(chosen)
-    if prediction_errors(predicted):
-        pictures["predicted"] = lambda: _predicted(predicted)
-    for what, paint in pictures.items():
-        yield functools.partial(_write, paint, run, folder, f"{name}-{what}")
+    painters = {"speedup": _speedups, "accepted-lengths": _accepted, "why": _why, "predicted": _predicted}
+    return [functools.partial(_write, paint, run, folder, f"{name}-{what}") for what, paint in painters.items()]
 
 
-def _write(paint: Callable[[], figures.Figure], run: ComparisonRun, folder: Path, name: str) -> Path:
-    return figures.save(paint(), run, folder, name)
+def _write(paint: Callable[[list[Row]], Figure | None], run: ComparisonRun, folder: Path, name: str) -> Path | None:
+    figure = paint(run.rows)
+    return figures.save(figure, run, folder, name) if figure else None
+
+
+def _speedups(rows: list[Row]) -> Figure | None:
+    panels = speedup_panels(_on_all_prompts(rows))
+    return draw(panels, 5.4, 4.6) if panels else None
+
+
+def _accepted(rows: list[Row]) -> Figure | None:
+    panels = accepted_lengths(_on_all_prompts(rows))
+    return draw(panels, 5.4) if panels else None
+
+
+def _on_all_prompts(rows: list[Row]) -> list[Row]:
+    """The rows of the drafts over all prompts."""
+    return [row for row in rows if row.prompt_kind == "all" and row.draft]
 
 
 def _groups(rows: list[Row]) -> Iterator[tuple[str, dict[str, list[Row]]]]:
@@ -94,8 +100,11 @@ def waterfall_rows(rows: list[Row]) -> list[tuple[str, Row]]:
     return chosen
 
 
-def _why(chosen: list[tuple[str, Row]]) -> figures.Figure:
-    """One waterfall for each row, side by side on one scale."""
+def _why(rows: list[Row]) -> Figure | None:
+    """One waterfall for each row that is taken apart, side by side on one scale."""
+    chosen = waterfall_rows(_on_all_prompts(rows))
+    if not chosen:
+        return None
     figure, axes = figures.blank(len(chosen), 3.1 + 2.1 / len(chosen), 4.9, sharex=True, sharey=True)
     for axis, (title, row) in zip(axes, chosen, strict=True):
         _waterfall(axis, row)
@@ -142,11 +151,15 @@ def _speedup_ticks(axis, low: float, high: float) -> None:
 # --- how well predicted -----------------------------------------------------------------------------------------------
 
 
-def _predicted(rows: list[Row]) -> figures.Figure:
+def _predicted(rows: list[Row]) -> Figure | None:
     """Every row once for each predictor, predicted over measured."""
+    rows = prediction_rows(rows)
+    errors = prediction_errors(rows)
+    if not errors:
+        return None
     figure, (axis,) = figures.blank(1, 6.2, 6.4)
     ends = np.array([1.0, 1.0])
-    for i, (predictor, miss) in enumerate(prediction_errors(rows).items()):
+    for i, (predictor, miss) in enumerate(errors.items()):
         known = [row for row in rows if getattr(row, predictor) is not None]
         pairs = np.array([(row.speedup, getattr(row, predictor)) for row in known]).T
         ends = np.array([min(ends[0], pairs.min() / 1.08), max(ends[1], pairs.max() * 1.08)])

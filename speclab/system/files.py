@@ -8,7 +8,7 @@ import shlex
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from speclab.system.errors import EnvironmentProblem, Problem, report
@@ -167,7 +167,7 @@ def whole_folders(*folders: Path) -> Iterator[list[Path]]:
             shutil.rmtree(old, ignore_errors=True)
 
 
-def do_all(steps: Iterable[Callable[[], Path | None]]) -> int:
+def do_all(steps: Sequence[Callable[[], Path | None]]) -> int:
     """Print and write: every step is done, also after one that fails. A step that writes a file returns its path.
 
     What failed is said at once, what was written at the end; a fault of the lab is raised after that. So is Ctrl-C:

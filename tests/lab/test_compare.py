@@ -1,5 +1,6 @@
 """compare.py end to end on a tiny pair: the record, the tables, the pictures, the exit code, Ctrl-C."""
 
+import contextlib
 import json
 import os
 import re
@@ -19,6 +20,7 @@ from speclab.lab import comparison, harness, output_checks
 from speclab.lab.harness import Measurement
 from speclab.lab.tracing import profiling
 from speclab.models import prompts
+from speclab.present import plots
 from speclab.records.files import read
 from speclab.records.runs import SCHEMA_VERSION, ComparisonRun
 from speclab.records.samples import BASELINE, Arm, Sample
@@ -305,6 +307,19 @@ def sample(arm: Arm, index: int, seconds: float, **counts) -> Sample:
     made = Sample(arm, 0.0, index, "code", 7)
     made.add(0.5, seconds, [1] * 10, Counts(**counts))
     return made
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError(), KeyboardInterrupt()])
+@pytest.mark.parametrize("view", ["waterfall_rows", "prediction_rows"])
+def test_a_fault_in_what_a_picture_shows_loses_no_table_and_no_record(run, monkeypatch, tmp_path, view, error):
+    """Ctrl-C stops one try of the picture, which is made again; a fault ends the run after everything is written."""
+    stops(monkeypatch, plots, view, error)
+    fault = isinstance(error, ZeroDivisionError)
+    with pytest.raises(ZeroDivisionError) if fault else contextlib.nullcontext():
+        run("-k", "2", "--temperature", "0")
+    assert [row for row in saved(tmp_path).rows if row.draft]
+    assert "speedup" in (tmp_path / "results" / "local.md").read_text()
+    assert len(list((tmp_path / "plots").glob("*.png"))) == 4 - fault
 
 
 def test_headline_is_reported_on_prompts_it_was_not_chosen_on():

@@ -185,7 +185,7 @@ def test_ctrl_c_ends_the_run_after_everything_is_written(tmp_path, capsys):
         return files.write_whole(tmp_path / name, "x")
 
     with pytest.raises(Stopped) as caught:
-        files.do_all(functools.partial(step, name) for name in "abcd")
+        files.do_all([functools.partial(step, name) for name in "abcd"])
     assert caught.value is first
     assert seen == ["a", "b", "c", "d", "a"]
     assert names(tmp_path) == ["a", "b", "d"]
