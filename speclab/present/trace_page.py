@@ -66,8 +66,8 @@ def _page_data(trace: Trace) -> dict[str, Any]:
 
     def row(token: Token) -> list[Any]:
         numbers = token.position[1:] if token.position else (None,) * 4
-        told = outcome(token, trace.greedy) if token.kind in ("accepted", "rejected") else ""
-        return [visible(token.text), token.kind, *map(_rounded, numbers), told]
+        outcome_text = outcome(token, trace.greedy) if token.kind in ("accepted", "rejected") else ""
+        return [visible(token.text), token.kind, *map(_rounded, numbers), outcome_text]
 
     rounds = []
     for event in trace.events:

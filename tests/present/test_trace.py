@@ -120,6 +120,25 @@ def test_looking_changes_nothing(monkeypatch):
     assert all(0 < sum(r.seconds.values()) < 1000 for r in looked[1:])
 
 
+def test_turns_follow_the_phases_seconds_and_not_what_looking_costs(monkeypatch):
+    """Rounds of 2 s in their phases, 100 s to come with all that is looked up, beside plain steps of 1 s."""
+    now, order = [0.0], []
+    monkeypatch.setattr(follow, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def stream(name: str, takes: float, n: int, seconds: dict | None):
+        yield Round([0], prefill=True)
+        for i in range(n):
+            now[0] += takes
+            order.append(name)
+            yield Round([0], finish="length" if i == n - 1 else None, seconds=seconds)
+
+    phased = stream("round", 100, 4, {"draft": 0.5, "verify": 1.5})
+    seen, plain = follow.in_turns(phased, stream("step", 1, 8, None))
+    assert [second for _, second in seen] == [0, 2, 4, 6, 8]
+    assert [second for _, second in plain] == list(range(9))
+    assert order == ["round", "step", "step"] * 4
+
+
 # --- the data ---
 
 

@@ -3,6 +3,7 @@
 The loops are arguments: this module imports none.
 """
 
+import collections
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -50,7 +51,7 @@ def follow(
         drafter.replay(tokens_of(plain(settings)))
     warm = replace(settings, max_new_tokens=min(WARM, settings.max_new_tokens))
     for stream in (plain(warm), rounds(warm)):
-        tokens_of(stream)
+        collections.deque(stream, maxlen=0)
     seen, plain_seen = in_turns(rounds(settings), plain(settings))
     described = {
         "target": setup.target_name,
@@ -69,6 +70,9 @@ def follow(
 def in_turns(*streams: Iterator[Round]) -> list[list[tuple[Round, float]]]:
     """Run all to their ends; the one that has used less time goes next, so that all meet the same state of the machine.
 
+    A round takes the seconds of its phases, or what it took to come where it has none: what is looked up for the trace
+    beside the phases does not count.
+
     -> of each stream its rounds, and the seconds after its first one at which they were there
     """
     seen: list[list[tuple[Round, float]]] = [[] for _ in streams]
@@ -77,7 +81,9 @@ def in_turns(*streams: Iterator[Round]) -> list[list[tuple[Round, float]]]:
         i = min(running, key=used.__getitem__)
         start = time.perf_counter()
         round_ = next(streams[i])
-        used[i] += 0.0 if round_.prefill else time.perf_counter() - start
+        elapsed = time.perf_counter() - start
+        if not round_.prefill:
+            used[i] += elapsed if round_.seconds is None else sum(round_.seconds.values())
         seen[i].append((round_, used[i]))
         if round_.finish is not None:
             running.remove(i)
@@ -106,6 +112,5 @@ def positions_of(
     target_probs = sampling.probs(logits)[0, rows, ids].tolist()
     confidence = Sampling(1.0).probs(logits)[0, rows, ids].tolist()
     draft_probs = [1.0] * n if draft.probs is None else draft.probs[0, rows[:n], ids[:n]].tolist()
-    drafted = zip([*draft_probs, None], [*uniforms[0, :n].tolist(), None], strict=True)
-    known = zip(ids.tolist(), target_probs, confidence, drafted, strict=True)
-    return [Position(token, target, sure, *pair) for token, target, sure, pair in known]
+    columns = (ids.tolist(), target_probs, confidence, [*draft_probs, None], [*uniforms[0, :n].tolist(), None])
+    return [Position(*numbers) for numbers in zip(*columns, strict=True)]

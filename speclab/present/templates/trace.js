@@ -109,11 +109,11 @@
       if (!data.greedy && u !== null && kind !== "untested" && kind !== "after_eos") {
         make(bar, "b", "").style.left = 100 * u + "%";
       }
-      const told = make(row, "span", "outcome");
+      const outcomeCell = make(row, "span", "outcome");
       const numbers = [["q", q], ["p", p], ["u", u]].filter((pair) => pair[1] !== null);
       if (data.greedy && sure !== null) numbers.push(["sure", sure]);
-      make(told, "span", "numbers", numbers.map(([name, value]) => `${name} ${short(value)}`).join(", "));
-      told.append((numbers.length ? " · " : "") + (outcome || `${kindName(kind)}: ${data.meanings[kind]}`));
+      make(outcomeCell, "span", "numbers", numbers.map(([name, value]) => `${name} ${short(value)}`).join(", "));
+      outcomeCell.append((numbers.length ? " · " : "") + (outcome || `${kindName(kind)}: ${data.meanings[kind]}`));
     }
   };
 
