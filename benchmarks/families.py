@@ -78,7 +78,7 @@ def page(run: FamiliesRun) -> list[Block]:
     blocks: list[Block] = [
         *common.begin("Families of models", run),
         f"{len(run.families)} families of transformers {run.versions.transformers}, torch {run.versions.torch}",
-        Table(OUTCOMES, cells, n_words=0),  # names of drafts are cut in the terminal, these must not be
+        Table(OUTCOMES, cells),
     ]
     for outcome in OUTCOMES:
         families = defaultdict(list)

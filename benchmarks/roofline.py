@@ -241,7 +241,7 @@ def ceilings_table(run: RooflineRun) -> Table:
         (f"sum of {size}", f"{ceilings['sum'] / 1e9:.1f} GB/s"),
         (f"matrix x matrix, {run.settings['dtype']}", f"{ceilings['matrix'] / 1e9:.0f} GFLOP/s"),
     ]
-    return Table(rows, {"ceiling": lambda row: row[0], "measured": lambda row: row[1]}, n_words=0)
+    return Table(rows, {"ceiling": lambda row: row[0], "measured": lambda row: row[1]})
 
 
 def passes_table(model: ModelPasses, ceilings: Ceilings) -> Table:
@@ -256,7 +256,7 @@ def passes_table(model: ModelPasses, ceilings: Ceilings) -> Table:
         "floor": lambda p: floors[p.width][1],
         "reached": lambda p: f"{floors[p.width][0] / p.seconds:.0%}",
     }
-    return Table(model.passes, cells)
+    return Table(model.passes, cells, n_words=0)
 
 
 def model_title(model: ModelPasses, ceilings: Ceilings) -> str:

@@ -28,12 +28,13 @@ class Lines(list[str | None]):
 
 
 class Table(NamedTuple):
-    """One line per row. In the terminal, columns that no longer fit go into a second table beneath."""
+    """One line per row. In the terminal, long names of drafts are cut, and columns that no longer fit go into a second
+    table beneath, after the first two, which say what row it is.
+    """
 
     rows: Sequence[Any]
     cells: dict[str, Cell]  # the head of each column -> its cell
-    n_words: int = 1  # the first columns hold words: aligned left, and cut in the terminal
-    n_keys: int = 2  # the first columns stand in the second table, too
+    n_words: int = 1  # the first columns hold words: aligned left
 
 
 Block = Heading | Lines | Table | str | None
@@ -45,7 +46,7 @@ def show(blocks: Iterable[Block], markdown: bool = False) -> str:
     above = ""  # the heading, for which something has yet to come
     for block in blocks:
         if isinstance(block, Heading):
-            above = f"{'#' * block.level} {block.text}\n\n" if markdown else f"{block.text}\n\n"
+            above = f"{'#' * block.level} {block.text}\n\n" if markdown else f"{_wrapped(block.text)}\n\n"
         else:
             if text := _text(block, markdown):
                 texts.append(above + text)
@@ -57,24 +58,28 @@ def _text(block: Lines | Table | str | None, markdown: bool) -> str | None:
     if isinstance(block, Table):
         return _columns(block, markdown)
     if not isinstance(block, Lines):
-        return block
+        return block if markdown or not block else _wrapped(block)
     lines = filter(None, block)
     if markdown:
         return "\n".join(f"- {line.strip()}" for line in lines)
-    return "\n".join(textwrap.fill(line, WIDTH - 1, subsequent_indent="    ") for line in lines)
+    return "\n".join(_wrapped(line, subsequent_indent="    ") for line in lines)
+
+
+def _wrapped(paragraph: str, **indent: str) -> str:
+    return textwrap.fill(paragraph, WIDTH - 1, **indent)
 
 
 def _columns(block: Table, markdown: bool) -> str | None:
     """The table with its cells filled in; None where there is no row."""
     filled = {head: [cell(row) for row in block.rows] for head, cell in block.cells.items()}
     heads = list(filled)
-    keys, parts = heads[: block.n_keys], [heads]
+    keys, parts = heads[:2], [heads]
     if not markdown:
-        for head in heads[: block.n_words]:
-            short = short_names(filled[head], NAME_WIDTH)
-            filled[head] = [short[name] for name in filled[head]]
+        if "draft" in filled:
+            short = short_names(filled["draft"], NAME_WIDTH)
+            filled["draft"] = [short[name] for name in filled["draft"]]
         parts = [list(keys)]
-        for head in heads[block.n_keys :]:
+        for head in heads[2:]:
             widths = [max(map(len, [one, *filled[one]])) + 2 for one in (*parts[-1], head)]
             if sum(widths) > WIDTH + 2:
                 parts.append(list(keys))
