@@ -4,32 +4,29 @@ A test fails when the block is stale, when an import runs upward, or when there 
 """
 
 import ast
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 from speclab.system.paths import ROOT
 
-# From the ground up. A room may import the rooms before it.
-ROOMS = (
-    "speclab/system",
-    "speclab/core",
-    "speclab/models",
-    "draft_models.py",
-    "baseline_autoregressive.py",
-    "optimized_speculative.py",
-    "speclab/drafts",
-    "speclab/records",
-    "speclab/theory",
-    "speclab/lab",
-    "speclab/present",
-    "speclab/learner",
-    "speclab/cli",
-    "compare.py",
-    "check.py",
-    "training",
-    "tools",
-    "benchmarks",
-)
+# What stands right above a room of the package, from the ground up.
+ABOVE = {
+    "models": ("draft_models.py", "baseline_autoregressive.py", "optimized_speculative.py"),
+    "cli": ("compare.py", "check.py", "training", "tools", "benchmarks"),
+}
+
+
+def _rooms() -> Iterator[str]:
+    """From the ground up: a room may import the rooms before it. The package's own are the layers of its contract."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"]
+    layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
+    for layer in reversed(layers):
+        yield f"speclab/{layer}"
+        yield from ABOVE.get(layer, ())
+
+
+ROOMS = tuple(_rooms())
 # The one lazy import: a loop's main() hands itself to the command line.
 ALLOWED = {
     ("baseline_autoregressive.py", "speclab/cli/decoding.py"),
