@@ -11,20 +11,7 @@ from speclab.present.tables import Cell, Lines, Table, cells, column, number, pr
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun
 from speclab.theory.costs import Costs
-from speclab.theory.ladder import PREDICTORS, factors, prediction_errors
-
-# effect -> its name, the head of its column in the terminal, and what it is
-LEGEND = {
-    "bonus and partial drafts": ("bonus and partial drafts", "bonus", "partly right drafts and the bonus token count"),
-    "draft cost": ("draft cost", "drafts", "the draft takes time for every token it proposes"),
-    "verification": ("verification", "verify", "a target pass over k + 1 tokens may take longer than one over a token"),
-    "overhead": ("overhead", "other", "accepting, rolling back, and the loop around them take time"),
-    "real acceptance": ("real acceptance", "real", "right drafts come in streaks, and drafts may be shorter than k"),
-    "last round": ("last round", "last", "the last round is cut where the text ends"),
-    "longer context": ("longer context", "context", "passes get slower while the text grows"),
-    "chance": ("sampling noise", "noise", "the draws of this run against the expected ones"),
-    "unexplained": ("unexplained", "rest", "what none of these explains"),
-}
+from speclab.theory.ladder import EFFECTS, PREDICTORS, factors, prediction_errors
 
 
 def prediction_table(rows: list[Row]) -> Table:
@@ -69,19 +56,19 @@ def ladder_table(rows: list[Row], markdown: bool = False) -> Table:
     """From the book's formula to the measurement, factor by factor."""
     rows = [row for row in rows if row.draft]
     columns: dict[str, Cell] = {"book": lambda row: speedup(row.book_formula)}
-    for effect, (name, head, _) in LEGEND.items():
-        columns[name if markdown else head] = functools.partial(_factor, effect)
+    for effect in EFFECTS:
+        columns[effect.name if markdown else effect.head] = functools.partial(_factor, effect.name)
     shown = rows if any(row.ladder for row in rows) else []
     return Table(shown, cells("draft", "k") | columns | cells("measured"))
 
 
-def _factor(effect: str, row: Row) -> str:
-    return number(factors(row).get(effect))
+def _factor(name: str, row: Row) -> str:
+    return number(factors(row).get(name))
 
 
 def ladder_legend(markdown: bool = False) -> Lines:
     """What the columns of the ladder are: each factor is what one thing costs or gains."""
-    return Lines(f"{name if markdown else head}: {meaning}" for name, head, meaning in LEGEND.values())
+    return Lines(f"{effect.name if markdown else effect.head}: {effect.meaning}" for effect in EFFECTS)
 
 
 # --- what a round is made of ------------------------------------------------------------------------------------------

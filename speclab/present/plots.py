@@ -8,7 +8,6 @@ import numpy as np
 from matplotlib.ticker import NullLocator
 
 from speclab.present import figures
-from speclab.present.explanations import LEGEND
 from speclab.present.figures import Figure, Panel, Series, draw, note, plain
 from speclab.present.tables import short_names, temperature_name
 from speclab.records.rows import Row
@@ -114,7 +113,7 @@ def _why(rows: list[Row]) -> Figure | None:
     low, high = axes[0].get_xlim()
     axes[0].set_xlim(low, high * (high / low) ** 0.16)  # room for the numbers right of the bars
     _speedup_ticks(axes[0].xaxis, low, high)
-    names = [name for name, *_ in LEGEND.values()]
+    names = [effect.name for effect in EFFECTS]
     axes[0].set_yticks(range(len(EFFECTS) + 3), ["book formula", *names, "measured", "end to end"])
     axes[0].invert_yaxis()
     where = temperature_name(chosen[0][1].temperature)

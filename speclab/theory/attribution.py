@@ -26,20 +26,7 @@ from speclab.theory.formulas import (
     leviathan_speedup,
     ratio_interval,
 )
-
-RUNGS = (
-    "book formula",
-    "bonus and partial drafts",
-    "draft cost",
-    "verification",
-    "overhead",
-    "real acceptance",
-    "last round",
-    "longer context",
-    "chance",
-    "measured",
-    "prompt",
-)
+from speclab.theory.ladder import RUNGS
 
 
 @dataclass

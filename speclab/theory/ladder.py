@@ -6,12 +6,33 @@ ratio of each rung to the one before is what that one effect is worth; the ratio
 
 from itertools import pairwise
 from statistics import median
+from typing import NamedTuple
 
 from speclab.records.rows import Row
-from speclab.theory.attribution import RUNGS
 
-UNEXPLAINED = "unexplained"  # the rung from the complete model to the measured value
-EFFECTS = (*RUNGS[1 : RUNGS.index("measured")], UNEXPLAINED)
+
+class Effect(NamedTuple):
+    """What the step to one rung of the ladder is worth."""
+
+    name: str
+    head: str  # of its column in the terminal
+    meaning: str
+
+
+EFFECTS = (
+    Effect("bonus and partial drafts", "bonus", "partly right drafts and the bonus token count"),
+    Effect("draft cost", "drafts", "the draft takes time for every token it proposes"),
+    Effect("verification", "verify", "a target pass over k + 1 tokens may take longer than one over a token"),
+    Effect("overhead", "other", "accepting, rolling back, and the loop around them take time"),
+    Effect("real acceptance", "real", "right drafts come in streaks, and drafts may be shorter than k"),
+    Effect("last round", "last", "the last round is cut where the text ends"),
+    Effect("longer context", "context", "passes get slower while the text grows"),
+    Effect("sampling noise", "noise", "the draws of this run against the expected ones"),
+    Effect("unexplained", "rest", "what none of these explains"),
+)
+# A row's ladder: a rung is called what its effect is, but for two that records know by other names.
+RECORDED = {"sampling noise": "chance", "unexplained": "measured"}
+RUNGS = ("book formula", *(RECORDED.get(effect.name, effect.name) for effect in EFFECTS), "prompt")
 # Columns of a row that predict its speedup, best informed first -> what tables and pictures call them.
 PREDICTORS = {
     "accounting": "accounting",
@@ -23,9 +44,10 @@ PREDICTORS = {
 
 
 def factors(row: Row) -> dict[str, float]:
-    """Effect -> what it multiplies the speedup by, in the order of EFFECTS; empty where the row has no ladder."""
+    """Name of an effect -> what it multiplies the speedup by, in the order of EFFECTS; empty for a row without one."""
     speedups = [rung.speedup for rung in row.ladder or []]
-    return {name: after / before for name, (before, after) in zip(EFFECTS, pairwise(speedups), strict=False)}
+    steps = zip(EFFECTS, pairwise(speedups), strict=False)  # the last step, to "prompt", is none of them
+    return {effect.name: after / before for effect, (before, after) in steps}
 
 
 def prediction_rows(rows: list[Row]) -> list[Row]:

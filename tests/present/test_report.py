@@ -12,7 +12,6 @@ from speclab.records.files import to_json
 from speclab.records.rows import Row, Rung, Timing
 from speclab.records.runs import SCHEMA_VERSION, ComparisonRun, LabRun, Machine, Noise, PlanFacts, PlanRun, Versions
 from speclab.theory import ladder
-from speclab.theory.attribution import RUNGS
 from speclab.theory.formulas import book_formula, expected_tokens_per_round, leviathan_speedup
 
 # What each rung multiplies by in the made-up rows, if a test does not say otherwise; the last is what nobody explains.
@@ -50,7 +49,7 @@ def make_row(
         "same_as_baseline": True if temperature == 0 else None,
         "leviathan": leviathan_speedup(alpha, k, 0.13), "cost_model": rungs[4], "accounting": rungs[-2],
         "forecast": rungs[-3], "forecast_tokens_per_round": 2.1,
-        "ladder": [Rung(name=n, speedup=value) for n, value in zip(RUNGS, [*rungs, measured * 0.97], strict=True)],
+        "ladder": [Rung(name=n, speedup=x) for n, x in zip(ladder.RUNGS, [*rungs, measured * 0.97], strict=True)],
         "verdict": "faster" if measured > 1.1 else "slower" if measured < 0.9 else "unclear",
         "repeat_noise": 0.04,
     }  # fmt: skip
@@ -182,7 +181,7 @@ def test_the_made_up_run_is_a_record():
 )
 def test_factors_multiply_to_the_measurement(row):
     found = ladder.factors(row)
-    assert list(found) == list(ladder.EFFECTS)
+    assert list(found) == [effect.name for effect in ladder.EFFECTS]
     assert row.book_formula * math.prod(found.values()) == pytest.approx(row.speedup, rel=1e-12)
 
 
@@ -194,7 +193,7 @@ def test_factors_belong_to_their_rungs():
     assert found["real acceptance"] == pytest.approx(0.8)
     assert found["last round"] == pytest.approx(0.9)
     assert found["longer context"] == pytest.approx(1.1)
-    assert found["chance"] == pytest.approx(1.2)
+    assert found["sampling noise"] == pytest.approx(1.2)
     assert found["unexplained"] == pytest.approx(1.3)
     bonus = expected_tokens_per_round(0.7, 4) / book_formula(0.7, 4)
     assert found["bonus and partial drafts"] == pytest.approx(bonus)
@@ -231,11 +230,10 @@ def test_each_prompt_counts_once_in_the_errors():
 
 
 def test_every_effect_has_a_name_and_a_meaning():
-    assert tuple(explanations.LEGEND) == ladder.EFFECTS
     text = report.comparison(make_run())
     assert "luck" not in text
     assert "chance" not in report.comparison(make_run(), by_kind=True, markdown=True)
-    for name, head, meaning in explanations.LEGEND.values():
+    for name, head, meaning in ladder.EFFECTS:
         assert f"\n{head}: {meaning}\n" in text
         assert f"{name}: {meaning}" in explanations.ladder_legend(markdown=True)
 
@@ -382,7 +380,7 @@ def test_ladder_table_shows_every_factor():
     assert line[:-1] == expected
     assert line[-1] == f"{row.speedup:.2f}x"
     (table,) = cells(tables.show([explanations.ladder_table([row], markdown=True)], markdown=True))
-    assert table[0][3:-1] == [name for name, *_ in explanations.LEGEND.values()]
+    assert table[0][3:-1] == [effect.name for effect in ladder.EFFECTS]
     assert table[2][3:-1] == expected[3:]
 
 
