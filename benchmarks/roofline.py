@@ -25,7 +25,6 @@ import argparse
 import functools
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -34,11 +33,11 @@ import torch
 
 from benchmarks import common
 from speclab.cli import flags, parsing
-from speclab.core.clock import synchronize
 from speclab.models import loading, padding
 from speclab.models.cached import CachedModel
 from speclab.models.memory import cache_bytes, free_memory, operations, weights_read
 from speclab.models.setup import Setup
+from speclab.models.timing import seconds, time_passes
 from speclab.present.tables import Block, Cell, Heading, Lines, Table
 from speclab.records.rows import Amount, Count, Part
 from speclab.system.errors import UsageProblem, reports_problems
@@ -93,22 +92,6 @@ class RooflineRun(common.BenchmarkRun):
 # --- what the machine can do ------------------------------------------------------------------------------------------
 
 
-def seconds(call: Callable[[], object], device: torch.device) -> float:
-    """Of one call, the device's own clock where it has one."""
-    synchronize(device)
-    if device.type == "cuda":
-        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        before.record()
-        call()
-        after.record()
-        after.synchronize()
-        return before.elapsed_time(after) / 1e3
-    start = time.perf_counter()
-    call()
-    synchronize(device)
-    return time.perf_counter() - start
-
-
 def best(call: Callable[[], object], device: torch.device, repeats: int) -> float:
     """A ceiling is the best time seen: everything that disturbs only makes it longer."""
     call()
@@ -158,42 +141,19 @@ def raise_ceilings(ceilings: Ceilings, setup: Setup, block: int) -> None:
 # --- what the model does ----------------------------------------------------------------------------------------------
 
 
-def time_passes(
-    cached: CachedModel, widths: list[int], context: int, repeats: int, seed: int
-) -> dict[int, list[float]]:
-    """Seconds of passes of every width after the same context, the widths taking turns."""
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(0, cached.vocab_size, (1, context + max(widths)), generator=generator).to(cached.device)
-    times: dict[int, list[float]] = {width: [] for width in widths}
-
-    def one_pass(width: int) -> float:
-        tokens = ids[:, context : context + width]
-        taken = seconds(lambda: cached.forward(tokens), cached.device)
-        cached.crop(context)
-        return taken
-
-    cached.prefill(ids[:, :context], rolls_back=True)
-    for width in widths:  # meet every shape before the clock counts
-        one_pass(width)
-    for turn in range(repeats):
-        for width in widths if turn % 2 == 0 else widths[::-1]:  # there and back: steady drift cancels
-            times[width].append(one_pass(width))
-    return times
-
-
 def measure_model(args: argparse.Namespace, role: Role, name: str, cached: CachedModel, block: int) -> ModelPasses:
     """Passes of one model, and the bandwidth over a block as large as its weights, `block` bytes at most."""
     model, (n_weights, weight_bytes) = cached.model, weights_read(cached.model)
-    times = time_passes(cached, args.widths, args.context, args.repeats, args.seed)
+    runs = time_passes([(cached, width) for width in args.widths], args.context, args.repeats + 1, args.seed)
     passes = [
         Pass(
             width=width,
-            seconds=statistics.median(seconds),
-            fastest_seconds=min(seconds),
+            seconds=statistics.median(times[1:]),  # the first pass meets the shape, and does not count
+            fastest_seconds=min(times[1:]),
             bytes=weight_bytes + cache_bytes(model, args.context + width),
             operations=operations(model, width, args.context),
         )
-        for width, seconds in times.items()
+        for width, times in zip(args.widths, runs, strict=True)
     ]
     return ModelPasses(
         name=name,

@@ -4,16 +4,13 @@ No backend wins everywhere, so `auto` builds the fast one, checks it against the
 for a moment at the widths that decoding uses. A model that cannot be exported runs eagerly, and the reason is printed.
 """
 
-import time
-
-import torch
 from transformers import PreTrainedModel
 
-from speclab.core.clock import synchronize
 from speclab.models import checks, rounding
 from speclab.models.backends import cuda_graphs
 from speclab.models.backends.exported import CannotExport, ExportedModel
 from speclab.models.cached import CachedModel
+from speclab.models.timing import time_passes
 from speclab.system.errors import first_line
 
 ENGINES = ("auto", "fast", "eager")
@@ -35,13 +32,14 @@ def choose(model: PreTrainedModel, wish: str) -> tuple[ExportedModel | None, str
     except Exception as error:  # what a model's code or a kernel library can raise has no end; eager is always there
         reason = str(error) if isinstance(error, CannotExport) else f"{type(error).__name__}: {first_line(error)}"
         return None, f"no fast engine for {model.config.model_type}: {reason}"
+    eager, fast = CachedModel(model), CachedModel(model, exported=exported)
     if exported.packed:
-        narrow, padded = seconds(model, [(exported, NARROW), (exported, PADDED)])
+        narrow, padded = fastest([(fast, NARROW), (fast, PADDED)])
         exported.least_width = PADDED if padded < WORTH_IT * narrow else NARROW
     if wish == "fast":
         return exported, "asked for"
-    eager_narrow, fast_narrow, eager_wide, fast_wide = seconds(
-        model, [(None, NARROW), (exported, NARROW), (None, WIDE), (exported, WIDE)]
+    eager_narrow, fast_narrow, eager_wide, fast_wide = fastest(
+        [(eager, NARROW), (fast, NARROW), (eager, WIDE), (fast, WIDE)]
     )
     narrow, wide = eager_narrow / fast_narrow, eager_wide / fast_wide
     speeds = f"{narrow:.2f}x the eager engine's speed at {NARROW} token, {wide:.2f}x at {WIDE}"
@@ -64,23 +62,7 @@ def check(model: PreTrainedModel, exported: ExportedModel) -> None:
         raise CannotExport(f"its exported logits are off by {gap:.1e} where rounding explains {allowed:.1e} ({how})")
 
 
-def seconds(model: PreTrainedModel, runners: list[tuple[ExportedModel | None, int]]) -> list[float]:
-    """The fastest pass of each (backend, width); they take turns. None is the eager backend."""
-    room = max(1, min(CONTEXT, (CachedModel(model).max_length or 2 * CONTEXT) - WIDE))
-    ids = torch.zeros(1, room + WIDE, dtype=torch.long, device=model.device)
-    backends = [CachedModel(model, exported=exported) for exported, _ in runners]
-    best = [float("inf")] * len(runners)
-    for backend in backends:
-        backend.prefill(ids[:, :room], rolls_back=True)
-    end = time.perf_counter() + PATIENCE
-    for n_done in range(PASSES):
-        if n_done >= 2 and time.perf_counter() > end:
-            break
-        for i, (backend, (_, width)) in enumerate(zip(backends, runners, strict=True)):
-            synchronize(model.device)
-            start = time.perf_counter()
-            backend.forward(ids[:, :width])
-            synchronize(model.device)
-            best[i] = min(best[i], time.perf_counter() - start)
-            backend.crop(room)
-    return best
+def fastest(passes: list[tuple[CachedModel, int]]) -> list[float]:
+    """Seconds of the fastest pass of each (model, width)."""
+    context = max(1, min(CONTEXT, (passes[0][0].max_length or 2 * CONTEXT) - WIDE))
+    return [min(times) for times in time_passes(passes, context, PASSES, patience=PATIENCE)]

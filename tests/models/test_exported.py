@@ -11,7 +11,7 @@ from transformers import MixtralConfig, MixtralForCausalLM
 from draft_models import ModelDrafter
 from speclab.cli import flags, parsing
 from speclab.core.sampling import Sampling
-from speclab.models import select
+from speclab.models import select, timing
 from speclab.models.backends import eager, exported, rewrites
 from speclab.models.backends.exported import CannotExport, ExportedModel
 from speclab.models.cached import CachedModel
@@ -267,9 +267,7 @@ def test_a_model_whose_code_cannot_be_exported_stays_eager(monkeypatch):
 def test_auto_takes_the_winner_of_a_race(monkeypatch, wide, fast):
     """Eager: 3 s a token, 8 s for five. Fast: 2 s a token."""
     taken = {(False, 1): 3.0, (False, 5): 8.0, (True, 1): 2.0, (True, 4): 2.0, (True, 5): wide}
-    monkeypatch.setattr(
-        select, "seconds", lambda model, runners: [taken[exported is not None, w] for exported, w in runners]
-    )
+    monkeypatch.setattr(select, "fastest", lambda passes: [taken[m.exported is not None, w] for m, w in passes])
     chosen, why = select.choose(model_of("llama", dtype=torch.float64), "auto")
     assert (chosen is not None) == fast
     assert "1.50x" in why
@@ -282,16 +280,17 @@ def test_narrow_passes_are_padded_where_that_is_faster(monkeypatch, four, least)
     model = model_of("llama", dtype=torch.float32)
     if not rewrites.can_prepack(model.device, model.dtype):
         pytest.skip("oneDNN is not here")
-    monkeypatch.setattr(select, "seconds", lambda model, runners: [{1: 2.0, 4: four}[w] for _, w in runners])
+    monkeypatch.setattr(select, "fastest", lambda passes: [{1: 2.0, 4: four}[w] for _, w in passes])
     chosen, _ = select.choose(model, "fast")
     assert chosen.least_width == least
 
 
 def test_every_gear_and_width_is_timed():
     model = model_of("llama")
-    found = select.seconds(model, [(None, 1), (flattened(model), 1), (flattened(model), 4)])
-    assert len(found) == 3
-    assert max(found) < float("inf"), "one was never timed"
+    fast = CachedModel(model, exported=flattened(model))
+    times = timing.time_passes([(CachedModel(model), 1), (fast, 1), (fast, 4)], 8, 3)
+    assert [len(of_one) for of_one in times] == [3, 3, 3]
+    assert min(map(min, times)) > 0
 
 
 def test_timing_a_slow_model_ends_early(monkeypatch):
@@ -300,7 +299,8 @@ def test_timing_a_slow_model_ends_early(monkeypatch):
     passes = []
     honest = CachedModel.forward
     monkeypatch.setattr(CachedModel, "forward", lambda self, tokens: passes.append(1) or honest(self, tokens))
-    select.seconds(model_of("llama"), [(None, 1), (None, 5)])
+    model = CachedModel(model_of("llama"))
+    select.fastest([(model, 1), (model, 5)])
     assert len(passes) == 4
 
 

@@ -1,0 +1,53 @@
+"""How long passes of a model take: of several models or widths, side by side."""
+
+import functools
+import math
+import time
+from collections.abc import Callable
+
+import torch
+
+from speclab.core.clock import synchronize
+from speclab.models.cached import CachedModel
+
+
+def seconds(call: Callable[[], object], device: torch.device) -> float:
+    """Of one call, by the device's own clock where it has one."""
+    synchronize(device)
+    if device.type == "cuda":
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        before.record()
+        call()
+        after.record()
+        after.synchronize()
+        return before.elapsed_time(after) / 1e3
+    start = time.perf_counter()
+    call()
+    synchronize(device)
+    return time.perf_counter() - start
+
+
+def time_passes(
+    passes: list[tuple[CachedModel, int]], context: int, repeats: int, seed: int = 0, patience: float = math.inf
+) -> list[list[float]]:
+    """Seconds of every repeat of each (model, width), all after the same random context, taking turns.
+
+    The caches hold the context afterwards. The first repeat meets new shapes and may be slow. After two of them it ends
+    early where `patience` seconds have passed.
+    """
+    first, widest = passes[0][0], max(width for _, width in passes)
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, first.vocab_size, (1, context + widest), generator=generator).to(first.device)
+    for model in {model for model, _ in passes}:
+        model.prefill(ids[:, :context], rolls_back=True)
+    times: list[list[float]] = [[] for _ in passes]
+    end = time.perf_counter() + patience
+    for turn in range(repeats):
+        if turn >= 2 and time.perf_counter() > end:
+            break
+        order = list(enumerate(passes))
+        for i, (model, width) in order if turn % 2 == 0 else order[::-1]:  # there and back: steady drift cancels
+            tokens = ids[:, context : context + width]
+            times[i].append(seconds(functools.partial(model.forward, tokens), first.device))
+            model.crop(context)
+    return times
