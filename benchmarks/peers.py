@@ -47,6 +47,7 @@ from speclab.records.runs import Facts
 from speclab.records.samples import BASELINE, GENERATE, LIBRARY, Arm, Sample
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import note
+from speclab.theory.curves import Value
 from speclab.theory.formulas import ratio_interval
 
 PEER = {"baseline": "generate", "model": "assisted", "ngram": "lookup"}  # the lab's method -> the library's
@@ -121,12 +122,8 @@ Timings = list[PeerTiming]  # of one arm, one for each prompt
 Key = tuple[str, int]  # method and draft length of an arm
 
 
-class Ratio(NamedTuple):
+class Ratio(Value):
     """Times as fast, with a 95 % interval over prompts."""
-
-    value: float
-    low: float | None
-    high: float | None
 
     def __str__(self) -> str:
         return speedup(self.value) + (f" ({interval(self.low, self.high)})" if self.low is not None else "")

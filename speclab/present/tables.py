@@ -62,11 +62,11 @@ def _text(block: Lines | Table | str | None, markdown: bool) -> str | None:
     lines = filter(None, block)
     if markdown:
         return "\n".join(f"- {line.strip()}" for line in lines)
-    return "\n".join(_wrapped(line, subsequent_indent="    ") for line in lines)
+    return "\n".join(_wrapped(line, "    ") for line in lines)
 
 
-def _wrapped(paragraph: str, **indent: str) -> str:
-    return textwrap.fill(paragraph, WIDTH - 1, **indent)
+def _wrapped(paragraph: str, indent: str = "") -> str:
+    return textwrap.fill(paragraph, WIDTH - 1, subsequent_indent=indent)
 
 
 def _columns(block: Table, markdown: bool) -> str | None:
