@@ -195,7 +195,6 @@ class GraphCache(Buffers):
 
     def __init__(self, exported: ExportedModel, capacity: int):
         super().__init__(exported, capacity)
-        self._places = torch.arange(capacity, device=exported.device)[None]  # (1, capacity)
         self.graphs: dict[tuple[GraphKey, int], Graph] = {}  # by key and rows read
 
     def prepare(self, length: int, room: int) -> None:
@@ -235,7 +234,7 @@ class GraphCache(Buffers):
         # Warm-ups write keys and values like any pass: at rows that are not alive.
         before = torch.full((1, 1), length, device=device)
         keys, values = self.first(rows)
-        lowest, columns = torch.finfo(dtype).min, self._places[0, :rows]
+        lowest, columns = torch.finfo(dtype).min, self.places[0, :rows]
 
         def step() -> tuple[Tensor, ...]:
             n_fed = 0
@@ -243,7 +242,7 @@ class GraphCache(Buffers):
             def forward(ids: Tensor) -> Tensor:
                 nonlocal n_fed
                 width = ids.shape[1]
-                positions = before + self._places[:, n_fed : n_fed + width]  # (1, width)
+                positions = before + self.places[:, n_fed : n_fed + width]  # (1, width)
                 n_fed += width
                 mask = torch.zeros(1, 1, width, rows, dtype=dtype, device=device)
                 mask = mask.masked_fill(columns > positions[0, :, None], lowest)  # (1, 1, width, rows)

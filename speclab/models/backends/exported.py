@@ -28,6 +28,7 @@ _EXAMPLE_ROWS = 64
 _WIDTHS = torch.export.Dim("width", min=2, max=_EXAMPLE_ROWS - 1)
 _TOTALS = torch.export.Dim("total", min=2, max=_EXAMPLE_ROWS - 1)
 SPARE = 512  # tokens that new buffers can take after a prompt before they have to grow
+WIDEST = 64  # passes up to this width take their mask from a table
 
 
 class CannotExport(Exception):
@@ -147,10 +148,15 @@ class ExportedModel:
 
 
 class Buffers:
-    """Keys and values of one text, allocated once: (1, kv heads, capacity, head width) each, a pair for every layer."""
+    """Keys and values of one text, allocated once: (1, kv heads, capacity, head width) each, a pair for every layer.
+
+    places: (1, capacity), the positions of their rows.
+    """
 
     def __init__(self, exported: ExportedModel, capacity: int):
         self.exported, self.capacity = exported, capacity
+        self.places = torch.arange(capacity, device=exported.device)[None]
+        self._masks = causal_mask(WIDEST, capacity + WIDEST, exported.dtype, exported.device)
         self.keys, self.values = (
             [self._zeros(*shape) for shape in side] for side in zip(*exported.shapes, strict=True)
         )
@@ -161,6 +167,14 @@ class Buffers:
     def first(self, n_rows: int) -> tuple[list[Tensor], list[Tensor]]:
         """Views of the first rows: keys, values."""
         return [keys[:, :, :n_rows] for keys in self.keys], [values[:, :, :n_rows] for values in self.values]
+
+    def mask(self, width: int, total: int) -> Tensor:
+        """(1, 1, width, total): of a pass that leaves `total` tokens."""
+        if width > WIDEST:
+            return causal_mask(width, total, self.exported.dtype, self.exported.device)
+        # Row i of a pass after `length` tokens reads column j while j <= length + i: the same table, moved to the left.
+        start = self.capacity - (total - width)
+        return self._masks[:, :, :width, start : start + total]
 
     def copy_from(self, other: "Buffers", n_rows: int) -> None:
         """Take over the first rows of smaller buffers."""
@@ -195,13 +209,13 @@ class ExportedBackend:
         width = max(n_tokens, self._exported.least_width)
         if length + width > self._most_positions:
             width = n_tokens
-        # Padding comes last, so no other row reads it, and the next pass overwrites it.
-        tokens = nn.functional.pad(tokens, (0, width - n_tokens))
+        if width > n_tokens:  # padding comes last, so no other row reads it, and the next pass overwrites it
+            tokens = nn.functional.pad(tokens, (0, width - n_tokens))
         total = length + width
         self._reserve(total, length)
-        positions = torch.arange(length, total, device=tokens.device)[None]
-        mask = causal_mask(width, total, self._exported.dtype, tokens.device)
-        return self._exported.forward(tokens, positions, mask, *self._buffers.first(total))[:, :n_tokens]
+        buffers = self._buffers
+        positions, mask = buffers.places[:, length:total], buffers.mask(width, total)
+        return self._exported.forward(tokens, positions, mask, *buffers.first(total))[:, :n_tokens]
 
     def crop(self, n_tokens: int) -> None:
         """Nothing to do: rows after the length are never read."""
