@@ -16,9 +16,9 @@ from speclab.core.sampling import Sampling
 from speclab.drafts.oracle import OracleModelDrafter
 from speclab.lab import harness as bench_module
 from speclab.lab.harness import Bench, take_turns
-from speclab.models.backends import cuda_graphs, exported
+from speclab.models.backends import cuda_graphs
 from speclab.models.backends.cuda_graphs import DraftSteps
-from speclab.models.backends.exported import ExportedModel
+from speclab.models.backends.exported import Buffers, ExportedModel
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
@@ -30,8 +30,7 @@ GARBAGE = 1e4
 
 def spare(monkeypatch, n_tokens: int) -> None:
     """Room for so many tokens after a prompt, and graphs for them."""
-    monkeypatch.setattr(exported, "SPARE", n_tokens)
-    monkeypatch.setattr(cuda_graphs, "SPARE", n_tokens)
+    monkeypatch.setattr(Buffers, "SPARE", n_tokens)
 
 
 @pytest.fixture(autouse=True)

@@ -26,7 +26,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from speclab.core.sampling import Sampling, draw
-from speclab.models.backends.exported import SPARE, Buffers, ExportedBackend, ExportedModel
+from speclab.models.backends.exported import Buffers, ExportedBackend, ExportedModel
 
 BUCKET = 256  # rows
 WARM_UPS = 2  # passes before a capture: kernels are chosen and workspaces allocated in them
@@ -199,7 +199,7 @@ class GraphCache(Buffers):
 
     def prepare(self, length: int, room: int) -> None:
         """Capture what decodings of this model have needed so far, for `length` tokens and what may follow them."""
-        end = min(room, length + SPARE)
+        end = min(room, length + self.SPARE)
         for key in self.exported.graph_keys:
             for rows in range(_bucket(length + key.n_tokens), _bucket(end) + 1, BUCKET):
                 if min(rows, room) - key.n_tokens >= length:

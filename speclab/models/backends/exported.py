@@ -27,7 +27,6 @@ aten = torch.ops.aten
 _EXAMPLE_ROWS = 64
 _WIDTHS = torch.export.Dim("width", min=2, max=_EXAMPLE_ROWS - 1)
 _TOTALS = torch.export.Dim("total", min=2, max=_EXAMPLE_ROWS - 1)
-SPARE = 512  # tokens that new buffers can take after a prompt before they have to grow
 WIDEST = 64  # passes up to this width take their mask from a table
 
 
@@ -153,6 +152,8 @@ class Buffers:
     places: (1, capacity), the positions of their rows.
     """
 
+    SPARE = 512  # tokens that new buffers can take after a prompt before they have to grow
+
     def __init__(self, exported: ExportedModel, capacity: int):
         self.exported, self.capacity = exported, capacity
         self.places = torch.arange(capacity, device=exported.device)[None]
@@ -198,7 +199,7 @@ class ExportedBackend:
         The prompt is bound by arithmetic, not by kernel launches: the model's own code reads it, into the buffers.
         """
         n = prompt.shape[1]
-        self._buffers = self._new_buffers(n + SPARE)
+        self._buffers = self._new_buffers(n + Buffers.SPARE)
         views: list = [WrittenInPlace(keys, values) for keys, values in zip(*self._buffers.first(n), strict=True)]
         options = {"past_key_values": Cache(layers=views), "use_cache": True, "logits_to_keep": 1}
         return self._model(input_ids=prompt, **options).logits
