@@ -199,7 +199,7 @@ class ExportedBackend:
         The prompt is bound by arithmetic, not by kernel launches: the model's own code reads it, into the buffers.
         """
         n = prompt.shape[1]
-        self._buffers = self._new_buffers(n + Buffers.SPARE)
+        self._buffers = self._new_buffers(self._rows(n, n + Buffers.SPARE))
         views: list = [WrittenInPlace(keys, values) for keys, values in zip(*self._buffers.first(n), strict=True)]
         options = {"past_key_values": Cache(layers=views), "use_cache": True, "logits_to_keep": 1}
         return self._model(input_ids=prompt, **options).logits
@@ -224,11 +224,15 @@ class ExportedBackend:
     def _new_buffers(self, capacity: int) -> Buffers:
         return Buffers(self._exported, capacity)
 
+    def _rows(self, needed: int, wished: int) -> int:
+        """Of new buffers: `wished`, or the model's positions where they are fewer, and never less than `needed`."""
+        return max(needed, min(wished, self._most_positions))
+
     def _reserve(self, total: int, length: int) -> None:
-        """Make room for `total` tokens, at least twice as many as before; `length` of them are worth keeping."""
+        """Make room for `total` tokens, twice as many as before if the model has them; keep the first `length`."""
         old = self._buffers
         if total > old.capacity:
-            self._buffers = self._new_buffers(max(total, 2 * old.capacity))
+            self._buffers = self._new_buffers(self._rows(total, 2 * old.capacity))
             self._buffers.copy_from(old, length)
 
 
