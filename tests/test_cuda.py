@@ -6,12 +6,11 @@ from decoding import plain_text, speculative_rounds
 from tiny_models import FAMILIES, VOCAB, perturbed, tiny
 
 from baseline_autoregressive import autoregressive_decode
-from draft_models import ModelDrafter, NgramDrafter
+from draft_models import DraftSteps, ModelDrafter, NgramDrafter
 from speclab.cli import flags, parsing
 from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.core.sampling import Sampling
 from speclab.models import loading, padding, rounding, select
-from speclab.models.backends.cuda_graphs import DraftSteps
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.cached import CachedModel
 from speclab.theory import losslessness
