@@ -267,6 +267,25 @@ def test_a_wait_without_an_end_is_stopped(monkeypatch):
 
 
 @endless
+@pytest.mark.parametrize("check", [whole(0, 9), finite])
+def test_an_answer_that_never_ends_to_be_read_is_stopped(monkeypatch, check):
+    """What the check calls of it is the learner's code too."""
+
+    class Endless:
+        def __index__(self):
+            end = time.monotonic() + 5
+            while time.monotonic() < end:  # long enough to be stopped; without a limit the test fails and ends
+                pass
+            return 3
+
+        __float__ = __index__
+
+    monkeypatch.setitem(SECONDS, "call", 0.1)
+    with pytest.raises(Problem, match=r"still running after 0\.1 s of processor time"):
+        ask(2, Endless, check=check)
+
+
+@endless
 def test_an_alarm_that_is_caught_counts(monkeypatch):
     """Also where the function goes on to answer."""
     monkeypatch.setitem(SECONDS, "call", 0.1)
