@@ -171,7 +171,7 @@ def _run(args: argparse.Namespace, records: list[Any]) -> int:
 
 
 def _measure(args: argparse.Namespace, config: RunConfig) -> tuple[LabRun, Measurement, Problem | None]:
-    """The record, what it is made from, and what went wrong in a reader's own predictions."""
+    """The record, what it is made from, and what went wrong in a learner's own predictions."""
     if args.sweep:
         return *sweeps.measure_sweep(config, args.sweep), None
     if args.plan or args.verify_plan:
