@@ -1,6 +1,7 @@
 """The graphed backend without a GPU; a stand-in for the capture runs the step again at every replay.
 
-So everything is tested but CUDA's own capture and replay: fixed inputs, positions, masks over buckets, padding, lanes.
+So everything is tested but CUDA's own capture and replay: fixed inputs, positions, masks over buckets, padding,
+graph caches.
 What the stand-in gives back is overwritten by the next replay, as a graph's output is. tests/test_cuda.py has the rest.
 """
 
@@ -71,7 +72,7 @@ def spoil_dead_rows(cached: CachedModel) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2", "gpt_neox", "opt", "gemma"])
 def test_logits_are_the_models_own(family):
-    """Every width, buckets crossed, lanes outgrown, padding at the edge of the context, garbage in dead rows."""
+    """Every width, buckets crossed, graph caches outgrown, padding at the edge of the context, garbage in dead rows."""
     cached = graphed(family)
     room = CONTEXT - 2  # OPT counts its positions from two
     ids = torch.randint(0, VOCAB, (1, room), generator=torch.Generator().manual_seed(2))
@@ -233,17 +234,17 @@ def test_graph_caches_outlive_decodings_and_are_never_shared(stand_in):
     assert one._backend._buffers is not two._backend._buffers
     a, b = one.forward(PROMPT[:, :1]), two.forward(PROMPT[:, :1])
     assert torch.equal(a, b)
-    lanes, captures = {id(one._backend._buffers), id(two._backend._buffers)}, []
+    graph_caches, captures = {id(one._backend._buffers), id(two._backend._buffers)}, []
     for _ in range(2):
         for cached in (one, two):
             cached.prefill(PROMPT[:, :4])
             cached.forward(PROMPT[:, :1])
-        assert {id(one._backend._buffers), id(two._backend._buffers)} == lanes, "free lanes are taken again"
+        assert {id(one._backend._buffers), id(two._backend._buffers)} == graph_caches, "free ones are taken again"
         captures.append(stand_in["captures"])
     assert captures[0] == captures[1], "and with them their graphs"
 
 
-def test_a_lane_comes_back_when_its_decoding_is_gone():
+def test_a_graph_cache_comes_back_when_its_decoding_is_gone():
     cached = graphed()
     model = cached.exported
     cached.prefill(PROMPT)
@@ -252,7 +253,7 @@ def test_a_lane_comes_back_when_its_decoding_is_gone():
     assert len(model.graph_caches) == 1
 
 
-def test_a_lane_that_is_too_short_is_left_for_a_longer_one():
+def test_a_graph_cache_that_is_too_short_is_left_for_a_longer_one():
     cached = graphed()
     long = torch.randint(0, VOCAB, (1, 120), generator=torch.Generator().manual_seed(5))
     with torch.inference_mode():
