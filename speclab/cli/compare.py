@@ -60,6 +60,8 @@ def run(docstring: str, argv: list[str] | None) -> int:
     args = _parser(docstring).parse_args(argv)
     flags.check_file(args.trace, "--trace")
     flags.check_file(args.profile, "--profile")
+    if args.profile == parsing.DASH:
+        raise UsageProblem("--profile -: a profiler trace is too long for a terminal; give a file")
     if args.sweep:
         return _sweeps(args)
     size = next((name for name in SIZES if getattr(args, name, False)), "default")
