@@ -54,7 +54,9 @@ class ModelDrafter:
         not_fed = torch.tensor([self._not_fed], device=self.draft.device)  # (1, 1 or 2): catch-up
         tokens, *probs = self._run(self.draft.replace_unknown(not_fed), uniforms[:, :k])
         n_lacking = self._vocab_size - self.draft.vocab_size
-        probs = [nn.functional.pad(q, (0, n_lacking)) if n_lacking else q for q in probs]  # (1, k, target's vocab)
+        probs = [
+            nn.functional.pad(own, (0, n_lacking)) if n_lacking else own for own in probs
+        ]  # (1, k, target's vocab)
         return Draft(tokens, torch.full((1,), k, device=self.draft.device), *probs)
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:

@@ -14,7 +14,7 @@ from draft_models import ModelDrafter
 from speclab.cli import flags
 from speclab.cli.parsing import plain_name, some_path
 from speclab.drafts.select import make_drafter
-from speclab.lab.harness import STOPS
+from speclab.lab.harness import kept_when_stopped
 from speclab.models import loading
 from speclab.models.setup import Setup
 from speclab.present.run_lines import circumstances
@@ -25,7 +25,6 @@ from speclab.system import terminal
 from speclab.system.errors import UsageProblem
 from speclab.system.files import check_writable, do_all, write_whole
 from speclab.system.paths import OUTPUT
-from speclab.system.terminal import note
 
 
 @dataclass(kw_only=True)
@@ -126,15 +125,12 @@ def measure_targets(
     for name, measure in targets:
         chosen = copy.copy(args)
         chosen.target = target_name(name)
-        try:
+        with kept_when_stopped(lambda: "what is measured is kept" if measured else "") as stops:
             setup = flags.setup_from(chosen)
             fields = fields or head_of(args, setup)
             measure(setup)
-        except (*STOPS, UsageProblem) as stop:
-            if not measured:
-                raise
-            note("stopped; what is measured is kept")
-            return fields | {"interrupted": True}, stop
+        if stops:
+            return fields | {"interrupted": True}, stops[0]
         del setup
         gc.collect()
         if torch.cuda.is_available():

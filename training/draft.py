@@ -60,15 +60,15 @@ def teacher_targets(target: LlamaForCausalLM, texts: Tensor) -> tuple[Tensor, Te
 
 
 def distillation_loss(draft: LlamaForCausalLM, texts: Tensor, probs: Tensor, ids: Tensor) -> Tensor:
-    """Cross-entropy to the target's probabilities plus total variation, which is the share of samples refused.
+    """Cross-entropy to the target's probabilities plus total variation, which is the share of samples rejected.
 
     texts (batch, length); probs and ids (batch, length, TEACHER_TOP)
     """
-    log_q = draft(input_ids=texts, use_cache=False).logits.float().log_softmax(-1).gather(-1, ids.long())
-    p = probs.float()
-    surprise = -(p * log_q).sum(-1).mean()
-    refused = 1 - torch.minimum(p, log_q.exp()).sum(-1).mean()
-    return surprise + refused
+    draft_log_probs = draft(input_ids=texts, use_cache=False).logits.float().log_softmax(-1).gather(-1, ids.long())
+    target_probs = probs.float()
+    surprise = -(target_probs * draft_log_probs).sum(-1).mean()
+    rejected = 1 - torch.minimum(target_probs, draft_log_probs.exp()).sum(-1).mean()
+    return surprise + rejected
 
 
 def draft_from(target: LlamaForCausalLM, seed: int) -> LlamaForCausalLM:
@@ -88,10 +88,13 @@ def acceptance(target: LlamaForCausalLM, draft: LlamaForCausalLM, texts: Tensor)
     """Teacher-forced acceptance on the target's continuations: greedy agreement, and the overlap of distributions."""
     agree, overlap, places = 0, 0.0, 0
     for rows in texts.split(16):
-        p, q = (m.eval()(input_ids=rows, use_cache=False).logits[:, PROMPT - 1 : -1].float() for m in (target, draft))
-        agree += (p.argmax(-1) == q.argmax(-1)).sum().item()
-        overlap += torch.minimum(p.softmax(-1), q.softmax(-1)).sum().item()
-        places += p.shape[0] * p.shape[1]
+        of_target, of_draft = (
+            model.eval()(input_ids=rows, use_cache=False).logits[:, PROMPT - 1 : -1].float()
+            for model in (target, draft)
+        )
+        agree += (of_target.argmax(-1) == of_draft.argmax(-1)).sum().item()
+        overlap += torch.minimum(of_target.softmax(-1), of_draft.softmax(-1)).sum().item()
+        places += of_target.shape[0] * of_target.shape[1]
     return {"greedy_agreement": round(agree / places, 4), "overlap_at_temperature_1": round(overlap / places, 4)}
 
 

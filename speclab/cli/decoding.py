@@ -70,7 +70,6 @@ class _Decoded:
     args: argparse.Namespace
     seconds: float = 0.0
     counts: Counts = field(default_factory=Counts)
-    n_after_eos: int = 0
 
     def show(self, prompt: Prompt, rounds: Iterator[Round]) -> list[int]:
         """Print a prompt and its text; decoding is timed, printing is not.  -> new tokens"""
@@ -83,7 +82,6 @@ class _Decoded:
                 if not round_.prefill:
                     self.seconds += time.perf_counter() - start
                 self.counts.add(round_)
-                self.n_after_eos += round_.n_after_eos
                 tokens += round_.tokens
                 if self.args.stream:
                     n_shown = self._print_more(tokens, n_shown)
@@ -105,7 +103,7 @@ class _Decoded:
         """How fast, in one line."""
         n_tokens = self.counts.n_emitted
         speed = f"{n_tokens / self.seconds:.1f} tok/s" if self.seconds and n_tokens else "no decoding to time"
-        dropped = f"; {self.n_after_eos} more after an end token were dropped" * bool(self.n_after_eos)
+        dropped = f"; {self.counts.n_after_eos} more after an end token were dropped" * bool(self.counts.n_after_eos)
         return f"\n{n_tokens} tokens decoded in {self.seconds:.2f} s: {speed} (prefill apart){dropped}"
 
 

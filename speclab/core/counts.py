@@ -1,7 +1,7 @@
 """Counts of rounds, and the ratios that are computed from them: the only place where they are."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from speclab.core.rounds import Round
 
@@ -15,6 +15,7 @@ class Counts:
     n_accepted: int = 0
     n_rejected: int = 0
     n_emitted: int = 0
+    n_after_eos: int = 0  # generated after an end token, and dropped
     accepted_lengths: Counter[int] = field(default_factory=Counter)  # accepted drafts in a round -> rounds
 
     def add(self, round_: Round) -> None:
@@ -26,13 +27,13 @@ class Counts:
         self.n_accepted += round_.n_accepted
         self.n_rejected += round_.n_rejected
         self.n_emitted += len(round_.tokens)
+        self.n_after_eos += round_.n_after_eos
         self.accepted_lengths[round_.n_accepted] += 1
 
     def merge(self, other: "Counts") -> None:
         """Add another decoding's counts to these."""
-        for name in ("n_rounds", "n_drafted", "n_accepted", "n_rejected", "n_emitted"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.accepted_lengths.update(other.accepted_lengths)
+        for item in fields(self):  # numbers, and a Counter
+            setattr(self, item.name, getattr(self, item.name) + getattr(other, item.name))
 
     @property
     def acceptance_rate(self) -> float | None:

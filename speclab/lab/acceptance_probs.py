@@ -38,9 +38,12 @@ def accept_probs(
         rows = model_accept_probs([drafter.accuracy] * len(text))
     else:
         target_probs, draft_probs = both_distributions(bench, draft, prompt.id_list, text, sampling)
-        p, q = (probs.double().numpy()[np.arange(len(text)), text] for probs in (target_probs, draft_probs))
+        of_target, of_draft = (
+            probs.double().numpy()[np.arange(len(text)), text] for probs in (target_probs, draft_probs)
+        )
         # Where rounding gives the target's own token no mass, the draft's belief decides.
-        rows = model_accept_probs(np.where(p > 0, np.minimum(1.0, q / np.where(p > 0, p, 1.0)), q > 0))
+        ratio = of_draft / np.where(of_target > 0, of_target, 1.0)
+        rows = model_accept_probs(np.where(of_target > 0, np.minimum(1.0, ratio), of_draft > 0))
     if not isinstance(drafter, ModelDrafter):
         return rows
     # Near the end of its context a model drafts fewer tokens.

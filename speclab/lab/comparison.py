@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from speclab.lab.acceptance_probs import CostTable, calibrated, probs_of_texts
-from speclab.lab.harness import Measurement, is_model, kept_when_stopped, measure, mixed
+from speclab.lab.harness import Measurement, is_model, measure, mixed
 from speclab.lab.output_checks import judge
 from speclab.lab.rows import build_row, ends_in_repetition, timing
 from speclab.lab.run_config import RunConfig
@@ -25,7 +25,7 @@ def compare(config: RunConfig) -> tuple[ComparisonRun, Measurement, Problem | No
     measured = measure_and_judge(config, config.with_generate(), config.instruments(config.arms()))
     run = explained(measured, lambda costs: comparison_record(config, measured, costs))
     problem = None
-    with kept_when_stopped(measured, "the rows are complete, your own predictions of them are not"):
+    with measured.kept("the rows are complete, your own predictions of them are not"):
         problem = _add_predictions(config, measured, run)
     run.interrupted = measured.interrupted
     return run, measured, problem
@@ -55,7 +55,7 @@ def explained(
     is tried twice.
     """
     for with_costs in (True, False, False):
-        with kept_when_stopped(measured, "the measurements are complete, their explanations are not"):
+        with measured.kept("the measurements are complete, their explanations are not"):
             return build({} if not with_costs else calibrated(measured) if other_costs is None else other_costs)
     raise measured.stop or AssertionError("nothing stopped it")
 

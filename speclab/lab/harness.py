@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TypeGuard
 
-import torch
 from torch import Tensor
 
 from baseline_autoregressive import autoregressive_decode
@@ -29,13 +28,29 @@ from speclab.lab.instruments import LoopFunctions, VariedLength, with_phases
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.records.samples import BASELINE_REPEAT, INSTRUMENT, LIBRARY, Arm, Sample
-from speclab.system.errors import EnvironmentProblem
+from speclab.system.errors import Problem, is_out_of_memory
 from speclab.system.terminal import note, progress_bar
 from speclab.theory.costs import RoundTime, StepTime, catch_ups
 
 SPECULATIVE = LoopFunctions(speculative_decode)
-STOPS = (KeyboardInterrupt, EnvironmentProblem, MemoryError, torch.OutOfMemoryError)  # what is measured by then is kept
 WARM_UP_TOKENS = 24
+
+
+@contextlib.contextmanager
+def kept_when_stopped(complete: Callable[[], str]) -> Iterator[list[BaseException]]:
+    """Ctrl-C, a problem or want of memory ends the code inside, is noted with what is complete, and put into the list.
+
+    `complete`, asked at that moment, says what it is; empty: nothing, and what ended the code is raised.
+    """
+    stops: list[BaseException] = []
+    try:
+        yield stops
+    except BaseException as stop:
+        expected = isinstance(stop, KeyboardInterrupt | Problem) or is_out_of_memory(stop)
+        if not expected or not (what := complete()):
+            raise
+        note(f"stopped by: {stop}; {what}" if str(stop) else f"stopped; {what}")
+        stops.append(stop)
 
 
 class Bench:
@@ -138,6 +153,14 @@ class Measurement:
         self.phase_seconds += other.phase_seconds
         self.stop = self.stop or other.stop
 
+    @contextlib.contextmanager
+    def kept(self, complete: str) -> Iterator[None]:
+        """What ends the code inside early is noted and remembered; what is measured stays."""
+        with kept_when_stopped(lambda: complete) as stops:
+            yield
+        if stops and not self.stop:
+            self.stop = stops[0]
+
     def add(self, decoding: Decoding, temperature: float) -> None:
         """Keep what an instrument measured."""
         if not decoding.arm.speculative:
@@ -177,52 +200,36 @@ def measure(
     samples: dict[tuple[int, float, Arm], Sample] = {}
     samplings = [bench.setup.sampling_at(temperature) for temperature in temperatures]
     turns = [(repeat, index) for repeat in range(repeats) for index in mixed(prompts)]
-    with progress_bar(total=len(turns) * len(temperatures), unit="turn", desc=title, leave=False) as bar:
-        try:
-            _warm_up(bench, arms, samplings, prompts, instruments)
-            for repeat, index in turns:
-                finished: list[tuple[float, Decoding]] = []
-                for sampling in samplings:
-                    decodings = _one_turn(bench, index, repeat, arms, sampling, prompts[index], instruments)
-                    schedule(decodings, index + repeat)
-                    finished += [(sampling.temperature, decoding) for decoding in decodings]
-                    bar.update()
-                for temperature, decoding in finished:  # only now: every arm has finished this prompt
-                    if decoding.arm.method == INSTRUMENT or decoding.arm == BASELINE_REPEAT:
-                        measured.add(decoding, temperature)
-                    if decoding.arm.method != INSTRUMENT:
-                        sample = Sample(decoding.arm, temperature, index, prompts[index].kind, decoding.n_prompt)
-                        samples.setdefault((index, temperature, decoding.arm), sample).add(
-                            decoding.prefill_seconds,
-                            decoding.decode_seconds,
-                            decoding.tokens,
-                            decoding.counts if decoding.arm.speculative else None,  # the baseline: a pass for a token
-                            decoding.rounds,
-                        )
-        except STOPS as stop:
-            bar.close()
-            complete = len({index for index, *_ in samples})
-            note(f"{stopped(stop)}; {complete} prompt{'s are' if complete != 1 else ' is'} complete")
-            if not samples:
-                raise
-            measured.stop = stop
+
+    def complete() -> str:
+        n = len({index for index, *_ in samples})
+        return f"{n} prompt{'s are' if n != 1 else ' is'} complete" if n else ""
+
+    n_turns = len(turns) * len(temperatures)
+    with kept_when_stopped(complete) as stops, progress_bar(total=n_turns, unit="turn", desc=title, leave=False) as bar:
+        _warm_up(bench, arms, samplings, prompts, instruments)
+        for repeat, index in turns:
+            finished: list[tuple[float, Decoding]] = []
+            for sampling in samplings:
+                decodings = _one_turn(bench, index, repeat, arms, sampling, prompts[index], instruments)
+                schedule(decodings, index + repeat)
+                finished += [(sampling.temperature, decoding) for decoding in decodings]
+                bar.update()
+            for temperature, decoding in finished:  # only now: every arm has finished this prompt
+                if decoding.arm.method == INSTRUMENT or decoding.arm == BASELINE_REPEAT:
+                    measured.add(decoding, temperature)
+                if decoding.arm.method != INSTRUMENT:
+                    sample = Sample(decoding.arm, temperature, index, prompts[index].kind, decoding.n_prompt)
+                    samples.setdefault((index, temperature, decoding.arm), sample).add(
+                        decoding.prefill_seconds,
+                        decoding.decode_seconds,
+                        decoding.tokens,
+                        decoding.counts if decoding.arm.speculative else None,  # the baseline: a pass for a token
+                        decoding.rounds,
+                    )
+    measured.stop = stops[0] if stops else None
     measured.samples = sorted(samples.values(), key=lambda sample: sample.prompt_index)
     return measured
-
-
-def stopped(stop: BaseException) -> str:
-    """What ended a measurement, for a note."""
-    return f"stopped by: {stop}" if str(stop) else "stopped"
-
-
-@contextlib.contextmanager
-def kept_when_stopped(measured: Measurement, what: str) -> Iterator[None]:
-    """What ends the code inside is noted and remembered; what is measured stays. `what`: what is complete, what not."""
-    try:
-        yield
-    except STOPS as stop:
-        note(f"{stopped(stop)}; {what}")
-        measured.stop = measured.stop or stop
 
 
 def mixed(prompts: list[Prompt]) -> list[int]:

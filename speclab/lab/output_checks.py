@@ -7,7 +7,7 @@ import torch
 
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.sampling import GREEDY, Sampling
-from speclab.lab.harness import Bench, Measurement, kept_when_stopped
+from speclab.lab.harness import Bench, Measurement
 from speclab.records.samples import BASELINE, Arm
 from speclab.theory import losslessness
 
@@ -15,7 +15,7 @@ from speclab.theory import losslessness
 def judge(measured: Measurement) -> None:
     """Check every text that was timed. What ends the checks early leaves the other arms in `measured.unchecked`."""
     waiting = dict.fromkeys((s.arm, s.temperature) for s in measured.samples if s.arm.speculative)
-    with kept_when_stopped(measured, "the measurements are complete, their checks are not"):
+    with measured.kept("the measurements are complete, their checks are not"):
         for arm, temperature in list(waiting):
             measured.correctness.append(check(measured, arm, temperature))
             del waiting[arm, temperature]

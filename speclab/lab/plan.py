@@ -11,7 +11,7 @@ from typing import Any
 
 from speclab.lab.acceptance_probs import CostTable, ProbsOfText, calibrated, probs_of_texts
 from speclab.lab.comparison import build_rows, explained, halves, measure_and_judge
-from speclab.lab.harness import Measurement, is_model, kept_when_stopped, measure
+from speclab.lab.harness import Measurement, is_model, measure
 from speclab.lab.run_config import RunConfig
 from speclab.models.prompts import Prompt
 from speclab.records.runs import DraftFacts, LengthSpeedup, PlanEntry, PlanFacts, PlanRun, Verified, VerifiedDraft
@@ -43,25 +43,30 @@ def make(config: RunConfig, verify: bool = False) -> tuple[PlanRun, Measurement]
     measured = measure(
         config.bench(), [BASELINE], config.temperatures, planned_on, config.repeats, instruments, "calibrating"
     )
-    entries, facts = make_plan(config, measured)
+    costs: CostTable = {}
+    with measured.kept("the measurements are complete, their costs are not"):
+        costs = calibrated(measured)
+    entries, facts = make_plan(config, measured, costs)
     verified = None
     if verify and not measured.interrupted:
-        with kept_when_stopped(measured, "the plan is complete, its check is not"):
+        with measured.kept("the plan is complete, its check is not"):
             reported_on = [prompt for i, prompt in enumerate(config.prompts) if i in held_out]
-            verified, checked = _verify(config, facts, reported_on, calibrated(measured))
+            verified, checked = _verify(config, facts, reported_on, costs)
             measured.extend(checked)
     record = PlanRun(**config.head(measured), facts=PlanFacts(drafts=facts), verified=verified, plan=entries)
     return record, measured
 
 
-def make_plan(config: RunConfig, measured: Measurement) -> tuple[list[PlanEntry], list[DraftFacts]]:
+def make_plan(
+    config: RunConfig, measured: Measurement, cost_table: CostTable
+) -> tuple[list[PlanEntry], list[DraftFacts]]:
     """Expected speedup of every draft at every length, and for every draft what to do about it."""
     entries, facts = [], []
-    if not calibrated(measured):
-        raise UsageProblem("too few tokens to calibrate with; use a larger --max-new-tokens")
+    if not cost_table:
+        raise measured.stop or UsageProblem("too few tokens to calibrate with; use a larger --max-new-tokens")
     probs = probs_of_texts(measured, max(config.draft_lengths))
-    with kept_when_stopped(measured, "the measurements are complete, the plans of some drafts are missing"):
-        for (draft, temperature), costs in calibrated(measured).items():
+    with measured.kept("the measurements are complete, the plans of some drafts are missing"):
+        for (draft, temperature), costs in cost_table.items():
             of_draft = _DraftPlan(measured.of(BASELINE, temperature), draft, costs, probs, temperature == 0)
             name: dict[str, Any] = {"method": config.method(draft), "draft": draft, "temperature": temperature}
             of_lengths = [PlanEntry(**name, **of_draft.expected(k)) for k in config.draft_lengths]

@@ -15,7 +15,7 @@ from speclab.core.rounds import Drafter
 from speclab.drafts.oracle import FreeOracleDrafter, OracleDraft
 from speclab.lab.acceptance_probs import CostTable, calibrated
 from speclab.lab.comparison import build_rows, explained, measure_and_judge, noise_at
-from speclab.lab.harness import STOPS, Measurement, is_model, kept_when_stopped, stopped
+from speclab.lab.harness import Measurement, is_model, kept_when_stopped
 from speclab.lab.run_config import RunConfig
 from speclab.lab.training import degraded_drafts
 from speclab.models import loading
@@ -118,14 +118,15 @@ def _by_size(sizes: list[int], run: Callable[[int], tuple[list[Row], Measurement
     """One run after the other. What is done is kept when one is stopped, as long as that is anything."""
     points: list[Point] = []
     total: Measurement | None = None
+
+    def complete() -> str:
+        return "the points so far are complete" if points else ""
+
     for n in sizes:
-        try:
+        with kept_when_stopped(complete) as stops:
             rows, measured = run(n)
-        except STOPS as stop:
-            if total is None:
-                raise
-            note(f"{stopped(stop)}; the points before {n} are complete")
-            total.stop = stop
+        if total and stops:
+            total.stop = stops[0]
             break
         points += [Point(**vars(row), x=n, series=row.method) for row in _of_all(rows) if row.draft]
         if total is None:
@@ -158,7 +159,7 @@ def _context(config: RunConfig, facts: dict) -> Points:
 
     def run(n: int) -> tuple[list[Row], Measurement]:
         rows, measured = _rows(config, stretched(config.prompts, n), title=f"{n} tokens of context")
-        with kept_when_stopped(measured, "the measurements are complete, their costs are not"):
+        with measured.kept("the measurements are complete, their costs are not"):
             facts["costs"] += [
                 {"context": n, "drafter": config.method(name), "costs": costs.to_json()}
                 for (name, _), costs in calibrated(measured).items()

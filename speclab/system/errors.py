@@ -105,7 +105,7 @@ def _run(main: Callable[..., int | None], *args: Any, **kwargs: Any) -> int:
         return report(EnvironmentProblem(f"out of memory: {why}; use a smaller model or shorter texts"))
 
 
-def is_out_of_memory(error: Exception) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Python's own error, PyTorch's for a GPU, and PyTorch's for a CPU, which has no type of its own."""
     on_gpu = getattr(sys.modules.get("torch"), "OutOfMemoryError", MemoryError)
     on_cpu = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)

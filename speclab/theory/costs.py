@@ -162,7 +162,8 @@ def fit(rounds: Sequence[RoundTime], steps: Sequence[StepTime]) -> dict[tuple[st
     """(drafter, temperature) -> costs, for every pair among `rounds`.
 
     Pooled: the shape of the verification over everything, the accept rule over the drafters of a temperature, the
-    step's slope over the temperatures. The rest is of one drafter at one temperature alone.
+    step's slope over the temperatures. The rest is of one drafter at one temperature alone. Every temperature of the
+    rounds must have steps, and every round all PHASES, as the harness sees to.
     """
     step_at, step_slope = _regress(
         [s.seconds for s in steps], [s.temperature for s in steps], context=[s.context for s in steps]

@@ -80,10 +80,9 @@ def oracle(
     cheapest = np.zeros(len(rows) + 1)  # expected cost from state start + i to the end
     for i in reversed(range(len(rows))):
         n = len(rows[i])
-        survival = np.cumprod(
-            np.concatenate([[1.0], rows[i]])
-        )  # (n + 1,) probability that the first 0 … n are accepted
-        rejected = (survival[:-1] - survival[1:]) * cheapest[i + 1 : i + n + 1]  # the first 0 … n - 1, then a refusal
+        # (n + 1,) probability that the first 0 … n are accepted
+        survival = np.cumprod(np.concatenate([[1.0], rows[i]]))
+        rejected = (survival[:-1] - survival[1:]) * cheapest[i + 1 : i + n + 1]  # the first 0 … n - 1, then a rejection
         ahead = np.concatenate([[0.0], np.cumsum(rejected)]) + survival * cheapest[i + 1 : i + n + 2]
         totals = ahead + [round_cost(m, start + i) for m in range(n + 1)]
         best = int(totals.argmin())
@@ -135,9 +134,8 @@ def _expect(
     n_states = len(rows)
     lengths = np.array([len(row) for row in rows], dtype=int)
     longest = lengths.max(initial=0)
-    survival = np.zeros(
-        (n_states, longest + 1)
-    )  # probability that at least 0, 1, … drafts are accepted; 0 past the row's end
+    # Probability that at least 0, 1, … drafts are accepted; 0 past the row's end.
+    survival = np.zeros((n_states, longest + 1))
     survival[:, 0] = 1
     for i, row in enumerate(rows):
         survival[i, 1 : len(row) + 1] = row
@@ -146,9 +144,8 @@ def _expect(
     survival = survival.cumprod(1)
     outcome = survival - np.pad(survival[:, 1:], ((0, 0), (0, 1)))  # probability of exactly 0, 1, … accepted
 
-    visits = np.zeros(
-        n_states + longest + 1
-    )  # probability that a round begins in state start + i; after the end: none does
+    # Probability that a round begins in state start + i; after the end none does.
+    visits = np.zeros(n_states + longest + 1)
     visits[:1] = 1
     for i in range(n_states):
         visits[i + 1 : i + longest + 2] += visits[i] * outcome[i]

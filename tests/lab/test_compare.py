@@ -189,6 +189,7 @@ def stops(monkeypatch, module, name: str, *errors: BaseException) -> None:
         (Stopped(signal.SIGTERM), 143, "stopped"),
         (EnvironmentProblem("the logits are not finite"), 3, "error: the logits are not finite"),
         (MemoryError(), 3, "error: out of memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 3, "error: out of memory"),
     ],
 )
 def test_texts_that_nobody_has_judged_are_named_and_the_exit_code_says_so(run, monkeypatch, tmp_path, stop, code, said):

@@ -83,6 +83,12 @@ def test_every_linked_file_exists():
                 assert (page.parent / link).exists(), f"{page.name} links to {link}"
 
 
+def test_every_path_in_contributing_exists():
+    paths = re.findall(r"`([\w./]+/[\w./]*|\w+\.(?:py|md))`", (ROOT / "CONTRIBUTING.md").read_text("utf-8"))
+    assert len(paths) > 20
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
 def test_every_listed_file_exists():
     tree = re.search(r"## Files\n\n```text\n(.*?)```", readme.README.read_text("utf-8"), re.DOTALL)[1]
     for line in tree.splitlines():
