@@ -8,13 +8,14 @@ speclab/drafts/, and speclab/drafts/select.py turns `--draft KIND` into one of t
 """
 
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from speclab.core.rounds import Draft, Drafter, Target
-from speclab.core.sampling import GREEDY, Sampling
-from speclab.models.backends.cuda_graphs import DraftSteps
+from speclab.core.sampling import GREEDY, Sampling, draw
 from speclab.models.cached import CachedModel, tokens_to_keep
 from speclab.system.errors import EnvironmentProblem
 
@@ -67,6 +68,44 @@ class ModelDrafter:
 
     def _run(self, not_fed: Tensor, uniforms: Tensor) -> tuple[Tensor, ...]:
         return self.draft.run(DraftSteps(self._sampling), not_fed, uniforms)
+
+
+@dataclass(frozen=True)
+class DraftSteps:
+    """The steps of a ModelDrafter's draft: each feeds what the step before it chose.
+
+    A `Program` of speclab/models/backends/cuda_graphs.py; its inputs are (1, m) ids and (1, k) uniforms.
+    """
+
+    sampling: Sampling
+
+    def widths(self, *inputs: Tensor) -> tuple[int, ...]:
+        """Tokens of each pass."""
+        not_fed, uniforms = inputs
+        return (not_fed.shape[1], *[1] * (uniforms.shape[1] - 1))
+
+    def capture_inputs(self, *inputs: Tensor) -> list[tuple[Tensor, ...]]:
+        """A round catches up with one token or, after a fully accepted one, with two."""
+        not_fed, uniforms = inputs
+        return [(not_fed[:, :1].expand(1, n), uniforms) for n in (1, 2)]
+
+    def __call__(self, forward: Callable[[Tensor], Tensor], *inputs: Tensor) -> tuple[Tensor, ...]:
+        """-> proposed ids (1, k); unless greedy also what they came from, (1, k, vocab)"""
+        ids, uniforms = inputs
+        steps = []
+        for i in range(uniforms.shape[1]):
+            chosen = self.choose(forward(ids)[:, -1], uniforms[:, i])
+            steps.append(chosen)
+            ids = chosen[0][:, None]
+        return tuple(torch.stack(column, dim=1) for column in zip(*steps, strict=True))
+
+    def choose(self, logits: Tensor, uniform: Tensor) -> tuple[Tensor, ...]:
+        """(1, vocab) logits -> the proposed id (1,); unless greedy also what it was drawn from, (1, vocab)"""
+        if self.sampling.greedy:  # what `draw` would return, without building the one-hot
+            return (logits.argmax(-1),)
+        probs = self.sampling.probs(logits)
+        # A NOT_FINITE cannot be fed; the accept rule meets the same probabilities and reports them.
+        return draw(probs, uniform).clamp(min=0), probs
 
 
 def as_draft(tokens: list[int], device: torch.device) -> Draft:

@@ -6,12 +6,11 @@ from decoding import plain_text, speculative_rounds
 from tiny_models import FAMILIES, VOCAB, perturbed, tiny
 
 from baseline_autoregressive import autoregressive_decode
-from draft_models import ModelDrafter, NgramDrafter
+from draft_models import DraftSteps, ModelDrafter, NgramDrafter
 from speclab.cli import flags, parsing
 from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.core.sampling import Sampling
 from speclab.models import loading, padding, rounding, select
-from speclab.models.backends.cuda_graphs import DraftSteps
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.cached import CachedModel
 from speclab.theory import losslessness
@@ -79,13 +78,13 @@ def test_a_chain_of_draft_steps_is_captured_whole(sampling):
 
 
 def test_two_decodings_side_by_side_over_many_buckets():
-    """600 tokens cross two buckets and outgrow a lane; two decodings of one model share its weights and no lane."""
+    """600 tokens cross two buckets and outgrow a graph cache; two decodings share weights and none."""
     model = tiny("llama", dtype=torch.float32, max_position_embeddings=2048).cuda()
     exported = ExportedModel(model)
     prompts = [PROMPT.cuda(), PROMPT.flip(1).cuda()]
     right = [plain_text(CachedModel(model), prompt, 600) for prompt in prompts]
     reference = rounding.Reference(model)
-    for _ in range(2):  # the second time with the lanes and graphs of the first
+    for _ in range(2):  # the second time with the graph caches and graphs of the first
         models = [CachedModel(model, exported=exported) for _ in prompts]
         running = [autoregressive_decode(m, p, DecodeSettings(600)) for m, p in zip(models, prompts, strict=True)]
         found = list(zip(*running, strict=True))

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from baseline_autoregressive import autoregressive_decode
-from draft_models import ModelDrafter, NgramDrafter
+from draft_models import DraftSteps, ModelDrafter, NgramDrafter
 from optimized_speculative import speculative_decode
 from speclab.core import accept as accept_module
 from speclab.core.accept import accept
@@ -27,7 +27,6 @@ from speclab.drafts.oracle import OracleModelDrafter
 from speclab.lab.instruments import LoopFunctions, with_phases
 from speclab.models import rounding
 from speclab.models.backends import eager
-from speclab.models.backends.cuda_graphs import DraftSteps
 from speclab.models.cached import CachedModel
 from speclab.models.rounding import Reference
 from speclab.system.errors import EnvironmentProblem, UsageProblem

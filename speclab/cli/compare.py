@@ -58,6 +58,8 @@ def run(docstring: str, argv: list[str] | None) -> int:
     args = _parser(docstring).parse_args(argv)
     flags.check_file(args.trace, "--trace")
     flags.check_file(args.profile, "--profile")
+    if args.profile == parsing.DASH:
+        raise UsageProblem("--profile -: a profiler trace is too long for a terminal; give a file")
     if args.sweep:
         return _sweeps(args)
     size = next((name for name in SIZES if getattr(args, name, False)), "default")
@@ -169,7 +171,7 @@ def _run(args: argparse.Namespace, records: list[Any]) -> int:
 
 
 def _measure(args: argparse.Namespace, config: RunConfig) -> tuple[LabRun, Measurement, Problem | None]:
-    """The record, what it is made from, and what went wrong in a reader's own predictions."""
+    """The record, what it is made from, and what went wrong in a learner's own predictions."""
     if args.sweep:
         return *sweeps.measure_sweep(config, args.sweep), None
     if args.plan or args.verify_plan:

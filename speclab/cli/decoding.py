@@ -29,6 +29,11 @@ from speclab.present import shapes as shape_views
 from speclab.system.errors import reports_problems
 from speclab.system.terminal import harmless, note
 
+NOT_JUDGED = (
+    "a sampled text has no baseline to equal; leave out --temperature, or judge many of them: give compare.py the "
+    "same --temperature, --draft and --impl"
+)
+
 
 @reports_problems
 def run(docstring: str, argv: list[str] | None, baseline: Loop, speculative: Loop | None = None) -> int:
@@ -159,8 +164,7 @@ def _speculative(args: argparse.Namespace, baseline: Loop, speculative: Loop) ->
             print(verdict)
             n_wrong += not is_right
     if learner and not setup.sampling.greedy:
-        advice = loading.how_to_judge(learner, args.temperature, args.draft)
-        print(f"a sampled text has no baseline to equal; {advice}")
+        print(NOT_JUDGED)
     print(decoded.speed())
     print(report.counts_summary(decoded.counts))
     if args.verbose:

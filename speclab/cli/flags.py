@@ -63,7 +63,7 @@ def add_verbose_flag(parser: argparse._ActionsContainer) -> None:
 
 
 def add_impl_flag(parser: argparse.ArgumentParser) -> None:
-    """--impl: a reader's own functions."""
+    """--impl: a learner's own functions."""
     parser.add_argument(
         "--impl",
         metavar="WHOSE",

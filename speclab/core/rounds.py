@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -55,10 +55,6 @@ class Target(Protocol):
     def vocab_size(self) -> int:
         """Ids that it may emit: 0 to this, exclusive."""
 
-    @property
-    def device(self) -> torch.device:
-        """Where its tensors are."""
-
 
 class Drafter(Protocol):
     """Proposes tokens for one row of text. Its state is its own; the loop tells it what was committed."""
@@ -98,7 +94,7 @@ class Round(NamedTuple):
     prefill: bool = False  # the first token: it comes from the pass over the prompt
     finish: str | None = None  # "eos" or "length" in the last round
     seconds: dict[str, float] | None = None  # by phase; an instrument fills it in (speclab/lab/instruments.py)
-    detail: Any = None  # the numbers that the accept rule used; the same (speclab/lab/tracing/follow.py)
+    detail: object = None  # the numbers that the accept rule used; the same (speclab/lab/tracing/follow.py)
     n_after_eos: int = 0  # ids that were generated after an end token and dropped
 
     @classmethod

@@ -54,9 +54,9 @@ def ask(
                 if isinstance(arg, Steps):
                     arg.restart = restart
             answer = function(*(list(arg) if isinstance(arg, list) else arg for arg in args))
-        if answer is None and promises_a_value(function):
-            raise Impossible("None; did you forget `return`?")
-        return check(answer) if check else answer
+            if answer is None and promises_a_value(function):
+                raise Impossible("None; did you forget `return`?")
+            return check(answer) if check else answer  # an answer's own methods are a learner's code too
     except (Problem, KeyboardInterrupt):
         raise
     except NeverEnds as error:

@@ -11,9 +11,7 @@ from speclab.learner.ask import ask
 from speclab.learner.checklist import check_command, exercises, report
 from speclab.learner.functions import NO_LEARNER, ROLES, WHOLE_LOOP, Learner
 from speclab.learner.guard import PACKAGES
-from speclab.system import paths
 from speclab.system.errors import Problem, UsageProblem
-from speclab.system.files import command
 from speclab.system.terminal import note
 
 
@@ -76,14 +74,3 @@ def load(text: str | None, usable: set[int]) -> Learner:
     # The checks have imported the file in another process. Here it may still fail, so it is asked as a function is.
     modules = {n: ask(n, importlib.import_module, name, lab_inside=True) for n, name in finished.items()}
     return Learner(package, modules, unfinished)
-
-
-def how_to_judge(learner: Learner, temperature: float, draft: str) -> str:
-    """What to type to judge the exercises of a sampled run, whose text has no baseline to equal."""
-    judged = sorted(of_comparison([temperature], [draft]) & learner.modules.keys())
-    if not judged:
-        return "leave out --temperature, and the text is held against the baseline's"
-    words = ["--temperature", f"{temperature:g}"]
-    words += [] if draft in ("model", "ngram") else ["--draft", draft]  # these two it takes anyway
-    words += ["--impl", f"{learner.package}:{','.join(map(str, judged))}"]
-    return f"to judge many of them, type: {command(paths.ROOT / 'compare.py', *words)}"

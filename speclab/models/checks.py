@@ -132,16 +132,16 @@ def _tried(model: PreTrainedModel, reason: str, call: Callable[[], Any]) -> Any:
         raise EnvironmentProblem(f"{model.config.model_type} {reason} ({why}); {ADVICE}") from None
 
 
-def gap(model: PreTrainedModel, found: Tensor, right: Tensor) -> float:
+def gap(model: PreTrainedModel, logits: Tensor, right: Tensor) -> float:
     """The largest difference of two logits (1, n, vocab); of a mixture of experts, that of the median position."""
-    gaps = rounding.differences(found, right).amax(-1)[0]  # (n,)
+    gaps = rounding.differences(logits, right).amax(-1)[0]  # (n,)
     n = len(gaps)
     return gaps.kthvalue(n // 2 + 1 if is_mixture_of_experts(model) else n).values.item()
 
 
-def _compare(model: PreTrainedModel, text: Tensor, reason: str, found: Tensor, right: Tensor) -> None:
+def _compare(model: PreTrainedModel, text: Tensor, reason: str, logits: Tensor, right: Tensor) -> None:
     """Refuse logits (1, n, vocab) of the text that are not the right ones."""
-    difference, allowed, how = gap(model, found, right), rounding.bound(right), rounding.bound_in_words(right.dtype)
+    difference, allowed, how = gap(model, logits, right), rounding.bound(right), rounding.bound_in_words(right.dtype)
     if not difference <= allowed:
         # A model whose layers run many times enlarges rounding: measure by how much, in uncached passes.
         own, higher = Reference(model).logits(text, right.shape[-1])

@@ -16,7 +16,7 @@ from typing import Any
 from speclab.system import terminal
 
 LONGEST_LINE = 800  # characters of an error
-BASELINE_REPEAT = 1.0  # seconds within which a second signal is the same request: some programs send each signal twice
+SAME_REQUEST_SECONDS = 1.0  # a second signal within them is the same request: some programs send it twice
 
 
 class Problem(Exception):
@@ -115,11 +115,11 @@ def is_out_of_memory(error: BaseException) -> bool:
 @contextlib.contextmanager
 def _signals_as_ctrl_c() -> Iterator[None]:
     """SIGINT, SIGTERM and, where the system has it, SIGHUP raise Stopped; one that the caller ignores stays ignored."""
-    last = -BASELINE_REPEAT
+    last = -SAME_REQUEST_SECONDS
 
     def stop(number: int, _frame: object) -> None:
         nonlocal last
-        if time.monotonic() - last >= BASELINE_REPEAT:
+        if time.monotonic() - last >= SAME_REQUEST_SECONDS:
             last = time.monotonic()
             raise Stopped(number)
 

@@ -511,6 +511,7 @@ ROWS = [
     Row(f"{C} --out-dir blocked", 3, ("local.json", "it is a folder", "--out-dir")),
     Row(f"{C} --out-dir blocked-file", 3, ("blocked-file/results", "--out-dir")),
     Row(f"{C} --out-dir /proc/nowhere", 3, ("/proc/nowhere", "--out-dir")),
+    Row(f"{C} --profile -", 2, ("--profile -", "give a file")),
     Row(f"{C} --profile empty-folder", 3, ("empty-folder", "--profile")),
     Row(f"{C} --trace file/x", 3, ("file/x", "--trace")),
     Row(f"{C} --impl exercises:2 --temperature 0.8", 2, ("exercise 2", "can use 3")),

@@ -13,10 +13,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from draft_models import DraftSteps
 from speclab.core.accept import accept, accept_from_logits
 from speclab.core.rounds import Draft
 from speclab.core.sampling import NOT_FINITE, Sampling, draw, draw_next, to_host, uniforms
-from speclab.models.backends.cuda_graphs import DraftSteps
 from speclab.system.errors import EnvironmentProblem
 
 NAN, INF = float("nan"), float("inf")

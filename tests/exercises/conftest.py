@@ -237,11 +237,16 @@ def _write(item: pytest.Item, outcome: str, **rest) -> None:
     The outcome is passed, todo, failed, or none.
     """
     if path := item.config.getoption("--outcomes", None):
-        uses = re.findall(r"\blearner\.(\w+)", inspect.getsource(item.function))
-        check = {"function": item.originalname, "uses": uses, "outcome": outcome, **rest}
+        check = {"function": item.originalname, "uses": names_used(item.function), "outcome": outcome, **rest}
         line = json.dumps({"file": item.path.name, "case": item.nodeid, "check": check})
         with open(path, "a", encoding="utf-8") as file:
             file.write(line + "\n")
+
+
+def names_used(check: Callable) -> list[str]:
+    """What a check takes from the learner's module; where a helper does that for it, what its whole file takes."""
+    named = re.compile(r"\blearner\.(\w+)").findall
+    return named(inspect.getsource(check)) or named(inspect.getsource(inspect.getmodule(check)))
 
 
 def in_words(error: BaseException) -> str:

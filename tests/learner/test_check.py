@@ -1,11 +1,13 @@
 """check.py in a copy of the lab: a fresh clone, half an answer, a wrong one, code that breaks in every other way."""
 
+import importlib
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from textwrap import dedent, indent
@@ -19,7 +21,7 @@ from speclab.learner.guard import has_alarm
 from speclab.system import paths
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.terminal import harmless
-from tests.exercises.conftest import guarded, returning_something
+from tests.exercises.conftest import guarded, names_used, returning_something
 
 ROOMS = ("exercises", "solutions", "speclab", "prompts", "tests/exercises", "docs/chapters")
 
@@ -655,6 +657,16 @@ def test_a_broken_list_of_hints_comes_after_the_result(run, clone):
     assert code == 3
     assert out.count("FAILS") == 8
     assert err.splitlines()[-1].startswith("error: a lab/exercises/hints.toml is no list of hints: ")
+
+
+@pytest.mark.parametrize("exercise", checklist.exercises(), ids=lambda exercise: exercise.stem)
+def test_every_check_leads_to_a_hint(exercise):
+    module = importlib.import_module(f"tests.exercises.test_{exercise.stem}")
+    checks = [value for name, value in vars(module).items() if name.startswith("test_")]
+    assert checks
+    for function in checks:
+        failed = checklist.Check(function.__name__, names_used(function), "failed")
+        assert checklist.function_with_hints(replace(exercise, checks=[failed])), function.__name__
 
 
 def test_hints_go_with_the_first_unfinished_function(run, clone):

@@ -1,6 +1,7 @@
 """The graphed backend without a GPU; a stand-in for the capture runs the step again at every replay.
 
-So everything is tested but CUDA's own capture and replay: fixed inputs, positions, masks over buckets, padding, lanes.
+So everything is tested but CUDA's own capture and replay: fixed inputs, positions, masks over buckets, padding,
+graph caches.
 What the stand-in gives back is overwritten by the next replay, as a graph's output is. tests/test_cuda.py has the rest.
 """
 
@@ -11,14 +12,13 @@ import torch
 from decoding import counted_kernels, plain_text, speculative_rounds
 from tiny_models import CONTEXT, VOCAB, perturbed, tiny
 
-from draft_models import ModelDrafter
+from draft_models import DraftSteps, ModelDrafter
 from speclab.core.sampling import Sampling
 from speclab.drafts.oracle import OracleModelDrafter
 from speclab.lab import harness as bench_module
 from speclab.lab.harness import Bench, take_turns
-from speclab.models.backends import cuda_graphs, exported
-from speclab.models.backends.cuda_graphs import DraftSteps
-from speclab.models.backends.exported import ExportedModel
+from speclab.models.backends import cuda_graphs
+from speclab.models.backends.exported import Buffers, ExportedModel
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
@@ -30,8 +30,7 @@ GARBAGE = 1e4
 
 def spare(monkeypatch, n_tokens: int) -> None:
     """Room for so many tokens after a prompt, and graphs for them."""
-    monkeypatch.setattr(exported, "SPARE", n_tokens)
-    monkeypatch.setattr(cuda_graphs, "SPARE", n_tokens)
+    monkeypatch.setattr(Buffers, "SPARE", n_tokens)
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +72,7 @@ def spoil_dead_rows(cached: CachedModel) -> None:
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2", "gpt_neox", "opt", "gemma"])
 def test_logits_are_the_models_own(family):
-    """Every width, buckets crossed, lanes outgrown, padding at the edge of the context, garbage in dead rows."""
+    """Every width, buckets crossed, graph caches outgrown, padding at the edge of the context, garbage in dead rows."""
     cached = graphed(family)
     room = CONTEXT - 2  # OPT counts its positions from two
     ids = torch.randint(0, VOCAB, (1, room), generator=torch.Generator().manual_seed(2))
@@ -183,11 +182,8 @@ def test_a_drafter_runs_its_chain_in_one_replay_per_round(kind, stand_in, monkey
     assert sum(r.n_drafted == 4 for r in rounds) > 4 > rounds[-1].n_drafted
     assert replays[0] == sum(1 + r.n_drafted for r in rounds[1:]), "new shapes: one for each pass"
     assert replays[1] == sum(2 if r.n_drafted == 4 else 1 + r.n_drafted for r in rounds[1:])
-    assert {len(recipe.program.widths(*map(_empty, recipe.inputs))) for recipe in draft.exported.graph_keys} == {1, 4}
-
-
-def _empty(shape_and_dtype) -> torch.Tensor:
-    return torch.empty(shape_and_dtype[0])
+    chains = [key.inputs for key in draft.exported.graph_keys if isinstance(key.program, DraftSteps)]
+    assert {shape[1] for _, (shape, _) in chains} == {4}, "uniforms: no shorter chain is captured"
 
 
 def test_after_the_warm_up_nothing_is_left_to_capture(stand_in, monkeypatch):
@@ -238,17 +234,17 @@ def test_graph_caches_outlive_decodings_and_are_never_shared(stand_in):
     assert one._backend._buffers is not two._backend._buffers
     a, b = one.forward(PROMPT[:, :1]), two.forward(PROMPT[:, :1])
     assert torch.equal(a, b)
-    lanes, captures = {id(one._backend._buffers), id(two._backend._buffers)}, []
+    graph_caches, captures = {id(one._backend._buffers), id(two._backend._buffers)}, []
     for _ in range(2):
         for cached in (one, two):
             cached.prefill(PROMPT[:, :4])
             cached.forward(PROMPT[:, :1])
-        assert {id(one._backend._buffers), id(two._backend._buffers)} == lanes, "free lanes are taken again"
+        assert {id(one._backend._buffers), id(two._backend._buffers)} == graph_caches, "free ones are taken again"
         captures.append(stand_in["captures"])
     assert captures[0] == captures[1], "and with them their graphs"
 
 
-def test_a_lane_comes_back_when_its_decoding_is_gone():
+def test_a_graph_cache_comes_back_when_its_decoding_is_gone():
     cached = graphed()
     model = cached.exported
     cached.prefill(PROMPT)
@@ -257,7 +253,7 @@ def test_a_lane_comes_back_when_its_decoding_is_gone():
     assert len(model.graph_caches) == 1
 
 
-def test_a_lane_that_is_too_short_is_left_for_a_longer_one():
+def test_a_graph_cache_that_is_too_short_is_left_for_a_longer_one():
     cached = graphed()
     long = torch.randint(0, VOCAB, (1, 120), generator=torch.Generator().manual_seed(5))
     with torch.inference_mode():

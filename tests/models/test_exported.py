@@ -80,6 +80,17 @@ def test_a_buffer_grows_by_doubling_and_keeps_what_it_holds():
     assert n_moves == 1, "from 1,012 rows to 2,024"
 
 
+def test_a_buffer_holds_no_more_rows_than_the_model_has_positions():
+    model = tiny("llama", max_position_embeddings=1100)
+    fast = CachedModel(model, exported=ExportedModel(model))
+    ids = torch.zeros(1, 1100, dtype=torch.long)
+    for n_tokens, rows in ((500, 1012), (1000, 1100)):
+        fast.prefill(ids[:, :n_tokens])
+        assert fast._backend._buffers.capacity == rows
+        fast.forward(ids[:, n_tokens:])
+        assert fast._backend._buffers.capacity == 1100
+
+
 @pytest.mark.parametrize("family", PLAIN)
 def test_the_model_itself_is_left_as_it_was(family):
     """Flattening reads the weights and packs copies; checks and `generate` go on using the model."""

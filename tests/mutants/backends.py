@@ -85,7 +85,7 @@ def gives_every_step_the_first_ones_position() -> None:
 
     def init(cache: GraphCache, exported: ExportedModel, capacity: int) -> None:
         right(cache, exported, capacity)
-        cache._places = FirstPlaces(cache._places)
+        cache.places = FirstPlaces(cache.places)
 
     GraphCache.__init__ = init
 

@@ -9,11 +9,10 @@ from torch import Tensor
 
 import draft_models
 import optimized_speculative
-from draft_models import ModelDrafter
+from draft_models import DraftSteps, ModelDrafter
 from speclab.core.rounds import Decided, DecodeSettings, Draft, Drafter, Round, fetch
 from speclab.core.sampling import uniforms
 from speclab.models import cached
-from speclab.models.backends.cuda_graphs import DraftSteps
 from speclab.models.cached import CachedModel, tokens_to_keep, verify
 from tests.mutants.bugs import mutant
 

@@ -79,8 +79,8 @@ def test_a_fault_of_ours_keeps_its_traceback():
 
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
 def test_signals_arrive_as_ctrl_c(name, code, monkeypatch, capsys):
-    """Once: what follows within BASELINE_REPEAT is the same request, and must not stop the writing of what is kept."""
-    monkeypatch.setattr(errors, "BASELINE_REPEAT", 1e9)
+    """Once: what follows within those seconds is the same request, and must not stop the writing of what is kept."""
+    monkeypatch.setattr(errors, "SAME_REQUEST_SECONDS", 1e9)
     number, caught = getattr(signal, name), []
     before = signal.signal(number, signal.default_int_handler)
 

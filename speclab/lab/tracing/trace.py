@@ -139,7 +139,8 @@ def trace(
     texts, n_tokens, end = spell(tokenizer, prompt_ids, ids), 0, 0.0
     for round_ in rounds:
         counts.add(round_)
-        *proposed, after = round_.detail or [None]
+        positions: list[Any] = round_.detail if isinstance(round_.detail, list) else [None]
+        *proposed, after = positions
         pieces = spell(tokenizer, [*prompt_ids, *ids[:n_tokens]], [position.id for position in proposed])
         drafts = [Token(text, _fate(round_, i), proposed[i]) for i, text in enumerate(pieces)]
         committed, n = texts[n_tokens : n_tokens + len(round_.tokens)], round_.n_accepted

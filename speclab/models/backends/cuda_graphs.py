@@ -1,7 +1,7 @@
 """CUDA graphs for the fast backend: one replay instead of a launch for each kernel.
 
-What is captured is a *program*: a pass, or several with work on the device between them, as the whole chain of k draft
-steps. A graph repeats what was captured: the same kernels on the same addresses with the same shapes. So a program
+What is captured is one pass or a *program*: several passes with work on the device between them, as the whole chain of
+k draft steps. A graph repeats what was captured: the same kernels on the same addresses with the same shapes. So it
 reads its inputs and the length of the text from fixed tensors, writes keys and values at the positions after it, and
 masks whatever lies further on. Shapes are few: a pass is padded to a width that this decoding has used before (so a
 short last block is no new shape), and attention reads a multiple of BUCKET rows, so that it costs what the context
@@ -18,82 +18,46 @@ Not measured on a GPU yet. Everything but the capture itself is tested without o
 import functools
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from speclab.core.sampling import Sampling, draw
-from speclab.models.backends.exported import SPARE, Buffers, ExportedBackend, ExportedModel
+from speclab.models.backends.exported import Buffers, ExportedBackend, ExportedModel
 
 BUCKET = 256  # rows
 WARM_UPS = 2  # passes before a capture: kernels are chosen and workspaces allocated in them
 
-
 Forward = Callable[[Tensor], Tensor]  # (1, m) ids -> (1, m, vocab) logits, after what the cache holds
 
 
-@dataclass(frozen=True)
-class Pass:
-    """The plainest program: ids in, logits out."""
+class Program(Protocol):
+    """Passes and what lies between them. Nothing in it may wait for the device.
 
-    def widths(self, ids: Tensor) -> tuple[int, ...]:
-        """One pass over all ids."""
-        return (ids.shape[1],)
+    In `widths` and `capture_inputs` only the shapes of the inputs matter. Equal programs share their graphs, so they
+    are hashable.
+    """
 
-    def capture_inputs(self, ids: Tensor) -> list[tuple[Tensor, ...]]:
-        """These ids alone."""
-        return [(ids,)]
-
-    def __call__(self, forward: Forward, ids: Tensor) -> tuple[Tensor, ...]:
-        """(1, m) ids -> (1, m, vocab) logits"""
-        return (forward(ids),)
-
-
-@dataclass(frozen=True)
-class DraftSteps:
-    """The steps of a draft: each feeds what the step before it chose."""
-
-    sampling: Sampling
-
-    def widths(self, not_fed: Tensor, uniforms: Tensor) -> tuple[int, ...]:
+    def widths(self, *inputs: Tensor) -> tuple[int, ...]:
         """Tokens of each pass."""
-        return (not_fed.shape[1], *[1] * (uniforms.shape[1] - 1))
 
-    def capture_inputs(self, not_fed: Tensor, uniforms: Tensor) -> list[tuple[Tensor, ...]]:
-        """A round catches up with one token or, after a fully accepted one, with two."""
-        return [(not_fed[:, :1].expand(1, n), uniforms) for n in (1, 2)]
+    def capture_inputs(self, *inputs: Tensor) -> list[tuple[Tensor, ...]]:
+        """Inputs of all shapes that a decoding will bring which brings these."""
 
-    def __call__(self, forward: Forward, not_fed: Tensor, uniforms: Tensor) -> tuple[Tensor, ...]:
-        """(1, m) ids, (1, k) uniforms -> proposed ids (1, k); unless greedy also what they came from, (1, k, vocab)"""
-        ids, steps = not_fed, []
-        for i in range(uniforms.shape[1]):
-            chosen = self.choose(forward(ids)[:, -1], uniforms[:, i])
-            steps.append(chosen)
-            ids = chosen[0][:, None]
-        return tuple(torch.stack(column, dim=1) for column in zip(*steps, strict=True))
-
-    def choose(self, logits: Tensor, uniform: Tensor) -> tuple[Tensor, ...]:
-        """(1, vocab) logits -> the proposed id (1,); unless greedy also what it was drawn from, (1, vocab)"""
-        if self.sampling.greedy:  # what `draw` would return, without building the one-hot
-            return (logits.argmax(-1),)
-        probs = self.sampling.probs(logits)
-        # A NOT_FINITE cannot be fed; the accept rule meets the same probabilities and reports them.
-        return draw(probs, uniform).clamp(min=0), probs
+    def __call__(self, forward: Forward, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Run it."""
 
 
-# A program is called with `forward` and its inputs, and nothing in it may wait for the device. `widths` are the tokens
-# of each pass it will make, `capture_inputs` the inputs of all shapes that a decoding will bring which brings these;
-# only shapes matter in both. Equal programs share their graphs, so they are hashable.
-Program = Pass | DraftSteps
+def one_pass(forward: Forward, ids: Tensor) -> tuple[Tensor, ...]:
+    """(1, m) ids -> (1, m, vocab) logits"""
+    return (forward(ids),)
 
 
 class GraphKey(NamedTuple):
     """Everything that a graph fixes but the cache and the rows that attention reads."""
 
-    program: Program
+    program: Callable[..., tuple[Tensor, ...]]  # a Program, or one_pass
     inputs: tuple[tuple[torch.Size, torch.dtype], ...]
     n_tokens: int  # fed by it
     vocab_size: int | None = None  # logits are cut to it
@@ -173,7 +137,7 @@ class GraphBackend(ExportedBackend):
 
 @functools.cache
 def _pass_of(width: int) -> GraphKey:
-    return GraphKey(Pass(), ((torch.Size((1, width)), torch.long),), width)
+    return GraphKey(one_pass, ((torch.Size((1, width)), torch.long),), width)
 
 
 def _bucket(n: int) -> int:
@@ -195,12 +159,11 @@ class GraphCache(Buffers):
 
     def __init__(self, exported: ExportedModel, capacity: int):
         super().__init__(exported, capacity)
-        self._places = torch.arange(capacity, device=exported.device)[None]  # (1, capacity)
         self.graphs: dict[tuple[GraphKey, int], Graph] = {}  # by key and rows read
 
     def prepare(self, length: int, room: int) -> None:
         """Capture what decodings of this model have needed so far, for `length` tokens and what may follow them."""
-        end = min(room, length + SPARE)
+        end = min(room, length + self.SPARE)
         for key in self.exported.graph_keys:
             for rows in range(_bucket(length + key.n_tokens), _bucket(end) + 1, BUCKET):
                 if min(rows, room) - key.n_tokens >= length:
@@ -235,7 +198,7 @@ class GraphCache(Buffers):
         # Warm-ups write keys and values like any pass: at rows that are not alive.
         before = torch.full((1, 1), length, device=device)
         keys, values = self.first(rows)
-        lowest, columns = torch.finfo(dtype).min, self._places[0, :rows]
+        lowest, columns = torch.finfo(dtype).min, self.places[0, :rows]
 
         def step() -> tuple[Tensor, ...]:
             n_fed = 0
@@ -243,7 +206,7 @@ class GraphCache(Buffers):
             def forward(ids: Tensor) -> Tensor:
                 nonlocal n_fed
                 width = ids.shape[1]
-                positions = before + self._places[:, n_fed : n_fed + width]  # (1, width)
+                positions = before + self.places[:, n_fed : n_fed + width]  # (1, width)
                 n_fed += width
                 mask = torch.zeros(1, 1, width, rows, dtype=dtype, device=device)
                 mask = mask.masked_fill(columns > positions[0, :, None], lowest)  # (1, 1, width, rows)

@@ -27,7 +27,7 @@ aten = torch.ops.aten
 _EXAMPLE_ROWS = 64
 _WIDTHS = torch.export.Dim("width", min=2, max=_EXAMPLE_ROWS - 1)
 _TOTALS = torch.export.Dim("total", min=2, max=_EXAMPLE_ROWS - 1)
-SPARE = 512  # tokens that new buffers can take after a prompt before they have to grow
+WIDEST = 64  # passes up to this width take their mask from a table
 
 
 class CannotExport(Exception):
@@ -147,10 +147,17 @@ class ExportedModel:
 
 
 class Buffers:
-    """Keys and values of one text, allocated once: (1, kv heads, capacity, head width) each, a pair for every layer."""
+    """Keys and values of one text, allocated once: (1, kv heads, capacity, head width) each, a pair for every layer.
+
+    places: (1, capacity), the positions of their rows.
+    """
+
+    SPARE = 512  # tokens that new buffers can take after a prompt before they have to grow
 
     def __init__(self, exported: ExportedModel, capacity: int):
         self.exported, self.capacity = exported, capacity
+        self.places = torch.arange(capacity, device=exported.device)[None]
+        self._masks = causal_mask(WIDEST, capacity + WIDEST, exported.dtype, exported.device)
         self.keys, self.values = (
             [self._zeros(*shape) for shape in side] for side in zip(*exported.shapes, strict=True)
         )
@@ -161,6 +168,14 @@ class Buffers:
     def first(self, n_rows: int) -> tuple[list[Tensor], list[Tensor]]:
         """Views of the first rows: keys, values."""
         return [keys[:, :, :n_rows] for keys in self.keys], [values[:, :, :n_rows] for values in self.values]
+
+    def mask(self, width: int, total: int) -> Tensor:
+        """(1, 1, width, total): of a pass that leaves `total` tokens."""
+        if width > WIDEST:
+            return causal_mask(width, total, self.exported.dtype, self.exported.device)
+        # Row i of a pass after `length` tokens reads column j while j <= length + i: the same table, moved to the left.
+        start = self.capacity - (total - width)
+        return self._masks[:, :, :width, start : start + total]
 
     def copy_from(self, other: "Buffers", n_rows: int) -> None:
         """Take over the first rows of smaller buffers."""
@@ -184,7 +199,7 @@ class ExportedBackend:
         The prompt is bound by arithmetic, not by kernel launches: the model's own code reads it, into the buffers.
         """
         n = prompt.shape[1]
-        self._buffers = self._new_buffers(n + SPARE)
+        self._buffers = self._new_buffers(self._rows(n, n + Buffers.SPARE))
         views: list = [WrittenInPlace(keys, values) for keys, values in zip(*self._buffers.first(n), strict=True)]
         options = {"past_key_values": Cache(layers=views), "use_cache": True, "logits_to_keep": 1}
         return self._model(input_ids=prompt, **options).logits
@@ -195,13 +210,13 @@ class ExportedBackend:
         width = max(n_tokens, self._exported.least_width)
         if length + width > self._most_positions:
             width = n_tokens
-        # Padding comes last, so no other row reads it, and the next pass overwrites it.
-        tokens = nn.functional.pad(tokens, (0, width - n_tokens))
+        if width > n_tokens:  # padding comes last, so no other row reads it, and the next pass overwrites it
+            tokens = nn.functional.pad(tokens, (0, width - n_tokens))
         total = length + width
         self._reserve(total, length)
-        positions = torch.arange(length, total, device=tokens.device)[None]
-        mask = causal_mask(width, total, self._exported.dtype, tokens.device)
-        return self._exported.forward(tokens, positions, mask, *self._buffers.first(total))[:, :n_tokens]
+        buffers = self._buffers
+        positions, mask = buffers.places[:, length:total], buffers.mask(width, total)
+        return self._exported.forward(tokens, positions, mask, *buffers.first(total))[:, :n_tokens]
 
     def crop(self, n_tokens: int) -> None:
         """Nothing to do: rows after the length are never read."""
@@ -209,11 +224,15 @@ class ExportedBackend:
     def _new_buffers(self, capacity: int) -> Buffers:
         return Buffers(self._exported, capacity)
 
+    def _rows(self, needed: int, wished: int) -> int:
+        """Of new buffers: `wished`, or the model's positions where they are fewer, and never less than `needed`."""
+        return max(needed, min(wished, self._most_positions))
+
     def _reserve(self, total: int, length: int) -> None:
-        """Make room for `total` tokens, at least twice as many as before; `length` of them are worth keeping."""
+        """Make room for `total` tokens, twice as many as before if the model has them; keep the first `length`."""
         old = self._buffers
         if total > old.capacity:
-            self._buffers = self._new_buffers(max(total, 2 * old.capacity))
+            self._buffers = self._new_buffers(self._rows(total, 2 * old.capacity))
             self._buffers.copy_from(old, length)
 
 
