@@ -22,7 +22,7 @@ from speclab.lab.tracing import follow, shapes
 from speclab.learner import loading
 from speclab.learner.functions import Learner
 from speclab.models import memory
-from speclab.models.prompts import Prompt
+from speclab.models.prompts import Prompt, with_text
 from speclab.models.setup import Setup
 from speclab.present import report
 from speclab.present import shapes as shape_views
@@ -72,32 +72,28 @@ class _Decoded:
     counts: Counts = field(default_factory=Counts)
 
     def show(self, prompt: Prompt, rounds: Iterator[Round]) -> list[int]:
-        """Print a prompt and its text; decoding is timed, printing is not.  -> new tokens"""
-        tokens: list[int] = []
-        n_shown = 0
+        """Print a prompt and its text.  -> new tokens"""
+        tokens, text = [], ""
         print(harmless(f"\n=== {prompt.kind} {'=' * 60}\n{prompt.text}"), end="", flush=self.args.stream)
-        start = time.perf_counter()
         try:
-            for round_ in rounds:  # a round ends with its tokens on the host, so the device has nothing left to do
-                if not round_.prefill:
-                    self.seconds += time.perf_counter() - start
-                self.counts.add(round_)
+            for round_ in with_text(self._timed(rounds), self.setup.tokenizer):
                 tokens += round_.tokens
+                text += round_.text
                 if self.args.stream:
-                    n_shown = self._print_more(tokens, n_shown)
-                start = time.perf_counter()
+                    print(harmless(round_.text), end="", flush=True)
         finally:  # also before an error is printed
-            self._print_more(tokens, n_shown, final=True)
-            print(flush=True)
+            print("" if self.args.stream else harmless(text), flush=True)
         return tokens
 
-    def _print_more(self, tokens: list[int], n_shown: int, final: bool = False) -> int:
-        """Print the text after its first `n_shown` characters.  -> characters shown so far"""
-        text = str(self.setup.tokenizer.decode(tokens, skip_special_tokens=True))
-        if text.endswith("\ufffd") and not final:  # a token may end inside a character: wait for the rest of it
-            return n_shown
-        print(harmless(text[n_shown:]), end="", flush=self.args.stream)
-        return len(text)
+    def _timed(self, rounds: Iterator[Round]) -> Iterator[Round]:
+        """The rounds; making them is timed, what is done with them is not."""
+        start = time.perf_counter()
+        for round_ in rounds:  # a round ends with its tokens on the host, so the device has nothing left to do
+            if not round_.prefill:
+                self.seconds += time.perf_counter() - start
+            self.counts.add(round_)
+            yield round_
+            start = time.perf_counter()
 
     def speed(self) -> str:
         """How fast, in one line."""

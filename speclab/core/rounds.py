@@ -96,6 +96,7 @@ class Round(NamedTuple):
     seconds: dict[str, float] | None = None  # by phase; an instrument fills it in (speclab/lab/instruments.py)
     detail: object = None  # the numbers that the accept rule used; the same (speclab/lab/tracing/follow.py)
     n_after_eos: int = 0  # ids that were generated after an end token and dropped
+    text: str = ""  # what `tokens` add to the text; speclab/models/prompts.py fills it in
 
     @classmethod
     def committing(

@@ -1,8 +1,9 @@
-"""Prompts: the standard set in `prompts/`, a file, standard input, or a text from the command line."""
+"""Prompts: the standard set in `prompts/`, a file, standard input, or a text; and the texts that continue them."""
 
 import errno
 import os
 import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from speclab.core.rounds import Round
 from speclab.system import files
 from speclab.system.errors import UsageProblem
 from speclab.system.paths import DATA
@@ -100,6 +102,20 @@ def encode(pairs: list[tuple[str, str]], tokenizer: PreTrainedTokenizerBase) -> 
             raise UsageProblem("a prompt is empty; give at least one word, for example --prompt 'def main():'")
         prompts.append(Prompt(kind, text, torch.tensor([ids])))
     return prompts
+
+
+def with_text(rounds: Iterable[Round], tokenizer: PreTrainedTokenizerBase) -> Iterator[Round]:
+    """The rounds, each with the text that it adds. The text of a token that ends inside a character comes later."""
+    tokens: list[int] = []
+    n_shown = 0
+    for round_ in rounds:
+        tokens += round_.tokens
+        text = str(tokenizer.decode(tokens, skip_special_tokens=True))
+        if text.endswith("\ufffd") and round_.finish is None:
+            yield round_
+            continue
+        yield round_._replace(text=text[n_shown:])
+        n_shown = len(text)
 
 
 def first_of_each_kind(prompts: list[Prompt], limit: int) -> list[Prompt]:

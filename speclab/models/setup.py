@@ -119,13 +119,19 @@ def load_setup(
     tokenizer = loading.load_tokenizer(target)
     copies = 2 if engine != "eager" and can_prepack(where, precision) else 1  # the fast engine packs a second one
     model = loading.load_model(target, where, precision, "target", copies)
-    known = max(tokenizer.get_vocab().values()) + 1
-    exported, why_engine = select.choose(model, engine)
-    reasons = {
-        "device": why_device,
-        "dtype": why_dtype,
-        "threads": "asked for" if threads else "one per core",
-        "engine": why_engine,
-    }
-    cached = CachedModel(model, known, exported)
-    return Setup(cached, tokenizer, loading.short_name(target), sampling, where, precision, reasons)
+    reasons = {"device": why_device, "dtype": why_dtype, "threads": "asked for" if threads else "one per core"}
+    return setup_of(model, tokenizer, loading.short_name(target), sampling, engine, reasons)
+
+
+def setup_of(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    name: str,
+    sampling: Sampling,
+    engine: str,
+    reasons: dict[str, str],
+) -> Setup:
+    """A loaded and checked target on the engine that is asked for, with its device and dtype as they are."""
+    exported, why = select.choose(model, engine)
+    target = CachedModel(model, max(tokenizer.get_vocab().values()) + 1, exported)
+    return Setup(target, tokenizer, name, sampling, model.device, model.dtype, reasons | {"engine": why})

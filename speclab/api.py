@@ -1,0 +1,97 @@
+"""The lab from Python: load a pair of models, decode speculatively, read the rounds.
+
+    from speclab import load, speculate
+
+    pair = load()                                     # the lab's own pair; or load("Qwen/...", draft="Qwen/...")
+    for round_ in speculate(pair, "def read_config(path):", draft_length=4):
+        print(round_.text, end="", flush=True)        # a Round (speclab/core/rounds.py), with its text
+
+Models and prompts are checked as by the scripts. What cannot be used raises `UsageProblem` or `EnvironmentProblem`
+(speclab/system/errors.py), whose text names the cause and what to do.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from draft_models import ModelDrafter
+from optimized_speculative import speculative_decode
+from speclab.core.rounds import DecodeSettings, Drafter, Round
+from speclab.core.sampling import GREEDY, Sampling
+from speclab.drafts.select import check_prompts, make_drafter
+from speclab.models import loading
+from speclab.models.checks import check_model
+from speclab.models.prompts import encode, with_text
+from speclab.models.setup import Setup, load_setup, setup_of
+from speclab.system.errors import UsageProblem
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A checked target, and what drafts for it. One text at a time: the caches of both belong to it."""
+
+    setup: Setup
+    drafter: Drafter
+
+
+def load(
+    target: str | PreTrainedModel = loading.LAB_TARGET,
+    draft: str | PreTrainedModel = "model",
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
+    engine: str = "auto",
+    threads: int | None = None,
+) -> Pair:
+    """Load and check a pair. Without arguments: the one that comes with the lab.
+
+    target: folder, hub name, lab:SIZE, or a model that is loaded. draft: the same, "model" (the lab's own draft),
+    "ngram" (prompt lookup), or a model that is loaded. tokenizer: needed where the target is a loaded model. device
+    (auto, cpu, cuda, mps), dtype (auto, float32, bfloat16) and threads are for a target that is loaded here; engine:
+    auto, fast, eager.
+
+    Raises UsageProblem or EnvironmentProblem.
+    """
+    if isinstance(target, str):
+        setup = load_setup(target, GREEDY, device, dtype, engine, threads)
+    elif tokenizer is None:
+        raise UsageProblem("a target that is loaded needs its tokenizer: load(model, tokenizer=...)")
+    else:
+        check_model(target)
+        name = loading.short_name(target.name_or_path or type(target).__name__)
+        given = dict.fromkeys(("device", "dtype"), "the model's own") | {"threads": "PyTorch's own"}
+        setup = setup_of(target, tokenizer, name, GREEDY, engine, given)
+    if not isinstance(draft, str):
+        check_model(draft)
+        return Pair(setup, ModelDrafter(setup.cached(draft, setup.target.vocab_size)))
+    if draft.startswith("dial:"):
+        raise UsageProblem(f"draft {draft!r} replays the baseline's output, which is for compare.py alone")
+    return Pair(setup, make_drafter(draft, setup))
+
+
+def speculate(
+    pair: Pair,
+    prompt: str,
+    draft_length: int = 4,
+    max_new_tokens: int = 128,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    seed: int = 0,
+) -> Iterator[Round]:
+    """Continue a prompt by speculative decoding: its rounds, each with the text that it adds.
+
+    draft_length: tokens of a draft, 0 for plain decoding. temperature: 0 is greedy. The text ends with the target's own
+    end token or after max_new_tokens tokens. What arguments cannot be is raised here, before the first round.
+
+    Raises UsageProblem, and ValueError for numbers that nothing can be.
+    """
+    if draft_length < 0 or max_new_tokens < 0:
+        raise ValueError(f"draft_length and max_new_tokens must be 0 or more, got {draft_length}, {max_new_tokens}")
+    setup = pair.setup
+    settings = DecodeSettings(max_new_tokens, Sampling(temperature, top_k, top_p), setup.eos, seed)
+    (encoded,) = encode([("prompt", prompt)], setup.tokenizer)
+    check_prompts(setup.target, [pair.drafter], [encoded], max_new_tokens)
+    rounds = speculative_decode(setup.target, pair.drafter, encoded.ids.to(setup.device), draft_length, settings)
+    return with_text(rounds, setup.tokenizer)
