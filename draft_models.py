@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from speclab.core.rounds import Draft, Drafter, Target
-from speclab.core.sampling import GREEDY, Sampling, draw
+from speclab.core.sampling import GREEDY, Sampling, draw, to_device
 from speclab.models.cached import CachedModel, tokens_to_keep
 from speclab.system.errors import EnvironmentProblem
 
@@ -51,7 +51,7 @@ class ModelDrafter:
         k = min(k, draft_room(self.draft, self._n_committed))
         if k == 0:
             return as_draft([], self.draft.device)
-        not_fed = torch.tensor([self._not_fed], device=self.draft.device)  # (1, 1 or 2): catch-up
+        not_fed = to_device(self._not_fed, self.draft.device)[None]  # (1, 1 or 2): catch-up
         tokens, *probs = self._run(self.draft.replace_unknown(not_fed), uniforms[:, :k])
         n_lacking = self._vocab_size - self.draft.vocab_size
         probs = [
@@ -110,7 +110,7 @@ class DraftSteps:
 
 def as_draft(tokens: list[int], device: torch.device) -> Draft:
     """A draft of one row that is certain of its tokens."""
-    return Draft(torch.tensor([tokens], dtype=torch.long, device=device), torch.full((1,), len(tokens), device=device))
+    return Draft(to_device(tokens, device)[None], torch.full((1,), len(tokens), device=device))
 
 
 def draft_room(draft: CachedModel, n_committed: int) -> int:

@@ -1,5 +1,7 @@
 """What only a GPU can show. Skipped where there is none; `pytest -m cuda` runs these alone."""
 
+import warnings
+
 import pytest
 import torch
 from decoding import plain_text, speculative_rounds
@@ -50,6 +52,23 @@ def test_greedy_is_token_identical_in_float32(family, fast):
         rounds = list(speculative_rounds(target, drafter, prompt, 4, N_NEW))
         assert [t for r in rounds for t in r.tokens] == text
         assert target.n_passes == len(rounds)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_round_waits_for_the_device_once(temperature):
+    """PyTorch warns of each wait: one copy brings the round's decision to the host, nothing else waits."""
+    target, drafter = on_gpu("llama", True), ModelDrafter(on_gpu("llama", True, noise=0.1))
+    rounds = iter(speculative_rounds(target, drafter, PROMPT.cuda(), 4, N_NEW, Sampling(temperature)))
+    for _ in range(3):  # prefill, and what is captured on the way
+        next(rounds)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            next(rounds)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert len([w for w in caught if "synchroniz" in str(w.message)]) == 1
 
 
 def test_sampled_rounds_do_not_depend_on_the_engine():

@@ -109,6 +109,12 @@ def uniforms(shape: tuple[int, ...], generator: torch.Generator, device: torch.d
     return torch.rand(shape, generator=generator, device=generator.device, dtype=dtype).to(device, non_blocking=True)
 
 
+def to_device(ids: list[int], device: torch.device) -> Tensor:
+    """(n,) ids on `device`, without waiting for what is queued there."""
+    tokens = torch.tensor(ids, dtype=torch.long)
+    return tokens.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tokens.to(device)
+
+
 def to_host(tokens: Tensor) -> list[int]:
     """(n,) ids -> list; the place where a NOT_FINITE is noticed."""
     ids = tokens.tolist()

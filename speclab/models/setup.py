@@ -84,7 +84,8 @@ class Setup:
     def describe(self) -> str:
         """What runs, on what, and why: the head of every run."""
         machine = f"{self.device.type} ({self.reasons['device']}), {self.dtype_name} ({self.reasons['dtype']})"
-        threads = f", {torch.get_num_threads()} threads ({self.reasons['threads']})" * (self.device.type == "cpu")
+        n = torch.get_num_threads()
+        threads = f", {n} thread{'s' * (n != 1)} ({self.reasons['threads']})" * (self.device.type == "cpu")
         unused = f"\nunused  the checkpoint's generation settings {self.unapplied}" * bool(self.unapplied)
         return (
             f"target  {loading.describe_model(self.target_name, self.target.model)}\n"
