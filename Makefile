@@ -56,4 +56,4 @@ readme: $(READY)
 	@touch .venv/ready
 
 clean:
-	rm -rf .venv build .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv build .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis

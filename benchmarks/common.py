@@ -23,7 +23,7 @@ from speclab.records import files
 from speclab.records.runs import Head
 from speclab.system import terminal
 from speclab.system.errors import UsageProblem
-from speclab.system.files import check_writable, do_all, write_whole
+from speclab.system.files import check_writable, do_all, shown, write_whole
 from speclab.system.paths import OUTPUT
 
 
@@ -44,7 +44,7 @@ Run = TypeVar("Run", bound=BenchmarkRun)
 def add_result_flags(parser: argparse.ArgumentParser, benchmark: str) -> None:
     """Where the record and the page of this benchmark go."""
     group = parser.add_argument_group("results")
-    group.add_argument("--out-dir", type=some_path, default=OUTPUT, help="holds results/ (default: the lab)")
+    group.add_argument("--out-dir", type=some_path, default=OUTPUT, help=f"holds results/ (default: {shown(OUTPUT)})")
     group.add_argument("--name", type=plain_name, default="local", help="of this run's files (default: local)")
     parser.set_defaults(benchmark=benchmark)
 

@@ -21,9 +21,10 @@ def _rooms() -> Iterator[str]:
     """From the ground up: a room may import the rooms before it. The package's own are the layers of its contract."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"]
     layers = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
-    for layer in reversed(layers):
-        yield f"speclab/{layer}"
-        yield from ABOVE.get(layer, ())
+    for name in (name.strip() for layer in reversed(layers) for name in layer.split("|")):
+        room = ROOT / "speclab" / name
+        yield f"speclab/{name}" if room.is_dir() else f"speclab/{name}.py"
+        yield from ABOVE.get(name, ())
 
 
 ROOMS = tuple(_rooms())

@@ -23,7 +23,7 @@ from speclab.models import memory
 from speclab.present import plan_views, plots, report, sweep_views
 from speclab.records.runs import ComparisonRun, LabRun, PlanRun, SweepRun
 from speclab.system.errors import Problem, UsageProblem, reports_problems
-from speclab.system.files import do_all, write_whole
+from speclab.system.files import do_all, shown, write_whole
 from speclab.system.paths import OUTPUT
 from speclab.system.terminal import note, say
 
@@ -98,7 +98,7 @@ def _parser(docstring: str) -> argparse.ArgumentParser:
         "--json", type=parsing.some_path, metavar="PATH", help="the run record here as well; - for stdout, alone"
     )
     group.add_argument(
-        "--out-dir", type=parsing.some_path, default=OUTPUT, help="of results/, plots/ (default: the lab)"
+        "--out-dir", type=parsing.some_path, default=OUTPUT, help=f"of results/, plots/ (default: {shown(OUTPUT)})"
     )
     group.add_argument("--name", type=parsing.plain_name, default="local", help="of this run's files (default: local)")
     parser.set_defaults(max_new_tokens=None)

@@ -10,7 +10,7 @@ COSTS = "c: a drafted token, v: a target pass over k + 1 tokens, o: the rest of 
 def hardware(run: Head) -> str:
     """The processor that a record was taken on."""
     machine = run.machine
-    return machine.gpu or f"{machine.cpu}, {machine.threads} threads"
+    return machine.gpu or f"{machine.cpu}, {machine.threads} thread{'s' * (machine.threads != 1)}"
 
 
 def circumstances(run: Head) -> str:

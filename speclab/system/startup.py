@@ -1,10 +1,13 @@
-"""Imported first by every script: Ctrl-C while the slow imports run is one line and exit code 130, not a traceback.
+"""Imported first by every script: Ctrl-C while the slow imports run, or a library that is missing, is one line.
 
-Nothing is measured yet, so the process ends on the spot. `reports_problems` takes over when main() runs.
+Nothing is measured yet, so the process ends on the spot, with exit code 130 or 3. `reports_problems` takes over when
+main() runs.
 """
 
 import os
 import signal
+import sys
+from importlib.util import find_spec
 
 
 def _leave(*_: object) -> None:
@@ -14,3 +17,6 @@ def _leave(*_: object) -> None:
 
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a job in the background may ignore it
     signal.signal(signal.SIGINT, _leave)
+if missing := [name for name in ("torch", "transformers") if find_spec(name) is None]:
+    sys.stderr.write(f"error: {missing[0]} is not installed; type: pip install -r requirements.txt\n")
+    sys.exit(3)

@@ -240,3 +240,10 @@ def test_a_bar_is_only_for_a_terminal(monkeypatch, capsys):
     for _ in terminal.progress_bar(range(3), desc="x"):
         pass
     assert "x:" in capsys.readouterr().err
+
+
+def test_a_missing_library_is_one_line():
+    code = "import sys; sys.modules['torch'] = None; from speclab.system import startup"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 3
+    assert done.stderr == "error: torch is not installed; type: pip install -r requirements.txt\n"
