@@ -243,7 +243,7 @@ def test_wrong_logits_are_no_fast_engine_however_noisy_the_eager_one(monkeypatch
 
 
 @pytest.mark.parametrize("error", [KeyError("what"), RuntimeError(), torch.OutOfMemoryError("too large\nreally")])
-def test_any_trouble_with_the_fast_gear_leaves_the_eager_one(monkeypatch, error):
+def test_any_trouble_with_the_fast_backend_leaves_the_eager_one(monkeypatch, error):
     """A kernel library may raise anything, also something without words."""
 
     def trouble(*args):
@@ -296,7 +296,7 @@ def test_narrow_passes_are_padded_where_that_is_faster(monkeypatch, four, least)
     assert chosen.least_width == least
 
 
-def test_every_gear_and_width_is_timed():
+def test_every_backend_and_width_is_timed():
     model = model_of("llama")
     fast = CachedModel(model, exported=flattened(model))
     times = timing.time_passes([(CachedModel(model), 1), (fast, 1), (fast, 4)], 8, 3)
