@@ -40,7 +40,9 @@ def test_right_models_pass_in_every_dtype(family, dtype):
 def test_an_encoder_attends_to_later_tokens():
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
     model = BertLMHeadModel(BertConfig(**sizes, vocab_size=VOCAB, initializer_range=0.3)).eval()
-    with pytest.raises(EnvironmentProblem, match=r"bert attends to later tokens: logits differ by .* where rounding explains"):
+    with pytest.raises(
+        EnvironmentProblem, match=r"bert attends to later tokens: logits differ by .* where rounding explains"
+    ):
         check_model(model)
 
 
