@@ -81,7 +81,9 @@ def test_accepted_are_the_leading_agreements(learner, drafted, own, right):
         pytest.fail("count_accepted changed a list that it was given (pop does); only read them", pytrace=False)
     if whole(got) == right:
         return
-    if 0 in drafted:
+    if got == 0 < right:
+        story += "; the round is not all or nothing: the drafts before the first rejected one are kept"
+    elif 0 in drafted:
         story += "; id 0 is a token like any other, not 'nothing'"
     elif got == sum(d == o for d, o in zip(drafted, own, strict=False)):
         story += "; that counts agreements after the first rejected draft too: they continue a text that is gone"
@@ -140,6 +142,8 @@ def explain_round(got: list[int], right: list[int], draft: Draft, drafted: list[
         if n == len(drafted):
             return start + "the bonus token is missing: the pass has computed it, and the next one pays for it again"
         return start + "the correction is thrown away: the pass has computed it, and the next one pays for it again"
+    if n and got in ([own[0]], [own[n]]):
+        return start + "the round is not all or nothing: the drafts before the first rejected one are kept"
     if got == [own[n], *drafted[:n]]:
         return start + "the correction goes after the accepted drafts, not in front of them"
     if got == [*drafted[: n + 1], own[n]]:

@@ -52,6 +52,7 @@ class Tiny:
 # Two models of different shape: neither can use the other's keys and values.
 TARGET = Tiny(seed=1, n_layers=3, n_heads=2, head_dim=4)
 DRAFT = Tiny(seed=2, n_layers=2, n_heads=1, head_dim=6)
+ONE_LAYER = Tiny(seed=3, n_layers=1, n_heads=2, head_dim=4)
 
 
 def length(cache: Layers) -> int:
@@ -140,7 +141,7 @@ def test_what_the_draft_is_fed_first(learner, text):
 # --- The crop --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model", [TARGET, DRAFT], ids=["target", "draft"])
+@pytest.mark.parametrize("model", [TARGET, DRAFT, ONE_LAYER], ids=["target", "draft", "one layer"])
 def test_crop_equals_a_rebuilt_cache(learner, model):
     """The first n positions of every layer are what the model computes for the first n tokens from scratch."""
     ids = random.Random(3).choices(range(VOCAB), k=9)

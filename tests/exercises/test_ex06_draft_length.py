@@ -33,6 +33,24 @@ def test_plain_decoding_where_nothing_pays(learner):
     assert k == 0, f"longest 0 leaves only plain decoding, you got {k}"
 
 
+def test_of_equally_fast_lengths_the_shorter_one(learner):
+    """Exact ties: with plain decoding, and of two lengths with each other."""
+    k = learner.best_draft_length(0.0, 0.0, lambda m: 1.0, 0.0, 8)
+    assert k == 0, (
+        f"alpha 0: no draft is ever accepted, so no k is faster than plain decoding and the answer is 0, you got {k}; "
+        "take a k only where it is strictly faster, > and not >="
+    )
+    k = learner.best_draft_length(1.0, 1.0, lambda m: 1.0, 0.0, 8)
+    assert k == 0, f"a draft at the target's price: every k is exactly as fast as plain decoding, so 0, you got {k}"
+    for one, two in ((1, 3), (3, 7)):
+        cost = {one + 1: 1.0, two + 1: 2.0}
+        k = learner.best_draft_length(1.0, 0.0, lambda m, cost=cost: cost.get(m, 99.0), 0.0, 9)
+        assert k == one, (
+            f"alpha 1, free drafts: k = {one} and k = {two} are equally fast, the shorter one is the answer, you got {k}"
+            "; replace the best so far only where the next one is strictly faster, > and not >="
+        )
+
+
 def test_the_pass_is_one_wider_than_the_draft(learner):
     """A pass that turns dear at width 5: a draft of 4 needs it, a draft of 3 does not."""
     k = learner.best_draft_length(0.8, 0.02, lambda m: 1.0 if m < 5 else 2.0, 0.0, 8)

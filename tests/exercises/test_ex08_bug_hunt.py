@@ -70,15 +70,19 @@ def test_nothing_follows_an_end_of_text(learner):
     untouched(learner)
     if (text := scene_c(learner)) != [3, 4, 5, 6]:
         wrong(f"6 means end of text: 3 4 5 6 is all there is to say, with k = 4 yours says {text}")
-    for end, n_accepted, n_rejected in [(4, 1, 0), (6, 3, 0)]:
-        found = list(rounds(learner, TinyTarget(one_up), TinyDrafter(one_up, wrong_at=20), 5, 12, frozenset({end})))
+    # The last one: a rejected draft after the accepted end. The one before: the end is the correction.
+    for end, wrong_at, n_accepted, n_rejected in [(4, 20, 1, 0), (6, 20, 3, 0), (6, 6, 2, 1), (5, 7, 2, 0)]:
+        found = list(rounds(learner, TinyTarget(one_up), TinyDrafter(one_up, wrong_at), 5, 12, frozenset({end})))
         last = found[-1]
         if last.finish != "eos":
             wrong(f"the last round has an end of text among its tokens; its finish must be 'eos', not {last.finish!r}")
         if (last.n_accepted, last.n_rejected) != (n_accepted, n_rejected):
+            what = "drafts after an end of text are neither accepted nor rejected"
+            if n_rejected:
+                what = "the end of text is the correction here, so the rejected draft before it counts"
             wrong(
-                f"a block of 5 right drafts is cut after {n_accepted}: drafts after an end of text are neither "
-                f"accepted nor rejected, yours counts {last.n_accepted} and {last.n_rejected}"
+                f"a block with {n_accepted} right drafts up to its end of text: {what}. Expected {n_accepted} accepted "
+                f"and {n_rejected} rejected, yours counts {last.n_accepted} and {last.n_rejected}"
             )
     # The draft says 6 where the target says 5.
     found = rounds(learner, TinyTarget(one_up), TinyDrafter(one_up, wrong_at=5), 4, 8, frozenset({6}))
@@ -112,6 +116,29 @@ def test_each_drafted_token_is_tested_by_itself(learner):
         )
 
 
+def uniforms_used(learner: ModuleType) -> list[tuple[list[float], list[float]]]:
+    """The random numbers of every round: those given to the drafter, and those given to the learner's accept."""
+    drafting, testing, own_accept = [], [], learner.accept
+
+    class Noting(TinyDrafter):
+        def propose(self, k: int, uniforms: torch.Tensor) -> Draft:
+            drafting.append(uniforms.flatten().tolist())
+            return super().propose(k, uniforms)
+
+    def noted(draft: Draft, target_probs: torch.Tensor, uniforms: torch.Tensor):
+        testing.append(uniforms.flatten().tolist())
+        return own_accept(draft, target_probs, uniforms)
+
+    learner.accept = noted
+    try:
+        settings = DecodeSettings(20, Sampling(1.0), seed=5)
+        for at_most in (99, 1):
+            list(learner.decode(TinyTarget(one_up), Noting(one_up, 3, at_most), PROMPT, 4, settings))
+    finally:
+        learner.accept = own_accept
+    return list(zip(drafting, testing, strict=False))
+
+
 def test_nothing_else_is_broken(learner):
     """What held before the hunt: texts, budgets, one pass a round, plain decoding, the draft's own odds."""
     untouched(learner)
@@ -142,6 +169,13 @@ def test_nothing_else_is_broken(learner):
             wrong(
                 f"p = 1/4, q = 1/2, u = {u} for the test, 0.3 for the draw: of one draft {kept} is kept, then token 1 "
                 f"follows; yours keeps {given[0]}, then token {given[1]}"
+            )
+    for drafting, testing in uniforms_used(learner):
+        if shared := set(drafting) & set(testing):
+            wrong(
+                f"{len(shared)} of the {len(testing)} random numbers that accept is given have drawn the draft already: "
+                "a token that was drawn with a small number would meet the same small number in its test, and be kept "
+                "too often; drafting and testing need numbers of their own"
             )
     zero = learner.accept(
         Draft(torch.tensor([[0]]), torch.tensor([1])), twelfths([0, 12], [6, 6]), torch.zeros(1, 2, dtype=torch.float64)

@@ -99,4 +99,26 @@ def count_accepted(drafted, own):
         "one_round",
         _round("committed = [*drafted[:n], next_token(own, n)]").replace("draft(text + drafted)", "draft(text)"),
     ),
+    "all or nothing": (
+        "count_accepted",
+        """
+        def count_accepted(drafted, own):
+            return len(drafted) if drafted == own[: len(drafted)] else 0
+        """,
+    ),
+    "all or nothing, in the round": (
+        "one_round",
+        """
+        def one_round(target, draft, text, k, room, eos):
+            drafted = []
+            for _ in range(min(k, room - 1)):
+                drafted.append(draft(text + drafted))
+            own = target(text + drafted, len(drafted))
+            committed = own if drafted == own[:-1] else own[:1]
+            for i, token in enumerate(committed):
+                if token in eos:
+                    return committed[: i + 1]
+            return committed
+        """,
+    ),
 }
