@@ -111,7 +111,8 @@ def run_all(exercise: checklist.Exercise, answers: list[Mutant], jobs: int) -> I
     """What becomes of each answer, `jobs` of them at a time; in the order in which they end."""
     if not hasattr(os, "fork"):
         raise EnvironmentProblem("every wrong answer runs in a copy of this process, and this system cannot fork")
-    waiting, running = answers[::-1], {}
+    waiting = answers[::-1]
+    running: dict[int, tuple[Mutant, Path, float]] = {}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
         while waiting or running:
             while waiting and len(running) < jobs:
@@ -184,11 +185,11 @@ def page(results: list[tuple[checklist.Exercise, list[Outcome], int]], seed: int
         }
         total.update(row)
         total["possible"] += possible
-        rows.append([f"{exercise.number}. {exercise.title}", *row.values()])
+        rows.append([f"{exercise.number}. {exercise.title}", *map(str, row.values())])
         reasons += [f"- {exercise.number}, `{name}`: {why}." for name, why in fine.items()]
         reasons += [f"- {exercise.number}, `{name}`: **missed**." for name in missed]
     headers = ["exercise", "made", "caught", "in words", "stopped", "no mistake", "missed"]
-    rows.append(["all", *(total[name] for name in headers[1:])])
+    rows.append(["all", *(str(total[name]) for name in headers[1:])])
     about = ABOUT.format(made=total["made"], possible=total["possible"], seed=seed, date=date)
     listed = "\n".join(reasons) or "None."
     legend = LEGEND.format(seconds=SECONDS)

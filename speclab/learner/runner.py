@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from typing import NamedTuple
 from speclab.learner.checklist import Check, Exercise, restore
 from speclab.system import paths
 from speclab.system.errors import EnvironmentProblem
-from speclab.system.files import shown
+from speclab.system.files import install_advice
 from speclab.system.terminal import note
 
 SILENCE = 75  # seconds after which pytest gives a check up; the code's own alarms ring before (guard.py)
@@ -150,13 +149,5 @@ def _why_nothing_ran(log: str) -> str:
     files = re.findall(r"^_* ?ERROR collecting (\S+)", log, re.MULTILINE)
     module = re.search(r"No module named '?(\w+)", error)
     own = module and [path for path in (paths.ROOT / module[1], paths.ROOT / f"{module[1]}.py") if path.exists()]
-    advice = restore(paths.ROOT / "tests") if own or not module else _install()
+    advice = restore(paths.ROOT / "tests") if own or not module else install_advice()
     return f"the checks cannot be run ({', '.join(files) or 'pytest stopped'}): {error}; type: {advice}"
-
-
-def _install() -> str:
-    """What to type where a package is missing: the same words to the lab's own Python, or pip's."""
-    own = paths.ROOT / ".venv" / "bin" / "python"
-    if own.exists() and Path(sys.prefix).resolve() != (paths.ROOT / ".venv").resolve():
-        return shlex.join([shown(own), *sys.argv])
-    return shlex.join(["pip", "install", "-r", shown(paths.ROOT / "requirements.txt")])

@@ -88,6 +88,7 @@ def test_a_pass_with_a_cache(learner):
     assert not wrong, wrong
 
 
+@pytest.mark.whole
 def test_shapes_of_any_size(learner):
     """The table equals the tensors of a real attention layer, for random sizes and for plain decoding."""
     dice = random.Random(0)
@@ -160,6 +161,7 @@ def test_rows_of_a_cached_pass(learner, n_drafted):
     assert not wrong, wrong
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(("n_prefix", "n_drafted"), [(3, 3), (9, 4), (2, 5), (12, 1)])
 def test_rows_of_the_prompt_in_front(learner, n_prefix, n_drafted):
     """Without a cache the prompt's rows stand in front of the ones that count."""

@@ -272,6 +272,7 @@ def first_difference(written: list[int], plain: list[int], k: int, eos: frozense
 PASSES = {0: 12, 1: 6, 2: 6, 3: 3, 4: 3, 8: 3}
 
 
+@pytest.mark.whole
 def test_the_passes_you_predicted(learner):
     """The chapter's draft misses every fourth token; twelve tokens take as many passes of the target as it says."""
     for k, right in PASSES.items():
@@ -283,6 +284,7 @@ def test_the_passes_you_predicted(learner):
         assert len(target.passes) == right, story
 
 
+@pytest.mark.whole
 def test_any_draft_gives_the_targets_own_text(learner):
     """Good and bad drafts, every k, with and without an end: the text of plain greedy decoding, never more passes."""
     for seed in range(12):

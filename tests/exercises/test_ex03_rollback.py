@@ -210,6 +210,7 @@ def test_crop_shares_nothing(learner, model, n):
 # --- Whole rounds ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.whole
 def test_poisoned_slots_are_never_read(learner):
     """Rejected positions hold NaN; one of them left in the cache makes all later logits NaN."""
     text = [2, 7, 1, 8]
@@ -225,6 +226,7 @@ def test_poisoned_slots_are_never_read(learner):
         assert logits.isfinite().all(), story + "rejected position; a mask does not help, 0 x NaN is NaN"
 
 
+@pytest.mark.whole
 def test_both_caches_after_every_round(learner):
     """Rounds with every number of accepted drafts: each cache equals one that its own model rebuilds from the text."""
     dice = random.Random(5)

@@ -151,7 +151,9 @@ def test_the_correction_comes_from_what_the_draft_left_out(learner):
         about = f"p = {p}, q = {q}: the residual is {right}, yours is {[round(x, 4) for x in given.tolist()]}"
         rest = (target - draft).clamp(min=0)
         if rest.sum() < 1e-6 and not torch.allclose(given, rest.softmax(-1), rtol=0, atol=1e-9):
-            why = "the difference is small, and still the whole correction: divide by every sum above 0, by nothing more"
+            why = (
+                "the difference is small, and still the whole correction: divide by every sum above 0, by nothing more"
+            )
             wrong(f"{about}; {why}; a bound such as 1e-3 gives the target's row where the two nearly agree")
         for guess, name in [
             (target, "that is the target itself: the rejected token could come back"),
@@ -183,7 +185,7 @@ def test_equal_distributions_leave_nothing_to_divide_by(learner):
 # --- the round -------------------------------------------------------------------------------------------------------
 
 
-# A round of three drafts with ratios p / q of 1/2, 1/4, 1/3 for tokens 1, 0, 1: uniforms of the tests, how many are kept.
+# A round of three drafts; p / q is 1/2, 1/4, 1/3 for tokens 1, 0, 1. THREE: uniforms of the tests, how many are kept.
 THREE_P = torch.tensor([[8, 4, 4, 0], [2, 6, 4, 4], [4, 4, 4, 4], [1, 2, 3, 10]], dtype=torch.float64) / 16
 THREE_Q = torch.tensor([[4, 8, 2, 2], [8, 4, 2, 2], [1, 12, 2, 1]], dtype=torch.float64) / 16
 THREE = [([0.1, 0.2, 0.3], 3), ([0.6, 0.2, 0.3], 0), ([0.1, 0.3, 0.3], 1), ([0.1, 0.3, 0.9], 1), ([0.1, 0.2, 0.4], 2)]
@@ -205,7 +207,8 @@ def alike(one: tuple, other: tuple) -> bool:
     (given, seen), (its, its_seen) = one, other
     if given != its or [u for _, u in seen] != [u for _, u in its_seen]:
         return False
-    return all(a.shape == b.shape and torch.allclose(a, b, atol=1e-9) for (a, _), (b, _) in zip(seen, its_seen))
+    pairs = zip(seen, its_seen, strict=True)
+    return all(a.shape == b.shape and torch.allclose(a, b, atol=1e-9) for (a, _), (b, _) in pairs)
 
 
 def named_of_three(verify_draft: Callable) -> str:
@@ -227,7 +230,10 @@ def test_the_first_rejection_ends_the_round(learner):
         about = f"three drafts, {'none' if n == 3 else f'drafted[{n}]'} is rejected"
         if len(seen) != 1:
             what = "the bonus token, from the target's last row" if n == 3 else "the correction, from the residual"
-            wrong(f"{about}: one call of draw gives {what}; yours calls it {len(seen)} times" + named_of_three(learner.verify_draft))
+            wrong(
+                f"{about}: one call of draw gives {what}; yours calls it {len(seen)} times"
+                + named_of_three(learner.verify_draft)
+            )
         row, uniform = seen[0]
         kept, token = pair(given, about)
         if kept != n:
@@ -326,6 +332,7 @@ def assert_exact(verify_draft: Callable, many: list[Tables]) -> None:
 FAMILIES = ("dense", "zeros", "draft blind", "target forbids", "identical")  # of tables; zeros in one row or the other
 
 
+@pytest.mark.whole
 def test_one_drafted_token_gives_exactly_the_targets_law(learner):
     """k = 1: the joint law of the next two tokens, summed in fractions over every outcome. No tolerance."""
     assert_exact(
@@ -333,6 +340,7 @@ def test_one_drafted_token_gives_exactly_the_targets_law(learner):
     )
 
 
+@pytest.mark.whole
 def test_two_drafted_tokens_give_exactly_the_targets_joint_law(learner):
     """k = 2: the joint law of the next three tokens, summed in fractions over every outcome. No tolerance."""
     shapes = [(0, 2), (1, 2), (2, 3)]
@@ -347,6 +355,7 @@ N_ROUNDS = 2000
 LIMIT = 108.2  # scipy.stats.chi2.isf(1e-6, 47): three tokens have 3 * 4 * 4 outcomes
 
 
+@pytest.mark.whole
 def test_sampled_rounds_follow_the_targets_law(learner):
     """2000 rounds of two drafts, chi-square of three tokens: a right rule would fail for one seed in a million."""
     dice = (torch.randint(16, (N_ROUNDS, 7), generator=torch.Generator().manual_seed(0)).double() / 16).tolist()

@@ -87,6 +87,7 @@ def test_expected_tokens_of_known_rounds(learner):
     assert tau == pytest.approx(4.3289, abs=1e-4), f"alpha 0.8, k 8: expected 4.3289, you got {tau:.4f}"
 
 
+@pytest.mark.whole
 def test_expected_tokens_equal_a_full_enumeration(learner):
     """Every way that k drafts can come out, weighed by its chance."""
     for alpha, k in itertools.product((0.1, 0.5, 0.7), (1, 2, 3, 5)):

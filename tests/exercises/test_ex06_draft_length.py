@@ -46,7 +46,7 @@ def test_of_equally_fast_lengths_the_shorter_one(learner):
         cost = {one + 1: 1.0, two + 1: 2.0}
         k = learner.best_draft_length(1.0, 0.0, lambda m, cost=cost: cost.get(m, 99.0), 0.0, 9)
         assert k == one, (
-            f"alpha 1, free drafts: k = {one} and k = {two} are equally fast, the shorter one is the answer, you got {k}"
+            f"alpha 1, free drafts: k = {one} and k = {two} are equally fast, the answer is the shorter one, not {k}"
             "; replace the best so far only where the next one is strictly faster, > and not >="
         )
 
@@ -69,6 +69,7 @@ def test_after_a_dip_it_may_rise_again(learner):
     assert k == 8, f"expected 8, you got {k}"
 
 
+@pytest.mark.whole
 def test_the_best_of_many_costs(learner):
     """Against trying every length, over a grid of costs."""
     grid = itertools.product((0.0, 0.2, 0.5, 0.75, 0.9, 1.0), (0.0, 0.07, 0.4), (0.0, 0.03, 0.2), (0.0, 0.15))

@@ -173,7 +173,7 @@ def test_nothing_else_is_broken(learner):
     for drafting, testing in uniforms_used(learner):
         if shared := set(drafting) & set(testing):
             wrong(
-                f"{len(shared)} of the {len(testing)} random numbers that accept is given have drawn the draft already: "
+                f"{len(shared)} of the {len(testing)} random numbers given to accept have drawn the draft already: "
                 "a token that was drawn with a small number would meet the same small number in its test, and be kept "
                 "too often; drafting and testing need numbers of their own"
             )

@@ -1,6 +1,7 @@
 """check.py in a copy of the lab: a fresh clone, half an answer, a wrong one, code that breaks in every other way."""
 
 import importlib
+import itertools
 import os
 import re
 import shutil
@@ -217,14 +218,14 @@ def test_half_an_answer_is_so_many_of_so_many(run, clone):
     )
     code, out, _ = run("0")
     assert code == 0
-    assert "Measuring honestly   [5 of 8]" in out
+    assert "Measuring honestly   [6 of 9]" in out
     assert "todo  the rate leaves the first token out" in out
     assert "  ok  the first token ends the prefill" in out
     only(clone, 0, 5)
     code, out, _ = run()
     assert code == 0
     assert re.search(r"^ 5 .* todo ", out, re.MULTILINE)
-    assert re.search(r"^ 0 .* 5 of 8 ", out, re.MULTILINE)
+    assert re.search(r"^ 0 .* 6 of 9 ", out, re.MULTILINE)
 
 
 def test_a_wrong_answer_gets_its_message_and_no_traceback(run, clone):
@@ -264,7 +265,7 @@ def test_a_file_that_cannot_be_imported_is_said_once(run, clone, text, said):
     code, out, err = run("0")
     assert code == 1
     assert " ".join(out.split()).count(said) == 1
-    assert out.count("FAILS") == 8
+    assert out.count("FAILS") == 9
     assert out.count("the same as above\n") == 7
     assert "Traceback" not in out + err
     assert out.splitlines()[-1] == "next, for another look when you have changed it: python 'a lab/check.py' 0"
@@ -476,7 +477,7 @@ def test_code_that_ends_python_fails_its_own_checks_only(run, clone):
     answer(clone, 5)
     code, out, _ = run()
     assert code == 1
-    assert re.search(r"^ 0 .* 5 of 8 ", out, re.MULTILINE)
+    assert re.search(r"^ 0 .* 6 of 9 ", out, re.MULTILINE)
     assert re.search(r"^ 5 .* done ", out, re.MULTILINE)
     assert re.search(r"^ 6 .* todo ", out, re.MULTILINE)
 
@@ -656,7 +657,7 @@ def test_a_broken_list_of_hints_comes_after_the_result(run, clone):
     (clone / "exercises" / "hints.toml").write_text("[")
     code, out, err = run("0")
     assert code == 3
-    assert out.count("FAILS") == 8
+    assert out.count("FAILS") == 9
     assert err.splitlines()[-1].startswith("error: a lab/exercises/hints.toml is no list of hints: ")
 
 
@@ -721,3 +722,58 @@ def test_an_installed_lab_says_that_exercises_need_a_clone(monkeypatch):
     monkeypatch.setattr(checklist.paths, "IS_CLONE", False)
     with pytest.raises(EnvironmentProblem, match="belong to a clone"):
         checklist.exercises()
+
+
+def test_what_fails_because_of_something_above_is_one_line(run, clone):
+    """One wrong rule: its own message, and no other; the checks that rest on it are named as such."""
+    answer(clone, 4, "return uniform * draft_prob < target_prob", "return uniform * draft_prob <= target_prob")
+    out = run("4")[1]
+    failing = [line for line in out.splitlines() if line.lstrip().startswith("FAILS")]
+    assert len(failing) >= 3
+    assert sum("follows from the above" in line for line in failing) == len(failing) - 1
+    assert out.count("strictly below target_prob") == 1
+    assert "chi-square" not in out
+
+
+def test_two_mistakes_of_different_functions_are_both_said(run, clone):
+    answer(clone, 2)
+    path = clone / "exercises" / "ex02_greedy.py"
+    wrong = path.read_text().replace("return own[n_accepted]", "return own[-1]").replace("break  #", "continue  #")
+    path.write_text(wrong)
+    out = run("2")[1]
+    assert "agreements after the first rejected draft" in out
+    assert "the last one was chosen after drafts that are rejected" in out
+    assert out.count("follows from the above") >= 3
+
+
+@pytest.mark.parametrize(
+    ("mine", "its", "follows"),
+    [
+        ((["f", "g"], False), (["f"], False), True),
+        ((["f"], False), (["f"], False), False),  # another idea about the same function
+        ((["f"], True), (["f"], False), True),
+        ((["f"], False), (["f", "g"], False), False),
+        ((["f", "g"], False), (["f"], True), False),
+        ((["g"], True), (["f"], False), False),
+        ((["g"], True), ([], False), False),
+    ],
+)
+def test_what_follows_from_what(mine, its, follows):
+    one, other = (checklist.Check("test_x", [], "failed", reach=reach, is_whole=whole) for reach, whole in (mine, its))
+    assert one.follows_from(other) == follows
+
+
+def test_no_failure_is_silent(run, clone):
+    """Bare assertions, messages without a word, the same message twice: every red line says something."""
+    bodies = ("assert 1 > 2", "raise AssertionError", "raise ValueError", "__import__('pytest').fail('')")
+    for body in bodies:
+        source = (clone / "exercises" / "ex05_speedup.py").read_text()
+        for name in ("acceptance_rate", "expected_tokens", "predicted_speedup"):
+            source = source.replace(f'raise Todo("ex05: {name}")', body)
+        fill(clone, 5, source)
+        lines = run("5")[1].splitlines()
+        for line, after in itertools.pairwise(lines):
+            if line.lstrip().startswith("FAILS"):
+                said = re.search(r"  (the same as above|follows from the above)$", line)
+                assert said or (after.startswith(" " * 9) and after.strip()), (body, line)
+        fill(clone, 5, as_committed("exercises/ex05_speedup.py").decode())

@@ -1,13 +1,11 @@
 """Wrong answers that looked right once: the first check that fails names the idea behind the mistake."""
 
-import importlib
-
 import pytest
 
+from speclab.learner import checklist
 from tests.exercises.conftest import in_words, with_wrong_answer, wrong_answers
 from tests.exercises.ex08_bugs import module, seeded
 from tests.exercises.wrong_table import cases, checks_of
-from speclab.learner import checklist
 
 ZERO = "0.0 is a reading like any other"
 WHOLE_ROUND = "not all or nothing"
@@ -78,8 +76,8 @@ def test_the_first_message_names_the_idea(stem, answer, words):
     ("right", "wrong", "check", "words"),
     [
         (
-            "draft_uniforms, accept_uniforms = uniforms((1, 2 * k + 1), generator, target.device).split([k, k + 1], dim=1)",
-            "draft_uniforms = accept_uniforms = uniforms((1, 2 * k + 1), generator, target.device)",
+            ".split([k, k + 1], dim=1)",
+            "[:, None].expand(1, 2, -1).unbind(1)",
             "test_nothing_else_is_broken",
             "have drawn the draft already",
         ),
