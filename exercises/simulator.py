@@ -39,7 +39,7 @@ def verify_cost(width: int) -> float:
 
 
 def text(seed: int) -> list[bool]:
-    """Whether the draft would be right, place by place: easy and hard stretches in turns."""
+    """Whether the draft would be right, position by position: easy and hard stretches in turns."""
     dice, right, easy = random.Random(seed), [], True
     while len(right) < N_TOKENS:
         accuracy = EASY if easy else HARD
@@ -53,14 +53,14 @@ def steps_per_token(rule: Rule, right: list[bool], first: int = FIRST) -> float:
 
     ValueError where the rule answers anything but a whole number from 0 to LONGEST.
     """
-    place, k, cost = 0, first, 0.0
-    while place < len(right):
-        n_drafted = min(k, len(right) - place - 1)  # a round always adds one token of the target's own
+    position, k, cost = 0, first, 0.0
+    while position < len(right):
+        n_drafted = min(k, len(right) - position - 1)  # a round always adds one token of the target's own
         n_accepted = 0
-        while n_accepted < n_drafted and right[place + n_accepted]:
+        while n_accepted < n_drafted and right[position + n_accepted]:
             n_accepted += 1
         cost += round_cost(n_drafted)
-        place += n_accepted + 1
+        position += n_accepted + 1
         answer = rule(k, n_drafted, n_accepted, LONGEST)
         try:
             k = operator.index(answer)

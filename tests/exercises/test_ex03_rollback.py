@@ -87,7 +87,7 @@ def test_what_the_target_keeps(learner, k):
         story = f"target, {k} drafted, {n_accepted} accepted: {cached} in its cache, {committed} committed; "
         story += f"keep {right}, you got {got}"
         if got == committed:
-            story += ": the last committed token was not fed yet, so it has no place in the cache"
+            story += ": the last committed token was not fed yet, so it has no position in the cache"
         elif got == cached:
             story += ": the rejected drafts are still in the cache"
         elif got == cached - 1:
@@ -161,7 +161,7 @@ def test_crop_equals_a_rebuilt_cache(learner, model):
                 if n and torch.equal(mine_, full[layer][name == "values"][:, :, 9 - n :]):
                     story += "; you kept the last positions"
                 elif any(torch.equal(mine_, x[:, :, :n]) for pair in full for x in pair):
-                    story += "; they stand in another place of the cache: each layer has keys and values of its own"
+                    story += "; they stand in another position of the cache: each layer has keys and values of its own"
                 assert torch.allclose(mine_, theirs, rtol=0, atol=1e-12), where + story
 
 

@@ -291,17 +291,17 @@ def law_of(cases: list[Case], answers: list[AcceptResult]) -> Law:
 
 
 def rows_along(tables: Tables, tokens: tuple[int, ...]) -> str:
-    """p and q at every place of a text: all that its probability is made of, with any rule that stays in its rows."""
+    """p and q at every position of a text: all that its probability is made of, with any rule that stays in its rows."""
 
     def row(weights: list[Fraction]) -> str:
         return f"({', '.join(map(str, weights))})"
 
-    places = []
+    positions = []
     for n in range(len(tokens)):
         after = f" after {', '.join(map(str, tokens[:n]))}" * bool(n)
         q = f", q = {row(tables.draft[tokens[:n]])}" if n < tables.k else ""
-        places.append(f"place {n}{after}: p = {row(tables.target[tokens[:n]])}{q}")
-    return "; ".join(places)
+        positions.append(f"position {n}{after}: p = {row(tables.target[tokens[:n]])}{q}")
+    return "; ".join(positions)
 
 
 def assert_exact(verify_draft: Callable, many: list[Tables]) -> None:
@@ -366,7 +366,7 @@ def test_sampled_rounds_follow_the_targets_law(learner):
     answers = answers_of(learner.verify_draft, cases)
     counts = Counter()
     for case, (n, token), chances in zip(cases, answers, dice, strict=True):
-        rest = [draw(TARGET[place], chances[4 + place]) for place in range(n + 1, 3)]
+        rest = [draw(TARGET[position], chances[4 + position]) for position in range(n + 1, 3)]
         counts[(*case.drafted[:n], token, *rest)] += 1
     chi_square = 0.0
     for tokens in itertools.product(range(4), repeat=3):

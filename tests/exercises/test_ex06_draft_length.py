@@ -15,7 +15,7 @@ def predicted(alpha: float, k: int, c: float, v: Callable[[int], float], o: floa
 
 
 def test_the_best_of_known_costs(learner):
-    """A flat pass: with alpha 0.8 and c 0.1 the best draft is 6 tokens; dearer drafts are shorter."""
+    """A flat pass: with alpha 0.8 and c 0.1 the best draft is 6 tokens; more expensive drafts are shorter."""
     known = {(0.8, 0.1): 6, (0.8, 0.3): 3, (0.6, 0.1): 3, (0.9, 0.1): 10, (0.95, 0.1): 15}
     for (alpha, c), best in known.items():
         k = learner.best_draft_length(alpha, c, lambda m: 1.0, 0.0, 16)
@@ -29,8 +29,8 @@ def test_plain_decoding_where_nothing_pays(learner):
     assert k == 0, f"every length is slower than plain decoding here: the best k is 0, you got {k}"
     k = learner.best_draft_length(0.4, 0.1, lambda m: 0.5 if m == 1 else 1.0, 0.0, 8)
     assert k == 2, (
-        f"a pass over one token costs 0.5 here, over more of them 1: the best k is 2, you got {k}; plain decoding makes "
-        "one token per step by definition, so begin with a speedup of 1 at k = 0 and ask verify_cost only from k = 1 on"
+        f"a pass over one token costs 0.5 here, over more of them 1: the best k is 2, you got {k}; plain decoding is "
+        "a token per step by definition, so begin with a speedup of 1 at k = 0 and ask verify_cost only from k = 1 on"
     )
     k = learner.best_draft_length(0.95, 0.0, lambda m: 1.0, 0.0, 5)
     assert k == 5, f"free drafts, a flat pass: the best is `longest`, 5, you got {k}"
@@ -57,7 +57,7 @@ def test_of_equally_fast_lengths_the_shorter_one(learner):
 
 
 def test_the_pass_is_one_wider_than_the_draft(learner):
-    """A pass that turns dear at width 5: a draft of 4 needs it, a draft of 3 does not."""
+    """A pass that turns expensive at width 5: a draft of 4 needs it, a draft of 3 does not."""
     k = learner.best_draft_length(0.8, 0.02, lambda m: 1.0 if m < 5 else 2.0, 0.0, 8)
     assert k != 4, "you got 4: a draft of 4 is verified by a pass over 5 tokens, so ask verify_cost(k + 1)"
     assert k == 3, f"passes over 5 tokens and more cost 2 here: the best k is 3, you got {k}"
@@ -126,8 +126,8 @@ def test_the_rule_reaches_bronze(learner):
     """At most 0.842 target steps per token in the simulation, as the best fixed length."""
     found = simulator.score(learner.next_draft_length)
     assert found <= simulator.BRONZE, (
-        f"your rule needs {found:.3f} target steps per token in the simulation; bronze is {simulator.BRONZE}, and even a "
-        f"rule that always answers 2 needs only {simulator.fixed(2):.3f}"
+        f"your rule needs {found:.3f} target steps per token in the simulation; bronze is {simulator.BRONZE}, and even "
+        f"a rule that always answers 2 needs only {simulator.fixed(2):.3f}"
     )
 
 
@@ -136,8 +136,8 @@ def test_the_rule_reaches_silver(learner):
     """At most 0.73: no fixed length does. An oracle needs 0.589, and no rule can be better."""
     found = simulator.score(learner.next_draft_length)
     assert found <= simulator.SCORE, (
-        f"bronze: your rule needs {found:.3f} target steps per token in the simulation, silver is {simulator.SCORE}. An "
-        f"oracle that knows every round in advance needs {simulator.oracle():.3f}. Easy stretches want long drafts and "
+        f"your rule needs {found:.3f} target steps per token in the simulation, silver is {simulator.SCORE}. An oracle "
+        f"that knows every round in advance needs {simulator.oracle():.3f}. Easy stretches want long drafts and "
         "hard ones short drafts: let the last round decide"
     )
 

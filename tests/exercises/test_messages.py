@@ -52,7 +52,7 @@ def said(learner: ModuleType, checks: ModuleType) -> Iterator[tuple[str, str]]:
             "TypeError",
         ),
         ("ex04_rejection", "the bonus token is forgotten", "one_drafted_token", "return a pair", "TypeError"),
-        ("ex04_rejection", "the correction comes from the target", "one_drafted_token", "place 0: p = (", "TypeError"),
+        ("ex04_rejection", "the correction comes from the target", "one_drafted_token", "position 0: p = (", "TypeError"),
         ("ex07_ngram", "a text that is a list in a list", "a_proposal_has_the_form", FLAT, "TypeError"),
         ("ex07_ngram", "a text that is a list in a list", "the_text_is_what_was", FLAT, "a proposal is no text"),
         ("ex07_ngram", "a text that is a list in a list", "copied_text", FLAT, "TypeError"),
