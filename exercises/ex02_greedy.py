@@ -12,8 +12,8 @@ def count_accepted(drafted: list[int], own: list[int]) -> int:
     """How many drafted tokens are kept: the leading ones that the target would have written itself.
 
     drafted: the k drafted ids, in their order. k may be 0.
-    own: k + 1 ids from one pass of the target. own[i] is the target's own choice for the position of drafted[i], after the
-    text and drafted[:i]. The last one, own[k], is its choice after all drafted tokens. Leave both lists as they are.
+    own: k + 1 ids from one pass of the target. own[i] is the target's own choice for the position of drafted[i], after
+    the text and drafted[:i]. The last one, own[k], is its choice after all drafted tokens. Leave both as they are.
 
     Returns a number from 0 to k. The first drafted token that is not the target's own is rejected, and with it all
     drafted tokens after it: they continue a text that will never be written.
@@ -30,8 +30,8 @@ def next_token(own: list[int], n_accepted: int) -> int:
     own: k + 1 ids, the target's own choices as in count_accepted; leave this list as it is.
     n_accepted: drafted tokens kept, 0 to k.
 
-    After a rejection this is the target's correction, its choice for the position of the rejected token. Where all k were
-    kept it is the bonus token, its choice after the last of them.
+    After a rejection this is the target's correction, its choice for the position of the rejected token. Where all k
+    were kept it is the bonus token, its choice after the last of them.
 
     >>> next_token([7, 5, 8], n_accepted=1)
     5

@@ -10,8 +10,8 @@ def count_accepted(drafted: list[int], own: list[int]) -> int:
     """How many drafted tokens are kept: the leading ones that the target would have written itself.
 
     drafted: the k drafted ids, in their order. k may be 0.
-    own: k + 1 ids from one pass of the target. own[i] is the target's own choice for the position of drafted[i], after the
-    text and drafted[:i]. The last one, own[k], is its choice after all drafted tokens. Leave both lists as they are.
+    own: k + 1 ids from one pass of the target. own[i] is the target's own choice for the position of drafted[i], after
+    the text and drafted[:i]. The last one, own[k], is its choice after all drafted tokens. Leave both as they are.
 
     Returns a number from 0 to k. The first drafted token that is not the target's own is rejected, and with it all
     drafted tokens after it: they continue a text that will never be written.
@@ -33,14 +33,14 @@ def next_token(own: list[int], n_accepted: int) -> int:
     own: k + 1 ids, the target's own choices as in count_accepted; leave this list as it is.
     n_accepted: drafted tokens kept, 0 to k.
 
-    After a rejection this is the target's correction, its choice for the position of the rejected token. Where all k were
-    kept it is the bonus token, its choice after the last of them.
+    After a rejection this is the target's correction, its choice for the position of the rejected token. Where all k
+    were kept it is the bonus token, its choice after the last of them.
 
     >>> next_token([7, 5, 8], n_accepted=1)
     5
     """
-    # One rule for both: the choice for the first position that no accepted draft fills. After a rejection that position is
-    # the rejected token's, after none it is own[k], one after the last draft.
+    # One rule for both: the choice for the first position that no accepted draft fills. After a rejection that is the
+    # rejected token's, after none it is own[k], one after the last draft.
     return own[n_accepted]
 
 
@@ -72,7 +72,7 @@ def one_round(
     [3, 4, 5]
     """
     drafted: list[int] = []
-    for _ in range(min(k, max_new - 1)):  # with max_new for one token the loop drafts nothing and decodes plainly
+    for _ in range(min(k, max_new - 1)):  # where one token is left the loop drafts nothing and decodes plainly
         drafted.append(draft(text + drafted))
 
     own = target(text + drafted, len(drafted))  # the one pass; it holds the correction too, so nothing is asked twice

@@ -55,8 +55,8 @@ def verify_draft(
 
     drafted: k ids, in their order. k may be 0.
     draft_probs: (k, vocab). Row i is the distribution that drafted[i] was drawn from.
-    target_probs: (k + 1, vocab). Row i is the target's distribution for the position of drafted[i], row k the one for the
-    position after all drafts.
+    target_probs: (k + 1, vocab). Row i is the target's distribution for the position of drafted[i], row k the one for
+    the position after all drafts.
     uniforms: k + 1 random numbers, at least 0 and below 1. uniforms[i] tests drafted[i]; uniforms[k] is for the draw.
     draw(probs, uniform): an id drawn from probs, which is (vocab,) and adds up to 1.
 

@@ -211,7 +211,12 @@ def test_one_pass_of_the_target_per_round(learner, n):
         ([1, 2, 3, 4], [1, 2, 3, 4, 99], [1, 2, 3, 4, 99], "the bonus token ends the text"),
         ([1, 99, 3, 4], [1, 2, 3, 4, 5], [1, 2], "a rejected draft was never written, so it ends nothing"),
         ([98, 99, 3, 4], [98, 99, 3, 4, 5], [98], "the first id of `eos` ends the text, whichever of them it is"),
-        ([1, 2, 7, 4], [1, 2, 3, 99, 5], [1, 2, 3], "a choice of the target's after the rejected position is not written"),
+        (
+            [1, 2, 7, 4],
+            [1, 2, 3, 99, 5],
+            [1, 2, 3],
+            "a choice of the target's after the rejected position is not written",
+        ),
     ],
 )
 def test_end_of_text_inside_a_block(learner, drafts, choices, right, why):
@@ -225,14 +230,14 @@ def test_end_of_text_inside_a_block(learner, drafts, choices, right, why):
 
 
 def test_never_more_than_there_is_room_for(learner):
-    """k larger than what is left, max_new for one token, and k = 0, which is plain decoding."""
+    """k larger than what is left, one token left, and k = 0, which is plain decoding."""
     script = list(range(1, 12))
     for k in (0, 1, 4, 9):
         for max_new in (1, 2, 3, 5, 20):
             target, draft = Target(says(*script)), Draft(says(*script))
             got = ids_of(learner.one_round(target, draft, list(TEXT), k, max_new, NO_EOS))
             drafts = min(k, max_new - 1)
-            where = f"k = {k}, max_new for {max_new}: "
+            where = f"k = {k}, max_new {max_new}: "
             story = f"draft at most max_new - 1 tokens, {drafts} here, because the target adds one; you drafted "
             assert len(draft.seen) <= drafts, f"{where}{story}{len(draft.seen)}"
             assert got == script[: drafts + 1], f"{where}commit {script[: drafts + 1]}, you got {got}"
@@ -262,7 +267,7 @@ def first_difference(written: list[int], plain: list[int], k: int, eos: frozense
     same = next(
         (i for i, (a, b) in enumerate(zip(written, plain, strict=False)) if a != b), min(len(written), len(plain))
     )
-    start = f"k = {k}, max_new for 25, eos {sorted(eos) or 'none'}: "
+    start = f"k = {k}, max_new 25, eos {sorted(eos) or 'none'}: "
     if same == len(plain):
         return start + f"plain greedy decoding ends after {len(plain)} ids, your rounds went on: {written[same:]}"
     return start + f"plain greedy decoding writes {plain[same]} as id {same}, your rounds {written[same : same + 3]}"

@@ -291,7 +291,7 @@ def law_of(cases: list[Case], answers: list[AcceptResult]) -> Law:
 
 
 def rows_along(tables: Tables, tokens: tuple[int, ...]) -> str:
-    """p and q at every position of a text: all that its probability is made of, with any rule that stays in its rows."""
+    """p and q at every position of a text: what its probability is made of, with any rule that stays in its rows."""
 
     def row(weights: list[Fraction]) -> str:
         return f"({', '.join(map(str, weights))})"

@@ -45,7 +45,9 @@ def test_the_most_recent_of_equal_matches_wins(learner):
     text = [1, 2, 5, 1, 2, 6, 1, 2]
     given = learner.lookup(list(text), 1)
     if given == [5]:
-        wrong(f"{text}: 1 2 was followed by 5 first and by 6 later; the later position wins, yours takes the earlier one")
+        wrong(
+            f"{text}: 1 2 was followed by 5 first and by 6 later; the later position wins, yours takes the earlier one"
+        )
     if given != [6]:
         wrong(f"{text}: 1 2 was followed by 6 when it last stood there; yours gives {given}")
     if (given := learner.lookup([5, 5, 5, 5, 5, 5], K)) != [5]:
