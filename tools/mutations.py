@@ -6,6 +6,7 @@ compiles to the same code as the solution, or as another change, is left out.
 """
 
 import ast
+import functools
 import random
 from collections.abc import Iterator
 from types import CodeType
@@ -28,6 +29,7 @@ class Mutant(NamedTuple):
         return f"{self.function}: {self.change}"
 
 
+@functools.cache
 def mutants(source: str) -> list[Mutant]:
     """Every change of one place, in the order of the file; none of them compiles to what another one does."""
     tree = ast.parse(source)

@@ -65,7 +65,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """A print without an end must not fill the disk, and a crash leaves no image of the memory there."""
-    config.addinivalue_line("markers", "whole: tries a part together with all that it rests on, after single ideas")
     if resource and config.getoption("--outcomes", None):
         limit(resource.RLIMIT_FSIZE, FILE_BYTES)
         limit(resource.RLIMIT_CORE, 0)

@@ -426,9 +426,7 @@ def hold(found: dict[str, str | None], wanted: dict[str, str | None]) -> None:
 @alarms
 def test_what_never_ends_is_stopped_and_the_rest_is_checked(clone, capsys):
     """With the place. Behind it come code that raises whatever there is, and an exercise that is done."""
-    patience(
-        clone, SECONDS='{"setup": 30, "call": 0.5, "again": 0.5}', CLOCK='{"setup": 60, "call": 1.5, "again": 1.5}'
-    )
+    patience(clone, SECONDS='{"setup": 30, "call": 0.5, "again": 0.5}', CLOCK='{"setup": 60, "call": 4, "again": 4}')
     patience(clone, REPEAT="0.1")
     only(clone, 0, 5, 6)
     answer(clone, 6)
