@@ -1,6 +1,8 @@
 """The measured tables in the chapters: what `compare.py --quick --brief` shows, from the committed comparison."""
 
-from speclab.present import tables
+from dataclasses import replace
+
+from speclab.present import first_screen, tables
 from speclab.records.files import read
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun
@@ -11,18 +13,10 @@ LENGTHS = (0, 2, 4)  # those of --quick, and the baseline's
 
 
 def brief(temperature: float) -> str:
-    """The rows of one temperature over all prompts, at the draft lengths of a quick run."""
+    """What --brief prints of one temperature, at the draft lengths of a quick run."""
     run = read(RUN, ComparisonRun)
-    rows = [row for row in run.rows if (row.prompt_kind, row.temperature) == ("all", temperature)]
-    shown = [row for row in rows if row.draft_length in LENGTHS and (row.draft or row.method == "baseline")]
-    columns: dict[str, tables.Cell] = {
-        **tables.cells("draft", "k"),
-        "tok/s": lambda row: tables.number(row.tokens_per_second, 1),
-        **tables.cells("speedup", "95 %"),
-        "forecast": lambda row: tables.speedup(row.forecast),
-        "book(α)": lambda row: tables.speedup(row.book_formula),
-    }
-    return f"```text\n{tables.show([tables.Table(shown, columns)]).strip()}\n```"
+    shown = [row for row in run.rows if row.temperature == temperature and row.draft_length in LENGTHS]
+    return f"```text\n{first_screen.screen(replace(run, rows=shown), brief=True).strip()}\n```"
 
 
 def counts(temperature: float) -> str:
