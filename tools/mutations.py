@@ -85,14 +85,14 @@ def _functions(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef]]:
 
 
 def _places(function: ast.FunctionDef) -> Iterator[tuple[ast.AST, str, int | None]]:
-    """Where a node can be replaced: (parent, its field, index in a list of nodes). No signature, no docstring."""
+    """Where a node can be replaced: (parent, its field, index in a list). No signature, no docstring, no message."""
 
     def walk(node: ast.AST) -> Iterator[tuple[ast.AST, str, int | None]]:
         for field, value in ast.iter_fields(node):
             if field in ("args", "returns", "annotation", "decorator_list") and not isinstance(node, ast.Call):
                 continue
             for index, child in enumerate(value) if isinstance(value, list) else [(None, value)]:
-                if not isinstance(child, ast.AST) or _is_docstring(child):
+                if not isinstance(child, ast.AST) or isinstance(child, ast.JoinedStr) or _is_docstring(child):
                     continue
                 yield node, field, index
                 yield from walk(child)
