@@ -305,7 +305,7 @@ def in_words(error: BaseException) -> str:
     if own or not isinstance(error, AssertionError | pytest.fail.Exception):
         if isinstance(error, OSError) and error.errno == errno.EFBIG:
             return f"printed or wrote more than {FILE_BYTES >> 20} MB{place(error)}: a loop without an end?"
-        return in_one_line(error)
+        return in_one_line(error) + ": an assert in your own code does not hold" * bool(own)
     message = text_of(error)[: 2 * LONGEST].split("\nassert ")[0].strip().partition("\n")[0]
     return cut(message) or in_one_line(error)
 

@@ -229,7 +229,7 @@ def test_end_of_text_inside_a_block(learner, drafts, choices, right, why):
     )
 
 
-def test_never_more_than_there_is_room_for(learner):
+def test_never_more_than_max_new(learner):
     """k larger than what is left, one token left, and k = 0, which is plain decoding."""
     script = list(range(1, 12))
     for k in (0, 1, 4, 9):
