@@ -21,7 +21,8 @@ TRAINING = ROOT / "models" / "lab-pair" / "training.json"
 STANDS_FOR = {
     "lab pair": "A step of so small a model is mostly the launching of kernels. This is what PyTorch costs, and says "
     "little about large models.",
-    "padded": "The same pair at the price of a larger one. A step is mostly the reading of weights, as in large models.",
+    "padded": "The same pair at the price of a larger one. A step is mostly the reading of weights, as in large "
+    "models.",
 }
 BOOK_TABLE = ((0.7, 4, "2.1"), (0.8, 4, "2.5"), (0.7, 8, "2.5"), (0.8, 8, "3.3"))  # alpha, k, what the book prints
 
