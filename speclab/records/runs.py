@@ -15,6 +15,18 @@ Facts = dict[str, Any]  # plain JSON whose keys depend on the run
 
 
 @dataclass(kw_only=True)
+class CoreProbe(Part):
+    """Whether the cores were free before the run (speclab/system/cores.py). Shares: processor time over clock time."""
+
+    free: bool
+    threads: int
+    alone: Amount  # of one thread
+    together: Amount  # of all threads
+    gain: Amount  # work of all threads over that of one
+    load: float | None  # load average of the minute before
+
+
+@dataclass(kw_only=True)
 class Machine(Part):
     """What the numbers were taken on."""
 
@@ -24,6 +36,7 @@ class Machine(Part):
     memory_gib: int | None
     gpu: str | None
     system: str
+    probe: CoreProbe | None = None  # absent where nothing looked, as on a GPU
 
 
 @dataclass(kw_only=True)
