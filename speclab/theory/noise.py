@@ -20,9 +20,8 @@ def reach(floor: Noise) -> float:
     >>> reach(Noise(temperature=0, ratio=1.0, low=0.8, high=1.1))
     1.25
     """
-    return max(
-        math.exp(abs(math.log(x))) if x else math.inf for x in (floor.ratio, floor.low, floor.high) if x is not None
-    )
+    ends = [end for end in (floor.ratio, floor.low, floor.high) if end is not None]
+    return max(max(end, 1 / end) if end else math.inf for end in ends)
 
 
 def unbelievable(floors: Iterable[Noise]) -> Noise | None:

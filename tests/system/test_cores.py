@@ -12,11 +12,7 @@ IDLE = Shares(threads=2, alone=0.99, together=0.98, gain=1.97, load=0.1)
 BUSY = {
     "one busy loop": (IDLE._replace(alone=0.98, together=0.66, gain=1.3), "66%", "--threads 1"),
     "two busy loops": (IDLE._replace(alone=0.67, together=0.5, gain=1.5), "50%", "stop it and run again"),
-    "one thread beside others": (
-        IDLE._replace(threads=1, alone=0.6, together=0.6, gain=1.0),
-        "60%",
-        "stop it and run again",
-    ),
+    "one thread beside others": (Shares(1, 0.6, 0.6, 1.0, 0.1), "60%", "stop it and run again"),
     "half a core each": (IDLE._replace(together=0.5, gain=1.0), "other work or a limit", "stop it, or use --threads 1"),
     "one core that looks like two": (IDLE._replace(gain=1.05), "only 1.05 times the work", "--threads 1"),
     "stolen by other machines": (IDLE._replace(threads=8, gain=3.1), "only 3.10 times the work", "--threads 1"),
