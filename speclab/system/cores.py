@@ -66,8 +66,7 @@ def complaint(shares: Shares) -> str | None:
     many = f"{n} threads got {shares.together:.0%} of the processor time that they wanted, one alone {shares.alone:.0%}"
     if n == 1:
         many = f"one thread got {shares.together:.0%} of the processor time that it wanted"
-    one_is_served = n > 1 and shares.alone >= FREE
-    advice = "stop it, or use --threads 1" if one_is_served else "stop it and run again"
+    advice = "stop it, or use --threads 1: threads wait for each other" if n > 1 else "stop it and run again"
     return f"{many}{average}: other work or a limit takes the rest; {advice}"
 
 

@@ -11,7 +11,7 @@ from speclab.system.cores import Shares, Work
 IDLE = Shares(threads=2, alone=0.99, together=0.98, gain=1.97, load=0.1)
 BUSY = {
     "one busy loop": (IDLE._replace(alone=0.98, together=0.66, gain=1.3), "66%", "--threads 1"),
-    "two busy loops": (IDLE._replace(alone=0.67, together=0.5, gain=1.5), "50%", "stop it and run again"),
+    "two busy loops": (IDLE._replace(alone=0.67, together=0.5, gain=1.5), "50%", "--threads 1"),
     "one thread beside others": (Shares(1, 0.6, 0.6, 1.0, 0.1), "60%", "stop it and run again"),
     "half a core each": (IDLE._replace(together=0.5, gain=1.0), "other work or a limit", "stop it, or use --threads 1"),
     "one core that looks like two": (IDLE._replace(gain=1.05), "only 1.05 times the work", "--threads 1"),
