@@ -155,7 +155,7 @@ def speed_table(rows: list[Row]) -> Table:
 def _rerun(row: Row) -> str:
     """The interval in which the same command, run again, would land."""
     noise = row.repeat_noise
-    return interval(row.speedup - noise, row.speedup + noise) if row.draft and noise is not None else "-"
+    return interval(max(0.0, row.speedup - noise), row.speedup + noise) if row.draft and noise is not None else "-"
 
 
 def losing_lines(rows: list[Row]) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from speclab.present import figures, sweep_plots
 from speclab.present.run_lines import COSTS, doubt, noise_lines, provenance, remarks
-from speclab.present.tables import CELLS, Cell, Lines, Table, column, interval, number, prediction, show
+from speclab.present.tables import CELLS, Cell, Lines, Table, column, cost, interval, number, prediction, show
 from speclab.records.rows import Point
 from speclab.records.runs import SweepRun
 from speclab.theory import curves
@@ -141,7 +141,7 @@ COLUMNS: dict[str, Cell] = {
     "its 95 %": lambda point: interval(*end_to_end(point)[1:]),
     "its verdict": lambda point: verdict(point, end_to_end),
     "t_1 ms": lambda point: number(curves.step_seconds(point) * 1e3),
-    "ω": lambda point: number(curves.omega(point)),
+    "ω": lambda point: cost(curves.omega(point)),
     "ω*": _omega_star,
     "round": lambda point: number(curves.round_cost(point)),
     "s": lambda point: number(curves.output_share(point)),
