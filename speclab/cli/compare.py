@@ -30,14 +30,20 @@ from speclab.system.terminal import note, say
 # What the command line leaves open, by the kind of the run. limit 0: all prompts.
 ALL_LENGTHS = ",".join(map(str, range(17)))
 SIZE_FLAGS = ("limit", "max_new_tokens", "repeats", "draft_length", "temperature")
+SHORT_LENGTHS = ",".join(map(str, range(9)))
 SIZES = {
     "default": (4, 64, 1, "2,4,6,8", "0,0.8"),
     "quick": (2, 48, 1, "2,4", "0,0.8"),
     "full": (0, 128, 1, "2,4,6,8", "0,0.8"),
     "plan": (4, 64, 3, ALL_LENGTHS, "0"),
     "verify_plan": (0, 64, 2, ALL_LENGTHS, "0"),
+    "quick plan": (2, 48, 2, SHORT_LENGTHS, "0"),
+    "quick verify_plan": (2, 48, 2, SHORT_LENGTHS, "0"),
+    "full plan": (0, 128, 3, ALL_LENGTHS, "0"),
+    "full verify_plan": (0, 128, 2, ALL_LENGTHS, "0"),
     "sweep": (2, 64, 1, "4", "0"),
 }
+SIZE_NAMES = ("quick", "full", "plan", "verify_plan")  # flags whose names, one after another, name a size
 ACCURACIES = [f"dial:{i / 10:g}" for i in range(11)]
 FREE_ORACLES = [f"{dial}:free" for dial in ACCURACIES]
 # What a sweep has of its own.
@@ -62,7 +68,7 @@ def run(docstring: str, argv: list[str] | None) -> int:
         raise UsageProblem("--profile -: a profiler trace is too long for a terminal; give a file")
     if args.sweep:
         return _sweeps(args)
-    size = next((name for name in SIZES if getattr(args, name, False)), "default")
+    size = " ".join(name for name in SIZE_NAMES if getattr(args, name)) or "default"
     return _run(_filled(args, size), [])
 
 
@@ -77,9 +83,10 @@ def _parser(docstring: str) -> argparse.ArgumentParser:
     )
     group.add_argument("--temperature", metavar="T,T", help="(default: 0,0.8; plans and most sweeps 0)")
     group.add_argument("--repeats", type=parsing.at_least(1), help="times each prompt is decoded by each arm")
+    size = group.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="2 prompts of a kind, 48 tokens, k = 2, 4; a plan: 0 to 8")
+    size.add_argument("--full", action="store_true", help="all prompts, 128 tokens")
     what = group.add_mutually_exclusive_group()
-    what.add_argument("--quick", action="store_true", help="2 prompts of a kind, 48 tokens, k = 2, 4")
-    what.add_argument("--full", action="store_true", help="all prompts, 128 tokens")
     what.add_argument("--plan", action="store_true", help="predict k = 0 to 16 from a baseline run and calibration")
     what.add_argument(
         "--verify-plan", action="store_true", help="the plan from half of the prompts, measured on the rest"
@@ -231,6 +238,9 @@ def _sweeps(args: argparse.Namespace) -> int:
     """One sweep, or all of them into one report.  -> exit code"""
     if args.impl:
         raise UsageProblem("--impl decides the rows of one comparison; leave out --sweep, or --impl")
+    for flag in ("quick", "full"):
+        if getattr(args, flag):
+            raise UsageProblem(f"a sweep has a size of its own; give --limit and --max-new-tokens, leave out --{flag}")
     for flag in ("profile", "verbose", "trace"):
         if getattr(args, flag):
             raise UsageProblem(f"--{flag} looks at one comparison; leave out --sweep, or --{flag}")

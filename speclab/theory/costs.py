@@ -41,6 +41,7 @@ class RoundTime(NamedTuple):
     n_drafted: int
     catch_up: int  # tokens the draft model had not been fed, at least 1
     seconds: dict[str, float]  # of each of PHASES
+    prompt: int = 0  # index of the prompt that it belongs to
 
 
 class StepTime(NamedTuple):
@@ -49,6 +50,7 @@ class StepTime(NamedTuple):
     temperature: float
     context: int
     seconds: float
+    prompt: int = 0
 
 
 def catch_ups(drafted_accepted: Iterable[tuple[int, int]]) -> list[int]:
