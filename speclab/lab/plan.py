@@ -4,7 +4,7 @@ The baseline's texts, one pass of each draft over them, and calibrated costs giv
 length (theory/forecast.py). The instrumented decodings that calibrate the costs do draft and verify, because a pass
 costs what it costs only in that rhythm; what they accept is used only to know how many tokens a draft had to catch up.
 
-The costs are made monotone over the draft length (theory/smoothing.py), every expectation gets a band from leaving out
+The costs are smoothed over the draft length (theory/smoothing.py), every expectation gets a band from leaving out
 one prompt at a time, and of the lengths that cannot be told apart the shortest is taken (theory/planning.py).
 
 `--verify-plan` makes the plan on half of the prompts and then measures on the other half.

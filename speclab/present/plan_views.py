@@ -12,9 +12,9 @@ from speclab.records.rows import Row
 from speclab.records.runs import DraftFacts, PlanChoice, PlanEntry, PlanRun, Verified
 
 METHOD = (
-    "95 %: of the expectation, from leaving out one prompt at a time, its text and its calibration; c and v are "
-    "isotonic over k: more drafted tokens cost no less; the plan takes the shortest k that cannot be told apart from "
-    "the best"
+    "95 %: of the expectation, from leaving out one prompt at a time, its text and its calibration; costs are smoothed "
+    "over k: v by isotonic regression, a draft's seconds by a parabola; the plan takes the shortest k that cannot be "
+    "told apart from the best"
 )
 BREAKS_EVEN = 0.005  # what rounds to 0.00
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from speclab.theory import smoothing
 from speclab.theory.costs import RoundTime
-from speclab.theory.smoothing import isotonic, smoothed
+from speclab.theory.smoothing import isotonic, parabola, smoothed
 from tests.theory.test_costs import MODEL
 
 curves = st.lists(st.tuples(st.floats(0, 10), st.integers(1, 9)), min_size=1, max_size=7)
@@ -64,7 +64,20 @@ def test_a_lucky_length_counts_as_often_as_it_was_seen():
     smooth = smoothed(costs, "model", 0.0, rounds)
     mean = (6 * 0.010 + 2 * 0.006) / 8
     assert smooth.verify_at == pytest.approx({2: mean, 3: mean, 4: 0.012})
-    mean = (3 * 0.002 + 1 * 0.001) / 4
-    assert smooth.draft_at == pytest.approx({1: mean, 2: mean, 3: 0.004})
+    # A straight line through (1, 0.002) three times, (2, 0.001) once and (3, 0.004) five times: means 20/9 and 0.003.
+    line = {n: 1e-3 * (3 + 18 / 17 * (n - 20 / 9)) for n in (1, 2, 3)}
+    assert smooth.draft_at == pytest.approx(line)
     assert replace(smooth, verify_at=costs.verify_at, draft_at=costs.draft_at) == costs
     assert costs.verify_at[3] == 0.006, "the raw curve is left as it was"
+
+
+def test_drafting_grows_steadily_and_a_first_step_may_cost_more():
+    """A bump of 30 % at one of sixteen lengths is nearly gone; what is a parabola stays one, also without a slope."""
+    places = list(range(1, 17))
+    truth = [0.001 + 0.0012 * n - 1e-5 * n * n for n in places]
+    assert parabola(places, truth, [3] * 16) == pytest.approx(truth)
+    bumped = [value * (1.3 if n == 5 else 1) for n, value in zip(places, truth, strict=True)]
+    assert parabola(places, bumped, [3] * 16) == pytest.approx(truth, rel=0.1)
+    assert parabola(places, [0.0] * 8 + [1e-5] * 8, [1] * 16)[0] == 0.0
+    assert parabola([1, 2], [3.0, 1.0], [1, 1]) == [3.0, 1.0]
+    assert parabola([4], [3.0], [1]) == [3.0]
