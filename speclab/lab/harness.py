@@ -29,7 +29,7 @@ from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.records.samples import BASELINE_REPEAT, INSTRUMENT, LIBRARY, Arm, Sample
 from speclab.system.errors import Problem, is_out_of_memory
-from speclab.system.terminal import note, progress_bar
+from speclab.system.terminal import note, progress
 from speclab.theory.costs import RoundTime, StepTime, catch_ups
 
 SPECULATIVE = LoopFunctions(speculative_decode)
@@ -208,7 +208,7 @@ def measure(
         return f"{n} prompt{'s are' if n != 1 else ' is'} complete" if n else ""
 
     n_turns = len(turns) * len(temperatures)
-    with kept_when_stopped(complete) as stops, progress_bar(total=n_turns, unit="turn", desc=title, leave=False) as bar:
+    with kept_when_stopped(complete) as stops, progress(n_turns, "turn", title) as bar:
         _warm_up(bench, arms, samplings, prompts, instruments)
         for repeat, index in turns:
             finished: list[tuple[float, Decoding]] = []
