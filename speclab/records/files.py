@@ -21,7 +21,7 @@ from speclab.system.files import read_bytes, shown
 from speclab.system.paths import IS_CLONE, ROOT
 
 LARGEST = 256 * 2**20  # bytes of a record; the longest run here has one of a few million
-OPTIONAL = ("unchecked", "yours")  # fields that a record leaves out where they are None
+OPTIONAL = ("unchecked", "yours", "n_without_drafts")  # fields that a record leaves out where they are None
 
 Record = TypeVar("Record", bound=Head)
 
