@@ -65,9 +65,14 @@ def _page_data(trace: Trace) -> dict[str, Any]:
     """What the page's script draws: rounds, then the baseline's clock. Texts are one-line pictures of tokens."""
 
     def row(token: Token) -> list[Any]:
-        numbers = token.position[1:] if token.position else (None,) * 4
-        outcome_text = outcome(token, trace.greedy) if token.kind in ("accepted", "rejected") else ""
-        return [visible(token.text), token.kind, *map(_rounded, numbers), outcome_text]
+        """Text, kind, outcome; then what the rule used: greedy the target's first choice, otherwise p, q and u."""
+        tested = token.kind in ("accepted", "rejected")
+        used: list[Any] = [visible(token.top)] if tested else []
+        if not trace.greedy:
+            position = token.position
+            used = [position.target_prob, position.draft_prob, position.uniform] if position else [None] * 3
+            used = list(map(_rounded, used))
+        return [visible(token.text), token.kind, outcome(token, trace.greedy) if tested else "", *used]
 
     rounds = []
     for event in trace.events:
