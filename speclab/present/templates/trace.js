@@ -275,6 +275,8 @@
     const target = event.target, token = tokenOf(event);
     const owns = (tags) => tags.includes(target.tagName);
     let action = null;
+    // In a report the keys belong to the page until something of the decoding has the focus.
+    if (document.body.classList.contains("report") && !find("decoding").contains(target)) return;
     if (owns(["SELECT"]) || (target === slider && event.key !== " ")) return;
     if (event.key === "ArrowLeft") action = () => { pause(); actions.back(); };
     else if (event.key === "ArrowRight") action = () => { pause(); actions.forward(); };
