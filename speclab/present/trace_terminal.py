@@ -98,8 +98,7 @@ def times(trace: Trace) -> str:
     """How long both took, without the word speedup: one run with timers in it is no measurement."""
     return (
         f"After the first token: {trace.events[-1].n_tokens - 1} tokens in {milliseconds(trace.events[-1].end)}, the "
-        f"baseline's {len(trace.baseline) - 1} in {milliseconds(trace.baseline[-1][1])}. One run with timers in it: a "
-        "picture, no measurement."
+        f"baseline's {len(trace.baseline) - 1} in {milliseconds(trace.baseline[-1][1])}. {trace.remark}"
     )
 
 

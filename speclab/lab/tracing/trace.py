@@ -15,6 +15,7 @@ from speclab.core.counts import Counts
 from speclab.core.rounds import Round, tokens_of
 
 WINDOW = 16  # tokens of context: what a token adds to the text depends on its neighbours
+TIMED = "One run with timers in it: a picture, no measurement."
 PENDING = 3  # bytes of a character that may still lack its last one; each may stand as a replacement sign
 
 
@@ -86,6 +87,7 @@ class Trace:
     counts: Counts
     baseline: list[tuple[str, float]]  # a token's text and the second at which it was there
     same_text: bool
+    remark: str = TIMED  # on the times
 
     @property
     def greedy(self) -> bool:
