@@ -94,9 +94,9 @@ def headline(run: ComparisonRun) -> list[str]:
 
 def _formula_line(row: Row) -> str:
     """The formula's value for a row, and the forecast's where there is one."""
-    said = {"1/(1-α+α/k)": row.book_formula, "the forecast": row.forecast}
-    parts = [f"{name} {speedup(x)} ({percent(x / row.speedup - 1)})" for name, x in said.items() if x is not None]
-    return f"said of this row, with the error predicted / measured - 1: {', '.join(parts)}"
+    said = {"formula 1/(1-α+α/k)": row.book_formula, "forecast": row.forecast}
+    parts = [f"{name}: {speedup(x)} ({percent(x / row.speedup - 1)})" for name, x in said.items() if x is not None]
+    return f"predicted for this row, in brackets predicted / measured - 1: {'; '.join(parts)}"
 
 
 def speed_grid(run: ComparisonRun, temperature: float) -> Grid:

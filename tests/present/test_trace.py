@@ -465,13 +465,20 @@ def test_trace_of_a_comparison(pair_folder, tmp_path, capsys, monkeypatch):
     assert compare.main([*words, "-k", "0,3,5", "--out-dir", str(tmp_path), "--trace", str(page)]) in (0, 2)
     capsys.readouterr()
     words[words.index("--temperature") + 1] = "0,0.8"
-    assert compare.main([*words, "-k", "0,3", "--out-dir", str(tmp_path), "--trace", str(page)]) == 0
+    whole = tmp_path / "whole.html"
+    files = ["--out-dir", str(tmp_path), "--trace", str(page), "--report", str(whole)]
+    assert compare.main([*words, "-k", "0,3", *files]) == 0
+    assert whole.read_text("utf-8").count("data:image/png;base64,") == len(list((tmp_path / "plots").iterdir())) > 1
+    assert "<b>dial:0.5:free</b> drafts, up to 3 tokens" in whole.read_text("utf-8")
     text = page.read_text("utf-8")
     assert "<b>dial:0.5:free</b> drafts, up to 3 tokens" in text
     assert "greedy, seed 0" in text
     assert "def f(x):" in text
     assert compare.main([*words, "--sweep", "context", "--trace", str(page)]) == 2
     assert "--trace" in capsys.readouterr().err
+    for other in (["--sweep", "context"], ["--plan"], ["--verify-plan"]):
+        assert compare.main([*words, *other, "--report", str(whole)]) == 2
+        assert "--report" in capsys.readouterr().err
 
 
 def test_a_dial_traces_what_it_was_told_to_replay(pair_folder):
