@@ -1,11 +1,10 @@
 """The generated parts of the README and of the pages in docs/: every number there is a view of a committed record."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from speclab.present import explanations, report, run_lines, tables
+from speclab.present import explanations, first_screen, report, run_lines, tables
 from speclab.records.files import read, read_json
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun
@@ -33,16 +32,8 @@ def _shown(*blocks: tables.Block) -> str:
 
 
 def first_run() -> str:
-    """What the first command prints, without the sampled half."""
-    run = comparison(DEFAULT_RUN)
-    greedy = replace(
-        run,
-        rows=[row for row in run.rows if row.temperature == 0],
-        noise=[floor for floor in run.noise if floor.temperature == 0],
-        costs=[entry for entry in run.costs if entry["temperature"] == 0],
-        correctness=[entry for entry in run.correctness if entry["temperature"] == 0],
-    )
-    return f"```text\n{report.comparison(greedy)}```"
+    """What the first command prints."""
+    return f"```text\n{first_screen.screen(comparison(DEFAULT_RUN))}```"
 
 
 def summary() -> str:

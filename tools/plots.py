@@ -29,7 +29,9 @@ def pictures(path: Path, folder: Path) -> list[Step]:
     """What draws the pictures of one record into `folder`; nothing for the record of a benchmark."""
     keys = read_json(path)
     if "rows" in keys:
-        return plots.comparison(read(path, ComparisonRun), folder, path.stem)
+        run = read(path, ComparisonRun)
+        padded = plots.comparison(run.padded, folder, f"{path.stem}-padded") if run.padded else []
+        return [*plots.comparison(run, folder, path.stem), *padded]
     if "plan" in keys:
         return [functools.partial(plan_views.picture, read(path, PlanRun), folder, path.stem)]
     if "sweep" in keys:

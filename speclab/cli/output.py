@@ -16,7 +16,7 @@ from speclab.lab.tracing.trace import Trace
 from speclab.present import html_report, trace_page
 from speclab.present.trace_terminal import terminal
 from speclab.records.files import to_json
-from speclab.records.runs import ComparisonRun, LabRun
+from speclab.records.runs import LabRun
 from speclab.system.errors import UsageProblem
 from speclab.system.files import check_writable, prepare_folder, shown, write_whole
 from speclab.system.terminal import harmless, note, wants_colour
@@ -79,9 +79,9 @@ class Output:
         return contextlib.redirect_stdout(sys.stderr if self.args.json == DASH else sys.stdout)
 
 
-def write_report(run: ComparisonRun, page: View, pictures: list[Path], trace: Trace, path: Path) -> None:
-    """The run with its pictures and a decoding as one HTML file, whole or not at all."""
-    write_whole(path, html_report.page(run, page(), pictures, trace))
+def write_report(page: View, pictures: list[Path], trace: Trace, path: Path) -> None:
+    """A comparison's page with its pictures and a decoding as one HTML file, whole or not at all."""
+    write_whole(path, html_report.page(page(), pictures, trace))
     note(f"wrote {shown(path)}; open it in a browser")
 
 

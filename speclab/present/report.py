@@ -1,4 +1,4 @@
-"""A comparison as tables and lines: views of its record, nothing is measured here.
+"""All tables and lines of a comparison: views of its record, nothing is measured here.
 
 Every line of text is a fixed template filled with numbers of the record.
 """
@@ -7,7 +7,7 @@ import itertools
 
 from speclab.core.counts import Counts
 from speclab.present import explanations, tables
-from speclab.present.run_lines import noise_lines, provenance, remarks
+from speclab.present.run_lines import noise_lines, remarks
 from speclab.present.tables import Block, Cell, Heading, Lines, Table, cells, interval, number, speedup
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun, Facts
@@ -29,8 +29,7 @@ def comparison(run: ComparisonRun, by_kind: bool = False, markdown: bool = False
 
     by_kind: also the tables of every kind of prompt.
     """
-    blocks: list[Block] = [provenance(run)] if markdown else []
-    blocks += [Lines([learner_line(run)]), Heading("Do the outputs agree?")]
+    blocks: list[Block] = [Lines([learner_line(run)]), Heading("Do the outputs agree?")]
     blocks.append(Lines([*agreement_lines(run.correctness), *remarks(run)]))
     # So many that the other texts deserve a table of their own.
     many_loops = (run.prompts["n_looping"] or 0) > run.prompts["n"] / 4

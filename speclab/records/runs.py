@@ -92,6 +92,9 @@ class ComparisonRun(LabRun):
     rows: list[Row]
     raw: list[Timing]
     yours: list[LearnerPrediction] | None = None  # absent where no exercise was asked
+    weight_bytes: Count | None = None  # that every pass of the target reads; absent in older records, like the next
+    bandwidth: Amount | None = None  # bytes a second that the machine reads from its memory
+    padded: "ComparisonRun | None" = None  # a short run of the same pair at the price of a larger one
 
 
 @dataclass(kw_only=True)

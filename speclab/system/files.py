@@ -14,6 +14,7 @@ from pathlib import Path
 from speclab.system.errors import EnvironmentProblem, Problem, report
 from speclab.system.terminal import note
 
+NAMED = 3  # files of one folder that a list of what was written names
 LEAST_FREE = 20 * 2**20  # bytes on the disk; a record with its pictures takes a few million
 
 
@@ -167,6 +168,17 @@ def whole_folders(*folders: Path) -> Iterator[list[Path]]:
             shutil.rmtree(old, ignore_errors=True)
 
 
+def _listed(paths: list[Path]) -> str:
+    """Three files of a folder by name, more of them by number."""
+    folders: dict[Path, list[str]] = {}
+    for path in paths:
+        folders.setdefault(path.parent, []).append(shown(path))
+    return ", ".join(
+        ", ".join(names) if len(names) <= NAMED else f"{len(names)} files in {shown(folder)}"
+        for folder, names in folders.items()
+    )
+
+
 def do_all(steps: Sequence[Callable[[], Path | None]]) -> int:
     """Print and write: every step is done, also after one that fails. A step that writes a file returns its path.
 
@@ -192,8 +204,8 @@ def do_all(steps: Sequence[Callable[[], Path | None]]) -> int:
             stop = stop or error
         except Exception as error:
             fault = fault or error
-    if paths := [shown(path) for path in written if path]:
-        note("wrote " + ", ".join(paths))
+    if paths := list(filter(None, written)):
+        note(f"wrote {_listed(paths)}")
     if ended := fault or stop:
         raise ended
     return code

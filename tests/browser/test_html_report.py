@@ -2,7 +2,7 @@
 
 import pytest
 
-from speclab.present import figures, html_report, plots, report
+from speclab.present import figures, first_screen, html_report, plots
 from tests.browser.test_trace_page import CONTRAST, WIDTHS
 from tests.present.test_report import make_run
 from tests.present.trace_streams import scripted
@@ -16,7 +16,7 @@ def text(tokenizer, tmp_path_factory) -> str:
     pictures = [path for draw in plots.comparison(run, folder, "x") if (path := draw())]
     figures.plt.close("all")
     found = scripted(tokenizer, "def f(x):", 60)
-    return html_report.page(run, report.comparison(run, by_kind=True, markdown=True), pictures, found)
+    return html_report.page(first_screen.page(run, "x"), pictures, found)
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 import pytest
 from pydantic import TypeAdapter
 
-from speclab.present import explanations, figures, plots, report, run_lines, tables
+from speclab.present import explanations, figures, first_screen, plots, report, run_lines, tables
 from speclab.records.files import to_json
 from speclab.records.rows import Row, Rung, Timing
 from speclab.records.runs import SCHEMA_VERSION, ComparisonRun, LabRun, Machine, Noise, PlanFacts, PlanRun, Versions
@@ -561,7 +561,7 @@ def test_a_padded_target_is_called_that_wherever_its_numbers_stand():
     """lab:8b says what the lab's target says; only its price is that of a larger model."""
     assert "padded: the lab target's text at the price of 8B parameters" in run_lines.padding_remark("lab:8b")
     run = make_run(("model",), (4,), (0.0,))
-    assert "padded" not in report.comparison(run, markdown=True)
+    assert "padded" not in first_screen.page(run, "x")
     run.settings["target"] = "lab:200m"
-    assert "price of 200M parameters" in report.comparison(run, markdown=True)
+    assert "price of 200M parameters" in first_screen.page(run, "x")
     assert "lab:200m (padded)" in run_lines.small_print(run)

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from benchmarks import families, peers, roofline, scaling
-from speclab.present import plan_views, report, sweep_views, tables
+from speclab.present import first_screen, plan_views, sweep_views, tables
 from speclab.records import files
 from speclab.records.runs import ComparisonRun, Head, PlanRun, SweepRun
 from speclab.system.errors import EnvironmentProblem
@@ -124,7 +124,7 @@ def test_committed_tables_are_views_of_their_records(path):
     elif isinstance(run, PlanRun):
         page = plan_views.page(run)
     elif isinstance(run, ComparisonRun):
-        page = report.comparison(run, by_kind=True, markdown=True)
+        page = first_screen.page(run, path.stem)
     else:
         page = tables.show(BENCHMARKS[run.benchmark][1](run), markdown=True)
     assert path.read_text("utf-8") == page
