@@ -79,8 +79,9 @@ def parsed(markdown: str) -> Iterator[Part]:
 
 
 def _grid(lines: list[str]) -> Grid:
-    """A Markdown table: heads, the line that aligns, rows."""
-    heads, marks, *rows = (
-        [cell.strip() for cell in line.strip().removeprefix("|").removesuffix("|").split("|")] for line in lines
-    )
-    return Grid(heads, rows, sum(not mark.endswith(":") for mark in marks))
+    """A Markdown table: heads, a line of dashes, rows. Columns of words are filled up with blanks on the right."""
+    cells = [line.strip().removeprefix("|").removesuffix("|").split("|") for line in lines]
+    columns = list(zip(*(cells[:1] + cells[2:]), strict=False))
+    words = [i == 0 or any(cell.strip() and cell.endswith("  ") for cell in column) for i, column in enumerate(columns)]
+    heads, _, *rows = ([cell.strip() for cell in line] for line in cells)
+    return Grid(heads, rows, [*words, False].index(False))

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from speclab.models import loading
-from speclab.present import figures, first_screen, html_report, plots
+from speclab.present import figures, first_screen, html_report, plots, tables
 from tests.present.test_report import make_run
 from tests.present.trace_streams import scripted, with_texts
 
@@ -96,6 +96,14 @@ def test_every_part_of_the_runs_page_is_on_it(made):
 def test_the_best_rows_are_marked(made):
     marked = [attrs for tag, attrs in Page(made[3]).elements if tag == "tr" and attrs.get("class") == "best"]
     assert len(marked) == made[0].count("<- best |") > 0
+
+
+def test_columns_of_words_are_aligned_left():
+    words = [["model", "the draft", "1"], ["ngram", "lookup", "20"]]
+    for n_words in (1, 2):
+        markdown = tables.table(words, ["arm", "what", "k"], markdown=True, n_words=n_words)
+        (part,) = html_report.parsed(markdown)
+        assert part.grid == (["arm", "what", "k"], words, n_words)
 
 
 def test_a_page_without_headings_or_tables_is_no_fault(made):
