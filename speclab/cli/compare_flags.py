@@ -41,7 +41,7 @@ SWEEP_DEFAULTS: dict[str, dict[str, Any]] = {
     "definitions": {"draft_length": "1,2,4,8"},
 }
 NO_PADDED = "none"  # of --padded
-OF_A_COMPARISON = ("brief", "by_kind", "against", "padded")  # flags that neither a plan nor a sweep has
+OF_A_COMPARISON = ("brief", "by_kind", "against", "padded", "report")  # flags that neither a plan nor a sweep has
 
 
 def size_of(args: argparse.Namespace) -> str:
@@ -98,6 +98,7 @@ def make_parser(docstring: str) -> argparse.ArgumentParser:
         "--profile", type=parsing.some_path, metavar="FILE", help="first write a profiler trace of a few rounds"
     )
     flags.add_trace_flag(group)
+    flags.add_report_flag(group)
     group.add_argument(
         "--json", type=parsing.some_path, metavar="PATH", help="the run record here as well; - for stdout, alone"
     )
