@@ -3,13 +3,14 @@
 import argparse
 import functools
 import time
+from pathlib import Path
 from typing import Any
 
 from baseline_autoregressive import autoregressive_decode
 from draft_models import ModelDrafter
 from optimized_speculative import speculative_decode
 from speclab.cli import compare_flags, flags, parsing
-from speclab.cli.output import Output, Step, View, write_trace
+from speclab.cli.output import Output, Step, View, write_report, write_trace
 from speclab.core.rounds import DecodeSettings
 from speclab.drafts.oracle import OracleDraft
 from speclab.drafts.select import check_prompts, make_drafters
@@ -18,6 +19,7 @@ from speclab.lab.harness import Measurement
 from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
 from speclab.lab.tracing import follow, profiling
+from speclab.lab.tracing.trace import Trace
 from speclab.learner import loading
 from speclab.models import memory
 from speclab.present import against, first_screen, plan_views, plots, report, sweep_views
@@ -36,6 +38,9 @@ def run(docstring: str, argv: list[str] | None) -> int:
     args = compare_flags.make_parser(docstring).parse_args(argv)
     flags.check_file(args.trace, "--trace")
     flags.check_file(args.profile, "--profile")
+    flags.check_file(args.report, "--report")
+    if args.report == parsing.DASH:
+        raise UsageProblem("--report -: a page with pictures is no text for a terminal; give a file")
     if args.profile == parsing.DASH:
         raise UsageProblem("--profile -: a profiler trace is too long for a terminal; give a file")
     size = compare_flags.size_of(args)
@@ -81,7 +86,7 @@ def _run(args: argparse.Namespace, records: list[Any]) -> int:
     """A comparison, a plan or a sweep, shown and written; its record is added to `records`.  -> exit code"""
     other = read(args.against, ComparisonRun) if args.against else None
     config, output = _prepare(args)
-    traced = _first_that_can_be_traced(config) if args.trace else ""
+    traced = _first_that_can_be_traced(config) if args.trace or args.report else ""
     if args.verify_plan:
         plan.check_prompts(config)
     if args.profile:
@@ -101,13 +106,19 @@ def _run(args: argparse.Namespace, records: list[Any]) -> int:
             tables.append(lambda: say(against.text(record, other, shown(args.against))))
         if args.verbose:
             tables.append(lambda: say(_bytes_of_rounds(config)))
+        drawn: list[Path] = []
+        pictures = [functools.partial(_kept, drawn, draw) for draw in pictures]
         code = do_all([*tables, *output.writes(record, page), *pictures])
     wrong = max(map(exit_code, measured))
     if problem:
         raise problem
     if traced:  # after everything that was timed
         with output.redirected():
-            _trace(args, config, traced)
+            trace = _traced(config, traced)
+            if args.trace:
+                write_trace(trace, args.trace)
+            if args.report:
+                write_report(page, drawn, trace, args.report)
     return code or wrong
 
 
@@ -178,17 +189,24 @@ def _first_that_can_be_traced(config: RunConfig) -> str:
     names = [name for name, drafter in config.drafters.items() if greedy or not isinstance(drafter, OracleDraft)]
     if not names:
         raise UsageProblem(
-            "--trace has nothing to draw: the dial only replays greedy output; put 0 first in --temperature"
+            "nothing to draw for --trace or --report: the dial only replays greedy output; put 0 first in --temperature"
         )
     return names[0]
 
 
-def _trace(args: argparse.Namespace, config: RunConfig, draft: str) -> None:
+def _kept(drawn: list[Path], draw: Step) -> Path | None:
+    """Draw a picture, and remember where it is."""
+    path = draw()
+    drawn += [path] if path else []
+    return path
+
+
+def _traced(config: RunConfig, draft: str) -> Trace:
     """What the comparison starts with: its first prompt, draft length and temperature."""
     settings = DecodeSettings(config.max_new_tokens, config.setup.sampling_at(config.temperatures[0]), seed=config.seed)
     k, drafter = next(filter(None, config.draft_lengths), 0), config.drafters[draft]
     loops = (autoregressive_decode, config.learner.loop)
-    write_trace(follow.follow(config.setup, drafter, draft, config.prompts[0], k, settings, *loops), args.trace)
+    return follow.follow(config.setup, drafter, draft, config.prompts[0], k, settings, *loops)
 
 
 # --- sweeps -----------------------------------------------------------------------------------------------------------

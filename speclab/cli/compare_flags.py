@@ -27,7 +27,7 @@ SIZES = {
     "full verify_plan": (0, 128, 2, ALL_LENGTHS, "0"),
     "sweep": (2, 64, 1, "4", "0"),
 }
-SIZE_NAMES = ("quick", "full", "plan", "verify_plan")  # flags whose names, one after another, name a size
+SIZE_NAMES = ("quick", "full", "plan", "verify_plan", "sweep")  # flags that name a size, alone or one after another
 ACCURACIES = [f"dial:{i / 10:g}" for i in range(11)]
 FREE_ORACLES = [f"{dial}:free" for dial in ACCURACIES]
 # What a sweep has of its own.
@@ -41,21 +41,21 @@ SWEEP_DEFAULTS: dict[str, dict[str, Any]] = {
     "definitions": {"draft_length": "1,2,4,8"},
 }
 NO_PADDED = "none"  # of --padded
-OF_A_COMPARISON = ("brief", "by_kind", "against", "padded")  # flags that neither a plan nor a sweep has
+OF_A_COMPARISON = ("brief", "by_kind", "against", "padded", "report")  # flags that neither a plan nor a sweep has
 
 
 def size_of(args: argparse.Namespace) -> str:
     """The kind of the run: one of SIZES. UsageProblem where a flag belongs to another kind."""
-    kind = "sweep" if args.sweep else "verify-plan" if args.verify_plan else "plan" if args.plan else None
-    for name in OF_A_COMPARISON:
-        if kind and getattr(args, name):
-            raise UsageProblem(f"--{name.replace('_', '-')} belongs to a comparison; leave it out, or --{kind}")
-    if not args.sweep:
-        return " ".join(name for name in SIZE_NAMES if getattr(args, name)) or "default"
-    for name in ("quick", "full"):
-        if getattr(args, name):
-            raise UsageProblem(f"a sweep has a size of its own; give --limit and --max-new-tokens, leave out --{name}")
-    return "sweep"
+    names = [name for name in SIZE_NAMES if getattr(args, name)]
+    size, kind = " ".join(names) or "default", names[-1] if names else ""
+    if size not in SIZES:
+        raise UsageProblem(f"a sweep has a size of its own; give --limit and --max-new-tokens, leave out --{names[0]}")
+    if kind in ("plan", "verify_plan", "sweep"):
+        for name in OF_A_COMPARISON:
+            if getattr(args, name):
+                given, kind = (word.replace("_", "-") for word in (name, kind))
+                raise UsageProblem(f"--{given} belongs to a comparison; leave it out, or --{kind}")
+    return size
 
 
 def make_parser(docstring: str) -> argparse.ArgumentParser:
@@ -98,6 +98,7 @@ def make_parser(docstring: str) -> argparse.ArgumentParser:
         "--profile", type=parsing.some_path, metavar="FILE", help="first write a profiler trace of a few rounds"
     )
     flags.add_trace_flag(group)
+    flags.add_report_flag(group)
     group.add_argument(
         "--json", type=parsing.some_path, metavar="PATH", help="the run record here as well; - for stdout, alone"
     )

@@ -6,6 +6,7 @@ import pytest
 
 from speclab.present import against, first_screen
 from speclab.records.runs import ComparisonRun, LearnerPrediction
+from speclab.theory import noise
 from speclab.theory.ladder import factors
 from tests.present.test_report import bare, make_run
 
@@ -68,7 +69,8 @@ def test_brief_is_the_table_alone():
     assert len(brief.splitlines()) == 2 + 2 * 7
 
 
-def test_a_table_that_is_not_to_be_believed_is_not_shown():
+def test_a_table_that_is_not_to_be_believed_is_not_shown(monkeypatch):
+    monkeypatch.setattr(noise, "FURTHEST", 1.1)
     run = two_regimes()
     run.padded.noise = [replace(floor, ratio=1.3, low=1.1, high=1.5) for floor in run.padded.noise]
     text, brief = first_screen.screen(run), first_screen.screen(run, brief=True)

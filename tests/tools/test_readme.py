@@ -71,6 +71,8 @@ def test_a_part_of_a_page_of_results_is_found_by_its_headings(tmp_path, monkeypa
     assert readme.results_block("results/x.md") == whole
     assert readme.results_block("results/x.md # A") == "one"
     assert readme.results_block("results/x.md # A # B") == "two"
+    assert readme.results_block("results/x.md # C : tables") == f"| 1 |\n\n{long_table}".strip()
+    assert readme.results_block("results/x.md # A : tables") == ""
     for name in ("results/x.md # D", "results/y.md"):
         with pytest.raises(EnvironmentProblem, match="cannot be made"):
             readme.filled(f"<!-- begin {name} -->\n<!-- end {name} -->")
