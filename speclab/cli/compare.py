@@ -94,6 +94,8 @@ def _run(args: argparse.Namespace, records: list[Any]) -> int:
     with output.redirected():
         if not args.sweep and not args.brief:
             say(_head(config))
+        if busy := config.look_at_cores():
+            note(f"busy    {busy}")
         record, measured, problem = _measure(args, config)
         records.append(record)
         text, page, pictures = _views(args, record, output)

@@ -14,14 +14,20 @@ from speclab.system.paths import OUTPUT
 # What the command line leaves open, by the kind of the run. limit 0: all prompts.
 ALL_LENGTHS = ",".join(map(str, range(17)))
 SIZE_FLAGS = ("limit", "max_new_tokens", "repeats", "draft_length", "temperature")
+SHORT_LENGTHS = ",".join(map(str, range(9)))
 SIZES = {
     "default": (4, 64, 1, "2,4,8", "0,0.8"),
     "quick": (2, 48, 1, "2,4", "0,0.8"),
     "full": (0, 128, 1, "2,4,8", "0,0.8"),
     "plan": (4, 64, 3, ALL_LENGTHS, "0"),
     "verify_plan": (0, 64, 2, ALL_LENGTHS, "0"),
+    "quick plan": (2, 48, 2, SHORT_LENGTHS, "0"),
+    "quick verify_plan": (2, 48, 2, SHORT_LENGTHS, "0"),
+    "full plan": (0, 128, 3, ALL_LENGTHS, "0"),
+    "full verify_plan": (0, 128, 2, ALL_LENGTHS, "0"),
     "sweep": (2, 64, 1, "4", "0"),
 }
+SIZE_NAMES = ("quick", "full", "plan", "verify_plan", "sweep")  # flags that name a size, alone or one after another
 ACCURACIES = [f"dial:{i / 10:g}" for i in range(11)]
 FREE_ORACLES = [f"{dial}:free" for dial in ACCURACIES]
 # What a sweep has of its own.
@@ -40,11 +46,14 @@ OF_A_COMPARISON = ("brief", "by_kind", "against", "padded", "report")  # flags t
 
 def size_of(args: argparse.Namespace) -> str:
     """The kind of the run: one of SIZES. UsageProblem where a flag belongs to another kind."""
-    size = "sweep" if args.sweep else next((name for name in SIZES if getattr(args, name, False)), "default")
-    if size in ("plan", "verify_plan", "sweep"):
+    names = [name for name in SIZE_NAMES if getattr(args, name)]
+    size, kind = " ".join(names) or "default", names[-1] if names else ""
+    if size not in SIZES:
+        raise UsageProblem(f"a sweep has a size of its own; give --limit and --max-new-tokens, leave out --{names[0]}")
+    if kind in ("plan", "verify_plan", "sweep"):
         for name in OF_A_COMPARISON:
             if getattr(args, name):
-                given, kind = (word.replace("_", "-") for word in (name, size))
+                given, kind = (word.replace("_", "-") for word in (name, kind))
                 raise UsageProblem(f"--{given} belongs to a comparison; leave it out, or --{kind}")
     return size
 
@@ -61,9 +70,10 @@ def make_parser(docstring: str) -> argparse.ArgumentParser:
     )
     group.add_argument("--temperature", metavar="T,T", help="(default: 0,0.8; plans and most sweeps 0)")
     group.add_argument("--repeats", type=parsing.at_least(1), help="times each prompt is decoded by each arm")
+    size = group.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="2 prompts of a kind, 48 tokens, k = 2, 4; a plan: 0 to 8")
+    size.add_argument("--full", action="store_true", help="all prompts, 128 tokens")
     what = group.add_mutually_exclusive_group()
-    what.add_argument("--quick", action="store_true", help="2 prompts of a kind, 48 tokens, k = 2, 4")
-    what.add_argument("--full", action="store_true", help="all prompts, 128 tokens")
     what.add_argument("--plan", action="store_true", help="predict k = 0 to 16 from a baseline run and calibration")
     what.add_argument(
         "--verify-plan", action="store_true", help="the plan from half of the prompts, measured on the rest"

@@ -7,7 +7,7 @@ import functools
 from operator import attrgetter, itemgetter
 from statistics import mean
 
-from speclab.present.tables import Cell, Lines, Table, cells, column, number, prediction, speedup
+from speclab.present.tables import Cell, Lines, Table, cells, column, cost, number, prediction, speedup
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun
 from speclab.theory.costs import Costs
@@ -87,10 +87,10 @@ def costs_table(run: ComparisonRun) -> Table:
                 "T": f"{entry['temperature']:g}",
                 "step ms": number(1e3 * costs.step_seconds(context)),
                 "v(k+1)": number(costs.verify_cost(k + 1, context)),
-                "c": number(costs.draft_cost(k, context), 3),
-                "accept µs": f"{1e6 * costs.accept_seconds(k):.0f}",
-                "rollback µs": f"{1e6 * costs.rollback:.0f}",
-                "host µs": f"{1e6 * costs.host:.0f}",
+                "c": cost(costs.draft_cost(k, context), 3),
+                "accept µs": cost(1e6 * costs.accept_seconds(k), 0, 1e6 * costs.accept_error),
+                "rollback µs": cost(1e6 * costs.rollback, 0, 1e6 * costs.rollback_error),
+                "host µs": cost(1e6 * costs.host, 0, 1e6 * costs.host_error),
                 "prefill ms": number(1e3 * mean(prefill) if prefill else None, 1),
             }
             lines.append(line)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from speclab.present import report, tables
-from speclab.present.run_lines import provenance, remarks
+from speclab.present.run_lines import doubt, provenance, remarks
 from speclab.present.tables import Cell, Lines, Table, cells, interval, number, speedup
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun
@@ -33,15 +33,18 @@ class Line(NamedTuple):
 def screen(run: ComparisonRun, brief: bool = False, where: list[str] | None = None, markdown: bool = False) -> str:
     """Same text or not; the table; the formula, what it misses most, where there is no gain; `where` the rest is.
 
-    brief: the table alone.
+    brief: the table alone. A target whose numbers are not to be believed is left out in the terminal, and that is said.
     """
     runs = [run, run.padded] if run.padded else [run]
-    table = speed_table(runs)
+    doubts = Lines(f"{target_name(one)}: {doubt(one)}" for one in runs if doubt(one))
+    told = [one for one in runs if markdown or not doubt(one)]
+    table = speed_table(told) if told else None
     if brief:
-        return tables.show([table], markdown)
+        return tables.show([doubts, table], markdown)
     agreement = Lines(line for one in runs for line in (*same_text_lines(one), *remarks(one)))
-    facts = Lines([*(line for one in runs for line in facts_lines(one)), noise_line(runs), no_gain_line(runs)])
-    return tables.show([Lines([report.learner_line(run)]), agreement, table, facts, Lines(where or [])], markdown)
+    facts = Lines([*(line for one in told for line in facts_lines(one)), noise_line(told), no_gain_line(told)])
+    head = Lines([report.learner_line(run)])
+    return tables.show([head, agreement, doubts, table, facts, Lines(where or [])], markdown)
 
 
 def page(run: ComparisonRun, name: str) -> str:

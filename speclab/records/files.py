@@ -22,7 +22,10 @@ from speclab.system.paths import IS_CLONE, ROOT
 
 LARGEST = 256 * 2**20  # bytes of a record; the longest run here has one of a few million
 # Fields that a record leaves out where they are None.
-OPTIONAL = ("unchecked", "yours", "n_without_drafts", "weight_bytes", "bandwidth", "padded")
+OPTIONAL = (
+    "unchecked", "yours", "n_without_drafts", "probe", "choice", "band_low", "band_high", "noise", "weight_bytes",
+    "bandwidth", "padded",
+)  # fmt: skip
 
 Record = TypeVar("Record", bound=Head)
 

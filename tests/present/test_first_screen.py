@@ -6,6 +6,7 @@ import pytest
 
 from speclab.present import against, first_screen
 from speclab.records.runs import ComparisonRun
+from speclab.theory import noise
 from speclab.theory.ladder import factors
 from tests.present.test_report import bare, make_run
 
@@ -66,6 +67,22 @@ def test_brief_is_the_table_alone():
     assert brief.startswith("target")
     assert brief.strip() in text
     assert len(brief.splitlines()) == 2 + 2 * 7
+
+
+def test_a_table_that_is_not_to_be_believed_is_not_shown(monkeypatch):
+    monkeypatch.setattr(noise, "FURTHEST", 1.1)
+    run = two_regimes()
+    run.padded.noise = [replace(floor, ratio=1.3, low=1.1, high=1.5) for floor in run.padded.noise]
+    text, brief = first_screen.screen(run), first_screen.screen(run, brief=True)
+    assert "lab:200m: NOT TO BE BELIEVED" in text
+    assert brief.startswith("lab:200m: NOT TO BE BELIEVED")
+    assert "x  " in brief, "the other target's table is there"
+    assert not lines_with(brief, "lab:200m  model")
+    run.noise = run.padded.noise
+    assert "1/(1" not in first_screen.screen(run)
+    assert "same text?" in first_screen.screen(run)
+    assert "1.30x" in first_screen.screen(run, markdown=True)
+    assert "lab:200m | model" in first_screen.screen(run, markdown=True)
 
 
 def test_one_target_needs_no_column():

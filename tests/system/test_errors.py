@@ -242,6 +242,28 @@ def test_a_bar_is_only_for_a_terminal(monkeypatch, capsys):
     assert "x:" in capsys.readouterr().err
 
 
+def test_a_run_whose_output_is_a_file_gives_signs_of_life(monkeypatch, capsys):
+    """A line at the start and one a minute, or one a step where a step takes longer; no control characters."""
+    now = iter([0.0, 20.0, 59.0, 61.0, 90.0, 200.0, 210.0])
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: next(now))
+    with terminal.progress(6, "turn", "measuring") as lines:
+        for _ in range(6):
+            lines.update()
+    assert capsys.readouterr().err.splitlines() == [
+        "measuring: 6 turns",
+        "measuring: 3 of 6 turns after 1 min, about 1 min left",
+        "measuring: 5 of 6 turns after 3 min, about 1 min left",
+    ]
+
+
+def test_progress_is_a_bar_in_a_terminal(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    with terminal.progress(2, "turn", "measuring") as bar:
+        bar.update()
+    assert "\r" in capsys.readouterr().err
+
+
 def test_a_missing_library_is_one_line():
     code = "import sys; sys.modules['torch'] = None; from speclab.system import startup"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
