@@ -11,7 +11,7 @@ from speclab.records.runs import ComparisonRun
 from speclab.system.paths import ROOT
 from speclab.theory.formulas import book_formula, omega_star
 from speclab.theory.ladder import prediction_rows
-from tools import architecture, rerun
+from tools import architecture, chapter_blocks, rerun
 
 RESULTS = ROOT / "results"
 DEFAULT_RUN = RESULTS / "cpu-2-cores.json"  # python compare.py
@@ -142,4 +142,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "errors": errors,
     "trust": trust,
     "architecture": architecture.plan,
+    "brief-greedy": lambda: chapter_blocks.brief(0),
+    "brief-sampled": lambda: chapter_blocks.brief(0.8),
+    "counts-greedy": lambda: chapter_blocks.counts(0),
 }

@@ -25,7 +25,7 @@ from speclab.system.paths import ROOT
 from tools.doc_blocks import BLOCKS
 
 README = ROOT / "README.md"
-PAGES = (README, ROOT / "models" / "lab-pair" / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (README, ROOT / "models" / "lab-pair" / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 LONG = 19  # lines: a table as long as this stands on its own page only
 
 

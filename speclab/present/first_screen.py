@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from speclab.present import report, tables
+from speclab.present import explanations, report, tables
 from speclab.present.run_lines import doubt, provenance, remarks
 from speclab.present.tables import Cell, Lines, Table, cells, interval, number, speedup
 from speclab.records.rows import Row
@@ -44,7 +44,9 @@ def screen(run: ComparisonRun, brief: bool = False, where: list[str] | None = No
     agreement = Lines(line for one in runs for line in (*same_text_lines(one), *remarks(one)))
     facts = Lines([*(line for one in told for line in facts_lines(one)), noise_line(told), no_gain_line(told)])
     head = Lines([report.learner_line(run)])
-    return tables.show([head, agreement, doubts, table, facts, Lines(where or [])], markdown)
+    yours = None if markdown else explanations.learner_table(run)  # the page has it further down
+    predicted = [tables.Heading("What you predicted"), yours]
+    return tables.show([head, agreement, doubts, table, facts, *predicted, Lines(where or [])], markdown)
 
 
 def page(run: ComparisonRun, name: str) -> str:

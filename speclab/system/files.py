@@ -7,10 +7,12 @@ import secrets
 import shlex
 import shutil
 import stat
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from speclab.system import paths
 from speclab.system.errors import EnvironmentProblem, Problem, report
 from speclab.system.terminal import note
 
@@ -29,6 +31,14 @@ def shown(path: Path) -> str:
 def command(script: Path, *words: str) -> str:
     """How to type a script of the lab from the current directory."""
     return shlex.join(["python", shown(script), *words])
+
+
+def install_advice() -> str:
+    """What to type where a package is missing: the same words to the Python that has it, where the lab has made one."""
+    own = paths.ROOT / ".venv" / "bin" / "python"
+    if own.exists() and Path(sys.prefix).resolve() != (paths.ROOT / ".venv").resolve():
+        return shlex.join([shown(own), *sys.argv])
+    return shlex.join(["pip", "install", "-r", shown(paths.ROOT / "requirements.txt")])
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------

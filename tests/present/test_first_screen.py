@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from speclab.present import against, first_screen
-from speclab.records.runs import ComparisonRun
+from speclab.records.runs import ComparisonRun, LearnerPrediction
 from speclab.theory import noise
 from speclab.theory.ladder import factors
 from tests.present.test_report import bare, make_run
@@ -177,3 +177,16 @@ def test_the_padded_runs_are_compared_where_both_have_one():
     text = against.text(two_regimes(), two_regimes(), "x")
     assert text.count("here / there  forecasts") == 2
     assert against.text(two_regimes(), make_run(), "x").count("here / there  forecasts") == 1
+
+
+def test_a_learners_own_predictions_stand_under_the_table():
+    """Exercise 5 is asked to look at them: not behind --verbose only. The page of the run has them once."""
+    run = make_run(methods=("model",), lengths=(4,))
+    yours = LearnerPrediction(method="model", draft_length=4, temperature=0.0, acceptance_rate=0.625, speedup=1.875)
+    run = replace(run, yours=[yours])
+    text = first_screen.screen(run)
+    assert text.count("What you predicted") == 1
+    assert "0.62" in text
+    assert "1.88" in text
+    assert "What you predicted" not in first_screen.screen(make_run())
+    assert first_screen.page(run, "local").count("What you predicted") == 1

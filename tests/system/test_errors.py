@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from speclab.system import errors, terminal
+from speclab.system import errors, files, paths, terminal
 from speclab.system.errors import EnvironmentProblem, Problem, Stopped, UsageProblem, reports_problems
 
 ROOT = Path(__file__).parents[2]
@@ -268,4 +268,16 @@ def test_a_missing_library_is_one_line():
     code = "import sys; sys.modules['torch'] = None; from speclab.system import startup"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 3
-    assert done.stderr == "error: torch is not installed; type: pip install -r requirements.txt\n"
+    assert done.stderr.startswith("error: torch is not installed for this Python; type: pip install -r ")
+    assert done.stderr.endswith("requirements.txt\n")
+
+
+def test_outside_the_labs_own_python_it_names_that(tmp_path, monkeypatch):
+    """Where the lab has made an environment and another Python runs the script."""
+    monkeypatch.setattr(paths, "ROOT", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["check.py", "2"])
+    assert files.install_advice() == f"pip install -r {files.shown(tmp_path / 'requirements.txt')}"
+    own = tmp_path / ".venv" / "bin" / "python"
+    own.parent.mkdir(parents=True)
+    own.touch()
+    assert files.install_advice() == f"{files.shown(own)} check.py 2"
