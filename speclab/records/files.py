@@ -23,15 +23,9 @@ from speclab.system.paths import IS_CLONE, ROOT
 LARGEST = 256 * 2**20  # bytes of a record; the longest run here has one of a few million
 # Fields that a record leaves out where they are None.
 OPTIONAL = (
-<<<<<<< HEAD
-    "unchecked", "yours", "n_without_drafts", "probe", "choice", "band_low", "band_high", "noise", "weight_bytes",
-    "bandwidth", "padded",
-)  # fmt: skip
-=======
     *("unchecked", "yours", "probe", "weight_bytes", "bandwidth", "padded"),
     *("n_without_drafts", "choice", "band_low", "band_high", "noise"),
 )
->>>>>>> main
 
 Record = TypeVar("Record", bound=Head)
 
