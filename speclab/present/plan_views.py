@@ -137,10 +137,14 @@ def picture(run: PlanRun, folder: Path, name: str) -> Path:
         series.append(Series(f"{label}, oracle: {fact.oracle:.2f}", plain((k, fact.oracle) for k in ends), i, ":"))
         if measured:
             series.append(Series(f"{label}, measured on other prompts", speedups(measured, x), i))
-    figure = draw([Panel(series, "draft length k")], 6.8, 4.8)
+    figure = draw([Panel(series, "draft length k", extra=functools.partial(_draw_bands, run))], 6.8, 4.8)
+    return figures.save(figure, run, folder, name)
+
+
+def _draw_bands(run: PlanRun, axis: Any) -> None:
+    """The band of every draft's expected speedups, where the record has one."""
     for i, fact in enumerate(run.facts.drafts):
         banded = [entry for entry in _of_draft(run.plan, fact) if entry.band_low is not None]
         lows, highs = ([getattr(entry, end) for entry in banded] for end in ("band_low", "band_high"))
         lengths = [entry.draft_length for entry in banded]
-        figure.axes[0].fill_between(lengths, lows, highs, color=figures.colour(i), alpha=0.15, linewidth=0)
-    return figures.save(figure, run, folder, name)
+        axis.fill_between(lengths, lows, highs, color=figures.colour(i), alpha=0.15, linewidth=0)
