@@ -27,12 +27,14 @@ import os
 import re
 import sys
 from collections import Counter, defaultdict
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 
 import torch
 
 from benchmarks import common
-from benchmarks.one_family import BROKEN, DRAFT_LENGTHS, N_TOKENS, OUTCOMES, PROMPTS, SECONDS, FamilyRow, examine, limit
+from benchmarks.one_family import BROKEN, DRAFT_LENGTHS, N_TOKENS, OUTCOMES, PROMPTS, FamilyRow, examine, limit
 from benchmarks.tiny_families import model_types
 from speclab.cli import parsing
 from speclab.present.tables import Block, Cell, Heading, Lines, Table
@@ -52,23 +54,27 @@ class FamiliesRun(common.BenchmarkRun):
 
 
 def sweep(types: list[str], jobs: int) -> tuple[list[FamilyRow], bool]:
-    """Every family in a process of its own, `jobs` at a time.  -> rows in the order of `types`, interrupted?
-
-    A process that ends without an answer is waited for until a long time has passed; its family is then broken.
-    """
+    """Every family in a process of its own, `jobs` at a time.  -> rows in the order of `types`, interrupted?"""
     PROCESSES.set_forkserver_preload(["benchmarks.one_family"])
     rows: list[FamilyRow] = []
-    with PROCESSES.Pool(jobs, limit, maxtasksperchild=1) as pool:
-        answers = [pool.apply_async(examine, (model_type,)) for model_type in types]
+    with ThreadPoolExecutor(jobs) as threads:
+        answers = [threads.submit(_examined, model_type) for model_type in types]
         try:
-            for model_type, answer in zip(progress_bar(types, desc="families", leave=False), answers, strict=True):
-                try:
-                    rows.append(answer.get(10 * SECONDS))
-                except multiprocessing.TimeoutError:
-                    rows.append(FamilyRow(family=model_type, reason=f"no answer after {10 * SECONDS} seconds"))
+            for answer in progress_bar(answers, desc="families", leave=False):
+                rows.append(answer.result())
         except KeyboardInterrupt:
+            threads.shutdown(cancel_futures=True)
             return rows, True
     return rows, False
+
+
+def _examined(model_type: str) -> FamilyRow:
+    """The row of one family. A process that ends without an answer is one, too."""
+    try:
+        with ProcessPoolExecutor(1, PROCESSES, limit) as process:
+            return process.submit(examine, model_type).result()
+    except BrokenProcessPool:
+        return FamilyRow(family=model_type, reason="its process ended without an answer")
 
 
 def page(run: FamiliesRun) -> list[Block]:

@@ -39,7 +39,7 @@ N_TOKENS = 40
 SETTINGS = DecodeSettings(N_TOKENS)
 DRAFT_LENGTHS = (1, 4)
 NOISES = (0.1, 0.03, 0.3, 0.01, 1.0)  # of the draft's weights, until drafts were both accepted and rejected
-SECONDS = 120  # of processor time for a family; the wall clock may show ten times as many
+SECONDS = 120  # of processor time for a family
 GIGABYTES = 12  # of address space
 # Where the library's error does not tell why there is no tiny model.
 WHY = {
@@ -158,7 +158,7 @@ def in_one_line(error: Exception) -> str:
 
 def limit() -> None:
     """What a family's own process begins with."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it; the parent keeps what is done
     with contextlib.suppress(ImportError):  # not on Windows
         import resource
 

@@ -25,7 +25,6 @@ import argparse
 import functools
 import statistics
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,17 +34,13 @@ from benchmarks import common
 from speclab.cli import flags, parsing
 from speclab.models import loading, padding
 from speclab.models.cached import CachedModel
-from speclab.models.memory import cache_bytes, free_memory, operations, weights_read
+from speclab.models.memory import cache_bytes, operations, weights_read
 from speclab.models.setup import Setup
-from speclab.models.timing import seconds, time_passes
+from speclab.models.timing import bandwidth, best, block_bytes, time_passes
 from speclab.present.tables import Block, Cell, Heading, Lines, Table
 from speclab.records.rows import Amount, Count, Part
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import note
-
-LARGE = 256 * 2**20  # bytes: more than a processor's caches hold
-LARGE_ON_GPU = 2**30
-
 
 # --- the record -------------------------------------------------------------------------------------------------------
 
@@ -92,27 +87,6 @@ class RooflineRun(common.BenchmarkRun):
 # --- what the machine can do ------------------------------------------------------------------------------------------
 
 
-def best(call: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """A ceiling is the best time seen: everything that disturbs only makes it longer."""
-    call()
-    return min(seconds(call, device) for _ in range(repeats))
-
-
-@torch.inference_mode()
-def bandwidth(n_bytes: int, device: torch.device, dtype: torch.dtype, repeats: int = 7) -> dict[str, float]:
-    """Bytes a second over a block of about this size, three ways."""
-    columns = 2048
-    rows = max(1, n_bytes // (columns * dtype.itemsize))
-    block = torch.ones(rows, columns, dtype=dtype, device=device)
-    vector = torch.ones(columns, dtype=dtype, device=device)
-    other, read = torch.empty_like(block), rows * columns * dtype.itemsize
-    return {
-        "copy": 2 * read / best(lambda: other.copy_(block), device, repeats),
-        "matrix_vector": read / best(lambda: torch.mv(block, vector), device, repeats),
-        "sum": read / best(lambda: block.sum(), device, repeats),
-    }
-
-
 @torch.inference_mode()
 def matrix_rate(device: torch.device, dtype: torch.dtype, sizes: tuple[int, ...], repeats: int = 5) -> float:
     """Operations a second of the best square matrix product."""
@@ -121,13 +95,6 @@ def matrix_rate(device: torch.device, dtype: torch.dtype, sizes: tuple[int, ...]
         a, b = (torch.randn(n, n, dtype=torch.float32, device=device).to(dtype) for _ in range(2))
         rates.append(2 * n**3 / best(functools.partial(torch.mm, a, b), device, repeats))
     return max(rates)
-
-
-def block_bytes(device: torch.device) -> int:
-    """Of the block that is read and copied: a quarter of the free memory at most."""
-    free = free_memory(device)
-    usual = LARGE_ON_GPU if device.type == "cuda" else LARGE
-    return usual if free is None else min(usual, free // 4)
 
 
 def raise_ceilings(ceilings: Ceilings, setup: Setup, block: int) -> None:

@@ -48,7 +48,7 @@ from speclab.models import loading
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
-from speclab.present.tables import Block, Cell, Heading, Lines, Table, interval, speedup
+from speclab.present.tables import Block, Cell, Heading, Lines, Table, cost, interval, speedup
 from speclab.records.rows import Amount, Count, Part
 from speclab.records.samples import BASELINE, INSTRUMENT, Arm
 from speclab.system.errors import UsageProblem, reports_problems
@@ -303,7 +303,7 @@ def sweep_table(points: list[ScalePoint]) -> Table:
     if any(p.speedup is not None for p in points):
         cells["speedup"] = lambda p: speedup(p.speedup)
     if any(p.host_seconds is not None for p in points):
-        cells["host µs"] = lambda p: "-" if p.host_seconds is None else f"{p.host_seconds * 1e6:.0f}"
+        cells["host µs"] = lambda p: "-" if p.host_seconds is None else cost(p.host_seconds * 1e6, 0)
         cells["share"] = lambda p: "-" if p.host_share is None else f"{p.host_share:.0%}"
     return Table(points, cells, n_words=2)
 

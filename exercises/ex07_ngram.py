@@ -17,8 +17,8 @@ def lookup(tokens: list[int], k: int, longest: int = 4, shortest: int = 2) -> li
     tokens: the ids of the text so far, prompt included. Leave the list as it is.
     k: how many ids are wanted, 0 or more. longest, shortest: lengths of a match, with 1 <= shortest <= longest.
 
-    A match of length n is an earlier place where the same n ids stand as at the end of `tokens`, with at least one id
-    after them. It may overlap the end, but the end itself is no match. Longer matches win over shorter ones: try the
+    A match of length n is an earlier position where the same n ids stand as at the end of `tokens`, with at least one
+    id after them. It may overlap the end, but the end itself is no match. Longer matches win over shorter ones: try the
     lengths from `longest` down to `shortest`, and leave out those that the text is too short for. Among matches of one
     length the last in the text wins.
 

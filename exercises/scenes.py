@@ -35,7 +35,7 @@ def one_up(ids: list[int]) -> int:
 
 
 def all_of_it(ids: list[int]) -> int:
-    """The next token depends on every token of the text and on its place."""
+    """The next token depends on every token of the text and on its position."""
     mixed = 0
     for token in ids:
         mixed = (31 * mixed + token * token + 7) % 10_007
@@ -77,7 +77,7 @@ class TinyTarget:
 
 
 class TinyDrafter:
-    """Proposes what `choose` says after the text so far; every `wrong_at`-th place of the text it is wrong."""
+    """Proposes what `choose` says after the text so far; every `wrong_at`-th position of the text it is wrong."""
 
     def __init__(self, choose: Callable[[list[int]], int], wrong_at: int = 0, at_most: int = 99):
         self.choose, self.wrong_at, self.at_most = choose, wrong_at, at_most
@@ -92,8 +92,8 @@ class TinyDrafter:
         """At most `k` tokens, each of them certain."""
         self.asked.append(k)
         text = list(self.text)
-        for place in range(len(text), len(text) + min(k, self.at_most)):
-            is_wrong = self.wrong_at > 0 and place % self.wrong_at == 0
+        for position in range(len(text), len(text) + min(k, self.at_most)):
+            is_wrong = self.wrong_at > 0 and position % self.wrong_at == 0
             text.append((self.choose(text) + is_wrong) % VOCAB)
         return as_draft(text[len(self.text) :], TinyTarget.device)
 
@@ -150,7 +150,7 @@ def scene_a(learner: ModuleType) -> list[int]:
 
 
 def scene_b(learner: ModuleType) -> tuple[list[int], list[int]]:
-    """Temperature 0, k = 3, the draft is wrong at every fourth place: the text token by token, and the loop's."""
+    """Temperature 0, k = 3, the draft is wrong at every fourth position: the text token by token, and the loop's."""
     written = rounds(learner, TinyTarget(all_of_it), TinyDrafter(all_of_it, wrong_at=4), 3, 14)
     return plain(all_of_it, 14), tokens_of(written)
 
@@ -161,7 +161,7 @@ def scene_c(learner: ModuleType, k: int = 4) -> list[int]:
 
 
 def scene_d(learner: ModuleType) -> list[float]:
-    """One drafted token: the share of each token at its place, over all draws there are."""
+    """One drafted token: the share of each token at its position, over all draws there are."""
     share = Counter()
     for token, weight in enumerate(DRAFT_ROW):
         draft = Draft(torch.tensor([[token]]), torch.tensor([1]), twelfths(DRAFT_ROW))

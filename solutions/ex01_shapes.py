@@ -20,7 +20,7 @@ def shapes(n_cached: int, n_new: int, d_model: int, n_heads: int, vocab_size: in
     "hidden"    the fed tokens; the numbers of a hidden vector
     "q"         heads; the tokens that ask, which are the fed ones; one head's share of d_model
     "k" and "v" heads; the tokens that are asked, cached ones first, then the fed ones; one head's share of d_model
-    "scores"    heads; the tokens that ask; the tokens that are asked (before the mask: a masked score has a place too)
+    "scores"    heads; the tokens that ask; the tokens that are asked (before the mask: masked scores count too)
     "logits"    the fed tokens; the ids of the vocabulary
 
     >>> shapes(n_cached=0, n_new=6, d_model=8, n_heads=2, vocab_size=1000)["scores"]

@@ -29,7 +29,7 @@ def is_accepted(target_prob: float, draft_prob: float, uniform: float) -> bool:
 def residual(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
     """The distribution of the correction, the token that replaces a rejected one.
 
-    target_probs, draft_probs: (vocab,) probabilities of the two models at the rejected token's place. Leave both as
+    target_probs, draft_probs: (vocab,) probabilities of the two models at the rejected token's position. Leave both as
     they are. Returns (vocab,): max(0, target_probs - draft_probs), divided by its sum so that it adds up to 1.
 
     If nothing is left to divide by, as where the two agree, returns target_probs itself.
@@ -55,13 +55,13 @@ def verify_draft(
 
     drafted: k ids, in their order. k may be 0.
     draft_probs: (k, vocab). Row i is the distribution that drafted[i] was drawn from.
-    target_probs: (k + 1, vocab). Row i is the target's distribution for the place of drafted[i], row k the one for the
-    place after all drafts.
+    target_probs: (k + 1, vocab). Row i is the target's distribution for the position of drafted[i], row k the one for
+    the position after all drafts.
     uniforms: k + 1 random numbers, at least 0 and below 1. uniforms[i] tests drafted[i]; uniforms[k] is for the draw.
     draw(probs, uniform): an id drawn from probs, which is (vocab,) and adds up to 1.
 
     Test the drafted tokens in their order with is_accepted and stop at the first that is rejected. The token that
-    follows comes from the residual at the rejected one's place, or, where none was rejected, from the target's last
+    follows comes from the residual at the rejected one's position, or, where none was rejected, from the target's last
     row. Call `draw` once, with uniforms[k]. Leviathan et al., arXiv 2211.17192, algorithm 1; Chen et al., arXiv
     2302.01318.
 

@@ -44,8 +44,9 @@ def next_draft_length(k: int, n_drafted: int, n_accepted: int, longest: int) -> 
     The answer is a whole number from 1 to `longest` (0 only if `longest` is 0): a round without a draft shows nothing
     of the text, and a rule that answers 0 to 0 never drafts again.
 
-    The score: at most 0.73 target steps per token in the simulation of exercises/simulator.py, whose text has easy and
-    hard stretches. `python -m exercises.simulator` shows the score of your rule and of every fixed length.
+    The score: target steps per token in the simulation of exercises/simulator.py, whose text has easy and hard
+    stretches. Bronze is 0.842, what the best fixed length reaches; silver, asked of you, is 0.73. `python -m
+    exercises.simulator` shows the score of your rule, of every fixed length, and the bound that no rule can pass.
     """
     # All accepted: the draft was right as far as it went, the text is easy here, so reach further, quickly.
     # A rejection: what was accepted is the best guess of how far the draft can see; one more notices when the text gets

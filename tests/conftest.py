@@ -1,5 +1,6 @@
 """What the tests share: tiny random-weight models and a seeded prompt. No network, one thread."""
 
+import math
 import os
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 import torch
 from llamas import VOCAB, tiny_llama
 
+from speclab.system import cores
+from speclab.theory import noise
 from training.models import train_tokenizer
 
 torch.set_num_threads(1)  # the models are tiny: more threads only add noise and time
@@ -18,6 +21,13 @@ torch.set_num_threads(1)  # the models are tiny: more threads only add noise and
 def same_weights() -> None:
     """A test that makes a model without a seed of its own gets the same weights in every run and every order."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def quiet_machine(monkeypatch) -> None:
+    """No test depends on what else runs here, and none waits for the probe of the cores."""
+    monkeypatch.setattr(noise, "FURTHEST", math.inf)
+    monkeypatch.setattr(cores, "together", lambda threads: cores.Work(100.0 * threads, 1.0 * threads, 1.0 * threads))
 
 
 @pytest.fixture

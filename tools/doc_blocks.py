@@ -1,24 +1,29 @@
 """The generated parts of the README and of the pages in docs/: every number there is a view of a committed record."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from speclab.present import explanations, report, run_lines, tables
+from speclab.present import explanations, first_screen, report, run_lines, tables
 from speclab.records.files import read, read_json
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun
 from speclab.system.paths import ROOT
 from speclab.theory.formulas import book_formula, omega_star
 from speclab.theory.ladder import prediction_rows
-from tools import architecture, rerun
+from tools import architecture, chapter_blocks, rerun
 
 RESULTS = ROOT / "results"
 DEFAULT_RUN = RESULTS / "cpu-2-cores.json"  # python compare.py
 AGAIN_RUN = RESULTS / "cpu-2-cores-again.json"  # the same command once more
 FULL_RUN = RESULTS / "cpu-2-cores-full.json"  # the same with --full -k 2,4,8 --max-new-tokens 96 --repeats 2
 TRAINING = ROOT / "models" / "lab-pair" / "training.json"
+STANDS_FOR = {
+    "lab pair": "A step of so small a model is mostly the launching of kernels. This is what PyTorch costs, and says "
+    "little about large models.",
+    "padded": "The same pair at the price of a larger one. A step is mostly the reading of weights, as in large "
+    "models.",
+}
 BOOK_TABLE = ((0.7, 4, "2.1"), (0.8, 4, "2.5"), (0.7, 8, "2.5"), (0.8, 8, "3.3"))  # alpha, k, what the book prints
 
 
@@ -32,17 +37,23 @@ def _shown(*blocks: tables.Block) -> str:
     return tables.show(blocks, markdown=True).strip()
 
 
-def first_run() -> str:
-    """What the first command prints, without the sampled half."""
+def headline() -> str:
+    """Both results of the first command, with the lab's draft at its best length, and what each stands for."""
     run = comparison(DEFAULT_RUN)
-    greedy = replace(
-        run,
-        rows=[row for row in run.rows if row.temperature == 0],
-        noise=[floor for floor in run.noise if floor.temperature == 0],
-        costs=[entry for entry in run.costs if entry["temperature"] == 0],
-        correctness=[entry for entry in run.correctness if entry["temperature"] == 0],
-    )
-    return f"```text\n{report.comparison(greedy)}```"
+    lines = [f"On {run_lines.hardware(run)}, greedy, with the lab's draft model and the same text token for token:", ""]
+    for one, kind in ((run, "lab pair"), (run.padded, "padded")):
+        if one:
+            rows = [row for row in one.rows if row.draft not in (None, "ngram") and row.prompt_kind == "all"]
+            best = max((row for row in rows if row.temperature == 0), key=lambda row: row.speedup)
+            between = tables.interval(best.speedup_low, best.speedup_high)
+            result = f"{tables.speedup(best.speedup)} ({between}) at k = {best.draft_length}"
+            lines.append(f"- **{first_screen.target_name(one)}: {result}.** {STANDS_FOR[kind]}")
+    return "\n".join(lines)
+
+
+def first_run() -> str:
+    """What the first command prints."""
+    return f"```text\n{first_screen.screen(comparison(DEFAULT_RUN))}```"
 
 
 def summary() -> str:
@@ -123,6 +134,7 @@ def trust() -> str:
 
 
 BLOCKS: dict[str, Callable[[], str]] = {
+    "headline": headline,
     "first-run": first_run,
     "summary": summary,
     "pair": pair,
@@ -130,4 +142,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "errors": errors,
     "trust": trust,
     "architecture": architecture.plan,
+    "brief-greedy": lambda: chapter_blocks.brief(0),
+    "brief-sampled": lambda: chapter_blocks.brief(0.8),
+    "counts-greedy": lambda: chapter_blocks.counts(0),
 }

@@ -8,6 +8,7 @@ tools/doc_blocks.py, or a page of results:
     results/x.md               all of it, without its title; headings become bold lines
     results/x.md # A # B       what stands under the heading A, and in that under B, up to the next heading
     results/x.md #             what stands before the first heading
+    results/x.md : tables      its tables alone, for a page that says the rest by hand
 """
 
 if __name__ == "__main__":
@@ -24,12 +25,13 @@ from speclab.system.paths import ROOT
 from tools.doc_blocks import BLOCKS
 
 README = ROOT / "README.md"
-PAGES = (README, ROOT / "models" / "lab-pair" / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = (README, ROOT / "models" / "lab-pair" / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 LONG = 19  # lines: a table as long as this stands on its own page only
 
 
 def results_block(name: str) -> str:
     """A page of results, or a part of it."""
+    name, _, part = name.partition(" : ")
     page, *headings = name.split(" #")
     text = (ROOT / page).read_text("utf-8")
     for heading in filter(None, headings):
@@ -38,6 +40,8 @@ def results_block(name: str) -> str:
         text = re.split(r"^#", text, maxsplit=1, flags=re.MULTILINE)[0]
     text = re.sub(r"^# .*\n", "", text)
     text = re.sub(r"^#+ (.*)$", r"**\1**", text, flags=re.MULTILINE)
+    if part == "tables":
+        return "\n".join(re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE)).strip()
     return re.sub(rf"^(\|.*\n){{{LONG},}}\n", "", text, flags=re.MULTILINE).strip()
 
 

@@ -3,107 +3,53 @@
 import argparse
 import functools
 import time
+from pathlib import Path
 from typing import Any
 
 from baseline_autoregressive import autoregressive_decode
 from draft_models import ModelDrafter
 from optimized_speculative import speculative_decode
-from speclab.cli import flags, parsing
-from speclab.cli.output import Output, Step, View, write_trace
+from speclab.cli import compare_flags, flags, parsing
+from speclab.cli.output import Output, Step, View, write_report, write_trace
 from speclab.core.rounds import DecodeSettings
 from speclab.drafts.oracle import OracleDraft
 from speclab.drafts.select import check_kinds, check_prompts, make_drafters
-from speclab.lab import comparison, plan, sweeps
+from speclab.lab import comparison, padded_pair, plan, sweeps
 from speclab.lab.harness import Measurement
 from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
 from speclab.lab.tracing import follow, profiling
+from speclab.lab.tracing.trace import Trace
 from speclab.learner import loading
 from speclab.models import memory
 from speclab.models.prompts import describe_chat
-from speclab.present import plan_views, plots, report, sweep_views
+from speclab.present import against, first_screen, plan_views, plots, report, sweep_views
+from speclab.records.files import read
 from speclab.records.runs import ComparisonRun, LabRun, PlanRun, SweepRun
 from speclab.system.errors import Problem, UsageProblem, reports_problems
 from speclab.system.files import do_all, shown, write_whole
-from speclab.system.paths import OUTPUT
 from speclab.system.terminal import note, say
 
-# What the command line leaves open, by the kind of the run. limit 0: all prompts.
-ALL_LENGTHS = ",".join(map(str, range(17)))
-SIZE_FLAGS = ("limit", "max_new_tokens", "repeats", "draft_length", "temperature")
-SIZES = {
-    "default": (4, 64, 1, "2,4,6,8", "0,0.8"),
-    "quick": (2, 48, 1, "2,4", "0,0.8"),
-    "full": (0, 128, 1, "2,4,6,8", "0,0.8"),
-    "plan": (4, 64, 3, ALL_LENGTHS, "0"),
-    "verify_plan": (0, 64, 2, ALL_LENGTHS, "0"),
-    "sweep": (2, 64, 1, "4", "0"),
-}
-ACCURACIES = [f"dial:{i / 10:g}" for i in range(11)]
-FREE_ORACLES = [f"{dial}:free" for dial in ACCURACIES]
-# What a sweep has of its own.
-SWEEP_DEFAULTS: dict[str, dict[str, Any]] = {
-    "draft-length": {"draft_length": ALL_LENGTHS},
-    "acceptance": {"draft_length": "2", "draft": ",".join([*FREE_ORACLES, *ACCURACIES])},
-    "temperature": {"temperature": "0,0.2,0.4,0.6,0.8,1,1.2"},
-    "output-length": {"max_new_tokens": 512},
-    "draft-kind": {"draft": "model,ngram,dial:0.5", "limit": 4},
-    "mismatch": {"draft": "model"},
-    "definitions": {"draft_length": "1,2,4,8"},
-}
+WHY = "why is mine not faster? docs/why-not-faster.md"
 
 
 @reports_problems
 def run(docstring: str, argv: list[str] | None) -> int:
     """The main() of compare.py.  -> exit code"""
-    args = _parser(docstring).parse_args(argv)
+    args = compare_flags.make_parser(docstring).parse_args(argv)
     flags.check_file(args.trace, "--trace")
     flags.check_file(args.profile, "--profile")
+    flags.check_file(args.report, "--report")
+    if args.report == parsing.DASH:
+        raise UsageProblem("--report -: a page with pictures is no text for a terminal; give a file")
     if args.profile == parsing.DASH:
         raise UsageProblem("--profile -: a profiler trace is too long for a terminal; give a file")
-    if args.sweep:
+    size = compare_flags.size_of(args)
+    if size == "sweep":
         return _sweeps(args)
-    size = next((name for name in SIZES if getattr(args, name, False)), "default")
-    return _run(_filled(args, size), [])
-
-
-def _parser(docstring: str) -> argparse.ArgumentParser:
-    parser = parsing.make_parser(docstring)
-    flags.add_shared_flags(parser)
-    flags.add_draft_flag(parser, default=None)
-    flags.add_impl_flag(parser)
-    group = parser.add_argument_group("experiment")
-    group.add_argument(
-        "-k", "--draft-length", metavar="K,K", help="(default: 2,4,6,8; --quick 2,4; plans 0 to 16; most sweeps 4)"
-    )
-    group.add_argument("--temperature", metavar="T,T", help="(default: 0,0.8; plans and most sweeps 0)")
-    group.add_argument("--repeats", type=parsing.at_least(1), help="times each prompt is decoded by each arm")
-    what = group.add_mutually_exclusive_group()
-    what.add_argument("--quick", action="store_true", help="2 prompts of a kind, 48 tokens, k = 2, 4")
-    what.add_argument("--full", action="store_true", help="all prompts, 128 tokens")
-    what.add_argument("--plan", action="store_true", help="predict k = 0 to 16 from a baseline run and calibration")
-    what.add_argument(
-        "--verify-plan", action="store_true", help="the plan from half of the prompts, measured on the rest"
-    )
-    what.add_argument(
-        "--sweep", choices=[*sweeps.SWEEPS, "all"], metavar="NAME", help=f"{', '.join(sweeps.SWEEPS)}, all"
-    )
-    group = parser.add_argument_group("results")
-    group.add_argument("--by-kind", action="store_true", help="a table for each kind of prompt too")
-    flags.add_verbose_flag(group)
-    group.add_argument(
-        "--profile", type=parsing.some_path, metavar="FILE", help="first write a profiler trace of a few rounds"
-    )
-    flags.add_trace_flag(group)
-    group.add_argument(
-        "--json", type=parsing.some_path, metavar="PATH", help="the run record here as well; - for stdout, alone"
-    )
-    group.add_argument(
-        "--out-dir", type=parsing.some_path, default=OUTPUT, help=f"of results/, plots/ (default: {shown(OUTPUT)})"
-    )
-    group.add_argument("--name", type=parsing.plain_name, default="local", help="of this run's files (default: local)")
-    parser.set_defaults(max_new_tokens=None)
-    return parser
+    args = compare_flags.filled(args, size)
+    compare_flags.check_padded(args, size)
+    return _run(args, [])
 
 
 def _head(config: RunConfig) -> str:
@@ -112,13 +58,6 @@ def _head(config: RunConfig) -> str:
     n, size = len(config.prompts), f"{config.max_new_tokens} new tokens each, {config.repeats} x, seed {config.seed}"
     chat = describe_chat(config.prompts, config.setup.tokenizer)
     return "\n".join([config.setup.describe(), *drafts, *chat, *config.learner.lines, f"prompts {n}, {size}", ""])
-
-
-def _filled(args: argparse.Namespace, size: str, **others: Any) -> argparse.Namespace:
-    """The arguments, with the defaults of this size, changed by `others`, wherever the command line gives none."""
-    defaults = {"draft": "model,ngram"} | dict(zip(SIZE_FLAGS, SIZES[size], strict=True)) | others
-    given = {name: value for name, value in vars(args).items() if value is not None}
-    return argparse.Namespace(**vars(args) | defaults | given)
 
 
 def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
@@ -148,47 +87,88 @@ def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
 
 def _run(args: argparse.Namespace, records: list[Any]) -> int:
     """A comparison, a plan or a sweep, shown and written; its record is added to `records`.  -> exit code"""
+    other = read(args.against, ComparisonRun) if args.against else None
     config, output = _prepare(args)
-    traced = _first_that_can_be_traced(config) if args.trace else ""
+    traced = _first_that_can_be_traced(config) if args.trace or args.report else ""
     if args.verify_plan:
         plan.check_prompts(config)
     if args.profile:
         profiling.write_trace(config, args.profile)
     with output.redirected():
-        if not args.sweep:
+        if not args.sweep and not args.brief:
             say(_head(config))
+        if busy := config.look_at_cores():
+            note(f"busy    {busy}")
         record, measured, problem = _measure(args, config)
         records.append(record)
         text, page, pictures = _views(args, record, output)
-        tables = [lambda: say(text())]
+        tables: list[Step] = [lambda: say(text())]
+        if isinstance(record, ComparisonRun) and (args.verbose or args.by_kind):
+            tables.append(lambda: say(report.comparison(record, by_kind=args.by_kind)))
+        if isinstance(record, ComparisonRun) and other:
+            tables.append(lambda: say(against.text(record, other, shown(args.against))))
         if args.verbose:
             tables.append(lambda: say(_bytes_of_rounds(config)))
+        drawn: list[Path] = []
+        pictures = [functools.partial(_kept, drawn, draw) for draw in pictures]
         code = do_all([*tables, *output.writes(record, page), *pictures])
-    wrong = exit_code(measured)
+    wrong = max(map(exit_code, measured))
     if problem:
         raise problem
     if traced:  # after everything that was timed
         with output.redirected():
-            _trace(args, config, traced)
+            trace = _traced(config, traced)
+            if args.trace:
+                write_trace(trace, args.trace)
+            if args.report:
+                write_report(page, drawn, trace, args.report)
     return code or wrong
 
 
-def _measure(args: argparse.Namespace, config: RunConfig) -> tuple[LabRun, Measurement, Problem | None]:
+def _measure(args: argparse.Namespace, config: RunConfig) -> tuple[LabRun, list[Measurement], Problem | None]:
     """The record, what it is made from, and what went wrong in a learner's own predictions."""
     if args.sweep:
-        return *sweeps.measure_sweep(config, args.sweep), None
+        record, measured = sweeps.measure_sweep(config, args.sweep)
+        return record, [measured], None
     if args.plan or args.verify_plan:
-        return *plan.make(config, args.verify_plan), None
-    return comparison.compare(config)
+        plan_record, measured = plan.make(config, args.verify_plan)
+        return plan_record, [measured], None
+    run, measured, problem = comparison.compare(config)
+    return run, [measured, *_measure_padded(args, config, run, measured)], problem
+
+
+def _measure_padded(
+    args: argparse.Namespace, config: RunConfig, run: ComparisonRun, measured: Measurement
+) -> list[Measurement]:
+    """Put a short comparison of the padded pair into the record, where one is wanted.  -> what it is made from"""
+    size = args.padded
+    if measured.interrupted or size == compare_flags.NO_PADDED:
+        return []
+    if size is None:
+        size = padded_pair.size_for(config, run.bandwidth or 0.0)
+        if size is None:
+            note("no padded pair: reading its weights would take too long here, or they do not fit into memory")
+            return []
+    with measured.kept("the lab's pair is measured, the padded pair is not"):
+        second = padded_pair.second_config(config, size, args.draft.split(","))
+        note(f"the same at another size, shortly: {', '.join(second.models().values())}")
+        run.padded, of_padded, _ = comparison.compare(second)
+        return [of_padded]
+    run.interrupted = True
+    return []
 
 
 def _views(args: argparse.Namespace, record: LabRun, output: Output) -> tuple[View, View, list[Step]]:
     """What makes the text for the terminal and the page, and what writes the pictures."""
     partial, folder, name = functools.partial, output.plots, output.name
     if isinstance(record, ComparisonRun):
-        text = partial(report.comparison, record, by_kind=args.by_kind)
-        page = partial(report.comparison, record, by_kind=True, markdown=True)
-        return text, page, plots.comparison(record, folder, name)
+        where = f"everything else: {shown(output.result('.md'))}, or --verbose"
+        text = partial(first_screen.screen, record, args.brief, [where, WHY])
+        page = partial(first_screen.page, record, name)
+        pictures = plots.comparison(record, folder, name)
+        if record.padded:
+            pictures += plots.comparison(record.padded, folder, f"{name}-padded")
+        return text, page, pictures
     if isinstance(record, PlanRun):
         picture = partial(plan_views.picture, record, folder, name)
         return partial(plan_views.text, record), partial(plan_views.page, record), [picture]
@@ -212,17 +192,24 @@ def _first_that_can_be_traced(config: RunConfig) -> str:
     names = [name for name, drafter in config.drafters.items() if greedy or not isinstance(drafter, OracleDraft)]
     if not names:
         raise UsageProblem(
-            "--trace has nothing to draw: the dial only replays greedy output; put 0 first in --temperature"
+            "nothing to draw for --trace or --report: the dial only replays greedy output; put 0 first in --temperature"
         )
     return names[0]
 
 
-def _trace(args: argparse.Namespace, config: RunConfig, draft: str) -> None:
+def _kept(drawn: list[Path], draw: Step) -> Path | None:
+    """Draw a picture, and remember where it is."""
+    path = draw()
+    drawn += [path] if path else []
+    return path
+
+
+def _traced(config: RunConfig, draft: str) -> Trace:
     """What the comparison starts with: its first prompt, draft length and temperature."""
     settings = DecodeSettings(config.max_new_tokens, config.setup.sampling_at(config.temperatures[0]), seed=config.seed)
     k, drafter = next(filter(None, config.draft_lengths), 0), config.drafters[draft]
     loops = (autoregressive_decode, config.learner.loop)
-    write_trace(follow.follow(config.setup, drafter, draft, config.prompts[0], k, settings, *loops), args.trace)
+    return follow.follow(config.setup, drafter, draft, config.prompts[0], k, settings, *loops)
 
 
 # --- sweeps -----------------------------------------------------------------------------------------------------------
@@ -248,8 +235,10 @@ def _sweeps(args: argparse.Namespace) -> int:
                 spent = time.monotonic() - start
                 left = f", about {spent / (place - 1) * (len(names) - place + 1) / 60:.0f} min left" if done else ""
                 note(f"sweep {place} of {len(names)}: {name}{left}")
-            asked = {"sweep": name, "draft": _drafts_of_sweep(name, args.draft)}
-            own = _filled(argparse.Namespace(**vars(args) | asked), "sweep", **SWEEP_DEFAULTS.get(name, {}))
+            asked = {"sweep": name, "draft": compare_flags.drafts_of_sweep(name, args.draft)}
+            own = compare_flags.filled(
+                argparse.Namespace(**vars(args) | asked), "sweep", **compare_flags.SWEEP_DEFAULTS.get(name, {})
+            )
             code = _run(own, done) or code
             if done[-1].interrupted:
                 break
@@ -259,11 +248,3 @@ def _sweeps(args: argparse.Namespace) -> int:
             pictures = {s.sweep: f"../plots/{args.name}-sweep-{s.sweep}.png" for s in done}
             code = do_all([lambda: write_whole(path, sweep_views.all_pages(done, pictures))]) or code
     return code
-
-
-def _drafts_of_sweep(name: str, asked: str | None) -> str | None:
-    """`--draft` as a sweep reads it: acceptance wants an oracle draft for every model, at that model's cost."""
-    models = [kind for kind in (asked or "").split(",") if kind and kind != "ngram" and not kind.startswith("dial:")]
-    if name != "acceptance" or not models:
-        return asked
-    return ",".join([*FREE_ORACLES, *(f"{dial}:{model}" for model in models for dial in ACCURACIES)])

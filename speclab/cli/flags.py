@@ -112,6 +112,16 @@ def add_trace_flag(parser: argparse._ActionsContainer) -> None:
     )
 
 
+def add_report_flag(parser: argparse._ActionsContainer) -> None:
+    """--report: a comparison as one page."""
+    parser.add_argument(
+        "--report",
+        type=some_path,
+        metavar="FILE",
+        help="then write tables, pictures and a decoding of the first prompt into one HTML file",
+    )
+
+
 def check_file(path: Path | None, flag: str) -> None:
     """Everything that can be wrong with the file of a flag is said before anything is decoded."""
     if path not in (None, DASH):

@@ -13,7 +13,7 @@ from typing import TextIO
 from speclab.cli.flags import check_file
 from speclab.cli.parsing import DASH
 from speclab.lab.tracing.trace import Trace
-from speclab.present import trace_page
+from speclab.present import html_report, trace_page
 from speclab.present.trace_terminal import terminal
 from speclab.records.files import to_json
 from speclab.records.runs import LabRun
@@ -56,7 +56,7 @@ class Output:
         prepare_folder(self.plots, "--out-dir")
         check_file(args.json, "--json")
         taken: dict[str, str] = {}
-        flags = {f"--{name}": getattr(args, name, None) for name in ("json", "profile", "trace")}
+        flags = {f"--{name}": getattr(args, name, None) for name in ("json", "profile", "trace", "report")}
         for name, path in {"the record": self.result(".json"), "the page": self.result(".md"), **flags}.items():
             if path in (None, DASH):
                 continue
@@ -77,6 +77,12 @@ class Output:
     def redirected(self) -> contextlib.redirect_stdout:
         """While this is open, text goes to standard output, or to standard error if the record goes there alone."""
         return contextlib.redirect_stdout(sys.stderr if self.args.json == DASH else sys.stdout)
+
+
+def write_report(page: View, pictures: list[Path], trace: Trace, path: Path) -> None:
+    """A comparison's page with its pictures and a decoding as one HTML file, whole or not at all."""
+    write_whole(path, html_report.page(page(), pictures, trace))
+    note(f"wrote {shown(path)}; open it in a browser")
 
 
 def write_trace(trace: Trace, path: Path) -> None:

@@ -16,6 +16,7 @@ class Counts:
     n_rejected: int = 0
     n_emitted: int = 0
     n_after_eos: int = 0  # generated after an end token, and dropped
+    n_without_drafts: int = 0  # rounds that drafted nothing
     accepted_lengths: Counter[int] = field(default_factory=Counter)  # accepted drafts in a round -> rounds
 
     def add(self, round_: Round) -> None:
@@ -28,6 +29,7 @@ class Counts:
         self.n_rejected += round_.n_rejected
         self.n_emitted += len(round_.tokens)
         self.n_after_eos += round_.n_after_eos
+        self.n_without_drafts += round_.n_drafted == 0
         self.accepted_lengths[round_.n_accepted] += 1
 
     def merge(self, other: "Counts") -> None:

@@ -10,7 +10,9 @@ from speclab.lab.harness import Measurement, is_model, measure, mixed
 from speclab.lab.output_checks import judge
 from speclab.lab.rows import build_row, ends_in_repetition, timing
 from speclab.lab.run_config import RunConfig
+from speclab.models.memory import weights_read
 from speclab.models.prompts import Prompt
+from speclab.models.timing import bandwidth, block_bytes
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun, Noise
 from speclab.records.samples import BASELINE, BASELINE_REPEAT, Arm, Sample
@@ -27,6 +29,10 @@ def compare(config: RunConfig) -> tuple[ComparisonRun, Measurement, Problem | No
     problem = None
     with measured.kept("the rows are complete, your own predictions of them are not"):
         problem = _add_predictions(config, measured, run)
+    if not measured.interrupted:
+        device, dtype = config.setup.device, config.setup.dtype
+        run.weight_bytes = weights_read(config.setup.target.model)[1]
+        run.bandwidth = max(bandwidth(block_bytes(device), device, dtype, repeats=3).values())
     run.interrupted = measured.interrupted
     return run, measured, problem
 

@@ -29,7 +29,7 @@ from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.records.samples import BASELINE_REPEAT, INSTRUMENT, LIBRARY, Arm, Sample
 from speclab.system.errors import Problem, is_out_of_memory
-from speclab.system.terminal import note, progress_bar
+from speclab.system.terminal import note, progress
 from speclab.theory.costs import RoundTime, StepTime, catch_ups
 
 SPECULATIVE = LoopFunctions(speculative_decode)
@@ -143,10 +143,11 @@ class Measurement:
 
     def extend(self, other: "Measurement") -> None:
         """Add a measurement of the same target on the same machine; its prompts count on from these."""
-        self.samples += [replace(s, prompt_index=s.prompt_index + len(self.prompts)) for s in other.samples]
+        n = len(self.prompts)
+        self.samples += [replace(s, prompt_index=s.prompt_index + n) for s in other.samples]
         self.prompts = [*self.prompts, *other.prompts]
-        self.rounds += other.rounds
-        self.steps += other.steps
+        self.rounds += [one._replace(prompt=one.prompt + n) for one in other.rounds]
+        self.steps += [one._replace(prompt=one.prompt + n) for one in other.steps]
         self.correctness += other.correctness
         self.unchecked += other.unchecked
         self.wall_seconds += other.wall_seconds
@@ -161,12 +162,12 @@ class Measurement:
         if stops and not self.stop:
             self.stop = stops[0]
 
-    def add(self, decoding: Decoding, temperature: float) -> None:
-        """Keep what an instrument measured."""
+    def add(self, decoding: Decoding, temperature: float, prompt: int = 0) -> None:
+        """Keep what an instrument measured. prompt: its index."""
         if not decoding.arm.speculative:
             for context, seconds, chunk in decoding.log:
                 n = len(chunk.tokens)
-                self.steps.append(StepTime(temperature, context + n // 2, seconds / n))
+                self.steps.append(StepTime(temperature, context + n // 2, seconds / n, prompt))
             return
         for (context, seconds, round_), n_waiting in zip(decoding.log, catch_ups(decoding.rounds), strict=True):
             phases = dict(round_.seconds or {})
@@ -174,7 +175,8 @@ class Measurement:
             self.wall_seconds += seconds
             self.phase_seconds += in_phases
             phases["host"] += seconds - in_phases
-            self.rounds.append(RoundTime(decoding.arm.draft, temperature, context, round_.n_drafted, n_waiting, phases))
+            what = (decoding.arm.draft, temperature, context, round_.n_drafted, n_waiting, phases)
+            self.rounds.append(RoundTime(*what, prompt))
 
 
 def measure(
@@ -206,7 +208,7 @@ def measure(
         return f"{n} prompt{'s are' if n != 1 else ' is'} complete" if n else ""
 
     n_turns = len(turns) * len(temperatures)
-    with kept_when_stopped(complete) as stops, progress_bar(total=n_turns, unit="turn", desc=title, leave=False) as bar:
+    with kept_when_stopped(complete) as stops, progress(n_turns, "turn", title) as bar:
         _warm_up(bench, arms, samplings, prompts, instruments)
         for repeat, index in turns:
             finished: list[tuple[float, Decoding]] = []
@@ -217,7 +219,7 @@ def measure(
                 bar.update()
             for temperature, decoding in finished:  # only now: every arm has finished this prompt
                 if decoding.arm.method == INSTRUMENT or decoding.arm == BASELINE_REPEAT:
-                    measured.add(decoding, temperature)
+                    measured.add(decoding, temperature, index)
                 if decoding.arm.method != INSTRUMENT:
                     sample = Sample(decoding.arm, temperature, index, prompts[index].kind, decoding.n_prompt)
                     samples.setdefault((index, temperature, decoding.arm), sample).add(

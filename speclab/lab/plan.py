@@ -4,23 +4,38 @@ The baseline's texts, one pass of each draft over them, and calibrated costs giv
 length (theory/forecast.py). The instrumented decodings that calibrate the costs do draft and verify, because a pass
 costs what it costs only in that rhythm; what they accept is used only to know how many tokens a draft had to catch up.
 
+The costs are smoothed over the draft length (theory/smoothing.py), every expectation gets a band from leaving out
+one prompt at a time, and of the lengths that cannot be told apart the shortest is taken (theory/planning.py).
+
 `--verify-plan` makes the plan on half of the prompts and then measures on the other half.
 """
 
+import functools
+import operator
 from typing import Any
 
 from speclab.lab.acceptance_probs import CostTable, ProbsOfText, calibrated, probs_of_texts
-from speclab.lab.comparison import build_rows, explained, halves, measure_and_judge
+from speclab.lab.comparison import build_rows, explained, halves, measure_and_judge, noise_at
 from speclab.lab.harness import Measurement, is_model, measure
 from speclab.lab.run_config import RunConfig
 from speclab.models.prompts import Prompt
-from speclab.records.runs import DraftFacts, LengthSpeedup, PlanEntry, PlanFacts, PlanRun, Verified, VerifiedDraft
+from speclab.records.runs import (
+    DraftFacts,
+    LengthSpeedup,
+    PlanChoice,
+    PlanEntry,
+    PlanFacts,
+    PlanRun,
+    Verified,
+    VerifiedDraft,
+)
 from speclab.records.samples import BASELINE, Arm, Sample
 from speclab.system.errors import UsageProblem
-from speclab.theory import attribution
-from speclab.theory.costs import Costs
+from speclab.theory import attribution, planning
+from speclab.theory.costs import Costs, fit
 from speclab.theory.forecast import forecast, oracle
 from speclab.theory.formulas import break_even_acceptance
+from speclab.theory.smoothing import smoothed
 
 MEASURED_LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # on the other half, and what the plan chose
 
@@ -47,13 +62,16 @@ def make(config: RunConfig, verify: bool = False) -> tuple[PlanRun, Measurement]
     with measured.kept("the measurements are complete, their costs are not"):
         costs = calibrated(measured)
     entries, facts = make_plan(config, measured, costs)
+    noise = [floor for temperature in config.temperatures if (floor := noise_at(measured, temperature))]
     verified = None
     if verify and not measured.interrupted:
         with measured.kept("the plan is complete, its check is not"):
             reported_on = [prompt for i, prompt in enumerate(config.prompts) if i in held_out]
             verified, checked = _verify(config, facts, reported_on, costs)
             measured.extend(checked)
-    record = PlanRun(**config.head(measured), facts=PlanFacts(drafts=facts), verified=verified, plan=entries)
+    record = PlanRun(
+        **config.head(measured), facts=PlanFacts(drafts=facts), verified=verified, noise=noise, plan=entries
+    )
     return record, measured
 
 
@@ -65,41 +83,104 @@ def make_plan(
     if not cost_table:
         raise measured.stop or UsageProblem("too few tokens to calibrate with; use a larger --max-new-tokens")
     probs = probs_of_texts(measured, max(config.draft_lengths))
+    others: dict[int, CostTable] = {}
+    with measured.kept("the measurements are complete, the plan's bands are not"):
+        others = without_each_prompt(measured)
     with measured.kept("the measurements are complete, the plans of some drafts are missing"):
         for (draft, temperature), costs in cost_table.items():
-            of_draft = _DraftPlan(measured.of(BASELINE, temperature), draft, costs, probs, temperature == 0)
+            key = (draft, temperature)
+            smooth = smoothed(costs, *key, measured.rounds)
+            of_draft = _DraftPlan(measured.of(BASELINE, temperature), draft, smooth, probs)
+            left_out = {prompt: table[key] for prompt, table in others.items() if key in table}
             name: dict[str, Any] = {"method": config.method(draft), "draft": draft, "temperature": temperature}
             of_lengths = [PlanEntry(**name, **of_draft.expected(k)) for k in config.draft_lengths]
+            taken, choice = _add_bands(of_lengths, of_draft.left_out(config.draft_lengths, left_out))
+            of_taken = of_draft.facts(config, taken, is_model(config.drafters[draft]))
+            facts.append(DraftFacts(**name, **of_taken, costs=costs.to_json(), choice=choice))
             entries += of_lengths
-            best = max(of_lengths, key=lambda entry: entry.speedup)
-            facts.append(DraftFacts(**name, **of_draft.facts(config, best, is_model(config.drafters[draft]))))
     if not facts:
         raise measured.stop or AssertionError("nothing stopped it")
     return entries, facts
 
 
+def without_each_prompt(measured: Measurement) -> dict[int, CostTable]:
+    """Prompt -> the smoothed costs that are calibrated without it; empty where too few are left for a band."""
+    indexes = sorted({sample.prompt_index for sample in measured.samples})
+    if len(indexes) < planning.FEWEST:
+        return {}
+    tables = {}
+    for index in indexes:
+        rounds = [one for one in measured.rounds if one.prompt != index]
+        costs = fit(rounds, [one for one in measured.steps if one.prompt != index])
+        tables[index] = {key: smoothed(of_draft, *key, rounds) for key, of_draft in costs.items()}
+    return tables
+
+
+def _add_bands(entries: list[PlanEntry], left_out: list[list[float]]) -> tuple[PlanEntry, PlanChoice]:
+    """Put the bands of one draft's expectations into its entries.  -> the entry to take, how sure that is
+
+    left_out: the expectations at every length, for each prompt that is left out.
+    """
+    entries.sort(key=lambda entry: entry.draft_length)
+    lengths, speedups = [e.draft_length for e in entries], [e.speedup for e in entries]
+    chosen = planning.choose(lengths, speedups, left_out)
+    for entry, band in zip(entries, planning.bands(speedups, left_out) or [], strict=False):
+        entry.band_low, entry.band_high = band
+    taken, best = entries[chosen.take], entries[chosen.best]
+    choice = PlanChoice(
+        pays=chosen.pays,
+        highest=LengthSpeedup(draft_length=best.draft_length, speedup=best.speedup),
+        same_from=lengths[chosen.same[0]],
+        same_to=lengths[chosen.same[1]],
+        band_low=taken.band_low,
+        band_high=taken.band_high,
+    )
+    return taken, choice
+
+
 class _DraftPlan:
     """One draft at one temperature on the baseline's texts: `samples`, whose repeats are the same text if greedy."""
 
-    def __init__(self, samples: list[Sample], draft: str, costs: Costs, probs: ProbsOfText, greedy: bool):
-        self.costs = costs
+    def __init__(self, samples: list[Sample], draft: str, costs: Costs, probs: ProbsOfText):
+        self.costs = costs  # smoothed
         self.context = sum(s.n_prompt + len(s.texts[0]) // 2 for s in samples) // len(samples)
-        self.texts = [  # tokens of the prompt, acceptance probabilities along the text
-            (s.n_prompt, probs(draft, s.temperature, s.prompt_index, tuple(text)))
+        self.texts = [  # index and tokens of the prompt, acceptance probabilities along the text
+            (s.prompt_index, s.n_prompt, probs(draft, s.temperature, s.prompt_index, tuple(text)))
             for s in samples
-            for text in (s.texts[:1] if greedy else s.texts)
+            for text in (s.texts if s.temperature else s.texts[:1])
         ]
-        self.n_tokens = sum(len(rows) - 1 for _, rows in self.texts)
-        self.baseline_seconds = sum(
-            costs.step_seconds(n_prompt + i) for n_prompt, rows in self.texts for i in range(len(rows) - 1)
+        self.n_tokens = sum(len(rows) - 1 for _, _, rows in self.texts)
+        self.baseline_seconds = self._baseline(self.costs)
+
+    def _baseline(self, costs: Costs, left_out: int | None = None) -> float:
+        return sum(
+            costs.step_seconds(n_prompt + i)
+            for index, n_prompt, rows in self.texts
+            if index != left_out
+            for i in range(len(rows) - 1)
         )
+
+    def left_out(self, lengths: list[int], costs: dict[int, Costs]) -> list[list[float]]:
+        """The expected speedups at all lengths without each prompt; costs: those that know nothing of it."""
+        longest, left_out = max(lengths), []
+        baselines = {index: self._baseline(of_rest, index) for index, of_rest in costs.items()}
+        for k in sorted(lengths):
+            works: dict[int, planning.Work] = {}
+            for index, n_prompt, rows in self.texts:
+                work = planning.work_of_text(rows, n_prompt, k, longest)
+                works[index] = works[index] + work if index in works else work
+            total = functools.reduce(operator.add, works.values())
+            left_out.append(
+                [baselines[i] / (total - works[i]).seconds(of_rest) for i, of_rest in costs.items() if i in works]
+            )
+        return [list(of_prompt) for of_prompt in zip(*left_out, strict=True)]
 
     def expected(self, k: int) -> dict[str, Any]:
         """Fields of PlanEntry at draft length k."""
         costs, context = self.costs, self.context
         forecasts = [
             forecast(rows, len(rows), k, attribution.round_cost(costs, n_prompt), costs.draft_catch)
-            for n_prompt, rows in self.texts
+            for _, n_prompt, rows in self.texts
         ]
         n_tested, n_rounds = sum(e.n_tested for e in forecasts), sum(e.n_rounds for e in forecasts)
         return {
@@ -113,10 +194,10 @@ class _DraftPlan:
             "overhead": costs.overhead(k, context),
         }
 
-    def facts(self, config: RunConfig, best: PlanEntry, always_drafts: bool) -> dict[str, Any]:
+    def facts(self, config: RunConfig, taken: PlanEntry, always_drafts: bool) -> dict[str, Any]:
         """Fields of DraftFacts. A lookup that may find nothing has no acceptance rate from which on it pays."""
         costs, context, longest = self.costs, self.context, max(config.draft_lengths)
-        k = best.draft_length or 1
+        k = taken.draft_length or 1
         prices = (
             costs.draft_cost(k, context),
             lambda width: costs.verify_cost(width, context),
@@ -124,20 +205,19 @@ class _DraftPlan:
         )
         oracle_seconds = sum(
             oracle(rows, len(rows), longest, attribution.round_cost(costs, n_prompt)).cost
-            for n_prompt, rows in self.texts
+            for _, n_prompt, rows in self.texts
         )
-        choose, alpha = config.learner.choose_length, best.acceptance_rate
+        choose, alpha = config.learner.choose_length, taken.acceptance_rate
         return {
-            "best_draft_length": best.draft_length,
-            "speedup": best.speedup,
+            "best_draft_length": taken.draft_length,
+            "speedup": taken.speedup,
             "acceptance_rate": alpha,
             "oracle": self.baseline_seconds / oracle_seconds,
             "break_even": break_even_acceptance(*prices, longest) if always_drafts else None,
             "draft_cost": prices[0],
-            "verify_cost": costs.verify_cost(best.draft_length + 1, context),
+            "verify_cost": costs.verify_cost(taken.draft_length + 1, context),
             "step_seconds": costs.step_seconds(context),
             "n_tokens": self.n_tokens,
-            "costs": costs.to_json(),
             "yours": choose(alpha, *prices, longest) if choose and alpha is not None else None,
         }
 

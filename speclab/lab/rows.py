@@ -47,6 +47,7 @@ def build_row(arm: Arm, samples: list[Sample], baseline: list[Sample], common: d
         speedup_high=high,
         speedup_with_prefill=before / seconds if end_to_end else (before + baseline_prefill) / (seconds + prefill),
         accepted_lengths=[counts.accepted_lengths[i] for i in range(arm.draft_length + 1)] if arm.draft else None,
+        n_without_drafts=counts.n_without_drafts if arm.draft else None,
         acceptance_rate=alpha,
         drafted_fraction=fraction,
         tokens_per_round=counts.tokens_per_round if arm.speculative else None,

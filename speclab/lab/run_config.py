@@ -1,6 +1,6 @@
 """What a run measures: a target, its drafts and prompts, the settings to try, and how much of each."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.records import files, runs
 from speclab.records.samples import BASELINE, GENERATE, Arm
+from speclab.system import cores
 
 
 @dataclass
@@ -29,6 +30,7 @@ class RunConfig:
     repeats: int
     seed: int
     learner: LearnerFunctions = field(default_factory=lambda: LearnerFunctions(SPECULATIVE))
+    probe: runs.CoreProbe | None = None  # of the cores, before the run
 
     @property
     def common(self) -> dict:
@@ -67,6 +69,17 @@ class RunConfig:
                 lines[name] = loading.describe_model(name, drafter.draft.model, "draft") + eager
         return lines
 
+    def look_at_cores(self) -> str | None:
+        """Probe whether the cores are free, for the record; half a second. A GPU's host is not looked at.
+
+        -> what is wrong with them, None where nothing is
+        """
+        if self.setup.device.type != "cpu":
+            return None
+        shares = cores.probe(torch.get_num_threads())
+        self.probe = runs.CoreProbe(free=cores.are_free(shares), **shares._asdict())
+        return cores.complaint(shares)
+
     def head(self, measured: Measurement) -> dict[str, Any]:
         """The fields of runs.LabRun: what, where and how."""
         return {
@@ -74,7 +87,7 @@ class RunConfig:
             "created": files.today(),
             "interrupted": measured.interrupted,
             "unchecked": measured.unchecked or None,
-            "machine": files.machine(self.setup.device),
+            "machine": replace(files.machine(self.setup.device), probe=self.probe),
             "versions": files.versions(),
             "settings": {
                 **self.common,

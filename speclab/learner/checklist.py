@@ -29,11 +29,23 @@ class Check:
     message: str = ""
     traceback: str = ""
     printed: list[str] = field(default_factory=list)  # the last lines that the learner's code printed
+    reach: list[str] = field(default_factory=list)  # what it uses, and what that calls in turn in the learner's file
+    is_whole: bool = False  # it tries everything together, after the checks of single ideas
 
     @property
     def name(self) -> str:
         """The check in words: what it looks at."""
         return self.function.removeprefix("test_").replace("_", " ")
+
+    def follows_from(self, other: "Check") -> bool:
+        """Where both fail: does this one fail because of the functions that the other one, before it, has looked at?
+
+        It does where it uses these and further ones, and where it tries the same ones all together.
+        """
+        if not other.reach or (other.is_whole and not self.is_whole):
+            return False
+        mine, its = set(self.reach), set(other.reach)
+        return its < mine or (its == mine and self.is_whole)
 
 
 @dataclass
@@ -169,20 +181,26 @@ def summary(chosen: list[Exercise]) -> str:
 
 
 def report(exercise: Exercise, traceback: bool = False) -> str:
-    """A line for each check of an exercise, and what is wrong."""
+    """A line for each check of an exercise, and what is wrong: once for each cause."""
     lines = [f"Exercise {exercise.number}: {exercise.title}   [{exercise.status}]", ""]
     width = max(len(check.name) for check in exercise.checks)
     indent = " " * 9
-    messages: set[str] = set()
+    causes: list[Check] = []
     for check in exercise.checks:
-        is_new = check.outcome == "failed" and check.message not in messages
-        remark = "" if is_new else "the same as above" if check.outcome == "failed" else check.message
+        remark = check.message
+        if check.outcome == "failed":
+            remark = ""
+            if any(check.message == cause.message for cause in causes):
+                remark = "the same as above"
+            elif any(check.follows_from(cause) for cause in causes):
+                remark = "follows from the above"
         lines.append(f"  {MARKS[check.outcome]:>5}  {check.name:<{width}}  {remark}".rstrip())
-        if is_new:
-            lines.append(textwrap.fill(check.message, 110, initial_indent=indent, subsequent_indent=indent))
-            if not messages:  # only for the first: a print in a loop would bury the others
+        if check.outcome == "failed" and not remark:
+            message = check.message or "no reason was given; --traceback shows all that pytest says"
+            lines.append(textwrap.fill(message, 110, initial_indent=indent, subsequent_indent=indent))
+            if not causes:  # only for the first: a print in a loop would bury the others
                 lines += [indent + line for line in check.printed]
-            messages.add(check.message)
+            causes.append(check)
         if traceback and check.traceback:
             lines.append(textwrap.indent(check.traceback, indent))
     return "\n".join(lines)

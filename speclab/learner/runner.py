@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from typing import NamedTuple
 from speclab.learner.checklist import Check, Exercise, restore
 from speclab.system import paths
 from speclab.system.errors import EnvironmentProblem
-from speclab.system.files import shown
+from speclab.system.files import install_advice
 from speclab.system.terminal import note
 
 SILENCE = 75  # seconds after which pytest gives a check up; the code's own alarms ring before (guard.py)
@@ -55,23 +54,19 @@ def _fill_in(package: str, chosen: list[Exercise]) -> None:
     if not run.outcomes:
         raise EnvironmentProblem(_why_nothing_ran(run.log))
     for exercise in chosen:
-        exercise.checks = _checks(run, exercise.test_file.name)
+        exercise.checks = checks_of(run, exercise.test_file.name)
 
 
 def _pytest(package: str, files: list[Path]) -> Run:
     """Run these test files in a process; whatever it has started is ended with it, also where this process stops."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         outcomes, log = Path(folder) / "outcomes", Path(folder) / "log"
-        words = ["-p", "no:cacheprovider", "-c", str(paths.ROOT / "pyproject.toml")]
-        words += ["--confcutdir", str(paths.ROOT / "tests" / "exercises")]
-        # For a call that nothing can interrupt. Python writes into the log where it was, as it does after a crash.
-        words += ["-o", f"faulthandler_timeout={SILENCE}", "-o", "faulthandler_exit_on_timeout=true"]
         # Only the lab's own settings: no plugins and no options of whoever runs this.
         settings = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "", "PYTHONDONTWRITEBYTECODE": "1"}
         outcomes.touch()
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "pytest", *words, "--impl", package, "--outcomes", outcomes, *files],
+                [sys.executable, "-m", "pytest", *pytest_words(package, outcomes, files)],
                 cwd=paths.ROOT,
                 env={**os.environ, **settings},
                 stdin=subprocess.DEVNULL,
@@ -83,7 +78,21 @@ def _pytest(package: str, files: list[Path]) -> Run:
                 code = process.wait()
             finally:
                 _end(process)
-        return Run(code, log.read_text("utf-8", errors="replace"), list(_parsed(outcomes.read_bytes())))
+        return read_run(code, log, outcomes)
+
+
+def pytest_words(package: str, outcomes: Path, files: list[Path]) -> list[str]:
+    """What pytest is called with to run the checks in these files and to write their outcomes."""
+    words = ["-p", "no:cacheprovider", "-c", str(paths.ROOT / "pyproject.toml")]
+    words += ["--confcutdir", str(paths.ROOT / "tests" / "exercises")]
+    # For a call that nothing can interrupt. Python writes into the log where it was, as it does after a crash.
+    words += ["-o", f"faulthandler_timeout={SILENCE}", "-o", "faulthandler_exit_on_timeout=true"]
+    return [*words, "--impl", package, "--outcomes", str(outcomes), *map(str, files)]
+
+
+def read_run(exit_code: int, log: Path, outcomes: Path) -> Run:
+    """What a process that has ended has left in its two files."""
+    return Run(exit_code, log.read_text("utf-8", errors="replace"), list(_parsed(outcomes.read_bytes())))
 
 
 def _end(process: subprocess.Popen) -> None:
@@ -103,7 +112,7 @@ def _parsed(outcomes: bytes) -> Iterator[dict]:
             yield json.loads(line)
 
 
-def _checks(run: Run, test_file: str) -> list[Check]:
+def checks_of(run: Run, test_file: str) -> list[Check]:
     """The checks of a file, each as good as its worst case; a case without an outcome has failed."""
     lines = [line for line in run.outcomes if line["file"] == test_file]
     cases = {line["case"]: Check(**line["check"]) for line in lines}  # what the last line of a case says
@@ -140,13 +149,5 @@ def _why_nothing_ran(log: str) -> str:
     files = re.findall(r"^_* ?ERROR collecting (\S+)", log, re.MULTILINE)
     module = re.search(r"No module named '?(\w+)", error)
     own = module and [path for path in (paths.ROOT / module[1], paths.ROOT / f"{module[1]}.py") if path.exists()]
-    advice = restore(paths.ROOT / "tests") if own or not module else _install()
+    advice = restore(paths.ROOT / "tests") if own or not module else install_advice()
     return f"the checks cannot be run ({', '.join(files) or 'pytest stopped'}): {error}; type: {advice}"
-
-
-def _install() -> str:
-    """What to type where a package is missing: the same words to the lab's own Python, or pip's."""
-    own = paths.ROOT / ".venv" / "bin" / "python"
-    if own.exists() and Path(sys.prefix).resolve() != (paths.ROOT / ".venv").resolve():
-        return shlex.join([shown(own), *sys.argv])
-    return shlex.join(["pip", "install", "-r", shown(paths.ROOT / "requirements.txt")])

@@ -1,4 +1,4 @@
-"""How long passes of a model take: of several models or widths, side by side."""
+"""How long passes of a model take, of several models or widths side by side, and how fast the machine reads memory."""
 
 import functools
 import math
@@ -9,6 +9,10 @@ import torch
 
 from speclab.core.clock import synchronize
 from speclab.models.cached import CachedModel
+from speclab.models.memory import free_memory
+
+LARGE = 256 * 2**20  # bytes: more than a processor's caches hold
+LARGE_ON_GPU = 2**30
 
 
 def seconds(call: Callable[[], object], device: torch.device) -> float:
@@ -51,3 +55,31 @@ def time_passes(
             times[i].append(seconds(functools.partial(model.forward, tokens), first.device))
             model.crop(context)
     return times
+
+
+def best(call: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """A ceiling is the best time seen: everything that disturbs only makes it longer."""
+    call()
+    return min(seconds(call, device) for _ in range(repeats))
+
+
+@torch.inference_mode()
+def bandwidth(n_bytes: int, device: torch.device, dtype: torch.dtype, repeats: int = 7) -> dict[str, float]:
+    """Bytes a second over a block of about this size, three ways."""
+    columns = 2048
+    rows = max(1, n_bytes // (columns * dtype.itemsize))
+    block = torch.ones(rows, columns, dtype=dtype, device=device)
+    vector = torch.ones(columns, dtype=dtype, device=device)
+    other, read = torch.empty_like(block), rows * columns * dtype.itemsize
+    return {
+        "copy": 2 * read / best(lambda: other.copy_(block), device, repeats),
+        "matrix_vector": read / best(lambda: torch.mv(block, vector), device, repeats),
+        "sum": read / best(lambda: block.sum(), device, repeats),
+    }
+
+
+def block_bytes(device: torch.device) -> int:
+    """Of the block that is read and copied: a quarter of the free memory at most."""
+    free = free_memory(device)
+    usual = LARGE_ON_GPU if device.type == "cuda" else LARGE
+    return usual if free is None else min(usual, free // 4)

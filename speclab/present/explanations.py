@@ -7,7 +7,7 @@ import functools
 from operator import attrgetter, itemgetter
 from statistics import mean
 
-from speclab.present.tables import Cell, Lines, Table, cells, column, number, prediction, speedup
+from speclab.present.tables import Cell, Lines, Table, cells, column, cost, number, prediction, speedup
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun
 from speclab.theory.costs import Costs
@@ -78,7 +78,7 @@ def costs_table(run: ComparisonRun) -> Table:
     """What each part of a round costs, for each draft, temperature and k."""
     lines = []
     for entry in run.costs:
-        costs, context = Costs.from_json(entry["costs"]), _usual_context(run)
+        costs, context = Costs.from_json(entry["costs"]), usual_context(run)
         prefill = [s for sample in run.raw if sample.method == entry["drafter"] for s in sample.prefill_seconds]
         for k in filter(None, run.settings["draft_lengths"]):
             line = {
@@ -87,10 +87,10 @@ def costs_table(run: ComparisonRun) -> Table:
                 "T": f"{entry['temperature']:g}",
                 "step ms": number(1e3 * costs.step_seconds(context)),
                 "v(k+1)": number(costs.verify_cost(k + 1, context)),
-                "c": number(costs.draft_cost(k, context), 3),
-                "accept µs": f"{1e6 * costs.accept_seconds(k):.0f}",
-                "rollback µs": f"{1e6 * costs.rollback:.0f}",
-                "host µs": f"{1e6 * costs.host:.0f}",
+                "c": cost(costs.draft_cost(k, context), 3),
+                "accept µs": cost(1e6 * costs.accept_seconds(k), 0, 1e6 * costs.accept_error),
+                "rollback µs": cost(1e6 * costs.rollback, 0, 1e6 * costs.rollback_error),
+                "host µs": cost(1e6 * costs.host, 0, 1e6 * costs.host_error),
                 "prefill ms": number(1e3 * mean(prefill) if prefill else None, 1),
             }
             lines.append(line)
@@ -102,13 +102,13 @@ def costs_lines(run: ComparisonRun) -> Lines:
     if not run.costs:
         return Lines()
     line = (
-        f"at {_usual_context(run):.0f} tokens of context; c: a drafted token, v(k+1): a target pass over k + 1 tokens, "
+        f"at {usual_context(run):.0f} tokens of context; c: a drafted token, v(k+1): a target pass over k + 1 tokens, "
         "both in decode steps of the target"
     )
     return Lines([line, phases_line(run)])
 
 
-def _usual_context(run: ComparisonRun) -> float:
+def usual_context(run: ComparisonRun) -> float:
     """Prompt tokens on average and half of the new ones."""
     prompts = {sample.prompt_index: sample.n_prompt for sample in run.raw}
     return mean(prompts.values()) + run.settings["max_new_tokens"] / 2

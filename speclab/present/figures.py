@@ -4,7 +4,7 @@ Measured values are markers with intervals, shares of a whole bars, predictions 
 """
 
 import io
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 from matplotlib.transforms import ScaledTranslation
 
+from speclab.present.labels import Label, place
 from speclab.present.run_lines import small_print
 from speclab.records.runs import Head
 from speclab.system.files import write_whole
@@ -29,7 +30,6 @@ STYLES = ["-", "--", "-.", ":"]
 HATCHES = ["", "//", "..", "xx"]
 SPEEDUP = "speedup over the baseline (decoding)"
 BOOK = "book, 1/(1-α+α/k)"
-WIDE = 20  # points between markers: their numbers have room side by side, so that all stand above
 MANY = 8  # of more values than these only the best and those at both ends are printed
 
 
@@ -54,6 +54,7 @@ class Panel:
     spread: float = 12  # points between the markers of two measured series at one place
     bars: bool = False  # shares of a whole
     log: bool = False  # the x axis
+    extra: Callable[[Any], None] | None = None  # draws what only this panel has, on its axis
 
 
 def plain(pairs: Iterable[tuple[Any, float | None]]) -> dict[Any, Value]:
@@ -85,11 +86,19 @@ def all_drafts(by_name: dict[str, list], x: str, predictions: dict[str, str], x_
 def draw(panels: list[Panel], width: float = 4.6, height: float = 4.2, **shared) -> Figure:
     """A figure with the panels side by side."""
     figure, axes = blank(max(1, len(panels)), width, height, **shared)
-    for axis, panel in zip(axes, panels, strict=False):
-        _draw_panel(axis, panel)
-    for axis in axes:  # after all are drawn: they may share a scale
-        axis.set_ylim(bottom=max(0.0, axis.get_ylim()[0]))
+    printed = [_draw_panel(axis, panel) for axis, panel in zip(axes, panels, strict=False)]
+    _share_scales(axes, panels)
+    for axis, labels in zip(axes, printed, strict=False):  # after the scales: they decide where there is room
+        place(axis, labels)
     return figure
+
+
+def _share_scales(axes: list, panels: list[Panel]) -> None:
+    """Panels of one quantity get one y axis, so that heights can be compared. None goes below 0."""
+    ends = [axis.get_ylim() for axis in axes]
+    for i, panel in enumerate(panels):
+        alike = [ends[j] for j, other in enumerate(panels) if other.y_label == panel.y_label]
+        axes[i].set_ylim(max(0.0, min(low for low, _ in alike)), max(high for _, high in alike))
 
 
 def blank(n: int, width: float, height: float, **shared) -> tuple[Figure, list]:
@@ -101,7 +110,9 @@ def blank(n: int, width: float, height: float, **shared) -> tuple[Figure, list]:
     return figure, list(axes[0])
 
 
-def _draw_panel(axis, panel: Panel) -> None:
+def _draw_panel(axis, panel: Panel) -> list[Label]:
+    """-> the values that are to be printed beside their markers"""
+    labels: list[Label] = []
     shown = [series for series in panel.series if series.values]
     measured = [series for series in shown if not series.style]
     for series in shown:
@@ -113,7 +124,7 @@ def _draw_panel(axis, panel: Panel) -> None:
         if panel.bars:
             _bars(axis, series, aside, 0.8 / len(measured))
         else:
-            _markers(axis, series, aside * panel.spread, below=i % 2 == 1 and panel.spread < WIDE)
+            labels += _markers(axis, series, aside * panel.spread)
     if panel.log:
         axis.set_xscale("log", base=2)
     ticks = panel.ticks or {place: f"{place:g}" for place in sorted({x for series in shown for x in series.values})}
@@ -121,27 +132,42 @@ def _draw_panel(axis, panel: Panel) -> None:
     axis.xaxis.set_minor_locator(NullLocator())
     axis.set_xlabel(panel.x_label)
     axis.set_ylabel(panel.y_label)
-    axis.margins(x=0.08, y=0.12)
+    axis.margins(x=_margin(axis, panel, len(measured)), y=0.12)
     if panel.y_label.startswith("speedup"):
         axis.axhline(1, color="black", linewidth=1)
+    if panel.extra:
+        panel.extra(axis)
     legend_above(axis, panel.title, [series.label for series in shown], columns=min(3, max(2, len(measured))))
+    return labels
 
 
-def _markers(axis, series: Series, right: float, below: bool) -> None:
-    """Values with intervals, `right` points beside their places, printed above the interval or below it."""
-    xs, values = list(series.values), list(series.values.values())
-    ys, color = [value.value for value in values], colour(series.look)
-    lows = [value.value if value.low is None else value.low for value in values]
-    highs = [value.value if value.high is None else value.high for value in values]
+def _margin(axis, panel: Panel, n_measured: int) -> float:
+    """The share of the x axis left free at each end: room for the outermost marker and its number."""
+    width = 72 * (axis.figure.get_figwidth() / max(1, len(axis.figure.axes)) - 0.9)  # points; 0.9: ticks and label
+    beside = 0 if panel.bars else (n_measured - 1) / 2 * panel.spread
+    needed = beside + 26
+    return max(0.05, needed / (width - 2 * needed))
+
+
+def _markers(axis, series: Series, right: float) -> list[Label]:
+    """Values with intervals where they have one, `right` points beside their places.  -> the values to print"""
+    values, color = series.values, colour(series.look)
     beside = axis.transData + ScaledTranslation(right / 72, 0, axis.figure.dpi_scale_trans)
-    axis.plot(xs, ys, MARKERS[series.look % len(MARKERS)], color=color, label=series.label, transform=beside)
-    axis.vlines(xs, lows, highs, color=color, linewidth=1, transform=beside)
-    axis.update_datalim([*zip(xs, lows, strict=True), *zip(xs, highs, strict=True)])
-    printed: Iterable[int] = range(len(values))
-    if len(values) > MANY:
-        printed = sorted({0, max(printed, key=ys.__getitem__), len(values) - 1})
-    for i in printed:
-        note(axis, xs[i], lows[i] if below else highs[i], f"{ys[i]:.2f}", -12 if below else 5, right, color=color)
+    ys = [value.value for value in values.values()]
+    axis.plot(list(values), ys, MARKERS[series.look % len(MARKERS)], color=color, label=series.label, transform=beside)
+    intervals = [(x, value.low, value.high) for x, value in values.items() if None not in value]
+    if intervals:
+        axis.vlines(*zip(*intervals, strict=True), color=color, linewidth=1, transform=beside)
+    # What is drawn beside its place does not widen the axes by itself.
+    axis.update_datalim([*zip(values, ys, strict=True), *((x, end) for x, *ends in intervals for end in ends)])
+    printed: Iterable[int] = range(len(ys))
+    if len(ys) > MANY:
+        printed = sorted({0, max(printed, key=ys.__getitem__), len(ys) - 1})
+    places = list(values.items())
+    return [
+        Label(f"{y:.2f}", x, y, y if low is None else low, y if high is None else high, right, color)
+        for x, (y, low, high) in (places[i] for i in printed)
+    ]
 
 
 def _bars(axis, series: Series, aside: float, width: float) -> None:
@@ -149,7 +175,8 @@ def _bars(axis, series: Series, aside: float, width: float) -> None:
     ys = [value.value for value in series.values.values()]
     xs = [place + aside * width for place in series.values]
     look = {"color": colour(series.look), "hatch": HATCHES[series.look % len(HATCHES)], "edgecolor": "white"}
-    axis.bar_label(axis.bar(xs, ys, width, label=series.label, **look), fmt="%.2f", fontsize=5.5)
+    bars = axis.bar(xs, ys, width, label=series.label, **look)
+    axis.bar_label(bars, [f"{y:.2f}" if y else "0" for y in ys], fontsize=5.5)
 
 
 def legend_above(axis, title: str, labels: list[str], columns: int) -> None:

@@ -1,26 +1,50 @@
 """The plan as verdicts, tables and a picture. Nothing is measured here."""
 
+import functools
 from pathlib import Path
 from typing import Any
 
 from speclab.present import figures
 from speclab.present.figures import STYLES, Panel, Series, column, draw, plain, speedups
-from speclab.present.run_lines import COSTS, provenance, remarks
-from speclab.present.tables import Block, Cell, Lines, Table, cells, number, percent, show, speedup, temperature_name
+from speclab.present.run_lines import COSTS, doubt, noise_lines, provenance, remarks
+from speclab.present.tables import Block, Cell, Lines, Table, cells, interval, percent, show, speedup, temperature_name
 from speclab.records.rows import Row
-from speclab.records.runs import DraftFacts, PlanRun, Verified
+from speclab.records.runs import DraftFacts, PlanChoice, PlanEntry, PlanRun, Verified
+
+METHOD = (
+    "95 %: of the expectation, from leaving out one prompt at a time, its text and its calibration; costs are smoothed "
+    "over k: v by isotonic regression, a draft's seconds by a parabola; the plan takes the shortest k that cannot be "
+    "told apart from the best"
+)
+BREAKS_EVEN = 0.005  # what rounds to 0.00
 
 
 def verdict(fact: DraftFacts) -> str:
     """What to do with one draft, in one line."""
-    pays = fact.best_draft_length and fact.speedup > 1
-    advice = f"best k = {fact.best_draft_length}, expected {speedup(fact.speedup)}"
+    even = "-" if fact.break_even is None else f"{fact.break_even:.2f}"
+    if fact.break_even is not None and fact.break_even < BREAKS_EVEN:
+        even = "0, a round costs no more than a decode step"
     return (
-        f"{fact.method}, {temperature_name(fact.temperature)}: "
-        f"{advice if pays else 'leave speculation off, no k is expected to be faster'}; "
-        f"break-even α = {number(fact.break_even)}; a k chosen anew for every round, knowing what will be accepted: "
-        f"{speedup(fact.oracle)}; decode step {fact.step_seconds * 1e3:.2f} ms"
+        f"{fact.method}, {temperature_name(fact.temperature)}: {advice(fact)}; break-even α = {even}; a k chosen anew "
+        f"for every round, knowing what will be accepted: {speedup(fact.oracle)}; decode step "
+        f"{fact.step_seconds * 1e3:.2f} ms"
     )
+
+
+def advice(fact: DraftFacts) -> str:
+    """Which length to take and how sure that is, or that speculation had better stay off."""
+    choice = fact.choice
+    pays = choice.pays if choice else "yes" if fact.best_draft_length and fact.speedup > 1 else "no"
+    if pays == "no":
+        return "leave speculation off, no k is expected to be faster"
+    band = f" ({interval(choice.band_low, choice.band_high)})" if choice and choice.band_low is not None else ""
+    expected = f"k = {fact.best_draft_length}, expected {speedup(fact.speedup)}{band or ' (no band)'}"
+    if pays == "unclear":
+        return f"leave speculation off, no gain can be told apart from none: {expected}"
+    if choice is None or choice.same_from == choice.same_to:
+        return f"take {expected}"
+    best = f"k = {choice.highest.draft_length} ({speedup(choice.highest.speedup)})"
+    return f"take {expected}; k = {choice.same_from} to {choice.same_to} cannot be told apart from the best, {best}"
 
 
 def learner_line(run: PlanRun, fact: DraftFacts) -> str | None:
@@ -49,9 +73,19 @@ def plan_table(run: PlanRun, fact: DraftFacts) -> Table:
         **cells("draft", "k", "tok/rnd", "α", "c", "v", "o"),
         "expected": lambda row: speedup(row.speedup),
     }
+    if choice := fact.choice:
+        columns["95 %"] = lambda row: interval(row.band_low, row.band_high)
+        columns["plan"] = functools.partial(_mark, fact, choice)
     if measured:
         columns["measured"] = lambda row: speedup(measured.get(row.draft_length))
     return Table(_of_draft(run.plan, fact), columns)
+
+
+def _mark(fact: DraftFacts, choice: PlanChoice, row: PlanEntry) -> str:
+    """The length that is taken, and those that cannot be told apart from the best."""
+    if row.draft_length == fact.best_draft_length:
+        return "take" if choice.pays == "yes" else "-"
+    return "same" if choice.same_from <= row.draft_length <= choice.same_to else "-"
 
 
 def checked_table(verified: Verified) -> Table:
@@ -71,7 +105,7 @@ def checked_table(verified: Verified) -> Table:
 
 def text(run: PlanRun) -> str:
     """For every draft the verdict and the table; then how the plan did on other prompts."""
-    return show(_blocks(run))
+    return show([Lines([*remarks(run), doubt(run)])] if doubt(run) else _blocks(run))
 
 
 def page(run: PlanRun) -> str:
@@ -84,14 +118,16 @@ def _blocks(run: PlanRun) -> list[Block]:
     for fact in run.facts.drafts:
         blocks += [Lines([verdict(fact), learner_line(run, fact)]), plan_table(run, fact)]
     blocks.append(COSTS)
+    if any(fact.choice for fact in run.facts.drafts):
+        blocks.append(METHOD)
     if run.verified:
         blocks.append(f"The plan, measured on {run.verified.n_prompts} other prompts:")
         blocks.append(checked_table(run.verified))
-    return [*blocks, Lines(remarks(run))]
+    return [*blocks, Lines([*noise_lines(run.noise or []), *remarks(run), doubt(run)])]
 
 
 def picture(run: PlanRun, folder: Path, name: str) -> Path:
-    """Speedup against k: expected, with the oracle draft length, and measured."""
+    """Speedup against k: expected with its band, the oracle draft length, and measured."""
     series, x = [], "draft_length"
     for i, fact in enumerate(run.facts.drafts):
         label = fact.method + f", T = {fact.temperature:g}" * (fact.temperature > 0)
@@ -101,4 +137,10 @@ def picture(run: PlanRun, folder: Path, name: str) -> Path:
         series.append(Series(f"{label}, oracle: {fact.oracle:.2f}", plain((k, fact.oracle) for k in ends), i, ":"))
         if measured:
             series.append(Series(f"{label}, measured on other prompts", speedups(measured, x), i))
-    return figures.save(draw([Panel(series, "draft length k")], 6.8, 4.8), run, folder, name)
+    figure = draw([Panel(series, "draft length k")], 6.8, 4.8)
+    for i, fact in enumerate(run.facts.drafts):
+        banded = [entry for entry in _of_draft(run.plan, fact) if entry.band_low is not None]
+        lows, highs = ([getattr(entry, end) for entry in banded] for end in ("band_low", "band_high"))
+        lengths = [entry.draft_length for entry in banded]
+        figure.axes[0].fill_between(lengths, lows, highs, color=figures.colour(i), alpha=0.15, linewidth=0)
+    return figures.save(figure, run, folder, name)

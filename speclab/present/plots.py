@@ -15,6 +15,7 @@ from speclab.records.runs import ComparisonRun
 from speclab.theory.ladder import EFFECTS, PREDICTORS, factors, prediction_errors, prediction_rows
 
 SPEEDUPS = [0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 4, 6, 8, 12, 16]  # ticks of a logarithmic axis
+NONE = -1  # where rounds stand that drafted nothing, left of those that accepted 0
 GAIN, LOSS, GREY = figures.COLOURS[0], figures.COLOURS[1], "#BBBBBB"
 
 
@@ -68,16 +69,27 @@ def speedup_panels(rows: list[Row]) -> list[Panel]:
 
 
 def accepted_lengths(rows: list[Row]) -> list[Panel]:
-    """How many drafted tokens the rounds with the longest drafts accepted: a panel for every temperature."""
+    """How many drafted tokens the rounds with the longest drafts accepted: a panel for every temperature.
+
+    A round that drafted nothing stands apart from one whose first draft was rejected, where the record knows it.
+    """
     panels = []
     for title, by_name in _groups(rows):
         series, longest = [], max(row.draft_length for curve in by_name.values() for row in curve)
+        ticks = {n: f"{n:g}" for n in range(longest + 1)}
         for i, (name, curve) in enumerate(by_name.items()):
-            counts = [n for row in curve if row.draft_length == longest for n in row.accepted_lengths or []]
-            shares = plain((n, count / max(1, sum(counts))) for n, count in enumerate(counts))
-            series.append(Series(f"{name}, {sum(counts)} rounds", shares, i))
+            row = next((row for row in curve if row.draft_length == longest and row.accepted_lengths), None)
+            counts = dict(enumerate(row.accepted_lengths or [])) if row else {}
+            if row and row.n_without_drafts is None:  # a record that does not tell the two apart
+                ticks[0] = "0, or none\ndrafted"
+            elif row and row.n_without_drafts:
+                counts |= {NONE: row.n_without_drafts, 0: counts[0] - row.n_without_drafts}
+                ticks[NONE] = "none\ndrafted"
+            n_rounds = sum(counts.values())
+            shares = plain((n, count / max(1, n_rounds)) for n, count in sorted(counts.items()))
+            series.append(Series(f"{name}, {n_rounds} rounds", shares, i))
         label = f"drafted tokens accepted in a round, k = {longest}"
-        panels.append(Panel(series, label, "share of rounds", title, bars=True))
+        panels.append(Panel(series, label, "share of rounds", title, ticks, bars=True))
     return panels
 
 
@@ -162,9 +174,11 @@ def _predicted(rows: list[Row]) -> Figure | None:
         known = [row for row in rows if getattr(row, predictor) is not None]
         pairs = np.array([(row.speedup, getattr(row, predictor)) for row in known]).T
         ends = np.array([min(ends[0], pairs.min() / 1.08), max(ends[1], pairs.max() * 1.08)])
-        look = {"markersize": 5.5, "markeredgecolor": "white", "markeredgewidth": 0.5, "zorder": 9 - i}
-        label = f"{PREDICTORS[predictor]}: {miss['median']:.1%}"  # the best informed on top
-        axis.plot(*pairs, figures.MARKERS[i], color=figures.colour(i), label=label, **look)
+        # The best informed on top, and hollow and larger ones beneath: predictors that agree are all seen.
+        look = {"markersize": 3.5 + 1.2 * i, "markeredgewidth": 1, "zorder": 9 - i}
+        face = figures.colour(i) if i == 0 else "none"
+        label = f"{PREDICTORS[predictor]}: {miss['median']:.1%}"
+        axis.plot(*pairs, figures.MARKERS[i], color=figures.colour(i), markerfacecolor=face, label=label, **look)
     axis.fill_between(ends, ends * 0.9, ends * 1.1, color="#DDDDDD", label="within 10 %")
     axis.plot(ends, ends, color="black", linewidth=1)
     axis.set(xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal")

@@ -1,4 +1,4 @@
-"""A comparison as tables and lines: views of its record, nothing is measured here.
+"""All tables and lines of a comparison: views of its record, nothing is measured here.
 
 Every line of text is a fixed template filled with numbers of the record.
 """
@@ -7,7 +7,7 @@ import itertools
 
 from speclab.core.counts import Counts
 from speclab.present import explanations, tables
-from speclab.present.run_lines import noise_lines, provenance, remarks
+from speclab.present.run_lines import doubt, noise_lines, remarks
 from speclab.present.tables import Block, Cell, Heading, Lines, Table, cells, interval, number, speedup
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun, Facts
@@ -29,9 +29,10 @@ def comparison(run: ComparisonRun, by_kind: bool = False, markdown: bool = False
 
     by_kind: also the tables of every kind of prompt.
     """
-    blocks: list[Block] = [provenance(run)] if markdown else []
-    blocks += [Lines([learner_line(run)]), Heading("Do the outputs agree?")]
-    blocks.append(Lines([*agreement_lines(run.correctness), *remarks(run)]))
+    blocks: list[Block] = [Lines([learner_line(run)]), Heading("Do the outputs agree?")]
+    blocks.append(Lines([*agreement_lines(run.correctness), *remarks(run), doubt(run)]))
+    if doubt(run) and not markdown:
+        return tables.show(blocks)
     # So many that the other texts deserve a table of their own.
     many_loops = (run.prompts["n_looping"] or 0) > run.prompts["n"] / 4
     temperatures, kinds = (dict.fromkeys(getattr(row, x) for row in run.rows) for x in ("temperature", "prompt_kind"))
@@ -153,7 +154,7 @@ def speed_table(rows: list[Row]) -> Table:
 def _rerun(row: Row) -> str:
     """The interval in which the same command, run again, would land."""
     noise = row.repeat_noise
-    return interval(row.speedup - noise, row.speedup + noise) if row.draft and noise is not None else "-"
+    return interval(max(0.0, row.speedup - noise), row.speedup + noise) if row.draft and noise is not None else "-"
 
 
 def losing_lines(rows: list[Row]) -> list[str]:

@@ -3,6 +3,8 @@
 from speclab.models import padding
 from speclab.present.tables import interval, speedup
 from speclab.records.runs import Head, LabRun, Noise
+from speclab.system import cores
+from speclab.theory import noise
 
 COSTS = "c: a drafted token, v: a target pass over k + 1 tokens, o: the rest of a round, in decode steps of the target"
 
@@ -51,7 +53,8 @@ def small_print(run: Head) -> str:
 def remarks(run: LabRun) -> list[str]:
     """Texts that were not checked or are wrong, and whether the run was stopped."""
     wrong = [entry["arm"] for entry in getattr(run, "correctness", []) if not entry["passed"]]
-    lines = []
+    busy = busy_line(run)
+    lines = [busy] if busy else []
     if run.unchecked:
         lines.append(f"NOT CHECKED: {', '.join(run.unchecked)}; the run was stopped before these texts were judged")
     if wrong:
@@ -59,6 +62,32 @@ def remarks(run: LabRun) -> list[str]:
     if run.interrupted:
         lines.append("Stopped before the end: rows cover the prompts that every arm had finished.")
     return lines
+
+
+def busy_line(run: Head) -> str | None:
+    """That the cores were not free when the run began; None where they were, or where nothing looked."""
+    probe = run.machine.probe
+    if probe is None or probe.free:
+        return None
+    shares = cores.Shares(probe.threads, probe.alone, probe.together, probe.gain, probe.load)
+    return f"BUSY: {cores.complaint(shares) or 'the cores were not free'}"
+
+
+def doubt(run: LabRun) -> str | None:
+    """That the speedups of a run are not to be believed, in one line; None where they are.
+
+    The terminal shows it in place of every table of speedups, a page above them.
+    """
+    worst = noise.unbelievable(getattr(run, "noise", None) or [])
+    if worst is None:
+        return None
+    ends = interval(worst.low, worst.high)
+    itself = f"{worst.ratio:.2f}x" + f" ({ends})" * (ends != "-")
+    return (
+        f"NOT TO BE BELIEVED: in this run the baseline was {itself} as fast as itself, and more than "
+        f"{noise.FURTHEST:.2f}x either way is no quiet machine. Stop other work, or use --threads 1, and run again. "
+        "The record and its page keep all numbers."
+    )
 
 
 def noise_lines(floors: list[Noise]) -> list[str]:

@@ -3,6 +3,8 @@
 Every function takes a sweep with points and returns a figure; speclab/present/sweep_views.py signs and saves it.
 """
 
+import functools
+
 from speclab.present import figures
 from speclab.present.figures import Figure, Panel, Series, column, draw, note, plain, speedups
 from speclab.present.tables import interval, number, short_names
@@ -42,7 +44,7 @@ def _panels(sweep: SweepRun, x_label: str, predictions: tuple[str, ...], x: str 
 
 def draft_length(sweep: SweepRun) -> Figure:
     """Speedup against k, a panel for each draft, with the forecast and the book's formula."""
-    return draw(_panels(sweep, "draft length k", ("forecast", "book_formula")), sharey=True)
+    return draw(_panels(sweep, "draft length k", ("forecast", "book_formula")))
 
 
 def output_length(sweep: SweepRun) -> Figure:
@@ -50,7 +52,7 @@ def output_length(sweep: SweepRun) -> Figure:
     panels = _panels(sweep, "new tokens", ("forecast",), y_label="speedup over the baseline", log=True)
     for panel, points in zip(panels, _curves(sweep).values(), strict=True):
         panel.series.append(Series("end to end", {point.x: end_to_end(point) for point in points}, 2))
-    return draw(panels, sharey=True)
+    return draw(panels)
 
 
 def acceptance(sweep: SweepRun) -> Figure:
@@ -58,13 +60,13 @@ def acceptance(sweep: SweepRun) -> Figure:
     ticks = {i / 5: f"{i / 5:g}" for i in range(6)}
     lengths = ", ".join(map(str, sorted({point.draft_length for point in sweep.points})))
     label = f"acceptance rate α, as measured; k = {lengths}"
-    figure = draw(_panels(sweep, label, tuple(LINES), "acceptance_rate", ticks=ticks), 6.4, 4.6)
-    for axis, points in zip(figure.axes, _curves(sweep).values(), strict=True):
-        _mark_agreement(axis, points)
-    return figure
+    panels = _panels(sweep, label, tuple(LINES), "acceptance_rate", ticks=ticks)
+    for panel, points in zip(panels, _curves(sweep).values(), strict=True):
+        panel.extra = functools.partial(_mark_agreement, points)
+    return draw(panels, 6.4, 4.6)
 
 
-def _mark_agreement(axis, points: list[Point]) -> None:
+def _mark_agreement(points: list[Point], axis) -> None:
     """Where the book's formula is right, and where the measured speedup passes 1."""
     fair = ", ".join(f"{alpha:.2f}" for alpha in curves.omega_crossings(points))
     for low, high in curves.near_book(points):
@@ -83,7 +85,7 @@ def temperature(sweep: SweepRun) -> Figure:
     by_name, label = _curves(sweep), "temperature T"
     rates = [Series(name, column(points, "acceptance_rate"), i) for i, (name, points) in enumerate(by_name.items())]
     left = figures.all_drafts(by_name, "x", {"forecast": "forecast"}, label)
-    return draw([left, Panel(rates, label, "acceptance rate α")])
+    return draw([left, Panel(rates, label, "acceptance rate α", spread=9)])
 
 
 def context(sweep: SweepRun) -> Figure:
@@ -95,7 +97,7 @@ def context(sweep: SweepRun) -> Figure:
     steps = plain((point.x, each / seconds[0]) for point, each in zip(points, seconds, strict=True))
     costs.append(Series(f"t_1, in units of {seconds[0] * 1e3:.2f} ms", steps, 6))
     left = figures.all_drafts(by_name, "x", {"forecast": "forecast"}, label, log=True)
-    return draw([left, Panel(costs, label, "cost of a step and of verifying", spread=16, log=True)])
+    return draw([left, Panel(costs, label, "cost of a step and of verifying", spread=9, log=True)])
 
 
 def draft_kind(sweep: SweepRun) -> Figure:
@@ -115,7 +117,7 @@ def mismatch(sweep: SweepRun) -> Figure:
     made = Series("tokens a round makes, τ", plain(enumerate(p.tokens_per_round for p in points.values())))
     costs = Series("decode steps it costs", plain(enumerate(map(curves.round_cost, points.values()))), 1)
     ticks = dict(enumerate(names))
-    right = Panel([made, costs], "draft", "tokens and decode steps per round", ticks=ticks, spread=26)
+    right = Panel([made, costs], "draft", "tokens and decode steps per round", ticks=ticks, spread=9)
     return draw([Panel([measured], "draft", ticks=ticks), right], 5.6)
 
 

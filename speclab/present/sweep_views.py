@@ -8,8 +8,8 @@ import operator
 from pathlib import Path
 
 from speclab.present import figures, sweep_plots
-from speclab.present.run_lines import COSTS, noise_lines, provenance, remarks
-from speclab.present.tables import CELLS, Cell, Lines, Table, column, interval, number, prediction, show
+from speclab.present.run_lines import COSTS, doubt, noise_lines, provenance, remarks
+from speclab.present.tables import CELLS, Cell, Lines, Table, column, cost, interval, number, prediction, show
 from speclab.records.rows import Point
 from speclab.records.runs import SweepRun
 from speclab.theory import curves
@@ -57,7 +57,7 @@ def lines(sweep: SweepRun) -> Lines:
             f"trained on the spot: {training['seconds']:.0f} s, {training['steps']} steps, {training['tokens']:,} "
             f"tokens, loss from {training['first_loss']:.2f} to {training['last_loss']:.2f} nats per token"
         )
-    return Lines([LEGENDS.get(sweep.sweep), *filled, *noise_lines(sweep.noise), *remarks(sweep)])
+    return Lines([LEGENDS.get(sweep.sweep), *filled, *noise_lines(sweep.noise), *remarks(sweep), doubt(sweep)])
 
 
 def _value(value: Value, unit: str = "x") -> str:
@@ -82,6 +82,8 @@ def picture(sweep: SweepRun, folder: Path, name: str) -> Path:
 
 def text(sweep: SweepRun) -> str:
     """What the terminal shows: the question, the table and the lines."""
+    if doubt(sweep):
+        return show([QUESTIONS[sweep.sweep], Lines([*remarks(sweep), doubt(sweep)])])
     return show([QUESTIONS[sweep.sweep], table(sweep), lines(sweep)])
 
 
@@ -139,7 +141,7 @@ COLUMNS: dict[str, Cell] = {
     "its 95 %": lambda point: interval(*end_to_end(point)[1:]),
     "its verdict": lambda point: verdict(point, end_to_end),
     "t_1 ms": lambda point: number(curves.step_seconds(point) * 1e3),
-    "ω": lambda point: number(curves.omega(point)),
+    "ω": lambda point: cost(curves.omega(point)),
     "ω*": _omega_star,
     "round": lambda point: number(curves.round_cost(point)),
     "s": lambda point: number(curves.output_share(point)),

@@ -120,6 +120,18 @@ def number(value: float | None, digits: int = 2) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
+def cost(value: float | None, digits: int = 2, error: float = 0.0) -> str:
+    """A cost, which is never negative: 318; `< 12` where it lies within two standard errors of nothing, or below one
+    unit of the last digit, and so cannot be told apart from nothing.
+    """
+    if value is None:
+        return "-"
+    unit = 10.0**-digits
+    if value >= unit and value > 2 * error:
+        return number(value, digits)
+    return f"< {max(unit, value + 2 * error):.{digits}f}"
+
+
 def speedup(value: float | None) -> str:
     """1.45x; a dash where there is none."""
     return "-" if value is None else f"{value:.2f}x"
@@ -145,9 +157,9 @@ def temperature_name(temperature: float) -> str:
 # --- columns that several tables have ---------------------------------------------------------------------------------
 
 
-def column(key: str, digits: int = 2) -> Cell:
+def column(key: str, digits: int = 2, write: Callable[[float | None, int], str] = number) -> Cell:
     """A cell with a number of the row."""
-    return lambda row: number(getattr(row, key), digits)
+    return lambda row: write(getattr(row, key), digits)
 
 
 def prediction(predicted: Callable[[Any], float | None]) -> Cell:
@@ -176,9 +188,9 @@ CELLS: dict[str, Cell] = {
     "α": column("acceptance_rate"),
     "f": column("drafted_fraction"),
     "tok/rnd": column("tokens_per_round"),
-    "c": column("draft_cost", 3),
-    "v": column("verify_cost"),
-    "o": column("overhead", 3),
+    "c": lambda row: cost(row.draft_cost, 3) if row.draft_length else "-",
+    "v": column("verify_cost", write=cost),
+    "o": column("overhead", 3, cost),
 }
 
 

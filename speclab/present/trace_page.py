@@ -20,6 +20,11 @@ SIGNS |= {"untested": "?", "after_eos": "|"}
 
 def page(trace: Trace) -> str:
     """One HTML file: no network, no script but its own."""
+    return render("trace.html", trace)
+
+
+def render(template: str, trace: Trace, **more: Any) -> str:
+    """A page with this trace; `more` is what the template shows beside it. Every text is escaped."""
     import jinja2  # here: decoding needs no templates
     import markupsafe
 
@@ -33,7 +38,7 @@ def page(trace: Trace) -> str:
     environment.filters.update(visible=visible, harmless=harmless, ms=lambda s: f"{1000 * s:.2f}")
     style, script = ((TEMPLATES / f"trace.{kind}").read_text("utf-8") for kind in ("css", "js"))
     head, tail = split_prompt(trace.prompt)
-    return environment.get_template("trace.html").render(
+    return environment.get_template(template).render(
         trace=trace,
         settings=trace.settings,
         lines=[summary(trace), f"{times(trace)} {agreement(trace)}"],
@@ -45,6 +50,7 @@ def page(trace: Trace) -> str:
         data=_page_data(trace),
         signs=SIGNS,
         meanings=MEANINGS,
+        **more,
     )
 
 
@@ -65,9 +71,14 @@ def _page_data(trace: Trace) -> dict[str, Any]:
     """What the page's script draws: rounds, then the baseline's clock. Texts are one-line pictures of tokens."""
 
     def row(token: Token) -> list[Any]:
-        numbers = token.position[1:] if token.position else (None,) * 4
-        outcome_text = outcome(token, trace.greedy) if token.kind in ("accepted", "rejected") else ""
-        return [visible(token.text), token.kind, *map(_rounded, numbers), outcome_text]
+        """Text, kind, outcome; then what the rule used: greedy the target's first choice, otherwise p, q and u."""
+        tested = token.kind in ("accepted", "rejected")
+        used: list[Any] = [visible(token.top)] if tested else []
+        if not trace.greedy:
+            position = token.position
+            used = [position.target_prob, position.draft_prob, position.uniform] if position else [None] * 3
+            used = list(map(_rounded, used))
+        return [visible(token.text), token.kind, outcome(token, trace.greedy) if tested else "", *used]
 
     rounds = []
     for event in trace.events:

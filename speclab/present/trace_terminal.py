@@ -63,7 +63,7 @@ def outcome(token: Token, greedy: bool) -> str:
     if position is None or position.uniform is None or position.draft_prob is None:
         return ""
     if greedy:
-        reason = f"{'the' if position.passes else 'not the'} target's own choice, p = {position.target_prob:g}"
+        reason = f"the target's first choice is {'the same' if position.passes else 'another'}"
     else:
         product, target = _told_apart(position.uniform * position.draft_prob, position.target_prob)
         reason = f"u × q = {product} is {'' if position.passes else 'not '}below p = {target}"
@@ -98,8 +98,7 @@ def times(trace: Trace) -> str:
     """How long both took, without the word speedup: one run with timers in it is no measurement."""
     return (
         f"After the first token: {trace.events[-1].n_tokens - 1} tokens in {milliseconds(trace.events[-1].end)}, the "
-        f"baseline's {len(trace.baseline) - 1} in {milliseconds(trace.baseline[-1][1])}. One run with timers in it: a "
-        "picture, no measurement."
+        f"baseline's {len(trace.baseline) - 1} in {milliseconds(trace.baseline[-1][1])}. {trace.remark}"
     )
 
 

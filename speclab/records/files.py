@@ -21,7 +21,11 @@ from speclab.system.files import read_bytes, shown
 from speclab.system.paths import IS_CLONE, ROOT
 
 LARGEST = 256 * 2**20  # bytes of a record; the longest run here has one of a few million
-OPTIONAL = ("unchecked", "yours")  # fields that a record leaves out where they are None
+# Fields that a record leaves out where they are None.
+OPTIONAL = (
+    *("unchecked", "yours", "probe", "weight_bytes", "bandwidth", "padded"),
+    *("n_without_drafts", "choice", "band_low", "band_high", "noise"),
+)
 
 Record = TypeVar("Record", bound=Head)
 
@@ -97,13 +101,20 @@ def to_json(record: Head) -> str:
 
     Raises ValueError, with the field's name, where a number is not finite.
     """
-    values = {name: _rounded(value, name) for name, value in as_dict(record).items()}
+    return _text({name: _rounded(value, name) for name, value in as_dict(record).items()}) + "\n"
+
+
+def _text(values: dict[str, Any]) -> str:
+    """The fields, the lists, and then a record within this one."""
     lists = {name: value for name, value in values.items() if isinstance(value, list)}
-    text = json.dumps({name: value for name, value in values.items() if name not in lists}, indent=1)[:-2]
+    inner = values.get("padded")
+    text = json.dumps({k: v for k, v in values.items() if k not in lists and k != "padded"}, indent=1)[:-2]
     for name, items in lists.items():
         lines = ",\n  ".join(json.dumps(item) for item in items)
         text += f',\n "{name}": [\n  {lines}\n ]'
-    return text + "\n}\n"
+    if inner:
+        text += f',\n "padded": {_text(inner)}'
+    return text + "\n}"
 
 
 def _rounded(value: Any, name: str) -> Any:

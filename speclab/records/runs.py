@@ -15,6 +15,18 @@ Facts = dict[str, Any]  # plain JSON whose keys depend on the run
 
 
 @dataclass(kw_only=True)
+class CoreProbe(Part):
+    """Whether the cores were free before the run (speclab/system/cores.py). Shares: processor time over clock time."""
+
+    free: bool
+    threads: int
+    alone: Amount  # of one thread
+    together: Amount  # of all threads
+    gain: Amount  # work of all threads over that of one
+    load: float | None  # load average of the minute before
+
+
+@dataclass(kw_only=True)
 class Machine(Part):
     """What the numbers were taken on."""
 
@@ -24,6 +36,7 @@ class Machine(Part):
     memory_gib: int | None
     gpu: str | None
     system: str
+    probe: CoreProbe | None = None  # absent where nothing looked, as on a GPU
 
 
 @dataclass(kw_only=True)
@@ -92,6 +105,9 @@ class ComparisonRun(LabRun):
     rows: list[Row]
     raw: list[Timing]
     yours: list[LearnerPrediction] | None = None  # absent where no exercise was asked
+    weight_bytes: Count | None = None  # that every pass of the target reads; absent in older records, like the next
+    bandwidth: Amount | None = None  # bytes a second that the machine reads from its memory
+    padded: "ComparisonRun | None" = None  # a short run of the same pair at the price of a larger one
 
 
 @dataclass(kw_only=True)
@@ -120,11 +136,33 @@ class PlanEntry(Part):
     draft_cost: float | None
     verify_cost: float
     overhead: float
+    band_low: float | None = None  # of the speedup, 95 %; absent with fewer than three prompts
+    band_high: float | None = None
+
+
+@dataclass(kw_only=True)
+class LengthSpeedup(Part):
+    """A draft length and its speedup."""
+
+    draft_length: Count
+    speedup: Amount
+
+
+@dataclass(kw_only=True)
+class PlanChoice(Part):
+    """How sure a plan is of the length that it takes (speclab/theory/planning.py)."""
+
+    pays: Literal["yes", "unclear", "no"]
+    highest: LengthSpeedup  # the highest expectation
+    same_from: Count  # lengths from here
+    same_to: Count  # to here cannot be told apart from it
+    band_low: float | None = None  # of the speedup at the length that is taken, 95 %; absent where there is no band
+    band_high: float | None = None
 
 
 @dataclass(kw_only=True)
 class DraftFacts(Part):
-    """What a plan says of one draft, at its best length."""
+    """What a plan says of one draft, at the length that it takes. `costs` are as calibrated, the others smoothed."""
 
     method: str
     draft: str
@@ -139,6 +177,7 @@ class DraftFacts(Part):
     step_seconds: Amount
     n_tokens: Count
     costs: Facts
+    choice: PlanChoice | None = None  # absent in records from before there was one
     yours: Count | None = None  # the length that exercise 6 chooses; absent where it was not asked
 
 
@@ -147,14 +186,6 @@ class PlanFacts(Part):
     """A plan's drafts."""
 
     drafts: list[DraftFacts]
-
-
-@dataclass(kw_only=True)
-class LengthSpeedup(Part):
-    """A draft length and its speedup."""
-
-    draft_length: Count
-    speedup: Amount
 
 
 @dataclass(kw_only=True)
@@ -186,4 +217,5 @@ class PlanRun(LabRun):
 
     facts: PlanFacts
     verified: Verified | None
+    noise: list[Noise] | None = None
     plan: list[PlanEntry]

@@ -7,13 +7,16 @@ import secrets
 import shlex
 import shutil
 import stat
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from speclab.system import paths
 from speclab.system.errors import EnvironmentProblem, Problem, report
 from speclab.system.terminal import note
 
+NAMED = 3  # files of one folder that a list of what was written names
 LEAST_FREE = 20 * 2**20  # bytes on the disk; a record with its pictures takes a few million
 
 
@@ -28,6 +31,14 @@ def shown(path: Path) -> str:
 def command(script: Path, *words: str) -> str:
     """How to type a script of the lab from the current directory."""
     return shlex.join(["python", shown(script), *words])
+
+
+def install_advice() -> str:
+    """What to type where a package is missing: the same words to the Python that has it, where the lab has made one."""
+    own = paths.ROOT / ".venv" / "bin" / "python"
+    if own.exists() and Path(sys.prefix).resolve() != (paths.ROOT / ".venv").resolve():
+        return shlex.join([shown(own), *sys.argv])
+    return shlex.join(["pip", "install", "-r", shown(paths.ROOT / "requirements.txt")])
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -167,6 +178,17 @@ def whole_folders(*folders: Path) -> Iterator[list[Path]]:
             shutil.rmtree(old, ignore_errors=True)
 
 
+def _listed(paths: list[Path]) -> str:
+    """Three files of a folder by name, more of them by number."""
+    folders: dict[Path, list[str]] = {}
+    for path in paths:
+        folders.setdefault(path.parent, []).append(shown(path))
+    return ", ".join(
+        ", ".join(names) if len(names) <= NAMED else f"{len(names)} files in {shown(folder)}"
+        for folder, names in folders.items()
+    )
+
+
 def do_all(steps: Sequence[Callable[[], Path | None]]) -> int:
     """Print and write: every step is done, also after one that fails. A step that writes a file returns its path.
 
@@ -192,8 +214,8 @@ def do_all(steps: Sequence[Callable[[], Path | None]]) -> int:
             stop = stop or error
         except Exception as error:
             fault = fault or error
-    if paths := [shown(path) for path in written if path]:
-        note("wrote " + ", ".join(paths))
+    if paths := list(filter(None, written)):
+        note(f"wrote {_listed(paths)}")
     if ended := fault or stop:
         raise ended
     return code

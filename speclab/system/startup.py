@@ -9,6 +9,8 @@ import signal
 import sys
 from importlib.util import find_spec
 
+from speclab.system.files import install_advice
+
 
 def _leave(*_: object) -> None:
     os.write(2, b"stopped\n")
@@ -18,5 +20,5 @@ def _leave(*_: object) -> None:
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a job in the background may ignore it
     signal.signal(signal.SIGINT, _leave)
 if missing := [name for name in ("torch", "transformers") if find_spec(name) is None]:
-    sys.stderr.write(f"error: {missing[0]} is not installed; type: pip install -r requirements.txt\n")
+    sys.stderr.write(f"error: {missing[0]} is not installed for this Python; type: {install_advice()}\n")
     sys.exit(3)

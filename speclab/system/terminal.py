@@ -6,6 +6,7 @@ Standard library only: check.py and every error need this before anything else c
 import contextlib
 import os
 import sys
+import time
 import unicodedata
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 # Of the control and format characters these stay: line ends and tabs, soft hyphen, the marks of Arabic and Syriac
 # numbers and verses, and the two joiners, without which Persian, Hindi and many emoji are written wrongly.
 ALLOWED = frozenset("\n\t\u00ad\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u08e2\u200c\u200d")
+
+
+LINE_SECONDS = 60.0  # between two lines of progress in a file
 
 
 def harmless(text: str) -> str:
@@ -58,6 +62,39 @@ def progress_bar(*items: Any, disable: bool = False, **options: Any) -> "tqdm":
     from tqdm import tqdm  # here: check.py runs without it
 
     return tqdm(*items, disable=disable or not is_animated(sys.stderr), **options)
+
+
+class ProgressLines:
+    """Where no bar can be drawn, as in a redirected run: a line at the start, then at most one every LINE_SECONDS."""
+
+    def __init__(self, total: int, unit: str, title: str):
+        self._total, self._unit, self._title = total, unit, title
+        self._n, self._start = 0, time.monotonic()
+        self._last = self._start
+
+    def __enter__(self) -> "ProgressLines":
+        note(f"{self._title}: {self._total} {self._unit}s")
+        return self
+
+    def __exit__(self, *stop: object) -> None:
+        pass
+
+    def update(self) -> None:
+        """One more is done."""
+        self._n, now = self._n + 1, time.monotonic()
+        if now - self._last < LINE_SECONDS:
+            return
+        self._last, spent = now, (now - self._start) / 60
+        left = spent / self._n * (self._total - self._n)
+        done = f"{self._n} of {self._total} {self._unit}s after {spent:.0f} min"
+        note(f"{self._title}: {done}, about {left:.0f} min left")
+
+
+def progress(total: int, unit: str, title: str) -> "tqdm | ProgressLines":
+    """A bar where one can be drawn, lines where not. `update()` counts one more."""
+    if is_animated(sys.stderr):
+        return progress_bar(total=total, unit=unit, desc=title, leave=False)
+    return ProgressLines(total, unit, title)
 
 
 def open_streams() -> None:

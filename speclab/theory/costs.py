@@ -41,6 +41,7 @@ class RoundTime(NamedTuple):
     n_drafted: int
     catch_up: int  # tokens the draft model had not been fed, at least 1
     seconds: dict[str, float]  # of each of PHASES
+    prompt: int = 0  # index of the prompt that it belongs to
 
 
 class StepTime(NamedTuple):
@@ -49,6 +50,7 @@ class StepTime(NamedTuple):
     temperature: float
     context: int
     seconds: float
+    prompt: int = 0
 
 
 def catch_ups(drafted_accepted: Iterable[tuple[int, int]]) -> list[int]:
@@ -82,6 +84,9 @@ class Costs:
     accept_each: float
     rollback: float
     host: float
+    accept_error: float = 0.0  # standard errors of the three, which may be too small to be told apart from nothing
+    rollback_error: float = 0.0
+    host_error: float = 0.0
 
     @property
     def widths(self) -> list[int]:
@@ -181,6 +186,8 @@ def fit(rounds: Sequence[RoundTime], steps: Sequence[StepTime]) -> dict[tuple[st
             **_accept(alike),
             rollback=_mean([r.seconds["rollback"] for r in of_drafter]),
             host=_mean([r.seconds["host"] for r in of_drafter]),
+            rollback_error=_standard_error([r.seconds["rollback"] for r in of_drafter]),
+            host_error=_standard_error([r.seconds["host"] for r in of_drafter]),
         )
     return costs
 
@@ -229,12 +236,18 @@ def _accept(rounds: list[RoundTime]) -> dict:
     at, slopes = _regress(
         [r.seconds["accept"] for r in rounds], ["all"] * len(rounds), [[n] for n in lengths], stall_cells=lengths
     )
-    return {"accept_at": at["all"], "accept_each": slopes[0]}
+    rest = [r.seconds["accept"] - slopes[0] * r.n_drafted for r in rounds]
+    return {"accept_at": at["all"], "accept_each": slopes[0], "accept_error": _standard_error(rest)}
 
 
 def _mean(seconds: list[float]) -> float:
     at, _ = _regress(seconds, ["all"] * len(seconds))
     return at["all"]
+
+
+def _standard_error(seconds: list[float]) -> float:
+    """Of their mean; 0 where one alone knows of no spread."""
+    return float(np.std(seconds, ddof=1) / np.sqrt(len(seconds))) if len(seconds) > 1 else 0.0
 
 
 def _regress(

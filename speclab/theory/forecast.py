@@ -40,6 +40,14 @@ class Forecast(NamedTuple):
     n_emitted: float
 
 
+class ExpectedRounds(NamedTuple):
+    """The rounds of one decoding, with one entry for every state that a round may begin in."""
+
+    lengths: np.ndarray  # (states,) tokens drafted
+    visits: np.ndarray  # (states,) probability that a round begins there
+    full: np.ndarray  # (states,) probability that it accepts all of them and another round drafts after it
+
+
 def forecast(
     accept_probs: AcceptProbs,
     n_tokens: int,
@@ -65,6 +73,13 @@ def forecast(
         raise ValueError(f"draft length and start must be at least 0, got {draft_length} and {start}")
     rows = _proposals(accept_probs, n_tokens, draft_length, capped, start)
     return _expect(rows, start, round_cost or _one, full_round_extra, capped)
+
+
+def expected_rounds(accept_probs: AcceptProbs, n_tokens: int, draft_length: int) -> ExpectedRounds:
+    """The rounds of `forecast`, from state 1 on: its cost is the sum over states of visits times (cost of the round
+    + full x full_round_extra).
+    """
+    return _visits(_proposals(accept_probs, n_tokens, draft_length, capped=True, start=1), capped=True)[0]
 
 
 def oracle(
@@ -127,10 +142,8 @@ def _wrapped(accept_probs: AcceptProbs, state: int, n_tokens: int, draft_length:
         state = start
 
 
-def _expect(
-    rows: list[Sequence[float]], start: int, round_cost: Cost, full_round_extra: float, capped: bool
-) -> Forecast:
-    """Add up the rounds of every state, weighted with the probability that a round begins in it."""
+def _visits(rows: list[Sequence[float]], capped: bool) -> tuple[ExpectedRounds, np.ndarray]:
+    """-> the rounds; (states, longest + 1) probability that at least 0, 1, … drafts of each are accepted"""
     n_states = len(rows)
     lengths = np.array([len(row) for row in rows], dtype=int)
     longest = lengths.max(initial=0)
@@ -155,9 +168,17 @@ def _expect(
     if capped:  # does the round after a full one draft at all?
         follows = np.append(lengths, 0)[np.minimum(np.arange(n_states) + lengths + 1, n_states)] > 0
         full = full * follows
+    return ExpectedRounds(lengths, visits, full), survival
+
+
+def _expect(
+    rows: list[Sequence[float]], start: int, round_cost: Cost, full_round_extra: float, capped: bool
+) -> Forecast:
+    """Add up the rounds of every state, weighted with the probability that a round begins in it."""
+    (lengths, visits, full), survival = _visits(rows, capped)
     costs = np.array([round_cost(int(n), start + i) for i, n in enumerate(lengths)], dtype=float)
     accepted = survival[:, 1:].sum(1)
-    tested = survival.sum(1) - survival[np.arange(n_states), lengths]  # a draft is tested if all before it passed
+    tested = survival.sum(1) - survival[np.arange(len(rows)), lengths]  # a draft is tested if all before it passed
     return Forecast(
         cost=float(visits @ (costs + full_round_extra * full)),
         n_rounds=float(visits.sum()),

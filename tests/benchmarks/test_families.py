@@ -1,7 +1,6 @@
 """A dozen families of models that differ in what decoding depends on, and the sweep that runs them all."""
 
-import sys
-from types import SimpleNamespace
+import os
 
 import pytest
 import torch
@@ -42,28 +41,9 @@ def test_outcome(family):
 
 
 def test_a_process_that_ends_without_an_answer_is_an_outcome(monkeypatch):
-    monkeypatch.setattr(families, "examine", sys.exit)
-    monkeypatch.setattr(families, "SECONDS", 0.1)
-    assert families.sweep(["llama"], 1) == ([FamilyRow(family="llama", reason="no answer after 1.0 seconds")], False)
-
-
-class Answers:
-    """Stands for the pool of processes: what `families.examine` answers, or what ends the wait for it."""
-
-    def set_forkserver_preload(self, modules):
-        pass
-
-    def Pool(self, jobs, initializer, maxtasksperchild):  # noqa: N802 - the library's name
-        return self
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        pass
-
-    def apply_async(self, work, words):
-        return SimpleNamespace(get=lambda seconds: work(*words))
+    monkeypatch.setattr(families, "examine", os._exit)
+    reason = "its process ended without an answer"
+    assert families.sweep([7, 8], 1) == ([FamilyRow(family=code, reason=reason) for code in (7, 8)], False)
 
 
 @pytest.fixture
@@ -76,8 +56,7 @@ def run(monkeypatch, tmp_path, capsys):
                 raise rows[model_type]
             return rows[model_type]
 
-        monkeypatch.setattr(families, "examine", answer)
-        monkeypatch.setattr(families, "PROCESSES", Answers())
+        monkeypatch.setattr(families, "_examined", answer)
         code = families.main(["--out-dir", str(tmp_path), "--jobs", "1", "--only", ",".join(rows), *words])
         record = files.read(tmp_path / "results" / "local-families.json", FamiliesRun)
         assert (tmp_path / "results" / "local-families.md").read_text().startswith("# Families of models")

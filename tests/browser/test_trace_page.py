@@ -1,74 +1,27 @@
-"""The page of a decoding in a real browser: it loads quietly, marks every token, steps by keyboard, and asks nobody.
+"""The page of a decoding in a real browser: it loads quietly, marks every token, steps by keyboard, and asks nobody."""
 
-Needs playwright (`pip install "playwright>=1.50,<2"`) and a Chromium: one on the PATH, or playwright's own.
-"""
-
-import os
 import re
-import shutil
-from pathlib import Path
 
 import pytest
 
 from speclab.lab.tracing import trace
-from speclab.models import loading
 from speclab.present import trace_page, trace_terminal
 from speclab.system import terminal
 from tests.present.trace_streams import clock, rounds, scripted, settings, with_texts
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-
 PHONE, DESK = {"width": 360, "height": 740}, {"width": 1280, "height": 900}
-FLAGS = [
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-    "--disable-gpu",
-]
+WIDTHS = (360, 768, 1366, 1440, 1920)
 NASTY = "<script>document.title = 'broken'</script><!-- <img src=x onerror=\"document.title = 'broken'\"> ]]> </pre>"
 
 
-@pytest.fixture(scope="module")
-def browser():
-    """A headless Chromium, or a skip that says what is missing."""
-    names = ("chromium", "chromium-browser", "google-chrome")
-    found = next(filter(None, map(shutil.which, names)), None)
-    with playwright.sync_playwright() as started:
-        own = started.chromium.executable_path
-        if found is None and not Path(own).exists():
-            pytest.skip(f"no browser: none of {', '.join(names)} is on the PATH, and playwright has none of its own")
-        sandbox = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
-        chromium = started.chromium.launch(executable_path=found or own, args=[*FLAGS, *sandbox])
-        yield chromium
-        chromium.close()
-
-
-@pytest.fixture(scope="session")
-def tokenizer(pair_folder):
-    return loading.load_tokenizer(str(pair_folder / "target"))
-
-
 @pytest.fixture
-def show(browser, tmp_path):
-    """Open a trace's page.  -> the page, with `.problems` and `.requests` of everything that happened on it"""
-    contexts = []
+def show(open_page):
+    """Open a trace's page."""
 
     def call(found: trace.Trace, viewport=DESK, **look):
-        path = tmp_path / "trace.html"
-        path.write_text(trace_page.page(found), "utf-8")
-        contexts.append(browser.new_context(viewport=viewport, **look))
-        page = contexts[-1].new_page()
-        page.problems, page.requests = [], []
-        page.on("console", lambda message: page.problems.append(message.text))
-        page.on("pageerror", lambda error: page.problems.append(str(error)))
-        page.on("request", lambda request: page.requests.append(request.url))
-        page.goto(path.as_uri())
-        return page
+        return open_page(trace_page.page(found), viewport, **look)
 
-    yield call
-    for context in contexts:
-        context.close()
+    return call
 
 
 def tokens_shown(page) -> int:
@@ -88,6 +41,9 @@ def test_loads_quietly_and_marks_every_token(show, tokenizer, temperature, viewp
     assert page.problems == []
     assert page.requests == [page.url]
     assert page.url.startswith("file:")
+    assert index(page) == 1, "it opens at the first round"
+    assert tokens_shown(page) == found.events[1].n_tokens
+    page.keyboard.press("End")
     kinds = [t.kind for e in found.events for t in e.tokens]
     assert page.locator("#text .t").count() == tokens_shown(page) == len(kinds) == 120
     for kind in set(kinds):
@@ -187,6 +143,7 @@ def test_space_plays_and_stops(show, tokenizer, motion):
 def test_hover_and_focus_show_a_tokens_numbers(show, tokenizer):
     found = scripted(tokenizer, "x", 60)
     page = show(found)
+    page.keyboard.press("End")
     event = next(e for e in found.events if e.n_accepted and any(t.kind == "rejected" for t in e.drafts))
     page.locator(f"#text .t.accepted[data-r='{event.number}']").first.hover()
     hot = page.locator("#round li.hot")
@@ -217,8 +174,51 @@ def test_hover_and_focus_show_a_tokens_numbers(show, tokenizer):
     assert re.match(r"(accepted|corrected|bonus|plain) .*, round \d+: ", label)
 
 
+def test_greedy_rounds_show_the_targets_first_choice_and_no_probabilities(show, tokenizer):
+    found = scripted(tokenizer, "x", 60, temperature=0.0)
+    page = show(found)
+    page.keyboard.press("Home")
+    for event in found.events[1:]:
+        page.keyboard.press("ArrowRight")
+        rows = page.locator("#round > li").all()
+        assert page.locator("#round .bar").count() == 0
+        shown = [*event.drafts, *event.tokens[event.n_accepted :]]
+        for row, token in zip(rows, shown, strict=True):
+            text = row.inner_text()
+            assert not re.search(r"\b[qpu] \d", text)
+            tested = token.kind in ("accepted", "rejected")
+            assert ("target:" in text) == tested
+            if tested:
+                assert row.locator(".choice .token").inner_text() == trace_page.visible(token.top)
+                assert trace_terminal.outcome(token, greedy=True) in text
+    assert not re.search(r"\b[qpu]:", page.locator("section.round .note").inner_text())
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_nothing_scrolls_over_the_axis(show, tokenizer, width):
+    """At every width, at the start, in the middle and at the end; also with so many rounds that they get narrow."""
+    for n_tokens in (60, 500):
+        page = show(scripted(tokenizer, "def f(x):", n_tokens), {"width": width, "height": 800})
+        strip, part = page.locator(".lanes-frame"), "frame => [frame.scrollWidth, frame.clientWidth]"
+        for key in ("Home", "ArrowRight", "End"):
+            page.keyboard.press(key)
+            wide, room = strip.evaluate(part)
+            assert wide <= room
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+        boxes = [page.locator(f"#{name}").bounding_box() for name in ("lanes", "cursor", "axis")]
+        assert all(box["x"] >= 0 and box["x"] + box["width"] <= width for box in boxes)
+
+
+def test_no_word_labels_two_marks(show, tokenizer):
+    page = show(scripted(tokenizer, "x", 120))
+    words = page.locator("ul.legend li > :first-child").all_inner_texts()
+    assert len(words) > 6
+    assert len(set(words)) == len(words)
+
+
 def test_rejected_drafts_can_be_hidden(show, tokenizer):
     page = show(scripted(tokenizer, "x", 60))
+    page.keyboard.press("End")
     gone = page.locator("#text .rejected").first
     assert gone.is_visible()
     assert "line-through" in gone.evaluate("element => getComputedStyle(element).textDecorationLine")

@@ -11,6 +11,7 @@ begins, and one for what became of it; files and memory have a limit, and nothin
 another file if Python survives it.
 """
 
+import ast
 import contextlib
 import errno
 import functools
@@ -237,16 +238,64 @@ def _write(item: pytest.Item, outcome: str, **rest) -> None:
     The outcome is passed, todo, failed, or none.
     """
     if path := item.config.getoption("--outcomes", None):
-        check = {"function": item.originalname, "uses": names_used(item.function), "outcome": outcome, **rest}
+        uses = names_used(item.function)
+        check = {"function": item.originalname, "uses": uses, "outcome": outcome, **rest}
+        check |= {"reach": reach(uses, source_of(item)), "is_whole": bool(item.get_closest_marker("whole"))}
         line = json.dumps({"file": item.path.name, "case": item.nodeid, "check": check})
         with open(path, "a", encoding="utf-8") as file:
             file.write(line + "\n")
 
 
 def names_used(check: Callable) -> list[str]:
-    """What a check takes from the learner's module; where a helper does that for it, what its whole file takes."""
-    named = re.compile(r"\blearner\.(\w+)").findall
-    return named(inspect.getsource(check)) or named(inspect.getsource(inspect.getmodule(check)))
+    """What a check takes from the learner's module, itself and by its helpers; else what its whole file takes."""
+    named = re.compile(r"\blearner\.([a-zA-Z]\w*)").findall
+    source = inspect.getsource(inspect.getmodule(check))
+    helpers = [text for name, text in definitions(source).items() if name in reach([check.__name__], source)]
+    own = named(inspect.getsource(check)) + named("\n".join(helpers))
+    return list(dict.fromkeys(own or named(source)))
+
+
+@functools.cache
+def definitions(source: str) -> dict[str, str]:
+    """Function or class of a file -> its lines."""
+    return {node.name: ast.get_source_segment(source, node) or "" for node in _defined(source)}
+
+
+def _defined(source: str) -> list[ast.FunctionDef | ast.ClassDef]:
+    try:
+        return [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+
+
+def source_of(item: pytest.Item) -> str:
+    """The learner's file, as text; empty where it cannot be read."""
+    path = ROOT / item.config.getoption("--impl", "solutions") / f"{module_name(item.path)}.py"
+    with contextlib.suppress(OSError, ValueError):
+        if path.is_file() and path.stat().st_size < FILE_BYTES:
+            return path.read_text("utf-8")
+    return ""
+
+
+@functools.cache
+def calls(source: str) -> dict[str, set[str]]:
+    """Function or class of a file -> the others of this file that it names; none where the file is no Python."""
+    names = {node.name for node in _defined(source)}
+    return {
+        node.name: {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and n.id in names}
+        for node in _defined(source)
+    }
+
+
+def reach(uses: list[str], source: str) -> list[str]:
+    """These functions and all that they call in the learner's file, directly or not."""
+    known, found, waiting = calls(source), set(), list(uses)
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting += known.get(name, ())
+    return sorted(found)
 
 
 def in_words(error: BaseException) -> str:
@@ -256,7 +305,7 @@ def in_words(error: BaseException) -> str:
     if own or not isinstance(error, AssertionError | pytest.fail.Exception):
         if isinstance(error, OSError) and error.errno == errno.EFBIG:
             return f"printed or wrote more than {FILE_BYTES >> 20} MB{place(error)}: a loop without an end?"
-        return in_one_line(error)
+        return in_one_line(error) + ": an assert in your own code does not hold" * bool(own)
     message = text_of(error)[: 2 * LONGEST].split("\nassert ")[0].strip().partition("\n")[0]
     return cut(message) or in_one_line(error)
 

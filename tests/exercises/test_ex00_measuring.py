@@ -4,6 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from speclab.learner.guard import place
+
 PREFILL, STEP = 4.0, 0.25  # seconds; sums of these are exact in binary
 
 
@@ -39,6 +41,16 @@ class Machine:
 
     def timed_by(self, learner, n_warm_up: int = 0) -> tuple[float, float, int]:
         return learner.time_decoding(self.decode, self.clock, self.synchronize, n_warm_up)
+
+
+def rate_of(learner, n_tokens: int, seconds: float) -> float:
+    """The learner's rate; a division by zero is said in words."""
+    try:
+        return learner.tokens_per_second(n_tokens, seconds)
+    except ZeroDivisionError as error:
+        asked = f"tokens_per_second({n_tokens}, {seconds})"
+        why = "no time has passed" if seconds == 0 else "none of the tokens was decoded"
+        pytest.fail(f"{asked} divides by zero: {why}, so there is nothing to rate; return 0.0{place(error)}", False)
 
 
 def test_the_first_token_ends_the_prefill(learner):
@@ -110,21 +122,39 @@ def test_a_decoding_may_end_at_once(learner):
     assert found == (100.0, 0.0, 0), f"no token, 100 s of work: expected (100.0, 0.0, 0), you got {found}{why}"
 
 
+def test_a_reading_of_zero_is_a_reading(learner):
+    """A clock may show 0.0, and a prefill may take less than one tick of it: neither means "not read yet"."""
+    for start, prefill, what in ((0.0, 0.0, "a prefill of no time"), (-PREFILL, PREFILL, "0.0 at the first token")):
+        machine = Machine(prefill=prefill)
+        machine.now = start
+        found = machine.timed_by(learner)
+        right = (prefill, 8 * STEP, 9)
+        assert found == right, (
+            f"a clock that shows {what}: expected {right}, you got {found}; 0.0 is a reading like any other, and `not` "
+            "takes it for none: count the tokens, or begin with None and ask `is None`"
+        )
+
+
 def test_the_rate_leaves_the_first_token_out(learner):
     """Nine tokens, two seconds of decoding: four per second."""
-    rate = learner.tokens_per_second(9, 2.0)
+    rate = rate_of(learner, 9, 2.0)
     assert rate != 4.5, "you got 4.5: that counts the first token too, whose seconds are in the prefill"
     assert rate != 0.25, "you got 0.25: that is seconds per token"
     assert rate == 4.0, f"8 tokens came in 2 s of decoding: expected 4.0, you got {rate}"
+    for n_tokens, seconds in ((4, 2.0), (2, 4.0), (2, 0.5), (3, 0.25)):
+        rate, right = rate_of(learner, n_tokens, seconds), (n_tokens - 1) / seconds
+        why = ""
+        if rate == right // 1:
+            why = "; a rate has a fraction: / divides, // and int() cut the fraction off"
+        elif rate == 0:
+            why = "; one decoded token and less than a second are enough for a rate"
+        assert rate == right, f"{n_tokens - 1} decoded in {seconds} s: expected {right}, you got {rate}{why}"
 
 
 def test_nothing_to_rate_is_zero(learner):
     """No decoded token, or no time: 0.0 and no error."""
     for n_tokens, seconds in ((1, 0.5), (0, 0.0), (1, 0.0), (0, 1.0), (5, 0.0)):
-        try:
-            rate = learner.tokens_per_second(n_tokens, seconds)
-        except ZeroDivisionError:
-            pytest.fail(f"tokens_per_second({n_tokens}, {seconds}) divides by zero; return 0.0", pytrace=False)
+        rate = rate_of(learner, n_tokens, seconds)
         assert rate == 0.0, f"tokens_per_second({n_tokens}, {seconds}): nothing to rate, expected 0.0, you got {rate}"
 
 
@@ -133,6 +163,6 @@ def test_a_longer_prompt_does_not_change_the_rate(learner):
     rates = []
     for prefill in (PREFILL, 100 * PREFILL):
         _, seconds, n_tokens = Machine(prefill=prefill).timed_by(learner)
-        rates.append(learner.tokens_per_second(n_tokens, seconds))
+        rates.append(rate_of(learner, n_tokens, seconds))
     assert rates[0] == rates[1], f"a prompt 100 times as long moved your rate from {rates[0]:.2f} to {rates[1]:.2f}"
     assert rates[0] == 4.0, f"both machines decode 4 tokens per second, you got {rates[0]}"

@@ -38,7 +38,8 @@ def complaint(table: object, sizes: dict[str, int]) -> str:
     """What is wrong with a table of shapes, in one line; empty if nothing is."""
     if not isinstance(table, dict):
         return f"shapes must return a dict, you got {table!r}"
-    n_cached, n_new, d_model, n_heads = (sizes[name] for name in ("n_cached", "n_new", "d_model", "n_heads"))
+    n_cached, n_new, vocab_size = (sizes[name] for name in ("n_cached", "n_new", "vocab_size"))
+    d_model, n_heads = sizes["d_model"], sizes["n_heads"]
     n_all = n_cached + n_new
     for name, tensor in attend(**sizes).items():
         right = tuple(tensor.shape)
@@ -55,6 +56,8 @@ def complaint(table: object, sizes: dict[str, int]) -> str:
         start = f"{name} of {n_new} fed tokens, {n_cached} cached: you got {got}; "
         if len(got) == len(right) + 1 and got[0] == 1:
             return start + "there is no batch axis here"
+        if name == "logits" and got in ((vocab_size,), (1, vocab_size)):
+            return start + "that is one row, for the last token; verifying needs a row for every fed token"
         if len(got) != len(right):
             return start + f"that is {len(got)} axes, not {len(right)}"
         if sorted(got) == sorted(right):
@@ -65,8 +68,6 @@ def complaint(table: object, sizes: dict[str, int]) -> str:
             return start + "attention reads the cached keys and values too: the cache saves computing them, not reading"
         if name == "scores" and n_cached and got[1:] == (n_new, n_new):
             return start + "a new token asks the cached ones too, so there are more columns than rows"
-        if got[:1] == (1,) and name == "logits":
-            return start + "that is one row for the last token; verifying needs a row for every fed token"
         if n_cached and n_all in got and n_all not in right:
             return start + "cached tokens are not fed again: only the new ones have ids, hidden vectors and queries"
         if name == "scores" and n_cached and got[1:] == (n_all, n_all):
@@ -87,6 +88,7 @@ def test_a_pass_with_a_cache(learner):
     assert not wrong, wrong
 
 
+@pytest.mark.whole
 def test_shapes_of_any_size(learner):
     """The table equals the tensors of a real attention layer, for random sizes and for plain decoding."""
     dice = random.Random(0)
@@ -118,6 +120,15 @@ def judge(got: object, fed: list[int], n_drafted: int, table: Tensor) -> str:
     if same(before):
         return ""
     start = f"{len(fed)} tokens fed, the last {n_drafted} of them drafted: "
+    rows = table[before]
+    if torch.allclose(got.double(), rows.max(-1).values, rtol=0, atol=1e-6):
+        return start + "you return the largest probability of each row; the draft is judged by the one of its own id"
+    if torch.allclose(got.double(), rows.softmax(-1)[range(n_drafted), drafted], rtol=0, atol=1e-6):
+        return start + "you put a softmax over probabilities; they are probabilities already, take them as they are"
+    if torch.allclose(got.double(), rows.log()[range(n_drafted), drafted], rtol=0, atol=1e-6):
+        return start + "these are logarithms; take the probabilities as they are"
+    if torch.equal(got.double(), (rows.argmax(-1) == torch.tensor(drafted)).double()):
+        return start + "that says whether a draft is the most probable id; asked for is its probability"
     if same(drafted):
         return start + "you paired each draft with the row of the token itself; that row tells what comes after it"
     if same(fed[:n_drafted]):
@@ -150,6 +161,7 @@ def test_rows_of_a_cached_pass(learner, n_drafted):
     assert not wrong, wrong
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(("n_prefix", "n_drafted"), [(3, 3), (9, 4), (2, 5), (12, 1)])
 def test_rows_of_the_prompt_in_front(learner, n_prefix, n_drafted):
     """Without a cache the prompt's rows stand in front of the ones that count."""

@@ -52,6 +52,7 @@ class Tiny:
 # Two models of different shape: neither can use the other's keys and values.
 TARGET = Tiny(seed=1, n_layers=3, n_heads=2, head_dim=4)
 DRAFT = Tiny(seed=2, n_layers=2, n_heads=1, head_dim=6)
+ONE_LAYER = Tiny(seed=3, n_layers=1, n_heads=2, head_dim=4)
 
 
 def length(cache: Layers) -> int:
@@ -86,7 +87,7 @@ def test_what_the_target_keeps(learner, k):
         story = f"target, {k} drafted, {n_accepted} accepted: {cached} in its cache, {committed} committed; "
         story += f"keep {right}, you got {got}"
         if got == committed:
-            story += ": the last committed token was not fed yet, so it has no place in the cache"
+            story += ": the last committed token was not fed yet, so it has no position in the cache"
         elif got == cached:
             story += ": the rejected drafts are still in the cache"
         elif got == cached - 1:
@@ -140,7 +141,7 @@ def test_what_the_draft_is_fed_first(learner, text):
 # --- The crop --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model", [TARGET, DRAFT], ids=["target", "draft"])
+@pytest.mark.parametrize("model", [TARGET, DRAFT, ONE_LAYER], ids=["target", "draft", "one layer"])
 def test_crop_equals_a_rebuilt_cache(learner, model):
     """The first n positions of every layer are what the model computes for the first n tokens from scratch."""
     ids = random.Random(3).choices(range(VOCAB), k=9)
@@ -160,7 +161,7 @@ def test_crop_equals_a_rebuilt_cache(learner, model):
                 if n and torch.equal(mine_, full[layer][name == "values"][:, :, 9 - n :]):
                     story += "; you kept the last positions"
                 elif any(torch.equal(mine_, x[:, :, :n]) for pair in full for x in pair):
-                    story += "; they stand in another place of the cache: each layer has keys and values of its own"
+                    story += "; they stand in another position of the cache: each layer has keys and values of its own"
                 assert torch.allclose(mine_, theirs, rtol=0, atol=1e-12), where + story
 
 
@@ -209,6 +210,7 @@ def test_crop_shares_nothing(learner, model, n):
 # --- Whole rounds ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.whole
 def test_poisoned_slots_are_never_read(learner):
     """Rejected positions hold NaN; one of them left in the cache makes all later logits NaN."""
     text = [2, 7, 1, 8]
@@ -224,6 +226,7 @@ def test_poisoned_slots_are_never_read(learner):
         assert logits.isfinite().all(), story + "rejected position; a mask does not help, 0 x NaN is NaN"
 
 
+@pytest.mark.whole
 def test_both_caches_after_every_round(learner):
     """Rounds with every number of accepted drafts: each cache equals one that its own model rebuilds from the text."""
     dice = random.Random(5)

@@ -87,6 +87,7 @@ def test_expected_tokens_of_known_rounds(learner):
     assert tau == pytest.approx(4.3289, abs=1e-4), f"alpha 0.8, k 8: expected 4.3289, you got {tau:.4f}"
 
 
+@pytest.mark.whole
 def test_expected_tokens_equal_a_full_enumeration(learner):
     """Every way that k drafts can come out, weighed by its chance."""
     for alpha, k in itertools.product((0.1, 0.5, 0.7), (1, 2, 3, 5)):
@@ -130,7 +131,7 @@ def test_speedup_is_tokens_over_steps(learner):
 
 
 def test_speedup_may_be_a_slowdown(learner):
-    """A poor and dear draft is slower than plain decoding, and the prediction says so."""
+    """A poor and expensive draft is slower than plain decoding, and the prediction says so."""
     speedup = learner.predicted_speedup(0.2, 8, 0.2, 1.5, 0.1)
     expected = sum(0.2**i for i in range(9)) / (8 * 0.2 + 1.5 + 0.1)
     assert speedup < 1, f"1.25 tokens for 3.2 steps are slower than plain decoding, you got {speedup:.2f}"

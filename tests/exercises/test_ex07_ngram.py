@@ -45,7 +45,9 @@ def test_the_most_recent_of_equal_matches_wins(learner):
     text = [1, 2, 5, 1, 2, 6, 1, 2]
     given = learner.lookup(list(text), 1)
     if given == [5]:
-        wrong(f"{text}: 1 2 was followed by 5 first and by 6 later; the later place wins, yours takes the earlier one")
+        wrong(
+            f"{text}: 1 2 was followed by 5 first and by 6 later; the later position wins, yours takes the earlier one"
+        )
     if given != [6]:
         wrong(f"{text}: 1 2 was followed by 6 when it last stood there; yours gives {given}")
     if (given := learner.lookup([5, 5, 5, 5, 5, 5], K)) != [5]:
@@ -74,6 +76,7 @@ def test_nothing_is_made_up(learner):
         wrong(f"lookup([3, 3], 4, shortest=1): a match of one id, followed by [3]; yours gives {given}")
 
 
+@pytest.mark.whole
 def test_lookup_agrees_with_the_labs_own(learner):
     """lookup: 300 random texts of few different ids, all lengths of match."""
     dice = random.Random(7)
@@ -211,6 +214,7 @@ def test_the_text_is_what_was_committed(learner):
         wrong("two drafters share their text: keep it in the object (self), not in the class")
 
 
+@pytest.mark.whole
 def test_the_labs_loop_runs_on_it(learner):
     """MyDrafter in the lab's own loop: the text is the target's, and some proposals are kept."""
 
@@ -228,6 +232,7 @@ def test_the_labs_loop_runs_on_it(learner):
         wrong(f"the text repeats itself every 8 tokens, yet none of your proposals was kept: {why}")
 
 
+@pytest.mark.whole
 def test_copied_text_takes_few_rounds(learner):
     """MyDrafter on three copy prompts of the lab at k = 4: at least 2.58 tokens per round. A count, no clock."""
     drafters = []

@@ -29,6 +29,7 @@ from exercises.scenes import (
 )
 from speclab.core.rounds import DecodeSettings, Draft, tokens_of
 from speclab.core.sampling import Sampling
+from speclab.system.errors import Problem
 
 
 def wrong(message: str) -> None:
@@ -70,15 +71,30 @@ def test_nothing_follows_an_end_of_text(learner):
     untouched(learner)
     if (text := scene_c(learner)) != [3, 4, 5, 6]:
         wrong(f"6 means end of text: 3 4 5 6 is all there is to say, with k = 4 yours says {text}")
-    for end, n_accepted, n_rejected in [(4, 1, 0), (6, 3, 0)]:
-        found = list(rounds(learner, TinyTarget(one_up), TinyDrafter(one_up, wrong_at=20), 5, 12, frozenset({end})))
-        last = found[-1]
+    first = list(rounds(learner, TinyTarget(one_up), TinyDrafter(one_up), 4, 12, frozenset({3})))
+    if tokens_of(first) != [3] or first[-1].finish != "eos":
+        wrong(f"3 means end of text, and the prefill gives a 3: the text is that token alone, yours {tokens_of(first)}")
+    # The third: the end is the correction. The last two: a draft after the accepted end is rejected.
+    for end, wrong_at, n_accepted, n_rejected in [
+        (4, 20, 1, 0),
+        (6, 20, 3, 0),
+        (6, 6, 2, 1),
+        (5, 7, 2, 0),
+        (5, 6, 2, 0),
+    ]:
+        found = list(rounds(learner, TinyTarget(one_up), TinyDrafter(one_up, wrong_at), 5, 12, frozenset({end})))
+        last, text = found[-1], list(range(3, end + 1))
+        if tokens_of(found) != text:
+            wrong(f"{end} means end of text: the text is {text}, yours is {tokens_of(found)}")
         if last.finish != "eos":
             wrong(f"the last round has an end of text among its tokens; its finish must be 'eos', not {last.finish!r}")
         if (last.n_accepted, last.n_rejected) != (n_accepted, n_rejected):
+            what = "drafts after an end of text are neither accepted nor rejected"
+            if n_rejected:
+                what = "the end of text is the correction here, so the rejected draft before it counts"
             wrong(
-                f"a block of 5 right drafts is cut after {n_accepted}: drafts after an end of text are neither "
-                f"accepted nor rejected, yours counts {last.n_accepted} and {last.n_rejected}"
+                f"a block with {n_accepted} right drafts up to its end of text: {what}. Expected {n_accepted} accepted "
+                f"and {n_rejected} rejected, yours counts {last.n_accepted} and {last.n_rejected}"
             )
     # The draft says 6 where the target says 5.
     found = rounds(learner, TinyTarget(one_up), TinyDrafter(one_up, wrong_at=5), 4, 8, frozenset({6}))
@@ -112,6 +128,61 @@ def test_each_drafted_token_is_tested_by_itself(learner):
         )
 
 
+def calls(learner: ModuleType) -> None:
+    """What the loop tells the target and the drafter, beside the tokens."""
+    told: list[object] = []
+
+    class Target(TinyTarget):
+        def prefill(self, prompt: torch.Tensor, rolls_back: bool = False) -> torch.Tensor:
+            told.append(rolls_back)
+            return super().prefill(prompt, rolls_back)
+
+    class Drafter(TinyDrafter):
+        def prefill(self, target: TinyTarget, prompt: torch.Tensor, sampling: Sampling) -> None:
+            told.append(isinstance(sampling, Sampling))
+            super().prefill(target, prompt, sampling)
+
+        def observe(self, n_accepted: int, committed: list[int]) -> None:
+            told.append(n_accepted)
+            super().observe(n_accepted, committed)
+
+    found = list(rounds(learner, Target(one_up), Drafter(one_up, 4), 3, 12))
+    if told[:2] != [True, True]:
+        wrong("the target's prefill is told rolls_back=True, because rounds roll it back; the drafter's the sampling")
+    if told[2:] != [r.n_accepted for r in found]:
+        wrong(f"observe is told how many drafts were accepted, 0 for the prefill's token; yours tells {told[2:]}")
+    short = TinyTarget(one_up)
+    short.max_length = 8
+    try:
+        list(rounds(learner, short, TinyDrafter(one_up), 3, 12))
+    except Problem:
+        return
+    wrong("a target built for 8 positions and 15 asked for: check_prompt refuses that before anything is decoded")
+
+
+def uniforms_used(learner: ModuleType) -> list[tuple[list[float], list[float]]]:
+    """The random numbers of every round: those given to the drafter, and those given to the learner's accept."""
+    drafting, testing, own_accept = [], [], learner.accept
+
+    class Noting(TinyDrafter):
+        def propose(self, k: int, uniforms: torch.Tensor) -> Draft:
+            drafting.append(uniforms.flatten().tolist())
+            return super().propose(k, uniforms)
+
+    def noted(draft: Draft, target_probs: torch.Tensor, uniforms: torch.Tensor):
+        testing.append(uniforms.flatten().tolist())
+        return own_accept(draft, target_probs, uniforms)
+
+    learner.accept = noted
+    try:
+        settings = DecodeSettings(20, Sampling(1.0), seed=5)
+        for at_most in (99, 1):
+            list(learner.decode(TinyTarget(one_up), Noting(one_up, 3, at_most), PROMPT, 4, settings))
+    finally:
+        learner.accept = own_accept
+    return list(zip(drafting, testing, strict=False))
+
+
 def test_nothing_else_is_broken(learner):
     """What held before the hunt: texts, budgets, one pass a round, plain decoding, the draft's own odds."""
     untouched(learner)
@@ -143,16 +214,24 @@ def test_nothing_else_is_broken(learner):
                 f"p = 1/4, q = 1/2, u = {u} for the test, 0.3 for the draw: of one draft {kept} is kept, then token 1 "
                 f"follows; yours keeps {given[0]}, then token {given[1]}"
             )
+    calls(learner)
+    for drafting, testing in uniforms_used(learner):
+        if shared := set(drafting) & set(testing):
+            wrong(
+                f"{len(shared)} of the {len(testing)} random numbers given to accept have drawn the draft already: "
+                "a token that was drawn with a small number would meet the same small number in its test, and be kept "
+                "too often; drafting and testing need numbers of their own"
+            )
     zero = learner.accept(
         Draft(torch.tensor([[0]]), torch.tensor([1])), twelfths([0, 12], [6, 6]), torch.zeros(1, 2, dtype=torch.float64)
     )
     if int(zero.n_accepted):
         wrong("a token of target probability 0 was kept at u = 0: the test is u q < p, strict")
     half = torch.tensor([[[0.5, 0.5]]], dtype=torch.float64)  # q; p is below it by one rounding, and nowhere above
-    p = torch.tensor([[[0.5, 0.5 - 2**-53], [0.5, 0.5]]], dtype=torch.float64)
-    u = torch.tensor([[1 - 2**-53, 0.25]], dtype=torch.float64)
-    edge = learner.accept(Draft(torch.tensor([[1]]), torch.tensor([1]), half), p, u)
-    if (int(edge.n_accepted), int(edge.next_token)) != (0, 0):
+    p = torch.tensor([[[0.5 - 2**-53, 0.5], [0.5, 0.5]]], dtype=torch.float64)
+    u = torch.tensor([[1 - 2**-53, 0.75]], dtype=torch.float64)
+    edge = learner.accept(Draft(torch.tensor([[0]]), torch.tensor([1]), half), p, u)
+    if (int(edge.n_accepted), int(edge.next_token)) != (0, 1):
         wrong("where p - q leaves nothing above 0 the correction comes from p itself")
     seen = [
         tokens_of(learner.decode(TinyTarget(one_up), TinyDrafter(one_up, 3), PROMPT, 3, settings))

@@ -1,5 +1,6 @@
 """`compare.py --plan` and `--verify-plan` on a tiny pair: what is looked at, what comes out, and whether it is true."""
 
+import itertools
 import json
 from dataclasses import replace
 from operator import attrgetter
@@ -14,9 +15,10 @@ from speclab.models import prompts
 from speclab.present import plan_views
 from speclab.present.tables import show
 from speclab.records.files import as_dict, read
-from speclab.records.runs import DraftFacts, LengthSpeedup, PlanEntry, PlanRun, Verified, VerifiedDraft
+from speclab.records.runs import DraftFacts, LengthSpeedup, PlanChoice, PlanEntry, PlanRun, Verified, VerifiedDraft
 from speclab.records.samples import BASELINE, BASELINE_REPEAT
 from speclab.system.errors import EnvironmentProblem
+from speclab.theory.costs import Costs
 from tests.lab.test_harness import Machine
 
 # The tiny target repeats itself after some of these, so that prompt lookup finds something in each half.
@@ -83,9 +85,19 @@ def test_plan_has_every_length_and_names_the_best(run, tmp_path, measurements):
     for fact in facts:
         mine = of_draft(made.plan, fact)
         assert [e.draft_length for e in mine] == list(range(17))
-        best = max(mine, key=lambda e: e.speedup)
-        assert (fact.best_draft_length, fact.speedup) == (best.draft_length, best.speedup)
-        assert fact.acceptance_rate == best.acceptance_rate
+        best, choice = max(mine, key=lambda e: e.speedup), fact.choice
+        assert (choice.highest.draft_length, choice.highest.speedup) == (best.draft_length, best.speedup)
+        assert choice.same_from <= best.draft_length <= choice.same_to
+        if choice.pays != "no":
+            assert choice.same_from <= fact.best_draft_length <= choice.same_to
+        taken = mine[fact.best_draft_length]
+        assert (fact.speedup, fact.acceptance_rate) == (taken.speedup, taken.acceptance_rate)
+        assert (choice.band_low, choice.band_high) == (taken.band_low, taken.band_high)
+        assert all(e.band_low <= e.speedup <= e.band_high for e in mine)
+        for name in ("verify_cost", "draft_cost"):  # of a whole draft: more tokens cost no less
+            wholes = [(e.draft_length if name == "draft_cost" else 1) * (getattr(e, name) or 0) for e in mine]
+            assert all(b >= a * (1 - 1e-6) for a, b in itertools.pairwise(wholes))
+        assert Costs.from_json(fact.costs), "as calibrated, not smoothed"
         assert all(fact.oracle >= e.speedup * (1 - 1e-6) for e in mine), "something passed the bound"
         plain = mine[0]
         assert (plain.tokens_per_round, plain.drafted_per_round, plain.acceptance_rate) == (1, 0, None)
@@ -121,6 +133,39 @@ def test_plan_of_given_lengths(run, tmp_path):
     made = loaded(tmp_path)
     assert [e.draft_length for e in made.plan] == [3, 5, 3, 5]
     assert {f.best_draft_length for f in made.facts.drafts} <= {3, 5}
+
+
+def test_a_plan_on_two_prompts_has_no_band(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(prompts, "standard", lambda: TEXTS[:2])
+    code, out, _ = run("--plan", "-k", "0,2")
+    made = loaded(tmp_path)
+    assert code == 0
+    assert all(e.band_low is None for e in made.plan)
+    assert all(f.choice.band_low is None for f in made.facts.drafts)
+    assert "(no band)" in out or "leave speculation off" in out
+
+
+@pytest.mark.parametrize(("words", "lengths"), [(["--quick", "--plan"], 9), (["--quick", "--verify-plan"], 9)])
+def test_a_quick_plan_is_a_short_one(run, tmp_path, words, lengths):
+    assert run(*words)[0] == 0
+    made = loaded(tmp_path)
+    assert {e.draft_length for e in made.plan} == set(range(lengths))
+    assert (made.verified is not None) == ("--verify-plan" in words)
+    assert made.noise, "the baseline ran twice"
+
+
+def test_each_prompt_is_left_out_with_its_calibration(run, measurements):
+    """The rounds and steps of a prompt carry its index; without it, costs are fitted to the others' alone."""
+    assert run("--plan", "-k", "0,2", "--repeats", "2")[0] == 0
+    ((_, _, _, found),) = measurements
+    assert {r.prompt for r in found.rounds} == {s.prompt for s in found.steps} == set(range(len(TEXTS)))
+    tables = plan.without_each_prompt(found)
+    assert set(tables) == set(range(len(TEXTS)))
+    slow = [r._replace(seconds={**r.seconds, "host": 1.0}) if r.prompt == 2 else r for r in found.rounds]
+    found.rounds = slow
+    hosts = {index: table["ngram", 0.0].host for index, table in plan.without_each_prompt(found).items()}
+    assert min(hosts, key=hosts.get) == 2
+    assert hosts[2] < 0.1
 
 
 def test_plan_to_stdout_is_json_alone(run, tmp_path):
@@ -267,24 +312,85 @@ PAYS = DraftFacts(
 )
 
 
+SURE = PlanChoice(
+    pays="yes",
+    highest=LengthSpeedup(draft_length=6, speedup=1.86),
+    same_from=5,
+    same_to=8,
+    band_low=1.701,
+    band_high=2.004,
+)
+
+
+def advised(**changes) -> str:
+    return plan_views.advice(replace(PAYS, choice=replace(SURE, **changes)))
+
+
 def test_the_verdict_on_a_draft_that_pays():
-    line = plan_views.verdict(PAYS)
-    assert line.startswith("model, T = 0 (greedy): best k = 5, expected 1.84x; break-even α = 0.42;")
+    line = plan_views.verdict(replace(PAYS, choice=SURE))
+    assert line.startswith(
+        "model, T = 0 (greedy): take k = 5, expected 1.84x (1.70 to 2.00); k = 5 to 8 cannot be told"
+    )
+    assert "from the best, k = 6 (1.86x); break-even α = 0.42;" in line
     assert "2.05x" in line
     assert "decode step 9.12 ms" in line
 
 
+def test_a_length_without_equals_stands_alone():
+    assert advised(same_from=5, same_to=5) == "take k = 5, expected 1.84x (1.70 to 2.00)"
+
+
+def test_a_gain_that_may_be_none_is_called_that():
+    line = advised(pays="unclear")
+    assert line.startswith("leave speculation off, no gain can be told apart from none: k = 5, expected 1.84x (1.70 to")
+
+
+def test_a_plan_without_a_band_says_so():
+    assert advised(band_low=None, band_high=None, same_to=5) == "take k = 5, expected 1.84x (no band)"
+    assert plan_views.advice(PAYS) == "take k = 5, expected 1.84x (no band)", "a record from before there were bands"
+
+
+def test_a_break_even_of_nothing_is_explained():
+    assert "break-even α = 0, a round costs no more than a decode step;" in plan_views.verdict(
+        replace(PAYS, break_even=0.001)
+    )
+
+
 def test_the_verdict_on_a_draft_that_never_pays():
     fact = replace(PAYS, method="ngram", temperature=0.8, best_draft_length=0, speedup=0.97, break_even=None)
-    line = plan_views.verdict(replace(fact, acceptance_rate=None))
+    line = plan_views.verdict(replace(fact, acceptance_rate=None, choice=replace(SURE, pays="no")))
     assert line.startswith("ngram, T = 0.8 (sampling): leave speculation off, no k is expected to be faster;")
     assert "break-even α = -;" in line
 
 
 @pytest.mark.parametrize(("k", "speedup", "off"), [(3, 1.02, False), (3, 0.99, True), (3, 1.0, True), (0, 1.01, True)])
 def test_only_a_length_that_is_faster_is_recommended(k, speedup, off):
+    """In a record from before there were bands."""
     line = plan_views.verdict(replace(PAYS, best_draft_length=k, speedup=speedup))
     assert ("leave speculation off" in line) == off
+
+
+def planned(k: int, **others) -> PlanEntry:
+    values = {"method": "model", "draft": "models/lab-pair/draft", "temperature": 0.0, "draft_length": k}
+    values |= {"speedup": 1.5, "tokens_per_round": 3.0, "drafted_per_round": 3.0, "acceptance_rate": 0.8}
+    return PlanEntry(**values | {"draft_cost": 0.1, "verify_cost": 1.2, "overhead": 0.02} | others)
+
+
+def table_of(fact: DraftFacts, entries: list[PlanEntry]) -> list[list[str]]:
+    run = SimpleNamespace(plan=entries, verified=None)
+    return [line.split() for line in show([plan_views.plan_table(run, fact)]).splitlines()[2:]]
+
+
+@pytest.mark.parametrize(("pays", "mark"), [("yes", "take"), ("unclear", "-"), ("no", "-")])
+def test_the_table_marks_what_is_taken_and_what_is_as_good(pays, mark):
+    entries = [planned(k, band_low=1.4, band_high=1.61) for k in (4, 5, 6, 9)]
+    lines = table_of(replace(PAYS, choice=replace(SURE, pays=pays)), entries)
+    assert [line[-1] for line in lines] == ["-", mark, "same", "-"]
+    assert all(line[-5:-1] == ["1.50x", "1.40", "to", "1.61"] for line in lines)
+
+
+def test_the_table_of_an_old_record_has_no_band():
+    assert table_of(PAYS, [planned(5)])[0][-1] == "1.50x"
 
 
 def test_the_table_of_a_checked_plan():
@@ -302,19 +408,7 @@ def test_the_table_of_a_checked_plan():
 
 
 def test_what_exercise_6_chose_stands_beside_the_plan():
-    entry = PlanEntry(
-        method="model",
-        draft="models/lab-pair/draft",
-        temperature=0.0,
-        draft_length=3,
-        speedup=1.5,
-        tokens_per_round=3.0,
-        drafted_per_round=3.0,
-        acceptance_rate=0.8,
-        draft_cost=0.1,
-        verify_cost=1.2,
-        overhead=0.0,
-    )
+    entry = planned(3)
     run = SimpleNamespace(plan=[entry], settings={"impl": {"package": "exercises"}})
     assert plan_views.learner_line(run, PAYS) is None
     chosen = plan_views.learner_line(run, replace(PAYS, yours=3))

@@ -150,7 +150,10 @@ def test_accepted_lengths_hold_every_length_up_to_k():
     arm = Arm("model", "model", 3)
     made = sample(arm, 0, 1.0)
     made.counts.accepted_lengths.update({0: 4, 3: 2})
-    assert build_row(arm, [made], [sample(BASELINE, 0, 1.0)], COMMON, "all").accepted_lengths == [4, 0, 0, 2]
+    made.counts.n_without_drafts = 3
+    row = build_row(arm, [made], [sample(BASELINE, 0, 1.0)], COMMON, "all")
+    assert row.accepted_lengths == [4, 0, 0, 2]
+    assert row.n_without_drafts == 3
 
 
 def test_same_as_baseline_looks_at_every_repeat():

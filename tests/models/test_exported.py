@@ -283,7 +283,31 @@ def test_auto_takes_the_winner_of_a_race(monkeypatch, wide, fast):
     assert (chosen is not None) == fast
     assert "1.50x" in why
     assert f"{8 / wide:.2f}x at 5" in why
-    assert ("no faster" in why) != fast
+    assert ("no clear winner after 3 races" in why) != fast
+
+
+@pytest.mark.parametrize(
+    ("races", "expected", "words"),
+    [
+        ([(3, 2, 8, 5)], (1.5, 1.6, 1), "1.50x the eager engine's speed at 1 token, 1.60x at 5"),
+        ([(2, 3, 5, 8)], (2 / 3, 5 / 8, 1), "the fast engine was no faster: 0.67x"),
+        # The eager engine met a slow moment at one width; the second race sees it.
+        ([(3, 4, 9, 8), (3, 4, 6, 8)], (0.75, 0.75, 2), "the fast engine was no faster"),
+        # So did the fast one, at one token and then at five: every pass counts at its fastest.
+        ([(3, 4, 8, 5), (3, 2, 8, 9)], (1.5, 1.6, 2), "1.50x the eager"),
+        ([(8, 9, 3, 2)] * 9, (8 / 9, 1.5, 3), "no clear winner after 3 races, taken by the product of both figures"),
+        ([(3, 9, 3, 2)] * 9, (1 / 3, 1.5, 3), "no clear winner after 3 races"),
+    ],
+)
+def test_engines_race_again_while_their_two_figures_disagree(races, expected, words):
+    """Seconds of eager and fast at one token, then at five."""
+    rest = iter(races)
+    result = select.race(lambda: next(rest))
+    assert result == pytest.approx(expected)
+    assert result.takes_fast == (expected[0] * expected[1] > 1)
+    assert result.reason.startswith(words)
+    assert f"{expected[1]:.2f}x at 5" in result.reason
+    assert len(list(rest)) == len(races) - expected[2]
 
 
 @pytest.mark.parametrize(("four", "least"), [(1.5, 4), (1.99, 1), (3.0, 1)])

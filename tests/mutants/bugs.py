@@ -31,6 +31,7 @@ BUGS = {
     27: "code of a model folder run",
     28: "rounding bound widened by what it judges",
     29: "draft fed beyond its context",
+    30: "noise taken for a result",
 }
 
 

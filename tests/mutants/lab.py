@@ -1,7 +1,7 @@
 """Bugs in speclab/drafts, theory and lab: the judge, the arms that take turns, a draft's prompts."""
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -10,9 +10,11 @@ from speclab.core.rounds import Drafter
 from speclab.drafts import select
 from speclab.lab import decodings, harness
 from speclab.lab.harness import Decoding
+from speclab.models import select as engines
 from speclab.models.cached import CachedModel
 from speclab.models.rounding import Reference
-from speclab.theory import losslessness
+from speclab.system import cores
+from speclab.theory import losslessness, noise, planning
 from speclab.theory.losslessness import Divergence
 from tests.mutants.bugs import mutant
 
@@ -97,3 +99,48 @@ def lets_the_same_arm_go_first() -> None:
         decodings.take_turns(queue)
 
     harness.measure = functools.partial(harness.measure, schedule=in_one_order)
+
+
+# ---------------------------------------------------------------- noise
+
+
+@mutant(30, "a_busy_machine_is_named_with_the_flag_to_type", file="system/test_cores")
+def believes_that_all_cores_are_free() -> None:
+    """believes that all cores are free"""
+    cores.are_free = lambda shares: True
+
+
+@mutant(30, "a_floor_that_reaches_further_than_ten_per_cent_is_doubted", file="theory/test_noise")
+def believes_a_run_whose_ratio_is_near_one() -> None:
+    """judges a noise floor by its ratio and not by its interval"""
+    noise.reach = lambda floor: max(floor.ratio, 1 / floor.ratio)
+
+
+@mutant(30, "the_shortest_that_cannot_be_told_apart_is_taken", file="theory/test_planning")
+def plans_with_the_highest_expectation() -> None:
+    """plans with the highest expectation, which noise has chosen"""
+    right = planning.choose
+
+    def choose(lengths: Sequence[int], speedups: Sequence[float], left_out: Sequence) -> planning.Choice:
+        chosen = right(lengths, speedups, left_out)
+        return chosen._replace(take=chosen.best)
+
+    planning.choose = choose
+
+
+@mutant(30, "a_gain_within_the_noise_of_none_is_not_recommended", file="theory/test_planning")
+def recommends_a_gain_within_noise() -> None:
+    """recommends a gain that cannot be told apart from none"""
+    right = planning.choose
+
+    def choose(lengths: Sequence[int], speedups: Sequence[float], left_out: Sequence) -> planning.Choice:
+        chosen = right(lengths, speedups, left_out)
+        return chosen._replace(pays="yes" if chosen.pays == "unclear" else chosen.pays)
+
+    planning.choose = choose
+
+
+@mutant(30, "engines_race_again_while_their_two_figures_disagree", file="models/test_exported")
+def believes_the_first_race() -> None:
+    """believes the first race of two engines"""
+    engines.RACES = 1

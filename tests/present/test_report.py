@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 import pytest
 from pydantic import TypeAdapter
 
-from speclab.present import explanations, figures, plots, report, run_lines, tables
+from speclab.present import explanations, figures, first_screen, plots, report, run_lines, tables
 from speclab.records.files import to_json
 from speclab.records.rows import Row, Rung, Timing
 from speclab.records.runs import SCHEMA_VERSION, ComparisonRun, LabRun, Machine, Noise, PlanFacts, PlanRun, Versions
@@ -287,6 +287,42 @@ def test_what_is_wrong_or_not_checked_is_said():
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("value", "digits", "error", "written"),
+    [
+        (318.4, 0, 0.0, "318"),
+        (318.4, 0, 20.0, "318"),
+        (5.0, 0, 3.5, "< 12"),  # within two standard errors of nothing
+        (0.4, 0, 0.0, "< 1"),
+        (0.0, 0, 0.0, "< 1"),
+        (-975.0, 0, 0.0, "< 1"),  # whatever made it: no cost is negative
+        (-3.0, 0, 10.0, "< 17"),
+        (0.0004, 3, 0.0, "< 0.001"),
+        (0.0011, 3, 0.0, "0.001"),
+        (-0.05, 2, 0.0, "< 0.01"),
+        (None, 2, 0.0, "-"),
+    ],
+)
+def test_no_cost_is_negative_and_what_may_be_nothing_is_written_so(value, digits, error, written):
+    assert tables.cost(value, digits, error) == written
+
+
+def test_costs_that_may_be_nothing_in_every_table():
+    run = make_run(methods=("model",), lengths=(4,), temperatures=(0.0,))
+    unsure = {"host_error": 3e-5, "rollback": 0.0, "accept_at": 0.0, "accept_each": 0.0, "draft_slope": 0.0}
+    run.costs[0]["costs"] |= unsure | {"draft_at": [[4, 1e-9]]}
+    ((_, _, line),) = cells(tables.show([explanations.costs_table(run)], markdown=True))
+    assert line[5:9] == ["< 0.001", "< 1", "< 1", "< 95"]
+    row = make_row(draft_cost=0.0, verify_cost=1.0, overhead=-0.01)
+    assert [tables.CELLS[head](row) for head in "cvo"] == ["< 0.001", "1.00", "< 0.001"]
+    assert tables.CELLS["c"](replace(row, draft_length=0)) == "-"
+
+
+def test_an_interval_of_repetition_does_not_go_below_nothing():
+    row = make_row(repeat_noise=9.0)
+    assert report._rerun(row).startswith("0.00 to ")
+
+
 def test_numbers_in_cells():
     assert [tables.number(v) for v in (None, 0.634, 12.3)] == ["-", "0.63", "12.30"]
     assert [tables.speedup(v) for v in (None, 1.449)] == ["-", "1.45x"]
@@ -561,7 +597,7 @@ def test_a_padded_target_is_called_that_wherever_its_numbers_stand():
     """lab:8b says what the lab's target says; only its price is that of a larger model."""
     assert "padded: the lab target's text at the price of 8B parameters" in run_lines.padding_remark("lab:8b")
     run = make_run(("model",), (4,), (0.0,))
-    assert "padded" not in report.comparison(run, markdown=True)
+    assert "padded" not in first_screen.page(run, "x")
     run.settings["target"] = "lab:200m"
-    assert "price of 200M parameters" in report.comparison(run, markdown=True)
+    assert "price of 200M parameters" in first_screen.page(run, "x")
     assert "lab:200m (padded)" in run_lines.small_print(run)

@@ -90,12 +90,12 @@ def test_probabilities_are_the_models(temperature):
             assert position.target_prob == pytest.approx(sampling.probs(rows[i])[position.id].item(), abs=1e-9)
             expected = sampling.probs(draft_rows[i])[position.id].item() if temperature else 1.0
             assert position.draft_prob == pytest.approx(expected, abs=1e-9)
-            assert position.confidence == pytest.approx(rows[i].softmax(-1)[position.id].item(), abs=1e-9)
+            assert position.top == rows[i].argmax().item()
             n_checked += 1
         here = rows[round_.n_accepted]
         assert last.id == round_.tokens[-1]
         assert last.target_prob == pytest.approx(sampling.probs(here)[last.id].item(), abs=1e-9)
-        assert last.confidence == pytest.approx(here.softmax(-1)[last.id].item(), abs=1e-9)
+        assert last.top == here.argmax().item()
         text += round_.tokens
     assert n_checked > 20
 
@@ -171,7 +171,7 @@ def test_time_is_the_rounds_time(tokenizer):
 
 def test_a_text_that_ends_inside_a_block(tokenizer):
     """Drafts after the end were never emitted; the end itself is an accepted one."""
-    positions = [*(Position(token, 0.9, 0.5, 0.5, 0.1) for token in (5, 0, 7, 8)), Position(9, 0.5, 0.5)]
+    positions = [*(Position(token, 0.9, 5, 0.5, 0.1) for token in (5, 0, 7, 8)), Position(9, 0.5, 5)]
     stream = [Round([3], prefill=True), Round([5, 0], 4, 2, 0, False, "eos", {"verify": 0.01}, positions)]
     found = trace.trace(stream, clock([3, 5, 0]), tokenizer, "x", [4], settings())
     assert [t.kind for t in found.events[1].drafts] == ["accepted", "accepted", "after_eos", "after_eos"]
@@ -181,7 +181,7 @@ def test_a_text_that_ends_inside_a_block(tokenizer):
 
 
 def test_words_say_the_rules_outcome_and_where_it_was_broken(tokenizer):
-    positions = [Position(5, 0.4, 0.2, 0.5, 0.5), Position(6, 0.1, 0.2, 0.8, 0.5), Position(9, 0.3, 0.2)]
+    positions = [Position(5, 0.4, 5, 0.5, 0.5), Position(6, 0.1, 5, 0.8, 0.5), Position(9, 0.3, 9)]
     stream = [Round([3], prefill=True), Round([5, 9], 2, 1, 1, False, None, {"verify": 0.01}, positions)]
     kept, rejected = trace.trace(stream, clock([3]), tokenizer, "x", [4], settings()).events[1].drafts
     assert trace_terminal.outcome(kept, greedy=False) == "accepted: u × q = 0.25 is below p = 0.4"
@@ -190,8 +190,27 @@ def test_words_say_the_rules_outcome_and_where_it_was_broken(tokenizer):
     found = trace.trace(broken, clock([3]), tokenizer, "x", [4], settings())
     assert [token.against_rule for token in found.events[1].drafts] == [False, True]
     assert "accepted, against the rule: u x q = 0.4 is not below p = 0.1" in trace_terminal.terminal(found)
-    one_hot = trace.Token("x", "accepted", Position(5, 1.0, 0.2, 1.0, 0.5))
-    assert trace_terminal.outcome(one_hot, greedy=True) == "accepted: the target's own choice, p = 1"
+    one_hot = trace.Token("x", "accepted", Position(5, 1.0, 5, 1.0, 0.5))
+    assert trace_terminal.outcome(one_hot, greedy=True) == "accepted: the target's first choice is the same"
+    other = trace.Token("x", "rejected", Position(5, 0.0, 6, 1.0, 0.5))
+    assert trace_terminal.outcome(other, greedy=True) == "rejected: the target's first choice is another"
+
+
+def test_greedy_drafts_know_what_the_target_would_have_said(tokenizer):
+    """The first choice as it reads after the text and the drafts before it; sampling asks for none."""
+    ids = tokenizer("def read(path):").input_ids
+    positions = [Position(one, 1.0, one, 1.0, 0.5) for one in ids[:2]] + [Position(ids[2], 0.0, ids[3], 1.0, 0.5)]
+    last = Position(ids[3], 1.0, ids[3])
+    stream = [
+        Round([3], prefill=True),
+        Round([*ids[:2], ids[3]], 3, 2, 1, False, None, {"verify": 0.01}, [*positions, last]),
+    ]
+    args = (clock([3]), tokenizer, "x", [4])
+    drafts = trace.trace(stream, *args, settings(0.0)).events[1].drafts
+    assert [draft.top for draft in drafts[:2]] == [draft.text for draft in drafts[:2]]
+    before = tokenizer.decode([4, 3, *ids[:2]])
+    assert before + drafts[2].top == tokenizer.decode([4, 3, *ids[:2], ids[3]])
+    assert {draft.top for draft in trace.trace(stream, *args, settings(0.8)).events[1].drafts} == {""}
 
 
 def test_close_numbers_get_the_digits_that_tell_them_apart():
@@ -446,13 +465,20 @@ def test_trace_of_a_comparison(pair_folder, tmp_path, capsys, monkeypatch):
     assert compare.main([*words, "-k", "0,3,5", "--out-dir", str(tmp_path), "--trace", str(page)]) in (0, 2)
     capsys.readouterr()
     words[words.index("--temperature") + 1] = "0,0.8"
-    assert compare.main([*words, "-k", "0,3", "--out-dir", str(tmp_path), "--trace", str(page)]) == 0
+    whole = tmp_path / "whole.html"
+    files = ["--out-dir", str(tmp_path), "--trace", str(page), "--report", str(whole)]
+    assert compare.main([*words, "-k", "0,3", *files]) == 0
+    assert whole.read_text("utf-8").count("data:image/png;base64,") == len(list((tmp_path / "plots").iterdir())) > 1
+    assert "<b>dial:0.5:free</b> drafts, up to 3 tokens" in whole.read_text("utf-8")
     text = page.read_text("utf-8")
     assert "<b>dial:0.5:free</b> drafts, up to 3 tokens" in text
     assert "greedy, seed 0" in text
     assert "def f(x):" in text
     assert compare.main([*words, "--sweep", "context", "--trace", str(page)]) == 2
     assert "--trace" in capsys.readouterr().err
+    for other in (["--sweep", "context"], ["--plan"], ["--verify-plan"]):
+        assert compare.main([*words, *other, "--report", str(whole)]) == 2
+        assert "--report" in capsys.readouterr().err
 
 
 def test_a_dial_traces_what_it_was_told_to_replay(pair_folder):

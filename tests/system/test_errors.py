@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from speclab.system import errors, terminal
+from speclab.system import errors, files, paths, terminal
 from speclab.system.errors import EnvironmentProblem, Problem, Stopped, UsageProblem, reports_problems
 
 ROOT = Path(__file__).parents[2]
@@ -242,8 +242,42 @@ def test_a_bar_is_only_for_a_terminal(monkeypatch, capsys):
     assert "x:" in capsys.readouterr().err
 
 
+def test_a_run_whose_output_is_a_file_gives_signs_of_life(monkeypatch, capsys):
+    """A line at the start and one a minute, or one a step where a step takes longer; no control characters."""
+    now = iter([0.0, 20.0, 59.0, 61.0, 90.0, 200.0, 210.0])
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: next(now))
+    with terminal.progress(6, "turn", "measuring") as lines:
+        for _ in range(6):
+            lines.update()
+    assert capsys.readouterr().err.splitlines() == [
+        "measuring: 6 turns",
+        "measuring: 3 of 6 turns after 1 min, about 1 min left",
+        "measuring: 5 of 6 turns after 3 min, about 1 min left",
+    ]
+
+
+def test_progress_is_a_bar_in_a_terminal(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    with terminal.progress(2, "turn", "measuring") as bar:
+        bar.update()
+    assert "\r" in capsys.readouterr().err
+
+
 def test_a_missing_library_is_one_line():
     code = "import sys; sys.modules['torch'] = None; from speclab.system import startup"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 3
-    assert done.stderr == "error: torch is not installed; type: pip install -r requirements.txt\n"
+    assert done.stderr.startswith("error: torch is not installed for this Python; type: pip install -r ")
+    assert done.stderr.endswith("requirements.txt\n")
+
+
+def test_outside_the_labs_own_python_it_names_that(tmp_path, monkeypatch):
+    """Where the lab has made an environment and another Python runs the script."""
+    monkeypatch.setattr(paths, "ROOT", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["check.py", "2"])
+    assert files.install_advice() == f"pip install -r {files.shown(tmp_path / 'requirements.txt')}"
+    own = tmp_path / ".venv" / "bin" / "python"
+    own.parent.mkdir(parents=True)
+    own.touch()
+    assert files.install_advice() == f"{files.shown(own)} check.py 2"

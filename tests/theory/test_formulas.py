@@ -349,6 +349,12 @@ def test_alpha_f_and_tau_are_three_numbers():
     assert (counts.n_rounds, counts.n_drafted, counts.n_accepted, counts.n_rejected) == (3, 12, 5, 2)
 
 
+def test_rounds_that_drafted_nothing_are_counted_apart_from_rejected_ones():
+    counts = counted(Round([7], prefill=True), round_of(0, 0), round_of(3, 0), round_of(0, 0))
+    assert counts.n_without_drafts == 2
+    assert counts.accepted_lengths == Counter({0: 3})
+
+
 def test_the_prefill_round_is_not_counted():
     """Its token costs no round; counting it would flatter or spoil tau, by the shorter the text the more."""
     counts = counted(Round([7], prefill=True), round_of(2, 2))

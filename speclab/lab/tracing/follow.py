@@ -110,7 +110,7 @@ def positions_of(
     ids = torch.cat([draft.tokens[0], result.next_token])  # (n + 1,)
     rows = torch.cat([torch.arange(n, device=ids.device), result.n_accepted])  # of the logits that judge each token
     target_probs = sampling.probs(logits)[0, rows, ids].tolist()
-    confidence = Sampling(1.0).probs(logits)[0, rows, ids].tolist()
+    top = logits[0, rows].argmax(-1).tolist()
     draft_probs = [1.0] * n if draft.probs is None else draft.probs[0, rows[:n], ids[:n]].tolist()
-    columns = (ids.tolist(), target_probs, confidence, [*draft_probs, None], [*uniforms[0, :n].tolist(), None])
+    columns = (ids.tolist(), target_probs, top, [*draft_probs, None], [*uniforms[0, :n].tolist(), None])
     return [Position(*numbers) for numbers in zip(*columns, strict=True)]

@@ -3,6 +3,7 @@
 `trace` reads the stream of rounds; speclab/present/trace_terminal.py and trace_page.py show it.
 """
 
+import itertools
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from speclab.core.counts import Counts
 from speclab.core.rounds import Round, tokens_of
 
 WINDOW = 16  # tokens of context: what a token adds to the text depends on its neighbours
+TIMED = "One run with timers in it: a picture, no measurement."
 PENDING = 3  # bytes of a character that may still lack its last one; each may stand as a replacement sign
 
 
@@ -22,13 +24,12 @@ class Position(NamedTuple):
 
     The probabilities are the rule's own: after temperature, top-k and top-p, and under greedy decoding one-hot, so
     `target_prob` is 1 or 0 there. A draft that is certain of its proposal (greedy drafting, prompt lookup) has 1.
-    What greedy decoding hides stands in `confidence`: the target's softmax at temperature 1 without filters. The rule
-    never reads it.
+    Greedy decoding asks one thing only: is the drafted token `top`, the target's first choice after the same text?
     """
 
     id: int
     target_prob: float
-    confidence: float
+    top: int  # the id of the target's largest logit there
     draft_prob: float | None = None  # None for the next token
     uniform: float | None = None  # in [0, 1); None for the next token
 
@@ -47,6 +48,7 @@ class Token:
     text: str  # what it adds to the text; empty where it ends inside a character that the next one completes
     kind: str  # first, plain, accepted, corrected, bonus, rejected, untested or after_eos
     position: Position | None = None  # None for the first token, which comes from the prompt's pass
+    top: str = ""  # what the target's first choice would have added here; greedy drafts have it
 
     @property
     def against_rule(self) -> bool:
@@ -85,6 +87,7 @@ class Trace:
     counts: Counts
     baseline: list[tuple[str, float]]  # a token's text and the second at which it was there
     same_text: bool
+    remark: str = TIMED  # on the times
 
     @property
     def greedy(self) -> bool:
@@ -120,6 +123,12 @@ def spell(tokenizer: PreTrainedTokenizerBase, before: Sequence[int], ids: Sequen
     return pieces
 
 
+def _first_choices(tokenizer: PreTrainedTokenizerBase, before: list[int], proposed: list[Position]) -> list[str]:
+    """What the target's first choice adds in place of each proposed token, after those before it."""
+    ids = [position.id for position in proposed]
+    return [spell(tokenizer, before + ids[:i], [position.top])[0] for i, position in enumerate(proposed)]
+
+
 def _whole_characters(text: str) -> int:
     """How many there are before the one at the end that may be incomplete."""
     return len(text) - min(PENDING, len(text) - len(text.rstrip("\ufffd")))
@@ -142,7 +151,13 @@ def trace(
         positions: list[Any] = round_.detail if isinstance(round_.detail, list) else [None]
         *proposed, after = positions
         pieces = spell(tokenizer, [*prompt_ids, *ids[:n_tokens]], [position.id for position in proposed])
-        drafts = [Token(text, _fate(round_, i), proposed[i]) for i, text in enumerate(pieces)]
+        tops = (
+            _first_choices(tokenizer, [*prompt_ids, *ids[:n_tokens]], proposed) if not settings["temperature"] else []
+        )
+        drafts = [
+            Token(text, _fate(round_, i), proposed[i], top)
+            for i, (text, top) in enumerate(itertools.zip_longest(pieces, tops, fillvalue=""))
+        ]
         committed, n = texts[n_tokens : n_tokens + len(round_.tokens)], round_.n_accepted
         tokens = [Token(text, "accepted", position) for text, position in zip(committed, proposed[:n], strict=False)]
         tokens += [Token(text, _own_kind(round_), after) for text in committed[n:]]

@@ -42,7 +42,10 @@
   const share = (seconds) => (total ? (100 * seconds) / total : 0) + "%";
   const boxes = [], ticks = [];
   lanes.hidden = false;
-  lanes.style.width = `max(100%, ${Math.ceil(Math.max(rounds.length * 9 * (total / (ends[ends.length - 1] || 1)), clock.length * 4))}px)`;
+  // The strip is never wider than its frame; where rounds get narrow, no line parts them.
+  const thin = () => lanes.classList.toggle("thin", lanes.clientWidth < 5 * Math.max(rounds.length, clock.length));
+  addEventListener("resize", thin);
+  thin();
   rounds.forEach((round, n) => {
     if (!n) return;
     const start = ends[n - 1], length = round.end - start;
@@ -63,7 +66,7 @@
     if (!n) return;
     const tick = make(find("lane-baseline"), "i", "seg token late");
     tick.style.left = share(clock[n - 1]);
-    tick.style.width = `max(1px, calc(${share(seconds - clock[n - 1])} - 1px))`;
+    tick.style.width = share(seconds - clock[n - 1]);
     ticks[n] = tick;
   });
   const axis = find("axis");
@@ -82,6 +85,15 @@
   }
 
   // --- the round ---
+  // Sampling: the probability to be kept, and the uniform drawn.  -> the numbers that there are
+  const drawBar = (row, kind, p, q, u) => {
+    const bar = make(row, "span", "bar" + (kind === "accepted" ? " kept" : kind === "rejected" ? " lost" : ""));
+    bar.setAttribute("aria-hidden", "true");
+    if (q === null) bar.style.visibility = "hidden";
+    else make(bar, "i", "").style.width = 100 * Math.min(1, q > 0 ? p / q : Number(p > 0)) + "%";
+    if (u !== null && kind !== "untested" && kind !== "after_eos") make(bar, "b", "").style.left = 100 * u + "%";
+    return [["q", q], ["p", p], ["u", u]].filter((pair) => pair[1] !== null);
+  };
   const inspect = (n, place) => {
     const round = rounds[n], list = find("round");
     list.replaceChildren();
@@ -94,24 +106,18 @@
       : "both clocks start when the first token is there";
     const rows = round.drafts.map((draft, i) => [draft, String(i)]);
     if (round.own) rows.push([round.own, "own"]);
-    for (const [[token, kind, p, sure, q, u, outcome], where] of rows) {
+    for (const [[token, kind, outcome, ...used], where] of rows) {
       const row = make(list, "li", where === place ? "hot" : "");
       make(row, "span", "sign", data.signs[kind]);
       const box = make(row, "span", "token");
       const lost = ["rejected", "untested", "after_eos"].includes(kind);
       make(box, lost ? "del" : "span", (lost ? "g " : "t ") + kind, token);
-      const bar = make(row, "span", "bar" + (kind === "accepted" ? " kept" : kind === "rejected" ? " lost" : ""));
-      bar.setAttribute("aria-hidden", "true");
-      // Sampling: the probability to be kept. Greedy, where that is 1 or 0: how sure the target was.
-      const fill = data.greedy ? sure : q === null ? null : q > 0 ? p / q : Number(p > 0);
-      if (fill === null) bar.style.visibility = "hidden";
-      else make(bar, "i", "").style.width = 100 * Math.min(1, fill) + "%";
-      if (!data.greedy && u !== null && kind !== "untested" && kind !== "after_eos") {
-        make(bar, "b", "").style.left = 100 * u + "%";
+      const numbers = data.greedy ? [] : drawBar(row, kind, ...used);
+      if (data.greedy) {
+        const choice = make(row, "span", "choice", used.length ? "target: " : "");
+        if (used.length) make(choice, "span", "token", used[0]);
       }
       const outcomeCell = make(row, "span", "outcome");
-      const numbers = [["q", q], ["p", p], ["u", u]].filter((pair) => pair[1] !== null);
-      if (data.greedy && sure !== null) numbers.push(["sure", sure]);
       make(outcomeCell, "span", "numbers", numbers.map(([name, value]) => `${name} ${short(value)}`).join(", "));
       outcomeCell.append((numbers.length ? " · " : "") + (outcome || `${kindName(kind)}: ${data.meanings[kind]}`));
     }
@@ -162,10 +168,6 @@
       follow(baseline, baselineTokens[there - 1]);
     }
     cursor.style.left = share(time);
-    const strip = lanes.parentElement, x = total ? (lanes.clientWidth * time) / total : 0;
-    if (strip.scrollWidth > strip.clientWidth && (x < strip.scrollLeft || x > strip.scrollLeft + strip.clientWidth - 20)) {
-      strip.scrollLeft = x - strip.clientWidth / 3;
-    }
   };
   const goTo = (index) => show(stops[Math.min(Math.max(index, 0), stops.length - 1)]);
 
@@ -247,7 +249,7 @@
   const name = (token) => {
     const round = rounds[token.dataset.r];
     const row = token.dataset.p === "own" ? round.own : round.drafts[token.dataset.p];
-    return row ? `${kindName(row[1])} ${row[0]}, round ${token.dataset.r}: ${row[6] || data.meanings[row[1]]}` : "";
+    return row ? `${kindName(row[1])} ${row[0]}, round ${token.dataset.r}: ${row[2] || data.meanings[row[1]]}` : "";
   };
   tokens.forEach((token, i) => {
     token.tabIndex = i ? -1 : 0;
@@ -273,6 +275,8 @@
     const target = event.target, token = tokenOf(event);
     const owns = (tags) => tags.includes(target.tagName);
     let action = null;
+    // In a report the keys belong to the page until something of the decoding has the focus.
+    if (document.body.classList.contains("report") && !find("decoding").contains(target)) return;
     if (owns(["SELECT"]) || (target === slider && event.key !== " ")) return;
     if (event.key === "ArrowLeft") action = () => { pause(); actions.back(); };
     else if (event.key === "ArrowRight") action = () => { pause(); actions.forward(); };
@@ -297,5 +301,5 @@
   document.body.style.setProperty("--rows", Math.min(5, Math.max(...rounds.map((r) => r.drafts.length + (r.own ? 1 : 0)))));
   for (const part of document.querySelectorAll(".controls, .status")) part.hidden = false;
   addEventListener("beforeprint", () => { for (const d of document.querySelectorAll("details")) d.open = true; });
-  show(total, true);
+  show(stops[Math.min(1, stops.length - 1)], true); // the first round, which has something to explain
 })();

@@ -138,4 +138,49 @@ WRONG = {
             return max(0, n_tokens - 1) / decode_seconds
         """,
     ),
+    "a reading of 0.0 is taken for none": (
+        "time_decoding",
+        """
+        def time_decoding(decode, clock, synchronize, n_warm_up):
+            for _ in range(n_warm_up):
+                list(decode())
+            synchronize()
+            start, first, n_tokens = clock(), None, 0
+            for _ in decode():
+                n_tokens += 1
+                if not first:
+                    synchronize()
+                    first = clock()
+            synchronize()
+            end = clock()
+            first = first or end
+            return first - start, end - first, n_tokens
+        """,
+    ),
+    "a prefill of no time is taken for none": (
+        "time_decoding",
+        """
+        def time_decoding(decode, clock, synchronize, n_warm_up):
+            for _ in range(n_warm_up):
+                list(decode())
+            synchronize()
+            start, prefill, n_tokens = clock(), 0.0, 0
+            for _ in decode():
+                n_tokens += 1
+                if not prefill:
+                    synchronize()
+                    prefill = clock() - start
+            synchronize()
+            total = clock() - start
+            prefill = prefill if n_tokens else total
+            return prefill, total - prefill, n_tokens
+        """,
+    ),
+    "a rate without its fraction": (
+        "tokens_per_second",
+        """
+        def tokens_per_second(n_tokens, decode_seconds):
+            return (n_tokens - 1) // decode_seconds if n_tokens > 1 and decode_seconds > 0 else 0.0
+        """,
+    ),
 }

@@ -40,4 +40,43 @@ WRONG = {
         _rows("target_probs[-(2 * k + 1) : -(k + 1)] if len(target_probs) > 2 * k else target_probs[-(k + 1) : -1]"),
     ),
     "the bonus row judges them all": ("verifying_probs", _rows("target_probs[-1:].expand(k, -1)")),
+    "the logits have no axis of fed tokens": (
+        "shapes",
+        """
+        def shapes(n_cached, n_new, d_model, n_heads, vocab_size):
+            head_dim, n_asked = d_model // n_heads, n_cached + n_new
+            kv = (n_heads, n_asked, head_dim)
+            return {
+                "ids": (n_new,),
+                "hidden": (n_new, d_model),
+                "q": (n_heads, n_new, head_dim),
+                "k": kv,
+                "v": kv,
+                "scores": (n_heads, n_new, n_asked),
+                "logits": (vocab_size,),
+            }
+        """,
+    ),
+    "the largest probability of each row": (
+        "verifying_probs",
+        """
+        def verifying_probs(target_probs, drafted):
+            return target_probs[-len(drafted) - 1 : -1].max(-1).values
+        """,
+    ),
+    "a softmax of probabilities": (
+        "verifying_probs",
+        """
+        def verifying_probs(target_probs, drafted):
+            rows = target_probs[-len(drafted) - 1 : -1].softmax(-1)
+            return rows.gather(-1, torch.tensor(drafted, dtype=torch.long)[:, None])[:, 0]
+        """,
+    ),
+    "is the draft the most probable id?": (
+        "verifying_probs",
+        """
+        def verifying_probs(target_probs, drafted):
+            return (target_probs[-len(drafted) - 1 : -1].argmax(-1) == torch.tensor(drafted)).double()
+        """,
+    ),
 }

@@ -1,10 +1,10 @@
 """Plausible wrong answers to exercise 2: name -> (hole, source). Each must fail a check (tests/exercises/)."""
 
 
-def _round(commit: str, drafts: str = "min(k, room - 1)", cut: str = "committed[: i + 1]") -> str:
+def _round(commit: str, drafts: str = "min(k, max_new - 1)", cut: str = "committed[: i + 1]") -> str:
     """The right round with one part of it replaced."""
     return f"""
-def one_round(target, draft, text, k, room, eos):
+def one_round(target, draft, text, k, max_new, eos):
     drafted = []
     for _ in range({drafts}):
         drafted.append(draft(text + drafted))
@@ -92,11 +92,33 @@ def count_accepted(drafted, own):
         "one_round",
         _round("committed = [*drafted[:n], next_token(own, n)]")
         .replace("drafted.append", "if drafted and drafted[-1] in eos:\n            break\n        drafted.append")
-        .replace("target(text + drafted, len(drafted))", "target(text + drafted, min(k, room - 1))"),
+        .replace("target(text + drafted, len(drafted))", "target(text + drafted, min(k, max_new - 1))"),
     ),
     "the budget is overshot": ("one_round", _round("committed = [*drafted[:n], next_token(own, n)]", drafts="k")),
     "the draft never sees its own tokens": (
         "one_round",
         _round("committed = [*drafted[:n], next_token(own, n)]").replace("draft(text + drafted)", "draft(text)"),
+    ),
+    "all or nothing": (
+        "count_accepted",
+        """
+        def count_accepted(drafted, own):
+            return len(drafted) if drafted == own[: len(drafted)] else 0
+        """,
+    ),
+    "all or nothing, in the round": (
+        "one_round",
+        """
+        def one_round(target, draft, text, k, max_new, eos):
+            drafted = []
+            for _ in range(min(k, max_new - 1)):
+                drafted.append(draft(text + drafted))
+            own = target(text + drafted, len(drafted))
+            committed = own if drafted == own[:-1] else own[:1]
+            for i, token in enumerate(committed):
+                if token in eos:
+                    return committed[: i + 1]
+            return committed
+        """,
     ),
 }

@@ -122,4 +122,39 @@ WRONG = {
         "missing = (target_probs - draft_probs).clamp(min=0)",
         "return missing / missing.sum()",
     ),
+    "a bound on the sum of the residual": _residual(
+        "rest = (target_probs - draft_probs).clamp(min=0)",
+        "return rest / rest.sum() if rest.sum() > 1e-3 else target_probs",
+    ),
+    "all or nothing: the drafts before the first rejected one are thrown away": (
+        "verify_draft",
+        _round(rejected="0, draw(residual(target_probs[0], draft_probs[0]), uniforms[k])"),
+    ),
+    "all or nothing: after a rejection the round is plain decoding": (
+        "verify_draft",
+        _round(rejected="0, draw(target_probs[0], uniforms[k])"),
+    ),
+    "the largest probabilities of the rows are compared; a draft is judged by the probabilities of its own id": (
+        "verify_draft",
+        _round(keep="is_accepted(float(target_probs[i].max()), float(draft_probs[i].max()), uniforms[i])"),
+    ),
+    "the target's largest probability is used; a draft is judged by the probability of its own id": (
+        "verify_draft",
+        _round(keep="is_accepted(float(target_probs[i].max()), q, uniforms[i])"),
+    ),
+    "every draft is tested with the target's last row, which is the bonus token's": (
+        "verify_draft",
+        _round(keep="is_accepted(float(target_probs[-1, token]), q, uniforms[i])"),
+    ),
+    "a softmax of probabilities: they are probabilities already": (
+        "verify_draft",
+        """
+def verify_draft(drafted, draft_probs, target_probs, uniforms, draw):
+    draft_probs, target_probs, k = draft_probs.softmax(-1), target_probs.softmax(-1), len(drafted)
+    for i, token in enumerate(drafted):
+        if not is_accepted(float(target_probs[i, token]), float(draft_probs[i, token]), uniforms[i]):
+            return i, draw(residual(target_probs[i], draft_probs[i]), uniforms[k])
+    return k, draw(target_probs[k], uniforms[k])
+""",
+    ),
 }

@@ -91,4 +91,30 @@ WRONG = {
             return max(1, 2 * k) if n_accepted == n_drafted else n_accepted + 1
         """,
     ),
+    "the longer of two equally fast lengths": (
+        "best_draft_length",
+        """
+        def best_draft_length(alpha, draft_cost, verify_cost, overhead, longest):
+            best, highest = 0, 1.0
+            for k in range(1, longest + 1):
+                speedup = sum(alpha**i for i in range(k + 1)) / (k * draft_cost + verify_cost(k + 1) + overhead)
+                if speedup >= highest:
+                    best, highest = k, speedup
+            return best
+        """,
+    ),
+    "a draft of 8 for an alpha of 0": (
+        "best_draft_length",
+        """
+        def best_draft_length(alpha, draft_cost, verify_cost, overhead, longest):
+            if not alpha:
+                return min(8, longest)
+            best, highest = 0, 1.0
+            for k in range(1, longest + 1):
+                speedup = sum(alpha**i for i in range(k + 1)) / (k * draft_cost + verify_cost(k + 1) + overhead)
+                if speedup > highest:
+                    best, highest = k, speedup
+            return best
+        """,
+    ),
 }

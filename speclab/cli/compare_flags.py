@@ -1,0 +1,142 @@
+"""The flags of compare.py, and what stands for those that are left out."""
+
+import argparse
+from typing import Any
+
+from speclab.cli import flags, parsing
+from speclab.lab import padded_pair, sweeps
+from speclab.models import padding
+from speclab.models.loading import LAB_TARGET
+from speclab.system.errors import UsageProblem
+from speclab.system.files import shown
+from speclab.system.paths import OUTPUT
+
+# What the command line leaves open, by the kind of the run. limit 0: all prompts.
+ALL_LENGTHS = ",".join(map(str, range(17)))
+SIZE_FLAGS = ("limit", "max_new_tokens", "repeats", "draft_length", "temperature")
+SHORT_LENGTHS = ",".join(map(str, range(9)))
+SIZES = {
+    "default": (4, 64, 1, "2,4,8", "0,0.8"),
+    "quick": (2, 48, 1, "2,4", "0,0.8"),
+    "full": (0, 128, 1, "2,4,8", "0,0.8"),
+    "plan": (4, 64, 3, ALL_LENGTHS, "0"),
+    "verify_plan": (0, 64, 2, ALL_LENGTHS, "0"),
+    "quick plan": (2, 48, 2, SHORT_LENGTHS, "0"),
+    "quick verify_plan": (2, 48, 2, SHORT_LENGTHS, "0"),
+    "full plan": (0, 128, 3, ALL_LENGTHS, "0"),
+    "full verify_plan": (0, 128, 2, ALL_LENGTHS, "0"),
+    "sweep": (2, 64, 1, "4", "0"),
+}
+SIZE_NAMES = ("quick", "full", "plan", "verify_plan", "sweep")  # flags that name a size, alone or one after another
+ACCURACIES = [f"dial:{i / 10:g}" for i in range(11)]
+FREE_ORACLES = [f"{dial}:free" for dial in ACCURACIES]
+# What a sweep has of its own.
+SWEEP_DEFAULTS: dict[str, dict[str, Any]] = {
+    "draft-length": {"draft_length": ALL_LENGTHS},
+    "acceptance": {"draft_length": "2", "draft": ",".join([*FREE_ORACLES, *ACCURACIES])},
+    "temperature": {"temperature": "0,0.2,0.4,0.6,0.8,1,1.2"},
+    "output-length": {"max_new_tokens": 512},
+    "draft-kind": {"draft": "model,ngram,dial:0.5", "limit": 4},
+    "mismatch": {"draft": "model"},
+    "definitions": {"draft_length": "1,2,4,8"},
+}
+NO_PADDED = "none"  # of --padded
+OF_A_COMPARISON = ("brief", "by_kind", "against", "padded", "report")  # flags that neither a plan nor a sweep has
+
+
+def size_of(args: argparse.Namespace) -> str:
+    """The kind of the run: one of SIZES. UsageProblem where a flag belongs to another kind."""
+    names = [name for name in SIZE_NAMES if getattr(args, name)]
+    size, kind = " ".join(names) or "default", names[-1] if names else ""
+    if size not in SIZES:
+        raise UsageProblem(f"a sweep has a size of its own; give --limit and --max-new-tokens, leave out --{names[0]}")
+    if kind in ("plan", "verify_plan", "sweep"):
+        for name in OF_A_COMPARISON:
+            if getattr(args, name):
+                given, kind = (word.replace("_", "-") for word in (name, kind))
+                raise UsageProblem(f"--{given} belongs to a comparison; leave it out, or --{kind}")
+    return size
+
+
+def make_parser(docstring: str) -> argparse.ArgumentParser:
+    """All flags of compare.py."""
+    parser = parsing.make_parser(docstring)
+    flags.add_shared_flags(parser)
+    flags.add_draft_flag(parser, default=None)
+    flags.add_impl_flag(parser)
+    group = parser.add_argument_group("experiment")
+    group.add_argument(
+        "-k", "--draft-length", metavar="K,K", help="(default: 2,4,8; --quick 2,4; plans 0 to 16; most sweeps 4)"
+    )
+    group.add_argument("--temperature", metavar="T,T", help="(default: 0,0.8; plans and most sweeps 0)")
+    group.add_argument("--repeats", type=parsing.at_least(1), help="times each prompt is decoded by each arm")
+    size = group.add_mutually_exclusive_group()
+    size.add_argument("--quick", action="store_true", help="2 prompts of a kind, 48 tokens, k = 2, 4; a plan: 0 to 8")
+    size.add_argument("--full", action="store_true", help="all prompts, 128 tokens")
+    what = group.add_mutually_exclusive_group()
+    what.add_argument("--plan", action="store_true", help="predict k = 0 to 16 from a baseline run and calibration")
+    what.add_argument(
+        "--verify-plan", action="store_true", help="the plan from half of the prompts, measured on the rest"
+    )
+    what.add_argument(
+        "--sweep", choices=[*sweeps.SWEEPS, "all"], metavar="NAME", help=f"{', '.join(sweeps.SWEEPS)}, all"
+    )
+    group.add_argument(
+        "--padded",
+        metavar="SIZE",
+        help="then measure shortly the lab's pair padded to lab:SIZE; none: do not (default: what this machine can do "
+        "in two minutes; with --quick none)",
+    )
+    group = parser.add_argument_group("results")
+    group.add_argument("--brief", action="store_true", help="print the table alone")
+    group.add_argument("--by-kind", action="store_true", help="as --verbose, with tables for each kind of prompt")
+    group.add_argument(
+        "--against", type=parsing.some_path, metavar="RECORD", help="then set the run beside this record of another"
+    )
+    flags.add_verbose_flag(group)
+    group.add_argument(
+        "--profile", type=parsing.some_path, metavar="FILE", help="first write a profiler trace of a few rounds"
+    )
+    flags.add_trace_flag(group)
+    flags.add_report_flag(group)
+    group.add_argument(
+        "--json", type=parsing.some_path, metavar="PATH", help="the run record here as well; - for stdout, alone"
+    )
+    group.add_argument(
+        "--out-dir", type=parsing.some_path, default=OUTPUT, help=f"of results/, plots/ (default: {shown(OUTPUT)})"
+    )
+    group.add_argument("--name", type=parsing.plain_name, default="local", help="of this run's files (default: local)")
+    parser.set_defaults(max_new_tokens=None)
+    return parser
+
+
+def filled(args: argparse.Namespace, size: str, **others: Any) -> argparse.Namespace:
+    """The arguments, with the defaults of this size, changed by `others`, wherever the command line gives none."""
+    defaults = {"draft": "model,ngram"} | dict(zip(SIZE_FLAGS, SIZES[size], strict=True)) | others
+    given = {name: value for name, value in vars(args).items() if value is not None}
+    return argparse.Namespace(**vars(args) | defaults | given)
+
+
+def check_padded(args: argparse.Namespace, size: str) -> None:
+    """Set `args.padded` to a size, NO_PADDED, or None: chosen after the machine is measured.
+
+    size: of the run, as in SIZES. UsageProblem where a size is asked for that cannot be.
+    """
+    of_lab = args.target == LAB_TARGET and args.impl is None
+    usable = of_lab and size in ("default", "full") and padded_pair.padded_kinds(args.draft.split(","), "lab:50m")
+    if args.padded is None:
+        args.padded = None if usable else NO_PADDED
+    elif args.padded != NO_PADDED:
+        padding.parse_size(args.padded)
+        if not (of_lab and padded_pair.padded_kinds(args.draft.split(","), args.padded)):
+            raise UsageProblem(
+                "--padded is the lab's own pair at another size; leave out --target and --impl, use --draft model,ngram"
+            )
+
+
+def drafts_of_sweep(name: str, asked: str | None) -> str | None:
+    """`--draft` as a sweep reads it: acceptance wants an oracle draft for every model, at that model's cost."""
+    models = [kind for kind in (asked or "").split(",") if kind and kind != "ngram" and not kind.startswith("dial:")]
+    if name != "acceptance" or not models:
+        return asked
+    return ",".join([*FREE_ORACLES, *(f"{dial}:{model}" for model in models for dial in ACCURACIES)])

@@ -1,0 +1,68 @@
+"""A short second comparison: the lab's pair padded until a pass of the target costs what reading its weights costs.
+
+The lab's own target is so small that most of a pass is the launching of kernels. A large model's pass is the reading of
+its weights. Speculation gains differently in the two, so a run shows both.
+"""
+
+from dataclasses import replace
+
+from speclab.drafts.select import make_drafters
+from speclab.lab.run_config import RunConfig
+from speclab.models import padding, prompts
+from speclab.models.backends.rewrites import can_prepack
+from speclab.models.memory import USABLE, free_memory
+from speclab.models.setup import load_setup
+
+SIZES = ("lab:50m", "lab:100m", "lab:200m", "lab:400m", "lab:1b", "lab:2b", "lab:4b", "lab:8b")
+SECONDS = 110.0  # that the second comparison may take
+READINGS = 3400  # of the target's weights that take as long as it: passes of all arms, prefill, loading, checks
+DRAFT_SHARE = 10  # the padded draft has a tenth of the target's parameters, as drafts of large models have
+PROMPTS_OF_A_KIND, NEW_TOKENS, LENGTHS = 2, 32, [2, 4, 8]
+
+
+def choose_size(bandwidth: float, free: int | None, itemsize: int, copies: int = 1) -> str | None:
+    """The largest size whose comparison takes SECONDS at most and whose weights fit; None where none does.
+
+    bandwidth: bytes a second. free: bytes of memory, None where the system does not say. itemsize: bytes of a
+    parameter. copies: of the weights in memory.
+    """
+    chosen = None
+    for size in SIZES:
+        n_bytes = padding.parse_size(size) * itemsize
+        needed = n_bytes * copies * (1 + 1 / DRAFT_SHARE)
+        if READINGS * n_bytes / bandwidth <= SECONDS and (free is None or needed <= USABLE * free):
+            chosen = size
+    return chosen
+
+
+def size_for(config: RunConfig, bandwidth: float) -> str | None:
+    """The size for this run's machine, dtype and engine. bandwidth: bytes a second"""
+    device, dtype = config.setup.device, config.setup.dtype
+    copies = 2 if can_prepack(device, dtype) else 1  # the fast engine packs a second one
+    return choose_size(bandwidth, free_memory(device), dtype.itemsize, copies)
+
+
+def padded_kinds(kinds: list[str], size: str) -> list[str]:
+    """`--draft` for a target of this size: the lab's draft at a tenth of it, ngram as it is; others are left out."""
+    draft = padding.size_name(padding.parse_size(size) // DRAFT_SHARE)
+    return [draft if kind == "model" else kind for kind in kinds if kind in ("model", "ngram")]
+
+
+def second_config(config: RunConfig, size: str, kinds: list[str]) -> RunConfig:
+    """The second comparison: some of the same prompts at the first temperature. Loads and checks the padded models.
+
+    kinds: `--draft`. Raises a Problem where the models cannot be loaded.
+    """
+    setup = config.setup
+    engine = setup.engine if setup.reasons["engine"] == "asked for" else "auto"
+    padded = load_setup(size, setup.sampling_at(0.0), setup.device.type, setup.dtype_name, engine)
+    return replace(
+        config,
+        setup=padded,
+        drafters=make_drafters(padded_kinds(kinds, size), padded, config.seed),
+        prompts=prompts.first_of_each_kind(config.prompts, PROMPTS_OF_A_KIND),
+        draft_lengths=LENGTHS,
+        temperatures=config.temperatures[:1],
+        max_new_tokens=min(NEW_TOKENS, config.max_new_tokens),
+        repeats=1,
+    )

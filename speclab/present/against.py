@@ -1,0 +1,106 @@
+"""One comparison beside another: machines, speedups, costs, and how much of the difference the costs explain."""
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import NamedTuple
+
+from speclab.present import tables
+from speclab.present.explanations import usual_context
+from speclab.present.run_lines import circumstances
+from speclab.present.tables import Block, Cell, Heading, Lines, Table, cells, number, speedup
+from speclab.records.rows import Row
+from speclab.records.runs import ComparisonRun
+from speclab.theory.costs import Costs
+
+KEY = attrgetter("method", "draft_length", "temperature")
+SETTINGS = ("target", "dtype", "engine", "max_new_tokens", "prompts_sha256", "seed", "top_k", "top_p")
+EXPLAINED = (
+    "here / there: of the measured speedups; forecasts: the same ratio of what each machine's costs and acceptance "
+    "forecast; rest: what they do not explain. Costs are in decode steps of the target; step in ms"
+)
+
+
+class Pair(NamedTuple):
+    """The same draft and length in both runs."""
+
+    here: Row
+    there: Row
+
+    @property
+    def ratio(self) -> float:
+        """How much larger the speedup is here."""
+        return self.here.speedup / self.there.speedup
+
+    @property
+    def explained(self) -> float | None:
+        """How much larger it should be by the forecasts; None where one is missing."""
+        if not self.here.forecast or not self.there.forecast:
+            return None
+        return self.here.forecast / self.there.forecast
+
+
+def pairs(here: ComparisonRun, there: ComparisonRun) -> list[Pair]:
+    """The drafts that both runs measured over all prompts."""
+    others = {KEY(row): row for row in there.rows if row.draft and row.prompt_kind == "all"}
+    rows = (row for row in here.rows if row.draft and row.prompt_kind == "all")
+    return [Pair(row, others[KEY(row)]) for row in rows if KEY(row) in others]
+
+
+def text(here: ComparisonRun, there: ComparisonRun, name: str, markdown: bool = False) -> str:
+    """What `--against` prints. name: of the other record"""
+    blocks: list[Block] = [Heading(f"Against {name}")]
+    blocks.append(Lines([f"here: {circumstances(here)}", f"there: {circumstances(there)}", _differences(here, there)]))
+    for one, other in ((here, there), (here.padded, there.padded)):
+        if one and other:
+            both = pairs(one, other)
+            blocks += [_speedups(both), _costs(both, _steps(one), _steps(other))]
+            if not both:
+                blocks.append(Lines(["no draft and length in common; run the command that made that record"]))
+    return tables.show([*blocks, Lines([EXPLAINED])], markdown)
+
+
+def _differences(here: ComparisonRun, there: ComparisonRun) -> str | None:
+    """The settings that differ: with other texts or lengths, acceptance differs too."""
+    values = [(key, here.settings.get(key), there.settings.get(key)) for key in SETTINGS]
+    differing = ", ".join(f"{key} {one} / {other}" for key, one, other in values if one != other)
+    return f"settings that differ: {differing}" if differing else None
+
+
+def _speedups(both: list[Pair]) -> Table:
+    columns: dict[str, Cell] = _of("here", cells("draft", "k", "T"))
+    columns |= {"here": lambda pair: speedup(pair.here.speedup), "there": lambda pair: speedup(pair.there.speedup)}
+    columns["here / there"] = lambda pair: number(pair.ratio)
+    columns["forecasts"] = lambda pair: number(pair.explained)
+    columns["rest"] = lambda pair: number(pair.ratio / pair.explained if pair.explained else None)
+    columns |= {"α here": lambda pair: number(pair.here.acceptance_rate)}
+    columns |= {"α there": lambda pair: number(pair.there.acceptance_rate)}
+    return Table(both, columns)
+
+
+def _costs(both: list[Pair], here: Callable[[Row], str], there: Callable[[Row], str]) -> Table:
+    columns: dict[str, Cell] = _of("here", cells("draft", "k", "T"))
+    columns |= {"step here": lambda pair: here(pair.here), "there": lambda pair: there(pair.there)}
+    for head in ("c", "v", "o"):
+        columns |= {f"{head} here": _of("here", cells(head))[head], f"{head} there": _of("there", cells(head))[head]}
+    return Table(both, columns)
+
+
+def _of(side: str, columns: dict[str, Cell]) -> dict[str, Cell]:
+    """Columns of a row as columns of a pair."""
+
+    def of_side(cell: Cell) -> Cell:
+        return lambda pair: cell(getattr(pair, side))
+
+    return {head: of_side(cell) for head, cell in columns.items()}
+
+
+def _steps(run: ComparisonRun) -> Callable[[Row], str]:
+    """A decode step of the target in ms, as it was calibrated for a row's draft and temperature."""
+    context = usual_context(run) if run.raw else 0
+    steps = {(e["drafter"], e["temperature"]): Costs.from_json(e["costs"]).step_seconds(context) for e in run.costs}
+
+    def step(row: Row) -> str:
+        seconds = steps.get((row.method, row.temperature))
+        return number(None if seconds is None else 1e3 * seconds)
+
+    return step

@@ -1,0 +1,233 @@
+"""What compare.py prints: the answer of a comparison on one screen. The rest is in report.py, behind --verbose.
+
+Views of the record; every line is a fixed template filled with its numbers.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from speclab.present import explanations, report, tables
+from speclab.present.run_lines import doubt, provenance, remarks
+from speclab.present.tables import Cell, Lines, Table, cells, interval, number, speedup
+from speclab.records.rows import Row
+from speclab.records.runs import ComparisonRun
+from speclab.theory.ladder import factors
+
+LAB = "lab pair"
+
+
+class Line(NamedTuple):
+    """A row of the table: one draft at one length, with its rows at all temperatures, the run's first one first."""
+
+    target: str
+    rows: list[Row | None]
+    best: bool
+
+    @property
+    def row(self) -> Row:
+        """At the first temperature at which it ran."""
+        return next(filter(None, self.rows))
+
+
+def screen(run: ComparisonRun, brief: bool = False, where: list[str] | None = None, markdown: bool = False) -> str:
+    """Same text or not; the table; the formula, what it misses most, where there is no gain; `where` the rest is.
+
+    brief: the table alone. A target whose numbers are not to be believed is left out in the terminal, and that is said.
+    """
+    runs = [run, run.padded] if run.padded else [run]
+    doubts = Lines(f"{target_name(one)}: {doubt(one)}" for one in runs if doubt(one))
+    told = [one for one in runs if markdown or not doubt(one)]
+    table = speed_table(told) if told else None
+    if brief:
+        return tables.show([doubts, table], markdown)
+    agreement = Lines(line for one in runs for line in (*same_text_lines(one), *remarks(one)))
+    facts = Lines([*(line for one in told for line in facts_lines(one)), noise_line(told), no_gain_line(told)])
+    head = Lines([report.learner_line(run)])
+    yours = None if markdown else explanations.learner_table(run)  # the page has it further down
+    predicted = [tables.Heading("What you predicted"), yours]
+    return tables.show([head, agreement, doubts, table, facts, *predicted, Lines(where or [])], markdown)
+
+
+def page(run: ComparisonRun, name: str) -> str:
+    """results/NAME.md: the first screen with its pictures, then everything else. name: of the pictures"""
+    parts = [f"{provenance(run)}\n", f"## The answer\n\n{screen(run, markdown=True)}"]
+    for one, its_name in ((run, name), (run.padded, f"{name}-padded")):
+        if one:
+            if one is run.padded:
+                parts.append(f"# {target_name(one)}\n\n{provenance(one)}\n")
+            parts.append("\n\n".join(_pictures(one, its_name)) + "\n")
+            parts.append(report.comparison(one, by_kind=True, markdown=True))
+    return "\n".join(parts)
+
+
+def _pictures(run: ComparisonRun, name: str) -> list[str]:
+    """The pictures that the page shows."""
+    shown = []
+    if any(row.draft for row in run.rows):
+        shown.append(f"![speedup by draft and k](../plots/{name}-speedup.png)")
+    if any(row.ladder for row in run.rows):
+        shown.append(f"![from the book's formula to the measured speedup](../plots/{name}-why.png)")
+    return shown
+
+
+def target_name(run: ComparisonRun) -> str:
+    """The target as the table calls it."""
+    name = run.settings["target"]
+    return LAB if name == "models/lab-pair/target" else name.rpartition("/")[2]
+
+
+# --- same text? -------------------------------------------------------------------------------------------------------
+
+
+def same_text_lines(run: ComparisonRun) -> list[str]:
+    """One line for all greedy texts, one for each temperature above 0; more where something is wrong."""
+    prefix, lines = f"same text? {target_name(run)}, ", []
+    greedy = [entry for entry in run.correctness if entry["temperature"] == 0]
+    if greedy:
+        *differences, verdict = report.agreement_lines(greedy)
+        lines += [*differences, prefix + verdict]
+    for temperature in dict.fromkeys(e["temperature"] for e in run.correctness if e["temperature"] > 0):
+        entries = [entry for entry in run.correctness if entry["temperature"] == temperature]
+        wrong = [entry for entry in entries if not entry["passed"]]
+        right = f"{len(entries) - len(wrong)} of {len(entries)} arms follow the target's distribution"
+        n_tokens = sum(entry["n_tokens"] for entry in entries)
+        lines.append(f"{prefix}T = {temperature:g}: {n_tokens} sampled tokens, {right}")
+        lines += report.agreement_lines(wrong)
+    return lines
+
+
+# --- how fast? --------------------------------------------------------------------------------------------------------
+
+
+def table_lines(run: ComparisonRun) -> list[Line]:
+    """The baseline, and every draft at every length, over all prompts."""
+    temperatures = list(dict.fromkeys(row.temperature for row in run.rows))
+    by_arm: dict[tuple[str, int], dict[float, Row]] = {}
+    for row in run.rows:
+        if row.prompt_kind == "all" and (row.draft or row.method == "baseline"):
+            by_arm.setdefault((row.method, row.draft_length), {})[row.temperature] = row
+    best = best_row(run)
+    return [
+        Line(target_name(run), [rows.get(temperature) for temperature in temperatures], best in rows.values())
+        for rows in by_arm.values()
+    ]
+
+
+def best_row(run: ComparisonRun) -> Row | None:
+    """The fastest draft at the first temperature, over all prompts; None where none is faster than the baseline."""
+    first = run.rows[0].temperature if run.rows else None
+    rows = [row for row in run.rows if row.draft and row.prompt_kind == "all" and row.temperature == first]
+    fastest = max(rows, key=lambda row: row.speedup, default=None)
+    return fastest if fastest and fastest.verdict in ("faster", None) and fastest.speedup > 1 else None
+
+
+def speed_table(runs: list[ComparisonRun]) -> Table:
+    """One line per draft and length; the columns of further temperatures come after those of the first one."""
+    lines = [line for run in runs for line in table_lines(run)]
+    temperatures = list(dict.fromkeys(row.temperature for row in runs[0].rows))
+    columns: dict[str, Cell] = {"target": lambda line: line.target} if len(runs) > 1 else {}
+    columns |= _of_row(cells("draft", "k"))
+    columns["tok/s"] = lambda line: number(line.row.tokens_per_second, 1 if line.row.tokens_per_second < 999.95 else 0)
+    for i, temperature in enumerate(temperatures):
+        columns[f"T = {temperature:g}" if i else "speedup"] = _speedup_at(i)
+        if i == 0:
+            columns |= _of_row({"95 %": cells("95 %")["95 %"], "forecast": _forecast, "book(α)": _book})
+    columns[""] = lambda line: "<- best" if line.best else ""
+    return Table(lines, columns, n_words=len(runs))
+
+
+def _of_row(columns: dict[str, Cell]) -> dict[str, Cell]:
+    """Columns of a row as columns of a line."""
+
+    def of_line(cell: Cell) -> Cell:
+        return lambda line: cell(line.row)
+
+    return {head: of_line(cell) for head, cell in columns.items()}
+
+
+def _speedup_at(place: int) -> Callable[[Line], str]:
+    """The speedup at one of the temperatures, and the verdict where it is not "faster"."""
+
+    def cell(line: Line) -> str:
+        row = line.rows[place] if place < len(line.rows) else None
+        if row is None:
+            return "-"
+        return speedup(row.speedup) + (f" {row.verdict}" if row.verdict in ("slower", "unclear") else "")
+
+    return cell
+
+
+def _forecast(row: Row) -> str:
+    return speedup(row.forecast)
+
+
+def _book(row: Row) -> str:
+    return speedup(row.book_formula)
+
+
+# --- what to know about it --------------------------------------------------------------------------------------------
+
+
+def facts_lines(run: ComparisonRun) -> list[str | None]:
+    """Of one target: what a step is spent on, what the formula says of the fastest model draft, what it misses most."""
+    rows = [row for row in _first_rows(run) if row.draft]
+    models = [row for row in rows if row.draft != "ngram"] or rows
+    row = max(models, key=lambda row: row.speedup, default=None)
+    if row is None:
+        return []
+    prefix = f"{target_name(run)}, {row.method} k = {row.draft_length}:"
+    lines = [reading_line(run)]
+    if row.book_formula is not None:
+        forecast = f", forecast {speedup(row.forecast)}" if row.forecast is not None else ""
+        lines.append(
+            f"{prefix} 1/(1-α+α/k) with α = {number(row.acceptance_rate)} says {speedup(row.book_formula)}; "
+            f"measured {speedup(row.speedup)}{forecast}"
+        )
+    return [*lines, missed_line(row, prefix)]
+
+
+def _first_rows(run: ComparisonRun) -> list[Row]:
+    """Over all prompts, at the first temperature."""
+    return [row for row in run.rows if row.prompt_kind == "all" and row.temperature == run.rows[0].temperature]
+
+
+def reading_line(run: ComparisonRun) -> str | None:
+    """How much of a decode step is the reading of weights; None where that was not measured."""
+    baseline = next((row for row in _first_rows(run) if row.method == "baseline"), None)
+    if baseline is None or not run.bandwidth or run.weight_bytes is None:
+        return None
+    step = baseline.seconds / max(1, baseline.n_tokens)
+    share = min(1.0, run.weight_bytes / run.bandwidth / step)
+    return (
+        f"{target_name(run)}: a step takes {1e3 * step:.1f} ms; {share:.0%} of that is reading "
+        f"{run.weight_bytes / 1e6:.0f} MB of weights at {run.bandwidth / 1e9:.0f} GB/s"
+    )
+
+
+def missed_line(row: Row, prefix: str) -> str | None:
+    """The two factors of the row's ladder that the formula misses most."""
+    largest = sorted(factors(row).items(), key=lambda item: -abs(math.log(max(item[1], 1e-9))))[:2]
+    misses = ", ".join(f"x{factor:.2f} {name}" for name, factor in largest)
+    return f"{prefix} the formula misses most: {misses}" if misses else None
+
+
+def noise_line(runs: list[ComparisonRun]) -> str | None:
+    """The noise floors at the first temperature."""
+    floors = [(target_name(run), run.noise[0]) for run in runs if run.noise]
+    shown = ", ".join(
+        f"{name} {speedup(floor.ratio)}" + f" ({interval(floor.low, floor.high)})" * (floor.low is not None)
+        for name, floor in floors
+    )
+    return f"noise floor (baseline against itself): {shown}" if shown else None
+
+
+def no_gain_line(runs: list[ComparisonRun]) -> str | None:
+    """How many rows are slower than the baseline, on all prompts and on each kind, and the lowest speedup."""
+    rows = [(run, row) for run in runs for row in run.rows if row.draft and row.prompt_kind != "not looping"]
+    if not rows:
+        return None
+    run, low = min(rows, key=lambda pair: pair[1].speedup)
+    where = f"{target_name(run)}, {low.method} k = {low.draft_length}, T = {low.temperature:g}, {low.prompt_kind}"
+    n_slower = sum(row.verdict == "slower" for _, row in rows)
+    return f"no gain: {n_slower} of {len(rows)} rows are slower; lowest {speedup(low.speedup)} ({where} prompts)"

@@ -1,0 +1,30 @@
+"""When a run's own noise is so large that nothing else in it should be read. Pure.
+
+The baseline runs twice in a run, and its distance from itself is the noise floor. The fifteen floors of the committed
+records, all of quiet machines with six prompts or more, have intervals within 0.94 and 1.07, and ratios within 0.99 and
+1.02. A floor that reaches further than FURTHEST on either side is not the noise of a quiet machine.
+"""
+
+import math
+from collections.abc import Iterable
+
+from speclab.records.runs import Noise
+
+FURTHEST = 1.10  # a factor, in both directions
+
+
+def reach(floor: Noise) -> float:
+    """The largest factor by which the baseline may differ from itself, at least 1: the further end of the interval, or
+    of the ratio alone where there is none.
+
+    >>> reach(Noise(temperature=0, ratio=1.0, low=0.8, high=1.1))
+    1.25
+    """
+    ends = [end for end in (floor.ratio, floor.low, floor.high) if end is not None]
+    return max(max(end, 1 / end) if end else math.inf for end in ends)
+
+
+def unbelievable(floors: Iterable[Noise]) -> Noise | None:
+    """The noise floor that shows most clearly that a run's numbers are not to be believed; None where all are small."""
+    worst = max(floors, key=reach, default=None)
+    return worst if worst is not None and reach(worst) > FURTHEST else None

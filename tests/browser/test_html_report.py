@@ -1,0 +1,62 @@
+"""The page of a comparison in a real browser, at five widths and in both themes."""
+
+import pytest
+
+from speclab.present import figures, first_screen, html_report, plots
+from tests.browser.test_trace_page import CONTRAST, WIDTHS
+from tests.present.test_report import make_run
+from tests.present.trace_streams import scripted
+
+LONG = "models/somebody/" + "a-long-name-" * 6
+
+
+@pytest.fixture(scope="module")
+def text(tokenizer, tmp_path_factory) -> str:
+    run, folder = make_run(methods=("model", LONG)), tmp_path_factory.mktemp("plots")
+    pictures = [path for draw in plots.comparison(run, folder, "x") if (path := draw())]
+    figures.plt.close("all")
+    found = scripted(tokenizer, "def f(x):", 60)
+    return html_report.page(first_screen.page(run, "x"), pictures, found)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_page_fits_and_its_tables_scroll_in_their_own_box(open_page, text, width):
+    page = open_page(text, {"width": width, "height": 800})
+    assert page.problems == []
+    assert page.requests[1:] == [] or all(request.startswith("data:") for request in page.requests[1:])
+    page.click("text=All tables of this run")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    for image in page.locator("figure img").all():
+        assert image.evaluate("image => image.complete && image.naturalWidth > 400")
+        box = image.bounding_box()
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= width
+        assert box["width"] > 250
+    tables = page.locator(".wide").all()
+    assert len(tables) > 10
+    for table in tables:
+        box = table.bounding_box()
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= width
+        wide, room, overflow = table.evaluate("t => [t.scrollWidth, t.clientWidth, getComputedStyle(t).overflowX]")
+        assert wide <= room or overflow == "auto"
+    strip = page.locator(".lanes-frame")
+    assert strip.evaluate("frame => frame.scrollWidth <= frame.clientWidth")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_both_themes_can_be_read(open_page, text, scheme):
+    page = open_page(text, {"width": 1366, "height": 800}, color_scheme=scheme)
+    page.click("text=All tables of this run")
+    assert page.evaluate(CONTRAST) == []
+
+
+def test_keys_belong_to_the_page_until_the_decoding_has_the_focus(open_page, text):
+    page = open_page(text, {"width": 1366, "height": 800})
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("End")
+    assert page.locator("#slider").input_value() == "1"
+    assert page.evaluate("scrollY") > 500
+    page.focus("#forward")
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#slider").input_value() == "2"

@@ -1,0 +1,109 @@
+"""A busy machine, end to end on a tiny pair: what compare.py says, shows, hides and writes down."""
+
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import compare
+from speclab.lab.run_config import RunConfig
+from speclab.models import prompts
+from speclab.records import files
+from speclab.records.runs import CoreProbe, Machine, PlanRun, SweepRun
+from speclab.system import cores
+from speclab.theory import noise
+
+TEXTS = [("code", "def f(x):"), ("prose", "return x"), ("copy", "x + 1, x + 1,")]
+HALF = cores.Work(blocks=50.0, got=0.5, wanted=1.0)
+
+
+@pytest.fixture
+def run(pair_folder, tmp_path, capsys, monkeypatch):
+    """compare.py on the tiny pair and three short prompts; returns (stdout, stderr)."""
+    monkeypatch.setattr(prompts, "standard", lambda: TEXTS)
+
+    def call(*words):
+        models = ["--target", str(pair_folder / "target"), "--draft", f"{pair_folder / 'draft'}", "-k", "2"]
+        size = ["--max-new-tokens", "12", "--threads", "1", "--engine", "eager", "--temperature", "0"]
+        assert compare.main([*models, *size, "--out-dir", str(tmp_path), *words]) == 0
+        return capsys.readouterr()
+
+    return call
+
+
+def saved(folder, name="local"):
+    return json.loads((folder / "results" / f"{name}.json").read_text("utf-8"))
+
+
+@pytest.mark.parametrize("words", [(), ("--plan",), ("--sweep", "draft-length")])
+def test_a_busy_machine_is_said_before_and_after_and_marked(run, tmp_path, monkeypatch, words):
+    monkeypatch.setattr(cores, "together", lambda threads: HALF)
+    out, err = run(*words)
+    (line,) = [line for line in err.splitlines() if line.startswith("busy")]
+    assert "one thread got 50% of the processor time" in line
+    assert "BUSY: one thread got 50%" in out
+    (path,) = (tmp_path / "results").glob("*.json")
+    probe = json.loads(path.read_text("utf-8"))["machine"]["probe"]
+    assert (probe["free"], probe["threads"], probe["together"]) == (False, 1, 0.5)
+    assert "BUSY: one thread got 50%" in path.with_suffix(".md").read_text("utf-8")
+
+
+def test_free_cores_are_written_down_and_not_talked_about(run, tmp_path):
+    out, err = run()
+    assert "busy" not in (out + err).lower()
+    assert saved(tmp_path)["machine"]["probe"]["free"] is True
+
+
+def test_a_gpu_has_cores_of_its_own(monkeypatch):
+    monkeypatch.setattr(cores, "probe", lambda threads: pytest.fail("looked"))
+    setup = SimpleNamespace(device=torch.device("cuda"))
+    config = RunConfig(setup, {}, [], [4], [0.0], 64, 1, 0)
+    assert config.look_at_cores() is None
+    assert config.probe is None
+
+
+def test_a_record_without_a_probe_is_written_without_one():
+    machine = Machine(cpu="x", cores=2, threads=2, memory_gib=4, gpu=None, system="Linux")
+    assert "probe" not in files.as_dict(machine)
+    probe = CoreProbe(free=True, threads=2, alone=1.0, together=1.0, gain=2.0, load=None)
+    assert files.as_dict(replace(machine, probe=probe))["probe"]["load"] is None
+
+
+# --- a run whose noise is too large -----------------------------------------------------------------------------------
+
+
+def test_speedups_that_are_not_to_be_believed_are_not_shown(run, tmp_path, monkeypatch):
+    """Every run has a noise floor above a bound of 1.00; the record and the page keep the numbers."""
+    monkeypatch.setattr(noise, "FURTHEST", 1.0)
+    out, _ = run()
+    assert out.count("NOT TO BE BELIEVED: in this run the baseline was") == 1
+    assert "token for token: identical" in out, "whether the texts agree does not depend on the clock"
+    for word in ("speedup  ", "forecast", "verdict", "accept µs", "noise floor"):
+        assert word not in out
+    page = (tmp_path / "results" / "local.md").read_text("utf-8")
+    assert "NOT TO BE BELIEVED" in page
+    assert page.index("NOT TO BE BELIEVED") < page.index("| speedup |")
+    assert len(saved(tmp_path)["rows"]) >= 2
+
+
+def test_a_sweep_that_is_not_to_be_believed_shows_no_table(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(noise, "FURTHEST", 1.0)
+    out, _ = run("--sweep", "draft-length")
+    assert "NOT TO BE BELIEVED" in out
+    assert "speedup  " not in out
+    assert "best k" not in out
+    run_record = files.read(tmp_path / "results" / "local-sweep-draft-length.json", SweepRun)
+    assert run_record.points
+    assert "NOT TO BE BELIEVED" in (tmp_path / "results" / "local-sweep-draft-length.md").read_text("utf-8")
+
+
+def test_a_plan_that_is_not_to_be_believed_recommends_nothing(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(noise, "FURTHEST", 1.0)
+    out, _ = run("--plan")
+    assert "NOT TO BE BELIEVED" in out
+    assert "expected" not in out
+    record = files.read(tmp_path / "results" / "local-plan.json", PlanRun)
+    assert record.plan
+    assert record.noise

@@ -1,0 +1,142 @@
+"""The second, short comparison at the price of a larger model: its size, its drafts, and the run as a whole."""
+
+import re
+
+import pytest
+
+import compare
+from speclab.cli import flags
+from speclab.lab import comparison, harness, padded_pair
+from speclab.models import padding
+from speclab.records.files import read
+from speclab.records.runs import ComparisonRun
+
+GB = 10**9
+SMALL = ["--prompt", "def f(x):", "--max-new-tokens", "6", "-k", "2", "--temperature", "0", "--threads", "1"]
+
+
+def test_a_faster_machine_gets_a_larger_pair():
+    sizes = [padded_pair.choose_size(speed * GB, None, 4) for speed in (1, 10, 25, 100, 3000)]
+    assert sizes[0] is None
+    numbers = [padding.parse_size(size) for size in sizes[1:]]
+    assert numbers == sorted(set(numbers))
+
+
+@pytest.mark.parametrize("speed", [10 * GB, 40 * GB, 400 * GB])
+def test_the_chosen_size_keeps_to_the_time(speed):
+    size = padded_pair.choose_size(speed, None, 4)
+    assert padded_pair.READINGS * padding.parse_size(size) * 4 / speed <= padded_pair.SECONDS
+
+
+def test_a_size_that_does_not_fit_is_not_chosen():
+    free = [2 * GB, 1 * GB, 200 * 10**6]
+    assert [padded_pair.choose_size(1e15, n, 4) for n in free] == ["lab:400m", "lab:200m", None]
+    assert padded_pair.choose_size(1e15, 2 * GB, 4, copies=2) == "lab:200m"
+    assert padded_pair.choose_size(1e15, 2 * GB, 2) == padded_pair.choose_size(1e15, 4 * GB, 4)
+
+
+def test_the_drafts_of_the_padded_pair():
+    assert padded_pair.padded_kinds(["model", "ngram", "dial:0.8"], "lab:200m") == ["lab:20m", "ngram"]
+    assert padded_pair.padded_kinds(["dial:0.8", "some/draft"], "lab:200m") == []
+
+
+@pytest.fixture
+def run(tmp_path, capsys):
+    def call(*words: str) -> tuple[int, str, str]:
+        code = compare.main([*SMALL, "--engine", "eager", "--out-dir", str(tmp_path), *words])
+        return (code, *capsys.readouterr())
+
+    return call
+
+
+def test_both_sizes_stand_in_one_record_and_one_table(run, tmp_path):
+    code, out, err = run("--draft", "ngram", "--padded", "lab:12m")
+    assert code == 0
+    assert "lab:12m: llama" in err
+    record = read(tmp_path / "results" / "local.json", ComparisonRun)
+    assert record.settings["target"] == "models/lab-pair/target"
+    assert record.padded.settings["target"] == "lab:12m"
+    assert record.padded.weight_bytes > record.weight_bytes > 0
+    assert record.bandwidth > 0
+    assert record.padded.settings["draft_lengths"] == padded_pair.LENGTHS
+    assert re.search(r"^lab pair +ngram +2 ", out, re.MULTILINE)
+    assert re.search(r"^lab:12m +ngram +8 ", out, re.MULTILINE)
+    assert (tmp_path / "plots" / "local-padded-speedup.png").exists()
+    assert len(out.splitlines()) <= 40
+
+
+def test_the_size_is_chosen_by_what_the_machine_reads(run, monkeypatch, tmp_path):
+    """Without a flag, of the sizes here."""
+    asked = []
+    monkeypatch.setattr(padded_pair, "SIZES", ("lab:11m",))
+    monkeypatch.setattr(comparison, "bandwidth", lambda *_, **__: {"copy": 1e15})
+    honest = padded_pair.choose_size
+    monkeypatch.setattr(padded_pair, "choose_size", lambda *given: asked.append(given[0]) or honest(*given))
+    code, *_ = run("--draft", "ngram")
+    assert code == 0
+    assert asked == [1e15]
+    assert read(tmp_path / "results" / "local.json", ComparisonRun).padded.settings["target"] == "lab:11m"
+
+
+def test_a_machine_that_is_too_slow_is_told_so(run, monkeypatch, tmp_path):
+    monkeypatch.setattr(comparison, "bandwidth", lambda *_, **__: {"copy": 1.0})
+    code, _, err = run("--draft", "ngram")
+    assert code == 0
+    assert "no padded pair" in err
+    assert read(tmp_path / "results" / "local.json", ComparisonRun).padded is None
+
+
+@pytest.mark.parametrize("words", [["--quick"], ["--padded", "none"], ["--draft", "dial:0.8"]])
+def test_where_no_second_size_is_measured(run, monkeypatch, words):
+    monkeypatch.setattr(padded_pair, "second_config", lambda *_: pytest.fail("measured a second size"))
+    code, *_ = run("--draft", "ngram", *words)
+    assert code == 0
+
+
+def test_ctrl_c_in_the_second_size_keeps_the_first(run, monkeypatch, tmp_path):
+    honest = padded_pair.second_config
+
+    def stopped(*given):
+        config = honest(*given)
+        monkeypatch.setattr(harness, "_one_turn", stop)
+        return config
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(padded_pair, "second_config", stopped)
+    code, out, err = run("--draft", "ngram", "--padded", "lab:12m")
+    record = read(tmp_path / "results" / "local.json", ComparisonRun)
+    assert code == 0
+    assert record.interrupted
+    assert record.padded is None
+    assert [row for row in record.rows if row.draft]
+    assert "the padded pair is not" in err
+    assert "Stopped before the end" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--padded", "big"], "lab:big is not a size"),
+        (["--padded", "lab:20m", "--draft", "dial:0.8"], "use --draft model,ngram"),
+        (["--padded", "lab:20m", "--target", "some/model"], "leave out --target"),
+        (["--padded", "lab:20m", "--plan"], "--padded belongs to a comparison"),
+        (["--brief", "--sweep", "temperature"], "--brief belongs to a comparison"),
+        (["--against", "x.json", "--verify-plan"], "--against belongs to a comparison"),
+        (["--by-kind", "--plan"], "--by-kind belongs to a comparison"),
+    ],
+)
+def test_flags_that_do_not_go_together(run, monkeypatch, words, said):
+    monkeypatch.setattr(flags, "setup_from", lambda *_: pytest.fail("loaded a model first"))
+    code, _, err = run(*words)
+    assert code == 2
+    assert said in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_record_to_stand_beside_is_read_before_anything_is_measured(run, monkeypatch, tmp_path):
+    monkeypatch.setattr(flags, "setup_from", lambda *_: pytest.fail("loaded a model first"))
+    code, _, err = run("--against", str(tmp_path / "none.json"))
+    assert code == 3
+    assert "none.json" in err

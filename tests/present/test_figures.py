@@ -1,0 +1,91 @@
+"""What every picture keeps to: one scale for a quantity, intervals only where there are some, labels off the marks."""
+
+from dataclasses import replace
+
+import pytest
+
+from speclab.present import figures, plots
+from speclab.present.figures import Panel, Series, draw, plain
+from speclab.theory.curves import Value
+from tests.present.test_report import make_row
+
+
+def measured(panels: list[Panel]):
+    figure = draw(panels)
+    figure.draw_without_rendering()
+    return figure
+
+
+@pytest.fixture(autouse=True)
+def closed():
+    yield
+    figures.plt.close("all")
+
+
+def test_panels_of_one_quantity_share_their_scale():
+    low, high = ({1: Value(one, one - 0.1, one + 0.1)} for one in (1.2, 3.0))
+    panels = [Panel([Series("a", values)], "k", label) for values, label in ((low, "x"), (high, "x"), (low, "y"))]
+    figure = measured(panels)
+    ends = [axis.get_ylim() for axis in figure.axes]
+    assert ends[0] == ends[1] != ends[2]
+    assert ends[0][0] < 1.1
+    assert ends[0][1] > 3.1
+
+
+def test_values_without_an_interval_get_no_bar_and_stay_inside():
+    """A marker stands beside its place, which widens no axes by itself: they must hold the value all the same."""
+    values = {1: Value(1.5, 1.2, 1.9), 2: Value(2.5, None, None), 3: Value(0.4, 0.3, None)}
+    figure = measured([Panel([Series("a", values), Series("b", plain([(2, 4.0)]), 1)], "k")])
+    (axis,) = figure.axes
+    (collection,) = axis.collections
+    assert [[y for _, y in segment] for segment in collection.get_segments()] == [[1.2, 1.9]]
+    low, high = axis.get_ylim()
+    assert low < 0.4
+    assert high > 4.0
+    left, right = axis.get_xlim()
+    assert left < 1
+    assert right > 3
+
+
+def test_labels_stand_off_each_other_the_markers_and_the_axis():
+    """Two drafts with nearly the same values at every place, and lines through them."""
+    series = []
+    for i, name in enumerate(("model", "ngram")):
+        values = {k: Value(1.5 + 0.01 * i + 0.02 * k, 1.2, 2.2) for k in (1, 2, 4, 8)}
+        series += [Series(name, values, i), Series(f"{name} line", values, i, "-")]
+    figure = measured([Panel(series, "k", spread=20)])
+    (axis,) = figure.axes
+    boxes = [text.get_window_extent() for text in axis.texts]
+    assert len(boxes) == 8
+    for i, box in enumerate(boxes):
+        assert not any(box.overlaps(other) for other in boxes[i + 1 :])
+        assert axis.get_window_extent().containsx(box.x0)
+        assert axis.get_window_extent().containsx(box.x1)
+    for line in axis.lines:
+        if line.get_marker() not in ("None", ""):
+            for x, y in line.get_transform().transform(line.get_xydata()):
+                assert not any(box.contains(x, y) for box in boxes)
+
+
+def test_rounds_without_drafts_stand_apart_from_rejected_ones():
+    ngram = make_row("ngram", 2, accepted_lengths=[50, 30, 20], n_rounds=100, n_without_drafts=40)
+    (panel,) = plots.accepted_lengths([ngram])
+    shares = {place: value.value for place, value in panel.series[0].values.items()}
+    assert shares == {plots.NONE: 0.4, 0: 0.1, 1: 0.3, 2: 0.2}
+    assert panel.ticks[plots.NONE] == "none\ndrafted"
+    assert panel.ticks[0] == "0"
+    (panel,) = plots.accepted_lengths([replace(ngram, n_without_drafts=None)])
+    assert list(panel.series[0].values) == [0, 1, 2]
+    assert panel.ticks[0] == "0, or none\ndrafted"
+
+
+def test_predictors_that_agree_are_all_seen():
+    """Markers at one place: the upper ones are smaller, the lower ones hollow."""
+    rows = [make_row(k=k, kind="code") for k in (2, 4)]
+    (axis,) = plots._predicted(rows).axes
+    markers = [line for line in axis.lines if line.get_marker() not in ("None", "")]
+    upper = sorted(markers, key=lambda line: -line.get_zorder())
+    sizes = [line.get_markersize() for line in upper]
+    assert sizes == sorted(sizes)
+    assert len(set(sizes)) == len(sizes) > 1
+    assert all(line.get_markerfacecolor() == "none" for line in upper[1:])

@@ -1,0 +1,192 @@
+"""The first screen of a comparison, and a run beside another one."""
+
+from dataclasses import replace
+
+import pytest
+
+from speclab.present import against, first_screen
+from speclab.records.runs import ComparisonRun, LearnerPrediction
+from speclab.theory import noise
+from speclab.theory.ladder import factors
+from tests.present.test_report import bare, make_run
+
+MOST_LINES, MOST_COLUMNS = 34, 100  # six lines about what runs stand above it
+
+
+def two_regimes() -> ComparisonRun:
+    """A run as `compare.py` makes it without flags: two temperatures, and one at a second size."""
+    run = make_run(lengths=(2, 4, 8))
+    padded = make_run(lengths=(2, 4, 8), temperatures=(0.0,))
+    padded.settings["target"] = "lab:200m"
+    padded = replace(padded, weight_bytes=800_000_000, bandwidth=25e9)
+    return replace(run, weight_bytes=40_000_000, bandwidth=25e9, padded=padded)
+
+
+def lines_with(text: str, words: str) -> list[str]:
+    return [line for line in text.splitlines() if words in line]
+
+
+def test_the_answer_fits_on_one_screen():
+    text = first_screen.screen(two_regimes(), where=["everything else: results/local.md, or --verbose", "why?"])
+    assert len(text.splitlines()) <= MOST_LINES, text
+    assert max(map(len, text.splitlines())) <= MOST_COLUMNS
+    assert text.index("same text?") < text.index("speedup") < text.index("1/(1-α+α/k)") < text.index("everything else")
+    assert "±" not in text
+
+
+def test_the_best_row_of_each_target_is_marked():
+    run = two_regimes()
+    text = first_screen.screen(run)
+    rows = [row for row in run.rows if row.draft and row.prompt_kind == "all" and row.temperature == 0]
+    best = max(rows, key=lambda row: row.speedup)
+    marked = [line[:21].split() for line in lines_with(text, "<- best")]
+    assert marked == [["lab", "pair", best.method, str(best.draft_length)], ["lab:200m", best.method, "4"]]
+    assert best.draft_length == 4
+
+
+def test_no_row_is_best_where_none_is_faster():
+    run = make_run()
+    run.rows = [replace(row, speedup=0.9, verdict="slower") if row.draft else row for row in run.rows]
+    text = first_screen.screen(run)
+    assert "best" not in text
+    drafts = [row for row in run.rows if row.draft and row.prompt_kind != "not looping"]
+    assert f"no gain: {len(drafts)} of {len(drafts)} rows are slower; lowest 0.90x" in text
+    assert len(lines_with(text, "0.90x slower")) == 8
+
+
+def test_an_unclear_row_is_no_best_one():
+    run = make_run(methods=("model",), lengths=(2,))
+    run.rows = [replace(row, speedup=1.01, verdict="unclear") if row.draft else row for row in run.rows]
+    assert "best" not in first_screen.screen(run)
+    assert "1.01x unclear" in first_screen.screen(run)
+
+
+def test_brief_is_the_table_alone():
+    run = two_regimes()
+    brief, text = (first_screen.screen(run, brief=only) for only in (True, False))
+    assert brief.startswith("target")
+    assert brief.strip() in text
+    assert len(brief.splitlines()) == 2 + 2 * 7
+
+
+def test_a_table_that_is_not_to_be_believed_is_not_shown(monkeypatch):
+    monkeypatch.setattr(noise, "FURTHEST", 1.1)
+    run = two_regimes()
+    run.padded.noise = [replace(floor, ratio=1.3, low=1.1, high=1.5) for floor in run.padded.noise]
+    text, brief = first_screen.screen(run), first_screen.screen(run, brief=True)
+    assert "lab:200m: NOT TO BE BELIEVED" in text
+    assert brief.startswith("lab:200m: NOT TO BE BELIEVED")
+    assert "x  " in brief, "the other target's table is there"
+    assert not lines_with(brief, "lab:200m  model")
+    run.noise = run.padded.noise
+    assert "1/(1" not in first_screen.screen(run)
+    assert "same text?" in first_screen.screen(run)
+    assert "1.30x" in first_screen.screen(run, markdown=True)
+    assert "lab:200m | model" in first_screen.screen(run, markdown=True)
+
+
+def test_one_target_needs_no_column():
+    assert first_screen.screen(replace(two_regimes(), padded=None), brief=True).startswith("draft")
+
+
+def test_a_wrong_text_is_said_where_the_same_text_is_asked():
+    run = two_regimes()
+    difference = {"prompt": 3, "position": 7, "tokens": ["a", "b"], "gap": 1.5, "verdict": "BUG: logits differ"}
+    run.padded.correctness[0] |= {"differences": [difference], "passed": False}
+    text = first_screen.screen(run)
+    assert "prompt 3, token 7: 'a' became 'b', gap 1.5: BUG" in text
+    assert "WRONG OUTPUT: model k=2" in text
+
+
+def test_a_sampled_arm_that_fails_is_named():
+    run = make_run()
+    entry = next(entry for entry in run.correctness if entry["temperature"] > 0)
+    entry["passed"] = False
+    text = first_screen.screen(run)
+    assert "1 of 2 arms follow the target's distribution" in text
+    assert "model k=2: z_S" in " ".join(text.split())
+
+
+def test_the_formula_and_what_it_misses_most():
+    run = make_run(temperatures=(0.0,))
+    models = [row for row in run.rows if row.draft == "model" and row.prompt_kind == "all"]
+    row = max(models, key=lambda row: row.speedup)
+    text = first_screen.screen(run)
+    said = f"α = {row.acceptance_rate:.2f} says {row.book_formula:.2f}x; measured {row.speedup:.2f}x"
+    assert said in text
+    found = factors(row)
+    first = max(found, key=lambda name: max(found[name], 1 / found[name]))
+    assert f"misses most: x{found[first]:.2f} {first}," in text
+
+
+def test_a_run_without_costs_has_no_forecast_and_no_factors():
+    run = make_run(temperatures=(0.0,))
+    run = replace(run, rows=[bare(row) for row in run.rows])
+    text = first_screen.screen(run)
+    assert "forecast " not in text.partition("1/(1")[2]
+    assert "misses" not in text
+
+
+def test_reading_is_a_share_of_a_step():
+    """The made-up baseline: seconds / tokens is its step."""
+    run = two_regimes()
+    row = next(row for row in run.rows if row.method == "baseline" and row.prompt_kind == "all")
+    step = row.seconds / row.n_tokens
+    share = 40e6 / 25e9 / step
+    assert f"{share:.0%} of that is reading 40 MB of weights at 25 GB/s" in first_screen.screen(run)
+    assert first_screen.reading_line(replace(run, bandwidth=None)) is None
+
+
+def test_the_page_shows_its_pictures_and_both_targets():
+    page = first_screen.page(two_regimes(), "x")
+    for name in ("x-speedup", "x-why", "x-padded-speedup", "x-padded-why"):
+        assert f"(../plots/{name}.png)" in page
+    assert page.count("What a round is made of") == 2
+    assert "# lab:200m" in page
+    assert "padded" not in first_screen.page(replace(two_regimes(), padded=None), "x")
+
+
+# --- against ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_the_costs_explain_and_what_they_do_not():
+    here, there = make_run(temperatures=(0.0,)), make_run(temperatures=(0.0,))
+    there.rows = [replace(row, speedup=2 * row.speedup, forecast=(row.forecast or 1) * 1.6) for row in there.rows]
+    for pair in against.pairs(here, there):
+        assert pair.ratio == pytest.approx(0.5)
+        assert pair.explained == pytest.approx(1 / 1.6)
+    text = against.text(here, there, "results/x.json")
+    assert "Against results/x.json" in text
+    row = lines_with(text, "model")[0].split()
+    assert row[5:8] == ["0.50", "0.62", "0.80"]  # here / there, forecasts, rest
+
+
+def test_other_settings_are_named():
+    here, there = make_run(), make_run()
+    there.settings["max_new_tokens"] = 48
+    assert "settings that differ: max_new_tokens 64 / 48" in against.text(here, there, "x")
+    assert "differ" not in against.text(here, make_run(), "x").replace("difference", "")
+
+
+def test_two_runs_with_no_row_in_common():
+    text = against.text(make_run(lengths=(2,)), make_run(lengths=(4,)), "x")
+    assert "no draft and length in common" in text
+
+
+def test_the_padded_runs_are_compared_where_both_have_one():
+    text = against.text(two_regimes(), two_regimes(), "x")
+    assert text.count("here / there  forecasts") == 2
+    assert against.text(two_regimes(), make_run(), "x").count("here / there  forecasts") == 1
+
+
+def test_a_learners_own_predictions_stand_under_the_table():
+    """Exercise 5 is asked to look at them: not behind --verbose only. The page of the run has them once."""
+    run = make_run(methods=("model",), lengths=(4,))
+    yours = LearnerPrediction(method="model", draft_length=4, temperature=0.0, acceptance_rate=0.625, speedup=1.875)
+    run = replace(run, yours=[yours])
+    text = first_screen.screen(run)
+    assert text.count("What you predicted") == 1
+    assert "0.62" in text
+    assert "1.88" in text
+    assert "What you predicted" not in first_screen.screen(make_run())
+    assert first_screen.page(run, "local").count("What you predicted") == 1

@@ -1,0 +1,61 @@
+"""When a run's numbers are not to be believed: the decision on noise floors, made up and committed."""
+
+import doctest
+import json
+
+import pytest
+
+from speclab.records.runs import Noise
+from speclab.system.paths import ROOT
+from speclab.theory import noise
+from speclab.theory.noise import FURTHEST  # before the tests' own bound: see tests/conftest.py
+
+
+@pytest.fixture(autouse=True)
+def bound_of_the_lab(monkeypatch):
+    monkeypatch.setattr(noise, "FURTHEST", FURTHEST)
+
+
+def floor(low: float | None, high: float | None, ratio: float = 1.0, temperature: float = 0.0) -> Noise:
+    return Noise(temperature=temperature, ratio=ratio, low=low, high=high)
+
+
+def committed() -> list[Noise]:
+    records = [json.loads(path.read_text("utf-8")) for path in sorted((ROOT / "results").glob("cpu-2-cores*.json"))]
+    return [Noise(**entry) for record in records for entry in record.get("noise") or []]
+
+
+def test_the_example():
+    assert doctest.testmod(noise).failed == 0
+
+
+@pytest.mark.parametrize(
+    ("of_run", "doubted"),
+    [
+        (floor(0.95, 1.06), False),
+        (floor(0.92, 1.09), False),
+        (floor(0.80, 1.05), True),
+        (floor(0.99, 1.11), True),
+        (floor(0.0, 1.01), True),
+        (floor(None, None, 1.05), False),
+        (floor(None, None, 1.2), True),
+        (floor(None, None, 0.8), True),
+    ],
+)
+def test_a_floor_that_reaches_further_than_ten_per_cent_is_doubted(of_run, doubted):
+    assert (noise.unbelievable([of_run]) is of_run) == doubted
+    assert (noise.unbelievable([of_run]) is None) != doubted
+
+
+def test_the_worst_temperature_decides():
+    floors = [floor(0.98, 1.02), floor(0.5, 1.3, temperature=0.8), floor(0.85, 1.2, temperature=1.0)]
+    assert noise.unbelievable(floors) is floors[1]
+    assert noise.unbelievable(floors[:1]) is None
+    assert noise.unbelievable([]) is None
+
+
+def test_every_committed_record_is_believed_with_room_to_spare():
+    """The bound rests on them: of quiet machines, none reaches eight per cent."""
+    floors = committed()
+    assert len(floors) >= 15
+    assert max(map(noise.reach, floors)) < 1.08

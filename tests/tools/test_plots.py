@@ -1,0 +1,27 @@
+"""The committed pictures are the records' own, and the command writes them."""
+
+from speclab.system.paths import ROOT
+from tools import plots
+
+
+def test_every_committed_picture_is_made_from_a_record(tmp_path):
+    """By its name; drawing all of them takes too long for a test, and fonts differ between machines."""
+    made = set()
+    for path in sorted((ROOT / "results").glob("*.json")):
+        if path.stem not in plots.NO_PICTURES:
+            for step in plots.pictures(path, tmp_path):
+                folder, name = step.args[-2:]
+                assert folder == tmp_path
+                made.add(f"{name}.png")
+    committed = {path.name for path in (ROOT / "plots").glob("cpu-*.png")}
+    assert committed == made
+
+
+def test_one_record_is_drawn(tmp_path):
+    record = ROOT / "results" / "cpu-2-cores-sweep-mismatch.json"
+    assert plots.main([str(record), "--out", str(tmp_path)]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["cpu-2-cores-sweep-mismatch.png"]
+
+
+def test_a_benchmarks_record_has_no_picture(tmp_path):
+    assert plots.pictures(ROOT / "results" / "cpu-2-cores-peers.json", tmp_path) == []

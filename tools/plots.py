@@ -1,0 +1,56 @@
+"""Draw the committed pictures again from the committed records: plots/ holds nothing that results/ does not say.
+
+    python -m tools.plots [RECORD ...]
+
+A record of compare.py is results/NAME.json; its pictures are plots/NAME.png or plots/NAME-*.png.
+"""
+
+if __name__ == "__main__":
+    from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
+
+import functools
+import sys
+from pathlib import Path
+
+from speclab.cli import parsing
+from speclab.cli.output import Step
+from speclab.present import plan_views, plots, sweep_views
+from speclab.records.files import read, read_json
+from speclab.records.runs import ComparisonRun, PlanRun, SweepRun
+from speclab.system.errors import reports_problems
+from speclab.system.files import do_all
+from speclab.system.paths import ROOT
+
+RESULTS, PLOTS = ROOT / "results", ROOT / "plots"
+NO_PICTURES = ("cpu-2-cores-again",)  # the second run of a command, which only a table of the docs reads
+
+
+def pictures(path: Path, folder: Path) -> list[Step]:
+    """What draws the pictures of one record into `folder`; nothing for the record of a benchmark."""
+    keys = read_json(path)
+    if "rows" in keys:
+        run = read(path, ComparisonRun)
+        padded = plots.comparison(run.padded, folder, f"{path.stem}-padded") if run.padded else []
+        return [*plots.comparison(run, folder, path.stem), *padded]
+    if "plan" in keys:
+        return [functools.partial(plan_views.picture, read(path, PlanRun), folder, path.stem)]
+    if "sweep" in keys:
+        return [functools.partial(sweep_views.picture, read(path, SweepRun), folder, path.stem)]
+    return []
+
+
+@reports_problems
+def main(argv: list[str] | None = None) -> int:
+    """The command.  -> exit code"""
+    parser = parsing.make_parser(__doc__)
+    parser.add_argument(
+        "records", nargs="*", type=parsing.some_path, metavar="RECORD", help="default: all of results/*.json"
+    )
+    parser.add_argument("--out", type=parsing.some_path, default=PLOTS, metavar="DIR", help="default: plots/")
+    args = parser.parse_args(argv)
+    records = args.records or [p for p in sorted(RESULTS.glob("*.json")) if p.stem not in NO_PICTURES]
+    return do_all([step for path in records for step in pictures(path, args.out)])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,238 @@
+"""How good are the checks of the exercises? Wrong answers made by program (tools/mutations.py), every check on each.
+
+    python -m tools.wrong_answers                     # write docs/chapters/wrong-answers.md; minutes on two cores
+    python -m tools.wrong_answers 3 --mutants 999     # print what becomes of every change of exercise 3
+
+What comes out: how many of the changed solutions a check notices, how many of those with words of the check's own, and
+the changes that nothing notices. Each of these is either no mistake at all, and its reason stands in
+tools/equivalent_answers.toml, or a hole in the checks; then the exit code is 1. Every answer runs in a process of its
+own, under the limits of check.py. Needs a system that can fork (Linux, macOS).
+"""
+
+import contextlib
+import datetime
+import importlib.abc
+import importlib.util
+import os
+import re
+import signal
+import sys
+import tempfile
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+from speclab.cli import parsing
+from speclab.learner import checklist, guard, runner
+from speclab.present.tables import table
+from speclab.system import paths
+from speclab.system.errors import EnvironmentProblem, reports_problems
+from speclab.system.files import write_whole
+from tools.mutations import Mutant, mutants, sample
+
+PAGE = paths.ROOT / "docs" / "chapters" / "wrong-answers.md"
+EQUIVALENT = paths.ROOT / "tools" / "equivalent_answers.toml"
+N_MUTANTS = 60  # of each exercise
+SECONDS = 4  # of processor time for one check; the slowest of a right answer takes one
+# An exception, a time limit and the end of Python say that something is wrong, and not what.
+NO_WORDS = re.compile(r"\w*(Error|Exception|Iteration|Exit|Interrupt)\b|still running|did not run|\w+\.py cannot")
+
+
+class Outcome(NamedTuple):
+    """What became of one wrong answer."""
+
+    mutant: Mutant
+    messages: list[str]  # of the checks that fail
+
+    @property
+    def caught(self) -> bool:
+        """Does a check fail?"""
+        return bool(self.messages)
+
+    @property
+    def in_words(self) -> bool:
+        """Does a check say what is wrong, not only which exception came or that nothing came?"""
+        return any(not NO_WORDS.match(message) for message in self.messages)
+
+    @property
+    def hung(self) -> bool:
+        """Was it stopped?"""
+        return any(message.startswith("still running") for message in self.messages)
+
+
+# --- one answer in a process of its own -------------------------------------------------------------------------------
+
+
+class _Source(importlib.abc.Loader):
+    """Makes a module of a text and gives the text back: the checks of exercise 8 ask for it."""
+
+    def __init__(self, path: Path, source: str):
+        self.path, self.source = path, source
+
+    def exec_module(self, module: ModuleType) -> None:
+        exec(compile(self.source, str(self.path), "exec"), module.__dict__)
+
+    def get_source(self, _: str) -> str:
+        """The text that the module was made of."""
+        return self.source
+
+
+def _start(exercise: checklist.Exercise, source: str, folder: Path) -> int:
+    """Run the checks of an exercise on another source of its solution, in a copy of this process.  -> its id"""
+    (folder / "outcomes").touch()
+    (folder / "log").touch()
+    if child := os.fork():
+        return child
+    try:
+        os.setsid()
+        log = os.open(folder / "log", os.O_WRONLY)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        guard.SECONDS["call"] = SECONDS
+        name = f"solutions.{exercise.stem}"
+        loader = _Source(exercise.path("solutions"), source)
+        spec = importlib.util.spec_from_loader(name, loader)
+        assert spec is not None
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        loader.exec_module(module)
+        import pytest  # loaded already, by the parent
+
+        os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"], os.environ["PYTEST_ADDOPTS"] = "1", ""
+        os._exit(pytest.main(runner.pytest_words("solutions", folder / "outcomes", [exercise.test_file])))
+    finally:
+        os._exit(99)
+
+
+def run_all(exercise: checklist.Exercise, answers: list[Mutant], jobs: int) -> Iterator[Outcome]:
+    """What becomes of each answer, `jobs` of them at a time; in the order in which they end."""
+    if not hasattr(os, "fork"):
+        raise EnvironmentProblem("every wrong answer runs in a copy of this process, and this system cannot fork")
+    waiting = answers[::-1]
+    running: dict[int, tuple[Mutant, Path, float]] = {}
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                mutant = waiting.pop()
+                folder = Path(scratch, str(len(waiting)))
+                folder.mkdir()
+                running[_start(exercise, mutant.source, folder)] = mutant, folder, time.monotonic()
+            for child in list(running):
+                mutant, folder, since = running[child]
+                ended, status = os.waitpid(child, os.WNOHANG)
+                if not ended and time.monotonic() - since > 2 * runner.SILENCE:
+                    os.killpg(child, signal.SIGKILL)
+                if ended:
+                    del running[child]
+                    with contextlib.suppress(ProcessLookupError, PermissionError):  # what it has started
+                        os.killpg(child, signal.SIGKILL)
+                    run = runner.read_run(os.waitstatus_to_exitcode(status), folder / "log", folder / "outcomes")
+                    checks = runner.checks_of(run, exercise.test_file.name)
+                    if not checks:
+                        raise EnvironmentProblem(f"the checks cannot be run on {mutant.name}: {run.log[-300:]}")
+                    yield Outcome(mutant, [check.message for check in checks if check.outcome == "failed"])
+            time.sleep(0.01)
+
+
+def equivalents() -> dict[str, dict[str, str]]:
+    """ex03 -> a change that is no mistake -> the reason."""
+    return tomllib.loads(EQUIVALENT.read_text("utf-8"))
+
+
+def survivors(exercise: checklist.Exercise, outcomes: list[Outcome]) -> tuple[dict[str, str], list[str]]:
+    """The changes that no check notices: those that are no mistake, with the reason, and the others."""
+    known = equivalents().get(exercise.stem[:4], {})
+    names = [outcome.mutant.name for outcome in outcomes if not outcome.caught]
+    return {name: known[name] for name in names if name in known}, [name for name in names if name not in known]
+
+
+def answers_of(exercise: checklist.Exercise, n: int, seed: int) -> list[Mutant]:
+    """At most `n` wrong answers to an exercise."""
+    return sample(mutants(exercise.path("solutions").read_text("utf-8")), n, seed)
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+ABOUT = """\
+# Wrong answers, made by program
+
+How much do the checks of the exercises notice? `python -m tools.wrong_answers` changes the solutions at one place at a
+time (a comparison, a number, an index, a name, a sign, a dropped statement, ...) and runs every check on each result.
+{made} of {possible} possible changes, chosen with seed {seed}, {date}.
+"""
+LEGEND = """\
+caught: at least one check fails. In words: at least one failed check says what is wrong, not only which exception came.
+Stopped: a check ended it after {seconds} s of processor time (counted as caught). No mistake: no check fails, and the
+answer is as good as the solution; the reasons stand below. Missed: a hole in the checks.
+"""
+
+
+def page(results: list[tuple[checklist.Exercise, list[Outcome], int]], seed: int, date: str) -> str:
+    """The page about (exercise, what became of its wrong answers, how many are possible)."""
+    rows, reasons, total = [], [], Counter[str]()
+    for exercise, outcomes, possible in results:
+        fine, missed = survivors(exercise, outcomes)
+        row = {
+            "made": len(outcomes),
+            "caught": sum(outcome.caught for outcome in outcomes),
+            "in words": sum(outcome.in_words for outcome in outcomes),
+            "stopped": sum(outcome.hung for outcome in outcomes),
+            "no mistake": len(fine),
+            "missed": len(missed),
+        }
+        total.update(row)
+        total["possible"] += possible
+        rows.append([f"{exercise.number}. {exercise.title}", *map(str, row.values())])
+        reasons += [f"- {exercise.number}, `{name}`: {why}." for name, why in fine.items()]
+        reasons += [f"- {exercise.number}, `{name}`: **missed**." for name in missed]
+    headers = ["exercise", "made", "caught", "in words", "stopped", "no mistake", "missed"]
+    rows.append(["all", *(str(total[name]) for name in headers[1:])])
+    about = ABOUT.format(made=total["made"], possible=total["possible"], seed=seed, date=date)
+    listed = "\n".join(reasons) or "None."
+    legend = LEGEND.format(seconds=SECONDS)
+    return f"{about}\n{table(rows, headers, markdown=True)}\n\n{legend}\n## Changes that no check notices\n\n{listed}\n"
+
+
+@reports_problems
+def main(argv: list[str] | None = None) -> int:
+    """Run the checks on wrong answers and write the page.  -> exit code"""
+    known = checklist.exercises()
+    parser = parsing.make_parser(__doc__)
+    parser.add_argument("exercise", nargs="?", type=int, choices=[e.number for e in known], help="only print this one")
+    parser.add_argument("--mutants", type=int, default=N_MUTANTS, help="wrong answers per exercise (default: 60)")
+    parser.add_argument("--seed", type=int, default=0, help="which ones are chosen")
+    parser.add_argument("--jobs", type=int, default=2, help="how many at a time")
+    args = parser.parse_args(argv)
+    results, n_missed = [], 0
+    for exercise in known:
+        if args.exercise not in (None, exercise.number):
+            continue
+        _warm(exercise)
+        answers = answers_of(exercise, args.mutants, args.seed)
+        outcomes = sorted(run_all(exercise, answers, args.jobs), key=lambda outcome: answers.index(outcome.mutant))
+        missed = survivors(exercise, outcomes)[1]
+        n_missed += len(missed)
+        results.append((exercise, outcomes, len(mutants(exercise.path("solutions").read_text("utf-8")))))
+        n_caught = sum(outcome.caught for outcome in outcomes)
+        print(f"exercise {exercise.number}: {n_caught} of {len(outcomes)} caught, {len(missed)} missed", flush=True)
+        for outcome in outcomes:
+            if args.exercise is not None:
+                print(f"  {outcome.mutant.name}\n      {next(iter(outcome.messages), 'no check fails')}")
+            elif outcome.mutant.name in missed:
+                print(f"  missed: {outcome.mutant.name}")
+    if args.exercise is None:
+        write_whole(PAGE, page(results, args.seed, datetime.date.today().isoformat()))
+    return int(n_missed > 0)
+
+
+def _warm(exercise: checklist.Exercise) -> None:
+    """Import what the checks need once, before the copies are made."""
+    importlib.import_module("torch").set_num_threads(1)
+    importlib.import_module(f"tests.exercises.test_{exercise.stem}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
