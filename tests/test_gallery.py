@@ -521,13 +521,13 @@ def script(monkeypatch, capsys, prompt):
     def no_drafts(*_):
         return NgramDrafter(longest=40, shortest=40)  # the text is too short for a match
 
-    tokenizer = SimpleNamespace(decode=lambda ids, **_: "word " * len(ids))
+    tokenizer = SimpleNamespace(decode=lambda ids, **_: "word " * len(ids), chat_template=None)
     reasons = dict.fromkeys(("device", "dtype", "threads", "engine"), "test")
     setup = Setup(
         TimedModel(tiny_llama(seed=3, n_layers=1)), tokenizer, "tiny", Sampling(), CPU, torch.float64, reasons
     )
     monkeypatch.setattr(decoding, "time", SimpleNamespace(perf_counter=lambda: Clock.now))
-    monkeypatch.setattr(flags, "setup_from", lambda args: setup)
+    monkeypatch.setattr(flags, "setup_from", lambda *_: setup)
     monkeypatch.setattr(flags, "read_prompts", lambda *_: [Prompt("test", "text", prompt)] * 3)
     monkeypatch.setattr(decoding, "make_drafter", no_drafts)
 

@@ -22,7 +22,7 @@ from speclab.system.errors import UsageProblem, reports_problems
 from speclab.theory.ladder import prediction_rows
 
 ALLOWED_SHARE = 1 / 8  # of the rows; at 95 % each, 24 independent rows exceed 3 outliers once in 33 runs
-SAME = ("prompts_sha256", "seed", "max_new_tokens", "repeats")  # settings that both records must share
+SAME = ("prompts_sha256", "chat", "seed", "max_new_tokens", "repeats")  # settings that both records must share
 KEY = attrgetter("method", "draft_length", "temperature", "prompt_kind")
 
 

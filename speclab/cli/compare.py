@@ -13,7 +13,7 @@ from speclab.cli import compare_flags, flags, parsing
 from speclab.cli.output import Output, Step, View, write_report, write_trace
 from speclab.core.rounds import DecodeSettings
 from speclab.drafts.oracle import OracleDraft
-from speclab.drafts.select import check_prompts, make_drafters
+from speclab.drafts.select import check_kinds, check_prompts, make_drafters
 from speclab.lab import comparison, padded_pair, plan, sweeps
 from speclab.lab.harness import Measurement
 from speclab.lab.output_checks import exit_code
@@ -22,6 +22,7 @@ from speclab.lab.tracing import follow, profiling
 from speclab.lab.tracing.trace import Trace
 from speclab.learner import loading
 from speclab.models import memory
+from speclab.models.prompts import describe_chat
 from speclab.present import against, first_screen, plan_views, plots, report, sweep_views
 from speclab.records.files import read
 from speclab.records.runs import ComparisonRun, LabRun, PlanRun, SweepRun
@@ -55,7 +56,8 @@ def _head(config: RunConfig) -> str:
     """What runs, on what, and how much of it."""
     drafts = [f"draft   {text}" for name, text in config.models().items() if name != "target"]
     n, size = len(config.prompts), f"{config.max_new_tokens} new tokens each, {config.repeats} x, seed {config.seed}"
-    return "\n".join([config.setup.describe(), *drafts, *config.learner.lines, f"prompts {n}, {size}", ""])
+    chat = describe_chat(config.prompts, config.setup.tokenizer)
+    return "\n".join([config.setup.describe(), *drafts, *chat, *config.learner.lines, f"prompts {n}, {size}", ""])
 
 
 def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
@@ -68,12 +70,13 @@ def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
     output.check()
     exercises = loading.of_comparison(temperatures, args.draft.split(","), args.plan or args.verify_plan)
     learner = loading.load(args.impl, exercises)
-    setup = flags.setup_from(args, temperature=0.0)
-    drafters = make_drafters([kind for kind in args.draft.split(",") if kind], setup, args.seed)
-    prompts = flags.read_prompts(args, setup.tokenizer)
-    check_prompts(setup.target, drafters.values(), prompts, args.max_new_tokens)
-    if 0 not in temperatures and all(isinstance(drafter, OracleDraft) for drafter in drafters.values()):
+    kinds = [kind for kind in args.draft.split(",") if kind]
+    check_kinds(kinds)
+    if 0 not in temperatures and all(kind.startswith("dial:") for kind in kinds):
         raise UsageProblem("the dial only replays greedy output; add 0 to --temperature")
+    setup, prompts = flags.load(args, temperature=0.0)
+    drafters = make_drafters(kinds, setup, args.seed)
+    check_prompts(setup.target, drafters.values(), prompts, args.max_new_tokens)
     size = (args.max_new_tokens, args.repeats, args.seed)
     functions = learner.for_comparison(speculative_decode)
     return RunConfig(setup, drafters, prompts, lengths, temperatures, *size, functions), output

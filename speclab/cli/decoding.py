@@ -16,13 +16,13 @@ from speclab.core.clock import synchronize
 from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, Drafter, Round, tokens_of
 from speclab.drafts.oracle import OracleDraft
-from speclab.drafts.select import check_prompts, drafter_name, make_drafter
+from speclab.drafts.select import check_kind, check_prompts, drafter_name, make_drafter
 from speclab.lab.instruments import Loop
 from speclab.lab.tracing import follow, shapes
 from speclab.learner import loading
 from speclab.learner.functions import Learner
 from speclab.models import memory
-from speclab.models.prompts import Prompt, with_text
+from speclab.models.prompts import Prompt, describe_chat, with_text
 from speclab.models.setup import Setup
 from speclab.present import report
 from speclab.present import shapes as shape_views
@@ -33,6 +33,9 @@ NOT_JUDGED = (
     "a sampled text has no baseline to equal; leave out --temperature, or judge many of them: give compare.py the "
     "same --temperature, --draft and --impl"
 )
+
+
+NEW_TEXT = f"--- new text {'-' * 54}"  # the line between a prompt and what the target makes of it
 
 
 @reports_problems
@@ -49,8 +52,8 @@ def _parse(docstring: str, argv: list[str] | None, speculative: bool) -> argpars
     flags.add_shared_flags(parser)
     flags.add_decoding_flags(parser)
     if speculative:
-        flags.add_draft_flag(parser)
-        parser.add_argument(
+        group = flags.add_draft_flag(parser)
+        group.add_argument(
             "-k", "--draft-length", type=parsing.at_least(0), default=4, help="tokens per draft (default: 4)"
         )
     flags.add_impl_flag(parser)
@@ -74,7 +77,8 @@ class _Decoded:
     def show(self, prompt: Prompt, rounds: Iterator[Round]) -> list[int]:
         """Print a prompt and its text.  -> new tokens"""
         tokens, text = [], ""
-        print(harmless(f"\n=== {prompt.kind} {'=' * 60}\n{prompt.text}"), end="", flush=self.args.stream)
+        line_end = "" if prompt.text.endswith("\n") else "\n"
+        print(harmless(f"\n=== {prompt.kind} {'=' * 60}\n{prompt.text}{line_end}{NEW_TEXT}"), flush=self.args.stream)
         try:
             for round_ in with_text(self._timed(rounds), self.setup.tokenizer):
                 tokens += round_.tokens
@@ -104,17 +108,17 @@ class _Decoded:
 
 
 def _load(args: argparse.Namespace) -> tuple[Setup, list[Prompt], DecodeSettings]:
-    setup = flags.setup_from(args)
+    setup, prompts = flags.load(args)
     eos = frozenset() if args.ignore_eos else setup.eos
     settings = DecodeSettings(args.max_new_tokens, setup.sampling, eos, args.seed)
-    return setup, flags.read_prompts(args, setup.tokenizer), settings
+    return setup, prompts, settings
 
 
 def _baseline(args: argparse.Namespace, baseline: Loop) -> int:
     learner = loading.load(args.impl, {0})
     setup, prompts, settings = _load(args)
     check_prompts(setup.target, [], prompts, args.max_new_tokens)
-    note("\n".join([setup.describe(), *learner.describe()]))
+    note("\n".join([setup.describe(), *describe_chat(prompts, setup.tokenizer), *learner.describe()]))
     decoded = _Decoded(setup, args)
     for prompt in prompts:
         decoded.show(prompt, baseline(setup.target, prompt.ids.to(setup.device), settings, setup.chunk))
@@ -142,12 +146,13 @@ def _speculative(args: argparse.Namespace, baseline: Loop, speculative: Loop) ->
     flags.check_file(args.trace, "--trace")
     exercises = loading.of_decoding(args.temperature, args.draft, bool(args.trace), args.trace_shapes)
     learner = loading.load(args.impl, exercises)
+    check_kind(args.draft, greedy=args.temperature == 0)
     setup, prompts, settings = _load(args)
     drafter, k = make_drafter(args.draft, setup, args.seed), args.draft_length
     check_prompts(setup.target, [drafter], prompts, args.max_new_tokens)
     if args.trace_shapes:
         return _show_shapes(learner, setup, drafter, prompts[0], k, settings)
-    note("\n".join([setup.describe(), *learner.describe()]))
+    note("\n".join([setup.describe(), *describe_chat(prompts, setup.tokenizer), *learner.describe()]))
     decoded, functions, n_wrong = _Decoded(setup, args), learner.functions(speculative), 0
     for prompt in prompts:
         ids = prompt.ids.to(setup.device)

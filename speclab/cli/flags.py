@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase
 from speclab.cli.parsing import DASH, at_least, seed, some_name, some_path
 from speclab.core.sampling import Sampling
 from speclab.models import loading, prompts, select
+from speclab.models.cached import check_room
 from speclab.models.setup import Setup, load_setup
 from speclab.system.errors import UsageProblem
 from speclab.system.files import check_writable
@@ -48,6 +49,12 @@ def add_shared_flags(parser: argparse.ArgumentParser) -> None:
         "--limit", type=at_least(0), metavar="N", help="of the standard prompts, at most N of each kind; 0: all"
     )
     group.add_argument(
+        "--chat",
+        action=argparse.BooleanOptionalAction,
+        help="put each prompt into the tokenizer's chat template (default: yes where there is one and the prompt is "
+        "typed, by --prompt or --prompts -)",
+    )
+    group.add_argument(
         "--max-new-tokens", type=at_least(1), default=128, help="tokens per prompt (default: 128; compare.py: 64)"
     )
     group.add_argument("--top-k", type=at_least(0), default=0, help="keep the k most probable tokens; 0: all")
@@ -80,15 +87,19 @@ def add_decoding_flags(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(limit=1)
 
 
-def add_draft_flag(parser: argparse.ArgumentParser, default: str | None = "model") -> None:
+def add_draft_flag(
+    parser: argparse.ArgumentParser, default: str | None = "model"
+) -> argparse._ArgumentGroup:  # for further flags of the draft
     """--draft: what speclab/drafts/select.py understands."""
-    parser.add_argument(
+    group = parser.add_argument_group("draft")
+    group.add_argument(
         "--draft",
         default=default,
         metavar="KIND",
         help="model (the lab's own), lab:SIZE, a folder or hub name, ngram, dial:A, dial:A:MODEL or dial:A:free"
         + (" (default: %(default)s)" if default else "; several with commas (default: model,ngram)"),
     )
+    return group
 
 
 def add_trace_flag(parser: argparse._ActionsContainer) -> None:
@@ -117,20 +128,41 @@ def check_file(path: Path | None, flag: str) -> None:
         check_writable(path, flag)
 
 
-def setup_from(args: argparse.Namespace, temperature: float | None = None) -> Setup:
-    """Target, tokenizer and machine from the shared flags. `temperature` stands for --temperature."""
+def load(args: argparse.Namespace, temperature: float | None = None) -> tuple[Setup, list[prompts.Prompt]]:
+    """The target and the prompts. What can be told to be wrong without the weights is said before they are read."""
+    sampling_from(args, temperature)
+    loading.choose_device(args.device)
+    tokenizer = loading.load_tokenizer(args.target)
+    texts = read_prompts(args, tokenizer)
+    room = loading.context_of(args.target)
+    for prompt in texts:
+        check_room(prompt.ids.shape[1], args.max_new_tokens, room)
+    return setup_from(args, temperature, tokenizer), texts
+
+
+def sampling_from(args: argparse.Namespace, temperature: float | None = None) -> Sampling:
+    """The settings of sampling. `temperature` stands for --temperature."""
     try:
         given = getattr(args, "temperature", 0.0) if temperature is None else temperature
-        sampling = Sampling(given, args.top_k, args.top_p)
+        return Sampling(given, args.top_k, args.top_p)
     except ValueError as error:
         raise UsageProblem(f"{error}; see --help") from None
-    return load_setup(args.target, sampling, args.device, args.dtype, args.engine, args.threads)
+
+
+def setup_from(
+    args: argparse.Namespace, temperature: float | None = None, tokenizer: PreTrainedTokenizerBase | None = None
+) -> Setup:
+    """Target, tokenizer and machine from the shared flags. tokenizer: the target's, where it is loaded already."""
+    sampling = sampling_from(args, temperature)
+    return load_setup(args.target, sampling, args.device, args.dtype, args.engine, args.threads, tokenizer)
 
 
 def read_prompts(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> list[prompts.Prompt]:
-    """--prompt, --prompts, or the standard set, tokenised."""
+    """--prompt, --prompts, or the standard set, tokenised, and where --chat says so in the chat template."""
+    typed = bool(args.prompt) or args.prompts == "-"
+    chat = typed and bool(tokenizer.chat_template) if args.chat is None else args.chat
     if args.prompt:
-        return prompts.encode(prompts.from_arguments(args.prompt), tokenizer)
+        return prompts.encode(prompts.from_arguments(args.prompt), tokenizer, chat)
     pairs = prompts.from_file(args.prompts) if args.prompts else prompts.standard()
     limit = 0 if args.prompts else args.limit or 0
-    return prompts.first_of_each_kind(prompts.encode(pairs, tokenizer), limit)
+    return prompts.first_of_each_kind(prompts.encode(pairs, tokenizer, chat), limit)

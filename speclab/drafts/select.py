@@ -7,33 +7,88 @@ from collections.abc import Iterable
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.rounds import Drafter
 from speclab.drafts.oracle import NEEDS_GREEDY, FreeOracleDrafter, OracleDraft, OracleModelDrafter
-from speclab.models import loading
+from speclab.models import loading, padding
 from speclab.models.cached import CachedModel, check_prompt
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
-from speclab.system.errors import UsageProblem
+from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.system.terminal import note
+
+KINDS = "model, ngram, dial:0.8, lab:SIZE, a folder or a hub name"
+# What may be meant by a name that is nearly one of these: the lab's kinds, and words of other programs for them.
+WORDS = ("model", "ngram", "dial:0.8", "lookup", "prompt-lookup", "assistant", "draft", "draft-model", "none")
+
+
+def check_kind(kind: str, greedy: bool = True) -> None:
+    """Raise UsageProblem where `--draft KIND` is none, before a model is loaded or the hub is asked for one.
+
+    Hub names have a slash, but for a few old ones (gpt2). So a name without one that is no folder is refused where it
+    is nearly a kind, and goes to the hub otherwise. greedy: whether the temperature is 0, which a dial needs.
+    """
+    word, _, rest = kind.partition(":")
+    if word == "dial":
+        number, _, name = rest.partition(":")
+        _accuracy(kind, number)
+        if not greedy:
+            raise UsageProblem(NEEDS_GREEDY)
+        if name == "ngram" or (name not in ("", "free", "model") and _mistyped(name)):
+            raise UsageProblem(f"--draft {kind}: give the dial a model to pay for, for example dial:0.8:model")
+        return
+    if "," in kind and not loading.exists(kind):
+        raise UsageProblem(f"--draft {kind}: this takes one draft; compare.py takes several")
+    if kind in ("model", "ngram"):
+        return
+    if _mistyped(kind):
+        raise UsageProblem(f"unknown draft kind {kind!r}; use {KINDS}")
+    loading.check_place(kind)
+
+
+def check_kinds(kinds: list[str]) -> None:
+    """Raise UsageProblem where these are no drafts of one run, before a model is loaded."""
+    if not kinds:
+        raise UsageProblem("--draft is empty; give at least one kind, for example --draft model,ngram")
+    for kind in kinds:
+        check_kind(kind)
+    names = [drafter_name(kind) for kind in kinds]
+    if len(set(names)) < len(names):
+        raise UsageProblem(f"--draft names the same draft twice ({', '.join(names)}); leave one out or rename it")
+
+
+def _mistyped(name: str) -> bool:
+    """Whether a name is empty, or nearly a kind and neither a folder nor surely one of the hub; lab:SIZE is parsed."""
+    if padding.is_lab_size(name):
+        padding.parse_size(name)
+        return False
+    if not name.strip():
+        return True
+    if loading.exists(name) or "/" in name:
+        return False
+    return bool(difflib.get_close_matches(name.strip().lower(), WORDS, 1, 0.7))
 
 
 def make_drafter(kind: str, setup: Setup, seed: int = 0) -> Drafter:
     """The drafter that `--draft KIND` means, for this target."""
+    check_kind(kind, setup.sampling.greedy)
     word, _, rest = kind.partition(":")
     if kind == "ngram":
         return NgramDrafter()
     if word == "dial":
         number, _, name = rest.partition(":")
         accuracy = _accuracy(kind, number)
-        if not setup.sampling.greedy:
-            raise UsageProblem(NEEDS_GREEDY)
         if name == "free":
             return FreeOracleDrafter(accuracy, seed)
-        return OracleModelDrafter(setup.load_draft(name or loading.LAB_DRAFT), accuracy, seed)
-    likely = difflib.get_close_matches(kind, ("model", "ngram", "dial:0.8"), 1, 0.7)
-    if "," in kind:
-        raise UsageProblem(f"--draft {kind}: this takes one draft; compare.py takes several")
-    if not kind.strip() or (likely and kind not in likely and not loading.exists(kind)):
-        raise UsageProblem(f"unknown draft kind {kind!r}; use model, ngram, dial:0.8, lab:SIZE, a folder or a hub name")
-    return ModelDrafter(setup.load_draft(loading.LAB_DRAFT if kind == "model" else kind))
+        return OracleModelDrafter(_draft_model(name or "model", setup), accuracy, seed)
+    return ModelDrafter(_draft_model(kind, setup))
+
+
+def _draft_model(name: str, setup: Setup) -> CachedModel:
+    """A draft model by its name. A name that may have been meant as a kind gets the kinds into its error."""
+    try:
+        return setup.load_draft(loading.LAB_DRAFT if name == "model" else name)
+    except EnvironmentProblem as problem:
+        if "/" in name or ":" in name or loading.exists(name):
+            raise
+        raise EnvironmentProblem(f"{problem}; --draft takes {KINDS}") from None
 
 
 def _accuracy(kind: str, number: str) -> float:
@@ -46,12 +101,8 @@ def _accuracy(kind: str, number: str) -> float:
 
 def make_drafters(kinds: list[str], setup: Setup, seed: int) -> dict[str, Drafter]:
     """Drafters by the name that tables and records give them: never an absolute path."""
-    if not kinds:
-        raise UsageProblem("--draft is empty; give at least one kind, for example --draft model,ngram")
-    names = [drafter_name(kind) for kind in kinds]
-    if len(set(names)) < len(names):
-        raise UsageProblem(f"--draft names the same draft twice ({', '.join(names)}); leave one out or rename it")
-    return {name: make_drafter(kind, setup, seed) for name, kind in zip(names, kinds, strict=True)}
+    check_kinds(kinds)
+    return {drafter_name(kind): make_drafter(kind, setup, seed) for kind in kinds}
 
 
 def drafter_name(kind: str) -> str:

@@ -105,6 +105,7 @@ class RunConfig:
                 "reasons": self.setup.reasons,
                 "unapplied_generation_settings": self.setup.unapplied,
                 **({"impl": self.learner.impl} if self.learner.impl else {}),
+                **({"chat": True} if any(prompt.chat for prompt in self.prompts) else {}),
             },
             "models": self.models(),
         }

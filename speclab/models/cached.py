@@ -156,17 +156,21 @@ def tokens_to_keep(n_cached: int, n_committed: int) -> int:
 def check_prompt(model: CachedModel, prompt: Tensor, max_new_tokens: int) -> None:
     """Raise UsageProblem or EnvironmentProblem for a prompt (1, length) that is empty, has ids that the model lacks, or
     leaves no room for the output."""
-    length, room = prompt.shape[1], model.max_length
-    if length == 0:
+    if prompt.shape[1] == 0:
         raise UsageProblem("the prompt is empty; give at least one token, for example --prompt 'def main():'")
     if (largest := int(prompt.max())) >= model.n_ids:
         raise EnvironmentProblem(
             f"the prompt has token {largest} and the model knows {model.n_ids} ids: tokenizer and model do not belong "
             "together; give another --target"
         )
-    if room is not None and length + max_new_tokens > room:
-        way_out = f" or use --max-new-tokens {room - length}" if room > length else ""
+    check_room(prompt.shape[1], max_new_tokens, model.max_length)
+
+
+def check_room(n_prompt: int, max_new_tokens: int, room: int | None) -> None:
+    """Raise UsageProblem for a prompt of `n_prompt` tokens that leaves no room for the output. room: None, no limit."""
+    if room is not None and n_prompt + max_new_tokens > room:
+        way_out = f" or use --max-new-tokens {room - n_prompt}" if room > n_prompt else ""
         raise UsageProblem(
-            f"prompt of {length} tokens and {max_new_tokens} new ones do not fit the model's context of {room}; "
+            f"prompt of {n_prompt} tokens and {max_new_tokens} new ones do not fit the model's context of {room}; "
             f"shorten the prompt{way_out}"
         )

@@ -2,23 +2,31 @@
 
 import torch
 from torch import nn
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
 
 def context_length(model: PreTrainedModel) -> int | None:
-    """How many positions can be decoded with a cache; None where the config sets no limit.
+    """How many positions can be decoded with a cache; None where the model sets no limit.
 
-    Families name it differently. Learned positions after a padding index are fewer than the table has rows. Where a
-    config has other rotary factors for long texts ("longrope"), keys that are cached before that border are wrong after
-    it, so it is the limit.
+    Learned positions after a padding index are fewer than the table has rows.
     """
-    config = model.config.get_text_config()
-    names = ("max_position_embeddings", "max_target_positions", "max_seq_len")
-    named = (getattr(config, name, None) for name in names)
-    limits = [n for n in named if isinstance(n, int) and n > 0][:1]
+    limits = [configured_length(model.config)]
     for name, module in model.named_modules():
         if "position" in name and isinstance(module, nn.Embedding) and module.padding_idx is not None:
             limits.append(module.num_embeddings - module.padding_idx - 1)
+    return min((n for n in limits if n), default=None)
+
+
+def configured_length(config: PreTrainedConfig) -> int | None:
+    """The same from the config alone, before weights are read: the model's own limit is not above it.
+
+    Families name it differently. Where a config has other rotary factors for long texts ("longrope"), keys that are
+    cached before that border are wrong after it, so it is the limit.
+    """
+    config = config.get_text_config()
+    names = ("max_position_embeddings", "max_target_positions", "max_seq_len")
+    named = (getattr(config, name, None) for name in names)
+    limits = [n for n in named if isinstance(n, int) and n > 0][:1]
     rope = getattr(config, "rope_parameters", None) or {}
     for part in (rope, *rope.values()):
         if isinstance(part, dict) and part.get("rope_type") == "longrope":

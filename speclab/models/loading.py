@@ -27,6 +27,7 @@ from transformers.utils import logging as transformers_logging
 
 from speclab.models import padding
 from speclab.models.checks import check_model
+from speclab.models.limits import configured_length
 from speclab.system.errors import EnvironmentProblem, UsageProblem, is_out_of_memory
 from speclab.system.paths import DATA
 from speclab.system.terminal import harmless, note
@@ -83,6 +84,11 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     return _loaded(name, "its tokenizer", load)
 
 
+def context_of(name: str) -> int | None:
+    """Positions that the config of a folder, a hub name or lab:SIZE allows; None where it sets no limit."""
+    return configured_length(_load_config(LAB_TARGET if padding.is_lab_size(name) else name))
+
+
 def load_model(
     name: str, device: torch.device, dtype: torch.dtype, role: str = "target", copies: int = 1
 ) -> PreTrainedModel:
@@ -130,7 +136,7 @@ def _first_three(names: set[str]) -> str:
 
 def _load_config(name: str) -> PreTrainedConfig:
     """The config of a model with layers that asks for no code from the hub."""
-    _check_place(name)
+    check_place(name)
 
     def load() -> PreTrainedConfig:
         config = AutoConfig.from_pretrained(name, **NO_CODE)
@@ -144,7 +150,7 @@ def _load_config(name: str) -> PreTrainedConfig:
     return config
 
 
-def _check_place(name: str) -> None:
+def check_place(name: str) -> None:
     """Refuse a name that is neither a model folder nor can be one of the hub, and files that would never end."""
     advice = "give a folder written by save_pretrained, or a hub name"
     if os.path.isdir(name):

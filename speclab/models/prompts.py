@@ -1,4 +1,8 @@
-"""Prompts: the standard set in `prompts/`, a file, standard input, or a text; and the texts that continue them."""
+"""Prompts: the standard set in `prompts/`, a file, standard input, or a text; and the texts that continue them.
+
+A model that is trained to answer expects what a person says inside its chat template, a small program that comes with
+the tokenizer. The library runs it in a sandbox without access to anything but the messages.
+"""
 
 import errno
 import os
@@ -13,23 +17,32 @@ from transformers import PreTrainedTokenizerBase
 
 from speclab.core.rounds import Round
 from speclab.system import files
-from speclab.system.errors import UsageProblem
+from speclab.system.errors import EnvironmentProblem, UsageProblem, first_line
 from speclab.system.paths import DATA
 from speclab.system.terminal import harmless
 
 STANDARD = DATA / "prompts"
 KINDS = ("code", "prose", "copy")
 SEPARATOR = "%%"
+EMPTY = "a prompt is empty; give at least one word, for example --prompt 'def main():'"
 LARGEST_FILE = 16 * 2**20  # bytes; no model here reads a text of that length
+
+
+Messages = list[dict[str, str]]
+"""Of a chat, the oldest first: each has a "role" (system, user, assistant) and a "content"."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt. `kind` groups rows of a table; `ids` is (1, length) on the CPU."""
+    """One prompt. `kind` groups rows of a table; `text` is what was typed; `ids` is (1, length) on the CPU.
+
+    chat: the ids hold the text inside the tokenizer's chat template.
+    """
 
     kind: str
     text: str
     ids: Tensor
+    chat: bool = False
 
     @property
     def id_list(self) -> list[int]:
@@ -89,33 +102,74 @@ def from_arguments(arguments: list[str]) -> list[tuple[str, str]]:
         raise UsageProblem("a prompt is not UTF-8 text; save it as UTF-8 and use --prompts FILE") from None
 
 
-def encode(pairs: list[tuple[str, str]], tokenizer: PreTrainedTokenizerBase) -> list[Prompt]:
-    """Tokenise (kind, text) pairs; an empty prompt is refused, and one that the tokenizer has no ids for."""
+def encode(pairs: list[tuple[str, str]], tokenizer: PreTrainedTokenizerBase, chat: bool = False) -> list[Prompt]:
+    """Tokenise (kind, text) pairs; an empty prompt is refused, and one that the tokenizer has no ids for.
+
+    chat: each text is what a user says, and is put into the tokenizer's chat template.
+    """
     prompts = []
     for kind, text in pairs:
-        try:
-            ids = tokenizer(text).input_ids
-        except Exception as error:  # the tokenizers library raises plain ones
-            why = harmless(" ".join(str(error).split())) or type(error).__name__
-            raise UsageProblem(f"the tokenizer refuses a prompt: {why}; give a text of words that it knows") from None
-        if not ids or not text.strip():
-            raise UsageProblem("a prompt is empty; give at least one word, for example --prompt 'def main():'")
-        prompts.append(Prompt(kind, text, torch.tensor([ids])))
+        if not text.strip():
+            raise UsageProblem(EMPTY)
+        ids = chat_ids([{"role": "user", "content": text}], tokenizer) if chat else _ids(tokenizer, text, special=True)
+        prompts.append(Prompt(kind, text, ids, chat))
     return prompts
 
 
+def _ids(tokenizer: PreTrainedTokenizerBase, text: str, special: bool) -> Tensor:
+    """(1, length) ids of a text. special: with what the tokenizer puts around every text."""
+    try:
+        ids = (tokenizer(text) if special else tokenizer(text, add_special_tokens=False)).input_ids
+    except Exception as error:  # the tokenizers library raises plain ones
+        why = harmless(" ".join(str(error).split())) or type(error).__name__
+        raise UsageProblem(f"the tokenizer refuses a prompt: {why}; give a text of words that it knows") from None
+    if not ids:
+        raise UsageProblem(EMPTY)
+    return torch.tensor([ids])
+
+
+def chat_ids(messages: Messages, tokenizer: PreTrainedTokenizerBase) -> Tensor:
+    """(1, length) ids of a chat up to where the model answers.
+
+    Raises UsageProblem: there is no template. EnvironmentProblem: it does not run, or refuses these messages.
+    """
+    if not tokenizer.chat_template:
+        raise UsageProblem(
+            "the target's tokenizer has no chat template; give a bare text without --chat, or choose a model with one"
+        )
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    except Exception as error:  # a template is a program: what it can raise has no end
+        why = f"{type(error).__name__}: {first_line(error)}"
+        raise EnvironmentProblem(
+            f"the chat template of the target's tokenizer cannot be used: {why}; use --no-chat, or mend the template"
+        ) from None
+    return _ids(tokenizer, str(text), special=False)  # the template has written those already
+
+
+def describe_chat(prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """A line of a run's head: whether the prompts are in the tokenizer's chat template. None where it has none."""
+    if not tokenizer.chat_template:
+        return []
+    if prompts[0].chat:
+        return ["chat    on: the prompt is in the tokenizer's chat template; --no-chat continues the bare text"]
+    return ["chat    off: the prompt is continued as it is; --chat puts it into the tokenizer's chat template"]
+
+
 def with_text(rounds: Iterable[Round], tokenizer: PreTrainedTokenizerBase) -> Iterator[Round]:
-    """The rounds, each with the text that it adds. The text of a token that ends inside a character comes later."""
+    """The rounds, each with the text that it adds; joined, they are what the tokenizer decodes from all tokens.
+
+    A token may end inside a character, which is decoded as U+FFFD until the rest is there: it comes with the rest.
+    """
     tokens: list[int] = []
     n_shown = 0
     for round_ in rounds:
         tokens += round_.tokens
-        text = str(tokenizer.decode(tokens, skip_special_tokens=True))
-        if text.endswith("\ufffd") and round_.finish is None:
-            yield round_
-            continue
-        yield round_._replace(text=text[n_shown:])
-        n_shown = len(text)
+        # Cleaning up would take back spaces that are shown already.
+        text = str(tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        end = len(text if round_.finish else text.rstrip("\ufffd"))
+        yield round_._replace(text=text[n_shown:end])
+        n_shown = max(n_shown, end)
 
 
 def first_of_each_kind(prompts: list[Prompt], limit: int) -> list[Prompt]:

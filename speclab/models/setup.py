@@ -102,11 +102,12 @@ def load_setup(
     dtype: str = "auto",
     engine: str = "auto",
     threads: int | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> Setup:
     """Load and check a target. Raises UsageProblem or EnvironmentProblem where that cannot be.
 
     target: folder, hub name or lab:SIZE. device: auto, cpu, cuda, mps. dtype: auto, float32, bfloat16. engine: auto,
-    fast, eager. threads: of the CPU, None for one per core.
+    fast, eager. threads: of the CPU, None for one per core. tokenizer: the target's, where it is loaded already.
     """
     where, why_device = loading.choose_device(device)
     on_gpu = where.type == "cuda"
@@ -117,7 +118,7 @@ def load_setup(
         precision, why_dtype = torch.bfloat16, "half the bytes to read"
     if threads:
         torch.set_num_threads(threads)
-    tokenizer = loading.load_tokenizer(target)
+    tokenizer = tokenizer or loading.load_tokenizer(target)
     copies = 2 if engine != "eager" and can_prepack(where, precision) else 1  # the fast engine packs a second one
     model = loading.load_model(target, where, precision, "target", copies)
     reasons = {"device": why_device, "dtype": why_dtype, "threads": "asked for" if threads else "one per core"}

@@ -1,4 +1,4 @@
-"""Bad input: one line that names the cause and the next thing to type, exit code 2 or 3, nothing half-written."""
+"""The scripts as one types them: chat templates, where the prompt ends, and bad input in one line."""
 
 import io
 import json
@@ -10,6 +10,8 @@ import torch
 import baseline_autoregressive
 import compare
 import optimized_speculative
+from speclab.cli import decoding
+from speclab.models import loading
 
 
 @pytest.fixture
@@ -80,3 +82,132 @@ def test_both_scripts_print_the_same_greedy_text(run, pair_folder):
     assert streamed.startswith(text)
     for word in ("rounds", "drafted", "accepted", "alpha", "tokens per round", "tok/s"):
         assert word in drafted
+
+
+# --- chat templates, and what stands between a prompt and its text ---
+
+TEMPLATE = "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}\n{% endfor %}[assistant] "
+
+
+@pytest.fixture
+def chatty(pair_folder, tmp_path):
+    """The tiny target, whose tokenizer has a chat template; and the words that name it and the draft."""
+    shutil.copytree(pair_folder / "target", tmp_path / "chatty")
+    path = tmp_path / "chatty" / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": TEMPLATE}))
+    return ["--target", str(tmp_path / "chatty"), "--max-new-tokens", "6"]
+
+
+@pytest.mark.parametrize("script", [baseline_autoregressive, optimized_speculative])
+def test_what_is_typed_is_put_into_the_chat_template_and_files_are_not(run, chatty, monkeypatch, tmp_path, script):
+    """The head says which; the ids that the target reads are counted."""
+    from speclab.models.cached import CachedModel
+
+    lengths = []
+    prefill = CachedModel.prefill
+    monkeypatch.setattr(
+        CachedModel, "prefill", lambda self, ids, *a, **k: lengths.append(ids.shape[1]) or prefill(self, ids, *a, **k)
+    )
+    (tmp_path / "p.txt").write_text("def f(x):")
+    bare, inside = 0, 0
+    draft = ["--draft", "ngram"] if script is optimized_speculative else []
+    for words, on in (
+        (["--prompt", "def f(x):", "--no-chat"], False),
+        (["--prompts", str(tmp_path / "p.txt")], False),
+        (["--prompt", "def f(x):"], True),
+        (["--prompts", str(tmp_path / "p.txt"), "--chat"], True),
+        (["--prompts", "-"], True),
+    ):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"def f(x):")))
+        lengths.clear()
+        code, out, err = run(script, *chatty, *draft, *words)
+        assert code == 0
+        assert ("chat    on" if on else "chat    off") in err
+        assert "\ndef f(x):\n--- new text" in out, "what was typed is shown, without the template"
+        last = lengths[-1]
+        if on:
+            inside = inside or last
+            assert last == inside > bare
+        else:
+            bare = bare or last
+            assert last == bare
+
+
+def test_a_tokenizer_without_a_template_says_nothing_and_refuses_the_flag(run):
+    code, _, err = run(baseline_autoregressive, "--prompt", "def f", "--max-new-tokens", "3")
+    assert code == 0
+    assert "chat" not in err
+    code, out, err = run(baseline_autoregressive, "--prompt", "def f", "--chat")
+    assert (code, out) == (2, "")
+    assert len(err.splitlines()) == 1
+    assert "has no chat template" in err
+
+
+def test_compare_says_it_and_the_record_knows(run, chatty, tmp_path):
+    words = [
+        *chatty,
+        "--draft",
+        "ngram",
+        "-k",
+        "2",
+        "--temperature",
+        "0",
+        "--out-dir",
+        str(tmp_path),
+        "--prompt",
+        "def f",
+    ]
+    code, out, _ = run(compare, *words, "--out-dir", str(tmp_path))
+    assert code == 0
+    assert "chat    on" in out
+    assert json.loads((tmp_path / "results" / "local.json").read_text())["settings"]["chat"] is True
+
+
+@pytest.mark.parametrize("prompt", ["def f(x):", "def f(x):\n"])
+def test_a_line_marks_where_the_prompt_ends(run, prompt):
+    """On a line of its own, also streamed, and whether or not the prompt ends its last line."""
+    words = ["--prompt", prompt, "--max-new-tokens", "12"]
+    _, whole, _ = run(baseline_autoregressive, *words)
+    _, streamed, _ = run(baseline_autoregressive, *words, "--stream")
+    for out in (whole, streamed):
+        head, _, rest = out.partition(f"\n{decoding.NEW_TEXT}\n")
+        assert head.endswith("\ndef f(x):")
+        assert decoding.NEW_TEXT not in rest
+    assert whole.rsplit("\n\n", 1)[0] == streamed.rsplit("\n\n", 1)[0]
+
+
+# --- what is refused before weights are read ---
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "said"),
+    [
+        (optimized_speculative, ["--draft", "ngrm"], "'ngrm'; use model, ngram"),
+        (optimized_speculative, ["--draft", "prompt-lookup"], "use model, ngram"),
+        (optimized_speculative, ["--draft", "NGRAM"], "use model, ngram"),
+        (optimized_speculative, ["--draft", "model,ngram"], "this takes one draft"),
+        (optimized_speculative, ["--draft", "dial:0.5", "--temperature", "0.8"], "--temperature 0"),
+        (optimized_speculative, ["--draft", "dial:0.5:ngram"], "dial:0.8:model"),
+        (optimized_speculative, ["--draft", "lab:bg"], "lab:200m"),
+        (optimized_speculative, ["--max-new-tokens", "600"], "context of 512"),
+        (baseline_autoregressive, ["--max-new-tokens", "600"], "context of 512"),
+        (compare, ["--max-new-tokens", "600", "--out-dir", "OUT"], "context of 512"),
+        (compare, ["--draft", "model,ngrm", "--out-dir", "OUT"], "'ngrm'; use model, ngram"),
+        (compare, ["--draft", "dial:0.5", "--temperature", "0.8", "--out-dir", "OUT"], "add 0 to --temperature"),
+    ],
+)
+def test_what_the_words_alone_tell_is_said_before_weights_are_read(run, monkeypatch, tmp_path, script, words, said):
+    monkeypatch.setattr(loading, "load_model", lambda *a, **k: pytest.fail("weights were read"))
+    code, out, err = run(script, "--prompt", "def f", *[word.replace("OUT", str(tmp_path)) for word in words])
+    assert (code, out) == (2, "")
+    assert said in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_name_that_the_hub_may_have_is_asked_for_and_the_error_lists_the_kinds(run):
+    code, _, err = run(optimized_speculative, "--prompt", "def f", "--draft", "gpt2")
+    assert code == 3
+    assert err.splitlines()[-1].startswith("error: cannot load gpt2 from the hub")
+    assert err.rstrip().endswith("--draft takes model, ngram, dial:0.8, lab:SIZE, a folder or a hub name")
+    _, _, err = run(optimized_speculative, "--prompt", "def f", "--draft", "somebody/gpt2")
+    assert "--draft takes" not in err

@@ -231,6 +231,7 @@ def test_every_command_of_a_chapter_can_be_typed(path, monkeypatch, tmp_path):
 
     for module, name in (
         (runner, "run_checks"),
+        (flags, "load"),
         (flags, "setup_from"),
         (simulator, "fixed"),
     ):

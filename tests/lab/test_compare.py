@@ -254,7 +254,7 @@ def test_two_stops_while_the_record_is_made_lose_no_row(run, monkeypatch, tmp_pa
 )
 def test_files_that_would_be_one_are_refused(run, monkeypatch, tmp_path, words):
     (tmp_path / "link").symlink_to("x")
-    monkeypatch.setattr(flags, "setup_from", lambda *_: pytest.fail("loaded a model first"))
+    monkeypatch.setattr(flags, "load", lambda *_, **__: pytest.fail("loaded a model first"))
     code, _, err = run(*[word.replace("DIR", str(tmp_path)).replace("NAME", tmp_path.name) for word in words])
     assert code == 2
     assert len(err.splitlines()) == 1

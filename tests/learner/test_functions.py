@@ -803,7 +803,7 @@ def test_a_wrong_function_is_refused_before_anything_is_loaded(lab, pair_folder,
     """The real checks on a real wrong answer; no model is loaded and nothing is printed."""
     spoil(lab, "return own[0]")
     monkeypatch.setattr(paths, "ROOT", lab)
-    monkeypatch.setattr("speclab.cli.flags.setup_from", lambda args: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("speclab.cli.flags.load", lambda args: pytest.fail("a model was loaded"))
     for script in (optimized_speculative, compare):
         code = script.main(["--temperature", "0", "--impl", "exercises"])
         out, err = capsys.readouterr()
@@ -830,7 +830,7 @@ def test_a_file_that_cannot_be_imported_is_said_once(lab, monkeypatch, capsys, f
 
 
 def test_a_loop_without_phases_is_refused_before_anything_is_loaded(monkeypatch, tmp_path, capsys):
-    for module, name in ((runner, "run_checks"), (flags, "setup_from")):
+    for module, name in ((runner, "run_checks"), (flags, "load")):
         monkeypatch.setattr(module, name, lambda *args: pytest.fail("too far"))
     words = ["--impl", "exercises:8", "--trace", str(tmp_path / "x.html")]
     assert optimized_speculative.main(words) == 2

@@ -447,7 +447,7 @@ def test_trace_in_the_terminal(run):
 def test_a_bad_place_is_said_before_decoding(run, tmp_path, monkeypatch, place, code):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(flags, "setup_from", lambda *a: pytest.fail("loaded a model before looking at --trace"))
+    monkeypatch.setattr(flags, "load", lambda *a: pytest.fail("loaded a model before looking at --trace"))
     found, _, err = run("--trace", place)
     assert found == code
     lines = [line for line in err.splitlines() if line.startswith("error: ")]
