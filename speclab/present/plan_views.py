@@ -4,8 +4,8 @@ import functools
 from pathlib import Path
 from typing import Any
 
-from speclab.present import figures
-from speclab.present.figures import STYLES, Panel, Series, column, draw, plain, speedups
+from speclab.present.pictures import figures
+from speclab.present.pictures.figures import STYLES, Panel, Series, column, draw, plain, speedups
 from speclab.present.run_lines import COSTS, doubt, noise_lines, provenance, remarks
 from speclab.present.tables import Block, Cell, Lines, Table, cells, interval, percent, show, speedup, temperature_name
 from speclab.records.rows import Row
