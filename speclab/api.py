@@ -7,9 +7,10 @@
         print(round_.text, end="", flush=True)        # a Round (speclab/core/rounds.py), with its text
 
 Models and prompts are checked as by the scripts. What cannot be used raises `UsageProblem` or `EnvironmentProblem`
-(speclab/system/errors.py), whose text names the cause and what to do.
+(speclab/system/errors.py), whose text names the cause and what to do. docs/python.md is the whole of it on one page.
 """
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -19,17 +20,17 @@ from draft_models import ModelDrafter
 from optimized_speculative import speculative_decode
 from speclab.core.rounds import DecodeSettings, Drafter, Round
 from speclab.core.sampling import GREEDY, Sampling
-from speclab.drafts.select import check_prompts, make_drafter
+from speclab.drafts.select import check_kind, check_prompts, make_drafter
 from speclab.models import loading
 from speclab.models.checks import check_model
-from speclab.models.prompts import encode, with_text
+from speclab.models.prompts import Messages, Prompt, chat_ids, encode, with_text
 from speclab.models.setup import Setup, load_setup, setup_of
 from speclab.system.errors import UsageProblem
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A checked target, and what drafts for it. One text at a time: the caches of both belong to it."""
+    """A checked target, and what drafts for it. Every text has caches of its own, so several can be made at once."""
 
     setup: Setup
     drafter: Drafter
@@ -46,13 +47,17 @@ def load(
 ) -> Pair:
     """Load and check a pair. Without arguments: the one that comes with the lab.
 
-    target: folder, hub name, lab:SIZE, or a model that is loaded. draft: the same, "model" (the lab's own draft),
-    "ngram" (prompt lookup), or a model that is loaded. tokenizer: needed where the target is a loaded model. device
-    (auto, cpu, cuda, mps), dtype (auto, float32, bfloat16) and threads are for a target that is loaded here; engine:
-    auto, fast, eager.
+    target: folder, hub name, lab:SIZE, or a model that is loaded. draft: the same, "model" (the lab's own draft), or
+    "ngram" (prompt lookup). tokenizer: needed where the target is a loaded model; a draft that is loaded must have the
+    same one, which nothing can check. device (auto, cpu, cuda, mps), dtype (auto, float32, bfloat16) and threads are
+    for models that are loaded here; engine: auto, fast, eager.
 
     Raises UsageProblem or EnvironmentProblem.
     """
+    if isinstance(draft, str):
+        if draft.startswith("dial:"):
+            raise UsageProblem(f"draft {draft!r} replays the baseline's output, which is for compare.py alone")
+        check_kind(draft)
     if isinstance(target, str):
         setup = load_setup(target, GREEDY, device, dtype, engine, threads)
     elif tokenizer is None:
@@ -60,19 +65,20 @@ def load(
     else:
         check_model(target)
         name = loading.short_name(target.name_or_path or type(target).__name__)
+        loading.eos_ids(target.generation_config)
         given = dict.fromkeys(("device", "dtype"), "the model's own") | {"threads": "PyTorch's own"}
         setup = setup_of(target, tokenizer, name, GREEDY, engine, given)
-    if not isinstance(draft, str):
-        check_model(draft)
-        return Pair(setup, ModelDrafter(setup.cached(draft, setup.target.vocab_size)))
-    if draft.startswith("dial:"):
-        raise UsageProblem(f"draft {draft!r} replays the baseline's output, which is for compare.py alone")
-    return Pair(setup, make_drafter(draft, setup))
+    if isinstance(draft, str):
+        return Pair(setup, make_drafter(draft, setup))
+    if draft.device != setup.device:
+        raise UsageProblem(f"the draft is on {draft.device} and the target on {setup.device}; use draft.to(...)")
+    check_model(draft)
+    return Pair(setup, ModelDrafter(setup.cached(draft, setup.target.vocab_size)))
 
 
 def speculate(
     pair: Pair,
-    prompt: str,
+    prompt: str | Messages,
     draft_length: int = 4,
     max_new_tokens: int = 128,
     temperature: float = 0.0,
@@ -82,8 +88,10 @@ def speculate(
 ) -> Iterator[Round]:
     """Continue a prompt by speculative decoding: its rounds, each with the text that it adds.
 
-    draft_length: tokens of a draft, 0 for plain decoding. temperature: 0 is greedy. The text ends with the target's own
-    end token or after max_new_tokens tokens. What arguments cannot be is raised here, before the first round.
+    prompt: a text, continued as it is; or a chat, which is put into the tokenizer's chat template: a list of messages
+    such as {"role": "user", "content": "..."}. draft_length: tokens of a draft, 0 for plain decoding. temperature: 0 is
+    greedy. The text ends with the target's own end token or after max_new_tokens tokens. What arguments cannot be is
+    raised here, before the first round.
 
     Raises UsageProblem, and ValueError for numbers that nothing can be.
     """
@@ -91,7 +99,18 @@ def speculate(
         raise ValueError(f"draft_length and max_new_tokens must be 0 or more, got {draft_length}, {max_new_tokens}")
     setup = pair.setup
     settings = DecodeSettings(max_new_tokens, Sampling(temperature, top_k, top_p), setup.eos, seed)
-    (encoded,) = encode([("prompt", prompt)], setup.tokenizer)
+    encoded = _encoded(prompt, setup.tokenizer)
     check_prompts(setup.target, [pair.drafter], [encoded], max_new_tokens)
-    rounds = speculative_decode(setup.target, pair.drafter, encoded.ids.to(setup.device), draft_length, settings)
+    target, drafter = setup.target.with_own_cache(), copy.deepcopy(pair.drafter)
+    rounds = speculative_decode(target, drafter, encoded.ids.to(setup.device), draft_length, settings)
     return with_text(rounds, setup.tokenizer)
+
+
+def _encoded(prompt: str | Messages, tokenizer: PreTrainedTokenizerBase) -> Prompt:
+    """A text or a chat as ids."""
+    if isinstance(prompt, str):
+        return encode([("prompt", prompt)], tokenizer)[0]
+    is_chat = isinstance(prompt, list) and all(isinstance(m, dict) and {"role", "content"} <= set(m) for m in prompt)
+    if not prompt or not is_chat:
+        raise UsageProblem('a chat is a list of messages, each such as {"role": "user", "content": "..."}')
+    return Prompt("chat", str(prompt[-1]["content"]), chat_ids(prompt, tokenizer), chat=True)

@@ -1,5 +1,6 @@
 """The lab from Python: what it loads, what it says, and what it refuses."""
 
+import copy
 import os
 import subprocess
 import sys
@@ -7,13 +8,14 @@ import sys
 import pytest
 import torch
 from decoding import plain_text
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertLMHeadModel
 
 from draft_models import ModelDrafter, NgramDrafter
 from speclab import load, speculate
 from speclab.core.rounds import Round
+from speclab.models import loading
 from speclab.models.prompts import with_text
-from speclab.system.errors import UsageProblem
+from speclab.system.errors import EnvironmentProblem, UsageProblem
 
 TEXT = "def f(x):\n    return x + 1"
 
@@ -86,3 +88,59 @@ def test_only_the_names_of_the_api_load_it():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ})
     assert "AttributeError: module 'speclab' has no attribute 'nothing'" in done.stderr
+
+
+def test_several_texts_at_once_do_not_disturb_each_other(loaded):
+    """Two decodings of one pair, a round of each in turn; and one that was left in the middle."""
+    target, draft, tokenizer = loaded
+    pair = load(target, draft, tokenizer, engine="eager")
+    alone = [list(speculate(pair, text, 3, 20)) for text in (TEXT, "class A:")]
+    next(speculate(pair, "return", 3, 20))
+    both = zip(speculate(pair, TEXT, 3, 20), speculate(pair, "class A:", 3, 20), strict=False)
+    for i, rounds in enumerate(both):
+        assert list(rounds) == [alone[0][i], alone[1][i]]
+
+
+def test_random_ids_give_their_text_piece_by_piece(loaded):
+    """Bytes of half characters in any order, in rounds of any width; a real U+FFFD among them."""
+    *_, tokenizer = loaded
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(50):
+        ids = torch.randint(1, len(tokenizer), (24,), generator=generator).tolist()
+        ids[5:5] = tokenizer("☃\ufffdé").input_ids
+        pieces = torch.randint(1, 5, (24,), generator=generator).tolist()
+        rounds = []
+        while ids:
+            rounds.append(Round(ids[: pieces[0]], finish="length" if len(ids) <= pieces[0] else None))
+            ids, pieces = ids[pieces[0] :], pieces[1:]
+        tokens = [token for round_ in rounds for token in round_.tokens]
+        text = "".join(round_.text for round_ in with_text(rounds, tokenizer))
+        assert text == tokenizer.decode(tokens, skip_special_tokens=True)
+
+
+def test_a_list_of_messages_is_put_into_the_template(loaded):
+    *models, tokenizer = loaded
+    chatty = copy.deepcopy(tokenizer)
+    chatty.chat_template = "{% for m in messages %}# {{ m.content }}\n{% endfor %}"
+    pair = load(*models, chatty, engine="eager")
+    messages = [{"role": "user", "content": "x + 1"}, {"role": "user", "content": "return"}]
+    chat = "".join(round_.text for round_ in speculate(pair, messages, 2, 12))
+    assert chat == "".join(round_.text for round_ in speculate(pair, "# x + 1\n# return\n", 2, 12))
+    for wrong in ([], ["x"], [{"role": "user"}], 5, ({"role": "user", "content": "x"},)):
+        with pytest.raises(UsageProblem, match="a chat is a list of messages"):
+            speculate(pair, wrong)
+    with pytest.raises(UsageProblem, match="no chat template"):
+        speculate(load(*models, tokenizer, engine="eager"), messages)
+
+
+def test_what_is_no_pair_is_refused(pair_folder, loaded, monkeypatch):
+    """A model that attends to later tokens, as target and as draft; and a mistyped draft before a target is read."""
+    target, draft, tokenizer = loaded
+    bert = BertLMHeadModel(BertConfig(vocab_size=target.config.vocab_size, hidden_size=16, num_hidden_layers=1,
+                                      num_attention_heads=1, intermediate_size=16))  # fmt: skip
+    for pair in ((bert, draft), (target, bert)):
+        with pytest.raises(EnvironmentProblem, match="bert"):
+            load(*pair, tokenizer, engine="eager")
+    monkeypatch.setattr(loading, "load_model", lambda *a, **k: pytest.fail("weights were read"))
+    with pytest.raises(UsageProblem, match="unknown draft kind 'ngrm'"):
+        load(str(pair_folder / "target"), "ngrm")

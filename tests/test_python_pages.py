@@ -1,0 +1,77 @@
+"""The page and the notebook about the lab from Python: their code runs, and the notebook's outputs are its code's."""
+
+import copy
+import json
+import re
+
+import pytest
+
+from speclab.system.paths import ROOT
+from tools import notebook
+
+PAGE = ROOT / "docs" / "python.md"
+TOUR = ROOT / "notebooks" / "tour.ipynb"
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def test_every_block_of_the_page_runs(monkeypatch, capsys):
+    """In one namespace, from the root of the clone."""
+    monkeypatch.chdir(ROOT)
+    blocks = BLOCK.findall(PAGE.read_text("utf-8"))
+    assert len(blocks) == PAGE.read_text("utf-8").count("```python") >= 5
+    namespace: dict = {}
+    for block in blocks:
+        exec(compile(block, PAGE.name, "exec"), namespace)
+    out, _ = capsys.readouterr()
+    assert "unknown draft kind 'ngrm'; use model, ngram" in out
+    assert namespace["counts"].n_emitted == 31
+
+
+def test_the_page_names_every_argument_and_every_count():
+    import inspect
+
+    from speclab import load, speculate
+
+    text = PAGE.read_text("utf-8")
+    for function in (load, speculate):
+        signature = re.search(rf"`{function.__name__}\((.*?)\)`", text)[1]
+        names = [word.partition("=")[0] for word in signature.split(", ")]
+        assert names == list(inspect.signature(function).parameters)
+
+
+def test_the_notebooks_outputs_are_what_its_cells_print(monkeypatch):
+    """No time is printed in it, so every line counts."""
+    monkeypatch.chdir(ROOT)
+    committed = notebook.read(TOUR)
+    assert notebook.text_of(notebook.executed(copy.deepcopy(committed))) == TOUR.read_text("utf-8"), (
+        "run: python -m tools.notebook"
+    )
+    assert TOUR.stat().st_size < 100_000
+    code = [cell for cell in committed["cells"] if cell["cell_type"] == "code"]
+    assert all(cell["outputs"] for cell in code[1:])
+
+
+def made(*sources: str) -> dict:
+    """A notebook of these cells."""
+    cells = [{"cell_type": "code", "source": [source], "outputs": [], "execution_count": None} for source in sources]
+    return {"cells": [{"cell_type": "markdown", "source": ["# x"]}, *cells]}
+
+
+def test_cells_share_names_and_what_they_print_is_kept():
+    _, first, second, third = notebook.executed(made("x = 1", "print(x)\nprint(2)", "x += 1"))["cells"]
+    assert (first["outputs"], third["outputs"]) == ([], [])
+    assert second["outputs"][0]["text"] == ["1\n", "2\n"]
+    assert [cell["execution_count"] for cell in (first, second, third)] == [1, 2, 3]
+
+
+def test_a_cell_that_fails_leaves_the_file_as_it_is(tmp_path, monkeypatch):
+    path = tmp_path / "x.ipynb"
+    path.write_text(json.dumps(made("1 / 0")))
+    monkeypatch.setattr(notebook, "NOTEBOOKS", [path])
+    before = path.read_text()
+    with pytest.raises(ZeroDivisionError):
+        notebook.main([])
+    assert path.read_text() == before
+    path.write_text(json.dumps(made("print(3)")))
+    assert notebook.main([]) == 0
+    assert '"3\\n"' in path.read_text()

@@ -1,0 +1,67 @@
+"""Run the cells of notebooks/*.ipynb and keep what they print as their outputs, without a kernel or a server.
+
+    python -m tools.notebook
+
+The cells of a notebook share one namespace, and what they print is all that they show. A test runs them again and fails
+where an output is stale.
+"""
+
+if __name__ == "__main__":
+    from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
+
+import contextlib
+import functools
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from speclab.cli import parsing
+from speclab.system.errors import reports_problems
+from speclab.system.files import do_all, write_whole
+from speclab.system.paths import ROOT
+
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+def executed(notebook: dict[str, Any]) -> dict[str, Any]:
+    """A notebook (nbformat 4) whose code cells have been run, in order, with the outputs that this gave.
+
+    Raises what a cell raises.
+    """
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    cells, n_run = [], 0
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            n_run += 1
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                exec(compile("".join(cell["source"]), f"<cell {n_run}>", "exec"), namespace)
+            text = printed.getvalue().splitlines(keepends=True)
+            stream = [{"name": "stdout", "output_type": "stream", "text": text}] if text else []
+            cell = cell | {"execution_count": n_run, "outputs": stream}
+        cells.append(cell)
+    return notebook | {"cells": cells}
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The notebook in a file."""
+    return json.loads(path.read_text("utf-8"))
+
+
+def text_of(notebook: dict[str, Any]) -> str:
+    """A notebook as its file holds it."""
+    return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
+
+
+@reports_problems
+def main(argv: list[str] | None = None) -> int:
+    """The command.  -> exit code"""
+    parsing.make_parser(__doc__).parse_args(argv)
+    texts = {path: text_of(executed(read(path))) for path in NOTEBOOKS}  # all run before anything is written
+    return do_all([functools.partial(write_whole, path, text) for path, text in texts.items()])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
