@@ -14,7 +14,8 @@ from pathlib import Path
 
 from speclab.cli import parsing
 from speclab.cli.output import Step
-from speclab.present import plan_views, plots, sweep_views
+from speclab.present import plan_views, sweep_views
+from speclab.present.pictures import plots
 from speclab.records.files import read, read_json
 from speclab.records.runs import ComparisonRun, PlanRun, SweepRun
 from speclab.system.errors import reports_problems

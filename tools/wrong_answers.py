@@ -164,9 +164,10 @@ time (a comparison, a number, an index, a name, a sign, a dropped statement, ...
 {made} of {possible} possible changes, chosen with seed {seed}, {date}.
 """
 LEGEND = """\
-caught: at least one check fails. In words: at least one failed check says what is wrong, not only which exception came.
-Stopped: a check ended it after {seconds} s of processor time (counted as caught). No mistake: no check fails, and the
-answer is as good as the solution; the reasons stand below. Missed: a hole in the checks.
+Caught: at least one check fails. In words: at least one failed check says what is wrong. The others
+end in an exception of Python's own, such as a NameError, which is shown with its line. Stopped: a check ended it
+after {seconds} s of processor time; counted as caught. No mistake: no check fails, and the answer is as good as the
+solution; the reasons stand below. Missed: no check fails, and the answer is wrong.
 """
 
 

@@ -23,7 +23,8 @@ from speclab.lab.tracing.trace import Trace
 from speclab.learner import loading
 from speclab.models import memory
 from speclab.models.prompts import describe_chat
-from speclab.present import against, first_screen, plan_views, plots, report, sweep_views
+from speclab.present import against, first_screen, plan_views, report, sweep_views
+from speclab.present.pictures import plots
 from speclab.records.files import read
 from speclab.records.runs import ComparisonRun, LabRun, PlanRun, SweepRun
 from speclab.system.errors import Problem, UsageProblem, reports_problems

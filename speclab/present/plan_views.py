@@ -4,8 +4,8 @@ import functools
 from pathlib import Path
 from typing import Any
 
-from speclab.present import figures
-from speclab.present.figures import STYLES, Panel, Series, column, draw, plain, speedups
+from speclab.present.pictures import figures
+from speclab.present.pictures.figures import STYLES, Panel, Series, column, draw, plain, speedups
 from speclab.present.run_lines import COSTS, doubt, noise_lines, provenance, remarks
 from speclab.present.tables import Block, Cell, Lines, Table, cells, interval, percent, show, speedup, temperature_name
 from speclab.records.rows import Row
@@ -137,10 +137,14 @@ def picture(run: PlanRun, folder: Path, name: str) -> Path:
         series.append(Series(f"{label}, oracle: {fact.oracle:.2f}", plain((k, fact.oracle) for k in ends), i, ":"))
         if measured:
             series.append(Series(f"{label}, measured on other prompts", speedups(measured, x), i))
-    figure = draw([Panel(series, "draft length k")], 6.8, 4.8)
+    figure = draw([Panel(series, "draft length k", extra=functools.partial(_draw_bands, run))], 6.8, 4.8)
+    return figures.save(figure, run, folder, name)
+
+
+def _draw_bands(run: PlanRun, axis: Any) -> None:
+    """The band of every draft's expected speedups, where the record has one."""
     for i, fact in enumerate(run.facts.drafts):
         banded = [entry for entry in _of_draft(run.plan, fact) if entry.band_low is not None]
         lows, highs = ([getattr(entry, end) for entry in banded] for end in ("band_low", "band_high"))
         lengths = [entry.draft_length for entry in banded]
-        figure.axes[0].fill_between(lengths, lows, highs, color=figures.colour(i), alpha=0.15, linewidth=0)
-    return figures.save(figure, run, folder, name)
+        axis.fill_between(lengths, lows, highs, color=figures.colour(i), alpha=0.15, linewidth=0)

@@ -1,13 +1,13 @@
 """A sweep as lines, table, picture and page: views of its record, nothing is measured here.
 
-The numbers come from speclab/theory/curves.py, the pictures are painted in speclab/present/sweep_plots.py.
+The numbers come from speclab/theory/curves.py, the pictures are painted in speclab/present/pictures/sweep_plots.py.
 """
 
 import functools
 import operator
 from pathlib import Path
 
-from speclab.present import figures, sweep_plots
+from speclab.present.pictures import figures, sweep_plots
 from speclab.present.run_lines import COSTS, doubt, noise_lines, provenance, remarks
 from speclab.present.tables import CELLS, Cell, Lines, Table, column, cost, interval, number, prediction, show
 from speclab.records.rows import Point

@@ -2,7 +2,8 @@
 
 import pytest
 
-from speclab.present import figures, first_screen, html_report, plots
+from speclab.present import first_screen, html_report
+from speclab.present.pictures import figures, plots
 from tests.browser.test_trace_page import CONTRAST, WIDTHS
 from tests.present.test_report import make_run
 from tests.present.trace_streams import scripted

@@ -20,7 +20,7 @@ from speclab.lab import comparison, harness, output_checks
 from speclab.lab.harness import Measurement
 from speclab.lab.tracing import profiling
 from speclab.models import prompts
-from speclab.present import plots
+from speclab.present.pictures import plots
 from speclab.records.files import read
 from speclab.records.runs import SCHEMA_VERSION, ComparisonRun
 from speclab.records.samples import BASELINE, Arm, Sample

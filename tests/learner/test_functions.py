@@ -655,7 +655,7 @@ def test_the_baseline_alone_loads_no_drafter():
 def comparison(script, pair_folder, tmp_path, monkeypatch):
     """compare.py on the tiny pair and two prompts, without pictures.  -> exit code, stdout, stderr, record"""
     monkeypatch.setattr(prompts, "standard", lambda: [("code", "def f(x):"), ("prose", "x + 1, x + 1,")])
-    monkeypatch.setattr("speclab.present.plots.comparison", lambda *args: [])
+    monkeypatch.setattr("speclab.present.pictures.plots.comparison", lambda *args: [])
     monkeypatch.setattr("speclab.present.plan_views.picture", lambda *args: tmp_path)
 
     def call(learner, *words, ending=""):

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from speclab.present import figures, plots
-from speclab.present.figures import Panel, Series, draw, plain
+from speclab.present.pictures import figures, plots
+from speclab.present.pictures.figures import Panel, Series, draw, plain
 from speclab.theory.curves import Value
 from tests.present.test_report import make_row
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from speclab.models import loading
-from speclab.present import figures, first_screen, html_report, plots, tables
+from speclab.present import first_screen, html_report, tables
+from speclab.present.pictures import figures, plots
 from tests.present.test_report import make_run
 from tests.present.trace_streams import scripted, with_texts
 

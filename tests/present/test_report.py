@@ -7,7 +7,8 @@ from dataclasses import fields, replace
 import pytest
 from pydantic import TypeAdapter
 
-from speclab.present import explanations, figures, first_screen, plots, report, run_lines, tables
+from speclab.present import explanations, first_screen, report, run_lines, tables
+from speclab.present.pictures import figures, plots
 from speclab.records.files import to_json
 from speclab.records.rows import Row, Rung, Timing
 from speclab.records.runs import SCHEMA_VERSION, ComparisonRun, LabRun, Machine, Noise, PlanFacts, PlanRun, Versions

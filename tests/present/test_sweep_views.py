@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 from pydantic import TypeAdapter
 
-from speclab.present import sweep_plots, sweep_views, tables
+from speclab.present import sweep_views, tables
+from speclab.present.pictures import sweep_plots
 from speclab.records.files import to_json
 from speclab.records.rows import Point
 from speclab.records.runs import SCHEMA_VERSION, Machine, Noise, SweepRun, Versions

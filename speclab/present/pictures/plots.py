@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 from matplotlib.ticker import NullLocator
 
-from speclab.present import figures
-from speclab.present.figures import Figure, Panel, Series, draw, note, plain
+from speclab.present.pictures import figures
+from speclab.present.pictures.figures import Figure, Panel, Series, draw, note, plain
 from speclab.present.tables import short_names, temperature_name
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun

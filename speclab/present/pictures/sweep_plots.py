@@ -1,12 +1,12 @@
-"""The pictures of the sweeps: each is a list of panels, which speclab/present/figures.py draws.
+"""The pictures of the sweeps: each is a list of panels, which speclab/present/pictures/figures.py draws.
 
 Every function takes a sweep with points and returns a figure; speclab/present/sweep_views.py signs and saves it.
 """
 
 import functools
 
-from speclab.present import figures
-from speclab.present.figures import Figure, Panel, Series, column, draw, note, plain, speedups
+from speclab.present.pictures import figures
+from speclab.present.pictures.figures import Figure, Panel, Series, column, draw, note, plain, speedups
 from speclab.present.tables import interval, number, short_names
 from speclab.records.rows import Point
 from speclab.records.runs import SweepRun

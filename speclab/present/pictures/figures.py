@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 from matplotlib.transforms import ScaledTranslation
 
-from speclab.present.labels import Label, place
+from speclab.present.pictures.labels import Label, place
 from speclab.present.run_lines import small_print
 from speclab.records.runs import Head
 from speclab.system.files import write_whole
