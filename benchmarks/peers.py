@@ -305,9 +305,7 @@ def page(run: PeersRun) -> list[Block]:
     for check in run.correctness:
         for one in check["differences"]:
             foreign = check["arm"].startswith(llama_cpp.METHOD) and one["verdict"] != "near-tie"
-            verdict = (
-                "another text: more than rounding in float32, its cache is in float16" if foreign else one["verdict"]
-            )
+            verdict = "more than rounding in float32: its attention is in float16" if foreign else one["verdict"]
             differences.append(f"{check['arm']}, prompt {one['prompt']}: from token {one['position']} on, {verdict}")
     asked: dict[str, Cell] = {
         "what": lambda goal: goal.what,
@@ -407,7 +405,7 @@ def main(argv: list[str] | None = None) -> int:
     with contextlib.ExitStack() as stack:
         bench.llama = llama(args, setup, drafter, prompts, stack)
         if bench.llama:
-            models[llama_cpp.METHOD] = f"{bench.llama.version()}, weights in float32, cache in float16"
+            models[llama_cpp.METHOD] = f"{bench.llama.version()}, weights in float32, attention in float16"
             ceiling = bench.llama.ceiling(args.max_new_tokens)
         arms = arms_for(lengths, bench.llama is not None)
         measured = measure(bench, arms, [0.0], prompts, args.repeats, {}, schedule=one_after_another)
