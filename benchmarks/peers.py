@@ -6,15 +6,18 @@ every speedup look good. So each of ours runs beside what anybody gets from `mod
     baseline    our token-by-token loop              against   generate
     model k     our speculative loop, a draft model  against   generate(assistant_model=...), the same constant k
     ngram k     our speculative loop, no draft model against   generate(prompt_lookup_num_tokens=k)
+    baseline, model k                                against   llama.cpp, plain and with the draft, if it is on the PATH
 
 What comes out: tokens per second, each arm over `generate` and over its peer with 95 % intervals over prompts, whether
 the texts agree, and what was asked for beside what was measured, missed numbers included.
 
     python -m benchmarks.peers                               # the lab's pair, about three minutes on two cores
     python -m benchmarks.peers -k 4 --limit 2 --repeats 1    # half a minute
+    python -m benchmarks.peers --target lab:200m --draft lab:20m -k 4 --limit 2
     python -m benchmarks.peers --target Qwen/Qwen2.5-1.5B-Instruct --draft Qwen/Qwen2.5-0.5B-Instruct --device cuda
 
 Seconds are end to end, from the prompt's ids to the last token: the library does not tell prefill and decoding apart.
+llama.cpp is timed by its own programs (benchmarks/llama_cpp.py) and compared by decoding alone, too.
 A cell is the median over repeats, a total the sum over prompts. The arms of a prompt run one after another in an order
 that rotates, an arm always beside its peer. No arm stops at an end-of-text token.
 Files: results/NAME-peers.json and .md. Exit code 1 if a text of ours differs from the baseline's and rounding cannot be
@@ -24,28 +27,34 @@ the reason.
 if __name__ == "__main__":
     from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
 
+import argparse
+import contextlib
 import statistics
 import sys
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from transformers.utils import logging as transformers_logging
 
-from benchmarks import common
-from draft_models import NgramDrafter
+from benchmarks import common, llama_cpp
+from draft_models import ModelDrafter, NgramDrafter
 from speclab.cli import flags, parsing
+from speclab.drafts.select import check_kind
 from speclab.lab.decodings import Decoding, take_turns
-from speclab.lab.harness import Bench, measure
+from speclab.lab.harness import measure
 from speclab.lab.output_checks import judge_greedy
 from speclab.models import loading
 from speclab.models.cached import check_prompt
+from speclab.models.prompts import Prompt, describe_chat
+from speclab.models.setup import Setup
 from speclab.present.tables import Block, Cell, Heading, Lines, Table, interval, speedup
 from speclab.records import files
 from speclab.records.rows import Amount, Count, Part
 from speclab.records.runs import Facts
 from speclab.records.samples import BASELINE, GENERATE, LIBRARY, Arm, Sample
-from speclab.system.errors import UsageProblem, reports_problems
+from speclab.system.errors import Problem, UsageProblem, reports_problems
 from speclab.system.terminal import note
 from speclab.theory.curves import Value
 from speclab.theory.formulas import ratio_interval
@@ -79,16 +88,19 @@ class PeersRun(common.BenchmarkRun):
 
     models: dict[str, str]
     correctness: list[Facts]  # of speclab/lab/output_checks.py, one entry for every arm but the baseline
+    ceiling: Amount | None = None  # tokens per second of llama-bench, which takes no prompt
     raw: list[PeerTiming]
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
-def arms_for(draft_lengths: list[int]) -> list[Arm]:
-    """Each of the lab's arms, followed by its peer."""
+def arms_for(draft_lengths: list[int], llama: bool = False) -> list[Arm]:
+    """Each of the lab's arms, followed by its peer; then llama.cpp's."""
     drafted = [(name, k) for name in ("model", "ngram") for k in draft_lengths]
-    return [BASELINE, GENERATE, *(Arm(method, name, k) for name, k in drafted for method in (name, PEER[name]))]
+    own = [BASELINE, GENERATE, *(Arm(method, name, k) for name, k in drafted for method in (name, PEER[name]))]
+    others = [Arm(llama_cpp.METHOD), *(Arm(llama_cpp.METHOD, "model", k) for k in draft_lengths)]
+    return [*own, *(others if llama else [])]
 
 
 def one_after_another(decodings: list[Decoding], turn: int) -> None:
@@ -239,6 +251,49 @@ def speed_tables(run: PeersRun) -> list[Block]:
     return [Table(list(arms), keys | speeds), Lines(LEGEND), Heading("Over the peer, by kind of prompt"), by_kind]
 
 
+def llama_table(run: PeersRun) -> list[Block]:
+    """The lab's arms beside llama.cpp's, decoding alone; nothing where it was not measured."""
+    arms = by_arm(run.raw)
+    theirs = {
+        ("model" if k else "baseline", k): timings for (name, k), timings in arms.items() if name == llama_cpp.METHOD
+    }
+    if not theirs:
+        return []
+    n_tokens = len(arms["baseline", 0]) * (run.settings["max_new_tokens"] - 1)  # the first comes with the prompt
+
+    def speed(timings: Timings) -> str:
+        return f"{n_tokens / sum(typical(timings, 'decode_seconds')):.1f}"
+
+    def gain(timings: Timings, plain: Timings) -> str:
+        return speedup(ratio(plain, timings, "decode_seconds").value)
+
+    ratios = {key: ratio(timings, arms[key], "decode_seconds") for key, timings in theirs.items()}
+    cells: dict[str, Cell] = {
+        "arm": lambda key: key[0],
+        "k": lambda key: str(key[1] or "-"),
+        "ours tok/s": lambda key: speed(arms[key]),
+        "llama.cpp tok/s": lambda key: speed(theirs[key]),
+        "ours ÷ llama.cpp": lambda key: str(ratios[key]),
+        "faster": lambda key: faster(ratios[key]),
+        "our speedup": lambda key: gain(arms[key], arms["baseline", 0]),
+        "its speedup": lambda key: gain(theirs[key], theirs["baseline", 0]),
+    }
+    legend = [
+        "llama.cpp: its llama-completion, and its llama-speculative-simple with the same draft and k",
+        "decoding alone, without the prompt; its own clocks, a process's start and reading the weights not counted",
+        "faster: unclear where the 95 % interval covers 1; speedup: over plain decoding of the same program",
+    ]
+    if run.ceiling is not None:
+        legend.append(f"llama-bench, plain and without a prompt: {run.ceiling:.1f} tok/s, its ceiling")
+    return [Heading("Against llama.cpp"), Table(list(theirs), cells), Lines(legend)]
+
+
+def faster(measured: Ratio) -> str:
+    """Which of two is faster, from ours ÷ llama.cpp."""
+    low, high = (measured.value if end is None else end for end in (measured.low, measured.high))
+    return "ours" if low > 1 else llama_cpp.METHOD if high < 1 else "unclear"
+
+
 def page(run: PeersRun) -> list[Block]:
     """Everything a reader gets, from the record alone."""
     settings = run.settings
@@ -249,9 +304,9 @@ def page(run: PeersRun) -> list[Block]:
     differences = Lines()
     for check in run.correctness:
         for one in check["differences"]:
-            differences.append(
-                f"{check['arm']}, prompt {one['prompt']}: from token {one['position']} on, {one['verdict']}"
-            )
+            foreign = check["arm"].startswith(llama_cpp.METHOD) and one["verdict"] != "near-tie"
+            verdict = "more than rounding in float32: its attention is in float16" if foreign else one["verdict"]
+            differences.append(f"{check['arm']}, prompt {one['prompt']}: from token {one['position']} on, {verdict}")
     asked: dict[str, Cell] = {
         "what": lambda goal: goal.what,
         "k": lambda goal: str(goal.draft_length or "-"),
@@ -265,6 +320,7 @@ def page(run: PeersRun) -> list[Block]:
         Lines([*(f"{role}: {text}" for role, text in run.models.items()), size]),
         Heading("How fast"),
         *speed_tables(run),
+        *llama_table(run),
         Heading("Other texts than the baseline's"),
         differences,
         Heading("Asked and measured"),
@@ -284,9 +340,43 @@ def make_parser() -> parsing.Parser:
     group = parser.add_argument_group("benchmark")
     group.add_argument("-k", "--draft-length", default="2,4,6", metavar="K,K", help="(default: %(default)s)")
     group.add_argument("--repeats", type=parsing.at_least(1), default=2, help="(default: %(default)s)")
+    group.add_argument(
+        "--llama-cpp",
+        action=argparse.BooleanOptionalAction,
+        help="llama.cpp as a peer, too (default: where its programs are on the PATH and can decode this pair)",
+    )
+    for role in ("target", "draft"):
+        group.add_argument(
+            f"--llama-{role}",
+            type=parsing.some_path,
+            metavar="FILE",
+            help=f"its {role} as GGUF (default: written anew)",
+        )
     common.add_result_flags(parser, "peers")
     parser.set_defaults(limit=4, max_new_tokens=64)
     return parser
+
+
+def llama(
+    args: argparse.Namespace,
+    setup: Setup,
+    drafter: ModelDrafter,
+    prompts: list[Prompt],
+    stack: contextlib.ExitStack,
+) -> llama_cpp.Programs | None:
+    """llama.cpp with this pair, until `stack` closes; None where it is not wanted, or, with a note, not to be had."""
+    given = (args.llama_target, args.llama_draft)
+    if args.llama_cpp is False:
+        return None
+    try:
+        programs = stack.enter_context(llama_cpp.programs(setup, drafter, given, torch.get_num_threads()))
+        programs.check(prompts)
+    except Problem as problem:
+        if args.llama_cpp or any(given):
+            raise
+        note(f"without llama.cpp: {problem}")
+        return None
+    return programs
 
 
 @reports_problems
@@ -297,34 +387,40 @@ def main(argv: list[str] | None = None) -> int:
     if args.max_new_tokens < 2:
         raise UsageProblem("one new token comes from the prompt's own pass; use --max-new-tokens 2 or more")
     common.check_result_flags(args)
-    setup = flags.setup_from(args)
+    check_kind(args.draft)
+    setup, prompts = flags.load(args)
     drafter = common.model_drafter(args.draft, setup, args.seed, "the library's assistant must be a model")
-    prompts = flags.read_prompts(args, setup.tokenizer)
     for prompt in prompts:
         for model in (setup.target, drafter.draft):  # the library drafts to the end of the text
             check_prompt(model, prompt.ids, args.max_new_tokens)
-    note(setup.describe())
+    note("\n".join([setup.describe(), *describe_chat(prompts, setup.tokenizer)]))
     transformers_logging.set_verbosity_error()  # its advice on `generate` would break the progress bar
 
-    bench = Bench(setup, {"model": drafter, "ngram": NgramDrafter()}, args.max_new_tokens, args.seed)
-    arms = arms_for(lengths)
-    measured = measure(bench, arms, [0.0], prompts, args.repeats, {}, schedule=one_after_another)
+    bench = llama_cpp.PeersBench(setup, {"model": drafter, "ngram": NgramDrafter()}, args.max_new_tokens, args.seed)
+    models = {
+        "target": loading.describe_model(setup.target_name, setup.target.model),
+        "draft": loading.describe_model(loading.short_name(args.draft), drafter.draft.model, "draft"),
+    }
+    ceiling = None
+    with contextlib.ExitStack() as stack:
+        bench.llama = llama(args, setup, drafter, prompts, stack)
+        if bench.llama:
+            models[llama_cpp.METHOD] = f"{bench.llama.version()}, weights in float32, attention in float16"
+            ceiling = bench.llama.ceiling(args.max_new_tokens)
+        arms = arms_for(lengths, bench.llama is not None)
+        measured = measure(bench, arms, [0.0], prompts, args.repeats, {}, schedule=one_after_another)
     checks = [judge_greedy(measured, arm) for arm in arms[1:]]
-    draft_name = loading.short_name(args.draft)
     fields = common.head_of(args, setup) | {"interrupted": measured.interrupted}
     fields["settings"] |= {
-        "draft": draft_name,
+        "draft": loading.short_name(args.draft),
         "draft_lengths": lengths,
         "max_new_tokens": args.max_new_tokens,
         "repeats": args.repeats,
         "n_prompts": len(measured.of(BASELINE, 0.0)),
         "prompts_sha256": files.fingerprint([p.text for p in prompts]),
     }
-    models = {
-        "target": loading.describe_model(setup.target_name, setup.target.model),
-        "draft": loading.describe_model(draft_name, drafter.draft.model, "draft"),
-    }
-    run = PeersRun(**fields, models=models, correctness=checks, raw=[timing(s) for s in measured.samples])
+    raw = [timing(s) for s in measured.samples]
+    run = PeersRun(**fields, models=models, correctness=checks, ceiling=ceiling, raw=raw)
     code = common.finish(args, run, page, measured.stop)
     wrong = [arm for arm, entry in zip(arms[1:], checks, strict=True) if arm.method in PEER and not entry["passed"]]
     return code or int(bool(wrong))

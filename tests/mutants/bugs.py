@@ -32,6 +32,7 @@ BUGS = {
     28: "rounding bound widened by what it judges",
     29: "draft fed beyond its context",
     30: "noise taken for a result",
+    31: "special tokens doubled, or half a character shown",
 }
 
 

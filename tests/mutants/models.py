@@ -1,14 +1,15 @@
 """Bugs in speclab/models: what a model is fed, and the checks before it decodes."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from speclab.models import cached, checks, loading, rounding, select
+from speclab.core.rounds import Round
+from speclab.models import cached, checks, loading, prompts, rounding, select
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.cached import CachedModel
 from speclab.models.setup import Setup
@@ -209,3 +210,23 @@ def keeps_the_labs_settings_in_the_model() -> None:
 def names_no_settings() -> None:
     """does not name the settings that are left out"""
     Setup.unapplied = property(lambda setup: "")
+
+
+# ---------------------------------------------------------------- texts
+
+
+@mutant(31, "a_chat_begins_with_one_special_token_and_ends_where_the_model_answers", file="models/test_chat")
+def adds_the_tokenizers_special_tokens_to_a_chat() -> None:
+    """lets the tokenizer add its special tokens to those of the chat template"""
+    right = prompts._ids
+    prompts._ids = lambda tokenizer, text, special: right(tokenizer, text, True)
+
+
+@mutant(31, "random_ids_give_their_text_piece_by_piece", file="test_api")
+def decodes_every_round_alone() -> None:
+    """decodes the tokens of each round alone"""
+
+    def with_text(rounds: Iterable[Round], tokenizer: PreTrainedTokenizerBase) -> Iterator[Round]:
+        return (round_._replace(text=tokenizer.decode(round_.tokens, skip_special_tokens=True)) for round_ in rounds)
+
+    prompts.with_text = with_text

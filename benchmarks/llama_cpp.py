@@ -1,0 +1,255 @@
+"""llama.cpp as a peer: the same pair, prompts, k and threads, greedy, timed by its own programs.
+
+Weights are in float32 as the lab's. Its cache and its attention stay in float16, its default, with which it is fastest.
+So a text may differ; with `-ctk f32 -ctv f32 -fa off` the one that was looked at is the lab's.
+
+Its programs read a prompt from a file and print the text and their own times, so a process's start and the reading of
+the weights are not counted. What they print, and what is made of it:
+
+    llama-completion            prompt eval time, the prompt and the first token; eval and sampling time, the others
+    llama-speculative-simple    encoded: the prompt but its last token; decoded: every new token, the first one too, and
+                                up to k more than asked for. A token's share of that time goes to the prompt's, as in
+                                the other arms; what is beyond the budget is left out in proportion
+    llama-bench                 no prompt: how fast plain decoding can be, a ceiling
+
+The programs tell no ids. Theirs are the baseline's as far as the texts agree, and from there on the tokenizer's.
+"""
+
+import contextlib
+import json
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from baseline_autoregressive import autoregressive_decode
+from draft_models import ModelDrafter
+from speclab.core.counts import Counts
+from speclab.core.rounds import DecodeSettings, tokens_of
+from speclab.core.sampling import Sampling
+from speclab.lab.decodings import Decoding
+from speclab.lab.harness import Bench
+from speclab.models.prompts import Prompt
+from speclab.models.setup import Setup
+from speclab.records.samples import Arm
+from speclab.system.errors import EnvironmentProblem, UsageProblem
+from speclab.system.terminal import harmless
+from tools.gguf import gguf
+
+METHOD = "llama.cpp"
+PLAIN, SPECULATIVE, TOKENIZE, CEILING = "llama-completion", "llama-speculative-simple", "llama-tokenize", "llama-bench"
+NEEDED = (PLAIN, SPECULATIVE, TOKENIZE)
+NO_TOKEN = -1  # where a text ends before the budget
+SECONDS = 900  # after which a program hangs
+MILLISECONDS = r" time = +([\d.]+) ms"
+
+
+class Generated(NamedTuple):
+    """What one of its programs did with one prompt."""
+
+    text: bytes
+    prefill: float  # seconds, the first token included
+    decode: float  # seconds of the others
+    counts: Counts
+
+
+# --- reading what the programs print ----------------------------------------------------------------------------------
+
+
+def read_plain(out: bytes, err: str, budget: int) -> Generated:
+    """The output of llama-completion, which was asked for `budget` tokens and not to show the prompt."""
+    prefill, decode, sampling = (_number(f"{what}{MILLISECONDS}", err) for what in ("prompt eval", " eval", "sampling"))
+    counts = Counts(n_rounds=int(_number(r" eval time = .*?/ +(\d+) runs", err)), n_emitted=budget - 1)
+    return Generated(out.removesuffix(b"\n\n"), prefill / 1e3, (decode + sampling) / 1e3, counts)
+
+
+def read_speculative(out: bytes, err: str, prompt: bytes, budget: int) -> Generated:
+    """The output of llama-speculative-simple, which shows the prompt, and may make some tokens more than `budget`."""
+    encoded, encode_rate = (_number(pattern, err) for pattern in (r"encoded +(\d+)", r"encoded .*speed: +([\d.]+)"))
+    n, rate = (_number(pattern, err) for pattern in (r"decoded +(\d+)", r"decoded .*speed: +([\d.]+)"))
+    drafted, accepted = (int(_number(rf"n_{what} += (\d+)", err)) for what in ("drafted", "accept"))
+    head = b"\n\n" + prompt
+    if not out.startswith(head):
+        raise EnvironmentProblem(f"{SPECULATIVE} shows another prompt than it was given; use --no-llama-cpp")
+    counts = Counts(int(n) - accepted, drafted, accepted, n_emitted=budget - 1)  # a round: the accepted, and one more
+    text = out.removeprefix(head).removesuffix(b"\n\n\n\n")
+    return Generated(text, encoded / encode_rate + 1 / rate, (budget - 1) / rate, counts)
+
+
+def read_ids(out: bytes) -> list[int]:
+    """The output of llama-tokenize --ids."""
+    return json.loads(out.decode().strip().splitlines()[-1])
+
+
+def read_ceiling(out: bytes) -> float:
+    """Tokens per second of llama-bench -o json."""
+    return float(json.loads(out)[0]["avg_ts"])
+
+
+def _number(pattern: str, text: str) -> float:
+    """The number in the last match. EnvironmentProblem where a program of another version prints something else."""
+    found = re.findall(pattern, text)
+    if not found:
+        raise EnvironmentProblem(f"no {pattern!r} in what llama.cpp printed: another version; use --no-llama-cpp")
+    return float(found[-1])
+
+
+def ids_of(text: bytes, expected: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """As many ids as `expected` that make `text`: those as far as they do, then the tokenizer's, then NO_TOKEN."""
+
+    def spelled(n: int) -> bytes:
+        return str(tokenizer.decode(expected[:n], clean_up_tokenization_spaces=False)).encode()
+
+    def agrees(n: int) -> bool:  # a token that ends inside a character is spelled with U+FFFD
+        return text.startswith(spelled(n).removesuffix("\ufffd".encode()))
+
+    n_same = next(n for n in range(len(expected), -1, -1) if agrees(n))
+    rest = text[len(spelled(n_same)) :].decode(errors="replace")
+    others = tokenizer(rest, add_special_tokens=False).input_ids if n_same < len(expected) and rest else []
+    return [*expected[:n_same], *others, *[NO_TOKEN] * len(expected)][: len(expected)]
+
+
+# --- running them -----------------------------------------------------------------------------------------------------
+
+
+def missing() -> list[str]:
+    """The programs that are needed and not on the PATH."""
+    return [name for name in NEEDED if not shutil.which(name)]
+
+
+@dataclass
+class Programs:
+    """llama.cpp with one pair. `folder` is for the prompts' files."""
+
+    target: Path
+    draft: Path
+    folder: Path
+    threads: int
+
+    def run(self, program: str, *words: object) -> tuple[bytes, str]:
+        """What a program writes to standard output, and to standard error. EnvironmentProblem where it fails."""
+        command = [program, "-m", str(self.target), *map(str, words)]
+        try:
+            done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=SECONDS)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise EnvironmentProblem(f"{program} cannot be run: {error}; use --no-llama-cpp") from None
+        err = done.stderr.decode(errors="replace")
+        if done.returncode:
+            last = harmless(" ".join((err.strip().splitlines() or [""])[-1].split()))
+            raise EnvironmentProblem(f"{program} ended with {done.returncode}: {last}; use --no-llama-cpp")
+        return done.stdout, err
+
+    def file(self, prompt: str) -> Path:
+        """The file of a prompt."""
+        path = self.folder / "prompt.txt"
+        path.write_bytes(prompt.encode())
+        return path
+
+    def version(self) -> str:
+        """Which build it is."""
+        _, err = self.run(PLAIN, "--version")
+        return harmless(err.strip().splitlines()[0].removeprefix("version: "))
+
+    def check(self, prompts: list[Prompt]) -> None:
+        """UsageProblem where its tokenizer makes other ids of a prompt."""
+        for prompt in prompts:
+            out, _ = self.run(TOKENIZE, "-f", self.file(prompt.text), "--ids", "--log-disable", "--no-escape")
+            if read_ids(out) != prompt.id_list:
+                raise UsageProblem(f"llama.cpp makes other ids of a {prompt.kind} prompt; use --no-llama-cpp")
+
+    def generate(self, prompt: str, draft_length: int, budget: int) -> Generated:
+        """Continue a prompt greedily; draft_length 0 is plain decoding."""
+        words = ["-bf", self.file(prompt), "--no-escape", "-t", self.threads, "--temp", 0, "--ignore-eos"]
+        if not draft_length:
+            plain = ["-n", budget, "-no-cnv", "--no-display-prompt", "--simple-io"]
+            return read_plain(*self.run(PLAIN, *words, *plain), budget)
+        lengths = ["--spec-type", "draft-simple", "--spec-draft-n-max", draft_length, "--spec-draft-p-min", 0]
+        speculative = ["-n", budget - 1, "-md", self.draft, *lengths]
+        return read_speculative(*self.run(SPECULATIVE, *words, *speculative), prompt.encode(), budget)
+
+    def ceiling(self, n_tokens: int) -> float | None:
+        """Tokens per second of llama-bench; None where it is not on the PATH."""
+        if not shutil.which(CEILING):
+            return None
+        out, _ = self.run(CEILING, "-p", 0, "-n", n_tokens, "-t", self.threads, "-o", "json")
+        return read_ceiling(out)
+
+
+@contextlib.contextmanager
+def programs(
+    setup: Setup, draft: ModelDrafter, files: tuple[Path | None, Path | None], threads: int
+) -> Iterator[Programs]:
+    """llama.cpp with this pair, as files that are given, or written for the time that this is open.
+
+    Raises a Problem where it cannot decode the pair as the lab does.
+    """
+    if lacking := missing():
+        raise EnvironmentProblem(f"{', '.join(lacking)} not on the PATH; build llama.cpp, or use --no-llama-cpp")
+    if setup.device.type != "cpu" or setup.dtype_name != "float32":
+        raise UsageProblem("llama.cpp is compared on the CPU in float32; use --device cpu, or --no-llama-cpp")
+    with tempfile.TemporaryDirectory(prefix="speclab-") as name:
+        folder = Path(name)
+        made = [folder / "target.gguf", folder / "draft.gguf"]
+        for path, given, model in zip(made, files, (setup.target.model, draft.draft.model), strict=True):
+            if given is None:
+                path.write_bytes(gguf(model, setup.tokenizer))
+        target, drafting = (given or path for given, path in zip(files, made, strict=True))
+        yield Programs(target, drafting, folder, threads)
+
+
+# --- among the other arms ---------------------------------------------------------------------------------------------
+
+
+class LlamaDecoding(Decoding):
+    """llama.cpp at work on one prompt. One `advance` decodes the whole text."""
+
+    def __init__(self, arm: Arm, prompt: Prompt, budget: int, peers: "PeersBench"):
+        super().__init__(arm, iter(()), prompt.ids.shape[1], budget)
+        self._prompt, self._peers = prompt, peers
+
+    def advance(self) -> None:
+        """Decode the whole text."""
+        assert self._peers.llama
+        made = self._peers.llama.generate(self._prompt.text, self.arm.draft_length, self.budget)
+        self.prefill_seconds, self.decode_seconds, self.counts = made.prefill, made.decode, made.counts
+        expected = self._peers.expected(self._prompt.ids)[: self.budget]
+        self.tokens = ids_of(made.text, expected, self._peers.setup.tokenizer)
+
+
+class PeersBench(Bench):
+    """The harness with llama.cpp among its arms, where `llama` is set."""
+
+    llama: Programs | None = None
+
+    def decoding(
+        self,
+        arm: Arm,
+        sampling: Sampling,
+        prompt: Prompt,
+        stream: int = 0,
+        budget: int | None = None,
+        lengths: list[int] | None = None,
+    ) -> Decoding:
+        """An arm ready to work on a prompt."""
+        if arm.method == METHOD:
+            return LlamaDecoding(arm, prompt, budget or self.max_new_tokens, self)
+        return super().decoding(arm, sampling, prompt, stream, budget, lengths)
+
+    def greedy_only(self, arm: Arm) -> bool:
+        """llama.cpp is compared token for token, too."""
+        return arm.method == METHOD or super().greedy_only(arm)
+
+    def expected(self, ids: Tensor) -> list[int]:
+        """The baseline's text, decoded once more where it is not known yet; no clock runs."""
+        key = tuple(ids[0].tolist())
+        if key not in self._references:
+            target = self.setup.target.with_own_cache()
+            self._references[key] = tokens_of(autoregressive_decode(target, ids, DecodeSettings(self.max_new_tokens)))
+        return self._references[key]
