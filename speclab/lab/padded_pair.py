@@ -14,10 +14,10 @@ from speclab.models.memory import USABLE, free_memory
 from speclab.models.setup import load_setup
 
 SIZES = ("lab:50m", "lab:100m", "lab:200m", "lab:400m", "lab:1b", "lab:2b", "lab:4b", "lab:8b")
-SECONDS = 110.0  # that the second comparison may take
-READINGS = 3400  # of the target's weights that take as long as it: passes of all arms, prefill, loading, checks
+SECONDS = 120.0  # that the second comparison may take
+READINGS = 4100  # of the target's weights that take as long as it: passes of all arms, prefill, loading, checks
 DRAFT_SHARE = 10  # the padded draft has a tenth of the target's parameters, as drafts of large models have
-PROMPTS_OF_A_KIND, NEW_TOKENS, LENGTHS = 2, 32, [2, 4, 8]
+PROMPTS_OF_A_KIND, NEW_TOKENS, LENGTHS = 2, 32, [2, 4]
 
 
 def choose_size(bandwidth: float, free: int | None, itemsize: int, copies: int = 1) -> str | None:
