@@ -353,7 +353,7 @@ ROWS = [
     Row(f"{B} --prompt x --target endless-vocabulary", 3, ("config.json",)),
     Row(f"{B} --prompt x --target text-vocabulary", 3, ("config.json", "vocab_size")),
     Row(f"{B} --prompt x --target text-positions", 3, ("config.json", "max_position_embeddings")),
-    Row(f"{B} --prompt x --max-new-tokens 3 --target few-positions", 3, ("context of 8 positions", "larger model")),
+    Row(f"{B} --prompt x --max-new-tokens 2 --target few-positions", 3, ("context of 8 positions", "larger model")),
     Row(f"{B} --prompt x --target odd-dtype", 3, ("config.json", "float99")),
     Row(f"{B} --prompt x --target odd-activation", 3, ("config.json", "nonsense")),
     Row(f"{B} --prompt x --target odd-rope", 3, ("config.json", "nonsense")),

@@ -184,7 +184,7 @@ def test_the_library_runs_with_the_labs_settings_and_gets_its_own_back():
 def test_the_comparison_says_whose_settings_generate_had(copied, capsys):
     edited(copied / "target", "generation_config.json", repetition_penalty=1.3)
     words = ["--target", str(copied / "target"), "--draft", "ngram", *FLAGS, "-k", "2", "--temperature", "0"]
-    assert compare.main([*words, "--out-dir", str(copied)]) == 0
+    assert compare.main([*words, "--verbose", "--out-dir", str(copied)]) == 0
     out, _ = capsys.readouterr()
     assert "repetition_penalty 1.3" in out
     assert "model.generate with the lab's settings" in " ".join(out.split())
