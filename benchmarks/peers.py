@@ -386,6 +386,9 @@ def main(argv: list[str] | None = None) -> int:
     lengths = parsing.numbers(args.draft_length, int, 1, "-k")
     if args.max_new_tokens < 2:
         raise UsageProblem("one new token comes from the prompt's own pass; use --max-new-tokens 2 or more")
+    for flag, path in (("--llama-target", args.llama_target), ("--llama-draft", args.llama_draft)):
+        if path and not path.is_file():
+            raise UsageProblem(f"{flag} {path}: there is no such file; give a GGUF file, or leave it out")
     common.check_result_flags(args)
     check_kind(args.draft)
     setup, prompts = flags.load(args)
