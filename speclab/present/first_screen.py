@@ -44,7 +44,7 @@ def screen(run: ComparisonRun, brief: bool = False, where: list[str] | None = No
     agreement = Lines(line for one in runs for line in (*same_text_lines(one), *remarks(one)))
     facts = Lines([*(line for one in told for line in facts_lines(one)), noise_line(told), no_gain_line(told)])
     head = Lines([report.learner_line(run)])
-    yours = None if markdown else explanations.learner_table(run)  # the page has it in any case
+    yours = explanations.learner_table(run) if run in told and not markdown else None  # the page has it in any case
     predicted = [tables.Heading("What you predicted"), yours]
     return tables.show([head, agreement, doubts, table, facts, *predicted, Lines(where or [])], markdown)
 
