@@ -21,10 +21,10 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -85,12 +85,21 @@ def read_speculative(out: bytes, err: str, prompt: bytes, budget: int) -> Genera
 
 def read_ids(out: bytes) -> list[int]:
     """The output of llama-tokenize --ids."""
-    return json.loads(out.decode().strip().splitlines()[-1])
+    return _read(lambda: [int(id_) for id_ in json.loads(out.decode().strip().splitlines()[-1])])
 
 
 def read_ceiling(out: bytes) -> float:
     """Tokens per second of llama-bench -o json."""
-    return float(json.loads(out)[0]["avg_ts"])
+    return _read(lambda: float(json.loads(out)[0]["avg_ts"]))
+
+
+def _read(reader: Callable[[], Any]) -> Any:
+    """What `reader` makes of an output. EnvironmentProblem where a program of another version prints something else."""
+    try:
+        return reader()
+    except (ValueError, LookupError, TypeError) as error:
+        reason = f"{type(error).__name__} in what llama.cpp printed: another version; use --no-llama-cpp"
+        raise EnvironmentProblem(reason) from None
 
 
 def _number(pattern: str, text: str) -> float:
@@ -155,7 +164,7 @@ class Programs:
     def version(self) -> str:
         """Which build it is."""
         _, err = self.run(PLAIN, "--version")
-        return harmless(err.strip().splitlines()[0].removeprefix("version: "))
+        return harmless(_read(lambda: err.strip().splitlines()[0]).removeprefix("version: "))
 
     def check(self, prompts: list[Prompt]) -> None:
         """UsageProblem where its tokenizer makes other ids of a prompt."""

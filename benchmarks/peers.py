@@ -305,7 +305,7 @@ def page(run: PeersRun) -> list[Block]:
     for check in run.correctness:
         for one in check["differences"]:
             foreign = check["arm"].startswith(llama_cpp.METHOD) and one["verdict"] != "near-tie"
-            verdict = "more than rounding in float32: its attention is in float16" if foreign else one["verdict"]
+            verdict = "more than rounding in float32 explains" if foreign else one["verdict"]
             differences.append(f"{check['arm']}, prompt {one['prompt']}: from token {one['position']} on, {verdict}")
     asked: dict[str, Cell] = {
         "what": lambda goal: goal.what,

@@ -15,7 +15,7 @@ from speclab.core.rounds import DecodeSettings
 from speclab.drafts.oracle import OracleDraft
 from speclab.drafts.select import check_kinds, check_prompts, make_drafters
 from speclab.lab import comparison, padded_pair, plan, sweeps
-from speclab.lab.harness import Measurement
+from speclab.lab.harness import Measurement, kept_when_stopped
 from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
 from speclab.lab.tracing import follow, profiling
@@ -150,12 +150,12 @@ def _measure_padded(
         if size is None:
             note("no padded pair: reading its weights would take too long here, or they do not fit into memory")
             return []
-    with measured.kept("the lab's pair is measured, the padded pair is not"):
+    with kept_when_stopped(lambda: "the lab's pair is measured, the padded pair is not") as stops:
         second = padded_pair.second_config(config, size, args.draft.split(","))
         note(f"the same at another size, shortly: {', '.join(second.models().values())}")
         run.padded, of_padded, _ = comparison.compare(second)
         return [of_padded]
-    run.interrupted = True
+    run.interrupted = isinstance(stops[0], KeyboardInterrupt)
     return []
 
 

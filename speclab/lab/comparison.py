@@ -29,10 +29,11 @@ def compare(config: RunConfig) -> tuple[ComparisonRun, Measurement, Problem | No
     problem = None
     with measured.kept("the rows are complete, your own predictions of them are not"):
         problem = _add_predictions(config, measured, run)
-    if not measured.interrupted:
-        device, dtype = config.setup.device, config.setup.dtype
-        run.weight_bytes = weights_read(config.setup.target.model)[1]
-        run.bandwidth = max(bandwidth(block_bytes(device), device, dtype, repeats=3).values())
+    with measured.kept("the rows are complete, the machine's bandwidth is not measured"):
+        if not measured.interrupted:
+            device, dtype = config.setup.device, config.setup.dtype
+            run.weight_bytes = weights_read(config.setup.target.model)[1]
+            run.bandwidth = max(bandwidth(block_bytes(device), device, dtype, repeats=3).values())
     run.interrupted = measured.interrupted
     return run, measured, problem
 

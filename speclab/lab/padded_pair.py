@@ -16,7 +16,7 @@ from speclab.models.setup import load_setup
 SIZES = ("lab:50m", "lab:100m", "lab:200m", "lab:400m", "lab:1b", "lab:2b", "lab:4b", "lab:8b")
 SECONDS = 120.0  # that the second comparison may take
 READINGS = 4100  # of the target's weights that take as long as it: passes of all arms, prefill, loading, checks
-DRAFT_SHARE = 10  # the padded draft has a tenth of the target's parameters, as drafts of large models have
+DRAFT_SHARE = 10  # the padded draft has a tenth of the target's parameters, a usual ratio: 8b and 1b, 70b and 8b
 PROMPTS_OF_A_KIND, NEW_TOKENS, LENGTHS = 2, 32, [2, 4]
 
 
@@ -56,6 +56,7 @@ def second_config(config: RunConfig, size: str, kinds: list[str]) -> RunConfig:
     setup = config.setup
     engine = setup.engine if setup.reasons["engine"] == "asked for" else "auto"
     padded = load_setup(size, setup.sampling_at(0.0), setup.device.type, setup.dtype_name, engine)
+    padded.reasons = setup.reasons | {"engine": padded.reasons["engine"]}
     return replace(
         config,
         setup=padded,

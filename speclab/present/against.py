@@ -6,17 +6,18 @@ from typing import NamedTuple
 
 from speclab.present import tables
 from speclab.present.explanations import usual_context
-from speclab.present.run_lines import circumstances
+from speclab.present.run_lines import circumstances, doubt
 from speclab.present.tables import Block, Cell, Heading, Lines, Table, cells, number, speedup
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun
 from speclab.theory.costs import Costs
 
 KEY = attrgetter("method", "draft_length", "temperature")
-SETTINGS = ("target", "dtype", "engine", "max_new_tokens", "prompts_sha256", "seed", "top_k", "top_p")
+SETTINGS = ("dtype", "engine", "max_new_tokens", "prompts_sha256", "seed", "top_k", "top_p")
 EXPLAINED = (
     "here / there: of the measured speedups; forecasts: the same ratio of what each machine's costs and acceptance "
-    "forecast; rest: what they do not explain. Costs are in decode steps of the target; step in ms"
+    "forecast; rest: what they do not explain, the noise of both runs included. Costs are in decode steps of the "
+    "target; step in ms"
 )
 
 
@@ -43,7 +44,7 @@ def pairs(here: ComparisonRun, there: ComparisonRun) -> list[Pair]:
     """The drafts that both runs measured over all prompts."""
     others = {KEY(row): row for row in there.rows if row.draft and row.prompt_kind == "all"}
     rows = (row for row in here.rows if row.draft and row.prompt_kind == "all")
-    return [Pair(row, others[KEY(row)]) for row in rows if KEY(row) in others]
+    return [Pair(row, others[KEY(row)]) for row in rows if KEY(row) in others and others[KEY(row)].speedup > 0]
 
 
 def text(here: ComparisonRun, there: ComparisonRun, name: str, markdown: bool = False) -> str:
@@ -52,11 +53,22 @@ def text(here: ComparisonRun, there: ComparisonRun, name: str, markdown: bool = 
     blocks.append(Lines([f"here: {circumstances(here)}", f"there: {circumstances(there)}", _differences(here, there)]))
     for one, other in ((here, there), (here.padded, there.padded)):
         if one and other:
-            both = pairs(one, other)
-            blocks += [_speedups(both), _costs(both, _steps(one), _steps(other))]
-            if not both:
-                blocks.append(Lines(["no draft and length in common; run the command that made that record"]))
+            blocks += _beside(one, other)
     return tables.show([*blocks, Lines([EXPLAINED])], markdown)
+
+
+def _beside(here: ComparisonRun, there: ComparisonRun) -> list[Block]:
+    """The tables of one target; only lines where there is nothing to compare, or where it is not to be believed."""
+    blocks: list[Block] = [Heading(f"Target {here.settings['target']}", 3)]
+    doubts = [f"{where}: {line}" for where, run in (("here", here), ("there", there)) if (line := doubt(run))]
+    if doubts:
+        return [*blocks, Lines(doubts)]
+    if here.settings["target"] != there.settings["target"]:
+        return [*blocks, Lines([f"there it is {there.settings['target']}: not compared"])]
+    both = pairs(here, there)
+    if not both:
+        return [*blocks, Lines(["no draft and length in common; run the command that made that record"])]
+    return [*blocks, _speedups(both), _costs(both, _steps(here), _steps(there))]
 
 
 def _differences(here: ComparisonRun, there: ComparisonRun) -> str | None:

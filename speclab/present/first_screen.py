@@ -12,7 +12,7 @@ from speclab.present.run_lines import doubt, provenance, remarks
 from speclab.present.tables import Cell, Lines, Table, cells, interval, number, speedup
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun
-from speclab.theory.ladder import factors
+from speclab.theory.ladder import factors, prediction_rows
 
 LAB = "lab pair"
 
@@ -90,9 +90,9 @@ def same_text_lines(run: ComparisonRun) -> list[str]:
     for temperature in dict.fromkeys(e["temperature"] for e in run.correctness if e["temperature"] > 0):
         entries = [entry for entry in run.correctness if entry["temperature"] == temperature]
         wrong = [entry for entry in entries if not entry["passed"]]
-        right = f"{len(entries) - len(wrong)} of {len(entries)} arms follow the target's distribution"
+        right = f"{len(entries) - len(wrong)} of {len(entries)} arms, |z| < {entries[0]['bound']:g}"
         n_tokens = sum(entry["n_tokens"] for entry in entries)
-        lines.append(f"{prefix}T = {temperature:g}: {n_tokens} sampled tokens, {right}")
+        lines.append(f"{prefix}T = {temperature:g}: {n_tokens} sampled tokens, no difference found in {right}")
         lines += report.agreement_lines(wrong)
     return lines
 
@@ -133,7 +133,7 @@ def speed_table(runs: list[ComparisonRun]) -> Table:
         columns[f"T = {temperature:g}" if i else "speedup"] = _speedup_at(i)
         if i == 0:
             columns |= _of_row({"95 %": cells("95 %")["95 %"], "forecast": _forecast, "book(α)": _book})
-    columns[""] = lambda line: "<- best" if line.best else ""
+    columns[""] = lambda line: "fastest" if line.best else ""
     return Table(lines, columns, n_words=len(runs))
 
 
@@ -171,9 +171,7 @@ def _book(row: Row) -> str:
 
 def facts_lines(run: ComparisonRun) -> list[str | None]:
     """Of one target: what a step is spent on, what the formula says of the fastest model draft, what it misses most."""
-    rows = [row for row in _first_rows(run) if row.draft]
-    models = [row for row in rows if row.draft != "ngram"] or rows
-    row = max(models, key=lambda row: row.speedup, default=None)
+    row = best_model_row(run)
     if row is None:
         return []
     prefix = f"{target_name(run)}, {row.method} k = {row.draft_length}:"
@@ -185,6 +183,13 @@ def facts_lines(run: ComparisonRun) -> list[str | None]:
             f"measured {speedup(row.speedup)}{forecast}"
         )
     return [*lines, missed_line(row, prefix)]
+
+
+def best_model_row(run: ComparisonRun) -> Row | None:
+    """The fastest row of a draft model at the first temperature, of any draft where there is no model."""
+    rows = [row for row in _first_rows(run) if row.draft]
+    models = [row for row in rows if row.draft != "ngram"] or rows
+    return max(models, key=lambda row: row.speedup, default=None)
 
 
 def _first_rows(run: ComparisonRun) -> list[Row]:
@@ -223,11 +228,12 @@ def noise_line(runs: list[ComparisonRun]) -> str | None:
 
 
 def no_gain_line(runs: list[ComparisonRun]) -> str | None:
-    """How many rows are slower than the baseline, on all prompts and on each kind, and the lowest speedup."""
-    rows = [(run, row) for run in runs for row in run.rows if row.draft and row.prompt_kind != "not looping"]
+    """How many rows of the kinds of prompt are not shown to be faster, and the lowest speedup among them all."""
+    rows = [(run, row) for run in runs for row in prediction_rows(run.rows)]
     if not rows:
         return None
     run, low = min(rows, key=lambda pair: pair[1].speedup)
     where = f"{target_name(run)}, {low.method} k = {low.draft_length}, T = {low.temperature:g}, {low.prompt_kind}"
-    n_slower = sum(row.verdict == "slower" for _, row in rows)
-    return f"no gain: {n_slower} of {len(rows)} rows are slower; lowest {speedup(low.speedup)} ({where} prompts)"
+    n_not = sum(row.speedup <= 1 or row.verdict in ("slower", "unclear") for _, row in rows)
+    shown = f"{n_not} of {len(rows)} rows are not shown to be faster"
+    return f"no gain: {shown}; lowest {speedup(low.speedup)} ({where} prompts)"

@@ -39,7 +39,7 @@ def test_the_best_row_of_each_target_is_marked():
     text = first_screen.screen(run)
     rows = [row for row in run.rows if row.draft and row.prompt_kind == "all" and row.temperature == 0]
     best = max(rows, key=lambda row: row.speedup)
-    marked = [line[:21].split() for line in lines_with(text, "<- best")]
+    marked = [line[:21].split() for line in lines_with(text, "fastest")]
     assert marked == [["lab", "pair", best.method, str(best.draft_length)], ["lab:200m", best.method, "4"]]
     assert best.draft_length == 4
 
@@ -48,16 +48,16 @@ def test_no_row_is_best_where_none_is_faster():
     run = make_run()
     run.rows = [replace(row, speedup=0.9, verdict="slower") if row.draft else row for row in run.rows]
     text = first_screen.screen(run)
-    assert "best" not in text
-    drafts = [row for row in run.rows if row.draft and row.prompt_kind != "not looping"]
-    assert f"no gain: {len(drafts)} of {len(drafts)} rows are slower; lowest 0.90x" in text
+    assert "fastest" not in text
+    drafts = [row for row in run.rows if row.draft and row.prompt_kind not in ("all", "not looping")]
+    assert f"no gain: {len(drafts)} of {len(drafts)} rows are not shown to be faster; lowest 0.90x" in text
     assert len(lines_with(text, "0.90x slower")) == 8
 
 
 def test_an_unclear_row_is_no_best_one():
     run = make_run(methods=("model",), lengths=(2,))
     run.rows = [replace(row, speedup=1.01, verdict="unclear") if row.draft else row for row in run.rows]
-    assert "best" not in first_screen.screen(run)
+    assert "fastest" not in first_screen.screen(run)
     assert "1.01x unclear" in first_screen.screen(run)
 
 
@@ -103,7 +103,7 @@ def test_a_sampled_arm_that_fails_is_named():
     entry = next(entry for entry in run.correctness if entry["temperature"] > 0)
     entry["passed"] = False
     text = first_screen.screen(run)
-    assert "1 of 2 arms follow the target's distribution" in text
+    assert "no difference found in 1 of 2 arms" in text
     assert "model k=2: z_S" in " ".join(text.split())
 
 
@@ -157,7 +157,7 @@ def test_what_the_costs_explain_and_what_they_do_not():
         assert pair.explained == pytest.approx(1 / 1.6)
     text = against.text(here, there, "results/x.json")
     assert "Against results/x.json" in text
-    row = lines_with(text, "model")[0].split()
+    row = lines_with(text, "model  ")[0].split()
     assert row[5:8] == ["0.50", "0.62", "0.80"]  # here / there, forecasts, rest
 
 
@@ -171,6 +171,25 @@ def test_other_settings_are_named():
 def test_two_runs_with_no_row_in_common():
     text = against.text(make_run(lengths=(2,)), make_run(lengths=(4,)), "x")
     assert "no draft and length in common" in text
+
+
+def test_other_sizes_are_not_compared():
+    here, there = two_regimes(), two_regimes()
+    there.padded.settings["target"] = "lab:50m"
+    text = against.text(here, there, "x")
+    assert text.count("here / there  forecasts") == 1
+    assert "Target lab:200m" in text
+    assert "there it is lab:50m: not compared" in text
+
+
+def test_what_is_not_to_be_believed_is_not_compared(monkeypatch):
+    monkeypatch.setattr(noise, "FURTHEST", 1.1)
+    here = make_run()
+    here.noise = [replace(floor, ratio=1.3, low=1.1, high=1.5) for floor in here.noise]
+    for pair in ((here, make_run()), (make_run(), here)):
+        text = against.text(*pair, "x")
+        assert "NOT TO BE BELIEVED" in text
+        assert "forecasts" not in text.partition("here / there:")[0]
 
 
 def test_the_padded_runs_are_compared_where_both_have_one():

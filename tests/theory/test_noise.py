@@ -21,7 +21,8 @@ def floor(low: float | None, high: float | None, ratio: float = 1.0, temperature
 
 
 def committed() -> list[Noise]:
-    records = [json.loads(path.read_text("utf-8")) for path in sorted((ROOT / "results").glob("cpu-2-cores*.json"))]
+    records = [json.loads(path.read_text("utf-8")) for path in sorted((ROOT / "results").glob("*.json"))]
+    records += [record["padded"] for record in records if record.get("padded")]
     return [Noise(**entry) for record in records for entry in record.get("noise") or []]
 
 
