@@ -35,7 +35,8 @@ def test_what_is_read_and_written_again_is_the_same(name, kind):
 
 def test_a_record_has_one_line_for_each_row_and_sample(run):
     lines = files.to_json(run).splitlines()
-    assert sum(line.startswith('  {"method"') for line in lines) == len(run.rows) + len(run.raw)
+    n_items = sum(len(one.rows) + len(one.raw) for one in (run, run.padded) if one)
+    assert sum(line.startswith('  {"method"') for line in lines) == n_items
 
 
 def test_numbers_have_seven_digits(run):
