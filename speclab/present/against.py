@@ -7,7 +7,7 @@ from typing import NamedTuple
 from speclab.present import tables
 from speclab.present.explanations import usual_context
 from speclab.present.run_lines import circumstances, doubt
-from speclab.present.tables import Block, Cell, Heading, Lines, Table, cells, number, speedup
+from speclab.present.tables import Block, Cell, Heading, Lines, Table, cells, number, speedup, through
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun
 from speclab.theory.costs import Costs
@@ -79,7 +79,7 @@ def _differences(here: ComparisonRun, there: ComparisonRun) -> str | None:
 
 
 def _speedups(both: list[Pair]) -> Table:
-    columns: dict[str, Cell] = _of("here", cells("draft", "k", "T"))
+    columns: dict[str, Cell] = through(attrgetter("here"), cells("draft", "k", "T"))
     columns |= {"here": lambda pair: speedup(pair.here.speedup), "there": lambda pair: speedup(pair.there.speedup)}
     columns["here / there"] = lambda pair: number(pair.ratio)
     columns["forecasts"] = lambda pair: number(pair.explained)
@@ -90,20 +90,12 @@ def _speedups(both: list[Pair]) -> Table:
 
 
 def _costs(both: list[Pair], here: Callable[[Row], str], there: Callable[[Row], str]) -> Table:
-    columns: dict[str, Cell] = _of("here", cells("draft", "k", "T"))
+    columns: dict[str, Cell] = through(attrgetter("here"), cells("draft", "k", "T"))
     columns |= {"step here": lambda pair: here(pair.here), "there": lambda pair: there(pair.there)}
-    for head in ("c", "v", "o"):
-        columns |= {f"{head} here": _of("here", cells(head))[head], f"{head} there": _of("there", cells(head))[head]}
+    for head, cell in cells("c", "v", "o").items():
+        for side in ("here", "there"):
+            columns |= through(attrgetter(side), {f"{head} {side}": cell})
     return Table(both, columns)
-
-
-def _of(side: str, columns: dict[str, Cell]) -> dict[str, Cell]:
-    """Columns of a row as columns of a pair."""
-
-    def of_side(cell: Cell) -> Cell:
-        return lambda pair: cell(getattr(pair, side))
-
-    return {head: of_side(cell) for head, cell in columns.items()}
 
 
 def _steps(run: ComparisonRun) -> Callable[[Row], str]:

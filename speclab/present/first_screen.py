@@ -5,11 +5,12 @@ Views of the record; every line is a fixed template filled with its numbers.
 
 import math
 from collections.abc import Callable
+from operator import attrgetter
 from typing import NamedTuple
 
 from speclab.present import explanations, report, tables
 from speclab.present.run_lines import doubt, provenance, remarks
-from speclab.present.tables import Cell, Lines, Table, cells, interval, number, speedup
+from speclab.present.tables import Cell, Lines, Table, cells, interval, number, speedup, through
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun
 from speclab.theory.ladder import factors, prediction_rows
@@ -37,14 +38,16 @@ def screen(run: ComparisonRun, brief: bool = False, where: list[str] | None = No
     """
     runs = [run, run.padded] if run.padded else [run]
     doubts = Lines(f"{target_name(one)}: {doubt(one)}" for one in runs if doubt(one))
-    told = [one for one in runs if markdown or not doubt(one)]
-    table = speed_table(told) if told else None
+    believed = [one for one in runs if markdown or not doubt(one)]
+    table = speed_table(believed) if believed else None
     if brief:
         return tables.show([doubts, table], markdown)
     agreement = Lines(line for one in runs for line in (*same_text_lines(one), *remarks(one)))
-    facts = Lines([*(line for one in told for line in facts_lines(one)), noise_line(told), no_gain_line(told)])
+    facts = Lines(
+        [*(line for one in believed for line in facts_lines(one)), noise_line(believed), no_gain_line(believed)]
+    )
     head = Lines([report.learner_line(run)])
-    yours = explanations.learner_table(run) if run in told and not markdown else None  # the page has it in any case
+    yours = explanations.learner_table(run) if run in believed and not markdown else None  # the page has it in any case
     predicted = [tables.Heading("What you predicted"), yours]
     return tables.show([head, agreement, doubts, table, facts, *predicted, Lines(where or [])], markdown)
 
@@ -127,23 +130,14 @@ def speed_table(runs: list[ComparisonRun]) -> Table:
     lines = [line for run in runs for line in table_lines(run)]
     temperatures = list(dict.fromkeys(row.temperature for row in runs[0].rows))
     columns: dict[str, Cell] = {"target": lambda line: line.target} if len(runs) > 1 else {}
-    columns |= _of_row(cells("draft", "k"))
-    columns["tok/s"] = lambda line: number(line.row.tokens_per_second, 1 if line.row.tokens_per_second < 999.95 else 0)
+    columns |= through(attrgetter("row"), cells("draft", "k", "tok/s"))
     for i, temperature in enumerate(temperatures):
         columns[f"T = {temperature:g}" if i else "speedup"] = _speedup_at(i)
         if i == 0:
-            columns |= _of_row({"95 %": cells("95 %")["95 %"], "forecast": _forecast, "book(α)": _book})
+            predicted: dict[str, Cell] = {"forecast": _forecast, "book(α)": _book}
+            columns |= through(attrgetter("row"), cells("95 %") | predicted)
     columns[""] = lambda line: "fastest" if line.best else ""
     return Table(lines, columns, n_words=len(runs))
-
-
-def _of_row(columns: dict[str, Cell]) -> dict[str, Cell]:
-    """Columns of a row as columns of a line."""
-
-    def of_line(cell: Cell) -> Cell:
-        return lambda line: cell(line.row)
-
-    return {head: of_line(cell) for head, cell in columns.items()}
 
 
 def _speedup_at(place: int) -> Callable[[Line], str]:

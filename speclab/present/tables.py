@@ -177,10 +177,20 @@ def of_a_draft(cell: Cell) -> Cell:
     return lambda row: cell(row) if row.draft else "-"
 
 
+def through(part: Callable[[Any], Any], columns: dict[str, Cell]) -> dict[str, Cell]:
+    """Columns of rows as columns of what holds such a row; `part` takes it out."""
+
+    def of_part(cell: Cell) -> Cell:
+        return lambda whole: cell(part(whole))
+
+    return {head: of_part(cell) for head, cell in columns.items()}
+
+
 CELLS: dict[str, Cell] = {
     "draft": lambda row: row.method,
     "k": of_a_draft(lambda row: str(row.draft_length)),
     "T": lambda row: f"{row.temperature:g}",
+    "tok/s": lambda row: number(row.tokens_per_second, 1 if row.tokens_per_second < 999.95 else 0),
     "speedup": lambda row: speedup(row.speedup),
     "measured": lambda row: speedup(row.speedup),
     "95 %": of_a_draft(lambda row: interval(*decoding(row)[1:])),
