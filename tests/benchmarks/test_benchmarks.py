@@ -7,7 +7,7 @@ import torch
 from llamas import tiny_llama
 from tiny_models import tiny
 
-from benchmarks import common, peers, roofline, scaling
+from benchmarks import common, peers, peers_page, roofline, scaling
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.cli import flags
 from speclab.core.counts import Counts
@@ -158,12 +158,12 @@ def samples_by_hand():
     return samples
 
 
-def record_by_hand() -> peers.PeersRun:
+def record_by_hand() -> peers_page.PeersRun:
     near_tie = {"prompt": 1, "position": 7, "tokens": ["a", "b"], "gap": 1e-6, "verdict": "near-tie"}
     check = {"temperature": 0.0, "n_prompts": 6, "passed": True}
     settings = {"n_prompts": 6, "max_new_tokens": 28, "repeats": 3, "seed": 0, "device": "cpu", "dtype": "float32"}
     args = SimpleNamespace(benchmark="peers")
-    return peers.PeersRun(
+    return peers_page.PeersRun(
         **common.head(args, torch.device("cpu"), settings | {"engine": "fast"}),
         models={"target": "a target", "draft": "a draft"},
         correctness=[
@@ -174,9 +174,9 @@ def record_by_hand() -> peers.PeersRun:
     )
 
 
-def cells(run: peers.PeersRun, title: str) -> dict[tuple[str, str], list[str]]:
+def cells(run: peers_page.PeersRun, title: str) -> dict[tuple[str, str], list[str]]:
     """The table under a title of the page, by the first two columns."""
-    page = tables.show(peers.page(run), markdown=True)
+    page = tables.show(peers_page.page(run), markdown=True)
     lines = page.partition(f"## {title}\n\n")[2].partition("\n\n")[0].splitlines()[2:]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return {(row[0], row[1]): row[2:] for row in rows}
@@ -187,9 +187,9 @@ def test_ratios_are_sums_of_medians():
     run = record_by_hand()
     assert peers.over_peers(run)["baseline", 0].value == pytest.approx(2)
     assert peers.over_peers(run, "copy")["model", 4].value == pytest.approx(1.2)
-    arms = peers.by_arm(run.raw, "copy")
+    arms = peers_page.by_arm(run.raw, "copy")
     assert len(arms["model", 4]) == 3
-    assert peers.ratio(arms["baseline", 0], arms["model", 4], "decode_seconds").value == pytest.approx(2)
+    assert peers_page.ratio(arms["baseline", 0], arms["model", 4], "decode_seconds").value == pytest.approx(2)
     speeds = cells(run, "How fast")
     assert speeds["model", "4"][0] == "56.0", "tokens per second"
     assert speeds["model", "4"][3:] == ["2.00x", "2.80", "5 of 6"]
@@ -207,7 +207,7 @@ def test_asked_and_measured_says_what_was_missed():
 
 
 def test_a_text_that_differs_is_listed():
-    page = tables.show(peers.page(record_by_hand()))
+    page = tables.show(peers_page.page(record_by_hand()))
     assert "Other texts than the baseline's\n\nmodel k=4, prompt 1: from token 7 on, near-tie\n" in page
     assert max(map(len, page.partition("How fast")[2].splitlines())) <= tables.WIDTH
 
@@ -223,11 +223,11 @@ def test_the_library_does_not_tell_prefill_from_decoding():
 def test_records_go_to_disk_and_back(tmp_path):
     run, path = record_by_hand(), tmp_path / "run.json"
     path.write_text(files.to_json(run))
-    again = files.read(path, peers.PeersRun)
-    assert tables.show(peers.page(again)) == tables.show(peers.page(run))
+    again = files.read(path, peers_page.PeersRun)
+    assert tables.show(peers_page.page(again)) == tables.show(peers_page.page(run))
     path.write_text(path.read_text().replace('"n_passes"', '"typo"', 1))
     with pytest.raises(EnvironmentProblem, match=r"raw\.0\."):
-        files.read(path, peers.PeersRun)
+        files.read(path, peers_page.PeersRun)
 
 
 def test_peers_end_to_end(call, pair_folder, tmp_path):
@@ -236,7 +236,7 @@ def test_peers_end_to_end(call, pair_folder, tmp_path):
     )
     assert code == 0
     assert "Asked and measured" in out
-    run = files.read(tmp_path / "results" / "local-peers.json", peers.PeersRun)
+    run = files.read(tmp_path / "results" / "local-peers.json", peers_page.PeersRun)
     assert {t.method for t in run.raw} == {*peers.PEER, *peers.PEER.values()}
     assert all(entry["passed"] and entry["n_prompts"] == 3 for entry in run.correctness)
     assert all(len(r.seconds) == 1 for r in run.raw)

@@ -12,7 +12,7 @@ import torch
 from decoding import plain_text
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from benchmarks import llama_cpp, peers
+from benchmarks import llama_cpp, peers, peers_page
 from speclab.models import prompts
 from speclab.models.cached import CachedModel
 from speclab.records import files
@@ -102,7 +102,12 @@ def test_ids_are_the_expected_ones_as_far_as_the_texts_agree(tokenizer):
 
 def test_who_is_faster_is_said_where_it_is_sure():
     measured = ((2, 1.5, 3), (0.5, 0.4, 0.6), (1.2, 0.9, 1.5), (2, None, None))
-    assert [peers.faster(peers.Ratio(*values)) for values in measured] == ["ours", "llama.cpp", "unclear", "ours"]
+    assert [peers_page.faster(peers_page.Ratio(*values)) for values in measured] == [
+        "ours",
+        "llama.cpp",
+        "unclear",
+        "ours",
+    ]
 
 
 # --- the whole path, on programs that say what a file tells them ---
@@ -175,7 +180,7 @@ def run(pair_folder, tmp_path, capsys):
 def test_its_programs_run_with_the_same_pair_prompts_k_and_threads(run, programs, tmp_path):
     code, out, _ = run()
     assert code == 0
-    made = files.read(tmp_path / "results" / "local-peers.json", peers.PeersRun)
+    made = files.read(tmp_path / "results" / "local-peers.json", peers_page.PeersRun)
     assert {(t.method, t.draft_length) for t in made.raw} >= {("llama.cpp", 0), ("llama.cpp", 2)}
     assert made.models["llama.cpp"].startswith("9 (stand-in)")
     assert made.ceiling == pytest.approx(380.796)

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from benchmarks import families, peers, roofline, scaling
+from benchmarks import families, peers_page, roofline, scaling
 from speclab.present import first_screen, plan_views, sweep_views, tables
 from speclab.records import files
 from speclab.records.runs import ComparisonRun, Head, PlanRun, SweepRun
@@ -16,7 +16,7 @@ PAGES = readme.PAGES
 GENERATED = [page for page in PAGES if "<!-- begin" in page.read_text("utf-8")]
 BENCHMARKS = {
     "families": (families.FamiliesRun, families.page),
-    "peers": (peers.PeersRun, peers.page),
+    "peers": (peers_page.PeersRun, peers_page.page),
     "roofline": (roofline.RooflineRun, roofline.page),
     "scaling": (scaling.ScalingRun, scaling.page),
 }
