@@ -98,7 +98,7 @@ def test_all_arms_emit_the_same_text_and_count_their_passes(bench, prompt):
     for arm, sample in samples.items():
         assert sample.counts.n_emitted == 2 * (BUDGET - 1)
         assert len(sample.decode) == 2
-        assert (sum(sample.prefill) == 0) == (arm.method not in peers.PEER)
+        assert (sum(sample.prefill) == 0) == (arm.method not in peers_page.PEER)
         one = decode(bench, arm, prompt)
         assert peers.timing(sample).n_passes == (BUDGET if arm == BASELINE else one.counts.n_rounds + 1)
 
@@ -185,8 +185,8 @@ def cells(run: peers_page.PeersRun, title: str) -> dict[tuple[str, str], list[st
 def test_ratios_are_sums_of_medians():
     """One slow repeat in three changes nothing."""
     run = record_by_hand()
-    assert peers.over_peers(run)["baseline", 0].value == pytest.approx(2)
-    assert peers.over_peers(run, "copy")["model", 4].value == pytest.approx(1.2)
+    assert peers_page.over_peers(run)["baseline", 0].value == pytest.approx(2)
+    assert peers_page.over_peers(run, "copy")["model", 4].value == pytest.approx(1.2)
     arms = peers_page.by_arm(run.raw, "copy")
     assert len(arms["model", 4]) == 3
     assert peers_page.ratio(arms["baseline", 0], arms["model", 4], "decode_seconds").value == pytest.approx(2)
@@ -237,7 +237,7 @@ def test_peers_end_to_end(call, pair_folder, tmp_path):
     assert code == 0
     assert "Asked and measured" in out
     run = files.read(tmp_path / "results" / "local-peers.json", peers_page.PeersRun)
-    assert {t.method for t in run.raw} == {*peers.PEER, *peers.PEER.values()}
+    assert {t.method for t in run.raw} == {*peers_page.PEER, *peers_page.PEER.values()}
     assert all(entry["passed"] and entry["n_prompts"] == 3 for entry in run.correctness)
     assert all(len(r.seconds) == 1 for r in run.raw)
     assert str(tmp_path) not in files.to_json(run)
