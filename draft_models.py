@@ -8,14 +8,12 @@ speclab/drafts/, and speclab/drafts/select.py turns `--draft KIND` into one of t
 """
 
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from speclab.core.rounds import Draft, Drafter, Target
-from speclab.core.sampling import GREEDY, Sampling, draw, to_device
+from speclab.core.sampling import GREEDY, Sampling, draw_draft, to_device
 from speclab.models.cached import CachedModel, tokens_to_keep
 from speclab.system.errors import EnvironmentProblem
 
@@ -52,12 +50,10 @@ class ModelDrafter:
         if k == 0:
             return as_draft([], self.draft.device)
         not_fed = to_device(self._not_fed, self.draft.device)[None]  # (1, 1 or 2): catch-up
-        tokens, *probs = self._run(self.draft.replace_unknown(not_fed), uniforms[:, :k])
-        n_lacking = self._vocab_size - self.draft.vocab_size
-        probs = [
-            nn.functional.pad(own, (0, n_lacking)) if n_lacking else own for own in probs
-        ]  # (1, k, target's vocab)
-        return Draft(tokens, torch.full((1,), k, device=self.draft.device), *probs)
+        tokens, probs = self._run(self.draft.replace_unknown(not_fed), uniforms[:, :k])
+        if probs is not None:
+            probs = nn.functional.pad(probs, (0, self._vocab_size - self.draft.vocab_size))  # (1, k, target's vocab)
+        return Draft(tokens, torch.full((1,), k, device=self.draft.device), probs)
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
         """Crop the cache to what is committed, and note what it lacks."""
@@ -66,46 +62,14 @@ class ModelDrafter:
         self.draft.crop(kept)
         self._not_fed = (self._not_fed + committed)[-(self._n_committed - kept) :]
 
-    def _run(self, not_fed: Tensor, uniforms: Tensor) -> tuple[Tensor, ...]:
-        return self.draft.run(DraftSteps(self._sampling), not_fed, uniforms)
-
-
-@dataclass(frozen=True)
-class DraftSteps:
-    """The steps of a ModelDrafter's draft: each feeds what the step before it chose.
-
-    A `Program` of speclab/models/backends/cuda_graphs.py; its inputs are (1, m) ids and (1, k) uniforms.
-    """
-
-    sampling: Sampling
-
-    def widths(self, *inputs: Tensor) -> tuple[int, ...]:
-        """Tokens of each pass."""
-        not_fed, uniforms = inputs
-        return (not_fed.shape[1], *[1] * (uniforms.shape[1] - 1))
-
-    def capture_inputs(self, *inputs: Tensor) -> list[tuple[Tensor, ...]]:
-        """A round catches up with one token or, after a fully accepted one, with two."""
-        not_fed, uniforms = inputs
-        return [(not_fed[:, :1].expand(1, n), uniforms) for n in (1, 2)]
-
-    def __call__(self, forward: Callable[[Tensor], Tensor], *inputs: Tensor) -> tuple[Tensor, ...]:
-        """-> proposed ids (1, k); unless greedy also what they came from, (1, k, vocab)"""
-        ids, uniforms = inputs
-        steps = []
+    def _run(self, ids: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor | None]:
+        """(1, m) ids to catch up with, (1, k) uniforms -> proposed ids (1, k), what they came from (1, k, vocab)"""
+        drawn = []
         for i in range(uniforms.shape[1]):
-            chosen = self.choose(forward(ids)[:, -1], uniforms[:, i])
-            steps.append(chosen)
-            ids = chosen[0][:, None]
-        return tuple(torch.stack(column, dim=1) for column in zip(*steps, strict=True))
-
-    def choose(self, logits: Tensor, uniform: Tensor) -> tuple[Tensor, ...]:
-        """(1, vocab) logits -> the proposed id (1,); unless greedy also what it was drawn from, (1, vocab)"""
-        if self.sampling.greedy:  # what `draw` would return, without building the one-hot
-            return (logits.argmax(-1),)
-        probs = self.sampling.probs(logits)
-        # A NOT_FINITE cannot be fed; the accept rule meets the same probabilities and reports them.
-        return draw(probs, uniform).clamp(min=0), probs
+            drawn.append(draw_draft(self.draft.forward(ids)[:, -1], self._sampling, uniforms[:, i]))
+            ids = drawn[-1][0][:, None]
+        tokens, probs = zip(*drawn, strict=True)
+        return torch.stack(tokens, dim=1), None if self._sampling.greedy else torch.stack(probs, dim=1)
 
 
 def as_draft(tokens: list[int], device: torch.device) -> Draft:

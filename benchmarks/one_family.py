@@ -10,6 +10,7 @@ import os
 import signal
 import tempfile
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -24,8 +25,7 @@ from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.lab.training.degraded_drafts import noisy
 from speclab.models import loading, memory, select
-from speclab.models.backends.exported import ExportedModel
-from speclab.models.cached import CachedModel
+from speclab.models.cached import CachedModel, FastModel
 from speclab.models.checks import ADVICE, check_model
 from speclab.models.rounding import Reference
 from speclab.records.rows import Count, Part
@@ -113,18 +113,18 @@ def prompt_of(length: int) -> torch.Tensor:
     return torch.randint(1, VOCAB, (1, length), generator=torch.Generator().manual_seed(0))
 
 
-def compare(model: PreTrainedModel, backends: list[ExportedModel | None]) -> Counts:
+def compare(model: PreTrainedModel, backends: Sequence[FastModel | None]) -> Counts:
     """Decode every prompt in every way on these engines, or raise WrongText.  -> counts of the speculative rounds"""
     model.generation_config = GenerationConfig()  # no ends of text, no forced tokens
     expected = {length: library_text(model, prompt_of(length)) for length in PROMPTS}
     counts = Counts()
     for backend, length in itertools.product(backends, PROMPTS):
-        target = CachedModel(model, exported=backend)
+        target = CachedModel(model, fast=backend)
         check_text(target, length, expected, tokens_of(autoregressive_decode(target, prompt_of(length), SETTINGS)), 0)
     for noise in NOISES:
         drafter = ModelDrafter(CachedModel(noisy(model, noise, seed=1)))
         for backend, length, k in itertools.product(backends, PROMPTS, DRAFT_LENGTHS):
-            target = CachedModel(model, exported=backend)
+            target = CachedModel(model, fast=backend)
             rounds = list(speculative_decode(target, drafter, prompt_of(length), k, SETTINGS))
             check_text(target, length, expected, tokens_of(rounds), k)
             for round_ in rounds:

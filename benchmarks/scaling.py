@@ -155,9 +155,11 @@ class Subject:
     def time(self, lines: list[Line]) -> None:
         """Log as many turns of every line on each of its prompts, all lines side by side."""
         for i in range(len(lines[0].prompts)):
-            if self.bench.setup.graphed:  # what this meets is captured when the next decoding starts
-                for line in lines:
-                    self.start(line.arm, line.prompts[i], WARM_UP)
+            ends = [
+                line.prompts[i].ids.shape[1] + line.n_before + room_for_turns(self.args, line.arm.draft_length)
+                for line in lines
+            ]
+            self.bench.prepare({line.arm.draft_length for line in lines}, [GREEDY], max(ends))
             decodings = [self.start(line.arm, line.prompts[i], line.n_before) for line in lines]
             starts = [len(decoding.log) for decoding in decodings]
             alternate(decodings, self.args.turns, self.bench.setup.chunk)

@@ -15,7 +15,7 @@ from speclab.cli.output import write_trace
 from speclab.core.clock import synchronize
 from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, Drafter, Round, tokens_of
-from speclab.drafts.oracle import OracleDraft
+from speclab.drafts.oracle import OracleDraft, reference_text
 from speclab.drafts.select import check_kind, check_prompts, drafter_name, make_drafter
 from speclab.lab.instruments import Loop
 from speclab.lab.tracing import follow, shapes
@@ -157,7 +157,7 @@ def _speculative(args: argparse.Namespace, baseline: Loop, speculative: Loop) ->
     for prompt in prompts:
         ids = prompt.ids.to(setup.device)
         if isinstance(drafter, OracleDraft):
-            drafter.replay(tokens_of(baseline(setup.target, ids, settings)))
+            drafter.replay(reference_text(speculative, setup.target, ids, k, settings))
         tokens = decoded.show(prompt, functions.rounds(setup.target, functions.adapt(drafter, k), ids, k, settings))
         if learner and setup.sampling.greedy:  # functions may pass their checks and still make a wrong text
             text = tokens_of(baseline(setup.target, ids, settings))

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from speclab.core.graphs import replayed
 from speclab.core.rounds import AcceptResult, Draft
 from speclab.core.sampling import Sampling, draw, most_probable
 
@@ -50,6 +51,11 @@ def accept_from_logits(draft: Draft, logits: Tensor, sampling: Sampling, uniform
     Against a one-hot target the rule keeps exactly the leading drafted tokens that are the target's own, whatever the
     uniforms and the draft's probabilities, and what follows is the target's own next token: no row is built for that.
     """
+    return _accept_from_logits(draft, logits, sampling, uniforms[:, : logits.shape[1]])  # one graph for each n
+
+
+@replayed
+def _accept_from_logits(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor) -> AcceptResult:
     if not sampling.greedy:
         return accept(draft, sampling.probs(logits), uniforms)
     own = most_probable(logits)  # (batch, n + 1)

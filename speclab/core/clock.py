@@ -1,4 +1,7 @@
-"""Waiting for the device, without which no clock says anything about it."""
+"""Clocks that know what a device has done, without which no time says anything about it."""
+
+import time
+from typing import Any
 
 import torch
 
@@ -9,3 +12,21 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
     elif device.type == "mps":
         torch.mps.synchronize()
+
+
+def mark(device: torch.device) -> Any:
+    """A moment in the work of the device. On CUDA an event is queued and nothing waits; elsewhere everything does."""
+    if device.type == "cuda":
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+    synchronize(device)
+    return time.perf_counter()
+
+
+def seconds_between(start: Any, end: Any) -> float:
+    """From one `mark` to a later one; on CUDA this waits until the device has passed both."""
+    if isinstance(start, float | int):
+        return end - start
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3

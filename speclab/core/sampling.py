@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from speclab.core.graphs import replayed
 from speclab.system.errors import EnvironmentProblem
 
 NOT_FINITE = -1  # in place of a token: the distribution it should come from has NaN or infinite entries
@@ -86,9 +87,10 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
     token = torch.searchsorted(cdf, uniforms.to(wide)[:, None] * total, right=True)
     # u * total may round up to total: the first id that reaches the whole mass is the last one with weight.
     token = torch.minimum(token, torch.searchsorted(cdf, total))[:, 0]
-    return torch.where((total[:, 0] > 0) & total[:, 0].isfinite(), token, NOT_FINITE)
+    return token.masked_fill((total[:, 0] <= 0) | ~total[:, 0].isfinite(), NOT_FINITE)
 
 
+@replayed
 def draw_next(logits: Tensor, sampling: Sampling, uniforms: Tensor) -> Tensor:
     """(batch, vocab) logits, (batch,) uniforms -> (batch,) ids drawn as `sampling` says
 
@@ -97,10 +99,22 @@ def draw_next(logits: Tensor, sampling: Sampling, uniforms: Tensor) -> Tensor:
     return most_probable(logits) if sampling.greedy else draw(sampling.probs(logits), uniforms)
 
 
+@replayed
+def draw_draft(logits: Tensor, sampling: Sampling, uniforms: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The same for a draft, and what each id was drawn from: (batch, vocab), or None for greedy ids.
+
+    A NOT_FINITE cannot be fed, so it becomes id 0; the accept rule meets the same probabilities and reports them.
+    """
+    if sampling.greedy:
+        return logits.argmax(-1), None
+    probs = sampling.probs(logits)
+    return draw(probs, uniforms).clamp(min=0), probs
+
+
 def most_probable(logits: Tensor) -> Tensor:
     """(..., vocab) logits -> (...) ids, NOT_FINITE where the largest logit is not a number or infinite"""
     highest, token = logits.max(-1)
-    return torch.where(highest.isfinite(), token, NOT_FINITE)
+    return token.masked_fill(~highest.isfinite(), NOT_FINITE)
 
 
 def uniforms(shape: tuple[int, ...], generator: torch.Generator, device: torch.device) -> Tensor:

@@ -4,12 +4,15 @@ It turns acceptance from 0 to 1 while everything else stays what it is. Greedy d
 `dial:A` (at the cost of the lab's draft model), `dial:A:MODEL` (at the cost of another one), `dial:A:free`.
 """
 
+import random
+from collections.abc import Callable, Iterable
+
 import torch
 from torch import Tensor
 
 from draft_models import ModelDrafter, as_draft
-from speclab.core.rounds import Draft, Target
-from speclab.core.sampling import Sampling
+from speclab.core.rounds import DecodeSettings, Draft, Round, Target, tokens_of
+from speclab.core.sampling import Sampling, to_device
 from speclab.models.cached import CachedModel
 from speclab.system.errors import UsageProblem
 
@@ -41,13 +44,13 @@ class OracleDraft:
         if not sampling.greedy:
             raise UsageProblem(NEEDS_GREEDY)
         # Another seed for every prompt, or all prompts would be right and wrong at the same places.
-        self._generator = torch.Generator().manual_seed(self.seed * 1_000_003 + int(prompt.sum()))
+        self._random = random.Random(self.seed * 1_000_003 + int(prompt.sum()))
 
     def _replayed(self, position: int, vocab_size: int) -> int | None:
         """A right or a wrong token for this position of the output; None after its end."""
         if position >= len(self._reference):
             return None
-        hit = torch.rand((), generator=self._generator).item() < self.accuracy
+        hit = self._random.random() < self.accuracy
         return self._reference[position] if hit else (self._reference[position] + 1) % vocab_size
 
 
@@ -75,12 +78,12 @@ class OracleModelDrafter(OracleDraft, ModelDrafter):
         self._follow(self._n_committed - self._n_prompt, committed)
         super().observe(n_accepted, committed)
 
-    def _run(self, not_fed: Tensor, uniforms: Tensor) -> tuple[Tensor, ...]:
+    def _run(self, ids: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor | None]:
         """The draft model's passes, whose tokens are replaced; that it reads its own proposals does not matter."""
-        own, *probs = super()._run(not_fed, uniforms)
+        own, probs = super()._run(ids, uniforms)
         replayed = [self._replayed(self._position + i, self.draft.vocab_size) for i in range(own.shape[1])]
-        chosen = [own[0, i] if token is None else own.new_tensor(token) for i, token in enumerate(replayed)]
-        return torch.stack(chosen)[None], *probs
+        given = to_device([-1 if token is None else token for token in replayed], own.device)
+        return torch.where(given >= 0, given, own), probs
 
 
 class FreeOracleDrafter(OracleDraft):
@@ -100,3 +103,33 @@ class FreeOracleDrafter(OracleDraft):
         """Follow the text."""
         self._follow(self._position, committed)
         self._position += len(committed)
+
+
+class ConstantDrafter:
+    """An instrument: it proposes the same id again and again, so that every pass of the target has k + 1 tokens."""
+
+    def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
+        """Note where the prompt is."""
+        self._device = prompt.device
+
+    def propose(self, k: int, uniforms: Tensor) -> Draft:
+        """`k` times id 0."""
+        return as_draft([0] * k, self._device)
+
+    def observe(self, n_accepted: int, committed: list[int]) -> None:
+        """Nothing to do."""
+
+
+def reference_text(
+    decode: Callable[..., Iterable[Round]],
+    target: Target,
+    prompt: Tensor,
+    draft_length: int,
+    settings: DecodeSettings,
+) -> list[int]:
+    """The target's own text for an OracleDraft to replay, by the speculative loop `decode`.
+
+    It is made with passes as wide as those that will judge the replay: in bfloat16 the logits of another width differ
+    enough to turn a near-tie, and a text that leaves the reference cannot be replayed.
+    """
+    return tokens_of(decode(target, ConstantDrafter(), prompt, draft_length, settings))

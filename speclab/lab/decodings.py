@@ -50,6 +50,8 @@ class Decoding:
             self.log.append((self.n_prompt + len(self.tokens) - 1, seconds, round_))
         self.counts.add(round_)
         self.tokens += round_.tokens
+        if self.done:
+            self._rounds = iter(())  # frees the caches, which the next decoding may take
 
 
 def take_turns(decodings: list[Decoding]) -> None:

@@ -11,18 +11,20 @@ on each phase of a round, whose draft lengths change from round to round.
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TypeGuard
 
+import torch
 from torch import Tensor
 
 from baseline_autoregressive import autoregressive_decode
 from draft_models import ModelDrafter
 from optimized_speculative import speculative_decode
-from speclab.core.rounds import DecodeSettings, Drafter, tokens_of
+from speclab.core.graphs import captures
+from speclab.core.rounds import DecodeSettings, Draft, Drafter
 from speclab.core.sampling import GREEDY, Sampling
-from speclab.drafts.oracle import OracleDraft
+from speclab.drafts.oracle import OracleDraft, reference_text
 from speclab.lab.decodings import Decoding, LibraryDecoding, interleaved, take_turns
 from speclab.lab.instruments import LoopFunctions, VariedLength, with_phases
 from speclab.models.prompts import Prompt
@@ -66,7 +68,7 @@ class Bench:
     ):
         self.setup, self.drafters, self.max_new_tokens, self.seed = setup, drafters, max_new_tokens, seed
         self.functions = functions
-        self._references: dict[tuple[int, ...], list[int]] = {}  # prompt -> baseline's greedy tokens, for oracle drafts
+        self._references: dict[tuple[int, ...], list[int]] = {}  # draft length and prompt -> greedy text
 
     def decoding(
         self,
@@ -94,7 +96,7 @@ class Bench:
         if not arm.speculative:
             rounds = autoregressive_decode(target, ids, settings, self.setup.chunk)
         else:
-            drafter = self.functions.adapt(self._drafter(arm.draft, ids, budget), None)
+            drafter = self.functions.adapt(self._drafter(arm, ids, budget), None)
             if lengths:
                 drafter = VariedLength(drafter, lengths, stream)
                 rounds = with_phases(self.functions, target, drafter, ids, arm.draft_length, settings)
@@ -106,13 +108,43 @@ class Bench:
         """The library's loop is compared token for token, and an oracle draft replays greedy text."""
         return arm.method in LIBRARY or isinstance(self.drafters.get(arm.draft), OracleDraft)
 
-    def _drafter(self, name: str, ids: Tensor, budget: int) -> Drafter:
-        drafter = copy.deepcopy(self.drafters[name])
+    def prepare(self, draft_lengths: Iterable[int], samplings: list[Sampling], longest: int) -> None:
+        """On CUDA graphs: say which passes will come, and record the accept rule for every number of drafted tokens.
+
+        Verification runs at k + 1 tokens for every draft length k. A draft model catches up with one token or two, and
+        with four at most where an instrument lets it draft nothing in two rounds.
+        longest: tokens of a text, its prompt and what is drafted behind its end included.
+        """
+        if not self.setup.target.graphed:
+            return
+        target, most = self.setup.target, max(draft_lengths, default=0)
+        target.prepare({k + 1 for k in draft_lengths}, longest)
+        models = [drafter.draft for drafter in self.drafters.values() if isinstance(drafter, ModelDrafter)]
+        for model in models:
+            model.prepare({2, 4}, longest)
+        for sampling in samplings:
+            for n in range(most + 1):
+                for draft, logits, uniforms in self._rounds_to_judge(n, sampled=bool(models) and not sampling.greedy):
+                    self.functions.accept(draft, logits, sampling, uniforms)
+
+    def _rounds_to_judge(self, n: int, sampled: bool) -> Iterator[tuple[Draft, Tensor, Tensor]]:
+        """What the accept rule gets in a round with `n` drafted tokens, without and with a draft's probabilities."""
+        device, n_ids = self.setup.device, self.setup.target.vocab_size
+        ids, size = torch.zeros(1, n, dtype=torch.long, device=device), torch.full((1,), n, device=device)
+        logits = torch.zeros(1, n + 1, n_ids, dtype=self.setup.dtype, device=device)
+        uniforms = torch.zeros(1, n + 1, dtype=torch.float64, device=device)
+        yield Draft(ids, size), logits, uniforms
+        if sampled and n:
+            wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
+            yield Draft(ids, size, torch.ones(1, n, n_ids, dtype=wide, device=device)), logits, uniforms
+
+    def _drafter(self, arm: Arm, ids: Tensor, budget: int) -> Drafter:
+        drafter = copy.deepcopy(self.drafters[arm.draft])
         if isinstance(drafter, OracleDraft):
-            key = tuple(ids[0].tolist())
+            key = (arm.draft_length, *ids[0].tolist())
             if len(self._references.get(key, [])) < budget:
-                rounds = autoregressive_decode(self.setup.target.with_own_cache(), ids, DecodeSettings(budget))
-                self._references[key] = tokens_of(rounds)
+                target, settings = self.setup.target.with_own_cache(), DecodeSettings(budget)
+                self._references[key] = reference_text(speculative_decode, target, ids, arm.draft_length, settings)
             drafter.replay(self._references[key])
         return drafter
 
@@ -130,6 +162,8 @@ class Measurement:
     unchecked: list[str] = field(default_factory=list)  # the arms whose texts it has not judged, or not all
     wall_seconds: float = 0.0  # of the instrumented rounds, and what their phases add up to
     phase_seconds: float = 0.0
+    n_graphs: int = 0  # CUDA graphs recorded before the first turn
+    n_late_graphs: int = 0  # and in turns, where there should be none
     stop: BaseException | None = None  # what ended it early
 
     @property
@@ -152,6 +186,8 @@ class Measurement:
         self.unchecked += other.unchecked
         self.wall_seconds += other.wall_seconds
         self.phase_seconds += other.phase_seconds
+        self.n_graphs = max(self.n_graphs, other.n_graphs)
+        self.n_late_graphs += other.n_late_graphs
         self.stop = self.stop or other.stop
 
     @contextlib.contextmanager
@@ -210,6 +246,7 @@ def measure(
     n_turns = len(turns) * len(temperatures)
     with kept_when_stopped(complete) as stops, progress(n_turns, "turn", title) as bar:
         _warm_up(bench, arms, samplings, prompts, instruments)
+        measured.n_graphs = captures.n
         for repeat, index in turns:
             finished: list[tuple[float, Decoding]] = []
             for sampling in samplings:
@@ -229,6 +266,7 @@ def measure(
                         decoding.counts if decoding.arm.speculative else None,  # the baseline: a pass for a token
                         decoding.rounds,
                     )
+            measured.n_late_graphs = captures.n - measured.n_graphs
     measured.stop = stops[0] if stops else None
     measured.samples = sorted(samples.values(), key=lambda sample: sample.prompt_index)
     return measured
@@ -267,24 +305,18 @@ def _warm_up(
 ) -> None:
     """Meet every shape once before the clock counts."""
     budget = min(WARM_UP_TOKENS, bench.max_new_tokens)
-    for sampling, prompt in warm_up_runs(bench.setup, samplings, prompts):
+    lengths = {arm.draft_length for arm in arms if arm.draft}
+    longest = max(prompt.ids.shape[1] for prompt in prompts) + bench.max_new_tokens + max(lengths, default=0)
+    bench.prepare(lengths, samplings, longest)
+    # The first prompt, sampled if anything is; on CUDA graphs both, for what draws tokens is recorded, too.
+    chosen = samplings if bench.setup.target.graphed else [max(samplings, key=lambda s: s.temperature)]
+    for sampling in chosen:
+        prompt = prompts[0]
         decodings = [bench.decoding(arm, sampling, prompt, budget=budget) for arm in arms]
-        for draft, lengths in instruments.items():
-            arm = Arm(INSTRUMENT, draft, max(lengths))
-            decodings.append(bench.decoding(arm, sampling, prompt, lengths=sorted(set(lengths))))
+        for draft, tried in instruments.items():
+            arm = Arm(INSTRUMENT, draft, max(tried))
+            decodings.append(bench.decoding(arm, sampling, prompt, lengths=sorted(set(tried))))
         take_turns(decodings)
-
-
-def warm_up_runs(setup: Setup, samplings: list[Sampling], prompts: list[Prompt]) -> list[tuple[Sampling, Prompt]]:
-    """What to decode before the clock counts.
-
-    The first prompt, sampled if anything is. CUDA graphs want more: each is captured with the prompt's pass of the next
-    decoding, for one way of sampling, for the prompt's length and what may follow it.
-    """
-    if not setup.graphed:
-        return [(max(samplings, key=lambda s: s.temperature), prompts[0])]
-    by_length = sorted(prompts, key=lambda prompt: prompt.ids.shape[1])
-    return [(sampling, prompt) for sampling in samplings for prompt in (by_length[-1], by_length[0])] * 2
 
 
 def is_model(drafter: Drafter) -> TypeGuard[ModelDrafter]:

@@ -104,6 +104,11 @@ class RunConfig:
                 "engine": self.setup.engine,
                 "reasons": self.setup.reasons,
                 "unapplied_generation_settings": self.setup.unapplied,
+                **(
+                    {"graphs": {"before": measured.n_graphs, "in_turns": measured.n_late_graphs}}
+                    if self.setup.target.graphed
+                    else {}
+                ),
                 **({"impl": self.learner.impl} if self.learner.impl else {}),
                 **({"chat": True} if any(prompt.chat for prompt in self.prompts) else {}),
             },

@@ -17,20 +17,22 @@ Where all 4 are accepted, the target's cache ends with L + 4 tokens and the draf
 it, and goes in first in the next round.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from speclab.core.rounds import Draft
-from speclab.models.backends.cuda_graphs import GraphBackend, Program
+from speclab.models.backends.buffers import BufferedBackend
+from speclab.models.backends.cuda_graphs import GraphedModel
 from speclab.models.backends.eager import EagerBackend
-from speclab.models.backends.exported import ExportedBackend, ExportedModel
+from speclab.models.backends.exported import ExportedModel
 from speclab.models.limits import context_length, embedded_ids
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 
-Backend = EagerBackend | ExportedBackend
+Backend = EagerBackend | BufferedBackend
+FastModel = ExportedModel | GraphedModel
 
 
 class CachedModel:
@@ -41,12 +43,12 @@ class CachedModel:
     151,936).
     n_ids: ids that have an embedding; no other can go into a pass.
     max_length: positions, prompt and output together; None where the model has no limit.
-    exported: the same model exported; with it the exported backend runs, without it the eager one.
+    fast: the same model exported, or with CUDA graphs; without it passes run eagerly.
     n_passes: forward passes since `prefill`, that one included.
     """
 
-    def __init__(self, model: PreTrainedModel, vocab_size: int | None = None, exported: ExportedModel | None = None):
-        self.model, self.exported = model.eval(), exported
+    def __init__(self, model: PreTrainedModel, vocab_size: int | None = None, fast: FastModel | None = None):
+        self.model, self.fast = model.eval(), fast
         n_rows = model.config.get_text_config().vocab_size
         self.n_ids = embedded_ids(model)
         self.vocab_size = min(vocab_size or n_rows, n_rows, self.n_ids)
@@ -57,7 +59,7 @@ class CachedModel:
 
     def with_own_cache(self) -> "CachedModel":
         """The same weights with a cache of their own, so that two decoders can work side by side."""
-        return type(self)(self.model, self.vocab_size, self.exported)
+        return type(self)(self.model, self.vocab_size, self.fast)
 
     def __deepcopy__(self, memo: dict) -> "CachedModel":
         """A drafter is copied with its model; the weights are shared."""
@@ -71,7 +73,7 @@ class CachedModel:
     @property
     def engine(self) -> str:
         """The backend's name for users: eager or fast."""
-        return "eager" if self.exported is None else "fast"
+        return "eager" if self.fast is None else "fast"
 
     @property
     def length(self) -> int:
@@ -82,16 +84,23 @@ class CachedModel:
         """The same ids, with the model's last one in the place of those that it has no embedding for."""
         return ids.clamp(max=self.n_ids - 1)
 
+    @property
+    def graphed(self) -> bool:
+        """Whether passes run as CUDA graphs, which have to be recorded before anything is timed."""
+        return isinstance(self.fast, GraphedModel)
+
+    def prepare(self, widths: Iterable[int], longest: int) -> None:
+        """Say which widths passes have, and how long texts become; CUDA graphs of them are recorded with a prefill."""
+        if isinstance(self.fast, GraphedModel):
+            self.fast.prepare(widths, longest)
+
     def prefill(self, prompt: Tensor, rolls_back: bool = False) -> Tensor:
         """Drop the cache and read the prompt.  (1, prompt) ids -> (1, 1, vocab) logits of the next token
 
         rolls_back: `crop` will be called, so sliding-window layers keep what has just left the window.
         """
         self._backend = None  # a graph cache is given back first, and the next backend may take it
-        if self.exported is None:
-            self._backend = EagerBackend(self.model, rolls_back)
-        else:
-            self._backend = (GraphBackend if self.exported.graphed else ExportedBackend)(self.model, self.exported)
+        self._backend = self.fast.start() if self.fast else EagerBackend(self.model, rolls_back)
         with torch.inference_mode():
             logits = self._backend.prefill(prompt)
         self._length, self.n_passes = prompt.shape[1], 1
@@ -105,18 +114,6 @@ class CachedModel:
         self._length += tokens.shape[1]
         self.n_passes += 1
         return logits[..., : self.vocab_size]
-
-    def run(self, program: Program, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """`program(self.forward, *inputs)`; on CUDA graphs all of it is one replay once its shapes are captured."""
-        if isinstance(self._backend, GraphBackend):
-            with torch.inference_mode():
-                outputs = self._backend.run(program, inputs, self._length, self.vocab_size)
-            if outputs is not None:
-                widths = program.widths(*inputs)
-                self._length += sum(widths)
-                self.n_passes += len(widths)
-                return outputs
-        return program(self.forward, *inputs)
 
     def crop(self, length: int) -> None:
         """Keep the first `length` tokens of the cache."""

@@ -1,11 +1,12 @@
-"""Which backend runs a model: the library's eager forward, or the exported one. Both arms get the same.
+"""Which backend runs a model: the library's eager forward, or the fast one. Both arms get the same.
 
-No backend wins everywhere, so `auto` builds the fast one, checks it against the model's own logits, and times both
-for a moment at the widths that decoding uses. Where one is faster at one width and slower at the other, they race
-again: other work on the machine may be the reason. A model that cannot be exported runs eagerly, and the reason is
-printed.
+The fast one is the exported model on a CPU and CUDA graphs on a GPU. No backend wins everywhere, so `auto` builds it,
+checks it against the model's own logits, and times both for a moment at the widths that decoding uses. Where one is
+faster at one width and slower at the other, they race again: other work on the machine may be the reason. A model that
+has no fast one runs eagerly, and the reason is printed.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -13,8 +14,10 @@ from transformers import PreTrainedModel
 
 from speclab.models import checks, rounding
 from speclab.models.backends import cuda_graphs
-from speclab.models.backends.exported import CannotExport, ExportedModel
-from speclab.models.cached import CachedModel
+from speclab.models.backends.buffers import NoFastBackend
+from speclab.models.backends.cuda_graphs import GraphedModel
+from speclab.models.backends.exported import ExportedModel
+from speclab.models.cached import CachedModel, FastModel
 from speclab.models.timing import time_passes
 from speclab.system.errors import first_line
 
@@ -54,24 +57,45 @@ class Race(NamedTuple):
         return speeds if self.takes_fast else f"the fast engine was no faster: {speeds}"
 
 
-def choose(model: PreTrainedModel, wish: str) -> tuple[ExportedModel | None, str]:
-    """The exported model to decode with, or None for the eager backend; and why, in a few words."""
+def choose(model: PreTrainedModel, wish: str) -> tuple[FastModel | None, str]:
+    """The fast form of a model to decode with, or None for the eager backend; and why, in a few words."""
     if wish == "eager":
         return None, "asked for"
-    try:
-        exported = ExportedModel(model)
-        check(model, exported)
-    except Exception as error:  # what a model's code or a kernel library can raise has no end; eager is always there
-        reason = str(error) if isinstance(error, CannotExport) else f"{type(error).__name__}: {first_line(error)}"
-        return None, f"no fast engine for {model.config.model_type}: {reason}"
-    eager, fast = CachedModel(model), CachedModel(model, exported=exported)
-    if exported.packed:
-        narrow, padded = fastest([(fast, NARROW), (fast, PADDED)])
-        exported.least_width = PADDED if padded < WORTH_IT * narrow else NARROW
-    if wish == "fast":
-        return exported, "asked for"
-    result = race(lambda: fastest([(eager, NARROW), (fast, NARROW), (eager, WIDE), (fast, WIDE)]))
-    return exported if result.takes_fast else None, result.reason
+    fast, why = build(model)
+    if fast is None or wish == "fast":
+        return fast, why or "asked for"
+    eager, other = CachedModel(model), CachedModel(model, fast=fast)
+    result = race(lambda: fastest([(eager, NARROW), (other, NARROW), (eager, WIDE), (other, WIDE)]))
+    return fast if result.takes_fast else None, result.reason
+
+
+def build(model: PreTrainedModel) -> tuple[FastModel | None, str]:
+    """The fast form of a model, checked; or None and why there is none."""
+    makers: list[Callable[[PreTrainedModel], FastModel]] = [ExportedModel]
+    if runs_on_graphs(model):  # parts that cannot be compiled are no reason to go without graphs
+        makers = [GraphedModel, functools.partial(GraphedModel, compile_parts=False)]
+    reason = ""
+    for make in makers:
+        try:
+            fast = make(model)
+            check(model, fast)
+        except (
+            Exception
+        ) as error:  # what a model's code or a kernel library can raise has no end; eager is always there
+            text = str(error) if isinstance(error, NoFastBackend) else f"{type(error).__name__}: {first_line(error)}"
+            reason = reason or f"no fast engine for {model.config.model_type}: {text}"
+            continue
+        if isinstance(fast, ExportedModel) and fast.packed:
+            cached = CachedModel(model, fast=fast)
+            narrow, padded = fastest([(cached, NARROW), (cached, PADDED)])
+            fast.least_width = PADDED if padded < WORTH_IT * narrow else NARROW
+        return fast, ""
+    return None, reason
+
+
+def runs_on_graphs(model: PreTrainedModel) -> bool:
+    """CUDA has graphs, other devices have the exported model."""
+    return model.device.type == "cuda"
 
 
 def race(run: Callable[[], Sequence[float]]) -> Race:
@@ -89,20 +113,20 @@ def race(run: Callable[[], Sequence[float]]) -> Race:
     return result
 
 
-def check(model: PreTrainedModel, exported: ExportedModel) -> None:
+def check(model: PreTrainedModel, fast: FastModel) -> None:
     """Decode a few tokens through the backend itself and compare with the model's own uncached logits.
 
-    Rejected tokens are fed and rolled back on the way, and a graphed backend crosses the edge of a bucket. Raises
-    CannotExport where the logits differ by more than the bound of speclab/models/rounding.py.
+    Rejected tokens are fed and rolled back on the way, and with CUDA graphs the text outgrows a bucket. Raises
+    NoFastBackend where the logits differ by more than the bound of speclab/models/rounding.py.
     """
-    n_tokens = max(checks.N_TOKENS, cuda_graphs.BUCKET + 8 if exported.graphed else 0)
+    n_tokens = max(checks.N_TOKENS, cuda_graphs.BUCKET + 8 if isinstance(fast, GraphedModel) else 0)
     text = checks.random_text(model, n_tokens)
     right = checks.uncached_logits(model, text)[:, -sum(checks.WIDTHS) :]
-    logits = checks.cached_logits(CachedModel(model, exported=exported), text, wrong=checks.WRONG)
+    logits = checks.cached_logits(CachedModel(model, fast=fast), text, wrong=checks.WRONG)
     gap, allowed = checks.gap(model, logits, right), rounding.bound(right)
     if not gap <= allowed:  # not a number is no agreement either
         how = rounding.bound_in_words(right.dtype)
-        raise CannotExport(f"its exported logits are off by {gap:.1e} where rounding explains {allowed:.1e} ({how})")
+        raise NoFastBackend(f"its fast logits are off by {gap:.1e} where rounding explains {allowed:.1e} ({how})")
 
 
 def fastest(passes: list[tuple[CachedModel, int]]) -> list[float]:

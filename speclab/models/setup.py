@@ -8,6 +8,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.models import loading, select
+from speclab.models.backends.exported import ExportedModel
 from speclab.models.backends.rewrites import can_prepack
 from speclab.models.cached import CachedModel
 from speclab.models.rounding import Reference
@@ -57,27 +58,22 @@ class Setup:
         return self.target.engine
 
     @property
-    def graphed(self) -> bool:
-        """Whether passes run as CUDA graphs, which have to be captured before anything is timed."""
-        return self.target.exported is not None and self.target.exported.graphed
-
-    @property
     def dtype_name(self) -> str:
         """float32 or bfloat16."""
         return str(self.dtype).removeprefix("torch.")
 
     def cached(self, model: PreTrainedModel, vocab_size: int) -> CachedModel:
         """Another model on the target's backend: both arms run on the same engine."""
-        exported, why = select.choose(model, "fast") if self.target.exported else (None, "")
-        if self.target.exported and exported is None:
+        fast, why = select.choose(model, "fast") if self.target.fast else (None, "")
+        if self.target.fast and fast is None:
             note(f"this draft runs on the eager engine: {why}")
-        return CachedModel(model, vocab_size, exported)
+        return CachedModel(model, vocab_size, fast)
 
     def load_draft(self, name: str) -> CachedModel:
         """A draft model for this target. Ids that it lacks are never drafted; the target keeps them all."""
         tokenizer = loading.load_tokenizer(name)
         loading.check_same_tokenizer(self.tokenizer, tokenizer, self.target_name, loading.short_name(name))
-        copies = 2 if self.target.exported and self.target.exported.packed else 1
+        copies = 2 if isinstance(self.target.fast, ExportedModel) and self.target.fast.packed else 1
         model = loading.load_model(name, self.device, self.dtype, "draft", copies)
         return self.cached(model, self.target.vocab_size)
 
@@ -118,6 +114,8 @@ def load_setup(
         precision, why_dtype = torch.bfloat16, "half the bytes to read"
     if threads:
         torch.set_num_threads(threads)
+    if on_gpu:
+        torch.backends.cuda.enable_cudnn_sdp(False)  # it makes a plan for every shape, and a text has many
     tokenizer = tokenizer or loading.load_tokenizer(target)
     copies = 2 if engine != "eager" and can_prepack(where, precision) else 1  # the fast engine packs a second one
     model = loading.load_model(target, where, precision, "target", copies)
@@ -134,6 +132,6 @@ def setup_of(
     reasons: dict[str, str],
 ) -> Setup:
     """A loaded and checked target on the engine that is asked for, with its device and dtype as they are."""
-    exported, why = select.choose(model, engine)
-    target = CachedModel(model, max(tokenizer.get_vocab().values()) + 1, exported)
+    fast, why = select.choose(model, engine)
+    target = CachedModel(model, max(tokenizer.get_vocab().values()) + 1, fast)
     return Setup(target, tokenizer, name, sampling, model.device, model.dtype, reasons | {"engine": why})

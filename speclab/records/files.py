@@ -33,6 +33,18 @@ Record = TypeVar("Record", bound=Head)
 # --- circumstances ----------------------------------------------------------------------------------------------------
 
 
+COMMIT = "SPECLAB_COMMIT"  # names the commit where there is no git
+GPU_STATE = (
+    "driver_version",
+    "clocks.sm",
+    "clocks.max.sm",
+    "clocks.mem",
+    "power.draw",
+    "power.limit",
+    "temperature.gpu",
+)
+
+
 def machine(device: torch.device) -> Machine:
     """What this process runs on."""
     memory = None
@@ -45,7 +57,18 @@ def machine(device: torch.device) -> Machine:
         memory_gib=memory,
         gpu=torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         system=platform.system(),
+        gpu_state=_gpu_state() if device.type == "cuda" else None,
     )
+
+
+def _gpu_state() -> dict[str, str | bool]:
+    """How the GPU stands at this moment; what nvidia-smi does not tell is left out."""
+    answer: list[str] = []
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        words = ["nvidia-smi", f"--query-gpu={','.join(GPU_STATE)}", "--format=csv,noheader"]
+        done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=10)
+        answer = done.stdout.splitlines()[0].split(", ")
+    return {**dict(zip(GPU_STATE, answer, strict=False)), "cudnn_attention": torch.backends.cuda.cudnn_sdp_enabled()}
 
 
 def _cpu_name() -> str:
@@ -64,6 +87,7 @@ def versions() -> Versions:
             commit = _git("rev-parse", "HEAD")
             # Records and pictures of earlier runs are no part of what ran.
             dirty = bool(_git("status", "--porcelain", "-uno", "--", ".", ":(exclude)results", ":(exclude)plots"))
+    commit = commit or os.environ.get(COMMIT)  # a copy without its history
     return Versions(
         python=platform.python_version(),
         torch=torch.__version__,

@@ -37,6 +37,7 @@ class Machine(Part):
     gpu: str | None
     system: str
     probe: CoreProbe | None = None  # absent where nothing looked, as on a GPU
+    gpu_state: Facts | None = None  # driver, clocks, power and temperature as nvidia-smi tells them; PyTorch's switches
 
 
 @dataclass(kw_only=True)

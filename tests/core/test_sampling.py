@@ -13,10 +13,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from draft_models import DraftSteps
 from speclab.core.accept import accept, accept_from_logits
 from speclab.core.rounds import Draft
-from speclab.core.sampling import NOT_FINITE, Sampling, draw, draw_next, to_host, uniforms
+from speclab.core.sampling import NOT_FINITE, Sampling, draw, draw_draft, draw_next, to_host, uniforms
 from speclab.system.errors import EnvironmentProblem
 
 NAN, INF = float("nan"), float("inf")
@@ -472,17 +471,14 @@ def test_to_host_reports_what_is_not_finite():
 # --- the draft model's choice -----------------------------------------------------------------------------------------
 
 
-def choose(sampling: Sampling, logits: Tensor, u: Tensor) -> tuple[Tensor, ...]:
-    return DraftSteps(sampling).choose(logits, u)
-
-
 @given_cases
 @given(st.lists(st.sampled_from([-INF, -1.0, 0.0, 0.5, 2.0]), min_size=1, max_size=9), unit_uniforms)
 def test_the_greedy_shortcut_is_a_draw(logits, u):
     """The shortcut skips the one-hot; among ties (frequent here) it must still pick what `draw` picks."""
     assume(max(logits) > -INF)
     row = double([logits])
-    (token,) = choose(Sampling(), row, double([u]))
+    token, probs = draw_draft(row, Sampling(), double([u]))
+    assert probs is None
     assert torch.equal(token, draw(Sampling().probs(row), double([u])))
 
 
@@ -491,7 +487,7 @@ def test_the_greedy_shortcut_is_a_draw_on_random_logits():
     logits = torch.randn(200, 1000, generator=torch.Generator().manual_seed(10))
     for dtype in (torch.float64, torch.float32, torch.bfloat16):  # in bfloat16 many maxima are ties
         for row in logits.to(dtype).split(50):
-            (token,) = choose(Sampling(), row, torch.rand(50, generator=torch.Generator().manual_seed(11)))
+            token, _ = draw_draft(row, Sampling(), torch.rand(50, generator=torch.Generator().manual_seed(11)))
             assert torch.equal(token, draw(Sampling().probs(row), torch.zeros(50, dtype=torch.float64)))
 
 
@@ -501,14 +497,14 @@ def test_a_sampled_draft_reports_what_it_was_drawn_from(sampling):
     generator = torch.Generator().manual_seed(12)
     logits = torch.randn(50, 20, generator=generator, dtype=torch.float64)
     u = torch.rand(50, generator=generator, dtype=torch.float64)
-    token, probs = choose(sampling, logits, u)
+    token, probs = draw_draft(logits, sampling, u)
     assert torch.equal(probs, sampling.probs(logits))
     assert torch.equal(token, draw(probs, u))
 
 
 def test_a_damaged_draft_still_proposes_an_id_that_can_be_fed():
     """-1 would crash the embedding before anyone could say why; the accept rule then reports the NaN."""
-    token, probs = choose(Sampling(1.0), torch.full((1, 5), NAN), double([0.5]))
+    token, probs = draw_draft(torch.full((1, 5), NAN), Sampling(1.0), double([0.5]))
     assert 0 <= token.item() < 5
     assert probs.isnan().all()
 

@@ -15,12 +15,13 @@ from decoding import plain_text
 from tiny_models import VOCAB, PlainTransformer, perturbed, tiny
 
 from draft_models import ModelDrafter, NgramDrafter
+from speclab.core import clock
 from speclab.core.rounds import Draft
 from speclab.core.sampling import Sampling
 from speclab.drafts.oracle import OracleModelDrafter
-from speclab.lab import decodings, instruments
+from speclab.lab import decodings
 from speclab.lab import harness as bench_module
-from speclab.lab.harness import Bench, Decoding, Measurement, VariedLength, measure, take_turns, warm_up_runs
+from speclab.lab.harness import Bench, Decoding, Measurement, VariedLength, measure, take_turns
 from speclab.lab.instruments import LoopFunctions
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
@@ -52,7 +53,7 @@ class Machine:
         self.passes: list[tuple[str, int, int]] = []  # (who, width, tokens in the cache before), prompts apart
         fake = SimpleNamespace(perf_counter=self.now)
         monkeypatch.setattr(decodings, "time", fake)
-        monkeypatch.setattr(instruments, "time", fake)
+        monkeypatch.setattr(clock, "time", fake)
         start, feed, self.target = CachedModel.prefill, CachedModel.forward, target
 
         def timed_start(model, prompt, **options):
@@ -233,11 +234,11 @@ def test_a_copied_model_shares_the_weights_and_not_the_cache(pair):
 def test_a_copied_drafter_shares_the_weights_and_no_state(pair):
     bench = make_bench(pair)
     for name in ("model", "dial"):
-        one, two = (bench._drafter(name, make_prompt().ids, BUDGET) for _ in range(2))
+        one, two = (bench._drafter(Arm(name, name, 4), make_prompt().ids, BUDGET) for _ in range(2))
         assert one is not two
         assert one.draft is not two.draft
         assert one.draft.model is two.draft.model is pair[1]
-    assert bench._drafter("ngram", make_prompt().ids, BUDGET) is not bench.drafters["ngram"]
+    assert bench._drafter(Arm("ngram", "ngram", 4), make_prompt().ids, BUDGET) is not bench.drafters["ngram"]
 
 
 def test_dial_gets_a_reference_as_long_as_it_needs(pair):
@@ -574,17 +575,6 @@ def test_warm_up_meets_every_width_before_the_clock_counts(pair, monkeypatch):
     bench_module._warm_up(bench, ARMS[:-1], [Sampling(0.8)], [make_prompt()], instruments)
     assert {width for who, width, _ in machine.passes if who == "target"} >= set(range(1, 7))
     assert {width for who, width, _ in machine.passes if who == "draft"} >= {1, 2}
-
-
-def test_graphs_are_rehearsed_with_every_temperature_and_length(pair):
-    """Each is captured for one way of sampling and some lengths, with the prompt of the decoding after the first."""
-    setup = make_bench(pair).setup
-    prompts = [replace(make_prompt(), ids=torch.zeros(1, n, dtype=torch.long)) for n in (5, 9, 3)]
-    samplings = [Sampling(), Sampling(0.8)]
-    assert warm_up_runs(setup, samplings, prompts) == [(Sampling(0.8), prompts[0])]
-    setup.target.exported = SimpleNamespace(graphed=True)
-    found = [(s.temperature, p.ids.shape[1]) for s, p in warm_up_runs(setup, samplings, prompts)]
-    assert found == [(0.0, 9), (0.0, 3), (0.8, 9), (0.8, 3)] * 2
 
 
 def test_measurements_add_up():

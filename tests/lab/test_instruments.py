@@ -5,11 +5,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from speclab.core import clock as clock_module
 from speclab.core.rounds import Round
-from speclab.lab import instruments
 from speclab.lab.instruments import LoopFunctions, PhaseClock, with_phases
 
 CPU = torch.device("cpu")
+CUDA = torch.device("cuda")
 
 
 class FakeClock:
@@ -37,8 +38,8 @@ class FakeClock:
 @pytest.fixture
 def fake(monkeypatch) -> FakeClock:
     clock = FakeClock()
-    monkeypatch.setattr(instruments, "time", SimpleNamespace(perf_counter=clock.perf_counter))
-    monkeypatch.setattr(instruments, "synchronize", clock.synchronize)
+    monkeypatch.setattr(clock_module, "time", SimpleNamespace(perf_counter=clock.perf_counter))
+    monkeypatch.setattr(clock_module, "synchronize", clock.synchronize)
     return clock
 
 
@@ -84,3 +85,54 @@ def test_every_part_of_a_round_counts_for_its_phase(fake):
     assert [round_.seconds for round_ in rounds] == [
         {"draft": 10, "verify": 20, "accept": 4, "rollback": 3, "host": 0.5}
     ] * 2
+
+
+# --- a GPU's events ---------------------------------------------------------------------------------------------------
+
+
+class FakeEvent:
+    """What torch.cuda.Event is to the clock: it is recorded in the queue, and whoever reads it waits."""
+
+    now, n_waits = 0.0, 0  # milliseconds of the device
+
+    def __init__(self, enable_timing: bool):
+        assert enable_timing
+
+    def record(self) -> None:
+        self.at = FakeEvent.now
+
+    def synchronize(self) -> None:
+        FakeEvent.n_waits += 1
+
+    def elapsed_time(self, end: "FakeEvent") -> float:
+        return end.at - self.at
+
+
+def test_events_of_a_round_are_read_after_it(monkeypatch):
+    """Inside a round nothing waits; the times are the device's."""
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(FakeEvent, "n_waits", 0)
+
+    def work(milliseconds: float):
+        def function(*_):
+            FakeEvent.now += milliseconds
+
+        return function
+
+    def decode(target, drafter, accept, roll_back):
+        for _ in range(2):
+            drafter.propose()
+            target.forward()
+            accept()
+            assert FakeEvent.n_waits == n_waits
+            yield Round([2, 3])
+
+    functions = LoopFunctions(decode, accept=work(4), roll_back=work(1))
+    target = SimpleNamespace(device=CUDA, forward=work(20))
+    drafter = SimpleNamespace(propose=work(10), observe=work(2))
+    rounds = with_phases(functions, target, drafter)
+    for _ in range(2):
+        n_waits = FakeEvent.n_waits
+        seconds = next(rounds).seconds
+        assert seconds == pytest.approx({"draft": 0.01, "verify": 0.02, "accept": 0.004, "rollback": 0, "host": 0})
+    assert FakeEvent.n_waits > 0

@@ -36,9 +36,9 @@ class Run:
     def __init__(self, family: str, noise: float = 0.12, cached=CachedModel, drafter=ModelDrafter):
         backend, _, name = family.rpartition(" ")
         model = tiny(name)
-        self.target = cached(model, exported=flattened(model) if backend else None)
+        self.target = cached(model, fast=flattened(model) if backend else None)
         other = perturbed(model, noise)
-        self.draft = cached(other, exported=flattened(other) if backend else None)
+        self.draft = cached(other, fast=flattened(other) if backend else None)
         self.drafter = drafter(self.draft)
         self.rounds: list[Round] = []
         self.ids = PROMPT[0].tolist()  # prompt and everything committed
@@ -185,9 +185,9 @@ class Diary:
         self.contexts: list[tuple[int, ...]] = []  # one per fed token: all the model sees there, itself included
         self._cached, self._live = cached, []
         cached.model.register_forward_pre_hook(self._note, with_kwargs=True)
-        if cached.exported:
-            self._forward, cached.exported = cached.exported.forward, copy.copy(cached.exported)
-            cached.exported.forward = self._note_flat
+        if cached.fast:
+            self._forward, cached.fast = cached.fast.forward, copy.copy(cached.fast)
+            cached.fast.forward = self._note_flat
 
     def _note(self, module, args, kwargs) -> None:
         held = kwargs["past_key_values"].get_seq_length()
@@ -277,7 +277,7 @@ def test_feed_and_rollback_give_the_uncached_logits(family):
     """Forward, roll back any depth, feed something else: logits as if the dropped tokens had never been."""
     backend, _, name = family.rpartition(" ")
     model = tiny(name)
-    cached = CachedModel(model, exported=flattened(model) if backend else None)
+    cached = CachedModel(model, fast=flattened(model) if backend else None)
     text = torch.randint(0, VOCAB, (1, 40), generator=torch.Generator().manual_seed(9))
     first = cached.prefill(text[:, :6], rolls_back=True)
     assert first.shape == (1, 1, VOCAB)

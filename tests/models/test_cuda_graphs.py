@@ -1,24 +1,30 @@
-"""The graphed backend without a GPU; a stand-in for the capture runs the step again at every replay.
+"""CUDA graphs without a GPU; a stand-in for the recording runs the step again at every replay.
 
-So everything is tested but CUDA's own capture and replay: fixed inputs, positions, masks over buckets, padding,
-graph caches.
-What the stand-in gives back is overwritten by the next replay, as a graph's output is. tests/test_cuda.py has the rest.
+So everything is tested but CUDA's own recording and replay: fixed inputs, positions, masks over buckets, padding,
+graph caches. What the stand-in gives back is overwritten by the next replay, as a graph's output is.
+tests/test_cuda.py has the rest.
 """
 
 import copy
 
 import pytest
 import torch
-from decoding import counted_kernels, plain_text, speculative_rounds
-from tiny_models import CONTEXT, VOCAB, perturbed, tiny
+from decoding import plain_text, speculative_rounds
+from recorder import graphed, stand_in
+from tiny_models import CONTEXT, VOCAB, tiny
 
-from draft_models import DraftSteps, ModelDrafter
-from speclab.core.sampling import Sampling
-from speclab.drafts.oracle import OracleModelDrafter
-from speclab.lab import harness as bench_module
-from speclab.lab.harness import Bench, take_turns
-from speclab.models.backends import cuda_graphs
-from speclab.models.backends.exported import Buffers, ExportedModel
+from draft_models import ModelDrafter, NgramDrafter
+from speclab.core import graphs
+from speclab.core.accept import accept_from_logits
+from speclab.core.rounds import Draft
+from speclab.core.sampling import Sampling, draw_next
+from speclab.lab.harness import Bench, measure
+from speclab.lab.run_config import RunConfig
+from speclab.models import select
+from speclab.models.backends import buffers, cuda_graphs
+from speclab.models.backends.buffers import NoFastBackend
+from speclab.models.backends.cuda_graphs import GraphedModel
+from speclab.models.backends.kernels import GroupedAttention, compiled_parts, with_kernels
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
@@ -28,39 +34,9 @@ PROMPT = torch.randint(0, VOCAB, (1, 9), generator=torch.Generator().manual_seed
 GARBAGE = 1e4
 
 
-def spare(monkeypatch, n_tokens: int) -> None:
-    """Room for so many tokens after a prompt, and graphs for them."""
-    monkeypatch.setattr(Buffers, "SPARE", n_tokens)
-
-
 @pytest.fixture(autouse=True)
-def stand_in(monkeypatch):
-    """Short buckets, and a capture that a CPU can do; it counts captures and replays."""
-    seen = {"captures": 0, "replays": 0}
-
-    def capture(step, model):
-        for _ in range(cuda_graphs.WARM_UPS):
-            step()
-        outputs = tuple(output.clone() for output in step())
-        seen["captures"] += 1
-
-        def replay():
-            seen["replays"] += 1
-            for output, new in zip(outputs, step(), strict=True):
-                output.copy_(new)
-
-        return replay, outputs
-
-    monkeypatch.setattr(cuda_graphs, "capture", capture)
-    monkeypatch.setattr(cuda_graphs, "BUCKET", 16)
-    spare(monkeypatch, 16)
-    return seen
-
-
-def graphed(family: str = "llama", noise: float = 0.0, **changes) -> CachedModel:
-    model = tiny(family, **changes)
-    model = perturbed(model, noise) if noise else model
-    return CachedModel(model, exported=ExportedModel(model, graphed=True))
+def recorder(monkeypatch):
+    return stand_in(monkeypatch)
 
 
 def spoil_dead_rows(cached: CachedModel) -> None:
@@ -68,6 +44,9 @@ def spoil_dead_rows(cached: CachedModel) -> None:
     for buffer in cached._backend._buffers.keys + cached._backend._buffers.values:
         with torch.inference_mode():
             buffer[:, :, cached.length :] = GARBAGE
+
+
+# --- Passes -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2", "gpt_neox", "opt", "gemma"])
@@ -91,18 +70,22 @@ def test_logits_are_the_models_own(family):
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.9)], ids=["greedy", "sampled"])
-def test_rounds_are_those_of_the_eager_engine(sampling, stand_in):
+@pytest.mark.parametrize("kind", ["model", "ngram"])
+def test_rounds_are_those_of_the_eager_engine(kind, sampling, recorder, monkeypatch):
     rounds = []
     for fast in (False, True):
+        monkeypatch.setattr(graphs, "on_graphs", lambda tensor, fast=fast: fast and not recorder.recording)
         target, draft = graphed(), graphed(noise=0.1)
         if not fast:
             target, draft = CachedModel(target.model), CachedModel(draft.model)
+        drafter = ModelDrafter(draft) if kind == "model" else NgramDrafter(3, 1)
         generator = torch.Generator().manual_seed(3)
-        rounds.append(list(speculative_rounds(target, ModelDrafter(draft), PROMPT, 4, 60, sampling, generator)))
+        before = graphs.captures.n, recorder.n_replays
+        rounds.append(list(speculative_rounds(target, drafter, PROMPT, 4, 60, sampling, generator)))
     assert rounds[0] == rounds[1]
-    assert sum(r.n_accepted for r in rounds[1]) > 5
+    assert sum(r.n_accepted for r in rounds[1]) > (0 if kind == "ngram" else 5)
     assert any(r.n_rejected for r in rounds[1])
-    assert stand_in["captures"] < stand_in["replays"] / 3, "shapes must repeat"
+    assert graphs.captures.n - before[0] < (recorder.n_replays - before[1]) / 2, "shapes must repeat"
 
 
 def test_the_baseline_in_chunks():
@@ -111,110 +94,32 @@ def test_the_baseline_in_chunks():
     assert plain_text(cached, PROMPT, 50, chunk=16) == text
 
 
-def test_short_last_blocks_are_padded_to_what_this_decoding_used():
-    """And to nothing that another decoding used: its widths must not decide what is timed here."""
-    one = graphed()
-    two = copy.deepcopy(one)
-    for cached in (one, two):
-        cached.prefill(PROMPT)
-    for n in (5, 2, 1, 3):
-        one.forward(PROMPT[:, :n])
-    two.forward(PROMPT[:, :3])
-    assert one._backend._widths == {5, 1}
-    assert two._backend._widths == {3}
-    assert {recipe.n_tokens for recipe in one.exported.graph_keys} == {5, 1, 3}
-
-
-def test_captures_are_done_before_the_first_timed_step(stand_in):
-    """After a warm-up that met every width, a new decoding captures with its prompt's pass and never later."""
-    cached = graphed()
-    cached.prefill(PROMPT)
-    for n in (5, 1):
+def test_passes_are_padded_to_the_declared_widths(monkeypatch):
+    """A pass wider than all of them brings its own; one token stays one."""
+    cached, widths = graphed(), []
+    cached.prepare({5}, 0)
+    honest = GraphedModel.forward
+    monkeypatch.setattr(
+        GraphedModel, "forward", lambda self, ids, *rest: widths.append(ids.shape[1]) or honest(self, ids, *rest)
+    )
+    cached.prefill(PROMPT[:, :3])
+    for n in (1, 2, 4, 5, 7, 6):
+        widths.clear()
         cached.forward(PROMPT[:, :n])
-    other = copy.deepcopy(cached)
-    other.prefill(PROMPT)
-    captures = stand_in["captures"]
-    for n in (5, 1, 1, 5, 1):
-        other.forward(PROMPT[:, :n])
-    assert stand_in["captures"] == captures
+        assert set(widths) == {{1: 1, 2: 5, 4: 5, 5: 5, 7: 7, 6: 7}[n]}
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.9)], ids=["greedy", "sampled"])
-def test_a_chain_of_draft_steps_is_one_replay(sampling, stand_in):
-    """Pass by pass when its shapes are new, one graph from then on; proposals, cache and counts are the same."""
-    draft = graphed(noise=0.1)
-    eager = CachedModel(draft.model)
-    chances = torch.rand(1, 4, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
-    for first in (True, False):
-        found = []
-        for cached in (draft, eager):
-            cached.prefill(PROMPT, rolls_back=True)
-            for length in (9, 20):  # the second one reads another bucket
-                while cached.length < length:
-                    cached.forward(PROMPT[:, :1])
-                if cached is draft:
-                    spoil_dead_rows(cached)
-                replays = stand_in["replays"]
-                found.append(cached.run(DraftSteps(sampling), PROMPT[:, :2], chances))
-                assert cached.length == length + 5, "two tokens of catch-up, and three of its own"
-                if cached is draft:
-                    assert stand_in["replays"] - replays == (4 if first else 1)
-                cached.crop(length)
-        for ours, right in zip(found[:2], found[2:], strict=True):
-            assert all(torch.equal(a, b) for a, b in zip(ours, right, strict=True))
-        assert draft.n_passes == eager.n_passes
-
-
-@pytest.mark.parametrize("kind", ["model", "dial"])
-def test_a_drafter_runs_its_chain_in_one_replay_per_round(kind, stand_in, monkeypatch):
-    """The dial as well, or it would not cost what a draft costs. Near the end shorter chains run pass by pass."""
-    spare(monkeypatch, 64)
-    target, draft = graphed(), graphed(noise=0.1)
-    drafter = ModelDrafter(draft)
-    if kind == "dial":
-        drafter = OracleModelDrafter(draft, 0.7)
-        drafter.replay(plain_text(CachedModel(target.model), PROMPT, 33))
-    replays = []
-    for _ in range(2):
-        stand_in["replays"] = 0
-        rounds = list(speculative_rounds(target, drafter, PROMPT, 4, 33))
-        replays.append(stand_in["replays"])
-    assert sum(r.n_drafted == 4 for r in rounds) > 4 > rounds[-1].n_drafted
-    assert replays[0] == sum(1 + r.n_drafted for r in rounds[1:]), "new shapes: one for each pass"
-    assert replays[1] == sum(2 if r.n_drafted == 4 else 1 + r.n_drafted for r in rounds[1:])
-    chains = [key.inputs for key in draft.exported.graph_keys if isinstance(key.program, DraftSteps)]
-    assert {shape[1] for _, (shape, _) in chains} == {4}, "uniforms: no shorter chain is captured"
-
-
-def test_after_the_warm_up_nothing_is_left_to_capture(stand_in, monkeypatch):
-    """Every arm, temperature and catch-up, whatever the prompt's length; a capture stops the whole device."""
-    spare(monkeypatch, 64)
-    target, draft = graphed(), graphed(noise=0.1)
-    setup = Setup(target, None, "tiny", Sampling(), torch.device("cpu"), torch.float64)
-    bench = Bench(setup, {"model": ModelDrafter(draft)}, 24, seed=0)
-    arms = [BASELINE, *(Arm("model", "model", k) for k in (2, 4))]
-    lengths = (9, 20, 40)
-    prompts = [Prompt("code", "", torch.randint(0, VOCAB, (1, n))) for n in lengths]
-    samplings = [Sampling(), Sampling(0.9)]
-    bench_module._warm_up(bench, arms, samplings, prompts, {})
-    before = stand_in["captures"]
-    for sampling in samplings:
-        for prompt in prompts:
-            decodings = [bench.decoding(arm, sampling, prompt) for arm in arms]
-            take_turns(decodings)
-    assert stand_in["captures"] == before > 0
-
-
-def test_chains_are_captured_before_the_first_timed_step(stand_in):
-    draft = graphed(noise=0.1)
-    chances = torch.zeros(1, 4, dtype=torch.float64)
-    draft.prefill(PROMPT)
-    draft.run(DraftSteps(Sampling()), PROMPT[:, :1], chances)
-    other = copy.deepcopy(draft)
-    other.prefill(PROMPT)
-    captures = stand_in["captures"]
-    other.run(DraftSteps(Sampling()), PROMPT[:, :1], chances)
-    assert stand_in["captures"] == captures
+def test_what_was_declared_is_recorded_with_the_prompts_pass():
+    """Widths, and every bucket up to the longest text; a pass records nothing then."""
+    cached = graphed()
+    cached.prepare({5}, 60)
+    cached.prefill(PROMPT)
+    assert set(cached._backend._buffers.graphs) == {(width, rows) for width in (1, 5) for rows in (16, 32, 64)}
+    before = graphs.captures.n
+    while cached.length < 54:
+        cached.forward(PROMPT[:, :1])
+        cached.forward(PROMPT[:, :4])
+    assert graphs.captures.n == before
 
 
 def test_what_was_handed_out_is_not_overwritten():
@@ -226,7 +131,7 @@ def test_what_was_handed_out_is_not_overwritten():
     assert torch.equal(first, kept)
 
 
-def test_graph_caches_outlive_decodings_and_are_never_shared(stand_in):
+def test_graph_caches_outlive_decodings_and_are_never_shared():
     one = graphed()
     two = copy.deepcopy(one)
     one.prefill(PROMPT)
@@ -234,23 +139,23 @@ def test_graph_caches_outlive_decodings_and_are_never_shared(stand_in):
     assert one._backend._buffers is not two._backend._buffers
     a, b = one.forward(PROMPT[:, :1]), two.forward(PROMPT[:, :1])
     assert torch.equal(a, b)
-    graph_caches, captures = {id(one._backend._buffers), id(two._backend._buffers)}, []
+    graph_caches, recorded = {id(one._backend._buffers), id(two._backend._buffers)}, []
     for _ in range(2):
         for cached in (one, two):
             cached.prefill(PROMPT[:, :4])
             cached.forward(PROMPT[:, :1])
         assert {id(one._backend._buffers), id(two._backend._buffers)} == graph_caches, "free ones are taken again"
-        captures.append(stand_in["captures"])
-    assert captures[0] == captures[1], "and with them their graphs"
+        recorded.append(graphs.captures.n)
+    assert recorded[0] == recorded[1], "and with them their graphs"
 
 
 def test_a_graph_cache_comes_back_when_its_decoding_is_gone():
     cached = graphed()
-    model = cached.exported
+    model = cached.fast
     cached.prefill(PROMPT)
-    assert model.graph_caches == []
+    assert model.free == []
     del cached
-    assert len(model.graph_caches) == 1
+    assert len(model.free) == 1
 
 
 def test_a_graph_cache_that_is_too_short_is_left_for_a_longer_one():
@@ -262,35 +167,180 @@ def test_a_graph_cache_that_is_too_short_is_left_for_a_longer_one():
     for place in range(9, 117, 3):
         assert torch.allclose(cached.forward(long[:, place : place + 3]), right[:, place : place + 3], atol=1e-9)
     assert cached._backend._buffers.capacity >= 117
-    assert cached.exported.graph_caches, "the short ones are free again"
+    assert cached.fast.free, "the short ones are free again"
 
 
-def test_joined_weights_are_the_models_own():
-    """No second copy on a GPU: the model's matrices become views, and it still computes what it did."""
-    model = tiny("qwen2")  # with biases; float64 is never packed
-    with torch.inference_mode():
-        before = model(PROMPT, use_cache=False).logits
-    with counted_kernels() as kernels:
-        ExportedModel(model, graphed=True)
-    with torch.inference_mode():
-        assert torch.equal(model(PROMPT, use_cache=False).logits, before)
-    attention = model.model.layers[0].self_attn
-    storages = {getattr(attention, f"{name}_proj").weight.untyped_storage().data_ptr() for name in "qkv"}
-    assert len(storages) == 1
-    assert len({getattr(attention, f"{name}_proj").bias.untyped_storage().data_ptr() for name in "qkv"}) == 1
-    assert kernels["aten.linear.default"] == 9, "two layers of four products, and the head"
-
-
-def test_a_mask_that_is_off_by_one_would_be_seen(monkeypatch):
+def test_positions_that_are_off_by_one_would_be_seen(monkeypatch):
     """The tests above can fail."""
-    honest = ExportedModel.forward
-
-    def leaky(self, ids, positions, mask, keys, values):
-        return honest(self, ids, positions, mask.roll(1, -1), keys, values)
-
     cached = graphed()
     cached.prefill(PROMPT)
     with torch.inference_mode():
         right = cached.model(torch.cat([PROMPT, PROMPT[:, :3]], 1), use_cache=False).logits[:, 9:]
-    monkeypatch.setattr(ExportedModel, "forward", leaky)
+    honest = GraphedModel.forward
+
+    def early(self, ids, length, *rest):
+        return honest(self, ids, length - 1, *rest)
+
+    monkeypatch.setattr(GraphedModel, "forward", early)
     assert not torch.allclose(cached.forward(PROMPT[:, :3]), right, atol=1e-9)
+
+
+# --- Functions --------------------------------------------------------------------------------------------------------
+
+
+def test_functions_are_recorded_once_for_each_kind_of_arguments(recorder):
+    """Shapes, types and settings make a kind; values do not, and results are those of the function itself."""
+    recorded = graphs.captures.n
+    generator = torch.Generator().manual_seed(0)
+    kinds = [(11, Sampling()), (11, Sampling()), (12, Sampling()), (11, Sampling(0.7)), (11, Sampling(0.7))]
+    for n, sampling in kinds:
+        for _ in range(2):
+            logits = torch.randn(1, n + 1, VOCAB, generator=generator, dtype=torch.float64)
+            ids = torch.randint(0, VOCAB, (1, n), generator=generator)
+            probs = None if sampling.greedy else torch.rand(1, n, VOCAB, generator=generator, dtype=torch.float64)
+            uniforms = torch.rand(1, 15, generator=generator, dtype=torch.float64)
+            draft = Draft(ids, torch.tensor([n]), probs)
+            found = accept_from_logits(draft, logits, sampling, uniforms)
+            recorder.recording = True  # the function itself
+            right = accept_from_logits(draft, logits, sampling, uniforms)
+            recorder.recording = False
+            assert type(found) is type(right)
+            assert torch.equal(found.n_accepted, right.n_accepted)
+            assert torch.equal(found.next_token, right.next_token)
+    assert graphs.captures.n - recorded == 3
+
+
+def test_results_of_functions_are_not_overwritten():
+    logits = torch.eye(VOCAB, dtype=torch.float64)
+    uniforms = torch.zeros(1, dtype=torch.float64)
+    first = draw_next(logits[3:4], Sampling(), uniforms)
+    draw_next(logits[7:8], Sampling(), uniforms)
+    assert first.item() == 3
+
+
+# --- Nothing is recorded in a timed turn ------------------------------------------------------------------------------
+
+
+def measured(lengths: tuple[int, ...], prepared: bool, monkeypatch):
+    """A measurement of every arm, temperature and catch-up on prompts of these lengths."""
+    target, draft = graphed(), graphed(noise=0.1)
+    setup = Setup(target, None, "tiny", Sampling(), torch.device("cpu"), torch.float64)
+    bench = Bench(setup, {"model": ModelDrafter(draft), "ngram": NgramDrafter(3, 1)}, 24, seed=0)
+    arms = [BASELINE, *(Arm(name, name, k) for name in ("model", "ngram") for k in (2, 4))]
+    prompts = [Prompt("code", "", torch.randint(0, VOCAB, (1, n))) for n in lengths]
+    if not prepared:
+        monkeypatch.setattr(Bench, "prepare", lambda *args: None)
+    return measure(bench, arms, [0.0, 0.9], prompts, 1, {"model": [0, 1, 2, 3, 4], "ngram": [0, 1, 2]})
+
+
+def test_no_graph_is_recorded_in_a_timed_turn(monkeypatch):
+    """Whatever the prompt's length, with every draft length that instruments try."""
+    found = measured((9, 20, 40), True, monkeypatch)
+    assert len(found.samples) == 3 * 2 * 6
+    assert found.n_graphs > 0
+    assert found.n_late_graphs == 0
+
+
+def test_late_recordings_are_counted(monkeypatch):
+    """Without a word beforehand they happen, and the record says so."""
+    found = measured((9, 40), False, monkeypatch)
+    assert found.n_late_graphs > 0
+    setup = found.bench.setup
+    config = RunConfig(setup, {}, found.prompts, [2], [0.0], 24, 1, 0)
+    monkeypatch.setattr(RunConfig, "models", lambda self: {})
+    assert config.head(found)["settings"]["graphs"]["in_turns"] == found.n_late_graphs
+
+
+# --- Kernels ----------------------------------------------------------------------------------------------------------
+
+
+def test_grouped_queries_read_each_key_once():
+    """Four query heads on two key-value heads, three tokens: six rows for each head, and no copy of the keys."""
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(1, n, m, 8, generator=generator) for n, m in ((4, 3), (2, 7), (2, 7)))
+    mask = buffers.causal_mask(3, 7, query.dtype, query.device)
+    right = torch.nn.functional.scaled_dot_product_attention(query, key, value, mask, enable_gqa=True, scale=0.3)
+    found, weights = GroupedAttention()(None, query, key, value, mask, scaling=0.3)
+    assert weights is None
+    assert torch.allclose(found, right.transpose(1, 2), atol=1e-6)
+
+
+def test_the_model_is_left_as_it_was():
+    model = tiny("llama")
+    before = model.config._attn_implementation, dict(vars(model.model.layers[0].mlp))
+    parts = compiled_parts(model, lambda function: function)
+    with with_kernels(model, GroupedAttention.of(model), parts):
+        assert model.config._attn_implementation == GroupedAttention.NAME
+        assert "forward" in vars(model.model.layers[0].mlp)
+    after = model.config._attn_implementation, dict(vars(model.model.layers[0].mlp))
+    assert before == after
+
+
+def test_each_kind_of_part_is_compiled_once_for_all_layers_and_widths_apart():
+    """Norm, MLP and rotary embedding: three functions for a width, however many layers."""
+    compiled: list[int] = []
+
+    def backend(graph, inputs):
+        compiled.append(len(inputs))
+        return graph.forward
+
+    torch._dynamo.reset()
+    model = tiny("llama", num_hidden_layers=3)
+    fast = GraphedModel(model, compile_parts=False)
+    fast.parts = compiled_parts(model, lambda function: torch.compile(function, backend=backend, dynamic=False))
+    cached = CachedModel(model, fast=fast)
+    with torch.inference_mode():
+        right = model(torch.cat([PROMPT, PROMPT[:, :3]], 1), use_cache=False).logits[:, 9:]
+    cached.prefill(PROMPT)
+    assert torch.allclose(cached.forward(PROMPT[:, :3]), right, atol=1e-9)
+    assert len(compiled) == 3
+    cached.forward(PROMPT[:, :1])
+    assert len(compiled) == 6
+    torch._dynamo.reset()
+
+
+def test_models_without_groups_keep_the_librarys_attention():
+    assert GroupedAttention.of(tiny("gpt2")) is None
+    assert GroupedAttention.of(tiny("llama", num_key_value_heads=4)) is None
+    assert GroupedAttention.of(tiny("llama")) is not None
+
+
+# --- The choice -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def on_cuda(monkeypatch):
+    """A choice as on a GPU."""
+    monkeypatch.setattr(select, "runs_on_graphs", lambda model: True)
+
+
+def test_a_gpu_gets_graphs(on_cuda, monkeypatch):
+    monkeypatch.setattr(cuda_graphs, "compiled_parts", lambda model: {})
+    chosen, why = select.choose(tiny("llama"), "fast")
+    assert isinstance(chosen, GraphedModel)
+    assert why == "asked for"
+
+
+def test_parts_that_cannot_be_compiled_are_left_out(on_cuda, monkeypatch):
+    """Graphs without them are still better than none."""
+
+    def broken(model):
+        return compiled_parts(model, lambda function: lambda *args: 1 / 0)
+
+    monkeypatch.setattr(cuda_graphs, "compiled_parts", broken)
+    chosen, _ = select.choose(tiny("llama"), "fast")
+    assert isinstance(chosen, GraphedModel)
+    assert chosen.parts == {}
+
+
+def test_wrong_logits_are_no_graphs(on_cuda, monkeypatch):
+    honest = GraphedModel.forward
+    monkeypatch.setattr(GraphedModel, "forward", lambda self, ids, n, *rest: honest(self, ids, n - 1, *rest))
+    chosen, why = select.choose(tiny("llama"), "fast")
+    assert chosen is None
+    assert "off by" in why
+
+
+def test_sliding_windows_have_no_graphs():
+    with pytest.raises(NoFastBackend, match="layers"):
+        GraphedModel(tiny("mistral_window"))

@@ -13,7 +13,8 @@ from speclab.cli import flags, parsing
 from speclab.core.sampling import Sampling
 from speclab.models import select, timing
 from speclab.models.backends import eager, exported, rewrites
-from speclab.models.backends.exported import CannotExport, ExportedModel
+from speclab.models.backends.buffers import NoFastBackend
+from speclab.models.backends.exported import ExportedModel
 from speclab.models.cached import CachedModel
 
 PLAIN = ["llama", "qwen2", "gpt2", "gpt_neox", "opt", "gemma"]
@@ -26,8 +27,8 @@ def pair(family: str, dtype: torch.dtype, fast: bool) -> tuple[CachedModel, Mode
     """A target and a draft that is often right."""
     model = model_of(family, dtype=dtype)
     draft = noisy(family, dtype)
-    target = CachedModel(model, exported=flattened(model) if fast else None)
-    return target, ModelDrafter(CachedModel(draft, exported=flattened(draft) if fast else None))
+    target = CachedModel(model, fast=flattened(model) if fast else None)
+    return target, ModelDrafter(CachedModel(draft, fast=flattened(draft) if fast else None))
 
 
 @functools.cache
@@ -44,7 +45,7 @@ def test_logits_at_every_width_and_across_a_growing_buffer(family, least_width, 
     """Widths of 1 to 80, up to the edge of the model's context, with rollbacks between."""
     model = model_of(family)
     monkeypatch.setattr(flattened(model), "least_width", least_width)
-    fast = CachedModel(model, exported=flattened(model))
+    fast = CachedModel(model, fast=flattened(model))
     room = CONTEXT - 2  # OPT counts its positions from two
     ids = torch.randint(0, VOCAB, (1, room), generator=torch.Generator().manual_seed(2))
     with torch.inference_mode():
@@ -66,7 +67,7 @@ def test_logits_at_every_width_and_across_a_growing_buffer(family, least_width, 
 
 def test_a_buffer_grows_by_doubling_and_keeps_what_it_holds():
     model = tiny("llama", max_position_embeddings=4096)
-    fast = CachedModel(model, exported=ExportedModel(model))
+    fast = CachedModel(model, fast=ExportedModel(model))
     ids = torch.randint(0, VOCAB, (1, 1100), generator=torch.Generator().manual_seed(2))
     with torch.inference_mode():
         right = model(input_ids=ids, use_cache=False).logits
@@ -82,7 +83,7 @@ def test_a_buffer_grows_by_doubling_and_keeps_what_it_holds():
 
 def test_a_buffer_holds_no_more_rows_than_the_model_has_positions():
     model = tiny("llama", max_position_embeddings=1100)
-    fast = CachedModel(model, exported=ExportedModel(model))
+    fast = CachedModel(model, fast=ExportedModel(model))
     ids = torch.zeros(1, 1100, dtype=torch.long)
     for n_tokens, rows in ((500, 1012), (1000, 1100)):
         fast.prefill(ids[:, :n_tokens])
@@ -104,12 +105,12 @@ def test_the_model_itself_is_left_as_it_was(family):
 
 def test_deep_copies_share_weights_and_not_their_caches():
     model = model_of("llama")
-    one = CachedModel(model, exported=flattened(model))
+    one = CachedModel(model, fast=flattened(model))
     two = one.__deepcopy__({})
     one.prefill(PROMPT)
     two.prefill(PROMPT[:, :3])
     assert (one.length, two.length) == (9, 3)
-    assert two.exported is one.exported
+    assert two.fast is one.fast
     again = two.forward(PROMPT[:, 3:])[:, -1]
     assert torch.allclose(one.forward(PROMPT[:, :1]), two.forward(PROMPT[:, :1]), atol=1e-9)
     assert again.isfinite().all()
@@ -188,7 +189,7 @@ def test_rotations_take_three_kernels():
 
 @pytest.mark.parametrize("family", WINDOWED)
 def test_sliding_windows_stay_eager_and_say_so(family):
-    with pytest.raises(CannotExport, match="layers"):
+    with pytest.raises(NoFastBackend, match="layers"):
         ExportedModel(tiny(family))
     chosen, why = select.choose(tiny(family), "fast")
     assert chosen is None
@@ -278,7 +279,7 @@ def test_a_model_whose_code_cannot_be_exported_stays_eager(monkeypatch):
 def test_auto_takes_the_winner_of_a_race(monkeypatch, wide, fast):
     """Eager: 3 s a token, 8 s for five. Fast: 2 s a token."""
     taken = {(False, 1): 3.0, (False, 5): 8.0, (True, 1): 2.0, (True, 4): 2.0, (True, 5): wide}
-    monkeypatch.setattr(select, "fastest", lambda passes: [taken[m.exported is not None, w] for m, w in passes])
+    monkeypatch.setattr(select, "fastest", lambda passes: [taken[m.fast is not None, w] for m, w in passes])
     chosen, why = select.choose(model_of("llama", dtype=torch.float64), "auto")
     assert (chosen is not None) == fast
     assert "1.50x" in why
@@ -322,7 +323,7 @@ def test_narrow_passes_are_padded_where_that_is_faster(monkeypatch, four, least)
 
 def test_every_backend_and_width_is_timed():
     model = model_of("llama")
-    fast = CachedModel(model, exported=flattened(model))
+    fast = CachedModel(model, fast=flattened(model))
     times = timing.time_passes([(CachedModel(model), 1), (fast, 1), (fast, 4)], 8, 3)
     assert [len(of_one) for of_one in times] == [3, 3, 3]
     assert min(map(min, times)) > 0
@@ -353,5 +354,5 @@ def test_both_arms_run_on_the_engine_that_was_asked_for(pair_folder, name, capsy
     setup = flags.setup_from(parser.parse_args(["--target", str(pair_folder / "target"), "--engine", name]))
     draft = setup.load_draft(str(pair_folder / "draft"))
     assert setup.engine == name
-    assert (setup.target.exported is not None) == (draft.exported is not None) == (name == "fast")
+    assert (setup.target.fast is not None) == (draft.fast is not None) == (name == "fast")
     assert f"engine  {name} (asked for)" in setup.describe()

@@ -3,9 +3,13 @@
 import torch
 from torch import Tensor
 
+from speclab.core import graphs
+from speclab.lab.harness import Bench
 from speclab.models.backends import exported as exported_module
-from speclab.models.backends.cuda_graphs import GraphBackend, GraphCache, GraphKey
-from speclab.models.backends.exported import Buffers, ExportedModel
+from speclab.models.backends.buffers import Buffers
+from speclab.models.backends.cuda_graphs import GraphBackend, GraphCache, GraphedModel
+from speclab.models.backends.exported import ExportedModel
+from speclab.models.backends.kernels import GroupedAttention
 from tests.mutants.bugs import mutant
 
 # ---------------------------------------------------------------- the exported backend
@@ -22,7 +26,7 @@ def gives_tokens_the_positions_before() -> None:
     right = ExportedModel.forward
 
     def forward(model: ExportedModel, ids: Tensor, positions: Tensor, *more) -> Tensor:
-        return right(model, ids, positions if model.graphed else positions - 1, *more)
+        return right(model, ids, positions - 1, *more)
 
     ExportedModel.forward = forward
 
@@ -55,39 +59,28 @@ def forgets_the_old_keys() -> None:
 
 
 @mutant(10, "logits_are_the_models_own", file="models/test_cuda_graphs")
-def lets_a_graph_read_the_row_after() -> None:
-    """lets a graph read the row after each token"""
-    right = ExportedModel.forward
+def gives_a_graphs_tokens_the_positions_before() -> None:
+    """gives a graph's tokens the positions before theirs"""
+    right = GraphedModel.forward
 
-    def forward(model: ExportedModel, ids: Tensor, positions: Tensor, mask: Tensor, *buffers) -> Tensor:
-        if model.graphed:
-            after = torch.arange(mask.shape[-1], device=mask.device) == positions[0, :, None] + 1
-            mask = mask.masked_fill(after, 0.0)
-        return right(model, ids, positions, mask, *buffers)
+    def forward(graphed: GraphedModel, ids: Tensor, length: Tensor, *more) -> Tensor:
+        return right(graphed, ids, length - 1, *more)
 
-    ExportedModel.forward = forward
+    GraphedModel.forward = forward
 
 
-@mutant(10, "a_chain_of_draft_steps_is_one_replay", file="models/test_cuda_graphs")
-def gives_every_step_the_first_ones_position() -> None:
-    """gives every step of a graphed draft chain the first one's position"""
-    right = GraphCache.__init__
+@mutant(10, "grouped_queries_read_each_key_once", file="models/test_cuda_graphs")
+def mixes_up_the_groups() -> None:
+    """gives queries to the heads in turns, where heads of a group follow one another"""
+    right = GroupedAttention.__call__
 
-    class FirstPlaces:
-        """(1, n) places, of which [:, a:b] are the first b - a."""
+    def attend(attention: GroupedAttention, module, query: Tensor, key: Tensor, *more, **options):
+        heads, kv_heads = query.shape[1], key.shape[1]
+        order = torch.arange(heads).view(-1, kv_heads).t().flatten()
+        mixed, weights = right(attention, module, query[:, order], key, *more, **options)
+        return mixed[:, :, order.argsort()], weights
 
-        def __init__(self, places: Tensor):
-            self.places = places
-
-        def __getitem__(self, key: tuple) -> Tensor:
-            _, columns = key
-            return self.places[:, : columns.stop - columns.start] if columns.start else self.places[key]
-
-    def init(cache: GraphCache, exported: ExportedModel, capacity: int) -> None:
-        right(cache, exported, capacity)
-        cache.places = FirstPlaces(cache.places)
-
-    GraphCache.__init__ = init
+    GroupedAttention.__call__ = attend
 
 
 @mutant(10, "what_was_handed_out_is_not_overwritten", file="models/test_cuda_graphs")
@@ -95,9 +88,9 @@ def hands_out_what_the_next_replay_overwrites() -> None:
     """hands out logits that the next replay overwrites"""
     right = GraphCache.run
 
-    def run(cache: GraphCache, key: GraphKey, inputs: tuple[Tensor, ...], length: int) -> tuple[Tensor, ...]:
-        right(cache, key, inputs, length)
-        return cache._graph(key, length + key.n_tokens).outputs
+    def run(cache: GraphCache, ids: Tensor, length: int, width: int) -> Tensor:
+        right(cache, ids, length, width)
+        return cache._graph(width, cache._rows(length + width)).outputs[0][:, : ids.shape[1]]
 
     GraphCache.run = run
 
@@ -108,10 +101,23 @@ def lets_two_decodings_share_a_cache() -> None:
     right = GraphBackend._new_buffers
 
     def take(backend: GraphBackend, capacity: int) -> GraphCache:
-        free = list(backend._exported.graph_caches)
+        free = list(backend._graphed.free)
         taken = right(backend, capacity)
         if taken in free:
-            backend._exported.graph_caches.append(taken)
+            backend._graphed.free.append(taken)
         return taken
 
     GraphBackend._new_buffers = take
+
+
+@mutant(10, "functions_are_recorded_once_for_each_kind_of_arguments", file="models/test_cuda_graphs")
+def replays_for_any_setting() -> None:
+    """replays a function that was recorded with other settings"""
+    right = graphs._form
+    graphs._form = lambda value: right(value) if isinstance(value, Tensor | tuple) else None
+
+
+@mutant(10, "no_graph_is_recorded_in_a_timed_turn", file="models/test_cuda_graphs")
+def records_what_it_meets() -> None:
+    """records nothing before the turns, so that turns do it"""
+    Bench.prepare = lambda *args: None

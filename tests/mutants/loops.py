@@ -9,9 +9,9 @@ from torch import Tensor
 
 import draft_models
 import optimized_speculative
-from draft_models import DraftSteps, ModelDrafter
+from draft_models import ModelDrafter
 from speclab.core.rounds import Decided, DecodeSettings, Draft, Drafter, Round, fetch
-from speclab.core.sampling import uniforms
+from speclab.core.sampling import Sampling, uniforms
 from speclab.models import cached
 from speclab.models.cached import CachedModel, tokens_to_keep, verify
 from tests.mutants.bugs import mutant
@@ -195,12 +195,12 @@ def tests_drafts_with_the_uniforms_that_drew_them() -> None:
 @mutant(5, "proposals_follow_the_probabilities_they_are_scored_with", "sampled_text_follows_the_targets_law")
 def proposes_the_argmax() -> None:
     """proposes the argmax, reports the softmax"""
-    right = DraftSteps.choose
+    right = draft_models.draw_draft
 
-    def choose(steps: DraftSteps, logits: Tensor, uniform: Tensor) -> tuple[Tensor, ...]:
-        return logits.argmax(-1), *right(steps, logits, uniform)[1:]
+    def draw_draft(logits: Tensor, sampling: Sampling, uniforms: Tensor) -> tuple[Tensor, Tensor | None]:
+        return logits.argmax(-1), right(logits, sampling, uniforms)[1]
 
-    DraftSteps.choose = choose
+    draft_models.draw_draft = draw_draft
 
 
 # ---------------------------------------------------------------- a draft with fewer ids and a shorter context

@@ -37,7 +37,7 @@ def change_cached_logits(instead: Callable[..., Tensor], eager: bool, rolled_bac
     def logits(
         cached: CachedModel, text: Tensor, widths: tuple[int, ...] = checks.WIDTHS, wrong: tuple[int, ...] = ()
     ) -> Tensor:
-        if (cached.exported is None) == eager and bool(wrong) == rolled_back:
+        if (cached.fast is None) == eager and bool(wrong) == rolled_back:
             return instead(right, cached, text)
         return right(cached, text, widths, wrong)
 
@@ -103,7 +103,7 @@ def holds_the_fast_engine_against_itself() -> None:
     right, uncached = select.check, checks.uncached_logits
 
     def check(model: PreTrainedModel, exported: ExportedModel) -> None:
-        fast = CachedModel(model, exported=exported)
+        fast = CachedModel(model, fast=exported)
         checks.uncached_logits = lambda model, text: checks.cached_logits(fast, text, wrong=checks.WRONG)
         try:
             right(model, exported)

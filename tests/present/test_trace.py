@@ -17,11 +17,11 @@ from baseline_autoregressive import autoregressive_decode
 from draft_models import ModelDrafter, NgramDrafter
 from optimized_speculative import speculative_decode
 from speclab.cli import flags, parsing
+from speclab.core import clock as clock_module
 from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, Round
 from speclab.core.sampling import Sampling
 from speclab.drafts.oracle import FreeOracleDrafter
-from speclab.lab import instruments
 from speclab.lab.instruments import LoopFunctions, with_phases
 from speclab.lab.tracing import follow, trace
 from speclab.lab.tracing.trace import Position
@@ -105,7 +105,7 @@ def test_looking_changes_nothing(monkeypatch):
     target = tiny("llama")
     plain = decoded(target, NgramDrafter(2, 1), Sampling(), look=False)
     now = itertools.count()
-    monkeypatch.setattr(instruments, "time", SimpleNamespace(perf_counter=lambda: next(now)))
+    monkeypatch.setattr(clock_module, "time", SimpleNamespace(perf_counter=lambda: next(now)))
     positions_of = follow.positions_of
 
     def slow(*inputs):

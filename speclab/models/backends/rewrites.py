@@ -12,7 +12,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, fx
-from transformers import PreTrainedModel
 
 aten = torch.ops.aten
 _ADDED, _numbers = "_lab_constant_", itertools.count()  # names of the tensors that the rewrites add
@@ -65,20 +64,6 @@ def pack_products(graph: fx.GraphModule) -> None:
     """
     for nodes in _groups(graph):
         _pack(graph, _joined(graph, nodes) if len(nodes) > 1 else nodes[0])
-
-
-def join_in_place(graph: fx.GraphModule, model: PreTrainedModel) -> None:
-    """Joins the products without a second copy: the model's own weights become views of the joined matrices."""
-    for nodes in _groups(graph):
-        if len(nodes) < 2:
-            continue
-        names = [[argument.target.removeprefix("model.") for argument in node.args[1:]] for node in nodes]
-        joined = _joined(graph, nodes)
-        for argument, column in zip(joined.args[1:], zip(*names, strict=True), strict=True):
-            parameters = [model.get_parameter(name) for name in column]
-            pieces = _constant(graph, argument).split([p.shape[0] for p in parameters])
-            for parameter, piece in zip(parameters, pieces, strict=True):
-                parameter.data = piece
 
 
 def _groups(graph: fx.GraphModule) -> list[list[fx.Node]]:

@@ -1,0 +1,129 @@
+"""CUDA graphs: work of the device, recorded once and started again with one launch.
+
+A launch costs the host some microseconds, and a small kernel takes no longer than that: what consists of many small
+kernels is spent on launching them. A graph repeats the same kernels on the same addresses with the same shapes, so it
+reads its inputs from fixed tensors and writes its outputs to others.
+
+`capture` records a step, `replayed` makes a pure function of tensors run as graphs on a GPU. Recording stops the
+device, so it is done before anything is timed; `captures.n` counts it, and the harness proves with it that no timed
+turn recorded anything.
+
+Everything but the recording itself is tested without a GPU (tests/models/test_cuda_graphs.py).
+"""
+
+import functools
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+WARM_UPS = 2  # before a recording: kernels are chosen and workspaces allocated in them
+Step = Callable[[], tuple[Tensor, ...]]
+Function = TypeVar("Function", bound=Callable)
+
+
+class Captures:
+    """Graphs recorded so far, and the memory that all of them share: no two replay at once."""
+
+    n = 0
+    pool: Any = None
+
+
+captures = Captures()
+
+
+class Graph(NamedTuple):
+    """What was recorded, and the tensors that a replay reads and writes."""
+
+    replay: Callable[[], None]
+    inputs: list[Tensor]
+    outputs: tuple[Tensor, ...]
+
+
+def capture(step: Step) -> tuple[Callable[[], None], tuple[Tensor, ...]]:
+    """Record `step`.  -> what replays it, and the tensors that a replay writes to. CUDA only."""
+    current, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    side.wait_stream(current)
+    with torch.cuda.stream(side):
+        for _ in range(WARM_UPS):
+            step()
+    current.wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    captures.pool = captures.pool or torch.cuda.graph_pool_handle()
+    with torch.cuda.graph(graph, pool=captures.pool):
+        outputs = step()
+    captures.n += 1
+    return graph.replay, outputs
+
+
+def on_graphs(tensor: Tensor) -> bool:
+    """Whether functions of this tensor are replayed."""
+    return tensor.device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
+
+
+def replayed(function: Function) -> Function:
+    """`function` as graphs on a GPU, a graph for each kind of arguments; unchanged on other devices.
+
+    It takes and gives tensors, (named) tuples of them, None, and hashable values. It must not wait for the device, and
+    what it gives depends on its arguments alone.
+    """
+    graphs: dict[Hashable, tuple[Graph, Any]] = {}
+
+    @functools.wraps(function)
+    def call(*args: Any) -> Any:
+        tensors = list(_tensors(args))
+        if not tensors or not on_graphs(tensors[0]):
+            return function(*args)
+        key = _form(args)
+        with torch.inference_mode():
+            if key not in graphs:
+                graphs[key] = _recorded(function, args, tensors)
+            graph, result = graphs[key]
+            for fixed, given in zip(graph.inputs, tensors, strict=True):
+                fixed.copy_(given)
+            graph.replay()
+            outputs = iter([output.clone() for output in graph.outputs])  # the next replay writes to the same places
+        return _filled(result, outputs)
+
+    return call  # type: ignore[return-value]
+
+
+def _recorded(function: Callable, args: tuple, tensors: list[Tensor]) -> tuple[Graph, Any]:
+    """A graph of `function`, and something of the form of its result."""
+    inputs = [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors]
+    fixed = _filled(args, iter(inputs))
+    results: list[Any] = []
+
+    def step() -> tuple[Tensor, ...]:
+        results[:] = [function(*fixed)]
+        return tuple(_tensors(results[0]))
+
+    replay, outputs = capture(step)
+    return Graph(replay, inputs, outputs), results[0]
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors in nested tuples, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple):
+        for part in value:
+            yield from _tensors(part)
+
+
+def _filled(value: Any, tensors: Iterator[Tensor]) -> Any:
+    """The same nested tuples with other tensors."""
+    if isinstance(value, Tensor):
+        return next(tensors)
+    if not isinstance(value, tuple):
+        return value
+    parts = [_filled(part, tensors) for part in value]
+    return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+
+
+def _form(value: Any) -> Hashable:
+    """What a graph of a function fixes of an argument."""
+    if isinstance(value, Tensor):
+        return value.shape, value.dtype, value.device
+    return tuple(map(_form, value)) if isinstance(value, tuple) else value

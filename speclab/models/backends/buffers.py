@@ -1,0 +1,140 @@
+"""Keys and values of one text in buffers that are allocated once: a pass writes its rows in place, nothing is copied.
+
+Rolling back is free: rows after the text's length are never read, and the next pass overwrites them.
+"""
+
+import sys
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
+
+from speclab.models.limits import cached_layers, context_length
+
+SPARE = 512  # tokens that new buffers can take after a prompt before they have to grow
+WIDEST = 64  # passes up to this width take their mask from a table
+
+
+class NoFastBackend(Exception):
+    """Why this model cannot run on a fast backend, in one line."""
+
+
+def kv_shapes(model: PreTrainedModel) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """What each layer keeps of a token: (kv heads, head width) of its keys and of its values."""
+    layers = cached_layers(model)
+    if not layers or any(type(layer) is not DynamicLayer for layer in layers):
+        raise NoFastBackend("not all of its layers keep plain keys and values of the whole text")
+    pairs = ((layer.keys.shape, layer.values.shape) for layer in layers)
+    return [((keys[1], keys[3]), (values[1], values[3])) for keys, values in pairs]
+
+
+class WrittenInPlace(CacheLayerMixin):
+    """One layer's keys and values as views of a buffer: a pass writes its own rows, the last ones, and reads all.
+
+    keys, values: (1, kv heads, tokens before + tokens of this pass, head width)
+    """
+
+    is_sliding = False
+
+    keys: Tensor
+    values: Tensor
+
+    def __init__(self, keys: Tensor, values: Tensor):
+        super().__init__()
+        self.keys, self.values, self.is_initialized = keys, values, True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+        """Write this pass's rows; give all of them."""
+        width = key_states.shape[2]
+        before = self.keys.shape[2] - width
+        self.keys.narrow(2, before, width).copy_(key_states)
+        self.values.narrow(2, before, width).copy_(value_states)
+        return self.keys, self.values
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Rows that attention reads, and where they start."""
+        return self.keys.shape[2], 0
+
+    def get_seq_length(self) -> int:
+        """0: positions are always given."""
+        return 0
+
+    def get_max_length(self) -> int:
+        """No limit."""
+        return -1
+
+    get_max_cache_shape = get_max_length  # its name before transformers 5.20
+
+    def lazy_initialization(self, *args) -> None:
+        """Nothing to do."""
+
+
+class Buffers:
+    """Keys and values of one text, allocated once: (1, kv heads, capacity, head width) each, a pair for every layer.
+
+    places: (1, capacity), the positions of their rows.
+    """
+
+    def __init__(self, model: PreTrainedModel, shapes: list, capacity: int):
+        self.capacity, self.dtype, self.device = capacity, model.dtype, model.device
+        self.places = torch.arange(capacity, device=self.device)[None]
+        self.keys, self.values = (
+            [torch.zeros(1, n_heads, capacity, width, dtype=self.dtype, device=self.device) for n_heads, width in side]
+            for side in zip(*shapes, strict=True)
+        )
+
+    def first(self, n_rows: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Views of the first rows: keys, values."""
+        return [keys[:, :, :n_rows] for keys in self.keys], [values[:, :, :n_rows] for values in self.values]
+
+    def copy_from(self, other: "Buffers", n_rows: int) -> None:
+        """Take over the first rows of smaller buffers."""
+        for old, new in zip(other.keys + other.values, self.keys + self.values, strict=True):
+            new[:, :, :n_rows] = old[:, :, :n_rows]
+
+
+def causal_mask(width: int, total: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """(1, 1, width, total): the last `width` of `total` tokens, each reading what stands before it and itself"""
+    mask = torch.full((width, total), torch.finfo(dtype).min, dtype=dtype, device=device)
+    return mask.triu_(total - width + 1)[None, None]
+
+
+class BufferedBackend:
+    """One decoding over buffers that are written in place. What a pass runs is said by its subclasses."""
+
+    def __init__(self, model: PreTrainedModel):
+        self._model = model
+        self._most_positions = context_length(model) or sys.maxsize
+
+    def prefill(self, prompt: Tensor) -> Tensor:
+        """(1, prompt) ids -> (1, 1, vocab) logits.
+
+        The prompt is bound by arithmetic, not by kernel launches: the model's own code reads it, into the buffers.
+        """
+        n = prompt.shape[1]
+        self._buffers = self._new_buffers(self._rows(n, n + SPARE))
+        views: list = [WrittenInPlace(keys, values) for keys, values in zip(*self._buffers.first(n), strict=True)]
+        options = {"past_key_values": Cache(layers=views), "use_cache": True, "logits_to_keep": 1}
+        return self._model(input_ids=prompt, **options).logits
+
+    def forward(self, tokens: Tensor, length: int) -> Tensor:
+        """(1, m) ids after `length` tokens -> (1, m, vocab) logits."""
+        raise NotImplementedError
+
+    def crop(self, n_tokens: int) -> None:
+        """Nothing to do: rows after the length are never read."""
+
+    def _new_buffers(self, capacity: int) -> Buffers:
+        raise NotImplementedError
+
+    def _rows(self, needed: int, wished: int) -> int:
+        """Of new buffers: `wished`, or the model's positions where they are fewer, and never less than `needed`."""
+        return max(needed, min(wished, self._most_positions))
+
+    def _reserve(self, total: int, length: int) -> None:
+        """Make room for `total` tokens, twice as many as before if the model has them; keep the first `length`."""
+        old = self._buffers
+        if total > old.capacity:
+            self._buffers = self._new_buffers(self._rows(total, 2 * old.capacity))
+            self._buffers.copy_from(old, length)

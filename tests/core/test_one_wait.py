@@ -1,0 +1,88 @@
+"""One wait for the device in a round. A stand-in watches every call that would block on a GPU; tests/test_cuda.py asks
+PyTorch itself."""
+
+from collections import Counter
+
+import pytest
+import torch
+from decoding import plain_text, speculative_rounds
+from recorder import graphed, stand_in
+from tiny_models import VOCAB
+from torch.overrides import TorchFunctionMode
+
+from baseline_autoregressive import autoregressive_decode
+from draft_models import ModelDrafter, NgramDrafter
+from speclab.core import sampling as sampling_module
+from speclab.core.rounds import DecodeSettings
+from speclab.core.sampling import Sampling
+from speclab.drafts.oracle import ConstantDrafter, OracleModelDrafter
+from speclab.models.cached import CachedModel
+
+PROMPT = torch.randint(0, VOCAB, (1, 9), generator=torch.Generator().manual_seed(1))
+# Copies to the host, shapes that depend on values, and copies of host values that wait for the queue.
+BLOCKING = {
+    *("tolist", "item", "cpu", "numpy", "nonzero", "masked_select", "unique", "new_tensor"),
+    *("__bool__", "__int__", "__float__", "__index__"),
+}
+
+
+class Watch(TorchFunctionMode):
+    """Counts blocking calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter = Counter()
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if getattr(func, "__name__", "") in BLOCKING:
+            self.calls[func.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture(autouse=True)
+def recorder(monkeypatch):
+    return stand_in(monkeypatch)
+
+
+def drafter_of(kind: str, target: CachedModel):
+    if kind == "dial":
+        drafter = OracleModelDrafter(graphed(noise=0.1), 0.7)
+        drafter.replay(plain_text(target, PROMPT, 30))
+        return drafter
+    return {"model": lambda: ModelDrafter(graphed(noise=0.1)), "ngram": NgramDrafter, "constant": ConstantDrafter}[
+        kind
+    ]()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("kind", ["model", "ngram", "dial", "constant"])
+def test_a_round_waits_once(kind, temperature):
+    if kind == "dial" and temperature:
+        pytest.skip("the dial is greedy")
+    target = graphed()
+    rounds = iter(speculative_rounds(target, drafter_of(kind, target), PROMPT, 4, 30, Sampling(temperature)))
+    next(rounds)
+    for _ in range(4):
+        with Watch() as watch:
+            round_ = next(rounds)
+        assert watch.calls == {"tolist": 1}
+    assert round_.tokens
+
+
+def test_a_chunk_of_the_baseline_waits_once():
+    rounds = autoregressive_decode(graphed(), PROMPT, DecodeSettings(33), chunk=16)
+    next(rounds)
+    with Watch() as watch:
+        assert len(next(rounds).tokens) == 16
+    assert watch.calls == {"tolist": 1}
+
+
+def test_a_second_wait_would_be_seen(monkeypatch):
+    """The tests above can fail."""
+    right = sampling_module.most_probable
+    monkeypatch.setattr(sampling_module, "most_probable", lambda logits: right(logits) if logits.any() else None)
+    rounds = autoregressive_decode(graphed(), PROMPT, DecodeSettings(9))
+    next(rounds)
+    with Watch() as watch:
+        next(rounds)
+    assert watch.calls == {"tolist": 1, "__bool__": 1}
