@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from speclab.lab.acceptance_probs import CostTable, calibrated, probs_of_texts
 from speclab.lab.harness import Measurement, is_model, measure, mixed
-from speclab.lab.output_checks import judge
+from speclab.lab.output_checks import judge, to_judge
 from speclab.lab.rows import build_row, ends_in_repetition, timing
 from speclab.lab.run_config import RunConfig
 from speclab.models.memory import weights_read
@@ -25,6 +25,17 @@ Result = TypeVar("Result")
 def compare(config: RunConfig) -> tuple[ComparisonRun, Measurement, Problem | None]:
     """Measure, check and explain.  -> the record, what it is made from, what went wrong in a learner's predictions"""
     measured = measure_and_judge(config, config.with_generate(), config.instruments(config.arms()))
+    run, problem = explain(config, measured)
+    return run, measured, problem
+
+
+def unjudged(config: RunConfig, measured: Measurement) -> ComparisonRun:
+    """The record before any check and explanation, which take time: to be written first."""
+    return comparison_record(config, replace(measured, unchecked=list(to_judge(measured))), {})
+
+
+def explain(config: RunConfig, measured: Measurement) -> tuple[ComparisonRun, Problem | None]:
+    """The record of what is measured and judged, and what went wrong in a learner's predictions."""
     run = explained(measured, lambda costs: comparison_record(config, measured, costs))
     problem = None
     with measured.kept("the rows are complete, your own predictions of them are not"):
@@ -35,7 +46,7 @@ def compare(config: RunConfig) -> tuple[ComparisonRun, Measurement, Problem | No
             run.weight_bytes = weights_read(config.setup.target.model)[1]
             run.bandwidth = max(bandwidth(block_bytes(device), device, dtype, repeats=3).values())
     run.interrupted = measured.interrupted
-    return run, measured, problem
+    return run, problem
 
 
 def measure_and_judge(

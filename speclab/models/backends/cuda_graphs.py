@@ -64,6 +64,11 @@ class GraphedModel:
         self.widths.update(widths)
         self.longest = max(self.longest, longest)
 
+    def forget(self) -> None:
+        """Drop what an earlier run announced and recorded, and what is free of its graph caches."""
+        self.widths, self.longest = {1}, 0
+        self.free.clear()
+
     def start(self) -> "GraphBackend":
         """A backend for one decoding."""
         return GraphBackend(self)
