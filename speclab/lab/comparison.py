@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from speclab.lab.acceptance_probs import CostTable, calibrated, probs_of_texts
 from speclab.lab.harness import Measurement, is_model, measure, mixed
-from speclab.lab.output_checks import judge, to_judge
+from speclab.lab.output_checks import judge
 from speclab.lab.rows import build_row, ends_in_repetition, timing
 from speclab.lab.run_config import RunConfig
 from speclab.models.memory import weights_read
@@ -27,11 +27,6 @@ def compare(config: RunConfig) -> tuple[ComparisonRun, Measurement, Problem | No
     measured = measure_and_judge(config, config.with_generate(), config.instruments(config.arms()))
     run, problem = explain(config, measured)
     return run, measured, problem
-
-
-def unjudged(config: RunConfig, measured: Measurement) -> ComparisonRun:
-    """The record before any check and explanation, which take time: to be written first."""
-    return comparison_record(config, replace(measured, unchecked=list(to_judge(measured))), {})
 
 
 def explain(config: RunConfig, measured: Measurement) -> tuple[ComparisonRun, Problem | None]:
@@ -95,7 +90,7 @@ def _add_predictions(config: RunConfig, measured: Measurement, run: ComparisonRu
 
 
 def comparison_record(config: RunConfig, measured: Measurement, costs: CostTable) -> ComparisonRun:
-    """Everything that tables and pictures are views of."""
+    """Everything that tables and pictures are views of. Without costs it is made at once, and nothing is explained."""
     greedy = measured.of(BASELINE, 0.0)
     return ComparisonRun(
         **config.head(measured),

@@ -65,9 +65,8 @@ class GraphedModel:
         self.longest = max(self.longest, longest)
 
     def forget(self) -> None:
-        """Drop what an earlier run announced and recorded, and what is free of its graph caches."""
-        self.widths, self.longest = {1}, 0
-        self.free.clear()
+        """Start anew for another run: its widths are its own, and no graph cache of an earlier one comes back."""
+        self.widths, self.longest, self.free = {1}, 0, []
 
     def start(self) -> "GraphBackend":
         """A backend for one decoding."""
