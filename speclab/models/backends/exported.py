@@ -159,12 +159,21 @@ def export_forward(model: PreTrainedModel, shapes: list) -> fx.GraphModule:
     logging.disable(logging.CRITICAL)  # torch.export logs pages; one line of them is kept as the reason
     try:
         with torch.no_grad():
-            program = torch.export.export(one_pass, arguments, dynamic_shapes=dynamic, strict=False)
+            program = torch.export.export(
+                one_pass,
+                arguments,
+                dynamic_shapes=dynamic,
+                strict=False,
+                prefer_deferred_runtime_asserts_over_guards=True,  # or torch 2.11 refuses grouped queries
+            )
     except Exception as error:  # whatever the model's code does that cannot be written down
         raise NoFastBackend(f"torch.export gave up: {first_line(error)}") from None
     finally:
         logging.disable(before)
     graph = program.module(check_guards=False)
+    for node in reversed(list(graph.graph.nodes)):
+        if node.target is aten._assert_scalar.default:  # of sizes, which are right by construction
+            graph.graph.erase_node(node)
     for node in list(graph.graph.nodes):
         if node.target is aten._assert_tensor_metadata.default or _changes_nothing(node):
             node.replace_all_uses_with(node.args[0])
