@@ -128,7 +128,7 @@ def write_peers(args: argparse.Namespace, config: RunConfig, measured: Measureme
 def measure_arms(args: argparse.Namespace, config: RunConfig) -> Measurement:
     """Write seconds and counts first; then check, explain and write again. An interrupted run is not checked."""
     _, assisted = peer_arms(config)
-    arms, bench = [*config.with_generate(), assisted], config.bench()
+    arms, bench = [*config.with_plain(), assisted], config.bench()
     instruments = config.instruments(config.arms())
     everything = measure(bench, arms, config.temperatures, config.prompts, config.repeats, instruments, args.name)
     measured = replace(everything, samples=[s for s in everything.samples if s.arm != assisted])

@@ -24,7 +24,7 @@ from speclab.learner import loading
 from speclab.models import memory
 from speclab.models.prompts import describe_chat
 from speclab.present import against, first_screen, plan_views, report, sweep_views
-from speclab.present.pictures import plots
+from speclab.present.pictures import library, plots
 from speclab.records.files import read
 from speclab.records.runs import ComparisonRun, LabRun, PlanRun, SweepRun
 from speclab.system.errors import Problem, UsageProblem, reports_problems
@@ -111,7 +111,7 @@ def _run(args: argparse.Namespace, records: list[Any]) -> int:
         if args.verbose:
             tables.append(lambda: say(_bytes_of_rounds(config)))
         drawn: list[Path] = []
-        pictures = [functools.partial(_kept, drawn, draw) for draw in pictures]
+        pictures = [functools.partial(_kept, drawn, draw) for draw in _drawable(pictures)]
         code = do_all([*tables, *output.writes(record, page), *pictures])
     wrong = max(map(exit_code, measured))
     if problem:
@@ -178,6 +178,14 @@ def _views(args: argparse.Namespace, record: LabRun, output: Output) -> tuple[Vi
         page = partial(sweep_views.page, record, f"../plots/{name}.png")
         return partial(sweep_views.text, record), page, [picture]
     raise TypeError(type(record))
+
+
+def _drawable(pictures: list[Step]) -> list[Step]:
+    """The pictures, or none where they cannot be drawn."""
+    if library.is_here():
+        return pictures
+    note(library.MISSING)
+    return []
 
 
 def _bytes_of_rounds(config: RunConfig) -> str:

@@ -15,7 +15,7 @@ from speclab.models.prompts import Prompt
 from speclab.models.timing import bandwidth, block_bytes
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun, Noise
-from speclab.records.samples import BASELINE, BASELINE_REPEAT, Arm, Sample
+from speclab.records.samples import BASELINE, BASELINE_REPEAT, PLAIN, Arm, Sample
 from speclab.system.errors import Problem
 from speclab.theory import attribution, drift
 
@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 
 def compare(config: RunConfig) -> tuple[ComparisonRun, Measurement, Problem | None]:
     """Measure, check and explain.  -> the record, what it is made from, what went wrong in a learner's predictions"""
-    measured = measure_and_judge(config, config.with_generate(), config.instruments(config.arms()))
+    measured = measure_and_judge(config, config.with_plain(), config.instruments(config.arms()))
     run, problem = explain(config, measured)
     return run, measured, problem
 
@@ -40,6 +40,7 @@ def explain(config: RunConfig, measured: Measurement) -> tuple[ComparisonRun, Pr
             device, dtype = config.setup.device, config.setup.dtype
             run.weight_bytes = weights_read(config.setup.target.model)[1]
             run.bandwidth = max(bandwidth(block_bytes(device), device, dtype, repeats=3).values())
+    add_best_plain(run, measured)
     run.interrupted = measured.interrupted
     return run, problem
 
@@ -113,6 +114,28 @@ def comparison_record(config: RunConfig, measured: Measurement, costs: CostTable
         rows=build_rows(config, measured, costs),
         raw=[timing(s) for s in measured.samples],
     )
+
+
+def add_best_plain(run: ComparisonRun, measured: Measurement) -> None:
+    """Every greedy row over all prompts against the best plain decoding of the run, end to end.
+
+    The best one is chosen on half of the prompts, and held against on the others.
+    """
+    held_out = halves((s.prompt_kind, s.prompt_index) for s in measured.of(BASELINE, 0.0))
+
+    def seconds(arm: Arm, held_out_half: bool) -> float:
+        samples = [s for s in measured.of(arm, 0.0) if (s.prompt_index in held_out) == held_out_half]
+        return sum(s.prefill_seconds + s.decode_seconds for s in samples)
+
+    plain = [arm for arm in PLAIN if measured.of(arm, 0.0)]
+    if not held_out or len(plain) < 2:
+        return
+    best = min(plain, key=lambda arm: seconds(arm, False))
+    run.best_plain = best.method
+    for row in run.rows:
+        arm = Arm(row.method, row.draft or "", row.draft_length)
+        if row.temperature == 0 and row.prompt_kind == "all":
+            row.speedup_best_plain = seconds(best, True) / seconds(arm, True)
 
 
 def noise_at(measured: Measurement, temperature: float) -> Noise | None:

@@ -27,9 +27,10 @@ from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.oracle import OracleDraft, reference_text
 from speclab.lab.decodings import Decoding, LibraryDecoding, interleaved, take_turns
 from speclab.lab.instruments import LoopFunctions, VariedLength, with_phases
+from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
-from speclab.records.samples import BASELINE_REPEAT, INSTRUMENT, LIBRARY, Arm, Sample
+from speclab.records.samples import BASELINE_REPEAT, EAGER, INSTRUMENT, LIBRARY, Arm, Sample
 from speclab.system.errors import Problem, is_out_of_memory
 from speclab.system.terminal import note, progress
 from speclab.theory.costs import RoundTime, StepTime, catch_ups
@@ -85,6 +86,8 @@ class Bench:
         round drafts one of these lengths.
         """
         target = self.setup.target.with_own_cache()
+        if arm == EAGER:
+            target = CachedModel(target.model, target.vocab_size)
         sampling = GREEDY if self.greedy_only(arm) else sampling
         budget = budget or self.max_new_tokens
         ids = prompt.ids.to(self.setup.device)
@@ -105,8 +108,8 @@ class Bench:
         return Decoding(arm, rounds, ids.shape[1], budget)
 
     def greedy_only(self, arm: Arm) -> bool:
-        """The library's loop is compared token for token, and an oracle draft replays greedy text."""
-        return arm.method in LIBRARY or isinstance(self.drafters.get(arm.draft), OracleDraft)
+        """Other plain decoding than the baseline is compared greedily, and an oracle draft replays greedy text."""
+        return arm == EAGER or arm.method in LIBRARY or isinstance(self.drafters.get(arm.draft), OracleDraft)
 
     def prepare(self, draft_lengths: Iterable[int], samplings: list[Sampling], longest: int) -> None:
         """On CUDA graphs: say which passes will come, and record the accept rule for every number of drafted tokens.

@@ -13,8 +13,10 @@ from speclab.models import loading
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.records import files, runs
-from speclab.records.samples import BASELINE, GENERATE, Arm
+from speclab.records.samples import BASELINE, EAGER, GENERATE, Arm
 from speclab.system import cores
+
+SURELY = 1.15  # times as fast at one token in the race at the start: the eager engine need not be timed again
 
 
 @dataclass
@@ -46,9 +48,14 @@ class RunConfig:
         drafts = [Arm(self.method(name), name, k) for name in self.drafters for k in self.draft_lengths]
         return [BASELINE, *drafts]
 
-    def with_generate(self) -> list[Arm]:
-        """The same and the library's own loop, which is compared greedily."""
-        return [*self.arms(), GENERATE] if 0 in self.temperatures else self.arms()
+    def with_plain(self) -> list[Arm]:
+        """The same and the other plain decoding, which is compared greedily: the library's, and the eager engine's
+        where that may be the fastest."""
+        if 0 not in self.temperatures:
+            return self.arms()
+        fast = self.setup.target.fast
+        surely_slower = fast is None or (fast.one_token_gain or 0) > SURELY
+        return [*self.arms(), GENERATE, *([] if surely_slower else [EAGER])]
 
     def instruments(self, arms: list[Arm]) -> dict[str, list[int]]:
         """For every draft the lengths that its instrumented decoding tries: all of them, those in use three times."""

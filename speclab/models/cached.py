@@ -18,21 +18,46 @@ it, and goes in first in the next round.
 """
 
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from speclab.core.rounds import Draft
-from speclab.models.backends.buffers import BufferedBackend
-from speclab.models.backends.cuda_graphs import GraphedModel
 from speclab.models.backends.eager import EagerBackend
-from speclab.models.backends.exported import ExportedModel
 from speclab.models.limits import context_length, embedded_ids
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 
-Backend = EagerBackend | BufferedBackend
-FastModel = ExportedModel | GraphedModel
+
+class Backend(Protocol):
+    """What runs the passes of one decoding (speclab/models/backends)."""
+
+    def prefill(self, prompt: Tensor) -> Tensor:
+        """(1, prompt) ids -> (1, 1, vocab) logits of the last one."""
+
+    def forward(self, tokens: Tensor, length: int) -> Tensor:
+        """(1, m) ids after `length` tokens -> (1, m, vocab) logits."""
+
+    def crop(self, n_tokens: int) -> None:
+        """Drop the last `n_tokens` of the cache."""
+
+
+class FastModel(Protocol):
+    """A model in the form of a fast backend: exported, or as CUDA graphs.
+
+    graphed: whether passes run as CUDA graphs, which have to be recorded before anything is timed.
+    one_token_gain: how many times as fast as the eager backend a pass over one token is, where that was measured.
+    """
+
+    graphed: bool
+    one_token_gain: float | None
+
+    def start(self) -> Backend:
+        """A backend for one decoding."""
+
+    def prepare(self, widths: Iterable[int], longest: int) -> None:
+        """Widths of the passes that will come, and tokens of the longest text."""
 
 
 class CachedModel:
@@ -86,12 +111,12 @@ class CachedModel:
 
     @property
     def graphed(self) -> bool:
-        """Whether passes run as CUDA graphs, which have to be recorded before anything is timed."""
-        return isinstance(self.fast, GraphedModel)
+        """Whether passes run as CUDA graphs."""
+        return self.fast is not None and self.fast.graphed
 
     def prepare(self, widths: Iterable[int], longest: int) -> None:
         """Say which widths passes have, and how long texts become; CUDA graphs of them are recorded with a prefill."""
-        if isinstance(self.fast, GraphedModel):
+        if self.fast is not None:
             self.fast.prepare(widths, longest)
 
     def prefill(self, prompt: Tensor, rolls_back: bool = False) -> Tensor:

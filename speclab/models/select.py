@@ -6,6 +6,7 @@ faster at one width and slower at the other, they race again: other work on the 
 has no fast one runs eagerly, and the reason is printed.
 """
 
+import copy
 import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -45,15 +46,15 @@ class Race(NamedTuple):
 
     @property
     def takes_fast(self) -> bool:
-        """The winner, by the product of both figures where they disagree."""
-        return self.narrow * self.wide > 1
+        """The winner, by the product of both figures where they disagree; never what slows plain decoding down."""
+        return self.narrow > 1 and self.narrow * self.wide > 1
 
     @property
     def reason(self) -> str:
         """Why this engine, in a few words."""
         speeds = f"{self.narrow:.2f}x the eager engine's speed at {NARROW} token, {self.wide:.2f}x at {WIDE}"
         if not self.agrees:
-            return f"no clear winner after {self.races} races, taken by the product of both figures; fast: {speeds}"
+            return f"no clear winner after {self.races} races; fast: {speeds}"
         return speeds if self.takes_fast else f"the fast engine was no faster: {speeds}"
 
 
@@ -66,6 +67,7 @@ def choose(model: PreTrainedModel, wish: str) -> tuple[FastModel | None, str]:
         return fast, why or "asked for"
     eager, other = CachedModel(model), CachedModel(model, fast=fast)
     result = race(lambda: fastest([(eager, NARROW), (other, NARROW), (eager, WIDE), (other, WIDE)]))
+    fast.one_token_gain = result.narrow
     return fast if result.takes_fast else None, result.reason
 
 
@@ -86,11 +88,23 @@ def build(model: PreTrainedModel) -> tuple[FastModel | None, str]:
             reason = reason or f"no fast engine for {model.config.model_type}: {text}"
             continue
         if isinstance(fast, ExportedModel) and fast.packed:
-            cached = CachedModel(model, fast=fast)
-            narrow, padded = fastest([(cached, NARROW), (cached, PADDED)])
-            fast.least_width = PADDED if padded < WORTH_IT * narrow else NARROW
+            choose_kernels(fast)
         return fast, ""
     return None, reason
+
+
+def choose_kernels(exported: ExportedModel) -> None:
+    """How passes over one to three tokens run on packed weights: as they are, padded to four, or, a single token, on
+    the model's own weights. Which is fastest depends on the processor's maker and on the size of the weights."""
+    plain = copy.copy(exported)
+    plain.plain_one = True
+    packed_model, plain_model = (CachedModel(exported.model, fast=fast) for fast in (exported, plain))
+    one, two, four, plain_one = fastest([(packed_model, n) for n in (1, 2, PADDED)] + [(plain_model, 1)])
+    exported.padded = dict.fromkeys((2, 3), PADDED) if four < WORTH_IT * two else {}
+    if plain_one < WORTH_IT * min(one, four):
+        exported.plain_one = True
+    elif four < WORTH_IT * one:
+        exported.padded[1] = PADDED
 
 
 def runs_on_graphs(model: PreTrainedModel) -> bool:
@@ -119,7 +133,7 @@ def check(model: PreTrainedModel, fast: FastModel) -> None:
     Rejected tokens are fed and rolled back on the way, and with CUDA graphs the text outgrows a bucket. Raises
     NoFastBackend where the logits differ by more than the bound of speclab/models/rounding.py.
     """
-    n_tokens = max(checks.N_TOKENS, cuda_graphs.BUCKET + 8 if isinstance(fast, GraphedModel) else 0)
+    n_tokens = max(checks.N_TOKENS, cuda_graphs.BUCKET + 8 if fast.graphed else 0)
     text = checks.random_text(model, n_tokens)
     right = checks.uncached_logits(model, text)[:, -sum(checks.WIDTHS) :]
     logits = checks.cached_logits(CachedModel(model, fast=fast), text, wrong=checks.WRONG)

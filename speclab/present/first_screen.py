@@ -176,7 +176,14 @@ def facts_lines(run: ComparisonRun) -> list[str | None]:
             f"{prefix} 1/(1-α+α/k) with α = {number(row.acceptance_rate)} says {speedup(row.book_formula)}; "
             f"measured {speedup(row.speedup)}{forecast}"
         )
-    return [*lines, missed_line(row, prefix)]
+    return [*lines, missed_line(row, prefix), best_plain_line(run, row, prefix)]
+
+
+def best_plain_line(run: ComparisonRun, row: Row, prefix: str) -> str | None:
+    """The row against the best plain decoding where that is not the baseline: there its speedup flatters."""
+    if run.best_plain in (None, "baseline"):
+        return None
+    return f"{prefix} {speedup(row.speedup_best_plain)} over {run.best_plain}, the best plain decoding here, end to end"
 
 
 def best_model_row(run: ComparisonRun) -> Row | None:

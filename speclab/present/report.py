@@ -18,6 +18,10 @@ COLUMNS = (
     "end to end: with the prompt's own passes; α: accepted / tested; f: accepted / drafted; tok/rnd: tokens per "
     "target pass"
 )
+BEST_PLAIN = (
+    "÷ best plain: end to end, over the fastest plain decoding of the run; that was chosen on half of the prompts, the "
+    "ratio is measured on the others"
+)
 PREDICTED = "What was predicted, with the error predicted / measured - 1"
 WHY = "Why: from the formula to the measurement"
 LADDER = "From the book's formula to the measured speedup: each factor is what one thing costs or gains."
@@ -131,9 +135,10 @@ def _speed(run: ComparisonRun, rows: list[Row]) -> list[Block]:
     legend, lines = Lines(), Lines()
     if kind == "all":
         legend += [COLUMNS] * (temperature == run.rows[0].temperature)  # once is enough
+        legend += [BEST_PLAIN] * any(row.speedup_best_plain for row in rows)
         lines += noise_lines([floor for floor in run.noise if floor.temperature == temperature])
         lines += losing_lines([row for row in run.rows if row.temperature == temperature])
-        lines += [generate_line(rows), headline_line(run)] if temperature == 0 else []
+        lines += [generate_line(rows), plain_line(run), headline_line(run)] if temperature == 0 else []
     return [Heading(title), speed_table(rows), legend, lines]
 
 
@@ -144,8 +149,11 @@ def speed_table(rows: list[Row]) -> Table:
         "verdict": lambda row: row.verdict or "-",
         **cells("95 %"),
         "rerun": _rerun,
-        **cells("end to end", "α", "f", "tok/rnd"),
+        **cells("end to end"),
     }
+    if any(row.speedup_best_plain for row in rows):
+        columns["÷ best plain"] = lambda row: speedup(row.speedup_best_plain)
+    columns |= cells("α", "f", "tok/rnd")
     return Table([row for row in rows if row.draft or row.method == "baseline"], columns)
 
 
@@ -179,6 +187,15 @@ def generate_line(rows: list[Row]) -> str | None:
         "the baseline against model.generate with the lab's settings (greedy, no penalties, no end token), prefill "
         f"included: {1 / row.speedup:.2f}x its speed, {agreement}"
     )
+
+
+def plain_line(run: ComparisonRun) -> str | None:
+    """Which plain decoding is the fastest here; None where only the baseline ran."""
+    if run.best_plain is None:
+        return None
+    row = next(r for r in run.rows if r.method == run.best_plain and r.speedup_best_plain)
+    over = "" if row.method == "baseline" else f", {speedup(row.speedup_with_prefill)} the baseline end to end"
+    return f"the best plain decoding of this run: {row.method}{over}"
 
 
 def headline_line(run: ComparisonRun) -> str | None:

@@ -24,7 +24,7 @@ LARGEST = 256 * 2**20  # bytes of a record; the longest run here has one of a fe
 # Fields that a record leaves out where they are None.
 OPTIONAL = (
     *("unchecked", "yours", "probe", "weight_bytes", "bandwidth", "padded"),
-    *("n_without_drafts", "choice", "band_low", "band_high", "noise"),
+    *("gpu_state", "best_plain", "speedup_best_plain", "n_without_drafts", "choice", "band_low", "band_high", "noise"),
 )
 
 Record = TypeVar("Record", bound=Head)

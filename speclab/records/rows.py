@@ -89,6 +89,7 @@ class Row(ArmCounts):
     ladder: list[Rung] | None = None
     verdict: Literal["faster", "unclear", "slower"] | None = None
     repeat_noise: float | None = None
+    speedup_best_plain: float | None = None  # over ComparisonRun.best_plain, prefill included, on half of the prompts
     n_without_drafts: Count | None = None  # of the rounds that accepted 0, those that drafted nothing; absent: unknown
 
 

@@ -57,7 +57,8 @@ def test_keys_belong_to_the_page_until_the_decoding_has_the_focus(open_page, tex
     page.keyboard.press("ArrowRight")
     page.keyboard.press("End")
     assert page.locator("#slider").input_value() == "1"
-    page.wait_for_function("scrollY > 500")  # the browser scrolls when it comes to it
+    while page.evaluate("scrollY") <= 500:  # the browser scrolls when it comes to it
+        page.wait_for_timeout(20)
     page.focus("#forward")
     page.keyboard.press("ArrowRight")
     assert page.locator("#slider").input_value() == "2"

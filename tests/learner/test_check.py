@@ -560,11 +560,11 @@ def test_nothing_lives_on(clone, name):
     import os, signal, time
     pipe = open({str(pipe)!r}, "w", buffering=1)
     if os.fork() == 0:
-        time.sleep(30)
+        time.sleep(600)
         pipe.write("lives on\\n")
         os._exit(0)
     pipe.write("ready\\n")
-    {"time.sleep(30)" if name else ""}
+    {"time.sleep(600)" if name else ""}
     """
     with_checks(clone, 0, {"forks": (body, None)})
     words = [sys.executable, "check.py", "0"]

@@ -40,11 +40,12 @@ def noisy(family: str, dtype: torch.dtype):
 
 
 @pytest.mark.parametrize("family", PLAIN)
-@pytest.mark.parametrize("least_width", [1, 4])
-def test_logits_at_every_width_and_across_a_growing_buffer(family, least_width, monkeypatch):
+@pytest.mark.parametrize("narrow", [{}, {"padded": {1: 4, 2: 4, 3: 4}}, {"plain_one": True}], ids=str)
+def test_logits_at_every_width_and_across_a_growing_buffer(family, narrow, monkeypatch):
     """Widths of 1 to 80, up to the edge of the model's context, with rollbacks between."""
     model = model_of(family)
-    monkeypatch.setattr(flattened(model), "least_width", least_width)
+    for name, value in narrow.items():
+        monkeypatch.setattr(flattened(model), name, value)
     fast = CachedModel(model, fast=flattened(model))
     room = CONTEXT - 2  # OPT counts its positions from two
     ids = torch.randint(0, VOCAB, (1, room), generator=torch.Generator().manual_seed(2))
@@ -296,7 +297,9 @@ def test_auto_takes_the_winner_of_a_race(monkeypatch, wide, fast):
         ([(3, 4, 9, 8), (3, 4, 6, 8)], (0.75, 0.75, 2), "the fast engine was no faster"),
         # So did the fast one, at one token and then at five: every pass counts at its fastest.
         ([(3, 4, 8, 5), (3, 2, 8, 9)], (1.5, 1.6, 2), "1.50x the eager"),
-        ([(8, 9, 3, 2)] * 9, (8 / 9, 1.5, 3), "no clear winner after 3 races, taken by the product of both figures"),
+        ([(8, 9, 3, 2)] * 9, (8 / 9, 1.5, 3), "no clear winner after 3 races"),
+        ([(9, 8, 2, 3)] * 9, (9 / 8, 2 / 3, 3), "no clear winner after 3 races"),
+        ([(9, 5, 8, 9)] * 9, (9 / 5, 8 / 9, 3), "no clear winner after 3 races"),
         ([(3, 9, 3, 2)] * 9, (1 / 3, 1.5, 3), "no clear winner after 3 races"),
     ],
 )
@@ -305,20 +308,57 @@ def test_engines_race_again_while_their_two_figures_disagree(races, expected, wo
     rest = iter(races)
     result = select.race(lambda: next(rest))
     assert result == pytest.approx(expected)
-    assert result.takes_fast == (expected[0] * expected[1] > 1)
+    assert result.takes_fast == (expected[0] > 1 and expected[0] * expected[1] > 1)
     assert result.reason.startswith(words)
     assert f"{expected[1]:.2f}x at 5" in result.reason
     assert len(list(rest)) == len(races) - expected[2]
 
 
-@pytest.mark.parametrize(("four", "least"), [(1.5, 4), (1.99, 1), (3.0, 1)])
-def test_narrow_passes_are_padded_where_that_is_faster(monkeypatch, four, least):
+@pytest.mark.parametrize(
+    ("times", "padded", "plain"),
+    [
+        ((2.0, 2.0, 2.0, 2.0), {}, False),
+        ((2.0, 2.0, 1.5, 2.0), {1: 4, 2: 4, 3: 4}, False),
+        ((1.5, 2.0, 1.5, 2.0), {2: 4, 3: 4}, False),
+        ((2.0, 2.0, 1.99, 2.0), {}, False),
+        ((2.0, 2.0, 2.0, 1.5), {}, True),
+        ((2.0, 2.0, 1.6, 1.2), {2: 4, 3: 4}, True),
+        ((2.0, 2.0, 1.5, 1.49), {1: 4, 2: 4, 3: 4}, False),
+    ],
+)
+def test_narrow_passes_take_the_fastest_kernels(monkeypatch, times, padded, plain):
+    """Seconds of one, two and four tokens on packed weights, and of one on the model's own."""
     model = model_of("llama", dtype=torch.float32)
     if not rewrites.can_prepack(model.device, model.dtype):
         pytest.skip("oneDNN is not here")
-    monkeypatch.setattr(select, "fastest", lambda passes: [{1: 2.0, 4: four}[w] for _, w in passes])
+
+    def taken(passes):
+        assert [(m.fast.plain_one, width) for m, width in passes] == [(False, 1), (False, 2), (False, 4), (True, 1)]
+        return times
+
+    monkeypatch.setattr(select, "fastest", taken)
     chosen, _ = select.choose(model, "fast")
-    assert chosen.least_width == least
+    assert (chosen.padded, chosen.plain_one) == (padded, plain)
+
+
+def test_both_lists_of_kernels_give_the_models_logits():
+    """In float32 the one reads packed weights and the other the model's own."""
+    model = model_of("qwen2", dtype=torch.float32)
+    if not rewrites.can_prepack(model.device, model.dtype):
+        pytest.skip("oneDNN is not here")
+    logits = []
+    with counted_kernels() as kernels:
+        fast = ExportedModel(model)
+    assert kernels["mkldnn._linear_pointwise.default"] > 0
+    with torch.inference_mode():
+        right = model(PROMPT, use_cache=False).logits[:, -1]
+    for plain in (False, True):
+        fast.plain_one = plain
+        cached = CachedModel(model, fast=fast)
+        cached.prefill(PROMPT[:, :-1])
+        logits.append(cached.forward(PROMPT[:, -1:])[:, -1])
+    assert torch.allclose(logits[0], right, atol=1e-4)
+    assert torch.allclose(logits[1], right, atol=1e-4)
 
 
 def test_every_backend_and_width_is_timed():

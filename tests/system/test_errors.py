@@ -122,7 +122,7 @@ def test_a_signal_that_is_ignored_stays_ignored():
 def run(code: str, shell: str = "", **environment: str) -> subprocess.CompletedProcess:
     words = f'"{sys.executable}" -c "$CODE" {shell}'
     environment = {**os.environ, "PYTHONUNBUFFERED": "", "CODE": code, **environment}
-    return subprocess.run(words, shell=True, cwd=ROOT, env=environment, capture_output=True, timeout=60)
+    return subprocess.run(words, shell=True, cwd=ROOT, env=environment, capture_output=True, timeout=600)
 
 
 SCRIPT = """

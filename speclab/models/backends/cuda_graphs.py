@@ -51,6 +51,9 @@ class GraphedModel:
     widths: what passes are padded to. free: graph caches that no decoding uses. parts: what of the model is compiled.
     """
 
+    graphed = True
+    one_token_gain: float | None = None
+
     def __init__(self, model: PreTrainedModel, compile_parts: bool = True):
         self.model, self.shapes = model, kv_shapes(model)
         self.parts = compiled_parts(model) if compile_parts else {}

@@ -9,6 +9,7 @@ is checked by speclab/models/select.py.
 """
 
 import logging
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, fx, nn
@@ -51,21 +52,30 @@ class ExportedModel:
     """The exported forward of one model. It has no state: buffers and positions come in.
 
     shapes: for every layer the (kv heads, head width) of its keys and of its values.
-    packed: whether the products read copies of the weights in oneDNN's own order.
-    least_width: narrower passes are padded to this many tokens, where that is faster (models/select.py finds out).
+    packed: whether the products read copies of the weights in oneDNN's own order. Such products are made for several
+    rows at once; models/select.py finds out what that means for narrow passes, and sets
+    padded: tokens of a pass -> the tokens that it is padded to, and
+    plain_one: whether a pass over one token reads the model's own weights instead.
     """
 
+    graphed = False
+    one_token_gain: float | None = None
+
     def __init__(self, model: PreTrainedModel):
-        self.model, self.least_width, self.shapes = model, 1, kv_shapes(model)
+        self.model, self.shapes = model, kv_shapes(model)
         self.packed = rewrites.can_prepack(model.device, model.dtype)
+        self.padded: dict[int, int] = {}
+        self.plain_one = False
         graph = export_forward(model, self.shapes)
+        rewrites.rotate_by_roll(graph)
+        plain = rewrites.copied(graph)  # the same tensors, another list of kernels
         if self.packed:
             rewrites.pack_products(graph)
-        rewrites.rotate_by_roll(graph)
-        self._constants = rewrites.lift_constants(graph)
-        self._wide = rewrites.as_function(graph)
-        rewrites.drop_mask(graph)
-        self._narrow = rewrites.as_function(graph)
+        self._wide, self._one = _functions(graph)
+        self._one_plain = _functions(plain)[1]
+
+    def prepare(self, widths: Iterable[int], longest: int) -> None:
+        """Nothing to do: any width and length runs."""
 
     def start(self) -> "ExportedBackend":
         """A backend for one decoding."""
@@ -76,8 +86,19 @@ class ExportedModel:
 
         The last m rows of the views are written.
         """
-        run = self._narrow if ids.shape[1] == 1 else self._wide
-        return run(ids, positions, mask, *keys, *values, *self._constants)[0]
+        run = self._wide
+        if ids.shape[1] == 1:
+            run = self._one_plain if self.plain_one else self._one
+        return run(ids, positions, mask, *keys, *values)
+
+
+def _functions(graph: fx.GraphModule) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+    """A list of kernels as a function of ids, positions, mask, keys and values; then the same for a single token."""
+    constants = rewrites.lift_constants(graph)
+    wide = rewrites.as_function(graph)
+    rewrites.drop_mask(graph)
+    one = rewrites.as_function(graph)
+    return (lambda *inputs: wide(*inputs, *constants)[0]), (lambda *inputs: one(*inputs, *constants)[0])
 
 
 class MaskedBuffers(Buffers):
@@ -108,7 +129,7 @@ class ExportedBackend(BufferedBackend):
     def forward(self, tokens: Tensor, length: int) -> Tensor:
         """(1, m) ids after `length` tokens -> (1, m, vocab) logits."""
         n_tokens = tokens.shape[1]
-        width = max(n_tokens, self._exported.least_width)
+        width = self._exported.padded.get(n_tokens, n_tokens)
         if length + width > self._most_positions:
             width = n_tokens
         if width > n_tokens:  # padding comes last, so no other row reads it, and the next pass overwrites it
@@ -138,12 +159,21 @@ def export_forward(model: PreTrainedModel, shapes: list) -> fx.GraphModule:
     logging.disable(logging.CRITICAL)  # torch.export logs pages; one line of them is kept as the reason
     try:
         with torch.no_grad():
-            program = torch.export.export(one_pass, arguments, dynamic_shapes=dynamic, strict=False)
+            program = torch.export.export(
+                one_pass,
+                arguments,
+                dynamic_shapes=dynamic,
+                strict=False,
+                prefer_deferred_runtime_asserts_over_guards=True,  # or torch 2.11 refuses grouped queries
+            )
     except Exception as error:  # whatever the model's code does that cannot be written down
         raise NoFastBackend(f"torch.export gave up: {first_line(error)}") from None
     finally:
         logging.disable(before)
     graph = program.module(check_guards=False)
+    for node in reversed(list(graph.graph.nodes)):
+        if node.target is aten._assert_scalar.default:  # of sizes, which are right by construction
+            graph.graph.erase_node(node)
     for node in list(graph.graph.nodes):
         if node.target is aten._assert_tensor_metadata.default or _changes_nothing(node):
             node.replace_all_uses_with(node.args[0])

@@ -170,6 +170,13 @@ def _rotated_half(node: fx.Node) -> tuple[fx.Node, int] | None:
     return (source, half) if source is same and ends and whole else None
 
 
+def copied(graph: fx.GraphModule) -> fx.GraphModule:
+    """Another list of the same kernels over the same tensors."""
+    nodes = fx.Graph()
+    nodes.output(nodes.graph_copy(graph.graph, {}))
+    return fx.GraphModule(graph, nodes)
+
+
 def lift_constants(graph: fx.GraphModule) -> list[Tensor]:
     """Weights become arguments: looking up `a.b.c.weight` in modules costs as much as a small kernel."""
     constants = []

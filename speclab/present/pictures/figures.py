@@ -9,15 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
-from matplotlib.transforms import ScaledTranslation
-
 from speclab.present.pictures.labels import Label, place
+from speclab.present.pictures.library import Figure, NullLocator, ScaledTranslation, plt
 from speclab.present.run_lines import small_print
 from speclab.records.runs import Head
 from speclab.system.files import write_whole

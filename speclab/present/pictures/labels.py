@@ -4,7 +4,8 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib.transforms import Bbox
+
+from speclab.present.pictures.library import Bbox
 
 CLEAR = 6.0  # points between a marker's centre and its label
 SAMPLE = 3.0  # pixels between two samples of a line

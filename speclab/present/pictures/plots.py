@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-from matplotlib.ticker import NullLocator
 
 from speclab.present.pictures import figures
-from speclab.present.pictures.figures import Figure, Panel, Series, draw, note, plain
+from speclab.present.pictures.figures import Panel, Series, draw, note, plain
+from speclab.present.pictures.library import Figure, NullLocator
 from speclab.present.tables import short_names, temperature_name
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun

@@ -6,7 +6,8 @@ Every function takes a sweep with points and returns a figure; speclab/present/s
 import functools
 
 from speclab.present.pictures import figures
-from speclab.present.pictures.figures import Figure, Panel, Series, column, draw, note, plain, speedups
+from speclab.present.pictures.figures import Panel, Series, column, draw, note, plain, speedups
+from speclab.present.pictures.library import Figure
 from speclab.present.tables import interval, number, short_names
 from speclab.records.rows import Point
 from speclab.records.runs import SweepRun

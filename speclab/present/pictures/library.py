@@ -1,0 +1,29 @@
+"""matplotlib, where it is installed. Without it a run measures and prints the same, and draws nothing."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import NullLocator
+    from matplotlib.transforms import Bbox, ScaledTranslation
+else:
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import NullLocator
+        from matplotlib.transforms import Bbox, ScaledTranslation
+    except ImportError:
+        plt, Figure, NullLocator, Bbox, ScaledTranslation = None, Any, Any, Any, Any
+
+MISSING = "no pictures: matplotlib is not installed; type: pip install matplotlib"
+
+__all__ = ["MISSING", "Bbox", "Figure", "NullLocator", "ScaledTranslation", "is_here", "plt"]
+
+
+def is_here() -> bool:
+    """Whether pictures can be drawn."""
+    return plt is not None

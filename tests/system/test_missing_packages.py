@@ -1,0 +1,54 @@
+"""Measuring needs torch, transformers and numpy, and what these bring; everything else is optional and said."""
+
+import subprocess
+import sys
+
+from speclab.system.paths import ROOT
+
+# As in an environment without them: nobody finds these.
+HIDDEN = """
+import importlib.machinery, sys
+right = importlib.machinery.PathFinder.find_spec
+def find_spec(name, path=None, target=None):
+    if name.partition(".")[0] in {"matplotlib", "tabulate", "pydantic", "scipy", "pytest"}:
+        return None
+    return right(name, path, target)
+importlib.machinery.PathFinder.find_spec = find_spec
+"""
+
+
+def run(code: str) -> subprocess.CompletedProcess:
+    words = [sys.executable, "-c", f"{HIDDEN}\n{code}"]
+    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=600)
+
+
+def test_a_comparison_needs_no_further_package(pair_folder, tmp_path):
+    words = ["--target", str(pair_folder / "target"), "--draft", str(pair_folder / "draft"), "--engine", "eager"]
+    size = [
+        "--limit",
+        "1",
+        "--max-new-tokens",
+        "8",
+        "-k",
+        "2",
+        "--temperature",
+        "0",
+        "--padded",
+        "none",
+        "--prompt",
+        "def f(x):",
+    ]
+    done = run(f"import compare; sys.exit(compare.main({[*words, *size, '--out-dir', str(tmp_path)]!r}))")
+    assert done.returncode == 0, done.stderr
+    assert "same text?" in done.stdout  # tables are left out on a busy machine
+    assert "no pictures: matplotlib is not installed; type: pip install matplotlib" in done.stderr
+    results = sorted(path.name for path in (tmp_path / "results").iterdir())
+    assert results == ["local.json", "local.md"]
+    assert not list(tmp_path.rglob("*.png"))
+    assert "| draft | " in (tmp_path / "results" / "local.md").read_text()
+
+
+def test_benchmarks_and_scripts_need_none_either():
+    modules = "benchmarks.roofline, benchmarks.gpu, baseline_autoregressive, optimized_speculative, training.lab_pair"
+    done = run(f"import {modules}")
+    assert done.returncode == 0, done.stderr
