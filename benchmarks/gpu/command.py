@@ -122,9 +122,9 @@ def run_all(all_stages: list[Stage], results: Results, end: float) -> BaseExcept
         first = stage.name == PREFLIGHT  # it has to see whether the command makes sense before anything is written
         code: int | None = None
         try:
-            note(f"{stage.name} ({end - begun:.0f} s left)")
             results.set(stage.name, "running")
             if not first:
+                note(f"{stage.name} ({end - begun:.0f} s left)")
                 results.write()
             code, what = run(stage, min(stage.seconds, end - begun), results.log, results.write_new)
         except OSError as error:  # no process can be started, or the log cannot be written

@@ -42,7 +42,10 @@ def targets_of(text: str) -> list[str]:
     names = [name for name in text.split(",") if name]
     if not names or len(set(names)) < len(names):
         raise UsageProblem(f"--sizes {text}: give different targets with commas between them, for example lab")
-    return [full_name(name) for name in names]
+    targets = [full_name(name) for name in names]
+    if len(set(map(record_name, targets))) < len(targets):
+        raise UsageProblem(f"--sizes {text}: two targets would have records of one name; rename a folder")
+    return targets
 
 
 def full_name(name: str) -> str:

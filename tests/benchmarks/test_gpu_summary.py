@@ -2,12 +2,14 @@
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 
 from benchmarks.gpu import command, stages, summary
 from benchmarks.gpu.stages import PREFLIGHT, TESTS
 from benchmarks.gpu.summary import NOT_MEASURED, Outcome, Size
+from speclab.system.errors import UsageProblem
 
 
 def test_goals_are_ratios_of_the_records(tmp_path):
@@ -102,3 +104,11 @@ def test_folders_are_named_in_full(tmp_path, monkeypatch):
     assert [stage.name for stage in planned[4:-1]] == ["org/name", "lab"]
     assert str(tmp_path / "some" / "target") in planned[1].command
     assert stages.names_of(planned) == {"target": "gpu-target", "org/name": "gpu-org-name", "lab": "gpu-lab"}
+
+
+def test_folders_of_one_name_are_refused(tmp_path):
+    names = [str(tmp_path / place / "target") for place in "ab"]
+    for name in names:
+        Path(name).mkdir(parents=True)
+    with pytest.raises(UsageProblem, match=r"one name; rename a folder$"):
+        stages.targets_of(",".join(names))
