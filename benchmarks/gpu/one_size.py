@@ -36,7 +36,6 @@ from speclab.models.backends.cuda_graphs import GraphedModel
 from speclab.models.cached import CachedModel
 from speclab.models.padding import is_lab_size
 from speclab.present import first_screen
-from speclab.present.run_lines import provenance
 from speclab.present.tables import Block, Cell, Heading, Table
 from speclab.records import files
 from speclab.records.runs import ComparisonRun
@@ -97,11 +96,10 @@ def peer_arms(config: RunConfig) -> tuple[list[Arm], Arm]:
 
 
 def write_comparison(args: argparse.Namespace, run: ComparisonRun) -> None:
-    """The record and its first screen."""
+    """The record and its page, as compare.py writes them."""
     path = args.out_dir / "results" / f"{args.name}.json"
     write_whole(path, files.to_json(run))
-    screen = first_screen.screen(run, markdown=True)
-    write_whole(path.with_suffix(".md"), terminal.harmless(f"{provenance(run)}\n\n{screen}"))
+    write_whole(path.with_suffix(".md"), terminal.harmless(first_screen.page(run, args.name)))
 
 
 def write_peers(args: argparse.Namespace, config: RunConfig, measured: Measurement, checked: bool) -> None:

@@ -77,7 +77,7 @@ def of_run(args: argparse.Namespace, work: Path) -> list[Stage]:
     pytest = ("-m", "pytest", "-q", "-o", "addopts=", "-p", "no:cacheprovider", "-m", "cuda", "tests/test_cuda.py")
     last = ("--target", first, *machine, "--dtype", args.dtype, "--max-new-tokens", str(args.max_new_tokens))
     return [
-        Stage(PREFLIGHT, 45, _module("preflight", *look), "gpu"),
+        Stage(PREFLIGHT, 60, _module("preflight", *look), "gpu"),
         of_size(first, 200),
         Stage("float32 identity", 60, (*exact, "--dtype", "float32", "--name", "gpu-float32")),
         Stage(TESTS, 120, pytest, needs="pytest"),

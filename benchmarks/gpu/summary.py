@@ -4,6 +4,7 @@ It reads plain JSON and imports no slow library. What no record holds is "not me
 """
 
 import json
+import re
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -168,7 +169,7 @@ def _facts(size: Size, preflight: Facts) -> list[str]:
     bandwidth = size.copy_bandwidth
     return [
         f"machine: {machine.get('gpu') or machine.get('cpu') or NOT_MEASURED}" + (f"; {state}" if state else ""),
-        f"torch {versions.get('torch')}, transformers {versions.get('transformers')}, commit {versions.get('commit')}",
+        ", ".join(f"{name} {versions[name]}" for name in ("torch", "transformers", "commit") if versions.get(name)),
         *(f"{role}: {line}" for role, line in size.comparison.get("models", {}).items()),
         f"engine: {settings.get('engine', '-')}; {settings.get('dtype', '-')}",
         f"texts: {_texts(size.comparison)}",
@@ -203,12 +204,13 @@ def _size_cells(size: Size) -> list[str]:
 
 
 def with_title(page: Path) -> str:
-    """A record's page under its own name."""
-    return f"\n# {page.stem}\n\n{page.read_text('utf-8').strip()}\n"
+    """A record's page under its own name, without its pictures."""
+    text = re.sub(r"^!\[.*\n+", "", page.read_text("utf-8"), flags=re.MULTILINE)
+    return f"\n# {page.stem}\n\n{text.strip()}\n"
 
 
 def _list(lines: list[str]) -> str:
-    return "\n".join(f"- {line}" for line in lines)
+    return "\n".join(f"- {line}" for line in lines if line)
 
 
 def _table(heads: list[str], rows: list[list[str]]) -> str:

@@ -89,6 +89,7 @@ def test_seconds_are_on_disk_before_texts_are_checked(size, tmp_path, monkeypatc
 
     def crash(measured):
         found = records(tmp_path)
+        assert "x" in found
         assert set(found["x"].unchecked) == {
             f"{draft} k={k} at temperature {t}" for draft in ("model", "ngram") for k in (4, 6) for t in ("0", "0.8")
         }

@@ -210,10 +210,10 @@ def test_undisturbed(rehearse, tmp_path):
 
 
 @pytest.mark.parametrize("action", ["Ctrl-C", "stage killed", "all killed"])
-@pytest.mark.parametrize("seed", range(int(os.environ.get("SEEDS", 2))))
+@pytest.mark.parametrize("seed", [0, 1])
 def test_what_was_finished_is_kept(rehearse, tmp_path, action, seed):
     run, events = rehearse
-    moment = random.Random(f"{action} {seed}").randrange(1, 250)
+    moment = random.Random(f"{action} {seed}").randrange(5, 250)  # after the preflight
     code, told, records = run(action, moment)
     assert list(told) == list(RECORDS), "every stage is named"
     assert events.n >= moment, "the moment came"
