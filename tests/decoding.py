@@ -1,7 +1,6 @@
 """Both loops as the tests call them: settings given one by one, whole decodings given back."""
 
 import contextlib
-import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
@@ -17,7 +16,7 @@ from speclab.models.backends import rewrites
 from speclab.models.backends.eager import EagerBackend
 from speclab.models.cached import CachedModel
 
-_used: weakref.WeakKeyDictionary[torch.Generator, int] = weakref.WeakKeyDictionary()
+_used: dict[int, tuple[torch.Generator, int]] = {}  # by id; the generator is held, so that no other one gets its id
 
 
 def settings(
@@ -29,8 +28,8 @@ def settings(
     """With the generator's own seed at its first use, and another one at each further use."""
     seed = 0
     if generator is not None:
-        n_before = _used.get(generator, 0)
-        _used[generator] = n_before + 1
+        n_before = _used[id(generator)][1] if id(generator) in _used else 0
+        _used[id(generator)] = (generator, n_before + 1)
         seed = generator.initial_seed() + 1_000_003 * n_before
     return DecodeSettings(n_tokens, sampling, frozenset(eos), seed)
 
