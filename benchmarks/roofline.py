@@ -146,8 +146,6 @@ def measure_models(
 
     args: widths, context, repeats, seed.  -> bytes of the block that was read and copied
     """
-    for _, _, cached in models:
-        check_room(cached, args.context, args.widths[-1])
     block = block_bytes(setup.device)
     raise_ceilings(ceilings, setup, block)
     measured.extend([measure_model(args, *model, block) for model in models])
@@ -265,6 +263,8 @@ def main(argv: list[str] | None = None) -> int:
         if args.draft is not None:
             drafter = common.model_drafter(args.draft, setup, args.seed, "only a model has passes")
             models.append(("draft", loading.short_name(args.draft), drafter.draft))
+        for _, _, cached in models:
+            check_room(cached, args.context, args.widths[-1])
         note(setup.describe())
         blocks.append(measure_models(args, setup, models, ceilings, measured))
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from benchmarks.gpu import stages, summary
 from benchmarks.gpu.stages import Stage
-from speclab.system.errors import Problem
 from speclab.system.files import check_writable, write_whole
 from speclab.system.terminal import note
 
@@ -47,7 +46,7 @@ class Results:
             for step in steps:
                 step()
             self._problem = ""
-        except (Problem, OSError) as problem:
+        except Exception as problem:  # a full disk, or a record that is not as expected: neither may end the run
             if str(problem) != self._problem:
                 note(f"not written, tried again later: {problem}")
             self._problem = str(problem)
@@ -71,10 +70,10 @@ class Results:
         return None
 
     def write_new(self) -> None:
-        """The same if there is a new record; the log if there is more of it."""
+        """The same if there is a new record; if there has been one, the log where it has grown."""
         if self._files() != self._kept:
             self.write()
-        elif self.log.stat().st_size != self._log_size:
+        elif self._kept and self.log.stat().st_size != self._log_size:
             self._tried(self._write_log)
 
     def _files(self) -> dict[Path, tuple[int, int]]:

@@ -103,7 +103,7 @@ def _warm(config: RunConfig) -> list[Decoding]:
     room = config.setup.target.max_length
     budget = (WARM + PROFILED + 1) * max(sizes)
     if room is not None and config.prompts[0].ids.shape[1] + budget > room:
-        raise UsageProblem(f"a profile decodes {budget} tokens, too many for the context of {room}; use a smaller -k")
+        raise UsageProblem(f"--profile decodes {budget} tokens, too many for the context of {room}; use a smaller -k")
     bench = config.bench(budget)
     longest = config.prompts[0].ids.shape[1] + budget
     bench.prepare({arm.draft_length for arm in arms if arm.speculative}, [Sampling()], longest)
