@@ -138,6 +138,12 @@ def measure_targets(
     return fields, None
 
 
+def write(args: argparse.Namespace, run: Run, page: Callable[[Run], list[Block]]) -> None:
+    """The record and the page to files: what is measured by now."""
+    write_whole(_result(args, ".json"), files.to_json(run))
+    write_whole(_result(args, ".md"), terminal.harmless(show(page(run), markdown=True)))
+
+
 def finish(
     args: argparse.Namespace, run: Run, page: Callable[[Run], list[Block]], stop: BaseException | None = None
 ) -> int:

@@ -112,6 +112,8 @@ def goals(run: PeersRun) -> list[Goal]:
     arms = by_arm(run.raw)
     for method in ("model", "ngram"):
         lengths = [k for name, k in arms if name == method]
+        if not lengths:
+            continue
         decoding = {k: ratio(arms["baseline", 0], arms[method, k], "decode_seconds") for k in lengths}
         best = max(lengths, key=lambda k: decoding[k].value)
         n_rounds = sum(t.n_passes - 1 for t in arms[method, best])

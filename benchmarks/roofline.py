@@ -135,6 +135,26 @@ def measure_model(args: argparse.Namespace, role: Role, name: str, cached: Cache
     )
 
 
+def measure_models(
+    args: argparse.Namespace,
+    setup: Setup,
+    models: list[tuple[Role, str, CachedModel]],
+    ceilings: Ceilings,
+    measured: list[ModelPasses],
+) -> int:
+    """Add the passes of loaded models to `measured`, and what the machine can do to `ceilings`.
+
+    args: widths, context, repeats, seed.  -> bytes of the block that was read and copied
+    """
+    for _, _, cached in models:
+        check_room(cached, args.context, args.widths[-1])
+    block = block_bytes(setup.device)
+    raise_ceilings(ceilings, setup, block)
+    measured.extend([measure_model(args, *model, block) for model in models])
+    raise_ceilings(ceilings, setup, block)  # once more: the machine may be faster now
+    return block
+
+
 # --- views of the record ----------------------------------------------------------------------------------------------
 
 
@@ -245,14 +265,8 @@ def main(argv: list[str] | None = None) -> int:
         if args.draft is not None:
             drafter = common.model_drafter(args.draft, setup, args.seed, "only a model has passes")
             models.append(("draft", loading.short_name(args.draft), drafter.draft))
-        for _, _, cached in models:
-            check_room(cached, args.context, args.widths[-1])
         note(setup.describe())
-        block = block_bytes(setup.device)
-        blocks.append(block)
-        raise_ceilings(ceilings, setup, block)
-        measured.extend([measure_model(args, *model, block) for model in models])
-        raise_ceilings(ceilings, setup, block)  # once more: the machine may be faster now
+        blocks.append(measure_models(args, setup, models, ceilings, measured))
 
     fields, stop = common.measure_targets(args, [(name, measure) for name in names], measured)
     targets = [model.name for model in measured if model.role == "target"]

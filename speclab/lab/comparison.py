@@ -25,6 +25,12 @@ Result = TypeVar("Result")
 def compare(config: RunConfig) -> tuple[ComparisonRun, Measurement, Problem | None]:
     """Measure, check and explain.  -> the record, what it is made from, what went wrong in a learner's predictions"""
     measured = measure_and_judge(config, config.with_plain(), config.instruments(config.arms()))
+    run, problem = explain(config, measured)
+    return run, measured, problem
+
+
+def explain(config: RunConfig, measured: Measurement) -> tuple[ComparisonRun, Problem | None]:
+    """The record of what is measured and judged, and what went wrong in a learner's predictions."""
     run = explained(measured, lambda costs: comparison_record(config, measured, costs))
     problem = None
     with measured.kept("the rows are complete, your own predictions of them are not"):
@@ -36,7 +42,7 @@ def compare(config: RunConfig) -> tuple[ComparisonRun, Measurement, Problem | No
             run.bandwidth = max(bandwidth(block_bytes(device), device, dtype, repeats=3).values())
     add_best_plain(run, measured)
     run.interrupted = measured.interrupted
-    return run, measured, problem
+    return run, problem
 
 
 def measure_and_judge(
@@ -85,7 +91,7 @@ def _add_predictions(config: RunConfig, measured: Measurement, run: ComparisonRu
 
 
 def comparison_record(config: RunConfig, measured: Measurement, costs: CostTable) -> ComparisonRun:
-    """Everything that tables and pictures are views of."""
+    """Everything that tables and pictures are views of. Without costs it is made at once, and nothing is explained."""
     greedy = measured.of(BASELINE, 0.0)
     return ComparisonRun(
         **config.head(measured),

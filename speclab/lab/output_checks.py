@@ -14,12 +14,18 @@ from speclab.theory import losslessness
 
 def judge(measured: Measurement) -> None:
     """Check every text that was timed. What ends the checks early leaves the other arms in `measured.unchecked`."""
-    waiting = dict.fromkeys((s.arm, s.temperature) for s in measured.samples if s.arm.speculative)
+    waiting = to_judge(measured)
     with measured.kept("the measurements are complete, their checks are not"):
-        for arm, temperature in list(waiting):
+        for name, (arm, temperature) in list(waiting.items()):
             measured.correctness.append(check(measured, arm, temperature))
-            del waiting[arm, temperature]
-    measured.unchecked = [f"{arm.label} at temperature {temperature:g}" for arm, temperature in waiting]
+            del waiting[name]
+    measured.unchecked = list(waiting)
+
+
+def to_judge(measured: Measurement) -> dict[str, tuple[Arm, float]]:
+    """The arms and temperatures whose texts are to be checked, by what a record calls them."""
+    pairs = dict.fromkeys((s.arm, s.temperature) for s in measured.samples if s.arm.speculative)
+    return {f"{arm.label} at temperature {temperature:g}": (arm, temperature) for arm, temperature in pairs}
 
 
 def exit_code(measured: Measurement) -> int:

@@ -44,7 +44,8 @@ def size_for(config: RunConfig, bandwidth: float) -> str | None:
 
 def padded_kinds(kinds: list[str], size: str) -> list[str]:
     """`--draft` for a target of this size: the lab's draft at a tenth of it, ngram as it is; others are left out."""
-    draft = padding.size_name(padding.parse_size(size) // DRAFT_SHARE)
+    n_parameters, vocab_size = padding.parse_name(size)
+    draft = padding.size_name(n_parameters // DRAFT_SHARE, vocab_size=vocab_size)
     return [draft if kind == "model" else kind for kind in kinds if kind in ("model", "ngram")]
 
 

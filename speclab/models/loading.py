@@ -98,9 +98,9 @@ def load_model(
     missing, or it is not fit for cached decoding.
     """
     if padding.is_lab_size(name):
-        n_parameters = padding.parse_size(name)
+        n_parameters, vocab_size = padding.parse_name(name)
         small = _whole_model(LAB[role], torch.float32)
-        model = padding.padded(small, n_parameters, device, dtype, copies=copies)
+        model = padding.padded(small, n_parameters, device, dtype, copies, vocab_size)
     else:
         model = _whole_model(name, dtype).to(device).eval()  # type: ignore[arg-type]
     check_model(model)

@@ -11,6 +11,10 @@ model's. Four rules keep the function, with d the lab's width and D the padded o
 - What added heads and MLP units compute meets zero columns of o_proj and down_proj.
 - Added layers have nothing but zeros there. They follow the lab's, so layer i of the padded model is the lab's layer i.
 
+`lab:SIZE:vROWS` pads the output layer, too: lab:8b:v128256 has as many rows as Llama 3 has ids. A pass computes a logit
+for each. The lab cuts them at the tokenizer's ids, so it never emits the others; in the library's own loop they cannot
+win: in the first d dimensions each added row is the mean of the lab's rows, so its logit is the mean of the lab's.
+
 Everywhere else are seeded random numbers. At 8 billion a third of the weights are zeros; they cost what others cost.
 Wider sums are taken in another order: float32 logits differ by some 1e-5. In bfloat16 the two round differently, as any
 two machines may, and sqrt(d/D) is a rounding more unless it is a power of two (it is at 1024 and 4096 wide): a long
@@ -41,28 +45,36 @@ def is_lab_size(name: str) -> bool:
     return name.startswith(PREFIX)
 
 
-def parse_size(text: str) -> int:
-    """Parameters asked for: "200m", "1.5b", "lab:50m"."""
-    match = re.fullmatch(r"(\d+\.?\d*|\.\d+)([kmb])", text.removeprefix(PREFIX).lower(), flags=re.ASCII)
-    n_parameters = round(float(match[1]) * SUFFIXES[match[2]]) if match and len(text) < 20 else 0
-    if n_parameters == 0:
+def parse_name(text: str) -> tuple[int, int | None]:
+    """Parameters and rows of the output layer asked for: "200m", "1.5b", "lab:8b:v128256". None: the lab's rows."""
+    pattern = r"(\d+\.?\d*|\.\d+)([kmb])(?::v(\d+))?"
+    match = re.fullmatch(pattern, text.removeprefix(PREFIX).lower(), flags=re.ASCII)
+    n_parameters = round(float(match[1]) * SUFFIXES[match[2]]) if match and len(text) < 28 else 0
+    if not match or n_parameters == 0:
         raise UsageProblem(
             f"{PREFIX}{text.removeprefix(PREFIX)} is not a size; give a number with k, m or b, for example lab:200m"
         )
-    return n_parameters
+    return n_parameters, int(match[3]) if match[3] else None
 
 
-def size_name(n_parameters: int, digits: int = 3, up: bool = False) -> str:
+def parse_size(text: str) -> int:
+    """Parameters asked for."""
+    return parse_name(text)[0]
+
+
+def size_name(n_parameters: int, digits: int = 3, up: bool = False, vocab_size: int | None = None) -> str:
     """What to type for it, not above it (with `up`: not below it).  7_996_470_000, digits=2 -> lab:7.9b"""
     unit = 10 ** max(0, len(str(n_parameters)) - digits)
     n_parameters = (n_parameters + (unit - 1 if up else 0)) // unit * unit
     suffix = next((s for s in "bm" if n_parameters >= SUFFIXES[s]), "k")
-    return f"{PREFIX}{n_parameters / SUFFIXES[suffix]:g}{suffix}"
+    return f"{PREFIX}{n_parameters / SUFFIXES[suffix]:g}{suffix}" + (f":v{vocab_size}" if vocab_size else "")
 
 
 def describe_padding(name: str, role: str = "target") -> str:
     """The remark that belongs next to every time of a padded model. name: lab:SIZE; role: target or draft"""
-    return f"padded: the lab {role}'s text at the price of {name.removeprefix(PREFIX).upper()} parameters"
+    size, _, rows = name.removeprefix(PREFIX).partition(":v")
+    priced = f"padded: the lab {role}'s text at the price of {size.upper()} parameters"
+    return priced + (f", {rows} rows in the output layer" if rows else "")
 
 
 def count_parameters(config: LlamaConfig, **shape: int) -> int:
@@ -70,22 +82,32 @@ def count_parameters(config: LlamaConfig, **shape: int) -> int:
     entry = {**vars(config), **shape}
     d, n_heads = entry["hidden_size"], entry["num_attention_heads"] + entry["num_key_value_heads"]
     per_layer = 2 * d * n_heads * config.head_dim + 3 * d * entry["intermediate_size"] + 2 * d
-    return entry["num_hidden_layers"] * per_layer + d + config.vocab_size * d * (1 if config.tie_word_embeddings else 2)
+    return (
+        entry["num_hidden_layers"] * per_layer + d + entry["vocab_size"] * d * (1 if config.tie_word_embeddings else 2)
+    )
 
 
-def shape_for(n_parameters: int, lab: LlamaConfig) -> dict[str, int]:
-    """The config entries of a padded model: a shape usual for that size, within 5 % of it.
+def shape_for(n_parameters: int, lab: LlamaConfig, vocab_size: int | None = None) -> dict[str, int]:
+    """The config entries of a padded model: a shape usual for that size, within 5 % of it. vocab_size: if not the lab's
 
     Width and depth both grow with the cube root of the size and meet Llama 3's: 2048 wide at 1b, 4096 at 8b, 8192 at
     70b, all about 114 times as wide as deep. But a padded model is never shallower than its lab model. That makes small
     targets deep (12 layers and more). A draft, whose lab model has one layer, keeps the usual proportions and is the
     shallower of the two at equal size: on a GPU its layers, one after the other, are what a draft's pass costs.
     """
+    if vocab_size is not None:
+        if vocab_size < lab.vocab_size:
+            raise UsageProblem(
+                f"{size_name(n_parameters, vocab_size=vocab_size)} has fewer rows than the lab's tokenizer ids; use "
+                f"{size_name(n_parameters, vocab_size=lab.vocab_size)} or more"
+            )
+        lab = copy.copy(lab)
+        lab.vocab_size = vocab_size
     smallest = count_parameters(lab)
     if n_parameters < smallest:
         raise UsageProblem(
-            f"{size_name(n_parameters)} is smaller than the lab model it is to hold; use "
-            f"{size_name(smallest, up=True)} or more"
+            f"{size_name(n_parameters, vocab_size=vocab_size)} is smaller than the lab model it is to hold; use "
+            f"{size_name(smallest, up=True, vocab_size=vocab_size)} or more"
         )
     usual_width = 4096 * (n_parameters / 8e9) ** (1 / 3)
 
@@ -96,7 +118,7 @@ def shape_for(n_parameters: int, lab: LlamaConfig) -> dict[str, int]:
     shapes = [shape for width in _widths(lab, 4 * usual_width) for shape in _shapes(n_parameters, lab, width)]
     if not shapes:
         raise UsageProblem(f"no shape has {n_parameters:,} parameters; try {size_name(2 * n_parameters)}")
-    return min(shapes, key=unusual)
+    return min(shapes, key=unusual) | ({"vocab_size": vocab_size} if vocab_size is not None else {})
 
 
 def _widths(lab: LlamaConfig, largest: float) -> list[int]:
@@ -126,13 +148,19 @@ def _shapes(n_parameters: int, lab: LlamaConfig, width: int) -> Iterator[dict[st
 
 
 def padded(
-    small: PreTrainedModel, n_parameters: int, device: torch.device, dtype: torch.dtype, copies: int = 1
+    small: PreTrainedModel,
+    n_parameters: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    copies: int = 1,
+    vocab_size: int | None = None,
 ) -> PreTrainedModel:
     """`small`, at the price of a model of `n_parameters`, ready to decode. Refuses what memory does not hold.
 
     copies: how often the weights will lie in memory; 2 if they will be packed for the CPU beside the originals.
+    vocab_size: rows of the output layer, if not the lab's.
     """
-    shape = shape_for(n_parameters, small.config)
+    shape = shape_for(n_parameters, small.config, vocab_size)
     smallest = count_parameters(small.config)
     check_memory(n_parameters, count_parameters(small.config, **shape), device, dtype, copies, smallest)
     return pad_to(small, shape, device, dtype)
@@ -189,9 +217,12 @@ def pad_to(small: PreTrainedModel, shape: dict[str, int], device: torch.device, 
     embedding, head = model.model.embed_tokens.weight, model.lm_head.weight
     if head is not embedding:
         head.normal_(0.0, SPREAD, generator=generator)
-        head[:, : lab.hidden_size].copy_(small.lm_head.weight)
+        head[: lab.vocab_size, : lab.hidden_size].copy_(small.lm_head.weight)
     embedding.zero_()  # here the stream starts: zero in the added dimensions
-    embedding[:, : lab.hidden_size].copy_(small.model.embed_tokens.weight)
+    embedding[: lab.vocab_size, : lab.hidden_size].copy_(small.model.embed_tokens.weight)
+    added = head[lab.vocab_size :]  # ids that no text has
+    added.normal_(0.0, SPREAD, generator=generator)
+    added[:, : lab.hidden_size].copy_(small.lm_head.weight.double().mean(0))
     _fill_norm(model.model.norm.weight, small.model.norm.weight)
     for i, layer in enumerate(model.model.layers):
         _fill_layer(layer, generator)

@@ -580,7 +580,6 @@ ROWS = [
     Row(f"{SCALING} --prompts - --draft draft", 2, ("standard input", "file")),
     Row(f"{SCALING} --draft modle --prompt x", 2, ("'modle'", "model, ngram, dial:0.8")),
     Row(f"{GPU} --device tpu", 2, ("tpu", "cuda")),
-    Row(f"{GPU} --device cuda", 3, ("NVIDIA GPU", "--device cpu")),
     Row(f"{GPU} --minutes nan", 2, ("--minutes", "nan")),
     Row(f"{GPU} --sizes lab:big", 2, ("lab:big", "lab:200m")),
     Row(f"{GPU} --sizes ./nowhere", 3, ("./nowhere",)),

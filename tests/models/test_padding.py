@@ -6,6 +6,7 @@ from decoding import plain_text
 from llamas import tiny_llama
 from transformers import AutoConfig
 
+from speclab.lab.decodings import library_generate
 from speclab.models import loading, memory, padding, prompts
 from speclab.models.cached import CachedModel
 from speclab.models.checks import check_model
@@ -177,6 +178,47 @@ def test_a_draft_is_shallower_than_a_target_of_its_size():
         assert depths[0] <= depths[1] / 2
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_added_rows_of_the_output_layer_are_computed_and_never_win(prompt, tied):
+    """The lab's logits stay; the mean of them, which all added rows give, is below their largest in every position."""
+    small, n_ids, rows = small_llama(torch.float64, tied), 64, 300
+    entries = dict(zip(ENTRIES, SHAPES["everything"], strict=True)) | {"vocab_size": rows}
+    large = padding.pad_to(small, entries, CPU, small.dtype)
+    assert large.lm_head.weight.shape[0] == large.config.vocab_size == rows
+    assert padding.count_parameters(large.config) == sum(p.numel() for p in large.parameters())
+    added = large.lm_head.weight[n_ids:]
+    assert added[:, D:].std() > 0.5 * padding.SPREAD, "numbers that are read and multiplied"
+    with torch.inference_mode():
+        before, after = small(prompt).logits, large(prompt).logits
+    assert after.shape[-1] == rows
+    assert (after[..., :n_ids] - before).abs().max() < TOLERANCE[torch.float64]
+    means = before.mean(-1, keepdim=True).expand_as(after[..., n_ids:])
+    assert (after[..., n_ids:] - means).abs().max() < TOLERANCE[torch.float64]
+    assert after.argmax(-1).max() < n_ids
+    cut = CachedModel(large, n_ids)
+    assert cut.prefill(prompt).shape[-1] == n_ids
+    assert plain_text(cut, prompt, 12) == plain_text(CachedModel(small), prompt, 12)
+    assert library_generate(large, prompt, 12)[1] == plain_text(cut, prompt, 12), "it chooses among all rows"
+
+
+def test_rows_are_part_of_the_size():
+    """Llama 3's width and ids at 8b: the output layer takes its share of the parameters."""
+    lab = AutoConfig.from_pretrained(loading.LAB_TARGET)
+    shape = padding.shape_for(8 * 10**9, lab, 128256)
+    assert (shape["hidden_size"], shape["vocab_size"]) == (4096, 128256)
+    assert abs(padding.count_parameters(lab, **shape) / 8e9 - 1) < 0.05
+    assert lab.vocab_size == 2048
+    with pytest.raises(UsageProblem, match=r"lab:8b:v100 has fewer rows .* use lab:8b:v2048 or more$"):
+        padding.shape_for(8 * 10**9, lab, 100)
+    with pytest.raises(UsageProblem, match=r"lab:20m:v128256 is smaller .* use lab:42\.5m:v128256 or more$"):
+        padding.shape_for(20 * 10**6, lab, 128256)
+
+
+def test_a_name_with_rows_loads():
+    model = loading.load_model("lab:20m:v4096", CPU, torch.float32)
+    assert model.lm_head.weight.shape[0] == 4096
+
+
 def test_count_is_that_of_the_model():
     for tied in (True, False):
         large = pad(small_llama(torch.float32, tied), "everything")
@@ -195,9 +237,14 @@ def test_smaller_than_the_lab_is_refused():
 )
 def test_sizes(text, n):
     assert padding.parse_size(text) == n
+    assert padding.parse_name(text) == (n, None)
+    assert padding.parse_name(f"{text}:v128256") == (n, 128256)
 
 
-@pytest.mark.parametrize("text", ["", "lab:", "big", "200", "m", "-1b", "0m", "1e9", "1.2.3b", "1bb", "8 b", "nanb"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "lab:", "big", "200", "m", "-1b", "0m", "1e9", "1.2.3b", "1bb", "8 b", "nanb", "8b:v", "8b:128256", "8b:v1k"],
+)
 def test_what_is_no_size(text):
     with pytest.raises(UsageProblem, match=r"is not a size; .* lab:200m$"):
         padding.parse_size(text)
@@ -210,6 +257,9 @@ def test_names():
     assert padding.size_name(10_164_480, up=True) == "lab:10.2m"
     assert padding.size_name(900_000) == "lab:900k"
     assert padding.describe_padding("lab:8b") == "padded: the lab target's text at the price of 8B parameters"
+    assert padding.size_name(8 * 10**9, vocab_size=128256) == "lab:8b:v128256"
+    rows = "padded: the lab target's text at the price of 8B parameters, 128256 rows in the output layer"
+    assert padding.describe_padding("lab:8b:v128256") == rows
     assert padding.describe_padding("lab:50m", "draft") == "padded: the lab draft's text at the price of 50M parameters"
 
 

@@ -33,6 +33,7 @@ BUGS = {
     29: "draft fed beyond its context",
     30: "noise taken for a result",
     31: "special tokens doubled, or half a character shown",
+    32: "measured data lost where a run is interrupted",
 }
 
 

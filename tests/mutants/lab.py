@@ -1,10 +1,12 @@
 """Bugs in speclab/drafts, theory and lab: the judge, the arms that take turns, a draft's prompts."""
 
+import argparse
 import functools
 from collections.abc import Iterable, Sequence
 
 import torch
 
+from benchmarks.gpu import one_size, results
 from draft_models import ModelDrafter
 from speclab.core.rounds import Drafter
 from speclab.drafts import select
@@ -13,6 +15,7 @@ from speclab.lab.harness import Decoding
 from speclab.models import select as engines
 from speclab.models.cached import CachedModel
 from speclab.models.rounding import Reference
+from speclab.records.runs import ComparisonRun
 from speclab.system import cores
 from speclab.theory import losslessness, noise, planning
 from speclab.theory.losslessness import Divergence
@@ -144,3 +147,35 @@ def recommends_a_gain_within_noise() -> None:
 def believes_the_first_race() -> None:
     """believes the first race of two engines"""
     engines.RACES = 1
+
+
+# ---------------------------------------------------------------- what an interruption leaves
+
+
+@mutant(32, "records_are_kept_while_a_stage_still_runs", file="benchmarks/test_gpu_run")
+def keeps_records_between_stages_only() -> None:
+    """packs the records of a GPU run when a stage has ended, not while it runs"""
+    results.Results.write_new = lambda one: None
+
+
+@mutant(32, "seconds_are_on_disk_before_texts_are_checked", file="benchmarks/test_gpu_records")
+def writes_after_the_checks() -> None:
+    """writes a comparison for the first time when its texts are checked"""
+    right = one_size.write_comparison
+
+    def write(args: argparse.Namespace, run: ComparisonRun) -> None:
+        if not run.unchecked:
+            right(args, run)
+
+    one_size.write_comparison = write
+
+
+@mutant(32, "what_was_finished_is_kept", file="benchmarks/test_gpu_rehearsal")
+def forgets_what_a_stage_has_left() -> None:
+    """packs only the records that are new since the last time"""
+    right = results.Results._files
+
+    def files(one: results.Results) -> dict:
+        return {path: state for path, state in right(one).items() if path not in one._kept}
+
+    results.Results._files = files

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from speclab.core.rounds import Round
-from speclab.models import cached, checks, loading, prompts, rounding, select
+from speclab.models import cached, checks, loading, padding, prompts, rounding, select
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.cached import CachedModel
 from speclab.models.setup import Setup
@@ -230,3 +230,20 @@ def decodes_every_round_alone() -> None:
         return (round_._replace(text=tokenizer.decode(round_.tokens, skip_special_tokens=True)) for round_ in rounds)
 
     prompts.with_text = with_text
+
+
+# ---------------------------------------------------------------- padded models
+
+
+@mutant(25, "added_rows_of_the_output_layer_are_computed_and_never_win", file="models/test_padding")
+def lets_added_ids_win() -> None:
+    """gives the ids that a padded output layer adds random logits, in place of the mean of the others"""
+    right = padding.pad_to
+
+    def pad_to(small: PreTrainedModel, *more: Any) -> PreTrainedModel:
+        large = right(small, *more)
+        with torch.no_grad():
+            large.lm_head.weight[small.config.vocab_size :].normal_(0.0, 1.0)
+        return large
+
+    padding.pad_to = pad_to

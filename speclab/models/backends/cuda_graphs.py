@@ -67,6 +67,10 @@ class GraphedModel:
         self.widths.update(widths)
         self.longest = max(self.longest, longest)
 
+    def forget(self) -> None:
+        """Start anew for another run: its widths are its own, and no graph cache of an earlier one comes back."""
+        self.widths, self.longest, self.free = {1}, 0, []
+
     def start(self) -> "GraphBackend":
         """A backend for one decoding."""
         return GraphBackend(self)

@@ -1,0 +1,3 @@
+"""Everything that is worth knowing about a GPU, in one command: `python -m benchmarks.gpu --out FOLDER`."""
+
+from benchmarks.gpu.command import main as main

@@ -1,0 +1,114 @@
+"""The flags and stages of a GPU run, and its first page, from records by hand."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu import command, stages, summary
+from benchmarks.gpu.stages import PREFLIGHT, TESTS
+from benchmarks.gpu.summary import NOT_MEASURED, Outcome, Size
+from speclab.system.errors import UsageProblem
+
+
+def test_goals_are_ratios_of_the_records(tmp_path):
+    """By hand: 16 GB read for each of 100 tokens in 1 s, of 2000 GB/s; a round of 3 tokens at 2.7 times the speed."""
+    folder = tmp_path / "results"
+    folder.mkdir()
+    arm = {"temperature": 0, "prompt_kind": "all", "speedup_low": 2.5, "speedup_high": 2.9}
+    rows = [
+        {"method": "baseline", "draft_length": 0, "n_tokens": 100, "seconds": 1.0, "speedup": 1.0, **arm},
+        {"method": "model", "draft_length": 4, "speedup": 9.0, "tokens_per_round": 3.0, **arm, "temperature": 0.8},
+        {"method": "model", "draft_length": 4, "speedup": 2.7, "tokens_per_round": 3.0, "draft": "d", **arm},
+    ]
+    raw = [("baseline", 0, 2.0), ("generate", 0, 3.2), ("model", 4, 1.0), ("assisted", 4, 1.8)]
+    timings = [{"method": m, "draft_length": k, "seconds": [s, s, 9 * s]} for m, k, s in raw for _ in range(2)]
+    checks = [{"passed": True, "differences": []}, {"passed": True, "z_residual": 1.0}]
+    passes = {"ceilings": {"copy": 2e12}, "models": [{"role": "target", "weight_bytes": 16e9}]}
+    graphs = {"before": 20, "in_turns": 0}
+    for name, record in (
+        ("x", {"rows": rows, "correctness": checks, "settings": {"graphs": graphs}}),
+        ("x-roofline", passes),
+        ("x-peers", {"raw": timings}),
+    ):
+        (folder / f"{name}.json").write_text(json.dumps(record))
+    one = Size.read(folder, "big", "x")
+    found = [goal.measured(one) for goal in summary.GOALS]
+    assert found == pytest.approx([0.8, 0.9, 2.7, 1.6, 1.8])
+    text = summary.head(folder, {"big": "x", "other": "y"}, [Outcome("a", "done", 3.2)])
+    assert text.startswith("# big: 2.70x (2.50 to 2.90) at k = 4, greedy, same texts\n")
+    assert [line.rsplit("|", 2)[1].strip() for line in text.splitlines() if ">=" in line] == ["met"] * 4 + ["MISSED"]
+    assert "| other | not measured |" in text
+    assert "0 (20 before them)" in text
+
+
+def test_what_no_record_holds_is_not_measured(tmp_path):
+    (tmp_path / "x.json").write_text("{ half of it")
+    text = summary.head(tmp_path, {"big": "x"}, [])
+    assert text.startswith(f"# big: {NOT_MEASURED}\n")
+    assert sum(NOT_MEASURED in line for line in text.splitlines() if ">=" in line) == len(summary.GOALS)
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        ({}, NOT_MEASURED),
+        ({"correctness": []}, "texts not checked"),
+        ({"correctness": [{"passed": True}], "unchecked": ["model k=4"]}, "texts not checked"),
+        ({"correctness": [{"passed": True, "differences": [1, 2]}]}, "2 texts differ at near-ties"),
+        ({"correctness": [{"passed": True}, {"passed": False}]}, "WRONG TEXTS"),
+    ],
+)
+def test_texts_are_judged_beside_the_speed(record, words):
+    assert summary._texts(record) == words
+
+
+# --- the stages ---
+
+
+@pytest.mark.parametrize(
+    "words", [["--device", "tpu"], ["--dtype", "int8"], ["--minutes", "nan"], ["--minutes", "0"], ["--sizes", ","]]
+)
+def test_bad_flags_are_one_line(tmp_path, capsys, words):
+    assert command.main(["--out", str(tmp_path / "x"), *words]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert words[1] in lines[0]
+    assert not (tmp_path / "x").exists()
+
+
+def test_the_headline_comes_first_and_every_size_is_one_process(tmp_path):
+    args = command.make_parser().parse_args(["--out", "x"])
+    planned = stages.of_run(args, tmp_path)
+    names = [stage.name for stage in planned]
+    assert names == [PREFLIGHT, "lab:8b:v128256", "float32 identity", TESTS, "lab:1b", "lab", "experiments"]
+    assert stages.names_of(planned) == {
+        "lab:8b:v128256": "gpu-lab-8b-v128256", "lab:1b": "gpu-lab-1b", "lab": "gpu-lab"
+    }  # fmt: skip
+    for stage in planned:
+        assert str(tmp_path) in stage.command or stage.name == TESTS
+    identity, last = planned[2].command, planned[-1].command
+    assert identity[-4:-2] == ("--dtype", "float32")
+    assert last[last.index("--target") + 1] == "lab:8b:v128256"
+    assert planned[1].seconds == 200
+    assert "--started" in planned[0].words()
+    assert abs(float(planned[0].words()[-1]) - time.time()) < 60, "when it is started, not when it was planned"
+
+
+def test_folders_are_named_in_full(tmp_path, monkeypatch):
+    (tmp_path / "some" / "target").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    args = command.make_parser().parse_args(["--out", "x", "--sizes", "some/target,org/name,lab"])
+    planned = stages.of_run(args, tmp_path)
+    assert [stage.name for stage in planned[4:-1]] == ["org/name", "lab"]
+    assert str(tmp_path / "some" / "target") in planned[1].command
+    assert stages.names_of(planned) == {"target": "gpu-target", "org/name": "gpu-org-name", "lab": "gpu-lab"}
+
+
+def test_folders_of_one_name_are_refused(tmp_path):
+    names = [str(tmp_path / place / "target") for place in "ab"]
+    for name in names:
+        Path(name).mkdir(parents=True)
+    with pytest.raises(UsageProblem, match=r"one name; rename a folder$"):
+        stages.targets_of(",".join(names))
