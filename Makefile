@@ -5,7 +5,7 @@ ifeq ($(PYTHON),.venv/bin/python)
 READY := .venv/ready
 endif
 
-.PHONY: compare quick test test-full check mutants bench bench-gpu lint readme clean
+.PHONY: compare quick test test-full test-lowest check mutants bench bench-gpu lint readme clean
 
 compare: $(READY)
 	$(PYTHON) compare.py $(ARGS)
@@ -21,6 +21,18 @@ test: $(READY)
 
 test-full: $(READY)
 	$(PYTHON) -m pytest $(WORKERS) -m "" $(ARGS)
+
+# The oldest versions that pyproject.toml admits, in an environment of their own. On Linux this takes the CUDA build of
+# torch, several gigabytes; UV_TORCH_BACKEND=cpu takes the CPU build.
+LOWEST = build/lowest
+test-lowest: $(LOWEST)/ready
+	$(LOWEST)/bin/python -m pytest -n auto $(ARGS)
+
+$(LOWEST)/ready: pyproject.toml
+	@python3 -m venv $(LOWEST)
+	@$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check uv
+	@$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct --group test -r pyproject.toml
+	@touch $@
 
 check: $(READY)
 	$(PYTHON) check.py $(ARGS)

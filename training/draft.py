@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, LlamaForCausalLM
 
-from speclab.lab.training.steps import readable, save_tensors, train
+from speclab.lab.training.steps import MICRO_BATCH_TOKENS, readable, save_tensors, sent, train
 from speclab.system.terminal import progress_bar
 from training.models import DRAFT_SHAPE, compile_layers, llama
 
@@ -34,7 +34,7 @@ def continuations(target: LlamaForCausalLM, stream: Tensor, seconds: float, seed
     with progress_bar(unit=" texts", desc="continuations", mininterval=10) as bar:
         while not written or time.monotonic() < end:
             starts = torch.randint(0, len(stream) - PROMPT, (rows,), generator=generator)
-            text = stream[starts[:, None] + torch.arange(PROMPT)].to(device)  # (rows, PROMPT)
+            text = stream[starts[:, None] + torch.arange(PROMPT)].long().to(device)  # (rows, PROMPT)
             cache, feed = DynamicCache(config=target.config), text
             while text.shape[1] < CONTINUED:
                 logits = target(input_ids=feed, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
@@ -107,12 +107,14 @@ def distil(
         own = continuations(target, stream, seconds["continuations"], args.seed)
         generator = torch.Generator().manual_seed(args.seed + 1)
         starts = torch.randint(0, len(stream) - CONTINUED, (TEXTS_PER_CONTINUATION * len(own),), generator=generator)
-        texts = torch.cat([own, stream[starts[:, None] + torch.arange(CONTINUED)]])  # (n, CONTINUED)
+        texts = torch.cat([own, stream[starts[:, None] + torch.arange(CONTINUED)].long()])  # (n, CONTINUED)
         save_tensors(pool_file, (texts, *teacher_targets(target, texts), len(own)))
     with readable(pool_file):
         texts, probs, ids, n_own = torch.load(pool_file, weights_only=True)
     draft = draft_from(target, args.seed).to(args.device)
     compile_layers(draft)
+    device = torch.device(args.device)
+    texts, probs, ids = (part.to(device) for part in (texts, probs, ids))
 
     def batches(step: int) -> list[tuple[Tensor, ...]]:
         generator = torch.Generator().manual_seed((args.seed + 2) * 1_000_003 + step)
@@ -120,8 +122,9 @@ def distil(
         n_rows = args.batch_tokens // CONTINUED
         own = torch.randint(0, n_own, (n_rows // 3,), generator=generator)
         other = torch.randint(n_own, len(texts), (n_rows - n_rows // 3,), generator=generator)
-        rows = torch.cat([own, other])
-        return [tuple(part[rows].to(args.device) for part in (texts, probs, ids))]
+        rows = sent(torch.cat([own, other]), device)
+        at_once = max(1, MICRO_BATCH_TOKENS.get(device.type, args.batch_tokens) // CONTINUED)
+        return [tuple(part[some] for part in (texts, probs, ids)) for some in rows.split(at_once)]
 
     loss_of = functools.partial(distillation_loss, draft)
     facts = train(draft, batches, loss_of, seconds["draft"], args.rate, "draft", args.work_dir / "draft.pt")

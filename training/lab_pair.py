@@ -9,7 +9,8 @@ Four stages, each saved when done, so an interrupted run goes on where it stoppe
     draft          distillation: on those continuations and on text, towards the target's own probabilities
 
     python -m training.lab_pair --minutes 125                # on a CPU; progress on stderr
-    python -m training.lab_pair --minutes 8 --device cuda --with-packages
+    python -m training.lab_pair --minutes 8 --device cuda --with-packages    # not measured on a GPU yet
+    python -m training.lab_pair --minutes 9 --device cuda --with-packages --target-shape 24x256 --out build/deeper
 
 The draft is distilled on what the target itself writes because that is where it will be asked to guess
 (Zhou et al., DistillSpec, arXiv 2310.08461). The matrices are trained with Muon, the rest with AdamW.
@@ -20,8 +21,10 @@ if __name__ == "__main__":
 
 import argparse
 import functools
+import io
 import json
 import sys
+import tarfile
 from dataclasses import asdict
 from pathlib import Path
 
@@ -66,14 +69,33 @@ def held_out_loss(model: LlamaForCausalLM, stream: Tensor, length: int = 512, li
 def train_target(args: argparse.Namespace, seconds: float, stream: Tensor) -> tuple[LlamaForCausalLM, dict]:
     """Stage 2.  -> target, facts about its training"""
     torch.manual_seed(args.seed)
-    model = llama(TARGET_SHAPE).to(args.device)
+    model = llama(args.target_shape, fused=args.device.startswith("cuda")).to(args.device)
     compile_layers(model)
+    stream = stream.to(args.device)
 
     def batches(step: int) -> list[tuple[Tensor, ...]]:
         return [(rows,) for rows in crops(stream, step, args.seed, args.batch_tokens)]
 
     loss_of = functools.partial(next_token_loss, model)
     return model, vars(train(model, batches, loss_of, seconds, args.rate, "target", args.work_dir / "target.pt"))
+
+
+def _shape(text: str) -> dict[str, int]:
+    """12x256 -> the sizes of a target, its MLP as wide as the committed one's for its width."""
+    layers, _, width = text.partition("x")
+    if not (layers.isdigit() and width.isdigit() and int(layers) and int(width) and int(width) % 64 == 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is no shape; give layers and a width that 64 divides, as in 24x256")
+    return {"num_hidden_layers": int(layers), "hidden_size": int(width), "intermediate_size": int(width) * 11 // 4}
+
+
+def write_parts(folder: Path, size: int) -> None:
+    """folder.tar.part-00, -01, ... of at most `size` bytes; `cat folder.tar.part-* | tar x` puts them together."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        tar.add(folder, folder.name)
+    data = archive.getvalue()
+    for i, start in enumerate(range(0, len(data), size)):
+        write_whole(folder.with_name(f"{folder.name}.tar.part-{i:02}"), data[start : start + size])
 
 
 def make_parser() -> parsing.Parser:
@@ -85,8 +107,20 @@ def make_parser() -> parsing.Parser:
     parser.add_argument(
         "--batch-tokens",
         type=parsing.at_least(max(LENGTHS), 2**24),
-        default=8192,
-        help="tokens per optimizer step (default: 8192)",
+        help="tokens per optimizer step (default: 8192, on CUDA 131072)",
+    )
+    parser.add_argument(
+        "--target-shape",
+        type=_shape,
+        default=TARGET_SHAPE,
+        metavar="LAYERSxWIDTH",
+        help="of the target (default: 12x256, the committed one)",
+    )
+    parser.add_argument(
+        "--part-mb",
+        type=parsing.at_least(1),
+        metavar="MB",
+        help="also write the pair as a tar file in parts of this size",
     )
     parser.add_argument("--rate", type=parsing.positive, default=4e-3, help="peak learning rate (default: 0.004)")
     parser.add_argument("--seed", type=parsing.seed, default=0, help="(default: 0)")
@@ -102,6 +136,7 @@ def main(argv: list[str] | None = None) -> int:
     """Train the pair.  -> exit code"""
     args = make_parser().parse_args(argv)
     args.device = str(loading.choose_device(args.device)[0])
+    args.batch_tokens = args.batch_tokens or (131072 if args.device.startswith("cuda") else 8192)
     prepare_folder(args.work_dir, "--work-dir")
     check_writable(args.out / "training.json", "--out")
 
@@ -121,7 +156,7 @@ def main(argv: list[str] | None = None) -> int:
 
     seconds = {stage: 60 * args.minutes * share for stage, share in SHARES.items()}
     target, target_facts = train_target(args, seconds["target"], stream)
-    target = uncompiled(target, TARGET_SHAPE).to(args.device)
+    target = uncompiled(target, args.target_shape).to(args.device)
     draft, draft_facts = distil(args, seconds, target, stream)
 
     # Both models take their places together, after everything that can fail.
@@ -132,7 +167,7 @@ def main(argv: list[str] | None = None) -> int:
         facts = {
             "corpus": corpus.manifest(documents),
             "tokens": {"training": len(stream), "held_out": len(held_out), "vocabulary": VOCABULARY},
-            "target": {"shape": TARGET_SHAPE, "parameters": target.num_parameters(), **target_facts},
+            "target": {"shape": args.target_shape, "parameters": target.num_parameters(), **target_facts},
             "draft": {"shape": DRAFT_SHAPE, "parameters": draft.num_parameters(), **draft_facts},
             "held_out_loss": {
                 "target": round(held_out_loss(target, held_out), 4),
@@ -148,6 +183,8 @@ def main(argv: list[str] | None = None) -> int:
         lambda: write_whole(args.out / "training.json", json.dumps(facts, indent=1) + "\n"),
         lambda: say(json.dumps(summary)),
     ]
+    if args.part_mb:
+        steps.append(lambda: write_parts(args.out, args.part_mb * 2**20))
     return do_all(steps)
 
 

@@ -1,14 +1,12 @@
 """One wait for the device in a round. A stand-in watches every call that would block on a GPU; tests/test_cuda.py asks
 PyTorch itself."""
 
-from collections import Counter
-
 import pytest
 import torch
 from decoding import plain_text, speculative_rounds
 from recorder import graphed, stand_in
 from tiny_models import VOCAB
-from torch.overrides import TorchFunctionMode
+from watch import Watch
 
 from baseline_autoregressive import autoregressive_decode
 from draft_models import ModelDrafter, NgramDrafter
@@ -19,24 +17,6 @@ from speclab.drafts.oracle import ConstantDrafter, OracleModelDrafter
 from speclab.models.cached import CachedModel
 
 PROMPT = torch.randint(0, VOCAB, (1, 9), generator=torch.Generator().manual_seed(1))
-# Copies to the host, shapes that depend on values, and copies of host values that wait for the queue.
-BLOCKING = {
-    *("tolist", "item", "cpu", "numpy", "nonzero", "masked_select", "unique", "new_tensor"),
-    *("__bool__", "__int__", "__float__", "__index__"),
-}
-
-
-class Watch(TorchFunctionMode):
-    """Counts blocking calls."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: Counter = Counter()
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        if getattr(func, "__name__", "") in BLOCKING:
-            self.calls[func.__name__] += 1
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.fixture(autouse=True)

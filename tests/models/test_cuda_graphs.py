@@ -276,8 +276,8 @@ def test_the_model_is_left_as_it_was():
     assert before == after
 
 
-def test_each_kind_of_part_is_compiled_once_for_all_layers_and_widths_apart():
-    """Norm, MLP and rotary embedding: three functions for a width, however many layers."""
+def test_each_kind_of_part_is_compiled_for_one_token_and_for_more():
+    """Norm, MLP and rotary embedding: three functions, however many layers and widths."""
     compiled: list[int] = []
 
     def backend(graph, inputs):
@@ -287,15 +287,19 @@ def test_each_kind_of_part_is_compiled_once_for_all_layers_and_widths_apart():
     torch._dynamo.reset()
     model = tiny("llama", num_hidden_layers=3)
     fast = GraphedModel(model, compile_parts=False)
-    fast.parts = compiled_parts(model, lambda function: torch.compile(function, backend=backend, dynamic=False))
+    fast.parts = compiled_parts(model, lambda function: torch.compile(function, backend=backend))
     cached = CachedModel(model, fast=fast)
+    text = torch.randint(0, VOCAB, (1, 25), generator=torch.Generator().manual_seed(6))
     with torch.inference_mode():
-        right = model(torch.cat([PROMPT, PROMPT[:, :3]], 1), use_cache=False).logits[:, 9:]
-    cached.prefill(PROMPT)
-    assert torch.allclose(cached.forward(PROMPT[:, :3]), right, atol=1e-9)
-    assert len(compiled) == 3
-    cached.forward(PROMPT[:, :1])
-    assert len(compiled) == 6
+        right = model(text, use_cache=False).logits
+    cached.prefill(text[:, :9])
+    place, n_compiled = 9, []
+    for width in (1, 3, 5, 7):
+        found = cached.forward(text[:, place : place + width])
+        assert torch.allclose(found, right[:, place : place + width], atol=1e-9)
+        place += width
+        n_compiled.append(len(compiled))
+    assert n_compiled == [3, 6, 6, 6]
     torch._dynamo.reset()
 
 

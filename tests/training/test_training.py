@@ -1,5 +1,11 @@
 """The training of the lab pair: what it reads, that it resumes, that distillation pulls towards the target."""
 
+import argparse
+import functools
+import io
+import subprocess
+import tarfile
+
 import pytest
 import torch
 
@@ -7,7 +13,9 @@ from speclab.lab.training import corpus
 from speclab.lab.training import steps as training_steps
 from speclab.lab.training.corpus import Document, is_permissive
 from speclab.system.errors import EnvironmentProblem
+from speclab.system.paths import ROOT
 from tests.conftest import tiny_llama
+from tests.watch import Watch
 from training import draft as draft_training
 from training import lab_pair
 from training import models as lab_models
@@ -101,6 +109,99 @@ def test_interrupted_training_resumes(tmp_path, monkeypatch):
         assert torch.equal(b, c)
         assert a.shape == b.shape
     assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), later.parameters(), strict=True))
+
+
+def a_training(monkeypatch, seconds=1000, checkpoint=None, stop_at=None, where="_gradients", every=1):
+    """A training by a clock that ticks when it is read.  -> facts, model, steps begun
+
+    At step `stop_at` Ctrl-C comes in the function `where`; the facts are then None.
+    """
+    monkeypatch.setattr(training_steps.time, "monotonic", iter(range(10_000)).__next__)
+    monkeypatch.setattr(training_steps, "STEPS_PER_READING", {"cpu": every})
+    # The rate must not depend on the clock, or a resumed run could not be the same.
+    monkeypatch.setattr(training_steps, "learning_rate_factor", lambda share: 1.0)
+    stream = torch.randint(0, 64, (3000,), generator=torch.Generator().manual_seed(0))
+    model, begun = tiny_llama(0, dtype=torch.float32), []
+
+    def batches(step):
+        begun.append(step)
+        return [(stream[step * 8 : step * 8 + 64].view(4, 16),)]
+
+    right = getattr(training_steps, where)
+
+    def stopping(*args):
+        if begun[-1] == stop_at:
+            raise KeyboardInterrupt
+        return right(*args)
+
+    loss = functools.partial(training_steps.next_token_loss, model)
+    with monkeypatch.context() as patch:
+        patch.setattr(training_steps, where, stopping)
+        try:
+            facts = training_steps.train(model, batches, loss, seconds, 1e-3, "test", checkpoint)
+        except KeyboardInterrupt:
+            facts = None
+    return facts, model, begun
+
+
+@pytest.mark.parametrize(("where", "kept"), [("_gradients", True), ("_update", False)])
+def test_ctrl_c_keeps_every_whole_step(where, kept, tmp_path, monkeypatch):
+    """The weights of a run that was stopped and resumed are those of one that was not, bit for bit."""
+    path = tmp_path / "m.pt"
+    facts, *_ = a_training(monkeypatch, checkpoint=path, stop_at=9, where=where)
+    assert facts is None
+    assert path.exists() == kept, "half of an update must not be saved"
+    _, resumed, begun = a_training(monkeypatch, checkpoint=path, stop_at=15)
+    assert begun == list(range(9 if kept else 0, 16))
+    _, at_once, _ = a_training(monkeypatch, stop_at=15)
+    assert all(torch.equal(a, b) for a, b in zip(resumed.parameters(), at_once.parameters(), strict=True))
+
+
+def test_losses_are_read_now_and_then(monkeypatch):
+    """On a GPU a reading waits for all that is queued. The facts are the same, and nothing else waits.
+
+    PyTorch's optimizers count their steps on the host, which is no wait; they are left out.
+    """
+    monkeypatch.setattr(training_steps, "_update", lambda *args: None)
+    every_step, *_ = a_training(monkeypatch, 60)
+    with Watch() as watch:
+        now_and_then, _, begun = a_training(monkeypatch, 60, every=20)
+    assert vars(now_and_then) == pytest.approx(vars(every_step))
+    assert watch.calls["tolist"] == -(-len(begun) // 20)
+    assert watch.calls["item"] == 0
+
+
+def test_shapes_of_a_target():
+    assert lab_pair._shape("12x256") == lab_models.TARGET_SHAPE
+    assert lab_pair._shape("24x256")["num_hidden_layers"] == 24
+    for wrong in ("24", "x256", "24x100", "0x256", "axb"):
+        with pytest.raises(argparse.ArgumentTypeError, match="is no shape"):
+            lab_pair._shape(wrong)
+
+
+def test_parts_put_together_are_the_folder(tmp_path):
+    folder = tmp_path / "out"
+    (folder / "target").mkdir(parents=True)
+    data = torch.randint(0, 256, (50_000,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    (folder / "target" / "weights").write_bytes(data.numpy().tobytes())
+    lab_pair.write_parts(folder, 16_384)
+    parts = sorted(tmp_path.glob("out.tar.part-*"))
+    assert len(parts) > 3
+    assert all(part.stat().st_size <= 16_384 for part in parts)
+    whole = io.BytesIO(b"".join(part.read_bytes() for part in parts))
+    with tarfile.open(fileobj=whole) as tar:
+        assert tar.extractfile("out/target/weights").read() == data.numpy().tobytes()
+
+
+def test_models_and_the_tracked_tree_stay_small():
+    """Every version of a weight stays in the history for ever."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True)
+    if listed.returncode:
+        pytest.skip("no git clone")
+    paths = [ROOT / name for name in listed.stdout.decode().split("\0") if name]
+    sizes = {path: path.stat().st_size for path in paths if path.is_file()}
+    assert sum(size for path, size in sizes.items() if (ROOT / "models") in path.parents) <= 45e6
+    assert sum(sizes.values()) <= 58e6
 
 
 def test_a_damaged_checkpoint_is_named(tmp_path):

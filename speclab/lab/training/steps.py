@@ -18,8 +18,10 @@ from speclab.system.terminal import note, progress_bar
 
 # Share of the training steps at each sequence length. Short ones are cheap, long ones keep long texts together.
 LENGTHS = {256: 0.80, 512: 0.15, 2048: 0.05}
-MICRO_BATCH_TOKENS = 4096
+MICRO_BATCH_TOKENS = {"cuda": 32768}  # by device; what a pass trains on at once
+FEW_TOKENS = 4096  # the same elsewhere
 SECONDS_BETWEEN_CHECKPOINTS = 240
+STEPS_PER_READING = {"cuda": 20}  # a loss is read when the device has done everything before it; elsewhere every step
 
 
 def optimizers(model: PreTrainedModel, rate: float) -> list[torch.optim.Optimizer]:
@@ -35,19 +37,25 @@ def optimizers(model: PreTrainedModel, rate: float) -> list[torch.optim.Optimize
 def crops(stream: Tensor, step: int, seed: int, batch_tokens: int) -> list[Tensor]:
     """The micro-batches of one step: random crops of one length.  -> list of (batch, length)
 
-    A function of (seed, step) alone, so a resumed run sees what it would have seen.
+    A function of (seed, step) alone, so a resumed run sees what it would have seen. The crops are where the stream is.
     """
     generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
     pick = torch.multinomial(torch.tensor(list(LENGTHS.values())), 1, generator=generator)[0]
     length = list(LENGTHS)[int(pick)]
     starts = torch.randint(0, len(stream) - length, (batch_tokens // length,), generator=generator)
-    rows = stream[starts[:, None] + torch.arange(length)]  # (batch, length)
-    return list(rows.split(max(1, MICRO_BATCH_TOKENS // length)))
+    starts = sent(starts, stream.device)
+    rows = stream[starts[:, None] + torch.arange(length, device=stream.device)]  # (batch, length)
+    return list(rows.split(max(1, MICRO_BATCH_TOKENS.get(stream.device.type, FEW_TOKENS) // length)))
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on `device`, without waiting for what is queued there."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def next_token_loss(model: PreTrainedModel, tokens: Tensor) -> Tensor:
     """Mean cross-entropy of the next token, nats.  tokens: (batch, length), on any device"""
-    tokens = tokens.to(model.device)
+    tokens = tokens.to(model.device).long()
     logits = model(input_ids=tokens, use_cache=False).logits[:, :-1].float()  # (batch, length - 1, vocab)
     return cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
@@ -72,7 +80,8 @@ def train(
     name: str,
     checkpoint: Path | None = None,
 ) -> TrainingFacts:
-    """Train for `seconds`, at least one step; go on from `checkpoint` where it exists, and save there now and then.
+    """Train for `seconds`, at least one step; go on from `checkpoint` where it exists, and save there now and then, and
+    when Ctrl-C or a signal ends it.
 
     batches: step -> its micro-batches, tuples of tensors of which the first holds the tokens.
     loss_of: called with such a tuple's tensors, gives the mean loss in nats per token.
@@ -97,24 +106,44 @@ def train(
         if bar.disable:  # no terminal: a line now and then
             note(f"{name}: step {facts.steps}, loss {facts.last_loss:.3f}, {facts.seconds:.0f} of {seconds:.0f} s")
 
+    every = STEPS_PER_READING.get(model.device.type, 1)
+    unread: list[Tensor] = []  # losses that are still on the device
+
+    def read() -> None:
+        for loss in torch.stack(unread).tolist() if unread else []:
+            facts.first_loss = loss if facts.first_loss is None else facts.first_loss
+            facts.last_loss = loss if facts.last_loss is None else 0.9 * facts.last_loss + 0.1 * loss
+        unread.clear()
+
+    updating = False
     model.train()
     bar = progress_bar(total=round(seconds), initial=round(facts.seconds), unit="s", desc=name, mininterval=1)
     with bar, torch.enable_grad():
-        while facts.seconds < seconds:
-            micro_batches = batches(facts.steps)
-            factor = learning_rate_factor(facts.seconds / seconds)
-            loss = _take_step(model, steppers, micro_batches, loss_of, rate * factor)
-            facts.steps += 1
-            facts.tokens += sum(tokens.numel() for tokens, *_ in micro_batches)
-            facts.seconds = time.monotonic() - start
-            facts.first_loss = loss if facts.first_loss is None else facts.first_loss
-            facts.last_loss = loss if facts.last_loss is None else 0.9 * facts.last_loss + 0.1 * loss
-            bar.set_postfix_str(f"step {facts.steps}, loss {facts.last_loss:.3f}")
-            bar.update(min(bar.total, round(facts.seconds)) - bar.n)
-            if time.monotonic() - saved_at > SECONDS_BETWEEN_CHECKPOINTS:
+        try:
+            while facts.seconds < seconds:
+                micro_batches = batches(facts.steps)
+                factor = learning_rate_factor(facts.seconds / seconds)
+                loss = _gradients(model, micro_batches, loss_of)
+                updating = True
+                _update(model, steppers, rate * factor)
+                unread.append(loss)
+                facts.steps, updating = facts.steps + 1, False
+                facts.tokens += sum(tokens.numel() for tokens, *_ in micro_batches)
+                facts.seconds = time.monotonic() - start
+                if facts.steps % every == 0:
+                    read()
+                    bar.set_postfix_str(f"step {facts.steps}, loss {facts.last_loss:.3f}")
+                    bar.update(min(bar.total, round(facts.seconds)) - bar.n)
+                if time.monotonic() - saved_at > SECONDS_BETWEEN_CHECKPOINTS:
+                    read()
+                    save()
+                    saved_at = time.monotonic()
+        finally:
+            if (
+                facts.steps and not updating
+            ):  # between steps, or before the weights have changed: that step is made again
+                read()
                 save()
-                saved_at = time.monotonic()
-    save()
     return facts
 
 
@@ -123,27 +152,27 @@ def learning_rate_factor(share: float) -> float:
     return min(1.0, share / 0.02 + 0.02, max(0.02, 2 * (1 - share)))
 
 
-def _take_step(
-    model: PreTrainedModel,
-    steppers: list[torch.optim.Optimizer],
-    micro_batches: list[tuple[Tensor, ...]],
-    loss_of: Callable[..., Tensor],
-    rate: float,
-) -> float:
-    """One optimizer step.  -> mean loss of the micro-batches"""
-    total = 0.0
+def _gradients(
+    model: PreTrainedModel, micro_batches: list[tuple[Tensor, ...]], loss_of: Callable[..., Tensor]
+) -> Tensor:
+    """Of one step, from zero.  -> mean loss of the micro-batches, on the device"""
+    total = torch.zeros((), device=model.device)
+    model.zero_grad(set_to_none=True)
     for micro_batch in micro_batches:
         with torch.autocast(model.device.type, dtype=torch.bfloat16):
             loss = loss_of(*micro_batch) / len(micro_batches)
         loss.backward()
-        total += loss.item()
+        total += loss.detach()
+    return total
+
+
+def _update(model: PreTrainedModel, steppers: list[torch.optim.Optimizer], rate: float) -> None:
+    """Change the weights by their gradients."""
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     for stepper in steppers:
         for group in stepper.param_groups:
             group["lr"] = rate
         stepper.step()
-        stepper.zero_grad(set_to_none=True)
-    return total
 
 
 def save_tensors(path: Path, tensors: object) -> None:

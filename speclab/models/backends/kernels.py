@@ -1,7 +1,8 @@
 """Fewer and better kernels for a model's own forward pass on a GPU; the model itself stays as it is.
 
-RMS norms, gated MLPs and rotary embeddings consist of many small kernels. `torch.compile` makes one or two of each:
-one compiled function for all layers of a kind, since weights are arguments to it.
+RMS norms, gated MLPs and rotary embeddings consist of many small kernels. `torch.compile` makes one or two of each. A
+compiled function serves all layers, since weights are arguments to it, and all widths but one: it is compiled for a
+single token, then for any number of them. (Compiled for each width it takes seconds a width.)
 
 Attention with grouped queries reads each key-value head once: the queries that share it become further rows of it. The
 library would write a copy of keys and values for each of them.
@@ -22,7 +23,7 @@ from speclab.system.terminal import note
 
 ROTARY = "apply_rotary_pos_emb"  # a function beside the model's classes
 MLP_WEIGHTS = ("gate_proj", "up_proj", "down_proj")
-MOST_SHAPES = 64  # that one function is compiled for; torch's own limit of 8 would make it slow without a word
+MOST_SHAPES = 64  # that one function may be compiled for; past torch's own limit of 8 it would be slow without a word
 Parts = dict[Any, Callable]  # a class, or ROTARY -> the compiled function
 
 
@@ -32,7 +33,7 @@ def compiled_parts(model: PreTrainedModel, compiler: Callable[[Callable], Callab
         if not _can_compile(model.device):
             return {}
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_SHAPES)
-        compiler = functools.partial(torch.compile, dynamic=False)
+        compiler = torch.compile
     parts: Parts = {type(m): compiler(type(m).forward) for m in model.modules() if _is_norm(m) or _is_mlp(m)}
     rotary = getattr(sys.modules[type(model).__module__], ROTARY, None)
     return parts | ({ROTARY: compiler(rotary)} if rotary else {})
@@ -42,7 +43,7 @@ def compiled_parts(model: PreTrainedModel, compiler: Callable[[Callable], Callab
 def _can_compile(device: torch.device) -> bool:
     """Whether torch.compile works here: it wants Triton and a C compiler."""
     try:
-        torch.compile(lambda x: x * x + 1, dynamic=False)(torch.ones(8, device=device))
+        torch.compile(lambda x: x * x + 1)(torch.ones(8, device=device))
     except Exception as error:  # what a compiler can raise has no end
         note(f"without compiled parts of the model, which is slower: {type(error).__name__}: {first_line(error)}")
         return False
