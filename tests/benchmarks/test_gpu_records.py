@@ -192,7 +192,7 @@ def test_an_experiment_may_fail(small, pair_folder, tmp_path, monkeypatch):
 def test_a_whole_step_compiles(pair_folder, tmp_path):
     """A minute, in a process of its own."""
     words = [sys.executable, "-m", "benchmarks.gpu.plain", "--target", str(pair_folder / "target"), "--device", "cpu"]
-    words += ["--dtype", "float32", "--max-new-tokens", "6", "--out-dir", str(tmp_path)]
+    words += ["--dtype", "float32", "--prompt", "def f(x):", "--max-new-tokens", "6", "--out-dir", str(tmp_path)]
     subprocess.run(words, check=True)
     ways = read(tmp_path / "results" / "local-plain.json", plain.PlainRun).ways
     assert [(way.problem, way.n_same) for way in ways[1:]] == [(None, 6), (None, 6)]

@@ -234,7 +234,7 @@ def test_what_was_finished_is_kept(rehearse, tmp_path, action, seed):
 
 @pytest.mark.full
 def test_the_command_itself_on_the_labs_pair(tmp_path):
-    """Two minutes: all stages in processes of their own, as a user starts them."""
+    """Some minutes: all stages in processes of their own, as a user starts them."""
     words = ["--device", "cpu", "--dtype", "float32", "--engine", "eager", "--sizes", "lab:20m,lab", "--limit", "1"]
     line = [sys.executable, "-m", "benchmarks.gpu", "--out", str(tmp_path), *words, "--max-new-tokens", "6"]
     done = subprocess.run([*line, "--minutes", "30"], capture_output=True, text=True)
