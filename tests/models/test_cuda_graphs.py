@@ -178,8 +178,8 @@ def test_positions_that_are_off_by_one_would_be_seen(monkeypatch):
         right = cached.model(torch.cat([PROMPT, PROMPT[:, :3]], 1), use_cache=False).logits[:, 9:]
     honest = GraphedModel.forward
 
-    def early(self, ids, length, *rest):
-        return honest(self, ids, length - 1, *rest)
+    def early(self, ids, positions, *rest):
+        return honest(self, ids, positions - 1, *rest)
 
     monkeypatch.setattr(GraphedModel, "forward", early)
     assert not torch.allclose(cached.forward(PROMPT[:, :3]), right, atol=1e-9)
@@ -258,7 +258,7 @@ def test_grouped_queries_read_each_key_once():
     """Four query heads on two key-value heads, three tokens: six rows for each head, and no copy of the keys."""
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(1, n, m, 8, generator=generator) for n, m in ((4, 3), (2, 7), (2, 7)))
-    mask = buffers.causal_mask(3, 7, query.dtype, query.device)
+    mask = buffers.causal_mask(3, 4, 7, query.dtype, query.device)
     right = torch.nn.functional.scaled_dot_product_attention(query, key, value, mask, enable_gqa=True, scale=0.3)
     found, weights = GroupedAttention()(None, query, key, value, mask, scaling=0.3)
     assert weights is None

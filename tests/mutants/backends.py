@@ -5,7 +5,7 @@ from torch import Tensor
 
 from speclab.core import graphs
 from speclab.lab.harness import Bench
-from speclab.models.backends import exported as exported_module
+from speclab.models.backends import buffers as buffers_module
 from speclab.models.backends.buffers import Buffers
 from speclab.models.backends.cuda_graphs import GraphBackend, GraphCache, GraphedModel
 from speclab.models.backends.exported import ExportedModel
@@ -35,11 +35,11 @@ def gives_tokens_the_positions_before() -> None:
 def lets_tokens_read_the_one_after() -> None:
     """lets the fast backend's tokens read the one after them"""
 
-    def causal_mask(width: int, total: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        mask = torch.full((width, total), torch.finfo(dtype).min, dtype=dtype, device=device)
-        return mask.triu_(total - width + 2)[None, None]
+    def causal_mask(width: int, length: int, n_rows: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        mask = torch.full((width, n_rows), torch.finfo(dtype).min, dtype=dtype, device=device)
+        return mask.triu_(length + 2)[None, None]
 
-    exported_module.causal_mask = causal_mask
+    buffers_module.causal_mask = causal_mask
 
 
 @mutant(10, "a_buffer_grows_by_doubling_and_keeps_what_it_holds", file="models/test_exported")
@@ -63,8 +63,8 @@ def gives_a_graphs_tokens_the_positions_before() -> None:
     """gives a graph's tokens the positions before theirs"""
     right = GraphedModel.forward
 
-    def forward(graphed: GraphedModel, ids: Tensor, length: Tensor, *more) -> Tensor:
-        return right(graphed, ids, length - 1, *more)
+    def forward(graphed: GraphedModel, ids: Tensor, positions: Tensor, *more) -> Tensor:
+        return right(graphed, ids, positions - 1, *more)
 
     GraphedModel.forward = forward
 

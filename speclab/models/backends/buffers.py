@@ -83,6 +83,15 @@ class Buffers:
             [torch.zeros(1, n_heads, capacity, width, dtype=self.dtype, device=self.device) for n_heads, width in side]
             for side in zip(*shapes, strict=True)
         )
+        self._masks = causal_mask(WIDEST, capacity, 2 * capacity + WIDEST, self.dtype, self.device)
+
+    def mask(self, width: int, length: int, n_rows: int) -> Tensor:
+        """(1, 1, width, n_rows): of a pass after `length` tokens that reads the first `n_rows` rows."""
+        if width > WIDEST:
+            return causal_mask(width, length, n_rows, self.dtype, self.device)
+        # Row i reads column j while j <= length + i: the table of a full buffer, moved to the left.
+        start = self.capacity - length
+        return self._masks[:, :, :width, start : start + n_rows]
 
     def first(self, n_rows: int) -> tuple[list[Tensor], list[Tensor]]:
         """Views of the first rows: keys, values."""
@@ -94,10 +103,10 @@ class Buffers:
             new[:, :, :n_rows] = old[:, :, :n_rows]
 
 
-def causal_mask(width: int, total: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """(1, 1, width, total): the last `width` of `total` tokens, each reading what stands before it and itself"""
-    mask = torch.full((width, total), torch.finfo(dtype).min, dtype=dtype, device=device)
-    return mask.triu_(total - width + 1)[None, None]
+def causal_mask(width: int, length: int, n_rows: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """(1, 1, width, n_rows): a pass after `length` tokens, of which each reads what stands before it and itself"""
+    mask = torch.full((width, n_rows), torch.finfo(dtype).min, dtype=dtype, device=device)
+    return mask.triu_(length + 1)[None, None]
 
 
 class BufferedBackend:

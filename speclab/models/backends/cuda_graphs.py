@@ -1,7 +1,7 @@
 """The backend for CUDA: the library's own forward pass as CUDA graphs, one replay for each pass.
 
-A graph repeats the same kernels with the same shapes on the same addresses. So a pass reads its ids and the length of
-the text from fixed tensors, writes keys and values at the positions after it, and masks whatever lies further on.
+A graph repeats the same kernels with the same shapes on the same addresses. So a pass reads its ids, positions and mask
+from fixed tensors, writes keys and values at its positions, and masks whatever lies further on.
 Shapes are few: a pass is padded to one of a small set of widths, and attention reads BUCKET rows or twice as many, four
 times as many and so on, whatever holds the text.
 
@@ -83,14 +83,9 @@ class GraphedModel:
             self.widths.add(n_tokens)
         return min(width for width in self.widths if width >= n_tokens)
 
-    def forward(self, ids: Tensor, length: Tensor, buffers: Buffers, n_rows: int) -> Tensor:
-        """(1, m) ids after `length`, (1, 1), tokens -> (1, m, vocab) logits; attention reads `n_rows` rows."""
-        width = ids.shape[1]
-        positions = length + buffers.places[:, :width]  # (1, m)
-        hidden = buffers.places[0, :n_rows] > positions[0, :, None]  # (m, rows)
-        mask = torch.zeros(1, 1, width, n_rows, dtype=buffers.dtype, device=buffers.device)
-        mask = mask.masked_fill(hidden, torch.finfo(buffers.dtype).min)  # (1, 1, m, rows)
-        pairs = zip(*buffers.first(n_rows), strict=True)
+    def forward(self, ids: Tensor, positions: Tensor, mask: Tensor, buffers: Buffers) -> Tensor:
+        """(1, m) ids and positions, (1, 1, m, rows) mask -> (1, m, vocab) logits; attention reads as many rows"""
+        pairs = zip(*buffers.first(mask.shape[-1]), strict=True)
         cache = Cache(layers=[WrittenAtPositions(keys, values, positions) for keys, values in pairs])
         with with_kernels(self.model, self.attention, self.parts):
             options = {"position_ids": positions, "attention_mask": mask, "past_key_values": cache, "use_cache": True}
@@ -112,17 +107,20 @@ class GraphCache(Buffers):
 
     def run(self, ids: Tensor, length: int, width: int) -> Tensor:
         """(1, m) ids after `length` tokens -> (1, m, vocab) logits, from a pass of `width` >= m tokens."""
-        graph = self._graph(width, self._rows(length + width))
-        fixed, before = graph.inputs
-        fixed[:, : ids.shape[1]].copy_(ids)  # padding comes last, and the rows after it are not read
-        before.fill_(length)
+        n_tokens, n_rows = ids.shape[1], self._rows(length + width)
+        graph = self._graph(width, n_rows)
+        fixed_ids, positions, mask = graph.inputs
+        fixed_ids[:, :n_tokens].copy_(ids)  # padding comes last, and its logits are not read
+        positions.copy_(self.places[:, length : length + width])
+        mask.copy_(self.mask(width, length, n_rows))
         graph.replay()
-        return graph.outputs[0][:, : ids.shape[1]].clone()  # the next replay writes to the same place
+        return graph.outputs[0][:, :n_tokens].clone()  # the next replay writes to the same place
 
     def once(self, ids: Tensor, length: int) -> Tensor:
         """The same without a graph."""
-        before = torch.full((1, 1), length, device=self.device)
-        return self._graphed.forward(ids, before, self, self._rows(length + ids.shape[1]))
+        total = length + ids.shape[1]
+        mask = self.mask(ids.shape[1], length, self._rows(total))
+        return self._graphed.forward(ids, self.places[:, length:total], mask, self)
 
     def _rows(self, total: int) -> int:
         """What attention reads for a text of `total` tokens."""
@@ -134,10 +132,12 @@ class GraphCache(Buffers):
     def _graph(self, width: int, rows: int) -> graphs.Graph:
         if (width, rows) not in self.graphs:
             # Warm-ups write keys and values like any pass: at the last rows, which are not alive while width fits.
+            length = max(0, rows - width)
             ids = torch.zeros(1, width, dtype=torch.long, device=self.device)
-            before = torch.full((1, 1), max(0, rows - width), device=self.device)
-            replay, outputs = graphs.capture(lambda: (self._graphed.forward(ids, before, self, rows),))
-            self.graphs[width, rows] = graphs.Graph(replay, [ids, before], outputs)
+            positions = self.places[:, length : length + width].clone()
+            mask = self.mask(width, length, rows).clone()
+            replay, outputs = graphs.capture(lambda: (self._graphed.forward(ids, positions, mask, self),))
+            self.graphs[width, rows] = graphs.Graph(replay, [ids, positions, mask], outputs)
         return self.graphs[width, rows]
 
 

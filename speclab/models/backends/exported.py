@@ -17,7 +17,6 @@ from transformers import Cache, PreTrainedModel
 
 from speclab.models.backends import rewrites
 from speclab.models.backends.buffers import (
-    WIDEST,
     BufferedBackend,
     Buffers,
     NoFastBackend,
@@ -101,26 +100,8 @@ def _functions(graph: fx.GraphModule) -> tuple[Callable[..., Tensor], Callable[.
     return (lambda *inputs: wide(*inputs, *constants)[0]), (lambda *inputs: one(*inputs, *constants)[0])
 
 
-class MaskedBuffers(Buffers):
-    """Buffers with a table of masks."""
-
-    def __init__(self, model: PreTrainedModel, shapes: list, capacity: int):
-        super().__init__(model, shapes, capacity)
-        self._masks = causal_mask(WIDEST, capacity + WIDEST, self.dtype, self.device)
-
-    def mask(self, width: int, total: int) -> Tensor:
-        """(1, 1, width, total): of a pass that leaves `total` tokens."""
-        if width > WIDEST:
-            return causal_mask(width, total, self.dtype, self.device)
-        # Row i of a pass after `length` tokens reads column j while j <= length + i: the same table, moved to the left.
-        start = self.capacity - (total - width)
-        return self._masks[:, :, :width, start : start + total]
-
-
 class ExportedBackend(BufferedBackend):
     """The exported model at work on one text."""
-
-    _buffers: MaskedBuffers
 
     def __init__(self, exported: ExportedModel):
         super().__init__(exported.model)
@@ -137,11 +118,11 @@ class ExportedBackend(BufferedBackend):
         total = length + width
         self._reserve(total, length)
         buffers = self._buffers
-        positions, mask = buffers.places[:, length:total], buffers.mask(width, total)
+        positions, mask = buffers.places[:, length:total], buffers.mask(width, length, total)
         return self._exported.forward(tokens, positions, mask, *buffers.first(total))[:, :n_tokens]
 
-    def _new_buffers(self, capacity: int) -> MaskedBuffers:
-        return MaskedBuffers(self._model, self._exported.shapes, capacity)
+    def _new_buffers(self, capacity: int) -> Buffers:
+        return Buffers(self._model, self._exported.shapes, capacity)
 
 
 def export_forward(model: PreTrainedModel, shapes: list) -> fx.GraphModule:
@@ -150,7 +131,7 @@ def export_forward(model: PreTrainedModel, shapes: list) -> fx.GraphModule:
     arguments = (
         torch.zeros(1, width, dtype=torch.long, device=device),
         torch.arange(total - width, total, device=device)[None],
-        causal_mask(width, total, model.dtype, device),
+        causal_mask(width, total - width, total, model.dtype, device),
         *Buffers(model, shapes, _EXAMPLE_ROWS).first(total),
     )
     of_buffers = [{2: _TOTALS}] * len(shapes)
