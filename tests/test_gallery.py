@@ -557,7 +557,7 @@ def test_every_bug_has_a_mutant():
     assert {m.bug for m in MUTANTS} == set(BUGS) == {*range(1, 15), 17, 18, *range(20, 33)}
 
 
-LAB = ("speclab", "draft_models", "baseline_autoregressive", "optimized_speculative")
+LAB = ("benchmarks", "speclab", "draft_models", "baseline_autoregressive", "optimized_speculative")
 
 
 def bindings() -> dict[tuple[object, str], object]:
