@@ -67,6 +67,7 @@ def choose(model: PreTrainedModel, wish: str) -> tuple[FastModel | None, str]:
         return fast, why or "asked for"
     eager, other = CachedModel(model), CachedModel(model, fast=fast)
     result = race(lambda: fastest([(eager, NARROW), (other, NARROW), (eager, WIDE), (other, WIDE)]))
+    _forget(fast)
     fast.one_token_gain = result.narrow
     return fast if result.takes_fast else None, result.reason
 
@@ -89,8 +90,15 @@ def build(model: PreTrainedModel) -> tuple[FastModel | None, str]:
             continue
         if isinstance(fast, ExportedModel) and fast.packed:
             choose_kernels(fast)
+        _forget(fast)
         return fast, ""
     return None, reason
+
+
+def _forget(fast: FastModel) -> None:
+    """The widths of checks and races are not those of the run."""
+    if isinstance(fast, GraphedModel):
+        fast.forget()
 
 
 def choose_kernels(exported: ExportedModel) -> None:

@@ -323,6 +323,7 @@ def test_a_gpu_gets_graphs(on_cuda, monkeypatch):
     chosen, why = select.choose(tiny("llama"), "fast")
     assert isinstance(chosen, GraphedModel)
     assert why == "asked for"
+    assert chosen.widths == {1}, "those of the check are not those of the run"
 
 
 def test_parts_that_cannot_be_compiled_are_left_out(on_cuda, monkeypatch):

@@ -21,7 +21,8 @@ class EagerBackend:
         logits = self._model(input_ids=prompt, **options).logits
         if self._rolls_back and hasattr(self._cache, "activate_past_recording"):
             self._cache.activate_past_recording()
-            for layer in self._cache.layers:
+            layers: list[Any] = self._cache.layers
+            for layer in layers:
                 if getattr(layer, "is_sliding", False):
                     layer.update = functools.partial(_update, layer, layer.update)
         return logits
