@@ -590,7 +590,7 @@ def test_no_mutant_is_there_twice():
         (function,) = ast.parse(inspect.getsource(mutant.apply)).body
         bodies.add("".join(ast.dump(statement) for statement in function.body[1:]))  # without the docstring
     names, descriptions = ({getattr(m, key) for m in MUTANTS} for key in ("name", "what"))
-    assert len(bodies) == len(names) == len(descriptions) == len(MUTANTS) == 83
+    assert len(bodies) == len(names) == len(descriptions) == len(MUTANTS) == 87
     assert "" not in descriptions
 
 
