@@ -557,7 +557,7 @@ def test_every_bug_has_a_mutant():
     assert {m.bug for m in MUTANTS} == set(BUGS) == {*range(1, 15), 17, 18, *range(20, 33)}
 
 
-LAB = ("speclab", "draft_models", "baseline_autoregressive", "optimized_speculative")
+LAB = ("benchmarks", "speclab", "draft_models", "baseline_autoregressive", "optimized_speculative")
 
 
 def bindings() -> dict[tuple[object, str], object]:
@@ -590,7 +590,7 @@ def test_no_mutant_is_there_twice():
         (function,) = ast.parse(inspect.getsource(mutant.apply)).body
         bodies.add("".join(ast.dump(statement) for statement in function.body[1:]))  # without the docstring
     names, descriptions = ({getattr(m, key) for m in MUTANTS} for key in ("name", "what"))
-    assert len(bodies) == len(names) == len(descriptions) == len(MUTANTS) == 83
+    assert len(bodies) == len(names) == len(descriptions) == len(MUTANTS) == 87
     assert "" not in descriptions
 
 

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -127,7 +128,7 @@ class Outcome(NamedTuple):
 
 
 @pytest.fixture
-def rehearse(pair_folder, tmp_path, monkeypatch):
+def rehearse(pair_folder, tmp_path, tmp_path_factory, monkeypatch):
     """The command in a process group of its own, until something happens at an event."""
     events = Events()
     identity = ["--target", str(pair_folder / "target"), "--draft", f"{pair_folder / 'draft'},ngram", "--by-kind"]
@@ -151,6 +152,7 @@ def rehearse(pair_folder, tmp_path, monkeypatch):
         return Forked(work)
 
     monkeypatch.setattr(command, "start", start)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("work")))  # what is killed leaves its folder
     monkeypatch.setattr(command, "GRACE", 30.0)
     monkeypatch.setattr(timing, "LARGE", 2**16)
     monkeypatch.setattr(roofline, "matrix_rate", lambda *args: 1e9)
