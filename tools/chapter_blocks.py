@@ -16,7 +16,8 @@ def brief(temperature: float) -> str:
     """What --brief prints of one temperature, at the draft lengths of a quick run."""
     run = read(RUN, ComparisonRun)
     shown = [row for row in run.rows if row.temperature == temperature and row.draft_length in LENGTHS]
-    return f"```text\n{first_screen.screen(replace(run, rows=shown), brief=True).strip()}\n```"
+    quick = replace(run, rows=shown, padded=None)  # as a quick run has none
+    return f"```text\n{first_screen.screen(quick, brief=True).strip()}\n```"
 
 
 def counts(temperature: float) -> str:

@@ -19,9 +19,8 @@ AGAIN_RUN = RESULTS / "cpu-2-cores-again.json"  # the same command once more
 FULL_RUN = RESULTS / "cpu-2-cores-full.json"  # the same with --full -k 2,4,8 --max-new-tokens 96 --repeats 2
 TRAINING = ROOT / "models" / "lab-pair" / "training.json"
 STANDS_FOR = {
-    "lab pair": "most of the rest is the launching of kernels. This is what PyTorch costs, and says little about large "
-    "models",
-    "padded": "this is nearer to a large model, of whose step nearly all is the reading of weights",
+    "lab pair": "the rest is computing, and what PyTorch does between its kernels: it says little about large models",
+    "padded": "this is nearer to a large model, whose step is mostly reading",
 }
 BOOK_TABLE = ((0.7, 4, "2.1"), (0.8, 4, "2.5"), (0.7, 8, "2.5"), (0.8, 8, "3.3"))  # alpha, k, what the book prints
 
@@ -56,6 +55,10 @@ def headline() -> str:
             f"{row.draft_length}; a drafted token costs {tables.number(row.draft_cost)} of a step. "
             f"Here {(first_screen.reading_line(one) or '').partition(': ')[2]}; {STANDS_FOR[kind]}."
         )
+        best = first_screen.best_row(one)
+        if best is not None and best is not row:
+            highest = f"{best.method} at k = {best.draft_length}: {tables.speedup(best.speedup)}"
+            lines[-1] += f" The highest row is {highest}."
     return "\n".join(lines)
 
 

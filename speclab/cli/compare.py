@@ -118,7 +118,7 @@ def _run(args: argparse.Namespace, records: list[Any]) -> int:
         raise problem
     if traced:  # after everything that was timed
         with output.redirected():
-            trace = _traced(config, traced)
+            trace = _traced(config, traced, record)
             if args.trace:
                 write_trace(trace, args.trace)
             if args.report:
@@ -213,10 +213,13 @@ def _kept(drawn: list[Path], draw: Step) -> Path | None:
     return path
 
 
-def _traced(config: RunConfig, draft: str) -> Trace:
-    """What the comparison starts with: its first prompt, draft length and temperature."""
+def _traced(config: RunConfig, draft: str, record: LabRun) -> Trace:
+    """The first prompt at the first temperature, at the length that was fastest for this draft."""
     settings = DecodeSettings(config.max_new_tokens, config.setup.sampling_at(config.temperatures[0]), seed=config.seed)
-    k, drafter = next(filter(None, config.draft_lengths), 0), config.drafters[draft]
+    rows = first_screen.rows_of(record, draft) if isinstance(record, ComparisonRun) else []
+    longest_gain = max(rows, key=lambda row: row.speedup, default=None)
+    k = longest_gain.draft_length if longest_gain else next(filter(None, config.draft_lengths), 0)
+    drafter = config.drafters[draft]
     loops = (autoregressive_decode, config.learner.loop)
     return follow.follow(config.setup, drafter, draft, config.prompts[0], k, settings, *loops)
 

@@ -79,13 +79,20 @@ class RunConfig:
     def look_at_cores(self) -> str | None:
         """Probe whether the cores are free, for the record; half a second. A GPU's host is not looked at.
 
+        Where they are not, the run takes one thread, unless the number was asked for: several wait for each other.
+
         -> what is wrong with them, None where nothing is
         """
         if self.setup.device.type != "cpu":
             return None
         shares = cores.probe(torch.get_num_threads())
         self.probe = runs.CoreProbe(free=cores.are_free(shares), **shares._asdict())
-        return cores.complaint(shares)
+        complaint = cores.complaint(shares)
+        if complaint and shares.threads > 1 and self.setup.reasons.get("threads") != "asked for":
+            torch.set_num_threads(1)
+            self.setup.reasons["threads"] = "the cores are not free"
+            complaint += "; this run takes one thread"
+        return complaint
 
     def head(self, measured: Measurement) -> dict[str, Any]:
         """The fields of runs.LabRun: what, where and how."""

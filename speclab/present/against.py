@@ -13,7 +13,7 @@ from speclab.records.runs import ComparisonRun
 from speclab.theory.costs import Costs
 
 KEY = attrgetter("method", "draft_length", "temperature")
-SETTINGS = ("dtype", "engine", "max_new_tokens", "prompts_sha256", "seed", "top_k", "top_p")
+SETTINGS = ("dtype", "engine", "threads", "max_new_tokens", "n_prompts", "seed", "top_k", "top_p")
 EXPLAINED = (
     "here / there: of the measured speedups; forecasts: the same ratio of what each machine's costs and acceptance "
     "forecast; rest: what they do not explain, the noise of both runs included. Costs are in decode steps of the "
@@ -74,7 +74,10 @@ def _beside(here: ComparisonRun, there: ComparisonRun) -> list[Block]:
 def _differences(here: ComparisonRun, there: ComparisonRun) -> str | None:
     """The settings that differ: with other texts or lengths, acceptance differs too."""
     values = [(key, here.settings.get(key), there.settings.get(key)) for key in SETTINGS]
-    differing = ", ".join(f"{key} {one} / {other}" for key, one, other in values if one != other)
+    values.append(("prompts", here.settings.get("prompts_sha256"), there.settings.get("prompts_sha256")))
+    differing = ", ".join(
+        "other prompts" if key == "prompts" else f"{key} {one} / {other}" for key, one, other in values if one != other
+    )
     return f"settings that differ: {differing}" if differing else None
 
 

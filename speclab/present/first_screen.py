@@ -136,7 +136,7 @@ def speed_table(runs: list[ComparisonRun]) -> Table:
         if i == 0:
             predicted: dict[str, Cell] = {"forecast": _forecast, "book(α)": _book}
             columns |= through(attrgetter("row"), cells("95 %") | predicted)
-    columns[""] = lambda line: "fastest" if line.best else ""
+    columns[""] = lambda line: "highest" if line.best else ""
     return Table(lines, columns, n_words=len(runs))
 
 
@@ -169,14 +169,19 @@ def facts_lines(run: ComparisonRun) -> list[str | None]:
     if row is None:
         return []
     prefix = f"{target_name(run)}, {row.method} k = {row.draft_length}:"
-    lines = [reading_line(run)]
+    lines: list[str | None] = [reading_line(run)]
     if row.book_formula is not None:
         forecast = f", forecast {speedup(row.forecast)}" if row.forecast is not None else ""
         lines.append(
             f"{prefix} 1/(1-α+α/k) with α = {number(row.acceptance_rate)} says {speedup(row.book_formula)}; "
             f"measured {speedup(row.speedup)}{forecast}"
         )
-    return [*lines, missed_line(row, prefix), best_plain_line(run, row, prefix)]
+    lines += [missed_line(row, prefix), best_plain_line(run, row, prefix)]
+    best = best_row(run)
+    if best is not None and best is not row:
+        prefix = f"{target_name(run)}, {best.method} k = {best.draft_length}:"
+        lines.append(missed_line(best, prefix))
+    return lines
 
 
 def best_plain_line(run: ComparisonRun, row: Row, prefix: str) -> str | None:
@@ -191,6 +196,11 @@ def best_model_row(run: ComparisonRun) -> Row | None:
     rows = [row for row in _first_rows(run) if row.draft]
     models = [row for row in rows if row.draft != "ngram"] or rows
     return max(models, key=lambda row: row.speedup, default=None)
+
+
+def rows_of(run: ComparisonRun, draft: str) -> list[Row]:
+    """The rows of one draft over all prompts, at the first temperature."""
+    return [row for row in _first_rows(run) if row.draft == draft and row.draft_length]
 
 
 def _first_rows(run: ComparisonRun) -> list[Row]:
@@ -236,5 +246,5 @@ def no_gain_line(runs: list[ComparisonRun]) -> str | None:
     run, low = min(rows, key=lambda pair: pair[1].speedup)
     where = f"{target_name(run)}, {low.method} k = {low.draft_length}, T = {low.temperature:g}, {low.prompt_kind}"
     n_not = sum(row.speedup <= 1 or row.verdict in ("slower", "unclear") for _, row in rows)
-    shown = f"{n_not} of {len(rows)} rows are not shown to be faster"
+    shown = f"counting each kind of prompt, {n_not} of {len(rows)} rows are not shown to be faster"
     return f"no gain: {shown}; lowest {speedup(low.speedup)} ({where} prompts)"

@@ -84,9 +84,9 @@ def doubt(run: LabRun) -> str | None:
     ends = interval(worst.low, worst.high)
     itself = f"{worst.ratio:.2f}x" + f" ({ends})" * (ends != "-")
     return (
-        f"NOT TO BE BELIEVED: in this run the baseline was {itself} as fast as itself, and more than "
-        f"{noise.FURTHEST:.2f}x either way is no quiet machine. Stop other work, or use --threads 1, and run again. "
-        "The record and its page keep all numbers."
+        f"NOT TO BE BELIEVED: in this run the baseline was {itself} as fast as itself; figure or interval beyond "
+        f"{noise.FURTHEST:.2f}x either way: no quiet machine. Stop other work, or use {cores.ONE_THREAD}, and run "
+        "again. The record and its page keep all numbers."
     )
 
 

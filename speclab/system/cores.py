@@ -58,6 +58,9 @@ def are_free(shares: Shares) -> bool:
     return shares.together >= FREE and _threads_help(shares)
 
 
+ONE_THREAD = '--threads 1 (with make: ARGS="--threads 1")'
+
+
 def complaint(shares: Shares) -> str | None:
     """What is wrong with the cores and what to type, in one line; None where nothing is."""
     if are_free(shares):
@@ -65,11 +68,11 @@ def complaint(shares: Shares) -> str | None:
     n = shares.threads
     average = f" (load average {shares.load:.1f})" if shares.load is not None else ""
     if shares.together >= FREE:
-        return f"{n} threads did only {shares.gain:.2f} times the work of one{average}; use --threads 1"
+        return f"{n} threads did only {shares.gain:.2f} times the work of one{average}; use {ONE_THREAD}"
     many = f"{n} threads got {shares.together:.0%} of the processor time that they wanted, one alone {shares.alone:.0%}"
     if n == 1:
         many = f"one thread got {shares.together:.0%} of the processor time that it wanted"
-    advice = "stop it, or use --threads 1: threads wait for each other" if n > 1 else "stop it and run again"
+    advice = f"stop it, or use {ONE_THREAD}: threads wait for each other" if n > 1 else "stop it and run again"
     return f"{many}{average}: other work or a limit takes the rest; {advice}"
 
 

@@ -50,6 +50,22 @@ def test_a_busy_machine_is_said_before_and_after_and_marked(run, tmp_path, monke
     assert "BUSY: one thread got 50%" in path.with_suffix(".md").read_text("utf-8")
 
 
+@pytest.mark.parametrize(("asked", "expected"), [("one per core", 1), ("asked for", 4)])
+def test_a_run_on_busy_cores_takes_one_thread_unless_told_otherwise(monkeypatch, asked, expected):
+    """Several wait for each other; what the user typed stands."""
+    monkeypatch.setattr(cores, "together", lambda threads: HALF)
+    taken = [4]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: taken[-1])
+    monkeypatch.setattr(torch, "set_num_threads", taken.append)
+    setup = SimpleNamespace(device=torch.device("cpu"), reasons={"threads": asked})
+    config = RunConfig(setup, {}, [], [4], [0.0], 8, 1, 0)
+    complaint = config.look_at_cores()
+    assert taken[-1] == expected
+    assert ("this run takes one thread" in complaint) == (expected == 1)
+    assert config.probe.threads == 4, "the probe says what it looked at"
+    assert setup.reasons["threads"] == ("the cores are not free" if expected == 1 else asked)
+
+
 def test_free_cores_are_written_down_and_not_talked_about(run, tmp_path):
     out, err = run()
     assert "busy" not in (out + err).lower()
