@@ -34,7 +34,7 @@ def test_the_page_names_every_argument_and_every_count():
 
     text = PAGE.read_text("utf-8")
     for function in (load, speculate):
-        signature = re.search(rf"`{function.__name__}\((.*?)\)`", text)[1]
+        signature = re.search(rf"^`{function.__name__}\((.*?)\)`", text, re.MULTILINE)[1]
         names = [word.partition("=")[0] for word in signature.split(", ")]
         assert names == list(inspect.signature(function).parameters)
 
