@@ -9,36 +9,46 @@ import time
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, LlamaForCausalLM
+from transformers import DynamicCache, LlamaForCausalLM, PreTrainedModel
 
 from speclab.lab.training.steps import MICRO_BATCH_TOKENS, readable, save_tensors, sent, train
 from speclab.system.terminal import progress_bar
 from training.models import DRAFT_SHAPE, compile_layers, llama
 
 PROMPT, CONTINUED = 48, 256  # tokens of text that a continuation starts from, and its length with them
+TEMPERATURES = (1e-4, 0.8, 1.0)  # the draft will be asked to guess in all of them
 TEACHER_TOP = 32  # probabilities kept of the target's distribution at each place
 TEXTS_PER_CONTINUATION = 6  # pieces of plain text in the draft's pool for each continuation
 
 
 @torch.inference_mode()
-def continuations(target: LlamaForCausalLM, stream: Tensor, seconds: float, seed: int, rows: int = 64) -> Tensor:
+def continuations(
+    target: PreTrainedModel,
+    stream: Tensor,
+    seconds: float,
+    seed: int,
+    rows: int = 64,
+    prompt: int = PROMPT,
+    length: int = CONTINUED,
+    temperatures: tuple[float, ...] = TEMPERATURES,
+) -> Tensor:
     """What the target writes after pieces of its training text, for `seconds`, at least once.  -> (n, length) ids
 
-    A third greedily, two thirds sampled at temperatures 0.8 and 1: the draft will be asked to guess in both.
+    prompt: tokens of each piece. temperatures: of the rows in turn; the lowest is as good as greedy.
     """
     target.eval()
     device, generator = target.device, torch.Generator().manual_seed(seed)
-    temperatures = torch.tensor([1e-4, 0.8, 1.0], device=device).repeat(rows)[:rows, None]  # (rows, 1)
+    divisors = torch.tensor(temperatures, device=device).repeat(rows)[:rows, None]  # (rows, 1)
     written: list[Tensor] = []
     end = time.monotonic() + seconds
     with progress_bar(unit=" texts", desc="continuations", mininterval=10) as bar:
         while not written or time.monotonic() < end:
-            starts = torch.randint(0, len(stream) - PROMPT, (rows,), generator=generator)
-            text = stream[starts[:, None] + torch.arange(PROMPT)].long().to(device)  # (rows, PROMPT)
+            starts = torch.randint(0, len(stream) - prompt, (rows,), generator=generator)
+            text = stream[starts[:, None] + torch.arange(prompt)].long().to(device)  # (rows, prompt)
             cache, feed = DynamicCache(config=target.config), text
-            while text.shape[1] < CONTINUED:
+            while text.shape[1] < length:
                 logits = target(input_ids=feed, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
-                feed = (logits.float() / temperatures).softmax(-1).multinomial(1)  # (rows, 1)
+                feed = (logits.float() / divisors).softmax(-1).multinomial(1)  # (rows, 1)
                 text = torch.cat([text, feed], dim=1)
             written.append(text.cpu())
             bar.update(rows)

@@ -31,7 +31,12 @@ from speclab.system.errors import EnvironmentProblem, UsageProblem
 
 
 class Backend(Protocol):
-    """What runs the passes of one decoding (speclab/models/backends)."""
+    """What runs the passes of one decoding (speclab/models/backends).
+
+    hidden: the outputs of the layers that were asked for, in the last pass, (1, m, hidden) each.
+    """
+
+    hidden: dict[int, Tensor]
 
     def prefill(self, prompt: Tensor) -> Tensor:
         """(1, prompt) ids -> (1, 1, vocab) logits of the last one."""
@@ -53,8 +58,8 @@ class FastModel(Protocol):
     graphed: bool
     one_token_gain: float | None
 
-    def start(self) -> Backend:
-        """A backend for one decoding."""
+    def start(self, hidden_layers: Iterable[int] = ()) -> Backend:
+        """A backend for one decoding; its passes keep the outputs of these layers."""
 
     def prepare(self, widths: Iterable[int], longest: int) -> None:
         """Widths of the passes that will come, and tokens of the longest text."""
@@ -70,6 +75,8 @@ class CachedModel:
     max_length: positions, prompt and output together; None where the model has no limit.
     fast: the same model exported, or with CUDA graphs; without it passes run eagerly.
     n_passes: forward passes since `prefill`, that one included.
+    hidden_layers: decoder layers, from 0, whose outputs a draft reads; every decoding keeps them, the baseline too, so
+    that both arms run on the same engine.
     """
 
     def __init__(self, model: PreTrainedModel, vocab_size: int | None = None, fast: FastModel | None = None):
@@ -79,12 +86,15 @@ class CachedModel:
         self.vocab_size = min(vocab_size or n_rows, n_rows, self.n_ids)
         self.max_length = context_length(model)
         self.n_passes = 0
+        self.hidden_layers: tuple[int, ...] = ()
         self._backend: Backend | None = None
         self._length = 0
 
     def with_own_cache(self) -> "CachedModel":
         """The same weights with a cache of their own, so that two decoders can work side by side."""
-        return type(self)(self.model, self.vocab_size, self.fast)
+        twin = type(self)(self.model, self.vocab_size, self.fast)
+        twin.hidden_layers = self.hidden_layers
+        return twin
 
     def __deepcopy__(self, memo: dict) -> "CachedModel":
         """A drafter is copied with its model; the weights are shared."""
@@ -125,7 +135,10 @@ class CachedModel:
         rolls_back: `crop` will be called, so sliding-window layers keep what has just left the window.
         """
         self._backend = None  # a graph cache is given back first, and the next backend may take it
-        self._backend = self.fast.start() if self.fast else EagerBackend(self.model, rolls_back)
+        if self.fast:
+            self._backend = self.fast.start(self.hidden_layers)
+        else:
+            self._backend = EagerBackend(self.model, rolls_back, self.hidden_layers)
         with torch.inference_mode():
             logits = self._backend.prefill(prompt)
         self._length, self.n_passes = prompt.shape[1], 1
@@ -139,6 +152,16 @@ class CachedModel:
         self._length += tokens.shape[1]
         self.n_passes += 1
         return logits[..., : self.vocab_size]
+
+    def hidden(self, layers: Iterable[int]) -> Tensor:
+        """Outputs of these layers side by side, in the last pass: (1, m, layers * hidden).
+
+        The next pass may write to the same place. RuntimeError for a layer that is not in `hidden_layers`.
+        """
+        hidden = self._running().hidden
+        if missing := [layer for layer in layers if layer not in hidden]:
+            raise RuntimeError(f"no pass keeps the output of layer {missing[0]}; name it in hidden_layers")
+        return torch.cat([hidden[layer] for layer in layers], dim=-1)
 
     def crop(self, length: int) -> None:
         """Keep the first `length` tokens of the cache."""

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
@@ -20,14 +20,16 @@ from speclab.system.terminal import note, progress_bar
 LENGTHS = {256: 0.80, 512: 0.15, 2048: 0.05}
 MICRO_BATCH_TOKENS = {"cuda": 32768}  # by device; what a pass trains on at once
 FEW_TOKENS = 4096  # the same elsewhere
+BY_ROW = ("embed", "lm_head")  # matrices with a row for each id
 SECONDS_BETWEEN_CHECKPOINTS = 240
 STEPS_PER_READING = {"cuda": 20}  # a loss is read when the device has done everything before it; elsewhere every step
 
 
-def optimizers(model: PreTrainedModel, rate: float) -> list[torch.optim.Optimizer]:
-    """Muon for the layers' matrices, AdamW for embeddings and norms."""
-    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
-    others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
+def optimizers(model: nn.Module, rate: float) -> list[torch.optim.Optimizer]:
+    """Muon for the layers' matrices, AdamW for embeddings, norms and an output layer of its own."""
+    trained = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
+    matrices = [weight for name, weight in trained if weight.ndim == 2 and not any(o in name for o in BY_ROW)]
+    others = [weight for _, weight in trained if not any(weight is matrix for matrix in matrices)]
     return [
         torch.optim.Muon(matrices, lr=rate, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.95), weight_decay=0.0),
@@ -72,7 +74,7 @@ class TrainingFacts:
 
 
 def train(
-    model: PreTrainedModel,
+    model: nn.Module,
     batches: Callable[[int], list[tuple[Tensor, ...]]],
     loss_of: Callable[..., Tensor],
     seconds: float,
@@ -106,7 +108,8 @@ def train(
         if bar.disable:  # no terminal: a line now and then
             note(f"{name}: step {facts.steps}, loss {facts.last_loss:.3f}, {facts.seconds:.0f} of {seconds:.0f} s")
 
-    every = STEPS_PER_READING.get(model.device.type, 1)
+    device = next(model.parameters()).device
+    every = STEPS_PER_READING.get(device.type, 1)
     unread: list[Tensor] = []  # losses that are still on the device
 
     def read() -> None:
@@ -153,20 +156,21 @@ def learning_rate_factor(share: float) -> float:
 
 
 def _gradients(
-    model: PreTrainedModel, micro_batches: list[tuple[Tensor, ...]], loss_of: Callable[..., Tensor]
+    model: nn.Module, micro_batches: list[tuple[Tensor, ...]], loss_of: Callable[..., Tensor]
 ) -> Tensor:
     """Of one step, from zero.  -> mean loss of the micro-batches, on the device"""
-    total = torch.zeros((), device=model.device)
+    device = next(model.parameters()).device
+    total = torch.zeros((), device=device)
     model.zero_grad(set_to_none=True)
     for micro_batch in micro_batches:
-        with torch.autocast(model.device.type, dtype=torch.bfloat16):
+        with torch.autocast(device.type, dtype=torch.bfloat16):
             loss = loss_of(*micro_batch) / len(micro_batches)
         loss.backward()
         total += loss.detach()
     return total
 
 
-def _update(model: PreTrainedModel, steppers: list[torch.optim.Optimizer], rate: float) -> None:
+def _update(model: nn.Module, steppers: list[torch.optim.Optimizer], rate: float) -> None:
     """Change the weights by their gradients."""
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     for stepper in steppers:

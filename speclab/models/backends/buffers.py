@@ -4,12 +4,14 @@ Rolling back is free: rows after the text's length are never read, and the next 
 """
 
 import sys
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
 
+from speclab.models.backends.eager import layer_outputs
 from speclab.models.limits import cached_layers, context_length
 
 SPARE = 512  # tokens that new buffers can take after a prompt before they have to grow
@@ -112,8 +114,9 @@ def causal_mask(width: int, length: int, n_rows: int, dtype: torch.dtype, device
 class BufferedBackend:
     """One decoding over buffers that are written in place. What a pass runs is said by its subclasses."""
 
-    def __init__(self, model: PreTrainedModel):
-        self._model = model
+    def __init__(self, model: PreTrainedModel, hidden_layers: Iterable[int] = ()):
+        self._model, self._hidden_layers = model, hidden_layers
+        self.hidden: dict[int, Tensor] = {}
         self._most_positions = context_length(model) or sys.maxsize
 
     def prefill(self, prompt: Tensor) -> Tensor:
@@ -125,7 +128,8 @@ class BufferedBackend:
         self._buffers = self._new_buffers(self._rows(n, n + SPARE))
         views: list = [WrittenInPlace(keys, values) for keys, values in zip(*self._buffers.first(n), strict=True)]
         options = {"past_key_values": Cache(layers=views), "use_cache": True, "logits_to_keep": 1}
-        return self._model(input_ids=prompt, **options).logits
+        with layer_outputs(self._model, self._hidden_layers) as self.hidden:
+            return self._model(input_ids=prompt, **options).logits
 
     def forward(self, tokens: Tensor, length: int) -> Tensor:
         """(1, m) ids after `length` tokens -> (1, m, vocab) logits."""

@@ -14,7 +14,7 @@ Not measured on a GPU yet. Everything but the recording itself is tested without
 """
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from transformers.cache_utils import Cache
 
 from speclab.core import graphs
 from speclab.models.backends.buffers import BufferedBackend, Buffers, WrittenInPlace, kv_shapes
+from speclab.models.backends.eager import decoder_layers, layer_outputs
 from speclab.models.backends.kernels import GroupedAttention, compiled_parts, with_kernels
 
 BUCKET = 256  # rows
@@ -58,6 +59,7 @@ class GraphedModel:
         self.model, self.shapes = model, kv_shapes(model)
         self.parts = compiled_parts(model) if compile_parts else {}
         self.attention = GroupedAttention.of(model)
+        self.layers = range(len(decoder_layers(model)))
         self.widths: set[int] = {1}
         self.longest = 0  # tokens that a text of this run may reach
         self.free: list[GraphCache] = []
@@ -71,9 +73,9 @@ class GraphedModel:
         """Start anew for another run: its widths are its own, and no graph cache of an earlier one comes back."""
         self.widths, self.longest, self.free = {1}, 0, []
 
-    def start(self) -> "GraphBackend":
+    def start(self, hidden_layers: Iterable[int] = ()) -> "GraphBackend":
         """A backend for one decoding."""
-        return GraphBackend(self)
+        return GraphBackend(self, hidden_layers)
 
     def width_for(self, n_tokens: int) -> int:
         """The least width that holds them; their own, from now on, if there is none. One token stays one."""
@@ -83,13 +85,16 @@ class GraphedModel:
             self.widths.add(n_tokens)
         return min(width for width in self.widths if width >= n_tokens)
 
-    def forward(self, ids: Tensor, positions: Tensor, mask: Tensor, buffers: Buffers) -> Tensor:
-        """(1, m) ids and positions, (1, 1, m, rows) mask -> (1, m, vocab) logits; attention reads as many rows"""
+    def forward(self, ids: Tensor, positions: Tensor, mask: Tensor, buffers: Buffers) -> tuple[Tensor, ...]:
+        """(1, m) ids and positions, (1, 1, m, rows) mask -> (1, m, vocab) logits, and the outputs of all layers, (1, m,
+        hidden) each; attention reads as many rows as the mask has"""
         pairs = zip(*buffers.first(mask.shape[-1]), strict=True)
         cache = Cache(layers=[WrittenAtPositions(keys, values, positions) for keys, values in pairs])
         with with_kernels(self.model, self.attention, self.parts):
             options = {"position_ids": positions, "attention_mask": mask, "past_key_values": cache, "use_cache": True}
-            return self.model(input_ids=ids, **options).logits
+            with layer_outputs(self.model, self.layers) as hidden:
+                logits = self.model(input_ids=ids, **options).logits
+            return logits, *(hidden[layer] for layer in self.layers)
 
 
 class GraphCache(Buffers):
@@ -105,8 +110,11 @@ class GraphCache(Buffers):
                 self._graph(width, self._rows(total))
                 total = self._rows(total) + 1
 
-    def run(self, ids: Tensor, length: int, width: int) -> Tensor:
-        """(1, m) ids after `length` tokens -> (1, m, vocab) logits, from a pass of `width` >= m tokens."""
+    def run(self, ids: Tensor, length: int, width: int) -> list[Tensor]:
+        """(1, m) ids after `length` tokens -> as GraphedModel.forward, from a pass of `width` >= m tokens.
+
+        The next replay writes to the same place.
+        """
         n_tokens, n_rows = ids.shape[1], self._rows(length + width)
         graph = self._graph(width, n_rows)
         fixed_ids, positions, mask = graph.inputs
@@ -114,9 +122,9 @@ class GraphCache(Buffers):
         positions.copy_(self.places[:, length : length + width])
         mask.copy_(self.mask(width, length, n_rows))
         graph.replay()
-        return graph.outputs[0][:, :n_tokens].clone()  # the next replay writes to the same place
+        return [output[:, :n_tokens] for output in graph.outputs]
 
-    def once(self, ids: Tensor, length: int) -> Tensor:
+    def once(self, ids: Tensor, length: int) -> tuple[Tensor, ...]:
         """The same without a graph."""
         total = length + ids.shape[1]
         mask = self.mask(ids.shape[1], length, self._rows(total))
@@ -136,7 +144,7 @@ class GraphCache(Buffers):
             ids = torch.zeros(1, width, dtype=torch.long, device=self.device)
             positions = self.places[:, length : length + width].clone()
             mask = self.mask(width, length, rows).clone()
-            replay, outputs = graphs.capture(lambda: (self._graphed.forward(ids, positions, mask, self),))
+            replay, outputs = graphs.capture(lambda: self._graphed.forward(ids, positions, mask, self))
             self.graphs[width, rows] = graphs.Graph(replay, [ids, positions, mask], outputs)
         return self.graphs[width, rows]
 
@@ -146,8 +154,8 @@ class GraphBackend(BufferedBackend):
 
     _buffers: GraphCache
 
-    def __init__(self, graphed: GraphedModel):
-        super().__init__(graphed.model)
+    def __init__(self, graphed: GraphedModel, hidden_layers: Iterable[int] = ()):
+        super().__init__(graphed.model, hidden_layers)
         self._graphed = graphed
         self._release: Callable[[], object] | None = None  # gives the graph cache back
 
@@ -156,8 +164,11 @@ class GraphBackend(BufferedBackend):
         self._reserve(length + tokens.shape[1], length)
         width = self._graphed.width_for(tokens.shape[1])
         if length + width > min(self._buffers.capacity, self._most_positions):
-            return self._buffers.once(tokens, length)  # there is no room for padding
-        return self._buffers.run(tokens, length, width)
+            outputs: Sequence[Tensor] = self._buffers.once(tokens, length)  # there is no room for padding
+        else:
+            outputs = self._buffers.run(tokens, length, width)
+        self.hidden = {layer: outputs[1 + layer] for layer in self._hidden_layers}
+        return outputs[0].clone()
 
     def _new_buffers(self, capacity: int) -> GraphCache:
         """A graph cache that is free and large enough, or a new one. It is given back when outgrown, or when this

@@ -24,6 +24,7 @@ from speclab.models.backends.buffers import (
     causal_mask,
     kv_shapes,
 )
+from speclab.models.backends.eager import decoder_layers, layer_outputs
 from speclab.system.errors import first_line
 
 aten = torch.ops.aten
@@ -41,10 +42,11 @@ class _Pass(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, ids: Tensor, positions: Tensor, mask: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
+    def forward(self, ids: Tensor, positions: Tensor, mask: Tensor, keys: list[Tensor], values: list[Tensor]) -> tuple:
         cache = Cache(layers=[WrittenInPlace(k, v) for k, v in zip(keys, values, strict=True)])
         options = {"position_ids": positions, "attention_mask": mask, "past_key_values": cache, "use_cache": True}
-        return self.model(input_ids=ids, **options).logits
+        with layer_outputs(self.model, range(len(decoder_layers(self.model)))) as hidden:
+            return self.model(input_ids=ids, **options).logits, hidden
 
 
 class ExportedModel:
@@ -76,12 +78,15 @@ class ExportedModel:
     def prepare(self, widths: Iterable[int], longest: int) -> None:
         """Nothing to do: any width and length runs."""
 
-    def start(self) -> "ExportedBackend":
+    def start(self, hidden_layers: Iterable[int] = ()) -> "ExportedBackend":
         """A backend for one decoding."""
-        return ExportedBackend(self)
+        return ExportedBackend(self, hidden_layers)
 
-    def forward(self, ids: Tensor, positions: Tensor, mask: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
-        """(1, m) ids and positions, (1, 1, m, total) mask, per layer views of `total` rows -> (1, m, vocab) logits
+    def forward(
+        self, ids: Tensor, positions: Tensor, mask: Tensor, keys: list[Tensor], values: list[Tensor]
+    ) -> tuple[Tensor, ...]:
+        """(1, m) ids and positions, (1, 1, m, total) mask, per layer views of `total` rows -> (1, m, vocab) logits, and
+        the outputs of all layers, (1, m, hidden) each
 
         The last m rows of the views are written.
         """
@@ -91,20 +96,20 @@ class ExportedModel:
         return run(ids, positions, mask, *keys, *values)
 
 
-def _functions(graph: fx.GraphModule) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+def _functions(graph: fx.GraphModule) -> tuple[Callable[..., tuple], Callable[..., tuple]]:
     """A list of kernels as a function of ids, positions, mask, keys and values; then the same for a single token."""
     constants = rewrites.lift_constants(graph)
     wide = rewrites.as_function(graph)
     rewrites.drop_mask(graph)
     one = rewrites.as_function(graph)
-    return (lambda *inputs: wide(*inputs, *constants)[0]), (lambda *inputs: one(*inputs, *constants)[0])
+    return (lambda *inputs: wide(*inputs, *constants)), (lambda *inputs: one(*inputs, *constants))
 
 
 class ExportedBackend(BufferedBackend):
     """The exported model at work on one text."""
 
-    def __init__(self, exported: ExportedModel):
-        super().__init__(exported.model)
+    def __init__(self, exported: ExportedModel, hidden_layers: Iterable[int] = ()):
+        super().__init__(exported.model, hidden_layers)
         self._exported = exported
 
     def forward(self, tokens: Tensor, length: int) -> Tensor:
@@ -119,7 +124,9 @@ class ExportedBackend(BufferedBackend):
         self._reserve(total, length)
         buffers = self._buffers
         positions, mask = buffers.places[:, length:total], buffers.mask(width, length, total)
-        return self._exported.forward(tokens, positions, mask, *buffers.first(total))[:, :n_tokens]
+        logits, *hidden = self._exported.forward(tokens, positions, mask, *buffers.first(total))
+        self.hidden = {layer: hidden[layer][:, :n_tokens] for layer in self._hidden_layers}
+        return logits[:, :n_tokens]
 
     def _new_buffers(self, capacity: int) -> Buffers:
         return Buffers(self._model, self._exported.shapes, capacity)

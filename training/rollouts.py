@@ -1,0 +1,77 @@
+"""How a feature head learns: on chains of its own outputs, as it will draft (the "training-time test" of EAGLE-3)."""
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from speclab.drafts.heads.feature import FeatureHead
+
+DEPTH = 4  # tokens of a chain in training
+DECAY = 0.9  # weight of each depth in the loss, of the one before
+CHAINS = 0.5  # share of the positions from which a chain goes beyond its first token
+
+
+@torch.no_grad()
+def target_pass(target: PreTrainedModel, rows: Tensor, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """(batch, n) ids -> the outputs of the layers side by side (batch, n, layers * hidden), logits (batch, n, vocab)"""
+    output = target(input_ids=rows, output_hidden_states=True, use_cache=False)
+    return torch.cat([output.hidden_states[layer + 1] for layer in layers], dim=-1), output.logits
+
+
+def rollout(
+    head: FeatureHead, hidden: Tensor, tokens: Tensor, depth: int, starts: Tensor | None = None
+) -> list[tuple[Tensor, Tensor]]:
+    """Chains from every position: element j holds the positions t of its rows, and logits of token t + 2 + j.
+
+    hidden: (batch, n, layers * target_hidden). tokens: (batch, n); a chain reads the text's own tokens, not what the
+    head would have drawn. starts: positions of the chains that go beyond the first token (default: all that fit).
+    """
+    n = tokens.shape[1] - 1 - depth  # positions that have a token for every depth
+    positions = torch.arange(n, device=tokens.device)
+    states = head.fuse(hidden[:, :n])
+    residual, queries, first_keys, first_values = head.project(states, tokens[:, 1 : n + 1], positions)
+    attended = torch.nn.functional.scaled_dot_product_attention(queries, first_keys, first_values, is_causal=True)
+    states = head.finish(residual, attended)
+    outputs = [(positions, head.logits(states))]
+    if starts is not None:
+        positions, states = starts, states[:, starts]
+    visible = torch.arange(n, device=tokens.device) <= positions[:, None]  # (starts, n) what a chain sees of the text
+    mask = torch.zeros_like(visible, dtype=queries.dtype).masked_fill(~visible, float("-inf"))
+    keys, values = [], []  # of the chains' own positions
+    for step in range(1, depth):
+        residual, queries, key, value = head.project(states, tokens[:, positions + step + 1], positions + step)
+        keys.append(key)
+        values.append(value)
+        scale = head.shape.head_size**-0.5
+        of_text = queries @ first_keys.transpose(-1, -2) * scale + mask  # (batch, heads, starts, n)
+        of_chain = [(queries * key).sum(-1, keepdim=True) * scale for key in keys]
+        weights = torch.cat([of_text, *of_chain], dim=-1).softmax(-1, dtype=torch.float32).to(value.dtype)
+        attended = weights[..., :n] @ first_values
+        for i, value in enumerate(values):
+            attended = attended + weights[..., n + i : n + i + 1] * value
+        states = head.finish(residual, attended)
+        outputs.append((positions, head.logits(states)))
+    return outputs
+
+
+def distance(target_logits: Tensor, draft_logits: Tensor) -> Tensor:
+    """Cross-entropy to the target's distribution plus total variation, the share of samples that is rejected; means.
+
+    Both (batch, n, vocab).
+    """
+    target_probs = target_logits.float().softmax(-1)
+    draft_log_probs = draft_logits.float().log_softmax(-1)
+    surprise = -(target_probs * draft_log_probs).sum(-1).mean()
+    return surprise + 1 - torch.minimum(target_probs, draft_log_probs.exp()).sum(-1).mean()
+
+
+def rollout_loss(head: FeatureHead, target: PreTrainedModel, tokens: Tensor, seed: int) -> Tensor:
+    """The mean over depths, weighted by DECAY. tokens: (batch, n). seed: of the positions where chains start."""
+    hidden, logits = target_pass(target, tokens, head.shape.layers)
+    n = tokens.shape[1] - 1 - DEPTH
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+    starts = order[: round(CHAINS * n)].sort().values.to(tokens.device)
+    total = torch.zeros((), device=tokens.device)
+    for step, (positions, drafted) in enumerate(rollout(head, hidden, tokens, DEPTH, starts)):
+        total = total + DECAY**step * distance(logits[:, positions + step + 1], drafted)
+    return total / sum(DECAY**step for step in range(DEPTH))

@@ -1,0 +1,71 @@
+"""Acceptance of a draft that reads hidden states, by teacher forcing: no loop, no clock."""
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+
+from speclab.drafts.heads.feature import FeatureHead
+from speclab.models import prompts
+from training.draft import PROMPT, continuations
+from training.rollouts import rollout, target_pass
+
+NEW = 96  # tokens of a text that are scored
+BEYOND = 8  # more, for chains that start near the end
+
+
+def held_out_texts(target: PreTrainedModel, held_out: Tensor, seed: int) -> list[tuple[Tensor, int]]:
+    """Greedy continuations of held-out text: ids (1, length) and where the target began to write."""
+    rows = continuations(target, held_out, 0, seed + 7, rows=48, temperatures=(1e-4,))
+    return [(row[None], PROMPT) for row in rows]
+
+
+@torch.inference_mode()
+def greedy_texts(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> dict[str, list[tuple[Tensor, int]]]:
+    """The target's greedy continuations of the lab's prompts, by kind."""
+    texts: dict[str, list[tuple[Tensor, int]]] = {}
+    for prompt in prompts.encode(prompts.standard(), tokenizer):
+        ids = prompt.ids.to(target.device)
+        cache, feed = DynamicCache(config=target.config), ids
+        for _ in range(NEW + BEYOND):
+            feed = target(input_ids=feed, past_key_values=cache, use_cache=True, logits_to_keep=1).logits.argmax(-1)
+            ids = torch.cat([ids, feed], dim=1)
+        texts.setdefault(prompt.kind, []).append((ids, prompt.ids.shape[1]))
+    return texts
+
+
+@torch.inference_mode()
+def agreement(head: FeatureHead, target: PreTrainedModel, text: Tensor, start: int, depth: int) -> Tensor:
+    """Whether token j of a chain is the target's choice, for chains after every token from `start` on.
+
+    text (1, length) -> (chains, depth). Row i is the chain of a round whose last committed token is number start + i.
+    """
+    hidden, logits = target_pass(target, text, head.shape.layers)
+    chosen = logits[0].argmax(-1)  # (length,): the target's token after each
+    match = []
+    for step, (positions, drafted) in enumerate(rollout(head, hidden, text, depth)):
+        match.append(drafted[0].argmax(-1) == chosen[positions + step + 1])
+    return torch.stack(match, dim=-1)[start - 1 :]
+
+
+@torch.inference_mode()
+def score(head: FeatureHead, target: PreTrainedModel, texts: list[tuple[Tensor, int]], depth: int = 7) -> dict:
+    """Conditional acceptance by position, and rounds of greedy decoding replayed: alpha and tokens per round at k."""
+    alive, tested = torch.zeros(depth), torch.zeros(depth)
+    rounds, accepted, tries = (dict.fromkeys((2, 4, 6, 7), 0) for _ in range(3))
+    for text, start in texts:
+        match = agreement(head, target, text, start, depth)
+        kept = match.cumprod(-1)
+        before = torch.cat([torch.ones_like(kept[:, :1]), kept[:, :-1]], dim=1)
+        alive, tested = alive + kept.sum(0), tested + before.sum(0)
+        lengths = kept.cumsum(-1)[:, -1]
+        for k in rounds:
+            made, end = 1, min(NEW, len(match))
+            while made < end:
+                n = min(k, int(lengths[made - 1]))
+                rounds[k], accepted[k], tries[k] = rounds[k] + 1, accepted[k] + n, tries[k] + n + (n < k)
+                made += n + 1
+    return {
+        "by_position": [round(a / t, 3) for a, t in zip(alive.tolist(), tested.tolist(), strict=True) if t],
+        "alpha": {k: round(accepted[k] / max(1, tries[k]), 3) for k in rounds},
+        "tokens_per_round": {k: round(1 + accepted[k] / max(1, rounds[k]), 3) for k in rounds},
+    }
