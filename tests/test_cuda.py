@@ -59,17 +59,28 @@ def test_greedy_is_token_identical_in_float32(family, fast):
 def test_a_round_waits_for_the_device_once(temperature):
     """PyTorch warns of each wait: one copy brings the round's decision to the host, nothing else waits."""
     target, drafter = on_gpu("llama", True), ModelDrafter(on_gpu("llama", True, noise=0.1))
-    rounds = iter(speculative_rounds(target, drafter, PROMPT.cuda(), 4, N_NEW, Sampling(temperature)))
-    for _ in range(3):  # prefill, and what is captured on the way
-        next(rounds)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            next(rounds)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-    assert len([w for w in caught if "synchroniz" in str(w.message)]) == 1
+
+    def decoding():
+        generator = torch.Generator("cuda").manual_seed(3)
+        return iter(speculative_rounds(target, drafter, PROMPT.cuda(), 4, N_NEW, Sampling(temperature), generator))
+
+    for _ in decoding():  # what is captured on the way
+        pass
+    rounds, waits = decoding(), []
+    next(rounds)  # prefill
+    while True:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                ended = next(rounds, None) is None
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        if ended:
+            break
+        waits.append(len([w for w in caught if "called a synchronizing CUDA operation" in str(w.message)]))
+    assert waits == [1] * len(waits)
+    assert len(waits) > 3
 
 
 def test_sampled_rounds_do_not_depend_on_the_engine():

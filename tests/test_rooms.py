@@ -17,7 +17,7 @@ import optimized_speculative
 root = Path(optimized_speculative.__file__).parent
 files = {Path(m.__file__) for m in list(sys.modules.values()) if getattr(m, "__file__", None)}
 for file in sorted(files):
-    if root in file.parents and ".venv" not in file.parts and file.name != "__init__.py":
+    if root in file.parents and "site-packages" not in file.parts and file.name != "__init__.py":
         print(file.relative_to(root).as_posix())
 """
 

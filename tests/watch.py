@@ -2,11 +2,13 @@
 
 from collections import Counter
 
+import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 # Copies to the host, shapes that depend on values, and copies of host values that wait for the queue.
 BLOCKING = {
-    *("tolist", "item", "cpu", "numpy", "nonzero", "masked_select", "unique", "new_tensor"),
+    *("tolist", "item", "cpu", "numpy", "nonzero", "masked_select", "unique", "new_tensor", "repeat_interleave"),
     *("__bool__", "__int__", "__float__", "__index__"),
 }
 
@@ -19,6 +21,15 @@ class Watch(TorchFunctionMode):
         self.calls: Counter = Counter()
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        if getattr(func, "__name__", "") in BLOCKING:
-            self.calls[func.__name__] += 1
+        name = getattr(func, "__name__", "")
+        # A tensor made of numbers right on the device is copied from memory that is not pinned.
+        made_there = name == "tensor" and (kwargs or {}).get("device") is not None
+        by_mask = name in ("__getitem__", "__setitem__") and _is_mask(args[1])
+        if name in BLOCKING or made_there or by_mask:
+            self.calls[name] += 1
         return func(*args, **(kwargs or {}))
+
+
+def _is_mask(index: object) -> bool:
+    parts = index if isinstance(index, tuple) else (index,)
+    return any(isinstance(part, Tensor) and part.dtype == torch.bool for part in parts)

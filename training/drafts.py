@@ -101,8 +101,12 @@ def make_parser() -> parsing.Parser:
     parser.add_argument("kind", choices=["feature"], help="what to train")
     parser.add_argument("--target", default=loading.LAB_TARGET, metavar="NAME", help="(default: the lab's)")
     parser.add_argument("--minutes", type=parsing.positive, default=180, help="of training (default: 180)")
-    parser.add_argument("--own-minutes", type=parsing.positive, default=10, help="of the target's writing (default: 10)")
-    parser.add_argument("--intermediate", type=parsing.at_least(1), default=1024, help="width of the MLP (default: 1024)")
+    parser.add_argument(
+        "--own-minutes", type=parsing.positive, default=10, help="of the target's writing (default: 10)"
+    )
+    parser.add_argument(
+        "--intermediate", type=parsing.at_least(1), default=1024, help="width of the MLP (default: 1024)"
+    )
     parser.add_argument("--rate", type=parsing.positive, default=4e-3, help="peak learning rate (default: 0.004)")
     parser.add_argument("--device", choices=("cpu", "cuda", "mps"), default="cpu", help="(default: cpu)")
     parser.add_argument("--threads", type=parsing.at_least(1), help="(default: all cores)")

@@ -24,10 +24,16 @@ Function = TypeVar("Function", bound=Callable)
 
 
 class Captures:
-    """Graphs recorded so far, and the memory that all of them share: no two replay at once."""
+    """Graphs recorded so far, and the memory that all of them share: no two replay at once.
+
+    failed: a recording was broken off. The device's allocator may be left in the middle of it, so no other is begun.
+    """
 
     n = 0
+    failed = False
     pool: Any = None
+    anchor: Any = None  # a graph that is never given up: the pool lives no longer than the graphs on it
+    side: Any = None  # the stream of all warm-ups
 
 
 captures = Captures()
@@ -42,24 +48,49 @@ class Graph(NamedTuple):
 
 
 def capture(step: Step) -> tuple[Callable[[], None], tuple[Tensor, ...]]:
-    """Record `step`.  -> what replays it, and the tensors that a replay writes to. CUDA only."""
-    current, side = torch.cuda.current_stream(), torch.cuda.Stream()
-    side.wait_stream(current)
-    with torch.cuda.stream(side):
-        for _ in range(WARM_UPS):
+    """Record `step`.  -> what replays it, and the tensors that a replay writes to. CUDA only.
+
+    RuntimeError for a step that waits for the device: its last warm-up finds out, before anything is recorded.
+    """
+    if captures.failed:
+        raise RuntimeError("no CUDA graph is recorded after one that failed")
+    current = torch.cuda.current_stream()
+    captures.side = captures.side or torch.cuda.Stream()
+    captures.side.wait_stream(current)
+    with torch.cuda.stream(captures.side):
+        for _ in range(WARM_UPS - 1):
             step()
-    current.wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    captures.pool = captures.pool or torch.cuda.graph_pool_handle()
-    with torch.cuda.graph(graph, pool=captures.pool):
-        outputs = step()
+        mode = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            step()
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
+    current.wait_stream(captures.side)
+    if captures.pool is None:
+        captures.pool = torch.cuda.graph_pool_handle()
+        captures.anchor, _ = _record(lambda: (torch.zeros(1, device="cuda"),))
+    replay, outputs = _record(step)
     captures.n += 1
+    return replay, outputs
+
+
+def _record(step: Step) -> tuple[Callable[[], None], tuple[Tensor, ...]]:
+    """One recording. A failed one leaves PyTorch on the stream of the recording: that is put right."""
+    current, graph = torch.cuda.current_stream(), torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph, pool=captures.pool):
+            outputs = step()
+    except BaseException:
+        captures.failed = True
+        torch.cuda.set_stream(current)
+        raise
     return graph.replay, outputs
 
 
 def on_graphs(tensor: Tensor) -> bool:
     """Whether functions of this tensor are replayed."""
-    return tensor.device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
+    return tensor.device.type == "cuda" and not captures.failed and not torch.cuda.is_current_stream_capturing()
 
 
 def replayed(function: Function) -> Function:
@@ -72,10 +103,10 @@ def replayed(function: Function) -> Function:
 
     @functools.wraps(function)
     def call(*args: Any) -> Any:
-        tensors = list(_tensors(args))
-        if not tensors or not on_graphs(tensors[0]):
+        first = next(_tensors(args), None)
+        if first is None or not on_graphs(first):
             return function(*args)
-        key = _form(args)
+        tensors, key = list(_tensors(args)), _form(args)
         with torch.inference_mode():
             if key not in graphs:
                 graphs[key] = _recorded(function, args, tensors)

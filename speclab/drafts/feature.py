@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from draft_models import as_draft
 from speclab.core.rounds import Draft, Target
-from speclab.core.sampling import GREEDY, Sampling, draw_draft, to_device
+from speclab.core.sampling import Sampling, draw_draft, to_device
 from speclab.drafts.heads.feature import FeatureHead
 
 SPARE = 512  # rows of new buffers beyond what is needed

@@ -18,6 +18,7 @@ from speclab.records.runs import ComparisonRun, Noise
 from speclab.records.samples import BASELINE, BASELINE_REPEAT, PLAIN, Arm, Sample
 from speclab.system.errors import Problem
 from speclab.theory import attribution, drift
+from speclab.theory.formulas import ratio_interval
 
 Result = TypeVar("Result")
 
@@ -119,23 +120,25 @@ def comparison_record(config: RunConfig, measured: Measurement, costs: CostTable
 def add_best_plain(run: ComparisonRun, measured: Measurement) -> None:
     """Every greedy row over all prompts against the best plain decoding of the run, end to end.
 
-    The best one is chosen on half of the prompts, and held against on the others.
+    The best one is chosen on half of the prompts; the ratio and its interval are of the others.
     """
     held_out = halves((s.prompt_kind, s.prompt_index) for s in measured.of(BASELINE, 0.0))
 
-    def seconds(arm: Arm, held_out_half: bool) -> float:
+    def seconds(arm: Arm, held_out_half: bool) -> list[float]:
         samples = [s for s in measured.of(arm, 0.0) if (s.prompt_index in held_out) == held_out_half]
-        return sum(s.prefill_seconds + s.decode_seconds for s in samples)
+        return [s.prefill_seconds + s.decode_seconds for s in samples]
 
     plain = [arm for arm in PLAIN if measured.of(arm, 0.0)]
     if not held_out or len(plain) < 2:
         return
-    best = min(plain, key=lambda arm: seconds(arm, False))
+    best = min(plain, key=lambda arm: sum(seconds(arm, False)))
     run.best_plain = best.method
     for row in run.rows:
         arm = Arm(row.method, row.draft or "", row.draft_length)
         if row.temperature == 0 and row.prompt_kind == "all":
-            row.speedup_best_plain = seconds(best, True) / seconds(arm, True)
+            of_best, of_arm = seconds(best, True), seconds(arm, True)
+            row.speedup_best_plain = sum(of_best) / sum(of_arm)
+            row.best_plain_low, row.best_plain_high = ratio_interval(of_best, of_arm) or (None, None)
 
 
 def noise_at(measured: Measurement, temperature: float) -> Noise | None:

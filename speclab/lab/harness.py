@@ -21,7 +21,7 @@ from torch import Tensor
 from baseline_autoregressive import autoregressive_decode
 from draft_models import ModelDrafter
 from optimized_speculative import speculative_decode
-from speclab.core.graphs import captures
+from speclab.core import graphs
 from speclab.core.rounds import DecodeSettings, Draft, Drafter
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.oracle import OracleDraft, reference_text
@@ -111,6 +111,11 @@ class Bench:
         """Other plain decoding than the baseline is compared greedily, and an oracle draft replays greedy text."""
         return arm == EAGER or arm.method in LIBRARY or isinstance(self.drafters.get(arm.draft), OracleDraft)
 
+    @property
+    def on_graphs(self) -> bool:
+        """Whether anything is recorded and replayed here: with the eager engine, too, a GPU replays the accept rule."""
+        return graphs.on_graphs(torch.empty(0, device=self.setup.device))
+
     def prepare(self, draft_lengths: Iterable[int], samplings: list[Sampling], longest: int) -> None:
         """On CUDA graphs: say which passes will come, and record the accept rule for every number of drafted tokens.
 
@@ -118,7 +123,7 @@ class Bench:
         with four at most where an instrument lets it draft nothing in two rounds.
         longest: tokens of a text, its prompt and what is drafted behind its end included.
         """
-        if not self.setup.target.graphed:
+        if not self.on_graphs:
             return
         target, most = self.setup.target, max(draft_lengths, default=0)
         target.prepare({k + 1 for k in draft_lengths}, longest)
@@ -248,8 +253,10 @@ def measure(
 
     n_turns = len(turns) * len(temperatures)
     with kept_when_stopped(complete) as stops, progress(n_turns, "turn", title) as bar:
+        n_before = graphs.captures.n
         _warm_up(bench, arms, samplings, prompts, instruments)
-        measured.n_graphs = captures.n
+        n_warm = graphs.captures.n
+        measured.n_graphs = n_warm - n_before
         for repeat, index in turns:
             finished: list[tuple[float, Decoding]] = []
             for sampling in samplings:
@@ -269,7 +276,7 @@ def measure(
                         decoding.counts if decoding.arm.speculative else None,  # the baseline: a pass for a token
                         decoding.rounds,
                     )
-            measured.n_late_graphs = captures.n - measured.n_graphs
+            measured.n_late_graphs = graphs.captures.n - n_warm
     measured.stop = stops[0] if stops else None
     measured.samples = sorted(samples.values(), key=lambda sample: sample.prompt_index)
     return measured
@@ -312,7 +319,7 @@ def _warm_up(
     longest = max(prompt.ids.shape[1] for prompt in prompts) + bench.max_new_tokens + max(lengths, default=0)
     bench.prepare(lengths, samplings, longest)
     # The first prompt, sampled if anything is; on CUDA graphs both, for what draws tokens is recorded, too.
-    chosen = samplings if bench.setup.target.graphed else [max(samplings, key=lambda s: s.temperature)]
+    chosen = samplings if bench.on_graphs else [max(samplings, key=lambda s: s.temperature)]
     for sampling in chosen:
         prompt = prompts[0]
         decodings = [bench.decoding(arm, sampling, prompt, budget=budget) for arm in arms]

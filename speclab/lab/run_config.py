@@ -9,7 +9,8 @@ from draft_models import ModelDrafter
 from speclab.core.rounds import Drafter
 from speclab.lab.harness import SPECULATIVE, Bench, Measurement, is_model
 from speclab.lab.instruments import LearnerFunctions
-from speclab.models import loading
+from speclab.models import loading, select
+from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.records import files, runs
@@ -54,7 +55,8 @@ class RunConfig:
         if 0 not in self.temperatures:
             return self.arms()
         fast = self.setup.target.fast
-        surely_slower = fast is None or (fast.one_token_gain or 0) > SURELY
+        # On a GPU the race does not wait for the host as rounds do: there it is no proof.
+        surely_slower = fast is None or (not fast.graphed and (fast.one_token_gain or 0) > SURELY)
         return [*self.arms(), GENERATE, *([] if surely_slower else [EAGER])]
 
     def instruments(self, arms: list[Arm]) -> dict[str, list[int]]:
@@ -66,6 +68,11 @@ class RunConfig:
         """What a draft's rows are called; the only model among the drafts is called just that."""
         models = [name for name, drafter in self.drafters.items() if is_model(drafter)]
         return "model" if [name] == models else name
+
+    def cached_models(self) -> list[CachedModel]:
+        """The target, and every draft model."""
+        drafts = [drafter.draft for drafter in self.drafters.values() if isinstance(drafter, ModelDrafter)]
+        return [self.setup.target, *drafts]
 
     def models(self) -> dict[str, str]:
         """A line about each model."""
@@ -91,6 +98,8 @@ class RunConfig:
         if complaint and shares.threads > 1 and self.setup.reasons.get("threads") != "asked for":
             torch.set_num_threads(1)
             self.setup.reasons["threads"] = "the cores are not free"
+            for fast in [model.fast for model in self.cached_models() if model.fast]:
+                select.choose_kernels(fast)  # they were chosen with more threads
             complaint += "; this run takes one thread"
         return complaint
 
@@ -120,7 +129,7 @@ class RunConfig:
                 "unapplied_generation_settings": self.setup.unapplied,
                 **(
                     {"graphs": {"before": measured.n_graphs, "in_turns": measured.n_late_graphs}}
-                    if self.setup.target.graphed
+                    if measured.n_graphs or measured.n_late_graphs
                     else {}
                 ),
                 **({"impl": self.learner.impl} if self.learner.impl else {}),

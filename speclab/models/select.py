@@ -20,9 +20,10 @@ from speclab.models.backends.cuda_graphs import GraphedModel
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.cached import CachedModel, FastModel
 from speclab.models.timing import time_passes
-from speclab.system.errors import first_line
+from speclab.system.errors import first_line, is_out_of_memory
 
 ENGINES = ("auto", "fast", "eager")
+ASKED_FOR = "asked for"
 NARROW, WIDE = 1, 5  # a decode step, and the verification of four drafted tokens
 PADDED = 4  # oneDNN reads packed weights fastest for four rows and more
 WORTH_IT = 0.93  # padding must save more than noise
@@ -61,15 +62,15 @@ class Race(NamedTuple):
 def choose(model: PreTrainedModel, wish: str) -> tuple[FastModel | None, str]:
     """The fast form of a model to decode with, or None for the eager backend; and why, in a few words."""
     if wish == "eager":
-        return None, "asked for"
+        return None, ASKED_FOR
     fast, why = build(model)
     if fast is None or wish == "fast":
-        return fast, why or "asked for"
+        return fast, why or ASKED_FOR
     eager, other = CachedModel(model), CachedModel(model, fast=fast)
     result = race(lambda: fastest([(eager, NARROW), (other, NARROW), (eager, WIDE), (other, WIDE)]))
     _forget(fast)
     fast.one_token_gain = result.narrow
-    return fast if result.takes_fast else None, result.reason
+    return fast if result.takes_fast else None, f"{result.reason}; {why}" if why else result.reason
 
 
 def build(model: PreTrainedModel) -> tuple[FastModel | None, str]:
@@ -81,18 +82,19 @@ def build(model: PreTrainedModel) -> tuple[FastModel | None, str]:
     for make in makers:
         try:
             fast = make(model)
+            choose_kernels(fast)
             check(model, fast)
         except (
             Exception
         ) as error:  # what a model's code or a kernel library can raise has no end; eager is always there
             text = str(error) if isinstance(error, NoFastBackend) else f"{type(error).__name__}: {first_line(error)}"
-            reason = reason or f"no fast engine for {model.config.model_type}: {text}"
+            reason = reason or text
+            if is_out_of_memory(error):
+                break
             continue
-        if isinstance(fast, ExportedModel) and fast.packed:
-            choose_kernels(fast)
         _forget(fast)
-        return fast, ""
-    return None, reason
+        return fast, f"without compiled parts: {reason}" if reason else ""
+    return None, f"no fast engine for {model.config.model_type}: {reason}"
 
 
 def _forget(fast: FastModel) -> None:
@@ -101,9 +103,12 @@ def _forget(fast: FastModel) -> None:
         fast.forget()
 
 
-def choose_kernels(exported: ExportedModel) -> None:
+def choose_kernels(exported: FastModel) -> None:
     """How passes over one to three tokens run on packed weights: as they are, padded to four, or, a single token, on
-    the model's own weights. Which is fastest depends on the processor's maker and on the size of the weights."""
+    the model's own weights. Which is fastest depends on the processor's maker, the size of the weights, the threads."""
+    if not isinstance(exported, ExportedModel) or not exported.packed:
+        return
+    exported.padded, exported.plain_one, exported.one_token_gain = {}, False, None
     plain = copy.copy(exported)
     plain.plain_one = True
     packed_model, plain_model = (CachedModel(exported.model, fast=fast) for fast in (exported, plain))

@@ -65,8 +65,8 @@ class Setup:
     def cached(self, model: PreTrainedModel, vocab_size: int) -> CachedModel:
         """Another model on the target's backend: both arms run on the same engine."""
         fast, why = select.choose(model, "fast") if self.target.fast else (None, "")
-        if self.target.fast and fast is None:
-            note(f"this draft runs on the eager engine: {why}")
+        if self.target.fast and (fast is None or why != select.ASKED_FOR):
+            note(f"this draft runs on the {'fast' if fast else 'eager'} engine: {why}")
         return CachedModel(model, vocab_size, fast)
 
     def load_draft(self, name: str) -> CachedModel:

@@ -53,8 +53,7 @@ def small_print(run: Head) -> str:
 def remarks(run: LabRun) -> list[str]:
     """Texts that were not checked or are wrong, and whether the run was stopped."""
     wrong = [entry["arm"] for entry in getattr(run, "correctness", []) if not entry["passed"]]
-    busy = busy_line(run)
-    lines = [busy] if busy else []
+    lines = [line for line in (busy_line(run), late_line(run)) if line]
     if run.unchecked:
         lines.append(f"NOT CHECKED: {', '.join(run.unchecked)}; the run was stopped before these texts were judged")
     if wrong:
@@ -71,6 +70,12 @@ def busy_line(run: Head) -> str | None:
         return None
     shares = cores.Shares(probe.threads, probe.alone, probe.together, probe.gain, probe.load)
     return f"BUSY: {cores.complaint(shares) or 'the cores were not free'}"
+
+
+def late_line(run: LabRun) -> str | None:
+    """That CUDA graphs were recorded while something was timed; None where none was."""
+    late = (run.settings.get("graphs") or {}).get("in_turns", 0)
+    return f"SLOWED: {late} CUDA graphs were recorded in timed turns, where there should be none" if late else None
 
 
 def doubt(run: LabRun) -> str | None:

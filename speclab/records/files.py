@@ -23,8 +23,9 @@ from speclab.system.paths import IS_CLONE, ROOT
 LARGEST = 256 * 2**20  # bytes of a record; the longest run here has one of a few million
 # Fields that a record leaves out where they are None.
 OPTIONAL = (
-    *("unchecked", "yours", "probe", "weight_bytes", "bandwidth", "padded"),
-    *("gpu_state", "best_plain", "speedup_best_plain", "n_without_drafts", "choice", "band_low", "band_high", "noise"),
+    *("unchecked", "yours", "probe", "weight_bytes", "bandwidth", "padded", "gpu_state", "n_without_drafts"),
+    *("best_plain", "speedup_best_plain", "best_plain_low", "best_plain_high"),
+    *("choice", "band_low", "band_high", "noise"),
 )
 
 Record = TypeVar("Record", bound=Head)

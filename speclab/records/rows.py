@@ -90,6 +90,8 @@ class Row(ArmCounts):
     verdict: Literal["faster", "unclear", "slower"] | None = None
     repeat_noise: float | None = None
     speedup_best_plain: float | None = None  # over ComparisonRun.best_plain, prefill included, on half of the prompts
+    best_plain_low: float | None = None  # its interval
+    best_plain_high: float | None = None
     n_without_drafts: Count | None = None  # of the rounds that accepted 0, those that drafted nothing; absent: unknown
 
 

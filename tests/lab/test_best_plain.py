@@ -27,7 +27,8 @@ def made(seconds: dict[Arm, tuple[float, ...]]) -> tuple[SimpleNamespace, Measur
             sample.add(0.1 * all_seconds, 0.9 * all_seconds, [1, 2, 3])
             measured.samples.append(sample)
     rows = [build_row(arm, measured.of(arm, 0.0), measured.of(BASELINE, 0.0), COMMON, "all") for arm in seconds]
-    return SimpleNamespace(rows=rows, best_plain=None), measured
+    settings = {"target": "t"}
+    return SimpleNamespace(rows=rows, best_plain=None, settings=settings, headline=rows[-1]), measured
 
 
 def test_the_best_one_is_chosen_on_one_half_and_measured_on_the_other():
@@ -46,9 +47,8 @@ def test_the_best_one_is_chosen_on_one_half_and_measured_on_the_other():
     assert ratios == pytest.approx({"baseline": 2.0, "generate": 1.0, "eager": 8.0, "model": 4.0})
     assert "÷ best plain" in tables.show([report.speed_table(run.rows)])
     assert report.plain_line(run) == "the best plain decoding of this run: generate, 0.73x the baseline end to end"
-    assert first_screen.best_plain_line(run, run.rows[-1], "t:") == (
-        "t: 4.00x over generate, the best plain decoding here, end to end"
-    )
+    line = first_screen.best_plain_line(run)
+    assert line == "t, model k = 4: 4.00x (95 %: -) over generate, the best plain decoding here, end to end"
 
 
 def test_nothing_is_said_where_the_baseline_ran_alone():
@@ -65,7 +65,7 @@ def test_the_first_screen_says_nothing_where_the_baseline_is_the_best():
     add_best_plain(run, measured)
     assert run.best_plain == "baseline"
     assert run.rows[-1].speedup_best_plain == 2.0
-    assert first_screen.best_plain_line(run, run.rows[-1], "t:") is None
+    assert first_screen.best_plain_line(run) is None
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_the_first_screen_says_nothing_where_the_baseline_is_the_best():
     ],
 )
 def test_the_eager_engine_is_timed_where_it_may_be_the_fastest(fast, gain, expected, monkeypatch):
-    target = SimpleNamespace(fast=SimpleNamespace(one_token_gain=gain) if fast else None)
+    target = SimpleNamespace(fast=SimpleNamespace(one_token_gain=gain, graphed=False) if fast else None)
     setup = SimpleNamespace(target=target, sampling=Sampling(), device=torch.device("cpu"))
     config = RunConfig(setup, {}, [], [4], [0.0, 0.8], 8, 1, 0)
     assert config.with_plain() == [BASELINE, *expected]

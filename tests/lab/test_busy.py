@@ -9,7 +9,7 @@ import torch
 
 import compare
 from speclab.lab.run_config import RunConfig
-from speclab.models import prompts
+from speclab.models import prompts, select
 from speclab.records import files
 from speclab.records.runs import CoreProbe, Machine, PlanRun, SweepRun
 from speclab.system import cores
@@ -57,10 +57,14 @@ def test_a_run_on_busy_cores_takes_one_thread_unless_told_otherwise(monkeypatch,
     taken = [4]
     monkeypatch.setattr(torch, "get_num_threads", lambda: taken[-1])
     monkeypatch.setattr(torch, "set_num_threads", taken.append)
-    setup = SimpleNamespace(device=torch.device("cpu"), reasons={"threads": asked})
+    target = SimpleNamespace(fast=SimpleNamespace())
+    chosen: list = []
+    monkeypatch.setattr(select, "choose_kernels", chosen.append)
+    setup = SimpleNamespace(device=torch.device("cpu"), reasons={"threads": asked}, target=target)
     config = RunConfig(setup, {}, [], [4], [0.0], 8, 1, 0)
     complaint = config.look_at_cores()
     assert taken[-1] == expected
+    assert chosen == [target.fast] * (expected == 1), "kernels are chosen for the threads that run them"
     assert ("this run takes one thread" in complaint) == (expected == 1)
     assert config.probe.threads == 4, "the probe says what it looked at"
     assert setup.reasons["threads"] == ("the cores are not free" if expected == 1 else asked)

@@ -6,6 +6,7 @@ tests/test_cuda.py has the rest.
 """
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -149,15 +150,6 @@ def test_graph_caches_outlive_decodings_and_are_never_shared():
     assert recorded[0] == recorded[1], "and with them their graphs"
 
 
-def test_a_graph_cache_comes_back_when_its_decoding_is_gone():
-    cached = graphed()
-    model = cached.fast
-    cached.prefill(PROMPT)
-    assert model.free == []
-    del cached
-    assert len(model.free) == 1
-
-
 def test_a_graph_cache_that_is_too_short_is_left_for_a_longer_one():
     cached = graphed()
     long = torch.randint(0, VOCAB, (1, 120), generator=torch.Generator().manual_seed(5))
@@ -183,6 +175,49 @@ def test_positions_that_are_off_by_one_would_be_seen(monkeypatch):
 
     monkeypatch.setattr(GraphedModel, "forward", early)
     assert not torch.allclose(cached.forward(PROMPT[:, :3]), right, atol=1e-9)
+
+
+def test_learned_positions_end_where_the_context_does():
+    """A context that is no multiple of a bucket: the warm-up of a recording looks nothing up beyond it."""
+    cached = graphed("gpt2", n_positions=40)
+    ids = torch.randint(0, VOCAB, (1, 40), generator=torch.Generator().manual_seed(2))
+    cached.prefill(ids[:, :9])
+    for place in range(9, 37, 4):
+        cached.forward(ids[:, place : place + 4])
+    with torch.inference_mode():
+        right = cached.model(ids, use_cache=False).logits[:, 37:]
+    assert torch.allclose(cached.forward(ids[:, 37:]), right, atol=1e-9)
+
+
+class Refusing:
+    """A recording that fails when it begins, as one does where the step waits for the device."""
+
+    def __init__(self, graph, pool):
+        pass
+
+    def __enter__(self):
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    def __exit__(self, *args):
+        pass
+
+
+def test_after_a_recording_that_failed_there_is_no_other(monkeypatch):
+    """PyTorch is left on the recording's stream, and its allocator in the middle of it."""
+    streams: list = []
+    monkeypatch.setattr(graphs, "captures", graphs.Captures())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: "own")
+    monkeypatch.setattr(torch.cuda, "set_stream", streams.append)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", SimpleNamespace)
+    monkeypatch.setattr(torch.cuda, "graph", Refusing)
+    with pytest.raises(RuntimeError, match="not permitted"):
+        graphs._record(lambda: ())
+    assert graphs.captures.failed
+    assert streams == ["own"]
+    monkeypatch.undo()
+    monkeypatch.setattr(graphs.captures, "failed", True)
+    with pytest.raises(RuntimeError, match="after one that failed"):
+        graphs.capture(lambda: ())
 
 
 # --- Functions --------------------------------------------------------------------------------------------------------
@@ -221,29 +256,43 @@ def test_results_of_functions_are_not_overwritten():
 # --- Nothing is recorded in a timed turn ------------------------------------------------------------------------------
 
 
-def measured(lengths: tuple[int, ...], prepared: bool, monkeypatch):
+def setup_of(target: CachedModel, sampling: Sampling = Sampling()) -> Setup:
+    return Setup(target, None, "tiny", sampling, torch.device("cpu"), torch.float64)
+
+
+def measured(lengths: tuple[int, ...], setup: Setup, draft: CachedModel, ks: tuple[int, ...] = (2, 4)):
     """A measurement of every arm, temperature and catch-up on prompts of these lengths."""
-    target, draft = graphed(), graphed(noise=0.1)
-    setup = Setup(target, None, "tiny", Sampling(), torch.device("cpu"), torch.float64)
     bench = Bench(setup, {"model": ModelDrafter(draft), "ngram": NgramDrafter(3, 1)}, 24, seed=0)
-    arms = [BASELINE, *(Arm(name, name, k) for name in ("model", "ngram") for k in (2, 4))]
+    arms = [BASELINE, *(Arm(name, name, k) for name in ("model", "ngram") for k in ks)]
     prompts = [Prompt("code", "", torch.randint(0, VOCAB, (1, n))) for n in lengths]
-    if not prepared:
-        monkeypatch.setattr(Bench, "prepare", lambda *args: None)
-    return measure(bench, arms, [0.0, 0.9], prompts, 1, {"model": [0, 1, 2, 3, 4], "ngram": [0, 1, 2]})
-
-
-def test_no_graph_is_recorded_in_a_timed_turn(monkeypatch):
-    """Whatever the prompt's length, with every draft length that instruments try."""
-    found = measured((9, 20, 40), True, monkeypatch)
-    assert len(found.samples) == 3 * 2 * 6
+    instruments = {"model": [*range(max(ks) + 1)], "ngram": [0, 1, 2]}
+    found = measure(bench, arms, [0.0, 0.9], prompts, 1, instruments)
+    assert len(found.samples) == len(lengths) * 2 * (len(arms) + 1)  # the baseline runs twice
     assert found.n_graphs > 0
-    assert found.n_late_graphs == 0
+    return found
+
+
+@pytest.mark.parametrize("spare", [16, 64])
+def test_no_graph_is_recorded_in_a_timed_turn(monkeypatch, spare):
+    """Whatever the prompt's length, with every draft length that instruments try; and in a second measurement of the
+    same models with other lengths."""
+    monkeypatch.setattr(buffers, "SPARE", spare)
+    setup, draft = setup_of(graphed()), graphed(noise=0.1)
+    assert measured((9, 20, 40), setup, draft).n_late_graphs == 0
+    assert measured((40, 9), setup, draft, (2, 7)).n_late_graphs == 0
+
+
+def test_no_function_is_recorded_in_a_timed_turn_of_the_eager_engine():
+    """There a GPU replays what draws and accepts tokens."""
+    target, draft = (CachedModel(model.model) for model in (graphed(), graphed(noise=0.1)))
+    sampling = Sampling(top_k=20)  # which no other test has recorded
+    assert measured((9, 20), setup_of(target, sampling), draft, (4, 6)).n_late_graphs == 0
 
 
 def test_late_recordings_are_counted(monkeypatch):
     """Without a word beforehand they happen, and the record says so."""
-    found = measured((9, 40), False, monkeypatch)
+    monkeypatch.setattr(Bench, "prepare", lambda *args: None)
+    found = measured((9, 40), setup_of(graphed()), graphed(noise=0.1))
     assert found.n_late_graphs > 0
     setup = found.bench.setup
     config = RunConfig(setup, {}, found.prompts, [2], [0.0], 24, 1, 0)

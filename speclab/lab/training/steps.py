@@ -155,9 +155,7 @@ def learning_rate_factor(share: float) -> float:
     return min(1.0, share / 0.02 + 0.02, max(0.02, 2 * (1 - share)))
 
 
-def _gradients(
-    model: nn.Module, micro_batches: list[tuple[Tensor, ...]], loss_of: Callable[..., Tensor]
-) -> Tensor:
+def _gradients(model: nn.Module, micro_batches: list[tuple[Tensor, ...]], loss_of: Callable[..., Tensor]) -> Tensor:
     """Of one step, from zero.  -> mean loss of the micro-batches, on the device"""
     device = next(model.parameters()).device
     total = torch.zeros((), device=device)

@@ -125,7 +125,7 @@ class BufferedBackend:
         The prompt is bound by arithmetic, not by kernel launches: the model's own code reads it, into the buffers.
         """
         n = prompt.shape[1]
-        self._buffers = self._new_buffers(self._rows(n, n + SPARE))
+        self._buffers = self._new_buffers(self._rows(n, self._wished(n)))
         views: list = [WrittenInPlace(keys, values) for keys, values in zip(*self._buffers.first(n), strict=True)]
         options = {"past_key_values": Cache(layers=views), "use_cache": True, "logits_to_keep": 1}
         with layer_outputs(self._model, self._hidden_layers) as self.hidden:
@@ -140,6 +140,10 @@ class BufferedBackend:
 
     def _new_buffers(self, capacity: int) -> Buffers:
         raise NotImplementedError
+
+    def _wished(self, n: int) -> int:
+        """Rows of the buffers for a prompt of `n` tokens."""
+        return n + SPARE
 
     def _rows(self, needed: int, wished: int) -> int:
         """Of new buffers: `wished`, or the model's positions where they are fewer, and never less than `needed`."""

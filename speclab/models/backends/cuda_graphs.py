@@ -13,6 +13,7 @@ is recorded when it is met.
 Not measured on a GPU yet. Everything but the recording itself is tested without one (tests/models/test_cuda_graphs.py).
 """
 
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 
@@ -25,6 +26,7 @@ from speclab.core import graphs
 from speclab.models.backends.buffers import BufferedBackend, Buffers, WrittenInPlace, kv_shapes
 from speclab.models.backends.eager import decoder_layers, layer_outputs
 from speclab.models.backends.kernels import GroupedAttention, compiled_parts, with_kernels
+from speclab.models.limits import context_length
 
 BUCKET = 256  # rows
 
@@ -62,11 +64,14 @@ class GraphedModel:
         self.layers = range(len(decoder_layers(model)))
         self.widths: set[int] = {1}
         self.longest = 0  # tokens that a text of this run may reach
+        self.most_positions = context_length(model) or sys.maxsize
         self.free: list[GraphCache] = []
 
     def prepare(self, widths: Iterable[int], longest: int) -> None:
         """Graph caches made from now on record passes of these widths, for texts of up to `longest` tokens."""
-        self.widths.update(widths)
+        if not self.widths.issuperset(widths := set(widths)) or longest > self.longest:
+            self.free = []  # they lack some of these
+        self.widths |= widths
         self.longest = max(self.longest, longest)
 
     def forget(self) -> None:
@@ -140,7 +145,7 @@ class GraphCache(Buffers):
     def _graph(self, width: int, rows: int) -> graphs.Graph:
         if (width, rows) not in self.graphs:
             # Warm-ups write keys and values like any pass: at the last rows, which are not alive while width fits.
-            length = max(0, rows - width)
+            length = max(0, min(rows, self._graphed.most_positions) - width)
             ids = torch.zeros(1, width, dtype=torch.long, device=self.device)
             positions = self.places[:, length : length + width].clone()
             mask = self.mask(width, length, rows).clone()
@@ -161,14 +166,19 @@ class GraphBackend(BufferedBackend):
 
     def forward(self, tokens: Tensor, length: int) -> Tensor:
         """(1, m) ids after `length` tokens -> (1, m, vocab) logits, as one replay."""
-        self._reserve(length + tokens.shape[1], length)
         width = self._graphed.width_for(tokens.shape[1])
-        if length + width > min(self._buffers.capacity, self._most_positions):
-            outputs: Sequence[Tensor] = self._buffers.once(tokens, length)  # there is no room for padding
+        if length + width > self._most_positions:
+            self._reserve(length + tokens.shape[1], length)
+            outputs: Sequence[Tensor] = self._buffers.once(tokens, length)  # there are no positions for padding
         else:
+            self._reserve(length + width, length)
             outputs = self._buffers.run(tokens, length, width)
         self.hidden = {layer: outputs[1 + layer] for layer in self._hidden_layers}
         return outputs[0].clone()
+
+    def _wished(self, n: int) -> int:
+        """Where the run has said how long its texts become, every prompt gets a graph cache of that size."""
+        return max(n, self._graphed.longest) if self._graphed.longest else super()._wished(n)
 
     def _new_buffers(self, capacity: int) -> GraphCache:
         """A graph cache that is free and large enough, or a new one. It is given back when outgrown, or when this

@@ -22,6 +22,7 @@ from speclab.system.errors import first_line
 from speclab.system.terminal import note
 
 ROTARY = "apply_rotary_pos_emb"  # a function beside the model's classes
+UNKNOWN = ("softcap", "position_bias", "s_aux")  # that a model may ask of attention, beside what it gets here
 MLP_WEIGHTS = ("gate_proj", "up_proj", "down_proj")
 MOST_SHAPES = 64  # that one function may be compiled for; past torch's own limit of 8 it would be slow without a word
 Parts = dict[Any, Callable]  # a class, or ROTARY -> the compiled function
@@ -93,6 +94,8 @@ class GroupedAttention:
         """
         batch, heads, m, width = query.shape
         group = heads // key.shape[1]
+        if unknown := [name for name in UNKNOWN if kwargs.get(name) is not None]:
+            raise NotImplementedError(f"attention with {unknown[0]}")
         if self.mask is None or self.mask.shape[2] != group * m:
             self.mask = attention_mask.repeat(1, 1, group, 1)
         rows = query.reshape(batch, key.shape[1], group * m, width)
@@ -111,10 +114,13 @@ def with_kernels(model: PreTrainedModel, attention: GroupedAttention | None, par
         if ROTARY in parts:
             stack.enter_context(_changed(sys.modules[type(model).__module__], ROTARY, parts[ROTARY]))
         if attention is not None:
-            attention.mask = None
             AttentionInterface.register(attention.NAME, attention)
             stack.enter_context(_changed(model.config.get_text_config(), "_attn_implementation", attention.NAME))
-        yield
+        try:
+            yield
+        finally:
+            if attention is not None:
+                attention.mask = None  # of a recording it lies in the memory of the graphs
 
 
 @contextlib.contextmanager
