@@ -2,9 +2,11 @@
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedModel
 
-from speclab.drafts.heads.feature import FeatureHead
+from speclab.drafts.heads.feature import FeatureHead, rotations
+from speclab.models.backends.eager import layer_outputs
 
 DEPTH = 4  # tokens of a chain in training
 DECAY = 0.9  # weight of each depth in the loss, of the one before
@@ -14,8 +16,9 @@ CHAINS = 0.5  # share of the positions from which a chain goes beyond its first 
 @torch.no_grad()
 def target_pass(target: PreTrainedModel, rows: Tensor, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """(batch, n) ids -> the outputs of the layers side by side (batch, n, layers * hidden), logits (batch, n, vocab)"""
-    output = target(input_ids=rows, output_hidden_states=True, use_cache=False)
-    return torch.cat([output.hidden_states[layer + 1] for layer in layers], dim=-1), output.logits
+    with layer_outputs(target, layers) as hidden:
+        logits = target(input_ids=rows, use_cache=False).logits
+    return torch.cat([hidden[layer] for layer in layers], dim=-1), logits
 
 
 def rollout(
@@ -28,9 +31,12 @@ def rollout(
     """
     n = tokens.shape[1] - 1 - depth  # positions that have a token for every depth
     positions = torch.arange(n, device=tokens.device)
-    states = head.fuse(hidden[:, :n])
-    residual, queries, first_keys, first_values = head.project(states, tokens[:, 1 : n + 1], positions)
-    attended = torch.nn.functional.scaled_dot_product_attention(queries, first_keys, first_values, is_causal=True)
+    states, block = head.fuse(hidden[:, :n]), head.config.block
+    cos, sin = rotations(block, torch.arange(n + depth, device=tokens.device))
+    rotation = cos[:, :n], sin[:, :n]
+    residual, queries, *pair = head.project(states, tokens[:, 1 : n + 1], rotation)
+    first_keys, first_values = (_for_queries(part, queries) for part in pair)
+    attended = scaled_dot_product_attention(queries, first_keys, first_values, is_causal=True)
     states = head.finish(residual, attended)
     outputs = [(positions, head.logits(states))]
     if starts is not None:
@@ -39,10 +45,12 @@ def rollout(
     mask = torch.zeros_like(visible, dtype=queries.dtype).masked_fill(~visible, float("-inf"))
     keys, values = [], []  # of the chains' own positions
     for step in range(1, depth):
-        residual, queries, key, value = head.project(states, tokens[:, positions + step + 1], positions + step)
+        rotation = cos[:, positions + step], sin[:, positions + step]
+        residual, queries, *pair = head.project(states, tokens[:, positions + step + 1], rotation)
+        key, value = (_for_queries(part, queries) for part in pair)
         keys.append(key)
         values.append(value)
-        scale = head.shape.head_size**-0.5
+        scale = block.head_dim**-0.5
         of_text = queries @ first_keys.transpose(-1, -2) * scale + mask  # (batch, heads, starts, n)
         of_chain = [(queries * key).sum(-1, keepdim=True) * scale for key in keys]
         weights = torch.cat([of_text, *of_chain], dim=-1).softmax(-1, dtype=torch.float32).to(value.dtype)
@@ -52,6 +60,11 @@ def rollout(
         states = head.finish(residual, attended)
         outputs.append((positions, head.logits(states)))
     return outputs
+
+
+def _for_queries(part: Tensor, queries: Tensor) -> Tensor:
+    """Keys or values, (batch, key heads, n, size), once for each query head."""
+    return part.repeat_interleave(queries.shape[1] // part.shape[1], dim=1)
 
 
 def distance(target_logits: Tensor, draft_logits: Tensor) -> Tensor:
@@ -65,11 +78,14 @@ def distance(target_logits: Tensor, draft_logits: Tensor) -> Tensor:
     return surprise + 1 - torch.minimum(target_probs, draft_log_probs.exp()).sum(-1).mean()
 
 
-def rollout_loss(head: FeatureHead, target: PreTrainedModel, tokens: Tensor, seed: int) -> Tensor:
-    """The mean over depths, weighted by DECAY. tokens: (batch, n). seed: of the positions where chains start."""
-    hidden, logits = target_pass(target, tokens, head.shape.layers)
+def rollout_loss(head: FeatureHead, target: PreTrainedModel, tokens: Tensor, seed: Tensor) -> Tensor:
+    """The mean over depths, weighted by DECAY.
+
+    tokens: (batch, n). seed: a number on the host, of the positions where chains start.
+    """
+    hidden, logits = target_pass(target, tokens, head.config.layers)
     n = tokens.shape[1] - 1 - DEPTH
-    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(int(seed)))
     starts = order[: round(CHAINS * n)].sort().values.to(tokens.device)
     total = torch.zeros((), device=tokens.device)
     for step, (positions, drafted) in enumerate(rollout(head, hidden, tokens, DEPTH, starts)):

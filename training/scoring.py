@@ -39,7 +39,7 @@ def agreement(head: FeatureHead, target: PreTrainedModel, text: Tensor, start: i
 
     text (1, length) -> (chains, depth). Row i is the chain of a round whose last committed token is number start + i.
     """
-    hidden, logits = target_pass(target, text, head.shape.layers)
+    hidden, logits = target_pass(target, text, head.config.layers)
     chosen = logits[0].argmax(-1)  # (length,): the target's token after each
     match = []
     for step, (positions, drafted) in enumerate(rollout(head, hidden, text, depth)):

@@ -55,6 +55,9 @@ class Target(Protocol):
     def vocab_size(self) -> int:
         """Ids that it may emit: 0 to this, exclusive."""
 
+    def hidden(self, layers: Iterable[int]) -> Tensor:
+        """Outputs of these layers in the last pass, side by side: (1, m, layers * hidden)."""
+
 
 class Drafter(Protocol):
     """Proposes tokens for one row of text. Its state is its own; the loop tells it what was committed."""

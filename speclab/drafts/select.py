@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.rounds import Drafter
+from speclab.drafts.feature import FeatureDrafter
+from speclab.drafts.heads.files import read_head
 from speclab.drafts.oracle import NEEDS_GREEDY, FreeOracleDrafter, OracleDraft, OracleModelDrafter
 from speclab.models import loading, padding
 from speclab.models.cached import CachedModel, check_prompt
@@ -14,9 +16,13 @@ from speclab.models.setup import Setup
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.system.terminal import note
 
-KINDS = "model, ngram, dial:0.8, lab:SIZE, a folder or a hub name"
+KINDS = "model, ngram, feature, feature:HEAD, dial:0.8, lab:SIZE, a folder or a hub name"
+LAB_HEADS = {"feature": str(loading.LAB_PAIR / "feature")}
 # What may be meant by a name that is nearly one of these: the lab's kinds, and words of other programs for them.
-WORDS = ("model", "ngram", "dial:0.8", "lookup", "prompt-lookup", "assistant", "draft", "draft-model", "none")
+WORDS = (
+    *("model", "ngram", "feature", "eagle3", "dial:0.8", "none"),
+    *("lookup", "prompt-lookup", "assistant", "draft", "draft-model"),
+)
 
 
 def check_kind(kind: str, greedy: bool = True) -> None:
@@ -33,6 +39,16 @@ def check_kind(kind: str, greedy: bool = True) -> None:
             raise UsageProblem(NEEDS_GREEDY)
         if name == "ngram" or (name not in ("", "free", "model") and _mistyped(name)):
             raise UsageProblem(f"--draft {kind}: give the dial a model to pay for, for example dial:0.8:model")
+        return
+    if word == "feature":
+        if rest and _mistyped(rest):
+            raise UsageProblem(
+                f"--draft {kind}: give a head's folder or hub name, for example feature:build/feature/out"
+            )
+        if kind != "feature":
+            loading.check_place(rest)
+        elif not loading.exists(LAB_HEADS["feature"]):
+            raise UsageProblem("--draft feature: the lab has no such head yet; type: python -m training.drafts feature")
         return
     if "," in kind and not loading.exists(kind):
         raise UsageProblem(f"--draft {kind}: this takes one draft; compare.py takes several")
@@ -78,6 +94,11 @@ def make_drafter(kind: str, setup: Setup, seed: int = 0) -> Drafter:
         if name == "free":
             return FreeOracleDrafter(accuracy, seed)
         return OracleModelDrafter(_draft_model(name or "model", setup), accuracy, seed)
+    if word == "feature":
+        target = setup.target
+        saved = read_head(rest or LAB_HEADS["feature"], target.model)
+        target.hidden_layers = tuple(sorted({*target.hidden_layers, *saved.head.config.layers}))
+        return FeatureDrafter(saved.head, saved.ids)
     return ModelDrafter(_draft_model(kind, setup))
 
 
@@ -108,6 +129,8 @@ def make_drafters(kinds: list[str], setup: Setup, seed: int) -> dict[str, Drafte
 def drafter_name(kind: str) -> str:
     """What tables and records call a draft."""
     word, _, rest = kind.partition(":")
+    if word == "feature" and rest:
+        return f"feature:{loading.short_name(rest)}"
     if word != "dial":
         return loading.short_name(kind)
     accuracy, _, model = rest.partition(":")

@@ -81,7 +81,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
             raise ValueError("it makes no tokens of a text")
         return tokenizer
 
-    return _loaded(name, "its tokenizer", load)
+    return loaded(name, "its tokenizer", load)
 
 
 def context_of(name: str) -> int | None:
@@ -111,9 +111,9 @@ def _whole_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
     """All weights from the checkpoint, on the CPU. The library fills what is missing with random numbers."""
     config = _load_config(name)
     if os.path.isfile(Path(name) / "generation_config.json"):  # the library goes on without one that is damaged
-        _loaded(name, "its generation_config.json", lambda: GenerationConfig.from_pretrained(name))
+        loaded(name, "its generation_config.json", lambda: GenerationConfig.from_pretrained(name))
     options = {"dtype": dtype, "weights_only": True, "output_loading_info": True, **NO_CODE}
-    model, report = _loaded(
+    model, report = loaded(
         name,
         "its config.json and weights",
         lambda: AutoModelForCausalLM.from_pretrained(name, config=config, **options),
@@ -145,7 +145,7 @@ def _load_config(name: str) -> PreTrainedConfig:
             raise ValueError(f"num_hidden_layers is {n_layers}")
         return config
 
-    config = _loaded(name, "its config.json", load)
+    config = loaded(name, "its config.json", load)
     _refuse_kernels(name, config)
     return config
 
@@ -269,7 +269,7 @@ def check_same_tokenizer(
     )
 
 
-def _loaded(name: str, what: str, load: Callable[[], Any]) -> Any:
+def loaded(name: str, what: str, load: Callable[[], Any]) -> Any:
     """`load()` without a standard input to ask; each library below it raises its own kinds of errors."""
     stdin, sys.stdin = sys.stdin, io.StringIO()
     try:

@@ -198,7 +198,7 @@ SETTINGS = st.sampled_from(
 def test_generation_settings_of_a_checkpoint_are_named_or_refused(chosen):
     with new_folder() as folder, contextlib.suppress(EnvironmentProblem):
         (folder / "generation_config.json").write_text(json.dumps(chosen))
-        read = loading._loaded(str(folder), "its settings", lambda: GenerationConfig.from_pretrained(folder))
+        read = loading.loaded(str(folder), "its settings", lambda: GenerationConfig.from_pretrained(folder))
         assert all(type(i) is int and i >= 0 for i in loading.eos_ids(read))
         left_out = loading.unapplied_settings(read)
         assert set(left_out) <= set(read.to_dict())

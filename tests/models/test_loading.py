@@ -288,7 +288,7 @@ def test_the_library_cannot_ask_on_standard_input(monkeypatch):
     """Should it ever ask, it gets no answer and the real standard input stays as it was."""
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
     with pytest.raises(EnvironmentProblem, match="EOFError"):
-        loading._loaded("some/model", "its code", lambda: input("Run the code of this folder? [y/N]"))
+        loading.loaded("some/model", "its code", lambda: input("Run the code of this folder? [y/N]"))
     assert sys.stdin.read() == "y\n"
 
 

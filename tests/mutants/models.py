@@ -119,7 +119,7 @@ def holds_the_fast_engine_against_itself() -> None:
 @mutant(24, "missing_weights_are_named", file="models/test_loading")
 def lets_the_library_fill_missing_weights() -> None:
     """lets the library fill missing weights with random numbers"""
-    right = loading._loaded
+    right = loading.loaded
 
     def loaded(name: str, what: str, load: Callable[[], Any]) -> Any:
         result = right(name, what, load)
@@ -127,7 +127,7 @@ def lets_the_library_fill_missing_weights() -> None:
             result[1]["missing_keys"] = []
         return result
 
-    loading._loaded = loaded
+    loading.loaded = loaded
 
 
 @mutant(24, "an_encoder_is_refused_at_load", file="models/test_loading")

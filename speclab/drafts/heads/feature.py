@@ -1,41 +1,43 @@
 """A draft of one decoder layer that reads the target's hidden states (EAGLE-3, arXiv 2503.01840).
 
-At position t it gets what the target computed there (the outputs of a low, a middle and a high layer, fused) and the
-token after it, t + 1, and predicts token t + 2. Deeper positions, for which the target has computed nothing yet, get the
-head's own output at the position before in the place of the fused states.
+At position t it gets what the target computed there (the outputs of a low, a middle and a high layer, fused into one
+state) and the token after it, t + 1, and predicts token t + 2. Deeper positions, for which the target has computed
+nothing yet, get the head's own output at the position before in the place of the fused state.
 
-Names of modules are those of the `speculators` checkpoint format (eagle3), in which heads are written and read.
+Names of modules and options are those of the `speculators` checkpoint format (eagle3), in which heads are kept.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import rms_norm, silu
+from torch.nn.functional import rms_norm
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
 
 @dataclass(frozen=True)
-class HeadShape:
-    """The sizes of a head.
+class HeadConfig:
+    """What a head is.
 
+    block: sizes of its decoder layer, its vocabulary, rotary positions.
     layers: decoder layers of the target whose outputs it reads, from 0.
-    target_hidden: width of the target's hidden states. hidden, intermediate, heads, key_heads, head_size: its own.
-    vocab: ids that it reads. draft_vocab: ids that it can propose.
-    norm_before_residual: whether the residual stream starts after the norm of the fused states.
+    target_hidden: width of the target's hidden states.
+    draft_vocab: ids that it can propose.
+    norm_before_fc, fc_norm: a norm over what it reads, of all layers together or of each.
+    norm_before_residual: the residual stream starts after the norm of the state.
+    norm_output: what it feeds back went through its last norm.
     """
 
+    block: Any  # LlamaConfig or Qwen3Config
     layers: tuple[int, ...]
     target_hidden: int
-    hidden: int
-    intermediate: int
-    heads: int
-    key_heads: int
-    head_size: int
-    vocab: int
     draft_vocab: int
-    rope_theta: float = 10000.0
-    eps: float = 1e-6
+    norm_before_fc: bool = False
+    fc_norm: bool = False
     norm_before_residual: bool = False
+    norm_output: bool = False
 
 
 class Norm(nn.RMSNorm):
@@ -49,52 +51,45 @@ class Norm(nn.RMSNorm):
 class Attention(nn.Module):
     """The projections of the one layer; they read the token's embedding and the state, in this order."""
 
-    def __init__(self, shape: HeadShape):
+    def __init__(self, block: Any):
         super().__init__()
-        keys = shape.key_heads * shape.head_size
-        self.q_proj = nn.Linear(2 * shape.hidden, shape.heads * shape.head_size, bias=False)
-        self.k_proj = nn.Linear(2 * shape.hidden, keys, bias=False)
-        self.v_proj = nn.Linear(2 * shape.hidden, keys, bias=False)
-        self.o_proj = nn.Linear(shape.heads * shape.head_size, shape.hidden, bias=False)
-
-
-class Mlp(nn.Module):
-    """A gated MLP."""
-
-    def __init__(self, shape: HeadShape):
-        super().__init__()
-        self.gate_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)
-        self.up_proj = nn.Linear(shape.hidden, shape.intermediate, bias=False)
-        self.down_proj = nn.Linear(shape.intermediate, shape.hidden, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., hidden) -> the same shape"""
-        return self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))
+        bias, size = block.attention_bias, block.head_dim
+        queries, keys = block.num_attention_heads * size, block.num_key_value_heads * size
+        self.q_proj = nn.Linear(2 * block.hidden_size, queries, bias=bias)
+        self.k_proj = nn.Linear(2 * block.hidden_size, keys, bias=bias)
+        self.v_proj = nn.Linear(2 * block.hidden_size, keys, bias=bias)
+        self.o_proj = nn.Linear(queries, block.hidden_size, bias=bias)
+        norms = block.model_type == "qwen3"
+        self.q_norm, self.k_norm = (Norm(size, block.rms_norm_eps) if norms else nn.Identity() for _ in range(2))
 
 
 class Layer(nn.Module):
     """The parts of the one decoder layer."""
 
-    def __init__(self, shape: HeadShape):
+    def __init__(self, block: Any):
         super().__init__()
-        self.input_layernorm = Norm(shape.hidden, shape.eps)
-        self.hidden_norm = Norm(shape.hidden, shape.eps)
-        self.post_attention_layernorm = Norm(shape.hidden, shape.eps)
-        self.self_attn = Attention(shape)
-        self.mlp = Mlp(shape)
+        self.input_layernorm, self.hidden_norm, self.post_attention_layernorm = (
+            Norm(block.hidden_size, block.rms_norm_eps) for _ in range(3)
+        )
+        self.self_attn = Attention(block)
+        self.mlp = (Qwen3MLP if block.model_type == "qwen3" else LlamaMLP)(block)
 
 
 class FeatureHead(nn.Module):
     """The weights, and the steps of a pass: `fuse`, `project`, attention by the caller, `finish`, `logits`."""
 
-    def __init__(self, shape: HeadShape):
+    def __init__(self, config: HeadConfig):
         super().__init__()
-        self.shape = shape
-        self.embed_tokens = nn.Embedding(shape.vocab, shape.hidden)
-        self.fc = nn.Linear(shape.target_hidden * len(shape.layers), shape.hidden, bias=False)
-        self.layers = nn.ModuleList([Layer(shape)])
-        self.norm = Norm(shape.hidden, shape.eps)
-        self.lm_head = nn.Linear(shape.hidden, shape.draft_vocab, bias=False)
+        block, n_layers = config.block, len(config.layers)
+        self.config = config
+        self.embed_tokens = nn.Embedding(block.vocab_size, block.hidden_size)
+        self.input_norm = Norm(n_layers * config.target_hidden, block.rms_norm_eps) if config.norm_before_fc else None
+        each = [Norm(config.target_hidden, block.rms_norm_eps) for _ in config.layers]
+        self.fc_norm = nn.ModuleList(each) if config.fc_norm else None
+        self.fc = nn.Linear(n_layers * config.target_hidden, block.hidden_size, bias=False)
+        self.layers = nn.ModuleList([Layer(block)])
+        self.norm = Norm(block.hidden_size, block.rms_norm_eps)
+        self.lm_head = nn.Linear(block.hidden_size, config.draft_vocab, bias=False)
 
     @property
     def layer(self) -> Layer:
@@ -105,45 +100,47 @@ class FeatureHead(nn.Module):
 
     def fuse(self, hidden: Tensor) -> Tensor:
         """(batch, n, layers * target_hidden) of the target -> states (batch, n, hidden)"""
+        if self.input_norm is not None:
+            hidden = self.input_norm(hidden)
+        if self.fc_norm is not None:
+            parts = zip(self.fc_norm, hidden.chunk(len(self.fc_norm), dim=-1), strict=True)
+            hidden = torch.cat([norm(part) for norm, part in parts], dim=-1)
         return self.fc(hidden)
 
-    def project(self, states: Tensor, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """States and the token after each.  -> residual (batch, n, hidden); queries, keys, values (batch, heads, n, size)
+    def project(
+        self, states: Tensor, tokens: Tensor, rotation: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """States (batch, n, hidden) and the token after each (batch, n).  -> the residual stream, the same shape;
+        queries, keys, values (batch, heads, n, head size)
 
-        positions: (n,) of the states; queries and keys are rotated by them.
+        rotation: cosines and sines of the states' positions, (1, n, head size) each.
         """
-        layer, shape = self.layer, self.shape
+        layer, attention = self.layer, self.layer.self_attn
         normed = layer.hidden_norm(states)
         x = torch.cat([layer.input_layernorm(self.embed_tokens(tokens)), normed], dim=-1)  # (batch, n, 2 * hidden)
-        attention = layer.self_attn
         queries, keys, values = (
-            projection(x).unflatten(-1, (-1, shape.head_size)).transpose(1, 2)  # (batch, heads, n, size)
+            projection(x).unflatten(-1, (-1, self.config.block.head_dim))  # (batch, n, heads, head size)
             for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
         )
-        cos, sin = self.rotation(positions)
-        residual = normed if shape.norm_before_residual else states
-        return residual, rotate(queries, cos, sin), rotate(keys, cos, sin), values
+        queries, keys = attention.q_norm(queries).transpose(1, 2), attention.k_norm(keys).transpose(1, 2)
+        cos, sin = (part.to(x.dtype) for part in rotation)
+        queries, keys = apply_rotary_pos_emb(queries, keys, cos, sin)
+        residual = normed if self.config.norm_before_residual else states
+        return residual, queries, keys, values.transpose(1, 2)
 
     def finish(self, residual: Tensor, attended: Tensor) -> Tensor:
-        """(batch, n, hidden) and the attention's output (batch, heads, n, size) -> states one position on"""
+        """(batch, n, hidden) and the attention's output (batch, heads, n, head size) -> states one position on"""
         layer = self.layer
         x = residual + layer.self_attn.o_proj(attended.transpose(1, 2).flatten(2))
-        return x + layer.mlp(layer.post_attention_layernorm(x))
+        x = x + layer.mlp(layer.post_attention_layernorm(x))
+        return self.norm(x) if self.config.norm_output else x
 
     def logits(self, states: Tensor) -> Tensor:
-        """(batch, n, hidden) -> (batch, n, draft_vocab)"""
-        return self.lm_head(self.norm(states))
-
-    def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """(n,) -> cosines and sines, (n, head size) each"""
-        size = self.shape.head_size
-        powers = torch.arange(0, size, 2, device=positions.device, dtype=torch.float32) / size
-        angles = positions[:, None].float() / self.shape.rope_theta**powers  # (n, size / 2)
-        angles = torch.cat([angles, angles], dim=-1)
-        return angles.cos(), angles.sin()
+        """What `finish` gives, (batch, n, hidden) -> (batch, n, draft_vocab)"""
+        return self.lm_head(states if self.config.norm_output else self.norm(states))
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary positions: (batch, heads, n, size), with cosines and sines (n, size)"""
-    one, two = x.chunk(2, dim=-1)
-    return x * cos.to(x.dtype) + torch.cat([-two, one], dim=-1) * sin.to(x.dtype)
+def rotations(block: Any, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """(n,) positions -> their cosines and sines, (1, n, head size) each, float32"""
+    rotary = LlamaRotaryEmbedding(block).to(positions.device)
+    return rotary(torch.empty(0, device=positions.device), positions[None])

@@ -1,0 +1,150 @@
+"""A draft that reads the target's hidden states: what it reads, what it proposes, and that it learns."""
+
+import copy
+
+import pytest
+import torch
+from decoding import plain_text, speculative_rounds
+from heads import N_NEW, prompts, tiny_head, trained
+from tiny_models import VOCAB, flattened, tiny
+from torch.nn.functional import scaled_dot_product_attention
+
+from speclab.core.sampling import Sampling
+from speclab.drafts.feature import FeatureDrafter
+from speclab.drafts.heads.feature import FeatureHead, rotations
+from speclab.models.backends.eager import layer_outputs
+from speclab.models.cached import CachedModel
+
+
+def reading(model, drafter, fast=None) -> CachedModel:
+    target = CachedModel(model, fast=fast)
+    target.hidden_layers = drafter.head.config.layers
+    return target
+
+
+class Kept(FeatureDrafter):
+    """Keeps what it proposes, and after how many committed tokens."""
+
+    def prefill(self, target, prompt, sampling):
+        super().prefill(target, prompt, sampling)
+        self.text, self.proposed = prompt[0].tolist(), []
+
+    def propose(self, k, uniforms):
+        draft = super().propose(k, uniforms)
+        self.proposed.append((len(self.text), draft.tokens[0].tolist()))
+        return draft
+
+    def observe(self, n_accepted, committed):
+        self.text += committed
+        super().observe(n_accepted, committed)
+
+
+def chain(head: FeatureHead, hidden: torch.Tensor, text: list[int], k: int) -> list[int]:
+    """k greedy proposals after `text`, by definition: every step computes everything anew. hidden (1, length, width)"""
+    states, tokens = head.fuse(hidden[:, : len(text) - 1]), text[1:]
+    drawn: list[int] = []
+    for _ in range(k):
+        n = len(tokens)
+        rotation = rotations(head.config.block, torch.arange(n))
+        rotation = tuple(part.double() for part in rotation)
+        residual, queries, keys, values = head.project(states, torch.tensor([tokens]), rotation)
+        attended = scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=True)
+        output = head.finish(residual, attended)[:, -1:]
+        drawn.append(int(head.logits(output)[0, -1].argmax()))
+        states, tokens = torch.cat([states, output], dim=1), [*tokens, drawn[-1]]
+    return drawn
+
+
+@pytest.mark.parametrize("flags", [{}, {"norm_before_fc": True, "norm_before_residual": True}, {"fc_norm": True}])
+@pytest.mark.parametrize("qwen3", [False, True])
+def test_proposals_are_the_definitions(flags, qwen3):
+    """After prefill, whole, partly and fully rejected rounds: what was read, at which position, next to which token."""
+    model, _, texts = trained()
+    head = tiny_head(qwen3=qwen3, norm_output=bool(flags), **flags)
+    drafter = Kept(head)
+    rounds = list(speculative_rounds(reading(model, drafter), drafter, texts[:1, :9], 4, N_NEW))
+    assert [t for r in rounds for t in r.tokens] == texts[0, 9 : 9 + N_NEW].tolist()
+    check(model, head, drafter)
+
+
+def check(model, head, drafter):
+    """All proposals of a decoding, from hidden states that the library computes for the whole text."""
+    with torch.inference_mode(), layer_outputs(model, (0, 1)) as outputs:
+        ids = torch.tensor([drafter.text])
+        first = model(ids, output_hidden_states=True, use_cache=False).hidden_states[1]
+        assert torch.equal(outputs[0], first)
+        hidden = torch.cat([outputs[0], outputs[1]], dim=-1)  # the library has the last one after the final norm only
+        for n, proposed in drafter.proposed:
+            assert proposed == chain(head, hidden, drafter.text[:n], len(proposed))
+
+
+def test_a_trained_head_is_often_right_and_stays_in_step():
+    """Rounds of every kind: none accepted, some, all. What it learnt by heart is drafted through the cached loop."""
+    model, head, texts = trained()
+    accepted = drafted = 0
+    kinds = set()
+    for text in texts:
+        drafter = Kept(head)
+        rounds = list(speculative_rounds(reading(model, drafter), drafter, text[None, :9], 3, N_NEW))
+        assert [t for r in rounds for t in r.tokens] == text[9:].tolist()
+        check(model, head, drafter)
+        accepted += sum(r.n_accepted for r in rounds)
+        drafted += sum(r.n_drafted for r in rounds)
+        kinds |= {(r.n_accepted > 0) + (r.n_accepted == r.n_drafted) for r in rounds if not r.prefill}
+    assert accepted / drafted > 0.8, "a shift of one position in training or in the loop costs most of this"
+    assert {0, 1, 2} >= kinds >= {2}
+
+
+@pytest.mark.parametrize("engine", ["eager", "fast"])
+def test_sampled_rounds_repeat_and_do_not_depend_on_the_engine(engine):
+    model, head, texts = trained()
+    found = []
+    for fast in (None, flattened(model) if engine == "fast" else None):
+        drafter = FeatureDrafter(head)
+        generator = torch.Generator().manual_seed(7)
+        how = (Sampling(0.9), generator)
+        found.append(list(speculative_rounds(reading(model, drafter, fast), drafter, texts[1:2, :9], 3, N_NEW, *how)))
+    assert found[0] == found[1]
+    assert 0 < sum(r.n_accepted for r in found[0]) < sum(r.n_drafted for r in found[0])
+
+
+def test_ids_that_the_head_lacks_are_never_proposed():
+    """Its own ids are others than the target's."""
+    model = tiny("llama")
+    ids = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(0))[:12].sort().values
+    for sampling in (Sampling(), Sampling(1.0)):
+        drafter = Kept(tiny_head(draft_vocab=12), ids)
+        generator = torch.Generator().manual_seed(1)
+        rounds = list(speculative_rounds(reading(model, drafter), drafter, prompts(1), 3, 30, sampling, generator))
+        proposed = {token for _, tokens in drafter.proposed for token in tokens}
+        assert proposed <= set(ids.tolist())
+        assert len(proposed) > 1
+        if sampling.greedy:
+            assert [t for r in rounds for t in r.tokens] == plain_text(CachedModel(model), prompts(1), 30)
+
+
+def test_buffers_grow_and_copies_are_independent(monkeypatch):
+    monkeypatch.setattr("speclab.drafts.feature.SPARE", 16)
+    model, head, texts = trained()
+    drafter = Kept(head)
+    other = copy.deepcopy(drafter)
+    target = reading(model, drafter)
+    one = speculative_rounds(target, drafter, texts[:1, :9], 3, N_NEW)
+    two = speculative_rounds(target.with_own_cache(), other, texts[1:2, :9], 3, N_NEW)
+    rounds: list[list[int]] = [[], []]
+    while True:
+        pair = [next(one, None), next(two, None)]
+        for kept, round_ in zip(rounds, pair, strict=True):
+            if round_:
+                kept += round_.tokens
+        if not any(pair):
+            break
+    assert rounds == [texts[0, 9 : 9 + N_NEW].tolist(), texts[1, 9 : 9 + N_NEW].tolist()]
+    check(model, head, drafter)
+    check(model, head, other)
+
+
+def test_a_target_that_keeps_no_states_is_a_fault():
+    model, head, texts = trained()
+    with pytest.raises(RuntimeError, match="no pass keeps the output of layer 0"):
+        list(speculative_rounds(CachedModel(model), FeatureDrafter(head), texts[:1, :9], 3, 5))

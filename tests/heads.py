@@ -1,0 +1,67 @@
+"""Tiny heads that read a tiny target's hidden states: random ones, and one that was trained for a moment."""
+
+import functools
+
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, PreTrainedModel, Qwen3Config
+
+from speclab.drafts.heads.feature import FeatureHead, HeadConfig
+from speclab.models.cached import CachedModel
+from tests.decoding import plain_text
+from tests.tiny_models import VOCAB, tiny
+from training.rollouts import distance, rollout, target_pass
+
+
+def block(hidden: int = 32, qwen3: bool = False, **changes) -> LlamaConfig:
+    sizes = {
+        "vocab_size": VOCAB,
+        "hidden_size": hidden,
+        "intermediate_size": 48,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "tie_word_embeddings": False,
+    }
+    return (Qwen3Config if qwen3 else LlamaConfig)(**sizes | changes)
+
+
+def tiny_head(
+    seed: int = 0, hidden: int = 32, draft_vocab: int = VOCAB, qwen3: bool = False, std: float = 0.3, **flags
+) -> FeatureHead:
+    """A random head for a tiny target of two layers, width 32; its matrices have this spread."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        head = FeatureHead(HeadConfig(block(hidden, qwen3), (0, 1), 32, draft_vocab, **flags)).double()
+        for weight in head.parameters():
+            torch.nn.init.normal_(weight, mean=float(weight.ndim == 1), std=std)
+    return head.eval()
+
+
+def prompts(n: int, seed: int = 3, length: int = 9) -> Tensor:
+    return torch.randint(0, VOCAB, (n, length), generator=torch.Generator().manual_seed(seed))
+
+
+N_NEW = 26  # tokens of a text that was learnt
+
+
+@functools.cache
+def trained() -> tuple[PreTrainedModel, FeatureHead, Tensor]:
+    """A tiny target, a head that has learnt some of its texts by heart, and these texts, (4, 9 + N_NEW)."""
+    target = tiny("llama", dtype=torch.float32).requires_grad_(False)
+    texts = torch.tensor([[*p.tolist(), *plain_text(CachedModel(target), p[None], N_NEW)] for p in prompts(4)])
+    hidden, logits = target_pass(target, texts, (0, 1))
+    head = tiny_head(std=0.1).float()
+    stepper = torch.optim.Adam(head.train().parameters(), 1e-2)
+    with torch.enable_grad():
+        for _ in range(200):
+            stepper.zero_grad()
+            loss: Tensor = sum(
+                distance(logits[:, positions + step + 1], drafted)
+                for step, (positions, drafted) in enumerate(rollout(head, hidden, texts, 3))
+            )
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
+            stepper.step()
+    return target.double(), head.double().eval().requires_grad_(False), texts
