@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from benchmarks import families, peers_page, roofline, scaling
+from benchmarks import families, peers_page, roofline, scaling_page
 from benchmarks.gpu import findings
 from speclab.present import first_screen, plan_views, sweep_views, tables
 from speclab.records import files
@@ -20,7 +20,7 @@ BENCHMARKS = {
     "peers": (peers_page.PeersRun, peers_page.page),
     **dict.fromkeys(("plain", "preflight", "profile"), (findings.FindingsRun, findings.page)),
     "roofline": (roofline.RooflineRun, roofline.page),
-    "scaling": (scaling.ScalingRun, scaling.page),
+    "scaling": (scaling_page.ScalingRun, scaling_page.page),
 }
 KINDS = {"sweep": SweepRun, "plan": PlanRun}
 
