@@ -97,16 +97,18 @@ def measure_arms(args: argparse.Namespace, config: RunConfig) -> Measurement:
     greedy = [s for s in everything.samples if s.arm in with_peers and s.temperature == 0]
     beside_peers = replace(everything, samples=greedy)
 
-    def write(run: ComparisonRun, checks: list[dict]) -> None:
-        write_comparison(args, run)
-        peers_run = peers.record(args, beside_peers, config.repeats, [ASSISTED], config.models(), checks)
-        common.write(args, peers_run, peers_page.page)
+    def write_peers(checks: list[dict]) -> None:
+        run = peers.record(args, beside_peers, config.repeats, [ASSISTED], config.models(), checks)
+        common.write(args, run, peers_page.page)
 
-    write(comparison.comparison_record(config, measured, {}), [])
+    write_comparison(args, comparison.comparison_record(config, measured, {}))
+    write_peers([])
     if not measured.interrupted:
         judge(measured)
         run, _ = comparison.explain(config, measured)
-        write(run, [judge_greedy(beside_peers, arm) for arm in with_peers[1:]] if not measured.interrupted else [])
+        write_comparison(args, run)
+        if not measured.interrupted:
+            write_peers([judge_greedy(beside_peers, arm) for arm in with_peers[1:]])
         terminal.say(first_screen.screen(run))
     return measured
 
@@ -118,7 +120,7 @@ def measure_profile(args: argparse.Namespace, config: RunConfig) -> None:
     """Write the record of the kernels, for one step or round."""
     found = [
         Finding(
-            name=f"{arm.arm}: {one.name[:70]}", numbers={"calls": one.calls / arm.n, "us": one.seconds / arm.n * 1e6}
+            name=f"{arm.arm}: {one.name[:70]}", numbers={"calls": one.calls / arm.n, "ms": one.seconds / arm.n * 1e3}
         )
         for arm in most_expensive(config)
         for one in arm.kernels

@@ -66,7 +66,7 @@ def product(device: torch.device, dtype: torch.dtype, width: int) -> Numbers:
     weight = torch.randn(WEIGHT if device.type == "cuda" else SMALL_WEIGHT, device=device, dtype=dtype)
     rows = torch.randn(width, weight.shape[1], device=device, dtype=dtype)
     seconds = timing.best(functools.partial(torch.nn.functional.linear, rows, weight), device, repeats=20)
-    return {"us": seconds * 1e6, "GB/s": weight.nbytes / seconds / 1e9}
+    return {"ms": seconds * 1e3, "GB/s": weight.nbytes / seconds / 1e9}
 
 
 @reports_problems
@@ -90,7 +90,7 @@ def main(argv: list[str] | None = None) -> int:
         "device": lambda: use(device, run),
         **({"first CUDA graph": lambda: capture(device)} if device.type == "cuda" else {}),
         "bandwidth": lambda: bandwidth(device, dtype),
-        **{f"{width} rows x a matrix": functools.partial(product, device, dtype, width) for width in WIDTHS},
+        **{f"matrix x {width}": functools.partial(product, device, dtype, width) for width in WIDTHS},
     }
     for name, check in checks.items():
         if problem := add(args, run, name, check).problem:

@@ -113,8 +113,7 @@ def head(folder: Path, targets: list[Target], outcomes: dict[str, Outcome]) -> s
     stages = [[name, outcome.what, f"{outcome.seconds:.0f}"] for name, outcome in outcomes.items()]
     blocks = [
         f"# {targets[0].name}: {headline(first)}",
-        f"- the lab pair in float32: {texts(load(folder / 'gpu-float32.json'))}",
-        f"- CUDA graphs: {graphs}",
+        f"- the lab pair in float32: {texts(load(folder / 'gpu-float32.json'))}\n- CUDA graphs: {graphs}",
         f"## Goals, k = {K}",
         table(["asked of the first size", "asked", "measured", "verdict"], [goal_cells(*g, first) for g in GOALS]),
         "## All sizes, greedy",

@@ -77,7 +77,7 @@ def test_a_size_is_loaded_once_and_measured_whole(size, tmp_path, monkeypatch):
     assert [check["arm"] for check in peers.correctness] == ["generate", "model k=4", "assisted k=4"]
     kernels = found["x-profile"].findings
     for arm in ("baseline", "model k=4"):
-        times = [one.numbers["us"] for one in kernels if one.name.startswith(f"{arm}: ")]
+        times = [one.numbers["ms"] for one in kernels if one.name.startswith(f"{arm}: ")]
         assert 0 < len(times) <= 10
         assert times == sorted(times, reverse=True)
     for name, line in (("x-peers", "## How fast"), ("x", "same text? ")):
@@ -150,7 +150,7 @@ def test_the_preflight_looks_at_products_of_every_width(small, tmp_path):
     run = read(tmp_path / "results" / "local-preflight.json", FindingsRun)
     assert [one.name for one in run.findings[:3]] == ["imports", "device", "bandwidth"]
     assert len(run.findings) == 12
-    assert all(one.numbers["us"] > 0 for one in run.findings[3:])
+    assert all(one.numbers["ms"] > 0 for one in run.findings[3:])
     assert not any(one.problem for one in run.findings)
     assert not run.interrupted
 
