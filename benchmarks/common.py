@@ -52,12 +52,12 @@ def add_result_flags(parser: argparse.ArgumentParser, benchmark: str) -> None:
 def check_result_flags(args: argparse.Namespace) -> None:
     """Before anything is measured."""
     for ending in (".json", ".md"):
-        check_writable(_result(args, ending), "--out-dir")
+        check_writable(_result(args, args.benchmark, ending), "--out-dir")
 
 
-def _result(args: argparse.Namespace, ending: str) -> Path:
+def _result(args: argparse.Namespace, benchmark: str, ending: str) -> Path:
     """The record (.json) or the page (.md)."""
-    return args.out_dir / "results" / f"{args.name}-{args.benchmark}{ending}"
+    return args.out_dir / "results" / f"{args.name}-{benchmark}{ending}"
 
 
 def listed_sizes(text: str) -> list[str]:
@@ -140,8 +140,8 @@ def measure_targets(
 
 def write(args: argparse.Namespace, run: Run, page: Callable[[Run], list[Block]]) -> None:
     """The record and the page to files: what is measured by now."""
-    write_whole(_result(args, ".json"), files.to_json(run))
-    write_whole(_result(args, ".md"), terminal.harmless(show(page(run), markdown=True)))
+    write_whole(_result(args, run.benchmark, ".json"), files.to_json(run))
+    write_whole(_result(args, run.benchmark, ".md"), terminal.harmless(show(page(run), markdown=True)))
 
 
 def finish(
@@ -154,8 +154,8 @@ def finish(
     code = do_all(
         [
             lambda: terminal.say(show(page(run)), end=""),
-            lambda: write_whole(_result(args, ".json"), files.to_json(run)),
-            lambda: write_whole(_result(args, ".md"), terminal.harmless(show(page(run), markdown=True))),
+            lambda: write_whole(_result(args, run.benchmark, ".json"), files.to_json(run)),
+            lambda: write_whole(_result(args, run.benchmark, ".md"), terminal.harmless(show(page(run), markdown=True))),
         ]
     )
     if stop and not isinstance(stop, KeyboardInterrupt):

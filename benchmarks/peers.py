@@ -40,13 +40,14 @@ from draft_models import ModelDrafter, NgramDrafter
 from speclab.cli import flags, parsing
 from speclab.drafts.select import check_kind
 from speclab.lab.decodings import Decoding, take_turns
-from speclab.lab.harness import measure
+from speclab.lab.harness import Measurement, measure
 from speclab.lab.output_checks import judge_greedy
 from speclab.models import loading
 from speclab.models.cached import check_prompt
 from speclab.models.prompts import Prompt, describe_chat
 from speclab.models.setup import Setup
 from speclab.records import files
+from speclab.records.runs import Facts
 from speclab.records.samples import BASELINE, GENERATE, LIBRARY, Arm, Sample
 from speclab.system.errors import Problem, UsageProblem, reports_problems
 from speclab.system.terminal import note
@@ -85,6 +86,30 @@ def timing(sample: Sample) -> PeerTiming:
         seconds=[prefill + decode for prefill, decode in zip(sample.prefill, sample.decode, strict=True)],
         decode_seconds=[None if sample.arm.method in LIBRARY else seconds for seconds in sample.decode],
     )
+
+
+def record(
+    args: argparse.Namespace,
+    measured: Measurement,
+    repeats: int,
+    lengths: list[int],
+    models: dict[str, str],
+    correctness: list[Facts],
+    ceiling: float | None = None,
+) -> PeersRun:
+    """What is measured, with the settings."""
+    bench = measured.bench
+    fields = common.head_of(args, bench.setup) | {"benchmark": "peers", "interrupted": measured.interrupted}
+    fields["settings"] |= {
+        "draft": loading.short_name(args.draft),
+        "draft_lengths": lengths,
+        "max_new_tokens": bench.max_new_tokens,
+        "repeats": repeats,
+        "n_prompts": len(measured.of(BASELINE, 0.0)),
+        "prompts_sha256": files.fingerprint([p.text for p in measured.prompts]),
+    }
+    raw = [timing(s) for s in measured.samples]
+    return PeersRun(**fields, models=models, correctness=correctness, ceiling=ceiling, raw=raw)
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -171,17 +196,7 @@ def main(argv: list[str] | None = None) -> int:
         arms = arms_for(lengths, bench.llama is not None)
         measured = measure(bench, arms, [0.0], prompts, args.repeats, {}, schedule=one_after_another)
     checks = [judge_greedy(measured, arm) for arm in arms[1:]]
-    fields = common.head_of(args, setup) | {"interrupted": measured.interrupted}
-    fields["settings"] |= {
-        "draft": loading.short_name(args.draft),
-        "draft_lengths": lengths,
-        "max_new_tokens": args.max_new_tokens,
-        "repeats": args.repeats,
-        "n_prompts": len(measured.of(BASELINE, 0.0)),
-        "prompts_sha256": files.fingerprint([p.text for p in prompts]),
-    }
-    raw = [timing(s) for s in measured.samples]
-    run = PeersRun(**fields, models=models, correctness=checks, ceiling=ceiling, raw=raw)
+    run = record(args, measured, args.repeats, lengths, models, checks, ceiling)
     code = common.finish(args, run, page, measured.stop)
     wrong = [arm for arm, entry in zip(arms[1:], checks, strict=True) if arm.method in PEER and not entry["passed"]]
     return code or int(bool(wrong))

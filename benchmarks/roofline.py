@@ -26,7 +26,7 @@ import functools
 import statistics
 import sys
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -153,6 +153,15 @@ def measure_models(
     return block
 
 
+def record(
+    args: argparse.Namespace, fields: dict[str, Any], block: int, ceilings: Ceilings, measured: list[ModelPasses]
+) -> RooflineRun:
+    """What is measured, with the settings. fields: of BenchmarkRun"""
+    fields["settings"] |= {"targets": [model.name for model in measured if model.role == "target"]}
+    fields["settings"] |= {name: getattr(args, name) for name in ("widths", "context", "repeats")}
+    return RooflineRun(**fields, block_bytes=block, ceilings=ceilings, models=measured)
+
+
 # --- views of the record ----------------------------------------------------------------------------------------------
 
 
@@ -269,10 +278,7 @@ def main(argv: list[str] | None = None) -> int:
         blocks.append(measure_models(args, setup, models, ceilings, measured))
 
     fields, stop = common.measure_targets(args, [(name, measure) for name in names], measured)
-    targets = [model.name for model in measured if model.role == "target"]
-    fields["settings"] |= {"targets": targets, "widths": args.widths, "context": args.context, "repeats": args.repeats}
-    run = RooflineRun(**fields, block_bytes=blocks[0], ceilings=ceilings, models=measured)
-    return common.finish(args, run, page, stop)
+    return common.finish(args, record(args, fields, blocks[0], ceilings, measured), page, stop)
 
 
 if __name__ == "__main__":

@@ -30,191 +30,24 @@ import copy
 import functools
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Literal
-
-import numpy as np
-import torch
+from dataclasses import replace
 
 from benchmarks import common
+from benchmarks.scaling_page import ScalePoint, ScalingRun, Sweep, page
+from benchmarks.scaling_turns import Line, Subject, as_prompt, point, room_for_turns
 from draft_models import ModelDrafter
 from speclab.cli import flags, parsing
-from speclab.core.rounds import Round
-from speclab.core.sampling import GREEDY
 from speclab.drafts.select import drafter_name, make_drafters
-from speclab.lab.decodings import Decoding
 from speclab.lab.harness import Bench
 from speclab.models import loading
 from speclab.models.cached import CachedModel
-from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
-from speclab.present.tables import Block, Cell, Heading, Lines, Table, cost, interval, speedup
-from speclab.records.rows import Amount, Count, Part
 from speclab.records.samples import BASELINE, INSTRUMENT, Arm
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import note, progress_bar
-from speclab.theory.formulas import ratio_interval
 
-Sweep = Literal["length", "context", "k", "size"]
 LONGEST = 2**20  # tokens of a text
 BASE = 64  # tokens of the prompt that the sweep `length` starts from
-WARM_UP = 8  # tokens before the clock counts
-BLOCKS = 8  # of a log, for intervals
-LARGEST_CHUNK = 16  # tokens that a GPU's baseline fetches at once
-FLAT = 0.03  # a change this small is called flat even where the interval knows better
-
-
-# --- the record -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(kw_only=True)
-class ScalePoint(Part):
-    """One arm at one place of a sweep. Ratios are over the first point of its series."""
-
-    sweep: Sweep
-    series: str
-    x: int | str
-    draft_length: Count
-    n_tokens: Count
-    n_rounds: Count
-    seconds: Amount
-    token_ratio: float  # cost of a token
-    round_ratio: float
-    round_low: float | None
-    round_high: float | None
-    speedup: float | None = None  # over the baseline at the same place
-    host_seconds: float | None = None  # of a round; what is neither draft nor verify
-    host_share: float | None = None
-
-
-@dataclass(kw_only=True)
-class ScalingRun(common.BenchmarkRun):
-    """`python -m benchmarks.scaling`."""
-
-    models: dict[str, str]
-    points: list[ScalePoint]
-
-
-# --- turns ------------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Line:
-    """One row of a table while it is measured: an arm, its place in the sweep, and the rounds that were timed."""
-
-    arm: Arm
-    x: int | str
-    prompts: list[Prompt]
-    n_before: int = WARM_UP  # tokens made before the clock counts
-    log: list[tuple[int, float, Round]] = field(default_factory=list)  # as in Decoding
-
-    @property
-    def seconds(self) -> float:
-        """Of all rounds."""
-        return sum(seconds for _, seconds, _ in self.log)
-
-    @property
-    def n_tokens(self) -> int:
-        """Of all rounds."""
-        return sum(len(round_.tokens) for _, _, round_ in self.log)
-
-    @property
-    def n_rounds(self) -> int:
-        """A round of the baseline is one token, also where a GPU fetches several at once."""
-        return len(self.log) if self.arm.speculative else self.n_tokens
-
-    def blocks(self) -> list[float]:
-        """Seconds of stretches of rounds that follow each other."""
-        parts = np.array_split([seconds for _, seconds, _ in self.log], min(BLOCKS, len(self.log)))
-        return [float(part.sum()) for part in parts]
-
-
-@dataclass
-class Subject:
-    """What the sweeps measure: one target and one draft, and texts for them."""
-
-    args: argparse.Namespace
-    bench: Bench
-    prompts: list[Prompt]  # of the sweeps k and size
-    text: list[int]  # ids of a long text, prompts are cut from it
-    firsts: dict[tuple[Sweep, str], Line]  # of each series: what its other points are held against
-
-    def arms(self) -> list[Arm]:
-        """The baseline, and the draft at -k."""
-        return [BASELINE, *(Arm(name, name, self.args.draft_length) for name in self.bench.drafters)]
-
-    def start(self, arm: Arm, prompt: Prompt, n_tokens: int) -> Decoding:
-        """A decoding that has made so many tokens, with room for all turns. An instrument times each phase."""
-        budget = n_tokens + room_for_turns(self.args, arm.draft_length)
-        lengths = [arm.draft_length] if arm.method == INSTRUMENT else None
-        decoding = self.bench.decoding(arm, GREEDY, prompt, budget=budget, lengths=lengths)
-        while len(decoding.tokens) < n_tokens:
-            decoding.advance()
-        return decoding
-
-    def time(self, lines: list[Line]) -> None:
-        """Log as many turns of every line on each of its prompts, all lines side by side."""
-        for i in range(len(lines[0].prompts)):
-            ends = [
-                line.prompts[i].ids.shape[1] + line.n_before + room_for_turns(self.args, line.arm.draft_length)
-                for line in lines
-            ]
-            self.bench.prepare({line.arm.draft_length for line in lines}, [GREEDY], max(ends))
-            decodings = [self.start(line.arm, line.prompts[i], line.n_before) for line in lines]
-            starts = [len(decoding.log) for decoding in decodings]
-            alternate(decodings, self.args.turns, self.bench.setup.chunk)
-            for line, decoding, start in zip(lines, decodings, starts, strict=True):
-                line.log += decoding.log[start:]
-
-    def points(self, sweep: Sweep, lines: list[Line]) -> list[ScalePoint]:
-        """A point for every line, the first of which is the baseline's.
-
-        The speedup is over the baseline at the same place, or over the first line where it has no such place.
-        """
-        baselines = {line.x: line for line in lines if line.arm == BASELINE}
-        points = []
-        for line in lines:
-            points.append(point(sweep, line, self.firsts.setdefault((sweep, line.arm.method), line)))
-            if line.arm.speculative:
-                baseline = baselines.get(line.x, lines[0])
-                points[-1].speedup = baseline.seconds / baseline.n_tokens / (line.seconds / line.n_tokens)
-        return points
-
-
-def alternate(decodings: list[Decoding], turns: int, chunk: int) -> None:
-    """Turn by turn a round of each, forwards and backwards; of the baseline `chunk` tokens in every chunk-th turn."""
-    for turn in range(turns):
-        for decoding in decodings if turn % 2 == 0 else decodings[::-1]:
-            if decoding.arm.speculative or turn % chunk == 0:
-                decoding.advance()
-
-
-def as_prompt(ids: list[int]) -> Prompt:
-    """A prompt of these ids."""
-    return Prompt("text", "", torch.tensor([ids]))
-
-
-def room_for_turns(args: argparse.Namespace, draft_length: int) -> int:
-    """Tokens that all turns of a decoding may make, and those before them that overshoot; no round is shortened."""
-    return (draft_length + 1) * (args.turns + 2) + 2 * LARGEST_CHUNK
-
-
-def point(sweep: Sweep, line: Line, first: Line) -> ScalePoint:
-    """What the rounds of a line cost, beside those of another line with as many turns."""
-    low, high = (None if line is first else ratio_interval(line.blocks(), first.blocks())) or (None, None)
-    return ScalePoint(
-        sweep=sweep,
-        series=line.arm.method,
-        x=line.x,
-        draft_length=line.arm.draft_length,
-        n_tokens=line.n_tokens,
-        n_rounds=line.n_rounds,
-        seconds=line.seconds,
-        token_ratio=line.seconds / line.n_tokens / (first.seconds / first.n_tokens),
-        round_ratio=line.seconds / line.n_rounds / (first.seconds / first.n_rounds),
-        round_low=low,
-        round_high=high,
-    )
 
 
 # --- the sweeps -------------------------------------------------------------------------------------------------------
@@ -271,59 +104,12 @@ def size_label(setup: Setup) -> str:
     return f"{sum(p.numel() for p in setup.target.model.parameters()) / 1e6:.1f} M"
 
 
-SWEEPS: dict[Sweep, tuple[str, Callable[[Subject], list[ScalePoint]]]] = {
-    "length": ("Tokens generated so far", length_sweep),
-    "context": ("Tokens of the prompt", context_sweep),
-    "k": ("Draft length", k_sweep),
-    "size": ("Size of the target", size_sweep),
+SWEEPS: dict[Sweep, Callable[[Subject], list[ScalePoint]]] = {
+    "length": length_sweep,
+    "context": context_sweep,
+    "k": k_sweep,
+    "size": size_sweep,
 }
-
-
-# --- views of the record ----------------------------------------------------------------------------------------------
-
-LEGEND = [
-    "token, round: cost over that of the first row of the same arm (a round of the baseline is one token); 95 %: of "
-    f"the round's ratio; verdict: on the round, flat within {FLAT:.0%}",
-    "a speculative token also costs more where fewer drafts are accepted; a round does not",
-    "N ÷ prompt: N generated tokens against a prompt of that length: what generating costs beyond the longer context",
-    "host: all of a round but drafting and verifying, measured with a clock on each phase",
-]
-
-
-def sweep_table(points: list[ScalePoint]) -> Table:
-    """A line for every point of one sweep."""
-    cells: dict[str, Cell] = {
-        "arm": lambda p: f"{p.series} k={p.draft_length}" if p.draft_length and p.sweep != "k" else p.series,
-        "at": lambda p: str(p.x),
-        "ms/token": lambda p: f"{p.seconds / p.n_tokens * 1e3:.3g}",
-        "token": lambda p: speedup(p.token_ratio),
-        "ms/round": lambda p: f"{p.seconds / p.n_rounds * 1e3:.3g}",
-        "round": lambda p: speedup(p.round_ratio),
-        "95 %": lambda p: interval(p.round_low, p.round_high),
-        "verdict": lambda p: verdict(p.round_ratio, p.round_low, p.round_high),
-    }
-    if any(p.speedup is not None for p in points):
-        cells["speedup"] = lambda p: speedup(p.speedup)
-    if any(p.host_seconds is not None for p in points):
-        cells["host µs"] = lambda p: "-" if p.host_seconds is None else cost(p.host_seconds * 1e6, 0)
-        cells["share"] = lambda p: "-" if p.host_share is None else f"{p.host_share:.0%}"
-    return Table(points, cells, n_words=2)
-
-
-def verdict(ratio: float, low: float | None, high: float | None) -> str:
-    """Of the cost of a round: flat, grows or shrinks, and whether noise may be the reason."""
-    if abs(ratio - 1) <= FLAT:
-        return "flat"
-    may_be_noise = low is not None and high is not None and low <= 1 <= high
-    return ("grows" if ratio > 1 else "shrinks") + ", may be noise" * may_be_noise
-
-
-def page(run: ScalingRun) -> list[Block]:
-    """Everything a reader gets, from the record alone."""
-    blocks = [*common.begin("What grows", run), Lines(f"{role}: {text}" for role, text in run.models.items())]
-    for sweep in dict.fromkeys(p.sweep for p in run.points):
-        blocks += [Heading(SWEEPS[sweep][0]), sweep_table([p for p in run.points if p.sweep == sweep])]
-    return [*blocks, Lines(LEGEND)]
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -416,7 +202,7 @@ def main(argv: list[str] | None = None) -> int:
         for draft in draft_models(subject):
             models["draft"] = loading.describe_model(drafter_name(args.draft), draft.model, "draft")
         for sweep in progress_bar(chosen, desc="sweeps", leave=False):  # between the sweeps, never inside one
-            points.extend(SWEEPS[sweep][1](subject))
+            points.extend(SWEEPS[sweep](subject))
 
     one_target: list[Sweep] = [sweep for sweep in sweeps if sweep != "size"]
     targets = [(args.target, functools.partial(measure, one_target))] if one_target else []

@@ -1,3 +1,1 @@
 """Everything that is worth knowing about a GPU, in one command: `python -m benchmarks.gpu --out FOLDER`."""
-
-from benchmarks.gpu.command import main as main

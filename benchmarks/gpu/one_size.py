@@ -17,11 +17,12 @@ if __name__ == "__main__":
 
 import argparse
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from transformers.utils import logging as transformers_logging
 
 from benchmarks import common, peers, peers_page, roofline
+from benchmarks.gpu.findings import Finding, FindingsRun, page
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.cli import flags, parsing
 from speclab.core.rounds import Drafter
@@ -31,18 +32,17 @@ from speclab.lab.harness import Measurement, measure
 from speclab.lab.output_checks import exit_code, judge, judge_greedy, to_judge
 from speclab.lab.padded_pair import padded_kinds
 from speclab.lab.run_config import RunConfig
-from speclab.lab.tracing.profiling import ArmProfile, most_expensive
+from speclab.lab.tracing.profiling import most_expensive
 from speclab.models.backends.cuda_graphs import GraphedModel
 from speclab.models.cached import CachedModel
 from speclab.models.padding import is_lab_size
 from speclab.present import first_screen
-from speclab.present.tables import Block, Cell, Heading, Table
 from speclab.records import files
 from speclab.records.runs import ComparisonRun
 from speclab.records.samples import BASELINE, GENERATE, Arm
 from speclab.system import terminal
 from speclab.system.errors import reports_problems
-from speclab.system.files import check_writable, write_whole
+from speclab.system.files import write_whole
 from speclab.system.terminal import note
 
 WIDTHS = list(range(1, 10))
@@ -51,11 +51,6 @@ ASSISTED = 4  # the length at which the library's assisted generation runs, too
 
 
 # --- passes -----------------------------------------------------------------------------------------------------------
-
-
-def of_benchmark(args: argparse.Namespace, benchmark: str) -> argparse.Namespace:
-    """The flags of another record of this run."""
-    return argparse.Namespace(**vars(args) | {"benchmark": benchmark})
 
 
 def models_of(config: RunConfig) -> list[tuple[roofline.Role, str, CachedModel]]:
@@ -73,26 +68,14 @@ def forget_graphs(config: RunConfig) -> None:
 
 def measure_passes(args: argparse.Namespace, config: RunConfig) -> None:
     """Write the record of the passes."""
-    args = of_benchmark(args, "roofline")
     ceilings: roofline.Ceilings = {}
     measured: list[roofline.ModelPasses] = []
     block = roofline.measure_models(args, config.setup, models_of(config), ceilings, measured)
-    fields = common.head_of(args, config.setup)
-    fields["settings"] |= {name: getattr(args, name) for name in ("widths", "context", "repeats")}
-    fields["settings"] |= {"targets": [config.setup.target_name]}
-    run = roofline.RooflineRun(**fields, block_bytes=block, ceilings=ceilings, models=measured)
-    common.finish(args, run, roofline.page)
-    forget_graphs(config)
+    fields = common.head_of(args, config.setup) | {"benchmark": "roofline"}
+    common.finish(args, roofline.record(args, fields, block, ceilings, measured), roofline.page)
 
 
 # --- the one measurement ----------------------------------------------------------------------------------------------
-
-
-def peer_arms(config: RunConfig) -> tuple[list[Arm], Arm]:
-    """The arms that the peers' record holds, and the one that only it holds."""
-    draft = next(name for name in config.drafters if name != "ngram")
-    model, assisted = Arm(config.method(draft), draft, ASSISTED), Arm("assisted", draft, ASSISTED)
-    return [BASELINE, GENERATE, model, assisted], assisted
 
 
 def write_comparison(args: argparse.Namespace, run: ComparisonRun) -> None:
@@ -102,97 +85,50 @@ def write_comparison(args: argparse.Namespace, run: ComparisonRun) -> None:
     write_whole(path.with_suffix(".md"), terminal.harmless(first_screen.page(run, args.name)))
 
 
-def write_peers(args: argparse.Namespace, config: RunConfig, measured: Measurement, checked: bool) -> None:
-    """The greedy samples of the arms that have a peer. checked: say whether texts agree"""
-    args = of_benchmark(args, "peers")
-    arms, _ = peer_arms(config)
-    raw = [peers.timing(s) for s in measured.samples if s.arm in arms and s.temperature == 0]
-    if not raw:
-        return
-    fields = common.head_of(args, config.setup) | {"interrupted": measured.interrupted}
-    fields["settings"] |= {
-        "draft": next(iter(config.drafters)),
-        "draft_lengths": [ASSISTED],
-        "max_new_tokens": config.max_new_tokens,
-        "repeats": config.repeats,
-        "n_prompts": len(measured.of(BASELINE, 0.0)),
-        "prompts_sha256": files.fingerprint([prompt.text for prompt in measured.prompts]),
-    }
-    correctness = [judge_greedy(measured, arm) for arm in arms[1:]] if checked else []
-    run = peers_page.PeersRun(**fields, models=config.models(), correctness=correctness, raw=raw)
-    common.write(args, run, peers_page.page)
-
-
 def measure_arms(args: argparse.Namespace, config: RunConfig) -> Measurement:
     """Write seconds and counts first; then check, explain and write again. An interrupted run is not checked."""
-    _, assisted = peer_arms(config)
-    arms, bench = [*config.with_plain(), assisted], config.bench()
-    instruments = config.instruments(config.arms())
-    everything = measure(bench, arms, config.temperatures, config.prompts, config.repeats, instruments, args.name)
+    draft = next(iter(config.drafters))
+    assisted = Arm("assisted", draft, ASSISTED)
+    with_peers = [BASELINE, GENERATE, Arm(config.method(draft), draft, ASSISTED), assisted]
+    arms, instruments = [*config.with_plain(), assisted], config.instruments(config.arms())
+    everything = measure(config.bench(), arms, TEMPERATURES, config.prompts, config.repeats, instruments, args.name)
     measured = replace(everything, samples=[s for s in everything.samples if s.arm != assisted])
     measured.unchecked = list(to_judge(measured))
+    greedy = [s for s in everything.samples if s.arm in with_peers and s.temperature == 0]
+    beside_peers = replace(everything, samples=greedy)
+
+    def write_peers(checks: list[dict]) -> None:
+        run = peers.record(args, beside_peers, config.repeats, [ASSISTED], config.models(), checks)
+        common.write(args, run, peers_page.page)
+
     write_comparison(args, comparison.comparison_record(config, measured, {}))
-    write_peers(args, config, everything, checked=False)
-    if measured.interrupted:
-        return measured
-    judge(measured)
-    run, _ = comparison.explain(config, measured)
-    write_comparison(args, run)
-    write_peers(args, config, everything, checked=not measured.interrupted)
-    terminal.say(first_screen.screen(run))
+    write_peers([])
+    if not measured.interrupted:
+        judge(measured)
+        run, _ = comparison.explain(config, measured)
+        write_comparison(args, run)
+        if not measured.interrupted:
+            write_peers([judge_greedy(beside_peers, arm) for arm in with_peers[1:]])
+        terminal.say(first_screen.screen(run))
     return measured
 
 
 # --- the profile ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(kw_only=True)
-class ProfileRun(common.BenchmarkRun):
-    """The most expensive kernels of a step and of a round."""
-
-    arms: list[ArmProfile]
-
-
-def profile_page(run: ProfileRun) -> list[Block]:
-    """Everything a reader gets, from the record alone."""
-    blocks = common.begin("The most expensive kernels", run)
-    for arm in run.arms:
-        what = "a step of the baseline" if arm.arm == "baseline" else f"a round of {arm.arm}"
-        total = f"{arm.seconds / arm.n * 1e6:.0f} us in kernels"
-        blocks += [Heading(f"In {what}, {total}"), Table(arm.kernels, cells_of(arm))]
-    return blocks
-
-
-def cells_of(arm: ArmProfile) -> dict[str, Cell]:
-    """The columns of its kernels, for one step or round."""
-    return {
-        "kernel": lambda kernel: kernel.name[:70].replace("|", "/"),
-        "calls": lambda kernel: f"{kernel.calls / arm.n:.1f}",
-        "us": lambda kernel: f"{kernel.seconds / arm.n * 1e6:.1f}",
-        "share": lambda kernel: f"{kernel.seconds / arm.seconds:.0%}" if arm.seconds else "-",
-    }
-
-
 def measure_profile(args: argparse.Namespace, config: RunConfig) -> None:
-    """Write the record of the kernels."""
-    args = of_benchmark(args, "profile")
-    forget_graphs(config)
-    run = ProfileRun(**common.head_of(args, config.setup), arms=most_expensive(config))
-    common.finish(args, run, profile_page)
+    """Write the record of the kernels, for one step or round."""
+    found = [
+        Finding(
+            name=f"{arm.arm}: {one.name[:70]}", numbers={"calls": one.calls / arm.n, "ms": one.seconds / arm.n * 1e3}
+        )
+        for arm in most_expensive(config)
+        for one in arm.kernels
+    ]
+    common.finish(args, FindingsRun(**common.head_of(args, config.setup), findings=found), page)
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
-
-
-def make_parser() -> parsing.Parser:
-    """The flags."""
-    parser = parsing.make_parser(__doc__)
-    flags.add_shared_flags(parser)
-    group = parser.add_argument_group("draft")
-    group.add_argument("--draft", metavar="KIND", help="(default: the lab's, padded to a tenth of a padded target)")
-    common.add_result_flags(parser, "")
-    parser.set_defaults(limit=2, max_new_tokens=64, widths=WIDTHS, context=256, repeats=15)
-    return parser
 
 
 def load(args: argparse.Namespace) -> RunConfig:
@@ -201,14 +137,12 @@ def load(args: argparse.Namespace) -> RunConfig:
     if args.draft is None:
         args.draft = padded_kinds(["model"], args.target)[0] if is_lab_size(args.target) else "model"
     check_kind(args.draft)
-    for ending in ("", "-roofline", "-peers", "-profile"):
-        check_writable(args.out_dir / "results" / f"{args.name}{ending}.json", "--out-dir")
+    common.check_result_flags(args)
     setup, prompts = flags.load(args, temperature=0.0)
     drafter = common.model_drafter(args.draft, setup, args.seed, "the library's assistant must be a model")
     drafters: dict[str, Drafter] = {drafter_name(args.draft): drafter, "ngram": NgramDrafter()}
     check_prompts(setup.target, drafters.values(), prompts, args.max_new_tokens)
-    room = setup.target.max_length
-    args.context = args.context if room is None else min(args.context, room - args.widths[-1])
+    args.context = min(args.context, (setup.target.max_length or sys.maxsize) - args.widths[-1])
     transformers_logging.set_verbosity_error()  # its advice on `generate` would fill the log
     return RunConfig(setup, drafters, prompts, LENGTHS, TEMPERATURES, args.max_new_tokens, 1, args.seed)
 
@@ -216,12 +150,19 @@ def load(args: argparse.Namespace) -> RunConfig:
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
     """The command.  -> exit code"""
-    args = make_parser().parse_args(argv)
+    parser = parsing.make_parser(__doc__)
+    flags.add_shared_flags(parser)
+    parser.add_argument("--draft", metavar="KIND", help="(default: the lab's, padded to a tenth of a padded target)")
+    common.add_result_flags(parser, "profile")
+    parser.set_defaults(limit=2, max_new_tokens=64, widths=WIDTHS, context=256, repeats=15)
+    args = parser.parse_args(argv)
     config = load(args)
     note("\n".join([config.setup.describe(), *(f"model   {line}" for line in config.models().values())]))
     measure_passes(args, config)
+    forget_graphs(config)
     measured = measure_arms(args, config)
     if not measured.interrupted:
+        forget_graphs(config)
         measure_profile(args, config)
     return exit_code(measured)
 

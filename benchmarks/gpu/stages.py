@@ -6,9 +6,6 @@ Nothing here imports a slow library: the command itself must not pay for what ev
 import argparse
 import os
 import re
-import time
-from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,71 +22,55 @@ class Stage(NamedTuple):
     name: str
     seconds: float  # at most
     command: tuple[str, ...]  # after `python`
-    record: str = ""  # what the names of its records begin with
-    needs: str = ""  # a package without which it is left out
-
-    def words(self) -> list[str]:
-        """The command as it is started now."""
-        return [*self.command, *(["--started", f"{time.time():.3f}"] if self.name == PREFLIGHT else [])]
-
-    def missing(self) -> str:
-        """Why it is left out."""
-        return f"{self.needs} is not installed" if self.needs and find_spec(self.needs) is None else ""
 
 
-def targets_of(text: str) -> list[str]:
-    """The names in --sizes. A folder becomes its full path, since stages run in the lab's own folder."""
-    names = [name for name in text.split(",") if name]
-    if not names or len(set(names)) < len(names):
-        raise UsageProblem(f"--sizes {text}: give different targets with commas between them, for example lab")
-    targets = [full_name(name) for name in names]
-    if len(set(map(record_name, targets))) < len(targets):
-        raise UsageProblem(f"--sizes {text}: two targets would have records of one name; rename a folder")
+class Target(NamedTuple):
+    """One of --sizes."""
+
+    words: str  # after --target
+    name: str  # of a folder its last part
+    record: str  # what the names of its records begin with: lab:8b:v128256 -> gpu-lab-8b-v128256
+
+
+def targets_of(text: str) -> list[Target]:
+    """What --sizes names, the headline's first."""
+    targets = []
+    for words in map(full_name, filter(None, text.split(","))):
+        name = Path(words).name if os.path.isabs(words) else words
+        targets.append(Target(words, name, "gpu-" + re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-")))
+    if not targets or len({target.record for target in targets}) < len(targets):
+        raise UsageProblem(f"--sizes {text}: give targets of different names, with commas between them")
     return targets
 
 
 def full_name(name: str) -> str:
-    """A folder's full path; any other name as it is."""
-    return os.path.abspath(name) if name != "lab" and ":" not in name and os.path.isdir(name) else name
+    """A folder's full path, since stages run in the lab's own folder; any other name as it is."""
+    return os.path.abspath(name) if name != "lab" and os.path.isdir(name) else name
 
 
-def record_name(target: str) -> str:
-    """What the names of a size's records begin with: lab:8b:v128256 -> gpu-lab-8b-v128256."""
-    return "gpu-" + re.sub(r"[^A-Za-z0-9.]+", "-", Path(target).name if os.path.isabs(target) else target).strip("-")
-
-
-def of_run(args: argparse.Namespace, work: Path) -> list[Stage]:
+def of_run(args: argparse.Namespace, targets: list[Target], work: Path) -> list[Stage]:
     """In order of importance. Their limits add up to more than the whole, since most need less than theirs."""
-    targets = targets_of(args.sizes)
-    machine = ("--device", args.device, "--out-dir", str(work))
-    how = (*machine, "--dtype", args.dtype, "--engine", args.engine, "--max-new-tokens", str(args.max_new_tokens))
-
+    how = f"--device {args.device} --dtype {args.dtype} --engine {args.engine} --limit {args.limit}"
+    how += f" --max-new-tokens {args.max_new_tokens}"
     draft = ("--draft", full_name(args.draft)) if args.draft else ()
 
-    def of_size(target: str, seconds: float) -> Stage:
-        name = record_name(target)
-        words = ("--target", target, *draft, "--name", name, "--limit", str(args.limit), *how)
-        return Stage(Path(target).name if os.path.isabs(target) else target, seconds, _module("one_size", *words), name)
+    def stage(name: str, seconds: float, command: str, *words: str) -> Stage:
+        return Stage(name, seconds, (*command.split(), "--out-dir", str(work), *words))
 
+    def size(target: Target, seconds: float) -> Stage:
+        words = ("--target", target.words, "--name", target.record, *draft)
+        return stage(target.name, seconds, f"-m benchmarks.gpu.one_size {how}", *words)
+
+    sizes = ",".join(target.words for target in targets)
     first, *others = targets
-    look = ("--sizes", ",".join(targets), *draft, *machine, "--dtype", args.dtype, "--name", "gpu")
-    exact = ("compare.py", "--quick", "--padded", "none", "--temperature", "0", "--limit", str(args.limit), *how)
-    pytest = ("-m", "pytest", "-q", "-o", "addopts=", "-p", "no:cacheprovider", "-m", "cuda", "tests/test_cuda.py")
-    last = ("--target", first, *machine, "--dtype", args.dtype, "--max-new-tokens", str(args.max_new_tokens))
+    plain = f"-m benchmarks.gpu.plain {how} --engine eager --limit 1 --name gpu"
+    exact = f"compare.py --quick --padded none --temperature 0 {how} --dtype float32 --name gpu-float32"
+    pytest = "-m pytest -q -o addopts= -p no:cacheprovider -m cuda tests/test_cuda.py"
     return [
-        Stage(PREFLIGHT, 60, _module("preflight", *look), "gpu"),
-        of_size(first, 200),
-        Stage("float32 identity", 60, (*exact, "--dtype", "float32", "--name", "gpu-float32")),
-        Stage(TESTS, 120, pytest, needs="pytest"),
-        *(of_size(target, 90) for target in others),
-        Stage("experiments", 120, _module("plain", *last, "--name", "gpu"), "gpu"),
+        stage(PREFLIGHT, 60, f"-m benchmarks.gpu.preflight {how} --name gpu", "--sizes", sizes, *draft),
+        size(first, 200),
+        stage("float32 identity", 60, exact),
+        Stage(TESTS, 120, tuple(pytest.split())),
+        *(size(target, 90) for target in others),
+        stage("experiments", 120, plain, "--target", first.words),
     ]
-
-
-def names_of(all_stages: Sequence[Stage]) -> dict[str, str]:
-    """Sizes and the names of their records, the headline's first."""
-    return {stage.name: stage.record for stage in all_stages if "benchmarks.gpu.one_size" in stage.command}
-
-
-def _module(name: str, *words: str) -> tuple[str, ...]:
-    return ("-m", f"benchmarks.gpu.{name}", *words)

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from speclab.system import terminal
 
@@ -59,7 +59,7 @@ def reports_problems(main: Callable[..., int | None]) -> Callable[..., int]:
     @functools.wraps(main)
     def wrapped(*args: Any, **kwargs: Any) -> int:
         terminal.open_streams()
-        with _signals_as_ctrl_c():
+        with on_signals(_stop):
             try:
                 code = _run(main, *args, **kwargs)
             finally:
@@ -112,23 +112,27 @@ def is_out_of_memory(error: BaseException) -> bool:
     return on_cpu or isinstance(error, (MemoryError, on_gpu))
 
 
+def _stop(stop: Stopped) -> NoReturn:
+    raise stop
+
+
 @contextlib.contextmanager
-def _signals_as_ctrl_c() -> Iterator[None]:
-    """SIGINT, SIGTERM and, where the system has it, SIGHUP raise Stopped; one that the caller ignores stays ignored."""
+def on_signals(act: Callable[[Stopped], object]) -> Iterator[None]:
+    """SIGINT, SIGTERM and, where the system has it, SIGHUP call `act`; one that the caller ignores stays ignored."""
     last = -SAME_REQUEST_SECONDS
 
-    def stop(number: int, _frame: object) -> None:
+    def receive(number: int, _frame: object) -> None:
         nonlocal last
         if time.monotonic() - last >= SAME_REQUEST_SECONDS:
             last = time.monotonic()
-            raise Stopped(number)
+            act(Stopped(number))
 
     before = {}
     if threading.current_thread() is threading.main_thread():  # no other may set handlers
         for name in ("SIGINT", "SIGTERM", "SIGHUP"):
             number = getattr(signal, name, None)
             if number is not None and signal.getsignal(number) not in (signal.SIG_IGN, None):
-                before[number] = signal.signal(number, stop)
+                before[number] = signal.signal(number, receive)
     try:
         yield
     finally:

@@ -7,7 +7,7 @@ import torch
 from llamas import tiny_llama
 from tiny_models import tiny
 
-from benchmarks import common, peers, peers_page, roofline, scaling
+from benchmarks import common, peers, peers_page, roofline, scaling, scaling_page, scaling_turns
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.cli import flags
 from speclab.core.counts import Counts
@@ -326,11 +326,11 @@ def test_what_is_measured_before_a_stop_is_written(call, pair_folder, tmp_path, 
 # --- scaling ----------------------------------------------------------------------------------------------------------
 
 
-def line(seconds: list[float], n_tokens: int, k: int = 4) -> scaling.Line:
+def line(seconds: list[float], n_tokens: int, k: int = 4) -> scaling_turns.Line:
     """Rounds that took so many seconds and made so many tokens each."""
     round_ = SimpleNamespace(tokens=[0] * n_tokens)
     arm = Arm("model", "model", k) if k else BASELINE
-    return scaling.Line(arm, 1900, [], log=[(0, one, round_) for one in seconds])
+    return scaling_turns.Line(arm, 1900, [], log=[(0, one, round_) for one in seconds])
 
 
 def test_blocks_keep_every_round():
@@ -340,11 +340,11 @@ def test_blocks_keep_every_round():
 
 def test_a_point_is_a_ratio_to_its_first():
     first, last = line([1.0] * 64, 2), line([3.0] * 64, 3)
-    point = scaling.point("length", last, first)
+    point = scaling_turns.point("length", last, first)
     assert (point.token_ratio, point.round_ratio) == (pytest.approx(2), pytest.approx(3))
     assert (point.round_low, point.round_high) == (pytest.approx(3), pytest.approx(3))
     assert (point.n_tokens, point.n_rounds, point.seconds) == (192, 64, 192.0)
-    assert scaling.point("length", first, first).round_low is None
+    assert scaling_turns.point("length", first, first).round_low is None
 
 
 def test_a_round_of_the_baseline_is_a_token():
@@ -362,7 +362,7 @@ def test_a_round_of_the_baseline_is_a_token():
     ],
 )
 def test_verdict_on_what_grows(words, ratio, low, high):
-    assert scaling.verdict(ratio, low, high) == words
+    assert scaling_page.verdict(ratio, low, high) == words
 
 
 def test_the_baseline_takes_its_turns_in_chunks(bench, prompt, monkeypatch):
@@ -372,7 +372,7 @@ def test_the_baseline_takes_its_turns_in_chunks(bench, prompt, monkeypatch):
     baseline, model = (bench.decoding(arm, GREEDY, one) for arm in (BASELINE, Arm("model", "model", 2)))
     for decoding in (baseline, model):
         decoding.advance()
-    scaling.alternate([baseline, model], 6, chunk=4)
+    scaling_turns.alternate([baseline, model], 6, chunk=4)
     assert len(model.log) == 6
     assert len(baseline.log) == 2
     assert len(baseline.tokens) == 1 + 2 * 4
@@ -386,7 +386,7 @@ def test_scaling_end_to_end(call, pair_folder, tmp_path):
     )  # fmt: skip
     assert code == 0
     assert "Tokens generated so far" in out
-    run = files.read(tmp_path / "results" / "local-scaling.json", scaling.ScalingRun)
+    run = files.read(tmp_path / "results" / "local-scaling.json", scaling_page.ScalingRun)
     points = {(p.sweep, p.series, p.x): p for p in run.points}
     assert {p.sweep for p in run.points} == set(scaling.SWEEPS)
     assert points["length", "baseline", 20].n_tokens == 6

@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks import peers_page, roofline
 from benchmarks.gpu import one_size, plain, preflight
+from benchmarks.gpu.findings import FindingsRun
 from speclab.models import prompts, timing
 from speclab.records.files import read
 from speclab.records.runs import ComparisonRun
@@ -45,7 +46,7 @@ def records(folder) -> dict:
         "x": ComparisonRun,
         "x-roofline": roofline.RooflineRun,
         "x-peers": peers_page.PeersRun,
-        "x-profile": one_size.ProfileRun,
+        "x-profile": FindingsRun,
     }
     return {path.stem: read(path, kinds[path.stem]) for path in sorted((folder / "results").glob("*.json"))}
 
@@ -74,13 +75,12 @@ def test_a_size_is_loaded_once_and_measured_whole(size, tmp_path, monkeypatch):
     with_peers = {("baseline", 0), ("generate", 0), ("model", 4), ("assisted", 4)}
     assert {(t.method, t.draft_length) for t in peers.raw} == with_peers
     assert [check["arm"] for check in peers.correctness] == ["generate", "model k=4", "assisted k=4"]
-    for arm in found["x-profile"].arms:
-        assert 0 < len(arm.kernels) <= 10
-        assert [k.seconds for k in arm.kernels] == sorted((k.seconds for k in arm.kernels), reverse=True)
-        assert arm.seconds >= sum(k.seconds for k in arm.kernels) > 0
-        assert arm.n == 6
-    assert [arm.arm for arm in found["x-profile"].arms] == ["baseline", "model k=4"]
-    for name, line in (("x-profile", "## In a round of model k=4, "), ("x-peers", "## How fast"), ("x", "same text? ")):
+    kernels = found["x-profile"].findings
+    for arm in ("baseline", "model k=4"):
+        times = [one.numbers["ms"] for one in kernels if one.name.startswith(f"{arm}: ")]
+        assert 0 < len(times) <= 10
+        assert times == sorted(times, reverse=True)
+    for name, line in (("x-peers", "## How fast"), ("x", "same text? ")):
         assert line in (tmp_path / "results" / f"{name}.md").read_text()
 
 
@@ -146,44 +146,50 @@ def look(tmp_path, *words: str) -> int:
 
 
 def test_the_preflight_looks_at_products_of_every_width(small, tmp_path):
-    assert look(tmp_path, "--device", "cpu", "--started", "0") == 0
-    run = read(tmp_path / "results" / "local-preflight.json", preflight.PreflightRun)
-    assert run.problem is None
-    assert [product.width for product in run.products] == list(range(1, 10))
-    assert set(run.ceilings) == {"copy", "matrix_vector", "sum"}
-    assert run.import_seconds > 1e9
+    assert look(tmp_path, "--device", "cpu") == 0
+    run = read(tmp_path / "results" / "local-preflight.json", FindingsRun)
+    assert [one.name for one in run.findings[:3]] == ["imports", "device", "bandwidth"]
+    assert len(run.findings) == 12
+    assert all(one.numbers["ms"] > 0 for one in run.findings[3:])
+    assert not any(one.problem for one in run.findings)
+    assert not run.interrupted
 
 
 def test_the_preflight_says_why_a_device_cannot_be_used(small, tmp_path, capsys, monkeypatch):
     path = tmp_path / "results" / "local-preflight.json"
 
     def broken(*args):
-        assert read(path, preflight.PreflightRun).problem == preflight.UNFINISHED, "what a crash would leave"
+        run = read(path, FindingsRun)
+        assert run.interrupted
+        assert run.findings[-1].name == "device", "what a crash would leave"
         raise RuntimeError("CUDA error: it is gone\nand more")
 
-    monkeypatch.setattr(preflight, "products", broken)
+    monkeypatch.setattr(preflight, "bandwidth", broken)
     assert look(tmp_path, "--device", "cpu") == 3
     line = capsys.readouterr().err.splitlines()[-1]
-    assert line.startswith("error: this cpu device cannot be used: CUDA error: it is gone; ")
-    assert read(path, preflight.PreflightRun).problem == "CUDA error: it is gone"
+    assert line.startswith("error: this cpu device cannot be used: RuntimeError: CUDA error: it is gone; ")
+    last = read(path, FindingsRun).findings[-1]
+    assert (last.name, last.problem) == ("bandwidth", "RuntimeError: CUDA error: it is gone")
 
 
 def test_an_experiment_may_fail(small, pair_folder, tmp_path, monkeypatch):
-    """Its reason stands in the table, and the next one runs."""
+    """Its reason stands in the table, and the next one runs. Each is written before the next one begins."""
+    interrupted = []
 
     def fails(*args):
+        interrupted.append(read(tmp_path / "results" / "local-plain.json", FindingsRun).interrupted)
         raise RuntimeError("no compiler here")
 
-    honest = plain.ways()
-    static = honest["static generate"]
-    monkeypatch.setattr(plain, "ways", lambda: {"eager": honest["eager"], "x": fails, "static": static})
+    monkeypatch.setattr(plain, "WAYS", {"eager": plain.eager, "x": fails, "static": plain.static_generate})
     words = ["--device", "cpu", "--dtype", "float32", "--threads", "1", "--max-new-tokens", "6"]
     assert plain.main(["--target", str(pair_folder / "target"), *words, "--out-dir", str(tmp_path)]) == 0
-    run = read(tmp_path / "results" / "local-plain.json", plain.PlainRun)
-    assert [(way.name, way.problem, way.n_same) for way in run.ways] == [
-        ("eager", None, None), ("x", "RuntimeError: no compiler here", None), ("static", None, 6)
+    run = read(tmp_path / "results" / "local-plain.json", FindingsRun)
+    assert [(way.name, way.problem, way.numbers.get("same tokens")) for way in run.findings] == [
+        ("eager", None, 6), ("x", "RuntimeError: no compiler here", None), ("static", None, 6)
     ]  # fmt: skip
-    assert [len(way.seconds) for way in run.ways] == [2, 0, 2]
+    assert set(run.findings[0].numbers) == {"tokens", "first s", "best s", "same tokens"}
+    assert interrupted == [True]
+    assert not run.interrupted
     assert "no compiler here" in (tmp_path / "results" / "local-plain.md").read_text()
 
 
@@ -194,5 +200,5 @@ def test_a_whole_step_compiles(pair_folder, tmp_path):
     words = [sys.executable, "-m", "benchmarks.gpu.plain", "--target", str(pair_folder / "target"), "--device", "cpu"]
     words += ["--dtype", "float32", "--prompt", "def f(x):", "--max-new-tokens", "6", "--out-dir", str(tmp_path)]
     subprocess.run(words, check=True)
-    ways = read(tmp_path / "results" / "local-plain.json", plain.PlainRun).ways
-    assert [(way.problem, way.n_same) for way in ways[1:]] == [(None, 6), (None, 6)]
+    ways = read(tmp_path / "results" / "local-plain.json", FindingsRun).findings
+    assert [(way.problem, way.numbers["same tokens"]) for way in ways[1:]] == [(None, 6), (None, 6)]

@@ -23,7 +23,9 @@ import pytest
 import torch
 
 from benchmarks import peers_page, roofline
-from benchmarks.gpu import command, one_size, plain, preflight
+from benchmarks.gpu import __main__ as command
+from benchmarks.gpu import one_size, plain, preflight
+from benchmarks.gpu.findings import FindingsRun
 from benchmarks.gpu.stages import PREFLIGHT, TESTS
 from speclab.lab import decodings
 from speclab.models import prompts, timing
@@ -32,11 +34,11 @@ from speclab.records.runs import ComparisonRun
 from speclab.system import files
 
 KINDS = {
-    "-preflight": preflight.PreflightRun,
+    "-preflight": FindingsRun,
     "-roofline": roofline.RooflineRun,
     "-peers": peers_page.PeersRun,
-    "-profile": one_size.ProfileRun,
-    "-plain": plain.PlainRun,
+    "-profile": FindingsRun,
+    "-plain": FindingsRun,
     "": ComparisonRun,
 }
 FIRST, IDENTITY, SECOND, LAST = "target", "float32 identity", "draft", "experiments"
@@ -57,6 +59,7 @@ class Forked:
         self.pid = os.fork()
         if self.pid == 0:
             code = 1
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             with contextlib.suppress(BaseException):
                 try:
                     code = work()
@@ -65,18 +68,18 @@ class Forked:
             os._exit(code)
         self.returncode: int | None = None
 
-    def wait(self, timeout: float = 600.0) -> int:
-        """-> exit code"""
-        end = time.monotonic() + timeout
-        while self.returncode is None:
+    def poll(self) -> int | None:
+        """-> exit code, None while it runs"""
+        if self.returncode is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self.returncode = os.waitstatus_to_exitcode(status)
-            elif time.monotonic() >= end:
-                raise subprocess.TimeoutExpired("forked", timeout)
-            else:
-                time.sleep(0.002)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
         return self.returncode
+
+    def wait(self) -> int:
+        """-> exit code"""
+        while (code := self.poll()) is None:
+            time.sleep(0.002)
+        return code
 
     def send_signal(self, number: int) -> None:
         if self.returncode is None:
@@ -111,6 +114,8 @@ class Events:
             "all killed": (0, signal.SIGKILL),  # this process's group
         }[self.action]
         os.kill(pid, number)
+        if self.action == "Ctrl-C":
+            time.sleep(60)  # until it is passed on to this process
 
     def counted(self, function: Callable) -> Callable:
         def call(*args, **kwargs):
@@ -145,7 +150,7 @@ def rehearse(pair_folder, tmp_path, tmp_path_factory, monkeypatch):
             for owner in (one_size.common, one_size):
                 owner.write_whole = events.counted(files.write_whole)
             decodings.Decoding.advance = events.counted(decodings.Decoding.advance)
-            module, *words = stage.words()[1:] if stage.command[0] == "-m" else stage.words()
+            module, *words = stage.command[stage.command[0] == "-m" :]
             words += identity if module == "compare.py" else []
             return importlib.import_module(module.removesuffix(".py")).main(words)
 
@@ -154,13 +159,14 @@ def rehearse(pair_folder, tmp_path, tmp_path_factory, monkeypatch):
     monkeypatch.setattr(command, "start", start)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("work")))  # what is killed leaves its folder
     monkeypatch.setattr(command, "GRACE", 30.0)
+    monkeypatch.setattr(command, "LOOK", 0.005)
     monkeypatch.setattr(timing, "LARGE", 2**16)
     monkeypatch.setattr(roofline, "matrix_rate", lambda *args: 1e9)
     monkeypatch.setattr(preflight, "SMALL_WEIGHT", (8, 8))
     monkeypatch.setattr(prompts, "standard", lambda: [("code", "def f(x):\n    return x + 1"), ("prose", "return x")])
     monkeypatch.setattr(one_size, "WIDTHS", [1, 5])
     monkeypatch.setattr(importlib.import_module("speclab.present.pictures.plots"), "comparison", lambda *args: [])
-    monkeypatch.setattr(plain, "ways", lambda: {"eager": plain.eager, "static generate": plain.static_generate})
+    monkeypatch.setattr(plain, "WAYS", {"eager": plain.eager, "static generate": plain.static_generate})
     sizes = ",".join(str(pair_folder / role) for role in ("target", "draft"))
     words = ["--out", str(tmp_path), "--sizes", sizes, "--draft", str(pair_folder / "draft"), "--device", "cpu"]
     words += ["--dtype", "float32", "--engine", "eager", "--max-new-tokens", "6", "--limit", "1", "--minutes", "100"]
@@ -255,4 +261,4 @@ def test_without_a_gpu_the_summary_says_so(tmp_path, capsys):
     assert set(list(told.values())[1:]) == {"left out: the preflight failed"}
     assert "an NVIDIA GPU" in capsys.readouterr().err.splitlines()[-1]
     (record,) = kept_records(tmp_path).values()
-    assert "finds no such device" in record.problem
+    assert "finds no such device" in record.findings[-1].problem

@@ -1,13 +1,16 @@
 """The one command for a GPU: its stages, its clock and its three files, with stages that cost nothing."""
 
+import os
 import signal
 import tarfile
+import time
 
 import pytest
 
-from benchmarks.gpu import command, results, stages
+from benchmarks.gpu import __main__ as command
+from benchmarks.gpu import results, stages
 from benchmarks.gpu.stages import PREFLIGHT, TESTS, Stage
-from speclab.system.errors import EnvironmentProblem
+from speclab.system.errors import EnvironmentProblem, Stopped
 
 SAVES = """
 import time
@@ -18,8 +21,8 @@ except KeyboardInterrupt:
 """
 
 
-def code_stage(name: str, seconds: float, code: str, **more) -> Stage:
-    return Stage(name, seconds, ("-c", code), **more)
+def code_stage(name: str, seconds: float, code: str) -> Stage:
+    return Stage(name, seconds, ("-c", code))
 
 
 @pytest.fixture
@@ -27,12 +30,12 @@ def run(tmp_path, capsys, monkeypatch):
     """The command with other stages; where they may write is `work`."""
     monkeypatch.setattr(command, "LEAST", 0.0)
     monkeypatch.setattr(command, "GRACE", 5.0)
-    monkeypatch.setattr(stages, "names_of", lambda all_stages: {"lab": "gpu-lab"})
+    monkeypatch.setattr(command, "LOOK", 0.01)
 
     def call(make, *words: str) -> tuple[int, str, str]:
         fine = code_stage(PREFLIGHT, 30, "pass")
-        monkeypatch.setattr(stages, "of_run", lambda args, work: [fine, *make(work)])
-        code = command.main(["--out", str(tmp_path), "--device", "cpu", *words])
+        monkeypatch.setattr(stages, "of_run", lambda args, targets, work: [fine, *make(work)])
+        code = command.main(["--out", str(tmp_path), "--device", "cpu", "--sizes", "lab", *words])
         return (code, *capsys.readouterr())
 
     return call
@@ -60,7 +63,6 @@ def test_every_stage_is_accounted_for_and_a_failure_stops_nobody(run, tmp_path):
             code_stage("crashes", 30, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"),
             code_stage("hangs", 6.0, "import time; time.sleep(60)"),
             code_stage("saves", 6.0, SAVES),
-            code_stage("lacks", 6.0, "pass", needs="no_such_package"),
             code_stage(TESTS, 30, "print('7 passed in 2.00s')"),
             code_stage("writes", 30, writes(work, "a")),
         ]
@@ -72,7 +74,6 @@ def test_every_stage_is_accounted_for_and_a_failure_stops_nobody(run, tmp_path):
         "| crashes | FAILED, ended by signal 9 |",
         "| hangs | stopped: out of time |",
         "| saves | stopped: out of time |",
-        "| lacks | left out: no_such_package is not installed |",
         f"| {TESTS} | done: 7 passed in 2.00s |",
         "| writes | done |",
     ):
@@ -86,7 +87,6 @@ def test_every_stage_is_accounted_for_and_a_failure_stops_nobody(run, tmp_path):
 
 def test_records_are_kept_while_a_stage_still_runs(run, tmp_path, monkeypatch):
     """What is in the archive when the whole group is killed a moment later."""
-    monkeypatch.setattr(command, "LOOK", 0.01)
     seen, write_new = [], results.Results.write_new
 
     def look(one):
@@ -106,37 +106,34 @@ def test_records_are_kept_while_a_stage_still_runs(run, tmp_path, monkeypatch):
         assert line in page
 
 
-def test_ctrl_c_ends_the_stage_and_keeps_the_rest(run, tmp_path, monkeypatch):
-    honest = command.run
-
-    def interrupted(stage, *more):
-        if stage.name == "second":
-            raise KeyboardInterrupt
-        return honest(stage, *more)
-
-    monkeypatch.setattr(command, "run", interrupted)
+def test_ctrl_c_ends_the_stage_and_keeps_the_rest(run, tmp_path):
+    stop = f"import os, signal, time; os.kill({os.getpid()}, signal.SIGINT); time.sleep(60)"
     code, out, err = run(
-        lambda work: [code_stage(name, 30, writes(work, name)) for name in ("first", "second", "third")]
+        lambda work: [
+            code_stage("first", 30, writes(work, "first")),
+            code_stage("second", 30, writes(work, "second", stop)),
+            code_stage("third", 30, writes(work, "third")),
+        ]
     )
     assert code == 130
     for line in ("| first | done |", "| second | stopped |", "| third | left out: stopped |"):
         assert line in out
         assert line in (tmp_path / "summary.md").read_text()
-    assert "results/first.json" in members(tmp_path)
+    assert members(tmp_path) == {f"results/{name}" for name in ("first.json", "first.md", "second.json", "second.md")}
     assert err.splitlines()[-1] == "stopped"
 
 
 def test_ctrl_c_while_files_are_written_loses_none(run, tmp_path, monkeypatch):
     """The page of the last stage is written all the same."""
-    honest, stops = results.Results._write_page, []
+    honest, stops = results.write_whole, []
 
-    def write(one):
-        if one.outcomes["first"].what == "done" and not stops:
+    def write(path, content):
+        if "| first | done |" in str(content) and not stops:
             stops.append(1)
-            raise KeyboardInterrupt
-        honest(one)
+            os.kill(os.getpid(), signal.SIGINT)
+        honest(path, content)
 
-    monkeypatch.setattr(results.Results, "_write_page", write)
+    monkeypatch.setattr(results, "write_whole", write)
     code, _, _ = run(lambda work: [code_stage("first", 30, writes(work, "a")), code_stage("second", 30, "pass")])
     assert code == 130
     page = (tmp_path / "summary.md").read_text()
@@ -148,31 +145,21 @@ def test_ctrl_c_while_files_are_written_loses_none(run, tmp_path, monkeypatch):
 @pytest.mark.parametrize("impatient", [False, True])
 def test_a_stage_is_not_left_behind(tmp_path, monkeypatch, impatient):
     """Ctrl-C while a stage runs: it may write down what it has, and is gone. A second one takes that time away."""
-    ready, log = tmp_path / "ready", tmp_path / "log.txt"
+    ready, log, stops = tmp_path / "ready", tmp_path / "log.txt", []
     monkeypatch.setattr(command, "GRACE", 60.0)
-    processes, start, waits = [], command.start, command.subprocess.Popen.wait
-
-    def started(*args):
-        processes.append(start(*args))
-        return processes[0]
-
-    def wait(process, timeout=None):
-        if timeout == command.GRACE and impatient:
-            raise KeyboardInterrupt
-        return waits(process, timeout)
+    monkeypatch.setattr(command, "LOOK", 0.01)
 
     def look():
-        if ready.exists():
-            raise KeyboardInterrupt
+        if ready.exists() and len(stops) <= impatient:
+            stops.append(Stopped(signal.SIGINT))
 
-    monkeypatch.setattr(command, "start", started)
-    monkeypatch.setattr(command, "LOOK", 0.01)
-    monkeypatch.setattr(command.subprocess.Popen, "wait", wait)
     deaf = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" * impatient
     code = deaf + SAVES.replace("    time.sleep(60)", f"    open({str(ready)!r}, 'w').close(); time.sleep(60)")
-    with pytest.raises(KeyboardInterrupt):
-        command.run(code_stage("x", 600, code), 600, log, look)
-    assert processes[0].returncode == (-signal.SIGKILL if impatient else 0)
+    begun = time.monotonic()
+    returned, what = command.run(code_stage("x", 600, code), 600, log, look, stops)
+    assert returned == (-signal.SIGKILL if impatient else 0)
+    assert what == "stopped"
+    assert time.monotonic() - begun < 30
     assert ("what was measured" in log.read_text()) != impatient
 
 
@@ -200,24 +187,44 @@ def test_what_does_not_fit_the_time_is_named(run, monkeypatch):
     assert "| late | left out: no time |" in out
 
 
+def test_without_pytest_its_tests_are_left_out(run, monkeypatch):
+    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    code, out, _ = run(lambda work: [code_stage(TESTS, 30, "pass")])
+    assert code == 0
+    assert f"| {TESTS} | left out: pytest is not installed |" in out
+
+
 # --- the preflight comes first ---
 
 
 def preflight_that(monkeypatch, code: str):
     """The command with this preflight, and a stage after it."""
     after = code_stage("after", 30, "print('it ran')")
-    monkeypatch.setattr(stages, "of_run", lambda args, work: [code_stage(PREFLIGHT, 30, code.format(work=work)), after])
+
+    def of_run(args, targets, work) -> list[Stage]:
+        return [code_stage(PREFLIGHT, 30, code.format(work=work)), after]
+
+    monkeypatch.setattr(stages, "of_run", of_run)
 
 
 def test_a_gpu_that_cannot_be_used_ends_it_early(run, tmp_path, monkeypatch, capsys):
     begun = "import pathlib, sys; p = pathlib.Path('{work}', 'results'); p.mkdir(); (p / 'gpu-preflight.json').touch()"
     preflight_that(monkeypatch, begun + "; sys.stderr.write('error: no graph'); sys.exit(3)")
-    assert command.main(["--out", str(tmp_path), "--device", "cpu"]) == 3
+    assert command.main(["--out", str(tmp_path), "--device", "cpu", "--sizes", "lab"]) == 3
     page = (tmp_path / "summary.md").read_text()
     assert "| preflight | FAILED, exit code 3: no graph |" in page
     assert "| after | left out: the preflight failed |" in page
     assert page.startswith("# lab: not measured\n")
     assert "no graph" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_gpu_that_does_not_answer_ends_it_early(run, tmp_path, monkeypatch, capsys):
+    after = code_stage("after", 30, "pass")
+    hangs = code_stage(PREFLIGHT, 6.0, "import time; time.sleep(60)")
+    monkeypatch.setattr(stages, "of_run", lambda args, targets, work: [hangs, after])
+    assert command.main(["--out", str(tmp_path), "--device", "cpu"]) == 3
+    assert "| after | left out: the preflight failed |" in (tmp_path / "summary.md").read_text()
+    assert "out of time" in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.parametrize("code", [2, 3])

@@ -659,7 +659,7 @@ def comparison(script, pair_folder, tmp_path, monkeypatch):
     monkeypatch.setattr("speclab.present.plan_views.picture", lambda *args: tmp_path)
 
     def call(learner, *words, ending=""):
-        size = ["--limit", "1", "--max-new-tokens", "24", "--repeats", "1", "--out-dir", str(tmp_path)]
+        size = ["--limit", "1", "--max-new-tokens", "12", "--repeats", "1", "--out-dir", str(tmp_path)]
         result = script(compare, learner, "--draft", f"{pair_folder / 'draft'},ngram", *size, *words)
         path = tmp_path / "results" / f"local{ending}.json"
         return (*result, read(path, PlanRun if ending else ComparisonRun) if path.exists() else None)

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from benchmarks import families, peers_page, roofline, scaling
-from benchmarks.gpu import one_size, plain, preflight
+from benchmarks import families, peers_page, roofline, scaling_page
+from benchmarks.gpu import findings
 from speclab.present import first_screen, plan_views, sweep_views, tables
 from speclab.records import files
 from speclab.records.runs import ComparisonRun, Head, PlanRun, SweepRun
@@ -18,11 +18,9 @@ GENERATED = [page for page in PAGES if "<!-- begin" in page.read_text("utf-8")]
 BENCHMARKS = {
     "families": (families.FamiliesRun, families.page),
     "peers": (peers_page.PeersRun, peers_page.page),
-    "plain": (plain.PlainRun, plain.page),
-    "preflight": (preflight.PreflightRun, preflight.page),
-    "profile": (one_size.ProfileRun, one_size.profile_page),
+    **dict.fromkeys(("plain", "preflight", "profile"), (findings.FindingsRun, findings.page)),
     "roofline": (roofline.RooflineRun, roofline.page),
-    "scaling": (scaling.ScalingRun, scaling.page),
+    "scaling": (scaling_page.ScalingRun, scaling_page.page),
 }
 KINDS = {"sweep": SweepRun, "plan": PlanRun}
 

@@ -1,0 +1,55 @@
+"""A record of named numbers: what was measured of each thing that was tried, or the reason why there is nothing."""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from benchmarks import common
+from speclab.present.tables import Block, Cell, Table
+from speclab.records.rows import Amount, Part
+from speclab.system.errors import first_line, is_out_of_memory
+from speclab.system.terminal import note
+
+Numbers = dict[str, Amount]  # the head of a column -> what stands in it
+
+
+@dataclass(kw_only=True)
+class Finding(Part):
+    """One line of the table."""
+
+    name: str
+    numbers: Numbers
+    problem: str | None = None
+
+
+@dataclass(kw_only=True)
+class FindingsRun(common.BenchmarkRun):
+    """The record of a preflight, of plain decoding in other ways, or of a profile."""
+
+    findings: list[Finding]
+
+
+def add(args: argparse.Namespace, run: FindingsRun, name: str, measure: Callable[[], Numbers]) -> Finding:
+    """Measure it, and write the record with it."""
+    finding = Finding(name=name, numbers={})
+    try:
+        finding.numbers = measure()
+    except Exception as error:  # what a compiler or a driver can raise has no end
+        why = "out of memory" if is_out_of_memory(error) else f"{type(error).__name__}: {first_line(error)}"
+        finding.problem = why
+        note(f"{name}: {why}")
+    run.findings.append(finding)
+    common.write(args, run, page)
+    return finding
+
+
+def page(run: FindingsRun) -> list[Block]:
+    """Everything a reader gets, from the record alone."""
+
+    def column(head: str) -> Cell:
+        return lambda finding: f"{finding.numbers[head]:.4g}" if head in finding.numbers else "-"
+
+    cells: dict[str, Cell] = {"what": lambda finding: finding.name}
+    cells |= {head: column(head) for finding in run.findings for head in finding.numbers}
+    cells |= {"problem": lambda finding: finding.problem or "-"}
+    return [*common.begin(run.benchmark.capitalize(), run), Table(run.findings, cells)]
