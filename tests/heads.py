@@ -7,10 +7,11 @@ from torch import Tensor
 from transformers import LlamaConfig, PreTrainedModel, Qwen3Config
 
 from speclab.drafts.heads.feature import FeatureHead, HeadConfig
+from speclab.drafts.heads.rollout import rollout, target_pass
 from speclab.models.cached import CachedModel
 from tests.decoding import plain_text
 from tests.tiny_models import VOCAB, tiny
-from training.rollouts import distance, rollout, target_pass
+from training.rollouts import distance
 
 
 def block(hidden: int = 32, qwen3: bool = False, **changes) -> LlamaConfig:

@@ -2,69 +2,14 @@
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedModel
 
-from speclab.drafts.heads.feature import FeatureHead, rotations
-from speclab.models.backends.eager import layer_outputs
+from speclab.drafts.heads.feature import FeatureHead
+from speclab.drafts.heads.rollout import rollout, target_pass
 
 DEPTH = 4  # tokens of a chain in training
 DECAY = 0.9  # weight of each depth in the loss, of the one before
 CHAINS = 0.5  # share of the positions from which a chain goes beyond its first token
-
-
-@torch.no_grad()
-def target_pass(target: PreTrainedModel, rows: Tensor, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """(batch, n) ids -> the outputs of the layers side by side (batch, n, layers * hidden), logits (batch, n, vocab)"""
-    with layer_outputs(target, layers) as hidden:
-        logits = target(input_ids=rows, use_cache=False).logits
-    return torch.cat([hidden[layer] for layer in layers], dim=-1), logits
-
-
-def rollout(
-    head: FeatureHead, hidden: Tensor, tokens: Tensor, depth: int, starts: Tensor | None = None
-) -> list[tuple[Tensor, Tensor]]:
-    """Chains from every position: element j holds the positions t of its rows, and logits of token t + 2 + j.
-
-    hidden: (batch, n, layers * target_hidden). tokens: (batch, n); a chain reads the text's own tokens, not what the
-    head would have drawn. starts: positions of the chains that go beyond the first token (default: all that fit).
-    """
-    n = tokens.shape[1] - 1 - depth  # positions that have a token for every depth
-    positions = torch.arange(n, device=tokens.device)
-    states, block = head.fuse(hidden[:, :n]), head.config.block
-    cos, sin = rotations(block, torch.arange(n + depth, device=tokens.device))
-    rotation = cos[:, :n], sin[:, :n]
-    residual, queries, *pair = head.project(states, tokens[:, 1 : n + 1], rotation)
-    first_keys, first_values = (_for_queries(part, queries) for part in pair)
-    attended = scaled_dot_product_attention(queries, first_keys, first_values, is_causal=True)
-    states = head.finish(residual, attended)
-    outputs = [(positions, head.logits(states))]
-    if starts is not None:
-        positions, states = starts, states[:, starts]
-    visible = torch.arange(n, device=tokens.device) <= positions[:, None]  # (starts, n) what a chain sees of the text
-    mask = torch.zeros_like(visible, dtype=queries.dtype).masked_fill(~visible, float("-inf"))
-    keys, values = [], []  # of the chains' own positions
-    for step in range(1, depth):
-        rotation = cos[:, positions + step], sin[:, positions + step]
-        residual, queries, *pair = head.project(states, tokens[:, positions + step + 1], rotation)
-        key, value = (_for_queries(part, queries) for part in pair)
-        keys.append(key)
-        values.append(value)
-        scale = block.head_dim**-0.5
-        of_text = queries @ first_keys.transpose(-1, -2) * scale + mask  # (batch, heads, starts, n)
-        of_chain = [(queries * key).sum(-1, keepdim=True) * scale for key in keys]
-        weights = torch.cat([of_text, *of_chain], dim=-1).softmax(-1, dtype=torch.float32).to(value.dtype)
-        attended = weights[..., :n] @ first_values
-        for i, value in enumerate(values):
-            attended = attended + weights[..., n + i : n + i + 1] * value
-        states = head.finish(residual, attended)
-        outputs.append((positions, head.logits(states)))
-    return outputs
-
-
-def _for_queries(part: Tensor, queries: Tensor) -> Tensor:
-    """Keys or values, (batch, key heads, n, size), once for each query head."""
-    return part.repeat_interleave(queries.shape[1] // part.shape[1], dim=1)
 
 
 def distance(target_logits: Tensor, draft_logits: Tensor) -> Tensor:

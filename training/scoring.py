@@ -5,9 +5,9 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from speclab.drafts.heads.feature import FeatureHead
+from speclab.drafts.heads.rollout import rollout, target_pass
 from speclab.models import prompts
 from training.draft import PROMPT, continuations
-from training.rollouts import rollout, target_pass
 
 NEW = 96  # tokens of a text that are scored
 BEYOND = 8  # more, for chains that start near the end

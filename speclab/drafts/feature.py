@@ -41,6 +41,12 @@ class FeatureDrafter:
         """Where the weights are."""
         return self.head.fc.weight.device
 
+    def describe(self) -> str:
+        """What it is, in a few words."""
+        millions = sum(weight.numel() for weight in self.head.parameters()) / 1e6
+        layers = ", ".join(map(str, self._layers))
+        return f"one layer over the target's states after layers {layers} (from 0), {millions:.1f} M parameters"
+
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
         """Take the target's states of the prompt, (1, prompt length) ids; they are read in the first round."""
         self._target, self._sampling, self._vocab_size = target, sampling, target.vocab_size
@@ -60,7 +66,10 @@ class FeatureDrafter:
             for i in range(k):
                 if i:
                     output = self._forward(output, drawn[-1][0][:, None], self._length + i - 1)
-                drawn.append(draw_draft(self._logits(output), self._sampling, uniforms[:, i]))
+                logits = self.of_target(
+                    self.head.logits(output)[:, -1], self._vocab_size
+                )  # (1, the target's vocabulary)
+                drawn.append(draw_draft(logits, self._sampling, uniforms[:, i]))
         tokens, probs = zip(*drawn, strict=True)
         size = torch.full((1,), k, device=self.device)
         return Draft(torch.stack(tokens, dim=1), size, None if self._sampling.greedy else torch.stack(probs, dim=1))
@@ -94,13 +103,12 @@ class FeatureDrafter:
         )
         return self.head.finish(residual[:, -1:], attended[:, :, -1:])
 
-    def _logits(self, output: Tensor) -> Tensor:
-        """(1, 1, hidden) -> (1, the target's vocabulary); ids that the head lacks have no probability"""
-        logits = self.head.logits(output)[:, -1]
-        if self.ids is None:
-            return logits[:, : self._vocab_size]
-        everything = logits.new_full((1, int(self.head.config.block.vocab_size)), float("-inf"))
-        return everything.index_copy_(1, self.ids, logits)[:, : self._vocab_size]
+    def of_target(self, logits: Tensor, vocab_size: int) -> Tensor:
+        """The head's logits (n, draft vocabulary) -> (n, vocab_size); ids that the head lacks have no probability"""
+        if self.ids is not None:
+            everything = logits.new_full((len(logits), self.head.config.block.vocab_size), float("-inf"))
+            logits = everything.index_copy_(1, self.ids, logits)
+        return logits[:, :vocab_size]
 
     def _reserve(self, rows: int, length: int) -> None:
         """New buffers of so many rows with the first `length` of the old ones, and the rotations of their positions."""

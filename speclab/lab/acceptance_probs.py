@@ -4,13 +4,16 @@ import functools
 from collections.abc import Callable
 
 import numpy as np
+from torch import Tensor
 
 from draft_models import ModelDrafter, draft_room
 from speclab.core.sampling import Sampling
+from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.oracle import OracleDraft
 from speclab.lab.harness import Bench, Measurement
-from speclab.lab.output_checks import both_distributions, lookups
+from speclab.lab.output_checks import both_distributions, chain_probs, lookups
 from speclab.models.prompts import Prompt
+from speclab.theory import losslessness
 from speclab.theory.costs import Costs, fit
 from speclab.theory.forecast import AcceptProbs, model_accept_probs
 
@@ -31,6 +34,8 @@ def accept_probs(
     It costs one teacher-forced pass of each model over the text; nothing is decoded.
     """
     drafter = bench.drafters[draft]
+    if isinstance(drafter, FeatureDrafter):
+        return _of_chains(bench, drafter, prompt.id_list, text, sampling, longest)
     if not isinstance(drafter, ModelDrafter | OracleDraft):
         proposals = enumerate(lookups(prompt.id_list, text, longest))
         return [[float(token == own) for token, own in zip(tokens, text[t:], strict=False)] for t, tokens in proposals]
@@ -38,16 +43,33 @@ def accept_probs(
         rows = model_accept_probs([drafter.accuracy] * len(text))
     else:
         target_probs, draft_probs = both_distributions(bench, draft, prompt.id_list, text, sampling)
-        of_target, of_draft = (
-            probs.double().numpy()[np.arange(len(text)), text] for probs in (target_probs, draft_probs)
-        )
-        # Where rounding gives the target's own token no mass, the draft's belief decides.
-        ratio = of_draft / np.where(of_target > 0, of_target, 1.0)
-        rows = model_accept_probs(np.where(of_target > 0, np.minimum(1.0, ratio), of_draft > 0))
+        rows = model_accept_probs(_ratios(target_probs, draft_probs, text))
     if not isinstance(drafter, ModelDrafter):
         return rows
     # Near the end of its context a model drafts fewer tokens.
     return [row[: draft_room(drafter.draft, prompt.ids.shape[1] + t)] for t, row in enumerate(rows)]
+
+
+def _ratios(target_probs: Tensor, draft_probs: Tensor, text: list[int]) -> np.ndarray:
+    """How likely each token of the text is accepted, (n,); both distributions at its place (n, vocab)"""
+    of_target, of_draft = (probs.double().numpy()[np.arange(len(text)), text] for probs in (target_probs, draft_probs))
+    # Where rounding gives the target's own token no mass, the draft's belief decides.
+    ratio = of_draft / np.where(of_target > 0, of_target, 1.0)
+    return np.where(of_target > 0, np.minimum(1.0, ratio), of_draft > 0)
+
+
+def _of_chains(
+    bench: Bench, drafter: FeatureDrafter, prompt: list[int], text: list[int], sampling: Sampling, longest: int
+) -> AcceptProbs:
+    """Of a draft that reads the target's states: what it proposes for a token depends on where the round began."""
+    model, vocab = bench.setup.target.model, bench.setup.target.vocab_size
+    target_probs = losslessness.distributions(model, prompt, text, sampling, vocab)
+    rows: list[list[float]] = [[] for _ in text]
+    for depth, probs in enumerate(chain_probs(drafter, model, prompt, text, sampling, longest, vocab)):
+        n = len(text) - depth  # rounds that begin this far before the end, or further
+        for t, ratio in enumerate(_ratios(target_probs[depth:], probs[:n], text[depth:])):
+            rows[t].append(float(ratio))
+    return rows
 
 
 def probs_of_texts(measured: Measurement, longest: int) -> ProbsOfText:

@@ -1,0 +1,53 @@
+"""Hidden states of chosen layers: those of the uncached model, on every backend, width, and after every rollback."""
+
+import pytest
+import torch
+from recorder import graphed, stand_in
+from tiny_models import FAMILIES, VOCAB, flattened, tiny
+
+from speclab.models.backends.eager import decoder_layers, layer_outputs
+from speclab.models.cached import CachedModel
+
+TEXT = torch.randint(0, VOCAB, (1, 40), generator=torch.Generator().manual_seed(4))
+PLAIN = [family for family in FAMILIES if "window" not in family]
+
+
+def model_on(engine: str, family: str, monkeypatch) -> CachedModel:
+    if engine == "graphs":
+        stand_in(monkeypatch)
+        return graphed(family)
+    model = tiny(family)
+    return CachedModel(model, fast=flattened(model) if engine == "exported" else None)
+
+
+@pytest.mark.parametrize(
+    ("engine", "family"),
+    [*(("eager", f) for f in FAMILIES), *(("exported", f) for f in PLAIN), *(("graphs", f) for f in PLAIN)],
+)
+def test_states_are_the_uncached_models(engine, family, monkeypatch):
+    cached = model_on(engine, family, monkeypatch)
+    with torch.inference_mode(), layer_outputs(cached.model, (0, 1)) as right:
+        cached.model(input_ids=TEXT, use_cache=False)
+    right = {layer: output.clone() for layer, output in right.items()}
+    cached.hidden_layers = (0, 1)
+    cached.prefill(TEXT[:, :11], rolls_back=True)
+    found, place = [cached.hidden((1, 0))], 11
+    for width in (1, 5, 3, 1, 7, 12):
+        cached.forward((TEXT[:, place : place + width] + 1) % VOCAB)  # rejected, all of it
+        cached.crop(place)
+        cached.forward(TEXT[:, place : place + width])
+        found.append(cached.hidden((1, 0)))  # the next pass leaves it as it is
+        place += width
+    assert place == TEXT.shape[1]
+    assert torch.allclose(torch.cat(found, dim=1), torch.cat([right[1], right[0]], dim=-1), atol=1e-9)
+
+
+def test_only_what_was_asked_for_is_kept():
+    cached = CachedModel(tiny("llama"))
+    cached.hidden_layers = (1,)
+    cached.prefill(TEXT)
+    assert cached.hidden((1,)).shape == (1, 40, 32)
+    with pytest.raises(RuntimeError, match="no pass keeps the output of layer 0; name it in hidden_layers"):
+        cached.hidden((0, 1))
+    assert cached.with_own_cache().hidden_layers == (1,)
+    assert not any(layer._forward_hooks for layer in decoder_layers(cached.model)), "the model is left as it was"
