@@ -14,9 +14,9 @@ from tests.tiny_models import VOCAB, tiny
 from training.rollouts import distance
 
 
-def block(hidden: int = 32, qwen3: bool = False, **changes) -> LlamaConfig:
+def block(hidden: int = 32, qwen3: bool = False, vocab: int = VOCAB, **changes) -> LlamaConfig:
     sizes = {
-        "vocab_size": VOCAB,
+        "vocab_size": vocab,
         "hidden_size": hidden,
         "intermediate_size": 48,
         "num_hidden_layers": 1,
@@ -29,12 +29,18 @@ def block(hidden: int = 32, qwen3: bool = False, **changes) -> LlamaConfig:
 
 
 def tiny_head(
-    seed: int = 0, hidden: int = 32, draft_vocab: int = VOCAB, qwen3: bool = False, std: float = 0.3, **flags
+    seed: int = 0,
+    hidden: int = 32,
+    vocab: int = VOCAB,
+    draft_vocab: int | None = None,
+    qwen3: bool = False,
+    std: float = 0.3,
+    **flags,
 ) -> FeatureHead:
     """A random head for a tiny target of two layers, width 32; its matrices have this spread."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        head = FeatureHead(HeadConfig(block(hidden, qwen3), (0, 1), 32, draft_vocab, **flags)).double()
+        head = FeatureHead(HeadConfig(block(hidden, qwen3, vocab), (0, 1), 32, draft_vocab or vocab, **flags)).double()
         for weight in head.parameters():
             torch.nn.init.normal_(weight, mean=float(weight.ndim == 1), std=std)
     return head.eval()

@@ -11,6 +11,7 @@ import pytest
 import scipy.stats
 import torch
 from decoding import plain_text, speculative_rounds
+from heads import tiny_head
 from tiny_models import CONTEXT, FAMILIES, VOCAB, PlainTransformer, perturbed, tiny
 from torch import Tensor
 from transformers import MixtralConfig, MixtralForCausalLM
@@ -24,6 +25,7 @@ from speclab.core.accept import accept
 from speclab.core.counts import Counts
 from speclab.core.rounds import AcceptResult, DecodeSettings, Round, tokens_of
 from speclab.core.sampling import Sampling, draw
+from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.oracle import OracleModelDrafter
 from speclab.lab.instruments import LoopFunctions, with_phases
 from speclab.models import rounding
@@ -400,14 +402,15 @@ def sampled_drafter(kind: str):
     return NgramDrafter(2, 1) if kind == "ngram" else ModelDrafter(CachedModel(plain_models()[kind]))
 
 
-def check_law(law: Law, target: torch.nn.Module, drafter, n_draws: int) -> None:
-    seen, rounds = decode_often(CachedModel(target), drafter, law, n_draws)
+def check_law(law: Law, target: torch.nn.Module | CachedModel, drafter, n_draws: int) -> None:
+    cached = target if isinstance(target, CachedModel) else CachedModel(target)
+    seen, rounds = decode_often(cached, drafter, law, n_draws)
     checked = [r for r in rounds if not r.prefill]
     assert sum(r.n_accepted for r in checked) > n_draws / 20
     assert sum(r.n_rejected for r in checked) > n_draws / 20
     assert any(r.n_accepted == r.n_drafted > 0 for r in checked), "no bonus token"
     assert law.k == 1 or any(0 < r.n_accepted < r.n_drafted for r in checked), "no partly accepted round"
-    values = p_values(seen, exact_law(target, law))
+    values = p_values(seen, exact_law(cached.model, law))
     assert min(values) > ALARM, f"{law}: the joint law of tokens 1-3 or 2-4 is not the target's: p = {values}"
 
 
@@ -430,6 +433,16 @@ def test_joint_law_of_a_real_architecture(family):
     """The same through Hugging Face's own models."""
     model = tiny(family, vocab_size=IDS)
     check_law(Law(1.0, 2), model, ModelDrafter(CachedModel(perturbed(model, 0.2))), 3000)
+
+
+@pytest.mark.parametrize("n_draws", [600, pytest.param(3000, marks=pytest.mark.full)])
+def test_joint_law_of_a_draft_that_reads_states(n_draws):
+    """Its proposals depend on the target's states, on its own outputs and on the tokens that it drew."""
+    model = tiny("llama", vocab_size=IDS)
+    drafter = FeatureDrafter(tiny_head(vocab=IDS))
+    target = CachedModel(model)
+    target.hidden_layers = (0, 1)
+    check_law(Law(1.0, 2), target, drafter, n_draws)
 
 
 def correction_from_target(draft, target_probs, uniforms) -> AcceptResult:

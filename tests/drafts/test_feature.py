@@ -12,8 +12,14 @@ from torch.nn.functional import scaled_dot_product_attention
 from speclab.core.sampling import Sampling
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.heads.feature import FeatureHead, rotations
+from speclab.lab.acceptance_probs import accept_probs
+from speclab.lab.harness import Bench
+from speclab.lab.output_checks import chain_probs
 from speclab.models.backends.eager import layer_outputs
 from speclab.models.cached import CachedModel
+from speclab.models.prompts import Prompt
+from speclab.models.setup import Setup
+from speclab.theory.forecast import forecast
 
 
 def reading(model, drafter, fast=None) -> CachedModel:
@@ -148,3 +154,65 @@ def test_a_target_that_keeps_no_states_is_a_fault():
     model, head, texts = trained()
     with pytest.raises(RuntimeError, match="no pass keeps the output of layer 0"):
         list(speculative_rounds(CachedModel(model), FeatureDrafter(head), texts[:1, :9], 3, 5))
+
+
+def test_the_forecast_of_a_greedy_decoding_is_exact():
+    """What a round accepts depends on where it began, so the table holds every start; the rounds follow from it."""
+    model, head, texts = trained()
+    drafter = FeatureDrafter(head)
+    target = reading(model, drafter)
+    setup = Setup(target, None, "tiny", Sampling(), torch.device("cpu"), torch.float64)
+    bench = Bench(setup, {"feature": drafter}, N_NEW, seed=0)
+    seen = set()
+    for text in texts:
+        prompt, new = Prompt("code", "", text[None, :9]), text[9:].tolist()
+        probs = accept_probs(bench, "feature", prompt, new, Sampling(), 5)
+        assert [len(row) for row in probs] == [min(5, N_NEW - t) for t in range(N_NEW)]
+        for k in (1, 3, 5):
+            rounds = list(speculative_rounds(target, drafter, text[None, :9], k, N_NEW))
+            expected = forecast(probs, N_NEW, k)
+            assert expected.n_rounds == pytest.approx(len(rounds) - 1)
+            assert expected.n_accepted == pytest.approx(sum(r.n_accepted for r in rounds))
+            seen |= {(r.n_drafted, r.n_accepted) for r in rounds}
+    assert len(seen) > 8, "rounds of many kinds"
+
+
+def test_the_forecast_of_sampling_is_the_share_that_is_accepted():
+    """Over many decodings, each judged by its own text. The two sums differ by noise: 5 of its standard deviations."""
+    model, head, texts = trained()
+    drafter = FeatureDrafter(head)
+    target = reading(model, drafter)
+    setup = Setup(target, None, "tiny", Sampling(1.0), torch.device("cpu"), torch.float64)
+    bench, sampling = Bench(setup, {"feature": drafter}, N_NEW, seed=0), Sampling(1.0)
+    differences = []
+    for seed in range(60):
+        generator = torch.Generator().manual_seed(seed)
+        rounds = list(speculative_rounds(target, drafter, texts[:1, :9], 3, N_NEW, sampling, generator))
+        text = [token for r in rounds for token in r.tokens]
+        probs = accept_probs(bench, "feature", Prompt("code", "", texts[:1, :9]), text, sampling, 3)
+        differences.append(sum(r.n_accepted for r in rounds) - forecast(probs, N_NEW, 3).n_accepted)
+    differences = torch.tensor(differences)
+    assert differences.std() > 0.1
+    assert differences.mean().abs() < 5 * differences.std() / len(differences) ** 0.5
+
+
+def test_what_the_sampled_check_reads_is_what_the_first_token_is_drawn_from():
+    model, head, texts = trained()
+    drafter = FeatureDrafter(head)
+    text = texts[2]
+    ids = text[9:].tolist()
+    rows = next(chain_probs(drafter, model, text[:9].tolist(), ids, Sampling(1.0), 1, VOCAB))
+    target = reading(model, drafter)
+    generator = torch.Generator().manual_seed(5)
+    drafts = []
+    honest = FeatureDrafter.propose
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FeatureDrafter, "propose", lambda *args: drafts.append(honest(*args)) or drafts[-1])
+        rounds = list(speculative_rounds(target, drafter, text[None, :9], 2, N_NEW, Sampling(1e-9), generator))
+    at = 1
+    for draft, round_ in zip(drafts, rounds[1:], strict=True):
+        if draft.tokens.shape[1]:
+            assert draft.probs[0, 0].argmax() == rows[at].argmax()
+        at += len(round_.tokens)
+    assert rows.shape == (N_NEW, VOCAB)
+    assert torch.allclose(rows.sum(-1), torch.ones(N_NEW, dtype=rows.dtype))
