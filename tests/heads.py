@@ -35,12 +35,15 @@ def tiny_head(
     draft_vocab: int | None = None,
     qwen3: bool = False,
     std: float = 0.3,
+    target_hidden: int = 32,
     **flags,
 ) -> FeatureHead:
-    """A random head for a tiny target of two layers, width 32; its matrices have this spread."""
+    """A random head for a tiny target of two layers; its matrices have this spread."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        head = FeatureHead(HeadConfig(block(hidden, qwen3, vocab), (0, 1), 32, draft_vocab or vocab, **flags)).double()
+        head = FeatureHead(
+            HeadConfig(block(hidden, qwen3, vocab), (0, 1), target_hidden, draft_vocab or vocab, **flags)
+        ).double()
         for weight in head.parameters():
             torch.nn.init.normal_(weight, mean=float(weight.ndim == 1), std=std)
     return head.eval()

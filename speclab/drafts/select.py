@@ -16,7 +16,7 @@ from speclab.models.setup import Setup
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.system.terminal import note
 
-KINDS = "model, ngram, feature, feature:HEAD, dial:0.8, lab:SIZE, a folder or a hub name"
+KINDS = "model, ngram, feature:HEAD, dial:0.8, lab:SIZE, a folder or a hub name"
 LAB_HEADS = {"feature": str(loading.LAB_PAIR / "feature")}
 # What may be meant by a name that is nearly one of these: the lab's kinds, and words of other programs for them.
 WORDS = (
@@ -41,7 +41,7 @@ def check_kind(kind: str, greedy: bool = True) -> None:
             raise UsageProblem(f"--draft {kind}: give the dial a model to pay for, for example dial:0.8:model")
         return
     if word == "feature":
-        if rest and _mistyped(rest):
+        if kind != "feature" and _mistyped(rest):
             raise UsageProblem(
                 f"--draft {kind}: give a head's folder or hub name, for example feature:build/feature/out"
             )

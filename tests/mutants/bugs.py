@@ -34,6 +34,7 @@ BUGS = {
     30: "noise taken for a result",
     31: "special tokens doubled, or half a character shown",
     32: "measured data lost where a run is interrupted",
+    33: "a draft given the wrong hidden states, or at the wrong place",
 }
 
 

@@ -62,6 +62,7 @@ def first_round(
     """
     check_prompt(target, prompt, draft_length + 1)
     eager, generator = CachedModel(target.model, target.vocab_size), settings.generator(target.device)
+    eager.hidden_layers = target.hidden_layers
     logits = eager.prefill(prompt, rolls_back=True)
     token = draw_next(logits[:, -1], settings.sampling, uniforms((1,), generator, target.device))
     drafter.prefill(eager, prompt, settings.sampling)

@@ -1,0 +1,80 @@
+"""--draft feature:HEAD in the scripts, from a folder in the speculators format."""
+
+import pytest
+from heads import tiny_head
+
+import compare
+import optimized_speculative
+from speclab import load, speculate
+from speclab.drafts.heads.files import write_head
+from speclab.drafts.select import LAB_HEADS
+from speclab.models import prompts
+from speclab.records.files import read
+from speclab.records.runs import ComparisonRun
+
+
+@pytest.fixture
+def head(pair_folder, tmp_path):
+    """A random head for the tiny pair's target."""
+    target = load(str(pair_folder / "target"), str(pair_folder / "draft"), engine="eager").setup.target.model
+    config = target.config
+    written = tiny_head(hidden=config.hidden_size, vocab=config.vocab_size, target_hidden=config.hidden_size).float()
+    write_head(tmp_path / "head", written, "tiny", ["LlamaForCausalLM"], 4)
+    return str(tmp_path / "head")
+
+
+def test_one_script_decodes_with_it(pair_folder, head, capsys):
+    words = ["--target", str(pair_folder / "target"), "--prompt", "def f(x):", "--max-new-tokens", "12", "--ignore-eos"]
+    texts = []
+    for draft in (f"feature:{head}", str(pair_folder / "draft")):
+        assert optimized_speculative.main([*words, "--draft", draft, "--threads", "1", "--engine", "eager"]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0].split("def f(x):")[-1].splitlines()[0] == texts[1].split("def f(x):")[-1].splitlines()[0]
+
+
+def test_a_comparison_proves_it_forecasts_it_and_names_it(pair_folder, head, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(prompts, "standard", lambda: [("code", "def f(x):"), ("prose", "return x")])
+    words = ["--target", str(pair_folder / "target"), "--draft", f"{pair_folder / 'draft'},feature:{head}", "-k", "2"]
+    words += ["--limit", "1", "--max-new-tokens", "16", "--threads", "1", "--engine", "eager"]
+    assert compare.main([*words, "--out-dir", str(tmp_path / "out")]) == 0
+    assert "token for token: identical" in capsys.readouterr().out
+    run = read(tmp_path / "out" / "results" / "local.json", ComparisonRun)
+    rows = [row for row in run.rows if row.method == "feature:head" and row.prompt_kind == "all"]
+    assert [row.temperature for row in rows] == [0.0, 0.8]
+    assert all(row.forecast is not None for row in rows)
+    assert run.models["feature:head"].startswith("feature:head: one layer over the target's states")
+
+
+def test_in_python(pair_folder, head):
+    pair = load(str(pair_folder / "target"), f"feature:{head}", engine="eager", threads=1)
+    assert sum(len(round_.tokens) for round_ in speculate(pair, "def f(x):", max_new_tokens=8)) == 8
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "message"),
+    [
+        ("feature:", 2, "give a head's folder or hub name, for example feature:build/feature/out"),
+        ("feature:./nowhere", 3, "nowhere"),
+        ("featur", 2, "unknown draft kind 'featur'"),
+        ("feature:{draft}", 3, "speculators_model_type is None; the lab reads eagle3"),
+    ],
+)
+def test_what_is_no_head_is_one_line(pair_folder, capsys, kind, code, message):
+    words = [
+        "--target",
+        str(pair_folder / "target"),
+        "--prompt",
+        "x",
+        "--draft",
+        kind.format(draft=pair_folder / "draft"),
+    ]
+    assert optimized_speculative.main([*words, "--threads", "1", "--engine", "eager"]) == code
+    (line,) = capsys.readouterr().err.splitlines()[-1:]
+    assert line.startswith("error: ")
+    assert message in line
+
+
+def test_a_lab_without_the_head_says_how_to_train_it(monkeypatch, capsys, tmp_path):
+    monkeypatch.setitem(LAB_HEADS, "feature", str(tmp_path / "feature"))
+    assert optimized_speculative.main(["--draft", "feature", "--prompt", "x"]) == 2
+    assert "type: python -m training.drafts feature" in capsys.readouterr().err
