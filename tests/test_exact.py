@@ -1,6 +1,6 @@
-"""Losslessness, proved: the production `accept` and `draw`, enumerated exactly. Tolerance zero, no statistics.
+"""Losslessness, proved: the production rules and `draw`, enumerated exactly. Tolerance zero, no statistics.
 
-Both functions are piecewise constant in their uniforms. The corners of the pieces follow from the tables (acceptance
+All of them are piecewise constant in their uniforms. The corners of the pieces follow from the tables (acceptance
 thresholds p / q, corners of every distribution a token may be drawn from) and are computed here in Fractions. The
 production float64 code then runs at one interior point of each box, and the boxes' exact volumes add up to the law of
 its output. The rule itself is not written down here a second time: it is judged by its output alone.
@@ -9,7 +9,7 @@ its output. The rule itself is not written down here a second time: it is judged
 import itertools
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
@@ -17,8 +17,9 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from speclab.core.accept import accept
-from speclab.core.rounds import Draft
+from speclab.core import accept as accept_module
+from speclab.core.accept import accept, accept_block
+from speclab.core.rounds import AcceptResult, Draft
 from speclab.core.sampling import NOT_FINITE, draw
 
 Prefix = tuple[int, ...]
@@ -148,6 +149,41 @@ class Job(NamedTuple):
     size: int
 
 
+Rule = Callable[[Draft, torch.Tensor, torch.Tensor], AcceptResult]
+RULES: list[Rule] = [accept, accept_block]
+
+
+def token_pieces(job: Job, tokens: Prefix) -> tuple[list[Fraction], list[Row]]:
+    """Of the token rule: the threshold of each test, and every residual that a next token may come from."""
+    thresholds, residuals = [], []
+    for i in range(job.size):
+        p, q = (rows[job.start + tokens[:i]] for rows in (job.tables.target, job.tables.draft))
+        thresholds.append(p[tokens[i]] / q[tokens[i]])
+        residuals.append([max(Fraction(0), a - b) for a, b in zip(p, q, strict=True)])
+    return thresholds, residuals
+
+
+def block_pieces(job: Job, tokens: Prefix) -> tuple[list[Fraction], list[Row]]:
+    """Of block verification, from the paper's definitions."""
+    thresholds, residuals, so_far = [], [], Fraction(1)
+    for i in range(job.size + 1):
+        prefix = job.start + tokens[:i]
+        if i:
+            before = job.start + tokens[: i - 1]
+            ratio = job.tables.target[before][tokens[i - 1]] / job.tables.draft[before][tokens[i - 1]]
+            so_far = min(Fraction(1), so_far * ratio)
+        if i == job.size:
+            thresholds.append(so_far)
+            continue
+        p, q = job.tables.target[prefix], job.tables.draft[prefix]
+        residuals.append([max(Fraction(0), so_far * a - b) for a, b in zip(p, q, strict=True)])
+        mass = sum(residuals[-1], Fraction(0))
+        if i:
+            rest = mass + 1 - so_far
+            thresholds.append(mass / rest if rest else Fraction(1))
+    return thresholds if job.size else [], residuals
+
+
 class Path(NamedTuple):
     """One outcome of a round's drafting, with the boxes in which its verdict is constant."""
 
@@ -171,19 +207,15 @@ def drafted(job: Job) -> Law:
     return law
 
 
-def paths_of(index: int, job: Job) -> Iterator[Path]:
+def paths_of(index: int, job: Job, rule: Rule = accept) -> Iterator[Path]:
+    together = rule is not accept and job.tables.stored  # block verification leaves bare one-hot drafts to `accept`
     for tokens, chance in drafted(job).items():
-        sides, corners = [], []
-        for i in range(job.size + 1):
-            p = job.tables.target[job.start + tokens[:i]]
-            # The next token's side is cut at the corners of every row and every residual of the round, so that code
-            # which draws from the wrong one of them is enumerated exactly as well, and fails by a whole box.
-            corners += cdf_corners(p)
-            if i < job.size:
-                q = job.tables.draft[job.start + tokens[:i]]
-                corners += cdf_corners([max(Fraction(0), a - b) for a, b in zip(p, q, strict=True)])
-                sides.append(boxes([p[tokens[i]] / q[tokens[i]]]))
-        yield Path(index, tokens, chance, [*sides, boxes(corners)])
+        thresholds, residuals = (block_pieces if together else token_pieces)(job, tokens)
+        # The next token's side is cut at the corners of every row and every residual of the round, so that code
+        # which draws from the wrong one of them is enumerated exactly as well, and fails by a whole box.
+        rows = [*residuals, *(job.tables.target[job.start + tokens[:i]] for i in range(job.size + 1))]
+        corners = [corner for row in rows for corner in cdf_corners(row)]
+        yield Path(index, tokens, chance, [*(boxes([threshold]) for threshold in thresholds), boxes(corners)])
 
 
 def padded(path: Path, job: Job, n: int, padding: str) -> tuple[list[int], list[list[float]], list[list[float]]]:
@@ -204,18 +236,23 @@ class Outcome(NamedTuple):
     law: Law  # tokens committed by the round -> exact probability
     blocks: list[Prefix]  # tokens committed in each box, in the boxes' order
     tally: Counter[str]  # how the boxes' rounds went
+    n_accepted: Fraction = Fraction(0)  # expected
 
 
 def play(
-    jobs: list[Job], n: int | None = None, padding: str = "tempting", at: random.Random | None = None
+    jobs: list[Job],
+    n: int | None = None,
+    padding: str = "tempting",
+    at: random.Random | None = None,
+    rule: Rule = accept,
 ) -> list[Outcome]:
-    """Run production `accept` on every box of every job, in one batched call with n drafted columns.
+    """Run a production rule on every box of every job, in one batched call with n drafted columns.
 
     Centres of the boxes, or, with `at`, points near random vertices of them.
     """
     n = max(job.size for job in jobs) if n is None else n
     stored = jobs[0].tables.stored
-    paths = [path for i, job in enumerate(jobs) for path in paths_of(i, job)]
+    paths = [path for i, job in enumerate(jobs) for path in paths_of(i, job, rule)]
     ids, target, draft = zip(*(padded(path, jobs[path.job], n, padding) for path in paths), strict=True)
     cells = [(i, cell) for i, path in enumerate(paths) for cell in itertools.product(*path.sides)]
     chances = []
@@ -227,7 +264,7 @@ def play(
 
     of_cell = torch.tensor([i for i, _ in cells])
     draft_probs = torch.tensor(draft, dtype=torch.float64).reshape(len(paths), n, jobs[0].tables.vocab)
-    verdict = accept(
+    verdict = rule(
         Draft(
             torch.tensor(ids, dtype=torch.long).reshape(len(paths), n)[of_cell],
             torch.tensor([len(path.tokens) for path in paths])[of_cell],
@@ -237,10 +274,10 @@ def play(
         torch.tensor(chances, dtype=torch.float64),
     )
 
-    outcomes = [Outcome({}, [], Counter()) for _ in jobs]
+    outcomes, kept = [Outcome({}, [], Counter()) for _ in jobs], [Fraction(0)] * len(jobs)
     decided = zip(cells, verdict.n_accepted.tolist(), verdict.next_token.tolist(), strict=True)
     for (i, cell), n_accepted, next_token in decided:
-        path, (law, blocks, tally) = paths[i], outcomes[paths[i].job]
+        path, (law, blocks, tally, _) = paths[i], outcomes[paths[i].job]
         size = len(path.tokens)
         assert 0 <= n_accepted <= size, "pads were accepted"
         assert next_token != NOT_FINITE
@@ -252,11 +289,12 @@ def play(
         blocks.append(block)
         tally["drafted"] += size
         tally["accepted"] += n_accepted
+        kept[paths[i].job] += volume * n_accepted
         tally["rejected"] += n_accepted < size
         tally["partial"] += 0 < n_accepted < size
         tally["bonus"] += n_accepted == size > 0
     assert all(sum(outcome.law.values()) == 1 for outcome in outcomes)
-    return outcomes
+    return [outcome._replace(n_accepted=mean) for outcome, mean in zip(outcomes, kept, strict=True)]
 
 
 # --- what must hold --------------------------------------------------------------------------------------------------
@@ -317,34 +355,68 @@ def assert_not_vacuous(outcomes: list[Outcome], impossible: set[str] = frozenset
         assert (tally[kind] == 0) == (kind in impossible), (kind, tally)
 
 
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_one_round_emits_the_targets_joint_law(family):
+def test_one_round_emits_the_targets_joint_law(family, rule):
     """A wrong threshold, a wrong residual or a wrong row index shifts the joint law of the next k + 1 tokens."""
     outcomes = []
     for vocab, k in SHAPES:
         jobs = [Job(random_tables(seed, vocab, k, k + 1, family), (), k) for seed in range(PER_SHAPE)]
-        played = play(jobs)
+        played = play(jobs, rule=rule)
         outcomes += played
         for job, outcome in zip(jobs, played, strict=True):
             assert_lossless(job, outcome)
-            assert_keeps_all_it_may(job, outcome)
+            if rule is accept:
+                assert_keeps_all_it_may(job, outcome)
     assert len(outcomes) >= 20
     assert_not_vacuous(outcomes, FAMILIES[family])
 
 
+def test_block_verification_keeps_more_in_the_papers_case():
+    """p = (1/3, 2/3), q = (2/3, 1/3), two drafted tokens: 11/9 against 10/9 kept."""
+    third = Fraction(1, 3)
+    prefixes = [prefix for n in range(3) for prefix in itertools.product(range(2), repeat=n)]
+    target, draft = (dict.fromkeys(prefixes, row) for row in ([third, 2 * third], [2 * third, third]))
+    job = Job(Tables(2, 2, target, draft), (), 2)
+    by_token, by_block = (play([job], rule=rule)[0].n_accepted for rule in RULES)
+    assert (by_token, by_block) == (Fraction(10, 9), Fraction(11, 9))
+
+
+@pytest.mark.parametrize("family", ["dense", "zeros", "target forbids", "identical", "one-hot"])
+def test_block_verification_never_keeps_fewer(family):
+    """In every instance, and more in some where a draft spreads over several tokens; one-hot drafts gain nothing."""
+    more = 0
+    for vocab, k in SHAPES:
+        jobs = [Job(random_tables(seed, vocab, k, k + 1, family), (), k) for seed in range(PER_SHAPE)]
+        for by_token, by_block in zip(*(play(jobs, rule=rule) for rule in RULES), strict=True):
+            assert by_block.n_accepted >= by_token.n_accepted
+            more += by_block.n_accepted > by_token.n_accepted
+    assert (more > 0) == (family not in ("identical", "one-hot"))
+
+
+def test_a_block_of_impossible_tokens_is_not_kept_at_zero():
+    """Uniforms may be 0: a token of target probability 0 is not kept then, and the target's own comes."""
+    draft = Draft(torch.tensor([[0, 0]]), torch.tensor([2]), torch.tensor([[[1.0, 0.0], [1.0, 0.0]]]).double())
+    target_probs = torch.tensor([[[0.0, 1.0], [0.5, 0.5], [0.5, 0.5]]]).double()
+    result = accept_module.accept_block(draft, target_probs, torch.zeros(1, 3).double())
+    assert (result.n_accepted.item(), result.next_token.item()) == (0, 1)
+
+
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("padding", ["tempting", "poisoned"])
 @pytest.mark.parametrize("family", ["zeros", "one-hot"])
-def test_rows_of_different_sizes_share_a_batch(family, padding):
+def test_rows_of_different_sizes_share_a_batch(family, padding, rule):
     """A row with fewer drafts than its batch must not read its pads: neither test one, nor take one for the refused."""
     outcomes = []
     for vocab in (2, 3):
         tables = [random_tables(seed, vocab, 3, 4, family) for seed in range(6)]
         jobs = [Job(t, (), size) for t in tables for size in (3, 0, 2, 1)]
-        played = play(jobs, n=3, padding=padding)
+        played = play(jobs, n=3, padding=padding, rule=rule)
         outcomes += played
         for job, outcome in zip(jobs, played, strict=True):
             assert_lossless(job, outcome)
-            assert_keeps_all_it_may(job, outcome)
+            if rule is accept:
+                assert_keeps_all_it_may(job, outcome)
     assert len(outcomes) >= 20
     assert_not_vacuous(outcomes)
 
@@ -391,15 +463,16 @@ def test_further_rounds_complete_the_law(family, vocab, k, length):
     assert_not_vacuous(outcomes, {"partial"} if k == 1 else set())
 
 
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("family", ["zeros", "draft blind", "target forbids", "one-hot"])
-def test_the_verdict_is_constant_in_every_box(family):
+def test_the_verdict_is_constant_in_every_box(family, rule):
     """The enumeration rests on it: near random vertices of a box the same tokens come out as in its centre."""
     dice = random.Random(0)
     for vocab, k in [(2, 3), (3, 2), (4, 1)]:
         jobs = [Job(random_tables(seed, vocab, k, k + 1, family), (), k) for seed in range(3)]
-        centres = [outcome.blocks for outcome in play(jobs)]
+        centres = [outcome.blocks for outcome in play(jobs, rule=rule)]
         for _ in range(4):
-            assert [outcome.blocks for outcome in play(jobs, at=dice)] == centres
+            assert [outcome.blocks for outcome in play(jobs, at=dice, rule=rule)] == centres
 
 
 @pytest.mark.parametrize("scale", [Fraction(1), Fraction(1, 4096), Fraction(3000)])

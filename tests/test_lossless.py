@@ -21,7 +21,7 @@ from baseline_autoregressive import autoregressive_decode
 from draft_models import ModelDrafter, NgramDrafter
 from optimized_speculative import speculative_decode
 from speclab.core import accept as accept_module
-from speclab.core.accept import accept
+from speclab.core.accept import RULES, accept
 from speclab.core.counts import Counts
 from speclab.core.rounds import AcceptResult, DecodeSettings, Round, tokens_of
 from speclab.core.sampling import Sampling, draw
@@ -443,6 +443,22 @@ def test_joint_law_of_a_draft_that_reads_states(n_draws):
     target = CachedModel(model)
     target.hidden_layers = (0, 1)
     check_law(Law(1.0, 2), target, drafter, n_draws)
+
+
+@pytest.mark.parametrize("n_draws", [1000, pytest.param(8000, marks=pytest.mark.full)])
+def test_joint_law_of_block_verification(n_draws, monkeypatch):
+    """Through the same loop, with the same caches; it keeps more than the token rule on the way."""
+    models, law = plain_models(), Law(1.0, 3)
+    rules = []
+    for rule in RULES.values():
+        monkeypatch.setitem(globals(), "speculative_rounds", functools.partial(speculative_rounds, accept=rule))
+        rules.append(decode_often(CachedModel(models["target"]), sampled_drafter("model"), law, n_draws))
+        monkeypatch.undo()
+    (_, by_token), (seen, by_block) = rules
+    assert min(p_values(seen, exact_law(models["target"], law))) > ALARM
+    shares = [sum(r.n_accepted for r in rounds) / sum(r.n_drafted for r in rounds) for rounds in (by_token, by_block)]
+    assert shares[1] > shares[0]
+    assert any(0 < r.n_accepted < r.n_drafted for r in by_block)
 
 
 def correction_from_target(draft, target_probs, uniforms) -> AcceptResult:

@@ -3,6 +3,7 @@
 import argparse
 import functools
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,8 @@ def _head(config: RunConfig) -> str:
     drafts = [f"draft   {text}" for name, text in config.models().items() if name != "target"]
     n, size = len(config.prompts), f"{config.max_new_tokens} new tokens each, {config.repeats} x, seed {config.seed}"
     chat = describe_chat(config.prompts, config.setup.tokenizer)
-    return "\n".join([config.setup.describe(), *drafts, *chat, *config.learner.lines, f"prompts {n}, {size}", ""])
+    about = [*config.learner.lines, *config.rule_lines(), f"prompts {n}, {size}", ""]
+    return "\n".join([config.setup.describe(), *drafts, *chat, *about])
 
 
 def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
@@ -71,6 +73,7 @@ def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
     output.check()
     exercises = loading.of_comparison(temperatures, args.draft.split(","), args.plan or args.verify_plan)
     learner = loading.load(args.impl, exercises)
+    flags.check_rule(args, learner, "--plan", "--verify-plan", "--sweep", "--trace", "--report")
     kinds = [kind for kind in args.draft.split(",") if kind]
     check_kinds(kinds)
     if 0 not in temperatures and all(kind.startswith("dial:") for kind in kinds):
@@ -80,6 +83,7 @@ def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
     check_prompts(setup.target, drafters.values(), prompts, args.max_new_tokens)
     size = (args.max_new_tokens, args.repeats, args.seed)
     functions = learner.for_comparison(speculative_decode)
+    functions = replace(functions, loop=functions.loop.judged_by(args.rule))
     return RunConfig(setup, drafters, prompts, lengths, temperatures, *size, functions), output
 
 

@@ -63,6 +63,7 @@ def make_parser(docstring: str) -> argparse.ArgumentParser:
     parser = parsing.make_parser(docstring)
     flags.add_shared_flags(parser)
     flags.add_draft_flag(parser, default=None)
+    flags.add_rule_flag(parser)
     flags.add_impl_flag(parser)
     group = parser.add_argument_group("experiment")
     group.add_argument(

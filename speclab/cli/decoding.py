@@ -56,6 +56,7 @@ def _parse(docstring: str, argv: list[str] | None, speculative: bool) -> argpars
         group.add_argument(
             "-k", "--draft-length", type=parsing.at_least(0), default=4, help="tokens per draft (default: 4)"
         )
+        flags.add_rule_flag(parser)
     flags.add_impl_flag(parser)
     if speculative:
         flags.add_trace_flag(parser)
@@ -146,6 +147,7 @@ def _speculative(args: argparse.Namespace, baseline: Loop, speculative: Loop) ->
     flags.check_file(args.trace, "--trace")
     exercises = loading.of_decoding(args.temperature, args.draft, bool(args.trace), args.trace_shapes)
     learner = loading.load(args.impl, exercises)
+    flags.check_rule(args, learner, "--trace")
     check_kind(args.draft, greedy=args.temperature == 0)
     setup, prompts, settings = _load(args)
     drafter, k = make_drafter(args.draft, setup, args.seed), args.draft_length
@@ -153,7 +155,7 @@ def _speculative(args: argparse.Namespace, baseline: Loop, speculative: Loop) ->
     if args.trace_shapes:
         return _show_shapes(learner, setup, drafter, prompts[0], k, settings)
     note("\n".join([setup.describe(), *describe_chat(prompts, setup.tokenizer), *learner.describe()]))
-    decoded, functions, n_wrong = _Decoded(setup, args), learner.functions(speculative), 0
+    decoded, functions, n_wrong = _Decoded(setup, args), learner.functions(speculative).judged_by(args.rule), 0
     for prompt in prompts:
         ids = prompt.ids.to(setup.device)
         if isinstance(drafter, OracleDraft):

@@ -6,7 +6,9 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from speclab.cli.parsing import DASH, at_least, seed, some_name, some_path
+from speclab.core.accept import RULES
 from speclab.core.sampling import Sampling
+from speclab.learner.functions import Learner
 from speclab.models import loading, prompts, select
 from speclab.models.cached import check_room
 from speclab.models.setup import Setup, load_setup
@@ -76,6 +78,32 @@ def add_impl_flag(parser: argparse.ArgumentParser) -> None:
         metavar="WHOSE",
         help="exercises or solutions: your functions, as far as their checks pass, decide; some of them: exercises:2,3",
     )
+
+
+def add_rule_flag(parser: argparse.ArgumentParser) -> None:
+    """--rule: how drafted tokens are judged."""
+    parser.add_argument(
+        "--rule",
+        choices=list(RULES),
+        default="token",
+        help="how drafted tokens are judged: one by one, or together (block verification) (default: token)",
+    )
+
+
+def check_rule(args: argparse.Namespace, learner: Learner, *others: str) -> None:
+    """Raise UsageProblem where another rule than token is asked for together with what knows only that one.
+
+    others: names of further flags that do.
+    """
+    if args.rule == "token":
+        return
+    if {2, 4, 8} & set(learner.modules):
+        raise UsageProblem(
+            f"--rule {args.rule} and your own accept rule (--impl) decide the same; leave one of them out"
+        )
+    for name in others:
+        if getattr(args, name.lstrip("-").replace("-", "_")):
+            raise UsageProblem(f"{name} knows the token rule only; leave out {name} or --rule {args.rule}")
 
 
 def add_decoding_flags(parser: argparse.ArgumentParser) -> None:

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TypeVar
 
+from draft_models import ModelDrafter
+from speclab.drafts.feature import FeatureDrafter
 from speclab.lab.acceptance_probs import CostTable, calibrated, probs_of_texts
 from speclab.lab.harness import Measurement, is_model, measure, mixed
 from speclab.lab.output_checks import judge
@@ -205,7 +207,7 @@ def _parts(measured: Measurement, costs: CostTable) -> dict[tuple[Arm, float, in
     parts = {}
     for sample in measured.samples:
         arm, place = sample.arm, (sample.temperature, sample.prompt_index)
-        if (arm.draft, sample.temperature) in costs:
+        if (arm.draft, sample.temperature) in costs and not judged_together(measured, arm, sample.temperature):
             parts[arm, *place] = attribution.price(
                 sample,
                 baseline[place],
@@ -213,6 +215,12 @@ def _parts(measured: Measurement, costs: CostTable) -> dict[tuple[Arm, float, in
                 functools.partial(probs, arm.draft, *place),
             )
     return parts
+
+
+def judged_together(measured: Measurement, arm: Arm, temperature: float) -> bool:
+    """Whether the acceptance of a token depends on the others of its round, which no forecast here knows."""
+    drawn = isinstance(measured.bench.drafters[arm.draft], ModelDrafter | FeatureDrafter)
+    return measured.bench.functions.rule != "token" and temperature > 0 and drawn
 
 
 def groups(samples: list[Sample]) -> dict[str, set[int]]:

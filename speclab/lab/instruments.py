@@ -5,13 +5,13 @@ The loops know nothing of them. They wrap the target, the drafter and the functi
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from speclab.core.accept import accept_from_logits
+from speclab.core.accept import RULES, accept_from_logits
 from speclab.core.clock import mark, seconds_between
 from speclab.core.rounds import AcceptRule, Draft, Drafter, Round, Target
 from speclab.core.sampling import Sampling
@@ -73,6 +73,11 @@ class LoopFunctions:
     accept: AcceptRule = accept_from_logits
     roll_back: RollBack = roll_back
     adapt: Callable[[Drafter, int | None], Drafter] = lambda drafter, longest: drafter
+    rule: str = "token"  # of --rule: what `accept` is
+
+    def judged_by(self, rule: str) -> "LoopFunctions":
+        """The same with another of the lab's accept rules."""
+        return self if rule == self.rule else replace(self, accept=RULES[rule], rule=rule)
 
     def rounds(self, target: CachedModel, drafter: Drafter, *args) -> Iterator[Round]:
         """The rounds of one decoding; `args` are the loop's further ones: prompt, draft length, settings."""

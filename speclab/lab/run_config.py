@@ -75,6 +75,16 @@ class RunConfig:
         drafts = [drafter.draft for drafter in self.drafters.values() if isinstance(drafter, ModelDrafter)]
         return [self.setup.target, *drafts]
 
+    @property
+    def rule(self) -> str:
+        """How drafted tokens are judged: token or block."""
+        return self.learner.loop.rule
+
+    def rule_lines(self) -> list[str]:
+        """For the head of the run; nothing for the token rule."""
+        why = "drafted tokens are judged together (block verification); sampled rows of models have no forecast"
+        return [] if self.rule == "token" else [f"rule    {self.rule}: {why}"]
+
     def models(self) -> dict[str, str]:
         """A line about each model."""
         lines = {"target": loading.describe_model(self.setup.target_name, self.setup.target.model)}
@@ -135,6 +145,7 @@ class RunConfig:
                     if measured.n_graphs or measured.n_late_graphs
                     else {}
                 ),
+                **({"rule": self.rule} if self.rule != "token" else {}),
                 **({"impl": self.learner.impl} if self.learner.impl else {}),
                 **({"chat": True} if any(prompt.chat for prompt in self.prompts) else {}),
             },

@@ -54,6 +54,8 @@ def remarks(run: LabRun) -> list[str]:
     """Texts that were not checked or are wrong, and whether the run was stopped."""
     wrong = [entry["arm"] for entry in getattr(run, "correctness", []) if not entry["passed"]]
     lines = [line for line in (busy_line(run), late_line(run)) if line]
+    if rule := run.settings.get("rule"):
+        lines.append(f"accept rule: {rule} (block verification); sampled rows of models have no forecast")
     if run.unchecked:
         lines.append(f"NOT CHECKED: {', '.join(run.unchecked)}; the run was stopped before these texts were judged")
     if wrong:

@@ -203,3 +203,78 @@ def tests_greedy_drafts_with_the_softmax() -> None:
         return result._replace(next_token=rows(logits, result.n_accepted).argmax(-1))
 
     accept_module.accept_from_logits = accept
+
+
+# ---------------------------------------------------------------- block verification
+
+
+def change_block(wrong: Callable[..., Tensor]) -> None:
+    """Judge with `wrong(draft, target_probs, uniforms, b, h)` instead: how many are kept, (batch,). b, h (batch, n)"""
+
+    def accept_block(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> AcceptResult:
+        n = draft.tokens.shape[1]
+        if draft.probs is None or n == 0:
+            return right_accept(draft, target_probs, uniforms)
+        ratios = of_tokens(target_probs[:, :n], draft.tokens) / of_tokens(draft.probs, draft.tokens)
+        so_far, products = torch.ones_like(ratios[:, 0]), []
+        for i in range(n):
+            so_far = (so_far * ratios[:, i]).clamp(max=1)
+            products.append(so_far)
+        b = torch.stack(products, dim=1)  # (batch, n)
+        mass = (b[:, :-1, None] * target_probs[:, 1:n] - draft.probs[:, 1:]).clamp(min=0).sum(-1)
+        rest = mass + 1 - b[:, :-1]
+        h = torch.cat([torch.where(rest > 0, mass / rest, 1.0), b[:, -1:]], dim=1)
+        n_accepted, kept = wrong(draft, uniforms, b, h)
+        target_here = rows(target_probs, n_accepted)
+        draft_here = draft_rows(draft, n_accepted.clamp(max=n - 1), target_here.shape[-1])
+        residual = (kept[:, None] * target_here - draft_here).clamp(min=0)
+        whole = (n_accepted == n) | (residual.sum(-1) <= 0)
+        return AcceptResult(n_accepted, draw(torch.where(whole[:, None], target_here, residual), uniforms[:, n]))
+
+    accept_module.accept_block = accept_block
+
+
+def last_pass(passed: Tensor) -> Tensor:
+    """(batch, n) -> (batch,): the place after the last test that is passed"""
+    return (passed * torch.arange(1, passed.shape[1] + 1)).amax(-1)
+
+
+def kept_mass(b: Tensor, n_accepted: Tensor) -> Tensor:
+    """b of what is kept, (batch,)."""
+    return torch.cat([torch.ones_like(b[:, :1]), b], dim=1).gather(1, n_accepted[:, None])[:, 0]
+
+
+BLOCK_LAW = "one_round_emits_the_targets_joint_law"
+
+
+@mutant(16, BLOCK_LAW, file="test_exact")
+def stops_at_the_first_failure() -> None:
+    """ends block verification at the first test that fails"""
+
+    def wrong(draft: Draft, uniforms: Tensor, b: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        n_accepted = (uniforms[:, : b.shape[1]] < h).long().cumprod(-1).sum(-1)
+        return n_accepted, kept_mass(b, n_accepted)
+
+    change_block(wrong)
+
+
+@mutant(16, BLOCK_LAW, file="test_exact")
+def forgets_the_running_product() -> None:
+    """draws the correction of a block from norm(max(0, p - q))"""
+
+    def wrong(draft: Draft, uniforms: Tensor, b: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        n_accepted = last_pass(uniforms[:, : b.shape[1]] < h)
+        return n_accepted, torch.ones_like(b[:, 0])
+
+    change_block(wrong)
+
+
+@mutant(16, "a_block_of_impossible_tokens_is_not_kept_at_zero", file="test_exact")
+def keeps_at_equality() -> None:
+    """keeps a block where the uniform equals the bound, so a zero keeps what the target forbids"""
+
+    def wrong(draft: Draft, uniforms: Tensor, b: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        n_accepted = last_pass(uniforms[:, : b.shape[1]] <= h)
+        return n_accepted, kept_mass(b, n_accepted)
+
+    change_block(wrong)
