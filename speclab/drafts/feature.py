@@ -85,6 +85,7 @@ class FeatureDrafter:
         """States (1, m, hidden) of positions from `length` on and the token after each -> the last one's output, (1, 1,
         hidden)"""
         n = tokens.shape[1]
+        tokens = tokens.clamp(max=self.head.config.block.vocab_size - 1)  # a target may know more ids
         if length + n > self._keys.shape[2]:
             self._reserve(2 * (length + n), length)
         rotation = self._cos[:, length : length + n], self._sin[:, length : length + n]
@@ -105,9 +106,10 @@ class FeatureDrafter:
 
     def of_target(self, logits: Tensor, vocab_size: int) -> Tensor:
         """The head's logits (n, draft vocabulary) -> (n, vocab_size); ids that the head lacks have no probability"""
-        if self.ids is not None:
-            everything = logits.new_full((len(logits), self.head.config.block.vocab_size), float("-inf"))
-            logits = everything.index_copy_(1, self.ids, logits)
+        n_ids = max(vocab_size, self.head.config.block.vocab_size)
+        if self.ids is not None or logits.shape[1] < n_ids:
+            ids = torch.arange(logits.shape[1], device=logits.device) if self.ids is None else self.ids
+            logits = logits.new_full((len(logits), n_ids), float("-inf")).index_copy_(1, ids, logits)
         return logits[:, :vocab_size]
 
     def _reserve(self, rows: int, length: int) -> None:

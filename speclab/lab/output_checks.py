@@ -136,9 +136,12 @@ def chain_probs(
     ids = torch.tensor([[*prompt, *tokens, *[0] * longest]], device=target.device)
     with torch.inference_mode():
         hidden, _ = target_pass(target, ids, drafter.head.config.layers)
-        first = len(prompt) - 2  # the position whose state and next token predict the first new one
+        # The position whose state and next token predict the first new one; a prompt of one token has none, and no
+        # round begins there.
+        first = len(prompt) - 2
         for _, logits in rollout(drafter.head, hidden, ids, longest):
-            rows = drafter.of_target(logits[0, first : first + len(tokens)], vocab)
+            rows = drafter.of_target(logits[0, max(0, first) : first + len(tokens)], vocab)
+            rows = torch.cat([rows[:1], rows]) if first < 0 else rows
             yield sampling.probs(rows).cpu()
 
 

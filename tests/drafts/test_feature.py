@@ -129,6 +129,32 @@ def test_ids_that_the_head_lacks_are_never_proposed():
             assert [t for r in rounds for t in r.tokens] == plain_text(CachedModel(model), prompts(1), 30)
 
 
+def test_ids_beyond_the_heads_vocabulary_are_never_proposed_and_do_no_harm():
+    """A target may know more ids than the head it was given."""
+    model = tiny("llama", vocab_size=VOCAB + 5)
+    for sampling in (Sampling(), Sampling(1.5)):
+        drafter = Kept(tiny_head())
+        generator = torch.Generator().manual_seed(1)
+        rounds = list(speculative_rounds(reading(model, drafter), drafter, prompts(1), 3, 40, sampling, generator))
+        assert all(token < VOCAB for _, tokens in drafter.proposed for token in tokens)
+        text = [t for r in rounds for t in r.tokens]
+        assert max(text) >= VOCAB, "nothing was beyond it"
+        if sampling.greedy:
+            assert text == plain_text(CachedModel(model), prompts(1), 40)
+
+
+def test_a_prompt_of_one_token_has_a_forecast_too():
+    model, head, _ = trained()
+    drafter, prompt = FeatureDrafter(head), torch.tensor([[7]])
+    target = reading(model, drafter)
+    setup = Setup(target, None, "tiny", Sampling(), torch.device("cpu"), torch.float64)
+    bench = Bench(setup, {"feature": drafter}, 12, seed=0)
+    rounds = list(speculative_rounds(target, drafter, prompt, 3, 12))
+    text = [token for r in rounds for token in r.tokens]
+    probs = accept_probs(bench, "feature", Prompt("code", "", prompt), text, Sampling(), 3)
+    assert forecast(probs, 12, 3).n_rounds == pytest.approx(len(rounds) - 1)
+
+
 def test_buffers_grow_and_copies_are_independent(monkeypatch):
     monkeypatch.setattr("speclab.drafts.feature.SPARE", 16)
     model, head, texts = trained()
