@@ -4,6 +4,7 @@ PyTorch itself."""
 import pytest
 import torch
 from decoding import plain_text, speculative_rounds
+from heads import tiny_head
 from recorder import graphed, stand_in
 from tiny_models import VOCAB
 from watch import Watch
@@ -11,8 +12,10 @@ from watch import Watch
 from baseline_autoregressive import autoregressive_decode
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.core import sampling as sampling_module
+from speclab.core.accept import RULES
 from speclab.core.rounds import DecodeSettings
 from speclab.core.sampling import Sampling
+from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.oracle import ConstantDrafter, OracleModelDrafter
 from speclab.models.cached import CachedModel
 
@@ -29,18 +32,24 @@ def drafter_of(kind: str, target: CachedModel):
         drafter = OracleModelDrafter(graphed(noise=0.1), 0.7)
         drafter.replay(plain_text(target, PROMPT, 30))
         return drafter
+    if kind == "feature":
+        target.hidden_layers = (0, 1)
+        return FeatureDrafter(tiny_head())
     return {"model": lambda: ModelDrafter(graphed(noise=0.1)), "ngram": NgramDrafter, "constant": ConstantDrafter}[
         kind
     ]()
 
 
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("kind", ["model", "ngram", "dial", "constant"])
-def test_a_round_waits_once(kind, temperature):
+@pytest.mark.parametrize("kind", ["model", "feature", "ngram", "dial", "constant"])
+def test_a_round_waits_once(kind, temperature, rule):
     if kind == "dial" and temperature:
         pytest.skip("the dial is greedy")
     target = graphed()
-    rounds = iter(speculative_rounds(target, drafter_of(kind, target), PROMPT, 4, 30, Sampling(temperature)))
+    how = (Sampling(temperature),)
+    drafter = drafter_of(kind, target)
+    rounds = iter(speculative_rounds(target, drafter, PROMPT, 4, 30, *how, accept=RULES[rule]))
     next(rounds)
     for _ in range(4):
         with Watch() as watch:
