@@ -554,7 +554,7 @@ def test_scripts_time_the_same_passes_in_both_arms(script, module):
 
 
 def test_every_bug_has_a_mutant():
-    assert {m.bug for m in MUTANTS} == set(BUGS) == {*range(1, 15), 17, 18, *range(20, 33)}
+    assert {m.bug for m in MUTANTS} == set(BUGS) == set(range(1, 34)) - {15, 19}
 
 
 LAB = ("benchmarks", "speclab", "draft_models", "baseline_autoregressive", "optimized_speculative")
@@ -590,7 +590,7 @@ def test_no_mutant_is_there_twice():
         (function,) = ast.parse(inspect.getsource(mutant.apply)).body
         bodies.add("".join(ast.dump(statement) for statement in function.body[1:]))  # without the docstring
     names, descriptions = ({getattr(m, key) for m in MUTANTS} for key in ("name", "what"))
-    assert len(bodies) == len(names) == len(descriptions) == len(MUTANTS) == 87
+    assert len(bodies) == len(names) == len(descriptions) == len(MUTANTS)
     assert "" not in descriptions
 
 
