@@ -9,12 +9,13 @@ speclab/drafts/, and speclab/drafts/select.py turns `--draft KIND` into one of t
 """
 
 import sys
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from speclab.core.rounds import Draft, Drafter, Target
-from speclab.core.sampling import GREEDY, Sampling, draw_draft, to_device
+from speclab.core.sampling import GREEDY, Sampling, draw_draft, probability, to_device
 from speclab.models.cached import CachedModel, tokens_to_keep
 from speclab.system.errors import EnvironmentProblem
 
@@ -34,6 +35,7 @@ class ModelDrafter:
 
     def __init__(self, draft: CachedModel):
         self.draft = draft
+        self.keep_drafting: Callable[[float], bool] | None = None  # asked after each token: another one? (-k auto)
         self._sampling, self._vocab_size = GREEDY, 0  # the target's
         self._not_fed: list[int] = []  # committed, not in the draft's cache yet
         self._n_committed = 0
@@ -53,8 +55,8 @@ class ModelDrafter:
         not_fed = to_device(self._not_fed, self.draft.device)[None]  # (1, 1 or 2): catch-up
         tokens, probs = self._run(self.draft.replace_unknown(not_fed), uniforms[:, :k])
         if probs is not None:
-            probs = nn.functional.pad(probs, (0, self._vocab_size - self.draft.vocab_size))  # (1, k, target's vocab)
-        return Draft(tokens, torch.full((1,), k, device=self.draft.device), probs)
+            probs = nn.functional.pad(probs, (0, self._vocab_size - self.draft.vocab_size))  # (1, n, target's vocab)
+        return Draft(tokens, torch.full((1,), tokens.shape[1], device=self.draft.device), probs)
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
         """Crop the cache to what is committed, and note what it lacks."""
@@ -64,10 +66,13 @@ class ModelDrafter:
         self._not_fed = (self._not_fed + committed)[-(self._n_committed - kept) :]
 
     def _run(self, ids: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor | None]:
-        """(1, m) ids to catch up with, (1, k) uniforms -> proposed ids (1, k), what they came from (1, k, vocab)"""
+        """(1, m) ids to catch up with, (1, k) uniforms -> n <= k ids (1, n), what they came from (1, n, vocab)"""
         drawn = []
         for i in range(uniforms.shape[1]):
-            drawn.append(draw_draft(self.draft.forward(ids)[:, -1], self._sampling, uniforms[:, i]))
+            logits = self.draft.forward(ids)[:, -1]
+            drawn.append(draw_draft(logits, self._sampling, uniforms[:, i]))
+            if self.keep_drafting and not self.keep_drafting(probability(logits, *drawn[-1])):
+                break
             ids = drawn[-1][0][:, None]
         tokens, probs = zip(*drawn, strict=True)
         return torch.stack(tokens, dim=1), None if self._sampling.greedy else torch.stack(probs, dim=1)

@@ -142,11 +142,13 @@ def drawn(rows: list[Row], at: Fraction = CENTRE) -> list[Counter[int]]:
 
 
 class Job(NamedTuple):
-    """One round: `size` drafted tokens after `start`."""
+    """One round: `size` drafted tokens after `start`, fewer where one of `last` is drawn: no other follows it."""
 
     tables: Tables
     start: Prefix
     size: int
+    last: frozenset[int] = frozenset()
+    dropped: bool = False  # such a token is not handed over, which is wrong
 
 
 Rule = Callable[[Draft, torch.Tensor, torch.Tensor], AcceptResult]
@@ -156,7 +158,7 @@ RULES: list[Rule] = [accept, accept_block]
 def token_pieces(job: Job, tokens: Prefix) -> tuple[list[Fraction], list[Row]]:
     """Of the token rule: the threshold of each test, and every residual that a next token may come from."""
     thresholds, residuals = [], []
-    for i in range(job.size):
+    for i in range(len(tokens)):
         p, q = (rows[job.start + tokens[:i]] for rows in (job.tables.target, job.tables.draft))
         thresholds.append(p[tokens[i]] / q[tokens[i]])
         residuals.append([max(Fraction(0), a - b) for a, b in zip(p, q, strict=True)])
@@ -166,13 +168,13 @@ def token_pieces(job: Job, tokens: Prefix) -> tuple[list[Fraction], list[Row]]:
 def block_pieces(job: Job, tokens: Prefix) -> tuple[list[Fraction], list[Row]]:
     """Of block verification, from the paper's definitions."""
     thresholds, residuals, so_far = [], [], Fraction(1)
-    for i in range(job.size + 1):
+    for i in range(len(tokens) + 1):
         prefix = job.start + tokens[:i]
         if i:
             before = job.start + tokens[: i - 1]
             ratio = job.tables.target[before][tokens[i - 1]] / job.tables.draft[before][tokens[i - 1]]
             so_far = min(Fraction(1), so_far * ratio)
-        if i == job.size:
+        if i == len(tokens):
             thresholds.append(so_far)
             continue
         p, q = job.tables.target[prefix], job.tables.draft[prefix]
@@ -181,7 +183,7 @@ def block_pieces(job: Job, tokens: Prefix) -> tuple[list[Fraction], list[Row]]:
         if i:
             rest = mass + 1 - so_far
             thresholds.append(mass / rest if rest else Fraction(1))
-    return thresholds if job.size else [], residuals
+    return thresholds if tokens else [], residuals
 
 
 class Path(NamedTuple):
@@ -195,16 +197,21 @@ class Path(NamedTuple):
 
 def drafted(job: Job) -> Law:
     """Exact law of the drafted tokens. Drawn by the production `draw`, unless the draft is a bare one-hot."""
-    law = {(): Fraction(1)}
+    law, ended = {(): Fraction(1)}, Counter()
     for _ in range(job.size):
+        if not law:
+            break
         rows = [job.tables.draft[job.start + tokens] for tokens in law]
         steps = drawn(rows) if job.tables.stored else [{row.index(1): Fraction(1)} for row in rows]
-        law = {
-            (*tokens, token): chance * width
-            for (tokens, chance), step in zip(law.items(), steps, strict=True)
-            for token, width in step.items()
-        }
-    return law
+        further: Law = {}
+        for (tokens, chance), step in zip(law.items(), steps, strict=True):
+            for token, width in step.items():
+                if token in job.last:
+                    ended[tokens if job.dropped else (*tokens, token)] += chance * width
+                else:
+                    further[(*tokens, token)] = chance * width
+        law = further
+    return {tokens: law.get(tokens, Fraction(0)) + ended[tokens] for tokens in {**law, **ended}}
 
 
 def paths_of(index: int, job: Job, rule: Rule = accept) -> Iterator[Path]:
@@ -213,14 +220,14 @@ def paths_of(index: int, job: Job, rule: Rule = accept) -> Iterator[Path]:
         thresholds, residuals = (block_pieces if together else token_pieces)(job, tokens)
         # The next token's side is cut at the corners of every row and every residual of the round, so that code
         # which draws from the wrong one of them is enumerated exactly as well, and fails by a whole box.
-        rows = [*residuals, *(job.tables.target[job.start + tokens[:i]] for i in range(job.size + 1))]
+        rows = [*residuals, *(job.tables.target[job.start + tokens[:i]] for i in range(len(tokens) + 1))]
         corners = [corner for row in rows for corner in cdf_corners(row)]
         yield Path(index, tokens, chance, [*(boxes([threshold]) for threshold in thresholds), boxes(corners)])
 
 
 def padded(path: Path, job: Job, n: int, padding: str) -> tuple[list[int], list[list[float]], list[list[float]]]:
     """Ids, target rows and draft rows of a path, filled up to n drafted tokens with what must never be read."""
-    size, tables = job.size, job.tables
+    size, tables = len(path.tokens), job.tables
     target = [floats(tables.target[job.start + path.tokens[:i]]) for i in range(size + 1)]
     likely = max(range(tables.vocab), key=target[size].__getitem__)
     if padding == "tempting":  # ids the target likes and draft rows of zeros: whoever tests a pad accepts it
@@ -370,6 +377,35 @@ def test_one_round_emits_the_targets_joint_law(family, rule):
                 assert_keeps_all_it_may(job, outcome)
     assert len(outcomes) >= 20
     assert_not_vacuous(outcomes, FAMILIES[family])
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("family", ["dense", "zeros", "target forbids"])
+def test_a_draft_may_end_where_it_likes(family, rule):
+    """Whether another token is drafted may depend on the tokens that are drawn: all of them are handed over."""
+    outcomes = []
+    for vocab, k in SHAPES:
+        jobs = [
+            Job(random_tables(seed, vocab, k, k + 1, family), (), k, frozenset({seed % vocab})) for seed in range(4)
+        ]
+        played = play(jobs, rule=rule)
+        outcomes += played
+        for job, outcome in zip(jobs, played, strict=True):
+            assert_lossless(job, outcome)
+    assert len(outcomes) >= 20
+    assert_not_vacuous(outcomes)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_token_that_is_dropped_after_it_was_drawn_makes_the_output_wrong(rule):
+    """p = q = (4/5, 1/5), and the draft leaves out token 1 whenever it drew it: (24/25, 1/25) comes out."""
+    row = [Fraction(4, 5), Fraction(1, 5)]
+    tables = Tables(2, 1, {(): row, (0,): row, (1,): row}, {(): row})
+    (outcome,) = play([Job(tables, (), 1, frozenset({1}), dropped=True)], rule=rule)
+    first = Counter()
+    for block, chance in outcome.law.items():
+        first[block[0]] += chance
+    assert first == {0: Fraction(24, 25), 1: Fraction(1, 25)}
 
 
 def test_block_verification_keeps_more_in_the_papers_case():

@@ -26,6 +26,7 @@ from speclab.core.counts import Counts
 from speclab.core.rounds import AcceptResult, DecodeSettings, Round, tokens_of
 from speclab.core.sampling import Sampling, draw
 from speclab.drafts.feature import FeatureDrafter
+from speclab.drafts.lengths import AutoLength, RoundCosts
 from speclab.drafts.oracle import OracleModelDrafter
 from speclab.lab.instruments import LoopFunctions, with_phases
 from speclab.models import rounding
@@ -309,7 +310,7 @@ FULL_LAWS = [
     for top_k, top_p in ((0, 1.0), (3, 1.0), (0, 0.8), (4, 0.9))
 ]
 # Each law is tested twice. All of them together raise a false alarm with probability below 1e-6 (Bonferroni).
-ALARM = 1e-6 / (2 * (len(LAWS) + len(FULL_LAWS) + 3))
+ALARM = 1e-6 / (2 * (len(LAWS) + len(FULL_LAWS) + 7))
 
 
 def reference_probs(logits: list[float], temperature: float, top_k: int, top_p: float) -> list[float]:
@@ -443,6 +444,17 @@ def test_joint_law_of_a_draft_that_reads_states(n_draws):
     target = CachedModel(model)
     target.hidden_layers = (0, 1)
     check_law(Law(1.0, 2), target, drafter, n_draws)
+
+
+@pytest.mark.parametrize("kind", ["model", "ngram"])
+@pytest.mark.parametrize("rule", RULES)
+def test_joint_law_of_lengths_that_choose_themselves(kind, rule, monkeypatch):
+    """How far a draft goes depends on the tokens that it drew, and on everything before."""
+    auto = AutoLength(sampled_drafter(kind))
+    draft = (0.0,) * 4 if kind == "ngram" else (0.0, 0.2, 0.4, 0.6)
+    auto.costs[1.0] = RoundCosts(draft, (1.0, 1.0, 1.001, 1.2))
+    monkeypatch.setitem(globals(), "speculative_rounds", functools.partial(speculative_rounds, accept=RULES[rule]))
+    check_law(Law(1.0, 3), plain_models()["target"], auto, 1000)
 
 
 @pytest.mark.parametrize("n_draws", [1000, pytest.param(8000, marks=pytest.mark.full)])

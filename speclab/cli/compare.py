@@ -13,8 +13,9 @@ from optimized_speculative import speculative_decode
 from speclab.cli import compare_flags, flags, parsing
 from speclab.cli.output import Output, Step, View, write_report, write_trace
 from speclab.core.rounds import DecodeSettings
+from speclab.drafts.lengths import LONGEST
 from speclab.drafts.oracle import OracleDraft
-from speclab.drafts.select import check_kinds, check_prompts, make_drafters
+from speclab.drafts.select import auto_length, check_kinds, check_prompts, make_drafters
 from speclab.lab import comparison, padded_pair, plan, sweeps
 from speclab.lab.harness import Measurement, kept_when_stopped
 from speclab.lab.output_checks import exit_code
@@ -28,6 +29,7 @@ from speclab.present import against, first_screen, plan_views, report, sweep_vie
 from speclab.present.pictures import library, plots
 from speclab.records.files import read
 from speclab.records.runs import ComparisonRun, LabRun, PlanRun, SweepRun
+from speclab.records.samples import AUTO
 from speclab.system.errors import Problem, UsageProblem, reports_problems
 from speclab.system.files import do_all, shown, write_whole
 from speclab.system.terminal import note, say
@@ -65,7 +67,9 @@ def _head(config: RunConfig) -> str:
 
 def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
     """Load and check everything; a Problem with the flags is raised before anything is timed."""
-    lengths = parsing.numbers(args.draft_length, int, 0, "-k")
+    lengths, auto = parsing.lengths(args.draft_length, "-k")
+    if auto and (other := next((o for o in ("plan", "verify_plan", "sweep", "profile") if getattr(args, o)), None)):
+        raise UsageProblem(f"-k auto belongs to a comparison; leave out auto, or --{other.replace('_', '-')}")
     temperatures = parsing.numbers(args.temperature, float, 0, "--temperature")
     if args.max_new_tokens < 2:
         raise UsageProblem("one new token comes from the prompt's own pass; use --max-new-tokens 2 or more")
@@ -81,6 +85,8 @@ def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
     setup, prompts = flags.load(args, temperature=0.0)
     drafters = make_drafters(kinds, setup, args.seed)
     check_prompts(setup.target, drafters.values(), prompts, args.max_new_tokens)
+    if auto:
+        drafters |= {name + AUTO: auto_length(name, drafter) for name, drafter in drafters.items()}
     size = (args.max_new_tokens, args.repeats, args.seed)
     functions = learner.for_comparison(speculative_decode)
     functions = replace(functions, loop=functions.loop.judged_by(args.rule))
@@ -196,7 +202,9 @@ def _bytes_of_rounds(config: RunConfig) -> str:
     """What the first model draft's rounds read, at the longest k and the longest prompt."""
     context = max(prompt.ids.shape[1] for prompt in config.prompts)
     drafts = [drafter.draft.model for drafter in config.drafters.values() if isinstance(drafter, ModelDrafter)]
-    return memory.describe(config.setup.target.model, drafts[0] if drafts else None, max(config.draft_lengths), context)
+    return memory.describe(
+        config.setup.target.model, drafts[0] if drafts else None, max(config.draft_lengths, default=LONGEST), context
+    )
 
 
 def _first_that_can_be_traced(config: RunConfig) -> str:

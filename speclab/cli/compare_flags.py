@@ -67,7 +67,10 @@ def make_parser(docstring: str) -> argparse.ArgumentParser:
     flags.add_impl_flag(parser)
     group = parser.add_argument_group("experiment")
     group.add_argument(
-        "-k", "--draft-length", metavar="K,K", help="(default: 2,4,8; --quick 2,4; plans 0 to 16; most sweeps 4)"
+        "-k",
+        "--draft-length",
+        metavar="K,K",
+        help="auto: chosen in every round (default: 2,4,8; --quick 2,4; plans 0 to 16; most sweeps 4)",
     )
     group.add_argument("--temperature", metavar="T,T", help="(default: 0,0.8; plans and most sweeps 0)")
     group.add_argument("--repeats", type=parsing.at_least(1), help="times each prompt is decoded by each arm")

@@ -15,9 +15,11 @@ from speclab.cli.output import write_trace
 from speclab.core.clock import synchronize
 from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, Drafter, Round, tokens_of
+from speclab.drafts.lengths import LONGEST, AutoLength, chosen_by
 from speclab.drafts.oracle import OracleDraft, reference_text
-from speclab.drafts.select import check_kind, check_prompts, drafter_name, make_drafter
+from speclab.drafts.select import auto_length, check_kind, check_prompts, drafter_name, make_drafter
 from speclab.lab.instruments import Loop
+from speclab.lab.round_costs import measure_costs
 from speclab.lab.tracing import follow, shapes
 from speclab.learner import loading
 from speclab.learner.functions import Learner
@@ -54,7 +56,11 @@ def _parse(docstring: str, argv: list[str] | None, speculative: bool) -> argpars
     if speculative:
         group = flags.add_draft_flag(parser)
         group.add_argument(
-            "-k", "--draft-length", type=parsing.at_least(0), default=4, help="tokens per draft (default: 4)"
+            "-k",
+            "--draft-length",
+            type=parsing.length_or_auto,
+            default=4,
+            help="tokens per draft, or auto: chosen in every round (default: 4)",
         )
         flags.add_rule_flag(parser)
     flags.add_impl_flag(parser)
@@ -152,10 +158,15 @@ def _speculative(args: argparse.Namespace, baseline: Loop, speculative: Loop) ->
     setup, prompts, settings = _load(args)
     drafter, k = make_drafter(args.draft, setup, args.seed), args.draft_length
     check_prompts(setup.target, [drafter], prompts, args.max_new_tokens)
+    if k == parsing.AUTO:
+        drafter, k = auto_length(args.draft, drafter), LONGEST
     if args.trace_shapes:
         return _show_shapes(learner, setup, drafter, prompts[0], k, settings)
     note("\n".join([setup.describe(), *describe_chat(prompts, setup.tokenizer), *learner.describe()]))
     decoded, functions, n_wrong = _Decoded(setup, args), learner.functions(speculative).judged_by(args.rule), 0
+    if isinstance(drafter, AutoLength):
+        measure_costs(functions, setup.target, drafter, [prompts[0].ids.to(setup.device)], settings)
+        note(drafter.costs[setup.sampling.temperature].describe())
     for prompt in prompts:
         ids = prompt.ids.to(setup.device)
         if isinstance(drafter, OracleDraft):
@@ -171,7 +182,8 @@ def _speculative(args: argparse.Namespace, baseline: Loop, speculative: Loop) ->
     print(decoded.speed())
     print(report.counts_summary(decoded.counts))
     if args.verbose:
-        draft = drafter.draft.model if isinstance(drafter, ModelDrafter) else None
+        proposing = chosen_by(drafter)
+        draft = proposing.draft.model if isinstance(proposing, ModelDrafter) else None
         print(memory.describe(setup.target.model, draft, k, setup.target.length))
     if args.trace:  # the first prompt once more, with clocks and details
         name = drafter_name(args.draft)

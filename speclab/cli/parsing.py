@@ -8,6 +8,7 @@ from typing import NoReturn
 from speclab.system.errors import UsageProblem
 
 DASH = Path("-")  # in place of a file: the terminal
+AUTO = "auto"  # of -k: the length is chosen in every round
 LARGEST = 256  # of the numbers in a list; every draft length up to the longest is calibrated
 LARGEST_SEED = 2**32 - 1  # with room for the numbers that are made from it: PyTorch takes 64 bits
 
@@ -73,6 +74,18 @@ def plain_name(text: str) -> str:
     if not text.strip(" .") or not text.isprintable() or Path(text).name != text or len(text.encode()) > 128:
         raise argparse.ArgumentTypeError(f"{text!r} is no plain word of 1 to 128 bytes; --out-dir chooses the folder")
     return text
+
+
+def length_or_auto(text: str) -> int | str:
+    """An argparse type: a whole number, or the word auto."""
+    return AUTO if text.strip() == AUTO else at_least(0)(text)
+
+
+def lengths(text: str, flag: str) -> tuple[list[int], bool]:
+    """Draft lengths with commas between them, `auto` among them or alone.  -> sorted numbers, whether auto is there"""
+    words = [word.strip() for word in text.split(",")]
+    others = [word for word in words if word != AUTO]
+    return numbers(",".join(others), int, 0, flag) if others else [], AUTO in words
 
 
 def numbers(text: str, kind: type, smallest: float, flag: str, largest: float = LARGEST) -> list:

@@ -111,6 +111,15 @@ def draw_draft(logits: Tensor, sampling: Sampling, uniforms: Tensor) -> tuple[Te
     return draw(probs, uniforms).clamp(min=0), probs
 
 
+def probability(logits: Tensor, token: Tensor, probs: Tensor | None) -> float:
+    """Of an id that `draw_draft` gave for (1, vocab) logits; of a greedy one, at temperature 1.
+
+    It waits for the device.
+    """
+    row = logits.float().softmax(-1) if probs is None else probs
+    return row[0, token[0]].item()
+
+
 def most_probable(logits: Tensor) -> Tensor:
     """(..., vocab) logits -> (...) ids, NOT_FINITE where the largest logit is not a number or infinite"""
     highest, token = logits.max(-1)

@@ -6,13 +6,15 @@ together with the first pass of the next round, each with the token after it. Wi
 the place of the states that the target has not computed yet; those keys and values are overwritten in the next round.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from draft_models import as_draft
 from speclab.core.rounds import Draft, Target
-from speclab.core.sampling import GREEDY, Sampling, draw_draft, to_device
+from speclab.core.sampling import GREEDY, Sampling, draw_draft, probability, to_device
 from speclab.drafts.heads.feature import FeatureHead, rotations
 
 SPARE = 512  # rows of new buffers beyond what is needed
@@ -27,6 +29,7 @@ class FeatureDrafter:
 
     def __init__(self, head: FeatureHead, ids: Tensor | None = None):
         self.head, self.ids = head.eval(), ids
+        self.keep_drafting: Callable[[float], bool] | None = None  # asked after each token: another one? (-k auto)
         self._layers = head.config.layers
         self._sampling, self._vocab_size = GREEDY, 0  # the target's
         self._keys = self._values = self._cos = self._sin = torch.empty(0)
@@ -70,8 +73,10 @@ class FeatureDrafter:
                     self.head.logits(output)[:, -1], self._vocab_size
                 )  # (1, the target's vocabulary)
                 drawn.append(draw_draft(logits, self._sampling, uniforms[:, i]))
+                if self.keep_drafting and not self.keep_drafting(probability(logits, *drawn[-1])):
+                    break
         tokens, probs = zip(*drawn, strict=True)
-        size = torch.full((1,), k, device=self.device)
+        size = torch.full((1,), len(drawn), device=self.device)
         return Draft(torch.stack(tokens, dim=1), size, None if self._sampling.greedy else torch.stack(probs, dim=1))
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:

@@ -1,6 +1,37 @@
-"""How far to draft: the price of a round by its length."""
+"""`-k auto`: how far to draft is chosen in every round, from what rounds cost here and what was accepted so far.
 
+The longest draft is never known to be the best one: a draft of n tokens earns the tokens that it is expected to commit
+and costs the seconds of a round of that length. All n are compared, since measured costs have steps:
+
+    n that maximises  E[tokens(n)] - S * seconds(n)
+
+S is the rate, in tokens per second, that the best fixed length is expected to reach. A drafter that works token by
+token is asked again after each token, with the probability that it gave that token: then the expectation is that of
+the tokens behind it.
+
+Nothing is dropped once it is drawn. Whether a further token is drafted may depend on all that is known, the drawn
+tokens included, and the output stays exact; a token that is dropped after it was looked at makes it wrong. For p = q =
+(4/5, 1/5), dropping the second token whenever it is drawn gives (24/25, 1/25).
+"""
+
+import copy
+import math
+from bisect import bisect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+from speclab.core.rounds import Draft, Drafter, Target
+from speclab.core.sampling import Sampling
+
+LONGEST = 8  # tokens of a draft, unless costs say otherwise
+EDGES = (0.2, 0.4, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98)  # between the ranges of the draft's probability of its own token
+FIRST_GUESS = 0.7  # acceptance before anything is known
+WEIGHT = 8.0  # tested tokens that a guess counts as
+HIGHEST = 0.995  # acceptance that is believed
+PAUSE = 8  # rounds without a draft before one token is tried again
 
 
 @dataclass(frozen=True)
@@ -13,3 +44,176 @@ class RoundCosts:
 
     draft: tuple[float, ...]
     rest: tuple[float, ...]
+
+    @property
+    def longest(self) -> int:
+        """The longest draft whose cost is known."""
+        return len(self.rest) - 1
+
+    def describe(self) -> str:
+        """For a terminal."""
+        curves = (f"{name} {' '.join(f'{1000 * s:.2f}' for s in curve)}" for name, curve in vars(self).items())
+        return f"-k auto: milliseconds of a round that drafts 0 to {self.longest} tokens: {', '.join(curves)}"
+
+    def seconds(self, n: int) -> float:
+        """A whole round that drafts n tokens."""
+        return self.draft[n] + self.rest[n]
+
+
+def expected_tokens(chain: Sequence[float], drawn: int, survival: float) -> list[float]:
+    """[n] tokens that a round with a draft of n tokens is expected to commit, n from 0; up to `drawn` all the same.
+
+    chain: acceptance by depth. survival: how likely the `drawn` tokens are all accepted.
+    """
+    expected = [1.0] * (drawn + 1)
+    for acceptance in chain[drawn:]:
+        survival *= acceptance
+        expected.append(expected[-1] + survival)
+    return expected
+
+
+def best_length(costs: RoundCosts, expected: Sequence[float], rate: float, first: int, last: int) -> int:
+    """The n from `first` to `last` with the highest expected[n] - rate * seconds(n); the shortest among equals.
+
+    expected: [n] tokens that a round with a draft of n tokens is expected to commit. rate: tokens per second.
+    """
+    return max(range(first, last + 1), key=lambda n: (expected[n] - rate * costs.seconds(n), -n))
+
+
+class Tally:
+    """Accepted out of tested, begun with a guess that counts as WEIGHT tested tokens."""
+
+    def __init__(self, guess: float):
+        self.tested, self.accepted = WEIGHT, WEIGHT * guess
+
+    @property
+    def rate(self) -> float:
+        """The acceptance to expect."""
+        return min(HIGHEST, self.accepted / self.tested)
+
+    def add(self, accepted: bool) -> None:
+        """Count a tested token."""
+        self.tested += 1
+        self.accepted += accepted
+
+
+class Acceptance:
+    """What was accepted so far, at one temperature: in all texts, in this one, by depth, and by the draft's
+    probability of its own token."""
+
+    def __init__(self) -> None:
+        self.all, self.depths = Tally(FIRST_GUESS), [Tally(FIRST_GUESS) for _ in range(LONGEST)]
+        middles = [(low + high) / 2 for low, high in zip((0.0, *EDGES), (*EDGES, 1.0), strict=True)]
+        self.ranges = [Tally(middle) for middle in middles]
+        self.begin()
+
+    def begin(self) -> None:
+        """A new text starts like all the others."""
+        self.text = Tally(self.all.rate)
+
+    def at_depth(self, depth: int) -> float:
+        """Of a token that is not drawn yet; the first of a draft has depth 0."""
+        of_depth = self.depths[min(depth, len(self.depths) - 1)].rate
+        return min(HIGHEST, self.text.rate * of_depth / self.all.rate)
+
+    def given(self, probability: float) -> float:
+        """Of a drawn token that its draft gave this probability."""
+        return self.ranges[bisect(EDGES, probability)].rate
+
+    def add(self, accepted: bool, depth: int, probability: float | None) -> None:
+        """Count a tested token."""
+        tallies = [self.all, self.text, self.depths[min(depth, len(self.depths) - 1)]]
+        if probability is not None:
+            tallies.append(self.ranges[bisect(EDGES, probability)])
+        for tally in tallies:
+            tally.add(accepted)
+
+
+@runtime_checkable
+class StepDrafter(Drafter, Protocol):
+    """A drafter that works token by token."""
+
+    keep_drafting: Callable[[float], bool] | None
+    """Asked after every token with the probability that the draft gave it: whether to draft another one."""
+
+
+def chosen_by(drafter: Drafter) -> Drafter:
+    """What proposes the tokens: the drafter itself, or the one whose lengths are chosen."""
+    return drafter.drafter if isinstance(drafter, AutoLength) else drafter
+
+
+class AutoLength:
+    """Lets a drafter draft as far as it pays, and not beyond the length up to which costs are known.
+
+    A StepDrafter is asked after each of its tokens; on a GPU, where that would wait for the device, and for any other
+    drafter the length is decided before the draft.
+
+    costs: by temperature; where there are none yet, all that is asked for is drafted. Costs and what was accepted are
+    kept from text to text and shared by copies.
+    """
+
+    def __init__(self, drafter: Drafter):
+        self.drafter = drafter
+        self.costs: dict[float, RoundCosts] = {}
+        self.seen: dict[float, Acceptance] = {}  # by temperature
+        self._begin(0.0)
+
+    def __deepcopy__(self, memo: dict) -> "AutoLength":
+        other = type(self)(copy.deepcopy(self.drafter, memo))
+        other.costs, other.seen = self.costs, self.seen
+        return other
+
+    def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
+        """Let the drafter read the prompt."""
+        self._begin(sampling.temperature)
+        self.drafter.prefill(target, prompt, sampling)
+
+    def _begin(self, temperature: float) -> None:
+        self._temperature = temperature
+        self._acceptance = self.seen.setdefault(temperature, Acceptance())
+        self._acceptance.begin()
+        self._n_drafted = self._n_idle = 0
+        self._probabilities: list[float] = []  # that the draft gave this round's tokens
+
+    def propose(self, k: int, uniforms: Tensor) -> Draft:
+        """At most `k` tokens. uniforms (1, k), in [0, 1)."""
+        self._probabilities, n = [], k
+        step_drafter = self.drafter if isinstance(self.drafter, StepDrafter) and uniforms.device.type == "cpu" else None
+        if costs := self.costs.get(self._temperature):
+            self._last = min(k, costs.longest)
+            self._chain = [self._acceptance.at_depth(depth) for depth in range(costs.longest)]
+            expected = expected_tokens(self._chain, 0, 1.0)
+            self._rate = max(tokens / costs.seconds(n) for n, tokens in enumerate(expected))
+            n = best_length(costs, expected, self._rate, 0, self._last)
+            self._n_idle = self._n_idle + 1 if n == 0 else 0
+            if self._n_idle == PAUSE:
+                n, self._n_idle = min(1, self._last), 0
+            elif n and step_drafter:
+                n = self._last
+        if step_drafter:
+            step_drafter.keep_drafting = self._keep
+        try:
+            draft = self.drafter.propose(n, uniforms[:, :n])
+        finally:
+            if step_drafter:
+                step_drafter.keep_drafting = None
+        self._n_drafted = draft.tokens.shape[1]
+        return draft
+
+    def _keep(self, probability: float) -> bool:
+        """Whether another token pays, after one that the draft gave this probability."""
+        self._probabilities.append(probability)
+        costs, drawn = self.costs.get(self._temperature), len(self._probabilities)
+        if costs is None:
+            return True
+        survival = math.prod(self._acceptance.given(one) for one in self._probabilities)
+        expected = expected_tokens(self._chain, drawn, survival)
+        return best_length(costs, expected, self._rate, drawn, self._last) > drawn
+
+    def observe(self, n_accepted: int, committed: list[int]) -> None:
+        """Count what was tested: the accepted tokens and the first rejected one."""
+        for depth in range(min(n_accepted + 1, self._n_drafted)):
+            probability = self._probabilities[depth] if self._probabilities else None
+            self._acceptance.add(depth < n_accepted, depth, probability)
+        self._n_drafted = 0
+        self.drafter.observe(n_accepted, committed)

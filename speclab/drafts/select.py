@@ -8,6 +8,7 @@ from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.rounds import Drafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.heads.files import read_head
+from speclab.drafts.lengths import AutoLength
 from speclab.drafts.oracle import NEEDS_GREEDY, FreeOracleDrafter, OracleDraft, OracleModelDrafter
 from speclab.models import loading, padding
 from speclab.models.cached import CachedModel, check_prompt
@@ -124,6 +125,13 @@ def make_drafters(kinds: list[str], setup: Setup, seed: int) -> dict[str, Drafte
     """Drafters by the name that tables and records give them: never an absolute path."""
     check_kinds(kinds)
     return {drafter_name(kind): make_drafter(kind, setup, seed) for kind in kinds}
+
+
+def auto_length(kind: str, drafter: Drafter) -> AutoLength:
+    """The drafter with its lengths chosen in every round; UsageProblem for a dial, which knows what will be right."""
+    if isinstance(drafter, OracleDraft):
+        raise UsageProblem(f"-k auto chooses by what was accepted, and --draft {kind} replays the text; give numbers")
+    return AutoLength(drafter)
 
 
 def drafter_name(kind: str) -> str:

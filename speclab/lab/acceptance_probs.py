@@ -9,6 +9,7 @@ from torch import Tensor
 from draft_models import ModelDrafter, draft_room
 from speclab.core.sampling import Sampling
 from speclab.drafts.feature import FeatureDrafter
+from speclab.drafts.lengths import chosen_by
 from speclab.drafts.oracle import OracleDraft
 from speclab.lab.harness import Bench, Measurement
 from speclab.lab.output_checks import both_distributions, chain_probs, lookups
@@ -33,7 +34,7 @@ def accept_probs(
 
     It costs one teacher-forced pass of each model over the text; nothing is decoded.
     """
-    drafter = bench.drafters[draft]
+    drafter = chosen_by(bench.drafters[draft])
     if isinstance(drafter, FeatureDrafter):
         return _of_chains(bench, drafter, prompt.id_list, text, sampling, longest)
     if not isinstance(drafter, ModelDrafter | OracleDraft):

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from draft_models import ModelDrafter
 from speclab.drafts.feature import FeatureDrafter
+from speclab.drafts.lengths import LONGEST, chosen_by
 from speclab.lab.acceptance_probs import CostTable, calibrated, probs_of_texts
 from speclab.lab.harness import Measurement, is_model, measure, mixed
 from speclab.lab.output_checks import judge
@@ -17,7 +18,7 @@ from speclab.models.prompts import Prompt
 from speclab.models.timing import bandwidth, block_bytes
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun, Noise
-from speclab.records.samples import BASELINE, BASELINE_REPEAT, PLAIN, Arm, Sample
+from speclab.records.samples import AUTO, BASELINE, BASELINE_REPEAT, PLAIN, Arm, Sample
 from speclab.system.errors import Problem
 from speclab.theory import attribution, drift
 from speclab.theory.formulas import ratio_interval
@@ -150,7 +151,7 @@ def noise_at(measured: Measurement, temperature: float) -> Noise | None:
 
 def build_rows(config: RunConfig, measured: Measurement, costs: CostTable) -> list[Row]:
     """Rows for all prompts, for each kind, and for the prompts whose greedy text does not end in repetition."""
-    parts, rerun, rows = _parts(measured, costs), _Rerun(measured), []
+    parts, best_lengths, rerun, rows = _parts(measured, costs), _best_lengths(measured, costs), _Rerun(measured), []
     for temperature in dict.fromkeys(s.temperature for s in measured.samples):
         for group, members in groups(measured.samples).items():
             samples: dict[Arm, list[Sample]] = {}
@@ -166,6 +167,10 @@ def build_rows(config: RunConfig, measured: Measurement, costs: CostTable) -> li
                         total += parts.get((arm, temperature, sample.prompt_index), attribution.Part())
                     if total.n_rounds:
                         row = replace(row, **attribution.explained(row, total))
+                    bounds = [best_lengths.get((arm, temperature, sample.prompt_index)) for sample in of_arm]
+                    if bounds and None not in bounds:
+                        plain, least = map(sum, zip(*filter(None, bounds), strict=True))
+                        row.oracle = plain / least
                     row.repeat_noise = rerun.noise(row, arm, of_arm)
                     row.verdict = attribution.verdict(
                         row.speedup, row.speedup_low, row.speedup_high, row.repeat_noise, floor
@@ -217,9 +222,22 @@ def _parts(measured: Measurement, costs: CostTable) -> dict[tuple[Arm, float, in
     return parts
 
 
+def _best_lengths(measured: Measurement, costs: CostTable) -> dict[tuple[Arm, float, int], tuple[float, float]]:
+    """Of every sample of a draft on auto whose draft has costs: what the baseline and the best lengths take."""
+    baseline = {(s.temperature, s.prompt_index): s for s in measured.samples if s.arm == BASELINE}
+    probs, found = probs_of_texts(measured, LONGEST), {}
+    for sample in measured.samples:
+        arm, place, draft = sample.arm, (sample.temperature, sample.prompt_index), sample.arm.draft.removesuffix(AUTO)
+        if arm.auto and (draft, sample.temperature) in costs and not judged_together(measured, arm, sample.temperature):
+            of_draft = costs[draft, sample.temperature]
+            of_text = functools.partial(probs, arm.draft, *place)
+            found[arm, *place] = attribution.price_best_lengths(baseline[place], LONGEST, of_draft, of_text)
+    return found
+
+
 def judged_together(measured: Measurement, arm: Arm, temperature: float) -> bool:
     """Whether the acceptance of a token depends on the others of its round, which no forecast here knows."""
-    drawn = isinstance(measured.bench.drafters[arm.draft], ModelDrafter | FeatureDrafter)
+    drawn = isinstance(chosen_by(measured.bench.drafters[arm.draft]), ModelDrafter | FeatureDrafter)
     return measured.bench.functions.rule != "token" and temperature > 0 and drawn
 
 

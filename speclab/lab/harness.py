@@ -11,6 +11,7 @@ on each phase of a round, whose draft lengths change from round to round.
 
 import contextlib
 import copy
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TypeGuard
@@ -25,9 +26,11 @@ from speclab.core import graphs
 from speclab.core.rounds import DecodeSettings, Draft, Drafter
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.feature import FeatureDrafter
+from speclab.drafts.lengths import LONGEST, AutoLength
 from speclab.drafts.oracle import OracleDraft, reference_text
 from speclab.lab.decodings import Decoding, LibraryDecoding, interleaved, take_turns
 from speclab.lab.instruments import LoopFunctions, VariedLength, with_phases
+from speclab.lab.round_costs import measure_costs
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
@@ -38,6 +41,7 @@ from speclab.theory.costs import RoundTime, StepTime, catch_ups
 
 SPECULATIVE = LoopFunctions(speculative_decode)
 WARM_UP_TOKENS = 24
+COST_PROMPTS = 2  # on which the costs of rounds are measured for -k auto
 
 
 @contextlib.contextmanager
@@ -317,7 +321,8 @@ def _warm_up(
 ) -> None:
     """Meet every shape once before the clock counts."""
     budget = min(WARM_UP_TOKENS, bench.max_new_tokens)
-    lengths = {arm.draft_length for arm in arms if arm.draft}
+    autos = [drafter for arm in arms if isinstance(drafter := bench.drafters.get(arm.draft), AutoLength)]
+    lengths = {arm.draft_length for arm in arms if arm.draft} | {*(range(LONGEST + 1) if autos else ())}
     longest = max(prompt.ids.shape[1] for prompt in prompts) + bench.max_new_tokens + max(lengths, default=0)
     bench.prepare(lengths, samplings, longest)
     # The first prompt, sampled if anything is; on CUDA graphs both, for what draws tokens is recorded, too.
@@ -329,6 +334,10 @@ def _warm_up(
             arm = Arm(INSTRUMENT, draft, max(tried))
             decodings.append(bench.decoding(arm, sampling, prompt, lengths=sorted(set(tried))))
         take_turns(decodings)
+    timed = [prompts[index].ids.to(bench.setup.device) for index in mixed(prompts)[:COST_PROMPTS]]
+    for auto, sampling in itertools.product(autos, samplings):
+        settings = DecodeSettings(bench.max_new_tokens, sampling, seed=bench.seed)
+        measure_costs(bench.functions, bench.setup.target, auto, timed, settings)
 
 
 def is_model(drafter: Drafter) -> TypeGuard[ModelDrafter]:

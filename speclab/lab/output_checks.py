@@ -10,6 +10,7 @@ from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.heads.rollout import rollout, target_pass
+from speclab.drafts.lengths import chosen_by
 from speclab.lab.harness import Bench, Measurement
 from speclab.records.samples import BASELINE, Arm
 from speclab.theory import losslessness
@@ -109,7 +110,7 @@ def both_distributions(
     """
     vocab = bench.setup.target.vocab_size
     target_probs = losslessness.distributions(bench.setup.target.model, prompt, tokens, sampling, vocab)
-    drafter = bench.drafters[draft]
+    drafter = chosen_by(bench.drafters[draft])
     if isinstance(drafter, ModelDrafter):
         return target_probs, losslessness.distributions(drafter.draft.model, prompt, tokens, sampling, vocab)
     if isinstance(drafter, FeatureDrafter):

@@ -29,6 +29,7 @@ def build_row(arm: Arm, samples: list[Sample], baseline: list[Sample], common: d
     low, high = ratio_interval(baseline_seconds, arm_seconds) or (None, None)
     baseline_prefill, prefill = (sum(s.prefill_seconds for s in side) for side in zip(*pairs, strict=True))
     alpha, fraction = counts.acceptance_rate, counts.drafted_fraction
+    of_book = None if arm.auto else arm.draft_length  # the formula knows one length
     return Row(
         method=arm.method,
         draft=arm.draft or None,
@@ -51,8 +52,8 @@ def build_row(arm: Arm, samples: list[Sample], baseline: list[Sample], common: d
         acceptance_rate=alpha,
         drafted_fraction=fraction,
         tokens_per_round=counts.tokens_per_round if arm.speculative else None,
-        book_formula=book_formula(alpha, arm.draft_length) if alpha is not None else None,
-        book_formula_drafted_fraction=book_formula(fraction, arm.draft_length) if fraction is not None else None,
+        book_formula=book_formula(alpha, of_book) if alpha is not None and of_book else None,
+        book_formula_drafted_fraction=book_formula(fraction, of_book) if fraction is not None and of_book else None,
         same_as_baseline=all(b.texts == s.texts for b, s in pairs) if samples[0].temperature == 0 else None,
     )
 

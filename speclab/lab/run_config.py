@@ -8,6 +8,7 @@ import torch
 from draft_models import ModelDrafter
 from speclab.core.rounds import Drafter
 from speclab.drafts.feature import FeatureDrafter
+from speclab.drafts.lengths import LONGEST, AutoLength
 from speclab.lab.harness import SPECULATIVE, Bench, Measurement, is_model
 from speclab.lab.instruments import LearnerFunctions
 from speclab.models import loading, select
@@ -15,7 +16,7 @@ from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.records import files, runs
-from speclab.records.samples import BASELINE, EAGER, GENERATE, Arm
+from speclab.records.samples import AUTO, BASELINE, EAGER, GENERATE, Arm
 from speclab.system import cores
 
 SURELY = 1.15  # times as fast at one token in the race at the start: the eager engine need not be timed again
@@ -47,8 +48,11 @@ class RunConfig:
 
     def arms(self) -> list[Arm]:
         """The baseline, then every draft at every length."""
-        drafts = [Arm(self.method(name), name, k) for name in self.drafters for k in self.draft_lengths]
-        return [BASELINE, *drafts]
+        arms = [BASELINE]
+        for name, drafter in self.drafters.items():
+            lengths = [LONGEST] if isinstance(drafter, AutoLength) else self.draft_lengths
+            arms += [Arm(self.method(name), name, k) for k in lengths]
+        return arms
 
     def with_plain(self) -> list[Arm]:
         """The same and the other plain decoding, which is compared greedily: the library's, and the eager engine's
@@ -62,13 +66,15 @@ class RunConfig:
 
     def instruments(self, arms: list[Arm]) -> dict[str, list[int]]:
         """For every draft the lengths that its instrumented decoding tries: all of them, those in use three times."""
-        used = {name: [arm.draft_length for arm in arms if arm.draft == name] for name in self.drafters}
+        names = [name for name, drafter in self.drafters.items() if not isinstance(drafter, AutoLength)]
+        used = {name: [arm.draft_length for arm in arms if arm.draft == name] for name in names}
         return {name: [*range(max(lengths) + 1), *lengths, *lengths] for name, lengths in used.items() if lengths}
 
     def method(self, name: str) -> str:
         """What a draft's rows are called; the only model among the drafts is called just that."""
         models = [name for name, drafter in self.drafters.items() if is_model(drafter)]
-        return "model" if [name] == models else name
+        auto = AUTO * name.endswith(AUTO)
+        return f"model{auto}" if [name.removesuffix(AUTO)] == models else name
 
     def cached_models(self) -> list[CachedModel]:
         """The target, and every draft model."""

@@ -49,6 +49,9 @@ def comparison(run: ComparisonRun, by_kind: bool = False, markdown: bool = False
             blocks += [Heading(WHY, 3), explanations.ladder_table(rows, markdown)]
         elif rows and kind == "not looping" and temperature == 0 and many_loops:
             blocks += _speed(run, rows)
+    lengths = explanations.lengths_table(run)
+    if lengths.rows:
+        blocks += [Heading("Lengths that choose themselves"), lengths, explanations.LENGTHS]
     if any(row.ladder for row in run.rows):
         blocks += [LADDER, explanations.ladder_legend(markdown)]
     blocks += [Heading("What a round is made of"), explanations.costs_table(run), explanations.costs_lines(run)]

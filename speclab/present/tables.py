@@ -4,6 +4,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from speclab.records.samples import AUTO
 from speclab.theory.curves import decoding
 
 try:
@@ -195,7 +196,7 @@ def through(part: Callable[[Any], Any], columns: dict[str, Cell]) -> dict[str, C
 
 CELLS: dict[str, Cell] = {
     "draft": lambda row: row.method,
-    "k": of_a_draft(lambda row: str(row.draft_length)),
+    "k": of_a_draft(lambda row: "≤ " * row.draft.endswith(AUTO) + str(row.draft_length)),
     "T": lambda row: f"{row.temperature:g}",
     "tok/s": lambda row: number(row.tokens_per_second, 1 if row.tokens_per_second < 999.95 else 0),
     "speedup": lambda row: speedup(row.speedup),

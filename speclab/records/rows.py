@@ -92,6 +92,7 @@ class Row(ArmCounts):
     speedup_best_plain: float | None = None  # over ComparisonRun.best_plain, prefill included, on half of the prompts
     best_plain_low: float | None = None  # its interval
     best_plain_high: float | None = None
+    oracle: float | None = None  # speedup of the best length in every round, known afterwards; of drafts on auto
     n_without_drafts: Count | None = None  # of the rounds that accepted 0, those that drafted nothing; absent: unknown
 
 

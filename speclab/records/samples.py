@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 from speclab.core.counts import Counts
 
+AUTO = " auto"  # at the end of a draft's name: its length changes from round to round
+
 
 @dataclass(frozen=True)
 class Arm:
@@ -12,7 +14,7 @@ class Arm:
 
     method: str
     draft: str = ""  # name of the draft, as the user may type it; the baseline has none
-    draft_length: int = 0
+    draft_length: int = 0  # of an auto draft: the longest
 
     @property
     def speculative(self) -> bool:
@@ -20,9 +22,14 @@ class Arm:
         return bool(self.draft)
 
     @property
+    def auto(self) -> bool:
+        """Whether the length is chosen in every round."""
+        return self.draft.endswith(AUTO)
+
+    @property
     def label(self) -> str:
         """What tables and checks call it."""
-        return f"{self.method} k={self.draft_length}" if self.speculative else self.method
+        return f"{self.method} k={self.draft_length}" if self.speculative and not self.auto else self.method
 
 
 BASELINE, BASELINE_REPEAT, GENERATE = Arm("baseline"), Arm("baseline again"), Arm("generate")

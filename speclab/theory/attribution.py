@@ -18,7 +18,7 @@ from speclab.records.rows import Row, Rung
 from speclab.records.runs import Noise
 from speclab.records.samples import Sample
 from speclab.theory.costs import Costs, catch_ups
-from speclab.theory.forecast import AcceptProbs, Cost, forecast
+from speclab.theory.forecast import AcceptProbs, Cost, forecast, oracle
 from speclab.theory.formulas import (
     book_formula,
     cost_model_speedup,
@@ -69,6 +69,19 @@ def price(
     for distinct, n_repeats in Counter(map(tuple, baseline.texts)).items():
         _price_expected(part, n_repeats, accept_probs(distinct), sample.arm.draft_length, early, costs)
     return part
+
+
+def price_best_lengths(
+    baseline: Sample, longest: int, costs: Costs, accept_probs: Callable[[tuple[int, ...]], AcceptProbs]
+) -> tuple[float, float]:
+    """Seconds of the baseline on one prompt, and the fewest that any choice of draft lengths up to `longest` may be
+    expected to take; both by `costs`."""
+    plain = least = 0.0
+    for text in baseline.texts:
+        cost = round_cost(costs, baseline.n_prompt)
+        plain += sum(costs.step_seconds(baseline.n_prompt + i) for i in range(len(text) - 1))
+        least += oracle(accept_probs(tuple(text)), len(text), longest, cost).cost
+    return plain, least
 
 
 def _price_rounds(part: Part, rounds: list[tuple[int, int]], early: int, costs: Costs) -> None:

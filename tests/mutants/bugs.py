@@ -36,6 +36,8 @@ BUGS = {
     31: "special tokens doubled, or half a character shown",
     32: "measured data lost where a run is interrupted",
     33: "a draft given the wrong hidden states, or at the wrong place",
+    34: "drafted token dropped after it was drawn",
+    35: "draft length chosen by the wrong numbers",
 }
 
 

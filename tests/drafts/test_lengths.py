@@ -1,0 +1,241 @@
+"""Lengths that choose themselves: the rule, what it learns from, and that nothing drawn is dropped."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+from decoding import plain_text, speculative_rounds
+from heads import tiny_head
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_models import VOCAB, perturbed, tiny
+
+from draft_models import ModelDrafter, NgramDrafter
+from speclab.core.rounds import DecodeSettings, tokens_of
+from speclab.core.sampling import Sampling
+from speclab.drafts.feature import FeatureDrafter
+from speclab.drafts.lengths import (
+    EDGES,
+    LONGEST,
+    PAUSE,
+    Acceptance,
+    AutoLength,
+    RoundCosts,
+    StepDrafter,
+    best_length,
+    expected_tokens,
+)
+from speclab.lab.harness import SPECULATIVE
+from speclab.lab.round_costs import costs_of, measure_costs
+from speclab.models.cached import CachedModel
+
+PROMPT = torch.randint(0, VOCAB, (1, 9), generator=torch.Generator().manual_seed(1))
+FREE = RoundCosts((0.0,) * 9, (1.0,) * 9)
+DEAR = RoundCosts(tuple(10.0 * n for n in range(9)), (1.0,) * 9)
+
+
+class Kept:
+    """Keeps what passes between the loop and a drafter."""
+
+    def __init__(self, drafter):
+        self.drafter, self.asked, self.proposed = drafter, [], []
+
+    def prefill(self, *args):
+        self.drafter.prefill(*args)
+
+    def propose(self, k, uniforms):
+        draft = self.drafter.propose(k, uniforms)
+        self.asked.append(k)
+        self.proposed.append(draft.tokens[0].tolist())
+        return draft
+
+    def observe(self, *args):
+        self.drafter.observe(*args)
+
+
+def pair(noise: float = 0.1) -> tuple[CachedModel, ModelDrafter]:
+    model = tiny("llama", dtype=torch.float64)
+    return CachedModel(model), ModelDrafter(CachedModel(perturbed(model, noise)))
+
+
+# --- the rule ---------------------------------------------------------------------------------------------------------
+
+
+def test_all_lengths_are_compared_since_costs_have_steps():
+    """A token more does not pay here, and three more do: a rule that looks one step ahead stays at 1."""
+    costs = RoundCosts((0.0,) * 5, (1.0, 1.0, 1.9, 1.9, 1.9))
+    expected = expected_tokens([0.9] * 4, 0, 1.0)
+    rate = 1.5
+    assert expected[2] - rate * costs.seconds(2) < expected[1] - rate * costs.seconds(1)
+    assert best_length(costs, expected, rate, 0, 4) == 4
+
+
+@given(
+    st.lists(st.floats(0, 1), min_size=1, max_size=8),
+    st.lists(st.floats(0, 2), min_size=9, max_size=9),
+    st.floats(0, 3),
+    st.integers(0, 8),
+)
+def test_expectation_and_choice_are_the_definitions(chain, seconds, rate, drawn):
+    drawn = min(drawn, len(chain))
+    expected = expected_tokens(chain, drawn, 0.5)
+    for n, tokens in enumerate(expected):
+        products, survival = 0.0, 0.5
+        for acceptance in chain[drawn:n]:
+            survival *= acceptance
+            products += survival
+        assert tokens == pytest.approx(1 + products)
+    costs = RoundCosts((0.0,) * 9, tuple(seconds))
+    chosen = best_length(costs, expected, rate, drawn, len(chain))
+    gains = [expected[n] - rate * costs.seconds(n) for n in range(drawn, len(chain) + 1)]
+    assert gains[chosen - drawn] == max(gains)
+    assert max(gains) not in gains[: chosen - drawn]
+
+
+# --- in the loop ------------------------------------------------------------------------------------------------------
+
+
+def decoded(drafter, k: int = LONGEST, n: int = 40, how: Sampling | None = None):
+    target, _ = pair()
+    target.hidden_layers = (0, 1)
+    return list(speculative_rounds(target, drafter, PROMPT, k, n, *([how] if how else [])))
+
+
+@pytest.mark.parametrize("kind", ["model", "ngram", "feature"])
+@pytest.mark.parametrize("costs", [FREE, DEAR, None])
+def test_the_text_is_the_baselines(kind, costs):
+    target, drafter = pair()
+    inner = {"model": drafter, "ngram": NgramDrafter(2, 1), "feature": FeatureDrafter(tiny_head())}[kind]
+    auto = AutoLength(inner)
+    if costs:
+        auto.costs[0.0] = costs
+    rounds = decoded(auto)
+    assert tokens_of(rounds) == plain_text(target, PROMPT, 40)
+    assert sum(r.n_drafted for r in rounds) > 0
+
+
+def test_free_drafts_are_as_long_as_they_may_be_and_dear_ones_are_tried_now_and_then():
+    lengths = {}
+    for name, costs in (("free", FREE), ("dear", DEAR)):
+        auto = AutoLength(pair()[1])
+        auto.costs[0.0] = costs
+        lengths[name] = [r.n_drafted for r in decoded(auto) if not r.prefill]
+    assert all(n == LONGEST for n in lengths["free"][:-3])
+    assert set(lengths["dear"]) == {0, 1}
+    tried = [i for i, n in enumerate(lengths["dear"]) if n]
+    assert tried
+    assert all(after - before == PAUSE for before, after in itertools.pairwise(tried))
+
+
+def test_every_token_that_is_drawn_is_handed_over():
+    """And the draft ends where the rule says so, not only at the longest length."""
+
+    class Counted(ModelDrafter):
+        n_drawn = 0
+
+        def _run(self, ids, uniforms):
+            passes = self.draft.forward
+
+            def forward(ids):
+                Counted.n_drawn += 1
+                return passes(ids)
+
+            self.draft.forward = forward
+            try:
+                return super()._run(ids, uniforms)
+            finally:
+                del self.draft.forward
+
+    _, drafter = pair(0.3)
+    kept = Kept(AutoLength(Counted(drafter.draft)))
+    kept.drafter.costs[0.9] = RoundCosts(tuple(0.15 * n for n in range(9)), tuple(1 + 0.05 * n for n in range(9)))
+    decoded(kept, how=Sampling(0.9))
+    assert sum(map(len, kept.proposed)) == Counted.n_drawn
+    assert len({len(tokens) for tokens in kept.proposed}) > 2
+
+
+def test_confidence_decides_on_a_cpu_alone():
+    """A step drafter is asked after every token; with uniforms of another device the length is decided before."""
+    _, drafter = pair()
+    assert isinstance(drafter, StepDrafter)
+    assert isinstance(FeatureDrafter(tiny_head()), StepDrafter)
+    assert not isinstance(NgramDrafter(), StepDrafter)
+    auto = AutoLength(drafter)
+    auto.costs[0.0] = FREE
+    asked = []
+    auto._keep = lambda probability: asked.append(probability) or True
+    decoded(auto)
+    assert asked
+    assert all(0 < probability <= 1 for probability in asked)
+    assert drafter.keep_drafting is None
+
+
+def test_acceptance_is_counted_for_tested_tokens_alone():
+    auto = AutoLength(pair(0.3)[1])
+    auto.costs[0.0] = FREE
+    rounds = decoded(auto)
+    seen = auto.seen[0.0]
+    n_accepted, n_rejected = (sum(getattr(r, name) for r in rounds) for name in ("n_accepted", "n_rejected"))
+    assert n_accepted
+    assert n_rejected
+    before = Acceptance()
+    for now, then in ((seen.all, before.all), (seen.text, before.text)):
+        assert (now.tested - then.tested, round(now.accepted - then.accepted, 6)) == (
+            n_accepted + n_rejected,
+            n_accepted,
+        )
+    for tallies, begun in ((seen.ranges, before.ranges), (seen.depths, before.depths)):
+        assert sum(t.tested for t in tallies) - sum(t.tested for t in begun) == n_accepted + n_rejected
+
+
+def test_what_was_accepted_is_kept_by_copies_and_by_the_next_text():
+    auto = AutoLength(pair()[1])
+    auto.costs[0.0] = FREE
+    decoded(copy.deepcopy(auto))
+    n = auto.seen[0.0].all.tested
+    assert n > Acceptance().all.tested
+    decoded(auto)
+    assert auto.seen[0.0].all.tested > n
+    auto.prefill(CachedModel(tiny("llama", dtype=torch.float64)), PROMPT, Sampling())
+    assert auto.seen[0.0].text.tested == Acceptance().text.tested
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.2, 0.5, 0.999, 1.0])
+def test_every_probability_has_a_range(probability):
+    acceptance = Acceptance()
+    acceptance.add(True, 0, probability)
+    place = sum(probability >= edge for edge in EDGES)
+    assert [t.tested > Acceptance().ranges[0].tested for t in acceptance.ranges].index(True) == place
+    assert acceptance.given(probability) == acceptance.ranges[place].rate
+
+
+# --- costs ------------------------------------------------------------------------------------------------------------
+
+
+def test_costs_are_medians_that_never_fall():
+    def timed(n, draft, verify):
+        (round_,) = speculative_rounds(*pair(), PROMPT, 2, 1)
+        return round_._replace(n_drafted=n, seconds={"draft": draft, "verify": verify, "host": 0.5})
+
+    rounds = [
+        *((timed(0, 0.0, verify), True) for verify in (1.0, 1.0, 9.0)),
+        *((timed(2, draft, 2.0), True) for draft in (0.2, 0.4, 0.6)),
+        (timed(4, 7.0, 1.0), False),  # a constant draft's rest counts, its drafting does not
+    ]
+    costs = costs_of(rounds)
+    assert costs.rest == (1.5, 2.0, *[2.5] * (LONGEST - 1))
+    assert costs.draft == (0.0, 0.2, *[pytest.approx(0.4)] * (LONGEST - 1))
+    assert costs.longest == LONGEST
+
+
+@pytest.mark.parametrize("kind", ["model", "ngram"])
+def test_costs_are_measured_for_every_length(kind):
+    target, drafter = pair()
+    auto = AutoLength(drafter if kind == "model" else NgramDrafter())
+    measure_costs(SPECULATIVE, target, auto, [PROMPT], DecodeSettings(40, Sampling(0.8)))
+    costs = auto.costs[0.8]
+    assert len(costs.draft) == len(costs.rest) == LONGEST + 1
+    assert min(costs.rest) > 0
+    assert list(costs.rest) == sorted(costs.rest)
+    assert (costs.draft[-1] > costs.draft[0]) or kind == "ngram"

@@ -1,0 +1,65 @@
+"""-k auto in the scripts."""
+
+import pytest
+
+import compare
+import optimized_speculative
+from speclab.models import prompts
+from speclab.records.files import read
+from speclab.records.runs import ComparisonRun
+
+TINY = ["--max-new-tokens", "24", "--threads", "1", "--engine", "eager"]
+
+
+def test_one_script_chooses_its_lengths(pair_folder, capsys):
+    words = ["--target", str(pair_folder / "target"), "--draft", str(pair_folder / "draft"), "--prompt", "def f(x):"]
+    texts = []
+    for k in ("auto", "2"):
+        assert optimized_speculative.main([*words, *TINY, "--ignore-eos", "-k", k]) == 0
+        out, err = capsys.readouterr()
+        texts.append(out.split("def f(x):")[-1].splitlines()[0])
+        assert ("-k auto: milliseconds of a round that drafts 0 to 8 tokens: draft" in err) == (k == "auto")
+    assert texts[0] == texts[1]
+
+
+def test_a_comparison_sets_it_beside_the_best_fixed_length(pair_folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(prompts, "standard", lambda: [("code", "def f(x):"), ("prose", "return x")])
+    words = ["--target", str(pair_folder / "target"), "--draft", f"{pair_folder / 'draft'},ngram", "-k", "2,auto"]
+    assert compare.main([*words, *TINY, "--limit", "1", "--out-dir", str(tmp_path), "--verbose"]) == 0
+    assert "token for token: identical" in capsys.readouterr().out
+    run = read(tmp_path / "results" / "local.json", ComparisonRun)
+    rows = {(r.method, r.temperature): r for r in run.rows if r.prompt_kind == "all" and r.draft}
+    assert set(rows) == {(m, t) for m in ("model", "model auto", "ngram", "ngram auto") for t in (0.0, 0.8)}
+    for (method, _), row in rows.items():
+        auto = method.endswith("auto")
+        assert (row.oracle is not None, row.forecast is None) == (auto, auto)
+        assert row.book_formula is None or not auto
+        assert (row.draft_length == 8) == auto
+    assert all(entry["passed"] for entry in run.correctness)
+    page = (tmp_path / "results" / "local.md").read_text()
+    assert "Lengths that choose themselves" in page
+    table = page.partition("Lengths that choose themselves")[2].partition("÷ fixed: ")[0]
+    assert table.count("k=2") == 4 * 3  # two drafts at two temperatures; all prompts, code, prose
+    assert "≤ 8" in page
+
+
+@pytest.mark.parametrize(
+    "words", [("--plan",), ("--verify-plan",), ("--sweep", "draft-length"), ("--profile", "p.json")]
+)
+def test_what_wants_fixed_lengths_refuses_it(words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert compare.main(["-k", "2,auto", *words]) == 2
+    assert "-k auto belongs to a comparison" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("script", [compare, optimized_speculative])
+def test_a_dial_is_refused(script, pair_folder, capsys):
+    words = ["--target", str(pair_folder / "target"), "--prompt", "x", "--draft", "dial:0.8:free", "-k", "auto"]
+    assert script.main([*words, *TINY]) == 2
+    assert "-k auto chooses by what was accepted, and --draft dial:0.8:free replays the text" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["autos", "2,auto,x", "auto,-1", ""])
+def test_what_is_no_length_is_refused(value, capsys):
+    assert compare.main(["-k", value]) == 2
+    assert capsys.readouterr().err.count("error: ") == 1

@@ -1,0 +1,54 @@
+"""Bugs in drafts whose length is chosen in every round."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from speclab.core.rounds import Draft
+from speclab.drafts import lengths
+from speclab.drafts.lengths import AutoLength, RoundCosts
+from tests.mutants.bugs import mutant
+
+FILE = "drafts/test_lengths"
+
+
+@mutant(34, "every_token_that_is_drawn_is_handed_over", file=FILE)
+def drops_the_token_after_which_it_stops() -> None:
+    """does not hand over a drawn token that it is not sure of"""
+    right = AutoLength.propose
+
+    def propose(auto: AutoLength, k: int, uniforms: Tensor) -> Draft:
+        draft = right(auto, k, uniforms)
+        n = draft.tokens.shape[1] - 1
+        if not auto._probabilities or n < 0 or auto._acceptance.given(auto._probabilities[-1]) > 0.6:
+            return draft
+        auto._n_drafted = n
+        return Draft(draft.tokens[:, :n], draft.size - 1, None if draft.probs is None else draft.probs[:, :n])
+
+    AutoLength.propose = propose
+
+
+@mutant(35, "all_lengths_are_compared_since_costs_have_steps", "expectation_and_choice_are_the_definitions", file=FILE)
+def looks_one_token_ahead() -> None:
+    """goes on while the next token pays, as if costs had no steps"""
+
+    def best_length(costs: RoundCosts, expected: Sequence[float], rate: float, first: int, last: int) -> int:
+        n = first
+        while n < last and expected[n + 1] - expected[n] > rate * (costs.seconds(n + 1) - costs.seconds(n)):
+            n += 1
+        return n
+
+    lengths.best_length = best_length
+
+
+@mutant(35, "acceptance_is_counted_for_tested_tokens_alone", file=FILE)
+def counts_tokens_that_were_never_tested() -> None:
+    """takes every drafted token that is not kept for a rejected one"""
+    right = AutoLength.observe
+
+    def observe(auto: AutoLength, n_accepted: int, committed: list[int]) -> None:
+        for depth in range(n_accepted + 1, auto._n_drafted):
+            auto._acceptance.add(False, depth, auto._probabilities[depth] if auto._probabilities else None)
+        right(auto, n_accepted, committed)
+
+    AutoLength.observe = observe
