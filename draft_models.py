@@ -2,7 +2,9 @@
 
     model      a smaller causal language model with the target's tokenizer
     ngram      prompt lookup: continue as the longest matching piece of the text so far was continued
+    suffix     the longest match, and what followed it most often (speclab/drafts/suffix.py)
     feature    a head of one layer that reads the target's hidden states (speclab/drafts/feature.py)
+    hybrid     a lookup where it pays more, a model elsewhere (speclab/drafts/hybrid.py)
 
 A new kind implements `Drafter`; the loop in optimized_speculative.py does not change. Further kinds are in
 speclab/drafts/, and speclab/drafts/select.py turns `--draft KIND` into one of them.
@@ -100,6 +102,7 @@ class NgramDrafter:
         if not 1 <= shortest <= longest:
             raise ValueError(f"need 1 <= shortest <= longest, got {shortest} and {longest}")
         self.longest, self.shortest = longest, shortest
+        self.matched = 0  # tokens of the last match
         self._tokens: list[int] = []
         self._after: dict[tuple[int, ...], int] = {}  # n-gram -> index of the token that last followed it
         self._device = torch.device("cpu")
@@ -122,7 +125,9 @@ class NgramDrafter:
         for n in range(min(self.longest, len(self._tokens)), self.shortest - 1, -1):
             start = self._after.get(tuple(self._tokens[-n:]))
             if start is not None:
+                self.matched = n
                 return self._tokens[start : start + k]
+        self.matched = 0
         return []
 
     def _append(self, tokens: list[int]) -> None:

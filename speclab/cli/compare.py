@@ -201,7 +201,7 @@ def _drawable(pictures: list[Step]) -> list[Step]:
 def _bytes_of_rounds(config: RunConfig) -> str:
     """What the first model draft's rounds read, at the longest k and the longest prompt."""
     context = max(prompt.ids.shape[1] for prompt in config.prompts)
-    drafts = [drafter.draft.model for drafter in config.drafters.values() if isinstance(drafter, ModelDrafter)]
+    drafts = [part.draft.model for part in config.parts if isinstance(part, ModelDrafter)]
     return memory.describe(
         config.setup.target.model, drafts[0] if drafts else None, max(config.draft_lengths, default=LONGEST), context
     )

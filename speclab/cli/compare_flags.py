@@ -140,7 +140,11 @@ def check_padded(args: argparse.Namespace, size: str) -> None:
 
 def drafts_of_sweep(name: str, asked: str | None) -> str | None:
     """`--draft` as a sweep reads it: acceptance wants an oracle draft for every model, at that model's cost."""
-    models = [kind for kind in (asked or "").split(",") if kind and kind != "ngram" and not kind.startswith("dial:")]
+    models = [
+        kind
+        for kind in (asked or "").split(",")
+        if kind and kind not in ("ngram", "suffix") and not kind.startswith("dial:")
+    ]
     if name != "acceptance" or not models:
         return asked
     return ",".join([*FREE_ORACLES, *(f"{dial}:{model}" for model in models for dial in ACCURACIES)])

@@ -15,7 +15,8 @@ from speclab.cli.output import write_trace
 from speclab.core.clock import synchronize
 from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, Drafter, Round, tokens_of
-from speclab.drafts.lengths import LONGEST, AutoLength, chosen_by
+from speclab.drafts.hybrid import HybridDrafter, parts
+from speclab.drafts.lengths import LONGEST, AutoLength
 from speclab.drafts.oracle import OracleDraft, reference_text
 from speclab.drafts.select import auto_length, check_kind, check_prompts, drafter_name, make_drafter
 from speclab.lab.instruments import Loop
@@ -164,7 +165,7 @@ def _speculative(args: argparse.Namespace, baseline: Loop, speculative: Loop) ->
         return _show_shapes(learner, setup, drafter, prompts[0], k, settings)
     note("\n".join([setup.describe(), *describe_chat(prompts, setup.tokenizer), *learner.describe()]))
     decoded, functions, n_wrong = _Decoded(setup, args), learner.functions(speculative).judged_by(args.rule), 0
-    if isinstance(drafter, AutoLength):
+    if isinstance(drafter, AutoLength | HybridDrafter):
         measure_costs(functions, setup.target, drafter, [prompts[0].ids.to(setup.device)], settings)
         note(drafter.costs[setup.sampling.temperature].describe())
     for prompt in prompts:
@@ -182,7 +183,7 @@ def _speculative(args: argparse.Namespace, baseline: Loop, speculative: Loop) ->
     print(decoded.speed())
     print(report.counts_summary(decoded.counts))
     if args.verbose:
-        proposing = chosen_by(drafter)
+        proposing = parts(drafter)[-1]
         draft = proposing.draft.model if isinstance(proposing, ModelDrafter) else None
         print(memory.describe(setup.target.model, draft, k, setup.target.length))
     if args.trace:  # the first prompt once more, with clocks and details

@@ -53,7 +53,7 @@ class RoundCosts:
     def describe(self) -> str:
         """For a terminal."""
         curves = (f"{name} {' '.join(f'{1000 * s:.2f}' for s in curve)}" for name, curve in vars(self).items())
-        return f"-k auto: milliseconds of a round that drafts 0 to {self.longest} tokens: {', '.join(curves)}"
+        return f"milliseconds of a round that drafts 0 to {self.longest} tokens: {', '.join(curves)}"
 
     def seconds(self, n: int) -> float:
         """A whole round that drafts n tokens."""
@@ -137,11 +137,6 @@ class StepDrafter(Drafter, Protocol):
     """Asked after every token with the probability that the draft gave it: whether to draft another one."""
 
 
-def chosen_by(drafter: Drafter) -> Drafter:
-    """What proposes the tokens: the drafter itself, or the one whose lengths are chosen."""
-    return drafter.drafter if isinstance(drafter, AutoLength) else drafter
-
-
 class AutoLength:
     """Lets a drafter draft as far as it pays, and not beyond the length up to which costs are known.
 
@@ -157,6 +152,11 @@ class AutoLength:
         self.costs: dict[float, RoundCosts] = {}
         self.seen: dict[float, Acceptance] = {}  # by temperature
         self._begin(0.0)
+
+    @property
+    def parts(self) -> tuple[Drafter]:
+        """What proposes the tokens."""
+        return (self.drafter,)
 
     def __deepcopy__(self, memo: dict) -> "AutoLength":
         other = type(self)(copy.deepcopy(self.drafter, memo))

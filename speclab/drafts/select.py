@@ -8,8 +8,10 @@ from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.rounds import Drafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.heads.files import read_head
+from speclab.drafts.hybrid import HybridDrafter, parts
 from speclab.drafts.lengths import AutoLength
 from speclab.drafts.oracle import NEEDS_GREEDY, FreeOracleDrafter, OracleDraft, OracleModelDrafter
+from speclab.drafts.suffix import SuffixDrafter
 from speclab.models import loading, padding
 from speclab.models.cached import CachedModel, check_prompt
 from speclab.models.prompts import Prompt
@@ -17,11 +19,13 @@ from speclab.models.setup import Setup
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.system.terminal import note
 
-KINDS = "model, ngram, feature:HEAD, dial:0.8, lab:SIZE, a folder or a hub name"
+KINDS = "model, ngram, suffix, feature:HEAD, hybrid:LOOKUP+MODEL, dial:0.8, lab:SIZE, a folder or a hub name"
+LOOKUPS: dict[str, type[NgramDrafter] | type[SuffixDrafter]] = {"ngram": NgramDrafter, "suffix": SuffixDrafter}
+USUAL_HYBRID = "suffix+model"
 LAB_HEADS = {"feature": str(loading.LAB_PAIR / "feature")}
 # What may be meant by a name that is nearly one of these: the lab's kinds, and words of other programs for them.
 WORDS = (
-    *("model", "ngram", "feature", "eagle3", "dial:0.8", "none"),
+    *("model", "ngram", "suffix", "feature", "hybrid", "eagle3", "dial:0.8", "none"),
     *("lookup", "prompt-lookup", "assistant", "draft", "draft-model"),
 )
 
@@ -51,9 +55,13 @@ def check_kind(kind: str, greedy: bool = True) -> None:
         elif not loading.exists(LAB_HEADS["feature"]):
             raise UsageProblem("--draft feature: the lab has no such head yet; type: python -m training.drafts feature")
         return
+    if word == "hybrid":
+        _, model = _of_hybrid(kind)
+        check_kind(model, greedy)
+        return
     if "," in kind and not loading.exists(kind):
         raise UsageProblem(f"--draft {kind}: this takes one draft; compare.py takes several")
-    if kind in ("model", "ngram"):
+    if kind == "model" or kind in LOOKUPS:
         return
     if _mistyped(kind):
         raise UsageProblem(f"unknown draft kind {kind!r}; use {KINDS}")
@@ -87,8 +95,11 @@ def make_drafter(kind: str, setup: Setup, seed: int = 0) -> Drafter:
     """The drafter that `--draft KIND` means, for this target."""
     check_kind(kind, setup.sampling.greedy)
     word, _, rest = kind.partition(":")
-    if kind == "ngram":
-        return NgramDrafter()
+    if kind in LOOKUPS:
+        return LOOKUPS[kind]()
+    if word == "hybrid":
+        lookup, model = _of_hybrid(kind)
+        return HybridDrafter(LOOKUPS[lookup](), make_drafter(model, setup, seed))
     if word == "dial":
         number, _, name = rest.partition(":")
         accuracy = _accuracy(kind, number)
@@ -101,6 +112,17 @@ def make_drafter(kind: str, setup: Setup, seed: int = 0) -> Drafter:
         target.hidden_layers = tuple(sorted({*target.hidden_layers, *saved.head.config.layers}))
         return FeatureDrafter(saved.head, saved.ids)
     return ModelDrafter(_draft_model(kind, setup))
+
+
+def _of_hybrid(kind: str) -> tuple[str, str]:
+    """The lookup and the model of `hybrid:LOOKUP+MODEL`; UsageProblem where it is none."""
+    lookup, plus, model = (kind.removeprefix("hybrid").removeprefix(":") or USUAL_HYBRID).partition("+")
+    if lookup not in LOOKUPS or not plus or model in LOOKUPS or model.partition(":")[0] in ("hybrid", "dial"):
+        raise UsageProblem(
+            f"--draft {kind}: give a lookup ({' or '.join(LOOKUPS)}) and a draft with a model, for example "
+            f"hybrid:{USUAL_HYBRID}"
+        )
+    return lookup, model
 
 
 def _draft_model(name: str, setup: Setup) -> CachedModel:
@@ -127,10 +149,15 @@ def make_drafters(kinds: list[str], setup: Setup, seed: int) -> dict[str, Drafte
     return {drafter_name(kind): make_drafter(kind, setup, seed) for kind in kinds}
 
 
-def auto_length(kind: str, drafter: Drafter) -> AutoLength:
-    """The drafter with its lengths chosen in every round; UsageProblem for a dial, which knows what will be right."""
+def auto_length(kind: str, drafter: Drafter) -> AutoLength | HybridDrafter:
+    """The drafter with its lengths, of a hybrid its model's, chosen in every round.
+
+    UsageProblem for a dial, which knows what will be right.
+    """
     if isinstance(drafter, OracleDraft):
         raise UsageProblem(f"-k auto chooses by what was accepted, and --draft {kind} replays the text; give numbers")
+    if isinstance(drafter, HybridDrafter):
+        return HybridDrafter(drafter.lookup, AutoLength(drafter.drafter))
     return AutoLength(drafter)
 
 
@@ -139,6 +166,9 @@ def drafter_name(kind: str) -> str:
     word, _, rest = kind.partition(":")
     if word == "feature" and rest:
         return f"feature:{loading.short_name(rest)}"
+    if word == "hybrid" and rest:
+        lookup, model = _of_hybrid(kind)
+        return f"hybrid:{lookup}+{drafter_name(model)}"
     if word != "dial":
         return loading.short_name(kind)
     accuracy, _, model = rest.partition(":")
@@ -153,7 +183,8 @@ def check_prompts(target: CachedModel, drafters: Iterable[Drafter], prompts: lis
     for prompt in prompts:
         check_prompt(target, prompt.ids, max_new_tokens)
     longest = max(prompt.ids.shape[1] for prompt in prompts)
-    for draft in (d.draft for d in drafters if isinstance(d, ModelDrafter)):
+    proposing = [part for drafter in drafters for part in parts(drafter)]
+    for draft in (part.draft for part in proposing if isinstance(part, ModelDrafter)):
         room = sys.maxsize if draft.max_length is None else draft.max_length
         if longest > room:
             raise UsageProblem(

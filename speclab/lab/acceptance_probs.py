@@ -9,7 +9,7 @@ from torch import Tensor
 from draft_models import ModelDrafter, draft_room
 from speclab.core.sampling import Sampling
 from speclab.drafts.feature import FeatureDrafter
-from speclab.drafts.lengths import chosen_by
+from speclab.drafts.hybrid import LookupDrafter, parts
 from speclab.drafts.oracle import OracleDraft
 from speclab.lab.harness import Bench, Measurement
 from speclab.lab.output_checks import both_distributions, chain_probs, lookups
@@ -34,11 +34,11 @@ def accept_probs(
 
     It costs one teacher-forced pass of each model over the text; nothing is decoded.
     """
-    drafter = chosen_by(bench.drafters[draft])
+    drafter = parts(bench.drafters[draft])[-1]
     if isinstance(drafter, FeatureDrafter):
         return _of_chains(bench, drafter, prompt.id_list, text, sampling, longest)
-    if not isinstance(drafter, ModelDrafter | OracleDraft):
-        proposals = enumerate(lookups(prompt.id_list, text, longest))
+    if isinstance(drafter, LookupDrafter):
+        proposals = enumerate(lookups(drafter, prompt.id_list, text, longest))
         return [[float(token == own) for token, own in zip(tokens, text[t:], strict=False)] for t, tokens in proposals]
     if isinstance(drafter, OracleDraft):
         rows = model_accept_probs([drafter.accuracy] * len(text))

@@ -7,7 +7,8 @@ from typing import TypeVar
 
 from draft_models import ModelDrafter
 from speclab.drafts.feature import FeatureDrafter
-from speclab.drafts.lengths import LONGEST, chosen_by
+from speclab.drafts.hybrid import parts
+from speclab.drafts.lengths import LONGEST
 from speclab.lab.acceptance_probs import CostTable, calibrated, probs_of_texts
 from speclab.lab.harness import Measurement, is_model, measure, mixed
 from speclab.lab.output_checks import judge
@@ -212,7 +213,7 @@ def _parts(measured: Measurement, costs: CostTable) -> dict[tuple[Arm, float, in
     parts = {}
     for sample in measured.samples:
         arm, place = sample.arm, (sample.temperature, sample.prompt_index)
-        if (arm.draft, sample.temperature) in costs and not judged_together(measured, arm, sample.temperature):
+        if (arm.draft, sample.temperature) in costs and is_replayed(measured, arm, sample.temperature):
             parts[arm, *place] = attribution.price(
                 sample,
                 baseline[place],
@@ -228,17 +229,20 @@ def _best_lengths(measured: Measurement, costs: CostTable) -> dict[tuple[Arm, fl
     probs, found = probs_of_texts(measured, LONGEST), {}
     for sample in measured.samples:
         arm, place, draft = sample.arm, (sample.temperature, sample.prompt_index), sample.arm.draft.removesuffix(AUTO)
-        if arm.auto and (draft, sample.temperature) in costs and not judged_together(measured, arm, sample.temperature):
+        if arm.auto and (draft, sample.temperature) in costs and is_replayed(measured, arm, sample.temperature):
             of_draft = costs[draft, sample.temperature]
             of_text = functools.partial(probs, arm.draft, *place)
             found[arm, *place] = attribution.price_best_lengths(baseline[place], LONGEST, of_draft, of_text)
     return found
 
 
-def judged_together(measured: Measurement, arm: Arm, temperature: float) -> bool:
-    """Whether the acceptance of a token depends on the others of its round, which no forecast here knows."""
-    drawn = isinstance(chosen_by(measured.bench.drafters[arm.draft]), ModelDrafter | FeatureDrafter)
-    return measured.bench.functions.rule != "token" and temperature > 0 and drawn
+def is_replayed(measured: Measurement, arm: Arm, temperature: float) -> bool:
+    """Whether the text alone says what is proposed at a place, and how likely each token is accepted there. Not where a
+    round's draft depends on the rounds before (hybrid), nor where its tokens are judged together."""
+    drafter = measured.bench.drafters[arm.draft]
+    drawn = isinstance(parts(drafter)[-1], ModelDrafter | FeatureDrafter)
+    together = measured.bench.functions.rule != "token" and temperature > 0 and drawn
+    return len(parts(drafter)) == 1 and not together
 
 
 def groups(samples: list[Sample]) -> dict[str, set[int]]:

@@ -26,6 +26,7 @@ from speclab.core import graphs
 from speclab.core.rounds import DecodeSettings, Draft, Drafter
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.feature import FeatureDrafter
+from speclab.drafts.hybrid import HybridDrafter, parts
 from speclab.drafts.lengths import LONGEST, AutoLength
 from speclab.drafts.oracle import OracleDraft, reference_text
 from speclab.lab.decodings import Decoding, LibraryDecoding, interleaved, take_turns
@@ -41,7 +42,7 @@ from speclab.theory.costs import RoundTime, StepTime, catch_ups
 
 SPECULATIVE = LoopFunctions(speculative_decode)
 WARM_UP_TOKENS = 24
-COST_PROMPTS = 2  # on which the costs of rounds are measured for -k auto
+COST_PROMPTS = 2  # on which the costs of rounds are measured for -k auto and hybrid
 
 
 @contextlib.contextmanager
@@ -132,10 +133,10 @@ class Bench:
             return
         target, most = self.setup.target, max(draft_lengths, default=0)
         target.prepare({k + 1 for k in draft_lengths}, longest)
-        models = [drafter.draft for drafter in self.drafters.values() if isinstance(drafter, ModelDrafter)]
-        for model in models:
+        proposing = [part for drafter in self.drafters.values() for part in parts(drafter)]
+        for model in [part.draft for part in proposing if isinstance(part, ModelDrafter)]:
             model.prepare({2, 4}, longest)
-        drawn = [drafter for drafter in self.drafters.values() if isinstance(drafter, ModelDrafter | FeatureDrafter)]
+        drawn = [part for part in proposing if isinstance(part, ModelDrafter | FeatureDrafter)]
         for sampling in samplings:
             for n in range(most + 1):
                 for draft, logits, uniforms in self._rounds_to_judge(n, sampled=bool(drawn) and not sampling.greedy):
@@ -321,8 +322,9 @@ def _warm_up(
 ) -> None:
     """Meet every shape once before the clock counts."""
     budget = min(WARM_UP_TOKENS, bench.max_new_tokens)
-    autos = [drafter for arm in arms if isinstance(drafter := bench.drafters.get(arm.draft), AutoLength)]
-    lengths = {arm.draft_length for arm in arms if arm.draft} | {*(range(LONGEST + 1) if autos else ())}
+    used = [bench.drafters[arm.draft] for arm in arms if arm.draft]
+    priced = {name: d for name, d in bench.drafters.items() if d in used and isinstance(d, AutoLength | HybridDrafter)}
+    lengths = {arm.draft_length for arm in arms if arm.draft} | {*(range(LONGEST + 1) if priced else ())}
     longest = max(prompt.ids.shape[1] for prompt in prompts) + bench.max_new_tokens + max(lengths, default=0)
     bench.prepare(lengths, samplings, longest)
     # The first prompt, sampled if anything is; on CUDA graphs both, for what draws tokens is recorded, too.
@@ -335,9 +337,9 @@ def _warm_up(
             decodings.append(bench.decoding(arm, sampling, prompt, lengths=sorted(set(tried))))
         take_turns(decodings)
     timed = [prompts[index].ids.to(bench.setup.device) for index in mixed(prompts)[:COST_PROMPTS]]
-    for auto, sampling in itertools.product(autos, samplings):
+    for drafter, sampling in itertools.product(priced.values(), samplings):
         settings = DecodeSettings(bench.max_new_tokens, sampling, seed=bench.seed)
-        measure_costs(bench.functions, bench.setup.target, auto, timed, settings)
+        measure_costs(bench.functions, bench.setup.target, drafter, timed, settings)
 
 
 def is_model(drafter: Drafter) -> TypeGuard[ModelDrafter]:

@@ -1,16 +1,17 @@
 """Correctness before speed: do the timed texts agree with the baseline, or with the target's own distributions?"""
 
+import copy
 import math
 from collections.abc import Iterator
 
 import torch
 from transformers import PreTrainedModel
 
-from draft_models import ModelDrafter, NgramDrafter
+from draft_models import ModelDrafter
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.heads.rollout import rollout, target_pass
-from speclab.drafts.lengths import chosen_by
+from speclab.drafts.hybrid import LookupDrafter, parts
 from speclab.lab.harness import Bench, Measurement
 from speclab.records.samples import BASELINE, Arm
 from speclab.theory import losslessness
@@ -110,14 +111,16 @@ def both_distributions(
     """
     vocab = bench.setup.target.vocab_size
     target_probs = losslessness.distributions(bench.setup.target.model, prompt, tokens, sampling, vocab)
-    drafter = chosen_by(bench.drafters[draft])
+    drafter = parts(bench.drafters[draft])[-1]
     if isinstance(drafter, ModelDrafter):
         return target_probs, losslessness.distributions(drafter.draft.model, prompt, tokens, sampling, vocab)
     if isinstance(drafter, FeatureDrafter):
         model = bench.setup.target.model
         return target_probs, next(chain_probs(drafter, model, prompt, tokens, sampling, 1, vocab))
+    if not isinstance(drafter, LookupDrafter):
+        raise TypeError(f"no distribution is known of a {type(drafter).__name__}")
     rows = torch.zeros(len(tokens), vocab)
-    for i, proposals in enumerate(lookups(prompt, tokens, 1)):
+    for i, proposals in enumerate(lookups(drafter, prompt, tokens, 1)):
         for proposal in proposals:
             rows[i, proposal] = 1.0
     return target_probs, rows
@@ -146,9 +149,9 @@ def chain_probs(
             yield sampling.probs(rows).cpu()
 
 
-def lookups(prompt: list[int], tokens: list[int], k: int) -> Iterator[list[int]]:
-    """What prompt lookup proposes at the place of each token: at most `k` ids."""
-    drafter = NgramDrafter()
+def lookups(drafter: LookupDrafter, prompt: list[int], tokens: list[int], k: int) -> Iterator[list[int]]:
+    """What a lookup proposes at the place of each token: at most `k` ids."""
+    drafter = copy.deepcopy(drafter)
     drafter.prefill(None, torch.tensor([prompt]), GREEDY)
     for token in tokens:
         yield drafter.lookup(k)

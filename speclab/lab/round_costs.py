@@ -1,4 +1,4 @@
-"""What a round costs by its length, measured before a run with `-k auto`: a few rounds of each length, timed."""
+"""What a round costs by its length, measured before a run with `-k auto` or a hybrid draft: a few of each are timed."""
 
 import copy
 import itertools
@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from speclab.core.rounds import DecodeSettings, Drafter, Round
+from speclab.drafts.hybrid import HybridDrafter, parts
 from speclab.drafts.lengths import LONGEST, AutoLength, RoundCosts
 from speclab.drafts.oracle import ConstantDrafter
 from speclab.lab.instruments import LoopFunctions, VariedLength, with_phases
@@ -17,12 +18,16 @@ ROUNDS_OF_EACH = 6  # timed, of every length
 
 
 def measure_costs(
-    functions: LoopFunctions, target: CachedModel, auto: AutoLength, prompts: Sequence[Tensor], settings: DecodeSettings
+    functions: LoopFunctions,
+    target: CachedModel,
+    drafter: AutoLength | HybridDrafter,
+    prompts: Sequence[Tensor],
+    settings: DecodeSettings,
 ) -> None:
-    """Give `auto` what rounds cost at the temperature of `settings`. prompts: (1, prompt length) ids each; decoded in
-    turn until there are enough rounds."""
-    rounds = _rounds(functions, target, auto.drafter, prompts, settings)
-    auto.costs[settings.sampling.temperature] = costs_of(rounds)
+    """Give `drafter` what rounds cost at the temperature of `settings`, a hybrid's with its model. prompts: (1, prompt
+    length) ids each."""
+    rounds = _rounds(functions, target, parts(drafter)[-1], prompts, settings)
+    drafter.costs[settings.sampling.temperature] = costs_of(rounds)
 
 
 def _rounds(

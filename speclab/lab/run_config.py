@@ -8,7 +8,8 @@ import torch
 from draft_models import ModelDrafter
 from speclab.core.rounds import Drafter
 from speclab.drafts.feature import FeatureDrafter
-from speclab.drafts.lengths import LONGEST, AutoLength
+from speclab.drafts.hybrid import parts
+from speclab.drafts.lengths import LONGEST
 from speclab.lab.harness import SPECULATIVE, Bench, Measurement, is_model
 from speclab.lab.instruments import LearnerFunctions
 from speclab.models import loading, select
@@ -49,8 +50,8 @@ class RunConfig:
     def arms(self) -> list[Arm]:
         """The baseline, then every draft at every length."""
         arms = [BASELINE]
-        for name, drafter in self.drafters.items():
-            lengths = [LONGEST] if isinstance(drafter, AutoLength) else self.draft_lengths
+        for name in self.drafters:
+            lengths = [LONGEST] if name.endswith(AUTO) else self.draft_lengths
             arms += [Arm(self.method(name), name, k) for k in lengths]
         return arms
 
@@ -66,7 +67,7 @@ class RunConfig:
 
     def instruments(self, arms: list[Arm]) -> dict[str, list[int]]:
         """For every draft the lengths that its instrumented decoding tries: all of them, those in use three times."""
-        names = [name for name, drafter in self.drafters.items() if not isinstance(drafter, AutoLength)]
+        names = [name for name, drafter in self.drafters.items() if parts(drafter) == [drafter]]
         used = {name: [arm.draft_length for arm in arms if arm.draft == name] for name in names}
         return {name: [*range(max(lengths) + 1), *lengths, *lengths] for name, lengths in used.items() if lengths}
 
@@ -76,9 +77,14 @@ class RunConfig:
         auto = AUTO * name.endswith(AUTO)
         return f"model{auto}" if [name.removesuffix(AUTO)] == models else name
 
+    @property
+    def parts(self) -> list[Drafter]:
+        """What proposes the tokens, in all drafts."""
+        return [part for drafter in self.drafters.values() for part in parts(drafter)]
+
     def cached_models(self) -> list[CachedModel]:
         """The target, and every draft model."""
-        drafts = [drafter.draft for drafter in self.drafters.values() if isinstance(drafter, ModelDrafter)]
+        drafts = [part.draft for part in self.parts if isinstance(part, ModelDrafter)]
         return [self.setup.target, *drafts]
 
     @property

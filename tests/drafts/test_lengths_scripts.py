@@ -18,7 +18,7 @@ def test_one_script_chooses_its_lengths(pair_folder, capsys):
         assert optimized_speculative.main([*words, *TINY, "--ignore-eos", "-k", k]) == 0
         out, err = capsys.readouterr()
         texts.append(out.split("def f(x):")[-1].splitlines()[0])
-        assert ("-k auto: milliseconds of a round that drafts 0 to 8 tokens: draft" in err) == (k == "auto")
+        assert ("milliseconds of a round that drafts 0 to 8 tokens: draft" in err) == (k == "auto")
     assert texts[0] == texts[1]
 
 

@@ -255,8 +255,8 @@ def test_sampled_forecast_holds_on_average(draft):
 
 def test_lookups_are_those_of_the_text_so_far():
     """At the place of each token: only what stands before it."""
-    assert list(lookups([1, 2, 3, 1, 2], [3, 1, 9], 2)) == [[3, 1], [1, 2], [2, 3]]
-    assert list(lookups([1, 2], [3, 4], 2)) == [[], []]
+    assert list(lookups(NgramDrafter(), [1, 2, 3, 1, 2], [3, 1, 9], 2)) == [[3, 1], [1, 2], [2, 3]]
+    assert list(lookups(NgramDrafter(), [1, 2], [3, 4], 2)) == [[], []]
 
 
 # --- prices -----------------------------------------------------------------------------------------------------------

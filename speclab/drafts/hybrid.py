@@ -1,0 +1,121 @@
+"""Two drafts in one: a lookup where its match promises more tokens per second, a model elsewhere.
+
+A lookup costs next to nothing and is right in long runs where the text repeats itself; a model is right everywhere a
+little. Before each round the lookup shows what it would propose, and that draft is used where
+
+    (1 + expected tokens of it) / seconds of a round without drafting
+
+is more than the best length of the model promises. How often tokens after a match of that length were right, and how
+often the model's were, is counted while decoding; the seconds are measured here. What is compared is known before
+anything is drawn, so the output stays exact.
+"""
+
+import copy
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+from draft_models import as_draft
+from speclab.core.rounds import Draft, Drafter, Target
+from speclab.core.sampling import Sampling
+from speclab.drafts.lengths import LONGEST, AutoLength, RoundCosts, Tally, expected_tokens
+
+MATCHES = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9)  # guesses for matches of one token, two, ... and more
+# Before anything is measured: a drafted token costs an eighth of a step, a token more to verify a fifteenth.
+USUAL = RoundCosts(tuple(n / 8 for n in range(LONGEST + 1)), tuple(1 + n / 15 for n in range(LONGEST + 1)))
+
+
+@runtime_checkable
+class LookupDrafter(Drafter, Protocol):
+    """A drafter that copies from the text: `ngram`, `suffix`."""
+
+    matched: int
+    """Tokens of the match of the last lookup."""
+
+    def prefill(self, target: Target | None, prompt: Tensor, sampling: Sampling) -> None:
+        """Read a prompt; the target is not needed."""
+
+    def lookup(self, k: int) -> list[int]:
+        """At most k ids."""
+
+
+class Known:
+    """What was right so far, at one temperature: after matches of each length, and of the model's."""
+
+    def __init__(self) -> None:
+        self.matches = [Tally(guess) for guess in MATCHES]
+        self.model = Tally(0.7)
+
+    def after(self, matched: int) -> Tally:
+        """Of a match of so many tokens, at least 1."""
+        return self.matches[min(matched, len(self.matches)) - 1]
+
+
+def parts(drafter: Drafter) -> list[Drafter]:
+    """What proposes the tokens: a drafter alone, or those that one is made of, a lookup before its model."""
+    inner = drafter.parts if isinstance(drafter, AutoLength | HybridDrafter) else ()
+    return [part for one in inner for part in parts(one)] or [drafter]
+
+
+class HybridDrafter:
+    """A lookup where it pays more, `drafter` elsewhere. Both follow the text all the time.
+
+    costs: of rounds with the model, by temperature; USUAL where there are none. Costs and what is known are kept from
+    text to text and shared by copies.
+    """
+
+    def __init__(self, lookup: LookupDrafter, drafter: Drafter):
+        self.lookup, self.drafter = lookup, drafter
+        self.costs: dict[float, RoundCosts] = drafter.costs if isinstance(drafter, AutoLength) else {}
+        self.known: dict[float, Known] = {}  # by temperature
+        self._begin(0.0)
+
+    @property
+    def parts(self) -> tuple[Drafter, Drafter]:
+        """What proposes the tokens."""
+        return self.lookup, self.drafter
+
+    def __deepcopy__(self, memo: dict) -> "HybridDrafter":
+        other = type(self)(copy.deepcopy(self.lookup, memo), copy.deepcopy(self.drafter, memo))
+        other.costs, other.known = self.costs, self.known
+        return other
+
+    def _begin(self, temperature: float) -> None:
+        self._temperature = temperature
+        self._known = self.known.setdefault(temperature, Known())
+        self._n_drafted, self._tally = 0, self._known.model
+
+    def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
+        """Let both read the prompt."""
+        self._begin(sampling.temperature)
+        self._device = prompt.device
+        self.lookup.prefill(target, prompt, sampling)
+        self.drafter.prefill(target, prompt, sampling)
+
+    def propose(self, k: int, uniforms: Tensor) -> Draft:
+        """At most `k` tokens, all of the lookup or all of the model. uniforms (1, k), in [0, 1)."""
+        tokens = self.lookup.lookup(k)
+        if tokens and self._pays(len(tokens), k):
+            self._n_drafted, self._tally = len(tokens), self._known.after(self.lookup.matched)
+            return as_draft(tokens, self._device)
+        draft = self.drafter.propose(k, uniforms)
+        self._n_drafted, self._tally = draft.tokens.shape[1], self._known.model
+        return draft
+
+    def _pays(self, n: int, k: int) -> bool:
+        """Whether a lookup of n tokens promises more tokens per second than the best draft of the model."""
+        costs = self.costs.get(self._temperature, USUAL)
+        last = costs.longest
+        looked_up = expected_tokens([self._known.after(self.lookup.matched).rate] * n, 0, 1.0)[n]
+        modelled = expected_tokens([self._known.model.rate] * min(k, last), 0, 1.0)
+        return looked_up / costs.rest[min(n, last)] > max(
+            tokens / costs.seconds(length) for length, tokens in enumerate(modelled)
+        )
+
+    def observe(self, n_accepted: int, committed: list[int]) -> None:
+        """Count what was tested; let both follow the text."""
+        for i in range(min(n_accepted + 1, self._n_drafted)):
+            self._tally.add(i < n_accepted)
+        self._n_drafted = 0
+        self.lookup.observe(n_accepted, committed)
+        self.drafter.observe(n_accepted, committed)

@@ -1,0 +1,94 @@
+"""Suffix decoding: continue as the text so far was continued most often, as far as its own statistics say.
+
+A tree holds every piece of the text up to DEPTH tokens and how often it came: a node is a piece, its children are the
+tokens that followed it. The longest end of the text that came before is looked up there, and the tokens that followed
+it most often are proposed, one after the other. A token's share of what followed, lowered where the match is short,
+says how sure that is; the draft ends where the product of the shares falls below LEAST.
+
+Oliaro et al., SuffixDecoding, arXiv 2411.04975. The text is this sequence alone: prompt and output.
+"""
+
+import torch
+from torch import Tensor
+
+from draft_models import as_draft
+from speclab.core.rounds import Draft, Target
+from speclab.core.sampling import Sampling
+
+DEPTH = 32  # tokens of the longest piece
+LEAST = 0.2  # of the chance that all tokens of a draft are right
+DOUBT = 2.0  # counts as so many other followers of a match of one token, and half as many for one of two
+
+
+class Node:
+    """A piece of the text."""
+
+    __slots__ = ("after", "count", "latest")
+
+    def __init__(self) -> None:
+        self.count = 0  # how often it came
+        self.latest = 0  # where it came last
+        self.after: dict[int, Node] = {}  # by the token that followed
+
+    def best(self) -> tuple[int, float]:
+        """The token that followed most often, of equals the most recent; and how often any other one did."""
+        token, child = max(self.after.items(), key=lambda item: (item[1].count, item[1].latest))
+        return token, sum(node.count for node in self.after.values()) - child.count
+
+
+class SuffixDrafter:
+    """Proposes what followed the longest match most often. No model, no cost, one-hot."""
+
+    def __init__(self, depth: int = DEPTH, least: float = LEAST):
+        if depth < 1 or not 0 < least <= 1:
+            raise ValueError(f"need depth >= 1 and 0 < least <= 1, got {depth} and {least}")
+        self.depth, self.least = depth, least
+        self.matched = 0  # tokens of the last match
+        self._device = torch.device("cpu")
+        self._begin()
+
+    def _begin(self) -> None:
+        self._n_tokens = 0
+        self._ends = [Node()]  # of the tree: the root, then the last token, the last two, ...
+
+    def prefill(self, target: Target | None, prompt: Tensor, sampling: Sampling) -> None:
+        """Put the prompt into the tree, (1, prompt length) ids."""
+        self._device = prompt.device
+        self._begin()
+        self._append(prompt[0].tolist())
+
+    def propose(self, k: int, uniforms: Tensor) -> Draft:
+        """At most `k` tokens, none where nothing matches; `uniforms` are not used."""
+        return as_draft(self.lookup(k), self._device)
+
+    def observe(self, n_accepted: int, committed: list[int]) -> None:
+        """Put what was committed into the tree."""
+        self._append(committed)
+
+    def lookup(self, k: int) -> list[int]:
+        """At most k ids, as far as the statistics go."""
+        ends, chance = self._ends, 1.0
+        tokens: list[int] = []
+        self.matched = next((n for n in range(len(ends) - 1, 0, -1) if ends[n].after), 0)
+        while len(tokens) < k:
+            match = next((n for n in range(len(ends) - 1, 0, -1) if ends[n].after), 0)
+            if not match:
+                break
+            token, n_others = ends[match].best()
+            count = ends[match].after[token].count
+            chance *= count / (count + n_others + DOUBT / match)
+            if chance < self.least:
+                break
+            tokens.append(token)
+            ends = [ends[0], *(node.after[token] for node in ends if token in node.after)]
+        return tokens
+
+    def _append(self, tokens: list[int]) -> None:
+        for token in tokens:
+            self._n_tokens += 1
+            longer = [self._ends[0]]
+            for node in self._ends[: self.depth]:
+                child = node.after.setdefault(token, Node())
+                child.count, child.latest = child.count + 1, self._n_tokens
+                longer.append(child)
+            self._ends = longer

@@ -1,0 +1,165 @@
+"""A lookup where it pays more, a model elsewhere: which one drafts, and that the other one keeps step."""
+
+import copy
+
+import pytest
+import torch
+from decoding import plain_text, speculative_rounds
+from heads import tiny_head
+from tiny_models import VOCAB, perturbed, tiny
+
+from draft_models import ModelDrafter, NgramDrafter
+from speclab.core.rounds import tokens_of
+from speclab.core.sampling import GREEDY, Sampling
+from speclab.drafts.feature import FeatureDrafter
+from speclab.drafts.hybrid import USUAL, HybridDrafter, LookupDrafter, parts
+from speclab.drafts.lengths import AutoLength, RoundCosts
+from speclab.drafts.suffix import SuffixDrafter
+from speclab.models.cached import CachedModel
+
+PROMPT = torch.randint(0, VOCAB, (1, 9), generator=torch.Generator().manual_seed(1)).repeat(1, 2)
+DEAR = RoundCosts((0.0, *[50.0] * 8), (1.0,) * 9)  # a model that never pays
+
+
+def target_of() -> CachedModel:
+    target = CachedModel(tiny("llama", dtype=torch.float64))
+    target.hidden_layers = (0, 1)
+    return target
+
+
+def model_of(kind: str):
+    if kind == "feature":
+        return FeatureDrafter(tiny_head())
+    return ModelDrafter(CachedModel(perturbed(tiny("llama", dtype=torch.float64), 0.1)))
+
+
+class Scripted(NgramDrafter):
+    """Finds the right text, or a wrong one, in the rounds that a script names; its match is as long as it says."""
+
+    def __init__(self, text: list[int], script: list[str]):
+        super().__init__()
+        self.text, self.script, self.n = text, script, 0
+
+    def __deepcopy__(self, memo):
+        return type(self)(self.text, self.script)
+
+    def lookup(self, k):
+        what = self.script[self.n % len(self.script)]
+        self.n += 1
+        done = len(self._tokens) - PROMPT.shape[1]
+        right = self.text[done : done + k]
+        self.matched = 9
+        return {"right": right, "wrong": [(t + 1) % VOCAB for t in right], "partly": [*right[:1], 0, 0], "no": []}[
+            what
+        ][:k]
+
+
+class Kept:
+    """Keeps what its model proposes, and at which place of the text."""
+
+    def __init__(self, drafter):
+        self.drafter, self.proposed, self.n = drafter, {}, 0
+
+    def prefill(self, target, prompt, sampling):
+        self.n = 0
+        self.drafter.prefill(target, prompt, sampling)
+
+    def propose(self, k, uniforms):
+        draft = self.drafter.propose(k, uniforms)
+        self.proposed[self.n] = draft.tokens[0].tolist()
+        return draft
+
+    def observe(self, n_accepted, committed):
+        self.n += len(committed)
+        self.drafter.observe(n_accepted, committed)
+
+
+@pytest.mark.parametrize("kind", ["model", "feature"])
+@pytest.mark.parametrize(
+    "script", [["right", "no"], ["wrong", "wrong", "no"], ["partly", "no", "no"], ["right"] * 3 + ["no"]]
+)
+def test_the_model_proposes_what_it_would_have_proposed_alone(kind, script):
+    """After rounds of the lookup it has caught up: at every place it says what a fresh one says there."""
+    text = plain_text(target_of(), PROMPT, 40)
+    kept = Kept(model_of(kind))
+    hybrid = HybridDrafter(Scripted(text, script), kept)
+    hybrid.costs[0.0] = DEAR
+    rounds = list(speculative_rounds(target_of(), hybrid, PROMPT, 3, 40))
+    assert tokens_of(rounds) == text
+    assert 2 < len(kept.proposed) < len(rounds) - 2
+    for place, proposed in list(kept.proposed.items())[:-1]:
+        target, alone = target_of(), model_of(kind)
+        ids = torch.cat([PROMPT, torch.tensor([text[: place - 1]], dtype=torch.long)], dim=1)
+        target.prefill(ids, rolls_back=True)
+        alone.prefill(target, ids, GREEDY)
+        alone.observe(0, [text[place - 1]])
+        assert alone.propose(3, torch.zeros(1, 3)).tokens[0].tolist()[: len(proposed)] == proposed
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_only_what_a_model_drew_has_probabilities(temperature):
+    """A lookup's tokens are one-hot, also beside a model that samples."""
+    text = plain_text(target_of(), PROMPT, 40)
+    hybrid = HybridDrafter(Scripted(text, ["right", "no"]), model_of("model"))
+    hybrid.costs[temperature] = DEAR
+    hybrid.prefill(target_of(), PROMPT, Sampling(temperature))
+    hybrid.observe(0, text[:1])
+    by_lookup, by_model = (hybrid.propose(3, torch.full((1, 3), 0.5)) for _ in range(2))
+    assert by_lookup.probs is None
+    assert by_lookup.tokens[0].tolist() == text[1:4]
+    assert (by_model.probs is None) == (temperature == 0)
+
+
+def test_the_better_promise_drafts():
+    """Sure matches beat a dear model, a cheap model that is always right beats doubtful ones."""
+    lookup = NgramDrafter()
+    hybrid = HybridDrafter(lookup, model_of("model"))
+    hybrid.prefill(target_of(), PROMPT, GREEDY)
+    lookup.matched = 6
+    cheap = RoundCosts((0.0,) * 9, USUAL.rest)
+    for costs, rate, pays in ((DEAR, 0.9, True), (cheap, 0.99, False), (USUAL, 0.1, True)):
+        hybrid.costs[0.0] = costs
+        hybrid._known.model.accepted, hybrid._known.model.tested = 1000 * rate, 1000
+        assert hybrid._pays(4, 4) == pays
+    lookup.matched = 1
+    hybrid.costs[0.0] = USUAL
+    hybrid._known.model.accepted = 700
+    for right, pays in ((0.05, False), (0.95, True)):
+        hybrid._known.matches[0].accepted, hybrid._known.matches[0].tested = 1000 * right, 1000
+        assert hybrid._pays(4, 4) == pays
+
+
+def test_what_was_right_is_counted_where_it_belongs():
+    text = plain_text(target_of(), PROMPT, 40)
+    hybrid = HybridDrafter(Scripted(text, ["right", "wrong", "no"]), model_of("model"))
+    hybrid.costs[0.0] = DEAR
+    copied = copy.deepcopy(hybrid)
+    rounds = list(speculative_rounds(target_of(), copied, PROMPT, 3, 40))
+    known = hybrid.known[0.0]  # shared with the copy
+    tested = sum(r.n_accepted + r.n_rejected for r in rounds)
+    assert known.matches[-1].tested + known.model.tested - 2 * 8 == tested
+    assert copied.known is hybrid.known
+    assert all(tally.tested == 8 for tally in known.matches[:-1])
+    assert known.model.tested > 8
+
+
+@pytest.mark.parametrize("how", [GREEDY, Sampling(0.8)])
+@pytest.mark.parametrize("auto", [False, True])
+def test_in_the_loop(how, auto):
+    inner = model_of("feature")
+    hybrid = HybridDrafter(SuffixDrafter(least=0.05), AutoLength(inner) if auto else inner)
+    rounds = list(speculative_rounds(target_of(), hybrid, PROMPT, 5, 40, how))
+    assert sum(len(r.tokens) for r in rounds) == 40
+    if how.greedy:
+        assert tokens_of(rounds) == plain_text(target_of(), PROMPT, 40)
+
+
+def test_parts_are_what_proposes():
+    lookup, model = SuffixDrafter(), model_of("model")
+    assert parts(HybridDrafter(lookup, AutoLength(model))) == [lookup, model]
+    assert parts(AutoLength(model)) == parts(model) == [model]
+    auto = AutoLength(model)
+    assert HybridDrafter(lookup, auto).costs is auto.costs
+    assert isinstance(lookup, LookupDrafter)
+    assert isinstance(NgramDrafter(), LookupDrafter)
+    assert not isinstance(model, LookupDrafter)

@@ -1,0 +1,102 @@
+"""Suffix decoding against a search through the whole text, and in the loop."""
+
+import pytest
+import torch
+from decoding import plain_text, speculative_rounds
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_models import VOCAB, tiny
+
+from speclab.core.rounds import tokens_of
+from speclab.core.sampling import GREEDY
+from speclab.drafts.suffix import DOUBT, SuffixDrafter
+from speclab.models.cached import CachedModel
+
+
+def drafter_of(text: list[int], split: int, **options) -> SuffixDrafter:
+    """It has read `split` tokens as the prompt, the others one by one."""
+    drafter = SuffixDrafter(**options)
+    drafter.prefill(None, torch.tensor([text[:split]]), GREEDY)
+    for token in text[split:]:
+        drafter.observe(0, [token])
+    return drafter
+
+
+def followers(text: list[int], end: list[int]) -> list[int]:
+    """What followed each earlier occurrence of `end` in the text, in the order of the text."""
+    n = len(end)
+    return [text[i + n] for i in range(len(text) - n) if text[i : i + n] == end]
+
+
+def by_search(text: list[int], k: int, depth: int, least: float) -> list[int]:
+    """The definition: at every step the longest end that was followed by something in the text itself."""
+    proposed, chance = [], 1.0
+    while len(proposed) < k:
+        so_far = [*text, *proposed]
+        for n in range(min(depth - 1, len(so_far)), 0, -1):
+            after = followers(text, so_far[-n:])
+            if after:
+                break
+        else:
+            break
+        best = max(
+            set(after), key=lambda token: (after.count(token), max(i for i, t in enumerate(after) if t == token))
+        )
+        chance *= after.count(best) / (len(after) + DOUBT / n)
+        if chance < least:
+            break
+        proposed.append(best)
+    return proposed
+
+
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(1, 9), st.sampled_from([2, 3, 5, 32]), st.data()
+)
+def test_it_is_the_longest_match_and_its_commonest_followers(text, k, depth, data):
+    split = data.draw(st.integers(1, len(text)))
+    drafter = drafter_of(text, split, depth=depth, least=0.15)
+    assert drafter.lookup(k) == by_search(text, k, depth, 0.15)
+    longest = max((n for n in range(1, min(depth - 1, len(text)) + 1) if followers(text, text[-n:])), default=0)
+    assert drafter.matched == longest
+
+
+def test_it_stops_where_its_statistics_do():
+    """After 1 2 came 3 four times and 4 four times: not even the first token is proposed at a threshold of a half."""
+    text = [1, 2, 3, 9, 1, 2, 4, 9] * 4 + [1, 2]
+    assert drafter_of(text, 5, depth=3, least=0.6).lookup(8) == []
+    assert drafter_of(text, 5, depth=3, least=0.3).lookup(8)[:1] == [4]
+    sure = [5, 6, 7, 8] * 8
+    assert len(drafter_of(sure, 5).lookup(16)) == 16
+
+
+def test_the_commonest_follower_wins_over_the_latest():
+    text = [1, 2, 3, 1, 2, 3, 1, 2, 4, 1, 2]
+    assert drafter_of(text, 4, depth=3, least=0.1).lookup(1) == [3]
+    assert drafter_of([1, 2, 3, 1, 2, 4, 1, 2], 4, depth=3, least=0.1).lookup(1) == [4]  # as often: the latest
+
+
+def test_nothing_is_proposed_where_nothing_matches():
+    assert drafter_of([1, 2, 3], 2).lookup(4) == []
+    assert drafter_of([1], 1).lookup(4) == []
+    assert drafter_of([1, 1], 1).lookup(0) == []
+
+
+def test_a_new_prompt_forgets_the_old_text():
+    drafter = drafter_of([1, 2, 3, 1, 2], 3, least=0.1)
+    assert drafter.lookup(1) == [3]
+    drafter.prefill(None, torch.tensor([[1, 2]]), GREEDY)
+    assert drafter.lookup(1) == []
+
+
+@pytest.mark.parametrize(("depth", "least"), [(0, 0.5), (4, 0.0), (4, 1.5)])
+def test_impossible_options_are_refused(depth, least):
+    with pytest.raises(ValueError, match="need depth"):
+        SuffixDrafter(depth, least)
+
+
+def test_the_text_is_the_baselines():
+    target = CachedModel(tiny("llama", dtype=torch.float64))
+    prompt = torch.randint(0, VOCAB, (1, 9), generator=torch.Generator().manual_seed(1)).repeat(1, 3)
+    rounds = list(speculative_rounds(target, SuffixDrafter(least=0.05), prompt, 5, 60))
+    assert tokens_of(rounds) == plain_text(target, prompt, 60)
+    assert sum(r.n_drafted for r in rounds) > sum(r.n_accepted for r in rounds)
