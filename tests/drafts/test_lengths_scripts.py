@@ -63,3 +63,20 @@ def test_a_dial_is_refused(script, pair_folder, capsys):
 def test_what_is_no_length_is_refused(value, capsys):
     assert compare.main(["-k", value]) == 2
     assert capsys.readouterr().err.count("error: ") == 1
+
+
+def test_lookups_and_hybrids_are_proved_and_named(pair_folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(prompts, "standard", lambda: [("code", "def f(x):"), ("prose", "return x")])
+    kinds = f"suffix,hybrid:ngram+{pair_folder / 'draft'}"
+    words = ["--target", str(pair_folder / "target"), "--draft", kinds, "-k", "3,auto"]
+    assert compare.main([*words, *TINY, "--limit", "1", "--out-dir", str(tmp_path)]) == 0
+    assert "token for token: identical" in capsys.readouterr().out
+    run = read(tmp_path / "results" / "local.json", ComparisonRun)
+    assert all(entry["passed"] for entry in run.correctness)
+    forecast = {
+        (r.method, r.temperature): r.forecast is not None for r in run.rows if r.prompt_kind == "all" and r.draft
+    }
+    hybrid = "hybrid:ngram+draft"
+    for temperature in (0.0, 0.8):
+        known = {m: forecast[m, temperature] for m in ("suffix", "suffix auto", hybrid, f"{hybrid} auto")}
+        assert known == {"suffix": True, "suffix auto": False, hybrid: False, f"{hybrid} auto": False}

@@ -38,6 +38,7 @@ BUGS = {
     33: "a draft given the wrong hidden states, or at the wrong place",
     34: "drafted token dropped after it was drawn",
     35: "draft length chosen by the wrong numbers",
+    36: "one of two drafts out of step with the text, or taken for the other",
 }
 
 

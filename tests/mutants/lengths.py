@@ -1,15 +1,18 @@
-"""Bugs in drafts whose length is chosen in every round."""
+"""Bugs in drafts that choose: their length in every round, or which of two drafts."""
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
+from draft_models import NgramDrafter
 from speclab.core.rounds import Draft
 from speclab.drafts import lengths
+from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength, RoundCosts
 from tests.mutants.bugs import mutant
 
-FILE = "drafts/test_lengths"
+FILE, HYBRID = "drafts/test_lengths", "drafts/test_hybrid"
 
 
 @mutant(34, "every_token_that_is_drawn_is_handed_over", file=FILE)
@@ -52,3 +55,30 @@ def counts_tokens_that_were_never_tested() -> None:
         right(auto, n_accepted, committed)
 
     AutoLength.observe = observe
+
+
+@mutant(36, "the_model_proposes_what_it_would_have_proposed_alone", file=HYBRID)
+def tells_the_model_only_of_its_own_rounds() -> None:
+    """does not tell the model what was committed in the rounds of the lookup"""
+    right = HybridDrafter.observe
+
+    def observe(hybrid: HybridDrafter, n_accepted: int, committed: list[int]) -> None:
+        drafter = hybrid.drafter
+        if hybrid._n_drafted and hybrid._tally is not hybrid._known.model:
+            hybrid.drafter = NgramDrafter()
+        right(hybrid, n_accepted, committed)
+        hybrid.drafter = drafter
+
+    HybridDrafter.observe = observe
+
+
+@mutant(36, "only_what_a_model_drew_has_probabilities", file=HYBRID)
+def takes_a_lookups_tokens_for_drawn_ones() -> None:
+    """hands over probabilities with the tokens of a lookup, as if they were drawn evenly"""
+    right = HybridDrafter.propose
+
+    def propose(hybrid: HybridDrafter, k: int, uniforms: Tensor) -> Draft:
+        draft = right(hybrid, k, uniforms)
+        return draft if draft.probs is not None else draft._replace(probs=torch.full((*draft.tokens.shape, 48), 1 / 48))
+
+    HybridDrafter.propose = propose
