@@ -28,7 +28,7 @@ class FeatureDrafter:
     """
 
     def __init__(self, head: FeatureHead, ids: Tensor | None = None):
-        self.head, self.ids = head.eval(), ids
+        self.head, self.ids = head.freeze(), ids
         self.keep_drafting: Callable[[float], bool] | None = None  # asked after each token: another one? (-k auto)
         self._layers = head.config.layers
         self._sampling, self._vocab_size = GREEDY, 0  # the target's

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import rms_norm
-from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding, apply_rotary_pos_emb
+from torch.nn.functional import linear, rms_norm
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding, rotate_half
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
 
@@ -48,6 +48,28 @@ class Norm(nn.RMSNorm):
         return rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
 
 
+class Joined:
+    """Linear layers of one input as one product: a small product takes as long as a large one."""
+
+    def __init__(self, *layers: nn.Linear):
+        self.layers = layers
+        self.weight: Tensor | None = None  # of all, once they are frozen
+
+    def freeze(self) -> None:
+        """Put their weights side by side for good; each layer's own becomes a part of that."""
+        with torch.no_grad():
+            self.weight = torch.cat([layer.weight for layer in self.layers])
+            parts = self.weight.split([layer.out_features for layer in self.layers])
+            for layer, part in zip(self.layers, parts, strict=True):
+                layer.weight = nn.Parameter(part, requires_grad=False)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(..., width) -> (..., all widths), one layer's after the other's"""
+        weight = torch.cat([layer.weight for layer in self.layers]) if self.weight is None else self.weight
+        biases = tuple(layer.bias for layer in self.layers)
+        return linear(x, weight, None if biases[0] is None else torch.cat(biases))
+
+
 class Attention(nn.Module):
     """The projections of the one layer; they read the token's embedding and the state, in this order."""
 
@@ -59,6 +81,7 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(2 * block.hidden_size, keys, bias=bias)
         self.v_proj = nn.Linear(2 * block.hidden_size, keys, bias=bias)
         self.o_proj = nn.Linear(queries, block.hidden_size, bias=bias)
+        self.qkv = Joined(self.q_proj, self.k_proj, self.v_proj)
         norms = block.model_type == "qwen3"
         self.q_norm, self.k_norm = (Norm(size, block.rms_norm_eps) if norms else nn.Identity() for _ in range(2))
 
@@ -73,6 +96,7 @@ class Layer(nn.Module):
         )
         self.self_attn = Attention(block)
         self.mlp = (Qwen3MLP if block.model_type == "qwen3" else LlamaMLP)(block)
+        self.gate_up = Joined(self.mlp.gate_proj, self.mlp.up_proj)
 
 
 class FeatureHead(nn.Module):
@@ -98,6 +122,12 @@ class FeatureHead(nn.Module):
         assert isinstance(layer, Layer)
         return layer
 
+    def freeze(self) -> "FeatureHead":
+        """Ready to decode: the weights will not change any more."""
+        self.layer.self_attn.qkv.freeze()
+        self.layer.gate_up.freeze()
+        return self.eval()
+
     def fuse(self, hidden: Tensor) -> Tensor:
         """(batch, n, layers * target_hidden) of the target -> states (batch, n, hidden)"""
         if self.input_norm is not None:
@@ -118,21 +148,24 @@ class FeatureHead(nn.Module):
         layer, attention = self.layer, self.layer.self_attn
         normed = layer.hidden_norm(states)
         x = torch.cat([layer.input_layernorm(self.embed_tokens(tokens)), normed], dim=-1)  # (batch, n, 2 * hidden)
-        queries, keys, values = (
-            projection(x).unflatten(-1, (-1, self.config.block.head_dim))  # (batch, n, heads, head size)
-            for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
-        )
-        queries, keys = attention.q_norm(queries).transpose(1, 2), attention.k_norm(keys).transpose(1, 2)
-        cos, sin = (part.to(x.dtype) for part in rotation)
-        queries, keys = apply_rotary_pos_emb(queries, keys, cos, sin)
+        n, n_keys = self.config.block.num_attention_heads, self.config.block.num_key_value_heads
+        heads = attention.qkv(x).unflatten(-1, (-1, self.config.block.head_dim)).transpose(1, 2)
+        queries_keys, values = heads.split([n + n_keys, n_keys], dim=1)
+        if isinstance(attention.q_norm, Norm):
+            queries, keys = queries_keys.split([n, n_keys], dim=1)
+            queries_keys = torch.cat([attention.q_norm(queries), attention.k_norm(keys)], dim=1)
+        cos, sin = (part.to(x.dtype)[:, None] for part in rotation)
+        queries_keys = queries_keys * cos + rotate_half(queries_keys) * sin
+        queries, keys = queries_keys.split([n, n_keys], dim=1)
         residual = normed if self.config.norm_before_residual else states
-        return residual, queries, keys, values.transpose(1, 2)
+        return residual, queries, keys, values
 
     def finish(self, residual: Tensor, attended: Tensor) -> Tensor:
         """(batch, n, hidden) and the attention's output (batch, heads, n, head size) -> states one position on"""
         layer = self.layer
         x = residual + layer.self_attn.o_proj(attended.transpose(1, 2).flatten(2))
-        x = x + layer.mlp(layer.post_attention_layernorm(x))
+        gate, up = layer.gate_up(layer.post_attention_layernorm(x)).chunk(2, dim=-1)
+        x = x + layer.mlp.down_proj(layer.mlp.act_fn(gate) * up)
         return self.norm(x) if self.config.norm_output else x
 
     def logits(self, states: Tensor) -> Tensor:
