@@ -22,6 +22,7 @@ from speclab.system.terminal import note
 KINDS = "model, ngram, suffix, feature:HEAD, hybrid:LOOKUP+MODEL, dial:0.8, lab:SIZE, a folder or a hub name"
 LOOKUPS: dict[str, type[NgramDrafter] | type[SuffixDrafter]] = {"ngram": NgramDrafter, "suffix": SuffixDrafter}
 USUAL_HYBRID = "suffix+model"
+AS_WIDE = "wide"  # feature:wide, the lab's head padded to the width of a padded target
 LAB_HEADS = {"feature": str(loading.LAB_PAIR / "feature")}
 # What may be meant by a name that is nearly one of these: the lab's kinds, and words of other programs for them.
 WORDS = (
@@ -46,11 +47,12 @@ def check_kind(kind: str, greedy: bool = True) -> None:
             raise UsageProblem(f"--draft {kind}: give the dial a model to pay for, for example dial:0.8:model")
         return
     if word == "feature":
-        if kind != "feature" and _mistyped(rest):
+        own = rest in ("", AS_WIDE) and kind != "feature:"
+        if not own and _mistyped(rest):
             raise UsageProblem(
                 f"--draft {kind}: give a head's folder or hub name, for example feature:build/feature/out"
             )
-        if kind != "feature":
+        if not own:
             loading.check_place(rest)
         elif not loading.exists(LAB_HEADS["feature"]):
             raise UsageProblem("--draft feature: the lab has no such head yet; type: python -m training.drafts feature")
@@ -107,8 +109,11 @@ def make_drafter(kind: str, setup: Setup, seed: int = 0) -> Drafter:
             return FreeOracleDrafter(accuracy, seed)
         return OracleModelDrafter(_draft_model(name or "model", setup), accuracy, seed)
     if word == "feature":
-        target = setup.target
-        saved = read_head(rest or LAB_HEADS["feature"], target.model)
+        target, padded = setup.target, padding.is_lab_size(setup.target_name)
+        if rest == AS_WIDE and not padded:
+            raise UsageProblem(f"--draft {kind} is for a padded target; give --target lab:SIZE, or --draft feature")
+        name = LAB_HEADS["feature"] if rest in ("", AS_WIDE) else rest
+        saved = read_head(name, target.model, padded, rest == AS_WIDE)
         target.hidden_layers = tuple(sorted({*target.hidden_layers, *saved.head.config.layers}))
         return FeatureDrafter(saved.head, saved.ids)
     return ModelDrafter(_draft_model(kind, setup))
@@ -164,7 +169,7 @@ def auto_length(kind: str, drafter: Drafter) -> AutoLength | HybridDrafter:
 def drafter_name(kind: str) -> str:
     """What tables and records call a draft."""
     word, _, rest = kind.partition(":")
-    if word == "feature" and rest:
+    if word == "feature" and rest not in ("", AS_WIDE):
         return f"feature:{loading.short_name(rest)}"
     if word == "hybrid" and rest:
         lookup, model = _of_hybrid(kind)

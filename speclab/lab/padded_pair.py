@@ -17,6 +17,7 @@ SIZES = ("lab:50m", "lab:100m", "lab:200m", "lab:400m", "lab:1b", "lab:2b", "lab
 SECONDS = 120.0  # that the second comparison may take
 READINGS = 4100  # of the target's weights that take as long as it: passes of all arms, prefill, loading, checks
 DRAFT_SHARE = 10  # the padded draft has a tenth of the target's parameters, a usual ratio: 8b and 1b, 70b and 8b
+USABLE_KINDS = ("model", "feature", "ngram", "suffix", "hybrid")
 PROMPTS_OF_A_KIND, NEW_TOKENS, LENGTHS = 2, 32, [2, 4]
 
 
@@ -43,10 +44,12 @@ def size_for(config: RunConfig, bandwidth: float) -> str | None:
 
 
 def padded_kinds(kinds: list[str], size: str) -> list[str]:
-    """`--draft` for a target of this size: the lab's draft at a tenth of it, ngram as it is; others are left out."""
+    """`--draft` for a target of this size: the lab's draft at a tenth of it; lookups as they are; the lab's head as it
+    is and once more as wide as the target is; others are left out."""
     n_parameters, vocab_size = padding.parse_name(size)
     draft = padding.size_name(n_parameters // DRAFT_SHARE, vocab_size=vocab_size)
-    return [draft if kind == "model" else kind for kind in kinds if kind in ("model", "ngram")]
+    padded = {"model": [draft], "feature": ["feature", "feature:wide"]}
+    return [other for kind in kinds if kind in USABLE_KINDS for other in padded.get(kind, [kind])]
 
 
 def second_config(config: RunConfig, size: str, kinds: list[str]) -> RunConfig:

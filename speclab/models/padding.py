@@ -223,7 +223,7 @@ def pad_to(small: PreTrainedModel, shape: dict[str, int], device: torch.device, 
     added = head[lab.vocab_size :]  # ids that no text has
     added.normal_(0.0, SPREAD, generator=generator)
     added[:, : lab.hidden_size].copy_(small.lm_head.weight.double().mean(0))
-    _fill_norm(model.model.norm.weight, small.model.norm.weight)
+    fill_norm(model.model.norm.weight, small.model.norm.weight)
     for i, layer in enumerate(model.model.layers):
         _fill_layer(layer, generator)
         if i < lab.num_hidden_layers:
@@ -265,11 +265,11 @@ def _place_layer(layer: torch.nn.Module, small: torch.nn.Module, config: LlamaCo
     mlp.up_proj.weight[:units, :d].copy_(small.mlp.up_proj.weight)
     mlp.down_proj.weight[:d, :units].copy_(small.mlp.down_proj.weight)
 
-    _fill_norm(layer.input_layernorm.weight, small.input_layernorm.weight)
-    _fill_norm(layer.post_attention_layernorm.weight, small.post_attention_layernorm.weight)
+    fill_norm(layer.input_layernorm.weight, small.input_layernorm.weight)
+    fill_norm(layer.post_attention_layernorm.weight, small.post_attention_layernorm.weight)
 
 
-def _fill_norm(weight: Tensor, small: Tensor) -> None:
+def fill_norm(weight: Tensor, small: Tensor) -> None:
     """(D,) and the lab's (d,). Added dimensions are zero before and after, whatever their weight."""
     scale = math.sqrt(small.numel() / weight.numel())
     weight.fill_(scale)

@@ -8,7 +8,7 @@ Nothing in them is trusted: sizes in config.json only count where the weights ha
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from transformers import LlamaConfig, PreTrainedModel, Qwen3Config
 from transformers.utils import cached_file
 
 from speclab.drafts.heads.feature import FeatureHead, HeadConfig
+from speclab.drafts.heads.padding import padded_head, read_wider
 from speclab.models import loading
 from speclab.models.backends.eager import decoder_layers
 from speclab.system.errors import UsageProblem
@@ -40,9 +41,10 @@ class SavedHead:
     ids: Tensor | None
 
 
-def read_head(name: str, target: PreTrainedModel) -> SavedHead:
+def read_head(name: str, target: PreTrainedModel, padded: bool = False, as_wide: bool = False) -> SavedHead:
     """The head of a folder or a hub name, for this target, on its device and in its number format.
 
+    padded: the target is (lab:SIZE), and the head was trained for what it was padded from. as_wide: pad the head, too.
     EnvironmentProblem where it cannot be read; UsageProblem where it belongs to another target.
     """
 
@@ -57,8 +59,18 @@ def read_head(name: str, target: PreTrainedModel) -> SavedHead:
 
     found, tensors = loading.loaded(name, "its config.json and weights", load)
     config = loading.loaded(name, "its config.json", lambda: config_from(found, target))
-    _check_fits(name, config, target)
-    return loading.loaded(name, "its weights", lambda: _built(config, tensors, target))
+    if padded and (config.norm_before_fc or config.fc_norm or config.block.model_type != "llama"):
+        raise UsageProblem(f"--draft feature:{loading.short_name(name)}: only a head like the lab's own can be padded")
+    if not padded:
+        _check_fits(name, config, target)
+    saved = loading.loaded(name, "its weights", lambda: _built(config, tensors, target))
+    if as_wide:
+        return replace(saved, head=padded_head(saved.head, target.config))
+    if padded:
+        width = target.config.get_text_config().hidden_size
+        fc = read_wider(saved.head.fc.weight, len(config.layers), width)
+        saved.head.fc.weight = torch.nn.Parameter(fc, requires_grad=False)
+    return saved
 
 
 def config_from(found: dict[str, Any], target: PreTrainedModel) -> HeadConfig:

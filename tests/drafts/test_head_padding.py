@@ -1,0 +1,88 @@
+"""A head for a padded target proposes what it proposes for the lab's, as it was trained and as wide as the target."""
+
+import pytest
+import torch
+from decoding import plain_text, speculative_rounds
+from heads import tiny_head
+from tiny_models import VOCAB, tiny
+
+from speclab.core.rounds import tokens_of
+from speclab.core.sampling import Sampling
+from speclab.drafts.feature import FeatureDrafter
+from speclab.drafts.heads.files import read_head, write_head
+from speclab.models.cached import CachedModel
+from speclab.models.padding import pad_to
+from speclab.system.errors import UsageProblem
+
+PROMPT = torch.randint(0, VOCAB, (1, 9), generator=torch.Generator().manual_seed(1))
+SHAPE = {
+    "hidden_size": 64,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 3,
+    "intermediate_size": 96,
+}
+
+
+@pytest.fixture(scope="module")
+def small():
+    return tiny("llama", dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def wide(small):
+    return pad_to(small, SHAPE, torch.device("cpu"), torch.float64)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    write_head(tmp_path / "head", tiny_head(), "tiny", ["LlamaForCausalLM"], 4)
+    return str(tmp_path / "head")
+
+
+def proposals(model, head, how: Sampling) -> list[list[int]]:
+    """And that the text is the baseline's where it is greedy."""
+    target, kept = CachedModel(model), []
+    target.hidden_layers = head.config.layers
+
+    class Kept(FeatureDrafter):
+        def propose(self, k, uniforms):
+            draft = super().propose(k, uniforms)
+            kept.append(draft.tokens[0].tolist())
+            return draft
+
+    rounds = list(speculative_rounds(target, Kept(head), PROMPT, 3, 30, how))
+    if how.greedy:
+        assert tokens_of(rounds) == plain_text(CachedModel(model), PROMPT, 30)
+    return kept
+
+
+@pytest.mark.parametrize("how", [Sampling(), Sampling(0.8)])
+@pytest.mark.parametrize("as_wide", [False, True])
+def test_it_proposes_the_same(small, wide, folder, as_wide, how):
+    expected = proposals(small, read_head(folder, small).head, how)
+    saved = read_head(folder, wide, padded=True, as_wide=as_wide)
+    assert proposals(wide, saved.head, how) == expected
+    assert len(expected) > 8
+    assert saved.head.config.block.hidden_size == (64 if as_wide else 32)
+
+
+def test_a_wide_head_costs_what_a_wide_layer_costs(wide, folder):
+    head = read_head(folder, wide, padded=True, as_wide=True).head
+    mlp, attention = head.layer.mlp, head.layer.self_attn
+    assert mlp.up_proj.weight.shape == wide.model.layers[0].mlp.up_proj.weight.shape
+    assert attention.q_proj.weight.shape == (8 * 8, 2 * 64)
+    assert attention.k_proj.weight.shape == (4 * 8, 2 * 64)
+    assert head.fc.weight.shape == (64, 2 * 64)
+    assert all(weight.count_nonzero() > 0 for weight in head.parameters())
+
+
+def test_a_head_of_another_kind_cannot_be_padded(wide, tmp_path):
+    write_head(tmp_path / "head", tiny_head(fc_norm=True), "tiny", ["LlamaForCausalLM"], 4)
+    with pytest.raises(UsageProblem, match="only a head like the lab's own can be padded"):
+        read_head(str(tmp_path / "head"), wide, padded=True)
+
+
+def test_an_unpadded_target_must_have_the_heads_width(wide, folder):
+    with pytest.raises(UsageProblem, match="reads states of width 32"):
+        read_head(folder, wide)
