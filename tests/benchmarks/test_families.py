@@ -5,9 +5,10 @@ import os
 import pytest
 import torch
 
-from benchmarks import families, one_family, tiny_families
-from benchmarks.families import FamiliesRun
-from benchmarks.one_family import BOTH, BROKEN, CANNOT, EAGER, REFUSED, FamilyRow
+from benchmarks.families import __main__ as families
+from benchmarks.families import one_family, tiny_families
+from benchmarks.families.__main__ import FamiliesRun
+from benchmarks.families.one_family import BOTH, BROKEN, CANNOT, EAGER, REFUSED, FamilyRow
 from speclab.records import files
 from speclab.system.errors import UsageProblem
 

@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from benchmarks import families, peers_page, roofline, scaling_page
+from benchmarks import peers_page, roofline, scaling_page
+from benchmarks.families import __main__ as families
 from benchmarks.gpu import findings
 from speclab.present import first_screen, plan_views, sweep_views, tables
 from speclab.records import files

@@ -1,8 +1,8 @@
 """Does the lab decode every family of causal language models, or say why not?
 
-For each model type of the installed transformers a tiny random-weight model is built (benchmarks/tiny_families.py) and
-decoded greedily: plainly and speculatively with k = 1 and k = 4, on both engines. The draft is a noisy copy of the
-model, so that drafts are accepted and rejected. Every text is compared with `model.generate(do_sample=False)`.
+For each model type of the installed transformers a tiny random-weight model is built (tiny_families.py) and decoded
+greedily: plainly and speculatively with k = 1 and k = 4, on both engines. The draft is a noisy copy of the model, so
+that drafts are accepted and rejected. Every text is compared with `model.generate(do_sample=False)`.
 
 What comes out: one outcome for each family.
 
@@ -34,8 +34,8 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks import common
-from benchmarks.one_family import BROKEN, DRAFT_LENGTHS, N_TOKENS, OUTCOMES, PROMPTS, FamilyRow, examine, limit
-from benchmarks.tiny_families import model_types
+from benchmarks.families.one_family import BROKEN, DRAFT_LENGTHS, N_TOKENS, OUTCOMES, PROMPTS, FamilyRow, examine, limit
+from benchmarks.families.tiny_families import model_types
 from speclab.cli import parsing
 from speclab.present.tables import Block, Cell, Heading, Lines, Table
 from speclab.system.errors import UsageProblem, reports_problems
@@ -55,7 +55,7 @@ class FamiliesRun(common.BenchmarkRun):
 
 def sweep(types: list[str], jobs: int) -> tuple[list[FamilyRow], bool]:
     """Every family in a process of its own, `jobs` at a time.  -> rows in the order of `types`, interrupted?"""
-    PROCESSES.set_forkserver_preload(["benchmarks.one_family"])
+    PROCESSES.set_forkserver_preload(["benchmarks.families.one_family"])
     rows: list[FamilyRow] = []
     with ThreadPoolExecutor(jobs) as threads:
         answers = [threads.submit(_examined, model_type) for model_type in types]

@@ -18,7 +18,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from baseline_autoregressive import autoregressive_decode
-from benchmarks.tiny_families import VOCAB, model_types, tiny
+from benchmarks.families.tiny_families import VOCAB, model_types, tiny
 from draft_models import ModelDrafter
 from optimized_speculative import speculative_decode
 from speclab.core.counts import Counts

@@ -1,0 +1,1 @@
+"""Does the lab decode every family of causal language models?"""
