@@ -5,6 +5,7 @@ every speedup look good. So each of ours runs beside what anybody gets from `mod
 
     baseline    our token-by-token loop              against   generate
     model k     our speculative loop, a draft model  against   generate(assistant_model=...), the same constant k
+    model auto  the same, lengths chosen in rounds   against   generate(assistant_model=...), as its defaults say
     ngram k     our speculative loop, no draft model against   generate(prompt_lookup_num_tokens=k)
     baseline, model k                                against   llama.cpp, plain and with the draft, if it is on the PATH
 
@@ -36,8 +37,9 @@ from transformers.utils import logging as transformers_logging
 
 from benchmarks import common, llama_cpp
 from benchmarks.peers_page import PEER, PeersRun, PeerTiming, page
-from draft_models import ModelDrafter, NgramDrafter
+from draft_models import Drafter, ModelDrafter, NgramDrafter
 from speclab.cli import flags, parsing
+from speclab.drafts.lengths import LONGEST, AutoLength
 from speclab.drafts.select import check_kind
 from speclab.lab.decodings import Decoding, take_turns
 from speclab.lab.harness import Measurement, measure
@@ -52,6 +54,8 @@ from speclab.records.samples import BASELINE, GENERATE, LIBRARY, Arm, Sample
 from speclab.system.errors import Problem, UsageProblem, reports_problems
 from speclab.system.terminal import note
 
+AUTO = "model auto"
+
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
@@ -59,6 +63,7 @@ def arms_for(draft_lengths: list[int], llama: bool = False) -> list[Arm]:
     """Each of the lab's arms, followed by its peer; then llama.cpp's."""
     drafted = [(name, k) for name in ("model", "ngram") for k in draft_lengths]
     own = [BASELINE, GENERATE, *(Arm(method, name, k) for name, k in drafted for method in (name, PEER[name]))]
+    own += [Arm(AUTO, AUTO, LONGEST), Arm(PEER[AUTO], "model", LONGEST)]
     others = [Arm(llama_cpp.METHOD), *(Arm(llama_cpp.METHOD, "model", k) for k in draft_lengths)]
     return [*own, *(others if llama else [])]
 
@@ -182,7 +187,8 @@ def main(argv: list[str] | None = None) -> int:
     note("\n".join([setup.describe(), *describe_chat(prompts, setup.tokenizer)]))
     transformers_logging.set_verbosity_error()  # its advice on `generate` would break the progress bar
 
-    bench = llama_cpp.PeersBench(setup, {"model": drafter, "ngram": NgramDrafter()}, args.max_new_tokens, args.seed)
+    drafters: dict[str, Drafter] = {"model": drafter, "ngram": NgramDrafter(), AUTO: AutoLength(drafter)}
+    bench = llama_cpp.PeersBench(setup, drafters, args.max_new_tokens, args.seed)
     models = {
         "target": loading.describe_model(setup.target_name, setup.target.model),
         "draft": loading.describe_model(loading.short_name(args.draft), drafter.draft.model, "draft"),

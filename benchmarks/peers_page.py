@@ -6,13 +6,19 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from benchmarks import common, llama_cpp
+from speclab.drafts.lengths import LONGEST
 from speclab.present.tables import Block, Cell, Heading, Lines, Table, interval, speedup
 from speclab.records.rows import Amount, Count, Part
 from speclab.records.runs import Facts
 from speclab.theory.curves import Value
 from speclab.theory.formulas import ratio_interval
 
-PEER = {"baseline": "generate", "model": "assisted", "ngram": "lookup"}  # the lab's method -> the library's
+PEER = {
+    "baseline": "generate",
+    "model": "assisted",
+    "model auto": "dynamic",
+    "ngram": "lookup",
+}  # the lab's method -> the library's
 # What this lab set itself before it measured, of its arm over its peer: on which prompts (None: all), and how much.
 ASKED = {"baseline": (None, 1.15), "model": (None, 1.5), "ngram": ("copy", 1.2)}
 ASKED_SHARE = 0.8  # speedup over our own baseline, as a share of the tokens of a round
@@ -48,6 +54,7 @@ class PeersRun(common.BenchmarkRun):
 # --- from seconds to ratios -------------------------------------------------------------------------------------------
 
 Timings = list[PeerTiming]  # of one arm, one for each prompt
+AUTO = [("model auto", LONGEST), ("dynamic", LONGEST)]  # arms whose length changes from round to round
 Key = tuple[str, int]  # method and draft length of an arm
 
 
@@ -129,6 +136,8 @@ LEGEND = [
     "generate: the library's loop, model.generate",
     "model: our speculative loop with the draft model",
     "assisted: generate(assistant_model=...), constant k, no confidence stop",
+    f"model auto: the same, a length of at most {LONGEST} chosen in every round",
+    "dynamic: generate(assistant_model=...) with its defaults: 20 tokens at most, a stop below a confidence of 0.4",
     "ngram: our speculative loop with prompt lookup",
     "lookup: generate(prompt_lookup_num_tokens=k)",
     "÷: times as fast, with a 95 % interval over prompts",
@@ -156,14 +165,14 @@ def speed_tables(run: PeersRun) -> list[Block]:
         check["arm"]: f"{check['n_prompts'] - len(check['differences'])} of {check['n_prompts']}"
         for check in run.correctness
     }
-    keys: dict[str, Cell] = {"arm": lambda arm: arm[0], "k": lambda arm: str(arm[1] or "-")}
+    keys: dict[str, Cell] = {"arm": lambda arm: arm[0], "k": lambda arm: "auto" if arm in AUTO else str(arm[1] or "-")}
     speeds: dict[str, Cell] = {
         "tok/s": lambda arm: f"{n_tokens / sum(typical(arms[arm])):.1f}",
         "÷ generate": lambda arm: str(ratio(arms["generate", 0], arms[arm])),
         "÷ peer": ratio_cell(to_peer),
         "÷ baseline": lambda arm: speedup(ratio(arms["baseline", 0], arms[arm]).value),
         "tok/pass": lambda arm: f"{n_tokens / sum(t.n_passes for t in arms[arm]):.2f}",
-        "same text": lambda arm: same.get(f"{arm[0]} k={arm[1]}" if arm[1] else arm[0], "-"),
+        "same text": lambda arm: same.get(f"{arm[0]} k={arm[1]}", same.get(arm[0], "-")),
     }
     kinds = {kind: ratio_cell(over_peers(run, kind)) for kind in dict.fromkeys(t.prompt_kind for t in run.raw)}
     by_kind = Table(list(to_peer), keys | kinds)

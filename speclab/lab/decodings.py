@@ -82,8 +82,9 @@ class LibraryDecoding(Decoding):
         """Decode the whole text."""
         options: dict[str, Any] = {}
         with contextlib.ExitStack() as stack:
-            if self.arm.method == "assisted" and self._draft is not None:
-                options["assistant_model"] = stack.enter_context(drafting_exactly(self._draft, self.arm.draft_length))
+            if self.arm.method in ("assisted", "dynamic") and self._draft is not None:
+                k = self.arm.draft_length if self.arm.method == "assisted" else None
+                options["assistant_model"] = stack.enter_context(drafting(self._draft, k))
             elif self.arm.method == "lookup":
                 options["prompt_lookup_num_tokens"] = self.arm.draft_length
             widths = stack.enter_context(counted_passes(self._model))
@@ -114,14 +115,15 @@ def library_generate(model: PreTrainedModel, ids: Tensor, max_new_tokens: int, *
 
 
 @contextlib.contextmanager
-def drafting_exactly(draft: PreTrainedModel, k: int) -> Iterator[PreTrainedModel]:
-    """Inside, the library drafts k tokens in every round: its defaults are 20, a changing k, and a confidence stop."""
+def drafting(draft: PreTrainedModel, k: int | None) -> Iterator[PreTrainedModel]:
+    """Inside, the library drafts k tokens in every round, or with None as its own defaults say: 20 tokens at most, and
+    none after one that the draft gave a probability below 0.4."""
     own = draft.generation_config
     draft.generation_config = GenerationConfig(
         pad_token_id=0,
-        num_assistant_tokens=k,
+        num_assistant_tokens=20 if k is None else k,
         num_assistant_tokens_schedule="constant",
-        assistant_confidence_threshold=0.0,
+        assistant_confidence_threshold=0.4 if k is None else 0.0,
     )
     try:
         yield draft
