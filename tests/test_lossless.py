@@ -26,8 +26,10 @@ from speclab.core.counts import Counts
 from speclab.core.rounds import AcceptResult, DecodeSettings, Round, tokens_of
 from speclab.core.sampling import Sampling, draw
 from speclab.drafts.feature import FeatureDrafter
+from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength, RoundCosts
 from speclab.drafts.oracle import OracleModelDrafter
+from speclab.drafts.suffix import SuffixDrafter
 from speclab.lab.instruments import LoopFunctions, with_phases
 from speclab.models import rounding
 from speclab.models.backends import eager
@@ -39,7 +41,7 @@ from speclab.theory.losslessness import judge_divergence
 LONGEST = 20  # new tokens
 DTYPES = (torch.float32, torch.float64)
 PROMPT_IDS = torch.tensor([[5, 9, 2, 40, 7]])
-DRAFTS = ("good", "bad", "identical", "ngram", "dial:0", "dial:0.6", "dial:1")
+DRAFTS = ("good", "bad", "identical", "ngram", "suffix", "hybrid", "dial:0", "dial:0.6", "dial:1")
 
 
 # --- Greedy: token-identical -----------------------------------------------------------------------------------------
@@ -95,6 +97,10 @@ class Spy:
 def make_drafter(kind: str, s: Subject):
     if kind == "ngram":
         return NgramDrafter(longest=3, shortest=1)
+    if kind == "suffix":
+        return SuffixDrafter()
+    if kind == "hybrid":
+        return HybridDrafter(NgramDrafter(longest=3, shortest=1), ModelDrafter(CachedModel(s.good)))
     if kind.startswith("dial"):
         dial = OracleModelDrafter(CachedModel(s.bad), float(kind.partition(":")[2]), seed=3)
         dial.replay(s.text)
@@ -302,6 +308,8 @@ LAWS = [
     Law(1.0, 2, top_k=3),
     Law(0.9, 2, top_p=0.8),
     Law(1.0, 3, draft="ngram"),
+    Law(1.0, 3, draft="suffix"),
+    Law(1.0, 2, draft="hybrid"),
 ]
 FULL_LAWS = [
     Law(temperature, k, top_k, top_p, draft)
@@ -400,6 +408,10 @@ def plain_models() -> dict[str, PlainTransformer]:
 
 
 def sampled_drafter(kind: str):
+    if kind == "suffix":
+        return SuffixDrafter(least=0.05)
+    if kind == "hybrid":
+        return HybridDrafter(NgramDrafter(2, 1), sampled_drafter("model"))
     return NgramDrafter(2, 1) if kind == "ngram" else ModelDrafter(CachedModel(plain_models()[kind]))
 
 

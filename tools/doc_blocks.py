@@ -16,7 +16,7 @@ from tools import architecture, chapter_blocks, rerun
 RESULTS = ROOT / "results"
 DEFAULT_RUN = RESULTS / "cpu-2-cores.json"  # python compare.py
 AGAIN_RUN = RESULTS / "cpu-2-cores-again.json"  # the same command once more
-FULL_RUN = RESULTS / "cpu-2-cores-full.json"  # the same with --full -k 2,4,8 --max-new-tokens 96 --repeats 2
+FULL_RUN = RESULTS / "cpu-2-cores-full.json"  # --full --draft model,ngram -k 2,4,8 --max-new-tokens 96 --repeats 2
 TRAINING = ROOT / "models" / "lab-pair" / "training.json"
 STANDS_FOR = {
     "lab pair": "the rest is computing, and what PyTorch does between its kernels: it says little about large models",
@@ -41,7 +41,7 @@ def headline() -> str:
     ValueError where the record has nothing of the kind to say: a wrong text, too much noise, no gain.
     """
     run = comparison(DEFAULT_RUN)
-    lines = [f"On {run_lines.hardware(run)}, greedy, with a draft model and the same text token for token:", ""]
+    lines = [f"On {run_lines.hardware(run)}, greedy, with a trained draft and the same text token for token:", ""]
     for one, kind in ((run, "lab pair"), (run.padded, "padded")):
         if one is None:
             continue

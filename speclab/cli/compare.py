@@ -80,6 +80,12 @@ def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
     flags.check_rule(args, learner, "--plan", "--verify-plan", "--sweep", "--trace", "--report")
     kinds = [kind for kind in args.draft.split(",") if kind]
     check_kinds(kinds)
+    if (args.plan or args.verify_plan) and (
+        hybrid := next((kind for kind in kinds if kind.startswith("hybrid")), None)
+    ):
+        raise UsageProblem(
+            f"--draft {hybrid}: what it drafts depends on the rounds before, so no plan knows it; leave it out"
+        )
     if 0 not in temperatures and all(kind.startswith("dial:") for kind in kinds):
         raise UsageProblem("the dial only replays greedy output; add 0 to --temperature")
     setup, prompts = flags.load(args, temperature=0.0)

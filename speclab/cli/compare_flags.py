@@ -16,9 +16,9 @@ ALL_LENGTHS = ",".join(map(str, range(17)))
 SIZE_FLAGS = ("limit", "max_new_tokens", "repeats", "draft_length", "temperature")
 SHORT_LENGTHS = ",".join(map(str, range(9)))
 SIZES = {
-    "default": (4, 64, 1, "2,4,8", "0,0.8"),
+    "default": (4, 64, 1, "2,4,6,auto", "0,0.8"),
     "quick": (2, 48, 1, "2,4", "0,0.8"),
-    "full": (0, 128, 1, "2,4,8", "0,0.8"),
+    "full": (0, 128, 1, "2,4,6,auto", "0,0.8"),
     "plan": (4, 64, 3, ALL_LENGTHS, "0"),
     "verify_plan": (0, 64, 2, ALL_LENGTHS, "0"),
     "quick plan": (2, 48, 2, SHORT_LENGTHS, "0"),
@@ -27,7 +27,10 @@ SIZES = {
     "full verify_plan": (0, 128, 2, ALL_LENGTHS, "0"),
     "sweep": (2, 64, 1, "4", "0"),
 }
+COMPARISONS = ("default", "quick", "full")
 SIZE_NAMES = ("quick", "full", "plan", "verify_plan", "sweep")  # flags that name a size, alone or one after another
+USUAL_DRAFTS = "model,ngram"
+LAB_DRAFTS = "model,feature,hybrid"  # of a comparison with the lab's own target
 ACCURACIES = [f"dial:{i / 10:g}" for i in range(11)]
 FREE_ORACLES = [f"{dial}:free" for dial in ACCURACIES]
 # What a sweep has of its own.
@@ -70,7 +73,7 @@ def make_parser(docstring: str) -> argparse.ArgumentParser:
         "-k",
         "--draft-length",
         metavar="K,K",
-        help="auto: chosen in every round (default: 2,4,8; --quick 2,4; plans 0 to 16; most sweeps 4)",
+        help="auto: chosen in every round (default: 2,4,6,auto; --quick 2,4; plans 0 to 16; most sweeps 4)",
     )
     group.add_argument("--temperature", metavar="T,T", help="(default: 0,0.8; plans and most sweeps 0)")
     group.add_argument("--repeats", type=parsing.at_least(1), help="times each prompt is decoded by each arm")
@@ -116,7 +119,9 @@ def make_parser(docstring: str) -> argparse.ArgumentParser:
 
 def filled(args: argparse.Namespace, size: str, **others: Any) -> argparse.Namespace:
     """The arguments, with the defaults of this size, changed by `others`, wherever the command line gives none."""
-    defaults = {"draft": "model,ngram"} | dict(zip(SIZE_FLAGS, SIZES[size], strict=True)) | others
+    of_lab = args.target == LAB_TARGET or padding.is_lab_size(args.target)
+    drafts = LAB_DRAFTS if of_lab and not args.impl and size in COMPARISONS else USUAL_DRAFTS
+    defaults = {"draft": drafts} | dict(zip(SIZE_FLAGS, SIZES[size], strict=True)) | others
     given = {name: value for name, value in vars(args).items() if value is not None}
     return argparse.Namespace(**vars(args) | defaults | given)
 
@@ -134,7 +139,8 @@ def check_padded(args: argparse.Namespace, size: str) -> None:
         padding.parse_size(args.padded)
         if not (of_lab and padded_pair.padded_kinds(args.draft.split(","), args.padded)):
             raise UsageProblem(
-                "--padded is the lab's own pair at another size; leave out --target and --impl, use --draft model,ngram"
+                "--padded is the lab's own pair at another size; leave out --target and --impl, "
+                f"use --draft {LAB_DRAFTS}"
             )
 
 

@@ -126,7 +126,12 @@ def add_draft_flag(
         metavar="KIND",
         help="model (the lab's own), lab:SIZE, a folder or hub name, feature:HEAD, ngram, suffix, hybrid:LOOKUP+MODEL, "
         "dial:A, dial:A:MODEL or "
-        "dial:A:free" + (" (default: %(default)s)" if default else "; several with commas (default: model,ngram)"),
+        "dial:A:free"
+        + (
+            " (default: %(default)s)"
+            if default
+            else "; several with commas (default: model,feature,hybrid with the lab's target, else model,ngram)"
+        ),
     )
     return group
 

@@ -5,9 +5,9 @@ little. Before each round the lookup shows what it would propose, and that draft
 
     (1 + expected tokens of it) / seconds of a round without drafting
 
-is more than the best length of the model promises. How often tokens after a match of that length were right, and how
-often the model's were, is counted while decoding; the seconds are measured here. What is compared is known before
-anything is drawn, so the output stays exact.
+is more than the best length of the model promises. How often tokens after a match of that length were right is counted
+in every round, also where the model drafts; how often the model's were, where it does. The seconds are measured here.
+What is compared is known before anything is drawn, so the output stays exact.
 """
 
 import copy
@@ -83,7 +83,8 @@ class HybridDrafter:
     def _begin(self, temperature: float) -> None:
         self._temperature = temperature
         self._known = self.known.setdefault(temperature, Known())
-        self._n_drafted, self._tally = 0, self._known.model
+        self._found: list[int] = []  # what the lookup shows in this round
+        self._n_drafted = 0  # by the model
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
         """Let both read the prompt."""
@@ -94,12 +95,11 @@ class HybridDrafter:
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
         """At most `k` tokens, all of the lookup or all of the model. uniforms (1, k), in [0, 1)."""
-        tokens = self.lookup.lookup(k)
-        if tokens and self._pays(len(tokens), k):
-            self._n_drafted, self._tally = len(tokens), self._known.after(self.lookup.matched)
-            return as_draft(tokens, self._device)
+        self._found, self._n_drafted = self.lookup.lookup(k), 0
+        if self._found and self._pays(len(self._found), k):
+            return as_draft(self._found, self._device)
         draft = self.drafter.propose(k, uniforms)
-        self._n_drafted, self._tally = draft.tokens.shape[1], self._known.model
+        self._n_drafted = draft.tokens.shape[1]
         return draft
 
     def _pays(self, n: int, k: int) -> bool:
@@ -113,9 +113,13 @@ class HybridDrafter:
         )
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
-        """Count what was tested; let both follow the text."""
+        """Count what was right; let both follow the text."""
         for i in range(min(n_accepted + 1, self._n_drafted)):
-            self._tally.add(i < n_accepted)
-        self._n_drafted = 0
+            self._known.model.add(i < n_accepted)
+        for found, token in zip(self._found, committed, strict=False):
+            self._known.after(self.lookup.matched).add(found == token)
+            if found != token:
+                break
+        self._found, self._n_drafted = [], 0
         self.lookup.observe(n_accepted, committed)
         self.drafter.observe(n_accepted, committed)

@@ -21,7 +21,7 @@ from speclab.system.terminal import note
 
 KINDS = "model, ngram, suffix, feature:HEAD, hybrid:LOOKUP+MODEL, dial:0.8, lab:SIZE, a folder or a hub name"
 LOOKUPS: dict[str, type[NgramDrafter] | type[SuffixDrafter]] = {"ngram": NgramDrafter, "suffix": SuffixDrafter}
-USUAL_HYBRID = "suffix+model"
+USUAL_HYBRID = "suffix+feature"
 AS_WIDE = "wide"  # feature:wide, the lab's head padded to the width of a padded target
 LAB_HEADS = {"feature": str(loading.LAB_PAIR / "feature")}
 # What may be meant by a name that is nearly one of these: the lab's kinds, and words of other programs for them.

@@ -206,8 +206,9 @@ def best_plain_line(run: ComparisonRun) -> str | None:
 def best_model_row(run: ComparisonRun) -> Row | None:
     """The fastest row of a draft model at the first temperature, of any draft where there is no model."""
     rows = [row for row in _first_rows(run) if row.draft]
-    models = [row for row in rows if row.draft not in ("ngram", "suffix")] or rows
-    return max(models, key=lambda row: row.speedup, default=None)
+    models = [row for row in rows if row.draft not in ("ngram", "suffix")]
+    explained = [row for row in models if row.ladder]
+    return max(explained or models or rows, key=lambda row: row.speedup, default=None)
 
 
 def rows_of(run: ComparisonRun, draft: str) -> list[Row]:

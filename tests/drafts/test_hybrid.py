@@ -12,7 +12,7 @@ from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.rounds import tokens_of
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.feature import FeatureDrafter
-from speclab.drafts.hybrid import USUAL, HybridDrafter, LookupDrafter, parts
+from speclab.drafts.hybrid import USUAL, HybridDrafter, Known, LookupDrafter, parts
 from speclab.drafts.lengths import AutoLength, RoundCosts
 from speclab.drafts.suffix import SuffixDrafter
 from speclab.models.cached import CachedModel
@@ -136,11 +136,27 @@ def test_what_was_right_is_counted_where_it_belongs():
     copied = copy.deepcopy(hybrid)
     rounds = list(speculative_rounds(target_of(), copied, PROMPT, 3, 40))
     known = hybrid.known[0.0]  # shared with the copy
-    tested = sum(r.n_accepted + r.n_rejected for r in rounds)
-    assert known.matches[-1].tested + known.model.tested - 2 * 8 == tested
+    by_model = sum(r.n_accepted + r.n_rejected for r in rounds[3::3])  # the script's third round in turn
+    assert known.model.tested - 8 == by_model
+    by_lookup = sum(r.n_accepted + r.n_rejected for i, r in enumerate(rounds) if i % 3)
+    assert known.matches[-1].tested - 8 == by_lookup
     assert copied.known is hybrid.known
     assert all(tally.tested == 8 for tally in known.matches[:-1])
-    assert known.model.tested > 8
+    assert by_model > 0
+    assert by_lookup > 0
+
+
+def test_a_lookup_is_judged_in_the_rounds_of_the_model_too():
+    """What it would have proposed there is compared with what was committed."""
+    text = plain_text(target_of(), PROMPT, 40)
+    hybrid = HybridDrafter(Scripted(text, ["right"]), model_of("model"))
+    hybrid.costs[0.0] = RoundCosts((0.0,) * 9, (1.0,) * 9)
+    hybrid.known[0.0] = known = Known()
+    known.model.accepted = 1000 * known.model.tested  # it is believed to be always right, and costs nothing
+    rounds = list(speculative_rounds(target_of(), hybrid, PROMPT, 3, 40))
+    assert sum(r.n_rejected for r in rounds) > 3, "the model drafted"
+    assert known.matches[-1].tested > 20
+    assert known.matches[-1].rate > 0.95
 
 
 @pytest.mark.parametrize("how", [GREEDY, Sampling(0.8)])

@@ -120,7 +120,7 @@ def test_ctrl_c_in_the_second_size_keeps_the_first(run, monkeypatch, tmp_path):
     ("words", "said"),
     [
         (["--padded", "big"], "lab:big is not a size"),
-        (["--padded", "lab:20m", "--draft", "dial:0.8"], "use --draft model,ngram"),
+        (["--padded", "lab:20m", "--draft", "dial:0.8"], "use --draft model,feature,hybrid"),
         (["--padded", "lab:20m", "--target", "some/model"], "leave out --target"),
         (["--padded", "lab:20m", "--plan"], "--padded belongs to a comparison"),
         (["--brief", "--sweep", "temperature"], "--brief belongs to a comparison"),

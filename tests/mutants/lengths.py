@@ -64,7 +64,7 @@ def tells_the_model_only_of_its_own_rounds() -> None:
 
     def observe(hybrid: HybridDrafter, n_accepted: int, committed: list[int]) -> None:
         drafter = hybrid.drafter
-        if hybrid._n_drafted and hybrid._tally is not hybrid._known.model:
+        if hybrid._found and not hybrid._n_drafted:
             hybrid.drafter = NgramDrafter()
         right(hybrid, n_accepted, committed)
         hybrid.drafter = drafter
