@@ -17,7 +17,8 @@ RESULTS = ROOT / "results"
 DEFAULT_RUN = RESULTS / "cpu-2-cores.json"  # python compare.py
 AGAIN_RUN = RESULTS / "cpu-2-cores-again.json"  # the same command once more
 FULL_RUN = RESULTS / "cpu-2-cores-full.json"  # --full --draft model,ngram -k 2,4,8 --max-new-tokens 96 --repeats 2
-TRAINING = ROOT / "models" / "lab-pair" / "training.json"
+PAIR = ROOT / "models" / "lab-pair"
+TRAINING, FEATURE = PAIR / "training.json", PAIR / "feature" / "training.json"
 STANDS_FOR = {
     "lab pair": "the rest is computing, and what PyTorch does between its kernels: it says little about large models",
     "padded": "this is nearer to a large model, whose step is mostly reading",
@@ -65,6 +66,24 @@ def headline() -> str:
 def first_run() -> str:
     """What the first command prints."""
     return f"```text\n{first_screen.screen(comparison(DEFAULT_RUN))}```"
+
+
+def heads() -> str:
+    """The lab's heads: sizes, training, acceptance by position and tokens per round on held-out text and the prompts."""
+    facts = read_json(FEATURE)
+    scores = facts["scores"]
+    depth = len(next(iter(scores.values()))["by_position"])
+    cells: dict[str, tables.Cell] = {"greedy texts": str}
+    for i in range(depth):
+        cells[str(i + 1)] = lambda name, i=i: tables.number(scores[name]["by_position"][i])
+    for k in ("2", "4", "6"):
+        cells[f"tok/rnd k={k}"] = lambda name, k=k: tables.number(scores[name]["tokens_per_round"][k])
+    about = (
+        f"`feature`: {facts['parameters'] / 1e6:.1f} M parameters, {facts['steps']:,} steps over "
+        f"{facts['tokens'] / 1e6:.1f} M tokens in {facts['seconds'] / 60:.0f} minutes on two shared cores. Acceptance of "
+        "drafted token 1, 2, ..., given that those before it were accepted, and tokens per round:"
+    )
+    return f"{about}\n\n{_shown(tables.Table(list(scores), cells))}"
 
 
 def summary() -> str:
@@ -149,6 +168,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "first-run": first_run,
     "summary": summary,
     "pair": pair,
+    "heads": heads,
     "book-table": book_table,
     "errors": errors,
     "trust": trust,
