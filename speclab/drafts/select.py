@@ -6,8 +6,10 @@ from collections.abc import Iterable
 
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.rounds import Drafter
+from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
-from speclab.drafts.heads.files import read_head
+from speclab.drafts.heads.block import BlockHead
+from speclab.drafts.heads.files import FORMATS, read_head
 from speclab.drafts.oracle import NEEDS_GREEDY, FreeOracleDrafter, OracleDraft, OracleModelDrafter
 from speclab.models import loading, padding
 from speclab.models.cached import CachedModel, check_prompt
@@ -16,11 +18,11 @@ from speclab.models.setup import Setup
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.system.terminal import note
 
-KINDS = "model, ngram, feature:HEAD, dial:0.8, lab:SIZE, a folder or a hub name"
-LAB_HEADS = {"feature": str(loading.LAB_PAIR / "feature")}
+KINDS = "model, ngram, feature:HEAD, block:HEAD, dial:0.8, lab:SIZE, a folder or a hub name"
+LAB_HEADS = {kind: str(loading.LAB_PAIR / kind) for kind in FORMATS}
 # What may be meant by a name that is nearly one of these: the lab's kinds, and words of other programs for them.
 WORDS = (
-    *("model", "ngram", "feature", "eagle3", "dial:0.8", "none"),
+    *("model", "ngram", "feature", "eagle3", "block", "dflash", "dspark", "dial:0.8", "none"),
     *("lookup", "prompt-lookup", "assistant", "draft", "draft-model"),
 )
 
@@ -40,15 +42,13 @@ def check_kind(kind: str, greedy: bool = True) -> None:
         if name == "ngram" or (name not in ("", "free", "model") and _mistyped(name)):
             raise UsageProblem(f"--draft {kind}: give the dial a model to pay for, for example dial:0.8:model")
         return
-    if word == "feature":
-        if kind != "feature" and _mistyped(rest):
-            raise UsageProblem(
-                f"--draft {kind}: give a head's folder or hub name, for example feature:build/feature/out"
-            )
-        if kind != "feature":
+    if word in LAB_HEADS:
+        if kind != word and _mistyped(rest):
+            raise UsageProblem(f"--draft {kind}: give a head's folder or hub name, for example {word}:build/{word}/out")
+        if kind != word:
             loading.check_place(rest)
-        elif not loading.exists(LAB_HEADS["feature"]):
-            raise UsageProblem("--draft feature: the lab has no such head yet; type: python -m training.drafts feature")
+        elif not loading.exists(LAB_HEADS[word]):
+            raise UsageProblem(f"--draft {word}: the lab has no such head yet; type: python -m training.drafts {word}")
         return
     if "," in kind and not loading.exists(kind):
         raise UsageProblem(f"--draft {kind}: this takes one draft; compare.py takes several")
@@ -94,11 +94,11 @@ def make_drafter(kind: str, setup: Setup, seed: int = 0) -> Drafter:
         if name == "free":
             return FreeOracleDrafter(accuracy, seed)
         return OracleModelDrafter(_draft_model(name or "model", setup), accuracy, seed)
-    if word == "feature":
+    if word in LAB_HEADS:
         target = setup.target
-        saved = read_head(rest or LAB_HEADS["feature"], target.model)
-        target.hidden_layers = tuple(sorted({*target.hidden_layers, *saved.head.config.layers}))
-        return FeatureDrafter(saved.head, saved.ids)
+        head, ids = read_head(rest or LAB_HEADS[word], target.model, word)
+        target.hidden_layers = tuple(sorted({*target.hidden_layers, *head.config.layers}))
+        return BlockDrafter(head, ids) if isinstance(head, BlockHead) else FeatureDrafter(head, ids)
     return ModelDrafter(_draft_model(kind, setup))
 
 
@@ -129,8 +129,8 @@ def make_drafters(kinds: list[str], setup: Setup, seed: int) -> dict[str, Drafte
 def drafter_name(kind: str) -> str:
     """What tables and records call a draft."""
     word, _, rest = kind.partition(":")
-    if word == "feature" and rest:
-        return f"feature:{loading.short_name(rest)}"
+    if word in LAB_HEADS and rest:
+        return f"{word}:{loading.short_name(rest)}"
     if word != "dial":
         return loading.short_name(kind)
     accuracy, _, model = rest.partition(":")

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from draft_models import ModelDrafter
-from speclab.drafts.feature import FeatureDrafter
+from speclab.drafts.heads.drafter import HeadDrafter
 from speclab.lab.acceptance_probs import CostTable, calibrated, probs_of_texts
 from speclab.lab.harness import Measurement, is_model, measure, mixed
 from speclab.lab.output_checks import judge
@@ -219,7 +219,7 @@ def _parts(measured: Measurement, costs: CostTable) -> dict[tuple[Arm, float, in
 
 def judged_together(measured: Measurement, arm: Arm, temperature: float) -> bool:
     """Whether the acceptance of a token depends on the others of its round, which no forecast here knows."""
-    drawn = isinstance(measured.bench.drafters[arm.draft], ModelDrafter | FeatureDrafter)
+    drawn = isinstance(measured.bench.drafters[arm.draft], ModelDrafter | HeadDrafter)
     return measured.bench.functions.rule != "token" and temperature > 0 and drawn
 
 

@@ -24,7 +24,7 @@ from optimized_speculative import speculative_decode
 from speclab.core import graphs
 from speclab.core.rounds import DecodeSettings, Draft, Drafter
 from speclab.core.sampling import GREEDY, Sampling
-from speclab.drafts.feature import FeatureDrafter
+from speclab.drafts.heads.drafter import HeadDrafter
 from speclab.drafts.oracle import OracleDraft, reference_text
 from speclab.lab.decodings import Decoding, LibraryDecoding, interleaved, take_turns
 from speclab.lab.instruments import LoopFunctions, VariedLength, with_phases
@@ -131,7 +131,7 @@ class Bench:
         models = [drafter.draft for drafter in self.drafters.values() if isinstance(drafter, ModelDrafter)]
         for model in models:
             model.prepare({2, 4}, longest)
-        drawn = [drafter for drafter in self.drafters.values() if isinstance(drafter, ModelDrafter | FeatureDrafter)]
+        drawn = [drafter for drafter in self.drafters.values() if isinstance(drafter, ModelDrafter | HeadDrafter)]
         for sampling in samplings:
             for n in range(most + 1):
                 for draft, logits, uniforms in self._rounds_to_judge(n, sampled=bool(drawn) and not sampling.greedy):

@@ -7,7 +7,7 @@ import torch
 
 from draft_models import ModelDrafter
 from speclab.core.rounds import Drafter
-from speclab.drafts.feature import FeatureDrafter
+from speclab.drafts.heads.drafter import HeadDrafter
 from speclab.lab.harness import SPECULATIVE, Bench, Measurement, is_model
 from speclab.lab.instruments import LearnerFunctions
 from speclab.models import loading, select
@@ -92,7 +92,7 @@ class RunConfig:
             if isinstance(drafter, ModelDrafter):
                 eager = "; on the eager engine" * (drafter.draft.engine != self.setup.engine)
                 lines[name] = loading.describe_model(name, drafter.draft.model, "draft") + eager
-            elif isinstance(drafter, FeatureDrafter):
+            elif isinstance(drafter, HeadDrafter):
                 lines[name] = f"{name}: {drafter.describe()}"
         return lines
 

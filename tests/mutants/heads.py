@@ -8,7 +8,6 @@ from speclab.core.sampling import Sampling
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.heads import rollout
 from speclab.drafts.heads.feature import FeatureHead
-from speclab.lab import output_checks
 from speclab.models.cached import CachedModel
 from tests.mutants.bugs import mutant
 
@@ -106,4 +105,4 @@ def forecasts_every_depth_like_the_first() -> None:
         n = tokens.shape[1] - 1 - depth
         return [(positions[:n], first[:, step : step + n]) for step in range(depth)]
 
-    output_checks.rollout = flat
+    rollout.rollout = flat

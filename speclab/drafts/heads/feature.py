@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import rms_norm
-from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding, apply_rotary_pos_emb
-from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
+
+from speclab.drafts.heads.parts import Attention, Norm, Rotation, finish, mlp
 
 
 @dataclass(frozen=True)
@@ -40,39 +39,16 @@ class HeadConfig:
     norm_output: bool = False
 
 
-class Norm(nn.RMSNorm):
-    """Takes input of a lower precision than its weights, as autocast gives it."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., width) -> the same shape"""
-        return rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
-
-
-class Attention(nn.Module):
-    """The projections of the one layer; they read the token's embedding and the state, in this order."""
-
-    def __init__(self, block: Any):
-        super().__init__()
-        bias, size = block.attention_bias, block.head_dim
-        queries, keys = block.num_attention_heads * size, block.num_key_value_heads * size
-        self.q_proj = nn.Linear(2 * block.hidden_size, queries, bias=bias)
-        self.k_proj = nn.Linear(2 * block.hidden_size, keys, bias=bias)
-        self.v_proj = nn.Linear(2 * block.hidden_size, keys, bias=bias)
-        self.o_proj = nn.Linear(queries, block.hidden_size, bias=bias)
-        norms = block.model_type == "qwen3"
-        self.q_norm, self.k_norm = (Norm(size, block.rms_norm_eps) if norms else nn.Identity() for _ in range(2))
-
-
 class Layer(nn.Module):
-    """The parts of the one decoder layer."""
+    """The parts of the one decoder layer; its attention reads the token's embedding and the state, in this order."""
 
     def __init__(self, block: Any):
         super().__init__()
         self.input_layernorm, self.hidden_norm, self.post_attention_layernorm = (
             Norm(block.hidden_size, block.rms_norm_eps) for _ in range(3)
         )
-        self.self_attn = Attention(block)
-        self.mlp = (Qwen3MLP if block.model_type == "qwen3" else LlamaMLP)(block)
+        self.self_attn = Attention(block, 2 * block.hidden_size)
+        self.mlp = mlp(block)
 
 
 class FeatureHead(nn.Module):
@@ -107,9 +83,7 @@ class FeatureHead(nn.Module):
             hidden = torch.cat([norm(part) for norm, part in parts], dim=-1)
         return self.fc(hidden)
 
-    def project(
-        self, states: Tensor, tokens: Tensor, rotation: tuple[Tensor, Tensor]
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def project(self, states: Tensor, tokens: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """States (batch, n, hidden) and the token after each (batch, n).  -> the residual stream, the same shape;
         queries, keys, values (batch, heads, n, head size)
 
@@ -118,29 +92,14 @@ class FeatureHead(nn.Module):
         layer, attention = self.layer, self.layer.self_attn
         normed = layer.hidden_norm(states)
         x = torch.cat([layer.input_layernorm(self.embed_tokens(tokens)), normed], dim=-1)  # (batch, n, 2 * hidden)
-        queries, keys, values = (
-            projection(x).unflatten(-1, (-1, self.config.block.head_dim))  # (batch, n, heads, head size)
-            for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
-        )
-        queries, keys = attention.q_norm(queries).transpose(1, 2), attention.k_norm(keys).transpose(1, 2)
-        cos, sin = (part.to(x.dtype) for part in rotation)
-        queries, keys = apply_rotary_pos_emb(queries, keys, cos, sin)
         residual = normed if self.config.norm_before_residual else states
-        return residual, queries, keys, values.transpose(1, 2)
+        return residual, attention.queries(x, rotation), *attention.keys_and_values(x, rotation)
 
     def finish(self, residual: Tensor, attended: Tensor) -> Tensor:
         """(batch, n, hidden) and the attention's output (batch, heads, n, head size) -> states one position on"""
-        layer = self.layer
-        x = residual + layer.self_attn.o_proj(attended.transpose(1, 2).flatten(2))
-        x = x + layer.mlp(layer.post_attention_layernorm(x))
+        x = finish(self.layer, residual, attended)
         return self.norm(x) if self.config.norm_output else x
 
     def logits(self, states: Tensor) -> Tensor:
         """What `finish` gives, (batch, n, hidden) -> (batch, n, draft_vocab)"""
         return self.lm_head(states if self.config.norm_output else self.norm(states))
-
-
-def rotations(block: Any, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """(n,) positions -> their cosines and sines, (1, n, head size) each, float32"""
-    rotary = LlamaRotaryEmbedding(block).to(positions.device)
-    return rotary(torch.empty(0, device=positions.device), positions[None])
