@@ -11,7 +11,7 @@ import pytest
 import scipy.stats
 import torch
 from decoding import plain_text, speculative_rounds
-from heads import tiny_head
+from heads import tiny_block_head, tiny_head
 from tiny_models import CONTEXT, FAMILIES, VOCAB, PlainTransformer, perturbed, tiny
 from torch import Tensor
 from transformers import MixtralConfig, MixtralForCausalLM
@@ -25,6 +25,7 @@ from speclab.core.accept import RULES, accept
 from speclab.core.counts import Counts
 from speclab.core.rounds import AcceptResult, DecodeSettings, Round, tokens_of
 from speclab.core.sampling import Sampling, draw
+from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.oracle import OracleModelDrafter
 from speclab.lab.instruments import LoopFunctions, with_phases
@@ -440,6 +441,17 @@ def test_joint_law_of_a_draft_that_reads_states(n_draws):
     """Its proposals depend on the target's states, on its own outputs and on the tokens that it drew."""
     model = tiny("llama", vocab_size=IDS)
     drafter = FeatureDrafter(tiny_head(vocab=IDS))
+    target = CachedModel(model)
+    target.hidden_layers = (0, 1)
+    check_law(Law(1.0, 2), target, drafter, n_draws)
+
+
+@pytest.mark.parametrize("n_draws", [600, pytest.param(3000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("markov_rank", [0, 4])
+def test_joint_law_of_a_draft_that_proposes_a_block(markov_rank, n_draws):
+    """One pass for both tokens; with a Markov head the second one's law depends on the first one."""
+    model = tiny("llama", vocab_size=IDS)
+    drafter = BlockDrafter(tiny_block_head(model, markov_rank=markov_rank, std=0.7))
     target = CachedModel(model)
     target.hidden_layers = (0, 1)
     check_law(Law(1.0, 2), target, drafter, n_draws)
