@@ -6,11 +6,14 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedModel, Qwen3Config
 
+from speclab.drafts.heads.block import BlockConfig, BlockHead
 from speclab.drafts.heads.feature import FeatureHead, HeadConfig
+from speclab.drafts.heads.files import weights_of
 from speclab.drafts.heads.rollout import rollout, target_pass
 from speclab.models.cached import CachedModel
 from tests.decoding import plain_text
 from tests.tiny_models import VOCAB, tiny
+from training.blocks import block_loss
 from training.rollouts import distance
 
 
@@ -56,11 +59,16 @@ def prompts(n: int, seed: int = 3, length: int = 9) -> Tensor:
 N_NEW = 26  # tokens of a text that was learnt
 
 
+def learnt_texts(target: PreTrainedModel) -> Tensor:
+    """The target's greedy texts after four prompts, (4, 9 + N_NEW)."""
+    return torch.tensor([[*p.tolist(), *plain_text(CachedModel(target), p[None], N_NEW)] for p in prompts(4)])
+
+
 @functools.cache
 def trained() -> tuple[PreTrainedModel, FeatureHead, Tensor]:
     """A tiny target, a head that has learnt some of its texts by heart, and these texts, (4, 9 + N_NEW)."""
     target = tiny("llama", dtype=torch.float32).requires_grad_(False)
-    texts = torch.tensor([[*p.tolist(), *plain_text(CachedModel(target), p[None], N_NEW)] for p in prompts(4)])
+    texts = learnt_texts(target)
     hidden, logits = target_pass(target, texts, (0, 1))
     head = tiny_head(std=0.1).float()
     stepper = torch.optim.Adam(head.train().parameters(), 1e-2)
@@ -72,6 +80,40 @@ def trained() -> tuple[PreTrainedModel, FeatureHead, Tensor]:
                 for step, (positions, drafted) in enumerate(rollout(head, hidden, texts, 3))
             )
             loss.backward()
+            torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
+            stepper.step()
+    return target.double(), head.double().eval().requires_grad_(False), texts
+
+
+def tiny_block_head(
+    target: PreTrainedModel, seed: int = 0, slots: int = 4, layers: int = 2, std: float = 0.3, **options
+) -> BlockHead:
+    """A random head for a tiny target of two layers, of which it reads both; its matrices have this spread."""
+    table, output = weights_of(target)
+    vocab, hidden = table.shape
+    sizes = block(hidden, True, vocab, num_hidden_layers=layers, max_position_embeddings=256)
+    config = {"draft_vocab": vocab, "mask": vocab - 1} | options
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        head = BlockHead(BlockConfig(sizes, (0, 1), hidden, slots=slots, **config), table, output).to(table.dtype)
+        for weight in head.parameters():
+            torch.nn.init.normal_(weight, mean=float(weight.ndim == 1), std=std)
+    head.output = head.output[: config["draft_vocab"]]
+    return head.eval()
+
+
+@functools.cache
+def trained_block(**options) -> tuple[PreTrainedModel, BlockHead, Tensor]:
+    """A tiny target, a block head that has learnt some of its texts by heart, and these texts, (4, 9 + N_NEW)."""
+    target = tiny("llama", dtype=torch.float32).requires_grad_(False)
+    texts = learnt_texts(target)
+    head = tiny_block_head(target, std=0.1, **options)
+    stepper = torch.optim.Adam(head.train().parameters())
+    with torch.enable_grad():
+        for step in range(150):
+            stepper.param_groups[0]["lr"] = 0.02 * (1 - step / 150)
+            stepper.zero_grad()
+            block_loss(head, target, texts, torch.tensor(step)).backward()
             torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
             stepper.step()
     return target.double(), head.double().eval().requires_grad_(False), texts

@@ -11,7 +11,7 @@ import pytest
 import scipy.stats
 import torch
 from decoding import plain_text, speculative_rounds
-from heads import tiny_head
+from heads import tiny_block_head, tiny_head
 from tiny_models import CONTEXT, FAMILIES, VOCAB, PlainTransformer, perturbed, tiny
 from torch import Tensor
 from transformers import MixtralConfig, MixtralForCausalLM
@@ -25,6 +25,7 @@ from speclab.core.accept import RULES, accept
 from speclab.core.counts import Counts
 from speclab.core.rounds import AcceptResult, DecodeSettings, Round, tokens_of
 from speclab.core.sampling import Sampling, draw
+from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength, RoundCosts
@@ -318,7 +319,7 @@ FULL_LAWS = [
     for top_k, top_p in ((0, 1.0), (3, 1.0), (0, 0.8), (4, 0.9))
 ]
 # Each law is tested twice. All of them together raise a false alarm with probability below 1e-6 (Bonferroni).
-ALARM = 1e-6 / (2 * (len(LAWS) + len(FULL_LAWS) + 7))
+ALARM = 1e-6 / (2 * (len(LAWS) + len(FULL_LAWS) + 9))
 
 
 def reference_probs(logits: list[float], temperature: float, top_k: int, top_p: float) -> list[float]:
@@ -467,6 +468,17 @@ def test_joint_law_of_lengths_that_choose_themselves(kind, rule, monkeypatch):
     auto.costs[1.0] = RoundCosts(draft, (1.0, 1.0, 1.001, 1.2))
     monkeypatch.setitem(globals(), "speculative_rounds", functools.partial(speculative_rounds, accept=RULES[rule]))
     check_law(Law(1.0, 3), plain_models()["target"], auto, 1000)
+
+
+@pytest.mark.parametrize("n_draws", [600, pytest.param(3000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("markov_rank", [0, 4])
+def test_joint_law_of_a_draft_that_proposes_a_block(markov_rank, n_draws):
+    """One pass for both tokens; with a Markov head the second one's law depends on the first one."""
+    model = tiny("llama", vocab_size=IDS)
+    drafter = BlockDrafter(tiny_block_head(model, markov_rank=markov_rank, std=0.7))
+    target = CachedModel(model)
+    target.hidden_layers = (0, 1)
+    check_law(Law(1.0, 2), target, drafter, n_draws)
 
 
 @pytest.mark.parametrize("n_draws", [1000, pytest.param(8000, marks=pytest.mark.full)])

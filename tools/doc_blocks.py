@@ -69,19 +69,21 @@ def first_run() -> str:
 
 
 def heads() -> str:
-    """The lab's heads: sizes, training, acceptance by position and tokens per round on held-out text and the prompts."""
+    """The lab's head: size, training, and on held-out text and the prompts what it reaches."""
     facts = read_json(FEATURE)
     scores = facts["scores"]
     depth = len(next(iter(scores.values()))["by_position"])
     cells: dict[str, tables.Cell] = {"greedy texts": str}
-    for i in range(depth):
-        cells[str(i + 1)] = lambda name, i=i: tables.number(scores[name]["by_position"][i])
-    for k in ("2", "4", "6"):
-        cells[f"tok/rnd k={k}"] = lambda name, k=k: tables.number(scores[name]["tokens_per_round"][k])
+
+    def of(key: str, place: int | str) -> tables.Cell:
+        return lambda name: tables.number(scores[name][key][place])
+
+    cells |= {str(i + 1): of("by_position", i) for i in range(depth)}
+    cells |= {f"tok/rnd k={k}": of("tokens_per_round", k) for k in ("2", "4", "6")}
     about = (
         f"`feature`: {facts['parameters'] / 1e6:.1f} M parameters, {facts['steps']:,} steps over "
-        f"{facts['tokens'] / 1e6:.1f} M tokens in {facts['seconds'] / 60:.0f} minutes on two shared cores. Acceptance of "
-        "drafted token 1, 2, ..., given that those before it were accepted, and tokens per round:"
+        f"{facts['tokens'] / 1e6:.1f} M tokens in {facts['seconds'] / 60:.0f} minutes on two shared cores. Acceptance "
+        "of drafted token 1, 2, ..., given that those before it were accepted, and tokens per round:"
     )
     return f"{about}\n\n{_shown(tables.Table(list(scores), cells))}"
 

@@ -1,8 +1,9 @@
 """Train a draft that reads its target's hidden states: `python -m training.drafts KIND`.
 
-    python -m training.drafts feature --minutes 180              # for the lab's target
+    python -m training.drafts feature --minutes 180                  # for the lab's target
+    python -m training.drafts block --minutes 180 --markov-rank 64   # one pass for all tokens of a round
     python -m training.drafts feature --minutes 10 --device cuda
-    python -m training.drafts feature --target FOLDER --minutes 60
+    python -m training.drafts block --target FOLDER --minutes 60
 
 The draft learns from training text (the sources of Python's standard library) and from what the target itself writes
 after pieces of it. An interrupted run goes on where it stopped; with more --minutes a finished one goes on, too. What
@@ -13,27 +14,31 @@ and the acceptance by position.
 if __name__ == "__main__":
     from speclab.system import startup  # noqa: F401 - Ctrl-C before main() runs, and missing libraries, are one line
 
+import argparse
 import functools
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import LlamaConfig, PreTrainedModel, PreTrainedTokenizerBase, Qwen3Config
 
 from speclab.cli import parsing
+from speclab.drafts.heads.block import BlockConfig, BlockHead
 from speclab.drafts.heads.feature import FeatureHead, HeadConfig
-from speclab.drafts.heads.files import write_head
+from speclab.drafts.heads.files import FORMATS, weights_of, write_head
 from speclab.lab.training import corpus
 from speclab.lab.training.steps import readable, save_tensors, sent, train
 from speclab.models import loading
 from speclab.records import files
-from speclab.system.errors import reports_problems
+from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.files import check_writable, prepare_folder, write_whole
 from speclab.system.terminal import note, say
+from training.blocks import SLOTS, block_loss, unused_id
 from training.draft import continuations
 from training.models import encode
 from training.rollouts import rollout_loss
@@ -46,40 +51,50 @@ BATCH_TOKENS = {"cuda": 65536}
 FEW_TOKENS = 4096
 
 
-def config_for(target: PreTrainedModel, intermediate: int) -> HeadConfig:
-    """A head of the target's width; it reads layers a third, two thirds and almost all the way up."""
+def sizes(target: PreTrainedModel, n_layers: int, intermediate: int) -> dict[str, Any]:
+    """Of decoder layers of the target's width."""
     config = target.config.get_text_config()
-    n, heads = config.num_hidden_layers, config.num_attention_heads
-    block = LlamaConfig(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=intermediate,
-        num_hidden_layers=1,
-        num_attention_heads=heads,
-        num_key_value_heads=getattr(config, "num_key_value_heads", None) or heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-        max_position_embeddings=getattr(config, "max_position_embeddings", 4096),
-        tie_word_embeddings=False,
-    )
+    heads = config.num_attention_heads
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": n_layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": getattr(config, "num_key_value_heads", None) or heads,
+        "head_dim": getattr(config, "head_dim", None) or config.hidden_size // heads,
+        "max_position_embeddings": getattr(config, "max_position_embeddings", 4096),
+        "tie_word_embeddings": False,
+    }
+
+
+def fresh_head(target: PreTrainedModel, args: argparse.Namespace, mask: int | None = None) -> FeatureHead | BlockHead:
+    """Random, but for embedding and output layer, which are the target's or start as them.
+
+    It reads layers a third, two thirds and almost all the way up. mask: the mask token of a block.
+    """
+    config = target.config.get_text_config()
+    n, width, vocab = config.num_hidden_layers, config.hidden_size, config.vocab_size
     layers = (max(0, n // 3 - 1), max(0, 2 * n // 3 - 1), max(0, n - 2))
-    return HeadConfig(block, layers, config.hidden_size, config.vocab_size)
-
-
-def fresh_head(target: PreTrainedModel, config: HeadConfig, seed: int) -> FeatureHead:
-    """Random, but for the embedding and the output layer, which start as the target's."""
+    table, output = weights_of(target)
+    head: FeatureHead | BlockHead
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        head = FeatureHead(config)
+        torch.manual_seed(args.seed)
+        if mask is None:
+            block: Any = LlamaConfig(**sizes(target, 1, args.intermediate))
+            head = FeatureHead(HeadConfig(block, layers, width, vocab))
+        else:
+            block = Qwen3Config(**sizes(target, args.layers, args.intermediate))
+            markov = {"markov_rank": args.markov_rank, "causal": args.causal}
+            head = BlockHead(BlockConfig(block, layers, width, vocab, SLOTS, mask, **markov), table, output)
         for name, weight in head.named_parameters():
             if weight.ndim == 2:
-                torch.nn.init.normal_(weight, std=0.005 if "o_proj" in name or "down_proj" in name else 0.02)
-    pairs: list[Any] = [
-        (head.embed_tokens, target.get_input_embeddings()),
-        (head.lm_head, target.get_output_embeddings()),
-    ]
-    with torch.no_grad():
-        for own, of_target in pairs:
-            own.weight.copy_(of_target.weight)
+                std = 0.005 if "o_proj" in name or "down_proj" in name else 0.02
+                torch.nn.init.normal_(weight, std=std * ("markov_w2" not in name))  # a bias of 0
+    if isinstance(head, FeatureHead):
+        with torch.no_grad():
+            head.embed_tokens.weight.copy_(table)
+            head.lm_head.weight.copy_(output)
     return head
 
 
@@ -116,22 +131,33 @@ def batch(stream: Tensor, own: dict[int, Tensor], step: int, seed: int, tokens: 
 def make_parser() -> parsing.Parser:
     """The flags."""
     parser = parsing.make_parser(__doc__)
-    parser.add_argument("kind", choices=["feature"], help="what to train")
+    parser.add_argument("kind", choices=list(FORMATS), help="what to train")
     parser.add_argument("--target", default=loading.LAB_TARGET, metavar="NAME", help="(default: the lab's)")
     parser.add_argument("--minutes", type=parsing.positive, default=180, help="of training (default: 180)")
     parser.add_argument(
         "--own-minutes", type=parsing.positive, default=10, help="of the target's writing (default: 10)"
     )
     parser.add_argument(
-        "--intermediate", type=parsing.at_least(1), default=1024, help="width of the MLP (default: 1024)"
+        "--intermediate", type=parsing.at_least(1), help="width of the MLPs (default: feature 1024, block 704)"
+    )
+    parser.add_argument("--layers", type=parsing.at_least(1), default=2, help="of a block (default: 2)")
+    parser.add_argument(
+        "--markov-rank",
+        type=parsing.at_least(0),
+        default=64,
+        help="of a block: how finely a token depends on the one before; 0 is off (default: 64)",
+    )
+    parser.add_argument("--causal", action="store_true", help="of a block: no slot reads those behind it")
+    parser.add_argument(
+        "--mask", type=parsing.at_least(0), metavar="ID", help="of a block: an id that no text has (default: found)"
     )
     parser.add_argument("--rate", type=parsing.positive, default=4e-3, help="peak learning rate (default: 0.004)")
     parser.add_argument("--device", choices=("cpu", "cuda", "mps"), default="cpu", help="(default: cpu)")
     parser.add_argument("--threads", type=parsing.at_least(1), help="(default: all cores)")
     parser.add_argument("--seed", type=parsing.seed, default=0, help="(default: 0)")
-    parser.add_argument("--work-dir", type=parsing.some_path, default=Path("build/feature"), help="checkpoints, texts")
+    parser.add_argument("--work-dir", type=parsing.some_path, help="checkpoints, texts (default: build/KIND)")
     parser.add_argument(
-        "--out", type=parsing.some_path, default=Path("build/feature/out"), help="gets the draft when it is trained"
+        "--out", type=parsing.some_path, help="gets the draft when it is trained (default: build/KIND/out)"
     )
     return parser
 
@@ -140,6 +166,9 @@ def make_parser() -> parsing.Parser:
 def main(argv: list[str] | None = None) -> int:
     """Train a draft.  -> exit code"""
     args = make_parser().parse_args(argv)
+    args.intermediate = args.intermediate or {"feature": 1024, "block": 704}[args.kind]
+    args.work_dir = args.work_dir or Path("build") / args.kind
+    args.out = args.out or Path("build") / args.kind / "out"
     if args.threads:
         torch.set_num_threads(args.threads)
     device = loading.choose_device(args.device)[0]
@@ -147,6 +176,12 @@ def main(argv: list[str] | None = None) -> int:
     check_writable(args.out / "training.json", "--out")
     tokenizer: Any = loading.load_tokenizer(args.target)
     target = loading.load_model(args.target, device, torch.float32, "target").requires_grad_(False)
+    mask = None
+    if args.kind == "block":
+        vocab = target.config.get_text_config().vocab_size
+        mask = unused_id(tokenizer, vocab) if args.mask is None else args.mask
+        if mask >= vocab:
+            raise UsageProblem(f"--mask {mask}: the target's last id is {vocab - 1}")
     documents = list(corpus.standard_library())
     stream = encode(tokenizer, [d.text for d in documents if not d.held_out])
     held_out = encode(tokenizer, [d.text for d in documents if d.held_out])
@@ -154,14 +189,18 @@ def main(argv: list[str] | None = None) -> int:
     own = own_texts(args.work_dir, target, stream, 60 * args.own_minutes, args.seed)
     note(f"the target wrote {', '.join(f'{len(rows):,} texts of {length} tokens' for length, rows in own.items())}")
 
-    head = fresh_head(target, config_for(target, args.intermediate), args.seed).to(device)
+    head = fresh_head(target, args, mask).to(device)
     note(f"{sum(weight.numel() for weight in head.parameters()):,} parameters")
     tokens = BATCH_TOKENS.get(device.type, FEW_TOKENS)
 
     def batches(step: int) -> list[tuple[Tensor, ...]]:
         return [(sent(batch(stream, own, step, args.seed, tokens), device), torch.tensor(step))]
 
-    loss_of = functools.partial(rollout_loss, head, target)
+    loss_of: Callable[..., Tensor]
+    if isinstance(head, BlockHead):
+        loss_of = functools.partial(block_loss, head, target)
+    else:
+        loss_of = functools.partial(rollout_loss, head, target)
     facts = train(head, batches, loss_of, 60 * args.minutes, args.rate, args.kind, args.work_dir / "head.pt")
     scores = scored(head.eval(), target, tokenizer, held_out, args.seed)
     say(json.dumps(scores))
@@ -172,6 +211,7 @@ def main(argv: list[str] | None = None) -> int:
         "target": name,
         "parameters": sum(weight.numel() for weight in head.parameters()),
         **asdict(facts),
+        **({"slots": SLOTS, "layers": args.layers, "markov_rank": args.markov_rank} if args.kind == "block" else {}),
         "own_texts": {length: len(rows) for length, rows in own.items()},
         "rate": args.rate,
         "seed": args.seed,
@@ -184,7 +224,11 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def scored(
-    head: FeatureHead, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, held_out: Tensor, seed: int
+    head: FeatureHead | BlockHead,
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    held_out: Tensor,
+    seed: int,
 ) -> dict:
     """Acceptance on held-out continuations and on the lab's prompts, of each kind and all together."""
     texts = greedy_texts(target, tokenizer)

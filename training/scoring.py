@@ -4,8 +4,9 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
+from speclab.drafts.heads.block import BlockHead
 from speclab.drafts.heads.feature import FeatureHead
-from speclab.drafts.heads.rollout import rollout, target_pass
+from speclab.drafts.heads.rollout import chains, target_pass
 from speclab.models import prompts
 from training.draft import PROMPT, continuations
 
@@ -34,26 +35,30 @@ def greedy_texts(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
 
 
 @torch.inference_mode()
-def agreement(head: FeatureHead, target: PreTrainedModel, text: Tensor, start: int, depth: int) -> Tensor:
+def agreement(head: FeatureHead | BlockHead, target: PreTrainedModel, text: Tensor, start: int, depth: int) -> Tensor:
     """Whether token j of a chain is the target's choice, for chains after every token from `start` on.
 
-    text (1, length) -> (chains, depth). Row i is the chain of a round whose last committed token is number start + i.
+    text (1, length) -> (chains, depth), or as many columns as the head drafts tokens. Row i is the chain of a round
+    whose last committed token is number start + i.
     """
     hidden, logits = target_pass(target, text, head.config.layers)
     chosen = logits[0].argmax(-1)  # (length,): the target's token after each
     match = []
-    for step, (positions, drafted) in enumerate(rollout(head, hidden, text, depth)):
-        match.append(drafted[0].argmax(-1) == chosen[positions + step + 1])
+    for step, drafted in enumerate(chains(head, hidden, text, depth)):
+        match.append(drafted[0].argmax(-1) == chosen[step + 1 : step + 1 + drafted.shape[1]])
     return torch.stack(match, dim=-1)[start - 1 :]
 
 
 @torch.inference_mode()
-def score(head: FeatureHead, target: PreTrainedModel, texts: list[tuple[Tensor, int]], depth: int = 7) -> dict:
+def score(
+    head: FeatureHead | BlockHead, target: PreTrainedModel, texts: list[tuple[Tensor, int]], depth: int = 7
+) -> dict:
     """Conditional acceptance by position, and rounds of greedy decoding replayed: alpha and tokens per round at k."""
+    matches = [agreement(head, target, text, start, depth) for text, start in texts]
+    depth = min(match.shape[1] for match in matches)
     alive, tested = torch.zeros(depth), torch.zeros(depth)
-    rounds, accepted, tries = (dict.fromkeys((2, 4, 6, 7), 0) for _ in range(3))
-    for text, start in texts:
-        match = agreement(head, target, text, start, depth)
+    rounds, accepted, tries = (dict.fromkeys([k for k in (2, 4, 6, 7) if k <= depth], 0) for _ in range(3))
+    for match in matches:
         kept = match.cumprod(-1)
         before = torch.cat([torch.ones_like(kept[:, :1]), kept[:, :-1]], dim=1)
         alive, tested = alive + kept.sum(0), tested + before.sum(0)

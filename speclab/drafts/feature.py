@@ -14,47 +14,23 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from draft_models import as_draft
 from speclab.core.rounds import Draft, Target
-from speclab.core.sampling import GREEDY, Sampling, draw_draft, probability, to_device
-from speclab.drafts.heads.feature import FeatureHead, rotations
+from speclab.core.sampling import Sampling, draw_draft, probability, to_device
+from speclab.drafts.heads.drafter import HeadDrafter
+from speclab.drafts.heads.feature import FeatureHead
 
-SPARE = 512  # rows of new buffers beyond what is needed
 
+class FeatureDrafter(HeadDrafter):
+    """Proposes tokens one by one."""
 
-class FeatureDrafter:
-    """Proposes tokens one by one. The target's passes have to keep the outputs of the head's layers
-    (CachedModel.hidden_layers).
-
-    ids: (draft vocabulary,) the target's id of each of the head's; None where they are the same.
-    """
+    head: FeatureHead
 
     def __init__(self, head: FeatureHead, ids: Tensor | None = None):
-        self.head, self.ids = head.freeze(), ids
+        super().__init__(head, ids)
         self.keep_drafting: Callable[[float], bool] | None = None  # asked after each token: another one? (-k auto)
-        self._layers = head.config.layers
-        self._sampling, self._vocab_size = GREEDY, 0  # the target's
-        self._keys = self._values = self._cos = self._sin = torch.empty(0)
-        self._reserve(SPARE, 0)
-
-    def __deepcopy__(self, memo: dict) -> "FeatureDrafter":
-        """The weights are shared; keys, values and text are the copy's own."""
-        return type(self)(self.head, self.ids)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self.head.fc.weight.device
-
-    def describe(self) -> str:
-        """What it is, in a few words."""
-        millions = sum(weight.numel() for weight in self.head.parameters()) / 1e6
-        layers = ", ".join(map(str, self._layers))
-        return f"one layer over the target's states after layers {layers} (from 0), {millions:.1f} M parameters"
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
         """Take the target's states of the prompt, (1, prompt length) ids; they are read in the first round."""
-        self._target, self._sampling, self._vocab_size = target, sampling, target.vocab_size
-        self._length = 0  # rows of keys and values that stay
-        self._hidden = target.hidden(self._layers)  # (1, rows, layers * width), not read yet
+        super().prefill(target, prompt, sampling)
         self._tokens = prompt[:, 1:]  # (1, rows), the token after each; the last one's comes with `observe`
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
@@ -91,10 +67,7 @@ class FeatureDrafter:
         hidden)"""
         n = tokens.shape[1]
         tokens = tokens.clamp(max=self.head.config.block.vocab_size - 1)  # a target may know more ids
-        if length + n > self._keys.shape[2]:
-            self._reserve(2 * (length + n), length)
-        rotation = self._cos[:, length : length + n], self._sin[:, length : length + n]
-        residual, queries, keys, values = self.head.project(states, tokens, rotation)
+        residual, queries, keys, values = self.head.project(states, tokens, self._rotation(length, n))
         self._keys[:, :, length : length + n] = keys
         self._values[:, :, length : length + n] = values
         mask = None
@@ -108,23 +81,3 @@ class FeatureDrafter:
             enable_gqa=queries.shape[1] != keys.shape[1],
         )
         return self.head.finish(residual[:, -1:], attended[:, :, -1:])
-
-    def of_target(self, logits: Tensor, vocab_size: int) -> Tensor:
-        """The head's logits (n, draft vocabulary) -> (n, vocab_size); ids that the head lacks have no probability"""
-        n_ids = max(vocab_size, self.head.config.block.vocab_size)
-        if self.ids is not None or logits.shape[1] < n_ids:
-            ids = torch.arange(logits.shape[1], device=logits.device) if self.ids is None else self.ids
-            logits = logits.new_full((len(logits), n_ids), float("-inf")).index_copy_(1, ids, logits)
-        return logits[:, :vocab_size]
-
-    def _reserve(self, rows: int, length: int) -> None:
-        """New buffers of so many rows with the first `length` of the old ones, and the rotations of their positions."""
-        block, weight = self.head.config.block, self.head.fc.weight
-        shape = (1, block.num_key_value_heads, rows, block.head_dim)
-        buffers = [torch.zeros(shape, dtype=weight.dtype, device=weight.device) for _ in range(2)]
-        if length:
-            for new, old in zip(buffers, (self._keys, self._values), strict=True):
-                new[:, :, :length] = old[:, :, :length]
-        self._keys, self._values = buffers
-        cos, sin = rotations(block, torch.arange(rows, device=weight.device))
-        self._cos, self._sin = cos.to(weight.dtype), sin.to(weight.dtype)

@@ -6,8 +6,10 @@ from collections.abc import Iterable
 
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.rounds import Drafter
+from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
-from speclab.drafts.heads.files import read_head
+from speclab.drafts.heads.block import BlockHead
+from speclab.drafts.heads.files import FORMATS, read_head
 from speclab.drafts.hybrid import HybridDrafter, parts
 from speclab.drafts.lengths import AutoLength
 from speclab.drafts.oracle import NEEDS_GREEDY, FreeOracleDrafter, OracleDraft, OracleModelDrafter
@@ -19,14 +21,16 @@ from speclab.models.setup import Setup
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.system.terminal import note
 
-KINDS = "model, ngram, suffix, feature:HEAD, hybrid:LOOKUP+MODEL, dial:0.8, lab:SIZE, a folder or a hub name"
+KINDS = (
+    "model, ngram, suffix, feature:HEAD, block:HEAD, hybrid:LOOKUP+MODEL, dial:0.8, lab:SIZE, a folder or a hub name"
+)
 LOOKUPS: dict[str, type[NgramDrafter] | type[SuffixDrafter]] = {"ngram": NgramDrafter, "suffix": SuffixDrafter}
 USUAL_HYBRID = "suffix+feature"
 AS_WIDE = "wide"  # feature:wide, the lab's head padded to the width of a padded target
-LAB_HEADS = {"feature": str(loading.LAB_PAIR / "feature")}
+LAB_HEADS = {kind: str(loading.LAB_PAIR / kind) for kind in FORMATS}
 # What may be meant by a name that is nearly one of these: the lab's kinds, and words of other programs for them.
 WORDS = (
-    *("model", "ngram", "suffix", "feature", "hybrid", "eagle3", "dial:0.8", "none"),
+    *("model", "ngram", "suffix", "feature", "hybrid", "eagle3", "block", "dflash", "dspark", "dial:0.8", "none"),
     *("lookup", "prompt-lookup", "assistant", "draft", "draft-model"),
 )
 
@@ -46,16 +50,14 @@ def check_kind(kind: str, greedy: bool = True) -> None:
         if name == "ngram" or (name not in ("", "free", "model") and _mistyped(name)):
             raise UsageProblem(f"--draft {kind}: give the dial a model to pay for, for example dial:0.8:model")
         return
-    if word == "feature":
-        own = rest in ("", AS_WIDE) and kind != "feature:"
+    if word in LAB_HEADS:
+        own = kind in (word, f"feature:{AS_WIDE}")
         if not own and _mistyped(rest):
-            raise UsageProblem(
-                f"--draft {kind}: give a head's folder or hub name, for example feature:build/feature/out"
-            )
+            raise UsageProblem(f"--draft {kind}: give a head's folder or hub name, for example {word}:build/{word}/out")
         if not own:
             loading.check_place(rest)
-        elif not loading.exists(LAB_HEADS["feature"]):
-            raise UsageProblem("--draft feature: the lab has no such head yet; type: python -m training.drafts feature")
+        elif not loading.exists(LAB_HEADS[word]):
+            raise UsageProblem(f"--draft {word}: the lab has no such head yet; type: python -m training.drafts {word}")
         return
     if word == "hybrid":
         _, model = _of_hybrid(kind)
@@ -108,14 +110,15 @@ def make_drafter(kind: str, setup: Setup, seed: int = 0) -> Drafter:
         if name == "free":
             return FreeOracleDrafter(accuracy, seed)
         return OracleModelDrafter(_draft_model(name or "model", setup), accuracy, seed)
-    if word == "feature":
+    if word in LAB_HEADS:
         target, padded = setup.target, padding.is_lab_size(setup.target_name)
-        if rest == AS_WIDE and not padded:
+        as_wide = kind == f"feature:{AS_WIDE}"
+        if as_wide and not padded:
             raise UsageProblem(f"--draft {kind} is for a padded target; give --target lab:SIZE, or --draft feature")
-        name = LAB_HEADS["feature"] if rest in ("", AS_WIDE) else rest
-        saved = read_head(name, target.model, padded, rest == AS_WIDE)
-        target.hidden_layers = tuple(sorted({*target.hidden_layers, *saved.head.config.layers}))
-        return FeatureDrafter(saved.head, saved.ids)
+        name = LAB_HEADS[word] if as_wide or not rest else rest
+        head, ids = read_head(name, target.model, word, padded, as_wide)
+        target.hidden_layers = tuple(sorted({*target.hidden_layers, *head.config.layers}))
+        return BlockDrafter(head, ids) if isinstance(head, BlockHead) else FeatureDrafter(head, ids)
     return ModelDrafter(_draft_model(kind, setup))
 
 
@@ -169,8 +172,8 @@ def auto_length(kind: str, drafter: Drafter) -> AutoLength | HybridDrafter:
 def drafter_name(kind: str) -> str:
     """What tables and records call a draft."""
     word, _, rest = kind.partition(":")
-    if word == "feature" and rest not in ("", AS_WIDE):
-        return f"feature:{loading.short_name(rest)}"
+    if word in LAB_HEADS and kind not in (word, f"feature:{AS_WIDE}"):
+        return f"{word}:{loading.short_name(rest)}"
     if word == "hybrid" and rest:
         lookup, model = _of_hybrid(kind)
         return f"hybrid:{lookup}+{drafter_name(model)}"

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from draft_models import ModelDrafter, draft_room
 from speclab.core.sampling import Sampling
-from speclab.drafts.feature import FeatureDrafter
+from speclab.drafts.heads.drafter import HeadDrafter
 from speclab.drafts.hybrid import LookupDrafter, parts
 from speclab.drafts.oracle import OracleDraft
 from speclab.lab.harness import Bench, Measurement
-from speclab.lab.output_checks import both_distributions, chain_probs, lookups
+from speclab.lab.output_checks import both_distributions, lookups
 from speclab.models.prompts import Prompt
 from speclab.theory import losslessness
 from speclab.theory.costs import Costs, fit
@@ -35,7 +35,7 @@ def accept_probs(
     It costs one teacher-forced pass of each model over the text; nothing is decoded.
     """
     drafter = parts(bench.drafters[draft])[-1]
-    if isinstance(drafter, FeatureDrafter):
+    if isinstance(drafter, HeadDrafter):
         return _of_chains(bench, drafter, prompt.id_list, text, sampling, longest)
     if isinstance(drafter, LookupDrafter):
         proposals = enumerate(lookups(drafter, prompt.id_list, text, longest))
@@ -60,13 +60,13 @@ def _ratios(target_probs: Tensor, draft_probs: Tensor, text: list[int]) -> np.nd
 
 
 def _of_chains(
-    bench: Bench, drafter: FeatureDrafter, prompt: list[int], text: list[int], sampling: Sampling, longest: int
+    bench: Bench, drafter: HeadDrafter, prompt: list[int], text: list[int], sampling: Sampling, longest: int
 ) -> AcceptProbs:
     """Of a draft that reads the target's states: what it proposes for a token depends on where the round began."""
     model, vocab = bench.setup.target.model, bench.setup.target.vocab_size
     target_probs = losslessness.distributions(model, prompt, text, sampling, vocab)
     rows: list[list[float]] = [[] for _ in text]
-    for depth, probs in enumerate(chain_probs(drafter, model, prompt, text, sampling, longest, vocab)):
+    for depth, probs in enumerate(drafter.chain_probs(model, prompt, text, sampling, longest, vocab)):
         n = len(text) - depth  # rounds that begin this far before the end, or further
         for t, ratio in enumerate(_ratios(target_probs[depth:], probs[:n], text[depth:])):
             rows[t].append(float(ratio))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from draft_models import ModelDrafter
-from speclab.drafts.feature import FeatureDrafter
+from speclab.drafts.heads.drafter import HeadDrafter
 from speclab.drafts.hybrid import parts
 from speclab.drafts.lengths import LONGEST
 from speclab.lab.acceptance_probs import CostTable, calibrated, probs_of_texts
@@ -240,7 +240,7 @@ def is_replayed(measured: Measurement, arm: Arm, temperature: float) -> bool:
     """Whether the text alone says what is proposed at a place, and how likely each token is accepted there. Not where a
     round's draft depends on the rounds before (hybrid), nor where its tokens are judged together."""
     drafter = measured.bench.drafters[arm.draft]
-    drawn = isinstance(parts(drafter)[-1], ModelDrafter | FeatureDrafter)
+    drawn = isinstance(parts(drafter)[-1], ModelDrafter | HeadDrafter)
     together = measured.bench.functions.rule != "token" and temperature > 0 and drawn
     return len(parts(drafter)) == 1 and not together
 

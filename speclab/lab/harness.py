@@ -25,7 +25,7 @@ from optimized_speculative import speculative_decode
 from speclab.core import graphs
 from speclab.core.rounds import DecodeSettings, Draft, Drafter
 from speclab.core.sampling import GREEDY, Sampling
-from speclab.drafts.feature import FeatureDrafter
+from speclab.drafts.heads.drafter import HeadDrafter
 from speclab.drafts.hybrid import HybridDrafter, parts
 from speclab.drafts.lengths import LONGEST, AutoLength
 from speclab.drafts.oracle import OracleDraft, reference_text
@@ -136,7 +136,7 @@ class Bench:
         proposing = [part for drafter in self.drafters.values() for part in parts(drafter)]
         for model in [part.draft for part in proposing if isinstance(part, ModelDrafter)]:
             model.prepare({2, 4}, longest)
-        drawn = [part for part in proposing if isinstance(part, ModelDrafter | FeatureDrafter)]
+        drawn = [part for part in proposing if isinstance(part, ModelDrafter | HeadDrafter)]
         for sampling in samplings:
             for n in range(most + 1):
                 for draft, logits, uniforms in self._rounds_to_judge(n, sampled=bool(drawn) and not sampling.greedy):

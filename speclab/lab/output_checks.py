@@ -5,12 +5,10 @@ import math
 from collections.abc import Iterator
 
 import torch
-from transformers import PreTrainedModel
 
 from draft_models import ModelDrafter
 from speclab.core.sampling import GREEDY, Sampling
-from speclab.drafts.feature import FeatureDrafter
-from speclab.drafts.heads.rollout import rollout, target_pass
+from speclab.drafts.heads.drafter import HeadDrafter
 from speclab.drafts.hybrid import LookupDrafter, parts
 from speclab.lab.harness import Bench, Measurement
 from speclab.records.samples import BASELINE, Arm
@@ -114,9 +112,9 @@ def both_distributions(
     drafter = parts(bench.drafters[draft])[-1]
     if isinstance(drafter, ModelDrafter):
         return target_probs, losslessness.distributions(drafter.draft.model, prompt, tokens, sampling, vocab)
-    if isinstance(drafter, FeatureDrafter):
+    if isinstance(drafter, HeadDrafter):
         model = bench.setup.target.model
-        return target_probs, next(chain_probs(drafter, model, prompt, tokens, sampling, 1, vocab))
+        return target_probs, next(drafter.chain_probs(model, prompt, tokens, sampling, 1, vocab))
     if not isinstance(drafter, LookupDrafter):
         raise TypeError(f"no distribution is known of a {type(drafter).__name__}")
     rows = torch.zeros(len(tokens), vocab)
@@ -124,29 +122,6 @@ def both_distributions(
         for proposal in proposals:
             rows[i, proposal] = 1.0
     return target_probs, rows
-
-
-def chain_probs(
-    drafter: FeatureDrafter,
-    target: PreTrainedModel,
-    prompt: list[int],
-    tokens: list[int],
-    sampling: Sampling,
-    longest: int,
-    vocab: int,
-) -> Iterator[torch.Tensor]:
-    """What a head's proposals come from, by depth: (n, vocab) on the CPU, row t of a round that begins after t of the n
-    tokens, all those before the depth accepted. Rows whose place is behind the text mean nothing."""
-    ids = torch.tensor([[*prompt, *tokens, *[0] * longest]], device=target.device)
-    with torch.inference_mode():
-        hidden, _ = target_pass(target, ids, drafter.head.config.layers)
-        # The position whose state and next token predict the first new one; a prompt of one token has none, and no
-        # round begins there.
-        first = len(prompt) - 2
-        for _, logits in rollout(drafter.head, hidden, ids, longest):
-            rows = drafter.of_target(logits[0, max(0, first) : first + len(tokens)], vocab)
-            rows = torch.cat([rows[:1], rows]) if first < 0 else rows
-            yield sampling.probs(rows).cpu()
 
 
 def lookups(drafter: LookupDrafter, prompt: list[int], tokens: list[int], k: int) -> Iterator[list[int]]:

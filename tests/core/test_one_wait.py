@@ -4,7 +4,7 @@ PyTorch itself."""
 import pytest
 import torch
 from decoding import plain_text, speculative_rounds
-from heads import tiny_head
+from heads import tiny_block_head, tiny_head
 from recorder import graphed, stand_in
 from tiny_models import VOCAB
 from watch import Watch
@@ -15,6 +15,7 @@ from speclab.core import sampling as sampling_module
 from speclab.core.accept import RULES
 from speclab.core.rounds import DecodeSettings
 from speclab.core.sampling import Sampling
+from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.oracle import ConstantDrafter, OracleModelDrafter
 from speclab.models.cached import CachedModel
@@ -35,6 +36,9 @@ def drafter_of(kind: str, target: CachedModel):
     if kind == "feature":
         target.hidden_layers = (0, 1)
         return FeatureDrafter(tiny_head())
+    if kind == "block":
+        target.hidden_layers = (0, 1)
+        return BlockDrafter(tiny_block_head(target.model, markov_rank=5))
     return {"model": lambda: ModelDrafter(graphed(noise=0.1)), "ngram": NgramDrafter, "constant": ConstantDrafter}[
         kind
     ]()
@@ -42,7 +46,7 @@ def drafter_of(kind: str, target: CachedModel):
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("kind", ["model", "feature", "ngram", "dial", "constant"])
+@pytest.mark.parametrize("kind", ["model", "feature", "block", "ngram", "dial", "constant"])
 def test_a_round_waits_once(kind, temperature, rule):
     if kind == "dial" and temperature:
         pytest.skip("the dial is greedy")

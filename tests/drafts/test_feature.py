@@ -11,10 +11,10 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from speclab.core.sampling import Sampling
 from speclab.drafts.feature import FeatureDrafter
-from speclab.drafts.heads.feature import FeatureHead, rotations
+from speclab.drafts.heads.feature import FeatureHead
+from speclab.drafts.heads.parts import rotations
 from speclab.lab.acceptance_probs import accept_probs
 from speclab.lab.harness import Bench
-from speclab.lab.output_checks import chain_probs
 from speclab.models.backends.eager import layer_outputs
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
@@ -156,7 +156,7 @@ def test_a_prompt_of_one_token_has_a_forecast_too():
 
 
 def test_buffers_grow_and_copies_are_independent(monkeypatch):
-    monkeypatch.setattr("speclab.drafts.feature.SPARE", 16)
+    monkeypatch.setattr("speclab.drafts.heads.drafter.SPARE", 16)
     model, head, texts = trained()
     drafter = Kept(head)
     other = copy.deepcopy(drafter)
@@ -227,7 +227,7 @@ def test_what_the_sampled_check_reads_is_what_the_first_token_is_drawn_from():
     drafter = FeatureDrafter(head)
     text = texts[2]
     ids = text[9:].tolist()
-    rows = next(chain_probs(drafter, model, text[:9].tolist(), ids, Sampling(1.0), 1, VOCAB))
+    rows = next(drafter.chain_probs(model, text[:9].tolist(), ids, Sampling(1.0), 1, VOCAB))
     target = reading(model, drafter)
     generator = torch.Generator().manual_seed(5)
     drafts = []

@@ -75,7 +75,7 @@ def test_in_python(pair_folder, head):
         ("feature:", 2, "give a head's folder or hub name, for example feature:build/feature/out"),
         ("feature:./nowhere", 3, "nowhere"),
         ("featur", 2, "unknown draft kind 'featur'"),
-        ("feature:{draft}", 3, "speculators_model_type is None; the lab reads eagle3"),
+        ("feature:{draft}", 3, "speculators_model_type is None; --draft feature reads eagle3"),
     ],
 )
 def test_what_is_no_head_is_one_line(pair_folder, capsys, kind, code, message):

@@ -79,7 +79,7 @@ def test_a_published_shape_with_fewer_ids_and_the_targets_embedding(target, tmp_
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"speculators_model_type": "medusa"}, "speculators_model_type is 'medusa'; the lab reads eagle3"),
+        ({"speculators_model_type": "medusa"}, "speculators_model_type is 'medusa'; --draft feature reads eagle3"),
         ({"speculators_model_type": None}, "speculators_model_type is None"),
         ({"eagle_aux_hidden_state_layer_ids": [1, 3]}, r"it reads states \[1, 3\] of a target with 2 layers"),
         ({"eagle_aux_hidden_state_layer_ids": [0, 1]}, r"it reads states \[0, 1\]"),

@@ -1,14 +1,17 @@
-"""Bugs in drafts that read the target's hidden states. The text stays right: only what is proposed tells."""
+"""Bugs in drafts that read the target's hidden states. But for the first of blocks the text stays right: only what is
+proposed tells."""
 
 import torch
 from torch import Tensor
 
-from speclab.core.rounds import Target
+from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import Sampling
+from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.heads import rollout
+from speclab.drafts.heads.block import BlockHead
+from speclab.drafts.heads.drafter import HeadDrafter
 from speclab.drafts.heads.feature import FeatureHead
-from speclab.lab import output_checks
 from speclab.models.cached import CachedModel
 from tests.mutants.bugs import mutant
 
@@ -106,4 +109,106 @@ def forecasts_every_depth_like_the_first() -> None:
         n = tokens.shape[1] - 1 - depth
         return [(positions[:n], first[:, step : step + n]) for step in range(depth)]
 
-    output_checks.rollout = flat
+    rollout.rollout = flat
+
+
+BLOCK = "drafts/test_block"
+DEFINITION = "proposals_are_the_definitions"
+LEARNT = "a_trained_head_is_often_right_and_stays_in_step"
+
+
+@mutant(5, "joint_law_of_a_draft_that_proposes_a_block", file="test_lossless")
+def stores_the_row_without_the_bias() -> None:
+    """draws from the Markov head's row, and says that it drew from the pass's own"""
+    right = BlockDrafter.propose
+
+    def propose(drafter: BlockDrafter, k: int, uniforms: Tensor) -> Draft:
+        kept, biased = [], drafter.head.biased
+        drafter.head.biased = lambda logits, before: kept.append(logits) or biased(logits, before)
+        try:
+            draft = right(drafter, k, uniforms)
+        finally:
+            del drafter.head.biased
+        if draft.probs is None:
+            return draft
+        rows = drafter.of_target(torch.cat(kept), drafter._vocab_size)
+        return draft._replace(probs=drafter._sampling.probs(rows)[None])
+
+    BlockDrafter.propose = propose
+
+
+@mutant(33, DEFINITION, LEARNT, file=BLOCK)
+def biases_by_the_token_before_the_last() -> None:
+    """reads the Markov head's row one token too early"""
+    honest = BlockDrafter.propose
+
+    def propose(drafter: BlockDrafter, k: int, uniforms: Tensor) -> Draft:
+        before, biased = [drafter._anchor], drafter.head.biased
+
+        def late(logits: Tensor, token: Tensor) -> Tensor:
+            before.append(token)
+            return biased(logits, before[-2])
+
+        drafter.head.biased = late
+        try:
+            return honest(drafter, k, uniforms)
+        finally:
+            del drafter.head.biased
+
+    BlockDrafter.propose = propose
+
+
+@mutant(33, DEFINITION, LEARNT, file=BLOCK)
+def begins_a_block_one_position_early() -> None:
+    """gives the anchor the position of the last state that was read"""
+    right = BlockDrafter._block
+
+    def early(drafter: BlockDrafter, k: int) -> Tensor:
+        rotation = drafter._rotation
+        drafter._rotation = lambda length, n: (
+            rotation(length, n) and (drafter._cos[:, length - 1 :][:, :n], drafter._sin[:, length - 1 :][:, :n])
+        )
+        try:
+            return right(drafter, k)
+        finally:
+            del drafter._rotation
+
+    BlockDrafter._block = early
+
+
+@mutant(33, "blocks_of_a_text_are_the_definitions", LEARNT, file=BLOCK)
+def trains_on_the_states_of_anchors() -> None:
+    """lets a block of the training read the state of its anchor, which no round has yet"""
+    right = BlockHead.forward
+
+    def forward(head: BlockHead, anchors: Tensor, rotation: tuple, mask: Tensor | None, seen) -> Tensor:
+        if mask is not None and anchors.shape[1] > 1:
+            n_text = mask.shape[1] - mask.shape[0]
+            text = mask[:, :n_text]
+            mask = torch.cat([text | text.roll(1, dims=1), mask[:, n_text:]], dim=1)
+        return right(head, anchors, rotation, mask, seen)
+
+    BlockHead.forward = forward
+
+
+@mutant(33, DEFINITION, LEARNT, file=BLOCK)
+def keeps_the_states_of_rejected_tokens() -> None:
+    """reads the states of all rows of a verification, rejected tokens' among them"""
+    right = BlockDrafter.observe
+
+    def observe(drafter: BlockDrafter, n_accepted: int, committed: list[int]) -> None:
+        right(drafter, 10**6, committed)
+
+    BlockDrafter.observe = observe
+
+
+@mutant(33, DEFINITION, LEARNT, file=BLOCK)
+def never_reads_the_prompt_of_a_block() -> None:
+    """gives a block no states of the prompt"""
+    right = HeadDrafter.prefill
+
+    def prefill(drafter: HeadDrafter, target: Target, prompt: Tensor, sampling: Sampling) -> None:
+        right(drafter, target, prompt, sampling)
+        drafter._hidden = drafter._hidden[:, :0]
+
+    HeadDrafter.prefill = prefill

@@ -2,15 +2,15 @@
 
 config.json says what a head is and which of the target's layers it reads (counted from 1 there: the output of layer i
 is state i + 1); model.safetensors holds its weights. `d2t` is there where the head proposes fewer ids than the target
-has: d2t[i] + i is the target's id of the head's id i. An embedding that is not there is the target's.
+has: d2t[i] + i is the target's id of the head's id i. An embedding that is not there is the target's; a block head's
+always is.
 
 Nothing in them is trusted: sizes in config.json only count where the weights have them, and no code is run.
 """
 
 import json
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load_file, save
@@ -18,34 +18,41 @@ from torch import Tensor
 from transformers import LlamaConfig, PreTrainedModel, Qwen3Config
 from transformers.utils import cached_file
 
+from speclab.drafts.heads.block import BlockConfig, BlockHead
 from speclab.drafts.heads.feature import FeatureHead, HeadConfig
-from speclab.drafts.heads.padding import padded_head, read_wider
+from speclab.drafts.heads.padding import can_be_padded, padded_head, read_wider
 from speclab.models import loading
 from speclab.models.backends.eager import decoder_layers
 from speclab.system.errors import UsageProblem
 from speclab.system.files import whole_folders, write_whole
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+FORMATS = {"feature": ("eagle3",), "block": ("dflash", "dspark")}  # speculators_model_type of each kind of draft
 BLOCKS: dict[str, Any] = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 TO_TARGET, FROM_TARGET = "d2t", "t2d"  # tables between the head's ids and the target's
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 LARGEST_CONFIG = 2**20  # bytes
+MOST_LAYERS, MOST_SLOTS = 64, 256  # of a block head, several times more than any published one has
+UNUSED = ("verifier_", "confidence_head.")  # of training, and of rules for stopping
+VERSION = "0.9.0"  # of the format
 
 
-@dataclass(frozen=True)
-class SavedHead:
+class SavedHead(NamedTuple):
     """A head as it was read. ids: (draft vocabulary,) the target's id of each of the head's; None: the same."""
 
-    head: FeatureHead
+    head: FeatureHead | BlockHead
     ids: Tensor | None
 
 
-def read_head(name: str, target: PreTrainedModel, padded: bool = False, as_wide: bool = False) -> SavedHead:
+def read_head(
+    name: str, target: PreTrainedModel, kind: str = "feature", padded: bool = False, as_wide: bool = False
+) -> SavedHead:
     """The head of a folder or a hub name, for this target, on its device and in its number format.
 
-    padded: the target is (lab:SIZE), and the head was trained for what it was padded from. as_wide: pad the head, too.
-    EnvironmentProblem where it cannot be read; UsageProblem where it belongs to another target.
+    kind: of draft, feature or block. padded: the target is (lab:SIZE), and the head was trained for what it was padded
+    from. as_wide: pad the head, too. EnvironmentProblem where it cannot be read; UsageProblem where it belongs to
+    another target.
     """
 
     def load() -> tuple[dict, dict[str, Tensor]]:
@@ -58,14 +65,14 @@ def read_head(name: str, target: PreTrainedModel, padded: bool = False, as_wide:
         return found, load_file(weights_file)
 
     found, tensors = loading.loaded(name, "its config.json and weights", load)
-    config = loading.loaded(name, "its config.json", lambda: config_from(found, target))
-    if padded and (config.norm_before_fc or config.fc_norm or config.block.model_type != "llama"):
-        raise UsageProblem(f"--draft feature:{loading.short_name(name)}: only a head like the lab's own can be padded")
+    config = loading.loaded(name, "its config.json", lambda: config_from(found, target, kind))
     if not padded:
-        _check_fits(name, config, target)
+        _check_fits(f"--draft {kind}:{loading.short_name(name)}", config, target)
+    elif not isinstance(config, HeadConfig) or not can_be_padded(config):
+        raise UsageProblem(f"--draft {kind}:{loading.short_name(name)}: only a head like the lab's own can be padded")
     saved = loading.loaded(name, "its weights", lambda: _built(config, tensors, target))
     if as_wide:
-        return replace(saved, head=padded_head(saved.head, target.config))
+        return saved._replace(head=padded_head(saved.head, target.config))
     if padded:
         width = target.config.get_text_config().hidden_size
         fc = read_wider(saved.head.fc.weight, len(config.layers), width)
@@ -73,55 +80,118 @@ def read_head(name: str, target: PreTrainedModel, padded: bool = False, as_wide:
     return saved
 
 
-def config_from(found: dict[str, Any], target: PreTrainedModel) -> HeadConfig:
-    """What config.json says. ValueError or KeyError where it is no head of a kind that is known here."""
-    kind = found.get("speculators_model_type")
-    if kind != "eagle3":
-        raise ValueError(f"speculators_model_type is {kind!r}; the lab reads eagle3")
+def config_from(found: dict[str, Any], target: PreTrainedModel, kind: str) -> HeadConfig | BlockConfig:
+    """What config.json says. ValueError or KeyError where it is no head of this kind."""
+    saved = found.get("speculators_model_type")
+    if saved not in FORMATS[kind]:
+        raise ValueError(f"speculators_model_type is {saved!r}; --draft {kind} reads {' and '.join(FORMATS[kind])}")
+    return (_feature_config if kind == "feature" else _block_config)(found, len(decoder_layers(target)))
+
+
+def _feature_config(found: dict[str, Any], n_layers: int) -> HeadConfig:
     layer = dict(found["transformer_layer_config"])
     block_class = BLOCKS.get(layer.pop("model_type", "llama"))
     if block_class is None or layer.get("num_hidden_layers", 1) != 1:
         raise ValueError("its decoder is not one layer of llama or qwen3")
     block = block_class(**layer)
-    n_layers = len(decoder_layers(target))
     states = found.get("eagle_aux_hidden_state_layer_ids") or [2, n_layers // 2, n_layers - 3]
-    if not all(type(state) is int and 1 <= state <= n_layers for state in states):
-        raise ValueError(f"it reads states {states} of a target with {n_layers} layers")
     return HeadConfig(
         block=block,
-        layers=tuple(state - 1 for state in states),
+        layers=_layers(states, n_layers),
         target_hidden=found.get("target_hidden_size") or block.hidden_size,
         draft_vocab=int(found["draft_vocab_size"]),
         **{flag: bool(found.get(flag, False)) for flag in FLAGS},
     )
 
 
-def _check_fits(name: str, config: HeadConfig, target: PreTrainedModel) -> None:
+def _block_config(found: dict[str, Any], n_layers: int) -> BlockConfig:
+    layer = dict(found["transformer_layer_config"])
+    if layer.pop("model_type", "qwen3") != "qwen3" or not 1 <= layer.get("num_hidden_layers", 0) <= MOST_LAYERS:
+        raise ValueError(f"its decoder is not 1 to {MOST_LAYERS} layers of qwen3")
+    block = Qwen3Config(**layer)
+    dspark = found["speculators_model_type"] == "dspark"
+    if dspark and found.get("markov_head_type", "vanilla") != "vanilla":
+        raise ValueError(f"markov_head_type is {found['markov_head_type']!r}; the lab reads vanilla")
+    if found.get("projector_type", "dflash") != "dflash":
+        raise ValueError(f"projector_type is {found['projector_type']!r}; the lab reads dflash")
+    config = BlockConfig(
+        block=block,
+        layers=_layers(found["aux_hidden_state_layer_ids"], n_layers),
+        target_hidden=found.get("target_hidden_size") or block.hidden_size,
+        draft_vocab=int(found["draft_vocab_size"]),
+        slots=int(found["block_size"]),
+        mask=int(found["mask_token_id"]),
+        markov_rank=int(found.get("markov_rank", 256)) if dspark else 0,
+        causal=_is_causal(block, found),
+        from_anchor=bool(found.get("sample_from_anchor", False)),  # as engines take it where it is not said
+    )
+    if not 1 <= config.longest < MOST_SLOTS or not 0 <= config.mask < block.vocab_size or config.markov_rank < 0:
+        raise ValueError(f"block_size {config.slots} or mask_token_id {config.mask} or markov_rank is out of range")
+    return config
+
+
+def _is_causal(block: Any, found: dict[str, Any]) -> bool:
+    """The format has no word for it: layers with a window, here as long as the context, are causal within a block."""
+    windows = {kind == "sliding_attention" for kind in block.layer_types}
+    if windows == {False}:
+        return False
+    if len(windows) > 1 or (block.sliding_window or 0) < block.max_position_embeddings:
+        raise ValueError("some of its layers attend to a window; the lab reads heads that attend to the whole text")
+    return not found.get("sliding_window_non_causal", False)
+
+
+def _layers(states: Any, n_layers: int) -> tuple[int, ...]:
+    """The target's layers, from 0, whose outputs are these of its states."""
+    if not all(type(state) is int and 1 <= state <= n_layers for state in states):
+        raise ValueError(f"it reads states {states} of a target with {n_layers} layers")
+    return tuple(state - 1 for state in states)
+
+
+def _check_fits(draft: str, config: HeadConfig | BlockConfig, target: PreTrainedModel) -> None:
     width = target.config.get_text_config().hidden_size
     if config.target_hidden != width:
         raise UsageProblem(
-            f"--draft feature:{loading.short_name(name)} reads states of width {config.target_hidden} and the target's "
-            f"are {width} wide; give a head that was trained for this target"
+            f"{draft} reads states of width {config.target_hidden} and the target's are {width} wide; give a head that "
+            "was trained for this target"
+        )
+    n_ids = len(weights_of(target)[0])
+    if isinstance(config, BlockConfig) and (config.block.hidden_size, config.block.vocab_size) != (width, n_ids):
+        raise UsageProblem(
+            f"{draft} works with {config.block.vocab_size} embeddings of width {config.block.hidden_size} and the "
+            f"target has {n_ids} of width {width}; give a head that was trained for this target"
         )
 
 
-def _built(config: HeadConfig, tensors: dict[str, Tensor], target: PreTrainedModel) -> SavedHead:
+def weights_of(target: PreTrainedModel) -> tuple[Tensor, Tensor]:
+    """The target's embedding and its output layer, (vocabulary, hidden) each."""
+    modules: list[Any] = [target.get_input_embeddings(), target.get_output_embeddings()]
+    table, output = (module.weight.detach() for module in modules)
+    return table, output
+
+
+def _built(config: HeadConfig | BlockConfig, tensors: dict[str, Tensor], target: PreTrainedModel) -> SavedHead:
     """The module with these weights; what its config says and the weights lack is an error, before any memory is
     taken."""
-    tensors = dict(tensors)
+    tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(UNUSED)}
     offsets, _ = tensors.pop(TO_TARGET, None), tensors.pop(FROM_TARGET, None)
-    tensors.pop("verifier_lm_head.weight", None)
-    of_target: list[Any] = [target.get_input_embeddings(), target.get_output_embeddings()]
-    tensors.setdefault(EMBEDDING, of_target[0].weight.detach())
-    if offsets is None and HEAD not in tensors:
-        tensors[HEAD] = of_target[1].weight.detach()
+    table, output = weights_of(target)
+    if offsets is None:
+        tensors.setdefault(HEAD, output)
+    if isinstance(config, BlockConfig):
+        tensors.pop(EMBEDDING, None)  # the target's, whatever is there
+        output = tensors.pop(HEAD) if offsets is not None else output
+        if output.shape != (config.draft_vocab, config.target_hidden):
+            raise ValueError(f"size mismatch: its output layer is {tuple(output.shape)}")
+        output = output.to(target.device, target.dtype)
+    else:
+        tensors.setdefault(EMBEDDING, table)
     with torch.device("meta"):
-        head = FeatureHead(config)
+        head = BlockHead(config, table, output) if isinstance(config, BlockConfig) else FeatureHead(config)
     head.load_state_dict({key: tensor.to(target.device, target.dtype) for key, tensor in tensors.items()}, assign=True)
     return SavedHead(head.eval().requires_grad_(False), _target_ids(config, offsets, target))
 
 
-def _target_ids(config: HeadConfig, offsets: Tensor | None, target: PreTrainedModel) -> Tensor | None:
+def _target_ids(config: HeadConfig | BlockConfig, offsets: Tensor | None, target: PreTrainedModel) -> Tensor | None:
     """The target's id of each of the head's."""
     if offsets is None:
         if config.draft_vocab != config.block.vocab_size:
@@ -135,24 +205,35 @@ def _target_ids(config: HeadConfig, offsets: Tensor | None, target: PreTrainedMo
     return ids.to(target.device)
 
 
-def write_head(folder: Path, head: FeatureHead, target: str, architectures: list[str], k: int) -> None:
+def write_head(
+    folder: Path, head: FeatureHead | BlockHead, target: str, architectures: list[str], k: int | None = None
+) -> None:
     """Write a head whose ids are the target's, whole or not at all.
 
-    target: the name in config.json of what it was trained for. k: tokens that an engine should draft with it.
+    target: the name in config.json of what it was trained for. k: tokens that an engine should draft with it; a block
+    head drafts its block.
     """
     config = head.config
     block = {key: value for key, value in config.block.to_dict().items() if value is not None}
+    if isinstance(config, BlockConfig):
+        kind, specific = ("dspark" if config.markov_rank else "dflash"), _block_entries(config, block)
+        k, name = config.longest, {"dspark": "DSparkSpeculator", "dflash": "DFlashSpeculator"}[kind]
+    else:
+        kind, name = "eagle3", "Eagle3Speculator"
+        specific = {
+            "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in config.layers],
+            **{flag: getattr(config, flag) for flag in FLAGS},
+        }
     entries = {
-        "architectures": ["Eagle3Speculator"],
-        "speculators_model_type": "eagle3",
-        "speculators_version": "0.9.0",
+        "architectures": [name],
+        "speculators_model_type": kind,
+        "speculators_version": VERSION,
         "draft_vocab_size": config.draft_vocab,
         "target_hidden_size": config.target_hidden,
-        "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in config.layers],
-        **{flag: getattr(config, flag) for flag in FLAGS},
         "transformer_layer_config": block,
+        **specific,
         "speculators_config": {
-            "algorithm": "eagle3",
+            "algorithm": kind,
             "default_proposal_method": "greedy",
             "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": k}],
             "verifier": {"name_or_path": target, "architectures": architectures},
@@ -162,3 +243,23 @@ def write_head(folder: Path, head: FeatureHead, target: str, architectures: list
     with whole_folders(folder) as (new,):
         write_whole(new / WEIGHTS, save(weights))
         write_whole(new / CONFIG, json.dumps(entries, indent=1) + "\n")
+
+
+def _block_entries(config: BlockConfig, block: dict[str, Any]) -> dict[str, Any]:
+    """What config.json says of a block head alone; a causal one's layers get a window as long as the context."""
+    window = {
+        "layer_types": ["sliding_attention"] * config.block.num_hidden_layers,
+        "use_sliding_window": True,
+        "sliding_window": config.block.max_position_embeddings,
+    }
+    entries = {
+        "transformer_layer_config": block | window if config.causal else block,
+        "aux_hidden_state_layer_ids": [layer + 1 for layer in config.layers],
+        "block_size": config.slots,
+        "mask_token_id": config.mask,
+        "sample_from_anchor": config.from_anchor,
+        "sliding_window_non_causal": not config.causal,
+    }
+    if config.markov_rank:
+        entries |= {"markov_rank": config.markov_rank, "markov_head_type": "vanilla", "enable_confidence_head": False}
+    return entries

@@ -23,6 +23,11 @@ def read_wider(weight: Tensor, n_layers: int, width: int) -> Tensor:
     return torch.nn.functional.pad(parts, (0, width - parts.shape[2])).flatten(1)
 
 
+def can_be_padded(config: HeadConfig) -> bool:
+    """Whether it is a head like the lab's own."""
+    return not (config.norm_before_fc or config.fc_norm) and config.block.model_type == "llama"
+
+
 @torch.no_grad()
 def padded_head(small: FeatureHead, target: PreTrainedConfig) -> FeatureHead:
     """`small`, whose target was padded to the config `target`, as wide as that.

@@ -1,16 +1,22 @@
-"""What a head would propose after every position of a known text, in one pass for each depth: teacher forcing.
+"""What a head would propose after every position of a known text: teacher forcing, one pass for each depth or for all.
 
 The chains read the text's own tokens, so what a chain says at depth j is what the head says there where all its tokens
 before were accepted. The head is trained on this, its acceptance is scored and forecast from it.
 """
+
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedModel
 
-from speclab.drafts.heads.feature import FeatureHead, rotations
+from speclab.drafts.heads.block import BlockHead, blocks
+from speclab.drafts.heads.feature import FeatureHead
+from speclab.drafts.heads.parts import rotations
 from speclab.models.backends.eager import layer_outputs
+
+BLOCKS_AT_ONCE = 64  # the blocks of a pass take memory by the square of their number
 
 
 @torch.no_grad()
@@ -65,3 +71,18 @@ def rollout(
 def _for_queries(part: Tensor, queries: Tensor) -> Tensor:
     """Keys or values, (batch, key heads, n, size), once for each query head."""
     return part.repeat_interleave(queries.shape[1] // part.shape[1], dim=1)
+
+
+def chains(head: FeatureHead | BlockHead, hidden: Tensor, tokens: Tensor, depth: int) -> Iterator[Tensor]:
+    """What a head says by depth, at most `depth` of them: logits (batch, n - 1 - depth, draft vocabulary), row t of
+    token t + 2 + j in a round whose last committed token is t + 1.
+
+    hidden: (batch, n, layers * target_hidden). tokens: (batch, n).
+    """
+    if isinstance(head, FeatureHead):
+        yield from (logits for _, logits in rollout(head, hidden, tokens, depth))
+        return
+    anchors = torch.arange(1, tokens.shape[1] - depth, device=tokens.device)
+    parts = [blocks(head, hidden, tokens, some) for some in anchors.split(BLOCKS_AT_ONCE)]
+    for j, states in enumerate(torch.cat(parts, dim=1)[:, :, :depth].unbind(2)):
+        yield head.biased(head.logits(states), tokens[:, anchors + j])

@@ -20,7 +20,7 @@ from speclab.system.terminal import note, progress_bar
 LENGTHS = {256: 0.80, 512: 0.15, 2048: 0.05}
 MICRO_BATCH_TOKENS = {"cuda": 32768}  # by device; what a pass trains on at once
 FEW_TOKENS = 4096  # the same elsewhere
-BY_ROW = ("embed", "lm_head")  # matrices with a row for each id
+BY_ROW = ("embed", "lm_head", "markov")  # matrices with a row for each id
 SECONDS_BETWEEN_CHECKPOINTS = 240
 STEPS_PER_READING = {"cuda": 20}  # a loss is read when the device has done everything before it; elsewhere every step
 

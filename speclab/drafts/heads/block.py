@@ -1,0 +1,152 @@
+"""A draft that proposes a whole block in one pass (DFlash, arXiv 2602.06036; DSpark, 2607.05147; JetSpec, 2606.18394).
+
+A block is the last committed token, the anchor, and mask tokens behind it. Every layer attends to the block and to what
+the target computed at the positions before the anchor: the outputs of some of its layers, fused into one state, from
+which each layer makes keys and values of its own. Embedding and output layer are the target's.
+
+A slot knows nothing of the tokens that are drawn from the others. A Markov head (DSpark) adds to its logits a bias that
+depends on the token before, of low rank; rank 0 is DFlash. With `causal` a slot attends to those before it alone
+(JetSpec).
+
+Names of modules and options are those of the `speculators` checkpoint format (dflash and dspark).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding, linear, scaled_dot_product_attention
+
+from speclab.drafts.heads.parts import DecoderLayer, Norm, Rotation, rotations
+
+
+@dataclass(frozen=True)
+class BlockConfig:
+    """What a head is.
+
+    block: sizes of its decoder layers, the target's vocabulary, rotary positions.
+    layers: decoder layers of the target whose outputs it reads, from 0.
+    target_hidden: width of the target's hidden states, and its own.
+    draft_vocab: ids that it can propose.
+    slots: of a block, the anchor's included. mask: the id in all others, which no text has.
+    markov_rank: of the bias that depends on the token before; 0 = none.
+    causal: a slot attends to those before it, not to those behind it.
+    from_anchor: the anchor's slot predicts the token after it, and so on; else the slot behind the anchor does.
+    """
+
+    block: Any  # Qwen3Config
+    layers: tuple[int, ...]
+    target_hidden: int
+    draft_vocab: int
+    slots: int
+    mask: int
+    markov_rank: int = 0
+    causal: bool = False
+    from_anchor: bool = True
+
+    @property
+    def longest(self) -> int:
+        """Tokens that a block proposes at most."""
+        return self.slots - (not self.from_anchor)
+
+
+class MarkovHead(nn.Module):
+    """A bias of the logits by the token before: one row of a table of low rank."""
+
+    def __init__(self, vocab: int, draft_vocab: int, rank: int):
+        super().__init__()
+        self.markov_w1 = nn.Embedding(vocab, rank)
+        self.markov_w2 = nn.Linear(rank, draft_vocab, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Ids (...) -> (..., draft_vocab)"""
+        return self.markov_w2(self.markov_w1(tokens.clamp(max=self.markov_w1.num_embeddings - 1)))
+
+
+class BlockHead(nn.Module):
+    """The weights, and the steps of a pass: `fuse`, `context`, the pass over the slots, `logits`.
+
+    table: the target's embedding, (vocabulary, hidden). output: its output layer, (draft_vocab, hidden). Neither is
+    trained or stored.
+    """
+
+    table: Tensor
+    output: Tensor
+
+    def __init__(self, config: BlockConfig, table: Tensor, output: Tensor):
+        super().__init__()
+        block = config.block
+        self.config = config
+        self.register_buffer("table", table, persistent=False)
+        self.register_buffer("output", output, persistent=False)
+        self.fc = nn.Linear(len(config.layers) * config.target_hidden, block.hidden_size, bias=False)
+        self.hidden_norm, self.norm = (Norm(block.hidden_size, block.rms_norm_eps) for _ in range(2))
+        self.layers = nn.ModuleList([DecoderLayer(block, block.hidden_size) for _ in range(block.num_hidden_layers)])
+        self.markov_head = (
+            MarkovHead(block.vocab_size, config.draft_vocab, config.markov_rank) if config.markov_rank else None
+        )
+
+    def fuse(self, hidden: Tensor) -> Tensor:
+        """(batch, n, layers * target_hidden) of the target -> states (batch, n, hidden)"""
+        return self.hidden_norm(self.fc(hidden))
+
+    def context(self, states: Tensor, rotation: Rotation) -> list[tuple[Tensor, Tensor]]:
+        """What `fuse` gives -> keys and values of each layer, (batch, key heads, n, head size) each."""
+        return [layer.self_attn.keys_and_values(states, rotation) for layer in self.layers]  # type: ignore[operator, union-attr]
+
+    def forward(
+        self,
+        anchors: Tensor,
+        rotation: Rotation,
+        mask: Tensor | None,
+        seen: Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]],
+    ) -> Tensor:
+        """Ids (batch, blocks) -> states (batch, blocks, slots, hidden), for as many slots as there are rotations.
+
+        rotation: of all slots, block by block. mask: what each slot reads of what `seen` gives, None for everything.
+        seen: (number of the layer, keys and values of the slots) -> the keys and values that are read.
+        """
+        n_slots = rotation[0].shape[1] // anchors.shape[1]
+        tokens = anchors[..., None].expand(-1, -1, n_slots).clone()  # (batch, blocks, slots)
+        tokens[..., 1:] = self.config.mask
+        x = embedding(tokens.flatten(1), self.table)  # (batch, blocks * slots, hidden)
+        for i, layer in enumerate(self.layers):
+            assert isinstance(layer, DecoderLayer)
+            queries, *own = layer.self_attn.heads(layer.input_layernorm(x), rotation)
+            keys, values = seen(i, *own)
+            shared = queries.shape[1] != keys.shape[1]
+            x = layer.finish(x, scaled_dot_product_attention(queries, keys, values, mask, enable_gqa=shared))
+        return x.unflatten(1, (-1, n_slots))
+
+    def logits(self, states: Tensor) -> Tensor:
+        """(..., hidden) -> (..., draft_vocab), without the Markov head's bias"""
+        return linear(self.norm(states), self.output)
+
+    def biased(self, logits: Tensor, before: Tensor) -> Tensor:
+        """Logits (..., draft_vocab) and the token before each (...) -> the same, with the Markov head's bias"""
+        return logits if self.markov_head is None else logits + self.markov_head(before)
+
+
+def blocks(head: BlockHead, hidden: Tensor, tokens: Tensor, anchors: Tensor) -> Tensor:
+    """Blocks that begin at positions of a known text, in one pass: states (batch, anchors, longest, hidden).
+
+    State j of a block is of token anchor + 1 + j. hidden: (batch, n, layers * target_hidden). tokens: (batch, n).
+    anchors: (anchors,); the last block may reach beyond the text.
+    """
+    config, n, device = head.config, tokens.shape[1], tokens.device
+    cos, sin = rotations(config.block, torch.arange(n + config.slots, device=device))
+    positions = (anchors[:, None] + torch.arange(config.slots, device=device)).flatten()  # (anchors * slots,)
+    of_text = torch.arange(n, device=device) < anchors[:, None]  # (anchors, n): the anchor's state does not exist yet
+    own = torch.ones(config.slots, config.slots, dtype=torch.bool, device=device)
+    own = torch.block_diag(*[own.tril() if config.causal else own] * len(anchors)).bool()
+    mask = torch.cat([of_text.repeat_interleave(config.slots, dim=0), own], dim=1)  # (anchors * slots, n + the same)
+    context = head.context(head.fuse(hidden), (cos[:, :n], sin[:, :n]))
+
+    def seen(layer: int, *pair: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values = (torch.cat(parts, dim=2) for parts in zip(context[layer], pair, strict=True))
+        return keys, values
+
+    states = head(tokens[:, anchors], (cos[:, positions], sin[:, positions]), mask, seen)
+    return states[:, :, config.slots - config.longest :]

@@ -1,0 +1,102 @@
+"""What drafters with a head have in common: where its keys and values are kept, and the target's ids of its own."""
+
+from collections.abc import Iterator
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from speclab.core.rounds import Target
+from speclab.core.sampling import GREEDY, Sampling
+from speclab.drafts.heads.parts import frozen, rotations
+from speclab.drafts.heads.rollout import chains, target_pass
+
+SPARE = 512  # rows of new buffers beyond what is needed
+
+
+class HeadDrafter:
+    """Reads the target's hidden states: its passes have to keep the outputs of the head's layers
+    (CachedModel.hidden_layers).
+
+    ids: (draft vocabulary,) the target's id of each of the head's; None where they are the same.
+    """
+
+    _target: Target
+
+    def __init__(self, head: Any, ids: Tensor | None = None):
+        self.head, self.ids = frozen(head), ids
+        self._layers = head.config.layers
+        self._sampling, self._vocab_size = GREEDY, 0  # the target's
+        self._keys = self._values = self._cos = self._sin = torch.empty(0)  # (layers, key heads, rows, head size)
+        self._length = 0  # rows of keys and values that stay
+        self._reserve(SPARE, 0)
+
+    def __deepcopy__(self, memo: dict) -> Self:
+        """The weights are shared; keys, values and text are the copy's own."""
+        return type(self)(self.head, self.ids)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.head.fc.weight.device
+
+    def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
+        """Take the target's states of the prompt, (1, prompt length) ids; they are read in the first round."""
+        self._target, self._sampling, self._vocab_size = target, sampling, target.vocab_size
+        self._length = 0
+        self._hidden = target.hidden(self._layers)  # (1, rows, layers * width), not read yet
+
+    def describe(self) -> str:
+        """What it is, in a few words."""
+        n, layers = len(self.head.layers), ", ".join(map(str, self._layers))
+        millions = sum(weight.numel() for weight in self.head.parameters()) / 1e6
+        name = "one layer" if n == 1 else f"{n} layers"
+        return f"{name} over the target's states after layers {layers} (from 0), {millions:.1f} M parameters"
+
+    def of_target(self, logits: Tensor, vocab_size: int) -> Tensor:
+        """The head's logits (n, draft vocabulary) -> (n, vocab_size); ids that the head lacks have no probability"""
+        n_ids = max(vocab_size, self.head.config.block.vocab_size)
+        if self.ids is not None or logits.shape[1] < n_ids:
+            ids = torch.arange(logits.shape[1], device=logits.device) if self.ids is None else self.ids
+            logits = logits.new_full((len(logits), n_ids), float("-inf")).index_copy_(1, ids, logits)
+        return logits[:, :vocab_size]
+
+    def chain_probs(
+        self,
+        target: PreTrainedModel,
+        prompt: list[int],
+        tokens: list[int],
+        sampling: Sampling,
+        longest: int,
+        vocab_size: int,
+    ) -> Iterator[Tensor]:
+        """What its proposals come from, by depth: (n, vocab_size) on the CPU, row t of a round that begins after t of
+        the n tokens, all those before the depth accepted. Rows whose place is behind the text mean nothing."""
+        ids = torch.tensor([[*prompt, *tokens, *[0] * longest]], device=target.device)
+        with torch.inference_mode():
+            hidden, _ = target_pass(target, ids, self._layers)
+            # Of a round that begins after the prompt; after a prompt of one token none does.
+            first = len(prompt) - 2
+            for logits in chains(self.head, hidden, ids, longest):
+                rows = self.of_target(logits[0, max(0, first) : first + len(tokens)], vocab_size)
+                rows = torch.cat([rows[:1], rows]) if first < 0 else rows
+                yield sampling.probs(rows).cpu()
+
+    def _rotation(self, length: int, n: int) -> tuple[Tensor, Tensor]:
+        """Of n positions from `length` on; there is room for their keys and values, then."""
+        if length + n > self._keys.shape[2]:
+            self._reserve(2 * (length + n), length)
+        return self._cos[:, length : length + n], self._sin[:, length : length + n]
+
+    def _reserve(self, rows: int, length: int) -> None:
+        """New buffers of so many rows with the first `length` of the old ones, and the rotations of their positions."""
+        block, weight = self.head.config.block, self.head.fc.weight
+        shape = (len(self.head.layers), block.num_key_value_heads, rows, block.head_dim)
+        buffers = [torch.zeros(shape, dtype=weight.dtype, device=weight.device) for _ in range(2)]
+        if length:
+            for new, old in zip(buffers, (self._keys, self._values), strict=True):
+                new[:, :, :length] = old[:, :, :length]
+        self._keys, self._values = buffers
+        cos, sin = rotations(block, torch.arange(rows, device=weight.device))
+        self._cos, self._sin = cos.to(weight.dtype), sin.to(weight.dtype)

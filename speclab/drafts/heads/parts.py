@@ -1,0 +1,115 @@
+"""Parts that heads of all kinds are made of, with the names that they have in checkpoints."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, rms_norm
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding, rotate_half
+from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
+
+Rotation = tuple[Tensor, Tensor]
+"""Cosines and sines of positions, (1, n, head size) each."""
+
+
+class Norm(nn.RMSNorm):
+    """Takes input of a lower precision than its weights, as autocast gives it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., width) -> the same shape"""
+        return rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+
+
+class Joined:
+    """Linear layers of one input as one product: a small product takes as long as a large one."""
+
+    def __init__(self, *layers: nn.Linear):
+        self.layers = layers
+        self.weight: Tensor | None = None  # of all, once they are frozen
+
+    def freeze(self) -> None:
+        """Put their weights side by side for good; each layer's own becomes a part of that."""
+        with torch.no_grad():
+            self.weight = torch.cat([layer.weight for layer in self.layers])
+            parts = self.weight.split([layer.out_features for layer in self.layers])
+            for layer, part in zip(self.layers, parts, strict=True):
+                layer.weight = nn.Parameter(part, requires_grad=False)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(..., width) -> (..., all widths), one layer's after the other's"""
+        weight = torch.cat([layer.weight for layer in self.layers]) if self.weight is None else self.weight
+        biases = tuple(layer.bias for layer in self.layers)
+        return linear(x, weight, None if biases[0] is None else torch.cat(biases))
+
+
+class Attention(nn.Module):
+    """The projections of a layer, from inputs of this width; Qwen3's also normalise each query and key."""
+
+    def __init__(self, block: Any, width: int):
+        super().__init__()
+        bias, size = block.attention_bias, block.head_dim
+        self.n_queries, self.n_keys, self.head_size = block.num_attention_heads, block.num_key_value_heads, size
+        self.q_proj = nn.Linear(width, self.n_queries * size, bias=bias)
+        self.k_proj = nn.Linear(width, self.n_keys * size, bias=bias)
+        self.v_proj = nn.Linear(width, self.n_keys * size, bias=bias)
+        self.o_proj = nn.Linear(self.n_queries * size, block.hidden_size, bias=bias)
+        self.joined = Joined(self.q_proj, self.k_proj, self.v_proj)
+        norms = block.model_type == "qwen3"
+        self.q_norm, self.k_norm = (Norm(size, block.rms_norm_eps) if norms else nn.Identity() for _ in range(2))
+
+    def heads(self, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+        """(batch, n, width) -> queries, keys and values, (batch, heads, n, head size) each; queries and keys turned to
+        their positions"""
+        n, n_keys = self.n_queries, self.n_keys
+        turned, values = self._heads(self.joined(x)).split([n + n_keys, n_keys], dim=1)
+        if isinstance(self.q_norm, Norm):
+            queries, keys = turned.split([n, n_keys], dim=1)
+            turned = torch.cat([self.q_norm(queries), self.k_norm(keys)], dim=1)
+        queries, keys = rotated(turned, rotation).split([n, n_keys], dim=1)
+        return queries, keys, values
+
+    def keys_and_values(self, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor]:
+        """(batch, n, width) -> (batch, key heads, n, head size) each, the keys turned to their positions"""
+        return rotated(self.k_norm(self._heads(self.k_proj(x))), rotation), self._heads(self.v_proj(x))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, self.head_size)).transpose(1, 2)
+
+
+class DecoderLayer(nn.Module):
+    """What the layers of all heads have. width: of what the attention reads."""
+
+    def __init__(self, block: Any, width: int):
+        super().__init__()
+        self.input_layernorm, self.post_attention_layernorm = (
+            Norm(block.hidden_size, block.rms_norm_eps) for _ in range(2)
+        )
+        self.self_attn = Attention(block, width)
+        self.mlp = (Qwen3MLP if block.model_type == "qwen3" else LlamaMLP)(block)
+        self.gate_up = Joined(self.mlp.gate_proj, self.mlp.up_proj)
+
+    def finish(self, residual: Tensor, attended: Tensor) -> Tensor:
+        """What follows attention: (batch, n, hidden) and (batch, heads, n, head size) -> (batch, n, hidden)"""
+        x = residual + self.self_attn.o_proj(attended.transpose(1, 2).flatten(2))
+        gate, up = self.gate_up(self.post_attention_layernorm(x)).chunk(2, dim=-1)
+        return x + self.mlp.down_proj(self.mlp.act_fn(gate) * up)
+
+
+def frozen(head: Any) -> Any:
+    """A head that is ready to decode: its weights will not change any more."""
+    for layer in head.layers:
+        layer.self_attn.joined.freeze()
+        layer.gate_up.freeze()
+    return head.eval()
+
+
+def rotations(block: Any, positions: Tensor) -> Rotation:
+    """(n,) positions -> their cosines and sines, (1, n, head size) each, float32"""
+    rotary = LlamaRotaryEmbedding(block).to(positions.device)
+    return rotary(torch.empty(0, device=positions.device), positions[None])
+
+
+def rotated(x: Tensor, rotation: Rotation) -> Tensor:
+    """(batch, heads, n, head size) -> the same, each row turned to its position"""
+    cos, sin = (part.to(x.dtype)[:, None] for part in rotation)
+    return x * cos + rotate_half(x) * sin

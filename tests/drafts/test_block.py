@@ -1,0 +1,236 @@
+"""A draft that proposes a block in one pass: what it reads, what it proposes, and that it learns."""
+
+import pytest
+import torch
+from decoding import plain_text, speculative_rounds
+from heads import N_NEW, learnt_texts, prompts, tiny_block_head, trained_block
+from tiny_models import VOCAB, flattened, tiny
+from torch import Tensor
+
+from speclab.core.sampling import Sampling
+from speclab.drafts.block import BlockDrafter
+from speclab.drafts.heads.block import BlockHead, blocks
+from speclab.drafts.heads.parts import rotations
+from speclab.drafts.heads.rollout import target_pass
+from speclab.lab.acceptance_probs import accept_probs
+from speclab.lab.harness import Bench
+from speclab.models.cached import CachedModel
+from speclab.models.prompts import Prompt
+from speclab.models.setup import Setup
+from speclab.theory.forecast import forecast
+
+SHAPES = [
+    {},
+    {"markov_rank": 5},
+    {"markov_rank": 5, "causal": True},
+    {"markov_rank": 5, "from_anchor": False},
+    {"causal": True, "from_anchor": False, "layers": 1},
+]
+
+
+def reading(model, fast=None) -> CachedModel:
+    target = CachedModel(model, fast=fast)
+    target.hidden_layers = (0, 1)
+    return target
+
+
+class Kept(BlockDrafter):
+    """Keeps what it proposes, and after how many committed tokens."""
+
+    def prefill(self, target, prompt, sampling):
+        super().prefill(target, prompt, sampling)
+        self.text, self.proposed = prompt[0].tolist(), []
+
+    def propose(self, k, uniforms):
+        draft = super().propose(k, uniforms)
+        self.proposed.append((len(self.text), draft))
+        return draft
+
+    def observe(self, n_accepted, committed):
+        self.text += committed
+        super().observe(n_accepted, committed)
+
+
+def block_rows(head: BlockHead, hidden: Tensor, text: list[int], drafted: list[int]) -> Tensor:
+    """Logits that each of these tokens was drawn from after `text`, by definition.  -> (drafted, vocab)
+
+    One block alone, attention written out. hidden: (1, at least the text's length - 1, layers * width).
+    """
+    config, n = head.config, len(text) - 1
+    cos, sin = (part.double() for part in rotations(config.block, torch.arange(n + config.slots)))
+    of_text, of_block = (cos[:, :n], sin[:, :n]), (cos[:, n:], sin[:, n:])
+    states = head.hidden_norm(head.fc(hidden[:, :n]))
+    x = head.table[[text[-1], *[config.mask] * (config.slots - 1)]][None]
+    for layer in head.layers:
+        attention, normed = layer.self_attn, layer.input_layernorm(x)
+        pairs = zip(
+            attention.keys_and_values(states, of_text), attention.keys_and_values(normed, of_block), strict=True
+        )
+        queries, *_ = attention.heads(normed, of_block)
+        keys, values = (torch.cat(pair, dim=2).repeat_interleave(2, dim=1) for pair in pairs)
+        weights = queries @ keys.transpose(-1, -2) / config.block.head_dim**0.5
+        if config.causal:
+            slots = torch.arange(config.slots)
+            weights[..., n:] = weights[..., n:].masked_fill(slots > slots[:, None], -torch.inf)
+        x = layer.finish(x, weights.softmax(-1) @ values)
+    logits = head.norm(x[0, config.slots - config.longest :]) @ head.output.T
+    before = [text[-1], *drafted][: len(drafted)]
+    if head.markov_head is not None:
+        logits = (
+            logits[: len(drafted)] + head.markov_head.markov_w1.weight[before] @ head.markov_head.markov_w2.weight.T
+        )
+    return logits[: len(drafted)]
+
+
+def check(model, drafter: Kept) -> None:
+    """All proposals of a decoding, from hidden states of the whole text; and what the buffers hold."""
+    with torch.inference_mode():
+        hidden, _ = target_pass(model, torch.tensor([drafter.text]), (0, 1))
+        for n, draft in drafter.proposed:
+            tokens = draft.tokens[0].tolist()
+            rows = drafter.of_target(block_rows(drafter.head, hidden, drafter.text[:n], tokens), VOCAB)
+            if draft.probs is None:
+                assert tokens == rows.argmax(-1).tolist()
+            else:
+                assert torch.allclose(draft.probs[0], drafter._sampling.probs(rows))
+        n = drafter._length
+        assert n > 9, "nothing but the prompt was read"
+        cos, sin = rotations(drafter.head.config.block, torch.arange(n))
+        context = drafter.head.context(drafter.head.fuse(hidden[:, :n]), (cos.double(), sin.double()))
+        for layer, (keys, values) in enumerate(context):
+            assert torch.allclose(drafter._keys[layer, :, :n], keys[0])
+            assert torch.allclose(drafter._values[layer, :, :n], values[0])
+
+
+@pytest.mark.parametrize("options", SHAPES)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_proposals_are_the_definitions(options, temperature):
+    """Whatever was accepted: what a block reads, at which positions, and which row each token was drawn from."""
+    model = tiny("llama")
+    drafter = Kept(tiny_block_head(model, **options))
+    how = (Sampling(temperature), torch.Generator().manual_seed(3))
+    rounds = list(speculative_rounds(reading(model), drafter, prompts(1), 3, 40, *how))
+    if not temperature:
+        assert [t for r in rounds for t in r.tokens] == plain_text(CachedModel(model), prompts(1), 40)
+    assert len({tuple(draft.tokens[0].tolist()) for _, draft in drafter.proposed}) > 5
+    check(model, drafter)
+
+
+@pytest.mark.parametrize("options", SHAPES[1:4])
+def test_a_trained_head_is_often_right_and_stays_in_step(options):
+    """Rounds of every kind. What it learnt by heart in the pass of the training is drafted through the cached loop."""
+    model, head, texts = trained_block(**options)
+    accepted = drafted = 0
+    for text in texts:
+        drafter = Kept(head)
+        rounds = list(speculative_rounds(reading(model), drafter, text[None, :9], 3, N_NEW))
+        assert [t for r in rounds for t in r.tokens] == text[9:].tolist()
+        check(model, drafter)
+        accepted += sum(r.n_accepted for r in rounds)
+        drafted += sum(r.n_drafted for r in rounds)
+    assert accepted / drafted > 0.8, "a shift of one position in training or in the loop costs most of this"
+
+
+@pytest.mark.parametrize("options", SHAPES)
+def test_blocks_of_a_text_are_the_definitions(options):
+    """The pass that a head is trained with, for all its blocks at once."""
+    model = tiny("llama")
+    head, tokens = tiny_block_head(model, **options), learnt_texts(model)[:2]
+    hidden, _ = target_pass(model, tokens, (0, 1))
+    anchors = torch.tensor([1, 2, 9, 20])
+    states = blocks(head, hidden, tokens, anchors)
+    for row, text in enumerate(tokens.tolist()):
+        for i, anchor in enumerate(anchors.tolist()):
+            after = text[anchor + 1 : anchor + 1 + head.config.longest]
+            before = torch.tensor(text[anchor : anchor + len(after)])
+            found = head.biased(head.logits(states[row, i]), before)
+            assert torch.allclose(found, block_rows(head, hidden[row : row + 1], text[: anchor + 1], after))
+
+
+@pytest.mark.parametrize("options", SHAPES[1:4])
+def test_what_is_proposed_does_not_depend_on_the_draft_length(options):
+    model = tiny("llama")
+    head = tiny_block_head(model, **options)
+    found = []
+    for k in (1, 2, 3, 9):
+        drafter = Kept(head)
+        next(rounds := speculative_rounds(reading(model), drafter, prompts(1), k, 40))
+        next(rounds)
+        found.append(drafter.proposed[0][1].tokens[0].tolist())
+    assert [len(tokens) for tokens in found] == [1, 2, 3, head.config.longest], "never more than a block has"
+    assert all(tokens == found[-1][: len(tokens)] for tokens in found[:-1])
+
+
+@pytest.mark.parametrize("engine", ["eager", "fast"])
+def test_sampled_rounds_repeat_and_do_not_depend_on_the_engine(engine):
+    model, head, texts = trained_block(markov_rank=5)
+    found = []
+    for fast in (None, flattened(model) if engine == "fast" else None):
+        how = (Sampling(0.9), torch.Generator().manual_seed(7))
+        rounds = speculative_rounds(reading(model, fast), BlockDrafter(head), texts[1:2, :9], 3, N_NEW, *how)
+        found.append(list(rounds))
+    assert found[0] == found[1]
+    assert 0 < sum(r.n_accepted for r in found[0]) < sum(r.n_drafted for r in found[0])
+
+
+def test_ids_that_the_head_lacks_are_never_proposed():
+    """Its own ids are others than the target's."""
+    model = tiny("llama")
+    ids = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(0))[:12].sort().values
+    for temperature in (0.0, 1.0):
+        drafter = Kept(tiny_block_head(model, markov_rank=5, draft_vocab=12), ids)
+        how = (Sampling(temperature), torch.Generator().manual_seed(1))
+        rounds = list(speculative_rounds(reading(model), drafter, prompts(1), 3, 30, *how))
+        proposed = {token for _, draft in drafter.proposed for token in draft.tokens[0].tolist()}
+        assert proposed <= set(ids.tolist())
+        assert len(proposed) > 1
+        if not temperature:
+            assert [t for r in rounds for t in r.tokens] == plain_text(CachedModel(model), prompts(1), 30)
+
+
+def test_buffers_grow(monkeypatch):
+    monkeypatch.setattr("speclab.drafts.heads.drafter.SPARE", 16)
+    model, head, texts = trained_block(markov_rank=5)
+    drafter = Kept(head)
+    list(speculative_rounds(reading(model), drafter, texts[:1, :9], 3, N_NEW))
+    assert drafter._keys.shape[2] > 32
+    check(model, drafter)
+
+
+@pytest.mark.parametrize("options", SHAPES[1:4])
+def test_the_forecast_of_a_greedy_decoding_is_exact(options):
+    """Also where fewer tokens are drafted than a block has, at the end of a text and beyond what a block has."""
+    model, head, texts = trained_block(**options)
+    drafter, target = BlockDrafter(head), reading(model)
+    setup = Setup(target, None, "tiny", Sampling(), torch.device("cpu"), torch.float64)
+    bench = Bench(setup, {"block": drafter}, N_NEW, seed=0)
+    seen = set()
+    for text in texts:
+        prompt, new = Prompt("code", "", text[None, :9]), text[9:].tolist()
+        probs = accept_probs(bench, "block", prompt, new, Sampling(), 5)
+        assert [len(row) for row in probs] == [min(head.config.longest, N_NEW - t) for t in range(N_NEW)]
+        for k in (1, 3, 5):
+            rounds = list(speculative_rounds(target, drafter, text[None, :9], k, N_NEW))
+            expected = forecast(probs, N_NEW, k)
+            assert expected.n_rounds == pytest.approx(len(rounds) - 1)
+            assert expected.n_accepted == pytest.approx(sum(r.n_accepted for r in rounds))
+            seen |= {(r.n_drafted, r.n_accepted) for r in rounds}
+    assert len(seen) > 4, "rounds of many kinds"
+
+
+def test_the_forecast_of_sampling_is_the_share_that_is_accepted():
+    """Over many decodings, each judged by its own text. The two sums differ by noise: 5 of its standard deviations."""
+    model, head, texts = trained_block(markov_rank=5)
+    drafter, target, sampling = BlockDrafter(head), reading(model), Sampling(1.0)
+    setup = Setup(target, None, "tiny", sampling, torch.device("cpu"), torch.float64)
+    bench = Bench(setup, {"block": drafter}, N_NEW, seed=0)
+    differences = []
+    for seed in range(40):
+        how = (sampling, torch.Generator().manual_seed(seed))
+        rounds = list(speculative_rounds(target, drafter, texts[:1, :9], 3, N_NEW, *how))
+        text = [token for r in rounds for token in r.tokens]
+        probs = accept_probs(bench, "block", Prompt("code", "", texts[:1, :9]), text, sampling, 3)
+        differences.append(sum(r.n_accepted for r in rounds) - forecast(probs, N_NEW, 3).n_accepted)
+    differences = torch.tensor(differences)
+    assert differences.std() > 0.1
+    assert differences.mean().abs() < 5 * differences.std() / len(differences) ** 0.5
