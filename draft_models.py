@@ -3,6 +3,7 @@
     model      a smaller causal language model with the target's tokenizer
     ngram      prompt lookup: continue as the longest matching piece of the text so far was continued
     feature    a head of one layer that reads the target's hidden states (speclab/drafts/feature.py)
+    block      a head that reads them, too, and proposes all tokens in one pass (speclab/drafts/block.py)
 
 A new kind implements `Drafter`; the loop in optimized_speculative.py does not change. Further kinds are in
 speclab/drafts/, and speclab/drafts/select.py turns `--draft KIND` into one of them.

@@ -124,8 +124,9 @@ def add_draft_flag(
         "--draft",
         default=default,
         metavar="KIND",
-        help="model (the lab's own), lab:SIZE, a folder or hub name, feature:HEAD, ngram, dial:A, dial:A:MODEL or "
-        "dial:A:free" + (" (default: %(default)s)" if default else "; several with commas (default: model,ngram)"),
+        help="model (the lab's own), lab:SIZE, a folder or hub name, feature:HEAD, block:HEAD, ngram, dial:A, "
+        "dial:A:MODEL or dial:A:free"
+        + (" (default: %(default)s)" if default else "; several with commas (default: model,ngram)"),
     )
     return group
 
