@@ -124,9 +124,8 @@ def add_draft_flag(
         "--draft",
         default=default,
         metavar="KIND",
-        help="model (the lab's own), lab:SIZE, a folder or hub name, feature:HEAD, ngram, suffix, hybrid:LOOKUP+MODEL, "
-        "dial:A, dial:A:MODEL or "
-        "dial:A:free"
+        help="model (the lab's own), lab:SIZE, a folder or hub name, feature:HEAD, block:HEAD, ngram, suffix, "
+        "hybrid:LOOKUP+MODEL, dial:A, dial:A:MODEL or dial:A:free"
         + (
             " (default: %(default)s)"
             if default

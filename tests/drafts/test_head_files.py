@@ -5,11 +5,12 @@ import json
 import pytest
 import torch
 from decoding import speculative_rounds
-from heads import block, prompts, tiny_head
+from heads import block, prompts, tiny_block_head, tiny_head
 from safetensors.torch import load_file, save_file
 from tiny_models import VOCAB, tiny
 
 from speclab.core.sampling import Sampling
+from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.heads.files import read_head, write_head
 from speclab.models.cached import CachedModel
@@ -124,3 +125,103 @@ def test_damaged_missing_and_foreign_heads_are_one_line(target, tmp_path):
     (folder / "model.safetensors").unlink()
     with pytest.raises(EnvironmentProblem, match=r"model\.safetensors"):
         read_head(str(folder), target)
+
+
+BLOCK_SHAPES = [
+    {"layers": 1},
+    {"markov_rank": 3, "causal": True},
+    {"markov_rank": 3, "from_anchor": False},
+    {"from_anchor": False, "slots": 9, "causal": True},
+]
+
+
+@pytest.mark.parametrize("options", BLOCK_SHAPES)
+def test_a_block_that_is_written_comes_back(target, tmp_path, options):
+    head = tiny_block_head(target, **options)
+    read = read_head(str(saved(tmp_path / "head", head)), target, "block")
+    assert read.ids is None
+    changed = {"block": None}
+    assert vars(read.head.config) | changed == vars(head.config) | changed
+    weights = read.head.state_dict()
+    assert weights.keys() == head.state_dict().keys()
+    assert all(torch.equal(weights[name], tensor) for name, tensor in head.state_dict().items())
+    assert proposals(target, BlockDrafter(read.head)) == proposals(target, BlockDrafter(head))
+    config = json.loads((tmp_path / "head" / "config.json").read_text())
+    assert config["speculators_model_type"] == ("dspark" if options.get("markov_rank") else "dflash")
+    assert config["aux_hidden_state_layer_ids"] == [1, 2], "counted from 1 there"
+    assert config["block_size"] - (not config["sample_from_anchor"]) == head.config.longest
+    (method,) = config["speculators_config"]["proposal_methods"]
+    assert method["speculative_tokens"] == head.config.longest
+    assert not any("embed" in name or "lm_head" in name for name in load_file(tmp_path / "head" / "model.safetensors"))
+
+
+def test_a_published_block_with_fewer_ids_and_parts_of_its_training(target, tmp_path):
+    """Its embedding is the target's, whatever is there; no word about the slots means that the anchor predicts none."""
+    head = tiny_block_head(target, markov_rank=3, draft_vocab=12, from_anchor=False)
+    folder = saved(tmp_path / "head", head)
+    ids = torch.tensor([1, 2, 5, 7, 11, 12, 20, 21, 30, 40, 41, 47])
+    more = {
+        "d2t": ids - torch.arange(12),
+        "lm_head.weight": head.output.contiguous(),
+        "embed_tokens.weight": torch.zeros(VOCAB, 32),
+        "verifier_norm.weight": torch.ones(32),
+        "confidence_head.proj.weight": torch.ones(1, 35),
+    }
+    save_file({**load_file(folder / "model.safetensors"), **more}, folder / "model.safetensors")
+    edited(folder, sample_from_anchor=None)
+    read = read_head(str(folder), target, "block")
+    assert torch.equal(read.ids, ids)
+    assert proposals(target, BlockDrafter(*read)) == proposals(target, BlockDrafter(head, ids))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"speculators_model_type": "eagle3"}, "'eagle3'; --draft block reads dflash and dspark"),
+        ({"speculators_model_type": "dflash2"}, "'dflash2'; --draft block reads dflash and dspark"),
+        ({"speculators_model_type": "dflash"}, r"Unexpected key.*markov_head"),
+        ({"markov_head_type": "gated"}, "markov_head_type is 'gated'; the lab reads vanilla"),
+        ({"projector_type": "domino"}, "projector_type is 'domino'"),
+        ({"aux_hidden_state_layer_ids": [1, 3]}, r"it reads states \[1, 3\] of a target with 2 layers"),
+        ({"aux_hidden_state_layer_ids": None}, "aux_hidden_state_layer_ids"),
+        ({"mask_token_id": None}, "mask_token_id"),
+        ({"mask_token_id": VOCAB}, "mask_token_id 48"),
+        ({"mask_token_id": -1}, "mask_token_id -1"),
+        ({"block_size": 0}, "block_size 0"),
+        ({"block_size": 1 << 30}, "block_size 1073741824"),
+        ({"markov_rank": 4}, "size mismatch"),
+        ({"markov_rank": 1 << 40}, "size mismatch|size 1099511627776"),
+        ({"draft_vocab_size": 12}, "size mismatch"),
+        ({"transformer_layer_config": {"num_hidden_layers": 1 << 20}}, "is not 1 to 64 layers of qwen3"),
+        ({"transformer_layer_config": {"model_type": "llama"}}, "is not 1 to 64 layers of qwen3"),
+        ({"transformer_layer_config": {"intermediate_size": 1 << 30}}, "size mismatch|size 1073741824"),
+        (
+            {"transformer_layer_config": {"vocab_size": 49}},
+            "works with 49 embeddings of width 32 and the target has 48",
+        ),
+        (
+            {"transformer_layer_config": {"layer_types": ["full_attention", "sliding_attention"]}},
+            "some of its layers attend to a window",
+        ),
+        (
+            {
+                "transformer_layer_config": {
+                    "layer_types": ["sliding_attention"] * 2,
+                    "sliding_window": 9,
+                    "use_sliding_window": True,
+                }
+            },
+            "some of its layers attend to a window",
+        ),
+    ],
+)
+def test_a_config_of_a_block_that_does_not_fit_is_one_line(target, tmp_path, changes, message):
+    folder = saved(tmp_path / "head", tiny_block_head(target, markov_rank=3))
+    layer = json.loads((folder / "config.json").read_text())["transformer_layer_config"]
+    if "transformer_layer_config" in changes:
+        changes = {"transformer_layer_config": layer | changes["transformer_layer_config"]}
+    edited(folder, **changes)
+    with pytest.raises((EnvironmentProblem, UsageProblem), match=message) as problem:
+        read_head(str(folder), target, "block")
+    assert "\n" not in str(problem.value)
+    assert len(str(problem.value)) < 500

@@ -177,16 +177,18 @@ def _built(config: HeadConfig | BlockConfig, tensors: dict[str, Tensor], target:
     table, output = weights_of(target)
     if offsets is None:
         tensors.setdefault(HEAD, output)
+    head: FeatureHead | BlockHead
     if isinstance(config, BlockConfig):
-        tensors.pop(EMBEDDING, None)  # the target's, whatever is there
-        output = tensors.pop(HEAD) if offsets is not None else output
-        if output.shape != (config.draft_vocab, config.target_hidden):
-            raise ValueError(f"size mismatch: its output layer is {tuple(output.shape)}")
-        output = output.to(target.device, target.dtype)
+        own = tensors.pop(HEAD).to(target.device, target.dtype)
+        if own.shape != (config.draft_vocab, config.target_hidden):
+            raise ValueError(f"size mismatch: its output layer is {tuple(own.shape)}")
+        tensors.pop(EMBEDDING, None)
+        with torch.device("meta"):
+            head = BlockHead(config, table, own if offsets is not None else output)
     else:
         tensors.setdefault(EMBEDDING, table)
-    with torch.device("meta"):
-        head = BlockHead(config, table, output) if isinstance(config, BlockConfig) else FeatureHead(config)
+        with torch.device("meta"):
+            head = FeatureHead(config)
     head.load_state_dict({key: tensor.to(target.device, target.dtype) for key, tensor in tensors.items()}, assign=True)
     return SavedHead(head.eval().requires_grad_(False), _target_ids(config, offsets, target))
 

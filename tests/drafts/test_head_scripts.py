@@ -1,7 +1,7 @@
-"""--draft feature:HEAD in the scripts, from a folder in the speculators format."""
+"""--draft feature:HEAD and block:HEAD in the scripts, from a folder in the speculators format."""
 
 import pytest
-from heads import tiny_head
+from heads import tiny_block_head, tiny_head
 
 import compare
 import optimized_speculative
@@ -13,20 +13,23 @@ from speclab.records.files import read
 from speclab.records.runs import ComparisonRun
 
 
-@pytest.fixture
-def head(pair_folder, tmp_path):
-    """A random head for the tiny pair's target."""
+@pytest.fixture(params=["feature", "block"])
+def head(request, pair_folder, tmp_path):
+    """A random head for the tiny pair's target, as --draft takes it."""
     target = load(str(pair_folder / "target"), str(pair_folder / "draft"), engine="eager").setup.target.model
     config = target.config
-    written = tiny_head(hidden=config.hidden_size, vocab=config.vocab_size, target_hidden=config.hidden_size).float()
-    write_head(tmp_path / "head", written, "tiny", ["LlamaForCausalLM"], 4)
-    return str(tmp_path / "head")
+    if request.param == "feature":
+        written = tiny_head(hidden=config.hidden_size, vocab=config.vocab_size, target_hidden=config.hidden_size)
+    else:
+        written = tiny_block_head(target, markov_rank=3)
+    write_head(tmp_path / "head", written.float(), "tiny", ["LlamaForCausalLM"], 4)
+    return f"{request.param}:{tmp_path / 'head'}"
 
 
 def test_one_script_decodes_with_it(pair_folder, head, capsys):
     words = ["--target", str(pair_folder / "target"), "--prompt", "def f(x):", "--max-new-tokens", "12", "--ignore-eos"]
     texts = []
-    for draft in (f"feature:{head}", str(pair_folder / "draft")):
+    for draft in (head, str(pair_folder / "draft")):
         assert optimized_speculative.main([*words, "--draft", draft, "--threads", "1", "--engine", "eager"]) == 0
         texts.append(capsys.readouterr().out)
     assert texts[0].split("def f(x):")[-1].splitlines()[0] == texts[1].split("def f(x):")[-1].splitlines()[0]
@@ -34,15 +37,17 @@ def test_one_script_decodes_with_it(pair_folder, head, capsys):
 
 def test_a_comparison_proves_it_forecasts_it_and_names_it(pair_folder, head, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(prompts, "standard", lambda: [("code", "def f(x):"), ("prose", "return x")])
-    words = ["--target", str(pair_folder / "target"), "--draft", f"{pair_folder / 'draft'},feature:{head}", "-k", "2"]
+    words = ["--target", str(pair_folder / "target"), "--draft", f"{pair_folder / 'draft'},{head}", "-k", "2"]
     words += ["--limit", "1", "--max-new-tokens", "16", "--threads", "1", "--engine", "eager"]
     assert compare.main([*words, "--out-dir", str(tmp_path / "out")]) == 0
     assert "token for token: identical" in capsys.readouterr().out
     run = read(tmp_path / "out" / "results" / "local.json", ComparisonRun)
-    rows = [row for row in run.rows if row.method == "feature:head" and row.prompt_kind == "all"]
+    name = f"{head.partition(':')[0]}:head"
+    rows = [row for row in run.rows if row.method == name and row.prompt_kind == "all"]
     assert [row.temperature for row in rows] == [0.0, 0.8]
     assert all(row.forecast is not None for row in rows)
-    assert run.models["feature:head"].startswith("feature:head: one layer over the target's states")
+    layers = {"feature:head": "one layer", "block:head": "2 layers"}[name]
+    assert run.models[name].startswith(f"{name}: {layers} over the target's states")
 
 
 def test_block_verification_is_named_and_has_no_forecast_of_sampled_rows(pair_folder, tmp_path, monkeypatch, capsys):
@@ -65,7 +70,7 @@ def test_what_knows_the_token_rule_only_is_refused(words, capsys):
 
 
 def test_in_python(pair_folder, head):
-    pair = load(str(pair_folder / "target"), f"feature:{head}", engine="eager", threads=1)
+    pair = load(str(pair_folder / "target"), head, engine="eager", threads=1)
     assert sum(len(round_.tokens) for round_ in speculate(pair, "def f(x):", max_new_tokens=8)) == 8
 
 
@@ -74,6 +79,9 @@ def test_in_python(pair_folder, head):
     [
         ("feature:", 2, "give a head's folder or hub name, for example feature:build/feature/out"),
         ("feature:./nowhere", 3, "nowhere"),
+        ("block:", 2, "give a head's folder or hub name, for example block:build/block/out"),
+        ("dspark", 2, "unknown draft kind 'dspark'"),
+        ("block:{draft}", 3, "speculators_model_type is None; --draft block reads dflash and dspark"),
         ("featur", 2, "unknown draft kind 'featur'"),
         ("feature:{draft}", 3, "speculators_model_type is None; --draft feature reads eagle3"),
     ],
@@ -93,7 +101,8 @@ def test_what_is_no_head_is_one_line(pair_folder, capsys, kind, code, message):
     assert message in line
 
 
-def test_a_lab_without_the_head_says_how_to_train_it(monkeypatch, capsys, tmp_path):
-    monkeypatch.setitem(LAB_HEADS, "feature", str(tmp_path / "feature"))
-    assert optimized_speculative.main(["--draft", "feature", "--prompt", "x"]) == 2
-    assert "type: python -m training.drafts feature" in capsys.readouterr().err
+@pytest.mark.parametrize("kind", ["feature", "block"])
+def test_a_lab_without_the_head_says_how_to_train_it(monkeypatch, capsys, tmp_path, kind):
+    monkeypatch.setitem(LAB_HEADS, kind, str(tmp_path / kind))
+    assert optimized_speculative.main(["--draft", kind, "--prompt", "x"]) == 2
+    assert f"type: python -m training.drafts {kind}" in capsys.readouterr().err
