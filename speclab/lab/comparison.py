@@ -207,7 +207,7 @@ def _parts(measured: Measurement, costs: CostTable) -> dict[tuple[Arm, float, in
     parts = {}
     for sample in measured.samples:
         arm, place = sample.arm, (sample.temperature, sample.prompt_index)
-        if (arm.draft, sample.temperature) in costs and not judged_together(measured, arm, sample.temperature):
+        if (arm.draft, sample.temperature) in costs and not judged_otherwise(measured, arm, sample.temperature):
             parts[arm, *place] = attribution.price(
                 sample,
                 baseline[place],
@@ -217,10 +217,11 @@ def _parts(measured: Measurement, costs: CostTable) -> dict[tuple[Arm, float, in
     return parts
 
 
-def judged_together(measured: Measurement, arm: Arm, temperature: float) -> bool:
-    """Whether the acceptance of a token depends on the others of its round, which no forecast here knows."""
-    drawn = isinstance(measured.bench.drafters[arm.draft], ModelDrafter | FeatureDrafter)
-    return measured.bench.functions.rule != "token" and temperature > 0 and drawn
+def judged_otherwise(measured: Measurement, arm: Arm, temperature: float) -> bool:
+    """Whether a drafted token is kept with another probability than by the token rule, the one that forecasts know."""
+    bench = measured.bench
+    drawn = isinstance(bench.drafters[arm.draft], ModelDrafter | FeatureDrafter)
+    return bench.functions.rule != "token" and temperature > 0 and (drawn or bench.lossy_rule(arm) is not None)
 
 
 def groups(samples: list[Sample]) -> dict[str, set[int]]:

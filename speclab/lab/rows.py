@@ -29,6 +29,7 @@ def build_row(arm: Arm, samples: list[Sample], baseline: list[Sample], common: d
     low, high = ratio_interval(baseline_seconds, arm_seconds) or (None, None)
     baseline_prefill, prefill = (sum(s.prefill_seconds for s in side) for side in zip(*pairs, strict=True))
     alpha, fraction = counts.acceptance_rate, counts.drafted_fraction
+    distances = [s.distance for _, s in pairs if s.distance is not None]
     return Row(
         method=arm.method,
         draft=arm.draft or None,
@@ -53,6 +54,8 @@ def build_row(arm: Arm, samples: list[Sample], baseline: list[Sample], common: d
         tokens_per_round=counts.tokens_per_round if arm.speculative else None,
         book_formula=book_formula(alpha, arm.draft_length) if alpha is not None else None,
         book_formula_drafted_fraction=book_formula(fraction, arm.draft_length) if fraction is not None else None,
+        lossy_rule=samples[0].lossy_rule,
+        total_variation=sum(distances) / counts.n_emitted if len(distances) == len(pairs) else None,
         same_as_baseline=all(b.texts == s.texts for b, s in pairs) if samples[0].temperature == 0 else None,
     )
 

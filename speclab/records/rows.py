@@ -92,6 +92,8 @@ class Row(ArmCounts):
     speedup_best_plain: float | None = None  # over ComparisonRun.best_plain, prefill included, on half of the prompts
     best_plain_low: float | None = None  # its interval
     best_plain_high: float | None = None
+    lossy_rule: str | None = None  # that judged the drafted tokens; absent: a lossless one did, or there were none
+    total_variation: Share | None = None  # with a lossy rule, mean over the decoded tokens; absent: not measured
     n_without_drafts: Count | None = None  # of the rounds that accepted 0, those that drafted nothing; absent: unknown
 
 
