@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from draft_models import ModelDrafter
+from speclab.core.accept import rule_of
 from speclab.drafts.feature import FeatureDrafter
 from speclab.lab.acceptance_probs import CostTable, calibrated, probs_of_texts
 from speclab.lab.harness import Measurement, is_model, measure, mixed
@@ -221,7 +222,8 @@ def judged_otherwise(measured: Measurement, arm: Arm, temperature: float) -> boo
     """Whether a drafted token is kept with another probability than by the token rule, the one that forecasts know."""
     bench = measured.bench
     drawn = isinstance(bench.drafters[arm.draft], ModelDrafter | FeatureDrafter)
-    return bench.functions.rule != "token" and temperature > 0 and (drawn or bench.lossy_rule(arm) is not None)
+    rule = rule_of(bench.functions.rule)
+    return rule.name != "token" and temperature > 0 and (drawn or rule.law is not None)
 
 
 def groups(samples: list[Sample]) -> dict[str, set[int]]:

@@ -12,8 +12,7 @@ COSTS = "c: a drafted token, v: a target pass over k + 1 tokens, o: the rest of 
 LOSSY = (
     "accept rule: {rule} is LOSSY: the texts do not follow the target's distribution. The number after LOSSY: total "
     "variation distance of the law of a decoded token, given the text before it, from the target's law (0: the same, "
-    "1: nothing in common), computed from uncached passes; the mean over the timed texts, bonus tokens as 0. No row has "
-    "a forecast"
+    "1: nothing in common), from uncached passes; the mean over the timed texts, bonus tokens as 0. No forecast"
 )
 
 
