@@ -95,7 +95,7 @@ def _judge_sampled(measured: Measurement, arm: Arm, temperature: float) -> dict:
             target_probs, draft_probs = both_distributions(bench, arm.draft, prompt, tokens, sampling)
             sums.add(torch.tensor(tokens), target_probs, draft_probs)
             if lossy_rule:
-                places = tested(rounds, len(tokens))
+                places = judged_places(rounds, len(tokens))
                 proposed = proposal_probs(bench, arm, prompt, tokens, sampling, places, draft_probs)
                 of_target = target_probs[[start + depth for start, depth in places]]
                 distance += distances(lossy_rule, of_target, proposed).sum().item()
@@ -127,7 +127,7 @@ def distances(rule: str, target_probs: torch.Tensor, draft_probs: torch.Tensor) 
     return (law(p, q) - p).abs().sum(-1) / 2 if law else torch.zeros(len(p))
 
 
-def tested(rounds: list[tuple[int, int]], n_tokens: int) -> list[tuple[int, int]]:
+def judged_places(rounds: list[tuple[int, int]], n_tokens: int) -> list[tuple[int, int]]:
     """The places of a text whose token a rule has tested: (place where the round began, place in its draft).
 
     rounds: (drafted, accepted) of each after the prefill, whose token is the first of the text. All other tokens are
