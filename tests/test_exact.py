@@ -4,8 +4,11 @@ All of them are piecewise constant in their uniforms. The corners of the pieces 
 thresholds p / q, corners of every distribution a token may be drawn from) and are computed here in Fractions. The
 production float64 code then runs at one interior point of each box, and the boxes' exact volumes add up to the law of
 its output. The rule itself is not written down here a second time: it is judged by its output alone.
+
+The lossy rules are enumerated in the same way: their output has the law by which a run measures their distance.
 """
 
+import functools
 import itertools
 import random
 from collections import Counter
@@ -18,7 +21,7 @@ import pytest
 import torch
 
 from speclab.core import accept as accept_module
-from speclab.core.accept import accept, accept_block
+from speclab.core.accept import accept, accept_block, accept_lenient, accept_typical, lenient_law, typical_law
 from speclab.core.rounds import AcceptResult, Draft
 from speclab.core.sampling import NOT_FINITE, draw
 
@@ -152,15 +155,20 @@ class Job(NamedTuple):
 
 
 Rule = Callable[[Draft, torch.Tensor, torch.Tensor], AcceptResult]
+Pieces = Callable[[Job, Prefix], tuple[list[Fraction], list[Row]]]
 RULES: list[Rule] = [accept, accept_block]
+LENIENCE, EPSILON = Fraction(3, 4), Fraction(7, 23)  # no probability of a table here equals EPSILON
+lenient_of_1: Rule = functools.partial(accept_lenient, lenience=1.0)
+lenient: Rule = functools.partial(accept_lenient, lenience=float(LENIENCE))
+typical: Rule = functools.partial(accept_typical, epsilon=float(EPSILON))
 
 
-def token_pieces(job: Job, tokens: Prefix) -> tuple[list[Fraction], list[Row]]:
+def token_pieces(job: Job, tokens: Prefix, lenience: Fraction = Fraction(1)) -> tuple[list[Fraction], list[Row]]:
     """Of the token rule: the threshold of each test, and every residual that a next token may come from."""
     thresholds, residuals = [], []
     for i in range(len(tokens)):
         p, q = (rows[job.start + tokens[:i]] for rows in (job.tables.target, job.tables.draft))
-        thresholds.append(p[tokens[i]] / q[tokens[i]])
+        thresholds.append(p[tokens[i]] / (lenience * q[tokens[i]]))
         residuals.append([max(Fraction(0), a - b) for a, b in zip(p, q, strict=True)])
     return thresholds, residuals
 
@@ -184,6 +192,20 @@ def block_pieces(job: Job, tokens: Prefix) -> tuple[list[Fraction], list[Row]]:
             rest = mass + 1 - so_far
             thresholds.append(mass / rest if rest else Fraction(1))
     return thresholds if tokens else [], residuals
+
+
+def typical_pieces(job: Job, tokens: Prefix) -> tuple[list[Fraction], list[Row]]:
+    """Of typical acceptance, whose tests use no uniform, and whose next tokens come from the target's rows."""
+    return [Fraction(0)] * job.size, []
+
+
+PIECES: dict[Rule, Pieces] = {
+    accept: token_pieces,
+    accept_block: block_pieces,
+    lenient_of_1: token_pieces,
+    lenient: functools.partial(token_pieces, lenience=LENIENCE),
+    typical: typical_pieces,
+}
 
 
 class Path(NamedTuple):
@@ -215,9 +237,10 @@ def drafted(job: Job) -> Law:
 
 
 def paths_of(index: int, job: Job, rule: Rule = accept) -> Iterator[Path]:
-    together = rule is not accept and job.tables.stored  # block verification leaves bare one-hot drafts to `accept`
+    # Block verification leaves bare one-hot drafts to `accept`.
+    pieces = PIECES[rule if rule is not accept_block or job.tables.stored else accept]
     for tokens, chance in drafted(job).items():
-        thresholds, residuals = (block_pieces if together else token_pieces)(job, tokens)
+        thresholds, residuals = pieces(job, tokens)
         # The next token's side is cut at the corners of every row and every residual of the round, so that code
         # which draws from the wrong one of them is enumerated exactly as well, and fails by a whole box.
         rows = [*residuals, *(job.tables.target[job.start + tokens[:i]] for i in range(len(tokens) + 1))]
@@ -362,7 +385,7 @@ def assert_not_vacuous(outcomes: list[Outcome], impossible: set[str] = frozenset
         assert (tally[kind] == 0) == (kind in impossible), (kind, tally)
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", [*RULES, lenient_of_1])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_one_round_emits_the_targets_joint_law(family, rule):
     """A wrong threshold, a wrong residual or a wrong row index shifts the joint law of the next k + 1 tokens."""
@@ -373,7 +396,7 @@ def test_one_round_emits_the_targets_joint_law(family, rule):
         outcomes += played
         for job, outcome in zip(jobs, played, strict=True):
             assert_lossless(job, outcome)
-            if rule is accept:
+            if rule is not accept_block:
                 assert_keeps_all_it_may(job, outcome)
     assert len(outcomes) >= 20
     assert_not_vacuous(outcomes, FAMILIES[family])
@@ -499,7 +522,7 @@ def test_further_rounds_complete_the_law(family, vocab, k, length):
     assert_not_vacuous(outcomes, {"partial"} if k == 1 else set())
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", [*RULES, lenient, typical])
 @pytest.mark.parametrize("family", ["zeros", "draft blind", "target forbids", "one-hot"])
 def test_the_verdict_is_constant_in_every_box(family, rule):
     """The enumeration rests on it: near random vertices of a box the same tokens come out as in its centre."""
@@ -509,6 +532,82 @@ def test_the_verdict_is_constant_in_every_box(family, rule):
         centres = [outcome.blocks for outcome in play(jobs, rule=rule)]
         for _ in range(4):
             assert [outcome.blocks for outcome in play(jobs, at=dice, rule=rule)] == centres
+
+
+# --- lossy rules ------------------------------------------------------------------------------------------------------
+
+LAWS = {
+    lenient: functools.partial(lenient_law, lenience=float(LENIENCE)),
+    typical: functools.partial(typical_law, epsilon=float(EPSILON)),
+}
+EXACT_WITH = {  # families in which the law is the target's after all
+    lenient: ("identical", "disjoint", "greedy"),
+    typical: ("disjoint", "greedy"),
+}
+
+
+def test_a_lenience_of_one_is_the_token_rule():
+    """Box by box, not only in law."""
+    for family in FAMILIES:
+        jobs = [Job(random_tables(seed, 3, 2, 3, family), (), 2) for seed in range(6)]
+        by_token, by_lenience = (play(jobs, rule=rule) for rule in (accept, lenient_of_1))
+        assert [outcome.blocks for outcome in by_token] == [outcome.blocks for outcome in by_lenience]
+
+
+@pytest.mark.parametrize("rule", LAWS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_lossy_rule_emits_the_law_that_its_distance_is_measured_by(family, rule):
+    """At every tested place, given the tokens before it; a bonus token has the target's own law."""
+    lossy = 0
+    for vocab, k in SHAPES:
+        jobs = [Job(random_tables(seed, vocab, k, k + 1, family), (), k) for seed in range(PER_SHAPE)]
+        for job, outcome in zip(jobs, play(jobs, rule=rule), strict=True):
+            reached: dict[Prefix, dict[int, Fraction]] = {}
+            for block, chance in outcome.law.items():
+                for i, token in enumerate(block):
+                    law = reached.setdefault(block[:i], {})
+                    law[token] = law.get(token, Fraction(0)) + chance
+            for prefix, law in reached.items():
+                p, q = (
+                    torch.tensor(floats(rows[prefix]), dtype=torch.float64)
+                    for rows in (job.tables.target, job.tables.draft)
+                )
+                expected = LAWS[rule](p, q) if len(prefix) < k else p
+                found = [float(law.get(token, Fraction(0)) / sum(law.values())) for token in range(vocab)]
+                assert found == pytest.approx(expected.tolist(), abs=1e-12)
+                lossy += (expected - p).abs().max().item() > 1e-3
+                assert not (expected[p == 0] != 0).any(), "a token of target probability 0 was kept"
+    assert (lossy > 0) == (family not in EXACT_WITH[rule])
+
+
+@pytest.mark.parametrize("rule", LAWS)
+def test_rows_of_different_sizes_share_a_batch_with_a_lossy_rule(rule):
+    """Pads are not read: a row alone decides as it does in a batch of wider ones."""
+    for padding in ("tempting", "poisoned"):
+        tables = [random_tables(seed, 3, 3, 4, "zeros") for seed in range(6)]
+        for size in (0, 1, 2, 3):
+            jobs = [Job(t, (), size) for t in tables]
+            alone, wide = play(jobs, rule=rule), play(jobs, n=3, padding=padding, rule=rule)
+            assert [outcome.law for outcome in alone] == [outcome.law for outcome in wide]
+
+
+THIRD = Fraction(1, 3)
+
+
+@pytest.mark.parametrize(
+    ("rule", "first"),
+    [
+        (accept, [THIRD, 2 * THIRD]),
+        (lenient, [Fraction(4, 9), Fraction(5, 9)]),  # min(2/3, 4/3 * 1/3) and 1/3, the 2/9 that are left on token 1
+        (typical, [2 * THIRD, THIRD]),  # both probabilities are above sqrt(7/23) exp(-0.64) = 0.29: all drafts are kept
+    ],
+)
+def test_a_known_case_is_off_by_as_much_as_it_should(rule, first):
+    """p = (1/3, 2/3), q = (2/3, 1/3): total variation 0, 1/9 and 1/3."""
+    p, q = [THIRD, 2 * THIRD], [2 * THIRD, THIRD]
+    job = Job(Tables(2, 1, dict.fromkeys([(), (0,), (1,)], p), dict.fromkeys([(), (0,), (1,)], q)), (), 1)
+    law = play([job], rule=rule)[0].law
+    assert [sum(chance for block, chance in law.items() if block[0] == token) for token in range(2)] == first
 
 
 @pytest.mark.parametrize("scale", [Fraction(1), Fraction(1, 4096), Fraction(3000)])

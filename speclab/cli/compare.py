@@ -77,7 +77,7 @@ def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
     output.check()
     exercises = loading.of_comparison(temperatures, args.draft.split(","), args.plan or args.verify_plan)
     learner = loading.load(args.impl, exercises)
-    flags.check_rule(args, learner, "--plan", "--verify-plan", "--sweep", "--trace", "--report")
+    flags.check_rule(args, learner, temperatures, "--plan", "--verify-plan", "--sweep", "--trace", "--report")
     kinds = [kind for kind in args.draft.split(",") if kind]
     check_kinds(kinds)
     if (args.plan or args.verify_plan) and (

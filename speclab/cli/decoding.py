@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from draft_models import ModelDrafter
 from speclab.cli import flags, parsing
 from speclab.cli.output import write_trace
+from speclab.core.accept import rule_of
 from speclab.core.clock import synchronize
 from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, Drafter, Round, tokens_of
@@ -37,6 +38,10 @@ NOT_JUDGED = (
     "same --temperature, --draft and --impl"
 )
 
+LOSSY = (
+    "LOSSY: with --rule {rule} the text does not follow the target's distribution; how far it is off is measured by\n"
+    "python compare.py --rule {rule} --temperature {temperature:g}"
+)
 
 NEW_TEXT = f"--- new text {'-' * 54}"  # the line between a prompt and what the target makes of it
 
@@ -154,7 +159,7 @@ def _speculative(args: argparse.Namespace, baseline: Loop, speculative: Loop) ->
     flags.check_file(args.trace, "--trace")
     exercises = loading.of_decoding(args.temperature, args.draft, bool(args.trace), args.trace_shapes)
     learner = loading.load(args.impl, exercises)
-    flags.check_rule(args, learner, "--trace")
+    flags.check_rule(args, learner, [args.temperature], "--trace")
     check_kind(args.draft, greedy=args.temperature == 0)
     setup, prompts, settings = _load(args)
     drafter, k = make_drafter(args.draft, setup, args.seed), args.draft_length
@@ -182,6 +187,8 @@ def _speculative(args: argparse.Namespace, baseline: Loop, speculative: Loop) ->
         print(NOT_JUDGED)
     print(decoded.speed())
     print(report.counts_summary(decoded.counts))
+    if rule_of(args.rule).law:
+        print(LOSSY.format(rule=args.rule, temperature=args.temperature))
     if args.verbose:
         proposing = parts(drafter)[-1]
         draft = proposing.draft.model if isinstance(proposing, ModelDrafter) else None

@@ -6,7 +6,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from speclab.cli.parsing import DASH, at_least, seed, some_name, some_path
-from speclab.core.accept import RULES
+from speclab.core.accept import rule_of
 from speclab.core.sampling import Sampling
 from speclab.learner.functions import Learner
 from speclab.models import loading, prompts, select
@@ -84,16 +84,20 @@ def add_rule_flag(parser: argparse.ArgumentParser) -> None:
     """--rule: how drafted tokens are judged."""
     parser.add_argument(
         "--rule",
-        choices=list(RULES),
+        type=lambda name: rule_of(name).name,
         default="token",
-        help="how drafted tokens are judged: one by one, or together (block verification) (default: token)",
+        metavar="RULE",
+        help="how drafted tokens are judged: token, one by one; block, together (block verification). LOSSY, another "
+        "distribution than the target's: lenient:L, q scaled by L in the test; typical:E, kept where p is above min(E, "
+        "sqrt(E) exp(-entropy)) (default: token)",
     )
 
 
-def check_rule(args: argparse.Namespace, learner: Learner, *others: str) -> None:
+def check_rule(args: argparse.Namespace, learner: Learner, temperatures: list[float], *others: str) -> None:
     """Raise UsageProblem where another rule than token is asked for together with what knows only that one.
 
-    others: names of further flags that do.
+    others: names of further flags that do. A lossy rule decides nothing at temperature 0: against a one-hot target it
+    keeps what every rule keeps, and a greedy row would be called lossy that is not.
     """
     if args.rule == "token":
         return
@@ -104,6 +108,11 @@ def check_rule(args: argparse.Namespace, learner: Learner, *others: str) -> None
     for name in others:
         if getattr(args, name.lstrip("-").replace("-", "_")):
             raise UsageProblem(f"{name} knows the token rule only; leave out {name} or --rule {args.rule}")
+    if rule_of(args.rule).law and 0 in temperatures:
+        raise UsageProblem(
+            f"--rule {args.rule} changes sampled text only: greedy decoding keeps the target's own tokens with every "
+            "rule; give --temperature above 0, for example 0.8"
+        )
 
 
 def add_decoding_flags(parser: argparse.ArgumentParser) -> None:

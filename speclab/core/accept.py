@@ -1,4 +1,13 @@
-"""The rules that accept or reject drafted tokens. Pure functions, tensors in and tensors out, batch first."""
+"""The rules that accept or reject drafted tokens. Pure functions, tensors in and tensors out, batch first.
+
+`accept` and `accept_block` are lossless: the text follows the target's distribution exactly. `accept_lenient` and
+`accept_typical` are LOSSY: they keep more, and the text follows another distribution, whose distance from the target's
+`lenient_law` and `typical_law` make computable. They are never the default.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -6,6 +15,7 @@ from torch import Tensor
 from speclab.core.graphs import replayed
 from speclab.core.rounds import AcceptResult, AcceptRule, Draft
 from speclab.core.sampling import Sampling, draw, most_probable
+from speclab.system.errors import UsageProblem
 
 
 def accept(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> AcceptResult:
@@ -83,30 +93,127 @@ def accept_block(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> Accept
     return AcceptResult(n_accepted, draw(torch.where(whole[:, None], target_here, residual), uniforms[:, n]))
 
 
+# --- lossy rules ------------------------------------------------------------------------------------------------------
+
+
+def accept_lenient(draft: Draft, target_probs: Tensor, uniforms: Tensor, lenience: float) -> AcceptResult:
+    """LOSSY. The token rule with q scaled by `lenience`, 0 < L <= 1, in the test alone: keep while u * L * q(x) < p(x).
+
+    Shapes and uniforms as for `accept`. The correction comes from norm(max(0, p - q)) as there. No token becomes more
+    than 1 / L times as probable as for the target; L = 1 is `accept`.
+    Leviathan et al., arXiv 2211.17192, appendix A.5.
+    """
+    n = draft.tokens.shape[1]
+    return accept(draft, target_probs, torch.cat([uniforms[:, :n] * lenience, uniforms[:, n:]], dim=1))
+
+
+def accept_typical(draft: Draft, target_probs: Tensor, uniforms: Tensor, epsilon: float) -> AcceptResult:
+    """LOSSY. Typical acceptance: keep drafted token x while p(x) > `typical_threshold`; q plays no part.
+
+    Shapes and uniforms as for `accept`; the n acceptance tests use none. What follows the kept tokens is drawn from the
+    target's own row, after a rejection, too, so the rejected token may come again. The paper takes its argmax there.
+    Cai et al. (Medusa), arXiv 2401.10774, section 2.3.
+    """
+    tokens, size, _ = draft
+    batch, n = tokens.shape
+    of_token = target_probs[:, :n].gather(-1, tokens[..., None])[..., 0]  # (batch, n)
+    live = torch.arange(n, device=tokens.device) < size[:, None]
+    passed = live & (of_token > typical_threshold(target_probs[:, :n], epsilon)[..., 0])
+    n_accepted = passed.long().cumprod(-1).sum(-1)  # (batch,) leading passes
+    target_here = target_probs[torch.arange(batch, device=tokens.device), n_accepted]  # (batch, vocab)
+    return AcceptResult(n_accepted, draw(target_here, uniforms[:, n]))
+
+
+def typical_threshold(target_probs: Tensor, epsilon: float) -> Tensor:
+    """min(E, sqrt(E) * exp(-H)), H the entropy of each row in nats.  (..., vocab) -> (..., 1)"""
+    negative_entropy = torch.xlogy(target_probs, target_probs).sum(-1, keepdim=True)
+    return (math.sqrt(epsilon) * negative_entropy.exp()).clamp(max=epsilon)
+
+
+def lenient_law(target_probs: Tensor, draft_probs: Tensor, lenience: float) -> Tensor:
+    """Law of one token that `accept_lenient` emits at a tested place, summed over what may be drafted there.
+
+    min(q, p / L), and what that leaves of 1 spread as the correction is. All (..., vocab).
+    """
+    kept = torch.minimum(draft_probs, target_probs / lenience)
+    residual = (target_probs - draft_probs).clamp(min=0)
+    mass = residual.sum(-1, keepdim=True)
+    return kept + (1 - kept.sum(-1, keepdim=True)) * torch.where(mass > 0, residual / mass, target_probs)
+
+
+def typical_law(target_probs: Tensor, draft_probs: Tensor, epsilon: float) -> Tensor:
+    """The same of `accept_typical`: q where p is above the threshold, and what that leaves of 1 spread as p is."""
+    kept = draft_probs * (target_probs > typical_threshold(target_probs, epsilon))
+    return kept + (1 - kept.sum(-1, keepdim=True)) * target_probs
+
+
+# --- from logits, by the name of --rule -------------------------------------------------------------------------------
+
+
 def accept_from_logits(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor) -> AcceptResult:
     """`accept` from the target's logits, (batch, n + 1, vocab).
 
     Against a one-hot target the rule keeps exactly the leading drafted tokens that are the target's own, whatever the
     uniforms and the draft's probabilities, and what follows is the target's own next token: no row is built for that.
     """
-    return _from_logits(draft, logits, sampling, uniforms[:, : logits.shape[1]], False)  # one graph for each n
+    return _from_logits(draft, logits, sampling, uniforms[:, : logits.shape[1]], "token")  # one graph for each n
 
 
 def accept_block_from_logits(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor) -> AcceptResult:
     """`accept_block` from the target's logits; greedy as `accept_from_logits`, which keeps all that can be kept."""
-    return _from_logits(draft, logits, sampling, uniforms[:, : logits.shape[1]], True)
-
-
-RULES: dict[str, AcceptRule] = {"token": accept_from_logits, "block": accept_block_from_logits}
-"""By the name of --rule."""
+    return _from_logits(draft, logits, sampling, uniforms[:, : logits.shape[1]], "block")
 
 
 @replayed
-def _from_logits(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor, block: bool) -> AcceptResult:
+def _from_logits(
+    draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor, kind: str, value: tuple[float, ...] = ()
+) -> AcceptResult:
+    """value: of a lossy rule; like `kind` it belongs to what a CUDA graph fixes."""
     if not sampling.greedy:
-        return (accept_block if block else accept)(draft, sampling.probs(logits), uniforms)
+        rules: dict[str, Callable[..., AcceptResult]] = {
+            "token": accept, "block": accept_block, "lenient": accept_lenient, "typical": accept_typical,
+        }  # fmt: skip
+        return rules[kind](draft, sampling.probs(logits), uniforms, *value)
     own = most_probable(logits)  # (batch, n + 1)
     n = draft.tokens.shape[1]
     live = torch.arange(n, device=own.device) < draft.size[:, None]
     n_accepted = (live & (draft.tokens == own[:, :n])).long().cumprod(-1).sum(-1)
     return AcceptResult(n_accepted, own.gather(-1, n_accepted[:, None])[:, 0])
+
+
+class Rule(NamedTuple):
+    """What a name of --rule stands for."""
+
+    name: str
+    accept: AcceptRule
+    law: Callable[[Tensor, Tensor], Tensor] | None = None  # (target_probs, draft_probs) -> of one token; None: lossless
+
+
+RULES: dict[str, AcceptRule] = {"token": accept_from_logits, "block": accept_block_from_logits}
+"""The lossless rules by their names."""
+LAWS = {"lenient": lenient_law, "typical": typical_law}
+RULE_NAMES = "token, block, lenient:L (0 < L <= 1, as in lenient:0.5) or typical:E (0 < E < 1, as in typical:0.09)"
+
+
+def rule_of(name: str) -> Rule:
+    """The rule of a name; a lossy one has its number behind a colon. UsageProblem where there is none of this name.
+
+    lenient:1 is the token rule, and counts as lossless.
+    """
+    if name in RULES:
+        return Rule(name, RULES[name])
+    kind, _, number = name.partition(":")
+    try:
+        value = float(number)
+    except ValueError:
+        value = math.nan
+    if kind not in LAWS or not (0 < value < 1 or (kind == "lenient" and value == 1)):
+        raise UsageProblem(f"there is no accept rule {name!r}; give {RULE_NAMES}")
+
+    def judge(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor) -> AcceptResult:
+        return _from_logits(draft, logits, sampling, uniforms[:, : logits.shape[1]], kind, (value,))
+
+    def law(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
+        return LAWS[kind](target_probs, draft_probs, value)
+
+    return Rule(f"{kind}:{value!r}".removesuffix(".0"), judge, law if value < 1 else None)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from draft_models import ModelDrafter
+from speclab.core.accept import rule_of
 from speclab.drafts.heads.drafter import HeadDrafter
 from speclab.drafts.hybrid import parts
 from speclab.drafts.lengths import LONGEST
@@ -238,11 +239,12 @@ def _best_lengths(measured: Measurement, costs: CostTable) -> dict[tuple[Arm, fl
 
 def is_replayed(measured: Measurement, arm: Arm, temperature: float) -> bool:
     """Whether the text alone says what is proposed at a place, and how likely each token is accepted there. Not where a
-    round's draft depends on the rounds before (hybrid), nor where its tokens are judged together."""
+    round's draft depends on the rounds before (hybrid), nor where tokens are judged by another rule than one by one."""
     drafter = measured.bench.drafters[arm.draft]
     drawn = isinstance(parts(drafter)[-1], ModelDrafter | HeadDrafter)
-    together = measured.bench.functions.rule != "token" and temperature > 0 and drawn
-    return len(parts(drafter)) == 1 and not together
+    rule = rule_of(measured.bench.functions.rule)
+    otherwise = rule.name != "token" and temperature > 0 and (drawn or rule.law is not None)
+    return len(parts(drafter)) == 1 and not otherwise
 
 
 def groups(samples: list[Sample]) -> dict[str, set[int]]:

@@ -23,6 +23,7 @@ from baseline_autoregressive import autoregressive_decode
 from draft_models import ModelDrafter
 from optimized_speculative import speculative_decode
 from speclab.core import graphs
+from speclab.core.accept import rule_of
 from speclab.core.rounds import DecodeSettings, Draft, Drafter
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.heads.drafter import HeadDrafter
@@ -116,6 +117,11 @@ class Bench:
     def greedy_only(self, arm: Arm) -> bool:
         """Other plain decoding than the baseline is compared greedily, and an oracle draft replays greedy text."""
         return arm == EAGER or arm.method in LIBRARY or isinstance(self.drafters.get(arm.draft), OracleDraft)
+
+    def lossy_rule(self, arm: Arm) -> str | None:
+        """Name of the rule that judges the drafted tokens of an arm where it is lossy; None where there are none."""
+        lossy = arm.speculative and arm.draft_length > 0 and rule_of(self.functions.rule).law is not None
+        return self.functions.rule if lossy else None
 
     @property
     def on_graphs(self) -> bool:
@@ -276,6 +282,7 @@ def measure(
                     measured.add(decoding, temperature, index)
                 if decoding.arm.method != INSTRUMENT:
                     sample = Sample(decoding.arm, temperature, index, prompts[index].kind, decoding.n_prompt)
+                    sample.lossy_rule = bench.lossy_rule(decoding.arm)
                     samples.setdefault((index, temperature, decoding.arm), sample).add(
                         decoding.prefill_seconds,
                         decoding.decode_seconds,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from speclab.core.accept import RULES, accept_from_logits
+from speclab.core.accept import accept_from_logits, rule_of
 from speclab.core.clock import mark, seconds_between
 from speclab.core.rounds import AcceptRule, Draft, Drafter, Round, Target
 from speclab.core.sampling import Sampling
@@ -77,7 +77,7 @@ class LoopFunctions:
 
     def judged_by(self, rule: str) -> "LoopFunctions":
         """The same with another of the lab's accept rules."""
-        return self if rule == self.rule else replace(self, accept=RULES[rule], rule=rule)
+        return self if rule == self.rule else replace(self, accept=rule_of(rule).accept, rule=rule)
 
     def rounds(self, target: CachedModel, drafter: Drafter, *args) -> Iterator[Round]:
         """The rounds of one decoding; `args` are the loop's further ones: prompt, draft length, settings."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from draft_models import ModelDrafter
+from speclab.core.accept import rule_of
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.heads.drafter import HeadDrafter
 from speclab.drafts.hybrid import LookupDrafter, parts
@@ -82,13 +83,30 @@ def judge_greedy(measured: Measurement, arm: Arm, temperature: float = 0.0) -> d
 
 
 def _judge_sampled(measured: Measurement, arm: Arm, temperature: float) -> dict:
-    """The two z statistics of the emitted tokens under the target's own distributions."""
-    sums, sampling = losslessness.ZSums(), measured.bench.setup.sampling_at(temperature)
-    for sample in measured.of(arm, temperature):
-        prompt = measured.prompts[sample.prompt_index].id_list
-        for tokens in sample.texts:
-            sums.add(torch.tensor(tokens), *both_distributions(measured.bench, arm.draft, prompt, tokens, sampling))
+    """The two z statistics of the emitted tokens under the target's own distributions.
+
+    A lossy rule is not held to them, only to tokens that the target may emit; how far it is off is measured instead.
+    """
+    bench, samples = measured.bench, measured.of(arm, temperature)
+    sums, sampling, lossy_rule = losslessness.ZSums(), bench.setup.sampling_at(temperature), bench.lossy_rule(arm)
+    known = len(parts(bench.drafters[arm.draft])) == 1  # of a hybrid it is not known which part drafted
+    for sample in samples:
+        prompt, distance = measured.prompts[sample.prompt_index].id_list, 0.0
+        for tokens, rounds in zip(sample.texts, sample.rounds, strict=True):
+            target_probs, draft_probs = both_distributions(bench, arm.draft, prompt, tokens, sampling)
+            sums.add(torch.tensor(tokens), target_probs, draft_probs)
+            if lossy_rule and known:
+                places = judged_places(rounds, len(tokens))
+                proposed = proposal_probs(bench, arm, prompt, tokens, sampling, places, draft_probs)
+                of_target = target_probs[[start + depth for start, depth in places]]
+                distance += distances(lossy_rule, of_target, proposed).sum().item()
+        sample.distance = distance if lossy_rule and known else None
     z = sums.result()
+    n_decoded = sum(sample.counts.n_emitted for sample in samples)
+    lossy = {
+        "lossy_rule": lossy_rule,
+        "total_variation": sum(s.distance or 0.0 for s in samples) / max(1, n_decoded) if known else None,
+    }
     return {
         "arm": arm.label,
         "temperature": temperature,
@@ -96,8 +114,59 @@ def _judge_sampled(measured: Measurement, arm: Arm, temperature: float) -> dict:
         "z_residual": z.residual if math.isfinite(z.residual) else None,
         "z_surprise": z.surprise if math.isfinite(z.surprise) else None,  # an impossible token was emitted
         "bound": losslessness.Z_BOUND,
-        "passed": z.passed,
+        "passed": math.isfinite(z.surprise) if lossy_rule else z.passed,
+        **(lossy if lossy_rule else {}),
     }
+
+
+def distances(rule: str, target_probs: torch.Tensor, draft_probs: torch.Tensor) -> torch.Tensor:
+    """Total variation distance of the law of one tested token with this rule from the target's, place by place.
+
+    (n, vocab) twice -> (n,); zeros for a lossless rule
+    """
+    law, p, q = rule_of(rule).law, target_probs.double(), draft_probs.double()
+    return (law(p, q) - p).abs().sum(-1) / 2 if law else torch.zeros(len(p))
+
+
+def judged_places(rounds: list[tuple[int, int]], n_tokens: int) -> list[tuple[int, int]]:
+    """The places of a text whose token a rule has tested: (place where the round began, place in its draft).
+
+    rounds: (drafted, accepted) of each after the prefill, whose token is the first of the text. All other tokens are
+    bonus tokens, or follow an empty draft: those are the target's own.
+    """
+    places, start = [], 1
+    for n_drafted, n_accepted in rounds:
+        depths = range(min(n_drafted, n_accepted + 1, n_tokens - start))
+        places += [(start, depth) for depth in depths]
+        start += n_accepted + 1
+    return places
+
+
+def proposal_probs(
+    bench: Bench,
+    arm: Arm,
+    prompt: list[int],
+    tokens: list[int],
+    sampling: Sampling,
+    places: list[tuple[int, int]],
+    draft_probs: torch.Tensor,
+) -> torch.Tensor:
+    """What the token drafted at each of `places` was drawn from.  -> (places, vocab)
+
+    draft_probs: of a draft that begins at each token, as `both_distributions` gives them. A model's are the same for
+    all drafts; a head's and prompt lookup's depend on where the draft began.
+    """
+    drafter, vocab = parts(bench.drafters[arm.draft])[-1], draft_probs.shape[1]
+    if isinstance(drafter, ModelDrafter):
+        return draft_probs[[start + depth for start, depth in places]]
+    if isinstance(drafter, HeadDrafter):
+        model = bench.setup.target.model
+        rows = list(drafter.chain_probs(model, prompt, tokens, sampling, arm.draft_length, vocab))
+        return torch.stack([rows[depth][start] for start, depth in places]) if places else draft_probs[:0]
+    assert isinstance(drafter, LookupDrafter)
+    proposals = list(lookups(drafter, prompt, tokens, arm.draft_length))
+    ids = torch.tensor([proposals[start][depth] for start, depth in places], dtype=torch.long)
+    return torch.nn.functional.one_hot(ids, vocab).to(draft_probs)
 
 
 def both_distributions(

@@ -30,6 +30,7 @@ def build_row(arm: Arm, samples: list[Sample], baseline: list[Sample], common: d
     baseline_prefill, prefill = (sum(s.prefill_seconds for s in side) for side in zip(*pairs, strict=True))
     alpha, fraction = counts.acceptance_rate, counts.drafted_fraction
     of_book = None if arm.auto else arm.draft_length  # the formula knows one length
+    distances = [s.distance for _, s in pairs if s.distance is not None]
     return Row(
         method=arm.method,
         draft=arm.draft or None,
@@ -54,6 +55,8 @@ def build_row(arm: Arm, samples: list[Sample], baseline: list[Sample], common: d
         tokens_per_round=counts.tokens_per_round if arm.speculative else None,
         book_formula=book_formula(alpha, of_book) if alpha is not None and of_book else None,
         book_formula_drafted_fraction=book_formula(fraction, of_book) if fraction is not None and of_book else None,
+        lossy_rule=samples[0].lossy_rule,
+        total_variation=sum(distances) / counts.n_emitted if len(distances) == len(pairs) else None,
         same_as_baseline=all(b.texts == s.texts for b, s in pairs) if samples[0].temperature == 0 else None,
     )
 

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from draft_models import ModelDrafter
+from speclab.core.accept import rule_of
 from speclab.core.rounds import Drafter
 from speclab.drafts.heads.drafter import HeadDrafter
 from speclab.drafts.hybrid import parts
@@ -89,13 +90,19 @@ class RunConfig:
 
     @property
     def rule(self) -> str:
-        """How drafted tokens are judged: token or block."""
+        """How drafted tokens are judged, as --rule names it."""
         return self.learner.loop.rule
 
     def rule_lines(self) -> list[str]:
         """For the head of the run; nothing for the token rule."""
-        why = "drafted tokens are judged together (block verification); sampled rows of models have no forecast"
-        return [] if self.rule == "token" else [f"rule    {self.rule}: {why}"]
+        if self.rule == "token":
+            return []
+        why = "sampled rows of models have no forecast"
+        if rule_of(self.rule).law:
+            why = "LOSSY: the texts do not follow the target's distribution; no row has a forecast"
+        elif self.rule == "block":
+            why = f"drafted tokens are judged together (block verification); {why}"
+        return [f"rule    {self.rule}: {why}"]
 
     def models(self) -> dict[str, str]:
         """A line about each model."""

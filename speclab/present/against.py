@@ -7,13 +7,13 @@ from typing import NamedTuple
 from speclab.present import tables
 from speclab.present.explanations import usual_context
 from speclab.present.run_lines import circumstances, doubt
-from speclab.present.tables import Block, Cell, Heading, Lines, Table, cells, number, speedup, through
+from speclab.present.tables import Block, Cell, Heading, Lines, Table, cells, number, speedup_of, through
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun
 from speclab.theory.costs import Costs
 
 KEY = attrgetter("method", "draft_length", "temperature")
-SETTINGS = ("dtype", "engine", "threads", "max_new_tokens", "n_prompts", "seed", "top_k", "top_p")
+SETTINGS = ("dtype", "engine", "threads", "max_new_tokens", "n_prompts", "seed", "top_k", "top_p", "rule")
 EXPLAINED = (
     "here / there: of the measured speedups; forecasts: the same ratio of what each machine's costs and acceptance "
     "forecast; rest: what they do not explain, the noise of both runs included. Costs are in decode steps of the "
@@ -83,7 +83,7 @@ def _differences(here: ComparisonRun, there: ComparisonRun) -> str | None:
 
 def _speedups(both: list[Pair]) -> Table:
     columns: dict[str, Cell] = through(attrgetter("here"), cells("draft", "k", "T"))
-    columns |= {"here": lambda pair: speedup(pair.here.speedup), "there": lambda pair: speedup(pair.there.speedup)}
+    columns |= {"here": lambda pair: speedup_of(pair.here), "there": lambda pair: speedup_of(pair.there)}
     columns["here / there"] = lambda pair: number(pair.ratio)
     columns["forecasts"] = lambda pair: number(pair.explained)
     columns["rest"] = lambda pair: number(pair.ratio / pair.explained if pair.explained else None)

@@ -7,7 +7,19 @@ import functools
 from operator import attrgetter, itemgetter
 from statistics import mean
 
-from speclab.present.tables import Cell, Lines, Table, cells, column, cost, interval, number, prediction, speedup
+from speclab.present.tables import (
+    Cell,
+    Lines,
+    Table,
+    cells,
+    column,
+    cost,
+    interval,
+    number,
+    prediction,
+    speedup,
+    speedup_of,
+)
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun
 from speclab.records.samples import AUTO
@@ -88,7 +100,7 @@ def learner_table(run: ComparisonRun) -> Table:
     rows = [row for row in run.rows if row.prompt_kind == "all" and key(row) in yours]
     predicted: dict[str, Cell] = {
         "your α": lambda row: number(yours[key(row)].acceptance_rate),
-        "measured": lambda row: speedup(row.speedup),
+        "measured": speedup_of,
         "yours": prediction(lambda row: yours[key(row)].speedup),
         "book(α)": column("book_formula"),
         "accounting": column("accounting"),

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from speclab.present import explanations, report, tables
 from speclab.present.run_lines import doubt, provenance, remarks
-from speclab.present.tables import Cell, Lines, Table, cells, interval, number, speedup, through
+from speclab.present.tables import Cell, Lines, Table, cells, interval, number, speedup, speedup_of, through
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun
 from speclab.theory.ladder import factors, prediction_rows
@@ -93,6 +93,14 @@ def same_text_lines(run: ComparisonRun) -> list[str]:
     for temperature in dict.fromkeys(e["temperature"] for e in run.correctness if e["temperature"] > 0):
         entries = [entry for entry in run.correctness if entry["temperature"] == temperature]
         wrong = [entry for entry in entries if not entry["passed"]]
+        lossy = [entry for entry in entries if entry.get("lossy_rule")]
+        if lossy:  # arms that draft nothing are in the details alone
+            n_tokens = sum(entry["n_tokens"] for entry in lossy)
+            lines.append(
+                f"{prefix}T = {temperature:g}: NO, the rule is LOSSY; {n_tokens} tokens of {len(lossy)} arms, below"
+            )
+            lines += report.agreement_lines(list({id(entry): entry for entry in [*lossy, *wrong]}.values()))
+            continue
         right = f"{len(entries) - len(wrong)} of {len(entries)} arms, |z| < {entries[0]['bound']:g}"
         n_tokens = sum(entry["n_tokens"] for entry in entries)
         lines.append(f"{prefix}T = {temperature:g}: {n_tokens} sampled tokens, no difference found in {right}")
@@ -147,7 +155,7 @@ def _speedup_at(place: int) -> Callable[[Line], str]:
         row = line.rows[place] if place < len(line.rows) else None
         if row is None:
             return "-"
-        return speedup(row.speedup) + (f" {row.verdict}" if row.verdict in ("slower", "unclear") else "")
+        return speedup_of(row) + (f" {row.verdict}" if row.verdict in ("slower", "unclear") else "")
 
     return cell
 
@@ -174,7 +182,7 @@ def facts_lines(run: ComparisonRun) -> list[str | None]:
         forecast = f", forecast {speedup(row.forecast)}" if row.forecast is not None else ""
         lines.append(
             f"{prefix} 1/(1-α+α/k) with α = {number(row.acceptance_rate)} says {speedup(row.book_formula)}; "
-            f"measured {speedup(row.speedup)}{forecast}"
+            f"measured {speedup_of(row)}{forecast}"
         )
     lines += [missed_line(row, prefix), best_plain_line(run)]
     best = best_row(run)
@@ -260,4 +268,4 @@ def no_gain_line(runs: list[ComparisonRun]) -> str | None:
     where = f"{target_name(run)}, {low.method} k = {low.draft_length}, T = {low.temperature:g}, {low.prompt_kind}"
     n_not = sum(row.speedup <= 1 or row.verdict in ("slower", "unclear") for _, row in rows)
     shown = f"counting each kind of prompt, {n_not} of {len(rows)} rows are not shown to be faster"
-    return f"no gain: {shown}; lowest {speedup(low.speedup)} ({where} prompts)"
+    return f"no gain: {shown}; lowest {speedup_of(low)} ({where} prompts)"

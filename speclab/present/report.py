@@ -8,7 +8,7 @@ import itertools
 from speclab.core.counts import Counts
 from speclab.present import explanations, tables
 from speclab.present.run_lines import doubt, noise_lines, remarks
-from speclab.present.tables import Block, Cell, Heading, Lines, Table, cells, interval, number, speedup
+from speclab.present.tables import Block, Cell, Heading, Lines, Table, cells, interval, number, speedup, speedup_of
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun, Facts
 from speclab.theory.ladder import prediction_rows
@@ -91,6 +91,8 @@ def agreement_lines(entries: list[Facts]) -> list[str]:
     for entry in entries:
         if entry["temperature"] > 0:
             verdict = "consistent" if entry["passed"] else "NOT the target's distribution"
+            if entry.get("lossy_rule") and entry["passed"]:
+                verdict = f"LOSSY, mean total variation {number(entry['total_variation'], 3)}"
             z_s, z_l = ("inf" if z is None else f"{z:+.2f}" for z in (entry["z_residual"], entry["z_surprise"]))
             lines.append(
                 f"T = {entry['temperature']:g}, {entry['arm']}: z_S = {z_s}, z_L = {z_l} "
@@ -171,7 +173,7 @@ def losing_lines(rows: list[Row]) -> list[str]:
     lines = []
     for kind in dict.fromkeys(row.prompt_kind for row in rows):
         slower = [
-            f"{row.method} k={row.draft_length} {speedup(row.speedup)}" + " (may be noise)" * (row.verdict == "unclear")
+            f"{row.method} k={row.draft_length} {speedup_of(row)}" + " (may be noise)" * (row.verdict == "unclear")
             for row in rows
             if row.prompt_kind == kind and row.draft and row.speedup < NOT_SLOWER
         ]
@@ -209,6 +211,6 @@ def headline_line(run: ComparisonRun) -> str | None:
     slower = " slower" if row.speedup < NOT_SLOWER else ""
     return (
         f"{row.method} draft, greedy, best k = {row.draft_length} chosen on half of the prompts; on the other "
-        f"half {speedup(row.speedup)}{slower} (95 %: {interval(row.speedup_low, row.speedup_high)}), "
+        f"half {speedup_of(row)}{slower} (95 %: {interval(row.speedup_low, row.speedup_high)}), "
         f"alpha {number(row.acceptance_rate)}"
     )

@@ -2,11 +2,18 @@
 
 from speclab.models import padding
 from speclab.present.tables import interval, speedup
+from speclab.records.rows import Row
 from speclab.records.runs import Head, LabRun, Noise
 from speclab.system import cores
 from speclab.theory import noise
 
 COSTS = "c: a drafted token, v: a target pass over k + 1 tokens, o: the rest of a round, in decode steps of the target"
+
+LOSSY = (
+    "accept rule: {rule} is LOSSY: the texts do not follow the target's distribution. The number after LOSSY: total "
+    "variation distance of the law of a decoded token, given the text before it, from the target's law (0: the same, "
+    "1: nothing in common), from uncached passes; the mean over the timed texts, bonus tokens as 0. No forecast"
+)
 
 
 def hardware(run: Head) -> str:
@@ -47,7 +54,9 @@ def small_print(run: Head) -> str:
     commit = (run.versions.commit or "")[:8]
     target, dtype = (run.settings[name] for name in ("target", "dtype"))
     target += " (padded)" * padding.is_lab_size(target)
-    return f"{target} on {hardware(run)}, {dtype}; {run.created}, commit {commit}"
+    rules = {rule for row in getattr(run, "rows", []) if (rule := getattr(row, "lossy_rule", None))}
+    lossy = "".join(f"; LOSSY, accept rule {rule}" for rule in rules)
+    return f"{target} on {hardware(run)}, {dtype}; {run.created}, commit {commit}{lossy}"
 
 
 def remarks(run: LabRun) -> list[str]:
@@ -55,7 +64,7 @@ def remarks(run: LabRun) -> list[str]:
     wrong = [entry["arm"] for entry in getattr(run, "correctness", []) if not entry["passed"]]
     lines = [line for line in (busy_line(run), late_line(run)) if line]
     if rule := run.settings.get("rule"):
-        lines.append(f"accept rule: {rule} (block verification); sampled rows of models have no forecast")
+        lines.append(rule_line(rule, [row for row in getattr(run, "rows", []) if row.lossy_rule]))
     if run.unchecked:
         lines.append(f"NOT CHECKED: {', '.join(run.unchecked)}; the run was stopped before these texts were judged")
     if wrong:
@@ -63,6 +72,14 @@ def remarks(run: LabRun) -> list[str]:
     if run.interrupted:
         lines.append("Stopped before the end: rows cover the prompts that every arm had finished.")
     return lines
+
+
+def rule_line(rule: str, lossy: list[Row]) -> str:
+    """What another accept rule than the token rule means for the rows. lossy: those that a lossy rule judged"""
+    if lossy:
+        return LOSSY.format(rule=rule)
+    what = " (block verification)" * (rule == "block")
+    return f"accept rule: {rule}{what}; sampled rows of models have no forecast"
 
 
 def busy_line(run: Head) -> str | None:

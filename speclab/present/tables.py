@@ -145,6 +145,11 @@ def speedup(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}x"
 
 
+def speedup_of(row: Any) -> str:
+    """The speedup of a row; where its rule is lossy, never without that and the measured total variation distance."""
+    return speedup(row.speedup) + (f" LOSSY {number(row.total_variation, 3)}" if row.lossy_rule else "")
+
+
 def interval(low: float | None, high: float | None) -> str:
     """1.31 to 1.64; a dash where there is no interval."""
     return "-" if low is None or high is None else f"{low:.2f} to {high:.2f}"
@@ -199,8 +204,8 @@ CELLS: dict[str, Cell] = {
     "k": of_a_draft(lambda row: "≤ " * row.draft.endswith(AUTO) + str(row.draft_length)),
     "T": lambda row: f"{row.temperature:g}",
     "tok/s": lambda row: number(row.tokens_per_second, 1 if row.tokens_per_second < 999.95 else 0),
-    "speedup": lambda row: speedup(row.speedup),
-    "measured": lambda row: speedup(row.speedup),
+    "speedup": speedup_of,
+    "measured": speedup_of,
     "95 %": of_a_draft(lambda row: interval(*decoding(row)[1:])),
     "end to end": of_a_draft(lambda row: speedup(row.speedup_with_prefill)),
     "α": column("acceptance_rate"),

@@ -93,6 +93,8 @@ class Row(ArmCounts):
     best_plain_low: float | None = None  # its interval
     best_plain_high: float | None = None
     oracle: float | None = None  # speedup of the best length in every round, known afterwards; of drafts on auto
+    lossy_rule: str | None = None  # that judged the drafted tokens; absent: a lossless one did, or there were none
+    total_variation: Share | None = None  # with a lossy rule, mean over the decoded tokens; absent: not measured
     n_without_drafts: Count | None = None  # of the rounds that accepted 0, those that drafted nothing; absent: unknown
 
 

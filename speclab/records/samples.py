@@ -53,6 +53,8 @@ class Sample:
     texts: list[list[int]] = field(default_factory=list)  # new tokens
     rounds: list[list[tuple[int, int]]] = field(default_factory=list)  # (drafted, accepted) of every round
     counts: Counts = field(default_factory=Counts)  # of all repeats
+    lossy_rule: str | None = None  # that judged its drafted tokens; None: a lossless one did, or there were none
+    distance: float | None = None  # with a lossy rule, the sum of speclab/lab/output_checks.py; None: not measured
 
     def add(
         self,

@@ -1,0 +1,329 @@
+"""Lossy accept rules in a run: the distance from the target's law is measured, and no speed stands without it."""
+
+import math
+import signal
+
+import pytest
+import torch
+from heads import tiny_head
+from hypothesis import given
+from hypothesis import strategies as st
+from recorder import stand_in
+from tiny_models import tiny
+from torch import Tensor
+
+import compare
+import optimized_speculative
+from draft_models import ModelDrafter, NgramDrafter
+from speclab.core import graphs
+from speclab.core.accept import accept_from_logits, rule_of, typical_threshold
+from speclab.core.rounds import Draft
+from speclab.core.sampling import Sampling
+from speclab.drafts.feature import FeatureDrafter
+from speclab.lab import output_checks
+from speclab.lab.harness import Bench
+from speclab.lab.instruments import LoopFunctions
+from speclab.lab.output_checks import both_distributions, distances, judged_places, proposal_probs
+from speclab.models import prompts
+from speclab.models.cached import CachedModel
+from speclab.models.setup import Setup
+from speclab.present import against, first_screen, report
+from speclab.present.run_lines import small_print
+from speclab.records.files import read
+from speclab.records.runs import ComparisonRun
+from speclab.records.samples import Arm
+from speclab.system.errors import Stopped, UsageProblem
+
+# --- the law of a token -----------------------------------------------------------------------------------------------
+
+
+@st.composite
+def two_laws(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
+    """Target's and draft's, (vocab,) each, with zeros; the draft's may be all zeros: nothing was proposed."""
+    n = draw(st.integers(2, 6))
+    weights = [torch.tensor(draw(st.lists(st.integers(0, 9), min_size=n, max_size=n))).double() for _ in range(2)]
+    weights[0][draw(st.integers(0, n - 1))] += 1
+    return weights[0] / weights[0].sum(), weights[1] / weights[1].sum().clamp(min=1)
+
+
+@given(two_laws(), st.floats(0.01, 0.99))
+def test_a_lenient_law_stays_within_its_bound(laws, lenience):
+    """It is a distribution, no token is 1 / L times too probable, and it is no further off than the draft."""
+    p, q = laws
+    law = rule_of(f"lenient:{lenience!r}").law(p, q)
+    assert law.sum().item() == pytest.approx(1)
+    assert (law >= -1e-12).all()
+    assert (law <= p / lenience + 1e-12).all()
+    assert (law - p).abs().sum() <= (q - p).abs().sum() + 1e-12 or q.sum() == 0
+    assert q.sum() > 0 or torch.equal(law, p)
+
+
+@given(two_laws(), st.floats(0.01, 0.99))
+def test_a_typical_law_is_a_distribution_on_the_targets_tokens(laws, epsilon):
+    p, q = laws
+    law = rule_of(f"typical:{epsilon!r}").law(p, q)
+    assert law.sum().item() == pytest.approx(1)
+    assert (law >= -1e-12).all()
+    assert not law[p == 0].any()
+    assert q.sum() > 0 or torch.equal(law, p)
+
+
+@pytest.mark.parametrize(
+    ("row", "threshold"),
+    [
+        ([1.0, 0.0, 0.0, 0.0], 0.09),  # sqrt(0.09) * 1 is above it
+        ([0.25] * 4, 0.3 / 4),  # exp(-H) is 1/4
+        ([0.5, 0.5, 0.0, 0.0], 0.09),
+        ([0.7, 0.1, 0.1, 0.1], 0.09),
+    ],
+)
+def test_threshold_of_typical_acceptance(row, threshold):
+    assert typical_threshold(torch.tensor(row).double(), 0.09).item() == pytest.approx(threshold)
+
+
+def test_distances_of_a_known_case():
+    """min(q, p / L) = (4/9, 1/3), so the law is (4/9, 5/9); typical acceptance keeps every draft."""
+    p, q = torch.tensor([[1 / 3, 2 / 3]]).double(), torch.tensor([[2 / 3, 1 / 3]]).double()
+    found = [distances(rule, p, q).item() for rule in ("lenient:0.75", "typical:0.3", "token", "block", "lenient:1")]
+    assert found == pytest.approx([1 / 9, 1 / 3, 0, 0, 0])
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["lenient", "lenient:0", "lenient:1.5", "lenient:nan", "typical:1", "typical:-1", "lossy:0.5", "block:1", ""],
+)
+def test_no_other_names(name, capsys):
+    with pytest.raises(UsageProblem, match="there is no accept rule"):
+        rule_of(name)
+    assert compare.main(["--target", "nowhere", "--temperature", "0.8", "--rule", name]) == 2
+    assert "lenient:0.5" in capsys.readouterr().err
+    assert optimized_speculative.main(["--target", "nowhere", "--temperature", "0.8", "--rule", name]) == 2
+
+
+def test_a_name_is_written_in_one_way():
+    names = ["lenient:1e-1", "lenient:1", "lenient:1.0", "typical:.3", "token"]
+    assert [rule_of(name).name for name in names] == ["lenient:0.1", "lenient:1", "lenient:1", "typical:0.3", "token"]
+    assert [rule_of(name).law is None for name in names] == [False, True, True, False, True]
+
+
+@pytest.mark.parametrize("words", [("--temperature", "0"), ("--temperature", "0,0.8"), ()])
+def test_greedy_decoding_is_refused(words, capsys):
+    """Where nothing is lossy, nothing may be called that."""
+    assert compare.main(["--target", "nowhere", "--rule", "typical:0.3", *words]) == 2
+    assert "give --temperature above 0" in capsys.readouterr().err
+    if len(words) == 0 or words[1] == "0":
+        assert optimized_speculative.main(["--target", "nowhere", "--rule", "typical:0.3", *words]) == 2
+        assert "give --temperature above 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [("--plan",), ("--sweep", "draft-length"), ("--trace", "-"), ("--report", "a.html")])
+def test_what_knows_the_token_rule_only_is_refused(words, capsys):
+    assert compare.main(["--rule", "lenient:0.5", "--temperature", "0.8", *words]) == 2
+    assert "--rule lenient:0.5" in capsys.readouterr().err
+
+
+def test_greedy_drafts_are_kept_where_they_are_the_targets_own():
+    """What makes it right to refuse: at temperature 0 a lossy rule is no other than the token rule."""
+    logits, uniforms = torch.randn(1, 4, 5, generator=torch.Generator().manual_seed(0)), torch.zeros(1, 4)
+    own = logits[0].argmax(-1)
+    for tokens in (own[:3], torch.stack([own[0], (own[1] + 1) % 5, own[2]])):
+        draft = Draft(tokens[None], torch.tensor([3]))
+        found = [rule_of(name).accept(draft, logits, Sampling(), uniforms) for name in ("lenient:0.1", "typical:0.09")]
+        assert all(result == accept_from_logits(draft, logits, Sampling(), uniforms) for result in found)
+
+
+def test_each_rule_has_a_graph_of_its_own(monkeypatch):
+    """On a GPU the number of a rule belongs to what is recorded: two of them must not share a graph."""
+    stand_in(monkeypatch)
+    logits = torch.tensor([[[0.5, 0.5], [0.5, 0.5]]]).double().log()
+    draft = Draft(torch.tensor([[0]]), torch.tensor([1]), torch.tensor([[[1.0, 0.0]]]).double())
+    before, uniforms = graphs.captures.n, torch.tensor([[0.7, 0.9]]).double()
+    for _ in range(2):
+        kept = [
+            rule_of(name).accept(draft, logits, Sampling(1.0), uniforms).n_accepted.item()
+            for name in ("lenient:0.9", "lenient:0.5", "typical:0.7", "typical:0.9", "lenient:1")
+        ]
+        assert kept == [0, 1, 1, 1, 0]
+    assert graphs.captures.n - before == 5
+
+
+# --- the places that a rule has judged --------------------------------------------------------------------------------
+
+
+def test_tested_places():
+    """Prefill's token, then: 2 of 3 kept, all 2 kept and a bonus token, no draft, 0 of 3 kept behind the end."""
+    rounds = [(3, 2), (2, 2), (0, 0), (3, 0)]
+    assert judged_places(rounds, 9) == [(1, 0), (1, 1), (1, 2), (4, 0), (4, 1), (8, 0)]
+    assert judged_places(rounds, 8) == [(1, 0), (1, 1), (1, 2), (4, 0), (4, 1)]
+
+
+def bench_of(drafter) -> Bench:
+    target = CachedModel(tiny("llama"))
+    target.hidden_layers = (0, 1)
+    setup = Setup(target, None, "tiny", Sampling(), torch.device("cpu"), torch.float64)
+    functions = LoopFunctions(optimized_speculative.speculative_decode).judged_by("lenient:0.2")
+    return Bench(setup, {"draft": drafter}, 24, seed=0, functions=functions)
+
+
+class Noted:
+    """A drafter that keeps what it proposed, with the length of the text before each draft."""
+
+    def __init__(self, drafter):
+        self.drafter, self.drafts, self.n = drafter, [], 0
+
+    def prefill(self, *args):
+        self.drafter.prefill(*args)
+
+    def propose(self, k, uniforms):
+        draft = self.drafter.propose(k, uniforms)
+        self.drafts.append((self.n, draft))
+        return draft
+
+    def observe(self, n_accepted, committed):
+        self.n += len(committed)
+        self.drafter.observe(n_accepted, committed)
+
+
+@pytest.mark.parametrize("kind", ["model", "feature", "ngram"])
+def test_laws_of_proposals_are_those_that_were_drawn_from(kind):
+    """Recomputed without caches from the text and its rounds, at every tested place of a real decoding."""
+    made = {
+        "model": lambda: ModelDrafter(CachedModel(tiny("llama", seed=1))),
+        "feature": lambda: FeatureDrafter(tiny_head()),
+        "ngram": NgramDrafter,
+    }
+    drafter, arm = made[kind](), Arm("draft", "draft", 3)
+    bench, sampling = bench_of(drafter), Sampling(0.9, top_k=2 if kind == "ngram" else 0)
+    ids = [3, 5, 3, 5, 7, 3, 5] * 3
+    noted = Noted(drafter)
+    settings = optimized_speculative.DecodeSettings(48, sampling, seed=3)
+    rounds = list(bench.functions.rounds(bench.setup.target, noted, torch.tensor([ids]), 3, settings))
+    tokens = [token for round_ in rounds for token in round_.tokens]
+    pairs = [(round_.n_drafted, round_.n_accepted) for round_ in rounds if not round_.prefill]
+    places = judged_places(pairs, len(tokens))
+    assert {depth for _, depth in places} >= {0, 1}
+    _, draft_probs = both_distributions(bench, "draft", ids, tokens, sampling)
+    found = proposal_probs(bench, arm, ids, tokens, sampling, places, draft_probs)
+    used = dict(noted.drafts)
+    for (start, depth), row in zip(places, found, strict=True):
+        draft = used[start]
+        if draft.probs is not None:
+            assert torch.allclose(row, draft.probs[0, depth].to(row), atol=1e-6)
+        else:
+            assert row.argmax().item() == draft.tokens[0, depth].item()
+            assert row.sum() == 1
+
+
+# --- a whole run ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(pair_folder, tmp_path, capsys, monkeypatch):
+    """compare.py on the tiny pair with a rule.  -> exit code, stdout, the record"""
+    monkeypatch.setattr(prompts, "standard", lambda: [("code", "def f(x):"), ("prose", "return x")])
+
+    def call(rule: str, *words: str) -> tuple[int, str, ComparisonRun]:
+        usual = ["--target", str(pair_folder / "target"), "--draft", f"{pair_folder / 'draft'},ngram", "-k", "0,3"]
+        usual += ["--limit", "1", "--max-new-tokens", "24", "--threads", "1", "--engine", "eager", "--repeats", "2"]
+        usual += ["--temperature", "0.8", "--out-dir", str(tmp_path), "--rule", rule]
+        code = compare.main([*usual, *words])
+        return code, capsys.readouterr().out, read(tmp_path / "results" / "local.json", ComparisonRun)
+
+    return call
+
+
+@pytest.mark.parametrize("rule", ["lenient:0.25", "typical:0.01"])
+def test_every_row_of_a_lossy_rule_says_so_and_how_far_it_is_off(run, rule):
+    code, out, record = run(rule, "--verbose")
+    assert code == 0
+    assert record.settings["rule"] == rule
+    assert f"rule    {rule}: LOSSY" in out
+    drafted = [row for row in record.rows if row.draft and row.draft_length]
+    assert {row.prompt_kind for row in drafted} == {"all", "code", "prose"}
+    assert all(row.lossy_rule == rule and row.forecast is None for row in drafted)
+    off = [row.total_variation for row in drafted if row.method == "model"]
+    assert all(0.001 < distance < 1 for distance in off)
+    assert off[0] == pytest.approx((off[1] + off[2]) / 2)  # of all prompts: both have as many tokens
+    assert all(row.lossy_rule is row.total_variation is None for row in record.rows if not row.draft_length)
+    for entry in record.correctness:
+        assert entry["passed"]
+        assert ("lossy_rule" in entry) == entry["arm"].endswith("k=3")
+    assert_said(record, off[0], {"0", "3"})
+
+
+def assert_said(record: ComparisonRun, distance: float | None, lengths: set[str]) -> None:
+    """Every view with a row of the model has LOSSY and the number beside its speed."""
+    mark = f"LOSSY {'-' if distance is None else format(distance, '.3f')}"
+    shown = [first_screen.screen(record, markdown=True), first_screen.screen(record, brief=True, markdown=True)]
+    shown += [report.comparison(record, by_kind=True, markdown=True), against.text(record, record, "it", markdown=True)]
+    for text in shown:
+        tables = [line for line in text.splitlines() if line.startswith("| model ") and "x" in line]
+        lines = [[cell.strip() for cell in line.split("|")] for line in tables]
+        assert {cells[2] for cells in lines} == lengths
+        for cells in lines:
+            speeds = [cell for cell in cells if cell.endswith("x") or "LOSSY" in cell or "x " in cell]
+            assert any("LOSSY" in cell for cell in speeds) == (cells[2] == "3"), cells
+    assert any(mark in line for line in shown[0].splitlines() if line.startswith("| model "))
+    assert f"LOSSY, accept rule {record.settings['rule']}" in small_print(record)
+    assert "total variation distance of the law of a decoded token" in shown[0]
+    assert "no difference found" not in shown[0]
+
+
+def test_a_lossless_run_says_nothing_of_it(run):
+    code, out, record = run("lenient:1")
+    assert code == 0
+    assert "LOSSY" not in out + first_screen.page(record, "local") + small_print(record)
+    assert "accept rule: lenient:1;" in out
+    assert not any("lossy_rule" in entry for entry in record.correctness)
+
+
+def test_a_distance_that_was_not_measured_is_a_dash(run, monkeypatch):
+    """Ctrl-C in the checks: the rows are lossy all the same."""
+
+    def stop(*args):
+        raise Stopped(signal.SIGINT)
+
+    monkeypatch.setattr(output_checks, "distances", stop)
+    code, out, record = run("lenient:0.25", "-k", "3")
+    assert code == 130
+    assert "NOT CHECKED: model k=3" in out
+    assert_said(record, None, {"3"})
+
+
+def test_the_z_statistics_are_a_fact_and_impossible_tokens_a_failure(run, monkeypatch):
+    """Beyond the bound the run exits 0; a token that the target cannot emit is wrong with any rule."""
+    right = output_checks.losslessness.ZSums.result
+    result = lambda surprise: lambda sums: right(sums)._replace(residual=40.0, surprise=surprise)  # noqa: E731
+    monkeypatch.setattr(output_checks.losslessness.ZSums, "result", result(9.0))
+    code, out, _ = run("lenient:0.25", "-k", "3")
+    assert code == 0
+    assert "z_S = +40.00" in out
+    monkeypatch.setattr(output_checks.losslessness.ZSums, "result", result(math.inf))
+    code, out, _ = run("lenient:0.25", "-k", "3")
+    assert code == 1
+    assert "NOT the target's distribution" in " ".join(out.split())
+
+
+def test_one_script_says_so_at_its_end(pair_folder, capsys):
+    words = ["--target", str(pair_folder / "target"), "--prompt", "def f(x):", "--max-new-tokens", "12"]
+    words += [
+        "--threads",
+        "1",
+        "--draft",
+        str(pair_folder / "draft"),
+        "--engine",
+        "eager",
+        "--temperature",
+        "0.8",
+        "--rule",
+    ]
+    assert optimized_speculative.main([*words, "typical:0.3"]) == 0
+    last = capsys.readouterr().out.rstrip().splitlines()[-2:]
+    assert last[0].startswith("LOSSY: with --rule typical:0.3")
+    assert last[1] == "python compare.py --rule typical:0.3 --temperature 0.8"
+    for lossless in ("lenient:1", "block"):
+        assert optimized_speculative.main([*words, lossless]) == 0
+        assert "LOSSY" not in capsys.readouterr().out
