@@ -89,3 +89,15 @@ def test_predictors_that_agree_are_all_seen():
     assert sizes == sorted(sizes)
     assert len(set(sizes)) == len(sizes) > 1
     assert all(line.get_markerfacecolor() == "none" for line in upper[1:])
+
+
+@pytest.mark.filterwarnings("error:constrained_layout")
+def test_three_drafts_with_long_names_leave_room_for_the_axes():
+    names = ("model", "suffix", "hybrid:suffix+model")
+    rows = [make_row(name, 4, temperature=temperature) for name in names for temperature in (0.0, 0.8)]
+    figure = plots._speedups(rows)
+    figure.draw_without_rendering()
+    for axis in figure.axes:
+        legend = axis.get_legend().get_window_extent()
+        assert axis.get_window_extent().width > 0.7 * figure.bbox.width / len(figure.axes)
+        assert legend.x1 < axis.get_window_extent().x1

@@ -24,6 +24,7 @@ HATCHES = ["", "//", "..", "xx"]
 SPEEDUP = "speedup over the baseline (decoding)"
 BOOK = "book, 1/(1-α+α/k)"
 MANY = 8  # of more values than these only the best and those at both ends are printed
+LEGEND_ROW = 84  # characters that a row of a legend has room for
 
 
 class Series(NamedTuple):
@@ -130,7 +131,9 @@ def _draw_panel(axis, panel: Panel) -> list[Label]:
         axis.axhline(1, color="black", linewidth=1)
     if panel.extra:
         panel.extra(axis)
-    legend_above(axis, panel.title, [series.label for series in shown], columns=min(3, max(2, len(measured))))
+    labels_shown = [series.label for series in shown]
+    widest = sum(len(label) + 8 for label in sorted(labels_shown, key=len)[-3:])  # characters; 8: line and gap
+    legend_above(axis, panel.title, labels_shown, columns=3 if len(measured) > 2 and widest <= LEGEND_ROW else 2)
     return labels
 
 

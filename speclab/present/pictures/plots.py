@@ -52,7 +52,7 @@ def _groups(rows: list[Row]) -> Iterator[tuple[str, dict[str, list[Row]]]]:
     """For each temperature its title and every draft's rows along k, none where it has none: a draft looks the same at
     every temperature.
     """
-    names = short_names([row.method for row in rows], 20)
+    names = short_names([row.method for row in rows], 16)
     for temperature in dict.fromkeys(row.temperature for row in rows):
         here = sorted((row for row in rows if row.temperature == temperature), key=lambda row: row.draft_length)
         by_name = {name: [row for row in here if row.method == method] for method, name in names.items()}
