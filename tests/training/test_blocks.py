@@ -3,13 +3,18 @@
 import pytest
 import torch
 
+from speclab.drafts.block import BlockDrafter
+from speclab.drafts.feature import FeatureDrafter
 from speclab.lab.training.steps import optimizers
 from speclab.models import loading
+from speclab.models.cached import CachedModel
 from speclab.system.errors import UsageProblem
-from tests.heads import tiny_block_head
+from tests.decoding import speculative_rounds
+from tests.heads import N_NEW, tiny_block_head, trained, trained_block
 from tests.tiny_models import VOCAB, tiny
 from training.blocks import block_loss, unused_id
 from training.drafts import fresh_head, make_parser
+from training.scoring import agreement, score
 
 
 def test_a_fresh_head_shares_what_it_does_not_learn():
@@ -72,3 +77,25 @@ def test_without_unused_bytes_a_row_that_fills_up_is_the_mask_or_none():
     assert unused_id(Words(), 12) == 11
     with pytest.raises(UsageProblem, match="--mask ID"):
         unused_id(Words(), 9)
+
+
+@pytest.mark.parametrize("kind", ["feature", "block"])
+def test_a_score_replays_the_rounds_of_the_loop(kind):
+    """Tokens per round by teacher forcing are those that the loop counts, round for round."""
+    model, head, texts = trained() if kind == "feature" else trained_block(markov_rank=5)
+    drafter = FeatureDrafter(head) if kind == "feature" else BlockDrafter(head)
+    target = CachedModel(model)
+    target.hidden_layers = (0, 1)
+    pairs = [(text[None], 9) for text in texts]
+    scores = score(head, model, pairs, depth=4)
+    end = len(agreement(head, model, texts[:1], 9, 4))
+    for k in (2, 4):
+        rounds, accepted = 0, 0
+        for text in texts:
+            made = 1
+            for round_ in list(speculative_rounds(target, drafter, text[None, :9], k, N_NEW))[1:]:
+                if made < end:
+                    rounds, accepted = rounds + 1, accepted + round_.n_accepted
+                made += len(round_.tokens)
+        assert scores["tokens_per_round"][k] == round(1 + accepted / rounds, 3)
+    assert len(scores["by_position"]) == 4
