@@ -202,10 +202,11 @@ def main(argv: list[str] | None = None) -> int:
     else:
         loss_of = functools.partial(rollout_loss, head, target)
     facts = train(head, batches, loss_of, 60 * args.minutes, args.rate, args.kind, args.work_dir / "head.pt")
-    scores = scored(head.eval(), target, tokenizer, held_out, args.seed)
+    head.to(torch.bfloat16)  # as it is written; what is scored are the rounded weights
+    scores = scored(head.float().eval(), target, tokenizer, held_out, args.seed)
     say(json.dumps(scores))
     name, architectures = loading.short_name(args.target), target.config.architectures or []
-    write_head(args.out, head, name, architectures, 4)
+    write_head(args.out, head.to(torch.bfloat16), name, architectures, 4)
     about = {
         "kind": args.kind,
         "target": name,
