@@ -36,6 +36,7 @@ BUGS = {
     31: "special tokens doubled, or half a character shown",
     32: "measured data lost where a run is interrupted",
     33: "a draft given the wrong hidden states, or at the wrong place",
+    34: "a lossy rule not called that, or further off than is said",
 }
 
 
