@@ -278,3 +278,19 @@ def keeps_at_equality() -> None:
         return n_accepted, kept_mass(b, n_accepted)
 
     change_block(wrong)
+
+
+# ---------------------------------------------------------------- lossy rules
+
+
+@mutant(37, "a_lossy_rule_emits_the_law_that_its_distance_is_measured_by", file="test_exact")
+def draws_the_lenient_correction_from_p() -> None:
+    """draws the correction of a lenient rule from p, and measures another law"""
+
+    def accept_lenient(draft: Draft, target_probs: Tensor, uniforms: Tensor, lenience: float) -> AcceptResult:
+        n = draft.tokens.shape[1]
+        scaled = torch.cat([uniforms[:, :n] * lenience, uniforms[:, n:]], dim=1)
+        n_accepted = right_accept(draft, target_probs, scaled).n_accepted
+        return AcceptResult(n_accepted, draw(rows(target_probs, n_accepted), uniforms[:, n]))
+
+    accept_module.accept_lenient = accept_lenient

@@ -39,6 +39,7 @@ BUGS = {
     34: "drafted token dropped after it was drawn",
     35: "draft length chosen by the wrong numbers",
     36: "one of two drafts out of step with the text, or taken for the other",
+    37: "a lossy rule not called that, or further off than is said",
 }
 
 

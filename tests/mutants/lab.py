@@ -10,11 +10,12 @@ from benchmarks.gpu import one_size, results
 from draft_models import ModelDrafter
 from speclab.core.rounds import Drafter
 from speclab.drafts import select
-from speclab.lab import decodings, harness
+from speclab.lab import decodings, harness, output_checks
 from speclab.lab.harness import Decoding
 from speclab.models import select as engines
 from speclab.models.cached import CachedModel
 from speclab.models.rounding import Reference
+from speclab.present import tables
 from speclab.records.runs import ComparisonRun
 from speclab.system import cores
 from speclab.theory import losslessness, noise, planning
@@ -77,6 +78,29 @@ def takes_a_prompt_that_the_draft_cannot_read() -> None:
         right(target, [drafter for drafter in drafters if not isinstance(drafter, ModelDrafter)], *more)
 
     select.check_prompts = check
+
+
+# ---------------------------------------------------------------- lossy rules
+
+LOSSY_ROWS = "every_row_of_a_lossy_rule_says_so_and_how_far_it_is_off"
+
+
+@mutant(37, LOSSY_ROWS, file="lab/test_lossy")
+def shows_a_lossy_speed_alone() -> None:
+    """shows the speed of a lossy row without LOSSY and the distance"""
+    tables.CELLS = tables.CELLS | dict.fromkeys(("speedup", "measured"), lambda row: tables.speedup(row.speedup))
+
+
+@mutant(37, LOSSY_ROWS, file="lab/test_lossy")
+def records_a_lossy_row_as_lossless() -> None:
+    """records the rows of a lossy rule as those of a lossless one"""
+    harness.Bench.lossy_rule = lambda self, arm: None
+
+
+@mutant(37, "tested_places", file="lab/test_lossy")
+def counts_bonus_tokens_as_tested() -> None:
+    """measures the distance at bonus tokens, too, which no rule has judged"""
+    output_checks.judged_places = lambda rounds, n_tokens: [(place, 0) for place in range(1, n_tokens)]
 
 
 # ---------------------------------------------------------------- arms that take turns
