@@ -49,6 +49,8 @@ ROWS = {256: (0.65, 48), 512: (0.25, 256), 1024: (0.10, None)}
 OWN = 0.5  # share of the rows that the target has written itself
 BATCH_TOKENS = {"cuda": 65536}
 FEW_TOKENS = 4096
+OF_FEATURE = {"intermediate": 1024}  # defaults
+OF_BLOCK = {"intermediate": 704, "layers": 2, "markov_rank": 64, "causal": False}
 
 
 def sizes(target: PreTrainedModel, n_layers: int, intermediate: int) -> dict[str, Any]:
@@ -140,14 +142,13 @@ def make_parser() -> parsing.Parser:
     parser.add_argument(
         "--intermediate", type=parsing.at_least(1), help="width of the MLPs (default: feature 1024, block 704)"
     )
-    parser.add_argument("--layers", type=parsing.at_least(1), default=2, help="of a block (default: 2)")
+    parser.add_argument("--layers", type=parsing.at_least(1), help="of a block (default: 2)")
     parser.add_argument(
         "--markov-rank",
         type=parsing.at_least(0),
-        default=64,
         help="of a block: how finely a token depends on the one before; 0 is off (default: 64)",
     )
-    parser.add_argument("--causal", action="store_true", help="of a block: no slot reads those behind it")
+    parser.add_argument("--causal", action="store_true", default=None, help="of a block: no slot reads those behind it")
     parser.add_argument(
         "--mask", type=parsing.at_least(0), metavar="ID", help="of a block: an id that no text has (default: found)"
     )
@@ -162,13 +163,25 @@ def make_parser() -> parsing.Parser:
     return parser
 
 
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """The flags, with the defaults of the kind. UsageProblem for those of another kind."""
+    args = make_parser().parse_args(argv)
+    defaults = OF_FEATURE if args.kind == "feature" else OF_BLOCK
+    for name in ("layers", "markov_rank", "causal", "mask"):
+        if args.kind == "feature" and getattr(args, name) is not None:
+            flag = name.replace("_", "-")
+            raise UsageProblem(f"--{flag} is for blocks; leave it out, or type: python -m training.drafts block")
+    folder = Path("build") / args.kind
+    for name, default in {**defaults, "work_dir": folder, "out": folder / "out"}.items():
+        if getattr(args, name) is None:
+            setattr(args, name, default)
+    return args
+
+
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
     """Train a draft.  -> exit code"""
-    args = make_parser().parse_args(argv)
-    args.intermediate = args.intermediate or {"feature": 1024, "block": 704}[args.kind]
-    args.work_dir = args.work_dir or Path("build") / args.kind
-    args.out = args.out or Path("build") / args.kind / "out"
+    args = parse(argv)
     if args.threads:
         torch.set_num_threads(args.threads)
     device = loading.choose_device(args.device)[0]

@@ -183,6 +183,7 @@ def test_a_published_block_with_fewer_ids_and_parts_of_its_training(target, tmp_
         ({"markov_head_type": "gated"}, "markov_head_type is 'gated'; the lab reads vanilla"),
         ({"projector_type": "domino"}, "projector_type is 'domino'"),
         ({"aux_hidden_state_layer_ids": [1, 3]}, r"it reads states \[1, 3\] of a target with 2 layers"),
+        ({"aux_hidden_state_layer_ids": []}, r"it reads states \[\] of"),
         ({"aux_hidden_state_layer_ids": None}, "aux_hidden_state_layer_ids"),
         ({"mask_token_id": None}, "mask_token_id"),
         ({"mask_token_id": VOCAB}, "mask_token_id 48"),

@@ -13,7 +13,7 @@ from tests.decoding import speculative_rounds
 from tests.heads import N_NEW, tiny_block_head, trained, trained_block
 from tests.tiny_models import VOCAB, tiny
 from training.blocks import block_loss, unused_id
-from training.drafts import fresh_head, make_parser
+from training.drafts import fresh_head, main, parse
 from training.scoring import agreement, score
 
 
@@ -21,7 +21,7 @@ def test_a_fresh_head_shares_what_it_does_not_learn():
     """Embedding and output layer are the target's own memory, whatever is learnt; the bias by the token before is 0."""
     target = tiny("llama", dtype=torch.float32).requires_grad_(False)
     words = ["block", "--layers", "3", "--markov-rank", "5", "--intermediate", "24", "--causal"]
-    head = fresh_head(target, make_parser().parse_args(words), mask=7)
+    head = fresh_head(target, parse(words), mask=7)
     assert head.table.data_ptr() == target.get_input_embeddings().weight.data_ptr()
     assert head.output.data_ptr() == target.get_output_embeddings().weight.data_ptr()
     assert len(head.layers) == 3
@@ -99,3 +99,18 @@ def test_a_score_replays_the_rounds_of_the_loop(kind):
                 made += len(round_.tokens)
         assert scores["tokens_per_round"][k] == round(1 + accepted / rounds, 3)
     assert len(scores["by_position"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("feature --causal", "--causal is for blocks; leave it out"),
+        ("feature --markov-rank 0", "--markov-rank is for blocks"),
+        ("block --mask 99999", "--mask 99999: the target's last id is 2047"),
+    ],
+)
+def test_flags_that_do_not_fit_are_one_line(words, message, capsys, tmp_path):
+    assert main([*words.split(), "--work-dir", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()[-1:]
+    assert line.startswith("error: ")
+    assert message in line

@@ -142,7 +142,7 @@ def _is_causal(block: Any, found: dict[str, Any]) -> bool:
 
 def _layers(states: Any, n_layers: int) -> tuple[int, ...]:
     """The target's layers, from 0, whose outputs are these of its states."""
-    if not all(type(state) is int and 1 <= state <= n_layers for state in states):
+    if not states or not all(type(state) is int and 1 <= state <= n_layers for state in states):
         raise ValueError(f"it reads states {states} of a target with {n_layers} layers")
     return tuple(state - 1 for state in states)
 
