@@ -131,15 +131,17 @@ def goals(run: PeersRun) -> list[Goal]:
 
 # --- views of the record ----------------------------------------------------------------------------------------------
 
+METHODS = {  # what each is, in the order of the page
+    "baseline": "our loop, one pass for every token",
+    "generate": "the library's loop, model.generate",
+    "model": "our speculative loop with the draft model",
+    "assisted": "generate(assistant_model=...), constant k, no confidence stop",
+    "model auto": f"our loop with the draft model, a length of at most {LONGEST} chosen in every round",
+    "dynamic": "generate(assistant_model=...) with its defaults: 20 tokens at most, a stop below a confidence of 0.4",
+    "ngram": "our speculative loop with prompt lookup",
+    "lookup": "generate(prompt_lookup_num_tokens=k)",
+}
 LEGEND = [
-    "baseline: our loop, one pass for every token",
-    "generate: the library's loop, model.generate",
-    "model: our speculative loop with the draft model",
-    "assisted: generate(assistant_model=...), constant k, no confidence stop",
-    f"model auto: the same, a length of at most {LONGEST} chosen in every round",
-    "dynamic: generate(assistant_model=...) with its defaults: 20 tokens at most, a stop below a confidence of 0.4",
-    "ngram: our speculative loop with prompt lookup",
-    "lookup: generate(prompt_lookup_num_tokens=k)",
     "÷: times as fast, with a 95 % interval over prompts",
     "tok/pass: new tokens per pass of the target (the library drafts already in the prompt's own pass, ours starts "
     "after it)",
@@ -176,7 +178,14 @@ def speed_tables(run: PeersRun) -> list[Block]:
     }
     kinds = {kind: ratio_cell(over_peers(run, kind)) for kind in dict.fromkeys(t.prompt_kind for t in run.raw)}
     by_kind = Table(list(to_peer), keys | kinds)
-    return [Table(list(arms), keys | speeds), Lines(LEGEND), Heading("Over the peer, by kind of prompt"), by_kind]
+    measured = {method for method, _ in arms}
+    methods = [f"{method}: {meaning}" for method, meaning in METHODS.items() if method in measured]
+    return [
+        Table(list(arms), keys | speeds),
+        Lines(methods + LEGEND),
+        Heading("Over the peer, by kind of prompt"),
+        by_kind,
+    ]
 
 
 def llama_table(run: PeersRun) -> list[Block]:

@@ -72,7 +72,8 @@ def test_bad_input_is_one_line(folder, capfd, monkeypatch, row: Row):
     monkeypatch.chdir(folder)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(row.stdin)))
     before = files_of(folder, ROOT / "results", ROOT / "plots")
-    main = importlib.import_module("benchmarks.gpu.__main__" if module == "benchmarks.gpu" else module).main
+    package = importlib.import_module(module)
+    main = (importlib.import_module(f"{module}.__main__") if hasattr(package, "__path__") else package).main
     with warnings.catch_warnings(record=True) as warned:  # what Python would print on standard error
         warnings.simplefilter("always", UserWarning)
         code = main(words)
