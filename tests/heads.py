@@ -98,7 +98,7 @@ def tiny_block_head(
         head = BlockHead(BlockConfig(sizes, (0, 1), hidden, slots=slots, **config), table, output).to(table.dtype)
         for weight in head.parameters():
             torch.nn.init.normal_(weight, mean=float(weight.ndim == 1), std=std)
-    head.output = head.output[: config["draft_vocab"]]
+    head.output.weight = head.output.weight[: config["draft_vocab"]]
     return head.eval()
 
 

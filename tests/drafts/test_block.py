@@ -73,7 +73,7 @@ def block_rows(head: BlockHead, hidden: Tensor, text: list[int], drafted: list[i
             slots = torch.arange(config.slots)
             weights[..., n:] = weights[..., n:].masked_fill(slots > slots[:, None], -torch.inf)
         x = layer.finish(x, weights.softmax(-1) @ values)
-    logits = head.norm(x[0, config.slots - config.longest :]) @ head.output.T
+    logits = head.norm(x[0, config.slots - config.longest :]) @ head.output.weight.T
     before = [text[-1], *drafted][: len(drafted)]
     if head.markov_head is not None:
         logits = (

@@ -162,7 +162,7 @@ def test_a_published_block_with_fewer_ids_and_parts_of_its_training(target, tmp_
     ids = torch.tensor([1, 2, 5, 7, 11, 12, 20, 21, 30, 40, 41, 47])
     more = {
         "d2t": ids - torch.arange(12),
-        "lm_head.weight": head.output.contiguous(),
+        "lm_head.weight": head.output.weight.contiguous(),
         "embed_tokens.weight": torch.zeros(VOCAB, 32),
         "verifier_norm.weight": torch.ones(32),
         "confidence_head.proj.weight": torch.ones(1, 35),

@@ -23,7 +23,7 @@ def test_a_fresh_head_shares_what_it_does_not_learn():
     words = ["block", "--layers", "3", "--markov-rank", "5", "--intermediate", "24", "--causal"]
     head = fresh_head(target, parse(words), mask=7)
     assert head.table.data_ptr() == target.get_input_embeddings().weight.data_ptr()
-    assert head.output.data_ptr() == target.get_output_embeddings().weight.data_ptr()
+    assert head.output.weight.data_ptr() == target.get_output_embeddings().weight.data_ptr()
     assert len(head.layers) == 3
     assert (head.config.mask, head.config.causal, head.config.markov_rank) == (7, True, 5)
     assert not head.markov_head(torch.arange(VOCAB)).any()

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding, linear, scaled_dot_product_attention
+from torch.nn.functional import embedding, scaled_dot_product_attention
 
-from speclab.drafts.heads.parts import DecoderLayer, Norm, Rotation, rotations
+from speclab.drafts.heads.parts import DecoderLayer, Norm, Product, Rotation, rotations
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,17 @@ class MarkovHead(nn.Module):
         return self.markov_w2(self.markov_w1(tokens.clamp(max=self.markov_w1.num_embeddings - 1)))
 
 
+class TargetOutput(nn.Module):
+    """The target's output layer, which is neither trained nor stored. weight: (draft_vocab, hidden)"""
+
+    weight: Tensor
+    bias = None
+
+    def __init__(self, weight: Tensor):
+        super().__init__()
+        self.register_buffer("weight", weight, persistent=False)
+
+
 class BlockHead(nn.Module):
     """The weights, and the steps of a pass: `fuse`, `context`, the pass over the slots, `logits`.
 
@@ -73,24 +84,24 @@ class BlockHead(nn.Module):
     """
 
     table: Tensor
-    output: Tensor
 
     def __init__(self, config: BlockConfig, table: Tensor, output: Tensor):
         super().__init__()
         block = config.block
         self.config = config
         self.register_buffer("table", table, persistent=False)
-        self.register_buffer("output", output, persistent=False)
+        self.output = TargetOutput(output)
         self.fc = nn.Linear(len(config.layers) * config.target_hidden, block.hidden_size, bias=False)
         self.hidden_norm, self.norm = (Norm(block.hidden_size, block.rms_norm_eps) for _ in range(2))
         self.layers = nn.ModuleList([DecoderLayer(block, block.hidden_size) for _ in range(block.num_hidden_layers)])
+        self.fused, self.of_output = Product(self.fc), Product(self.output)
         self.markov_head = (
             MarkovHead(block.vocab_size, config.draft_vocab, config.markov_rank) if config.markov_rank else None
         )
 
     def fuse(self, hidden: Tensor) -> Tensor:
         """(batch, n, layers * target_hidden) of the target -> states (batch, n, hidden)"""
-        return self.hidden_norm(self.fc(hidden))
+        return self.hidden_norm(self.fused(hidden))
 
     def context(self, states: Tensor, rotation: Rotation) -> list[tuple[Tensor, Tensor]]:
         """What `fuse` gives -> keys and values of each layer, (batch, key heads, n, head size) each."""
@@ -122,7 +133,7 @@ class BlockHead(nn.Module):
 
     def logits(self, states: Tensor) -> Tensor:
         """(..., hidden) -> (..., draft_vocab), without the Markov head's bias"""
-        return linear(self.norm(states), self.output)
+        return self.of_output(self.norm(states))
 
     def biased(self, logits: Tensor, before: Tensor) -> Tensor:
         """Logits (..., draft_vocab) and the token before each (...) -> the same, with the Markov head's bias"""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from speclab.drafts.heads.parts import DecoderLayer, Norm, Rotation
+from speclab.drafts.heads.parts import DecoderLayer, Norm, Product, Rotation
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,7 @@ class FeatureHead(nn.Module):
         self.layers = nn.ModuleList([Layer(block)])
         self.norm = Norm(block.hidden_size, block.rms_norm_eps)
         self.lm_head = nn.Linear(block.hidden_size, config.draft_vocab, bias=False)
+        self.fused, self.of_output = Product(self.fc), Product(self.lm_head)
 
     @property
     def layer(self) -> Layer:
@@ -77,7 +78,7 @@ class FeatureHead(nn.Module):
         if self.fc_norm is not None:
             parts = zip(self.fc_norm, hidden.chunk(len(self.fc_norm), dim=-1), strict=True)
             hidden = torch.cat([norm(part) for norm, part in parts], dim=-1)
-        return self.fc(hidden)
+        return self.fused(hidden)
 
     def project(self, states: Tensor, tokens: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """States (batch, n, hidden) and the token after each (batch, n).  -> the residual stream, the same shape;
@@ -98,4 +99,4 @@ class FeatureHead(nn.Module):
 
     def logits(self, states: Tensor) -> Tensor:
         """What `finish` gives, (batch, n, hidden) -> (batch, n, draft_vocab)"""
-        return self.lm_head(states if self.config.norm_output else self.norm(states))
+        return self.of_output(states if self.config.norm_output else self.norm(states))

@@ -26,6 +26,11 @@ def can_prepack(device: torch.device, dtype: torch.dtype) -> bool:
     return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
+def packed_weight(weight: Tensor) -> Tensor:
+    """A matrix in oneDNN's own order, for products of a few rows."""
+    return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), 4)
+
+
 def _constant(graph: fx.GraphModule, node: fx.Node | None) -> Tensor | None:
     """The tensor a node stands for; None for no node."""
     if node is None:
@@ -92,7 +97,7 @@ def _joined(graph: fx.GraphModule, nodes: list[fx.Node]) -> fx.Node:
 def _pack(graph: fx.GraphModule, node: fx.Node) -> None:
     """The product through oneDNN; a residual connection is added by the same kernel."""
     source, weight, *bias = node.args
-    packed = _add_constant(graph, torch.ops.mkldnn._reorder_linear_weight(_constant(graph, weight).contiguous(), 4))
+    packed = _add_constant(graph, packed_weight(_constant(graph, weight)))
     bias = bias[0] if bias else None
     residual, total = _residual(node)
     with graph.graph.inserting_before(total):
