@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from draft_models import ModelDrafter
 from speclab.core.accept import rule_of
@@ -13,6 +13,7 @@ from speclab.drafts.lengths import LONGEST
 from speclab.lab.acceptance_probs import CostTable, calibrated, probs_of_texts
 from speclab.lab.harness import Measurement, is_model, measure, mixed
 from speclab.lab.output_checks import judge
+from speclab.lab.replay import rounds_of_texts
 from speclab.lab.rows import build_row, ends_in_repetition, timing
 from speclab.lab.run_config import RunConfig
 from speclab.models.memory import weights_read
@@ -211,40 +212,48 @@ def _parts(measured: Measurement, costs: CostTable) -> dict[tuple[Arm, float, in
     """The predicted seconds of every speculative sample whose draft has costs."""
     baseline = {(s.temperature, s.prompt_index): s for s in measured.samples if s.arm == BASELINE}
     probs = probs_of_texts(measured, max((s.arm.draft_length for s in measured.samples), default=0))
-    parts = {}
+    replayed, priced = rounds_of_texts(measured), {}
     for sample in measured.samples:
         arm, place = sample.arm, (sample.temperature, sample.prompt_index)
-        if (arm.draft, sample.temperature) in costs and is_replayed(measured, arm, sample.temperature):
-            parts[arm, *place] = attribution.price(
-                sample,
-                baseline[place],
-                costs[arm.draft, sample.temperature],
-                functools.partial(probs, arm.draft, *place),
-            )
-    return parts
+        if (arm.draft, sample.temperature) not in costs or not is_judged_alone(measured, arm, sample.temperature):
+            continue
+        predicted: dict[str, Any] = {}
+        if follows_text(measured, arm):
+            predicted["accept_probs"] = functools.partial(probs, arm.draft, *place)
+        elif sample.temperature == 0:
+            predicted["replayed"] = functools.partial(replayed, arm, sample.prompt_index)
+        of_draft = costs[arm.draft, sample.temperature]
+        priced[arm, *place] = attribution.price(sample, baseline[place], of_draft, **predicted)
+    return priced
 
 
 def _best_lengths(measured: Measurement, costs: CostTable) -> dict[tuple[Arm, float, int], tuple[float, float]]:
     """Of every sample of a draft on auto whose draft has costs: what the baseline and the best lengths take."""
     baseline = {(s.temperature, s.prompt_index): s for s in measured.samples if s.arm == BASELINE}
-    probs, found = probs_of_texts(measured, LONGEST), {}
+    probs, found, drafters = probs_of_texts(measured, LONGEST), {}, measured.bench.drafters
     for sample in measured.samples:
         arm, place, draft = sample.arm, (sample.temperature, sample.prompt_index), sample.arm.draft.removesuffix(AUTO)
-        if arm.auto and (draft, sample.temperature) in costs and is_replayed(measured, arm, sample.temperature):
+        if not arm.auto or (draft, sample.temperature) not in costs or len(parts(drafters[arm.draft])) > 1:
+            continue
+        if is_judged_alone(measured, arm, sample.temperature):
             of_draft = costs[draft, sample.temperature]
             of_text = functools.partial(probs, arm.draft, *place)
             found[arm, *place] = attribution.price_best_lengths(baseline[place], LONGEST, of_draft, of_text)
     return found
 
 
-def is_replayed(measured: Measurement, arm: Arm, temperature: float) -> bool:
-    """Whether the text alone says what is proposed at a place, and how likely each token is accepted there. Not where a
-    round's draft depends on the rounds before (hybrid), nor where tokens are judged by another rule than one by one."""
-    drafter = measured.bench.drafters[arm.draft]
-    drawn = isinstance(parts(drafter)[-1], ModelDrafter | HeadDrafter)
+def is_judged_alone(measured: Measurement, arm: Arm, temperature: float) -> bool:
+    """Whether each drafted token is judged by itself, and nothing that is not the target's is kept."""
+    drawn = isinstance(parts(measured.bench.drafters[arm.draft])[-1], ModelDrafter | HeadDrafter)
     rule = rule_of(measured.bench.functions.rule)
-    otherwise = rule.name != "token" and temperature > 0 and (drawn or rule.law is not None)
-    return len(parts(drafter)) == 1 and not otherwise
+    return rule.name == "token" or temperature == 0 or not (drawn or rule.law is not None)
+
+
+def follows_text(measured: Measurement, arm: Arm) -> bool:
+    """Whether the text alone says what is proposed at a place, however the rounds before went: not on auto, and not of
+    a hybrid."""
+    drafter = measured.bench.drafters[arm.draft]
+    return parts(drafter) == [drafter]
 
 
 def groups(samples: list[Sample]) -> dict[str, set[int]]:

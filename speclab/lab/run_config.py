@@ -67,10 +67,14 @@ class RunConfig:
         return [*self.arms(), GENERATE, *([] if surely_slower else [EAGER])]
 
     def instruments(self, arms: list[Arm]) -> dict[str, list[int]]:
-        """For every draft the lengths that its instrumented decoding tries: all of them, those in use three times."""
-        names = [name for name, drafter in self.drafters.items() if parts(drafter) == [drafter]]
-        used = {name: [arm.draft_length for arm in arms if arm.draft == name] for name in names}
-        return {name: [*range(max(lengths) + 1), *lengths, *lengths] for name, lengths in used.items() if lengths}
+        """For every draft the lengths that its instrumented decoding tries: all of them, those in use three times; a
+        draft on auto chooses its own."""
+        used = {name: [arm.draft_length for arm in arms if arm.draft == name] for name in self.drafters}
+        return {
+            name: [LONGEST] if name.endswith(AUTO) else [*range(max(lengths) + 1), *lengths, *lengths]
+            for name, lengths in used.items()
+            if lengths
+        }
 
     def method(self, name: str) -> str:
         """What a draft's rows are called; the only model among the drafts is called just that."""

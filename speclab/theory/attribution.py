@@ -55,10 +55,21 @@ class Part:
         return self
 
 
+Text = tuple[int, ...]
+
+
 def price(
-    sample: Sample, baseline: Sample, costs: Costs, accept_probs: Callable[[tuple[int, ...]], AcceptProbs]
+    sample: Sample,
+    baseline: Sample,
+    costs: Costs,
+    accept_probs: Callable[[Text], AcceptProbs] | None = None,
+    replayed: Callable[[Text], list[tuple[int, int]]] | None = None,
 ) -> Part:
-    """Both predictions for one arm on one prompt. `accept_probs`: of this draft along a text of the baseline."""
+    """Both predictions for one arm on one prompt.
+
+    Along a text of the baseline, accept_probs: of this draft; replayed: (drafted, accepted) of its rounds, for a draft
+    whose proposals depend on the rounds before. Without either there is no forecast.
+    """
     part, early = Part(), sample.n_prompt
     for text, rounds in zip(baseline.texts, sample.rounds, strict=True):
         n = len(text) - 1
@@ -67,12 +78,18 @@ def price(
         part.baseline_early += n * costs.step_seconds(early)
         _price_rounds(part, rounds, early, costs)
     for distinct, n_repeats in Counter(map(tuple, baseline.texts)).items():
-        _price_expected(part, n_repeats, accept_probs(distinct), sample.arm.draft_length, early, costs)
+        if accept_probs:
+            _price_expected(part, n_repeats, accept_probs(distinct), sample.arm.draft_length, early, costs)
+        elif replayed:
+            made = Part()
+            _price_rounds(made, replayed(distinct), early, costs)
+            part.expected += n_repeats * (made.draft + made.verify + made.overhead)
+            part.expected_rounds += n_repeats * made.n_rounds
     return part
 
 
 def price_best_lengths(
-    baseline: Sample, longest: int, costs: Costs, accept_probs: Callable[[tuple[int, ...]], AcceptProbs]
+    baseline: Sample, longest: int, costs: Costs, accept_probs: Callable[[Text], AcceptProbs]
 ) -> tuple[float, float]:
     """Seconds of the baseline on one prompt, and the fewest that any choice of draft lengths up to `longest` may be
     expected to take; both by `costs`."""
@@ -127,11 +144,11 @@ def explained(row: Row, part: Part) -> dict[str, Any]:
         "verify_cost": part.verify / part.n_rounds / step,
         "overhead": part.overhead / part.n_rounds / step,
         "accounting": accounting,
-        "forecast": part.baseline / part.expected,
-        "forecast_tokens_per_round": part.n_tokens / part.expected_rounds,
+        "forecast": part.baseline / part.expected if part.expected else None,
+        "forecast_tokens_per_round": part.n_tokens / part.expected_rounds if part.expected else None,
     }
     alpha, k = row.acceptance_rate, row.draft_length
-    if alpha is None or not k:
+    if alpha is None or not k or not part.endless_early:
         return added
     step = part.baseline_early / part.n_tokens
     draft, verify, overhead = (

@@ -1,0 +1,105 @@
+"""The rounds that a draft would make along a text that is known, without a pass of the target.
+
+For drafts whose proposals depend on the rounds before: `-k auto` and hybrids learn while they draft. They run in the
+production loop; only the target is a stand-in that says the text. When sampling this is not possible: there a rejected
+token and the one that replaces it belong together.
+"""
+
+import copy
+import functools
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from speclab.core.rounds import DecodeSettings, Drafter
+from speclab.drafts.heads.rollout import target_pass
+from speclab.drafts.hybrid import HybridDrafter
+from speclab.drafts.lengths import AutoLength
+from speclab.lab.harness import Measurement
+from speclab.lab.instruments import LoopFunctions
+from speclab.models.cached import CachedModel
+from speclab.records.samples import Arm
+from speclab.theory.attribution import Text
+
+
+class KnownText:
+    """A target that has decoded greedily already: its first choices are the tokens of the text.
+
+    Has what the loop and drafters ask of a CachedModel. prompt: (1, prompt length) ids. text: the new ones.
+    """
+
+    def __init__(self, target: CachedModel, prompt: Tensor, text: Iterable[int]):
+        self.device, self.vocab_size, self.n_ids = target.device, target.vocab_size, target.n_ids
+        self.max_length = target.max_length
+        self.length = 0  # tokens in its cache
+        self._last = slice(0, 0)  # places of the tokens of the last pass
+        self._model = target.model
+        self._ids = torch.cat([prompt, torch.tensor([list(text)], device=prompt.device)], dim=1)
+        self._hidden: dict[tuple[int, ...], Tensor] = {}  # of all tokens, by layers
+
+    def prefill(self, prompt: Tensor, rolls_back: bool) -> Tensor:
+        """(1, prompt length) ids -> (1, 1, vocab) logits"""
+        self.length = 0
+        return self.forward(prompt)[:, -1:]
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(1, m) ids -> (1, m, vocab) logits: 1 for the text's own next token, 0 for every other"""
+        start, self.length = self.length, self.length + tokens.shape[1]
+        self._last = slice(start, self.length)
+        following = self._ids[:, start + 1 : self.length + 1]
+        following = torch.nn.functional.pad(following, (0, tokens.shape[1] - following.shape[1]))  # behind the end: any
+        return torch.nn.functional.one_hot(following, self.vocab_size).float()
+
+    def crop(self, length: int) -> None:
+        """Forget all but so many tokens. What the last pass gave stays readable."""
+        self.length = length
+
+    def hidden(self, layers: Iterable[int]) -> Tensor:
+        """Outputs of these layers in the last pass, (1, m, layers * hidden); of tokens that the text does not have they
+        mean nothing."""
+        layers = tuple(layers)
+        if layers not in self._hidden:
+            with torch.inference_mode():
+                self._hidden[layers] = target_pass(self._model, self._ids, layers)[0]
+        return self._hidden[layers][:, self._last]
+
+
+Rounds = list[tuple[int, int]]  # (drafted, accepted) of each
+
+
+def replayed(
+    functions: LoopFunctions, target: CachedModel, drafter: Drafter, prompt: Tensor, text: Text, draft_length: int
+) -> Rounds:
+    """The rounds after that of the prompt, (1, prompt length) ids, in greedy decoding of `text`. The drafter learns."""
+    known = KnownText(target, prompt, text)
+    rounds = functions.rounds(known, drafter, prompt, draft_length, DecodeSettings(len(text)))  # type: ignore[arg-type]
+    return [(round_.n_drafted, round_.n_accepted) for round_ in rounds if not round_.prefill]
+
+
+def rounds_of_texts(measured: Measurement) -> Callable[[Arm, int, Text], Rounds]:
+    """`replayed` along a measurement's own greedy texts: of (arm, index of the prompt, text), each made once.
+
+    A draft knows what its rounds cost, and learns the rest again: nothing of the timed rounds is used.
+    """
+    bench, drafters = measured.bench, dict[str, Drafter]()
+
+    @functools.cache
+    def rounds(arm: Arm, prompt_index: int, text: Text) -> Rounds:
+        if arm.draft not in drafters:
+            drafters[arm.draft] = copy.deepcopy(bench.drafters[arm.draft])
+            forget(drafters[arm.draft])
+        drafter = copy.deepcopy(drafters[arm.draft])  # shares what is learned
+        prompt = measured.prompts[prompt_index].ids.to(bench.setup.device)
+        return replayed(bench.functions, bench.setup.target, drafter, prompt, text, arm.draft_length)
+
+    return rounds
+
+
+def forget(drafter: Drafter) -> None:
+    """Drop what a drafter has learned from the texts that it drafted for; costs stay."""
+    if isinstance(drafter, HybridDrafter):
+        drafter.known = {}
+        forget(drafter.drafter)
+    elif isinstance(drafter, AutoLength):
+        drafter.seen = {}

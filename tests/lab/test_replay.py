@@ -1,0 +1,113 @@
+"""Rounds along a known text: they are those of the decoding that wrote it, and nothing of a timed round is used."""
+
+import copy
+
+import pytest
+import torch
+from decoding import plain_text, speculative_rounds
+from heads import trained
+from tiny_models import perturbed
+
+from draft_models import ModelDrafter, NgramDrafter
+from optimized_speculative import speculative_decode
+from speclab.core.sampling import Sampling
+from speclab.drafts.feature import FeatureDrafter
+from speclab.drafts.hybrid import HybridDrafter
+from speclab.drafts.lengths import AutoLength, RoundCosts
+from speclab.drafts.suffix import SuffixDrafter
+from speclab.lab.harness import Bench, Measurement
+from speclab.lab.instruments import LoopFunctions
+from speclab.lab.replay import forget, replayed, rounds_of_texts
+from speclab.models.cached import CachedModel
+from speclab.models.prompts import Prompt
+from speclab.models.setup import Setup
+from speclab.records.samples import AUTO, Arm
+
+N_NEW, K = 40, 6
+COSTS = RoundCosts(tuple(0.1 * n for n in range(9)), tuple(1 + 0.1 * n for n in range(9)))
+
+
+@pytest.fixture(scope="module")
+def learnt():
+    """A target in float64 with a head that drafts it well, and the prompts of their texts."""
+    model, head, texts = trained()
+    target = CachedModel(model)
+    target.hidden_layers = head.config.layers
+    return target, head, [texts[i : i + 1, :5] for i in range(3)]
+
+
+def drafter_of(kind: str, target: CachedModel, head):
+    """A drafter that learns while it drafts."""
+    name, auto, _ = kind.partition(AUTO)
+    one = FeatureDrafter(head) if "feature" in name else ModelDrafter(CachedModel(perturbed(target.model, 0.05)))
+    drafter = AutoLength(one) if auto else one
+    drafter = (
+        HybridDrafter({"ngram": NgramDrafter, "suffix": SuffixDrafter}[name.split("+")[0]](), drafter)
+        if ("+" in name)
+        else drafter
+    )
+    drafter.costs[0.0] = COSTS
+    return drafter
+
+
+KINDS = ("model auto", "feature auto", "ngram+model", "suffix+feature", "suffix+feature auto")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_replayed_rounds_are_those_of_the_decoding(learnt, kind):
+    """Drafted and accepted tokens of every round of several texts in a row, learning included."""
+    target, head, prompts = learnt
+    timed, other = drafter_of(kind, target, head), drafter_of(kind, target, head)
+    seen = set()
+    for prompt in prompts:
+        rounds = [r for r in speculative_rounds(target, timed, prompt, K, N_NEW) if not r.prefill]
+        made = [(r.n_drafted, r.n_accepted) for r in rounds]
+        text = plain_text(target, prompt, N_NEW)
+        assert replayed(LoopFunctions(speculative_decode), target, other, prompt, tuple(text), K) == made
+        seen |= set(made)
+    assert len(seen) > 2, "rounds of one kind alone would show nothing"
+
+
+def test_no_pass_of_the_target_is_made_but_one_over_the_text(learnt, monkeypatch):
+    target, head, prompts = learnt
+    text = tuple(plain_text(target, prompts[0], N_NEW))
+    monkeypatch.setattr(CachedModel, "forward", lambda *_: pytest.fail("a pass of the target"))
+    passes, honest = [], type(target.model).forward
+    monkeypatch.setattr(
+        type(target.model), "forward", lambda self, *a, **kw: passes.append(1) or honest(self, *a, **kw)
+    )
+    drafter = drafter_of("suffix+feature", target, head)
+    assert replayed(LoopFunctions(speculative_decode), target, drafter, prompts[0], text, K)
+    assert len(passes) == 1
+
+
+def test_a_replay_learns_from_its_own_rounds_alone(learnt):
+    """What the timed rounds have taught a draft changes nothing, and the draft is left as it was."""
+    target, head, prompts = learnt
+    setup = Setup(target, None, "tiny", Sampling(), torch.device("cpu"), torch.float64)
+    found = []
+    for taught in (False, True):
+        drafter = drafter_of("feature auto", target, head)
+        if taught:
+            for _ in range(50):
+                drafter.seen.setdefault(0.0, type(drafter._acceptance)()).add(False, 0, 0.99)
+        bench = Bench(setup, {"feature auto": drafter}, N_NEW, seed=0)
+        before = copy.deepcopy(vars(drafter.seen.get(0.0)).get("all")) if taught else None
+        of_texts = rounds_of_texts(Measurement(bench, [Prompt("code", "", p) for p in prompts]))
+        arm = Arm("feature auto", "feature auto", 8)
+        texts = [tuple(plain_text(target, prompt, N_NEW)) for prompt in prompts]
+        found.append([of_texts(arm, i, text) for i, text in enumerate(texts)])
+        assert not taught or drafter.seen[0.0].all.tested == before.tested
+    assert found[0] == found[1]
+
+
+def test_what_is_forgotten():
+    """Of a hybrid's own and of the draft inside; costs stay."""
+    drafter = HybridDrafter(NgramDrafter(), AutoLength(NgramDrafter()))
+    drafter.costs[0.0] = COSTS
+    drafter._known.model.add(True)
+    drafter.drafter._acceptance.add(True, 0, None)
+    forget(drafter)
+    assert not drafter.known
+    assert not drafter.drafter.seen
+    assert drafter.costs == drafter.drafter.costs == {0.0: COSTS}
