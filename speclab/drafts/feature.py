@@ -70,14 +70,10 @@ class FeatureDrafter(HeadDrafter):
         residual, queries, keys, values = self.head.project(states, tokens, self._rotation(length, n))
         self._keys[:, :, length : length + n] = keys
         self._values[:, :, length : length + n] = values
-        mask = None
-        if n > 1:  # row i reads column j while j <= length + i
-            mask = torch.ones(n, length + n, dtype=torch.bool, device=self.device).tril_(length)
-        attended = scaled_dot_product_attention(
-            queries,
+        attended = scaled_dot_product_attention(  # of the last row alone, which reads all of them
+            queries[:, :, -1:],
             self._keys[:, :, : length + n],
             self._values[:, :, : length + n],
-            mask,
             enable_gqa=queries.shape[1] != keys.shape[1],
         )
-        return self.head.finish(residual[:, -1:], attended[:, :, -1:])
+        return self.head.finish(residual[:, -1:], attended)
