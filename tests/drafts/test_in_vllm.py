@@ -1,4 +1,6 @@
-"""The lab's heads in vLLM: the same texts, and in every prompt as many rounds and accepted tokens as in the lab.
+"""The lab's feature head in vLLM: the same texts, and in every prompt as many rounds and accepted tokens as here.
+
+vLLM 0.32 on a CPU reads no block heads: "Model Runner V1 does not support: dspark".
 
 Needs an environment with vLLM, since its requirements are not the lab's: SPECLAB_VLLM=/path/to/its/python
 """
@@ -17,12 +19,11 @@ from speclab.models import loading, prompts
 
 PYTHON = os.environ.get("SPECLAB_VLLM")
 N_NEW, K = 96, 4
-METHODS = {"feature": "eagle3", "block": "dspark"}  # vLLM's names
 
 
-def in_the_lab(kind: str) -> list[dict]:
+def in_the_lab(draft: str) -> list[dict]:
     """A round that goes past the end counts as a whole one, as it does there."""
-    pair, done = load(draft=kind, engine="eager"), []
+    pair, done = load(draft=draft, engine="eager"), []
     for prompt in prompts.encode(prompts.standard(), pair.setup.tokenizer):
         target, text, n_rounds, n_accepted = pair.setup.target.with_own_cache(), list[int](), 0, 0
         for round_ in speculative_decode(target, pair.drafter, prompt.ids, K, DecodeSettings(N_NEW + 2 * K)):
@@ -35,13 +36,12 @@ def in_the_lab(kind: str) -> list[dict]:
 
 
 @pytest.mark.skipif(not PYTHON, reason="SPECLAB_VLLM names no Python with vLLM")
-@pytest.mark.parametrize("kind", [kind for kind in METHODS if (loading.LAB_PAIR / kind).is_dir()])
-def test_a_head_of_the_lab_does_in_vllm_what_it_does_here(kind, tmp_path):
-    expected = in_the_lab(kind)
+def test_the_head_does_in_vllm_what_it_does_here(tmp_path):
+    expected = in_the_lab("feature")
     order = {
         "target": str(loading.LAB_TARGET),
-        "method": METHODS[kind],
-        "head": str(loading.LAB_PAIR / kind),
+        "method": "eagle3",
+        "head": str(loading.LAB_PAIR / "feature"),
         "k": K,
         "n": N_NEW,
         "prompts": [one["prompt"] for one in expected],
