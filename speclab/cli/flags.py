@@ -101,7 +101,7 @@ def check_rule(args: argparse.Namespace, learner: Learner, temperatures: list[fl
     """
     if args.rule == "token":
         return
-    if {2, 4, 8} & set(learner.modules):
+    if {2, 4, 8, 10} & set(learner.modules):
         raise UsageProblem(
             f"--rule {args.rule} and your own accept rule (--impl) decide the same; leave one of them out"
         )

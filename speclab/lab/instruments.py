@@ -73,11 +73,11 @@ class LoopFunctions:
     accept: AcceptRule = accept_from_logits
     roll_back: RollBack = roll_back
     adapt: Callable[[Drafter, int | None], Drafter] = lambda drafter, longest: drafter
-    rule: str = "token"  # of --rule: what `accept` is
+    rule: str = "token"  # what `accept` is, as --rule names it
 
     def judged_by(self, rule: str) -> "LoopFunctions":
-        """The same with another of the lab's accept rules."""
-        return self if rule == self.rule else replace(self, accept=rule_of(rule).accept, rule=rule)
+        """The same with another of the lab's accept rules; `token`, the default, leaves what there is."""
+        return self if rule in ("token", self.rule) else replace(self, accept=rule_of(rule).accept, rule=rule)
 
     def rounds(self, target: CachedModel, drafter: Drafter, *args) -> Iterator[Round]:
         """The rounds of one decoding; `args` are the loop's further ones: prompt, draft length, settings."""

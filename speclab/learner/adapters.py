@@ -29,8 +29,13 @@ def accept_greedy(learner: ModuleType, draft: Draft, logits: Tensor) -> tuple[in
     return n_accepted, ask(2, learner.next_token, own, n_accepted, check=whole(0, logits.shape[-1] - 1))
 
 
-def accept_sampled(learner: ModuleType, draft: Draft, target_probs: Tensor, uniforms: Tensor) -> tuple[int, int]:
-    """Exercise 4 on probabilities (1, n + 1, vocab) and uniforms (1, at least n + 1).  -> n_accepted, next token"""
+def accept_sampled(
+    number: int, rule: Callable, draft: Draft, target_probs: Tensor, uniforms: Tensor
+) -> tuple[int, int]:
+    """The rule of exercise 4 or 10 on probabilities (1, n + 1, vocab) and uniforms (1, at least n + 1).
+
+    -> n_accepted, next token
+    """
     drafted, vocab = draft.tokens[0].tolist(), target_probs.shape[-1]
     draft_probs = draft.probs
     if draft_probs is None:  # prompt lookup is certain of what it proposes
@@ -46,7 +51,7 @@ def accept_sampled(learner: ModuleType, draft: Draft, target_probs: Tensor, unif
     numbers = uniforms[0, : len(drafted) + 1].tolist()
     pair = each("a pair (n_accepted, next token)", whole(0, len(drafted)), whole(0, vocab - 1))
     probs = (draft_probs[0].clone(), target_probs[0].clone())
-    n_accepted, token = ask(4, learner.verify_draft, drafted, *probs, numbers, draw_one, check=pair)
+    n_accepted, token = ask(number, rule, drafted, *probs, numbers, draw_one, check=pair)
     return n_accepted, token
 
 

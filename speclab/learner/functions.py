@@ -4,6 +4,7 @@
     python optimized_speculative.py --impl exercises            # every finished exercise that this run can use
     python optimized_speculative.py --impl exercises:2,3        # these only
     python compare.py --temperature 0.8 --impl exercises:4      # exercise 4 decides the sampled rows
+    python compare.py --temperature 0.8 --impl exercises:10     # exercise 10 in its place
     python compare.py --impl solutions                          # the same with the solutions
 
 A Learner offers the parts of a run that an exercise can stand for, and gives the lab's own part where the exercise is
@@ -51,8 +52,11 @@ ROLES = {
     6: "the draft length",
     7: "the n-gram drafter",
     8: "the whole loop",
+    10: "verification when sampling, all drafts together",
 }
-WHOLE_LOOP = 8  # only when asked for by number: it takes the place of all others
+WHOLE_LOOP = 8  # takes the place of all others
+BLOCK_RULE = 10  # takes the place of exercise 4
+BY_NUMBER = {WHOLE_LOOP, BLOCK_RULE}  # only where they are asked for
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,8 @@ class Learner:
             return LoopFunctions(loop)
         if WHOLE_LOOP in self.modules:
             loop = functools.partial(whole_loop, self.modules[WHOLE_LOOP].decode)
-        return LoopFunctions(loop, self.accept, self.roll_back, self.drafter)
+        rule = "block" if BLOCK_RULE in self.modules else "token"
+        return LoopFunctions(loop, self.accept, self.roll_back, self.drafter, rule)
 
     def for_comparison(self, loop: Loop) -> LearnerFunctions:
         """What a comparison or a plan needs of it."""
@@ -99,11 +104,14 @@ class Learner:
         )
 
     def accept(self, draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor) -> AcceptResult:
-        """An accept rule: exercise 2 on greedy rows, exercise 4 on sampled ones, the lab's where it is not in use."""
+        """An accept rule: exercise 2 on greedy rows, 4 or 10 on sampled ones, the lab's where it is not in use."""
         if sampling.greedy and 2 in self.modules:
             decided = accept_greedy(self.modules[2], draft, logits)
+        elif not sampling.greedy and BLOCK_RULE in self.modules:
+            rule = self.modules[BLOCK_RULE].verify_block
+            decided = accept_sampled(BLOCK_RULE, rule, draft, sampling.probs(logits), uniforms)
         elif not sampling.greedy and 4 in self.modules:
-            decided = accept_sampled(self.modules[4], draft, sampling.probs(logits), uniforms)
+            decided = accept_sampled(4, self.modules[4].verify_draft, draft, sampling.probs(logits), uniforms)
         else:
             return accept_from_logits(draft, logits, sampling, uniforms)
         return AcceptResult(*(torch.tensor([number], device=logits.device) for number in decided))

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from speclab.learner import runner
 from speclab.learner.ask import ask
 from speclab.learner.checklist import check_command, exercises, report
-from speclab.learner.functions import NO_LEARNER, ROLES, WHOLE_LOOP, Learner
+from speclab.learner.functions import BLOCK_RULE, BY_NUMBER, NO_LEARNER, ROLES, WHOLE_LOOP, Learner
 from speclab.learner.guard import PACKAGES
 from speclab.system.errors import Problem, UsageProblem
 from speclab.system.terminal import note
@@ -19,15 +19,22 @@ def of_decoding(temperature: float, draft: str, trace: bool = False, trace_shape
     """What one speculative decoding can use."""
     if trace_shapes:
         return {1}
-    usable = {3, 6, 4 if temperature > 0 else 2} | ({7} if draft == "ngram" else set())
-    return usable if trace else usable | {WHOLE_LOOP}  # its rounds have no phases to draw
+    usable = {3, 6} | of_temperature(temperature) | ({7} if draft == "ngram" else set())
+    # A page shows the tests of the token rule, and the phases of the lab's own loop.
+    return usable - {BLOCK_RULE} if trace else usable | {WHOLE_LOOP}
 
 
 def of_comparison(temperatures: Iterable[float], drafts: Iterable[str], plan: bool = False) -> set[int]:
     """What a comparison can use. A plan only asks for the best k; every row of a comparison has a fixed one."""
     if plan:
         return {6}
-    return {3, 5} | {4 if temperature else 2 for temperature in temperatures} | ({7} if "ngram" in drafts else set())
+    rules = set().union(*map(of_temperature, temperatures))
+    return {3, 5} | rules | ({7} if "ngram" in drafts else set())
+
+
+def of_temperature(temperature: float) -> set[int]:
+    """Exercises that may be the accept rule at this temperature."""
+    return {4, BLOCK_RULE} if temperature > 0 else {2}
 
 
 def parse(text: str) -> tuple[str, list[int]]:
@@ -55,7 +62,9 @@ def load(text: str | None, usable: set[int]) -> Learner:
             raise UsageProblem(f"--impl {text}: {what} has no part in this run, which can use {could}")
     if WHOLE_LOOP in numbers and len(numbers) > 1:
         raise UsageProblem(f"exercise 8 is the whole loop and goes alone; type: --impl {package}:8")
-    chosen = [known[number] for number in numbers or sorted(usable & known.keys() - {WHOLE_LOOP})]
+    if {4, BLOCK_RULE} <= set(numbers):
+        raise UsageProblem(f"exercises 4 and {BLOCK_RULE} are both the rule for sampled tokens; leave one of them out")
+    chosen = [known[number] for number in numbers or sorted(usable & known.keys() - BY_NUMBER)]
     runner.run_checks(package, chosen)
     failed = [exercise for exercise in chosen if exercise.failed]
     for exercise in failed:

@@ -469,7 +469,7 @@ def test_logits_that_are_not_finite_are_the_loops_business():
     logits = torch.zeros(1, 1, 4)
     logits[0, 0, 2] = torch.nan
     draft = SimpleNamespace(tokens=torch.zeros(1, 0, dtype=torch.long), probs=None)
-    found = accept_sampled(solutions(4).modules[4], draft, SAMPLED.probs(logits), torch.tensor([[0.5]]))
+    found = accept_sampled(4, solutions(4).modules[4].verify_draft, draft, SAMPLED.probs(logits), torch.tensor([[0.5]]))
     assert found == (0, -1)
 
 
@@ -478,8 +478,7 @@ def test_drafts_that_are_not_finite_are_no_learners_fault():
     probs = torch.full((1, 1, 4), 0.25)
     probs[0, 0, 2] = torch.nan
     draft = SimpleNamespace(tokens=torch.zeros(1, 1, dtype=torch.long), probs=probs)
-    learner = SimpleNamespace(verify_draft=lambda *args: pytest.fail("the learner's rule was asked"))
-    found = accept_sampled(learner, draft, torch.full((1, 2, 4), 0.25), torch.tensor([[0.5, 0.5]]))
+    found = accept_sampled(4, lambda *_: pytest.fail("the learner's rule was asked"), draft, torch.full((1, 2, 4), 0.25), torch.tensor([[0.5, 0.5]]))
     assert found == (0, -1)
 
 
@@ -565,10 +564,11 @@ def asked(monkeypatch) -> list[tuple[str | None, set[int]]]:
 def test_every_script_asks_for_what_it_can_use(asked, tmp_path):
     """The rule of a run: greedy or sampled, n-grams or not, a plan or rows."""
     assert loading.of_decoding(0.0, "model") == {2, 3, 6, 8}
-    assert loading.of_decoding(0.7, "ngram") == {3, 4, 6, 7, 8}
+    assert loading.of_decoding(0.7, "ngram") == {3, 4, 6, 7, 8, 10}
+    assert loading.of_decoding(0.7, "model", trace=True) == {3, 4, 6}
     assert loading.of_decoding(0.0, "model", trace=True) == {2, 3, 6}
     assert loading.of_decoding(0.0, "model", trace_shapes=True) == {1}
-    assert loading.of_comparison([0.0, 0.8], ["model", "ngram"]) == {2, 3, 4, 5, 7}
+    assert loading.of_comparison([0.0, 0.8], ["model", "ngram"]) == {2, 3, 4, 5, 7, 10}
     assert loading.of_comparison([0.0], ["model"]) == {2, 3, 5}
     assert loading.of_comparison([0.0], ["model"], plan=True) == {6}
     folder = ["--out-dir", str(tmp_path)]

@@ -1,0 +1,284 @@
+"""Checks of exercise 10: the running ratio, the threshold, the round, and its joint law, exactly."""
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from textwrap import dedent
+
+import pytest
+import torch
+
+from tests.exercises.test_ex04_rejection import FAMILIES, Case, alike, law_of, pair, rows_along, wrong
+from tests.exercises.wrong.ex10_block_rule import RIGHT_PARTS, RIGHT_ROUND, WRONG
+from tests.test_exact import Tables, boxes, cdf_corners, completed, floats, inside, random_tables, target_law
+
+NEAR = 1e-9
+
+
+def round_with(mistake: str) -> Callable:
+    """verify_block with one of the known mistakes in it, and everything else right."""
+    scope: dict = {}
+    for source in (*RIGHT_PARTS, RIGHT_ROUND, WRONG[mistake][1]):
+        exec(dedent(source), scope)
+    return scope["verify_block"]
+
+
+def named(cases: list[Case], answers: list[tuple[int, int]]) -> str:
+    """The mistake that gives the very same answers, if it is a well-known one."""
+    for name in WRONG:
+        mistaken = round_with(name)
+        with contextlib.suppress(Exception):  # one that divides by zero has no answer everywhere
+            if all(case.ask(mistaken) == answer for case, answer in zip(cases, answers, strict=True)):
+                return f": {name}"
+    return ""
+
+
+def rows(*lists: list[float]) -> torch.Tensor:
+    return torch.tensor(lists, dtype=torch.float64)
+
+
+# --- ratio and threshold ----------------------------------------------------------------------------------------------
+
+Q = rows([0.5, 0.5], [0.5, 0.5], [0.5, 0.5])
+P = rows([0.25, 0.75], [0.25, 0.75], [0.25, 0.75], [0.5, 0.5])
+RATIOS = {
+    (): [1.0],
+    (0,): [1.0, 0.5],
+    (1,): [1.0, 1.0],
+    (0, 1): [1.0, 0.5, 0.75],
+    (1, 0): [1.0, 1.0, 0.5],
+    (0, 0, 1): [1.0, 0.5, 0.25, 0.375],
+    (0, 1, 1): [1.0, 0.5, 0.75, 1.0],
+    (1, 1, 0): [1.0, 1.0, 1.0, 0.5],
+}
+
+
+def test_the_ratio_runs_along_the_draft_and_never_passes_1(learner):
+    """running_ratios: products of p / q, capped at 1 after every token."""
+    for drafted, right in RATIOS.items():
+        k = len(drafted)
+        given = learner.running_ratios(list(drafted), Q[:k].clone(), P[: k + 1].clone())
+        about = f"drafted {list(drafted)}, p / q is 0.5 for token 0 and 1.5 for token 1: b is {right}, yours is {given}"
+        if not isinstance(given, list | tuple) or not all(isinstance(float(b), float) for b in given):
+            wrong(f"{about}; return a list of numbers")
+        found = [float(b) for b in given]
+        if len(found) != k + 1:
+            wrong(f"{about}; k drafts have k + 1 ratios, b_0 = 1 first")
+        if found != pytest.approx(right, abs=NEAR):
+            odds = [0.5 if token == 0 else 1.5 for token in drafted]
+            alone = [1.0, *(min(1.0, odd) for odd in odds)]
+            uncapped = [1.0, *itertools.accumulate(odds, lambda a, b: a * b)]
+            why = ""
+            if found == pytest.approx(uncapped, abs=NEAR):
+                why = "; cap it at 1 after every token"
+            elif found == pytest.approx([min(1.0, b) for b in uncapped], abs=NEAR):
+                why = "; cap the running ratio itself: what is above 1 after one token may not pay for a later one"
+            elif found == pytest.approx(alone, abs=NEAR):
+                why = "; multiply with the ratio of the tokens before"
+            wrong(about + why)
+    forbidden = [float(b) for b in learner.running_ratios([0], rows([0.5, 0.5]), rows([0.0, 1.0], [0.5, 0.5]))]
+    if forbidden != [1.0, 0.0]:
+        wrong(f"a token that the target rules out makes the ratio 0: b is [1.0, 0.0], yours is {forbidden}")
+
+
+THRESHOLDS = [
+    (1.0, [0.25, 0.75], [0.5, 0.5], 1.0),
+    (0.5, [0.25, 0.75], [0.5, 0.5], 0.0),
+    (0.75, [0.25, 0.75], [0.5, 0.5], 0.0625 / 0.3125),
+    (0.5, [1.0, 0.0], [0.0, 1.0], 0.5),
+    (0.5, [0.5, 0.25, 0.25], [0.0, 0.5, 0.5], 0.25 / 0.75),
+    (0.0, [0.25, 0.75], [0.5, 0.5], 0.0),
+]
+
+
+def test_the_threshold_weighs_what_the_target_has_left(learner):
+    """threshold: z / (z + 1 - b), z the sum of max(0, b p - q)."""
+    for ratio, p, q, right in THRESHOLDS:
+        target, draft = rows(p)[0], rows(q)[0]
+        given = float(learner.threshold(ratio, target.clone(), draft.clone()))
+        if given == pytest.approx(right, abs=NEAR):
+            continue
+        about = f"b = {ratio}, p = {p}, q = {q}: the threshold is {right:.4g}, yours is {given:.4g}"
+        left = float((ratio * target - draft).clamp(min=0).sum())
+        plain = float((target - draft).clamp(min=0).sum())
+        for guess, why in [
+            (left, "divide z by z + 1 - b"),
+            (left / (left + 1), "divide by z + 1 - b; the 1 - b is the share that the ratio has taken away"),
+            (plain / (plain + 1 - ratio) if plain + 1 - ratio else 1.0, "the target's row is multiplied with b first"),
+        ]:
+            if given == pytest.approx(guess, abs=NEAR):
+                wrong(f"{about}; {why}")
+        wrong(about)
+
+
+def test_where_the_two_agree_the_threshold_is_1(learner):
+    """threshold: 0 / 0 means that nothing is missing."""
+    for p in ([0.5, 0.5], [1.0, 0.0]):
+        try:
+            given = float(learner.threshold(1.0, rows(p)[0], rows(p)[0]))
+        except ZeroDivisionError:
+            wrong("b = 1 and p = q: z is 0 and z + 1 - b is 0; return 1 then, and divide nothing")
+        if given != 1.0:
+            wrong(f"b = 1 and p = q = {p}: nothing is missing and nothing has to be ended; 1, yours is {given}")
+
+
+# --- the round --------------------------------------------------------------------------------------------------------
+
+# What is kept of drafts by tests with these uniforms: (drafted, uniforms of the tests, kept). b = 0.5, 0.75, 1 and
+# thresholds 0, 0.2 for [0, 1, 1]; b = 1, 0.5 and a threshold of 1 for [1, 0].
+ROUNDS = [
+    ([0, 1, 1], [0.9, 0.9, 0.9], 3),
+    ([0, 1, 0], [0.9, 0.1, 0.9], 2),
+    ([0, 1, 0], [0.9, 0.3, 0.9], 0),
+    ([0, 1, 0], [0.9, 0.3, 0.3], 3),
+    ([1, 0], [0.9, 0.4], 2),
+    ([1, 0], [0.9, 0.6], 1),
+    ([1, 1], [0.9, 0.9], 2),
+    ([0], [0.4], 1),
+    ([0], [0.6], 0),
+]
+
+
+def noted_rounds(verify_block: Callable) -> list[tuple[object, list[tuple[torch.Tensor, float]]]]:
+    """What it returns for each of ROUNDS, and what it calls draw with."""
+    found = []
+    for drafted, tests, _ in ROUNDS:
+        k, seen = len(drafted), []
+
+        def noted(probs, uniform, seen=seen):
+            seen.append((probs.clone().double(), float(uniform)))
+            return 1
+
+        given = verify_block(list(drafted), Q[:k].clone(), P[: k + 1].clone(), [*tests, 0.77], noted)
+        found.append((given, seen))
+    return found
+
+
+def named_rounds(found: list) -> str:
+    """The well-known mistake that makes the same of all these rounds, if it is one."""
+    for name in WRONG:
+        with contextlib.suppress(Exception):  # a mistake that divides by zero, or an answer of another kind
+            if all(alike(*both) for both in zip(found, noted_rounds(round_with(name)), strict=True)):
+                return f": {name}"
+    return ""
+
+
+def test_the_longest_length_that_may_be_kept_is_kept(learner):
+    """verify_block: each length has its own test; which row the next token comes from, which uniform is for what."""
+    found = noted_rounds(learner.verify_block)
+    for (drafted, tests, n), (given, seen) in zip(ROUNDS, found, strict=True):
+        k, about = len(drafted), f"drafted {drafted}, uniforms {tests}"
+        kept, token = pair(given, about)
+        if kept != n:
+            wrong(f"{about}: {n} are kept, yours says {kept}{named_rounds(found)}")
+        if token != 1:
+            wrong(f"{about}: the next token is what draw returned, 1, yours says {token}")
+        if len(seen) != 1 or seen[0][1] != 0.77:
+            wrong(f"{about}: draw is called once, with the last uniform (0.77){named_rounds(found)}")
+        left = (RATIOS.get(tuple(drafted[:n]), [1.0])[-1] * P[n] - Q[min(n, 2)]).clamp(min=0)
+        right = P[k] if n == k else left / left.sum()
+        if seen[0][0].shape != right.shape or not torch.allclose(seen[0][0], right, atol=NEAR):
+            what = f"the target's row {k}" if n == k else f"max(0, b_{n} p - q) of position {n}, divided by its sum"
+            row = [round(x, 4) for x in seen[0][0].tolist()]
+            name = named_rounds(found)
+            wrong(f"{about}: the next token is drawn from {what}, {right.tolist()}, yours draws from {row}{name}")
+
+
+def test_nothing_drafted_is_plain_decoding(learner):
+    """verify_block: k = 0."""
+    seen = []
+    given = learner.verify_block([], Q[:0], P[:1].clone(), [0.77], lambda probs, uniform: seen.append(probs) or 1)
+    if pair(given, "nothing drafted (k = 0)") != (0, 1) or len(seen) != 1 or not torch.equal(seen[0], P[0]):
+        wrong("nothing drafted (k = 0) is plain decoding: 0 kept, and the next token drawn from the target's only row")
+
+
+def test_a_text_that_the_target_rules_out_is_never_kept(learner):
+    """verify_block: strictly below, also at uniform 0."""
+    p = rows([0.0, 1.0], [0.5, 0.5])
+    kept, _ = pair(learner.verify_block([0], Q[:1].clone(), p, [0.0, 0.77], lambda *_: 1), "drafted [0], uniform 0")
+    if kept:
+        wrong(
+            "drafted [0], which the target never says, uniform 0: b_1 is 0 and 0 is not strictly below it; 0 are kept, "
+            f"yours says {kept}"
+        )
+
+
+def exact_cases(tables: Tables) -> Iterator[Case]:
+    """Every round there is: all drafted tokens, and one point in each box of uniforms where a rule can differ."""
+    zero = Fraction(0)
+    for drafted in itertools.product(range(tables.vocab), repeat=tables.k):
+        p = [tables.target[drafted[:i]] for i in range(tables.k + 1)]
+        q = [tables.draft[drafted[:i]] for i in range(tables.k)]
+        chance, ratio, ratios, alone = Fraction(1), Fraction(1), [Fraction(1)], []
+        for target, row, token in zip(p, q, drafted, strict=False):
+            chance *= row[token]
+            if not chance:
+                break
+            alone.append(target[token] / row[token])
+            ratio = min(Fraction(1), ratio * alone[-1])
+            ratios.append(ratio)
+        if not chance:
+            continue
+        sides, left = [], []
+        for i in range(1, tables.k + 1):
+            corners = [ratios[i], alone[i - 1]]
+            if i < tables.k:
+                z = sum(max(zero, ratios[i] * a - b) for a, b in zip(p[i], q[i], strict=True))
+                corners.append(z / (z + 1 - ratios[i]) if z + 1 - ratios[i] else Fraction(1))
+            sides.append(boxes(corners))
+        for b, of_target, of_draft in zip(ratios, p, q, strict=False):
+            left.append([max(zero, b * x - y) for x, y in zip(of_target, of_draft, strict=True)])
+        sides.append(boxes([corner for row in (*p, *q, *left) for corner in cdf_corners(row)]))
+        numbers = [torch.tensor([floats(row) for row in some], dtype=torch.float64) for some in (q, p)]
+        for cell in itertools.product(*sides):
+            weight = chance
+            for low, high in cell:
+                weight *= high - low
+            yield Case(list(drafted), *numbers, [inside(box, Fraction(1, 2)) for box in cell], weight)
+
+
+def assert_exact(verify_block: Callable, many: list[Tables]) -> Fraction:
+    """The joint law of every table; what it keeps on average in the last of them."""
+    kept = Fraction(0)
+    for tables in many:
+        cases = list(exact_cases(tables))
+        answers = []
+        for case in cases:
+            answers.append(pair(case.ask(verify_block), f"drafted {case.drafted}, uniforms {case.u}"))
+            if not 0 <= answers[-1][0] <= len(case.drafted):
+                wrong(f"{len(case.drafted)} tokens were drafted, yours keeps {answers[-1][0]} of them")
+        found = completed(law_of(cases, answers), tables, (), tables.k + 1)
+        right = target_law(tables, (), tables.k + 1)
+        if found != right:
+            tokens = max(found.keys() | right.keys(), key=lambda t: abs(found.get(t, 0) - right.get(t, 0)))
+            wrong(
+                f"summed over all drafts, the next tokens {tokens} must come with probability {right.get(tokens, 0)}, "
+                f"with yours it is {found.get(tokens, 0)}{named(cases, answers)}. {rows_along(tables, tokens)}"
+            )
+        kept = sum((case.weight * n for case, (n, _) in zip(cases, answers, strict=True)), Fraction(0))
+    return kept
+
+
+@pytest.mark.whole
+def test_the_joint_law_is_exactly_the_targets(learner):
+    """k = 1 and 2: the joint law of the next k + 1 tokens, summed in fractions over every outcome. No tolerance."""
+    shapes = [(1, 3, 0), (2, 2, 0), (2, 3, 1), (2, 3, 5), (2, 3, 6)]  # k, vocabulary, seed
+    assert_exact(learner.verify_block, [random_tables(seed, v, k, k + 1, f) for f in FAMILIES for k, v, seed in shapes])
+
+
+def of_the_picture() -> Tables:
+    """p = (1/3, 2/3) and q = (2/3, 1/3) at every position, k = 2."""
+    prefixes = [prefix for n in range(3) for prefix in itertools.product(range(2), repeat=n)]
+    third = Fraction(1, 3)
+    p, q = [third, 2 * third], [2 * third, third]
+    return Tables(2, 2, dict.fromkeys(prefixes, p), dict.fromkeys(prefixes, q))
+
+
+@pytest.mark.whole
+def test_two_drafts_of_the_picture_keep_11_of_9(learner):
+    """Exactly 11/9 of the two drafts on average; the rule of exercise 4 keeps 10/9."""
+    kept = assert_exact(learner.verify_block, [of_the_picture()])
+    if kept != Fraction(11, 9):
+        tokens = " (that is the token rule)" if kept == Fraction(10, 9) else ""
+        wrong(f"of the two drafts of the picture 11/9 are kept on average, yours keeps {kept}{tokens}")
