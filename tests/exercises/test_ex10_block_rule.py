@@ -89,6 +89,7 @@ THRESHOLDS = [
     (0.5, [1.0, 0.0], [0.0, 1.0], 0.5),
     (0.5, [0.5, 0.25, 0.25], [0.0, 0.5, 0.5], 0.25 / 0.75),
     (0.0, [0.25, 0.75], [0.5, 0.5], 0.0),
+    (0.75, [0.5, 0.5, 0.0], [0.25, 0.25, 0.5], 0.25 / 0.5),
 ]
 
 
@@ -183,6 +184,26 @@ def test_the_longest_length_that_may_be_kept_is_kept(learner):
             row = [round(x, 4) for x in seen[0][0].tolist()]
             name = named_rounds(found)
             wrong(f"{about}: the next token is drawn from {what}, {right.tolist()}, yours draws from {row}{name}")
+
+
+LAST = 1 - 2**-53  # the largest number below 1
+RESIDUALS = [  # q, p, drafted, its uniform, the row that the next token is drawn from
+    ([0.75, 0.125, 0.125], [0.25, 0.375, 0.375], 0, 0.9, [0.0, 0.5, 0.5]),
+    ([0.5, 0.5, 0.0], [0.5, 0.5 - 2**-53, 0.0], 1, LAST, [0.5, 0.5 - 2**-53, 0.0]),
+]
+
+
+def test_what_is_left_is_divided_by_its_sum(learner):
+    """verify_block: and by nothing where rounding leaves nothing; the target's row is drawn from then."""
+    for q, p, drafted, uniform, right in RESIDUALS:
+        seen = []
+        rule, rows_of_p = learner.verify_block, rows(p, [0.25, 0.25, 0.5])
+        given = rule([drafted], rows(q), rows_of_p, [uniform, 0.77], lambda row, _, seen=seen: seen.append(row) or 1)
+        about = f"drafted [{drafted}], p = {p}, q = {q}, uniform {uniform}"
+        if pair(given, about) != (0, 1):
+            wrong(f"{about}: 0 are kept and draw's 1 follows, yours returns {given}")
+        if not torch.allclose(seen[0].double(), rows(right)[0], atol=NEAR):
+            wrong(f"{about}: the next token is drawn from {right}, yours draws from {seen[0].tolist()}")
 
 
 def test_nothing_drafted_is_plain_decoding(learner):

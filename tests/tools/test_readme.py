@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from benchmarks import peers_page, roofline, scaling_page
+from benchmarks import peers_page, roofline, rules, scaling_page, states
 from benchmarks.families import __main__ as families
 from benchmarks.gpu import findings
 from speclab.present import first_screen, plan_views, sweep_views, tables
@@ -21,7 +21,9 @@ BENCHMARKS = {
     "peers": (peers_page.PeersRun, peers_page.page),
     **dict.fromkeys(("plain", "preflight", "profile"), (findings.FindingsRun, findings.page)),
     "roofline": (roofline.RooflineRun, roofline.page),
+    "rules": (rules.RulesRun, rules.page),
     "scaling": (scaling_page.ScalingRun, scaling_page.page),
+    "states": (states.StatesRun, states.page),
 }
 KINDS = {"sweep": SweepRun, "plan": PlanRun}
 
