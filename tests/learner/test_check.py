@@ -95,7 +95,7 @@ def test_a_fresh_clone_is_all_todo_from_any_folder(clone, tmp_path):
     lines = done.stdout.splitlines()
     rows = [line for line in lines if re.match(r" *\d+  ", line)]
     assert len(rows) == 10
-    for n, row in enumerate(rows):
+    for n, row in zip([*range(9), 10], rows, strict=True):
         assert re.fullmatch(rf" *{n}  \S.+\S  +todo +a lab/docs/chapters/{n:02}-[a-z-]+\.md", row), row
     assert lines[-1].startswith("next: read a lab/docs/chapters/00-measuring.md, write time_decoding in ")
     assert lines[-1].endswith("then type: python 'a lab/check.py' 0")
