@@ -157,14 +157,15 @@ def _rate(learner: Learner, setup: Setup, prompt: Prompt, baseline: Loop, settin
 
 def _speculative(args: argparse.Namespace, baseline: Loop, speculative: Loop) -> int:
     flags.check_file(args.trace, "--trace")
-    exercises = loading.of_decoding(args.temperature, args.draft, bool(args.trace), args.trace_shapes)
+    auto = args.draft_length == parsing.AUTO
+    exercises = loading.of_decoding(args.temperature, args.draft, bool(args.trace), args.trace_shapes, auto)
     learner = loading.load(args.impl, exercises)
     flags.check_rule(args, learner, [args.temperature], "--trace")
     check_kind(args.draft, greedy=args.temperature == 0)
     setup, prompts, settings = _load(args)
     drafter, k = make_drafter(args.draft, setup, args.seed), args.draft_length
     check_prompts(setup.target, [drafter], prompts, args.max_new_tokens)
-    if k == parsing.AUTO:
+    if auto:
         drafter, k = auto_length(args.draft, drafter), LONGEST
     if args.trace_shapes:
         return _show_shapes(learner, setup, drafter, prompts[0], k, settings)

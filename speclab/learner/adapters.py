@@ -13,6 +13,7 @@ from torch import Tensor
 from draft_models import ModelDrafter
 from speclab.core.rounds import Draft, Drafter, Round, Target
 from speclab.core.sampling import NOT_FINITE, Sampling, draw, most_probable, to_host
+from speclab.drafts.lengths import AutoLength
 from speclab.learner.ask import Impossible, ask, each, short, whole
 
 FIRST_LENGTH = 4  # tokens of the first draft, before the rule of exercise 6 has seen a round
@@ -152,6 +153,23 @@ class LearnerLength:
             args = (self._length, self._n_drafted, n_accepted, self._longest)
             self._length = ask(6, self._rule, *args, check=whole(0, self._longest))
         self._drafter.observe(n_accepted, committed)
+
+
+class LearnerStop(AutoLength):
+    """`-k auto` in which exercise 9's rule says after each token whether to draft another one."""
+
+    def __init__(self, drafter: AutoLength, rule: Callable[[list[float], list[float], list[float], float], bool]):
+        super().__init__(drafter.drafter)
+        self.costs, self.seen, self._rule = drafter.costs, drafter.seen, rule
+
+    def _keep(self, probability: float) -> bool:
+        self._probabilities.append(probability)
+        costs, drawn = self.costs[self._temperature], [self._acceptance.given(one) for one in self._probabilities]
+        if len(drawn) >= self._last:
+            return False
+        later = self._chain[len(drawn) : self._last]
+        seconds = [costs.seconds(n) for n in range(self._last + 1)]
+        return ask(9, self._rule, drawn, later, seconds, self._rate, check=bool)
 
 
 # --- the loop ---------------------------------------------------------------------------------------------------------

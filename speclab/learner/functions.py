@@ -5,6 +5,7 @@
     python optimized_speculative.py --impl exercises:2,3        # these only
     python compare.py --temperature 0.8 --impl exercises:4      # exercise 4 decides the sampled rows
     python compare.py --temperature 0.8 --impl exercises:10     # exercise 10 in its place
+    python optimized_speculative.py -k auto --impl exercises:9  # exercise 9 decides when a draft stops
     python compare.py --impl solutions                          # the same with the solutions
 
 A Learner offers the parts of a run that an exercise can stand for, and gives the lab's own part where the exercise is
@@ -24,11 +25,13 @@ from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.accept import accept_from_logits
 from speclab.core.rounds import AcceptResult, Draft, Drafter
 from speclab.core.sampling import Sampling
+from speclab.drafts.lengths import AutoLength
 from speclab.lab.instruments import LearnerFunctions, Loop, LoopFunctions
 from speclab.learner.adapters import (
     CheckedDrafter,
     LearnerCatchUp,
     LearnerLength,
+    LearnerStop,
     accept_greedy,
     accept_sampled,
     whole_loop,
@@ -52,6 +55,7 @@ ROLES = {
     6: "the draft length",
     7: "the n-gram drafter",
     8: "the whole loop",
+    9: "when a draft stops",
     10: "verification when sampling, all drafts together",
 }
 WHOLE_LOOP = 8  # takes the place of all others
@@ -127,12 +131,14 @@ class Learner:
         target.crop(self.tokens_to_keep(target.length, n_committed))
 
     def drafter(self, drafter: Drafter, longest: int | None = None) -> Drafter:
-        """The drafter of one decoding: exercise 7 in place of the n-grams, exercise 3 feeding a model, exercise 6
-        around any of them where `longest` says up to which length it may choose."""
+        """The drafter of one decoding: exercise 7 in place of the n-grams, exercise 3 feeding a model, exercise 9 where a
+        draft chooses its length, exercise 6 around any of them where `longest` says up to which one it may choose."""
         if 7 in self.modules and isinstance(drafter, NgramDrafter):
             drafter = CheckedDrafter(self.modules[7].MyDrafter)
         elif 3 in self.modules and type(drafter) is ModelDrafter:  # an oracle draft is an instrument: the lab's
             drafter = LearnerCatchUp(drafter, self.tokens_to_keep, self.modules[3].catch_up)
+        if 9 in self.modules and isinstance(drafter, AutoLength):
+            drafter = LearnerStop(drafter, self.modules[9].keep_drafting)
         if 6 in self.modules and longest is not None:
             drafter = LearnerLength(drafter, self.modules[6].next_draft_length, longest)
         return drafter

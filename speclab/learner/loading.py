@@ -15,11 +15,13 @@ from speclab.system.errors import Problem, UsageProblem
 from speclab.system.terminal import note
 
 
-def of_decoding(temperature: float, draft: str, trace: bool = False, trace_shapes: bool = False) -> set[int]:
-    """What one speculative decoding can use."""
+def of_decoding(
+    temperature: float, draft: str, trace: bool = False, trace_shapes: bool = False, auto: bool = False
+) -> set[int]:
+    """What one speculative decoding can use. auto: with -k auto."""
     if trace_shapes:
         return {1}
-    usable = {3, 6} | of_temperature(temperature) | ({7} if draft == "ngram" else set())
+    usable = {3, 9 if auto else 6} | of_temperature(temperature) | ({7} if draft == "ngram" else set())
     # A page shows the tests of the token rule, and the phases of the lab's own loop.
     return usable - {BLOCK_RULE} if trace else usable | {WHOLE_LOOP}
 

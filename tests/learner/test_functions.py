@@ -574,6 +574,7 @@ def test_every_script_asks_for_what_it_can_use(asked, tmp_path):
     assert loading.of_decoding(0.7, "model", trace=True) == {3, 4, 6}
     assert loading.of_decoding(0.0, "model", trace=True) == {2, 3, 6}
     assert loading.of_decoding(0.0, "model", trace_shapes=True) == {1}
+    assert loading.of_decoding(0.0, "model", auto=True) == {2, 3, 8, 9}
     assert loading.of_comparison([0.0, 0.8], ["model", "ngram"]) == {2, 3, 4, 5, 7, 10}
     assert loading.of_comparison([0.0], ["model"]) == {2, 3, 5}
     assert loading.of_comparison([0.0], ["model"], plan=True) == {6}
