@@ -131,8 +131,8 @@ class Learner:
         target.crop(self.tokens_to_keep(target.length, n_committed))
 
     def drafter(self, drafter: Drafter, longest: int | None = None) -> Drafter:
-        """The drafter of one decoding: exercise 7 in place of the n-grams, exercise 3 feeding a model, exercise 9 where a
-        draft chooses its length, exercise 6 around any of them where `longest` says up to which one it may choose."""
+        """The drafter of one decoding: exercise 7 in place of the n-grams, exercise 3 feeding a model, exercise 9 where
+        a draft chooses its length, exercise 6 around any of them where `longest` says up to which it may choose."""
         if 7 in self.modules and isinstance(drafter, NgramDrafter):
             drafter = CheckedDrafter(self.modules[7].MyDrafter)
         elif 3 in self.modules and type(drafter) is ModelDrafter:  # an oracle draft is an instrument: the lab's
