@@ -18,7 +18,7 @@ DEFAULT_RUN = RESULTS / "cpu-2-cores.json"  # python compare.py
 AGAIN_RUN = RESULTS / "cpu-2-cores-again.json"  # the same command once more
 FULL_RUN = RESULTS / "cpu-2-cores-full.json"  # --full --draft model,ngram -k 2,4,8 --max-new-tokens 96 --repeats 2
 PAIR = ROOT / "models" / "lab-pair"
-TRAINING, FEATURE = PAIR / "training.json", PAIR / "feature" / "training.json"
+TRAINING = PAIR / "training.json"
 STANDS_FOR = {
     "lab pair": "the rest is computing, and what PyTorch does between its kernels: it says little about large models",
     "padded": "this is nearer to a large model, whose step is mostly reading",
@@ -69,8 +69,11 @@ def first_run() -> str:
 
 
 def heads() -> str:
-    """The lab's head: size, training, and on held-out text and the prompts what it reaches."""
-    facts = read_json(FEATURE)
+    """The lab's heads: size, training, and on held-out text and the prompts what they reach."""
+    return "\n\n".join(_head(read_json(PAIR / kind / "training.json")) for kind in ("feature", "block"))
+
+
+def _head(facts: dict) -> str:
     scores = facts["scores"]
     depth = len(next(iter(scores.values()))["by_position"])
     cells: dict[str, tables.Cell] = {"greedy texts": str}
@@ -79,9 +82,9 @@ def heads() -> str:
         return lambda name: tables.number(scores[name][key][place])
 
     cells |= {str(i + 1): of("by_position", i) for i in range(depth)}
-    cells |= {f"tok/rnd k={k}": of("tokens_per_round", k) for k in ("2", "4", "6")}
+    cells |= {f"tok/rnd k={k}": of("tokens_per_round", k) for k in ("2", "4", "6", "7")}
     about = (
-        f"`feature`: {facts['parameters'] / 1e6:.1f} M parameters, {facts['steps']:,} steps over "
+        f"`{facts['kind']}`: {facts['parameters'] / 1e6:.1f} M parameters, {facts['steps']:,} steps over "
         f"{facts['tokens'] / 1e6:.1f} M tokens in {facts['seconds'] / 60:.0f} minutes on two shared cores. Acceptance "
         "of drafted token 1, 2, ..., given that those before it were accepted, and tokens per round:"
     )

@@ -13,7 +13,7 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 
-def main() -> None:
+def decode() -> None:
     """Read the order, decode, write."""
     from vllm import LLM, SamplingParams
 
@@ -45,4 +45,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    decode()

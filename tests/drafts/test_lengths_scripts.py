@@ -30,9 +30,12 @@ def test_a_comparison_sets_it_beside_the_best_fixed_length(pair_folder, tmp_path
     run = read(tmp_path / "results" / "local.json", ComparisonRun)
     rows = {(r.method, r.temperature): r for r in run.rows if r.prompt_kind == "all" and r.draft}
     assert set(rows) == {(m, t) for m in ("model", "model auto", "ngram", "ngram auto") for t in (0.0, 0.8)}
-    for (method, _), row in rows.items():
+    for (method, temperature), row in rows.items():
         auto = method.endswith("auto")
-        assert (row.oracle is not None, row.forecast is None) == (auto, auto)
+        assert (row.oracle is not None) == auto
+        assert (row.forecast is None) == (auto and temperature > 0)
+        if auto and temperature == 0:  # the known text says the rounds
+            assert row.forecast_tokens_per_round == pytest.approx(row.tokens_per_round, rel=0.2)
         assert row.book_formula is None or not auto
         assert (row.draft_length == 8) == auto
     assert all(entry["passed"] for entry in run.correctness)
@@ -79,4 +82,5 @@ def test_lookups_and_hybrids_are_proved_and_named(pair_folder, tmp_path, monkeyp
     hybrid = "hybrid:ngram+draft"
     for temperature in (0.0, 0.8):
         known = {m: forecast[m, temperature] for m in ("suffix", "suffix auto", hybrid, f"{hybrid} auto")}
-        assert known == {"suffix": True, "suffix auto": False, hybrid: False, f"{hybrid} auto": False}
+        learns = temperature == 0  # drafts that learn have a forecast where the known text says their rounds
+        assert known == {"suffix": True, "suffix auto": learns, hybrid: learns, f"{hybrid} auto": learns}

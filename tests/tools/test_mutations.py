@@ -71,10 +71,10 @@ def test_there_are_at_least_thirty_of_each(exercise):
 @pytest.mark.skipif(not hasattr(wrong_answers.os, "fork"), reason="every answer runs in a copy of the process")
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.stem)
 def test_the_checks_notice_a_few_of_each(exercise):
-    """Two of every exercise; those that are no mistake are known as such."""
+    """Three of every exercise; those that are no mistake are known as such."""
     wrong_answers._warm(exercise)
-    outcomes = list(wrong_answers.run_all(exercise, wrong_answers.answers_of(exercise, 2, seed=11), jobs=1))
-    assert len(outcomes) == 2
+    outcomes = list(wrong_answers.run_all(exercise, wrong_answers.answers_of(exercise, 3, seed=11), jobs=1))
+    assert len(outcomes) == 3
     assert wrong_answers.survivors(exercise, outcomes)[1] == []
     assert any(outcome.in_words for outcome in outcomes)
 
