@@ -173,7 +173,8 @@ def _speculative(args: argparse.Namespace, baseline: Loop, speculative: Loop) ->
     decoded, functions, n_wrong = _Decoded(setup, args), learner.functions(speculative).judged_by(args.rule), 0
     if isinstance(drafter, AutoLength | HybridDrafter):
         measure_costs(functions, setup.target, drafter, [prompts[0].ids.to(setup.device)], settings)
-        note(drafter.costs[setup.sampling.temperature].describe())
+        if costs := drafter.costs.get(setup.sampling.temperature):
+            note(costs.describe())
     for prompt in prompts:
         ids = prompt.ids.to(setup.device)
         if isinstance(drafter, OracleDraft):

@@ -62,8 +62,8 @@ def accept_block(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> Accept
     tokens may be kept where u_i < h_i, with h_i = Z / (Z + 1 - b_i) and Z the mass of max(0, b_i * p - q) after i
     tokens; after the last one h = b. The largest such i counts: a test that fails does not end the search, since a
     later token that is more probable for the target may make up for an earlier one that is less. The next token comes
-    from norm(max(0, b_n * p - q)), after all from the target's last row. One-hot drafts gain nothing go to `accept`.
-    Sun et al., arXiv 2403.10444.
+    from norm(max(0, b_n * p - q)), after all from the target's last row. One-hot drafts gain nothing: `accept` takes
+    them. Sun et al., arXiv 2403.10444.
     """
     tokens, size, draft_probs = draft
     batch, n = tokens.shape

@@ -3,9 +3,9 @@
 A lookup costs next to nothing and is right in long runs where the text repeats itself; a model is right everywhere a
 little. Before each round the lookup shows what it would propose, and that draft is used where
 
-    (1 + expected tokens of it) / seconds of a round without drafting
+    (1 + expected tokens of it) / seconds of the rest of a round
 
-is more than the best length of the model promises. How often tokens after a match of that length were right is counted
+is more than the model's draft promises. How often tokens after a match of that length were right is counted
 in every round, also where the model drafts; how often the model's were, where it does. The seconds are measured here.
 What is compared is known before anything is drawn, so the output stays exact.
 """
@@ -57,6 +57,15 @@ def parts(drafter: Drafter) -> list[Drafter]:
     return [part for one in inner for part in parts(one)] or [drafter]
 
 
+def forget(drafter: Drafter) -> None:
+    """Drop what a drafter has learned from texts, and share nothing of it with its copies any more; costs stay."""
+    if isinstance(drafter, HybridDrafter):
+        drafter.known = {}
+        forget(drafter.drafter)
+    elif isinstance(drafter, AutoLength):
+        drafter.seen = {}
+
+
 class HybridDrafter:
     """A lookup where it pays more, `drafter` elsewhere. Both follow the text all the time.
 
@@ -103,14 +112,14 @@ class HybridDrafter:
         return draft
 
     def _pays(self, n: int, k: int) -> bool:
-        """Whether a lookup of n tokens promises more tokens per second than the best draft of the model."""
+        """Whether a lookup of n tokens promises more tokens per second than what the model would draft: k tokens, or,
+        where it chooses its lengths, the best number up to k. Nothing is counted beyond what has a known cost."""
         costs = self.costs.get(self._temperature, USUAL)
-        last = costs.longest
+        n, longest = min(n, costs.longest), min(k, costs.longest)
         looked_up = expected_tokens([self._known.after(self.lookup.matched).rate] * n, 0, 1.0)[n]
-        modelled = expected_tokens([self._known.model.rate] * min(k, last), 0, 1.0)
-        return looked_up / costs.rest[min(n, last)] > max(
-            tokens / costs.seconds(length) for length, tokens in enumerate(modelled)
-        )
+        modelled = expected_tokens([self._known.model.rate] * longest, 0, 1.0)
+        lengths = range(longest + 1) if isinstance(self.drafter, AutoLength) else (longest,)
+        return looked_up / costs.rest[n] > max(modelled[length] / costs.seconds(length) for length in lengths)
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
         """Count what was right; let both follow the text."""

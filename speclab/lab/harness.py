@@ -27,7 +27,7 @@ from speclab.core.accept import rule_of
 from speclab.core.rounds import DecodeSettings, Draft, Drafter
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.heads.drafter import HeadDrafter
-from speclab.drafts.hybrid import HybridDrafter, parts
+from speclab.drafts.hybrid import HybridDrafter, forget, parts
 from speclab.drafts.lengths import LONGEST, AutoLength
 from speclab.drafts.oracle import OracleDraft, reference_text
 from speclab.lab.decodings import Decoding, LibraryDecoding, interleaved, take_turns
@@ -77,6 +77,7 @@ class Bench:
         self.setup, self.drafters, self.max_new_tokens, self.seed = setup, drafters, max_new_tokens, seed
         self.functions = functions
         self._references: dict[tuple[int, ...], list[int]] = {}  # draft length and prompt -> greedy text
+        self._own: dict[Arm, Drafter] = {}  # of each arm: drafts learn, and one arm teaches no other
 
     def decoding(
         self,
@@ -159,8 +160,15 @@ class Bench:
             wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
             yield Draft(ids, size, torch.ones(1, n, n_ids, dtype=wide, device=device)), logits, uniforms
 
+    def forget(self) -> None:
+        """Drop what drafts have learned."""
+        self._own.clear()
+
     def _drafter(self, arm: Arm, ids: Tensor, budget: int) -> Drafter:
-        drafter = copy.deepcopy(self.drafters[arm.draft])
+        if arm not in self._own:
+            self._own[arm] = copy.deepcopy(self.drafters[arm.draft])
+            forget(self._own[arm])
+        drafter = copy.deepcopy(self._own[arm])  # keeps what this arm has learned from the prompts before
         if isinstance(drafter, OracleDraft):
             key = (arm.draft_length, *ids[0].tolist())
             if len(self._references.get(key, [])) < budget:
@@ -343,6 +351,7 @@ def _warm_up(
             arm = Arm(INSTRUMENT, draft, max(tried))
             decodings.append(bench.decoding(arm, sampling, prompt, lengths=sorted(set(tried))))
         take_turns(decodings)
+    bench.forget()
     timed = [prompts[index].ids.to(bench.setup.device) for index in mixed(prompts)[:COST_PROMPTS]]
     for drafter, sampling in itertools.product(priced.values(), samplings):
         settings = DecodeSettings(bench.max_new_tokens, sampling, seed=bench.seed)

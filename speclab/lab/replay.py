@@ -15,8 +15,7 @@ from torch import Tensor
 
 from speclab.core.rounds import DecodeSettings, Drafter
 from speclab.drafts.heads.rollout import target_pass
-from speclab.drafts.hybrid import HybridDrafter
-from speclab.drafts.lengths import AutoLength
+from speclab.drafts.hybrid import forget
 from speclab.lab.harness import Measurement
 from speclab.lab.instruments import LoopFunctions
 from speclab.models.cached import CachedModel
@@ -83,24 +82,15 @@ def rounds_of_texts(measured: Measurement) -> Callable[[Arm, int, Text], Rounds]
 
     A draft knows what its rounds cost, and learns the rest again: nothing of the timed rounds is used.
     """
-    bench, drafters = measured.bench, dict[str, Drafter]()
+    bench, drafters = measured.bench, dict[Arm, Drafter]()
 
     @functools.cache
     def rounds(arm: Arm, prompt_index: int, text: Text) -> Rounds:
-        if arm.draft not in drafters:
-            drafters[arm.draft] = copy.deepcopy(bench.drafters[arm.draft])
-            forget(drafters[arm.draft])
-        drafter = copy.deepcopy(drafters[arm.draft])  # shares what is learned
+        if arm not in drafters:
+            drafters[arm] = copy.deepcopy(bench.drafters[arm.draft])
+            forget(drafters[arm])
+        drafter = copy.deepcopy(drafters[arm])  # shares what is learned
         prompt = measured.prompts[prompt_index].ids.to(bench.setup.device)
         return replayed(bench.functions, bench.setup.target, drafter, prompt, text, arm.draft_length)
 
     return rounds
-
-
-def forget(drafter: Drafter) -> None:
-    """Drop what a drafter has learned from the texts that it drafted for; costs stay."""
-    if isinstance(drafter, HybridDrafter):
-        drafter.known = {}
-        forget(drafter.drafter)
-    elif isinstance(drafter, AutoLength):
-        drafter.seen = {}

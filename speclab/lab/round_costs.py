@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from speclab.core.rounds import DecodeSettings, Drafter, Round
+from speclab.drafts.block import BlockDrafter
 from speclab.drafts.hybrid import HybridDrafter, parts
 from speclab.drafts.lengths import LONGEST, AutoLength, RoundCosts
 from speclab.drafts.oracle import ConstantDrafter
@@ -26,8 +27,10 @@ def measure_costs(
 ) -> None:
     """Give `drafter` what rounds cost at the temperature of `settings`, a hybrid's with its model. prompts: (1, prompt
     length) ids each."""
-    rounds = _rounds(functions, target, parts(drafter)[-1], prompts, settings)
-    drafter.costs[settings.sampling.temperature] = costs_of(rounds)
+    proposing = parts(drafter)[-1]
+    longest = min(LONGEST, proposing.head.config.longest) if isinstance(proposing, BlockDrafter) else LONGEST
+    if costs := costs_of(_rounds(functions, target, proposing, prompts, settings), longest):
+        drafter.costs[settings.sampling.temperature] = costs
 
 
 def _rounds(
@@ -35,17 +38,21 @@ def _rounds(
 ) -> list[tuple[Round, bool]]:
     """Rounds with the seconds of their phases, and whether `drafter` drafted in them: a lookup often finds nothing, so
     one that always drafts shows what the rest of a round costs."""
-    timed = []
+    timed: list[tuple[Round, bool]] = []
+    most = ROUNDS_OF_EACH * (LONGEST + 1) // len(prompts) + 2  # the prompt's pass and a first round, left out
     for seed, (ids, own) in enumerate(itertools.product(prompts, (True, False))):
         varied = VariedLength(copy.deepcopy(drafter) if own else ConstantDrafter(), [*range(LONGEST + 1)], seed)
-        rounds = with_phases(functions, target.with_own_cache(), varied, ids, LONGEST, settings)
-        most = ROUNDS_OF_EACH * (LONGEST + 1) // len(prompts) + 2  # the prompt's pass and a first round, left out
+        # Texts of its own length, which no end token ends: a run may be too short to show what a round costs.
+        room = most * (LONGEST + 1) if target.max_length is None else target.max_length - ids.shape[1]
+        own_settings = DecodeSettings(min(most * (LONGEST + 1), room), settings.sampling, seed=settings.seed)
+        rounds = with_phases(functions, target.with_own_cache(), varied, ids, LONGEST, own_settings)
         timed += [(round_, own) for round_ in itertools.islice(rounds, 2, most)]
     return timed
 
 
-def costs_of(rounds: Iterable[tuple[Round, bool]]) -> RoundCosts:
-    """The medians of each length, never falling with it; between lengths that were not seen a straight line."""
+def costs_of(rounds: Iterable[tuple[Round, bool]], longest: int = LONGEST) -> RoundCosts | None:
+    """The medians of each length up to `longest`, never falling with it; between lengths that were not seen a straight
+    line. None where rounds without a draft, or with one, were not seen: too little is known then."""
     draft: dict[int, list[float]] = {0: []}
     rest: dict[int, list[float]] = {}
     for round_, own in rounds:
@@ -54,10 +61,12 @@ def costs_of(rounds: Iterable[tuple[Round, bool]]) -> RoundCosts:
         rest.setdefault(round_.n_drafted, []).append(sum(seconds.values()))
         if own:
             draft.setdefault(round_.n_drafted, []).append(drafting)
-    return RoundCosts(_curve(draft), _curve(rest))
+    if 0 not in rest or len(rest) == 1:
+        return None
+    return RoundCosts(_curve(draft, longest), _curve(rest, longest))
 
 
-def _curve(seconds: dict[int, list[float]]) -> tuple[float, ...]:
+def _curve(seconds: dict[int, list[float]], longest: int) -> tuple[float, ...]:
     seen = sorted(n for n, values in seconds.items() if values)
     medians = np.maximum.accumulate([float(np.median(seconds[n])) for n in seen] or [0.0])
-    return tuple(np.interp(range(LONGEST + 1), seen or [0], medians).tolist())
+    return tuple(np.interp(range(longest + 1), seen or [0], medians).tolist())

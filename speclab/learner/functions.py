@@ -25,7 +25,8 @@ from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.accept import accept_from_logits
 from speclab.core.rounds import AcceptResult, Draft, Drafter
 from speclab.core.sampling import Sampling
-from speclab.drafts.lengths import AutoLength
+from speclab.drafts.hybrid import HybridDrafter
+from speclab.drafts.lengths import AutoLength, StepDrafter
 from speclab.lab.instruments import LearnerFunctions, Loop, LoopFunctions
 from speclab.learner.adapters import (
     CheckedDrafter,
@@ -133,11 +134,13 @@ class Learner:
     def drafter(self, drafter: Drafter, longest: int | None = None) -> Drafter:
         """The drafter of one decoding: exercise 7 in place of the n-grams, exercise 3 feeding a model, exercise 9 where
         a draft chooses its length, exercise 6 around any of them where `longest` says up to which it may choose."""
+        if isinstance(drafter, AutoLength | HybridDrafter):  # the lab's, around a draft that may be the learner's
+            drafter.drafter = self.drafter(drafter.drafter)
         if 7 in self.modules and isinstance(drafter, NgramDrafter):
             drafter = CheckedDrafter(self.modules[7].MyDrafter)
         elif 3 in self.modules and type(drafter) is ModelDrafter:  # an oracle draft is an instrument: the lab's
             drafter = LearnerCatchUp(drafter, self.tokens_to_keep, self.modules[3].catch_up)
-        if 9 in self.modules and isinstance(drafter, AutoLength):
+        if 9 in self.modules and type(drafter) is AutoLength and isinstance(drafter.drafter, StepDrafter):
             drafter = LearnerStop(drafter, self.modules[9].keep_drafting)
         if 6 in self.modules and longest is not None:
             drafter = LearnerLength(drafter, self.modules[6].next_draft_length, longest)

@@ -21,7 +21,13 @@ def of_decoding(
     """What one speculative decoding can use. auto: with -k auto."""
     if trace_shapes:
         return {1}
-    usable = {3, 9 if auto else 6} | of_temperature(temperature) | ({7} if draft == "ngram" else set())
+    steps = not draft.startswith(("ngram", "suffix", "block", "dial"))  # drafts that work token by token
+    usable = (
+        {3}
+        | ({6} if not auto else {9} if steps else set())
+        | of_temperature(temperature)
+        | ({7} if draft == "ngram" else set())
+    )
     # A page shows the tests of the token rule, and the phases of the lab's own loop.
     return usable - {BLOCK_RULE} if trace else usable | {WHOLE_LOOP}
 

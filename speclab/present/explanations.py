@@ -76,7 +76,7 @@ def lengths_table(run: ComparisonRun) -> Table:
 
 LENGTHS = (
     "÷ fixed: auto over the fixed length that was best on the same prompts, which is known only afterwards; oracle: "
-    "the best length in every round, chosen knowing what will be accepted"
+    "the best length in every round, chosen before anything is drawn, knowing how likely each token is accepted"
 )
 
 

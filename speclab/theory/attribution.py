@@ -91,8 +91,8 @@ def price(
 def price_best_lengths(
     baseline: Sample, longest: int, costs: Costs, accept_probs: Callable[[Text], AcceptProbs]
 ) -> tuple[float, float]:
-    """Seconds of the baseline on one prompt, and the fewest that any choice of draft lengths up to `longest` may be
-    expected to take; both by `costs`."""
+    """Seconds of the baseline on one prompt, and the fewest that draft lengths up to `longest`, chosen before anything
+    is drawn, may be expected to take; both by `costs`."""
     plain = least = 0.0
     for text in baseline.texts:
         cost = round_cost(costs, baseline.n_prompt)

@@ -87,8 +87,9 @@ def oracle(
 ) -> Forecast:
     """What the best draft length in every state, 0 … `longest`, would give: the least expected cost.
 
-    It knows the acceptance probabilities of the text to come, so it is a bound that no rule for changing the draft
-    length can pass. It leaves out `full_round_extra`, which only makes the bound lower. Ties go to the shorter draft.
+    It knows the acceptance probabilities of the text to come, so no rule that decides before anything is drawn can pass
+    it. Greedy, that is every rule; when sampling, a rule that stops because of what it has drawn may pass it. It leaves
+    out `full_round_extra`, which only makes the bound lower. Ties go to the shorter draft.
     """
     round_cost = round_cost or _one
     rows = _proposals(accept_probs, n_tokens, longest, capped=True, start=start)

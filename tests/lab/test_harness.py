@@ -18,6 +18,7 @@ from draft_models import ModelDrafter, NgramDrafter
 from speclab.core import clock
 from speclab.core.rounds import Draft
 from speclab.core.sampling import Sampling
+from speclab.drafts.lengths import WEIGHT, AutoLength, RoundCosts
 from speclab.drafts.oracle import OracleModelDrafter
 from speclab.lab import decodings
 from speclab.lab import harness as bench_module
@@ -26,7 +27,7 @@ from speclab.lab.instruments import LoopFunctions
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
-from speclab.records.samples import BASELINE, BASELINE_REPEAT, GENERATE, Arm, Sample
+from speclab.records.samples import BASELINE, BASELINE_REPEAT, GENERATE, INSTRUMENT, Arm, Sample
 
 CPU = torch.device("cpu")
 BUDGET = 24
@@ -621,3 +622,23 @@ def test_kinds_of_prompts_take_turns():
     order = bench_module.mixed(prompts)
     assert [kinds[i] for i in order] == ["code", "prose", "copy", "code", "prose", "code"]
     assert sorted(order) == list(range(6))
+
+
+def test_an_arm_that_learns_is_taught_by_no_other_arm():
+    """Rounds of a draft on auto are the same beside other arms of the same draft, and beside its own instrument."""
+    target = PlainTransformer(12, seed=3)
+    drafter = AutoLength(ModelDrafter(CachedModel(perturbed(target, 0.3))))
+    drafter.costs[0.0] = RoundCosts(tuple(0.2 * n for n in range(9)), tuple(1 + 0.05 * n for n in range(9)))
+    setup = Setup(CachedModel(target), None, "tiny", Sampling(), CPU, torch.float64)
+    arm, prompts = Arm("model auto", "model auto", 8), [make_prompt(seed) for seed in range(4)]
+    found = []
+    for others in ([], [Arm("model auto", "model auto", 3), Arm(INSTRUMENT, "model auto", 8)]):
+        bench, rounds = Bench(setup, {"model auto": drafter}, 40, seed=0), []
+        for prompt in prompts:
+            decodings = [bench.decoding(one, Sampling(), prompt) for one in [arm, *others]]
+            take_turns(decodings)
+            rounds.append(decodings[0].rounds)
+        found.append(rounds)
+    assert found[0] == found[1]
+    assert len({pair for rounds in found[0] for pair in rounds}) > 3, "rounds of one kind would show nothing"
+    assert not drafter.seen.get(0.0) or drafter.seen[0.0].all.tested == WEIGHT, "the given draft has learned nothing"

@@ -73,9 +73,11 @@ class HeadDrafter:
     ) -> Iterator[Tensor]:
         """What its proposals come from, by depth: (n, vocab_size) on the CPU, row t of a round that begins after t of
         the n tokens, all those before the depth accepted. Rows whose place is behind the text mean nothing."""
-        ids = torch.tensor([[*prompt, *tokens, *[0] * longest]], device=target.device)
+        ids = torch.tensor([[*prompt, *tokens]], device=target.device)
         with torch.inference_mode():
             hidden, _ = target_pass(target, ids, self._layers)
+            # The head goes on behind the text; the target may have no positions there.
+            hidden, ids = (torch.cat([x, x[:, :1].expand(-1, longest, *x.shape[2:])], dim=1) for x in (hidden, ids))
             # Of a round that begins after the prompt; after a prompt of one token none does.
             first = len(prompt) - 2
             for logits in chains(self.head, hidden, ids, longest):
