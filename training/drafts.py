@@ -4,6 +4,7 @@
     python -m training.drafts block --minutes 180 --markov-rank 64   # one pass for all tokens of a round
     python -m training.drafts feature --minutes 10 --device cuda
     python -m training.drafts block --target FOLDER --minutes 60
+    python -m training.drafts feature --init models/lab-pair/feature --minutes 80 --rate 0.003    # train one further
 
 The draft learns from training text (the sources of Python's standard library) and from what the target itself writes
 after pieces of it. An interrupted run goes on where it stopped; with more --minutes a finished one goes on, too. What
@@ -30,7 +31,7 @@ from transformers import LlamaConfig, PreTrainedModel, PreTrainedTokenizerBase, 
 from speclab.cli import parsing
 from speclab.drafts.heads.block import BlockConfig, BlockHead
 from speclab.drafts.heads.feature import FeatureHead, HeadConfig
-from speclab.drafts.heads.files import FORMATS, weights_of, write_head
+from speclab.drafts.heads.files import FORMATS, read_head, weights_of, write_head
 from speclab.lab.training import corpus
 from speclab.lab.training.steps import readable, save_tensors, sent, train
 from speclab.models import loading
@@ -100,6 +101,19 @@ def fresh_head(target: PreTrainedModel, args: argparse.Namespace, mask: int | No
     return head
 
 
+def trained_head(name: str, kind: str, target: PreTrainedModel) -> FeatureHead | BlockHead:
+    """A head from a file, its weights free to change: all but a block's embedding and output layer, the target's own.
+
+    UsageProblem for one that proposes other ids than the target's: those are not trained here.
+    """
+    head, ids = read_head(name, target, kind)
+    if ids is not None:
+        raise UsageProblem(f"--init {loading.short_name(name)} proposes a part of the target's ids; leave --init out")
+    for weight in head.parameters():
+        weight.requires_grad_(True)
+    return head
+
+
 def own_texts(work: Path, target: PreTrainedModel, stream: Tensor, seconds: float, seed: int) -> dict[int, Tensor]:
     """Continuations that the target has written, by their length; from the work folder where they are there."""
     texts = {}
@@ -152,6 +166,7 @@ def make_parser() -> parsing.Parser:
     parser.add_argument(
         "--mask", type=parsing.at_least(0), metavar="ID", help="of a block: an id that no text has (default: found)"
     )
+    parser.add_argument("--init", metavar="NAME", help="a trained head to start from: a folder or a hub name")
     parser.add_argument("--rate", type=parsing.positive, default=4e-3, help="peak learning rate (default: 0.004)")
     parser.add_argument("--device", choices=("cpu", "cuda", "mps"), default="cpu", help="(default: cpu)")
     parser.add_argument("--threads", type=parsing.at_least(1), help="(default: all cores)")
@@ -203,6 +218,8 @@ def main(argv: list[str] | None = None) -> int:
     note(f"the target wrote {', '.join(f'{len(rows):,} texts of {length} tokens' for length, rows in own.items())}")
 
     head = fresh_head(target, args, mask).to(device)
+    if args.init:
+        head = trained_head(args.init, args.kind, target)
     note(f"{sum(weight.numel() for weight in head.parameters()):,} parameters")
     tokens = BATCH_TOKENS.get(device.type, FEW_TOKENS)
 
@@ -227,6 +244,7 @@ def main(argv: list[str] | None = None) -> int:
         **asdict(facts),
         **({"slots": SLOTS, "layers": args.layers, "markov_rank": args.markov_rank} if args.kind == "block" else {}),
         "own_texts": {length: len(rows) for length, rows in own.items()},
+        "init": args.init and loading.short_name(args.init),
         "rate": args.rate,
         "seed": args.seed,
         "scores": scores,

@@ -111,12 +111,13 @@ def make_drafter(kind: str, setup: Setup, seed: int = 0) -> Drafter:
             return FreeOracleDrafter(accuracy, seed)
         return OracleModelDrafter(_draft_model(name or "model", setup), accuracy, seed)
     if word in LAB_HEADS:
-        target, padded = setup.target, padding.is_lab_size(setup.target_name)
+        target = setup.target
+        own_width = loading.lab_width() if padding.is_lab_size(setup.target_name) else None
         as_wide = kind == f"feature:{AS_WIDE}"
-        if as_wide and not padded:
+        if as_wide and own_width is None:
             raise UsageProblem(f"--draft {kind} is for a padded target; give --target lab:SIZE, or --draft feature")
         name = LAB_HEADS[word] if as_wide or not rest else rest
-        head, ids = read_head(name, target.model, word, padded, as_wide)
+        head, ids = read_head(name, target.model, word, own_width, as_wide)
         target.hidden_layers = tuple(sorted({*target.hidden_layers, *head.config.layers}))
         return BlockDrafter(head, ids) if isinstance(head, BlockHead) else FeatureDrafter(head, ids)
     return ModelDrafter(_draft_model(kind, setup))

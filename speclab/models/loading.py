@@ -89,6 +89,11 @@ def context_of(name: str) -> int | None:
     return configured_length(_load_config(LAB_TARGET if padding.is_lab_size(name) else name))
 
 
+def lab_width() -> int:
+    """Of the hidden states of the lab's target, from which targets are padded."""
+    return _load_config(LAB_TARGET).hidden_size
+
+
 def load_model(
     name: str, device: torch.device, dtype: torch.dtype, role: str = "target", copies: int = 1
 ) -> PreTrainedModel:

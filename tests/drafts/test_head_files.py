@@ -77,6 +77,52 @@ def test_a_published_shape_with_fewer_ids_and_the_targets_embedding(target, tmp_
     assert sum(r.n_drafted for r in rounds) > 0
 
 
+DECODERS = [
+    ({"num_attention_heads": 3}, "it has 3 heads of size 8|number of attention heads"),
+    ({"num_key_value_heads": 0}, "key-value heads|divi"),
+    ({"head_dim": 7}, "it has 4 heads of size 7|head_dim"),
+    ({"head_dim": -8}, "it has 4 heads of size -8|head_dim"),
+    ({"rope_parameters": {"rope_type": "nonsense", "rope_theta": 1e4}}, "rope_type is 'nonsense'|nonsense"),
+    ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rope_type is 'dynamic'"),
+    ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "config.json"),
+]
+
+
+@pytest.mark.parametrize("kind", ["feature", "block"])
+@pytest.mark.parametrize(("changes", "message"), DECODERS)
+def test_a_decoder_that_does_not_exist_is_one_line(target, tmp_path, kind, changes, message):
+    head = tiny_head() if kind == "feature" else tiny_block_head(target, markov_rank=3)
+    folder = saved(tmp_path / "head", head)
+    layer = json.loads((folder / "config.json").read_text())["transformer_layer_config"]
+    edited(folder, transformer_layer_config=layer | changes)
+    with pytest.raises((EnvironmentProblem, UsageProblem), match=message) as problem:
+        read_head(str(folder), target, kind)
+    assert "\n" not in str(problem.value)
+    assert len(str(problem.value)) < 500
+
+
+@pytest.mark.parametrize(
+    "rotary",
+    [
+        {"rope_type": "linear", "factor": 2.0},
+        {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64},
+        {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    ],
+)
+def test_other_rotary_positions_are_read(target, tmp_path, rotary):
+    folder = saved(tmp_path / "head", tiny_head())
+    plain = proposals(target, FeatureDrafter(read_head(str(folder), target).head))
+    layer = json.loads((folder / "config.json").read_text())["transformer_layer_config"]
+    edited(folder, transformer_layer_config=layer | {"rope_parameters": {"rope_theta": 1e4, **rotary}})
+    assert proposals(target, FeatureDrafter(read_head(str(folder), target).head)) != plain
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

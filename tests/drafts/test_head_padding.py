@@ -61,14 +61,14 @@ def proposals(model, head, how: Sampling) -> list[list[int]]:
 @pytest.mark.parametrize("as_wide", [False, True])
 def test_it_proposes_the_same(small, wide, folder, as_wide, how):
     expected = proposals(small, read_head(folder, small).head, how)
-    saved = read_head(folder, wide, padded=True, as_wide=as_wide)
+    saved = read_head(folder, wide, own_width=32, as_wide=as_wide)
     assert proposals(wide, saved.head, how) == expected
     assert len(expected) > 8
     assert saved.head.config.block.hidden_size == (64 if as_wide else 32)
 
 
 def test_a_wide_head_costs_what_a_wide_layer_costs(wide, folder):
-    head = read_head(folder, wide, padded=True, as_wide=True).head
+    head = read_head(folder, wide, own_width=32, as_wide=True).head
     mlp, attention = head.layer.mlp, head.layer.self_attn
     assert mlp.up_proj.weight.shape == wide.model.layers[0].mlp.up_proj.weight.shape
     assert attention.q_proj.weight.shape == (8 * 8, 2 * 64)
@@ -80,9 +80,15 @@ def test_a_wide_head_costs_what_a_wide_layer_costs(wide, folder):
 def test_a_head_of_another_kind_cannot_be_padded(wide, tmp_path):
     write_head(tmp_path / "head", tiny_head(fc_norm=True), "tiny", ["LlamaForCausalLM"], 4)
     with pytest.raises(UsageProblem, match="only a head like the lab's own can be padded"):
-        read_head(str(tmp_path / "head"), wide, padded=True)
+        read_head(str(tmp_path / "head"), wide, own_width=32)
 
 
 def test_an_unpadded_target_must_have_the_heads_width(wide, folder):
     with pytest.raises(UsageProblem, match="reads states of width 32"):
         read_head(folder, wide)
+
+
+def test_a_head_of_another_width_than_what_was_padded(wide, tmp_path):
+    write_head(tmp_path / "head", tiny_head(target_hidden=48), "tiny", ["LlamaForCausalLM"], 4)
+    with pytest.raises(UsageProblem, match="reads states of width 48 and the target's are 32 wide"):
+        read_head(str(tmp_path / "head"), wide, own_width=32)

@@ -21,6 +21,7 @@ from transformers.utils import cached_file
 from speclab.drafts.heads.block import BlockConfig, BlockHead
 from speclab.drafts.heads.feature import FeatureHead, HeadConfig
 from speclab.drafts.heads.padding import can_be_padded, padded_head, read_wider
+from speclab.drafts.heads.parts import rotations
 from speclab.models import loading
 from speclab.models.backends.eager import decoder_layers
 from speclab.system.errors import UsageProblem
@@ -31,6 +32,7 @@ FORMATS = {"feature": ("eagle3",), "block": ("dflash", "dspark")}  # speculators
 BLOCKS: dict[str, Any] = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 TO_TARGET, FROM_TARGET = "d2t", "t2d"  # tables between the head's ids and the target's
+ROTARY = ("default", "linear", "llama3", "yarn")  # the same for a position, however long the text is
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 LARGEST_CONFIG = 2**20  # bytes
 MOST_LAYERS, MOST_SLOTS = 64, 256  # of a block head, several times more than any published one has
@@ -46,13 +48,13 @@ class SavedHead(NamedTuple):
 
 
 def read_head(
-    name: str, target: PreTrainedModel, kind: str = "feature", padded: bool = False, as_wide: bool = False
+    name: str, target: PreTrainedModel, kind: str = "feature", own_width: int | None = None, as_wide: bool = False
 ) -> SavedHead:
     """The head of a folder or a hub name, for this target, on its device and in its number format.
 
-    kind: of draft, feature or block. padded: the target is (lab:SIZE), and the head was trained for what it was padded
-    from. as_wide: pad the head, too. EnvironmentProblem where it cannot be read; UsageProblem where it belongs to
-    another target.
+    kind: of draft, feature or block. own_width: of the model that the target was padded from, which the head was
+    trained for; None where the target is not padded. as_wide: pad the head, too. EnvironmentProblem where it cannot be
+    read; UsageProblem where it belongs to another target.
     """
 
     def load() -> tuple[dict, dict[str, Tensor]]:
@@ -66,14 +68,13 @@ def read_head(
 
     found, tensors = loading.loaded(name, "its config.json and weights", load)
     config = loading.loaded(name, "its config.json", lambda: config_from(found, target, kind))
-    if not padded:
-        _check_fits(f"--draft {kind}:{loading.short_name(name)}", config, target)
-    elif not isinstance(config, HeadConfig) or not can_be_padded(config):
+    if own_width is not None and (not isinstance(config, HeadConfig) or not can_be_padded(config)):
         raise UsageProblem(f"--draft {kind}:{loading.short_name(name)}: only a head like the lab's own can be padded")
+    _check_fits(f"--draft {kind}:{loading.short_name(name)}", config, target, own_width)
     saved = loading.loaded(name, "its weights", lambda: _built(config, tensors, target))
     if as_wide:
         return saved._replace(head=padded_head(saved.head, target.config))
-    if padded:
+    if own_width is not None:
         width = target.config.get_text_config().hidden_size
         fc = read_wider(saved.head.fc.weight, len(config.layers), width)
         saved.head.fc.weight = torch.nn.Parameter(fc, requires_grad=False)
@@ -93,7 +94,7 @@ def _feature_config(found: dict[str, Any], n_layers: int) -> HeadConfig:
     block_class = BLOCKS.get(layer.pop("model_type", "llama"))
     if block_class is None or layer.get("num_hidden_layers", 1) != 1:
         raise ValueError("its decoder is not one layer of llama or qwen3")
-    block = block_class(**layer)
+    block = _checked(block_class(**layer))
     states = found.get("eagle_aux_hidden_state_layer_ids") or [2, n_layers // 2, n_layers - 3]
     return HeadConfig(
         block=block,
@@ -108,7 +109,7 @@ def _block_config(found: dict[str, Any], n_layers: int) -> BlockConfig:
     layer = dict(found["transformer_layer_config"])
     if layer.pop("model_type", "qwen3") != "qwen3" or not 1 <= layer.get("num_hidden_layers", 0) <= MOST_LAYERS:
         raise ValueError(f"its decoder is not 1 to {MOST_LAYERS} layers of qwen3")
-    block = Qwen3Config(**layer)
+    block = _checked(Qwen3Config(**layer))
     dspark = found["speculators_model_type"] == "dspark"
     if dspark and found.get("markov_head_type", "vanilla") != "vanilla":
         raise ValueError(f"markov_head_type is {found['markov_head_type']!r}; the lab reads vanilla")
@@ -130,6 +131,18 @@ def _block_config(found: dict[str, Any], n_layers: int) -> BlockConfig:
     return config
 
 
+def _checked(block: Any) -> Any:
+    """A decoder whose attention this lab computes. ValueError for any other."""
+    heads, key_heads, size = block.num_attention_heads, block.num_key_value_heads, block.head_dim
+    if min(heads, key_heads, size) < 1 or heads % key_heads or size % 2:
+        raise ValueError(f"it has {heads} heads of size {size} over {key_heads} key-value heads")
+    rotary = block.rope_parameters.get("rope_type")
+    if rotary not in ROTARY:
+        raise ValueError(f"rope_type is {rotary!r}; the lab reads {', '.join(ROTARY)}")
+    rotations(block, torch.zeros(1))  # the library names what its settings lack
+    return block
+
+
 def _is_causal(block: Any, found: dict[str, Any]) -> bool:
     """The format has no word for it: layers with a window, here as long as the context, are causal within a block."""
     windows = {kind == "sliding_attention" for kind in block.layer_types}
@@ -147,8 +160,8 @@ def _layers(states: Any, n_layers: int) -> tuple[int, ...]:
     return tuple(state - 1 for state in states)
 
 
-def _check_fits(draft: str, config: HeadConfig | BlockConfig, target: PreTrainedModel) -> None:
-    width = target.config.get_text_config().hidden_size
+def _check_fits(draft: str, config: HeadConfig | BlockConfig, target: PreTrainedModel, own_width: int | None) -> None:
+    width = own_width or target.config.get_text_config().hidden_size
     if config.target_hidden != width:
         raise UsageProblem(
             f"{draft} reads states of width {config.target_hidden} and the target's are {width} wide; give a head that "
