@@ -79,6 +79,8 @@ def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
     learner = loading.load(args.impl, exercises)
     flags.check_rule(args, learner, temperatures, "--plan", "--verify-plan", "--sweep", "--trace", "--report")
     kinds = [kind for kind in args.draft.split(",") if kind]
+    if taken := next((kind for kind in kinds if kind.endswith(AUTO)), None):
+        raise UsageProblem(f"--draft {taken}: in tables, a name that ends so means -k auto; rename the folder")
     check_kinds(kinds)
     if (args.plan or args.verify_plan) and (
         hybrid := next((kind for kind in kinds if kind.startswith("hybrid")), None)

@@ -488,6 +488,7 @@ ROWS = [
     Row(f"{C} --draft ''", 2, ("--draft model,ngram",)),
     Row(f"{C} --draft ,", 2, ("--draft model,ngram",)),
     Row(f"{C} --draft ngram,ngram", 2, ("twice",)),
+    Row(f"{C} --draft 'ngram,./my auto'", 2, ("my auto", "rename the folder")),
     Row(f"{C} --prompt x --draft draft,weights-nan", 3, ("not finite",)),
     Row(f"{C} --draft dial:0.5:draft --temperature 1 --prompt x", 2, ("add 0 to --temperature",)),
     Row(f"{C} --draft short-draft --prompts long.txt", 2, ("2501 tokens",)),

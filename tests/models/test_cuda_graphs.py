@@ -110,6 +110,24 @@ def test_passes_are_padded_to_the_declared_widths(monkeypatch):
         assert set(widths) == {{1: 1, 2: 5, 4: 5, 5: 5, 7: 7, 6: 7}[n]}
 
 
+def test_more_tokens_than_declared_are_several_replays():
+    """A draft that waited for many rounds catches up without a recording, and with the same logits and states."""
+    cached = graphed("llama")
+    cached.hidden_layers = (0, 1)
+    cached.prepare({2, 4}, 60)
+    cached.prefill(PROMPT, rolls_back=True)
+    n_before = graphs.captures.n
+    ids = torch.randint(0, VOCAB, (1, 11), generator=torch.Generator().manual_seed(5))
+    logits, states = cached.forward(ids), cached.hidden((0, 1))
+    assert graphs.captures.n == n_before
+    plain = CachedModel(cached.model)
+    plain.hidden_layers = (0, 1)
+    plain.prefill(PROMPT, rolls_back=True)
+    torch.testing.assert_close(logits, plain.forward(ids))
+    torch.testing.assert_close(states, plain.hidden((0, 1)))
+    assert cached.length == plain.length
+
+
 def test_what_was_declared_is_recorded_with_the_prompts_pass():
     """Widths, and every bucket up to the longest text; a pass records nothing then."""
     cached = graphed()

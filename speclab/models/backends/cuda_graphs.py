@@ -74,6 +74,11 @@ class GraphedModel:
         self.widths |= widths
         self.longest = max(self.longest, longest)
 
+    @property
+    def most_at_once(self) -> int:
+        """Tokens of the widest pass that the run has said will come; 0 where it has said nothing."""
+        return max(self.widths) if self.longest else 0
+
     def forget(self) -> None:
         """Start anew for another run: its widths are its own, and no graph cache of an earlier one comes back."""
         self.widths, self.longest, self.free = {1}, 0, []
@@ -165,7 +170,24 @@ class GraphBackend(BufferedBackend):
         self._release: Callable[[], object] | None = None  # gives the graph cache back
 
     def forward(self, tokens: Tensor, length: int) -> Tensor:
-        """(1, m) ids after `length` tokens -> (1, m, vocab) logits, as one replay."""
+        """(1, m) ids after `length` tokens -> (1, m, vocab) logits, as one replay.
+
+        More tokens than the run has prepared a pass for, which a draft that waited for many rounds catches up with, are
+        several replays: recording takes longer than all of them.
+        """
+        most = self._graphed.most_at_once or tokens.shape[1]
+        outputs = self._replayed(tokens[:, :most], length)
+        for done in range(most, tokens.shape[1], most):
+            before = [output.clone() for output in outputs]
+            after = self._replayed(tokens[:, done : done + most], length + done)
+            outputs = [torch.cat(pair, dim=1) for pair in zip(before, after, strict=True)]
+        logits, *hidden = outputs
+        self.hidden = dict(zip(self._hidden_layers, hidden, strict=True))
+        return logits.clone()
+
+    def _replayed(self, tokens: Tensor, length: int) -> list[Tensor]:
+        """Logits, and the outputs of the layers that are kept, of one pass; the next one may write to the same
+        place."""
         width = self._graphed.width_for(tokens.shape[1])
         if length + width > self._most_positions:
             self._reserve(length + tokens.shape[1], length)
@@ -173,8 +195,7 @@ class GraphBackend(BufferedBackend):
         else:
             self._reserve(length + width, length)
             outputs = self._buffers.run(tokens, length, width)
-        self.hidden = {layer: outputs[1 + layer] for layer in self._hidden_layers}
-        return outputs[0].clone()
+        return [outputs[0], *(outputs[1 + layer] for layer in self._hidden_layers)]
 
     def _wished(self, n: int) -> int:
         """Where the run has said how long its texts become, every prompt gets a graph cache of that size."""
