@@ -55,7 +55,7 @@ class ModelDrafter:
         k = min(k, draft_room(self.draft, self._n_committed))
         if k == 0:
             return as_draft([], self.draft.device)
-        not_fed = to_device(self._not_fed, self.draft.device)[None]  # (1, m): catch-up; m is 1 or 2 where every round drafts
+        not_fed = to_device(self._not_fed, self.draft.device)[None]  # (1, m): catch-up
         tokens, probs = self._run(self.draft.replace_unknown(not_fed), uniforms[:, :k])
         if probs is not None:
             probs = nn.functional.pad(probs, (0, self._vocab_size - self.draft.vocab_size))  # (1, n, target's vocab)

@@ -132,8 +132,8 @@ class Bench:
     def prepare(self, draft_lengths: Iterable[int], samplings: list[Sampling], longest: int) -> None:
         """On CUDA graphs: say which passes will come, and record the accept rule for every number of drafted tokens.
 
-        Verification runs at k + 1 tokens for every draft length k. A draft model catches up with one token or two; after
-        rounds in which it drafted nothing, with more, at most four in one pass.
+        Verification runs at k + 1 tokens for every draft length k. A draft model catches up with one token or two, and
+        after rounds in which it drafted nothing with more, at most four in one pass.
         longest: tokens of a text, its prompt and what is drafted behind its end included.
         """
         if not self.on_graphs:
