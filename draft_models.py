@@ -22,7 +22,7 @@ from speclab.core.sampling import GREEDY, Sampling, draw_draft, probability, to_
 from speclab.models.cached import CachedModel, tokens_to_keep
 from speclab.system.errors import EnvironmentProblem
 
-__all__ = ["Drafter", "ModelDrafter", "NgramDrafter", "as_draft", "draft_room"]
+__all__ = ["Drafter", "ModelDrafter", "NgramDrafter", "as_draft", "as_drawn", "draft_room"]
 
 
 class ModelDrafter:
@@ -56,10 +56,11 @@ class ModelDrafter:
         if k == 0:
             return as_draft([], self.draft.device)
         not_fed = to_device(self._not_fed, self.draft.device)[None]  # (1, m): catch-up
-        tokens, probs = self._run(self.draft.replace_unknown(not_fed), uniforms[:, :k])
-        if probs is not None:
-            probs = nn.functional.pad(probs, (0, self._vocab_size - self.draft.vocab_size))  # (1, n, target's vocab)
-        return Draft(tokens, torch.full((1,), tokens.shape[1], device=self.draft.device), probs)
+        draft = as_drawn(self._run(self.draft.replace_unknown(not_fed), uniforms[:, :k]))
+        if draft.probs is None:
+            return draft
+        missing = self._vocab_size - self.draft.vocab_size
+        return draft._replace(probs=nn.functional.pad(draft.probs, (0, missing)))  # (1, n, the target's vocabulary)
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
         """Crop the cache to what is committed, and note what it lacks."""
@@ -68,17 +69,23 @@ class ModelDrafter:
         self.draft.crop(kept)
         self._not_fed = (self._not_fed + committed)[-(self._n_committed - kept) :]
 
-    def _run(self, ids: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor | None]:
-        """(1, m) ids to catch up with, (1, k) uniforms -> n <= k ids (1, n), what they came from (1, n, vocab)"""
-        drawn = []
+    def _run(self, ids: Tensor, uniforms: Tensor) -> list[tuple[Tensor, Tensor | None]]:
+        """(1, m) ids to catch up with, (1, k) uniforms -> n <= k drawn tokens, as `draw_draft` gives them"""
+        drawn: list[tuple[Tensor, Tensor | None]] = []
         for i in range(uniforms.shape[1]):
             logits = self.draft.forward(ids)[:, -1]
             drawn.append(draw_draft(logits, self._sampling, uniforms[:, i]))
             if self.keep_drafting and not self.keep_drafting(probability(logits, *drawn[-1])):
                 break
             ids = drawn[-1][0][:, None]
-        tokens, probs = zip(*drawn, strict=True)
-        return torch.stack(tokens, dim=1), None if self._sampling.greedy else torch.stack(probs, dim=1)
+        return drawn
+
+
+def as_drawn(drawn: list[tuple[Tensor, Tensor | None]]) -> Draft:
+    """A draft of one row from at least one token, (1,), each with the (1, vocab) law it was drawn from, or None."""
+    tokens = torch.stack([token for token, _ in drawn], dim=1)
+    probs = [law for _, law in drawn if law is not None]
+    return Draft(tokens, torch.full_like(tokens[:, 0], len(drawn)), torch.stack(probs, dim=1) if probs else None)
 
 
 def as_draft(tokens: list[int], device: torch.device) -> Draft:

@@ -13,6 +13,8 @@ if __name__ == "__main__":
     from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
 
 import argparse
+import copy
+import itertools
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +26,7 @@ from speclab.core.accept import RULES
 from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, Drafter
 from speclab.core.sampling import Sampling
+from speclab.drafts.hybrid import forget
 from speclab.drafts.select import check_kind, check_prompts, drafter_name, make_drafter
 from speclab.lab.harness import kept_when_stopped
 from speclab.models.prompts import Prompt
@@ -80,7 +83,11 @@ def measure(
     args: argparse.Namespace, setup: Setup, prompts: list[Prompt], lengths: list[int], temperatures: list[float]
 ) -> tuple[list[RuleCounts], BaseException | None]:
     """Prompt by prompt.  -> counts of the prompts that every arm has finished, what ended it early"""
+    # One for each case: hybrids learn, and no case teaches another.
     drafter = make_drafter(args.draft, setup, args.seed)
+    drafters = {case: copy.deepcopy(drafter) for case in itertools.product(temperatures, lengths, RULES)}
+    for own in drafters.values():
+        forget(own)
     raw: list[RuleCounts] = []
     check_prompts(setup.target, [drafter], prompts, args.max_new_tokens)
     with (
@@ -89,25 +96,22 @@ def measure(
     ):
         for index, prompt in enumerate(prompts):
             of_prompt = []
-            for temperature in temperatures:
-                for k in lengths:
-                    for i, rule in enumerate(RULES):
-                        first = ((args.seed * len(RULES) + i) * 1009 + index) * args.repeats
-                        seeds = list(range(first, first + args.repeats))
-                        sampling = setup.sampling_at(temperature)
-                        n = counts(setup, drafter, prompt, k, sampling, rule, args.max_new_tokens, seeds)
-                        of_prompt.append(
-                            RuleCounts(
-                                rule=rule,
-                                temperature=temperature,
-                                draft_length=k,
-                                prompt_index=index,
-                                n_rounds=n.n_rounds,
-                                n_drafted=n.n_drafted,
-                                n_accepted=n.n_accepted,
-                                n_tokens=n.n_emitted,
-                            )
-                        )
+            for (temperature, k, rule), own in drafters.items():
+                first = ((args.seed * len(RULES) + list(RULES).index(rule)) * 1009 + index) * args.repeats
+                seeds = list(range(first, first + args.repeats))
+                n = counts(setup, own, prompt, k, setup.sampling_at(temperature), rule, args.max_new_tokens, seeds)
+                of_prompt.append(
+                    RuleCounts(
+                        rule=rule,
+                        temperature=temperature,
+                        draft_length=k,
+                        prompt_index=index,
+                        n_rounds=n.n_rounds,
+                        n_drafted=n.n_drafted,
+                        n_accepted=n.n_accepted,
+                        n_tokens=n.n_emitted,
+                    )
+                )
             raw += of_prompt
             bar.update()
     return raw, stops[0] if stops else None

@@ -1,7 +1,8 @@
 """What it costs that the target gives its hidden states away: passes with and without, side by side.
 
 A draft that reads the target's hidden states needs the outputs of some layers of every pass, side by side in one
-tensor. The same pass is timed without them, and with them, on each engine.
+tensor. The same pass is timed without them, and with them, on each engine; the exported engine's passes keep the
+outputs of all layers, so it is exported once more without any.
 
     python -m benchmarks.states                                   # the lab's target, half a minute
     python -m benchmarks.states --target lab:200m --layers 3,7,10 --widths 1,5
@@ -24,7 +25,8 @@ from torch import Tensor
 from benchmarks import common
 from speclab.cli import flags, parsing
 from speclab.models.backends.eager import decoder_layers
-from speclab.models.cached import CachedModel
+from speclab.models.backends.exported import ExportedModel
+from speclab.models.cached import CachedModel, FastModel
 from speclab.models.setup import Setup
 from speclab.models.timing import time_passes
 from speclab.present.tables import Block, Cell, Lines, Table, number
@@ -51,6 +53,15 @@ class StatesRun(common.BenchmarkRun):
     passes: list[StatesPasses]
 
 
+def without_states(fast: FastModel | None) -> FastModel | None:
+    """The same engine, exported once more with passes that give logits alone."""
+    if not isinstance(fast, ExportedModel):
+        return fast
+    plain = ExportedModel(fast.model, layers=())
+    plain.padded, plain.plain_one = fast.padded, fast.plain_one
+    return plain
+
+
 class Reading(CachedModel):
     """Every pass is followed by what a draft asks for."""
 
@@ -65,7 +76,8 @@ def measure(setup: Setup, layers: tuple[int, ...], widths: list[int], context: i
     """On the eager engine, and on the fast one where the target has it."""
     target, measured = setup.target, []
     for fast in [None, target.fast] if target.fast else [None]:
-        plain, reading = (kind(target.model, target.vocab_size, fast) for kind in (CachedModel, Reading))
+        plain = CachedModel(target.model, target.vocab_size, without_states(fast))
+        reading = Reading(target.model, target.vocab_size, fast)
         reading.hidden_layers = layers
         for width in widths:
             without, with_states = (

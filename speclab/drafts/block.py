@@ -7,7 +7,7 @@ last: those of rejected tokens are never read. A block's own keys and values sta
 import torch
 from torch import Tensor
 
-from draft_models import as_draft
+from draft_models import as_draft, as_drawn
 from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import Sampling, draw_draft, to_device
 from speclab.drafts.heads.block import BlockHead
@@ -48,9 +48,7 @@ class BlockDrafter(HeadDrafter):
                 row = self.of_target(self.head.biased(logits[:, i], token), self._vocab_size)
                 drawn.append(draw_draft(row, self._sampling, uniforms[:, i]))
                 token = drawn[-1][0]
-        tokens, probs = zip(*drawn, strict=True)
-        size = torch.full((1,), k, device=self.device)
-        return Draft(torch.stack(tokens, dim=1), size, None if self._sampling.greedy else torch.stack(probs, dim=1))
+        return as_drawn(drawn)
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
         """Take the states of the tokens that are final, and the last token."""

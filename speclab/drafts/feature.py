@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from draft_models import as_draft
+from draft_models import as_draft, as_drawn
 from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import Sampling, draw_draft, probability, to_device
 from speclab.drafts.heads.drafter import HeadDrafter
@@ -51,9 +51,7 @@ class FeatureDrafter(HeadDrafter):
                 drawn.append(draw_draft(logits, self._sampling, uniforms[:, i]))
                 if self.keep_drafting and not self.keep_drafting(probability(logits, *drawn[-1])):
                     break
-        tokens, probs = zip(*drawn, strict=True)
-        size = torch.full((1,), len(drawn), device=self.device)
-        return Draft(torch.stack(tokens, dim=1), size, None if self._sampling.greedy else torch.stack(probs, dim=1))
+        return as_drawn(drawn)
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
         """Take the states of the tokens that are final, and the token after each."""

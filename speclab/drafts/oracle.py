@@ -66,24 +66,20 @@ class OracleModelDrafter(OracleDraft, ModelDrafter):
         self._begin(prompt, sampling)
         super().prefill(target, prompt, sampling)
         self._n_prompt = prompt.shape[1]
-        self._position = 0
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
-        """The baseline's tokens, right or wrong, after as many passes of the draft model."""
-        self._position = self._n_committed - self._n_prompt
-        return super().propose(k, uniforms)
+        """The baseline's tokens, right or wrong, after as many passes of the draft model; that this reads its own
+        proposals does not matter."""
+        start = self._n_committed - self._n_prompt
+        draft = super().propose(k, uniforms)
+        replayed = [self._replayed(start + i, self.draft.vocab_size) for i in range(draft.tokens.shape[1])]
+        given = to_device([-1 if token is None else token for token in replayed], self.draft.device)
+        return draft._replace(tokens=torch.where(given >= 0, given, draft.tokens))
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
         """Follow the text, and crop the draft model's cache."""
         self._follow(self._n_committed - self._n_prompt, committed)
         super().observe(n_accepted, committed)
-
-    def _run(self, ids: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The draft model's passes, whose tokens are replaced; that it reads its own proposals does not matter."""
-        own, probs = super()._run(ids, uniforms)
-        replayed = [self._replayed(self._position + i, self.draft.vocab_size) for i in range(own.shape[1])]
-        given = to_device([-1 if token is None else token for token in replayed], own.device)
-        return torch.where(given >= 0, given, own), probs
 
 
 class FreeOracleDrafter(OracleDraft):

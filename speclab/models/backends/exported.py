@@ -38,20 +38,21 @@ _TOTALS = torch.export.Dim("total", min=2, max=_EXAMPLE_ROWS - 1)
 class _Pass(nn.Module):
     """One forward pass with everything it depends on as an argument: what gets exported."""
 
-    def __init__(self, model: PreTrainedModel):
+    def __init__(self, model: PreTrainedModel, layers: Iterable[int]):
         super().__init__()
-        self.model = model
+        self.model, self.layers = model, layers
 
     def forward(self, ids: Tensor, positions: Tensor, mask: Tensor, keys: list[Tensor], values: list[Tensor]) -> tuple:
         cache = Cache(layers=[WrittenInPlace(k, v) for k, v in zip(keys, values, strict=True)])
         options = {"position_ids": positions, "attention_mask": mask, "past_key_values": cache, "use_cache": True}
-        with layer_outputs(self.model, range(len(decoder_layers(self.model)))) as hidden:
+        with layer_outputs(self.model, self.layers) as hidden:
             return self.model(input_ids=ids, **options).logits, hidden
 
 
 class ExportedModel:
     """The exported forward of one model. It has no state: buffers and positions come in.
 
+    layers: whose outputs a pass gives beside the logits; all, unless told, for drafts are made later.
     shapes: for every layer the (kv heads, head width) of its keys and of its values.
     packed: whether the products read copies of the weights in oneDNN's own order. Such products are made for several
     rows at once; models/select.py finds out what that means for narrow passes, and sets
@@ -62,12 +63,12 @@ class ExportedModel:
     graphed = False
     one_token_gain: float | None = None
 
-    def __init__(self, model: PreTrainedModel):
+    def __init__(self, model: PreTrainedModel, layers: Iterable[int] | None = None):
         self.model, self.shapes = model, kv_shapes(model)
         self.packed = rewrites.can_prepack(model.device, model.dtype)
         self.padded: dict[int, int] = {}
         self.plain_one = False
-        graph = export_forward(model, self.shapes)
+        graph = export_forward(model, self.shapes, range(len(decoder_layers(model))) if layers is None else layers)
         rewrites.rotate_by_roll(graph)
         plain = rewrites.copied(graph)  # the same tensors, another list of kernels
         if self.packed:
@@ -86,7 +87,7 @@ class ExportedModel:
         self, ids: Tensor, positions: Tensor, mask: Tensor, keys: list[Tensor], values: list[Tensor]
     ) -> tuple[Tensor, ...]:
         """(1, m) ids and positions, (1, 1, m, total) mask, per layer views of `total` rows -> (1, m, vocab) logits, and
-        the outputs of all layers, (1, m, hidden) each
+        the outputs of the layers, (1, m, hidden) each
 
         The last m rows of the views are written.
         """
@@ -132,7 +133,7 @@ class ExportedBackend(BufferedBackend):
         return Buffers(self._model, self._exported.shapes, capacity)
 
 
-def export_forward(model: PreTrainedModel, shapes: list) -> fx.GraphModule:
+def export_forward(model: PreTrainedModel, shapes: list, layers: Iterable[int]) -> fx.GraphModule:
     """The kernels of one pass, for any width and any context."""
     width, total, device = 3, 7, model.device
     arguments = (
@@ -143,7 +144,7 @@ def export_forward(model: PreTrainedModel, shapes: list) -> fx.GraphModule:
     )
     of_buffers = [{2: _TOTALS}] * len(shapes)
     dynamic = ({1: _WIDTHS}, {1: _WIDTHS}, {2: _WIDTHS, 3: _TOTALS}, of_buffers, of_buffers)
-    one_pass, before = _Pass(model), logging.root.manager.disable
+    one_pass, before = _Pass(model, layers), logging.root.manager.disable
     logging.disable(logging.CRITICAL)  # torch.export logs pages; one line of them is kept as the reason
     try:
         with torch.no_grad():
