@@ -67,6 +67,28 @@ def test_labels_stand_off_each_other_the_markers_and_the_axis():
                 assert not any(box.contains(x, y) for box in boxes)
 
 
+def test_a_draft_on_auto_has_the_drafts_look_at_a_place_of_its_own():
+    """No line leads there: what is forecast is a dash beside its marker. Markers stand close to their places."""
+    names = ("model", "feature", "hybrid")
+    rows = [make_row(name, k) for name in names for k in (2, 4)]
+    rows += [replace(make_row(f"{name} auto", 8), book_formula=None) for name in names]
+    (panel,) = plots.speedup_panels(rows)
+    assert panel.ticks == {2: "2", 4: "4", 6: "auto"}
+    figure = measured([panel])
+    (axis,) = figure.axes
+    legend = [text.get_text() for text in axis.get_legend().get_texts()]
+    assert legend == [*names, "forecast", figures.BOOK]
+    lines = [line for line in axis.lines if line.get_color() in figures.COLOURS[:3] and line.get_linestyle() != "None"]
+    assert [max(line.get_xdata()) for line in lines if line.get_marker() == "None"] == [4] * 6
+    dashes = [line for line in axis.lines if line.get_marker() == "_"]
+    assert [list(line.get_xdata()) for line in dashes] == [[6]] * 3
+    for line in axis.lines:
+        if line.get_marker() in figures.MARKERS:
+            drawn = line.get_transform().transform(line.get_xydata())[:, 0]
+            places = axis.transData.transform(line.get_xydata())[:, 0]
+            assert abs(drawn - places).max() <= (panel.spread + 1) * figure.dpi / 72, "of three, the outer two"
+
+
 def test_rounds_without_drafts_stand_apart_from_rejected_ones():
     ngram = make_row("ngram", 2, accepted_lengths=[50, 30, 20], n_rounds=100, n_without_drafts=40)
     (panel,) = plots.accepted_lengths([ngram])

@@ -560,10 +560,10 @@ def test_measured_values_are_markers_and_predictions_are_lines():
     figure = figures.draw(plots.speedup_panels(rows))
     (axis,) = figure.axes
     drawn = {line.get_label(): line for line in axis.lines}
-    measured = drawn["model, measured"]
+    measured = drawn["model"]
     assert (measured.get_marker(), measured.get_linestyle()) == ("o", "None")
     assert list(measured.get_ydata()) == [row.speedup for row in rows]
-    for label, name in (("model, forecast", "forecast"), (f"model, {figures.BOOK}", "book_formula")):
+    for label, name in (("forecast", "forecast"), (figures.BOOK, "book_formula")):
         assert (drawn[label].get_marker(), list(drawn[label].get_xdata())) == ("None", [2, 4])
         assert list(drawn[label].get_ydata()) == [getattr(row, name) for row in rows]
     (intervals,) = axis.collections

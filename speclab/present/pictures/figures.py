@@ -49,6 +49,7 @@ class Panel:
     bars: bool = False  # shares of a whole
     log: bool = False  # the x axis
     extra: Callable[[Any], None] | None = None  # draws what only this panel has, on its axis
+    apart: tuple = ()  # places that no line leads to: what is predicted there is a dash
 
 
 def plain(pairs: Iterable[tuple[Any, float | None]]) -> dict[Any, Value]:
@@ -67,13 +68,13 @@ def speedups(rows: Iterable[Any], x: str = "x") -> dict[Any, Value]:
 
 
 def all_drafts(by_name: dict[str, list], x: str, predictions: dict[str, str], x_label: str, **options) -> Panel:
-    """The measured speedups of several drafts with what was predicted. predictions: column of the rows -> its label."""
+    """The measured speedups of several drafts with what was predicted: a colour and a marker for each draft, a line
+    style for each prediction. predictions: column of the rows -> its label."""
     series = []
     for i, (name, rows) in enumerate(by_name.items()):
-        series.append(Series(f"{name}, measured", speedups(rows, x), i))
-        for j, (key, label) in enumerate(predictions.items()):
-            style = STYLES[(2 * i + j) % len(STYLES)]
-            series.append(Series(f"{name}, {label}", column(rows, key, x), i, style))
+        series.append(Series(name, speedups(rows, x), i))
+        for (key, label), style in zip(predictions.items(), STYLES, strict=False):
+            series.append(Series(label, column(rows, key, x), i, style))
     return Panel(series, x_label, **options)
 
 
@@ -109,16 +110,18 @@ def _draw_panel(axis, panel: Panel) -> list[Label]:
     labels: list[Label] = []
     shown = [series for series in panel.series if series.values]
     measured = [series for series in shown if not series.style]
+    beside = _beside(measured, panel.spread)
     for series in shown:
         if series.style:
-            ys = [value.value for value in series.values.values()]
-            axis.plot(list(series.values), ys, series.style, color=colour(series.look), label=series.label)
-    for i, series in enumerate(measured):
-        aside = i - (len(measured) - 1) / 2  # beside the place, so that no marker hides another one's interval
-        if panel.bars:
+            alike = [other for other in shown if (other.label, other.style) == (series.label, series.style)]
+            _prediction(axis, series, panel.apart, beside, in_legend=len(alike) == 1)
+            if len(alike) > 1 and series is alike[0]:
+                axis.plot([], [], series.style, color="black", label=series.label)
+        elif panel.bars:
+            aside = measured.index(series) - (len(measured) - 1) / 2
             _bars(axis, series, aside, 0.8 / len(measured))
         else:
-            labels += _markers(axis, series, aside * panel.spread)
+            labels += _markers(axis, series, beside)
     if panel.log:
         axis.set_xscale("log", base=2)
     ticks = panel.ticks or {place: f"{place:g}" for place in sorted({x for series in shown for x in series.values})}
@@ -126,44 +129,76 @@ def _draw_panel(axis, panel: Panel) -> list[Label]:
     axis.xaxis.set_minor_locator(NullLocator())
     axis.set_xlabel(panel.x_label)
     axis.set_ylabel(panel.y_label)
-    axis.margins(x=_margin(axis, panel, len(measured)), y=0.12)
+    axis.margins(x=_margin(axis, max(beside.values(), default=0.0)), y=0.12)
     if panel.y_label.startswith("speedup"):
         axis.axhline(1, color="black", linewidth=1)
     if panel.extra:
         panel.extra(axis)
-    labels_shown = [series.label for series in shown]
+    labels_shown = list(dict.fromkeys(series.label for series in sorted(shown, key=lambda series: bool(series.style))))
     widest = sum(len(label) + 8 for label in sorted(labels_shown, key=len)[-3:])  # characters; 8: line and gap
-    legend_above(axis, panel.title, labels_shown, columns=3 if len(measured) > 2 and widest <= LEGEND_ROW else 2)
+    legend_above(axis, panel.title, labels_shown, columns=3 if len(labels_shown) > 2 and widest <= LEGEND_ROW else 2)
     return labels
 
 
-def _margin(axis, panel: Panel, n_measured: int) -> float:
-    """The share of the x axis left free at each end: room for the outermost marker and its number."""
+def _beside(measured: list[Series], spread: float) -> dict[tuple[int, Any], float]:
+    """(look, place) -> points that the marker stands beside its place, so that none hides another one's interval."""
+    beside: dict[tuple[int, Any], float] = {}
+    for x in dict.fromkeys(x for series in measured for x in series.values):
+        here = [series.look for series in measured if x in series.values]
+        beside |= {(look, x): (i - (len(here) - 1) / 2) * spread for i, look in enumerate(here)}
+    return beside
+
+
+def _moved(axis, right: float) -> Any:
+    """The transform of what stands so many points beside its place."""
+    return axis.transData + ScaledTranslation(right / 72, 0, axis.figure.dpi_scale_trans)
+
+
+def _margin(axis, beside: float) -> float:
+    """The share of the x axis left free at each end: room for the outermost marker, so many points beside its place,
+    and its number."""
     width = 72 * (axis.figure.get_figwidth() / max(1, len(axis.figure.axes)) - 0.9)  # points; 0.9: ticks and label
-    beside = 0 if panel.bars else (n_measured - 1) / 2 * panel.spread
     needed = beside + 26
     return max(0.05, needed / (width - 2 * needed))
 
 
-def _markers(axis, series: Series, right: float) -> list[Label]:
-    """Values with intervals where they have one, `right` points beside their places.  -> the values to print"""
-    values, color = series.values, colour(series.look)
-    beside = axis.transData + ScaledTranslation(right / 72, 0, axis.figure.dpi_scale_trans)
-    ys = [value.value for value in values.values()]
-    axis.plot(list(values), ys, MARKERS[series.look % len(MARKERS)], color=color, label=series.label, transform=beside)
-    intervals = [(x, value.low, value.high) for x, value in values.items() if None not in value]
-    if intervals:
-        axis.vlines(*zip(*intervals, strict=True), color=color, linewidth=1, transform=beside)
-    # What is drawn beside its place does not widen the axes by itself.
-    axis.update_datalim([*zip(values, ys, strict=True), *((x, end) for x, *ends in intervals for end in ends)])
-    printed: Iterable[int] = range(len(ys))
-    if len(ys) > MANY:
-        printed = sorted({0, max(printed, key=ys.__getitem__), len(ys) - 1})
-    places = list(values.items())
-    return [
-        Label(f"{y:.2f}", x, y, y if low is None else low, y if high is None else high, right, color)
-        for x, (y, low, high) in (places[i] for i in printed)
-    ]
+def _prediction(axis, series: Series, apart: tuple, beside: dict[tuple[int, Any], float], in_legend: bool) -> None:
+    """A line; a dash at places apart, and where there is one place alone."""
+    ys = {x: value.value for x, value in series.values.items()}
+    line = {x: y for x, y in ys.items() if x not in apart}
+    look = {"color": colour(series.look), "label": series.label if in_legend else "_"}
+    if len(line) > 1:
+        axis.plot(list(line), list(line.values()), series.style, **look)
+        look["label"] = "_"
+    else:
+        line = {}
+    for x in ys.keys() - line.keys():
+        moved = _moved(axis, beside.get((series.look, x), 0.0))
+        axis.plot([x], [ys[x]], "_", markersize=16, markeredgewidth=1.5, transform=moved, **look)
+        look["label"] = "_"
+
+
+def _markers(axis, series: Series, beside: dict[tuple[int, Any], float]) -> list[Label]:
+    """Values with intervals where they have one, each beside its place.  -> the values to print"""
+    rights = {x: beside[series.look, x] for x in series.values}
+    labels, color, name = [], colour(series.look), series.label
+    for right in dict.fromkeys(rights.values()):
+        here = {x: value for x, value in series.values.items() if rights[x] == right}
+        look = {"color": color, "transform": _moved(axis, right)}
+        ys = [value.value for value in here.values()]
+        axis.plot(list(here), ys, MARKERS[series.look % len(MARKERS)], label=name, **look)
+        name = "_"  # one entry in the legend
+        intervals = [(x, value.low, value.high) for x, value in here.items() if None not in value]
+        if intervals:
+            axis.vlines(*zip(*intervals, strict=True), linewidth=1, **look)
+        # What is drawn beside its place does not widen the axes by itself.
+        axis.update_datalim([*zip(here, ys, strict=True), *((x, end) for x, *ends in intervals for end in ends)])
+    for x, (y, low, high) in series.values.items():
+        labels.append(Label(f"{y:.2f}", x, y, y if low is None else low, y if high is None else high, rights[x], color))
+    if len(labels) > MANY:
+        best = max(range(len(labels)), key=lambda i: labels[i].y)
+        return [labels[i] for i in sorted({0, best, len(labels) - 1})]
+    return labels
 
 
 def _bars(axis, series: Series, aside: float, width: float) -> None:

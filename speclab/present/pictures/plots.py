@@ -2,7 +2,9 @@
 
 import functools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +14,7 @@ from speclab.present.pictures.library import Figure, NullLocator
 from speclab.present.tables import short_names, temperature_name
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun
+from speclab.records.samples import AUTO
 from speclab.theory.ladder import EFFECTS, PREDICTORS, factors, prediction_errors, prediction_rows
 
 SPEEDUPS = [0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 4, 6, 8, 12, 16]  # ticks of a logarithmic axis
@@ -60,11 +63,22 @@ def _groups(rows: list[Row]) -> Iterator[tuple[str, dict[str, list[Row]]]]:
 
 
 def speedup_panels(rows: list[Row]) -> list[Panel]:
-    """Speedup against k, with the forecast and the book's formula: a panel for every temperature."""
+    """Speedup against k, with the forecast and the book's formula: a panel for every temperature. Rows on auto stand at
+    a place of their own."""
     predictions = {"forecast": "forecast", "book_formula": figures.BOOK}
+    fixed = {row.draft_length for row in rows if not row.method.endswith(AUTO)}
+    auto = max(fixed, default=0) + 2
+    ticks = {k: f"{k:g}" for k in sorted(fixed)}
+    if any(row.method.endswith(AUTO) for row in rows):
+        ticks[auto] = "auto"
+    placed = [
+        replace(row, method=row.method.removesuffix(AUTO), draft_length=auto) if row.method.endswith(AUTO) else row
+        for row in rows
+    ]
+    options: dict[str, Any] = {"ticks": ticks, "apart": (auto,), "spread": 20}
     return [
-        figures.all_drafts(by_name, "draft_length", predictions, "draft length k", title=title, spread=20)
-        for title, by_name in _groups(rows)
+        figures.all_drafts(by_name, "draft_length", predictions, "draft length k", title=title, **options)
+        for title, by_name in _groups(placed)
     ]
 
 
