@@ -69,6 +69,7 @@ def forget(drafter: Drafter) -> None:
 class HybridDrafter:
     """A lookup where it pays more, `drafter` elsewhere. Both follow the text all the time.
 
+    looked_up: whether the lookup made the last draft, not the model.
     costs: of rounds with the model, by temperature; USUAL where there are none. Costs and what is known are kept from
     text to text and shared by copies.
     """
@@ -94,6 +95,7 @@ class HybridDrafter:
         self._known = self.known.setdefault(temperature, Known())
         self._found: list[int] = []  # what the lookup shows in this round
         self._n_drafted = 0  # by the model
+        self.looked_up = False
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
         """Let both read the prompt."""
@@ -105,7 +107,8 @@ class HybridDrafter:
     def propose(self, k: int, uniforms: Tensor) -> Draft:
         """At most `k` tokens, all of the lookup or all of the model. uniforms (1, k), in [0, 1)."""
         self._found, self._n_drafted = self.lookup.lookup(k), 0
-        if self._found and self._pays(len(self._found), k):
+        self.looked_up = bool(self._found) and self._pays(len(self._found), k)
+        if self.looked_up:
             return as_draft(self._found, self._device)
         draft = self.drafter.propose(k, uniforms)
         self._n_drafted = draft.tokens.shape[1]

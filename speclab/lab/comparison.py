@@ -21,7 +21,7 @@ from speclab.models.prompts import Prompt
 from speclab.models.timing import bandwidth, block_bytes
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun, Noise
-from speclab.records.samples import AUTO, BASELINE, BASELINE_REPEAT, PLAIN, Arm, Sample
+from speclab.records.samples import AUTO, BASELINE, BASELINE_REPEAT, LOOKUP, PLAIN, Arm, Sample
 from speclab.system.errors import Problem
 from speclab.theory import attribution, drift
 from speclab.theory.formulas import ratio_interval
@@ -89,7 +89,7 @@ def _add_predictions(config: RunConfig, measured: Measurement, run: ComparisonRu
     for row in run.rows:
         if row.draft and row.prompt_kind == "all":
             arm = Arm(row.method, row.draft, row.draft_length)
-            rounds = [pair for s in measured.of(arm, row.temperature) for text in s.rounds for pair in text]
+            rounds = [made[:2] for s in measured.of(arm, row.temperature) for text in s.rounds for made in text]
             try:
                 run.yours.append(config.learner.predict(row, rounds))
             except Problem as problem:  # the measurement is made: keep it
@@ -217,7 +217,10 @@ def _parts(measured: Measurement, costs: CostTable) -> dict[tuple[Arm, float, in
         arm, place = sample.arm, (sample.temperature, sample.prompt_index)
         if (arm.draft, sample.temperature) not in costs or not is_judged_alone(measured, arm, sample.temperature):
             continue
-        predicted: dict[str, Any] = {}
+        of_lookup = costs.get((arm.draft + LOOKUP, sample.temperature))
+        if of_lookup is None and any(made.looked_up for rounds in sample.rounds for made in rounds):
+            continue
+        predicted: dict[str, Any] = {"of_lookup": of_lookup}
         if follows_text(measured, arm):
             predicted["accept_probs"] = functools.partial(probs, arm.draft, *place)
         elif sample.temperature == 0:

@@ -16,7 +16,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from speclab.core.counts import Counts
 from speclab.core.rounds import Round
 from speclab.models.loading import settings_of_the_lab
-from speclab.records.samples import Arm
+from speclab.records.samples import Arm, Made
 from speclab.system.errors import EnvironmentProblem
 
 
@@ -28,7 +28,7 @@ class Decoding:
         self.tokens: list[int] = []
         self.counts = Counts()
         self.prefill_seconds = self.decode_seconds = 0.0
-        self.rounds: list[tuple[int, int]] = []  # (drafted, accepted) of each
+        self.rounds: list[Made] = []
         self.log: list[tuple[int, float, Round]] = []  # of each: tokens in the target's cache before it, seconds, round
         self._rounds = rounds
 
@@ -46,7 +46,7 @@ class Decoding:
             self.prefill_seconds += seconds
         else:
             self.decode_seconds += seconds
-            self.rounds.append((round_.n_drafted, round_.n_accepted))
+            self.rounds.append(Made(round_.n_drafted, round_.n_accepted, round_.looked_up))
             self.log.append((self.n_prompt + len(self.tokens) - 1, seconds, round_))
         self.counts.add(round_)
         self.tokens += round_.tokens

@@ -31,12 +31,12 @@ from speclab.drafts.hybrid import HybridDrafter, forget, parts
 from speclab.drafts.lengths import LONGEST, AutoLength
 from speclab.drafts.oracle import OracleDraft, reference_text
 from speclab.lab.decodings import Decoding, LibraryDecoding, interleaved, take_turns
-from speclab.lab.instruments import LoopFunctions, VariedLength, with_phases
+from speclab.lab.instruments import LoopFunctions, VariedLength, with_parts, with_phases
 from speclab.lab.round_costs import measure_costs
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
-from speclab.records.samples import BASELINE_REPEAT, EAGER, INSTRUMENT, LIBRARY, Arm, Sample
+from speclab.records.samples import BASELINE_REPEAT, EAGER, INSTRUMENT, LIBRARY, LOOKUP, Arm, Sample
 from speclab.system.errors import Problem, is_out_of_memory
 from speclab.system.terminal import note, progress
 from speclab.theory.costs import RoundTime, StepTime, catch_ups
@@ -107,12 +107,14 @@ class Bench:
         if not arm.speculative:
             rounds = autoregressive_decode(target, ids, settings, self.setup.chunk)
         else:
-            drafter = self.functions.adapt(self._drafter(arm, ids, budget), None)
+            own = self._drafter(arm, ids, budget)
+            drafter = self.functions.adapt(own, None)
             if lengths:
                 drafter = VariedLength(drafter, lengths, stream)
                 rounds = with_phases(self.functions, target, drafter, ids, arm.draft_length, settings)
             else:
                 rounds = self.functions.rounds(target, drafter, ids, arm.draft_length, settings)
+            rounds = with_parts(rounds, own)
         return Decoding(arm, rounds, ids.shape[1], budget)
 
     def greedy_only(self, arm: Arm) -> bool:
@@ -240,7 +242,8 @@ class Measurement:
             self.wall_seconds += seconds
             self.phase_seconds += in_phases
             phases["host"] += seconds - in_phases
-            what = (decoding.arm.draft, temperature, context, round_.n_drafted, n_waiting, phases)
+            name = decoding.arm.draft + LOOKUP * round_.looked_up
+            what = (name, temperature, context, round_.n_drafted, 1 if round_.looked_up else n_waiting, phases)
             self.rounds.append(RoundTime(*what, prompt))
 
 

@@ -15,6 +15,7 @@ from speclab.core.accept import accept_from_logits, rule_of
 from speclab.core.clock import mark, seconds_between
 from speclab.core.rounds import AcceptRule, Draft, Drafter, Round, Target
 from speclab.core.sampling import Sampling
+from speclab.drafts.hybrid import HybridDrafter
 from speclab.models.cached import CachedModel, RollBack, roll_back
 from speclab.records.rows import Row
 from speclab.records.runs import LearnerPrediction
@@ -120,6 +121,13 @@ def with_phases(functions: LoopFunctions, target: CachedModel, drafter: Drafter,
             seconds = {phase: seconds.get(phase, 0.0) for phase in PHASES}
             seconds["host"] = whole - sum(seconds.values())
         yield round_._replace(seconds=seconds)
+
+
+def with_parts(rounds: Iterator[Round], drafter: Drafter) -> Iterator[Round]:
+    """The same rounds; of a hybrid, which they have asked for drafts, each says whether its lookup drafted."""
+    if not isinstance(drafter, HybridDrafter):
+        return rounds
+    return (round_._replace(looked_up=drafter.looked_up and not round_.prefill) for round_ in rounds)
 
 
 class VariedLength:

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -12,7 +12,7 @@ from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.heads.drafter import HeadDrafter
 from speclab.drafts.hybrid import LookupDrafter, parts
 from speclab.lab.harness import Bench, Measurement
-from speclab.records.samples import BASELINE, Arm
+from speclab.records.samples import BASELINE, Arm, Made
 from speclab.theory import losslessness
 
 
@@ -128,14 +128,14 @@ def distances(rule: str, target_probs: torch.Tensor, draft_probs: torch.Tensor) 
     return (law(p, q) - p).abs().sum(-1) / 2 if law else torch.zeros(len(p))
 
 
-def judged_places(rounds: list[tuple[int, int]], n_tokens: int) -> list[tuple[int, int]]:
+def judged_places(rounds: Iterable[Made], n_tokens: int) -> list[tuple[int, int]]:
     """The places of a text whose token a rule has tested: (place where the round began, place in its draft).
 
-    rounds: (drafted, accepted) of each after the prefill, whose token is the first of the text. All other tokens are
+    rounds: those after the prefill, whose token is the first of the text. All other tokens are
     bonus tokens, or follow an empty draft: those are the target's own.
     """
     places, start = [], 1
-    for n_drafted, n_accepted in rounds:
+    for n_drafted, n_accepted, _ in rounds:
         depths = range(min(n_drafted, n_accepted + 1, n_tokens - start))
         places += [(start, depth) for depth in depths]
         start += n_accepted + 1

@@ -2,8 +2,7 @@
 
 For drafts whose proposals depend on the rounds before: `-k auto` and hybrids learn while they draft. They run in the
 production loop; only the target is a stand-in that says the text. When sampling this is not possible: there a rejected
-token and the one that replaces it belong together. A hybrid's rounds are known as well; what they cost is not, since a
-lookup and a model of the same number of tokens cost differently.
+token and the one that replaces it belong together.
 """
 
 import copy
@@ -17,9 +16,9 @@ from speclab.core.rounds import DecodeSettings, Drafter
 from speclab.drafts.heads.rollout import target_pass
 from speclab.drafts.hybrid import forget
 from speclab.lab.harness import Measurement
-from speclab.lab.instruments import LoopFunctions
+from speclab.lab.instruments import LoopFunctions, with_parts
 from speclab.models.cached import CachedModel
-from speclab.records.samples import Arm
+from speclab.records.samples import Arm, Made
 from speclab.theory.attribution import Text
 
 
@@ -65,19 +64,17 @@ class KnownText:
         return self._hidden[layers][:, self._last]
 
 
-Rounds = list[tuple[int, int]]  # (drafted, accepted) of each
-
-
 def replayed(
     functions: LoopFunctions, target: CachedModel, drafter: Drafter, prompt: Tensor, text: Text, draft_length: int
-) -> Rounds:
+) -> list[Made]:
     """The rounds after that of the prompt, (1, prompt length) ids, in greedy decoding of `text`. The drafter learns."""
     known = KnownText(target, prompt, text)
     rounds = functions.rounds(known, drafter, prompt, draft_length, DecodeSettings(len(text)))  # type: ignore[arg-type]
-    return [(round_.n_drafted, round_.n_accepted) for round_ in rounds if not round_.prefill]
+    told = with_parts(rounds, drafter)
+    return [Made(round_.n_drafted, round_.n_accepted, round_.looked_up) for round_ in told if not round_.prefill]
 
 
-def rounds_of_texts(measured: Measurement) -> Callable[[Arm, int, Text], Rounds]:
+def rounds_of_texts(measured: Measurement) -> Callable[[Arm, int, Text], list[Made]]:
     """`replayed` along a measurement's own greedy texts: of (arm, index of the prompt, text), each made once.
 
     A draft knows what its rounds cost, and learns the rest again: nothing of the timed rounds is used.
@@ -85,7 +82,7 @@ def rounds_of_texts(measured: Measurement) -> Callable[[Arm, int, Text], Rounds]
     bench, drafters = measured.bench, dict[Arm, Drafter]()
 
     @functools.cache
-    def rounds(arm: Arm, prompt_index: int, text: Text) -> Rounds:
+    def rounds(arm: Arm, prompt_index: int, text: Text) -> list[Made]:
         if arm not in drafters:
             drafters[arm] = copy.deepcopy(bench.drafters[arm.draft])
             forget(drafters[arm])

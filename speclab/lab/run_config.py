@@ -68,10 +68,8 @@ class RunConfig:
 
     def instruments(self, arms: list[Arm]) -> dict[str, list[int]]:
         """For every draft the lengths that its instrumented decoding tries: all of them, those in use three times; a
-        draft on auto chooses its own. None for a hybrid: what a draft of n tokens costs depends on which part made it.
-        """
-        names = [name for name, drafter in self.drafters.items() if len(parts(drafter)) == 1]
-        used = {name: [arm.draft_length for arm in arms if arm.draft == name] for name in names}
+        draft on auto chooses its own."""
+        used = {name: [arm.draft_length for arm in arms if arm.draft == name] for name in self.drafters}
         return {
             name: [LONGEST] if name.endswith(AUTO) else [*range(max(lengths) + 1), *lengths, *lengths]
             for name, lengths in used.items()

@@ -2,10 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from speclab.core.counts import Counts
 
 AUTO = " auto"  # at the end of a draft's name: its length changes from round to round
+
+LOOKUP = ", lookup"  # the same: costs of the rounds in which a hybrid's lookup drafts
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,14 @@ INSTRUMENT = "instrument"  # method of the decodings whose phases are timed; the
 LIBRARY = ("generate", "assisted", "dynamic", "lookup")  # methods of the arms that the library decodes
 
 
+class Made(NamedTuple):
+    """What a round did. looked_up: a hybrid's lookup drafted, not its model."""
+
+    n_drafted: int
+    n_accepted: int
+    looked_up: bool = False
+
+
 @dataclass
 class Sample:
     """Everything one arm did with one prompt at one temperature, one entry for each repeat."""
@@ -51,7 +62,7 @@ class Sample:
     prefill: list[float] = field(default_factory=list)  # seconds
     decode: list[float] = field(default_factory=list)  # seconds
     texts: list[list[int]] = field(default_factory=list)  # new tokens
-    rounds: list[list[tuple[int, int]]] = field(default_factory=list)  # (drafted, accepted) of every round
+    rounds: list[list[Made]] = field(default_factory=list)
     counts: Counts = field(default_factory=Counts)  # of all repeats
     lossy_rule: str | None = None  # that judged its drafted tokens; None: a lossless one did, or there were none
     distance: float | None = None  # with a lossy rule, the sum of speclab/lab/output_checks.py; None: not measured
@@ -62,7 +73,7 @@ class Sample:
         decode: float,
         tokens: list[int],
         counts: Counts | None = None,
-        rounds: Sequence[tuple[int, int]] = (),
+        rounds: Sequence[Made] = (),
     ) -> None:
         """Book one more decoding; without `counts` it made one pass for every token."""
         self.prefill.append(prefill)

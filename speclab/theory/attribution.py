@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from speclab.records.rows import Row, Rung
 from speclab.records.runs import Noise
-from speclab.records.samples import Sample
+from speclab.records.samples import Made, Sample
 from speclab.theory.costs import Costs, catch_ups
 from speclab.theory.forecast import AcceptProbs, Cost, forecast, oracle
 from speclab.theory.formulas import (
@@ -63,26 +63,29 @@ def price(
     baseline: Sample,
     costs: Costs,
     accept_probs: Callable[[Text], AcceptProbs] | None = None,
-    replayed: Callable[[Text], list[tuple[int, int]]] | None = None,
+    replayed: Callable[[Text], list[Made]] | None = None,
+    of_lookup: Costs | None = None,
 ) -> Part:
     """Both predictions for one arm on one prompt.
 
-    Along a text of the baseline, accept_probs: of this draft; replayed: (drafted, accepted) of its rounds, for a draft
-    whose proposals depend on the rounds before. Without either there is no forecast.
+    Along a text of the baseline, accept_probs: of this draft; replayed: its rounds, for a draft whose proposals depend
+    on the rounds before. Without either there is no forecast. of_lookup: what rounds cost where a hybrid's lookup
+    drafts; `costs` are those with its model then.
     """
+    lookups = of_lookup or costs
     part, early = Part(), sample.n_prompt
     for text, rounds in zip(baseline.texts, sample.rounds, strict=True):
         n = len(text) - 1
         part.n_tokens += n
         part.baseline += sum(costs.step_seconds(early + i) for i in range(n))
         part.baseline_early += n * costs.step_seconds(early)
-        _price_rounds(part, rounds, early, costs)
+        _price_rounds(part, rounds, early, costs, lookups)
     for distinct, n_repeats in Counter(map(tuple, baseline.texts)).items():
         if accept_probs:
             _price_expected(part, n_repeats, accept_probs(distinct), sample.arm.draft_length, early, costs)
         elif replayed:
             made = Part()
-            _price_rounds(made, replayed(distinct), early, costs)
+            _price_rounds(made, replayed(distinct), early, costs, lookups)
             part.expected += n_repeats * (made.draft + made.verify + made.overhead)
             part.expected_rounds += n_repeats * made.n_rounds
     return part
@@ -101,9 +104,11 @@ def price_best_lengths(
     return plain, least
 
 
-def _price_rounds(part: Part, rounds: list[tuple[int, int]], early: int, costs: Costs) -> None:
+def _price_rounds(part: Part, rounds: list[Made], early: int, of_model: Costs, of_lookup: Costs) -> None:
     context = early
-    for (n_drafted, n_accepted), catch_up in zip(rounds, catch_ups(rounds), strict=True):
+    for (n_drafted, n_accepted, looked_up), catch_up in zip(rounds, catch_ups(rounds), strict=True):
+        costs = of_lookup if looked_up else of_model
+        catch_up = 1 if looked_up else catch_up
         part.n_rounds += 1
         part.n_drafted += n_drafted
         part.draft += costs.draft_seconds(n_drafted, context, catch_up)

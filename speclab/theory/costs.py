@@ -24,6 +24,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from speclab.records.samples import Made
+
 CURVES = ("verify_at", "draft_at")
 PHASES = ("draft", "verify", "accept", "rollback", "host")
 STALL = 3.0  # times the median of the cell; the slow state of a shared machine stays below 2
@@ -53,18 +55,22 @@ class StepTime(NamedTuple):
     prompt: int = 0
 
 
-def catch_ups(drafted_accepted: Iterable[tuple[int, int]]) -> list[int]:
-    """Tokens that a draft model has not been fed when each round begins, from (drafted, accepted) of every round.
+def catch_ups(rounds: Iterable[Made]) -> list[int]:
+    """Tokens that a draft model has not been fed when each round begins.
 
-    The last drafted token is never fed, so a fully accepted round leaves two; a round without a draft leaves one more.
+    The last drafted token is never fed, so a fully accepted round leaves two. A round without a draft leaves one more,
+    and one that a hybrid's lookup drafted for leaves all that it committed.
 
-    >>> catch_ups([(4, 4), (4, 1), (0, 0), (0, 0), (2, 2)])
-    [1, 2, 1, 2, 3]
+    >>> catch_ups([Made(4, 4), Made(4, 1), Made(0, 0), Made(0, 0), Made(2, 2), Made(5, 3, looked_up=True), Made(2, 0)])
+    [1, 2, 1, 2, 3, 2, 6]
     """
     waiting, of_rounds = 1, []
-    for n_drafted, n_accepted in drafted_accepted:
+    for n_drafted, n_accepted, looked_up in rounds:
         of_rounds.append(waiting)
-        waiting = waiting + 1 if n_drafted == 0 else 1 + (n_accepted == n_drafted)
+        if looked_up or n_drafted == 0:
+            waiting += n_accepted + 1
+        else:
+            waiting = 1 + (n_accepted == n_drafted)
     return of_rounds
 
 

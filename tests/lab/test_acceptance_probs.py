@@ -348,7 +348,7 @@ def test_a_draft_that_found_nothing_leaves_the_other_rows_their_prices(bench):
     """A lookup over a text that never repeats drafts nothing, so its cost is unknown. That must not cost the run."""
     text = Prompt("code", "no pair of tokens twice", torch.tensor([[0, 1, 2]]))
     small = Bench(bench.setup, bench.drafters, 5, seed=0)
-    assert not any(n for n, _ in finish(small.decoding(Arm("ngram", "ngram", 2), Sampling(), text)).rounds)
+    assert not any(made.n_drafted for made in finish(small.decoding(Arm("ngram", "ngram", 2), Sampling(), text)).rounds)
     arms = [BASELINE, Arm("ngram", "ngram", 2), Arm("model", "model", 2)]
     tools = {"ngram": [0, 1, 2, 2, 2], "model": [0, 1, 2, 2, 2]}
     found = measure(small, arms, [0.0], [text], 1, tools)

@@ -189,8 +189,8 @@ def test_side_by_side_as_alone(pair, sampling):
         assert one.tokens == other.tokens, one.arm
         assert one.rounds == other.rounds, one.arm
     tried = [r for d in together for r in d.rounds]
-    assert any(0 < accepted < drafted for drafted, accepted in tried)
-    assert any(0 < accepted == drafted for drafted, accepted in tried)
+    assert any(0 < accepted < drafted for drafted, accepted, _ in tried)
+    assert any(0 < accepted == drafted for drafted, accepted, _ in tried)
 
 
 def test_side_by_side_on_a_real_architecture():
@@ -201,7 +201,7 @@ def test_side_by_side_on_a_real_architecture():
     take_turns(queue)
     text = plain_text(CachedModel(target), prompt.ids, 16)
     assert all(d.tokens == text for d in queue)
-    assert sum(accepted for d in queue for _, accepted in d.rounds) > 0
+    assert sum(made.n_accepted for d in queue for made in d.rounds) > 0
 
 
 def test_greedy_arms_all_say_what_the_baseline_says(pair):
@@ -296,7 +296,7 @@ def test_instrument_visits_every_length_in_a_decoding(pair):
     """Behind the loop: what is drafted are the lengths of the list, except where the end leaves less room."""
     lengths = [0, 1, 2, 3, 4]
     decoding = make_bench(pair, budget=50).decoding(Arm("instrument", "model", 4), WARM, make_prompt(), lengths=lengths)
-    drafted = [n for n, _ in finish(decoding).rounds]
+    drafted = [made.n_drafted for made in finish(decoding).rounds]
     whole = len(drafted) // 5 - 1  # the last cycles may be cut
     assert whole >= 2
     for i in range(whole):
@@ -345,7 +345,7 @@ def test_instrument_notes_what_really_happened(pair, monkeypatch, name, sampling
                 caught_up.append(drafting[0])
     if name == "model":
         assert {1, 2, 3} <= set(caught_up), "a draft that waited through rounds without a draft was not seen"
-    assert any(accepted for _, accepted in decoding.rounds)
+    assert any(made.n_accepted for made in decoding.rounds)
 
 
 def test_phases_and_host_add_up_to_the_round(pair, monkeypatch):
@@ -384,7 +384,7 @@ def test_prefill_is_booked_apart(pair, monkeypatch):
         assert mine.prefill_seconds == Machine.PREFILL * (1 + (arm.draft != "ngram")), "the draft reads the prompt too"
         passes = 0 if arm.draft == "ngram" else 0.25 * mine.counts.n_drafted
         assert mine.decode_seconds == pytest.approx(mine.counts.n_rounds + passes)
-        assert mine.counts.n_emitted == BUDGET - 1 == sum(accepted + 1 for _, accepted in mine.rounds)
+        assert mine.counts.n_emitted == BUDGET - 1 == sum(made.n_accepted + 1 for made in mine.rounds)
         assert len(mine.rounds) == mine.counts.n_rounds
 
 
@@ -448,7 +448,7 @@ def test_every_arm_at_every_temperature_with_every_repeat(pair):
                 assert len(s.prefill) == len(s.decode) == len(s.texts) == len(s.rounds) == 2
                 assert [len(text) for text in s.texts] == [12, 12]
                 assert s.counts.n_emitted == 2 * 11
-                assert sum(accepted + 1 for rounds in s.rounds for _, accepted in rounds) == 2 * 11
+                assert sum(made.n_accepted + 1 for rounds in s.rounds for made in rounds) == 2 * 11
     assert {(r.drafter, r.temperature) for r in found.rounds} == {
         ("model", 0.0), ("ngram", 0.0), ("dial", 0.0), ("model", 0.8), ("ngram", 0.8),
     }  # fmt: skip

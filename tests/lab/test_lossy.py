@@ -31,7 +31,7 @@ from speclab.present import against, first_screen, report
 from speclab.present.run_lines import small_print
 from speclab.records.files import read
 from speclab.records.runs import ComparisonRun
-from speclab.records.samples import Arm
+from speclab.records.samples import Arm, Made
 from speclab.system.errors import Stopped, UsageProblem
 
 # --- the law of a token -----------------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ def test_each_rule_has_a_graph_of_its_own(monkeypatch):
 
 def test_tested_places():
     """Prefill's token, then: 2 of 3 kept, all 2 kept and a bonus token, no draft, 0 of 3 kept behind the end."""
-    rounds = [(3, 2), (2, 2), (0, 0), (3, 0)]
+    rounds = [Made(3, 2), Made(2, 2), Made(0, 0), Made(3, 0)]
     assert judged_places(rounds, 9) == [(1, 0), (1, 1), (1, 2), (4, 0), (4, 1), (8, 0)]
     assert judged_places(rounds, 8) == [(1, 0), (1, 1), (1, 2), (4, 0), (4, 1)]
 
@@ -202,7 +202,7 @@ def test_laws_of_proposals_are_those_that_were_drawn_from(kind):
     settings = optimized_speculative.DecodeSettings(48, sampling, seed=3)
     rounds = list(bench.functions.rounds(bench.setup.target, noted, torch.tensor([ids]), 3, settings))
     tokens = [token for round_ in rounds for token in round_.tokens]
-    pairs = [(round_.n_drafted, round_.n_accepted) for round_ in rounds if not round_.prefill]
+    pairs = [Made(round_.n_drafted, round_.n_accepted) for round_ in rounds if not round_.prefill]
     places = judged_places(pairs, len(tokens))
     assert {depth for _, depth in places} >= {0, 1}
     _, draft_probs = both_distributions(bench, "draft", ids, tokens, sampling)

@@ -16,12 +16,12 @@ from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength, RoundCosts
 from speclab.drafts.suffix import SuffixDrafter
 from speclab.lab.harness import Bench, Measurement
-from speclab.lab.instruments import LoopFunctions
+from speclab.lab.instruments import LoopFunctions, with_parts
 from speclab.lab.replay import forget, replayed, rounds_of_texts
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
-from speclab.records.samples import AUTO, Arm
+from speclab.records.samples import AUTO, Arm, Made
 
 N_NEW, K = 40, 6
 COSTS = RoundCosts(tuple(0.1 * n for n in range(9)), tuple(1 + 0.1 * n for n in range(9)))
@@ -60,12 +60,13 @@ def test_replayed_rounds_are_those_of_the_decoding(learnt, kind):
     timed, other = drafter_of(kind, target, head), drafter_of(kind, target, head)
     seen = set()
     for prompt in prompts:
-        rounds = [r for r in speculative_rounds(target, timed, prompt, K, N_NEW) if not r.prefill]
-        made = [(r.n_drafted, r.n_accepted) for r in rounds]
+        rounds = list(with_parts(speculative_rounds(target, timed, prompt, K, N_NEW), timed))
+        made = [Made(r.n_drafted, r.n_accepted, r.looked_up) for r in rounds if not r.prefill]
         text = plain_text(target, prompt, N_NEW)
         assert replayed(LoopFunctions(speculative_decode), target, other, prompt, tuple(text), K) == made
         seen |= set(made)
     assert len(seen) > 2, "rounds of one kind alone would show nothing"
+    assert {made.looked_up for made in seen} == ({True, False} if "+" in kind else {False})
 
 
 def test_no_pass_of_the_target_is_made_but_one_over_the_text(learnt, monkeypatch):

@@ -13,7 +13,7 @@ import pytest
 from speclab.core.counts import Counts
 from speclab.lab.rows import build_row
 from speclab.records.runs import Noise
-from speclab.records.samples import BASELINE, BASELINE_REPEAT, Arm, Sample
+from speclab.records.samples import BASELINE, BASELINE_REPEAT, Arm, Made, Sample
 from speclab.theory import attribution, ladder
 from speclab.theory.attribution import Part, explained, noise_floor, price, verdict
 from speclab.theory.costs import Costs, catch_ups
@@ -42,9 +42,9 @@ def arm_of(k: int) -> Arm:
     return Arm("model", "model", k)
 
 
-def counts_of(rounds: list[tuple[int, int]]) -> Counts:
+def counts_of(rounds: list[Made]) -> Counts:
     counts = Counts(n_rounds=len(rounds))
-    for n_drafted, n_accepted in rounds:
+    for n_drafted, n_accepted, _ in rounds:
         counts.n_drafted += n_drafted
         counts.n_accepted += n_accepted
         counts.n_rejected += n_accepted < n_drafted
@@ -53,12 +53,12 @@ def counts_of(rounds: list[tuple[int, int]]) -> Counts:
     return counts
 
 
-def n_new(rounds: list[tuple[int, int]]) -> int:
+def n_new(rounds: list[Made]) -> int:
     """Tokens of a text made in these rounds, prefill's included."""
-    return 1 + sum(accepted + 1 for _, accepted in rounds)
+    return 1 + sum(one.n_accepted + 1 for one in rounds)
 
 
-def speculated(k: int, *decodings: list[tuple[int, int]], seconds: float = 1.0, index: int = 0, n_prompt=N_PROMPT):
+def speculated(k: int, *decodings: list[Made], seconds: float = 1.0, index: int = 0, n_prompt=N_PROMPT):
     made = Sample(arm_of(k), 0.0, index, "code", n_prompt)
     for rounds in decodings:
         made.add(0.5, seconds, [0] * n_new(rounds), counts_of(rounds), rounds)
@@ -94,7 +94,7 @@ def expected_seconds(accept_probs: AcceptProbs, n: int, k: int, cost: Callable[[
 
 # --- accounting -------------------------------------------------------------------------------------------------------
 
-ROUNDS = [(2, 2), (2, 0), (0, 0)]  # contexts 10, 13, 14; the second round catches up with two tokens
+ROUNDS = [Made(2, 2), Made(2, 0), Made(0, 0)]  # contexts 10, 13, 14; the second round catches up with two tokens
 
 
 def test_accounting_by_hand():
@@ -120,9 +120,24 @@ def test_early_prices_are_those_of_the_prompts_own_length():
     assert part.verify_early == pytest.approx(1.6 + 1.6 + 1.3)
 
 
+def test_a_hybrids_rounds_have_the_costs_of_the_part_that_drafted():
+    """By hand: the lookup's rounds are priced by its own costs, and the model then catches up with all of them."""
+    lookup = replace(
+        COSTS, draft_idle=0.0, draft_at=dict.fromkeys(range(1, 9), 0.001), draft_catch=0.0, draft_slope=0.0
+    )
+    rounds = [Made(2, 2), Made(4, 3, looked_up=True), Made(2, 0)]
+    base, mine = plain(9), speculated(4, rounds)
+    part = price(mine, base, COSTS, replayed=lambda text: rounds, of_lookup=lookup)
+    drafts = [COSTS.draft_seconds(2, 10, 1), 0.001, COSTS.draft_seconds(2, 10 + 3 + 4, 2 + 4)]
+    verify = [COSTS.verify_seconds(n + 1, context) for n, context in ((2, 10), (4, 13), (2, 17))]
+    assert part.draft == pytest.approx(sum(drafts))
+    assert part.verify == pytest.approx(sum(verify))
+    assert part.expected == pytest.approx(sum(drafts) + sum(verify) + part.overhead)
+
+
 def test_parts_add_up_over_prompts_and_repeats():
     """A row's accounting is a ratio of sums over everything in it."""
-    other = [(2, 1), (1, 1)]
+    other = [Made(2, 1), Made(1, 1)]
     two = price(speculated(2, ROUNDS, other), plain(6, 5), COSTS, constant(HALF))
     one, alone = (price(speculated(2, r), plain(n_new(r)), COSTS, constant(HALF)) for r in (ROUNDS, other))
     total = Part()
@@ -136,21 +151,21 @@ def test_parts_add_up_over_prompts_and_repeats():
     assert explained(row, total)["accounting"] == pytest.approx((one.baseline + alone.baseline) / seconds)
 
 
-def random_rounds(dice: random.Random, n: int, k: int) -> list[tuple[int, int]]:
+def random_rounds(dice: random.Random, n: int, k: int) -> list[Made]:
     """Rounds as production makes them: never more drafts than what is left but one."""
     rounds, t = [], 1
     while t < n:
         drafted = min(dice.randint(0, k), n - t - 1)
         accepted = dice.randint(0, drafted)
-        rounds.append((drafted, accepted))
+        rounds.append(Made(drafted, accepted))
         t += accepted + 1
     return rounds
 
 
-def spent(rounds: list[tuple[int, int]], n_prompt: int = N_PROMPT) -> float:
+def spent(rounds: list[Made], n_prompt: int = N_PROMPT) -> float:
     """Seconds of these rounds on a machine that takes exactly what the prices say."""
     total, context = 0.0, n_prompt
-    for (drafted, accepted), catch_up in zip(rounds, catch_ups(rounds), strict=True):
+    for (drafted, accepted, _), catch_up in zip(rounds, catch_ups(rounds), strict=True):
         total += COSTS.round_seconds(drafted, context, catch_up)
         context += accepted + 1
     return total
@@ -205,13 +220,14 @@ def test_forecast_by_brute_force(seed, k):
 def test_forecast_by_brute_force_for_lookups():
     """Proposals that depend on where they were made, shorter than k or empty."""
     accept_probs = [[], [1.0, 0.0], [], [1.0], [1.0, 1.0, 1.0], [0.0], [], [1.0], []]
-    part = price(speculated(3, [(0, 0)] * 8), plain(9), COSTS, lambda text: accept_probs)
+    part = price(speculated(3, [Made(0, 0)] * 8), plain(9), COSTS, lambda text: accept_probs)
     seconds = expected_seconds(accept_probs, 9, 3, lambda n, t, catch: COSTS.round_seconds(n, N_PROMPT + t - 1, catch))
     assert part.expected == pytest.approx(seconds)
 
 
 def test_forecast_never_sees_the_speculative_run():
-    lucky, unlucky = ([(2, 2), (1, 1)], [(2, 0)] * 2 + [(2, 0), (1, 0), (0, 0)])
+    lucky = [Made(2, 2), Made(1, 1)]
+    unlucky = [*[Made(2, 0)] * 3, Made(1, 0), Made(0, 0)]
     one, other = (price(speculated(2, r), plain(6), COSTS, constant(HALF)) for r in (lucky, unlucky))
     assert (one.expected, one.expected_rounds, one.endless_early) == (
         other.expected, other.expected_rounds, other.endless_early,
@@ -237,13 +253,13 @@ def test_every_repeats_text_has_a_forecast_of_its_own():
     assert sorted(asked) == [[0] * 6, [1] * 6]
 
 
-def greedy_rounds(accept: list[float], k: int) -> list[tuple[int, int]]:
+def greedy_rounds(accept: list[float], k: int) -> list[Made]:
     """The only rounds that are possible where every chance is 0 or 1."""
     rounds, t, n = [], 1, len(accept)
     while t < n:
         drafted = min(k, n - t - 1)
         right = list(itertools.takewhile(lambda chance: chance == 1, accept[t : t + drafted]))
-        rounds.append((drafted, len(right)))
+        rounds.append(Made(drafted, len(right)))
         t += len(right) + 1
     return rounds
 
@@ -274,7 +290,7 @@ def test_every_rung_is_its_formula(k):
     accept = 0.6
     dice = random.Random(k)
     rounds = random_rounds(dice, 12, k)
-    while not any(drafted for drafted, _ in rounds[:2]):
+    while not any(one.n_drafted for one in rounds[:2]):
         rounds = random_rounds(dice, 12, k)
     mine, base = speculated(k, rounds, seconds=9.0), plain(12, seconds=14.0)
     row = build_row(arm_of(k), [mine], [base], COMMON, "all")
@@ -282,10 +298,10 @@ def test_every_rung_is_its_formula(k):
     alpha, step = row.acceptance_rate, 1.0 + 0.01 * N_PROMPT
     assert alpha is not None
     tau = (1 - alpha ** (k + 1)) / (1 - alpha) if alpha < 1 else k + 1
-    drafts = [COSTS.draft_seconds(n, N_PROMPT, c) for (n, _), c in zip(rounds, catch_ups(rounds), strict=True)]
+    drafts = [COSTS.draft_seconds(n, N_PROMPT, c) for (n, *_), c in zip(rounds, catch_ups(rounds), strict=True)]
     draft = statistics.mean(drafts) / step
-    verify = statistics.mean(COSTS.verify_seconds(n + 1, N_PROMPT) for n, _ in rounds) / step
-    overhead = statistics.mean(COSTS.overhead_seconds(n) for n, _ in rounds) / step
+    verify = statistics.mean(COSTS.verify_seconds(n + 1, N_PROMPT) for n, *_ in rounds) / step
+    overhead = statistics.mean(COSTS.overhead_seconds(n) for n, *_ in rounds) / step
     # Far from the end rounds are alike: expected tokens over expected seconds, a caught-up token after full ones.
     endless = sum(accept**i for i in range(k + 1)) * step
     endless /= COSTS.round_seconds(k, N_PROMPT) + accept**k * COSTS.draft_catch
@@ -344,7 +360,9 @@ def test_one_bad_assumption_moves_one_rung():
         assert all(factor < 0.999 for factor in others)
 
 
-@pytest.mark.parametrize(("k", "rounds"), [(0, [(0, 0)] * 5), (3, [(0, 0)] * 5)], ids=["k = 0", "nothing found"])
+@pytest.mark.parametrize(
+    ("k", "rounds"), [(0, [Made(0, 0)] * 5), (3, [Made(0, 0)] * 5)], ids=["k = 0", "nothing found"]
+)
 def test_rows_without_drafts_have_predictions_and_no_ladder(k, rounds):
     mine, base = speculated(k, rounds, seconds=spent(rounds)), plain(6, seconds=5.6)
     row = build_row(arm_of(k), [mine], [base], COMMON, "all")

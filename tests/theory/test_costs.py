@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from draft_models import ModelDrafter
 from speclab.core.sampling import Sampling
+from speclab.records.samples import Made
 from speclab.theory import costs
 from speclab.theory.costs import CURVES, PHASES, Costs, RoundTime, StepTime, catch_ups, fit
 
@@ -75,7 +76,7 @@ def decode(truth, drafter, temperature, lengths, n_rounds, machine, seed=0, cont
     drafted = [int(n) for n in dice.choice(lengths, n_rounds)]
     accepted = [next((i for i in range(n) if dice.random() >= accept), n) for n in drafted]
     rounds = []
-    for n, catch_up in zip(drafted, catch_ups(zip(drafted, accepted, strict=True)), strict=True):
+    for n, catch_up in zip(drafted, catch_ups(map(Made, drafted, accepted)), strict=True):
         where = int(dice.integers(*context))
         phases = {
             "draft": truth.draft_seconds(n, where, catch_up),
@@ -526,7 +527,7 @@ def test_catch_ups_are_what_the_drafter_feeds(counts):
     drafter.prefill(drafter.draft, torch.zeros(1, n_prompt, dtype=torch.long), Sampling())
     drafter.observe(0, [1])  # the token from prefill
     n_committed = n_prompt + 1
-    expected = catch_ups(counts)
+    expected = catch_ups(Made(*pair) for pair in counts)
     assert len(expected) == len(counts)
     for (n_drafted, n_accepted), catch_up in zip(counts, expected, strict=True):
         assert catch_up == n_committed - drafter.draft.length
