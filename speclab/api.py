@@ -11,16 +11,23 @@ Models and prompts are checked as by the scripts. What cannot be used raises `Us
 """
 
 import copy
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from draft_models import ModelDrafter
 from optimized_speculative import speculative_decode
 from speclab.core.rounds import DecodeSettings, Drafter, Round
 from speclab.core.sampling import GREEDY, Sampling
-from speclab.drafts.select import check_kind, check_prompts, make_drafter
+from speclab.drafts.hybrid import HybridDrafter
+from speclab.drafts.lengths import LONGEST, AutoLength
+from speclab.drafts.select import auto_length, check_kind, check_prompts, make_drafter
+from speclab.lab.instruments import LoopFunctions
+from speclab.lab.round_costs import measure_costs
 from speclab.models import loading
 from speclab.models.checks import check_model
 from speclab.models.prompts import Messages, Prompt, chat_ids, encode, with_text
@@ -34,6 +41,11 @@ class Pair:
 
     setup: Setup
     drafter: Drafter
+
+    @functools.cached_property
+    def on_auto(self) -> AutoLength | HybridDrafter:
+        """The same draft choosing its lengths; what it learns stays from text to text."""
+        return auto_length("", self.drafter)
 
 
 def load(
@@ -79,7 +91,7 @@ def load(
 def speculate(
     pair: Pair,
     prompt: str | Messages,
-    draft_length: int = 4,
+    draft_length: int | Literal["auto"] = 4,
     max_new_tokens: int = 128,
     temperature: float = 0.0,
     top_k: int = 0,
@@ -89,21 +101,30 @@ def speculate(
     """Continue a prompt by speculative decoding: its rounds, each with the text that it adds.
 
     prompt: a text, continued as it is; or a chat, which is put into the tokenizer's chat template: a list of messages
-    such as {"role": "user", "content": "..."}. draft_length: tokens of a draft, 0 for plain decoding. temperature: 0 is
-    greedy. The text ends with the target's own end token or after max_new_tokens tokens. What arguments cannot be is
-    raised here, before the first round.
+    such as {"role": "user", "content": "..."}. draft_length: tokens of a draft, 0 for plain decoding, "auto" to choose
+    in every round; what rounds cost is then measured before the first text at a temperature, and what was accepted
+    before decides, too. temperature: 0 is greedy. The text ends with the target's own end token or after max_new_tokens
+    tokens. What arguments cannot be is raised here, before the first round.
 
     Raises UsageProblem, and ValueError for numbers that nothing can be.
     """
-    if draft_length < 0 or max_new_tokens < 0:
+    k = LONGEST if draft_length == "auto" else draft_length
+    if k < 0 or max_new_tokens < 0:
         raise ValueError(f"draft_length and max_new_tokens must be 0 or more, got {draft_length}, {max_new_tokens}")
     setup = pair.setup
     settings = DecodeSettings(max_new_tokens, Sampling(temperature, top_k, top_p), setup.eos, seed)
     encoded = _encoded(prompt, setup.tokenizer)
     check_prompts(setup.target, [pair.drafter], [encoded], max_new_tokens)
-    target, drafter = setup.target.with_own_cache(), copy.deepcopy(pair.drafter)
-    rounds = speculative_decode(target, drafter, encoded.ids.to(setup.device), draft_length, settings)
+    drafter, ids = pair.on_auto if draft_length == "auto" else pair.drafter, encoded.ids.to(setup.device)
+    _measure_costs(setup, drafter, ids, settings)
+    rounds = speculative_decode(setup.target.with_own_cache(), copy.deepcopy(drafter), ids, k, settings)
     return with_text(rounds, setup.tokenizer)
+
+
+def _measure_costs(setup: Setup, drafter: Drafter, ids: Tensor, settings: DecodeSettings) -> None:
+    """For a draft that chooses by what rounds cost, unless they are known at this temperature."""
+    if isinstance(drafter, AutoLength | HybridDrafter) and settings.sampling.temperature not in drafter.costs:
+        measure_costs(LoopFunctions(speculative_decode), setup.target, drafter, [ids], settings)
 
 
 def _encoded(prompt: str | Messages, tokenizer: PreTrainedTokenizerBase) -> Prompt:

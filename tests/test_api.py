@@ -46,6 +46,23 @@ def test_the_text_is_the_baselines_whatever_way_the_pair_is_given(pair_folder, l
     assert rounds[-1].finish in ("eos", "length")
 
 
+@pytest.mark.parametrize("draft", ["folder", "ngram", "hybrid"])
+def test_lengths_chosen_in_every_round_change_no_text(pair_folder, draft):
+    """Costs are measured before the first text at a temperature, once; what was accepted is remembered."""
+    kind = {"folder": str(pair_folder / "draft"), "ngram": "ngram", "hybrid": f"hybrid:ngram+{pair_folder / 'draft'}"}
+    pair = load(str(pair_folder / "target"), kind[draft], engine="eager")
+    ids = torch.tensor([pair.setup.tokenizer(TEXT).input_ids])
+    right = plain_text(pair.setup.target, ids, 24, eos=pair.setup.eos)
+    known = []
+    for _ in range(2):
+        rounds = list(speculate(pair, TEXT, "auto", max_new_tokens=24))
+        assert [token for round_ in rounds for token in round_.tokens] == right
+        known.append(pair.on_auto.costs[0.0])
+    assert known[0] is known[1]
+    list(speculate(pair, TEXT, "auto", max_new_tokens=24, temperature=1.0))
+    assert set(pair.on_auto.costs) == {0.0, 1.0}
+
+
 def test_sampling_follows_its_seed(loaded):
     target, draft, tokenizer = loaded
     pair = load(target, draft, tokenizer, engine="eager")

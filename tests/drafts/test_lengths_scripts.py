@@ -84,3 +84,4 @@ def test_lookups_and_hybrids_are_proved_and_named(pair_folder, tmp_path, monkeyp
         known = {m: forecast[m, temperature] for m in ("suffix", "suffix auto", hybrid, f"{hybrid} auto")}
         learns = temperature == 0  # drafts that learn have a forecast where the known text says their rounds
         assert known == {"suffix": True, "suffix auto": learns, hybrid: learns, f"{hybrid} auto": learns}
+    assert {hybrid, f"{hybrid}, lookup"} <= {entry["drafter"] for entry in run.costs}
