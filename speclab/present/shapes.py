@@ -6,7 +6,7 @@ python optimized_speculative.py --trace-shapes --impl exercises       # beside w
 
 from transformers import PreTrainedTokenizerBase
 
-from speclab.lab.tracing.shapes import MEANINGS, RoundShapes, Shapes
+from speclab.lab.tracing.shapes import MEANINGS, STEPS, RoundShapes, Shapes
 from speclab.present.tables import table
 
 
@@ -19,6 +19,13 @@ def tables(round_: RoundShapes, tokenizer: PreTrainedTokenizerBase) -> str:
         f"One round: {n_cached} tokens of prompt, 1 committed and not in the cache, {n_drafted} drafted; batch first.",
         table(rows, ["tensor", "with a cache", "without one", "axes after the batch"], n_words=4),
     ]
+    if round_.head:
+        steps = [[one.name, " ".join(map(str, one.takes)), str(one.gives), STEPS[one.name]] for one in round_.head]
+        parts[1:1] = [
+            "The draft's head, call by call",
+            table(steps, ["step", "takes", "gives", "what"], n_words=4),
+            "The target's pass over the last committed token and the drafted ones",
+        ]
     heads, key_heads = cached["q"][1], cached["k"][1]
     if heads != key_heads:
         parts.append(f"Each of the {key_heads} key heads serves {heads // key_heads} of the {heads} query heads.")

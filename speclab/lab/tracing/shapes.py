@@ -2,12 +2,14 @@
 
 Nothing here is a formula. The model's own forward pass is watched: a hook sees what enters and leaves the embedding,
 and the function that every family hands its queries, keys and values to is wrapped while the pass runs. So a family
-with one fused projection (GPT-2, GPT-NeoX) is seen as well as one with three. speclab/present/shapes.py prints it.
+with one fused projection (GPT-2, GPT-NeoX) is seen as well as one with three. Of a draft that reads the target's
+states, the steps of its head are watched, too. speclab/present/shapes.py prints it.
 """
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +18,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from speclab.core.rounds import DecodeSettings, Drafter
 from speclab.core.sampling import draw_next, uniforms
+from speclab.drafts.heads.drafter import HeadDrafter
+from speclab.drafts.hybrid import parts
 from speclab.models.cached import CachedModel, check_prompt, verify
 from speclab.system.errors import EnvironmentProblem
 
@@ -31,6 +35,24 @@ MEANINGS = {
 }
 
 
+# The steps of a head, in the order in which a draft makes them first: what each takes and gives.
+STEPS = {
+    "fuse": "the target's states, its layers side by side -> one state for each token",
+    "context": "states of the text -> the keys that each layer of the block reads",
+    "project": "states, and the token after each -> keys",
+    "forward": "the last committed token, then mask tokens -> a state for each slot",
+    "logits": "states -> scores of the tokens to draft",
+}
+
+
+class HeadStep(NamedTuple):
+    """One call of a step of a head: its name as in STEPS, the shapes that it takes, the shape that it gives."""
+
+    name: str
+    takes: list[tuple[int, ...]]
+    gives: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class RoundShapes:
     """The pass that verifies the first draft, and the same without a cache. The batch axis is the first."""
@@ -40,6 +62,7 @@ class RoundShapes:
     uncached: Shapes
     choices: list[int]  # the target's own token after each fed one, most probable first
     gap: float  # largest difference between the logits of the two passes
+    head: list[HeadStep] = field(default_factory=list)  # of the first draft, where a head has made it
 
     @property
     def n_cached(self) -> int:
@@ -67,14 +90,46 @@ def first_round(
     token = draw_next(logits[:, -1], settings.sampling, uniforms((1,), generator, target.device))
     drafter.prefill(eager, prompt, settings.sampling)
     drafter.observe(0, token.tolist())
-    draft = drafter.propose(draft_length, uniforms((1, draft_length), generator, target.device))
+    with contextlib.ExitStack() as stack:
+        proposing = parts(drafter)[-1]
+        steps = stack.enter_context(watched_head(proposing.head)) if isinstance(proposing, HeadDrafter) else []
+        draft = drafter.propose(draft_length, uniforms((1, draft_length), generator, target.device))
     ids = torch.cat([prompt, token[None], draft.tokens], dim=1)
     with watched(target.model) as cached:
         rows = verify(eager, token, draft)
     with watched(target.model) as uncached, torch.inference_mode():
         all_rows = target.model(input_ids=ids, use_cache=False).logits
     gap = (rows - all_rows[:, prompt.shape[1] :, : target.vocab_size]).abs().max().item()
-    return RoundShapes(ids[0].tolist(), cached, uncached, rows[0].argmax(-1).tolist(), gap)
+    return RoundShapes(ids[0].tolist(), cached, uncached, rows[0].argmax(-1).tolist(), gap, steps)
+
+
+@contextlib.contextmanager
+def watched_head(head: nn.Module) -> Iterator[list[HeadStep]]:
+    """Gets every call of a step of the head while it is open."""
+    calls: list[HeadStep] = []
+
+    def watch(name: str) -> None:
+        step = getattr(head, name)
+
+        def call(*args, **kwargs):
+            result = step(*args, **kwargs)
+            gives = result
+            while not isinstance(gives, Tensor):  # of several tensors, or pairs for each layer: keys
+                gives = gives[-2:][0]
+            shapes = [tuple(one.shape) for one in args if isinstance(one, Tensor)]
+            calls.append(HeadStep(name, shapes, tuple(gives.shape)))
+            return result
+
+        setattr(head, name, call)
+
+    watched_steps = [name for name in STEPS if name in vars(type(head))]
+    for name in watched_steps:
+        watch(name)
+    try:
+        yield calls
+    finally:
+        for name in watched_steps:
+            delattr(head, name)
 
 
 @contextlib.contextmanager
