@@ -24,6 +24,11 @@ class BlockDrafter(HeadDrafter):
     head: BlockHead
     _anchor: Tensor | None  # (1,) the last committed token
 
+    @property
+    def longest(self) -> int:
+        """Tokens that a draft has at most."""
+        return self.head.config.longest
+
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
         """Take the target's states of the prompt, (1, prompt length) ids; they are read in the first round."""
         super().prefill(target, prompt, sampling)
@@ -35,7 +40,7 @@ class BlockDrafter(HeadDrafter):
         At a temperature above 0 each token's distribution is the whole row that it was drawn from, the Markov head's
         bias by the token before it included.
         """
-        k = min(k, self.head.config.longest)
+        k = min(k, self.longest)
         if k == 0:
             return as_draft([], self.device)
         assert self._anchor is not None

@@ -14,6 +14,7 @@ import functools
 import operator
 from typing import Any
 
+from speclab.drafts.block import BlockDrafter
 from speclab.lab.acceptance_probs import CostTable, ProbsOfText, calibrated, probs_of_texts
 from speclab.lab.comparison import build_rows, explained, halves, measure_and_judge, noise_at
 from speclab.lab.harness import Measurement, is_model, measure
@@ -93,9 +94,13 @@ def make_plan(
             of_draft = _DraftPlan(measured.of(BASELINE, temperature), draft, smooth, probs)
             left_out = {prompt: table[key] for prompt, table in others.items() if key in table}
             name: dict[str, Any] = {"method": config.method(draft), "draft": draft, "temperature": temperature}
-            of_lengths = [PlanEntry(**name, **of_draft.expected(k)) for k in config.draft_lengths]
-            taken, choice = _add_bands(of_lengths, of_draft.left_out(config.draft_lengths, left_out))
-            of_taken = of_draft.facts(config, taken, is_model(config.drafters[draft]))
+            drafter = config.drafters[draft]
+            most = drafter.longest if isinstance(drafter, BlockDrafter) else max(config.draft_lengths)
+            # Beyond the tokens of a block nothing changes; of lengths that are all beyond it the first one stays.
+            lengths = [k for k in config.draft_lengths if k <= most] or [min(config.draft_lengths)]
+            of_lengths = [PlanEntry(**name, **of_draft.expected(k)) for k in lengths]
+            taken, choice = _add_bands(of_lengths, of_draft.left_out(lengths, left_out))
+            of_taken = of_draft.facts(config, taken, is_model(drafter))
             facts.append(DraftFacts(**name, **of_taken, costs=costs.to_json(), choice=choice))
             entries += of_lengths
     if not facts:

@@ -28,7 +28,7 @@ def measure_costs(
     """Give `drafter` what rounds cost at the temperature of `settings`, a hybrid's with its model. prompts: (1, prompt
     length) ids each."""
     proposing = parts(drafter)[-1]
-    longest = min(LONGEST, proposing.head.config.longest) if isinstance(proposing, BlockDrafter) else LONGEST
+    longest = min(LONGEST, proposing.longest) if isinstance(proposing, BlockDrafter) else LONGEST
     if costs := costs_of(_rounds(functions, target, proposing, prompts, settings), longest):
         drafter.costs[settings.sampling.temperature] = costs
 

@@ -10,7 +10,7 @@ from speclab.drafts.heads.files import write_head
 from speclab.drafts.select import LAB_HEADS
 from speclab.models import prompts
 from speclab.records.files import read
-from speclab.records.runs import ComparisonRun
+from speclab.records.runs import ComparisonRun, PlanRun
 
 
 @pytest.fixture(params=["feature", "block"])
@@ -48,6 +48,16 @@ def test_a_comparison_proves_it_forecasts_it_and_names_it(pair_folder, head, tmp
     assert all(row.forecast is not None for row in rows)
     layers = {"feature:head": "one layer", "block:head": "2 layers"}[name]
     assert run.models[name].startswith(f"{name}: {layers} over the target's states")
+
+
+def test_no_plan_is_longer_than_a_block(pair_folder, head, tmp_path, monkeypatch):
+    monkeypatch.setattr(prompts, "standard", lambda: [("code", "def f(x):"), ("prose", "return x")])
+    words = ["--target", str(pair_folder / "target"), "--draft", head, "--plan", "-k", "0,2,4,9"]
+    words += ["--limit", "1", "--max-new-tokens", "24", "--threads", "1", "--engine", "eager"]
+    assert compare.main([*words, "--out-dir", str(tmp_path / "out")]) == 0
+    plan = read(tmp_path / "out" / "results" / "local-plan.json", PlanRun).plan
+    lengths = [0, 2, 4, 9] if head.startswith("feature") else [0, 2, 4]
+    assert {entry.draft_length for entry in plan} == set(lengths)
 
 
 def test_block_verification_is_named_and_has_no_forecast_of_sampled_rows(pair_folder, tmp_path, monkeypatch, capsys):
