@@ -89,6 +89,11 @@ def context_of(name: str) -> int | None:
     return configured_length(_load_config(LAB_TARGET if padding.is_lab_size(name) else name))
 
 
+def layers_of(name: str) -> int:
+    """Decoder layers that the config of a folder or a hub name says."""
+    return _load_config(name).get_text_config().num_hidden_layers
+
+
 def load_model(
     name: str, device: torch.device, dtype: torch.dtype, role: str = "target", copies: int = 1
 ) -> PreTrainedModel:
