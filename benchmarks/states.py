@@ -65,9 +65,9 @@ def without_states(fast: FastModel | None) -> FastModel | None:
 class Reading(CachedModel):
     """Every pass is followed by what a draft asks for."""
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, states: Tensor | None = None) -> Tensor:
         """(1, m) ids -> (1, m, vocab) logits"""
-        logits = super().forward(ids)
+        logits = super().forward(tokens, states)
         self.hidden(self.hidden_layers)
         return logits
 

@@ -4,12 +4,13 @@
     python -m training.drafts block --minutes 180 --markov-rank 64   # one pass for all tokens of a round
     python -m training.drafts feature --minutes 10 --device cuda
     python -m training.drafts block --target FOLDER --minutes 60
+    python -m training.drafts exit --exit-layer 3 --minutes 30       # an adapter behind the target's first three layers
     python -m training.drafts feature --init models/lab-pair/feature --minutes 80 --rate 0.003    # train one further
 
 The draft learns from training text (the sources of Python's standard library) and from what the target itself writes
 after pieces of it. An interrupted run goes on where it stopped; with more --minutes a finished one goes on, too. What
-comes out, in --out: config.json and model.safetensors in the `speculators` format, and training.json with the settings
-and the acceptance by position.
+comes out, in --out: config.json and model.safetensors in the `speculators` format, which has none for early exit: an
+adapter's is the lab's own. training.json has the settings and the acceptance by position.
 """
 
 if __name__ == "__main__":
@@ -30,8 +31,10 @@ from transformers import LlamaConfig, PreTrainedModel, PreTrainedTokenizerBase, 
 
 from speclab.cli import parsing
 from speclab.drafts.heads.block import BlockConfig, BlockHead
+from speclab.drafts.heads.exit import ExitAdapter
+from speclab.drafts.heads.exit_files import read_adapter, write_adapter
 from speclab.drafts.heads.feature import FeatureHead, HeadConfig
-from speclab.drafts.heads.files import FORMATS, read_head, weights_of, write_head
+from speclab.drafts.heads.files import read_head, weights_of, write_head
 from speclab.lab.training import corpus
 from speclab.lab.training.steps import readable, save_tensors, sent, train
 from speclab.models import loading
@@ -41,6 +44,7 @@ from speclab.system.files import check_writable, prepare_folder, write_whole
 from speclab.system.terminal import note, say
 from training.blocks import SLOTS, block_loss, unused_id
 from training.draft import continuations
+from training.exits import exit_loss, fresh_adapter
 from training.models import encode
 from training.rollouts import rollout_loss
 from training.scoring import greedy_texts, held_out_texts, score
@@ -52,6 +56,10 @@ BATCH_TOKENS = {"cuda": 65536}
 FEW_TOKENS = 4096
 OF_FEATURE = {"intermediate": 1024}  # defaults
 OF_BLOCK = {"intermediate": 704, "layers": 2, "markov_rank": 64, "causal": False}
+OF_EXIT = {"intermediate": 1024}
+KINDS: dict[str, dict[str, Any]] = {"feature": OF_FEATURE, "block": OF_BLOCK, "exit": OF_EXIT}
+FOR = {"exit_layer": "exit", "layers": "block", "markov_rank": "block", "causal": "block", "mask": "block"}
+Draft = FeatureHead | BlockHead | ExitAdapter
 
 
 def sizes(target: PreTrainedModel, n_layers: int, intermediate: int) -> dict[str, Any]:
@@ -101,12 +109,12 @@ def fresh_head(target: PreTrainedModel, args: argparse.Namespace, mask: int | No
     return head
 
 
-def trained_head(name: str, kind: str, target: PreTrainedModel) -> FeatureHead | BlockHead:
+def trained_head(name: str, kind: str, target: PreTrainedModel) -> Draft:
     """A head from a file, its weights free to change: all but a block's embedding and output layer, the target's own.
 
     UsageProblem for one that proposes other ids than the target's: those are not trained here.
     """
-    head, ids = read_head(name, target, kind)
+    head, ids = (read_adapter(name, target), None) if kind == "exit" else read_head(name, target, kind)
     if ids is not None:
         raise UsageProblem(f"--init {loading.short_name(name)} proposes a part of the target's ids; leave --init out")
     for weight in head.parameters():
@@ -147,14 +155,19 @@ def batch(stream: Tensor, own: dict[int, Tensor], step: int, seed: int, tokens: 
 def make_parser() -> parsing.Parser:
     """The flags."""
     parser = parsing.make_parser(__doc__)
-    parser.add_argument("kind", choices=list(FORMATS), help="what to train")
+    parser.add_argument("kind", choices=list(KINDS), help="what to train")
     parser.add_argument("--target", default=loading.LAB_TARGET, metavar="NAME", help="(default: the lab's)")
     parser.add_argument("--minutes", type=parsing.positive, default=180, help="of training (default: 180)")
     parser.add_argument(
         "--own-minutes", type=parsing.positive, default=10, help="of the target's writing (default: 10)"
     )
     parser.add_argument(
-        "--intermediate", type=parsing.at_least(1), help="width of the MLPs (default: feature 1024, block 704)"
+        "--intermediate",
+        type=parsing.at_least(1),
+        help="width of the MLPs (default: feature and exit 1024, block 704)",
+    )
+    parser.add_argument(
+        "--exit-layer", type=parsing.at_least(1), metavar="N", help="of exit: layers of the target that a draft runs"
     )
     parser.add_argument("--layers", type=parsing.at_least(1), help="of a block (default: 2)")
     parser.add_argument(
@@ -171,9 +184,11 @@ def make_parser() -> parsing.Parser:
     parser.add_argument("--device", choices=("cpu", "cuda", "mps"), default="cpu", help="(default: cpu)")
     parser.add_argument("--threads", type=parsing.at_least(1), help="(default: all cores)")
     parser.add_argument("--seed", type=parsing.seed, default=0, help="(default: 0)")
-    parser.add_argument("--work-dir", type=parsing.some_path, help="checkpoints, texts (default: build/KIND)")
     parser.add_argument(
-        "--out", type=parsing.some_path, help="gets the draft when it is trained (default: build/KIND/out)"
+        "--work-dir", type=parsing.some_path, help="checkpoints, texts (default: build/KIND, of exit build/exit-N)"
+    )
+    parser.add_argument(
+        "--out", type=parsing.some_path, help="gets the draft when it is trained (default: out in that folder)"
     )
     return parser
 
@@ -181,13 +196,15 @@ def make_parser() -> parsing.Parser:
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The flags, with the defaults of the kind. UsageProblem for those of another kind."""
     args = make_parser().parse_args(argv)
-    defaults = OF_FEATURE if args.kind == "feature" else OF_BLOCK
-    for name in ("layers", "markov_rank", "causal", "mask"):
-        if args.kind == "feature" and getattr(args, name) is not None:
+    for name, kind in FOR.items():
+        if args.kind != kind and getattr(args, name) is not None:
             flag = name.replace("_", "-")
-            raise UsageProblem(f"--{flag} is for blocks; leave it out, or type: python -m training.drafts block")
-    folder = Path("build") / args.kind
-    for name, default in {**defaults, "work_dir": folder, "out": folder / "out"}.items():
+            raise UsageProblem(f"--{flag} is of a {kind}; leave it out, or type: python -m training.drafts {kind}")
+    if args.kind == "exit" and args.exit_layer is None:
+        raise UsageProblem("exit needs --exit-layer N; type: python -m training.drafts exit --exit-layer 3")
+    folder = Path("build") / (args.kind if args.exit_layer is None else f"{args.kind}-{args.exit_layer}")
+    out = (args.work_dir or folder) / "out" if args.kind == "exit" else folder / "out"
+    for name, default in {**KINDS[args.kind], "work_dir": folder, "out": out}.items():
         if getattr(args, name) is None:
             setattr(args, name, default)
     return args
@@ -217,9 +234,12 @@ def main(argv: list[str] | None = None) -> int:
     own = own_texts(args.work_dir, target, stream, 60 * args.own_minutes, args.seed)
     note(f"the target wrote {', '.join(f'{len(rows):,} texts of {length} tokens' for length, rows in own.items())}")
 
-    head = fresh_head(target, args, mask).to(device)
+    head: Draft
     if args.init:
         head = trained_head(args.init, args.kind, target)
+    else:
+        head = fresh_adapter(target, args) if args.kind == "exit" else fresh_head(target, args, mask)
+    head.to(device)
     note(f"{sum(weight.numel() for weight in head.parameters()):,} parameters")
     tokens = BATCH_TOKENS.get(device.type, FEW_TOKENS)
 
@@ -229,6 +249,8 @@ def main(argv: list[str] | None = None) -> int:
     loss_of: Callable[..., Tensor]
     if isinstance(head, BlockHead):
         loss_of = functools.partial(block_loss, head, target)
+    elif isinstance(head, ExitAdapter):
+        loss_of = functools.partial(exit_loss, head, target)
     else:
         loss_of = functools.partial(rollout_loss, head, target)
     facts = train(head, batches, loss_of, 60 * args.minutes, args.rate, args.kind, args.work_dir / "head.pt")
@@ -236,13 +258,17 @@ def main(argv: list[str] | None = None) -> int:
     scores = scored(head.float().eval(), target, tokenizer, held_out, args.seed)
     say(json.dumps(scores))
     name, architectures = loading.short_name(args.target), target.config.architectures or []
-    write_head(args.out, head.to(torch.bfloat16), name, architectures, 4)
+    if isinstance(head, ExitAdapter):
+        write_adapter(args.out, head.to(torch.bfloat16), name, architectures)
+    else:
+        write_head(args.out, head.to(torch.bfloat16), name, architectures, 4)
     about = {
         "kind": args.kind,
         "target": name,
         "parameters": sum(weight.numel() for weight in head.parameters()),
         **asdict(facts),
         **({"slots": SLOTS, "layers": args.layers, "markov_rank": args.markov_rank} if args.kind == "block" else {}),
+        **({"exit_layer": args.exit_layer, "intermediate": args.intermediate} if args.kind == "exit" else {}),
         "own_texts": {length: len(rows) for length, rows in own.items()},
         "init": args.init and loading.short_name(args.init),
         "rate": args.rate,
@@ -256,7 +282,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def scored(
-    head: FeatureHead | BlockHead,
+    head: Draft,
     target: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     held_out: Tensor,

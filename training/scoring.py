@@ -5,11 +5,13 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from speclab.drafts.heads.block import BlockHead
+from speclab.drafts.heads.exit import ExitAdapter
 from speclab.drafts.heads.feature import FeatureHead
 from speclab.drafts.heads.rollout import chains, target_pass
 from speclab.models import prompts
 from training.draft import PROMPT, continuations
 
+Head = FeatureHead | BlockHead | ExitAdapter
 NEW = 96  # tokens of a text that are scored
 BEYOND = 8  # more, for chains that start near the end
 
@@ -35,7 +37,7 @@ def greedy_texts(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
 
 
 @torch.inference_mode()
-def agreement(head: FeatureHead | BlockHead, target: PreTrainedModel, text: Tensor, start: int, depth: int) -> Tensor:
+def agreement(head: Head, target: PreTrainedModel, text: Tensor, start: int, depth: int) -> Tensor:
     """Whether token j of a chain is the target's choice, for chains after every token from `start` on.
 
     text (1, length) -> (chains, depth), or as many columns as the head drafts tokens. Row i is the chain of a round
@@ -51,7 +53,10 @@ def agreement(head: FeatureHead | BlockHead, target: PreTrainedModel, text: Tens
 
 @torch.inference_mode()
 def score(
-    head: FeatureHead | BlockHead, target: PreTrainedModel, texts: list[tuple[Tensor, int]], depth: int = 7
+    head: Head,
+    target: PreTrainedModel,
+    texts: list[tuple[Tensor, int]],
+    depth: int = 7,
 ) -> dict:
     """Conditional acceptance by position, and rounds of greedy decoding replayed: alpha and tokens per round at k."""
     matches = [agreement(head, target, text, start, depth) for text, start in texts]

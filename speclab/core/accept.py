@@ -29,7 +29,7 @@ def accept(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> AcceptResult
     norm(max(0, p - q)), after none from the target's last row.
     Leviathan et al., arXiv 2211.17192, algorithm 1; Chen et al., arXiv 2302.01318.
     """
-    tokens, size, draft_probs = draft
+    tokens, size, draft_probs, _ = draft
     batch, n = tokens.shape
     target_of_token = target_probs[:, :n].gather(-1, tokens[..., None])[..., 0]  # (batch, n)
     if draft_probs is None:
@@ -65,7 +65,7 @@ def accept_block(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> Accept
     from norm(max(0, b_n * p - q)), after all from the target's last row. One-hot drafts gain nothing: `accept` takes
     them. Sun et al., arXiv 2403.10444.
     """
-    tokens, size, draft_probs = draft
+    tokens, size, draft_probs, _ = draft
     batch, n = tokens.shape
     if draft_probs is None or n == 0:
         return accept(draft, target_probs, uniforms)
@@ -114,7 +114,7 @@ def accept_typical(draft: Draft, target_probs: Tensor, uniforms: Tensor, epsilon
     target's own row, after a rejection, too, so the rejected token may come again. The paper takes its argmax there.
     Cai et al. (Medusa), arXiv 2401.10774, section 2.3.
     """
-    tokens, size, _ = draft
+    tokens, size, *_ = draft
     batch, n = tokens.shape
     of_token = target_probs[:, :n].gather(-1, tokens[..., None])[..., 0]  # (batch, n)
     live = torch.arange(n, device=tokens.device) < size[:, None]
@@ -156,12 +156,19 @@ def accept_from_logits(draft: Draft, logits: Tensor, sampling: Sampling, uniform
     Against a one-hot target the rule keeps exactly the leading drafted tokens that are the target's own, whatever the
     uniforms and the draft's probabilities, and what follows is the target's own next token: no row is built for that.
     """
-    return _from_logits(draft, logits, sampling, uniforms[:, : logits.shape[1]], "token")  # one graph for each n
+    return _judged(draft, logits, sampling, uniforms, "token")
 
 
 def accept_block_from_logits(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor) -> AcceptResult:
     """`accept_block` from the target's logits; greedy as `accept_from_logits`, which keeps all that can be kept."""
-    return _from_logits(draft, logits, sampling, uniforms[:, : logits.shape[1]], "block")
+    return _judged(draft, logits, sampling, uniforms, "block")
+
+
+def _judged(
+    draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor, kind: str, value: tuple[float, ...] = ()
+) -> AcceptResult:
+    """`_from_logits` with what it reads alone, so that there is one graph for each n."""
+    return _from_logits(draft._replace(states=None), logits, sampling, uniforms[:, : logits.shape[1]], kind, value)
 
 
 @replayed
@@ -211,7 +218,7 @@ def rule_of(name: str) -> Rule:
         raise UsageProblem(f"there is no accept rule {name!r}; give {RULE_NAMES}")
 
     def judge(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor) -> AcceptResult:
-        return _from_logits(draft, logits, sampling, uniforms[:, : logits.shape[1]], kind, (value,))
+        return _judged(draft, logits, sampling, uniforms, kind, (value,))
 
     def law(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
         return LAWS[kind](target_probs, draft_probs, value)

@@ -35,6 +35,7 @@ class Draft(NamedTuple):
     tokens: Tensor  # (batch, n) ids
     size: Tensor  # (batch,) how many of each row count, <= n
     probs: Tensor | None = None  # (batch, n, vocab) what each token was drawn from; None = one-hot
+    states: Tensor | None = None  # (batch, n, hidden) early exit: the target's own, see speclab/drafts/exit.py
 
 
 class AcceptResult(NamedTuple):
@@ -57,6 +58,9 @@ class Target(Protocol):
 
     def hidden(self, layers: Iterable[int]) -> Tensor:
         """Outputs of these layers in the last pass, side by side: (1, m, layers * hidden)."""
+
+    def forward_first(self, tokens: Tensor, n_layers: int) -> Tensor:
+        """Run the first `n_layers` layers alone over further tokens: (1, m) ids -> states (1, m, hidden)."""
 
 
 class Drafter(Protocol):

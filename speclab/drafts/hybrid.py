@@ -122,7 +122,8 @@ class HybridDrafter:
         looked_up = expected_tokens([self._known.after(self.lookup.matched).rate] * n, 0, 1.0)[n]
         modelled = expected_tokens([self._known.model.rate] * longest, 0, 1.0)
         lengths = range(longest + 1) if isinstance(self.drafter, AutoLength) else (longest,)
-        return looked_up / costs.rest[n] > max(modelled[length] / costs.seconds(length) for length in lengths)
+        rest = (costs.looked_up or costs.rest)[n]
+        return looked_up / rest > max(modelled[length] / costs.seconds(length) for length in lengths)
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
         """Count what was right; let both follow the text."""

@@ -39,11 +39,13 @@ class RoundCosts:
     """What a round costs by the number n of tokens that it drafts, in seconds; measured here, with this draft.
 
     draft: [n] all of a draft of n tokens. rest: [n] everything else: the pass over n + 1 tokens, accept rule, rollback,
-    host. Both from n = 0, of the same length.
+    host. Both from n = 0, of the same length. looked_up: [n] the same as `rest` for tokens of a lookup, where that is
+    something else: early exit leaves a part of the pass to the draft.
     """
 
     draft: tuple[float, ...]
     rest: tuple[float, ...]
+    looked_up: tuple[float, ...] = ()
 
     @property
     def longest(self) -> int:
@@ -52,7 +54,7 @@ class RoundCosts:
 
     def describe(self) -> str:
         """For a terminal."""
-        curves = (f"{name} {' '.join(f'{1000 * s:.2f}' for s in curve)}" for name, curve in vars(self).items())
+        curves = (f"{name} {' '.join(f'{1000 * s:.2f}' for s in curve)}" for name, curve in vars(self).items() if curve)
         return f"milliseconds of a round that drafts 0 to {self.longest} tokens: {', '.join(curves)}"
 
     def seconds(self, n: int) -> float:

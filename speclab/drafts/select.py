@@ -7,8 +7,10 @@ from collections.abc import Iterable
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.rounds import Drafter
 from speclab.drafts.block import BlockDrafter
+from speclab.drafts.exit import ExitDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.heads.block import BlockHead
+from speclab.drafts.heads.exit_files import exit_layer_of, read_adapter
 from speclab.drafts.heads.files import FORMATS, read_head
 from speclab.drafts.hybrid import HybridDrafter, parts
 from speclab.drafts.lengths import AutoLength
@@ -16,21 +18,26 @@ from speclab.drafts.oracle import NEEDS_GREEDY, FreeOracleDrafter, OracleDraft, 
 from speclab.drafts.suffix import SuffixDrafter
 from speclab.models import loading, padding
 from speclab.models.cached import CachedModel, check_prompt
+from speclab.models.checks import check_split
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.system.terminal import note
 
 KINDS = (
-    "model, ngram, suffix, feature:HEAD, block:HEAD, hybrid:LOOKUP+MODEL, dial:0.8, lab:SIZE, a folder or a hub name"
+    "model, ngram, suffix, feature:HEAD, block:HEAD, exit:N, hybrid:LOOKUP+MODEL, dial:0.8, lab:SIZE, a folder or a "
+    "hub name"
 )
 LOOKUPS: dict[str, type[NgramDrafter] | type[SuffixDrafter]] = {"ngram": NgramDrafter, "suffix": SuffixDrafter}
 USUAL_HYBRID = "suffix+feature"
 AS_WIDE = "wide"  # feature:wide, the lab's head padded to the width of a padded target
 LAB_HEADS = {kind: str(loading.LAB_PAIR / kind) for kind in FORMATS}
+EXIT, LAB_EXIT = "exit", str(loading.LAB_PAIR / "exit")
+NO_SPLIT = "early exit runs the target in two parts, and CUDA graphs do not"
 # What may be meant by a name that is nearly one of these: the lab's kinds, and words of other programs for them.
 WORDS = (
     *("model", "ngram", "suffix", "feature", "hybrid", "eagle3", "block", "dflash", "dspark", "dial:0.8", "none"),
+    *("exit", "early-exit", "layerskip", "kangaroo"),
     *("lookup", "prompt-lookup", "assistant", "draft", "draft-model"),
 )
 
@@ -50,14 +57,8 @@ def check_kind(kind: str, greedy: bool = True) -> None:
         if name == "ngram" or (name not in ("", "free", "model") and _mistyped(name)):
             raise UsageProblem(f"--draft {kind}: give the dial a model to pay for, for example dial:0.8:model")
         return
-    if word in LAB_HEADS:
-        own = kind in (word, f"feature:{AS_WIDE}")
-        if not own and _mistyped(rest):
-            raise UsageProblem(f"--draft {kind}: give a head's folder or hub name, for example {word}:build/{word}/out")
-        if not own:
-            loading.check_place(rest)
-        elif not loading.exists(LAB_HEADS[word]):
-            raise UsageProblem(f"--draft {word}: the lab has no such head yet; type: python -m training.drafts {word}")
+    if word in LAB_HEADS or word == EXIT:
+        (_check_exit if word == EXIT else _check_head)(kind, word, rest)
         return
     if word == "hybrid":
         _, model = _of_hybrid(kind)
@@ -70,6 +71,45 @@ def check_kind(kind: str, greedy: bool = True) -> None:
     if _mistyped(kind):
         raise UsageProblem(f"unknown draft kind {kind!r}; use {KINDS}")
     loading.check_place(kind)
+
+
+def _check_head(kind: str, word: str, rest: str) -> None:
+    """Refuse a head that the lab does not have, and a name that can be no head's."""
+    own = kind in (word, f"feature:{AS_WIDE}")
+    if not own and _mistyped(rest):
+        raise UsageProblem(f"--draft {kind}: give a head's folder or hub name, for example {word}:build/{word}/out")
+    if not own:
+        loading.check_place(rest)
+    elif not loading.exists(LAB_HEADS[word]):
+        raise UsageProblem(f"--draft {word}: the lab has no such head yet; type: python -m training.drafts {word}")
+
+
+def _check_exit(kind: str, word: str, rest: str) -> None:
+    """Refuse a layer that the lab's adapter does not read, and a name that can be no adapter's."""
+    train = f"python -m training.drafts {word} --exit-layer"
+    trained = exit_layer_of(LAB_EXIT)
+    if kind == EXIT:
+        if trained is None:
+            raise UsageProblem(f"--draft {kind}: the lab has no such adapter yet; type: {train} 3")
+    elif rest.lstrip("-").isdecimal():
+        n_layers = loading.layers_of(loading.LAB_TARGET)
+        if not 1 <= int(rest) < n_layers:
+            raise UsageProblem(
+                f"--draft {kind}: the lab's target has {n_layers} layers; give a number from 1 to {n_layers - 1}"
+            )
+        if int(rest) != trained:
+            has = "none" if trained is None else f"one for layer {trained} (--draft exit:{trained})"
+            raise UsageProblem(
+                f"--draft {kind}: there is no adapter for layer {rest}, the lab has {has}; type: {train} {rest}, then "
+                f"--draft exit:build/exit-{rest}/out"
+            )
+    elif _mistyped(rest) or ("/" not in rest and not loading.exists(rest)):
+        raise UsageProblem(
+            f"--draft {kind}: give a number of layers or an adapter's folder, for example exit:{trained or 3} or "
+            "exit:build/exit-3/out"
+        )
+    else:
+        loading.check_place(rest)
 
 
 def check_kinds(kinds: list[str]) -> None:
@@ -120,7 +160,20 @@ def make_drafter(kind: str, setup: Setup, seed: int = 0) -> Drafter:
         head, ids = read_head(name, target.model, word, own_width, as_wide)
         target.hidden_layers = tuple(sorted({*target.hidden_layers, *head.config.layers}))
         return BlockDrafter(head, ids) if isinstance(head, BlockHead) else FeatureDrafter(head, ids)
+    if word == EXIT:
+        return _exit_drafter(rest, setup)
     return ModelDrafter(_draft_model(kind, setup))
+
+
+def _exit_drafter(rest: str, setup: Setup) -> ExitDrafter:
+    """Early exit with an adapter, on an engine that runs the target in two parts."""
+    own = not rest or rest.isdecimal()
+    adapter = read_adapter(LAB_EXIT if own else rest, setup.target.model, padding.is_lab_size(setup.target_name))
+    if setup.target.fast and not setup.target.fast.splits:
+        setup.use_eager(NO_SPLIT)
+        note(f"{NO_SPLIT}: both arms run on the eager engine")
+    check_split(setup.target, adapter.config.exit_layer)
+    return ExitDrafter(adapter)
 
 
 def _of_hybrid(kind: str) -> tuple[str, str]:
@@ -155,7 +208,9 @@ def _accuracy(kind: str, number: str) -> float:
 def make_drafters(kinds: list[str], setup: Setup, seed: int) -> dict[str, Drafter]:
     """Drafters by the name that tables and records give them: never an absolute path."""
     check_kinds(kinds)
-    return {drafter_name(kind): make_drafter(kind, setup, seed) for kind in kinds}
+    # Early exit may change the engine, which other drafts take over: it comes first.
+    made = {kind: make_drafter(kind, setup, seed) for kind in sorted(kinds, key=lambda kind: EXIT not in kind)}
+    return {drafter_name(kind): made[kind] for kind in kinds}
 
 
 def auto_length(kind: str, drafter: Drafter) -> AutoLength | HybridDrafter:
@@ -175,6 +230,9 @@ def drafter_name(kind: str) -> str:
     word, _, rest = kind.partition(":")
     if word in LAB_HEADS and kind not in (word, f"feature:{AS_WIDE}"):
         return f"{word}:{loading.short_name(rest)}"
+    if word == EXIT:
+        own = not rest or rest.isdecimal()
+        return f"{EXIT}:{int(rest or exit_layer_of(LAB_EXIT) or 0) if own else loading.short_name(rest)}"
     if word == "hybrid" and rest:
         lookup, model = _of_hybrid(kind)
         return f"hybrid:{lookup}+{drafter_name(model)}"

@@ -26,7 +26,8 @@ from speclab.core import graphs
 from speclab.core.accept import rule_of
 from speclab.core.rounds import DecodeSettings, Draft, Drafter
 from speclab.core.sampling import GREEDY, Sampling
-from speclab.drafts.heads.drafter import HeadDrafter
+from speclab.drafts.exit import ExitDrafter
+from speclab.drafts.heads.drafter import StateDrafter
 from speclab.drafts.hybrid import HybridDrafter, forget, parts
 from speclab.drafts.lengths import LONGEST, AutoLength
 from speclab.drafts.oracle import OracleDraft, reference_text
@@ -121,6 +122,10 @@ class Bench:
         """Other plain decoding than the baseline is compared greedily, and an oracle draft replays greedy text."""
         return arm == EAGER or arm.method in LIBRARY or isinstance(self.drafters.get(arm.draft), OracleDraft)
 
+    def exits_early(self, draft: str) -> bool:
+        """Whether a draft runs some of the target's own layers, so that its verification does not."""
+        return any(isinstance(part, ExitDrafter) for part in parts(self.drafters[draft]))
+
     def lossy_rule(self, arm: Arm) -> str | None:
         """Name of the rule that judges the drafted tokens of an arm where it is lossy; None where there are none."""
         lossy = arm.speculative and arm.draft_length > 0 and rule_of(self.functions.rule).law is not None
@@ -145,7 +150,7 @@ class Bench:
         proposing = [part for drafter in self.drafters.values() for part in parts(drafter)]
         for model in [part.draft for part in proposing if isinstance(part, ModelDrafter)]:
             model.prepare({2, 4}, longest)
-        drawn = [part for part in proposing if isinstance(part, ModelDrafter | HeadDrafter)]
+        drawn = [part for part in proposing if isinstance(part, ModelDrafter | StateDrafter)]
         for sampling in samplings:
             for n in range(most + 1):
                 for draft, logits, uniforms in self._rounds_to_judge(n, sampled=bool(drawn) and not sampling.greedy):
@@ -244,7 +249,8 @@ class Measurement:
             phases["host"] += seconds - in_phases
             name = decoding.arm.draft + LOOKUP * round_.looked_up
             what = (name, temperature, context, round_.n_drafted, 1 if round_.looked_up else n_waiting, phases)
-            self.rounds.append(RoundTime(*what, prompt))
+            own_verify = self.bench.exits_early(decoding.arm.draft) and not round_.looked_up
+            self.rounds.append(RoundTime(*what, prompt, own_verify))
 
 
 def measure(

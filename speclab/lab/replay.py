@@ -17,6 +17,7 @@ from speclab.drafts.heads.rollout import target_pass
 from speclab.drafts.hybrid import forget
 from speclab.lab.harness import Measurement
 from speclab.lab.instruments import LoopFunctions, with_parts
+from speclab.models.backends.eager import first_states
 from speclab.models.cached import CachedModel
 from speclab.records.samples import Arm, Made
 from speclab.theory.attribution import Text
@@ -36,14 +37,16 @@ class KnownText:
         self._model = target.model
         self._ids = torch.cat([prompt, torch.tensor([list(text)], device=prompt.device)], dim=1)
         self._hidden: dict[tuple[int, ...], Tensor] = {}  # of all tokens, by layers
+        self._ahead = self._ids[:, :0]  # tokens that the first layers were run over, behind those in its cache
 
     def prefill(self, prompt: Tensor, rolls_back: bool) -> Tensor:
         """(1, prompt length) ids -> (1, 1, vocab) logits"""
         self.length = 0
         return self.forward(prompt)[:, -1:]
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, states: Tensor | None = None) -> Tensor:
         """(1, m) ids -> (1, m, vocab) logits: 1 for the text's own next token, 0 for every other"""
+        self._ahead = self._ahead[:, :0]
         start, self.length = self.length, self.length + tokens.shape[1]
         self._last = slice(start, self.length)
         following = self._ids[:, start + 1 : self.length + 1]
@@ -57,11 +60,28 @@ class KnownText:
     def hidden(self, layers: Iterable[int]) -> Tensor:
         """Outputs of these layers in the last pass, (1, m, layers * hidden); of tokens that the text does not have they
         mean nothing."""
-        layers = tuple(layers)
+        return self._of_text(tuple(layers))[:, self._last]
+
+    def forward_first(self, tokens: Tensor, n_layers: int) -> Tensor:
+        """Outputs of layer `n_layers` - 1 for further tokens, (1, m) ids -> (1, m, hidden).
+
+        Where a drafted token is not the text's, the first layers run over all that comes before it.
+        """
+        self._ahead = torch.cat([self._ahead, tokens], dim=1)
+        end = self.length + self._ahead.shape[1]
+        rows = slice(end - tokens.shape[1], end)
+        if torch.equal(self._ahead, self._ids[:, self.length : end]):
+            return self._of_text((n_layers - 1,))[:, rows]
+        ids = torch.cat([self._ids[:, : self.length], self._ahead], dim=1)
+        with torch.inference_mode():
+            return first_states(self._model, ids, n_layers)[:, rows]
+
+    def _of_text(self, layers: tuple[int, ...]) -> Tensor:
+        """Outputs of these layers side by side for all tokens, (1, n, layers * hidden)."""
         if layers not in self._hidden:
             with torch.inference_mode():
                 self._hidden[layers] = target_pass(self._model, self._ids, layers)[0]
-        return self._hidden[layers][:, self._last]
+        return self._hidden[layers]
 
 
 def replayed(

@@ -3,12 +3,14 @@
 import copy
 import itertools
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from torch import Tensor
 
 from speclab.core.rounds import DecodeSettings, Drafter, Round
 from speclab.drafts.block import BlockDrafter
+from speclab.drafts.exit import ExitDrafter
 from speclab.drafts.hybrid import HybridDrafter, parts
 from speclab.drafts.lengths import LONGEST, AutoLength, RoundCosts
 from speclab.drafts.oracle import ConstantDrafter
@@ -29,8 +31,12 @@ def measure_costs(
     length) ids each."""
     proposing = parts(drafter)[-1]
     longest = min(LONGEST, proposing.longest) if isinstance(proposing, BlockDrafter) else LONGEST
-    if costs := costs_of(_rounds(functions, target, proposing, prompts, settings), longest):
-        drafter.costs[settings.sampling.temperature] = costs
+    timed, looked_up = _rounds(functions, target, proposing, prompts, settings), None
+    if isinstance(proposing, ExitDrafter):  # the first layers run in the draft: a lookup's rounds cost something else
+        looked_up = costs_of([(round_, own) for round_, own in timed if not own], longest)
+        timed = [(round_, own) for round_, own in timed if own]
+    if costs := costs_of(timed, longest):
+        drafter.costs[settings.sampling.temperature] = replace(costs, looked_up=looked_up.rest if looked_up else ())
 
 
 def _rounds(

@@ -25,7 +25,8 @@ from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.accept import accept_from_logits
 from speclab.core.rounds import AcceptResult, Draft, Drafter
 from speclab.core.sampling import Sampling
-from speclab.drafts.hybrid import HybridDrafter
+from speclab.drafts.exit import ExitDrafter
+from speclab.drafts.hybrid import HybridDrafter, parts
 from speclab.drafts.lengths import AutoLength, StepDrafter
 from speclab.lab.instruments import LearnerFunctions, Loop, LoopFunctions
 from speclab.learner.adapters import (
@@ -43,6 +44,7 @@ from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.records.rows import Row
 from speclab.records.runs import LearnerPrediction
+from speclab.system.errors import UsageProblem
 from speclab.theory.losslessness import judge_divergence
 
 # What an exercise decides in a run, in words.
@@ -133,7 +135,11 @@ class Learner:
 
     def drafter(self, drafter: Drafter, longest: int | None = None) -> Drafter:
         """The drafter of one decoding: exercise 7 in place of the n-grams, exercise 3 feeding a model, exercise 9 where
-        a draft chooses its length, exercise 6 around any of them where `longest` says up to which it may choose."""
+        a draft chooses its length, exercise 6 around any of them where `longest` says up to which it may choose.
+
+        UsageProblem for early exit with a loop of the learner's own, whose passes are whole."""
+        if WHOLE_LOOP in self.modules and any(isinstance(part, ExitDrafter) for part in parts(drafter)):
+            raise UsageProblem("the loop of exercise 8 verifies with whole passes; use another --draft than exit")
         if isinstance(drafter, AutoLength | HybridDrafter):  # the lab's, around a draft that may be the learner's
             drafter.drafter = self.drafter(drafter.drafter)
         if 7 in self.modules and isinstance(drafter, NgramDrafter):

@@ -15,6 +15,14 @@ One round with k = 4 drafted tokens of which 2 are accepted, in tokens:
 
 Where all 4 are accepted, the target's cache ends with L + 4 tokens and the draft's with L + 3: draft 4 was never fed to
 it, and goes in first in the next round.
+
+With early exit the draft is the target's first layers, and the draft's cache is their part of the target's:
+
+                  committed   first layers   other layers   fed in this step
+    before            L           L - 1          L - 1
+    1. draft          L           L + 3          L - 1      first layers: the last committed token, drafts 1 to 3
+    2. verify         L           L + 4          L + 4      first layers: draft 4; then the others: all five
+    4. roll back    L + 3         L + 2          L + 2      nothing; both parts by the same length
 """
 
 from collections.abc import Callable, Iterable
@@ -44,6 +52,12 @@ class Backend(Protocol):
     def forward(self, tokens: Tensor, length: int) -> Tensor:
         """(1, m) ids after `length` tokens -> (1, m, vocab) logits."""
 
+    def forward_first(self, tokens: Tensor, length: int, n_layers: int) -> Tensor:
+        """The first `n_layers` layers alone: (1, m) ids after `length` tokens -> their outputs (1, m, hidden)."""
+
+    def forward_rest(self, states: Tensor, length: int, n_layers: int) -> Tensor:
+        """All layers but those: what they gave (1, m, hidden), after `length` tokens -> (1, m, vocab) logits."""
+
     def crop(self, n_tokens: int) -> None:
         """Drop the last `n_tokens` of the cache."""
 
@@ -52,10 +66,12 @@ class FastModel(Protocol):
     """A model in the form of a fast backend: exported, or as CUDA graphs.
 
     graphed: whether passes run as CUDA graphs, which have to be recorded before anything is timed.
+    splits: whether its passes can be run in two parts, as early exit needs it.
     one_token_gain: how many times as fast as the eager backend a pass over one token is, where that was measured.
     """
 
     graphed: bool
+    splits: bool
     one_token_gain: float | None
 
     def start(self, hidden_layers: Iterable[int] = ()) -> Backend:
@@ -88,7 +104,9 @@ class CachedModel:
         self.n_passes = 0
         self.hidden_layers: tuple[int, ...] = ()
         self._backend: Backend | None = None
-        self._length = 0
+        self._length = 0  # tokens in the cache of every layer
+        self._n_ahead = 0  # tokens behind those in the cache of the first `_n_first` layers alone
+        self._n_first = 0
 
     def with_own_cache(self) -> "CachedModel":
         """The same weights with a cache of their own, so that two decoders can work side by side."""
@@ -112,7 +130,7 @@ class CachedModel:
 
     @property
     def length(self) -> int:
-        """Tokens in the cache."""
+        """Tokens in the cache, of every layer."""
         return self._length
 
     def replace_unknown(self, ids: Tensor) -> Tensor:
@@ -141,17 +159,41 @@ class CachedModel:
             self._backend = EagerBackend(self.model, rolls_back, self.hidden_layers)
         with torch.inference_mode():
             logits = self._backend.prefill(prompt)
-        self._length, self.n_passes = prompt.shape[1], 1
+        self._length, self._n_ahead, self.n_passes = prompt.shape[1], 0, 1
         return logits[..., : self.vocab_size]
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Append tokens.  (1, m) ids -> (1, m, vocab) logits; row i follows token i"""
-        backend = self._running()
+    def forward(self, tokens: Tensor, states: Tensor | None = None) -> Tensor:
+        """Append tokens.  (1, m) ids -> (1, m, vocab) logits; row i follows token i
+
+        states: (1, j, hidden), what `forward_first` gave for the first j of them, all that it was given since the last
+        pass; the other layers go on from there. RuntimeError where these are not as many.
+        """
+        backend, n_given = self._running(), 0 if states is None else states.shape[1]
+        if n_given != self._n_ahead:
+            raise RuntimeError(f"the first layers are {self._n_ahead} tokens ahead, and states of {n_given} are given")
         with torch.inference_mode():
-            logits = backend.forward(tokens, self._length)
-        self._length += tokens.shape[1]
+            if states is None or not n_given:
+                logits = backend.forward(tokens, self._length)
+            else:
+                if n_given < tokens.shape[1]:
+                    states = torch.cat([states, self.forward_first(tokens[:, n_given:], self._n_first)], dim=1)
+                logits = backend.forward_rest(states, self._length, self._n_first)
+        self._length, self._n_ahead = self._length + tokens.shape[1], 0
         self.n_passes += 1
         return logits[..., : self.vocab_size]
+
+    def forward_first(self, tokens: Tensor, n_layers: int) -> Tensor:
+        """Append tokens to the cache of the first `n_layers` layers alone.  (1, m) ids -> their outputs (1, m, hidden)
+
+        The next `forward` takes these up. RuntimeError where other layers are ahead already.
+        """
+        backend = self._running()
+        if self._n_ahead and n_layers != self._n_first:
+            raise RuntimeError(f"the first {self._n_first} layers are ahead, not the first {n_layers}")
+        with torch.inference_mode():
+            states = backend.forward_first(tokens, self._length + self._n_ahead, n_layers)
+        self._n_first, self._n_ahead = n_layers, self._n_ahead + tokens.shape[1]
+        return states
 
     def hidden(self, layers: Iterable[int]) -> Tensor:
         """Outputs of these layers side by side, in the last pass: (1, m, layers * hidden).
@@ -164,7 +206,9 @@ class CachedModel:
         return torch.cat([hidden[layer] for layer in layers], dim=-1)
 
     def crop(self, length: int) -> None:
-        """Keep the first `length` tokens of the cache."""
+        """Keep the first `length` tokens of the cache, in every layer."""
+        if self._n_ahead:
+            raise RuntimeError(f"cannot crop: the first {self._n_first} layers are {self._n_ahead} tokens ahead")
         extra = self._length - length
         if extra < 0:
             raise RuntimeError(f"cannot crop to {length} tokens: the cache holds {self._length}")
@@ -184,8 +228,9 @@ def verify(target: CachedModel, last_token: Tensor, draft: Draft) -> Tensor:
     """One pass over the last committed token, (1,), and the n drafted ones.  -> (1, n + 1, vocab) logits
 
     Row i is what the target says after i drafted tokens: it judges draft i + 1, and the last row gives the bonus token.
+    A draft by early exit brings the states of all of them but the last: the pass goes on from there.
     """
-    return target.forward(torch.cat([last_token[:, None], draft.tokens], dim=1))
+    return target.forward(torch.cat([last_token[:, None], draft.tokens], dim=1), draft.states)
 
 
 def roll_back(target: CachedModel, n_committed: int) -> None:

@@ -68,6 +68,22 @@ def check_model(model: PreTrainedModel) -> None:
     _compare(model, text, reason, _tried(model, reason, lambda: cached_logits(cached, text, wrong=WRONG)), last)
 
 
+def check_split(target: CachedModel, n_layers: int) -> None:
+    """Prove that passes in two parts, the first `n_layers` layers and the others, give the uncached logits, also after
+    a rollback; EnvironmentProblem where they do not."""
+    model, name = target.model, target.model.config.model_type
+    text, cached = random_text(model), target.with_own_cache()
+    right = uncached_logits(model, text)[:, -sum(WIDTHS) :]
+    reason = "cannot be run in two parts, as early exit needs it"
+    logits = _tried(model, reason, lambda: cached_logits(cached, text, wrong=WRONG, n_first=n_layers))
+    allowed, how = rounding.bound(right), rounding.bound_in_words(right.dtype)
+    if not (difference := gap(model, logits, right)) <= allowed:
+        raise EnvironmentProblem(
+            f"{name} {reason}: logits differ by {difference:.1e} where rounding explains {allowed:.1e} ({how}); choose "
+            "another --draft"
+        )
+
+
 def random_text(model: PreTrainedModel, n_tokens: int = N_TOKENS) -> Tensor:
     """(1, n) ids, none of them special to the config; all different where there are enough of them.
 
@@ -90,18 +106,26 @@ def random_text(model: PreTrainedModel, n_tokens: int = N_TOKENS) -> Tensor:
 
 
 def cached_logits(
-    cached: CachedModel, text: Tensor, widths: tuple[int, ...] = WIDTHS, wrong: tuple[int, ...] = ()
+    cached: CachedModel,
+    text: Tensor,
+    widths: tuple[int, ...] = WIDTHS,
+    wrong: tuple[int, ...] = (),
+    n_first: int | None = None,
 ) -> Tensor:
     """Logits of the last tokens of `text`, fed in passes of `widths` after a prefill.  -> (1, sum of widths, vocab)
 
-    wrong: with each pass this many rejected tokens are fed, which are then rolled back.
+    wrong: with each pass this many rejected tokens are fed, which are then rolled back. n_first: so many layers are run
+    first, token by token as a draft does, up to the last token.
     """
     cached.prefill(text[:, : text.shape[1] - sum(widths)], rolls_back=bool(wrong))
     logits = []
     for i, width in enumerate(widths):
         block = text[:, cached.length : cached.length + width]
         rejected = text[:, : wrong[i]] if wrong else text[:, :0]  # the text's beginning does not continue it here
-        logits.append(cached.forward(torch.cat([block, rejected], dim=1))[:, :width])
+        ids, states = torch.cat([block, rejected], dim=1), None
+        if n_first and ids.shape[1] > 1:
+            states = torch.cat([cached.forward_first(token, n_first) for token in ids[:, :-1].split(1, dim=1)], dim=1)
+        logits.append(cached.forward(ids, states)[:, :width])
         if wrong:
             cached.crop(cached.length - wrong[i])
     return torch.cat(logits, dim=1)

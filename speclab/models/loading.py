@@ -94,6 +94,11 @@ def lab_width() -> int:
     return _load_config(LAB_TARGET).hidden_size
 
 
+def layers_of(name: str) -> int:
+    """Decoder layers that the config of a folder or a hub name says."""
+    return _load_config(name).get_text_config().num_hidden_layers
+
+
 def load_model(
     name: str, device: torch.device, dtype: torch.dtype, role: str = "target", copies: int = 1
 ) -> PreTrainedModel:

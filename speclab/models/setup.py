@@ -69,6 +69,10 @@ class Setup:
             note(f"this draft runs on the {'fast' if fast else 'eager'} engine: {why}")
         return CachedModel(model, vocab_size, fast)
 
+    def use_eager(self, why: str) -> None:
+        """Run the target eagerly from now on, in both arms. why: for the head of the run."""
+        self.target.fast, self.reasons["engine"] = None, why
+
     def load_draft(self, name: str) -> CachedModel:
         """A draft model for this target. Ids that it lacks are never drafted; the target keeps them all."""
         tokenizer = loading.load_tokenizer(name)

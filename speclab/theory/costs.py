@@ -3,7 +3,8 @@
 A speedup is a quotient of two sums of seconds. To explain one, you need the seconds of every round as a function of
 what the round did:
 
-    verify    verify_at[width] + verify_slope context        one curve for a run, scaled for every temperature
+    verify    verify_at[width] + verify_slope context        one curve for a run, scaled for every temperature;
+                                                             with early exit the part of a pass that is left
     step      step_at + step_slope context                   a decode step of the baseline
     draft     draft_at[n] + draft_catch (catch_up - 1) + draft_slope n context; draft_idle if n = 0
     accept    accept_at + accept_each n                      and rollback and host: constants
@@ -44,6 +45,7 @@ class RoundTime(NamedTuple):
     catch_up: int  # tokens the draft model had not been fed, at least 1
     seconds: dict[str, float]  # of each of PHASES
     prompt: int = 0  # index of the prompt that it belongs to
+    own_verify: bool = False  # early exit: the first layers ran in the draft, so its passes are not the others'
 
 
 class StepTime(NamedTuple):
@@ -172,14 +174,16 @@ def _read(curve: dict[int, float], x: float) -> float:
 def fit(rounds: Sequence[RoundTime], steps: Sequence[StepTime]) -> dict[tuple[str, float], Costs]:
     """(drafter, temperature) -> costs, for every pair among `rounds`.
 
-    Pooled: the shape of the verification over everything, the accept rule over the drafters of a temperature, the
-    step's slope over the temperatures. The rest is of one drafter at one temperature alone. Every temperature of the
-    rounds must have steps, and every round all PHASES, as the harness sees to.
+    Pooled: the shape of the verification over everything but early exit, which has one of its own for every drafter,
+    the accept rule over the drafters of a temperature, the step's slope over the temperatures. The rest is of one
+    drafter at one temperature alone. Every temperature of the rounds must have steps, and every round all PHASES, as
+    the harness sees to.
     """
     step_at, step_slope = _regress(
         [s.seconds for s in steps], [s.temperature for s in steps], context=[s.context for s in steps]
     )
-    verify = _verify(rounds)
+    kinds = {r.drafter: r.drafter if r.own_verify else "" for r in rounds}
+    verify = {kind: _verify([r for r in rounds if kinds[r.drafter] == kind]) for kind in set(kinds.values())}
     costs = {}
     for drafter, temperature in dict.fromkeys((r.drafter, r.temperature) for r in rounds):
         alike = [r for r in rounds if r.temperature == temperature]
@@ -187,7 +191,7 @@ def fit(rounds: Sequence[RoundTime], steps: Sequence[StepTime]) -> dict[tuple[st
         costs[drafter, temperature] = Costs(
             step_at=step_at[temperature],
             step_slope=step_slope[-1],
-            **verify[temperature],
+            **verify[kinds[drafter]][temperature],
             **_draft(of_drafter),
             **_accept(alike),
             rollback=_mean([r.seconds["rollback"] for r in of_drafter]),

@@ -56,17 +56,7 @@ def read_head(
     trained for; None where the target is not padded. as_wide: pad the head, too. EnvironmentProblem where it cannot be
     read; UsageProblem where it belongs to another target.
     """
-
-    def load() -> tuple[dict, dict[str, Tensor]]:
-        config_file, weights_file = (Path(str(cached_file(name, file))) for file in (CONFIG, WEIGHTS))
-        if config_file.stat().st_size > LARGEST_CONFIG:
-            raise ValueError(f"{CONFIG} is larger than any head's")
-        found = json.loads(config_file.read_text("utf-8"))
-        if not isinstance(found, dict):
-            raise ValueError(f"{CONFIG} is not an object")
-        return found, load_file(weights_file)
-
-    found, tensors = loading.loaded(name, "its config.json and weights", load)
+    found, tensors = read_files(name)
     config = loading.loaded(name, "its config.json", lambda: config_from(found, target, kind))
     if own_width is not None and (not isinstance(config, HeadConfig) or not can_be_padded(config)):
         raise UsageProblem(f"--draft {kind}:{loading.short_name(name)}: only a head like the lab's own can be padded")
@@ -79,6 +69,21 @@ def read_head(
         fc = read_wider(saved.head.fc.weight, len(config.layers), width)
         saved.head.fc.weight = torch.nn.Parameter(fc, requires_grad=False)
     return saved
+
+
+def read_files(name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """config.json and the weights of a folder or a hub name. EnvironmentProblem where they cannot be read."""
+
+    def load() -> tuple[dict, dict[str, Tensor]]:
+        config_file, weights_file = (Path(str(cached_file(name, file))) for file in (CONFIG, WEIGHTS))
+        if config_file.stat().st_size > LARGEST_CONFIG:
+            raise ValueError(f"{CONFIG} is larger than any head's")
+        found = json.loads(config_file.read_text("utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError(f"{CONFIG} is not an object")
+        return found, load_file(weights_file)
+
+    return loading.loaded(name, "its config.json and weights", load)
 
 
 def config_from(found: dict[str, Any], target: PreTrainedModel, kind: str) -> HeadConfig | BlockConfig:

@@ -12,6 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedModel
 
 from speclab.drafts.heads.block import BlockHead, blocks
+from speclab.drafts.heads.exit import ExitAdapter
 from speclab.drafts.heads.feature import FeatureHead
 from speclab.drafts.heads.parts import rotations
 from speclab.models.backends.eager import layer_outputs
@@ -73,12 +74,16 @@ def _for_queries(part: Tensor, queries: Tensor) -> Tensor:
     return part.repeat_interleave(queries.shape[1] // part.shape[1], dim=1)
 
 
-def chains(head: FeatureHead | BlockHead, hidden: Tensor, tokens: Tensor, depth: int) -> Iterator[Tensor]:
+def chains(head: FeatureHead | BlockHead | ExitAdapter, hidden: Tensor, tokens: Tensor, depth: int) -> Iterator[Tensor]:
     """What a head says by depth, at most `depth` of them: logits (batch, n - 1 - depth, draft vocabulary), row t of
     token t + 2 + j in a round whose last committed token is t + 1.
 
     hidden: (batch, n, layers * target_hidden). tokens: (batch, n).
     """
+    if isinstance(head, ExitAdapter):  # what it says at a place does not depend on where the round began
+        logits, n = head.logits(hidden), tokens.shape[1] - 1 - depth
+        yield from (logits[:, 1 + j : 1 + j + n] for j in range(depth))
+        return
     if isinstance(head, FeatureHead):
         yield from (logits for _, logits in rollout(head, hidden, tokens, depth))
         return

@@ -95,6 +95,9 @@ def first_round(
         steps = stack.enter_context(watched_head(proposing.head)) if isinstance(proposing, HeadDrafter) else []
         draft = drafter.propose(draft_length, uniforms((1, draft_length), generator, target.device))
     ids = torch.cat([prompt, token[None], draft.tokens], dim=1)
+    if draft.states is not None:  # early exit: the whole pass is watched, not the part that the draft left
+        eager.prefill(prompt, rolls_back=True)
+        draft = draft._replace(states=None)
     with watched(target.model) as cached:
         rows = verify(eager, token, draft)
     with watched(target.model) as uncached, torch.inference_mode():

@@ -135,6 +135,14 @@ class BufferedBackend:
         """(1, m) ids after `length` tokens -> (1, m, vocab) logits."""
         raise NotImplementedError
 
+    def forward_first(self, tokens: Tensor, length: int, n_layers: int) -> Tensor:
+        """The first `n_layers` layers alone: (1, m) ids after `length` tokens -> their outputs (1, m, hidden)."""
+        raise NotImplementedError
+
+    def forward_rest(self, states: Tensor, length: int, n_layers: int) -> Tensor:
+        """All layers but those: what they gave (1, m, hidden), after `length` tokens -> (1, m, vocab) logits."""
+        raise NotImplementedError
+
     def crop(self, n_tokens: int) -> None:
         """Nothing to do: rows after the length are never read."""
 
@@ -154,4 +162,4 @@ class BufferedBackend:
         old = self._buffers
         if total > old.capacity:
             self._buffers = self._new_buffers(self._rows(total, 2 * old.capacity))
-            self._buffers.copy_from(old, length)
+            self._buffers.copy_from(old, min(length, old.capacity))  # what lies beyond was never written

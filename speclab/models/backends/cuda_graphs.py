@@ -55,6 +55,7 @@ class GraphedModel:
     """
 
     graphed = True
+    splits = False
     one_token_gain: float | None = None
 
     def __init__(self, model: PreTrainedModel, compile_parts: bool = True):

@@ -5,8 +5,9 @@ import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedModel
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
@@ -31,6 +32,42 @@ def layer_outputs(model: PreTrainedModel, layers: Iterable[int]) -> Iterator[dic
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextlib.contextmanager
+def only_layers(model: PreTrainedModel, chosen: range, states: Tensor | None = None) -> Iterator[None]:
+    """While this is open, passes of the model skip all layers but `chosen`, without a gap.
+
+    A skipped layer gives what it gets; the one before the first of `chosen` gives `states`, (batch, m, hidden).
+    """
+
+    def skipped(hidden_states: Tensor, *args: Any, **options: Any) -> Tensor:
+        return hidden_states
+
+    def given(hidden_states: Tensor, *args: Any, **options: Any) -> Tensor:
+        assert states is not None
+        return states
+
+    modules: list[Any] = decoder_layers(model)
+    replaced = {i: given if i == chosen.start - 1 else skipped for i in range(len(modules)) if i not in chosen}
+    before = {i: vars(modules[i]).get("forward") for i in replaced}
+    try:
+        for i, function in replaced.items():
+            modules[i].forward = function
+        yield
+    finally:
+        for i, own in before.items():
+            del modules[i].forward
+            if own is not None:
+                modules[i].forward = own
+
+
+def first_states(model: PreTrainedModel, tokens: Tensor, n_layers: int, **options: Any) -> Tensor:
+    """The first `n_layers` layers alone: (1, m) ids -> their outputs (1, m, hidden). options: of the pass."""
+    last = n_layers - 1
+    with only_layers(model, range(n_layers)), layer_outputs(model, (last,)) as outputs:
+        model.base_model(input_ids=tokens, **{"use_cache": False} | options)
+    return outputs[last]
 
 
 class EagerBackend:
@@ -58,6 +95,33 @@ class EagerBackend:
         """(1, m) ids -> (1, m, vocab) logits. `length` is in the cache already."""
         with layer_outputs(self._model, self._hidden_layers) as self.hidden:
             return self._model(input_ids=tokens, past_key_values=self._cache, use_cache=True).logits
+
+    def forward_first(self, tokens: Tensor, length: int, n_layers: int) -> Tensor:
+        """The first `n_layers` layers alone: (1, m) ids after `length` tokens -> their outputs (1, m, hidden)."""
+        self._check_length(range(n_layers), length)
+        return first_states(self._model, tokens, n_layers, past_key_values=self._cache, use_cache=True)
+
+    def forward_rest(self, states: Tensor, length: int, n_layers: int) -> Tensor:
+        """All layers but those: what they gave (1, m, hidden), after `length` tokens -> (1, m, vocab) logits."""
+        layers = self._cache.layers
+        rest, width = range(n_layers, len(layers)), states.shape[1]
+        self._check_length(rest, length)
+        self._check_length(range(n_layers), length + width)
+        # The library asks the first layer of a cache how long the text is, and that one is ahead.
+        cache = Cache(layers=[layers[n_layers]] * n_layers + layers[n_layers:])
+        kept = [layer for layer in self._hidden_layers if layer in rest]
+        positions = torch.arange(length, length + width, device=states.device)[None]
+        ids = torch.zeros_like(positions)  # their embeddings are not read
+        with only_layers(self._model, rest, states), layer_outputs(self._model, kept) as self.hidden:
+            options = {"position_ids": positions, "past_key_values": cache, "use_cache": True}
+            return self._model(input_ids=ids, **options).logits
+
+    def _check_length(self, layers: Iterable[int], length: int) -> None:
+        """RuntimeError where the cache of one of these layers does not hold `length` tokens."""
+        caches: list[Any] = self._cache.layers
+        for layer in layers:
+            if (found := caches[layer].get_seq_length()) != length:
+                raise RuntimeError(f"the cache of layer {layer} holds {found} tokens, not {length}")
 
     def crop(self, n_tokens: int) -> None:
         """Drop the last `n_tokens` of the cache."""

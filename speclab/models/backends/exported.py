@@ -10,6 +10,7 @@ is checked by speclab/models/select.py.
 
 import logging
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
@@ -61,6 +62,7 @@ class ExportedModel:
     """
 
     graphed = False
+    splits = True
     one_token_gain: float | None = None
 
     def __init__(self, model: PreTrainedModel, layers: Iterable[int] | None = None):
@@ -73,8 +75,9 @@ class ExportedModel:
         plain = rewrites.copied(graph)  # the same tensors, another list of kernels
         if self.packed:
             rewrites.pack_products(graph)
-        self._wide, self._one = _functions(graph)
-        self._one_plain = _functions(plain)[1]
+        self._graphs = rewrites.copied(graph), rewrites.copied(plain)
+        self._whole = Kernels.of(graph, plain)
+        self._halves: dict[int, tuple[Kernels, Kernels]] = {}
 
     def prepare(self, widths: Iterable[int], longest: int) -> None:
         """Nothing to do: any width and length runs."""
@@ -83,18 +86,47 @@ class ExportedModel:
         """A backend for one decoding."""
         return ExportedBackend(self, hidden_layers)
 
+    def halves(self, n_layers: int) -> "tuple[Kernels, Kernels]":
+        """The pass in two parts, made when they are first needed: the first `n_layers` layers, and the others."""
+        if n_layers not in self._halves:
+            firsts, rests = zip(*(rewrites.halves(graph, n_layers) for graph in self._graphs), strict=True)
+            self._halves[n_layers] = Kernels.of(*firsts), Kernels.of(*rests)
+        return self._halves[n_layers]
+
     def forward(
-        self, ids: Tensor, positions: Tensor, mask: Tensor, keys: list[Tensor], values: list[Tensor]
+        self,
+        inputs: Tensor,
+        positions: Tensor,
+        mask: Tensor,
+        keys: list[Tensor],
+        values: list[Tensor],
+        kernels: "Kernels | None" = None,
     ) -> tuple[Tensor, ...]:
         """(1, m) ids and positions, (1, 1, m, total) mask, per layer views of `total` rows -> (1, m, vocab) logits, and
         the outputs of the layers, (1, m, hidden) each
 
-        The last m rows of the views are written.
+        The last m rows of the views are written. kernels: of `halves`; the first part gives the outputs of its layers
+        alone, the second one takes the last of these, (1, m, hidden), in the place of the ids.
         """
-        run = self._wide
-        if ids.shape[1] == 1:
-            run = self._one_plain if self.plain_one else self._one
-        return run(ids, positions, mask, *keys, *values)
+        of = kernels or self._whole
+        run = of.wide
+        if inputs.shape[1] == 1:
+            run = of.one_plain if self.plain_one else of.one
+        return run(inputs, positions, mask, *keys, *values)
+
+
+class Kernels(NamedTuple):
+    """A list of kernels as functions of its inputs: for any width, for one token, and for one token with the model's
+    own weights."""
+
+    wide: Callable[..., tuple]
+    one: Callable[..., tuple]
+    one_plain: Callable[..., tuple]
+
+    @classmethod
+    def of(cls, graph: fx.GraphModule, plain: fx.GraphModule) -> "Kernels":
+        """Of the same list twice, the second one without packed weights."""
+        return cls(*_functions(graph), _functions(plain)[1])
 
 
 def _functions(graph: fx.GraphModule) -> tuple[Callable[..., tuple], Callable[..., tuple]]:
@@ -115,19 +147,34 @@ class ExportedBackend(BufferedBackend):
 
     def forward(self, tokens: Tensor, length: int) -> Tensor:
         """(1, m) ids after `length` tokens -> (1, m, vocab) logits."""
-        n_tokens = tokens.shape[1]
+        logits, *hidden = self._run(tokens, length)
+        self.hidden = {layer: hidden[layer] for layer in self._hidden_layers}
+        return logits
+
+    def forward_first(self, tokens: Tensor, length: int, n_layers: int) -> Tensor:
+        """The first `n_layers` layers alone: (1, m) ids after `length` tokens -> their outputs (1, m, hidden)."""
+        return self._run(tokens, length, self._exported.halves(n_layers)[0])[-1]
+
+    def forward_rest(self, states: Tensor, length: int, n_layers: int) -> Tensor:
+        """All layers but those: what they gave (1, m, hidden), after `length` tokens -> (1, m, vocab) logits."""
+        logits, *hidden = self._run(states, length, self._exported.halves(n_layers)[1])
+        self.hidden = {layer: hidden[layer - n_layers] for layer in self._hidden_layers if layer >= n_layers}
+        return logits
+
+    def _run(self, inputs: Tensor, length: int, kernels: Kernels | None = None) -> list[Tensor]:
+        """A pass over (1, m) ids, or (1, m, hidden) states, after `length` tokens: its outputs, (1, m, ...) each."""
+        n_tokens = inputs.shape[1]
         width = self._exported.padded.get(n_tokens, n_tokens)
         if length + width > self._most_positions:
             width = n_tokens
         if width > n_tokens:  # padding comes last, so no other row reads it, and the next pass overwrites it
-            tokens = nn.functional.pad(tokens, (0, width - n_tokens))
+            inputs = nn.functional.pad(inputs, (0, 0) * (inputs.ndim - 2) + (0, width - n_tokens))
         total = length + width
-        self._reserve(total, length)
+        self._reserve(total, length + n_tokens)
         buffers = self._buffers
         positions, mask = buffers.places[:, length:total], buffers.mask(width, length, total)
-        logits, *hidden = self._exported.forward(tokens, positions, mask, *buffers.first(total))
-        self.hidden = {layer: hidden[layer][:, :n_tokens] for layer in self._hidden_layers}
-        return logits[:, :n_tokens]
+        outputs = self._exported.forward(inputs, positions, mask, *buffers.first(total), kernels)
+        return [output[:, :n_tokens] for output in outputs]
 
     def _new_buffers(self, capacity: int) -> Buffers:
         return Buffers(self._model, self._exported.shapes, capacity)

@@ -182,6 +182,31 @@ def copied(graph: fx.GraphModule) -> fx.GraphModule:
     return fx.GraphModule(graph, nodes)
 
 
+def halves(graph: fx.GraphModule, n_layers: int) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """The list in two: the first `n_layers` decoder layers, which give their outputs, and everything behind them.
+
+    graph: gives logits and the outputs of all layers. The second part takes the last output of the first one in the
+    place of the ids; all other inputs are the same.
+    """
+    parts = []
+    for is_first in (True, False):
+        part = copied(graph)
+        ids = next(node for node in part.graph.nodes if node.op == "placeholder")
+        output = next(node for node in part.graph.nodes if node.op == "output")
+        logits, *hidden = output.args[0]
+        cut = hidden[n_layers - 1]
+        nodes = list(part.graph.nodes)
+        of_first = set(nodes[: nodes.index(cut) + 1])
+        output.args = (tuple(hidden[:n_layers]) if is_first else (logits, *hidden[n_layers:]),)
+        if not is_first:
+            cut.replace_all_uses_with(ids)
+        written = {node for node in nodes if node.op == "call_function" and node.is_impure()}  # rows of the buffers
+        kept = {node for node in written if (node in of_first) == is_first}
+        part.graph.eliminate_dead_code(lambda node, kept=kept: node.op in ("placeholder", "output") or node in kept)
+        parts.append(part)
+    return parts[0], parts[1]
+
+
 def lift_constants(graph: fx.GraphModule) -> list[Tensor]:
     """Weights become arguments: looking up `a.b.c.weight` in modules costs as much as a small kernel."""
     constants = []

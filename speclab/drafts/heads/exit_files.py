@@ -1,0 +1,93 @@
+"""Adapters for early exit in folders and on the hub, in a format of the lab's own: `speculators` has none for them.
+
+config.json says after which layer of which target an adapter reads, and model.safetensors holds its weights; the output
+layer is the target's and is not in it. Nothing in them is trusted, as with heads (speclab/drafts/heads/files.py).
+"""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from speclab.drafts.heads.exit import ExitAdapter, ExitConfig
+from speclab.drafts.heads.files import CONFIG, WEIGHTS, read_files, weights_of
+from speclab.models import loading
+from speclab.models.backends.eager import decoder_layers
+from speclab.system.errors import UsageProblem
+from speclab.system.files import whole_folders, write_whole
+
+FORMAT = "speculative-decoding-lab early exit 1"  # and its version
+MOST = 2**20  # of any number in a config.json: more than any model has
+
+
+def read_adapter(name: str, target: PreTrainedModel, padded: bool = False) -> ExitAdapter:
+    """The adapter of a folder or a hub name, for this target, on its device and in its number format.
+
+    padded: the target is (lab:SIZE), and the adapter was trained for what it was padded from: it reads what that
+    computes, the first dimensions of the states. EnvironmentProblem where it cannot be read; UsageProblem where it
+    belongs to another target.
+    """
+    found, tensors = read_files(name)
+    config = loading.loaded(name, "its config.json", lambda: config_from(found))
+    has = len(decoder_layers(target)), *weights_of(target)[1].shape[::-1]
+    wants = config.target_layers, config.target_hidden, config.vocab
+    if any(a < b for a, b in zip(has, wants, strict=True)) or (has != wants and not padded):
+        raise UsageProblem(
+            f"--draft exit:{loading.short_name(name)} belongs to a target with {_in_words(wants)}; this one has "
+            f"{_in_words(has)}; give an adapter that was trained for it"
+        )
+    return loading.loaded(name, "its weights", lambda: _built(config, tensors, target))
+
+
+def _in_words(sizes: tuple[int, ...]) -> str:
+    layers, width, vocab = sizes
+    return f"{layers} layers of width {width} and {vocab} ids"
+
+
+def config_from(found: dict[str, Any]) -> ExitConfig:
+    """What config.json says. ValueError or KeyError where it is no adapter."""
+    if found.get("format") != FORMAT:
+        raise ValueError(f"its format is {found.get('format')!r}; --draft exit reads {FORMAT!r}")
+    names = ("exit_layer", "target_layers", "target_hidden", "intermediate", "vocab")
+    sizes = {name: found[name] for name in names}
+    if wrong := [name for name, size in sizes.items() if type(size) is not int or not 1 <= size <= MOST]:
+        raise ValueError(f"{wrong[0]} is {sizes[wrong[0]]!r}")
+    eps = found["eps"]
+    if type(eps) is not float or not 0 < eps < 1:
+        raise ValueError(f"eps is {eps!r}")
+    config = ExitConfig(**sizes, eps=eps)
+    if config.exit_layer >= config.target_layers:
+        raise ValueError(f"it exits after layer {config.exit_layer} of a target with {config.target_layers}")
+    return config
+
+
+def exit_layer_of(name: str) -> int | None:
+    """N of an adapter in a folder; None where there is none that can be read."""
+    try:
+        return config_from(json.loads((Path(name) / CONFIG).read_text("utf-8"))).exit_layer
+    except (OSError, ValueError, KeyError, AttributeError):
+        return None
+
+
+def _built(config: ExitConfig, tensors: dict[str, Tensor], target: PreTrainedModel) -> ExitAdapter:
+    """The module with these weights; what its config says and the weights lack is an error, before any memory is
+    taken."""
+    with torch.device("meta"):
+        adapter = ExitAdapter(config, weights_of(target)[1][: config.vocab, : config.target_hidden])
+    own = {key: tensor.to(target.device, target.dtype) for key, tensor in tensors.items()}
+    adapter.load_state_dict(own, assign=True)
+    return adapter.eval().requires_grad_(False)
+
+
+def write_adapter(folder: Path, adapter: ExitAdapter, target: str, architectures: list[str]) -> None:
+    """Write an adapter, whole or not at all. target: the name in config.json of what it was trained for."""
+    entries = {"format": FORMAT, **asdict(adapter.config), "target": target, "target_architectures": architectures}
+    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in adapter.state_dict().items()}
+    with whole_folders(folder) as (new,):
+        write_whole(new / WEIGHTS, save(weights))
+        write_whole(new / CONFIG, json.dumps(entries, indent=1) + "\n")
