@@ -27,6 +27,7 @@ def of_decoding(
         | ({6} if not auto else {9} if steps else set())
         | of_temperature(temperature)
         | ({7} if draft == "ngram" else set())
+        | ({11} if draft.startswith("feature") and not auto else set())
     )
     # A page shows the tests of the token rule, and the phases of the lab's own loop.
     return usable - {BLOCK_RULE} if trace else usable | {WHOLE_LOOP}
@@ -37,7 +38,9 @@ def of_comparison(temperatures: Iterable[float], drafts: Iterable[str], plan: bo
     if plan:
         return {6}
     rules = set().union(*map(of_temperature, temperatures))
-    return {3, 5} | rules | ({7} if "ngram" in drafts else set())
+    drafts = set(drafts)
+    heads = {11} if any(draft.startswith("feature") for draft in drafts) else set()
+    return {3, 5} | rules | ({7} if "ngram" in drafts else set()) | heads
 
 
 def of_temperature(temperature: float) -> set[int]:

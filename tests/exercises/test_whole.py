@@ -45,6 +45,36 @@ def verify_draft(drafted, draft_probs, target_probs, uniforms, draw):
         kept += 1
     return [kept, numpy.int64(draw(target_probs[int(kept)], last))]
 """
+USED_UP_PAIRS = """
+def new_pairs(text, n_read, states):
+    import torch
+
+    del text[: n_read + 1]
+    return [torch.stack(list(states)[: len(text)]), torch.tensor(text)]
+"""
+COUNTED_DOWN = """
+def draft_chain(forward, draw, states, tokens, position, k):
+    import numpy
+
+    drafted, end = [], numpy.int64(position)
+    while len(drafted) < k:
+        state = forward(states, list(tokens), end)
+        end, states = end + len(tokens), state.clone()
+        tokens.clear()
+        tokens.append(draw(state))
+        drafted += tokens
+    return tuple(drafted)
+"""
+ZIPPED = """
+def first_wrong_pair(read, text, state_after):
+    import numpy
+
+    right = [(state_after(text[: i + 1]), token) for i, token in enumerate(text[1:])]
+    for i, (one, other) in enumerate(zip(read, right)):
+        if one[1] != other[1] or float((one[0] - other[0]).abs().max()) > 1e-4:
+            return numpy.int64(i)
+    return None if len(read) == len(right) else min(len(read), len(right))
+"""
 
 
 @pytest.mark.parametrize("answer", [4, numpy.int64(4), torch.tensor(4)])
@@ -65,8 +95,14 @@ def test_nothing_else_is(answer):
         ("ex02_greedy", "count_accepted", NUMPYS_COUNT),
         ("ex02_greedy", "next_token", "def next_token(own, n_accepted):\n    return torch.tensor(own)[n_accepted]"),
         ("ex04_rejection", "verify_draft", USED_UP),
+        ("ex11_feature_draft", "new_pairs", USED_UP_PAIRS),
+        ("ex11_feature_draft", "draft_chain", COUNTED_DOWN),
+        ("ex11_feature_draft", "first_wrong_pair", ZIPPED),
     ],
-    ids=["shapes", "count_accepted", "next_token", "verify_draft"],
+    ids=[
+        *("shapes", "count_accepted", "next_token", "verify_draft"),
+        *("new_pairs", "draft_chain", "first_wrong_pair"),
+    ],
 )
 def test_a_right_answer_of_another_kind_passes(stem, hole, source):
     learner = with_wrong_answer(stem, hole, source)

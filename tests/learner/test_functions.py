@@ -17,6 +17,7 @@ import numpy
 import pytest
 import torch
 from decoding import plain_text
+from heads import N_NEW, trained
 from tiny_models import VOCAB, perturbed, tiny
 
 import baseline_autoregressive
@@ -28,10 +29,13 @@ from speclab.cli import flags
 from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, Round
 from speclab.core.sampling import Sampling
+from speclab.drafts.feature import FeatureDrafter
+from speclab.drafts.hybrid import HybridDrafter
+from speclab.drafts.lengths import AutoLength
 from speclab.drafts.oracle import FreeOracleDrafter
 from speclab.lab.instruments import LoopFunctions
 from speclab.learner import checklist, loading, runner
-from speclab.learner.adapters import CheckedDrafter, accept_sampled
+from speclab.learner.adapters import CheckedDrafter, LearnerFeature, accept_sampled
 from speclab.learner.ask import Steps, ask, finite, whole
 from speclab.learner.functions import NO_LEARNER, Learner
 from speclab.learner.guard import CLOCK, SECONDS, has_alarm
@@ -150,6 +154,89 @@ def test_exercise_six_chooses_every_length(pair):
     assert seen == [(k, r.n_drafted, r.n_accepted, 6) for (k, *_), r in zip(seen, found[1:], strict=True)]
     assert [k for k, *_ in seen[:4]] == [4, 2, 5, 2]
     assert all(r.n_drafted == 4 for r in rounds(pair, learner, GREEDY)[1:4]), "where nobody names a longest it is off"
+
+
+@pytest.mark.parametrize("k", [1, 4])
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_exercise_eleven_feeds_a_head_as_the_lab_does(sampling, k):
+    """Round for round, with a head that is often right; wrong pairs change the counts and never a greedy text."""
+    model, head, texts = trained()
+    target = CachedModel(model)
+    target.hidden_layers = head.config.layers
+
+    def found(learner: Learner) -> list[Round]:
+        functions, drafter = learner.functions(speculative_decode), FeatureDrafter(head)
+        given = [target, functions.adapt(drafter, None), texts[:1, :9], k, DecodeSettings(N_NEW, sampling, seed=5)]
+        return list(functions.rounds(*given))
+
+    expected = found(NO_LEARNER)
+    assert 0 < sum(r.n_accepted for r in expected) < sum(r.n_drafted for r in expected) or sampling.greedy
+    assert found(solutions(11)) == expected
+
+    def beside_its_own_token(text, n_read, states):
+        return states[: len(text) - 1 - n_read], text[n_read:-1]
+
+    if sampling.greedy:
+        mistaken = found(with_function(11, new_pairs=beside_its_own_token))
+        assert words(mistaken) == words(expected)
+        assert sum(r.n_accepted for r in mistaken) < sum(r.n_accepted for r in expected)
+
+
+def test_exercise_eleven_waits_while_nothing_is_drafted():
+    """What rounds without a draft leave is read in the next one that has a draft, in a hybrid for example."""
+    model, head, texts = trained()
+    target = CachedModel(model)
+    target.hidden_layers = head.config.layers
+    drafted = []
+    for learner in (NO_LEARNER, solutions(11)):
+        drafter = learner.drafter(FeatureDrafter(head))
+        target.prefill(texts[:1, :9])
+        drafter.prefill(target, texts[:1, :9], GREEDY)
+        drafter.observe(0, texts[0, 9:10].tolist())
+        for i in range(9, 12):
+            assert drafter.propose(0, torch.zeros(1, 0)).tokens.shape == (1, 0)
+            target.forward(texts[:1, i : i + 1])
+            drafter.observe(0, texts[0, i + 1 : i + 2].tolist())
+        drafted.append(drafter.propose(3, torch.zeros(1, 3)).tokens.tolist())
+    assert drafted[0] == drafted[1]
+    assert drafted[0][0][0] == texts[0, 13]
+
+
+def test_exercise_eleven_leaves_auto_alone():
+    """Under -k auto a head is asked after each token whether it goes on; a hybrid's head is the learner's."""
+    _, head, _ = trained()
+    auto, hybrid = AutoLength(FeatureDrafter(head)), HybridDrafter(NgramDrafter(), FeatureDrafter(head))
+    learner = solutions(11)
+    assert type(learner.drafter(auto).drafter) is FeatureDrafter
+    assert type(learner.drafter(hybrid).drafter) is LearnerFeature
+    assert type(NO_LEARNER.drafter(HybridDrafter(NgramDrafter(), FeatureDrafter(head))).drafter) is FeatureDrafter
+
+
+@pytest.mark.parametrize(
+    ("functions", "named"),
+    [
+        ({"new_pairs": lambda text, n_read, states: (states, text)}, ["<lambda> returned", "as many ids"]),
+        ({"new_pairs": lambda text, n_read, states: states}, ["<lambda> returned", "a pair (states, ids)"]),
+        ({"new_pairs": lambda text, n_read, states: (states[:1], [VOCAB])}, [f"{VOCAB}, not a whole number"]),
+        ({"draft_chain": lambda *_: [0] * 4}, ["<lambda> returned [0, 0, 0, 0], not the 4 ids that were drawn"]),
+        ({"draft_chain": lambda forward, *_: forward(*_[1:3], -1)}, ["<lambda> raised ValueError: forward was"]),
+        ({"draft_chain": lambda forward, *_: forward(*_[1:3], 10**9)}, ["<lambda> raised ValueError: forward was"]),
+        ({"draft_chain": lambda forward, draw, states, *_: [draw(states[-1:]) for _ in range(9)]}, ["more than k = 4"]),
+    ],
+)
+def test_what_no_head_can_read_is_one_line(functions, named):
+    model, head, texts = trained()
+    target = CachedModel(model)
+    target.hidden_layers = head.config.layers
+    parts = with_function(11, **functions).functions(speculative_decode)
+    with pytest.raises(Problem) as caught:
+        list(
+            parts.rounds(
+                target, parts.adapt(FeatureDrafter(head), None), texts[:1, :9], 4, DecodeSettings(N_NEW, GREEDY)
+            )
+        )
+    for word in ["exercise 11", *named]:
+        assert word in str(caught.value)
 
 
 def test_without_the_flag_the_lab_is_as_it_is(pair):
@@ -575,8 +662,11 @@ def test_every_script_asks_for_what_it_can_use(asked, tmp_path):
     assert loading.of_decoding(0.0, "model", trace=True) == {2, 3, 6}
     assert loading.of_decoding(0.0, "model", trace_shapes=True) == {1}
     assert loading.of_decoding(0.0, "model", auto=True) == {2, 3, 8, 9}
+    assert loading.of_decoding(0.0, "feature") == {2, 3, 6, 8, 11}
+    assert loading.of_decoding(0.0, "feature", auto=True) == {2, 3, 8, 9}
     assert loading.of_comparison([0.0, 0.8], ["model", "ngram"]) == {2, 3, 4, 5, 7, 10}
     assert loading.of_comparison([0.0], ["model"]) == {2, 3, 5}
+    assert loading.of_comparison([0.0], ["model", "feature:wide"]) == {2, 3, 5, 11}
     assert loading.of_comparison([0.0], ["model"], plan=True) == {6}
     folder = ["--out-dir", str(tmp_path)]
     assert compare.main(["--temperature", "0.8", "--draft", "ngram,model", *folder]) == 1
