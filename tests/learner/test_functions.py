@@ -1,6 +1,7 @@
 """`--impl`: a reader's own functions in the loop. Right ones change nothing, wrong ones are never timed in silence."""
 
 import contextlib
+import copy
 import importlib
 import json
 import shutil
@@ -23,6 +24,7 @@ from tiny_models import VOCAB, perturbed, tiny
 import baseline_autoregressive
 import compare
 import optimized_speculative
+import speclab
 from draft_models import ModelDrafter, NgramDrafter
 from optimized_speculative import speculative_decode
 from speclab.cli import flags
@@ -200,6 +202,24 @@ def test_exercise_eleven_waits_while_nothing_is_drafted():
         drafted.append(drafter.propose(3, torch.zeros(1, 3)).tokens.tolist())
     assert drafted[0] == drafted[1]
     assert drafted[0][0][0] == texts[0, 13]
+
+
+def test_what_chapter_eleven_says_of_the_labs_head():
+    """About 3 tokens a round at k = 4, about 1 where a state stands beside its own token; one text."""
+    lab = speclab.load(draft="feature", threads=1)
+    ids = torch.tensor([lab.setup.tokenizer("class Stack:\n    def push(self").input_ids])
+
+    def beside_its_own_token(text, n_read, states):
+        return states[: len(text) - 1 - n_read], text[n_read:-1]
+
+    found = []
+    for learner in (NO_LEARNER, with_function(11, new_pairs=beside_its_own_token)):
+        parts = learner.functions(speculative_decode)
+        drafter = parts.adapt(copy.deepcopy(lab.drafter), None)
+        found.append(list(parts.rounds(lab.setup.target, drafter, ids, 4, DecodeSettings(64))))
+    assert words(found[0]) == words(found[1])
+    assert [round(63 / (len(rounds) - 1)) for rounds in found] == [3, 1]
+    assert "commits about 3 tokens, and about 1 with" in (paths.ROOT / "docs/chapters/11-feature-draft.md").read_text()
 
 
 def test_exercise_eleven_leaves_auto_alone():
