@@ -75,6 +75,32 @@ def first_wrong_pair(read, text, state_after):
             return numpy.int64(i)
     return None if len(read) == len(right) else min(len(read), len(right))
 """
+BY_PRODUCTS = """
+def best_length(acceptance, draft_costs, verify_costs, overhead):
+    import numpy
+
+    costs = numpy.array(draft_costs) + verify_costs + overhead
+    costs[0] = 1.0
+    tokens = numpy.cumsum(numpy.cumprod([1.0, *acceptance]))
+    return (tokens / costs).argmax()
+"""
+BY_PAIRS = """
+def expected_accepted(target_first, target_second, draft_first, draft_second):
+    import torch
+
+    both = torch.minimum(target_first, draft_first)[:, None] * torch.minimum(target_second, draft_second)
+    return torch.minimum(target_first, draft_first).sum() + both.sum()
+"""
+STACKED = """
+def walk(logits, bias, last, probs, draw):
+    import numpy
+
+    logits, tokens = logits.clone(), [numpy.int64(last)]
+    for i in range(len(logits)):
+        logits[i] += bias(tokens[-1])
+        tokens.append(numpy.int64(draw(probs(logits[i : i + 1])[0])))
+    return tokens[1:], list(probs(logits))
+"""
 
 
 @pytest.mark.parametrize("answer", [4, numpy.int64(4), torch.tensor(4)])
@@ -98,10 +124,14 @@ def test_nothing_else_is(answer):
         ("ex11_feature_draft", "new_pairs", USED_UP_PAIRS),
         ("ex11_feature_draft", "draft_chain", COUNTED_DOWN),
         ("ex11_feature_draft", "first_wrong_pair", ZIPPED),
+        ("ex12_block_draft", "best_length", BY_PRODUCTS),
+        ("ex12_block_draft", "expected_accepted", BY_PAIRS),
+        ("ex12_block_draft", "walk", STACKED),
     ],
     ids=[
         *("shapes", "count_accepted", "next_token", "verify_draft"),
         *("new_pairs", "draft_chain", "first_wrong_pair"),
+        *("best_length", "expected_accepted", "walk"),
     ],
 )
 def test_a_right_answer_of_another_kind_passes(stem, hole, source):

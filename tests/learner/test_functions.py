@@ -18,7 +18,8 @@ import numpy
 import pytest
 import torch
 from decoding import plain_text
-from heads import N_NEW, trained
+from heads import N_NEW, tiny_block_head, trained, trained_block
+from heads import prompts as some_prompts
 from tiny_models import VOCAB, perturbed, tiny
 
 import baseline_autoregressive
@@ -31,16 +32,18 @@ from speclab.cli import flags
 from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, Round
 from speclab.core.sampling import Sampling
+from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength
 from speclab.drafts.oracle import FreeOracleDrafter
 from speclab.lab.instruments import LoopFunctions
 from speclab.learner import checklist, loading, runner
-from speclab.learner.adapters import CheckedDrafter, LearnerFeature, accept_sampled
+from speclab.learner.adapters import CheckedDrafter, accept_sampled
 from speclab.learner.ask import Steps, ask, finite, whole
 from speclab.learner.functions import NO_LEARNER, Learner
 from speclab.learner.guard import CLOCK, SECONDS, has_alarm
+from speclab.learner.heads import LearnerBlock, LearnerFeature
 from speclab.models import prompts
 from speclab.models.cached import CachedModel
 from speclab.present import report
@@ -262,6 +265,85 @@ def test_what_no_head_can_read_is_one_line(functions, named):
         )
     for word in ["exercise 11", *named]:
         assert word in str(caught.value)
+
+
+def decoded_by_block(model, drafter, learner: Learner, prompt, sampling: Sampling, k: int) -> list[Round]:
+    target = CachedModel(model)
+    target.hidden_layers = drafter.head.config.layers
+    functions = learner.functions(speculative_decode)
+    given = [target, functions.adapt(copy.deepcopy(drafter), None), prompt, k, DecodeSettings(N_NEW, sampling, seed=5)]
+    return list(functions.rounds(*given))
+
+
+@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, Sampling(0.7, top_k=9)], ids=["greedy", "sampled", "top-k"])
+def test_exercise_twelve_walks_as_the_lab_does(sampling, k):
+    """Round for round, with a head that is often right; without a bias the counts change and no greedy text does."""
+    model, head, texts = trained_block(markov_rank=8)
+    drafter = BlockDrafter(head)
+    expected = decoded_by_block(model, drafter, NO_LEARNER, texts[:1, :9], sampling, k)
+    assert sum(r.n_accepted for r in expected) > 0
+    assert decoded_by_block(model, drafter, solutions(12), texts[:1, :9], sampling, k) == expected
+
+    def without_bias(logits, bias, last, probs, draw):
+        rows = [probs(slot) for slot in logits]
+        return [draw(row) for row in rows], rows
+
+    if sampling.greedy and k == 3:
+        mistaken = decoded_by_block(model, drafter, with_function(12, walk=without_bias), texts[:1, :9], sampling, k)
+        assert words(mistaken) == words(expected)
+        assert sum(r.n_accepted for r in mistaken) < sum(r.n_accepted for r in expected)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("options", [{}, {"markov_rank": 8, "draft_vocab": 12}])
+def test_exercise_twelve_walks_along_any_block(options, sampling):
+    """Without a Markov head, and with ids of the head's own."""
+    model = tiny("llama")
+    head = tiny_block_head(model, **options)
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randperm(VOCAB, generator=generator)[:12].sort().values if "draft_vocab" in options else None
+    decoded = [
+        decoded_by_block(model, BlockDrafter(head, ids), learner, some_prompts(1), sampling, 4)
+        for learner in (NO_LEARNER, solutions(12))
+    ]
+    assert decoded[0] == decoded[1]
+
+
+def test_exercise_twelve_takes_part_in_auto_too():
+    _, head, _ = trained_block(markov_rank=8)
+    assert type(solutions(12).drafter(AutoLength(BlockDrafter(head))).drafter) is LearnerBlock
+    assert type(NO_LEARNER.drafter(AutoLength(BlockDrafter(head))).drafter) is BlockDrafter
+
+
+def walk_with(row=lambda row: row, token=lambda token: token, asked=lambda before: before, n: int = 3):
+    """A walk of the first n slots in which something is another."""
+
+    def walk(logits, bias, last, probs, draw):
+        rows = [probs(slot + bias(asked(last))) for slot in logits[:n]]
+        return [token(draw(one)) for one in rows], [row(one) for one in rows]
+
+    return walk
+
+
+@pytest.mark.parametrize(
+    ("walk", "named"),
+    [
+        (lambda *_: [1, 2, 3], "returned [1, 2, 3], not a pair (ids, rows)"),
+        (walk_with(n=2), "not the 3 ids that were drawn"),
+        (walk_with(token=lambda token: token + 1), "not the 3 ids that were drawn"),
+        (walk_with(row=lambda row: row[:-1]), f"not 3 rows of shape ({VOCAB},)"),
+        (walk_with(row=lambda row: row * float("nan")), "rows that are not finite"),
+        (walk_with(asked=lambda before: VOCAB), f"bias was called with {VOCAB}, which is no id"),
+        (lambda logits, bias, last, probs, draw: [draw(probs(logits[0])) for _ in range(4)], "more than k = 3 times"),
+    ],
+)
+def test_an_impossible_walk_is_one_line(walk, named):
+    model, head, texts = trained_block(markov_rank=8)
+    with pytest.raises(Problem) as caught:
+        decoded_by_block(model, BlockDrafter(head), with_function(12, walk=walk), texts[:1, :9], SAMPLED, 3)
+    assert "exercise 12: " in str(caught.value)
+    assert named in str(caught.value)
 
 
 def test_without_the_flag_the_lab_is_as_it_is(pair):
@@ -689,9 +771,12 @@ def test_every_script_asks_for_what_it_can_use(asked, tmp_path):
     assert loading.of_decoding(0.0, "model", auto=True) == {2, 3, 8, 9}
     assert loading.of_decoding(0.0, "feature") == {2, 3, 6, 8, 11}
     assert loading.of_decoding(0.0, "feature", auto=True) == {2, 3, 8, 9}
+    assert loading.of_decoding(0.0, "block") == {2, 3, 6, 8, 12}
+    assert loading.of_decoding(0.0, "block:elsewhere", auto=True) == {2, 3, 8, 12}
     assert loading.of_comparison([0.0, 0.8], ["model", "ngram"]) == {2, 3, 4, 5, 7, 10}
     assert loading.of_comparison([0.0], ["model"]) == {2, 3, 5}
     assert loading.of_comparison([0.0], ["model", "feature:wide"]) == {2, 3, 5, 11}
+    assert loading.of_comparison([0.0], ["feature", "block"]) == {2, 3, 5, 11, 12}
     assert loading.of_comparison([0.0], ["model"], plan=True) == {6}
     folder = ["--out-dir", str(tmp_path)]
     assert compare.main(["--temperature", "0.8", "--draft", "ngram,model", *folder]) == 1
