@@ -53,6 +53,7 @@ PASSES = [
     ("2 of 3 drafts were accepted", [1, 2, 3, 5, 8, 4], 2, [3, 5, 8, 9]),
     ("all 3 drafts were accepted", [1, 2, 3, 5, 8, 4], 1, [2, 3, 5, 8]),
     ("nothing was drafted", [1, 2, 3, 5, 8], 3, [5]),
+    ("0 of 5 drafts were accepted", [7, 4, 9], 1, [4, 5, 6, 8, 3, 2]),
 ]
 
 
@@ -151,8 +152,10 @@ def test_deeper_positions_read_the_drafts_own_state(learner):
 
 TEXT = [1, 2, 3, 5, 8, 4]
 RIGHT = [(1, 2), (2, 3), (3, 5), (5, 8), (8, 4)]  # digit of the state, id
+TO_THE_BIT = "all right, to the last bit"
 RECORDS = [  # what is wrong, the text, the pairs, the first wrong position
-    ("all right", TEXT, RIGHT, None),
+    (TO_THE_BIT, TEXT, RIGHT, None),
+    ("all right but for rounding", TEXT, RIGHT, None),
     ("a token without one after it, and nothing read", [7], [], None),
     ("a state beside its own token", TEXT, [(1, 1), *RIGHT[1:]], 0),
     ("all states beside their own tokens", TEXT, [(digit, digit) for digit, _ in RIGHT], 0),
@@ -174,10 +177,11 @@ def state_after(ids: list[int]) -> Tensor:
     return torch.tensor([float(ids[-1]), 1 / len(ids)], dtype=torch.float64)
 
 
-def judged(learner: ModuleType, text: list[int], pairs: list[tuple[int, int]]) -> object:
-    """What it says of these pairs; their states are rounded in another way, as those of another pass are."""
+def judged(learner: ModuleType, what: str, text: list[int], pairs: list[tuple[int, int]]) -> object:
+    """What it says of these pairs. All but one record's states are rounded as those of another pass may be."""
+    rounding = 0.0 if what == TO_THE_BIT else 1e-7
     read = [
-        (torch.tensor([digit * (1 + 1e-7), 1 / (position + 1)], dtype=torch.float64), token)
+        (torch.tensor([digit * (1 + rounding), 1 / (position + 1)], dtype=torch.float64), token)
         for position, (digit, token) in enumerate(pairs)
     ]
     given = learner.first_wrong_pair(read, list(text), state_after)
@@ -185,7 +189,7 @@ def judged(learner: ModuleType, text: list[int], pairs: list[tuple[int, int]]) -
 
 
 def all_judged(learner: ModuleType) -> list:
-    return [judged(learner, text, pairs) for _, text, pairs, _ in RECORDS]
+    return [judged(learner, what, text, pairs) for what, text, pairs, _ in RECORDS]
 
 
 def test_your_check_sees_what_a_text_cannot_show(learner):

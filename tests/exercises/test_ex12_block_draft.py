@@ -203,6 +203,16 @@ def walked(
     return seen, [int(token) for token in given[0]], [[round(x, 9) for x in row.tolist()] for row in given[1]]
 
 
+def in_fractions(some_rows: list[list[float]]) -> str:
+    """Rows as a learner reads them: 1/13 where 0.076923077 stands."""
+    near = [[Fraction(x).limit_denominator(200) for x in row] for row in some_rows]
+    shown = [
+        ", ".join(str(f) if abs(f - x) < 1e-8 else f"{x:.4g}" for f, x in zip(*pair, strict=True))
+        for pair in zip(near, some_rows, strict=True)
+    ]
+    return ", ".join(f"({row})" for row in shown) or "nothing"
+
+
 def all_walks(learner: ModuleType) -> list:
     return [walked(learner, SLOTS, BIAS, last, script) for last, script in WALKS]
 
@@ -216,11 +226,17 @@ def test_each_row_depends_on_the_token_before(learner):
         ]
         about = f"slots {SLOTS[: len(script)]}, bias {BIAS} (a row for each token before), last {last}, drawn {script}"
         if seen != right:
-            wrong(f"{about}: they are drawn from {right}, yours from {seen}{named(all_walks, found)}")
+            wrong(
+                f"{about}: they are drawn from {in_fractions(right)}, yours from {in_fractions(seen)}"
+                f"{named(all_walks, found)}"
+            )
         if tokens != script:
             wrong(f"{about}: yours returns the ids {tokens}{named(all_walks, found)}")
         if handed != right:
-            wrong(f"{about}: q are the rows {right}, yours hands over {handed}{named(all_walks, found)}")
+            wrong(
+                f"{about}: q are the rows {in_fractions(right)}, yours hands over {in_fractions(handed)}"
+                f"{named(all_walks, found)}"
+            )
 
 
 def as_fractions(row: list[float], about: str) -> Row:
