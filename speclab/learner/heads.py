@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draft_models import as_draft
+from draft_models import as_draft, as_drawn
 from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import Sampling, draw, draw_draft, to_device
 from speclab.drafts.block import BlockDrafter
@@ -80,9 +80,7 @@ class LearnerFeature(FeatureDrafter):
             ask(11, self._draft_chain, forward, draw_one, *args, check=check, lab_inside=True)
         self._length += n_new
         self._hidden, self._tokens = self._hidden[:, :0], self._tokens[:, :0]
-        tokens, probs = zip(*drawn, strict=True)
-        size = torch.full((1,), k, device=self.device)
-        return Draft(torch.stack(tokens, dim=1), size, None if self._sampling.greedy else torch.stack(probs, dim=1))
+        return as_drawn(drawn)
 
 
 class LearnerBlock(BlockDrafter):
@@ -94,7 +92,7 @@ class LearnerBlock(BlockDrafter):
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
         """At most `k` tokens, and not more than a block has, with the rows that the learner hands over."""
-        k = min(k, self.head.config.longest)
+        k = min(k, self.longest)
         if k == 0:
             return as_draft([], self.device)
         assert self._anchor is not None
