@@ -101,10 +101,10 @@ class Round(NamedTuple):
     prefill: bool = False  # the first token: it comes from the pass over the prompt
     finish: str | None = None  # "eos" or "length" in the last round
     seconds: dict[str, float] | None = None  # by phase; an instrument fills it in (speclab/lab/instruments.py)
-    looked_up: bool = False  # a hybrid's lookup drafted, not its model; the same
     detail: object = None  # the numbers that the accept rule used; the same (speclab/lab/tracing/follow.py)
     n_after_eos: int = 0  # ids that were generated after an end token and dropped
     text: str = ""  # what `tokens` add to the text; speclab/models/prompts.py fills it in
+    looked_up: bool = False  # a hybrid's lookup drafted, not its model (speclab/lab/instruments.py)
 
     @classmethod
     def committing(

@@ -6,6 +6,8 @@
     python compare.py --temperature 0.8 --impl exercises:4      # exercise 4 decides the sampled rows
     python compare.py --temperature 0.8 --impl exercises:10     # exercise 10 in its place
     python optimized_speculative.py -k auto --impl exercises:9  # exercise 9 decides when a draft stops
+    python compare.py --draft feature --impl exercises:11       # exercise 11 feeds the head of a feature draft
+    python compare.py --draft block --impl exercises:12         # exercise 12 draws the tokens of a block
     python compare.py --impl solutions                          # the same with the solutions
 
 A Learner offers the parts of a run that an exercise can stand for, and gives the lab's own part where the exercise is
@@ -25,7 +27,9 @@ from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.accept import accept_from_logits
 from speclab.core.rounds import AcceptResult, Draft, Drafter
 from speclab.core.sampling import Sampling
+from speclab.drafts.block import BlockDrafter
 from speclab.drafts.exit import ExitDrafter
+from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.hybrid import HybridDrafter, parts
 from speclab.drafts.lengths import AutoLength, StepDrafter
 from speclab.lab.instruments import LearnerFunctions, Loop, LoopFunctions
@@ -39,6 +43,7 @@ from speclab.learner.adapters import (
     whole_loop,
 )
 from speclab.learner.ask import Steps, ask, each, finite, whole
+from speclab.learner.heads import LearnerBlock, LearnerFeature
 from speclab.models.cached import CachedModel, tokens_to_keep
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
@@ -60,6 +65,8 @@ ROLES = {
     8: "the whole loop",
     9: "when a draft stops",
     10: "verification when sampling, all drafts together",
+    11: "what a feature draft reads",
+    12: "the walk along a block",
 }
 WHOLE_LOOP = 8  # takes the place of all others
 BLOCK_RULE = 10  # takes the place of exercise 4
@@ -134,18 +141,27 @@ class Learner:
         target.crop(self.tokens_to_keep(target.length, n_committed))
 
     def drafter(self, drafter: Drafter, longest: int | None = None) -> Drafter:
-        """The drafter of one decoding: exercise 7 in place of the n-grams, exercise 3 feeding a model, exercise 9 where
-        a draft chooses its length, exercise 6 around any of them where `longest` says up to which it may choose.
+        """The drafter of one decoding: exercise 7 in place of the n-grams, exercise 3 feeding a model, exercises 11 and
+        12 in drafts with a head, exercise 9 where a draft chooses its length, exercise 6 around any of them where
+        `longest` says up to which it may choose.
 
-        UsageProblem for early exit with a loop of the learner's own, whose passes are whole."""
+        UsageProblem for early exit with a loop of the learner's own, whose passes are whole.
+        """
         if WHOLE_LOOP in self.modules and any(isinstance(part, ExitDrafter) for part in parts(drafter)):
             raise UsageProblem("the loop of exercise 8 verifies with whole passes; use another --draft than exit")
         if isinstance(drafter, AutoLength | HybridDrafter):  # the lab's, around a draft that may be the learner's
-            drafter.drafter = self.drafter(drafter.drafter)
+            inner = drafter.drafter
+            # A head under -k auto is asked after each token whether it goes on; exercise 11 has a fixed length.
+            is_stepwise_head = isinstance(drafter, AutoLength) and isinstance(inner, FeatureDrafter)
+            drafter.drafter = inner if is_stepwise_head else self.drafter(inner)
         if 7 in self.modules and isinstance(drafter, NgramDrafter):
             drafter = CheckedDrafter(self.modules[7].MyDrafter)
         elif 3 in self.modules and type(drafter) is ModelDrafter:  # an oracle draft is an instrument: the lab's
             drafter = LearnerCatchUp(drafter, self.tokens_to_keep, self.modules[3].catch_up)
+        elif 11 in self.modules and type(drafter) is FeatureDrafter:
+            drafter = LearnerFeature(drafter, self.modules[11].new_pairs, self.modules[11].draft_chain)
+        elif 12 in self.modules and type(drafter) is BlockDrafter:
+            drafter = LearnerBlock(drafter, self.modules[12].walk)
         if 9 in self.modules and type(drafter) is AutoLength and isinstance(drafter.drafter, StepDrafter):
             drafter = LearnerStop(drafter, self.modules[9].keep_drafting)
         if 6 in self.modules and longest is not None:

@@ -27,6 +27,7 @@ def of_decoding(
         | ({6} if not auto else {9} if steps else set())
         | of_temperature(temperature)
         | ({7} if draft == "ngram" else set())
+        | of_heads([draft], auto)
     )
     # A page shows the tests of the token rule, and the phases of the lab's own loop.
     return usable - {BLOCK_RULE} if trace else usable | {WHOLE_LOOP}
@@ -37,7 +38,14 @@ def of_comparison(temperatures: Iterable[float], drafts: Iterable[str], plan: bo
     if plan:
         return {6}
     rules = set().union(*map(of_temperature, temperatures))
-    return {3, 5} | rules | ({7} if "ngram" in drafts else set())
+    drafts = set(drafts)
+    return {3, 5} | rules | ({7} if "ngram" in drafts else set()) | of_heads(drafts)
+
+
+def of_heads(drafts: Iterable[str], auto: bool = False) -> set[int]:
+    """Exercises about drafts with a head. Under -k auto a feature draft is asked after each token, by the lab's own."""
+    kinds = {draft.partition(":")[0] for draft in drafts}
+    return ({11} if "feature" in kinds and not auto else set()) | ({12} if "block" in kinds else set())
 
 
 def of_temperature(temperature: float) -> set[int]:

@@ -45,6 +45,62 @@ def verify_draft(drafted, draft_probs, target_probs, uniforms, draw):
         kept += 1
     return [kept, numpy.int64(draw(target_probs[int(kept)], last))]
 """
+USED_UP_PAIRS = """
+def new_pairs(text, n_read, states):
+    import torch
+
+    del text[: n_read + 1]
+    return [torch.stack(list(states)[: len(text)]), torch.tensor(text)]
+"""
+COUNTED_DOWN = """
+def draft_chain(forward, draw, states, tokens, position, k):
+    import numpy
+
+    drafted, end = [], numpy.int64(position)
+    while len(drafted) < k:
+        state = forward(states, list(tokens), end)
+        end, states = end + len(tokens), state.clone()
+        tokens.clear()
+        tokens.append(draw(state))
+        drafted += tokens
+    return tuple(drafted)
+"""
+ZIPPED = """
+def first_wrong_pair(read, text, state_after):
+    import numpy
+
+    right = [(state_after(text[: i + 1]), token) for i, token in enumerate(text[1:])]
+    for i, (one, other) in enumerate(zip(read, right)):
+        if one[1] != other[1] or float((one[0] - other[0]).abs().max()) > 1e-4:
+            return numpy.int64(i)
+    return None if len(read) == len(right) else min(len(read), len(right))
+"""
+BY_PRODUCTS = """
+def best_length(acceptance, draft_costs, verify_costs, overhead):
+    import numpy
+
+    costs = numpy.array(draft_costs) + verify_costs + overhead
+    costs[0] = 1.0
+    tokens = numpy.cumsum(numpy.cumprod([1.0, *acceptance]))
+    return (tokens / costs).argmax()
+"""
+BY_PAIRS = """
+def expected_accepted(target_first, target_second, draft_first, draft_second):
+    import torch
+
+    both = torch.minimum(target_first, draft_first)[:, None] * torch.minimum(target_second, draft_second)
+    return torch.minimum(target_first, draft_first).sum() + both.sum()
+"""
+STACKED = """
+def walk(logits, bias, last, probs, draw):
+    import numpy
+
+    logits, tokens = logits.clone(), [numpy.int64(last)]
+    for i in range(len(logits)):
+        logits[i] += bias(tokens[-1])
+        tokens.append(numpy.int64(draw(probs(logits[i : i + 1])[0])))
+    return tokens[1:], list(probs(logits))
+"""
 
 
 @pytest.mark.parametrize("answer", [4, numpy.int64(4), torch.tensor(4)])
@@ -65,8 +121,18 @@ def test_nothing_else_is(answer):
         ("ex02_greedy", "count_accepted", NUMPYS_COUNT),
         ("ex02_greedy", "next_token", "def next_token(own, n_accepted):\n    return torch.tensor(own)[n_accepted]"),
         ("ex04_rejection", "verify_draft", USED_UP),
+        ("ex11_feature_draft", "new_pairs", USED_UP_PAIRS),
+        ("ex11_feature_draft", "draft_chain", COUNTED_DOWN),
+        ("ex11_feature_draft", "first_wrong_pair", ZIPPED),
+        ("ex12_block_draft", "best_length", BY_PRODUCTS),
+        ("ex12_block_draft", "expected_accepted", BY_PAIRS),
+        ("ex12_block_draft", "walk", STACKED),
     ],
-    ids=["shapes", "count_accepted", "next_token", "verify_draft"],
+    ids=[
+        *("shapes", "count_accepted", "next_token", "verify_draft"),
+        *("new_pairs", "draft_chain", "first_wrong_pair"),
+        *("best_length", "expected_accepted", "walk"),
+    ],
 )
 def test_a_right_answer_of_another_kind_passes(stem, hole, source):
     learner = with_wrong_answer(stem, hole, source)

@@ -1,6 +1,7 @@
 """`--impl`: a reader's own functions in the loop. Right ones change nothing, wrong ones are never timed in silence."""
 
 import contextlib
+import copy
 import importlib
 import json
 import shutil
@@ -17,17 +18,24 @@ import numpy
 import pytest
 import torch
 from decoding import plain_text
+from heads import N_NEW, tiny_block_head, trained, trained_block
+from heads import prompts as some_prompts
 from tiny_models import VOCAB, perturbed, tiny
 
 import baseline_autoregressive
 import compare
 import optimized_speculative
+import speclab
 from draft_models import ModelDrafter, NgramDrafter
 from optimized_speculative import speculative_decode
 from speclab.cli import flags
 from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, Round
 from speclab.core.sampling import Sampling
+from speclab.drafts.block import BlockDrafter
+from speclab.drafts.feature import FeatureDrafter
+from speclab.drafts.hybrid import HybridDrafter
+from speclab.drafts.lengths import AutoLength
 from speclab.drafts.oracle import FreeOracleDrafter
 from speclab.lab.instruments import LoopFunctions
 from speclab.learner import checklist, loading, runner
@@ -35,6 +43,7 @@ from speclab.learner.adapters import CheckedDrafter, accept_sampled
 from speclab.learner.ask import Steps, ask, finite, whole
 from speclab.learner.functions import NO_LEARNER, Learner
 from speclab.learner.guard import CLOCK, SECONDS, has_alarm
+from speclab.learner.heads import LearnerBlock, LearnerFeature
 from speclab.models import prompts
 from speclab.models.cached import CachedModel
 from speclab.present import report
@@ -150,6 +159,210 @@ def test_exercise_six_chooses_every_length(pair):
     assert seen == [(k, r.n_drafted, r.n_accepted, 6) for (k, *_), r in zip(seen, found[1:], strict=True)]
     assert [k for k, *_ in seen[:4]] == [4, 2, 5, 2]
     assert all(r.n_drafted == 4 for r in rounds(pair, learner, GREEDY)[1:4]), "where nobody names a longest it is off"
+
+
+@pytest.mark.parametrize("k", [0, 1, 4])
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_exercise_eleven_feeds_a_head_as_the_lab_does(sampling, k):
+    """Round for round, with a head that is often right; wrong pairs change the counts and never a greedy text."""
+    model, head, texts = trained()
+    target = CachedModel(model)
+    target.hidden_layers = head.config.layers
+
+    def found(learner: Learner) -> list[Round]:
+        functions, drafter = learner.functions(speculative_decode), FeatureDrafter(head)
+        given = [target, functions.adapt(drafter, None), texts[:1, :9], k, DecodeSettings(N_NEW, sampling, seed=5)]
+        return list(functions.rounds(*given))
+
+    expected = found(NO_LEARNER)
+    assert (sum(r.n_accepted for r in expected) > 0) == (k > 0)
+    assert found(solutions(11)) == expected
+
+    def beside_its_own_token(text, n_read, states):
+        return states[: len(text) - 1 - n_read], text[n_read:-1]
+
+    if sampling.greedy and k:
+        mistaken = found(with_function(11, new_pairs=beside_its_own_token))
+        assert words(mistaken) == words(expected)
+        assert sum(r.n_accepted for r in mistaken) < sum(r.n_accepted for r in expected)
+
+
+def test_exercise_eleven_waits_while_nothing_is_drafted():
+    """What rounds without a draft leave is read in the next one that has a draft, in a hybrid for example."""
+    model, head, texts = trained()
+    target = CachedModel(model)
+    target.hidden_layers = head.config.layers
+    drafted = []
+    for learner in (NO_LEARNER, solutions(11)):
+        drafter = learner.drafter(FeatureDrafter(head))
+        target.prefill(texts[:1, :9])
+        drafter.prefill(target, texts[:1, :9], GREEDY)
+        drafter.observe(0, texts[0, 9:10].tolist())
+        for i in range(9, 12):
+            assert drafter.propose(0, torch.zeros(1, 0)).tokens.shape == (1, 0)
+            target.forward(texts[:1, i : i + 1])
+            drafter.observe(0, texts[0, i + 1 : i + 2].tolist())
+        drafted.append(drafter.propose(3, torch.zeros(1, 3)).tokens.tolist())
+    assert drafted[0] == drafted[1]
+    assert drafted[0][0][0] == texts[0, 13]
+
+
+def tokens_per_round(draft: str, *learners: Learner) -> list[float]:
+    """Of the lab's own head at k = 4, on three texts that all learners write alike."""
+    lab = speclab.load(draft=draft, engine="eager", threads=1)
+    beginnings = ["def read_config(path):\n", "class Stack:\n    def push(self", "The function returns"]
+    texts, n_rounds = [], []
+    for learner in learners:
+        parts, found = learner.functions(speculative_decode), []
+        for text in beginnings:
+            ids = torch.tensor([lab.setup.tokenizer(text).input_ids])
+            drafter = parts.adapt(copy.deepcopy(lab.drafter), None)
+            found += list(parts.rounds(lab.setup.target, drafter, ids, 4, DecodeSettings(64)))
+        texts.append(words(found))
+        n_rounds.append(sum(not r.prefill for r in found))
+    assert all(text == texts[0] for text in texts)
+    return [len(beginnings) * 63 / n for n in n_rounds]
+
+
+def chapter(name: str) -> str:
+    return " ".join((paths.ROOT / "docs" / "chapters" / name).read_text("utf-8").split())
+
+
+def test_what_chapter_eleven_says_of_the_labs_head():
+    """About 3 tokens a round, about 1 where a state stands beside its own token; one text."""
+
+    def beside_its_own_token(text, n_read, states):
+        return states[: len(text) - 1 - n_read], text[n_read:-1]
+
+    found = tokens_per_round("feature", NO_LEARNER, with_function(11, new_pairs=beside_its_own_token))
+    assert [round(n) for n in found] == [3, 1]
+    assert "with the lab's own head commits about 3 tokens, and about 1 with" in chapter("11-feature-draft.md")
+
+
+def without_bias(logits, bias, last, probs, draw):
+    rows = [probs(slot) for slot in logits]
+    return [draw(row) for row in rows], rows
+
+
+def test_what_chapter_twelve_says_of_the_labs_block():
+    """About 3 tokens a round, fewer than 2 without the bias; one text."""
+    found = tokens_per_round("block", NO_LEARNER, with_function(12, walk=without_bias))
+    assert round(found[0]) == 3
+    assert found[1] < 2
+    said = "the lab's own block commits about 3 tokens at k = 4, and fewer than 2 if it is left out"
+    assert said in chapter("12-block-draft.md")
+
+
+def test_exercise_eleven_leaves_auto_alone():
+    """Under -k auto a head is asked after each token whether it goes on; a hybrid's head is the learner's."""
+    _, head, _ = trained()
+    auto, hybrid = AutoLength(FeatureDrafter(head)), HybridDrafter(NgramDrafter(), FeatureDrafter(head))
+    learner = solutions(11)
+    assert type(learner.drafter(auto).drafter) is FeatureDrafter
+    assert type(learner.drafter(hybrid).drafter) is LearnerFeature
+    assert type(NO_LEARNER.drafter(HybridDrafter(NgramDrafter(), FeatureDrafter(head))).drafter) is FeatureDrafter
+
+
+@pytest.mark.parametrize(
+    ("functions", "named"),
+    [
+        ({"new_pairs": lambda text, n_read, states: (states, text)}, ["<lambda> returned", "as many ids"]),
+        ({"new_pairs": lambda text, n_read, states: states}, ["<lambda> returned", "a pair (states, ids)"]),
+        ({"new_pairs": lambda text, n_read, states: (states[:1], [VOCAB])}, [f"{VOCAB}, not a whole number"]),
+        ({"draft_chain": lambda *_: [0] * 4}, ["<lambda> returned [0, 0, 0, 0], not the 4 ids that were drawn"]),
+        ({"draft_chain": lambda forward, *_: forward(*_[1:3], -1)}, ["<lambda> raised ValueError: forward was"]),
+        ({"draft_chain": lambda forward, *_: forward(*_[1:3], 10**9)}, ["<lambda> raised ValueError: forward was"]),
+        ({"draft_chain": lambda forward, draw, states, *_: [draw(states[-1:]) for _ in range(9)]}, ["more than k = 4"]),
+    ],
+)
+def test_what_no_head_can_read_is_one_line(functions, named):
+    model, head, texts = trained()
+    target = CachedModel(model)
+    target.hidden_layers = head.config.layers
+    parts = with_function(11, **functions).functions(speculative_decode)
+    with pytest.raises(Problem) as caught:
+        list(
+            parts.rounds(
+                target, parts.adapt(FeatureDrafter(head), None), texts[:1, :9], 4, DecodeSettings(N_NEW, GREEDY)
+            )
+        )
+    for word in ["exercise 11", *named]:
+        assert word in str(caught.value)
+
+
+def decoded_by_block(model, drafter, learner: Learner, prompt, sampling: Sampling, k: int) -> list[Round]:
+    target = CachedModel(model)
+    target.hidden_layers = drafter.head.config.layers
+    functions = learner.functions(speculative_decode)
+    given = [target, functions.adapt(copy.deepcopy(drafter), None), prompt, k, DecodeSettings(N_NEW, sampling, seed=5)]
+    return list(functions.rounds(*given))
+
+
+@pytest.mark.parametrize("k", [0, 1, 3, 9])
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, Sampling(0.7, top_k=9)], ids=["greedy", "sampled", "top-k"])
+def test_exercise_twelve_walks_as_the_lab_does(sampling, k):
+    """Round for round, with a head that is often right; without a bias the counts change and no greedy text does."""
+    model, head, texts = trained_block(markov_rank=8)
+    drafter = BlockDrafter(head)
+    expected = decoded_by_block(model, drafter, NO_LEARNER, texts[:1, :9], sampling, k)
+    assert (sum(r.n_accepted for r in expected) > 0) == (k > 0)
+    assert decoded_by_block(model, drafter, solutions(12), texts[:1, :9], sampling, k) == expected
+
+    if sampling.greedy and k == 3:
+        mistaken = decoded_by_block(model, drafter, with_function(12, walk=without_bias), texts[:1, :9], sampling, k)
+        assert words(mistaken) == words(expected)
+        assert sum(r.n_accepted for r in mistaken) < sum(r.n_accepted for r in expected)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("options", [{}, {"markov_rank": 8, "draft_vocab": 12}])
+def test_exercise_twelve_walks_along_any_block(options, sampling):
+    """Without a Markov head, and with ids of the head's own."""
+    model = tiny("llama")
+    head = tiny_block_head(model, **options)
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randperm(VOCAB, generator=generator)[:12].sort().values if "draft_vocab" in options else None
+    decoded = [
+        decoded_by_block(model, BlockDrafter(head, ids), learner, some_prompts(1), sampling, 4)
+        for learner in (NO_LEARNER, solutions(12))
+    ]
+    assert decoded[0] == decoded[1]
+
+
+def test_exercise_twelve_takes_part_in_auto_too():
+    _, head, _ = trained_block(markov_rank=8)
+    assert type(solutions(12).drafter(AutoLength(BlockDrafter(head))).drafter) is LearnerBlock
+    assert type(NO_LEARNER.drafter(AutoLength(BlockDrafter(head))).drafter) is BlockDrafter
+
+
+def walk_with(row=lambda row: row, token=lambda token: token, asked=lambda before: before, n: int = 3):
+    """A walk of the first n slots in which something is another."""
+
+    def walk(logits, bias, last, probs, draw):
+        rows = [probs(slot + bias(asked(last))) for slot in logits[:n]]
+        return [token(draw(one)) for one in rows], [row(one) for one in rows]
+
+    return walk
+
+
+@pytest.mark.parametrize(
+    ("walk", "named"),
+    [
+        (lambda *_: [1, 2, 3], "returned [1, 2, 3], not a pair (ids, rows)"),
+        (walk_with(n=2), "not the 3 ids that were drawn"),
+        (walk_with(token=lambda token: token + 1), "not the 3 ids that were drawn"),
+        (walk_with(row=lambda row: row[:-1]), f"not 3 rows of shape ({VOCAB},)"),
+        (walk_with(row=lambda row: row * float("nan")), "rows that are not finite"),
+        (walk_with(asked=lambda before: VOCAB), f"bias was called with {VOCAB}, which is no id"),
+        (lambda logits, bias, last, probs, draw: [draw(probs(logits[0])) for _ in range(4)], "more than k = 3 times"),
+    ],
+)
+def test_an_impossible_walk_is_one_line(walk, named):
+    model, head, texts = trained_block(markov_rank=8)
+    with pytest.raises(Problem) as caught:
+        decoded_by_block(model, BlockDrafter(head), with_function(12, walk=walk), texts[:1, :9], SAMPLED, 3)
+    assert "exercise 12: " in str(caught.value)
+    assert named in str(caught.value)
 
 
 def test_without_the_flag_the_lab_is_as_it_is(pair):
@@ -575,8 +788,14 @@ def test_every_script_asks_for_what_it_can_use(asked, tmp_path):
     assert loading.of_decoding(0.0, "model", trace=True) == {2, 3, 6}
     assert loading.of_decoding(0.0, "model", trace_shapes=True) == {1}
     assert loading.of_decoding(0.0, "model", auto=True) == {2, 3, 8, 9}
+    assert loading.of_decoding(0.0, "feature") == {2, 3, 6, 8, 11}
+    assert loading.of_decoding(0.0, "feature", auto=True) == {2, 3, 8, 9}
+    assert loading.of_decoding(0.0, "block") == {2, 3, 6, 8, 12}
+    assert loading.of_decoding(0.0, "block:elsewhere", auto=True) == {2, 3, 8, 12}
     assert loading.of_comparison([0.0, 0.8], ["model", "ngram"]) == {2, 3, 4, 5, 7, 10}
     assert loading.of_comparison([0.0], ["model"]) == {2, 3, 5}
+    assert loading.of_comparison([0.0], ["model", "feature:wide"]) == {2, 3, 5, 11}
+    assert loading.of_comparison([0.0], ["feature", "block"]) == {2, 3, 5, 11, 12}
     assert loading.of_comparison([0.0], ["model"], plan=True) == {6}
     folder = ["--out-dir", str(tmp_path)]
     assert compare.main(["--temperature", "0.8", "--draft", "ngram,model", *folder]) == 1
