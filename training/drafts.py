@@ -56,7 +56,7 @@ BATCH_TOKENS = {"cuda": 65536}
 FEW_TOKENS = 4096
 OF_FEATURE = {"intermediate": 1024}  # defaults
 OF_BLOCK = {"intermediate": 704, "layers": 2, "markov_rank": 64, "causal": False}
-OF_EXIT = {"intermediate": 1024}
+OF_EXIT = {"intermediate": 704}
 KINDS: dict[str, dict[str, Any]] = {"feature": OF_FEATURE, "block": OF_BLOCK, "exit": OF_EXIT}
 FOR = {"exit_layer": "exit", "layers": "block", "markov_rank": "block", "causal": "block", "mask": "block"}
 Draft = FeatureHead | BlockHead | ExitAdapter
@@ -164,7 +164,7 @@ def make_parser() -> parsing.Parser:
     parser.add_argument(
         "--intermediate",
         type=parsing.at_least(1),
-        help="width of the MLPs (default: feature and exit 1024, block 704)",
+        help="width of the MLPs (default: feature 1024, block and exit 704)",
     )
     parser.add_argument(
         "--exit-layer", type=parsing.at_least(1), metavar="N", help="of exit: layers of the target that a draft runs"
@@ -237,8 +237,11 @@ def main(argv: list[str] | None = None) -> int:
     head: Draft
     if args.init:
         head = trained_head(args.init, args.kind, target)
+    elif args.kind == "exit":
+        block = LlamaConfig(**sizes(target, 1, args.intermediate))
+        head = fresh_adapter(target, args.exit_layer, block, args.seed)
     else:
-        head = fresh_adapter(target, args) if args.kind == "exit" else fresh_head(target, args, mask)
+        head = fresh_head(target, args, mask)
     head.to(device)
     note(f"{sum(weight.numel() for weight in head.parameters()):,} parameters")
     tokens = BATCH_TOKENS.get(device.type, FEW_TOKENS)

@@ -4,7 +4,7 @@ One pass of the target gives what is read and what is to be said. The states do 
 that is known is all that there is to learn from.
 """
 
-import argparse
+from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -19,22 +19,23 @@ from speclab.system.errors import UsageProblem
 from training.rollouts import distance
 
 
-def fresh_adapter(target: PreTrainedModel, args: argparse.Namespace) -> ExitAdapter:
-    """Random, for the target's state after --exit-layer layers. UsageProblem where it has no such layer, and
-    EnvironmentProblem where it cannot be run in two parts."""
-    n_layers, output = len(decoder_layers(target)), weights_of(target)[1]
-    if args.exit_layer >= n_layers:
+def fresh_adapter(target: PreTrainedModel, exit_layer: int, block: Any, seed: int) -> ExitAdapter:
+    """Random, for the target's state after `exit_layer` layers. block: sizes of its layer.
+
+    UsageProblem where the target has no such layer, EnvironmentProblem where it cannot be run in two parts.
+    """
+    n_layers = len(decoder_layers(target))
+    if exit_layer >= n_layers:
         raise UsageProblem(
-            f"--exit-layer {args.exit_layer}: the target has {n_layers} layers; give a number from 1 to {n_layers - 1}"
+            f"--exit-layer {exit_layer}: the target has {n_layers} layers; give a number from 1 to {n_layers - 1}"
         )
-    check_split(CachedModel(target), args.exit_layer)
-    vocab, width = output.shape
-    adapter = ExitAdapter(ExitConfig(args.exit_layer, n_layers, width, args.intermediate, vocab), output)
-    adapter.reset(args.seed)
+    check_split(CachedModel(target), exit_layer)
+    adapter = ExitAdapter(ExitConfig(exit_layer, n_layers, block), weights_of(target)[1])
+    adapter.reset(seed)
     return adapter
 
 
 def exit_loss(adapter: ExitAdapter, target: PreTrainedModel, tokens: Tensor, seed: Tensor) -> Tensor:
     """The mean over positions. tokens: (batch, n). seed: not used, nothing is drawn."""
     states, logits = target_pass(target, tokens, adapter.config.layers)
-    return distance(logits, adapter.logits(states))
+    return distance(logits, adapter.of_text(states))

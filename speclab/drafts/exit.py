@@ -3,25 +3,28 @@
 A draft of n tokens runs the first N layers over the last committed token and the drafted ones but the last, one token a
 pass; an adapter and the target's own output layer make the next token of each state (speclab/drafts/heads/exit.py).
 These passes write the target's own cache, in those layers. Verification takes the states up and runs the other layers
-over all n + 1 positions: no layer runs twice over a token, and the draft has no cache of its own.
+over all n + 1 positions: no layer runs twice over a token. CachedModel asserts that the first layers are ahead of the
+others within a round and never between two.
 
-So between rounds there is nothing to keep but the last committed token. CachedModel asserts that the first layers are
-never ahead of the others when a round ends.
+The adapter has keys and values of its own. Between rounds they hold committed tokens, all but the last; those that it
+has not read yet (the prompt's, the last drafted one's, and all of a round in which another draft was taken) go in
+together with the first pass of the next round. Nothing that it reads is a guess: its states are the target's.
 """
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from draft_models import as_draft
 from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import Sampling, draw_draft, probability, to_device
-from speclab.drafts.heads.drafter import StateDrafter
+from speclab.drafts.heads.drafter import HeadDrafter
 from speclab.drafts.heads.exit import ExitAdapter
 
 
-class ExitDrafter(StateDrafter):
+class ExitDrafter(HeadDrafter):
     """Proposes tokens one by one, and gives the target's states with them."""
 
     head: ExitAdapter
@@ -30,43 +33,57 @@ class ExitDrafter(StateDrafter):
         super().__init__(head, ids)
         self.keep_drafting: Callable[[float], bool] | None = None  # asked after each token: another one? (-k auto)
 
-    @property
-    def exit_layer(self) -> int:
-        """N: the target's layers that a draft runs."""
-        return self.head.config.exit_layer
-
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
-        """Nothing is read: the target's cache holds the prompt, (1, prompt length) ids, in all layers."""
-        self._target, self._sampling, self._vocab_size = target, sampling, target.vocab_size
-        self._last = prompt[0, -1:]  # (1,)
+        """Take the target's states of the prompt, (1, prompt length) ids; they are read in the first round."""
+        super().prefill(target, prompt, sampling)
+        self._last = prompt[:, :0]  # (1, 1), the last committed token; it comes with `observe`
+        self._n_read = 0  # rows of this round's pass that are read while drafting
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
         """At most `k` tokens. uniforms (1, k), in [0, 1)."""
         if k == 0:
-            return as_draft([], self._last.device)
+            return as_draft([], self.device)
         drawn: list[tuple[Tensor, Tensor | None]] = []
         states: list[Tensor] = []
         token = self._last
         with torch.inference_mode():
             for i in range(k):
-                states.append(self._target.forward_first(token[:, None], self.exit_layer))  # (1, 1, hidden)
-                logits = self.of_target(self.head.logits(states[-1])[:, -1], self._vocab_size)
+                states.append(self._target.forward_first(token, self.head.config.exit_layer))  # (1, 1, hidden)
+                logits = self.of_target(self._forward(states[-1]), self._vocab_size)
                 drawn.append(draw_draft(logits, self._sampling, uniforms[:, i]))
-                token = drawn[-1][0]
+                token = drawn[-1][0][:, None]
                 if self.keep_drafting and not self.keep_drafting(probability(logits, *drawn[-1])):
                     break
+        self._n_read = len(drawn)
         tokens, probs = zip(*drawn, strict=True)
-        size = torch.full((1,), len(drawn), device=token.device)
+        size = torch.full((1,), len(drawn), device=self.device)
         of_drawn = None if self._sampling.greedy else torch.stack(probs, dim=1)
         return Draft(torch.stack(tokens, dim=1), size, of_drawn, torch.cat(states, dim=1))
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
-        """Take the last token."""
-        self._last = to_device(committed[-1:], self._last.device)
+        """Forget what was read of rejected tokens, and take the states that are final and not read yet."""
+        n_final = n_accepted + 1  # rows of the pass: the token that was the last one, and the accepted ones
+        if self._last.shape[1]:  # not right after the prompt, whose states are here already
+            self._length -= max(0, self._n_read - n_final)
+            new = self._target.hidden(self._layers)[:, self._n_read : n_final]
+            self._hidden = torch.cat([self._hidden, new], dim=1)
+        self._last, self._n_read = to_device(committed[-1:], self.device)[None], 0
 
-    def of_target(self, logits: Tensor, vocab_size: int) -> Tensor:
-        """Logits of the target's own output layer (n, its rows) -> (n, vocab_size)"""
-        return logits[:, :vocab_size]
+    def _forward(self, state: Tensor) -> Tensor:
+        """A state (1, 1, hidden), behind those that are not read yet -> logits of the token after it, (1, vocab)"""
+        states = self.head.narrow(torch.cat([self._hidden, state], dim=1))
+        length, n = self._length, states.shape[1]
+        end = length + n
+        queries, keys, values = self.head.project(states, self._rotation(length, n))
+        self._keys[:, :, length:end], self._values[:, :, length:end] = keys, values
+        self._length, self._hidden = end, self._hidden[:, :0]
+        attended = scaled_dot_product_attention(  # of the last row alone, which reads all of them
+            queries[:, :, -1:],
+            self._keys[:, :, :end],
+            self._values[:, :, :end],
+            enable_gqa=queries.shape[1] != keys.shape[1],
+        )
+        return self.head.logits(states[:, -1:], attended)[:, -1]
 
     def describe(self) -> str:
         """What it is, in a few words."""

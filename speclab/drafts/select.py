@@ -173,6 +173,7 @@ def _exit_drafter(rest: str, setup: Setup) -> ExitDrafter:
         setup.use_eager(NO_SPLIT)
         note(f"{NO_SPLIT}: both arms run on the eager engine")
     check_split(setup.target, adapter.config.exit_layer)
+    setup.target.hidden_layers = tuple(sorted({*setup.target.hidden_layers, *adapter.config.layers}))
     return ExitDrafter(adapter)
 
 

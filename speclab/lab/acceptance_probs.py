@@ -8,7 +8,7 @@ from torch import Tensor
 
 from draft_models import ModelDrafter, draft_room
 from speclab.core.sampling import Sampling
-from speclab.drafts.heads.drafter import StateDrafter
+from speclab.drafts.heads.drafter import HeadDrafter
 from speclab.drafts.hybrid import LookupDrafter, parts
 from speclab.drafts.oracle import OracleDraft
 from speclab.lab.harness import Bench, Measurement
@@ -35,7 +35,7 @@ def accept_probs(
     It costs one teacher-forced pass of each model over the text; nothing is decoded.
     """
     drafter = parts(bench.drafters[draft])[-1]
-    if isinstance(drafter, StateDrafter):
+    if isinstance(drafter, HeadDrafter):
         return _of_chains(bench, drafter, prompt.id_list, text, sampling, longest)
     if isinstance(drafter, LookupDrafter):
         proposals = enumerate(lookups(drafter, prompt.id_list, text, longest))
@@ -60,7 +60,7 @@ def _ratios(target_probs: Tensor, draft_probs: Tensor, text: list[int]) -> np.nd
 
 
 def _of_chains(
-    bench: Bench, drafter: StateDrafter, prompt: list[int], text: list[int], sampling: Sampling, longest: int
+    bench: Bench, drafter: HeadDrafter, prompt: list[int], text: list[int], sampling: Sampling, longest: int
 ) -> AcceptProbs:
     """Of a draft that reads the target's states: what it proposes for a token depends on where the round began."""
     model, vocab = bench.setup.target.model, bench.setup.target.vocab_size

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from draft_models import ModelDrafter
 from speclab.core.accept import rule_of
-from speclab.drafts.heads.drafter import StateDrafter
+from speclab.drafts.heads.drafter import HeadDrafter
 from speclab.drafts.hybrid import parts
 from speclab.drafts.lengths import LONGEST
 from speclab.lab.acceptance_probs import CostTable, calibrated, probs_of_texts
@@ -247,7 +247,7 @@ def _best_lengths(measured: Measurement, costs: CostTable) -> dict[tuple[Arm, fl
 
 def is_judged_alone(measured: Measurement, arm: Arm, temperature: float) -> bool:
     """Whether each drafted token is judged by itself, and nothing that is not the target's is kept."""
-    drawn = isinstance(parts(measured.bench.drafters[arm.draft])[-1], ModelDrafter | StateDrafter)
+    drawn = isinstance(parts(measured.bench.drafters[arm.draft])[-1], ModelDrafter | HeadDrafter)
     rule = rule_of(measured.bench.functions.rule)
     return rule.name == "token" or temperature == 0 or not (drawn or rule.law is not None)
 

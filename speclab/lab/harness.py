@@ -27,7 +27,7 @@ from speclab.core.accept import rule_of
 from speclab.core.rounds import DecodeSettings, Draft, Drafter
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.exit import ExitDrafter
-from speclab.drafts.heads.drafter import StateDrafter
+from speclab.drafts.heads.drafter import HeadDrafter
 from speclab.drafts.hybrid import HybridDrafter, forget, parts
 from speclab.drafts.lengths import LONGEST, AutoLength
 from speclab.drafts.oracle import OracleDraft, reference_text
@@ -150,7 +150,7 @@ class Bench:
         proposing = [part for drafter in self.drafters.values() for part in parts(drafter)]
         for model in [part.draft for part in proposing if isinstance(part, ModelDrafter)]:
             model.prepare({2, 4}, longest)
-        drawn = [part for part in proposing if isinstance(part, ModelDrafter | StateDrafter)]
+        drawn = [part for part in proposing if isinstance(part, ModelDrafter | HeadDrafter)]
         for sampling in samplings:
             for n in range(most + 1):
                 for draft, logits, uniforms in self._rounds_to_judge(n, sampled=bool(drawn) and not sampling.greedy):

@@ -9,7 +9,7 @@ import torch
 from draft_models import ModelDrafter
 from speclab.core.accept import rule_of
 from speclab.core.sampling import GREEDY, Sampling
-from speclab.drafts.heads.drafter import StateDrafter
+from speclab.drafts.heads.drafter import HeadDrafter
 from speclab.drafts.hybrid import LookupDrafter, parts
 from speclab.lab.harness import Bench, Measurement
 from speclab.records.samples import BASELINE, Arm, Made
@@ -159,7 +159,7 @@ def proposal_probs(
     drafter, vocab = parts(bench.drafters[arm.draft])[-1], draft_probs.shape[1]
     if isinstance(drafter, ModelDrafter):
         return draft_probs[[start + depth for start, depth in places]]
-    if isinstance(drafter, StateDrafter):
+    if isinstance(drafter, HeadDrafter):
         model = bench.setup.target.model
         rows = list(drafter.chain_probs(model, prompt, tokens, sampling, arm.draft_length, vocab))
         return torch.stack([rows[depth][start] for start, depth in places]) if places else draft_probs[:0]
@@ -181,7 +181,7 @@ def both_distributions(
     drafter = parts(bench.drafters[draft])[-1]
     if isinstance(drafter, ModelDrafter):
         return target_probs, losslessness.distributions(drafter.draft.model, prompt, tokens, sampling, vocab)
-    if isinstance(drafter, StateDrafter):
+    if isinstance(drafter, HeadDrafter):
         model = bench.setup.target.model
         return target_probs, next(drafter.chain_probs(model, prompt, tokens, sampling, 1, vocab))
     if not isinstance(drafter, LookupDrafter):

@@ -8,7 +8,7 @@ import torch
 from draft_models import ModelDrafter
 from speclab.core.accept import rule_of
 from speclab.core.rounds import Drafter
-from speclab.drafts.heads.drafter import StateDrafter
+from speclab.drafts.heads.drafter import HeadDrafter
 from speclab.drafts.hybrid import parts
 from speclab.drafts.lengths import LONGEST
 from speclab.lab.harness import SPECULATIVE, Bench, Measurement, is_model
@@ -115,7 +115,7 @@ class RunConfig:
             if isinstance(drafter, ModelDrafter):
                 eager = "; on the eager engine" * (drafter.draft.engine != self.setup.engine)
                 lines[name] = loading.describe_model(name, drafter.draft.model, "draft") + eager
-            elif isinstance(drafter, StateDrafter):
+            elif isinstance(drafter, HeadDrafter):
                 lines[name] = f"{name}: {drafter.describe()}"
         return lines
 

@@ -178,6 +178,8 @@ class CachedModel:
                 if n_given < tokens.shape[1]:
                     states = torch.cat([states, self.forward_first(tokens[:, n_given:], self._n_first)], dim=1)
                 logits = backend.forward_rest(states, self._length, self._n_first)
+                if (layer := self._n_first - 1) in self.hidden_layers:
+                    backend.hidden[layer] = states
         self._length, self._n_ahead = self._length + tokens.shape[1], 0
         self.n_passes += 1
         return logits[..., : self.vocab_size]

@@ -15,8 +15,9 @@ from speclab.drafts.heads.rollout import chains, target_pass
 SPARE = 512  # rows of new buffers beyond what is needed
 
 
-class StateDrafter:
-    """Proposes from the target's states: what its head says along a known text is what it would propose there.
+class HeadDrafter:
+    """Reads the target's hidden states: its passes have to keep the outputs of the head's layers
+    (CachedModel.hidden_layers).
 
     ids: (draft vocabulary,) the target's id of each of the head's; None where they are the same.
     """
@@ -27,14 +28,31 @@ class StateDrafter:
         self.head, self.ids = frozen(head), ids
         self._layers = head.config.layers
         self._sampling, self._vocab_size = GREEDY, 0  # the target's
+        self._keys = self._values = self._cos = self._sin = torch.empty(0)  # (layers, key heads, rows, head size)
+        self._length = 0  # rows of keys and values that stay
+        self._reserve(SPARE, 0)
 
     def __deepcopy__(self, memo: dict) -> Self:
         """The weights are shared; keys, values and text are the copy's own."""
         return type(self)(self.head, self.ids)
 
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.head.norm.weight.device
+
+    def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
+        """Take the target's states of the prompt, (1, prompt length) ids; they are read in the first round."""
+        self._target, self._sampling, self._vocab_size = target, sampling, target.vocab_size
+        self._length = 0
+        self._hidden = target.hidden(self._layers)  # (1, rows, layers * width), not read yet
+
     def describe(self) -> str:
         """What it is, in a few words."""
-        raise NotImplementedError
+        n, layers = len(self.head.layers), ", ".join(map(str, self._layers))
+        millions = sum(weight.numel() for weight in self.head.parameters()) / 1e6
+        name = "one layer" if n == 1 else f"{n} layers"
+        return f"{name} over the target's states after layers {layers} (from 0), {millions:.1f} M parameters"
 
     def of_target(self, logits: Tensor, vocab_size: int) -> Tensor:
         """The head's logits (n, draft vocabulary) -> (n, vocab_size); ids that the head lacks have no probability"""
@@ -67,35 +85,6 @@ class StateDrafter:
                 rows = torch.cat([rows[:1], rows]) if first < 0 else rows
                 yield sampling.probs(rows).cpu()
 
-
-class HeadDrafter(StateDrafter):
-    """Reads the target's hidden states: its passes have to keep the outputs of the head's layers
-    (CachedModel.hidden_layers). It keeps keys and values of its own."""
-
-    def __init__(self, head: Any, ids: Tensor | None = None):
-        super().__init__(head, ids)
-        self._keys = self._values = self._cos = self._sin = torch.empty(0)  # (layers, key heads, rows, head size)
-        self._length = 0  # rows of keys and values that stay
-        self._reserve(SPARE, 0)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self.head.fc.weight.device
-
-    def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
-        """Take the target's states of the prompt, (1, prompt length) ids; they are read in the first round."""
-        self._target, self._sampling, self._vocab_size = target, sampling, target.vocab_size
-        self._length = 0
-        self._hidden = target.hidden(self._layers)  # (1, rows, layers * width), not read yet
-
-    def describe(self) -> str:
-        """What it is, in a few words."""
-        n, layers = len(self.head.layers), ", ".join(map(str, self._layers))
-        millions = sum(weight.numel() for weight in self.head.parameters()) / 1e6
-        name = "one layer" if n == 1 else f"{n} layers"
-        return f"{name} over the target's states after layers {layers} (from 0), {millions:.1f} M parameters"
-
     def _rotation(self, length: int, n: int) -> tuple[Tensor, Tensor]:
         """Of n positions from `length` on; there is room for their keys and values, then."""
         if length + n > self._keys.shape[2]:
@@ -104,7 +93,7 @@ class HeadDrafter(StateDrafter):
 
     def _reserve(self, rows: int, length: int) -> None:
         """New buffers of so many rows with the first `length` of the old ones, and the rotations of their positions."""
-        block, weight = self.head.config.block, self.head.fc.weight
+        block, weight = self.head.config.block, self.head.norm.weight
         shape = (len(self.head.layers), block.num_key_value_heads, rows, block.head_dim)
         buffers = [torch.zeros(shape, dtype=weight.dtype, device=weight.device) for _ in range(2)]
         if length:

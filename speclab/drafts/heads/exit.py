@@ -1,19 +1,19 @@
 """An adapter for early exit: from the target's own states after some of its layers to what it will say next.
 
 LayerSkip (arXiv 2404.16710) trains a model so that its output layer can read an early state. A model that was not
-trained so needs something in between (Kangaroo, arXiv 2404.18911). Here it is one gated MLP beside the state, a norm,
-and the target's own output layer. It has no attention: what it says at a position depends on the state there alone, so
-it keeps nothing between passes.
+trained so needs something in between (Kangaroo, arXiv 2404.18911): here one decoder layer of its own, which reads the
+states of the text so far, a norm, and the target's own output layer.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import silu
+from torch.nn.functional import scaled_dot_product_attention
 
 from speclab.drafts.heads.block import TargetOutput
-from speclab.drafts.heads.parts import Norm, Product
+from speclab.drafts.heads.parts import DecoderLayer, Norm, Product, Rotation, rotations
 
 
 @dataclass(frozen=True)
@@ -22,15 +22,13 @@ class ExitConfig:
 
     exit_layer: N, how many of the target's first layers a draft runs, at least 1 and not all of them.
     target_layers: decoder layers of the target.
-    target_hidden: width of its states. intermediate: width of the MLP. vocab: rows of the target's output layer.
+    block: sizes of the adapter's decoder layer; its width is that of the target's states, its vocabulary the rows of
+    the target's output layer.
     """
 
     exit_layer: int
     target_layers: int
-    target_hidden: int
-    intermediate: int
-    vocab: int
-    eps: float = 1e-6
+    block: Any  # LlamaConfig
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -39,32 +37,57 @@ class ExitConfig:
 
 
 class ExitAdapter(nn.Module):
-    """The weights. output: the target's output layer, (vocab, hidden), which is neither trained nor stored."""
+    """The weights, and the steps of a pass: `project`, attention by the caller, `logits`.
+
+    output: the target's output layer, (vocab, hidden), which is neither trained nor stored.
+    """
 
     def __init__(self, config: ExitConfig, output: Tensor):
         super().__init__()
-        width = config.target_hidden
+        block = config.block
         self.config = config
+        self.layers = nn.ModuleList([DecoderLayer(block, block.hidden_size)])
+        self.norm = Norm(block.hidden_size, block.rms_norm_eps)
         self.output = TargetOutput(output)
-        self.mlp_norm, self.norm = (Norm(width, config.eps) for _ in range(2))
-        self.gate_proj = nn.Linear(width, config.intermediate, bias=False)
-        self.up_proj = nn.Linear(width, config.intermediate, bias=False)
-        self.down_proj = nn.Linear(config.intermediate, width, bias=False)
-        self.gate_up = Product(self.gate_proj, self.up_proj)
-        self.down, self.of_output = Product(self.down_proj), Product(self.output)
+        self.of_output = Product(self.output)
+
+    @property
+    def layer(self) -> DecoderLayer:
+        """The one decoder layer."""
+        layer = self.layers[0]
+        assert isinstance(layer, DecoderLayer)
+        return layer
 
     @torch.no_grad()
     def reset(self, seed: int) -> None:
-        """Random weights from this seed; the MLP adds little at first."""
+        """Random weights from this seed; the layer adds little at first."""
         generator = torch.Generator().manual_seed(seed)
-        for matrix, spread in ((self.gate_proj, 0.02), (self.up_proj, 0.02), (self.down_proj, 0.005)):
-            matrix.weight.copy_(torch.randn(matrix.weight.shape, generator=generator) * spread)
+        for name, weight in self.named_parameters():
+            if weight.ndim == 2:
+                spread = 0.005 if "o_proj" in name or "down_proj" in name else 0.02
+                weight.copy_(torch.randn(weight.shape, generator=generator) * spread)
 
-    def logits(self, states: Tensor) -> Tensor:
-        """The target's states after `exit_layer` layers (..., hidden) -> (..., vocab), of the token after each
+    def project(self, states: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+        """The target's states (batch, n, hidden) -> queries, keys, values (batch, heads, n, head size)
 
-        Of a padded target's wider states it reads the first dimensions.
+        rotation: cosines and sines of the states' positions, (1, n, head size) each.
         """
-        states = states[..., : self.config.target_hidden]
-        gate, up = self.gate_up(self.mlp_norm(states)).chunk(2, dim=-1)
-        return self.of_output(self.norm(states + self.down(silu(gate) * up)))
+        return self.layer.self_attn.heads(self.layer.input_layernorm(states), rotation)
+
+    def logits(self, states: Tensor, attended: Tensor) -> Tensor:
+        """The same states and the attention's output (batch, heads, n, head size) -> (batch, n, vocab), of the token
+        after each"""
+        return self.of_output(self.norm(self.layer.finish(states, attended)))
+
+    def narrow(self, states: Tensor) -> Tensor:
+        """Of a padded target's wider states what the adapter reads: their first dimensions."""
+        return states[..., : self.config.block.hidden_size]
+
+    def of_text(self, states: Tensor) -> Tensor:
+        """What it says along a known text, in one pass: states (batch, n, hidden) -> logits (batch, n, vocab)"""
+        states = self.narrow(states)
+        rotation = rotations(self.config.block, torch.arange(states.shape[1], device=states.device))
+        queries, keys, values = self.project(states, rotation)
+        shared = queries.shape[1] != keys.shape[1]
+        attended = scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=shared)
+        return self.logits(states, attended)

@@ -5,14 +5,13 @@ layer is the target's and is not in it. Nothing in them is trusted, as with head
 """
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import LlamaConfig, PreTrainedModel
 
 from speclab.drafts.heads.exit import ExitAdapter, ExitConfig
 from speclab.drafts.heads.files import CONFIG, WEIGHTS, read_files, weights_of
@@ -22,7 +21,6 @@ from speclab.system.errors import UsageProblem
 from speclab.system.files import whole_folders, write_whole
 
 FORMAT = "speculative-decoding-lab early exit 1"  # and its version
-MOST = 2**20  # of any number in a config.json: more than any model has
 
 
 def read_adapter(name: str, target: PreTrainedModel, padded: bool = False) -> ExitAdapter:
@@ -35,7 +33,7 @@ def read_adapter(name: str, target: PreTrainedModel, padded: bool = False) -> Ex
     found, tensors = read_files(name)
     config = loading.loaded(name, "its config.json", lambda: config_from(found))
     has = len(decoder_layers(target)), *weights_of(target)[1].shape[::-1]
-    wants = config.target_layers, config.target_hidden, config.vocab
+    wants = config.target_layers, config.block.hidden_size, config.block.vocab_size
     if any(a < b for a, b in zip(has, wants, strict=True)) or (has != wants and not padded):
         raise UsageProblem(
             f"--draft exit:{loading.short_name(name)} belongs to a target with {_in_words(wants)}; this one has "
@@ -53,16 +51,16 @@ def config_from(found: dict[str, Any]) -> ExitConfig:
     """What config.json says. ValueError or KeyError where it is no adapter."""
     if found.get("format") != FORMAT:
         raise ValueError(f"its format is {found.get('format')!r}; --draft exit reads {FORMAT!r}")
-    names = ("exit_layer", "target_layers", "target_hidden", "intermediate", "vocab")
-    sizes = {name: found[name] for name in names}
-    if wrong := [name for name, size in sizes.items() if type(size) is not int or not 1 <= size <= MOST]:
-        raise ValueError(f"{wrong[0]} is {sizes[wrong[0]]!r}")
-    eps = found["eps"]
-    if type(eps) is not float or not 0 < eps < 1:
-        raise ValueError(f"eps is {eps!r}")
-    config = ExitConfig(**sizes, eps=eps)
-    if config.exit_layer >= config.target_layers:
-        raise ValueError(f"it exits after layer {config.exit_layer} of a target with {config.target_layers}")
+    layers = {name: found[name] for name in ("exit_layer", "target_layers")}
+    if wrong := [name for name, n in layers.items() if type(n) is not int or n < 1]:
+        raise ValueError(f"{wrong[0]} is {layers[wrong[0]]!r}")
+    config = ExitConfig(**layers, block=LlamaConfig(**found["transformer_layer_config"]))
+    if config.exit_layer >= config.target_layers or config.block.num_hidden_layers != 1:
+        own = config.block.num_hidden_layers
+        raise ValueError(
+            f"it exits after layer {config.exit_layer} of {config.target_layers}, with layers of its own: {own}; "
+            "the lab reads adapters of one layer, behind a layer that is not the last"
+        )
     return config
 
 
@@ -77,8 +75,9 @@ def exit_layer_of(name: str) -> int | None:
 def _built(config: ExitConfig, tensors: dict[str, Tensor], target: PreTrainedModel) -> ExitAdapter:
     """The module with these weights; what its config says and the weights lack is an error, before any memory is
     taken."""
+    output = weights_of(target)[1][: config.block.vocab_size, : config.block.hidden_size]
     with torch.device("meta"):
-        adapter = ExitAdapter(config, weights_of(target)[1][: config.vocab, : config.target_hidden])
+        adapter = ExitAdapter(config, output)
     own = {key: tensor.to(target.device, target.dtype) for key, tensor in tensors.items()}
     adapter.load_state_dict(own, assign=True)
     return adapter.eval().requires_grad_(False)
@@ -86,7 +85,14 @@ def _built(config: ExitConfig, tensors: dict[str, Tensor], target: PreTrainedMod
 
 def write_adapter(folder: Path, adapter: ExitAdapter, target: str, architectures: list[str]) -> None:
     """Write an adapter, whole or not at all. target: the name in config.json of what it was trained for."""
-    entries = {"format": FORMAT, **asdict(adapter.config), "target": target, "target_architectures": architectures}
+    config = adapter.config
+    entries = {
+        "format": FORMAT,
+        "exit_layer": config.exit_layer,
+        "target_layers": config.target_layers,
+        "target": {"name_or_path": target, "architectures": architectures},
+        "transformer_layer_config": {key: value for key, value in config.block.to_dict().items() if value is not None},
+    }
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in adapter.state_dict().items()}
     with whole_folders(folder) as (new,):
         write_whole(new / WEIGHTS, save(weights))

@@ -81,7 +81,7 @@ def chains(head: FeatureHead | BlockHead | ExitAdapter, hidden: Tensor, tokens: 
     hidden: (batch, n, layers * target_hidden). tokens: (batch, n).
     """
     if isinstance(head, ExitAdapter):  # what it says at a place does not depend on where the round began
-        logits, n = head.logits(hidden), tokens.shape[1] - 1 - depth
+        logits, n = head.of_text(hidden), tokens.shape[1] - 1 - depth
         yield from (logits[:, 1 + j : 1 + j + n] for j in range(depth))
         return
     if isinstance(head, FeatureHead):

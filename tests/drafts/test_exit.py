@@ -1,0 +1,517 @@
+"""Early exit: the target's own first layers draft into its cache, and verification goes on from there."""
+
+import copy
+import itertools
+from fractions import Fraction
+
+import pytest
+import torch
+from decoding import keys_and_values, plain_text, speculative_rounds
+from heads import N_NEW, tiny_adapter, trained_exit
+from tiny_models import FAMILIES, VOCAB, PlainTransformer, flattened, tiny
+from torch import Tensor
+from transformers import DynamicCache
+
+import optimized_speculative
+from draft_models import NgramDrafter
+from speclab.core.accept import RULES
+from speclab.core.rounds import Draft
+from speclab.core.sampling import Sampling
+from speclab.drafts.exit import ExitDrafter
+from speclab.drafts.heads.exit import ExitAdapter
+from speclab.drafts.hybrid import HybridDrafter
+from speclab.drafts.lengths import AutoLength, RoundCosts, StepDrafter
+from speclab.lab.acceptance_probs import accept_probs
+from speclab.lab.harness import Bench
+from speclab.models import checks
+from speclab.models.backends.buffers import NoFastBackend
+from speclab.models.backends.eager import EagerBackend, decoder_layers
+from speclab.models.cached import CachedModel, verify
+from speclab.models.prompts import Prompt
+from speclab.models.setup import Setup
+from speclab.system.errors import EnvironmentProblem
+from speclab.theory.forecast import forecast
+
+WARM = Sampling(temperature=0.8)
+ENGINES = ["eager", "fast"]
+
+
+def reading(model, adapter: ExitAdapter, engine: str = "eager", cached=CachedModel) -> CachedModel:
+    target = cached(model, fast=flattened(model) if engine == "fast" else None)
+    target.hidden_layers = adapter.config.layers
+    return target
+
+
+def tokens_of(rounds) -> list[int]:
+    return [token for round_ in rounds for token in round_.tokens]
+
+
+# --- the text is the target's ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_text_is_the_targets_in_every_family(family, engine):
+    """In float64, through rounds in which nothing, some and all of a draft is accepted."""
+    model, adapter, texts = trained_exit(family)
+    if engine == "fast" and "window" in family:
+        with pytest.raises(NoFastBackend):
+            flattened(model)
+        return
+    kinds = set()
+    for k, text in zip((1, 4, 4, 6), texts, strict=True):
+        target = reading(model, adapter, engine)
+        rounds = list(speculative_rounds(target, ExitDrafter(adapter), text[None, :9], k, N_NEW))
+        assert tokens_of(rounds) == text[9:].tolist()
+        kinds |= {(r.n_accepted == r.n_drafted) for r in rounds if r.n_drafted > 1}
+    assert kinds == {False, True}, "no rollback, or no full acceptance"
+
+
+@pytest.mark.parametrize("exit_layer", [1, 2, 3])
+def test_any_layer_but_the_last_can_be_the_exit(exit_layer):
+    model = tiny("llama", num_hidden_layers=4)
+    adapter = tiny_adapter(model, exit_layer)
+    prompt = torch.tensor([[3, 1, 4, 1, 5]])
+    for engine in ENGINES:
+        rounds = list(speculative_rounds(reading(model, adapter, engine), ExitDrafter(adapter), prompt, 3, 20))
+        assert tokens_of(rounds) == plain_text(CachedModel(model), prompt, 20)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("budget", [1, 2, 3, 5])
+def test_budgets_shorter_than_a_draft(engine, budget):
+    """k is larger than what is left; the last round drafts nothing, and its pass is whole."""
+    model, adapter, texts = trained_exit()
+    rounds = list(speculative_rounds(reading(model, adapter, engine), ExitDrafter(adapter), texts[:1, :9], 7, budget))
+    assert tokens_of(rounds) == texts[0, 9 : 9 + budget].tolist()
+    assert rounds[-1].finish == "length"
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_prompt_of_one_token(engine):
+    model, adapter, _ = trained_exit()
+    prompt = torch.tensor([[7]])
+    rounds = list(speculative_rounds(reading(model, adapter, engine), ExitDrafter(adapter), prompt, 4, 20))
+    assert tokens_of(rounds) == plain_text(CachedModel(model), prompt, 20)
+
+
+def test_an_end_token_inside_a_block_ends_the_text():
+    model, adapter, texts = trained_exit()
+    text = texts[0, 9:].tolist()
+    inside = 0
+    for at, end in enumerate(text):
+        if end in text[:at]:
+            continue
+        target = reading(model, adapter)
+        rounds = list(speculative_rounds(target, ExitDrafter(adapter), texts[:1, :9], 4, N_NEW, eos=[end]))
+        assert tokens_of(rounds) == text[: at + 1]
+        assert rounds[-1].finish == "eos"
+        inside += rounds[-1].n_after_eos > 0
+    assert inside, "no end token came inside a block"
+
+
+def test_buffers_grow_in_the_middle_of_a_round(monkeypatch):
+    """The first layers outgrow the target's buffers, and the adapter's own, while the others wait."""
+    monkeypatch.setattr("speclab.models.backends.buffers.SPARE", 2)
+    monkeypatch.setattr("speclab.drafts.heads.drafter.SPARE", 8)
+    model, adapter, texts = trained_exit()
+    target = reading(model, adapter, "fast")
+    rounds = list(speculative_rounds(target, ExitDrafter(adapter), texts[:1, :9], 4, N_NEW))
+    assert tokens_of(rounds) == texts[0, 9:].tolist()
+    assert target._backend._buffers.capacity >= 9 + N_NEW - 1
+
+
+# --- the two parts of the cache --------------------------------------------------------------------------------------
+
+
+def recomputed(model, ids: list[int]) -> list:
+    fresh = DynamicCache(config=model.config)
+    with torch.inference_mode():
+        model(torch.tensor([ids]), past_key_values=fresh, use_cache=True)
+    return [(layer.keys, layer.values) for layer in fresh.layers]
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), WARM], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "fast llama", "fast qwen2"])
+def test_caches_equal_a_recomputation_after_every_round(family, sampling):
+    """Keys and values of every layer, those that drafting has filled and those that verification has."""
+    engine, _, name = family.rpartition(" ")
+    model, adapter, texts = trained_exit(name)
+    target, ids, kinds = reading(model, adapter, engine), texts[1, :9].tolist(), set()
+    rounds = speculative_rounds(
+        target, ExitDrafter(adapter), texts[1:2, :9], 4, N_NEW, sampling, torch.Generator().manual_seed(3)
+    )
+    for r in rounds:
+        ids += r.tokens
+        kinds.add((r.n_drafted > 0) + (r.n_accepted > 0) + (r.n_accepted == r.n_drafted))
+        assert target.length == len(ids) - 1, "the last committed token is never in the cache"
+        for found, right in zip(keys_and_values(target), recomputed(model, ids[:-1]), strict=True):
+            for mine, its in zip(found, right, strict=True):
+                assert mine.shape == its.shape
+                assert (mine - its).abs().max() < 1e-11
+    assert len(kinds) >= 3, "rounds of every kind"
+
+
+@pytest.mark.parametrize(("n_accepted", "kept"), [(0, 0), (2, 2), (4, 4)])
+def test_the_table_of_lengths_in_cached_py(n_accepted, kept):
+    """With L committed tokens before a round of k = 4: lengths of each layer's cache less L, after each step."""
+    model, adapter, texts = trained_exit()
+    target, lengths, before = reading(model, adapter), [], 9 + 1
+
+    def note() -> None:
+        lengths.append([layer.get_seq_length() - before for layer in target._backend._cache.layers])
+
+    class Watched(ExitDrafter):
+        def propose(self, k: int, uniforms: Tensor) -> Draft:
+            note()
+            draft = super().propose(k, uniforms)
+            note()
+            return draft
+
+        def observe(self, *args) -> None:
+            note()
+            super().observe(*args)
+
+    def accept(draft, logits, sampling, uniforms):
+        note()
+        return type("Result", (), {"n_accepted": torch.tensor([n_accepted]), "next_token": torch.tensor([0])})
+
+    rounds = speculative_rounds(target, Watched(adapter), texts[:1, :9], 4, 20, accept=accept)
+    next(rounds)
+    next(rounds)
+    assert lengths[1:] == [[-1] * 4, [3, 3, -1, -1], [4] * 4, [kept] * 4]
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), WARM], ids=["greedy", "sampled"])
+def test_no_layer_runs_twice_over_a_token(sampling):
+    """Each layer computes as many positions as one pass over the last token and the drafts of every round would."""
+    model, adapter, texts = trained_exit()
+    fed = [0] * 4
+    handles = [
+        layer.self_attn.register_forward_pre_hook(
+            lambda module, args, kwargs, i=i: fed.__setitem__(i, fed[i] + kwargs["hidden_states"].shape[1]),
+            with_kwargs=True,
+        )
+        for i, layer in enumerate(decoder_layers(model))
+    ]
+    target = reading(model, adapter)
+    rounds = list(speculative_rounds(target, ExitDrafter(adapter), texts[:1, :9], 4, N_NEW, sampling))
+    for handle in handles:
+        handle.remove()
+    assert fed == [9 + sum(r.n_drafted + 1 for r in rounds[1:])] * 4
+    assert target.n_passes == len(rounds)
+
+
+class Poisoned(CachedModel):
+    """Writes NaN over what a rollback is about to drop, in the storage that the kept part shares."""
+
+    n_poisoned = 0
+
+    def crop(self, length: int) -> None:
+        if (dropped := self.length - length) > 0:
+            with torch.inference_mode():
+                for part in itertools.chain(*keys_and_values(self)):
+                    part[..., -dropped:, :] = torch.nan
+            self.n_poisoned += dropped
+        super().crop(length)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), WARM], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("family", ["llama", "mistral_window", "fast llama"])
+def test_rejected_slots_are_never_read(family, sampling):
+    """Neither by the first layers while they draft, nor by the others; the adapter's own are poisoned, too."""
+    engine, _, name = family.rpartition(" ")
+    model, adapter, texts = trained_exit(name)
+
+    class Forgetful(ExitDrafter):
+        def observe(self, n_accepted: int, committed: list[int]) -> None:
+            super().observe(n_accepted, committed)
+            self._keys[:, :, self._length :] = self._values[:, :, self._length :] = torch.nan
+
+    found = []
+    for cached, drafter in ((CachedModel, ExitDrafter), (Poisoned, Forgetful)):
+        target = reading(model, adapter, engine, cached)
+        how = (4, N_NEW, sampling, torch.Generator().manual_seed(1))
+        found.append([list(speculative_rounds(target, drafter(adapter), text[None, :9], *how)) for text in texts])
+    assert found[0] == found[1]
+    assert target.n_poisoned > 0
+
+
+def test_parts_that_are_out_of_step_are_refused():
+    """The public bug: one group of layers ahead of the other."""
+    model, adapter, texts = trained_exit()
+    target = reading(model, adapter)
+    target.prefill(texts[:1, :9], rolls_back=True)
+    token = texts[:1, 9:10]
+    states = target.forward_first(token, 2)
+    with pytest.raises(RuntimeError, match="1 tokens ahead, and states of 0 are given"):
+        target.forward(token)
+    with pytest.raises(RuntimeError, match="cannot crop: the first 2 layers are 1 tokens ahead"):
+        target.crop(9)
+    with pytest.raises(RuntimeError, match="the first 2 layers are ahead, not the first 3"):
+        target.forward_first(token, 3)
+    target.forward(token, states)
+    with pytest.raises(RuntimeError, match="0 tokens ahead, and states of 1 are given"):
+        target.forward(token, states)
+    target._backend._cache.layers[3].crop(-1)
+    target.forward_first(token, 2)
+    with pytest.raises(RuntimeError, match="the cache of layer 3 holds 9 tokens, not 10"):
+        target.forward(token, states)
+
+
+# --- what is proposed ------------------------------------------------------------------------------------------------
+
+
+class Kept(ExitDrafter):
+    """Keeps what it proposes, and after how many committed tokens."""
+
+    def prefill(self, target, prompt, sampling):
+        super().prefill(target, prompt, sampling)
+        self.text, self.proposed = prompt[0].tolist(), []
+
+    def propose(self, k, uniforms):
+        draft = super().propose(k, uniforms)
+        self.proposed.append((list(self.text), draft))
+        return draft
+
+    def observe(self, n_accepted, committed):
+        self.text += committed
+        super().observe(n_accepted, committed)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("k", [1, 4])
+def test_proposals_and_states_are_the_definitions(engine, k):
+    """Computed anew from the library's own states of the whole text: every token, and the state that it came from."""
+    model, adapter, texts = trained_exit()
+    drafter = Kept(adapter)
+    list(speculative_rounds(reading(model, adapter, engine), drafter, texts[2:3, :9], k, N_NEW))
+    n_checked = 0
+    for text, draft in drafter.proposed:
+        for i, token in enumerate(draft.tokens[0].tolist()):
+            ids = torch.tensor([[*text, *draft.tokens[0, :i].tolist()]])
+            with torch.inference_mode():
+                hidden = model(ids, output_hidden_states=True, use_cache=False).hidden_states[2]
+            assert torch.allclose(draft.states[0, i], hidden[0, -1], atol=1e-11)
+            assert token == int(adapter.of_text(hidden)[0, -1].argmax())
+            n_checked += 1
+    assert n_checked > 15
+
+
+def test_a_trained_adapter_is_often_right():
+    """A shift of one position in training or in the loop costs most of this."""
+    model, adapter, texts = trained_exit()
+    drafted = accepted = 0
+    for text in texts:
+        rounds = list(speculative_rounds(reading(model, adapter), ExitDrafter(adapter), text[None, :9], 3, N_NEW))
+        drafted, accepted = drafted + sum(r.n_drafted for r in rounds), accepted + sum(r.n_accepted for r in rounds)
+    assert accepted / drafted > 0.75
+
+
+def test_rounds_do_not_depend_on_the_engine():
+    model, adapter, texts = trained_exit()
+    how = (3, N_NEW, Sampling(0.9))
+    found = [
+        list(speculative_rounds(reading(model, adapter, engine), ExitDrafter(adapter), texts[1:2, :9], *how))
+        for engine in ENGINES
+    ]
+    assert found[0] == found[1]
+    assert 0 < sum(r.n_accepted for r in found[0]) < sum(r.n_drafted for r in found[0])
+
+
+def test_copies_work_side_by_side():
+    model, adapter, texts = trained_exit()
+    drafter = ExitDrafter(adapter)
+    target = reading(model, adapter)
+    pair = [(target, drafter), (target.with_own_cache(), copy.deepcopy(drafter))]
+    streams = [speculative_rounds(*one, text[None, :9], 3, N_NEW) for one, text in zip(pair, texts, strict=False)]
+    found: list[list[int]] = [[], []]
+    for rounds in itertools.zip_longest(*streams):
+        for kept, round_ in zip(found, rounds, strict=True):
+            kept += round_.tokens if round_ else []
+    assert found == texts[:2, 9:].tolist()
+
+
+# --- with others -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_hybrid_keeps_the_adapter_in_step(engine):
+    """A lookup's round runs whole passes: the adapter reads all of its states afterwards."""
+    model, adapter, texts = trained_exit()
+    found = {"lookup": 0, "exit": 0}
+    for text in texts:
+        exiting = Kept(adapter)
+        hybrid = HybridDrafter(NgramDrafter(2, 1), exiting)
+        hybrid.costs[0.0] = RoundCosts(tuple(i / 40 for i in range(9)), tuple(1 + i / 9 for i in range(9)))
+        rounds = list(speculative_rounds(reading(model, adapter, engine), hybrid, text[None, :9], 3, N_NEW))
+        assert tokens_of(rounds) == text[9:].tolist()
+        n_exit = len([draft for _, draft in exiting.proposed if draft.tokens.shape[1]])
+        found["exit"] += n_exit
+        found["lookup"] += len([r for r in rounds if r.n_drafted]) - n_exit
+        for so_far, draft in exiting.proposed:
+            with torch.inference_mode():
+                hidden = model(torch.tensor([so_far]), output_hidden_states=True, use_cache=False).hidden_states[2]
+            if draft.tokens.shape[1]:
+                assert draft.tokens[0, 0] == adapter.of_text(hidden)[0, -1].argmax()
+    assert min(found.values()) > 3, found
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_auto_lengths_stop_after_any_token(engine):
+    model, adapter, texts = trained_exit()
+    assert isinstance(ExitDrafter(adapter), StepDrafter)
+    lengths = set()
+    for text in texts:
+        auto = AutoLength(ExitDrafter(adapter))
+        auto.costs[0.0] = RoundCosts(tuple(i / 4 for i in range(6)), tuple(1 + i / 20 for i in range(6)))
+        rounds = list(speculative_rounds(reading(model, adapter, engine), auto, text[None, :9], 5, N_NEW))
+        assert tokens_of(rounds) == text[9:].tolist()
+        lengths |= {r.n_drafted for r in rounds}
+    assert len(lengths) > 3
+
+
+# --- the law ---------------------------------------------------------------------------------------------------------
+
+
+def laws_of(model, adapter, ids: list[int]) -> tuple[list[float], list[float]]:
+    """What the target and the draft say after `ids` at temperature 1, from uncached passes."""
+    with torch.inference_mode():
+        out = model(torch.tensor([ids]), output_hidden_states=True, use_cache=False)
+        drafted = adapter.of_text(out.hidden_states[1])[0, -1]
+    return out.logits[0, -1].softmax(-1).tolist(), drafted.softmax(-1).tolist()
+
+
+def pieces(weights: list[float]) -> list[tuple[float, float]]:
+    """(width, a point inside) of every piece of [0, 1) on which a draw from these weights is constant."""
+    total = sum(weights)
+    ends = [0.0, *itertools.accumulate(weight / total for weight in weights)] if total > 1e-12 else [0.0, 1.0]
+    return [(high - low, (low + high) / 2) for low, high in itertools.pairwise(ends) if high - low > 1e-12]
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_the_law_of_the_loop_enumerated(rule, monkeypatch):
+    """Every piece of the uniforms of two rounds through the production loop: the volumes are the target's joint law.
+
+    The first token, then one round with one drafted token: the next token, and the bonus after it where it is kept.
+    """
+    n_ids, prompt = 3, [0, 2, 1]
+    model = tiny("llama", vocab_size=n_ids)
+    adapter = tiny_adapter(model, 1, std=0.5)
+    given: list[list[float]] = []
+    monkeypatch.setattr(
+        optimized_speculative, "uniforms", lambda shape, *_: torch.tensor(given.pop(0), dtype=torch.float64).view(shape)
+    )
+    law: dict[tuple[int, ...], float] = {}
+    n_decodings = n_rejected = 0
+    first_target, _ = laws_of(model, adapter, prompt)
+    for first, (first_width, first_at) in enumerate(pieces(first_target)):
+        target, draft = laws_of(model, adapter, [*prompt, first])
+        for drafted, (draft_width, draft_at) in enumerate(pieces(draft)):
+            threshold = min(1.0, target[drafted] / draft[drafted])
+            after, _ = laws_of(model, adapter, [*prompt, first, drafted])
+            residual = [max(0.0, p - q) for p, q in zip(target, draft, strict=True)]
+            sides = [(threshold, threshold / 2, after), (1 - threshold, (1 + threshold) / 2, residual)]
+            for test_width, test_at, weights in sides:
+                if test_width < 1e-12:
+                    continue
+                for last_width, last_at in pieces(weights):
+                    given[:] = [[first_at], [draft_at, test_at, last_at]]
+                    target_model = reading(model, adapter)
+                    rounds = speculative_rounds(
+                        target_model,
+                        ExitDrafter(adapter),
+                        torch.tensor([prompt]),
+                        1,
+                        3,
+                        Sampling(1.0),
+                        accept=RULES[rule],
+                    )
+                    tokens = tokens_of(itertools.islice(rounds, 2))
+                    assert tokens[0] == first
+                    volume = first_width * draft_width * test_width * last_width
+                    law[tuple(tokens)] = law.get(tuple(tokens), 0.0) + volume
+                    n_decodings += 1
+                    n_rejected += len(tokens) == 2
+    assert 0 < n_rejected < n_decodings
+    for first, second in itertools.product(range(n_ids), repeat=2):
+        found = sum(chance for tokens, chance in law.items() if tokens[:2] == (first, second))
+        right = first_target[first] * laws_of(model, adapter, [*prompt, first])[0][second]
+        assert found == pytest.approx(right, abs=1e-10)
+        after, _ = laws_of(model, adapter, [*prompt, first, second])
+        kept = sum(chance for tokens, chance in law.items() if len(tokens) == 3 and tokens[:2] == (first, second))
+        for third in range(n_ids):
+            assert law.get((first, second, third), 0.0) == pytest.approx(kept * after[third], abs=1e-10)
+    assert sum(law.values()) == pytest.approx(float(Fraction(1)), abs=1e-10)
+
+
+# --- what is forecast ------------------------------------------------------------------------------------------------
+
+
+def bench_of(adapter, target, sampling: Sampling = Sampling()) -> Bench:
+    setup = Setup(target, None, "tiny", sampling, torch.device("cpu"), torch.float64)
+    return Bench(setup, {"exit:2": ExitDrafter(adapter)}, N_NEW, seed=0)
+
+
+def test_the_forecast_of_a_greedy_decoding_is_exact():
+    model, adapter, texts = trained_exit()
+    target = reading(model, adapter)
+    bench, seen = bench_of(adapter, target), set()
+    prompts = [(text[None, :9], text[9:].tolist()) for text in texts]
+    prompts.append((torch.tensor([[7]]), plain_text(target, torch.tensor([[7]]), N_NEW)))
+    for ids, new in prompts:
+        probs = accept_probs(bench, "exit:2", Prompt("code", "", ids), new, Sampling(), 5)
+        for k in (1, 3, 5):
+            rounds = list(speculative_rounds(target, ExitDrafter(adapter), ids, k, N_NEW))
+            expected = forecast(probs, N_NEW, k)
+            assert expected.n_rounds == pytest.approx(len(rounds) - 1)
+            assert expected.n_accepted == pytest.approx(sum(r.n_accepted for r in rounds))
+            seen |= {(r.n_drafted, r.n_accepted) for r in rounds}
+    assert len(seen) > 6, "rounds of many kinds"
+
+
+def test_the_forecast_of_sampling_is_the_share_that_is_accepted():
+    """Over many decodings, each judged by its own text. The two sums differ by noise: 5 of its standard deviations."""
+    model, adapter, texts = trained_exit()
+    target, sampling = reading(model, adapter), Sampling(1.0)
+    bench, differences = bench_of(adapter, target, sampling), []
+    for seed in range(40):
+        how = (sampling, torch.Generator().manual_seed(seed))
+        rounds = list(speculative_rounds(target, ExitDrafter(adapter), texts[:1, :9], 3, N_NEW, *how))
+        probs = accept_probs(bench, "exit:2", Prompt("code", "", texts[:1, :9]), tokens_of(rounds), sampling, 3)
+        differences.append(sum(r.n_accepted for r in rounds) - forecast(probs, N_NEW, 3).n_accepted)
+    found = torch.tensor(differences)
+    assert found.std() > 0.1
+    assert found.mean().abs() < 5 * found.std() / len(found) ** 0.5
+
+
+# --- which targets can be split --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_passes_the_check(family):
+    model, _, _ = trained_exit(family)
+    for n_layers in (1, 2, 3):
+        checks.check_split(CachedModel(model), n_layers)
+
+
+def test_a_target_that_cannot_be_split_is_refused(monkeypatch):
+    model = tiny("llama", num_hidden_layers=4)
+    right = EagerBackend.forward_rest
+    monkeypatch.setattr(EagerBackend, "forward_rest", lambda self, states, *rest: right(self, states * 1.01, *rest))
+    with pytest.raises(EnvironmentProblem, match=r"llama cannot be run in two parts.*logits differ.*choose another"):
+        checks.check_split(CachedModel(model), 2)
+    with pytest.raises(EnvironmentProblem, match="cannot be run in two parts"):
+        checks.check_split(CachedModel(PlainTransformer(VOCAB, 0)), 1)
+
+
+def test_verification_without_a_draft_is_a_whole_pass():
+    model, adapter, texts = trained_exit()
+    target = reading(model, adapter)
+    target.prefill(texts[:1, :9], rolls_back=True)
+    drafter = ExitDrafter(adapter)
+    drafter.prefill(target, texts[:1, :9], Sampling())
+    drafter.observe(0, [int(texts[0, 9])])
+    draft = drafter.propose(0, torch.zeros(1, 0))
+    assert draft.states is None
+    assert verify(target, texts[0, 9:10], draft).shape == (1, 1, VOCAB)
