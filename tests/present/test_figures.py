@@ -101,6 +101,15 @@ def test_rounds_without_drafts_stand_apart_from_rejected_ones():
     assert panel.ticks[0] == "0, or none\ndrafted"
 
 
+def test_accepted_lengths_are_of_the_longest_fixed_drafts():
+    rows = [make_row("model", k, accepted_lengths=[5] * (k + 1), n_rounds=5 * (k + 1)) for k in (2, 4)]
+    auto = make_row("model auto", 8, accepted_lengths=[5] * 9, n_rounds=45)
+    for shown, k in (([*rows, auto], 4), ([auto], 8)):
+        (panel,) = plots.accepted_lengths(shown)
+        assert panel.x_label.endswith(f"k = {k}")
+        assert list(panel.series[0].values) == list(range(k + 1))
+
+
 def test_predictors_that_agree_are_all_seen():
     """Markers at one place: the upper ones are smaller, the lower ones hollow."""
     rows = [make_row(k=k, kind="code") for k in (2, 4)]

@@ -129,7 +129,7 @@ def _draw_panel(axis, panel: Panel) -> list[Label]:
     axis.xaxis.set_minor_locator(NullLocator())
     axis.set_xlabel(panel.x_label)
     axis.set_ylabel(panel.y_label)
-    axis.margins(x=_margin(axis, max(beside.values(), default=0.0)), y=0.12)
+    axis.margins(x=_margin(axis, 0.0 if panel.bars else max(beside.values(), default=0.0)), y=0.12)
     if panel.y_label.startswith("speedup"):
         axis.axhline(1, color="black", linewidth=1)
     if panel.extra:

@@ -85,9 +85,11 @@ def speedup_panels(rows: list[Row]) -> list[Panel]:
 def accepted_lengths(rows: list[Row]) -> list[Panel]:
     """How many drafted tokens the rounds with the longest drafts accepted: a panel for every temperature.
 
-    A round that drafted nothing stands apart from one whose first draft was rejected, where the record knows it.
+    A round that drafted nothing stands apart from one whose first draft was rejected, where the record knows it. Rows
+    on auto are left out where there are others: their rounds have all lengths.
     """
     panels = []
+    rows = [row for row in rows if not row.method.endswith(AUTO)] or rows
     for title, by_name in _groups(rows):
         series, longest = [], max(row.draft_length for curve in by_name.values() for row in curve)
         ticks = {n: f"{n:g}" for n in range(longest + 1)}
