@@ -58,6 +58,7 @@ OF_BLOCK = {"intermediate": 704, "layers": 2, "markov_rank": 64, "causal": False
 OF_EXIT = {"intermediate": 704}
 KINDS: dict[str, dict[str, Any]] = {"feature": OF_FEATURE, "block": OF_BLOCK, "exit": OF_EXIT}
 FOR = {"exit_layer": "exit", "layers": "block", "markov_rank": "block", "causal": "block", "mask": "block"}
+IN_WORDS = {"exit": "early exit", "block": "blocks"}
 Draft = FeatureHead | BlockHead | ExitAdapter
 
 
@@ -184,7 +185,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     for name, kind in FOR.items():
         if args.kind != kind and getattr(args, name) is not None:
             flag = name.replace("_", "-")
-            raise UsageProblem(f"--{flag} is of a {kind}; leave it out, or type: python -m training.drafts {kind}")
+            raise UsageProblem(
+                f"--{flag} is for {IN_WORDS[kind]}; leave it out, or type: python -m training.drafts {kind}"
+            )
     if args.kind == "exit" and args.exit_layer is None:
         raise UsageProblem("exit needs --exit-layer N; type: python -m training.drafts exit --exit-layer 3")
     folder = Path("build") / (args.kind if args.exit_layer is None else f"{args.kind}-{args.exit_layer}")

@@ -114,7 +114,7 @@ class Bench:
                 rounds = with_phases(self.functions, target, drafter, ids, arm.draft_length, settings)
             else:
                 rounds = self.functions.rounds(target, drafter, ids, arm.draft_length, settings)
-        return Decoding(arm, rounds, ids.shape[1], budget)
+        return Decoding(arm, rounds, ids.shape[1], budget, arm.speculative and self.exits_early(arm.draft))
 
     def greedy_only(self, arm: Arm) -> bool:
         """Other plain decoding than the baseline is compared greedily, and an oracle draft replays greedy text."""
@@ -246,7 +246,7 @@ class Measurement:
             self.phase_seconds += in_phases
             phases["host"] += seconds - in_phases
             what = (decoding.arm.draft, temperature, context, round_.n_drafted, n_waiting, phases)
-            self.rounds.append(RoundTime(*what, prompt, self.bench.exits_early(decoding.arm.draft)))
+            self.rounds.append(RoundTime(*what, prompt, decoding.own_verify))
 
 
 def measure(
