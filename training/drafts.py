@@ -4,7 +4,7 @@
     python -m training.drafts block --minutes 180 --markov-rank 64   # one pass for all tokens of a round
     python -m training.drafts feature --minutes 10 --device cuda
     python -m training.drafts block --target FOLDER --minutes 60
-    python -m training.drafts exit --exit-layer 3 --minutes 30       # an adapter behind the target's first three layers
+    python -m training.drafts exit --exit-layer 2 --minutes 30       # an adapter behind the target's first two layers
 
 The draft learns from training text (the sources of Python's standard library) and from what the target itself writes
 after pieces of it. An interrupted run goes on where it stopped; with more --minutes a finished one goes on, too. What
@@ -189,7 +189,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
                 f"--{flag} is for {IN_WORDS[kind]}; leave it out, or type: python -m training.drafts {kind}"
             )
     if args.kind == "exit" and args.exit_layer is None:
-        raise UsageProblem("exit needs --exit-layer N; type: python -m training.drafts exit --exit-layer 3")
+        raise UsageProblem("exit needs --exit-layer N; type: python -m training.drafts exit --exit-layer 2")
     folder = Path("build") / (args.kind if args.exit_layer is None else f"{args.kind}-{args.exit_layer}")
     out = (args.work_dir or folder) / "out" if args.kind == "exit" else folder / "out"
     for name, default in {**KINDS[args.kind], "work_dir": folder, "out": out}.items():

@@ -240,11 +240,13 @@ def test_a_lookups_rounds_are_priced_apart(target, monkeypatch):
     seconds = {True: 1.0, False: 3.0}
 
     def rounds(functions, target, drafter, prompts, settings):
+        timed = []
         (round_,) = speculative_rounds(CachedModel(tiny("llama")), SuffixDrafter(), prompts[0], 2, 1)
         for own in (True, False):
             for n in range(9):
                 phases = {"draft": 0.1 * n, "verify": seconds[own] + n}
-                yield round_._replace(n_drafted=n, seconds=phases), own
+                timed.append((round_._replace(n_drafted=n, seconds=phases), own))
+        return timed
 
     monkeypatch.setattr("speclab.lab.round_costs._rounds", rounds)
     settings = DecodeSettings(20)

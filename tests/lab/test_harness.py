@@ -656,7 +656,7 @@ def test_passes_of_early_exit_are_told_apart():
     setup = Setup(target, None, "tiny", Sampling(), CPU, torch.float64, {})
     arms = [BASELINE, *(Arm(name, name, 2) for name in drafters)]
     found = measure(
-        Bench(setup, drafters, 12, seed=0), arms, [0.0], [make_prompt()], 1, dict.fromkeys(drafters, [0, 2])
+        Bench(setup, drafters, 12, seed=0), arms, [0.0], [make_prompt()], 1, {name: [0, 2] for name in drafters}
     )
     told = {(r.drafter, r.own_verify) for r in found.rounds}
     assert told == {("exit:1", True), ("both", True), ("ngram", False)}

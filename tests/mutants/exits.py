@@ -36,7 +36,7 @@ def lets_the_parts_get_out_of_step() -> None:
     EagerBackend._check_length = lambda *args: None
 
 
-@mutant(38, TEXT, CACHES, file=FILE)
+@mutant(38, TEXT, CACHES, file=FILE, raises="RuntimeError")
 def verifies_one_layer_too_late() -> None:
     """goes on from the states one layer too high, so that a layer never runs"""
     right = eager.only_layers
@@ -47,7 +47,7 @@ def verifies_one_layer_too_late() -> None:
     eager.only_layers = late
 
 
-@mutant(38, TEXT, "every_family_passes_the_check", file=FILE)
+@mutant(38, TEXT, "every_family_passes_the_check", file=FILE, raises="EnvironmentProblem")
 def puts_the_second_part_one_position_further() -> None:
     """gives the layers behind the exit the positions after theirs, on the eager engine"""
     right = EagerBackend.forward_rest
@@ -71,7 +71,7 @@ def puts_the_second_part_one_position_back() -> None:
     right = ExportedModel.forward
 
     def forward(model: ExportedModel, inputs: Tensor, positions: Tensor, *more) -> Tensor:
-        return right(model, inputs, positions - (inputs.ndim == 3), *more)
+        return right(model, inputs, positions - int(inputs.ndim == 3), *more)
 
     ExportedModel.forward = forward
 
