@@ -31,7 +31,18 @@ from tests.mutants.bugs import BUGS, Mutant
 
 ROOT = Path(__file__).parent.parent
 TIMEOUT = 120  # seconds for one run of pytest; it needs a few on an idle core
-FILES = ("accept", "core", "loops", "backends", "models", "lab", "cli", "heads", "lengths")  # of tests/mutants/
+FILES = (
+    "accept",
+    "core",
+    "loops",
+    "backends",
+    "models",
+    "lab",
+    "cli",
+    "heads",
+    "exits",
+    "lengths",
+)  # of tests/mutants/
 # Loaded once, before a process is forked for each run: nothing of the lab, which has to be imported after a mutant.
 PRELOADED = ["pytest", "hypothesis", "torch", "transformers.models.auto.modeling_auto", "transformers.generation.utils"]
 PRELOADED += ["transformers.models.llama.modeling_llama", "matplotlib.figure", "scipy.stats"]

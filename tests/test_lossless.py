@@ -11,8 +11,8 @@ import pytest
 import scipy.stats
 import torch
 from decoding import plain_text, speculative_rounds
-from heads import tiny_block_head, tiny_head
-from tiny_models import CONTEXT, FAMILIES, VOCAB, PlainTransformer, perturbed, tiny
+from heads import tiny_adapter, tiny_block_head, tiny_head
+from tiny_models import CONTEXT, FAMILIES, VOCAB, PlainTransformer, flattened, perturbed, tiny
 from torch import Tensor
 from transformers import MixtralConfig, MixtralForCausalLM
 
@@ -26,6 +26,7 @@ from speclab.core.counts import Counts
 from speclab.core.rounds import AcceptResult, DecodeSettings, Round, tokens_of
 from speclab.core.sampling import Sampling, draw
 from speclab.drafts.block import BlockDrafter
+from speclab.drafts.exit import ExitDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength, RoundCosts
@@ -319,7 +320,7 @@ FULL_LAWS = [
     for top_k, top_p in ((0, 1.0), (3, 1.0), (0, 0.8), (4, 0.9))
 ]
 # Each law is tested twice. All of them together raise a false alarm with probability below 1e-6 (Bonferroni).
-ALARM = 1e-6 / (2 * (len(LAWS) + len(FULL_LAWS) + 9))
+ALARM = 1e-6 / (2 * (len(LAWS) + len(FULL_LAWS) + 11))
 
 
 def reference_probs(logits: list[float], temperature: float, top_k: int, top_p: float) -> list[float]:
@@ -479,6 +480,16 @@ def test_joint_law_of_a_draft_that_proposes_a_block(markov_rank, n_draws):
     target = CachedModel(model)
     target.hidden_layers = (0, 1)
     check_law(Law(1.0, 2), target, drafter, n_draws)
+
+
+@pytest.mark.parametrize("n_draws", [600, pytest.param(3000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("engine", ["eager", "fast"])
+def test_joint_law_of_early_exit(engine, n_draws):
+    """The draft writes the target's own cache, and verification goes on from its states."""
+    model = tiny("llama", vocab_size=IDS)
+    target = CachedModel(model, fast=flattened(model) if engine == "fast" else None)
+    target.hidden_layers = (0,)
+    check_law(Law(1.0, 2), target, ExitDrafter(tiny_adapter(model, 1)), n_draws)
 
 
 @pytest.mark.parametrize("n_draws", [1000, pytest.param(8000, marks=pytest.mark.full)])

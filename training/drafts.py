@@ -4,7 +4,7 @@
     python -m training.drafts block --minutes 180 --markov-rank 64   # one pass for all tokens of a round
     python -m training.drafts feature --minutes 10 --device cuda
     python -m training.drafts block --target FOLDER --minutes 60
-    python -m training.drafts exit --exit-layer 3 --minutes 30       # an adapter behind the target's first three layers
+    python -m training.drafts exit --exit-layer 2 --minutes 30       # an adapter behind the target's first two layers
     python -m training.drafts feature --init models/lab-pair/feature --minutes 80 --rate 0.003    # train one further
 
 The draft learns from training text (the sources of Python's standard library) and from what the target itself writes
@@ -59,6 +59,7 @@ OF_BLOCK = {"intermediate": 704, "layers": 2, "markov_rank": 64, "causal": False
 OF_EXIT = {"intermediate": 704}
 KINDS: dict[str, dict[str, Any]] = {"feature": OF_FEATURE, "block": OF_BLOCK, "exit": OF_EXIT}
 FOR = {"exit_layer": "exit", "layers": "block", "markov_rank": "block", "causal": "block", "mask": "block"}
+IN_WORDS = {"exit": "early exit", "block": "blocks"}
 Draft = FeatureHead | BlockHead | ExitAdapter
 
 
@@ -199,9 +200,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     for name, kind in FOR.items():
         if args.kind != kind and getattr(args, name) is not None:
             flag = name.replace("_", "-")
-            raise UsageProblem(f"--{flag} is of a {kind}; leave it out, or type: python -m training.drafts {kind}")
+            raise UsageProblem(
+                f"--{flag} is for {IN_WORDS[kind]}; leave it out, or type: python -m training.drafts {kind}"
+            )
     if args.kind == "exit" and args.exit_layer is None:
-        raise UsageProblem("exit needs --exit-layer N; type: python -m training.drafts exit --exit-layer 3")
+        raise UsageProblem("exit needs --exit-layer N; type: python -m training.drafts exit --exit-layer 2")
     folder = Path("build") / (args.kind if args.exit_layer is None else f"{args.kind}-{args.exit_layer}")
     out = (args.work_dir or folder) / "out" if args.kind == "exit" else folder / "out"
     for name, default in {**KINDS[args.kind], "work_dir": folder, "out": out}.items():

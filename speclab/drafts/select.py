@@ -90,7 +90,7 @@ def _check_exit(kind: str, word: str, rest: str) -> None:
     trained = exit_layer_of(LAB_EXIT)
     if kind == EXIT:
         if trained is None:
-            raise UsageProblem(f"--draft {kind}: the lab has no such adapter yet; type: {train} 3")
+            raise UsageProblem(f"--draft {kind}: the lab has no such adapter yet; type: {train} 2")
     elif rest.lstrip("-").isdecimal():
         n_layers = loading.layers_of(loading.LAB_TARGET)
         if not 1 <= int(rest) < n_layers:
@@ -105,8 +105,8 @@ def _check_exit(kind: str, word: str, rest: str) -> None:
             )
     elif _mistyped(rest) or ("/" not in rest and not loading.exists(rest)):
         raise UsageProblem(
-            f"--draft {kind}: give a number of layers or an adapter's folder, for example exit:{trained or 3} or "
-            "exit:build/exit-3/out"
+            f"--draft {kind}: give a number of layers or an adapter's folder, for example exit:{trained or 2} or "
+            "exit:build/exit-2/out"
         )
     else:
         loading.check_place(rest)

@@ -21,10 +21,13 @@ from speclab.system.errors import EnvironmentProblem
 
 
 class Decoding:
-    """An arm at work on one prompt. `advance` does one round (of the baseline: one chunk) and books its seconds."""
+    """An arm at work on one prompt. `advance` does one round (of the baseline: one chunk) and books its seconds.
 
-    def __init__(self, arm: Arm, rounds: Iterator[Round], n_prompt: int, budget: int):
-        self.arm, self.budget, self.n_prompt = arm, budget, n_prompt
+    own_verify: the draft runs a part of the target, so verification costs something else than with other drafts.
+    """
+
+    def __init__(self, arm: Arm, rounds: Iterator[Round], n_prompt: int, budget: int, own_verify: bool = False):
+        self.arm, self.budget, self.n_prompt, self.own_verify = arm, budget, n_prompt, own_verify
         self.tokens: list[int] = []
         self.counts = Counts()
         self.prefill_seconds = self.decode_seconds = 0.0

@@ -116,7 +116,7 @@ class Bench:
             else:
                 rounds = self.functions.rounds(target, drafter, ids, arm.draft_length, settings)
             rounds = with_parts(rounds, own)
-        return Decoding(arm, rounds, ids.shape[1], budget)
+        return Decoding(arm, rounds, ids.shape[1], budget, arm.speculative and self.exits_early(arm.draft))
 
     def greedy_only(self, arm: Arm) -> bool:
         """Other plain decoding than the baseline is compared greedily, and an oracle draft replays greedy text."""
@@ -249,8 +249,7 @@ class Measurement:
             phases["host"] += seconds - in_phases
             name = decoding.arm.draft + LOOKUP * round_.looked_up
             what = (name, temperature, context, round_.n_drafted, 1 if round_.looked_up else n_waiting, phases)
-            own_verify = self.bench.exits_early(decoding.arm.draft) and not round_.looked_up
-            self.rounds.append(RoundTime(*what, prompt, own_verify))
+            self.rounds.append(RoundTime(*what, prompt, decoding.own_verify and not round_.looked_up))
 
 
 def measure(

@@ -232,7 +232,8 @@ def verify(target: CachedModel, last_token: Tensor, draft: Draft) -> Tensor:
     Row i is what the target says after i drafted tokens: it judges draft i + 1, and the last row gives the bonus token.
     A draft by early exit brings the states of all of them but the last: the pass goes on from there.
     """
-    return target.forward(torch.cat([last_token[:, None], draft.tokens], dim=1), draft.states)
+    tokens = torch.cat([last_token[:, None], draft.tokens], dim=1)
+    return target.forward(tokens) if draft.states is None else target.forward(tokens, draft.states)
 
 
 def roll_back(target: CachedModel, n_committed: int) -> None:

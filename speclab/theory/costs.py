@@ -182,7 +182,7 @@ def fit(rounds: Sequence[RoundTime], steps: Sequence[StepTime]) -> dict[tuple[st
     step_at, step_slope = _regress(
         [s.seconds for s in steps], [s.temperature for s in steps], context=[s.context for s in steps]
     )
-    kinds = {r.drafter: r.drafter if r.own_verify else "" for r in rounds}
+    kinds = {r.drafter: r.drafter if r.own_verify else "" for r in rounds}  # whose passes are alike
     verify = {kind: _verify([r for r in rounds if kinds[r.drafter] == kind]) for kind in set(kinds.values())}
     costs = {}
     for drafter, temperature in dict.fromkeys((r.drafter, r.temperature) for r in rounds):

@@ -40,10 +40,12 @@ def isotonic(values: Sequence[float], weights: Sequence[float]) -> list[float]:
 def smoothed(costs: Costs, drafter: str, temperature: float, rounds: Sequence[RoundTime]) -> Costs:
     """`costs` of a drafter at a temperature with both curves isotonic. rounds: what they were fitted to.
 
-    A length weighs as much as the rounds that it was seen in: all rounds for the verification, whose shape is pooled,
-    and the drafter's own for drafting.
+    A length weighs as much as the rounds that it was seen in: all rounds for the verification, whose shape is pooled
+    but for early exit, and the drafter's own for drafting.
     """
-    of_verify = Counter(r.n_drafted + 1 for r in rounds)
+    own = any(r.own_verify for r in rounds if r.drafter == drafter)
+    pooled = [r for r in rounds if (r.drafter == drafter if own else not r.own_verify)]
+    of_verify = Counter(r.n_drafted + 1 for r in pooled)
     of_draft = Counter(r.n_drafted for r in rounds if (r.drafter, r.temperature) == (drafter, temperature))
     return replace(
         costs,

@@ -424,17 +424,23 @@ ROWS = [
     Row(f"{S} -k -1", 2, ("-k", "0 or more")),
     Row(f"{S} -k many", 2, ("-k", "many")),
     Row(f"{S} -k 99999999999", 2, ("-k", "or less")),
-    Row(f"{S} --draft ''", 2, ("model, ngram, suffix, feature:HEAD, block:HEAD, hybrid:LOOKUP+MODEL, dial:0.8",)),
-    Row(f"{S} --draft ' '", 2, ("model, ngram, suffix, feature:HEAD, block:HEAD, hybrid:LOOKUP+MODEL, dial:0.8",)),
+    Row(
+        f"{S} --draft ''", 2, ("model, ngram, suffix, feature:HEAD, block:HEAD, exit:N, hybrid:LOOKUP+MODEL, dial:0.8",)
+    ),
+    Row(
+        f"{S} --draft ' '",
+        2,
+        ("model, ngram, suffix, feature:HEAD, block:HEAD, exit:N, hybrid:LOOKUP+MODEL, dial:0.8",),
+    ),
     Row(
         f"{S} --draft ngrm",
         2,
-        ("'ngrm'", "model, ngram, suffix, feature:HEAD, block:HEAD, hybrid:LOOKUP+MODEL, dial:0.8"),
+        ("'ngrm'", "model, ngram, suffix, feature:HEAD, block:HEAD, exit:N, hybrid:LOOKUP+MODEL, dial:0.8"),
     ),
     Row(
         f"{S} --draft 'ngram '",
         2,
-        ("'ngram '", "model, ngram, suffix, feature:HEAD, block:HEAD, hybrid:LOOKUP+MODEL, dial:0.8"),
+        ("'ngram '", "model, ngram, suffix, feature:HEAD, block:HEAD, exit:N, hybrid:LOOKUP+MODEL, dial:0.8"),
     ),
     Row(f"{S} --draft model,ngram", 2, ("model,ngram", "compare.py takes several")),
     Row(f"{S} --draft hybrid:suffix", 2, ("a lookup (ngram or suffix)", "hybrid:suffix+feature")),
@@ -599,7 +605,7 @@ ROWS = [
     Row(
         f"{SCALING} --draft modle --prompt x",
         2,
-        ("'modle'", "model, ngram, suffix, feature:HEAD, block:HEAD, hybrid:LOOKUP+MODEL, dial:0.8"),
+        ("'modle'", "model, ngram, suffix, feature:HEAD, block:HEAD, exit:N, hybrid:LOOKUP+MODEL, dial:0.8"),
     ),
     Row(f"{GPU} --device tpu", 2, ("tpu", "cuda")),
     Row(f"{GPU} --minutes nan", 2, ("--minutes", "nan")),
@@ -618,7 +624,7 @@ ROWS = [
     Row(
         f"{C} --draft model,ngrm --prompt x",
         2,
-        ("'ngrm'", "model, ngram, suffix, feature:HEAD, block:HEAD, hybrid:LOOKUP+MODEL, dial:0.8"),
+        ("'ngrm'", "model, ngram, suffix, feature:HEAD, block:HEAD, exit:N, hybrid:LOOKUP+MODEL, dial:0.8"),
     ),
     Row("-m tools.gguf", 2, ("--out",)),
     Row("-m tools.gguf --out file", 3, ("file", "--out")),

@@ -4,9 +4,9 @@ PyTorch itself."""
 import pytest
 import torch
 from decoding import plain_text, speculative_rounds
-from heads import tiny_block_head, tiny_head
+from heads import tiny_adapter, tiny_block_head, tiny_head
 from recorder import graphed, stand_in
-from tiny_models import VOCAB
+from tiny_models import VOCAB, tiny
 from watch import Watch
 
 from baseline_autoregressive import autoregressive_decode
@@ -16,6 +16,7 @@ from speclab.core.accept import RULES
 from speclab.core.rounds import DecodeSettings
 from speclab.core.sampling import Sampling
 from speclab.drafts.block import BlockDrafter
+from speclab.drafts.exit import ExitDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.oracle import ConstantDrafter, OracleModelDrafter
 from speclab.models.cached import CachedModel
@@ -54,6 +55,21 @@ def test_a_round_waits_once(kind, temperature, rule):
     how = (Sampling(temperature),)
     drafter = drafter_of(kind, target)
     rounds = iter(speculative_rounds(target, drafter, PROMPT, 4, 30, *how, accept=RULES[rule]))
+    next(rounds)
+    for _ in range(4):
+        with Watch() as watch:
+            round_ = next(rounds)
+        assert watch.calls == {"tolist": 1}
+    assert round_.tokens
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_round_of_early_exit_waits_once(temperature):
+    """On the eager engine: CUDA graphs do not run a target in two parts."""
+    target = CachedModel(tiny("llama"))
+    target.hidden_layers = (0,)
+    drafter = ExitDrafter(tiny_adapter(target.model, 1))
+    rounds = iter(speculative_rounds(target, drafter, PROMPT, 4, 30, Sampling(temperature)))
     next(rounds)
     for _ in range(4):
         with Watch() as watch:

@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-from fractions import Fraction
 
 import pytest
 import torch
@@ -132,24 +131,23 @@ def recomputed(model, ids: list[int]) -> list:
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), WARM], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("family", ["llama", "gpt2", "fast llama", "fast qwen2"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "fast llama", "fast gpt2"])
 def test_caches_equal_a_recomputation_after_every_round(family, sampling):
     """Keys and values of every layer, those that drafting has filled and those that verification has."""
     engine, _, name = family.rpartition(" ")
     model, adapter, texts = trained_exit(name)
-    target, ids, kinds = reading(model, adapter, engine), texts[1, :9].tolist(), set()
-    rounds = speculative_rounds(
-        target, ExitDrafter(adapter), texts[1:2, :9], 4, N_NEW, sampling, torch.Generator().manual_seed(3)
-    )
-    for r in rounds:
-        ids += r.tokens
-        kinds.add((r.n_drafted > 0) + (r.n_accepted > 0) + (r.n_accepted == r.n_drafted))
-        assert target.length == len(ids) - 1, "the last committed token is never in the cache"
-        for found, right in zip(keys_and_values(target), recomputed(model, ids[:-1]), strict=True):
-            for mine, its in zip(found, right, strict=True):
-                assert mine.shape == its.shape
-                assert (mine - its).abs().max() < 1e-11
-    assert len(kinds) >= 3, "rounds of every kind"
+    target, drafter, kinds = reading(model, adapter, engine), ExitDrafter(adapter), set()
+    for text in texts:
+        ids, how = text[:9].tolist(), (sampling, torch.Generator().manual_seed(3))
+        for r in speculative_rounds(target, drafter, text[None, :9], 4, N_NEW, *how):
+            ids += r.tokens
+            kinds.add((r.n_drafted > 0) + (r.n_accepted > 0) + (r.n_accepted == r.n_drafted))
+            assert target.length == len(ids) - 1, "the last committed token is never in the cache"
+            for found, right in zip(keys_and_values(target), recomputed(model, ids[:-1]), strict=True):
+                for mine, its in zip(found, right, strict=True):
+                    assert mine.shape == its.shape
+                    assert (mine - its).abs().max() < 1e-11
+    assert len(kinds) == 3, "rounds of every kind"
 
 
 @pytest.mark.parametrize(("n_accepted", "kept"), [(0, 0), (2, 2), (4, 4)])
@@ -282,20 +280,23 @@ class Kept(ExitDrafter):
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("k", [1, 4])
 def test_proposals_and_states_are_the_definitions(engine, k):
-    """Computed anew from the library's own states of the whole text: every token, and the state that it came from."""
+    """Computed anew from the library's own states of the whole text: the distribution of every token, and the state
+    that it came from. Rounds of every kind came before."""
     model, adapter, texts = trained_exit()
-    drafter = Kept(adapter)
-    list(speculative_rounds(reading(model, adapter, engine), drafter, texts[2:3, :9], k, N_NEW))
-    n_checked = 0
-    for text, draft in drafter.proposed:
-        for i, token in enumerate(draft.tokens[0].tolist()):
-            ids = torch.tensor([[*text, *draft.tokens[0, :i].tolist()]])
-            with torch.inference_mode():
-                hidden = model(ids, output_hidden_states=True, use_cache=False).hidden_states[2]
-            assert torch.allclose(draft.states[0, i], hidden[0, -1], atol=1e-11)
-            assert token == int(adapter.of_text(hidden)[0, -1].argmax())
-            n_checked += 1
-    assert n_checked > 15
+    drafter, sampling, kinds = Kept(adapter), Sampling(1.3), set()
+    for text in texts[:2]:
+        how = (k, N_NEW, sampling, torch.Generator().manual_seed(2))
+        rounds = speculative_rounds(reading(model, adapter, engine), drafter, text[None, :9], *how)
+        kinds |= {(r.n_accepted > 0) + (r.n_accepted == r.n_drafted) for r in rounds if r.n_drafted == k}
+        for so_far, draft in drafter.proposed:
+            for i in range(draft.tokens.shape[1]):
+                ids = torch.tensor([[*so_far, *draft.tokens[0, :i].tolist()]])
+                with torch.inference_mode():
+                    hidden = model(ids, output_hidden_states=True, use_cache=False).hidden_states[2]
+                    probs = sampling.probs(adapter.of_text(hidden)[:, -1])
+                assert torch.allclose(draft.states[0, i], hidden[0, -1], atol=1e-11)
+                assert torch.allclose(draft.probs[0, i], probs[0], atol=1e-9)
+    assert kinds == ({0, 2} if k == 1 else {0, 1, 2})
 
 
 def test_a_trained_adapter_is_often_right():
@@ -338,12 +339,16 @@ def test_copies_work_side_by_side():
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_hybrid_keeps_the_adapter_in_step(engine):
     """A lookup's round runs whole passes: the adapter reads all of its states afterwards."""
+
+    class Takes(HybridDrafter):
+        def _pays(self, n: int, k: int) -> bool:
+            return True
+
     model, adapter, texts = trained_exit()
     found = {"lookup": 0, "exit": 0}
     for text in texts:
         exiting = Kept(adapter)
-        hybrid = HybridDrafter(NgramDrafter(2, 1), exiting)
-        hybrid.costs[0.0] = RoundCosts(tuple(i / 40 for i in range(9)), tuple(1 + i / 9 for i in range(9)))
+        hybrid = Takes(NgramDrafter(2, 1), exiting)
         rounds = list(speculative_rounds(reading(model, adapter, engine), hybrid, text[None, :9], 3, N_NEW))
         assert tokens_of(rounds) == text[9:].tolist()
         n_exit = len([draft for _, draft in exiting.proposed if draft.tokens.shape[1]])
@@ -364,7 +369,7 @@ def test_auto_lengths_stop_after_any_token(engine):
     lengths = set()
     for text in texts:
         auto = AutoLength(ExitDrafter(adapter))
-        auto.costs[0.0] = RoundCosts(tuple(i / 4 for i in range(6)), tuple(1 + i / 20 for i in range(6)))
+        auto.costs[0.0] = RoundCosts(tuple(i / 12 for i in range(6)), tuple(1 + i / 40 for i in range(6)))
         rounds = list(speculative_rounds(reading(model, adapter, engine), auto, text[None, :9], 5, N_NEW))
         assert tokens_of(rounds) == text[9:].tolist()
         lengths |= {r.n_drafted for r in rounds}
@@ -442,7 +447,7 @@ def test_the_law_of_the_loop_enumerated(rule, monkeypatch):
         kept = sum(chance for tokens, chance in law.items() if len(tokens) == 3 and tokens[:2] == (first, second))
         for third in range(n_ids):
             assert law.get((first, second, third), 0.0) == pytest.approx(kept * after[third], abs=1e-10)
-    assert sum(law.values()) == pytest.approx(float(Fraction(1)), abs=1e-10)
+    assert sum(law.values()) == pytest.approx(1.0, abs=1e-10)
 
 
 # --- what is forecast ------------------------------------------------------------------------------------------------

@@ -12,12 +12,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 from decoding import plain_text
+from heads import tiny_adapter
 from tiny_models import VOCAB, PlainTransformer, perturbed, tiny
 
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.core import clock
 from speclab.core.rounds import Draft
 from speclab.core.sampling import Sampling
+from speclab.drafts.exit import ExitDrafter
+from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import WEIGHT, AutoLength, RoundCosts
 from speclab.drafts.oracle import OracleModelDrafter
 from speclab.lab import decodings
@@ -642,3 +645,18 @@ def test_an_arm_that_learns_is_taught_by_no_other_arm():
     assert found[0] == found[1]
     assert len({pair for rounds in found[0] for pair in rounds}) > 3, "rounds of one kind would show nothing"
     assert not drafter.seen.get(0.0) or drafter.seen[0.0].all.tested == WEIGHT, "the given draft has learned nothing"
+
+
+def test_passes_of_early_exit_are_told_apart():
+    """Instrumented rounds say whose passes go on from states, also of a hybrid: those cost something else."""
+    target = CachedModel(tiny("llama"))
+    target.hidden_layers = (0,)
+    exiting = ExitDrafter(tiny_adapter(target.model))
+    drafters = {"exit:1": exiting, "both": HybridDrafter(NgramDrafter(), exiting), "ngram": NgramDrafter()}
+    setup = Setup(target, None, "tiny", Sampling(), CPU, torch.float64, {})
+    arms = [BASELINE, *(Arm(name, name, 2) for name in drafters)]
+    found = measure(
+        Bench(setup, drafters, 12, seed=0), arms, [0.0], [make_prompt()], 1, {name: [0, 2] for name in drafters}
+    )
+    told = {(r.drafter, r.own_verify) for r in found.rounds}
+    assert told == {("exit:1", True), ("both", True), ("ngram", False)}

@@ -5,12 +5,13 @@ import copy
 import pytest
 import torch
 from decoding import plain_text, speculative_rounds
-from heads import trained
+from heads import trained, trained_exit
 from tiny_models import perturbed
 
 from draft_models import ModelDrafter, NgramDrafter
 from optimized_speculative import speculative_decode
 from speclab.core.sampling import Sampling
+from speclab.drafts.exit import ExitDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength, RoundCosts
@@ -67,6 +68,31 @@ def test_replayed_rounds_are_those_of_the_decoding(learnt, kind):
         seen |= set(made)
     assert len(seen) > 2, "rounds of one kind alone would show nothing"
     assert {made.looked_up for made in seen} == ({True, False} if "+" in kind else {False})
+
+
+@pytest.mark.parametrize("kind", ["exit", "exit auto", "ngram+exit auto"])
+def test_replayed_rounds_of_early_exit_are_those_of_the_decoding(kind):
+    """Its first layers run over tokens that are not the text's, too: how sure it is of them decides when it stops."""
+    model, adapter, texts = trained_exit()
+    target = CachedModel(model)
+    target.hidden_layers = adapter.config.layers
+    found, made = [], []
+    for rounds in (found, made):
+        drafter = ExitDrafter(adapter)
+        if "auto" in kind:
+            drafter = AutoLength(drafter)
+            drafter.costs[0.0] = COSTS
+        drafter = HybridDrafter(NgramDrafter(), drafter) if "+" in kind else drafter
+        for text in texts[:3]:
+            prompt = text[None, :5]
+            new = plain_text(target, prompt, N_NEW)
+            if rounds is found:
+                rounds += replayed(LoopFunctions(speculative_decode), target, drafter, prompt, tuple(new), K)
+            else:
+                made_now = speculative_rounds(target, drafter, prompt, K, len(new))
+                rounds += [(r.n_drafted, r.n_accepted) for r in made_now if not r.prefill]
+    assert found == made
+    assert any(n_drafted - n_accepted > 1 for n_drafted, n_accepted in made), "nothing was drafted after a wrong token"
 
 
 def test_no_pass_of_the_target_is_made_but_one_over_the_text(learnt, monkeypatch):

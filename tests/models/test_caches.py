@@ -193,7 +193,7 @@ class Diary:
         held = kwargs["past_key_values"].get_seq_length()
         self._write(kwargs["input_ids"][0].tolist(), held)
 
-    def _note_flat(self, ids: Tensor, positions: Tensor, mask: Tensor, keys: list[Tensor], values: list[Tensor]):
+    def _note_flat(self, ids: Tensor, positions: Tensor, mask: Tensor, keys: list[Tensor], values: list[Tensor], *_):
         held = keys[0].shape[2] - ids.shape[1]
         assert positions[0].tolist() == list(range(held, held + ids.shape[1]))
         self._write(ids[0].tolist(), held)

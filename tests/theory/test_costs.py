@@ -15,6 +15,7 @@ from speclab.core.sampling import Sampling
 from speclab.records.samples import Made
 from speclab.theory import costs
 from speclab.theory.costs import CURVES, PHASES, Costs, RoundTime, StepTime, catch_ups, fit
+from speclab.theory.smoothing import smoothed
 
 given_cases = settings(max_examples=100, deadline=None, derandomize=True)
 
@@ -142,6 +143,17 @@ def test_a_quiet_machine_gives_its_costs_away():
             truth = replace(truth, draft_idle=NGRAM.draft_idle)
         assert numbers(found[key]) == pytest.approx(numbers(truth), rel=1e-7, abs=1e-12)
         assert found[key].widths == list(range(1, 10))
+
+
+def test_passes_of_early_exit_have_a_curve_of_their_own():
+    """The first layers ran in the draft. The others' curve knows nothing of it, nor its of theirs."""
+    left = replace(MODEL, verify_at={width: 0.8 * seconds for width, seconds in VERIFY.items()}, verify_slope=4e-6)
+    rounds = decode(MODEL, "model", 0.0, range(9), 200, Steady(), seed=1)
+    rounds += [r._replace(own_verify=True) for r in decode(left, "exit:2", 0.0, range(9), 200, Steady(), seed=2)]
+    found = fit(rounds, walk(MODEL, 0.0, 50, Steady()))
+    for key, truth in zip(found, (MODEL, left), strict=True):
+        assert found[key].verify_at == pytest.approx(truth.verify_at, rel=1e-7)
+    assert smoothed(found["exit:2", 0.0], "exit:2", 0.0, rounds).verify_at == pytest.approx(left.verify_at, rel=1e-7)
 
 
 @pytest.mark.parametrize("seed", range(4))

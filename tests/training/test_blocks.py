@@ -4,13 +4,14 @@ import pytest
 import torch
 
 from speclab.drafts.block import BlockDrafter
+from speclab.drafts.exit import ExitDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.lab.training.steps import optimizers
 from speclab.models import loading
 from speclab.models.cached import CachedModel
 from speclab.system.errors import UsageProblem
 from tests.decoding import speculative_rounds
-from tests.heads import N_NEW, tiny_block_head, trained, trained_block
+from tests.heads import N_NEW, tiny_block_head, trained, trained_block, trained_exit
 from tests.tiny_models import VOCAB, tiny
 from training.blocks import block_loss, unused_id
 from training.drafts import fresh_head, main, parse
@@ -79,13 +80,14 @@ def test_without_unused_bytes_a_row_that_fills_up_is_the_mask_or_none():
         unused_id(Words(), 9)
 
 
-@pytest.mark.parametrize("kind", ["feature", "block"])
+@pytest.mark.parametrize("kind", ["feature", "block", "exit"])
 def test_a_score_replays_the_rounds_of_the_loop(kind):
     """Tokens per round by teacher forcing are those that the loop counts, round for round."""
-    model, head, texts = trained() if kind == "feature" else trained_block(markov_rank=5)
-    drafter = FeatureDrafter(head) if kind == "feature" else BlockDrafter(head)
+    make = {"feature": trained, "block": lambda: trained_block(markov_rank=5), "exit": trained_exit}[kind]
+    model, head, texts = make()
+    drafter = {"feature": FeatureDrafter, "block": BlockDrafter, "exit": ExitDrafter}[kind](head)
     target = CachedModel(model)
-    target.hidden_layers = (0, 1)
+    target.hidden_layers = head.config.layers
     pairs = [(text[None], 9) for text in texts]
     scores = score(head, model, pairs, depth=4)
     end = len(agreement(head, model, texts[:1], 9, 4))
@@ -107,6 +109,9 @@ def test_a_score_replays_the_rounds_of_the_loop(kind):
         ("feature --causal", "--causal is for blocks; leave it out"),
         ("feature --markov-rank 0", "--markov-rank is for blocks"),
         ("block --mask 99999", "--mask 99999: the target's last id is 2047"),
+        ("exit", "exit needs --exit-layer N"),
+        ("exit --exit-layer 2 --causal", "--causal is for blocks"),
+        ("feature --exit-layer 2", "--exit-layer is for early exit; leave it out"),
     ],
 )
 def test_flags_that_do_not_fit_are_one_line(words, message, capsys, tmp_path):
