@@ -70,7 +70,7 @@ def first_run() -> str:
 
 def heads() -> str:
     """The lab's heads: size, training, and on held-out text and the prompts what they reach."""
-    return "\n\n".join(_head(read_json(PAIR / kind / "training.json")) for kind in ("feature", "block"))
+    return "\n\n".join(_head(read_json(PAIR / kind / "training.json")) for kind in ("feature", "block", "exit"))
 
 
 def _head(facts: dict) -> str:

@@ -89,10 +89,10 @@ def test_replayed_rounds_of_early_exit_are_those_of_the_decoding(kind):
             if rounds is found:
                 rounds += replayed(LoopFunctions(speculative_decode), target, drafter, prompt, tuple(new), K)
             else:
-                made_now = speculative_rounds(target, drafter, prompt, K, len(new))
-                rounds += [(r.n_drafted, r.n_accepted) for r in made_now if not r.prefill]
+                made_now = with_parts(speculative_rounds(target, drafter, prompt, K, len(new)), drafter)
+                rounds += [Made(r.n_drafted, r.n_accepted, r.looked_up) for r in made_now if not r.prefill]
     assert found == made
-    assert any(n_drafted - n_accepted > 1 for n_drafted, n_accepted in made), "nothing was drafted after a wrong token"
+    assert any(one.n_drafted - one.n_accepted > 1 for one in made), "nothing was drafted after a wrong token"
 
 
 def test_no_pass_of_the_target_is_made_but_one_over_the_text(learnt, monkeypatch):
