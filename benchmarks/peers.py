@@ -7,6 +7,7 @@ every speedup look good. So each of ours runs beside what anybody gets from `mod
     model k     our speculative loop, a draft model  against   generate(assistant_model=...), the same constant k
     model auto  the same, lengths chosen in rounds   against   generate(assistant_model=...), as its defaults say
     ngram k     our speculative loop, no draft model against   generate(prompt_lookup_num_tokens=k)
+    exit k      our speculative loop, early exit     against   generate(assistant_early_exit=N), for the lab's target
     baseline, model k                                against   llama.cpp, plain and with the draft, if it is on the PATH
 
 What comes out: tokens per second, each arm over `generate` and over its peer with 95 % intervals over prompts, whether
@@ -40,7 +41,7 @@ from benchmarks.peers_page import PEER, PeersRun, PeerTiming, page
 from draft_models import Drafter, ModelDrafter, NgramDrafter
 from speclab.cli import flags, parsing
 from speclab.drafts.lengths import LONGEST, AutoLength
-from speclab.drafts.select import check_kind
+from speclab.drafts.select import EXIT, check_kind, make_drafter
 from speclab.lab.decodings import Decoding, take_turns
 from speclab.lab.harness import Measurement, measure
 from speclab.lab.output_checks import judge_greedy
@@ -59,9 +60,9 @@ AUTO = "model auto"
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
-def arms_for(draft_lengths: list[int], llama: bool = False) -> list[Arm]:
-    """Each of the lab's arms, followed by its peer; then llama.cpp's."""
-    drafted = [(name, k) for name in ("model", "ngram") for k in draft_lengths]
+def arms_for(draft_lengths: list[int], llama: bool = False, exits: bool = False) -> list[Arm]:
+    """Each of the lab's arms, followed by its peer; then llama.cpp's. exits: early exit, too."""
+    drafted = [(name, k) for name in ("model", "ngram", *([EXIT] if exits else [])) for k in draft_lengths]
     own = [BASELINE, GENERATE, *(Arm(method, name, k) for name, k in drafted for method in (name, PEER[name]))]
     own += [Arm(AUTO, AUTO, LONGEST), Arm(PEER[AUTO], "model", LONGEST)]
     others = [Arm(llama_cpp.METHOD), *(Arm(llama_cpp.METHOD, "model", k) for k in draft_lengths)]
@@ -188,6 +189,8 @@ def main(argv: list[str] | None = None) -> int:
     transformers_logging.set_verbosity_error()  # its advice on `generate` would break the progress bar
 
     drafters: dict[str, Drafter] = {"model": drafter, "ngram": NgramDrafter(), AUTO: AutoLength(drafter)}
+    if exits := args.target == loading.LAB_TARGET and setup.device.type == "cpu":
+        drafters[EXIT] = make_drafter(EXIT, setup)
     bench = llama_cpp.PeersBench(setup, drafters, args.max_new_tokens, args.seed)
     models = {
         "target": loading.describe_model(setup.target_name, setup.target.model),
@@ -199,7 +202,7 @@ def main(argv: list[str] | None = None) -> int:
         if bench.llama:
             models[llama_cpp.METHOD] = f"{bench.llama.version()}, weights in float32, attention in float16"
             ceiling = bench.llama.ceiling(args.max_new_tokens)
-        arms = arms_for(lengths, bench.llama is not None)
+        arms = arms_for(lengths, bench.llama is not None, exits)
         measured = measure(bench, arms, [0.0], prompts, args.repeats, {}, schedule=one_after_another)
     checks = [judge_greedy(measured, arm) for arm in arms[1:]]
     run = record(args, measured, args.repeats, lengths, models, checks, ceiling)

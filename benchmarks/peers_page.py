@@ -18,6 +18,7 @@ PEER = {
     "model": "assisted",
     "model auto": "dynamic",
     "ngram": "lookup",
+    "exit": "early exit",
 }  # the lab's method -> the library's
 # What this lab set itself before it measured, of its arm over its peer: on which prompts (None: all), and how much.
 ASKED = {"baseline": (None, 1.15), "model": (None, 1.5), "ngram": ("copy", 1.2)}
@@ -140,6 +141,8 @@ METHODS = {  # what each is, in the order of the page
     "dynamic": "generate(assistant_model=...) with its defaults: 20 tokens at most, a stop below a confidence of 0.4",
     "ngram": "our speculative loop with prompt lookup",
     "lookup": "generate(prompt_lookup_num_tokens=k)",
+    "exit": "our speculative loop with the target's own first layers and the lab's adapter",
+    "early exit": "generate(assistant_early_exit=N), the same layers without an adapter, constant k",
 }
 LEGEND = [
     "÷: times as fast, with a 95 % interval over prompts",

@@ -72,14 +72,23 @@ def interleaved(decodings: list[Decoding], turn: int) -> None:
 
 
 class LibraryDecoding(Decoding):
-    """The library at work on one prompt: `model.generate`, alone, with an assistant, or with prompt lookup.
+    """The library at work on one prompt: `model.generate`, alone, with an assistant, with the model's own first
+    `exit_layer` layers as one, or with prompt lookup.
 
     One `advance` decodes the whole text. Its seconds count as decoding and hold the prompt's own pass, too.
     """
 
-    def __init__(self, arm: Arm, model: PreTrainedModel, ids: Tensor, budget: int, draft: PreTrainedModel | None):
+    def __init__(
+        self,
+        arm: Arm,
+        model: PreTrainedModel,
+        ids: Tensor,
+        budget: int,
+        draft: PreTrainedModel | None,
+        exit_layer: int | None = None,
+    ):
         super().__init__(arm, iter(()), ids.shape[1], budget)
-        self._model, self._ids, self._draft = model, ids, draft
+        self._model, self._ids, self._draft, self._exit_layer = model, ids, draft, exit_layer
 
     def advance(self) -> None:
         """Decode the whole text."""
@@ -88,6 +97,9 @@ class LibraryDecoding(Decoding):
             if self.arm.method in ("assisted", "dynamic") and self._draft is not None:
                 k = self.arm.draft_length if self.arm.method == "assisted" else None
                 options["assistant_model"] = stack.enter_context(drafting(self._draft, k))
+            elif self.arm.method == "early exit":
+                options |= {"assistant_early_exit": self._exit_layer, "num_assistant_tokens": self.arm.draft_length}
+                options |= {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
             elif self.arm.method == "lookup":
                 options["prompt_lookup_num_tokens"] = self.arm.draft_length
             widths = stack.enter_context(counted_passes(self._model))
@@ -136,10 +148,13 @@ def drafting(draft: PreTrainedModel, k: int | None) -> Iterator[PreTrainedModel]
 
 @contextlib.contextmanager
 def counted_passes(model: PreTrainedModel) -> Iterator[list[int]]:
-    """Widths of the passes of `model` while this is open. It costs a microsecond a pass."""
+    """Widths of the passes of all layers of `model` while this is open. It costs a microsecond a pass."""
     widths: list[int] = []
+    n_layers = model.config.get_text_config().num_hidden_layers
 
     def count(module, args: tuple, kwargs: dict) -> None:
+        if module.config.get_text_config().num_hidden_layers < n_layers:
+            return  # the library's early exit, which has changed the number meanwhile
         widths.append((args[0] if args else kwargs["input_ids"]).shape[1])
 
     handle = model.register_forward_pre_hook(count, with_kwargs=True)

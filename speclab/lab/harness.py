@@ -103,7 +103,8 @@ class Bench:
         if arm.method in LIBRARY:
             drafter = self.drafters[arm.draft] if arm.draft else None
             draft = drafter.draft.model if isinstance(drafter, ModelDrafter) else None
-            return LibraryDecoding(arm, target.model, ids, budget, draft)
+            exit_layer = drafter.head.config.exit_layer if isinstance(drafter, ExitDrafter) else None
+            return LibraryDecoding(arm, target.model, ids, budget, draft, exit_layer)
         settings = DecodeSettings(budget, sampling, seed=self.seed * 1009 + stream)
         if not arm.speculative:
             rounds = autoregressive_decode(target, ids, settings, self.setup.chunk)

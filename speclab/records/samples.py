@@ -39,7 +39,7 @@ BASELINE, BASELINE_REPEAT, GENERATE = Arm("baseline"), Arm("baseline again"), Ar
 EAGER = Arm("eager")  # the baseline's loop on the eager engine, in a run on another one
 PLAIN = (BASELINE, GENERATE, EAGER)  # all plain decoding that a run may hold
 INSTRUMENT = "instrument"  # method of the decodings whose phases are timed; they make no samples
-LIBRARY = ("generate", "assisted", "dynamic", "lookup")  # methods of the arms that the library decodes
+LIBRARY = ("generate", "assisted", "dynamic", "lookup", "early exit")  # methods of the arms that the library decodes
 
 
 class Made(NamedTuple):
