@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from heads import tiny_adapter
 from llamas import tiny_llama
 from tiny_models import tiny
 
@@ -12,6 +13,7 @@ from draft_models import ModelDrafter, NgramDrafter
 from speclab.cli import flags
 from speclab.core.counts import Counts
 from speclab.core.sampling import GREEDY
+from speclab.drafts.exit import ExitDrafter
 from speclab.drafts.lengths import AutoLength
 from speclab.lab.decodings import Decoding, counted_passes, take_turns
 from speclab.lab.harness import Bench, measure
@@ -91,7 +93,10 @@ def test_a_draft_gets_its_own_settings_back(bench, prompt):
 
 
 def test_all_arms_emit_the_same_text_and_count_their_passes(bench, prompt):
-    arms = peers.arms_for([2, 4])
+    model = bench.setup.target.model
+    bench.drafters["exit"] = ExitDrafter(tiny_adapter(model).to(model.dtype))
+    bench.setup.target.hidden_layers = (0,)
+    arms = peers.arms_for([2, 4], exits=True)
     prompts, schedule = [Prompt("code", "", prompt)], peers.one_after_another
     samples = {s.arm: s for s in measure(bench, arms, [0.0], prompts, 2, {}, schedule=schedule).samples}
     assert list(samples) == arms
@@ -239,7 +244,8 @@ def test_peers_end_to_end(call, pair_folder, tmp_path):
     assert code == 0
     assert "Asked and measured" in out
     run = files.read(tmp_path / "results" / "local-peers.json", peers_page.PeersRun)
-    assert {t.method for t in run.raw} == {*peers_page.PEER, *peers_page.PEER.values()}
+    of_lab = {"exit", "early exit"}  # there is an adapter for the lab's target alone
+    assert {t.method for t in run.raw} == {*peers_page.PEER, *peers_page.PEER.values()} - of_lab
     assert all(entry["passed"] and entry["n_prompts"] == 3 for entry in run.correctness)
     assert all(len(r.seconds) == 1 for r in run.raw)
     assert str(tmp_path) not in files.to_json(run)
