@@ -122,13 +122,17 @@ def cached_logits(
     for i, width in enumerate(widths):
         block = text[:, cached.length : cached.length + width]
         rejected = text[:, : wrong[i]] if wrong else text[:, :0]  # the text's beginning does not continue it here
-        ids, states = torch.cat([block, rejected], dim=1), None
-        if n_first and ids.shape[1] > 1:
-            states = torch.cat([cached.forward_first(token, n_first) for token in ids[:, :-1].split(1, dim=1)], dim=1)
-        logits.append(cached.forward(ids, states)[:, :width])
+        ids = torch.cat([block, rejected], dim=1)
+        logits.append((_in_parts(cached, ids, n_first) if n_first else cached.forward(ids))[:, :width])
         if wrong:
             cached.crop(cached.length - wrong[i])
     return torch.cat(logits, dim=1)
+
+
+def _in_parts(cached: CachedModel, ids: Tensor, n_first: int) -> Tensor:
+    """A pass as early exit makes it, over (1, m) ids, m at least 2: the first layers token by token up to the last."""
+    states = [cached.forward_first(ids[:, i : i + 1], n_first) for i in range(ids.shape[1] - 1)]
+    return cached.forward(ids, torch.cat(states, dim=1))
 
 
 def is_mixture_of_experts(model: PreTrainedModel) -> bool:

@@ -7,8 +7,9 @@ from speclab.core.rounds import Draft
 from speclab.drafts.exit import ExitDrafter
 from speclab.lab.harness import Bench
 from speclab.models.backends import eager
+from speclab.models.backends.buffers import BufferedBackend
 from speclab.models.backends.eager import EagerBackend
-from speclab.models.backends.exported import ExportedBackend, ExportedModel
+from speclab.models.backends.exported import ExportedModel
 from tests.mutants.bugs import mutant
 
 FILE = "drafts/test_exit"
@@ -79,12 +80,12 @@ def puts_the_second_part_one_position_back() -> None:
 @mutant(38, "buffers_grow_in_the_middle_of_a_round", file=FILE)
 def forgets_what_the_first_layers_wrote() -> None:
     """keeps of buffers that grow what all layers have, and not what the first ones are ahead"""
-    right = ExportedBackend._reserve
+    right = BufferedBackend._reserve
 
-    def reserve(backend: ExportedBackend, total: int, length: int) -> None:
+    def reserve(backend: BufferedBackend, total: int, length: int) -> None:
         right(backend, total, min(length, 9))
 
-    ExportedBackend._reserve = reserve
+    BufferedBackend._reserve = reserve
 
 
 @mutant(38, TEXT, CACHES, file=FILE)
