@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from draft_models import as_draft
+from draft_models import as_draft, as_drawn
 from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import Sampling, draw_draft, probability, to_device
 from speclab.drafts.heads.drafter import HeadDrafter
@@ -55,10 +55,7 @@ class ExitDrafter(HeadDrafter):
                 if self.keep_drafting and not self.keep_drafting(probability(logits, *drawn[-1])):
                     break
         self._n_read = len(drawn)
-        tokens, probs = zip(*drawn, strict=True)
-        size = torch.full((1,), len(drawn), device=self.device)
-        of_drawn = None if self._sampling.greedy else torch.stack(probs, dim=1)
-        return Draft(torch.stack(tokens, dim=1), size, of_drawn, torch.cat(states, dim=1))
+        return as_drawn(drawn)._replace(states=torch.cat(states, dim=1))
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
         """Forget what was read of rejected tokens, and take the states that are final and not read yet."""
