@@ -23,7 +23,7 @@ from draft_models import ModelDrafter
 from optimized_speculative import speculative_decode
 from speclab.core.rounds import DecodeSettings, Drafter, Round
 from speclab.core.sampling import GREEDY, Sampling
-from speclab.drafts.hybrid import HybridDrafter
+from speclab.drafts.hybrid import HybridDrafter, forget
 from speclab.drafts.lengths import LONGEST, AutoLength
 from speclab.drafts.select import auto_length, check_kind, check_prompts, make_drafter
 from speclab.lab.instruments import LoopFunctions
@@ -44,7 +44,7 @@ class Pair:
 
     @functools.cached_property
     def on_auto(self) -> AutoLength | HybridDrafter:
-        """The same draft choosing its lengths; what it learns stays from text to text."""
+        """The same draft choosing its lengths; what rounds cost stays known from text to text."""
         return auto_length("", self.drafter)
 
 
@@ -102,22 +102,26 @@ def speculate(
 
     prompt: a text, continued as it is; or a chat, which is put into the tokenizer's chat template: a list of messages
     such as {"role": "user", "content": "..."}. draft_length: tokens of a draft, 0 for plain decoding, "auto" to choose
-    in every round; what rounds cost is then measured before the first text at a temperature, and what was accepted
-    before decides, too. temperature: 0 is greedy. The text ends with the target's own end token or after max_new_tokens
+    in every round; what rounds cost is then measured before the first text at a temperature, for hybrids, too.
+    temperature: 0 is greedy. The text ends with the target's own end token or after max_new_tokens
     tokens. What arguments cannot be is raised here, before the first round.
 
     Raises UsageProblem, and ValueError for numbers that nothing can be.
     """
     k = LONGEST if draft_length == "auto" else draft_length
-    if k < 0 or max_new_tokens < 0:
-        raise ValueError(f"draft_length and max_new_tokens must be 0 or more, got {draft_length}, {max_new_tokens}")
+    if not isinstance(k, int) or k < 0 or max_new_tokens < 0:
+        wrong = f"got {draft_length!r}, {max_new_tokens}"
+        raise ValueError(f'draft_length must be 0 or more or "auto", and max_new_tokens 0 or more, {wrong}')
     setup = pair.setup
     settings = DecodeSettings(max_new_tokens, Sampling(temperature, top_k, top_p), setup.eos, seed)
     encoded = _encoded(prompt, setup.tokenizer)
     check_prompts(setup.target, [pair.drafter], [encoded], max_new_tokens)
     drafter, ids = pair.on_auto if draft_length == "auto" else pair.drafter, encoded.ids.to(setup.device)
-    _measure_costs(setup, drafter, ids, settings)
-    rounds = speculative_decode(setup.target.with_own_cache(), copy.deepcopy(drafter), ids, k, settings)
+    if k:
+        _measure_costs(setup, drafter, ids, settings)
+    own = copy.deepcopy(drafter)
+    forget(own)  # texts may have the same random numbers: what one of them taught must not decide in another
+    rounds = speculative_decode(setup.target.with_own_cache(), own, ids, k, settings)
     return with_text(rounds, setup.tokenizer)
 
 

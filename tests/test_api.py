@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertLM
 from draft_models import ModelDrafter, NgramDrafter
 from speclab import load, speculate
 from speclab.core.rounds import Round
+from speclab.drafts.lengths import WEIGHT, RoundCosts
 from speclab.models import loading
 from speclab.models.prompts import with_text
 from speclab.system.errors import EnvironmentProblem, UsageProblem
@@ -61,6 +62,27 @@ def test_lengths_chosen_in_every_round_change_no_text(pair_folder, draft):
     assert known[0] is known[1]
     list(speculate(pair, TEXT, "auto", max_new_tokens=24, temperature=1.0))
     assert set(pair.on_auto.costs) == {0.0, 1.0}
+
+
+def test_a_sampled_text_on_auto_depends_on_its_seed_alone(pair_folder):
+    """Texts of one seed have the same random numbers, so what a text before has taught must not choose the lengths."""
+    pair = load(str(pair_folder / "target"), str(pair_folder / "draft"), engine="eager")
+    pair.on_auto.costs[1.0] = RoundCosts(tuple(0.1 * n for n in range(9)), tuple(1 + 0.05 * n for n in range(9)))
+
+    def text(seed: int) -> list:
+        return [round_.tokens for round_ in speculate(pair, TEXT, "auto", 40, temperature=1.0, seed=seed)]
+
+    first = text(1)
+    for seed in range(2, 6):
+        text(seed)
+    assert text(1) == first
+    assert not pair.on_auto.seen.get(1.0) or pair.on_auto.seen[1.0].all.tested == WEIGHT
+
+
+def test_what_is_no_length_is_refused(loaded):
+    pair = load(*loaded[:2], loaded[2], engine="eager")
+    with pytest.raises(ValueError, match="'Auto'"):
+        speculate(pair, TEXT, "Auto")
 
 
 def test_sampling_follows_its_seed(loaded):

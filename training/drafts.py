@@ -31,7 +31,7 @@ from transformers import LlamaConfig, PreTrainedModel, PreTrainedTokenizerBase, 
 
 from speclab.cli import parsing
 from speclab.drafts.heads.block import BlockConfig, BlockHead
-from speclab.drafts.heads.exit import ExitAdapter
+from speclab.drafts.heads.exit import ExitAdapter, ExitConfig
 from speclab.drafts.heads.exit_files import read_adapter, write_adapter
 from speclab.drafts.heads.feature import FeatureHead, HeadConfig
 from speclab.drafts.heads.files import read_head, weights_of, write_head
@@ -118,8 +118,9 @@ def trained_head(name: str, kind: str, target: PreTrainedModel) -> Draft:
     head, ids = (read_adapter(name, target), None) if kind == "exit" else read_head(name, target, kind)
     if ids is not None:
         raise UsageProblem(f"--init {loading.short_name(name)} proposes a part of the target's ids; leave --init out")
-    for weight in head.parameters():
-        weight.requires_grad_(True)
+    for module in head.modules():  # what is not in the file is the target's own memory, which must not learn
+        for name, weight in list(module.named_parameters(recurse=False)):
+            setattr(module, name, torch.nn.Parameter(weight.detach().clone()))
     return head
 
 
@@ -203,6 +204,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
             raise UsageProblem(
                 f"--{flag} is for {IN_WORDS[kind]}; leave it out, or type: python -m training.drafts {kind}"
             )
+    for name in ("intermediate", "layers", "markov_rank", "causal", "mask"):
+        if args.init and getattr(args, name) is not None:
+            raise UsageProblem(f"--{name.replace('_', '-')} is what the head of --init has; leave one of the two out")
     if args.kind == "exit" and args.exit_layer is None:
         raise UsageProblem("exit needs --exit-layer N; type: python -m training.drafts exit --exit-layer 2")
     folder = Path("build") / (args.kind if args.exit_layer is None else f"{args.kind}-{args.exit_layer}")
@@ -273,8 +277,7 @@ def main(argv: list[str] | None = None) -> int:
         "target": name,
         "parameters": sum(weight.numel() for weight in head.parameters()),
         **asdict(facts),
-        **({"slots": SLOTS, "layers": args.layers, "markov_rank": args.markov_rank} if args.kind == "block" else {}),
-        **({"exit_layer": args.exit_layer, "intermediate": args.intermediate} if args.kind == "exit" else {}),
+        **_sizes_of(head),
         "own_texts": {length: len(rows) for length, rows in own.items()},
         "init": args.init and loading.short_name(args.init),
         "rate": args.rate,
@@ -285,6 +288,17 @@ def main(argv: list[str] | None = None) -> int:
     }
     write_whole(args.out / "training.json", json.dumps(about, indent=1) + "\n")
     return 0
+
+
+def _sizes_of(head: Draft) -> dict[str, int]:
+    """What a reader of training.json wants to know of it, beside the number of parameters."""
+    config = head.config
+    if isinstance(config, BlockConfig):
+        layers = config.block.num_hidden_layers
+        return {"slots": config.slots, "layers": layers, "markov_rank": config.markov_rank}
+    if isinstance(config, ExitConfig):
+        return {"exit_layer": config.exit_layer, "intermediate": config.block.intermediate_size}
+    return {}
 
 
 def scored(

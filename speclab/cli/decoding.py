@@ -16,7 +16,7 @@ from speclab.core.accept import rule_of
 from speclab.core.clock import synchronize
 from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, Drafter, Round, tokens_of
-from speclab.drafts.hybrid import HybridDrafter, parts
+from speclab.drafts.hybrid import HybridDrafter, forget, parts
 from speclab.drafts.lengths import LONGEST, AutoLength
 from speclab.drafts.oracle import OracleDraft, reference_text
 from speclab.drafts.select import auto_length, check_kind, check_prompts, drafter_name, make_drafter
@@ -179,6 +179,7 @@ def _speculative(args: argparse.Namespace, baseline: Loop, speculative: Loop) ->
         ids = prompt.ids.to(setup.device)
         if isinstance(drafter, OracleDraft):
             drafter.replay(reference_text(speculative, setup.target, ids, k, settings))
+        forget(drafter)  # all prompts have the same random numbers: what one of them taught must not decide in another
         tokens = decoded.show(prompt, functions.rounds(setup.target, functions.adapt(drafter, k), ids, k, settings))
         if learner and setup.sampling.greedy:  # functions may pass their checks and still make a wrong text
             text = tokens_of(baseline(setup.target, ids, settings))

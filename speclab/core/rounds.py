@@ -104,7 +104,7 @@ class Round(NamedTuple):
     detail: object = None  # the numbers that the accept rule used; the same (speclab/lab/tracing/follow.py)
     n_after_eos: int = 0  # ids that were generated after an end token and dropped
     text: str = ""  # what `tokens` add to the text; speclab/models/prompts.py fills it in
-    looked_up: bool = False  # a hybrid's lookup drafted, not its model (speclab/lab/instruments.py)
+    looked_up: bool | None = None  # a hybrid's lookup drafted, not its model; an instrument fills it in
 
     @classmethod
     def committing(

@@ -91,7 +91,7 @@ def replayed(
     known = KnownText(target, prompt, text)
     rounds = functions.rounds(known, drafter, prompt, draft_length, DecodeSettings(len(text)))  # type: ignore[arg-type]
     told = with_parts(rounds, drafter)
-    return [Made(round_.n_drafted, round_.n_accepted, round_.looked_up) for round_ in told if not round_.prefill]
+    return [Made(round_.n_drafted, round_.n_accepted, bool(round_.looked_up)) for round_ in told if not round_.prefill]
 
 
 def rounds_of_texts(measured: Measurement) -> Callable[[Arm, int, Text], list[Made]]:

@@ -11,7 +11,7 @@ those of speclab/theory/costs.py, expectations those of speclab/theory/forecast.
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from speclab.records.rows import Row, Rung
@@ -70,7 +70,7 @@ def price(
 
     Along a text of the baseline, accept_probs: of this draft; replayed: its rounds, for a draft whose proposals depend
     on the rounds before. Without either there is no forecast. of_lookup: what rounds cost where a hybrid's lookup
-    drafts; `costs` are those with its model then.
+    drafts; `costs` are those with its model then. A text along which it looks up, without these, has no forecast.
     """
     lookups = of_lookup or costs
     part, early = Part(), sample.n_prompt
@@ -84,8 +84,10 @@ def price(
         if accept_probs:
             _price_expected(part, n_repeats, accept_probs(distinct), sample.arm.draft_length, early, costs)
         elif replayed:
-            made = Part()
-            _price_rounds(made, replayed(distinct), early, costs, lookups)
+            made, rounds = Part(), replayed(distinct)
+            if of_lookup is None and any(one.looked_up for one in rounds):
+                return replace(part, expected=0.0, expected_rounds=0.0)
+            _price_rounds(made, rounds, early, costs, lookups)
             part.expected += n_repeats * (made.draft + made.verify + made.overhead)
             part.expected_rounds += n_repeats * made.n_rounds
     return part

@@ -15,6 +15,7 @@ from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.heads.files import read_head, write_head
 from speclab.models.cached import CachedModel
 from speclab.system.errors import EnvironmentProblem, UsageProblem
+from training.drafts import main, trained_head
 
 
 @pytest.fixture
@@ -81,6 +82,7 @@ DECODERS = [
     ({"num_attention_heads": 3}, "it has 3 heads of size 8|number of attention heads"),
     ({"num_key_value_heads": 0}, "key-value heads|divi"),
     ({"head_dim": 7}, "it has 4 heads of size 7|head_dim"),
+    ({"head_dim": 1 << 40}, "of size 1099511627776|head_dim"),
     ({"head_dim": -8}, "it has 4 heads of size -8|head_dim"),
     ({"rope_parameters": {"rope_type": "nonsense", "rope_theta": 1e4}}, "rope_type is 'nonsense'|nonsense"),
     ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rope_type is 'dynamic'"),
@@ -136,6 +138,10 @@ def test_other_rotary_positions_are_read(target, tmp_path, rotary):
         ({"transformer_layer_config": block().to_dict() | {"model_type": "mamba"}}, "is not one layer of llama"),
         ({"transformer_layer_config": 3}, "config.json"),
         ({"draft_vocab_size": None}, "draft_vocab_size"),
+        (
+            {"transformer_layer_config": block(qwen3=True).to_dict() | {"layer_types": ["sliding_attention"]}},
+            "its layer attends to a window",
+        ),
     ],
 )
 def test_a_config_that_does_not_fit_is_one_line(target, tmp_path, changes, message):
@@ -272,3 +278,21 @@ def test_a_config_of_a_block_that_does_not_fit_is_one_line(target, tmp_path, cha
         read_head(str(folder), target, "block")
     assert "\n" not in str(problem.value)
     assert len(str(problem.value)) < 500
+
+
+def test_a_head_that_is_trained_further_leaves_the_target_alone(target, tmp_path):
+    """An embedding that is not in the file is the target's: what learns is a copy."""
+    folder = saved(tmp_path / "head", tiny_head())
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["embed_tokens.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    head = trained_head(str(folder), "feature", target)
+    own = {weight.data_ptr() for weight in target.parameters()}
+    assert all(weight.requires_grad and weight.data_ptr() not in own for weight in head.parameters())
+    assert torch.equal(head.embed_tokens.weight, target.get_input_embeddings().weight)
+    assert len(list(head.parameters())) == len(list(tiny_head().parameters()))
+
+
+def test_what_a_trained_head_has_is_not_said_again(capsys):
+    assert main(["feature", "--init", "models/lab-pair/feature", "--intermediate", "9"]) == 2
+    assert "--intermediate is what the head of --init has" in capsys.readouterr().err

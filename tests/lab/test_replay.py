@@ -62,7 +62,7 @@ def test_replayed_rounds_are_those_of_the_decoding(learnt, kind):
     seen = set()
     for prompt in prompts:
         rounds = list(with_parts(speculative_rounds(target, timed, prompt, K, N_NEW), timed))
-        made = [Made(r.n_drafted, r.n_accepted, r.looked_up) for r in rounds if not r.prefill]
+        made = [Made(r.n_drafted, r.n_accepted, bool(r.looked_up)) for r in rounds if not r.prefill]
         text = plain_text(target, prompt, N_NEW)
         assert replayed(LoopFunctions(speculative_decode), target, other, prompt, tuple(text), K) == made
         seen |= set(made)
@@ -90,7 +90,7 @@ def test_replayed_rounds_of_early_exit_are_those_of_the_decoding(kind):
                 rounds += replayed(LoopFunctions(speculative_decode), target, drafter, prompt, tuple(new), K)
             else:
                 made_now = with_parts(speculative_rounds(target, drafter, prompt, K, len(new)), drafter)
-                rounds += [Made(r.n_drafted, r.n_accepted, r.looked_up) for r in made_now if not r.prefill]
+                rounds += [Made(r.n_drafted, r.n_accepted, bool(r.looked_up)) for r in made_now if not r.prefill]
     assert found == made
     assert any(one.n_drafted - one.n_accepted > 1 for one in made), "nothing was drafted after a wrong token"
 

@@ -123,7 +123,7 @@ def test_early_prices_are_those_of_the_prompts_own_length():
 def test_a_hybrids_rounds_have_the_costs_of_the_part_that_drafted():
     """By hand: the lookup's rounds are priced by its own costs, and the model then catches up with all of them."""
     lookup = replace(
-        COSTS, draft_idle=0.0, draft_at=dict.fromkeys(range(1, 9), 0.001), draft_catch=0.0, draft_slope=0.0
+        COSTS, draft_idle=0.0, draft_at=dict.fromkeys(range(1, 9), 0.001), draft_catch=0.5, draft_slope=0.0
     )
     rounds = [Made(2, 2), Made(4, 3, looked_up=True), Made(2, 0)]
     base, mine = plain(9), speculated(4, rounds)
@@ -133,6 +133,7 @@ def test_a_hybrids_rounds_have_the_costs_of_the_part_that_drafted():
     assert part.draft == pytest.approx(sum(drafts))
     assert part.verify == pytest.approx(sum(verify))
     assert part.expected == pytest.approx(sum(drafts) + sum(verify) + part.overhead)
+    assert not price(mine, base, COSTS, replayed=lambda text: rounds).expected, "what a lookup costs is not known"
 
 
 def test_parts_add_up_over_prompts_and_repeats():

@@ -36,6 +36,7 @@ ROTARY = ("default", "linear", "llama3", "yarn")  # the same for a position, how
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 LARGEST_CONFIG = 2**20  # bytes
 MOST_LAYERS, MOST_SLOTS = 64, 256  # of a block head, several times more than any published one has
+LARGEST_SIZE = 1024  # of an attention head
 UNUSED = ("verifier_", "confidence_head.")  # of training, and of rules for stopping
 VERSION = "0.9.0"  # of the format
 
@@ -100,6 +101,8 @@ def _feature_config(found: dict[str, Any], n_layers: int) -> HeadConfig:
     if block_class is None or layer.get("num_hidden_layers", 1) != 1:
         raise ValueError("its decoder is not one layer of llama or qwen3")
     block = _checked(block_class(**layer))
+    if "sliding_attention" in (getattr(block, "layer_types", None) or ()):
+        raise ValueError("its layer attends to a window; the lab reads heads that attend to the whole text")
     states = found.get("eagle_aux_hidden_state_layer_ids") or [2, n_layers // 2, n_layers - 3]
     return HeadConfig(
         block=block,
@@ -139,7 +142,7 @@ def _block_config(found: dict[str, Any], n_layers: int) -> BlockConfig:
 def _checked(block: Any) -> Any:
     """A decoder whose attention this lab computes. ValueError for any other."""
     heads, key_heads, size = block.num_attention_heads, block.num_key_value_heads, block.head_dim
-    if min(heads, key_heads, size) < 1 or heads % key_heads or size % 2:
+    if min(heads, key_heads, size) < 1 or heads % key_heads or size % 2 or size > LARGEST_SIZE:
         raise ValueError(f"it has {heads} heads of size {size} over {key_heads} key-value heads")
     rotary = block.rope_parameters.get("rope_type")
     if rotary not in ROTARY:

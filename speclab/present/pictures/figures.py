@@ -174,7 +174,8 @@ def _prediction(axis, series: Series, apart: tuple, beside: dict[tuple[int, Any]
         line = {}
     for x in ys.keys() - line.keys():
         moved = _moved(axis, beside.get((series.look, x), 0.0))
-        axis.plot([x], [ys[x]], "_", markersize=16, markeredgewidth=1.5, transform=moved, **look)
+        mark = "_" if series.style == STYLES[0] else "x"  # as lines of other styles are told apart
+        axis.plot([x], [ys[x]], mark, markersize=16 if mark == "_" else 7, markeredgewidth=1.5, transform=moved, **look)
         look["label"] = "_"
 
 
@@ -215,6 +216,7 @@ def legend_above(axis, title: str, labels: list[str], columns: int) -> None:
     handles = dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
     look: dict[str, Any] = {"frameon": False, "fontsize": 8, "title_fontsize": 10, "alignment": "left"}
     place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1.01), "borderaxespad": 0.2}
+    labels = [label for label in labels if label in handles]  # matplotlib hides those that begin with _
     axis.legend([handles[label] for label in labels], labels, ncols=columns, title=title, **look, **place)
 
 
