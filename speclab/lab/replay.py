@@ -2,7 +2,7 @@
 
 For drafts whose proposals depend on the rounds before: `-k auto` and hybrids learn while they draft. They run in the
 production loop; only the target is a stand-in that says the text. When sampling this is not possible: there a rejected
-token and the one that replaces it belong together.
+token and the one that replaces it belong together. No end token is looked for: timed runs have none.
 """
 
 import copy
