@@ -29,7 +29,7 @@ def accept(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> AcceptResult
     norm(max(0, p - q)), after none from the target's last row.
     Leviathan et al., arXiv 2211.17192, algorithm 1; Chen et al., arXiv 2302.01318.
     """
-    tokens, size, draft_probs, _ = draft
+    tokens, size, draft_probs, *_ = draft
     batch, n = tokens.shape
     target_of_token = target_probs[:, :n].gather(-1, tokens[..., None])[..., 0]  # (batch, n)
     if draft_probs is None:
@@ -65,7 +65,7 @@ def accept_block(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> Accept
     from norm(max(0, b_n * p - q)), after all from the target's last row. One-hot drafts gain nothing: `accept` takes
     them. Sun et al., arXiv 2403.10444.
     """
-    tokens, size, draft_probs, _ = draft
+    tokens, size, draft_probs, *_ = draft
     batch, n = tokens.shape
     if draft_probs is None or n == 0:
         return accept(draft, target_probs, uniforms)

@@ -36,6 +36,7 @@ class Draft(NamedTuple):
     size: Tensor  # (batch,) how many of each row count, <= n
     probs: Tensor | None = None  # (batch, n, vocab) what each token was drawn from; None = one-hot
     states: Tensor | None = None  # (batch, n, hidden) early exit: the target's own, see speclab/drafts/exit.py
+    parents: Tensor | None = None  # (batch, n) a tree: the token that each follows, see speclab/core/tree.py
 
 
 class AcceptResult(NamedTuple):
@@ -43,6 +44,7 @@ class AcceptResult(NamedTuple):
 
     n_accepted: Tensor  # (batch,) leading drafted tokens that are kept
     next_token: Tensor  # (batch,) the target's own token after them: a correction, or the bonus
+    path: Tensor | None = None  # (batch, n) of a tree: the kept tokens' numbers first; None = the leading ones
 
 
 AcceptRule = Callable[[Draft, Tensor, Sampling, Tensor], AcceptResult]

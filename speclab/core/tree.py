@@ -1,0 +1,32 @@
+"""A draft with branches: several guesses for a place, judged by one pass of the target.
+
+A tree has n tokens, its nodes; `Draft.parents` (batch, n) says for each the number of the node that it follows, -1 for
+the last committed token, which is the root. A parent comes before its children, and the children of one parent are in
+the order in which they were drawn. A chain is the tree with parents -1, 0, 1, ..., n - 2.
+
+The pass of the target reads the root and then the nodes: row 0 is the root's, row i + 1 node i's. A row stands at the
+position of its depth, and reads the committed text, the nodes before it on its branch, and itself; never a sibling.
+"""
+
+import torch
+from torch import Tensor
+
+
+def reads(parents: Tensor) -> Tensor:
+    """Which rows of the target's pass each row may read, itself included.  (batch, n) -> (batch, n + 1, n + 1) bool"""
+    batch, n = parents.shape
+    seen = torch.eye(n + 1, dtype=torch.bool, device=parents.device).repeat(batch, 1, 1)
+    rows = torch.arange(batch, device=parents.device)
+    for i in range(n):  # a parent comes before its children, so its own row is complete
+        seen[:, i + 1] |= seen[rows, parents[:, i] + 1]
+    return seen
+
+
+def depths(parents: Tensor) -> Tensor:
+    """How many tokens after the root each row of the pass stands, 0 for the root.  (batch, n) -> (batch, n + 1)"""
+    return reads(parents).sum(-1) - 1
+
+
+def chain(n: int, device: torch.device | None = None) -> Tensor:
+    """The parents of a chain of n tokens, (1, n)."""
+    return torch.arange(-1, n - 1, device=device)[None]
