@@ -43,11 +43,12 @@ class ModelDrafter:
         self._sampling, self._vocab_size = GREEDY, 0  # the target's
         self._not_fed: list[int] = []  # committed, not in the draft's cache yet
         self._n_committed = 0
+        self._n_before_tree: int | None = None  # tokens in the cache, while it holds a tree behind them
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
         """Read the prompt, (1, prompt length) ids. EnvironmentProblem where the logits are not finite."""
         self._sampling, self._vocab_size = sampling, target.vocab_size
-        self._not_fed, self._n_committed = [], prompt.shape[1]
+        self._not_fed, self._n_committed, self._n_before_tree = [], prompt.shape[1], None
         if not self.draft.prefill(self.draft.replace_unknown(prompt), rolls_back=True).amax().isfinite():
             raise EnvironmentProblem("the draft model returned logits that are not finite; try --dtype float32")
 
@@ -69,6 +70,28 @@ class ModelDrafter:
         kept = tokens_to_keep(self.draft.length, self._n_committed)
         self.draft.crop(kept)
         self._not_fed = (self._not_fed + committed)[-(self._n_committed - kept) :]
+
+    def start_tree(self) -> Tensor:
+        """Logits of the token after everything committed, (1, the target's vocabulary); see speclab/drafts/tree.py."""
+        not_fed = to_device(self._not_fed, self.draft.device)[None]  # (1, m): catch-up
+        logits = self.draft.forward(self.draft.replace_unknown(not_fed))[:, -1]
+        self._n_before_tree = self.draft.length
+        return self._of_target(logits)
+
+    def grow(self, tokens: Tensor, parents: Tensor, reads: Tensor, depth: int) -> Tensor:
+        """Logits of the token after each of these (m,), (m, the target's vocabulary): one pass for all."""
+        return self._of_target(self.draft.forward_tree(self.draft.replace_unknown(tokens[None]), reads)[0])
+
+    def end_tree(self) -> None:
+        """Crop the cache to what was committed before the tree: its accepted tokens are fed again with the others."""
+        if self._n_before_tree is not None:
+            self.draft.crop(self._n_before_tree)
+            self._n_before_tree = None
+
+    def _of_target(self, logits: Tensor) -> Tensor:
+        """Ids that the draft lacks have no probability.  (m, vocabulary) -> (m, the target's)"""
+        missing = self._vocab_size - self.draft.vocab_size
+        return nn.functional.pad(logits, (0, missing), value=float("-inf")) if missing > 0 else logits
 
     def _run(self, ids: Tensor, uniforms: Tensor) -> list[tuple[Tensor, Tensor | None]]:
         """(1, m) ids to catch up with, (1, k) uniforms -> n <= k drawn tokens, as `draw_draft` gives them"""

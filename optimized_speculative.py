@@ -62,24 +62,28 @@ def speculative_decode(
     yield round_
 
     while round_.finish is None:
-        # 1. Draft. Never more than what is left but one: a round commits one token more than it accepts. # NEW
+        # 1. Draft. Accept never more than what is left but one: a round commits one token more than it accepts. # NEW
         k = min(draft_length, settings.max_new_tokens - n_new - 1)
-        draft_uniforms, accept_uniforms = uniforms((1, 2 * k + 1), generator, target.device).split([k, k + 1], dim=1)
-        draft = drafter.propose(k, draft_uniforms)  # n <= k tokens
+        draft_uniforms, accept_uniforms = uniforms(
+            (1, 2 * draft_length + 1), generator, target.device
+        ).split([draft_length, draft_length + 1], dim=1)
+        draft = drafter.propose(k, draft_uniforms)  # n <= draft_length tokens, at most k of them on one branch
 
         # 2. Verify: one target pass over the last committed token and the drafted ones. # NEW
         logits = verify(target, token, draft)  # (1, n + 1, vocab)
 
         # 3. Accept or reject, and fetch what was decided: the one wait for the device in a round. # NEW
         result = accept(draft, logits, settings.sampling, accept_uniforms)
-        tokens, n_drafted, n_accepted = fetch(draft, result)
+        tokens, n_drafted, n_accepted, n_rejected, path = fetch(draft, result)
         token, n_new = result.next_token, n_new + len(tokens)
 
         # 4. Roll back: both caches keep all but the last committed token. # NEW
+        if path is not None:  # of a tree: its accepted branch moves to the front
+            target.keep(path)
         roll_back(target, prompt.shape[1] + n_new)
         drafter.observe(n_accepted, tokens)
 
-        round_ = Round.committing(tokens, n_new, settings, n_drafted, n_accepted)
+        round_ = Round.committing(tokens, n_new, settings, n_drafted, n_accepted, n_rejected)
         yield round_
 
 

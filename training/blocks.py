@@ -7,7 +7,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from speclab.drafts.heads.block import BlockHead, blocks
 from speclab.drafts.heads.rollout import target_pass
 from speclab.system.errors import UsageProblem
-from training.rollouts import distance
+from training.rollouts import Distance, distance
 
 SLOTS = 7  # of a block
 ANCHORS = 24  # blocks of a row
@@ -27,10 +27,12 @@ def unused_id(tokenizer: PreTrainedTokenizerBase, vocab: int) -> int:
     raise UsageProblem("every id of this target's tokenizer may be in a text; give the mask token with --mask ID")
 
 
-def block_loss(head: BlockHead, target: PreTrainedModel, tokens: Tensor, seed: Tensor) -> Tensor:
+def block_loss(
+    head: BlockHead, target: PreTrainedModel, tokens: Tensor, seed: Tensor, distance: Distance = distance
+) -> Tensor:
     """The mean over slots, weighted by DECAY.
 
-    tokens: (batch, n). seed: a number on the host, of the positions where blocks begin.
+    tokens: (batch, n). seed: a number on the host, of the positions where blocks begin. distance: maybe compiled.
     """
     hidden, logits = target_pass(target, tokens, head.config.layers)
     n, longest = tokens.shape[1] - head.config.longest, head.config.longest

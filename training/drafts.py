@@ -35,6 +35,7 @@ from speclab.drafts.heads.exit import ExitAdapter, ExitConfig
 from speclab.drafts.heads.exit_files import read_adapter, write_adapter
 from speclab.drafts.heads.feature import FeatureHead, HeadConfig
 from speclab.drafts.heads.files import read_head, weights_of, write_head
+from speclab.drafts.heads.rollout import rollout
 from speclab.lab.training import corpus
 from speclab.lab.training.steps import readable, save_tensors, sent, train
 from speclab.models import loading
@@ -45,13 +46,14 @@ from speclab.system.terminal import note, say
 from training.blocks import SLOTS, block_loss, unused_id
 from training.draft import continuations
 from training.exits import exit_loss, fresh_adapter
-from training.models import encode
-from training.rollouts import rollout_loss
+from training.models import compiled, encode
+from training.rollouts import distance, rollout_loss
 from training.scoring import greedy_texts, held_out_texts, score
 
 # Tokens of a row: the share of the steps, and tokens of text that the target's own continuation starts from.
 ROWS = {256: (0.65, 48), 512: (0.25, 256), 1024: (0.10, None)}
 OWN = 0.5  # share of the rows that the target has written itself
+OF_TABLES = 0.5  # rate of embeddings, norms and output layers, as a share of --rate
 BATCH_TOKENS = {"cuda": 65536}
 FEW_TOKENS = 4096
 OF_FEATURE = {"intermediate": 1024}  # defaults
@@ -104,10 +106,20 @@ def fresh_head(target: PreTrainedModel, args: argparse.Namespace, mask: int | No
                 std = 0.005 if "o_proj" in name or "down_proj" in name else 0.02
                 torch.nn.init.normal_(weight, std=std * ("markov_w2" not in name))  # a bias of 0
     if isinstance(head, FeatureHead):
+        norm = last_norm(target)
         with torch.no_grad():
             head.embed_tokens.weight.copy_(table)
             head.lm_head.weight.copy_(output)
+            if norm is not None and norm.shape == head.norm.weight.shape:
+                head.norm.weight.copy_(norm)
+        if table is output or table.data_ptr() == output.data_ptr():
+            head.lm_head.weight = head.embed_tokens.weight  # one table learns from both of its uses
     return head
+
+
+def last_norm(target: PreTrainedModel) -> Tensor | None:
+    """The weight of the target's last norm, (hidden,), where it has the usual name."""
+    return getattr(getattr(target.base_model, "norm", None), "weight", None)
 
 
 def trained_head(name: str, kind: str, target: PreTrainedModel) -> Draft:
@@ -257,13 +269,15 @@ def main(argv: list[str] | None = None) -> int:
         return [(sent(batch(stream, own, step, args.seed, tokens), device), torch.tensor(step))]
 
     loss_of: Callable[..., Tensor]
+    by_distance = compiled(distance)
     if isinstance(head, BlockHead):
-        loss_of = functools.partial(block_loss, head, target)
+        loss_of = functools.partial(block_loss, head, target, distance=by_distance)
     elif isinstance(head, ExitAdapter):
-        loss_of = functools.partial(exit_loss, head, target)
+        loss_of = functools.partial(exit_loss, head, target, distance=by_distance)
     else:
-        loss_of = functools.partial(rollout_loss, head, target)
-    facts = train(head, batches, loss_of, 60 * args.minutes, args.rate, args.kind, args.work_dir / "head.pt")
+        loss_of = functools.partial(rollout_loss, head, target, rollout=compiled(rollout), distance=by_distance)
+    seconds, checkpoint = 60 * args.minutes, args.work_dir / "head.pt"
+    facts = train(head, batches, loss_of, seconds, args.rate, args.kind, checkpoint, OF_TABLES)
     head.to(torch.bfloat16)  # as it is written; what is scored are the rounded weights
     scores = scored(head.float().eval(), target, tokenizer, held_out, args.seed)
     say(json.dumps(scores))

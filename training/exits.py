@@ -16,7 +16,7 @@ from speclab.models.backends.eager import decoder_layers
 from speclab.models.cached import CachedModel
 from speclab.models.checks import check_split
 from speclab.system.errors import UsageProblem
-from training.rollouts import distance
+from training.rollouts import Distance, distance
 
 
 def fresh_adapter(target: PreTrainedModel, exit_layer: int, block: Any, seed: int) -> ExitAdapter:
@@ -35,7 +35,9 @@ def fresh_adapter(target: PreTrainedModel, exit_layer: int, block: Any, seed: in
     return adapter
 
 
-def exit_loss(adapter: ExitAdapter, target: PreTrainedModel, tokens: Tensor, seed: Tensor) -> Tensor:
-    """The mean over positions. tokens: (batch, n). seed: not used, nothing is drawn."""
+def exit_loss(
+    adapter: ExitAdapter, target: PreTrainedModel, tokens: Tensor, seed: Tensor, distance: Distance = distance
+) -> Tensor:
+    """The mean over positions. tokens: (batch, n). seed: not used, nothing is drawn. distance: maybe compiled."""
     states, logits = target_pass(target, tokens, adapter.config.layers)
     return distance(logits, adapter.of_text(states))

@@ -1,8 +1,9 @@
 """The lab's family of models and its tokenizer: built, and written to a folder."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from speclab.system.errors import EnvironmentProblem, first_line
 
+Result = TypeVar("Result")
 END = "<|endoftext|>"
 VOCABULARY = 2048
 CONTEXT = 4096
@@ -72,10 +74,20 @@ def encode(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> Tensor:
 
 def compile_layers(model: LlamaForCausalLM) -> None:
     """Compile each layer in place where a compiler is at hand; all layers share one compiled body per shape."""
-    if shutil.which("g++") or shutil.which("clang++"):
+    if has_compiler():
         torch._dynamo.config.cache_size_limit = 64
         for layer in model.model.layers:
             layer.compile(dynamic=False)
+
+
+def has_compiler() -> bool:
+    """Whether there is what torch.compile needs for a CPU."""
+    return bool(shutil.which("g++") or shutil.which("clang++"))
+
+
+def compiled(function: Callable[..., Result]) -> Callable[..., Result]:
+    """The same function, compiled for each shape of its arguments where a compiler is at hand."""
+    return torch.compile(function, dynamic=False) if has_compiler() else function
 
 
 def uncompiled(model: LlamaForCausalLM, shape: dict) -> LlamaForCausalLM:

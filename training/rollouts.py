@@ -1,5 +1,7 @@
 """How a feature head learns: on chains of its own outputs, as it will draft (the "training-time test" of EAGLE-3)."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -23,10 +25,21 @@ def distance(target_logits: Tensor, draft_logits: Tensor) -> Tensor:
     return surprise + 1 - torch.minimum(target_probs, draft_log_probs.exp()).sum(-1).mean()
 
 
-def rollout_loss(head: FeatureHead, target: PreTrainedModel, tokens: Tensor, seed: Tensor) -> Tensor:
+Distance = Callable[[Tensor, Tensor], Tensor]
+
+
+def rollout_loss(
+    head: FeatureHead,
+    target: PreTrainedModel,
+    tokens: Tensor,
+    seed: Tensor,
+    rollout: Callable[..., list[tuple[Tensor, Tensor]]] = rollout,
+    distance: Distance = distance,
+) -> Tensor:
     """The mean over depths, weighted by DECAY.
 
     tokens: (batch, n). seed: a number on the host, of the positions where chains start.
+    rollout, distance: those of this lab, maybe compiled.
     """
     hidden, logits = target_pass(target, tokens, head.config.layers)
     n = tokens.shape[1] - 1 - DEPTH

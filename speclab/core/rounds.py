@@ -72,7 +72,10 @@ class Drafter(Protocol):
         """Drop all state and read a prompt, (1, prompt length) ids. The target has just read it."""
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
-        """Propose at most `k` tokens after everything committed; `uniforms` (1, k) in [0, 1) are the randomness."""
+        """Propose tokens after everything committed, so that at most `k` of them can be accepted.
+
+        uniforms: (1, at least k) in [0, 1), the randomness. A tree may have as many tokens, and branches of k.
+        """
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
         """`n_accepted` proposals were kept; `committed` are the ids now final: those, then one from the target."""
@@ -84,13 +87,29 @@ class Decided(NamedTuple):
     tokens: list[int]  # committed: the accepted drafts, then one token of the target's own
     n_drafted: int
     n_accepted: int
+    n_rejected: int  # 1 where the target was asked about a further drafted token, and took none
+    path: list[int] | None = None  # of a tree: the numbers of the accepted drafts
 
 
 def fetch(draft: Draft, result: AcceptResult) -> Decided:
     """Copy one row's decision to the host: the one wait for the device in a round."""
+    if draft.parents is not None and result.path is not None:
+        return _fetch_tree(draft, result, draft.parents, result.path)
     row = to_host(torch.cat([draft.tokens[0], draft.size, result.n_accepted, result.next_token]))
     *drafted, n_drafted, n_accepted, next_token = row
-    return Decided([*drafted[:n_accepted], next_token], n_drafted, n_accepted)
+    return Decided([*drafted[:n_accepted], next_token], n_drafted, n_accepted, int(n_accepted < n_drafted))
+
+
+def _fetch_tree(draft: Draft, result: AcceptResult, parents: Tensor, path: Tensor) -> Decided:
+    """The same of a tree, whose accepted tokens are those of a branch."""
+    # Rows of the pass, from 0: a number below that is a token that does not exist.
+    parts = [draft.tokens[0], parents[0] + 1, path[0] + 1, draft.size, result.n_accepted, result.next_token]
+    *row, n_drafted, n_accepted, next_token = to_host(torch.cat(parts))
+    n = draft.tokens.shape[1]
+    drafted, parent_rows, kept_rows = row[:n], row[n : n + n_drafted], row[2 * n :][:n_accepted]
+    n_rejected = int((kept_rows[-1] if kept_rows else 0) in parent_rows)  # after a leaf there was nothing to reject
+    tokens = [*(drafted[i - 1] for i in kept_rows), next_token]
+    return Decided(tokens, n_drafted, n_accepted, n_rejected, [i - 1 for i in kept_rows])
 
 
 class Round(NamedTuple):
@@ -116,6 +135,7 @@ class Round(NamedTuple):
         settings: DecodeSettings,
         n_drafted: int = 0,
         n_accepted: int = 0,
+        n_rejected: int = 0,
         prefill: bool = False,
     ) -> "Round":
         """The round that commits `tokens`, after which the text has `n_new` new ones.
@@ -125,7 +145,7 @@ class Round(NamedTuple):
         """
         if n_new > settings.max_new_tokens:
             raise RuntimeError(f"{n_new} new tokens: the drafter proposed more than it was asked for")
-        n_rejected, n_after_eos = int(n_accepted < n_drafted), 0
+        n_after_eos = 0
         finish = "length" if n_new == settings.max_new_tokens else None
         end = next((i for i, token in enumerate(tokens) if token in settings.eos), None)
         if end is not None:

@@ -9,7 +9,7 @@ the place of the states that the target has not computed yet; those keys and val
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from draft_models import as_draft, as_drawn
@@ -39,9 +39,7 @@ class FeatureDrafter(HeadDrafter):
             return as_draft([], self.device)
         drawn: list[tuple[Tensor, Tensor | None]] = []
         with torch.inference_mode():
-            output = self._forward(self.head.fuse(self._hidden), self._tokens, self._length)
-            self._length += self._tokens.shape[1]
-            self._hidden, self._tokens = self._hidden[:, :0], self._tokens[:, :0]
+            output = self._catch_up()
             for i in range(k):
                 if i:
                     output = self._forward(output, drawn[-1][0][:, None], self._length + i - 1)
@@ -60,12 +58,56 @@ class FeatureDrafter(HeadDrafter):
             self._hidden = torch.cat([self._hidden, hidden], dim=1)
         self._tokens = torch.cat([self._tokens, to_device(committed, self.device)[None]], dim=1)
 
+    def start_tree(self) -> Tensor:
+        """Logits of the token after everything committed, (1, the target's vocabulary); see speclab/drafts/tree.py."""
+        self._outputs = self._catch_up()  # (1, 1 + j, hidden), of the committed text and of the tree's tokens
+        return self.of_target(self.head.logits(self._outputs)[0], self._vocab_size)
+
+    def grow(self, tokens: Tensor, parents: Tensor, reads: Tensor, depth: int) -> Tensor:
+        """Logits of the token after each of these (m,), (m, the target's vocabulary): one pass for all.
+
+        A token's pass gets the head's output for its parent; its position is that of its depth.
+        """
+        n, before = len(tokens), self._outputs.shape[1] - 1  # tokens of this tree that have keys and values already
+        start = self._length + before
+        self._rotation(start, n)  # makes room
+        at_depth = slice(self._length + depth - 1, self._length + depth)
+        rotation = self._cos[:, at_depth].expand(1, n, -1), self._sin[:, at_depth].expand(1, n, -1)
+        residual, queries, keys, values = self.head.project(
+            self._outputs[:, parents + 1], self._known(tokens[None]), rotation
+        )
+        self._keys[:, :, start : start + n], self._values[:, :, start : start + n] = keys, values
+        mask = nn.functional.pad(reads, (self._length, 0), value=True)  # (m, committed + j + m)
+        attended = scaled_dot_product_attention(
+            queries,
+            self._keys[:, :, : start + n],
+            self._values[:, :, : start + n],
+            attn_mask=mask,
+            enable_gqa=queries.shape[1] != keys.shape[1],
+        )
+        outputs = self.head.finish(residual, attended)
+        self._outputs = torch.cat([self._outputs, outputs], dim=1)
+        return self.of_target(self.head.logits(outputs)[0], self._vocab_size)
+
+    def end_tree(self) -> None:
+        """Nothing to do: rows behind the committed text are overwritten."""
+
+    def _catch_up(self) -> Tensor:
+        """Read what was committed since the last round -> the last position's output, (1, 1, hidden)."""
+        output = self._forward(self.head.fuse(self._hidden), self._tokens, self._length)
+        self._length += self._tokens.shape[1]
+        self._hidden, self._tokens = self._hidden[:, :0], self._tokens[:, :0]
+        return output
+
+    def _known(self, tokens: Tensor) -> Tensor:
+        """A target may know more ids."""
+        return tokens.clamp(max=self.head.config.block.vocab_size - 1)
+
     def _forward(self, states: Tensor, tokens: Tensor, length: int) -> Tensor:
         """States (1, m, hidden) of positions from `length` on and the token after each -> the last one's output, (1, 1,
         hidden)"""
         n = tokens.shape[1]
-        tokens = tokens.clamp(max=self.head.config.block.vocab_size - 1)  # a target may know more ids
-        residual, queries, keys, values = self.head.project(states, tokens, self._rotation(length, n))
+        residual, queries, keys, values = self.head.project(states, self._known(tokens), self._rotation(length, n))
         self._keys[:, :, length : length + n] = keys
         self._values[:, :, length : length + n] = values
         attended = scaled_dot_product_attention(  # of the last row alone, which reads all of them

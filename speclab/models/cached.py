@@ -33,6 +33,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from speclab.core.rounds import Draft
+from speclab.core.sampling import to_device
+from speclab.core.tree import reads
 from speclab.models.backends.eager import EagerBackend
 from speclab.models.limits import context_length, embedded_ids
 from speclab.system.errors import EnvironmentProblem, UsageProblem
@@ -57,6 +59,13 @@ class Backend(Protocol):
 
     def forward_rest(self, states: Tensor, length: int, n_layers: int) -> Tensor:
         """All layers but those: what they gave (1, m, hidden), after `length` tokens -> (1, m, vocab) logits."""
+
+    def forward_tree(self, tokens: Tensor, length: int, positions: Tensor, mask: Tensor) -> Tensor:
+        """As `forward`, at positions (1, m) and with the mask (1, 1, m, length + m) of a tree."""
+
+    def keep(self, length: int, rows: Tensor) -> None:
+        """Of the tokens behind `length`, those of the last pass, move these (n,) to the front, and their hidden states
+        with them."""
 
     def crop(self, n_tokens: int) -> None:
         """Drop the last `n_tokens` of the cache."""
@@ -107,6 +116,7 @@ class CachedModel:
         self._length = 0  # tokens in the cache of every layer
         self._n_ahead = 0  # tokens behind those in the cache of the first `_n_first` layers alone
         self._n_first = 0
+        self._n_of_tree = 0  # tokens of the last pass over a tree, with the one before it
 
     def with_own_cache(self) -> "CachedModel":
         """The same weights with a cache of their own, so that two decoders can work side by side."""
@@ -197,6 +207,40 @@ class CachedModel:
         self._n_first, self._n_ahead = n_layers, self._n_ahead + tokens.shape[1]
         return states
 
+    def forward_tree(self, tokens: Tensor, reads: Tensor) -> Tensor:
+        """Append tokens that do not all follow each other.  (1, m) ids -> (1, m, vocab) logits
+
+        reads: (m, j + m) bool, which of the cache's last j tokens and of these each token reads, itself included; all
+        that stands before them is read by each. A token's position is behind as many of them as it reads.
+        """
+        backend, before = self._running(), self._length - (reads.shape[1] - reads.shape[0])
+        if self._n_ahead:
+            raise RuntimeError(f"a tree after the first {self._n_first} layers went ahead")
+        positions = before + reads.sum(-1)[None] - 1
+        mask = torch.zeros(reads.shape, dtype=self.model.dtype, device=reads.device)
+        mask.masked_fill_(~reads, torch.finfo(mask.dtype).min)
+        with torch.inference_mode():
+            mask = torch.nn.functional.pad(mask, (before, 0))[None, None]  # (1, 1, m, before + j + m)
+            logits = backend.forward_tree(tokens, self._length, positions, mask)
+        self._length, self._n_of_tree = self._length + tokens.shape[1], tokens.shape[1]
+        self.n_passes += 1
+        return logits[..., : self.vocab_size]
+
+    def keep(self, path: list[int]) -> None:
+        """After a pass over the last committed token and the tokens of a tree: drop all tokens of the tree but these.
+
+        path: their numbers, those of a branch in its order. Keys, values and hidden states move into this order.
+        """
+        backend, rows = self._running(), [0, *(i + 1 for i in path)]
+        before, n_dropped = self._length - self._n_of_tree, self._n_of_tree - len(rows)
+        if rows[-1] >= self._n_of_tree:
+            raise RuntimeError(f"token {path[-1]} of a tree of {self._n_of_tree - 1}")
+        if rows[-1] >= len(rows):  # else they are in their places
+            with torch.inference_mode():
+                backend.keep(before, to_device(rows, self.device))
+        backend.crop(n_dropped)
+        self._length, self._n_of_tree = self._length - n_dropped, len(rows)
+
     def hidden(self, layers: Iterable[int]) -> Tensor:
         """Outputs of these layers side by side, in the last pass: (1, m, layers * hidden).
 
@@ -230,9 +274,12 @@ def verify(target: CachedModel, last_token: Tensor, draft: Draft) -> Tensor:
     """One pass over the last committed token, (1,), and the n drafted ones.  -> (1, n + 1, vocab) logits
 
     Row i is what the target says after i drafted tokens: it judges draft i + 1, and the last row gives the bonus token.
-    A draft by early exit brings the states of all of them but the last: the pass goes on from there.
+    A draft by early exit brings the states of all of them but the last: the pass goes on from there. In a tree row
+    i + 1 is what the target says after token i and those before it on its branch.
     """
     tokens = torch.cat([last_token[:, None], draft.tokens], dim=1)
+    if draft.parents is not None:
+        return target.forward_tree(tokens, reads(draft.parents)[0])
     return target.forward(tokens) if draft.states is None else target.forward(tokens, draft.states)
 
 

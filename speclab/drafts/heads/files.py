@@ -262,7 +262,7 @@ def write_head(
             "verifier": {"name_or_path": target, "architectures": architectures},
         },
     }
-    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in head.state_dict().items()}
+    weights = {name: tensor.detach().cpu().clone() for name, tensor in head.state_dict().items()}  # one may be in twice
     with whole_folders(folder) as (new,):
         write_whole(new / WEIGHTS, save(weights))
         write_whole(new / CONFIG, json.dumps(entries, indent=1) + "\n")

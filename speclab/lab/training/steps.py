@@ -25,14 +25,17 @@ SECONDS_BETWEEN_CHECKPOINTS = 240
 STEPS_PER_READING = {"cuda": 20}  # a loss is read when the device has done everything before it; elsewhere every step
 
 
-def optimizers(model: nn.Module, rate: float) -> list[torch.optim.Optimizer]:
-    """Muon for the layers' matrices, AdamW for embeddings, norms and an output layer of its own."""
+def optimizers(model: nn.Module, rate: float, of_tables: float = 1.0) -> list[torch.optim.Optimizer]:
+    """Muon for the layers' matrices, AdamW for embeddings, norms and an output layer of its own.
+
+    rate: the peak learning rate. of_tables: of AdamW, as a share of it.
+    """
     trained = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
     matrices = [weight for name, weight in trained if weight.ndim == 2 and not any(o in name for o in BY_ROW)]
     others = [weight for _, weight in trained if not any(weight is matrix for matrix in matrices)]
     return [
         torch.optim.Muon(matrices, lr=rate, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.95), weight_decay=0.0),
+        torch.optim.AdamW(others, lr=of_tables * rate, betas=(0.9, 0.95), weight_decay=0.0),
     ]
 
 
@@ -81,16 +84,18 @@ def train(
     rate: float,
     name: str,
     checkpoint: Path | None = None,
+    of_tables: float = 1.0,
 ) -> TrainingFacts:
     """Train for `seconds`, at least one step; go on from `checkpoint` where it exists, and save there now and then, and
     when Ctrl-C or a signal ends it.
 
     batches: step -> its micro-batches, tuples of tensors of which the first holds the tokens.
     loss_of: called with such a tuple's tensors, gives the mean loss in nats per token.
-    rate: the peak learning rate. name: of the progress bar.
+    rate, of_tables: as for `optimizers`. name: of the progress bar.
     Raises EnvironmentProblem for a checkpoint that cannot be read.
     """
-    steppers, facts = optimizers(model, rate), TrainingFacts()
+    steppers, facts = optimizers(model, rate, of_tables), TrainingFacts()
+    peaks = rate, of_tables * rate
     if checkpoint and checkpoint.exists():
         with readable(checkpoint):
             state = torch.load(checkpoint, weights_only=True)
@@ -128,7 +133,7 @@ def train(
                 factor = learning_rate_factor(facts.seconds / seconds)
                 loss = _gradients(model, micro_batches, loss_of)
                 updating = True
-                _update(model, steppers, rate * factor)
+                _update(model, steppers, [peak * factor for peak in peaks])
                 unread.append(loss)
                 facts.steps, updating = facts.steps + 1, False
                 facts.tokens += sum(tokens.numel() for tokens, *_ in micro_batches)
@@ -168,10 +173,10 @@ def _gradients(model: nn.Module, micro_batches: list[tuple[Tensor, ...]], loss_o
     return total
 
 
-def _update(model: nn.Module, steppers: list[torch.optim.Optimizer], rate: float) -> None:
-    """Change the weights by their gradients."""
+def _update(model: nn.Module, steppers: list[torch.optim.Optimizer], rates: list[float]) -> None:
+    """Change the weights by their gradients, with a rate for each optimizer."""
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    for stepper in steppers:
+    for stepper, rate in zip(steppers, rates, strict=True):
         for group in stepper.param_groups:
             group["lr"] = rate
         stepper.step()

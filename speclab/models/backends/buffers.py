@@ -7,11 +7,11 @@ import sys
 from collections.abc import Iterable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
 
-from speclab.models.backends.eager import layer_outputs
+from speclab.models.backends.eager import layer_outputs, move_rows
 from speclab.models.limits import cached_layers, context_length
 
 SPARE = 512  # tokens that new buffers can take after a prompt before they have to grow
@@ -111,6 +111,17 @@ def causal_mask(width: int, length: int, n_rows: int, dtype: torch.dtype, device
     return mask.triu_(length + 1)[None, None]
 
 
+def padded_tree(positions: Tensor, mask: Tensor, width: int, n_rows: int | None = None) -> tuple[Tensor, Tensor]:
+    """Positions (1, m) and mask (1, 1, m, total) of a tree, for `width` tokens: padding reads nothing, nothing reads it.
+
+    n_rows: columns of the mask (default: all that the padded pass writes or reads).
+    """
+    extra = width - positions.shape[1]
+    columns = extra if n_rows is None else n_rows - mask.shape[-1]
+    lowest = torch.finfo(mask.dtype).min
+    return nn.functional.pad(positions, (0, extra)), nn.functional.pad(mask, (0, columns, 0, extra), value=lowest)
+
+
 class BufferedBackend:
     """One decoding over buffers that are written in place. What a pass runs is said by its subclasses."""
 
@@ -135,6 +146,10 @@ class BufferedBackend:
         """(1, m) ids after `length` tokens -> (1, m, vocab) logits."""
         raise NotImplementedError
 
+    def forward_tree(self, tokens: Tensor, length: int, positions: Tensor, mask: Tensor) -> Tensor:
+        """As `forward`, at positions (1, m) and with the mask (1, 1, m, length + m) of a tree."""
+        raise NotImplementedError
+
     def forward_first(self, tokens: Tensor, length: int, n_layers: int) -> Tensor:
         """The first `n_layers` layers alone: (1, m) ids after `length` tokens -> their outputs (1, m, hidden)."""
         raise NotImplementedError
@@ -142,6 +157,12 @@ class BufferedBackend:
     def forward_rest(self, states: Tensor, length: int, n_layers: int) -> Tensor:
         """All layers but those: what they gave (1, m, hidden), after `length` tokens -> (1, m, vocab) logits."""
         raise NotImplementedError
+
+    def keep(self, length: int, rows: Tensor) -> None:
+        """Of the tokens behind `length`, those of the last pass, move these (n,) to the front, and their hidden states
+        with them."""
+        move_rows(self._buffers.keys + self._buffers.values, length, rows)
+        self.hidden = {layer: states[:, rows] for layer, states in self.hidden.items()}
 
     def crop(self, n_tokens: int) -> None:
         """Nothing to do: rows after the length are never read."""

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from speclab.core import graphs
-from speclab.models.backends.buffers import BufferedBackend, Buffers, WrittenInPlace, kv_shapes
+from speclab.models.backends.buffers import BufferedBackend, Buffers, WrittenInPlace, kv_shapes, padded_tree
 from speclab.models.backends.eager import decoder_layers, layer_outputs
 from speclab.models.backends.kernels import GroupedAttention, compiled_parts, with_kernels
 from speclab.models.limits import context_length
@@ -31,18 +31,19 @@ from speclab.models.limits import context_length
 BUCKET = 256  # rows
 
 
-class WrittenAtPositions(WrittenInPlace):
-    """One layer's keys and values where a pass writes the rows of its positions, and the views reach beyond them.
+class WrittenInRows(WrittenInPlace):
+    """One layer's keys and values where a pass writes rows that a tensor names, and the views reach beyond them.
 
     Nothing here depends on a number that the host knows, so that a graph of it can be replayed anywhere in the text.
+    rows: (m,)
     """
 
-    def __init__(self, keys: Tensor, values: Tensor, positions: Tensor):
+    def __init__(self, keys: Tensor, values: Tensor, rows: Tensor):
         super().__init__(keys, values)
-        self._rows = positions[0]
+        self._rows = rows
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
-        """Write the rows of the positions; give all of them."""
+        """Write the rows; give all of them."""
         self.keys.index_copy_(2, self._rows, key_states)
         self.values.index_copy_(2, self._rows, value_states)
         return self.keys, self.values
@@ -96,11 +97,15 @@ class GraphedModel:
             self.widths.add(n_tokens)
         return min(width for width in self.widths if width >= n_tokens)
 
-    def forward(self, ids: Tensor, positions: Tensor, mask: Tensor, buffers: Buffers) -> tuple[Tensor, ...]:
-        """(1, m) ids and positions, (1, 1, m, rows) mask -> (1, m, vocab) logits, and the outputs of all layers, (1, m,
-        hidden) each; attention reads as many rows as the mask has"""
+    def forward(self, ids: Tensor, places: Tensor, mask: Tensor, buffers: Buffers) -> tuple[Tensor, ...]:
+        """(1, m) ids, (1, 1, m, rows) mask -> (1, m, vocab) logits, and the outputs of all layers, (1, m, hidden) each;
+        attention reads as many rows as the mask has
+
+        places: (2, m), the positions, and the rows of the buffers, which are others in a tree.
+        """
         pairs = zip(*buffers.first(mask.shape[-1]), strict=True)
-        cache = Cache(layers=[WrittenAtPositions(keys, values, positions) for keys, values in pairs])
+        cache = Cache(layers=[WrittenInRows(keys, values, places[1]) for keys, values in pairs])
+        positions = places[:1]
         with with_kernels(self.model, self.attention, self.parts):
             options = {"position_ids": positions, "attention_mask": mask, "past_key_values": cache, "use_cache": True}
             with layer_outputs(self.model, self.layers) as hidden:
@@ -121,17 +126,23 @@ class GraphCache(Buffers):
                 self._graph(width, self._rows(total))
                 total = self._rows(total) + 1
 
-    def run(self, ids: Tensor, length: int, width: int) -> list[Tensor]:
+    def run(self, ids: Tensor, length: int, width: int, tree: tuple[Tensor, Tensor] | None = None) -> list[Tensor]:
         """(1, m) ids after `length` tokens -> as GraphedModel.forward, from a pass of `width` >= m tokens.
 
+        tree: positions (1, m) and mask (1, 1, m, length + m), where the tokens do not all follow each other.
         The next replay writes to the same place.
         """
         n_tokens, n_rows = ids.shape[1], self._rows(length + width)
         graph = self._graph(width, n_rows)
-        fixed_ids, positions, mask = graph.inputs
+        fixed_ids, places, mask = graph.inputs
         fixed_ids[:, :n_tokens].copy_(ids)  # padding comes last, and its logits are not read
-        positions.copy_(self.places[:, length : length + width])
-        mask.copy_(self.mask(width, length, n_rows))
+        places.copy_(self.places[:, length : length + width])
+        if tree is None:
+            mask.copy_(self.mask(width, length, n_rows))
+        else:
+            positions, of_tree = padded_tree(*tree, width, n_rows)
+            places[:1].copy_(positions)
+            mask.copy_(of_tree)
         graph.replay()
         return [output[:, :n_tokens] for output in graph.outputs]
 
@@ -139,7 +150,7 @@ class GraphCache(Buffers):
         """The same without a graph."""
         total = length + ids.shape[1]
         mask = self.mask(ids.shape[1], length, self._rows(total))
-        return self._graphed.forward(ids, self.places[:, length:total], mask, self)
+        return self._graphed.forward(ids, self.places[:, length:total].expand(2, -1), mask, self)
 
     def _rows(self, total: int) -> int:
         """What attention reads for a text of `total` tokens."""
@@ -153,10 +164,10 @@ class GraphCache(Buffers):
             # Warm-ups write keys and values like any pass: at the last rows, which are not alive while width fits.
             length = max(0, min(rows, self._graphed.most_positions) - width)
             ids = torch.zeros(1, width, dtype=torch.long, device=self.device)
-            positions = self.places[:, length : length + width].clone()
+            places = self.places[:, length : length + width].repeat(2, 1)
             mask = self.mask(width, length, rows).clone()
-            replay, outputs = graphs.capture(lambda: self._graphed.forward(ids, positions, mask, self))
-            self.graphs[width, rows] = graphs.Graph(replay, [ids, positions, mask], outputs)
+            replay, outputs = graphs.capture(lambda: self._graphed.forward(ids, places, mask, self))
+            self.graphs[width, rows] = graphs.Graph(replay, [ids, places, mask], outputs)
         return self.graphs[width, rows]
 
 
@@ -185,6 +196,14 @@ class GraphBackend(BufferedBackend):
         logits, *hidden = outputs
         self.hidden = dict(zip(self._hidden_layers, hidden, strict=True))
         return logits.clone()
+
+    def forward_tree(self, tokens: Tensor, length: int, positions: Tensor, mask: Tensor) -> Tensor:
+        """As `forward`, at positions (1, m) and with the mask (1, 1, m, length + m) of a tree."""
+        width = self._graphed.width_for(tokens.shape[1])
+        self._reserve(length + width, length)
+        outputs = self._buffers.run(tokens, length, width, (positions, mask))
+        self.hidden = {layer: outputs[1 + layer] for layer in self._hidden_layers}
+        return outputs[0].clone()
 
     def _replayed(self, tokens: Tensor, length: int) -> list[Tensor]:
         """Logits, and the outputs of the layers that are kept, of one pass; the next one may write to the same

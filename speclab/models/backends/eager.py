@@ -70,6 +70,12 @@ def first_states(model: PreTrainedModel, tokens: Tensor, n_layers: int, **option
     return outputs[last]
 
 
+def move_rows(tensors: Iterable[Tensor], length: int, rows: Tensor) -> None:
+    """In place: of the rows behind `length` these, (n,), come first. tensors: (1, heads, tokens, head width) each."""
+    for tensor in tensors:
+        tensor[:, :, length : length + len(rows)] = tensor[:, :, length + rows]
+
+
 class EagerBackend:
     """The model as its library runs it, with a cache that grows. The reference: readable, and right for every model."""
 
@@ -122,6 +128,19 @@ class EagerBackend:
         for layer in layers:
             if (found := caches[layer].get_seq_length()) != length:
                 raise RuntimeError(f"the cache of layer {layer} holds {found} tokens, not {length}")
+
+    def forward_tree(self, tokens: Tensor, length: int, positions: Tensor, mask: Tensor) -> Tensor:
+        """As `forward`, at positions (1, m) and with the mask (1, 1, m, length + m) of a tree."""
+        options = {"position_ids": positions, "attention_mask": mask}
+        with layer_outputs(self._model, self._hidden_layers) as self.hidden:
+            return self._model(input_ids=tokens, past_key_values=self._cache, use_cache=True, **options).logits
+
+    def keep(self, length: int, rows: Tensor) -> None:
+        """Of the tokens behind `length`, those of the last pass, move these (n,) to the front, and their hidden states
+        with them."""
+        layers: list[Any] = self._cache.layers
+        move_rows([part for layer in layers for part in (layer.keys, layer.values)], length, rows)
+        self.hidden = {layer: states[:, rows] for layer, states in self.hidden.items()}
 
     def crop(self, n_tokens: int) -> None:
         """Drop the last `n_tokens` of the cache."""

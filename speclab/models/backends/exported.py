@@ -24,6 +24,7 @@ from speclab.models.backends.buffers import (
     WrittenInPlace,
     causal_mask,
     kv_shapes,
+    padded_tree,
 )
 from speclab.models.backends.eager import decoder_layers, layer_outputs
 from speclab.system.errors import first_line
@@ -147,7 +148,15 @@ class ExportedBackend(BufferedBackend):
 
     def forward(self, tokens: Tensor, length: int) -> Tensor:
         """(1, m) ids after `length` tokens -> (1, m, vocab) logits."""
-        logits, *hidden = self._run(tokens, length)
+        return self._kept(self._run(tokens, length))
+
+    def forward_tree(self, tokens: Tensor, length: int, positions: Tensor, mask: Tensor) -> Tensor:
+        """As `forward`, at positions (1, m) and with the mask (1, 1, m, length + m) of a tree."""
+        return self._kept(self._run(tokens, length, tree=(positions, mask)))
+
+    def _kept(self, outputs: list[Tensor]) -> Tensor:
+        """The logits of a whole pass; what it gave beside them is kept where somebody asked for it."""
+        logits, *hidden = outputs
         self.hidden = {layer: hidden[layer] for layer in self._hidden_layers}
         return logits
 
@@ -161,18 +170,32 @@ class ExportedBackend(BufferedBackend):
         self.hidden = {layer: hidden[layer - n_layers] for layer in self._hidden_layers if layer >= n_layers}
         return logits
 
-    def _run(self, inputs: Tensor, length: int, kernels: Kernels | None = None) -> list[Tensor]:
-        """A pass over (1, m) ids, or (1, m, hidden) states, after `length` tokens: its outputs, (1, m, ...) each."""
+    def _run(
+        self,
+        inputs: Tensor,
+        length: int,
+        kernels: Kernels | None = None,
+        tree: tuple[Tensor, Tensor] | None = None,
+    ) -> list[Tensor]:
+        """A pass over (1, m) ids, or (1, m, hidden) states, after `length` tokens: its outputs, (1, m, ...) each.
+
+        tree: positions (1, m) and mask (1, 1, m, length + m), where the tokens do not all follow each other.
+        """
         n_tokens = inputs.shape[1]
         width = self._exported.padded.get(n_tokens, n_tokens)
-        if length + width > self._most_positions:
+        if tree is not None:
+            width = max(2, width)  # a pass over one token has no mask
+        elif length + width > self._most_positions:
             width = n_tokens
         if width > n_tokens:  # padding comes last, so no other row reads it, and the next pass overwrites it
             inputs = nn.functional.pad(inputs, (0, 0) * (inputs.ndim - 2) + (0, width - n_tokens))
         total = length + width
         self._reserve(total, length + n_tokens)
         buffers = self._buffers
-        positions, mask = buffers.places[:, length:total], buffers.mask(width, length, total)
+        if tree is None:
+            positions, mask = buffers.places[:, length:total], buffers.mask(width, length, total)
+        else:
+            positions, mask = padded_tree(*tree, width)
         outputs = self._exported.forward(inputs, positions, mask, *buffers.first(total), kernels)
         return [output[:, :n_tokens] for output in outputs]
 
