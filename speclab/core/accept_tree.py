@@ -1,0 +1,139 @@
+"""The rules that accept a tree of drafted tokens. Pure functions, tensors in and tensors out, batch first.
+
+The shape of a tree is said in speclab/core/tree.py. A rule walks from the root down: at a node it keeps one of the
+children and goes on from there, or none, and the target's own next token ends the walk. Both rules are lossless:
+
+* `accept_follow` draws the target's own token at the node, and keeps the child that carries it. How the tree was made
+  plays no part, as long as it was made before: it may be the drafter's most probable tokens.
+* `accept_tree` tests the children one after another against what each was drawn from. A sampled child may be kept more
+  often than the target would have drawn just that token.
+
+A walk needs one pass over the nodes, since a parent comes before its children: a node that does not follow the place
+where the walk stands is passed over.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from speclab.core.graphs import replayed
+from speclab.core.rounds import AcceptResult, Draft
+from speclab.core.sampling import Sampling, draw, most_probable
+from speclab.core.tree import chain, depths
+
+
+def accept_follow(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> AcceptResult:
+    """Draw the target's token and follow it: every token that comes out is the target's own, whatever the tree.
+
+    target_probs: (batch, n + 1, vocab), row 0 is the root's, row i + 1 node i's.
+    uniforms: (batch, n + 1) in [0, 1): number d draws the token after d kept ones.
+
+    One draw for a node, however many children it has. All nodes of a depth share a uniform, and at most one of them is
+    visited. Of children with the same token the first is followed. draft.probs is not read.
+    """
+    at_depth = uniforms.gather(-1, depths(_parents(draft)))  # (batch, n + 1) the uniform of each row
+    own = draw(target_probs.flatten(0, 1), at_depth.flatten()).view_as(at_depth)
+    return _followed(draft, own)
+
+
+def accept_tree(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> AcceptResult:
+    """Multi-step speculative sampling: the output follows the target's distribution exactly, whatever the draft.
+
+    target_probs: (batch, n + 1, vocab), row 0 is the root's, row i + 1 node i's.
+    uniforms: (batch, n + 1) in [0, 1): number i tests node i, the last one draws the next token.
+
+    At a node r is the target's row p. Its children are tried in their order: keep token x, drawn from q, while
+    u * q(x) < r(x), and go on there; else r becomes norm(max(0, r - q)). After the last child the next token comes from
+    r. q is draft.probs, which the children that were drawn before may have changed: see `without_replacement` in
+    speclab/core/sampling.py. One-hot drafts (None) may be any tokens. On a chain this is `accept`.
+    Strict and without a division: r is kept as weights and their sum, and the sum moves to the other side of the test.
+    Miao et al. (SpecInfer), arXiv 2305.09781, algorithm 2.
+    """
+    tokens, size, draft_probs, *_ = draft
+    batch, n = tokens.shape
+    parents = _parents(draft)
+    here = torch.zeros_like(size)  # (batch,) the row where the walk stands
+    weights = target_probs[:, 0]  # (batch, vocab) what is left to draw from there
+    mass = torch.ones_like(weights[:, 0])  # (batch,) its sum: the chance that all children so far are rejected
+    kept = torch.zeros(batch, n, dtype=torch.bool, device=tokens.device)
+    for i in range(n):
+        token = tokens[:, i : i + 1]
+        law = torch.zeros_like(weights).scatter(-1, token, 1.0) if draft_probs is None else draft_probs[:, i]
+        tried = (i < size) & (parents[:, i] + 1 == here)
+        kept[:, i] = tried & (uniforms[:, i] * law.gather(-1, token)[:, 0] * mass < weights.gather(-1, token)[:, 0])
+        residual = (weights - mass[:, None] * law).clamp(min=0)
+        left = residual.sum(-1)
+        # A rejection is as probable as the residual has mass. Without mass it is a matter of rounding: r stays as it
+        # is, and still forbids what the target forbids.
+        rejected = tried & ~kept[:, i] & ~(left <= 0)
+        weights = torch.where(rejected[:, None], residual, weights)
+        weights = torch.where(kept[:, i, None], target_probs[:, i + 1], weights)
+        mass = torch.where(rejected, left, mass).masked_fill(kept[:, i], 1.0)
+        here = here.masked_fill(kept[:, i], i + 1)
+    return _result(kept, draw(weights, uniforms[:, n]))
+
+
+# --- from logits ------------------------------------------------------------------------------------------------------
+
+
+def accept_follow_from_logits(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor) -> AcceptResult:
+    """`accept_follow` from the target's logits, (batch, n + 1, vocab); greedy, it follows the most probable token."""
+    return _judged(draft._replace(probs=None), logits, sampling, uniforms, accept_follow)
+
+
+def accept_tree_from_logits(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor) -> AcceptResult:
+    """`accept_tree` from the target's logits, (batch, n + 1, vocab).
+
+    Against a one-hot target it keeps the child that is the target's own token, whatever the uniforms and the draft's
+    probabilities: what `accept_follow` does. No row is built for that.
+    """
+    return _judged(draft, logits, sampling, uniforms, accept_tree)
+
+
+TreeRule = Callable[[Draft, Tensor, Tensor], AcceptResult]
+
+
+def _judged(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor, rule: TreeRule) -> AcceptResult:
+    """`_from_logits` with what it reads alone, so that there is one graph for each n."""
+    return _from_logits(draft._replace(states=None), logits, sampling, uniforms[:, : logits.shape[1]], rule)
+
+
+@replayed
+def _from_logits(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor, rule: TreeRule) -> AcceptResult:
+    if sampling.greedy:
+        return _followed(draft, most_probable(logits))
+    return rule(draft, sampling.probs(logits), uniforms)
+
+
+# --- the walk ---------------------------------------------------------------------------------------------------------
+
+
+def _parents(draft: Draft) -> Tensor:
+    """(batch, n); a chain's where the draft has none."""
+    if draft.parents is not None:
+        return draft.parents
+    batch, n = draft.tokens.shape
+    return chain(n, draft.tokens.device).expand(batch, n)
+
+
+def _followed(draft: Draft, own: Tensor) -> AcceptResult:
+    """From the root on, keep the child that carries the target's own token of the row.  own: (batch, n + 1)"""
+    tokens, size, *_ = draft
+    parents = _parents(draft)
+    here = torch.zeros_like(size)  # (batch,) the row where the walk stands
+    next_token = own[:, 0]
+    kept = torch.zeros_like(tokens, dtype=torch.bool)
+    for i in range(tokens.shape[1]):
+        kept[:, i] = (i < size) & (parents[:, i] + 1 == here) & (tokens[:, i] == next_token)
+        here = here.masked_fill(kept[:, i], i + 1)
+        next_token = torch.where(kept[:, i], own[:, i + 1], next_token)
+    return _result(kept, next_token)
+
+
+def _result(kept: Tensor, next_token: Tensor) -> AcceptResult:
+    """kept: (batch, n) whether each node is on the path. Nodes on a path have rising numbers."""
+    n = kept.shape[1]
+    number = torch.arange(n, device=kept.device)
+    path = torch.where(kept, number, n).sort(-1).values  # (batch, n) kept ones first
+    return AcceptResult(kept.sum(-1), next_token, path.masked_fill(path == n, -1))

@@ -1,0 +1,458 @@
+"""Losslessness of the rules for trees, proved like that of the others: see tests/test_exact.py, whose helpers serve here.
+
+A trial is a shape, tables of distributions, and a way to draw the children of a node. Every tree that may be drafted is
+enumerated with its exact probability, and for each of them every box of the rule's uniforms. The production rule runs
+once inside each box, and so does the production `without_replacement`.
+"""
+
+import functools
+import itertools
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from watch import Watch
+
+from speclab.core import accept_tree as tree_module
+from speclab.core import sampling as sampling_module
+from speclab.core.accept import accept, accept_from_logits
+from speclab.core.accept_tree import accept_follow_from_logits, accept_tree_from_logits
+from speclab.core.rounds import AcceptResult, Draft
+from speclab.core.sampling import GREEDY, NOT_FINITE, Sampling, draw
+from speclab.core.tree import reads
+from tests.test_exact import (
+    CENTRE,
+    Box,
+    Law,
+    Prefix,
+    Row,
+    Tables,
+    boxes,
+    cdf_corners,
+    completed,
+    floats,
+    inside,
+    random_tables,
+    target_law,
+)
+from tests.test_lossless import chi_square
+
+Shape = tuple  # of the children's shapes: ((), ((),)) is two children, the second of which has one
+ZERO, ONE = Fraction(0), Fraction(1)
+
+
+# --- every tree that may be drafted -----------------------------------------------------------------------------------
+
+
+class Node(NamedTuple):
+    token: int
+    law: Row  # what it was drawn from
+    handed: list[float]  # what the drafter says it was drawn from
+    children: tuple["Node", ...] = ()
+
+
+class Siblings(NamedTuple):
+    """One outcome of drawing the children of a node."""
+
+    tokens: Prefix
+    laws: list[Row]
+    handed: list[list[float]]
+    chance: Fraction
+
+
+class Trial(NamedTuple):
+    tables: tuple[Tables, ...]  # the target's rows are the first one's; of the drafts as many as children differ
+    shape: Shape
+    way: Callable[["Trial", Prefix, int], list[Siblings]]
+    depth_first: bool = False  # how the nodes are numbered
+    stored: bool = True  # False: the rule gets no probabilities
+
+
+def one_after_another(laws: list[Row]) -> list[Siblings]:
+    """Children drawn independently, each from its law; equal tokens stay."""
+    handed = [floats(law) for law in laws]
+    supports = [[token for token, weight in enumerate(law) if weight] for law in laws]
+    return [
+        Siblings(tokens, laws, handed, math.prod((law[x] for law, x in zip(laws, tokens, strict=True)), start=ONE))
+        for tokens in itertools.product(*supports)
+    ]
+
+
+def one_hot(token: int, vocab: int) -> Row:
+    return [Fraction(other == token) for other in range(vocab)]
+
+
+def independent(trial: Trial, prefix: Prefix, m: int) -> list[Siblings]:
+    return one_after_another([trial.tables[0].draft[prefix]] * m)
+
+
+def of_several_drafts(trial: Trial, prefix: Prefix, m: int) -> list[Siblings]:
+    return one_after_another([tables.draft[prefix] for tables in trial.tables[:m]])
+
+
+def most_probable_ones(trial: Trial, prefix: Prefix, m: int) -> list[Siblings]:
+    """No chance: the draft's m first choices. The right law of each is one-hot."""
+    row = trial.tables[0].draft[prefix]
+    tokens = sorted(range(len(row)), key=lambda token: (-row[token], token))[:m]
+    return one_after_another([one_hot(token, len(row)) for token in tokens])
+
+
+def scattered(trial: Trial, prefix: Prefix, m: int) -> list[Siblings]:
+    """Any fixed tokens, equal ones among them."""
+    dice, vocab = random.Random(f"{prefix} {m}"), trial.tables[0].vocab
+    return one_after_another([one_hot(dice.randrange(vocab), vocab) for _ in range(m)])
+
+
+def without(row: Row, tokens: Prefix) -> Row:
+    """The row without these tokens, renormalised; zeros where nothing is left."""
+    rest = [ZERO if token in tokens else weight for token, weight in enumerate(row)]
+    return [weight / (sum(rest) or ONE) for weight in rest]
+
+
+def different(trial: Trial, prefix: Prefix, m: int) -> list[Siblings]:
+    return drawn_without_replacement(tuple(trial.tables[0].draft[prefix]), m)
+
+
+@functools.cache
+def drawn_without_replacement(row: tuple[Fraction, ...], m: int) -> list[Siblings]:
+    """Every outcome of the production `without_replacement`, with its laws and fewer than m children where it says so."""
+    tokens = range(len(row))
+    sides = [
+        boxes([corner for gone in itertools.combinations(tokens, i) for corner in cdf_corners(without(row, gone))])
+        for i in range(m)
+    ]
+    points, volumes, denominator = cells(sides)
+    probs = torch.tensor(floats(list(row)), dtype=torch.float64)
+    ids, laws, n_drawn = sampling_module.without_replacement(probs, points)
+    chances, handed = Counter(), {}
+    for drawn, size, law, volume in zip(ids.tolist(), n_drawn.tolist(), laws.tolist(), volumes, strict=True):
+        chances[tuple(drawn[:size])] += volume
+        handed[tuple(drawn[:size])] = law[:size]
+    return [
+        Siblings(drawn, [without(row, drawn[:i]) for i in range(len(drawn))], handed[drawn], Fraction(n, denominator))
+        for drawn, n in chances.items()
+    ]
+
+
+def cells(sides: list[list[Box]]) -> tuple[Tensor, list[int], int]:
+    """All products of boxes: their centres (cells, sides), and their volumes as integers over one denominator."""
+    points = torch.cartesian_prod(
+        *(torch.tensor([inside(box, CENTRE) for box in side], dtype=torch.float64) for side in sides)
+    )
+    volumes, denominator = [1], 1
+    for side in sides:
+        common = math.lcm(*((high - low).denominator for low, high in side))
+        widths = [int((high - low) * common) for low, high in side]
+        volumes, denominator = [volume * width for volume in volumes for width in widths], denominator * common
+    return points.reshape(-1, len(sides)), volumes, denominator
+
+
+def grown(trial: Trial, shape: Shape, prefix: Prefix = ()) -> Iterator[tuple[tuple[Node, ...], Fraction]]:
+    """Every outcome of drafting what follows `prefix`, and its chance."""
+    if not shape:
+        yield (), ONE
+        return
+    for siblings in trial.way(trial, prefix, len(shape)):
+        m = len(siblings.tokens)
+        below = [list(grown(trial, shape[i], (*prefix, siblings.tokens[i]))) for i in range(m)]
+        for subtrees in itertools.product(*below):
+            nodes = [Node(*parts, subtree) for *parts, (subtree, _) in zip(*siblings[:3], subtrees, strict=True)]
+            yield tuple(nodes), math.prod((chance for _, chance in subtrees), start=siblings.chance)
+
+
+class Tree(NamedTuple):
+    """A drafted tree with its nodes numbered, and the boxes in which the rule's decision is constant."""
+
+    trial: int
+    nodes: list[Node]
+    parents: list[int]
+    prefixes: list[Prefix]  # of the root and each node: the drafted tokens up to there
+    chance: Fraction
+
+
+def numbered(index: int, roots: tuple[Node, ...], chance: Fraction, depth_first: bool) -> Tree:
+    tree = Tree(index, [], [], [()], chance)
+    waiting = [(node, -1) for node in roots]
+    while waiting:
+        node, parent = waiting.pop(0)
+        below = [(child, len(tree.nodes)) for child in node.children]
+        waiting = below + waiting if depth_first else waiting + below
+        tree.nodes.append(node)
+        tree.parents.append(parent)
+        tree.prefixes.append((*tree.prefixes[parent + 1], node.token))
+    return tree
+
+
+# --- the production rules at the centres of boxes ---------------------------------------------------------------------
+
+
+def follow(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> AcceptResult:
+    return tree_module.accept_follow(draft, target_probs, uniforms)  # by its module: a mutant may be there
+
+
+def in_turn(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> AcceptResult:
+    return tree_module.accept_tree(draft, target_probs, uniforms)
+
+
+RULES = [follow, in_turn]
+
+
+def residuals(target: Row, laws: list[Row]) -> list[Row]:
+    """r before each child of a node and after the last one."""
+    found = [target]
+    for law in laws:
+        rest = [max(ZERO, a - b) for a, b in zip(found[-1], law, strict=True)]
+        found.append([weight / sum(rest) for weight in rest] if any(rest) else found[-1])
+    return found
+
+
+def sides_of(tree: Tree, target: dict[Prefix, Row], rule: Callable) -> list[list[Box]]:
+    """One side for each uniform. Every row that might be drawn from cuts it, so that a wrong one shows, too."""
+    n = len(tree.nodes)
+    if rule is follow:
+        corners: list[list[Fraction]] = [[] for _ in range(n + 1)]
+        for prefix in tree.prefixes:
+            corners[len(prefix)] += cdf_corners(target[prefix])
+        return [boxes(cuts) for cuts in corners]
+    tests, last = [[]] * n, []
+    for place, prefix in enumerate(tree.prefixes):
+        children = [i for i in range(n) if tree.parents[i] + 1 == place]
+        laws = [tree.nodes[i].law for i in children]
+        rows = residuals(target[prefix], laws)
+        last += [corner for row in rows for corner in cdf_corners(row)]
+        for i, law, row in zip(children, laws, rows, strict=False):
+            token = tree.nodes[i].token
+            tests[i] = [row[token] / law[token]] if law[token] else []
+    return [*map(boxes, tests), boxes(last)]
+
+
+class Outcome(NamedTuple):
+    law: Law  # tokens committed by the round -> exact probability
+    tally: Counter[str]
+    n_accepted: Fraction
+
+
+def tensors(trees: list[Tree], trials: list[Trial], n: int) -> tuple[Draft, Tensor]:
+    """The trees as one batch, and the target's rows. What fills them up to n nodes would be kept where it is tested."""
+    vocab = trials[0].tables[0].vocab
+    ids, parents, laws, rows = [], [], [], []
+    for tree in trees:
+        target, n_pads = trials[tree.trial].tables[0].target, n - len(tree.nodes)
+        places = [i % len(tree.prefixes) for i in range(n_pads)]  # the pads follow the nodes in turn
+        likely = [max(range(vocab), key=target[tree.prefixes[place]].__getitem__) for place in places]
+        ids.append([node.token for node in tree.nodes] + likely)
+        parents.append(tree.parents + [place - 1 for place in places])
+        laws.append([node.handed for node in tree.nodes] + [[0.0] * vocab] * n_pads)
+        rows.append([floats(target[prefix]) for prefix in tree.prefixes])
+        rows[-1] += [[float(token == 0) for token in range(vocab)]] * n_pads
+    draft = Draft(
+        torch.tensor(ids),
+        torch.tensor([len(tree.nodes) for tree in trees]),
+        torch.tensor(laws, dtype=torch.float64) if trials[0].stored else None,
+        parents=torch.tensor(parents),
+    )
+    return draft, torch.tensor(rows, dtype=torch.float64)
+
+
+def play(trials: list[Trial], rule: Callable) -> list[Outcome]:
+    """Run a production rule at the centre of every box of every tree of every trial, in one batched call."""
+    trees = [
+        numbered(i, roots, chance, trial.depth_first)
+        for i, trial in enumerate(trials)
+        for roots, chance in grown(trial, trial.shape)
+    ]
+    n = max(len(tree.nodes) for tree in trees) + 1
+    draft, target_probs = tensors(trees, trials, n)
+    parts, uniforms = [], []
+    for tree in trees:
+        points, volumes, denominator = cells(sides_of(tree, trials[tree.trial].tables[0].target, rule))
+        parts.append((volumes, denominator))
+        pads = points.new_zeros(len(points), n + 1 - points.shape[1])  # a pad's test would pass
+        uniforms.append(torch.cat([points[:, :-1], pads, points[:, -1:]] if rule is in_turn else [points, pads], dim=1))
+    of_cell = torch.arange(len(trees)).repeat_interleave(torch.tensor([len(volumes) for volumes, _ in parts]))
+    batch = Draft(*(part if part is None else part[of_cell] for part in draft))
+    result = rule(batch, target_probs[of_cell], torch.cat(uniforms))
+    assert_are_paths(batch, result)
+    leaf = result.path.amax(-1) + 1  # (cells,) the row where the path ends, and with it the path
+    decided = iter(zip(leaf.tolist(), result.next_token.tolist(), strict=True))
+
+    outcomes = [Outcome({}, Counter(), ZERO) for _ in trials]
+    for tree, (volumes, denominator) in zip(trees, parts, strict=True):
+        law, tally, mean = outcomes[tree.trial]
+        counts: Counter[tuple[int, int]] = Counter()
+        for volume, end in zip(volumes, decided, strict=False):
+            counts[end] += volume
+        for (place, next_token), count in counts.items():
+            chance = tree.chance * Fraction(count, denominator)
+            block = (*tree.prefixes[place], next_token)
+            assert next_token != NOT_FINITE
+            law[block] = law.get(block, ZERO) + chance
+            mean += chance * (len(block) - 1)
+            inner = place - 1 in tree.parents
+            tally[("partial" if inner else "bonus") if place else "none"] += 1
+        outcomes[tree.trial] = Outcome(law, tally, mean)
+    assert all(sum(outcome.law.values()) == 1 for outcome in outcomes)
+    return outcomes
+
+
+def assert_are_paths(draft: Draft, result: AcceptResult) -> None:
+    """Live nodes, each the child of the one before it, the first of the root, and as many as `n_accepted` says."""
+    parents = torch.cat([torch.full_like(draft.parents[:, :1], -1), draft.parents], dim=1)  # of rows, from 1 on
+    path, before = result.path, torch.full_like(result.n_accepted, -1)
+    assert path.shape == draft.tokens.shape
+    for i in range(path.shape[1]):
+        kept = i < result.n_accepted
+        assert ((path[:, i] >= 0) == kept).all()
+        assert (path[:, i] < draft.size).all(), "a dead node was kept"
+        follows = parents.gather(1, (path[:, i] + 1)[:, None])[:, 0] == before
+        assert (follows | ~kept).all()
+        before = torch.where(kept, path[:, i], before)
+    assert (result.n_accepted <= draft.size).all()
+
+
+# --- what must hold ---------------------------------------------------------------------------------------------------
+
+
+def depth_of(shape: Shape) -> int:
+    return 1 + max(map(depth_of, shape)) if shape else 0
+
+
+def assert_lossless(trial: Trial, outcome: Outcome) -> None:
+    length = depth_of(trial.shape) + 1
+    assert completed(outcome.law, trial.tables[0], (), length) == target_law(trial.tables[0], (), length)
+
+
+def prove(trials: list[Trial], rule: Callable) -> Counter[str]:
+    """-> how the rounds went: kept none, some, or down to a leaf"""
+    outcomes = play(trials, rule)
+    for trial, outcome in zip(trials, outcomes, strict=True):
+        assert_lossless(trial, outcome)
+    return sum((outcome.tally for outcome in outcomes), Counter())
+
+
+def assert_not_vacuous(tally: Counter[str], impossible: set[str] = frozenset()) -> None:
+    for kind in ("none", "partial", "bonus"):
+        assert (tally[kind] == 0) == (kind in impossible), (kind, tally)
+
+
+def tables_of(seed: int, vocab: int, shape: Shape, family: str) -> tuple[Tables, ...]:
+    """Three of them, since a node has three children at most; only the drafts of the others are read."""
+    return tuple(random_tables(seed + 1000 * i, vocab, 0, depth_of(shape) + 1, family) for i in range(3))
+
+
+LEAF: Shape = ()
+FLAT = [(LEAF,) * m for m in (1, 2, 3)]  # one node with children
+UP_TO_THREE = [(LEAF,) * m for m in range(4)]
+THREE_BY_THREE = [children for m in range(1, 4) for children in itertools.product(UP_TO_THREE, repeat=m)]
+LARGER = [  # four to six nodes, up to four deep
+    (FLAT[0], FLAT[0]),
+    (FLAT[1], FLAT[0]),
+    (FLAT[0], FLAT[1]),
+    (FLAT[1], FLAT[1]),
+    (FLAT[2], FLAT[0]),
+    (LEAF, FLAT[1], FLAT[0]),
+    ((FLAT[1],), LEAF),
+    ((FLAT[0], LEAF), FLAT[0]),
+    ((((LEAF,),),), FLAT[0]),
+    ((FLAT[1], LEAF), LEAF),
+]
+WAYS = [independent, of_several_drafts, different]
+FAMILIES = ["dense", "zeros", "draft blind", "target forbids", "identical", "disjoint"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("way", WAYS)
+def test_children_of_one_node_leave_the_targets_law(way, family):
+    """One place, up to three children. Children that all differ are drawn until the draft has no token left."""
+    tally = Counter()
+    for vocab in (2, 3, 4):
+        tally += prove([Trial(tables_of(i, vocab, shape, family), shape, way) for shape in FLAT for i in range(6)], in_turn)
+    impossible = {"partial"}  # below a child is nothing
+    if family == "identical":
+        impossible |= {"none"}
+    if family == "disjoint" and way is not of_several_drafts:
+        impossible |= {"bonus"}
+    assert_not_vacuous(tally, impossible)
+
+
+@pytest.mark.parametrize("depth_first", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+def test_whole_trees_leave_the_targets_joint_law(way, depth_first):
+    tally = Counter()
+    for (vocab, shapes), family in itertools.product(((2, LARGER), (3, LARGER[:3])), ("dense", "zeros")):
+        tables = [tables_of(i, vocab, shape, family) for i, shape in enumerate(shapes)]
+        tally += prove([Trial(*both, way, depth_first) for both in zip(tables, shapes, strict=True)], in_turn)
+    assert_not_vacuous(tally)
+
+
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("way", [most_probable_ones, scattered])
+def test_tokens_that_no_chance_chose_are_one_hot(way, stored):
+    """With no probabilities, and with one-hot ones; equal children among them."""
+    tally = Counter()
+    for vocab, family, i in itertools.product((2, 3, 4), ("dense", "zeros"), range(2)):
+        shapes = FLAT + LARGER
+        trials = [Trial(tables_of(i, vocab, shape, family), shape, way, bool(i), stored) for shape in shapes]
+        tally += prove(trials, in_turn)
+    assert_not_vacuous(tally)
+
+
+@pytest.mark.parametrize("way", [most_probable_ones, scattered])
+def test_following_gives_the_targets_joint_law_for_every_shape(way):
+    """All trees of two levels with up to three children each. For each tree on its own: how it was made is no matter.
+
+    The most probable tokens all differ, so a vocabulary of 2 has two of them at most; scattered ones repeat.
+    """
+    tally = Counter()
+    for vocab, family in itertools.product((2, 3, 4), ("dense", "zeros")):
+        trials = [Trial(tables_of(vocab, vocab, shape, family), shape, way, stored=False) for shape in THREE_BY_THREE]
+        tally += prove(trials, follow)
+    assert_not_vacuous(tally)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_following_a_tree_that_was_drawn_gives_the_targets_joint_law(way):
+    tally = Counter()
+    for vocab, shapes in ((2, LARGER), (3, LARGER[:2]), (4, FLAT)):
+        trials = [Trial(tables_of(i, vocab, shape, "zeros"), shape, way, bool(i)) for i, shape in enumerate(shapes)]
+        tally += prove(trials, follow)
+    assert_not_vacuous(tally)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_as_many_children_are_kept_as_the_rule_may_keep(family):
+    """1 - the product of what max(0, r - q) leaves. A rule that rejects everything would pass as lossless."""
+    for vocab in (2, 3, 4):
+        for way in (independent, of_several_drafts):
+            trials = [Trial(tables_of(seed, vocab, shape, family), shape, way) for shape in FLAT for seed in range(3)]
+            for trial, outcome in zip(trials, play(trials, in_turn), strict=True):
+                (siblings, *_) = way(trial, (), len(trial.shape))
+                rows = residuals(trial.tables[0].target[()], siblings.laws)
+                none = ONE
+                for row, law in zip(rows, siblings.laws, strict=False):
+                    none *= 1 - sum(map(min, row, law))
+                assert outcome.n_accepted == 1 - none
+
+
+@pytest.mark.parametrize("family", ["dense", "zeros", "one-hot stored"])
+def test_draws_without_replacement_have_the_laws_that_are_handed_over(family):
+    for vocab, m in itertools.product((2, 3, 4), (1, 2, 3, 4)):
+        for seed in range(5):
+            row = random_tables(seed, vocab, 0, 1, family).draft[()]
+            size = min(m, sum(weight > 0 for weight in row))
+            found = drawn_without_replacement(tuple(row), m)
+            assert sum(siblings.chance for siblings in found) == 1
+            for tokens, laws, handed, chance in found:
+                assert len(set(tokens)) == len(tokens) == size
+                assert chance == math.prod((law[x] for law, x in zip(laws, tokens, strict=True)), start=ONE)
+                for law, given_law in zip(laws, handed, strict=True):
+                    assert given_law == pytest.approx(floats(law), abs=1e-15)
+                    assert [weight == 0 for weight in given_law] == [weight == 0 for weight in law]
