@@ -52,9 +52,14 @@ class ModelDrafter:
         if not self.draft.prefill(self.draft.replace_unknown(prompt), rolls_back=True).amax().isfinite():
             raise EnvironmentProblem("the draft model returned logits that are not finite; try --dtype float32")
 
+    @property
+    def room(self) -> int:
+        """How many tokens it can draft after what is committed."""
+        return draft_room(self.draft, self._n_committed)
+
     def propose(self, k: int, uniforms: Tensor) -> Draft:
         """At most `k` tokens; fewer where the context ends. uniforms (1, k), in [0, 1)."""
-        k = min(k, draft_room(self.draft, self._n_committed))
+        k = min(k, self.room)
         if k == 0:
             return as_draft([], self.draft.device)
         not_fed = to_device(self._not_fed, self.draft.device)[None]  # (1, m): catch-up

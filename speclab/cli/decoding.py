@@ -20,6 +20,7 @@ from speclab.drafts.hybrid import HybridDrafter, forget, parts
 from speclab.drafts.lengths import LONGEST, AutoLength
 from speclab.drafts.oracle import OracleDraft, reference_text
 from speclab.drafts.select import auto_length, check_kind, check_prompts, drafter_name, make_drafter
+from speclab.drafts.tree import TreeDrafter
 from speclab.lab.instruments import Loop
 from speclab.lab.round_costs import measure_costs
 from speclab.lab.tracing import follow, shapes
@@ -167,6 +168,8 @@ def _speculative(args: argparse.Namespace, baseline: Loop, speculative: Loop) ->
     check_prompts(setup.target, [drafter], prompts, args.max_new_tokens)
     if auto:
         drafter, k = auto_length(args.draft, drafter), LONGEST
+    elif isinstance(drafter, TreeDrafter):
+        k = drafter.n_tokens
     if args.trace_shapes:
         return _show_shapes(learner, setup, drafter, prompts[0], k, settings)
     note("\n".join([setup.describe(), *describe_chat(prompts, setup.tokenizer), *learner.describe()]))

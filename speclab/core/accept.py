@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from speclab.core.accept_tree import accept_follow_from_logits, accept_tree_from_logits
 from speclab.core.graphs import replayed
 from speclab.core.rounds import AcceptResult, AcceptRule, Draft
 from speclab.core.sampling import Sampling, draw, most_probable
@@ -167,7 +168,14 @@ def accept_block_from_logits(draft: Draft, logits: Tensor, sampling: Sampling, u
 def _judged(
     draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor, kind: str, value: tuple[float, ...] = ()
 ) -> AcceptResult:
-    """`_from_logits` with what it reads alone, so that there is one graph for each n."""
+    """`_from_logits` with what it reads alone, so that there is one graph for each n.
+
+    A tree is judged by the token rule for trees. UsageProblem for a rule that knows chains only.
+    """
+    if draft.parents is not None:
+        if kind != "token":
+            raise UsageProblem(f"--rule {kind} judges chains, not trees; leave it out, or give --rule follow")
+        return accept_tree_from_logits(draft, logits, sampling, uniforms)
     return _from_logits(draft._replace(states=None), logits, sampling, uniforms[:, : logits.shape[1]], kind, value)
 
 
@@ -196,10 +204,14 @@ class Rule(NamedTuple):
     law: Callable[[Tensor, Tensor], Tensor] | None = None  # (target_probs, draft_probs) -> of one token; None: lossless
 
 
-RULES: dict[str, AcceptRule] = {"token": accept_from_logits, "block": accept_block_from_logits}
+RULES: dict[str, AcceptRule] = {
+    "token": accept_from_logits,
+    "block": accept_block_from_logits,
+    "follow": accept_follow_from_logits,
+}
 """The lossless rules by their names."""
 LAWS = {"lenient": lenient_law, "typical": typical_law}
-RULE_NAMES = "token, block, lenient:L (0 < L <= 1, as in lenient:0.5) or typical:E (0 < E < 1, as in typical:0.09)"
+RULE_NAMES = "token, block, follow, lenient:L (0 < L <= 1, as in lenient:0.5) or typical:E (0 < E < 1, as in typical:0.09)"
 
 
 def rule_of(name: str) -> Rule:

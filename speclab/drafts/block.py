@@ -55,6 +55,11 @@ class BlockDrafter(HeadDrafter):
                 token = drawn[-1][0]
         return as_drawn(drawn)
 
+    @property
+    def room(self) -> int:
+        """Tokens of a branch at most."""
+        return self.longest
+
     def start_tree(self) -> Tensor:
         """Logits of the token after everything committed, (1, the target's vocabulary); see speclab/drafts/tree.py."""
         assert self._anchor is not None

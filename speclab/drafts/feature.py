@@ -6,6 +6,7 @@ together with the first pass of the next round, each with the token after it. Wi
 the place of the states that the target has not computed yet; those keys and values are overwritten in the next round.
 """
 
+import sys
 from collections.abc import Callable
 
 import torch
@@ -57,6 +58,11 @@ class FeatureDrafter(HeadDrafter):
             hidden = self._target.hidden(self._layers)[:, : n_accepted + 1]
             self._hidden = torch.cat([self._hidden, hidden], dim=1)
         self._tokens = torch.cat([self._tokens, to_device(committed, self.device)[None]], dim=1)
+
+    @property
+    def room(self) -> int:
+        """Tokens of a branch at most: no limit."""
+        return sys.maxsize
 
     def start_tree(self) -> Tensor:
         """Logits of the token after everything committed, (1, the target's vocabulary); see speclab/drafts/tree.py."""

@@ -16,28 +16,31 @@ from speclab.drafts.hybrid import HybridDrafter, parts
 from speclab.drafts.lengths import AutoLength
 from speclab.drafts.oracle import NEEDS_GREEDY, FreeOracleDrafter, OracleDraft, OracleModelDrafter
 from speclab.drafts.suffix import SuffixDrafter
+from speclab.drafts.tree import GrowingDrafter, TreeDrafter, tokens_in
 from speclab.models import loading, padding
 from speclab.models.cached import CachedModel, check_prompt
-from speclab.models.checks import check_split
+from speclab.models.checks import check_split, check_tree
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.system.terminal import note
 
 KINDS = (
-    "model, ngram, suffix, feature:HEAD, block:HEAD, exit:N, hybrid:LOOKUP+MODEL, dial:0.8, lab:SIZE, a folder or a "
-    "hub name"
+    "model, ngram, suffix, feature:HEAD, block:HEAD, exit:N, hybrid:LOOKUP+MODEL, tree:SHAPE:MODEL, dial:0.8, lab:SIZE, "
+    "a folder or a hub name"
 )
 LOOKUPS: dict[str, type[NgramDrafter] | type[SuffixDrafter]] = {"ngram": NgramDrafter, "suffix": SuffixDrafter}
 USUAL_HYBRID = "suffix+feature"
 AS_WIDE = "wide"  # feature:wide, the lab's head padded to the width of a padded target
 LAB_HEADS = {kind: str(loading.LAB_PAIR / kind) for kind in FORMATS}
+TREES = {"tree": False, "sampled-tree": True}  # whether their tokens are drawn
+MOST_IN_TREE = 64  # tokens
 EXIT, LAB_EXIT = "exit", str(loading.LAB_PAIR / "exit")
 NO_SPLIT = "early exit runs the target in two parts, and CUDA graphs do not"
 # What may be meant by a name that is nearly one of these: the lab's kinds, and words of other programs for them.
 WORDS = (
     *("model", "ngram", "suffix", "feature", "hybrid", "eagle3", "block", "dflash", "dspark", "dial:0.8", "none"),
-    *("exit", "early-exit", "layerskip", "kangaroo"),
+    *("exit", "early-exit", "layerskip", "kangaroo", "tree", "sampled-tree"),
     *("lookup", "prompt-lookup", "assistant", "draft", "draft-model"),
 )
 
@@ -60,8 +63,8 @@ def check_kind(kind: str, greedy: bool = True) -> None:
     if word in LAB_HEADS or word == EXIT:
         (_check_exit if word == EXIT else _check_head)(kind, word, rest)
         return
-    if word == "hybrid":
-        _, model = _of_hybrid(kind)
+    if word == "hybrid" or word in TREES:
+        _, model = _of_hybrid(kind) if word == "hybrid" else _of_tree(kind)
         check_kind(model, greedy)
         return
     if "," in kind and not loading.exists(kind):
@@ -144,6 +147,12 @@ def make_drafter(kind: str, setup: Setup, seed: int = 0) -> Drafter:
     if word == "hybrid":
         lookup, model = _of_hybrid(kind)
         return HybridDrafter(LOOKUPS[lookup](), make_drafter(model, setup, seed))
+    if word in TREES:
+        shape, model = _of_tree(kind)
+        check_tree(setup.target)
+        drafter = make_drafter(model, setup, seed)
+        assert isinstance(drafter, GrowingDrafter)
+        return TreeDrafter(drafter, shape, TREES[word])
     if word == "dial":
         number, _, name = rest.partition(":")
         accuracy = _accuracy(kind, number)
@@ -188,6 +197,24 @@ def _of_hybrid(kind: str) -> tuple[str, str]:
     return lookup, model
 
 
+def _of_tree(kind: str) -> tuple[tuple[int, ...], str]:
+    """The shape and the model of `tree:2x2x1:MODEL`; UsageProblem where it is none."""
+    word, _, rest = kind.partition(":")
+    name, _, model = rest.partition(":")
+    numbers = name.split("x")
+    if not all(number.isdecimal() and 0 < int(number) <= MOST_IN_TREE for number in numbers):
+        raise UsageProblem(f"--draft {kind}: give the shape of a tree and a draft, for example {word}:2x2x1:feature")
+    shape = tuple(map(int, numbers))
+    if (n := tokens_in(shape)) > MOST_IN_TREE:
+        raise UsageProblem(f"--draft {kind}: this tree has {n} tokens; give one of at most {MOST_IN_TREE}")
+    if not model or model in LOOKUPS or model.partition(":")[0] in ("hybrid", "dial", EXIT, *TREES):
+        raise UsageProblem(
+            f"--draft {kind}: a tree needs a draft that knows several next tokens: model, feature or block, for "
+            f"example {word}:{name}:feature"
+        )
+    return shape, model
+
+
 def _draft_model(name: str, setup: Setup) -> CachedModel:
     """A draft model by its name. A name that may have been meant as a kind gets the kinds into its error."""
     try:
@@ -219,6 +246,8 @@ def auto_length(kind: str, drafter: Drafter) -> AutoLength | HybridDrafter:
 
     UsageProblem for a dial, which knows what will be right.
     """
+    if isinstance(drafter, TreeDrafter):
+        raise UsageProblem(f"-k auto chooses the length of chains, and --draft {kind} drafts trees; give numbers")
     if isinstance(drafter, OracleDraft):
         raise UsageProblem(f"-k auto chooses by what was accepted, and --draft {kind} replays the text; give numbers")
     if isinstance(drafter, HybridDrafter):
@@ -237,6 +266,9 @@ def drafter_name(kind: str) -> str:
     if word == "hybrid" and rest:
         lookup, model = _of_hybrid(kind)
         return f"hybrid:{lookup}+{drafter_name(model)}"
+    if word in TREES:
+        shape, model = _of_tree(kind)
+        return f"{word}:{'x'.join(map(str, shape))}:{drafter_name(model)}"
     if word != "dial":
         return loading.short_name(kind)
     accuracy, _, model = rest.partition(":")

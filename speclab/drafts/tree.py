@@ -7,19 +7,24 @@ numbers and is exact at every temperature, too.
 """
 
 import itertools
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from draft_models import as_draft
 from speclab.core.rounds import Draft, Drafter, Target
-from speclab.core.sampling import GREEDY, Sampling
+from speclab.core.sampling import GREEDY, Sampling, without_replacement
 from speclab.core.tree import reads
 
 
+@runtime_checkable
 class GrowingDrafter(Drafter, Protocol):
     """A drafter that can say what comes after each of several tokens."""
+
+    @property
+    def room(self) -> int:
+        """How many tokens it can draft at most after what is committed, on one branch."""
 
     def start_tree(self) -> Tensor:
         """Logits of the token after everything committed, (1, the target's vocabulary)."""
@@ -55,7 +60,7 @@ class TreeDrafter:
     @property
     def n_tokens(self) -> int:
         """Tokens of a whole tree."""
-        return sum(itertools.accumulate(self.shape, int.__mul__))
+        return tokens_in(self.shape)
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
         """Let the drafter read the prompt."""
@@ -64,7 +69,8 @@ class TreeDrafter:
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
         """A tree of the first `k` levels, or of those that fit into as many tokens as there are uniforms."""
-        sizes = list(itertools.accumulate(self.shape[:k], int.__mul__))  # tokens of each level
+        shape = self.shape[: min(k, self.drafter.room)]
+        sizes = list(itertools.accumulate(shape, int.__mul__))  # tokens of each level
         while sum(sizes) > uniforms.shape[1]:
             sizes.pop()
         if not sizes:
@@ -102,12 +108,19 @@ class TreeDrafter:
         """
         if not self.sampled or self._sampling.greedy:
             return logits.topk(n).indices, None
-        return without_replacement(self._sampling.probs(logits), uniforms.reshape(len(logits), n))
+        # Where nothing is left to draw a child has a law of zeros, and the rule passes it over.
+        tokens, laws, _ = without_replacement(self._sampling.probs(logits), uniforms.reshape(len(logits), n))
+        return tokens, laws
 
     def describe(self) -> str:
         """What it is, in a few words."""
         how = "drawn without replacement" if self.sampled else "the most probable ones"
         return f"trees of {self.n_tokens} tokens, {'x'.join(map(str, self.shape))}, {how}"
+
+
+def tokens_in(shape: tuple[int, ...]) -> int:
+    """Tokens of a whole tree of this shape."""
+    return sum(itertools.accumulate(shape, int.__mul__))
 
 
 def level_parents(sizes: list[int]) -> list[int]:

@@ -11,6 +11,7 @@ from speclab.core.rounds import Drafter
 from speclab.drafts.heads.drafter import HeadDrafter
 from speclab.drafts.hybrid import parts
 from speclab.drafts.lengths import LONGEST
+from speclab.drafts.tree import TreeDrafter
 from speclab.lab.harness import SPECULATIVE, Bench, Measurement, is_model
 from speclab.lab.instruments import LearnerFunctions
 from speclab.models import loading, select
@@ -51,8 +52,10 @@ class RunConfig:
     def arms(self) -> list[Arm]:
         """The baseline, then every draft at every length."""
         arms = [BASELINE]
-        for name in self.drafters:
+        for name, drafter in self.drafters.items():
             lengths = [LONGEST] if name.endswith(AUTO) else self.draft_lengths
+            if isinstance(drafter, TreeDrafter):
+                lengths = [drafter.n_tokens]
             arms += [Arm(self.method(name), name, k) for k in lengths]
         return arms
 

@@ -21,9 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 
+from speclab.core.tree import reads
 from speclab.models import rounding
 from speclab.models.cached import CachedModel
+from speclab.models.limits import cached_layers
 from speclab.models.rounding import Reference
 from speclab.system.errors import EnvironmentProblem, first_line
 
@@ -71,16 +74,46 @@ def check_model(model: PreTrainedModel) -> None:
 def check_split(target: CachedModel, n_layers: int) -> None:
     """Prove that passes in two parts, the first `n_layers` layers and the others, give the uncached logits, also after
     a rollback; EnvironmentProblem where they do not."""
-    model, name = target.model, target.model.config.model_type
-    text, cached = random_text(model), target.with_own_cache()
+    model, text, cached = target.model, random_text(target.model), target.with_own_cache()
     right = uncached_logits(model, text)[:, -sum(WIDTHS) :]
     reason = "cannot be run in two parts, as early exit needs it"
     logits = _tried(model, reason, lambda: cached_logits(cached, text, wrong=WRONG, n_first=n_layers))
+    _check_draft_fits(model, reason, logits, right)
+
+
+def check_tree(target: CachedModel) -> None:
+    """Prove that a pass over two branches gives the uncached logits of one of them, and that the text goes on behind it
+    when it is kept; EnvironmentProblem where not."""
+    model, text, cached = target.model, random_text(target.model), target.with_own_cache()
+    n = text.shape[1] - 5
+    right = uncached_logits(model, text)[:, n:]
+    reason = "cannot be given the branches of a tree"
+
+    def logits() -> Tensor:
+        cached.prefill(text[:, :n], rolls_back=True)
+        wrong = text[:, :2]  # the text's beginning does not continue it here
+        tokens = torch.cat([text[:, n : n + 1], wrong, text[:, n + 1 : n + 3]], dim=1)
+        parents = torch.tensor([[-1, 0, -1, 2]], device=text.device)
+        of_tree = cached.forward_tree(tokens, reads(parents)[0])
+        cached.keep([2, 3])
+        return torch.cat([of_tree[:, [0, 3, 4]], cached.forward(text[:, n + 3 :])], dim=1)
+
+    kinds = {type(layer) for layer in cached_layers(model)}
+    if kinds != {DynamicLayer}:
+        raise EnvironmentProblem(
+            f"{model.config.model_type} {reason}: not all of its layers keep keys and values of the whole text; choose "
+            "another --draft"
+        )
+    _check_draft_fits(model, reason, _tried(model, reason, logits), right)
+
+
+def _check_draft_fits(model: PreTrainedModel, reason: str, logits: Tensor, right: Tensor) -> None:
+    """Refuse a kind of draft where passes as it needs them do not give the right logits."""
     allowed, how = rounding.bound(right), rounding.bound_in_words(right.dtype)
     if not (difference := gap(model, logits, right)) <= allowed:
         raise EnvironmentProblem(
-            f"{name} {reason}: logits differ by {difference:.1e} where rounding explains {allowed:.1e} ({how}); choose "
-            "another --draft"
+            f"{model.config.model_type} {reason}: logits differ by {difference:.1e} where rounding explains "
+            f"{allowed:.1e} ({how}); choose another --draft"
         )
 
 
