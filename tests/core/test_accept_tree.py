@@ -46,6 +46,7 @@ from tests.test_lossless import chi_square
 
 Shape = tuple  # of the children's shapes: ((), ((),)) is two children, the second of which has one
 ZERO, ONE = Fraction(0), Fraction(1)
+TINY = 1e-12  # a law that accepts all that the target allows
 
 
 # --- every tree that may be drafted -----------------------------------------------------------------------------------
@@ -118,6 +119,17 @@ def without(row: Row, tokens: Prefix) -> Row:
 
 def different(trial: Trial, prefix: Prefix, m: int) -> list[Siblings]:
     return drawn_without_replacement(tuple(trial.tables[0].draft[prefix]), m)
+
+
+def different_or_none(trial: Trial, prefix: Prefix, m: int) -> list[Siblings]:
+    """The same, and what is missing stays in its place: id 0 with a law of zeros, and what follows it."""
+    zeros = [ZERO] * trial.tables[0].vocab
+    found = []
+    for tokens, laws, handed, chance in different(trial, prefix, m):
+        n = m - len(tokens)
+        filled = (*tokens, *[0] * n), laws + [zeros] * n, handed + [floats(zeros)] * n
+        found.append(Siblings(*filled, chance))
+    return found
 
 
 @functools.cache
@@ -249,7 +261,7 @@ def tensors(trees: list[Tree], trials: list[Trial], n: int) -> tuple[Draft, Tens
         likely = [max(range(vocab), key=target[tree.prefixes[place]].__getitem__) for place in places]
         ids.append([node.token for node in tree.nodes] + likely)
         parents.append(tree.parents + [place - 1 for place in places])
-        laws.append([node.handed for node in tree.nodes] + [[0.0] * vocab] * n_pads)
+        laws.append([node.handed for node in tree.nodes] + [[TINY] * vocab] * n_pads)
         rows.append([floats(target[prefix]) for prefix in tree.prefixes])
         rows[-1] += [[float(token == 0) for token in range(vocab)]] * n_pads
     draft = Draft(
@@ -392,6 +404,23 @@ def test_whole_trees_leave_the_targets_joint_law(way, depth_first):
         tables = [tables_of(i, vocab, shape, family) for i, shape in enumerate(shapes)]
         tally += prove([Trial(*both, way, depth_first) for both in zip(tables, shapes, strict=True)], in_turn)
     assert_not_vacuous(tally)
+
+
+@pytest.mark.parametrize("family", ["zeros", "draft blind"])
+def test_children_that_were_not_drawn_may_stay_in_the_midst_of_a_tree(family):
+    """Where the draft has fewer tokens than a node has children. The joint law is the one without them, too."""
+    tally, fewer = Counter(), 0
+    for vocab, shapes in ((2, FLAT + LARGER), (3, FLAT + LARGER[:4]), (4, FLAT)):
+        tables = [tables_of(i, vocab, shape, family) for i, shape in enumerate(shapes)]
+        with_them, without_them = (
+            [Trial(*both, way) for both in zip(tables, shapes, strict=True)] for way in (different_or_none, different)
+        )
+        tally += prove(with_them, in_turn)
+        laws = [[outcome.law for outcome in play(trials, in_turn)] for trials in (with_them, without_them)]
+        assert laws[0] == laws[1]
+        fewer += sum(sum(weight > 0 for weight in t[0].draft[()]) < len(s) for t, s in zip(tables, shapes, strict=True))
+    assert_not_vacuous(tally)
+    assert fewer > 3
 
 
 @pytest.mark.parametrize("stored", [False, True])
@@ -642,7 +671,7 @@ def test_a_dead_node_is_never_kept_and_rows_are_independent(rule):
     dead = torch.arange(n) >= draft.size[:, None]
     likely = target_probs.argmax(-1).gather(1, draft.parents + 1)
     tempting = draft._replace(
-        tokens=torch.where(dead, likely, draft.tokens), probs=draft.probs.masked_fill(dead[..., None], 0.0)
+        tokens=torch.where(dead, likely, draft.tokens), probs=draft.probs.masked_fill(dead[..., None], TINY)
     )
     nan = float("nan")
     poisoned = tempting._replace(probs=draft.probs.masked_fill(dead[..., None], nan))
@@ -702,6 +731,7 @@ def test_greedy_keeps_the_longest_agreeing_path():
         lengths[len(path)] += 1
         expected = ([len(path)], [int(own[0, path[-1] + 1 if path else 0])], [path + [-1] * (n - len(path))])
         one_hot_rows = GREEDY.probs(logits)
+        draft = draft._replace(probs=(draft.probs + 0.1) / (1 + 0.1 * vocab))  # any of these tokens may be drawn
         for result in (
             accept_follow_from_logits(draft, logits, GREEDY, uniforms),
             accept_tree_from_logits(draft, logits, GREEDY, uniforms),

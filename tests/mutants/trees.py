@@ -52,7 +52,7 @@ def change_tree(order: Callable = in_number_order, against: Callable = against_w
             i = rank.masked_fill(~open_, torch.inf).argmin(-1)
             law, token = laws[row, i], draft.tokens[row, i]
             judge = against(left, target_probs[row, here])
-            passed = open_[row, i] & (uniforms[row, i] * law[row, token] < judge[row, token])
+            passed = open_[row, i] & (uniforms[row, i] * law[row, token] < judge[row, token]) & (law[row, token] > 0)
             failed = open_[row, i] & ~passed
             residual = (left / left.sum(-1, keepdim=True) - law).clamp(min=0)
             residual = torch.where(residual.sum(-1, keepdim=True) > 0, residual, left)
@@ -124,6 +124,18 @@ def keeps_dead_nodes() -> None:
 
     tree_module.accept_follow = lambda draft, *given: right_follow(all_alive(draft), *given)
     tree_module.accept_tree = lambda draft, *given: right_tree(all_alive(draft), *given)
+
+
+@mutant(15, "children_that_were_not_drawn_may_stay_in_the_midst_of_a_tree", file=FILE)
+def keeps_children_that_were_not_drawn() -> None:
+    """keeps a child whose law gives it no probability"""
+
+    def accept_tree(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> AcceptResult:
+        tiny = torch.finfo(target_probs.dtype).tiny
+        probs = None if draft.probs is None else draft.probs.clamp(min=tiny)
+        return right_tree(draft._replace(probs=probs), target_probs, uniforms)
+
+    tree_module.accept_tree = accept_tree
 
 
 # ---------------------------------------------------------------- children that differ
