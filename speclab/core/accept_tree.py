@@ -46,7 +46,8 @@ def accept_tree(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> AcceptR
     At a node r is the target's row p. Its children are tried in their order: keep token x, drawn from q, while
     u * q(x) < r(x), and go on there; else r becomes norm(max(0, r - q)). After the last child the next token comes from
     r. q is draft.probs, which the children that were drawn before may have changed: see `without_replacement` in
-    speclab/core/sampling.py. One-hot drafts (None) may be any tokens. On a chain this is `accept`.
+    speclab/core/sampling.py. One-hot drafts (None) may be any tokens. A child whose law gives it no probability was not
+    drawn: it is passed over, and with it all that follows it. On a chain this is `accept`.
     Strict and without a division: r is kept as weights and their sum, and the sum moves to the other side of the test.
     Miao et al. (SpecInfer), arXiv 2305.09781, algorithm 2.
     """
@@ -61,7 +62,9 @@ def accept_tree(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> AcceptR
         token = tokens[:, i : i + 1]
         law = torch.zeros_like(weights).scatter(-1, token, 1.0) if draft_probs is None else draft_probs[:, i]
         tried = (i < size) & (parents[:, i] + 1 == here)
-        kept[:, i] = tried & (uniforms[:, i] * law.gather(-1, token)[:, 0] * mass < weights.gather(-1, token)[:, 0])
+        drawn_with = law.gather(-1, token)[:, 0]  # (batch,) 0 for a child that does not exist
+        passed = uniforms[:, i] * drawn_with * mass < weights.gather(-1, token)[:, 0]
+        kept[:, i] = tried & (drawn_with > 0) & passed
         residual = (weights - mass[:, None] * law).clamp(min=0)
         left = residual.sum(-1)
         # A rejection is as probable as the residual has mass. Without mass it is a matter of rounding: r stays as it

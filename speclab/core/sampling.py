@@ -118,7 +118,8 @@ def without_replacement(probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor
     -> (batch, m) ids, (batch, m, vocab) laws, (batch,) how many ids of each row count: m, or as many as have weight.
 
     The law of an id is `probs` without the ids before it, renormalised. What does not count is id 0 with a law of
-    zeros. NOT_FINITE becomes id 0 as in `draw_draft`.
+    zeros, which `accept_tree` passes over, so it may stay in the midst of a tree. NOT_FINITE becomes id 0 as in
+    `draw_draft`.
     """
     batch, m = uniforms.shape
     weights = probs.expand(batch, -1)

@@ -1,4 +1,4 @@
-"""Losslessness of the rules for trees, proved like that of the others: see tests/test_exact.py, whose helpers serve here.
+"""Losslessness of the rules for trees, proved as that of the others is in tests/test_exact.py, with its helpers.
 
 A trial is a shape, tables of distributions, and a way to draw the children of a node. Every tree that may be drafted is
 enumerated with its exact probability, and for each of them every box of the rule's uniforms. The production rule runs
@@ -27,7 +27,6 @@ from speclab.core.accept import accept, accept_from_logits
 from speclab.core.accept_tree import accept_follow_from_logits, accept_tree_from_logits
 from speclab.core.rounds import AcceptResult, Draft
 from speclab.core.sampling import GREEDY, NOT_FINITE, Sampling, draw
-from speclab.core.tree import reads
 from tests.test_exact import (
     CENTRE,
     Box,
@@ -47,6 +46,7 @@ from tests.test_lossless import chi_square
 
 Shape = tuple  # of the children's shapes: ((), ((),)) is two children, the second of which has one
 ZERO, ONE = Fraction(0), Fraction(1)
+TINY = 1e-12  # a law that accepts all that the target allows
 
 
 # --- every tree that may be drafted -----------------------------------------------------------------------------------
@@ -121,9 +121,20 @@ def different(trial: Trial, prefix: Prefix, m: int) -> list[Siblings]:
     return drawn_without_replacement(tuple(trial.tables[0].draft[prefix]), m)
 
 
+def different_or_none(trial: Trial, prefix: Prefix, m: int) -> list[Siblings]:
+    """The same, and what is missing stays in its place: id 0 with a law of zeros, and what follows it."""
+    zeros = [ZERO] * trial.tables[0].vocab
+    found = []
+    for tokens, laws, handed, chance in different(trial, prefix, m):
+        n = m - len(tokens)
+        filled = (*tokens, *[0] * n), laws + [zeros] * n, handed + [floats(zeros)] * n
+        found.append(Siblings(*filled, chance))
+    return found
+
+
 @functools.cache
 def drawn_without_replacement(row: tuple[Fraction, ...], m: int) -> list[Siblings]:
-    """Every outcome of the production `without_replacement`, with its laws and fewer than m children where it says so."""
+    """Every outcome of the production `without_replacement`: its laws, and fewer than m children where it says so."""
     tokens = range(len(row))
     sides = [
         boxes([corner for gone in itertools.combinations(tokens, i) for corner in cdf_corners(without(row, gone))])
@@ -142,10 +153,10 @@ def drawn_without_replacement(row: tuple[Fraction, ...], m: int) -> list[Sibling
     ]
 
 
-def cells(sides: list[list[Box]]) -> tuple[Tensor, list[int], int]:
-    """All products of boxes: their centres (cells, sides), and their volumes as integers over one denominator."""
+def cells(sides: list[list[Box]], at: Fraction = CENTRE) -> tuple[Tensor, list[int], int]:
+    """All products of boxes: a point in each (cells, sides), and their volumes as integers over one denominator."""
     points = torch.cartesian_prod(
-        *(torch.tensor([inside(box, CENTRE) for box in side], dtype=torch.float64) for side in sides)
+        *(torch.tensor([inside(box, at) for box in side], dtype=torch.float64) for side in sides)
     )
     volumes, denominator = [1], 1
     for side in sides:
@@ -250,7 +261,7 @@ def tensors(trees: list[Tree], trials: list[Trial], n: int) -> tuple[Draft, Tens
         likely = [max(range(vocab), key=target[tree.prefixes[place]].__getitem__) for place in places]
         ids.append([node.token for node in tree.nodes] + likely)
         parents.append(tree.parents + [place - 1 for place in places])
-        laws.append([node.handed for node in tree.nodes] + [[0.0] * vocab] * n_pads)
+        laws.append([node.handed for node in tree.nodes] + [[TINY] * vocab] * n_pads)
         rows.append([floats(target[prefix]) for prefix in tree.prefixes])
         rows[-1] += [[float(token == 0) for token in range(vocab)]] * n_pads
     draft = Draft(
@@ -262,8 +273,8 @@ def tensors(trees: list[Tree], trials: list[Trial], n: int) -> tuple[Draft, Tens
     return draft, torch.tensor(rows, dtype=torch.float64)
 
 
-def play(trials: list[Trial], rule: Callable) -> list[Outcome]:
-    """Run a production rule at the centre of every box of every tree of every trial, in one batched call."""
+def play(trials: list[Trial], rule: Callable, at: Fraction = CENTRE) -> list[Outcome]:
+    """Run a production rule in every box of every tree of every trial, in one batched call."""
     trees = [
         numbered(i, roots, chance, trial.depth_first)
         for i, trial in enumerate(trials)
@@ -273,7 +284,7 @@ def play(trials: list[Trial], rule: Callable) -> list[Outcome]:
     draft, target_probs = tensors(trees, trials, n)
     parts, uniforms = [], []
     for tree in trees:
-        points, volumes, denominator = cells(sides_of(tree, trials[tree.trial].tables[0].target, rule))
+        points, volumes, denominator = cells(sides_of(tree, trials[tree.trial].tables[0].target, rule), at)
         parts.append((volumes, denominator))
         pads = points.new_zeros(len(points), n + 1 - points.shape[1])  # a pad's test would pass
         uniforms.append(torch.cat([points[:, :-1], pads, points[:, -1:]] if rule is in_turn else [points, pads], dim=1))
@@ -374,7 +385,9 @@ def test_children_of_one_node_leave_the_targets_law(way, family):
     """One place, up to three children. Children that all differ are drawn until the draft has no token left."""
     tally = Counter()
     for vocab in (2, 3, 4):
-        tally += prove([Trial(tables_of(i, vocab, shape, family), shape, way) for shape in FLAT for i in range(6)], in_turn)
+        tally += prove(
+            [Trial(tables_of(i, vocab, shape, family), shape, way) for shape in FLAT for i in range(6)], in_turn
+        )
     impossible = {"partial"}  # below a child is nothing
     if family == "identical":
         impossible |= {"none"}
@@ -391,6 +404,23 @@ def test_whole_trees_leave_the_targets_joint_law(way, depth_first):
         tables = [tables_of(i, vocab, shape, family) for i, shape in enumerate(shapes)]
         tally += prove([Trial(*both, way, depth_first) for both in zip(tables, shapes, strict=True)], in_turn)
     assert_not_vacuous(tally)
+
+
+@pytest.mark.parametrize("family", ["zeros", "draft blind"])
+def test_children_that_were_not_drawn_may_stay_in_the_midst_of_a_tree(family):
+    """Where the draft has fewer tokens than a node has children. The joint law is the one without them, too."""
+    tally, fewer = Counter(), 0
+    for vocab, shapes in ((2, FLAT + LARGER), (3, FLAT + LARGER[:4]), (4, FLAT)):
+        tables = [tables_of(i, vocab, shape, family) for i, shape in enumerate(shapes)]
+        with_them, without_them = (
+            [Trial(*both, way) for both in zip(tables, shapes, strict=True)] for way in (different_or_none, different)
+        )
+        tally += prove(with_them, in_turn)
+        laws = [[outcome.law for outcome in play(trials, in_turn)] for trials in (with_them, without_them)]
+        assert laws[0] == laws[1]
+        fewer += sum(sum(weight > 0 for weight in t[0].draft[()]) < len(s) for t, s in zip(tables, shapes, strict=True))
+    assert_not_vacuous(tally)
+    assert fewer > 3
 
 
 @pytest.mark.parametrize("stored", [False, True])
@@ -442,6 +472,15 @@ def test_as_many_children_are_kept_as_the_rule_may_keep(family):
                 assert outcome.n_accepted == 1 - none
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_the_decision_is_constant_in_every_box(rule):
+    """The enumeration rests on it: near the corners of the boxes the same comes out as in their centres."""
+    for way, (vocab, shapes) in itertools.product(WAYS, ((2, LARGER), (4, FLAT))):
+        trials = [Trial(tables_of(i, vocab, shape, "zeros"), shape, way) for i, shape in enumerate(shapes)]
+        laws = [[out.law for out in play(trials, rule, Fraction(at, 1000))] for at in (1, 500, 999)]
+        assert laws[0] == laws[1] == laws[2]
+
+
 @pytest.mark.parametrize("family", ["dense", "zeros", "one-hot stored"])
 def test_draws_without_replacement_have_the_laws_that_are_handed_over(family):
     for vocab, m in itertools.product((2, 3, 4), (1, 2, 3, 4)):
@@ -456,3 +495,338 @@ def test_draws_without_replacement_have_the_laws_that_are_handed_over(family):
                 for law, given_law in zip(laws, handed, strict=True):
                     assert given_law == pytest.approx(floats(law), abs=1e-15)
                     assert [weight == 0 for weight in given_law] == [weight == 0 for weight in law]
+
+
+# --- how many tokens are kept: for the chapter ------------------------------------------------------------------------
+
+
+def expected_kept(trial: Trial, rule: Callable) -> Fraction:
+    """Exact mean of the drafted tokens that one round keeps."""
+    return play([trial], rule)[0].n_accepted
+
+
+def with_rows(target: Row, draft: Row, shape: Shape, way: Callable) -> Trial:
+    """The same two rows after every prefix."""
+    vocab, length = len(target), depth_of(shape) + 1
+    prefixes = [prefix for n in range(length) for prefix in itertools.product(range(vocab), repeat=n)]
+    return Trial((Tables(vocab, 0, dict.fromkeys(prefixes, target), dict.fromkeys(prefixes, draft)),), shape, way)
+
+
+def quarters(*counts: int) -> Row:
+    return [Fraction(count, 4) for count in counts]
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "followed", "tested"),
+    [
+        # The draft is right: what it draws is always kept, and its two first choices miss a quarter of the mass.
+        (quarters(2, 1, 1), quarters(2, 1, 1), Fraction(3, 4), ONE),
+        # The draft is right about the order and not sure enough: it draws a token that is never the target's.
+        ([Fraction(4, 5), Fraction(1, 5), ZERO], quarters(2, 1, 1), ONE, Fraction(9, 10)),
+    ],
+)
+def test_which_rule_keeps_more_depends_on_the_draft(target, draft, followed, tested):
+    """Two children each: the most probable tokens, followed; different tokens that were drawn, tested in turn."""
+    assert expected_kept(with_rows(target, draft, FLAT[1], most_probable_ones), follow) == followed
+    assert expected_kept(with_rows(target, draft, FLAT[1], different), in_turn) == tested
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_on_the_same_drawn_tree_testing_in_turn_never_keeps_fewer(way):
+    """It knows what the children were drawn from. Following does not ask, and loses where a draft is random."""
+    more = 0
+    for vocab, family in itertools.product((2, 3), ("dense", "zeros")):
+        trials = [Trial(tables_of(i, vocab, shape, family), shape, way) for i, shape in enumerate(FLAT + LARGER[:3])]
+        for by_follow, by_turn in zip(*(play(trials, rule) for rule in RULES), strict=True):
+            assert by_turn.n_accepted >= by_follow.n_accepted
+            more += by_turn.n_accepted > by_follow.n_accepted
+    assert more > 0
+
+
+@pytest.mark.parametrize("way", [most_probable_ones, scattered])
+def test_both_rules_are_one_where_no_chance_chose_the_tokens(way):
+    """The same law of the committed tokens, not only of the text."""
+    for vocab in (2, 3):
+        trials = [Trial(tables_of(i, vocab, shape, "zeros"), shape, way) for i, shape in enumerate(FLAT + LARGER)]
+        by_follow, by_turn = (play(trials, rule) for rule in RULES)
+        assert [outcome.law for outcome in by_follow] == [outcome.law for outcome in by_turn]
+
+
+# --- larger trees -----------------------------------------------------------------------------------------------------
+
+VOCAB, N_DRAWS = 6, 20_000
+
+
+def drawn_trees(draft_rows: Tensor, root: int, widths: tuple[int, ...], repeats: bool) -> Draft:
+    """Trees of len(widths) levels, each node with widths[depth] children, drawn from the row of its own token.
+
+    repeats: the children of a node are independent; otherwise they differ.
+    """
+    generator = torch.Generator().manual_seed(1)
+    tokens, parents, laws = [torch.full((N_DRAWS, 1), root)], [torch.full((N_DRAWS, 1), -1)], []
+    for width in widths:
+        n_before = sum(part.shape[1] for part in tokens) - 1
+        level = tokens[-1].flatten()
+        uniforms = torch.rand(len(level), width, generator=generator, dtype=torch.float64)
+        if repeats:
+            law = draft_rows[level][:, None].expand(-1, width, -1)
+            drawn = draw(law.flatten(0, 1), uniforms.flatten()).view(-1, width)
+        else:
+            drawn, law, n_drawn = sampling_module.without_replacement(draft_rows[level], uniforms)
+            assert (n_drawn == width).all()
+        parents.append(
+            torch.arange(n_before - tokens[-1].shape[1], n_before).repeat_interleave(width).expand(N_DRAWS, -1)
+        )
+        tokens.append(drawn.reshape(N_DRAWS, -1))
+        laws.append(law.reshape(N_DRAWS, -1, VOCAB))
+    ids = torch.cat(tokens[1:], dim=1)
+    size = torch.full((N_DRAWS,), ids.shape[1])
+    return Draft(ids, size, torch.cat(laws, dim=1), parents=torch.cat(parents[1:], dim=1))
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("repeats", [False, True])
+def test_a_larger_tree_leaves_the_targets_joint_law_of_three_tokens(repeats, rule):
+    """Of 4 + 12 + 24 nodes. Chi-square at 1e-6 for each of the four cases, on fixed seeds."""
+    generator = torch.Generator().manual_seed(0)
+    target_rows, draft_rows = (
+        (1.5 * torch.randn(VOCAB, VOCAB, generator=generator, dtype=torch.float64)).softmax(-1) for _ in range(2)
+    )
+    draft = drawn_trees(draft_rows, 0, (4, 3, 2), repeats)
+    read = torch.cat([torch.zeros(N_DRAWS, 1, dtype=torch.long), draft.tokens], dim=1)
+    uniforms = torch.rand(N_DRAWS, draft.tokens.shape[1] + 1, generator=generator, dtype=torch.float64)
+    result = rule(draft, target_rows[read], uniforms)
+    assert_are_paths(draft, result)
+    assert set(result.n_accepted.tolist()) == {0, 1, 2, 3}
+
+    text = torch.zeros(N_DRAWS, 1, dtype=torch.long)
+    for i in range(3):  # kept tokens, the rule's next one, then the target's own
+        own = draw(target_rows[text[:, -1]], torch.rand(N_DRAWS, generator=generator, dtype=torch.float64))
+        kept = draft.tokens.gather(1, result.path[:, i : i + 1].clamp(min=0))[:, 0]
+        after = torch.where(result.n_accepted == i, result.next_token, own)
+        text = torch.cat([text, torch.where(i < result.n_accepted, kept, after)[:, None]], dim=1)
+    place = (text[:, 1] * VOCAB + text[:, 2]) * VOCAB + text[:, 3]
+    law = target_rows[0][:, None, None] * target_rows[:, :, None] * target_rows[None]
+    probability, n_bins = chi_square(torch.bincount(place, minlength=VOCAB**3).double(), law.flatten())
+    assert n_bins > 100
+    assert probability > 1e-6
+
+
+# --- decisions one by one ---------------------------------------------------------------------------------------------
+
+SAMPLED = Sampling(temperature=1.0)
+
+
+class Batch(NamedTuple):
+    draft: Draft
+    target_probs: Tensor
+    uniforms: Tensor
+
+
+def random_batch(seed: int, batch: int, n: int, vocab: int = 4, dtype: torch.dtype = torch.float64) -> Batch:
+    """Trees of any shape and size, rows with zeros, tokens that their laws may give."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def rows(m: int) -> Tensor:
+        weights = torch.rand(batch, m, vocab, generator=generator, dtype=dtype) ** 2 + 1e-3
+        weights = torch.where(torch.rand(batch, m, vocab, generator=generator) < 0.3, 0.0, weights)
+        weights[..., 0] += 1e-3
+        return weights / weights.sum(-1, keepdim=True)
+
+    laws = rows(n)
+    uniforms = torch.rand(batch, n + 1, generator=generator, dtype=torch.float64)
+    at = torch.rand(batch * n, generator=generator, dtype=torch.float64)
+    places = torch.rand(batch, n, generator=generator) * torch.arange(1, n + 1)
+    size = torch.randint(0, n + 1, (batch,), generator=generator)
+    draft = Draft(draw(laws.flatten(0, 1), at).view(batch, n), size, laws, parents=places.long() - 1)
+    return Batch(draft, rows(n + 1), uniforms)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_chain_is_judged_as_by_the_token_rule(stored, dtype):
+    """The same decisions on the same uniforms, with and without parents."""
+    kept = Counter()
+    for n in (0, 1, 2, 5):
+        draft, target_probs, uniforms = random_batch(n, 2000, n, dtype=dtype)
+        draft = draft._replace(probs=draft.probs if stored else None, parents=None)
+        by_token = accept(draft, target_probs, uniforms)
+        chain = torch.arange(-1, n - 1).expand(2000, n)
+        for parents in (None, chain):
+            result = in_turn(draft._replace(parents=parents), target_probs, uniforms)
+            assert result.n_accepted.equal(by_token.n_accepted)
+            assert result.next_token.equal(by_token.next_token)
+            number = torch.arange(n).expand(2000, n)
+            assert result.path.equal(number.where(number < by_token.n_accepted[:, None], -1))
+            assert follow(draft, target_probs, uniforms).path.shape == (2000, n)
+        kept.update(by_token.n_accepted.tolist())
+    assert len(kept) > 3
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_dead_node_is_never_kept_and_rows_are_independent(rule):
+    """A row decides as it does alone and without what lies beyond its size, even where that would be kept."""
+    batch, n = 400, 7
+    draft, target_probs, uniforms = random_batch(5, batch, n)
+    dead = torch.arange(n) >= draft.size[:, None]
+    likely = target_probs.argmax(-1).gather(1, draft.parents + 1)
+    tempting = draft._replace(
+        tokens=torch.where(dead, likely, draft.tokens), probs=draft.probs.masked_fill(dead[..., None], TINY)
+    )
+    nan = float("nan")
+    poisoned = tempting._replace(probs=draft.probs.masked_fill(dead[..., None], nan))
+    rows_of_dead = torch.cat([torch.zeros(batch, 1, dtype=torch.bool), dead], dim=1)
+    poisoned_rows = target_probs.masked_fill(rows_of_dead[..., None], nan)
+    expected = rule(tempting, target_probs, uniforms)
+    assert_are_paths(tempting, expected)
+    for i, size in enumerate(draft.size.tolist()):
+        cut = Draft(
+            tempting.tokens[i : i + 1, :size],
+            draft.size[i : i + 1],
+            draft.probs[i : i + 1, :size],
+            parents=draft.parents[i : i + 1, :size],
+        )
+        own = torch.cat([uniforms[i : i + 1, :size], uniforms[i : i + 1, n if rule is in_turn else size, None]], dim=1)
+        alone = rule(cut, target_probs[i : i + 1, : size + 1], own)
+        assert alone.n_accepted == expected.n_accepted[i]
+        assert alone.next_token == expected.next_token[i]
+        assert alone.path[0].tolist() == expected.path[i, :size].tolist()
+    for part, other in zip(expected, rule(poisoned, poisoned_rows, uniforms), strict=True):
+        assert part.equal(other)
+    tempted = rule(tempting._replace(size=torch.full_like(draft.size, n)), target_probs, uniforms)
+    assert (tempted.n_accepted != expected.n_accepted).sum() > 40
+
+
+def longest_agreeing(draft: Draft, own: list[int]) -> list[int]:
+    """Of the first row: of all live nodes whose branch is what `own`, the target's choice after each row, says."""
+    best: list[int] = []
+    for node in range(int(draft.size[0])):
+        branch, at = [], node
+        while at >= 0:
+            branch, at = [at, *branch], int(draft.parents[0, at])
+        if all(own[before + 1] == draft.tokens[0, i] for before, i in itertools.pairwise([-1, *branch])):
+            best = max(best, branch, key=len)
+    return best
+
+
+def test_greedy_keeps_the_longest_agreeing_path():
+    """Where siblings differ. Both rules, from logits, and on one-hot rows with any uniforms and any laws."""
+    lengths = Counter()
+
+    @given(st.integers(0, 2**32), st.integers(0, 12))
+    @settings(max_examples=150, deadline=None, derandomize=True)
+    def check(seed: int, n: int) -> None:
+        dice, vocab = random.Random(seed), 3
+        draft, rows, uniforms = random_batch(seed, 1, n, vocab)
+        free = {-1: list(range(vocab))}  # node -> tokens that no child of it carries
+        parents, tokens = [], []
+        for i in range(n):
+            parents.append(dice.choice([parent for parent, left in free.items() if left]))
+            tokens.append(free[parents[-1]].pop(dice.randrange(len(free[parents[-1]]))))
+            free[i] = list(range(vocab))
+        draft = draft._replace(tokens=torch.tensor([tokens]).long(), parents=torch.tensor([parents]).long())
+        logits = rows.log()
+        own = logits.argmax(-1)
+        path = longest_agreeing(draft, own[0].tolist())
+        lengths[len(path)] += 1
+        expected = ([len(path)], [int(own[0, path[-1] + 1 if path else 0])], [path + [-1] * (n - len(path))])
+        one_hot_rows = GREEDY.probs(logits)
+        draft = draft._replace(probs=(draft.probs + 0.1) / (1 + 0.1 * vocab))  # any of these tokens may be drawn
+        for result in (
+            accept_follow_from_logits(draft, logits, GREEDY, uniforms),
+            accept_tree_from_logits(draft, logits, GREEDY, uniforms),
+            follow(draft, one_hot_rows, uniforms),
+            in_turn(draft, one_hot_rows, uniforms),
+            in_turn(draft._replace(probs=None), one_hot_rows, uniforms),
+        ):
+            assert tuple(part.tolist() for part in result) == expected
+
+    check()
+    assert {0, 1, 2, 3} <= lengths.keys()
+
+
+def test_sampling_from_logits_is_the_rule_on_their_probabilities():
+    draft, rows, uniforms = random_batch(3, 500, 6)
+    logits = rows.log()
+    for from_logits, rule in ((accept_follow_from_logits, follow), (accept_tree_from_logits, in_turn)):
+        given_more = torch.cat([uniforms, torch.zeros_like(uniforms)], dim=1)
+        for part, other in zip(
+            from_logits(draft, logits, SAMPLED, given_more), rule(draft, SAMPLED.probs(logits), uniforms), strict=True
+        ):
+            assert part.equal(other)
+
+
+def test_a_chain_from_logits_is_the_token_rules():
+    draft, rows, uniforms = random_batch(4, 500, 4)
+    draft = draft._replace(parents=None)
+    for sampling in (GREEDY, SAMPLED):
+        expected = accept_from_logits(draft, rows.log(), sampling, uniforms)
+        result = accept_tree_from_logits(draft, rows.log(), sampling, uniforms)
+        assert result.n_accepted.equal(expected.n_accepted)
+        assert result.next_token.equal(expected.next_token)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_token_that_the_target_forbids_is_never_kept(rule):
+    """Uniforms may be 0, and close to 1."""
+    draft, target_probs, uniforms = random_batch(6, 3000, 6)
+    for at in (0.0, math.nextafter(1.0, 0.0)):
+        result = rule(draft, target_probs, torch.full_like(uniforms, at))
+        before = torch.zeros_like(result.n_accepted)
+        for i in range(6):
+            node = result.path[:, i].clamp(min=0)
+            token = draft.tokens.gather(1, node[:, None])
+            probability = target_probs[torch.arange(3000), before].gather(-1, token)[:, 0]
+            assert (probability[i < result.n_accepted] > 0).all()
+            before = torch.where(i < result.n_accepted, node + 1, before)
+        assert (target_probs[torch.arange(3000), before].gather(-1, result.next_token[:, None]) > 0).all()
+
+
+def test_a_residual_without_mass_leaves_what_was_before_it():
+    """Laws of twice the mass stand for rounding. After child 0 only token 1 is left, and child 1's law covers it."""
+    draft = Draft(
+        torch.tensor([[0, 2]]),
+        torch.tensor([2]),
+        torch.tensor([[[1.0, 0.0, 0.0], [0.0, 1.5, 0.5]]]).double(),
+        parents=torch.tensor([[-1, -1]]),
+    )
+    target_probs = torch.tensor([[[0.5, 0.5, 0.0]] * 3]).double()
+    result = in_turn(draft, target_probs, torch.tensor([[0.9, 0.9, 0.1]]).double())
+    assert (result.n_accepted.item(), result.next_token.item()) == (0, 1)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_numbers_that_are_not_finite_are_reported(rule):
+    draft, target_probs, uniforms = random_batch(7, 50, 4)
+    nan = torch.full_like(target_probs, float("nan"))
+    result = rule(draft, nan, uniforms)
+    assert (result.next_token == NOT_FINITE).all()
+    assert (result.n_accepted == 0).all()
+    result = in_turn(draft._replace(probs=nan[:, :4], size=torch.full_like(draft.size, 4)), target_probs, uniforms)
+    assert (result.next_token == NOT_FINITE).all()
+
+
+def test_draws_without_replacement_end_where_no_weight_is_left():
+    uniforms = torch.tensor([[0.3, 0.5, 0.5], [0.8, 0.5, 0.5]]).double()
+    tokens, laws, n_drawn = sampling_module.without_replacement(torch.tensor([0.0, 0.5, 0.0, 0.5]).double(), uniforms)
+    assert tokens.tolist() == [[1, 3, 0], [3, 1, 0]]
+    assert n_drawn.tolist() == [2, 2]
+    assert laws[0].tolist() == [[0, 0.5, 0, 0.5], [0, 0, 0, 1], [0, 0, 0, 0]]
+    nothing = sampling_module.without_replacement(torch.tensor([0.5, 0.5]), uniforms[:, :0])
+    assert [part.shape for part in nothing] == [(2, 0), (2, 0, 2), (2,)]
+    tokens, laws, n_drawn = sampling_module.without_replacement(torch.full((2, 4), float("nan")), uniforms)
+    assert tokens.tolist() == [[0] * 3] * 2  # fed as any other, and the accept rule meets laws that are no numbers
+    assert laws[:, 0].isnan().all()
+    assert n_drawn.tolist() == [3, 3]
+
+
+def test_nothing_here_waits_for_the_device():
+    draft, target_probs, uniforms = random_batch(8, 3, 5)
+    with Watch() as watch:
+        for rule in RULES:
+            rule(draft, target_probs, uniforms)
+        for sampling in (GREEDY, SAMPLED):
+            accept_tree_from_logits(draft, target_probs, sampling, uniforms)
+            accept_follow_from_logits(draft._replace(parents=None), target_probs, sampling, uniforms)
+        sampling_module.without_replacement(target_probs[:, 0], uniforms)
+    assert not watch.calls

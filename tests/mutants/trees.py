@@ -1,0 +1,183 @@
+"""Bugs in the rules for trees (speclab/core/accept_tree.py), and in how the children of a node are drawn."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from speclab.core import accept_tree as tree_module
+from speclab.core import sampling as sampling_module
+from speclab.core.accept_tree import accept_follow as right_follow
+from speclab.core.accept_tree import accept_tree as right_tree
+from speclab.core.rounds import AcceptResult, Draft
+from speclab.core.sampling import draw
+from speclab.core.sampling import without_replacement as right_children
+from tests.mutants.bugs import mutant
+
+FILE = "core/test_accept_tree"
+ONE_NODE, WHOLE = "children_of_one_node_leave_the_targets_law", "whole_trees_leave_the_targets_joint_law"
+LARGE = "a_larger_tree_leaves_the_targets_joint_law_of_three_tokens"
+FOLLOW = "following_gives_the_targets_joint_law_for_every_shape"
+
+# ---------------------------------------------------------------- the walk, written down with its parts to replace
+
+
+def in_number_order(draft: Draft, laws: Tensor) -> Tensor:
+    """(batch, n): the child with the least is tried first"""
+    return torch.arange(draft.tokens.shape[1]).expand_as(draft.tokens)
+
+
+def against_what_is_left(left: Tensor, target: Tensor) -> Tensor:
+    """(batch, vocab) the row that a child is tested against"""
+    return left / left.sum(-1, keepdim=True)
+
+
+def itself(draft: Draft, node: Tensor) -> Tensor:
+    """(batch, n) which nodes are dealt with when a node (batch, 1) was tried"""
+    return torch.arange(draft.tokens.shape[1]) == node
+
+
+def change_tree(order: Callable = in_number_order, against: Callable = against_what_is_left, tried: Callable = itself):
+    """Put multi-step speculative sampling with a wrong part into the lab. Every tree of the tests has parents."""
+
+    def accept_tree(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> AcceptResult:
+        (batch, n), row = draft.tokens.shape, torch.arange(len(draft.tokens))
+        laws = torch.nn.functional.one_hot(draft.tokens, target_probs.shape[-1]).to(target_probs)
+        laws = laws if draft.probs is None else draft.probs
+        rank = order(draft, laws).double()
+        done = torch.arange(n) >= draft.size[:, None]
+        here, left, kept = torch.zeros_like(draft.size), target_probs[:, 0], torch.zeros(batch, n, dtype=torch.bool)
+        for _ in range(n):
+            open_ = ~done & (draft.parents + 1 == here[:, None])
+            i = rank.masked_fill(~open_, torch.inf).argmin(-1)
+            law, token = laws[row, i], draft.tokens[row, i]
+            judge = against(left, target_probs[row, here])
+            passed = open_[row, i] & (uniforms[row, i] * law[row, token] < judge[row, token]) & (law[row, token] > 0)
+            failed = open_[row, i] & ~passed
+            residual = (left / left.sum(-1, keepdim=True) - law).clamp(min=0)
+            residual = torch.where(residual.sum(-1, keepdim=True) > 0, residual, left)
+            done = done | (open_[row, i, None] & open_ & tried(draft, i[:, None]))
+            kept[row, i] |= passed
+            left = torch.where(failed[:, None], residual, left)
+            left = torch.where(passed[:, None], target_probs[row, i + 1], left)
+            here = torch.where(passed, i + 1, here)
+        return tree_module._result(kept, draw(left, uniforms[:, n]))
+
+    tree_module.accept_tree = accept_tree
+
+
+@mutant(15, ONE_NODE, WHOLE, LARGE, file=FILE)
+def tests_each_child_against_the_targets_row() -> None:
+    """tests every child of a node against the target's own row, whatever was rejected before"""
+    change_tree(against=lambda left, target: target)
+
+
+@mutant(15, ONE_NODE, WHOLE, file=FILE)
+def tests_against_a_residual_that_is_not_renormalised() -> None:
+    """tests the next child of a node against a residual that is not renormalised"""
+    change_tree(against=lambda left, target: left)
+
+
+@mutant(15, ONE_NODE, WHOLE, file=FILE)
+def merges_equal_children() -> None:
+    """merges children of a node that carry the same token"""
+
+    def all_equal(draft: Draft, node: Tensor) -> Tensor:
+        return draft.tokens == draft.tokens.gather(1, node)
+
+    change_tree(tried=all_equal)
+
+
+@mutant(15, ONE_NODE, WHOLE, file=FILE)
+def tries_the_most_probable_child_first() -> None:
+    """tries the children of a node in the order of their probabilities"""
+
+    def by_probability(draft: Draft, laws: Tensor) -> Tensor:
+        return -laws.gather(-1, draft.tokens[..., None])[..., 0]
+
+    change_tree(order=by_probability)
+
+
+@mutant(15, FOLLOW, file=FILE)
+def draws_again_for_each_child() -> None:
+    """draws the target's token again for each child, and follows the first that it hits"""
+
+    def accept_follow(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> AcceptResult:
+        n = draft.tokens.shape[1]
+        here = torch.zeros_like(draft.size)
+        row, kept = torch.arange(len(here)), torch.zeros_like(draft.tokens, dtype=torch.bool)
+        for i in range(n):
+            hit = draw(target_probs[row, here], uniforms[:, i]) == draft.tokens[:, i]
+            kept[:, i] = (i < draft.size) & (draft.parents[:, i] + 1 == here) & hit
+            here = torch.where(kept[:, i], i + 1, here)
+        return tree_module._result(kept, draw(target_probs[row, here], uniforms[:, n]))
+
+    tree_module.accept_follow = accept_follow
+
+
+@mutant(15, "a_dead_node_is_never_kept_and_rows_are_independent", file=FILE)
+def keeps_dead_nodes() -> None:
+    """keeps nodes beyond the size of a tree"""
+
+    def all_alive(draft: Draft) -> Draft:
+        return draft._replace(size=torch.full_like(draft.size, draft.tokens.shape[1]))
+
+    tree_module.accept_follow = lambda draft, *given: right_follow(all_alive(draft), *given)
+    tree_module.accept_tree = lambda draft, *given: right_tree(all_alive(draft), *given)
+
+
+@mutant(15, "children_that_were_not_drawn_may_stay_in_the_midst_of_a_tree", file=FILE)
+def keeps_children_that_were_not_drawn() -> None:
+    """keeps a child whose law gives it no probability"""
+
+    def accept_tree(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> AcceptResult:
+        tiny = torch.finfo(target_probs.dtype).tiny
+        probs = None if draft.probs is None else draft.probs.clamp(min=tiny)
+        return right_tree(draft._replace(probs=probs), target_probs, uniforms)
+
+    tree_module.accept_tree = accept_tree
+
+
+# ---------------------------------------------------------------- children that differ
+
+
+def change_laws(wrong: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+    """The ids are drawn as is right; `wrong(probs (batch, vocab), tokens, laws)` is handed over as their laws."""
+
+    def without_replacement(probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        tokens, laws, n_drawn = right_children(probs, uniforms)
+        return tokens, wrong(probs.expand(len(uniforms), -1), tokens, laws), n_drawn
+
+    sampling_module.without_replacement = without_replacement
+
+
+LAWS = "draws_without_replacement_have_the_laws_that_are_handed_over"
+
+
+@mutant(15, ONE_NODE, WHOLE, LAWS, file=FILE)
+def hands_over_laws_that_are_not_renormalised() -> None:
+    """hands over laws without the ids before, not renormalised"""
+    change_laws(lambda probs, tokens, laws: probs[:, None] * (laws > 0))
+
+
+@mutant(15, ONE_NODE, WHOLE, LARGE, LAWS, file=FILE)
+def hands_over_one_law_for_all_children() -> None:
+    """hands over the whole row for each of several different ids"""
+    change_laws(lambda probs, tokens, laws: probs[:, None].expand_as(laws))
+
+
+@mutant(15, ONE_NODE, WHOLE, LARGE, LAWS, file=FILE)
+def takes_the_most_probable_for_drawn() -> None:
+    """takes the most probable ids, and hands over laws as if they had been drawn"""
+
+    def without_replacement(probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        batch, m = uniforms.shape
+        left = probs.expand(batch, -1)
+        tokens, laws = torch.zeros(batch, m, dtype=torch.long), left.new_zeros(batch, m, left.shape[-1])
+        for i in range(m):
+            laws[:, i] = left / left.sum(-1, keepdim=True).clamp(min=torch.finfo(left.dtype).tiny)
+            tokens[:, i] = left.argmax(-1)
+            left = left.scatter(-1, tokens[:, i : i + 1], 0.0)
+        return tokens, laws, (laws.sum(-1) > 0).sum(-1)
+
+    sampling_module.without_replacement = without_replacement
