@@ -64,9 +64,9 @@ def speculative_decode(
     while round_.finish is None:
         # 1. Draft. Accept never more than what is left but one: a round commits one token more than it accepts. # NEW
         k = min(draft_length, settings.max_new_tokens - n_new - 1)
-        draft_uniforms, accept_uniforms = uniforms(
-            (1, 2 * draft_length + 1), generator, target.device
-        ).split([draft_length, draft_length + 1], dim=1)
+        draft_uniforms, accept_uniforms = uniforms((1, 2 * draft_length + 1), generator, target.device).split(
+            [draft_length, draft_length + 1], dim=1
+        )
         draft = drafter.propose(k, draft_uniforms)  # n <= draft_length tokens, at most k of them on one branch
 
         # 2. Verify: one target pass over the last committed token and the drafted ones. # NEW

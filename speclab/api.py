@@ -25,7 +25,7 @@ from speclab.core.rounds import DecodeSettings, Drafter, Round
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.hybrid import HybridDrafter, forget
 from speclab.drafts.lengths import LONGEST, AutoLength
-from speclab.drafts.select import auto_length, check_kind, check_prompts, make_drafter
+from speclab.drafts.select import auto_length, check_kind, check_prompts, lengths_of, make_drafter
 from speclab.lab.instruments import LoopFunctions
 from speclab.lab.round_costs import measure_costs
 from speclab.models import loading
@@ -102,9 +102,9 @@ def speculate(
 
     prompt: a text, continued as it is; or a chat, which is put into the tokenizer's chat template: a list of messages
     such as {"role": "user", "content": "..."}. draft_length: tokens of a draft, 0 for plain decoding, "auto" to choose
-    in every round; what rounds cost is then measured before the first text at a temperature, for hybrids, too.
-    temperature: 0 is greedy. The text ends with the target's own end token or after max_new_tokens
-    tokens. What arguments cannot be is raised here, before the first round.
+    in every round; a tree has as many as its shape. What rounds cost is measured before the first text at a temperature
+    with "auto", and for hybrids. temperature: 0 is greedy. The text ends with the target's own end token or after
+    max_new_tokens tokens. What arguments cannot be is raised here, before the first round.
 
     Raises UsageProblem, and ValueError for numbers that nothing can be.
     """
@@ -118,6 +118,7 @@ def speculate(
     check_prompts(setup.target, [pair.drafter], [encoded], max_new_tokens)
     drafter, ids = pair.on_auto if draft_length == "auto" else pair.drafter, encoded.ids.to(setup.device)
     if k:
+        [k] = lengths_of(drafter, [k])
         _measure_costs(setup, drafter, ids, settings)
     own = copy.deepcopy(drafter)
     forget(own)  # texts may have the same random numbers: what one of them taught must not decide in another

@@ -15,7 +15,8 @@ from speclab.cli.output import Output, Step, View, write_report, write_trace
 from speclab.core.rounds import DecodeSettings
 from speclab.drafts.lengths import LONGEST
 from speclab.drafts.oracle import OracleDraft
-from speclab.drafts.select import auto_length, check_kinds, check_prompts, make_drafters
+from speclab.drafts.select import auto_length, check_kinds, check_prompts, make_drafters, with_trees
+from speclab.drafts.tree import Branching
 from speclab.lab import comparison, padded_pair, plan, sweeps
 from speclab.lab.harness import Measurement, kept_when_stopped
 from speclab.lab.output_checks import exit_code
@@ -78,7 +79,8 @@ def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
     exercises = loading.of_comparison(temperatures, args.draft.split(","), args.plan or args.verify_plan)
     learner = loading.load(args.impl, exercises)
     flags.check_rule(args, learner, temperatures, "--plan", "--verify-plan", "--sweep", "--trace", "--report")
-    kinds = [kind for kind in args.draft.split(",") if kind]
+    kinds = with_trees([kind for kind in args.draft.split(",") if kind], args.tree)
+    flags.check_trees(args, kinds, "--plan", "--verify-plan", "--sweep", "--trace", "--report")
     if taken := next((kind for kind in kinds if kind.endswith(AUTO)), None):
         raise UsageProblem(f"--draft {taken}: in tables, a name that ends so means -k auto; rename the folder")
     check_kinds(kinds)
@@ -94,7 +96,8 @@ def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
     drafters = make_drafters(kinds, setup, args.seed)
     check_prompts(setup.target, drafters.values(), prompts, args.max_new_tokens)
     if auto:
-        drafters |= {name + AUTO: auto_length(name, drafter) for name, drafter in drafters.items()}
+        chains = {name: drafter for name, drafter in drafters.items() if not isinstance(drafter, Branching)}
+        drafters |= {name + AUTO: auto_length(name, drafter) for name, drafter in chains.items()}
     size = (args.max_new_tokens, args.repeats, args.seed)
     functions = learner.for_comparison(speculative_decode)
     functions = replace(functions, loop=functions.loop.judged_by(args.rule))

@@ -19,8 +19,15 @@ from speclab.core.rounds import DecodeSettings, Drafter, Round, tokens_of
 from speclab.drafts.hybrid import HybridDrafter, forget, parts
 from speclab.drafts.lengths import LONGEST, AutoLength
 from speclab.drafts.oracle import OracleDraft, reference_text
-from speclab.drafts.select import auto_length, check_kind, check_prompts, drafter_name, make_drafter
-from speclab.drafts.tree import TreeDrafter
+from speclab.drafts.select import (
+    auto_length,
+    check_kind,
+    check_prompts,
+    drafter_name,
+    lengths_of,
+    make_drafter,
+    with_trees,
+)
 from speclab.lab.instruments import Loop
 from speclab.lab.round_costs import measure_costs
 from speclab.lab.tracing import follow, shapes
@@ -76,7 +83,11 @@ def _parse(docstring: str, argv: list[str] | None, speculative: bool) -> argpars
         parser.add_argument(
             "--trace-shapes", action="store_true", help="print the shapes of one round's tensors and decode nothing"
         )
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if speculative:
+        args.draft = with_trees([args.draft], args.tree)[-1]
+        flags.check_trees(args, [args.draft], "--trace", "--trace-shapes")
+    return args
 
 
 @dataclass
@@ -168,8 +179,8 @@ def _speculative(args: argparse.Namespace, baseline: Loop, speculative: Loop) ->
     check_prompts(setup.target, [drafter], prompts, args.max_new_tokens)
     if auto:
         drafter, k = auto_length(args.draft, drafter), LONGEST
-    elif isinstance(drafter, TreeDrafter):
-        k = drafter.n_tokens
+    else:
+        [k] = lengths_of(drafter, [k])
     if args.trace_shapes:
         return _show_shapes(learner, setup, drafter, prompts[0], k, settings)
     note("\n".join([setup.describe(), *describe_chat(prompts, setup.tokenizer), *learner.describe()]))

@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase
 from speclab.cli.parsing import DASH, at_least, seed, some_name, some_path
 from speclab.core.accept import rule_of
 from speclab.core.sampling import Sampling
+from speclab.drafts.select import is_tree
 from speclab.learner.functions import Learner
 from speclab.models import loading, prompts, select
 from speclab.models.cached import check_room
@@ -16,6 +17,7 @@ from speclab.system.errors import UsageProblem
 from speclab.system.files import check_writable
 
 MOST_THREADS = 1024
+FOR_TREES = ("token", "follow")  # rules
 
 
 def add_shared_flags(parser: argparse.ArgumentParser) -> None:
@@ -87,7 +89,8 @@ def add_rule_flag(parser: argparse.ArgumentParser) -> None:
         type=lambda name: rule_of(name).name,
         default="token",
         metavar="RULE",
-        help="how drafted tokens are judged: token, one by one; block, together (block verification). LOSSY, another "
+        help="how drafted tokens are judged: token, one by one; block, together (block verification); follow, the "
+        "target's own draw is followed as long as the draft has it, in trees too. LOSSY, another "
         "distribution than the target's: lenient:L, q scaled by L in the test; typical:E, kept where p is above min(E, "
         "sqrt(E) exp(-entropy)) (default: token)",
     )
@@ -133,15 +136,34 @@ def add_draft_flag(
         "--draft",
         default=default,
         metavar="KIND",
-        help="model (the lab's own), lab:SIZE, a folder or hub name, feature:HEAD, block:HEAD, ngram, suffix, "
-        "hybrid:LOOKUP+MODEL, dial:A, dial:A:MODEL or dial:A:free"
+        help="model (the lab's own), lab:SIZE, a folder or hub name, feature:HEAD, block:HEAD, exit:N, ngram, suffix, "
+        "hybrid:LOOKUP+MODEL, tree:SHAPE:MODEL, dial:A, dial:A:MODEL or dial:A:free"
         + (
             " (default: %(default)s)"
             if default
             else "; several with commas (default: model,feature,hybrid with the lab's target, else model,ngram)"
         ),
     )
+    group.add_argument(
+        "--tree",
+        metavar="SHAPE",
+        help="drafts with branches: 2x2x1 is two first tokens, two after each, one after each of those; best, the most "
+        "probable branches with -k tokens in all"
+        + (", with --draft model, feature or block" if default else "; beside the drafts that can be trees"),
+    )
     return group
+
+
+def check_trees(args: argparse.Namespace, kinds: list[str], *others: str) -> None:
+    """Raise UsageProblem where a tree is drafted and --impl, --rule or one of the flags `others` knows chains only."""
+    if tree := next((kind for kind in kinds if is_tree(kind)), None):
+        if args.rule not in FOR_TREES:
+            raise UsageProblem(
+                f"--rule {args.rule} judges chains, and {tree} drafts trees; leave it out, or give --rule follow"
+            )
+        for name in ("--impl", *others):
+            if getattr(args, name.lstrip("-").replace("-", "_")):
+                raise UsageProblem(f"{name} knows chains only, and {tree} drafts trees; leave one of the two out")
 
 
 def add_trace_flag(parser: argparse._ActionsContainer) -> None:

@@ -1,5 +1,7 @@
 """The rules that accept or reject drafted tokens. Pure functions, tensors in and tensors out, batch first.
 
+For drafts with branches see speclab/core/accept_tree.py.
+
 `accept` and `accept_block` are lossless: the text follows the target's distribution exactly. `accept_lenient` and
 `accept_typical` are LOSSY: they keep more, and the text follows another distribution, whose distance from the target's
 `lenient_law` and `typical_law` make computable. They are never the default.
@@ -211,7 +213,9 @@ RULES: dict[str, AcceptRule] = {
 }
 """The lossless rules by their names."""
 LAWS = {"lenient": lenient_law, "typical": typical_law}
-RULE_NAMES = "token, block, follow, lenient:L (0 < L <= 1, as in lenient:0.5) or typical:E (0 < E < 1, as in typical:0.09)"
+RULE_NAMES = (
+    "token, block, follow, lenient:L (0 < L <= 1, as in lenient:0.5) or typical:E (0 < E < 1, as in typical:0.09)"
+)
 
 
 def rule_of(name: str) -> Rule:

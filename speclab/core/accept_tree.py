@@ -20,7 +20,7 @@ from torch import Tensor
 from speclab.core.graphs import replayed
 from speclab.core.rounds import AcceptResult, Draft
 from speclab.core.sampling import Sampling, draw, most_probable
-from speclab.core.tree import chain, depths
+from speclab.core.tree import chain, depths, reads
 
 
 def accept_follow(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> AcceptResult:
@@ -123,15 +123,14 @@ def _parents(draft: Draft) -> Tensor:
 def _followed(draft: Draft, own: Tensor) -> AcceptResult:
     """From the root on, keep the child that carries the target's own token of the row.  own: (batch, n + 1)"""
     tokens, size, *_ = draft
-    parents = _parents(draft)
-    here = torch.zeros_like(size)  # (batch,) the row where the walk stands
-    next_token = own[:, 0]
-    kept = torch.zeros_like(tokens, dtype=torch.bool)
-    for i in range(tokens.shape[1]):
-        kept[:, i] = (i < size) & (parents[:, i] + 1 == here) & (tokens[:, i] == next_token)
-        here = here.masked_fill(kept[:, i], i + 1)
-        next_token = torch.where(kept[:, i], own[:, i + 1], next_token)
-    return _result(kept, next_token)
+    parents, n = _parents(draft), tokens.shape[1]
+    number = torch.arange(n, device=tokens.device)
+    siblings = (parents[:, :, None] == parents[:, None]) & (tokens[:, :, None] == tokens[:, None])  # (batch, n, n)
+    again = (siblings & (number < number[:, None])).any(-1)  # one before it carries the same token
+    right = (number < size[:, None]) & ~again & (tokens == own.gather(-1, parents + 1))
+    kept = ~(reads(parents)[:, 1:, 1:] & ~right[:, None]).any(-1)  # (batch, n) all of its branch is right
+    last = torch.where(kept, number + 1, 0).amax(-1) if n else size  # (batch,) the row where the walk ends
+    return _result(kept, own.gather(-1, last[:, None])[:, 0])
 
 
 def _result(kept: Tensor, next_token: Tensor) -> AcceptResult:

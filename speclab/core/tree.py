@@ -15,11 +15,11 @@ from torch import Tensor
 def reads(parents: Tensor) -> Tensor:
     """Which rows of the target's pass each row may read, itself included.  (batch, n) -> (batch, n + 1, n + 1) bool"""
     batch, n = parents.shape
-    seen = torch.eye(n + 1, dtype=torch.bool, device=parents.device).repeat(batch, 1, 1)
-    rows = torch.arange(batch, device=parents.device)
-    for i in range(n):  # a parent comes before its children, so its own row is complete
-        seen[:, i + 1] |= seen[rows, parents[:, i] + 1]
-    return seen
+    seen = torch.eye(n + 1, device=parents.device).repeat(batch, 1, 1)
+    seen[:, 1:].scatter_(-1, parents[..., None] + 1, 1.0)  # itself and its parent
+    for _ in range(n.bit_length()):  # each time twice as far up
+        seen = (seen @ seen).clamp(max=1)
+    return seen > 0
 
 
 def depths(parents: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from speclab.drafts.hybrid import HybridDrafter, parts
 from speclab.drafts.lengths import AutoLength
 from speclab.drafts.oracle import NEEDS_GREEDY, FreeOracleDrafter, OracleDraft, OracleModelDrafter
 from speclab.drafts.suffix import SuffixDrafter
-from speclab.drafts.tree import GrowingDrafter, TreeDrafter, tokens_in
+from speclab.drafts.tree import BestTreeDrafter, Branching, GrowingDrafter, TreeDrafter, tokens_in
 from speclab.models import loading, padding
 from speclab.models.cached import CachedModel, check_prompt
 from speclab.models.checks import check_split, check_tree
@@ -26,8 +26,8 @@ from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.system.terminal import note
 
 KINDS = (
-    "model, ngram, suffix, feature:HEAD, block:HEAD, exit:N, hybrid:LOOKUP+MODEL, tree:SHAPE:MODEL, dial:0.8, lab:SIZE, "
-    "a folder or a hub name"
+    "model, ngram, suffix, feature:HEAD, block:HEAD, exit:N, hybrid:LOOKUP+MODEL, tree:SHAPE:MODEL, dial:0.8, "
+    "lab:SIZE, a folder or a hub name"
 )
 LOOKUPS: dict[str, type[NgramDrafter] | type[SuffixDrafter]] = {"ngram": NgramDrafter, "suffix": SuffixDrafter}
 USUAL_HYBRID = "suffix+feature"
@@ -35,6 +35,7 @@ AS_WIDE = "wide"  # feature:wide, the lab's head padded to the width of a padded
 LAB_HEADS = {kind: str(loading.LAB_PAIR / kind) for kind in FORMATS}
 TREES = {"tree": False, "sampled-tree": True}  # whether their tokens are drawn
 MOST_IN_TREE = 64  # tokens
+BEST = "best"  # in the place of a shape: the most probable branches, as many tokens as -k says
 EXIT, LAB_EXIT = "exit", str(loading.LAB_PAIR / "exit")
 NO_SPLIT = "early exit runs the target in two parts, and CUDA graphs do not"
 # What may be meant by a name that is nearly one of these: the lab's kinds, and words of other programs for them.
@@ -152,7 +153,7 @@ def make_drafter(kind: str, setup: Setup, seed: int = 0) -> Drafter:
         check_tree(setup.target)
         drafter = make_drafter(model, setup, seed)
         assert isinstance(drafter, GrowingDrafter)
-        return TreeDrafter(drafter, shape, TREES[word])
+        return TreeDrafter(drafter, shape, TREES[word]) if shape else BestTreeDrafter(drafter)
     if word == "dial":
         number, _, name = rest.partition(":")
         accuracy = _accuracy(kind, number)
@@ -197,17 +198,45 @@ def _of_hybrid(kind: str) -> tuple[str, str]:
     return lookup, model
 
 
+def is_tree(kind: str) -> bool:
+    """Whether a kind drafts trees."""
+    return kind.partition(":")[0] in TREES
+
+
+def with_trees(kinds: list[str], shape: str | None) -> list[str]:
+    """The kinds, and for `--tree SHAPE` behind them a tree of each that can be one; UsageProblem where none can."""
+    if shape is None:
+        return kinds
+    trees = [f"tree:{shape}:{kind}" for kind in kinds if _grows(kind)]
+    if not trees:
+        raise UsageProblem(f"--tree {shape}: none of these drafts can be a tree; give --draft model, feature or block")
+    return [*kinds, *trees]
+
+
+def _grows(kind: str) -> bool:
+    """Whether a draft knows several next tokens, and what comes after each."""
+    return bool(kind) and kind not in LOOKUPS and kind.partition(":")[0] not in ("hybrid", "dial", EXIT, *TREES)
+
+
+def lengths_of(drafter: Drafter, asked: list[int]) -> list[int]:
+    """How many tokens it drafts: `asked`, but a tree of a fixed shape has as many as that."""
+    return [drafter.n_tokens] if isinstance(drafter, TreeDrafter) else asked
+
+
 def _of_tree(kind: str) -> tuple[tuple[int, ...], str]:
-    """The shape and the model of `tree:2x2x1:MODEL`; UsageProblem where it is none."""
+    """The shape and the model of `tree:2x2x1:MODEL`, no shape for `tree:best:MODEL`; UsageProblem where it is none."""
     word, _, rest = kind.partition(":")
     name, _, model = rest.partition(":")
-    numbers = name.split("x")
+    numbers = name.split("x") if name != BEST or TREES[word] else []
     if not all(number.isdecimal() and 0 < int(number) <= MOST_IN_TREE for number in numbers):
-        raise UsageProblem(f"--draft {kind}: give the shape of a tree and a draft, for example {word}:2x2x1:feature")
+        raise UsageProblem(
+            f"--draft {kind}: give the shape of a tree and a draft, for example {word}:2x2x1:feature"
+            + f" or {word}:{BEST}:feature" * (not TREES[word])
+        )
     shape = tuple(map(int, numbers))
     if (n := tokens_in(shape)) > MOST_IN_TREE:
         raise UsageProblem(f"--draft {kind}: this tree has {n} tokens; give one of at most {MOST_IN_TREE}")
-    if not model or model in LOOKUPS or model.partition(":")[0] in ("hybrid", "dial", EXIT, *TREES):
+    if not _grows(model):
         raise UsageProblem(
             f"--draft {kind}: a tree needs a draft that knows several next tokens: model, feature or block, for "
             f"example {word}:{name}:feature"
@@ -246,7 +275,7 @@ def auto_length(kind: str, drafter: Drafter) -> AutoLength | HybridDrafter:
 
     UsageProblem for a dial, which knows what will be right.
     """
-    if isinstance(drafter, TreeDrafter):
+    if isinstance(drafter, Branching):
         raise UsageProblem(f"-k auto chooses the length of chains, and --draft {kind} drafts trees; give numbers")
     if isinstance(drafter, OracleDraft):
         raise UsageProblem(f"-k auto chooses by what was accepted, and --draft {kind} replays the text; give numbers")
@@ -268,7 +297,7 @@ def drafter_name(kind: str) -> str:
         return f"hybrid:{lookup}+{drafter_name(model)}"
     if word in TREES:
         shape, model = _of_tree(kind)
-        return f"{word}:{'x'.join(map(str, shape))}:{drafter_name(model)}"
+        return f"{word}:{'x'.join(map(str, shape)) or BEST}:{drafter_name(model)}"
     if word != "dial":
         return loading.short_name(kind)
     accuracy, _, model = rest.partition(":")

@@ -1,9 +1,15 @@
 """Drafts with branches: several tokens for one place, each with continuations of its own.
 
-The shape is fixed: `2x2x1` is two first tokens, two after each of them, one after each of those; 10 tokens in all. A
-model drafts one level in one pass. With `sampled` the children of a token are drawn one after the other without
-replacement, and the draft says what each was drawn from; else they are the most probable ones, which needs no random
-numbers and is exact at every temperature, too.
+`TreeDrafter` drafts trees of a fixed shape: `2x2x1` is two first tokens, two after each of them, one after each of
+those; 10 tokens in all. With `sampled` the children of a token are drawn one after the other without replacement, and
+the draft says what each was drawn from; else they are the most probable ones, which needs no random numbers and is
+exact at every temperature, too.
+
+`BestTreeDrafter` drafts the most probable branches, whatever shape that makes: among all continuations the draft's own
+probabilities say which n are most likely on the target's path (EAGLE-2, arXiv 2406.16858; DDTree, 2604.12989). Nothing
+that the target says is known when a tree is made, so its shape may depend on all that the draft knows.
+
+Either way a model drafts one level in one pass.
 """
 
 import itertools
@@ -41,14 +47,11 @@ class GrowingDrafter(Drafter, Protocol):
         """Forget the tokens of this tree: `observe` says which of them were committed."""
 
 
-class TreeDrafter:
-    """Drafts trees of one shape.
+class Branching:
+    """What drafts trees. drafter: what says which tokens come next."""
 
-    drafter: what says which tokens come next. shape: children of each token, by depth.
-    """
-
-    def __init__(self, drafter: GrowingDrafter, shape: tuple[int, ...], sampled: bool = False):
-        self.drafter, self.shape, self.sampled = drafter, shape, sampled
+    def __init__(self, drafter: GrowingDrafter):
+        self.drafter = drafter
         self._sampling = GREEDY
         self._device = torch.device("cpu")
 
@@ -57,15 +60,28 @@ class TreeDrafter:
         """What proposes the tokens."""
         return (self.drafter,)
 
-    @property
-    def n_tokens(self) -> int:
-        """Tokens of a whole tree."""
-        return tokens_in(self.shape)
-
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
         """Let the drafter read the prompt."""
         self._sampling, self._device = sampling, prompt.device
         self.drafter.prefill(target, prompt, sampling)
+
+    def observe(self, n_accepted: int, committed: list[int]) -> None:
+        """Tell the drafter what is final."""
+        self.drafter.end_tree()
+        self.drafter.observe(n_accepted, committed)
+
+
+class TreeDrafter(Branching):
+    """Drafts trees of one shape: children of each token, by depth."""
+
+    def __init__(self, drafter: GrowingDrafter, shape: tuple[int, ...], sampled: bool = False):
+        super().__init__(drafter)
+        self.shape, self.sampled = shape, sampled
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of a whole tree."""
+        return tokens_in(self.shape)
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
         """A tree of the first `k` levels, or of those that fit into as many tokens as there are uniforms."""
@@ -96,11 +112,6 @@ class TreeDrafter:
             drawn, torch.full_like(drawn[:, 0], n), torch.cat(laws)[None] if laws else None, parents=parents[None]
         )
 
-    def observe(self, n_accepted: int, committed: list[int]) -> None:
-        """Tell the drafter what is final."""
-        self.drafter.end_tree()
-        self.drafter.observe(n_accepted, committed)
-
     def _children(self, logits: Tensor, n: int, uniforms: Tensor) -> tuple[Tensor, Tensor | None]:
         """Of each token n children, in order: ids (m, n), and what they were drawn from, (m, n, vocab).
 
@@ -116,6 +127,69 @@ class TreeDrafter:
         """What it is, in a few words."""
         how = "drawn without replacement" if self.sampled else "the most probable ones"
         return f"trees of {self.n_tokens} tokens, {'x'.join(map(str, self.shape))}, {how}"
+
+
+class BestTreeDrafter(Branching):
+    """Drafts the most probable branches. width: children that are looked at of each token, and tokens that a level
+    goes on from."""
+
+    def __init__(self, drafter: GrowingDrafter, width: int = 8):
+        super().__init__(drafter)
+        self.width = width
+
+    def propose(self, k: int, uniforms: Tensor) -> Draft:
+        """As many tokens as there are uniforms, the most probable ones that can be accepted, at most `k` on a branch.
+
+        Levels are drafted as long as one of their tokens can be among those: a token is never more probable than the
+        one before it on its branch. Whether that is so is looked up on the host.
+        """
+        n, deepest = uniforms.shape[1], min(k, self.drafter.room)
+        if min(n, deepest) <= 0:
+            return as_draft([], self._device)
+        width = min(self.width, n)
+        tokens, parents, scores = [], [], []  # of all that was looked at, level by level
+        n_seen, start = 0, torch.full((1,), -1, device=self._device)
+        rows = runs = start  # of what is grown: numbers among all that was looked at, and among all that was grown
+        n_grown, seen = 0, torch.zeros(1, 0, dtype=torch.bool, device=self._device)
+        before = torch.zeros(1, dtype=torch.float64, device=self._device)  # logarithm of the probability of its branch
+        with torch.inference_mode():
+            logits = self.drafter.start_tree()
+            for depth in range(1, deepest + 1):
+                n_children = min(width, logits.shape[-1])
+                values, children = self._log_probs(logits).topk(n_children)  # (m, n_children) each
+                # Rounding may say 1 for a token; it is less probable than the one before it all the same.
+                level = (before[:, None] + values.double().clamp(max=-1e-9)).flatten()
+                tokens.append(children.flatten())
+                parents.append(rows.repeat_interleave(n_children))
+                scores.append(level)
+                best, chosen = level.topk(min(width, len(level)))
+                least = torch.cat(scores).topk(min(n, n_seen + len(level))).values[-1]
+                m = int((best.isfinite() & (best >= least)).sum())
+                if m == 0 or depth == deepest:
+                    break
+                chosen, of_parent = chosen[:m], chosen[:m] // n_children
+                seen = torch.cat([seen[of_parent], torch.eye(m, dtype=torch.bool, device=self._device)], dim=1)
+                before, rows, n_seen = level[chosen], n_seen + chosen, n_seen + len(level)
+                logits = self.drafter.grow(tokens[-1][chosen], runs[of_parent], seen, depth)
+                runs, n_grown = torch.arange(n_grown, n_grown + m, device=self._device), n_grown + m
+            return _chosen(torch.cat(tokens), torch.cat(parents), torch.cat(scores), n)
+
+    def _log_probs(self, logits: Tensor) -> Tensor:
+        """(m, vocab) -> the same; greedy decoding knows no probabilities, and those at temperature 1 stand for them"""
+        return logits.float().log_softmax(-1) if self._sampling.greedy else self._sampling.probs(logits).log()
+
+    def describe(self) -> str:
+        """What it is, in a few words."""
+        return f"trees of the most probable branches, looking at {self.width} tokens for a place"
+
+
+def _chosen(tokens: Tensor, parents: Tensor, scores: Tensor, n: int) -> Draft:
+    """The n tokens with the best scores, in their order; all (m,), parents by number."""
+    numbers = scores.topk(min(n, len(scores))).indices.sort().values
+    numbers = numbers[scores[numbers].isfinite()]  # not those of probability 0
+    of_chosen = torch.where(parents[numbers] < 0, -1, torch.searchsorted(numbers, parents[numbers]))
+    drafted = tokens[numbers][None]
+    return Draft(drafted, torch.full_like(drafted[:, 0], len(numbers)), parents=of_chosen[None])
 
 
 def tokens_in(shape: tuple[int, ...]) -> int:

@@ -1,8 +1,9 @@
 """The rounds that a draft would make along a text that is known, without a pass of the target.
 
-For drafts whose proposals depend on the rounds before: `-k auto` and hybrids learn while they draft. They run in the
-production loop; only the target is a stand-in that says the text. When sampling this is not possible: there a rejected
-token and the one that replaces it belong together. No end token is looked for: timed runs have none.
+For drafts whose proposals depend on the rounds before, `-k auto` and hybrids, which learn while they draft, and for
+trees, of which another branch is taken in every round. They run in the production loop; only the target is a stand-in
+that says the text. When sampling this is not possible: there a rejected token and the one that replaces it belong
+together. No end token is looked for: timed runs have none.
 """
 
 import copy
@@ -52,6 +53,20 @@ class KnownText:
         following = self._ids[:, start + 1 : self.length + 1]
         following = torch.nn.functional.pad(following, (0, tokens.shape[1] - following.shape[1]))  # behind the end: any
         return torch.nn.functional.one_hot(following, self.vocab_size).float()
+
+    def forward_tree(self, tokens: Tensor, reads: Tensor) -> Tensor:
+        """(1, m) ids of which row i reads `reads` (m, m) -> (1, m, vocab) logits as above, each at its depth.
+
+        Where a branch has left the text they mean nothing, and no greedy rule looks there.
+        """
+        self._last, self.length = slice(self.length, self.length), self.length + tokens.shape[1]
+        following = torch.nn.functional.pad(self._ids, (0, tokens.shape[1]))[:, self._last.start + reads.sum(-1)]
+        return torch.nn.functional.one_hot(following, self.vocab_size).float()
+
+    def keep(self, path: list[int]) -> None:
+        """Of the tree's tokens keep as many as these; they are the text's own."""
+        self.length = self._last.start + 1 + len(path)
+        self._last = slice(self._last.start, self.length)
 
     def crop(self, length: int) -> None:
         """Forget all but so many tokens. What the last pass gave stays readable."""

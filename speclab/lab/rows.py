@@ -29,7 +29,7 @@ def build_row(arm: Arm, samples: list[Sample], baseline: list[Sample], common: d
     low, high = ratio_interval(baseline_seconds, arm_seconds) or (None, None)
     baseline_prefill, prefill = (sum(s.prefill_seconds for s in side) for side in zip(*pairs, strict=True))
     alpha, fraction = counts.acceptance_rate, counts.drafted_fraction
-    of_book = None if arm.auto else arm.draft_length  # the formula knows one length
+    of_book = None if arm.auto or arm.tree else arm.draft_length  # the formula knows one length, and no branches
     distances = [s.distance for _, s in pairs if s.distance is not None]
     return Row(
         method=arm.method,

@@ -11,7 +11,8 @@ from speclab.core.rounds import Drafter
 from speclab.drafts.heads.drafter import HeadDrafter
 from speclab.drafts.hybrid import parts
 from speclab.drafts.lengths import LONGEST
-from speclab.drafts.tree import TreeDrafter
+from speclab.drafts.select import lengths_of
+from speclab.drafts.tree import Branching
 from speclab.lab.harness import SPECULATIVE, Bench, Measurement, is_model
 from speclab.lab.instruments import LearnerFunctions
 from speclab.models import loading, select
@@ -53,9 +54,7 @@ class RunConfig:
         """The baseline, then every draft at every length."""
         arms = [BASELINE]
         for name, drafter in self.drafters.items():
-            lengths = [LONGEST] if name.endswith(AUTO) else self.draft_lengths
-            if isinstance(drafter, TreeDrafter):
-                lengths = [drafter.n_tokens]
+            lengths = [LONGEST] if name.endswith(AUTO) else lengths_of(drafter, self.draft_lengths)
             arms += [Arm(self.method(name), name, k) for k in lengths]
         return arms
 
@@ -118,7 +117,7 @@ class RunConfig:
             if isinstance(drafter, ModelDrafter):
                 eager = "; on the eager engine" * (drafter.draft.engine != self.setup.engine)
                 lines[name] = loading.describe_model(name, drafter.draft.model, "draft") + eager
-            elif isinstance(drafter, HeadDrafter):
+            elif isinstance(drafter, HeadDrafter | Branching):
                 lines[name] = f"{name}: {drafter.describe()}"
         return lines
 

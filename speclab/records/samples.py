@@ -8,6 +8,7 @@ from speclab.core.counts import Counts
 
 AUTO = " auto"  # at the end of a draft's name: its length changes from round to round
 
+TREE = ("tree:", "sampled-tree:")  # at the beginning: it has branches
 LOOKUP = ", lookup"  # the same: costs of the rounds in which a hybrid's lookup drafts
 
 
@@ -28,6 +29,11 @@ class Arm:
     def auto(self) -> bool:
         """Whether the length is chosen in every round."""
         return self.draft.endswith(AUTO)
+
+    @property
+    def tree(self) -> bool:
+        """Whether drafts have branches."""
+        return self.draft.startswith(TREE)
 
     @property
     def label(self) -> str:

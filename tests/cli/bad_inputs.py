@@ -425,22 +425,30 @@ ROWS = [
     Row(f"{S} -k many", 2, ("-k", "many")),
     Row(f"{S} -k 99999999999", 2, ("-k", "or less")),
     Row(
-        f"{S} --draft ''", 2, ("model, ngram, suffix, feature:HEAD, block:HEAD, exit:N, hybrid:LOOKUP+MODEL, dial:0.8",)
+        f"{S} --draft ''",
+        2,
+        ("model, ngram, suffix, feature:HEAD, block:HEAD, exit:N, hybrid:LOOKUP+MODEL, tree:SHAPE:MODEL, dial:0.8",),
     ),
     Row(
         f"{S} --draft ' '",
         2,
-        ("model, ngram, suffix, feature:HEAD, block:HEAD, exit:N, hybrid:LOOKUP+MODEL, dial:0.8",),
+        ("model, ngram, suffix, feature:HEAD, block:HEAD, exit:N, hybrid:LOOKUP+MODEL, tree:SHAPE:MODEL, dial:0.8",),
     ),
     Row(
         f"{S} --draft ngrm",
         2,
-        ("'ngrm'", "model, ngram, suffix, feature:HEAD, block:HEAD, exit:N, hybrid:LOOKUP+MODEL, dial:0.8"),
+        (
+            "'ngrm'",
+            "model, ngram, suffix, feature:HEAD, block:HEAD, exit:N, hybrid:LOOKUP+MODEL, tree:SHAPE:MODEL, dial:0.8",
+        ),
     ),
     Row(
         f"{S} --draft 'ngram '",
         2,
-        ("'ngram '", "model, ngram, suffix, feature:HEAD, block:HEAD, exit:N, hybrid:LOOKUP+MODEL, dial:0.8"),
+        (
+            "'ngram '",
+            "model, ngram, suffix, feature:HEAD, block:HEAD, exit:N, hybrid:LOOKUP+MODEL, tree:SHAPE:MODEL, dial:0.8",
+        ),
     ),
     Row(f"{S} --draft model,ngram", 2, ("model,ngram", "compare.py takes several")),
     Row(f"{S} --draft hybrid:suffix", 2, ("a lookup (ngram or suffix)", "hybrid:suffix+feature")),
@@ -448,6 +456,17 @@ ROWS = [
     Row(f"{S} --draft hybrid:suffix+ngram", 2, ("a draft with a model", "hybrid:suffix+feature")),
     Row(f"{S} --draft hybrid:suffix+hybrid", 2, ("a draft with a model", "hybrid:suffix+feature")),
     Row(f"{S} --draft hybrid:suffix+dial:0.5", 2, ("a draft with a model", "hybrid:suffix+feature")),
+    Row(f"{S} --draft tree:2x:model", 2, ("the shape of a tree", "tree:2x2x1:feature or tree:best:feature")),
+    Row(f"{S} --draft sampled-tree:best:model", 2, ("the shape of a tree", "sampled-tree:2x2x1:feature")),
+    Row(f"{S} --draft tree:8x8x8:model", 2, ("584 tokens", "at most 64")),
+    Row(f"{S} --draft tree:2x2:ngram", 2, ("model, feature or block", "tree:2x2:feature")),
+    Row(f"{S} --draft ngram --tree 2x2", 2, ("none of these drafts can be a tree", "--draft model, feature or block")),
+    Row(f"{S} --tree 2x2 --trace -", 2, ("--trace knows chains only", "tree:2x2:model")),
+    Row(f"{S} --tree 2x2 --rule block", 2, ("--rule block judges chains", "--rule follow")),
+    Row(f"{S} --tree best -k auto", 2, ("-k auto chooses the length of chains", "give numbers")),
+    Row(f"{C} --draft ngram,suffix --tree 2x2", 2, ("none of these drafts can be a tree",)),
+    Row(f"{C} --tree 2x2 --plan", 2, ("--plan knows chains only", "tree:2x2:model")),
+    Row(f"{C} --tree 2x2 --impl solutions", 2, ("--impl knows chains only",)),
     Row(f"{S} --draft exit:0", 2, ("12 layers", "a number from 1 to 11")),
     Row(f"{S} --draft exit:99", 2, ("12 layers", "a number from 1 to 11")),
     Row(f"{S} --draft exit:x", 2, ("an adapter's folder", "exit:2")),
@@ -614,7 +633,10 @@ ROWS = [
     Row(
         f"{SCALING} --draft modle --prompt x",
         2,
-        ("'modle'", "model, ngram, suffix, feature:HEAD, block:HEAD, exit:N, hybrid:LOOKUP+MODEL, dial:0.8"),
+        (
+            "'modle'",
+            "model, ngram, suffix, feature:HEAD, block:HEAD, exit:N, hybrid:LOOKUP+MODEL, tree:SHAPE:MODEL, dial:0.8",
+        ),
     ),
     Row(f"{GPU} --device tpu", 2, ("tpu", "cuda")),
     Row(f"{GPU} --minutes nan", 2, ("--minutes", "nan")),
@@ -633,7 +655,10 @@ ROWS = [
     Row(
         f"{C} --draft model,ngrm --prompt x",
         2,
-        ("'ngrm'", "model, ngram, suffix, feature:HEAD, block:HEAD, exit:N, hybrid:LOOKUP+MODEL, dial:0.8"),
+        (
+            "'ngrm'",
+            "model, ngram, suffix, feature:HEAD, block:HEAD, exit:N, hybrid:LOOKUP+MODEL, tree:SHAPE:MODEL, dial:0.8",
+        ),
     ),
     Row("-m tools.gguf", 2, ("--out",)),
     Row("-m tools.gguf --out file", 3, ("file", "--out")),

@@ -42,6 +42,7 @@ BUGS = {
     36: "one of two drafts out of step with the text, or taken for the other",
     37: "a lossy rule not called that, or further off than is said",
     38: "one part of the target's layers out of step with the other",
+    39: "tokens of a tree at wrong places, or the wrong branch kept",
 }
 
 

@@ -92,7 +92,13 @@ def counts_drafts_after_an_eos_as_accepted() -> None:
     right = Round.committing
 
     def committing(
-        tokens: list[int], n_new: int, settings: DecodeSettings, n_drafted: int = 0, n_accepted: int = 0, *more, **others
+        tokens: list[int],
+        n_new: int,
+        settings: DecodeSettings,
+        n_drafted: int = 0,
+        n_accepted: int = 0,
+        *more,
+        **others,
     ) -> Round:
         round_ = right(tokens, n_new, settings, n_drafted, n_accepted, *more, **others)
         return round_._replace(n_accepted=n_accepted, n_rejected=int(n_accepted < n_drafted))

@@ -1,10 +1,12 @@
-"""Bugs in the rules for trees (speclab/core/accept_tree.py), and in how the children of a node are drawn."""
+"""Bugs in the rules for trees (speclab/core/accept_tree.py), in how the children of a node are drawn, and in what the
+caches hold of a tree."""
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from draft_models import ModelDrafter
 from speclab.core import accept_tree as tree_module
 from speclab.core import sampling as sampling_module
 from speclab.core.accept_tree import accept_follow as right_follow
@@ -12,9 +14,11 @@ from speclab.core.accept_tree import accept_tree as right_tree
 from speclab.core.rounds import AcceptResult, Draft
 from speclab.core.sampling import draw
 from speclab.core.sampling import without_replacement as right_children
+from speclab.models import cached
+from speclab.models.cached import CachedModel
 from tests.mutants.bugs import mutant
 
-FILE = "core/test_accept_tree"
+FILE, LOOP = "core/test_accept_tree", "drafts/test_tree"
 ONE_NODE, WHOLE = "children_of_one_node_leave_the_targets_law", "whole_trees_leave_the_targets_joint_law"
 LARGE = "a_larger_tree_leaves_the_targets_joint_law_of_three_tokens"
 FOLLOW = "following_gives_the_targets_joint_law_for_every_shape"
@@ -181,3 +185,64 @@ def takes_the_most_probable_for_drawn() -> None:
         return tokens, laws, (laws.sum(-1) > 0).sum(-1)
 
     sampling_module.without_replacement = without_replacement
+
+
+# ---------------------------------------------------------------- the pass and the cache
+
+
+@mutant(39, "hidden_states_follow_the_branch", "caches_equal_a_recomputation_after_every_round", file=LOOP)
+def siblings_see_each_other() -> None:
+    """lets every row read all that stands before it, siblings too"""
+
+    def reads(parents: Tensor) -> Tensor:
+        n_rows = parents.shape[1] + 1
+        return torch.ones(len(parents), n_rows, n_rows, dtype=torch.bool).tril()
+
+    cached.reads = reads
+
+
+@mutant(39, "hidden_states_follow_the_branch", "caches_equal_a_recomputation_after_every_round", file=LOOP)
+def position_is_the_number_of_the_row() -> None:
+    """puts a token at the position of its number, not of its depth"""
+    right = CachedModel.forward_tree
+
+    def forward_tree(model: CachedModel, tokens: Tensor, reads: Tensor) -> Tensor:
+        backend = model._running()
+        of_depth = backend.forward_tree
+
+        def of_backend(ids: Tensor, length: int, positions: Tensor, mask: Tensor) -> Tensor:
+            return of_depth(ids, length, torch.arange(length, length + ids.shape[1])[None], mask)
+
+        backend.forward_tree = of_backend
+        try:
+            return right(model, tokens, reads)
+        finally:
+            del backend.forward_tree
+
+    CachedModel.forward_tree = forward_tree
+
+
+@mutant(39, "caches_equal_a_recomputation_after_every_round", "hidden_states_follow_the_branch", file=LOOP)
+def keeps_the_first_rows_of_the_tree() -> None:
+    """keeps as many rows as were accepted, but the first ones of the tree"""
+    right = CachedModel.keep
+    CachedModel.keep = lambda model, path: right(model, list(range(len(path))))
+
+
+@mutant(39, "hidden_states_follow_the_branch", file=LOOP)
+def hidden_states_stay_in_tree_order() -> None:
+    """moves keys and values of the branch, and not the hidden states that heads read"""
+    right = CachedModel.keep
+
+    def keep(model: CachedModel, path: list[int]) -> None:
+        hidden = model._running().hidden
+        right(model, path)
+        model._running().hidden = hidden
+
+    CachedModel.keep = keep
+
+
+@mutant(39, "caches_equal_a_recomputation_after_every_round", file=LOOP)
+def draft_model_keeps_a_tree() -> None:
+    """leaves the tree in the draft model's cache"""
+    ModelDrafter.end_tree = lambda drafter: None

@@ -112,7 +112,7 @@ def causal_mask(width: int, length: int, n_rows: int, dtype: torch.dtype, device
 
 
 def padded_tree(positions: Tensor, mask: Tensor, width: int, n_rows: int | None = None) -> tuple[Tensor, Tensor]:
-    """Positions (1, m) and mask (1, 1, m, total) of a tree, for `width` tokens: padding reads nothing, nothing reads it.
+    """Positions (1, m) and mask (1, 1, m, total) of a tree, for a pass over `width` tokens; nothing reads the padding.
 
     n_rows: columns of the mask (default: all that the padded pass writes or reads).
     """

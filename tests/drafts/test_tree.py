@@ -1,0 +1,344 @@
+"""Trees through the real cached loop: the same text, the right caches, and what each kind of draft says on a branch."""
+
+import itertools
+
+import pytest
+import torch
+from decoding import keys_and_values, plain_text, speculative_rounds
+from heads import prompts, trained, trained_block
+from recorder import graphed, stand_in
+from tiny_models import CONTEXT, VOCAB, flattened, perturbed, tiny
+from torch import Tensor
+
+from draft_models import ModelDrafter
+from speclab.core import graphs
+from speclab.core.accept import RULES
+from speclab.core.rounds import Round, tokens_of
+from speclab.core.sampling import Sampling
+from speclab.core.tree import chain, depths, reads
+from speclab.drafts.block import BlockDrafter
+from speclab.drafts.feature import FeatureDrafter
+from speclab.drafts.select import check_kind
+from speclab.drafts.tree import BestTreeDrafter, TreeDrafter, level_parents
+from speclab.models import checks
+from speclab.models.cached import CachedModel
+from speclab.system.errors import EnvironmentProblem, UsageProblem
+from tests.models.test_caches import worst_difference
+
+PROMPT = torch.randint(0, VOCAB, (1, 7), generator=torch.Generator().manual_seed(4))
+N_NEW = 40
+WARM = Sampling(temperature=0.8)
+
+
+def with_model(family: str, noise: float = 0.12, cached: type[CachedModel] = CachedModel) -> tuple:
+    """A target and a drafter whose model is often right. "fast llama" is a llama in the fast backend."""
+    backend, _, name = family.rpartition(" ")
+    model = tiny(name)
+    other = perturbed(model, noise)
+    target = cached(model, fast=flattened(model) if backend else None)
+    return target, ModelDrafter(cached(other, fast=flattened(other) if backend else None))
+
+
+def with_head(kind: str, fast: bool = False) -> tuple:
+    """A target and a drafter whose head has learnt some of its texts."""
+    target, head, _ = trained() if kind == "feature" else trained_block()
+    cached = CachedModel(target, fast=flattened(target) if fast else None)
+    cached.hidden_layers = head.config.layers
+    return cached, FeatureDrafter(head) if kind == "feature" else BlockDrafter(head)
+
+
+def decoded(target, drafter: TreeDrafter, prompt: Tensor = PROMPT, n: int = N_NEW, *how, **more) -> list[Round]:
+    return list(speculative_rounds(target, drafter, prompt, drafter.n_tokens, n, *how, **more))
+
+
+# --- The shape --------------------------------------------------------------------------------------------------------
+
+
+def test_what_rows_read_and_how_deep_they_are():
+    parents = torch.tensor([level_parents([2, 4, 4]), [-1, 0, 1, 2, 3, 4, 5, 6, 7, 8]])
+    assert parents[0].tolist() == [-1, -1, 0, 0, 1, 1, 2, 3, 4, 5]
+    for row in range(2):
+        for i in range(11):
+            branch, node = {i}, i
+            while node:
+                node = parents[row, node - 1].item() + 1
+                branch.add(node)
+            assert set(reads(parents)[row, i].nonzero()[:, 0].tolist()) == branch
+            assert depths(parents)[row, i] == len(branch) - 1
+    assert chain(3).tolist() == [[-1, 0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [
+        ("tree", "shape"),
+        ("tree:2x:model", "shape"),
+        ("tree:2x0:model", "shape"),
+        ("tree:2x-1:model", "shape"),
+        ("tree:8x8x8:model", "584 tokens"),
+        ("tree:1000000000x1000000000:model", "shape"),
+        ("tree:2x2", "needs a draft"),
+        ("tree:2x2:ngram", "needs a draft"),
+        ("tree:2x2:tree:2x2:model", "needs a draft"),
+        ("sampled-tree:2:exit:2", "needs a draft"),
+        ("tree:2x2:dial:0.5", "needs a draft"),
+        ("tree:2x2:feture", "feture"),
+        ("sampled-tree:best:feature", "shape"),
+        ("tree:best:ngram", "needs a draft"),
+    ],
+)
+def test_trees_that_cannot_be(kind, named):
+    with pytest.raises(UsageProblem, match=named) as problem:
+        check_kind(kind)
+    assert "\n" not in str(problem.value)
+
+
+def test_a_rule_that_knows_chains_only_refuses_trees():
+    target, drafter = with_model("llama")
+    with pytest.raises(UsageProblem, match="trees"):
+        decoded(target, TreeDrafter(drafter, (2,)), PROMPT, 9, WARM, accept=RULES["block"])
+
+
+# --- The text ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 1), (3, 2), (1, 4)], ids=str)
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen2", "fast qwen2", "fast gpt2"])
+def test_greedy_text_is_the_baselines(family, shape):
+    target, drafter = with_model(family)
+    rounds = decoded(target, TreeDrafter(drafter, shape))
+    assert tokens_of(rounds) == plain_text(target, PROMPT, N_NEW)
+    checked = [r for r in rounds if not r.prefill]
+    assert any(r.n_accepted == len(shape) and not r.n_rejected for r in checked), "no leaf was reached"
+    assert any(r.n_accepted and r.n_rejected for r in checked), "no branch was left"
+    assert max(r.n_drafted for r in checked) == TreeDrafter(drafter, shape).n_tokens
+
+
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("kind", ["feature", "block"])
+def test_greedy_text_of_heads(kind, fast):
+    """More branches keep more; with fewer rounds the text is the same."""
+    target, drafter = with_head(kind, fast)
+    n_rounds = []
+    for shape in ((1, 1, 1), (4, 2, 2)):
+        n_rounds.append(0)
+        for prompt in prompts(4):
+            rounds = decoded(target, TreeDrafter(drafter, shape), prompt[None], 26)
+            assert tokens_of(rounds) == plain_text(target, prompt[None], 26)
+            n_rounds[-1] += len(rounds)
+    assert n_rounds[1] < n_rounds[0]
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), WARM], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("kind", ["model", "feature", "block"])
+def test_a_tree_of_one_branch_is_a_chain(kind, sampling):
+    """The same rounds from the same random numbers, token by token."""
+    target, drafter = with_model("llama") if kind == "model" else with_head(kind)
+    chains = list(speculative_rounds(target, drafter, PROMPT, 3, N_NEW, sampling))
+    assert decoded(target, TreeDrafter(drafter, (1, 1, 1), sampled=True), PROMPT, N_NEW, sampling) == chains
+    assert any(r.n_rejected for r in chains)
+    assert any(r.n_accepted for r in chains)
+
+
+@pytest.mark.parametrize("budget", range(1, 9))
+def test_the_budget_is_met_exactly(budget):
+    target, drafter = with_model("llama", noise=0.0)
+    rounds = decoded(target, TreeDrafter(drafter, (2, 2, 1)), PROMPT, budget)
+    assert tokens_of(rounds) == plain_text(target, PROMPT, budget)
+
+
+def test_an_end_token_on_a_branch():
+    target, drafter = with_model("llama")
+    text = plain_text(target, PROMPT, N_NEW)
+    for eos in set(text):
+        rounds = decoded(target, TreeDrafter(drafter, (2, 2, 1)), eos={eos})
+        assert tokens_of(rounds) == text[: text.index(eos) + 1]
+        assert rounds[-1].finish == "eos"
+
+
+def test_to_the_last_position_of_both_contexts():
+    """Positions are those of the depth, so a wide tree needs no more of them than a chain."""
+    target, drafter = with_model("fast gpt2")
+    n = CONTEXT - PROMPT.shape[1]
+    assert tokens_of(decoded(target, TreeDrafter(drafter, (4, 2, 2)), PROMPT, n)) == plain_text(target, PROMPT, n)
+
+
+# --- The most probable branches ---------------------------------------------------------------------------------------
+
+
+IDS = 5
+
+
+def branches(draft: CachedModel, committed: list[int], depth: int) -> dict[tuple[int, ...], float]:
+    """Every continuation of up to `depth` tokens, and its probability; uncached."""
+    found: dict[tuple[int, ...], float] = {(): 1.0}
+    for length in range(depth):
+        for before in [one for one in found if len(one) == length]:
+            ids = torch.tensor([[*committed, *before]])
+            with torch.inference_mode():
+                row = draft.model(input_ids=ids, use_cache=False).logits[0, -1].softmax(-1)
+            found |= {(*before, token): found[before] * row[token].item() for token in range(IDS)}
+    return found
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 8, 12])
+def test_the_most_probable_branches_are_drafted(n):
+    """Against all continuations of up to four tokens, after several texts."""
+    target = CachedModel(tiny("llama", vocab_size=IDS))
+    drafter = ModelDrafter(CachedModel(tiny("llama", vocab_size=IDS, seed=1)))
+    tree, depths_seen = BestTreeDrafter(drafter, width=n), set()
+    for seed in range(4):
+        prompt = torch.randint(0, IDS, (1, 6), generator=torch.Generator().manual_seed(seed))
+        target.prefill(prompt)
+        tree.prefill(target, prompt, Sampling())
+        tree.observe(0, [seed])
+        draft = tree.propose(4, torch.zeros(1, n))
+        tokens, parents = draft.tokens[0].tolist(), draft.parents[0].tolist()
+        drafted = []
+        for i, parent in enumerate(parents):
+            assert parent < i
+            drafted.append((*(drafted[parent] if parent >= 0 else ()), tokens[i]))
+        known = branches(drafter.draft, [*prompt[0].tolist(), seed], 4)
+        del known[()]
+        assert sorted(drafted) == sorted(sorted(known, key=known.__getitem__)[-n:])
+        depths_seen |= {len(one) for one in drafted}
+    assert depths_seen == {1} if n == 1 else len(depths_seen) > 1
+
+
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("kind", ["model", "feature", "block"])
+def test_text_and_rounds_of_the_most_probable_branches(kind, fast):
+    """The text is the target's, and n tokens in branches keep more than n in a chain."""
+    target, drafter = with_model("fast llama" if fast else "llama") if kind == "model" else with_head(kind, fast)
+    n_rounds = [0, 0]
+    for prompt in prompts(4):
+        text = plain_text(target, prompt[None], 26)
+        for i, one in enumerate((drafter, BestTreeDrafter(drafter))):
+            rounds = list(speculative_rounds(target, one, prompt[None], 6, 26))
+            assert tokens_of(rounds) == text
+            assert max(r.n_drafted for r in rounds) <= 6
+            n_rounds[i] += len(rounds)
+    assert n_rounds[1] < n_rounds[0]
+
+
+def test_ids_of_probability_0_are_not_drafted():
+    """Where fewer tokens than asked for are possible, the tree is smaller."""
+    target, drafter = with_model("llama")
+    rounds = list(speculative_rounds(target, BestTreeDrafter(drafter), PROMPT, 8, 20, Sampling(1.0, top_k=1)))
+    assert max(r.n_drafted for r in rounds) <= 8
+    assert tokens_of(rounds) == plain_text(target, PROMPT, 20)
+
+
+# --- The caches -------------------------------------------------------------------------------------------------------
+
+
+class Poisoned(CachedModel):
+    """Writes NaN over the dropped tokens of a tree, in the storage that the kept ones share."""
+
+    n_poisoned = 0
+
+    def keep(self, path: list[int]) -> None:
+        before = self.length
+        storage = keys_and_values(self)
+        super().keep(path)
+        for part in itertools.chain(*storage):
+            with torch.inference_mode():
+                part[:, :, self.length : before] = torch.nan
+        self.n_poisoned += before - self.length
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), WARM], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "fast qwen2", "fast gpt2"])
+def test_caches_equal_a_recomputation_after_every_round(family, sampling):
+    """Another position, a sibling that was read, or a branch in the wrong order leaves other keys and values behind."""
+    target, drafter = with_model(family, cached=Poisoned)
+    draft, ids, paths = drafter.draft, PROMPT[0].tolist(), []
+    tree = TreeDrafter(drafter, (3, 2, 1), sampled=True)
+    honest = target.keep
+
+    def keep(path: list[int]) -> None:
+        paths.append(path)
+        honest(path)
+
+    target.keep = keep
+    for round_ in speculative_rounds(target, tree, PROMPT, tree.n_tokens, N_NEW, sampling):
+        ids += round_.tokens
+        assert target.length == len(ids) - 1
+        assert draft.length <= target.length
+        assert worst_difference(target, ids[:-1]) < 1e-11
+        assert worst_difference(draft, ids[: draft.length]) < 1e-11
+    assert any(path and path != list(range(len(path))) for path in paths), "every branch lay in its place"
+    assert target.n_poisoned > 5
+
+
+@pytest.mark.parametrize("engine", ["eager", "fast", "graphs"])
+def test_hidden_states_follow_the_branch(engine, monkeypatch):
+    """A head reads the states of the accepted tokens in their order."""
+    if engine == "graphs":
+        stand_in(monkeypatch)
+        target = graphed("llama")
+    else:
+        model = tiny("llama")
+        target = CachedModel(model, fast=flattened(model) if engine == "fast" else None)
+    target.hidden_layers = (0, 1)
+    plain = CachedModel(target.model)
+    plain.hidden_layers = (0, 1)
+    parents = torch.tensor([level_parents([2, 4])])
+    tokens = torch.tensor([[3, 5, 6, 7, 8, 9, 10]])  # the last committed one, then the tree
+    target.prefill(PROMPT, rolls_back=True)
+    logits = target.forward_tree(tokens, reads(parents)[0])
+    target.keep([1, 4])
+    plain.prefill(PROMPT)
+    expected = plain.forward(tokens[:, [0, 2, 5]])
+    assert torch.allclose(logits[:, [0, 2, 5]], expected, atol=1e-9)
+    assert torch.allclose(target.hidden((0, 1))[:, :3], plain.hidden((0, 1)), atol=1e-9)
+    assert target.length == plain.length == PROMPT.shape[1] + 3
+    assert torch.allclose(target.forward(tokens[:, :2]), plain.forward(tokens[:, :2]), atol=1e-9)
+
+
+def test_a_branch_that_is_none_is_refused():
+    target = CachedModel(tiny("llama"))
+    target.prefill(PROMPT, rolls_back=True)
+    target.forward_tree(torch.tensor([[3, 5, 6]]), reads(chain(2))[0])
+    with pytest.raises(RuntimeError, match="token 2 of a tree of 2"):
+        target.keep([0, 2])
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), WARM], ids=["greedy", "sampled"])
+def test_on_cuda_graphs(sampling, monkeypatch):
+    """Rows of the cache and positions differ there; the stand-in runs the step again at every replay."""
+    recorder, rounds = stand_in(monkeypatch), []
+    for fast in (False, True):
+        monkeypatch.setattr(graphs, "on_graphs", lambda tensor, fast=fast: fast and not recorder.recording)
+        target, draft = graphed(), graphed(noise=0.12)
+        if not fast:
+            target, draft = CachedModel(target.model), CachedModel(draft.model)
+        tree = TreeDrafter(ModelDrafter(draft), (2, 2, 1), sampled=True)
+        rounds.append(decoded(target, tree, PROMPT, N_NEW, sampling))
+    assert rounds[0] == rounds[1]
+    assert any(r.n_accepted > 1 for r in rounds[1])
+
+
+# --- Models that cannot ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen2", "gpt_neox", "opt", "gemma"])
+def test_families_that_take_trees(family):
+    model = tiny(family)
+    checks.check_tree(CachedModel(model))
+    checks.check_tree(CachedModel(model, fast=flattened(model)))
+
+
+@pytest.mark.parametrize("family", ["mistral_window", "gemma3_window"])
+def test_sliding_windows_are_refused(family):
+    with pytest.raises(EnvironmentProblem, match="keys and values of the whole text"):
+        checks.check_tree(CachedModel(tiny(family)))
+
+
+@pytest.mark.parametrize("ignored", ["position_ids", "attention_mask"])
+def test_a_model_that_ignores_what_a_tree_needs_is_refused(ignored):
+    model = tiny("gpt2")
+    right = model.forward
+    model.forward = lambda *args, **options: right(*args, **options | {ignored: None})
+    with pytest.raises(EnvironmentProblem, match="branches"):
+        checks.check_tree(CachedModel(model))
