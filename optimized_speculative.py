@@ -64,22 +64,20 @@ def speculative_decode(
     while round_.finish is None:
         # 1. Draft. Accept never more than what is left but one: a round commits one token more than it accepts. # NEW
         k = min(draft_length, settings.max_new_tokens - n_new - 1)
-        draft_uniforms, accept_uniforms = uniforms((1, 2 * draft_length + 1), generator, target.device).split(
-            [draft_length, draft_length + 1], dim=1
-        )
-        draft = drafter.propose(k, draft_uniforms)  # n <= draft_length tokens, at most k of them on one branch
+        draws = uniforms((1, 2 * draft_length + 1), generator, target.device)
+        draft = drafter.propose(k, draws[:, :draft_length])  # n <= draft_length tokens, at most k on one branch
 
         # 2. Verify: one target pass over the last committed token and the drafted ones. # NEW
         logits = verify(target, token, draft)  # (1, n + 1, vocab)
 
         # 3. Accept or reject, and fetch what was decided: the one wait for the device in a round. # NEW
-        result = accept(draft, logits, settings.sampling, accept_uniforms)
+        result = accept(draft, logits, settings.sampling, draws[:, draft_length:])
         tokens, n_drafted, n_accepted, n_rejected, path = fetch(draft, result)
         token, n_new = result.next_token, n_new + len(tokens)
 
         # 4. Roll back: both caches keep all but the last committed token. # NEW
-        if path is not None:  # of a tree: its accepted branch moves to the front
-            target.keep(path)
+        if path is not None:  # a drafted tree
+            target.keep(path)  # the accepted branch moves to the front
         roll_back(target, prompt.shape[1] + n_new)
         drafter.observe(n_accepted, tokens)
 

@@ -88,7 +88,7 @@ def test_replayed_rounds_of_trees_are_those_of_the_decoding(learnt, kind):
                 made.append(replayed(functions, target, tree, prompt, tuple(text), tree.n_tokens))
         assert made[0] == made[1]
         seen |= set(made[0])
-    assert {0, 1, 3} <= {one.n_accepted for one in seen}
+    assert len({one.n_accepted for one in seen}) > 2
 
 
 @pytest.mark.parametrize("kind", ["exit", "exit auto", "ngram+exit auto"])
