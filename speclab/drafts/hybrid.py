@@ -19,6 +19,7 @@ from draft_models import as_draft
 from speclab.core.rounds import Draft, Drafter, Target
 from speclab.core.sampling import Sampling
 from speclab.drafts.lengths import LONGEST, AutoLength, RoundCosts, Tally, expected_tokens
+from speclab.drafts.tree import Branching
 
 MATCHES = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9)  # guesses for matches of one token, two, ... and more
 # Before anything is measured: a drafted token costs an eighth of a step, a token more to verify a fifteenth.
@@ -53,7 +54,7 @@ class Known:
 
 def parts(drafter: Drafter) -> list[Drafter]:
     """What proposes the tokens: a drafter alone, or those that one is made of, a lookup before its model."""
-    inner = drafter.parts if isinstance(drafter, AutoLength | HybridDrafter) else ()
+    inner = drafter.parts if isinstance(drafter, AutoLength | HybridDrafter | Branching) else ()
     return [part for one in inner for part in parts(one)] or [drafter]
 
 
