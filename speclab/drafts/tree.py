@@ -70,6 +70,10 @@ class Branching:
         self.drafter.end_tree()
         self.drafter.observe(n_accepted, committed)
 
+    def describe(self) -> str:
+        """What it is, in a few words."""
+        raise NotImplementedError
+
 
 class TreeDrafter(Branching):
     """Drafts trees of one shape: children of each token, by depth."""
