@@ -76,11 +76,11 @@ def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
         raise UsageProblem("one new token comes from the prompt's own pass; use --max-new-tokens 2 or more")
     output = Output(args)
     output.check()
+    kinds = with_trees([kind for kind in args.draft.split(",") if kind], args.tree)
+    flags.check_trees(args, kinds, "--plan", "--verify-plan", "--sweep", "--trace", "--report")
     exercises = loading.of_comparison(temperatures, args.draft.split(","), args.plan or args.verify_plan)
     learner = loading.load(args.impl, exercises)
     flags.check_rule(args, learner, temperatures, "--plan", "--verify-plan", "--sweep", "--trace", "--report")
-    kinds = with_trees([kind for kind in args.draft.split(",") if kind], args.tree)
-    flags.check_trees(args, kinds, "--plan", "--verify-plan", "--sweep", "--trace", "--report")
     if taken := next((kind for kind in kinds if kind.endswith(AUTO)), None):
         raise UsageProblem(f"--draft {taken}: in tables, a name that ends so means -k auto; rename the folder")
     check_kinds(kinds)

@@ -238,7 +238,7 @@ def _of_tree(kind: str) -> tuple[tuple[int, ...], str]:
         raise UsageProblem(f"--draft {kind}: this tree has {n} tokens; give one of at most {MOST_IN_TREE}")
     if not _grows(model):
         raise UsageProblem(
-            f"--draft {kind}: a tree needs a draft that knows several next tokens: model, feature or block, for "
+            f"--draft {kind}: a tree needs a draft that knows several next tokens: give model, feature or block, for "
             f"example {word}:{name}:feature"
         )
     return shape, model

@@ -463,7 +463,7 @@ ROWS = [
     Row(f"{S} --draft ngram --tree 2x2", 2, ("none of these drafts can be a tree", "--draft model, feature or block")),
     Row(f"{S} --tree 2x2 --trace -", 2, ("--trace knows chains only", "tree:2x2:model")),
     Row(f"{S} --tree 2x2 --rule block", 2, ("--rule block judges chains", "--rule follow")),
-    Row(f"{S} --tree best -k auto", 2, ("-k auto chooses the length of chains", "give numbers")),
+    Row(f"{S} --draft tree:best:target -k auto", 2, ("-k auto chooses the length of chains", "give numbers")),
     Row(f"{C} --draft ngram,suffix --tree 2x2", 2, ("none of these drafts can be a tree",)),
     Row(f"{C} --tree 2x2 --plan", 2, ("--plan knows chains only", "tree:2x2:model")),
     Row(f"{C} --tree 2x2 --impl solutions", 2, ("--impl knows chains only",)),
