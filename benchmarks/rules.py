@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks import common
 from optimized_speculative import speculative_decode
 from speclab.cli import flags, parsing
-from speclab.core.accept import RULES
+from speclab.core.accept import accept_block_from_logits, accept_from_logits
 from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, Drafter
 from speclab.core.sampling import Sampling
@@ -37,6 +37,8 @@ from speclab.records.rows import Amount, Count, Part
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import progress
 from speclab.theory.formulas import ratio_interval
+
+RULES = {"token": accept_from_logits, "block": accept_block_from_logits}
 
 # --- the record -------------------------------------------------------------------------------------------------------
 

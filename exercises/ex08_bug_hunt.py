@@ -72,7 +72,8 @@ def decode(
     while finish is None:
         # 1. Draft, but never more than what is left but one.
         k = min(draft_length, max_new_tokens - n_committed - 1)
-        draft_uniforms, accept_uniforms = uniforms((1, 2 * k + 1), generator, target.device).split([k, k + 1], dim=1)
+        draws = uniforms((1, 2 * draft_length + 1), generator, target.device)
+        draft_uniforms, accept_uniforms = draws[:, :draft_length], draws[:, draft_length:]
         draft = drafter.propose(k, draft_uniforms)
         n_drafted = draft.tokens.shape[1]
 

@@ -312,7 +312,7 @@ def spied_instrument(pair, monkeypatch, name: str, sampling: Sampling, tick: flo
     machine = Machine(monkeypatch, pair[0], by_width=lambda width: 1 + width / 8, slope=0.01, tick=tick)
     bench = make_bench(pair, budget=50)
     arm = Arm("instrument", name, 4)
-    decoding = bench.decoding(arm, sampling, make_prompt(4), stream=1, lengths=[0, 0, 1, 2, 3, 4])
+    decoding = bench.decoding(arm, sampling, make_prompt(4), stream=2, lengths=[0, 0, 1, 2, 3, 4])
     decoding.advance()
     machine.passes.clear()
     rounds = []

@@ -122,6 +122,9 @@ class Case(NamedTuple):
         return [[float(proposed == said) for proposed, said in row] for row in rows]
 
 
+UNUSED = Fraction(0), Fraction(1)  # of a uniform that the round does not read
+
+
 class Dice:
     """Replaces `uniforms` in the decoder: the first call makes prefill draw a given token, the second is a box."""
 
@@ -188,8 +191,9 @@ def play_round(case: Case, prefix: Prefix, dice: Dice) -> list[Played]:
     played = []
     for tokens, drafting in draft_paths(case, prefix, k):
         for judging in itertools.product(*judging_sides(case, prefix, tokens)):
-            unused = [0.5] * (k - len(tokens))
-            dice.script = [[prefill], [inside(box, CENTRE) for box in [*drafting, *judging]] + unused]
+            k_most = case.tables.k
+            drawn = [*drafting, *[UNUSED] * (k_most - len(drafting)), *judging, *[UNUSED] * (k_most + 1 - len(judging))]
+            dice.script = [[prefill], [inside(box, CENTRE) for box in drawn]]
             target = TableModel(case.tables.target.__getitem__, len(case.prompt))
             rounds = speculative_rounds(target, case.drafter(), prompt, case.tables.k, left + 1, Sampling(1))
             assert next(rounds).tokens == [prefix[-1]]
