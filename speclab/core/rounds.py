@@ -93,19 +93,28 @@ class Decided(NamedTuple):
 
 def fetch(draft: Draft, result: AcceptResult) -> Decided:
     """Copy one row's decision to the host: the one wait for the device in a round."""
+    return fetch_rows(draft, result)[0]
+
+
+def fetch_rows(draft: Draft, result: AcceptResult) -> list[Decided]:
+    """Copy the decisions of all rows to the host: the one wait for the device in a round."""
+    parts = [draft.tokens]  # (batch, ...) each
+    is_tree = draft.parents is not None and result.path is not None
     if draft.parents is not None and result.path is not None:
-        return _fetch_tree(draft, result, draft.parents, result.path)
-    row = to_host(torch.cat([draft.tokens[0], draft.size, result.n_accepted, result.next_token]))
-    *drafted, n_drafted, n_accepted, next_token = row
-    return Decided([*drafted[:n_accepted], next_token], n_drafted, n_accepted, int(n_accepted < n_drafted))
+        # Rows of the pass, from 0: a number below that is a token that does not exist.
+        parts += [draft.parents + 1, result.path + 1]
+    parts += [draft.size[:, None], result.n_accepted[:, None], result.next_token[:, None]]
+    table = torch.cat(parts, dim=1)
+    width, n = table.shape[1], draft.tokens.shape[1]
+    host = to_host(table.flatten())
+    return [_decided(host[i : i + width], n, is_tree) for i in range(0, len(host), width)]
 
 
-def _fetch_tree(draft: Draft, result: AcceptResult, parents: Tensor, path: Tensor) -> Decided:
-    """The same of a tree, whose accepted tokens are those of a branch."""
-    # Rows of the pass, from 0: a number below that is a token that does not exist.
-    parts = [draft.tokens[0], parents[0] + 1, path[0] + 1, draft.size, result.n_accepted, result.next_token]
-    *row, n_drafted, n_accepted, next_token = to_host(torch.cat(parts))
-    n = draft.tokens.shape[1]
+def _decided(row: list[int], n: int, is_tree: bool) -> Decided:
+    """What one row of the table says, of which n tokens may have been drafted."""
+    *row, n_drafted, n_accepted, next_token = row
+    if not is_tree:
+        return Decided([*row[:n_accepted], next_token], n_drafted, n_accepted, int(n_accepted < n_drafted))
     drafted, parent_rows, kept_rows = row[:n], row[n : n + n_drafted], row[2 * n :][:n_accepted]
     n_rejected = int((kept_rows[-1] if kept_rows else 0) in parent_rows)  # after a leaf there was nothing to reject
     tokens = [*(drafted[i - 1] for i in kept_rows), next_token]

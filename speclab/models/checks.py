@@ -34,6 +34,7 @@ N_TOKENS = 24  # of the random text; fewer where the model's context is shorter
 WIDTHS = (1, 3, 1, 5)  # of the cached passes after the prefill
 MEASURED = 4  # times the rounding error of the uncached logits, where that is more than the usual bound
 WRONG = (3, 0, 4, 1)  # rejected tokens fed after each of them and rolled back
+OTHER_DRAFT = "choose another --draft"
 ADVICE = "choose a causal language model with plain attention layers"
 
 
@@ -77,8 +78,7 @@ def check_split(target: CachedModel, n_layers: int) -> None:
     model, text, cached = target.model, random_text(target.model), target.with_own_cache()
     right = uncached_logits(model, text)[:, -sum(WIDTHS) :]
     reason = "cannot be run in two parts, as early exit needs it"
-    logits = _tried(model, reason, lambda: cached_logits(cached, text, wrong=WRONG, n_first=n_layers))
-    _check_draft_fits(model, reason, logits, right)
+    check_passes(model, reason, lambda: cached_logits(cached, text, wrong=WRONG, n_first=n_layers), right)
 
 
 def check_tree(target: CachedModel) -> None:
@@ -98,22 +98,29 @@ def check_tree(target: CachedModel) -> None:
         cached.keep([2, 3])
         return torch.cat([of_tree[:, [0, 3, 4]], cached.forward(text[:, n + 3 :])], dim=1)
 
-    kinds = {type(layer) for layer in cached_layers(model)}
-    if kinds != {DynamicLayer}:
+    check_plain_layers(model, reason)
+    check_passes(model, reason, logits, right)
+
+
+def check_plain_layers(model: PreTrainedModel, reason: str, way_out: str = OTHER_DRAFT) -> None:
+    """EnvironmentProblem for a model whose layers do not all keep keys and values of the whole text."""
+    if {type(layer) for layer in cached_layers(model)} != {DynamicLayer}:
         raise EnvironmentProblem(
-            f"{model.config.model_type} {reason}: not all of its layers keep keys and values of the whole text; choose "
-            "another --draft"
+            f"{model.config.model_type} {reason}: not all of its layers keep keys and values of the whole text; "
+            f"{way_out}"
         )
-    _check_draft_fits(model, reason, _tried(model, reason, logits), right)
 
 
-def _check_draft_fits(model: PreTrainedModel, reason: str, logits: Tensor, right: Tensor) -> None:
-    """Refuse a kind of draft where passes as it needs them do not give the right logits."""
+def check_passes(
+    model: PreTrainedModel, reason: str, passes: Callable[[], Tensor], right: Tensor, way_out: str = OTHER_DRAFT
+) -> None:
+    """EnvironmentProblem where passes as a draft or a batch needs them do not give the right logits."""
+    logits = _tried(model, reason, passes)
     allowed, how = rounding.bound(right), rounding.bound_in_words(right.dtype)
     if not (difference := gap(model, logits, right)) <= allowed:
         raise EnvironmentProblem(
             f"{model.config.model_type} {reason}: logits differ by {difference:.1e} where rounding explains "
-            f"{allowed:.1e} ({how}); choose another --draft"
+            f"{allowed:.1e} ({how}); {way_out}"
         )
 
 

@@ -154,10 +154,7 @@ class GraphCache(Buffers):
 
     def _rows(self, total: int) -> int:
         """What attention reads for a text of `total` tokens."""
-        rows = BUCKET
-        while rows < total:
-            rows *= 2
-        return min(rows, self.capacity)
+        return rows_read(total, self.capacity)
 
     def _graph(self, width: int, rows: int) -> graphs.Graph:
         if (width, rows) not in self.graphs:
@@ -169,6 +166,14 @@ class GraphCache(Buffers):
             replay, outputs = graphs.capture(lambda: self._graphed.forward(ids, places, mask, self))
             self.graphs[width, rows] = graphs.Graph(replay, [ids, places, mask], outputs)
         return self.graphs[width, rows]
+
+
+def rows_read(total: int, capacity: int) -> int:
+    """BUCKET rows, or twice as many, four times as many and so on, that hold `total`; at most all of the buffers."""
+    rows = BUCKET
+    while rows < total:
+        rows *= 2
+    return min(rows, capacity)
 
 
 class GraphBackend(BufferedBackend):

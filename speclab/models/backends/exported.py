@@ -27,6 +27,7 @@ from speclab.models.backends.buffers import (
     padded_tree,
 )
 from speclab.models.backends.eager import decoder_layers, layer_outputs
+from speclab.models.backends.rows import RowsPass
 from speclab.system.errors import first_line
 
 aten = torch.ops.aten
@@ -35,6 +36,7 @@ aten = torch.ops.aten
 _EXAMPLE_ROWS = 64
 _WIDTHS = torch.export.Dim("width", min=2, max=_EXAMPLE_ROWS - 1)
 _TOTALS = torch.export.Dim("total", min=2, max=_EXAMPLE_ROWS - 1)
+_TEXTS = torch.export.Dim("texts", min=2, max=_EXAMPLE_ROWS - 1)
 
 
 class _Pass(nn.Module):
@@ -79,6 +81,7 @@ class ExportedModel:
         self._graphs = rewrites.copied(graph), rewrites.copied(plain)
         self._whole = Kernels.of(graph, plain)
         self._halves: dict[int, tuple[Kernels, Kernels]] = {}
+        self._over_rows: Callable[..., tuple] | None = None
 
     def prepare(self, widths: Iterable[int], longest: int) -> None:
         """Nothing to do: any width and length runs."""
@@ -93,6 +96,18 @@ class ExportedModel:
             firsts, rests = zip(*(rewrites.halves(graph, n_layers) for graph in self._graphs), strict=True)
             self._halves[n_layers] = Kernels.of(*firsts), Kernels.of(*rests)
         return self._halves[n_layers]
+
+    def over_rows(
+        self, ids: Tensor, positions: Tensor, mask: Tensor, places: Tensor, keys: list[Tensor], values: list[Tensor]
+    ) -> tuple[Tensor, ...]:
+        """A pass over several texts, as RowsPass.forward; exported when it is first needed."""
+        if self._over_rows is None:
+            graph = export_rows(self.model, self.shapes, range(len(decoder_layers(self.model))))
+            rewrites.rotate_by_roll(graph)
+            if self.packed:
+                rewrites.pack_products(graph)
+            self._over_rows = _functions(graph)[0]
+        return self._over_rows(ids, positions, mask, places, *keys, *values)
 
     def forward(
         self,
@@ -204,7 +219,7 @@ class ExportedBackend(BufferedBackend):
 
 
 def export_forward(model: PreTrainedModel, shapes: list, layers: Iterable[int]) -> fx.GraphModule:
-    """The kernels of one pass, for any width and any context."""
+    """The kernels of one pass over one text, for any width and any context."""
     width, total, device = 3, 7, model.device
     arguments = (
         torch.zeros(1, width, dtype=torch.long, device=device),
@@ -214,7 +229,28 @@ def export_forward(model: PreTrainedModel, shapes: list, layers: Iterable[int]) 
     )
     of_buffers = [{2: _TOTALS}] * len(shapes)
     dynamic = ({1: _WIDTHS}, {1: _WIDTHS}, {2: _WIDTHS, 3: _TOTALS}, of_buffers, of_buffers)
-    one_pass, before = _Pass(model, layers), logging.root.manager.disable
+    return _exported(_Pass(model, layers), arguments, dynamic)
+
+
+def export_rows(model: PreTrainedModel, shapes: list, layers: Iterable[int]) -> fx.GraphModule:
+    """The kernels of one pass over several texts, for any number of them, any width and any context."""
+    rows, width, total = 3, 5, 7
+    ids = torch.zeros(rows, width, dtype=torch.long, device=model.device)
+    places = ids + torch.arange(width, device=model.device)
+    mask = torch.zeros(rows, 1, width, total, dtype=model.dtype, device=model.device)
+    keys, values = (
+        [mask.new_zeros(rows, n_heads, _EXAMPLE_ROWS, size)[:, :, :total] for n_heads, size in side]
+        for side in zip(*shapes, strict=True)
+    )
+    of_ids, of_mask = {0: _TEXTS, 1: _WIDTHS}, {0: _TEXTS, 2: _WIDTHS, 3: _TOTALS}
+    of_buffers = [{0: _TEXTS, 2: _TOTALS}] * len(shapes)
+    dynamic = (of_ids, of_ids, of_mask, of_ids, of_buffers, of_buffers)
+    return _exported(RowsPass(model, layers), (ids, places, mask, places.clone(), keys, values), dynamic)
+
+
+def _exported(one_pass: nn.Module, arguments: tuple, dynamic: tuple) -> fx.GraphModule:
+    """What a pass runs, as a list of kernels. dynamic: the sizes that may differ."""
+    before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)  # torch.export logs pages; one line of them is kept as the reason
     try:
         with torch.no_grad():

@@ -1,0 +1,152 @@
+"""Passes over several texts at once: each row of a batch is a text of its own length.
+
+Keys and values of all texts lie in buffers with a row for each. A pass writes a text's tokens at that text's own
+places, and the mask keeps every token from what is not its text: the places behind it, which hold rejected tokens and
+padding, are read by the kernel and count for nothing. They are finite numbers, so that 0 times them is 0.
+
+The same pass runs as the library's own code, as an exported list of kernels, or as CUDA graphs, one for each width and
+number of places.
+"""
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache, PreTrainedModel
+
+from speclab.core import graphs
+from speclab.models.backends.buffers import WrittenInPlace
+from speclab.models.backends.cuda_graphs import GraphedModel, rows_read
+from speclab.models.backends.eager import layer_outputs
+from speclab.models.backends.kernels import with_kernels
+
+Pass = Callable[..., tuple[Tensor, ...]]
+"""(ids, positions, mask, places, keys, values) -> (logits, outputs of all layers), see `RowsPass.forward`"""
+
+
+class WrittenAtPlaces(WrittenInPlace):
+    """One layer's keys and values where a pass writes each row at places of its own.
+
+    places: (rows, m)
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor, places: Tensor):
+        super().__init__(keys, values)
+        self._places = torch.arange(places.shape[0], device=places.device)[:, None], places
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+        """Write (rows, heads, m, width) at the places; give all."""
+        row, place = self._places
+        self.keys.transpose(1, 2).index_put_((row, place), key_states.transpose(1, 2))
+        self.values.transpose(1, 2).index_put_((row, place), value_states.transpose(1, 2))
+        return self.keys, self.values
+
+
+class RowsPass(nn.Module):
+    """One pass of a model over several texts, with everything it depends on as an argument."""
+
+    def __init__(self, model: PreTrainedModel, layers: Iterable[int]):
+        super().__init__()
+        self.model, self.layers = model, layers
+
+    def forward(
+        self, ids: Tensor, positions: Tensor, mask: Tensor, places: Tensor, keys: list[Tensor], values: list[Tensor]
+    ) -> tuple[Tensor, ...]:
+        """(rows, m) ids, positions and places, (rows, 1, m, total) mask, views of `total` places of the buffers of each
+        layer, (rows, kv heads, total, width) -> (rows, m, vocab) logits, and (rows, m, hidden) of each of `layers`."""
+        cache = Cache(layers=[WrittenAtPlaces(k, v, places) for k, v in zip(keys, values, strict=True)])
+        options = {"position_ids": positions, "attention_mask": mask, "past_key_values": cache, "use_cache": True}
+        with layer_outputs(self.model, self.layers) as hidden:
+            logits = self.model(input_ids=ids, **options).logits
+        return logits, *(hidden[layer] for layer in self.layers)
+
+
+class RowBuffers:
+    """Keys and values of several texts: (rows, kv heads, capacity, head width) each, a pair for every layer.
+
+    run: the pass. shapes: for every layer the (kv heads, head width) of its keys and of its values.
+    """
+
+    def __init__(self, model: PreTrainedModel, run: Pass, shapes: list, n_rows: int, capacity: int):
+        self.model, self.run, self.n_rows, self.capacity = model, run, n_rows, capacity
+        self.keys, self.values = (
+            [
+                torch.zeros(n_rows, heads, capacity, width, dtype=model.dtype, device=model.device)
+                for heads, width in side
+            ]
+            for side in zip(*shapes, strict=True)
+        )
+
+    def prefill(self, row: int, prompt: Tensor, layers: Iterable[int]) -> tuple[Tensor, dict[int, Tensor]]:
+        """Read a prompt, (1, n) ids, into a row.  -> (1, 1, vocab) logits of the last one, outputs of these layers
+
+        The model's own code reads it: a prompt is bound by arithmetic, not by kernel launches.
+        """
+        keys, values = (
+            [part[row : row + 1, :, : prompt.shape[1]] for part in side] for side in (self.keys, self.values)
+        )
+        views: list = [WrittenInPlace(k, v) for k, v in zip(keys, values, strict=True)]
+        options = {"past_key_values": Cache(layers=views), "use_cache": True, "logits_to_keep": 1}
+        with layer_outputs(self.model, layers) as hidden:
+            return self.model(input_ids=prompt, **options).logits, hidden
+
+    def forward(self, ids: Tensor, positions: Tensor, places: Tensor, visible: Tensor) -> tuple[Tensor, ...]:
+        """One pass over (rows, m) tokens.  -> as RowsPass.forward
+
+        visible: (rows, m, total) bool, the places that each token reads, itself included.
+        """
+        return self.run(ids, positions, additive(visible, self.model.dtype), places, *self._first(visible.shape[-1]))
+
+    def n_read(self, total: int) -> int:
+        """How many places a pass reads, of which `total` may be in use."""
+        return total
+
+    def move(self, sources: Tensor, places: Tensor) -> None:
+        """Copy keys and values of each text from some of its places to others, (rows, n) both."""
+        row = torch.arange(len(places), device=places.device)[:, None]
+        for part in self.keys + self.values:
+            by_place = part.transpose(1, 2)
+            by_place[row, places] = by_place[row, sources]
+
+    def _first(self, total: int) -> tuple[list[Tensor], list[Tensor]]:
+        return [keys[:, :, :total] for keys in self.keys], [values[:, :, :total] for values in self.values]
+
+
+class GraphedRowBuffers(RowBuffers):
+    """The same with one CUDA graph for each width and number of places that are read. A graph is recorded when its shape
+    is first met."""
+
+    def __init__(self, graphed: GraphedModel, n_rows: int, capacity: int):
+        rows_pass = RowsPass(graphed.model, graphed.layers)
+
+        def run(*inputs: Tensor | list[Tensor]) -> tuple[Tensor, ...]:
+            with with_kernels(graphed.model, graphed.attention, graphed.parts):
+                return rows_pass(*inputs)
+
+        super().__init__(graphed.model, run, graphed.shapes, n_rows, capacity)
+        self.graphs: dict[tuple[int, int], graphs.Graph] = {}
+
+    def n_read(self, total: int) -> int:
+        """As many as the graphs of single texts read."""
+        return rows_read(total, self.capacity)
+
+    def forward(self, ids: Tensor, positions: Tensor, places: Tensor, visible: Tensor) -> tuple[Tensor, ...]:
+        """One pass over (rows, m) tokens, as a replay: the next one writes the outputs of layers to the same places."""
+        given = [ids, positions, additive(visible, self.model.dtype), places]
+        key = (ids.shape[1], visible.shape[-1])
+        if key not in self.graphs:
+            inputs = [tensor.clone() for tensor in given]  # warm-ups write what this pass writes
+            replay, outputs = graphs.capture(lambda: self.run(*inputs, *self._first(key[1])))
+            self.graphs[key] = graphs.Graph(replay, inputs, outputs)
+        graph = self.graphs[key]
+        for fixed, tensor in zip(graph.inputs, given, strict=True):
+            fixed.copy_(tensor)
+        graph.replay()
+        return graph.outputs[0].clone(), *graph.outputs[1:]
+
+
+def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """(rows, m, total) bool -> (rows, 1, m, total): 0 where a token reads, the lowest number elsewhere"""
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(
+        ~visible, torch.finfo(dtype).min
+    )[:, None]

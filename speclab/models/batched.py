@@ -1,0 +1,188 @@
+"""Several texts in one cache: a pass reads tokens of all of them, and each keeps a length of its own.
+
+The invariant of speclab/models/cached.py holds for every row: the last committed token of a text is never in the cache.
+Rows accept different numbers of tokens, so their lengths differ from the first round on. Nothing is moved for that: a
+row's next tokens are written behind its own length, over what it rejected.
+
+A row without a text takes part in every pass, with tokens that nobody reads.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from speclab.core.rounds import Draft
+from speclab.core.sampling import to_device
+from speclab.core.tree import reads
+from speclab.models import checks
+from speclab.models.backends.buffers import kv_shapes
+from speclab.models.backends.cuda_graphs import GraphedModel
+from speclab.models.backends.eager import decoder_layers
+from speclab.models.backends.exported import ExportedModel
+from speclab.models.backends.rows import GraphedRowBuffers, RowBuffers, RowsPass
+from speclab.models.cached import CachedModel
+
+NO_BATCH = "leave --batch out"
+
+
+class BatchedModel:
+    """Runs passes of a causal language model over the rows of a batch.
+
+    model: its weights, its vocabulary and its engine; its own cache is not used.
+    lengths: tokens in the cache, of each row; those of the last pass count, padding too, until it is cropped.
+    n_passes: passes over the batch since `start`; a prompt's is not one of them.
+    """
+
+    def __init__(self, model: CachedModel, n_rows: int):
+        self.model, self.n_rows = model, n_rows
+        self.lengths = [0] * n_rows
+        self.n_passes = 0
+        self._hidden: dict[int, Tensor] = {}
+        self._prefilled: int | None = None  # the row whose prompt was the last pass
+        self._starts: list[int] = []  # lengths before the last pass
+        self._buffers: RowBuffers | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.model.device
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids that it may emit: 0 to this, exclusive."""
+        return self.model.vocab_size
+
+    def start(self, longest: int) -> None:
+        """Drop all texts. longest: tokens that a row may hold at once, with those of a pass that are rejected."""
+        self.lengths, self.n_passes = [0] * self.n_rows, 0
+        if self._buffers is None or self._buffers.capacity < longest:
+            self._buffers = None  # the old ones go before the new ones come
+            self._buffers = new_buffers(self.model, self.n_rows, longest)
+
+    def prefill(self, row: int, prompt: Tensor) -> Tensor:
+        """Start a row's text with a prompt, (1, prompt) ids.  -> (1, 1, vocab) logits of the next token"""
+        with torch.inference_mode():
+            logits, hidden = self._running().prefill(row, prompt, self.model.hidden_layers)
+        self.lengths = [prompt.shape[1] if i == row else length for i, length in enumerate(self.lengths)]
+        self._hidden, self._prefilled, self._starts = hidden, row, []
+        return logits[..., : self.vocab_size]
+
+    def forward(self, tokens: Tensor, reads: Tensor | None = None) -> Tensor:
+        """Append tokens to each row.  (rows, m) ids -> (rows, m, vocab) logits
+
+        A row with fewer tokens of its own is padded; `crop` removes the padding with what is rejected.
+        reads: (rows, m, m) bool, which of these tokens each one reads, itself included, where they are trees; its
+        position is behind as many of them as it reads.
+        """
+        buffers, m = self._running(), tokens.shape[1]
+        total = max(self.lengths) + m
+        if total > buffers.capacity:
+            raise RuntimeError(f"a text of {total} tokens in buffers of {buffers.capacity}")
+        with torch.inference_mode():
+            starts = to_device(self.lengths, self.device)[:, None]  # (rows, 1)
+            places = starts + torch.arange(m, device=self.device)  # (rows, m)
+            positions = places if reads is None else starts + reads.sum(-1) - 1
+            if self.model.max_length is not None:  # padding may stand behind the model's last position
+                positions = positions.clamp(max=self.model.max_length - 1)
+            visible = _visible(places, buffers.n_read(total), reads)
+            logits, *hidden = buffers.forward(tokens, positions, places, visible)
+        self._hidden, self._prefilled = {layer: hidden[layer] for layer in self.model.hidden_layers}, None
+        self._starts = self.lengths
+        self.lengths = [length + m for length in self.lengths]
+        self.n_passes += 1
+        return logits[..., : self.vocab_size]
+
+    def keep(self, paths: Sequence[Sequence[int]]) -> None:
+        """After a pass over the last committed token and the tokens of a tree in each row: keep these alone.
+
+        paths: for each row the numbers of the tokens on a branch. Keys, values and hidden states move into this order.
+        """
+        n = max(map(len, paths)) + 1
+        # What lies behind a row's path stays where it is; nobody reads it.
+        rows = to_device([i for path in paths for i in _padded([0, *(j + 1 for j in path)], n)], self.device)
+        rows = rows.view(len(paths), n)
+        with torch.inference_mode():
+            starts = to_device(self._starts, self.device)[:, None]
+            self._running().move(starts + rows, starts + torch.arange(n, device=self.device))
+            row = torch.arange(len(paths), device=self.device)[:, None]
+            self._hidden = {layer: states[row, rows] for layer, states in self._hidden.items()}
+        self.lengths = [start + n for start in self._starts]
+
+    def hidden(self, layers: Iterable[int], row: int) -> Tensor:
+        """Of one row: outputs of these layers side by side, in the last pass or in that of its prompt.
+
+        -> (1, m, layers * hidden). RuntimeError where another row has read a prompt since then.
+        """
+        if self._prefilled not in (None, row):
+            raise RuntimeError(f"the last pass was over the prompt of row {self._prefilled}, not of row {row}")
+        start = 0 if self._prefilled is not None else row
+        return torch.cat([self._hidden[layer][start : start + 1] for layer in layers], dim=-1)
+
+    def crop(self, lengths: Sequence[int]) -> None:
+        """Keep the first tokens of each row's cache, so many."""
+        for row, (length, cached) in enumerate(zip(lengths, self.lengths, strict=True)):
+            if length > cached:
+                raise RuntimeError(f"cannot crop row {row} to {length} tokens: the cache holds {cached}")
+        self.lengths = list(lengths)
+
+    def _running(self) -> RowBuffers:
+        if self._buffers is None:
+            raise RuntimeError("call start() before any pass")
+        return self._buffers
+
+
+def verify(target: BatchedModel, last_tokens: Tensor, draft: Draft) -> Tensor:
+    """One pass over the last committed token of each row, (rows,), and the drafted ones.  -> (rows, n + 1, vocab)"""
+    tokens = torch.cat([last_tokens[:, None], draft.tokens], dim=1)
+    return target.forward(tokens, None if draft.parents is None else reads(draft.parents))
+
+
+def new_buffers(model: CachedModel, n_rows: int, capacity: int) -> RowBuffers:
+    """Buffers for texts of up to `capacity` tokens, and the passes over them on this model's engine."""
+    if isinstance(model.fast, GraphedModel):
+        return GraphedRowBuffers(model.fast, n_rows, capacity)
+    shapes = kv_shapes(model.model)
+    if isinstance(model.fast, ExportedModel):
+        return RowBuffers(model.model, model.fast.over_rows, shapes, n_rows, capacity)
+    return RowBuffers(
+        model.model, RowsPass(model.model, range(len(decoder_layers(model.model)))), shapes, n_rows, capacity
+    )
+
+
+def check_batch(target: CachedModel) -> None:
+    """Prove that passes over two texts of different lengths give the uncached logits of both; EnvironmentProblem where
+    not, or where not all layers keep plain keys and values."""
+    model, text, reason = target.model, checks.random_text(target.model), "cannot decode in batches"
+    checks.check_plain_layers(model, reason, NO_BATCH)
+    texts = text[:, :-2], text[:, 2:-3]  # the second one has other tokens in every place
+    right = torch.cat([checks.uncached_logits(model, of_row)[:, -3:] for of_row in texts], dim=1)
+
+    def logits() -> Tensor:
+        batch = BatchedModel(target, len(texts))
+        batch.start(text.shape[1] + 3)
+        lengths = [of_row.shape[1] - 3 for of_row in texts]
+        for row, of_row in enumerate(texts):
+            batch.prefill(row, of_row[:, : lengths[row]])
+        tokens = torch.cat([of_row[:, -3:] for of_row in texts])
+        wrong = tokens.flip(1)
+        first = batch.forward(torch.cat([tokens[:, :1], wrong[:, 1:]], dim=1))[:, :1]
+        batch.crop([length + 1 for length in lengths])
+        return torch.cat([first, batch.forward(tokens[:, 1:])], dim=1).view(1, -1, batch.vocab_size)
+
+    checks.check_passes(model, reason, logits, right, NO_BATCH)
+
+
+def _visible(places: Tensor, total: int, reads: Tensor | None) -> Tensor:
+    """(rows, m) places of a pass's tokens, the first one right behind the row's text -> (rows, m, total) bool"""
+    columns = torch.arange(total, device=places.device)
+    if reads is None:
+        return columns <= places[..., None]
+    among = columns - places[:, :1]  # (rows, total) the number of the token that stands there, below 0 the text
+    of_pass = reads.gather(-1, among.clamp(0, reads.shape[-1] - 1)[:, None].expand(-1, reads.shape[1], -1))
+    return (among < 0)[:, None] | (of_pass & (among < reads.shape[-1])[:, None])
+
+
+def _padded(path: list[int], n: int) -> list[int]:
+    """n numbers: those of the path, then each its own place."""
+    return path + list(range(len(path), n))
