@@ -1,0 +1,193 @@
+"""What proposes tokens for the rows of a batch.
+
+`BatchedModelDrafter` runs a draft model over all rows in one pass for each token. `RowByRow` takes any drafter, a copy
+for each row, and asks one after the other: right for lookups, which cost next to nothing; what runs a model this way
+pays for each row.
+"""
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from draft_models import Drafter, as_draft, as_drawn, draft_room
+from speclab.core.rounds import Decided, Draft
+from speclab.core.sampling import GREEDY, Sampling, draw_draft, to_device
+from speclab.core.tree import chain
+from speclab.models.batched import BatchedModel
+from speclab.models.cached import tokens_to_keep
+from speclab.system.errors import EnvironmentProblem, UsageProblem
+
+
+class BatchDrafter(Protocol):
+    """Proposes tokens for all rows of a batch; of each row it knows what was committed."""
+
+    def start(self, target: BatchedModel, sampling: Sampling, longest: int) -> None:
+        """Drop all texts. longest: tokens that a row may hold at once, drafted ones included."""
+
+    def prefill(self, row: int, prompt: Tensor, committed: list[int]) -> None:
+        """A row starts a text: `prompt`, (1, prompt length) ids, which the target has just read, and its first ids."""
+
+    def propose(self, k: Sequence[int], uniforms: Tensor) -> Draft:
+        """Of each row r at most `k[r]` tokens, 0 for a row without a text. uniforms: (rows, at least the largest k)."""
+
+    def observe(self, decided: Mapping[int, Decided]) -> None:
+        """What was decided, by row; rows that are missing have ended."""
+
+
+class RowByRow:
+    """A copy of a drafter for each row."""
+
+    def __init__(self, drafter: Drafter, n_rows: int):
+        self.rows = [copy.deepcopy(drafter) for _ in range(n_rows)]
+        self._sampling = GREEDY
+
+    def start(self, target: BatchedModel, sampling: Sampling, longest: int) -> None:
+        """Note what the rows read."""
+        self._target, self._sampling = target, sampling
+
+    def prefill(self, row: int, prompt: Tensor, committed: list[int]) -> None:
+        """Let the row's drafter read the prompt."""
+        self.rows[row].prefill(RowOfTarget(self._target, row), prompt, self._sampling)
+        self.rows[row].observe(0, committed)
+
+    def propose(self, k: Sequence[int], uniforms: Tensor) -> Draft:
+        """One row after the other."""
+        nothing = as_draft([], self._target.device)
+        drafts = [
+            drafter.propose(n, uniforms[row : row + 1]) if n else nothing
+            for row, (drafter, n) in enumerate(zip(self.rows, k, strict=True))
+        ]
+        return side_by_side(drafts, self._target.vocab_size)
+
+    def observe(self, decided: Mapping[int, Decided]) -> None:
+        """Tell each row's drafter what is final."""
+        for row, of_row in decided.items():
+            self.rows[row].observe(of_row.n_accepted, of_row.tokens)
+
+
+class RowOfTarget:
+    """What a drafter may ask of the target, of one row of a batch."""
+
+    def __init__(self, target: BatchedModel, row: int):
+        self._target, self._row = target, row
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids that it may emit: 0 to this, exclusive."""
+        return self._target.vocab_size
+
+    def hidden(self, layers: Iterable[int]) -> Tensor:
+        """Outputs of these layers in the last pass, side by side: (1, m, layers * hidden)."""
+        return self._target.hidden(layers, self._row)
+
+    def forward_first(self, tokens: Tensor, n_layers: int) -> Tensor:
+        """The cache of a batch cannot be ahead in some layers."""
+        raise UsageProblem("--draft exit runs layers of the target ahead, which batches do not; give another --draft")
+
+
+MOST_TO_CATCH_UP = 2  # tokens: the last committed one, and before it a drafted one that was accepted last
+
+
+class BatchedModelDrafter:
+    """Drafts with a causal language model, one pass over all rows for each token.
+
+    Its cache and what it lacks are, row by row, those of ModelDrafter in draft_models.py.
+    """
+
+    def __init__(self, draft: BatchedModel):
+        self.draft = draft
+        self._sampling, self._vocab_size = GREEDY, 0  # the target's
+        self._not_fed: list[list[int]] = []  # of each row: committed, not in the draft's cache yet
+        self._n_committed: list[int] = []
+
+    def start(self, target: BatchedModel, sampling: Sampling, longest: int) -> None:
+        """Drop all texts."""
+        self._sampling, self._vocab_size = sampling, target.vocab_size
+        self._not_fed, self._n_committed = [[] for _ in range(self.draft.n_rows)], [0] * self.draft.n_rows
+        self.draft.start(longest + MOST_TO_CATCH_UP)
+
+    def prefill(self, row: int, prompt: Tensor, committed: list[int]) -> None:
+        """Read the prompt. EnvironmentProblem where the logits are not finite."""
+        if not self.draft.prefill(row, self.draft.model.replace_unknown(prompt)).amax().isfinite():
+            raise EnvironmentProblem("the draft model returned logits that are not finite; try --dtype float32")
+        self._not_fed[row], self._n_committed[row] = list(committed), prompt.shape[1] + len(committed)
+
+    def propose(self, k: Sequence[int], uniforms: Tensor) -> Draft:
+        """As many passes as the row with the most tokens needs."""
+        room = [draft_room(self.draft.model, n) for n in self._n_committed]
+        k = [min(pair) for pair in zip(k, room, strict=True)]
+        device, n = self.draft.device, max(k)
+        if n == 0:
+            return side_by_side([as_draft([], device)] * len(k), self._vocab_size)
+        for row in (row for row, left in enumerate(room) if left == 0):  # it drafts no more
+            self._forget(row)
+        not_fed = [tokens or [0] for tokens in self._not_fed]
+        width = max(map(len, not_fed))
+        ids = to_device([token for tokens in not_fed for token in tokens + [0] * (width - len(tokens))], device)
+        last = to_device([len(tokens) - 1 for tokens in not_fed], device)
+        lengths = [length + len(tokens) for length, tokens in zip(self.draft.lengths, not_fed, strict=True)]
+        logits = self.draft.forward(self.draft.model.replace_unknown(ids.view(-1, width)))  # (rows, width, vocab)
+        self.draft.crop(lengths)
+        logits = logits[torch.arange(len(k), device=device), last]  # (rows, vocab)
+        drawn: list[tuple[Tensor, Tensor | None]] = []
+        for i in range(n):
+            if i:
+                logits = self.draft.forward(drawn[-1][0][:, None])[:, -1]
+            drawn.append(draw_draft(logits, self._sampling, uniforms[:, i]))
+        draft = as_drawn(drawn)._replace(size=to_device(k, device))
+        if draft.probs is None:
+            return draft
+        missing = self._vocab_size - self.draft.vocab_size
+        return draft._replace(probs=nn.functional.pad(draft.probs, (0, missing)))  # (rows, n, the target's vocabulary)
+
+    def observe(self, decided: Mapping[int, Decided]) -> None:
+        """Crop each row's cache to what is committed, and note what it lacks."""
+        kept = [0] * self.draft.n_rows
+        for row, length in enumerate(self.draft.lengths):
+            if row not in decided:
+                self._forget(row)
+                continue
+            tokens = decided[row].tokens
+            self._n_committed[row] += len(tokens)
+            kept[row] = tokens_to_keep(length, self._n_committed[row])
+            self._not_fed[row] = (self._not_fed[row] + tokens)[-(self._n_committed[row] - kept[row]) :]
+        self.draft.crop(kept)
+
+    def _forget(self, row: int) -> None:
+        """Drop the text of a row."""
+        self._not_fed[row] = []
+        self.draft.crop([0 if i == row else length for i, length in enumerate(self.draft.lengths)])
+
+
+def side_by_side(drafts: Sequence[Draft], vocab_size: int) -> Draft:
+    """One draft from those of several rows, (1, n) tokens each; rows are padded to the longest."""
+    n = max(draft.tokens.shape[1] for draft in drafts)
+    if any(draft.states is not None for draft in drafts):
+        raise UsageProblem("--draft exit runs layers of the target ahead, which batches do not; give another --draft")
+    size = torch.cat([draft.size for draft in drafts])
+    probs = parents = None
+    if any(draft.probs is not None for draft in drafts):
+        probs = torch.cat([_padded(_probs(draft, vocab_size), n) for draft in drafts])
+    if any(draft.parents is not None for draft in drafts):
+        parents = torch.cat([_padded(_parents(draft), n) for draft in drafts])
+    return Draft(torch.cat([_padded(draft.tokens, n) for draft in drafts]), size, probs, parents=parents)
+
+
+def _padded(tensor: Tensor, n: int) -> Tensor:
+    """(1, m, ...) -> (1, n, ...), with zeros"""
+    return nn.functional.pad(tensor, (0, 0) * (tensor.ndim - 2) + (0, n - tensor.shape[1]))
+
+
+def _probs(draft: Draft, vocab_size: int) -> Tensor:
+    """(1, m, vocab): what each token was drawn from."""
+    if draft.probs is not None:
+        return draft.probs
+    return nn.functional.one_hot(draft.tokens, vocab_size).float()
+
+
+def _parents(draft: Draft) -> Tensor:
+    """(1, m); a chain's where the draft has none."""
+    return chain(draft.tokens.shape[1], draft.tokens.device) if draft.parents is None else draft.parents

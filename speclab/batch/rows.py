@@ -1,0 +1,112 @@
+"""The texts of a batch: which row decodes which of them, and how far each one is.
+
+A row takes a text, decodes it to its own end, and takes the next one that waits. Every text has its own budget, its own
+end tokens and its own random numbers, so what comes out of it does not depend on its neighbours.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from speclab.core.rounds import DecodeSettings, Round
+from speclab.core.sampling import Sampling, uniforms
+from speclab.models.batched import BatchedModel
+from speclab.models.cached import check_prompt
+from speclab.system.errors import UsageProblem
+
+
+class Request(NamedTuple):
+    """A text to decode: its prompt, (1, prompt length) ids, and its settings."""
+
+    prompt: Tensor
+    settings: DecodeSettings
+
+
+class Row:
+    """One place of a batch, and the text that it decodes.
+
+    number: of the text among the requests. n_new: ids that were generated of it. finish: why it ended, None before.
+    """
+
+    def __init__(self, place: int, number: int, request: Request, device: torch.device):
+        self.place, self.number = place, number
+        self.prompt, self.settings = request
+        self.n_new = 0
+        self.finish: str | None = None
+        self.generator = self.settings.generator(device)
+
+    @property
+    def n_left(self) -> int:
+        """Ids that it may still generate."""
+        return self.settings.max_new_tokens - self.n_new
+
+    @property
+    def n_committed(self) -> int:
+        """Tokens of the text, the prompt's included."""
+        return self.prompt.shape[1] + self.n_new
+
+    def uniforms(self, n: int) -> Tensor:
+        """(n,) of this text's own random numbers."""
+        return uniforms((n,), self.generator, self.generator.device)
+
+    def commit(self, tokens: list[int], n_drafted: int = 0, n_accepted: int = 0, n_rejected: int = 0) -> Round:
+        """Add `tokens` to the text."""
+        prefill = self.n_new == 0
+        self.n_new += len(tokens)
+        round_ = Round.committing(tokens, self.n_new, self.settings, n_drafted, n_accepted, n_rejected, prefill)
+        self.finish = round_.finish
+        return round_
+
+
+class Rows:
+    """All rows of a batch. `requests` are taken in their order.
+
+    widest: tokens of a text that one pass may take. UsageProblem for a prompt that does not fit, or for requests that
+    are not sampled alike: one rule judges a whole batch.
+    """
+
+    def __init__(self, target: BatchedModel, requests: Sequence[Request], widest: int):
+        self.device, self.n_rows = target.device, target.n_rows
+        for prompt, settings in requests:
+            check_prompt(target.model, prompt, settings.max_new_tokens)
+        samplings = {request.settings.sampling for request in requests}
+        if len(samplings) > 1:
+            raise UsageProblem("a batch is sampled in one way; give requests with other settings to another batch")
+        self.sampling = next(iter(samplings), Sampling())
+        texts = (request.prompt.shape[1] + request.settings.max_new_tokens for request in requests)
+        self.longest = max(texts, default=0) + widest
+        self._waiting = [(i, request) for i, request in enumerate(requests) if request.settings.max_new_tokens]
+        self._rows: list[Row | None] = [None] * self.n_rows
+        target.start(self.longest)
+
+    def admitted(self) -> Iterator[Row]:
+        """Put the next texts into rows that have none."""
+        for place in range(self.n_rows):
+            while self[place] is None and self._waiting:  # a text may end with its first token
+                number, request = self._waiting.pop(0)
+                row = self._rows[place] = Row(place, number, request, self.device)
+                yield row
+
+    def __getitem__(self, place: int) -> Row | None:
+        """The row at a place, None where no text is being decoded."""
+        row = self._rows[place]
+        return None if row is None or row.finish else row
+
+    @property
+    def busy(self) -> list[Row]:
+        """The rows with a text that has not ended."""
+        return [row for row in map(self.__getitem__, range(self.n_rows)) if row]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Of each place the tokens that its cache shall hold: all of the text but the last; 0 without a text."""
+        rows = map(self.__getitem__, range(self.n_rows))
+        return [row.n_committed - 1 if row else 0 for row in rows]
+
+    def uniforms(self, n: int) -> Tensor:
+        """(rows, n) random numbers, of each text its own; zeros where there is none."""
+        drawn = {row.place: row.uniforms(n) for row in self.busy}
+        none = torch.zeros_like(next(iter(drawn.values())))
+        return torch.stack([drawn.get(place, none) for place in range(self.n_rows)])
