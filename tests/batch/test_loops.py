@@ -1,0 +1,333 @@
+"""The loops over a batch against the loops over one text: the same rounds, whatever the neighbours do."""
+
+import itertools
+
+import pytest
+import torch
+from heads import trained, trained_block
+from recorder import stand_in
+from tiny_models import CONTEXT, VOCAB, flattened, perturbed, tiny
+
+from baseline_autoregressive import autoregressive_decode
+from draft_models import ModelDrafter, NgramDrafter
+from optimized_speculative import speculative_decode
+from speclab.batch.drafters import BatchedModelDrafter, RowByRow, RowOfTarget, side_by_side
+from speclab.batch.loops import autoregressive_decode_batch, in_lockstep, judging, speculative_decode_batch
+from speclab.batch.rows import Request
+from speclab.core.accept import accept, accept_from_logits
+from speclab.core.rounds import DecodeSettings, Draft, Round, tokens_of
+from speclab.core.sampling import GREEDY, Sampling
+from speclab.drafts.block import BlockDrafter
+from speclab.drafts.feature import FeatureDrafter
+from speclab.drafts.hybrid import HybridDrafter
+from speclab.drafts.tree import BestTreeDrafter, TreeDrafter
+from speclab.models.backends.cuda_graphs import GraphedModel
+from speclab.models.batched import BatchedModel
+from speclab.models.cached import CachedModel
+from speclab.system.errors import UsageProblem
+from tests.models.test_batched import GARBAGE, RowCache
+from tests.models.test_caches import worst_difference
+
+WARM = Sampling(temperature=0.8)
+SIZES = (1, 2, 3, 8, 16)
+N_TEXTS = 9
+
+
+def requests(sampling: Sampling = GREEDY, n: int = N_TEXTS, eos: tuple[int, ...] = ()) -> list[Request]:
+    """Texts with prompts, budgets and seeds of their own; the first ones end after one token and after none."""
+    generator = torch.Generator().manual_seed(11)
+    budgets = itertools.cycle([1, 30, 0, 17, 24, 2, 31, 9, 26])
+    return [
+        Request(
+            torch.randint(0, VOCAB, (1, 4 + 3 * (i % 5)), generator=generator),
+            DecodeSettings(next(budgets), sampling, frozenset(eos), seed=i),
+        )
+        for i in range(n)
+    ]
+
+
+def pair(engine: str = "eager", noise: float = 0.12) -> tuple[CachedModel, CachedModel]:
+    model = tiny("llama")
+    other = perturbed(model, noise)
+    fast = {
+        "eager": lambda model: None, "fast": flattened, "graphs": lambda m: GraphedModel(m, compile_parts=False)
+    }[engine]  # fmt: skip
+    return CachedModel(model, fast=fast(model)), CachedModel(other, fast=fast(other))
+
+
+def with_drafter(kind: str) -> tuple:
+    """A target and a drafter for one text."""
+    if kind in ("feature", "block"):
+        model, head, _ = trained() if kind == "feature" else trained_block()
+        target = CachedModel(model)
+        target.hidden_layers = head.config.layers
+        return target, FeatureDrafter(head) if kind == "feature" else BlockDrafter(head)
+    target, draft = pair()
+    drafters = {
+        "model": lambda: ModelDrafter(draft),
+        "ngram": lambda: NgramDrafter(3, 1),
+        "hybrid": lambda: HybridDrafter(NgramDrafter(3, 1), ModelDrafter(draft)),
+        "tree": lambda: TreeDrafter(ModelDrafter(draft), (2, 1), sampled=True),
+        "best tree": lambda: BestTreeDrafter(ModelDrafter(draft)),
+    }
+    return target, drafters[kind]()
+
+
+def of_batch(drafter, n_rows: int):
+    """The same drafter for a batch."""
+    if isinstance(drafter, ModelDrafter):
+        return BatchedModelDrafter(BatchedModel(drafter.draft, n_rows))
+    return RowByRow(drafter, n_rows)
+
+
+def by_text(found, n: int = N_TEXTS) -> list[list[Round]]:
+    texts: list[list[Round]] = [[] for _ in range(n)]
+    for number, round_ in found:
+        texts[number].append(round_)
+    return texts
+
+
+def alone(target: CachedModel, drafter, asked: list[Request], k: int, **how) -> list[list[Round]]:
+    return [list(speculative_decode(target, drafter, *request[:1], k, request.settings, **how)) for request in asked]
+
+
+# --- Each text is what it is alone ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("kind", ["model", "ngram", "hybrid", "feature", "block", "tree", "best tree"])
+def test_rounds_of_each_text_are_those_that_it_has_alone(kind, sampling):
+    """Tokens, counts and ends; more texts than rows, other budgets, end tokens, other random numbers."""
+    target, drafter = with_drafter(kind)
+    plain = alone(target, drafter, requests(sampling), 4)
+    eos = (plain[1][-2].tokens[0], plain[6][-2].tokens[-1])
+    expected = alone(target, drafter, requests(sampling, eos=eos), 4)
+    assert expected != plain
+    for n_rows in SIZES:
+        batch = BatchedModel(target, n_rows)
+        found = by_text(speculative_decode_batch(batch, of_batch(drafter, n_rows), requests(sampling, eos=eos), 4))
+        assert found == expected, f"{n_rows} rows"
+    counted = [round_ for rounds in expected for round_ in rounds]
+    assert any(r.n_accepted for r in counted)
+    assert any(r.n_rejected for r in counted)
+    assert any(r.finish == "eos" for r in counted)
+    assert len({r.n_drafted for r in counted}) > 1
+
+
+@pytest.mark.parametrize("engine", ["fast", "graphs"])
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
+def test_rounds_on_the_other_engines(engine, sampling, monkeypatch):
+    if engine == "graphs":
+        stand_in(monkeypatch)
+    target, draft = pair(engine)
+    drafter = ModelDrafter(draft)
+    expected = alone(target, drafter, requests(sampling), 4)
+    found = speculative_decode_batch(BatchedModel(target, 3), of_batch(drafter, 3), requests(sampling), 4)
+    assert by_text(found) == expected
+
+
+@pytest.mark.parametrize("chunk", [1, 4])
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
+def test_plain_texts_are_those_that_they_are_alone(sampling, chunk):
+    target, _ = pair()
+    for n_rows in SIZES:
+        asked = requests(sampling)
+        expected = [tokens_of(autoregressive_decode(target, *request)) for request in asked]
+        eos = (expected[1][20], expected[6][9])
+        asked = requests(sampling, eos=eos)
+        expected = [tokens_of(autoregressive_decode(target, *request)) for request in asked]
+        found = by_text(autoregressive_decode_batch(BatchedModel(target, n_rows), asked, chunk))
+        assert [tokens_of(rounds) for rounds in found] == expected
+        assert [rounds[-1].finish for rounds in found if rounds] == [
+            "eos" if set(eos) & set(text) else "length" for text in expected if text
+        ]
+
+
+def test_neighbours_play_no_part():
+    """The same request among other neighbours, in another row: the same rounds."""
+    target, draft = pair()
+    asked = requests(WARM)
+    found = []
+    for order in ([4, 1, 6], [8, 7, 3, 6, 4], [6, 6, 4]):
+        batch = BatchedModel(target, 3)
+        drafter = of_batch(ModelDrafter(draft), 3)
+        rounds = by_text(speculative_decode_batch(batch, drafter, [asked[i] for i in order], 4), len(order))
+        found.append([rounds[order.index(4)], rounds[order.index(6)]])
+    assert found[0] == found[1] == found[2]
+
+
+def test_no_draft_is_plain_decoding():
+    target, draft = pair()
+    found = by_text(speculative_decode_batch(BatchedModel(target, 2), of_batch(ModelDrafter(draft), 2), requests(), 0))
+    plain = by_text(autoregressive_decode_batch(BatchedModel(target, 2), requests()))
+    assert found == plain
+
+
+def test_rows_are_filled_again():
+    """No row waits for another one: so many passes as the rounds need, when the texts are dealt out as they end."""
+    target, draft = pair()
+    batch, asked = (
+        BatchedModel(target, 2),
+        [Request(r.prompt, DecodeSettings(n)) for r, n in zip(requests(), (30, 5, 5, 5, 5, 5), strict=False)],
+    )
+    found = by_text(speculative_decode_batch(batch, of_batch(ModelDrafter(draft), 2), asked, 3), len(asked))
+    rounds = [len(rounds) - 1 for rounds in found]
+    assert batch.n_passes == max(rounds[0], sum(rounds[1:]))
+
+
+# --- What the caches hold ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["model", "best tree"])
+def test_caches_equal_a_recomputation_after_every_round(kind):
+    """Of the target: all of each text but its last token. Of the draft model: no rejected token."""
+    target, drafter = with_drafter(kind)
+    asked = [request for request in requests(WARM) if request.settings.max_new_tokens > 20]
+    n_rows = len(asked)
+    batch, drafters = BatchedModel(target, n_rows), of_batch(drafter, n_rows)
+    texts = [request.prompt[0].tolist() for request in asked]
+    lengths = set()
+    for row, round_ in speculative_decode_batch(batch, drafters, asked, 4):
+        texts[row] += round_.tokens
+        if not round_.finish:
+            assert batch.lengths[row] == len(texts[row]) - 1
+            assert worst_difference(RowCache(batch, row), texts[row][:-1]) < 1e-9
+            if kind == "model":
+                held = drafters.draft.lengths[row]
+                assert held < len(texts[row])
+                assert worst_difference(RowCache(drafters.draft, row), texts[row][:held]) < 1e-9
+        lengths.add(tuple(batch.lengths))
+    assert len(lengths) > 10
+    assert any(len(set(row)) == n_rows for row in lengths), "the rows were never at different lengths"
+
+
+@pytest.mark.parametrize("kind", ["model", "ngram"])
+def test_what_is_not_of_a_text_counts_for_nothing(kind, monkeypatch):
+    """Dead places of both caches are spoiled before every pass; the texts stay as they are."""
+    target, drafter = with_drafter(kind)
+    expected = alone(target, drafter, requests(), 4)
+    honest, n_spoiled = BatchedModel.forward, 0
+
+    def forward(self, *inputs):
+        nonlocal n_spoiled
+        with torch.inference_mode():
+            for part in self._buffers.keys + self._buffers.values:
+                for row, length in enumerate(self.lengths):
+                    part[row, :, length:] = GARBAGE
+                    n_spoiled += 1
+        return honest(self, *inputs)
+
+    monkeypatch.setattr(BatchedModel, "forward", forward)
+    found = speculative_decode_batch(BatchedModel(target, 3), of_batch(drafter, 3), requests(), 4)
+    assert by_text(found) == expected
+    assert n_spoiled
+
+
+# --- Drafts -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_draft_with_a_short_context_stops_row_by_row():
+    """The rows whose text it cannot read any more go on without it."""
+    target, _ = pair()
+    draft = CachedModel(perturbed(tiny("llama", max_position_embeddings=24), 0.1))
+    assert draft.max_length == 24
+    expected = alone(target, ModelDrafter(draft), requests(WARM), 4)
+    found = by_text(
+        speculative_decode_batch(BatchedModel(target, 3), of_batch(ModelDrafter(draft), 3), requests(WARM), 4)
+    )
+    assert found == expected
+    last = [rounds[-2].n_drafted for rounds in found if len(rounds) > 5]
+    assert 0 in last, "no row ran out of the draft's context"
+
+
+def test_early_exit_is_refused():
+    target, _ = pair()
+    drafter = RowByRow(NgramDrafter(), 1)
+    drafter.start(BatchedModel(target, 1), GREEDY, 9)
+    target_of_row = RowOfTarget(BatchedModel(target, 1), 0)
+    with pytest.raises(UsageProblem, match="--draft exit"):
+        target_of_row.forward_first(torch.zeros(1, 1, dtype=torch.long), 1)
+
+
+def test_drafts_side_by_side():
+    """Padded to the longest; a certain draft gets one-hot rows beside a drawn one, a chain parents beside a tree."""
+    law = torch.full((1, 2, 4), 0.25)
+    drawn = Draft(torch.tensor([[1, 2]]), torch.tensor([2]), law)
+    certain = Draft(torch.tensor([[3]]), torch.tensor([1]), parents=torch.tensor([[-1]]))
+    both = side_by_side([drawn, certain], 4)
+    assert both.tokens.tolist() == [[1, 2], [3, 0]]
+    assert both.size.tolist() == [2, 1]
+    assert torch.equal(both.probs[0], law[0])
+    assert both.probs[1, 0].tolist() == [0, 0, 0, 1]
+    assert both.parents.tolist() == [[-1, 0], [-1, 0]]
+    assert side_by_side([drawn._replace(probs=None)] * 2, 4).probs is None
+
+
+# --- Requests ---------------------------------------------------------------------------------------------------------
+
+
+def test_requests_are_checked_before_anything_is_decoded():
+    target, _ = pair()
+    one, other = requests()[1], requests(WARM)[1]
+    with pytest.raises(UsageProblem, match="sampled in one way"):
+        next(autoregressive_decode_batch(BatchedModel(target, 2), [one, other]))
+    long = Request(one.prompt, DecodeSettings(CONTEXT))
+    with pytest.raises(UsageProblem, match="do not fit"):
+        next(autoregressive_decode_batch(BatchedModel(target, 2), [one, long]))
+    assert list(autoregressive_decode_batch(BatchedModel(target, 2), [])) == []
+
+
+# --- Lockstep ---------------------------------------------------------------------------------------------------------
+
+
+def test_in_lockstep_all_rows_keep_as_many_as_the_one_that_keeps_fewest():
+    target, draft = pair()
+    asked = [Request(r.prompt, DecodeSettings(25)) for r in requests(n=4)]
+    plain = [tokens_of(autoregressive_decode(target, *request)) for request in asked]
+    counts = {}
+    for rule in (accept_from_logits, in_lockstep(accept_from_logits)):
+        batch = BatchedModel(target, 4)
+        found = by_text(speculative_decode_batch(batch, of_batch(ModelDrafter(draft), 4), asked, 4, rule), 4)
+        assert [tokens_of(rounds) for rounds in found] == plain
+        counts[rule is accept_from_logits] = batch.n_passes
+        by_round = [{r.n_accepted for r in rounds if r.n_drafted == 4} for rounds in zip(*found, strict=False)]
+    assert counts[False] > counts[True], "waiting for the others costs nothing"
+    assert all(len(kept) <= 1 for kept in by_round)
+
+
+def test_the_law_in_lockstep():
+    """Exactly, by enumeration: whether the neighbour keeps its token or not, a row's text follows the target's law.
+
+    All probabilities are such that every box of the uniforms is a whole number of cells, so counting cells is exact.
+    """
+    p, q = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64), torch.tensor([0.2, 0.2, 0.6], dtype=torch.float64)
+    then = torch.tensor([0.1, 0.2, 0.7], dtype=torch.float64)  # after any first token
+    rows = torch.stack([p, then]).expand(2, 2, 3)
+    judge = in_lockstep(lambda draft, logits, sampling, uniforms: accept(draft, logits, uniforms))
+    n_tests, n_lasts = 60, 20
+    for neighbour_keeps in (True, False):
+        first, both = torch.zeros(3, dtype=torch.float64), torch.zeros(3, 3, dtype=torch.float64)
+        for x, i, j in itertools.product(range(3), range(n_tests), range(n_lasts)):
+            weight = q[x] / (n_tests * n_lasts)
+            draft = Draft(torch.tensor([[x], [2]]), torch.tensor([1, 1]), q.expand(2, 1, 3))
+            uniforms = torch.tensor(
+                [[(i + 0.5) / n_tests, (j + 0.5) / n_lasts], [0.0 if neighbour_keeps else 0.9, 0.5]]
+            )
+            result = judge(draft, rows, GREEDY, uniforms.double())
+            assert result.n_accepted.tolist()[1] == min(result.n_accepted.tolist())
+            kept, last = result.n_accepted[0].item(), result.next_token[0].item()
+            if kept:
+                both[x, last] += weight
+            first[x if kept else last] += weight
+        assert torch.allclose(first, p, atol=1e-12)
+        assert torch.allclose(both, both.sum(1, keepdim=True) * then, atol=1e-12)
+        assert (both.sum() > 0) == neighbour_keeps
+
+
+# --- Random numbers ---------------------------------------------------------------------------------------------------
+
+
+def test_a_row_judges_with_the_numbers_that_it_has_alone():
+    draft = Draft(torch.zeros(3, 2, dtype=torch.long), torch.tensor([2, 1, 0]))
+    uniforms = torch.arange(12.0).view(3, 4)
+    assert judging(draft, uniforms).tolist() == [[0, 1, 2], [4, 5, 5], [8, 9, 8]]

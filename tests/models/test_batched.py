@@ -1,0 +1,204 @@
+"""Passes over several texts: each row's logits, keys and values are those of the text alone."""
+
+import pytest
+import torch
+from recorder import stand_in
+from tiny_models import CONTEXT, VOCAB, flattened, tiny
+from torch import Tensor
+
+from speclab.core import graphs
+from speclab.core.tree import reads
+from speclab.models import batched
+from speclab.models.backends.cuda_graphs import GraphedModel
+from speclab.models.batched import BatchedModel, check_batch
+from speclab.models.cached import CachedModel
+from speclab.system.errors import EnvironmentProblem
+from tests.models.test_caches import worst_difference
+
+GARBAGE = 1e4  # finite: attention multiplies what it masks by zero
+TEXTS = torch.randint(0, VOCAB, (3, 40), generator=torch.Generator().manual_seed(8))
+LENGTHS = (5, 11, 17)
+FAMILIES = ["llama", "gpt2", "gpt_neox", "qwen2", "opt", "gemma"]
+
+
+def on(engine: str, family: str = "llama") -> CachedModel:
+    model = tiny(family)
+    fast = {"eager": None, "fast": flattened}.get(engine, lambda m: GraphedModel(m, compile_parts=False))
+    return CachedModel(model, fast=fast and fast(model))
+
+
+def right(model, text: Tensor) -> Tensor:
+    """(n,) ids -> (n, vocab), without a cache"""
+    with torch.inference_mode():
+        return model(input_ids=text[None], use_cache=False).logits[0]
+
+
+def started(target: CachedModel, longest: int = CONTEXT) -> BatchedModel:
+    """Three rows with the first tokens of the three texts."""
+    batch = BatchedModel(target, 3)
+    batch.start(longest)
+    for row, length in enumerate(LENGTHS):
+        logits = batch.prefill(row, TEXTS[row : row + 1, :length])
+        assert torch.allclose(logits[0, -1], right(target.model, TEXTS[row, :length])[-1], atol=1e-9)
+    return batch
+
+
+def spoil(batch: BatchedModel) -> None:
+    """Fill every place that holds no token of its row's text."""
+    with torch.inference_mode():
+        for part in batch._buffers.keys + batch._buffers.values:
+            for row, length in enumerate(batch.lengths):
+                part[row, :, length:] = GARBAGE
+
+
+def next_tokens(batch: BatchedModel, m: int) -> Tensor:
+    return torch.stack([TEXTS[row, length : length + m] for row, length in enumerate(batch.lengths)])
+
+
+class RowCache:
+    """One row of a batch in the form that tests/models/test_caches.py compares with a recomputation."""
+
+    def __init__(self, batch: BatchedModel, row: int):
+        self.model, self._backend, self.length = batch.model.model, self, batch.lengths[row]
+        self._buffers = self
+        self._parts = [[part[row : row + 1] for part in side] for side in (batch._buffers.keys, batch._buffers.values)]
+
+    def first(self, n: int) -> list[list[Tensor]]:
+        return [[part[:, :, :n] for part in side] for side in self._parts]
+
+
+@pytest.mark.parametrize("engine", ["eager", "fast", "graphs"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_of_each_row_are_those_of_its_text(family, engine, monkeypatch):
+    """Rows of different lengths, passes of several widths, a different number of tokens rejected in each row."""
+    recorder = stand_in(monkeypatch) if engine == "graphs" else None
+    batch = started(on(engine, family))
+    for width, kept in ((3, (3, 1, 2)), (1, (1, 1, 1)), (5, (1, 5, 2)), (2, (2, 2, 1))):
+        spoil(batch)
+        before = batch.lengths
+        logits = batch.forward(next_tokens(batch, width))
+        assert logits.shape == (3, width, VOCAB)
+        for row, length in enumerate(before):
+            of_text = right(batch.model.model, TEXTS[row, : length + width])[length:]
+            assert torch.allclose(logits[row], of_text, atol=1e-9)
+        batch.crop([length + n for length, n in zip(before, kept, strict=True)])
+        for row in range(3):
+            assert worst_difference(RowCache(batch, row), TEXTS[row, : batch.lengths[row]].tolist()) < 1e-9
+    assert batch.n_passes == 4
+    assert recorder is None or recorder.n_replays > 0
+
+
+def test_a_graph_for_each_width_and_bucket(monkeypatch):
+    stand_in(monkeypatch)
+    batch = started(on("graphs"))
+    before = graphs.captures.n
+    for width in (1, 3, 1, 3, 1):
+        batch.forward(next_tokens(batch, width))
+        batch.crop(LENGTHS)
+    assert graphs.captures.n - before == 2
+    batch.crop([1, 1, 1])
+    batch.forward(next_tokens(batch, 3))
+    assert graphs.captures.n - before == 3, "fewer places are read"
+
+
+@pytest.mark.parametrize("engine", ["eager", "fast"])
+def test_what_is_not_of_a_text_counts_for_nothing(engine):
+    """To the last bit: dead places of a row may hold any number, other rows anything at all."""
+    found = []
+    for spoiled in (False, True):
+        batch = started(on(engine))
+        if spoiled:
+            spoil(batch)
+            with torch.inference_mode():
+                for part in batch._buffers.keys + batch._buffers.values:
+                    part[2] = torch.nan
+        found.append(batch.forward(next_tokens(batch, 3)))
+    assert torch.equal(found[0][:2], found[1][:2])
+    assert found[1][2].isnan().any(), "the other row was not read, so nothing was shown"
+
+
+@pytest.mark.parametrize("engine", ["eager", "fast", "graphs"])
+def test_trees_in_rows(engine, monkeypatch):
+    """Another tree in each row: the logits are those of the branches, and what is kept goes on."""
+    if engine == "graphs":
+        stand_in(monkeypatch)
+    target = on(engine)
+    target.hidden_layers = (0, 1)
+    batch = started(target)
+    parents = torch.tensor([[-1, -1, 1, 2], [-1, 0, 0, 2], [-1, 0, 1, 2]])
+    paths = [[1, 2, 3], [0, 2], []]
+    before = batch.lengths
+    tokens = torch.randint(0, VOCAB, (3, 5), generator=torch.Generator().manual_seed(2))
+    logits = batch.forward(tokens, reads(parents))
+    seen = [batch.hidden((0, 1), row).clone() for row in range(3)]
+    batch.keep(paths)
+    batch.crop([length + 1 + len(path) for length, path in zip(before, paths, strict=True)])
+    for row, path in enumerate(paths):
+        kept = [0, *(i + 1 for i in path)]
+        text = torch.cat([TEXTS[row, : before[row]], tokens[row, kept]])
+        assert torch.allclose(logits[row, kept], right(target.model, text)[before[row] :], atol=1e-9)
+        assert worst_difference(RowCache(batch, row), text.tolist()) < 1e-9
+        assert torch.equal(batch.hidden((0, 1), row)[:, : len(kept)], seen[row][:, kept])
+
+
+def test_a_row_starts_another_text():
+    batch = started(on("eager"))
+    batch.forward(next_tokens(batch, 2))
+    other = TEXTS[0:1, 20:27]
+    assert torch.allclose(batch.prefill(1, other)[0, -1], right(batch.model.model, other[0])[-1], atol=1e-9)
+    assert batch.lengths == [7, 7, 19]
+    for row, text in enumerate((TEXTS[0, :7], other[0], TEXTS[2, :19])):
+        assert worst_difference(RowCache(batch, row), text.tolist()) < 1e-9
+
+
+def test_states_of_a_prompt_are_its_rows():
+    target = on("eager")
+    target.hidden_layers = (1,)
+    batch = started(target)
+    assert batch.hidden((1,), 2).shape[1] == LENGTHS[2]
+    with pytest.raises(RuntimeError, match="row 2"):
+        batch.hidden((1,), 0)
+
+
+def test_padding_may_stand_behind_the_last_position():
+    batch = BatchedModel(on("eager", "gpt2"), 2)
+    batch.start(CONTEXT + 4)
+    text = TEXTS[:1].repeat(1, 4)[:, :CONTEXT]
+    batch.prefill(0, text[:, :-1])
+    batch.prefill(1, text[:, :7])
+    tokens = torch.stack([text[0, [-1, 0, 0]], text[0, 7:10]])
+    logits = batch.forward(tokens)
+    assert torch.allclose(logits[0, 0], right(batch.model.model, text[0])[-1], atol=1e-9)
+    assert torch.allclose(logits[1], right(batch.model.model, text[0, :10])[7:], atol=1e-9)
+
+
+def test_what_cannot_be():
+    batch = BatchedModel(on("eager"), 2)
+    with pytest.raises(RuntimeError, match="start"):
+        batch.prefill(0, TEXTS[:1, :3])
+    batch.start(6)
+    batch.prefill(0, TEXTS[:1, :3])
+    with pytest.raises(RuntimeError, match="row 0"):
+        batch.crop([4, 0])
+    with pytest.raises(RuntimeError, match="buffers of 6"):
+        batch.forward(TEXTS[:2, :4])
+
+
+# --- The check --------------------------------------------------------------------------------------------------------
+
+
+def test_a_window_is_refused():
+    with pytest.raises(EnvironmentProblem, match=r"mistral cannot decode in batches.*leave --batch out"):
+        check_batch(on("eager", "mistral_window"))
+
+
+@pytest.mark.parametrize("engine", ["eager", "fast"])
+def test_wrong_passes_are_refused(engine, monkeypatch):
+    target = on(engine)
+    check_batch(target)
+    honest = batched._visible
+    monkeypatch.setattr(
+        batched, "_visible", lambda places, *rest: honest(places.amax(0, keepdim=True) + 0 * places, *rest)
+    )
+    with pytest.raises(EnvironmentProblem, match="logits differ"):
+        check_batch(target)

@@ -1,0 +1,160 @@
+"""Bugs in batches (speclab/models/batched.py, speclab/batch): rows that are not kept apart."""
+
+import torch
+from torch import Tensor
+
+from speclab.batch import drafters, loops
+from speclab.batch import rows as rows_module
+from speclab.batch.drafters import BatchedModelDrafter
+from speclab.batch.rows import Row, Rows
+from speclab.core.rounds import Decided
+from speclab.models import batched
+from speclab.models.batched import BatchedModel
+from tests.mutants.bugs import mutant
+
+MODEL, LOOPS = "models/test_batched", "batch/test_loops"
+LOGITS, ALONE = "logits_of_each_row_are_those_of_its_text", "rounds_of_each_text_are_those_that_it_has_alone"
+CACHES = "caches_equal_a_recomputation_after_every_round"
+right_visible = batched._visible
+
+
+@mutant(19, LOGITS, file=MODEL)
+def reads_what_lies_between_a_row_and_the_longest() -> None:
+    """lets every row read as many places as the longest text has"""
+
+    def visible(places: Tensor, total: int, reads: Tensor | None) -> Tensor:
+        longest = places.amax(0, keepdim=True).expand_as(places)
+        return right_visible(longest, total, reads)
+
+    batched._visible = visible
+
+
+@mutant(19, LOGITS, file=MODEL)
+def puts_all_rows_at_the_longest_ones_positions() -> None:
+    """gives the tokens of every row the positions of the longest text"""
+    right = BatchedModel.forward
+
+    def forward(self: BatchedModel, tokens: Tensor, reads: Tensor | None = None) -> Tensor:
+        run = self._running()
+        honest = run.forward
+
+        def shifted(ids: Tensor, positions: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+            return honest(ids, positions.amax(0, keepdim=True).expand_as(positions), *rest)
+
+        run.forward = shifted
+        try:
+            return right(self, tokens, reads)
+        finally:
+            del run.forward
+
+    BatchedModel.forward = forward
+
+
+@mutant(19, "trees_in_rows", file=MODEL)
+def keeps_the_first_rows_branch_in_all_rows() -> None:
+    """moves keys and values of every row as those of the first one"""
+    right = BatchedModel.keep
+
+    def keep(self: BatchedModel, paths: list[list[int]]) -> None:
+        right(self, [paths[0][: len(path)] for path in paths])
+
+    BatchedModel.keep = keep
+
+
+@mutant(19, ALONE, CACHES, file=LOOPS)
+def rolls_all_rows_back_by_the_same_number() -> None:
+    """rolls every row back by what the row with the most rejections rejected"""
+    right = BatchedModel.crop
+
+    def crop(self: BatchedModel, lengths: list[int]) -> None:
+        most = max((have - want for have, want in zip(self.lengths, lengths, strict=True) if want), default=0)
+        right(self, [max(0, have - most) if want else 0 for have, want in zip(self.lengths, lengths, strict=True)])
+
+    BatchedModel.crop = crop
+
+
+@mutant(19, ALONE, "neighbours_play_no_part", file=LOOPS)
+def draws_all_rows_from_one_generator() -> None:
+    """draws the random numbers of all texts from the first one's generator"""
+    right = Row.__init__
+    shared: list[torch.Generator] = []
+
+    def make(self: Row, *about: object) -> None:
+        right(self, *about)  # type: ignore[arg-type]
+        shared.append(self.generator)
+        self.generator = shared[0]
+
+    Row.__init__ = make
+
+
+@mutant(19, ALONE, file=LOOPS)
+def draws_the_next_token_with_the_number_of_the_widest_row() -> None:
+    """draws a row's next token with another number where a neighbour drafted more"""
+    loops.judging = lambda draft, uniforms: uniforms[:, : draft.tokens.shape[1] + 1]
+
+
+@mutant(19, ALONE, file=LOOPS)
+def takes_padding_for_drafted_tokens() -> None:
+    """judges the padding of a row as if it had been drafted"""
+    right = drafters.side_by_side
+
+    def side_by_side(drafts: list, vocab_size: int):
+        draft = right(drafts, vocab_size)
+        return draft._replace(size=torch.full_like(draft.size, draft.tokens.shape[1]))
+
+    drafters.side_by_side = side_by_side
+
+
+@mutant(19, "rows_are_filled_again", file=LOOPS)
+def waits_until_all_rows_have_ended() -> None:
+    """starts the next texts when the last row of the batch has ended"""
+    right = Rows.admitted
+
+    def admitted(self: Rows):
+        return iter(()) if self.busy else right(self)
+
+    Rows.admitted = admitted
+
+
+@mutant(19, ALONE, "plain_texts_are_those_that_they_are_alone", file=LOOPS)
+def ends_every_row_at_the_budget_of_the_first() -> None:
+    """gives every text the budget of the first one that is longer than a token"""
+    right = Row.__init__
+    budgets: list[int] = []
+
+    def make(self: Row, place: int, number: int, request: rows_module.Request, device: torch.device) -> None:
+        budgets.append(request.settings.max_new_tokens)
+        most = next((n for n in budgets if n > 1), budgets[0])
+        object.__setattr__(request.settings, "max_new_tokens", most)
+        right(self, place, number, request, device)
+
+    Row.__init__ = make
+
+
+@mutant(19, ALONE, CACHES, file=LOOPS)
+def feeds_every_row_of_the_draft_one_token() -> None:
+    """never feeds a draft model the drafted token that was accepted last"""
+    right = BatchedModelDrafter.observe
+
+    def observe(self: BatchedModelDrafter, decided: dict[int, Decided]) -> None:
+        right(self, decided)
+        self._not_fed = [tokens[-1:] for tokens in self._not_fed]
+
+    BatchedModelDrafter.observe = observe
+
+
+@mutant(19, "in_lockstep_all_rows_keep_as_many_as_the_one_that_keeps_fewest", "the_law_in_lockstep", file=LOOPS)
+def redraws_what_lockstep_cut_off() -> None:
+    """in lockstep, takes the token after the cut from the end of what the row had kept"""
+    right = loops.in_lockstep
+
+    def in_lockstep(accept):
+        honest = right(accept)
+
+        def judge(draft, logits, sampling, uniforms):
+            own, result = accept(draft, logits, sampling, uniforms), honest(draft, logits, sampling, uniforms)
+            return result._replace(next_token=own.next_token)
+
+        return judge
+
+    loops.in_lockstep = in_lockstep
