@@ -16,6 +16,7 @@ from draft_models import Drafter, as_draft, as_drawn, draft_room
 from speclab.core.rounds import Decided, Draft
 from speclab.core.sampling import GREEDY, Sampling, draw_draft, to_device
 from speclab.core.tree import chain
+from speclab.drafts.hybrid import forget
 from speclab.models.batched import BatchedModel
 from speclab.models.cached import tokens_to_keep
 from speclab.system.errors import EnvironmentProblem, UsageProblem
@@ -38,7 +39,7 @@ class BatchDrafter(Protocol):
 
 
 class RowByRow:
-    """A copy of a drafter for each row."""
+    """A copy of a drafter for each row. What it learns of a text it forgets before the next one."""
 
     def __init__(self, drafter: Drafter, n_rows: int):
         self.rows = [copy.deepcopy(drafter) for _ in range(n_rows)]
@@ -50,6 +51,7 @@ class RowByRow:
 
     def prefill(self, row: int, prompt: Tensor, committed: list[int]) -> None:
         """Let the row's drafter read the prompt."""
+        forget(self.rows[row])  # what one text taught must not decide in another
         self.rows[row].prefill(RowOfTarget(self._target, row), prompt, self._sampling)
         self.rows[row].observe(0, committed)
 

@@ -19,7 +19,7 @@ from speclab.core.rounds import DecodeSettings, Draft, Round, tokens_of
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
-from speclab.drafts.hybrid import HybridDrafter
+from speclab.drafts.hybrid import HybridDrafter, forget
 from speclab.drafts.tree import BestTreeDrafter, TreeDrafter
 from speclab.models.backends.cuda_graphs import GraphedModel
 from speclab.models.batched import BatchedModel
@@ -28,7 +28,7 @@ from speclab.system.errors import UsageProblem
 from tests.models.test_batched import GARBAGE, RowCache
 from tests.models.test_caches import worst_difference
 
-WARM = Sampling(temperature=0.8)
+WARM = Sampling(temperature=0.3)
 SIZES = (1, 2, 3, 8, 16)
 N_TEXTS = 9
 
@@ -88,7 +88,11 @@ def by_text(found, n: int = N_TEXTS) -> list[list[Round]]:
 
 
 def alone(target: CachedModel, drafter, asked: list[Request], k: int, **how) -> list[list[Round]]:
-    return [list(speculative_decode(target, drafter, *request[:1], k, request.settings, **how)) for request in asked]
+    texts = []
+    for request in asked:
+        forget(drafter)
+        texts.append(list(speculative_decode(target, drafter, request.prompt, k, request.settings, **how)))
+    return texts
 
 
 # --- Each text is what it is alone ------------------------------------------------------------------------------------

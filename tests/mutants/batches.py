@@ -67,7 +67,7 @@ def rolls_all_rows_back_by_the_same_number() -> None:
     right = BatchedModel.crop
 
     def crop(self: BatchedModel, lengths: list[int]) -> None:
-        most = max((have - want for have, want in zip(self.lengths, lengths, strict=True) if want), default=0)
+        most = max((max(0, have - want) for have, want in zip(self.lengths, lengths, strict=True) if want), default=0)
         right(self, [max(0, have - most) if want else 0 for have, want in zip(self.lengths, lengths, strict=True)])
 
     BatchedModel.crop = crop
@@ -93,7 +93,7 @@ def draws_the_next_token_with_the_number_of_the_widest_row() -> None:
     loops.judging = lambda draft, uniforms: uniforms[:, : draft.tokens.shape[1] + 1]
 
 
-@mutant(19, ALONE, file=LOOPS)
+@mutant(19, "drafts_side_by_side", file=LOOPS)
 def takes_padding_for_drafted_tokens() -> None:
     """judges the padding of a row as if it had been drafted"""
     right = drafters.side_by_side
@@ -116,16 +116,16 @@ def waits_until_all_rows_have_ended() -> None:
     Rows.admitted = admitted
 
 
-@mutant(19, ALONE, "plain_texts_are_those_that_they_are_alone", file=LOOPS)
+@mutant(19, ALONE, file=LOOPS)
 def ends_every_row_at_the_budget_of_the_first() -> None:
-    """gives every text the budget of the first one that is longer than a token"""
+    """ends every text at the budget of the first one that is longer than a token"""
     right = Row.__init__
     budgets: list[int] = []
 
     def make(self: Row, place: int, number: int, request: rows_module.Request, device: torch.device) -> None:
         budgets.append(request.settings.max_new_tokens)
         most = next((n for n in budgets if n > 1), budgets[0])
-        object.__setattr__(request.settings, "max_new_tokens", most)
+        object.__setattr__(request.settings, "max_new_tokens", min(most, budgets[-1]))
         right(self, place, number, request, device)
 
     Row.__init__ = make

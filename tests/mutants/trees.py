@@ -190,7 +190,7 @@ def takes_the_most_probable_for_drawn() -> None:
 # ---------------------------------------------------------------- the pass and the cache
 
 
-@mutant(39, "hidden_states_follow_the_branch", "caches_equal_a_recomputation_after_every_round", file=LOOP)
+@mutant(39, "caches_equal_a_recomputation_after_every_round", file=LOOP)
 def siblings_see_each_other() -> None:
     """lets every row read all that stands before it, siblings too"""
 

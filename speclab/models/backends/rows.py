@@ -113,8 +113,7 @@ class RowBuffers:
 
 
 class GraphedRowBuffers(RowBuffers):
-    """The same with one CUDA graph for each width and number of places that are read. A graph is recorded when its shape
-    is first met."""
+    """The same with one CUDA graph for each width and number of places that are read, recorded when first needed."""
 
     def __init__(self, graphed: GraphedModel, n_rows: int, capacity: int):
         rows_pass = RowsPass(graphed.model, graphed.layers)
