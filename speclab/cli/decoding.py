@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from draft_models import ModelDrafter
-from speclab.cli import flags, parsing
-from speclab.cli.output import write_trace
+from speclab.cli import batch, flags, parsing
+from speclab.cli.output import LOSSY, prompt_heading, write_trace
 from speclab.core.accept import rule_of
 from speclab.core.clock import synchronize
 from speclab.core.counts import Counts
@@ -28,13 +28,13 @@ from speclab.drafts.select import (
     make_drafter,
     with_trees,
 )
-from speclab.lab.instruments import Loop
+from speclab.lab.instruments import Loop, LoopFunctions
 from speclab.lab.round_costs import measure_costs
 from speclab.lab.tracing import follow, shapes
 from speclab.learner import loading
 from speclab.learner.functions import Learner
 from speclab.models import memory
-from speclab.models.prompts import Prompt, describe_chat, with_text
+from speclab.models.prompts import KINDS, Prompt, describe_chat, with_text
 from speclab.models.setup import Setup
 from speclab.present import report
 from speclab.present import shapes as shape_views
@@ -45,13 +45,6 @@ NOT_JUDGED = (
     "a sampled text has no baseline to equal; leave out --temperature, or judge many of them: give compare.py the "
     "same --temperature, --draft and --impl"
 )
-
-LOSSY = (
-    "LOSSY: with --rule {rule} the text does not follow the target's distribution; how far it is off is measured by\n"
-    "python compare.py --rule {rule} --temperature {temperature:g}"
-)
-
-NEW_TEXT = f"--- new text {'-' * 54}"  # the line between a prompt and what the target makes of it
 
 
 @reports_problems
@@ -67,6 +60,7 @@ def _parse(docstring: str, argv: list[str] | None, speculative: bool) -> argpars
     parser = parsing.make_parser(docstring)
     flags.add_shared_flags(parser)
     flags.add_decoding_flags(parser)
+    batch.add_flag(parser)
     if speculative:
         group = flags.add_draft_flag(parser)
         group.add_argument(
@@ -87,6 +81,9 @@ def _parse(docstring: str, argv: list[str] | None, speculative: bool) -> argpars
     if speculative:
         args.draft = with_trees([args.draft], args.tree)[-1]
         flags.check_trees(args, [args.draft], "--trace", "--trace-shapes")
+    batch.check_flags(args, *(("--trace", "--trace-shapes") if speculative else ()))
+    if args.limit is None:  # of each of the standard kinds at least one, and so many that no row stays empty
+        args.limit = -(-(args.batch or 1) // len(KINDS))
     return args
 
 
@@ -102,8 +99,7 @@ class _Decoded:
     def show(self, prompt: Prompt, rounds: Iterator[Round]) -> list[int]:
         """Print a prompt and its text.  -> new tokens"""
         tokens, text = [], ""
-        line_end = "" if prompt.text.endswith("\n") else "\n"
-        print(harmless(f"\n=== {prompt.kind} {'=' * 60}\n{prompt.text}{line_end}{NEW_TEXT}"), flush=self.args.stream)
+        print(harmless(prompt_heading(prompt)), flush=self.args.stream)
         try:
             for round_ in with_text(self._timed(rounds), self.setup.tokenizer):
                 tokens += round_.tokens
@@ -144,6 +140,9 @@ def _baseline(args: argparse.Namespace, baseline: Loop) -> int:
     setup, prompts, settings = _load(args)
     check_prompts(setup.target, [], prompts, args.max_new_tokens)
     note("\n".join([setup.describe(), *describe_chat(prompts, setup.tokenizer), *learner.describe()]))
+    if args.batch:
+        batch.run(args, setup, prompts, settings)
+        return 0
     decoded = _Decoded(setup, args)
     for prompt in prompts:
         decoded.show(prompt, baseline(setup.target, prompt.ids.to(setup.device), settings, setup.chunk))
@@ -184,7 +183,31 @@ def _speculative(args: argparse.Namespace, baseline: Loop, speculative: Loop) ->
     if args.trace_shapes:
         return _show_shapes(learner, setup, drafter, prompts[0], k, settings)
     note("\n".join([setup.describe(), *describe_chat(prompts, setup.tokenizer), *learner.describe()]))
-    decoded, functions, n_wrong = _Decoded(setup, args), learner.functions(speculative).judged_by(args.rule), 0
+    if args.batch:
+        batch.run(args, setup, prompts, settings, drafter, k)
+        return 0
+    functions = learner.functions(speculative).judged_by(args.rule)
+    n_wrong = _in_turn(args, setup, prompts, settings, drafter, k, functions, baseline, learner)
+    if args.trace:  # the first prompt once more, with clocks and details
+        name = drafter_name(args.draft)
+        trace = follow.follow(setup, drafter, name, prompts[0], k, settings, baseline, functions, longest=k)
+        write_trace(trace, args.trace)
+    return int(n_wrong > 0)
+
+
+def _in_turn(
+    args: argparse.Namespace,
+    setup: Setup,
+    prompts: list[Prompt],
+    settings: DecodeSettings,
+    drafter: Drafter,
+    k: int,
+    functions: LoopFunctions,
+    baseline: Loop,
+    learner: Learner,
+) -> int:
+    """Decode one prompt after the other, and print how fast it was.  -> wrong texts that a learner's functions made"""
+    decoded, n_wrong = _Decoded(setup, args), 0
     if isinstance(drafter, AutoLength | HybridDrafter):
         measure_costs(functions, setup.target, drafter, [prompts[0].ids.to(setup.device)], settings)
         if costs := drafter.costs.get(setup.sampling.temperature):
@@ -192,7 +215,7 @@ def _speculative(args: argparse.Namespace, baseline: Loop, speculative: Loop) ->
     for prompt in prompts:
         ids = prompt.ids.to(setup.device)
         if isinstance(drafter, OracleDraft):
-            drafter.replay(reference_text(speculative, setup.target, ids, k, settings))
+            drafter.replay(reference_text(functions.decode, setup.target, ids, k, settings))
         forget(drafter)  # all prompts have the same random numbers: what one of them taught must not decide in another
         tokens = decoded.show(prompt, functions.rounds(setup.target, functions.adapt(drafter, k), ids, k, settings))
         if learner and setup.sampling.greedy:  # functions may pass their checks and still make a wrong text
@@ -210,11 +233,7 @@ def _speculative(args: argparse.Namespace, baseline: Loop, speculative: Loop) ->
         proposing = parts(drafter)[-1]
         draft = proposing.draft.model if isinstance(proposing, ModelDrafter) else None
         print(memory.describe(setup.target.model, draft, k, setup.target.length))
-    if args.trace:  # the first prompt once more, with clocks and details
-        name = drafter_name(args.draft)
-        trace = follow.follow(setup, drafter, name, prompts[0], k, settings, baseline, functions, longest=k)
-        write_trace(trace, args.trace)
-    return int(n_wrong > 0)
+    return n_wrong
 
 
 def _show_shapes(

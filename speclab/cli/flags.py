@@ -124,7 +124,6 @@ def add_decoding_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stream", action="store_true", help="print the text as it is committed")
     add_verbose_flag(parser)
     parser.add_argument("--ignore-eos", action="store_true", help="go on to --max-new-tokens also after an end token")
-    parser.set_defaults(limit=1)
 
 
 def add_draft_flag(

@@ -13,6 +13,7 @@ from typing import TextIO
 from speclab.cli.flags import check_file
 from speclab.cli.parsing import DASH
 from speclab.lab.tracing.trace import Trace
+from speclab.models.prompts import Prompt
 from speclab.present import html_report, trace_page
 from speclab.present.trace_terminal import terminal
 from speclab.records.files import to_json
@@ -21,8 +22,21 @@ from speclab.system.errors import UsageProblem
 from speclab.system.files import check_writable, prepare_folder, shown, write_whole
 from speclab.system.terminal import harmless, note, wants_colour
 
+NEW_TEXT = f"--- new text {'-' * 54}"  # the line between a prompt and what the target makes of it
+
+LOSSY = (
+    "LOSSY: with --rule {rule} the text does not follow the target's distribution; how far it is off is measured by\n"
+    "python compare.py --rule {rule} --temperature {temperature:g}"
+)
+
 View = Callable[[], str]  # makes a text of a record
 Step = Callable[[], Path | None]  # prints or writes; for `files.do_all`
+
+
+def prompt_heading(prompt: Prompt) -> str:
+    """A prompt, and the line after which its new text stands."""
+    line_end = "" if prompt.text.endswith("\n") else "\n"
+    return f"\n=== {prompt.kind} {'=' * 60}\n{prompt.text}{line_end}{NEW_TEXT}"
 
 
 @dataclass

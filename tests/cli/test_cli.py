@@ -10,7 +10,7 @@ import torch
 import baseline_autoregressive
 import compare
 import optimized_speculative
-from speclab.cli import decoding
+from speclab.cli import output
 from speclab.drafts import select
 from speclab.models import loading
 
@@ -171,9 +171,9 @@ def test_a_line_marks_where_the_prompt_ends(run, prompt):
     _, whole, _ = run(baseline_autoregressive, *words)
     _, streamed, _ = run(baseline_autoregressive, *words, "--stream")
     for out in (whole, streamed):
-        head, _, rest = out.partition(f"\n{decoding.NEW_TEXT}\n")
+        head, _, rest = out.partition(f"\n{output.NEW_TEXT}\n")
         assert head.endswith("\ndef f(x):")
-        assert decoding.NEW_TEXT not in rest
+        assert output.NEW_TEXT not in rest
     assert whole.rsplit("\n\n", 1)[0] == streamed.rsplit("\n\n", 1)[0]
 
 

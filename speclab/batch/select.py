@@ -1,0 +1,32 @@
+"""From a drafter of one text to a drafter of a batch."""
+
+from draft_models import ModelDrafter
+from speclab.batch.drafters import BatchDrafter, BatchedModelDrafter, RowByRow
+from speclab.core.rounds import Drafter
+from speclab.drafts.select import EXIT
+from speclab.models.batched import BatchedModel, check_batch
+from speclab.system.errors import UsageProblem
+
+WAY_OUT = "leave --batch out, or give --draft model"
+
+
+def batch_drafter(drafter: Drafter, n_rows: int) -> BatchDrafter:
+    """The same drafter for the rows of a batch: a model drafts for all of them in one pass."""
+    if type(drafter) is ModelDrafter:
+        return BatchedModelDrafter(BatchedModel(drafter.draft, n_rows))
+    return RowByRow(drafter, n_rows)
+
+
+def check_kind(kind: str) -> None:
+    """Raise UsageProblem where `--draft KIND` knows one text only, before a model is loaded."""
+    word = kind.partition("+")[2].partition(":")[0] if kind.startswith("hybrid:") else kind.partition(":")[0]
+    if word == "dial":
+        raise UsageProblem(f"--draft {kind} replays one text, and a batch has several; {WAY_OUT}")
+    if word == EXIT:
+        raise UsageProblem(f"--draft {kind} runs layers of the target ahead, which batches do not; {WAY_OUT}")
+
+
+def check_drafter(drafter: Drafter) -> None:
+    """Raise EnvironmentProblem for a draft model that cannot run in batches."""
+    if type(drafter) is ModelDrafter:
+        check_batch(drafter.draft)

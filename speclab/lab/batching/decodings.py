@@ -1,0 +1,114 @@
+"""A batch at work on its requests, pass by pass, with the seconds that every pass took."""
+
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from speclab.core.counts import Counts
+from speclab.core.rounds import Round
+
+Found = Iterator[tuple[int, Round]]  # (number of the request, round), as the loops of speclab/batch/loops.py yield them
+
+
+class PassMade(NamedTuple):
+    """A pass over the batch: rows with a text, the tokens that they committed, and the seconds of the whole round."""
+
+    n_busy: int
+    n_tokens: int
+    seconds: float
+
+
+@dataclass
+class Text:
+    """What became of one request. Times are seconds of this decoding alone, from its start."""
+
+    tokens: list[int]
+    admitted: float  # when its prompt's own pass began
+    first: float = 0.0  # when its first token was there
+    last: float = 0.0  # and its last one
+
+    @property
+    def latency(self) -> float:
+        """Seconds from its prompt to its last token."""
+        return self.last - self.admitted
+
+    @property
+    def between_tokens(self) -> float | None:
+        """Mean seconds from one token to the next; None with one token."""
+        return (self.last - self.first) / (len(self.tokens) - 1) if len(self.tokens) > 1 else None
+
+
+class BatchDecoding:
+    """Requests that are decoded side by side. `advance` does the next prompt's pass or the next round of all rows.
+
+    texts: by the number of the request. passes: rounds of all rows, in order. seconds: of everything so far.
+    """
+
+    def __init__(self, found: Found, n_requests: int):
+        self.texts: dict[int, Text] = {}
+        self.rounds: dict[int, list[Round]] = {}
+        self.passes: list[PassMade] = []
+        self.counts = Counts()
+        self.seconds = self.prefill_seconds = 0.0
+        self.n_tokens = 0  # of all texts, those of prompts' own passes included
+        self.n_left = n_requests  # texts that have not ended
+        self._found, self._n_busy = found, 0
+
+    @property
+    def done(self) -> bool:
+        """Whether every text has ended."""
+        return self.n_left == 0
+
+    def advance(self) -> None:
+        """Do the next pass."""
+        start = time.perf_counter()
+        number, round_ = next(self._found)  # ends with tokens on the host: the device has nothing left to do
+        if round_.prefill:
+            seconds = time.perf_counter() - start
+            self.texts[number] = Text([], self.seconds)
+            self._n_busy += 1
+            self.prefill_seconds += seconds
+            self._book([(number, round_)], seconds)
+            return
+        of_pass = [(number, round_), *(next(self._found) for _ in range(self._n_busy - 1))]
+        seconds = time.perf_counter() - start
+        self.passes.append(PassMade(len(of_pass), sum(len(made.tokens) for _, made in of_pass), seconds))
+        self._book(of_pass, seconds)
+
+    def _book(self, of_pass: list[tuple[int, Round]], seconds: float) -> None:
+        self.seconds += seconds
+        for number, round_ in of_pass:
+            self.counts.add(round_)
+            self.rounds.setdefault(number, []).append(round_)
+            self.n_tokens += len(round_.tokens)
+            text = self.texts[number]
+            text.first = self.seconds if round_.prefill else text.first
+            text.last = self.seconds
+            text.tokens += round_.tokens
+            if round_.finish:
+                self._n_busy, self.n_left = self._n_busy - 1, self.n_left - 1
+        if self.done:
+            self._found = iter(())  # frees the caches
+
+    def full(self, n_rows: int) -> list[PassMade]:
+        """The passes in which all rows had a text: what a batch does as long as requests wait."""
+        return [made for made in self.passes if made.n_busy == n_rows]
+
+    @property
+    def latency(self) -> float:
+        """Seconds of a text from its prompt to its last token, the median."""
+        return statistics.median(text.latency for text in self.texts.values())
+
+    @property
+    def between_tokens(self) -> float | None:
+        """Seconds from one token of a text to the next, the median of the texts; None where they have one token."""
+        waits = [wait for text in self.texts.values() if (wait := text.between_tokens) is not None]
+        return statistics.median(waits) if waits else None
+
+
+def take_turns(decodings: list[BatchDecoding]) -> None:
+    """Finish them all; the one that has committed the fewest tokens goes next, the first of the list among equals."""
+    while waiting := [decoding for decoding in decodings if not decoding.done]:
+        min(waiting, key=lambda decoding: decoding.n_tokens).advance()

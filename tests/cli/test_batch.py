@@ -1,0 +1,54 @@
+"""`--batch B` of the decoding scripts: the texts that each prompt has alone, in the prompts' order."""
+
+import re
+
+import pytest
+
+import baseline_autoregressive
+import optimized_speculative
+from speclab.cli import decoding, output
+from tests.cli.test_cli import run  # noqa: F401 - a fixture
+
+PROMPTS = ["--prompt", "def f(x):", "--prompt", "class Stack:\n", "--prompt", "for i in", "--max-new-tokens", "12"]
+DRAFTS = {"model": [], "ngram": ["--draft", "ngram"], "tree": ["--tree", "2x2"], "best tree": ["--tree", "best"]}
+
+
+def texts(out: str) -> str:
+    """Prompts and texts, without the lines about speed."""
+    return re.split(r"\n\d+ tokens decoded", out)[0]
+
+
+@pytest.mark.parametrize("words", [[], ["--temperature", "0.8"]], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("kind", [None, *DRAFTS])
+def test_the_texts_are_those_of_one_at_a_time(run, pair_folder, kind, words):  # noqa: F811
+    script, draft = baseline_autoregressive, []
+    if kind is not None:
+        model = [] if kind == "ngram" else ["--draft", str(pair_folder / "draft")]
+        script, draft = optimized_speculative, [*model, *DRAFTS[kind]]
+    code, alone, _ = run(script, *PROMPTS, *words, *draft)
+    assert code == 0
+    for n_rows in ("1", "2", "8"):
+        code, out, err = run(script, *PROMPTS, *words, *draft, "--batch", n_rows)
+        assert code == 0
+        assert texts(out).split() == texts(alone).split()
+        assert out.count(output.NEW_TEXT) == 3
+        assert re.search(rf"tokens decoded in [\d.]+ s, {n_rows} at a time: [\d.]+ tok/s in all", out)
+        assert re.search(r"ms between tokens \(medians of 3 texts\)", out)
+        assert ("3 prompts for 8 rows" in err) == (n_rows == "8")
+        assert ("tokens per round" in out) == (kind is not None)
+
+
+def test_there_are_prompts_for_all_rows():
+    """Of the standard prompts as many of each kind as it takes; without --batch one."""
+    asked = ([], ["--batch", "5"], ["--batch", "5", "--limit", "1"])
+    assert [decoding._parse("", words, speculative=False).limit for words in asked] == [1, 2, 1]
+
+
+def test_a_rule_judges_the_batch_too(run, pair_folder):  # noqa: F811
+    words = [*PROMPTS, "--temperature", "1", "--draft", str(pair_folder / "draft"), "--rule"]
+    found = []
+    for rule in ("block", "follow", "lenient:0.5"):
+        out = [run(optimized_speculative, *words, rule, *batch)[1] for batch in ([], ["--batch", "2"])]
+        assert texts(out[0]).split() == texts(out[1]).split()
+        found.append(out[1])
+    assert "LOSSY" in found[2]
