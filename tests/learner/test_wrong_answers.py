@@ -76,8 +76,8 @@ def test_the_first_message_names_the_idea(stem, answer, words):
     ("right", "wrong", "check", "words"),
     [
         (
-            ".split([k, k + 1], dim=1)",
-            "[:, None].expand(1, 2, -1).unbind(1)",
+            "draws[:, :draft_length], draws[:, draft_length:]",
+            "draws, draws",
             "test_nothing_else_is_broken",
             "have drawn the draft already",
         ),
