@@ -10,6 +10,7 @@ from typing import Any
 from baseline_autoregressive import autoregressive_decode
 from draft_models import ModelDrafter
 from optimized_speculative import speculative_decode
+from speclab.batch.select import check_kind
 from speclab.cli import compare_flags, flags, parsing
 from speclab.cli.output import Output, Step, View, write_report, write_trace
 from speclab.core.rounds import DecodeSettings
@@ -18,6 +19,7 @@ from speclab.drafts.oracle import OracleDraft
 from speclab.drafts.select import auto_length, check_kinds, check_prompts, make_drafters, with_trees
 from speclab.drafts.tree import Branching
 from speclab.lab import comparison, padded_pair, plan, sweeps
+from speclab.lab.batching.comparison import compare_batches
 from speclab.lab.harness import Measurement, kept_when_stopped
 from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
@@ -26,8 +28,9 @@ from speclab.lab.tracing.trace import Trace
 from speclab.learner import loading
 from speclab.models import memory
 from speclab.models.prompts import describe_chat
-from speclab.present import against, first_screen, plan_views, report, sweep_views
+from speclab.present import against, batch_views, first_screen, plan_views, report, sweep_views
 from speclab.present.pictures import library, plots
+from speclab.records.batches import BatchRun
 from speclab.records.files import read
 from speclab.records.runs import ComparisonRun, LabRun, PlanRun, SweepRun
 from speclab.records.samples import AUTO
@@ -49,6 +52,9 @@ def run(docstring: str, argv: list[str] | None) -> int:
         raise UsageProblem("--report -: a page with pictures is no text for a terminal; give a file")
     if args.profile == parsing.DASH:
         raise UsageProblem("--profile -: a profiler trace is too long for a terminal; give a file")
+    args.thorough = args.sweep == compare_flags.BATCH
+    if args.thorough:  # a run of its own
+        args.sweep, args.batch = None, args.batch or compare_flags.BATCHES
     size = compare_flags.size_of(args)
     if size == "sweep":
         return _sweeps(args)
@@ -69,7 +75,9 @@ def _head(config: RunConfig) -> str:
 def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
     """Load and check everything; a Problem with the flags is raised before anything is timed."""
     lengths, auto = parsing.lengths(args.draft_length, "-k")
-    if auto and (other := next((o for o in ("plan", "verify_plan", "sweep", "profile") if getattr(args, o)), None)):
+    if auto and (
+        other := next((o for o in ("plan", "verify_plan", "sweep", "batch", "profile") if getattr(args, o)), None)
+    ):
         raise UsageProblem(f"-k auto belongs to a comparison; leave out auto, or --{other.replace('_', '-')}")
     temperatures = parsing.numbers(args.temperature, float, 0, "--temperature")
     if args.max_new_tokens < 2:
@@ -78,9 +86,13 @@ def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
     output.check()
     kinds = with_trees([kind for kind in args.draft.split(",") if kind], args.tree)
     flags.check_trees(args, kinds, "--plan", "--verify-plan", "--sweep", "--trace", "--report")
+    if args.batch:
+        _check_batch(args, kinds, temperatures)
     exercises = loading.of_comparison(temperatures, args.draft.split(","), args.plan or args.verify_plan)
     learner = loading.load(args.impl, exercises)
-    flags.check_rule(args, learner, temperatures, "--plan", "--verify-plan", "--sweep", "--trace", "--report")
+    flags.check_rule(
+        args, learner, temperatures, "--plan", "--verify-plan", "--sweep", "--batch", "--trace", "--report"
+    )
     if taken := next((kind for kind in kinds if kind.endswith(AUTO)), None):
         raise UsageProblem(f"--draft {taken}: in tables, a name that ends so means -k auto; rename the folder")
     check_kinds(kinds)
@@ -102,6 +114,18 @@ def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
     functions = learner.for_comparison(speculative_decode)
     functions = replace(functions, loop=functions.loop.judged_by(args.rule))
     return RunConfig(setup, drafters, prompts, lengths, temperatures, *size, functions), output
+
+
+def _check_batch(args: argparse.Namespace, kinds: list[str], temperatures: list[float]) -> None:
+    """Raise UsageProblem where --batch comes with what looks at one text; args.batch becomes numbers."""
+    for name in ("impl", "profile", "trace", "verbose"):
+        if getattr(args, name):
+            raise UsageProblem(f"--{name} looks at one text, and --batch decodes several; leave one of the two out")
+    if len(temperatures) > 1:
+        raise UsageProblem("--batch takes one temperature; give --temperature one number, for example 0.8")
+    for kind in kinds:
+        check_kind(kind)
+    args.batch = parsing.numbers(args.batch, int, 1, "--batch", compare_flags.MOST_TEXTS)
 
 
 # --- one run ----------------------------------------------------------------------------------------------------------
@@ -152,6 +176,9 @@ def _measure(args: argparse.Namespace, config: RunConfig) -> tuple[LabRun, list[
     if args.sweep:
         record, measured = sweeps.measure_sweep(config, args.sweep)
         return record, [measured], None
+    if args.batch:
+        batch_record, measured = compare_batches(config, args.batch, args.thorough)
+        return batch_record, [measured], None
     if args.plan or args.verify_plan:
         plan_record, measured = plan.make(config, args.verify_plan)
         return plan_record, [measured], None
@@ -194,6 +221,10 @@ def _views(args: argparse.Namespace, record: LabRun, output: Output) -> tuple[Vi
     if isinstance(record, PlanRun):
         picture = partial(plan_views.picture, record, folder, name)
         return partial(plan_views.text, record), partial(plan_views.page, record), [picture]
+    if isinstance(record, BatchRun):
+        picture = partial(batch_views.picture, record, folder, name)
+        page = partial(batch_views.page, record, f"../plots/{name}.png")
+        return partial(batch_views.text, record), page, [picture]
     if isinstance(record, SweepRun):
         picture = partial(sweep_views.picture, record, folder, name)
         page = partial(sweep_views.page, record, f"../plots/{name}.png")

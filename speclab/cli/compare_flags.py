@@ -26,10 +26,23 @@ SIZES = {
     "full plan": (0, 128, 3, ALL_LENGTHS, "0"),
     "full verify_plan": (0, 128, 2, ALL_LENGTHS, "0"),
     "sweep": (2, 64, 1, "4", "0"),
+    "batch": (4, 64, 1, "2,4,6", "0"),
+    "quick batch": (2, 32, 1, "2,4", "0"),
+    "full batch": (0, 128, 1, "2,4,6", "0"),
 }
 COMPARISONS = ("default", "quick", "full")
-SIZE_NAMES = ("quick", "full", "plan", "verify_plan", "sweep")  # flags that name a size, alone or one after another
+SIZE_NAMES = (
+    "quick",
+    "full",
+    "plan",
+    "verify_plan",
+    "sweep",
+    "batch",
+)  # flags that name a size, alone or one after another
 USUAL_DRAFTS = "model,ngram"
+BATCH = "batch"  # a sweep that is a run of its own: --batch with more of everything
+BATCHES = "1,2,4,8,16"
+MOST_TEXTS = 1024  # side by side
 LAB_DRAFTS = "model,feature,hybrid"  # of a comparison with the lab's own target
 ACCURACIES = [f"dial:{i / 10:g}" for i in range(11)]
 FREE_ORACLES = [f"{dial}:free" for dial in ACCURACIES]
@@ -49,11 +62,14 @@ OF_A_COMPARISON = ("brief", "by_kind", "against", "padded", "report")  # flags t
 
 def size_of(args: argparse.Namespace) -> str:
     """The kind of the run: one of SIZES. UsageProblem where a flag belongs to another kind."""
+    if args.batch and (args.plan or args.verify_plan or args.sweep):
+        other = "sweep" if args.sweep else "plan"
+        raise UsageProblem(f"--batch is a run of its own; leave it out, or --{other} (--sweep {BATCH} goes with it)")
     names = [name for name in SIZE_NAMES if getattr(args, name)]
     size, kind = " ".join(names) or "default", names[-1] if names else ""
     if size not in SIZES:
         raise UsageProblem(f"a sweep has a size of its own; give --limit and --max-new-tokens, leave out --{names[0]}")
-    if kind in ("plan", "verify_plan", "sweep"):
+    if kind in ("plan", "verify_plan", "sweep", "batch"):
         for name in OF_A_COMPARISON:
             if getattr(args, name):
                 given, kind = (word.replace("_", "-") for word in (name, kind))
@@ -86,7 +102,18 @@ def make_parser(docstring: str) -> argparse.ArgumentParser:
         "--verify-plan", action="store_true", help="the plan from half of the prompts, measured on the rest"
     )
     what.add_argument(
-        "--sweep", choices=[*sweeps.SWEEPS, "all"], metavar="NAME", help=f"{', '.join(sweeps.SWEEPS)}, all"
+        "--sweep",
+        choices=[*sweeps.SWEEPS, "all", BATCH],
+        metavar="NAME",
+        help=f"{', '.join(sweeps.SWEEPS)}, all; {BATCH}: as --batch, in lockstep, too, and with long contexts, the "
+        "library's batches and other machines",
+    )
+    group.add_argument(
+        "-B",
+        "--batch",
+        metavar="B,B",
+        help="decode so many texts side by side, token by token and with drafts: up to which batch speculation pays, "
+        f"for example {BATCHES}",
     )
     group.add_argument(
         "--padded",

@@ -1,0 +1,40 @@
+"""The library's own batches: `model.generate` over several prompts at once, padded on the left.
+
+All texts of its batch start together and end together; the library has no assisted decoding of more than one text.
+"""
+
+import time
+import warnings
+
+import torch
+
+from speclab.lab.run_config import RunConfig
+from speclab.models.loading import settings_of_the_lab
+from speclab.records.runs import Facts
+from speclab.system.terminal import progress
+
+
+def batched(config: RunConfig, batches: list[int]) -> list[Facts]:
+    """Of every batch: tokens of all texts, and seconds, prompts' own pass included; greedy."""
+    found = []
+    with progress(len(batches), "batch", "the library") as bar:
+        for n_texts in batches:
+            prompts = [config.prompts[i % len(config.prompts)].ids[0] for i in range(n_texts)]
+            longest = max(map(len, prompts))
+            ids = torch.stack([torch.nn.functional.pad(one, (longest - len(one), 0)) for one in prompts])
+            mask = torch.stack([torch.arange(longest) >= longest - len(one) for one in prompts]).long()
+            ids, mask = ids.to(config.setup.device), mask.to(config.setup.device)
+            model, n_new = config.setup.target.model, config.max_new_tokens
+            seconds = 0.0
+            for _ in range(2):  # the first one is a warm-up
+                with warnings.catch_warnings(), settings_of_the_lab(model):
+                    warnings.simplefilter("ignore")
+                    start = time.perf_counter()
+                    output = model.generate(
+                        ids, attention_mask=mask, max_new_tokens=n_new, do_sample=False, pad_token_id=0
+                    )
+                    n_tokens = len(output[:, longest:].tolist()) * (output.shape[1] - longest)  # waits for the device
+                    seconds = time.perf_counter() - start
+            found.append({"n_texts": n_texts, "n_tokens": n_tokens, "seconds": seconds})
+            bar.update()
+    return found

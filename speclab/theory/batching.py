@@ -1,0 +1,170 @@
+"""What a round of a batch costs, and at which batch speculation stops paying. Numbers only: no torch, no clock.
+
+A pass over n texts of w tokens each multiplies every weight with n * w tokens, and every text has keys and values of
+its own to read. So, with C tokens of context in each text,
+
+    t(n, w, C) = t(1, n * w, C0) + a * (n * C - C0) + b * n * w * (C - C0)
+
+t(1, m, C0)   a pass over one text of m tokens: the weights are read once for all, and arithmetic grows with m
+a             seconds to read keys and values of one place of one text, bytes / bandwidth
+b             seconds of attention's arithmetic for one token that reads one place
+
+While reading the weights is what takes time, more tokens in a pass cost nothing, and drafted ones are verified for
+nothing. A batch uses that up: from n * w = flops / bandwidth on (for weights of two bytes) every drafted token costs
+what a token of another text would. A long context brings it back: a is paid once for a text, not for every token.
+MagicDec, arXiv 2408.11049.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class PassCosts:
+    """What passes of a model cost.
+
+    widths, seconds: of passes over one text after `context` tokens, ascending. Between two widths, and beyond the last
+    one, a straight line. per_place: seconds to read the keys and values of one place. per_pair: seconds of attention
+    for one token that reads one place.
+    """
+
+    widths: tuple[int, ...]
+    seconds: tuple[float, ...]
+    context: float
+    per_place: float
+    per_pair: float
+
+    def of(self, n_texts: int, width: int, context: float) -> float:
+        """Seconds of a pass over `width` tokens of each of `n_texts` texts with `context` tokens each."""
+        places = n_texts * context - self.context
+        pairs = n_texts * width * (context - self.context)
+        return max(0.0, self._of_one(n_texts * width) + self.per_place * places + self.per_pair * pairs)
+
+    def _of_one(self, width: int) -> float:
+        if width <= self.widths[-1] or len(self.widths) == 1:
+            return float(np.interp(width, self.widths, self.seconds))
+        (w0, w1), (s0, s1) = self.widths[-2:], self.seconds[-2:]
+        return s1 + (width - w1) * (s1 - s0) / (w1 - w0)
+
+
+def costs_of_places(short: Mapping[int, float], long: Mapping[int, float], n_more: int) -> tuple[float, float]:
+    """Seconds for a place, and for a token that reads a place, from passes over one text.
+
+    short, long: width -> seconds after a context, and after `n_more` tokens more; the same two widths or more. A
+    straight line through the differences; neither is negative.
+
+    >>> costs_of_places({1: 1.0, 5: 2.0}, {1: 1.3, 5: 2.7}, 100)
+    (0.002, 0.001)
+    """
+    widths = sorted(short)
+    more = [(long[width] - short[width]) / n_more for width in widths]
+    per_pair, per_place = np.polyfit(widths, more, 1)
+    if per_place < 0 or per_pair < 0:  # noise: all of it belongs to the other one
+        if per_place < per_pair:
+            per_place, per_pair = 0.0, max(0.0, float(np.dot(widths, more) / np.dot(widths, widths)))
+        else:
+            per_place, per_pair = max(0.0, float(np.mean(more))), 0.0
+    return round(float(per_place), 15), round(float(per_pair), 15)
+
+
+class Machine(NamedTuple):
+    """A processor as its data sheet has it."""
+
+    name: str
+    flops: float  # a second, dense, in the weights' format
+    bandwidth: float  # bytes a second
+
+
+class Model(NamedTuple):
+    """A model by its sizes, its numbers of two bytes each."""
+
+    name: str
+    n_weights: float  # that every pass reads
+    bytes_per_place: float  # keys and values of a token
+    flops_per_pair: float  # attention's products for one token that reads one place
+
+
+A100 = Machine("A100 80 GB SXM", 312e12, 2.039e12)
+H100 = Machine("H100 SXM", 989e12, 3.35e12)
+# From the published configurations: weights without the embedding; layers * kv heads * head width; layers * width.
+LLAMA_8B = Model("Llama 3.1 8B", 7.5e9, 2 * 2 * 32 * 8 * 128, 4 * 32 * 4096)
+LLAMA_1B = Model("Llama 3.2 1B", 1.24e9, 2 * 2 * 16 * 8 * 64, 4 * 16 * 2048)
+
+
+def step_time(machine: Machine, model: Model, n_tokens: float, n_places: float, n_pairs: float) -> float:
+    """Seconds of a pass from the data sheet: the longer of reading the weights and multiplying with them, then
+    attention, which reads `n_places` places and makes `n_pairs` pairs of a token and a place.
+
+    >>> round(1e3 * step_time(A100, LLAMA_8B, 1, 0, 0), 2), round(1e3 * step_time(A100, LLAMA_8B, 512, 0, 0), 2)
+    (7.36, 24.62)
+    """
+    weights = max(2 * model.n_weights / machine.bandwidth, 2 * model.n_weights * n_tokens / machine.flops)
+    attention = max(
+        n_places * model.bytes_per_place / machine.bandwidth, n_pairs * model.flops_per_pair / machine.flops
+    )
+    return weights + attention
+
+
+def lockstep_tokens(survival: Sequence[float], n_texts: int) -> float:
+    """Tokens that each text gets in a round where all keep as many as the one that keeps fewest.
+
+    survival: how likely the first 1, 2, ... drafted tokens of a text are all accepted; texts do not depend on each
+    other.
+
+    >>> lockstep_tokens([0.8, 0.6], 1), round(lockstep_tokens([0.8, 0.6], 2), 2)
+    (2.4, 2.0)
+    """
+    return 1 + sum(share**n_texts for share in survival)
+
+
+def catches_up(full_share: float, n_texts: int) -> float:
+    """How likely some text of a batch had its whole draft accepted, so that a draft model lacks two of its tokens."""
+    return 1 - (1 - full_share) ** n_texts
+
+
+def best_k(tokens_per_second: Mapping[int, float]) -> int:
+    """The draft length with the most tokens a second, the shortest among equals. 0 is plain decoding.
+
+    >>> best_k({0: 100.0, 2: 130.0, 4: 130.0})
+    2
+    """
+    return max(sorted(tokens_per_second), key=lambda k: tokens_per_second[k])
+
+
+class Knee(NamedTuple):
+    """Where the best speedup over all draft lengths falls to 1.
+
+    batch: interpolated, on a logarithmic axis; None where it does not fall to 1 between the batches that were tried.
+    below: even the smallest batch gains nothing.
+    """
+
+    batch: float | None
+    below: bool = False
+
+
+def knee(best_speedups: Mapping[int, float]) -> Knee:
+    """Of the best speedup over k by batch.
+
+    >>> round(knee({1: 2.0, 2: 1.5, 4: 0.75}).batch, 2)
+    3.17
+    >>> knee({1: 0.9, 2: 0.8}), knee({1: 2.0, 2: 1.5})
+    (Knee(batch=None, below=True), Knee(batch=None, below=False))
+    """
+    batches = sorted(best_speedups)
+    if best_speedups[batches[0]] <= 1:
+        return Knee(None, True)
+    for small, large in itertools.pairwise(batches):
+        high, low = best_speedups[small], best_speedups[large]
+        if low <= 1:
+            share = (high - 1) / (high - low)
+            return Knee(float(small * (large / small) ** share))
+    return Knee(None)
+
+
+def solved_knee(best_speedup: Callable[[int], float], batches: Iterable[int]) -> Knee:
+    """The same of a function that is known at every batch."""
+    return knee({n: best_speedup(n) for n in batches})
