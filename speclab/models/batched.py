@@ -60,6 +60,13 @@ class BatchedModel:
             self._buffers = None  # the old ones go before the new ones come
             self._buffers = new_buffers(self.model, self.n_rows, longest)
 
+    def fill(self, seed: int) -> None:
+        """Write random numbers into all places, for passes whose time alone counts."""
+        generator = torch.Generator(self.device).manual_seed(seed)
+        with torch.inference_mode():
+            for part in self._running().keys + self._running().values:
+                part.normal_(generator=generator)
+
     def prefill(self, row: int, prompt: Tensor) -> Tensor:
         """Start a row's text with a prompt, (1, prompt) ids.  -> (1, 1, vocab) logits of the next token"""
         with torch.inference_mode():

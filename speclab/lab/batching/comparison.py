@@ -59,11 +59,11 @@ class Batches:
         """One way to decode."""
         return self.decodings[BatchArm(arm, n_texts, lockstep)]
 
-    @property
-    def mean_context(self) -> float:
-        """Tokens before a pass of plain decoding, on average."""
+    def context(self, n_texts: int) -> float:
+        """Tokens before a pass of plain decoding in the longest of so many texts, on average."""
         lengths = [self.config.prompts[number].ids.shape[1] for number in self.requests]
-        return statistics.mean(lengths) + self.config.max_new_tokens / 2
+        longest = (max((lengths * 2)[i : i + n_texts]) for i in range(len(lengths)))
+        return statistics.mean(longest) + self.config.max_new_tokens / 2
 
 
 def compare_batches(config: RunConfig, batches: list[int], thorough: bool = False) -> tuple[BatchRun, Measurement]:
@@ -76,14 +76,14 @@ def compare_batches(config: RunConfig, batches: list[int], thorough: bool = Fals
         check_drafter(drafter)
     decoded = decode(config, batches, thorough)
     measured = judge(decoded)
-    expected = expectations(config, decoded.mean_context, known(decoded), batches, thorough)
+    expected = expectations(config, {n: decoded.context(n) for n in {1, *batches}}, known(decoded), thorough)
     rows = [row(decoded, one, expected) for one in decoded.decodings]
     run = BatchRun(
         **config.head(measured),
         batches=batches,
         thorough=thorough,
         n_requests=len(decoded.requests),
-        mean_context=decoded.mean_context,
+        mean_context=decoded.context(1),
         correctness=measured.correctness,
         costs=expected.facts(),
         library=library.batched(config, batches) if thorough else [],
@@ -109,9 +109,9 @@ def arms(config: RunConfig, batches: list[int], thorough: bool) -> list[BatchArm
 
 
 def decode(config: RunConfig, batches: list[int], thorough: bool) -> Batches:
-    """Every way to decode over the same requests: all prompts, again until the largest batch is full twice."""
+    """Every way to decode over the same requests: all prompts, again until the largest batch is full three times."""
     n_prompts = len(config.prompts)
-    repeats = -(-2 * max(batches) // n_prompts)
+    repeats = -(-3 * max(batches) // n_prompts)
     decoded = Batches(config, [*range(n_prompts)] * max(repeats, config.repeats))
     ways = arms(config, batches, thorough)
     for one in ways:  # every shape is met once before the clock counts

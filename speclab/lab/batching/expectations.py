@@ -1,7 +1,6 @@
 """What rounds of a batch should cost, from passes over one text and from the loops without their models."""
 
 import copy
-import functools
 import statistics
 import sys
 from collections import Counter
@@ -60,7 +59,8 @@ def known_of(counts: list[tuple[int, int]], k: int) -> Draft:
 class Expectations:
     """Seconds and rates of rounds with any number of texts, from what is measured of one."""
 
-    context: int
+    context: int  # at which passes were timed
+    contexts: dict[int, float]  # texts -> tokens before a pass of the longest of them, on average: all are padded to it
     known: dict[tuple[str, int], Draft]  # by draft and its length
     times: dict[str, dict[Shape, float]]  # of the passes of TARGET and of draft models
     costs: dict[str, PassCosts]
@@ -69,18 +69,18 @@ class Expectations:
 
     def rate(self, draft: str, k: int, n_texts: int, lockstep: bool = False) -> float | None:
         """Tokens a second of all texts together; k = 0: of plain decoding."""
-        return self._rate(self._expected, self.context, draft, k, n_texts, lockstep)
+        return self._rate(self._expected, self.contexts[n_texts], draft, k, n_texts, lockstep)
 
-    def _expected(self, model: str, n_texts: int, width: int, context: int) -> float | None:
+    def _expected(self, model: str, n_texts: int, width: int, context: float) -> float | None:
         return self.costs[model].of(n_texts, width, context)
 
-    def _measured(self, model: str, n_texts: int, width: int, context: int) -> float | None:
-        return self.times[model].get((n_texts, width, context))
+    def _measured(self, model: str, n_texts: int, width: int, context: float) -> float | None:
+        return self.times[model].get((n_texts, width, round(context)))
 
     def _rate(
         self,
-        seconds: Callable[[str, int, int, int], float | None],
-        context: int,
+        seconds: Callable[[str, int, int, float], float | None],
+        context: float,
         draft: str,
         k: int,
         n_texts: int,
@@ -106,8 +106,8 @@ class Expectations:
 
     def _drafting(
         self,
-        seconds: Callable[[str, int, int, int], float | None],
-        context: int,
+        seconds: Callable[[str, int, int, float], float | None],
+        context: float,
         draft: str,
         n: int,
         n_texts: int,
@@ -170,7 +170,7 @@ class Expectations:
         return found
 
     def _speedups(
-        self, seconds: Callable[[str, int, int, int], float | None], context: int, draft: str, batches: list[int]
+        self, seconds: Callable[[str, int, int, float], float | None], context: int, draft: str, batches: list[int]
     ) -> dict[tuple[int, int], float]:
         """(texts, k) -> speedup, where it is known."""
         found = {}
@@ -239,30 +239,29 @@ def _entry(draft: str, context: int, source, speedups: Mapping[tuple[int, int], 
 
 
 def expectations(
-    config: RunConfig, mean_context: float, known: dict[tuple[str, int], Draft], batches: list[int], thorough: bool
+    config: RunConfig, contexts: dict[int, float], known: dict[tuple[str, int], Draft], thorough: bool
 ) -> Expectations:
     """Time passes over one text, and what is predicted from them; the loops without models; drafts that are none."""
-    context, sizes = round(mean_context), sorted({1, *batches})
+    context, sizes = round(contexts[1]), sorted(contexts)
     lengths = sorted({k for _, k in known})
     widths = sorted({1, *(k + 1 for k in lengths)})
-    time_target = functools.partial(_times, sizes=sizes, context=context, thorough=thorough)
-    times = {TARGET: time_target(config.setup.target, widths)}
+    models, of_model = {TARGET: config.setup.target}, {TARGET: widths}
     one_draft: dict[tuple[str, int], float] = {}
     for name, drafter in config.drafters.items():
         if type(drafter) is ModelDrafter:
-            times[name] = time_target(drafter.draft, [1, 2])
+            models[name], of_model[name] = drafter.draft, [1, 2]
         else:
             for k in lengths_of(drafter, config.draft_lengths):
                 one_draft[name, k] = _drafting_one(config, drafter, k)
-    costs = {
-        model: pass_costs(of_model, context, _nearest_long(of_model, context)) for model, of_model in times.items()
-    }
+    shapes = {name: _shapes(models[name], of_model[name], sizes, context, thorough) for name in models}
+    times = time_passes(models, shapes)
+    costs = {name: pass_costs(timed, context, _nearest_long(timed, context)) for name, timed in times.items()}
     sampling, accept = config.setup.sampling_at(config.temperatures[0]), config.learner.loop.accept
     loops = {(n, k): loop_seconds(config.setup.target, accept, n, k, sampling) for n in sizes for k in (0, *lengths)}
-    return Expectations(context, known, times, costs, one_draft, loops)
+    return Expectations(context, contexts, known, times, costs, one_draft, loops)
 
 
-def _times(model: CachedModel, widths: list[int], sizes: list[int], context: int, thorough: bool) -> dict[Shape, float]:
+def _shapes(model: CachedModel, widths: list[int], sizes: list[int], context: int, thorough: bool) -> set[Shape]:
     """Passes over one text, as wide as those over several, and those over several."""
     room = (model.max_length or sys.maxsize) - max(widths) * max(sizes)
     shapes = {(n, width, context) for n in sizes for width in widths}
@@ -274,7 +273,7 @@ def _times(model: CachedModel, widths: list[int], sizes: list[int], context: int
         shapes |= {(1, wide * min(4, max(sizes)), context)}
     if thorough:
         shapes |= {(n, width, one) for one in long for n in sizes for width in widths}
-    return time_passes(model, shapes)
+    return shapes
 
 
 def _nearest_long(times: dict[Shape, float], context: int) -> int | None:
@@ -283,7 +282,7 @@ def _nearest_long(times: dict[Shape, float], context: int) -> int | None:
 
 
 def _drafting_one(config: RunConfig, drafter: Drafter, k: int) -> float:
-    """Median seconds of a round of one text that go into its draft: proposing, and following the text."""
+    """Mean seconds of a round of one text that go into its draft: proposing, and following the text."""
     taken, sampling = [], config.setup.sampling_at(config.temperatures[0])
     for prompt in config.prompts[:PROMPTS]:
         own = copy.deepcopy(drafter)
@@ -293,4 +292,4 @@ def _drafting_one(config: RunConfig, drafter: Drafter, k: int) -> float:
         for round_ in with_phases(config.learner.loop, config.setup.target.with_own_cache(), own, ids, k, settings):
             if not round_.prefill and round_.seconds:
                 taken.append(round_.seconds["draft"] + round_.seconds["rollback"])
-    return statistics.median(taken)
+    return statistics.mean(taken)

@@ -2,8 +2,9 @@
 
 import functools
 import itertools
+import random
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -21,54 +22,63 @@ from speclab.models.timing import seconds
 from speclab.system.terminal import note, progress
 from speclab.theory.batching import PassCosts, costs_of_places
 
-REPEATS = 12  # of every pass, after one that meets its shape
+REPEATS = 20  # of every pass, after one that meets its shape
 SHARE = 0.4  # of the free memory that caches of passes may take
 Shape = tuple[int, int, int]  # texts, tokens of each in the pass, tokens of each before it
 
 
-def time_passes(model: CachedModel, shapes: Iterable[Shape], repeats: int = REPEATS) -> dict[Shape, float]:
-    """Median seconds of passes of these shapes, taking turns. The caches hold zeros: what they hold costs nothing.
+def time_passes(
+    models: Mapping[str, CachedModel], shapes: Mapping[str, Iterable[Shape]], repeats: int = REPEATS
+) -> dict[str, dict[Shape, float]]:
+    """Mean seconds of passes of these models, for each its shapes.
 
-    Shapes whose caches would not fit into the memory are left out, with a note.
+    They take turns in another order every time, as in a round, where a draft's weights are no longer in the processor's
+    cache when the target has run. Caches hold random numbers: memory that was never written is read for nothing. Shapes
+    whose caches would not fit into the memory are left out, with a note.
     """
-    shapes = sorted(set(shapes))
-    models, fitting = _models(model, shapes)
-    times: dict[Shape, list[float]] = {shape: [] for shape in fitting}
+    batches, fitting = _batches(models, shapes)
+    times: dict[str, dict[Shape, list[float]]] = {name: {} for name in models}
+    shuffled = random.Random(0)
     with progress(repeats + 1, "turn", "timing passes") as bar:
         for turn in range(repeats + 1):
-            for shape in fitting if turn % 2 else fitting[::-1]:  # there and back: steady drift cancels
+            shuffled.shuffle(fitting)
+            for name, shape in fitting:
                 n_texts, width, context = shape
-                batch = models[n_texts]
+                batch, device = batches[name, n_texts], models[name].device
                 batch.lengths = [context] * n_texts
-                tokens = torch.zeros(n_texts, width, dtype=torch.long, device=model.device)
-                taken = seconds(functools.partial(batch.forward, tokens), model.device)
+                tokens = torch.zeros(n_texts, width, dtype=torch.long, device=device)
+                taken = seconds(functools.partial(batch.forward, tokens), device)
                 if turn:  # the first one meets new shapes
-                    times[shape].append(taken)
+                    times[name].setdefault(shape, []).append(taken)
             bar.update()
-    return {shape: statistics.median(taken) for shape, taken in times.items()}
+    return {name: {one: statistics.mean(of_model[one]) for one in sorted(of_model)} for name, of_model in times.items()}
 
 
-def _models(model: CachedModel, shapes: Sequence[Shape]) -> tuple[dict[int, BatchedModel], list[Shape]]:
-    """A batch for every number of texts, and the shapes whose caches fit."""
-    memory = free_memory(model.device)
+def _batches(
+    models: Mapping[str, CachedModel], shapes: Mapping[str, Iterable[Shape]]
+) -> tuple[dict[tuple[str, int], BatchedModel], list[tuple[str, Shape]]]:
+    """A batch of every model for every number of texts, and the shapes whose caches fit."""
+    memory = free_memory(next(iter(models.values())).device)
     room = None if memory is None else SHARE * memory
-    models: dict[int, BatchedModel] = {}
-    fitting: list[Shape] = []
-    for n_texts, group in itertools.groupby(shapes, key=lambda shape: shape[0]):
-        of_texts = list(group)
-        if room is not None:
-            of_texts = [one for one in of_texts if cache_bytes(model.model, n_texts * (one[1] + one[2])) <= room]
-        if not of_texts:
-            continue
-        longest = max(width + context for _, width, context in of_texts)
-        models[n_texts] = BatchedModel(model, n_texts)
-        models[n_texts].start(longest)
-        if room is not None:
-            room -= cache_bytes(model.model, n_texts * longest)
-        fitting += of_texts
-    if left_out := [shape for shape in shapes if shape not in fitting]:
-        note(f"{len(left_out)} kinds of passes are not timed: their caches do not fit into the memory")
-    return models, fitting
+    batches: dict[tuple[str, int], BatchedModel] = {}
+    fitting: list[tuple[str, Shape]] = []
+    n_left_out = 0
+    for name, model in models.items():
+        for n_texts, group in itertools.groupby(sorted(set(shapes[name])), key=lambda shape: shape[0]):
+            of_texts = list(group)
+            taken = {one: cache_bytes(model.model, n_texts * (one[1] + one[2])) for one in of_texts}
+            kept = [one for one in of_texts if room is None or taken[one] <= room]
+            n_left_out += len(of_texts) - len(kept)
+            if kept:
+                batches[name, n_texts] = BatchedModel(model, n_texts)
+                batches[name, n_texts].start(max(width + context for _, width, context in kept))
+                batches[name, n_texts].fill(seed=n_texts)
+                fitting += [(name, one) for one in kept]
+                if room is not None:
+                    room -= max(taken[one] for one in kept)
+    if n_left_out:
+        note(f"{n_left_out} kinds of passes are not timed: their caches do not fit into the memory")
+    return batches, fitting
 
 
 def pass_costs(times: dict[Shape, float], context: int, long_context: int | None) -> PassCosts:
@@ -132,7 +142,7 @@ class _NoDraft:
 def loop_seconds(
     target: CachedModel, accept: AcceptRule, n_texts: int, k: int, sampling: Sampling = GREEDY, n_rounds: int = 40
 ) -> float:
-    """Median seconds of a round of the loop itself: accept rule, copying to the host, rolling back. k = 0: the
+    """Mean seconds of a round of the loop itself: accept rule, copying to the host, rolling back. k = 0: the
     baseline's loop."""
     batch = _NoPasses(target, n_texts, k + 1)
     settings = DecodeSettings(n_rounds * (k + 1), sampling)
@@ -147,4 +157,4 @@ def loop_seconds(
     while not decoding.done:
         decoding.advance()
     made = decoding.full(n_texts)
-    return statistics.median(one.seconds for one in made[len(made) // 4 :])
+    return statistics.mean(one.seconds for one in made[len(made) // 4 :])
