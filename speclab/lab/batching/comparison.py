@@ -20,7 +20,8 @@ from speclab.drafts.select import lengths_of
 from speclab.lab import output_checks
 from speclab.lab.batching import library
 from speclab.lab.batching.decodings import BatchDecoding
-from speclab.lab.batching.expectations import Draft, Expectations, expectations, known_of
+from speclab.lab.batching.expectations import Draft, Expectations, expectations, known_of, make_timer
+from speclab.lab.batching.passes import PassTimer
 from speclab.lab.harness import Measurement
 from speclab.lab.run_config import RunConfig
 from speclab.models.batched import BatchedModel, check_batch
@@ -31,6 +32,7 @@ from speclab.theory.formulas import ratio_interval
 
 BLOCKS = 8  # of consecutive rounds, over which intervals are taken
 WARM_UP_TOKENS = 12
+TURNS = 30  # in which passes are timed
 
 
 @dataclass(frozen=True)
@@ -74,9 +76,12 @@ def compare_batches(config: RunConfig, batches: list[int], thorough: bool = Fals
     check_batch(config.setup.target)
     for drafter in config.drafters.values():
         check_drafter(drafter)
-    decoded = decode(config, batches, thorough)
+    decoded = Batches(config, requests_of(config, batches))
+    contexts = {n: decoded.context(n) for n in {1, *batches}}
+    timer = make_timer(config, round(contexts[1]), sorted(contexts), thorough)
+    decode(decoded, arms(config, batches, thorough), timer)
     measured = judge(decoded)
-    expected = expectations(config, {n: decoded.context(n) for n in {1, *batches}}, known(decoded), thorough)
+    expected = expectations(config, contexts, known(decoded), timer.times)
     rows = [row(decoded, one, expected) for one in decoded.decodings]
     run = BatchRun(
         **config.head(measured),
@@ -108,25 +113,32 @@ def arms(config: RunConfig, batches: list[int], thorough: bool) -> list[BatchArm
     return ways
 
 
-def decode(config: RunConfig, batches: list[int], thorough: bool) -> Batches:
-    """Every way to decode over the same requests: all prompts, again until the largest batch is full three times."""
+def requests_of(config: RunConfig, batches: list[int]) -> list[int]:
+    """Numbers of prompts: all of them, again until the largest batch is full three times."""
     n_prompts = len(config.prompts)
-    repeats = -(-3 * max(batches) // n_prompts)
-    decoded = Batches(config, [*range(n_prompts)] * max(repeats, config.repeats))
-    ways = arms(config, batches, thorough)
+    return [*range(n_prompts)] * max(-(-3 * max(batches) // n_prompts), config.repeats)
+
+
+def decode(decoded: Batches, ways: list[BatchArm], timer: PassTimer) -> None:
+    """Every way to decode over the same requests; passes are timed in between, on the same state of the machine."""
+    config, requests = decoded.config, decoded.requests
     for one in ways:  # every shape is met once before the clock counts
-        warm = _decoding(config, one, decoded.requests[: 2 * one.n_texts], WARM_UP_TOKENS)
+        warm = _decoding(config, one, requests[: 2 * one.n_texts], WARM_UP_TOKENS)
         while not warm.done:
             warm.advance()
-    decoded.decodings = {one: _decoding(config, one, decoded.requests, config.max_new_tokens) for one in ways}
-    with progress(len(ways) * len(decoded.requests), "text", "decoding") as bar:
+    decoded.decodings = {one: _decoding(config, one, requests, config.max_new_tokens) for one in ways}
+    n_texts, n_turns = len(ways) * len(requests), 0
+    with progress(n_texts, "text", "decoding") as bar:
         while waiting := [decoding for decoding in decoded.decodings.values() if not decoding.done]:
             decoding = min(waiting, key=lambda one: one.n_tokens)  # the one with the fewest tokens goes next
             before = decoding.n_left
             decoding.advance()
             for _ in range(before - decoding.n_left):
                 bar.update()
-    return decoded
+            share = sum(one.n_tokens for one in decoded.decodings.values()) / (n_texts * config.max_new_tokens)
+            while n_turns < int(share * TURNS):
+                timer.turn()
+                n_turns += 1
 
 
 def _decoding(config: RunConfig, one: BatchArm, numbers: list[int], budget: int) -> BatchDecoding:

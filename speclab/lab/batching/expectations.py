@@ -11,7 +11,7 @@ from draft_models import ModelDrafter
 from speclab.core.rounds import DecodeSettings, Drafter
 from speclab.drafts.hybrid import forget
 from speclab.drafts.select import lengths_of
-from speclab.lab.batching.passes import Shape, loop_seconds, pass_costs, time_passes
+from speclab.lab.batching.passes import PassTimer, Shape, loop_seconds, pass_costs
 from speclab.lab.instruments import with_phases
 from speclab.lab.run_config import RunConfig
 from speclab.models.cached import CachedModel
@@ -238,26 +238,31 @@ def _entry(draft: str, context: int, source, speedups: Mapping[tuple[int, int], 
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
-def expectations(
-    config: RunConfig, contexts: dict[int, float], known: dict[tuple[str, int], Draft], thorough: bool
-) -> Expectations:
-    """Time passes over one text, and what is predicted from them; the loops without models; drafts that are none."""
-    context, sizes = round(contexts[1]), sorted(contexts)
-    lengths = sorted({k for _, k in known})
-    widths = sorted({1, *(k + 1 for k in lengths)})
-    models, of_model = {TARGET: config.setup.target}, {TARGET: widths}
-    one_draft: dict[tuple[str, int], float] = {}
+def make_timer(config: RunConfig, context: int, sizes: list[int], thorough: bool) -> PassTimer:
+    """Times passes over one text, and over several what is predicted from them."""
+    lengths = {k for drafter in config.drafters.values() for k in lengths_of(drafter, config.draft_lengths) if k}
+    models, widths = {TARGET: config.setup.target}, {TARGET: sorted({1, *(k + 1 for k in lengths)})}
     for name, drafter in config.drafters.items():
         if type(drafter) is ModelDrafter:
-            models[name], of_model[name] = drafter.draft, [1, 2]
-        else:
-            for k in lengths_of(drafter, config.draft_lengths):
-                one_draft[name, k] = _drafting_one(config, drafter, k)
-    shapes = {name: _shapes(models[name], of_model[name], sizes, context, thorough) for name in models}
-    times = time_passes(models, shapes)
+            models[name], widths[name] = drafter.draft, [1, 2]
+    return PassTimer(models, {name: _shapes(models[name], widths[name], sizes, context, thorough) for name in models})
+
+
+def expectations(
+    config: RunConfig,
+    contexts: dict[int, float],
+    known: dict[tuple[str, int], Draft],
+    times: dict[str, dict[Shape, float]],
+) -> Expectations:
+    """From the passes that were timed; the loops without models, and drafts that are no models, are timed here."""
+    context, sizes = round(contexts[1]), sorted(contexts)
+    one_draft = {(name, k): 0.0 for name, k in known if name not in times}
+    for name, k in one_draft:
+        one_draft[name, k] = _drafting_one(config, config.drafters[name], k)
     costs = {name: pass_costs(timed, context, _nearest_long(timed, context)) for name, timed in times.items()}
     sampling, accept = config.setup.sampling_at(config.temperatures[0]), config.learner.loop.accept
-    loops = {(n, k): loop_seconds(config.setup.target, accept, n, k, sampling) for n in sizes for k in (0, *lengths)}
+    lengths = (0, *sorted({k for _, k in known}))
+    loops = {(n, k): loop_seconds(config.setup.target, accept, n, k, sampling) for n in sizes for k in lengths}
     return Expectations(context, contexts, known, times, costs, one_draft, loops)
 
 

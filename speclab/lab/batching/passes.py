@@ -19,39 +19,53 @@ from speclab.models.batched import BatchedModel
 from speclab.models.cached import CachedModel
 from speclab.models.memory import cache_bytes, free_memory
 from speclab.models.timing import seconds
-from speclab.system.terminal import note, progress
+from speclab.system.terminal import note
 from speclab.theory.batching import PassCosts, costs_of_places
 
-REPEATS = 20  # of every pass, after one that meets its shape
 SHARE = 0.4  # of the free memory that caches of passes may take
 Shape = tuple[int, int, int]  # texts, tokens of each in the pass, tokens of each before it
 
 
-def time_passes(
-    models: Mapping[str, CachedModel], shapes: Mapping[str, Iterable[Shape]], repeats: int = REPEATS
-) -> dict[str, dict[Shape, float]]:
-    """Mean seconds of passes of these models, for each its shapes.
+class PassTimer:
+    """Times passes of some models, for each its shapes, a turn at a time between other work on the same machine.
 
-    They take turns in another order every time, as in a round, where a draft's weights are no longer in the processor's
-    cache when the target has run. Caches hold random numbers: memory that was never written is read for nothing. Shapes
-    whose caches would not fit into the memory are left out, with a note.
+    In a turn every pass comes once, in another order every time: as in a round, a draft's weights are no longer in the
+    processor's cache when the target has run. Caches hold random numbers: memory that was never written is read for
+    nothing. Shapes whose caches would not fit into the memory are left out, with a note.
     """
-    batches, fitting = _batches(models, shapes)
-    times: dict[str, dict[Shape, list[float]]] = {name: {} for name in models}
-    shuffled = random.Random(0)
-    with progress(repeats + 1, "turn", "timing passes") as bar:
-        for turn in range(repeats + 1):
-            shuffled.shuffle(fitting)
-            for name, shape in fitting:
-                n_texts, width, context = shape
-                batch, device = batches[name, n_texts], models[name].device
-                batch.lengths = [context] * n_texts
-                tokens = torch.zeros(n_texts, width, dtype=torch.long, device=device)
-                taken = seconds(functools.partial(batch.forward, tokens), device)
-                if turn:  # the first one meets new shapes
-                    times[name].setdefault(shape, []).append(taken)
-            bar.update()
-    return {name: {one: statistics.mean(of_model[one]) for one in sorted(of_model)} for name, of_model in times.items()}
+
+    def __init__(self, models: Mapping[str, CachedModel], shapes: Mapping[str, Iterable[Shape]]):
+        self._models = models
+        self._batches, self._shapes = _batches(models, shapes)
+        self._times: dict[str, dict[Shape, list[float]]] = {name: {} for name in models}
+        self._random = random.Random(0)
+        self._turn(keep=False)  # meets the shapes
+
+    def turn(self) -> None:
+        """Time every pass once."""
+        self._turn(keep=True)
+
+    def _turn(self, keep: bool) -> None:
+        self._random.shuffle(self._shapes)
+        for name, shape in self._shapes:
+            n_texts, width, context = shape
+            batch, device = self._batches[name, n_texts], self._models[name].device
+            batch.lengths = [context] * n_texts
+            tokens = torch.zeros(n_texts, width, dtype=torch.long, device=device)
+            taken = seconds(functools.partial(batch.forward, tokens), device)
+            if keep:
+                self._times[name].setdefault(shape, []).append(taken)
+
+    @property
+    def times(self) -> dict[str, dict[Shape, float]]:
+        """Seconds by model and shape: the mean of the middle half, which a disturbed moment does not move."""
+        return {name: {one: middle_mean(timed[one]) for one in sorted(timed)} for name, timed in self._times.items()}
+
+
+def middle_mean(values: Sequence[float]) -> float:
+    """Mean of the values without the lowest and the highest quarter."""
+    drop = len(values) // 4
+    return statistics.mean(sorted(values)[drop : len(values) - drop])
 
 
 def _batches(
@@ -142,7 +156,7 @@ class _NoDraft:
 def loop_seconds(
     target: CachedModel, accept: AcceptRule, n_texts: int, k: int, sampling: Sampling = GREEDY, n_rounds: int = 40
 ) -> float:
-    """Mean seconds of a round of the loop itself: accept rule, copying to the host, rolling back. k = 0: the
+    """Seconds of a round of the loop itself: accept rule, copying to the host, rolling back. k = 0: the
     baseline's loop."""
     batch = _NoPasses(target, n_texts, k + 1)
     settings = DecodeSettings(n_rounds * (k + 1), sampling)
@@ -157,4 +171,4 @@ def loop_seconds(
     while not decoding.done:
         decoding.advance()
     made = decoding.full(n_texts)
-    return statistics.mean(one.seconds for one in made[len(made) // 4 :])
+    return middle_mean([one.seconds for one in made])
