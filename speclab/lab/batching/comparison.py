@@ -20,12 +20,12 @@ from speclab.drafts.select import lengths_of
 from speclab.lab import output_checks
 from speclab.lab.batching import library
 from speclab.lab.batching.decodings import BatchDecoding
-from speclab.lab.batching.expectations import Draft, Expectations, expectations, known_of, make_timer
+from speclab.lab.batching.expectations import Draft, Expectations, expectations, knee_of, known_of, make_timer
 from speclab.lab.batching.passes import PassTimer
-from speclab.lab.harness import Measurement
+from speclab.lab.harness import Measurement, kept_when_stopped
 from speclab.lab.run_config import RunConfig
 from speclab.models.batched import BatchedModel, check_batch
-from speclab.records.batches import BatchRow, BatchRun
+from speclab.records.batches import BatchRow, BatchRun, KneeEntry
 from speclab.records.samples import BASELINE, Arm, Made, Sample
 from speclab.system.terminal import progress
 from speclab.theory.formulas import ratio_interval
@@ -61,6 +61,12 @@ class Batches:
         """One way to decode."""
         return self.decodings[BatchArm(arm, n_texts, lockstep)]
 
+    @property
+    def complete(self) -> str:
+        """What there is to keep when the run is stopped; empty: nothing."""
+        full = [decoding.full(one.n_texts) for one, decoding in self.decodings.items()]
+        return "the rounds so far are complete" if full and all(full) else ""
+
     def context(self, n_texts: int) -> float:
         """Tokens before a pass of plain decoding in the longest of so many texts, on average."""
         lengths = [self.config.prompts[number].ids.shape[1] for number in self.requests]
@@ -79,23 +85,28 @@ def compare_batches(config: RunConfig, batches: list[int], thorough: bool = Fals
     decoded = Batches(config, requests_of(config, batches))
     contexts = {n: decoded.context(n) for n in {1, *batches}}
     timer = make_timer(config, round(contexts[1]), sorted(contexts), thorough)
-    decode(decoded, arms(config, batches, thorough), timer)
-    measured = judge(decoded)
-    expected = expectations(config, contexts, known(decoded), timer.times)
+    with kept_when_stopped(lambda: decoded.complete) as stops:
+        decode(decoded, arms(config, batches, thorough), timer)
+    measured, expected, others = judge(decoded), None, []
+    measured.stop = measured.stop or (stops[0] if stops else None)
+    with measured.kept("the rows are complete, what is expected of them is not"):
+        if not measured.interrupted:
+            others = library.batched(config, batches) if thorough else []
+            expected = expectations(config, contexts, known(decoded), timer.times)
     rows = [row(decoded, one, expected) for one in decoded.decodings]
     run = BatchRun(
         **config.head(measured),
         batches=batches,
         thorough=thorough,
         n_requests=len(decoded.requests),
-        mean_context=decoded.context(1),
+        mean_context=contexts[1],
         correctness=measured.correctness,
-        costs=expected.facts(),
-        library=library.batched(config, batches) if thorough else [],
-        knees=expected.knees(rows),
-        machines=expected.machines() if thorough else [],
+        costs=expected.facts() if expected else {},
+        library=others,
+        knees=[*measured_knees(rows, round(contexts[1])), *(expected.knees() if expected else [])],
+        machines=expected.machines() if expected and thorough else [],
         rows=rows,
-        passes=expected.passes(),
+        passes=expected.passes() if expected else [],
     )
     return run, measured
 
@@ -169,12 +180,15 @@ def judge(decoded: Batches) -> Measurement:
     temperature, prompts = config.temperatures[0], config.prompts
     measured = Measurement(config.bench(), [prompts[number] for number in decoded.requests])
     waiting: list[tuple[Arm, str]] = []
+    ended = set.intersection(*(decoding.ended for decoding in decoded.decodings.values()))
     for one, decoding in decoded.decodings.items():
         first = one == BatchArm(BASELINE, 1)
         arm = BASELINE if first else replace(one.arm, method=f"{one.arm.method}, {one.n_texts} at a time")
         if one.lockstep:
             arm = replace(arm, method=f"{arm.method}, in lockstep")
         for index, number in enumerate(decoded.requests):
+            if index not in ended:
+                continue
             sample = Sample(arm, temperature, index, prompts[number].kind, prompts[number].ids.shape[1])
             rounds = [Made(r.n_drafted, r.n_accepted) for r in decoding.rounds[index] if not r.prefill]
             sample.add(0.0, 0.0, decoding.texts[index].tokens, None, rounds)
@@ -204,7 +218,7 @@ def known(decoded: Batches) -> dict[tuple[str, int], Draft]:
     return found
 
 
-def row(decoded: Batches, one: BatchArm, expected: Expectations) -> BatchRow:
+def row(decoded: Batches, one: BatchArm, expected: Expectations | None) -> BatchRow:
     """One way to decode beside plain decoding of as many texts at a time."""
     decoding, plain = decoded.decodings[one], decoded.of(BASELINE, one.n_texts)
     full, of_plain = decoding.full(one.n_texts), plain.full(one.n_texts)
@@ -213,8 +227,8 @@ def row(decoded: Batches, one: BatchArm, expected: Expectations) -> BatchRow:
     plain_rate = sum(made.n_tokens for made in of_plain) / sum(made.seconds for made in of_plain)
     low, high = (None, None) if not one.arm.speculative else _interval(of_plain, full)
     arm, counts = one.arm, decoding.counts
-    predicted = expected.rate(arm.draft, arm.draft_length, one.n_texts, one.lockstep)
-    of_baseline = expected.rate("", 0, one.n_texts)
+    predicted = expected.rate(arm.draft, arm.draft_length, one.n_texts, one.lockstep) if expected else None
+    of_baseline = expected.rate("", 0, one.n_texts) if expected else None
     return BatchRow(
         n_texts=one.n_texts,
         method=arm.method,
@@ -237,6 +251,16 @@ def row(decoded: Batches, one: BatchArm, expected: Expectations) -> BatchRow:
         n_requests=len(decoding.texts),
         total_seconds=decoding.seconds,
     )
+
+
+def measured_knees(rows: list[BatchRow], context: int) -> list[KneeEntry]:
+    """Of every draft."""
+    found = []
+    for draft in dict.fromkeys(row.draft for row in rows if row.draft):
+        of_draft = [row for row in rows if row.draft == draft and not row.lockstep]
+        speedups = {(row.n_texts, row.draft_length): row.speedup for row in of_draft}
+        found.append(knee_of(draft, context, "measured", speedups))
+    return found
 
 
 def _interval(plain: list, speculative: list) -> tuple[float | None, float | None]:

@@ -97,6 +97,11 @@ class BatchDecoding:
         return [made for made in self.passes if made.n_busy == n_rows]
 
     @property
+    def ended(self) -> set[int]:
+        """Numbers of the requests whose texts have ended."""
+        return {number for number, rounds in self.rounds.items() if rounds[-1].finish}
+
+    @property
     def latency(self) -> float:
         """Seconds of a text from its prompt to its last token, the median."""
         return statistics.median(text.latency for text in self.texts.values())
@@ -106,9 +111,3 @@ class BatchDecoding:
         """Seconds from one token of a text to the next, the median of the texts; None where they have one token."""
         waits = [wait for text in self.texts.values() if (wait := text.between_tokens) is not None]
         return statistics.median(waits) if waits else None
-
-
-def take_turns(decodings: list[BatchDecoding]) -> None:
-    """Finish them all; the one that has committed the fewest tokens goes next, the first of the list among equals."""
-    while waiting := [decoding for decoding in decodings if not decoding.done]:
-        min(waiting, key=lambda decoding: decoding.n_tokens).advance()

@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from draft_models import ModelDrafter
 from speclab.core.rounds import DecodeSettings, Drafter
@@ -15,7 +16,7 @@ from speclab.lab.batching.passes import PassTimer, Shape, loop_seconds, pass_cos
 from speclab.lab.instruments import with_phases
 from speclab.lab.run_config import RunConfig
 from speclab.models.cached import CachedModel
-from speclab.records.batches import BatchRow, KneeEntry, MachineEntry, PassTime
+from speclab.records.batches import KneeEntry, MachineEntry, PassTime
 from speclab.records.runs import Facts
 from speclab.theory import batching
 from speclab.theory.batching import Knee, PassCosts
@@ -153,20 +154,17 @@ class Expectations:
             "known": [{"draft": d, "draft_length": k, "survival": one.survival} for (d, k), one in self.known.items()],
         }
 
-    def knees(self, rows: list[BatchRow]) -> list[KneeEntry]:
-        """Of every draft: measured, predicted, and, where long contexts were timed, for each of those."""
+    def knees(self) -> list[KneeEntry]:
+        """Of every draft what is expected, and, where long contexts were timed, for each of those."""
         found = []
-        batches = sorted({row.n_texts for row in rows})
+        batches = sorted(self.contexts)
+        ways = {"predicted": self._expected, "from measured passes": self._measured}
         for draft in dict.fromkeys(name for name, _ in self.known):
-            of_draft = [row for row in rows if row.draft == draft and not row.lockstep]
-            measured = {(r.n_texts, r.draft_length): r.speedup for r in of_draft}
-            found.append(_entry(draft, self.context, "measured", measured))
-            ways = {"predicted": self._expected, "from measured passes": self._measured}
             for context in sorted({self.context, *(c for _, _, c in self.times[TARGET] if c > self.context)}):
                 for source, seconds in ways.items():
                     speedups = self._speedups(seconds, context, draft, batches)
                     if speedups and {n for n, _ in speedups} == set(batches):
-                        found.append(_entry(draft, context, source, speedups))
+                        found.append(knee_of(draft, context, source, speedups))
         return found
 
     def _speedups(
@@ -203,7 +201,7 @@ class Expectations:
                         tokens = batching.lockstep_tokens(survival[:k], 1)
                         round_ = k * seconds(draft, n, 1) + seconds(target, n, k + 1)
                         speedups[n, k] = tokens * seconds(target, n, 1) / round_
-                entry = _entry(name, context, "predicted", speedups)
+                entry = knee_of(name, context, "predicted", speedups)
                 found.append(
                     MachineEntry(
                         machine=machine.name,
@@ -217,8 +215,8 @@ class Expectations:
         return found
 
 
-def _entry(draft: str, context: int, source, speedups: Mapping[tuple[int, int], float]) -> KneeEntry:
-    """speedups: (texts, k) -> speedup"""
+def knee_of(draft: str, context: int, source: Any, speedups: Mapping[tuple[int, int], float]) -> KneeEntry:
+    """The best length of every batch, and where its speedup falls to 1. speedups: (texts, k) -> speedup"""
     best: dict[int, tuple[int, float]] = {}
     for n in sorted({n for n, _ in speedups}):
         of_batch = {k: speedup for (texts, k), speedup in speedups.items() if texts == n}

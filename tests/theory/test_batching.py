@@ -1,0 +1,100 @@
+"""What rounds of a batch cost, and where speculation stops paying, in numbers that are known."""
+
+import doctest
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from speclab.theory import batching
+from speclab.theory.batching import A100, H100, LLAMA_8B, Knee, Model, PassCosts, best_k, knee, step_time
+
+COSTS = PassCosts((1, 2, 8), (1.0, 1.1, 2.0), 100, per_place=0.001, per_pair=0.0001)
+
+
+def test_doctests():
+    result = doctest.testmod(batching)
+    assert result.attempted > 0
+    assert result.failed == 0
+
+
+def test_passes_over_one_text_are_what_was_timed():
+    for width, seconds in zip(COSTS.widths, COSTS.seconds, strict=True):
+        assert COSTS.of(1, width, 100) == pytest.approx(seconds)
+
+
+def test_a_pass_over_several_texts():
+    """The weights as for one text with as many tokens; every text reads its own cache, no token another text's."""
+    assert COSTS.of(4, 2, 100) == pytest.approx(2.0 + 0.001 * 300)
+    assert COSTS.of(1, 8, 300) == pytest.approx(2.0 + 0.001 * 200 + 0.0001 * 8 * 200)
+    assert COSTS.of(4, 2, 300) == pytest.approx(2.0 + 0.001 * 1100 + 0.0001 * 8 * 200)
+    assert COSTS.of(4, 4, 100) == pytest.approx(2.0 + 8 * 0.15 + 0.001 * 300), "beyond the widest pass: a straight line"
+    assert COSTS.of(1, 4, 100) == pytest.approx(1.1 + 2 * 0.15)
+
+
+@given(st.floats(0, 1e-3), st.floats(0, 1e-4))
+def test_costs_of_places_are_found_again(per_place, per_pair):
+    short = {1: 1.0, 5: 1.2, 20: 2.0}
+    long = {width: seconds + 900 * (per_place + per_pair * width) for width, seconds in short.items()}
+    found = batching.costs_of_places(short, long, 900)
+    assert found == pytest.approx((per_place, per_pair), abs=1e-9)
+
+
+def test_costs_of_places_are_never_negative():
+    assert batching.costs_of_places({1: 1.0, 5: 2.0}, {1: 1.5, 5: 2.1}, 100) == pytest.approx((0.003, 0.0))
+    place, pair = batching.costs_of_places({1: 1.0, 5: 2.0}, {1: 1.0, 5: 3.0}, 100)
+    assert place == 0.0
+    assert pair > 0
+
+
+@pytest.mark.parametrize("machine", [A100, H100])
+def test_reading_and_arithmetic_meet_where_the_data_sheet_says(machine):
+    """Weights of two bytes: from flops / bandwidth tokens on a pass costs more with each one."""
+    meet = machine.flops / machine.bandwidth
+    one = step_time(machine, LLAMA_8B, 1, 0, 0)
+    assert step_time(machine, LLAMA_8B, 0.99 * meet, 0, 0) == one
+    assert step_time(machine, LLAMA_8B, 2 * meet, 0, 0) == pytest.approx(2 * one)
+
+
+def test_the_cache_is_read_once_for_all_tokens_of_a_text():
+    """MagicDec: a long context costs a round what it costs a step, so speculation gains more with it."""
+    model = Model("", 1e9, 1e5, 1e5)
+    short, long = ([step_time(A100, model, 5 * w, 64 * c, 64 * c * w) for w in (1, 5)] for c in (10, 100_000))
+    assert long[1] / long[0] == pytest.approx(1, abs=0.01)
+    assert short[1] / short[0] >= 1
+
+
+@given(st.lists(st.floats(0.05, 0.95), min_size=1, max_size=4), st.integers(1, 4))
+def test_tokens_in_lockstep(acceptance, n_texts):
+    """Against rounds drawn one by one; 5 standard errors: a false alarm in less than one of a million draws."""
+    survival, left = [], 1.0
+    for one in acceptance:
+        left *= one
+        survival.append(left)
+    drawn, n = random.Random(0), 4000
+
+    def kept() -> int:
+        return next((i for i, one in enumerate(acceptance) if drawn.random() >= one), len(acceptance))
+
+    rounds = [min(kept() for _ in range(n_texts)) + 1 for _ in range(n)]
+    error = (sum((one - sum(rounds) / n) ** 2 for one in rounds) / n / n) ** 0.5
+    expected = batching.lockstep_tokens(survival, n_texts)
+    assert abs(sum(rounds) / n - expected) < 5 * max(error, 2e-3)
+
+
+def test_the_knee_is_interpolated_on_a_logarithmic_axis():
+    assert knee({4: 1.5, 16: 0.5}).batch == pytest.approx(8)
+    assert knee({1: 1.2, 2: 1.0, 4: 0.8}).batch == pytest.approx(2)
+    assert knee({1: 1.0}) == Knee(None, True)
+    assert knee({1: 1.1}) == Knee(None)
+
+
+def test_no_draft_may_be_best():
+    assert best_k({0: 10.0, 2: 9.0, 4: 9.5}) == 0
+    assert best_k({4: 12.0, 2: 12.0, 0: 10.0}) == 2
+
+
+def test_a_draft_catches_up_where_one_text_of_the_batch_does():
+    assert batching.catches_up(0.5, 1) == 0.5
+    assert batching.catches_up(0.5, 3) == 0.875
