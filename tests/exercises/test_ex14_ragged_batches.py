@@ -1,0 +1,229 @@
+"""Checks of exercise 14: positions, mask, rollback and the next text, one by one and in a batch that decodes."""
+
+import contextlib
+from collections.abc import Callable
+from types import ModuleType
+
+import pytest
+import torch
+from tiny_models import VOCAB, tiny
+from torch import Tensor
+
+from solutions import ex14_ragged_batches as right
+from speclab.learner import checklist
+from speclab.models.backends.buffers import kv_shapes
+from speclab.models.backends.rows import RowBuffers, RowsPass
+from tests.exercises.conftest import with_wrong_answer
+from tests.exercises.test_ex04_rejection import wrong
+from tests.exercises.whole import whole
+from tests.exercises.wrong.ex14_ragged_batches import WRONG
+
+STEM = "ex14_ragged_batches"
+
+
+def named(ask: Callable[[ModuleType], object], given: object) -> str:
+    """The well-known mistake that gives the very same answers, if it is one."""
+    for name, mistake in WRONG.items():
+        with contextlib.suppress(Exception, pytest.fail.Exception):  # one that does not fit has no answer everywhere
+            if ask(with_wrong_answer(STEM, *mistake)) == given:
+                return f": {name}"
+    return ""
+
+
+def listed(answer: object) -> object:
+    """A tensor as lists of whole numbers."""
+    return answer.long().tolist() if isinstance(answer, Tensor) else answer
+
+
+# --- positions and mask -----------------------------------------------------------------------------------------------
+
+PASSES = [([3, 1], 2), ([0, 0, 0], 1), ([10, 4, 7], 5), ([6], 3), ([2, 9], 1)]
+
+
+def all_positions(learner: ModuleType) -> list[object]:
+    return [listed(learner.positions(list(lengths), m)) for lengths, m in PASSES]
+
+
+def test_every_text_has_positions_of_its_own(learner):
+    """positions: right behind what the cache holds of the same text."""
+    found = all_positions(learner)
+    for (lengths, m), given, expected in zip(PASSES, found, all_positions(right), strict=True):
+        if given != expected:
+            wrong(
+                f"lengths {lengths}, {m} tokens each: the positions are {expected}, yours are {given}"
+                f"{named(all_positions, found)}"
+            )
+
+
+def all_masks(learner: ModuleType) -> list[object]:
+    own, learner.positions = learner.positions, right.positions  # a mistake there is told by its own check
+    try:
+        found = []
+        for lengths, m in PASSES:
+            mask = learner.visible(list(lengths), m, max(lengths) + m + 2)
+            if isinstance(mask, Tensor) and mask.dtype != torch.bool:
+                wrong(f"the mask is to be of bool, yours is of {mask.dtype}")
+            found.append(listed(mask))
+        return found
+    finally:
+        learner.positions = own
+
+
+def test_nobody_reads_behind_a_text(learner):
+    """visible: the text, and of the pass the tokens up to itself; never a place behind them."""
+    found = all_masks(learner)
+    for (lengths, m), given, expected in zip(PASSES, found, all_masks(right), strict=True):
+        if given != expected:
+            wrong(
+                f"lengths {lengths}, {m} tokens each, {max(lengths) + m + 2} places: the mask is {expected}, yours is "
+                f"{given}{named(all_masks, found)}"
+            )
+
+
+# --- after the round --------------------------------------------------------------------------------------------------
+
+ROUNDS = [
+    ([10, 20, 30], [4, 0, 2], [False, False, True]),
+    ([5, 5], [1, 3], [False, False]),
+    ([7], [0], [False]),
+    ([8, 6, 4, 2], [0, 1, 2, 3], [False, True, False, True]),
+    ([3, 12], [2, 2], [True, True]),
+]
+
+
+def all_lengths(learner: ModuleType) -> list[object]:
+    found = []
+    for lengths, n_accepted, ended in ROUNDS:
+        answer = learner.rolled_back(list(lengths), list(n_accepted), list(ended))
+        found.append([whole(n) for n in listed(answer)])
+    return found
+
+
+def test_every_text_rolls_back_to_its_own_length(learner):
+    """rolled_back: what is committed but the last, text by text; nothing of a text that has ended."""
+    found = all_lengths(learner)
+    for (lengths, n_accepted, ended), given, expected in zip(ROUNDS, found, all_lengths(right), strict=True):
+        if given != expected:
+            wrong(
+                f"lengths {lengths} before the round, accepted {n_accepted}, ended {ended}: {expected} stay, yours "
+                f"says {given}{named(all_lengths, found)}"
+            )
+
+
+QUEUES = [
+    ([4, None, 2, None], [5, 6, 7]),
+    ([None, None], [0, 1, 2]),
+    ([0, None], [1]),
+    ([3, None, None], [9]),
+    ([1, 2], [3]),
+    ([None, 5], []),
+    ([None, 1, 0, None, None], [8, 6]),
+]
+
+
+def all_queues(learner: ModuleType) -> list[object]:
+    return [[list(part) for part in learner.admit(list(rows), list(waiting))] for rows, waiting in QUEUES]
+
+
+def test_free_rows_take_the_next_texts(learner):
+    """admit: every free row at once, in order; nobody who is at work moves."""
+    found = all_queues(learner)
+    for (rows, waiting), given, expected in zip(QUEUES, found, all_queues(right), strict=True):
+        if given != expected:
+            wrong(f"rows {rows}, waiting {waiting}: {expected}, yours says {given}{named(all_queues, found)}")
+
+
+# --- a batch that decodes ---------------------------------------------------------------------------------------------
+
+PROMPTS = [[5, 9, 2], [7, 1, 3, 8, 4, 6], [11, 3], [2, 8, 8, 1, 9]]
+N_NEW, K = [6, 9, 4, 7], 2
+
+
+def alone(model, prompt: list[int], n_new: int) -> list[int]:
+    """The greedy text, without a cache."""
+    text = list(prompt)
+    for _ in range(n_new):
+        text.append(int(model(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1].argmax()))
+    return text[len(prompt) :]
+
+
+def decoded(learner: ModuleType, model, expected: list[list[int]]) -> list[list[int]]:
+    """All texts, two rows side by side; the draft knows the text, and is wrong at every third token."""
+    buffers = RowBuffers(model, RowsPass(model, range(2)), kv_shapes(model), 2, 24)
+    texts: list[list[int]] = [[] for _ in PROMPTS]
+    lengths, waiting = [0, 0], list(range(len(PROMPTS)))
+    rows: list[int | None] = [None, None]
+    for _ in range(60):
+        before = list(rows)
+        rows, waiting = (list(part) for part in learner.admit(rows, waiting))
+        for row, number in enumerate(rows):
+            if number is not None and before[row] is None:
+                logits, _ = buffers.prefill(row, torch.tensor([PROMPTS[number]]), ())
+                texts[number].append(int(logits[0, -1].argmax()))
+                lengths[row] = len(PROMPTS[number])
+        if all(number is None for number in rows):
+            return texts
+        fed = torch.zeros(2, K + 1, dtype=torch.long)
+        for row, number in enumerate(rows):
+            if number is not None:
+                n = len(texts[number])
+                known = [(t + (i % 3 == 2)) % VOCAB for i, t in enumerate(expected[number])]
+                drafts = (known[n : n + K] + [0] * K)[:K]
+                fed[row] = torch.tensor([texts[number][-1], *drafts])
+        at = learner.positions(list(lengths), K + 1)
+        seen = learner.visible(list(lengths), K + 1, 24)
+        own = buffers.forward(fed, at, right.positions(lengths, K + 1), seen)[0].argmax(-1)  # (2, K + 1)
+        n_accepted, ended = [], []
+        for row, number in enumerate(rows):
+            left = 0 if number is None else N_NEW[number] - len(texts[number])
+            n = 0
+            while n < min(K, left - 1) and own[row, n] == fed[row, n + 1]:
+                n += 1
+            if number is not None:
+                texts[number] += own[row, : n + 1].tolist()
+            n_accepted.append(n)
+            ended.append(number is None or len(texts[number]) >= N_NEW[number])
+        lengths = [int(n) for n in learner.rolled_back(list(lengths), n_accepted, ended)]
+        rows = [None if over else number for number, over in zip(rows, ended, strict=True)]
+    return texts
+
+
+@pytest.mark.whole
+def test_every_text_is_what_it_is_alone(learner):
+    """All four functions in a batch of two rows that decodes four texts with a tiny model and a draft."""
+    model = tiny("llama")
+    with torch.inference_mode():
+        expected = [alone(model, *pair) for pair in zip(PROMPTS, N_NEW, strict=True)]
+        assert decoded(right, model, expected) == expected
+        found = decoded(learner, model, expected)
+    for number, (given, text) in enumerate(zip(found, expected, strict=True)):
+        if given != text:
+            wrong(
+                f"text {number}, of {len(PROMPTS[number])} prompt tokens, in a batch with the others: {given}; alone "
+                f"it is {text}"
+            )
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def chapter() -> str:
+    return next(exercise.chapter for exercise in checklist.exercises() if exercise.number == 14).read_text("utf-8")
+
+
+def test_the_picture_of_the_chapter():
+    """Lengths, positions and what stays, as the solution has them."""
+    text = chapter()
+    lengths, n_accepted = [5, 2, 7], [2, 0, 1]
+    for row, at in enumerate(right.positions(lengths, 3).tolist()):
+        assert f"row {row}   {lengths[row]}        {at[0]} {at[1]} {at[2]}" in text
+    stay = right.rolled_back(lengths, n_accepted, [False] * 3)
+    assert f"lengths after the round: {stay}" in " ".join(text.split())
+
+
+def test_what_waiting_costs_in_the_chapter():
+    """Rows that accept 3, 0 and 2 of 4: tokens of the round, ragged and in lockstep."""
+    assert sum(n + 1 for n in (3, 0, 2)) == 8
+    assert 3 * (min(3, 0, 2) + 1) == 3
+    assert "8 tokens" in chapter()
+    assert "3 tokens" in chapter()
