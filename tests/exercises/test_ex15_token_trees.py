@@ -1,0 +1,228 @@
+"""Checks of exercise 15: positions, mask, path and cache of a tree, one by one and in a decoding."""
+
+import contextlib
+import random
+from collections.abc import Callable
+from types import ModuleType
+
+import pytest
+import torch
+from tiny_models import VOCAB, tiny
+from torch import Tensor
+
+from solutions import ex15_token_trees as right
+from speclab.learner import checklist
+from speclab.models.backends.buffers import kv_shapes
+from speclab.models.backends.rows import RowBuffers, RowsPass
+from tests.exercises.conftest import with_wrong_answer
+from tests.exercises.test_ex04_rejection import wrong
+from tests.exercises.whole import whole
+from tests.exercises.wrong.ex15_token_trees import WRONG
+
+STEM = "ex15_token_trees"
+
+
+def named(ask: Callable[[ModuleType], object], given: object) -> str:
+    """The well-known mistake that gives the very same answers, if it is one."""
+    for name, mistake in WRONG.items():
+        with contextlib.suppress(Exception, pytest.fail.Exception):  # one that does not fit has no answer everywhere
+            if ask(with_wrong_answer(STEM, *mistake)) == given:
+                return f": {name}"
+    return ""
+
+
+def numbers(answer: object) -> list[int | None]:
+    return [whole(one) for one in (answer.tolist() if isinstance(answer, Tensor) else answer)]
+
+
+# --- the pass ---------------------------------------------------------------------------------------------------------
+
+TREES = [
+    [-1, -1, 0, 1],
+    [-1, 0, 1],
+    [-1, -1, -1],
+    [-1, 0, 0, 2, 1],
+    [-1, -1, 1, 1, 0, 2, 4],
+    [],
+    [-1, 0, -1, 2, 3, 1],
+]
+
+
+def all_positions(learner: ModuleType) -> list[object]:
+    return [numbers(learner.positions(list(parents), length)) for parents in TREES for length in (10, 3)]
+
+
+def test_a_token_stands_where_its_depth_says(learner):
+    """positions: siblings at one position, the last committed token before all."""
+    found = all_positions(learner)
+    cases = [(parents, length) for parents in TREES for length in (10, 3)]
+    for (parents, length), given, expected in zip(cases, found, all_positions(right), strict=True):
+        if given != expected:
+            wrong(
+                f"parents {parents} after {length} tokens: positions {expected}, yours are {given}"
+                f"{named(all_positions, found)}"
+            )
+
+
+def all_masks(learner: ModuleType) -> list[object]:
+    found = []
+    for parents in TREES:
+        mask = learner.mask(list(parents))
+        if isinstance(mask, Tensor) and mask.dtype != torch.bool:
+            wrong(f"the mask is to be of bool, yours is of {mask.dtype}")
+        found.append(mask.long().tolist())
+    return found
+
+
+def test_a_row_reads_its_own_branch(learner):
+    """mask: itself and all that it follows, up to the last committed token; no sibling, no cousin."""
+    found = all_masks(learner)
+    for parents, given, expected in zip(TREES, found, all_masks(right), strict=True):
+        if given != expected:
+            wrong(f"parents {parents}: the mask is {expected}, yours is {given}{named(all_masks, found)}")
+
+
+# --- what is kept -----------------------------------------------------------------------------------------------------
+
+
+def walks() -> list[tuple[list[int], list[int], list[int]]]:
+    """Parents, tokens, the target's choice of each row: written ones, and random ones with few different tokens."""
+    cases = [
+        ([-1, -1, 0, 1], [5, 6, 7, 8], [6, 0, 8, 0, 9]),
+        ([-1, -1, 0, 1], [5, 6, 7, 8], [5, 9, 8, 0, 9]),
+        ([-1, 0, 1], [5, 6, 7], [5, 6, 7, 1]),
+        ([-1, 0, 1], [5, 6, 7], [4, 6, 7, 1]),
+        ([-1, -1, 0, 1], [5, 5, 7, 8], [5, 8, 7, 0, 0]),  # equal siblings: the first one is followed
+        ([-1, 0, 0, 1, 2], [5, 6, 7, 7, 5], [5, 7, 1, 5, 5, 6]),
+        ([], [], [3]),
+    ]
+    drawn = random.Random(0)
+    for _ in range(12):
+        n = drawn.randrange(2, 8)
+        parents = [drawn.randrange(-1, i) for i in range(n)]
+        cases.append((parents, [drawn.randrange(3) for _ in range(n)], [drawn.randrange(3) for _ in range(n + 1)]))
+    return cases
+
+
+def all_paths(learner: ModuleType) -> list[object]:
+    return [numbers(learner.best_path(*map(list, case))) for case in walks()]
+
+
+def test_the_path_that_the_target_agrees_with(learner):
+    """best_path: from the root, always to the child that carries the target's choice after this very row."""
+    found = all_paths(learner)
+    for (parents, tokens, own), given, expected in zip(walks(), found, all_paths(right), strict=True):
+        if given != expected:
+            wrong(
+                f"parents {parents}, tokens {tokens}, the target's choice of each row {own}: the path is {expected}, "
+                f"yours is {given}{named(all_paths, found)}"
+            )
+
+
+PATHS = [([1, 3], 10), ([0], 4), ([], 6), ([2, 3, 6], 3), ([0, 1, 2], 5)]
+
+
+def all_places(learner: ModuleType) -> list[object]:
+    return [numbers(learner.gather(list(path), length)) for path, length in PATHS]
+
+
+def test_the_branch_moves_to_the_front(learner):
+    """gather: the text, the last committed token, and the tokens of the path from where the pass has written them."""
+    found = all_places(learner)
+    for (path, length), given, expected in zip(PATHS, found, all_places(right), strict=True):
+        if given != expected:
+            wrong(
+                f"{length} tokens in the cache, path {path}: places {expected} stay, yours are {given}"
+                f"{named(all_places, found)}"
+            )
+
+
+# --- a decoding -------------------------------------------------------------------------------------------------------
+
+PROMPT, N_NEW = [5, 9, 2, 11], 14
+SHAPES = [[-1, -1, 1, 1, 2, 3], [-1, 0, -1, 2, 2, 4], [-1, -1, -1, 2, 3, 4]]
+
+
+def alone(model) -> list[int]:
+    """The greedy text, without a cache."""
+    text = list(PROMPT)
+    for _ in range(N_NEW):
+        text.append(int(model(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1].argmax()))
+    return text[len(PROMPT) :]
+
+
+def tree_for(parents: list[int], comes: list[int], drawn: random.Random) -> list[int]:
+    """Tokens of a tree one of whose branches is the text that comes; siblings are other ones."""
+    lucky = {-1}
+    tokens = []
+    depth = [0]
+    for i, parent in enumerate(parents):
+        depth.append(depth[parent + 1] + 1)
+        last = i == max(j for j, other in enumerate(parents) if other == parent)
+        token = comes[depth[i + 1] - 1] if depth[i + 1] <= len(comes) else 0
+        if parent in lucky and last and depth[i + 1] < 4:
+            lucky = {*lucky, i}
+        else:
+            token = (token + 1 + drawn.randrange(5)) % VOCAB
+        tokens.append(token)
+    return tokens
+
+
+def decoded(learner: ModuleType, model, expected: list[int]) -> tuple[list[int], int]:
+    """-> the text, rounds"""
+    buffers = RowBuffers(model, RowsPass(model, range(2)), kv_shapes(model), 1, 64)
+    logits, _ = buffers.prefill(0, torch.tensor([PROMPT]), ())
+    text, length, drawn, n_rounds = [int(logits[0, -1].argmax())], len(PROMPT), random.Random(1), 0
+    while len(text) < N_NEW and n_rounds < 40:
+        parents = SHAPES[n_rounds % len(SHAPES)]
+        tokens = tree_for(parents, expected[len(text) :], drawn)
+        m = len(tokens) + 1
+        seen = torch.zeros(1, m, length + m, dtype=torch.bool)
+        seen[..., :length] = True
+        seen[..., length:] = learner.mask(list(parents))
+        at = torch.tensor([numbers(learner.positions(list(parents), length))])
+        fed = torch.tensor([[text[-1], *tokens]])
+        own = buffers.forward(fed, at, torch.arange(length, length + m)[None], seen)[0][0].argmax(-1).tolist()
+        path = [int(i) for i in learner.best_path(list(parents), list(tokens), list(own))]
+        stay = [int(i) for i in learner.gather(list(path), length)]
+        buffers.move(torch.tensor([stay]), torch.arange(len(stay))[None])
+        text += [tokens[i] for i in path] + [own[path[-1] + 1 if path else 0]]
+        length, n_rounds = len(stay), n_rounds + 1
+    return text[:N_NEW], n_rounds
+
+
+@pytest.mark.whole
+def test_the_text_is_the_targets_own(learner):
+    """All four functions in a greedy decoding with trees that hold the right branch."""
+    model = tiny("llama")
+    with torch.inference_mode():
+        expected = alone(model)
+        text, n_rounds = decoded(right, model, expected)
+        assert text == expected
+        assert n_rounds < N_NEW / 2
+        given, n_own = decoded(learner, model, expected)
+    if given != expected:
+        wrong(f"with your functions the text is {given}; the target's own is {expected}")
+    if n_own > n_rounds:
+        wrong(f"with your functions {N_NEW} tokens take {n_own} rounds, and {n_rounds} are enough")
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def chapter() -> str:
+    return next(exercise.chapter for exercise in checklist.exercises() if exercise.number == 15).read_text("utf-8")
+
+
+def test_the_picture_of_the_chapter():
+    """Rows, positions and mask of the tree that is drawn there, its path and what stays."""
+    parents, text = [-1, -1, 0, 1, 1], chapter()
+    at, seen = right.positions(parents, 10), right.mask(parents).long().tolist()
+    names = ["the", "cat", "dog", "sat", "ran", "barked"]
+    for row, name in enumerate(names):
+        line = f"{row}     {name:8} {at[row]}         {' '.join('x' if one else '.' for one in seen[row])}"
+        assert line in text
+    path = right.best_path(parents, [1, 2, 3, 4, 5], [2, 0, 5, 0, 0, 0])
+    assert path == [1, 4]
+    assert f"path {path}" in text
+    assert f"places {right.gather(path, 10)[10:]}" in text
