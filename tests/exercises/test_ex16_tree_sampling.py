@@ -1,0 +1,282 @@
+"""Checks of exercise 16: children without replacement, the two rules for them, and the law that comes out, exactly."""
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from types import ModuleType
+
+import pytest
+
+from solutions import ex16_tree_sampling as right
+from speclab.learner import checklist
+from tests.exercises.conftest import with_wrong_answer
+from tests.exercises.test_ex04_rejection import wrong
+from tests.exercises.whole import whole
+from tests.exercises.wrong.ex16_tree_sampling import BY_SHARE, LEFT_NOT_SCALED, ON_TARGET, ONE_LAW, WRONG
+
+STEM = "ex16_tree_sampling"
+Row = list[Fraction]
+FINE = 2**40  # a uniform at which a decision turns is looked for to this share
+
+
+def named(ask: Callable[[ModuleType], object], given: object) -> str:
+    """The well-known mistake that gives the very same answers, if it is one."""
+    for name, mistake in WRONG.items():
+        with contextlib.suppress(Exception, pytest.fail.Exception):  # one that does not fit has no answer everywhere
+            if ask(with_wrong_answer(STEM, *mistake)) == given:
+                return f": {name}"
+    return ""
+
+
+def shares(*parts: int) -> Row:
+    return [Fraction(part, sum(parts)) for part in parts]
+
+
+def shown(row: Row) -> str:
+    return f"[{', '.join(map(str, row))}]"
+
+
+class Script:
+    """A `draw` that gives the ids of a script, and remembers the rows that it was asked to draw from."""
+
+    def __init__(self, *ids: int):
+        self._ids, self.rows = list(ids), []
+
+    def __call__(self, row: Row) -> int:
+        row = list(row)
+        if abs(sum(row) - 1) > 1e-9 or min(row) < 0:
+            wrong(f"draw was called with {shown(row)}, which is no distribution")
+        self.rows.append(row)
+        if len(self.rows) > len(self._ids):
+            wrong(f"draw was called {len(self.rows)} times, where {len(self._ids)} are enough")
+        return self._ids[len(self.rows) - 1]
+
+
+# --- children ---------------------------------------------------------------------------------------------------------
+
+DRAWN = [  # the draft's row, how many, what is drawn
+    (shares(2, 1, 1), 2, [0, 1]),
+    (shares(2, 1, 1), 2, [2, 0]),
+    (shares(4, 3, 2, 1), 3, [3, 0, 2]),
+    (shares(1, 0, 3), 3, [2, 0]),  # two tokens alone can be drawn
+    (shares(0, 1), 2, [1]),
+    (shares(4, 3, 2, 1), 1, [1]),
+    (shares(1, 1), 0, []),
+]
+
+
+def all_children(learner: ModuleType) -> list[object]:
+    found = []
+    for row, m, ids in DRAWN:
+        drawn = learner.children(list(row), m, Script(*ids))
+        found.append([(whole(token), [Fraction(share) for share in law]) for token, law in drawn])
+    return found
+
+
+def test_children_differ_and_say_what_they_were_drawn_from(learner):
+    """children: the row without what is drawn already, scaled to sum to 1; fewer where nothing is left."""
+    found = all_children(learner)
+    for (row, m, ids), given, expected in zip(DRAWN, found, all_children(right), strict=True):
+        if given != expected:
+            text = ", ".join(f"{token} from {shown(law)}" for token, law in expected)
+            own = ", ".join(f"{token} from {shown(law)}" for token, law in given)
+            wrong(
+                f"row {shown(row)}, {m} children, {ids} are drawn: they are {text or 'none'}; yours {own or 'none'}"
+                f"{named(all_children, found)}"
+            )
+
+
+# --- at one node, by hand ---------------------------------------------------------------------------------------------
+
+HALF = shares(1, 1)
+TESTS = [  # the target's row, the children, uniforms, what draw gives
+    (shares(1, 3), [(0, HALF), (1, shares(0, 1))], [0.4, 0.9], 7),
+    (shares(1, 3), [(0, HALF), (1, shares(0, 1))], [0.6, 0.9], 7),
+    (shares(1, 1, 2), [(0, shares(2, 1, 1)), (1, shares(0, 1, 1))], [0.9, 0.3], 2),
+    (shares(1, 1, 2), [(0, shares(2, 1, 1)), (1, shares(0, 1, 1))], [0.9, 0.1], 2),
+    (shares(0, 1, 1), [(0, shares(2, 1, 1))], [0.0], 1),  # a token that the target forbids is never kept
+    (shares(4, 3, 2, 1), [(3, shares(1, 1, 1, 1)), (0, shares(1, 1, 1, 0))], [0.5, 0.99], 1),
+    (shares(4, 3, 2, 1), [], [], 2),
+]
+
+
+def all_tests(learner: ModuleType) -> list[object]:
+    found = []
+    for target, drawn, uniforms, gives in TESTS:
+        script = Script(gives)
+        kept, token = learner.accept_children(list(target), [(t, list(q)) for t, q in drawn], list(uniforms), script)
+        found.append(
+            (None if kept is None else whole(kept), whole(token), [list(map(Fraction, r)) for r in script.rows])
+        )
+    return found
+
+
+def test_children_are_tested_one_after_the_other(learner):
+    """accept_children: in the order in which they were drawn, each against what the ones before have left."""
+    found = all_tests(learner)
+    for (target, drawn, uniforms, _), given, expected in zip(TESTS, found, all_tests(right), strict=True):
+        if given != expected:
+            about = ", ".join(f"{token} from {shown(law)}" for token, law in drawn)
+            want, own = (
+                f"{kept}, {token}" + "".join(f", drawn from {shown(r)}" for r in rows)
+                for kept, token, rows in (expected, given)
+            )
+            wrong(
+                f"target {shown(target)}, children {about or 'none'}, uniforms {uniforms}: {want}; yours {own}"
+                f"{named(all_tests, found)}"
+            )
+
+
+FOLLOWED = [(shares(1, 1, 2), tokens, own) for tokens in ([0], [2, 1], [1, 1], []) for own in (0, 1, 2)]
+
+
+def all_followed(learner: ModuleType) -> list[object]:
+    found = []
+    for target, tokens, own in FOLLOWED:
+        script = Script(own)
+        kept, token = learner.follow(list(target), list(tokens), script)
+        found.append((None if kept is None else whole(kept), whole(token), script.rows))
+    return found
+
+
+def test_the_targets_own_draw_is_followed(learner):
+    """follow: one draw, from the target's row, whatever the children are."""
+    found = all_followed(learner)
+    for (target, tokens, own), given, expected in zip(FOLLOWED, found, all_followed(right), strict=True):
+        if given != expected:
+            wrong(
+                f"target {shown(target)}, children {tokens}, the target draws {own}: {expected[:2]}, yours says "
+                f"{given[:2]}{named(all_followed, found)}"
+            )
+
+
+# --- the law ----------------------------------------------------------------------------------------------------------
+
+NODES = [  # the target's row, the draft's row
+    (shares(1, 3), HALF),
+    (shares(4, 3, 2, 1), shares(3, 3, 2, 2)),
+    (shares(16, 2, 1, 1), shares(5, 3, 1, 1)),
+    (shares(1, 2, 3, 4), shares(4, 3, 2, 1)),
+    (shares(0, 1, 1), shares(2, 1, 1)),
+    (shares(1, 1, 1, 1), shares(1, 1, 1, 1)),
+    (shares(5, 0, 3), shares(1, 2, 0)),
+]
+
+
+def sequences(learner: ModuleType, row: Row, m: int) -> Iterator[tuple[Fraction, list[tuple[int, Row]]]]:
+    """Every way in which the children can be drawn, with its probability."""
+
+    def go_on(ids: list[int]) -> Iterator[tuple[Fraction, list[tuple[int, Row]]]]:
+        script = Script(*ids, *[-1] * m)  # -1: the next one, which is not decided yet
+
+        class NextError(Exception):
+            pass
+
+        def draw(law: Row) -> int:
+            token = script(law)
+            if token < 0:
+                raise NextError
+            return token
+
+        try:
+            drawn = learner.children(list(row), m, draw)
+        except NextError:
+            law = script.rows[len(ids)]
+            for token, share in enumerate(law):
+                if share:
+                    for weight, found in go_on([*ids, token]):
+                        yield weight * share, found
+            return
+        yield Fraction(1), [(token, [Fraction(share) for share in law]) for token, law in drawn]
+
+    yield from go_on([])
+
+
+def turning(decide: Callable[[float], bool]) -> float:
+    """The uniform below which `decide` is true."""
+    low, high = 0, FINE
+    if not decide(0.0):
+        return 0.0
+    if decide(1 - 1 / FINE):
+        return 1.0
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if decide(middle / FINE) else (low, middle)
+    return high / FINE
+
+
+def law_at(learner: ModuleType, target: Row, draft: Row, m: int) -> tuple[list[float], float]:
+    """The law of the token after a node with m children, and how often a child is kept."""
+    law, kept_share = [0.0] * len(target), 0.0
+    for weight, drawn in sequences(learner, draft, m):
+        alive, uniforms = float(weight), [0.0] * len(drawn)
+        for i, (token, _) in enumerate(drawn):
+
+            def kept(uniform: float, i: int = i, uniforms: list[float] = uniforms, drawn: list = drawn) -> bool:
+                asked = [*uniforms[:i], uniform, *uniforms[i + 1 :]]
+                number, _ = learner.accept_children(list(target), list(drawn), asked, lambda row: 0)
+                return number == i
+
+            turn = turning(kept)
+            law[token] += alive * turn
+            kept_share += alive * turn
+            alive *= 1 - turn
+            uniforms[i] = 1 - 1 / FINE  # rejected, where that can be
+            if alive < 1e-12:
+                break
+        else:
+            script = Script(0)
+            number, _ = learner.accept_children(list(target), list(drawn), uniforms, script)
+            if number is not None:
+                wrong(f"child {number} is kept at a uniform at which it was not")
+            for token, share in enumerate(script.rows[0]):
+                law[token] += alive * float(share)
+    return law, kept_share
+
+
+@pytest.mark.whole
+def test_the_targets_law_comes_out(learner):
+    """Children and their tests together: summed over all draws, the next token follows the target's row."""
+    for target, draft in NODES:
+        for m in (1, 2, 3):
+            law, _ = law_at(learner, target, draft, m)
+            if law != pytest.approx([float(share) for share in target], abs=1e-8):
+                off = max(range(len(target)), key=lambda token: abs(law[token] - target[token]))
+                wrong(
+                    f"target {shown(target)}, draft {shown(draft)}, {m} children: token {off} must come with "
+                    f"probability {target[off]}, with yours it is {law[off]:.4f}"
+                )
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+def chapter() -> str:
+    return next(exercise.chapter for exercise in checklist.exercises() if exercise.number == 16).read_text("utf-8")
+
+
+def test_the_table_of_the_chapter():
+    """How often a child is kept: both rules, one to three children."""
+    said = re.findall(r"^\| (flat|near|sure) \| (.+) \|$", chapter(), re.MULTILINE)
+    rows = {"flat": NODES[5], "near": NODES[1], "sure": NODES[2]}
+    assert [name for name, _ in said] == list(rows)
+    for name, cells in said:
+        target, draft = rows[name]
+        best = sorted(range(len(draft)), key=lambda token: -draft[token])
+        tested = [law_at(right, target, draft, m)[1] for m in (1, 2, 3)]
+        followed = [float(sum(target[token] for token in best[:m])) for m in (1, 2, 3)]
+        assert [float(cell.strip().strip("*")) for cell in cells.split("|")] == pytest.approx(
+            [*tested, *followed], abs=5e-4
+        )
+
+
+def test_what_goes_wrong_in_the_chapter():
+    """The biased variants: every one gives another law somewhere, or keeps a child that it must not keep."""
+    for name, node in ((ON_TARGET, 1), (LEFT_NOT_SCALED, 3), (ONE_LAW, 3), (BY_SHARE, 3)):
+        target, draft = NODES[node]
+        with contextlib.suppress(pytest.fail.Exception):
+            law, _ = law_at(with_wrong_answer(STEM, *WRONG[name]), target, draft, 2)
+            assert law != pytest.approx([float(share) for share in target], abs=1e-3), name
+    law, _ = law_at(with_wrong_answer(STEM, *WRONG[ON_TARGET]), *NODES[1], 2)
+    assert f"with probability {law[0]:.2f} in place of {float(NODES[1][0][0]):g}" in " ".join(chapter().split())
