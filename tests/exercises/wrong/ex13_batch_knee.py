@@ -31,7 +31,6 @@ def _best(
     speedup: str = "tokens * step / round_",
     test: str = "speedup > highest",
     start: str = "0, 1.0",
-    otherwise: str = "pass",
 ):
     return (
         "best_k",
@@ -47,8 +46,6 @@ def best_k(machine, target, draft, n_texts, context, survival):
         speedup = {speedup}
         if {test}:
             best, highest = k, speedup
-        else:
-            {otherwise}
     return best, highest
 """,
     )
@@ -115,7 +112,6 @@ WRONG = {
     "the target's own token is forgotten": _best(tokens="0.0"),
     "the last share stands for the tokens: they must be added up": _best(add="tokens = 1 + share"),
     "every drafted token counts as accepted": _best(add="tokens += 1"),
-    "stops at the first length that is slower": _best(otherwise="break"),
     "the longer of two equally fast lengths": _best(test="speedup >= highest"),
     "never leaves speculation off": _best(start="1, 0.0"),
     "tokens of a round, whatever it costs": _best(speedup="tokens"),
