@@ -6,7 +6,6 @@ from types import ModuleType
 
 import pytest
 import torch
-from tiny_models import VOCAB, tiny
 from torch import Tensor
 
 from solutions import ex14_ragged_batches as right
@@ -17,6 +16,7 @@ from tests.exercises.conftest import with_wrong_answer
 from tests.exercises.test_ex04_rejection import wrong
 from tests.exercises.whole import whole
 from tests.exercises.wrong.ex14_ragged_batches import WRONG
+from tests.llamas import VOCAB, tiny_llama
 
 STEM = "ex14_ragged_batches"
 
@@ -191,7 +191,7 @@ def decoded(learner: ModuleType, model, expected: list[list[int]]) -> list[list[
 @pytest.mark.whole
 def test_every_text_is_what_it_is_alone(learner):
     """All four functions in a batch of two rows that decodes four texts with a tiny model and a draft."""
-    model = tiny("llama")
+    model = tiny_llama(0)
     with torch.inference_mode():
         expected = [alone(model, *pair) for pair in zip(PROMPTS, N_NEW, strict=True)]
         assert decoded(right, model, expected) == expected

@@ -7,7 +7,6 @@ from types import ModuleType
 
 import pytest
 import torch
-from tiny_models import VOCAB, tiny
 from torch import Tensor
 
 from solutions import ex15_token_trees as right
@@ -18,6 +17,7 @@ from tests.exercises.conftest import with_wrong_answer
 from tests.exercises.test_ex04_rejection import wrong
 from tests.exercises.whole import whole
 from tests.exercises.wrong.ex15_token_trees import WRONG
+from tests.llamas import VOCAB, tiny_llama
 
 STEM = "ex15_token_trees"
 
@@ -194,7 +194,7 @@ def decoded(learner: ModuleType, model, expected: list[int]) -> tuple[list[int],
 @pytest.mark.whole
 def test_the_text_is_the_targets_own(learner):
     """All four functions in a greedy decoding with trees that hold the right branch."""
-    model = tiny("llama")
+    model = tiny_llama(0)
     with torch.inference_mode():
         expected = alone(model)
         text, n_rounds = decoded(right, model, expected)
