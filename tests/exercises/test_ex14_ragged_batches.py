@@ -19,6 +19,7 @@ from tests.exercises.wrong.ex14_ragged_batches import WRONG
 from tests.llamas import VOCAB, tiny_llama
 
 STEM = "ex14_ragged_batches"
+torch.set_num_threads(1)  # the model is tiny: more threads only add time, and wait for each other
 
 
 def named(ask: Callable[[ModuleType], object], given: object) -> str:

@@ -20,6 +20,7 @@ from tests.exercises.wrong.ex15_token_trees import WRONG
 from tests.llamas import VOCAB, tiny_llama
 
 STEM = "ex15_token_trees"
+torch.set_num_threads(1)  # the model is tiny: more threads only add time, and wait for each other
 
 
 def named(ask: Callable[[ModuleType], object], given: object) -> str:
