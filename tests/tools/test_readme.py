@@ -7,8 +7,9 @@ import pytest
 from benchmarks import peers_page, roofline, rules, scaling_page, states
 from benchmarks.families import __main__ as families
 from benchmarks.gpu import findings
-from speclab.present import first_screen, plan_views, sweep_views, tables
+from speclab.present import batch_views, first_screen, plan_views, sweep_views, tables
 from speclab.records import files
+from speclab.records.batches import BatchRun
 from speclab.records.runs import ComparisonRun, Head, PlanRun, SweepRun
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.paths import ROOT
@@ -25,7 +26,7 @@ BENCHMARKS = {
     "scaling": (scaling_page.ScalingRun, scaling_page.page),
     "states": (states.StatesRun, states.page),
 }
-KINDS = {"sweep": SweepRun, "plan": PlanRun}
+KINDS = {"batch": BatchRun, "sweep": SweepRun, "plan": PlanRun}
 
 
 def kind_of(stem: str) -> type[Head]:
@@ -126,6 +127,8 @@ def test_committed_tables_are_views_of_their_records(path):
     run = files.read(source, kind_of(path.stem))
     if isinstance(run, SweepRun):
         page = sweep_views.page(run, f"../plots/{path.stem}.png")
+    elif isinstance(run, BatchRun):
+        page = batch_views.page(run, f"../plots/{path.stem}.png")
     elif isinstance(run, PlanRun):
         page = plan_views.page(run)
     elif isinstance(run, ComparisonRun):
