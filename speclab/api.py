@@ -23,8 +23,8 @@ from draft_models import ModelDrafter
 from optimized_speculative import speculative_decode
 from speclab.core.rounds import DecodeSettings, Drafter, Round
 from speclab.core.sampling import GREEDY, Sampling
-from speclab.drafts.hybrid import HybridDrafter, forget
-from speclab.drafts.lengths import LONGEST, AutoLength
+from speclab.drafts.hybrid import Choosing, forget
+from speclab.drafts.lengths import LONGEST
 from speclab.drafts.select import auto_length, check_kind, check_prompts, lengths_of, make_drafter
 from speclab.lab.instruments import LoopFunctions
 from speclab.lab.round_costs import measure_costs
@@ -43,7 +43,7 @@ class Pair:
     drafter: Drafter
 
     @functools.cached_property
-    def on_auto(self) -> AutoLength | HybridDrafter:
+    def on_auto(self) -> Choosing:
         """The same draft choosing its lengths; what rounds cost stays known from text to text."""
         return auto_length("", self.drafter)
 
@@ -128,7 +128,7 @@ def speculate(
 
 def _measure_costs(setup: Setup, drafter: Drafter, ids: Tensor, settings: DecodeSettings) -> None:
     """For a draft that chooses by what rounds cost, unless they are known at this temperature."""
-    if isinstance(drafter, AutoLength | HybridDrafter) and settings.sampling.temperature not in drafter.costs:
+    if isinstance(drafter, Choosing) and settings.sampling.temperature not in drafter.costs:
         measure_costs(LoopFunctions(speculative_decode), setup.target, drafter, [ids], settings)
 
 

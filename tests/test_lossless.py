@@ -33,6 +33,7 @@ from speclab.drafts.lengths import AutoLength, RoundCosts
 from speclab.drafts.oracle import OracleModelDrafter
 from speclab.drafts.suffix import SuffixDrafter
 from speclab.drafts.tree import TreeDrafter
+from speclab.drafts.trees.auto import AutoTreeDrafter, TreeCosts
 from speclab.lab.instruments import LoopFunctions, with_phases
 from speclab.models import rounding
 from speclab.models.backends import eager
@@ -491,6 +492,17 @@ def test_joint_law_of_early_exit(engine, n_draws):
     target = CachedModel(model, fast=flattened(model) if engine == "fast" else None)
     target.hidden_layers = (0,)
     check_law(Law(1.0, 2), target, ExitDrafter(tiny_adapter(model, 1)), n_draws)
+
+
+@pytest.mark.parametrize("n_draws", [600, pytest.param(4000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("rule", ["token", "follow"])
+def test_joint_law_of_trees_that_choose_their_size(rule, n_draws, monkeypatch):
+    """What is looked at and dropped depends on the draft's probabilities and on what was accepted before."""
+    model = tiny("llama", vocab_size=IDS)
+    tree = AutoTreeDrafter(ModelDrafter(CachedModel(perturbed(model, 0.4))), width=3)
+    tree.costs[1.0] = TreeCosts((0.0, 0.1, 0.2), (1.0, 1.02, 1.3, 1.3, 1.6))
+    monkeypatch.setitem(globals(), "speculative_rounds", functools.partial(speculative_rounds, accept=RULES[rule]))
+    check_law(Law(1.0, 4), CachedModel(model), tree, n_draws)
 
 
 OF_TREES = list(itertools.product(["model", "feature", "block"], ["token", "follow"], [False, True]))

@@ -16,8 +16,7 @@ from speclab.cli.output import Output, Step, View, write_report, write_trace
 from speclab.core.rounds import DecodeSettings
 from speclab.drafts.lengths import LONGEST
 from speclab.drafts.oracle import OracleDraft
-from speclab.drafts.select import auto_length, check_kinds, check_prompts, make_drafters, with_trees
-from speclab.drafts.tree import Branching
+from speclab.drafts.select import auto_length, can_choose, check_kinds, check_prompts, make_drafters, with_trees
 from speclab.lab import comparison, padded_pair, plan, sweeps
 from speclab.lab.batching.comparison import compare_batches
 from speclab.lab.harness import Measurement, kept_when_stopped
@@ -108,8 +107,8 @@ def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
     drafters = make_drafters(kinds, setup, args.seed)
     check_prompts(setup.target, drafters.values(), prompts, args.max_new_tokens)
     if auto:
-        chains = {name: drafter for name, drafter in drafters.items() if not isinstance(drafter, Branching)}
-        drafters |= {name + AUTO: auto_length(name, drafter) for name, drafter in chains.items()}
+        choosing = {name: drafter for name, drafter in drafters.items() if not lengths or can_choose(drafter)}
+        drafters |= {name + AUTO: auto_length(name, drafter) for name, drafter in choosing.items()}
     size = (args.max_new_tokens, args.repeats, args.seed)
     functions = learner.for_comparison(speculative_decode)
     functions = replace(functions, loop=functions.loop.judged_by(args.rule))

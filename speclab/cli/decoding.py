@@ -16,8 +16,8 @@ from speclab.core.accept import rule_of
 from speclab.core.clock import synchronize
 from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, Drafter, Round, tokens_of
-from speclab.drafts.hybrid import HybridDrafter, forget, parts
-from speclab.drafts.lengths import LONGEST, AutoLength
+from speclab.drafts.hybrid import Choosing, forget, parts
+from speclab.drafts.lengths import LONGEST
 from speclab.drafts.oracle import OracleDraft, reference_text
 from speclab.drafts.select import (
     auto_length,
@@ -178,8 +178,7 @@ def _speculative(args: argparse.Namespace, baseline: Loop, speculative: Loop) ->
     check_prompts(setup.target, [drafter], prompts, args.max_new_tokens)
     if auto:
         drafter, k = auto_length(args.draft, drafter), LONGEST
-    else:
-        [k] = lengths_of(drafter, [k])
+    [k] = lengths_of(drafter, [k])
     if args.trace_shapes:
         return _show_shapes(learner, setup, drafter, prompts[0], k, settings)
     note("\n".join([setup.describe(), *describe_chat(prompts, setup.tokenizer), *learner.describe()]))
@@ -208,7 +207,7 @@ def _in_turn(
 ) -> int:
     """Decode one prompt after the other, and print how fast it was.  -> wrong texts that a learner's functions made"""
     decoded, n_wrong = _Decoded(setup, args), 0
-    if isinstance(drafter, AutoLength | HybridDrafter):
+    if isinstance(drafter, Choosing):
         measure_costs(functions, setup.target, drafter, [prompts[0].ids.to(setup.device)], settings)
         if costs := drafter.costs.get(setup.sampling.temperature):
             note(costs.describe())

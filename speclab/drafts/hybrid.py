@@ -20,6 +20,7 @@ from speclab.core.rounds import Draft, Drafter, Target
 from speclab.core.sampling import Sampling
 from speclab.drafts.lengths import LONGEST, AutoLength, RoundCosts, Tally, expected_tokens
 from speclab.drafts.tree import Branching
+from speclab.drafts.trees.auto import AutoTreeDrafter
 
 MATCHES = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9)  # guesses for matches of one token, two, ... and more
 # Before anything is measured: a drafted token costs an eighth of a step, a token more to verify a fifteenth.
@@ -63,7 +64,7 @@ def forget(drafter: Drafter) -> None:
     if isinstance(drafter, HybridDrafter):
         drafter.known = {}
         forget(drafter.drafter)
-    elif isinstance(drafter, AutoLength):
+    elif isinstance(drafter, AutoLength | AutoTreeDrafter):
         drafter.seen = {}
 
 
@@ -137,3 +138,7 @@ class HybridDrafter:
         self._found, self._n_drafted = [], 0
         self.lookup.observe(n_accepted, committed)
         self.drafter.observe(n_accepted, committed)
+
+
+Choosing = AutoLength | HybridDrafter | AutoTreeDrafter
+"""Drafters that choose by what rounds cost, which has to be measured first."""

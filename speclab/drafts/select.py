@@ -12,11 +12,12 @@ from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.heads.block import BlockHead
 from speclab.drafts.heads.exit_files import exit_layer_of, read_adapter
 from speclab.drafts.heads.files import FORMATS, read_head
-from speclab.drafts.hybrid import HybridDrafter, parts
+from speclab.drafts.hybrid import Choosing, HybridDrafter, parts
 from speclab.drafts.lengths import AutoLength
 from speclab.drafts.oracle import NEEDS_GREEDY, FreeOracleDrafter, OracleDraft, OracleModelDrafter
 from speclab.drafts.suffix import SuffixDrafter
-from speclab.drafts.tree import BestTreeDrafter, Branching, GrowingDrafter, TreeDrafter, tokens_in
+from speclab.drafts.tree import BestTreeDrafter, GrowingDrafter, TreeDrafter, tokens_in
+from speclab.drafts.trees.auto import LARGEST, AutoTreeDrafter
 from speclab.models import loading, padding
 from speclab.models.cached import CachedModel, check_prompt
 from speclab.models.checks import check_split, check_tree
@@ -219,7 +220,10 @@ def _grows(kind: str) -> bool:
 
 
 def lengths_of(drafter: Drafter, asked: list[int]) -> list[int]:
-    """How many tokens it drafts: `asked`, but a tree of a fixed shape has as many as that."""
+    """How many tokens it drafts: `asked`, but a tree of a fixed shape has as many as that, and one on auto its own
+    limit."""
+    if isinstance(drafter, AutoTreeDrafter):
+        return [LARGEST]
     return [drafter.n_tokens] if isinstance(drafter, TreeDrafter) else asked
 
 
@@ -270,13 +274,23 @@ def make_drafters(kinds: list[str], setup: Setup, seed: int) -> dict[str, Drafte
     return {drafter_name(kind): made[kind] for kind in kinds}
 
 
-def auto_length(kind: str, drafter: Drafter) -> AutoLength | HybridDrafter:
-    """The drafter with its lengths, of a hybrid its model's, chosen in every round.
+def can_choose(drafter: Drafter) -> bool:
+    """Whether `-k auto` leaves something to choose: a tree of one shape has its size."""
+    return not isinstance(drafter, TreeDrafter)
 
-    UsageProblem for a dial, which knows what will be right.
+
+def auto_length(kind: str, drafter: Drafter) -> Choosing:
+    """The drafter with its lengths, of a hybrid its model's, of the best trees their sizes, chosen in every round.
+
+    UsageProblem for a dial, which knows what will be right, and for trees of one shape.
     """
-    if isinstance(drafter, Branching):
-        raise UsageProblem(f"-k auto chooses the length of chains, and --draft {kind} drafts trees; give numbers")
+    if isinstance(drafter, TreeDrafter):
+        raise UsageProblem(
+            f"-k auto chooses how large a tree is, and --draft {kind or 'tree:SHAPE'} has one shape; give --tree best, "
+            "or leave -k out"
+        )
+    if isinstance(drafter, BestTreeDrafter):
+        return AutoTreeDrafter(drafter.drafter)
     if isinstance(drafter, OracleDraft):
         raise UsageProblem(f"-k auto chooses by what was accepted, and --draft {kind} replays the text; give numbers")
     if isinstance(drafter, HybridDrafter):

@@ -13,7 +13,7 @@ Either way a model drafts one level in one pass.
 """
 
 import itertools
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -133,25 +133,37 @@ class TreeDrafter(Branching):
         return f"trees of {self.n_tokens} tokens, {'x'.join(map(str, self.shape))}, {how}"
 
 
+class Looked(NamedTuple):
+    """All tokens that were looked at for a tree, level by level, (m,) each; those after one token by rank."""
+
+    tokens: Tensor
+    parents: Tensor  # the number of the one before it on its branch, -1 for the last committed token
+    stated: Tensor  # logarithm of the probability that the draft gave it after that one
+    scores: Tensor  # the same of its branch, as it is believed
+
+
 class BestTreeDrafter(Branching):
     """Drafts the most probable branches. width: children that are looked at of each token, and tokens that a level
-    goes on from."""
+    goes on from. n_levels: levels that were drafted in the last round, of what is verified or not."""
 
     def __init__(self, drafter: GrowingDrafter, width: int = 8):
         super().__init__(drafter)
-        self.width = width
+        self.width, self.n_levels = width, 0
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
         """As many tokens as there are uniforms, the most probable ones that can be accepted, at most `k` on a branch.
 
-        Levels are drafted as long as one of their tokens can be among those: a token is never more probable than the
-        one before it on its branch. Whether that is so is looked up on the host.
+        Whether another level is drafted is looked up on the host.
         """
         n, deepest = uniforms.shape[1], min(k, self.drafter.room)
+        self.n_levels = 0
         if min(n, deepest) <= 0:
             return as_draft([], self._device)
-        width = min(self.width, n)
-        tokens, parents, scores = [], [], []  # of all that was looked at, level by level
+        return best_of(self.looked(n, deepest), n)
+
+    def looked(self, n: int, deepest: int) -> Looked:
+        """What may be in a tree of n tokens with at most `deepest` on a branch."""
+        width, parts = min(self.width, n), []
         n_seen, start = 0, torch.full((1,), -1, device=self._device)
         rows = runs = start  # of what is grown: numbers among all that was looked at, and among all that was grown
         n_grown, seen = 0, torch.zeros(1, 0, dtype=torch.bool, device=self._device)
@@ -159,24 +171,35 @@ class BestTreeDrafter(Branching):
         with torch.inference_mode():
             logits = self.drafter.start_tree()
             for depth in range(1, deepest + 1):
-                n_children = min(width, logits.shape[-1])
+                self.n_levels, n_children = depth, min(width, logits.shape[-1])
                 values, children = self._log_probs(logits).topk(n_children)  # (m, n_children) each
                 # Rounding may say 1 for a token; it is less probable than the one before it all the same.
-                level = (before[:, None] + values.double().clamp(max=-1e-9)).flatten()
-                tokens.append(children.flatten())
-                parents.append(rows.repeat_interleave(n_children))
-                scores.append(level)
+                level = (before[:, None] + self._believed(values.double()).clamp(max=-1e-9)).flatten()
+                of_level = children.flatten(), rows.repeat_interleave(n_children), values.double().flatten(), level
+                parts.append(Looked(*of_level))
                 best, chosen = level.topk(min(width, len(level)))
-                least = torch.cat(scores).topk(min(n, n_seen + len(level))).values[-1]
-                m = int((best.isfinite() & (best >= least)).sum())
+                m = self._n_to_grow(torch.cat([part.scores for part in parts]), best, n, deepest - depth)
                 if m == 0 or depth == deepest:
                     break
                 chosen, of_parent = chosen[:m], chosen[:m] // n_children
                 seen = torch.cat([seen[of_parent], torch.eye(m, dtype=torch.bool, device=self._device)], dim=1)
                 before, rows, n_seen = level[chosen], n_seen + chosen, n_seen + len(level)
-                logits = self.drafter.grow(tokens[-1][chosen], runs[of_parent], seen, depth)
+                logits = self.drafter.grow(children.flatten()[chosen], runs[of_parent], seen, depth)
                 runs, n_grown = torch.arange(n_grown, n_grown + m, device=self._device), n_grown + m
-            return _chosen(torch.cat(tokens), torch.cat(parents), torch.cat(scores), n)
+            return Looked(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+    def _believed(self, stated: Tensor) -> Tensor:
+        """Logarithms of the draft's probabilities (m, n_children) -> the same as they are believed."""
+        return stated
+
+    def _n_to_grow(self, scores: Tensor, best: Tensor, n: int, n_left: int) -> int:
+        """How many of the newest tokens get another level: those that can have a child among the n best, since a token
+        is never more probable than the one before it.
+
+        scores: (m,) of all that was looked at. best: of the newest ones, falling. n_left: levels that may follow.
+        """
+        least = scores.topk(min(n, len(scores))).values[-1]
+        return int((best.isfinite() & (best >= least)).sum())
 
     def _log_probs(self, logits: Tensor) -> Tensor:
         """(m, vocab) -> the same; greedy decoding knows no probabilities, and those at temperature 1 stand for them"""
@@ -187,12 +210,13 @@ class BestTreeDrafter(Branching):
         return f"trees of the most probable branches, looking at {self.width} tokens for a place"
 
 
-def _chosen(tokens: Tensor, parents: Tensor, scores: Tensor, n: int) -> Draft:
-    """The n tokens with the best scores, in their order; all (m,), parents by number."""
-    numbers = scores.topk(min(n, len(scores))).indices.sort().values
-    numbers = numbers[scores[numbers].isfinite()]  # not those of probability 0
-    of_chosen = torch.where(parents[numbers] < 0, -1, torch.searchsorted(numbers, parents[numbers]))
-    drafted = tokens[numbers][None]
+def best_of(looked: Looked, n: int) -> Draft:
+    """The n tokens with the best scores, in their order."""
+    numbers = looked.scores.topk(min(n, len(looked.scores))).indices.sort().values
+    numbers = numbers[looked.scores[numbers].isfinite()]  # not those of probability 0
+    parents = looked.parents[numbers]
+    of_chosen = torch.where(parents < 0, -1, torch.searchsorted(numbers, parents))
+    drafted = looked.tokens[numbers][None]
     return Draft(drafted, torch.full_like(drafted[:, 0], len(numbers)), parents=of_chosen[None])
 
 

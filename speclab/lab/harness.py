@@ -28,12 +28,11 @@ from speclab.core.rounds import DecodeSettings, Draft, Drafter
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.exit import ExitDrafter
 from speclab.drafts.heads.drafter import HeadDrafter
-from speclab.drafts.hybrid import HybridDrafter, forget, parts
-from speclab.drafts.lengths import LONGEST, AutoLength
+from speclab.drafts.hybrid import Choosing, forget, parts
 from speclab.drafts.oracle import OracleDraft, reference_text
 from speclab.lab.decodings import Decoding, LibraryDecoding, interleaved, take_turns
 from speclab.lab.instruments import LoopFunctions, VariedLength, with_parts, with_phases
-from speclab.lab.round_costs import measure_costs
+from speclab.lab.round_costs import lengths_to_price, measure_costs
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
@@ -347,8 +346,8 @@ def _warm_up(
     """Meet every shape once before the clock counts."""
     budget = min(WARM_UP_TOKENS, bench.max_new_tokens)
     used = [bench.drafters[arm.draft] for arm in arms if arm.draft]
-    priced = {name: d for name, d in bench.drafters.items() if d in used and isinstance(d, AutoLength | HybridDrafter)}
-    lengths = {arm.draft_length for arm in arms if arm.draft} | {*(range(LONGEST + 1) if priced else ())}
+    priced = {name: d for name, d in bench.drafters.items() if d in used and isinstance(d, Choosing)}
+    lengths = {arm.draft_length for arm in arms if arm.draft}.union(*map(lengths_to_price, priced.values()))
     longest = max(prompt.ids.shape[1] for prompt in prompts) + bench.max_new_tokens + max(lengths, default=0)
     bench.prepare(lengths, samplings, longest)
     # The first prompt, sampled if anything is; on CUDA graphs both, for what draws tokens is recorded, too.

@@ -1,34 +1,50 @@
-"""What a round costs by its length, measured before a run with `-k auto` or a hybrid draft: a few of each are timed."""
+"""What a round costs by its length, measured before a run with `-k auto` or a hybrid draft: a few of each are timed.
+
+Of trees the draft's seconds are told by levels and the rest by tokens: a level is one pass, however wide.
+"""
 
 import copy
 import itertools
+import random
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
 from torch import Tensor
 
-from speclab.core.rounds import DecodeSettings, Drafter, Round
+from speclab.core.rounds import DecodeSettings, Draft, Drafter, Round, Target
+from speclab.core.sampling import Sampling
 from speclab.drafts.block import BlockDrafter
 from speclab.drafts.exit import ExitDrafter
-from speclab.drafts.hybrid import HybridDrafter, parts
-from speclab.drafts.lengths import LONGEST, AutoLength, RoundCosts
+from speclab.drafts.hybrid import Choosing, parts
+from speclab.drafts.lengths import LONGEST, RoundCosts
 from speclab.drafts.oracle import ConstantDrafter
+from speclab.drafts.trees.auto import LARGEST, AutoTreeDrafter, TreeCosts
 from speclab.lab.instruments import LoopFunctions, VariedLength, with_phases
 from speclab.models.cached import CachedModel
 
 ROUNDS_OF_EACH = 6  # timed, of every length
+SIZES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, LARGEST)  # of trees that are timed
+
+
+def lengths_to_price(drafter: Choosing) -> Iterable[int]:
+    """Tokens of the drafts that `measure_costs` times, or more."""
+    return range((LARGEST if isinstance(drafter, AutoTreeDrafter) else LONGEST) + 1)
 
 
 def measure_costs(
     functions: LoopFunctions,
     target: CachedModel,
-    drafter: AutoLength | HybridDrafter,
+    drafter: Choosing,
     prompts: Sequence[Tensor],
     settings: DecodeSettings,
 ) -> None:
     """Give `drafter` what rounds cost at the temperature of `settings`, a hybrid's with its model. prompts: (1, prompt
     length) ids each."""
+    if isinstance(drafter, AutoTreeDrafter):
+        if costs_of_trees := tree_costs_of(_rounds_of_trees(functions, target, drafter, prompts, settings)):
+            drafter.costs[settings.sampling.temperature] = costs_of_trees
+        return
     proposing = parts(drafter)[-1]
     longest = min(LONGEST, proposing.longest) if isinstance(proposing, BlockDrafter) else LONGEST
     timed, looked_up = _rounds(functions, target, proposing, prompts, settings), None
@@ -45,15 +61,30 @@ def _rounds(
     """Rounds with the seconds of their phases, and whether `drafter` drafted in them: a lookup often finds nothing, so
     one that always drafts shows what the rest of a round costs."""
     timed: list[tuple[Round, bool]] = []
-    most = ROUNDS_OF_EACH * (LONGEST + 1) // len(prompts) + 2  # the prompt's pass and a first round, left out
+    most = ROUNDS_OF_EACH * (LONGEST + 1) // len(prompts)
     for seed, (ids, own) in enumerate(itertools.product(prompts, (True, False))):
         varied = VariedLength(copy.deepcopy(drafter) if own else ConstantDrafter(), [*range(LONGEST + 1)], seed)
-        # Texts of its own length, which no end token ends: a run may be too short to show what a round costs.
-        room = most * (LONGEST + 1) if target.max_length is None else target.max_length - ids.shape[1]
-        own_settings = DecodeSettings(min(most * (LONGEST + 1), room), settings.sampling, seed=settings.seed)
-        rounds = with_phases(functions, target.with_own_cache(), varied, ids, LONGEST, own_settings)
-        timed += [(round_, own) for round_ in itertools.islice(rounds, 2, most)]
+        rounds = _timed(functions, target, varied, ids, LONGEST, settings, most)
+        timed += [(round_, own) for round_ in rounds]
     return timed
+
+
+def _timed(
+    functions: LoopFunctions,
+    target: CachedModel,
+    drafter: Drafter,
+    ids: Tensor,
+    draft_length: int,
+    settings: DecodeSettings,
+    n_rounds: int,
+) -> Iterable[Round]:
+    """About so many rounds of a text of its own length, which no end token ends: a run may be too short to show what a
+    round costs. The prompt's pass and the first round are left out."""
+    most = n_rounds + 2
+    room = most * (LONGEST + 1) if target.max_length is None else target.max_length - ids.shape[1]
+    own_settings = DecodeSettings(min(most * (LONGEST + 1), room), settings.sampling, seed=settings.seed)
+    rounds = with_phases(functions, target.with_own_cache(), drafter, ids, draft_length, own_settings)
+    return itertools.islice(rounds, 2, most)
 
 
 def costs_of(rounds: Iterable[tuple[Round, bool]], longest: int = LONGEST) -> RoundCosts | None:
@@ -70,6 +101,65 @@ def costs_of(rounds: Iterable[tuple[Round, bool]], longest: int = LONGEST) -> Ro
     if 0 not in rest or len(rest) == 1:
         return None
     return RoundCosts(_curve(draft, longest), _curve(rest, longest))
+
+
+class VariedTree:
+    """A drafter of the best trees whose size changes from round to round, and in other rounds how deep it is.
+
+    n_levels: of the last tree.
+    """
+
+    def __init__(self, drafter: AutoTreeDrafter, seed: int):
+        self.drafter, self.n_levels, self._random = drafter, 0, random.Random(seed)
+        self._left: list[tuple[int, int]] = []
+
+    def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
+        """Let the drafter read the prompt."""
+        self.drafter.prefill(target, prompt, sampling)
+
+    def propose(self, k: int, uniforms: Tensor) -> Draft:
+        """A tree of this round's size, or depth."""
+        if not self._left:
+            self._left = [(LONGEST, n) for n in SIZES] + [(depth, 2 * LONGEST) for depth in range(1, LONGEST + 1)]
+            self._random.shuffle(self._left)
+        depth, n = self._left.pop()
+        draft = self.drafter.propose(min(k, depth), uniforms[:, :n])
+        self.n_levels = self.drafter.n_levels
+        return draft
+
+    def observe(self, n_accepted: int, committed: list[int]) -> None:
+        """Tell the drafter what was committed."""
+        self.drafter.observe(n_accepted, committed)
+
+
+def _rounds_of_trees(
+    functions: LoopFunctions,
+    target: CachedModel,
+    drafter: AutoTreeDrafter,
+    prompts: Sequence[Tensor],
+    settings: DecodeSettings,
+) -> list[tuple[Round, int]]:
+    """Rounds with the seconds of their phases, and how many levels were drafted in each."""
+    timed: list[tuple[Round, int]] = []
+    most = ROUNDS_OF_EACH * (len(SIZES) + LONGEST) // len(prompts)
+    for seed, ids in enumerate(prompts):
+        varied = VariedTree(AutoTreeDrafter(copy.deepcopy(drafter.drafter), drafter.width), seed)
+        for round_ in _timed(functions, target, varied, ids, LARGEST, settings, most):
+            timed.append((round_, varied.n_levels))
+    return timed
+
+
+def tree_costs_of(rounds: Iterable[tuple[Round, int]]) -> TreeCosts | None:
+    """As `costs_of`, from rounds and the levels that were drafted in them."""
+    levels: dict[int, list[float]] = {0: []}
+    rest: dict[int, list[float]] = {}
+    for round_, n_levels in rounds:
+        seconds = dict(round_.seconds or {})
+        levels.setdefault(n_levels, []).append(seconds.pop("draft"))
+        rest.setdefault(round_.n_drafted, []).append(sum(seconds.values()))
+    if 0 not in rest or len(rest) == 1:
+        return None
+    return TreeCosts(_curve(levels, LONGEST), _curve(rest, LARGEST))
 
 
 def _curve(seconds: dict[int, list[float]], longest: int) -> tuple[float, ...]:

@@ -54,7 +54,7 @@ class RunConfig:
         """The baseline, then every draft at every length."""
         arms = [BASELINE]
         for name, drafter in self.drafters.items():
-            lengths = [LONGEST] if name.endswith(AUTO) else lengths_of(drafter, self.draft_lengths)
+            lengths = lengths_of(drafter, [LONGEST] if name.endswith(AUTO) else self.draft_lengths)
             arms += [Arm(self.method(name), name, k) for k in lengths]
         return arms
 
@@ -73,7 +73,7 @@ class RunConfig:
         draft on auto chooses its own."""
         used = {name: [arm.draft_length for arm in arms if arm.draft == name] for name in self.drafters}
         return {
-            name: [LONGEST] if name.endswith(AUTO) else [*range(max(lengths) + 1), *lengths, *lengths]
+            name: lengths if name.endswith(AUTO) else [*range(max(lengths) + 1), *lengths, *lengths]
             for name, lengths in used.items()
             if lengths
         }
