@@ -34,6 +34,7 @@ from speclab.drafts.oracle import OracleModelDrafter
 from speclab.drafts.suffix import SuffixDrafter
 from speclab.drafts.tree import TreeDrafter
 from speclab.drafts.trees.auto import AutoTreeDrafter, TreeCosts
+from speclab.drafts.trees.static import StaticTreeDrafter
 from speclab.lab.instruments import LoopFunctions, with_phases
 from speclab.models import rounding
 from speclab.models.backends import eager
@@ -501,6 +502,17 @@ def test_joint_law_of_trees_that_choose_their_size(rule, n_draws, monkeypatch):
     model = tiny("llama", vocab_size=IDS)
     tree = AutoTreeDrafter(ModelDrafter(CachedModel(perturbed(model, 0.4))), width=3)
     tree.costs[1.0] = TreeCosts((0.0, 0.1, 0.2), (1.0, 1.02, 1.3, 1.3, 1.6))
+    monkeypatch.setitem(globals(), "speculative_rounds", functools.partial(speculative_rounds, accept=RULES[rule]))
+    check_law(Law(1.0, 4), CachedModel(model), tree, n_draws)
+
+
+@pytest.mark.parametrize("n_draws", [500, pytest.param(4000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("rule", ["token", "follow"])
+def test_joint_law_of_a_tree_of_a_chosen_shape(rule, n_draws, monkeypatch):
+    """The draft's first and third choice, and two tokens behind the third one."""
+    model = tiny("llama", vocab_size=IDS)
+    tree = StaticTreeDrafter(ModelDrafter(CachedModel(perturbed(model, 0.4))))
+    tree.nodes[1.0] = (-1, -1, 1, 1), (0, 2, 0, 1)
     monkeypatch.setitem(globals(), "speculative_rounds", functools.partial(speculative_rounds, accept=RULES[rule]))
     check_law(Law(1.0, 4), CachedModel(model), tree, n_draws)
 

@@ -28,6 +28,7 @@ from speclab.drafts.select import (
     make_drafter,
     with_trees,
 )
+from speclab.drafts.trees.static import StaticTreeDrafter
 from speclab.lab.instruments import Loop, LoopFunctions
 from speclab.lab.round_costs import measure_costs
 from speclab.lab.tracing import follow, shapes
@@ -211,6 +212,8 @@ def _in_turn(
         measure_costs(functions, setup.target, drafter, [prompts[0].ids.to(setup.device)], settings)
         if costs := drafter.costs.get(setup.sampling.temperature):
             note(costs.describe())
+        if isinstance(drafter, StaticTreeDrafter):
+            note(drafter.describe_shape(setup.sampling.temperature, k))
     for prompt in prompts:
         ids = prompt.ids.to(setup.device)
         if isinstance(drafter, OracleDraft):

@@ -21,6 +21,7 @@ from speclab.core.sampling import Sampling
 from speclab.drafts.lengths import LONGEST, AutoLength, RoundCosts, Tally, expected_tokens
 from speclab.drafts.tree import Branching
 from speclab.drafts.trees.auto import AutoTreeDrafter
+from speclab.drafts.trees.static import StaticTreeDrafter
 
 MATCHES = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9)  # guesses for matches of one token, two, ... and more
 # Before anything is measured: a drafted token costs an eighth of a step, a token more to verify a fifteenth.
@@ -140,5 +141,5 @@ class HybridDrafter:
         self.drafter.observe(n_accepted, committed)
 
 
-Choosing = AutoLength | HybridDrafter | AutoTreeDrafter
+Choosing = AutoLength | HybridDrafter | AutoTreeDrafter | StaticTreeDrafter
 """Drafters that choose by what rounds cost, which has to be measured first."""

@@ -18,6 +18,7 @@ from speclab.drafts.oracle import NEEDS_GREEDY, FreeOracleDrafter, OracleDraft, 
 from speclab.drafts.suffix import SuffixDrafter
 from speclab.drafts.tree import BestTreeDrafter, GrowingDrafter, TreeDrafter, tokens_in
 from speclab.drafts.trees.auto import LARGEST, AutoTreeDrafter
+from speclab.drafts.trees.static import StaticTreeDrafter
 from speclab.models import loading, padding
 from speclab.models.cached import CachedModel, check_prompt
 from speclab.models.checks import check_split, check_tree
@@ -37,6 +38,7 @@ LAB_HEADS = {kind: str(loading.LAB_PAIR / kind) for kind in FORMATS}
 TREES = {"tree": False, "sampled-tree": True}  # whether their tokens are drawn
 MOST_IN_TREE = 64  # tokens
 BEST = "best"  # in the place of a shape: the most probable branches, as many tokens as -k says
+STATIC = "static"  # the same: one shape, the best one for this draft
 EXIT, LAB_EXIT = "exit", str(loading.LAB_PAIR / "exit")
 NO_SPLIT = "early exit runs the target in two parts, and CUDA graphs do not"
 # What may be meant by a name that is nearly one of these: the lab's kinds, and words of other programs for them.
@@ -154,7 +156,9 @@ def make_drafter(kind: str, setup: Setup, seed: int = 0) -> Drafter:
         check_tree(setup.target)
         drafter = make_drafter(model, setup, seed)
         assert isinstance(drafter, GrowingDrafter)
-        return TreeDrafter(drafter, shape, TREES[word]) if shape else BestTreeDrafter(drafter)
+        if isinstance(shape, str):
+            return StaticTreeDrafter(drafter) if shape == STATIC else BestTreeDrafter(drafter)
+        return TreeDrafter(drafter, shape, TREES[word])
     if word == "dial":
         number, _, name = rest.partition(":")
         accuracy = _accuracy(kind, number)
@@ -222,20 +226,21 @@ def _grows(kind: str) -> bool:
 def lengths_of(drafter: Drafter, asked: list[int]) -> list[int]:
     """How many tokens it drafts: `asked`, but a tree of a fixed shape has as many as that, and one on auto its own
     limit."""
-    if isinstance(drafter, AutoTreeDrafter):
+    if isinstance(drafter, AutoTreeDrafter) or (isinstance(drafter, StaticTreeDrafter) and drafter.on_auto):
         return [LARGEST]
     return [drafter.n_tokens] if isinstance(drafter, TreeDrafter) else asked
 
 
-def _of_tree(kind: str) -> tuple[tuple[int, ...], str]:
-    """The shape and the model of `tree:2x2x1:MODEL`, no shape for `tree:best:MODEL`; UsageProblem where it is none."""
+def _of_tree(kind: str) -> tuple[tuple[int, ...] | str, str]:
+    """The shape and the model of `tree:2x2x1:MODEL`, of `tree:best:MODEL` its name; UsageProblem where it is none."""
     word, _, rest = kind.partition(":")
     name, _, model = rest.partition(":")
-    numbers = name.split("x") if name != BEST or TREES[word] else []
+    named = name in (BEST, STATIC) and not TREES[word]
+    numbers = [] if named else name.split("x")
     if not all(number.isdecimal() and 0 < int(number) <= MOST_IN_TREE for number in numbers):
         raise UsageProblem(
             f"--draft {kind}: give the shape of a tree and a draft, for example {word}:2x2x1:feature"
-            + f" or {word}:{BEST}:feature" * (not TREES[word])
+            + f", {word}:{BEST}:feature or {word}:{STATIC}:feature" * (not TREES[word])
         )
     shape = tuple(map(int, numbers))
     if (n := tokens_in(shape)) > MOST_IN_TREE:
@@ -245,7 +250,7 @@ def _of_tree(kind: str) -> tuple[tuple[int, ...], str]:
             f"--draft {kind}: a tree needs a draft that knows several next tokens: give model, feature or block, for "
             f"example {word}:{name}:feature"
         )
-    return shape, model
+    return name if named else shape, model
 
 
 def _draft_model(name: str, setup: Setup) -> CachedModel:
@@ -287,10 +292,12 @@ def auto_length(kind: str, drafter: Drafter) -> Choosing:
     if isinstance(drafter, TreeDrafter):
         raise UsageProblem(
             f"-k auto chooses how large a tree is, and --draft {kind or 'tree:SHAPE'} has one shape; give --tree best, "
-            "or leave -k out"
+            "--tree static, or leave -k out"
         )
     if isinstance(drafter, BestTreeDrafter):
         return AutoTreeDrafter(drafter.drafter)
+    if isinstance(drafter, StaticTreeDrafter):
+        return StaticTreeDrafter(drafter.drafter, on_auto=True)
     if isinstance(drafter, OracleDraft):
         raise UsageProblem(f"-k auto chooses by what was accepted, and --draft {kind} replays the text; give numbers")
     if isinstance(drafter, HybridDrafter):
@@ -311,7 +318,7 @@ def drafter_name(kind: str) -> str:
         return f"hybrid:{lookup}+{drafter_name(model)}"
     if word in TREES:
         shape, model = _of_tree(kind)
-        return f"{word}:{'x'.join(map(str, shape)) or BEST}:{drafter_name(model)}"
+        return f"{word}:{shape if isinstance(shape, str) else 'x'.join(map(str, shape))}:{drafter_name(model)}"
     if word != "dial":
         return loading.short_name(kind)
     accuracy, _, model = rest.partition(":")

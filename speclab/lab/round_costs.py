@@ -19,17 +19,20 @@ from speclab.drafts.exit import ExitDrafter
 from speclab.drafts.hybrid import Choosing, parts
 from speclab.drafts.lengths import LONGEST, RoundCosts
 from speclab.drafts.oracle import ConstantDrafter
-from speclab.drafts.trees.auto import LARGEST, AutoTreeDrafter, TreeCosts
+from speclab.drafts.trees.auto import LARGEST, RANKS, AutoTreeDrafter, TreeAcceptance, TreeCosts
+from speclab.drafts.trees.static import StaticTreeDrafter
 from speclab.lab.instruments import LoopFunctions, VariedLength, with_phases
 from speclab.models.cached import CachedModel
+from speclab.theory.trees import best_tree, fastest_tree
 
 ROUNDS_OF_EACH = 6  # timed, of every length
 SIZES = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, LARGEST)  # of trees that are timed
+OTHER_SEED = 2**50  # more than the seeds of all texts: what is learned here must not depend on their random numbers
 
 
 def lengths_to_price(drafter: Choosing) -> Iterable[int]:
     """Tokens of the drafts that `measure_costs` times, or more."""
-    return range((LARGEST if isinstance(drafter, AutoTreeDrafter) else LONGEST) + 1)
+    return range((LARGEST if isinstance(drafter, AutoTreeDrafter | StaticTreeDrafter) else LONGEST) + 1)
 
 
 def measure_costs(
@@ -41,9 +44,8 @@ def measure_costs(
 ) -> None:
     """Give `drafter` what rounds cost at the temperature of `settings`, a hybrid's with its model. prompts: (1, prompt
     length) ids each."""
-    if isinstance(drafter, AutoTreeDrafter):
-        if costs_of_trees := tree_costs_of(_rounds_of_trees(functions, target, drafter, prompts, settings)):
-            drafter.costs[settings.sampling.temperature] = costs_of_trees
+    if isinstance(drafter, AutoTreeDrafter | StaticTreeDrafter):
+        _of_trees(functions, target, drafter, prompts, settings)
         return
     proposing = parts(drafter)[-1]
     longest = min(LONGEST, proposing.longest) if isinstance(proposing, BlockDrafter) else LONGEST
@@ -82,7 +84,7 @@ def _timed(
     round costs. The prompt's pass and the first round are left out."""
     most = n_rounds + 2
     room = most * (LONGEST + 1) if target.max_length is None else target.max_length - ids.shape[1]
-    own_settings = DecodeSettings(min(most * (LONGEST + 1), room), settings.sampling, seed=settings.seed)
+    own_settings = DecodeSettings(min(most * (LONGEST + 1), room), settings.sampling, seed=settings.seed + OTHER_SEED)
     rounds = with_phases(functions, target.with_own_cache(), drafter, ids, draft_length, own_settings)
     return itertools.islice(rounds, 2, most)
 
@@ -132,18 +134,41 @@ class VariedTree:
         self.drafter.observe(n_accepted, committed)
 
 
+def _of_trees(
+    functions: LoopFunctions,
+    target: CachedModel,
+    drafter: AutoTreeDrafter | StaticTreeDrafter,
+    prompts: Sequence[Tensor],
+    settings: DecodeSettings,
+) -> None:
+    """Give `drafter` what rounds cost, and its shape where it has one: the best tree for how often the draft's first,
+    second, ... choice was right in the same rounds; on auto of the size that pays most."""
+    temperature, acceptance = settings.sampling.temperature, TreeAcceptance()
+    costs = tree_costs_of(_rounds_of_trees(functions, target, drafter, prompts, settings, acceptance))
+    if costs:
+        drafter.costs[temperature] = costs
+    if isinstance(drafter, StaticTreeDrafter):
+        by_rank = acceptance.by_rank(len(RANKS)).tolist()
+        chosen = fastest_tree(by_rank, costs.levels, costs.rest) if costs and drafter.on_auto else None
+        drafter.nodes[temperature] = chosen or best_tree(by_rank, LARGEST)
+
+
 def _rounds_of_trees(
     functions: LoopFunctions,
     target: CachedModel,
-    drafter: AutoTreeDrafter,
+    drafter: AutoTreeDrafter | StaticTreeDrafter,
     prompts: Sequence[Tensor],
     settings: DecodeSettings,
+    acceptance: TreeAcceptance,
 ) -> list[tuple[Round, int]]:
-    """Rounds with the seconds of their phases, and how many levels were drafted in each."""
+    """Rounds with the seconds of their phases, and how many levels were drafted in each; what was right is counted in
+    `acceptance`."""
     timed: list[tuple[Round, int]] = []
     most = ROUNDS_OF_EACH * (len(SIZES) + LONGEST) // len(prompts)
     for seed, ids in enumerate(prompts):
-        varied = VariedTree(AutoTreeDrafter(copy.deepcopy(drafter.drafter), drafter.width), seed)
+        tree = AutoTreeDrafter(copy.deepcopy(drafter.drafter))
+        tree.seen[settings.sampling.temperature] = acceptance
+        varied = VariedTree(tree, seed)
         for round_ in _timed(functions, target, varied, ids, LARGEST, settings, most):
             timed.append((round_, varied.n_levels))
     return timed

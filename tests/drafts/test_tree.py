@@ -84,6 +84,8 @@ def test_what_rows_read_and_how_deep_they_are():
         ("tree:2x2:dial:0.5", "needs a draft"),
         ("tree:2x2:feture", "feture"),
         ("sampled-tree:best:feature", "shape"),
+        ("sampled-tree:static:feature", "shape"),
+        ("tree:static:ngram", "needs a draft"),
         ("tree:best:ngram", "needs a draft"),
     ],
 )
