@@ -34,6 +34,7 @@ from speclab.drafts.oracle import OracleModelDrafter
 from speclab.drafts.suffix import SuffixDrafter
 from speclab.drafts.tree import TreeDrafter
 from speclab.drafts.trees.auto import AutoTreeDrafter, TreeCosts
+from speclab.drafts.trees.merged import MergedDrafter
 from speclab.drafts.trees.static import StaticTreeDrafter
 from speclab.lab.instruments import LoopFunctions, with_phases
 from speclab.models import rounding
@@ -515,6 +516,17 @@ def test_joint_law_of_a_tree_of_a_chosen_shape(rule, n_draws, monkeypatch):
     tree.nodes[1.0] = (-1, -1, 1, 1), (0, 2, 0, 1)
     monkeypatch.setitem(globals(), "speculative_rounds", functools.partial(speculative_rounds, accept=RULES[rule]))
     check_law(Law(1.0, 4), CachedModel(model), tree, n_draws)
+
+
+@pytest.mark.parametrize("n_draws", [500, pytest.param(4000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("rule", ["token", "follow"])
+def test_joint_law_of_merged_drafts(rule, n_draws, monkeypatch):
+    """Chains of a lookup and of two models, whose equal beginnings are one branch."""
+    model = tiny("llama", vocab_size=IDS)
+    models = [ModelDrafter(CachedModel(perturbed(model, noise))) for noise in (0.2, 0.6)]
+    tree = MergedDrafter([NgramDrafter(2, 1), *models])
+    monkeypatch.setitem(globals(), "speculative_rounds", functools.partial(speculative_rounds, accept=RULES[rule]))
+    check_law(Law(1.0, 6), CachedModel(model), tree, n_draws)
 
 
 OF_TREES = list(itertools.product(["model", "feature", "block"], ["token", "follow"], [False, True]))

@@ -136,7 +136,7 @@ def add_draft_flag(
         default=default,
         metavar="KIND",
         help="model (the lab's own), lab:SIZE, a folder or hub name, feature:HEAD, block:HEAD, exit:N, ngram, suffix, "
-        "hybrid:LOOKUP+MODEL, tree:SHAPE:MODEL, dial:A, dial:A:MODEL or dial:A:free"
+        "hybrid:LOOKUP+MODEL, merge:A+B, tree:SHAPE:MODEL, dial:A, dial:A:MODEL or dial:A:free"
         + (
             " (default: %(default)s)"
             if default

@@ -21,6 +21,7 @@ from speclab.core.sampling import Sampling
 from speclab.drafts.lengths import LONGEST, AutoLength, RoundCosts, Tally, expected_tokens
 from speclab.drafts.tree import Branching
 from speclab.drafts.trees.auto import AutoTreeDrafter
+from speclab.drafts.trees.merged import MergedDrafter
 from speclab.drafts.trees.static import StaticTreeDrafter
 
 MATCHES = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9)  # guesses for matches of one token, two, ... and more
@@ -56,7 +57,7 @@ class Known:
 
 def parts(drafter: Drafter) -> list[Drafter]:
     """What proposes the tokens: a drafter alone, or those that one is made of, a lookup before its model."""
-    inner = drafter.parts if isinstance(drafter, AutoLength | HybridDrafter | Branching) else ()
+    inner = drafter.parts if isinstance(drafter, AutoLength | HybridDrafter | Branching | MergedDrafter) else ()
     return [part for one in inner for part in parts(one)] or [drafter]
 
 

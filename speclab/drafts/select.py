@@ -18,6 +18,7 @@ from speclab.drafts.oracle import NEEDS_GREEDY, FreeOracleDrafter, OracleDraft, 
 from speclab.drafts.suffix import SuffixDrafter
 from speclab.drafts.tree import BestTreeDrafter, GrowingDrafter, TreeDrafter, tokens_in
 from speclab.drafts.trees.auto import LARGEST, AutoTreeDrafter
+from speclab.drafts.trees.merged import MergedDrafter
 from speclab.drafts.trees.static import StaticTreeDrafter
 from speclab.models import loading, padding
 from speclab.models.cached import CachedModel, check_prompt
@@ -28,11 +29,12 @@ from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.system.terminal import note
 
 KINDS = (
-    "model, ngram, suffix, feature:HEAD, block:HEAD, exit:N, hybrid:LOOKUP+MODEL, tree:SHAPE:MODEL, dial:0.8, "
-    "lab:SIZE, a folder or a hub name"
+    "model, ngram, suffix, feature:HEAD, block:HEAD, exit:N, hybrid:LOOKUP+MODEL, merge:A+B, tree:SHAPE:MODEL, "
+    "dial:0.8, lab:SIZE, a folder or a hub name"
 )
 LOOKUPS: dict[str, type[NgramDrafter] | type[SuffixDrafter]] = {"ngram": NgramDrafter, "suffix": SuffixDrafter}
 USUAL_HYBRID = "suffix+feature"
+MERGE = "merge"
 AS_WIDE = "wide"  # feature:wide, the lab's head padded to the width of a padded target
 LAB_HEADS = {kind: str(loading.LAB_PAIR / kind) for kind in FORMATS}
 TREES = {"tree": False, "sampled-tree": True}  # whether their tokens are drawn
@@ -44,7 +46,7 @@ NO_SPLIT = "early exit runs the target in two parts, and CUDA graphs do not"
 # What may be meant by a name that is nearly one of these: the lab's kinds, and words of other programs for them.
 WORDS = (
     *("model", "ngram", "suffix", "feature", "hybrid", "eagle3", "block", "dflash", "dspark", "dial:0.8", "none"),
-    *("exit", "early-exit", "layerskip", "kangaroo", "tree", "sampled-tree"),
+    *("exit", "early-exit", "layerskip", "kangaroo", "tree", "sampled-tree", "merge"),
     *("lookup", "prompt-lookup", "assistant", "draft", "draft-model"),
 )
 
@@ -70,6 +72,10 @@ def check_kind(kind: str, greedy: bool = True) -> None:
     if word == "hybrid" or word in TREES:
         _, model = _of_hybrid(kind) if word == "hybrid" else _of_tree(kind)
         check_kind(model, greedy)
+        return
+    if word == MERGE:
+        for model in _of_merge(kind):
+            check_kind(model, greedy)
         return
     if "," in kind and not loading.exists(kind):
         raise UsageProblem(f"--draft {kind}: this takes one draft; compare.py takes several")
@@ -159,6 +165,9 @@ def make_drafter(kind: str, setup: Setup, seed: int = 0) -> Drafter:
         if isinstance(shape, str):
             return StaticTreeDrafter(drafter) if shape == STATIC else BestTreeDrafter(drafter)
         return TreeDrafter(drafter, shape, TREES[word])
+    if word == MERGE:
+        check_tree(setup.target)
+        return MergedDrafter([make_drafter(model, setup, seed) for model in _of_merge(kind)])
     if word == "dial":
         number, _, name = rest.partition(":")
         accuracy = _accuracy(kind, number)
@@ -195,7 +204,7 @@ def _exit_drafter(rest: str, setup: Setup) -> ExitDrafter:
 def _of_hybrid(kind: str) -> tuple[str, str]:
     """The lookup and the model of `hybrid:LOOKUP+MODEL`; UsageProblem where it is none."""
     lookup, plus, model = (kind.removeprefix("hybrid").removeprefix(":") or USUAL_HYBRID).partition("+")
-    if lookup not in LOOKUPS or not plus or model in LOOKUPS or model.partition(":")[0] in ("hybrid", "dial"):
+    if lookup not in LOOKUPS or not plus or model in LOOKUPS or model.partition(":")[0] in ("hybrid", "dial", MERGE):
         raise UsageProblem(
             f"--draft {kind}: give a lookup ({' or '.join(LOOKUPS)}) and a draft with a model, for example "
             f"hybrid:{USUAL_HYBRID}"
@@ -203,9 +212,20 @@ def _of_hybrid(kind: str) -> tuple[str, str]:
     return lookup, model
 
 
+def _of_merge(kind: str) -> list[str]:
+    """The drafts of `merge:A+B`; UsageProblem where it is none."""
+    kinds = kind.removeprefix(MERGE).removeprefix(":").split("+")
+    if len(set(kinds)) < max(2, len(kinds)) or not all(one in LOOKUPS or _grows(one) for one in kinds):
+        raise UsageProblem(
+            f"--draft {kind}: give different drafts with + between them, lookups ({' or '.join(LOOKUPS)}), model, "
+            f"feature or block, for example {MERGE}:suffix+model"
+        )
+    return kinds
+
+
 def is_tree(kind: str) -> bool:
     """Whether a kind drafts trees."""
-    return kind.partition(":")[0] in TREES
+    return kind.partition(":")[0] in (*TREES, MERGE)
 
 
 def with_trees(kinds: list[str], shape: str | None) -> list[str]:
@@ -220,14 +240,16 @@ def with_trees(kinds: list[str], shape: str | None) -> list[str]:
 
 def _grows(kind: str) -> bool:
     """Whether a draft knows several next tokens, and what comes after each."""
-    return bool(kind) and kind not in LOOKUPS and kind.partition(":")[0] not in ("hybrid", "dial", EXIT, *TREES)
+    return bool(kind) and kind not in LOOKUPS and kind.partition(":")[0] not in ("hybrid", "dial", EXIT, MERGE, *TREES)
 
 
 def lengths_of(drafter: Drafter, asked: list[int]) -> list[int]:
-    """How many tokens it drafts: `asked`, but a tree of a fixed shape has as many as that, and one on auto its own
-    limit."""
+    """How many tokens it drafts: `asked`, of a merged draft by each of its drafts; but a tree of a fixed shape has as
+    many as that, and one on auto its own limit."""
     if isinstance(drafter, AutoTreeDrafter) or (isinstance(drafter, StaticTreeDrafter) and drafter.on_auto):
         return [LARGEST]
+    if isinstance(drafter, MergedDrafter):
+        return [len(drafter.drafters) * k for k in asked]
     return [drafter.n_tokens] if isinstance(drafter, TreeDrafter) else asked
 
 
@@ -280,15 +302,17 @@ def make_drafters(kinds: list[str], setup: Setup, seed: int) -> dict[str, Drafte
 
 
 def can_choose(drafter: Drafter) -> bool:
-    """Whether `-k auto` leaves something to choose: a tree of one shape has its size."""
-    return not isinstance(drafter, TreeDrafter)
+    """Whether `-k auto` can choose: a tree of one shape has its size, and merged drafts have several."""
+    return not isinstance(drafter, TreeDrafter | MergedDrafter)
 
 
 def auto_length(kind: str, drafter: Drafter) -> Choosing:
     """The drafter with its lengths, of a hybrid its model's, of the best trees their sizes, chosen in every round.
 
-    UsageProblem for a dial, which knows what will be right, and for trees of one shape.
+    UsageProblem for a dial, which knows what will be right, for trees of one shape, and for merged drafts.
     """
+    if isinstance(drafter, MergedDrafter):
+        raise UsageProblem(f"-k auto chooses the length of one draft, and --draft {kind} has several; give -k a number")
     if isinstance(drafter, TreeDrafter):
         raise UsageProblem(
             f"-k auto chooses how large a tree is, and --draft {kind or 'tree:SHAPE'} has one shape; give --tree best, "
@@ -316,6 +340,8 @@ def drafter_name(kind: str) -> str:
     if word == "hybrid" and rest:
         lookup, model = _of_hybrid(kind)
         return f"hybrid:{lookup}+{drafter_name(model)}"
+    if word == MERGE:
+        return f"{MERGE}:{'+'.join(map(drafter_name, _of_merge(kind)))}"
     if word in TREES:
         shape, model = _of_tree(kind)
         return f"{word}:{shape if isinstance(shape, str) else 'x'.join(map(str, shape))}:{drafter_name(model)}"

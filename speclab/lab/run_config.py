@@ -13,6 +13,7 @@ from speclab.drafts.hybrid import parts
 from speclab.drafts.lengths import LONGEST
 from speclab.drafts.select import lengths_of
 from speclab.drafts.tree import Branching
+from speclab.drafts.trees.merged import MergedDrafter
 from speclab.lab.harness import SPECULATIVE, Bench, Measurement, is_model
 from speclab.lab.instruments import LearnerFunctions
 from speclab.models import loading, select
@@ -117,7 +118,7 @@ class RunConfig:
             if isinstance(drafter, ModelDrafter):
                 eager = "; on the eager engine" * (drafter.draft.engine != self.setup.engine)
                 lines[name] = loading.describe_model(name, drafter.draft.model, "draft") + eager
-            elif isinstance(drafter, HeadDrafter | Branching):
+            elif isinstance(drafter, HeadDrafter | Branching | MergedDrafter):
                 lines[name] = f"{name}: {drafter.describe()}"
         return lines
 

@@ -8,7 +8,7 @@ from speclab.core.counts import Counts
 
 AUTO = " auto"  # at the end of a draft's name: its length changes from round to round
 
-TREE = ("tree:", "sampled-tree:")  # at the beginning: it has branches
+TREE = ("tree:", "sampled-tree:", "merge:")  # at the beginning: it has branches
 LOOKUP = ", lookup"  # the same: costs of the rounds in which a hybrid's lookup drafts
 
 

@@ -24,6 +24,7 @@ from transformers import (
 TINY = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
 DEEP = "[" * 100_000
 LONG = "n" * 300
+KINDS = "model, ngram, suffix, feature:HEAD, block:HEAD, exit:N, hybrid:LOOKUP+MODEL, merge:A+B, tree:SHAPE:MODEL, "
 
 # --- the files --------------------------------------------------------------------------------------------------------
 
@@ -424,32 +425,10 @@ ROWS = [
     Row(f"{S} -k -1", 2, ("-k", "0 or more")),
     Row(f"{S} -k many", 2, ("-k", "many")),
     Row(f"{S} -k 99999999999", 2, ("-k", "or less")),
-    Row(
-        f"{S} --draft ''",
-        2,
-        ("model, ngram, suffix, feature:HEAD, block:HEAD, exit:N, hybrid:LOOKUP+MODEL, tree:SHAPE:MODEL, dial:0.8",),
-    ),
-    Row(
-        f"{S} --draft ' '",
-        2,
-        ("model, ngram, suffix, feature:HEAD, block:HEAD, exit:N, hybrid:LOOKUP+MODEL, tree:SHAPE:MODEL, dial:0.8",),
-    ),
-    Row(
-        f"{S} --draft ngrm",
-        2,
-        (
-            "'ngrm'",
-            "model, ngram, suffix, feature:HEAD, block:HEAD, exit:N, hybrid:LOOKUP+MODEL, tree:SHAPE:MODEL, dial:0.8",
-        ),
-    ),
-    Row(
-        f"{S} --draft 'ngram '",
-        2,
-        (
-            "'ngram '",
-            "model, ngram, suffix, feature:HEAD, block:HEAD, exit:N, hybrid:LOOKUP+MODEL, tree:SHAPE:MODEL, dial:0.8",
-        ),
-    ),
+    Row(f"{S} --draft ''", 2, (KINDS,)),
+    Row(f"{S} --draft ' '", 2, (KINDS,)),
+    Row(f"{S} --draft ngrm", 2, ("'ngrm'", KINDS)),
+    Row(f"{S} --draft 'ngram '", 2, ("'ngram '", KINDS)),
     Row(f"{S} --draft model,ngram", 2, ("model,ngram", "compare.py takes several")),
     Row(f"{S} --draft hybrid:suffix", 2, ("a lookup (ngram or suffix)", "hybrid:suffix+feature")),
     Row(f"{S} --draft hybrid:model+suffix", 2, ("a lookup (ngram or suffix)", "hybrid:suffix+feature")),
@@ -476,6 +455,16 @@ ROWS = [
     Row(f"{C} --draft ngram,suffix --tree 2x2", 2, ("none of these drafts can be a tree",)),
     Row(f"{C} --tree 2x2 --plan", 2, ("--plan knows chains only", "tree:2x2:model")),
     Row(f"{C} --tree 2x2 --impl solutions", 2, ("--impl knows chains only",)),
+    Row(f"{S} --draft merge:suffix", 2, ("different drafts with + between them", "merge:suffix+model")),
+    Row(f"{S} --draft merge", 2, ("different drafts with + between them", "merge:suffix+model")),
+    Row(f"{S} --draft merge:suffix+suffix", 2, ("different drafts", "merge:suffix+model")),
+    Row(f"{S} --draft merge:suffix+tree:2x2:model", 2, ("different drafts", "model, feature or block")),
+    Row(f"{S} --draft merge:suffix+exit:2", 2, ("different drafts", "model, feature or block")),
+    Row(f"{S} --draft merge:suffix+feture", 2, ("feture",)),
+    Row(f"{S} --draft hybrid:suffix+merge:suffix+model", 2, ("a draft with a model", "hybrid:suffix+feature")),
+    Row(f"{S} --draft merge:suffix+target -k auto", 2, ("merge:suffix+target has several", "give -k a number")),
+    Row(f"{S} --draft merge:suffix+target --rule block", 2, ("--rule block judges chains", "--rule follow")),
+    Row(f"{S} --draft merge:suffix+target --tree 2x2", 2, ("none of these drafts can be a tree",)),
     Row(f"{S} --batch 0", 2, ("-B/--batch", "give 1 or more")),
     Row(f"{S} --batch 2 --stream", 2, ("--stream looks at one text", "leave one of the two out")),
     Row(f"{S} --batch 2 --trace -", 2, ("--trace looks at one text",)),
@@ -661,14 +650,7 @@ ROWS = [
     Row(f"{SCALING} --contexts 9999 --sweeps context --draft draft --prompt x", 2, ("--contexts", "context of 512")),
     Row(f"{SCALING} --turns 9999 --sweeps k --draft draft --prompt x", 2, ("--turns 9999", "context of 512")),
     Row(f"{SCALING} --prompts - --draft draft", 2, ("standard input", "file")),
-    Row(
-        f"{SCALING} --draft modle --prompt x",
-        2,
-        (
-            "'modle'",
-            "model, ngram, suffix, feature:HEAD, block:HEAD, exit:N, hybrid:LOOKUP+MODEL, tree:SHAPE:MODEL, dial:0.8",
-        ),
-    ),
+    Row(f"{SCALING} --draft modle --prompt x", 2, ("'modle'", KINDS)),
     Row(f"{GPU} --device tpu", 2, ("tpu", "cuda")),
     Row(f"{GPU} --minutes nan", 2, ("--minutes", "nan")),
     Row(f"{GPU} --sizes lab:big", 2, ("lab:big", "lab:200m")),
@@ -683,14 +665,7 @@ ROWS = [
     Row(f"{PEERS} --prompt x --draft draft --llama-target nowhere.gguf", 2, ("--llama-target", "nowhere.gguf")),
     Row(f"{B} --prompt x --chat", 2, ("no chat template", "without --chat")),
     Row(f"{S} --draft dial:0.5:ngram", 2, ("dial:0.8:model",)),
-    Row(
-        f"{C} --draft model,ngrm --prompt x",
-        2,
-        (
-            "'ngrm'",
-            "model, ngram, suffix, feature:HEAD, block:HEAD, exit:N, hybrid:LOOKUP+MODEL, tree:SHAPE:MODEL, dial:0.8",
-        ),
-    ),
+    Row(f"{C} --draft model,ngrm --prompt x", 2, ("'ngrm'", KINDS)),
     Row("-m tools.gguf", 2, ("--out",)),
     Row("-m tools.gguf --out file", 3, ("file", "--out")),
     Row("-m tools.gguf --out out --target ./nowhere", 3, ("./nowhere",)),

@@ -1,0 +1,83 @@
+"""Drafts of several drafters merged into one tree: `--draft merge:suffix+model` (SpecInfer, arXiv 2305.09781).
+
+Each drafter proposes a chain of its most probable tokens. Where chains begin with the same tokens these become one
+branch, and one pass of the target judges all of them.
+
+Equal children may be merged here, and only here. A token that was drawn gives its node a second chance to be kept: two
+nodes with one token are two trials, and the rule counts with the laws of both. Tokens that nothing drew have one-hot
+laws: once the first of two equal ones is rejected, the target's row has no mass left for the token, and a second trial
+never passes. Both rules are exact for every tree whose tokens were fixed before, at every temperature.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from draft_models import as_draft
+from speclab.core.rounds import Draft, Drafter, Target
+from speclab.core.sampling import Sampling, to_device
+from speclab.drafts.tree import GrowingDrafter, TreeDrafter
+
+LONGEST = 64  # tokens of a chain
+
+
+class MergedDrafter:
+    """Proposes what several drafters propose. drafters: lookups, and drafters that know what follows each of several
+    tokens: a chain of theirs is a tree of one branch, so that they take in what was committed on any branch."""
+
+    def __init__(self, drafters: Sequence[Drafter]):
+        chain = (1,) * LONGEST
+        self.drafters = [TreeDrafter(one, chain) if isinstance(one, GrowingDrafter) else one for one in drafters]
+        self._device = torch.device("cpu")
+
+    @property
+    def parts(self) -> tuple[Drafter, ...]:
+        """What proposes the tokens, lookups before models."""
+        return tuple(sorted(self.drafters, key=lambda one: isinstance(one, TreeDrafter)))
+
+    def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
+        """Let all read the prompt."""
+        self._device = prompt.device
+        for drafter in self.drafters:
+            drafter.prefill(target, prompt, sampling)
+
+    def propose(self, k: int, uniforms: Tensor) -> Draft:
+        """As many tokens as there are uniforms at most, of each drafter an equal share; at most `k` on a branch."""
+        n, m = uniforms.shape[1], len(self.drafters)
+        shares = [(n + m - 1 - i) // m for i in range(m)]
+        pairs = zip(self.drafters, shares, strict=True)
+        return merged([drafter.propose(min(k, share), uniforms[:, :share]) for drafter, share in pairs], self._device)
+
+    def observe(self, n_accepted: int, committed: list[int]) -> None:
+        """Tell all what is final, whoever proposed it."""
+        for drafter in self.drafters:
+            drafter.observe(n_accepted, committed)
+
+    def describe(self) -> str:
+        """What it is, in a few words."""
+        return f"chains of {len(self.drafters)} drafts, merged where they begin with the same tokens"
+
+
+def merged(drafts: Sequence[Draft], device: torch.device) -> Draft:
+    """One tree of one row with all branches of these, chains or trees; a branch that several have is there once.
+
+    Their laws are dropped: tokens must be fixed, or independent of what the rule draws.
+    """
+    tokens: list[int] = []
+    parents: list[int] = []
+    places: dict[tuple[int, int], int] = {}  # (parent, token) -> number
+    for draft in drafts:
+        ids = draft.tokens[0].tolist()
+        before = range(-1, len(ids) - 1) if draft.parents is None else draft.parents[0].tolist()
+        numbers = [-1]  # of the last committed token and of this draft's tokens
+        for token, parent in zip(ids, before, strict=True):
+            place = numbers[parent + 1], token
+            if place not in places:
+                places[place] = len(tokens)
+                tokens.append(token)
+                parents.append(place[0])
+            numbers.append(places[place])
+    if not tokens:
+        return as_draft([], device)
+    return as_draft(tokens, device)._replace(parents=to_device(parents, device)[None])
