@@ -84,7 +84,7 @@ def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
     output = Output(args)
     output.check()
     kinds = with_trees([kind for kind in args.draft.split(",") if kind], args.tree)
-    flags.check_trees(args, kinds, "--plan", "--verify-plan", "--sweep", "--trace", "--report")
+    flags.check_trees(args, kinds, "--plan", "--verify-plan", "--sweep")
     if args.batch:
         _check_batch(args, kinds, temperatures)
     exercises = loading.of_comparison(temperatures, args.draft.split(","), args.plan or args.verify_plan)

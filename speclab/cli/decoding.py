@@ -81,7 +81,7 @@ def _parse(docstring: str, argv: list[str] | None, speculative: bool) -> argpars
     args = parser.parse_args(argv)
     if speculative:
         args.draft = with_trees([args.draft], args.tree)[-1]
-        flags.check_trees(args, [args.draft], "--trace", "--trace-shapes")
+        flags.check_trees(args, [args.draft], "--trace-shapes")
     batch.check_flags(args, *(("--trace", "--trace-shapes") if speculative else ()))
     if args.limit is None:  # of each of the standard kinds at least one, and so many that no row stays empty
         args.limit = -(-(args.batch or 1) // len(KINDS))

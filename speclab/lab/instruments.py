@@ -103,7 +103,7 @@ def with_phases(functions: LoopFunctions, target: CachedModel, drafter: Drafter,
     """
     clock = PhaseClock(target.device)
     rounds = functions.decode(
-        _Timed(target, clock, forward="verify"),
+        _Timed(target, clock, forward="verify", forward_tree="verify", keep="rollback"),
         _Timed(drafter, clock, propose="draft", observe="rollback"),
         *args,
         accept=clock.timed("accept", functions.accept),

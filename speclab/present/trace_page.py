@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from speclab.lab.tracing.trace import Event, Token, Trace
-from speclab.present.trace_terminal import MEANINGS, agreement, milliseconds, outcome, summary, times
+from speclab.present.trace_terminal import agreement, meanings, milliseconds, outcome, summary, times
 from speclab.system.terminal import harmless
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -49,7 +49,7 @@ def render(template: str, trace: Trace, **more: Any) -> str:
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         data=_page_data(trace),
         signs=SIGNS,
-        meanings=MEANINGS,
+        meanings=meanings(trace),
         **more,
     )
 
@@ -86,6 +86,7 @@ def _page_data(trace: Trace) -> dict[str, Any]:
         rounds.append(
             {
                 "drafts": [row(token) for token in event.drafts],
+                "children": event.children,
                 "own": row(own[0]) if own else None,
                 "phases": [_rounded(event.seconds[name]) for name in ("draft", "verify", "other")],
                 "end": _rounded(event.end),
@@ -94,7 +95,7 @@ def _page_data(trace: Trace) -> dict[str, Any]:
             }
         )
     clock = [_rounded(seconds) for _, seconds in trace.baseline]
-    return {"rounds": rounds, "baseline": clock, "greedy": trace.greedy, "signs": SIGNS, "meanings": MEANINGS}
+    return {"rounds": rounds, "baseline": clock, "greedy": trace.greedy, "signs": SIGNS, "meanings": meanings(trace)}
 
 
 def _rounded(number: float | None) -> float | None:

@@ -19,6 +19,10 @@ MEANINGS = {  # what happened to a token
     "untested": "drafted after a rejected one, never tested",
     "after_eos": "drafted after the end of the text",
 }
+OF_TREES = {  # where there are trees
+    "bonus": "the target's own, after a branch was kept to its end",
+    "untested": "drafted beside a kept one or after a rejected one, never tested",
+}
 SIGNS = {"first": "^", "plain": ".", "accepted": "+", "corrected": ">", "bonus": "*", "rejected": "x"}
 SIGNS |= {"untested": "?", "after_eos": "|"}
 ANSI = {"accepted": "32", "corrected": "35", "bonus": "36", "rejected": "31"}  # colours; the others are dim
@@ -26,14 +30,14 @@ ANSI = {"accepted": "32", "corrected": "35", "bonus": "36", "rejected": "31"}  #
 
 def terminal(trace: Trace, colour: bool = False) -> str:
     """A line per round: its phases, the tokens that this decoding and the baseline had by then, what was kept, what was
-    rejected, and what came from the target.
+    rejected, and what came from the target. Below it the levels of a drafted tree; | parts the children of two tokens.
     """
 
     def painted(token: Token) -> str:
         word = f"{SIGNS[token.kind]}{ascii_quoted(token.text)}"
         return f"\x1b[{ANSI.get(token.kind, '2')}m{word}\x1b[0m" if colour else word
 
-    signs = [f"{SIGNS[kind]}  {meaning}" for kind, meaning in MEANINGS.items() if kind in trace.kinds]
+    signs = [f"{SIGNS[kind]}  {meaning}" for kind, meaning in meanings(trace).items() if kind in trace.kinds]
     lines = ["", "signs   " + "\n        ".join(signs)]
     lines += ["", "round  kept    draft   verify    other ms  had/baseline  tokens"]
     for event in trace.events:
@@ -41,10 +45,14 @@ def terminal(trace: Trace, colour: bool = False) -> str:
         phases = "  ".join(f"{1000 * event.seconds[name]:7.2f}" for name in ("draft", "verify", "other"))
         phases = phases if event.number else " " * len(phases)
         had = f"{event.n_tokens}/{trace.baseline_tokens(event.end)}"
-        told = [t for t in event.drafts if t.against_rule or (t.kind == "rejected" and not trace.greedy)]
+        rejected = [] if trace.greedy else [token for _, token in event.rejected]
+        told = [t for t in event.drafts if t.against_rule or t in rejected]
         why = "".join(f"   {outcome(token, trace.greedy)}" for token in told).replace("×", "x")
         tokens = " ".join(map(painted, event.in_order))
         lines.append(f"{event.number:5}  {kept:>4}  {phases}     {had:>12}  {tokens}{why}")
+        for depth, groups in enumerate(event.levels, 1):
+            row = "  |  ".join(" ".join(map(painted, group)) for group in groups)
+            lines.append(f"{'tree' if depth == 1 else '':>11}  {depth:2}  {row}")
     return "\n".join([*lines, "", summary(trace), times(trace), agreement(trace)]) + "\n"
 
 
@@ -55,6 +63,11 @@ def ascii_quoted(text: str) -> str:
 
 
 # --- lines, here and on the page --------------------------------------------------------------------------------------
+
+
+def meanings(trace: Trace) -> dict[str, str]:
+    """What the kinds of token mean in this trace."""
+    return MEANINGS | (OF_TREES if trace.has_trees else {})
 
 
 def outcome(token: Token, greedy: bool) -> str:

@@ -15,6 +15,7 @@ from speclab.core.rounds import AcceptResult, DecodeSettings, Draft, Drafter, Ro
 from speclab.core.sampling import Sampling
 from speclab.drafts.oracle import OracleDraft
 from speclab.lab.instruments import Loop, LoopFunctions, with_phases
+from speclab.lab.tracing.branches import positions_of_tree
 from speclab.lab.tracing.trace import Position, Trace, trace
 from speclab.models import loading
 from speclab.models.prompts import Prompt
@@ -106,6 +107,8 @@ def positions_of(
     draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor, result: AcceptResult
 ) -> list[Position]:
     """Every drafted token of one row, then the next token. logits (1, n + 1, vocab) and uniforms are the rule's own."""
+    if draft.parents is not None:
+        return positions_of_tree(draft, logits, sampling, uniforms, result)
     n = draft.tokens.shape[1]
     ids = torch.cat([draft.tokens[0], result.next_token])  # (n + 1,)
     rows = torch.cat([torch.arange(n, device=ids.device), result.n_accepted])  # of the logits that judge each token

@@ -25,6 +25,8 @@ class Position(NamedTuple):
     The probabilities are the rule's own: after temperature, top-k and top-p, and under greedy decoding one-hot, so
     `target_prob` is 1 or 0 there. A draft that is certain of its proposal (greedy drafting, prompt lookup) has 1.
     Greedy decoding asks one thing only: is the drafted token `top`, the target's first choice after the same text?
+
+    In a tree `target_prob` is the part of the target's row that was left by the siblings that were rejected before.
     """
 
     id: int
@@ -32,6 +34,8 @@ class Position(NamedTuple):
     top: int  # the id of the target's largest logit there
     draft_prob: float | None = None  # None for the next token
     uniform: float | None = None  # in [0, 1); None for the next token
+    parent: int | None = None  # of a tree's token: the place of the one that it follows, -1 for the text
+    tested: bool = True  # of a tree's token: whether the rule looked at it
 
     @property
     def passes(self) -> bool:
@@ -63,7 +67,7 @@ class Event:
     """A round, or the first token (number 0). Seconds count from the moment the first token was there."""
 
     number: int
-    drafts: list[Token]  # everything proposed, in order
+    drafts: list[Token]  # everything proposed, in order; of a tree the accepted branch first
     tokens: list[Token]  # everything committed, in order: the accepted drafts, then mostly one of the target's
     n_accepted: int
     seconds: dict[str, float]  # draft, verify, other
@@ -71,10 +75,46 @@ class Event:
     n_tokens: int  # of the output so far
 
     @property
+    def parents(self) -> list[int]:
+        """Of a drafted tree the place in `drafts` that each token follows, -1 for the text; empty for a chain."""
+        positions = [token.position for token in self.drafts]
+        return [position.parent for position in positions if position and position.parent is not None]
+
+    @property
+    def rejected(self) -> list[tuple[int, Token]]:
+        """The tokens that stood where the target's own one stands, with their places in `drafts`."""
+        n, parents = self.n_accepted, self.parents
+        here = [(place, token) for place, token in enumerate(self.drafts) if token.kind == "rejected"]
+        return [(place, token) for place, token in here if not parents or parents[place] == n - 1]
+
+    @property
+    def children(self) -> list[list[int]]:
+        """Of a drafted tree the places of what follows the text, then of what follows each token, in the order in which
+        the rule tries them: it goes on from the first one that it keeps. Empty for a chain."""
+        found: list[list[int]] = [[] for _ in range(len(self.drafts) + 1 if self.parents else 0)]
+        turn = {"rejected": 0, "untested": 2}
+        for place in sorted(range(len(self.parents)), key=lambda place: turn.get(self.drafts[place].kind, 1)):
+            found[self.parents[place] + 1].append(place)
+        return found
+
+    @property
+    def levels(self) -> list[list[list[Token]]]:
+        """Of a drafted tree the tokens by depth; those of one parent side by side, in the order of their parents."""
+        levels: list[list[list[Token]]] = []
+        children = self.children
+        groups = children[:1]
+        while groups:
+            levels.append([[self.drafts[i] for i in group] for group in groups])
+            groups = [children[i + 1] for group in groups for i in group if children[i + 1]]
+        return levels
+
+    @property
     def in_order(self) -> list[Token]:
-        """All its tokens as the text has them: what was kept, what was rejected or not tested, what follows."""
+        """Its tokens as the text has them: what was kept, what was rejected or not tested, what follows. Of a tree only
+        what was rejected at the end of the accepted branch stands between."""
         n = self.n_accepted
-        return [*self.tokens[:n], *self.drafts[n:], *self.tokens[n:]]
+        between = [token for _, token in self.rejected] if self.parents else self.drafts[n:]
+        return [*self.tokens[:n], *between, *self.tokens[n:]]
 
 
 @dataclass(frozen=True)
@@ -97,7 +137,12 @@ class Trace:
     @property
     def kinds(self) -> set[str]:
         """The kinds of token that occur in it."""
-        return {token.kind for event in self.events for token in event.in_order}
+        return {token.kind for event in self.events for token in (*event.drafts, *event.tokens)}
+
+    @property
+    def has_trees(self) -> bool:
+        """Was a draft with branches made?"""
+        return any(event.parents for event in self.events)
 
     def baseline_tokens(self, seconds: float) -> int:
         """Tokens the baseline has by then."""
@@ -123,10 +168,27 @@ def spell(tokenizer: PreTrainedTokenizerBase, before: Sequence[int], ids: Sequen
     return pieces
 
 
+def branches(proposed: Sequence[Position]) -> list[list[int]]:
+    """The ids before each proposed token, of this round: of a chain all of them, of a tree those of its branch."""
+    found: list[list[int]] = []
+    for i, position in enumerate(proposed):
+        parent = i - 1 if position.parent is None else position.parent
+        found.append([*found[parent], proposed[parent].id] if parent >= 0 else [])
+    return found
+
+
+def _proposed_texts(tokenizer: PreTrainedTokenizerBase, before: list[int], proposed: list[Position]) -> list[str]:
+    """What each proposed token adds to the text, after those before it."""
+    if not any(position.parent is not None for position in proposed):
+        return spell(tokenizer, before, [position.id for position in proposed])
+    ways = [[*branch, position.id] for branch, position in zip(branches(proposed), proposed, strict=True)]
+    return [spell(tokenizer, before, way)[-1] for way in ways]
+
+
 def _first_choices(tokenizer: PreTrainedTokenizerBase, before: list[int], proposed: list[Position]) -> list[str]:
     """What the target's first choice adds in place of each proposed token, after those before it."""
-    ids = [position.id for position in proposed]
-    return [spell(tokenizer, before + ids[:i], [position.top])[0] for i, position in enumerate(proposed)]
+    pairs = zip(branches(proposed), proposed, strict=True)
+    return [spell(tokenizer, before + branch, [position.top])[0] for branch, position in pairs]
 
 
 def _whole_characters(text: str) -> int:
@@ -150,12 +212,12 @@ def trace(
         counts.add(round_)
         positions: list[Any] = round_.detail if isinstance(round_.detail, list) else [None]
         *proposed, after = positions
-        pieces = spell(tokenizer, [*prompt_ids, *ids[:n_tokens]], [position.id for position in proposed])
+        pieces = _proposed_texts(tokenizer, [*prompt_ids, *ids[:n_tokens]], proposed)
         tops = (
             _first_choices(tokenizer, [*prompt_ids, *ids[:n_tokens]], proposed) if not settings["temperature"] else []
         )
         drafts = [
-            Token(text, _fate(round_, i), proposed[i], top)
+            Token(text, _fate(round_, i, proposed), proposed[i], top)
             for i, (text, top) in enumerate(itertools.zip_longest(pieces, tops, fillvalue=""))
         ]
         committed, n = texts[n_tokens : n_tokens + len(round_.tokens)], round_.n_accepted
@@ -176,10 +238,15 @@ def phases(laps: dict[str, float]) -> dict[str, float]:
     return {**shown, "other": sum(s for name, s in laps.items() if name not in (*shown, "prefill"))}
 
 
-def _fate(round_: Round, place: int) -> str:
+def _fate(round_: Round, place: int, proposed: Sequence[Position]) -> str:
     """The kind of the draft at this place."""
     if place < round_.n_accepted:
         return "accepted"
+    if proposed[place].parent is not None:
+        ended = round_.n_accepted == len(round_.tokens)  # inside the accepted branch
+        if not proposed[place].tested:
+            return "untested"
+        return "after_eos" if ended and len(branches(proposed)[place]) >= round_.n_accepted else "rejected"
     if not round_.n_rejected:
         return "after_eos"
     return "rejected" if place == round_.n_accepted else "untested"

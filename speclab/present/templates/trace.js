@@ -94,9 +94,30 @@
     if (u !== null && kind !== "untested" && kind !== "after_eos") make(bar, "b", "").style.left = 100 * u + "%";
     return [["q", q], ["p", p], ["u", u]].filter((pair) => pair[1] !== null);
   };
+  // A drafted tree: every token above those that follow it.
+  const drawTree = (round, place) => {
+    const frame = find("tree");
+    frame.replaceChildren();
+    frame.hidden = !round.children.length;
+    const below = (parent, children) => {
+      if (!children.length) return;
+      const row = make(parent, "ul", "");
+      for (const i of children) {
+        const [token, kind] = round.drafts[i];
+        const item = make(row, "li", kind === "accepted" ? "on-path" : "");
+        const box = make(item, "span", "node" + (String(i) === place ? " hot" : ""));
+        make(box, "span", "sign", data.signs[kind]);
+        make(box, ["rejected", "untested", "after_eos"].includes(kind) ? "del" : "span", (kind === "accepted" ? "t " : "g ") + kind, token);
+        box.title = `${kindName(kind)}: ${data.meanings[kind]}`;
+        below(item, round.children[i + 1]);
+      }
+    };
+    if (round.children.length) below(frame, round.children[0]);
+  };
   const inspect = (n, place) => {
     const round = rounds[n], list = find("round");
     list.replaceChildren();
+    drawTree(round, place);
     const kept = round.drafts.filter((d) => d[1] === "accepted").length;
     find("round-title").textContent = n
       ? `Round ${n}` + (round.drafts.length ? `: ${kept} of ${round.drafts.length} kept` : ": nothing drafted")
@@ -104,7 +125,8 @@
     find("round-times").textContent = n
       ? ["draft", "verify", "other"].map((name, i) => `${name} ${ms(round.phases[i])}`).join(", ")
       : "both clocks start when the first token is there";
-    const rows = round.drafts.map((draft, i) => [draft, String(i)]);
+    const inTree = round.children.length > 0;
+    const rows = round.drafts.map((draft, i) => [draft, String(i)]).filter(([draft]) => !inTree || draft[1] !== "untested");
     if (round.own) rows.push([round.own, "own"]);
     for (const [[token, kind, outcome, ...used], where] of rows) {
       const row = make(list, "li", where === place ? "hot" : "");

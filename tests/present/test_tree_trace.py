@@ -1,0 +1,222 @@
+"""Pictures of drafted trees: what the rule looked at, its order, and where each token stands."""
+
+import itertools
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import optimized_speculative
+from draft_models import ModelDrafter
+from optimized_speculative import speculative_decode
+from speclab.core import clock as clock_module
+from speclab.core.rounds import DecodeSettings, Draft, Round
+from speclab.core.sampling import Sampling
+from speclab.drafts.tree import BestTreeDrafter, TreeDrafter
+from speclab.lab.instruments import LoopFunctions, with_phases
+from speclab.lab.tracing import follow, trace
+from speclab.lab.tracing.branches import walked
+from speclab.lab.tracing.trace import Position
+from speclab.models import loading
+from speclab.models.cached import CachedModel
+from speclab.present import trace_page, trace_terminal
+from tests.present.test_trace import NASTY, Tags
+from tests.present.trace_streams import clock, settings, with_texts
+from tests.tiny_models import perturbed, tiny
+
+PROMPT = torch.arange(1, 8)[None]
+TREES = {
+    "most probable": lambda drafter: TreeDrafter(drafter, (3, 2, 1)),
+    "drawn": lambda drafter: TreeDrafter(drafter, (3, 2, 1), sampled=True),
+    "best": BestTreeDrafter,
+}
+
+
+@pytest.fixture(scope="session")
+def tokenizer(pair_folder):
+    return loading.load_tokenizer(str(pair_folder / "target"))
+
+
+def decoded(kind: str, temperature: float, looking=follow.detailed, noise: float = 0.15) -> tuple:
+    """The target, the draft's model, and the rounds."""
+    model = tiny("llama", dtype=torch.float64)
+    other = perturbed(model, noise)
+    drafter = TREES[kind](ModelDrafter(CachedModel(other)))
+    how = DecodeSettings(80, Sampling(temperature), frozenset(), 3)
+    functions = LoopFunctions(speculative_decode)
+    return model, other, list(looking(functions, CachedModel(model), drafter, PROMPT, 15, how))
+
+
+# --- what a round looked at -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("kind", TREES)
+def test_every_outcome_can_be_recomputed(kind, temperature):
+    """From the numbers shown alone: at each token of the path the children are tried up to the first that passes."""
+    _, _, rounds = decoded(kind, temperature)
+    seen = set()
+    for round_ in rounds[1:]:
+        *drafted, last = round_.detail
+        n = round_.n_accepted
+        assert len(drafted) == round_.n_drafted
+        assert [position.id for position in (*drafted[:n], last)] == round_.tokens
+        assert [position.parent for position in drafted[:n]] == list(range(-1, n - 1))
+        assert all(position.tested and position.passes for position in drafted[:n])
+        for place, position in enumerate(drafted[n:], n):
+            assert position.parent < place or position.parent < n
+            on_path = position.parent < n
+            assert not (position.tested and not on_path)
+            assert not (position.tested and position.passes)
+            beside_kept = any(other.parent == position.parent for other in drafted[:n])
+            seen.add((position.tested, on_path, beside_kept))
+            assert position.tested or beside_kept or not on_path
+    assert {(True, True, False), (True, True, True), (False, False, False)} <= seen
+
+
+def test_what_is_left_for_a_child():
+    """By hand: p = (1/2, 3/10, 1/5); after the one-hot token 1 is rejected 5/7 and 2/7 are left."""
+    draft = Draft(torch.tensor([[1, 0, 2, 1]]), torch.tensor([4]), parents=torch.tensor([[-1, -1, 1, -1]]))
+    rows = torch.tensor([[0.5, 0.3, 0.2], [0, 0, 1.0], [0.6, 0.3, 0.1], [1.0, 0, 0], [1.0, 0, 0]]).double()
+    assert walked(draft, rows, [1]) == [(0, pytest.approx(0.3)), (1, pytest.approx(5 / 7)), (2, pytest.approx(0.1))]
+    assert walked(draft, rows, []) == [(0, pytest.approx(0.3)), (1, pytest.approx(5 / 7)), (3, 0)]
+    laws = torch.tensor([[[0.2, 0.6, 0.2], [0.5, 0, 0.5], [0, 0, 1], [0, 0, 0]]]).double()
+    found = walked(draft._replace(probs=laws), rows, [])  # p - q = (0.3, 0, 0): all that is left is token 0
+    assert found == [(0, pytest.approx(0.3)), (1, pytest.approx(1))]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_probabilities_are_the_models(temperature):
+    """Of tokens that no rejected sibling stands before, against the target without a cache, each on its branch."""
+    target, _, rounds = decoded("most probable", temperature)
+    sampling, text, n_checked = Sampling(temperature), PROMPT[0].tolist() + rounds[0].tokens, 0
+    for round_ in rounds[1:6]:
+        *drafted, last = round_.detail
+        for before, position in zip(trace.branches(drafted), drafted, strict=True):
+            with torch.inference_mode():
+                row = target(input_ids=torch.tensor([text + before])).logits[0, -1]
+            assert position.top == row.argmax().item()
+            first = [other for other in drafted if other.parent == position.parent and other.tested][:1] == [position]
+            if (first and position not in drafted[: round_.n_accepted]) or not position.tested:
+                assert position.target_prob == pytest.approx(sampling.probs(row)[position.id].item(), abs=1e-9)
+                n_checked += 1
+        with torch.inference_mode():
+            row = target(input_ids=torch.tensor([text + round_.tokens[:-1]])).logits[0, -1]
+        assert last.target_prob == pytest.approx(sampling.probs(row)[last.id].item(), abs=1e-9)
+        text += round_.tokens
+    assert n_checked > 20
+
+
+def test_passes_over_trees_count_as_verification(monkeypatch):
+    """A clock that counts its own calls: every phase has some."""
+    now = itertools.count()
+    monkeypatch.setattr(clock_module, "time", SimpleNamespace(perf_counter=lambda: next(now)))
+    _, _, rounds = decoded("drawn", 0.8, with_phases)
+    assert all(round_.seconds["verify"] == 1 for round_ in rounds[1:])
+
+
+# --- the data ---------------------------------------------------------------------------------------------------------
+
+
+def at(token: int, parent: int | None, kept: bool, tested: bool = True) -> Position:
+    return Position(token, 0.9 if kept else 0.1, token, 1.0, 0.5, parent, tested)
+
+
+def by_hand(tokenizer, finish: str | None = None, n_accepted: int = 2, temperature: float = 0.8) -> trace.Trace:
+    """A tree whose text goes 11 14. Beside 11 stand 10, tried before it, and 12; 13 before 14; 15 and 16 after 14."""
+    positions = [
+        at(11, -1, True), at(14, 0, True), at(10, -1, False), at(12, -1, False, False), at(13, 0, False),
+        at(15, 1, False), at(16, 1, False), at(17, 3, False, False), Position(18, 0.3, 18),
+    ]  # fmt: skip
+    tokens = [11, 14, 18] if finish is None else [11, 14][:n_accepted]
+    own = Round(tokens, 8, n_accepted, int(finish is None), False, finish, {"verify": 0.01}, positions)
+    stream = [Round([3], prefill=True), own]
+    return trace.trace(stream, clock([3, *tokens]), tokenizer, "x", [4], settings(temperature))
+
+
+def test_kinds_levels_and_order(tokenizer):
+    found = by_hand(tokenizer)
+    event = found.events[1]
+    kinds = ["accepted", "accepted", "rejected", "untested", "rejected", "rejected", "rejected", "untested"]
+    assert [token.kind for token in event.drafts] == kinds
+    assert [token.kind for token in event.tokens] == ["accepted", "accepted", "corrected"]
+    assert event.parents == [-1, 0, -1, -1, 0, 1, 1, 3]
+    assert event.children == [[2, 0, 3], [4, 1], [5, 6], [], [7], [], [], [], []]
+    ids = [[[token.position.id for token in group] for group in level] for level in event.levels]
+    assert ids == [[[10, 11, 12]], [[13, 14], [17]], [[15, 16]]]
+    assert [token.position.id for token in event.in_order] == [11, 14, 15, 16, 18]
+    assert [place for place, _ in event.rejected] == [5, 6]
+    assert not any(token.against_rule for token in event.drafts)
+    assert found.has_trees
+    assert "beside a kept one" in trace_terminal.meanings(found)["untested"]
+
+
+def test_a_text_that_ends_on_a_branch(tokenizer):
+    """After 11: what the rule tested behind it is after the end, and its siblings are what they were."""
+    event = by_hand(tokenizer, "eos", 1).events[1]
+    kinds = ["accepted", "after_eos", "rejected", "untested", "after_eos", "after_eos", "after_eos", "untested"]
+    assert [token.kind for token in event.drafts] == kinds
+
+
+def test_a_token_is_spelled_after_its_branch(tokenizer):
+    """A token inside a character completes what stands before it on its branch, not in the list."""
+    one, two = tokenizer("é").input_ids
+    positions = [at(one, -1, True), at(5, -1, False), at(two, 0, True), Position(6, 0.5, 6)]
+    stream = [Round([3], prefill=True), Round([one, two, 6], 3, 2, 0, False, None, {}, positions)]
+    stream[1] = stream[1]._replace(detail=[positions[0], positions[2]._replace(parent=0), positions[1], positions[3]])
+    drafts = trace.trace(stream, clock([3]), tokenizer, "x", [4], settings(0.0)).events[1].drafts
+    assert drafts[1].text == "é"
+    assert drafts[1].top == "é"
+
+
+# --- the pictures -----------------------------------------------------------------------------------------------------
+
+
+def test_the_terminal_draws_levels(tokenizer):
+    found = by_hand(tokenizer)
+    lines = trace_terminal.terminal(found).splitlines()
+    start = next(i for i, line in enumerate(lines) if line.split()[:2] == ["tree", "1"])
+    drawn = [lines[start].split(None, 2)[2], *(line.split(None, 1)[1] for line in lines[start + 1 : start + 3])]
+    words = {token.position.id: trace_terminal.ascii_quoted(token.text) for token in found.events[1].drafts}
+    assert drawn == [
+        f"x{words[10]} +{words[11]} ?{words[12]}",
+        f"x{words[13]} +{words[14]}  |  ?{words[17]}",
+        f"x{words[15]} x{words[16]}",
+    ]
+
+
+def test_the_page_holds_the_tree(tokenizer):
+    found = by_hand(tokenizer)
+    tags = Tags(trace_page.page(found))
+    assert [attrs for tag, attrs in tags.tags if attrs.get("id") == "tree"]
+    data = json.loads(tags.texts["script"][0])
+    assert [round_["children"] for round_ in data["rounds"]] == [[], found.events[1].children]
+    marked = [(attrs["data-p"], attrs["class"]) for _, attrs in tags.tags if attrs.get("data-r") == "1"]
+    assert marked == [
+        ("0", "t accepted"), ("1", "t accepted"), ("5", "g rejected"), ("6", "g rejected"), ("own", "t corrected"),
+    ]  # fmt: skip
+    rows = data["rounds"][1]["drafts"]
+    assert [row[1] for row in rows] == [token.kind for token in found.events[1].drafts]
+
+
+def test_nothing_in_a_trees_text_becomes_markup(tokenizer):
+    page = trace_page.page(with_texts(by_hand(tokenizer), NASTY))
+    assert page.count("</script>") == 2
+    assert "alert(1)</script>" not in page
+    assert "\x1b" not in page
+
+
+@pytest.mark.parametrize("shape", ["2x2x1", "best"])
+def test_trace_of_a_decoding_with_trees(pair_folder, capsys, tmp_path, monkeypatch, shape):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    models = ["--target", str(pair_folder / "target"), "--draft", str(pair_folder / "draft"), "--tree", shape]
+    words = ["--threads", "1", "--engine", "eager", "--max-new-tokens", "24", "--ignore-eos", "--prompt", "def f(x):"]
+    assert optimized_speculative.main([*models, *words, "--trace", "-"]) == 0
+    out = capsys.readouterr().out
+    assert "tree   1  " in out
+    assert "Both texts are the same" in out
+    assert "against the rule" not in out
+    page = tmp_path / "t.html"
+    assert optimized_speculative.main([*models, *words, "--temperature", "0.8", "--trace", str(page)]) == 0
+    assert "against the rule" not in page.read_text("utf-8")
