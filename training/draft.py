@@ -24,17 +24,17 @@ TEXTS_PER_CONTINUATION = 6  # pieces of plain text in the draft's pool for each 
 @torch.inference_mode()
 def continuations(
     target: PreTrainedModel,
-    stream: Tensor,
+    pieces: Tensor,
     seconds: float,
     seed: int,
     rows: int = 64,
-    prompt: int = PROMPT,
     length: int = CONTINUED,
     temperatures: tuple[float, ...] = TEMPERATURES,
 ) -> Tensor:
-    """What the target writes after pieces of its training text, for `seconds`, at least once.  -> (n, length) ids
+    """What the target writes after pieces of text, for `seconds`, at least once.  -> (n, length) ids, pieces included
 
-    prompt: tokens of each piece. temperatures: of the rows in turn; the lowest is as good as greedy.
+    pieces: (n, prompt) ids, of which `rows` are drawn at a time. temperatures: of the rows in turn; the lowest is as
+    good as greedy.
     """
     target.eval()
     device, generator = target.device, torch.Generator().manual_seed(seed)
@@ -43,8 +43,8 @@ def continuations(
     end = time.monotonic() + seconds
     with progress_bar(unit=" texts", desc="continuations", mininterval=10) as bar:
         while not written or time.monotonic() < end:
-            starts = torch.randint(0, len(stream) - prompt, (rows,), generator=generator)
-            text = stream[starts[:, None] + torch.arange(prompt)].long().to(device)  # (rows, prompt)
+            picks = torch.randint(0, len(pieces), (rows,), generator=generator)
+            text = pieces[picks].long().to(device)  # (rows, prompt)
             cache, feed = DynamicCache(config=target.config), text
             while text.shape[1] < length:
                 logits = target(input_ids=feed, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
@@ -114,7 +114,7 @@ def distil(
     """Stages 3 and 4, each of its `seconds`.  -> draft, facts about its training"""
     pool_file = args.work_dir / "pool.pt"
     if not pool_file.exists():
-        own = continuations(target, stream, seconds["continuations"], args.seed)
+        own = continuations(target, stream.unfold(0, PROMPT, 1), seconds["continuations"], args.seed)
         generator = torch.Generator().manual_seed(args.seed + 1)
         starts = torch.randint(0, len(stream) - CONTINUED, (TEXTS_PER_CONTINUATION * len(own),), generator=generator)
         texts = torch.cat([own, stream[starts[:, None] + torch.arange(CONTINUED)].long()])  # (n, CONTINUED)

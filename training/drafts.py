@@ -52,6 +52,7 @@ from training.scoring import greedy_texts, held_out_texts, score
 
 # Tokens of a row: the share of the steps, and tokens of text that the target's own continuation starts from.
 ROWS = {256: (0.65, 48), 512: (0.25, 256), 1024: (0.10, None)}
+OF_PROSE = 64  # tokens of a comment or docstring that the target's own continuation starts from
 OWN = 0.5  # share of the rows that the target has written itself
 OF_TABLES = 0.5  # rate of embeddings, norms and output layers, as a share of --rate
 BATCH_TOKENS = {"cuda": 65536}
@@ -136,19 +137,33 @@ def trained_head(name: str, kind: str, target: PreTrainedModel) -> Draft:
     return head
 
 
-def own_texts(work: Path, target: PreTrainedModel, stream: Tensor, seconds: float, seed: int) -> dict[int, Tensor]:
-    """Continuations that the target has written, by their length; from the work folder where they are there."""
+def own_texts(
+    work: Path, target: PreTrainedModel, stream: Tensor, prose: Tensor, seconds: float, seed: int
+) -> dict[int, Tensor]:
+    """Continuations that the target has written, by their length; from the work folder where they are there.
+
+    stream: (tokens,) of whole documents. prose: (n, OF_PROSE) beginnings of comments and docstrings, after which a
+    third of the time is spent: in pieces of the stream they are rare.
+    """
     texts = {}
     for length, (_, prompt) in ROWS.items():
         if prompt is None:
             continue
         file = work / f"own-{length}.pt"
         if not file.exists():
-            written = continuations(target, stream, seconds / 2, seed + length, prompt=prompt, length=length)
-            save_tensors(file, written.to(torch.int32))
+            written = [continuations(target, stream.unfold(0, prompt, 1), seconds / 3, seed + length, length=length)]
+            if length == min(ROWS) and len(prose):
+                written.append(continuations(target, prose, seconds / 3, seed + length + 1, length=length))
+            save_tensors(file, torch.cat(written).to(torch.int32))
         with readable(file):
             texts[length] = torch.load(file, weights_only=True)
     return texts
+
+
+def beginnings(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> Tensor:
+    """(n, OF_PROSE): the first ids of each text that has as many."""
+    ids = [row[:OF_PROSE] for row in tokenizer(texts).input_ids if len(row) >= OF_PROSE] if texts else []
+    return torch.tensor(ids, dtype=torch.int32).reshape(-1, OF_PROSE)
 
 
 def batch(stream: Tensor, own: dict[int, Tensor], step: int, seed: int, tokens: int) -> Tensor:
@@ -250,7 +265,8 @@ def main(argv: list[str] | None = None) -> int:
     stream = encode(tokenizer, [d.text for d in documents if not d.held_out])
     held_out = encode(tokenizer, [d.text for d in documents if d.held_out])
     note(f"{len(stream):,} tokens to train on, {len(held_out):,} held out")
-    own = own_texts(args.work_dir, target, stream, 60 * args.own_minutes, args.seed)
+    prose = beginnings(tokenizer, [text for d in documents if not d.held_out for text in corpus.prose(d.text)])
+    own = own_texts(args.work_dir, target, stream, prose, 60 * args.own_minutes, args.seed)
     note(f"the target wrote {', '.join(f'{len(rows):,} texts of {length} tokens' for length, rows in own.items())}")
 
     head: Draft

@@ -40,7 +40,7 @@ from speclab.records import files
 from speclab.system.errors import reports_problems
 from speclab.system.files import check_writable, do_all, prepare_folder, whole_folders, write_whole
 from speclab.system.terminal import note, say
-from training.draft import acceptance, continuations, distil
+from training.draft import PROMPT, acceptance, continuations, distil
 from training.models import (
     DRAFT_SHAPE,
     TARGET_SHAPE,
@@ -163,7 +163,7 @@ def main(argv: list[str] | None = None) -> int:
     with whole_folders(args.out / "target", args.out / "draft") as (target_folder, draft_folder):
         target = save(target.cpu(), tokenizer, target_folder)
         draft = save(uncompiled(draft, DRAFT_SHAPE), tokenizer, draft_folder)
-        fresh = continuations(target, held_out, 12, args.seed + 7, rows=24)
+        fresh = continuations(target, held_out.unfold(0, PROMPT, 1), 12, args.seed + 7, rows=24)
         facts = {
             "corpus": corpus.manifest(documents),
             "tokens": {"training": len(stream), "held_out": len(held_out), "vocabulary": VOCABULARY},

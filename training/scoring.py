@@ -18,7 +18,7 @@ BEYOND = 8  # more, for chains that start near the end
 
 def held_out_texts(target: PreTrainedModel, held_out: Tensor, seed: int) -> list[tuple[Tensor, int]]:
     """Greedy continuations of held-out text: ids (1, length) and where the target began to write."""
-    rows = continuations(target, held_out, 0, seed + 7, rows=48, temperatures=(1e-4,))
+    rows = continuations(target, held_out.unfold(0, PROMPT, 1), 0, seed + 7, rows=48, temperatures=(1e-4,))
     return [(row[None], PROMPT) for row in rows]
 
 

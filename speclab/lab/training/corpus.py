@@ -5,10 +5,14 @@ of the files, picked by a hash of their names, is held out: losses are measured 
 hash of the whole) goes into the model card, because another Python version is another corpus.
 """
 
+import ast
+import contextlib
 import hashlib
 import importlib.metadata
+import itertools
 import platform
 import sysconfig
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +46,23 @@ def standard_library() -> Iterator[Document]:
         parts = path.relative_to(root).parts
         if SKIPPED_PARTS.isdisjoint(parts) and parts[0] not in SKIPPED_FOLDERS:
             yield from _read(path, "/".join(parts))
+
+
+def prose(source: str) -> Iterator[str]:
+    """The blocks of comments and the docstrings of a Python source, from their first mark on and without indentation.
+
+    Blocks of fewer than three lines are left out, and docstrings of a source that this Python cannot parse.
+    """
+    for comments, lines in itertools.groupby(source.splitlines(keepends=True), lambda line: line.lstrip()[:1] == "#"):
+        block = list(lines)
+        if comments and len(block) > 2:
+            yield textwrap.dedent("".join(block))
+    with contextlib.suppress(SyntaxError, ValueError):
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
+                text = ast.get_source_segment(source, node.body[0], padded=True) or ""
+                if text.count("\n") > 1:
+                    yield textwrap.dedent(text)
 
 
 def permissive_packages() -> Iterator[Document]:
