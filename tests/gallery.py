@@ -43,6 +43,7 @@ FILES = (
     "exits",
     "lengths",
     "trees",
+    "tree_shapes",
     "batches",
 )  # of tests/mutants/
 # Loaded once, before a process is forked for each run: nothing of the lab, which has to be imported after a mutant.

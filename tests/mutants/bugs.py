@@ -44,6 +44,7 @@ BUGS = {
     37: "a lossy rule not called that, or further off than is said",
     38: "one part of the target's layers out of step with the other",
     39: "tokens of a tree at wrong places, or the wrong branch kept",
+    40: "size or shape of a tree chosen by the wrong numbers",
 }
 
 
