@@ -8,15 +8,15 @@ from fractions import Fraction
 
 from exercises import Todo
 
-Row = list[Fraction]  # a probability for each id
+Row = list[Fraction]  # a probability for each id; exact, so no floats
 
 
 def children(row: Row, m: int, draw: Callable[[Row], int]) -> list[tuple[int, Row]]:
     """Draw up to m different tokens after one node.  -> for each the id, and the row that it was drawn from
 
-    row: what the draft says comes next. draw(row): an id, drawn from a row that sums to 1. One after the other, without
-    replacement: the next row has 0 where a token has been drawn, and the rest is scaled to sum to 1 again. There are
-    fewer than m where no probability is left.
+    row: what the draft says comes next; leave this list as it is. draw(row): an id, drawn from a row that sums to 1.
+    One after the other, without replacement: the next row has 0 where a token has been drawn, and the rest is scaled to
+    sum to 1 again. There are fewer than m where no probability is left.
 
     >>> rows = children([Fraction(1, 2), Fraction(1, 4), Fraction(1, 4)], 2, lambda row: row.index(max(row)))
     >>> [(token, [str(share) for share in row]) for token, row in rows]

@@ -46,7 +46,8 @@ def rolled_back(lengths: list[int], n_accepted: list[int], ended: list[bool]) ->
 def admit(rows: list[int | None], waiting: list[int]) -> tuple[list[int | None], list[int]]:
     """Give the rows that have no text the next ones that wait, the first row first.  -> the rows, who still waits
 
-    rows: the number of the text of each row, None where it has ended.
+    rows: the number of the text of each row, None where it has ended. Leave both lists as they are: the caller compares
+    the old rows with the new ones, to see which rows must read a prompt.
 
     >>> admit([4, None, 2, None], [5, 6, 7])
     ([4, 5, 2, 6], [7])

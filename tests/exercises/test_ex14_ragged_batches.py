@@ -127,11 +127,17 @@ def all_queues(learner: ModuleType) -> list[object]:
 
 
 def test_free_rows_take_the_next_texts(learner):
-    """admit: every free row at once, in order; nobody who is at work moves."""
+    """admit: every free row at once, in order; nobody who is at work moves, and the lists that are given stay."""
     found = all_queues(learner)
     for (rows, waiting), given, expected in zip(QUEUES, found, all_queues(right), strict=True):
         if given != expected:
             wrong(f"rows {rows}, waiting {waiting}: {expected}, yours says {given}{named(all_queues, found)}")
+    for rows, waiting in QUEUES:
+        lists = {"rows": list(rows), "waiting": list(waiting)}
+        learner.admit(*lists.values())
+        for (name, given), before in zip(lists.items(), (rows, waiting), strict=True):
+            if given != before:
+                wrong(f"admit changed the list `{name}` from {before} to {given}; work on a copy, list({name})")
 
 
 # --- a batch that decodes ---------------------------------------------------------------------------------------------

@@ -45,6 +45,8 @@ class Script:
 
     def __call__(self, row: Row) -> int:
         row = list(row)
+        if any(isinstance(share, float) for share in row):
+            wrong(f"draw was called with floats, {shown(row)}: keep fractions. One 0.0 makes floats of them; write 0")
         if abs(sum(row) - 1) > 1e-9 or min(row) < 0:
             wrong(f"draw was called with {shown(row)}, which is no distribution")
         self.rows.append(row)
@@ -75,7 +77,7 @@ def all_children(learner: ModuleType) -> list[object]:
 
 
 def test_children_differ_and_say_what_they_were_drawn_from(learner):
-    """children: the row without what is drawn already, scaled to sum to 1; fewer where nothing is left."""
+    """children: the row without what is drawn already, scaled to sum to 1; the row that is given stays as it is."""
     found = all_children(learner)
     for (row, m, ids), given, expected in zip(DRAWN, found, all_children(right), strict=True):
         if given != expected:
@@ -85,6 +87,11 @@ def test_children_differ_and_say_what_they_were_drawn_from(learner):
                 f"row {shown(row)}, {m} children, {ids} are drawn: they are {text or 'none'}; yours {own or 'none'}"
                 f"{named(all_children, found)}"
             )
+    for row, m, ids in DRAWN:
+        given_row = list(row)
+        learner.children(given_row, m, Script(*ids))
+        if given_row != row:
+            wrong(f"children changed the row that it was given from {shown(row)} to {shown(given_row)}; work on a copy")
 
 
 # --- at one node, by hand ---------------------------------------------------------------------------------------------

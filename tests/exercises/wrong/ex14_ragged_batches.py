@@ -101,6 +101,16 @@ WRONG = {
         "    for i in reversed(range(len(rows))):\n        if rows[i] is None and waiting:\n"
         "            rows[i] = waiting.pop(0)"
     ),
+    "the lists that were given are changed": (
+        "admit",
+        """
+def admit(rows, waiting):
+    for i, text in enumerate(rows):
+        if text is None and waiting:
+            rows[i] = waiting.pop(0)
+    return rows, waiting
+""",
+    ),
     "rows that have ended leave, and the others move up: their caches would have to move": _admit(
         "    n = len(rows)\n    rows = [text for text in rows if text is not None]\n"
         "    while len(rows) < n:\n        rows.append(waiting.pop(0) if waiting else None)"

@@ -78,6 +78,23 @@ def children(row, m, draw):
     return found
 """,
     ),
+    "the row that was given is changed": (
+        "children",
+        """
+def children(row, m, draw):
+    found = []
+    while len(found) < m and sum(row) > 0:
+        law = [share / sum(row) for share in row]
+        token = draw(law)
+        found.append((token, law))
+        row[token] = row[token] * 0
+    return found
+""",
+    ),
+    "a drawn token becomes 0.0, which makes floats of the fractions": _children(after="left[token] = 0.0"),
+    "what is left is compared with 0.0, which makes floats of the fractions": _accept(
+        rest="[max(a - b, 0.0) for a, b in zip(left, law)]"
+    ),
     ON_TARGET: _accept(test="uniforms[i] * law[token] < target_row[token]"),
     LEFT_NOT_SCALED: _accept(
         scaled="rest", end="None, draw([share / sum(left) for share in left] if sum(left) > 0 else target_row)"
