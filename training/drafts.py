@@ -54,6 +54,7 @@ from training.scoring import greedy_texts, held_out_texts, score
 ROWS = {256: (0.65, 48), 512: (0.25, 256), 1024: (0.10, None)}
 OF_PROSE = 64  # tokens of a comment or docstring that the target's own continuation starts from
 OWN = 0.5  # share of the rows that the target has written itself
+OWN_AT_ONCE = 192  # texts that the target writes side by side, a third of them at each temperature
 OF_TABLES = 0.5  # rate of embeddings, norms and output layers, as a share of --rate
 BATCH_TOKENS = {"cuda": 65536}
 FEW_TOKENS = 4096
@@ -151,9 +152,11 @@ def own_texts(
             continue
         file = work / f"own-{length}.pt"
         if not file.exists():
-            written = [continuations(target, stream.unfold(0, prompt, 1), seconds / 3, seed + length, length=length)]
-            if length == min(ROWS) and len(prose):
-                written.append(continuations(target, prose, seconds / 3, seed + length + 1, length=length))
+            sources = [stream.unfold(0, prompt, 1), *([prose] if length == min(ROWS) and len(prose) else [])]
+            written = [
+                continuations(target, pieces, seconds / 3, seed + length + i, OWN_AT_ONCE, length)
+                for i, pieces in enumerate(sources)
+            ]
             save_tensors(file, torch.cat(written).to(torch.int32))
         with readable(file):
             texts[length] = torch.load(file, weights_only=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple, Protocol
 
 import torch
@@ -98,24 +99,24 @@ def fetch(draft: Draft, result: AcceptResult) -> Decided:
 
 def fetch_rows(draft: Draft, result: AcceptResult) -> list[Decided]:
     """Copy the decisions of all rows to the host: the one wait for the device in a round."""
-    parts = [draft.tokens]  # (batch, ...) each
-    is_tree = draft.parents is not None and result.path is not None
+    n_rows, n = draft.tokens.shape
+    parts = [draft.tokens]  # (batch, n) each
     if draft.parents is not None and result.path is not None:
         # Rows of the pass, from 0: a number below that is a token that does not exist.
         parts += [draft.parents + 1, result.path + 1]
-    parts += [draft.size[:, None], result.n_accepted[:, None], result.next_token[:, None]]
-    table = torch.cat(parts, dim=1)
-    width, n = table.shape[1], draft.tokens.shape[1]
-    host = to_host(table.flatten())
-    return [_decided(host[i : i + width], n, is_tree) for i in range(0, len(host), width)]
+    counts = [draft.size, result.n_accepted, result.next_token]  # (batch,) each
+    host = iter(to_host(torch.cat([*(part.flatten() for part in parts), *counts])))
+    widths = [n] * len(parts) + [1] * len(counts)
+    columns = [[list(islice(host, width)) for _ in range(n_rows)] for width in widths]
+    return [_decided(*of_row) for of_row in zip(*columns, strict=True)]
 
 
-def _decided(row: list[int], n: int, is_tree: bool) -> Decided:
-    """What one row of the table says, of which n tokens may have been drafted."""
-    *row, n_drafted, n_accepted, next_token = row
-    if not is_tree:
-        return Decided([*row[:n_accepted], next_token], n_drafted, n_accepted, int(n_accepted < n_drafted))
-    drafted, parent_rows, kept_rows = row[:n], row[n : n + n_drafted], row[2 * n :][:n_accepted]
+def _decided(drafted: list[int], *others: list[int]) -> Decided:
+    """What was fetched for one row; others: of a tree its parents and its path, then the three counts."""
+    *tree, (n_drafted,), (n_accepted,), (next_token,) = others
+    if not tree:
+        return Decided([*drafted[:n_accepted], next_token], n_drafted, n_accepted, int(n_accepted < n_drafted))
+    parent_rows, kept_rows = tree[0][:n_drafted], tree[1][:n_accepted]
     n_rejected = int((kept_rows[-1] if kept_rows else 0) in parent_rows)  # after a leaf there was nothing to reject
     tokens = [*(drafted[i - 1] for i in kept_rows), next_token]
     return Decided(tokens, n_drafted, n_accepted, n_rejected, [i - 1 for i in kept_rows])
