@@ -8,12 +8,16 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # read when the library is imported
 
 import pytest
 import torch
+from hypothesis import settings
 from llamas import VOCAB, tiny_llama
 
 from speclab.system import cores
 from speclab.theory import noise
 from training.models import train_tokenizer
 
+# The same examples in every run, and no deadline: a slow machine must not fail a test.
+settings.register_profile("lab", deadline=None, derandomize=True, database=None)
+settings.load_profile("lab")
 torch.set_num_threads(1)  # the models are tiny: more threads only add noise and time
 
 

@@ -25,7 +25,7 @@ from speclab.system import files, terminal
 from speclab.system.errors import EnvironmentProblem, Problem
 from tools import doc_blocks, readme, rerun
 
-MANY = settings(max_examples=150, deadline=None, derandomize=True, database=None)
+MANY = settings(max_examples=150)
 FEW = settings(MANY, max_examples=40)
 ODD = [
     "",

@@ -95,7 +95,7 @@ def test_ngram_sizes_are_checked(longest, shortest):
         NgramDrafter(longest, shortest)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True, database=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_incremental_index_equals_a_search(data):
     """However the text arrives, the index answers as a search of all of it would."""

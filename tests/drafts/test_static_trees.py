@@ -6,7 +6,7 @@ import pytest
 import torch
 from decoding import plain_text, speculative_rounds
 from heads import prompts
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import VOCAB, perturbed, tiny
 
@@ -65,7 +65,6 @@ def ways(parents, ranks) -> list[tuple[int, ...]]:
 
 
 @given(shapes(), st.integers(0, 12), st.integers(0, 5))
-@settings(deadline=None)
 def test_a_plan_drafts_the_first_tokens_level_by_level(nodes, n, deepest):
     parents, levels = planned(nodes, n, deepest, CPU)
     ranks = [rank for level in levels for rank in level.ranks.tolist()]

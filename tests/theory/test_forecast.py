@@ -38,7 +38,7 @@ from tests.test_exact import (
     target_law,
 )
 
-given_cases = settings(max_examples=60, deadline=None, derandomize=True)
+given_cases = settings(max_examples=60)
 EXACT = 1e-11  # what float64 sums may lose against fractions
 
 

@@ -27,7 +27,7 @@ from speclab.theory.formulas import (
     ratio_interval,
 )
 
-given_cases = settings(max_examples=100, deadline=None, derandomize=True)
+given_cases = settings(max_examples=100)
 acceptances = st.floats(0, 1)
 lengths = st.integers(1, 40)
 

@@ -37,7 +37,7 @@ def best_of_all_blocks(values: list[float], weights: list[int]) -> float:
     return least
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100)
 @given(curves)
 def test_nothing_that_never_falls_is_nearer(points):
     values, weights = (np.array(side, float) for side in zip(*points, strict=True))

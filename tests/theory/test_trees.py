@@ -86,7 +86,6 @@ def test_no_tree_of_up_to_six_tokens_is_better(rates):
 
 
 @given(st.lists(RATE, min_size=1, max_size=4), st.integers(0, 14))
-@settings(deadline=None)
 def test_the_dynamic_programme_finds_no_better_tree(rates, n):
     tree = best_tree(rates, n)
     assert is_a_tree(tree)
