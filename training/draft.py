@@ -47,9 +47,8 @@ def continuations(
             text = pieces[picks].long().to(device)  # (rows, prompt)
             cache, feed = DynamicCache(config=target.config), text
             while text.shape[1] < length:
-                with torch.autocast(device.type, dtype=torch.bfloat16):
-                    logits = target(input_ids=feed, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
-                feed = (logits[:, -1].float() / divisors).softmax(-1).multinomial(1)  # (rows, 1)
+                logits = target(input_ids=feed, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+                feed = (logits.float() / divisors).softmax(-1).multinomial(1)  # (rows, 1)
                 text = torch.cat([text, feed], dim=1)
             written.append(text.cpu())
             bar.update(rows)
