@@ -38,6 +38,7 @@ MERGE = "merge"
 AS_WIDE = "wide"  # feature:wide, the lab's head padded to the width of a padded target
 LAB_HEADS = {kind: str(loading.LAB_PAIR / kind) for kind in FORMATS}
 TREES = {"tree": False, "sampled-tree": True}  # whether their tokens are drawn
+NEVER_IN_HYBRIDS = ("hybrid", "dial", MERGE, *TREES)
 MOST_IN_TREE = 64  # tokens
 BEST = "best"  # in the place of a shape: the most probable branches, as many tokens as -k says
 STATIC = "static"  # the same: one shape, the best one for this draft
@@ -160,14 +161,14 @@ def make_drafter(kind: str, setup: Setup, seed: int = 0) -> Drafter:
     if word in TREES:
         shape, model = _of_tree(kind)
         check_tree(setup.target)
-        drafter = make_drafter(model, setup, seed)
-        assert isinstance(drafter, GrowingDrafter)
+        drafter = _growing(model, setup, seed)
         if isinstance(shape, str):
             return StaticTreeDrafter(drafter) if shape == STATIC else BestTreeDrafter(drafter)
         return TreeDrafter(drafter, shape, TREES[word])
     if word == MERGE:
         check_tree(setup.target)
-        return MergedDrafter([make_drafter(model, setup, seed) for model in _of_merge(kind)])
+        made = (LOOKUPS[one]() if one in LOOKUPS else _growing(one, setup, seed) for one in _of_merge(kind))
+        return MergedDrafter([*made])
     if word == "dial":
         number, _, name = rest.partition(":")
         accuracy = _accuracy(kind, number)
@@ -189,6 +190,15 @@ def make_drafter(kind: str, setup: Setup, seed: int = 0) -> Drafter:
     return ModelDrafter(_draft_model(kind, setup))
 
 
+def _growing(kind: str, setup: Setup, seed: int) -> GrowingDrafter:
+    """A draft that can be a tree; EnvironmentProblem for a model that cannot read one."""
+    drafter = make_drafter(kind, setup, seed)
+    assert isinstance(drafter, GrowingDrafter)
+    if isinstance(drafter, ModelDrafter):
+        check_tree(drafter.draft)
+    return drafter
+
+
 def _exit_drafter(rest: str, setup: Setup) -> ExitDrafter:
     """Early exit with an adapter, on an engine that runs the target in two parts."""
     own = not rest or rest.isdecimal()
@@ -204,7 +214,12 @@ def _exit_drafter(rest: str, setup: Setup) -> ExitDrafter:
 def _of_hybrid(kind: str) -> tuple[str, str]:
     """The lookup and the model of `hybrid:LOOKUP+MODEL`; UsageProblem where it is none."""
     lookup, plus, model = (kind.removeprefix("hybrid").removeprefix(":") or USUAL_HYBRID).partition("+")
-    if lookup not in LOOKUPS or not plus or model in LOOKUPS or model.partition(":")[0] in ("hybrid", "dial", MERGE):
+    if (
+        lookup not in LOOKUPS
+        or not plus
+        or model in LOOKUPS
+        or model.partition(":")[0] in ("hybrid", "dial", MERGE, *TREES)
+    ):
         raise UsageProblem(
             f"--draft {kind}: give a lookup ({' or '.join(LOOKUPS)}) and a draft with a model, for example "
             f"hybrid:{USUAL_HYBRID}"

@@ -26,10 +26,13 @@ from speclab.core import graphs
 from speclab.core.accept import rule_of
 from speclab.core.rounds import DecodeSettings, Draft, Drafter
 from speclab.core.sampling import GREEDY, Sampling
+from speclab.core.tree import chain
 from speclab.drafts.exit import ExitDrafter
 from speclab.drafts.heads.drafter import HeadDrafter
 from speclab.drafts.hybrid import Choosing, forget, parts
 from speclab.drafts.oracle import OracleDraft, reference_text
+from speclab.drafts.tree import Branching
+from speclab.drafts.trees.merged import MergedDrafter
 from speclab.lab.decodings import Decoding, LibraryDecoding, interleaved, take_turns
 from speclab.lab.instruments import LoopFunctions, VariedLength, with_parts, with_phases
 from speclab.lab.round_costs import lengths_to_price, measure_costs
@@ -140,7 +143,8 @@ class Bench:
         """On CUDA graphs: say which passes will come, and record the accept rule for every number of drafted tokens.
 
         Verification runs at k + 1 tokens for every draft length k. A draft model catches up with one token or two, and
-        after rounds in which it drafted nothing with more, at most four in one pass.
+        after rounds in which it drafted nothing with more, at most four in one pass. One that drafts trees reads whole
+        levels, and all that was accepted.
         longest: tokens of a text, its prompt and what is drafted behind its end included.
         """
         if not self.on_graphs:
@@ -148,24 +152,29 @@ class Bench:
         target, most = self.setup.target, max(draft_lengths, default=0)
         target.prepare({k + 1 for k in draft_lengths}, longest)
         proposing = [part for drafter in self.drafters.values() for part in parts(drafter)]
+        trees = any(isinstance(drafter, Branching | MergedDrafter) for drafter in self.drafters.values())
+        widths = {2**i for i in range(1, (most.bit_length() if trees else 2) + 1)}
         for model in [part.draft for part in proposing if isinstance(part, ModelDrafter)]:
-            model.prepare({2, 4}, longest)
+            model.prepare(widths, longest)
         drawn = [part for part in proposing if isinstance(part, ModelDrafter | HeadDrafter)]
         for sampling in samplings:
             for n in range(most + 1):
-                for draft, logits, uniforms in self._rounds_to_judge(n, sampled=bool(drawn) and not sampling.greedy):
+                sampled = bool(drawn) and not sampling.greedy
+                for draft, logits, uniforms in self._rounds_to_judge(n, sampled, trees):
                     self.functions.accept(draft, logits, sampling, uniforms)
 
-    def _rounds_to_judge(self, n: int, sampled: bool) -> Iterator[tuple[Draft, Tensor, Tensor]]:
-        """What the accept rule gets in a round with `n` drafted tokens, without and with a draft's probabilities."""
+    def _rounds_to_judge(self, n: int, sampled: bool, trees: bool) -> Iterator[tuple[Draft, Tensor, Tensor]]:
+        """What the accept rule gets in a round with `n` drafted tokens: without and with a draft's probabilities, of
+        chains and of trees."""
         device, n_ids = self.setup.device, self.setup.target.vocab_size
         ids, size = torch.zeros(1, n, dtype=torch.long, device=device), torch.full((1,), n, device=device)
         logits = torch.zeros(1, n + 1, n_ids, dtype=self.setup.dtype, device=device)
         uniforms = torch.zeros(1, n + 1, dtype=torch.float64, device=device)
-        yield Draft(ids, size), logits, uniforms
-        if sampled and n:
-            wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
-            yield Draft(ids, size, torch.ones(1, n, n_ids, dtype=wide, device=device)), logits, uniforms
+        wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
+        laws = [None, torch.ones(1, n, n_ids, dtype=wide, device=device)] if sampled and n else [None]
+        shapes = [None, chain(n, device)] if trees and n else [None]
+        for law, parents in itertools.product(laws, shapes):
+            yield Draft(ids, size, law, parents=parents), logits, uniforms
 
     def forget(self) -> None:
         """Drop what drafts have learned."""

@@ -144,6 +144,8 @@ def _of_trees(
     """Give `drafter` what rounds cost, and its shape where it has one: the best tree for how often the draft's first,
     second, ... choice was right in the same rounds; on auto of the size that pays most."""
     temperature, acceptance = settings.sampling.temperature, TreeAcceptance()
+    if isinstance(drafter, StaticTreeDrafter):  # no timed text may choose a shape: half a prompt has another
+        prompts = [ids[:, : (ids.shape[1] + 1) // 2] for ids in prompts]
     costs = tree_costs_of(_rounds_of_trees(functions, target, drafter, prompts, settings, acceptance))
     if costs:
         drafter.costs[temperature] = costs

@@ -462,6 +462,7 @@ ROWS = [
     Row(f"{S} --draft merge:suffix+tree:2x2:model", 2, ("different drafts", "model, feature or block")),
     Row(f"{S} --draft merge:suffix+exit:2", 2, ("different drafts", "model, feature or block")),
     Row(f"{S} --draft merge:suffix+feture", 2, ("feture",)),
+    Row(f"{S} --draft hybrid:suffix+tree:2x2x1:model", 2, ("a draft with a model", "hybrid:suffix+feature")),
     Row(f"{S} --draft hybrid:suffix+merge:suffix+model", 2, ("a draft with a model", "hybrid:suffix+feature")),
     Row(f"{S} --draft merge:suffix+target -k auto", 2, ("merge:suffix+target has several", "give -k a number")),
     Row(f"{S} --draft merge:suffix+target --rule block", 2, ("--rule block judges chains", "--rule follow")),

@@ -195,12 +195,13 @@ def test_the_shape_follows_what_was_right_and_what_rounds_cost(monkeypatch):
 
 
 def test_no_text_has_the_random_numbers_of_the_rounds_that_chose_the_shape(monkeypatch):
-    """Else the shape would depend on the uniforms of the text that it drafts for."""
+    """Else the shape would depend on the uniforms of the text that it drafts for, and greedily on the text itself."""
     target, inner = with_model("llama")
-    seeds, right = [], round_costs.with_phases
+    seeds, lengths, right = [], [], round_costs.with_phases
 
     def with_phases(*args):
         seeds.append(args[-1].seed)
+        lengths.append(args[3].shape[1])
         return right(*args)
 
     monkeypatch.setattr(round_costs, "with_phases", with_phases)
@@ -208,3 +209,4 @@ def test_no_text_has_the_random_numbers_of_the_rounds_that_chose_the_shape(monke
     measure_costs(SPECULATIVE, target, StaticTreeDrafter(inner), [PROMPT], settings)
     [seed] = seeds
     assert seed > 2**49, "texts have smaller seeds"
+    assert lengths == [(PROMPT.shape[1] + 1) // 2], "a text that is timed may not choose the shape"

@@ -16,12 +16,14 @@ from speclab.core.accept import RULES
 from speclab.core.rounds import Round, tokens_of
 from speclab.core.sampling import Sampling
 from speclab.core.tree import chain, depths, reads
+from speclab.drafts import select
 from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.select import check_kind
 from speclab.drafts.tree import BestTreeDrafter, TreeDrafter, level_parents
 from speclab.models import checks
 from speclab.models.cached import CachedModel
+from speclab.models.setup import Setup
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from tests.models.test_caches import worst_difference
 
@@ -333,6 +335,20 @@ def test_families_that_take_trees(family):
 def test_sliding_windows_are_refused(family):
     with pytest.raises(EnvironmentProblem, match="keys and values of the whole text"):
         checks.check_tree(CachedModel(tiny(family)))
+
+
+@pytest.mark.parametrize("kind", ["tree:2x1:model", "tree:best:model", "tree:static:model", "merge:suffix+model"])
+def test_sliding_windows_of_a_draft_are_refused(kind, monkeypatch):
+    """A draft model reads the branches, too."""
+    setup = Setup(CachedModel(tiny("llama")), None, "tiny", Sampling(), torch.device("cpu"), torch.float64)
+    drafts = {"llama": CachedModel(tiny("llama")), "mistral_window": CachedModel(tiny("mistral_window"))}
+    for family, draft in drafts.items():
+        monkeypatch.setattr(select, "_draft_model", lambda name, setup, draft=draft: draft)
+        if family == "llama":
+            select.make_drafter(kind, setup)
+            continue
+        with pytest.raises(EnvironmentProblem, match="keys and values of the whole text"):
+            select.make_drafter(kind, setup)
 
 
 @pytest.mark.parametrize("ignored", ["position_ids", "attention_mask"])
