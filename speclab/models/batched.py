@@ -10,7 +10,7 @@ A row without a text takes part in every pass, with tokens that nobody reads.
 from collections.abc import Iterable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from speclab.core.rounds import Draft
 from speclab.core.sampling import to_device
@@ -60,6 +60,10 @@ class BatchedModel:
             self._buffers = None  # the old ones go before the new ones come
             self._buffers = new_buffers(self.model, self.n_rows, longest)
 
+    def prepare(self, widths: Iterable[int], longest: int) -> None:
+        """Say which passes over how long texts will come, after `start`: what is recorded for them is recorded now."""
+        self._running().prepare(widths, longest)
+
     def fill(self, seed: int) -> None:
         """Write random numbers into all places, for passes whose time alone counts."""
         generator = torch.Generator(self.device).manual_seed(seed)
@@ -87,18 +91,21 @@ class BatchedModel:
         if total > buffers.capacity:
             raise RuntimeError(f"a text of {total} tokens in buffers of {buffers.capacity}")
         with torch.inference_mode():
+            if reads is None and max(self.lengths) + (width := buffers.width(m)) <= buffers.capacity:
+                tokens = nn.functional.pad(tokens, (0, width - m))  # nobody reads it, and the next pass overwrites it
+                total = max(self.lengths) + width
             starts = to_device(self.lengths, self.device)[:, None]  # (rows, 1)
-            places = starts + torch.arange(m, device=self.device)  # (rows, m)
+            places = starts + torch.arange(tokens.shape[1], device=self.device)  # (rows, m)
             positions = places if reads is None else starts + reads.sum(-1) - 1
             if self.model.max_length is not None:  # padding may stand behind the model's last position
                 positions = positions.clamp(max=self.model.max_length - 1)
             visible = _visible(places, buffers.n_read(total), reads)
             logits, *hidden = buffers.forward(tokens, positions, places, visible)
-        self._hidden, self._prefilled = {layer: hidden[layer] for layer in self.model.hidden_layers}, None
+        self._hidden, self._prefilled = {layer: hidden[layer][:, :m] for layer in self.model.hidden_layers}, None
         self._starts = self.lengths
         self.lengths = [length + m for length in self.lengths]
         self.n_passes += 1
-        return logits[..., : self.vocab_size]
+        return logits[:, :m, : self.vocab_size]
 
     def keep(self, paths: Sequence[Sequence[int]]) -> None:
         """After a pass over the last committed token and the tokens of a tree in each row: keep these alone.
@@ -151,7 +158,7 @@ def new_buffers(model: CachedModel, n_rows: int, capacity: int) -> RowBuffers:
         return GraphedRowBuffers(model.fast, n_rows, capacity)
     shapes = kv_shapes(model.model)
     if isinstance(model.fast, ExportedModel):
-        return RowBuffers(model.model, model.fast.over_rows, shapes, n_rows, capacity)
+        return RowBuffers(model.model, model.fast.over_rows, shapes, n_rows, capacity, model.fast.padded)
     return RowBuffers(
         model.model, RowsPass(model.model, range(len(decoder_layers(model.model)))), shapes, n_rows, capacity
     )

@@ -202,3 +202,68 @@ def test_wrong_passes_are_refused(engine, monkeypatch):
     )
     with pytest.raises(EnvironmentProblem, match="logits differ"):
         check_batch(target)
+
+
+# --- What a pass costs ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("narrow", [{}, {"padded": {1: 4, 2: 4, 3: 4}}, {"plain_one": True}], ids=str)
+def test_a_batch_of_one_runs_the_kernels_of_one_text(narrow, monkeypatch):
+    """Those that models/select.py has chosen, and none of the exported pass over rows."""
+    target = on("fast")
+    for name, value in narrow.items():
+        setattr(target.fast, name, value)
+    monkeypatch.setattr(target.fast, "_over_rows", lambda *inputs: pytest.fail("a pass over rows"))
+    seen, honest = [], target.fast._whole
+
+    def watched(name):
+        return lambda *inputs: seen.append((name, inputs[0].shape[1])) or getattr(honest, name)(*inputs)
+
+    monkeypatch.setattr(target.fast, "_whole", type(honest)(*map(watched, honest._fields)))
+    batch = BatchedModel(target, 1)
+    batch.start(30)
+    batch.prefill(0, TEXTS[:1, :5])
+    for m in (1, 2, 5):
+        logits = batch.forward(TEXTS[:1, 5 : 5 + m])
+        assert logits.shape == (1, m, VOCAB)
+        assert torch.allclose(logits[0], right(target.model, TEXTS[0, : 5 + m])[5:], atol=1e-9)
+        batch.crop([5])
+    padded, one = "padded" in narrow, "one_plain" if "plain_one" in narrow else "one"
+    assert seen == ([("wide", 4), ("wide", 4), ("wide", 5)] if padded else [(one, 1), ("wide", 2), ("wide", 5)])
+
+
+def test_two_texts_are_padded_as_one_with_as_many_tokens():
+    target = on("fast")
+    target.fast.padded = {2: 4, 3: 4}
+    batch = started(target)
+    assert [batch._buffers.width(m) for m in (1, 2)] == [1, 2], "3 texts: 4 tokens do not come out even"
+    batch = BatchedModel(target, 2)
+    batch.start(CONTEXT)
+    for row in range(2):
+        batch.prefill(row, TEXTS[row : row + 1, :5])
+    assert [batch._buffers.width(m) for m in (1, 2)] == [2, 2]
+    logits = batch.forward(next_tokens(batch, 1))
+    assert logits.shape == (2, 1, VOCAB)
+    for row in range(2):
+        assert torch.allclose(logits[row], right(target.model, TEXTS[row, :6])[5:], atol=1e-9)
+    assert batch.lengths == [6, 6]
+
+
+def test_passes_that_were_said_to_come_are_recorded_before_them(monkeypatch):
+    stand_in(monkeypatch)
+    batch = BatchedModel(on("graphs"), 3)
+    batch.start(CONTEXT)
+    batch.prepare({1, 3}, 20)
+    before = graphs.captures.n
+    assert before > 0
+    for row, length in enumerate(LENGTHS):
+        batch.prefill(row, TEXTS[row : row + 1, :length])
+    for width in (1, 3):
+        logits = batch.forward(next_tokens(batch, width))
+        for row, length in enumerate(LENGTHS):
+            assert torch.allclose(logits[row], right(batch.model.model, TEXTS[row, : length + width])[length:], atol=1e-9)
+        batch.crop(LENGTHS)
+    batch.start(CONTEXT - 1)
+    batch.prefill(0, TEXTS[:1, :4])
+    batch.forward(torch.zeros(3, 1, dtype=torch.long))
+    assert graphs.captures.n == before, "the next texts find the graphs of the first ones"

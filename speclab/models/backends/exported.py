@@ -100,7 +100,13 @@ class ExportedModel:
     def over_rows(
         self, ids: Tensor, positions: Tensor, mask: Tensor, places: Tensor, keys: list[Tensor], values: list[Tensor]
     ) -> tuple[Tensor, ...]:
-        """A pass over several texts, as RowsPass.forward; exported when it is first needed."""
+        """A pass over several texts, as RowsPass.forward; exported when it is first needed.
+
+        One text runs on the kernels of one text, a single token on those that are fastest for it: a batch of one costs
+        what a loop over one text does. Its tokens stand at the last places of the views.
+        """
+        if ids.shape[0] == 1:
+            return self.forward(ids, positions, mask, keys, values)
         if self._over_rows is None:
             graph = export_rows(self.model, self.shapes, range(len(decoder_layers(self.model))))
             rewrites.rotate_by_roll(graph)

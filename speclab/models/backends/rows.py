@@ -8,7 +8,7 @@ The same pass runs as the library's own code, as an exported list of kernels, or
 number of places.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -64,10 +64,21 @@ class RowsPass(nn.Module):
 class RowBuffers:
     """Keys and values of several texts: (rows, kv heads, capacity, head width) each, a pair for every layer.
 
-    run: the pass. shapes: for every layer the (kv heads, head width) of its keys and of its values.
+    run: the pass. shapes: for every layer the (kv heads, head width) of its keys and of its values. padded: tokens of a
+    pass over one text -> the tokens that it is padded to, because it is faster so.
     """
 
-    def __init__(self, model: PreTrainedModel, run: Pass, shapes: list, n_rows: int, capacity: int):
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        run: Pass,
+        shapes: list,
+        n_rows: int,
+        capacity: int,
+        padded: Mapping[int, int] | None = None,
+    ):
+        self.padded = padded or {}
+        capacity += max(self.padded.values(), default=0)
         self.model, self.run, self.n_rows, self.capacity = model, run, n_rows, capacity
         self.keys, self.values = (
             [
@@ -101,6 +112,15 @@ class RowBuffers:
         """How many places a pass reads, of which `total` may be in use."""
         return total
 
+    def width(self, m: int) -> int:
+        """Tokens of each text that a pass over m of each is padded to: all rows together are padded as one text with as
+        many tokens is, where that comes out even."""
+        n = self.padded.get(self.n_rows * m, 0)
+        return n // self.n_rows if n and n % self.n_rows == 0 else m
+
+    def prepare(self, widths: Iterable[int], longest: int) -> None:
+        """Say which passes will come. Nothing to do: any width and length runs."""
+
     def move(self, sources: Tensor, places: Tensor) -> None:
         """Copy keys and values of each text from some of its places to others, (rows, n) both."""
         row = torch.arange(len(places), device=places.device)[:, None]
@@ -132,16 +152,31 @@ class GraphedRowBuffers(RowBuffers):
     def forward(self, ids: Tensor, positions: Tensor, places: Tensor, visible: Tensor) -> tuple[Tensor, ...]:
         """One pass over (rows, m) tokens, as a replay: the next one writes the outputs of layers to the same places."""
         given = [ids, positions, additive(visible, self.model.dtype), places]
-        key = (ids.shape[1], visible.shape[-1])
-        if key not in self.graphs:
-            inputs = [tensor.clone() for tensor in given]  # warm-ups write what this pass writes
-            replay, outputs = graphs.capture(lambda: self.run(*inputs, *self._first(key[1])))
-            self.graphs[key] = graphs.Graph(replay, inputs, outputs)
-        graph = self.graphs[key]
+        graph = self._graph(given)
         for fixed, tensor in zip(graph.inputs, given, strict=True):
             fixed.copy_(tensor)
         graph.replay()
         return graph.outputs[0].clone(), *graph.outputs[1:]
+
+    def prepare(self, widths: Iterable[int], longest: int) -> None:
+        """Record passes of these widths, for texts of up to `longest` tokens, while no row has a text."""
+        for width in sorted(set(widths)):
+            total = width
+            while total <= min(longest, self.capacity):
+                read = self.n_read(total)
+                places = torch.arange(read - width, read, device=self.model.device).expand(self.n_rows, -1)
+                visible = places.new_ones((self.n_rows, width, read), dtype=torch.bool)
+                self._graph([torch.zeros_like(places), places, additive(visible, self.model.dtype), places])
+                total = read + 1
+
+    def _graph(self, given: list[Tensor]) -> graphs.Graph:
+        """Of passes with tensors of these shapes: ids, positions, mask, places."""
+        key = (given[0].shape[1], given[2].shape[-1])
+        if key not in self.graphs:
+            inputs = [tensor.clone() for tensor in given]  # warm-ups write what this pass writes
+            replay, outputs = graphs.capture(lambda: self.run(*inputs, *self._first(key[1])))
+            self.graphs[key] = graphs.Graph(replay, inputs, outputs)
+        return self.graphs[key]
 
 
 def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
