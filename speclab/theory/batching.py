@@ -15,8 +15,7 @@ what a token of another text would. A long context brings it back: a is paid onc
 MagicDec, arXiv 2408.11049.
 """
 
-import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -138,8 +137,8 @@ def best_k(tokens_per_second: Mapping[int, float]) -> int:
 class Knee(NamedTuple):
     """Where the best speedup over all draft lengths falls to 1.
 
-    batch: interpolated, on a logarithmic axis; None where it does not fall to 1 between the batches that were tried.
-    below: even the smallest batch gains nothing.
+    batch: interpolated, on a logarithmic axis; None where the largest batch that was tried loses nothing.
+    below: every batch loses.
     """
 
     batch: float | None
@@ -147,7 +146,7 @@ class Knee(NamedTuple):
 
 
 def knee(best_speedups: Mapping[int, float]) -> Knee:
-    """Of the best speedup over k by batch.
+    """Of the best speedup over k by batch: the last fall below 1. A speedup of 1 is no loss.
 
     >>> round(knee({1: 2.0, 2: 1.5, 4: 0.75}).batch, 2)
     3.17
@@ -155,16 +154,11 @@ def knee(best_speedups: Mapping[int, float]) -> Knee:
     (Knee(batch=None, below=True), Knee(batch=None, below=False))
     """
     batches = sorted(best_speedups)
-    if best_speedups[batches[0]] <= 1:
+    if all(best_speedups[n] < 1 for n in batches):
         return Knee(None, True)
-    for small, large in itertools.pairwise(batches):
-        high, low = best_speedups[small], best_speedups[large]
-        if low <= 1:
-            share = (high - 1) / (high - low)
-            return Knee(float(small * (large / small) ** share))
-    return Knee(None)
-
-
-def solved_knee(best_speedup: Callable[[int], float], batches: Iterable[int]) -> Knee:
-    """The same of a function that is known at every batch."""
-    return knee({n: best_speedup(n) for n in batches})
+    if best_speedups[batches[-1]] >= 1:
+        return Knee(None)
+    small = max(n for n in batches if best_speedups[n] >= 1)
+    large = batches[batches.index(small) + 1]
+    high, low = best_speedups[small], best_speedups[large]
+    return Knee(float(small * (large / small) ** ((high - 1) / (high - low))))

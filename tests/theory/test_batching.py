@@ -86,8 +86,16 @@ def test_tokens_in_lockstep(acceptance, n_texts):
 def test_the_knee_is_interpolated_on_a_logarithmic_axis():
     assert knee({4: 1.5, 16: 0.5}).batch == pytest.approx(8)
     assert knee({1: 1.2, 2: 1.0, 4: 0.8}).batch == pytest.approx(2)
-    assert knee({1: 1.0}) == Knee(None, True)
     assert knee({1: 1.1}) == Knee(None)
+
+
+def test_the_knee_is_the_last_fall():
+    """The smallest batch alone decides nothing, and a speedup of 1 is no loss."""
+    assert knee({1: 0.9, 2: 1.5, 8: 0.5}).batch == pytest.approx(4)
+    assert knee({1: 1.5, 2: 0.9, 4: 1.5, 16: 0.5}).batch == pytest.approx(8), "the first fall was not the last one"
+    assert knee({1: 1.0}) == knee({1: 1.0, 2: 1.0}) == Knee(None)
+    assert knee({1: 1.5, 2: 0.9, 4: 1.2}) == Knee(None), "the largest batch pays"
+    assert knee({1: 0.9, 2: 0.99}) == Knee(None, True)
 
 
 def test_no_draft_may_be_best():
