@@ -35,7 +35,7 @@ def check_flags(args: argparse.Namespace, *others: str) -> None:
     """Raise UsageProblem where --batch comes with a flag that looks at one text."""
     if args.batch is None:
         return
-    for name in ("--stream", "--impl", *others):
+    for name in ("--stream", "--impl", "--verbose", *others):
         if getattr(args, name.lstrip("-").replace("-", "_")):
             raise UsageProblem(f"{name} looks at one text, and --batch decodes several; leave one of the two out")
     if getattr(args, "draft_length", 0) == AUTO:
@@ -62,10 +62,10 @@ def run(
     requests = [Request(prompt.ids.to(setup.device), settings) for prompt in prompts]
     if drafter:
         accept, own = rule_of(args.rule).accept, batch_drafter(drafter, args.batch)
-        found = speculative_decode_batch(target, own, requests, draft_length, accept)
+        rounds = speculative_decode_batch(target, own, requests, draft_length, accept)
     else:
-        found = autoregressive_decode_batch(target, requests, setup.chunk)
-    decoding = BatchDecoding(found, len(requests))
+        rounds = autoregressive_decode_batch(target, requests, setup.chunk)
+    decoding = BatchDecoding(rounds, len(requests))
     with progress(len(requests), "text", "decoding") as bar:
         while not decoding.done:
             n_left = decoding.n_left
@@ -75,15 +75,15 @@ def run(
     for number, prompt in enumerate(prompts):
         text = "".join(round_.text for round_ in with_text(decoding.rounds[number], setup.tokenizer))
         print(harmless(f"{prompt_heading(prompt)}\n{text}"))
-    print(speed(decoding, args.batch))
+    print(speed(decoding, min(args.batch, len(prompts))))
     if drafter:
         print(report.counts_summary(decoding.counts))
         if rule_of(args.rule).law:
             print(LOSSY.format(rule=args.rule, temperature=args.temperature))
 
 
-def speed(decoding: BatchDecoding, n_rows: int) -> str:
-    """How fast, for all together and for one text."""
+def speed(decoding: BatchDecoding, at_once: int) -> str:
+    """How fast, for all together and for one text. at_once: texts that were decoded side by side at most"""
     seconds, n_tokens = sum(made.seconds for made in decoding.passes), decoding.counts.n_emitted
     rate = f"{n_tokens / seconds:.1f} tok/s" if n_tokens else "no decoding to time"
     waits = decoding.between_tokens
@@ -91,7 +91,7 @@ def speed(decoding: BatchDecoding, n_rows: int) -> str:
     dropped = decoding.counts.n_after_eos
     return "\n".join(
         [
-            f"\n{n_tokens} tokens decoded in {seconds:.2f} s, {n_rows} at a time: {rate} in all (prefill apart)"
+            f"\n{n_tokens} tokens decoded in {seconds:.2f} s, {at_once} at a time: {rate} in all (prefill apart)"
             + f"; {dropped} more after an end token were dropped" * bool(dropped),
             f"a text: {decoding.latency:.2f} s from its prompt to its last token{between} (medians of "
             f"{len(decoding.texts)} texts)",
