@@ -14,8 +14,8 @@ from pathlib import Path
 
 from speclab.cli import parsing
 from speclab.cli.output import Step
-from speclab.present import batch_views, plan_views, sweep_views
-from speclab.present.pictures import plots
+from speclab.present import plan_views, sweep_views
+from speclab.present.pictures import batch_plots, plots
 from speclab.records.batches import BatchRun
 from speclab.records.files import read, read_json
 from speclab.records.runs import ComparisonRun, PlanRun, SweepRun
@@ -31,7 +31,7 @@ def pictures(path: Path, folder: Path) -> list[Step]:
     """What draws the pictures of one record into `folder`; nothing for the record of a benchmark."""
     keys = read_json(path)
     if "batches" in keys:
-        return [functools.partial(batch_views.picture, read(path, BatchRun), folder, path.stem)]
+        return [functools.partial(batch_plots.picture, read(path, BatchRun), folder, path.stem)]
     if "rows" in keys:
         run = read(path, ComparisonRun)
         padded = plots.comparison(run.padded, folder, f"{path.stem}-padded") if run.padded else []

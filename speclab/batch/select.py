@@ -11,10 +11,16 @@ WAY_OUT = "leave --batch out, or give --draft model"
 
 
 def batch_drafter(drafter: Drafter, n_rows: int) -> BatchDrafter:
-    """The same drafter for the rows of a batch: a model drafts for all of them in one pass."""
-    if type(drafter) is ModelDrafter:
+    """The same drafter for the rows of a batch."""
+    if isinstance(drafter, ModelDrafter) and in_one_pass(drafter):
         return BatchedModelDrafter(BatchedModel(drafter.draft, n_rows))
     return RowByRow(drafter, n_rows)
+
+
+def in_one_pass(drafter: Drafter) -> bool:
+    """Whether all rows are drafted for in one pass: by a model that drafts chains. Trees, merges, heads and lookups go
+    row by row."""
+    return type(drafter) is ModelDrafter
 
 
 def check_kind(kind: str) -> None:

@@ -28,7 +28,7 @@ from speclab.learner import loading
 from speclab.models import memory
 from speclab.models.prompts import describe_chat
 from speclab.present import against, batch_views, first_screen, plan_views, report, sweep_views
-from speclab.present.pictures import library, plots
+from speclab.present.pictures import batch_plots, library, plots
 from speclab.records.batches import BatchRun
 from speclab.records.files import read
 from speclab.records.runs import ComparisonRun, LabRun, PlanRun, SweepRun
@@ -53,7 +53,7 @@ def run(docstring: str, argv: list[str] | None) -> int:
         raise UsageProblem("--profile -: a profiler trace is too long for a terminal; give a file")
     args.thorough = args.sweep == compare_flags.BATCH
     if args.thorough:  # a run of its own
-        args.sweep, args.batch = None, args.batch or compare_flags.BATCHES
+        args.sweep, args.batch = None, compare_flags.BATCHES if args.batch is None else args.batch
     size = compare_flags.size_of(args)
     if size == "sweep":
         return _sweeps(args)
@@ -85,7 +85,7 @@ def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
     output.check()
     kinds = with_trees([kind for kind in args.draft.split(",") if kind], args.tree)
     flags.check_trees(args, kinds, "--plan", "--verify-plan", "--sweep")
-    if args.batch:
+    if args.batch is not None:
         _check_batch(args, kinds, temperatures)
     exercises = loading.of_comparison(temperatures, args.draft.split(","), args.plan or args.verify_plan)
     learner = loading.load(args.impl, exercises)
@@ -175,7 +175,7 @@ def _measure(args: argparse.Namespace, config: RunConfig) -> tuple[LabRun, list[
     if args.sweep:
         record, measured = sweeps.measure_sweep(config, args.sweep)
         return record, [measured], None
-    if args.batch:
+    if args.batch is not None:
         batch_record, measured = compare_batches(config, args.batch, args.thorough)
         return batch_record, [measured], None
     if args.plan or args.verify_plan:
@@ -221,7 +221,7 @@ def _views(args: argparse.Namespace, record: LabRun, output: Output) -> tuple[Vi
         picture = partial(plan_views.picture, record, folder, name)
         return partial(plan_views.text, record), partial(plan_views.page, record), [picture]
     if isinstance(record, BatchRun):
-        picture = partial(batch_views.picture, record, folder, name)
+        picture = partial(batch_plots.picture, record, folder, name)
         page = partial(batch_views.page, record, f"../plots/{name}.png")
         return partial(batch_views.text, record), page, [picture]
     if isinstance(record, SweepRun):

@@ -26,7 +26,7 @@ SIZES = {
     "full plan": (0, 128, 3, ALL_LENGTHS, "0"),
     "full verify_plan": (0, 128, 2, ALL_LENGTHS, "0"),
     "sweep": (2, 64, 1, "4", "0"),
-    "batch": (4, 64, 1, "2,4,6", "0"),
+    "batch": (0, 48, 1, "2,4,6", "0"),  # all prompts: a batch of 16 shall hold no copies
     "quick batch": (2, 32, 1, "2,4", "0"),
     "full batch": (0, 128, 1, "2,4,6", "0"),
 }
@@ -62,10 +62,10 @@ OF_A_COMPARISON = ("brief", "by_kind", "against", "padded", "report")  # flags t
 
 def size_of(args: argparse.Namespace) -> str:
     """The kind of the run: one of SIZES. UsageProblem where a flag belongs to another kind."""
-    if args.batch and (args.plan or args.verify_plan or args.sweep):
+    if args.batch is not None and (args.plan or args.verify_plan or args.sweep):
         other = "sweep" if args.sweep else "plan"
         raise UsageProblem(f"--batch is a run of its own; leave it out, or --{other} (--sweep {BATCH} goes with it)")
-    names = [name for name in SIZE_NAMES if getattr(args, name)]
+    names = [name for name in SIZE_NAMES if getattr(args, name) or (name == "batch" and args.batch is not None)]
     size, kind = " ".join(names) or "default", names[-1] if names else ""
     if size not in SIZES:
         raise UsageProblem(f"a sweep has a size of its own; give --limit and --max-new-tokens, leave out --{names[0]}")

@@ -51,7 +51,7 @@ class Output:
         """What the names of this run's files begin with: each kind of run has files of its own."""
         args = self.args
         what = "-plan" if args.plan or args.verify_plan else f"-sweep-{args.sweep}" if args.sweep else ""
-        if args.batch:
+        if args.batch is not None:
             what = "-sweep-batch" if args.thorough else "-batch"
         return args.name + what
 

@@ -11,8 +11,9 @@ from typing import NamedTuple
 from speclab.present import explanations, report, tables
 from speclab.present.run_lines import doubt, provenance, remarks
 from speclab.present.tables import Cell, Lines, Table, cells, interval, number, speedup, speedup_of, through
+from speclab.records.batches import BatchRun
 from speclab.records.rows import Row
-from speclab.records.runs import ComparisonRun
+from speclab.records.runs import ComparisonRun, LabRun
 from speclab.theory.ladder import factors, prediction_rows
 
 LAB = "lab pair"
@@ -74,7 +75,7 @@ def _pictures(run: ComparisonRun, name: str) -> list[str]:
     return shown
 
 
-def target_name(run: ComparisonRun) -> str:
+def target_name(run: LabRun) -> str:
     """The target as the table calls it."""
     name = run.settings["target"]
     return LAB if name == "models/lab-pair/target" else name.rpartition("/")[2]
@@ -83,7 +84,7 @@ def target_name(run: ComparisonRun) -> str:
 # --- same text? -------------------------------------------------------------------------------------------------------
 
 
-def same_text_lines(run: ComparisonRun) -> list[str]:
+def same_text_lines(run: ComparisonRun | BatchRun) -> list[str]:
     """One line for all greedy texts, one for each temperature above 0; more where something is wrong."""
     prefix, lines = f"same text? {target_name(run)}, ", []
     greedy = [entry for entry in run.correctness if entry["temperature"] == 0]

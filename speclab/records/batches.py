@@ -4,7 +4,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from speclab.records.rows import Amount, Count, Part, Share
-from speclab.records.runs import Facts, LabRun
+from speclab.records.runs import Facts, LabRun, Noise
+
+Verdict = Literal["faster", "unclear", "slower"]
 
 
 @dataclass(kw_only=True)
@@ -21,7 +23,10 @@ class PassTime(Part):
 
 @dataclass(kw_only=True)
 class BatchRow(Part):
-    """One way to decode the requests, `n_texts` at a time. Rates are of the rounds in which every row had a text."""
+    """One way to decode the requests, `n_texts` at a time.
+
+    Rates are of the rounds in which every row had a text; every prompt counts alike. Intervals are over prompts.
+    """
 
     n_texts: Count
     method: str
@@ -37,23 +42,61 @@ class BatchRow(Part):
     speedup_high: float | None
     predicted_tokens_per_second: float | None
     predicted_speedup: float | None
-    acceptance_rate: Share | None
+    acceptance_rate: Share | None  # None in lockstep: what is kept there is less than what was accepted
     tokens_per_round: float | None  # of one text
     latency: Amount  # seconds of a text from its prompt to its last token, the median
     between_tokens: Amount | None  # seconds, the median
     n_requests: Count
     total_seconds: Amount  # of all requests, prompts' own passes included
+    n_drafted: Count | None = None  # tokens, of all texts; absent in older records, like the next
+    verdict: Verdict | None = None  # None for plain decoding, and where nothing was drafted
+
+
+@dataclass(kw_only=True)
+class Chosen(Part):
+    """The best length of a draft at one batch: chosen on one half of the prompts; all numbers are of the other half."""
+
+    draft: str
+    n_texts: Count
+    draft_length: Count
+    n_prompts: Count  # of the other half; of all where there is one prompt
+    tokens_per_second: Amount
+    plain_tokens_per_second: Amount
+    speedup: Amount
+    speedup_low: float | None
+    speedup_high: float | None
+    verdict: Verdict
+
+
+@dataclass(kw_only=True)
+class BatchNoise(Noise):
+    """Plain decoding of so many texts at a time against itself."""
+
+    n_texts: Count
+
+
+@dataclass(kw_only=True)
+class PromptTimes(Part):
+    """Of one way to decode and each prompt, in order: tokens, and the prompt's equal parts of the seconds of the passes
+    that it was in, as far as every row had a text."""
+
+    n_texts: Count
+    method: str
+    draft_length: Count
+    lockstep: bool
+    n_tokens: list[Count]
+    seconds: list[Amount]
 
 
 @dataclass(kw_only=True)
 class KneeEntry(Part):
-    """The batch at which the best speedup over all draft lengths falls to 1."""
+    """The batch at which the best speedup over all draft lengths falls below 1 for the last time."""
 
     draft: str
     context: Count
     source: Literal["measured", "predicted", "from measured passes"]
     batch: float | None  # None: it does not, up to the largest one
-    below: bool  # even one text at a time gains nothing
+    below: bool  # every batch loses
     best: Facts  # batch -> [best k, its speedup]
 
 
@@ -84,3 +127,8 @@ class BatchRun(LabRun):
     machines: list[MachineEntry]
     rows: list[BatchRow]
     passes: list[PassTime]
+    chosen: list[Chosen] | None = None  # absent in older records, like the next
+    noise: list[BatchNoise] | None = None
+    raw: list[PromptTimes] | None = None
+    n_distinct: Count | None = None  # different prompts
+    row_by_row: list[str] | None = None  # drafts that have no pass for all rows together

@@ -27,6 +27,7 @@ OPTIONAL = (
     *("lossy_rule", "total_variation"),
     *("best_plain", "speedup_best_plain", "best_plain_low", "best_plain_high", "oracle"),
     *("choice", "band_low", "band_high", "noise"),
+    *("chosen", "raw", "n_distinct", "row_by_row"),
 )
 
 Record = TypeVar("Record", bound=Head)

@@ -7,7 +7,7 @@ import torch
 
 import compare
 from speclab.core.rounds import Round
-from speclab.lab.batching import comparison, decodings, expectations, library, passes
+from speclab.lab.batching import decodings, expectations, library, passes, turns
 from speclab.lab.batching.decodings import BatchDecoding
 from speclab.lab.batching.expectations import TARGET, Expectations, known_of
 from speclab.models import prompts
@@ -21,7 +21,7 @@ TEXTS = [("code", "def f(x):"), ("prose", "return x + 1"), ("copy", "x + 1, x + 
 @pytest.fixture
 def run(pair_folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(prompts, "standard", lambda: TEXTS)
-    monkeypatch.setattr(comparison, "TURNS", 2)
+    monkeypatch.setattr(turns, "TURNS", 2)
 
     def call(*words, drafts="model"):
         names = {"model": str(pair_folder / "draft"), "both": f"{pair_folder / 'draft'},ngram"}
@@ -46,12 +46,17 @@ def test_a_run_leaves_its_record_page_and_picture(run, tmp_path, words):
     assert (made.batches, made.thorough) == (([2, 3], True) if thorough else ([1, 2, 4], False))
     sizes = {1, *made.batches}
     assert len(made.rows) == len(sizes) * (1 + 2 * 2) + (thorough and 2 * 2 * 2)
+    assert {one.n_texts for one in made.noise} == sizes
+    assert len(made.raw) == len(made.rows) + len(sizes), "plain decoding a second time"
+    assert (made.n_distinct, made.row_by_row) == (3, ["ngram"])
     assert {row.n_texts for row in made.rows} == sizes
     assert all(row.speedup == 1 for row in made.rows if row.draft is None)
     assert all(row.predicted_tokens_per_second for row in made.rows)
-    assert all(row.n_requests >= 3 * max(sizes) for row in made.rows)
+    assert all(row.n_requests >= 3 * row.n_texts for row in made.rows)
+    assert all((row.acceptance_rate is None) == (row.lockstep or row.draft is None) for row in made.rows)
     assert all(entry["passed"] for entry in made.correctness)
-    assert len(made.correctness) == len(made.rows) - 1, "all but plain decoding of one text at a time"
+    assert len(made.correctness) == len(made.raw) - 1, "all but plain decoding of one text at a time"
+    assert out.index("same text? target") < out.index("the best draft length of each batch")
     assert {entry.source for entry in made.knees} >= {"measured", "predicted", "from measured passes"}
     assert bool(made.library) == bool(made.machines) == any(row.lockstep for row in made.rows) == thorough
     assert all((one.predicted is None) == (one.n_texts == 1) for one in made.passes)
@@ -75,7 +80,7 @@ def test_sampled_texts_are_held_to_the_targets_law(run, tmp_path):
 @pytest.mark.parametrize("temperature", ["0", "0.8"])
 def test_a_wrong_text_is_found(run, monkeypatch, temperature):
     """One token in the texts of two rows, and only where there are two."""
-    honest = comparison.speculative_decode_batch
+    honest = turns.speculative_decode_batch
 
     def decode(target, *args):
         for number, round_ in honest(target, *args):
@@ -85,7 +90,7 @@ def test_a_wrong_text_is_found(run, monkeypatch, temperature):
                 round_.tokens[0] = 1
             yield number, round_
 
-    monkeypatch.setattr(comparison, "speculative_decode_batch", decode)
+    monkeypatch.setattr(turns, "speculative_decode_batch", decode)
     code, out, _ = run("--batch", "1,2", "--temperature", temperature)
     assert code == 1
     assert "WRONG OUTPUT" in out
@@ -156,7 +161,7 @@ def expected(**others) -> Expectations:
         "model": PassCosts((1, 101), (0.1, 0.1), 50, 0.0, 0.0),
     }
     known = {("model", 2): known_of([(2, 2), (2, 0)], 2), ("other", 2): known_of([(2, 2), (0, 0)], 2)}
-    loops = {(n, k): 0.01 * n for n in (1, 4) for k in (0, 2)}
+    loops = {(draft, k, n): 0.01 * n for n in (1, 4) for draft, k in (("", 0), ("model", 2), ("other", 2))}
     times = {name: {} for name in costs}
     fields = {"contexts": {1: 50.0, 4: 50.0}, "one_draft": {("other", 2): 0.2}, "loops": loops}
     return Expectations(**{"context": 50, "known": known, "times": times, "costs": costs} | fields | others)
@@ -171,10 +176,10 @@ def test_rates_by_hand():
     assert e.rate("model", 2, 4) == pytest.approx(8 / (2.2 + 0.2 + 0.04))
     assert e.rate("model", 2, 4, lockstep=True) == pytest.approx(4 * (1 + 2 * 0.5**4) / (2.2 + 0.2 + 0.04))
     # the other draft proposes in half of the rounds; of four texts one at least does so in 15 of 16
-    assert e.rate("other", 2, 1) == pytest.approx(2 / (0.5 * (1.3 + 0.2) + 0.5 * 1.1 + 0.01))
+    assert e.rate("other", 2, 1) == pytest.approx(2 / (0.5 * 1.3 + 0.5 * 1.1 + 0.2 + 0.01))
     widths = e.known["other", 2].widths(4)
     assert widths == pytest.approx({0: 1 / 16, 2: 15 / 16})
-    assert e.rate("other", 2, 4) == pytest.approx(8 / (15 / 16 * (2.2 + 0.8) + 1 / 16 * 1.4 + 0.04))
+    assert e.rate("other", 2, 4) == pytest.approx(8 / (15 / 16 * 2.2 + 1 / 16 * 1.4 + 0.8 + 0.04))
 
 
 def test_what_is_not_known_has_no_rate():
@@ -206,16 +211,6 @@ def test_every_shape_that_a_round_needs_is_timed():
     assert not any(c > 1024 for _, _, c in shapes), "no room"
 
 
-def test_the_loop_without_models_runs(pair_folder):
-    from speclab.core.accept import accept_from_logits
-    from speclab.core.sampling import Sampling
-    from speclab.models.setup import load_setup
-
-    setup = load_setup(str(pair_folder / "target"), engine="eager", threads=1)
-    for k, sampling in ((0, Sampling()), (3, Sampling()), (3, Sampling(temperature=0.8))):
-        assert passes.loop_seconds(setup.target, accept_from_logits, 2, k, sampling, n_rounds=4) > 0
-
-
 def test_the_librarys_batch_is_its_text(pair_folder):
     """Left padding does not change what it generates."""
     from types import SimpleNamespace
@@ -239,7 +234,8 @@ def test_passes_are_timed_over_written_memory(pair_folder):
     batch.fill(seed=0)
     assert all((part != 0).all() for part in batch._buffers.keys + batch._buffers.values)
     timer = passes.PassTimer({TARGET: setup.target}, {TARGET: [(1, 1, 4), (2, 3, 4)]})
-    timer.turn()
+    for _ in range(timer.n_steps):
+        timer.step()
     assert set(timer.times[TARGET]) == {(1, 1, 4), (2, 3, 4)}
     assert all(seconds > 0 for seconds in timer.times[TARGET].values())
     assert torch.isfinite(torch.tensor(list(timer.times[TARGET].values()))).all()

@@ -261,7 +261,9 @@ def test_passes_that_were_said_to_come_are_recorded_before_them(monkeypatch):
     for width in (1, 3):
         logits = batch.forward(next_tokens(batch, width))
         for row, length in enumerate(LENGTHS):
-            assert torch.allclose(logits[row], right(batch.model.model, TEXTS[row, : length + width])[length:], atol=1e-9)
+            assert torch.allclose(
+                logits[row], right(batch.model.model, TEXTS[row, : length + width])[length:], atol=1e-9
+            )
         batch.crop(LENGTHS)
     batch.start(CONTEXT - 1)
     batch.prefill(0, TEXTS[:1, :4])

@@ -9,13 +9,29 @@ from typing import NamedTuple
 from speclab.core.counts import Counts
 from speclab.core.rounds import Round
 
-Found = Iterator[tuple[int, Round]]  # (number of the request, round), as the loops of speclab/batch/loops.py yield them
+Rounds = Iterator[tuple[int, Round]]  # (number of the request, round), as the loops of speclab/batch/loops.py yield
 
 
 class PassMade(NamedTuple):
-    """A pass over the batch: rows with a text, the tokens that they committed, and the seconds of the whole round."""
+    """A pass over the batch: the tokens that each text committed, by request, and the seconds of the whole round."""
 
-    n_busy: int
+    tokens: dict[int, int]
+    seconds: float
+
+    @property
+    def n_busy(self) -> int:
+        """Rows with a text."""
+        return len(self.tokens)
+
+    @property
+    def n_tokens(self) -> int:
+        """Of all texts."""
+        return sum(self.tokens.values())
+
+
+class Part(NamedTuple):
+    """What one text has of the passes over a batch."""
+
     n_tokens: int
     seconds: float
 
@@ -46,7 +62,7 @@ class BatchDecoding:
     texts: by the number of the request. passes: rounds of all rows, in order. seconds: of everything so far.
     """
 
-    def __init__(self, found: Found, n_requests: int):
+    def __init__(self, of_batch: Rounds, n_requests: int):
         self.texts: dict[int, Text] = {}
         self.rounds: dict[int, list[Round]] = {}
         self.passes: list[PassMade] = []
@@ -54,7 +70,8 @@ class BatchDecoding:
         self.seconds = self.prefill_seconds = 0.0
         self.n_tokens = 0  # of all texts, those of prompts' own passes included
         self.n_left = n_requests  # texts that have not ended
-        self._found, self._n_busy = found, 0
+        self.n_requests = n_requests
+        self._rounds, self._n_busy = of_batch, 0
 
     @property
     def done(self) -> bool:
@@ -64,7 +81,7 @@ class BatchDecoding:
     def advance(self) -> None:
         """Do the next pass."""
         start = time.perf_counter()
-        number, round_ = next(self._found)  # ends with tokens on the host: the device has nothing left to do
+        number, round_ = next(self._rounds)  # ends with tokens on the host: the device has nothing left to do
         if round_.prefill:
             seconds = time.perf_counter() - start
             self.texts[number] = Text([], self.seconds)
@@ -72,9 +89,9 @@ class BatchDecoding:
             self.prefill_seconds += seconds
             self._book([(number, round_)], seconds)
             return
-        of_pass = [(number, round_), *(next(self._found) for _ in range(self._n_busy - 1))]
+        of_pass = [(number, round_), *(next(self._rounds) for _ in range(self._n_busy - 1))]
         seconds = time.perf_counter() - start
-        self.passes.append(PassMade(len(of_pass), sum(len(made.tokens) for _, made in of_pass), seconds))
+        self.passes.append(PassMade({of_text: len(made.tokens) for of_text, made in of_pass}, seconds))
         self._book(of_pass, seconds)
 
     def _book(self, of_pass: list[tuple[int, Round]], seconds: float) -> None:
@@ -90,11 +107,25 @@ class BatchDecoding:
             if round_.finish:
                 self._n_busy, self.n_left = self._n_busy - 1, self.n_left - 1
         if self.done:
-            self._found = iter(())  # frees the caches
+            self._rounds = iter(())  # frees the caches
 
     def full(self, n_rows: int) -> list[PassMade]:
         """The passes in which all rows had a text: what a batch does as long as requests wait."""
         return [made for made in self.passes if made.n_busy == n_rows]
+
+    def by_request(self, n_rows: int) -> dict[int, Part]:
+        """What each text has of the passes in which all rows had one.
+
+        Rows share a pass, so its seconds are shared, too: in equal parts, however many tokens each text got out of it.
+        A pass takes as long whichever texts are in it; texts differ in how many passes they need. So the part says what
+        a text costs that needs as many passes as this one.
+        """
+        parts: dict[int, Part] = {}
+        for made in self.full(n_rows):
+            for number, n_tokens in made.tokens.items():
+                before = parts.get(number, Part(0, 0.0))
+                parts[number] = Part(before.n_tokens + n_tokens, before.seconds + made.seconds / made.n_busy)
+        return parts
 
     @property
     def ended(self) -> set[int]:

@@ -16,7 +16,7 @@ from speclab.system.terminal import progress
 
 def batched(config: RunConfig, batches: list[int]) -> list[Facts]:
     """Of every batch: tokens of all texts, and seconds, prompts' own pass included; greedy."""
-    found = []
+    entries = []
     with progress(len(batches), "batch", "the library") as bar:
         for n_texts in batches:
             prompts = [config.prompts[i % len(config.prompts)].ids[0] for i in range(n_texts)]
@@ -35,6 +35,6 @@ def batched(config: RunConfig, batches: list[int]) -> list[Facts]:
                     )
                     n_tokens = len(output[:, longest:].tolist()) * (output.shape[1] - longest)  # waits for the device
                     seconds = time.perf_counter() - start
-            found.append({"n_texts": n_texts, "n_tokens": n_tokens, "seconds": seconds})
+            entries.append({"n_texts": n_texts, "n_tokens": n_tokens, "seconds": seconds})
             bar.update()
-    return found
+    return entries

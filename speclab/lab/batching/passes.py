@@ -1,20 +1,13 @@
-"""Seconds of passes over several texts, and of the loops without their models."""
+"""Seconds of passes over several texts, and of the loops without their models, between the rounds of a decoding."""
 
 import functools
 import itertools
 import random
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
-from torch import Tensor
 
-from draft_models import as_drawn
-from speclab.batch.loops import autoregressive_decode_batch, speculative_decode_batch
-from speclab.batch.rows import Request
-from speclab.core.rounds import AcceptRule, DecodeSettings, Draft
-from speclab.core.sampling import GREEDY, Sampling
-from speclab.lab.batching.decodings import BatchDecoding
 from speclab.models.batched import BatchedModel
 from speclab.models.cached import CachedModel
 from speclab.models.memory import cache_bytes, free_memory
@@ -24,42 +17,75 @@ from speclab.theory.batching import PassCosts, costs_of_places
 
 SHARE = 0.4  # of the free memory that caches of passes may take
 Shape = tuple[int, int, int]  # texts, tokens of each in the pass, tokens of each before it
+LoopKey = tuple[str, int, int]  # name of the draft, its length, texts; "" and 0: plain decoding
 
 
 class PassTimer:
-    """Times passes of some models, for each its shapes, a turn at a time between other work on the same machine.
+    """Times passes of some models, for each its shapes, and rounds of loops without models: one of them at a time.
 
-    In a turn every pass comes once, in another order every time: as in a round, a draft's weights are no longer in the
-    processor's cache when the target has run. Caches hold random numbers: memory that was never written is read for
-    nothing. Shapes whose caches would not fit into the memory are left out, with a note.
+    A pass that follows the same pass finds its code, its weights and the processor's threads as that one has left them.
+    In a decoding other work comes in between, and a pass takes longer. So `step` is called between the rounds of the
+    decodings that are to be predicted. In a turn everything comes once, in another order every time. Caches hold random
+    numbers: memory that was never written is read for nothing. Shapes whose caches would not fit into the memory are
+    left out, with a note.
     """
 
     def __init__(self, models: Mapping[str, CachedModel], shapes: Mapping[str, Iterable[Shape]]):
         self._models = models
         self._batches, self._shapes = _batches(models, shapes)
-        self._times: dict[str, dict[Shape, list[float]]] = {name: {} for name in models}
+        self._loops: dict[LoopKey, Callable[[], float]] = {}
+        self._timed: dict[tuple, list[float]] = {}  # (model, shape), or a loop's key -> seconds
         self._random = random.Random(0)
-        self._turn(keep=False)  # meets the shapes
+        self._left: list[tuple] = []  # of this turn
+        for one in self._shapes:  # meets the shapes
+            self._seconds(one)
 
-    def turn(self) -> None:
-        """Time every pass once."""
-        self._turn(keep=True)
+    def add(self, loops: Mapping[LoopKey, Callable[[], float]]) -> None:
+        """Time rounds of these, too: a call does one and gives its seconds."""
+        self._loops |= loops
+        for loop in loops.values():
+            loop()
 
-    def _turn(self, keep: bool) -> None:
-        self._random.shuffle(self._shapes)
-        for name, shape in self._shapes:
-            n_texts, width, context = shape
-            batch, device = self._batches[name, n_texts], self._models[name].device
-            batch.lengths = [context] * n_texts
-            tokens = torch.zeros(n_texts, width, dtype=torch.long, device=device)
-            taken = seconds(functools.partial(batch.forward, tokens), device)
-            if keep:
-                self._times[name].setdefault(shape, []).append(taken)
+    @property
+    def n_steps(self) -> int:
+        """Of a turn."""
+        return len(self._shapes) + len(self._loops)
+
+    def step(self) -> None:
+        """Time the next pass or round."""
+        if not self._left:
+            self._left = [*self._shapes, *self._loops]
+            self._random.shuffle(self._left)
+        one = self._left.pop()
+        self._timed.setdefault(one, []).append(self._loops[one]() if one in self._loops else self._seconds(one))
+
+    def _seconds(self, one: tuple[str, Shape]) -> float:
+        name, (n_texts, width, context) = one
+        batch, device = self._batches[name, n_texts], self._models[name].device
+        batch.lengths = [context] * n_texts
+        tokens = torch.zeros(n_texts, width, dtype=torch.long, device=device)
+        return seconds(functools.partial(batch.forward, tokens), device)
 
     @property
     def times(self) -> dict[str, dict[Shape, float]]:
-        """Seconds by model and shape: the mean of the middle half, which a disturbed moment does not move."""
-        return {name: {one: middle_mean(timed[one]) for one in sorted(timed)} for name, timed in self._times.items()}
+        """Seconds of passes by model and shape."""
+        means = self._means()
+        timed = sorted(one for one in self._shapes if one in means)
+        return {name: {one[1]: means[one] for one in timed if one[0] == name} for name in self._models}
+
+    @property
+    def loops(self) -> dict[LoopKey, float]:
+        """Seconds of rounds without models."""
+        means = self._means()
+        return {key: means[key] for key in self._loops if key in means}
+
+    def _means(self) -> dict[tuple, float]:
+        """Of everything the mean of the middle half, which a disturbed moment does not move, times what such moments
+        add to all of it together: the rates that are predicted are of the whole time, those moments included."""
+        middle = {one: middle_mean(timed) for one, timed in self._timed.items()}
+        whole = sum(sum(timed) for timed in self._timed.values())
+        undisturbed = sum(middle[one] * len(timed) for one, timed in self._timed.items())
+        return {one: mean * whole / undisturbed for one, mean in middle.items()}
 
 
 def middle_mean(values: Sequence[float]) -> float:
@@ -103,72 +129,3 @@ def pass_costs(times: dict[Shape, float], context: int, long_context: int | None
     if long_context and len(both := {width: short[width] for width in long if width in short}) > 1:
         per_place, per_pair = costs_of_places(both, long, long_context - context)
     return PassCosts(tuple(sorted(short)), tuple(short[w] for w in sorted(short)), context, per_place, per_pair)
-
-
-# --- the loops without their models -----------------------------------------------------------------------------------
-
-
-class _NoPasses(BatchedModel):
-    """A batch whose passes cost nothing and always give the same logits."""
-
-    def __init__(self, model: CachedModel, n_rows: int, widest: int):
-        super().__init__(model, n_rows)
-        self._logits = torch.randn(n_rows, widest, model.vocab_size, dtype=model.model.dtype, device=model.device)
-
-    def start(self, longest: int) -> None:
-        """No buffers."""
-        self.lengths, self.n_passes = [0] * self.n_rows, 0
-
-    def prefill(self, row: int, prompt: Tensor) -> Tensor:
-        """(1, 1, vocab)"""
-        self.lengths = [prompt.shape[1] if i == row else length for i, length in enumerate(self.lengths)]
-        return self._logits[:1, :1]
-
-    def forward(self, tokens: Tensor, reads: Tensor | None = None) -> Tensor:
-        """(rows, m, vocab)"""
-        self.lengths = [length + tokens.shape[1] for length in self.lengths]
-        return self._logits[:, : tokens.shape[1]]
-
-
-class _NoDraft:
-    """Always the same tokens, drawn from rows that cost nothing."""
-
-    def start(self, target: BatchedModel, sampling: Sampling, longest: int) -> None:
-        """Make what is proposed."""
-        token = torch.zeros(target.n_rows, dtype=torch.long, device=target.device)
-        law = None if sampling.greedy else torch.full((target.n_rows, target.vocab_size), 1 / target.vocab_size)
-        self._drawn = token, None if law is None else law.to(target.device)
-
-    def prefill(self, row: int, prompt: Tensor, committed: list[int]) -> None:
-        """Nothing."""
-
-    def propose(self, k: Sequence[int], uniforms: Tensor) -> Draft:
-        """The same token again and again."""
-        sizes = torch.tensor(k, device=uniforms.device)
-        if not any(k):
-            return Draft(torch.zeros(len(k), 0, dtype=torch.long, device=uniforms.device), sizes)
-        return as_drawn([self._drawn] * max(k))._replace(size=sizes)
-
-    def observe(self, decided: object) -> None:
-        """Nothing."""
-
-
-def loop_seconds(
-    target: CachedModel, accept: AcceptRule, n_texts: int, k: int, sampling: Sampling = GREEDY, n_rounds: int = 40
-) -> float:
-    """Seconds of a round of the loop itself: accept rule, copying to the host, rolling back. k = 0: the
-    baseline's loop."""
-    batch = _NoPasses(target, n_texts, k + 1)
-    settings = DecodeSettings(n_rounds * (k + 1), sampling)
-    room = settings.max_new_tokens if target.max_length is None else target.max_length - 1
-    settings = DecodeSettings(min(settings.max_new_tokens, room), sampling)
-    requests = [Request(torch.zeros(1, 1, dtype=torch.long, device=target.device), settings)] * n_texts
-    if k:
-        found = speculative_decode_batch(batch, _NoDraft(), requests, k, accept)
-    else:
-        found = autoregressive_decode_batch(batch, requests)
-    decoding = BatchDecoding(found, n_texts)
-    while not decoding.done:
-        decoding.advance()
-    made = decoding.full(n_texts)
-    return middle_mean([one.seconds for one in made])

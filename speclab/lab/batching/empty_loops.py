@@ -1,0 +1,139 @@
+"""What a round of a batch costs beside its passes: the loop itself, over models whose passes cost nothing."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from draft_models import ModelDrafter, as_drawn
+from speclab.batch.drafters import BatchDrafter, BatchedModelDrafter
+from speclab.batch.loops import autoregressive_decode_batch, speculative_decode_batch
+from speclab.batch.rows import Request
+from speclab.core.rounds import AcceptRule, DecodeSettings, Draft, Drafter
+from speclab.core.sampling import Sampling
+from speclab.lab.batching.decodings import BatchDecoding
+from speclab.models.batched import BatchedModel
+from speclab.models.cached import CachedModel
+
+ROUNDS = 8  # of a text; then it begins anew
+SEED = 0  # of the logits
+
+
+class NoPasses(BatchedModel):
+    """A batch whose passes cost nothing and always give the same logits. keeps: with real caches, for trees."""
+
+    def __init__(self, model: CachedModel, n_rows: int, widest: int, keeps: bool = False):
+        super().__init__(model, n_rows)
+        self._keeps = keeps
+        generator, shape = torch.Generator(model.device).manual_seed(SEED), (n_rows, widest, model.vocab_size)
+        self._logits = torch.randn(shape, dtype=model.model.dtype, device=model.device, generator=generator)
+
+    def start(self, longest: int) -> None:
+        """Drop all texts."""
+        self.lengths, self.n_passes = [0] * self.n_rows, 0
+        if self._keeps:
+            super().start(longest)
+
+    def prefill(self, row: int, prompt: Tensor) -> Tensor:
+        """(1, 1, vocab)"""
+        self.lengths = [prompt.shape[1] if i == row else length for i, length in enumerate(self.lengths)]
+        return self._logits[:1, :1]
+
+    def forward(self, tokens: Tensor, reads: Tensor | None = None) -> Tensor:
+        """(rows, m, vocab)"""
+        self._starts = self.lengths
+        self.lengths = [length + tokens.shape[1] for length in self.lengths]
+        return self._logits[:, : tokens.shape[1]]
+
+
+class SameDraft:
+    """Always the same tokens, for free. seen: a draft of one text, whose branches and kind of law these have."""
+
+    def __init__(self, seen: Draft | None):
+        self._seen = seen
+
+    def start(self, target: BatchedModel, sampling: Sampling, longest: int) -> None:
+        """Make what is proposed."""
+        self._n_rows, token = target.n_rows, torch.zeros(target.n_rows, dtype=torch.long, device=target.device)
+        law = None
+        if self._seen is not None and self._seen.probs is not None:
+            law = torch.full((target.n_rows, target.vocab_size), 1 / target.vocab_size, device=target.device)
+        self._drawn = token, law
+
+    def prefill(self, row: int, prompt: Tensor, committed: list[int]) -> None:
+        """Nothing."""
+
+    def propose(self, k: Sequence[int], uniforms: Tensor) -> Draft:
+        """A tree as it was seen, or a chain of the same token again and again."""
+        sizes, seen, n = torch.tensor(k, device=uniforms.device), self._seen, self._n_rows
+        if seen is not None and seen.parents is not None:
+            probs = None if seen.probs is None else seen.probs.expand(n, -1, -1)
+            tokens, parents = seen.tokens.expand(n, -1), seen.parents.expand(n, -1)
+            return Draft(tokens, seen.size.expand(n), probs, parents=parents)
+        if not any(k):
+            return Draft(torch.zeros(len(k), 0, dtype=torch.long, device=uniforms.device), sizes)
+        return as_drawn([self._drawn] * max(k))._replace(size=sizes)
+
+    def observe(self, decided: object) -> None:
+        """Nothing."""
+
+
+class EmptyLoop:
+    """The loop over `n_texts` texts with nothing in its passes; a call does a round and gives its seconds.
+
+    What is left: the accept rule, copying to the host, drawing, rolling back, a draft model's own work between its
+    passes. Without a draft: the baseline's loop, and the seconds of one of its passes.
+
+    drafter: None, or what proposes `k` tokens, a model with empty passes, too; of all others the proposals cost nothing
+    and are like `seen`, one that was made for one text.
+    """
+
+    def __init__(
+        self,
+        target: CachedModel,
+        accept: AcceptRule,
+        n_texts: int,
+        sampling: Sampling,
+        chunk: int = 1,
+        k: int = 0,
+        drafter: Drafter | None = None,
+        seen: Draft | None = None,
+    ):
+        self._target, self._accept, self._n_texts, self._sampling = target, accept, n_texts, sampling
+        self._chunk, self._k, self._drafter, self._seen = chunk, k, drafter, seen
+        self._n_left = 0  # rounds until the texts begin anew
+
+    def __call__(self) -> float:
+        """Seconds of the next round."""
+        if self._n_left == 0:
+            self._start()
+        self._n_left -= 1
+        self._decoding.advance()
+        return self._decoding.passes[-1].seconds / (1 if self._k else self._chunk)
+
+    def _start(self) -> None:
+        """New texts, up to their first tokens."""
+        widest = self._k + 1 if self._k else self._chunk
+        room = (self._target.max_length or 1 + (ROUNDS + 1) * widest) - 1
+        budget = min((ROUNDS + 1) * widest, room)
+        self._n_left = max(1, (budget - 1) // widest - bool(self._k))
+        batch = NoPasses(self._target, self._n_texts, widest, keeps=self._branches)
+        prompt = torch.zeros(1, 1, dtype=torch.long, device=self._target.device)
+        requests = [Request(prompt, DecodeSettings(budget, self._sampling))] * self._n_texts
+        rounds = (
+            speculative_decode_batch(batch, self._batch_drafter(), requests, self._k, self._accept)
+            if self._k
+            else autoregressive_decode_batch(batch, requests, self._chunk)
+        )
+        self._decoding = BatchDecoding(rounds, self._n_texts)
+        for _ in range(self._n_texts):  # the prompts
+            self._decoding.advance()
+
+    @property
+    def _branches(self) -> bool:
+        return self._seen is not None and self._seen.parents is not None
+
+    def _batch_drafter(self) -> BatchDrafter:
+        if type(self._drafter) is ModelDrafter:
+            return BatchedModelDrafter(NoPasses(self._drafter.draft, self._n_texts, 2))
+        return SameDraft(self._seen)

@@ -1,0 +1,156 @@
+"""All ways to decode a run's requests take turns, a pass at a time, so that a slow second meets all of them alike."""
+
+import copy
+import statistics
+from dataclasses import dataclass, field
+
+from speclab.batch.drafters import BatchDrafter, BatchedModelDrafter
+from speclab.batch.loops import autoregressive_decode_batch, in_lockstep, speculative_decode_batch
+from speclab.batch.rows import Request
+from speclab.batch.select import batch_drafter
+from speclab.core import graphs
+from speclab.core.rounds import DecodeSettings
+from speclab.lab.batching.arms import BatchArm, requests_of
+from speclab.lab.batching.decodings import BatchDecoding
+from speclab.lab.batching.empty_loops import EmptyLoop
+from speclab.lab.batching.passes import LoopKey, PassTimer
+from speclab.lab.batching.watched import WatchedDrafter
+from speclab.lab.run_config import RunConfig
+from speclab.models.batched import BatchedModel
+from speclab.records.samples import Arm
+from speclab.system.terminal import progress
+
+WARM_UP_TOKENS = 12
+TURNS = 30  # in which passes are timed
+
+
+@dataclass
+class Engine:
+    """What a way to decode runs on: the batch, and its drafter where there is one. Kept from the warm-up on, so that
+    nothing is recorded again while the clock counts."""
+
+    target: BatchedModel
+    drafter: BatchDrafter | None
+
+
+@dataclass
+class Batches:
+    """What was decoded of a run."""
+
+    config: RunConfig
+    decodings: dict[BatchArm, BatchDecoding] = field(default_factory=dict)
+    engines: dict[BatchArm, Engine] = field(default_factory=dict)
+    n_graphs: int = 0  # CUDA graphs recorded before the first turn
+    n_late_graphs: int = 0  # and in turns, where there should be none
+
+    def of(self, arm: Arm, n_texts: int) -> BatchDecoding:
+        """One way to decode."""
+        return self.decodings[BatchArm(arm, n_texts)]
+
+    @property
+    def complete(self) -> str:
+        """What there is to keep when the run is stopped; empty: nothing."""
+        full = [decoding.full(one.n_texts) for one, decoding in self.decodings.items()]
+        return "the rounds so far are complete" if full and all(full) else ""
+
+    @property
+    def watched(self) -> dict[tuple[str, int], WatchedDrafter]:
+        """The drafts of one text, by name and length."""
+        return {
+            (one.arm.draft, one.arm.draft_length): engine.drafter
+            for one, engine in self.engines.items()
+            if isinstance(engine.drafter, WatchedDrafter)
+        }
+
+
+def mean_context(config: RunConfig, n_texts: int) -> float:
+    """Tokens before a pass of plain decoding in the longest of so many texts, on average."""
+    lengths = [config.prompts[number].ids.shape[1] for number in requests_of(config, n_texts)]
+    longest = (max((lengths * 2)[i : i + n_texts]) for i in range(len(lengths)))
+    return statistics.mean(longest) + config.max_new_tokens / 2
+
+
+def decode(decoded: Batches, ways: list[BatchArm], timer: PassTimer) -> None:
+    """Every way to decode over its requests; passes are timed in between, on the same state of the machine."""
+    config = decoded.config
+    n_before = graphs.captures.n
+    for one in ways:
+        decoded.engines[one] = _warmed(config, one)
+    timer.add(empty_loops(decoded, sorted({one.n_texts for one in ways})))
+    n_warm = graphs.captures.n
+    decoded.n_graphs = n_warm - n_before
+    decoded.decodings = {
+        one: _decoding(config, one, decoded.engines[one], requests_of(config, one.n_texts), config.max_new_tokens)
+        for one in ways
+    }
+    every = list(decoded.decodings.values())
+    whole = sum(one.n_requests for one in every) * config.max_new_tokens
+    n_tokens = n_steps = 0
+    with progress(sum(one.n_requests for one in every), "text", "decoding") as bar:
+        while waiting := [decoding for decoding in every if not decoding.done]:
+            decoding = min(waiting, key=lambda one: one.n_tokens / one.n_requests)  # who has done least goes next
+            n_left, tokens_before = decoding.n_left, decoding.n_tokens
+            decoding.advance()
+            for _ in range(n_left - decoding.n_left):
+                bar.update()
+            n_tokens += decoding.n_tokens - tokens_before
+            while n_steps < int(n_tokens / whole * TURNS * timer.n_steps):
+                timer.step()
+                n_steps += 1
+            decoded.n_late_graphs = graphs.captures.n - n_warm
+
+
+def empty_loops(decoded: Batches, sizes: list[int]) -> dict[LoopKey, EmptyLoop]:
+    """The loops without their models: plain, and of every draft at every length."""
+    config = decoded.config
+    setup, accept = config.setup, config.learner.loop.accept
+    sampling = setup.sampling_at(config.temperatures[0])
+    loops = {("", 0, n): EmptyLoop(setup.target, accept, n, sampling, setup.chunk) for n in sizes}
+    for (name, k), watched in decoded.watched.items():
+        for n in sizes:
+            loops[name, k, n] = EmptyLoop(
+                setup.target, accept, n, sampling, k=k, drafter=config.drafters[name], seen=watched.seen
+            )
+    return loops
+
+
+def _warmed(config: RunConfig, one: BatchArm) -> Engine:
+    """What this way to decode runs on. Every shape is met once before the clock counts; on CUDA graphs all passes that
+    will come are recorded."""
+    setup, k = config.setup, one.arm.draft_length
+    requests = requests_of(config, one.n_texts)
+    longest = max(config.prompts[number].ids.shape[1] for number in requests) + config.max_new_tokens
+    longest += k + 1 if one.arm.speculative else setup.chunk
+    target, drafter = BatchedModel(setup.target, one.n_texts), None
+    target.start(longest)
+    target.prepare(range(1, k + 2), longest)
+    if one.arm.speculative:
+        drafter = batch_drafter(copy.deepcopy(config.drafters[one.arm.draft]), one.n_texts)
+        drafter.start(target, setup.sampling_at(config.temperatures[0]), longest)
+        if isinstance(drafter, BatchedModelDrafter):
+            drafter.draft.prepare((1, 2), longest)
+        if one.n_texts == 1:
+            drafter = WatchedDrafter(drafter)
+    engine = Engine(target, drafter)
+    budget = min(max(WARM_UP_TOKENS, k + 2), config.max_new_tokens)
+    warm = _decoding(config, one, engine, requests[: 2 * one.n_texts], budget)
+    while not warm.done:
+        warm.advance()
+    return engine
+
+
+def _decoding(config: RunConfig, one: BatchArm, engine: Engine, numbers: list[int], budget: int) -> BatchDecoding:
+    """A way to decode, ready to work on these requests; each has random numbers of its own, the same in every way."""
+    setup, sampling = config.setup, config.setup.sampling_at(config.temperatures[0])
+    requests = [
+        Request(
+            config.prompts[number].ids.to(setup.device), DecodeSettings(budget, sampling, seed=config.seed * 1009 + i)
+        )
+        for i, number in enumerate(numbers)
+    ]
+    if engine.drafter is None:
+        return BatchDecoding(autoregressive_decode_batch(engine.target, requests, setup.chunk), len(requests))
+    accept = config.learner.loop.accept
+    accept = in_lockstep(accept) if one.lockstep else accept
+    rounds = speculative_decode_batch(engine.target, engine.drafter, requests, one.arm.draft_length, accept)
+    return BatchDecoding(rounds, len(requests))

@@ -1,0 +1,54 @@
+"""A draft of one text with a clock on it: what it costs, and what its proposals look like."""
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from speclab.batch.drafters import BatchDrafter
+from speclab.core.rounds import Decided, Draft
+from speclab.core.sampling import Sampling
+from speclab.lab.instruments import PhaseClock
+from speclab.models.batched import BatchedModel
+
+DRAFT = "draft"  # the phase
+
+
+class WatchedDrafter:
+    """A drafter for a batch of one text. seen: its longest draft so far, None before there is one."""
+
+    def __init__(self, drafter: BatchDrafter):
+        self._drafter = drafter
+        self.seen: Draft | None = None
+        self._clock: PhaseClock | None = None
+        self._n_rounds = 0
+
+    def start(self, target: BatchedModel, sampling: Sampling, longest: int) -> None:
+        """Drop all texts, and what the clock has counted."""
+        self._clock, self._n_rounds = PhaseClock(target.device), 0
+        self._drafter.start(target, sampling, longest)
+
+    def prefill(self, row: int, prompt: Tensor, committed: list[int]) -> None:
+        """The row starts a text."""
+        self._drafter.prefill(row, prompt, committed)
+
+    def propose(self, k: Sequence[int], uniforms: Tensor) -> Draft:
+        """As the drafter does."""
+        draft = self._timed(self._drafter.propose)(k, uniforms)
+        self._n_rounds += 1
+        if draft.tokens.shape[1] and (self.seen is None or draft.tokens.shape[1] > self.seen.tokens.shape[1]):
+            self.seen = draft
+        return draft
+
+    def observe(self, decided: Mapping[int, Decided]) -> None:
+        """As the drafter does."""
+        self._timed(self._drafter.observe)(decided)
+
+    @property
+    def seconds(self) -> float:
+        """Of a round, for proposing and for following the text, the mean; what was counted is dropped."""
+        taken, n = (self._clock.take() if self._clock else {}), self._n_rounds
+        self._n_rounds = 0
+        return taken.get(DRAFT, 0.0) / max(1, n)
+
+    def _timed(self, function):
+        return self._clock.timed(DRAFT, function) if self._clock else function

@@ -1,0 +1,99 @@
+"""What a comparison of batches shows, and in which order: whether the texts are right, whether to believe, how fast."""
+
+from dataclasses import replace
+
+import pytest
+
+from speclab.present import batch_tables, batch_views
+from speclab.records.batches import BatchNoise, BatchRun, Chosen
+from speclab.records.files import read
+from speclab.system.paths import ROOT
+from speclab.theory import noise
+
+RECORD = ROOT / "results" / "cpu-2-cores-sweep-batch.json"
+
+
+@pytest.fixture
+def run() -> BatchRun:
+    """A record with everything that a new one has."""
+    made = read(RECORD, BatchRun)
+    best = [pair.best for pair in batch_tables.pairs(replace(made, chosen=None), "model")]
+    made.chosen = [
+        Chosen(
+            draft="model",
+            n_texts=row.n_texts,
+            draft_length=2,
+            n_prompts=15,
+            tokens_per_second=150.0,
+            plain_tokens_per_second=120.0,
+            speedup=1.25,
+            speedup_low=0.9,
+            speedup_high=1.5,
+            verdict="unclear",
+        )
+        for row in best
+    ]
+    made.noise = [
+        BatchNoise(temperature=0.0, ratio=1.01, low=0.99, high=1.02, n_texts=n) for n in sorted({1, *made.batches})
+    ]
+    made.n_distinct, made.row_by_row = 30, []
+    return made
+
+
+def test_texts_come_before_speeds(run):
+    for shown in (batch_views.text(run), batch_views.page(run, "x.png")):
+        order = [shown.index(words) for words in ("same text? lab pair", "best draft length", "noise floor, plain")]
+        assert order == sorted(order)
+    assert batch_views.text(run).startswith("same text? lab pair, greedy:")
+
+
+def test_a_wrong_text_is_said_first(run):
+    run.correctness[3] |= {"passed": False}
+    head = batch_views.text(run).partition("the best draft length")[0]
+    assert "WRONG OUTPUT: baseline, 16 at a time" in head
+
+
+def test_noise_hides_the_speeds(run, monkeypatch):
+    """On the terminal; the page keeps all numbers, under the doubt."""
+    monkeypatch.setattr(noise, "FURTHEST", 1.1)
+    assert "NOT TO BE BELIEVED" not in batch_views.text(run)
+    run.noise[2] = replace(run.noise[2], ratio=0.8, low=0.7, high=0.9)
+    text, page = batch_views.text(run), batch_views.page(run, "x.png")
+    assert "NOT TO BE BELIEVED" in text
+    assert "speedup  " not in text
+    assert "pays up to" not in text
+    assert page.index("NOT TO BE BELIEVED") < page.index("best draft length")
+
+
+def test_the_best_length_is_shown_with_the_other_half(run):
+    text = " ".join(batch_views.text(run).split())
+    assert text.count("1.25x unclear") == len(run.batches)
+    assert "0.90 to 1.50" in text
+    assert "(15 prompts)" in text
+    assert "flatters" not in text
+    assert "flatters" in batch_views.text(replace(run, chosen=None))
+
+
+def test_what_drafts_nothing_says_so(run):
+    row = next(row for row in run.rows if row.draft)
+    row.n_drafted = 0
+    assert batch_tables.ALL["speedup"](row) == "drafts nothing"
+    row.n_drafted, row.verdict, row.speedup = 5, "slower", 0.8
+    assert batch_tables.ALL["speedup"](row) == "0.80x slower"
+    run.chosen = [entry for entry in run.chosen if entry.n_texts != 4]
+    assert [pair.best.n_texts for pair in batch_tables.pairs(run, "model")] == [1, 2, 8, 16]
+
+
+def test_copies_and_drafts_that_go_row_by_row_are_named(run):
+    assert "row by row" not in batch_views.text(run)
+    assert "some decode copies" not in batch_views.text(run)
+    run.n_distinct, run.row_by_row = 6, ["tree:2x2:model"]
+    flat = " ".join(batch_views.text(run).split())
+    assert "B = 8, 16: more rows than different prompts (6)" in flat
+    assert "tree:2x2:model: drafts row by row" in flat
+
+
+def test_rows_in_lockstep_show_no_acceptance_rate():
+    run = read(RECORD, BatchRun)
+    assert all(batch_tables.ALL["α"](row) == "-" for row in run.rows if row.lockstep or not row.draft)
+    assert all(row.n_texts <= run.n_distinct for row in run.rows if row.lockstep)
