@@ -117,14 +117,14 @@ def waits_until_all_rows_have_ended() -> None:
 
 
 @mutant(19, ALONE, file=LOOPS)
-def ends_every_row_at_the_budget_of_the_first() -> None:
-    """ends every text at the budget of the first one that is longer than a token"""
+def ends_every_row_at_the_least_budget() -> None:
+    """ends every text at the least budget so far that is longer than a token"""
     right = Row.__init__
     budgets: list[int] = []
 
     def make(self: Row, place: int, number: int, request: rows_module.Request, device: torch.device) -> None:
         budgets.append(request.settings.max_new_tokens)
-        most = next((n for n in budgets if n > 1), budgets[0])
+        most = min((n for n in budgets if n > 1), default=1)
         object.__setattr__(request.settings, "max_new_tokens", min(most, budgets[-1]))
         right(self, place, number, request, device)
 
