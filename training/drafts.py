@@ -148,7 +148,7 @@ def own_texts(
     third of the time is spent: in pieces of the stream they are rare.
     """
     texts = {}
-    writer = copy.deepcopy(target).to(torch.bfloat16)  # twice as fast, and as good a writer
+    writer = copy.deepcopy(target).bfloat16()  # twice as fast, and as good a writer
     for length, (_, prompt) in ROWS.items():
         if prompt is None:
             continue

@@ -11,7 +11,7 @@ from tiny_models import CONTEXT, VOCAB, tiny
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.batch.select import batch_drafter
 from speclab.core.accept import accept_from_logits
-from speclab.core.rounds import Draft
+from speclab.core.rounds import AcceptResult, Draft
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.lab.batching import empty_loops, turns
 from speclab.lab.batching.arms import arms
@@ -57,8 +57,9 @@ def test_rounds_go_on_for_ever(target, seen, sampling):
 
 
 def test_every_round_drafts_as_many_tokens(target, monkeypatch):
+    """Also where all of them are accepted: the texts begin anew before their ends."""
     calls = calls_of(monkeypatch, "forward")
-    loop = EmptyLoop(target, accept_from_logits, 2, GREEDY, k=3)
+    loop = EmptyLoop(target, lambda draft, logits, *rest: AcceptResult(draft.size, draft.size), 2, GREEDY, k=3)
     for _ in range(2 * empty_loops.ROUNDS):
         loop()
     assert {tokens.shape[1] for tokens, *_ in calls} == {4}
@@ -192,7 +193,8 @@ def test_nothing_is_recorded_while_the_clock_counts(monkeypatch):
     """The texts outgrow a bucket, and drafts are shorter near their ends: all of that is recorded before."""
     stand_in(monkeypatch)
     target = graphed()
-    about = run_config(target, {"model": ModelDrafter(graphed(num_hidden_layers=1))}, draft_lengths=[1, 3])
+    models = {"model": ModelDrafter(graphed(num_hidden_layers=1))}
+    about = run_config(target, models, draft_lengths=[1, 3], max_new_tokens=40)
     decoded = Batches(about)
     decode(decoded, arms(about, [2], thorough=False), PassTimer({"target": target}, {"target": [(1, 1, 9)]}))
     assert decoded.n_graphs > 0
@@ -200,7 +202,7 @@ def test_nothing_is_recorded_while_the_clock_counts(monkeypatch):
     for decoding in decoded.decodings.values():
         for number, text in decoding.texts.items():
             prompt = about.prompts[number % 3].ids
-            assert text.tokens == plain_text(CachedModel(target.model), prompt, 12)
+            assert text.tokens == plain_text(CachedModel(target.model), prompt, 40)
 
 
 def test_what_is_recorded_late_is_counted(monkeypatch):
