@@ -15,7 +15,7 @@ COLUMNS = (
     "text: from its prompt to its last token; expected: from passes over one text, never from a batch"
 )
 CHOSEN = (
-    "best k is chosen on half of the prompts; tok/s, speedup and 95 % are of the other half ({n} prompts); the "
+    "best k is chosen on half of the prompts; tok/s, speedup and 95 % are of the other half ({n} of them); the "
     "interval is over these prompts, each with equal parts of the passes that it shared; unclear: the interval covers "
     "1, or the speedup lies within the noise floor"
 )

@@ -69,7 +69,7 @@ def test_the_best_length_is_shown_with_the_other_half(run):
     text = " ".join(batch_views.text(run).split())
     assert text.count("1.25x unclear") == len(run.batches)
     assert "0.90 to 1.50" in text
-    assert "(15 prompts)" in text
+    assert "(15 of them)" in text
     assert "flatters" not in text
     assert "flatters" in batch_views.text(replace(run, chosen=None))
 
