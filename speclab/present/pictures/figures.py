@@ -24,6 +24,7 @@ HATCHES = ["", "//", "..", "xx"]
 SPEEDUP = "speedup over the baseline (decoding)"
 BOOK = "book, 1/(1-α+α/k)"
 MANY = 8  # of more values than these only the best and those at both ends are printed
+WIDEST = 48  # points for all markers at one place: less than what lies between two places
 LEGEND_ROW = 84  # characters that a row of a legend has room for
 
 
@@ -145,7 +146,9 @@ def _beside(measured: list[Series], spread: float) -> dict[tuple[int, Any], floa
     beside: dict[tuple[int, Any], float] = {}
     for x in dict.fromkeys(x for series in measured for x in series.values):
         here = [series.look for series in measured if x in series.values]
-        beside |= {(look, x): (i - (len(here) - 1) / 2) * spread for i, look in enumerate(here)}
+        beside |= {
+            (look, x): (i - (len(here) - 1) / 2) * min(spread, WIDEST / len(here)) for i, look in enumerate(here)
+        }
     return beside
 
 
