@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from speclab.present.batch_views import knee, milliseconds, rate
+from speclab.present.batch_views import rate
 from speclab.present.pictures import figures
 from speclab.present.pictures.figures import Panel, Series, draw
 from speclab.present.report import agreement_lines
@@ -21,9 +21,15 @@ from speclab.present.tables import (
     speedup,
     temperature_name,
 )
+from speclab.records.batches import KneeEntry
 from speclab.records.serving import EngineCounts, LoadRow, Reconciled, ServedRow, ServingRun
 from speclab.theory.curves import Value
 
+SHORT = (
+    "α: accepted / tested; f: accepted / drafted, which vLLM calls acceptance rate; round: what a round takes, in "
+    "tokens of the server without speculation; same text: as the lab's own"
+)
+ON_THE_PAGE = ("end to end", "length")  # columns that the terminal has no room for
 COLUMNS = (
     "tok/s and speedup: after the first chunk, by the client's clock; 95 %: over prompts; end to end: from the request "
     "to the last token; same text: as the lab's own greedy text; α: accepted / tested; f: accepted / drafted, which "
@@ -32,9 +38,9 @@ COLUMNS = (
 )
 NO_ALPHA = "no α where drafts came shorter than k: the counters do not say how many of their tokens were tested"
 RECONCILED = (
-    "engine: differences of its counters before and after each prompt; lab: the same prompts on the lab's own loop "
-    "with the same draft, decoded past the end, since the engine's last round drafts k tokens, too; rounds: those that "
-    "drafted"
+    "engine / lab; engine: differences of its counters before and after each prompt; lab: the same prompts on the "
+    "lab's own loop with the same draft, decoded past the end, since the engine's last round drafts k tokens, too; "
+    "but for the last: equal but for the last round; rounds: those that drafted"
 )
 UNDER_LOAD = (
     "tok/s: of all requests together; first, token: milliseconds to the first chunk and per token after it, the median "
@@ -53,8 +59,8 @@ def name_of(row: ServedRow | LoadRow | Reconciled) -> str:
 # --- how fast ---------------------------------------------------------------------------------------------------------
 
 
-def speed_table(rows: list[ServedRow]) -> Table:
-    """One line per arm at one temperature; the baseline first."""
+def speed_table(rows: list[ServedRow], whole: bool) -> Table:
+    """One line per arm at one temperature; the baseline first. whole: with all columns"""
     columns: dict[str, Cell] = {
         **cells("draft", "k", "tok/s"),
         "speedup": _speedup,
@@ -66,7 +72,7 @@ def speed_table(rows: list[ServedRow]) -> Table:
         "book(α)": lambda row: speedup(row.book_formula),
         "round": lambda row: number(row.round_cost),
     }
-    return Table(rows, columns)
+    return Table(rows, columns if whole else {head: columns[head] for head in columns if head not in ON_THE_PAGE})
 
 
 def _speedup(row: ServedRow) -> str:
@@ -110,22 +116,27 @@ def agreement(run: ServingRun) -> Lines:
 
 
 def reconciled_table(run: ServingRun) -> Table:
-    """One line per arm: how many prompts agree, and the sums."""
+    """One line per arm: how many prompts agree, and the sums of the engine and of the lab."""
     groups: dict[tuple[str, int], list[Reconciled]] = {}
     for entry in run.reconciled:
         groups.setdefault((entry.method, entry.draft_length), []).append(entry)
+
+    def both(name: str) -> Cell:
+        def cell(group: list[Reconciled]) -> str:
+            sides = ([getattr(one, side) for one in group] for side in ("engine", "own"))
+            return " / ".join(str(sum(getattr(counts, name) for counts in side)) for side in sides)
+
+        return cell
+
     columns: dict[str, Cell] = {
         "draft": lambda group: group[0].method,
         "k": lambda group: str(group[0].draft_length),
         "prompts": lambda group: str(len(group)),
         "equal": lambda group: str(sum(one.verdict == "equal" for one in group)),
-        "but for the last round": lambda group: str(sum(one.verdict == "last round" for one in group)),
-        "rounds, engine": lambda group: str(sum(one.engine.n_drafts for one in group)),
-        "lab": lambda group: str(sum(one.own.n_drafts for one in group)),
-        "drafted, engine": lambda group: str(sum(one.engine.n_drafted for one in group)),
-        "lab ": lambda group: str(sum(one.own.n_drafted for one in group)),
-        "accepted, engine": lambda group: str(sum(one.engine.n_accepted for one in group)),
-        " lab": lambda group: str(sum(one.own.n_accepted for one in group)),
+        "but for the last": lambda group: str(sum(one.verdict == "last round" for one in group)),
+        "rounds": both("n_drafts"),
+        "drafted": both("n_drafted"),
+        "accepted": both("n_accepted"),
     }
     return Table(list(groups.values()), columns)
 
@@ -178,10 +189,10 @@ def places_table(run: ServingRun) -> Table:
 def load_table(rows: list[LoadRow]) -> Table:
     """One line per number of requests at a time."""
 
-    def both(name: str, of_plain: bool) -> Cell:
+    def both(name: str, of_plain: bool, digits: int) -> Cell:
         def cell(row: LoadRow) -> str:
             side = row.plain if of_plain else row.speculative
-            return " / ".join(milliseconds(getattr(side, f"{name}_{end}")) for end in ("p50", "p95"))
+            return " / ".join(number(1e3 * getattr(side, f"{name}_{end}"), digits) for end in ("p50", "p95"))
 
         return cell
 
@@ -192,10 +203,10 @@ def load_table(rows: list[LoadRow]) -> Table:
         "tok/s": lambda row: rate(row.speculative.n_tokens / row.speculative.seconds),
         "speedup": lambda row: speedup(row.speedup),
         "f": lambda row: number(row.drafted_fraction),
-        "plain first": both("first", of_plain=True),
-        "first": both("first", of_plain=False),
-        "plain token": both("token", of_plain=True),
-        "token": both("token", of_plain=False),
+        "plain first": both("first", of_plain=True, digits=0),
+        "first": both("first", of_plain=False, digits=0),
+        "plain token": both("token", of_plain=True, digits=1),
+        "token": both("token", of_plain=False, digits=1),
     }
     return Table(rows, columns, n_words=0)
 
@@ -206,8 +217,42 @@ def load_blocks(run: ServingRun) -> list[Block]:
     for method, k in dict.fromkeys((row.method, row.draft_length) for row in run.load):
         rows = [row for row in run.load if (row.method, row.draft_length) == (method, k)]
         blocks += [Heading(f"{name_of(rows[0])}, under load", 3), load_table(rows)]
-    lines = [f"{entry.draft}: speculation pays up to so many requests at a time: {knee(entry)}" for entry in run.knees]
-    return [*blocks, Lines([*lines, UNDER_LOAD] if lines else [])]
+    return [*blocks, knee_lines(run), Lines([UNDER_LOAD])]
+
+
+def load_summary(run: ServingRun) -> Table:
+    """One line per number of requests at a time, with the speedups of all drafts."""
+    arms = dict.fromkeys((row.method, row.draft_length) for row in run.load)
+
+    def of_arm(arm: tuple[str, int]) -> Cell:
+        def cell(level: list[LoadRow]) -> str:
+            return speedup(next((row.speedup for row in level if (row.method, row.draft_length) == arm), None))
+
+        return cell
+
+    columns: dict[str, Cell] = {
+        "at a time": lambda level: str(level[0].concurrency),
+        "plain tok/s": lambda level: rate(
+            sum(row.plain.n_tokens for row in level) / sum(row.plain.seconds for row in level)
+        ),
+    }
+    columns |= {f"{method} k = {k}": of_arm((method, k)) for method, k in arms}
+    levels = dict.fromkeys(row.concurrency for row in run.load)
+    return Table([[row for row in run.load if row.concurrency == n] for n in levels], columns, n_words=0)
+
+
+def knee_lines(run: ServingRun) -> Lines:
+    """Where each draft stops paying."""
+    return Lines(
+        f"{entry.draft}: speculation pays up to so many requests at a time: {_knee(entry)}" for entry in run.knees
+    )
+
+
+def _knee(entry: KneeEntry) -> str:
+    """Where the speedup falls to 1."""
+    if entry.below:
+        return "none"
+    return f"more than {max(map(int, entry.best))}" if entry.batch is None else number(entry.batch, 1)
 
 
 # --- all of it --------------------------------------------------------------------------------------------------------
@@ -218,10 +263,10 @@ def text(run: ServingRun, where: str = "") -> str:
     doubtful = doubt(run)
     blocks: list[Block] = [agreement(run), Lines([doubtful])]
     if not doubtful:
-        blocks += _speeds(run)
-    blocks += [refused_lines(run), Heading("Counts"), reconciled_table(run), reasons(run)]
+        blocks += _speeds(run, whole=False)
+    blocks += [refused_lines(run), Heading("Counts, engine / lab"), reconciled_table(run), reasons(run)]
     if not doubtful:
-        blocks += [Heading("Under load"), *load_blocks(run)]
+        blocks += [Heading("Under load: speedup of tokens a second"), load_summary(run), knee_lines(run)]
     blocks.append(Lines([verdict_line(run) if not doubtful else None, failure_line(run), where or None]))
     return show(blocks)
 
@@ -229,10 +274,10 @@ def text(run: ServingRun, where: str = "") -> str:
 def page(run: ServingRun, picture: str) -> str:
     """results/NAME.md."""
     head: list[Block] = ["# vLLM", provenance(run), server_line(run)]
-    head.append(Lines([verdict_line(run), failure_line(run)]))
+    head.append(Lines([doubt(run) or verdict_line(run), failure_line(run)]))
     if run.load:
         head.append(f"![Speedup under load]({picture})")
-    blocks: list[Block] = [Heading("Same text, and how fast"), agreement(run), Lines([doubt(run)]), *_speeds(run)]
+    blocks: list[Block] = [Heading("Same text, and how fast"), agreement(run), *_speeds(run, whole=True)]
     blocks += [refused_lines(run), Heading("The engine's counters beside the lab's own counts"), Lines([RECONCILED])]
     blocks += [reconciled_table(run), reasons(run), Heading("Share of rounds that kept the token at each place", 3)]
     blocks += [places_table(run)]
@@ -242,13 +287,17 @@ def page(run: ServingRun, picture: str) -> str:
     return show([*head, *blocks], markdown=True)
 
 
-def _speeds(run: ServingRun) -> list[Block]:
+def _speeds(run: ServingRun, whole: bool) -> list[Block]:
     blocks: list[Block] = []
     for temperature in dict.fromkeys(row.temperature for row in run.served):
         rows = [row for row in run.served if row.temperature == temperature]
-        blocks += [Heading(f"{temperature_name(temperature)}, {rows[0].n_prompts} prompts", 3), speed_table(rows)]
+        blocks += [
+            Heading(f"{temperature_name(temperature)}, {rows[0].n_prompts} prompts", 3),
+            speed_table(rows, whole),
+        ]
     short = any(row.counts and row.acceptance_rate is None for row in run.served)
-    return [*blocks, Lines([COLUMNS, NO_ALPHA if short else None, NO_FORECAST, *noise_lines(run.noise)])]
+    legend = [COLUMNS, NO_ALPHA if short else None, NO_FORECAST] if whole else [SHORT]
+    return [*blocks, Lines([*legend, *noise_lines(run.noise)])]
 
 
 def server_line(run: ServingRun) -> str:

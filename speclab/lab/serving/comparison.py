@@ -26,6 +26,7 @@ from speclab.lab.serving.installed import Installed, ServerSettings, speculative
 from speclab.lab.serving.own import OwnRounds, greedy_texts, looks_up, own_rounds, reconcile
 from speclab.lab.serving.servers import Server, ServerProblem, log_folder, running
 from speclab.lab.serving.turns import Sent
+from speclab.records.batches import KneeEntry
 from speclab.records.runs import Facts, Noise
 from speclab.records.samples import BASELINE, BASELINE_REPEAT, Arm, Sample
 from speclab.records.serving import (
@@ -249,13 +250,15 @@ def _of(served: Served, arm: Arm, temperature: float) -> list[Sent]:
 
 
 def _judge_sampled(measured: Measurement, arm: Arm, temperature: float) -> Facts:
-    """The two z statistics of sampled texts under the target's own law; tokens that the law finds improbable are
-    counted for the first one."""
+    """The two z statistics of sampled texts under the target's own law; the first one counts improbable tokens.
+
+    Of every prompt one text: requests with the same seed are the same text again, and prove nothing.
+    """
     setup, sums = measured.bench.setup, losslessness.ZSums()
     sampling, vocab = setup.sampling_at(temperature), setup.target.vocab_size
     for sample in measured.of(arm, temperature):
         prompt = measured.prompts[sample.prompt_index].id_list
-        for text in sample.texts:
+        for text in sample.texts[:1]:
             law = losslessness.distributions(setup.target.model, prompt, text, sampling, vocab)
             sums.add(torch.tensor(text), law, torch.full_like(law, 1 / vocab))
     z = sums.result()
@@ -312,13 +315,14 @@ def noise_floors(served: Served) -> list[Noise]:
     return found
 
 
-def _knees(served: Served) -> list:
+def _knees(served: Served) -> list[KneeEntry]:
     """At how many requests at a time each draft stops paying."""
     found = []
     context = round(sum(p.ids.shape[1] for p in served.config.prompts) / len(served.config.prompts))
-    for draft in dict.fromkeys(row.draft for row in served.load):
-        speedups = {(row.concurrency, row.draft_length): row.speedup for row in served.load if row.draft == draft}
-        found.append(knee_of(draft, context, "measured", speedups))
+    for method in dict.fromkeys(row.method for row in served.load):
+        rows = [row for row in served.load if row.method == method]
+        speedups = {(row.concurrency, row.draft_length): row.speedup for row in rows}
+        found.append(knee_of(method, context, "measured", speedups))
     return found
 
 
@@ -387,7 +391,8 @@ def reconciled(served: Served) -> list[Reconciled]:
         if one.temperature == 0 and one.counts and key in served.own and key not in found:
             prompt, lookup = served.config.prompts[one.index], looks_up(served.config.drafters[one.arm.draft])
             found[key] = reconcile(*key, prompt, one.counts, served.own[key], one.answer.tokens, lookup)
-    return sorted(found.values(), key=lambda entry: (entry.method, entry.draft_length, entry.prompt_index))
+    places = {arm: place for place, arm in enumerate(served.arms)}
+    return [found[key] for key in sorted(found, key=lambda key: (places[key[0]], key[1]))]
 
 
 def _request(served: Served, one: Sent) -> ServedRequest:

@@ -93,8 +93,8 @@ def speculative_config(kind: str, draft_length: int) -> dict[str, Any]:
     length = {"num_speculative_tokens": draft_length}
     if kind == "ngram":  # the lengths of the lab's own lookup
         return {"method": METHODS[kind], "prompt_lookup_min": 2, "prompt_lookup_max": 4, **length}
-    if kind == "suffix":
-        return {"method": METHODS[kind], **length}
+    if kind == "suffix":  # without what other requests said: a prompt that comes again would be drafted from its answer
+        return {"method": METHODS[kind], "suffix_decoding_max_cached_requests": 0, **length}
     if word in LAB_HEADS:
         if rest == "wide":
             raise UsageProblem(f"--draft {kind} is for a padded target, which vLLM is not given; use --draft feature")

@@ -63,9 +63,9 @@ def own_rounds(
     found = {}
     with progress(len(arms) * len(prompts), "text", "the lab's own rounds") as bar:
         for arm in arms:
-            # Prompt lookup forgets at every prompt. A suffix draft keeps what it has seen; so does the engine's.
-            drafter = FirstMatch() if arm.draft == "ngram" else copy.deepcopy(drafters[arm.draft])
             for index, prompt in enumerate(prompts):
+                # Anew for every prompt: what a draft has learned from others is not asked of the engine either.
+                drafter = FirstMatch() if arm.draft == "ngram" else copy.deepcopy(drafters[arm.draft])
                 settings = DecodeSettings(n_tokens + 2 * arm.draft_length)
                 rounds, n_new = [], 0
                 ids = prompt.ids.to(setup.device)
