@@ -149,7 +149,7 @@ def test_at_most_so_many_are_asked_at_a_time():
         with lock:
             running.append(order)
             most.append(len(running))
-        gate.wait(10)  # three are there at the same time, in every round of three
+        gate.wait(120)  # three are there at the same time, in every round of three
         with lock:
             running.remove(order)
         return Answer([order.seed], 1, 1, 0.1, 0.0)
