@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from speclab.present.batch_views import rate
+from speclab.present.batch_tables import rate
 from speclab.present.pictures import figures
 from speclab.present.pictures.figures import Panel, Series, draw
 from speclab.present.report import agreement_lines
