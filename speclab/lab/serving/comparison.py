@@ -349,6 +349,7 @@ def _row(served: Served, measured: Measurement, arm: Arm, sent: list[Sent], floo
     n_tokens = sum(len(one.answer.tokens) - one.answer.n_first for one in sent)
     counts = counters.total([one.counts for one in sent if one.counts]) if arm.speculative else None
     alpha = counters.acceptance_rate(counts, arm.draft_length) if counts else None
+    every_round = arm.speculative and not looks_up(served.config.drafters[arm.draft])
     decode = sum(one.answer.decode_seconds for one in sent)
     per_token = sum(before_seconds) / sum(len(text) - 1 for s in after.values() for text in s.texts)
     return ServedRow(
@@ -372,7 +373,8 @@ def _row(served: Served, measured: Measurement, arm: Arm, sent: list[Sent], floo
         drafted_fraction=counters.as_counts(counts, arm.draft_length).drafted_fraction if counts else None,
         acceptance_length=counters.acceptance_length(counts) if counts else None,
         book_formula=book_formula(alpha, arm.draft_length) if alpha is not None else None,
-        round_cost=sum(seconds) / counts.n_drafts / per_token if counts and alpha is not None else None,
+        # A lookup has rounds that draft nothing, which no counter counts.
+        round_cost=sum(seconds) / counts.n_drafts / per_token if counts and counts.n_drafts and every_round else None,
     )
 
 

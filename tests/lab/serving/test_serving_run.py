@@ -123,6 +123,7 @@ def test_what_the_engine_refuses_is_said_and_the_others_are_measured(run, script
     assert [row.method for row in made.served] == ["baseline", "model", "ngram"]
     ngram = [one for one in made.reconciled if one.method == "ngram"]
     assert all(one.verdict == "different" or one.own == one.engine for one in ngram)
+    assert made.served[2].round_cost is None, "rounds without a match are not counted"
 
 
 def test_a_server_that_refuses_at_the_start_is_no_failure_of_the_others(run, script, honest):
