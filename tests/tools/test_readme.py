@@ -7,10 +7,11 @@ import pytest
 from benchmarks import peers_page, roofline, rules, scaling_page, states
 from benchmarks.families import __main__ as families
 from benchmarks.gpu import findings
-from speclab.present import batch_views, first_screen, plan_views, sweep_views, tables
+from speclab.present import batch_views, first_screen, plan_views, serving_views, sweep_views, tables
 from speclab.records import files
 from speclab.records.batches import BatchRun
 from speclab.records.runs import ComparisonRun, Head, PlanRun, SweepRun
+from speclab.records.serving import ServingRun
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.paths import ROOT
 from tools import doc_blocks, readme
@@ -26,7 +27,7 @@ BENCHMARKS = {
     "scaling": (scaling_page.ScalingRun, scaling_page.page),
     "states": (states.StatesRun, states.page),
 }
-KINDS = {"batch": BatchRun, "sweep": SweepRun, "plan": PlanRun}
+KINDS = {"batch": BatchRun, "sweep": SweepRun, "plan": PlanRun, "vllm": ServingRun}
 
 
 def kind_of(stem: str) -> type[Head]:
@@ -131,6 +132,8 @@ def test_committed_tables_are_views_of_their_records(path):
         page = batch_views.page(run, f"../plots/{path.stem}.png")
     elif isinstance(run, PlanRun):
         page = plan_views.page(run)
+    elif isinstance(run, ServingRun):
+        page = serving_views.page(run, f"../plots/{path.stem}.png")
     elif isinstance(run, ComparisonRun):
         page = first_screen.page(run, path.stem)
     else:

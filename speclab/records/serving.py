@@ -1,0 +1,134 @@
+"""The record of `python compare.py --engine vllm`: the same prompts through servers of another engine."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from speclab.records.batches import KneeEntry
+from speclab.records.rows import Amount, Count, Part, Share
+from speclab.records.runs import Facts, LabRun, Noise
+
+
+@dataclass(kw_only=True)
+class EngineCounts(Part):
+    """How far an engine's counters of speculation went on between two looks at them."""
+
+    n_drafts: Count  # rounds in which something was drafted
+    n_drafted: Count
+    n_accepted: Count
+    accepted_at: list[Count]  # rounds that kept the drafted token 1, 2, ...
+
+
+@dataclass(kw_only=True)
+class ServedRequest(Part):
+    """One request of one arm, and what its server counted meanwhile."""
+
+    method: str
+    draft: str | None
+    draft_length: Count
+    temperature: Amount
+    prompt_index: Count
+    prompt_kind: str
+    n_prompt: Count  # tokens
+    n_tokens: Count
+    n_first: Count  # tokens of the first chunk
+    n_chunks: Count  # one may carry several tokens
+    first_seconds: Amount  # from the request to the first chunk
+    decode_seconds: Amount  # from the first chunk to the last
+    counts: EngineCounts | None  # None: a server that does not speculate
+
+
+@dataclass(kw_only=True)
+class Reconciled(Part):
+    """What an engine counted on one prompt beside the lab's own rounds, greedily."""
+
+    method: str
+    draft: str
+    draft_length: Count
+    prompt_index: Count
+    prompt_kind: str
+    engine: EngineCounts
+    own: EngineCounts
+    last_drafted: Count  # of the lab's last round with a draft
+    last_accepted: Count
+    verdict: Literal["equal", "last round", "different"]
+    reason: str  # empty where the counts are equal
+
+
+@dataclass(kw_only=True)
+class ServedRow(Part):
+    """One arm at one temperature, beside the server without speculation on the same prompts, in turns."""
+
+    method: str
+    draft: str | None
+    draft_length: Count
+    temperature: Amount
+    n_prompts: Count
+    n_tokens: Count  # that came after the first chunks
+    seconds: Amount  # from the first chunks to the last
+    first_seconds: Amount  # before them, all requests together
+    tokens_per_second: Amount
+    speedup: Amount
+    speedup_low: float | None
+    speedup_high: float | None
+    speedup_with_prefill: Amount
+    verdict: Literal["faster", "unclear", "slower"] | None
+    same_text: Count | None  # texts that are the lab's own; None when sampled
+    counts: EngineCounts | None
+    acceptance_rate: Share | None  # None: drafts came shorter than k, and no counter tells how many tokens were tested
+    drafted_fraction: Share | None
+    acceptance_length: float | None  # the engine's: 1 + accepted / drafts
+    book_formula: float | None
+    round_cost: float | None  # seconds of a round over seconds of a token without speculation
+    lossy_rule: str | None = None
+
+
+@dataclass(kw_only=True)
+class LoadSide(Part):
+    """One server under load. Percentiles are over requests, in seconds."""
+
+    n_tokens: Count
+    seconds: Amount  # from the first request to the last token of all
+    first_p50: Amount
+    first_p95: Amount
+    token_p50: Amount  # per token after the first chunk
+    token_p95: Amount
+
+
+@dataclass(kw_only=True)
+class LoadRow(Part):
+    """So many requests at a time, without speculation and with it."""
+
+    method: str
+    draft: str
+    draft_length: Count
+    concurrency: Count
+    n_requests: Count
+    speedup: Amount  # of tokens a second, all requests together
+    drafted_fraction: Share | None
+    plain: LoadSide
+    speculative: LoadSide
+
+
+@dataclass(kw_only=True)
+class Refused(Part):
+    """An arm that the engine does not run, and why."""
+
+    method: str
+    draft_length: Count
+    reason: str
+
+
+@dataclass(kw_only=True)
+class ServingRun(LabRun):
+    """`python compare.py --engine vllm`."""
+
+    server: Facts  # which engine: versions, how it was started, and seconds until each server answered
+    correctness: list[Facts]  # of the texts, against the lab's own greedy text or the target's law
+    noise: list[Noise]
+    refused: list[Refused]
+    failure: str | None  # what ended the run early
+    knees: list[KneeEntry]  # at how many requests at a time speculation stops paying
+    served: list[ServedRow]
+    load: list[LoadRow]
+    reconciled: list[Reconciled]
+    requests: list[ServedRequest]
