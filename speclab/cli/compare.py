@@ -77,6 +77,8 @@ def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
     if auto and (
         other := next((o for o in ("plan", "verify_plan", "sweep", "batch", "profile") if getattr(args, o)), None)
     ):
+        if other == "batch":
+            raise UsageProblem("a run of batches has no -k auto; leave out auto, or --batch")
         raise UsageProblem(f"-k auto belongs to a comparison; leave out auto, or --{other.replace('_', '-')}")
     temperatures = parsing.numbers(args.temperature, float, 0, "--temperature")
     if args.max_new_tokens < 2:

@@ -135,8 +135,9 @@ def add_draft_flag(
         "--draft",
         default=default,
         metavar="KIND",
-        help="model (the lab's own), lab:SIZE, a folder or hub name, feature:HEAD, block:HEAD, exit:N, ngram, suffix, "
-        "hybrid:LOOKUP+MODEL, merge:A+B, tree:SHAPE:MODEL, dial:A, dial:A:MODEL or dial:A:free"
+        help="model, feature, feature:wide, block, exit:N (the lab's own), lab:SIZE, a folder or hub name, "
+        "feature:HEAD, block:HEAD, ngram, suffix, hybrid, hybrid:LOOKUP+MODEL, merge:A+B, tree:SHAPE:MODEL, "
+        "sampled-tree:SHAPE:MODEL, dial:A, dial:A:MODEL or dial:A:free"
         + (
             " (default: %(default)s)"
             if default
