@@ -39,7 +39,9 @@ def add_shared_flags(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="how models run; auto: a short race (see speclab/models/select.py)",
     )
-    group.add_argument("--threads", type=at_least(1, MOST_THREADS), help="CPU threads (default: one per core)")
+    group.add_argument(
+        "--threads", type=at_least(1, MOST_THREADS), help="CPU threads (default: OMP_NUM_THREADS, else one per core)"
+    )
     group = parser.add_argument_group("text")
     where = group.add_mutually_exclusive_group()
     where.add_argument("--prompt", action="append", help="a text to continue; may be given several times")
@@ -141,7 +143,8 @@ def add_draft_flag(
         + (
             " (default: %(default)s)"
             if default
-            else "; several with commas (default: model,feature,hybrid with the lab's target, else model,ngram)"
+            else "; several with commas (default: model,feature,hybrid with the lab's target; with another one, --batch, --plan, "
+            "--verify-plan or --impl model,ngram)"
         ),
     )
     group.add_argument(

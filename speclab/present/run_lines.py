@@ -107,10 +107,11 @@ def doubt(run: LabRun) -> str | None:
         return None
     ends = interval(worst.low, worst.high)
     itself = f"{worst.ratio:.2f}x" + f" ({ends})" * (ends != "-")
+    hint = f", or use {cores.ONE_THREAD}," * (run.machine.threads > 1)
     return (
         f"NOT TO BE BELIEVED: in this run the baseline was {itself} as fast as itself; figure or interval beyond "
-        f"{noise.FURTHEST:.2f}x either way: no quiet machine. Stop other work, or use {cores.ONE_THREAD}, and run "
-        "again. The record and its page keep all numbers."
+        f"{noise.FURTHEST:.2f}x either way: no quiet machine. Stop other work{hint} and run again. The record and its "
+        "page keep all numbers."
     )
 
 
