@@ -5,7 +5,7 @@ import argparse
 from speclab.batch.loops import autoregressive_decode_batch, speculative_decode_batch
 from speclab.batch.rows import Request
 from speclab.batch.select import batch_drafter, check_drafter, check_kind
-from speclab.cli.output import LOSSY, prompt_heading
+from speclab.cli.output import LOSSY, how_many, prompt_heading
 from speclab.cli.parsing import AUTO, at_least
 from speclab.core.accept import rule_of
 from speclab.core.rounds import DecodeSettings, Drafter
@@ -91,7 +91,8 @@ def speed(decoding: BatchDecoding, at_once: int) -> str:
     dropped = decoding.counts.n_after_eos
     return "\n".join(
         [
-            f"\n{n_tokens} tokens decoded in {seconds:.2f} s, {at_once} at a time: {rate} in all (prefill apart)"
+            f"\n{how_many(decoding.n_tokens, n_tokens, decoding.n_requests)} in {seconds:.2f} s, {at_once} at a time: "
+            + f"{rate} in all"
             + f"; {dropped} more after an end token were dropped" * bool(dropped),
             f"a text: {decoding.latency:.2f} s from its prompt to its last token{between} (medians of "
             f"{len(decoding.texts)} texts)",

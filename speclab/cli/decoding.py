@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from draft_models import ModelDrafter
 from speclab.cli import batch, flags, parsing
-from speclab.cli.output import LOSSY, prompt_heading, write_trace
+from speclab.cli.output import LOSSY, how_many, prompt_heading, write_trace
 from speclab.core.accept import rule_of
 from speclab.core.clock import synchronize
 from speclab.core.counts import Counts
@@ -90,12 +90,14 @@ def _parse(docstring: str, argv: list[str] | None, speculative: bool) -> argpars
 
 @dataclass
 class _Decoded:
-    """What was decoded for all prompts so far, prefill apart."""
+    """What was decoded for all prompts so far; `seconds` and `counts` leave the prompts' own passes out."""
 
     setup: Setup
     args: argparse.Namespace
     seconds: float = 0.0
     counts: Counts = field(default_factory=Counts)
+    n_prompts: int = 0
+    n_tokens: int = 0  # those of the prompts' own passes included
 
     def show(self, prompt: Prompt, rounds: Iterator[Round]) -> list[int]:
         """Print a prompt and its text.  -> new tokens"""
@@ -115,6 +117,7 @@ class _Decoded:
         """The rounds; making them is timed, what is done with them is not."""
         start = time.perf_counter()
         for round_ in rounds:  # a round ends with its tokens on the host, so the device has nothing left to do
+            self.n_prompts, self.n_tokens = self.n_prompts + round_.prefill, self.n_tokens + len(round_.tokens)
             if not round_.prefill:
                 self.seconds += time.perf_counter() - start
             self.counts.add(round_)
@@ -126,7 +129,8 @@ class _Decoded:
         n_tokens = self.counts.n_emitted
         speed = f"{n_tokens / self.seconds:.1f} tok/s" if self.seconds and n_tokens else "no decoding to time"
         dropped = f"; {self.counts.n_after_eos} more after an end token were dropped" * bool(self.counts.n_after_eos)
-        return f"\n{n_tokens} tokens decoded in {self.seconds:.2f} s: {speed} (prefill apart){dropped}"
+        made = how_many(self.n_tokens, n_tokens, self.n_prompts)
+        return f"\n{made} in {self.seconds:.2f} s: {speed}{dropped}"
 
 
 def _load(args: argparse.Namespace) -> tuple[Setup, list[Prompt], DecodeSettings]:

@@ -143,8 +143,8 @@ def add_draft_flag(
         + (
             " (default: %(default)s)"
             if default
-            else "; several with commas (default: model,feature,hybrid with the lab's target; with another one, --batch, --plan, "
-            "--verify-plan or --impl model,ngram)"
+            else "; several with commas (default: model,feature,hybrid with the lab's target; model,ngram with another "
+            "one, --batch, --plan, --verify-plan or --impl)"
         ),
     )
     group.add_argument(

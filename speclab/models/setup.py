@@ -108,7 +108,8 @@ def load_setup(
     """Load and check a target. Raises UsageProblem or EnvironmentProblem where that cannot be.
 
     target: folder, hub name or lab:SIZE. device: auto, cpu, cuda, mps. dtype: auto, float32, bfloat16. engine: auto,
-    fast, eager. threads: of the CPU, None for PyTorch's own number. tokenizer: the target's, where it is loaded already.
+    fast, eager. threads: of the CPU, None for PyTorch's own number. tokenizer: the target's, where it is loaded
+    already.
     """
     where, why_device = loading.choose_device(device)
     on_gpu = where.type == "cuda"
