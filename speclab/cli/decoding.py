@@ -16,6 +16,7 @@ from speclab.core.accept import rule_of
 from speclab.core.clock import synchronize
 from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, Drafter, Round, tokens_of
+from speclab.drafts.described import describe_draft, length_notes
 from speclab.drafts.hybrid import Choosing, forget, parts
 from speclab.drafts.lengths import LONGEST
 from speclab.drafts.oracle import OracleDraft, reference_text
@@ -42,6 +43,7 @@ from speclab.present import shapes as shape_views
 from speclab.system.errors import reports_problems
 from speclab.system.terminal import harmless, note
 
+DRAFT_LENGTH = 4
 NOT_JUDGED = (
     "a sampled text has no baseline to equal; leave out --temperature, or judge many of them: give compare.py the "
     "same --temperature, --draft and --impl"
@@ -68,8 +70,7 @@ def _parse(docstring: str, argv: list[str] | None, speculative: bool) -> argpars
             "-k",
             "--draft-length",
             type=parsing.length_or_auto,
-            default=4,
-            help="tokens per draft, or auto: chosen in every round (default: 4)",
+            help=f"tokens per draft, or auto: chosen in every round (default: {DRAFT_LENGTH})",
         )
         flags.add_rule_flag(parser)
     flags.add_impl_flag(parser)
@@ -80,6 +81,8 @@ def _parse(docstring: str, argv: list[str] | None, speculative: bool) -> argpars
         )
     args = parser.parse_args(argv)
     if speculative:
+        args.typed_length = args.draft_length  # None where -k is left out
+        args.draft_length = DRAFT_LENGTH if args.draft_length is None else args.draft_length
         args.draft = with_trees([args.draft], args.tree)[-1]
         flags.check_trees(args, [args.draft], "--trace-shapes")
     batch.check_flags(args, *(("--trace", "--trace-shapes") if speculative else ()))
@@ -181,19 +184,22 @@ def _speculative(args: argparse.Namespace, baseline: Loop, speculative: Loop) ->
     setup, prompts, settings = _load(args)
     drafter, k = make_drafter(args.draft, setup, args.seed), args.draft_length
     check_prompts(setup.target, [drafter], prompts, args.max_new_tokens)
+    name, typed = drafter_name(args.draft), [] if auto or args.typed_length is None else [args.typed_length]
+    draft, notes = describe_draft(name, drafter, setup.engine) or name, length_notes(name, drafter, typed)
     if auto:
         drafter, k = auto_length(args.draft, drafter), LONGEST
     [k] = lengths_of(drafter, [k])
     if args.trace_shapes:
         return _show_shapes(learner, setup, drafter, prompts[0], k, settings)
-    note("\n".join([setup.describe(), *describe_chat(prompts, setup.tokenizer), *learner.describe()]))
+    draft += f"; chosen in the run, k ≤ {k}" if auto else f"; k = {k}"
+    head = [setup.describe(), f"draft   {draft}", *describe_chat(prompts, setup.tokenizer), *learner.describe()]
+    note("\n".join([*head, *notes]))
     if args.batch:
         batch.run(args, setup, prompts, settings, drafter, k)
         return 0
     functions = learner.functions(speculative).judged_by(args.rule)
     n_wrong = _in_turn(args, setup, prompts, settings, drafter, k, functions, baseline, learner)
     if args.trace:  # the first prompt once more, with clocks and details
-        name = drafter_name(args.draft)
         trace = follow.follow(setup, drafter, name, prompts[0], k, settings, baseline, functions, longest=k)
         write_trace(trace, args.trace)
     return int(n_wrong > 0)
@@ -214,7 +220,7 @@ def _in_turn(
     decoded, n_wrong = _Decoded(setup, args), 0
     if isinstance(drafter, Choosing):
         measure_costs(functions, setup.target, drafter, [prompts[0].ids.to(setup.device)], settings)
-        if costs := drafter.costs.get(setup.sampling.temperature):
+        if args.verbose and (costs := drafter.costs.get(setup.sampling.temperature)):
             note(costs.describe())
         if isinstance(drafter, StaticTreeDrafter):
             note(drafter.describe_shape(setup.sampling.temperature, k))

@@ -68,10 +68,12 @@ def add_shared_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--seed", type=seed, default=0, help="randomness of sampling (default: 0)")
 
 
-def add_verbose_flag(parser: argparse._ActionsContainer) -> None:
-    """--verbose: memory and bytes."""
+def add_verbose_flag(parser: argparse._ActionsContainer, more: str = "") -> None:
+    """--verbose: memory and bytes. more: what else it prints"""
     parser.add_argument(
-        "--verbose", action="store_true", help="print bytes read by a step and a round, and peak memory"
+        "--verbose",
+        action="store_true",
+        help=f"print bytes read by a step and a round{more}, and peak memory",
     )
 
 
@@ -124,7 +126,7 @@ def add_decoding_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of the two scripts that decode once and print the text."""
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: 0)")
     parser.add_argument("--stream", action="store_true", help="print the text as it is committed")
-    add_verbose_flag(parser)
+    add_verbose_flag(parser, ", with -k auto and hybrids what rounds cost")
     parser.add_argument("--ignore-eos", action="store_true", help="go on to --max-new-tokens also after an end token")
 
 
