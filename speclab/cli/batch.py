@@ -9,6 +9,7 @@ from speclab.cli.output import LOSSY, how_many, prompt_heading
 from speclab.cli.parsing import AUTO, at_least
 from speclab.core.accept import rule_of
 from speclab.core.rounds import DecodeSettings, Drafter
+from speclab.drafts.select import is_tree
 from speclab.lab.batching.decodings import BatchDecoding
 from speclab.models.batched import BatchedModel, check_batch
 from speclab.models.prompts import Prompt, with_text
@@ -77,7 +78,7 @@ def run(
         print(harmless(f"{prompt_heading(prompt)}\n{text}"))
     print(speed(decoding, min(args.batch, len(prompts))))
     if drafter:
-        print(report.counts_summary(decoding.counts))
+        print(report.counts_summary(decoding.counts, is_tree(args.draft)))
         if rule_of(args.rule).law:
             print(LOSSY.format(rule=args.rule, temperature=args.temperature))
 

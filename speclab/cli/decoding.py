@@ -25,6 +25,7 @@ from speclab.drafts.select import (
     check_kind,
     check_prompts,
     drafter_name,
+    is_tree,
     lengths_of,
     make_drafter,
     with_trees,
@@ -238,7 +239,7 @@ def _in_turn(
     if learner and not setup.sampling.greedy:
         print(NOT_JUDGED)
     print(decoded.speed())
-    print(report.counts_summary(decoded.counts))
+    print(report.counts_summary(decoded.counts, is_tree(args.draft)))
     if rule_of(args.rule).law:
         print(LOSSY.format(rule=args.rule, temperature=args.temperature))
     if args.verbose:
