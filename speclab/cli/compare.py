@@ -45,6 +45,7 @@ WHY = "why is mine not faster? docs/why-not-faster.md"
 def run(docstring: str, argv: list[str] | None) -> int:
     """The main() of compare.py.  -> exit code"""
     args = compare_flags.make_parser(docstring).parse_args(argv)
+    loading.check_parts(args.impl)
     flags.check_file(args.trace, "--trace")
     flags.check_file(args.profile, "--profile")
     flags.check_file(args.report, "--report")

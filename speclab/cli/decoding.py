@@ -81,6 +81,7 @@ def _parse(docstring: str, argv: list[str] | None, speculative: bool) -> argpars
             "--trace-shapes", action="store_true", help="print the shapes of one round's tensors and decode nothing"
         )
     args = parser.parse_args(argv)
+    loading.check_parts(args.impl)
     if speculative:
         args.typed_length = args.draft_length  # None where -k is left out
         args.draft_length = DRAFT_LENGTH if args.draft_length is None else args.draft_length
