@@ -193,7 +193,7 @@ def _speculative(args: argparse.Namespace, baseline: Loop, speculative: Loop) ->
     [k] = lengths_of(drafter, [k])
     if args.trace_shapes:
         return _show_shapes(learner, setup, drafter, prompts[0], k, settings)
-    draft += f"; chosen in the run, k ≤ {k}" if auto else f"; k = {k}"
+    draft += f"; chosen in the run, at most {k} tokens" if auto else f"; k = {k}"
     head = [setup.describe(), f"draft   {draft}", *describe_chat(prompts, setup.tokenizer), *learner.describe()]
     note("\n".join([*head, *notes]))
     if args.batch:

@@ -19,7 +19,7 @@ def test_one_script_chooses_its_lengths(pair_folder, capsys):
         out, err = capsys.readouterr()
         texts.append(out.split("def f(x):")[-1].splitlines()[0])
         assert "milliseconds" not in err
-        assert ("; chosen in the run, k ≤ 8" if k == "auto" else "; k = 2") in err
+        assert ("; chosen in the run, at most 8 tokens" if k == "auto" else "; k = 2") in err
     assert texts[0] == texts[1]
     assert optimized_speculative.main([*words, *TINY, "-k", "auto", "--verbose"]) == 0
     err = capsys.readouterr().err
