@@ -5,10 +5,11 @@ import argparse
 from speclab.batch.loops import autoregressive_decode_batch, speculative_decode_batch
 from speclab.batch.rows import Request
 from speclab.batch.select import batch_drafter, check_drafter, check_kind
-from speclab.cli.output import LOSSY, prompt_heading
+from speclab.cli.output import LOSSY, how_many, prompt_heading
 from speclab.cli.parsing import AUTO, at_least
 from speclab.core.accept import rule_of
 from speclab.core.rounds import DecodeSettings, Drafter
+from speclab.drafts.select import is_tree
 from speclab.lab.batching.decodings import BatchDecoding
 from speclab.models.batched import BatchedModel, check_batch
 from speclab.models.prompts import Prompt, with_text
@@ -77,7 +78,7 @@ def run(
         print(harmless(f"{prompt_heading(prompt)}\n{text}"))
     print(speed(decoding, min(args.batch, len(prompts))))
     if drafter:
-        print(report.counts_summary(decoding.counts))
+        print(report.counts_summary(decoding.counts, is_tree(args.draft)))
         if rule_of(args.rule).law:
             print(LOSSY.format(rule=args.rule, temperature=args.temperature))
 
@@ -91,7 +92,8 @@ def speed(decoding: BatchDecoding, at_once: int) -> str:
     dropped = decoding.counts.n_after_eos
     return "\n".join(
         [
-            f"\n{n_tokens} tokens decoded in {seconds:.2f} s, {at_once} at a time: {rate} in all (prefill apart)"
+            f"\n{how_many(decoding.n_tokens, n_tokens, decoding.n_requests)} in {seconds:.2f} s, {at_once} at a time: "
+            + f"{rate} in all"
             + f"; {dropped} more after an end token were dropped" * bool(dropped),
             f"a text: {decoding.latency:.2f} s from its prompt to its last token{between} (medians of "
             f"{len(decoding.texts)} texts)",

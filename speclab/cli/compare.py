@@ -15,6 +15,7 @@ from speclab.cli import compare_flags, flags, parsing, serving
 from speclab.cli.output import Output, Step, View, write_report, write_trace
 from speclab.cli.serving_flags import VLLM, check_others
 from speclab.core.rounds import DecodeSettings
+from speclab.drafts.described import length_notes
 from speclab.drafts.lengths import LONGEST
 from speclab.drafts.oracle import OracleDraft
 from speclab.drafts.select import auto_length, can_choose, check_kinds, check_prompts, make_drafters, with_trees
@@ -45,6 +46,7 @@ WHY = "why is mine not faster? docs/why-not-faster.md"
 def run(docstring: str, argv: list[str] | None) -> int:
     """The main() of compare.py.  -> exit code"""
     args = compare_flags.make_parser(docstring).parse_args(argv)
+    loading.check_parts(args.impl)
     flags.check_file(args.trace, "--trace")
     flags.check_file(args.profile, "--profile")
     flags.check_file(args.report, "--report")
@@ -78,9 +80,12 @@ def _head(config: RunConfig) -> str:
 def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
     """Load and check everything; a Problem with the flags is raised before anything is timed."""
     lengths, auto = parsing.lengths(args.draft_length, "-k")
+    typed_lengths = lengths if args.has_typed_lengths else []
     if auto and (
         other := next((o for o in ("plan", "verify_plan", "sweep", "batch", "profile") if getattr(args, o)), None)
     ):
+        if other == "batch":
+            raise UsageProblem("a run of batches has no -k auto; leave out auto, or --batch")
         raise UsageProblem(f"-k auto belongs to a comparison; leave out auto, or --{other.replace('_', '-')}")
     temperatures = parsing.numbers(args.temperature, float, 0, "--temperature")
     if args.max_new_tokens < 2:
@@ -110,6 +115,8 @@ def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
     setup, prompts = flags.load(args, temperature=0.0)
     drafters = make_drafters(kinds, setup, args.seed)
     check_prompts(setup.target, drafters.values(), prompts, args.max_new_tokens)
+    for line in [line for name, drafter in drafters.items() for line in length_notes(name, drafter, typed_lengths)]:
+        note(line)
     if auto:
         choosing = {name: drafter for name, drafter in drafters.items() if not lengths or can_choose(drafter)}
         drafters |= {name + AUTO: auto_length(name, drafter) for name, drafter in choosing.items()}

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 
 from draft_models import ModelDrafter
 from speclab.cli import batch, flags, parsing
-from speclab.cli.output import LOSSY, prompt_heading, write_trace
+from speclab.cli.output import LOSSY, how_many, prompt_heading, write_trace
 from speclab.core.accept import rule_of
 from speclab.core.clock import synchronize
 from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, Drafter, Round, tokens_of
+from speclab.drafts.described import describe_draft, length_notes
 from speclab.drafts.hybrid import Choosing, forget, parts
 from speclab.drafts.lengths import LONGEST
 from speclab.drafts.oracle import OracleDraft, reference_text
@@ -24,6 +25,7 @@ from speclab.drafts.select import (
     check_kind,
     check_prompts,
     drafter_name,
+    is_tree,
     lengths_of,
     make_drafter,
     with_trees,
@@ -42,6 +44,7 @@ from speclab.present import shapes as shape_views
 from speclab.system.errors import reports_problems
 from speclab.system.terminal import harmless, note
 
+DRAFT_LENGTH = 4
 NOT_JUDGED = (
     "a sampled text has no baseline to equal; leave out --temperature, or judge many of them: give compare.py the "
     "same --temperature, --draft and --impl"
@@ -68,8 +71,7 @@ def _parse(docstring: str, argv: list[str] | None, speculative: bool) -> argpars
             "-k",
             "--draft-length",
             type=parsing.length_or_auto,
-            default=4,
-            help="tokens per draft, or auto: chosen in every round (default: 4)",
+            help=f"tokens per draft, or auto: chosen in every round (default: {DRAFT_LENGTH})",
         )
         flags.add_rule_flag(parser)
     flags.add_impl_flag(parser)
@@ -79,7 +81,10 @@ def _parse(docstring: str, argv: list[str] | None, speculative: bool) -> argpars
             "--trace-shapes", action="store_true", help="print the shapes of one round's tensors and decode nothing"
         )
     args = parser.parse_args(argv)
+    loading.check_parts(args.impl)
     if speculative:
+        args.typed_length = args.draft_length  # None where -k is left out
+        args.draft_length = DRAFT_LENGTH if args.draft_length is None else args.draft_length
         args.draft = with_trees([args.draft], args.tree)[-1]
         flags.check_trees(args, [args.draft], "--trace-shapes")
     batch.check_flags(args, *(("--trace", "--trace-shapes") if speculative else ()))
@@ -90,12 +95,14 @@ def _parse(docstring: str, argv: list[str] | None, speculative: bool) -> argpars
 
 @dataclass
 class _Decoded:
-    """What was decoded for all prompts so far, prefill apart."""
+    """What was decoded for all prompts so far; `seconds` and `counts` leave the prompts' own passes out."""
 
     setup: Setup
     args: argparse.Namespace
     seconds: float = 0.0
     counts: Counts = field(default_factory=Counts)
+    n_prompts: int = 0
+    n_tokens: int = 0  # those of the prompts' own passes included
 
     def show(self, prompt: Prompt, rounds: Iterator[Round]) -> list[int]:
         """Print a prompt and its text.  -> new tokens"""
@@ -115,6 +122,7 @@ class _Decoded:
         """The rounds; making them is timed, what is done with them is not."""
         start = time.perf_counter()
         for round_ in rounds:  # a round ends with its tokens on the host, so the device has nothing left to do
+            self.n_prompts, self.n_tokens = self.n_prompts + round_.prefill, self.n_tokens + len(round_.tokens)
             if not round_.prefill:
                 self.seconds += time.perf_counter() - start
             self.counts.add(round_)
@@ -126,7 +134,8 @@ class _Decoded:
         n_tokens = self.counts.n_emitted
         speed = f"{n_tokens / self.seconds:.1f} tok/s" if self.seconds and n_tokens else "no decoding to time"
         dropped = f"; {self.counts.n_after_eos} more after an end token were dropped" * bool(self.counts.n_after_eos)
-        return f"\n{n_tokens} tokens decoded in {self.seconds:.2f} s: {speed} (prefill apart){dropped}"
+        made = how_many(self.n_tokens, n_tokens, self.n_prompts)
+        return f"\n{made} in {self.seconds:.2f} s: {speed}{dropped}"
 
 
 def _load(args: argparse.Namespace) -> tuple[Setup, list[Prompt], DecodeSettings]:
@@ -177,19 +186,22 @@ def _speculative(args: argparse.Namespace, baseline: Loop, speculative: Loop) ->
     setup, prompts, settings = _load(args)
     drafter, k = make_drafter(args.draft, setup, args.seed), args.draft_length
     check_prompts(setup.target, [drafter], prompts, args.max_new_tokens)
+    name, typed = drafter_name(args.draft), [] if auto or args.typed_length is None else [args.typed_length]
+    draft, notes = describe_draft(name, drafter, setup.engine) or name, length_notes(name, drafter, typed)
     if auto:
         drafter, k = auto_length(args.draft, drafter), LONGEST
     [k] = lengths_of(drafter, [k])
     if args.trace_shapes:
         return _show_shapes(learner, setup, drafter, prompts[0], k, settings)
-    note("\n".join([setup.describe(), *describe_chat(prompts, setup.tokenizer), *learner.describe()]))
+    draft += f"; chosen in the run, at most {k} tokens" if auto else f"; k = {k}"
+    head = [setup.describe(), f"draft   {draft}", *describe_chat(prompts, setup.tokenizer), *learner.describe()]
+    note("\n".join([*head, *notes]))
     if args.batch:
         batch.run(args, setup, prompts, settings, drafter, k)
         return 0
     functions = learner.functions(speculative).judged_by(args.rule)
     n_wrong = _in_turn(args, setup, prompts, settings, drafter, k, functions, baseline, learner)
     if args.trace:  # the first prompt once more, with clocks and details
-        name = drafter_name(args.draft)
         trace = follow.follow(setup, drafter, name, prompts[0], k, settings, baseline, functions, longest=k)
         write_trace(trace, args.trace)
     return int(n_wrong > 0)
@@ -210,7 +222,7 @@ def _in_turn(
     decoded, n_wrong = _Decoded(setup, args), 0
     if isinstance(drafter, Choosing):
         measure_costs(functions, setup.target, drafter, [prompts[0].ids.to(setup.device)], settings)
-        if costs := drafter.costs.get(setup.sampling.temperature):
+        if args.verbose and (costs := drafter.costs.get(setup.sampling.temperature)):
             note(costs.describe())
         if isinstance(drafter, StaticTreeDrafter):
             note(drafter.describe_shape(setup.sampling.temperature, k))
@@ -228,7 +240,7 @@ def _in_turn(
     if learner and not setup.sampling.greedy:
         print(NOT_JUDGED)
     print(decoded.speed())
-    print(report.counts_summary(decoded.counts))
+    print(report.counts_summary(decoded.counts, is_tree(args.draft)))
     if rule_of(args.rule).law:
         print(LOSSY.format(rule=args.rule, temperature=args.temperature))
     if args.verbose:

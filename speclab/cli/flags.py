@@ -41,7 +41,9 @@ def add_shared_flags(parser: argparse.ArgumentParser, engines: Sequence[str] = s
         help="how models run; auto: a short race (see speclab/models/select.py)"
         + "; vllm: its servers instead (docs/serving.md)" * ("vllm" in engines),
     )
-    group.add_argument("--threads", type=at_least(1, MOST_THREADS), help="CPU threads (default: one per core)")
+    group.add_argument(
+        "--threads", type=at_least(1, MOST_THREADS), help="CPU threads (default: OMP_NUM_THREADS, else one per core)"
+    )
     group = parser.add_argument_group("text")
     where = group.add_mutually_exclusive_group()
     where.add_argument("--prompt", action="append", help="a text to continue; may be given several times")
@@ -68,10 +70,12 @@ def add_shared_flags(parser: argparse.ArgumentParser, engines: Sequence[str] = s
     group.add_argument("--seed", type=seed, default=0, help="randomness of sampling (default: 0)")
 
 
-def add_verbose_flag(parser: argparse._ActionsContainer) -> None:
-    """--verbose: memory and bytes."""
+def add_verbose_flag(parser: argparse._ActionsContainer, more: str = "") -> None:
+    """--verbose: memory and bytes. more: what else it prints"""
     parser.add_argument(
-        "--verbose", action="store_true", help="print bytes read by a step and a round, and peak memory"
+        "--verbose",
+        action="store_true",
+        help=f"print bytes read by a step and a round{more}, and peak memory",
     )
 
 
@@ -124,7 +128,7 @@ def add_decoding_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of the two scripts that decode once and print the text."""
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: 0)")
     parser.add_argument("--stream", action="store_true", help="print the text as it is committed")
-    add_verbose_flag(parser)
+    add_verbose_flag(parser, ", with -k auto and hybrids what rounds cost")
     parser.add_argument("--ignore-eos", action="store_true", help="go on to --max-new-tokens also after an end token")
 
 
@@ -137,12 +141,14 @@ def add_draft_flag(
         "--draft",
         default=default,
         metavar="KIND",
-        help="model (the lab's own), lab:SIZE, a folder or hub name, feature:HEAD, block:HEAD, exit:N, ngram, suffix, "
-        "hybrid:LOOKUP+MODEL, merge:A+B, tree:SHAPE:MODEL, dial:A, dial:A:MODEL or dial:A:free"
+        help="model, feature, feature:wide, block, exit:N (the lab's own), lab:SIZE, a folder or hub name, "
+        "feature:HEAD, block:HEAD, ngram, suffix, hybrid, hybrid:LOOKUP+MODEL, merge:A+B, tree:SHAPE:MODEL, "
+        "sampled-tree:SHAPE:MODEL, dial:A, dial:A:MODEL or dial:A:free"
         + (
             " (default: %(default)s)"
             if default
-            else "; several with commas (default: model,feature,hybrid with the lab's target, else model,ngram)"
+            else "; several with commas (default: model,feature,hybrid with the lab's target; model,ngram with another "
+            "one, --batch, --plan, --verify-plan or --impl)"
         ),
     )
     group.add_argument(

@@ -34,6 +34,12 @@ View = Callable[[], str]  # makes a text of a record
 Step = Callable[[], Path | None]  # prints or writes; for `files.do_all`
 
 
+def how_many(n_tokens: int, n_decoded: int, n_prompts: int) -> str:
+    """Tokens that a run made, and how many of them its speed is about: each prompt's own pass gives one."""
+    passes = "the prompt's own pass" if n_prompts == 1 else "the prompts' own passes"
+    return f"{n_tokens} tokens, {n_decoded} of them decoded after {passes}"
+
+
 def prompt_heading(prompt: Prompt) -> str:
     """A prompt, and the line after which its new text stands."""
     line_end = "" if prompt.text.endswith("\n") else "\n"

@@ -29,8 +29,9 @@ from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.system.terminal import note
 
 KINDS = (
-    "model, ngram, suffix, feature:HEAD, block:HEAD, exit:N, hybrid:LOOKUP+MODEL, merge:A+B, tree:SHAPE:MODEL, "
-    "dial:0.8, lab:SIZE, a folder or a hub name"
+    "model, ngram, suffix, feature, feature:wide, feature:HEAD, block, block:HEAD, exit:N, hybrid, "
+    "hybrid:LOOKUP+MODEL, merge:A+B, tree:SHAPE:MODEL, sampled-tree:SHAPE:MODEL, dial:0.8, lab:SIZE, a folder or a hub "
+    "name"
 )
 LOOKUPS: dict[str, type[NgramDrafter] | type[SuffixDrafter]] = {"ngram": NgramDrafter, "suffix": SuffixDrafter}
 USUAL_HYBRID = "suffix+feature"
@@ -244,9 +245,13 @@ def is_tree(kind: str) -> bool:
 
 
 def with_trees(kinds: list[str], shape: str | None) -> list[str]:
-    """The kinds, and for `--tree SHAPE` behind them a tree of each that can be one; UsageProblem where none can."""
+    """The kinds, and for `--tree SHAPE` behind them a tree of each that can be one.
+
+    UsageProblem where none can, or where that is no shape.
+    """
     if shape is None:
         return kinds
+    _shape_of(shape, False, f"--tree {shape}", f"the shape of a tree, for example 2x2x1, or {BEST}, or {STATIC}")
     trees = [f"tree:{shape}:{kind}" for kind in kinds if _grows(kind)]
     if not trees:
         raise UsageProblem(f"--tree {shape}: none of these drafts can be a tree; give --draft model, feature or block")
@@ -272,22 +277,31 @@ def _of_tree(kind: str) -> tuple[tuple[int, ...] | str, str]:
     """The shape and the model of `tree:2x2x1:MODEL`, of `tree:best:MODEL` its name; UsageProblem where it is none."""
     word, _, rest = kind.partition(":")
     name, _, model = rest.partition(":")
-    named = name in (BEST, STATIC) and not TREES[word]
-    numbers = [] if named else name.split("x")
-    if not all(number.isdecimal() and 0 < int(number) <= MOST_IN_TREE for number in numbers):
-        raise UsageProblem(
-            f"--draft {kind}: give the shape of a tree and a draft, for example {word}:2x2x1:feature"
-            + f", {word}:{BEST}:feature or {word}:{STATIC}:feature" * (not TREES[word])
-        )
-    shape = tuple(map(int, numbers))
-    if (n := tokens_in(shape)) > MOST_IN_TREE:
-        raise UsageProblem(f"--draft {kind}: this tree has {n} tokens; give one of at most {MOST_IN_TREE}")
+    wanted = f"the shape of a tree and a draft, for example {word}:2x2x1:feature"
+    wanted += f", {word}:{BEST}:feature or {word}:{STATIC}:feature" * (not TREES[word])
+    shape = _shape_of(name, TREES[word], f"--draft {kind}", wanted)
     if not _grows(model):
         raise UsageProblem(
             f"--draft {kind}: a tree needs a draft that knows several next tokens: give model, feature or block, for "
             f"example {word}:{name}:feature"
         )
-    return name if named else shape, model
+    return shape, model
+
+
+def _shape_of(name: str, is_drawn: bool, given: str, wanted: str) -> tuple[int, ...] | str:
+    """Children by depth of `2x2x1`; `best` and `static` stay names, which trees whose tokens are drawn have not.
+
+    UsageProblem where the name is no shape, with what was `given` and what is `wanted`.
+    """
+    if name in (BEST, STATIC) and not is_drawn:
+        return name
+    numbers = name.split("x")
+    if not all(number.isdecimal() and 0 < int(number) <= MOST_IN_TREE for number in numbers):
+        raise UsageProblem(f"{given}: give {wanted}")
+    shape = tuple(map(int, numbers))
+    if (n := tokens_in(shape)) > MOST_IN_TREE:
+        raise UsageProblem(f"{given}: this tree has {n} tokens; give one of at most {MOST_IN_TREE}")
+    return shape
 
 
 def _draft_model(name: str, setup: Setup) -> CachedModel:

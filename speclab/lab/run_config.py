@@ -8,12 +8,10 @@ import torch
 from draft_models import ModelDrafter
 from speclab.core.accept import rule_of
 from speclab.core.rounds import Drafter
-from speclab.drafts.heads.drafter import HeadDrafter
+from speclab.drafts.described import describe_draft
 from speclab.drafts.hybrid import parts
 from speclab.drafts.lengths import LONGEST
 from speclab.drafts.select import lengths_of
-from speclab.drafts.tree import Branching
-from speclab.drafts.trees.merged import MergedDrafter
 from speclab.lab.harness import SPECULATIVE, Bench, Measurement, is_model
 from speclab.lab.instruments import LearnerFunctions
 from speclab.models import loading, select
@@ -115,11 +113,8 @@ class RunConfig:
         """A line about each model."""
         lines = {"target": loading.describe_model(self.setup.target_name, self.setup.target.model)}
         for name, drafter in self.drafters.items():
-            if isinstance(drafter, ModelDrafter):
-                eager = "; on the eager engine" * (drafter.draft.engine != self.setup.engine)
-                lines[name] = loading.describe_model(name, drafter.draft.model, "draft") + eager
-            elif isinstance(drafter, HeadDrafter | Branching | MergedDrafter):
-                lines[name] = f"{name}: {drafter.describe()}"
+            if line := describe_draft(name, drafter, self.setup.engine):
+                lines[name] = line
         return lines
 
     def look_at_cores(self) -> str | None:

@@ -35,7 +35,7 @@ class Check:
     @property
     def name(self) -> str:
         """The check in words: what it looks at."""
-        return self.function.removeprefix("test_").replace("_", " ")
+        return re.sub(r"\bthe targets\b", "the target's", self.function.removeprefix("test_").replace("_", " "))
 
     def follows_from(self, other: "Check") -> bool:
         """Where both fail: does this one fail because of the functions that the other one, before it, has looked at?

@@ -62,6 +62,17 @@ def parse(text: str) -> tuple[str, list[int]]:
     return package, sorted({int(word) for word in words})
 
 
+def check_parts(text: str | None) -> None:
+    """Raise UsageProblem where `--impl` names an exercise that has no part in any run."""
+    _, numbers = parse(text) if text else ("", [])
+    for exercise in exercises() if numbers else []:
+        if exercise.number in numbers and exercise.number not in ROLES:
+            raise UsageProblem(
+                f"--impl {text}: exercise {exercise.number} has no part in a run: batches and trees run on the lab's "
+                f"own functions; leave it out, or try it: {check_command(str(exercise.number))}"
+            )
+
+
 def load(text: str | None, usable: set[int]) -> Learner:
     """What `--impl` asks for, checked: of the exercises this run can use, those that are finished.
 

@@ -49,7 +49,8 @@ def run_checks(package: str, chosen: list[Exercise]) -> None:
 def _fill_in(package: str, chosen: list[Exercise]) -> None:
     """One process for the checks of these exercises; a check that has no outcome has failed."""
     # At once: pytest, and the torch of some exercises, take seconds to load.
-    note(f"running the checks of {package} {', '.join(str(exercise.number) for exercise in chosen)} ...")
+    what = package.removesuffix("s") if len(chosen) == 1 else package
+    note(f"running the checks of {what} {', '.join(str(exercise.number) for exercise in chosen)} ...")
     run = _pytest(package, [exercise.test_file for exercise in chosen])
     if not run.outcomes:
         raise EnvironmentProblem(_why_nothing_ran(run.log))

@@ -1,6 +1,7 @@
 """What both arms of a run share: one target, one tokenizer, one machine."""
 
 import functools
+import os
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -107,7 +108,8 @@ def load_setup(
     """Load and check a target. Raises UsageProblem or EnvironmentProblem where that cannot be.
 
     target: folder, hub name or lab:SIZE. device: auto, cpu, cuda, mps. dtype: auto, float32, bfloat16. engine: auto,
-    fast, eager. threads: of the CPU, None for one per core. tokenizer: the target's, where it is loaded already.
+    fast, eager. threads: of the CPU, None for PyTorch's own number. tokenizer: the target's, where it is loaded
+    already.
     """
     where, why_device = loading.choose_device(device)
     on_gpu = where.type == "cuda"
@@ -123,8 +125,15 @@ def load_setup(
     tokenizer = tokenizer or loading.load_tokenizer(target)
     copies = 2 if engine != "eager" and can_prepack(where, precision) else 1  # the fast engine packs a second one
     model = loading.load_model(target, where, precision, "target", copies)
-    reasons = {"device": why_device, "dtype": why_dtype, "threads": "asked for" if threads else "one per core"}
+    reasons = {"device": why_device, "dtype": why_dtype, "threads": why_threads(threads)}
     return setup_of(model, tokenizer, loading.short_name(target), sampling, engine, reasons)
+
+
+def why_threads(asked: int | None) -> str:
+    """Where the number of threads comes from."""
+    if asked:
+        return "asked for"
+    return "from OMP_NUM_THREADS" if os.environ.get("OMP_NUM_THREADS") else "one per core"
 
 
 def setup_of(

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import NamedTuple
 
+from speclab.drafts.select import is_tree
 from speclab.present import explanations, report, tables
 from speclab.present.run_lines import doubt, provenance, remarks
 from speclab.present.tables import Cell, Lines, Table, cells, interval, number, speedup, speedup_of, through
@@ -17,6 +18,7 @@ from speclab.records.runs import ComparisonRun, LabRun
 from speclab.theory.ladder import factors, prediction_rows
 
 LAB = "lab pair"
+CHAINS_ONLY = "the formula and the ladder know chains only: no values for trees"
 
 
 class Line(NamedTuple):
@@ -45,7 +47,12 @@ def screen(run: ComparisonRun, brief: bool = False, where: list[str] | None = No
         return tables.show([doubts, table], markdown)
     agreement = Lines(line for one in runs for line in (*same_text_lines(one), *remarks(one)))
     facts = Lines(
-        [*(line for one in believed for line in facts_lines(one)), noise_line(believed), no_gain_line(believed)]
+        [
+            trees_line(believed),
+            *(line for one in believed for line in facts_lines(one)),
+            noise_line(believed),
+            no_gain_line(believed),
+        ]
     )
     head = Lines([report.learner_line(run)])
     yours = explanations.learner_table(run) if run in believed and not markdown else None  # the page has it in any case
@@ -191,6 +198,12 @@ def facts_lines(run: ComparisonRun) -> list[str | None]:
         prefix = f"{target_name(run)}, {best.method} k = {best.draft_length}:"
         lines.append(missed_line(best, prefix))
     return lines
+
+
+def trees_line(runs: list[ComparisonRun]) -> str | None:
+    """Why some cells are empty where trees were drafted; None where there are none."""
+    drafts = (row.draft for run in runs for row in run.rows if row.draft)
+    return CHAINS_ONLY if any(map(is_tree, drafts)) else None
 
 
 def best_plain_line(run: ComparisonRun) -> str | None:

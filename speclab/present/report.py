@@ -7,7 +7,7 @@ import itertools
 
 from speclab.core.counts import Counts
 from speclab.present import explanations, tables
-from speclab.present.run_lines import doubt, noise_lines, remarks
+from speclab.present.run_lines import REJECTED_PLACES, doubt, noise_lines, remarks
 from speclab.present.tables import Block, Cell, Heading, Lines, Table, cells, interval, number, speedup, speedup_of
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun, Facts
@@ -115,11 +115,13 @@ def loops_line(run: ComparisonRun) -> str | None:
 # --- how fast ---------------------------------------------------------------------------------------------------------
 
 
-def counts_summary(counts: Counts) -> str:
+def counts_summary(counts: Counts, of_trees: bool = False) -> str:
     """Rounds, acceptance in all its meanings, and a histogram of accepted lengths."""
+    n_untested = counts.n_drafted - counts.n_accepted - counts.n_rejected  # of trees the failed children, too
     lines = [
         f"rounds {counts.n_rounds}, drafted {counts.n_drafted}, accepted {counts.n_accepted}, "
-        f"rejected {counts.n_rejected}, never tested {counts.n_drafted - counts.n_accepted - counts.n_rejected}",
+        + (f"rejected places {counts.n_rejected}" if of_trees else f"rejected {counts.n_rejected}")
+        + f", never tested {n_untested}" * (not of_trees),
         f"alpha (accepted / tested)           {number(counts.acceptance_rate, 3)}",
         f"drafted fraction (accepted/drafted) {number(counts.drafted_fraction, 3)}",
         f"tokens per round (target pass)      {number(counts.tokens_per_round)}",
@@ -129,7 +131,7 @@ def counts_summary(counts: Counts) -> str:
     for length in range(max(counts.accepted_lengths, default=0) + 1):
         rounds = counts.accepted_lengths[length]
         lines.append(f"  {length:2d} | {'#' * round(40 * rounds / most):40s} {rounds}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *([REJECTED_PLACES] if of_trees else [])])
 
 
 def _speed(run: ComparisonRun, rows: list[Row]) -> list[Block]:

@@ -9,6 +9,11 @@ from speclab.theory import noise
 
 COSTS = "c: a drafted token, v: a target pass over k + 1 tokens, o: the rest of a round, in decode steps of the target"
 
+REJECTED_PLACES = (
+    "in a tree several children can be tested for one place and fail; a place without a child that passes is counted "
+    "once as rejected. alpha of trees: accepted / tested places"
+)
+
 LOSSY = (
     "accept rule: {rule} is LOSSY: the texts do not follow the target's distribution. The number after LOSSY: total "
     "variation distance of the law of a decoded token, given the text before it, from the target's law (0: the same, "
@@ -107,10 +112,11 @@ def doubt(run: LabRun) -> str | None:
         return None
     ends = interval(worst.low, worst.high)
     itself = f"{worst.ratio:.2f}x" + f" ({ends})" * (ends != "-")
+    hint = f", or use {cores.ONE_THREAD}," * (run.machine.threads > 1)
     return (
         f"NOT TO BE BELIEVED: in this run the baseline was {itself} as fast as itself; figure or interval beyond "
-        f"{noise.FURTHEST:.2f}x either way: no quiet machine. Stop other work, or use {cores.ONE_THREAD}, and run "
-        "again. The record and its page keep all numbers."
+        f"{noise.FURTHEST:.2f}x either way: no quiet machine. Stop other work{hint} and run again. The record and its "
+        "page keep all numbers."
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from speclab.lab.tracing.trace import Event, Token, Trace
+from speclab.present.run_lines import REJECTED_PLACES
 from speclab.present.trace_terminal import agreement, meanings, milliseconds, outcome, summary, times
 from speclab.system.terminal import harmless
 
@@ -41,6 +42,7 @@ def render(template: str, trace: Trace, **more: Any) -> str:
     return environment.get_template(template).render(
         trace=trace,
         settings=trace.settings,
+        rejected_places=REJECTED_PLACES,
         lines=[summary(trace), f"{times(trace)} {agreement(trace)}"],
         head=head,
         tail=tail,

@@ -7,6 +7,7 @@ import json
 import sys
 
 from speclab.lab.tracing.trace import Token, Trace
+from speclab.present.run_lines import REJECTED_PLACES
 from speclab.system.terminal import harmless
 
 MEANINGS = {  # what happened to a token
@@ -25,12 +26,18 @@ OF_TREES = {  # where there are trees
 }
 SIGNS = {"first": "^", "plain": ".", "accepted": "+", "corrected": ">", "bonus": "*", "rejected": "x"}
 SIGNS |= {"untested": "?", "after_eos": "|"}
+HAD = "had/baseline: tokens of this text and of the baseline's at the end of the round"
+COLUMNS_OF_TREES = [
+    HAD,
+    "tokens: the accepted branch, what was rejected at its end, the target's own; tokens of other branches stand below",
+    "tree 1, 2, ...: the tokens that many places after the text; | stands between children of different tokens",
+]
 ANSI = {"accepted": "32", "corrected": "35", "bonus": "36", "rejected": "31"}  # colours; the others are dim
 
 
 def terminal(trace: Trace, colour: bool = False) -> str:
     """A line per round: its phases, the tokens that this decoding and the baseline had by then, what was kept, what was
-    rejected, and what came from the target. Below it the levels of a drafted tree; | parts the children of two tokens.
+    rejected, and what came from the target. Below it the levels of a drafted tree.
     """
 
     def painted(token: Token) -> str:
@@ -38,7 +45,7 @@ def terminal(trace: Trace, colour: bool = False) -> str:
         return f"\x1b[{ANSI.get(token.kind, '2')}m{word}\x1b[0m" if colour else word
 
     signs = [f"{SIGNS[kind]}  {meaning}" for kind, meaning in meanings(trace).items() if kind in trace.kinds]
-    lines = ["", "signs   " + "\n        ".join(signs)]
+    lines = ["", "signs   " + "\n        ".join(signs), *(COLUMNS_OF_TREES if trace.has_trees else [HAD])]
     lines += ["", "round  kept    draft   verify    other ms  had/baseline  tokens"]
     for event in trace.events:
         kept = f"{event.n_accepted}/{len(event.drafts)}" if event.drafts else "-"
@@ -53,7 +60,8 @@ def terminal(trace: Trace, colour: bool = False) -> str:
         for depth, groups in enumerate(event.levels, 1):
             row = "  |  ".join(" ".join(map(painted, group)) for group in groups)
             lines.append(f"{'tree' if depth == 1 else '':>11}  {depth:2}  {row}")
-    return "\n".join([*lines, "", summary(trace), times(trace), agreement(trace)]) + "\n"
+    places = [REJECTED_PLACES] if trace.has_trees else []
+    return "\n".join([*lines, "", summary(trace), *places, times(trace), agreement(trace)]) + "\n"
 
 
 def ascii_quoted(text: str) -> str:
@@ -100,10 +108,12 @@ def milliseconds(seconds: float) -> str:
 def summary(trace: Trace) -> str:
     """The counts of the rounds, in one line."""
     counts = trace.counts
+    places = f" place{'s' * (counts.n_rejected != 1)}" * trace.has_trees
+    rejected = f"{counts.n_rejected}{places}"
     per_round = "-" if counts.tokens_per_round is None else f"{counts.tokens_per_round:.2f}"
     return (
         f"{counts.n_rounds} rounds, {counts.n_drafted} drafted, {counts.n_accepted} accepted, "
-        f"{counts.n_rejected} rejected, {per_round} tokens per round"
+        f"{rejected} rejected, {per_round} tokens per round"
     )
 
 

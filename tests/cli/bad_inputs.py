@@ -24,7 +24,10 @@ from transformers import (
 TINY = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
 DEEP = "[" * 100_000
 LONG = "n" * 300
-KINDS = "model, ngram, suffix, feature:HEAD, block:HEAD, exit:N, hybrid:LOOKUP+MODEL, merge:A+B, tree:SHAPE:MODEL, "
+KINDS = (
+    "model, ngram, suffix, feature, feature:wide, feature:HEAD, block, block:HEAD, exit:N, hybrid, "
+    "hybrid:LOOKUP+MODEL, merge:A+B, tree:SHAPE:MODEL, sampled-tree:SHAPE:MODEL, "
+)
 
 # --- the files --------------------------------------------------------------------------------------------------------
 
@@ -448,6 +451,9 @@ ROWS = [
     Row(f"{S} --draft tree:8x8x8:model", 2, ("584 tokens", "at most 64")),
     Row(f"{S} --draft tree:2x2:ngram", 2, ("model, feature or block", "tree:2x2:feature")),
     Row(f"{S} --draft ngram --tree 2x2", 2, ("none of these drafts can be a tree", "--draft model, feature or block")),
+    Row(f"{S} --tree beast", 2, ("--tree beast: give", "2x2x1, or best, or static")),
+    Row(f"{C} --tree ''", 2, ("--tree : give", "2x2x1, or best, or static")),
+    Row(f"{C} --tree 8x8x8", 2, ("--tree 8x8x8: this tree has 584 tokens", "at most 64")),
     Row(f"{S} --tree 2x2 --trace-shapes", 2, ("--trace-shapes knows chains only", "tree:2x2:model")),
     Row(f"{S} --tree 2x2 --rule follow --trace -", 2, ("--trace knows the token rule only", "leave out")),
     Row(f"{S} --tree 2x2 --rule block", 2, ("--rule block judges chains", "--rule follow")),
@@ -485,7 +491,8 @@ ROWS = [
     Row(f"{C} --batch 2 --impl solutions", 2, ("--impl looks at one text",)),
     Row(f"{C} --batch 2 --trace x.html", 2, ("--trace looks at one text",)),
     Row(f"{C} --batch 2 --by-kind", 2, ("--by-kind belongs to a comparison",)),
-    Row(f"{C} --batch 2 -k auto", 2, ("-k auto belongs to a comparison", "--batch")),
+    Row(f"{C} --batch 2 -k auto", 2, ("a run of batches has no -k auto; leave out auto, or --batch",)),
+    Row(f"{C} --batch 1,2 -k 2,auto", 2, ("a run of batches has no -k auto; leave out auto, or --batch",)),
     Row(f"{C} --batch 2 --temperature 0,1", 2, ("one temperature", "for example 0.8")),
     Row(f"{C} --batch 2 --draft dial:0.5", 2, ("replays one text",)),
     Row(f"{C} --batch 2 --rule block --temperature 1", 2, ("--batch knows the token rule only",)),
@@ -529,6 +536,9 @@ ROWS = [
     Row(f"{S} --trace fifo", 3, ("fifo", "no regular file")),
     Row(f"{S} --trace loop", 3, ("loop", "--trace")),
     Row(f"{S} --impl exercises:0", 2, ("exercise 0", "can use 2")),
+    Row(f"{S} --tree 2x2 --impl exercises:15", 2, ("exercise 15 has no part in a run", "check.py 15")),
+    Row(f"{C} --batch 2 --impl exercises:2,13", 2, ("exercise 13 has no part in a run", "check.py 13")),
+    Row(f"{B} --impl exercises:99", 2, ("exercise 99 has no part in this run",)),
     Row(f"{S} --impl exercises:2,8", 2, ("exercise 8", "goes alone")),
     Row(f"{S} --impl ''", 2, ("use exercises, solutions",)),
     Row(f"{S} --impl ../evil", 2, ("../evil", "use exercises, solutions")),

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import shutil
 
 import pytest
@@ -61,6 +62,24 @@ def test_nothing_that_is_read_commands_the_terminal(run, pair_folder, tmp_path):
     code, _, err = run(optimized_speculative, "--draft", f"./no{evil}")
     assert code == 3
     assert "./no␛]0;mine␇" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "line", "note"),
+    [
+        (["-k", "3"], r"draft: llama, .*; k = 3", False),
+        (["-k", "auto"], r"draft: llama, .*; chosen in the run, at most 8 tokens", False),
+        (["--tree", "2x2x1"], r"tree:2x2x1:draft: trees of 10 tokens, .*; k = 10", False),
+        (["--tree", "2x2x1", "-k", "4"], r"tree:2x2x1:draft: trees of 10 tokens, .*; k = 10", True),
+        (["--draft", "ngram"], r"ngram; k = 4", False),
+    ],
+)
+def test_the_head_names_the_draft_and_its_length(run, pair_folder, words, line, note):
+    size = ["--prompt", "def f(x):", "--max-new-tokens", "8", "--draft", str(pair_folder / "draft")]
+    code, _, err = run(optimized_speculative, *size, *words)
+    assert code == 0
+    assert re.search(rf"^draft   {line}$", err, re.MULTILINE)
+    assert ("a tree of the shape 2x2x1 has 10 tokens; -k is not used" in err) == note
 
 
 def test_prompts_from_standard_input(run, monkeypatch):

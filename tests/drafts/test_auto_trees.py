@@ -240,6 +240,7 @@ def test_drafting_is_told_by_levels_and_the_rest_by_tokens():
     assert (costs.rest[0], costs.rest[3], costs.rest[4], costs.rest[6], costs.rest[8]) == (1.5, 2.5, 2.5, 3.5, 4.5)
     assert (costs.deepest, costs.largest) == (LONGEST, LARGEST)
     assert "milliseconds" in costs.describe()
+    assert "a level: the tokens of one depth" in costs.describe()
     assert tree_costs_of([timed(0, 0, 0.0, 1.0)]) is None
 
 

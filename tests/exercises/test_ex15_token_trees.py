@@ -127,6 +127,20 @@ def all_places(learner: ModuleType) -> list[object]:
     return [numbers(learner.gather(list(path), length)) for path, length in PATHS]
 
 
+def cause_of_places(path: list[int], length: int, given: list[int | None]) -> str:
+    """Why these are not the places that stay, in words."""
+    rows = [length + 1 + i for i in path]
+    if missing := [place for place in range(length) if place not in given]:
+        return f"the text before is missing, places {missing}"
+    if length not in given:
+        return f"the last committed token is missing: it is row 0 and lies at place {length}"
+    if missing := [i for i in path if length + 1 + i not in given]:
+        return f"token {missing[0]} of the path is missing: it is row {missing[0] + 1}, and row r lies at length + r"
+    if more := [place for place in given if place not in (*range(length + 1), *rows)]:
+        return f"place {more[0]} holds no token of the path: row r lies at length + r, token i is row i + 1"
+    return "every place stays once, in the order of the text"
+
+
 def test_the_branch_moves_to_the_front(learner):
     """gather: the text, the last committed token, and the tokens of the path from where the pass has written them."""
     found = all_places(learner)
@@ -134,7 +148,7 @@ def test_the_branch_moves_to_the_front(learner):
         if given != expected:
             wrong(
                 f"{length} tokens in the cache, path {path}: places {expected} stay, yours are {given}"
-                f"{named(all_places, found)}"
+                f"{named(all_places, found) or ': ' + cause_of_places(path, length, given)}"
             )
 
 

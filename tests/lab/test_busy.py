@@ -10,6 +10,7 @@ import torch
 import compare
 from speclab.lab.run_config import RunConfig
 from speclab.models import prompts, select
+from speclab.models.setup import why_threads
 from speclab.records import files
 from speclab.records.runs import CoreProbe, Machine, PlanRun, SweepRun
 from speclab.system import cores
@@ -68,6 +69,13 @@ def test_a_run_on_busy_cores_takes_one_thread_unless_told_otherwise(monkeypatch,
     assert ("this run takes one thread" in complaint) == (expected == 1)
     assert config.probe.threads == 4, "the probe says what it looked at"
     assert setup.reasons["threads"] == ("the cores are not free" if expected == 1 else asked)
+
+
+def test_the_head_says_where_the_number_of_threads_comes_from(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert (why_threads(None), why_threads(2)) == ("one per core", "asked for")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert (why_threads(None), why_threads(2)) == ("from OMP_NUM_THREADS", "asked for")
 
 
 def test_free_cores_are_written_down_and_not_talked_about(run, tmp_path):

@@ -109,7 +109,7 @@ def test_the_command_prints_both_passes_and_who_verifies_whom(show, words):
         assert f" {n_prompt + i} " in rows[str(i)]
     assert "gives the bonus" in rows[str(k)]
     assert "differ by" in out
-    assert "tokens decoded" not in out
+    assert "of them decoded" not in out
 
 
 @pytest.mark.parametrize("kind", ["feature", "block"])

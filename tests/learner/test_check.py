@@ -526,7 +526,7 @@ def test_one_exercise_does_not_spoil_the_next(run, clone, capsys):
     code, out, err = run()
     assert code == 0
     assert len(re.findall(" done ", out)) == 2
-    assert err.splitlines()[1:] == ["running the checks of exercises 5 ..."]
+    assert err.splitlines()[1:] == ["running the checks of exercise 5 ..."]
 
 
 def test_a_gigantic_message_is_cut_before_pytest_reports_it():
@@ -626,7 +626,7 @@ def test_a_broken_check_file_is_not_the_learners_fault(run, clone):
         assert (code, out) == (3, "")
         assert error in err
         assert "type: git checkout -- 'a lab/tests'" in err
-        assert err.splitlines()[0] == "running the checks of exercises 0 ..."
+        assert err.splitlines()[0] == "running the checks of exercise 0 ..."
         assert len(err.splitlines()) == 2
 
 

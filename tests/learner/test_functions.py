@@ -1051,7 +1051,7 @@ def test_a_file_that_cannot_be_imported_is_said_once(lab, monkeypatch, capsys, f
     with pytest.raises(Problem, match=r"checks fail, so nothing was run; type: .*check\.py 2"):
         loading.load("exercises:2", {2, 3})
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "running the checks of exercises 2 ..."
+    assert lines[0] == "running the checks of exercise 2 ..."
     assert " ".join(lines).count("exercises/ex02_greedy.py cannot be imported: ") == 1
     assert said in " ".join(lines)
 

@@ -5,6 +5,7 @@ import pytest
 from speclab.learner import checklist
 from tests.exercises.conftest import in_words, with_wrong_answer, wrong_answers
 from tests.exercises.ex08_bugs import module, seeded
+from tests.exercises.test_ex15_token_trees import cause_of_places
 from tests.exercises.wrong_table import cases, checks_of
 
 ZERO = "0.0 is a reading like any other"
@@ -70,6 +71,21 @@ def first_message(learner, stem: str) -> tuple[str, str]:
 def test_the_first_message_names_the_idea(stem, answer, words):
     _, said = first_message(with_wrong_answer(stem, *wrong_answers(stem)[answer]), stem)
     assert words in said
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ([0, 1, 2, 4, 6], "the last committed token is missing: it is row 0 and lies at place 3"),
+        ([3, 4, 6], "the text before is missing, places [0, 1, 2]"),
+        ([0, 1, 2, 3, 4], "token 2 of the path is missing: it is row 3, and row r lies at length + r"),
+        ([0, 1, 2, 3, 4, 5, 6], "place 5 holds no token of the path: row r lies at length + r, token i is row i + 1"),
+        ([0, 1, 2, 3, 6, 4], "every place stays once, in the order of the text"),
+    ],
+)
+def test_a_wrong_order_of_the_cache_gets_its_cause(given, words):
+    """Exercise 15, for answers that are none of the well-known mistakes: 3 tokens in the cache, path [0, 2]."""
+    assert cause_of_places([0, 2], 3, given) == words
 
 
 @pytest.mark.parametrize(

@@ -205,7 +205,7 @@ def narrow_draft(copied: Path, n_rows: int) -> str:
 def text_of(script, capsys, *words: str) -> str:
     """The text that a script prints for FLAGS' prompt."""
     assert script.main([*words, *FLAGS]) == 0
-    return capsys.readouterr().out.split("=" * 60)[1].split("tokens decoded")[0].rsplit("\n", 2)[0]
+    return capsys.readouterr().out.split("=" * 60)[1].split("of them decoded")[0].rsplit("\n", 2)[0]
 
 
 def test_a_narrow_draft_leaves_the_target_its_text(copied, capsys):
@@ -253,7 +253,7 @@ def test_beyond_the_drafts_context_rounds_draft_fewer(copied, short_draft, capsy
     assert optimized_speculative.main(words) == 0
     out, err = capsys.readouterr()
     assert err.count("draft model's context is 30 tokens") == 1
-    assert "59 tokens decoded" in out
+    assert "59 of them decoded" in out
 
 
 def test_compare_forecasts_beyond_the_drafts_context(copied, short_draft, capsys):

@@ -193,6 +193,30 @@ def test_what_is_not_to_be_believed_is_not_compared(monkeypatch):
         assert "forecasts" not in text.partition("here / there:")[0]
 
 
+@pytest.mark.parametrize(("threads", "advice"), [(1, "Stop other work and run again."), (2, "or use --threads 1 ")])
+def test_one_thread_is_no_advice_where_one_is_used(monkeypatch, threads, advice):
+    monkeypatch.setattr(noise, "FURTHEST", 1.1)
+    run = make_run()
+    run.machine = replace(run.machine, threads=threads)
+    run.noise = [replace(floor, ratio=1.3, low=1.1, high=1.5) for floor in run.noise]
+    text = " ".join(first_screen.screen(run).split())
+    assert advice in text
+    assert ("--threads 1" in text) == (threads > 1)
+
+
+@pytest.mark.parametrize(
+    "draft", ["tree:2x2x1:feature", "sampled-tree:2x2:model", "merge:suffix+model", "tree:best:x auto"]
+)
+def test_trees_have_no_formula_and_no_ladder_and_that_is_said_once(draft):
+    run = make_run()
+    note = "the formula and the ladder know chains only: no values for trees"
+    assert note not in first_screen.screen(run)
+    of_tree = next(row for row in run.rows if row.draft)
+    run.rows.append(replace(of_tree, draft=draft, method=draft, book_formula=None, ladder=None))
+    assert first_screen.screen(run).count(note) == 1
+    assert note not in first_screen.screen(run, brief=True)
+
+
 def test_the_padded_runs_are_compared_where_both_have_one():
     text = against.text(two_regimes(), two_regimes(), "x")
     assert text.count("here / there  forecasts") == 2

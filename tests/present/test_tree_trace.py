@@ -20,7 +20,7 @@ from speclab.lab.tracing.branches import walked
 from speclab.lab.tracing.trace import Position
 from speclab.models import loading
 from speclab.models.cached import CachedModel
-from speclab.present import trace_page, trace_terminal
+from speclab.present import run_lines, trace_page, trace_terminal
 from tests.present.test_trace import NASTY, Tags
 from tests.present.trace_streams import clock, settings, with_texts
 from tests.tiny_models import perturbed, tiny
@@ -178,6 +178,11 @@ def test_the_terminal_draws_levels(tokenizer):
     lines = trace_terminal.terminal(found).splitlines()
     start = next(i for i, line in enumerate(lines) if line.split()[:2] == ["tree", "1"])
     drawn = [lines[start].split(None, 2)[2], *(line.split(None, 1)[1] for line in lines[start + 1 : start + 3])]
+    text = "\n".join(lines)
+    assert "| stands between children of different tokens" in text
+    assert "tokens of other branches stand below" in text
+    assert "1 place rejected" in text
+    assert text.count(run_lines.REJECTED_PLACES) == 1
     words = {token.position.id: trace_terminal.ascii_quoted(token.text) for token in found.events[1].drafts}
     assert drawn == [
         f"x{words[10]} +{words[11]} ?{words[12]}",
@@ -190,6 +195,7 @@ def test_the_page_holds_the_tree(tokenizer):
     found = by_hand(tokenizer)
     tags = Tags(trace_page.page(found))
     assert [attrs for tag, attrs in tags.tags if attrs.get("id") == "tree"]
+    assert run_lines.REJECTED_PLACES[1:] in trace_page.page(found)
     data = json.loads(tags.texts["script"][0])
     assert [round_["children"] for round_ in data["rounds"]] == [[], found.events[1].children]
     marked = [(attrs["data-p"], attrs["class"]) for _, attrs in tags.tags if attrs.get("data-r") == "1"]
@@ -217,6 +223,8 @@ def test_trace_of_a_decoding_with_trees(pair_folder, capsys, tmp_path, monkeypat
     assert "tree   1  " in out
     assert "Both texts are the same" in out
     assert "against the rule" not in out
+    assert "never tested" not in out.partition("signs")[0]
+    assert out.count(run_lines.REJECTED_PLACES) == 2, "under the numbers of the run, and of its picture"
     page = tmp_path / "t.html"
     assert optimized_speculative.main([*models, *words, "--temperature", "0.8", "--trace", str(page)]) == 0
     assert "against the rule" not in page.read_text("utf-8")

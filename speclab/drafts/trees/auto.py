@@ -27,7 +27,7 @@ from torch import Tensor
 from draft_models import as_draft
 from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import Sampling
-from speclab.drafts.lengths import HIGHEST, PAUSE, WEIGHT
+from speclab.drafts.lengths import HIGHEST, PAUSE, REST, WEIGHT
 from speclab.drafts.tree import BestTreeDrafter, GrowingDrafter, Looked, best_of
 
 LARGEST = 32  # tokens of a tree, unless costs say otherwise
@@ -62,7 +62,8 @@ class TreeCosts:
         levels, rest = (" ".join(f"{1000 * s:.2f}" for s in curve) for curve in (self.levels, self.rest[::4]))
         return (
             f"milliseconds of drafting 0 to {self.deepest} levels: {levels}; of the rest of a round with a tree of 0, "
-            f"4, 8 to {self.largest} tokens: {rest}"
+            f"4, 8 to {self.largest} tokens: {rest} (a level: the tokens of one depth, drafted together; the "
+            f"rest: {REST})"
         )
 
 

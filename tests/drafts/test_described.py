@@ -1,0 +1,59 @@
+"""What the head of a run says about a draft, and what of -k has no effect."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from draft_models import ModelDrafter, NgramDrafter
+from speclab.drafts.block import BlockDrafter
+from speclab.drafts.described import describe_draft, length_notes
+from speclab.drafts.hybrid import HybridDrafter
+from speclab.drafts.suffix import SuffixDrafter
+from speclab.drafts.tree import BestTreeDrafter, TreeDrafter
+from speclab.models.cached import CachedModel
+from tests.tiny_models import tiny
+
+
+def block(longest: int = 7) -> BlockDrafter:
+    """As much of one as says how far it drafts."""
+    drafter = BlockDrafter.__new__(BlockDrafter)
+    drafter.head = SimpleNamespace(config=SimpleNamespace(longest=longest))
+    return drafter
+
+
+def test_models_and_trees_have_a_line_and_lookups_their_name():
+    model = ModelDrafter(CachedModel(tiny("llama")))
+    engine = model.draft.engine
+    assert describe_draft("model", model, engine).startswith("model: llama, ")
+    assert "on the eager engine" not in describe_draft("model", model, engine)
+    assert describe_draft("model", model, "another").endswith("; on the eager engine")
+    assert describe_draft("tree:2x2x1:model", TreeDrafter(model, (2, 2, 1)), engine).startswith(
+        "tree:2x2x1:model: trees of 10"
+    )
+    assert describe_draft("ngram", NgramDrafter(), engine) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "drafter", "asked", "notes"),
+    [
+        ("block", block(), [4, 7], []),
+        ("block", block(), [4, 8, 12], ["block proposes at most 7 tokens; -k 8,12 drafts no more"]),
+        (
+            "hybrid:suffix+block",
+            HybridDrafter(SuffixDrafter(), block()),
+            [12],
+            ["hybrid:suffix+block: its block proposes at most 7 tokens; -k 12 drafts no more"],
+        ),
+        ("tree:best:block", BestTreeDrafter(block()), [12], []),
+        (
+            "tree:2x2x1:block",
+            TreeDrafter(block(), (2, 2, 1)),
+            [4],
+            ["tree:2x2x1:block: a tree of the shape 2x2x1 has 10 tokens; -k is not used"],
+        ),
+        ("tree:2x2x1:block", TreeDrafter(block(), (2, 2, 1)), [], []),
+        ("ngram", NgramDrafter(), [300], []),
+    ],
+)
+def test_what_of_k_has_no_effect_is_said(name, drafter, asked, notes):
+    assert length_notes(name, drafter, asked) == notes
