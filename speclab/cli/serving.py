@@ -12,7 +12,8 @@ from speclab.drafts.select import check_kinds, check_prompts, make_drafters
 from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
 from speclab.lab.serving import installed
-from speclab.lab.serving.comparison import Plan, compare_serving
+from speclab.lab.serving.comparison import compare_serving
+from speclab.lab.serving.served import Plan
 from speclab.models import padding
 from speclab.present import serving_views
 from speclab.present.pictures import library

@@ -1,0 +1,155 @@
+"""The record of a comparison with vLLM: every arm beside the plain server, every prompt beside the lab's own rounds."""
+
+from speclab.lab.batching.knees import knee_of
+from speclab.lab.harness import Measurement
+from speclab.lab.serving import counters
+from speclab.lab.serving.checks import samples_of, sent_by
+from speclab.lab.serving.own import looks_up, reconcile
+from speclab.lab.serving.served import Served
+from speclab.lab.serving.turns import Sent
+from speclab.records.batches import KneeEntry
+from speclab.records.runs import Noise
+from speclab.records.samples import BASELINE, BASELINE_REPEAT, Arm
+from speclab.records.serving import Reconciled, ServedRequest, ServedRow, ServingRun
+from speclab.system.errors import Problem
+from speclab.theory import attribution
+from speclab.theory.formulas import book_formula, ratio_interval
+
+
+def record(served: Served, measured: Measurement) -> ServingRun:
+    """All of it."""
+    config, plan = served.config, served.plan
+    head = config.head(measured)
+    head["settings"] |= {
+        "engine": f"vLLM {served.facts.get('version') or ''}".strip(),
+        "own_engine": config.setup.engine,
+        "tensor_parallel": plan.settings.tensor_parallel,
+        "concurrency": plan.concurrency,
+        "started_here": not plan.urls,
+    }
+    failure = served.stop if isinstance(served.stop, Problem) else None
+    noise = noise_floors(served)
+    return ServingRun(
+        **head,
+        server=served.facts,
+        correctness=measured.correctness,
+        noise=noise,
+        refused=served.refused,
+        failure=getattr(failure, "reason", None) or (str(failure) if failure else None),
+        knees=_knees(served),
+        served=rows(served, measured, noise),
+        load=served.load,
+        reconciled=reconciled(served),
+        requests=[_request(served, one) for one in served.sent],
+    )
+
+
+def noise_floors(served: Served) -> list[Noise]:
+    """The plain server against itself, at each temperature."""
+    found = []
+    for temperature in served.config.temperatures:
+        both = (list(samples_of(served, arm, temperature).values()) for arm in (BASELINE, BASELINE_REPEAT))
+        if floor := attribution.noise_floor(*both):
+            found.append(floor)
+    return found
+
+
+def _knees(served: Served) -> list[KneeEntry]:
+    """At how many requests at a time each draft stops paying."""
+    found = []
+    context = round(sum(p.ids.shape[1] for p in served.config.prompts) / len(served.config.prompts))
+    for method in dict.fromkeys(row.method for row in served.load):
+        rows = [row for row in served.load if row.method == method]
+        speedups = {(row.concurrency, row.draft_length): row.speedup for row in rows}
+        found.append(knee_of(method, context, "measured", speedups))
+    return found
+
+
+def rows(served: Served, measured: Measurement, noise: list[Noise]) -> list[ServedRow]:
+    """Every arm at every temperature beside the plain server on the same prompts, in the same turns."""
+    found = []
+    for temperature in served.config.temperatures:
+        floor = next((one for one in noise if one.temperature == temperature), None)
+        for arm in served.arms:
+            if arm != BASELINE_REPEAT and (sent := sent_by(served, arm, temperature)):
+                found.append(_row(served, measured, arm, sent, floor))
+    return found
+
+
+def _row(served: Served, measured: Measurement, arm: Arm, sent: list[Sent], floor: Noise | None) -> ServedRow:
+    temperature = sent[0].temperature
+    after = samples_of(served, arm, temperature)
+    before = samples_of(served, BASELINE, temperature, arm if arm.speculative else None)
+    pairs = [(before[index], sample) for index, sample in after.items()]
+    before_seconds, seconds = ([sample.decode_seconds for sample in one] for one in zip(*pairs, strict=True))
+    low, high = (ratio_interval(before_seconds, seconds) or (None, None)) if arm.speculative else (None, None)
+    speedup = sum(before_seconds) / sum(seconds)
+    whole = [sum(s.decode_seconds + s.prefill_seconds for s in one) for one in zip(*pairs, strict=True)]
+    n_tokens = sum(len(one.answer.tokens) - one.answer.n_first for one in sent)
+    counts = counters.total([one.counts for one in sent if one.counts]) if arm.speculative else None
+    alpha = counters.acceptance_rate(counts, arm.draft_length) if counts else None
+    every_round = arm.speculative and not looks_up(served.config.drafters[arm.draft])
+    decode = sum(one.answer.decode_seconds for one in sent)
+    per_token = sum(before_seconds) / sum(len(text) - 1 for s in after.values() for text in s.texts)
+    return ServedRow(
+        method=arm.method,
+        draft=arm.draft or None,
+        draft_length=arm.draft_length,
+        temperature=temperature,
+        n_prompts=len(pairs),
+        n_tokens=n_tokens,
+        seconds=decode,
+        first_seconds=sum(one.answer.first_seconds for one in sent),
+        tokens_per_second=n_tokens / decode,
+        speedup=speedup,
+        speedup_low=low,
+        speedup_high=high,
+        speedup_with_prefill=whole[0] / whole[1],
+        verdict=attribution.verdict(speedup, low, high, None, floor) if arm.speculative else None,
+        same_text=_same(measured, arm) if temperature == 0 else None,
+        counts=counts,
+        acceptance_rate=alpha,
+        drafted_fraction=counters.as_counts(counts, arm.draft_length).drafted_fraction if counts else None,
+        acceptance_length=counters.acceptance_length(counts) if counts else None,
+        book_formula=book_formula(alpha, arm.draft_length) if alpha is not None else None,
+        # A lookup has rounds that draft nothing, which no counter counts.
+        round_cost=sum(seconds) / counts.n_drafts / per_token if counts and counts.n_drafts and every_round else None,
+    )
+
+
+def _same(measured: Measurement, arm: Arm) -> int:
+    """How many prompts have the lab's own text in every repeat."""
+    name = "served baseline" if arm == BASELINE else arm.label
+    entry = next(one for one in measured.correctness if (one["arm"], one["temperature"]) == (name, 0))
+    return entry["n_prompts"] - len(entry["differences"])
+
+
+def reconciled(served: Served) -> list[Reconciled]:
+    """The engine's counts of every greedy prompt beside the lab's; of several repeats the first one."""
+    found = {}
+    for one in served.sent:
+        key = (one.arm, one.index)
+        if one.temperature == 0 and one.counts and key in served.own and key not in found:
+            prompt, lookup = served.config.prompts[one.index], looks_up(served.config.drafters[one.arm.draft])
+            found[key] = reconcile(*key, prompt, one.counts, served.own[key], one.answer.tokens, lookup)
+    places = {arm: place for place, arm in enumerate(served.arms)}
+    return [found[key] for key in sorted(found, key=lambda key: (places[key[0]], key[1]))]
+
+
+def _request(served: Served, one: Sent) -> ServedRequest:
+    prompt, answer = served.config.prompts[one.index], one.answer
+    return ServedRequest(
+        method=one.arm.method,
+        draft=one.arm.draft or None,
+        draft_length=one.arm.draft_length,
+        temperature=one.temperature,
+        prompt_index=one.index,
+        prompt_kind=prompt.kind,
+        n_prompt=prompt.ids.shape[1],
+        n_tokens=len(answer.tokens),
+        n_first=answer.n_first,
+        n_chunks=answer.n_chunks,
+        first_seconds=answer.first_seconds,
+        decode_seconds=answer.decode_seconds,
+        counts=one.counts if one.arm.speculative else None,
+    )

@@ -1,0 +1,52 @@
+"""What a comparison with vLLM starts or asks, and all that came back."""
+
+from dataclasses import dataclass, field
+
+from speclab.lab.harness import mixed
+from speclab.lab.run_config import RunConfig
+from speclab.lab.serving.client import Order
+from speclab.lab.serving.installed import Installed, ServerSettings
+from speclab.lab.serving.own import OwnRounds
+from speclab.lab.serving.turns import Sent
+from speclab.records.runs import Facts
+from speclab.records.samples import BASELINE, Arm
+from speclab.records.serving import LoadRow, Refused
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to start, or whom to ask. urls: of a server without speculation and of one with it, which run already."""
+
+    installed: Installed | None
+    settings: ServerSettings
+    concurrency: list[int]
+    urls: tuple[str, ...] = ()
+
+
+@dataclass
+class Served:
+    """What was measured of a run."""
+
+    config: RunConfig
+    plan: Plan
+    texts: list[list[int]] = field(default_factory=list)  # the lab's own greedy ones
+    own: dict[tuple[Arm, int], OwnRounds] = field(default_factory=dict)
+    sent: list[Sent] = field(default_factory=list)
+    load: list[LoadRow] = field(default_factory=list)
+    refused: list[Refused] = field(default_factory=list)
+    facts: Facts = field(default_factory=dict)
+    stop: BaseException | None = None  # what ended it early
+
+    @property
+    def arms(self) -> list[Arm]:
+        """All arms that sent something, the baseline first."""
+        return list(dict.fromkeys([BASELINE] * bool(self.sent) + [one.arm for one in self.sent]))
+
+    def orders(self, temperature: float) -> dict[int, Order]:
+        """What is asked for every prompt, the kinds of prompts taking turns."""
+        config = self.config
+        sampling = config.setup.sampling_at(temperature)
+        return {
+            index: Order(config.prompts[index].id_list, config.max_new_tokens, sampling, config.seed * 1009 + index)
+            for index in mixed(config.prompts)
+        }
