@@ -69,23 +69,28 @@ def learnt_texts(target: PreTrainedModel) -> Tensor:
 
 @functools.cache
 def trained() -> tuple[PreTrainedModel, FeatureHead, Tensor]:
-    """A tiny target, a head that has learnt some of its texts by heart, and these texts, (4, 9 + N_NEW)."""
-    target = tiny("llama", dtype=torch.float32).requires_grad_(False)
+    """A tiny target, a head that has learnt some of its texts by heart, and these texts, (4, 9 + N_NEW).
+
+    In float64, as all heads that are trained here: training multiplies rounding errors by 10^5 and more, and the tests
+    should meet the same head on every processor.
+    """
+    target = tiny("llama").requires_grad_(False)
     texts = learnt_texts(target)
     hidden, logits = target_pass(target, texts, (0, 1))
-    head = tiny_head(std=0.1).float()
-    stepper = torch.optim.Adam(head.train().parameters(), 1e-2)
+    head = tiny_head(std=0.1)
+    stepper = torch.optim.Adam(head.train().parameters())
     with torch.enable_grad():
-        for _ in range(200):
+        for step in range(200):
+            stepper.param_groups[0]["lr"] = 0.01 * (1 - step / 200)
             stepper.zero_grad()
             loss: Tensor = sum(
-                distance(logits[:, positions + step + 1], drafted)
-                for step, (positions, drafted) in enumerate(rollout(head, hidden, texts, 3))
+                distance(logits[:, positions + depth + 1], drafted)
+                for depth, (positions, drafted) in enumerate(rollout(head, hidden, texts, 3))
             )
             loss.backward()
             torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
             stepper.step()
-    return target.double(), head.double().eval().requires_grad_(False), texts
+    return target, head.eval().requires_grad_(False), texts
 
 
 def tiny_block_head(
@@ -108,7 +113,7 @@ def tiny_block_head(
 @functools.cache
 def trained_block(**options) -> tuple[PreTrainedModel, BlockHead, Tensor]:
     """A tiny target, a block head that has learnt some of its texts by heart, and these texts, (4, 9 + N_NEW)."""
-    target = tiny("llama", dtype=torch.float32).requires_grad_(False)
+    target = tiny("llama").requires_grad_(False)
     texts = learnt_texts(target)
     head = tiny_block_head(target, std=0.1, **options)
     stepper = torch.optim.Adam(head.train().parameters())
@@ -119,7 +124,7 @@ def trained_block(**options) -> tuple[PreTrainedModel, BlockHead, Tensor]:
             block_loss(head, target, texts, torch.tensor(step)).backward()
             torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
             stepper.step()
-    return target.double(), head.double().eval().requires_grad_(False), texts
+    return target, head.eval().requires_grad_(False), texts
 
 
 def tiny_adapter(target: PreTrainedModel, exit_layer: int = 1, seed: int = 0, std: float = 0.3) -> ExitAdapter:
@@ -143,7 +148,7 @@ def trained_exit(family: str = "llama", n_layers: int = 4, exit_layer: int = 2) 
     """A tiny target, an adapter that has learnt most of its texts by heart, and these texts, (4, 9 + N_NEW)."""
     kinds = {"layer_types": ["sliding_attention", "full_attention"] * (n_layers // 2)} if "gemma3" in family else {}
     changes = {LAYERS.get(family, "num_hidden_layers"): n_layers, **kinds}
-    target = tiny(family, dtype=torch.float32, **changes).requires_grad_(False)
+    target = tiny(family, **changes).requires_grad_(False)
     texts = learnt_texts(target)
     adapter = tiny_adapter(target, exit_layer, std=0.1)
     stepper = torch.optim.Adam(adapter.train().parameters(), 0.01)
@@ -152,4 +157,4 @@ def trained_exit(family: str = "llama", n_layers: int = 4, exit_layer: int = 2) 
             stepper.zero_grad()
             exit_loss(adapter, target, texts, torch.tensor(0)).backward()
             stepper.step()
-    return target.double(), adapter.double().eval().requires_grad_(False), texts
+    return target, adapter.eval().requires_grad_(False), texts

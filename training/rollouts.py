@@ -19,8 +19,9 @@ def distance(target_logits: Tensor, draft_logits: Tensor) -> Tensor:
 
     Both (batch, n, vocab).
     """
-    target_probs = target_logits.float().softmax(-1)
-    draft_log_probs = draft_logits.float().log_softmax(-1)
+    precise = torch.promote_types(target_logits.dtype, torch.float32)
+    target_probs = target_logits.softmax(-1, dtype=precise)
+    draft_log_probs = draft_logits.log_softmax(-1, dtype=precise)
     surprise = -(target_probs * draft_log_probs).sum(-1).mean()
     return surprise + 1 - torch.minimum(target_probs, draft_log_probs.exp()).sum(-1).mean()
 

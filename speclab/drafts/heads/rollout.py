@@ -50,6 +50,7 @@ def rollout(
         positions, states = starts, states[:, starts]
     visible = torch.arange(n, device=tokens.device) <= positions[:, None]  # (starts, n) what a chain sees of the text
     mask = torch.zeros_like(visible, dtype=queries.dtype).masked_fill(~visible, float("-inf"))
+    precise = torch.promote_types(queries.dtype, torch.float32)
     keys, values = [], []  # of the chains' own positions
     for step in range(1, depth):
         rotation = cos[:, positions + step], sin[:, positions + step]
@@ -60,7 +61,7 @@ def rollout(
         scale = block.head_dim**-0.5
         of_text = queries @ first_keys.transpose(-1, -2) * scale + mask  # (batch, heads, starts, n)
         of_chain = [(queries * key).sum(-1, keepdim=True) * scale for key in keys]
-        weights = torch.cat([of_text, *of_chain], dim=-1).softmax(-1, dtype=torch.float32).to(value.dtype)
+        weights = torch.cat([of_text, *of_chain], dim=-1).softmax(-1, dtype=precise).to(value.dtype)
         attended = weights[..., :n] @ first_values
         for i, value in enumerate(values):
             attended = attended + weights[..., n + i : n + i + 1] * value
