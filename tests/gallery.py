@@ -180,6 +180,8 @@ def main(argv: list[str] | None = None) -> int:
     n_killed = sum(row[-1].startswith("killed") for row in rows)
     print(tabulate(rows, ["bug", "what it does", "file", "killed by", "verdict"]))
     print(f"\n{n_killed} of {len(mutants)} mutants killed")
+    if n_killed < len(mutants):  # again, last: of a long output often only the end is kept
+        print(tabulate([row for row in rows[1:] if not row[-1].startswith("killed")], tablefmt="plain"))
     return int(bool(problems) or n_killed < len(mutants))
 
 
