@@ -32,10 +32,9 @@ from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength, RoundCosts
 from speclab.drafts.oracle import OracleModelDrafter
 from speclab.drafts.suffix import SuffixDrafter
-from speclab.drafts.tree import TreeDrafter
 from speclab.drafts.trees.auto import AutoTreeDrafter, TreeCosts
+from speclab.drafts.trees.fixed import StaticTreeDrafter, TreeDrafter
 from speclab.drafts.trees.merged import MergedDrafter
-from speclab.drafts.trees.static import StaticTreeDrafter
 from speclab.lab.instruments import LoopFunctions, with_phases
 from speclab.models import rounding
 from speclab.models.backends import eager

@@ -30,7 +30,7 @@ from speclab.drafts.select import (
     make_drafter,
     with_trees,
 )
-from speclab.drafts.trees.static import StaticTreeDrafter
+from speclab.drafts.trees.fixed import StaticTreeDrafter
 from speclab.lab.instruments import Loop, LoopFunctions
 from speclab.lab.round_costs import measure_costs
 from speclab.lab.tracing import follow, shapes

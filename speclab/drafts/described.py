@@ -5,7 +5,8 @@ from speclab.core.rounds import Drafter
 from speclab.drafts.block import BlockDrafter
 from speclab.drafts.heads.drafter import HeadDrafter
 from speclab.drafts.hybrid import parts
-from speclab.drafts.tree import Branching, TreeDrafter
+from speclab.drafts.tree import Branching
+from speclab.drafts.trees.fixed import TreeDrafter
 from speclab.drafts.trees.merged import MergedDrafter
 from speclab.models import loading
 

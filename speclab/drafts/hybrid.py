@@ -21,8 +21,8 @@ from speclab.core.sampling import Sampling
 from speclab.drafts.lengths import LONGEST, AutoLength, RoundCosts, Tally, expected_tokens
 from speclab.drafts.tree import Branching
 from speclab.drafts.trees.auto import AutoTreeDrafter
+from speclab.drafts.trees.fixed import StaticTreeDrafter
 from speclab.drafts.trees.merged import MergedDrafter
-from speclab.drafts.trees.static import StaticTreeDrafter
 
 MATCHES = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9)  # guesses for matches of one token, two, ... and more
 # Before anything is measured: a drafted token costs an eighth of a step, a token more to verify a fifteenth.

@@ -16,10 +16,10 @@ from speclab.drafts.hybrid import Choosing, HybridDrafter, parts
 from speclab.drafts.lengths import AutoLength
 from speclab.drafts.oracle import NEEDS_GREEDY, FreeOracleDrafter, OracleDraft, OracleModelDrafter
 from speclab.drafts.suffix import SuffixDrafter
-from speclab.drafts.tree import BestTreeDrafter, GrowingDrafter, TreeDrafter, tokens_in
+from speclab.drafts.tree import BestTreeDrafter, GrowingDrafter
 from speclab.drafts.trees.auto import LARGEST, AutoTreeDrafter
+from speclab.drafts.trees.fixed import StaticTreeDrafter, TreeDrafter, tokens_in
 from speclab.drafts.trees.merged import MergedDrafter
-from speclab.drafts.trees.static import StaticTreeDrafter
 from speclab.models import loading, padding
 from speclab.models.cached import CachedModel, check_prompt
 from speclab.models.checks import check_split, check_tree

@@ -1,18 +1,12 @@
 """Drafts with branches: several tokens for one place, each with continuations of its own.
 
-`TreeDrafter` drafts trees of a fixed shape: `2x2x1` is two first tokens, two after each of them, one after each of
-those; 10 tokens in all. With `sampled` the children of a token are drawn one after the other without replacement, and
-the draft says what each was drawn from; else they are the most probable ones, which needs no random numbers and is
-exact at every temperature, too.
+A model drafts one level in one pass (`GrowingDrafter`). Trees whose shape is fixed before are in trees/fixed.py.
 
 `BestTreeDrafter` drafts the most probable branches, whatever shape that makes: among all continuations the draft's own
 probabilities say which n are most likely on the target's path (EAGLE-2, arXiv 2406.16858; DDTree, 2604.12989). Nothing
 that the target says is known when a tree is made, so its shape may depend on all that the draft knows.
-
-Either way a model drafts one level in one pass.
 """
 
-import itertools
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -20,8 +14,7 @@ from torch import Tensor
 
 from draft_models import as_draft
 from speclab.core.rounds import Draft, Drafter, Target
-from speclab.core.sampling import GREEDY, Sampling, without_replacement
-from speclab.core.tree import reads
+from speclab.core.sampling import GREEDY, Sampling
 
 
 @runtime_checkable
@@ -73,64 +66,6 @@ class Branching:
     def describe(self) -> str:
         """What it is, in a few words."""
         raise NotImplementedError
-
-
-class TreeDrafter(Branching):
-    """Drafts trees of one shape: children of each token, by depth."""
-
-    def __init__(self, drafter: GrowingDrafter, shape: tuple[int, ...], sampled: bool = False):
-        super().__init__(drafter)
-        self.shape, self.sampled = shape, sampled
-
-    @property
-    def n_tokens(self) -> int:
-        """Tokens of a whole tree."""
-        return tokens_in(self.shape)
-
-    def propose(self, k: int, uniforms: Tensor) -> Draft:
-        """A tree of the first `k` levels, or of those that fit into as many tokens as there are uniforms."""
-        shape = self.shape[: min(k, self.drafter.room)]
-        sizes = list(itertools.accumulate(shape, int.__mul__))  # tokens of each level
-        while sum(sizes) > uniforms.shape[1]:
-            sizes.pop()
-        if not sizes:
-            return as_draft([], self._device)
-        parents = torch.tensor(level_parents(sizes), device=self._device)
-        seen = reads(parents[None])[0, 1:, 1:]  # (n, n) without the root
-        tokens: list[Tensor] = []
-        laws: list[Tensor] = []
-        n = 0
-        with torch.inference_mode():
-            for depth, size in enumerate(sizes):
-                if depth == 0:
-                    logits = self.drafter.start_tree()  # (1, vocab)
-                else:
-                    level = slice(n - len(tokens[-1]), n)
-                    logits = self.drafter.grow(tokens[-1], parents[level], seen[level, :n], depth)
-                children, law = self._children(logits, size // len(logits), uniforms[0, n : n + size])
-                tokens.append(children.flatten())
-                laws += [] if law is None else [law.flatten(0, 1)]
-                n += size
-        drawn = torch.cat(tokens)[None]
-        return Draft(
-            drawn, torch.full_like(drawn[:, 0], n), torch.cat(laws)[None] if laws else None, parents=parents[None]
-        )
-
-    def _children(self, logits: Tensor, n: int, uniforms: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Of each token n children, in order: ids (m, n), and what they were drawn from, (m, n, vocab).
-
-        logits: (m, vocab). uniforms: (m * n,).
-        """
-        if not self.sampled or self._sampling.greedy:
-            return logits.topk(n).indices, None
-        # Where nothing is left to draw a child has a law of zeros, and the rule passes it over.
-        tokens, laws, _ = without_replacement(self._sampling.probs(logits), uniforms.reshape(len(logits), n))
-        return tokens, laws
-
-    def describe(self) -> str:
-        """What it is, in a few words."""
-        how = "drawn without replacement" if self.sampled else "the most probable ones"
-        return f"trees of {self.n_tokens} tokens, {'x'.join(map(str, self.shape))}, {how}"
 
 
 class Looked(NamedTuple):
@@ -218,17 +153,3 @@ def best_of(looked: Looked, n: int) -> Draft:
     of_chosen = torch.where(parents < 0, -1, torch.searchsorted(numbers, parents))
     drafted = looked.tokens[numbers][None]
     return Draft(drafted, torch.full_like(drafted[:, 0], len(numbers)), parents=of_chosen[None])
-
-
-def tokens_in(shape: tuple[int, ...]) -> int:
-    """Tokens of a whole tree of this shape."""
-    return sum(itertools.accumulate(shape, int.__mul__))
-
-
-def level_parents(sizes: list[int]) -> list[int]:
-    """The parents of a tree whose levels have so many tokens; each token of a level has as many children."""
-    parents, before, start = [], 1, -1
-    for size in sizes:
-        parents += [start + i * before // size for i in range(size)]
-        start, before = start + before, size
-    return parents

@@ -20,7 +20,7 @@ from speclab.drafts.hybrid import Choosing, parts
 from speclab.drafts.lengths import LONGEST, RoundCosts
 from speclab.drafts.oracle import ConstantDrafter
 from speclab.drafts.trees.auto import LARGEST, RANKS, AutoTreeDrafter, TreeAcceptance, TreeCosts
-from speclab.drafts.trees.static import StaticTreeDrafter
+from speclab.drafts.trees.fixed import StaticTreeDrafter
 from speclab.lab.instruments import LoopFunctions, VariedLength, with_phases
 from speclab.models.cached import CachedModel
 from speclab.theory.trees import best_tree, fastest_tree

@@ -20,7 +20,8 @@ from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.hybrid import HybridDrafter, forget
-from speclab.drafts.tree import BestTreeDrafter, TreeDrafter
+from speclab.drafts.tree import BestTreeDrafter
+from speclab.drafts.trees.fixed import TreeDrafter
 from speclab.models.backends.cuda_graphs import GraphedModel
 from speclab.models.batched import BatchedModel
 from speclab.models.cached import CachedModel

@@ -16,7 +16,7 @@ from speclab.core.sampling import Sampling
 from speclab.drafts.hybrid import forget
 from speclab.drafts.lengths import LONGEST, PAUSE
 from speclab.drafts.select import auto_length, can_choose
-from speclab.drafts.tree import BestTreeDrafter, Looked, TreeDrafter
+from speclab.drafts.tree import BestTreeDrafter, Looked
 from speclab.drafts.trees import auto
 from speclab.drafts.trees.auto import (
     EDGES,
@@ -27,6 +27,7 @@ from speclab.drafts.trees.auto import (
     further_levels,
     prospects,
 )
+from speclab.drafts.trees.fixed import TreeDrafter
 from speclab.lab.harness import SPECULATIVE
 from speclab.lab.replay import replayed
 from speclab.lab.round_costs import measure_costs, tree_costs_of

@@ -16,7 +16,7 @@ from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.hybrid import parts
 from speclab.drafts.select import auto_length, can_choose, check_kind, drafter_name, is_tree, lengths_of
 from speclab.drafts.suffix import SuffixDrafter
-from speclab.drafts.tree import TreeDrafter
+from speclab.drafts.trees.fixed import TreeDrafter
 from speclab.drafts.trees.merged import MergedDrafter, merged
 from speclab.lab.harness import SPECULATIVE
 from speclab.lab.replay import replayed

@@ -14,9 +14,8 @@ from draft_models import ModelDrafter
 from speclab.core.rounds import DecodeSettings, Round, tokens_of
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.select import auto_length, lengths_of
-from speclab.drafts.tree import TreeDrafter
 from speclab.drafts.trees.auto import LARGEST, RANKS
-from speclab.drafts.trees.static import StaticTreeDrafter, planned
+from speclab.drafts.trees.fixed import StaticTreeDrafter, TreeDrafter, planned
 from speclab.lab import round_costs
 from speclab.lab.harness import SPECULATIVE
 from speclab.lab.replay import replayed

@@ -20,7 +20,8 @@ from speclab.drafts import select
 from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.select import check_kind
-from speclab.drafts.tree import BestTreeDrafter, TreeDrafter, level_parents
+from speclab.drafts.tree import BestTreeDrafter
+from speclab.drafts.trees.fixed import TreeDrafter, level_parents
 from speclab.models import checks
 from speclab.models.cached import CachedModel
 from speclab.models.setup import Setup

@@ -16,7 +16,7 @@ from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength, RoundCosts
 from speclab.drafts.suffix import SuffixDrafter
-from speclab.drafts.tree import TreeDrafter
+from speclab.drafts.trees.fixed import TreeDrafter
 from speclab.lab.harness import Bench, Measurement
 from speclab.lab.instruments import LoopFunctions, with_parts
 from speclab.lab.replay import forget, replayed, rounds_of_texts

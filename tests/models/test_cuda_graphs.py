@@ -19,7 +19,8 @@ from speclab.core import graphs
 from speclab.core.accept import accept_from_logits
 from speclab.core.rounds import Draft
 from speclab.core.sampling import Sampling, draw_next
-from speclab.drafts.tree import BestTreeDrafter, TreeDrafter
+from speclab.drafts.tree import BestTreeDrafter
+from speclab.drafts.trees.fixed import TreeDrafter
 from speclab.drafts.trees.merged import MergedDrafter
 from speclab.lab.harness import Bench, measure
 from speclab.lab.run_config import RunConfig

@@ -8,8 +8,8 @@ from torch import Tensor
 from speclab.core.rounds import Draft, Drafter
 from speclab.drafts.trees import auto, merged
 from speclab.drafts.trees.auto import TreeAcceptance
+from speclab.drafts.trees.fixed import Nodes, StaticTreeDrafter
 from speclab.drafts.trees.merged import MergedDrafter
-from speclab.drafts.trees.static import Nodes, StaticTreeDrafter
 from speclab.lab import round_costs
 from speclab.lab.tracing import branches
 from speclab.lab.tracing.branches import Tried

@@ -13,7 +13,8 @@ from optimized_speculative import speculative_decode
 from speclab.core import clock as clock_module
 from speclab.core.rounds import DecodeSettings, Draft, Round
 from speclab.core.sampling import Sampling
-from speclab.drafts.tree import BestTreeDrafter, TreeDrafter
+from speclab.drafts.tree import BestTreeDrafter
+from speclab.drafts.trees.fixed import TreeDrafter
 from speclab.lab.instruments import LoopFunctions, with_phases
 from speclab.lab.tracing import follow, trace
 from speclab.lab.tracing.branches import walked

@@ -1,11 +1,16 @@
-"""Drafts a tree of one shape that was chosen before: which of the draft's choices for a place it takes, node by node.
+"""Drafts trees whose shape is fixed before a text begins: which of the draft's choices for a place, node by node.
 
-The shape comes from outside, from how often the draft's first, second, ... choice was right on a few prompts and from
-what rounds cost here (speclab/theory/trees.py, speclab/lab/round_costs.py); it stays for the whole run. Its tokens are
-most probable ones, so that either rule is exact without their laws.
+`TreeDrafter` is told the shape: `2x2x1` is two first tokens, two after each of them, one after each of those; 10 tokens
+in all. With `sampled` the children of a token are drawn one after the other without replacement, and the draft says
+what each was drawn from; else they are the most probable ones, which needs no random numbers and is exact at every
+temperature, too.
+
+The shape of `StaticTreeDrafter` comes from how often the draft's first, second, ... choice was right on a few prompts
+and from what rounds cost here (speclab/theory/trees.py, speclab/lab/round_costs.py). Its tokens are most probable ones.
 """
 
 import copy
+import itertools
 from typing import NamedTuple
 
 import torch
@@ -13,7 +18,7 @@ from torch import Tensor
 
 from draft_models import as_draft
 from speclab.core.rounds import Draft, Target
-from speclab.core.sampling import Sampling
+from speclab.core.sampling import Sampling, without_replacement
 from speclab.core.tree import reads
 from speclab.drafts.tree import Branching, GrowingDrafter
 from speclab.drafts.trees.auto import TreeCosts
@@ -28,13 +33,96 @@ class Level(NamedTuple):
 
     rows: Tensor  # (m,) of the logits of what was grown before: which one each follows
     ranks: Tensor  # (m,) which of that row's choices it is
+    n_choices: int  # of the row of which most are taken
     grown: Tensor  # (g,) those that have children
     parents: Tensor  # (g,) of these: the numbers of their parents among all that was grown, -1 for none
     reads: Tensor  # (g, j + g) bool: which of what was grown stands on the branch of each
 
 
-class StaticTreeDrafter(Branching):
-    """Drafts the first tokens of one tree, as many as it is asked for.
+class FixedTreeDrafter(Branching):
+    """Drafts the first tokens of a tree, as many as it is asked for."""
+
+    def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
+        """Let the drafter read the prompt."""
+        self._plans: dict[tuple[int, int], tuple[Tensor, list[Level]]] = {}  # by tokens and depth
+        super().prefill(target, prompt, sampling)
+
+    def propose(self, k: int, uniforms: Tensor) -> Draft:
+        """The first tokens that are at most `k` deep, as many as there are uniforms at most."""
+        asked = uniforms.shape[1], min(k, self.drafter.room)
+        if asked not in self._plans:
+            self._plans[asked] = planned(self._nodes(*asked), *asked, self._device)
+        parents, levels = self._plans[asked]
+        if not levels:
+            return as_draft([], self._device)
+        tokens: list[Tensor] = []
+        laws: list[Tensor] = []
+        n = 0
+        with torch.inference_mode():
+            for depth, level in enumerate(levels):
+                if depth == 0:
+                    logits = self.drafter.start_tree()  # (1, vocab)
+                else:
+                    before = levels[depth - 1]
+                    logits = self.drafter.grow(tokens[-1][before.grown], before.parents, before.reads, depth)
+                chosen, law = self._chosen(logits, level, uniforms[0, n : n + len(level.rows)])
+                tokens.append(chosen)
+                laws += [] if law is None else [law]
+                n += len(level.rows)
+        drawn = torch.cat(tokens)[None]
+        return Draft(
+            drawn, torch.full_like(drawn[:, 0], n), torch.cat(laws)[None] if laws else None, parents=parents[None]
+        )
+
+    def _nodes(self, n: int, deepest: int) -> Nodes:
+        """A tree whose first n tokens are drafted, but for those that are deeper."""
+        raise NotImplementedError
+
+    def _chosen(self, logits: Tensor, level: Level, uniforms: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The tokens of a level: ids (m,), and what they were drawn from, (m, vocab), if they were drawn.
+
+        logits: (g, vocab) after each token that has children here. uniforms: (m,).
+        """
+        most = logits.shape[-1] - 1  # of a small vocabulary the last choice stands for those that it lacks
+        choices = logits.topk(min(level.n_choices, most + 1)).indices
+        return choices[level.rows, level.ranks.clamp(max=most)], None
+
+
+class TreeDrafter(FixedTreeDrafter):
+    """Drafts trees of one shape: children of each token, by depth."""
+
+    def __init__(self, drafter: GrowingDrafter, shape: tuple[int, ...], sampled: bool = False):
+        super().__init__(drafter)
+        self.shape, self.sampled = shape, sampled
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of a whole tree."""
+        return tokens_in(self.shape)
+
+    def _nodes(self, n: int, deepest: int) -> Nodes:
+        """The first levels, as many as fit as a whole."""
+        sizes = list(itertools.accumulate(self.shape[:deepest], int.__mul__))  # tokens of each level
+        while sum(sizes) > n:
+            sizes.pop()
+        ranks = (i % children for size, children in zip(sizes, self.shape, strict=False) for i in range(size))
+        return tuple(level_parents(sizes)), tuple(ranks)
+
+    def _chosen(self, logits: Tensor, level: Level, uniforms: Tensor) -> tuple[Tensor, Tensor | None]:
+        if not self.sampled or self._sampling.greedy:
+            return super()._chosen(logits, level, uniforms)
+        # Where nothing is left to draw a child has a law of zeros, and the rule passes it over.
+        tokens, laws, _ = without_replacement(self._sampling.probs(logits), uniforms.reshape(len(logits), -1))
+        return tokens.flatten(), laws.flatten(0, 1)
+
+    def describe(self) -> str:
+        """What it is, in a few words."""
+        how = "drawn without replacement" if self.sampled else "the most probable ones"
+        return f"trees of {self.n_tokens} tokens, {'x'.join(map(str, self.shape))}, {how}"
+
+
+class StaticTreeDrafter(FixedTreeDrafter):
+    """Drafts the first tokens of one tree that was chosen for it.
 
     on_auto: the size was chosen with the shape, so that all of it is asked for.
     nodes: by temperature; where there are none the tree is a chain. costs: what the size was chosen by. Both are shared
@@ -52,34 +140,8 @@ class StaticTreeDrafter(Branching):
         other.nodes, other.costs = self.nodes, self.costs
         return other
 
-    def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
-        """Let the drafter read the prompt."""
-        self._plans: dict[tuple[int, int], tuple[Tensor, list[Level]]] = {}  # by tokens and depth
-        super().prefill(target, prompt, sampling)
-
-    def propose(self, k: int, uniforms: Tensor) -> Draft:
-        """The first tokens that are at most `k` deep, as many as there are uniforms at most."""
-        n = uniforms.shape[1]
-        nodes = self.nodes.get(self._sampling.temperature, (tuple(range(-1, n - 1)), (0,) * n))
-        asked = n, min(k, self.drafter.room)
-        if asked not in self._plans:
-            self._plans[asked] = planned(nodes, *asked, self._device)
-        parents, levels = self._plans[asked]
-        if not levels:
-            return as_draft([], self._device)
-        tokens: list[Tensor] = []
-        with torch.inference_mode():
-            for depth, level in enumerate(levels):
-                if depth == 0:
-                    logits = self.drafter.start_tree()  # (1, vocab)
-                else:
-                    before = levels[depth - 1]
-                    logits = self.drafter.grow(tokens[-1][before.grown], before.parents, before.reads, depth)
-                most = logits.shape[-1] - 1  # of a small vocabulary the last choice stands for those that it lacks
-                choices = logits.topk(min(int(level.ranks.max()), most) + 1).indices  # (g, ranks)
-                tokens.append(choices[level.rows, level.ranks.clamp(max=most)])
-        drawn = torch.cat(tokens)[None]
-        return Draft(drawn, torch.full_like(drawn[:, 0], drawn.shape[1]), parents=parents[None])
+    def _nodes(self, n: int, deepest: int) -> Nodes:
+        return self.nodes.get(self._sampling.temperature, (tuple(range(-1, n - 1)), (0,) * n))
 
     def describe(self) -> str:
         """What it is, in a few words."""
@@ -120,7 +182,21 @@ def planned(nodes: Nodes, n: int, deepest: int, device: torch.device) -> tuple[T
             above[first:end],
         )
         rows, ranks, on, before = (torch.tensor(column, dtype=torch.long, device=device) for column in columns)
-        levels.append(Level(rows, ranks, on, before, seen[first:end, :end].to(device)))
+        levels.append(Level(rows, ranks, 1 + max(columns[1]), on, before, seen[first:end, :end].to(device)))
         rows_before = {node: place for place, node in enumerate(going_on)}
         start, first = start + size, end
     return torch.tensor(parents, dtype=torch.long, device=device), levels
+
+
+def tokens_in(shape: tuple[int, ...]) -> int:
+    """Tokens of a whole tree of this shape."""
+    return sum(itertools.accumulate(shape, int.__mul__))
+
+
+def level_parents(sizes: list[int]) -> list[int]:
+    """The parents of a tree whose levels have so many tokens; each token of a level has as many children."""
+    parents, before, start = [], 1, -1
+    for size in sizes:
+        parents += [start + i * before // size for i in range(size)]
+        start, before = start + before, size
+    return parents

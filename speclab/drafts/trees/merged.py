@@ -17,7 +17,8 @@ from torch import Tensor
 from draft_models import as_draft
 from speclab.core.rounds import Draft, Drafter, Target
 from speclab.core.sampling import Sampling, to_device
-from speclab.drafts.tree import GrowingDrafter, TreeDrafter
+from speclab.drafts.tree import GrowingDrafter
+from speclab.drafts.trees.fixed import TreeDrafter
 
 LONGEST = 64  # tokens of a chain
 
