@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from heads import trained, trained_block
+from heads import N_LEARNT, prompts, trained, trained_block
 from recorder import stand_in
 from tiny_models import CONTEXT, VOCAB, flattened, perturbed, tiny
 
@@ -35,12 +35,18 @@ N_TEXTS = 9
 
 
 def requests(sampling: Sampling = GREEDY, n: int = N_TEXTS, eos: tuple[int, ...] = ()) -> list[Request]:
-    """Texts with prompts, budgets and seeds of their own; the first ones end after one token and after none."""
+    """Texts with prompts, budgets and seeds of their own; the first ones end after one token and after none.
+
+    Every third prompt is one whose text a trained head has learnt.
+    """
+    learnt = prompts(N_LEARNT)[:, None]
     generator = torch.Generator().manual_seed(11)
     budgets = itertools.cycle([1, 30, 0, 17, 24, 2, 31, 9, 26])
     return [
         Request(
-            torch.randint(0, VOCAB, (1, 4 + 3 * (i % 5)), generator=generator),
+            learnt[i // 3 % N_LEARNT]
+            if i % 3 == 1
+            else torch.randint(0, VOCAB, (1, 4 + 3 * (i % 5)), generator=generator),
             DecodeSettings(next(budgets), sampling, frozenset(eos), seed=i),
         )
         for i in range(n)

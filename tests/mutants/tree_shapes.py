@@ -71,17 +71,13 @@ def chooses_the_shape_by_the_random_numbers_of_a_text() -> None:
 @mutant(40, "tokens_are_the_choices_of_their_ranks", file=STATIC)
 def takes_ranks_without_gaps() -> None:
     """takes the first choices for a place, whatever the ranks of the shape are"""
-    right = StaticTreeDrafter.prefill
+    right = StaticTreeDrafter._nodes
 
     def squeezed(nodes: Nodes) -> Nodes:
         parents, _ = nodes
         return parents, tuple(parents[:i].count(parent) for i, parent in enumerate(parents))
 
-    def prefill(tree: StaticTreeDrafter, *given) -> None:
-        tree.nodes = {temperature: squeezed(nodes) for temperature, nodes in tree.nodes.items()}
-        right(tree, *given)
-
-    StaticTreeDrafter.prefill = prefill
+    StaticTreeDrafter._nodes = lambda tree, n, deepest: squeezed(right(tree, n, deepest))
 
 
 @mutant(36, "caches_equal_a_recomputation_after_every_round", "what_it_is_made_of", file=MERGED)
