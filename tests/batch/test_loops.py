@@ -197,9 +197,10 @@ def test_caches_equal_a_recomputation_after_every_round(kind):
     n_rows = len(asked)
     batch, drafters = BatchedModel(target, n_rows), of_batch(drafter, n_rows)
     texts = [request.prompt[0].tolist() for request in asked]
-    lengths = set()
-    for row, round_ in speculative_decode_batch(batch, drafters, asked, 4):
+    lengths, kept = set(), set()
+    for row, round_ in speculative_decode_batch(batch, drafters, asked, 2):
         texts[row] += round_.tokens
+        kept.add(round_.n_accepted)
         if not round_.finish:
             assert batch.lengths[row] == len(texts[row]) - 1
             assert worst_difference(RowCache(batch, row), texts[row][:-1]) < 1e-9
@@ -208,6 +209,7 @@ def test_caches_equal_a_recomputation_after_every_round(kind):
                 assert held < len(texts[row])
                 assert worst_difference(RowCache(drafters.draft, row), texts[row][:held]) < 1e-9
         lengths.add(tuple(batch.lengths))
+    assert kept == {0, 1, 2}
     assert len(lengths) > 10
     assert any(len(set(row)) == n_rows for row in lengths), "the rows were never at different lengths"
 

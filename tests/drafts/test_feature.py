@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from decoding import plain_text, speculative_rounds
-from heads import N_LEARNT, N_NEW, prompts, tiny_head, trained
+from heads import LEARNT, N_NEW, prompts, tiny_head, trained
 from tiny_models import VOCAB, flattened, tiny
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -89,16 +89,17 @@ def test_a_trained_head_is_often_right_and_stays_in_step():
     model, head, texts = trained()
     accepted = drafted = 0
     kinds = set()
-    for text in texts[:N_LEARNT]:
+    for learnt, text in zip(LEARNT, texts, strict=True):
         drafter = Kept(head)
         rounds = list(speculative_rounds(reading(model, drafter), drafter, text[None, :9], 3, N_NEW))
         assert [t for r in rounds for t in r.tokens] == text[9:].tolist()
         check(model, head, drafter)
-        accepted += sum(r.n_accepted for r in rounds)
-        drafted += sum(r.n_drafted for r in rounds)
+        if learnt:
+            accepted += sum(r.n_accepted for r in rounds)
+            drafted += sum(r.n_drafted for r in rounds)
         kinds |= {(r.n_accepted > 0) + (r.n_accepted == r.n_drafted) for r in rounds if not r.prefill}
     assert accepted / drafted > 0.8, "a shift of one position in training or in the loop costs most of this"
-    assert {0, 1, 2} >= kinds >= {2}
+    assert kinds >= {0, 2}
 
 
 @pytest.mark.parametrize("engine", ["eager", "fast"])
