@@ -12,12 +12,15 @@ from speclab.records.runs import ComparisonRun
 from speclab.system.paths import ROOT
 from speclab.theory.formulas import book_formula, omega_star
 from speclab.theory.ladder import prediction_rows
-from tools import architecture, chapter_blocks, rerun
+from tools import architecture, chapter_blocks, rerun, tree_blocks
 
 RESULTS = ROOT / "results"
 DEFAULT_RUN = RESULTS / "cpu-2-cores.json"  # python compare.py
 AGAIN_RUN = RESULTS / "cpu-2-cores-again.json"  # the same command once more
 FULL_RUN = RESULTS / "cpu-2-cores-full.json"  # --full --draft model,ngram -k 2,4,8 --max-new-tokens 96 --repeats 2
+# --target lab:200m --temperature 0 --limit 2 -k 4,6,8,12,auto
+# --draft model,feature,feature:wide,hybrid,tree:best:feature,tree:static:feature
+TREES_RUN = RESULTS / "cpu-2-cores-200m-trees.json"
 PAIR = ROOT / "models" / "lab-pair"
 TRAINING = PAIR / "training.json"
 STANDS_FOR = {
@@ -189,6 +192,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "book-table": book_table,
     "errors": errors,
     "trust": trust,
+    "trees": lambda: tree_blocks.trees(TREES_RUN),
     "architecture": architecture.plan,
     "brief-greedy": lambda: chapter_blocks.brief(0),
     "brief-sampled": lambda: chapter_blocks.brief(0.8),
