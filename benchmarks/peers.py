@@ -8,6 +8,7 @@ every speedup look good. So each of ours runs beside what anybody gets from `mod
     model auto  the same, lengths chosen in rounds   against   generate(assistant_model=...), as its defaults say
     ngram k     our speculative loop, no draft model against   generate(prompt_lookup_num_tokens=k)
     exit k      our speculative loop, early exit     against   generate(assistant_early_exit=N), for the lab's target
+    generate(num_beams=2), and 4: what beam search costs, which gives another text
     baseline, model k                                against   llama.cpp, plain and with the draft, if it is on the PATH
 
 What comes out: tokens per second, each arm over `generate` and over its peer with 95 % intervals over prompts, whether
@@ -51,20 +52,21 @@ from speclab.models.prompts import Prompt, describe_chat
 from speclab.models.setup import Setup
 from speclab.records import files
 from speclab.records.runs import Facts
-from speclab.records.samples import BASELINE, GENERATE, LIBRARY, Arm, Sample
+from speclab.records.samples import BASELINE, BEAM, GENERATE, LIBRARY, Arm, Sample
 from speclab.system.errors import Problem, UsageProblem, reports_problems
 from speclab.system.terminal import note
 
 AUTO = "model auto"
+BEAMS = [Arm(BEAM, "", n) for n in (2, 4)]
 
 # --- measuring --------------------------------------------------------------------------------------------------------
 
 
 def arms_for(draft_lengths: list[int], llama: bool = False, exits: bool = False) -> list[Arm]:
-    """Each of the lab's arms, followed by its peer; then llama.cpp's. exits: early exit, too."""
+    """Each of the lab's arms, followed by its peer; then beam search and llama.cpp's. exits: early exit, too."""
     drafted = [(name, k) for name in ("model", "ngram", *([EXIT] if exits else [])) for k in draft_lengths]
     own = [BASELINE, GENERATE, *(Arm(method, name, k) for name, k in drafted for method in (name, PEER[name]))]
-    own += [Arm(AUTO, AUTO, LONGEST), Arm(PEER[AUTO], "model", LONGEST)]
+    own += [Arm(AUTO, AUTO, LONGEST), Arm(PEER[AUTO], "model", LONGEST), *BEAMS]
     others = [Arm(llama_cpp.METHOD), *(Arm(llama_cpp.METHOD, "model", k) for k in draft_lengths)]
     return [*own, *(others if llama else [])]
 
@@ -204,10 +206,11 @@ def main(argv: list[str] | None = None) -> int:
             ceiling = bench.llama.ceiling(args.max_new_tokens)
         arms = arms_for(lengths, bench.llama is not None, exits)
         measured = measure(bench, arms, [0.0], prompts, args.repeats, {}, schedule=one_after_another)
-    checks = [judge_greedy(measured, arm) for arm in arms[1:]]
+    checked = [arm for arm in arms[1:] if arm not in BEAMS]  # whose text is another one
+    checks = [judge_greedy(measured, arm) for arm in checked]
     run = record(args, measured, args.repeats, lengths, models, checks, ceiling)
     code = common.finish(args, run, page, measured.stop)
-    wrong = [arm for arm, entry in zip(arms[1:], checks, strict=True) if arm.method in PEER and not entry["passed"]]
+    wrong = [arm for arm, entry in zip(checked, checks, strict=True) if arm.method in PEER and not entry["passed"]]
     return code or int(bool(wrong))
 
 

@@ -10,6 +10,7 @@ from speclab.drafts.lengths import LONGEST
 from speclab.present.tables import Block, Cell, Heading, Lines, Table, interval, speedup
 from speclab.records.rows import Amount, Count, Part
 from speclab.records.runs import Facts
+from speclab.records.samples import BEAM
 from speclab.theory.curves import Value
 from speclab.theory.formulas import ratio_interval
 
@@ -47,7 +48,7 @@ class PeersRun(common.BenchmarkRun):
     """`python -m benchmarks.peers`."""
 
     models: dict[str, str]
-    correctness: list[Facts]  # of speclab/lab/output_checks.py, one entry for every arm but the baseline
+    correctness: list[Facts]  # of speclab/lab/output_checks.py, one entry for every arm but the baseline and beams
     ceiling: Amount | None = None  # tokens per second of llama-bench, which takes no prompt
     raw: list[PeerTiming]
 
@@ -143,6 +144,7 @@ METHODS = {  # what each is, in the order of the page
     "lookup": "generate(prompt_lookup_num_tokens=k)",
     "exit": "our speculative loop with the target's own first layers and the lab's adapter",
     "early exit": "generate(assistant_early_exit=N), the same layers without an adapter, constant k",
+    BEAM: "generate(num_beams=k), which searches for a more probable text, and gives another one",
 }
 LEGEND = [
     "÷: times as fast, with a 95 % interval over prompts",

@@ -32,7 +32,7 @@ import torch
 
 from benchmarks import common
 from speclab.cli import flags, parsing
-from speclab.models import loading, padding
+from speclab.models import loading, sizes
 from speclab.models.cached import CachedModel
 from speclab.models.memory import cache_bytes, operations, weights_read
 from speclab.models.setup import Setup
@@ -216,7 +216,7 @@ def passes_table(model: ModelPasses, ceilings: Ceilings) -> Table:
 def model_title(model: ModelPasses, ceilings: Ceilings) -> str:
     """Name, size, and where its passes ran."""
     size = f"{model.parameters / 1e6:.1f} M parameters, {model.weight_bytes / 1e6:.0f} MB read in a pass"
-    size += ", padded" * padding.is_lab_size(model.name)
+    size += ", padded" * sizes.is_lab_size(model.name)
     speed = f"bandwidth {best_bandwidth(model, ceilings) / 1e9:.1f} GB/s"
     where = f"{model.context} tokens in the cache, {model.engine} engine, {speed}"
     return f"{model.role.capitalize()} {model.name}: {size}, {where}"

@@ -6,7 +6,7 @@ from typing import Any
 from speclab.cli import flags, parsing, serving_flags
 from speclab.cli.serving_flags import VLLM
 from speclab.lab import padded_pair, sweeps
-from speclab.models import padding, select
+from speclab.models import select, sizes
 from speclab.models.loading import LAB_TARGET
 from speclab.system.errors import UsageProblem
 from speclab.system.files import shown
@@ -151,7 +151,7 @@ def make_parser(docstring: str) -> argparse.ArgumentParser:
 
 def filled(args: argparse.Namespace, size: str, **others: Any) -> argparse.Namespace:
     """The arguments, with the defaults of this size, changed by `others`, wherever the command line gives none."""
-    of_lab = args.target == LAB_TARGET or padding.is_lab_size(args.target)
+    of_lab = args.target == LAB_TARGET or sizes.is_lab_size(args.target)
     drafts = LAB_DRAFTS if of_lab and not args.impl and size in COMPARISONS else USUAL_DRAFTS
     defaults = {"draft": drafts} | dict(zip(SIZE_FLAGS, SIZES[size], strict=True)) | others
     given = {name: value for name, value in vars(args).items() if value is not None}
@@ -169,7 +169,7 @@ def check_padded(args: argparse.Namespace, size: str) -> None:
     if args.padded is None:
         args.padded = None if usable else NO_PADDED
     elif args.padded != NO_PADDED:
-        padding.parse_size(args.padded)
+        sizes.parse_size(args.padded)
         if not (of_lab and padded_pair.padded_kinds(args.draft.split(","), args.padded)):
             raise UsageProblem(
                 "--padded is the lab's own pair at another size; leave out --target and --impl, "

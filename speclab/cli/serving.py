@@ -14,7 +14,7 @@ from speclab.lab.run_config import RunConfig
 from speclab.lab.serving import installed
 from speclab.lab.serving.comparison import compare_serving
 from speclab.lab.serving.served import Plan
-from speclab.models import padding
+from speclab.models import sizes
 from speclab.present import serving_views
 from speclab.present.pictures import library
 from speclab.records.serving import ServingRun
@@ -46,7 +46,7 @@ def _prepare(args: argparse.Namespace) -> tuple[Output, RunConfig, Plan]:
             raise UsageProblem(f"--{flag} is about the lab's own engines; leave it out, or --engine {VLLM}")
     if args.rule != "token":
         raise UsageProblem(f"--rule {args.rule} is the lab's own; leave it out, or --engine {VLLM}")
-    if padding.is_lab_size(args.target):
+    if sizes.is_lab_size(args.target):
         raise UsageProblem(f"--target {args.target} is made in memory, and vLLM reads folders; give a folder")
     args.asked = args.draft is not None
     size = "quick vllm" if args.quick else "full vllm" if args.full else "vllm"

@@ -20,7 +20,7 @@ from speclab.drafts.tree import BestTreeDrafter, GrowingDrafter
 from speclab.drafts.trees.auto import LARGEST, AutoTreeDrafter
 from speclab.drafts.trees.fixed import StaticTreeDrafter, TreeDrafter, tokens_in
 from speclab.drafts.trees.merged import MergedDrafter
-from speclab.models import loading, padding
+from speclab.models import loading, sizes
 from speclab.models.cached import CachedModel, check_prompt
 from speclab.models.checks import check_split, check_tree
 from speclab.models.prompts import Prompt
@@ -140,8 +140,8 @@ def check_kinds(kinds: list[str]) -> None:
 
 def _mistyped(name: str) -> bool:
     """Whether a name is empty, or nearly a kind and neither a folder nor surely one of the hub; lab:SIZE is parsed."""
-    if padding.is_lab_size(name):
-        padding.parse_size(name)
+    if sizes.is_lab_size(name):
+        sizes.parse_size(name)
         return False
     if not name.strip():
         return True
@@ -178,7 +178,7 @@ def make_drafter(kind: str, setup: Setup, seed: int = 0) -> Drafter:
         return OracleModelDrafter(_draft_model(name or "model", setup), accuracy, seed)
     if word in LAB_HEADS:
         target = setup.target
-        own_width = loading.lab_width() if padding.is_lab_size(setup.target_name) else None
+        own_width = loading.lab_width() if sizes.is_lab_size(setup.target_name) else None
         as_wide = kind == f"feature:{AS_WIDE}"
         if as_wide and own_width is None:
             raise UsageProblem(f"--draft {kind} is for a padded target; give --target lab:SIZE, or --draft feature")
@@ -203,7 +203,7 @@ def _growing(kind: str, setup: Setup, seed: int) -> GrowingDrafter:
 def _exit_drafter(rest: str, setup: Setup) -> ExitDrafter:
     """Early exit with an adapter, on an engine that runs the target in two parts."""
     own = not rest or rest.isdecimal()
-    adapter = read_adapter(LAB_EXIT if own else rest, setup.target.model, padding.is_lab_size(setup.target_name))
+    adapter = read_adapter(LAB_EXIT if own else rest, setup.target.model, sizes.is_lab_size(setup.target_name))
     if setup.target.fast and not setup.target.fast.splits:
         setup.use_eager(NO_SPLIT)
         note(f"{NO_SPLIT}: both arms run on the eager engine")

@@ -16,7 +16,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from speclab.core.counts import Counts
 from speclab.core.rounds import Round
 from speclab.models.loading import settings_of_the_lab
-from speclab.records.samples import Arm, Made
+from speclab.records.samples import BEAM, Arm, Made
 from speclab.system.errors import EnvironmentProblem
 
 
@@ -73,7 +73,7 @@ def interleaved(decodings: list[Decoding], turn: int) -> None:
 
 class LibraryDecoding(Decoding):
     """The library at work on one prompt: `model.generate`, alone, with an assistant, with the model's own first
-    `exit_layer` layers as one, or with prompt lookup.
+    `exit_layer` layers as one, with prompt lookup, or with beams.
 
     One `advance` decodes the whole text. Its seconds count as decoding and hold the prompt's own pass, too.
     """
@@ -102,6 +102,8 @@ class LibraryDecoding(Decoding):
                 options |= {"num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0.0}
             elif self.arm.method == "lookup":
                 options["prompt_lookup_num_tokens"] = self.arm.draft_length
+            elif self.arm.method == BEAM:
+                options["num_beams"] = self.arm.draft_length
             widths = stack.enter_context(counted_passes(self._model))
             self.decode_seconds, self.tokens = library_generate(self._model, self._ids, self.budget, **options)
         if len(self.tokens) != self.budget:

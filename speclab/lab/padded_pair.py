@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from speclab.drafts.select import make_drafters
 from speclab.lab.run_config import RunConfig
-from speclab.models import padding, prompts
+from speclab.models import prompts, sizes
 from speclab.models.backends.rewrites import can_prepack
 from speclab.models.memory import USABLE, free_memory
 from speclab.models.setup import load_setup
@@ -29,7 +29,7 @@ def choose_size(bandwidth: float, free: int | None, itemsize: int, copies: int =
     """
     chosen = None
     for size in SIZES:
-        n_bytes = padding.parse_size(size) * itemsize
+        n_bytes = sizes.parse_size(size) * itemsize
         needed = n_bytes * copies * (1 + 1 / DRAFT_SHARE)
         if READINGS * n_bytes / bandwidth <= SECONDS and (free is None or needed <= USABLE * free):
             chosen = size
@@ -46,8 +46,8 @@ def size_for(config: RunConfig, bandwidth: float) -> str | None:
 def padded_kinds(kinds: list[str], size: str) -> list[str]:
     """`--draft` for a target of this size: the lab's draft at a tenth of it; lookups as they are; the lab's head as it
     is and once more as wide as the target is; others are left out."""
-    n_parameters, vocab_size = padding.parse_name(size)
-    draft = padding.size_name(n_parameters // DRAFT_SHARE, vocab_size=vocab_size)
+    of_target = sizes.parse_name(size)
+    draft = sizes.size_name(of_target.n_parameters // DRAFT_SHARE, vocab_size=of_target.vocab_size)
     padded = {"model": [draft], "feature": ["feature", "feature:wide"]}
     return [other for kind in kinds if kind in USABLE_KINDS for other in padded.get(kind, [kind])]
 

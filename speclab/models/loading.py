@@ -25,8 +25,9 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from speclab.models import padding
+from speclab.models import padding, sizes
 from speclab.models.checks import check_model
+from speclab.models.experts import with_experts
 from speclab.models.limits import configured_length
 from speclab.system.errors import EnvironmentProblem, UsageProblem, is_out_of_memory
 from speclab.system.paths import DATA
@@ -70,8 +71,8 @@ NOT_SETTINGS = ("transformers_version", "do_sample", "num_return_sequences", "ea
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder, a hub name or lab:SIZE."""
-    if padding.is_lab_size(name):
-        padding.parse_size(name)
+    if sizes.is_lab_size(name):
+        sizes.parse_size(name)
         name = LAB_TARGET
     _load_config(name)
 
@@ -86,7 +87,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 def context_of(name: str) -> int | None:
     """Positions that the config of a folder, a hub name or lab:SIZE allows; None where it sets no limit."""
-    return configured_length(_load_config(LAB_TARGET if padding.is_lab_size(name) else name))
+    return configured_length(_load_config(LAB_TARGET if sizes.is_lab_size(name) else name))
 
 
 def lab_width() -> int:
@@ -107,10 +108,12 @@ def load_model(
     `copies` of a padded model's weights must fit the memory. EnvironmentProblem: it cannot be loaded, weights are
     missing, or it is not fit for cached decoding.
     """
-    if padding.is_lab_size(name):
-        n_parameters, vocab_size = padding.parse_name(name)
+    if sizes.is_lab_size(name):
+        size = sizes.parse_name(name)
         small = _whole_model(LAB[role], torch.float32)
-        model = padding.padded(small, n_parameters, device, dtype, copies, vocab_size)
+        model = padding.padded(small, size.n_parameters, device, dtype, copies, size.vocab_size)
+        if size.experts:
+            model = with_experts(model, size.experts)
     else:
         model = _whole_model(name, dtype).to(device).eval()  # type: ignore[arg-type]
     check_model(model)
@@ -260,7 +263,7 @@ def describe_model(name: str, model: PreTrainedModel, role: str = "target") -> s
     millions = sum(p.numel() for p in model.parameters()) / 1e6
     n_layers = getattr(config, "num_hidden_layers", None)
     layers = "layers of several kinds" if n_layers is None else f"{n_layers} layer{'s' * (n_layers != 1)}"
-    padded = f"; {padding.describe_padding(name, role)}" if padding.is_lab_size(name) else ""
+    padded = f"; {sizes.describe_padding(name, role)}" if sizes.is_lab_size(name) else ""
     return f"{name}: {config.model_type}, {layers}, {millions:.1f} M parameters{padded}"
 
 

@@ -23,7 +23,6 @@ greedy text may part from the lab's where two tokens are nearly equal. Compare p
 
 import copy
 import math
-import re
 from collections.abc import Iterator
 
 import torch
@@ -31,50 +30,12 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from speclab.models.memory import USABLE, free_memory
+from speclab.models.sizes import size_name
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 
-PREFIX = "lab:"
-SUFFIXES = {"k": 10**3, "m": 10**6, "b": 10**9}
 SPREAD = 0.02  # standard deviation of random weights; what Llama is initialised with
 MLP_RATIO = 3.5  # intermediate size / width, as in Llama 3 8B
 TOLERANCE = 0.05  # of the number of parameters asked for
-
-
-def is_lab_size(name: str) -> bool:
-    """Does this name ask for a padded lab model?"""
-    return name.startswith(PREFIX)
-
-
-def parse_name(text: str) -> tuple[int, int | None]:
-    """Parameters and rows of the output layer asked for: "200m", "1.5b", "lab:8b:v128256". None: the lab's rows."""
-    pattern = r"(\d+\.?\d*|\.\d+)([kmb])(?::v(\d+))?"
-    match = re.fullmatch(pattern, text.removeprefix(PREFIX).lower(), flags=re.ASCII)
-    n_parameters = round(float(match[1]) * SUFFIXES[match[2]]) if match and len(text) < 28 else 0
-    if not match or n_parameters == 0:
-        raise UsageProblem(
-            f"{PREFIX}{text.removeprefix(PREFIX)} is not a size; give a number with k, m or b, for example lab:200m"
-        )
-    return n_parameters, int(match[3]) if match[3] else None
-
-
-def parse_size(text: str) -> int:
-    """Parameters asked for."""
-    return parse_name(text)[0]
-
-
-def size_name(n_parameters: int, digits: int = 3, up: bool = False, vocab_size: int | None = None) -> str:
-    """What to type for it, not above it (with `up`: not below it).  7_996_470_000, digits=2 -> lab:7.9b"""
-    unit = 10 ** max(0, len(str(n_parameters)) - digits)
-    n_parameters = (n_parameters + (unit - 1 if up else 0)) // unit * unit
-    suffix = next((s for s in "bm" if n_parameters >= SUFFIXES[s]), "k")
-    return f"{PREFIX}{n_parameters / SUFFIXES[suffix]:g}{suffix}" + (f":v{vocab_size}" if vocab_size else "")
-
-
-def describe_padding(name: str, role: str = "target") -> str:
-    """The remark that belongs next to every time of a padded model. name: lab:SIZE; role: target or draft"""
-    size, _, rows = name.removeprefix(PREFIX).partition(":v")
-    priced = f"padded: the lab {role}'s text at the price of {size.upper()} parameters"
-    return priced + (f", {rows} rows in the output layer" if rows else "")
 
 
 def count_parameters(config: LlamaConfig, **shape: int) -> int:

@@ -36,16 +36,24 @@ def _head_start(device: torch.device) -> torch.Tensor:
 
 
 def time_passes(
-    passes: list[tuple[CachedModel, int]], context: int, repeats: int, seed: int = 0, patience: float = math.inf
+    passes: list[tuple[CachedModel, int]],
+    context: int,
+    repeats: int,
+    seed: int = 0,
+    patience: float = math.inf,
+    ids: torch.Tensor | None = None,
 ) -> list[list[float]]:
-    """Seconds of every repeat of each (model, width), all after the same random context, taking turns.
+    """Seconds of every repeat of each (model, width), all after the same context, taking turns.
 
-    The caches hold the context afterwards. The first repeat meets new shapes and may be slow. After two of them it ends
-    early where `patience` seconds have passed.
+    ids: (1, at least context + the largest width), the text; None: a random one. The caches hold the context
+    afterwards. The first repeat meets new shapes and may be slow. After two of them it ends early where `patience`
+    seconds have passed.
     """
     first, widest = passes[0][0], max(width for _, width in passes)
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(0, first.vocab_size, (1, context + widest), generator=generator).to(first.device)
+    if ids is None:
+        generator = torch.Generator().manual_seed(seed)
+        ids = torch.randint(0, first.vocab_size, (1, context + widest), generator=generator)
+    ids = ids.to(first.device)
     for model in {model for model, _ in passes}:
         model.prefill(ids[:, :context], rolls_back=True)
     times: list[list[float]] = [[] for _ in passes]

@@ -1,6 +1,6 @@
 """Lines that any record may carry: where it comes from, what is wrong with it, how noisy the machine was."""
 
-from speclab.models import padding
+from speclab.models import sizes
 from speclab.present.tables import interval, speedup
 from speclab.records.rows import Row
 from speclab.records.runs import Head, LabRun, Noise
@@ -49,16 +49,16 @@ def provenance(run: LabRun) -> str:
 
 def padding_remark(target: str) -> str:
     """What must stand beside every number of a padded target; nothing for any other."""
-    if not padding.is_lab_size(target):
+    if not sizes.is_lab_size(target):
         return ""
-    return f" {target} is {padding.describe_padding(target)}."
+    return f" {target} is {sizes.describe_padding(target)}."
 
 
 def small_print(run: Head) -> str:
     """Model, machine, number format, time and commit of any record: the line under a picture."""
     commit = (run.versions.commit or "")[:8]
     target, dtype = (run.settings[name] for name in ("target", "dtype"))
-    target += " (padded)" * padding.is_lab_size(target)
+    target += " (padded)" * sizes.is_lab_size(target)
     rules = {rule for row in getattr(run, "rows", []) if (rule := getattr(row, "lossy_rule", None))}
     lossy = "".join(f"; LOSSY, accept rule {rule}" for rule in rules)
     return f"{target} on {hardware(run)}, {dtype}; {run.created}, commit {commit}{lossy}"

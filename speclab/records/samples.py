@@ -45,7 +45,10 @@ BASELINE, BASELINE_REPEAT, GENERATE = Arm("baseline"), Arm("baseline again"), Ar
 EAGER = Arm("eager")  # the baseline's loop on the eager engine, in a run on another one
 PLAIN = (BASELINE, GENERATE, EAGER)  # all plain decoding that a run may hold
 INSTRUMENT = "instrument"  # method of the decodings whose phases are timed; they make no samples
-LIBRARY = ("generate", "assisted", "dynamic", "lookup", "early exit")  # methods of the arms that the library decodes
+BEAM = (
+    "beam"  # the library's beam search: a method whose draft_length is the number of beams, and whose text is another
+)
+LIBRARY = ("generate", "assisted", "dynamic", "lookup", "early exit", BEAM)  # methods that the library decodes
 
 
 class Made(NamedTuple):

@@ -8,7 +8,7 @@ from heads import tiny_adapter
 from llamas import tiny_llama
 from tiny_models import tiny
 
-from benchmarks import common, peers, peers_page, roofline, rules, scaling, scaling_page, scaling_turns, states
+from benchmarks import common, experts, peers, peers_page, roofline, rules, scaling, scaling_page, scaling_turns, states
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.cli import flags
 from speclab.core.counts import Counts
@@ -23,7 +23,7 @@ from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.present import tables
 from speclab.records import files
-from speclab.records.samples import BASELINE, GENERATE, Arm, Sample
+from speclab.records.samples import BASELINE, BEAM, GENERATE, Arm, Sample
 from speclab.system.errors import EnvironmentProblem
 
 BUDGET = 30
@@ -100,7 +100,7 @@ def test_all_arms_emit_the_same_text_and_count_their_passes(bench, prompt):
     prompts, schedule = [Prompt("code", "", prompt)], peers.one_after_another
     samples = {s.arm: s for s in measure(bench, arms, [0.0], prompts, 2, {}, schedule=schedule).samples}
     assert list(samples) == arms
-    assert len({tuple(text) for s in samples.values() for text in s.texts}) == 1
+    assert len({tuple(text) for s in samples.values() if s.arm not in peers.BEAMS for text in s.texts}) == 1
     assert peers.timing(samples[BASELINE]).n_passes == peers.timing(samples[GENERATE]).n_passes == BUDGET
     for arm, sample in samples.items():
         assert sample.counts.n_emitted == 2 * (BUDGET - 1)
@@ -108,6 +108,22 @@ def test_all_arms_emit_the_same_text_and_count_their_passes(bench, prompt):
         assert (sum(sample.prefill) == 0) == (arm.method not in peers_page.PEER)
         one = decode(bench, arm, prompt)
         assert arm.auto or peers.timing(sample).n_passes == (BUDGET if arm == BASELINE else one.counts.n_rounds + 1)
+
+
+def test_beams_are_the_librarys(bench, prompt):
+    """Its texts, at least as probable as the greedy one, by the number of beams."""
+    model = bench.setup.target.model
+    probable = []
+    for arm in [GENERATE, *peers.BEAMS]:
+        text = decode(bench, arm, prompt).tokens
+        ids = torch.cat([prompt, torch.tensor([text])], dim=1)
+        with torch.inference_mode():
+            logs = model(ids).logits[0, prompt.shape[1] - 1 : -1].double().log_softmax(-1)
+            options = {"num_beams": arm.draft_length or 1, "max_new_tokens": BUDGET, "do_sample": False}
+            expected = model.generate(prompt, attention_mask=torch.ones_like(prompt), pad_token_id=0, **options)
+        assert text == expected[0, prompt.shape[1] :].tolist()
+        probable.append(logs[torch.arange(BUDGET), torch.tensor(text)].sum().item())
+    assert probable[2] > probable[0], "four beams found nothing"
 
 
 class Recorded:
@@ -245,7 +261,7 @@ def test_peers_end_to_end(call, pair_folder, tmp_path):
     assert "Asked and measured" in out
     run = files.read(tmp_path / "results" / "local-peers.json", peers_page.PeersRun)
     of_lab = {"exit", "early exit"}  # there is an adapter for the lab's target alone
-    assert {t.method for t in run.raw} == {*peers_page.PEER, *peers_page.PEER.values()} - of_lab
+    assert {t.method for t in run.raw} == {*peers_page.PEER, *peers_page.PEER.values(), BEAM} - of_lab
     assert all(entry["passed"] and entry["n_prompts"] == 3 for entry in run.correctness)
     assert all(len(r.seconds) == 1 for r in run.raw)
     assert str(tmp_path) not in files.to_json(run)
@@ -276,6 +292,27 @@ def test_a_pass_that_is_read_gives_the_states(pair_folder):
     reading.hidden = lambda layers: asked.append(right(layers)) or asked[-1]
     timing.time_passes([(reading, 3)], 5, 2)
     assert [tuple(one.shape) for one in asked[-2:]] == [(1, 3, 2 * reading.model.config.hidden_size)] * 2
+
+
+# --- experts ----------------------------------------------------------------------------------------------------------
+
+
+def test_experts_end_to_end(call, tmp_path):
+    """On the lab's own target, the smallest size there is."""
+    words = ["--target", "lab:10.2m:e4k2", "--widths", "3", "--texts", "2", "--repeats", "2", "--context", "40"]
+    code, out, _ = call(experts, *words)
+    assert code == 0
+    run = files.read(tmp_path / "results" / "local-experts.json", experts.ExpertsRun)
+    assert [p.width for p in run.passes] == [1, 3]
+    assert (run.n_experts, run.n_used, run.n_texts, run.n_same) == (4, 2, 2, 2)
+    assert run.passes[0].union == run.passes[0].expected == 2
+    assert 2 < run.passes[1].union <= 4
+    assert all(min(p.seconds, p.dense_seconds, p.predicted) > 0 for p in run.passes)
+    assert "same with experts and without: 2 of 2" in out
+    for target in ("lab:200m", "models/lab-pair/target"):
+        code, _, err = call(experts, "--target", target)
+        assert code == 2
+        assert "give one such as lab:200m:e8k2" in err
 
 
 # --- rules ------------------------------------------------------------------------------------------------------------

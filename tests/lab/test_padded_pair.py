@@ -7,7 +7,7 @@ import pytest
 import compare
 from speclab.cli import flags
 from speclab.lab import comparison, harness, padded_pair
-from speclab.models import padding
+from speclab.models import sizes
 from speclab.records.files import read
 from speclab.records.runs import ComparisonRun
 
@@ -16,16 +16,16 @@ SMALL = ["--prompt", "def f(x):", "--max-new-tokens", "6", "-k", "2", "--tempera
 
 
 def test_a_faster_machine_gets_a_larger_pair():
-    sizes = [padded_pair.choose_size(speed * GB, None, 4) for speed in (1, 10, 25, 100, 3000)]
-    assert sizes[0] is None
-    numbers = [padding.parse_size(size) for size in sizes[1:]]
+    chosen = [padded_pair.choose_size(speed * GB, None, 4) for speed in (1, 10, 25, 100, 3000)]
+    assert chosen[0] is None
+    numbers = [sizes.parse_size(size) for size in chosen[1:]]
     assert numbers == sorted(set(numbers))
 
 
 @pytest.mark.parametrize("speed", [10 * GB, 40 * GB, 400 * GB])
 def test_the_chosen_size_keeps_to_the_time(speed):
     size = padded_pair.choose_size(speed, None, 4)
-    assert padded_pair.READINGS * padding.parse_size(size) * 4 / speed <= padded_pair.SECONDS
+    assert padded_pair.READINGS * sizes.parse_size(size) * 4 / speed <= padded_pair.SECONDS
 
 
 def test_a_size_that_does_not_fit_is_not_chosen():

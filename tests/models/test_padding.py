@@ -7,7 +7,7 @@ from llamas import tiny_llama
 from transformers import AutoConfig
 
 from speclab.lab.decodings import library_generate
-from speclab.models import loading, memory, padding, prompts
+from speclab.models import loading, memory, padding, prompts, sizes
 from speclab.models.cached import CachedModel
 from speclab.models.checks import check_model
 from speclab.system.errors import EnvironmentProblem, UsageProblem
@@ -119,7 +119,7 @@ def test_real_lab_models(folder, size):
     """The committed pair, on real text: same logits, same greedy text, the size asked for, ready for the scripts."""
     tokenizer = loading.load_tokenizer(folder)
     small = loading.load_model(folder, CPU, torch.float32)
-    n_asked = padding.parse_size(f"lab:{size}")
+    n_asked = sizes.parse_size(f"lab:{size}")
     large = padding.padded(small, n_asked, CPU, torch.float32)
     check_model(large)
     assert not large.training
@@ -165,7 +165,7 @@ def test_any_size_has_a_shape(folder):
     ("size", "width", "layers"), [("200m", 1024, 14), ("1b", 2048, 18), ("8b", 4096, 36), ("70b", 8192, 80)]
 )
 def test_shapes_are_those_of_the_field(size, width, layers):
-    shape = padding.shape_for(padding.parse_size(size), AutoConfig.from_pretrained(loading.LAB_TARGET))
+    shape = padding.shape_for(sizes.parse_size(size), AutoConfig.from_pretrained(loading.LAB_TARGET))
     assert (shape["hidden_size"], shape["num_hidden_layers"]) == (width, layers)
     assert shape["num_attention_heads"] == 4 * shape["num_key_value_heads"]
     assert 3.25 < shape["intermediate_size"] / width < 3.75
@@ -229,16 +229,16 @@ def test_smaller_than_the_lab_is_refused():
     lab = AutoConfig.from_pretrained(loading.LAB_TARGET)
     with pytest.raises(UsageProblem, match=r"lab:5m is smaller .* use lab:10\.2m or more$"):
         padding.shape_for(5 * 10**6, lab)
-    padding.shape_for(padding.parse_size("10.2m"), lab)
+    padding.shape_for(sizes.parse_size("10.2m"), lab)
 
 
 @pytest.mark.parametrize(
     ("text", "n"), [("200m", 2 * 10**8), ("lab:1.5b", 15 * 10**8), ("8B", 8 * 10**9), ("900k", 900_000)]
 )
 def test_sizes(text, n):
-    assert padding.parse_size(text) == n
-    assert padding.parse_name(text) == (n, None)
-    assert padding.parse_name(f"{text}:v128256") == (n, 128256)
+    assert sizes.parse_size(text) == n
+    assert sizes.parse_name(text) == (n, None, None)
+    assert sizes.parse_name(f"{text}:v128256") == (n, 128256, None)
 
 
 @pytest.mark.parametrize(
@@ -247,20 +247,20 @@ def test_sizes(text, n):
 )
 def test_what_is_no_size(text):
     with pytest.raises(UsageProblem, match=r"is not a size; .* lab:200m$"):
-        padding.parse_size(text)
+        sizes.parse_size(text)
 
 
 def test_names():
-    assert padding.is_lab_size("lab:8b")
-    assert not padding.is_lab_size("models/lab-pair/target")
-    assert padding.size_name(7_996_000_000, digits=2) == "lab:7.9b"
-    assert padding.size_name(10_164_480, up=True) == "lab:10.2m"
-    assert padding.size_name(900_000) == "lab:900k"
-    assert padding.describe_padding("lab:8b") == "padded: the lab target's text at the price of 8B parameters"
-    assert padding.size_name(8 * 10**9, vocab_size=128256) == "lab:8b:v128256"
+    assert sizes.is_lab_size("lab:8b")
+    assert not sizes.is_lab_size("models/lab-pair/target")
+    assert sizes.size_name(7_996_000_000, digits=2) == "lab:7.9b"
+    assert sizes.size_name(10_164_480, up=True) == "lab:10.2m"
+    assert sizes.size_name(900_000) == "lab:900k"
+    assert sizes.describe_padding("lab:8b") == "padded: the lab target's text at the price of 8B parameters"
+    assert sizes.size_name(8 * 10**9, vocab_size=128256) == "lab:8b:v128256"
     rows = "padded: the lab target's text at the price of 8B parameters, 128256 rows in the output layer"
-    assert padding.describe_padding("lab:8b:v128256") == rows
-    assert padding.describe_padding("lab:50m", "draft") == "padded: the lab draft's text at the price of 50M parameters"
+    assert sizes.describe_padding("lab:8b:v128256") == rows
+    assert sizes.describe_padding("lab:50m", "draft") == "padded: the lab draft's text at the price of 50M parameters"
 
 
 def refusal(monkeypatch, free: float, dtype: torch.dtype, copies: int = 1) -> str:
@@ -286,7 +286,7 @@ def test_memory_is_checked_first(monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_size_it_names_fits(monkeypatch, dtype):
     size = refusal(monkeypatch, 9e9, dtype).split()[-3]  # "... use lab:2b or less"
-    n = padding.parse_size(size)
+    n = sizes.parse_size(size)
     padding.check_memory(n, int(n * 1.05), CPU, dtype)
     with pytest.raises(EnvironmentProblem):
         padding.check_memory(n, int(n * 1.25), CPU, dtype)

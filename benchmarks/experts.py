@@ -1,0 +1,228 @@
+"""What verification costs a model whose MLPs are mixtures of experts: passes over several tokens, side by side.
+
+The lab's target gets E copies of each MLP under a random router that uses K of them for a token: lab:SIZE:eEkK, with
+the text of lab:SIZE. A pass over m tokens reads the union of the experts that they chose. The union is counted on real
+texts, and stands beside E (1 - (1 - K/E)^m); what a pass should take follows from it and from the passes of lab:SIZE.
+
+    python -m benchmarks.experts                                  # lab:200m:e8k2, minutes
+    python -m benchmarks.experts --target lab:100m:e16k2 --widths 1,2,3,5,9
+
+Files: results/NAME-experts.json and .md.
+"""
+
+if __name__ == "__main__":
+    from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
+
+import argparse
+import copy
+import statistics
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from baseline_autoregressive import autoregressive_decode
+from benchmarks import common
+from speclab.cli import flags, parsing
+from speclab.core.rounds import DecodeSettings, tokens_of
+from speclab.models import prompts, sizes
+from speclab.models.cached import CachedModel
+from speclab.models.setup import Setup
+from speclab.models.timing import time_passes
+from speclab.present.tables import Block, Cell, Lines, Table, number, percent
+from speclab.records.rows import Amount, Count, Part
+from speclab.system.errors import UsageProblem, reports_problems
+from speclab.system.terminal import progress
+from speclab.theory.experts import Bytes, bytes_ratio, expected_union, pass_seconds
+
+TARGET = "lab:200m:e8k2"
+
+
+@dataclass(kw_only=True)
+class ExpertsPasses(Part):
+    """Passes over so many tokens of real texts: medians over texts and repeats."""
+
+    width: Count
+    union: Amount  # experts of a layer that were touched, counted; mean over layers and texts
+    expected: Amount  # E (1 - (1 - K/E)^m)
+    seconds: Amount
+    dense_seconds: Amount  # of the model without experts
+    predicted: Amount  # from dense_seconds and the counted union
+    bytes_ratio: Amount  # over a pass over one token, by the counted union
+
+
+@dataclass(kw_only=True)
+class ExpertsRun(common.BenchmarkRun):
+    """`python -m benchmarks.experts`."""
+
+    n_experts: Count
+    n_used: Count
+    context: Count
+    mlp_bytes: Count  # of all layers without experts
+    other_bytes: Count
+    place_bytes: Count  # keys and values of the context
+    n_texts: Count
+    n_same: Count  # texts that are the same with experts and without
+    passes: list[ExpertsPasses]
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+
+def texts_of(setup: Setup, n_texts: int, n_tokens: int) -> list[Tensor]:
+    """Prompts with the target's continuation, (1, at least n_tokens) each."""
+    found, encoded = [], prompts.encode(prompts.standard(), setup.tokenizer)
+    for prompt in encoded[:: max(1, len(encoded) // n_texts)][:n_texts]:
+        rounds = autoregressive_decode(
+            setup.target.with_own_cache(), prompt.ids, DecodeSettings(max(1, n_tokens - prompt.ids.shape[1]))
+        )
+        found.append(torch.cat([prompt.ids, torch.tensor([tokens_of(rounds)])], dim=1))
+    return found
+
+
+def counted_unions(model: CachedModel, text: Tensor, context: int, widths: list[int]) -> list[list[int]]:
+    """For every width, of every layer: how many experts the tokens after the context touch."""
+    chosen: list[Tensor] = []
+    hooks = [
+        layer.mlp.gate.register_forward_hook(lambda module, given, result: chosen.append(result[2]))
+        for layer in model.model.model.layers
+    ]
+    try:
+        model.model(text[:, : context + widths[-1]])  # a token's experts depend on what stands before it alone
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [[layer[context : context + width].unique().numel() for layer in chosen] for width in widths]
+
+
+def read_bytes(dense: CachedModel, context: int) -> Bytes:
+    """What a pass over one token reads, without experts."""
+    model, config = dense.model, dense.model.config
+    itemsize = model.dtype.itemsize
+    mlps = sum(weight.numel() for layer in model.model.layers for weight in layer.mlp.parameters())
+    # The table of embeddings is read as the output layer; where it is not the same tensor, a pass reads one row of it.
+    table = 0 if config.tie_word_embeddings else model.get_input_embeddings().weight.numel()
+    others = sum(weight.numel() for weight in model.parameters()) - mlps - table
+    places = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * context
+    return Bytes(mlps * itemsize, others * itemsize, places * itemsize)
+
+
+def measure(mixed: Setup, dense: Setup, widths: list[int], context: int, n_texts: int, repeats: int) -> dict[str, Any]:
+    """Both models on the same texts, in turns.  -> the fields of ExpertsRun"""
+    name = sizes.parse_name(mixed.target_name)
+    assert name.experts
+    n_experts, n_used = name.experts
+    n_tokens = context + widths[-1]
+    texts, others = texts_of(dense, n_texts, n_tokens), texts_of(mixed, n_texts, n_tokens)
+    read = read_bytes(dense.target, context)
+    unions: list[list[float]] = [[] for _ in widths]
+    seconds: list[list[list[float]]] = [[[], []] for _ in widths]
+    passes = [(setup.target.with_own_cache(), width) for width in widths for setup in (dense, mixed)]
+    with progress(len(texts), "text", "passes") as bar:
+        for text in texts:
+            for found, of_layers in zip(unions, counted_unions(mixed.target, text, context, widths), strict=True):
+                found.append(statistics.mean(of_layers))
+            times = time_passes(passes, context, repeats + 1, ids=text[:, :n_tokens])
+            for number_, of_pass in enumerate(times):
+                seconds[number_ // 2][number_ % 2] += of_pass[1:]
+            bar.update()
+    of_dense = [statistics.median(one) for one, _ in seconds]
+    rows = []
+    for i, width in enumerate(widths):
+        union = statistics.mean(unions[i])
+        rows.append(
+            ExpertsPasses(
+                width=width,
+                union=union,
+                expected=expected_union(n_experts, n_used, width),
+                seconds=statistics.median(seconds[i][1]),
+                dense_seconds=of_dense[i],
+                predicted=pass_seconds(widths, of_dense, read, n_used, union, width),
+                bytes_ratio=bytes_ratio(read, n_used, union),
+            )
+        )
+    return {
+        "n_experts": n_experts,
+        "n_used": n_used,
+        "context": context,
+        "mlp_bytes": read.mlps,
+        "other_bytes": read.others,
+        "place_bytes": read.places,
+        "n_texts": len(texts),
+        "n_same": sum(torch.equal(one, other) for one, other in zip(texts, others, strict=True)),
+        "passes": rows,
+    }
+
+
+# --- showing ----------------------------------------------------------------------------------------------------------
+
+
+def page(run: ExpertsRun) -> list[Block]:
+    """Everything a reader gets, from the record alone."""
+    first = run.passes[0]
+    cells: dict[str, Cell] = {
+        "tokens": lambda p: str(p.width),
+        "union": lambda p: number(p.union, 2),
+        "formula": lambda p: number(p.expected, 2),
+        "bytes": lambda p: number(p.bytes_ratio, 2),
+        "pass": lambda p: number(p.seconds / first.seconds, 2),
+        "dense pass": lambda p: number(p.dense_seconds / first.dense_seconds, 2),
+        "ms": lambda p: number(1e3 * p.seconds, 1),
+        "predicted": lambda p: number(1e3 * p.predicted, 1),
+        "error": lambda p: percent(p.predicted / p.seconds - 1),
+    }
+    megabytes = [f"{n / 1e6:.1f} MB" for n in (run.mlp_bytes, run.other_bytes, run.place_bytes)]
+    legend = [
+        f"texts that are the same with experts and without: {run.n_same} of {run.n_texts}",
+        "union: experts of a layer that the pass touched, counted, mean over layers and texts; formula: "
+        f"E (1 - (1 - K/E)^m) with E = {run.n_experts}, K = {run.n_used}, for tokens that choose evenly and anew",
+        "bytes, pass, dense pass: over the same with one token; dense: without experts; bytes: from the counted union",
+        "predicted: milliseconds from the passes without experts and the counted union; error: against ms",
+        f"without experts a pass over one token reads {megabytes[0]} of MLPs, {megabytes[1]} of other weights and, "
+        f"after {run.context} tokens, {megabytes[2]} of keys and values",
+    ]
+    return [
+        *common.begin("What verification costs with mixtures of experts", run),
+        Table(run.passes, cells),
+        Lines(legend),
+    ]
+
+
+def make_parser() -> parsing.Parser:
+    """The flags."""
+    parser = parsing.make_parser(__doc__)
+    flags.add_shared_flags(parser)
+    parser.set_defaults(target=TARGET)
+    group = parser.add_argument_group("benchmark")
+    group.add_argument("--widths", default="1,2,3,5,7,9", metavar="M,M", help="tokens of a pass (default: %(default)s)")
+    group.add_argument("--context", type=parsing.at_least(1), default=192, help="tokens in the cache (default: 192)")
+    group.add_argument("--texts", type=parsing.at_least(1, 30), default=6, help="how many (default: 6)")
+    group.add_argument("--repeats", type=parsing.at_least(1), default=7, help="passes of each on a text (default: 7)")
+    common.add_result_flags(parser, "experts")
+    return parser
+
+
+@reports_problems
+def main(argv: list[str] | None = None) -> int:
+    """The command.  -> exit code"""
+    args: argparse.Namespace = make_parser().parse_args(argv)
+    widths = sorted({1, *parsing.numbers(args.widths, int, 1, "--widths")})
+    if not sizes.is_lab_size(args.target) or not sizes.parse_name(args.target).experts:
+        raise UsageProblem(f"--target {args.target} has no experts of the lab's own; give one such as {TARGET}")
+    common.check_result_flags(args)
+    mixed = flags.setup_from(args)
+    dense_args = copy.copy(args)
+    dense_args.target = args.target.rpartition(":e")[0]
+    dense_args.engine = mixed.engine
+    dense = flags.setup_from(dense_args)
+    with torch.inference_mode():
+        measured = measure(mixed, dense, widths, args.context, args.texts, args.repeats)
+    fields: dict[str, Any] = common.head_of(args, mixed)
+    fields["settings"] |= {"repeats": args.repeats}
+    return common.finish(args, ExpertsRun(**fields, **measured), page)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

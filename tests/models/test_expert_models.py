@@ -1,0 +1,127 @@
+"""lab:SIZE:eEkK: mixtures of experts that say what one MLP says, and that a pass over several tokens pays for."""
+
+import pytest
+import torch
+from decoding import plain_text
+from llamas import VOCAB, tiny_llama
+
+from benchmarks.experts import counted_unions, read_bytes
+from draft_models import ModelDrafter
+from optimized_speculative import speculative_decode
+from speclab.core.rounds import DecodeSettings, tokens_of
+from speclab.models import padding, sizes
+from speclab.models.cached import CachedModel
+from speclab.models.checks import check_model
+from speclab.models.experts import count_added, with_experts
+from speclab.models.sizes import Experts, Size
+from speclab.system.errors import EnvironmentProblem, UsageProblem
+
+
+def text(n: int) -> torch.Tensor:
+    return torch.randint(0, VOCAB, (1, n), generator=torch.Generator().manual_seed(5))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("experts", [Experts(2, 1), Experts(4, 2), Experts(3, 3)])
+def test_logits_stay_and_every_copy_is_there(experts, tied):
+    model = tiny_llama(0, n_layers=2, dtype=torch.float32)
+    if not tied:
+        model.config.tie_word_embeddings = False
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone() * 1.1)
+    ids = text(12)
+    with torch.inference_mode():
+        expected = model(ids).logits
+    n_before, added = sum(p.numel() for p in model.parameters()), count_added(model, experts)
+    mixed = with_experts(model, experts)
+    check_model(mixed)
+    assert sum(p.numel() for p in mixed.parameters()) == n_before + added
+    with torch.inference_mode():
+        assert (mixed(ids).logits - expected).abs().max() < 1e-4
+    for layer in mixed.model.layers:
+        copies = layer.mlp.experts.down_proj
+        assert copies.is_contiguous(), "the copies would be one and the same memory"
+        assert (copies == copies[:1]).all()
+
+
+def test_a_router_that_chooses_counts():
+    """With other copies the logits change: what stands in them is used."""
+    mixed = with_experts(tiny_llama(0, n_layers=2, dtype=torch.float32), Experts(4, 2))
+    ids = text(12)
+    with torch.inference_mode():
+        before = mixed(ids).logits
+        for number in range(4):
+            mixed.model.layers[0].mlp.experts.down_proj[number].mul_(1 + number)
+        assert (mixed(ids).logits - before).abs().max() > 1e-3
+
+
+def test_speculation_keeps_the_text():
+    target = CachedModel(with_experts(tiny_llama(0, n_layers=2, dtype=torch.float32), Experts(4, 2)))
+    drafter = ModelDrafter(CachedModel(tiny_llama(0, n_layers=2, dtype=torch.float32)))
+    rounds = list(speculative_decode(target, drafter, text(9), 3, DecodeSettings(20)))
+    assert tokens_of(rounds) == plain_text(target, text(9), 20)
+    assert sum(r.n_accepted for r in rounds) > 10, "its own text without experts was refused"
+
+
+def test_unions_are_counted_behind_the_context():
+    """Against a count by hand, from the router's own products."""
+    model = CachedModel(with_experts(tiny_llama(0, n_layers=2, dtype=torch.float32), Experts(8, 2)))
+    ids, context = text(15), 6
+    inputs = []
+    hooks = [
+        layer.mlp.gate.register_forward_hook(lambda module, given, result: inputs.append((module, given[0])))
+        for layer in model.model.model.layers
+    ]
+    with torch.inference_mode():
+        model.model(ids)
+        found = counted_unions(model, ids, context, [1, 3, 9])
+    for hook in hooks:
+        hook.remove()
+    for place, width in enumerate((1, 3, 9)):
+        expected = []
+        for gate, given in inputs[:2]:
+            scores = given.reshape(-1, given.shape[-1]) @ gate.weight.T
+            chosen = {int(i) for row in scores[context : context + width] for i in row.topk(2).indices}
+            expected.append(len(chosen))
+        assert found[place] == expected
+    assert found[0] == [2, 2]
+
+
+def test_bytes_are_the_weights():
+    model = tiny_llama(0, n_layers=2, dtype=torch.float32)
+    read = read_bytes(CachedModel(model), context=10)
+    table = 0 if model.config.tie_word_embeddings else model.model.embed_tokens.weight.numel()
+    assert read.mlps + read.others == 4 * (sum(p.numel() for p in model.parameters()) - table)
+    config = model.config
+    assert read.places == 10 * 2 * 2 * config.num_key_value_heads * config.head_dim * 4
+
+
+def test_memory_is_asked_first(monkeypatch):
+    monkeypatch.setattr(padding, "free_memory", lambda device: 10)
+    with pytest.raises(EnvironmentProblem, match="GB"):
+        with_experts(tiny_llama(0, n_layers=2), Experts(4, 2))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("lab:200m:e8k2", Size(2 * 10**8, None, Experts(8, 2))),
+        ("lab:8b:v128256:e64k8", Size(8 * 10**9, 128256, Experts(64, 8))),
+        ("lab:50m:e2k2", Size(5 * 10**7, None, Experts(2, 2))),
+    ],
+)
+def test_names(name, expected):
+    assert sizes.parse_name(name) == expected
+    assert f"each MLP {expected.experts.n} times" in sizes.describe_padding(name)
+
+
+@pytest.mark.parametrize("name", ["lab:200m:e1k1", "lab:200m:e8k9", "lab:200m:e8k0", "lab:200m:e1000k2"])
+def test_impossible_experts(name):
+    with pytest.raises(UsageProblem, match=r"lab:200m:e8k2$") as problem:
+        sizes.parse_name(name)
+    assert "\n" not in str(problem.value)
+
+
+@pytest.mark.parametrize("name", ["lab:200m:e8", "lab:200m:k2", "lab:200m:e8k2:v4000", "lab:200m:e8k2x"])
+def test_what_is_no_name(name):
+    with pytest.raises(UsageProblem, match="is not a size"):
+        sizes.parse_name(name)
