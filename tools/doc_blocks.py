@@ -12,7 +12,7 @@ from speclab.records.runs import ComparisonRun
 from speclab.system.paths import ROOT
 from speclab.theory.formulas import book_formula, omega_star
 from speclab.theory.ladder import prediction_rows
-from tools import architecture, chapter_blocks, rerun, tree_blocks
+from tools import architecture, chapter_blocks, method_blocks, rerun, tree_blocks
 
 RESULTS = ROOT / "results"
 DEFAULT_RUN = RESULTS / "cpu-2-cores.json"  # python compare.py
@@ -192,6 +192,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "book-table": book_table,
     "errors": errors,
     "trust": trust,
+    "methods": lambda: method_blocks.methods([("lab pair", DEFAULT_RUN), ("lab:200m", TREES_RUN)]),
     "trees": lambda: tree_blocks.trees(TREES_RUN),
     "architecture": architecture.plan,
     "brief-greedy": lambda: chapter_blocks.brief(0),

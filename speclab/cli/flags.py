@@ -28,7 +28,7 @@ def add_shared_flags(parser: argparse.ArgumentParser, engines: Sequence[str] = s
         "--target",
         type=some_name,
         default=loading.LAB_TARGET,
-        help="folder, hub name, or lab:SIZE: the lab's target padded, as in lab:200m",
+        help="folder, hub name, or lab:SIZE: the lab's target padded, as in lab:200m (lab:200m:e8k2: with experts)",
     )
     group.add_argument("--device", choices=("auto", "cpu", "cuda", "mps"), default="auto", help="auto: cuda, else cpu")
     group.add_argument(
