@@ -15,6 +15,7 @@ from speclab.drafts.heads.files import FORMATS, read_head
 from speclab.drafts.hybrid import Choosing, HybridDrafter, parts
 from speclab.drafts.lengths import AutoLength
 from speclab.drafts.oracle import NEEDS_GREEDY, FreeOracleDrafter, OracleDraft, OracleModelDrafter
+from speclab.drafts.retokenized import RetokenizedDrafter
 from speclab.drafts.suffix import SuffixDrafter
 from speclab.drafts.tree import BestTreeDrafter, GrowingDrafter
 from speclab.drafts.trees.auto import LARGEST, AutoTreeDrafter
@@ -30,8 +31,8 @@ from speclab.system.terminal import note
 
 KINDS = (
     "model, ngram, suffix, feature, feature:wide, feature:HEAD, block, block:HEAD, exit:N, hybrid, "
-    "hybrid:LOOKUP+MODEL, merge:A+B, tree:SHAPE:MODEL, sampled-tree:SHAPE:MODEL, dial:0.8, lab:SIZE, a folder or a hub "
-    "name"
+    "hybrid:LOOKUP+MODEL, merge:A+B, tree:SHAPE:MODEL, sampled-tree:SHAPE:MODEL, retokenize:NAME, dial:0.8, lab:SIZE, "
+    "a folder or a hub name"
 )
 LOOKUPS: dict[str, type[NgramDrafter] | type[SuffixDrafter]] = {"ngram": NgramDrafter, "suffix": SuffixDrafter}
 USUAL_HYBRID = "suffix+feature"
@@ -39,7 +40,8 @@ MERGE = "merge"
 AS_WIDE = "wide"  # feature:wide, the lab's head padded to the width of a padded target
 LAB_HEADS = {kind: str(loading.LAB_PAIR / kind) for kind in FORMATS}
 TREES = {"tree": False, "sampled-tree": True}  # whether their tokens are drawn
-NEVER_IN_HYBRIDS = ("hybrid", "dial", MERGE, *TREES)
+RETOKENIZE = "retokenize"  # a model with another tokenizer
+NEVER_IN_HYBRIDS = ("hybrid", "dial", MERGE, RETOKENIZE, *TREES)
 MOST_IN_TREE = 64  # tokens
 BEST = "best"  # in the place of a shape: the most probable branches, as many tokens as -k says
 STATIC = "static"  # the same: one shape, the best one for this draft
@@ -49,7 +51,7 @@ NO_SPLIT = "early exit runs the target in two parts, and CUDA graphs do not"
 WORDS = (
     *("model", "ngram", "suffix", "feature", "hybrid", "eagle3", "block", "dflash", "dspark", "dial:0.8", "none"),
     *("exit", "early-exit", "layerskip", "kangaroo", "tree", "sampled-tree", "merge"),
-    *("lookup", "prompt-lookup", "assistant", "draft", "draft-model"),
+    *("retokenize", "universal", "lookup", "prompt-lookup", "assistant", "draft", "draft-model"),
 )
 
 
@@ -68,8 +70,9 @@ def check_kind(kind: str, greedy: bool = True) -> None:
         if name == "ngram" or (name not in ("", "free", "model") and _mistyped(name)):
             raise UsageProblem(f"--draft {kind}: give the dial a model to pay for, for example dial:0.8:model")
         return
-    if word in LAB_HEADS or word == EXIT:
-        (_check_exit if word == EXIT else _check_head)(kind, word, rest)
+    of_own = {EXIT: _check_exit, RETOKENIZE: _check_retokenize, **dict.fromkeys(LAB_HEADS, _check_head)}
+    if word in of_own:
+        of_own[word](kind, word, rest)
         return
     if word == "hybrid" or word in TREES:
         _, model = _of_hybrid(kind) if word == "hybrid" else _of_tree(kind)
@@ -97,6 +100,15 @@ def _check_head(kind: str, word: str, rest: str) -> None:
         loading.check_place(rest)
     elif not loading.exists(LAB_HEADS[word]):
         raise UsageProblem(f"--draft {word}: the lab has no such head yet; type: python -m training.drafts {word}")
+
+
+def _check_retokenize(kind: str, word: str, rest: str) -> None:
+    """Refuse a name that can be no model's."""
+    if _mistyped(rest):
+        raise UsageProblem(
+            f"--draft {kind}: give a model's folder or hub name, for example {word}:openai-community/gpt2"
+        )
+    loading.check_place(rest)
 
 
 def _check_exit(kind: str, word: str, rest: str) -> None:
@@ -188,6 +200,8 @@ def make_drafter(kind: str, setup: Setup, seed: int = 0) -> Drafter:
         return BlockDrafter(head, ids) if isinstance(head, BlockHead) else FeatureDrafter(head, ids)
     if word == EXIT:
         return _exit_drafter(rest, setup)
+    if word == RETOKENIZE:
+        return RetokenizedDrafter(*setup.load_other_draft(rest), setup.tokenizer, setup.target.vocab_size)
     return ModelDrafter(_draft_model(kind, setup))
 
 
@@ -215,12 +229,7 @@ def _exit_drafter(rest: str, setup: Setup) -> ExitDrafter:
 def _of_hybrid(kind: str) -> tuple[str, str]:
     """The lookup and the model of `hybrid:LOOKUP+MODEL`; UsageProblem where it is none."""
     lookup, plus, model = (kind.removeprefix("hybrid").removeprefix(":") or USUAL_HYBRID).partition("+")
-    if (
-        lookup not in LOOKUPS
-        or not plus
-        or model in LOOKUPS
-        or model.partition(":")[0] in ("hybrid", "dial", MERGE, *TREES)
-    ):
+    if lookup not in LOOKUPS or not plus or model in LOOKUPS or model.partition(":")[0] in NEVER_IN_HYBRIDS:
         raise UsageProblem(
             f"--draft {kind}: give a lookup ({' or '.join(LOOKUPS)}) and a draft with a model, for example "
             f"hybrid:{USUAL_HYBRID}"
@@ -260,7 +269,7 @@ def with_trees(kinds: list[str], shape: str | None) -> list[str]:
 
 def _grows(kind: str) -> bool:
     """Whether a draft knows several next tokens, and what comes after each."""
-    return bool(kind) and kind not in LOOKUPS and kind.partition(":")[0] not in ("hybrid", "dial", EXIT, MERGE, *TREES)
+    return bool(kind) and kind not in LOOKUPS and kind.partition(":")[0] not in (EXIT, *NEVER_IN_HYBRIDS)
 
 
 def lengths_of(drafter: Drafter, asked: list[int]) -> list[int]:
@@ -363,6 +372,8 @@ def drafter_name(kind: str) -> str:
     word, _, rest = kind.partition(":")
     if word in LAB_HEADS and kind not in (word, f"feature:{AS_WIDE}"):
         return f"{word}:{loading.short_name(rest)}"
+    if word == RETOKENIZE:
+        return f"{RETOKENIZE}:{loading.short_name(rest)}"
     if word == EXIT:
         own = not rest or rest.isdecimal()
         return f"{EXIT}:{int(rest or exit_layer_of(LAB_EXIT) or 0) if own else loading.short_name(rest)}"

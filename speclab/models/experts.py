@@ -11,7 +11,7 @@ its passes over several tokens with its own pass over one.
 import copy
 
 import torch
-from transformers import LlamaForCausalLM, MixtralConfig, MixtralForCausalLM, PreTrainedModel
+from transformers import MixtralConfig, MixtralForCausalLM, PreTrainedModel
 
 from speclab.models.padding import check_memory
 from speclab.models.sizes import Experts
@@ -22,7 +22,7 @@ SAME += ["num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddin
 SAME += ["tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id"]
 
 
-def count_added(model: LlamaForCausalLM, experts: Experts) -> int:
+def count_added(model: PreTrainedModel, experts: Experts) -> int:
     """Parameters that come along: further copies of all MLPs, and the routers."""
     config = model.config
     mlp = 3 * config.hidden_size * config.intermediate_size
@@ -30,7 +30,7 @@ def count_added(model: LlamaForCausalLM, experts: Experts) -> int:
 
 
 @torch.no_grad()
-def with_experts(model: LlamaForCausalLM, experts: Experts, seed: int = 0) -> PreTrainedModel:
+def with_experts(model: PreTrainedModel, experts: Experts, seed: int = 0) -> PreTrainedModel:
     """The same model with mixtures of experts, ready to decode; `model` gives its weights away and is of no use then.
 
     EnvironmentProblem where memory does not hold the copies.

@@ -278,7 +278,8 @@ def check_same_tokenizer(
     else:
         return
     raise UsageProblem(
-        f"{draft_name} and {target_name} {what}; choose a --draft of the target's family, or --draft ngram"
+        f"{draft_name} and {target_name} {what}; choose a --draft of the target's family, --draft retokenize:NAME, or "
+        "--draft ngram"
     )
 
 

@@ -82,6 +82,13 @@ class Setup:
         model = loading.load_model(name, self.device, self.dtype, "draft", copies)
         return self.cached(model, self.target.vocab_size)
 
+    def load_other_draft(self, name: str) -> tuple[CachedModel, PreTrainedTokenizerBase]:
+        """A draft model of another family, and its tokenizer. Its passes have any width, so never as CUDA graphs."""
+        tokenizer = loading.load_tokenizer(name)
+        model = loading.load_model(name, self.device, self.dtype, "draft")
+        draft = self.cached(model, len(tokenizer))
+        return CachedModel(model, len(tokenizer)) if draft.graphed else draft, tokenizer
+
     def describe(self) -> str:
         """What runs, on what, and why: the head of every run."""
         machine = f"{self.device.type} ({self.reasons['device']}), {self.dtype_name} ({self.reasons['dtype']})"
