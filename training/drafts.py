@@ -17,7 +17,6 @@ if __name__ == "__main__":
     from speclab.system import startup  # noqa: F401 - Ctrl-C before main() runs, and missing libraries, are one line
 
 import argparse
-import copy
 import functools
 import json
 import sys
@@ -28,34 +27,29 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, PreTrainedModel, PreTrainedTokenizerBase, Qwen3Config
+from transformers import LlamaConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from speclab.cli import parsing
 from speclab.drafts.heads.block import BlockConfig, BlockHead
 from speclab.drafts.heads.exit import ExitAdapter, ExitConfig
-from speclab.drafts.heads.exit_files import read_adapter, write_adapter
-from speclab.drafts.heads.feature import FeatureHead, HeadConfig
-from speclab.drafts.heads.files import read_head, weights_of, write_head
+from speclab.drafts.heads.exit_files import write_adapter
+from speclab.drafts.heads.files import write_head
 from speclab.drafts.heads.rollout import rollout
 from speclab.lab.training import corpus
-from speclab.lab.training.steps import readable, save_tensors, sent, train
+from speclab.lab.training.steps import sent, train
 from speclab.models import loading
 from speclab.records import files
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.files import check_writable, prepare_folder, write_whole
 from speclab.system.terminal import note, say
-from training.blocks import SLOTS, block_loss, unused_id
-from training.draft import continuations
+from training.blocks import block_loss, unused_id
 from training.exits import exit_loss, fresh_adapter
+from training.heads import Draft, fresh_head, sizes, trained_head
 from training.models import compiled, encode
 from training.rollouts import distance, rollout_loss
+from training.rows import batch, beginnings, own_texts
 from training.scoring import greedy_texts, held_out_texts, score
 
-# Tokens of a row: the share of the steps, and tokens of text that the target's own continuation starts from.
-ROWS = {256: (0.65, 48), 512: (0.25, 256), 1024: (0.10, None)}
-OF_PROSE = 64  # tokens of a comment or docstring that the target's own continuation starts from
-OWN = 0.5  # share of the rows that the target has written itself
-OWN_AT_ONCE = 96  # texts that the target writes side by side, a third of them at each temperature
 OF_TABLES = 0.5  # rate of embeddings, norms and output layers, as a share of --rate
 BATCH_TOKENS = {"cuda": 65536}
 FEW_TOKENS = 4096
@@ -65,125 +59,6 @@ OF_EXIT = {"intermediate": 704}
 KINDS: dict[str, dict[str, Any]] = {"feature": OF_FEATURE, "block": OF_BLOCK, "exit": OF_EXIT}
 FOR = {"exit_layer": "exit", "layers": "block", "markov_rank": "block", "causal": "block", "mask": "block"}
 IN_WORDS = {"exit": "early exit", "block": "blocks"}
-Draft = FeatureHead | BlockHead | ExitAdapter
-
-
-def sizes(target: PreTrainedModel, n_layers: int, intermediate: int) -> dict[str, Any]:
-    """Of decoder layers of the target's width."""
-    config = target.config.get_text_config()
-    heads = config.num_attention_heads
-    return {
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": intermediate,
-        "num_hidden_layers": n_layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": getattr(config, "num_key_value_heads", None) or heads,
-        "head_dim": getattr(config, "head_dim", None) or config.hidden_size // heads,
-        "max_position_embeddings": getattr(config, "max_position_embeddings", 4096),
-        "tie_word_embeddings": False,
-    }
-
-
-def fresh_head(target: PreTrainedModel, args: argparse.Namespace, mask: int | None = None) -> FeatureHead | BlockHead:
-    """Random, but for embedding and output layer, which are the target's or start as them.
-
-    It reads layers a third, two thirds and almost all the way up. mask: the mask token of a block.
-    """
-    config = target.config.get_text_config()
-    n, width, vocab = config.num_hidden_layers, config.hidden_size, config.vocab_size
-    layers = (max(0, n // 3 - 1), max(0, 2 * n // 3 - 1), max(0, n - 2))
-    table, output = weights_of(target)
-    head: FeatureHead | BlockHead
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(args.seed)
-        if mask is None:
-            block: Any = LlamaConfig(**sizes(target, 1, args.intermediate))
-            head = FeatureHead(HeadConfig(block, layers, width, vocab))
-        else:
-            block = Qwen3Config(**sizes(target, args.layers, args.intermediate))
-            markov = {"markov_rank": args.markov_rank, "causal": args.causal}
-            head = BlockHead(BlockConfig(block, layers, width, vocab, SLOTS, mask, **markov), table, output)
-        for name, weight in head.named_parameters():
-            if weight.ndim == 2:
-                std = 0.005 if "o_proj" in name or "down_proj" in name else 0.02
-                torch.nn.init.normal_(weight, std=std * ("markov_w2" not in name))  # a bias of 0
-    if isinstance(head, FeatureHead):
-        norm = last_norm(target)
-        with torch.no_grad():
-            head.embed_tokens.weight.copy_(table)
-            head.lm_head.weight.copy_(output)
-            if norm is not None and norm.shape == head.norm.weight.shape:
-                head.norm.weight.copy_(norm)
-        if table is output or table.data_ptr() == output.data_ptr():
-            head.lm_head.weight = head.embed_tokens.weight  # one table learns from both of its uses
-    return head
-
-
-def last_norm(target: PreTrainedModel) -> Tensor | None:
-    """The weight of the target's last norm, (hidden,), where it has the usual name."""
-    return getattr(getattr(target.base_model, "norm", None), "weight", None)
-
-
-def trained_head(name: str, kind: str, target: PreTrainedModel) -> Draft:
-    """A head from a file, its weights free to change: all but a block's embedding and output layer, the target's own.
-
-    UsageProblem for one that proposes other ids than the target's: those are not trained here.
-    """
-    head, ids = (read_adapter(name, target), None) if kind == "exit" else read_head(name, target, kind)
-    if ids is not None:
-        raise UsageProblem(f"--init {loading.short_name(name)} proposes a part of the target's ids; leave --init out")
-    for module in head.modules():  # what is not in the file is the target's own memory, which must not learn
-        for name, weight in list(module.named_parameters(recurse=False)):
-            setattr(module, name, torch.nn.Parameter(weight.detach().clone()))
-    return head
-
-
-def own_texts(
-    work: Path, target: PreTrainedModel, stream: Tensor, prose: Tensor, seconds: float, seed: int
-) -> dict[int, Tensor]:
-    """Continuations that the target has written, by their length; from the work folder where they are there.
-
-    stream: (tokens,) of whole documents. prose: (n, OF_PROSE) beginnings of comments and docstrings, after which a
-    third of the time is spent: in pieces of the stream they are rare.
-    """
-    texts = {}
-    writer = copy.deepcopy(target).bfloat16()  # twice as fast, and as good a writer
-    for length, (_, prompt) in ROWS.items():
-        if prompt is None:
-            continue
-        file = work / f"own-{length}.pt"
-        if not file.exists():
-            sources = [stream.unfold(0, prompt, 1), *([prose] if length == min(ROWS) and len(prose) else [])]
-            written = [
-                continuations(writer, pieces, seconds / 3, seed + length + i, OWN_AT_ONCE, length)
-                for i, pieces in enumerate(sources)
-            ]
-            save_tensors(file, torch.cat(written).to(torch.int32))
-        with readable(file):
-            texts[length] = torch.load(file, weights_only=True)
-    return texts
-
-
-def beginnings(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> Tensor:
-    """(n, OF_PROSE): the first ids of each text that has as many."""
-    ids = [row[:OF_PROSE] for row in tokenizer(texts).input_ids if len(row) >= OF_PROSE] if texts else []
-    return torch.tensor(ids, dtype=torch.int32).reshape(-1, OF_PROSE)
-
-
-def batch(stream: Tensor, own: dict[int, Tensor], step: int, seed: int, tokens: int) -> Tensor:
-    """(rows, length) of one length: a function of (step, seed) alone."""
-    generator = torch.Generator().manual_seed((seed + 3) * 1_000_003 + step)
-    shares = torch.tensor([share for share, _ in ROWS.values()])
-    length = list(ROWS)[int(torch.multinomial(shares, 1, generator=generator))]
-    n_rows = max(1, tokens // length)
-    n_own = round(OWN * n_rows) if length in own else 0
-    starts = torch.randint(0, len(stream) - length, (n_rows - n_own,), generator=generator)
-    rows = stream[starts[:, None] + torch.arange(length)].long()
-    if n_own:
-        picks = torch.randint(0, len(own[length]), (n_own,), generator=generator)
-        rows = torch.cat([own[length][picks].long(), rows])
-    return rows
 
 
 def make_parser() -> parsing.Parser:

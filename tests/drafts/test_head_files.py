@@ -15,7 +15,8 @@ from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.heads.files import read_head, write_head
 from speclab.models.cached import CachedModel
 from speclab.system.errors import EnvironmentProblem, UsageProblem
-from training.drafts import main, trained_head
+from training.drafts import main
+from training.heads import trained_head
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ from tests.decoding import speculative_rounds
 from tests.heads import N_NEW, tiny_block_head, trained, trained_block, trained_exit
 from tests.tiny_models import VOCAB, tiny
 from training.blocks import block_loss, unused_id
-from training.drafts import fresh_head, main, parse
+from training.drafts import main, parse
+from training.heads import fresh_head
 from training.scoring import agreement, score
 
 
