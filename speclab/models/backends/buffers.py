@@ -125,6 +125,8 @@ def padded_tree(positions: Tensor, mask: Tensor, width: int, n_rows: int | None 
 class BufferedBackend:
     """One decoding over buffers that are written in place. What a pass runs is said by its subclasses."""
 
+    n_extra_passes = 0
+
     def __init__(self, model: PreTrainedModel, hidden_layers: Iterable[int] = ()):
         self._model, self._hidden_layers = model, hidden_layers
         self.hidden: dict[int, Tensor] = {}
@@ -164,7 +166,7 @@ class BufferedBackend:
         move_rows(self._buffers.keys + self._buffers.values, length, rows)
         self.hidden = {layer: states[:, rows] for layer, states in self.hidden.items()}
 
-    def crop(self, n_tokens: int) -> None:
+    def crop(self, n_tokens: int, length: int) -> None:
         """Nothing to do: rows after the length are never read."""
 
     def _new_buffers(self, capacity: int) -> Buffers:
