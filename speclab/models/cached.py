@@ -45,11 +45,13 @@ class Backend(Protocol):
     """What runs the passes of one decoding (speclab/models/backends).
 
     hidden: the outputs of the layers that were asked for, in the last pass, (1, m, hidden) each.
-    n_extra_passes: passes of the model beyond one for each call of `prefill`, `forward` or `forward_tree`.
+    n_replays: passes over tokens that were read before, as recurrent layers need them after a rejection.
+    n_single: passes beyond one for a call of `forward`, where recurrent layers read tokens one by one.
     """
 
     hidden: dict[int, Tensor]
-    n_extra_passes: int
+    n_replays: int
+    n_single: int
 
     def prefill(self, prompt: Tensor) -> Tensor:
         """(1, prompt) ids -> (1, 1, vocab) logits of the last one."""
@@ -146,14 +148,14 @@ class CachedModel:
         return self._length
 
     @property
-    def n_extra_passes(self) -> int:
-        """Of `n_passes` those that recurrent layers need beside one a round: replays, and tokens read one by one."""
-        return 0 if self._backend is None else self._backend.n_extra_passes
+    def n_replays(self) -> int:
+        """Passes since `prefill` in which recurrent layers read accepted tokens once more."""
+        return 0 if self._backend is None else self._backend.n_replays
 
     @property
     def n_passes(self) -> int:
-        """Forward passes since `prefill`, that one included, and the extra ones."""
-        return self._n_calls + self.n_extra_passes
+        """Forward passes since `prefill`, that one and replays included."""
+        return self._n_calls + self.n_replays + (0 if self._backend is None else self._backend.n_single)
 
     def replace_unknown(self, ids: Tensor) -> Tensor:
         """The same ids, with the model's last one in the place of those that it has no embedding for."""

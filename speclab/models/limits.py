@@ -58,14 +58,21 @@ def cached_layers(model: PreTrainedModel) -> list:
     A config does not tell: layers may differ, share a cache, or keep something smaller than keys and values.
     """
     cache = DynamicCache(config=model.config)
-    model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=model.device), **cache_options(model, cache))
+    model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=model.device), **pass_options(model, cache, 0, 2))
     return cache.layers
 
 
-def cache_options(model: PreTrainedModel, cache: Any) -> dict[str, Any]:
-    """The options of a pass that reads and fills this cache; models with no attention layers name it differently."""
-    named = "cache_params" if "cache_params" in inspect.signature(model.forward).parameters else "past_key_values"
-    return {named: cache, "use_cache": True}
+def pass_options(model: PreTrainedModel, cache: Any, length: int, width: int) -> dict[str, Any]:
+    """The options of a pass over `width` tokens that goes on from a cache with `length` tokens.
+
+    Some families begin at position 0 where none is given, and those without attention layers know no positions and have
+    another name for the cache.
+    """
+    names = inspect.signature(model.forward).parameters
+    options = {"cache_params" if "cache_params" in names else "past_key_values": cache, "use_cache": True}
+    if "position_ids" in names:
+        options["position_ids"] = torch.arange(length, length + width, device=model.device)[None]
+    return options
 
 
 def is_recurrent(model: PreTrainedModel) -> bool:
@@ -88,9 +95,11 @@ def reads_several(model: PreTrainedModel) -> bool:
         ids = torch.randint(n_ids, (1, 2 * N_PROBE), generator=torch.Generator().manual_seed(0)).to(model.device)
 
         def logits(width: int) -> Tensor:
-            cache = cache_options(model, DynamicCache(config=model.config))
-            model(input_ids=ids[:, :N_PROBE], **cache)
-            return torch.cat([model(input_ids=part, **cache).logits for part in ids[:, N_PROBE:].split(width, 1)], 1)
+            cache, parts = DynamicCache(config=model.config), []
+            for start, end in [(0, N_PROBE), *((n, n + width) for n in range(N_PROBE, 2 * N_PROBE, width))]:
+                options = pass_options(model, cache, start, end - start)
+                parts.append(model(input_ids=ids[:, start:end], **options).logits)
+            return torch.cat(parts[1:], dim=1)
 
         one_by_one = logits(1)
         allowed = max(PROBE_GAP, 8 * torch.finfo(one_by_one.dtype).eps) * one_by_one.abs().max()

@@ -115,7 +115,7 @@ def _price_rounds(part: Part, rounds: list[Made], early: int, of_model: Costs, o
         part.n_drafted += n_drafted
         part.draft += costs.draft_seconds(n_drafted, context, catch_up)
         part.verify += costs.verify_seconds(n_drafted + 1, context)
-        part.overhead += costs.overhead_seconds(n_drafted)
+        part.overhead += costs.overhead_seconds(n_drafted, rejected=n_accepted < n_drafted)
         part.draft_early += costs.draft_seconds(n_drafted, early, catch_up)
         part.verify_early += costs.verify_seconds(n_drafted + 1, early)
         context += n_accepted + 1
@@ -128,11 +128,12 @@ def _price_expected(
         return costs.round_seconds(n_drafted, early)
 
     args = (accept_probs, len(accept_probs), draft_length)
-    growing = forecast(*args, round_cost(costs, early), costs.draft_catch)
+    extra = {"full_round_extra": costs.draft_catch, "rejected_round_extra": costs.replay}
+    growing = forecast(*args, round_cost(costs, early), **extra)
     part.expected += n_repeats * growing.cost
     part.expected_rounds += n_repeats * growing.n_rounds
-    part.expected_early += n_repeats * forecast(*args, fixed, costs.draft_catch).cost
-    endless = forecast(*args, fixed, costs.draft_catch, capped=False)
+    part.expected_early += n_repeats * forecast(*args, fixed, **extra).cost
+    endless = forecast(*args, fixed, **extra, capped=False)
     part.endless_early += n_repeats * endless.cost
     part.endless_baseline_early += n_repeats * endless.n_emitted * costs.step_seconds(early)
 

@@ -21,8 +21,12 @@ COVERING = {
     "deepseek_v3": (BOTH, ""),  # latent attention
     "gemma3_text": (EAGER, "plain keys and values of the whole text"),  # sliding windows among full layers
     "bloom": (EAGER, "torch.export gave up"),  # ALiBi
-    "mamba": (REFUSED, "cannot be rolled back"),  # recurrent
-    "jamba": (REFUSED, "cannot be rolled back"),  # recurrent and attention layers
+    "mamba": (EAGER, "recurrent layers"),  # read token by token
+    "jamba": (EAGER, "recurrent layers"),  # the same, beside attention layers
+    "qwen3_next": (EAGER, "recurrent layers"),  # restored and replayed
+    "lfm2": (EAGER, "recurrent layers"),
+    "zamba2": (REFUSED, "computes other logits"),  # a pass over one token is not like one over several
+    "recurrent_gemma": (REFUSED, "cannot be rolled back"),  # the state is no part of its cache
     "rwkv": (REFUSED, "ignores its cache"),
     "openai-gpt": (REFUSED, "ignores its cache"),  # has none
     "bert": (REFUSED, "attends to later tokens"),  # an encoder

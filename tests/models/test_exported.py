@@ -227,7 +227,7 @@ def test_experts_do_not_excuse_a_fast_engine_that_loses_its_cache(monkeypatch):
         model = MixtralForCausalLM(config).eval()
     assert select.choose(model, "fast")[0] is not None
 
-    def crop(self, n_tokens):
+    def crop(self, n_tokens, length):
         with torch.inference_mode():
             for keys, values in zip(*self._buffers.first(self._buffers.capacity), strict=True):
                 keys[:, :, 8:] = values[:, :, 8:] = 0.0
@@ -240,7 +240,7 @@ def test_experts_do_not_excuse_a_fast_engine_that_loses_its_cache(monkeypatch):
 
 def test_wrong_logits_are_no_fast_engine_however_noisy_the_eager_one(monkeypatch, wrong_rotation):
     """The bound comes from uncached logits: an eager cache that is broken as well does not widen it."""
-    monkeypatch.setattr(eager.EagerBackend, "crop", lambda self, n_tokens: None)
+    monkeypatch.setattr(eager.EagerBackend, "crop", lambda self, n_tokens, length: None)
     assert select.choose(tiny("llama"), "fast")[0] is None
 
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
 
 from speclab.models.backends.eager import layer_outputs, move_rows
-from speclab.models.limits import cached_layers, context_length
+from speclab.models.limits import cached_layers, context_length, is_recurrent
 
 SPARE = 512  # tokens that new buffers can take after a prompt before they have to grow
 WIDEST = 64  # passes up to this width take their mask from a table
@@ -24,6 +24,8 @@ class NoFastBackend(Exception):
 
 def kv_shapes(model: PreTrainedModel) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     """What each layer keeps of a token: (kv heads, head width) of its keys and of its values."""
+    if is_recurrent(model):
+        raise NoFastBackend("it has recurrent layers, whose states only the eager engine restores")
     layers = cached_layers(model)
     if not layers or any(type(layer) is not DynamicLayer for layer in layers):
         raise NoFastBackend("not all of its layers keep plain keys and values of the whole text")
@@ -125,7 +127,7 @@ def padded_tree(positions: Tensor, mask: Tensor, width: int, n_rows: int | None 
 class BufferedBackend:
     """One decoding over buffers that are written in place. What a pass runs is said by its subclasses."""
 
-    n_extra_passes = 0
+    n_replays = n_single = 0
 
     def __init__(self, model: PreTrainedModel, hidden_layers: Iterable[int] = ()):
         self._model, self._hidden_layers = model, hidden_layers

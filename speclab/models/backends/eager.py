@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedModel
 
-from speclab.models.limits import cache_options, is_recurrent, reads_several
+from speclab.models.limits import is_recurrent, pass_options, reads_several
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
@@ -96,10 +96,11 @@ def move_rows(tensors: Iterable[Tensor], length: int, rows: Tensor) -> None:
 class EagerBackend:
     """The model as its library runs it, with a cache that grows. The reference: readable, and right for every model.
 
-    n_extra_passes: passes of the model beyond one for each call of `prefill`, `forward` or `forward_tree`.
+    n_replays: passes over accepted tokens that were read before. n_single: passes beyond one for a call of `forward`,
+    where it reads tokens one by one.
     """
 
-    n_extra_passes = 0
+    n_replays = n_single = 0
 
     def __init__(self, model: PreTrainedModel, rolls_back: bool, hidden_layers: Iterable[int] = ()):
         self._model, self._rolls_back, self._hidden_layers = model, rolls_back, hidden_layers
@@ -186,7 +187,7 @@ class RecurrentBackend(EagerBackend):
     def prefill(self, prompt: Tensor) -> Tensor:
         """(1, prompt) ids -> (1, 1, vocab) logits of the last one."""
         with layer_outputs(self._model, self._hidden_layers) as self.hidden:
-            return self._model(input_ids=prompt, **cache_options(self._model, self._cache)).logits[:, -1:]
+            return self._read(prompt, 0)[:, -1:]
 
     def forward(self, tokens: Tensor, length: int) -> Tensor:
         """(1, m) ids -> (1, m, vocab) logits. `length` is in the cache already."""
@@ -195,9 +196,9 @@ class RecurrentBackend(EagerBackend):
             if self._rolls_back:
                 self._kept[length], self._fed[length] = states_of(self._cache), block
             with layer_outputs(self._model, self._hidden_layers) as self.hidden:
-                logits.append(self._model(input_ids=block, **cache_options(self._model, self._cache)).logits)
+                logits.append(self._read(block, length))
             length += block.shape[1]
-        self.n_extra_passes += len(blocks) - 1
+        self.n_single += len(blocks) - 1
         return torch.cat(logits, dim=1)
 
     @torch.inference_mode()
@@ -211,11 +212,17 @@ class RecurrentBackend(EagerBackend):
             return
         wanted = length - n_tokens
         if not (places := [place for place in kept if place <= wanted]):
-            raise RuntimeError(f"cannot go back to {wanted} tokens: the states of {sorted(kept)} tokens are kept")
-        put_back(self._cache, kept[max(places)])
-        if n_stay := wanted - max(places):
-            self._model(input_ids=fed[max(places)][:, :n_stay], **cache_options(self._model, self._cache))
-            self.n_extra_passes += 1
+            raise RuntimeError(f"cannot go back to {wanted} tokens: the states after {sorted(kept)} tokens are kept")
+        place = max(places)
+        put_back(self._cache, kept[place])
+        if place < wanted:
+            self._read(fed[place][:, : wanted - place], place)
+            self.n_replays += 1
+
+    def _read(self, tokens: Tensor, length: int) -> Tensor:
+        """One pass: (1, m) ids after `length` tokens -> (1, m, vocab) logits."""
+        options = pass_options(self._model, self._cache, length, tokens.shape[1])
+        return self._model(input_ids=tokens, **options).logits
 
 
 def states_of(cache: Cache) -> list[dict[str, Any]]:
