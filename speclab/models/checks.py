@@ -37,8 +37,8 @@ WRONG = (3, 0, 4, 1)  # rejected tokens fed after each of them and rolled back
 OTHER_DRAFT = "choose another --draft"
 STATES = {  # by whether the model reads several tokens in one pass
     True: "recurrent layers: after a rejected draft the accepted tokens are read once more, in a pass of their own",
-    False: "recurrent layers whose library code reads one token a pass: drafts are verified token by token, which is no "
-    "faster than plain decoding",
+    False: "recurrent layers whose library code reads one token a pass: drafts are verified token by token, which is "
+    "no faster than plain decoding",
 }
 ADVICE = "choose a causal language model with plain attention layers"
 
@@ -120,7 +120,7 @@ def check_not_recurrent(model: PreTrainedModel, reason: str, way_out: str = OTHE
     """EnvironmentProblem for a model with layers that keep a state instead of rows for each token."""
     if is_recurrent(model):
         raise EnvironmentProblem(
-            f"{model.config.model_type} {reason}: it has recurrent layers, which are not cropped but replayed; {way_out}"
+            f"{model.config.model_type} {reason}: it has recurrent layers, which cannot be cropped; {way_out}"
         )
 
 

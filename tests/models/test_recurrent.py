@@ -97,7 +97,7 @@ def worst_difference(cached: CachedModel, ids: list[int]) -> float:
 
 @pytest.fixture(autouse=True)
 def lengths_of_prompts(monkeypatch):
-    """A backend remembers how long its prompt was: the library reads a prompt in one pass, and so must a recomputation."""
+    """A backend remembers how long its prompt was: it is read in one pass, and so must a recomputation."""
     right = RecurrentBackend.prefill
 
     def prefill(backend: RecurrentBackend, prompt: Tensor) -> Tensor:
@@ -212,12 +212,14 @@ def test_what_cannot_be_restored_is_refused(family, reason):
 
 
 def test_trees_and_the_fast_engine_refuse_recurrent_targets():
-    with pytest.raises(EnvironmentProblem, match="lfm2 cannot be given the branches of a tree.*; choose another --draft"):
+    with pytest.raises(
+        EnvironmentProblem, match=r"lfm2 cannot be given the branches of a tree.*; choose another --draft"
+    ):
         checks.check_tree(CachedModel(tiny("lfm2")))
     fast, why = select.build(tiny("lfm2"))
     assert fast is None
     assert "recurrent layers" in why
-    with pytest.raises(EnvironmentProblem, match="lfm2 cannot be that: it has recurrent layers.*; choose another"):
+    with pytest.raises(EnvironmentProblem, match=r"lfm2 cannot be that: it has recurrent layers.*; choose another"):
         checks.check_not_recurrent(tiny("lfm2"), "cannot be that")
     checks.check_not_recurrent(tiny("gemma3_text"), "cannot be that")
 

@@ -395,7 +395,9 @@ def test_model_accept_probs_against_all_patterns_of_acceptance(accept, k, extra)
             weight *= a if kept else 1 - a
         rows = [pattern[t:] for t in range(n_tokens)]
         patterns.append((weight, walk(rows, n_tokens, k, lambda state, n, rows=rows: rows[state][n])))
-    found = forecast(model_accept_probs([float(a) for a in accept]), n_tokens, k, price, extra, rejected_round_extra=3 / 11)
+    found = forecast(
+        model_accept_probs([float(a) for a in accept]), n_tokens, k, price, extra, rejected_round_extra=3 / 11
+    )
     assert found == pytest.approx(expected(patterns, price, Fraction(extra), n_tokens, False), rel=EXACT, abs=EXACT)
 
 
@@ -430,7 +432,9 @@ def test_the_variant_without_an_end_against_all_patterns(accept, k, extra):
             weight *= a if kept else 1 - a
         rows = [pattern[t : t + k] for t in range(n_tokens)]
         patterns.append((weight, walk(rows, n_tokens, k, lambda state, n, rows=rows: rows[state][n], wrapped=rows)))
-    found = forecast(model_accept_probs([float(a) for a in accept]), n_tokens, k, price, extra, False, rejected_round_extra=3 / 11)
+    found = forecast(
+        model_accept_probs([float(a) for a in accept]), n_tokens, k, price, extra, False, rejected_round_extra=3 / 11
+    )
     assert found == pytest.approx(expected(patterns, price, Fraction(extra), n_tokens, True), rel=EXACT, abs=EXACT)
 
 
