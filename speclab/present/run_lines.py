@@ -93,7 +93,7 @@ def rule_line(rule: str, lossy: list[Row]) -> str:
 
 def replay_line(run: LabRun) -> str | None:
     """How many rounds were followed by a replay, and what one cost; None where the target has no recurrent layers."""
-    rows = [row for row in getattr(run, "rows", []) if row.draft]
+    rows = [row for row in getattr(run, "rows", []) if isinstance(row, Row) and row.draft]
     if not any(row.n_replays for row in rows):
         return None
     whole = [row for row in rows if row.prompt_kind == "all"] or rows

@@ -8,7 +8,7 @@ from transformers import Cache
 
 from speclab.models import checks, limits
 from speclab.models.backends import eager
-from speclab.models.backends.eager import RecurrentBackend
+from speclab.models.backends.eager import EagerBackend, RecurrentBackend
 from speclab.theory.costs import Costs
 from tests.mutants.bugs import mutant
 
@@ -103,7 +103,7 @@ def takes_every_recurrent_family() -> None:
 @mutant(20, "replays_are_counted_and_timed_with_the_rollback", file=FILE)
 def counts_no_replay() -> None:
     """does not count the passes that replay"""
-    RecurrentBackend.n_replays = property(lambda backend: 0, lambda backend, n: None)
+    EagerBackend.n_replays = property(lambda backend: 0, lambda backend, n: None)
 
 
 @mutant(20, "a_replay_is_priced_where_drafts_are_rejected", file="theory/test_costs")
