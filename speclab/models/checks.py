@@ -199,9 +199,10 @@ def is_mixture_of_experts(model: PreTrainedModel) -> bool:
 
 
 @torch.inference_mode()
-def uncached_logits(model: PreTrainedModel, text: Tensor) -> Tensor:
-    """(1, n) ids -> (1, n, vocab)"""
-    return model(input_ids=text, use_cache=False).logits[..., : CachedModel(model).vocab_size]
+def uncached_logits(model: PreTrainedModel, text: Tensor, n_last: int | None = None) -> Tensor:
+    """(1, n) ids -> (1, n, vocab); with n_last of so many tokens at the end, or of more"""
+    options = {"logits_to_keep": n_last} if n_last else {}
+    return model(input_ids=text, use_cache=False, **options).logits[..., : CachedModel(model).vocab_size]
 
 
 def _tried(model: PreTrainedModel, reason: str, call: Callable[[], Any]) -> Any:

@@ -19,7 +19,8 @@ COVERING = {
     "falcon": (BOTH, ""),  # attention beside the MLP, one head of keys for all
     "mixtral": (BOTH, ""),  # a mixture of experts
     "deepseek_v3": (BOTH, ""),  # latent attention
-    "gemma3_text": (EAGER, "plain keys and values of the whole text"),  # sliding windows among full layers
+    "gemma3_text": (BOTH, ""),  # sliding windows among full layers
+    "llama4_text": (EAGER, "chunks of the text"),
     "bloom": (EAGER, "torch.export gave up"),  # ALiBi
     "mamba": (EAGER, "recurrent layers"),  # read token by token
     "jamba": (EAGER, "recurrent layers"),  # the same, beside attention layers
