@@ -23,10 +23,12 @@ from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, Round, tokens_of
 from speclab.core.sampling import Sampling
 from speclab.drafts.oracle import OracleModelDrafter
+from speclab.lab.decodings import LibraryDecoding
 from speclab.lab.instruments import LoopFunctions, with_phases
 from speclab.models import checks, limits, select
 from speclab.models.backends.eager import RecurrentBackend
 from speclab.models.cached import CachedModel
+from speclab.records.samples import Arm
 from speclab.system.errors import EnvironmentProblem
 
 N_NEW = 24
@@ -222,6 +224,15 @@ def test_trees_and_the_fast_engine_refuse_recurrent_targets():
     with pytest.raises(EnvironmentProblem, match=r"lfm2 cannot be that: it has recurrent layers.*; choose another"):
         checks.check_not_recurrent(tiny("lfm2"), "cannot be that")
     checks.check_not_recurrent(tiny("gemma3_text"), "cannot be that")
+
+
+def test_the_librarys_own_speculation_refuses_recurrent_models():
+    """It would crop their cache, or refuse with an error of its own in the middle of a run."""
+    ids, model = prompt_of(4), tiny("lfm2")
+    LibraryDecoding(Arm("generate"), model, ids, 4, None)
+    for arm, draft in ((Arm("lookup", "ngram", 4), None), (Arm("assisted", "model", 4), model)):
+        with pytest.raises(EnvironmentProblem, match=r"no model with recurrent layers; use compare\.py"):
+            LibraryDecoding(arm, model, ids, 4, draft)
 
 
 def test_a_lookup_drafts_for_a_recurrent_target():
