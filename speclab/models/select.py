@@ -149,13 +149,13 @@ def check(model: PreTrainedModel, fast: FastModel) -> None:
     NoFastBackend where the logits differ by more than the bound of speclab/models/rounding.py.
     """
     n_tokens = max(checks.N_TOKENS, cuda_graphs.BUCKET + 8 if fast.graphed else 0)
-    how: dict[str, int] = {}
+    part: dict[str, int] = {}
     if window := getattr(fast, "window", None) or 0:
-        n_tokens, how = n_tokens + window, {"n_last": sum(checks.WIDTHS)}
+        n_tokens, part = n_tokens + window, {"n_last": sum(checks.WIDTHS)}
         if memory.operations(model, n_tokens, 0) > MOST_OPERATIONS:
             raise NoFastBackend(f"a check of its window of {window} tokens would take too long")
     text = checks.random_text(model, n_tokens)
-    right = checks.uncached_logits(model, text, **how)[:, -sum(checks.WIDTHS) :]
+    right = checks.uncached_logits(model, text, **part)[:, -sum(checks.WIDTHS) :]
     logits = checks.cached_logits(CachedModel(model, fast=fast), text, wrong=checks.WRONG)
     gap, allowed = checks.gap(model, logits, right), rounding.bound(right)
     if not gap <= allowed:  # not a number is no agreement either

@@ -128,12 +128,12 @@ def _price_expected(
         return costs.round_seconds(n_drafted, early)
 
     args = (accept_probs, len(accept_probs), draft_length)
-    extra = {"full_round_extra": costs.draft_catch, "rejected_round_extra": costs.replay}
-    growing = forecast(*args, round_cost(costs, early), **extra)
+    growing = forecast(*args, round_cost(costs, early), costs.draft_catch, rejected_round_extra=costs.replay)
     part.expected += n_repeats * growing.cost
     part.expected_rounds += n_repeats * growing.n_rounds
-    part.expected_early += n_repeats * forecast(*args, fixed, **extra).cost
-    endless = forecast(*args, fixed, **extra, capped=False)
+    capped = forecast(*args, fixed, costs.draft_catch, rejected_round_extra=costs.replay)
+    part.expected_early += n_repeats * capped.cost
+    endless = forecast(*args, fixed, costs.draft_catch, capped=False, rejected_round_extra=costs.replay)
     part.endless_early += n_repeats * endless.cost
     part.endless_baseline_early += n_repeats * endless.n_emitted * costs.step_seconds(early)
 

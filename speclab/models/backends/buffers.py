@@ -47,7 +47,8 @@ def window_of(model: PreTrainedModel) -> int | None:
     kinds = getattr(model.config.get_text_config(), "layer_types", None) or ()
     if "chunked_attention" in kinds:
         raise NoFastBackend("some of its layers read chunks of the text")
-    windows = {getattr(layer, "sliding_window", None) for layer in cached_layers(model)} - {None}
+    layers = cached_layers(model)
+    windows: set[int] = {layer.sliding_window for layer in layers if getattr(layer, "sliding_window", None)}
     if len(windows) > 1:
         raise NoFastBackend(f"its layers have windows of {' and '.join(map(str, sorted(windows)))} tokens")
     return next(iter(windows), None)
