@@ -90,7 +90,7 @@ def timing(sample: Sample) -> PeerTiming:
         prompt_index=sample.prompt_index,
         prompt_kind=sample.prompt_kind,
         n_prompt=sample.n_prompt,
-        n_passes=sample.counts.n_rounds // len(sample.texts) + 1,
+        n_passes=(sample.counts.n_rounds + sample.counts.n_replays) // len(sample.texts) + 1,
         seconds=[prefill + decode for prefill, decode in zip(sample.prefill, sample.decode, strict=True)],
         decode_seconds=[None if sample.arm.method in LIBRARY else seconds for seconds in sample.decode],
     )

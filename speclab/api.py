@@ -122,7 +122,7 @@ def speculate(
         _measure_costs(setup, drafter, ids, settings)
     own = copy.deepcopy(drafter)
     forget(own)  # texts may have the same random numbers: what one of them taught must not decide in another
-    rounds = speculative_decode(setup.target.with_own_cache(), own, ids, k, settings)
+    rounds = LoopFunctions(speculative_decode).rounds(setup.target.with_own_cache(), own, ids, k, settings)
     return with_text(rounds, setup.tokenizer)
 
 

@@ -37,6 +37,7 @@ FILES = (
     "loops",
     "backends",
     "models",
+    "recurrent",
     "lab",
     "cli",
     "heads",

@@ -14,7 +14,7 @@ from decoding import plain_text, speculative_rounds
 from heads import tiny_adapter, tiny_block_head, tiny_head
 from tiny_models import CONTEXT, FAMILIES, VOCAB, PlainTransformer, flattened, perturbed, tiny
 from torch import Tensor
-from transformers import MixtralConfig, MixtralForCausalLM
+from transformers import Lfm2Config, Lfm2ForCausalLM, MixtralConfig, MixtralForCausalLM
 
 import draft_models
 from baseline_autoregressive import autoregressive_decode
@@ -453,6 +453,17 @@ def test_joint_law_of_a_real_architecture(family):
     check_law(Law(1.0, 2), model, ModelDrafter(CachedModel(perturbed(model, 0.2))), 3000)
 
 
+@pytest.mark.parametrize("n_draws", [500, pytest.param(3000, marks=pytest.mark.full)])
+def test_joint_law_of_recurrent_layers(n_draws):
+    """A state that has read a rejected token, or an accepted one twice, gives the next tokens another law."""
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
+    layers = {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"], "initializer_range": 0.5}
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Lfm2ForCausalLM(Lfm2Config(vocab_size=IDS, **sizes, **layers)).double().eval()
+    check_law(Law(1.0, 2), model, ModelDrafter(CachedModel(perturbed(model, 0.2))), n_draws)
+
+
 @pytest.mark.parametrize("n_draws", [600, pytest.param(3000, marks=pytest.mark.full)])
 def test_joint_law_of_a_draft_that_reads_states(n_draws):
     """Its proposals depend on the target's states, on its own outputs and on the tokens that it drew."""
@@ -822,7 +833,7 @@ def test_a_broken_cache_cannot_excuse_its_own_text(monkeypatch):
     model = tiny("llama", dtype=torch.float32)
     right = plain_text(CachedModel(model), s.prompt, 24)
     with monkeypatch.context() as broken:
-        broken.setattr(eager.EagerBackend, "crop", lambda self, n_tokens: None)
+        broken.setattr(eager.EagerBackend, "crop", lambda self, n_tokens, length: None)
         rounds = speculative_rounds(CachedModel(model), ModelDrafter(CachedModel(s.bad)), s.prompt, 4, 24)
         wrong = [token for r in rounds for token in r.tokens]
         verdict = judge_divergence(Reference(model), s.prompt[0].tolist(), right, wrong, VOCAB)

@@ -51,6 +51,7 @@ _EVEN_IF_NONE = ("head_dim", "num_key_value_heads")  # some families cannot do w
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 # Fields that need other values, by the type of the configuration they stand in.
 _OVERRIDES: dict[str, dict] = {
+    "bamba": {"attn_layer_indices": [1]},
     "blt": {"encoder_hash_byte_group_vocab": 64},
     "blt_local_encoder": {"hidden_size_global": 64},
     "blt_local_decoder": {"hidden_size_global": 64},
@@ -77,7 +78,9 @@ _OVERRIDES: dict[str, dict] = {
         "activation_sparsity_pattern": [0.95, 0.95, 0.0, 0.0],
     },
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]},
     "hrm_text": {"initializer_range": 0.1},  # its layers run many times, which magnifies rounding
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "lfm2": {"layer_types": ["full_attention", "conv"], "block_auto_adjust_ff_dim": False},
     "lfm2_moe": {"layer_types": ["full_attention", "conv"]},
     "mamba2": {"num_heads": 8},
@@ -88,6 +91,7 @@ _OVERRIDES: dict[str, dict] = {
         "indexer_budget": 16,
         "indexer_compress_ratio": 4,
     },
+    "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
     "reformer": {
         "is_decoder": True,
         "axial_pos_shape": (16, 32),

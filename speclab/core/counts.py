@@ -17,6 +17,7 @@ class Counts:
     n_emitted: int = 0
     n_after_eos: int = 0  # generated after an end token, and dropped
     n_without_drafts: int = 0  # rounds that drafted nothing
+    n_replays: int = 0  # target passes beside one a round: recurrent layers read accepted tokens once more
     accepted_lengths: Counter[int] = field(default_factory=Counter)  # accepted drafts in a round -> rounds
 
     def add(self, round_: Round) -> None:
@@ -30,6 +31,7 @@ class Counts:
         self.n_emitted += len(round_.tokens)
         self.n_after_eos += round_.n_after_eos
         self.n_without_drafts += round_.n_drafted == 0
+        self.n_replays += round_.n_replays
         self.accepted_lengths[round_.n_accepted] += 1
 
     def merge(self, other: "Counts") -> None:
@@ -53,7 +55,7 @@ class Counts:
 
     @property
     def tokens_per_round(self) -> float | None:
-        """tau: tokens per target pass, between 1 and k + 1. None: no round."""
+        """tau: tokens per target pass that verifies, between 1 and k + 1. None: no round."""
         return _ratio(self.n_emitted, self.n_rounds)
 
 

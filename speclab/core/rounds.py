@@ -135,6 +135,7 @@ class Round(NamedTuple):
     detail: object = None  # the numbers that the accept rule used; the same (speclab/lab/tracing/follow.py)
     n_after_eos: int = 0  # ids that were generated after an end token and dropped
     text: str = ""  # what `tokens` add to the text; speclab/models/prompts.py fills it in
+    n_replays: int = 0  # target passes after it that read accepted tokens once more (recurrent layers); an instrument
     looked_up: bool | None = None  # a hybrid's lookup drafted, not its model; an instrument fills it in
 
     @classmethod

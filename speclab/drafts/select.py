@@ -23,7 +23,7 @@ from speclab.drafts.trees.fixed import StaticTreeDrafter, TreeDrafter, tokens_in
 from speclab.drafts.trees.merged import MergedDrafter
 from speclab.models import loading, sizes
 from speclab.models.cached import CachedModel, check_prompt
-from speclab.models.checks import check_split, check_tree
+from speclab.models.checks import check_not_recurrent, check_split, check_tree
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.system.errors import EnvironmentProblem, UsageProblem
@@ -46,6 +46,7 @@ MOST_IN_TREE = 64  # tokens
 BEST = "best"  # in the place of a shape: the most probable branches, as many tokens as -k says
 STATIC = "static"  # the same: one shape, the best one for this draft
 EXIT, LAB_EXIT = "exit", str(loading.LAB_PAIR / "exit")
+NO_STATES = "use --draft model or --draft ngram"
 NO_SPLIT = "early exit runs the target in two parts, and CUDA graphs do not"
 # What may be meant by a name that is nearly one of these: the lab's kinds, and words of other programs for them.
 WORDS = (
@@ -190,6 +191,7 @@ def make_drafter(kind: str, setup: Setup, seed: int = 0) -> Drafter:
         return OracleModelDrafter(_draft_model(name or "model", setup), accuracy, seed)
     if word in LAB_HEADS:
         target = setup.target
+        check_not_recurrent(target.model, f"cannot be the target of --draft {kind}", NO_STATES)
         own_width = loading.lab_width() if sizes.is_lab_size(setup.target_name) else None
         as_wide = kind == f"feature:{AS_WIDE}"
         if as_wide and own_width is None:
@@ -216,6 +218,7 @@ def _growing(kind: str, setup: Setup, seed: int) -> GrowingDrafter:
 
 def _exit_drafter(rest: str, setup: Setup) -> ExitDrafter:
     """Early exit with an adapter, on an engine that runs the target in two parts."""
+    check_not_recurrent(setup.target.model, "cannot be the target of --draft exit", NO_STATES)
     own = not rest or rest.isdecimal()
     adapter = read_adapter(LAB_EXIT if own else rest, setup.target.model, sizes.is_lab_size(setup.target_name))
     if setup.target.fast and not setup.target.fast.splits:

@@ -15,6 +15,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from speclab.core.counts import Counts
 from speclab.core.rounds import Round
+from speclab.models.limits import is_recurrent
 from speclab.models.loading import settings_of_the_lab
 from speclab.records.samples import BEAM, Arm, Made
 from speclab.system.errors import EnvironmentProblem
@@ -88,6 +89,10 @@ class LibraryDecoding(Decoding):
         exit_layer: int | None = None,
     ):
         super().__init__(arm, iter(()), ids.shape[1], budget)
+        if arm.method != "generate" and any(is_recurrent(one) for one in (model, draft) if one is not None):
+            raise EnvironmentProblem(
+                "the library's own speculative decoding takes no model with recurrent layers; use compare.py"
+            )
         self._model, self._ids, self._draft, self._exit_layer = model, ids, draft, exit_layer
 
     def advance(self) -> None:

@@ -258,7 +258,8 @@ class Measurement:
             phases["host"] += seconds - in_phases
             name = decoding.arm.draft + LOOKUP * bool(round_.looked_up)
             what = (name, temperature, context, round_.n_drafted, 1 if round_.looked_up else n_waiting, phases)
-            self.rounds.append(RoundTime(*what, prompt, decoding.own_verify and not round_.looked_up))
+            own_verify = decoding.own_verify and not round_.looked_up
+            self.rounds.append(RoundTime(*what, prompt, own_verify, round_.n_replays))
 
 
 def measure(

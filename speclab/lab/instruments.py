@@ -82,7 +82,7 @@ class LoopFunctions:
 
     def rounds(self, target: CachedModel, drafter: Drafter, *args) -> Iterator[Round]:
         """The rounds of one decoding; `args` are the loop's further ones: prompt, draft length, settings."""
-        return self.decode(target, drafter, *args, accept=self.accept, roll_back=self.roll_back)
+        return with_replays(self.decode(target, drafter, *args, accept=self.accept, roll_back=self.roll_back), target)
 
 
 @dataclass(frozen=True)
@@ -102,13 +102,14 @@ def with_phases(functions: LoopFunctions, target: CachedModel, drafter: Drafter,
     The prefill round has one phase, `prefill`. What no other phase covers is the host's.
     """
     clock = PhaseClock(target.device)
-    rounds = functions.decode(
+    decoded = functions.decode(
         _Timed(target, clock, forward="verify", forward_tree="verify", keep="rollback"),
         _Timed(drafter, clock, propose="draft", observe="rollback"),
         *args,
         accept=clock.timed("accept", functions.accept),
         roll_back=clock.timed("rollback", functions.roll_back),
     )
+    rounds = with_replays(decoded, target)
     while True:
         start = mark(target.device)
         round_ = next(rounds, None)
@@ -121,6 +122,14 @@ def with_phases(functions: LoopFunctions, target: CachedModel, drafter: Drafter,
             seconds = {phase: seconds.get(phase, 0.0) for phase in PHASES}
             seconds["host"] = whole - sum(seconds.values())
         yield round_._replace(seconds=seconds)
+
+
+def with_replays(rounds: Iterator[Round], target: CachedModel) -> Iterator[Round]:
+    """The same rounds of a decoding with this target; each says how many passes its rollback took."""
+    n_before = 0  # a decoding begins with a prompt, from which on the target counts
+    for round_ in rounds:
+        n_replays, n_before = target.n_replays - n_before, target.n_replays
+        yield round_._replace(n_replays=n_replays) if n_replays else round_
 
 
 def with_parts(rounds: Iterator[Round], drafter: Drafter) -> Iterator[Round]:

@@ -184,7 +184,14 @@ class _DraftPlan:
         """Fields of PlanEntry at draft length k."""
         costs, context = self.costs, self.context
         forecasts = [
-            forecast(rows, len(rows), k, attribution.round_cost(costs, n_prompt), costs.draft_catch)
+            forecast(
+                rows,
+                len(rows),
+                k,
+                attribution.round_cost(costs, n_prompt),
+                costs.draft_catch,
+                rejected_round_extra=costs.replay,
+            )
             for _, n_prompt, rows in self.texts
         ]
         n_tested, n_rounds = sum(e.n_tested for e in forecasts), sum(e.n_rounds for e in forecasts)

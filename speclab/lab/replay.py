@@ -68,6 +68,8 @@ class KnownText:
         self.length = self._last.start + 1 + len(path)
         self._last = slice(self._last.start, self.length)
 
+    n_replays = 0  # nothing is computed, and nothing restored
+
     def crop(self, length: int) -> None:
         """Forget all but so many tokens. What the last pass gave stays readable."""
         self.length = length

@@ -79,7 +79,7 @@ def timing(sample: Sample) -> Timing:
 
 def rounds_of(counts: Counts) -> dict[str, Any]:
     """The sums that rows and timings share."""
-    names = ("n_rounds", "n_drafted", "n_accepted", "n_rejected", "n_emitted")
+    names = ("n_rounds", "n_drafted", "n_accepted", "n_rejected", "n_emitted", "n_replays")
     return {name: getattr(counts, name) for name in names}
 
 

@@ -2,7 +2,8 @@
 
 The one invariant of the lab: the last committed token is never in the cache. A decoder that has committed L tokens
 holds L - 1 of them here. A pass takes the last one (and, when it verifies, the drafted ones after it), and then the
-cache is rolled back to all but the last of what is committed by then. No token goes in twice.
+cache is rolled back to all but the last of what is committed by then. No token goes in twice, except into recurrent
+layers, which cannot be cropped: they replay what was accepted (speclab/models/backends/eager.py).
 
 One round with k = 4 drafted tokens of which 2 are accepted, in tokens:
 
@@ -35,7 +36,7 @@ from transformers import PreTrainedModel
 from speclab.core.rounds import Draft
 from speclab.core.sampling import to_device
 from speclab.core.tree import reads
-from speclab.models.backends.eager import EagerBackend
+from speclab.models.backends.eager import eager_backend
 from speclab.models.limits import context_length, embedded_ids
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 
@@ -44,9 +45,13 @@ class Backend(Protocol):
     """What runs the passes of one decoding (speclab/models/backends).
 
     hidden: the outputs of the layers that were asked for, in the last pass, (1, m, hidden) each.
+    n_replays: passes over tokens that were read before, as recurrent layers need them after a rejection.
+    n_single: passes beyond one for a call of `forward`, where recurrent layers read tokens one by one.
     """
 
     hidden: dict[int, Tensor]
+    n_replays: int
+    n_single: int
 
     def prefill(self, prompt: Tensor) -> Tensor:
         """(1, prompt) ids -> (1, 1, vocab) logits of the last one."""
@@ -67,8 +72,8 @@ class Backend(Protocol):
         """Of the tokens behind `length`, those of the last pass, move these (n,) to the front, and their hidden states
         with them."""
 
-    def crop(self, n_tokens: int) -> None:
-        """Drop the last `n_tokens` of the cache."""
+    def crop(self, n_tokens: int, length: int) -> None:
+        """Of the `length` tokens in the cache, drop the last `n_tokens`."""
 
 
 class FastModel(Protocol):
@@ -99,7 +104,6 @@ class CachedModel:
     n_ids: ids that have an embedding; no other can go into a pass.
     max_length: positions, prompt and output together; None where the model has no limit.
     fast: the same model exported, or with CUDA graphs; without it passes run eagerly.
-    n_passes: forward passes since `prefill`, that one included.
     hidden_layers: decoder layers, from 0, whose outputs a draft reads; every decoding keeps them, the baseline too, so
     that both arms run on the same engine.
     """
@@ -110,7 +114,7 @@ class CachedModel:
         self.n_ids = embedded_ids(model)
         self.vocab_size = min(vocab_size or n_rows, n_rows, self.n_ids)
         self.max_length = context_length(model)
-        self.n_passes = 0
+        self._n_calls = 0  # of passes since `prefill`, that one included
         self.hidden_layers: tuple[int, ...] = ()
         self._backend: Backend | None = None
         self._length = 0  # tokens in the cache of every layer
@@ -143,6 +147,16 @@ class CachedModel:
         """Tokens in the cache, of every layer."""
         return self._length
 
+    @property
+    def n_replays(self) -> int:
+        """Passes since `prefill` in which recurrent layers read accepted tokens once more."""
+        return 0 if self._backend is None else self._backend.n_replays
+
+    @property
+    def n_passes(self) -> int:
+        """Forward passes since `prefill`, that one and replays included."""
+        return self._n_calls + self.n_replays + (0 if self._backend is None else self._backend.n_single)
+
     def replace_unknown(self, ids: Tensor) -> Tensor:
         """The same ids, with the model's last one in the place of those that it has no embedding for."""
         return ids.clamp(max=self.n_ids - 1)
@@ -166,10 +180,10 @@ class CachedModel:
         if self.fast:
             self._backend = self.fast.start(self.hidden_layers)
         else:
-            self._backend = EagerBackend(self.model, rolls_back, self.hidden_layers)
+            self._backend = eager_backend(self.model, rolls_back, self.hidden_layers)
         with torch.inference_mode():
             logits = self._backend.prefill(prompt)
-        self._length, self._n_ahead, self.n_passes = prompt.shape[1], 0, 1
+        self._length, self._n_ahead, self._n_calls = prompt.shape[1], 0, 1
         return logits[..., : self.vocab_size]
 
     def forward(self, tokens: Tensor, states: Tensor | None = None) -> Tensor:
@@ -191,7 +205,7 @@ class CachedModel:
                 if (layer := self._n_first - 1) in self.hidden_layers:
                     backend.hidden[layer] = states
         self._length, self._n_ahead = self._length + tokens.shape[1], 0
-        self.n_passes += 1
+        self._n_calls += 1
         return logits[..., : self.vocab_size]
 
     def forward_first(self, tokens: Tensor, n_layers: int) -> Tensor:
@@ -223,7 +237,7 @@ class CachedModel:
             mask = torch.nn.functional.pad(mask, (before, 0))[None, None]  # (1, 1, m, before + j + m)
             logits = backend.forward_tree(tokens, self._length, positions, mask)
         self._length, self._n_of_tree = self._length + tokens.shape[1], tokens.shape[1]
-        self.n_passes += 1
+        self._n_calls += 1
         return logits[..., : self.vocab_size]
 
     def keep(self, path: list[int]) -> None:
@@ -238,7 +252,7 @@ class CachedModel:
         if rows[-1] >= len(rows):  # else they are in their places
             with torch.inference_mode():
                 backend.keep(before, to_device(rows, self.device))
-        backend.crop(n_dropped)
+        backend.crop(n_dropped, self._length)
         self._length, self._n_of_tree = self._length - n_dropped, len(rows)
 
     def hidden(self, layers: Iterable[int]) -> Tensor:
@@ -252,13 +266,13 @@ class CachedModel:
         return torch.cat([hidden[layer] for layer in layers], dim=-1)
 
     def crop(self, length: int) -> None:
-        """Keep the first `length` tokens of the cache, in every layer."""
+        """Keep the first `length` tokens of the cache, in every layer; recurrent ones may replay some of them."""
         if self._n_ahead:
             raise RuntimeError(f"cannot crop: the first {self._n_first} layers are {self._n_ahead} tokens ahead")
         extra = self._length - length
         if extra < 0:
             raise RuntimeError(f"cannot crop to {length} tokens: the cache holds {self._length}")
-        self._running().crop(extra)
+        self._running().crop(extra, self._length)
         self._length = length
 
     def _running(self) -> Backend:

@@ -5,7 +5,7 @@ Four properties of the logits, with the library's own forward and cache (the eag
 1. they are numbers, and the same pass gives them twice;
 2. causal: changing a later token changes no earlier position;
 3. cached passes of several widths give the logits of one uncached pass;
-4. so they do after rejected tokens have been fed and rolled back.
+4. so they do after rejected tokens have been fed and rolled back; recurrent layers replay what stays.
 
 Two computations of the same logits may differ by the bound of models/rounding.py, or by a few times what the model's
 uncached logits differ from those of a copy in higher precision; that copy is made only where the bound is passed.
@@ -26,7 +26,7 @@ from transformers.cache_utils import DynamicLayer
 from speclab.core.tree import reads
 from speclab.models import rounding
 from speclab.models.cached import CachedModel
-from speclab.models.limits import cached_layers
+from speclab.models.limits import cached_layers, is_recurrent
 from speclab.models.rounding import Reference
 from speclab.system.errors import EnvironmentProblem, first_line
 
@@ -35,6 +35,11 @@ WIDTHS = (1, 3, 1, 5)  # of the cached passes after the prefill
 MEASURED = 4  # times the rounding error of the uncached logits, where that is more than the usual bound
 WRONG = (3, 0, 4, 1)  # rejected tokens fed after each of them and rolled back
 OTHER_DRAFT = "choose another --draft"
+STATES = {  # by whether the model reads several tokens in one pass
+    True: "recurrent layers: after a rejected draft the accepted tokens are read once more, in a pass of their own",
+    False: "recurrent layers whose library code reads one token a pass: drafts are verified token by token, which is "
+    "no faster than plain decoding",
+}
 ADVICE = "choose a causal language model with plain attention layers"
 
 
@@ -42,7 +47,7 @@ def check_model(model: PreTrainedModel) -> None:
     """Prove the four properties, or raise EnvironmentProblem with the one that fails."""
     name = model.config.model_type
     cache = _tried(model, "has no cache that the library can make", lambda: DynamicCache(config=model.config))
-    if not getattr(cache, "is_croppable", True):
+    if not getattr(cache, "is_croppable", True) and not is_recurrent(model):
         raise EnvironmentProblem(f"{name} keeps a state that cannot be rolled back after a rejected draft; {ADVICE}")
     text = random_text(model)
     right = _tried(model, "has no plain forward pass", lambda: uncached_logits(model, text))
@@ -108,6 +113,14 @@ def check_plain_layers(model: PreTrainedModel, reason: str, way_out: str = OTHER
         raise EnvironmentProblem(
             f"{model.config.model_type} {reason}: not all of its layers keep keys and values of the whole text; "
             f"{way_out}"
+        )
+
+
+def check_not_recurrent(model: PreTrainedModel, reason: str, way_out: str = OTHER_DRAFT) -> None:
+    """EnvironmentProblem for a model with layers that keep a state instead of rows for each token."""
+    if is_recurrent(model):
+        raise EnvironmentProblem(
+            f"{model.config.model_type} {reason}: it has recurrent layers, which cannot be cropped; {way_out}"
         )
 
 
@@ -186,9 +199,10 @@ def is_mixture_of_experts(model: PreTrainedModel) -> bool:
 
 
 @torch.inference_mode()
-def uncached_logits(model: PreTrainedModel, text: Tensor) -> Tensor:
-    """(1, n) ids -> (1, n, vocab)"""
-    return model(input_ids=text, use_cache=False).logits[..., : CachedModel(model).vocab_size]
+def uncached_logits(model: PreTrainedModel, text: Tensor, n_last: int | None = None) -> Tensor:
+    """(1, n) ids -> (1, n, vocab); with n_last of so many tokens at the end, or of more"""
+    options = {"logits_to_keep": n_last} if n_last else {}
+    return model(input_ids=text, use_cache=False, **options).logits[..., : CachedModel(model).vocab_size]
 
 
 def _tried(model: PreTrainedModel, reason: str, call: Callable[[], Any]) -> Any:

@@ -1,8 +1,16 @@
 """How much a model can take in, and what it keeps of it: found by asking it, since configs name things differently."""
 
+import inspect
+import weakref
+from typing import Any
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
+
+N_PROBE = 4  # tokens that fill the states, and as many that are then read in one pass and one by one
+PROBE_GAP = 1e-3  # times the largest logit: a pass that does not read its states is off by much more
+_reads_several: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
 
 
 def context_length(model: PreTrainedModel) -> int | None:
@@ -50,5 +58,50 @@ def cached_layers(model: PreTrainedModel) -> list:
     A config does not tell: layers may differ, share a cache, or keep something smaller than keys and values.
     """
     cache = DynamicCache(config=model.config)
-    model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=model.device), past_key_values=cache, use_cache=True)
+    model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=model.device), **pass_options(model, cache, 0, 2))
     return cache.layers
+
+
+def pass_options(model: PreTrainedModel, cache: Any, length: int, width: int) -> dict[str, Any]:
+    """The options of a pass over `width` tokens that goes on from a cache with `length` tokens.
+
+    Some families begin at position 0 where none is given, and those without attention layers know no positions and have
+    another name for the cache.
+    """
+    names = inspect.signature(model.forward).parameters
+    options = {"cache_params" if "cache_params" in names else "past_key_values": cache, "use_cache": True}
+    if "position_ids" in names:
+        options["position_ids"] = torch.arange(length, length + width, device=model.device)[None]
+    return options
+
+
+def is_recurrent(model: PreTrainedModel) -> bool:
+    """Whether a layer keeps a state that a pass replaces, beside or instead of rows for each token.
+
+    Such layers have their states by name in dictionaries. They cannot be cropped.
+    """
+    layers = DynamicCache(config=model.config).layers
+    return any(isinstance(value, dict) for layer in layers for value in vars(layer).values())
+
+
+@torch.inference_mode()
+def reads_several(model: PreTrainedModel) -> bool:
+    """Whether a pass over several tokens goes on from the states that are there, as passes over one token do.
+
+    In some families of the library it begins with empty states instead. Found out once for each model.
+    """
+    if model not in _reads_several:
+        n_ids = min(embedded_ids(model), model.config.get_text_config().vocab_size)
+        ids = torch.randint(n_ids, (1, 2 * N_PROBE), generator=torch.Generator().manual_seed(0)).to(model.device)
+
+        def logits(width: int) -> Tensor:
+            cache, parts = DynamicCache(config=model.config), []
+            for start, end in [(0, N_PROBE), *((n, n + width) for n in range(N_PROBE, 2 * N_PROBE, width))]:
+                options = pass_options(model, cache, start, end - start)
+                parts.append(model(input_ids=ids[:, start:end], **options).logits)
+            return torch.cat(parts[1:], dim=1)
+
+        one_by_one = logits(1)
+        allowed = max(PROBE_GAP, 8 * torch.finfo(one_by_one.dtype).eps) * one_by_one.abs().max()
+        _reads_several[model] = bool((logits(N_PROBE) - one_by_one).abs().max() <= allowed)
+    return _reads_several[model]

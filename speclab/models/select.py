@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from transformers import PreTrainedModel
 
-from speclab.models import checks, rounding
+from speclab.models import checks, memory, rounding
 from speclab.models.backends import cuda_graphs
 from speclab.models.backends.buffers import NoFastBackend
 from speclab.models.backends.cuda_graphs import GraphedModel
@@ -28,6 +28,7 @@ NARROW, WIDE = 1, 5  # a decode step, and the verification of four drafted token
 PADDED = 4  # oneDNN reads packed weights fastest for four rows and more
 WORTH_IT = 0.93  # padding must save more than noise
 CONTEXT = 64
+MOST_OPERATIONS = 2e12  # of a pass over a text that is longer than a window, for the check; half a minute on two cores
 PASSES = 12  # of each backend at each width; the fastest counts, since whatever else runs can only slow a pass down
 PATIENCE = 3.0  # seconds for all of them; large models get fewer passes
 RACES = 3  # at most
@@ -143,12 +144,18 @@ def race(run: Callable[[], Sequence[float]]) -> Race:
 def check(model: PreTrainedModel, fast: FastModel) -> None:
     """Decode a few tokens through the backend itself and compare with the model's own uncached logits.
 
-    Rejected tokens are fed and rolled back on the way, and with CUDA graphs the text outgrows a bucket. Raises
+    Rejected tokens are fed and rolled back on the way, and with CUDA graphs the text outgrows a bucket, with sliding
+    windows the window. Raises
     NoFastBackend where the logits differ by more than the bound of speclab/models/rounding.py.
     """
     n_tokens = max(checks.N_TOKENS, cuda_graphs.BUCKET + 8 if fast.graphed else 0)
+    part: dict[str, int] = {}
+    if window := getattr(fast, "window", None) or 0:
+        n_tokens, part = n_tokens + window, {"n_last": sum(checks.WIDTHS)}
+        if memory.operations(model, n_tokens, 0) > MOST_OPERATIONS:
+            raise NoFastBackend(f"a check of its window of {window} tokens would take too long")
     text = checks.random_text(model, n_tokens)
-    right = checks.uncached_logits(model, text)[:, -sum(checks.WIDTHS) :]
+    right = checks.uncached_logits(model, text, **part)[:, -sum(checks.WIDTHS) :]
     logits = checks.cached_logits(CachedModel(model, fast=fast), text, wrong=checks.WRONG)
     gap, allowed = checks.gap(model, logits, right), rounding.bound(right)
     if not gap <= allowed:  # not a number is no agreement either

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from speclab.core.sampling import GREEDY, Sampling
-from speclab.models import loading, select
+from speclab.models import checks, limits, loading, select
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.backends.rewrites import can_prepack
 from speclab.models.cached import CachedModel
@@ -59,6 +59,11 @@ class Setup:
         return self.target.engine
 
     @property
+    def recurrent(self) -> bool:
+        """Whether the target has recurrent layers, which are not cropped."""
+        return limits.is_recurrent(self.target.model)
+
+    @property
     def dtype_name(self) -> str:
         """float32 or bfloat16."""
         return str(self.dtype).removeprefix("torch.")
@@ -86,6 +91,7 @@ class Setup:
         """A draft model of another family, and its tokenizer. Its passes have any width, so never as CUDA graphs."""
         tokenizer = loading.load_tokenizer(name)
         model = loading.load_model(name, self.device, self.dtype, "draft")
+        checks.check_not_recurrent(model, "cannot be the model of retokenize")
         draft = self.cached(model, len(tokenizer))
         return CachedModel(model, len(tokenizer)) if draft.graphed else draft, tokenizer
 
@@ -94,12 +100,13 @@ class Setup:
         machine = f"{self.device.type} ({self.reasons['device']}), {self.dtype_name} ({self.reasons['dtype']})"
         n = torch.get_num_threads()
         threads = f", {n} thread{'s' * (n != 1)} ({self.reasons['threads']})" * (self.device.type == "cpu")
+        states = f"\nstates  {checks.STATES[limits.reads_several(self.target.model)]}" if self.recurrent else ""
         unused = f"\nunused  the checkpoint's generation settings {self.unapplied}" * bool(self.unapplied)
         return (
             f"target  {loading.describe_model(self.target_name, self.target.model)}\n"
             f"on      {machine}{threads}\nengine  {self.engine} ({self.reasons['engine']})\n"
             "checks  passed on a short random text: causal, cached passes as uncached ones, exact rollback"
-            f"{unused}"
+            f"{states}{unused}"
         )
 
 

@@ -135,7 +135,7 @@ def ladder_legend(markdown: bool = False) -> Lines:
 
 def costs_table(run: ComparisonRun) -> Table:
     """What each part of a round costs, for each draft, temperature and k."""
-    lines = []
+    lines, replays = [], any(entry["costs"].get("replay") for entry in run.costs)
     for entry in run.costs:
         costs, context = Costs.from_json(entry["costs"]), usual_context(run)
         prefill = [s for sample in run.raw if sample.method == entry["drafter"] for s in sample.prefill_seconds]
@@ -149,6 +149,7 @@ def costs_table(run: ComparisonRun) -> Table:
                 "c": cost(costs.draft_cost(k, context), 3),
                 "accept µs": cost(1e6 * costs.accept_seconds(k), 0, 1e6 * costs.accept_error),
                 "rollback µs": cost(1e6 * costs.rollback, 0, 1e6 * costs.rollback_error),
+                **({"replay µs": cost(1e6 * costs.replay, 0)} if replays else {}),
                 "host µs": cost(1e6 * costs.host, 0, 1e6 * costs.host_error),
                 "prefill ms": number(1e3 * mean(prefill) if prefill else None, 1),
             }

@@ -7,7 +7,7 @@ import itertools
 
 from speclab.core.counts import Counts
 from speclab.present import explanations, tables
-from speclab.present.run_lines import REJECTED_PLACES, doubt, noise_lines, remarks
+from speclab.present.run_lines import REJECTED_PLACES, REPLAYS, doubt, noise_lines, remarks
 from speclab.present.tables import Block, Cell, Heading, Lines, Table, cells, interval, number, speedup, speedup_of
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun, Facts
@@ -122,6 +122,7 @@ def counts_summary(counts: Counts, of_trees: bool = False) -> str:
         f"rounds {counts.n_rounds}, drafted {counts.n_drafted}, accepted {counts.n_accepted}, "
         + (f"rejected places {counts.n_rejected}" if of_trees else f"rejected {counts.n_rejected}")
         + f", never tested {n_untested}" * (not of_trees),
+        *([f"replays {counts.n_replays}: {REPLAYS}"] if counts.n_replays else []),
         f"alpha (accepted / tested)           {number(counts.acceptance_rate, 3)}",
         f"drafted fraction (accepted/drafted) {number(counts.drafted_fraction, 3)}",
         f"tokens per round (target pass)      {number(counts.tokens_per_round)}",

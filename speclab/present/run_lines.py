@@ -14,6 +14,8 @@ REJECTED_PLACES = (
     "once as rejected. alpha of trees: accepted / tested places"
 )
 
+REPLAYS = "passes in which recurrent layers, which cannot be cropped, read accepted tokens once more"
+
 LOSSY = (
     "accept rule: {rule} is LOSSY: the texts do not follow the target's distribution. The number after LOSSY: total "
     "variation distance of the law of a decoded token, given the text before it, from the target's law (0: the same, "
@@ -70,6 +72,8 @@ def remarks(run: LabRun) -> list[str]:
     lines = [line for line in (busy_line(run), late_line(run)) if line]
     if rule := run.settings.get("rule"):
         lines.append(rule_line(rule, [row for row in getattr(run, "rows", []) if row.lossy_rule]))
+    if replays := replay_line(run):
+        lines.append(replays)
     if run.unchecked:
         lines.append(f"NOT CHECKED: {', '.join(run.unchecked)}; the run was stopped before these texts were judged")
     if wrong:
@@ -85,6 +89,18 @@ def rule_line(rule: str, lossy: list[Row]) -> str:
         return LOSSY.format(rule=rule)
     what = " (block verification)" * (rule == "block")
     return f"accept rule: {rule}{what}; sampled rows of models have no forecast"
+
+
+def replay_line(run: LabRun) -> str | None:
+    """How many rounds were followed by a replay, and what one cost; None where the target has no recurrent layers."""
+    rows = [row for row in getattr(run, "rows", []) if isinstance(row, Row) and row.draft]
+    if not any(row.n_replays for row in rows):
+        return None
+    whole = [row for row in rows if row.prompt_kind == "all"] or rows
+    n, n_rounds = sum(row.n_replays for row in whole), sum(row.n_rounds for row in whole)
+    seconds = [s for entry in getattr(run, "costs", []) if (s := entry["costs"].get("replay"))]
+    each = f"; one takes {interval(1e3 * min(seconds), 1e3 * max(seconds))} ms, part of o" if seconds else ""
+    return f"replays: after {n} of {n_rounds} speculative rounds, {REPLAYS}{each}"
 
 
 def busy_line(run: Head) -> str | None:

@@ -111,9 +111,10 @@ def summary(trace: Trace) -> str:
     places = f" place{'s' * (counts.n_rejected != 1)}" * trace.has_trees
     rejected = f"{counts.n_rejected}{places}"
     per_round = "-" if counts.tokens_per_round is None else f"{counts.tokens_per_round:.2f}"
+    replays = f", {counts.n_replays} replay{'s' * (counts.n_replays != 1)}" * bool(counts.n_replays)
     return (
         f"{counts.n_rounds} rounds, {counts.n_drafted} drafted, {counts.n_accepted} accepted, "
-        f"{rejected} rejected, {per_round} tokens per round"
+        f"{rejected} rejected, {per_round} tokens per round{replays}"
     )
 
 

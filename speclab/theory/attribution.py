@@ -115,7 +115,7 @@ def _price_rounds(part: Part, rounds: list[Made], early: int, of_model: Costs, o
         part.n_drafted += n_drafted
         part.draft += costs.draft_seconds(n_drafted, context, catch_up)
         part.verify += costs.verify_seconds(n_drafted + 1, context)
-        part.overhead += costs.overhead_seconds(n_drafted)
+        part.overhead += costs.overhead_seconds(n_drafted, rejected=n_accepted < n_drafted)
         part.draft_early += costs.draft_seconds(n_drafted, early, catch_up)
         part.verify_early += costs.verify_seconds(n_drafted + 1, early)
         context += n_accepted + 1
@@ -128,11 +128,12 @@ def _price_expected(
         return costs.round_seconds(n_drafted, early)
 
     args = (accept_probs, len(accept_probs), draft_length)
-    growing = forecast(*args, round_cost(costs, early), costs.draft_catch)
+    growing = forecast(*args, round_cost(costs, early), costs.draft_catch, rejected_round_extra=costs.replay)
     part.expected += n_repeats * growing.cost
     part.expected_rounds += n_repeats * growing.n_rounds
-    part.expected_early += n_repeats * forecast(*args, fixed, costs.draft_catch).cost
-    endless = forecast(*args, fixed, costs.draft_catch, capped=False)
+    capped = forecast(*args, fixed, costs.draft_catch, rejected_round_extra=costs.replay)
+    part.expected_early += n_repeats * capped.cost
+    endless = forecast(*args, fixed, costs.draft_catch, capped=False, rejected_round_extra=costs.replay)
     part.endless_early += n_repeats * endless.cost
     part.endless_baseline_early += n_repeats * endless.n_emitted * costs.step_seconds(early)
 

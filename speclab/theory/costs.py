@@ -8,6 +8,8 @@ what the round did:
     step      step_at + step_slope context                   a decode step of the baseline
     draft     draft_at[n] + draft_catch (catch_up - 1) + draft_slope n context; draft_idle if n = 0
     accept    accept_at + accept_each n                      and rollback and host: constants
+    replay    a constant                                     in the rollback of a round with a rejection, where the
+                                                             target has recurrent layers
 
 n is what the round drafted, the width is n + 1, the context is what the target's cache held before.
 
@@ -46,6 +48,7 @@ class RoundTime(NamedTuple):
     seconds: dict[str, float]  # of each of PHASES
     prompt: int = 0  # index of the prompt that it belongs to
     own_verify: bool = False  # early exit: the first layers ran in the draft, so its passes are not the others'
+    n_replays: int = 0  # passes of its rollback over accepted tokens
 
 
 class StepTime(NamedTuple):
@@ -95,6 +98,7 @@ class Costs:
     accept_error: float = 0.0  # standard errors of the three, which may be too small to be told apart from nothing
     rollback_error: float = 0.0
     host_error: float = 0.0
+    replay: float = 0.0  # of a round with a rejection, beside `rollback`
 
     @property
     def widths(self) -> list[int]:
@@ -120,9 +124,10 @@ class Costs:
         """The accept rule over `n_drafted` tokens."""
         return self.accept_at + self.accept_each * n_drafted
 
-    def overhead_seconds(self, n_drafted: float) -> float:
-        """Everything but the two models: accept rule, rollback, and what the host does between the phases."""
-        return self.accept_seconds(n_drafted) + self.rollback + self.host
+    def overhead_seconds(self, n_drafted: float, rejected: bool = False) -> float:
+        """Everything but the draft and the verification: accept rule, rollback, what the host does between the phases,
+        and the replay of a round in which not all drafts were accepted."""
+        return self.accept_seconds(n_drafted) + self.rollback + self.host + self.replay * rejected
 
     def round_seconds(self, n_drafted: float, context: float, catch_up: float = 1) -> float:
         """A whole round."""
@@ -194,9 +199,8 @@ def fit(rounds: Sequence[RoundTime], steps: Sequence[StepTime]) -> dict[tuple[st
             **verify[kinds[drafter]][temperature],
             **_draft(of_drafter),
             **_accept(alike),
-            rollback=_mean([r.seconds["rollback"] for r in of_drafter]),
+            **_rollback(of_drafter),
             host=_mean([r.seconds["host"] for r in of_drafter]),
-            rollback_error=_standard_error([r.seconds["rollback"] for r in of_drafter]),
             host_error=_standard_error([r.seconds["host"] for r in of_drafter]),
         )
     return costs
@@ -248,6 +252,13 @@ def _accept(rounds: list[RoundTime]) -> dict:
     )
     rest = [r.seconds["accept"] - slopes[0] * r.n_drafted for r in rounds]
     return {"accept_at": at["all"], "accept_each": slopes[0], "accept_error": _standard_error(rest)}
+
+
+def _rollback(rounds: list[RoundTime]) -> dict:
+    seconds, replays = [r.seconds["rollback"] for r in rounds], [r.n_replays for r in rounds]
+    at, (replay,) = _regress(seconds, ["all"] * len(rounds), [[n] for n in replays], stall_cells=replays)
+    rest = [one - replay * n for one, n in zip(seconds, replays, strict=True)]
+    return {"rollback": at["all"], "replay": replay, "rollback_error": _standard_error(rest)}
 
 
 def _mean(seconds: list[float]) -> float:

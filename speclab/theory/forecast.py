@@ -46,6 +46,7 @@ class ExpectedRounds(NamedTuple):
     lengths: np.ndarray  # (states,) tokens drafted
     visits: np.ndarray  # (states,) probability that a round begins there
     full: np.ndarray  # (states,) probability that it accepts all of them and another round drafts after it
+    rejected: np.ndarray  # (states,) probability that it does not accept all of them
 
 
 def forecast(
@@ -56,11 +57,14 @@ def forecast(
     full_round_extra: float = 0.0,
     capped: bool = True,
     start: int = 1,
+    rejected_round_extra: float = 0.0,
 ) -> Forecast:
     """Exact expectations of decoding up to `n_tokens` with this draft length.
 
     full_round_extra: what a round costs more because the round before accepted all it drafted (at least one): the
     draft then has two tokens to take in. Rounds that draft nothing let the draft wait, and the first one owes nothing.
+
+    rejected_round_extra: what a round costs more in which not all drafts are accepted: recurrent layers replay then.
 
     capped=True is production: no round drafts more than what is left but one. capped=False leaves out the effect of
     the end: rounds may run past it, `n_emitted` counts what follows it, and every full round is followed by
@@ -72,12 +76,12 @@ def forecast(
     if draft_length < 0 or start < 0:
         raise ValueError(f"draft length and start must be at least 0, got {draft_length} and {start}")
     rows = _proposals(accept_probs, n_tokens, draft_length, capped, start)
-    return _expect(rows, start, round_cost or _one, full_round_extra, capped)
+    return _expect(rows, start, round_cost or _one, full_round_extra, capped, rejected_round_extra)
 
 
 def expected_rounds(accept_probs: AcceptProbs, n_tokens: int, draft_length: int) -> ExpectedRounds:
     """The rounds of `forecast`, from state 1 on: its cost is the sum over states of visits times (cost of the round
-    + full x full_round_extra).
+    + full x full_round_extra + rejected x rejected_round_extra).
     """
     return _visits(_proposals(accept_probs, n_tokens, draft_length, capped=True, start=1), capped=True)[0]
 
@@ -165,23 +169,29 @@ def _visits(rows: list[Sequence[float]], capped: bool) -> tuple[ExpectedRounds, 
         visits[i + 1 : i + longest + 2] += visits[i] * outcome[i]
     visits = visits[:n_states]
 
-    full = survival[np.arange(n_states), lengths] * (lengths > 0)
+    accepts_all = survival[np.arange(n_states), lengths]  # 1 where nothing is drafted
+    full = accepts_all * (lengths > 0)
     if capped:  # does the round after a full one draft at all?
         follows = np.append(lengths, 0)[np.minimum(np.arange(n_states) + lengths + 1, n_states)] > 0
         full = full * follows
-    return ExpectedRounds(lengths, visits, full), survival
+    return ExpectedRounds(lengths, visits, full, 1 - accepts_all), survival
 
 
 def _expect(
-    rows: list[Sequence[float]], start: int, round_cost: Cost, full_round_extra: float, capped: bool
+    rows: list[Sequence[float]],
+    start: int,
+    round_cost: Cost,
+    full_round_extra: float,
+    capped: bool,
+    rejected_round_extra: float = 0.0,
 ) -> Forecast:
     """Add up the rounds of every state, weighted with the probability that a round begins in it."""
-    (lengths, visits, full), survival = _visits(rows, capped)
+    (lengths, visits, full, rejected), survival = _visits(rows, capped)
     costs = np.array([round_cost(int(n), start + i) for i, n in enumerate(lengths)], dtype=float)
     accepted = survival[:, 1:].sum(1)
     tested = survival.sum(1) - survival[np.arange(len(rows)), lengths]  # a draft is tested if all before it passed
     return Forecast(
-        cost=float(visits @ (costs + full_round_extra * full)),
+        cost=float(visits @ (costs + full_round_extra * full + rejected_round_extra * rejected)),
         n_rounds=float(visits.sum()),
         n_drafted=float(visits @ lengths),
         n_tested=float(visits @ tested),

@@ -31,6 +31,7 @@ class Work:
     context: float  # of all rounds together: tokens in the target's cache
     drafted_context: float  # the same, times the tokens drafted
     full: float  # rounds after which the draft has one more token to take in
+    rejected: float  # rounds in which not all drafts are accepted, after which recurrent layers replay
 
     def __add__(self, other: "Work") -> "Work":
         return Work(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
@@ -42,18 +43,19 @@ class Work:
         """Expected seconds of all of it; what theory/forecast.py adds up round by round."""
         of_round = [costs.round_seconds(n, 0) for n in range(len(self.by_length))]
         growing = costs.verify_slope * self.context + costs.draft_slope * self.drafted_context
-        return float(self.by_length @ of_round) + growing + costs.draft_catch * self.full
+        return float(self.by_length @ of_round) + growing + costs.draft_catch * self.full + costs.replay * self.rejected
 
 
 def work_of_text(probs: AcceptProbs, n_prompt: int, draft_length: int, longest: int) -> Work:
     """Of decoding one text after a prompt of so many tokens. longest: of all lengths that works are added of."""
-    n_drafted, visits, full = expected_rounds(probs, len(probs), draft_length)
+    n_drafted, visits, full, rejected = expected_rounds(probs, len(probs), draft_length)
     contexts = n_prompt + np.arange(len(visits))  # of the rounds that begin in state 1, 2, …
     return Work(
         np.bincount(n_drafted, visits, longest + 1),
         float(visits @ contexts),
         float((visits * n_drafted) @ contexts),
         float(visits @ full),
+        float(visits @ rejected),
     )
 
 

@@ -19,10 +19,15 @@ COVERING = {
     "falcon": (BOTH, ""),  # attention beside the MLP, one head of keys for all
     "mixtral": (BOTH, ""),  # a mixture of experts
     "deepseek_v3": (BOTH, ""),  # latent attention
-    "gemma3_text": (EAGER, "plain keys and values of the whole text"),  # sliding windows among full layers
+    "gemma3_text": (BOTH, ""),  # sliding windows among full layers
+    "llama4_text": (EAGER, "chunks of the text"),
     "bloom": (EAGER, "torch.export gave up"),  # ALiBi
-    "mamba": (REFUSED, "cannot be rolled back"),  # recurrent
-    "jamba": (REFUSED, "cannot be rolled back"),  # recurrent and attention layers
+    "mamba": (EAGER, "recurrent layers"),  # read token by token
+    "jamba": (EAGER, "recurrent layers"),  # the same, beside attention layers
+    "qwen3_next": (EAGER, "recurrent layers"),  # restored and replayed
+    "lfm2": (EAGER, "recurrent layers"),
+    "zamba2": (REFUSED, "computes other logits"),  # a pass over one token is not like one over several
+    "recurrent_gemma": (REFUSED, "cannot be rolled back"),  # the state is no part of its cache
     "rwkv": (REFUSED, "ignores its cache"),
     "openai-gpt": (REFUSED, "ignores its cache"),  # has none
     "bert": (REFUSED, "attends to later tokens"),  # an encoder

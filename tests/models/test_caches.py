@@ -24,7 +24,7 @@ N_NEW = 40
 PROMPT = torch.randint(0, VOCAB, (1, 7), generator=torch.Generator().manual_seed(4))
 WARM = Sampling(temperature=0.8)
 FAMILIES = ["llama", "gpt2", "mistral_window", "gemma3_window"]
-ALL_FAMILIES = [*FAMILIES, "fast qwen2", "fast gpt2"]
+ALL_FAMILIES = [*FAMILIES, "fast qwen2", "fast gpt2", "fast mistral_window", "fast gemma3_window"]
 
 
 class Run:

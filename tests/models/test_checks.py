@@ -52,16 +52,19 @@ def test_a_model_without_a_cache_is_refused():
         check_model(OpenAIGPTLMHeadModel(config).eval())
 
 
-def test_a_recurrent_state_is_refused():
-    """A recurrent state has no crop: speculation would go on from a state that has read rejected tokens."""
-    sizes = {"hidden_size": 16, "state_size": 4, "num_hidden_layers": 1, "vocab_size": VOCAB}
+def test_a_recurrent_state_that_is_not_restored_is_refused(monkeypatch):
+    """It has no crop: speculation would go on from a state that has read rejected tokens."""
+    sizes = {"hidden_size": 16, "state_size": 4, "num_hidden_layers": 1, "vocab_size": VOCAB, "initializer_range": 0.5}
+    model = MambaForCausalLM(MambaConfig(**sizes)).eval()
+    check_model(model)
+    monkeypatch.setattr(eager, "put_back", lambda cache, states: None)
     with pytest.raises(EnvironmentProblem, match="mamba keeps a state that cannot be rolled back"):
-        check_model(MambaForCausalLM(MambaConfig(**sizes)).eval())
+        check_model(model)
 
 
 def test_a_cache_that_keeps_rejected_tokens_is_refused(monkeypatch):
     """Its cached logits are right as long as nothing is rolled back."""
-    monkeypatch.setattr(eager.EagerBackend, "crop", lambda self, n_tokens: None)
+    monkeypatch.setattr(eager.EagerBackend, "crop", lambda self, n_tokens, length: None)
     with pytest.raises(EnvironmentProblem, match="llama keeps a state that cannot be rolled back"):
         check_model(tiny("llama"))
 
@@ -183,7 +186,7 @@ def test_a_model_that_enlarges_rounding_is_judged_by_what_its_own_uncached_logit
     monkeypatch.setattr(rounding, "UNITS", {torch.float32: 1e-3})
     check_model(tiny("llama", dtype=torch.float32))
     assert made
-    monkeypatch.setattr(eager.EagerBackend, "crop", lambda self, n_tokens: None)
+    monkeypatch.setattr(eager.EagerBackend, "crop", lambda self, n_tokens, length: None)
     with pytest.raises(EnvironmentProblem, match="cannot be rolled back"):
         check_model(tiny("llama", dtype=torch.float32))
 

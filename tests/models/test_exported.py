@@ -8,6 +8,7 @@ from decoding import counted_kernels, keys_and_values, plain_text, speculative_r
 from tiny_models import CONTEXT, VOCAB, flattened, perturbed, tiny
 from transformers import MixtralConfig, MixtralForCausalLM
 
+from benchmarks.families import tiny_families
 from draft_models import ModelDrafter
 from speclab.cli import flags, parsing
 from speclab.core.sampling import Sampling
@@ -16,6 +17,8 @@ from speclab.models.backends import eager, exported, rewrites
 from speclab.models.backends.buffers import NoFastBackend
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.cached import CachedModel
+from speclab.models.checks import is_mixture_of_experts
+from speclab.system.errors import EnvironmentProblem
 
 PLAIN = ["llama", "qwen2", "gpt2", "gpt_neox", "opt", "gemma"]
 WINDOWED = ["mistral_window", "gemma3_window"]
@@ -39,7 +42,7 @@ def noisy(family: str, dtype: torch.dtype):
 # --- Same logits ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", PLAIN)
+@pytest.mark.parametrize("family", [*PLAIN, *WINDOWED])
 @pytest.mark.parametrize("narrow", [{}, {"padded": {1: 4, 2: 4, 3: 4}}, {"plain_one": True}], ids=str)
 def test_logits_at_every_width_and_across_a_growing_buffer(family, narrow, monkeypatch):
     """Widths of 1 to 80, up to the edge of the model's context, with rollbacks between."""
@@ -188,13 +191,65 @@ def test_rotations_take_three_kernels():
 # --- Falling back -----------------------------------------------------------------------------------------------------
 
 
+@functools.cache
+def sliding(family: str):
+    """Tiny models with windows of 8 tokens, in float64; of experts the plain code, which the fast kernels have not."""
+    if family in WINDOWED:
+        return model_of(family)
+    model = tiny_families.tiny(family).double()
+    if is_mixture_of_experts(model):
+        model.set_experts_implementation("eager")
+    return model
+
+
+@pytest.mark.parametrize("k", [1, 4])
+@pytest.mark.parametrize("family", [*WINDOWED, "gemma2", "cohere2", "olmo3"])
+def test_texts_longer_than_the_window_are_those_of_the_eager_engine(family, k):
+    """40 tokens, with rollbacks past the window's edge; buffers hold what one pass over the whole text writes."""
+    model = sliding(family)
+    fast, draft = select.build(model)[0], perturbed(model, 0.05)
+    assert fast is not None
+    assert fast.window == 8
+    rounds = {}
+    for engine in (None, fast):
+        target = CachedModel(model, fast=engine)
+        rounds[engine] = list(speculative_rounds(target, ModelDrafter(CachedModel(draft)), PROMPT, k, 40))
+    assert rounds[fast] == rounds[None]
+    assert any(r.n_accepted < r.n_drafted for r in rounds[fast])
+    text = [*PROMPT[0].tolist(), *(token for r in rounds[fast] for token in r.tokens)][:-1]
+    whole = CachedModel(model, fast=fast)
+    whole.prefill(torch.tensor([text]))
+    for mine, right in zip(keys_and_values(target), keys_and_values(whole), strict=True):
+        assert all(torch.allclose(a, b, atol=1e-9) for a, b in zip(mine, right, strict=True))
+
+
 @pytest.mark.parametrize("family", WINDOWED)
-def test_sliding_windows_stay_eager_and_say_so(family):
-    with pytest.raises(NoFastBackend, match="layers"):
-        ExportedModel(tiny(family))
-    chosen, why = select.choose(tiny(family), "fast")
-    assert chosen is None
-    assert "no fast engine" in why
+def test_a_windowed_pass_can_be_run_in_two_parts(family):
+    """As early exit needs it; trees and batches have masks of their own, and are refused."""
+    target = CachedModel(model_of(family), fast=flattened(model_of(family)))
+    select.checks.check_split(target, 1)
+    with pytest.raises(EnvironmentProblem, match="cannot be given the branches of a tree"):
+        select.checks.check_tree(target)
+
+
+def test_the_check_of_a_window_reads_a_longer_text(monkeypatch):
+    """Where that would take too long there is no fast form; nor of chunks."""
+    model, lengths = model_of("gemma3_window"), []
+    right = select.checks.cached_logits
+    monkeypatch.setattr(
+        select.checks,
+        "cached_logits",
+        lambda cached, text, **how: lengths.append(text.shape[1]) or right(cached, text, **how),
+    )
+    assert select.build(model)[0] is not None
+    assert lengths == [select.checks.N_TOKENS + 8]
+    monkeypatch.setattr(select, "MOST_OPERATIONS", 1e3)
+    fast, why = select.build(model)
+    assert fast is None
+    assert "a check of its window of 8 tokens would take too long" in why
+    chunked = tiny_families.tiny("llama4_text")
+    with pytest.raises(NoFastBackend, match="chunks of the text"):
+        ExportedModel(chunked)
 
 
 @pytest.fixture
@@ -227,7 +282,7 @@ def test_experts_do_not_excuse_a_fast_engine_that_loses_its_cache(monkeypatch):
         model = MixtralForCausalLM(config).eval()
     assert select.choose(model, "fast")[0] is not None
 
-    def crop(self, n_tokens):
+    def crop(self, n_tokens, length):
         with torch.inference_mode():
             for keys, values in zip(*self._buffers.first(self._buffers.capacity), strict=True):
                 keys[:, :, 8:] = values[:, :, 8:] = 0.0
@@ -240,7 +295,7 @@ def test_experts_do_not_excuse_a_fast_engine_that_loses_its_cache(monkeypatch):
 
 def test_wrong_logits_are_no_fast_engine_however_noisy_the_eager_one(monkeypatch, wrong_rotation):
     """The bound comes from uncached logits: an eager cache that is broken as well does not widen it."""
-    monkeypatch.setattr(eager.EagerBackend, "crop", lambda self, n_tokens: None)
+    monkeypatch.setattr(eager.EagerBackend, "crop", lambda self, n_tokens, length: None)
     assert select.choose(tiny("llama"), "fast")[0] is None
 
 

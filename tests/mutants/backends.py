@@ -55,6 +55,18 @@ def forgets_the_old_keys() -> None:
     Buffers.copy_from = copy_from
 
 
+@mutant(
+    10,
+    "texts_longer_than_the_window_are_those_of_the_eager_engine",
+    "logits_at_every_width_and_across_a_growing_buffer",
+    file="models/test_exported",
+)
+def lets_tokens_read_one_beyond_the_window() -> None:
+    """lets the fast backend's tokens read one token more than their window has"""
+    right = buffers_module.with_window
+    buffers_module.with_window = lambda mask, positions, window: right(mask, positions, window + 1)
+
+
 # ---------------------------------------------------------------- CUDA graphs
 
 

@@ -23,7 +23,7 @@ def rolls_the_first_layers_back_too_far() -> None:
     """drops one token more from the cache of the first layers than from that of the others"""
     right = EagerBackend.crop
 
-    def crop(backend: EagerBackend, n_tokens: int) -> None:
+    def crop(backend: EagerBackend, n_tokens: int, length: int) -> None:
         right(backend, n_tokens)
         if n_tokens > 0 and len(backend._cache.layers) > 3:
             backend._cache.layers[0].crop(-1)

@@ -285,6 +285,22 @@ def test_what_is_wrong_or_not_checked_is_said():
     assert wrong in report.comparison(run)
 
 
+def test_replays_are_said_with_what_one_takes():
+    """Only of a target with recurrent layers; the cost of a draft without rejections is unknown, not 0."""
+    run = make_run(lengths=(4,), temperatures=(0.0,))
+    assert "replay µs" not in tables.show([explanations.costs_table(run)], markdown=True)
+    for row, n in zip([row for row in run.rows if row.draft and row.prompt_kind == "all"], (30, 12), strict=True):
+        row.n_replays = n
+    run.costs[0]["costs"]["replay"] = 2.6e-3
+    (line,) = run_lines.remarks(run)
+    assert line.startswith("replays: after 42 of 800 speculative rounds, passes in which recurrent layers")
+    assert line.endswith("one takes 2.60 to 2.60 ms, part of o")
+    text = tables.show([explanations.costs_table(run)], markdown=True)
+    assert "replay µs" in text
+    assert "2600" in text
+    assert line in report.comparison(run)
+
+
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from draft_models import ModelDrafter
 from speclab.core.sampling import Sampling
-from speclab.records.samples import Made
+from speclab.records.samples import Arm, Made, Sample
 from speclab.theory import costs
+from speclab.theory.attribution import price
 from speclab.theory.costs import CURVES, PHASES, Costs, RoundTime, StepTime, catch_ups, fit
 from speclab.theory.smoothing import smoothed
 
@@ -484,8 +485,29 @@ def test_costs_know_how_sure_they_are():
     assert fit(rounds[:1], steps)["model", 0.0].host_error == 0
 
 
+def test_a_replay_is_priced_where_drafts_are_rejected():
+    """A rollback with a replay takes longer by the replay, and rounds without one tell how long it takes alone."""
+    rounds = decode(MODEL, "model", 0.0, range(5), 60, Steady())
+    replays = [i % 3 == 0 and r.n_drafted > 0 for i, r in enumerate(rounds)]
+    rounds = [
+        with_phase(r, "rollback", MODEL.rollback + 0.003 * n)._replace(n_replays=int(n))
+        for r, n in zip(rounds, replays, strict=True)
+    ]
+    found = fit(rounds, walk(MODEL, 0.0, 50, Steady()))["model", 0.0]
+    assert (found.rollback, found.replay) == (pytest.approx(MODEL.rollback), pytest.approx(0.003))
+    assert found.rollback_error == pytest.approx(0, abs=1e-12)
+    rest = found.accept_seconds(4) + found.host
+    assert found.overhead_seconds(4) == pytest.approx(rest + MODEL.rollback)
+    assert found.overhead_seconds(4, rejected=True) == pytest.approx(rest + MODEL.rollback + 0.003)
+    made = [Made(4, 4), Made(4, 1), Made(0, 0), Made(2, 0), Made(2, 2)]
+    n_tokens = 1 + sum(n_accepted + 1 for _, n_accepted, _ in made)
+    sample = Sample(Arm("model", "model", 4), 0.0, 0, "code", 100, [0.0], [1.0], [[0] * n_tokens], [made])
+    plain = price(sample, sample, replace(found, replay=0.0)).overhead
+    assert price(sample, sample, found).overhead == pytest.approx(plain + 2 * 0.003)
+
+
 def test_costs_of_an_old_record_are_read():
-    old = {name: value for name, value in MODEL.to_json().items() if not name.endswith("_error")}
+    old = {name: value for name, value in MODEL.to_json().items() if not name.endswith(("_error", "replay"))}
     assert Costs.from_json(old) == MODEL
 
 

@@ -368,6 +368,7 @@ def expected(
         for i, (state, n_drafted, n_accepted) in enumerate(rounds):
             another = endless or (i + 1 < len(rounds) and rounds[i + 1][1] > 0)
             price = cost(n_drafted, state) + extra * (n_accepted == n_drafted > 0 and another)
+            price += REPLAY * (n_accepted < n_drafted)
             terms = (price, 1, n_drafted, n_accepted + (n_accepted < n_drafted), n_accepted, n_accepted + 1)
             total = [a + weight * b for a, b in zip(total, terms, strict=True)]
     return Forecast(*(float(t) for t in total))
@@ -378,6 +379,7 @@ def price(n_drafted: int, state: int) -> Fraction:
     return 1 + Fraction(n_drafted, 7) + Fraction(state * state, 50)
 
 
+REPLAY = Fraction(3, 11)  # what a round with a rejection costs more
 chance = st.fractions(0, 1, max_denominator=6)
 
 
@@ -393,7 +395,9 @@ def test_model_accept_probs_against_all_patterns_of_acceptance(accept, k, extra)
             weight *= a if kept else 1 - a
         rows = [pattern[t:] for t in range(n_tokens)]
         patterns.append((weight, walk(rows, n_tokens, k, lambda state, n, rows=rows: rows[state][n])))
-    found = forecast(model_accept_probs([float(a) for a in accept]), n_tokens, k, price, extra)
+    found = forecast(
+        model_accept_probs([float(a) for a in accept]), n_tokens, k, price, extra, rejected_round_extra=3 / 11
+    )
     assert found == pytest.approx(expected(patterns, price, Fraction(extra), n_tokens, False), rel=EXACT, abs=EXACT)
 
 
@@ -410,7 +414,7 @@ def test_rows_of_their_own_against_all_patterns_of_acceptance(rows, k, extra):
         for (t, n), kept in fate.items():
             weight *= rows[t][n] if kept else 1 - rows[t][n]
         patterns.append((weight, walk(rows, n_tokens, k, lambda state, n, fate=fate: fate[state, n])))
-    found = forecast([[float(a) for a in row] for row in rows], n_tokens, k, price, extra)
+    found = forecast([[float(a) for a in row] for row in rows], n_tokens, k, price, extra, rejected_round_extra=3 / 11)
     assert found == pytest.approx(expected(patterns, price, Fraction(extra), n_tokens, False), rel=EXACT, abs=EXACT)
 
 
@@ -428,7 +432,9 @@ def test_the_variant_without_an_end_against_all_patterns(accept, k, extra):
             weight *= a if kept else 1 - a
         rows = [pattern[t : t + k] for t in range(n_tokens)]
         patterns.append((weight, walk(rows, n_tokens, k, lambda state, n, rows=rows: rows[state][n], wrapped=rows)))
-    found = forecast(model_accept_probs([float(a) for a in accept]), n_tokens, k, price, extra, capped=False)
+    found = forecast(
+        model_accept_probs([float(a) for a in accept]), n_tokens, k, price, extra, False, rejected_round_extra=3 / 11
+    )
     assert found == pytest.approx(expected(patterns, price, Fraction(extra), n_tokens, True), rel=EXACT, abs=EXACT)
 
 

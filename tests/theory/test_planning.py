@@ -32,7 +32,7 @@ def texts(seed: int) -> list[tuple[int, list]]:
 @pytest.mark.parametrize("k", [0, 1, 4, 8])
 def test_the_seconds_of_work_are_those_of_the_forecast(costs, k):
     """Added up first and priced then, or the other way round; lookups that find nothing too."""
-    total, expected = Work(np.zeros(9), 0.0, 0.0, 0.0), 0.0
+    total, expected = Work(np.zeros(9), 0.0, 0.0, 0.0, 0.0), 0.0
     for n_prompt, rows in [*texts(1), (50, [[], [0.5, 0.2], [], [1.0], [0.3, 0.9, 1.0]])]:
         one = forecast(rows, len(rows), k, round_cost(costs, n_prompt), costs.draft_catch).cost
         work = work_of_text(rows, n_prompt, k, longest=8)

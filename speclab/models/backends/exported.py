@@ -24,7 +24,9 @@ from speclab.models.backends.buffers import (
     WrittenInPlace,
     causal_mask,
     kv_shapes,
+    masks,
     padded_tree,
+    window_of,
 )
 from speclab.models.backends.eager import decoder_layers, layer_outputs
 from speclab.models.backends.rows import RowsPass
@@ -44,10 +46,11 @@ class _Pass(nn.Module):
 
     def __init__(self, model: PreTrainedModel, layers: Iterable[int]):
         super().__init__()
-        self.model, self.layers = model, layers
+        self.model, self.layers, self.window = model, layers, window_of(model)
 
     def forward(self, ids: Tensor, positions: Tensor, mask: Tensor, keys: list[Tensor], values: list[Tensor]) -> tuple:
         cache = Cache(layers=[WrittenInPlace(k, v) for k, v in zip(keys, values, strict=True)])
+        mask = masks(self.model, mask, positions, self.window)
         options = {"position_ids": positions, "attention_mask": mask, "past_key_values": cache, "use_cache": True}
         with layer_outputs(self.model, self.layers) as hidden:
             return self.model(input_ids=ids, **options).logits, hidden
@@ -58,6 +61,8 @@ class ExportedModel:
 
     layers: whose outputs a pass gives beside the logits; all, unless told, for drafts are made later.
     shapes: for every layer the (kv heads, head width) of its keys and of its values.
+    window: tokens that layers with a sliding window read, None where there are none. Their buffers hold the whole text
+    all the same, which costs memory, and makes a rollback past the window's edge exact.
     packed: whether the products read copies of the weights in oneDNN's own order. Such products are made for several
     rows at once; models/select.py finds out what that means for narrow passes, and sets
     padded: tokens of a pass -> the tokens that it is padded to, and
@@ -69,7 +74,7 @@ class ExportedModel:
     one_token_gain: float | None = None
 
     def __init__(self, model: PreTrainedModel, layers: Iterable[int] | None = None):
-        self.model, self.shapes = model, kv_shapes(model)
+        self.model, self.shapes, self.window = model, kv_shapes(model, windowed=True), window_of(model)
         self.packed = rewrites.can_prepack(model.device, model.dtype)
         self.padded: dict[int, int] = {}
         self.plain_one = False

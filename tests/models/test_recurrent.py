@@ -1,0 +1,246 @@
+"""Recurrent layers cannot be cropped: after a rejection their states are restored, and the accepted tokens replayed.
+
+Where the library computes in float64, states must equal those of decoding token by token to 1e-9. In some families it
+computes the recurrence in float32 whatever the model's dtype; a wrong state is off by more than 0.01 there.
+"""
+
+import functools
+import itertools
+
+import pytest
+import torch
+from decoding import plain_text, speculative_rounds
+from tiny_models import perturbed
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from benchmarks.families import tiny_families
+from benchmarks.families.tiny_families import VOCAB
+from draft_models import ModelDrafter, NgramDrafter
+from optimized_speculative import speculative_decode
+from speclab.core.counts import Counts
+from speclab.core.rounds import DecodeSettings, Round, tokens_of
+from speclab.core.sampling import Sampling
+from speclab.drafts.oracle import OracleModelDrafter
+from speclab.lab.decodings import LibraryDecoding
+from speclab.lab.instruments import LoopFunctions, with_phases
+from speclab.models import checks, limits, select
+from speclab.models.backends.eager import RecurrentBackend
+from speclab.models.cached import CachedModel
+from speclab.records.samples import Arm
+from speclab.system.errors import EnvironmentProblem
+
+N_NEW = 24
+EXACT, IN_FLOAT32 = 1e-9, 1e-3
+# family -> how far states may lie apart
+SEVERAL = {
+    "lfm2": EXACT,  # short convolutions and attention
+    "lfm3": EXACT,  # with sliding windows
+    "zaya": EXACT,  # both in every layer
+    "mamba2": IN_FLOAT32,  # no attention
+    "qwen3_next": IN_FLOAT32,  # gated delta rule and attention
+    "bamba": IN_FLOAT32,  # begins at position 0 where no positions are given
+    "deepseek_v4": IN_FLOAT32,  # compressed keys beside a window
+}
+ONE_BY_ONE = {"mamba": IN_FLOAT32, "jamba": IN_FLOAT32}  # a pass over several tokens does not read its states
+FAMILIES = SEVERAL | ONE_BY_ONE
+NOISES = {"all": 0.0, "some": 0.05}
+
+
+@functools.cache
+def tiny(family: str) -> PreTrainedModel:
+    """In float64; of its experts the plain code, which the fast kernels have no float64 for."""
+    model = tiny_families.tiny(family).double()
+    if checks.is_mixture_of_experts(model):
+        model.set_experts_implementation("eager")
+    return model
+
+
+def prompt_of(length: int) -> Tensor:
+    return torch.randint(1, VOCAB, (1, length), generator=torch.Generator().manual_seed(3))
+
+
+@functools.cache
+def text_of(family: str, length: int) -> list[int]:
+    """Token by token; varied enough to prove something."""
+    text = plain_text(CachedModel(tiny(family)), prompt_of(length), N_NEW)
+    assert len(set(text)) > 4, text
+    return text
+
+
+def drafter_of(family: str, accepted: str, length: int) -> ModelDrafter:
+    """Of its drafts all, some or none are accepted."""
+    if accepted == "none":
+        dial = OracleModelDrafter(CachedModel(tiny(family)), 0.0, seed=3)
+        dial.replay(text_of(family, length))
+        return dial
+    return ModelDrafter(CachedModel(perturbed(tiny(family), NOISES[accepted])))
+
+
+def states_of(cache: DynamicCache) -> list[Tensor]:
+    """Every tensor that its layers hold: keys, values, and all named states."""
+    held = [value for layer in cache.layers for value in vars(layer).values()]
+    held += [part for value in held if isinstance(value, dict) for part in value.values()]
+    return [value for value in held if isinstance(value, Tensor) and value.is_floating_point()]
+
+
+def worst_difference(cached: CachedModel, ids: list[int]) -> float:
+    """Largest difference between what a cache holds and what it would after these ids, read one by one."""
+    fresh, model = DynamicCache(config=cached.model.config), cached.model
+    n_prompt = cached._backend.n_prompt
+    with torch.inference_mode():
+        for start, end in [(0, n_prompt), *((i, i + 1) for i in range(n_prompt, len(ids)))]:
+            options = limits.pass_options(model, fresh, start, end - start)
+            model(input_ids=torch.tensor([ids[start:end]]), **options)
+    pairs = zip(states_of(cached._backend._cache), states_of(fresh), strict=True)
+    return max((mine - theirs).abs().max().item() for mine, theirs in pairs if mine.numel())
+
+
+@pytest.fixture(autouse=True)
+def lengths_of_prompts(monkeypatch):
+    """A backend remembers how long its prompt was: it is read in one pass, and so must a recomputation."""
+    right = RecurrentBackend.prefill
+
+    def prefill(backend: RecurrentBackend, prompt: Tensor) -> Tensor:
+        backend.n_prompt = prompt.shape[1]
+        return right(backend, prompt)
+
+    monkeypatch.setattr(RecurrentBackend, "prefill", prefill)
+
+
+# --- texts, states and passes ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [1, 9])
+@pytest.mark.parametrize("k", [1, 2, 4])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_texts_are_those_of_decoding_token_by_token(family, k, length):
+    """All, some and none of the drafts accepted. A replay follows exactly the rounds with a rejection."""
+    expected = text_of(family, length)
+    for accepted in ("all", "some", "none"):
+        target, drafter = CachedModel(tiny(family)), drafter_of(family, accepted, length)
+        rounds = list(speculative_rounds(target, drafter, prompt_of(length), k, N_NEW))
+        assert tokens_of(rounds) == expected, accepted
+        n_rejected = sum(r.n_accepted < r.n_drafted for r in rounds)
+        n_drafted, n_accepted = sum(r.n_drafted for r in rounds), sum(r.n_accepted for r in rounds)
+        assert {"all": n_accepted == n_drafted, "some": 0 < n_accepted < n_drafted, "none": n_accepted == 0}[accepted]
+        one_by_one = family in ONE_BY_ONE
+        assert target.n_replays == (0 if one_by_one else n_rejected)
+        assert target.n_passes == len(rounds) + (n_drafted if one_by_one else n_rejected)
+        assert drafter.draft.n_replays == 0, "a draft keeps its states before every token"
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.8)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_states_equal_a_recomputation_after_every_round(family, sampling):
+    """Of the target and the draft: every state, key and value, as after decoding token by token."""
+    target, drafter = CachedModel(tiny(family)), drafter_of(family, "some", 9)
+    ids, rounds = prompt_of(9)[0].tolist(), []
+    for round_ in speculative_rounds(target, drafter, prompt_of(9), 3, 2 * N_NEW, sampling):
+        ids += round_.tokens
+        rounds.append(round_)
+        assert target.length == len(ids) - 1, "the last committed token is never in the cache"
+        assert worst_difference(target, ids[:-1]) < FAMILIES[family]
+        assert worst_difference(drafter.draft, ids[: drafter.draft.length]) < FAMILIES[family]
+    assert any(0 < r.n_accepted < r.n_drafted for r in rounds)
+    assert any(r.n_accepted == 0 for r in rounds if r.n_drafted)
+
+
+@pytest.mark.parametrize("family", ["lfm2", "mamba"])
+def test_any_number_of_tokens_can_be_taken_back(family):
+    """Over several passes, too; not to where no states are kept."""
+    text, cached = prompt_of(20), CachedModel(tiny(family))
+    cached.prefill(text[:, :4], rolls_back=True)
+    for wrong, width in ((3, 2), (1, 1), (0, 3), (5, 1)):
+        start = cached.length
+        cached.forward(text[:, start : start + width])
+        cached.forward(text[:, : wrong + 1])
+        cached.crop(start + width)
+        assert worst_difference(cached, text[0, : start + width].tolist()) < FAMILIES[family]
+    with pytest.raises(RuntimeError, match="cannot go back to 3 tokens"):
+        cached.crop(3)
+
+
+def test_a_family_is_read_one_by_one_only_where_the_library_needs_it():
+    assert {family for family in FAMILIES if not limits.reads_several(tiny(family))} == set(ONE_BY_ONE)
+    assert all(limits.is_recurrent(tiny(family)) for family in FAMILIES)
+    assert not limits.is_recurrent(tiny("gemma3_text"))
+
+
+def test_attention_layers_of_a_hybrid_hold_the_committed_tokens_alone():
+    target, drafter = CachedModel(tiny("lfm2")), drafter_of("lfm2", "some", 9)
+    for _ in speculative_rounds(target, drafter, prompt_of(9), 4, N_NEW):
+        layers = [layer for layer in target._backend._cache.layers if type(layer) is DynamicLayer]
+        assert layers
+        assert all(layer.keys.shape[2] == target.length for layer in layers)
+
+
+# --- counts and prices -----------------------------------------------------------------------------------------------
+
+
+def test_replays_are_counted_and_timed_with_the_rollback():
+    """By what runs the loop in compare.py; the counts of a text are those of its rounds."""
+    target, drafter = CachedModel(tiny("lfm2")), drafter_of("lfm2", "some", 9)
+    functions, settings = LoopFunctions(speculative_decode), DecodeSettings(N_NEW)
+    counts = Counts()
+    for round_ in functions.rounds(target, drafter, prompt_of(9), 4, settings):
+        assert round_.n_replays == int(round_.n_accepted < round_.n_drafted)
+        counts.add(round_)
+    assert counts.n_replays == target.n_replays > 0
+    timed = list(with_phases(functions, target, drafter, prompt_of(9), 4, settings))
+    assert [r.n_replays for r in timed] == [int(r.n_accepted < r.n_drafted) for r in timed]
+
+
+# --- the checks, and what is refused ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_recurrent_models_pass_the_checks_in_float32(family):
+    checks.check_model(tiny_families.tiny(family))
+
+
+@pytest.mark.parametrize(
+    ("family", "reason"),
+    [
+        ("zamba2", "computes other logits with it"),  # its passes over one token are not its others
+        ("recurrent_gemma", "keeps a state that cannot be rolled back"),  # in its modules, not in the cache
+        ("minimax", "uses cache of its own"),
+    ],
+)
+def test_what_cannot_be_restored_is_refused(family, reason):
+    with pytest.raises(EnvironmentProblem, match=reason):
+        checks.check_model(tiny_families.tiny(family))
+
+
+def test_trees_and_the_fast_engine_refuse_recurrent_targets():
+    with pytest.raises(
+        EnvironmentProblem, match=r"lfm2 cannot be given the branches of a tree.*; choose another --draft"
+    ):
+        checks.check_tree(CachedModel(tiny("lfm2")))
+    fast, why = select.build(tiny("lfm2"))
+    assert fast is None
+    assert "recurrent layers" in why
+    with pytest.raises(EnvironmentProblem, match=r"lfm2 cannot be that: it has recurrent layers.*; choose another"):
+        checks.check_not_recurrent(tiny("lfm2"), "cannot be that")
+    checks.check_not_recurrent(tiny("gemma3_text"), "cannot be that")
+
+
+def test_the_librarys_own_speculation_refuses_recurrent_models():
+    """It would crop their cache, or refuse with an error of its own in the middle of a run."""
+    ids, model = prompt_of(4), tiny("lfm2")
+    LibraryDecoding(Arm("generate"), model, ids, 4, None)
+    for arm, draft in ((Arm("lookup", "ngram", 4), None), (Arm("assisted", "model", 4), model)):
+        with pytest.raises(EnvironmentProblem, match=r"no model with recurrent layers; use compare\.py"):
+            LibraryDecoding(arm, model, ids, 4, draft)
+
+
+def test_a_lookup_drafts_for_a_recurrent_target():
+    """Drafts of no model, often empty."""
+    rounds: list[Round] = []
+    for length in (1, 9):
+        target = CachedModel(tiny("lfm2"))
+        made = list(speculative_rounds(target, NgramDrafter(3, 1), prompt_of(length), 4, N_NEW))
+        assert tokens_of(made) == text_of("lfm2", length)
+        rounds += made
+    assert {r.n_drafted > 0 for r in itertools.islice(rounds, 1, None)} == {True, False}

@@ -1,0 +1,113 @@
+"""Bugs in the rollback of recurrent layers: states, replays, and the attention layers beside them."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache
+
+from speclab.models import checks, limits
+from speclab.models.backends import eager
+from speclab.models.backends.eager import EagerBackend, RecurrentBackend
+from speclab.theory.costs import Costs
+from tests.mutants.bugs import mutant
+
+TEXTS = "texts_are_those_of_decoding_token_by_token"
+STATES = "states_equal_a_recomputation_after_every_round"
+FILE = "models/test_recurrent"
+
+
+@mutant(41, "any_number_of_tokens_can_be_taken_back", file=FILE)
+def restores_no_state() -> None:
+    """replays the accepted tokens on top of the states that have read the rejected ones"""
+
+    def put_back(cache: Cache, states: list[dict[str, Any]]) -> None:
+        for layer, held in zip(cache.layers, states, strict=True):
+            vars(layer).update({name: value for name, value in held.items() if not isinstance(value, dict)})
+
+    eager.put_back = put_back
+
+
+@mutant(41, "any_number_of_tokens_can_be_taken_back", file=FILE)
+def keeps_no_copy() -> None:
+    """keeps the states themselves instead of copies, which the next pass overwrites"""
+
+    def states_of(cache: Cache) -> list[dict[str, Any]]:
+        return [
+            {name: dict(value) if isinstance(value, dict) else value for name, value in vars(layer).items()}
+            for layer in cache.layers
+        ]
+
+    eager.states_of = states_of
+
+
+def replay_more(n_more: int) -> None:
+    """After a rejection read `n_more` tokens more than are accepted."""
+    right = RecurrentBackend.crop
+
+    @torch.inference_mode()
+    def crop(backend: RecurrentBackend, n_tokens: int, length: int) -> None:
+        right(backend, n_tokens - n_more if n_tokens else 0, length)
+
+    RecurrentBackend.crop = crop
+
+
+@mutant(41, "attention_layers_of_a_hybrid_hold_the_committed_tokens_alone", file=FILE)
+def replays_one_too_many() -> None:
+    """replays the rejected token, too"""
+    replay_more(1)
+
+
+@mutant(41, "attention_layers_of_a_hybrid_hold_the_committed_tokens_alone", file=FILE)
+def replays_one_too_few() -> None:
+    """replays all accepted tokens but the last"""
+    replay_more(-1)
+
+
+@mutant(41, "attention_layers_of_a_hybrid_hold_the_committed_tokens_alone", file=FILE)
+def crops_no_attention_layer() -> None:
+    """restores the recurrent layers of a hybrid and leaves its attention layers as they are"""
+    right = eager.put_back
+
+    def put_back(cache: Cache, states: list[dict[str, Any]]) -> None:
+        kept = [{} if not any(isinstance(v, dict) for v in held.values()) else held for held in states]
+        right(cache, kept)
+
+    eager.put_back = put_back
+
+
+@mutant(41, TEXTS, file=FILE)
+def reads_several_tokens_where_the_library_cannot() -> None:
+    """verifies all drafted tokens in one pass where such a pass does not read the states"""
+    eager.reads_several = lambda model: True
+
+
+@mutant(41, "a_family_is_read_one_by_one_only_where_the_library_needs_it", file=FILE)
+def reads_all_one_by_one() -> None:
+    """verifies token by token in every family"""
+    limits.reads_several = lambda model: False
+
+
+@mutant(24, "what_cannot_be_restored_is_refused", file=FILE)
+def takes_every_recurrent_family() -> None:
+    """compares no logits where layers are recurrent"""
+    right = checks._compare
+
+    def compare(model: Any, text: Tensor, reason: str, logits: Tensor, right_logits: Tensor) -> None:
+        if not limits.is_recurrent(model):
+            right(model, text, reason, logits, right_logits)
+
+    checks._compare = compare
+
+
+@mutant(20, "replays_are_counted_and_timed_with_the_rollback", file=FILE)
+def counts_no_replay() -> None:
+    """does not count the passes that replay"""
+    EagerBackend.n_replays = property(lambda backend: 0, lambda backend, n: None)
+
+
+@mutant(20, "a_replay_is_priced_where_drafts_are_rejected", file="theory/test_costs")
+def prices_a_replay_in_every_round() -> None:
+    """prices a replay in every round, whether drafts were rejected or not"""
+    right = Costs.overhead_seconds
+    Costs.overhead_seconds = lambda costs, n_drafted, rejected=False: right(costs, n_drafted, True)
