@@ -41,8 +41,9 @@ from benchmarks import common, llama_cpp
 from benchmarks.peers_page import PEER, PeersRun, PeerTiming, page
 from draft_models import Drafter, ModelDrafter, NgramDrafter
 from speclab.cli import flags, parsing
+from speclab.drafts.kinds import EXIT, check_kind
 from speclab.drafts.lengths import LONGEST, AutoLength
-from speclab.drafts.select import EXIT, check_kind, make_drafter
+from speclab.drafts.select import make_drafter
 from speclab.lab.decodings import Decoding, take_turns
 from speclab.lab.harness import Measurement, measure
 from speclab.lab.output_checks import judge_greedy

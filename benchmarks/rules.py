@@ -27,7 +27,8 @@ from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, Drafter
 from speclab.core.sampling import Sampling
 from speclab.drafts.hybrid import forget
-from speclab.drafts.select import check_kind, check_prompts, drafter_name, make_drafter
+from speclab.drafts.kinds import check_kind, drafter_name
+from speclab.drafts.select import check_prompts, make_drafter
 from speclab.lab.harness import kept_when_stopped
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup

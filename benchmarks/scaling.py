@@ -37,7 +37,8 @@ from benchmarks.scaling_page import ScalePoint, ScalingRun, Sweep, page
 from benchmarks.scaling_turns import Line, Subject, as_prompt, point, room_for_turns
 from draft_models import ModelDrafter
 from speclab.cli import flags, parsing
-from speclab.drafts.select import drafter_name, make_drafters
+from speclab.drafts.kinds import drafter_name
+from speclab.drafts.select import make_drafters
 from speclab.lab.harness import Bench
 from speclab.models import loading
 from speclab.models.cached import CachedModel

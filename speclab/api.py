@@ -24,8 +24,9 @@ from optimized_speculative import speculative_decode
 from speclab.core.rounds import DecodeSettings, Drafter, Round
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.hybrid import Choosing, forget
+from speclab.drafts.kinds import check_kind
 from speclab.drafts.lengths import LONGEST
-from speclab.drafts.select import auto_length, check_kind, check_prompts, lengths_of, make_drafter
+from speclab.drafts.select import auto_length, check_prompts, lengths_of, make_drafter
 from speclab.lab.instruments import LoopFunctions
 from speclab.lab.round_costs import measure_costs
 from speclab.models import loading

@@ -26,7 +26,8 @@ from benchmarks.gpu.findings import Finding, FindingsRun, page
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.cli import flags, parsing
 from speclab.core.rounds import Drafter
-from speclab.drafts.select import check_kind, check_prompts, drafter_name
+from speclab.drafts.kinds import check_kind, drafter_name
+from speclab.drafts.select import check_prompts
 from speclab.lab import comparison
 from speclab.lab.harness import Measurement, measure
 from speclab.lab.output_checks import exit_code, judge, judge_greedy, to_judge

@@ -24,7 +24,7 @@ from benchmarks import common
 from benchmarks.gpu.findings import FindingsRun, Numbers, add, page
 from speclab.cli import flags, parsing
 from speclab.core import graphs
-from speclab.drafts.select import check_kind
+from speclab.drafts.kinds import check_kind
 from speclab.models import loading, timing
 from speclab.records import files
 from speclab.system.errors import EnvironmentProblem, reports_problems

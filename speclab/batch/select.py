@@ -3,7 +3,7 @@
 from draft_models import ModelDrafter
 from speclab.batch.drafters import BatchDrafter, BatchedModelDrafter, RowByRow
 from speclab.core.rounds import Drafter
-from speclab.drafts.select import EXIT, STATIC
+from speclab.drafts.kinds import EXIT, STATIC
 from speclab.models.batched import BatchedModel, check_batch
 from speclab.system.errors import UsageProblem
 

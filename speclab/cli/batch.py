@@ -9,7 +9,7 @@ from speclab.cli.output import LOSSY, how_many, prompt_heading
 from speclab.cli.parsing import AUTO, at_least
 from speclab.core.accept import rule_of
 from speclab.core.rounds import DecodeSettings, Drafter
-from speclab.drafts.select import is_tree
+from speclab.drafts.kinds import is_tree
 from speclab.lab.batching.decodings import BatchDecoding
 from speclab.models.batched import BatchedModel, check_batch
 from speclab.models.prompts import Prompt, with_text

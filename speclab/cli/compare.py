@@ -16,9 +16,10 @@ from speclab.cli.output import Output, Step, View, write_report, write_trace
 from speclab.cli.serving_flags import VLLM, check_others
 from speclab.core.rounds import DecodeSettings
 from speclab.drafts.described import length_notes
+from speclab.drafts.kinds import check_kinds, with_trees
 from speclab.drafts.lengths import LONGEST
 from speclab.drafts.oracle import OracleDraft
-from speclab.drafts.select import auto_length, can_choose, check_kinds, check_prompts, make_drafters, with_trees
+from speclab.drafts.select import auto_length, can_choose, check_prompts, make_drafters
 from speclab.lab import comparison, padded_pair, plan, sweeps
 from speclab.lab.batching.comparison import compare_batches
 from speclab.lab.harness import Measurement, kept_when_stopped

@@ -18,18 +18,10 @@ from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, Drafter, Round, tokens_of
 from speclab.drafts.described import describe_draft, length_notes
 from speclab.drafts.hybrid import Choosing, forget, parts
+from speclab.drafts.kinds import check_kind, drafter_name, is_tree, with_trees
 from speclab.drafts.lengths import LONGEST
 from speclab.drafts.oracle import OracleDraft, reference_text
-from speclab.drafts.select import (
-    auto_length,
-    check_kind,
-    check_prompts,
-    drafter_name,
-    is_tree,
-    lengths_of,
-    make_drafter,
-    with_trees,
-)
+from speclab.drafts.select import auto_length, check_prompts, lengths_of, make_drafter
 from speclab.drafts.trees.fixed import StaticTreeDrafter
 from speclab.lab.instruments import Loop, LoopFunctions
 from speclab.lab.round_costs import measure_costs

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from speclab.cli.parsing import DASH, at_least, seed, some_name, some_path
 from speclab.core.accept import rule_of
 from speclab.core.sampling import Sampling
-from speclab.drafts.select import is_tree
+from speclab.drafts.kinds import is_tree
 from speclab.learner.functions import Learner
 from speclab.models import loading, prompts, select
 from speclab.models.cached import check_room

@@ -8,7 +8,8 @@ import torch
 from speclab.cli import compare_flags, flags, parsing
 from speclab.cli.output import Output, Step
 from speclab.cli.serving_flags import MOST_AT_A_TIME, NOT_HERE, VLLM, VLLM_DRAFTS
-from speclab.drafts.select import check_kinds, check_prompts, make_drafters
+from speclab.drafts.kinds import check_kinds
+from speclab.drafts.select import check_prompts, make_drafters
 from speclab.lab.output_checks import exit_code
 from speclab.lab.run_config import RunConfig
 from speclab.lab.serving import installed

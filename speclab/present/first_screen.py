@@ -8,7 +8,7 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import NamedTuple
 
-from speclab.drafts.select import is_tree
+from speclab.drafts.kinds import is_tree
 from speclab.present import explanations, report, tables
 from speclab.present.run_lines import doubt, provenance, remarks
 from speclab.present.tables import Cell, Lines, Table, cells, interval, number, speedup, speedup_of, through

@@ -12,7 +12,7 @@ import baseline_autoregressive
 import compare
 import optimized_speculative
 from speclab.cli import output
-from speclab.drafts import select
+from speclab.drafts import kinds
 from speclab.models import loading
 
 
@@ -228,6 +228,6 @@ def test_a_name_that_the_hub_may_have_is_asked_for_and_the_error_lists_the_kinds
     code, _, err = run(optimized_speculative, "--prompt", "def f", "--draft", "gpt2")
     assert code == 3
     assert err.splitlines()[-1].startswith("error: cannot load gpt2 from the hub")
-    assert err.rstrip().endswith(f"--draft takes {select.KINDS}")
+    assert err.rstrip().endswith(f"--draft takes {kinds.KINDS}")
     _, _, err = run(optimized_speculative, "--prompt", "def f", "--draft", "somebody/gpt2")
     assert "--draft takes" not in err

@@ -15,7 +15,7 @@ from optimized_speculative import speculative_decode
 from speclab import load
 from speclab.core.rounds import DecodeSettings
 from speclab.core.sampling import Sampling
-from speclab.drafts import select
+from speclab.drafts import kinds, select
 from speclab.drafts.exit import ExitDrafter
 from speclab.drafts.heads.exit_files import FORMAT, exit_layer_of, read_adapter, write_adapter
 from speclab.drafts.hybrid import HybridDrafter
@@ -142,16 +142,16 @@ def test_a_padded_target_is_drafted_for_as_the_one_that_it_was_padded_from():
 )
 def test_names_that_are_no_adapters(kind, message):
     with pytest.raises((UsageProblem, EnvironmentProblem), match=message):
-        select.check_kind(kind)
+        kinds.check_kind(kind)
 
 
 def test_names_of_adapters(folder):
-    layer = exit_layer_of(select.LAB_EXIT)
+    layer = exit_layer_of(kinds.LAB_EXIT)
     for kind in ("exit", f"exit:{layer}", f"hybrid:suffix+exit:{layer}", f"exit:{folder}"):
-        select.check_kind(kind)
-    assert select.drafter_name("exit") == select.drafter_name(f"exit:0{layer}") == f"exit:{layer}"
-    assert select.drafter_name(f"exit:{folder}") == "exit:adapter"
-    assert select.drafter_name(f"hybrid:ngram+exit:{folder}") == "hybrid:ngram+exit:adapter"
+        kinds.check_kind(kind)
+    assert kinds.drafter_name("exit") == kinds.drafter_name(f"exit:0{layer}") == f"exit:{layer}"
+    assert kinds.drafter_name(f"exit:{folder}") == "exit:adapter"
+    assert kinds.drafter_name(f"hybrid:ngram+exit:{folder}") == "hybrid:ngram+exit:adapter"
 
 
 class Graphed:

@@ -7,7 +7,7 @@ import compare
 import optimized_speculative
 from speclab import load, speculate
 from speclab.drafts.heads.files import write_head
-from speclab.drafts.select import LAB_HEADS
+from speclab.drafts.kinds import LAB_HEADS
 from speclab.models import prompts
 from speclab.records.files import read
 from speclab.records.runs import ComparisonRun, PlanRun

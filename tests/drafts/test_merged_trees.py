@@ -14,7 +14,8 @@ from speclab.core.sampling import Sampling
 from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.hybrid import parts
-from speclab.drafts.select import auto_length, can_choose, check_kind, drafter_name, is_tree, lengths_of
+from speclab.drafts.kinds import check_kind, drafter_name, is_tree
+from speclab.drafts.select import auto_length, can_choose, lengths_of
 from speclab.drafts.suffix import SuffixDrafter
 from speclab.drafts.trees.fixed import TreeDrafter
 from speclab.drafts.trees.merged import MergedDrafter, merged

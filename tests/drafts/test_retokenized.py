@@ -13,8 +13,9 @@ from draft_models import ModelDrafter
 from speclab.core.rounds import tokens_of
 from speclab.core.sampling import Sampling
 from speclab.drafts.hybrid import LookupDrafter
+from speclab.drafts.kinds import check_kind, drafter_name
 from speclab.drafts.retokenized import RetokenizedDrafter
-from speclab.drafts.select import check_kind, drafter_name, make_drafter
+from speclab.drafts.select import make_drafter
 from speclab.models import loading, prompts
 from speclab.models.cached import CachedModel
 from speclab.models.setup import load_setup

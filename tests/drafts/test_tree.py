@@ -19,7 +19,7 @@ from speclab.core.tree import chain, depths, reads
 from speclab.drafts import select
 from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
-from speclab.drafts.select import check_kind
+from speclab.drafts.kinds import check_kind
 from speclab.drafts.tree import BestTreeDrafter
 from speclab.drafts.trees.fixed import TreeDrafter, level_parents
 from speclab.models import checks

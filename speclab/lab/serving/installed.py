@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from speclab.drafts.select import LAB_HEADS
+from speclab.drafts.kinds import LAB_HEADS
 from speclab.models import loading
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.system.files import shown
