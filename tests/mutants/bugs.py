@@ -45,6 +45,7 @@ BUGS = {
     38: "one part of the target's layers out of step with the other",
     39: "tokens of a tree at wrong places, or the wrong branch kept",
     40: "size or shape of a tree chosen by the wrong numbers",
+    41: "an engine's counters, servers or answers taken for what they are not",
 }
 
 

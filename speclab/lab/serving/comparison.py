@@ -183,6 +183,10 @@ def _load(served: Served, arm: Arm, ranges: Ranges | None, plain: Server, other:
         served.limits = served.plan.limits or load.usual_limits(
             [one.answer for one in sent_by(served, BASELINE, temperature)]
         )
+        first, token = 1e3 * served.limits.first, 1e3 * served.limits.token
+        note(
+            f"  a request under load is good with its first chunk within {first:.0f} ms, then {token:.1f} ms per token"
+        )
     with progress(len(levels), "level", f"{label(arm, ranges)}, under load") as bar:
         for concurrency in levels:
             asked = [orders[place] for place in load.asked(len(orders), concurrency)]

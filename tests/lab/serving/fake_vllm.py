@@ -9,6 +9,9 @@ it can stand for the Python of vLLM's environment; FAKE_VLLM then names a JSON f
     fail       methods whose server answers every request with an error
     die        method -> after so many requests the server kills itself in the middle of the next answer
     sick       methods whose server is never healthy
+    odd        method -> what stands for the number of generated tokens after the first answer
+    refuse_schedule    the same for a server whose number of drafted tokens follows the load
+    other_way_round    methods whose server speculates although it is not asked to, or does not although it is
     child      true: every server forks a child that ignores SIGTERM, as an engine's workers may
     taken      so many servers find their port taken: they say so in their log and end
 """
@@ -93,11 +96,13 @@ class Fake(ThreadingHTTPServer):
                 self.late -= 1
                 return self.old
             generated, counts, kept = self.generated, list(self.counts), list(self.kept)
+            if self.asked:
+                generated = self.script.get("odd", {}).get(self.method, generated)
         label = f'engine="0",model_name="{self.name}"'
         lines = ["# HELP vllm:generation_tokens_total Number of generation tokens processed."]
         lines += [
             "# TYPE vllm:generation_tokens_total counter",
-            f"vllm:generation_tokens_total{{{label}}} {generated}.0",
+            f"vllm:generation_tokens_total{{{label}}} {generated}",
             f'vllm:cache_config_info{{block_size="16",enable_prefix_caching="{self.prefix_cache}",engine="0"}} 1.0',
         ]
         lines += [f"vllm:generation_tokens_created{{{label}}} 1.7955592e+09", "process_open_fds 34.0", ""]
@@ -189,6 +194,8 @@ def start(words):
         while True:
             time.sleep(600)
     write(wrote_pid)
+    with open(f"{os.environ['FAKE_VLLM']}.words", "a", encoding="utf-8") as file:
+        file.write(json.dumps(speculation) + "\n")
     with open(wrote_pid, encoding="utf-8") as file:
         n_started = len(file.read().split())
     method = (speculation or {}).get("method", "")
@@ -196,7 +203,10 @@ def start(words):
     if n_started <= script.get("taken", 0):
         print("OSError: [Errno 98] Address already in use", flush=True)
         sys.exit(1)
-    if line := script.get("refuse", {}).get(method):
+    by_load = "num_speculative_tokens_per_batch_size" in (speculation or {})
+    if method in script.get("other_way_round", []):
+        speculation = None if speculation else {"method": "ngram", "num_speculative_tokens": 2}
+    if line := script.get("refuse", {}).get(method) or (by_load and script.get("refuse_schedule")):
         print(f"Traceback (most recent call last):\n  File x\n{line}\nRuntimeError: See root cause above.", flush=True)
         sys.exit(1)
     Fake(script, speculation, int(flags["--port"]), flags["--served-model-name"]).serve_forever(0.01)

@@ -1,59 +1,18 @@
 """compare.py --engine vllm end to end, on the tiny pair and a server that only says what it is told."""
 
+import dataclasses
 import json
 import os
 import signal
 
 import pytest
 
-import compare
-from optimized_speculative import speculative_decode
-from speclab import load
 from speclab.cli import serving as command
-from speclab.core.rounds import DecodeSettings, tokens_of
-from speclab.lab.serving import client, comparison
-from speclab.models import prompts
-from speclab.records.files import read
-from speclab.records.serving import ServingRun
-from tests.lab.serving.conftest import is_running, started
-from tests.lab.serving.fake_vllm import Fake
+from speclab.lab.serving import comparison
+from tests.lab.serving.conftest import N_NEW, K, is_running, started
 from tools import plots
 
 pytestmark = pytest.mark.allow_hosts(["127.0.0.1"])
-TEXTS = [("code", "def f(x):"), ("prose", "return x + 1"), ("copy", "x + 1, x + 1,")]
-N_NEW, K = 12, 2
-
-
-@pytest.fixture(scope="module")
-def honest(pair_folder) -> dict:
-    """The script of an engine that does what the lab does. The target drafts for itself, so that tokens are kept."""
-    pair = load(str(pair_folder / "target"), str(pair_folder / "target"), engine="eager")
-    texts, rounds = {}, {}
-    for prompt in prompts.encode(TEXTS, pair.setup.tokenizer):
-        target, settings = pair.setup.target.with_own_cache(), DecodeSettings(N_NEW + 2 * K)
-        made = list(speculative_decode(target, pair.drafter, prompt.ids, K, settings))
-        key = ",".join(map(str, prompt.id_list))
-        texts[key] = tokens_of(made)[:N_NEW]
-        rounds[key] = [[r.n_drafted, r.n_accepted] for r in made if not r.prefill]
-    return {"texts": texts, "rounds": {"draft_model": rounds}}
-
-
-@pytest.fixture
-def run(pair_folder, tmp_path, capsys, monkeypatch, script, honest):
-    """compare.py on the tiny pair; returns (exit code, stdout, stderr, the record or None)."""
-    monkeypatch.setattr(prompts, "standard", lambda: TEXTS)
-    monkeypatch.setattr(client, "SETTLE_SECONDS", 0.001)
-    script(**honest)
-
-    def call(*words, draft="model"):
-        draft = draft.replace("model", str(pair_folder / "target"))
-        models = ["--engine", "vllm", "--target", str(pair_folder / "target"), "--draft", draft, "-k", str(K)]
-        size = ["--max-new-tokens", str(N_NEW), "--threads", "1", "--out-dir", str(tmp_path / "out")]
-        code = compare.main([*models, *size, "--concurrency", "none", *words])
-        path = tmp_path / "out" / "results" / "local-vllm.json"
-        return (code, *capsys.readouterr(), read(path, ServingRun) if path.exists() else None)
-
-    return call
 
 
 def test_a_run_leaves_its_record_page_and_picture(run, tmp_path):
@@ -166,6 +125,96 @@ def test_a_server_that_dies_keeps_the_rows_before_it(run, script, honest, tmp_pa
     assert not any(map(is_running, started(tmp_path)))
 
 
+@pytest.mark.parametrize("odd", ["NaN", "+Inf", "-1.0", "0.5", "none"])
+def test_an_odd_page_keeps_the_rows_before_it(run, script, honest, odd):
+    script(**honest, odd={"draft_model": odd})
+    code, _, err, made = run(draft="ngram,model")
+    assert code == 3
+    assert [row.method for row in made.served] == ["baseline", "ngram"]
+    assert f"says vllm:generation_tokens {odd}, which is no count" in made.failure
+    assert len([line for line in err.splitlines() if line.startswith("error: ")]) == 1
+
+
+def test_every_arm_has_the_noise_of_its_own_turns(run, monkeypatch):
+    """The plain server is slow in some answers of the first arm's turns, and as fast as ever in those of the second."""
+    measure = comparison.turns.in_turns
+
+    def in_turns(plain, other, arm, *rest):
+        sent = []
+        for one in measure(plain, other, arm, *rest):
+            seconds = {"baseline": 1.0, "baseline again": 1.0}.get(one.arm.method, 0.8)
+            if (arm.method, one.arm.method) == ("ngram", "baseline again"):
+                seconds *= (0.5, 1.0, 2.0)[one.index]
+            sent.append(dataclasses.replace(one, answer=one.answer._replace(decode_seconds=seconds, n_first=1)))
+        return sent
+
+    monkeypatch.setattr(comparison.turns, "in_turns", in_turns)
+    _, _, _, made = run(draft="ngram,model")
+    floors = {floor.method: floor for floor in made.noise}
+    assert (floors["model"].low, floors["model"].ratio, floors["model"].high) == (1, 1, 1)
+    assert floors["ngram"].low < 0.8 < 1.25 < floors["ngram"].high
+    assert {row.method: row.verdict for row in made.served if row.draft} == {"ngram": "unclear", "model": "faster"}
+
+
+def test_a_forecast_is_tokens_per_round_over_the_labs_own_price(run, monkeypatch, script, honest):
+    """A plain token takes 1 s, a round 1.5 s, in the first prompt 1.25 and in the last 3: the median counts."""
+    texts, rounds = comparison.greedy_texts, comparison.own_rounds
+    monkeypatch.setattr(comparison, "greedy_texts", lambda *a: [one._replace(token_seconds=1.0) for one in texts(*a)])
+
+    def own_rounds(*args):
+        price = (1.25, 1.5, 3.0)
+        found = rounds(*args).items()
+        return {key: dataclasses.replace(one, seconds=price[key[1]] * one.n_rounds) for key, one in found}
+
+    monkeypatch.setattr(comparison, "own_rounds", own_rounds)
+    _, out, _, made = run()
+    row = made.served[1]
+    n_rounds = sum(map(len, honest["rounds"]["draft_model"].values()))
+    shorter = [-(-(N_NEW - 1) // (K + 1))] * 3  # all drafts are kept: the script goes on behind the end
+    assert sum(shorter) <= n_rounds
+    assert row.tokens_per_round == pytest.approx(3 * (N_NEW - 1) / sum(shorter))
+    assert row.own_round_cost == 1.5
+    assert row.forecast == pytest.approx(row.tokens_per_round / 1.5)
+    assert "forecast" in out
+    rounds_of = honest["rounds"]["draft_model"]
+    first = next(iter(rounds_of))
+    script(texts=honest["texts"], rounds={"draft_model": rounds_of | {first: [[K, 0]] * N_NEW}})
+    _, _, _, made = run()
+    assert made.served[1].own_round_cost == 2.25, "the median of the prompts whose counts are reconciled"
+
+
+def test_the_plain_servers_second_answer_is_checked_too(run, monkeypatch):
+    measure = comparison.turns.in_turns
+
+    def in_turns(*args):
+        sent = measure(*args)
+        at = next(i for i, one in enumerate(sent) if one.arm.method == "baseline again")
+        tokens = sent[at].answer.tokens
+        answer = sent[at].answer._replace(tokens=[*tokens[:-1], (tokens[-1] + 1) % 8])
+        sent[at] = dataclasses.replace(sent[at], answer=answer)
+        return sent
+
+    monkeypatch.setattr(comparison.turns, "in_turns", in_turns)
+    code, _, _, made = run()
+    assert code == 1
+    assert [row.same_text for row in made.served] == [2, 3]
+
+
+def test_every_temperature_is_warmed_up(run, monkeypatch):
+    warmed = []
+    monkeypatch.setattr(comparison.turns, "warm_up", lambda servers, orders: warmed.append(orders[0].sampling))
+    run("--temperature", "0,1.5")
+    assert [sampling.temperature for sampling in warmed] == [0, 1.5]
+
+
+@pytest.mark.parametrize("method", ["", "draft_model"])
+def test_servers_speculate_where_they_are_to_and_only_there(run, script, honest, method):
+    script(**honest, other_way_round=[method])
+    code, _, err, _ = run()
+    assert code == 3
+    assert ("baseline speculates" if not method else "model k=2 does not speculate") in err
+
+
 def test_ctrl_c_keeps_what_is_complete_and_leaves_nothing_running(run, monkeypatch, tmp_path):
     """The signal comes while the second arm is measured."""
     measure, seen = comparison.turns.in_turns, []
@@ -199,40 +248,6 @@ def test_sampled_texts_are_held_to_the_targets_law(run):
     assert code == 1
     assert "T = 1.5, model k=2: z_S" in out
     assert " ".join(out.split()).count("NOT the target's distribution") == 2
-
-
-def test_servers_that_run_already_are_asked(run, honest, tmp_path):
-    spec = {"method": "draft_model", "num_speculative_tokens": K}
-    with Fake(honest) as plain, Fake(honest, spec) as drafting:
-        code, _, err, made = run("--url", plain.url, "--url", drafting.url)
-        assert code == 0
-        assert made.settings["started_here"] is False
-        assert [one.verdict for one in made.reconciled] == ["equal"] * 3
-        assert "starting" not in err
-        code, _, err, _ = run("--url", drafting.url, "--url", plain.url)
-        assert code == 3
-        assert "speculates; give the server without speculation first" in err
-        code, _, err, _ = run("--url", plain.url, "--url", plain.url)
-        assert "does not speculate; give the server with speculation second" in err
-    assert not (tmp_path / "script.json.pids").exists()
-
-
-@pytest.mark.parametrize(
-    ("change", "said", "expected"),
-    [
-        ({"release": "0.31.0"}, "the servers run vLLM 0.31.0 and 0.32.0", 3),
-        ({"root": "another/model"}, "the servers serve another/model and some/target", 3),
-        ({"prefix_cache": True}, "has a prefix cache", 3),
-        ({}, "drafts 3 tokens, as its counters show, and not 2; give -k 3", 2),
-    ],
-)
-def test_servers_that_run_already_must_be_alike(run, honest, change, said, expected):
-    k = K if change else K + 1
-    with Fake(honest) as plain, Fake(honest, {"method": "draft_model", "num_speculative_tokens": k}) as drafting:
-        vars(plain).update(change)
-        code, _, err, made = run("--url", plain.url, "--url", drafting.url)
-    assert (code, made) == (expected, None)
-    assert said in err
 
 
 @pytest.mark.parametrize(
