@@ -76,11 +76,11 @@ def _same(row: LoadRow, side: LoadSide) -> str:
 
 
 def load_blocks(run: ServingRun) -> list[Block]:
-    """For every arm its table, and where each draft stops paying."""
-    blocks: list[Block] = []
+    """Where each draft stops paying, and for every arm its table."""
+    blocks: list[Block] = [Lines([*knee_lines(run), *schedule_lines(run), limits_line(run), COLUMNS])]
     for rows in by_arm(run):
         blocks += [Heading(f"{name_of(rows[0])}, {temperature_name(rows[0].temperature)}", 3), load_table(run, rows)]
-    return [*blocks, knee_lines(run), schedule_lines(run), Lines([limits_line(run), COLUMNS])]
+    return blocks
 
 
 def limits_line(run: ServingRun) -> str | None:

@@ -105,8 +105,8 @@ def _counts_word(run: ServingRun, row: ServedRow) -> str:
     if not verdicts or row.temperature:
         return "its counts are not reconciled with the lab's"
     last = verdicts.count("last round")
-    but = f", of {last} all but the last round" if last else ""
-    return f"of {verdicts.count('equal')} of {len(verdicts)} prompts the counts are the lab's own{but}"
+    but = f", in {last} but for the last round" if last else ""
+    return f"counts equal to the lab's in {verdicts.count('equal')} of {len(verdicts)} prompts{but}"
 
 
 def agreement(run: ServingRun) -> Lines:

@@ -38,7 +38,7 @@ def forgives_a_difference_in_any_round() -> None:
     own._within_last_round = within
 
 
-@mutant(41, "a_lookup_whose_last_round_drafted_nothing_has_no_slack", file="lab/serving/test_own")
+@mutant(41, "rounds_are_counted_and_their_seconds_added", file="lab/serving/test_own")
 def forgives_the_last_round_that_drafted() -> None:
     """takes the last round that drafted for the last one of the text"""
     right = own._counted

