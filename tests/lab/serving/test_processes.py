@@ -38,8 +38,15 @@ def test_nothing_is_left_of_a_run_that_is_stopped(pair_folder, script, tmp_path,
     script(child=True, sick=["draft_model"])
     models = ["--target", str(pair_folder / "target"), "--draft", str(pair_folder / "target"), "-k", "2"]
     words = ["--prompt", "x + 1", "--max-new-tokens", "12", "--threads", "1", "--out-dir", str(tmp_path / "out")]
-    command = [sys.executable, str(ROOT / "compare.py"), "--engine", "vllm", *models, *words, "--concurrency", "none"]
-    environment = os.environ | {"TMPDIR": str(tmp_path), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    default = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); import compare; "
+    default += "sys.exit(compare.main(sys.argv[1:]))"  # a shell starts what runs in the background deaf to Ctrl-C
+    command = [sys.executable, "-c", default, "--engine", "vllm", *models, *words, "--concurrency", "none"]
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "TMPDIR": str(tmp_path),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
     program = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         pids = wait_for_processes(tmp_path, 4)
