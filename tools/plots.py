@@ -14,7 +14,7 @@ from pathlib import Path
 
 from speclab.cli import parsing
 from speclab.cli.output import Step
-from speclab.present import plan_views, serving_views, sweep_views
+from speclab.present import plan_views, serving_load, sweep_views
 from speclab.present.pictures import batch_plots, plots
 from speclab.records.batches import BatchRun
 from speclab.records.files import read, read_json
@@ -33,7 +33,7 @@ def pictures(path: Path, folder: Path) -> list[Step]:
     keys = read_json(path)
     if "served" in keys:
         served = read(path, ServingRun)
-        return [functools.partial(serving_views.picture, served, folder, path.stem)] if served.load else []
+        return [functools.partial(serving_load.picture, served, folder, path.stem)] if served.load else []
     if "batches" in keys:
         return [functools.partial(batch_plots.picture, read(path, BatchRun), folder, path.stem)]
     if "rows" in keys:

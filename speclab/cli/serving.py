@@ -7,7 +7,7 @@ import torch
 
 from speclab.cli import compare_flags, flags, parsing
 from speclab.cli.output import Output, Step
-from speclab.cli.serving_flags import MOST_AT_A_TIME, NOT_HERE, VLLM, VLLM_DRAFTS
+from speclab.cli.serving_flags import MOST_AT_A_TIME, NOT_HERE, VLLM, VLLM_DRAFTS, limits_of
 from speclab.drafts.kinds import check_kinds
 from speclab.drafts.select import check_prompts, make_drafters
 from speclab.lab.output_checks import exit_code
@@ -16,7 +16,7 @@ from speclab.lab.serving import installed
 from speclab.lab.serving.comparison import compare_serving
 from speclab.lab.serving.served import Plan
 from speclab.models import sizes
-from speclab.present import serving_views
+from speclab.present import serving_load, serving_views
 from speclab.present.pictures import library
 from speclab.records.serving import ServingRun
 from speclab.system.errors import UsageProblem
@@ -64,15 +64,15 @@ def _prepare(args: argparse.Namespace) -> tuple[Output, RunConfig, Plan]:
         )
     kinds = [kind for kind in args.draft.split(",") if kind]
     check_kinds(kinds)
-    for kind in kinds:
-        installed.speculative_config(kind, lengths[0])
-    if args.url and (len(args.url) != 2 or len(kinds) > 1 or len(lengths) > 1):
-        raise UsageProblem("give --url twice, for one draft at one length: --url BASE --url SPEC --draft model -k 4")
+    _check_servers(args, kinds, lengths, levels)
+    limits, further = limits_of(args), installed.further_flags(args.vllm_flags or "")
     output = Output(args)
     output.check()
     found = None if args.url else installed.find()
     own = argparse.Namespace(**vars(args) | {"engine": OWN_ENGINE})
     setup, prompts = flags.load(own, temperature=0.0)
+    if found:
+        found.check_device(setup.device.type)
     drafters = make_drafters(kinds, setup, args.seed)
     check_prompts(setup.target, drafters.values(), prompts, args.max_new_tokens + 2 * lengths[-1])
     config = RunConfig(setup, drafters, prompts, lengths, temperatures, args.max_new_tokens, args.repeats, args.seed)
@@ -83,13 +83,28 @@ def _prepare(args: argparse.Namespace) -> tuple[Output, RunConfig, Plan]:
         target=args.target,
         device=setup.device.type,
         dtype=setup.dtype_name,
-        max_length=installed.context_for(longest, args.max_new_tokens, lengths[-1]),
+        max_length=installed.context_for(longest, args.max_new_tokens, lengths[-1], setup.target.max_length),
         n_threads=torch.get_num_threads(),
         tensor_parallel=args.tensor_parallel or 1,
-        flags=args.vllm_flags or "",
+        flags=further,
     )
     settings.environment()  # a wrong number of ranks is said now
-    return output, config, Plan(found, settings, levels, tuple(args.url or ()))
+    return output, config, Plan(found, settings, levels, tuple(args.url or ()), limits, args.schedule)
+
+
+def _check_servers(args: argparse.Namespace, kinds: list[str], lengths: list[int], levels: list[int]) -> None:
+    """Raise UsageProblem where vLLM has no such draft, or where flags about servers contradict each other."""
+    for kind in kinds:
+        installed.speculative_config(kind, lengths[0])
+    if args.url and (len(args.url) != 2 or len(kinds) > 1 or len(lengths) > 1):
+        raise UsageProblem("give --url twice, for one draft at one length: --url BASE --url SPEC --draft model -k 4")
+    if args.url and args.vllm_flags:
+        raise UsageProblem("--vllm-flags are for servers that this run starts; leave them out with --url")
+    if args.schedule and (args.url or not levels):
+        raise UsageProblem(
+            "--schedule needs servers of this run and levels of load; leave out --url, and give numbers "
+            "with --concurrency"
+        )
 
 
 def _concurrency(args: argparse.Namespace) -> list[int]:
@@ -123,7 +138,7 @@ def _steps(record: ServingRun, output: Output) -> list[Step]:
     if not library.is_here():
         note(library.MISSING)
         return steps
-    return [*steps, functools.partial(serving_views.picture, record, output.plots, output.name)]
+    return [*steps, functools.partial(serving_load.picture, record, output.plots, output.name)]
 
 
 def _asked_and_refused(args: argparse.Namespace, record: ServingRun) -> int:

@@ -3,7 +3,8 @@
 import argparse
 
 from speclab.cli import parsing
-from speclab.lab.serving.client import check_url
+from speclab.lab.serving.connection import check_url
+from speclab.records.serving import Limits
 from speclab.system.errors import UsageProblem
 
 VLLM = "vllm"
@@ -14,7 +15,7 @@ NOT_HERE = (
     *("plan", "verify_plan", "sweep", "batch", "padded", "by_kind", "against", "report", "trace", "profile", "impl"),
     *("tree", "verbose", "brief"),
 )
-ONLY_HERE = ("url", "concurrency", "tensor_parallel", "vllm_flags")
+ONLY_HERE = ("url", "concurrency", "tensor_parallel", "vllm_flags", "goodput", "schedule")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -39,6 +40,31 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--vllm-flags", metavar="WORDS", help='further flags of every server, such as "--max-num-seqs 64"'
     )
+    group.add_argument(
+        "--goodput",
+        metavar="FIRST,TOKEN",
+        help="milliseconds to the first chunk and per token after it that a request under load must meet to count "
+        "(default: 4 and 2 times the plain server's medians at one request at a time)",
+    )
+    group.add_argument(
+        "--schedule",
+        action="store_true",
+        help="under load also one server for each draft whose k follows the load: the best measured k at each level",
+    )
+
+
+def limits_of(args: argparse.Namespace) -> Limits | None:
+    """The two numbers of --goodput, in seconds; None where they are not given."""
+    if args.goodput is None:
+        return None
+    try:
+        first, token = (float(word) / 1e3 for word in args.goodput.split(","))
+        good = 0 < first < float("inf") and 0 < token < float("inf")
+    except ValueError:
+        good = False
+    if not good:
+        raise UsageProblem(f"--goodput {args.goodput}: give two numbers above 0, in milliseconds: --goodput 500,50")
+    return Limits(first=first, token=token, given=True)
 
 
 def check_others(args: argparse.Namespace) -> None:

@@ -107,6 +107,13 @@ def _judge_sampled(measured: Measurement, arm: Arm, temperature: float) -> dict:
         "lossy_rule": lossy_rule,
         "total_variation": sum(s.distance or 0.0 for s in samples) / max(1, n_decoded) if known else None,
     }
+    if lossy_rule:
+        return {**law_entry(arm, temperature, z), "passed": math.isfinite(z.surprise), **lossy}
+    return law_entry(arm, temperature, z)
+
+
+def law_entry(arm: Arm, temperature: float, z: losslessness.ZStatistics) -> dict:
+    """What a record says of sampled texts under the target's own law."""
     return {
         "arm": arm.label,
         "temperature": temperature,
@@ -114,8 +121,7 @@ def _judge_sampled(measured: Measurement, arm: Arm, temperature: float) -> dict:
         "z_residual": z.residual if math.isfinite(z.residual) else None,
         "z_surprise": z.surprise if math.isfinite(z.surprise) else None,  # an impossible token was emitted
         "bound": losslessness.Z_BOUND,
-        "passed": math.isfinite(z.surprise) if lossy_rule else z.passed,
-        **(lossy if lossy_rule else {}),
+        "passed": z.passed,
     }
 
 

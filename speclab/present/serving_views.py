@@ -1,12 +1,8 @@
-"""A comparison of another engine's servers as tables, lines, a picture and a page: views of its record."""
+"""A comparison of another engine's servers as tables, lines and a page: views of its record."""
 
-from pathlib import Path
-
-from speclab.present.batch_tables import rate
-from speclab.present.pictures import figures
-from speclab.present.pictures.figures import Panel, Series, draw
 from speclab.present.report import agreement_lines
 from speclab.present.run_lines import doubt, noise_lines, provenance, remarks
+from speclab.present.serving_load import knee_lines, load_blocks, load_lines, load_summary, schedule_lines
 from speclab.present.tables import (
     Block,
     Cell,
@@ -17,24 +13,29 @@ from speclab.present.tables import (
     interval,
     number,
     of_a_draft,
+    percent,
     show,
     speedup,
     temperature_name,
 )
-from speclab.records.batches import KneeEntry
-from speclab.records.serving import EngineCounts, LoadRow, Reconciled, ServedRow, ServingRun
-from speclab.theory.curves import Value
+from speclab.records.runs import Facts
+from speclab.records.serving import EngineCounts, Reconciled, ServedRow, ServingRun
 
 SHORT = (
     "α: accepted / tested; f: accepted / drafted, which vLLM calls acceptance rate; round: what a round takes, in "
-    "tokens of the server without speculation; same text: as the lab's own"
+    "tokens of the server without speculation; same text: as the lab's own; forecast: of the lab's own loop"
 )
-ON_THE_PAGE = ("end to end", "length")  # columns that the terminal has no room for
+ON_THE_PAGE = ("end to end", "length", "tok/rnd", "own round", "error")  # columns that the terminal has no room for
 COLUMNS = (
     "tok/s and speedup: after the first chunk, by the client's clock; 95 %: over prompts; end to end: from the request "
     "to the last token; same text: as the lab's own greedy text; α: accepted / tested; f: accepted / drafted, which "
     "the engine calls acceptance rate; length: 1 + accepted / drafts, its mean acceptance length; book(α): "
     "1/(1-α+α/k); round: what a round takes, in tokens of the server without speculation"
+)
+FORECAST = (
+    "tok/rnd: tokens per round, of the prompts whose counts are reconciled; own round: what a round takes on the lab's "
+    "own loop, in its own plain tokens, the median over prompts; forecast: tok/rnd / own round; error: forecast / "
+    "speedup - 1, which is the difference between the two prices of a round"
 )
 NO_ALPHA = "no α where drafts came shorter than k: the counters do not say how many of their tokens were tested"
 RECONCILED = (
@@ -42,16 +43,9 @@ RECONCILED = (
     "lab's own loop with the same draft, decoded past the end, since the engine's last round drafts k tokens, too; "
     "but for the last: equal but for the last round; rounds: those that drafted"
 )
-UNDER_LOAD = (
-    "tok/s: of all requests together; first, token: milliseconds to the first chunk and per token after it, the median "
-    "and the 95th percentile over requests; plain: the server without speculation under the same load"
-)
-NO_FORECAST = (
-    "no forecast is shown: what a drafted token and a wider pass cost inside the engine is not measured from outside"
-)
 
 
-def name_of(row: ServedRow | LoadRow | Reconciled) -> str:
+def name_of(row: ServedRow | Reconciled) -> str:
     """model k = 4; the baseline has no k."""
     return f"{row.method} k = {row.draft_length}" if row.draft else row.method
 
@@ -71,6 +65,10 @@ def speed_table(rows: list[ServedRow], whole: bool) -> Table:
         "length": lambda row: number(row.acceptance_length),
         "book(α)": lambda row: speedup(row.book_formula),
         "round": lambda row: number(row.round_cost),
+        "tok/rnd": lambda row: number(row.tokens_per_round),
+        "own round": lambda row: number(row.own_round_cost),
+        "forecast": lambda row: speedup(row.forecast),
+        "error": lambda row: percent(row.forecast / row.speedup - 1 if row.forecast else None),
     }
     return Table(rows, columns if whole else {head: columns[head] for head in columns if head not in ON_THE_PAGE})
 
@@ -81,35 +79,51 @@ def _speedup(row: ServedRow) -> str:
 
 
 def verdict_line(run: ServingRun) -> str | None:
-    """The answer in one line: the fastest draft, whether its text is the lab's, whether its counts are."""
+    """The answer in one line: the fastest draft with the right text, and whether its counts are the lab's."""
     first = [row for row in run.served if row.draft and row.temperature == run.served[0].temperature]
-    best = max(first, key=lambda row: row.speedup, default=None)
+    right = [row for row in first if _has_right_text(run, row)]
+    best = max(right, key=lambda row: row.speedup, default=None)
     if best is None:
-        return None
+        return "verdict: no draft has the right text" if first else None
     ends = interval(best.speedup_low, best.speedup_high)
     between = f" ({ends})" if ends != "-" else ""
     says = f"; 1/(1-α+α/k) says {speedup(best.book_formula)}" if best.book_formula else ""
     gain = f"{best.verdict or 'fastest'}, {speedup(best.speedup)}{between}"
-    return f"verdict: {run.settings['engine']} with {name_of(best)} is {gain}{says}; {_counts_word(run)}"
+    return f"verdict: {run.settings['engine']} with {name_of(best)} is {gain}{says}; {_counts_word(run, best)}"
 
 
-def _counts_word(run: ServingRun) -> str:
-    if not run.reconciled:
+def _has_right_text(run: ServingRun, row: ServedRow) -> bool:
+    """Whether no text of an arm was found wrong; a near-tie is not."""
+    name = f"{row.method} k={row.draft_length}"
+    return all(one["passed"] for one in run.correctness if (one["arm"], one["temperature"]) == (name, row.temperature))
+
+
+def _counts_word(run: ServingRun, row: ServedRow) -> str:
+    """Of one arm."""
+    arm = row.method, row.draft_length
+    verdicts = [one.verdict for one in run.reconciled if (one.method, one.draft_length) == arm]
+    if not verdicts or row.temperature:
         return "its counts are not reconciled with the lab's"
-    equal = sum(one.verdict != "different" for one in run.reconciled)
-    return f"{equal} of {len(run.reconciled)} prompts have the lab's own counts"
+    last = verdicts.count("last round")
+    but = f", in {last} but for the last round" if last else ""
+    return f"counts equal to the lab's in {verdicts.count('equal')} of {len(verdicts)} prompts{but}"
 
 
 def agreement(run: ServingRun) -> Lines:
     """Whether the texts are the lab's, and the target's law's."""
     lines = agreement_lines(run.correctness)
-    greedy = [entry for entry in run.correctness if entry["temperature"] == 0]
+    greedy = [one for one in run.correctness if one["temperature"] == 0 and not one.get("under load")]
     if greedy:
-        n_texts, n_different = sum(e["n_prompts"] for e in greedy), sum(len(e["differences"]) for e in greedy)
-        verdict = f"{n_different} differ, first differences above" if n_different else "identical"
-        own = f"same text? greedy: {n_texts} texts of {len(greedy)} servers against the lab's own: {verdict}"
+        n_texts = sum(one["n_prompts"] for one in greedy)
+        own = f"same text? greedy: {n_texts} texts of {len(greedy)} servers against the lab's own: {_differing(greedy)}"
         lines = [own if line.startswith("greedy: ") else line for line in lines]
-    return Lines([*lines, *remarks(run)])
+    return Lines([*lines, *load_lines(run), *remarks(run)])
+
+
+def _differing(entries: list[Facts]) -> str:
+    verdicts = [one["verdict"] for entry in entries for one in entry["differences"]]
+    ties = verdicts.count("near-tie")
+    return f"{len(verdicts)} differ, {ties} of them near-ties, first differences above" if verdicts else "identical"
 
 
 # --- counts -----------------------------------------------------------------------------------------------------------
@@ -183,78 +197,6 @@ def places_table(run: ServingRun) -> Table:
     return Table(rows, columns | {str(place + 1): at(place) for place in range(longest)})
 
 
-# --- under load -------------------------------------------------------------------------------------------------------
-
-
-def load_table(rows: list[LoadRow]) -> Table:
-    """One line per number of requests at a time."""
-
-    def both(name: str, of_plain: bool, digits: int) -> Cell:
-        def cell(row: LoadRow) -> str:
-            side = row.plain if of_plain else row.speculative
-            return " / ".join(number(1e3 * getattr(side, f"{name}_{end}"), digits) for end in ("p50", "p95"))
-
-        return cell
-
-    columns: dict[str, Cell] = {
-        "at a time": lambda row: str(row.concurrency),
-        "requests": lambda row: str(row.n_requests),
-        "plain tok/s": lambda row: rate(row.plain.n_tokens / row.plain.seconds),
-        "tok/s": lambda row: rate(row.speculative.n_tokens / row.speculative.seconds),
-        "speedup": lambda row: speedup(row.speedup),
-        "f": lambda row: number(row.drafted_fraction),
-        "plain first": both("first", of_plain=True, digits=0),
-        "first": both("first", of_plain=False, digits=0),
-        "plain token": both("token", of_plain=True, digits=1),
-        "token": both("token", of_plain=False, digits=1),
-    }
-    return Table(rows, columns, n_words=0)
-
-
-def load_blocks(run: ServingRun) -> list[Block]:
-    """For every draft its table, and where it stops paying."""
-    blocks: list[Block] = []
-    for method, k in dict.fromkeys((row.method, row.draft_length) for row in run.load):
-        rows = [row for row in run.load if (row.method, row.draft_length) == (method, k)]
-        blocks += [Heading(f"{name_of(rows[0])}, under load", 3), load_table(rows)]
-    return [*blocks, knee_lines(run), Lines([UNDER_LOAD])]
-
-
-def load_summary(run: ServingRun) -> Table:
-    """One line per number of requests at a time, with the speedups of all drafts."""
-    arms = dict.fromkeys((row.method, row.draft_length) for row in run.load)
-
-    def of_arm(arm: tuple[str, int]) -> Cell:
-        def cell(level: list[LoadRow]) -> str:
-            return speedup(next((row.speedup for row in level if (row.method, row.draft_length) == arm), None))
-
-        return cell
-
-    columns: dict[str, Cell] = {
-        "at a time": lambda level: str(level[0].concurrency),
-        "plain tok/s": lambda level: rate(
-            sum(row.plain.n_tokens for row in level) / sum(row.plain.seconds for row in level)
-        ),
-    }
-    columns |= {f"{method} k = {k}": of_arm((method, k)) for method, k in arms}
-    levels = dict.fromkeys(row.concurrency for row in run.load)
-    return Table([[row for row in run.load if row.concurrency == n] for n in levels], columns, n_words=0)
-
-
-def knee_lines(run: ServingRun) -> Lines:
-    """Where each draft stops paying."""
-    return Lines(
-        f"{entry.draft}: speculation pays up to so many requests at a time: {_knee(entry)}" for entry in run.knees
-    )
-
-
-def _knee(entry: KneeEntry) -> str:
-    """Where the speedup falls to 1."""
-    if entry.below:
-        return "none"
-    return f"more than {max(map(int, entry.best))}" if entry.batch is None else number(entry.batch, 1)
-
-
 # --- all of it --------------------------------------------------------------------------------------------------------
 
 
@@ -267,13 +209,14 @@ def text(run: ServingRun, where: str = "") -> str:
     blocks += [refused_lines(run), Heading("Counts, engine / lab"), reconciled_table(run), reasons(run)]
     if not doubtful:
         blocks += [Heading("Under load: speedup of tokens a second"), load_summary(run), knee_lines(run)]
+        blocks.append(schedule_lines(run))
     blocks.append(Lines([verdict_line(run) if not doubtful else None, failure_line(run), where or None]))
     return show(blocks)
 
 
 def page(run: ServingRun, picture: str) -> str:
     """results/NAME.md."""
-    head: list[Block] = ["# vLLM", provenance(run), server_line(run)]
+    head: list[Block] = ["# vLLM", provenance(run), server_table(run)]
     head.append(Lines([doubt(run) or verdict_line(run), failure_line(run)]))
     if run.load:
         head.append(f"![Speedup under load]({picture})")
@@ -296,21 +239,28 @@ def _speeds(run: ServingRun, whole: bool) -> list[Block]:
             speed_table(rows, whole),
         ]
     short = any(row.counts and row.acceptance_rate is None for row in run.served)
-    legend = [COLUMNS, NO_ALPHA if short else None, NO_FORECAST] if whole else [SHORT]
-    return [*blocks, Lines([*legend, *noise_lines(run.noise)])]
+    legend = [COLUMNS, NO_ALPHA if short else None, FORECAST] if whole else [SHORT]
+    return [*blocks, Lines([*legend, *_floors(run)])]
 
 
-def server_line(run: ServingRun) -> str:
+def _floors(run: ServingRun) -> list[str]:
+    """The noise floor in the turns of each arm."""
+    return [
+        f"{floor.method} k = {floor.draft_length}, {temperature_name(floor.temperature)}: {line}"
+        for floor, line in zip(run.noise, noise_lines(list(run.noise)), strict=True)
+    ]
+
+
+def server_table(run: ServingRun) -> Block:
     """Which engine, and how its servers were started."""
     facts = run.server
     if not run.settings["started_here"]:
         return "The servers ran already; how they were started is not known."
-    starts = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in facts["start_seconds"].items())
-    flags = " ".join(facts["flags"])
-    return (
-        f"Package {facts['package']} {facts['version']} with Python {facts['python']}, torch {facts['torch']}, "
-        f"transformers {facts['transformers']}. All servers: `{flags}`. Until they were ready: {starts}."
-    )
+    names = ("package", "version", "python", "torch", "transformers")
+    rows = [(name, str(facts[name])) for name in names]
+    rows.append(("flags of all servers", f"`{' '.join(facts['flags'])}`"))
+    rows += [(f"ready: {name}", f"{seconds:.0f} s") for name, seconds in facts["start_seconds"].items()]
+    return Table(rows, {"servers": lambda row: row[0], "": lambda row: row[1]}, n_words=2)
 
 
 def refused_lines(run: ServingRun) -> Lines:
@@ -321,13 +271,3 @@ def refused_lines(run: ServingRun) -> Lines:
 def failure_line(run: ServingRun) -> str | None:
     """What ended the run early."""
     return f"ENDED EARLY: {run.failure}" if run.failure else None
-
-
-def picture(run: ServingRun, folder: Path, name: str) -> Path:
-    """Write folder/name.png: the speedup of every draft against requests at a time."""
-    series = []
-    for look, key in enumerate(dict.fromkeys((row.method, row.draft_length) for row in run.load)):
-        rows = [row for row in run.load if (row.method, row.draft_length) == key]
-        series.append(Series(name_of(rows[0]), {r.concurrency: Value(r.speedup, None, None) for r in rows}, look))
-    panel = Panel(series, "requests at a time", "speedup of tokens a second, all requests", title="vLLM", log=True)
-    return figures.save(draw([panel]), run, folder, name)

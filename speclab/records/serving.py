@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from speclab.records.batches import KneeEntry
+from speclab.records.batches import KneeEntry, Verdict
 from speclab.records.rows import Amount, Count, Part, Share
 from speclab.records.runs import Facts, LabRun, Noise
 
@@ -48,7 +48,7 @@ class Reconciled(Part):
     prompt_kind: str
     engine: EngineCounts
     own: EngineCounts
-    last_drafted: Count  # of the lab's last round with a draft
+    last_drafted: Count  # of the lab's very last round
     last_accepted: Count
     verdict: Literal["equal", "last round", "different"]
     reason: str  # empty where the counts are equal
@@ -71,7 +71,7 @@ class ServedRow(Part):
     speedup_low: float | None
     speedup_high: float | None
     speedup_with_prefill: Amount
-    verdict: Literal["faster", "unclear", "slower"] | None
+    verdict: Verdict | None
     same_text: Count | None  # texts that are the lab's own; None when sampled
     counts: EngineCounts | None
     acceptance_rate: Share | None  # None: drafts came shorter than k, and no counter tells how many tokens were tested
@@ -79,15 +79,20 @@ class ServedRow(Part):
     acceptance_length: float | None  # the engine's: 1 + accepted / drafts
     book_formula: float | None
     round_cost: float | None  # seconds of a round over seconds of a token without speculation
+    tokens_per_round: float | None  # of the prompts whose counts are reconciled, all rounds counted
+    own_round_cost: float | None  # the same as round_cost on the lab's own loop, the median over prompts
+    forecast: float | None  # tokens_per_round / own_round_cost
     lossy_rule: str | None = None
 
 
 @dataclass(kw_only=True)
 class LoadSide(Part):
-    """One server under load. Percentiles are over requests, in seconds."""
+    """One server under load, in all measured passes. Percentiles are over requests, in seconds."""
 
     n_tokens: Count
-    seconds: Amount  # from the first request to the last token of all
+    n_same: Count | None  # texts that are the lab's own; None when sampled
+    n_good: Count  # requests that met both limits
+    seconds: Amount  # from the first request to the last token of all, the sum over the passes
     first_p50: Amount
     first_p95: Amount
     token_p50: Amount  # per token after the first chunk
@@ -101,12 +106,42 @@ class LoadRow(Part):
     method: str
     draft: str
     draft_length: Count
+    temperature: Amount
+    schedule: list[list[Count]] | None  # [first, last, k] of requests at a time; None: always k
     concurrency: Count
-    n_requests: Count
+    n_requests: Count  # to each server, in all measured passes
     speedup: Amount  # of tokens a second, all requests together
+    speedups: list[Amount]  # of single passes: plain server first, then the other one first
+    verdict: Verdict  # unclear: the passes do not agree
     drafted_fraction: Share | None
     plain: LoadSide
     speculative: LoadSide
+
+
+@dataclass(kw_only=True)
+class Limits(Part):
+    """What a request under load must meet to count as good, in seconds."""
+
+    first: Amount  # to the first chunk
+    token: Amount  # per token after it
+    given: bool  # False: multiples of what the plain server takes for one request at a time
+
+
+@dataclass(kw_only=True)
+class ServedNoise(Noise):
+    """The plain server against itself in the turns of one arm."""
+
+    method: str
+    draft_length: Count
+
+
+@dataclass(kw_only=True)
+class Schedule(Part):
+    """Of a draft, the best measured k for so many requests at a time; 0 where none pays."""
+
+    method: str
+    ranges: list[list[Count]]  # [first, last, k]
+    left_out: str  # why no server ran with it; empty where one did
 
 
 @dataclass(kw_only=True)
@@ -124,11 +159,13 @@ class ServingRun(LabRun):
 
     server: Facts  # which engine: versions, how it was started, and seconds until each server answered
     correctness: list[Facts]  # of the texts, against the lab's own greedy text or the target's law
-    noise: list[Noise]
+    noise: list[ServedNoise]
     refused: list[Refused]
     failure: str | None  # what ended the run early
     knees: list[KneeEntry]  # at how many requests at a time speculation stops paying
     served: list[ServedRow]
     load: list[LoadRow]
+    limits: Limits | None  # None: nothing was asked under load
+    schedules: list[Schedule]
     reconciled: list[Reconciled]
     requests: list[ServedRequest]

@@ -46,6 +46,7 @@ BUGS = {
     39: "tokens of a tree at wrong places, or the wrong branch kept",
     40: "size or shape of a tree chosen by the wrong numbers",
     41: "recurrent state that has read a rejected token, or an accepted one twice or never",
+    42: "an engine's counters, servers or answers taken for what they are not",
 }
 
 

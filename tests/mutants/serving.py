@@ -1,0 +1,132 @@
+"""Bugs in speclab/lab/serving: what another engine counts, starts and answers."""
+
+import contextlib
+import functools
+from collections.abc import Iterator
+
+from speclab.lab.serving import client, comparison, counters, installed, load, own, rows, servers
+from speclab.lab.serving.own import OwnRounds
+from speclab.lab.serving.servers import Server
+from speclab.records.samples import BASELINE, BASELINE_REPEAT
+from speclab.records.serving import EngineCounts, ServedNoise
+from speclab.theory import attribution
+from tests.mutants.bugs import mutant
+
+
+@mutant(21, "the_drafted_fraction_is_not_the_acceptance_rate", file="lab/serving/test_counters")
+def calls_the_engines_rate_alpha() -> None:
+    """takes what the engine calls acceptance rate, accepted / drafted, for alpha"""
+    counters.acceptance_rate = lambda counts, draft_length: counts.n_accepted / counts.n_drafted
+
+
+@mutant(42, "turns_rotate_and_count_every_request_alone", file="lab/serving/test_client")
+def counts_the_warm_up() -> None:
+    """counts everything that a server has done, the requests of the warm-up, too"""
+    counters.between = lambda before, after: after.speculation
+
+
+@mutant(42, "only_the_last_round_may_differ", file="lab/serving/test_own")
+def forgives_a_difference_in_any_round() -> None:
+    """takes a difference that is as small as a round for one of the last round"""
+
+    def within(engine: EngineCounts, own_rounds: OwnRounds, draft_length: int) -> bool:
+        counts = own_rounds.counts
+        drafted = engine.n_drafted - (counts.n_drafted - own_rounds.last_drafted)
+        accepted = engine.n_accepted - (counts.n_accepted - own_rounds.last_accepted)
+        return engine.n_drafts == counts.n_drafts and 0 <= accepted <= drafted <= draft_length
+
+    own._within_last_round = within
+
+
+@mutant(42, "rounds_are_counted_and_their_seconds_added", file="lab/serving/test_own")
+def forgives_the_last_round_that_drafted() -> None:
+    """takes the last round that drafted for the last one of the text"""
+    right = own._counted
+
+    def counted(timed: list, n_tokens: int, draft_length: int) -> OwnRounds:
+        drafting = [one for one in timed if one[0].n_drafted]
+        found, last = right(timed, n_tokens, draft_length), drafting[-1][0]
+        fields = {**vars(found), "last_drafted": last.n_drafted, "last_accepted": last.n_accepted}
+        return OwnRounds(**fields)
+
+    own._counted = counted
+
+
+@mutant(42, "servers_speculate_where_they_are_to_and_only_there", file="lab/serving/test_serving_run")
+def believes_that_the_plain_server_is_plain() -> None:
+    """does not look whether the plain server speculates"""
+    comparison._started = _unchecked
+
+
+@contextlib.contextmanager
+def _unchecked(served, logs, arm, ranges) -> Iterator[Server]:
+    settings, words = served.plan.settings, installed.speculative_config(arm.draft, arm.draft_length) if arm else None
+    found, name = served.plan.installed, arm.label if arm else "baseline"
+    started = servers.running(name, found, settings.target, settings.words(words), settings.environment(), logs)
+    with started as server:
+        served.facts.setdefault("start_seconds", {})[name] = 1.0
+        yield server
+
+
+@mutant(
+    42,
+    "a_server_answers_and_is_gone_afterwards_with_all_that_it_started",
+    "nothing_is_left_running_after_an_error",
+    file="lab/serving/test_servers",
+)
+def leaves_what_a_server_has_started() -> None:
+    """ends the server alone, not the processes that it has started"""
+
+    def signalled(process, number: int) -> bool:
+        process.send_signal(number)
+        return False
+
+    servers._signal = signalled
+
+
+@mutant(42, "who_answers_before_the_server_does_is_another_one", file="lab/serving/test_servers")
+def believes_whoever_answers() -> None:
+    """takes whoever answers on a port for the server that was started there"""
+    Server._is_itself = lambda self: True
+
+
+@mutant(42, "every_arm_has_the_noise_of_its_own_turns", file="lab/serving/test_serving_run")
+def pools_the_noise_of_all_arms() -> None:
+    """takes the plain server's answers in the turns of all arms for the noise of each"""
+
+    def floors(served) -> dict:
+        found = {}
+        for temperature in served.config.temperatures:
+            both = (list(rows.samples_of(served, arm, temperature).values()) for arm in (BASELINE, BASELINE_REPEAT))
+            pooled = attribution.noise_floor(*both)
+            for arm in served.arms:
+                if arm.speculative and pooled:
+                    names = {"method": arm.method, "draft_length": arm.draft_length}
+                    found[arm, temperature] = ServedNoise(**vars(pooled), **names)
+        return found
+
+    rows.noise_floors = floors
+
+
+@mutant(26, "what_is_asked", file="lab/serving/test_client")
+def leaves_settings_to_the_checkpoint() -> None:
+    """says only the settings that are in use, so that the checkpoint's own ones count in the engine"""
+    right = client.Client._body
+
+    def body(self, order) -> dict:
+        off = ("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+        return {name: value for name, value in right(self, order).items() if name not in off}
+
+    client.Client._body = body
+
+
+@mutant(20, "a_level_is_warmed_up_and_measured_in_both_orders", file="lab/serving/test_load")
+def asks_the_plain_server_first_in_both_passes() -> None:
+    """measures both passes of a level in one order"""
+
+    def level(plain, other, orders, concurrency) -> load.Level:
+        once = functools.partial(load.under_load, orders=orders, concurrency=concurrency)
+        pairs = [(once(plain), once(other)) for _ in range(3)]
+        return load.Level([one for one, _ in pairs[1:]], [one for _, one in pairs[1:]])
+
+    load.level = level
