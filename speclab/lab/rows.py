@@ -79,8 +79,8 @@ def timing(sample: Sample) -> Timing:
 
 def rounds_of(counts: Counts) -> dict[str, Any]:
     """The sums that rows and timings share."""
-    names = ("n_rounds", "n_drafted", "n_accepted", "n_rejected", "n_emitted", "n_replays")
-    return {name: getattr(counts, name) for name in names}
+    names = ("n_rounds", "n_drafted", "n_accepted", "n_rejected", "n_emitted")
+    return {name: getattr(counts, name) for name in names} | {"n_replays": counts.n_replays or None}
 
 
 def ends_in_repetition(tokens: list[int]) -> bool:

@@ -97,7 +97,7 @@ def replay_line(run: LabRun) -> str | None:
     if not any(row.n_replays for row in rows):
         return None
     whole = [row for row in rows if row.prompt_kind == "all"] or rows
-    n, n_rounds = sum(row.n_replays for row in whole), sum(row.n_rounds for row in whole)
+    n, n_rounds = sum(row.n_replays or 0 for row in whole), sum(row.n_rounds for row in whole)
     seconds = [s for entry in getattr(run, "costs", []) if (s := entry["costs"].get("replay"))]
     each = f"; one takes {interval(1e3 * min(seconds), 1e3 * max(seconds))} ms, part of o" if seconds else ""
     return f"replays: after {n} of {n_rounds} speculative rounds, {REPLAYS}{each}"

@@ -50,7 +50,7 @@ class ArmCounts(Part):
     n_accepted: Count
     n_rejected: Count
     n_emitted: Count
-    n_replays: Count = 0  # target passes beside one a round: recurrent layers read accepted tokens once more
+    n_replays: Count | None = None  # passes beside one a round, of recurrent layers over accepted tokens; absent: none
 
 
 @dataclass(kw_only=True)

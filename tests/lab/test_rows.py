@@ -184,7 +184,7 @@ def test_a_timing_holds_every_second_and_count_and_no_text():
     assert asdict(timing(made)) == {
         "method": "model", "draft": "model", "draft_length": 2, "temperature": 0.8, "prompt_index": 3,
         "prompt_kind": "prose", "n_prompt": 7, "prefill_seconds": [0.5, 0.25], "decode_seconds": [2.0, 3.0],
-        "n_rounds": 10, "n_drafted": 20, "n_accepted": 10, "n_rejected": 8, "n_emitted": 20, "n_replays": 0,
+        "n_rounds": 10, "n_drafted": 20, "n_accepted": 10, "n_rejected": 8, "n_emitted": 20, "n_replays": None,
     }  # fmt: skip
 
 
