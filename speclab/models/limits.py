@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
 N_PROBE = 4  # tokens that fill the states, and as many that are then read in one pass and one by one
-PROBE_GAP = 1e-3  # times the largest logit: a pass that does not read its states is off by much more
+PROBE_GAP = 1e-5  # times the largest logit: a pass that does not read its states is off by much more
 _reads_several: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
 
 

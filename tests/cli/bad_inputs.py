@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     BertConfig,
     BertLMHeadModel,
-    MambaConfig,
-    MambaForCausalLM,
+    RecurrentGemmaConfig,
+    RecurrentGemmaForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -139,7 +139,7 @@ def families(folder: Path) -> None:
     encoder_decoder = T5Config(vocab_size=vocab_size, d_model=16, d_kv=16, d_ff=16, num_layers=1, num_heads=1)
     for name, model in {
         "encoder": BertLMHeadModel(BertConfig(**size)),
-        "recurrent": MambaForCausalLM(MambaConfig(vocab_size=vocab_size, hidden_size=16, num_hidden_layers=1)),
+        "recurrent": RecurrentGemmaForCausalLM(RecurrentGemmaConfig(**size | {"num_hidden_layers": 3})),
         "encoder-decoder": T5ForConditionalGeneration(encoder_decoder),
     }.items():
         model.save_pretrained(folder / name)
@@ -390,7 +390,7 @@ ROWS = [
     Row(f"{B} --prompt x --target config-loop", 3, ("config.json", "save_pretrained")),
     # --- weights, tokenizer, generation_config.json ---
     Row(f"{B} --prompt x --target encoder", 3, ("bert attends to later tokens", "causal language model")),
-    Row(f"{B} --prompt x --target recurrent", 3, ("mamba keeps a state", "rolled back")),
+    Row(f"{B} --prompt x --target recurrent", 3, ("recurrent_gemma keeps a state", "rolled back")),
     Row(f"{B} --prompt x --target encoder-decoder", 3, ("no causal language model",)),
     Row(f"{B} --prompt x --target weights-other-shape", 3, ("differ in shape", "config.json")),
     Row(f"{B} --prompt x --target weights-none", 3, ("lacks the weights",)),
@@ -526,7 +526,7 @@ ROWS = [
     Row(f"{S} --draft no-such-draft-kind", 3, ("no-such-draft-kind", "check the name")),
     Row(f"{S} --draft tokenizer-swapped", 2, ("different tokenizers", "--draft ngram")),
     Row(f"{S} --draft weights-nan", 3, ("not finite",)),
-    Row(f"{S} --draft recurrent", 3, ("mamba keeps a state",)),
+    Row(f"{S} --draft recurrent", 3, ("recurrent_gemma keeps a state",)),
     Row(f"{S} --draft own-code", 3, ("never run",)),
     Row(f"{S} --draft config-fifo", 3, ("config-fifo/config.json is a device or a pipe",)),
     Row(f"{S} --draft short-draft --prompt '{'x = 1; ' * 20}'", 2, ("draft model's context only 30", "--draft ngram")),

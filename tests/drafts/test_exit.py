@@ -23,7 +23,6 @@ from speclab.drafts.lengths import AutoLength, RoundCosts, StepDrafter
 from speclab.lab.acceptance_probs import accept_probs
 from speclab.lab.harness import Bench
 from speclab.models import checks
-from speclab.models.backends.buffers import NoFastBackend
 from speclab.models.backends.eager import EagerBackend, decoder_layers
 from speclab.models.cached import CachedModel, verify
 from speclab.models.prompts import Prompt
@@ -53,10 +52,6 @@ def tokens_of(rounds) -> list[int]:
 def test_greedy_text_is_the_targets_in_every_family(family, engine):
     """In float64, through rounds in which nothing, some and all of a draft is accepted."""
     model, adapter, texts = trained_exit(family)
-    if engine == "fast" and "window" in family:
-        with pytest.raises(NoFastBackend):
-            flattened(model)
-        return
     kinds = set()
     for k, text in zip((1, 4, 4, 6), texts, strict=True):
         target = reading(model, adapter, engine)

@@ -64,7 +64,7 @@ def test_work_on_the_device_counts_for_the_phase_that_queued_it(fake):
 
 def test_every_part_of_a_round_counts_for_its_phase(fake):
     """draft: propose; verify: the target's pass; rollback: both caches; what is left is the host's."""
-    target = SimpleNamespace(device=CPU, forward=fake.work(20))
+    target = SimpleNamespace(device=CPU, n_replays=0, forward=fake.work(20))
     drafter = SimpleNamespace(prefill=fake.work(1000), propose=fake.work(10), observe=fake.work(2))
 
     def decode(target, drafter, n_rounds, accept, roll_back):
@@ -128,7 +128,7 @@ def test_events_of_a_round_are_read_after_it(monkeypatch):
             yield Round([2, 3])
 
     functions = LoopFunctions(decode, accept=work(4), roll_back=work(1))
-    target = SimpleNamespace(device=CUDA, forward=work(20))
+    target = SimpleNamespace(n_replays=0, device=CUDA, forward=work(20))
     drafter = SimpleNamespace(propose=work(10), observe=work(2))
     rounds = with_phases(functions, target, drafter)
     for _ in range(2):

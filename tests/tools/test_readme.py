@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from benchmarks import peers_page, roofline, rules, scaling_page, states
+from benchmarks import experts, peers_page, roofline, rules, scaling_page, states
 from benchmarks.families import __main__ as families
 from benchmarks.gpu import findings
 from speclab.present import batch_views, first_screen, plan_views, serving_views, sweep_views, tables
@@ -26,6 +26,7 @@ BENCHMARKS = {
     "rules": (rules.RulesRun, rules.page),
     "scaling": (scaling_page.ScalingRun, scaling_page.page),
     "states": (states.StatesRun, states.page),
+    "experts": (experts.ExpertsRun, experts.page),
 }
 KINDS = {"batch": BatchRun, "sweep": SweepRun, "plan": PlanRun, "vllm": ServingRun}
 

@@ -2,12 +2,12 @@
 
 import doctest
 
-from speclab.lab.serving import client, installed, servers
+from speclab.lab.serving import installed, load
 from tools import doc_blocks, vllm_requirements
 
 
 def test_the_examples_in_the_docstrings_are_right():
-    for module in (vllm_requirements, client, installed, servers):
+    for module in (vllm_requirements, load, installed):
         found = doctest.testmod(module)
         assert found.attempted
         assert found.failed == 0
