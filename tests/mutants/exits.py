@@ -24,7 +24,7 @@ def rolls_the_first_layers_back_too_far() -> None:
     right = EagerBackend.crop
 
     def crop(backend: EagerBackend, n_tokens: int, length: int) -> None:
-        right(backend, n_tokens)
+        right(backend, n_tokens, length)
         if n_tokens > 0 and len(backend._cache.layers) > 3:
             backend._cache.layers[0].crop(-1)
 
