@@ -193,6 +193,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "errors": errors,
     "trust": trust,
     "methods": lambda: method_blocks.methods([("lab pair", DEFAULT_RUN), ("lab:200m", TREES_RUN)]),
+    "autos": lambda: method_blocks.autos(TREES_RUN),
     "trees": lambda: tree_blocks.trees(TREES_RUN),
     "architecture": architecture.plan,
     "brief-greedy": lambda: chapter_blocks.brief(0),

@@ -1,4 +1,4 @@
-"""Which draft was fastest where: the fastest and the slowest row of every regime, from committed comparisons."""
+"""Which draft was fastest where, and what `-k auto` reached, from committed comparisons."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,6 +8,7 @@ from speclab.present import tables
 from speclab.records.files import read
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun
+from speclab.records.samples import AUTO
 
 KINDS = ("code", "prose", "copy")
 
@@ -48,6 +49,24 @@ def methods(runs: Sequence[tuple[str, Path]]) -> str:
     return tables.show([tables.Table(regimes, cells, n_words=3)], markdown=True).strip()
 
 
+def autos(path: Path) -> str:
+    """Every greedy draft on auto beside the fastest of its fixed lengths, on all prompts of a comparison."""
+    rows = _rows(read(path, ComparisonRun), "all", 0.0)
+    pairs = [
+        (max((one for one in rows if one.draft == row.draft.removesuffix(AUTO)), key=lambda one: one.speedup), row)
+        for row in rows
+        if row.draft and row.draft.endswith(AUTO)
+    ]
+    cells: dict[str, tables.Cell] = {
+        "draft": lambda pair: str(pair[0].draft),
+        "best fixed k": lambda pair: str(pair[0].draft_length),
+        "speedup": lambda pair: tables.speedup(pair[0].speedup),
+        "on auto": lambda pair: tables.speedup(pair[1].speedup),
+        "auto ÷ best fixed": lambda pair: f"{pair[1].speedup / pair[0].speedup:.0%}",
+    }
+    return tables.show([tables.Table(pairs, cells)], markdown=True).strip()
+
+
 def _rows(run: ComparisonRun, kind: str, temperature: float) -> list[Row]:
     """Of all drafts, without those whose rule changes the text."""
     chosen = (kind, temperature)
@@ -58,4 +77,4 @@ def _rows(run: ComparisonRun, kind: str, temperature: float) -> list[Row]:
 
 def _name(row: Row) -> str:
     """model k = 4; an auto draft has no k."""
-    return row.method if row.method.endswith(" auto") else f"{row.method} k = {row.draft_length}"
+    return row.method if row.method.endswith(AUTO) else f"{row.method} k = {row.draft_length}"

@@ -18,10 +18,18 @@ from speclab.lab.serving import client, installed, servers
 from speclab.models import prompts
 from speclab.records.files import read
 from speclab.records.serving import ServingRun
+from tests.lab.serving.fake_vllm import Fake
 
 TEXTS = [("code", "def f(x):"), ("prose", "return x + 1"), ("copy", "x + 1, x + 1,")]
 N_NEW, K = 12, 2
 FAKE = Path(__file__).with_name("fake_vllm.py")
+
+
+@pytest.fixture
+def fake():
+    """A server in this process that speculates."""
+    with Fake(speculation={"method": "ngram", "num_speculative_tokens": 2}) as server:
+        yield server
 
 
 @pytest.fixture

@@ -15,13 +15,6 @@ from tests.lab.serving.fake_vllm import Fake
 
 pytestmark = pytest.mark.allow_hosts(["127.0.0.1"])
 ORDER = Order([5, 6], 9, GREEDY, seed=3)
-NGRAM = {"method": "ngram", "num_speculative_tokens": 2}
-
-
-@pytest.fixture
-def fake():
-    with Fake(speculation=NGRAM) as server:
-        yield server
 
 
 @pytest.fixture
