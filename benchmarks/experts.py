@@ -125,8 +125,8 @@ def measure(mixed: Setup, dense: Setup, widths: list[int], context: int, n_texts
             for found, of_layers in zip(unions, counted_unions(mixed.target, text, context, widths), strict=True):
                 found.append(statistics.mean(of_layers))
             times = time_passes(passes, context, repeats + 1, ids=text[:, :n_tokens])
-            for number_, of_pass in enumerate(times):
-                seconds[number_ // 2][number_ % 2] += of_pass[1:]
+            for i, of_pass in enumerate(times):
+                seconds[i // 2][i % 2] += of_pass[1:]
             bar.update()
     of_dense = [statistics.median(one) for one, _ in seconds]
     rows = []

@@ -135,7 +135,7 @@ def add_decoding_flags(parser: argparse.ArgumentParser) -> None:
 def add_draft_flag(
     parser: argparse.ArgumentParser, default: str | None = "model"
 ) -> argparse._ArgumentGroup:  # for further flags of the draft
-    """--draft: what speclab/drafts/select.py understands."""
+    """--draft: what speclab/drafts/kinds.py knows."""
     group = parser.add_argument_group("draft")
     group.add_argument(
         "--draft",
@@ -143,7 +143,7 @@ def add_draft_flag(
         metavar="KIND",
         help="model, feature, feature:wide, block, exit:N (the lab's own), lab:SIZE, a folder or hub name, "
         "feature:HEAD, block:HEAD, ngram, suffix, hybrid, hybrid:LOOKUP+MODEL, merge:A+B, tree:SHAPE:MODEL, "
-        "sampled-tree:SHAPE:MODEL, dial:A, dial:A:MODEL or dial:A:free"
+        "sampled-tree:SHAPE:MODEL, retokenize:NAME, dial:A, dial:A:MODEL or dial:A:free"
         + (
             " (default: %(default)s)"
             if default
