@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from speclab.lab.serving import counters
 from speclab.lab.serving.client import Answer, Order
-from speclab.lab.serving.servers import Server
+from speclab.lab.serving.servers import Server, wait_until_idle
 from speclab.records.batches import Verdict
 from speclab.records.serving import EngineCounts, Limits, LoadSide
 
@@ -75,7 +75,11 @@ def level(plain: Server, other: Server, orders: Sequence[Order], concurrency: in
 
 
 def under_load(server: Server, orders: Sequence[Order], concurrency: int) -> Pass:
-    """All orders, `concurrency` at a time: a place whose answer has ended asks for the next one."""
+    """All orders, `concurrency` at a time: a place whose answer has ended asks for the next one.
+
+    The other server is idle meanwhile.
+    """
+    wait_until_idle()
     with server.explained():
         before = server.client.look()
         answers, seconds = at_once(server.client.ask, orders, concurrency, server.client.abort)

@@ -29,6 +29,8 @@ TELL_SECONDS = 20.0  # between two notes about it
 DYING_SECONDS = 5.0  # that a server has to end after a request has failed
 STOP_SECONDS = 10.0  # that a server has to end after it was asked to
 GONE_SECONDS = 5.0  # until everything that it has started is gone, too, after it was killed
+# vLLM's workers look for their next step in a busy loop for 1 s after the last one, and take a core from the other server.
+IDLE_SECONDS = 1.2
 GROUPS = hasattr(os, "killpg")  # not on Windows
 
 # What loggers put before a message, and lines that say nothing about a cause.
@@ -42,6 +44,11 @@ SETTINGS = re.compile(
 NO_SETTINGS = re.compile(r"memory|in use|connect|download|resolve|timed? ?out|no space", re.IGNORECASE)
 TAKEN = re.compile(r"address already in use|errno 98\b|errno 48\b", re.IGNORECASE)
 NO_CAUSE = ("See root cause", "see root cause", "For further information", "validation error for", "During handling")
+
+
+def wait_until_idle() -> None:
+    """Return when the workers of servers that were asked a moment ago sleep, so that the next server has the cores."""
+    time.sleep(IDLE_SECONDS)
 
 
 class ServerProblem(EnvironmentProblem):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from speclab.lab.serving import counters
 from speclab.lab.serving.client import Answer, Order
-from speclab.lab.serving.servers import Server
+from speclab.lab.serving.servers import Server, wait_until_idle
 from speclab.records.samples import BASELINE, BASELINE_REPEAT, Arm
 from speclab.records.serving import EngineCounts
 
@@ -53,7 +53,8 @@ def in_turns(
 
 
 def _counted(server: Server, order: Order) -> tuple[Answer, EngineCounts | None]:
-    """One request, with the counters before and after it."""
+    """One request to a server while the other one is idle, with the counters before and after it."""
+    wait_until_idle()
     with server.explained():
         before = server.client.look()
         answer = server.client.ask(order)

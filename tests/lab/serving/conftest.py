@@ -25,6 +25,12 @@ N_NEW, K = 12, 2
 FAKE = Path(__file__).with_name("fake_vllm.py")
 
 
+@pytest.fixture(autouse=True)
+def idle_at_once(monkeypatch):
+    """The fake servers have no workers that must come to rest."""
+    monkeypatch.setattr(servers, "IDLE_SECONDS", 0.0)
+
+
 @pytest.fixture
 def fake():
     """A server in this process that speculates."""

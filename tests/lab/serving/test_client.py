@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from speclab.core.sampling import GREEDY, Sampling
-from speclab.lab.serving import client, connection, turns
+from speclab.lab.serving import client, connection, load, turns
 from speclab.lab.serving.client import Answer, Client, Order
 from speclab.lab.serving.connection import ConnectionProblem
 from speclab.lab.serving.servers import Server
@@ -222,6 +222,18 @@ def test_turns_rotate_and_count_every_request_alone(fake, plain):
     assert len(done) == 6
     assert [one.counts.n_drafts for one in sent if one.arm == arm] == [4, 2, 2, 4, 2, 2]
     assert {one.counts for one in sent if one.arm != arm} == {None}
+
+
+def test_a_request_waits_until_the_other_server_is_idle(fake, plain, monkeypatch):
+    done = []
+    monkeypatch.setattr(turns, "wait_until_idle", lambda: done.append("idle"))
+    monkeypatch.setattr(load, "wait_until_idle", lambda: done.append("idle"))
+    real = Client.ask
+    monkeypatch.setattr(Client, "ask", lambda client, order: done.append(client.url) or real(client, order))
+    servers = Server("baseline", Client(plain.url)), Server("ngram", Client(fake.url))
+    turns.in_turns(*servers, Arm("ngram", "ngram", 2), {0: ORDER}, 1, lambda: None)
+    load.under_load(servers[0], [ORDER, ORDER], 1)
+    assert done == ["idle", plain.url, "idle", fake.url, "idle", plain.url, "idle", plain.url, plain.url]
 
 
 def test_the_order_of_turns_is_not_tied_to_the_kind_of_prompt(fake, plain):
