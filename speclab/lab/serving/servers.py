@@ -29,7 +29,7 @@ TELL_SECONDS = 20.0  # between two notes about it
 DYING_SECONDS = 5.0  # that a server has to end after a request has failed
 STOP_SECONDS = 10.0  # that a server has to end after it was asked to
 GONE_SECONDS = 5.0  # until everything that it has started is gone, too, after it was killed
-# vLLM's workers look for their next step in a busy loop for 1 s after the last one, and take a core from the other server.
+# A worker of vLLM looks for its next step in a busy loop for 1 s after the last one, and takes a core meanwhile.
 IDLE_SECONDS = 1.2
 GROUPS = hasattr(os, "killpg")  # not on Windows
 
