@@ -4,7 +4,7 @@ import contextlib
 import functools
 from collections.abc import Iterator
 
-from speclab.lab.serving import client, comparison, counters, installed, load, own, rows, servers
+from speclab.lab.serving import client, comparison, counters, installed, load, own, rows, servers, turns
 from speclab.lab.serving.own import OwnRounds
 from speclab.lab.serving.servers import Server
 from speclab.records.samples import BASELINE, BASELINE_REPEAT
@@ -23,6 +23,18 @@ def calls_the_engines_rate_alpha() -> None:
 def counts_the_warm_up() -> None:
     """counts everything that a server has done, the requests of the warm-up, too"""
     counters.between = lambda before, after: after.speculation
+
+
+@mutant(42, "a_request_waits_until_the_other_server_is_idle", file="lab/serving/test_client")
+def asks_while_the_other_server_is_busy() -> None:
+    """asks a server while the workers of the other one still use a core"""
+    turns.wait_until_idle = lambda: None
+
+
+@mutant(42, "a_request_waits_until_the_other_server_is_idle", file="lab/serving/test_client")
+def loads_while_the_other_server_is_busy() -> None:
+    """begins a pass under load while the workers of the other one still use a core"""
+    load.wait_until_idle = lambda: None
 
 
 @mutant(42, "only_the_last_round_may_differ", file="lab/serving/test_own")

@@ -75,10 +75,7 @@ def level(plain: Server, other: Server, orders: Sequence[Order], concurrency: in
 
 
 def under_load(server: Server, orders: Sequence[Order], concurrency: int) -> Pass:
-    """All orders, `concurrency` at a time: a place whose answer has ended asks for the next one.
-
-    The other server is idle meanwhile.
-    """
+    """All orders, `concurrency` at a time: a place whose answer has ended asks for the next one."""
     wait_until_idle()
     with server.explained():
         before = server.client.look()

@@ -29,8 +29,7 @@ TELL_SECONDS = 20.0  # between two notes about it
 DYING_SECONDS = 5.0  # that a server has to end after a request has failed
 STOP_SECONDS = 10.0  # that a server has to end after it was asked to
 GONE_SECONDS = 5.0  # until everything that it has started is gone, too, after it was killed
-# A worker of vLLM looks for its next step in a busy loop for 1 s after the last one, and takes a core meanwhile.
-IDLE_SECONDS = 1.2
+IDLE_SECONDS = 1.2  # a worker of vLLM looks for its next step in a busy loop for 1 s after the last one
 GROUPS = hasattr(os, "killpg")  # not on Windows
 
 # What loggers put before a message, and lines that say nothing about a cause.
@@ -47,7 +46,7 @@ NO_CAUSE = ("See root cause", "see root cause", "For further information", "vali
 
 
 def wait_until_idle() -> None:
-    """Return when the workers of servers that were asked a moment ago sleep, so that the next server has the cores."""
+    """Wait as long as a server's workers use a core after its last request: the next server needs that core."""
     time.sleep(IDLE_SECONDS)
 
 

@@ -53,7 +53,7 @@ def in_turns(
 
 
 def _counted(server: Server, order: Order) -> tuple[Answer, EngineCounts | None]:
-    """One request to a server while the other one is idle, with the counters before and after it."""
+    """One request, with the counters before and after it."""
     wait_until_idle()
     with server.explained():
         before = server.client.look()

@@ -27,7 +27,7 @@ FAKE = Path(__file__).with_name("fake_vllm.py")
 
 @pytest.fixture(autouse=True)
 def idle_at_once(monkeypatch):
-    """The fake servers have no workers that must come to rest."""
+    """Do not wait: the fake servers have no workers."""
     monkeypatch.setattr(servers, "IDLE_SECONDS", 0.0)
 
 

@@ -1,11 +1,12 @@
 """Requests: a stream is counted by ids, and whatever is no such stream is one line."""
 
 import threading
+import time
 
 import pytest
 
 from speclab.core.sampling import GREEDY, Sampling
-from speclab.lab.serving import client, connection, load, turns
+from speclab.lab.serving import client, connection, load, servers, turns
 from speclab.lab.serving.client import Answer, Client, Order
 from speclab.lab.serving.connection import ConnectionProblem
 from speclab.lab.serving.servers import Server
@@ -225,14 +226,20 @@ def test_turns_rotate_and_count_every_request_alone(fake, plain):
 
 
 def test_a_request_waits_until_the_other_server_is_idle(fake, plain, monkeypatch):
-    done = []
-    monkeypatch.setattr(turns, "wait_until_idle", lambda: done.append("idle"))
-    monkeypatch.setattr(load, "wait_until_idle", lambda: done.append("idle"))
+    done, seconds_to_idle, real_sleep = [], 0.0123, time.sleep
+
+    def sleep(seconds):
+        if seconds == seconds_to_idle:
+            done.append("idle")
+        real_sleep(seconds)
+
+    monkeypatch.setattr(servers, "IDLE_SECONDS", seconds_to_idle)
+    monkeypatch.setattr(time, "sleep", sleep)
     real = Client.ask
     monkeypatch.setattr(Client, "ask", lambda client, order: done.append(client.url) or real(client, order))
-    servers = Server("baseline", Client(plain.url)), Server("ngram", Client(fake.url))
-    turns.in_turns(*servers, Arm("ngram", "ngram", 2), {0: ORDER}, 1, lambda: None)
-    load.under_load(servers[0], [ORDER, ORDER], 1)
+    both = Server("baseline", Client(plain.url)), Server("ngram", Client(fake.url))
+    turns.in_turns(*both, Arm("ngram", "ngram", 2), {0: ORDER}, 1, lambda: None)
+    load.under_load(both[0], [ORDER, ORDER], 1)
     assert done == ["idle", plain.url, "idle", fake.url, "idle", plain.url, "idle", plain.url, plain.url]
 
 
