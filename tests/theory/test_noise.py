@@ -22,7 +22,7 @@ def floor(low: float | None, high: float | None, ratio: float = 1.0, temperature
 
 
 def committed() -> list[Noise]:
-    records = [json.loads(path.read_text("utf-8")) for path in sorted((ROOT / "results").glob("*.json"))]
+    records = [json.loads(path.read_text("utf-8")) for path in sorted((ROOT / "results").glob("cpu-*.json"))]
     records += [record["padded"] for record in records if record.get("padded")]
     names = [field.name for field in dataclasses.fields(Noise)]  # those of batches and of servers have more
     return [Noise(**{name: entry[name] for name in names}) for record in records for entry in record.get("noise") or []]
