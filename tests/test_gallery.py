@@ -161,6 +161,17 @@ def one_round(drafted: Tensor | None = None, rows: slice = slice(0, 2)):
     return tokens, verdict.n_accepted, verdict.next_token
 
 
+def test_drafted_positions_are_judged_at_the_texts_temperature():
+    """The first token of all rounds with one draft from logits at temperature 1/2: the target's."""
+    u, sampling = grid(12, 3), Sampling(temperature=0.5)
+    tokens = draw(DRAFT_ROWS[1].expand(len(u), -1), u[:, 0])
+    draft = Draft(tokens[:, None], torch.ones(len(u), dtype=torch.long), DRAFT_ROWS[1:].expand(len(u), -1, -1))
+    logits = sampling.temperature * TARGET_ROWS[1:].log()  # so that they give TARGET_ROWS at this temperature
+    result = accept_module.accept_from_logits(draft, logits.expand(len(u), -1, -1), sampling, u[:, 1:])
+    first = torch.where(result.n_accepted == 1, tokens, result.next_token)
+    torch.testing.assert_close(shares(first), TARGET_ROWS[1])
+
+
 def joint_law(tokens: Tensor, n_accepted: Tensor, next_token: Tensor) -> Tensor:
     """Law of three tokens: what a round commits, and after it what the target would go on with.  -> (4, 4, 4)"""
     (_, second, third), weight = TARGET_ROWS, 1 / len(tokens)
