@@ -34,7 +34,7 @@ from speclab.records.samples import BASELINE, Arm, Sample
 from speclab.system.errors import UsageProblem
 from speclab.theory import attribution, planning
 from speclab.theory.costs import Costs, fit
-from speclab.theory.forecast import forecast, oracle
+from speclab.theory.forecast import forecast
 from speclab.theory.formulas import break_even_acceptance
 from speclab.theory.smoothing import smoothed
 
@@ -194,6 +194,7 @@ class _DraftPlan:
             )
             for _, n_prompt, rows in self.texts
         ]
+        replays = sum(e.n_rejected for e in forecasts) / sum(e.n_rounds for e in forecasts)
         n_tested, n_rounds = sum(e.n_tested for e in forecasts), sum(e.n_rounds for e in forecasts)
         return {
             "draft_length": k,
@@ -203,7 +204,7 @@ class _DraftPlan:
             "acceptance_rate": sum(e.n_accepted for e in forecasts) / n_tested if n_tested else None,
             "draft_cost": costs.draft_cost(k, context) if k else None,
             "verify_cost": costs.verify_cost(k + 1, context),
-            "overhead": costs.overhead(k, context),
+            "overhead": costs.overhead(k, context) + replays * costs.replay / costs.step_seconds(context),
         }
 
     def facts(self, config: RunConfig, taken: PlanEntry, always_drafts: bool) -> dict[str, Any]:
@@ -215,17 +216,15 @@ class _DraftPlan:
             lambda width: costs.verify_cost(width, context),
             costs.overhead(k, context),
         )
-        oracle_seconds = sum(
-            oracle(rows, len(rows), longest, attribution.round_cost(costs, n_prompt)).cost
-            for _, n_prompt, rows in self.texts
-        )
+        oracle_seconds = sum(attribution.cheapest(rows, longest, costs, n_prompt) for _, n_prompt, rows in self.texts)
+        replay = costs.replay / costs.step_seconds(context)
         choose, alpha = config.learner.choose_length, taken.acceptance_rate
         return {
             "best_draft_length": taken.draft_length,
             "speedup": taken.speedup,
             "acceptance_rate": alpha,
             "oracle": self.baseline_seconds / oracle_seconds,
-            "break_even": break_even_acceptance(*prices, longest) if always_drafts else None,
+            "break_even": break_even_acceptance(*prices, longest, replay) if always_drafts else None,
             "draft_cost": prices[0],
             "verify_cost": costs.verify_cost(taken.draft_length + 1, context),
             "step_seconds": costs.step_seconds(context),

@@ -100,10 +100,15 @@ def price_best_lengths(
     is drawn, may be expected to take; both by `costs`."""
     plain = least = 0.0
     for text in baseline.texts:
-        cost = round_cost(costs, baseline.n_prompt)
         plain += sum(costs.step_seconds(baseline.n_prompt + i) for i in range(len(text) - 1))
-        least += oracle(accept_probs(tuple(text)), len(text), longest, cost).cost
+        least += cheapest(accept_probs(tuple(text)), longest, costs, baseline.n_prompt)
     return plain, least
+
+
+def cheapest(accept_probs: AcceptProbs, longest: int, costs: Costs, n_prompt: int) -> float:
+    """The fewest seconds that lengths up to `longest`, chosen before anything is drawn, may take for one text."""
+    cost = round_cost(costs, n_prompt)
+    return oracle(accept_probs, len(accept_probs), longest, cost, rejected_round_extra=costs.replay).cost
 
 
 def _price_rounds(part: Part, rounds: list[Made], early: int, of_model: Costs, of_lookup: Costs) -> None:

@@ -37,6 +37,7 @@ class Forecast(NamedTuple):
     n_drafted: float
     n_tested: float  # accepted and rejected: drafts after a rejection are never tested
     n_accepted: float
+    n_rejected: float  # rounds in which not all drafts are accepted
     n_emitted: float
 
 
@@ -87,7 +88,12 @@ def expected_rounds(accept_probs: AcceptProbs, n_tokens: int, draft_length: int)
 
 
 def oracle(
-    accept_probs: AcceptProbs, n_tokens: int, longest: int, round_cost: Cost | None = None, start: int = 1
+    accept_probs: AcceptProbs,
+    n_tokens: int,
+    longest: int,
+    round_cost: Cost | None = None,
+    start: int = 1,
+    rejected_round_extra: float = 0.0,
 ) -> Forecast:
     """What the best draft length in every state, 0 … `longest`, would give: the least expected cost.
 
@@ -104,10 +110,10 @@ def oracle(
         survival = np.cumprod(np.concatenate([[1.0], rows[i]]))
         rejected = (survival[:-1] - survival[1:]) * cheapest[i + 1 : i + n + 1]  # the first 0 … n - 1, then a rejection
         ahead = np.concatenate([[0.0], np.cumsum(rejected)]) + survival * cheapest[i + 1 : i + n + 2]
-        totals = ahead + [round_cost(m, start + i) for m in range(n + 1)]
+        totals = ahead + [round_cost(m, start + i) for m in range(n + 1)] + rejected_round_extra * (1 - survival)
         best = int(totals.argmin())
         cheapest[i], rows[i] = totals[best], rows[i][:best]
-    return _expect(rows, start, round_cost, 0.0, capped=True)
+    return _expect(rows, start, round_cost, 0.0, capped=True, rejected_round_extra=rejected_round_extra)
 
 
 def model_accept_probs(accept: Sequence[float] | np.ndarray) -> list[Sequence[float]]:
@@ -196,5 +202,6 @@ def _expect(
         n_drafted=float(visits @ lengths),
         n_tested=float(visits @ tested),
         n_accepted=float(visits @ accepted),
+        n_rejected=float(visits @ rejected),
         n_emitted=float(visits @ (accepted + 1)),
     )

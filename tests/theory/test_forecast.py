@@ -363,13 +363,14 @@ def expected(
     speculative_rounds: list[tuple[Fraction, list]], cost, extra: Fraction, n_tokens: int, endless: bool
 ) -> Forecast:
     """Average over walks with their weights, term by term as the docstring of `Forecast` says."""
-    total = [Fraction(0)] * 6
+    total = [Fraction(0)] * 7
     for weight, rounds in speculative_rounds:
         for i, (state, n_drafted, n_accepted) in enumerate(rounds):
             another = endless or (i + 1 < len(rounds) and rounds[i + 1][1] > 0)
             price = cost(n_drafted, state) + extra * (n_accepted == n_drafted > 0 and another)
-            price += REPLAY * (n_accepted < n_drafted)
-            terms = (price, 1, n_drafted, n_accepted + (n_accepted < n_drafted), n_accepted, n_accepted + 1)
+            rejected = n_accepted < n_drafted
+            price += REPLAY * rejected
+            terms = (price, 1, n_drafted, n_accepted + rejected, n_accepted, rejected, n_accepted + 1)
             total = [a + weight * b for a, b in zip(total, terms, strict=True)]
     return Forecast(*(float(t) for t in total))
 
@@ -453,7 +454,7 @@ def test_a_full_round_pays_for_the_next_ones_catch_up():
 
 def test_empty_proposals_are_plain_decoding():
     """One token a round: whether nothing is proposed, the draft length is 0, or there are no chances to give."""
-    plain = Forecast(cost=9, n_rounds=9, n_drafted=0, n_tested=0, n_accepted=0, n_emitted=9)
+    plain = Forecast(cost=9, n_rounds=9, n_drafted=0, n_tested=0, n_accepted=0, n_rejected=0, n_emitted=9)
     assert forecast([[]] * 10, 10, 4, full_round_extra=1) == plain
     assert forecast([[]] * 10, 10, 4, full_round_extra=1, capped=False) == plain
     assert forecast(model_accept_probs([0.5] * 10), 10, 0) == plain
@@ -464,7 +465,7 @@ def test_empty_proposals_are_plain_decoding():
 @pytest.mark.parametrize("n_tokens", [0, 1])
 def test_nothing_left_to_decode(n_tokens):
     """Prefill already made the only token."""
-    nothing = Forecast(0, 0, 0, 0, 0, 0)
+    nothing = Forecast(0, 0, 0, 0, 0, 0, 0)
     for capped in (True, False):
         assert forecast(model_accept_probs([0.5] * n_tokens), n_tokens, 4, capped=capped) == nothing
     assert oracle(model_accept_probs([0.5] * n_tokens), n_tokens, 4) == nothing
@@ -477,7 +478,9 @@ def test_decoding_from_another_state():
     assert whole.n_emitted == pytest.approx(12)
     shifted = forecast(model_accept_probs([0.0, *accept]), 13, 3, start=1)
     assert whole == pytest.approx(shifted)
-    assert forecast(model_accept_probs(accept), 12, 3, price, start=11) == Forecast(float(price(0, 11)), 1, 0, 0, 0, 1)
+    assert forecast(model_accept_probs(accept), 12, 3, price, start=11) == Forecast(
+        float(price(0, 11)), 1, 0, 0, 0, 0, 1
+    )
 
 
 def test_impossible_arguments_are_refused():
@@ -539,8 +542,12 @@ def test_a_short_proposal_stays_short_without_an_end():
 
 
 @given_cases
-@given(st.lists(st.lists(chance, max_size=2), min_size=4, max_size=4), st.fractions(0, 2, max_denominator=5))
-def test_the_oracle_is_the_best_of_all_choices(rows, draft_cost):
+@given(
+    st.lists(st.lists(chance, max_size=2), min_size=4, max_size=4),
+    st.fractions(0, 2, max_denominator=5),
+    st.sampled_from([0.0, 0.7]),
+)
+def test_the_oracle_is_the_best_of_all_choices(rows, draft_cost, replay):
     """All combinations of a draft length for every state, each priced by the forecast."""
     rows = [[float(a) for a in row] for row in rows]
 
@@ -549,9 +556,10 @@ def test_the_oracle_is_the_best_of_all_choices(rows, draft_cost):
 
     choices = itertools.product(*(range(len(row) + 1) for row in rows))
     best = min(
-        forecast([row[:n] for row, n in zip(rows, lengths, strict=True)], 4, 2, cost).cost for lengths in choices
+        forecast([row[:n] for row, n in zip(rows, lengths, strict=True)], 4, 2, cost, rejected_round_extra=replay).cost
+        for lengths in choices
     )
-    assert oracle(rows, 4, 2, cost).cost == pytest.approx(best, rel=EXACT)
+    assert oracle(rows, 4, 2, cost, rejected_round_extra=replay).cost == pytest.approx(best, rel=EXACT)
 
 
 @given_cases

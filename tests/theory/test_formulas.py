@@ -238,14 +238,15 @@ def test_break_even_without_overhead_is_the_drafts_cost(c, longest):
 
 
 @given_cases
-@given(st.floats(0, 0.5), st.floats(0, 0.4), st.floats(0, 2), st.integers(1, 16))
-def test_break_even_divides_loss_from_gain(c, per_token, o, longest):
+@given(st.floats(0, 0.5), st.floats(0, 0.4), st.floats(0, 2), st.integers(1, 16), st.floats(0, 1))
+def test_break_even_divides_loss_from_gain(c, per_token, o, longest, replay):
     """Just above, some k is not slower; just below, all are; None only if even perfect drafts lose."""
 
     def best(alpha: float) -> float:
-        return max(model_speedup(alpha, k, c, 1 + per_token * k, o) for k in range(1, longest + 1))
+        rest = {k: o + replay * (1 - alpha**k) for k in range(1, longest + 1)}
+        return max(model_speedup(alpha, k, c, 1 + per_token * k, one) for k, one in rest.items())
 
-    alpha = break_even_acceptance(c, lambda width: 1 + per_token * (width - 1), o, longest)
+    alpha = break_even_acceptance(c, lambda width: 1 + per_token * (width - 1), o, longest, replay)
     if alpha is None:
         assert best(1) < 1
     else:
