@@ -16,6 +16,7 @@ from speclab.cli.parsing import plain_name, some_path
 from speclab.drafts.select import make_drafter
 from speclab.lab.harness import kept_when_stopped
 from speclab.models import loading
+from speclab.models.cached import CachedModel
 from speclab.models.setup import Setup
 from speclab.present.run_lines import circumstances
 from speclab.present.tables import Block, Heading, show
@@ -167,3 +168,12 @@ def begin(title: str, run: BenchmarkRun) -> list[Block]:
     """What every page begins with."""
     stopped = "Stopped before the end: only what was complete by then is here." if run.interrupted else None
     return [Heading(title, 1), f"{circumstances(run)}.", stopped]
+
+
+def check_room(cached: CachedModel, context: int, widest: int) -> None:
+    """Raises UsageProblem where the widest pass does not fit the model's context."""
+    if cached.max_length is not None and context + widest > cached.max_length:
+        raise UsageProblem(
+            f"--context {context} and a pass over {widest} do not fit the model's context of {cached.max_length}; "
+            f"use --context {max(1, cached.max_length - widest)} or less"
+        )

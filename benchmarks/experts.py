@@ -38,6 +38,7 @@ from speclab.system.terminal import progress
 from speclab.theory.experts import Bytes, bytes_ratio, expected_union, pass_seconds
 
 TARGET = "lab:200m:e8k2"
+DRAWS = 200
 
 
 @dataclass(kw_only=True)
@@ -46,6 +47,7 @@ class ExpertsPasses(Part):
 
     width: Count
     union: Amount  # experts of a layer that were touched, counted; mean over layers and texts
+    scattered: Amount  # the same of as many tokens that stand anywhere in any text
     expected: Amount  # E (1 - (1 - K/E)^m)
     seconds: Amount
     dense_seconds: Amount  # of the model without experts
@@ -82,19 +84,30 @@ def texts_of(setup: Setup, n_texts: int, n_tokens: int) -> list[Tensor]:
     return found
 
 
-def counted_unions(model: CachedModel, text: Tensor, context: int, widths: list[int]) -> list[list[int]]:
-    """For every width, of every layer: how many experts the tokens after the context touch."""
+def chosen_experts(model: CachedModel, text: Tensor) -> list[Tensor]:
+    """Of every layer (tokens, K): the experts that each token of the text uses."""
     chosen: list[Tensor] = []
     hooks = [
         layer.mlp.gate.register_forward_hook(lambda module, given, result: chosen.append(result[2]))
         for layer in model.model.model.layers
     ]
     try:
-        model.model(text[:, : context + widths[-1]])  # a token's experts depend on what stands before it alone
+        model.model(text)
     finally:
         for hook in hooks:
             hook.remove()
-    return [[layer[context : context + width].unique().numel() for layer in chosen] for width in widths]
+    return chosen
+
+
+def counted_union(chosen: list[Tensor], tokens: Tensor) -> float:
+    """Experts that these tokens touch together, mean over layers."""
+    return statistics.mean(layer[tokens].unique().numel() for layer in chosen)
+
+
+def scattered_union(chosen: list[Tensor], width: int) -> float:
+    """The same of `width` tokens, mean over DRAWS seeded draws of them without replacement."""
+    draws, n = torch.Generator().manual_seed(0), len(chosen[0])
+    return statistics.mean(counted_union(chosen, torch.randperm(n, generator=draws)[:width]) for _ in range(DRAWS))
 
 
 def read_bytes(dense: CachedModel, context: int) -> Bytes:
@@ -117,13 +130,12 @@ def measure(mixed: Setup, dense: Setup, widths: list[int], context: int, n_texts
     n_tokens = context + widths[-1]
     texts, others = texts_of(dense, n_texts, n_tokens), texts_of(mixed, n_texts, n_tokens)
     read = read_bytes(dense.target, context)
-    unions: list[list[float]] = [[] for _ in widths]
+    chosen = [chosen_experts(mixed.target, text[:, :n_tokens]) for text in texts]  # of a token: by what is before it
+    of_all = [torch.cat(layers) for layers in zip(*chosen, strict=True)]
     seconds: list[list[list[float]]] = [[[], []] for _ in widths]
     passes = [(setup.target.with_own_cache(), width) for width in widths for setup in (dense, mixed)]
     with progress(len(texts), "text", "passes") as bar:
         for text in texts:
-            for found, of_layers in zip(unions, counted_unions(mixed.target, text, context, widths), strict=True):
-                found.append(statistics.mean(of_layers))
             times = time_passes(passes, context, repeats + 1, ids=text[:, :n_tokens])
             for i, of_pass in enumerate(times):
                 seconds[i // 2][i % 2] += of_pass[1:]
@@ -131,11 +143,12 @@ def measure(mixed: Setup, dense: Setup, widths: list[int], context: int, n_texts
     of_dense = [statistics.median(one) for one, _ in seconds]
     rows = []
     for i, width in enumerate(widths):
-        union = statistics.mean(unions[i])
+        union = statistics.mean(counted_union(one, torch.arange(context, context + width)) for one in chosen)
         rows.append(
             ExpertsPasses(
                 width=width,
                 union=union,
+                scattered=scattered_union(of_all, width),
                 expected=expected_union(n_experts, n_used, width),
                 seconds=statistics.median(seconds[i][1]),
                 dense_seconds=of_dense[i],
@@ -165,6 +178,7 @@ def page(run: ExpertsRun) -> list[Block]:
     cells: dict[str, Cell] = {
         "tokens": lambda p: str(p.width),
         "union": lambda p: number(p.union, 2),
+        "scattered": lambda p: number(p.scattered, 2),
         "formula": lambda p: number(p.expected, 2),
         "bytes": lambda p: number(p.bytes_ratio, 2),
         "pass": lambda p: number(p.seconds / first.seconds, 2),
@@ -176,7 +190,8 @@ def page(run: ExpertsRun) -> list[Block]:
     megabytes = [f"{n / 1e6:.1f} MB" for n in (run.mlp_bytes, run.other_bytes, run.place_bytes)]
     legend = [
         f"texts that are the same with experts and without: {run.n_same} of {run.n_texts}",
-        "union: experts of a layer that the pass touched, counted, mean over layers and texts; formula: "
+        "union: experts of a layer that the pass touched, counted, mean over layers and texts; scattered: the same of "
+        f"as many tokens from anywhere in any of the texts, mean of {DRAWS} draws; formula: "
         f"E (1 - (1 - K/E)^m) with E = {run.n_experts}, K = {run.n_used}, for tokens that choose evenly and anew",
         "bytes, pass, dense pass: over the same with one token; dense: without experts; bytes: from the counted union",
         "predicted: milliseconds from the passes without experts and the counted union; error: against ms",
@@ -213,6 +228,7 @@ def main(argv: list[str] | None = None) -> int:
         raise UsageProblem(f"--target {args.target} has no experts of the lab's own; give one such as {TARGET}")
     common.check_result_flags(args)
     mixed = flags.setup_from(args)
+    common.check_room(mixed.target, args.context, widths[-1])
     dense_args = copy.copy(args)
     dense_args.target = args.target.rpartition(":e")[0]
     dense_args.engine = mixed.engine

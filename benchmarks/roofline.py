@@ -39,7 +39,7 @@ from speclab.models.setup import Setup
 from speclab.models.timing import bandwidth, best, block_bytes, time_passes
 from speclab.present.tables import Block, Cell, Heading, Lines, Table
 from speclab.records.rows import Amount, Count, Part
-from speclab.system.errors import UsageProblem, reports_problems
+from speclab.system.errors import reports_problems
 from speclab.system.terminal import note
 
 # --- the record -------------------------------------------------------------------------------------------------------
@@ -247,15 +247,6 @@ def make_parser() -> parsing.Parser:
     return parser
 
 
-def check_room(cached: CachedModel, context: int, widest: int) -> None:
-    """Raises UsageProblem where the widest pass does not fit the model's context."""
-    if cached.max_length is not None and context + widest > cached.max_length:
-        raise UsageProblem(
-            f"--context {context} and a pass over {widest} do not fit the model's context of {cached.max_length}; "
-            f"use --context {max(1, cached.max_length - widest)} or less"
-        )
-
-
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
     """The command.  -> exit code"""
@@ -273,7 +264,7 @@ def main(argv: list[str] | None = None) -> int:
             drafter = common.model_drafter(args.draft, setup, args.seed, "only a model has passes")
             models.append(("draft", loading.short_name(args.draft), drafter.draft))
         for _, _, cached in models:
-            check_room(cached, args.context, args.widths[-1])
+            common.check_room(cached, args.context, args.widths[-1])
         note(setup.describe())
         blocks.append(measure_models(args, setup, models, ceilings, measured))
 

@@ -1,7 +1,7 @@
 """What a pass costs a model whose MLPs are mixtures of experts. Numbers only: no torch, no clock.
 
 Of E experts a token uses K. A pass over m tokens reads the union of what they chose: E (1 - (1 - K/E)^m) experts, if
-each token chose anew and evenly. Real tokens of one text do not, so the union is counted, too.
+each token chose anew and evenly. Real tokens do not, so the union is counted, too.
 """
 
 from typing import NamedTuple
