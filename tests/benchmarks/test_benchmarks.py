@@ -316,10 +316,8 @@ def test_experts_end_to_end(call, tmp_path):
         assert "give one such as lab:200m:e8k2" in err
     code, _, err = call(experts, "--target", "lab:10.2m:e4k2", "--context", "4090")
     assert code == 2
-    assert (
-        err
-        == "error: --context 4090 and a pass over 9 do not fit the model's context of 4096; use --context 4087 or less\n"
-    )
+    assert err.startswith("error: --context 4090 and a pass over 9 do not fit")
+    assert err.endswith("use --context 4087 or less\n")
 
 
 def test_unions_of_experts_are_counted():
