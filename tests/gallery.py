@@ -8,8 +8,9 @@ From 24 on a guard of this lab against models and files is taken away.
 
 A mutant is a function in tests/mutants/ that replaces functions, methods or attributes of the lab's modules by wrong
 ones. It is called in a pytest of its own before the tests are imported (tests/mutants/plugin.py), and the tests named
-beside it run there, each of them up to its first case that fails. A kill is a failed assertion in every named test; a
-mutant that cannot be put in, or a test that breaks for another reason, is none.
+beside it run there, each of them up to its first case that fails; what its other cases would do is not looked at. A
+kill is a failed assertion in every named test; a mutant that cannot be put in, or a test that breaks for another
+reason, is none.
 """
 
 import importlib
@@ -74,12 +75,12 @@ def run_tests(
         process = context.Process(target=_pytest, args=(tests, name, output.name))
         process.start()
         process.join(timeout)
-        if process.exitcode is None:
+        exit_code = process.exitcode
+        if exit_code is None:
             process.kill()
             process.join()
-            return None, ""
         text, _, code = output.read().rpartition(RETURNED)
-        return (int(code), text) if code.isdecimal() else (process.exitcode, text + code)
+        return (int(code), text) if code.isdecimal() else (exit_code, text + code)
 
 
 def _pytest(tests: tuple[str, ...], mutant: str, output: str) -> None:
@@ -121,17 +122,15 @@ def judge(mutant: Mutant, exit_code: int | None, output: str) -> str:
         return "killed (hangs)" if mutant.hangs else "NOT KILLED: ran out of time"
     if exit_code != 1:
         return "SURVIVED" if exit_code == 0 else f"NOT KILLED: pytest exit code {exit_code}"
-    failed = defaultdict(list)
-    for test, why in re.findall(r"^FAILED ([^\s\[]+)(?:\[.*?\])? - (.*)$", output, re.MULTILINE):
-        failed[test].append(why)
+    failed = dict(re.findall(r"^FAILED ([^\s\[]+)(?:\[.*?\])? - (.*)$", output, re.MULTILINE))
     for test in mutant.killed_by:
         if test not in failed:
             return f"NOT KILLED: {_name(test)} did not fail"
-        for why in failed[test]:  # of each of its cases
-            error = why.partition(":")[0].split(".")[-1]
-            asserted = why.startswith(("assert ", "AssertionError", "Failed: DID NOT RAISE"))
-            if not (asserted or error == mutant.raises):
-                return f"NOT KILLED: {error}"
+        why = failed[test]
+        error = why.partition(":")[0].split(".")[-1]
+        asserted = why.startswith(("assert ", "AssertionError", "Failed: DID NOT RAISE"))
+        if not (asserted or error == mutant.raises):
+            return f"NOT KILLED: {error}"
     return "killed"
 
 

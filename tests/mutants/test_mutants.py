@@ -1,6 +1,7 @@
 """The gallery itself: its mutants change something, their killers exist, and only a failed assertion is a kill."""
 
 import ast
+import importlib
 import inspect
 import sys
 from pathlib import Path
@@ -96,7 +97,7 @@ def test_a_hang_is_a_kill_only_where_announced():
 class Ended:
     """Stands in for multiprocessing: the process has written `text` and ended with `exitcode`."""
 
-    def __init__(self, exitcode: int, text: str):
+    def __init__(self, exitcode: int | None, text: str):
         self.exitcode, self.text = exitcode, text
 
     def process(self, target, args):
@@ -107,8 +108,27 @@ class Ended:
     def start(self) -> None:
         """It has."""
 
-    def join(self, timeout: float) -> None:
+    def join(self, timeout: float = 0.0) -> None:
         """It has."""
+
+    def kill(self) -> None:
+        """It does not matter."""
+
+
+def test_with_a_mutant_a_tests_other_cases_are_left_out(monkeypatch):
+    monkeypatch.setenv("MUTANT", "cli")
+    plugin = importlib.import_module("tests.mutants.plugin")
+    failed, other, another = (SimpleNamespace(nodeid=f"x.py::test_{name}") for name in ("a[1]", "a[2]", "b[1]"))
+    monkeypatch.setattr(plugin, "_failed", set())
+    monkeypatch.setattr(plugin, "_name", "a mutant")
+    with pytest.raises(AssertionError) as excinfo:
+        raise AssertionError
+    plugin.pytest_runtest_makereport(failed, SimpleNamespace(excinfo=None))
+    plugin.pytest_runtest_setup(other)
+    plugin.pytest_runtest_makereport(failed, SimpleNamespace(excinfo=excinfo))
+    plugin.pytest_runtest_setup(another)
+    with pytest.raises(pytest.skip.Exception):
+        plugin.pytest_runtest_setup(other)
 
 
 @pytest.mark.parametrize(
@@ -118,6 +138,8 @@ class Ended:
         (1, "1 failed\nexit code 1", (1, "1 failed")),
         (-9, "a crash", (-9, "a crash")),
         (3, "", (3, "")),
+        (None, "1 passed\nexit code 0", (0, "1 passed")),
+        (None, "1 pas", (None, "1 pas")),
     ],
 )
 def test_the_exit_code_is_the_one_that_pytest_returned(exitcode, text, expected):
