@@ -74,7 +74,7 @@ class Times(NamedTuple):
     """Seconds per token, of all prompts together."""
 
     plain: float  # measured at the stream of the server without speculation
-    expected: float  # from that, the lab's costs, and the server's tokens of a round
+    expected: float  # from that, the lab's costs, and the tokens of a round
     measured: float  # at the stream of the speculative server
     page: float  # what the speculative server's own page calls inter-token latency
 
@@ -91,13 +91,17 @@ def counted(learner: ModuleType, record: Transcript) -> dict[str, float]:
     return learner.between(learner.read_counters(first), learner.read_counters(last))
 
 
+def tokens_of_a_round(learner: ModuleType, record: Transcript) -> float:
+    """Tokens of the texts for each round. The counters say more: they count what was kept behind a text's end, too."""
+    return sum(len(asked.text) - 1 for asked in record.prompts) / counted(learner, record)[learner.DRAFTS]
+
+
 def times(learner: ModuleType, record: Transcript) -> Times:
     """Predict, measure, and look at what the server itself says."""
     counts, costs = counted(learner, record), record.costs
-    _, _, tokens_of_a_round = learner.acceptance(counts, record.k)
     plain, measured = (_per_token(learner, side) for side in (record.plain, record.speculative))
     parts = costs["draft"], costs["verify"], costs["overhead"]
-    expected = learner.predict(plain, record.k, *parts, tokens_of_a_round)
+    expected = learner.predict(plain, record.k, *parts, tokens_of_a_round(learner, record))
     return Times(plain, expected, measured, counts[f"{LATENCY}_sum"] / counts[f"{LATENCY}_count"])
 
 
@@ -117,17 +121,19 @@ def table(learner: ModuleType, record: Transcript) -> str:
         shown = "-" if alpha is None else f"{alpha:.2f}"
         counted_ = "{:>8}{:>9}{:>10}".format(*numbers)
         lines.append(f"{asked.kind:<10}{counted_}{shown:>7}{fraction:>6.2f}  {verdict}")
-    found, counts = times(learner, record), counted(learner, record)
-    length = learner.acceptance(counts, record.k)[2]
+    found = times(learner, record)
     rows = {
         "plain server, from its stream": found.plain,
         "predicted with speculation": found.expected,
         "speculative server, from its stream": found.measured,
-        "the same, by its page": found.page,
+        "the same server, inter-token latency": found.page,
     }
-    lines += ["", f"{'milliseconds per token':<38}"]
-    lines += [f"  {name:<36}{1e3 * seconds:8.2f}" for name, seconds in rows.items()]
-    lines += ["", f"{'tokens of a round':<38}{length:8.2f}"]
+    lines += ["", "milliseconds per token"]
+    lines += [f"  {name:<38}{1e3 * seconds:8.2f}" for name, seconds in rows.items()]
+    lines += ["tokens of a round"]
+    by_counters = learner.acceptance(counted(learner, record), record.k)[2]
+    for name, length in {"in the texts": tokens_of_a_round(learner, record), "by the counters": by_counters}.items():
+        lines.append(f"  {name:<38}{length:8.2f}")
     return "\n".join(lines)
 
 
