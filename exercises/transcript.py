@@ -19,8 +19,10 @@ from typing import NamedTuple
 
 from exercises import Todo
 from speclab.cli import parsing
+from speclab.learner.checklist import restore
 from speclab.learner.guard import CLOCK, PACKAGES, SECONDS, NeverEnds, at_most, in_one_line
-from speclab.system.errors import Problem, reports_problems
+from speclab.system.errors import EnvironmentProblem, Problem, reports_problems
+from speclab.system.files import shown
 from speclab.system.paths import ROOT
 from speclab.system.terminal import say
 
@@ -55,14 +57,17 @@ class Transcript(NamedTuple):
 
 
 def load() -> Transcript:
-    """Read the file."""
-    found = json.loads(PATH.read_text("utf-8"))
-    prompts = [
-        Asked(one["kind"], one["ids"], one["text"], [(drafted, kept) for drafted, kept in one["own_rounds"]])
-        for one in found["prompts"]
-    ]
-    plain, speculative = (_side(found[name]) for name in ("plain", "speculative"))
-    return Transcript(found["draft_length"], prompts, found["own"]["costs"], plain, speculative)
+    """Read the file. EnvironmentProblem where it is not what was recorded."""
+    try:
+        found = json.loads(PATH.read_text("utf-8"))
+        prompts = [
+            Asked(one["kind"], one["ids"], one["text"], [(drafted, kept) for drafted, kept in one["own_rounds"]])
+            for one in found["prompts"]
+        ]
+        plain, speculative = (_side(found[name]) for name in ("plain", "speculative"))
+        return Transcript(found["draft_length"], prompts, found["own"]["costs"], plain, speculative)
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise EnvironmentProblem(f"{shown(PATH)} is no transcript: {error}; type: {restore(PATH)}") from None
 
 
 def _side(found: dict) -> Side:
@@ -118,9 +123,9 @@ def table(learner: ModuleType, record: Transcript) -> str:
         numbers = [int(counts[name]) for name in (learner.DRAFTS, learner.DRAFTED, learner.ACCEPTED)]
         alpha, fraction, _ = learner.acceptance(counts, record.k)
         verdict = learner.reconcile(counts, list(asked.own_rounds), record.k)
-        shown = "-" if alpha is None else f"{alpha:.2f}"
+        rate = "-" if alpha is None else f"{alpha:.2f}"
         counted_ = "{:>8}{:>9}{:>10}".format(*numbers)
-        lines.append(f"{asked.kind:<10}{counted_}{shown:>7}{fraction:>6.2f}  {verdict}")
+        lines.append(f"{asked.kind:<10}{counted_}{rate:>7}{fraction:>6.2f}  {verdict}")
     found = times(learner, record)
     rows = {
         "plain server, from its stream": found.plain,

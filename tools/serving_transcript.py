@@ -28,7 +28,7 @@ from speclab.cli import parsing
 from speclab.core.rounds import DecodeSettings, Round, tokens_of
 from speclab.drafts.select import make_drafter
 from speclab.lab.instruments import LoopFunctions, with_phases
-from speclab.lab.serving import installed, servers
+from speclab.lab.serving import installed, servers, turns
 from speclab.lab.serving.client import Order
 from speclab.models import loading, prompts
 from speclab.models.setup import Setup, load_setup
@@ -38,7 +38,8 @@ from speclab.system.files import write_whole
 from speclab.system.paths import ROOT
 
 TRANSCRIPT = ROOT / "exercises" / "serving_transcript.json"
-DRAFT_LENGTH, N_TOKENS, OF_EACH_KIND, WARM_UP = 4, 64, 2, 3
+TARGET, DRAFT = loading.LAB_TARGET, "model"
+DRAFT_LENGTH, N_TOKENS, OF_EACH_KIND = 4, 64, 2
 KEPT = (  # metrics of the page; the others say nothing that the chapter needs
     "vllm:num_requests_running",
     "vllm:generation_tokens",
@@ -79,7 +80,7 @@ class Own(NamedTuple):
 
 def own_side(setup: Setup, chosen: list[prompts.Prompt]) -> Own:
     """Every prompt decoded plainly and speculatively, twice: the first time warms up."""
-    drafter = make_drafter("model", setup)
+    drafter = make_drafter(DRAFT, setup)
     for _ in range(2):
         texts, found, timed, steps = [], [], [], []
         for prompt in chosen:
@@ -154,7 +155,7 @@ def served(setup: Setup, chosen: list[prompts.Prompt], texts: list[list[int]]) -
     found.check_device("cpu")
     longest = max(prompt.ids.shape[1] for prompt in chosen)
     settings = installed.ServerSettings(
-        target=loading.LAB_TARGET,
+        target=TARGET,
         device="cpu",
         dtype=setup.dtype_name,
         max_length=installed.context_for(longest, N_TOKENS, DRAFT_LENGTH, setup.target.max_length),
@@ -166,13 +167,11 @@ def served(setup: Setup, chosen: list[prompts.Prompt], texts: list[list[int]]) -
     with servers.log_folder() as logs, contextlib.ExitStack() as stack:
         both = {}
         for name in streams:
-            config = installed.speculative_config("model", DRAFT_LENGTH) if name == "speculative" else None
+            config = installed.speculative_config(DRAFT, DRAFT_LENGTH) if name == "speculative" else None
             words = settings.words(config)
             start = servers.running(name, found, settings.target, words, settings.environment(), logs)
             both[name] = stack.enter_context(start)
-        for server in both.values():
-            for order in orders[:WARM_UP]:
-                server.client.ask(order)
+        turns.warm_up(list(both.values()), orders)
         for number, (order, text) in enumerate(zip(orders, texts, strict=True)):
             for name in sorted(streams, reverse=bool(number % 2)):
                 chunks, around = asked(both[name], order, text)
@@ -192,11 +191,16 @@ def _in_a_row(around: list[list[list[str]]]) -> list[list[str]]:
     return [around[0][0], *(after for _, after in around)]
 
 
+def shown(record: dict[str, Any]) -> str:
+    """The file's text: as json has it, but a list of numbers in one line."""
+    return NUMBERS.sub(lambda match: f"[{' '.join(match[1].split())}]", json.dumps(record, indent=1)) + "\n"
+
+
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
     """Ask and write.  -> exit code"""
     parsing.make_parser(__doc__).parse_args(argv)
-    setup = load_setup(loading.LAB_TARGET, engine="eager", device="cpu")
+    setup = load_setup(TARGET, engine="eager", device="cpu")
     texts = prompts.standard()
     kinds = {kind: [one for one in texts if one[0] == kind][:OF_EACH_KIND] for kind in prompts.KINDS}
     chosen = prompts.encode([one for of_kind in kinds.values() for one in of_kind], setup.tokenizer)
@@ -220,8 +224,7 @@ def main(argv: list[str] | None = None) -> int:
         "own": {"plain_seconds": own.plain_seconds, "costs": own.costs},
         **sides,
     }
-    written = NUMBERS.sub(lambda match: f"[{' '.join(match[1].split())}]", json.dumps(record, indent=1))
-    write_whole(TRANSCRIPT, written + "\n")
+    write_whole(TRANSCRIPT, shown(record))
     return 0
 
 
