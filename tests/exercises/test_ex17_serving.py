@@ -46,12 +46,24 @@ def series(found: object) -> dict[str, object]:
     return {name: rounded(value) for name, value in found.items()}
 
 
-def or_error(call: Callable[[], object]) -> object:
-    """An answer, or the name of what was raised; only a ValueError is ever asked for."""
+def series_or_error(call: Callable[[], object]) -> object:
+    """A dict, or the name of what was raised; only a ValueError is ever asked for."""
     try:
-        return call()
+        found = call()
     except (ValueError, ZeroDivisionError, KeyError) as error:
         return type(error).__name__
+    return series(found)
+
+
+def numbers_or_error(what: tuple[str, ...], call: Callable[[], object]) -> object:
+    """As many numbers as there are names in `what`, or the name of what was raised."""
+    try:
+        found = call()
+    except (ValueError, ZeroDivisionError, KeyError) as error:
+        return type(error).__name__
+    if not isinstance(found, tuple | list) or len(found) != len(what):
+        wrong(f"{len(what)} numbers are asked for, {', '.join(what)}; yours is {found!r:.100}")
+    return tuple(map(rounded, found))
 
 
 def shown(one: dict) -> str:
@@ -97,6 +109,7 @@ m_total{engine="0"} 2.0
 ODD_VALUES = """# TYPE n_total counter
 n_total{engine="0",model_name="my model, a {small} one",why="the end, or a stop"} 2.0
 n_total{engine="0",model_name="my model, a {small} one",why="{}"} 1.0
+n_total{engine="0",model_name="m}",why="x"} 4.0
 n_total{engine="0",engine_kind="a",model_name="m",model_names="b",why=""} 5.0
 """
 PAGES = {
@@ -118,13 +131,15 @@ def test_a_page_is_read(learner):
     """read_counters: counters and histograms, with the labels that say what is counted, summed over engines."""
     found = read(learner)
     for what, expected in read(right).items():
-        for name in dict.fromkeys([*expected, *found[what]]):
-            given = found[what].get(name)
-            if given != expected.get(name):
-                wrong(
-                    f"{what}: {name} is {expected.get(name, 'nothing that counts')}, yours says "
-                    f"{'nothing' if given is None else given}{named(read, found)}"
-                )
+        given = found[what]
+        others = [name for name in given if name not in expected]
+        for name, value in expected.items():
+            if name not in given:
+                wrong(f"{what}: {name} is missing, yours has {others or 'no others'}{named(read, found)}")
+            if given[name] != value:
+                wrong(f"{what}: {name} is {value}, yours says {given[name]}{named(read, found)}")
+        if others:
+            wrong(f"{what}: {others[0]} does not belong there{named(read, found)}")
 
 
 # --- two looks --------------------------------------------------------------------------------------------------------
@@ -146,7 +161,7 @@ def differences(learner: ModuleType) -> list[object]:
     found = []
     for before, after in LOOKS:
         looks = dict(before), dict(after)
-        found.append(or_error(lambda looks=looks: series(learner.between(*looks))))
+        found.append(series_or_error(lambda looks=looks: learner.between(*looks)))
         if looks != (before, after):
             wrong("leave both looks as they are: the one after this answer is the one before the next")
     return found
@@ -188,24 +203,26 @@ ROUNDS = [
 ]
 
 
+THREE = ("alpha", "f", "tokens of a round")
+
+
 def acceptances(learner: ModuleType) -> list[object]:
-    found = []
-    for rounds, k in ROUNDS:
-        alpha, fraction, length = learner.acceptance(counts_of(rounds, k), k)
-        found.append((rounded(alpha), rounded(fraction), rounded(length)))
-    return found
+    return [
+        numbers_or_error(THREE, lambda rounds=rounds, k=k: learner.acceptance(counts_of(rounds, k), k))
+        for rounds, k in ROUNDS
+    ]
 
 
 def test_three_numbers_that_are_called_acceptance(learner):
     """acceptance: alpha of the tested tokens, f of the drafted ones, tokens of a round with the target's own."""
     found = acceptances(learner)
     for (rounds, k), given, expected in zip(ROUNDS, found, acceptances(right), strict=True):
-        for what, one, other in zip(("alpha", "f", "tokens of a round"), given, expected, strict=True):
-            if one != other:
-                wrong(
-                    f"k = {k}, the counts of rounds with (drafted, accepted) {rounds}: {what} is {other}, yours says "
-                    f"{one}{named(acceptances, found)}"
-                )
+        if given != expected:
+            asked = ", ".join(f"{what} {number}" for what, number in zip(THREE, expected, strict=True))
+            wrong(
+                f"k = {k}, the counts of rounds with (drafted, accepted) {rounds}: {asked}; yours says {given}"
+                f"{named(acceptances, found)}"
+            )
 
 
 # --- time per token ---------------------------------------------------------------------------------------------------
@@ -249,11 +266,8 @@ STREAMS = [
 
 
 def streams(learner: ModuleType) -> list[object]:
-    def answer(chunks: list[tuple[float, int]]) -> object:
-        first, per_token = learner.from_stream(chunks)
-        return rounded(first), rounded(per_token)
-
-    return [or_error(lambda chunks=chunks: answer(list(chunks))) for chunks in STREAMS]
+    what = "seconds to the first token", "seconds per token"
+    return [numbers_or_error(what, lambda chunks=chunks: learner.from_stream(list(chunks))) for chunks in STREAMS]
 
 
 def test_a_stream_is_timed(learner):
@@ -295,6 +309,7 @@ FITS = [
     case([(4, 2), (4, 4), (4, 3)], [*A_FEW, (0, 0)]),
     case([*A_FEW, (2, 1)], [*A_FEW, (0, 0)]),
     case([(2, 1)], [(2, 2)], 2),
+    case([(2, 2), (1, 1)], [(2, 2), (1, 0)], 2),
     case([(2, 1)], [(2, 0), (2, 0)], 2),
     case([(1, 1)], [(2, 1)], 2),
     case([(1, 1), (1, 0)], [(1, 1), (1, 1)], 1),
@@ -342,6 +357,29 @@ def test_the_recorded_servers(learner):
     for words, given, expected in zip(what, found, from_record(right), strict=True):
         if given != expected:
             wrong(f"the transcript, {words}: {expected}, with yours {given}")
+
+
+# --- the wrong answers ------------------------------------------------------------------------------------------------
+
+ASKS = {
+    "read_counters": read,
+    "between": differences,
+    "acceptance": acceptances,
+    "predict": predictions,
+    "from_stream": streams,
+    "reconcile": verdicts,
+}
+
+
+@pytest.mark.parametrize("hole", ASKS)
+def test_every_known_mistake_is_told_by_its_own_name(hole):
+    """Its answers are neither the right ones nor those of another mistake, so `named` finds it."""
+    ask = ASKS[hole]
+    answers = {name: ask(with_wrong_answer(STEM, *one)) for name, one in WRONG.items() if one[0] == hole}
+    assert len(answers) >= 9
+    assert ask(right) not in answers.values()
+    for name, given in answers.items():
+        assert named(ask, given) == f": {name}"
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------

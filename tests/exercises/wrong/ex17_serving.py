@@ -229,7 +229,6 @@ WRONG = {
         drafting="rounds", drafts="len(rounds)"
     ),
     "the places are not compared: as many may be kept at other places": _reconcile(places="range(0)"),
-    "the last place is not compared": _reconcile(places="range(k - 1)"),
     "only the number of drafts is compared": _reconcile(first="counts[DRAFTS] == counted(own_rounds)[DRAFTS]"),
     "the last round has no excuse": _reconcile(excuse="False"),
     "a last round that drafted nothing has an excuse": _reconcile(excuse="own_rounds"),
