@@ -21,9 +21,10 @@ def read_counters(page: str) -> dict[str, float]:
     r"""What a /metrics page has counted.  -> series and value, the sum over all engines behind the page
 
     A line `# TYPE name kind` says what the lines after it are, up to the next such line. Those of a counter or of a
-    histogram count; those of a gauge go up and down, and are left out. Other lines that begin with # say nothing here.
-    The rest are values: `name number`, or `name{label="value",label="value"} number`. There is no quotation mark in a
-    value, but any other character may be. A number is written as Python's float() reads it.
+    histogram count; those of a gauge go up and down, and are left out, as is what stands before the first such line.
+    Other lines that begin with # say nothing here. The rest are values: `name number`, or
+    `name{label="value",label="value"} number`. There is no quotation mark in a value, but any other character may be. A
+    number is written as Python's float() reads it.
 
     A series is called as on the page, without the labels of LEFT_OUT, and without {} where no other one is left. Lines
     that are called the same then are added up.

@@ -99,7 +99,8 @@ wait_seconds_bucket{engine="0",le="+Inf",model_name="m"} 4.0
 wait_seconds_count{engine="0",model_name="m"} 4.0
 wait_seconds_sum{engine="0",model_name="m"} 1.75
 """
-NO_LABELS = """# TYPE n_total counter
+NO_LABELS = """early_total 3.0
+# TYPE n_total counter
 n_total 1.5e+06
 
 # a remark
@@ -304,6 +305,7 @@ FITS = [
     case([(3, 2), (3, 3), (4, 0)], A_FEW),
     case([(2, 2), (4, 4), (2, 0)], A_FEW),
     case([(4, 2), (4, 4), (8, 4)], A_FEW),
+    case([(4, 2), (4, 4), (5, 3)], A_FEW),
     case(A_FEW, [(4, 2), (0, 0), (4, 4), (0, 0), (4, 0)]),
     case(A_FEW, [*A_FEW, (0, 0)]),
     case([(4, 2), (4, 4), (4, 3)], [*A_FEW, (0, 0)]),

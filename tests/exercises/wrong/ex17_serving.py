@@ -5,6 +5,7 @@ Every one must fail a check. The checks also call a mistake by its name here, wh
 
 
 def _read(
+    first: str = "False",
     kind: str = 'counts = line.split()[-1] in ("counter", "histogram")',
     skip: str = 'not counts or not line or line.startswith("#")',
     split: str = "line.rsplit(maxsplit=1)",
@@ -18,7 +19,7 @@ def _read(
         f"""
 def read_counters(page):
     found = {{}}
-    counts = False
+    counts = {first}
     for line in page.splitlines():
         if line.startswith("# TYPE "):
             {kind}
@@ -147,6 +148,7 @@ WRONG = {
     "a gauge after a counter is counted, too": _read(
         kind='counts = counts or line.split()[-1] in ("counter", "histogram")'
     ),
+    "what stands before the first TYPE line is counted": _read(first="True"),
     "gauges are told by their name alone": _read(kind="counts = not line.split()[2].endswith('_created')"),
     "histograms are left out": _read(kind='counts = line.split()[-1] == "counter"'),
     "one engine stands for all: the last one": _read(add="found[name] = float(number)"),
