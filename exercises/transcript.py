@@ -67,7 +67,8 @@ def load() -> Transcript:
         plain, speculative = (_side(found[name]) for name in ("plain", "speculative"))
         return Transcript(found["draft_length"], prompts, found["own"]["costs"], plain, speculative)
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise EnvironmentProblem(f"{shown(PATH)} is no transcript: {error}; type: {restore(PATH)}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise EnvironmentProblem(f"{shown(PATH)} is no transcript: {reason}; type: {restore(PATH)}") from None
 
 
 def _side(found: dict) -> Side:
@@ -160,8 +161,10 @@ def main(argv: list[str] | None = None) -> int:
     parser = parsing.make_parser(__doc__)
     parser.add_argument("--impl", choices=PACKAGES, default="exercises", help="whose functions")
     args = parser.parse_args(argv)
+    record = load()
     with _guarded():
-        say(table(importlib.import_module(f"{args.impl}.ex17_serving"), load()))
+        text = table(importlib.import_module(f"{args.impl}.ex17_serving"), record)
+    say(text)
     return 0
 
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from exercises import transcript
+from exercises import Todo, transcript
 from solutions import ex17_serving as right
 from speclab.lab.serving import counters
 from speclab.lab.serving.client import Answer
@@ -123,3 +123,42 @@ def test_the_prediction_is_the_labs_accounting():
     costs = RECORD.k, *RECORD.costs.values()
     speedup = formulas.cost_model_speedup(2.72, *costs)
     assert right.predict(0.25, *costs, 2.72) == pytest.approx(0.25 / speedup)
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_the_table(capsys):
+    assert transcript.main(["--impl", "solutions"]) == 0
+    assert capsys.readouterr().out.strip() == transcript.table(right, RECORD).strip()
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (Todo("ex17: read_counters"), "still to be written: ex17: read_counters"),
+        (KeyError("position"), "KeyError: 'position'"),
+    ],
+)
+def test_what_is_open_or_wrong_is_a_line(error, words, monkeypatch, capsys):
+    def broken(page):
+        raise error
+
+    monkeypatch.setattr(right, "read_counters", broken)
+    assert transcript.main(["--impl", "solutions"]) == 1
+    said = capsys.readouterr().err
+    assert words in said
+    assert "type: python check.py 17" in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]", '{"prompts": []}'])
+def test_a_damaged_transcript_is_a_line(content, monkeypatch, capsys, tmp_path):
+    path = tmp_path / "serving_transcript.json"
+    if content is not None:
+        path.write_text(content)
+    monkeypatch.setattr(transcript, "PATH", path)
+    assert transcript.main(["--impl", "solutions"]) == 3
+    said = capsys.readouterr().err
+    assert "is no transcript" in said
+    assert "git checkout --" in said
