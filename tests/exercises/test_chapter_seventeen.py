@@ -1,4 +1,4 @@
-"""Chapter 17's solutions and the lab's own code say the same: of recorded pages, of random rounds, and of streams."""
+"""Chapter 17: its solutions say what the lab's own code says, its wrong answers are told apart, its command prints."""
 
 import random
 
@@ -13,6 +13,9 @@ from speclab.records.samples import Arm
 from speclab.records.serving import EngineCounts
 from speclab.system.errors import EnvironmentProblem
 from speclab.theory import formulas
+from tests.exercises import test_ex17_serving as checks
+from tests.exercises.conftest import with_wrong_answer
+from tests.exercises.wrong.ex17_serving import WRONG
 
 RECORD = transcript.load()
 WORDS = {
@@ -123,6 +126,29 @@ def test_the_prediction_is_the_labs_accounting():
     costs = RECORD.k, *RECORD.costs.values()
     speedup = formulas.cost_model_speedup(2.72, *costs)
     assert right.predict(0.25, *costs, 2.72) == pytest.approx(0.25 / speedup)
+
+
+# --- the wrong answers ------------------------------------------------------------------------------------------------
+
+ASKS = {
+    "read_counters": checks.read,
+    "between": checks.differences,
+    "acceptance": checks.acceptances,
+    "predict": checks.predictions,
+    "from_stream": checks.streams,
+    "reconcile": checks.verdicts,
+}
+
+
+@pytest.mark.parametrize("hole", ASKS)
+def test_every_known_mistake_has_answers_of_its_own(hole):
+    """Neither the right ones nor those of another mistake: so a check calls it by its own name."""
+    ask, names = ASKS[hole], [name for name, (where, _) in WRONG.items() if where == hole]
+    answers = [ask(with_wrong_answer(checks.STEM, *WRONG[name])) for name in names]
+    assert len(names) >= 9
+    for number, given in enumerate(answers):
+        assert given not in [ask(right), *answers[:number]], names[number]
+    assert checks.named(ask, answers[-1]) == f": {names[-1]}"
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

@@ -361,29 +361,6 @@ def test_the_recorded_servers(learner):
             wrong(f"the transcript, {words}: {expected}, with yours {given}")
 
 
-# --- the wrong answers ------------------------------------------------------------------------------------------------
-
-ASKS = {
-    "read_counters": read,
-    "between": differences,
-    "acceptance": acceptances,
-    "predict": predictions,
-    "from_stream": streams,
-    "reconcile": verdicts,
-}
-
-
-@pytest.mark.parametrize("hole", ASKS)
-def test_every_known_mistake_is_told_by_its_own_name(hole):
-    """Its answers are neither the right ones nor those of another mistake, so `named` finds it."""
-    ask = ASKS[hole]
-    answers = {name: ask(with_wrong_answer(STEM, *one)) for name, one in WRONG.items() if one[0] == hole}
-    assert len(answers) >= 9
-    assert ask(right) not in answers.values()
-    for name, given in answers.items():
-        assert named(ask, given) == f": {name}"
-
-
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
