@@ -326,7 +326,7 @@ def verdicts(learner: ModuleType) -> list[object]:
     return [learner.reconcile(dict(counts), list(own), k) for counts, own, k in FITS]
 
 
-def test_counters_are_held_against_the_labs_rounds(learner):
+def test_counters_are_held_against_own_rounds(learner):
     """reconcile: every counter, the places among them; only the very last round may differ, and only as one round."""
     found = verdicts(learner)
     for (counts, own, k), given, expected in zip(FITS, found, verdicts(right), strict=True):
