@@ -68,8 +68,8 @@ def check_parts(text: str | None) -> None:
     for exercise in exercises() if numbers else []:
         if exercise.number in numbers and exercise.number not in ROLES:
             raise UsageProblem(
-                f"--impl {text}: exercise {exercise.number} has no part in a run: batches and trees run on the lab's "
-                f"own functions; leave it out, or try it: {check_command(str(exercise.number))}"
+                f"--impl {text}: exercise {exercise.number} has no part in a run: batches, trees and servers run on "
+                f"the lab's own functions; leave it out, or try it: {check_command(str(exercise.number))}"
             )
 
 

@@ -538,6 +538,7 @@ ROWS = [
     Row(f"{S} --impl exercises:0", 2, ("exercise 0", "can use 2")),
     Row(f"{S} --tree 2x2 --impl exercises:15", 2, ("exercise 15 has no part in a run", "check.py 15")),
     Row(f"{C} --batch 2 --impl exercises:2,13", 2, ("exercise 13 has no part in a run", "check.py 13")),
+    Row(f"{C} --engine vllm --impl exercises:17", 2, ("exercise 17 has no part in a run", "check.py 17")),
     Row(f"{B} --impl exercises:99", 2, ("exercise 99 has no part in this run",)),
     Row(f"{S} --impl exercises:2,8", 2, ("exercise 8", "goes alone")),
     Row(f"{S} --impl ''", 2, ("use exercises, solutions",)),

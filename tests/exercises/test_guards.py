@@ -17,6 +17,7 @@ import compare
 import optimized_speculative
 from exercises import simulator
 from speclab.cli import flags
+from speclab.lab.serving import installed
 from speclab.learner import checklist, runner
 from speclab.learner.functions import ROLES
 from speclab.models.cached import CachedModel
@@ -65,7 +66,7 @@ def holes(source: str) -> dict[str, str]:
 
 
 def test_every_number_has_one_exercise():
-    assert [int(stem[2:4]) for stem in STEMS] == [*range(17)]
+    assert [int(stem[2:4]) for stem in STEMS] == [*range(18)]
 
 
 @pytest.mark.parametrize("stem", STEMS)
@@ -236,6 +237,7 @@ def test_every_command_of_a_chapter_can_be_typed(path, monkeypatch, tmp_path):
         (runner, "run_checks"),
         (flags, "load"),
         (flags, "setup_from"),
+        (installed, "find"),
         (simulator, "fixed"),
     ):
         monkeypatch.setattr(module, name, stop)

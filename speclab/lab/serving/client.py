@@ -72,7 +72,7 @@ class Client:
         first = last = begin
         tokens: list[int] = []
         n_first = n_chunks = 0
-        for chunk in self._chunks(order):
+        for chunk in self.chunks(order):
             if not chunk:
                 continue
             last = time.perf_counter()
@@ -104,10 +104,14 @@ class Client:
         except EnvironmentProblem:
             return False
 
+    def metrics(self) -> str:
+        """The /metrics page as it is now."""
+        with self._connections.request("GET", "/metrics", seconds=PAGE_SECONDS) as response:
+            return response.read().decode(errors="replace")
+
     def look(self) -> counters.Look:
         """The counters now."""
-        with self._connections.request("GET", "/metrics", seconds=PAGE_SECONDS) as response:
-            return counters.read(response.read().decode(errors="replace"))
+        return counters.read(self.metrics())
 
     def settled(self, before: counters.Look, n_tokens: int) -> counters.Look:
         """The counters after `n_tokens` more: the page may be a moment behind the stream.
@@ -171,8 +175,8 @@ class Client:
             "return_token_ids": True,
         }
 
-    def _chunks(self, order: Order) -> Iterator[list[int]]:
-        """The ids of every chunk of an answer."""
+    def chunks(self, order: Order) -> Iterator[list[int]]:
+        """The ids of every chunk of an answer, as they come."""
         seconds = ANSWER_SECONDS + TOKEN_SECONDS * order.n_tokens
         body = json.dumps(self._body(order))
         with self._connections.request("POST", "/v1/completions", body, seconds) as response:

@@ -35,7 +35,7 @@ def test_tokens_are_counted_by_ids_not_by_chunks(fake):
 
 def test_a_first_chunk_may_carry_several_tokens(monkeypatch):
     """They were there at its time, so none of them belongs to the time per token."""
-    monkeypatch.setattr(Client, "_chunks", lambda self, body: iter([[1, 2, 3], [], [4, 5], [6, 7, 8, 9]]))
+    monkeypatch.setattr(Client, "chunks", lambda self, body: iter([[1, 2, 3], [], [4, 5], [6, 7, 8, 9]]))
     answer = Client("http://127.0.0.1:1").ask(ORDER)
     assert (answer.tokens, answer.n_first, answer.n_chunks) == ([*range(1, 10)], 3, 3)
     assert answer.seconds_per_token == answer.decode_seconds / 6

@@ -62,7 +62,7 @@ def test_a_request_that_waits_for_its_answer_is_ended_with_the_others(fake):
         if order.seed:
             assert waits.wait(120)
             raise ConnectionProblem("gone")
-        chunks = at._chunks(order)
+        chunks = at.chunks(order)
         next(chunks)
         waits.set()
         try:
