@@ -38,6 +38,7 @@ FILES = (
     "backends",
     "models",
     "recurrent",
+    "encoders",
     "lab",
     "cli",
     "heads",

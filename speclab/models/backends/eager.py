@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedModel
 
-from speclab.models.limits import is_recurrent, pass_options, reads_several
+from speclab.models.limits import pass_options, reads_several
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
@@ -112,12 +112,8 @@ class EagerBackend:
         options = {"past_key_values": self._cache, "use_cache": True, "logits_to_keep": 1}
         with layer_outputs(self._model, self._hidden_layers) as self.hidden:
             logits = self._model(input_ids=prompt, **options).logits
-        if self._rolls_back and hasattr(self._cache, "activate_past_recording"):
-            self._cache.activate_past_recording()
-            layers: list[Any] = self._cache.layers
-            for layer in layers:
-                if getattr(layer, "is_sliding", False):
-                    layer.update = functools.partial(_update, layer, layer.update)
+        if self._rolls_back:
+            keep_what_leaves(self._cache)
         return logits
 
     def forward(self, tokens: Tensor, length: int) -> Tensor:
@@ -243,10 +239,15 @@ def put_back(cache: Cache, states: list[dict[str, Any]]) -> None:
         vars(layer).update(held)
 
 
-def eager_backend(model: PreTrainedModel, rolls_back: bool, hidden_layers: Iterable[int] = ()) -> EagerBackend:
-    """The backend for one decoding of this model."""
-    kind = RecurrentBackend if is_recurrent(model) else EagerBackend
-    return kind(model, rolls_back, hidden_layers)
+def keep_what_leaves(cache: Cache) -> None:
+    """From now on sliding-window layers keep what leaves the window until they are cropped."""
+    if not hasattr(cache, "activate_past_recording"):
+        return
+    cache.activate_past_recording()
+    layers: list[Any] = cache.layers
+    for layer in layers:
+        if getattr(layer, "is_sliding", False):
+            layer.update = functools.partial(_update, layer, layer.update)
 
 
 def _update(layer: Any, update: Callable, key_states: Tensor, *rest: Any, **options: Any) -> tuple[Tensor, Tensor]:
