@@ -111,8 +111,8 @@ def cached_layers(model: PreTrainedModel) -> list:
     cache = DynamicCache(config=decoder_config(model))
     ids = torch.zeros(1, 2, dtype=torch.long, device=model.device)
     if is_encoder_decoder(model):
-        both = EncoderDecoderCache(cache, DynamicCache())
-        model(input_ids=ids, decoder_input_ids=ids, past_key_values=both, use_cache=True)
+        options = {"past_key_values": EncoderDecoderCache(cache, DynamicCache()), "use_cache": True}
+        model(encoder_outputs=model.get_encoder()(input_ids=ids), decoder_input_ids=ids, **options)
     else:
         model(input_ids=ids, **pass_options(model, cache, 0, 2))
     return cache.layers

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from decoding import keys_and_values, plain_text, speculative_rounds
-from encoders import BOS, EOS, FAMILIES, PAD, START, VOCAB, tiny
+from encoders import BOS, FAMILIES, START, VOCAB, tiny
 from test_lossless import chi_square, reference_probs
 from tiny_models import perturbed
 from tiny_models import tiny as tiny_decoder
@@ -75,7 +75,7 @@ def test_plain_text_is_the_librarys_greedy_text(family, dtype):
     target = CachedModel(target_of(family, dtype))
     assert plain_text(target, PROMPT, N_NEW) == text_of(family, dtype)
     assert target.length == N_NEW, "the start token and all new ones but the last"
-    other, _ = PROMPT.flip(1), ...
+    other = PROMPT.flip(1)
     assert plain_text(target, other, N_NEW) == library_generate(target.model, other, N_NEW)[1]
     assert plain_text(target, other, N_NEW) != text_of(family, dtype), "the text depends on the prompt"
 
@@ -242,8 +242,8 @@ def uncached_rows(model: PreTrainedModel, text: list[int], drafted: list[int]) -
 
 def test_the_joint_law_of_sampled_tokens_is_the_targets_own():
     """Three tokens of a model with few ids, against the law from uncached passes. False alarm: 1e-6."""
-    n_ids, n_texts, k, depth = 5, 1500, 2, 3
-    one = {"num_layers": 1, "num_decoder_layers": 1, "vocab_size": n_ids, "initializer_factor": 1.0}
+    n_ids, n_texts, k, depth = 5, 500, 2, 3
+    one = {"num_layers": 1, "num_decoder_layers": 1, "vocab_size": n_ids}
     model = tiny("t5", seed=1, **one)
     target, drafter, prompt = CachedModel(model), ModelDrafter(CachedModel(perturbed(model, 0.5))), PROMPT % n_ids
     law = torch.ones(1, dtype=torch.float64)
@@ -269,7 +269,7 @@ def test_the_joint_law_of_sampled_tokens_is_the_targets_own():
     n_drafted, n_accepted = sum(r.n_drafted for r in rounds), sum(r.n_accepted for r in rounds)
     assert 0.2 * n_drafted < n_accepted < 0.9 * n_drafted
     p_value, n_bins = chi_square(seen, law.view((n_ids,) * depth))
-    assert n_bins >= 20
+    assert n_bins >= 15
     assert p_value > 1e-6
 
 
@@ -307,7 +307,7 @@ def test_a_decoder_that_does_not_read_its_encoder_again_is_refused(family, monke
 
 def test_a_decoder_that_reads_ahead_is_refused():
     model = tiny("t5")
-    model.decoder.config.is_decoder = model.decoder.is_decoder = False
+    model.decoder.config.is_decoder = False  # its mask is the encoder's
     with pytest.raises(EnvironmentProblem, match="attends to later tokens"):
         checks.check_model(model)
 
@@ -328,9 +328,7 @@ def test_a_difference_of_greedy_texts_is_judged_by_the_decoders_own_logits(famil
 def test_distributions_are_those_of_an_uncached_pass(family):
     model, text = target_of(family), text_of(family)
     rows = distributions(model, PROMPT[0].tolist(), text, WARM, VOCAB)
-    assert (rows - WARM.probs(uncached_rows(model, text[:1], text[1:-1]))[-len(text) + 1 :][0]).shape == rows.shape
-    expected = WARM.probs(torch.cat([uncached_rows(model, [], text[:-1])]))
-    assert (rows - expected).abs().max() < 1e-12
+    assert (rows - WARM.probs(uncached_rows(model, [], text[:-1]))).abs().max() < 1e-12
     assert (
         logits_after(model, PROMPT, torch.tensor([text]))[0, :-1] - uncached_rows(model, [], text[:-1])
     ).abs().max() < 1e-12
@@ -388,10 +386,11 @@ def test_a_step_reads_the_decoder_alone():
     """Bytes of a decode step: the decoder's layers and the output layer, not the encoder nor the embedding's table."""
     model = target_of("t5")
     n, n_bytes = memory.weights_read(model)
-    of_decoder = {id(p): p.numel() for p in (*model.get_decoder().parameters(), *model.lm_head.parameters())}
-    of_decoder.pop(id(model.shared.weight))
-    assert (n, n_bytes) == (sum(of_decoder.values()), 8 * sum(of_decoder.values()))
-    assert memory.cache_bytes(model, 10) == 3 * 2 * 32 * 8 * 10  # layers, keys and values, heads * width, bytes, tokens
+    attention, mlp = 4 * 32 * 32, 3 * 32 * 48
+    norms, positions = 2 * 3 * 32 + 32, 32 * 4  # of 2 layers and behind them; 32 distances, 4 heads
+    expected = 2 * (2 * attention + mlp) + norms + positions + 48 * 32  # the output layer
+    assert (n, n_bytes) == (expected, 8 * expected)
+    assert memory.cache_bytes(model, 10) == 2 * 2 * 32 * 8 * 10  # layers, keys and values, width, bytes, tokens
 
 
 def test_no_fast_engine_is_built_and_the_reason_said():
@@ -414,4 +413,3 @@ def test_the_librarys_own_decoders_run_as_arms(family, method, k):
         assert decoding.tokens == text_of(family)
     if method == "generate":
         assert decoding.counts.n_rounds == N_NEW - 1
-    assert PAD != START != EOS

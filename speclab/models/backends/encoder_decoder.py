@@ -11,11 +11,11 @@ its start token among them, holds L - 1 of them in its self-attention cache, as 
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutput
 
 from speclab.models.backends.eager import EagerBackend, keep_what_leaves
 from speclab.models.limits import decoder_config
@@ -30,16 +30,15 @@ class EncoderDecoderBackend(EagerBackend):
         self._cache = DynamicCache(config=decoder_config(model))
         # A config with sliding windows is about self-attention: every token reads the whole prompt.
         self._both = EncoderDecoderCache(self._cache, DynamicCache())
-        self._encoded: BaseModelOutput | None = None
+        self._encoded: Any = None  # what the encoder gave, in the form of the family
 
     def prefill(self, prompt: Tensor) -> Tensor:
         """Run the encoder over (1, prompt) ids, and the decoder over its start token.  -> (1, 1, vocab) logits"""
-        options = {"attention_mask": torch.ones_like(prompt), "past_key_values": self._both, "use_cache": True}
-        output = self._model(input_ids=prompt, decoder_input_ids=start_of(self._model), **options)
-        self._encoded = BaseModelOutput(last_hidden_state=output.encoder_last_hidden_state)
+        self._encoded = self._model.get_encoder()(input_ids=prompt, attention_mask=torch.ones_like(prompt))
+        logits = self.forward(start_of(self._model), 0)
         if self._rolls_back:
             keep_what_leaves(self._cache)
-        return output.logits
+        return logits
 
     def forward(self, tokens: Tensor, length: int) -> Tensor:
         """A pass of the decoder: (1, m) ids -> (1, m, vocab) logits. `length` is in the cache already."""
