@@ -25,11 +25,11 @@ With early exit the draft is the target's first layers, and the draft's cache is
     2. verify         L           L + 4          L + 4      first layers: draft 4; then the others: all five
     4. roll back    L + 3         L + 2          L + 2      nothing; both parts by the same length
 
-Of an encoder-decoder (T5, BART) this is about the decoder alone, whose text begins with a start token in the place of
-the prompt (speclab/models/backends/encoder_decoder.py).
+Behind an encoder (T5, BART) this is about the decoder alone; a start token stands in the place of the prompt.
 """
 
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -38,11 +38,12 @@ from transformers import PreTrainedModel
 from speclab.core.rounds import Draft
 from speclab.core.sampling import to_device
 from speclab.core.tree import reads
-from speclab.models.backends.eager import EagerBackend, RecurrentBackend
-from speclab.models.backends.encoder_decoder import EncoderDecoderBackend
-from speclab.models.backends.protocols import Backend, FastModel
+from speclab.models.backends.eager import EagerBackend, EncoderDecoderBackend, RecurrentBackend
 from speclab.models.limits import Room, embedded_ids, is_encoder_decoder, is_recurrent, room_of
 from speclab.system.errors import EnvironmentProblem, UsageProblem
+
+if TYPE_CHECKING:  # what a backend is, for the checker of types alone
+    from speclab.models.backends.protocols import Backend, FastModel
 
 
 class CachedModel:
@@ -60,7 +61,7 @@ class CachedModel:
     that both arms run on the same engine.
     """
 
-    def __init__(self, model: PreTrainedModel, vocab_size: int | None = None, fast: FastModel | None = None):
+    def __init__(self, model: PreTrainedModel, vocab_size: int | None = None, fast: "FastModel | None" = None):
         self.model, self.fast = model.eval(), fast
         n_rows = model.config.get_text_config().vocab_size
         self.n_ids = embedded_ids(model)
@@ -228,7 +229,7 @@ class CachedModel:
         self._running().crop(extra, self._length)
         self._length = length
 
-    def _running(self) -> Backend:
+    def _running(self) -> "Backend":
         if self._backend is None:
             raise RuntimeError("call prefill() with a prompt before any other pass")
         return self._backend

@@ -6,8 +6,7 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel
 
-from speclab.models.backends.encoder_decoder import start_id
-from speclab.models.limits import is_encoder_decoder
+from speclab.models.limits import is_encoder_decoder, start_id
 from speclab.system.errors import EnvironmentProblem
 
 # What `generate` applies and the lab does not, and the values that change nothing. Absent: any value counts.

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedConfig, PreTrainedModel
 
+from speclab.system.errors import EnvironmentProblem
+
 N_PROBE = 4  # tokens that fill the states, and as many that are then read in one pass and one by one
 PROBE_GAP = 1e-5  # times the largest logit: a pass that does not read its states is off by much more
 # A config's names for its number of positions; where encoder and decoder have different ones, those come first.
@@ -92,6 +94,26 @@ def _configured(config: PreTrainedConfig, names: tuple[str, ...] = ()) -> int | 
             border = part.get("original_max_position_embeddings")
             limits += [border or getattr(config, "original_max_position_embeddings", None) or 0]
     return min((n for n in limits if n), default=None)
+
+
+def start_of(model: PreTrainedModel) -> Tensor:
+    """The token that a decoder's text begins with, (1, 1) ids on the model's device."""
+    return torch.tensor([[start_id(model)]], device=model.device)
+
+
+def start_id(model: PreTrainedModel) -> int:
+    """The id that a decoder's text begins with, as the library's `generate` chooses it.
+
+    EnvironmentProblem where the checkpoint names none.
+    """
+    for name in ("decoder_start_token_id", "bos_token_id"):
+        for settings in (model.generation_config, model.config):
+            if isinstance(found := getattr(settings, name, None), int):
+                return found
+    raise EnvironmentProblem(
+        f"{model.config.model_type} is an encoder-decoder whose config names no decoder_start_token_id; add the id "
+        "that its decoder begins with to its generation_config.json"
+    )
 
 
 def embedded_ids(model: PreTrainedModel) -> int:

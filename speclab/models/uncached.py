@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from speclab.models.backends.encoder_decoder import start_of
-from speclab.models.limits import is_encoder_decoder
+from speclab.models.limits import is_encoder_decoder, start_of
 
 
 @torch.inference_mode()

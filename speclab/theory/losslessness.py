@@ -53,8 +53,8 @@ def judge_divergence(
             return None
         return Divergence(len(pairs), -1, -1, math.inf, 0.0, False)  # one stopped early: never rounding
     expected, token = pairs[position]
-    ids = (torch.tensor([tokens], dtype=torch.long) for tokens in (prompt, baseline[:position]))
-    own, right = (rows[-1] for rows in reference.logits(*ids, vocab_size))
+    before, text = (torch.tensor([ids], dtype=torch.long) for ids in (prompt, baseline[:position]))
+    own, right = (rows[-1] for rows in reference.logits(before, text, vocab_size))
     error = max(rounding.differences(own.double(), right).max().item(), FLOOR * rounding.rounding_unit(own))
     tolerance = 2 * error
     top = right.max().item()
@@ -126,6 +126,7 @@ def distributions(
     n_before = cached.room.length_after(len(prompt))
     n = len(tokens) if cached.max_length is None else min(len(tokens), cached.max_length - n_before + 1)
     parts = (torch.tensor([ids], dtype=torch.long, device=model.device) for ids in (prompt, tokens[: n - 1]))
-    logits = logits_after(model, *map(cached.replace_unknown, parts))[0, :, : cached.vocab_size]
+    before, text = map(cached.replace_unknown, parts)
+    logits = logits_after(model, before, text)[0, :, : cached.vocab_size]
     probs = sampling.probs(logits).cpu()  # (n, ids that the model has)
     return torch.nn.functional.pad(probs, (0, vocab_size - probs.shape[1], 0, len(tokens) - n))

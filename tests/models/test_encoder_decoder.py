@@ -26,8 +26,7 @@ from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.oracle import OracleModelDrafter
 from speclab.lab.decodings import LibraryDecoding, library_generate
 from speclab.models import checks, generation, limits, memory, rounding, select
-from speclab.models.backends import encoder_decoder
-from speclab.models.backends.encoder_decoder import EncoderDecoderBackend
+from speclab.models.backends.eager import EncoderDecoderBackend
 from speclab.models.cached import CachedModel, check_prompt
 from speclab.models.uncached import logits_after
 from speclab.records.samples import BEAM, Arm
@@ -308,6 +307,9 @@ def test_a_decoder_that_does_not_read_its_encoder_again_is_refused(family, monke
 def test_a_decoder_that_reads_ahead_is_refused():
     model = tiny("t5")
     model.decoder.config.is_decoder = False  # its mask is the encoder's
+    for module in model.decoder.modules():
+        if hasattr(module, "is_causal"):
+            module.is_causal = False
     with pytest.raises(EnvironmentProblem, match="attends to later tokens"):
         checks.check_model(model)
 
@@ -361,13 +363,13 @@ def test_a_draft_with_fewer_positions_drafts_fewer_tokens_near_its_end():
 
 def test_the_decoders_start_is_found_as_generate_finds_it():
     model = tiny("t5")
-    assert encoder_decoder.start_id(model) == START
+    assert limits.start_id(model) == START
     model.generation_config = GenerationConfig(decoder_start_token_id=7)
-    assert encoder_decoder.start_id(model) == 7
+    assert limits.start_id(model) == 7
     model.generation_config = GenerationConfig()
-    assert encoder_decoder.start_id(model) == START, "from the config"
+    assert limits.start_id(model) == START, "from the config"
     model.config.decoder_start_token_id = None
-    assert encoder_decoder.start_id(model) == BOS
+    assert limits.start_id(model) == BOS
     model.config.bos_token_id = None
     with pytest.raises(EnvironmentProblem, match="names no decoder_start_token_id"):
         checks.check_model(model)

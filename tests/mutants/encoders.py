@@ -8,8 +8,8 @@ from draft_models import ModelDrafter
 from speclab.core.rounds import Target
 from speclab.core.sampling import Sampling
 from speclab.models import limits, rounding, uncached
-from speclab.models.backends import encoder_decoder
-from speclab.models.backends.encoder_decoder import EncoderDecoderBackend
+from speclab.models.backends import eager
+from speclab.models.backends.eager import EncoderDecoderBackend
 from tests.mutants.bugs import mutant
 
 FILE = "models/test_encoder_decoder"
@@ -38,7 +38,7 @@ def begins_with_the_prompts_last_token() -> None:
     right = EncoderDecoderBackend.prefill
 
     def prefill(backend: EncoderDecoderBackend, prompt: Tensor) -> Tensor:
-        encoder_decoder.start_of = lambda model: prompt[:, -1:]
+        eager.start_of = lambda model: prompt[:, -1:]
         return right(backend, prompt)
 
     EncoderDecoderBackend.prefill = prefill
@@ -47,7 +47,7 @@ def begins_with_the_prompts_last_token() -> None:
 @mutant(43, TEXTS, file=FILE)
 def begins_with_padding() -> None:
     """begins the decoder's text with the padding token, which is the start token of T5 alone"""
-    encoder_decoder.start_of = lambda model: torch.tensor([[model.config.pad_token_id]])
+    eager.start_of = lambda model: torch.tensor([[model.config.pad_token_id]])
 
 
 @mutant(43, "a_rejected_draft_leaves_the_cross_attention_untouched", file=FILE)
@@ -70,7 +70,7 @@ def makes_the_cross_attention_anew() -> None:
     def crop(backend: EncoderDecoderBackend, n_tokens: int, length: int) -> None:
         right(backend, n_tokens, length)
         if n_tokens:
-            backend._both.cross_attention_cache = encoder_decoder.DynamicCache()
+            backend._both.cross_attention_cache = eager.DynamicCache()
             backend._both.is_updated = {}
 
     EncoderDecoderBackend.crop = crop

@@ -13,6 +13,9 @@ With k = 4 drafted tokens of which 2 are accepted, after a text of L tokens:
 
 Where all drafts are accepted nothing is restored. A draft model reads its tokens one by one, and keeps the states from
 before each of them: it never replays.
+
+`EncoderDecoderBackend` (T5, BART) runs the encoder once, over the prompt. The decoder's text begins with a token of its
+own, the start; it reads the prompt through cross-attention, whose keys and values no rollback touches.
 """
 
 import contextlib
@@ -22,9 +25,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers import Cache, DynamicCache, EncoderDecoderCache, PreTrainedModel
 
-from speclab.models.limits import pass_options, reads_several
+from speclab.models.limits import decoder_config, pass_options, reads_several, start_of
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
@@ -219,6 +222,30 @@ class RecurrentBackend(EagerBackend):
         """One pass: (1, m) ids after `length` tokens -> (1, m, vocab) logits."""
         options = pass_options(self._model, self._cache, length, tokens.shape[1])
         return self._model(input_ids=tokens, **options).logits
+
+
+class EncoderDecoderBackend(EagerBackend):
+    """The same for a decoder behind an encoder. `_cache` is that of its self-attention."""
+
+    def __init__(self, model: PreTrainedModel, rolls_back: bool, hidden_layers: Iterable[int] = ()):
+        super().__init__(model, rolls_back, hidden_layers)
+        self._cache = DynamicCache(config=decoder_config(model))
+        # A config with sliding windows is about self-attention: every token reads the whole prompt.
+        self._both = EncoderDecoderCache(self._cache, DynamicCache())
+        self._encoded: Any = None  # what the encoder gave, in the form of the family
+
+    def prefill(self, prompt: Tensor) -> Tensor:
+        """Run the encoder over (1, prompt) ids, and the decoder over its start.  -> (1, 1, vocab) logits"""
+        self._encoded = self._model.get_encoder()(input_ids=prompt, attention_mask=torch.ones_like(prompt))
+        logits = self.forward(start_of(self._model), 0)
+        if self._rolls_back:
+            keep_what_leaves(self._cache)
+        return logits
+
+    def forward(self, tokens: Tensor, length: int) -> Tensor:
+        """A pass of the decoder alone: (1, m) ids -> (1, m, vocab) logits. `length` is in its cache already."""
+        options = {"encoder_outputs": self._encoded, "past_key_values": self._both, "use_cache": True}
+        return self._model(decoder_input_ids=tokens, **options).logits
 
 
 def states_of(cache: Cache) -> list[dict[str, Any]]:
