@@ -76,7 +76,7 @@ def configured_room(config: PreTrainedConfig) -> Room:
     decoder = config.get_text_config()
     if not config.is_encoder_decoder:
         return Room(_configured(decoder))
-    encoder = getattr(config, "encoder", config)  # a config of its own, or one for both parts
+    encoder = getattr(config, "encoder", config).get_text_config()  # a config of its own, or one for both parts
     return Room(_configured(decoder, OF_DECODERS), _configured(encoder, OF_ENCODERS), True)
 
 

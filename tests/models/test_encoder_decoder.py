@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from decoding import keys_and_values, plain_text, speculative_rounds
-from encoders import BOS, FAMILIES, START, VOCAB, tiny
+from encoders import BOS, FAMILIES, START, VOCAB, tiny, tiny_of
 from test_lossless import chi_square, reference_probs
 from tiny_models import perturbed
 from tiny_models import tiny as tiny_decoder
@@ -34,6 +34,8 @@ from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.theory.losslessness import distributions, judge_divergence
 
 N_NEW = 24
+OTHERS = ["bigbird_pegasus", "blenderbot", "encoder-decoder", "led", "m2m_100", "marian", "mbart", "mvp"]
+OTHERS += ["nllb-moe", "seamless_m4t", "t5gemma", "t5gemma2"]  # experts; one part of a larger model; sliding windows
 PROMPT = torch.randint(4, VOCAB, (1, 9), generator=torch.Generator().manual_seed(5))
 WARM = Sampling(temperature=0.8)
 
@@ -93,6 +95,19 @@ def test_speculative_text_is_the_librarys_greedy_text(family, kind, dtype):
             assert n_accepted == n_drafted
         elif kind in ("some", "dial") and k:
             assert 0 < n_accepted < n_drafted
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_texts_of_other_families_are_the_librarys(family):
+    model = tiny_of(family)
+    checks.check_model(model)
+    _, text = library_generate(model, PROMPT, N_NEW)
+    assert len(set(text)) > 5, text
+    target, drafter = CachedModel(model), ModelDrafter(CachedModel(perturbed(model, 0.2)))
+    assert plain_text(target, PROMPT, N_NEW) == text
+    rounds = list(speculative_rounds(target, drafter, PROMPT, 4, N_NEW))
+    assert tokens_of(rounds) == text
+    assert any(r.n_accepted < r.n_drafted for r in rounds)
 
 
 def test_a_decoder_only_target_takes_drafts_of_an_encoder_decoder():
@@ -349,6 +364,7 @@ def test_the_positions_of_encoder_and_decoder_are_limits_of_their_own():
         check_prompt(bart, long, 64)
     with pytest.raises(UsageProblem, match="prompt of 65 tokens does not fit the 64 positions of the model's encoder"):
         check_prompt(bart, torch.cat([long, PROMPT[:, :2]], dim=1), 4)
+    assert limits.room_of(tiny_of("encoder-decoder")) == limits.Room(64, 64, True), "of two configs"
     led = LEDConfig(max_encoder_position_embeddings=100, max_decoder_position_embeddings=20)
     assert limits.configured_room(led) == limits.Room(20, 100, True)
 
