@@ -12,7 +12,7 @@ from speclab.core.sampling import Sampling
 from speclab.drafts.kinds import is_tree
 from speclab.learner.functions import Learner
 from speclab.models import loading, prompts, select
-from speclab.models.cached import check_room
+from speclab.models.limits import check_room
 from speclab.models.setup import Setup, load_setup
 from speclab.system.errors import UsageProblem
 from speclab.system.files import check_writable

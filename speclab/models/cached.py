@@ -39,7 +39,7 @@ from speclab.core.rounds import Draft
 from speclab.core.sampling import to_device
 from speclab.core.tree import reads
 from speclab.models.backends.eager import EagerBackend, EncoderDecoderBackend, RecurrentBackend
-from speclab.models.limits import Room, embedded_ids, is_encoder_decoder, is_recurrent, room_of
+from speclab.models.limits import Room, check_room, embedded_ids, is_encoder_decoder, is_recurrent, room_of
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 
 if TYPE_CHECKING:  # what a backend is, for the checker of types alone
@@ -53,7 +53,6 @@ class CachedModel:
     draft at its target's. Models of one family may pad their output layers differently (Qwen2.5 7B: 152,064 rows, 0.5B:
     151,936).
     n_ids: ids that have an embedding; no other can go into a pass.
-    room: positions that the model has, and whether an encoder reads the prompt.
     max_length: positions of a text, prompt and output together; of an encoder-decoder the start token and the output.
     None where the model has no limit.
     fast: the same model exported, or with CUDA graphs; without it passes run eagerly.
@@ -66,8 +65,8 @@ class CachedModel:
         n_rows = model.config.get_text_config().vocab_size
         self.n_ids = embedded_ids(model)
         self.vocab_size = min(vocab_size or n_rows, n_rows, self.n_ids)
-        self.room = room_of(model)
-        self.max_length = self.room.text
+        self._room = room_of(model)
+        self.max_length = self._room.text
         self._n_calls = 0  # of passes since `prefill`, that one included
         self.hidden_layers: tuple[int, ...] = ()
         self._backend: Backend | None = None
@@ -100,6 +99,11 @@ class CachedModel:
     def length(self) -> int:
         """Tokens in the cache, of every layer; of an encoder-decoder in that of its self-attention."""
         return self._length
+
+    @property
+    def room(self) -> Room:
+        """Positions that the model has, and whether an encoder reads the prompt."""
+        return self._room._replace(text=self.max_length)
 
     @property
     def n_replays(self) -> int:
@@ -280,21 +284,3 @@ def check_prompt(model: CachedModel, prompt: Tensor, max_new_tokens: int) -> Non
             "together; give another --target"
         )
     check_room(prompt.shape[1], max_new_tokens, model.room)
-
-
-def check_room(n_prompt: int, max_new_tokens: int, room: Room) -> None:
-    """Raise UsageProblem for a prompt of `n_prompt` tokens that does not fit, or leaves no room for the output."""
-    if room.encoder is not None and n_prompt > room.encoder:
-        raise UsageProblem(
-            f"prompt of {n_prompt} tokens does not fit the {room.encoder} positions of the model's encoder; shorten "
-            "the prompt"
-        )
-    n_before, most = room.length_after(n_prompt), room.text
-    if most is None or n_before + max_new_tokens <= most:
-        return
-    way_out = f"use --max-new-tokens {most - n_before}" if most > n_before else ""
-    what = f"{max_new_tokens} new tokens do not fit the {most} positions of the model's decoder; {way_out}"
-    if not room.encodes:
-        what = f"prompt of {n_prompt} tokens and {max_new_tokens} new ones do not fit the model's context of {most}; "
-        what += "shorten the prompt" + f" or {way_out}" * bool(way_out)
-    raise UsageProblem(what)

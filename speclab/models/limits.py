@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedConfig, PreTrainedModel
 
-from speclab.system.errors import EnvironmentProblem
+from speclab.system.errors import EnvironmentProblem, UsageProblem
 
 N_PROBE = 4  # tokens that fill the states, and as many that are then read in one pass and one by one
 PROBE_GAP = 1e-5  # times the largest logit: a pass that does not read its states is off by much more
@@ -37,6 +37,24 @@ class Room(NamedTuple):
     def for_prompt(self, n_new: int = 0) -> int | None:
         """Most tokens of a prompt that `n_new` follow."""
         return self.encoder if self.encodes else None if self.text is None else self.text - n_new
+
+
+def check_room(n_prompt: int, max_new_tokens: int, room: Room) -> None:
+    """Raise UsageProblem for a prompt of `n_prompt` tokens that does not fit, or leaves no room for the output."""
+    if room.encoder is not None and n_prompt > room.encoder:
+        raise UsageProblem(
+            f"prompt of {n_prompt} tokens does not fit the {room.encoder} positions of the model's encoder; shorten "
+            "the prompt"
+        )
+    n_before, most = room.length_after(n_prompt), room.text
+    if most is None or n_before + max_new_tokens <= most:
+        return
+    way_out = f"use --max-new-tokens {most - n_before}" if most > n_before else ""
+    what = f"{max_new_tokens} new tokens do not fit the {most} positions of the model's decoder; {way_out}"
+    if not room.encodes:
+        what = f"prompt of {n_prompt} tokens and {max_new_tokens} new ones do not fit the model's context of {most}; "
+        what += "shorten the prompt" + f" or {way_out}" * bool(way_out)
+    raise UsageProblem(what)
 
 
 def is_encoder_decoder(model: PreTrainedModel) -> bool:
