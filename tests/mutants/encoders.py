@@ -9,7 +9,7 @@ from speclab.core.rounds import Target
 from speclab.core.sampling import Sampling
 from speclab.models import limits, rounding, uncached
 from speclab.models.backends import eager
-from speclab.models.backends.eager import EncoderDecoderBackend
+from speclab.models.backends.eager import EagerBackend, EncoderDecoderBackend
 from tests.mutants.bugs import mutant
 
 FILE = "models/test_encoder_decoder"
@@ -53,33 +53,34 @@ def begins_with_padding() -> None:
 @mutant(43, "a_rejected_draft_leaves_the_cross_attention_untouched", file=FILE)
 def crops_the_cross_attention() -> None:
     """crops the keys and values of the prompt with those of the rejected tokens"""
-    right = EncoderDecoderBackend.crop
+    right = EagerBackend.crop
 
-    def crop(backend: EncoderDecoderBackend, n_tokens: int, length: int) -> None:
+    def crop(backend: EagerBackend, n_tokens: int, length: int) -> None:
         right(backend, n_tokens, length)
-        backend._both.cross_attention_cache.crop(-n_tokens)
+        if isinstance(backend, EncoderDecoderBackend):
+            backend._both.cross_attention_cache.crop(-n_tokens)
 
-    EncoderDecoderBackend.crop = crop
+    EagerBackend.crop = crop
 
 
 @mutant(43, "a_rejected_draft_leaves_the_cross_attention_untouched", file=FILE)
 def makes_the_cross_attention_anew() -> None:
     """computes the keys and values of the prompt again after every rollback"""
-    right = EncoderDecoderBackend.crop
+    right = EagerBackend.crop
 
-    def crop(backend: EncoderDecoderBackend, n_tokens: int, length: int) -> None:
+    def crop(backend: EagerBackend, n_tokens: int, length: int) -> None:
         right(backend, n_tokens, length)
-        if n_tokens:
+        if n_tokens and isinstance(backend, EncoderDecoderBackend):
             backend._both.cross_attention_cache = eager.DynamicCache()
             backend._both.is_updated = {}
 
-    EncoderDecoderBackend.crop = crop
+    EagerBackend.crop = crop
 
 
 @mutant(10, "caches_equal_a_recomputation_after_every_round", file=FILE)
 def crops_no_self_attention() -> None:
     """does not crop the decoder's self-attention"""
-    EncoderDecoderBackend.crop = lambda backend, n_tokens, length: None
+    EagerBackend.crop = lambda backend, n_tokens, length: None
 
 
 @mutant(10, "caches_equal_a_recomputation_after_every_round", file=FILE)
