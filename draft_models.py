@@ -46,11 +46,14 @@ class ModelDrafter:
         self._n_before_tree: int | None = None  # tokens in the cache, while it holds a tree behind them
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
-        """Read the prompt, (1, prompt length) ids. EnvironmentProblem where the logits are not finite."""
+        """Read the prompt, (1, prompt length) ids, with an encoder of its own where it has one.
+
+        EnvironmentProblem where the logits are not finite.
+        """
         self._sampling, self._vocab_size = sampling, target.vocab_size
-        self._not_fed, self._n_committed, self._n_before_tree = [], prompt.shape[1], None
         if not self.draft.prefill(self.draft.replace_unknown(prompt), rolls_back=True).amax().isfinite():
             raise EnvironmentProblem("the draft model returned logits that are not finite; try --dtype float32")
+        self._not_fed, self._n_committed, self._n_before_tree = [], self.draft.length, None
 
     @property
     def room(self) -> int:

@@ -54,6 +54,7 @@ def speculative_decode(
     generator = settings.generator(target.device)
 
     logits = target.prefill(prompt, rolls_back=True)  # (1, 1, vocab)
+    n_before = target.length  # NEW: the prompt's tokens; behind an encoder the decoder has its start token instead
     token = draw_next(logits[:, -1], settings.sampling, uniforms((1,), generator, target.device))  # (1,)
     tokens, n_new = to_host(token), 1
     drafter.prefill(target, prompt, settings.sampling)  # NEW
@@ -78,7 +79,7 @@ def speculative_decode(
         # 4. Roll back: both caches keep all but the last committed token. # NEW
         if path is not None:  # a drafted tree
             target.keep(path)  # the accepted branch moves to the front
-        roll_back(target, prompt.shape[1] + n_new)
+        roll_back(target, n_before + n_new)
         drafter.observe(n_accepted, tokens)
 
         round_ = Round.committing(tokens, n_new, settings, n_drafted, n_accepted, n_rejected)

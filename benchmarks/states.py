@@ -26,7 +26,8 @@ from benchmarks import common
 from speclab.cli import flags, parsing
 from speclab.models.backends.eager import decoder_layers
 from speclab.models.backends.exported import ExportedModel
-from speclab.models.cached import CachedModel, FastModel
+from speclab.models.backends.protocols import FastModel
+from speclab.models.cached import CachedModel
 from speclab.models.setup import Setup
 from speclab.models.timing import time_passes
 from speclab.present.tables import Block, Cell, Lines, Table, number

@@ -22,6 +22,7 @@ from draft_models import as_draft
 from speclab.cli import parsing
 from speclab.core.rounds import DecodeSettings, Draft, Round, tokens_of
 from speclab.core.sampling import Sampling
+from speclab.models.limits import Room
 from speclab.system.errors import reports_problems
 
 # --- small worlds: greedy models that cost nothing; in each of them one bug shows and the others do not --------------
@@ -55,6 +56,11 @@ class TinyTarget:
     def length(self) -> int:
         """Tokens in the cache."""
         return len(self.cache)
+
+    @property
+    def room(self) -> Room:
+        """Its positions."""
+        return Room(self.max_length)
 
     def prefill(self, prompt: Tensor, rolls_back: bool = False) -> Tensor:
         """Drop everything and read (1, n) ids.  -> (1, 1, vocab) logits of the next token"""

@@ -29,7 +29,7 @@ from speclab.drafts.lengths import LONGEST
 from speclab.drafts.select import auto_length, check_prompts, lengths_of, make_drafter
 from speclab.lab.instruments import LoopFunctions
 from speclab.lab.round_costs import measure_costs
-from speclab.models import loading
+from speclab.models import generation, loading
 from speclab.models.checks import check_model
 from speclab.models.prompts import Messages, Prompt, chat_ids, encode, with_text
 from speclab.models.setup import Setup, load_setup, setup_of
@@ -78,7 +78,7 @@ def load(
     else:
         check_model(target)
         name = loading.short_name(target.name_or_path or type(target).__name__)
-        loading.eos_ids(target.generation_config)
+        generation.eos_ids(target.generation_config)
         given = dict.fromkeys(("device", "dtype"), "the model's own") | {"threads": "PyTorch's own"}
         setup = setup_of(target, tokenizer, name, GREEDY, engine, given)
     if isinstance(draft, str):

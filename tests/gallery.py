@@ -40,6 +40,7 @@ FILES = (
     "backends",
     "models",
     "recurrent",
+    "encoders",
     "lab",
     "cli",
     "heads",

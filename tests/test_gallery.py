@@ -24,6 +24,7 @@ from speclab.core.counts import Counts
 from speclab.core.rounds import Draft, Round
 from speclab.core.sampling import Sampling, draw
 from speclab.models.cached import CachedModel
+from speclab.models.limits import Room
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.theory.formulas import book_formula, expected_tokens_per_round
@@ -38,7 +39,7 @@ SAMPLED = Sampling(temperature=1.0)
 class TableModel:
     """Stands in for a CachedModel: the next token depends on the last one alone, so thousands of rounds are cheap."""
 
-    device, max_length = CPU, None
+    device, room, max_length = CPU, Room(None), None
 
     def __init__(self, probs: Tensor):
         self.logits, self.length = probs.log(), 0  # probs: (vocab, vocab)

@@ -23,7 +23,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from speclab.cli import parsing
-from speclab.models import loading
+from speclab.models import generation, loading
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.files import prepare_folder, shown, write_whole
 from speclab.system.terminal import note
@@ -141,7 +141,7 @@ def interleaved(weight: Tensor, n_heads: int) -> Tensor:
 
 def gguf(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> bytes:
     """The whole file of a model. Raises UsageProblem where it cannot be written."""
-    eos = min(loading.eos_ids(model.generation_config), default=None)
+    eos = min(generation.eos_ids(model.generation_config), default=None)
     rows = model.get_input_embeddings().weight.shape[0]  # type: ignore[index]
     entries = [*model_entries(model), *tokenizer_entries(tokenizer, int(rows), eos)]
     weights = list(tensors(model))

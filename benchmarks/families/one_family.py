@@ -25,7 +25,8 @@ from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.lab.training.degraded_drafts import noisy
 from speclab.models import loading, memory, select
-from speclab.models.cached import CachedModel, FastModel
+from speclab.models.backends.protocols import FastModel
+from speclab.models.cached import CachedModel
 from speclab.models.checks import ADVICE, check_model
 from speclab.models.rounding import Reference
 from speclab.records.rows import Count, Part

@@ -12,13 +12,14 @@ from speclab.core.sampling import Sampling
 from speclab.drafts.kinds import is_tree
 from speclab.learner.functions import Learner
 from speclab.models import loading, prompts, select
-from speclab.models.cached import check_room
+from speclab.models.limits import check_room
 from speclab.models.setup import Setup, load_setup
 from speclab.system.errors import UsageProblem
 from speclab.system.files import check_writable
 
 MOST_THREADS = 1024
 FOR_TREES = ("token", "follow")  # rules
+FOR_DECODERS = ("batch", "trace_shapes")  # flags that know models without an encoder alone
 
 
 def add_shared_flags(parser: argparse.ArgumentParser, engines: Sequence[str] = select.ENGINES) -> None:
@@ -205,7 +206,12 @@ def load(args: argparse.Namespace, temperature: float | None = None) -> tuple[Se
     loading.choose_device(args.device)
     tokenizer = loading.load_tokenizer(args.target)
     texts = read_prompts(args, tokenizer)
-    room = loading.context_of(args.target)
+    room = loading.room_of(args.target)
+    if room.encodes and (flag := next((flag for flag in FOR_DECODERS if getattr(args, flag, None)), None)):
+        raise UsageProblem(
+            f"--{flag.replace('_', '-')} does not know encoder-decoder models, and {loading.short_name(args.target)} "
+            "is one; leave it out, or choose another --target"
+        )
     for prompt in texts:
         check_room(prompt.ids.shape[1], args.max_new_tokens, room)
     return setup_from(args, temperature, tokenizer), texts

@@ -15,7 +15,7 @@ from speclab.lab.run_config import RunConfig
 from speclab.lab.serving import installed
 from speclab.lab.serving.comparison import compare_serving
 from speclab.lab.serving.served import Plan
-from speclab.models import sizes
+from speclab.models import loading, sizes
 from speclab.present import serving_load, serving_views
 from speclab.present.pictures import library
 from speclab.records.serving import ServingRun
@@ -68,6 +68,10 @@ def _prepare(args: argparse.Namespace) -> tuple[Output, RunConfig, Plan]:
     limits, further = limits_of(args), installed.further_flags(args.vllm_flags or "")
     output = Output(args)
     output.check()
+    if loading.room_of(args.target).encodes:
+        raise UsageProblem(
+            f"--engine {VLLM} serves no encoder-decoder models; leave it out, or choose another --target"
+        )
     found = None if args.url else installed.find()
     own = argparse.Namespace(**vars(args) | {"engine": OWN_ENGINE})
     setup, prompts = flags.load(own, temperature=0.0)

@@ -65,7 +65,7 @@ class OracleModelDrafter(OracleDraft, ModelDrafter):
         """Start at the first new token. UsageProblem unless greedy."""
         self._begin(prompt, sampling)
         super().prefill(target, prompt, sampling)
-        self._n_prompt = prompt.shape[1]
+        self._n_prompt = self._n_committed
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
         """The baseline's tokens, right or wrong, after as many passes of the draft model; that this reads its own

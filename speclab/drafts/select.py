@@ -40,13 +40,14 @@ from speclab.drafts.trees.fixed import StaticTreeDrafter, TreeDrafter
 from speclab.drafts.trees.merged import MergedDrafter
 from speclab.models import loading, sizes
 from speclab.models.cached import CachedModel, check_prompt
-from speclab.models.checks import check_not_recurrent, check_split, check_tree
+from speclab.models.checks import OTHER_DRAFT, check_no_encoder, check_not_recurrent, check_split, check_tree
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.system.terminal import note
 
 NO_STATES = "use --draft model or --draft ngram"
+NO_ENCODER = "use --draft FOLDER with a model of its family, --draft ngram, or --draft hybrid:ngram+FOLDER"
 NO_SPLIT = "early exit runs the target in two parts, and CUDA graphs do not"
 
 
@@ -54,6 +55,7 @@ def make_drafter(kind: str, setup: Setup, seed: int = 0) -> Drafter:
     """The drafter that `--draft KIND` means, for this target."""
     check_kind(kind, setup.sampling.greedy)
     word, _, rest = kind.partition(":")
+    _check_encoder(kind, word, setup.target)
     if kind in LOOKUPS:
         return LOOKUPS[kind]()
     if word == "hybrid":
@@ -94,11 +96,18 @@ def make_drafter(kind: str, setup: Setup, seed: int = 0) -> Drafter:
     return ModelDrafter(_draft_model(kind, setup))
 
 
+def _check_encoder(kind: str, word: str, target: CachedModel) -> None:
+    """UsageProblem for a draft that reads a decoder-only target's states, or knows another tokenizer or branches."""
+    if word in (*TREES, MERGE, *LAB_HEADS, EXIT, RETOKENIZE):
+        check_no_encoder(target.model, f"--draft {kind}", NO_ENCODER)
+
+
 def _growing(kind: str, setup: Setup, seed: int) -> GrowingDrafter:
     """A draft that can be a tree; EnvironmentProblem for a model that cannot read one."""
     drafter = make_drafter(kind, setup, seed)
     assert isinstance(drafter, GrowingDrafter)
     if isinstance(drafter, ModelDrafter):
+        check_no_encoder(drafter.draft.model, "a tree", OTHER_DRAFT)
         check_tree(drafter.draft)
     return drafter
 
@@ -183,10 +192,11 @@ def check_prompts(target: CachedModel, drafters: Iterable[Drafter], prompts: lis
     proposing = [part for drafter in drafters for part in parts(drafter)]
     for draft in (part.draft for part in proposing if isinstance(part, ModelDrafter)):
         room = sys.maxsize if draft.max_length is None else draft.max_length
-        if longest > room:
+        for_prompt = draft.room.for_prompt()
+        if for_prompt is not None and longest > for_prompt:
             raise UsageProblem(
-                f"a prompt has {longest} tokens and the draft model's context only {room}; shorten the prompt or use "
-                "--draft ngram"
+                f"a prompt has {longest} tokens and the draft model's context only {for_prompt}; shorten the prompt or "
+                "use --draft ngram"
             )
-        if longest + max_new_tokens > room + 1:
+        if draft.room.length_after(longest) + max_new_tokens > room + 1:
             note(f"the draft model's context is {room} tokens: near and beyond it rounds draft fewer, or none")

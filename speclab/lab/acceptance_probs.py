@@ -48,7 +48,8 @@ def accept_probs(
     if not isinstance(drafter, ModelDrafter):
         return rows
     # Near the end of its context a model drafts fewer tokens.
-    return [row[: draft_room(drafter.draft, prompt.ids.shape[1] + t)] for t, row in enumerate(rows)]
+    n_before = drafter.draft.room.length_after(prompt.ids.shape[1])
+    return [row[: draft_room(drafter.draft, n_before + t)] for t, row in enumerate(rows)]
 
 
 def _ratios(target_probs: Tensor, draft_probs: Tensor, text: list[int]) -> np.ndarray:

@@ -15,8 +15,8 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from speclab.core.counts import Counts
 from speclab.core.rounds import Round
-from speclab.models.limits import is_recurrent
-from speclab.models.loading import settings_of_the_lab
+from speclab.models.generation import settings_of_the_lab
+from speclab.models.limits import is_encoder_decoder, is_recurrent, room_of
 from speclab.records.samples import BEAM, Arm, Made
 from speclab.system.errors import EnvironmentProblem
 
@@ -132,7 +132,7 @@ def library_generate(model: PreTrainedModel, ids: Tensor, max_new_tokens: int, *
             pad_token_id=0,
             **options,
         )
-    tokens = output[0, ids.shape[1] :].tolist()  # waits for the device
+    tokens = output[0, room_of(model).length_after(ids.shape[1]) :].tolist()  # waits for the device
     return time.perf_counter() - start, tokens
 
 
@@ -157,12 +157,13 @@ def drafting(draft: PreTrainedModel, k: int | None) -> Iterator[PreTrainedModel]
 def counted_passes(model: PreTrainedModel) -> Iterator[list[int]]:
     """Widths of the passes of all layers of `model` while this is open. It costs a microsecond a pass."""
     widths: list[int] = []
+    name = "decoder_input_ids" if is_encoder_decoder(model) else "input_ids"
     n_layers = model.config.get_text_config().num_hidden_layers
 
     def count(module, args: tuple, kwargs: dict) -> None:
         if module.config.get_text_config().num_hidden_layers < n_layers:
             return  # the library's early exit, which has changed the number meanwhile
-        widths.append((args[0] if args else kwargs["input_ids"]).shape[1])
+        widths.append((args[0] if args else kwargs[name]).shape[1])
 
     handle = model.register_forward_pre_hook(count, with_kwargs=True)
     try:

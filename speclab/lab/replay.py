@@ -32,8 +32,8 @@ class KnownText:
 
     def __init__(self, target: CachedModel, prompt: Tensor, text: Iterable[int]):
         self.device, self.vocab_size, self.n_ids = target.device, target.vocab_size, target.n_ids
-        self.max_length = target.max_length
-        self.length = 0  # tokens in its cache
+        self.room, self.max_length = target.room, target.max_length
+        self.length = 0  # tokens in its cache, the prompt's too, which an encoder would keep out of it
         self._last = slice(0, 0)  # places of the tokens of the last pass
         self._model = target.model
         self._ids = torch.cat([prompt, torch.tensor([list(text)], device=prompt.device)], dim=1)

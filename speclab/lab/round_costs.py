@@ -83,7 +83,11 @@ def _timed(
     """About so many rounds of a text of its own length, which no end token ends: a run may be too short to show what a
     round costs. The prompt's pass and the first round are left out."""
     most = n_rounds + 2
-    room = most * (LONGEST + 1) if target.max_length is None else target.max_length - ids.shape[1]
+    room = (
+        most * (LONGEST + 1)
+        if target.max_length is None
+        else target.max_length - target.room.length_after(ids.shape[1])
+    )
     own_settings = DecodeSettings(min(most * (LONGEST + 1), room), settings.sampling, seed=settings.seed + OTHER_SEED)
     rounds = with_phases(functions, target.with_own_cache(), drafter, ids, draft_length, own_settings)
     return itertools.islice(rounds, 2, most)

@@ -149,7 +149,8 @@ def _output_length(config: RunConfig, facts: dict) -> Points:
 def _context(config: RunConfig, facts: dict) -> Points:
     """Prompts of growing length: the standard prompts of a kind one after the other, cut to size."""
     models = [config.setup.target, *(d.draft for d in config.drafters.values() if isinstance(d, ModelDrafter))]
-    room = min(model.max_length or sys.maxsize for model in models) - config.max_new_tokens
+    rooms = (model.room.for_prompt(config.max_new_tokens) for model in models)
+    room = min((n for n in rooms if n is not None), default=sys.maxsize)
     if room < CONTEXTS[0]:
         raise UsageProblem(
             f"the models have room for {max(0, room)} tokens of prompt and --sweep context needs {CONTEXTS[0]}; use "

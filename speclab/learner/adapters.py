@@ -70,7 +70,8 @@ class LearnerCatchUp(ModelDrafter):
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
         """As the lab's, and remember the text."""
         super().prefill(target, prompt, sampling)
-        self._committed = prompt[0].tolist()
+        # Behind an encoder one token stands here for the start, which is never fed again.
+        self._committed = prompt[0, : self.draft.length].tolist()
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
         """Crop the draft's cache and ask what it lacks. Raises Problem where the answer is another.

@@ -166,7 +166,8 @@ def new_buffers(model: CachedModel, n_rows: int, capacity: int) -> RowBuffers:
 
 def check_batch(target: CachedModel) -> None:
     """Prove that passes over two texts of different lengths give the uncached logits of both; EnvironmentProblem where
-    not, or where not all layers keep plain keys and values."""
+    not, or where not all layers keep plain keys and values. UsageProblem for an encoder-decoder."""
+    checks.check_no_encoder(target.model, "--batch", "leave it out, or choose another --draft or --target")
     model, text, reason = target.model, checks.random_text(target.model), "cannot decode in batches"
     checks.check_plain_layers(model, reason, NO_BATCH)
     texts = text[:, :-2], text[:, 2:-3]  # the second one has other tokens in every place

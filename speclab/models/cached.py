@@ -1,4 +1,4 @@
-"""A Hugging Face causal language model with a key-value cache that takes tokens in and rolls back.
+"""A Hugging Face language model with a key-value cache that takes tokens in and rolls back.
 
 The one invariant of the lab: the last committed token is never in the cache. A decoder that has committed L tokens
 holds L - 1 of them here. A pass takes the last one (and, when it verifies, the drafted ones after it), and then the
@@ -24,10 +24,12 @@ With early exit the draft is the target's first layers, and the draft's cache is
     1. draft          L           L + 3          L - 1      first layers: the last committed token, drafts 1 to 3
     2. verify         L           L + 4          L + 4      first layers: draft 4; then the others: all five
     4. roll back    L + 3         L + 2          L + 2      nothing; both parts by the same length
+
+Behind an encoder (T5, BART) this is about the decoder alone; a start token stands in the place of the prompt.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -36,84 +38,35 @@ from transformers import PreTrainedModel
 from speclab.core.rounds import Draft
 from speclab.core.sampling import to_device
 from speclab.core.tree import reads
-from speclab.models.backends.eager import eager_backend
-from speclab.models.limits import context_length, embedded_ids
+from speclab.models.backends.eager import EagerBackend, EncoderDecoderBackend, RecurrentBackend
+from speclab.models.limits import Room, check_room, embedded_ids, is_encoder_decoder, is_recurrent, room_of
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 
-
-class Backend(Protocol):
-    """What runs the passes of one decoding (speclab/models/backends).
-
-    hidden: the outputs of the layers that were asked for, in the last pass, (1, m, hidden) each.
-    n_replays: passes over tokens that were read before, as recurrent layers need them after a rejection.
-    n_single: passes beyond one for a call of `forward`, where recurrent layers read tokens one by one.
-    """
-
-    hidden: dict[int, Tensor]
-    n_replays: int
-    n_single: int
-
-    def prefill(self, prompt: Tensor) -> Tensor:
-        """(1, prompt) ids -> (1, 1, vocab) logits of the last one."""
-
-    def forward(self, tokens: Tensor, length: int) -> Tensor:
-        """(1, m) ids after `length` tokens -> (1, m, vocab) logits."""
-
-    def forward_first(self, tokens: Tensor, length: int, n_layers: int) -> Tensor:
-        """The first `n_layers` layers alone: (1, m) ids after `length` tokens -> their outputs (1, m, hidden)."""
-
-    def forward_rest(self, states: Tensor, length: int, n_layers: int) -> Tensor:
-        """All layers but those: what they gave (1, m, hidden), after `length` tokens -> (1, m, vocab) logits."""
-
-    def forward_tree(self, tokens: Tensor, length: int, positions: Tensor, mask: Tensor) -> Tensor:
-        """As `forward`, at positions (1, m) and with the mask (1, 1, m, length + m) of a tree."""
-
-    def keep(self, length: int, rows: Tensor) -> None:
-        """Of the tokens behind `length`, those of the last pass, move these (n,) to the front, and their hidden states
-        with them."""
-
-    def crop(self, n_tokens: int, length: int) -> None:
-        """Of the `length` tokens in the cache, drop the last `n_tokens`."""
-
-
-class FastModel(Protocol):
-    """A model in the form of a fast backend: exported, or as CUDA graphs.
-
-    graphed: whether passes run as CUDA graphs, which have to be recorded before anything is timed.
-    splits: whether its passes can be run in two parts, as early exit needs it.
-    one_token_gain: how many times as fast as the eager backend a pass over one token is, where that was measured.
-    """
-
-    graphed: bool
-    splits: bool
-    one_token_gain: float | None
-
-    def start(self, hidden_layers: Iterable[int] = ()) -> Backend:
-        """A backend for one decoding; its passes keep the outputs of these layers."""
-
-    def prepare(self, widths: Iterable[int], longest: int) -> None:
-        """Widths of the passes that will come, and tokens of the longest text."""
+if TYPE_CHECKING:  # what a backend is, for the checker of types alone
+    from speclab.models.backends.protocols import Backend, FastModel
 
 
 class CachedModel:
-    """Runs passes of a causal LM and keeps its cache. Batch size 1.
+    """Runs passes of a causal LM, or of an encoder-decoder, and keeps its cache. Batch size 1.
 
     vocab_size: logits of higher ids are cut off, so those are never emitted: a target is cut at its tokenizer's ids, a
     draft at its target's. Models of one family may pad their output layers differently (Qwen2.5 7B: 152,064 rows, 0.5B:
     151,936).
     n_ids: ids that have an embedding; no other can go into a pass.
-    max_length: positions, prompt and output together; None where the model has no limit.
+    max_length: positions of a text, prompt and output together; of an encoder-decoder the start token and the output.
+    None where the model has no limit.
     fast: the same model exported, or with CUDA graphs; without it passes run eagerly.
     hidden_layers: decoder layers, from 0, whose outputs a draft reads; every decoding keeps them, the baseline too, so
     that both arms run on the same engine.
     """
 
-    def __init__(self, model: PreTrainedModel, vocab_size: int | None = None, fast: FastModel | None = None):
+    def __init__(self, model: PreTrainedModel, vocab_size: int | None = None, fast: "FastModel | None" = None):
         self.model, self.fast = model.eval(), fast
         n_rows = model.config.get_text_config().vocab_size
         self.n_ids = embedded_ids(model)
         self.vocab_size = min(vocab_size or n_rows, n_rows, self.n_ids)
-        self.max_length = context_length(model)
+        self._room = room_of(model)
+        self.max_length = self._room.text
         self._n_calls = 0  # of passes since `prefill`, that one included
         self.hidden_layers: tuple[int, ...] = ()
         self._backend: Backend | None = None
@@ -144,8 +97,13 @@ class CachedModel:
 
     @property
     def length(self) -> int:
-        """Tokens in the cache, of every layer."""
+        """Tokens in the cache, of every layer; of an encoder-decoder in that of its self-attention."""
         return self._length
+
+    @property
+    def room(self) -> Room:
+        """Positions that the model has, and whether an encoder reads the prompt."""
+        return self._room._replace(text=self.max_length)
 
     @property
     def n_replays(self) -> int:
@@ -183,7 +141,7 @@ class CachedModel:
             self._backend = eager_backend(self.model, rolls_back, self.hidden_layers)
         with torch.inference_mode():
             logits = self._backend.prefill(prompt)
-        self._length, self._n_ahead, self._n_calls = prompt.shape[1], 0, 1
+        self._length, self._n_ahead, self._n_calls = self.room.length_after(prompt.shape[1]), 0, 1
         return logits[..., : self.vocab_size]
 
     def forward(self, tokens: Tensor, states: Tensor | None = None) -> Tensor:
@@ -275,10 +233,18 @@ class CachedModel:
         self._running().crop(extra, self._length)
         self._length = length
 
-    def _running(self) -> Backend:
+    def _running(self) -> "Backend":
         if self._backend is None:
             raise RuntimeError("call prefill() with a prompt before any other pass")
         return self._backend
+
+
+def eager_backend(model: PreTrainedModel, rolls_back: bool, hidden_layers: Iterable[int] = ()) -> EagerBackend:
+    """The eager backend for one decoding of this model."""
+    if is_encoder_decoder(model):
+        return EncoderDecoderBackend(model, rolls_back, hidden_layers)
+    kind = RecurrentBackend if is_recurrent(model) else EagerBackend
+    return kind(model, rolls_back, hidden_layers)
 
 
 RollBack = Callable[[CachedModel, int], None]
@@ -298,7 +264,7 @@ def verify(target: CachedModel, last_token: Tensor, draft: Draft) -> Tensor:
 
 
 def roll_back(target: CachedModel, n_committed: int) -> None:
-    """Crop the cache to all but the last of the tokens that are final now, the prompt's included."""
+    """Crop the cache to all but the last of the tokens that are final now, the prompt's (or the start) included."""
     target.crop(tokens_to_keep(target.length, n_committed))
 
 
@@ -317,14 +283,4 @@ def check_prompt(model: CachedModel, prompt: Tensor, max_new_tokens: int) -> Non
             f"the prompt has token {largest} and the model knows {model.n_ids} ids: tokenizer and model do not belong "
             "together; give another --target"
         )
-    check_room(prompt.shape[1], max_new_tokens, model.max_length)
-
-
-def check_room(n_prompt: int, max_new_tokens: int, room: int | None) -> None:
-    """Raise UsageProblem for a prompt of `n_prompt` tokens that leaves no room for the output. room: None, no limit."""
-    if room is not None and n_prompt + max_new_tokens > room:
-        way_out = f" or use --max-new-tokens {room - n_prompt}" if room > n_prompt else ""
-        raise UsageProblem(
-            f"prompt of {n_prompt} tokens and {max_new_tokens} new ones do not fit the model's context of {room}; "
-            f"shorten the prompt{way_out}"
-        )
+    check_room(prompt.shape[1], max_new_tokens, model.room)

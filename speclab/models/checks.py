@@ -26,9 +26,10 @@ from transformers.cache_utils import DynamicLayer
 from speclab.core.tree import reads
 from speclab.models import rounding
 from speclab.models.cached import CachedModel
-from speclab.models.limits import cached_layers, is_recurrent
+from speclab.models.limits import cached_layers, decoder_config, is_encoder_decoder, is_recurrent
 from speclab.models.rounding import Reference
-from speclab.system.errors import EnvironmentProblem, first_line
+from speclab.models.uncached import logits_after
+from speclab.system.errors import EnvironmentProblem, UsageProblem, first_line
 
 N_TOKENS = 24  # of the random text; fewer where the model's context is shorter
 WIDTHS = (1, 3, 1, 5)  # of the cached passes after the prefill
@@ -46,7 +47,7 @@ ADVICE = "choose a causal language model with plain attention layers"
 def check_model(model: PreTrainedModel) -> None:
     """Prove the four properties, or raise EnvironmentProblem with the one that fails."""
     name = model.config.model_type
-    cache = _tried(model, "has no cache that the library can make", lambda: DynamicCache(config=model.config))
+    cache = _tried(model, "has no cache that the library can make", lambda: DynamicCache(config=decoder_config(model)))
     if not getattr(cache, "is_croppable", True) and not is_recurrent(model):
         raise EnvironmentProblem(f"{name} keeps a state that cannot be rolled back after a rejected draft; {ADVICE}")
     text = random_text(model)
@@ -65,11 +66,12 @@ def check_model(model: PreTrainedModel) -> None:
         )
     if not gap(model, uncached_logits(model, text), right) <= rounding.bound(right):
         raise EnvironmentProblem(f"{name} gives other logits for the same text at every pass; {ADVICE}")
-    half = text.shape[1] // 2
+    n_changed = right.shape[1] // 2
     changed = text.clone()
-    changed[:, half:] = text[:, :1]
-    _compare(model, text, "attends to later tokens", uncached_logits(model, changed)[:, :half], right[:, :half])
-    last = right[:, text.shape[1] - sum(WIDTHS) :]
+    changed[:, -n_changed:] = text[:, :1]
+    same = slice(0, right.shape[1] - n_changed)
+    _compare(model, text, "attends to later tokens", uncached_logits(model, changed)[:, same], right[:, same])
+    last = right[:, -sum(WIDTHS) :]
     cached = CachedModel(model)
     reason = "ignores its cache, or computes other logits with it"
     _compare(model, text, reason, _tried(model, reason, lambda: cached_logits(cached, text)), last)
@@ -124,6 +126,14 @@ def check_not_recurrent(model: PreTrainedModel, reason: str, way_out: str = OTHE
         )
 
 
+def check_no_encoder(model: PreTrainedModel, what: str, way_out: str) -> None:
+    """UsageProblem for an encoder-decoder. what: is asked of it, and is there for models with a decoder alone"""
+    if is_encoder_decoder(model):
+        raise UsageProblem(
+            f"{what} does not know encoder-decoder models, and {model.config.model_type} is one; {way_out}"
+        )
+
+
 def check_passes(
     model: PreTrainedModel, reason: str, passes: Callable[[], Tensor], right: Tensor, way_out: str = OTHER_DRAFT
 ) -> None:
@@ -147,11 +157,11 @@ def random_text(model: PreTrainedModel, n_tokens: int = N_TOKENS) -> Tensor:
     config = model.config.get_text_config()
     special = {v for k, v in config.to_dict().items() if k.endswith(("token_id", "token_index")) and isinstance(v, int)}
     ordinary = torch.tensor([i for i in range(min(cached.vocab_size, cached.n_ids)) if i not in special])
-    room = sys.maxsize if cached.max_length is None else cached.max_length
+    room = min((n for n in (cached.max_length, cached.room.for_prompt()) if n is not None), default=sys.maxsize)
     n = min(n_tokens, room - max(WRONG))
     if n <= sum(WIDTHS) or len(ordinary) < 2:
         raise EnvironmentProblem(
-            f"{config.model_type} has {len(ordinary)} ordinary tokens and a context of {cached.max_length} positions, "
+            f"{config.model_type} has {len(ordinary)} ordinary tokens and a context of {room} positions, "
             "too few to decode with; choose a larger model"
         )
     order = torch.randperm(len(ordinary), generator=torch.Generator().manual_seed(0))
@@ -170,10 +180,11 @@ def cached_logits(
     wrong: with each pass this many rejected tokens are fed, which are then rolled back. n_first: so many layers are run
     first, token by token as a draft does, up to the last token.
     """
-    cached.prefill(text[:, : text.shape[1] - sum(widths)], rolls_back=bool(wrong))
+    n_fed = text.shape[1] - sum(widths)
+    cached.prefill(text[:, :n_fed], rolls_back=bool(wrong))
     logits = []
     for i, width in enumerate(widths):
-        block = text[:, cached.length : cached.length + width]
+        block, n_fed = text[:, n_fed : n_fed + width], n_fed + width
         rejected = text[:, : wrong[i]] if wrong else text[:, :0]  # the text's beginning does not continue it here
         ids = torch.cat([block, rejected], dim=1)
         logits.append((_in_parts(cached, ids, n_first) if n_first else cached.forward(ids))[:, :width])
@@ -200,9 +211,18 @@ def is_mixture_of_experts(model: PreTrainedModel) -> bool:
 
 @torch.inference_mode()
 def uncached_logits(model: PreTrainedModel, text: Tensor, n_last: int | None = None) -> Tensor:
-    """(1, n) ids -> (1, n, vocab); with n_last of so many tokens at the end, or of more"""
-    options = {"logits_to_keep": n_last} if n_last else {}
-    return model(input_ids=text, use_cache=False, **options).logits[..., : CachedModel(model).vocab_size]
+    """(1, n) ids -> (1, n, vocab); with n_last of so many tokens at the end, or of more
+
+    An encoder-decoder takes all tokens but the last ones as its prompt, and gives logits of these: (1, sum(WIDTHS) + 1,
+    vocab).
+    """
+    return logits_after(model, *in_two(model, text), n_last)[..., : CachedModel(model).vocab_size]
+
+
+def in_two(model: PreTrainedModel, text: Tensor) -> tuple[Tensor, Tensor]:
+    """(1, n) ids -> what is the prompt in these checks, and what continues it."""
+    n = text.shape[1] - sum(WIDTHS) if is_encoder_decoder(model) else 1
+    return text[:, :n], text[:, n:]
 
 
 def _tried(model: PreTrainedModel, reason: str, call: Callable[[], Any]) -> Any:
@@ -226,7 +246,7 @@ def _compare(model: PreTrainedModel, text: Tensor, reason: str, logits: Tensor, 
     difference, allowed, how = gap(model, logits, right), rounding.bound(right), rounding.bound_in_words(right.dtype)
     if not difference <= allowed:
         # A model whose layers run many times enlarges rounding: measure by how much, in uncached passes.
-        own, higher = Reference(model).logits(text, right.shape[-1])
+        own, higher = Reference(model).logits(*in_two(model, text), right.shape[-1])
         measured = MEASURED * gap(model, own[None].double(), higher[None])
         if measured > allowed:
             allowed, how = measured, f"{MEASURED} * the rounding error of the uncached logits"

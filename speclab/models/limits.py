@@ -2,38 +2,109 @@
 
 import inspect
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers import DynamicCache, EncoderDecoderCache, PreTrainedConfig, PreTrainedModel
+
+from speclab.system.errors import EnvironmentProblem, UsageProblem
 
 N_PROBE = 4  # tokens that fill the states, and as many that are then read in one pass and one by one
 PROBE_GAP = 1e-5  # times the largest logit: a pass that does not read its states is off by much more
+# A config's names for its number of positions; where encoder and decoder have different ones, those come first.
+POSITIONS = ("max_position_embeddings", "max_target_positions", "max_seq_len")
+OF_DECODERS = ("max_decoder_position_embeddings",)
+OF_ENCODERS = ("max_encoder_position_embeddings", "max_source_positions")
 _reads_several: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
 
 
-def context_length(model: PreTrainedModel) -> int | None:
-    """How many positions can be decoded with a cache; None where the model sets no limit.
+class Room(NamedTuple):
+    """How many positions a model has. None: it sets no limit.
 
-    Learned positions after a padding index are fewer than the table has rows.
+    text: of the prompt and the output together; of an encoder-decoder, of the output and the token that it begins with.
+    encoder: of an encoder, which reads the prompt.
     """
-    limits = [configured_length(model.config)]
+
+    text: int | None
+    encoder: int | None = None
+    encodes: bool = False  # whether there is an encoder
+
+    def length_after(self, n_prompt: int) -> int:
+        """Tokens in the cache after a prompt of `n_prompt`; a decoder behind an encoder holds one, its start."""
+        return 1 if self.encodes else n_prompt
+
+    def for_prompt(self, n_new: int = 0) -> int | None:
+        """Most tokens of a prompt that `n_new` follow."""
+        return self.encoder if self.encodes else None if self.text is None else self.text - n_new
+
+
+def check_room(n_prompt: int, max_new_tokens: int, room: Room) -> None:
+    """Raise UsageProblem for a prompt of `n_prompt` tokens that does not fit, or leaves no room for the output."""
+    if room.encoder is not None and n_prompt > room.encoder:
+        raise UsageProblem(
+            f"prompt of {n_prompt} tokens does not fit the {room.encoder} positions of the model's encoder; shorten "
+            "the prompt"
+        )
+    n_before, most = room.length_after(n_prompt), room.text
+    if most is None or n_before + max_new_tokens <= most:
+        return
+    way_out = f"use --max-new-tokens {most - n_before}" if most > n_before else ""
+    what = f"{max_new_tokens} new tokens do not fit the {most} positions of the model's decoder; {way_out}"
+    if not room.encodes:
+        what = f"prompt of {n_prompt} tokens and {max_new_tokens} new ones do not fit the model's context of {most}; "
+        what += "shorten the prompt" + f" or {way_out}" * bool(way_out)
+    raise UsageProblem(what)
+
+
+def is_encoder_decoder(model: PreTrainedModel) -> bool:
+    """Whether an encoder reads the prompt and a decoder makes the text."""
+    return model.config.is_encoder_decoder and "decoder_input_ids" in inspect.signature(model.forward).parameters
+
+
+def decoder_config(model: PreTrainedModel) -> PreTrainedConfig:
+    """The config of what makes the text: of the decoder behind an encoder, else the model's own."""
+    return model.get_decoder().config if is_encoder_decoder(model) else model.config
+
+
+def room_of(model: PreTrainedModel) -> Room:
+    """How many positions can be decoded with a cache."""
+    if not is_encoder_decoder(model):
+        return Room(_positions(model, configured_room(model.config).text))
+    room = configured_room(model.config)
+    return Room(_positions(model.get_decoder(), room.text), _positions(model.get_encoder(), room.encoder), True)
+
+
+def context_length(model: PreTrainedModel) -> int | None:
+    """How many positions can be decoded with a cache; None where the model sets no limit."""
+    return room_of(model).text
+
+
+def _positions(model: nn.Module, configured: int | None) -> int | None:
+    """Learned positions after a padding index are fewer than the table has rows."""
+    limits = [configured]
     for name, module in model.named_modules():
         if "position" in name and isinstance(module, nn.Embedding) and module.padding_idx is not None:
             limits.append(module.num_embeddings - module.padding_idx - 1)
     return min((n for n in limits if n), default=None)
 
 
-def configured_length(config: PreTrainedConfig) -> int | None:
-    """The same from the config alone, before weights are read: the model's own limit is not above it.
+def configured_room(config: PreTrainedConfig) -> Room:
+    """The same from the config alone, before weights are read: the model's own limits are not above it."""
+    decoder = config.get_text_config()
+    if not config.is_encoder_decoder:
+        return Room(_configured(decoder))
+    encoder = getattr(config, "encoder", config).get_text_config()  # a config of its own, or one for both parts
+    return Room(_configured(decoder, OF_DECODERS), _configured(encoder, OF_ENCODERS), True)
 
-    Families name it differently. Where a config has other rotary factors for long texts ("longrope"), keys that are
-    cached before that border are wrong after it, so it is the limit.
+
+def _configured(config: PreTrainedConfig, names: tuple[str, ...] = ()) -> int | None:
+    """Families name it differently; those in `names` come first.
+
+    Where a config has other rotary factors for long texts ("longrope"), keys that are cached before that border are
+    wrong after it, so it is the limit.
     """
-    config = config.get_text_config()
-    names = ("max_position_embeddings", "max_target_positions", "max_seq_len")
-    named = (getattr(config, name, None) for name in names)
+    named = (getattr(config, name, None) for name in (*names, *POSITIONS))
     limits = [n for n in named if isinstance(n, int) and n > 0][:1]
     rope = getattr(config, "rope_parameters", None) or {}
     for part in (rope, *rope.values()):
@@ -41,6 +112,26 @@ def configured_length(config: PreTrainedConfig) -> int | None:
             border = part.get("original_max_position_embeddings")
             limits += [border or getattr(config, "original_max_position_embeddings", None) or 0]
     return min((n for n in limits if n), default=None)
+
+
+def start_of(model: PreTrainedModel) -> Tensor:
+    """The token that a decoder's text begins with, (1, 1) ids on the model's device."""
+    return torch.tensor([[start_id(model)]], device=model.device)
+
+
+def start_id(model: PreTrainedModel) -> int:
+    """The id that a decoder's text begins with, as the library's `generate` chooses it.
+
+    EnvironmentProblem where the checkpoint names none.
+    """
+    for name in ("decoder_start_token_id", "bos_token_id"):
+        for settings in (model.generation_config, model.config):
+            if isinstance(found := getattr(settings, name, None), int):
+                return found
+    raise EnvironmentProblem(
+        f"{model.config.model_type} is an encoder-decoder whose config names no decoder_start_token_id; add the id "
+        "that its decoder begins with to its generation_config.json"
+    )
 
 
 def embedded_ids(model: PreTrainedModel) -> int:
@@ -53,12 +144,17 @@ def embedded_ids(model: PreTrainedModel) -> int:
 
 @torch.inference_mode()
 def cached_layers(model: PreTrainedModel) -> list:
-    """The layers of a cache that holds two tokens.
+    """The layers of a cache that holds two tokens, of a decoder those of its self-attention.
 
     A config does not tell: layers may differ, share a cache, or keep something smaller than keys and values.
     """
-    cache = DynamicCache(config=model.config)
-    model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=model.device), **pass_options(model, cache, 0, 2))
+    cache = DynamicCache(config=decoder_config(model))
+    ids = torch.zeros(1, 2, dtype=torch.long, device=model.device)
+    if is_encoder_decoder(model):
+        options = {"past_key_values": EncoderDecoderCache(cache, DynamicCache()), "use_cache": True}
+        model(encoder_outputs=model.get_encoder()(input_ids=ids), decoder_input_ids=ids, **options)
+    else:
+        model(input_ids=ids, **pass_options(model, cache, 0, 2))
     return cache.layers
 
 

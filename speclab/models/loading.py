@@ -4,12 +4,11 @@ Nothing that comes from outside is trusted: no code of a model folder is run, pi
 and the library cannot ask anybody anything. A model must have all of its weights and pass speclab/models/checks.py.
 """
 
-import contextlib
 import io
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,9 @@ import torch
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
     AutoTokenizer,
+    DynamicCache,
     GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -28,7 +29,8 @@ from transformers.utils import logging as transformers_logging
 from speclab.models import padding, sizes
 from speclab.models.checks import check_model
 from speclab.models.experts import with_experts
-from speclab.models.limits import configured_length
+from speclab.models.generation import eos_ids
+from speclab.models.limits import Room, configured_room, decoder_config, is_encoder_decoder
 from speclab.system.errors import EnvironmentProblem, UsageProblem, is_out_of_memory
 from speclab.system.paths import DATA
 from speclab.system.terminal import harmless, note
@@ -51,22 +53,9 @@ KNOWN_ERRORS = {
     "weights_only": PICKLED,
     "Weights only load": PICKLED,
     "ignore_mismatched_sizes": ("their tensors differ in shape", "download it again, or correct its config.json"),
-    "kind of AutoModel": ("it is no causal language model", "choose one"),
+    "kind of AutoModel": ("it is no causal language model and no encoder-decoder of text", "choose one"),
     "backend tokenizer": ("tokenizer.json is missing", "add it, or choose another model"),
 }
-# What `generate` applies and the lab does not, and the values that change nothing. Absent: any value counts.
-NEUTRAL_AT_1 = (
-    "temperature top_p typical_p repetition_penalty encoder_repetition_penalty length_penalty num_beams "
-    "num_beam_groups guidance_scale"
-)
-NEUTRAL_AT_0 = (
-    "top_k min_p diversity_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size min_length min_new_tokens "
-    "epsilon_cutoff eta_cutoff"
-)
-NEUTRAL = dict.fromkeys(NEUTRAL_AT_1.split(), 1) | dict.fromkeys(NEUTRAL_AT_0.split(), 0)
-# Entries of a generation config that say nothing about which tokens come next, or that the lab has flags for.
-NOT_ABOUT_TOKENS = ("_", "bos_", "eos_", "pad_", "decoder_start_", "max_", "output_", "return_", "use_", "cache_")
-NOT_SETTINGS = ("transformers_version", "do_sample", "num_return_sequences", "early_stopping", "assistant", "prefill_")
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
@@ -85,9 +74,9 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     return loaded(name, "its tokenizer", load)
 
 
-def context_of(name: str) -> int | None:
-    """Positions that the config of a folder, a hub name or lab:SIZE allows; None where it sets no limit."""
-    return configured_length(_load_config(LAB_TARGET if sizes.is_lab_size(name) else name))
+def room_of(name: str) -> Room:
+    """Positions that the config of a folder, a hub name or lab:SIZE allows."""
+    return configured_room(_load_config(LAB_TARGET if sizes.is_lab_size(name) else name))
 
 
 def lab_width() -> int:
@@ -103,7 +92,7 @@ def layers_of(name: str) -> int:
 def load_model(
     name: str, device: torch.device, dtype: torch.dtype, role: str = "target", copies: int = 1
 ) -> PreTrainedModel:
-    """A checked causal LM on the device, from a folder or the hub, or a padded lab model.
+    """A checked causal LM or encoder-decoder on the device, from a folder or the hub, or a padded lab model.
 
     `copies` of a padded model's weights must fit the memory. EnvironmentProblem: it cannot be loaded, weights are
     missing, or it is not fit for cached decoding.
@@ -126,10 +115,9 @@ def _whole_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
     if os.path.isfile(Path(name) / "generation_config.json"):  # the library goes on without one that is damaged
         loaded(name, "its generation_config.json", lambda: GenerationConfig.from_pretrained(name))
     options = {"dtype": dtype, "weights_only": True, "output_loading_info": True, **NO_CODE}
+    kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     model, report = loaded(
-        name,
-        "its config.json and weights",
-        lambda: AutoModelForCausalLM.from_pretrained(name, config=config, **options),
+        name, "its config.json and weights", lambda: kind.from_pretrained(name, config=config, **options)
     )
     if missing := _first_three(report["missing_keys"]):
         raise EnvironmentProblem(
@@ -194,43 +182,6 @@ def _refuse_kernels(name: str, config: Any) -> None:
             setattr(config, key, None)  # the library's own choice
 
 
-def eos_ids(settings: GenerationConfig) -> frozenset[int]:
-    """The ids that end a text. EnvironmentProblem where the checkpoint names something else than ids."""
-    ids = settings.eos_token_id
-    ids = ids if isinstance(ids, list | tuple) else [] if ids is None else [ids]
-    if not all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids):
-        raise EnvironmentProblem(
-            f"eos_token_id in the model's generation_config.json is {settings.eos_token_id!r}, not an id or a list of "
-            "ids; correct that file"
-        )
-    return frozenset(ids)
-
-
-def unapplied_settings(settings: GenerationConfig) -> dict[str, Any]:
-    """Generation settings of a checkpoint that `generate` applies and the lab does not, without neutral values."""
-    known = vars(GenerationConfig())
-    return {
-        key: value
-        for key, value in settings.to_diff_dict().items()
-        if key in known and not key.startswith((*NOT_ABOUT_TOKENS, *NOT_SETTINGS))
-        if value is not None and value is not False and value != NEUTRAL.get(key)
-    }
-
-
-@contextlib.contextmanager
-def settings_of_the_lab(model: PreTrainedModel) -> Iterator[None]:
-    """Inside, `model.generate` uses the lab's settings: no penalties, nothing forced, no end token.
-
-    The library fills what a call leaves out from the model's own settings, so those are replaced for a while.
-    """
-    own = model.generation_config
-    model.generation_config = GenerationConfig(pad_token_id=0)
-    try:
-        yield
-    finally:
-        model.generation_config = own
-
-
 def choose_device(name: str) -> tuple[torch.device, str]:
     """A device that is there, and why it was taken."""
     there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
@@ -263,6 +214,9 @@ def describe_model(name: str, model: PreTrainedModel, role: str = "target") -> s
     millions = sum(p.numel() for p in model.parameters()) / 1e6
     n_layers = getattr(config, "num_hidden_layers", None)
     layers = "layers of several kinds" if n_layers is None else f"{n_layers} layer{'s' * (n_layers != 1)}"
+    if is_encoder_decoder(model):
+        n_layers = len(DynamicCache(config=decoder_config(model)).layers)
+        layers = f"an encoder, and a decoder of {n_layers} layer{'s' * (n_layers != 1)}"
     padded = f"; {sizes.describe_padding(name, role)}" if sizes.is_lab_size(name) else ""
     return f"{name}: {config.model_type}, {layers}, {millions:.1f} M parameters{padded}"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from speclab.models.limits import cached_layers
+from speclab.models.limits import cached_layers, is_encoder_decoder
 
 USABLE = 0.9  # of the free memory; the rest is for the cache, activations and the other model
 
@@ -16,9 +16,15 @@ USABLE = 0.9  # of the free memory; the rest is for the cache, activations and t
 def weights_read(model: PreTrainedModel) -> tuple[int, int]:
     """Weights that every pass reads.  -> how many, bytes
 
-    Shared weights count once. An embedding of its own is left out: a pass reads a row for each token.
+    Shared weights count once. An embedding of its own is left out: a pass reads a row for each token. So is what only
+    an encoder reads, which runs once for a text.
     """
     unique = {id(p): p for p in model.parameters()}
+    if is_encoder_decoder(model):
+        of_decoder = {id(p) for p in model.get_decoder().parameters()}
+        for p in model.get_encoder().parameters():
+            if id(p) not in of_decoder:
+                unique.pop(id(p), None)
     inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
     if outputs is None or inputs.weight is not outputs.weight:
         unique.pop(id(inputs.weight), None)
@@ -33,7 +39,7 @@ def cached_shapes(model: PreTrainedModel) -> list[tuple[int, int]]:
 
 
 def cache_bytes(model: PreTrainedModel, n_tokens: int) -> int:
-    """Keys and values of `n_tokens`."""
+    """Keys and values of `n_tokens`. Behind an encoder a token of the prompt has as many in cross-attention."""
     return sum(n for n, _ in cached_shapes(model)) * n_tokens * model.dtype.itemsize
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from speclab.models.memory import USABLE, free_memory
+from speclab.models.uncached import logits_after
 
 UNITS = {torch.float64: 64, torch.float32: 64}  # allowed between two right computations
 HALF_WIDTH_UNITS = 8  # the same for bfloat16 and float16
@@ -65,14 +66,17 @@ class Reference:
         self._higher: PreTrainedModel | None = None
 
     @torch.inference_mode()
-    def logits(self, ids: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
-        """(1, n) ids -> (n, vocab_size) logits on the CPU, twice: in the model's dtype, and in higher precision."""
+    def logits(self, prompt: Tensor, text: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
+        """After the prompt and each token of the text: in the model's dtype, and in higher precision.
+
+        (1, n) and (1, m) ids -> (m + 1, vocab_size) on the CPU, twice
+        """
         if self._higher is None:
             self._higher = _in_higher_precision(self._model)
-        ids = ids.to(self._model.device)
-        own = self._model(input_ids=ids, use_cache=False).logits[0, :, :vocab_size]
+        prompt, text = prompt.to(self._model.device), text.to(self._model.device)
+        own = logits_after(self._model, prompt, text)[0, :, :vocab_size]
         try:
-            higher = self._higher(input_ids=ids, use_cache=False).logits[0, :, :vocab_size]
+            higher = logits_after(self._higher, prompt, text)[0, :, :vocab_size]
         except RuntimeError:  # a kernel of this model has no such precision
             self._higher, higher = self._model, own
         return own.cpu(), higher.double().cpu()

@@ -18,7 +18,9 @@ from speclab.models.backends import cuda_graphs
 from speclab.models.backends.buffers import NoFastBackend
 from speclab.models.backends.cuda_graphs import GraphedModel
 from speclab.models.backends.exported import ExportedModel
-from speclab.models.cached import CachedModel, FastModel
+from speclab.models.backends.protocols import FastModel
+from speclab.models.cached import CachedModel
+from speclab.models.limits import is_encoder_decoder
 from speclab.models.timing import time_passes
 from speclab.system.errors import first_line, is_out_of_memory
 
@@ -76,6 +78,8 @@ def choose(model: PreTrainedModel, wish: str) -> tuple[FastModel | None, str]:
 
 def build(model: PreTrainedModel) -> tuple[FastModel | None, str]:
     """The fast form of a model, checked; or None and why there is none."""
+    if is_encoder_decoder(model):
+        return None, f"no fast engine for {model.config.model_type}: the eager engine alone runs an encoder"
     makers: list[Callable[[PreTrainedModel], FastModel]] = [ExportedModel]
     if runs_on_graphs(model):  # parts that cannot be compiled are no reason to go without graphs
         makers = [GraphedModel, functools.partial(GraphedModel, compile_parts=False)]

@@ -8,12 +8,14 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from speclab.core.sampling import GREEDY, Sampling
-from speclab.models import checks, limits, loading, select
+from speclab.models import checks, generation, limits, loading, select
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.backends.rewrites import can_prepack
 from speclab.models.cached import CachedModel
 from speclab.models.rounding import Reference
 from speclab.system.terminal import note
+
+ENCODER = "reads the prompt once, in the prefill; steps and rounds are passes of the decoder"
 
 
 @dataclass
@@ -31,7 +33,7 @@ class Setup:
     @property
     def eos(self) -> frozenset[int]:
         """The ids that end the target's texts."""
-        return loading.eos_ids(self.target.model.generation_config)
+        return generation.eos_ids(self.target.model.generation_config)
 
     @functools.cached_property
     def reference(self) -> Reference:
@@ -41,7 +43,7 @@ class Setup:
     @property
     def unapplied(self) -> str:
         """The checkpoint's generation settings that the lab leaves out, "" where there are none."""
-        settings = loading.unapplied_settings(self.target.model.generation_config)
+        settings = generation.unapplied_settings(self.target.model.generation_config)
         return ", ".join(f"{key} {value}" for key, value in settings.items())
 
     def sampling_at(self, temperature: float) -> Sampling:
@@ -92,6 +94,7 @@ class Setup:
         tokenizer = loading.load_tokenizer(name)
         model = loading.load_model(name, self.device, self.dtype, "draft")
         checks.check_not_recurrent(model, "cannot be the model of retokenize")
+        checks.check_no_encoder(model, "--draft retokenize", checks.OTHER_DRAFT)
         draft = self.cached(model, len(tokenizer))
         return CachedModel(model, len(tokenizer)) if draft.graphed else draft, tokenizer
 
@@ -100,13 +103,14 @@ class Setup:
         machine = f"{self.device.type} ({self.reasons['device']}), {self.dtype_name} ({self.reasons['dtype']})"
         n = torch.get_num_threads()
         threads = f", {n} thread{'s' * (n != 1)} ({self.reasons['threads']})" * (self.device.type == "cpu")
+        encoder = f"\nencoder {ENCODER}" * self.target.room.encodes
         states = f"\nstates  {checks.STATES[limits.reads_several(self.target.model)]}" if self.recurrent else ""
         unused = f"\nunused  the checkpoint's generation settings {self.unapplied}" * bool(self.unapplied)
         return (
             f"target  {loading.describe_model(self.target_name, self.target.model)}\n"
             f"on      {machine}{threads}\nengine  {self.engine} ({self.reasons['engine']})\n"
             "checks  passed on a short random text: causal, cached passes as uncached ones, exact rollback"
-            f"{states}{unused}"
+            f"{encoder}{states}{unused}"
         )
 
 

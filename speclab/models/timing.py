@@ -56,6 +56,7 @@ def time_passes(
     ids = ids.to(first.device)
     for model in {model for model, _ in passes}:
         model.prefill(ids[:, :context], rolls_back=True)
+    before = [model.length for model, _ in passes]
     times: list[list[float]] = [[] for _ in passes]
     end = time.perf_counter() + patience
     for turn in range(repeats):
@@ -65,7 +66,7 @@ def time_passes(
         for i, (model, width) in order if turn % 2 == 0 else order[::-1]:  # there and back: steady drift cancels
             tokens = ids[:, context : context + width]
             times[i].append(seconds(functools.partial(model.forward, tokens), first.device))
-            model.crop(context)
+            model.crop(before[i])
     return times
 
 

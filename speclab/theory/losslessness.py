@@ -19,6 +19,7 @@ from speclab.core.sampling import Sampling
 from speclab.models import rounding
 from speclab.models.cached import CachedModel
 from speclab.models.rounding import Reference
+from speclab.models.uncached import logits_after
 
 FLOOR = 2  # rounding units of error that are always granted
 Z_BOUND = 4.9  # two-sided false-alarm rate 1e-6 for one statistic
@@ -52,7 +53,8 @@ def judge_divergence(
             return None
         return Divergence(len(pairs), -1, -1, math.inf, 0.0, False)  # one stopped early: never rounding
     expected, token = pairs[position]
-    own, right = (rows[-1] for rows in reference.logits(torch.tensor([prompt + baseline[:position]]), vocab_size))
+    before, text = (torch.tensor([ids], dtype=torch.long) for ids in (prompt, baseline[:position]))
+    own, right = (rows[-1] for rows in reference.logits(before, text, vocab_size))
     error = max(rounding.differences(own.double(), right).max().item(), FLOOR * rounding.rounding_unit(own))
     tolerance = 2 * error
     top = right.max().item()
@@ -121,8 +123,10 @@ def distributions(
     its context; what it is fed instead of an id that it lacks is what CachedModel feeds it.
     """
     cached = CachedModel(model, vocab_size)
-    n = len(tokens) if cached.max_length is None else min(len(tokens), cached.max_length - len(prompt) + 1)
-    ids = cached.replace_unknown(torch.tensor([(prompt + tokens)[: len(prompt) + n - 1]], device=model.device))
-    logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 :, : cached.vocab_size]
+    n_before = cached.room.length_after(len(prompt))
+    n = len(tokens) if cached.max_length is None else min(len(tokens), cached.max_length - n_before + 1)
+    parts = (torch.tensor([ids], dtype=torch.long, device=model.device) for ids in (prompt, tokens[: n - 1]))
+    before, text = map(cached.replace_unknown, parts)
+    logits = logits_after(model, before, text)[0, :, : cached.vocab_size]
     probs = sampling.probs(logits).cpu()  # (n, ids that the model has)
     return torch.nn.functional.pad(probs, (0, vocab_size - probs.shape[1], 0, len(tokens) - n))

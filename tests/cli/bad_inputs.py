@@ -24,6 +24,7 @@ from transformers import (
 TINY = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
 DEEP = "[" * 100_000
 LONG = "n" * 300
+NO_ENCODER = "{} does not know encoder-decoder models, and {} is one"
 KINDS = (
     "model, ngram, suffix, feature, feature:wide, feature:HEAD, block, block:HEAD, exit:N, hybrid, "
     "hybrid:LOOKUP+MODEL, merge:A+B, tree:SHAPE:MODEL, sampled-tree:SHAPE:MODEL, "
@@ -63,6 +64,7 @@ def edited(model: Path, name: str, **changes) -> None:
 
 # Model folders that differ from the tiny target in these entries of config.json.
 CONFIGS = {
+    "of-images": {"model_type": "vit"},
     "no-layers": {"num_hidden_layers": 0, "layer_types": None},
     "negative-layers": {"num_hidden_layers": -1, "layer_types": None},
     "text-layers": {"num_hidden_layers": "two", "layer_types": None},
@@ -136,11 +138,12 @@ def families(folder: Path) -> None:
     """Models of families that cannot be decoded with a cache that rolls back."""
     vocab_size = json.loads((folder / "target" / "config.json").read_text())["vocab_size"]
     size = {**TINY, "vocab_size": vocab_size}
-    encoder_decoder = T5Config(vocab_size=vocab_size, d_model=16, d_kv=16, d_ff=16, num_layers=1, num_heads=1)
+    t5 = {"vocab_size": vocab_size, "d_model": 16, "d_kv": 16, "d_ff": 16, "num_layers": 1, "num_heads": 1}
     for name, model in {
         "encoder": BertLMHeadModel(BertConfig(**size)),
         "recurrent": RecurrentGemmaForCausalLM(RecurrentGemmaConfig(**size | {"num_hidden_layers": 3})),
-        "encoder-decoder": T5ForConditionalGeneration(encoder_decoder),
+        "encoder-decoder": T5ForConditionalGeneration(T5Config(**t5, decoder_start_token_id=3)),
+        "no-start": T5ForConditionalGeneration(T5Config(**t5)),
     }.items():
         model.save_pretrained(folder / name)
         for file in (folder / "target").glob("tokenizer*"):
@@ -391,7 +394,31 @@ ROWS = [
     # --- weights, tokenizer, generation_config.json ---
     Row(f"{B} --prompt x --target encoder", 3, ("bert attends to later tokens", "causal language model")),
     Row(f"{B} --prompt x --target recurrent", 3, ("recurrent_gemma keeps a state", "rolled back")),
-    Row(f"{B} --prompt x --target encoder-decoder", 3, ("no causal language model",)),
+    Row(f"{B} --prompt x --target of-images", 3, ("no causal language model and no encoder-decoder",)),
+    # --- encoder-decoder models ---
+    Row(f"{B} --prompt x --target no-start", 3, ("t5 is an encoder-decoder", "names no decoder_start_token_id")),
+    Row(f"{B} --prompt x --target encoder-decoder --batch 2", 2, (NO_ENCODER.format("--batch", "encoder-decoder"),)),
+    Row(f"{S} --target encoder-decoder --draft ngram --batch 2", 2, ("--batch does not know encoder-decoder models",)),
+    Row(f"{S} --target encoder-decoder --draft ngram --trace-shapes", 2, ("--trace-shapes does not know",)),
+    *(
+        Row(f"{S} --target encoder-decoder --draft {kind}", 2, (NO_ENCODER.format(f"--draft {name}", "t5"),))
+        for kind, name in {
+            "feature": "feature",
+            "block": "block",
+            "exit:2": "exit:2",
+            "hybrid": "feature",
+            "merge:ngram+model": "merge:ngram+model",
+            "tree:2x1:model": "tree:2x1:model",
+            "model --tree best": "tree:best:model",
+            "sampled-tree:2x1:model": "sampled-tree:2x1:model",
+            "retokenize:draft": "retokenize:draft",
+        }.items()
+    ),
+    Row(f"{S} --target target --draft tree:2x1:encoder-decoder", 2, ("a tree does not know encoder-decoder models",)),
+    Row(f"{S} --target target --draft retokenize:encoder-decoder", 2, ("--draft retokenize does not know encoder-d",)),
+    Row(f"{C} --target encoder-decoder --draft ngram --batch 2", 2, ("--batch does not know encoder-decoder models",)),
+    Row(f"{C} --engine vllm --target encoder-decoder", 2, ("--engine vllm serves no encoder-decoder models",)),
+    # --- weights and tokenizer again ---
     Row(f"{B} --prompt x --target weights-other-shape", 3, ("differ in shape", "config.json")),
     Row(f"{B} --prompt x --target weights-none", 3, ("lacks the weights",)),
     Row(f"{B} --prompt x --target weights-empty", 3, ("weights-empty", "header")),

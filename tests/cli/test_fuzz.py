@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, GenerationConfig
 
 from speclab.cli import parsing
-from speclab.models import loading, prompts
+from speclab.models import generation, loading, prompts
 from speclab.present import report
 from speclab.records.files import read
 from speclab.records.runs import ComparisonRun
@@ -189,7 +189,7 @@ def test_a_prompt_of_the_command_line_is_ids_or_a_problem(tokenizer, text):
 # --- generation settings ---
 
 SETTINGS = st.sampled_from(
-    [*loading.NEUTRAL, "eos_token_id", "bad_words_ids", "forced_eos_token_id", "max_length", "x"]
+    [*generation.NEUTRAL, "eos_token_id", "bad_words_ids", "forced_eos_token_id", "max_length", "x"]
 )
 
 
@@ -199,8 +199,8 @@ def test_generation_settings_of_a_checkpoint_are_named_or_refused(chosen):
     with new_folder() as folder, contextlib.suppress(EnvironmentProblem):
         (folder / "generation_config.json").write_text(json.dumps(chosen))
         read = loading.loaded(str(folder), "its settings", lambda: GenerationConfig.from_pretrained(folder))
-        assert all(type(i) is int and i >= 0 for i in loading.eos_ids(read))
-        left_out = loading.unapplied_settings(read)
+        assert all(type(i) is int and i >= 0 for i in generation.eos_ids(read))
+        left_out = generation.unapplied_settings(read)
         assert set(left_out) <= set(read.to_dict())
         assert not [value for value in left_out.values() if value is None or value is False]
 

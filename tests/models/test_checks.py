@@ -207,7 +207,9 @@ def test_a_model_that_enlarges_rounding_is_judged_by_what_its_own_uncached_logit
 )
 def test_the_context_is_found_under_the_names_that_families_use(entries, length):
     config = SimpleNamespace(**entries)
-    model = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: config), named_modules=list)
+    model = SimpleNamespace(
+        config=SimpleNamespace(get_text_config=lambda: config, is_encoder_decoder=False), named_modules=list
+    )
     assert context_length(model) == length
 
 

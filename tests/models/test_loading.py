@@ -18,7 +18,7 @@ import baseline_autoregressive
 import compare
 import optimized_speculative
 from speclab.lab.decodings import library_generate
-from speclab.models import loading
+from speclab.models import generation, loading
 from speclab.records.files import read
 from speclab.records.runs import ComparisonRun
 from speclab.system.errors import EnvironmentProblem
@@ -164,8 +164,8 @@ def test_settings_that_the_lab_leaves_out_are_named_once(copied, capsys):
 
 def test_neutral_and_unrelated_settings_are_not_named():
     quiet = {"temperature": 1.0, "repetition_penalty": 1.0, "eos_token_id": [1, 2], "max_length": 50, "do_sample": True}
-    assert loading.unapplied_settings(GenerationConfig(**quiet)) == {}
-    assert loading.unapplied_settings(GenerationConfig(temperature=0.6)) == {"temperature": 0.6}
+    assert generation.unapplied_settings(GenerationConfig(**quiet)) == {}
+    assert generation.unapplied_settings(GenerationConfig(temperature=0.6)) == {"temperature": 0.6}
 
 
 def test_the_library_runs_with_the_labs_settings_and_gets_its_own_back():

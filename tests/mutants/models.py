@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from speclab.core.rounds import Round
-from speclab.models import cached, checks, loading, padding, prompts, rounding, select
+from speclab.models import cached, checks, generation, loading, padding, prompts, rounding, select
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.cached import CachedModel
 from speclab.models.setup import Setup
@@ -191,7 +191,7 @@ OWN_SETTINGS = "the_library_runs_with_the_labs_settings_and_gets_its_own_back"
 @mutant(26, OWN_SETTINGS, file="models/test_loading")
 def lets_generate_apply_the_checkpoints_settings() -> None:
     """lets generate apply the checkpoint's settings"""
-    loading.settings_of_the_lab = contextlib.nullcontext
+    generation.settings_of_the_lab = contextlib.nullcontext
 
 
 @mutant(26, OWN_SETTINGS, file="models/test_loading")
@@ -203,7 +203,7 @@ def keeps_the_labs_settings_in_the_model() -> None:
         model.generation_config = GenerationConfig(pad_token_id=0)
         yield
 
-    loading.settings_of_the_lab = settings
+    generation.settings_of_the_lab = settings
 
 
 @mutant(26, "settings_that_the_lab_leaves_out_are_named_once", file="models/test_loading")

@@ -22,6 +22,7 @@ import optimized_speculative
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.counts import Counts
 from speclab.core.sampling import Sampling
+from speclab.models.limits import Room
 from speclab.theory.forecast import Forecast, forecast, model_accept_probs, oracle
 from speclab.theory.formulas import expected_tokens_per_round
 from tests.test_exact import (
@@ -45,7 +46,7 @@ EXACT = 1e-11  # what float64 sums may lose against fractions
 class TableModel:
     """Stands in for a CachedModel: the distribution after the prompt and some new tokens is looked up."""
 
-    device, max_length = torch.device("cpu"), None
+    device, room, max_length = torch.device("cpu"), Room(None), None
 
     def __init__(self, row_after: Callable[[Prefix], Row], n_prompt: int):
         self.row_after, self.n_prompt = row_after, n_prompt

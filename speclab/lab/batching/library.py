@@ -9,7 +9,7 @@ import warnings
 import torch
 
 from speclab.lab.run_config import RunConfig
-from speclab.models.loading import settings_of_the_lab
+from speclab.models.generation import settings_of_the_lab
 from speclab.records.runs import Facts
 from speclab.system.terminal import progress
 

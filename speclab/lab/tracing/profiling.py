@@ -102,7 +102,8 @@ def _warm(config: RunConfig) -> list[Decoding]:
     sizes = [arm.draft_length + 1 if arm.speculative else config.setup.chunk for arm in arms]
     room = config.setup.target.max_length
     budget = (WARM + PROFILED + 1) * max(sizes)
-    if room is not None and config.prompts[0].ids.shape[1] + budget > room:
+    n_before = config.setup.target.room.length_after(config.prompts[0].ids.shape[1])
+    if room is not None and n_before + budget > room:
         raise UsageProblem(f"--profile decodes {budget} tokens, too many for the context of {room}; use a smaller -k")
     bench = config.bench(budget)
     longest = config.prompts[0].ids.shape[1] + budget

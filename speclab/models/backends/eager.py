@@ -13,6 +13,9 @@ With k = 4 drafted tokens of which 2 are accepted, after a text of L tokens:
 
 Where all drafts are accepted nothing is restored. A draft model reads its tokens one by one, and keeps the states from
 before each of them: it never replays.
+
+`EncoderDecoderBackend` (T5, BART) runs the encoder once, over the prompt. The decoder's text begins with a token of its
+own, the start; it reads the prompt through cross-attention, whose keys and values no rollback touches.
 """
 
 import contextlib
@@ -22,9 +25,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers import Cache, DynamicCache, EncoderDecoderCache, PreTrainedModel
 
-from speclab.models.limits import is_recurrent, pass_options, reads_several
+from speclab.models.limits import decoder_config, pass_options, reads_several, start_of
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
@@ -112,12 +115,8 @@ class EagerBackend:
         options = {"past_key_values": self._cache, "use_cache": True, "logits_to_keep": 1}
         with layer_outputs(self._model, self._hidden_layers) as self.hidden:
             logits = self._model(input_ids=prompt, **options).logits
-        if self._rolls_back and hasattr(self._cache, "activate_past_recording"):
-            self._cache.activate_past_recording()
-            layers: list[Any] = self._cache.layers
-            for layer in layers:
-                if getattr(layer, "is_sliding", False):
-                    layer.update = functools.partial(_update, layer, layer.update)
+        if self._rolls_back:
+            keep_what_leaves(self._cache)
         return logits
 
     def forward(self, tokens: Tensor, length: int) -> Tensor:
@@ -225,6 +224,30 @@ class RecurrentBackend(EagerBackend):
         return self._model(input_ids=tokens, **options).logits
 
 
+class EncoderDecoderBackend(EagerBackend):
+    """The same for a decoder behind an encoder. `_cache` is that of its self-attention."""
+
+    def __init__(self, model: PreTrainedModel, rolls_back: bool, hidden_layers: Iterable[int] = ()):
+        super().__init__(model, rolls_back, hidden_layers)
+        self._cache = DynamicCache(config=decoder_config(model))
+        # A config with sliding windows is about self-attention: every token reads the whole prompt.
+        self._both = EncoderDecoderCache(self._cache, DynamicCache())
+        self._encoded: Any = None  # what the encoder gave, in the form of the family
+
+    def prefill(self, prompt: Tensor) -> Tensor:
+        """Run the encoder over (1, prompt) ids, and the decoder over its start.  -> (1, 1, vocab) logits"""
+        self._encoded = self._model.get_encoder()(input_ids=prompt, attention_mask=torch.ones_like(prompt))
+        logits = self.forward(start_of(self._model), 0)
+        if self._rolls_back:
+            keep_what_leaves(self._cache)
+        return logits
+
+    def forward(self, tokens: Tensor, length: int) -> Tensor:
+        """A pass of the decoder alone: (1, m) ids -> (1, m, vocab) logits. `length` is in its cache already."""
+        options = {"encoder_outputs": self._encoded, "past_key_values": self._both, "use_cache": True}
+        return self._model(decoder_input_ids=tokens, **options).logits
+
+
 def states_of(cache: Cache) -> list[dict[str, Any]]:
     """What each layer of the cache holds. Named states are written in place by the next pass, so they are copied; keys
     and values are replaced by longer ones, and are not."""
@@ -243,10 +266,15 @@ def put_back(cache: Cache, states: list[dict[str, Any]]) -> None:
         vars(layer).update(held)
 
 
-def eager_backend(model: PreTrainedModel, rolls_back: bool, hidden_layers: Iterable[int] = ()) -> EagerBackend:
-    """The backend for one decoding of this model."""
-    kind = RecurrentBackend if is_recurrent(model) else EagerBackend
-    return kind(model, rolls_back, hidden_layers)
+def keep_what_leaves(cache: Cache) -> None:
+    """From now on sliding-window layers keep what leaves the window until they are cropped."""
+    if not hasattr(cache, "activate_past_recording"):
+        return
+    cache.activate_past_recording()
+    layers: list[Any] = cache.layers
+    for layer in layers:
+        if getattr(layer, "is_sliding", False):
+            layer.update = functools.partial(_update, layer, layer.update)
 
 
 def _update(layer: Any, update: Callable, key_states: Tensor, *rest: Any, **options: Any) -> tuple[Tensor, Tensor]:

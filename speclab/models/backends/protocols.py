@@ -1,0 +1,60 @@
+"""What a backend is: the one that runs the passes of a decoding, and a model in the form of a fast one."""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Backend(Protocol):
+    """What runs the passes of one decoding (speclab/models/backends).
+
+    hidden: the outputs of the layers that were asked for, in the last pass, (1, m, hidden) each.
+    n_replays: passes over tokens that were read before, as recurrent layers need them after a rejection.
+    n_single: passes beyond one for a call of `forward`, where recurrent layers read tokens one by one.
+    """
+
+    hidden: dict[int, Tensor]
+    n_replays: int
+    n_single: int
+
+    def prefill(self, prompt: Tensor) -> Tensor:
+        """(1, prompt) ids -> (1, 1, vocab) logits of the last one."""
+
+    def forward(self, tokens: Tensor, length: int) -> Tensor:
+        """(1, m) ids after `length` tokens -> (1, m, vocab) logits."""
+
+    def forward_first(self, tokens: Tensor, length: int, n_layers: int) -> Tensor:
+        """The first `n_layers` layers alone: (1, m) ids after `length` tokens -> their outputs (1, m, hidden)."""
+
+    def forward_rest(self, states: Tensor, length: int, n_layers: int) -> Tensor:
+        """All layers but those: what they gave (1, m, hidden), after `length` tokens -> (1, m, vocab) logits."""
+
+    def forward_tree(self, tokens: Tensor, length: int, positions: Tensor, mask: Tensor) -> Tensor:
+        """As `forward`, at positions (1, m) and with the mask (1, 1, m, length + m) of a tree."""
+
+    def keep(self, length: int, rows: Tensor) -> None:
+        """Of the tokens behind `length`, those of the last pass, move these (n,) to the front, and their hidden states
+        with them."""
+
+    def crop(self, n_tokens: int, length: int) -> None:
+        """Of the `length` tokens in the cache, drop the last `n_tokens`."""
+
+
+class FastModel(Protocol):
+    """A model in the form of a fast backend: exported, or as CUDA graphs.
+
+    graphed: whether passes run as CUDA graphs, which have to be recorded before anything is timed.
+    splits: whether its passes can be run in two parts, as early exit needs it.
+    one_token_gain: how many times as fast as the eager backend a pass over one token is, where that was measured.
+    """
+
+    graphed: bool
+    splits: bool
+    one_token_gain: float | None
+
+    def start(self, hidden_layers: Iterable[int] = ()) -> Backend:
+        """A backend for one decoding; its passes keep the outputs of these layers."""
+
+    def prepare(self, widths: Iterable[int], longest: int) -> None:
+        """Widths of the passes that will come, and tokens of the longest text."""

@@ -1,0 +1,100 @@
+"""Tiny encoder-decoder models with random weights, and drafts for them. Built here, from seeds."""
+
+import torch
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForSeq2SeqLM,
+    BartConfig,
+    BartForConditionalGeneration,
+    BertConfig,
+    EncoderDecoderConfig,
+    PreTrainedModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from benchmarks.families import tiny_families
+
+VOCAB = 48
+# All different: a decoder that begins with another one, or with the prompt's last token, makes another text.
+PAD, EOS, START, BOS = 0, 1, 2, 3
+_IDS = {
+    "vocab_size": VOCAB,
+    "pad_token_id": PAD,
+    "eos_token_id": EOS,
+    "decoder_start_token_id": START,
+    "bos_token_id": BOS,
+}
+_T5 = {
+    **_IDS,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 48,
+    "num_layers": 3,
+    "num_decoder_layers": 2,
+    "num_heads": 4,
+    "dropout_rate": 0.0,
+    "feed_forward_proj": "gated-gelu",
+    "tie_word_embeddings": False,  # tied rows make a random model repeat its last token
+}
+_BART = {
+    **_IDS,
+    "forced_eos_token_id": None,
+    "d_model": 32,
+    "encoder_layers": 3,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+}
+_BERT = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}
+FAMILIES = {
+    "t5": (T5ForConditionalGeneration, T5Config, _T5),
+    "bart": (BartForConditionalGeneration, BartConfig, _BART),
+}
+OTHER_SPREAD = 0.15
+SPREADS = {"t5": 0.2, "bart": 0.12}  # of the weights, so that a text is varied and depends on its prompt
+
+
+def tiny_of(family: str, seed: int = 0) -> PreTrainedModel:
+    """A float64 model of any family that AutoModelForSeq2SeqLM knows, or of two BERTs ("encoder-decoder")."""
+    if family == "encoder-decoder":
+        sizes = {**_BERT, "pad_token_id": PAD}
+        parts = BertConfig(**sizes), BertConfig(**sizes, is_decoder=True, add_cross_attention=True)
+        config = EncoderDecoderConfig.from_encoder_decoder_configs(*parts)
+        config.decoder_start_token_id, config.pad_token_id = START, PAD
+    else:
+        config = tiny_families.tiny_config(CONFIG_MAPPING[family])
+        for name in ("pad_token_id", "eos_token_id", "decoder_start_token_id", "bos_token_id"):
+            setattr(config, name, _IDS[name])
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return _drawn(AutoModelForSeq2SeqLM.from_config(config), OTHER_SPREAD).double()
+
+
+def _drawn(model: PreTrainedModel, spread: float) -> PreTrainedModel:
+    """The model with new weights, in evaluation mode."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding):
+            torch.nn.init.normal_(module.weight)
+        elif isinstance(module, torch.nn.Linear):
+            torch.nn.init.normal_(module.weight, std=spread)
+    return model.eval()
+
+
+def tiny(family: str, seed: int = 0, dtype: torch.dtype = torch.float64, **changes) -> PreTrainedModel:
+    """A model of `family`; its weights depend on `seed` alone."""
+    model_class, config_class, sizes = FAMILIES[family]
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return _drawn(model_class(config_class(**{**sizes, **changes})), SPREADS[family]).to(dtype)

@@ -1,0 +1,433 @@
+"""Encoder-decoder models: one pass of the encoder for a text, and drafts for the decoder over it.
+
+The texts are those of the library's own greedy loop. The caches, the passes of the encoder and what the accept rule is
+given are looked at besides: a text does not show an encoder that runs too often.
+"""
+
+import contextlib
+import functools
+from collections.abc import Iterator
+
+import pytest
+import torch
+from decoding import keys_and_values, plain_text, speculative_rounds
+from encoders import BOS, FAMILIES, START, VOCAB, tiny, tiny_of
+from test_lossless import chi_square, reference_probs
+from tiny_models import perturbed
+from tiny_models import tiny as tiny_decoder
+from torch import Tensor
+from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig, LEDConfig, PreTrainedModel
+
+from draft_models import ModelDrafter, NgramDrafter
+from speclab.core.accept import accept_from_logits
+from speclab.core.rounds import tokens_of
+from speclab.core.sampling import Sampling
+from speclab.drafts.hybrid import HybridDrafter
+from speclab.drafts.oracle import OracleModelDrafter
+from speclab.lab.decodings import LibraryDecoding, library_generate
+from speclab.models import checks, generation, limits, memory, rounding, select
+from speclab.models.backends.eager import EncoderDecoderBackend
+from speclab.models.cached import CachedModel, check_prompt
+from speclab.models.uncached import logits_after
+from speclab.records.samples import BEAM, Arm
+from speclab.system.errors import EnvironmentProblem, UsageProblem
+from speclab.theory.losslessness import distributions, judge_divergence
+
+N_NEW = 24
+OTHERS = ["bigbird_pegasus", "blenderbot", "encoder-decoder", "led", "m2m_100", "marian", "mbart", "mvp"]
+OTHERS += ["nllb-moe", "seamless_m4t", "t5gemma", "t5gemma2"]  # experts; one part of a larger model; sliding windows
+PROMPT = torch.randint(4, VOCAB, (1, 9), generator=torch.Generator().manual_seed(5))
+WARM = Sampling(temperature=0.8)
+
+
+@functools.cache
+def target_of(family: str, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
+    return tiny(family, dtype=dtype)
+
+
+@functools.cache
+def text_of(family: str, dtype: torch.dtype = torch.float64) -> list[int]:
+    """The library's greedy text; varied enough to prove something, and the prompt's."""
+    _, text = library_generate(target_of(family, dtype), PROMPT, N_NEW)
+    assert len(set(text)) > 5, text
+    return text
+
+
+def drafter_of(kind: str, family: str, dtype: torch.dtype = torch.float64):
+    if kind == "ngram":
+        return NgramDrafter(3, 1)
+    if kind == "hybrid":
+        return HybridDrafter(NgramDrafter(3, 1), drafter_of("some", family, dtype))
+    if kind == "decoder only":
+        return ModelDrafter(CachedModel(tiny_decoder("llama", dtype=dtype)))
+    if kind == "dial":
+        dial = OracleModelDrafter(CachedModel(target_of(family, dtype)), 0.6, seed=3)
+        dial.replay(text_of(family, dtype))
+        return dial
+    return ModelDrafter(CachedModel(perturbed(target_of(family, dtype), {"all": 0.0, "some": 0.06}[kind])))
+
+
+# --- Texts -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_plain_text_is_the_librarys_greedy_text(family, dtype):
+    target = CachedModel(target_of(family, dtype))
+    assert plain_text(target, PROMPT, N_NEW) == text_of(family, dtype)
+    assert target.length == N_NEW, "the start token and all new ones but the last"
+    other = PROMPT.flip(1)
+    assert plain_text(target, other, N_NEW) == library_generate(target.model, other, N_NEW)[1]
+    assert plain_text(target, other, N_NEW) != text_of(family, dtype), "the text depends on the prompt"
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+@pytest.mark.parametrize("kind", ["all", "some", "ngram", "hybrid", "dial", "decoder only"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_speculative_text_is_the_librarys_greedy_text(family, kind, dtype):
+    for k in (0, 1, 2, 4, 7):
+        target, drafter = CachedModel(target_of(family, dtype)), drafter_of(kind, family, dtype)
+        rounds = list(speculative_rounds(target, drafter, PROMPT, k, N_NEW))
+        assert tokens_of(rounds) == text_of(family, dtype), k
+        assert target.n_passes == len(rounds), "one pass of the target for every round"
+        n_drafted, n_accepted = sum(r.n_drafted for r in rounds), sum(r.n_accepted for r in rounds)
+        if kind == "all":
+            assert n_accepted == n_drafted
+        elif kind in ("some", "dial") and k:
+            assert 0 < n_accepted < n_drafted
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_texts_of_other_families_are_the_librarys(family):
+    model = tiny_of(family)
+    checks.check_model(model)
+    _, text = library_generate(model, PROMPT, N_NEW)
+    assert len(set(text)) > 5, text
+    target, drafter = CachedModel(model), ModelDrafter(CachedModel(perturbed(model, 0.2)))
+    assert plain_text(target, PROMPT, N_NEW) == text
+    rounds = list(speculative_rounds(target, drafter, PROMPT, 4, N_NEW))
+    assert tokens_of(rounds) == text
+    assert any(r.n_accepted < r.n_drafted for r in rounds)
+
+
+def test_a_decoder_only_target_takes_drafts_of_an_encoder_decoder():
+    target = CachedModel(tiny_decoder("llama"))
+    expected = plain_text(target, PROMPT, N_NEW)
+    assert tokens_of(speculative_rounds(target, drafter_of("some", "t5"), PROMPT, 3, N_NEW)) == expected
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_text_ends_at_an_end_token_of_a_draft(family):
+    text = text_of(family)
+    place = next(i for i in range(4, N_NEW) if text[i] not in text[:i])
+    for k in (0, 4):
+        rounds = speculative_rounds(
+            CachedModel(target_of(family)), drafter_of("all", family), PROMPT, k, N_NEW, eos=[text[place]]
+        )
+        assert tokens_of(rounds) == text[: place + 1]
+
+
+# --- The encoder, and what the caches hold ---------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def encoder_passes(*models: PreTrainedModel) -> Iterator[list[int]]:
+    """Widths of the passes of these models' encoders while it is open, each as many times as it ran."""
+    widths: list[int] = []
+
+    def count(module, args, kwargs) -> None:
+        widths.append((args[0] if args else kwargs["input_ids"]).shape[1])
+
+    with contextlib.ExitStack() as stack:
+        for model in models:
+            handle = model.get_encoder().register_forward_pre_hook(count, with_kwargs=True)
+            stack.callback(handle.remove)
+        yield widths
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_encoder_runs_once_for_a_text(family):
+    """Of the target once, and of a draft with an encoder of its own once, whatever is rejected."""
+    target, drafter = CachedModel(target_of(family)), drafter_of("some", family)
+    with encoder_passes(target.model) as widths:
+        plain_text(target, PROMPT, N_NEW)
+    assert widths == [PROMPT.shape[1]]
+    with encoder_passes(target.model, drafter.draft.model) as widths:
+        rounds = list(speculative_rounds(target, drafter, PROMPT, 4, N_NEW))
+    assert any(r.n_accepted < r.n_drafted for r in rounds)
+    assert widths == [PROMPT.shape[1]] * 2
+
+
+def worst_difference(cached: CachedModel, text: list[int]) -> float:
+    """Largest difference of any key or value from those of a new cache that has read `text` in one pass."""
+    own = cached._backend._cache
+    fresh = EncoderDecoderCache(DynamicCache(config=limits.decoder_config(cached.model)), DynamicCache())
+    with torch.inference_mode():
+        ids = torch.tensor([[START, *text]])
+        cached.model(input_ids=PROMPT, decoder_input_ids=ids, past_key_values=fresh, use_cache=True)
+    pairs = [*zip(own.layers, fresh.self_attention_cache.layers, strict=True)]
+    pairs += zip(cached._backend._both.cross_attention_cache.layers, fresh.cross_attention_cache.layers, strict=True)
+    worst = 0.0
+    for mine, theirs in pairs:
+        for part in ("keys", "values"):
+            assert getattr(mine, part).shape == getattr(theirs, part).shape
+            worst = max(worst, (getattr(mine, part) - getattr(theirs, part)).abs().max().item())
+    return worst
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), WARM], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_caches_equal_a_recomputation_after_every_round(family, sampling):
+    """The decoder's start stands in the place of a prompt; the last committed token is never in a cache."""
+    target, drafter = CachedModel(target_of(family)), drafter_of("some", family)
+    text: list[int] = []
+    for round_ in speculative_rounds(target, drafter, PROMPT, 4, N_NEW, sampling):
+        text += round_.tokens
+        assert target.length == len(text), "the start token and all committed ones but the last"
+        assert worst_difference(target, text[:-1]) < 1e-11
+        assert worst_difference(drafter.draft, text[: drafter.draft.length - 1]) < 1e-11
+        assert keys_and_values(target)[0][0].shape[-2] == target.length
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_rejected_draft_leaves_the_cross_attention_untouched(family):
+    """The same tensors from the first round to the last: not cropped, and not made anew."""
+    target = CachedModel(target_of(family))
+    rounds, places = [], set()
+    for round_ in speculative_rounds(target, drafter_of("some", family), PROMPT, 4, N_NEW):
+        rounds.append(round_)
+        layers = target._backend._both.cross_attention_cache.layers
+        places.add(tuple(part.data_ptr() for layer in layers for part in (layer.keys, layer.values)))
+        assert {layer.keys.shape[-2] for layer in layers} == {PROMPT.shape[1]}
+    assert any(r.n_accepted < r.n_drafted for r in rounds)
+    assert len(places) == 1
+
+
+def test_two_texts_side_by_side_have_caches_of_their_own():
+    target = CachedModel(target_of("t5"))
+    other, prompts = target.with_own_cache(), (PROMPT, PROMPT.flip(1))
+    streams = [
+        speculative_rounds(m, drafter_of("some", "t5"), p, 3, N_NEW)
+        for m, p in zip((target, other), prompts, strict=True)
+    ]
+    texts: list[list[int]] = [[], []]
+    waiting = [0, 1]
+    while waiting:
+        for i in list(waiting):
+            round_ = next(streams[i])
+            texts[i] += round_.tokens
+            if round_.finish:
+                waiting.remove(i)
+    assert texts == [library_generate(target.model, p, N_NEW)[1] for p in prompts]
+
+
+# --- Sampling --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_accept_rule_gets_the_uncached_distributions_of_both_models(family):
+    """With the rule's own law (tests/test_exact.py) this is the whole proof for sampled texts."""
+    target, drafter = CachedModel(target_of(family)), drafter_of("some", family)
+    text: list[int] = []
+    seen: list[tuple] = []
+
+    def accept(draft, logits, sampling, uniforms):
+        seen.append((draft, logits))
+        return accept_from_logits(draft, logits, sampling, uniforms)
+
+    for round_ in speculative_rounds(target, drafter, PROMPT, 3, N_NEW, WARM, accept=accept):
+        if not round_.prefill:
+            [(draft, logits)], seen = seen, []
+            tokens = draft.tokens[0].tolist()
+            rows = uncached_rows(target.model, text, tokens)
+            assert (logits[0] - rows).abs().max() < 1e-10
+            own = WARM.probs(uncached_rows(drafter.draft.model, text, tokens)[:-1])
+            if tokens:
+                assert (draft.probs[0] - own).abs().max() < 1e-10
+        text += round_.tokens
+
+
+def uncached_rows(model: PreTrainedModel, text: list[int], drafted: list[int]) -> Tensor:
+    """Logits after the text and after each drafted token, (n + 1, vocab), by the library alone."""
+    with torch.inference_mode():
+        ids = torch.tensor([[START, *text, *drafted]])
+        return model(input_ids=PROMPT, decoder_input_ids=ids, use_cache=False).logits[0, len(text) :]
+
+
+def test_the_joint_law_of_sampled_tokens_is_the_targets_own():
+    """Three tokens of a model with few ids, against the law from uncached passes. False alarm: 1e-6."""
+    n_ids, n_texts, k, depth = 5, 500, 2, 3
+    one = {"num_layers": 1, "num_decoder_layers": 1, "vocab_size": n_ids}
+    model = tiny("t5", seed=1, **one)
+    target, drafter, prompt = CachedModel(model), ModelDrafter(CachedModel(perturbed(model, 0.5))), PROMPT % n_ids
+    law = torch.ones(1, dtype=torch.float64)
+    for n in range(depth):
+        before = (
+            torch.cartesian_prod(*[torch.arange(n_ids)] * n).view(-1, n) if n else torch.zeros(1, 0, dtype=torch.long)
+        )
+        ids = torch.cat([torch.full((len(before), 1), START), before], dim=1)
+        with torch.inference_mode():
+            logits = model(input_ids=prompt.expand(len(ids), -1), decoder_input_ids=ids, use_cache=False).logits[:, -1]
+        rows = torch.tensor([reference_probs(row, 1.0, 0, 1.0) for row in logits.tolist()])
+        law = (law[:, None] * rows).flatten()
+    generator, seen = torch.Generator().manual_seed(7), torch.zeros((n_ids,) * depth, dtype=torch.float64)
+    rounds = []
+    for _ in range(n_texts):
+        text: list[int] = []
+        for round_ in speculative_rounds(target, drafter, prompt, k, depth + k, Sampling(1.0), generator):
+            rounds.append(round_)
+            text += round_.tokens
+            if len(text) >= depth:
+                break
+        seen[tuple(text[:depth])] += 1
+    n_drafted, n_accepted = sum(r.n_drafted for r in rounds), sum(r.n_accepted for r in rounds)
+    assert 0.2 * n_drafted < n_accepted < 0.9 * n_drafted
+    p_value, n_bins = chi_square(seen, law.view((n_ids,) * depth))
+    assert n_bins >= 15
+    assert p_value > 1e-6
+
+
+# --- Checks, references, limits --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_sound_model_passes_the_checks(family, dtype):
+    checks.check_model(target_of(family, dtype))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_decoder_that_is_not_rolled_back_is_refused(family, monkeypatch):
+    monkeypatch.setattr(EncoderDecoderBackend, "crop", lambda self, n_tokens, length: None)
+    with pytest.raises(EnvironmentProblem, match="cannot be rolled back"):
+        checks.check_model(target_of(family))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_decoder_that_does_not_read_its_encoder_again_is_refused(family, monkeypatch):
+    """Later passes over another prompt's states give other logits than an uncached pass."""
+    right = EncoderDecoderBackend.prefill
+
+    def prefill(backend, prompt):
+        logits = right(backend, prompt)
+        for layer in backend._both.cross_attention_cache.layers:
+            layer.values = layer.values.flip(-2)
+        return logits
+
+    monkeypatch.setattr(EncoderDecoderBackend, "prefill", prefill)
+    with pytest.raises(EnvironmentProblem, match="computes other logits"):
+        checks.check_model(target_of(family))
+
+
+def test_a_decoder_that_reads_ahead_is_refused():
+    model = tiny("t5")
+    model.decoder.config.is_decoder = False  # its mask is the encoder's
+    for module in model.decoder.modules():
+        if hasattr(module, "is_causal"):
+            module.is_causal = False
+    with pytest.raises(EnvironmentProblem, match="attends to later tokens"):
+        checks.check_model(model)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_difference_of_greedy_texts_is_judged_by_the_decoders_own_logits(family):
+    model, text = target_of(family), text_of(family)
+    reference, prompt = rounding.Reference(model), PROMPT[0].tolist()
+    assert judge_divergence(reference, prompt, text, text, VOCAB) is None
+    wrong = [*text[:6], (text[6] + 1) % VOCAB, *text[7:]]
+    divergence = judge_divergence(reference, prompt, text, wrong, VOCAB)
+    rows = uncached_rows(model, text[:6], [])
+    assert (divergence.position, divergence.numerical) == (6, False)
+    assert divergence.gap == pytest.approx((rows[0, text[6]] - rows[0, wrong[6]]).item(), abs=1e-9)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_distributions_are_those_of_an_uncached_pass(family):
+    model, text = target_of(family), text_of(family)
+    rows = distributions(model, PROMPT[0].tolist(), text, WARM, VOCAB)
+    assert (rows - WARM.probs(uncached_rows(model, [], text[:-1]))).abs().max() < 1e-12
+    assert (
+        logits_after(model, PROMPT, torch.tensor([text]))[0, :-1] - uncached_rows(model, [], text[:-1])
+    ).abs().max() < 1e-12
+
+
+def test_the_positions_of_encoder_and_decoder_are_limits_of_their_own():
+    assert limits.room_of(target_of("t5")) == limits.Room(None, None, True)
+    bart = CachedModel(target_of("bart"))
+    assert bart.room == limits.Room(64, 64, True)
+    long = PROMPT.repeat(1, 7)  # 63 tokens
+    check_prompt(bart, long, 63)
+    assert len(plain_text(bart, long, 63)) == 63
+    with pytest.raises(
+        UsageProblem, match="64 new tokens do not fit the 64 positions of the model's decoder; use --max-new-tokens 63"
+    ):
+        check_prompt(bart, long, 64)
+    with pytest.raises(UsageProblem, match="prompt of 65 tokens does not fit the 64 positions of the model's encoder"):
+        check_prompt(bart, torch.cat([long, PROMPT[:, :2]], dim=1), 4)
+    assert limits.room_of(tiny_of("encoder-decoder")) == limits.Room(64, 64, True), "of two configs"
+    led = LEDConfig(max_encoder_position_embeddings=100, max_decoder_position_embeddings=20)
+    assert limits.configured_room(led) == limits.Room(20, 100, True)
+
+
+def test_a_draft_with_fewer_positions_drafts_fewer_tokens_near_its_end():
+    target = CachedModel(target_of("bart"))
+    short = tiny("bart", max_position_embeddings=16)
+    rounds = list(speculative_rounds(target, ModelDrafter(CachedModel(short)), PROMPT, 3, N_NEW))
+    assert tokens_of(rounds) == text_of("bart")
+    assert rounds[-1].n_drafted == 0
+
+
+def test_the_decoders_start_is_found_as_generate_finds_it():
+    model = tiny("t5")
+    assert limits.start_id(model) == START
+    model.generation_config = GenerationConfig(decoder_start_token_id=7)
+    assert limits.start_id(model) == 7
+    model.generation_config = GenerationConfig()
+    assert limits.start_id(model) == START, "from the config"
+    model.config.decoder_start_token_id = None
+    assert limits.start_id(model) == BOS
+    model.config.bos_token_id = None
+    with pytest.raises(EnvironmentProblem, match="names no decoder_start_token_id"):
+        checks.check_model(model)
+
+
+def test_the_library_keeps_the_decoders_start_with_the_labs_settings():
+    model = tiny("t5")
+    own = model.generation_config
+    with generation.settings_of_the_lab(model):
+        assert model.generation_config.decoder_start_token_id == START
+        assert model.generation_config.eos_token_id is None
+    assert model.generation_config is own
+
+
+def test_a_step_reads_the_decoder_alone():
+    """Bytes of a decode step: the decoder's layers and the output layer, not the encoder nor the embedding's table."""
+    model = target_of("t5")
+    n, n_bytes = memory.weights_read(model)
+    attention, mlp = 4 * 32 * 32, 3 * 32 * 48
+    norms, positions = 2 * 3 * 32 + 32, 32 * 4  # of 2 layers and behind them; 32 distances, 4 heads
+    expected = 2 * (2 * attention + mlp) + norms + positions + 48 * 32  # the output layer
+    assert (n, n_bytes) == (expected, 8 * expected)
+    assert memory.cache_bytes(model, 10) == 2 * 2 * 32 * 8 * 10  # layers, keys and values, width, bytes, tokens
+
+
+def test_no_fast_engine_is_built_and_the_reason_said():
+    fast, why = select.choose(target_of("t5"), "auto")
+    assert fast is None
+    assert why == "no fast engine for t5: the eager engine alone runs an encoder"
+
+
+# --- The library's own decoders --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("method", "k"), [("generate", 0), ("assisted", 3), ("lookup", 3), (BEAM, 2)])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_librarys_own_decoders_run_as_arms(family, method, k):
+    draft = perturbed(target_of(family), 0.06) if method == "assisted" else None
+    decoding = LibraryDecoding(Arm(method, draft_length=k), target_of(family), PROMPT, N_NEW, draft)
+    decoding.advance()
+    assert len(decoding.tokens) == N_NEW
+    if method != BEAM:
+        assert decoding.tokens == text_of(family)
+    if method == "generate":
+        assert decoding.counts.n_rounds == N_NEW - 1
