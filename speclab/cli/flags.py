@@ -13,6 +13,7 @@ from speclab.drafts.kinds import is_tree
 from speclab.learner.functions import Learner
 from speclab.models import loading, prompts, select
 from speclab.models.limits import check_room
+from speclab.models.placement import PLANS, read_device_map
 from speclab.models.setup import Setup, load_setup
 from speclab.system.errors import UsageProblem
 from speclab.system.files import check_writable
@@ -34,6 +35,13 @@ def add_shared_flags(parser: argparse.ArgumentParser, engines: Sequence[str] = s
     group.add_argument("--device", choices=("auto", "cpu", "cuda", "mps"), default="auto", help="auto: cuda, else cpu")
     group.add_argument(
         "--dtype", choices=("auto", "float32", "bfloat16"), default="auto", help="auto: bfloat16 on cuda"
+    )
+    group.add_argument(
+        "--device-map",
+        type=read_device_map,
+        metavar="PLAN",
+        help="spread the target's weights over GPUs, memory and disk: "
+        f"{', '.join(PLANS)}, or a JSON file (docs/engines.md)",
     )
     group.add_argument(
         "--engine",
@@ -204,6 +212,11 @@ def load(args: argparse.Namespace, temperature: float | None = None) -> tuple[Se
     """The target and the prompts. What can be told to be wrong without the weights is said before they are read."""
     sampling_from(args, temperature)
     loading.choose_device(args.device)
+    if args.device_map is not None:
+        if loading.sizes.is_lab_size(args.target):
+            raise UsageProblem(f"--device-map is for folders and hub names; {args.target} is made on one device")
+        if getattr(args, "batch", None):
+            raise UsageProblem("--device-map and --batch do not go together; leave one of them out")
     tokenizer = loading.load_tokenizer(args.target)
     texts = read_prompts(args, tokenizer)
     room = loading.room_of(args.target)
@@ -231,7 +244,9 @@ def setup_from(
 ) -> Setup:
     """Target, tokenizer and machine from the shared flags. tokenizer: the target's, where it is loaded already."""
     sampling = sampling_from(args, temperature)
-    return load_setup(args.target, sampling, args.device, args.dtype, args.engine, args.threads, tokenizer)
+    return load_setup(
+        args.target, sampling, args.device, args.dtype, args.engine, args.threads, tokenizer, args.device_map
+    )
 
 
 def read_prompts(args: argparse.Namespace, tokenizer: PreTrainedTokenizerBase) -> list[prompts.Prompt]:

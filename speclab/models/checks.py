@@ -27,6 +27,7 @@ from speclab.core.tree import reads
 from speclab.models import rounding
 from speclab.models.cached import CachedModel
 from speclab.models.limits import cached_layers, decoder_config, is_encoder_decoder, is_recurrent
+from speclab.models.placement import is_quantised
 from speclab.models.rounding import Reference
 from speclab.models.uncached import logits_after
 from speclab.system.errors import EnvironmentProblem, UsageProblem, first_line
@@ -42,6 +43,7 @@ STATES = {  # by whether the model reads several tokens in one pass
     "no faster than plain decoding",
 }
 ADVICE = "choose a causal language model with plain attention layers"
+ADVICE_QUANTISED = "its quantised weights take other kernels in other passes; choose another quantisation of the model"
 
 
 def check_model(model: PreTrainedModel) -> None:
@@ -253,5 +255,5 @@ def _compare(model: PreTrainedModel, text: Tensor, reason: str, logits: Tensor, 
     if not difference <= allowed:  # not a number is no agreement either
         raise EnvironmentProblem(
             f"{model.config.model_type} {reason}: logits differ by {difference:.1e} where rounding explains "
-            f"{allowed:.1e} ({how}); {ADVICE}"
+            f"{allowed:.1e} ({how}); {ADVICE_QUANTISED if is_quantised(model) else ADVICE}"
         )

@@ -31,6 +31,7 @@ from speclab.models.checks import check_model
 from speclab.models.experts import with_experts
 from speclab.models.generation import eos_ids
 from speclab.models.limits import Room, configured_room, decoder_config, is_encoder_decoder
+from speclab.models.placement import DeviceMap, describe, keep_while_used, map_options
 from speclab.system.errors import EnvironmentProblem, UsageProblem, is_out_of_memory
 from speclab.system.paths import DATA
 from speclab.system.terminal import harmless, note
@@ -90,7 +91,12 @@ def layers_of(name: str) -> int:
 
 
 def load_model(
-    name: str, device: torch.device, dtype: torch.dtype, role: str = "target", copies: int = 1
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    role: str = "target",
+    copies: int = 1,
+    device_map: DeviceMap | None = None,
 ) -> PreTrainedModel:
     """A checked causal LM or encoder-decoder on the device, from a folder or the hub, or a padded lab model.
 
@@ -99,26 +105,33 @@ def load_model(
     """
     if sizes.is_lab_size(name):
         size = sizes.parse_name(name)
-        small = _whole_model(LAB[role], torch.float32)
+        small = _whole_model(LAB[role], torch.float32, torch.device("cpu"))
         model = padding.padded(small, size.n_parameters, device, dtype, copies, size.vocab_size)
         if size.experts:
             model = with_experts(model, size.experts)
     else:
-        model = _whole_model(name, dtype).to(device).eval()  # type: ignore[arg-type]
+        model = _whole_model(name, dtype, device, device_map).eval()
     check_model(model)
     return model
 
 
-def _whole_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
-    """All weights from the checkpoint, on the CPU. The library fills what is missing with random numbers."""
+def _whole_model(
+    name: str, dtype: torch.dtype, device: torch.device, device_map: DeviceMap | None = None
+) -> PreTrainedModel:
+    """All weights from the checkpoint, on the device. The library fills what is missing with random numbers."""
     config = _load_config(name)
     if os.path.isfile(Path(name) / "generation_config.json"):  # the library goes on without one that is damaged
         loaded(name, "its generation_config.json", lambda: GenerationConfig.from_pretrained(name))
     options = {"dtype": dtype, "weights_only": True, "output_loading_info": True, **NO_CODE}
+    quantised = getattr(config, "quantization_config", None) is not None
+    if quantised and device_map is None:  # the library puts such weights where they stay
+        options |= {"device_map": {"": str(device)}}
+    placed = map_options(device_map)
     kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     model, report = loaded(
-        name, "its config.json and weights", lambda: kind.from_pretrained(name, config=config, **options)
+        name, "its config.json and weights", lambda: kind.from_pretrained(name, config=config, **options, **placed)
     )
+    keep_while_used(model, placed)
     if missing := _first_three(report["missing_keys"]):
         raise EnvironmentProblem(
             f"{short_name(name)} lacks the weights {missing}: its config.json describes another model than its "
@@ -127,7 +140,7 @@ def _whole_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
     if unused := _first_three(report["unexpected_keys"]):
         note(f"{short_name(name)}: its config.json uses no weights {unused}; they are left out")
     eos_ids(model.generation_config)
-    return model
+    return model if quantised or placed else model.to(device)
 
 
 def _first_three(names: set[str]) -> str:
@@ -209,7 +222,7 @@ def exists(name: str) -> bool:
 
 
 def describe_model(name: str, model: PreTrainedModel, role: str = "target") -> str:
-    """One line: family, layers, parameters, and whether it is padded."""
+    """One line: family, layers, parameters, whether it is padded, and where its weights lie if not in one place."""
     config = model.config.get_text_config()
     millions = sum(p.numel() for p in model.parameters()) / 1e6
     n_layers = getattr(config, "num_hidden_layers", None)
@@ -218,7 +231,8 @@ def describe_model(name: str, model: PreTrainedModel, role: str = "target") -> s
         n_layers = len(DynamicCache(config=decoder_config(model)).layers)
         layers = f"an encoder, and a decoder of {n_layers} layer{'s' * (n_layers != 1)}"
     padded = f"; {sizes.describe_padding(name, role)}" if sizes.is_lab_size(name) else ""
-    return f"{name}: {config.model_type}, {layers}, {millions:.1f} M parameters{padded}"
+    placed = f"; {where}" if (where := describe(model)) else ""
+    return f"{name}: {config.model_type}, {layers}, {millions:.1f} M parameters{padded}{placed}"
 
 
 def check_same_tokenizer(

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from speclab.models.memory import USABLE, free_memory
+from speclab.models.placement import why_eager
 from speclab.models.uncached import logits_after
 
 UNITS = {torch.float64: 64, torch.float32: 64}  # allowed between two right computations
@@ -87,7 +88,7 @@ def _in_higher_precision(model: PreTrainedModel) -> PreTrainedModel:
     wider = torch.float64 if model.dtype in (torch.float32, torch.float64) else torch.float32
     n_bytes = sum(p.numel() for p in model.parameters()) * wider.itemsize
     free = free_memory(model.device)
-    if model.dtype == torch.float64 or (wider == torch.float64 and model.device.type == "mps"):
+    if why_eager(model) or model.dtype == torch.float64 or (wider == torch.float64 and model.device.type == "mps"):
         return model
     if free is not None and n_bytes > USABLE * free:
         return model

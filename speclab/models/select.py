@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from transformers import PreTrainedModel
 
-from speclab.models import checks, memory, rounding
+from speclab.models import checks, memory, placement, rounding
 from speclab.models.backends import cuda_graphs
 from speclab.models.backends.buffers import NoFastBackend
 from speclab.models.backends.cuda_graphs import GraphedModel
@@ -80,6 +80,8 @@ def build(model: PreTrainedModel) -> tuple[FastModel | None, str]:
     """The fast form of a model, checked; or None and why there is none."""
     if is_encoder_decoder(model):
         return None, f"no fast engine for {model.config.model_type}: the eager engine alone runs an encoder"
+    if why := placement.why_eager(model):
+        return None, f"no fast engine: {why}"
     makers: list[Callable[[PreTrainedModel], FastModel]] = [ExportedModel]
     if runs_on_graphs(model):  # parts that cannot be compiled are no reason to go without graphs
         makers = [GraphedModel, functools.partial(GraphedModel, compile_parts=False)]

@@ -12,6 +12,7 @@ from speclab.models import checks, generation, limits, loading, select
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.backends.rewrites import can_prepack
 from speclab.models.cached import CachedModel
+from speclab.models.placement import DeviceMap
 from speclab.models.rounding import Reference
 from speclab.system.terminal import note
 
@@ -122,12 +123,13 @@ def load_setup(
     engine: str = "auto",
     threads: int | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    device_map: DeviceMap | None = None,
 ) -> Setup:
     """Load and check a target. Raises UsageProblem or EnvironmentProblem where that cannot be.
 
     target: folder, hub name or lab:SIZE. device: auto, cpu, cuda, mps. dtype: auto, float32, bfloat16. engine: auto,
     fast, eager. threads: of the CPU, None for PyTorch's own number. tokenizer: the target's, where it is loaded
-    already.
+    already. device_map: where the target's weights go, if not all to the device.
     """
     where, why_device = loading.choose_device(device)
     on_gpu = where.type == "cuda"
@@ -142,7 +144,7 @@ def load_setup(
         torch.backends.cuda.enable_cudnn_sdp(False)  # it makes a plan for every shape, and a text has many
     tokenizer = tokenizer or loading.load_tokenizer(target)
     copies = 2 if engine != "eager" and can_prepack(where, precision) else 1  # the fast engine packs a second one
-    model = loading.load_model(target, where, precision, "target", copies)
+    model = loading.load_model(target, where, precision, "target", copies, device_map)
     reasons = {"device": why_device, "dtype": why_dtype, "threads": why_threads(threads)}
     return setup_of(model, tokenizer, loading.short_name(target), sampling, engine, reasons)
 

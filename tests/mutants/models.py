@@ -18,6 +18,12 @@ from tests.mutants.bugs import mutant
 # ---------------------------------------------------------------- the checks of a model
 
 
+@mutant(24, "a_spread_model_runs_eagerly_and_its_weights_on_disk_go_with_it", file="models/test_placement")
+def takes_weights_in_several_places_for_weights_in_one() -> None:
+    """takes a model with weights in several places for one with all of them in one place"""
+    select.placement.is_sharded = lambda model: False
+
+
 @mutant(24, "an_encoder_attends_to_later_tokens", file="models/test_checks")
 def does_not_look_at_later_tokens() -> None:
     """does not look whether a later token changes earlier logits"""

@@ -43,7 +43,8 @@ def layer_outputs(model: PreTrainedModel, layers: Iterable[int]) -> Iterator[dic
     outputs: dict[int, Tensor] = {}
 
     def keep(layer: int, module: nn.Module, inputs: Any, output: Any) -> None:
-        outputs[layer] = output if isinstance(output, Tensor) else output[0]
+        states = output if isinstance(output, Tensor) else output[0]
+        outputs[layer] = states.to(model.device)  # layers may lie on several devices
 
     modules = decoder_layers(model)
     handles = [modules[layer].register_forward_hook(functools.partial(keep, layer)) for layer in layers]
@@ -93,7 +94,7 @@ def first_states(model: PreTrainedModel, tokens: Tensor, n_layers: int, **option
 def move_rows(tensors: Iterable[Tensor], length: int, rows: Tensor) -> None:
     """In place: of the rows behind `length` these, (n,), come first. tensors: (1, heads, tokens, head width) each."""
     for tensor in tensors:
-        tensor[:, :, length : length + len(rows)] = tensor[:, :, length + rows]
+        tensor[:, :, length : length + len(rows)] = tensor[:, :, length + rows.to(tensor.device)]
 
 
 class EagerBackend:

@@ -1,0 +1,100 @@
+"""Where weights lie: on several devices, by the library's device_map, or quantised, as the checkpoint says.
+
+A target that does not fit one GPU is spread over several, main memory and the disk; each layer computes where its
+weights and its part of the cache lie. Nothing else changes: a pass reads all weights, from wherever they are.
+"""
+
+import functools
+import importlib.util
+import json
+import shutil
+import tempfile
+import weakref
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from speclab.system.errors import EnvironmentProblem, UsageProblem
+
+PLANS = ("auto", "balanced", "sequential")  # words of the library
+DeviceMap = str | dict[str, int | str]
+
+
+def read_device_map(text: str) -> DeviceMap:
+    """What `--device-map` names: one of PLANS, or the device of each module in a JSON file. UsageProblem, else."""
+    if text in PLANS:
+        return text
+    advice = f'give {", ".join(PLANS)}, or a JSON file such as {{"model.layers.0": 0, "model.layers.1": "cpu"}}'
+    try:
+        found = json.loads(Path(text).read_text("utf-8"))
+    except (OSError, ValueError):
+        raise UsageProblem(f"--device-map {text} is no plan and no JSON file; {advice}") from None
+    if not isinstance(found, dict) or not found:
+        raise UsageProblem(f"--device-map {text} holds no devices of modules; {advice}")
+    for module, device in found.items():
+        if not _is_device(device):
+            raise UsageProblem(f"--device-map {text}: {module} is put on {device!r}; a device is 0, 1 …, cpu or disk")
+    return found
+
+
+def _is_device(device: Any) -> bool:
+    if isinstance(device, str):
+        return device in ("cpu", "disk")
+    return isinstance(device, int) and not isinstance(device, bool) and device >= 0
+
+
+def map_options(device_map: DeviceMap | None) -> dict[str, Any]:
+    """Options of `from_pretrained` for it. EnvironmentProblem where the package that the library needs is missing."""
+    if device_map is None:
+        return {}
+    if importlib.util.find_spec("accelerate") is None:
+        raise EnvironmentProblem("--device-map needs the package accelerate; pip install accelerate")
+    if isinstance(device_map, dict):
+        for device in device_map.values():
+            if isinstance(device, int) and device >= torch.cuda.device_count():
+                raise EnvironmentProblem(f"--device-map: there is no GPU {device} here; correct the file, or give auto")
+    return {"device_map": device_map, "offload_folder": tempfile.mkdtemp(prefix="weights-")}
+
+
+def keep_while_used(model: PreTrainedModel, options: dict[str, Any]) -> None:
+    """Delete the folder of the weights on disk when the model is gone. EnvironmentProblem: its first ones lie there."""
+    if not options:
+        return
+    weakref.finalize(model, functools.partial(shutil.rmtree, options["offload_folder"], ignore_errors=True))
+    if model.device.type == "meta":
+        raise EnvironmentProblem("--device-map puts the embeddings on the disk; put them on a GPU or on cpu")
+
+
+def is_sharded(model: PreTrainedModel) -> bool:
+    """Whether its weights lie in several places."""
+    return len(set(_map_of(model).values())) > 1
+
+
+def _map_of(model: PreTrainedModel) -> dict[str, int | str]:
+    return getattr(model, "hf_device_map", {})
+
+
+def is_quantised(model: PreTrainedModel) -> bool:
+    """Whether its checkpoint holds quantised weights, which stay as they are."""
+    return getattr(model, "hf_quantizer", None) is not None
+
+
+def describe(model: PreTrainedModel) -> str:
+    """What is to be said of it, "" where its weights are plain and in one place."""
+    said = []
+    if is_sharded(model):
+        places = Counter(str(place) for place in _map_of(model).values())
+        said.append("modules on " + ", ".join(f"{place}: {n}" for place, n in places.items()))
+    if is_quantised(model):
+        said.append("quantised")
+    return "; ".join(said)
+
+
+def why_eager(model: PreTrainedModel) -> str:
+    """Why only the eager engine runs it, "" where others may."""
+    if is_sharded(model):
+        return "its weights lie on several devices"
+    return "its weights are quantised" if is_quantised(model) else ""
