@@ -18,13 +18,9 @@ from draft_models import as_draft
 from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import Sampling
 from speclab.models.cached import CachedModel
+from speclab.models.shared_tokens import text_of
 
 BEFORE = 8  # tokens of the target in front of what is cut, so that it is cut as it stands in the text
-
-
-def text_of(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
-    """Without special tokens, and with the spaces as they are."""
-    return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
 class RetokenizedDrafter:

@@ -1,7 +1,7 @@
 """What a round costs here, and how likely its drafts are to be accepted: the two inputs of every prediction."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from torch import Tensor
@@ -10,6 +10,7 @@ from draft_models import ModelDrafter, draft_room
 from speclab.core.sampling import Sampling
 from speclab.drafts.heads.drafter import HeadDrafter
 from speclab.drafts.hybrid import LookupDrafter, parts
+from speclab.drafts.intersect import IntersectDrafter
 from speclab.drafts.oracle import OracleDraft
 from speclab.lab.harness import Bench, Measurement
 from speclab.lab.output_checks import both_distributions, lookups
@@ -48,7 +49,10 @@ def accept_probs(
     if not isinstance(drafter, ModelDrafter):
         return rows
     # Near the end of its context a model drafts fewer tokens.
-    return [row[: draft_room(drafter.draft, prompt.ids.shape[1] + t)] for t, row in enumerate(rows)]
+    read: Iterable[int] = range(prompt.ids.shape[1], prompt.ids.shape[1] + len(text))
+    if isinstance(drafter, IntersectDrafter):  # it reads the text in tokens of its own
+        read = drafter.n_read(prompt.id_list, text)
+    return [row[: draft_room(drafter.draft, n)] for row, n in zip(rows, read, strict=True)]
 
 
 def _ratios(target_probs: Tensor, draft_probs: Tensor, text: list[int]) -> np.ndarray:

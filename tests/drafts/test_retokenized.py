@@ -1,13 +1,10 @@
 """A draft with another tokenizer: same text, a cache of its own tokens, and what it says."""
 
-import json
-import shutil
-
 import pytest
 import torch
 from decoding import plain_text, speculative_rounds
 from llamas import tiny_llama
-from torch import Tensor
+from renumbered import save_renumbered
 
 from draft_models import ModelDrafter
 from speclab.core.rounds import tokens_of
@@ -145,28 +142,8 @@ def test_it_is_a_lookup_to_the_lab():
 
 @pytest.fixture(scope="module")
 def renumbered(tmp_path_factory) -> str:
-    """The lab's draft in a folder, with its tokenizer's ids in another order: another tokenizer, the same words."""
-    folder = tmp_path_factory.mktemp("renumbered")
-    shutil.copytree(loading.LAB_DRAFT, folder, dirs_exist_ok=True)
-    content = json.loads((folder / "tokenizer.json").read_text("utf-8"))
-    special = {entry["id"] for entry in content["added_tokens"]}
-    usual = sorted(i for i in content["model"]["vocab"].values() if i not in special)
-    new_id = dict(zip(usual, usual[::-1], strict=True)) | {i: i for i in special}
-    content["model"]["vocab"] = {word: new_id[i] for word, i in content["model"]["vocab"].items()}
-    (folder / "tokenizer.json").write_text(json.dumps(content), "utf-8")
-    model = loading.load_model(loading.LAB_DRAFT, torch.device("cpu"), torch.float32, "draft")
-    order = torch.arange(model.config.vocab_size)
-    for old, new in new_id.items():
-        order[new] = old
-    with torch.no_grad():
-        table = model.get_input_embeddings().weight
-        rows: Tensor = table[order].clone()
-        head = model.get_output_embeddings().weight
-        if head is not table:
-            head.copy_(head[order].clone())
-        table.copy_(rows)
-    model.save_pretrained(folder)
-    return str(folder)
+    """The lab's draft in a folder, with its tokenizer's ids in another order."""
+    return save_renumbered(tmp_path_factory.mktemp("renumbered"))
 
 
 def test_the_labs_draft_under_other_ids_says_the_same(renumbered):
