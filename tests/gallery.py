@@ -43,6 +43,7 @@ FILES = (
     "heads",
     "exits",
     "lengths",
+    "vocabularies",
     "trees",
     "tree_shapes",
     "batches",

@@ -2,11 +2,13 @@
 
 The draft keeps its own ids. Its distribution is restricted to the shared tokens and renormalised, and handed over as
 one over the target's whole vocabulary, zero elsewhere: then the usual accept rule is exact, whatever is shared
-(token-level intersection: Timor et al., arXiv 2502.05202, algorithm 4). Temperature, top-k and top-p apply to the
-restricted distribution, as they do to a model's. How the draft reads the text is in speclab/models/shared_tokens.py.
+(token-level intersection: Timor et al., "Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for
+Heterogeneous Vocabularies", arXiv 2502.05202). Temperature, top-k and top-p apply to the restricted distribution, as
+they do to a model's. How the draft reads the text is in speclab/models/shared_tokens.py.
 
-Both prices are measured: the mass that the draft gives to tokens that the target lacks, which is spread over the
-others, and the mass that the target gives to tokens that the draft lacks, which are never drafted.
+Both prices are measured (`note_outside` in speclab/lab/acceptance_probs.py): the mass that the draft gives to tokens
+that are not shared, which is spread over the others, and the mass that the target gives to such, which are never
+drafted.
 """
 
 from typing import Protocol

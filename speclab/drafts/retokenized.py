@@ -1,8 +1,8 @@
 """Drafts with a model of another family: its tokens become text, and the text becomes tokens of the target.
 
 The text so far goes into the draft model in the draft's own tokens. What it continues with is read as text, and the
-target's tokenizer cuts that into ids that the target can judge (universal assisted generation: Timor et al.,
-arXiv 2502.05202, algorithm 2). Proposals are certain of their tokens, so every rule is exact with them, greedy and
+target's tokenizer cuts that into ids that the target can judge (universal assisted generation; string-level exact match
+in Timor et al., arXiv 2502.05202). Proposals are certain of their tokens, so every rule is exact with them, greedy and
 sampled; the draft itself always takes its most probable token. To the rest of the lab this is a lookup: the text alone
 says what is proposed.
 

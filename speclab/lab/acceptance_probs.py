@@ -77,6 +77,37 @@ def _of_chains(
     return rows
 
 
+def note_outside(measured: Measurement) -> None:
+    """Put into every sample of a draft by shared tokens what both models gave to other tokens.
+
+    Two sums of probabilities over the places of the decoded tokens, of the draft's distribution before it is
+    restricted and of the target's, both as sampled from, from uncached passes. The draft's are 0 beyond its context.
+    """
+    bench = measured.bench
+
+    @functools.cache
+    def masses(draft: str, temperature: float, prompt_index: int, text: tuple[int, ...]) -> tuple[float, float]:
+        prompt, sampling = measured.prompts[prompt_index].id_list, bench.setup.sampling_at(temperature)
+        drafter, vocab = _by_shared_tokens(bench, draft), bench.setup.target.vocab_size
+        assert drafter is not None
+        target_probs = losslessness.distributions(bench.setup.target.model, prompt, list(text), sampling, vocab)
+        of_target = 1 - target_probs.double()[:, drafter.shared.target_ids].sum(-1)  # (n,)
+        of_draft = drafter.probs(prompt, list(text), sampling, vocab)[1].double()
+        # The first token came with the prompt's own pass.
+        return of_draft.clamp(0, 1)[1:].sum().item(), of_target.clamp(0, 1)[1:].sum().item()
+
+    for sample in measured.samples:
+        if sample.arm.speculative and _by_shared_tokens(bench, sample.arm.draft):
+            place = (sample.arm.draft, sample.temperature, sample.prompt_index)
+            of_draft, of_target = zip(*(masses(*place, tuple(text)) for text in sample.texts), strict=True)
+            sample.outside = sum(of_draft), sum(of_target)
+
+
+def _by_shared_tokens(bench: Bench, draft: str) -> IntersectDrafter | None:
+    """The part of a draft that drafts shared tokens; None where there is none."""
+    return next((part for part in parts(bench.drafters[draft]) if isinstance(part, IntersectDrafter)), None)
+
+
 def probs_of_texts(measured: Measurement, longest: int) -> ProbsOfText:
     """`accept_probs` of a measurement's own texts, each computed once: every draft length asks for the same ones."""
 

@@ -122,6 +122,21 @@ def test_text_that_would_be_cut_otherwise_is_cut_alone():
     assert drafter._cut("c") == [3]
 
 
+def test_ids_that_the_target_lacks_end_the_proposal():
+    """A tokenizer may know more words than the model has logits for."""
+
+    class Says(RetokenizedDrafter):
+        def _continued(self, context: list[int], n: int) -> list[int]:
+            return self.own.encode("babcab")
+
+    made = drafter_for(OTHERS["others"])
+    for n_ids, expected in ((5, [1, 4, 2]), (4, [1]), (1, [])):  # "b", "abc", "ab"
+        drafter = Says(made.draft, made.own, OF_TARGET, n_ids)
+        drafter.prefill(None, torch.tensor([[3]]), Sampling())
+        assert drafter.lookup(4) == expected
+        assert drafter.matched == len(expected)
+
+
 def test_the_context_of_the_draft_ends_the_proposals():
     drafter = drafter_for(OTHERS["others"])
     drafter.draft.max_length = 6
