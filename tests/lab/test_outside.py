@@ -29,7 +29,8 @@ from tests.present.test_report import make_row, make_run
 COMMON = {"target": "tiny", "device": "cpu", "dtype": "float64"}
 N_TARGET, N_DRAFT = 12, 10
 PROMPT = [3, 4, 0]
-TEXTS = [[6, 3, 1, 10, 2, 7], [5, 5, 4]]
+TEXTS = [[6, 3, 1, 10, 2, 7, *range(12), 0, 4, 8, 1, 5, 9, 2, 6, 10, 3, 7, 11], [5, 5, 4]]
+N_DECODED = 29 + 2
 
 
 def sample_of(draft: str, temperature: float) -> Sample:
@@ -77,14 +78,16 @@ def test_the_sums_are_the_definition(sampling):
             own = Pairs(OVERLAP, N_DRAFT).prompt(before)
             of_draft += outside(drafter.draft.model, own, OVERLAP.draft_ids, sampling)
             of_target += outside(target.model, before, OVERLAP.target_ids, sampling)
-    assert 0 < of_target < 7
-    assert 0 < of_draft < 7
+    assert 0 < of_target < N_DECODED
+    assert 0 < of_draft < N_DECODED
     found = {sample.arm.draft: sample.outside for sample in measured.samples}
     assert found.keys() == {"", "shared", "hybrid", "ngram", "model"}
     assert found["shared"] == found["hybrid"] == pytest.approx((of_draft, of_target), abs=1e-5)
     assert found[""] is found["ngram"] is found["model"] is None
     row = build_row(Arm("shared", "shared", 2), [measured.samples[1]], [measured.samples[0]], COMMON, "all")
-    assert (row.draft_outside, row.target_outside) == pytest.approx((of_draft / 7, of_target / 7), abs=1e-5)
+    assert (row.draft_outside, row.target_outside) == pytest.approx(
+        (of_draft / N_DECODED, of_target / N_DECODED), abs=1e-6
+    )
 
 
 def test_a_row_has_both_or_neither():
@@ -96,8 +99,8 @@ def test_a_row_has_both_or_neither():
     assert row.draft_outside is row.target_outside is None, "one of two prompts is not measured"
     samples[1].outside = (0.0, 2.8)
     row = build_row(arm, samples, baseline, COMMON, "all")
-    assert (row.draft_outside, row.target_outside) == pytest.approx((0.7 / 14, 4.2 / 14))
-    assert row.n_emitted == 14
+    assert (row.draft_outside, row.target_outside) == pytest.approx((0.7 / 62, 4.2 / 62))
+    assert row.n_emitted == 2 * N_DECODED
 
 
 def test_it_stands_beside_the_ladder_and_in_a_line_of_its_own():
