@@ -18,7 +18,7 @@ BREAK = "\n"  # a text that is cut behind it is cut as in the middle of a line
 
 
 class SharedTokens(NamedTuple):
-    """Pairs of ids that mean the same, by the target's id, and how many ordinary tokens either vocabulary has."""
+    """Pairs of ids that mean the same, by the target's id, and how many tokens of either vocabulary could be in one."""
 
     target_ids: list[int]
     draft_ids: list[int]
@@ -112,11 +112,13 @@ def shared_tokens(
     """
     target_id, draft_id = ({added: i for i, added in reversed(of.items())} for of in (of_target, of_draft))
     pairs = {i: draft_id[added] for added, i in target_id.items() if added in draft_id}
-    of_end, draft_end = ends
+    (of_end, draft_end), targets, drafts = ends, set(of_target), set(of_draft)
     if of_end is not None and draft_end is not None:
         pairs[of_end] = draft_end
+        targets.add(of_end)
+        drafts.add(draft_end)
     target_ids = sorted(pairs)
-    return SharedTokens(target_ids, [pairs[i] for i in target_ids], len(of_target), len(of_draft))
+    return SharedTokens(target_ids, [pairs[i] for i in target_ids], len(targets), len(drafts))
 
 
 class Reading:

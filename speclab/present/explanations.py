@@ -110,8 +110,8 @@ def learner_table(run: ComparisonRun) -> Table:
 
 OUTSIDE = (
     "draft out: mean probability that the draft gives to tokens that are not shared; shared ones are drafted instead",
-    "target out: the same of the target's probability; these tokens are never drafted, so at a place a drafted token "
-    "is accepted with probability 1 minus this at most",
+    "target out: the same of the target's probability; the model never drafts these tokens, so at a place its token is "
+    "accepted with probability 1 minus this at most",
 )
 
 

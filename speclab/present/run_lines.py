@@ -115,7 +115,7 @@ def outside_lines(run: LabRun) -> list[str]:
             by_draft.setdefault((row.method, row.temperature), []).append((row.draft_outside, row.target_outside))
     return [
         f"{method}, T = {temperature:g}: tokens that are not shared have {mean(of_draft):.1%} of the draft's "
-        f"probability, in whose place shared ones are drafted, and {mean(of_target):.1%} of the target's: never drafted"
+        f"probability, which goes to shared ones, and {mean(of_target):.1%} of the target's, which it never drafts"
         for (method, temperature), shares in by_draft.items()
         for of_draft, of_target in [zip(*shares, strict=True)]
     ]

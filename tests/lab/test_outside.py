@@ -112,7 +112,7 @@ def test_it_stands_beside_the_ladder_and_in_a_line_of_its_own():
             row.draft_outside, row.target_outside = (0.125, 0.25) if row.draft_length == 2 else (0.375, 0.25)
     (line,) = run_lines.remarks(run)
     assert line.startswith("intersect:other, T = 0: tokens that are not shared have 25.0% of the draft's probability")
-    assert line.endswith("and 25.0% of the target's: never drafted")
+    assert line.endswith("and 25.0% of the target's, which it never drafts")
     text = report.comparison(run, markdown=True)
     assert all(f"- {legend}" in text for legend in explanations.OUTSIDE)
     rows = [row for row in run.rows if row.prompt_kind == "all"]

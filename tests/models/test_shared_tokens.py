@@ -68,6 +68,10 @@ def test_special_tokens_are_shared_where_both_end_a_text_with_them():
     assert set(zip(*both[:2], strict=True)) - set(zip(*without[:2], strict=True)) == {
         (target.eos_token_id, own.eos_token_id)
     }
+    assert (both.n_target, both.n_draft) == (without.n_target + 1, without.n_draft + 1)
+    same = shared_tokens(of_target, of_target, (target.eos_token_id, target.eos_token_id))
+    assert same.share == 1
+    assert same.n_target == len(same.target_ids)
 
 
 def test_words_without_anything_between_them_are_pairs_too():
