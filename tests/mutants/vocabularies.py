@@ -5,7 +5,6 @@ import sys
 import torch
 from torch import Tensor
 
-from speclab.core.rounds import Draft
 from speclab.core.sampling import draw_draft
 from speclab.drafts.intersect import IntersectDrafter
 from speclab.drafts.retokenized import RetokenizedDrafter
@@ -18,33 +17,32 @@ RETOKENIZED = "drafts/test_retokenized"
 @mutant(25, "a_round_emits_the_targets_joint_law", file=LAW)
 def does_not_renormalise_over_the_shared_tokens() -> None:
     """hands over the probabilities that shared tokens had before the draft's distribution was restricted to them"""
-    restricted, propose = IntersectDrafter._restricted, IntersectDrafter.propose
+    right, restricted = IntersectDrafter._run, IntersectDrafter._restricted
+    shares: list[Tensor] = []
 
-    def note_shares(drafter: IntersectDrafter, logits: Tensor, vocab_size: int) -> Tensor:
-        drafter.__dict__.setdefault("shares", []).append(logits.softmax(-1)[:, drafter._draft_ids].sum(-1))
+    def note_share(drafter: IntersectDrafter, logits: Tensor, vocab_size: int) -> Tensor:
+        shares.append(logits.softmax(-1)[:, drafter._draft_ids].sum(-1, keepdim=True))
         return restricted(drafter, logits, vocab_size)
 
-    def scaled(drafter: IntersectDrafter, k: int, uniforms: Tensor) -> Draft:
-        drafter.__dict__["shares"] = []
-        draft = propose(drafter, k, uniforms)
-        if draft.probs is None:
-            return draft
-        shares = torch.stack(drafter.__dict__["shares"], dim=1)  # (1, n)
-        return draft._replace(probs=draft.probs * shares[:, :, None])
+    def run(drafter: IntersectDrafter, ids: Tensor, uniforms: Tensor) -> list[tuple[Tensor, Tensor | None]]:
+        shares.clear()
+        drawn = right(drafter, ids, uniforms)
+        return [
+            (token, None if law is None else law * share) for (token, law), share in zip(drawn, shares, strict=True)
+        ]
 
-    IntersectDrafter._restricted, IntersectDrafter.propose = note_shares, scaled
+    IntersectDrafter._restricted, IntersectDrafter._run = note_share, run
 
 
 @mutant(25, "where_all_is_shared_it_is_the_model", file=TEXT)
 def proposes_the_drafts_own_ids() -> None:
     """proposes a shared token by the draft's id, not by the target's"""
-    right = IntersectDrafter.propose
+    right = IntersectDrafter._run
 
-    def propose(drafter: IntersectDrafter, k: int, uniforms: Tensor) -> Draft:
-        draft = right(drafter, k, uniforms)
-        return draft._replace(tokens=drafter._draft_id[draft.tokens])
+    def run(drafter: IntersectDrafter, ids: Tensor, uniforms: Tensor) -> list[tuple[Tensor, Tensor | None]]:
+        return [(drafter._draft_id[token], law) for token, law in right(drafter, ids, uniforms)]
 
-    IntersectDrafter.propose = propose
+    IntersectDrafter._run = run
 
 
 @mutant(25, "text_cache_and_laws", "where_all_is_shared_it_is_the_model", file=TEXT)
