@@ -69,7 +69,7 @@ class ModelDrafter:
         draft = as_drawn(self._run(self.draft.replace_unknown(not_fed), uniforms[:, :k]))
         if draft.probs is None:
             return draft
-        missing = self._vocab_size - self.draft.vocab_size
+        missing = self._vocab_size - draft.probs.shape[-1]
         return draft._replace(probs=nn.functional.pad(draft.probs, (0, missing)))  # (1, n, the target's vocabulary)
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:

@@ -46,6 +46,7 @@ FILES = (
     "heads",
     "exits",
     "lengths",
+    "vocabularies",
     "trees",
     "tree_shapes",
     "batches",

@@ -5,6 +5,7 @@ from speclab.core.rounds import Drafter
 from speclab.drafts.block import BlockDrafter
 from speclab.drafts.heads.drafter import HeadDrafter
 from speclab.drafts.hybrid import parts
+from speclab.drafts.intersect import IntersectDrafter
 from speclab.drafts.retokenized import RetokenizedDrafter
 from speclab.drafts.tree import Branching
 from speclab.drafts.trees.fixed import TreeDrafter
@@ -19,7 +20,8 @@ def describe_draft(name: str, drafter: Drafter, engine: str) -> str | None:
     """
     if isinstance(drafter, ModelDrafter):
         eager = "; on the eager engine" * (drafter.draft.engine != engine)
-        return loading.describe_model(name, drafter.draft.model, "draft") + eager
+        shared = f"; {drafter.shared.describe()}" if isinstance(drafter, IntersectDrafter) else ""
+        return loading.describe_model(name, drafter.draft.model, "draft") + shared + eager
     if isinstance(drafter, RetokenizedDrafter):
         model = loading.describe_model(name, drafter.draft.model, "draft")
         return f"{model}; its text is cut into the target's tokens"

@@ -13,8 +13,8 @@ from speclab.system.errors import UsageProblem
 
 KINDS = (
     "model, ngram, suffix, feature, feature:wide, feature:HEAD, block, block:HEAD, exit:N, hybrid, "
-    "hybrid:LOOKUP+MODEL, merge:A+B, tree:SHAPE:MODEL, sampled-tree:SHAPE:MODEL, retokenize:NAME, dial:0.8, lab:SIZE, "
-    "a folder or a hub name"
+    "hybrid:LOOKUP+MODEL, merge:A+B, tree:SHAPE:MODEL, sampled-tree:SHAPE:MODEL, retokenize:NAME, intersect:NAME, "
+    "dial:0.8, lab:SIZE, a folder or a hub name"
 )
 LOOKUPS: dict[str, type[NgramDrafter] | type[SuffixDrafter]] = {"ngram": NgramDrafter, "suffix": SuffixDrafter}
 USUAL_HYBRID = "suffix+feature"
@@ -22,7 +22,9 @@ MERGE = "merge"
 AS_WIDE = "wide"  # feature:wide, the lab's head padded to the width of a padded target
 LAB_HEADS = {kind: str(loading.LAB_PAIR / kind) for kind in FORMATS}
 TREES = {"tree": False, "sampled-tree": True}  # whether their tokens are drawn
-RETOKENIZE = "retokenize"  # a model with another tokenizer
+RETOKENIZE = "retokenize"  # a model with another tokenizer, whose text is cut into the target's tokens
+INTERSECT = "intersect"  # the same, by the tokens that both have
+OTHERS = (RETOKENIZE, INTERSECT)
 NEVER_IN_HYBRIDS = ("hybrid", "dial", MERGE, RETOKENIZE, *TREES)
 MOST_IN_TREE = 64  # tokens
 BEST = "best"  # in the place of a shape: the most probable branches, as many tokens as -k says
@@ -32,7 +34,7 @@ EXIT, LAB_EXIT = "exit", str(loading.LAB_PAIR / "exit")
 WORDS = (
     *("model", "ngram", "suffix", "feature", "hybrid", "eagle3", "block", "dflash", "dspark", "dial:0.8", "none"),
     *("exit", "early-exit", "layerskip", "kangaroo", "tree", "sampled-tree", "merge"),
-    *("retokenize", "universal", "lookup", "prompt-lookup", "assistant", "draft", "draft-model"),
+    *("retokenize", "intersect", "universal", "lookup", "prompt-lookup", "assistant", "draft", "draft-model"),
 )
 
 
@@ -48,10 +50,15 @@ def check_kind(kind: str, greedy: bool = True) -> None:
         accuracy_of(kind, number)
         if not greedy:
             raise UsageProblem(NEEDS_GREEDY)
-        if name == "ngram" or (name not in ("", "free", "model") and _mistyped(name)):
+        if (
+            name == "ngram"
+            or name.partition(":")[0] in OTHERS
+            or (name not in ("", "free", "model") and _mistyped(name))
+        ):
             raise UsageProblem(f"--draft {kind}: give the dial a model to pay for, for example dial:0.8:model")
         return
-    of_own = {EXIT: _check_exit, RETOKENIZE: _check_retokenize, **dict.fromkeys(LAB_HEADS, _check_head)}
+    of_own = {EXIT: _check_exit, **dict.fromkeys(OTHERS, _check_other)}
+    of_own |= dict.fromkeys(LAB_HEADS, _check_head)
     if word in of_own:
         of_own[word](kind, word, rest)
         return
@@ -83,7 +90,7 @@ def _check_head(kind: str, word: str, rest: str) -> None:
         raise UsageProblem(f"--draft {word}: the lab has no such head yet; type: python -m training.drafts {word}")
 
 
-def _check_retokenize(kind: str, word: str, rest: str) -> None:
+def _check_other(kind: str, word: str, rest: str) -> None:
     """Refuse a name that can be no model's."""
     if _mistyped(rest):
         raise UsageProblem(
@@ -233,8 +240,8 @@ def drafter_name(kind: str) -> str:
     word, _, rest = kind.partition(":")
     if word in LAB_HEADS and kind not in (word, f"feature:{AS_WIDE}"):
         return f"{word}:{loading.short_name(rest)}"
-    if word == RETOKENIZE:
-        return f"{RETOKENIZE}:{loading.short_name(rest)}"
+    if word in OTHERS:
+        return f"{word}:{loading.short_name(rest)}"
     if word == EXIT:
         own = not rest or rest.isdecimal()
         return f"{EXIT}:{int(rest or exit_layer_of(LAB_EXIT) or 0) if own else loading.short_name(rest)}"

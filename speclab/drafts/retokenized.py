@@ -1,8 +1,8 @@
 """Drafts with a model of another family: its tokens become text, and the text becomes tokens of the target.
 
 The text so far goes into the draft model in the draft's own tokens. What it continues with is read as text, and the
-target's tokenizer cuts that into ids that the target can judge (universal assisted generation: Timor et al.,
-arXiv 2502.05202, algorithm 2). Proposals are certain of their tokens, so every rule is exact with them, greedy and
+target's tokenizer cuts that into ids that the target can judge (universal assisted generation; string-level exact match
+in Timor et al., arXiv 2502.05202). Proposals are certain of their tokens, so every rule is exact with them, greedy and
 sampled; the draft itself always takes its most probable token. To the rest of the lab this is a lookup: the text alone
 says what is proposed.
 
@@ -18,13 +18,9 @@ from draft_models import as_draft
 from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import Sampling
 from speclab.models.cached import CachedModel
+from speclab.models.shared_tokens import text_of
 
 BEFORE = 8  # tokens of the target in front of what is cut, so that it is cut as it stands in the text
-
-
-def text_of(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
-    """Without special tokens, and with the spaces as they are."""
-    return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
 class RetokenizedDrafter:

@@ -12,15 +12,17 @@ from speclab.drafts.heads.block import BlockHead
 from speclab.drafts.heads.exit_files import read_adapter
 from speclab.drafts.heads.files import read_head
 from speclab.drafts.hybrid import Choosing, HybridDrafter, parts
+from speclab.drafts.intersect import IntersectDrafter, intersect
 from speclab.drafts.kinds import (
     AS_WIDE,
     EXIT,
+    INTERSECT,
     KINDS,
     LAB_EXIT,
     LAB_HEADS,
     LOOKUPS,
     MERGE,
-    RETOKENIZE,
+    OTHERS,
     STATIC,
     TREES,
     accuracy_of,
@@ -91,8 +93,8 @@ def make_drafter(kind: str, setup: Setup, seed: int = 0) -> Drafter:
         return BlockDrafter(head, ids) if isinstance(head, BlockHead) else FeatureDrafter(head, ids)
     if word == EXIT:
         return _exit_drafter(rest, setup)
-    if word == RETOKENIZE:
-        return RetokenizedDrafter(*setup.load_other_draft(rest), setup.tokenizer, setup.target.vocab_size)
+    if word in OTHERS:
+        return _other_drafter(kind, setup)
     return ModelDrafter(_draft_model(kind, setup))
 
 
@@ -110,6 +112,15 @@ def _growing(kind: str, setup: Setup, seed: int) -> GrowingDrafter:
         check_no_encoder(drafter.draft.model, "a tree", OTHER_DRAFT)
         check_tree(drafter.draft)
     return drafter
+
+
+def _other_drafter(kind: str, setup: Setup) -> Drafter:
+    """A draft model of another family."""
+    word, _, rest = kind.partition(":")
+    draft, own = setup.load_other_draft(rest, word)
+    if word == INTERSECT:
+        return intersect(draft, own, setup, kind)
+    return RetokenizedDrafter(draft, own, setup.tokenizer, setup.target.vocab_size)
 
 
 def _exit_drafter(rest: str, setup: Setup) -> ExitDrafter:
@@ -188,9 +199,9 @@ def check_prompts(target: CachedModel, drafters: Iterable[Drafter], prompts: lis
     """
     for prompt in prompts:
         check_prompt(target, prompt.ids, max_new_tokens)
-    longest = max(prompt.ids.shape[1] for prompt in prompts)
     proposing = [part for drafter in drafters for part in parts(drafter)]
-    for draft in (part.draft for part in proposing if isinstance(part, ModelDrafter)):
+    for part in (part for part in proposing if isinstance(part, ModelDrafter)):
+        draft, longest = part.draft, max(_n_read(part, prompt) for prompt in prompts)
         room = sys.maxsize if draft.max_length is None else draft.max_length
         for_prompt = draft.room.for_prompt()
         if for_prompt is not None and longest > for_prompt:
@@ -200,3 +211,8 @@ def check_prompts(target: CachedModel, drafters: Iterable[Drafter], prompts: lis
             )
         if draft.room.length_after(longest) + max_new_tokens > room + 1:
             note(f"the draft model's context is {room} tokens: near and beyond it rounds draft fewer, or none")
+
+
+def _n_read(drafter: ModelDrafter, prompt: Prompt) -> int:
+    """Tokens of a prompt, as the drafter reads it."""
+    return drafter.n_read(prompt.id_list, [0])[0] if isinstance(drafter, IntersectDrafter) else prompt.ids.shape[1]

@@ -1,7 +1,7 @@
 """What a round costs here, and how likely its drafts are to be accepted: the two inputs of every prediction."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from torch import Tensor
@@ -10,6 +10,7 @@ from draft_models import ModelDrafter, draft_room
 from speclab.core.sampling import Sampling
 from speclab.drafts.heads.drafter import HeadDrafter
 from speclab.drafts.hybrid import LookupDrafter, parts
+from speclab.drafts.intersect import IntersectDrafter
 from speclab.drafts.oracle import OracleDraft
 from speclab.lab.harness import Bench, Measurement
 from speclab.lab.output_checks import both_distributions, lookups
@@ -49,7 +50,10 @@ def accept_probs(
         return rows
     # Near the end of its context a model drafts fewer tokens.
     n_before = drafter.draft.room.length_after(prompt.ids.shape[1])
-    return [row[: draft_room(drafter.draft, n_before + t)] for t, row in enumerate(rows)]
+    read: Iterable[int] = range(n_before, n_before + len(text))
+    if isinstance(drafter, IntersectDrafter):  # it reads the text in tokens of its own
+        read = drafter.n_read(prompt.id_list, text)
+    return [row[: draft_room(drafter.draft, n)] for row, n in zip(rows, read, strict=True)]
 
 
 def _ratios(target_probs: Tensor, draft_probs: Tensor, text: list[int]) -> np.ndarray:
@@ -72,6 +76,37 @@ def _of_chains(
         for t, ratio in enumerate(_ratios(target_probs[depth:], probs[:n], text[depth:])):
             rows[t].append(float(ratio))
     return rows
+
+
+def note_outside(measured: Measurement) -> None:
+    """Put into every sample of a draft by shared tokens what both models gave to other tokens.
+
+    Two sums of probabilities over the places of the decoded tokens, of the draft's distribution before it is
+    restricted and of the target's, both as sampled from, from uncached passes. The draft's are 0 beyond its context.
+    """
+    bench = measured.bench
+
+    @functools.cache
+    def masses(draft: str, temperature: float, prompt_index: int, text: tuple[int, ...]) -> tuple[float, float]:
+        prompt, sampling = measured.prompts[prompt_index].id_list, bench.setup.sampling_at(temperature)
+        drafter, vocab = _by_shared_tokens(bench, draft), bench.setup.target.vocab_size
+        assert drafter is not None
+        target_probs = losslessness.distributions(bench.setup.target.model, prompt, list(text), sampling, vocab)
+        of_target = 1 - target_probs.double()[:, drafter.shared.target_ids].sum(-1)  # (n,)
+        of_draft = drafter.probs(prompt, list(text), sampling, vocab)[1].double()
+        # The first token came with the prompt's own pass.
+        return of_draft.clamp(0, 1)[1:].sum().item(), of_target.clamp(0, 1)[1:].sum().item()
+
+    for sample in measured.samples:
+        if sample.arm.speculative and _by_shared_tokens(bench, sample.arm.draft):
+            place = (sample.arm.draft, sample.temperature, sample.prompt_index)
+            of_draft, of_target = zip(*(masses(*place, tuple(text)) for text in sample.texts), strict=True)
+            sample.outside = sum(of_draft), sum(of_target)
+
+
+def _by_shared_tokens(bench: Bench, draft: str) -> IntersectDrafter | None:
+    """The part of a draft that drafts shared tokens; None where there is none."""
+    return next((part for part in parts(bench.drafters[draft]) if isinstance(part, IntersectDrafter)), None)
 
 
 def probs_of_texts(measured: Measurement, longest: int) -> ProbsOfText:

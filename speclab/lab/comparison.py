@@ -10,7 +10,7 @@ from speclab.core.accept import rule_of
 from speclab.drafts.heads.drafter import HeadDrafter
 from speclab.drafts.hybrid import parts
 from speclab.drafts.lengths import LONGEST
-from speclab.lab.acceptance_probs import CostTable, calibrated, probs_of_texts
+from speclab.lab.acceptance_probs import CostTable, calibrated, note_outside, probs_of_texts
 from speclab.lab.harness import Measurement, is_model, measure, mixed
 from speclab.lab.output_checks import judge
 from speclab.lab.replay import rounds_of_texts
@@ -64,6 +64,9 @@ def measure_and_judge(
     bench = config.bench(max_new_tokens)
     measured = measure(bench, arms, config.temperatures, prompts or config.prompts, config.repeats, instruments, title)
     judge(measured)
+    if not measured.unchecked:
+        with measured.kept("the texts are checked, what lies outside the shared tokens is not measured"):
+            note_outside(measured)
     return measured
 
 

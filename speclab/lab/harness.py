@@ -30,6 +30,7 @@ from speclab.core.tree import chain
 from speclab.drafts.exit import ExitDrafter
 from speclab.drafts.heads.drafter import HeadDrafter
 from speclab.drafts.hybrid import Choosing, forget, parts
+from speclab.drafts.intersect import IntersectDrafter
 from speclab.drafts.oracle import OracleDraft, reference_text
 from speclab.drafts.tree import Branching
 from speclab.drafts.trees.merged import MergedDrafter
@@ -377,5 +378,5 @@ def _warm_up(
 
 
 def is_model(drafter: Drafter) -> TypeGuard[ModelDrafter]:
-    """A real draft model, not the instrument that pays for one."""
-    return isinstance(drafter, ModelDrafter) and not isinstance(drafter, OracleDraft)
+    """A draft model with the target's ids, not the instrument that pays for one."""
+    return isinstance(drafter, ModelDrafter) and not isinstance(drafter, OracleDraft | IntersectDrafter)

@@ -11,6 +11,7 @@ from speclab.core.accept import rule_of
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.heads.drafter import HeadDrafter
 from speclab.drafts.hybrid import LookupDrafter, parts
+from speclab.drafts.intersect import IntersectDrafter
 from speclab.lab.harness import Bench, Measurement
 from speclab.records.samples import BASELINE, Arm, Made
 from speclab.theory import losslessness
@@ -185,6 +186,8 @@ def both_distributions(
     vocab = bench.setup.target.vocab_size
     target_probs = losslessness.distributions(bench.setup.target.model, prompt, tokens, sampling, vocab)
     drafter = parts(bench.drafters[draft])[-1]
+    if isinstance(drafter, IntersectDrafter):
+        return target_probs, drafter.probs(prompt, tokens, sampling, vocab)[0]
     if isinstance(drafter, ModelDrafter):
         return target_probs, losslessness.distributions(drafter.draft.model, prompt, tokens, sampling, vocab)
     if isinstance(drafter, HeadDrafter):

@@ -31,6 +31,9 @@ def build_row(arm: Arm, samples: list[Sample], baseline: list[Sample], common: d
     alpha, fraction = counts.acceptance_rate, counts.drafted_fraction
     of_book = None if arm.auto or arm.tree else arm.draft_length  # the formula knows one length, and no branches
     distances = [s.distance for _, s in pairs if s.distance is not None]
+    outside = [s.outside for _, s in pairs if s.outside is not None]
+    of_draft, of_target = map(sum, zip(*outside, strict=True)) if outside else (0.0, 0.0)
+    has_outside = 0 < len(outside) == len(pairs)
     return Row(
         method=arm.method,
         draft=arm.draft or None,
@@ -57,6 +60,8 @@ def build_row(arm: Arm, samples: list[Sample], baseline: list[Sample], common: d
         book_formula_drafted_fraction=book_formula(fraction, of_book) if fraction is not None and of_book else None,
         lossy_rule=samples[0].lossy_rule,
         total_variation=sum(distances) / counts.n_emitted if len(distances) == len(pairs) else None,
+        draft_outside=of_draft / counts.n_emitted if has_outside else None,
+        target_outside=of_target / counts.n_emitted if has_outside else None,
         same_as_baseline=all(b.texts == s.texts for b, s in pairs) if samples[0].temperature == 0 else None,
     )
 

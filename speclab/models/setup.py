@@ -90,14 +90,18 @@ class Setup:
         model = loading.load_model(name, self.device, self.dtype, "draft", copies)
         return self.cached(model, self.target.vocab_size)
 
-    def load_other_draft(self, name: str) -> tuple[CachedModel, PreTrainedTokenizerBase]:
-        """A draft model of another family, and its tokenizer. Its passes have any width, so never as CUDA graphs."""
+    def load_other_draft(self, name: str, kind: str) -> tuple[CachedModel, PreTrainedTokenizerBase]:
+        """A draft model of another family for --draft `kind`, and its tokenizer.
+
+        Its passes have any width, so never as CUDA graphs.
+        """
         tokenizer = loading.load_tokenizer(name)
         model = loading.load_model(name, self.device, self.dtype, "draft")
-        checks.check_not_recurrent(model, "cannot be the model of retokenize")
-        checks.check_no_encoder(model, "--draft retokenize", checks.OTHER_DRAFT)
-        draft = self.cached(model, len(tokenizer))
-        return CachedModel(model, len(tokenizer)) if draft.graphed else draft, tokenizer
+        checks.check_not_recurrent(model, f"cannot be the model of {kind}")
+        checks.check_no_encoder(model, f"--draft {kind}", checks.OTHER_DRAFT)
+        n_ids = max(tokenizer.get_vocab().values()) + 1
+        draft = self.cached(model, n_ids)
+        return CachedModel(model, n_ids) if draft.graphed else draft, tokenizer
 
     def describe(self) -> str:
         """What runs, on what, and why: the head of every run."""

@@ -108,6 +108,13 @@ def learner_table(run: ComparisonRun) -> Table:
     return Table(rows, cells("draft", "k", "T") | predicted)
 
 
+OUTSIDE = (
+    "draft out: mean probability that the draft gives to tokens that are not shared; shared ones are drafted instead",
+    "target out: the same of the target's probability; the model never drafts these tokens, so at a place its token is "
+    "accepted with probability 1 minus this at most",
+)
+
+
 # --- why --------------------------------------------------------------------------------------------------------------
 
 
@@ -117,8 +124,11 @@ def ladder_table(rows: list[Row], markdown: bool = False) -> Table:
     columns: dict[str, Cell] = {"book": lambda row: speedup(row.book_formula)}
     for effect in EFFECTS:
         columns[effect.name if markdown else effect.head] = functools.partial(_factor, effect.name)
+    outside: dict[str, Cell] = {}
+    if any(row.target_outside is not None for row in rows):
+        outside = {"draft out": column("draft_outside", 3), "target out": column("target_outside", 3)}
     shown = rows if any(row.ladder for row in rows) else []
-    return Table(shown, cells("draft", "k") | columns | cells("measured"))
+    return Table(shown, cells("draft", "k") | columns | cells("measured") | outside)
 
 
 def _factor(name: str, row: Row) -> str:
@@ -128,6 +138,11 @@ def _factor(name: str, row: Row) -> str:
 def ladder_legend(markdown: bool = False) -> Lines:
     """What the columns of the ladder are: each factor is what one thing costs or gains."""
     return Lines(f"{effect.name if markdown else effect.head}: {effect.meaning}" for effect in EFFECTS)
+
+
+def outside_legend(rows: list[Row]) -> Lines:
+    """What the columns of drafts by shared tokens are; nothing where there are none."""
+    return Lines(OUTSIDE if any(row.target_outside is not None for row in rows) else [])
 
 
 # --- what a round is made of ------------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """Lines that any record may carry: where it comes from, what is wrong with it, how noisy the machine was."""
 
+from statistics import mean
+
 from speclab.models import sizes
 from speclab.present.tables import interval, speedup
 from speclab.records.rows import Row
@@ -74,6 +76,7 @@ def remarks(run: LabRun) -> list[str]:
         lines.append(rule_line(rule, [row for row in getattr(run, "rows", []) if row.lossy_rule]))
     if replays := replay_line(run):
         lines.append(replays)
+    lines += outside_lines(run)
     if run.unchecked:
         lines.append(f"NOT CHECKED: {', '.join(run.unchecked)}; the run was stopped before these texts were judged")
     if wrong:
@@ -101,6 +104,21 @@ def replay_line(run: LabRun) -> str | None:
     seconds = [s for entry in getattr(run, "costs", []) if (s := entry["costs"].get("replay"))]
     each = f"; one takes {interval(1e3 * min(seconds), 1e3 * max(seconds))} ms, part of o" if seconds else ""
     return f"replays: after {n} of {n_rounds} speculative rounds, {REPLAYS}{each}"
+
+
+def outside_lines(run: LabRun) -> list[str]:
+    """Of every draft by shared tokens, at each temperature: how much both models give to other tokens."""
+    rows = [row for row in getattr(run, "rows", []) if isinstance(row, Row) and row.prompt_kind == "all"]
+    by_draft: dict[tuple[str, float], list[tuple[float, float]]] = {}
+    for row in rows:
+        if row.draft_outside is not None and row.target_outside is not None:
+            by_draft.setdefault((row.method, row.temperature), []).append((row.draft_outside, row.target_outside))
+    return [
+        f"{method}, T = {temperature:g}: tokens that are not shared have {mean(of_draft):.1%} of the draft's "
+        f"probability, which goes to shared ones, and {mean(of_target):.1%} of the target's, which it never drafts"
+        for (method, temperature), shares in by_draft.items()
+        for of_draft, of_target in [zip(*shares, strict=True)]
+    ]
 
 
 def busy_line(run: Head) -> str | None:

@@ -24,7 +24,7 @@ LARGEST = 256 * 2**20  # bytes of a record; the longest run here has one of a fe
 # Fields that a record leaves out where they are None.
 OPTIONAL = (
     *("unchecked", "yours", "probe", "weight_bytes", "bandwidth", "padded", "gpu_state", "n_without_drafts"),
-    *("lossy_rule", "total_variation", "n_replays"),
+    *("lossy_rule", "total_variation", "n_replays", "draft_outside", "target_outside"),
     *("best_plain", "speedup_best_plain", "best_plain_low", "best_plain_high", "oracle"),
     *("choice", "band_low", "band_high", "noise"),
     *("chosen", "raw", "n_distinct", "row_by_row"),

@@ -97,6 +97,9 @@ class Row(ArmCounts):
     lossy_rule: str | None = None  # that judged the drafted tokens; absent: a lossless one did, or there were none
     total_variation: Share | None = None  # with a lossy rule, mean over the decoded tokens; absent: not measured
     n_without_drafts: Count | None = None  # of the rounds that accepted 0, those that drafted nothing; absent: unknown
+    # With a draft by shared tokens, mean probability of all other tokens at the decoded tokens' places; else absent
+    draft_outside: Share | None = None  # in the draft's distribution before it is restricted
+    target_outside: Share | None = None  # in the target's: a place accepts the draft's token with at most 1 minus it
 
 
 @dataclass(kw_only=True)

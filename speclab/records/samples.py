@@ -75,6 +75,7 @@ class Sample:
     counts: Counts = field(default_factory=Counts)  # of all repeats
     lossy_rule: str | None = None  # that judged its drafted tokens; None: a lossless one did, or there were none
     distance: float | None = None  # with a lossy rule, the sum of speclab/lab/output_checks.py; None: not measured
+    outside: tuple[float, float] | None = None  # the sums of `note_outside`, speclab/lab/acceptance_probs.py
 
     def add(
         self,

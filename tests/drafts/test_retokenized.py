@@ -1,13 +1,10 @@
 """A draft with another tokenizer: same text, a cache of its own tokens, and what it says."""
 
-import json
-import shutil
-
 import pytest
 import torch
 from decoding import plain_text, speculative_rounds
 from llamas import tiny_llama
-from torch import Tensor
+from renumbered import save_renumbered
 
 from draft_models import ModelDrafter
 from speclab.core.rounds import tokens_of
@@ -125,6 +122,21 @@ def test_text_that_would_be_cut_otherwise_is_cut_alone():
     assert drafter._cut("c") == [3]
 
 
+def test_ids_that_the_target_lacks_end_the_proposal():
+    """A tokenizer may know more words than the model has logits for."""
+
+    class Says(RetokenizedDrafter):
+        def _continued(self, context: list[int], n: int) -> list[int]:
+            return self.own.encode("babcab")
+
+    made = drafter_for(OTHERS["others"])
+    for n_ids, expected in ((5, [1, 4, 2]), (4, [1]), (1, [])):  # "b", "abc", "ab"
+        drafter = Says(made.draft, made.own, OF_TARGET, n_ids)
+        drafter.prefill(None, torch.tensor([[3]]), Sampling())
+        assert drafter.lookup(4) == expected
+        assert drafter.matched == len(expected)
+
+
 def test_the_context_of_the_draft_ends_the_proposals():
     drafter = drafter_for(OTHERS["others"])
     drafter.draft.max_length = 6
@@ -145,28 +157,8 @@ def test_it_is_a_lookup_to_the_lab():
 
 @pytest.fixture(scope="module")
 def renumbered(tmp_path_factory) -> str:
-    """The lab's draft in a folder, with its tokenizer's ids in another order: another tokenizer, the same words."""
-    folder = tmp_path_factory.mktemp("renumbered")
-    shutil.copytree(loading.LAB_DRAFT, folder, dirs_exist_ok=True)
-    content = json.loads((folder / "tokenizer.json").read_text("utf-8"))
-    special = {entry["id"] for entry in content["added_tokens"]}
-    usual = sorted(i for i in content["model"]["vocab"].values() if i not in special)
-    new_id = dict(zip(usual, usual[::-1], strict=True)) | {i: i for i in special}
-    content["model"]["vocab"] = {word: new_id[i] for word, i in content["model"]["vocab"].items()}
-    (folder / "tokenizer.json").write_text(json.dumps(content), "utf-8")
-    model = loading.load_model(loading.LAB_DRAFT, torch.device("cpu"), torch.float32, "draft")
-    order = torch.arange(model.config.vocab_size)
-    for old, new in new_id.items():
-        order[new] = old
-    with torch.no_grad():
-        table = model.get_input_embeddings().weight
-        rows: Tensor = table[order].clone()
-        head = model.get_output_embeddings().weight
-        if head is not table:
-            head.copy_(head[order].clone())
-        table.copy_(rows)
-    model.save_pretrained(folder)
-    return str(folder)
+    """The lab's draft in a folder, with its tokenizer's ids in another order."""
+    return save_renumbered(tmp_path_factory.mktemp("renumbered"))
 
 
 def test_the_labs_draft_under_other_ids_says_the_same(renumbered):

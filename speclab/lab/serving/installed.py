@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from speclab.drafts.kinds import LAB_HEADS
+from speclab.drafts.kinds import LAB_HEADS, OTHERS
 from speclab.models import loading
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.system.files import shown
@@ -159,6 +159,10 @@ def speculative_config(kind: str, draft_length: int) -> dict[str, Any]:
         place = rest or LAB_HEADS[word]
         method = METHODS.get(word) or _method_of_block(place)
         return {"method": method, "model": place, **length}
+    if word in OTHERS:
+        raise UsageProblem(
+            f"--draft {kind}: the lab gives vLLM no draft with a tokenizer of its own; with --engine vllm use {KINDS}"
+        )
     if word in ("dial", "hybrid", "tree", "sampled-tree", "merge", "exit"):
         raise UsageProblem(f"--draft {kind}: vLLM has nothing like it; with --engine vllm use {KINDS}")
     return {"method": "draft_model", "model": loading.LAB_DRAFT if kind == "model" else kind, **length}

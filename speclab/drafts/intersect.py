@@ -1,0 +1,140 @@
+"""Drafts with a model of another family by the tokens that both vocabularies have, at every temperature.
+
+The draft keeps its own ids. Its distribution is restricted to the shared tokens and renormalised, and handed over as
+one over the target's whole vocabulary, zero elsewhere: then the usual accept rule is exact, whatever is shared
+(token-level intersection: Timor et al., "Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for
+Heterogeneous Vocabularies", arXiv 2502.05202). Temperature, top-k and top-p apply to the restricted distribution, as
+they do to a model's. How the draft reads the text is in speclab/models/shared_tokens.py.
+
+Both prices are measured (`note_outside` in speclab/lab/acceptance_probs.py): the mass that the draft gives to tokens
+that are not shared, which is spread over the others, and the mass that the target gives to such, which are never
+drafted.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from draft_models import ModelDrafter
+from speclab.core.rounds import Target
+from speclab.core.sampling import Sampling, draw_draft, probability, to_device
+from speclab.models.cached import CachedModel
+from speclab.models.loading import eos_ids
+from speclab.models.setup import Setup
+from speclab.models.shared_tokens import Reading, SharedTokens, shared_tokens, token_bytes
+from speclab.system.errors import UsageProblem
+
+LEAST_SHARED = 0.05  # of the tokens of the smaller vocabulary
+
+
+class Reads(Protocol):
+    """How the draft reads the target's ids, see `Reading` in speclab/models/shared_tokens.py."""
+
+    def prompt(self, ids: list[int]) -> list[int]:
+        """The draft's ids of a prompt, at least one."""
+
+    def token(self, i: int) -> list[int]:
+        """The draft's ids of a token behind it, at least one; of a shared one the one that it is a pair with."""
+
+
+class IntersectDrafter(ModelDrafter):
+    """Drafts shared tokens with a causal language model of another vocabulary.
+
+    It is a ModelDrafter whose cache and catch-up hold the draft's ids, and whose proposals are the target's.
+    shared: the pairs; all of the target's ids lie in its vocabulary, all of the draft's among the draft's logits.
+    """
+
+    def __init__(self, draft: CachedModel, shared: SharedTokens, reads: Reads):
+        super().__init__(draft)
+        self.shared, self._reads = shared, reads
+        self._target_ids = torch.tensor(shared.target_ids, device=draft.device)  # (n shared,)
+        self._draft_ids = torch.tensor(shared.draft_ids, device=draft.device)
+        self._draft_id = torch.zeros(max(shared.target_ids) + 1, dtype=torch.long, device=draft.device)
+        self._draft_id[self._target_ids] = self._draft_ids  # of every shared id of the target
+
+    def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
+        """Read the prompt, (1, prompt length) ids of the target. EnvironmentProblem where logits are not finite."""
+        super().prefill(target, to_device(self._reads.prompt(prompt[0].tolist()), self.draft.device)[None], sampling)
+
+    def observe(self, n_accepted: int, committed: list[int]) -> None:
+        """Crop the cache to what is committed, and note what it lacks; `committed` are ids of the target."""
+        # One token of the target may be several of the draft's, so what was rejected has to leave first.
+        self.draft.crop(min(self.draft.length, self._n_committed + n_accepted))
+        super().observe(n_accepted, [i for token in committed for i in self._reads.token(token)])
+
+    def grow(self, tokens: Tensor, parents: Tensor, reads: Tensor, depth: int) -> Tensor:
+        """Logits of the token after each of these (m,), (m, the target's vocabulary): one pass for all."""
+        return super().grow(self._draft_id[tokens], parents, reads, depth)
+
+    def _of_target(self, logits: Tensor) -> Tensor:
+        """Of the shared tokens alone.  (m, the draft's vocabulary) -> (m, the target's)"""
+        return self._restricted(logits, self._vocab_size)
+
+    def _restricted(self, logits: Tensor, vocab_size: int) -> Tensor:
+        rows = logits.new_full((len(logits), vocab_size), float("-inf"))
+        rows[:, self._target_ids] = logits[:, self._draft_ids]
+        return rows
+
+    def _run(self, ids: Tensor, uniforms: Tensor) -> list[tuple[Tensor, Tensor | None]]:
+        """(1, m) ids of the draft to catch up with, (1, k) uniforms -> n <= k drawn tokens of the target"""
+        drawn: list[tuple[Tensor, Tensor | None]] = []
+        for i in range(uniforms.shape[1]):
+            logits = self._of_target(self.draft.forward(ids)[:, -1])  # (1, the target's vocabulary)
+            drawn.append(draw_draft(logits, self._sampling, uniforms[:, i]))
+            if self.keep_drafting and not self.keep_drafting(probability(logits, *drawn[-1])):
+                break
+            ids = self._draft_id[drawn[-1][0]][:, None]
+        return drawn
+
+    def n_read(self, prompt: list[int], tokens: list[int]) -> list[int]:
+        """How many of its own ids the draft has read before each of `tokens`, all ids of the target."""
+        counts = [len(self._reads.prompt(prompt))]
+        for token in tokens:
+            counts.append(counts[-1] + len(self._reads.token(token)))
+        return counts[:-1]
+
+    @torch.inference_mode()
+    def probs(self, prompt: list[int], tokens: list[int], sampling: Sampling, vocab_size: int) -> tuple[Tensor, Tensor]:
+        """What it draws the token at the place of each of `tokens` from, and the mass that is no shared token's.
+
+        From one uncached pass.  -> (n, vocab_size), (n,), on the CPU; zeros beyond its context. They are the same
+        wherever a round begins: a drafted token is read as it was drafted.
+        """
+        counts, most = self.n_read(prompt, tokens), self.draft.max_length
+        counts = [count for count in counts if most is None or count <= most]
+        text = [*self._reads.prompt(prompt), *(i for token in tokens for i in self._reads.token(token))]
+        ids = to_device(text[: max(counts, default=0)], self.draft.device)[None]
+        if not counts:
+            return torch.zeros(len(tokens), vocab_size), torch.zeros(len(tokens))
+        logits = self.draft.model(input_ids=self.draft.replace_unknown(ids), use_cache=False).logits
+        rows = logits[0, [count - 1 for count in counts], : self.draft.vocab_size]  # (places in its context, its own)
+        law = sampling.probs(self._restricted(rows, vocab_size)).cpu()
+        outside = 1 - sampling.probs(rows)[:, self._draft_ids].sum(-1).cpu()
+        pad = torch.nn.functional.pad
+        return pad(law, (0, 0, 0, len(tokens) - len(law))), pad(outside, (0, len(tokens) - len(law)))
+
+
+def intersect(draft: CachedModel, own: PreTrainedTokenizerBase, setup: Setup, kind: str) -> IntersectDrafter:
+    """A drafter with a model whose tokenizer is `own`. UsageProblem where it shares next to nothing with the target.
+
+    kind: what --draft says.
+    """
+    of_target, of_draft = (
+        {i: added for i, added in token_bytes(tokenizer).items() if i < model.vocab_size}
+        for tokenizer, model in ((setup.tokenizer, setup.target), (own, draft))
+    )
+    ends = _end(setup.tokenizer, setup.eos), _end(own, eos_ids(draft.model.generation_config))
+    shared = shared_tokens(of_target, of_draft, ends)
+    if shared.share < LEAST_SHARED:
+        raise UsageProblem(
+            f"--draft {kind}: {shared.describe()}, {shared.share:.1%} of the smaller one; below {LEAST_SHARED:.0%} "
+            f"next to nothing can be drafted: give another draft, or --draft retokenize:{kind.partition(':')[2]}"
+        )
+    return IntersectDrafter(draft, shared, Reading(setup.tokenizer, own, shared, of_target, of_draft, draft.n_ids - 1))
+
+
+def _end(tokenizer: PreTrainedTokenizerBase, ends: frozenset[int]) -> int | None:
+    """The id with which a model ends a text: of several the one that its tokenizer names, or the first."""
+    return tokenizer.eos_token_id if tokenizer.eos_token_id in ends else min(ends, default=None)

@@ -1,0 +1,186 @@
+"""Tokens that two vocabularies have in common, and the text of one in the tokens of the other.
+
+Two tokens are the same where they add the same bytes to a text, as their tokenizers decode them: "▁the" of
+SentencePiece and "Ġthe" of a byte-level vocabulary are both " the". Half characters have no text of their own: they
+are compared by the bytes that their names spell. Special tokens are left out, but for the ones that end a text.
+"""
+
+import re
+from collections.abc import Collection
+from itertools import groupby
+from typing import NamedTuple
+
+from transformers import PreTrainedTokenizerBase
+
+BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # of SentencePiece, for characters that it has no token for
+UNKNOWN = "\ufffd"  # what decoders write for bytes that are no character
+BREAK = "\n"  # a text that is cut behind it is cut as in the middle of a line
+
+
+class SharedTokens(NamedTuple):
+    """Pairs of ids that mean the same, by the target's id, and how many tokens of either vocabulary could be in one."""
+
+    target_ids: list[int]
+    draft_ids: list[int]
+    n_target: int
+    n_draft: int
+
+    @property
+    def share(self) -> float:
+        """Of the smaller vocabulary."""
+        return len(self.target_ids) / max(1, min(self.n_target, self.n_draft))
+
+    def describe(self) -> str:
+        """For the head of a run."""
+        shared = f"tokens in both vocabularies: {len(self.target_ids)}"
+        return f"{shared} (of the draft's {self.n_draft} and the target's {self.n_target})"
+
+
+def text_of(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
+    """Without special tokens, and with the spaces as they are."""
+    return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+def special_ids(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
+    """Ids that are no text, and their names."""
+    added = {i: token.content for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    named = {i: str(tokenizer.convert_ids_to_tokens(i)) for i in tokenizer.all_special_ids}
+    return added | named
+
+
+def token_bytes(tokenizer: PreTrainedTokenizerBase) -> dict[int, bytes]:
+    """What each id adds to a text that has begun: by the id, SentencePiece's byte tokens last.
+
+    Special ids, and those of which it is not known, are left out.
+    """
+    special = special_ids(tokenizer)
+    names = {i: name for name, i in tokenizer.get_vocab().items() if i not in special}
+    names = dict(sorted(names.items(), key=lambda item: (BYTE_TOKEN.fullmatch(item[1]) is not None, item[0])))
+    first = _first_token(tokenizer, names)
+    if first is None:
+        return {}
+    before, found = text_of(tokenizer, [first]), {}
+    for i, name in names.items():
+        whole = text_of(tokenizer, [first, i])
+        added = _bytes_of(name, whole.removeprefix(before)) if whole.startswith(before) else b""
+        if added:
+            found[i] = added
+    return found
+
+
+def _first_token(tokenizer: PreTrainedTokenizerBase, ids: Collection[int]) -> int | None:
+    """An id that a text may begin with: of the letter a, or the first one that is a text by itself."""
+    of_letter = tokenizer.encode("a", add_special_tokens=False)[-1:]
+    for i in [*(i for i in of_letter if i in ids), *ids]:
+        text = text_of(tokenizer, [i])
+        if text.strip() and UNKNOWN not in text:
+            return i
+    return None
+
+
+def _bytes_of(name: str, added: str) -> bytes | None:
+    """The bytes of a token of this name that decodes to this text; None where the text has half characters and the
+    name does not spell them."""
+    if UNKNOWN not in added:
+        return added.encode()
+    byte = BYTE_TOKEN.fullmatch(name)
+    if byte:
+        spelled = bytes([int(byte[1], 16)])
+    elif all(letter in _BYTES for letter in name):
+        spelled = bytes(_BYTES[letter] for letter in name)
+    else:
+        return None
+    return spelled if spelled.decode("utf-8", "replace") == added else None
+
+
+def _letters_of_bytes() -> dict[str, int]:
+    """The alphabet of byte-level vocabularies: bytes that are no visible letter of Latin-1 have those from 256 on."""
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTES = _letters_of_bytes()
+
+
+def shared_tokens(
+    of_target: dict[int, bytes], of_draft: dict[int, bytes], ends: tuple[int | None, int | None] = (None, None)
+) -> SharedTokens:
+    """The intersection of two vocabularies, as `token_bytes` gives them. Of ids with the same bytes the first counts.
+
+    ends: the ids with which the target and the draft end a text; they are a pair where there are both.
+    """
+    target_id, draft_id = ({added: i for i, added in reversed(of.items())} for of in (of_target, of_draft))
+    pairs = {i: draft_id[added] for added, i in target_id.items() if added in draft_id}
+    (of_end, draft_end), targets, drafts = ends, set(of_target), set(of_draft)
+    if of_end is not None and draft_end is not None:
+        pairs[of_end] = draft_end
+        targets.add(of_end)
+        drafts.add(draft_end)
+    target_ids = sorted(pairs)
+    return SharedTokens(target_ids, [pairs[i] for i in target_ids], len(targets), len(drafts))
+
+
+class Reading:
+    """A text of the target in the draft's ids. What is drafted from is free: it changes what is accepted, not the law.
+
+    A prompt is cut anew by the draft's own tokenizer, since models read best what is cut as in their training. Behind
+    it every token is read by itself, whatever stands around it: a shared one is the draft's token of the same bytes,
+    and the text of another one is cut by the draft's tokenizer. So the draft reads one text in one way, wherever a
+    round begins, its cache never holds anything that is read otherwise later, and a text that is drafted and accepted
+    stays as it was drafted. Half characters become the draft's bytes, where it has them.
+
+    unknown: the draft's id in the place of a token that it cannot read.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        own: PreTrainedTokenizerBase,
+        shared: SharedTokens,
+        of_target: dict[int, bytes],
+        of_draft: dict[int, bytes],
+        unknown: int,
+    ):
+        self._tokenizer, self._own, self._of_target, self._unknown = tokenizer, own, of_target, [unknown]
+        self._special, own_special = special_ids(tokenizer), {name: i for i, name in special_ids(own).items()}
+        same = {i: own_special[name] for i, name in self._special.items() if name in own_special}
+        self._same = same | dict(zip(shared.target_ids, shared.draft_ids, strict=True))
+        if tokenizer.bos_token_id is not None and own.bos_token_id is not None:
+            self._same.setdefault(tokenizer.bos_token_id, own.bos_token_id)
+        self._byte = {added: i for i, added in reversed(of_draft.items()) if len(added) == 1}
+        begins = own.encode("a")[:1] == [own.bos_token_id]
+        self._start = [own.bos_token_id] if begins and own.bos_token_id is not None else []
+        self._read: dict[int, list[int]] = {}  # by the target's id
+
+    def __deepcopy__(self, memo: dict) -> "Reading":
+        return self  # it is the same for every text
+
+    def prompt(self, ids: list[int]) -> list[int]:
+        """The target's ids of a prompt -> the draft's, at least one. Special tokens that it lacks are left out."""
+        found: list[int] = []
+        for is_special, group in groupby(ids, lambda i: i in self._special):
+            part = list(group)
+            if is_special:
+                found += [self._same[i] for i in part if i in self._same]
+            else:
+                found += self._own.encode(text_of(self._tokenizer, part), add_special_tokens=False)
+        found = found if found[: len(self._start)] == self._start else self._start + found
+        return found or self._unknown
+
+    def token(self, i: int) -> list[int]:
+        """The target's id of a token behind a prompt -> the draft's, at least one."""
+        if i not in self._read:
+            self._read[i] = [self._same[i]] if i in self._same else self._cut(self._of_target.get(i, b""))
+        return self._read[i]
+
+    def _cut(self, added: bytes) -> list[int]:
+        try:
+            text = added.decode()
+        except UnicodeDecodeError:
+            of_bytes = [self._byte.get(added[i : i + 1]) for i in range(len(added))]
+            return self._unknown if None in of_bytes else [i for i in of_bytes if i is not None]
+        before, whole = (self._own.encode(BREAK + tail, add_special_tokens=False) for tail in ("", text))
+        if whole[: len(before)] == before and len(whole) > len(before):
+            return whole[len(before) :]
+        return self._own.encode(text, add_special_tokens=False) or self._unknown

@@ -1,0 +1,185 @@
+"""A draft by the tokens that two vocabularies share is exact at every temperature."""
+
+import itertools
+import random
+from fractions import Fraction
+from types import SimpleNamespace
+
+import pytest
+import torch
+from decoding import speculative_rounds
+from tiny_models import PlainTransformer, perturbed
+from torch import nn
+from transformers import LlamaConfig
+from vocabularies import Pairs
+
+import optimized_speculative
+from speclab.core.accept import RULES
+from speclab.core.sampling import Sampling
+from speclab.drafts.intersect import IntersectDrafter
+from speclab.models.cached import CachedModel
+from speclab.models.shared_tokens import SharedTokens
+from tests.test_exact import (
+    Job,
+    Prefix,
+    Row,
+    Tables,
+    assert_lossless,
+    inside,
+    paths_of,
+    random_row,
+)
+
+# --- exact ------------------------------------------------------------------------------------------------------------
+
+SHARED = SharedTokens([0, 1, 2], [4, 0, 2], 4, 5)  # of the target's ids 0 to 3 and the draft's 0 to 4
+N_TARGET, N_DRAFT = 4, 5
+READS = Pairs(SHARED, N_DRAFT)
+
+
+class TableModel(nn.Module):
+    """A model whose next token has a row of probabilities for each text; its cache holds the ids."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, n_ids: int, row_of):
+        super().__init__()
+        sizes = {"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "hidden_size": 1}
+        self.config = LlamaConfig(vocab_size=n_ids, **sizes)
+        self.row_of = row_of
+
+    def forward(self, input_ids, past_key_values=None, use_cache=False, logits_to_keep: int = 0):
+        keys = input_ids[:, None, :, None].double()
+        if past_key_values is not None:
+            keys, _ = past_key_values.update(keys, keys, 0)
+        ids = keys[0, 0, :, 0].long().tolist()
+        ends = range(len(ids) - input_ids.shape[1] + 1, len(ids) + 1)
+        rows = [[float(weight) for weight in self.row_of(tuple(ids[:end]))] for end in ends]
+        return SimpleNamespace(logits=torch.tensor([rows], dtype=torch.float64).log()[:, -logits_to_keep:])
+
+
+def draft_row(seed: int, text: Prefix, zeros: bool) -> Row:
+    """Over the draft's ids, some of them shared and some not."""
+    rng = random.Random(f"draft {seed} {text}")
+    support = sorted({rng.choice(SHARED.draft_ids), *rng.sample(range(N_DRAFT), 2)}) if zeros else list(range(N_DRAFT))
+    return random_row(rng, N_DRAFT, support)
+
+
+def restricted(row: Row) -> Row:
+    """The definition: the shared tokens' part of a draft's row, over the target's ids."""
+    mass = sum(row[i] for i in SHARED.draft_ids)
+    return [row[READS.pairs[i]] / mass if i in READS.pairs else Fraction(0) for i in range(N_TARGET)]
+
+
+def exact_tables(seed: int, first: int, k: int, zeros: bool) -> Tables:
+    """Rows after the prompt [0]: its one certain token `first`, and then anything."""
+    tables = Tables(N_TARGET, k, {(): [Fraction(int(i == first)) for i in range(N_TARGET)]}, {})
+    for n in range(1, k + 2):
+        for later in itertools.product(range(N_TARGET), repeat=n - 1):
+            text = (first, *later)
+            rng = random.Random(f"target {seed} {text}")
+            support = rng.sample(range(N_TARGET), rng.randint(1, N_TARGET)) if zeros else list(range(N_TARGET))
+            tables.target[text] = random_row(rng, N_TARGET, sorted(support))
+            tables.draft[text] = restricted(draft_row(seed, tuple(READS.prompt([0, *text])), zeros))
+    return tables
+
+
+def centre_of(row: Row, token: int) -> float:
+    """The middle of the uniforms that draw this token."""
+    return inside((sum(row[:token], Fraction(0)), sum(row[: token + 1], Fraction(0))), Fraction(1, 2))
+
+
+def first_round(tables: Tables, seed: int, k: int, zeros: bool, uniforms: list[float]):
+    """The round after the prompt's, through the loop, the caches and the drafter."""
+    given = iter([torch.tensor([0.5]), torch.tensor([uniforms], dtype=torch.float64)])
+    target = CachedModel(TableModel(N_TARGET, lambda text: tables.target[text[1:]]))
+    draft = CachedModel(TableModel(N_DRAFT, lambda text: draft_row(seed, text, zeros)))
+    drafter = IntersectDrafter(draft, SHARED, READS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(optimized_speculative, "uniforms", lambda *args: next(given))
+        rounds = speculative_rounds(target, drafter, torch.tensor([[0]]), k, k + 2, Sampling(1.0))
+        return list(itertools.islice(rounds, 2))[1]
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize(("k", "n_seeds"), [(1, 6), (2, 1)])
+def test_a_round_emits_the_targets_joint_law(k, n_seeds, zeros):
+    """The law of all that the real loop commits, as a sum of exact volumes; the draft shares three tokens of five."""
+    counts = {"accepted": 0, "rejected": 0, "outside": Fraction(0)}
+    for seed, first in itertools.product(range(n_seeds), (1, 3)):  # a shared token, and one that the draft lacks
+        tables = exact_tables(seed, first, k, zeros)
+        job = Job(tables, (first,), k)
+        law: dict[Prefix, Fraction] = {}
+        for path in paths_of(0, job):
+            texts = [(first, *path.tokens[:i]) for i in range(k)]
+            drawn = [centre_of(tables.draft[text], token) for text, token in zip(texts, path.tokens, strict=True)]
+            for cell in itertools.product(*path.sides):
+                volume = path.chance
+                for low, high in cell:
+                    volume *= high - low
+                uniforms = [*drawn, *(inside(box, Fraction(1, 2)) for box in cell)]
+                round_ = first_round(tables, seed, k, zeros, uniforms)
+                law[tuple(round_.tokens)] = law.get(tuple(round_.tokens), Fraction(0)) + volume
+                counts["accepted"] += round_.n_accepted
+                counts["rejected"] += round_.n_rejected
+        counts["outside"] += sum(chance for block, chance in law.items() if 3 in block)
+        assert_lossless(job, SimpleNamespace(law=law))
+    assert min(counts.values()) > 0, counts
+
+
+# --- a statistic ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sampling", "rule"),
+    [
+        (Sampling(1.0), "block"),
+        (Sampling(0.7, top_k=3), "token"),
+        (Sampling(1.2, top_p=0.8), "token"),
+    ],
+    ids=str,
+)
+def test_joint_law(sampling, rule):
+    """Two tokens, chi-square; false alarms have a probability of 1e-6."""
+    from scipy.stats import chi2
+
+    target = PlainTransformer(6, seed=3)
+    near = perturbed(target, 0.4)
+    shared = SharedTokens([0, 2, 3, 5], [4, 1, 0, 2], 6, 5)
+    other = PlainTransformer(5, seed=4)
+    with torch.no_grad():
+        other.tokens[shared.draft_ids], other.head[:, shared.draft_ids] = (
+            near.tokens[shared.target_ids],
+            near.head[:, shared.target_ids],
+        )
+        other.qkv.copy_(near.qkv)
+        other.positions.copy_(near.positions)
+    drafter = IntersectDrafter(CachedModel(other), shared, Pairs(shared, 5))
+    prompt, generator = torch.tensor([[1, 4, 0]]), torch.Generator().manual_seed(11)
+    seen, n, n_accepted, n_rejected = torch.zeros(6, 6, dtype=torch.float64), 1000, 0, 0
+    cached = CachedModel(target)
+    for _ in range(n):
+        tokens = []
+        for r in speculative_rounds(cached, drafter, prompt, 2, 5, sampling, generator, accept=RULES[rule]):
+            tokens += r.tokens
+            n_accepted, n_rejected = n_accepted + r.n_accepted, n_rejected + r.n_rejected
+            if len(tokens) > 2:
+                break
+        seen[tokens[1], tokens[2]] += 1
+    law = torch.zeros(6, 6, dtype=torch.float64)
+    with torch.inference_mode():
+        for first in range(6):
+            start = sampling.probs(target(prompt, use_cache=False).logits[0, -1])[first]
+            ids = torch.cat([prompt, torch.tensor([[first]])], dim=1)
+            second = sampling.probs(target(ids, use_cache=False).logits[0, -1])
+            more = torch.cat([ids.repeat(6, 1), torch.arange(6)[:, None]], dim=1)
+            law += start * second[:, None] * sampling.probs(target(more, use_cache=False).logits[:, -1])
+    assert seen[law == 0].sum() == 0
+    expected = n * law[law > 0]
+    rare = expected < 5
+    bins = torch.cat([expected[~rare], expected[rare].sum()[None]]) if rare.any() else expected
+    counts = seen[law > 0]
+    counts = torch.cat([counts[~rare], counts[rare].sum()[None]]) if rare.any() else counts
+    assert chi2.sf(((counts - bins) ** 2 / bins).sum().item(), len(bins) - 1) > 1e-6
+    assert n_accepted > n / 10
+    assert n_rejected > n / 20

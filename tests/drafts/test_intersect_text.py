@@ -1,0 +1,203 @@
+"""A draft by the tokens that two vocabularies share: texts, caches and laws of models, and the names it goes by.
+
+Where all tokens are shared it is what a model drafts.
+"""
+
+import copy
+
+import pytest
+import torch
+from decoding import plain_text, speculative_rounds
+from llamas import tiny_llama
+from renumbered import save_renumbered
+from small_tokenizers import LINES, byte_level, sentence_piece, words
+from tiny_models import flattened
+from vocabularies import OVERLAP, TOKENIZERS, Pairs, cousin, drafter_between, setup_with
+
+from draft_models import NgramDrafter
+from speclab.batch.select import batch_drafter
+from speclab.core.rounds import tokens_of
+from speclab.core.sampling import Sampling
+from speclab.drafts.described import describe_draft
+from speclab.drafts.hybrid import HybridDrafter
+from speclab.drafts.intersect import IntersectDrafter, intersect
+from speclab.drafts.kinds import check_kind, drafter_name
+from speclab.drafts.lengths import AutoLength, RoundCosts
+from speclab.drafts.select import make_drafter
+from speclab.drafts.tree import BestTreeDrafter
+from speclab.drafts.trees.fixed import TreeDrafter
+from speclab.models import loading, prompts
+from speclab.models.cached import CachedModel
+from speclab.models.setup import load_setup
+from speclab.system.errors import UsageProblem
+from tests.models.test_caches import worst_difference
+
+WARM = Sampling(0.8)
+
+
+class Watched(IntersectDrafter):
+    """Compares its cache with a recomputation, and its laws with uncached ones, after every proposal."""
+
+    def prefill(self, target, prompt, sampling):
+        self.ids, self.n_prompt, self.n_checked = prompt[0].tolist(), prompt.shape[1], 0
+        super().prefill(target, prompt, sampling)
+
+    def propose(self, k, uniforms):
+        draft = super().propose(k, uniforms)
+        drafted = draft.tokens[0].tolist()
+        if drafted:
+            fed = self._reads.prompt([*self.ids, *drafted[:-1]])
+            assert self.draft.length == len(fed)
+            assert worst_difference(self.draft, fed) < 1e-9
+            assert set(drafted) <= set(self.shared.target_ids)
+            said, _ = self.probs(self.ids[: self.n_prompt], [*self.ids[self.n_prompt :], *drafted], WARM, 12)
+            if draft.probs is None:
+                assert said[-len(drafted) :].argmax(-1).tolist() == drafted
+            else:
+                torch.testing.assert_close(draft.probs[0], said[-len(drafted) :])
+                assert not draft.probs[0][:, [i for i in range(12) if i not in self.shared.target_ids]].any()
+            self.n_checked += len(drafted)
+        return draft
+
+    def observe(self, n_accepted, committed):
+        super().observe(n_accepted, committed)
+        self.ids += committed
+
+
+@pytest.mark.parametrize("fast", [False, True], ids=["eager", "fast"])
+@pytest.mark.parametrize("sampling", [Sampling(), WARM], ids=["greedy", "sampled"])
+def test_text_cache_and_laws(sampling, fast):
+    """Among the target's tokens are some that the draft lacks, and reads as two of its own."""
+    target = tiny_llama(0, vocab_size=12)
+    other = cousin(target, OVERLAP, 10)
+    draft = CachedModel(other, fast=flattened(other) if fast else None)
+    drafter, n = Watched(draft, OVERLAP, Pairs(OVERLAP, 10)), [0, 0, 0, 0]
+    for seed in range(3):
+        prompt = torch.randint(0, 12, (1, 3 + seed), generator=torch.Generator().manual_seed(seed))
+        generator = torch.Generator().manual_seed(seed)
+        rounds = list(speculative_rounds(CachedModel(target), drafter, prompt, 3, 24, sampling, generator))
+        if sampling.greedy:
+            assert tokens_of(rounds) == plain_text(CachedModel(target), prompt, 24)
+        n[0] += sum(r.n_accepted for r in rounds)
+        n[1] += sum(r.n_rejected for r in rounds)
+        n[2] += sum(token not in OVERLAP.target_ids for token in tokens_of(rounds))
+        n[3] += drafter.n_checked
+    assert min(n) > 5, n
+
+
+# --- two tokenizers ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_greedy_text_of_two_tokenizers(kind):
+    """Chains, chosen lengths, a hybrid, and trees."""
+    setup = setup_with(TOKENIZERS[kind][0])
+    drafter = drafter_between(TOKENIZERS[kind], setup)
+    auto = AutoLength(drafter)
+    auto.costs[0.0] = RoundCosts((0.0, 0.1, 0.2, 0.3, 0.4), (1.0, 1.0, 1.1, 1.1, 1.1))
+    kinds = {
+        "chain": drafter,
+        "auto": auto,
+        "hybrid": HybridDrafter(NgramDrafter(2, 1), drafter),
+        "tree": TreeDrafter(drafter, (2, 1)),
+        "best tree": BestTreeDrafter(drafter),
+    }
+    kept = dict.fromkeys(kinds, 0)
+    for line in LINES[:3]:
+        prompt = setup.tokenizer(line, return_tensors="pt").input_ids
+        text = plain_text(setup.target, prompt, 20)
+        for name, one in kinds.items():
+            rounds = list(speculative_rounds(setup.target, one, prompt, 4, 20))
+            assert tokens_of(rounds) == text, name
+            kept[name] += sum(r.n_accepted for r in rounds)
+    assert min(kept.values()) > 5, kept
+    assert "tokens in both vocabularies" in (describe_draft("intersect:own", drafter, "eager") or "")
+
+
+def test_the_end_of_a_text_is_drafted():
+    """Where both models end their texts with a token of their own."""
+    setup = setup_with(byte_level())
+    drafter = drafter_between(TOKENIZERS["into pieces"], setup)
+    pairs = dict(zip(*drafter.shared[:2], strict=True))
+    assert pairs[byte_level().eos_token_id] == sentence_piece().eos_token_id
+    setup.target.model.generation_config.eos_token_id = None
+    assert byte_level().eos_token_id not in drafter_between(TOKENIZERS["into pieces"], setup).shared.target_ids
+
+
+def test_vocabularies_that_share_next_to_nothing_are_refused():
+    setup = setup_with(byte_level())
+    own = words(*(f"word{i}" for i in range(50)), "a", "b")
+    model = CachedModel(tiny_llama(1, vocab_size=len(own)), len(own))
+    with pytest.raises(
+        UsageProblem, match=r"both vocabularies: 1 \(.* 52 .* 319\), 1.9% .*retokenize:some/one"
+    ) as problem:
+        intersect(model, own, setup, "intersect:some/one")
+    assert "\n" not in str(problem.value)
+
+
+def test_the_context_of_the_draft_ends_the_proposals():
+    """It counts the draft's own tokens, and there are more of them than the target's."""
+    target = CachedModel(tiny_llama(0, vocab_size=12))
+    drafter = IntersectDrafter(CachedModel(cousin(target.model, OVERLAP, 10)), OVERLAP, Pairs(OVERLAP, 10))
+    drafter.draft.max_length = 9
+    drafter.prefill(target, torch.tensor([[3, 4, 0]]), Sampling())  # two of them are two for the draft
+    drafter.observe(0, [6])
+    assert drafter.room == 9 - 7 + 1
+    assert drafter.propose(9, torch.zeros(1, 9)).tokens.shape[1] == 3
+    assert drafter.draft.length == 9
+    drafter.observe(0, [3, 1])
+    assert drafter.propose(9, torch.zeros(1, 9)).tokens.shape[1] == 0
+    law, outside = drafter.probs([3, 4, 0], [6, 3, 1, 1], Sampling(), 12)
+    assert law.sum(-1).tolist() == [1, 1, 1, 0]
+    assert drafter.n_read([3, 4, 0], [6, 3, 1, 1]) == [5, 7, 9, 10]
+    assert outside[-1] == 0
+
+
+def test_rows_of_a_batch_have_caches_of_their_own():
+    target = CachedModel(tiny_llama(0, vocab_size=12))
+    drafter = IntersectDrafter(CachedModel(cousin(target.model, OVERLAP, 10)), OVERLAP, Pairs(OVERLAP, 10))
+    made = batch_drafter(drafter, 2)
+    assert not hasattr(made, "draft")
+    twin = copy.deepcopy(drafter)
+    assert twin.draft is not drafter.draft
+    assert twin.draft.model is drafter.draft.model
+
+
+# --- the lab's own draft ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def renumbered(tmp_path_factory) -> str:
+    """The lab's draft in a folder, with its tokenizer's ids in another order."""
+    return save_renumbered(tmp_path_factory.mktemp("renumbered"))
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), WARM, Sampling(0.9, top_k=5, top_p=0.9)], ids=str)
+def test_where_all_is_shared_it_is_the_model(renumbered, sampling):
+    """Round by round what `model` does: with the same tokenizer, and with the same words under other ids."""
+    setup = load_setup(loading.LAB_TARGET, sampling, threads=1, engine="eager")
+    names = ("model", f"intersect:{loading.LAB_DRAFT}", f"intersect:{renumbered}")
+    drafters = [make_drafter(name, setup) for name in names]
+    assert isinstance(drafters[1], IntersectDrafter)
+    assert isinstance(drafters[2], IntersectDrafter)
+    assert len(drafters[2].shared.target_ids) == len(setup.tokenizer)
+    kept = 0
+    for prompt in prompts.encode(prompts.standard()[:4], setup.tokenizer):
+        rounds = [
+            list(speculative_rounds(setup.target, d, prompt.ids, 4, 24, sampling, torch.Generator().manual_seed(3)))
+            for d in drafters
+        ]
+        assert rounds[0] == rounds[1] == rounds[2]
+        kept += sum(r.n_accepted for r in rounds[0])
+    assert kept > 20
+
+
+def test_names(renumbered):
+    for kind in ("intersect:a/b", "hybrid:suffix+intersect:a/b", "tree:2:intersect:a/b", "merge:suffix+intersect:a/b"):
+        check_kind(kind)
+    assert drafter_name(f"intersect:{renumbered}") == f"intersect:{loading.short_name(renumbered)}"
+    assert drafter_name("hybrid:suffix+intersect:a/b") == "hybrid:suffix+intersect:a/b"
+    for kind in ("intersect", "intersect:", "intersect:model", "dial:0.5:intersect:a/b"):
+        with pytest.raises(UsageProblem) as problem:
+            check_kind(kind)
+        assert "\n" not in str(problem.value)

@@ -1,0 +1,160 @@
+"""What both models give to tokens that their vocabularies do not share: measured, kept in rows, and shown."""
+
+import pytest
+import torch
+from llamas import tiny_llama
+from small_tokenizers import byte_level
+from vocabularies import OVERLAP, Pairs, cousin
+
+import compare
+from draft_models import ModelDrafter, NgramDrafter
+from speclab.core.counts import Counts
+from speclab.core.rounds import Drafter
+from speclab.core.sampling import Sampling
+from speclab.drafts.hybrid import HybridDrafter
+from speclab.drafts.intersect import IntersectDrafter
+from speclab.lab.acceptance_probs import note_outside
+from speclab.lab.harness import Bench, Measurement
+from speclab.lab.rows import build_row
+from speclab.models import prompts
+from speclab.models.cached import CachedModel
+from speclab.models.prompts import Prompt
+from speclab.models.setup import Setup
+from speclab.present import explanations, report, run_lines, tables
+from speclab.records.files import read
+from speclab.records.runs import ComparisonRun
+from speclab.records.samples import BASELINE, Arm, Sample
+from tests.present.test_report import make_row, make_run
+
+COMMON = {"target": "tiny", "device": "cpu", "dtype": "float64"}
+N_TARGET, N_DRAFT = 12, 10
+PROMPT = [3, 4, 0]
+TEXTS = [[6, 3, 1, 10, 2, 7, *range(12), 0, 4, 8, 1, 5, 9, 2, 6, 10, 3, 7, 11], [5, 5, 4]]
+N_DECODED = 29 + 2
+
+
+def sample_of(draft: str, temperature: float) -> Sample:
+    made = Sample(Arm(draft, draft, 2) if draft else BASELINE, temperature, 0, "code", len(PROMPT))
+    for text in TEXTS:
+        made.add(0.1, 1.0, text, Counts(n_rounds=len(text) - 1, n_emitted=len(text) - 1))
+    return made
+
+
+def measured_with(sampling: Sampling) -> Measurement:
+    """Two texts with every draft: by shared tokens, a hybrid with it, and two others."""
+    target = CachedModel(tiny_llama(0, vocab_size=N_TARGET))
+    drafter = IntersectDrafter(
+        CachedModel(cousin(target.model, OVERLAP, N_DRAFT, 0.3)), OVERLAP, Pairs(OVERLAP, N_DRAFT)
+    )
+    drafters: dict[str, Drafter] = {
+        "shared": drafter,
+        "hybrid": HybridDrafter(NgramDrafter(), drafter),
+        "ngram": NgramDrafter(),
+        "model": ModelDrafter(CachedModel(tiny_llama(1, vocab_size=N_TARGET))),
+    }
+    setup = Setup(target, None, "tiny", sampling, torch.device("cpu"), torch.float64)
+    samples = [sample_of(name, sampling.temperature) for name in ("", *drafters)]
+    return Measurement(Bench(setup, drafters, 8, seed=0), [Prompt("code", "", torch.tensor([PROMPT]))], samples)
+
+
+@torch.inference_mode()
+def outside(model, ids: list[int], shared: list[int], sampling: Sampling) -> float:
+    """The probability of all tokens but the shared ones after a text, from a pass of its own."""
+    probs = sampling.probs(model(torch.tensor([ids]), use_cache=False).logits[0, -1:])[0]
+    return sum(p for i, p in enumerate(probs.tolist()) if i not in shared)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8), Sampling(1.2, top_k=4)], ids=str)
+def test_the_sums_are_the_definition(sampling):
+    """Over the decoded tokens: the first one of a text came with the prompt's own pass."""
+    measured = measured_with(sampling)
+    note_outside(measured)
+    target, drafter = measured.bench.setup.target, measured.bench.drafters["shared"]
+    assert isinstance(drafter, IntersectDrafter)
+    of_draft = of_target = 0.0
+    for text in TEXTS:
+        for n in range(1, len(text)):
+            before = [*PROMPT, *text[:n]]
+            own = Pairs(OVERLAP, N_DRAFT).prompt(before)
+            of_draft += outside(drafter.draft.model, own, OVERLAP.draft_ids, sampling)
+            of_target += outside(target.model, before, OVERLAP.target_ids, sampling)
+    assert 0 < of_target < N_DECODED
+    assert 0 < of_draft < N_DECODED
+    found = {sample.arm.draft: sample.outside for sample in measured.samples}
+    assert found.keys() == {"", "shared", "hybrid", "ngram", "model"}
+    assert found["shared"] == found["hybrid"] == pytest.approx((of_draft, of_target), abs=1e-5)
+    assert found[""] is found["ngram"] is found["model"] is None
+    row = build_row(Arm("shared", "shared", 2), [measured.samples[1]], [measured.samples[0]], COMMON, "all")
+    assert (row.draft_outside, row.target_outside) == pytest.approx(
+        (of_draft / N_DECODED, of_target / N_DECODED), abs=1e-6
+    )
+
+
+def test_a_row_has_both_or_neither():
+    arm = Arm("shared", "shared", 2)
+    samples, baseline = [sample_of("shared", 0.0) for _ in range(2)], [sample_of("", 0.0) for _ in range(2)]
+    samples[1].prompt_index = baseline[1].prompt_index = 1
+    samples[0].outside = (0.7, 1.4)
+    row = build_row(arm, samples, baseline, COMMON, "all")
+    assert row.draft_outside is row.target_outside is None, "one of two prompts is not measured"
+    samples[1].outside = (0.0, 2.8)
+    row = build_row(arm, samples, baseline, COMMON, "all")
+    assert (row.draft_outside, row.target_outside) == pytest.approx((0.7 / 62, 4.2 / 62))
+    assert row.n_emitted == 2 * N_DECODED
+
+
+def test_it_stands_beside_the_ladder_and_in_a_line_of_its_own():
+    run = make_run(("intersect:other", "ngram"), (2, 4), (0.0,))
+    assert run_lines.remarks(run) == []
+    assert "target out" not in report.comparison(run, by_kind=True, markdown=True)
+    for row in run.rows:
+        if row.draft == "intersect:other":
+            row.draft_outside, row.target_outside = (0.125, 0.25) if row.draft_length == 2 else (0.375, 0.25)
+    (line,) = run_lines.remarks(run)
+    assert line.startswith("intersect:other, T = 0: tokens that are not shared have 25.0% of the draft's probability")
+    assert line.endswith("and 25.0% of the target's, which it never drafts")
+    text = report.comparison(run, markdown=True)
+    assert all(f"- {legend}" in text for legend in explanations.OUTSIDE)
+    rows = [row for row in run.rows if row.prompt_kind == "all"]
+    columns = explanations.ladder_table([*rows, make_row("feature")]).cells
+    cells = [(row.method, columns["draft out"](row), columns["target out"](row)) for row in rows if row.draft]
+    assert cells == [
+        ("intersect:other", "0.125", "0.250"),
+        ("intersect:other", "0.375", "0.250"),
+        ("ngram", "-", "-"),
+        ("ngram", "-", "-"),
+    ]
+    assert max(map(len, tables.show([explanations.ladder_table(rows)]).splitlines())) <= tables.WIDTH
+
+
+@pytest.fixture
+def other_folder(tmp_path) -> str:
+    """A random model with a tokenizer of its own."""
+    tokenizer = byte_level()
+    model = tiny_llama(2, vocab_size=len(tokenizer), dtype=torch.float32)
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.save_pretrained(tmp_path / "other")
+    tokenizer.save_pretrained(tmp_path / "other")
+    return str(tmp_path / "other")
+
+
+def test_a_run_records_and_says_it(pair_folder, other_folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(prompts, "standard", lambda: [("code", "def f(x):"), ("prose", "return x")])
+    usual = ["--target", str(pair_folder / "target"), "--draft", f"intersect:{other_folder},ngram", "-k", "3"]
+    usual += ["--limit", "1", "--max-new-tokens", "12", "--threads", "1", "--engine", "eager", "--repeats", "1"]
+    assert compare.main([*usual, "--temperature", "0,0.8", "--out-dir", str(tmp_path)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    record = read(tmp_path / "results" / "local.json", ComparisonRun)
+    shared = [row for row in record.rows if row.method == "intersect:other"]
+    assert {(row.temperature, row.prompt_kind) for row in shared} == {
+        (temperature, kind) for temperature in (0, 0.8) for kind in ("all", "code", "prose")
+    }
+    assert all(0 <= row.draft_outside <= 1 and 0 <= row.target_outside <= 1 for row in shared)
+    assert all(0 < row.draft_outside < 1 for row in shared if row.temperature)
+    assert all(
+        row.draft_outside is row.target_outside is None for row in record.rows if row.method != "intersect:other"
+    )
+    assert "intersect:other, T = 0: tokens that are not shared have" in out
+    assert "intersect:other, T = 0.8: tokens that are not shared have" in out
+    text = (tmp_path / "results" / "local.json").read_text("utf-8")
+    assert text.count('"draft_outside"') == text.count('"target_outside"') == len(shared)

@@ -1,0 +1,86 @@
+"""Bugs of drafts whose tokenizer is not the target's."""
+
+import sys
+
+import torch
+from torch import Tensor
+
+from speclab.core.sampling import draw_draft
+from speclab.drafts.intersect import IntersectDrafter
+from speclab.drafts.retokenized import RetokenizedDrafter
+from tests.mutants.bugs import mutant
+
+LAW, TEXT = "drafts/test_intersect", "drafts/test_intersect_text"
+RETOKENIZED = "drafts/test_retokenized"
+
+
+@mutant(25, "a_round_emits_the_targets_joint_law", file=LAW)
+def does_not_renormalise_over_the_shared_tokens() -> None:
+    """hands over the probabilities that shared tokens had before the draft's distribution was restricted to them"""
+    right, restricted = IntersectDrafter._run, IntersectDrafter._restricted
+    shares: list[Tensor] = []
+
+    def note_share(drafter: IntersectDrafter, logits: Tensor, vocab_size: int) -> Tensor:
+        shares.append(logits.softmax(-1)[:, drafter._draft_ids].sum(-1, keepdim=True))
+        return restricted(drafter, logits, vocab_size)
+
+    def run(drafter: IntersectDrafter, ids: Tensor, uniforms: Tensor) -> list[tuple[Tensor, Tensor | None]]:
+        shares.clear()
+        drawn = right(drafter, ids, uniforms)
+        return [
+            (token, None if law is None else law * share) for (token, law), share in zip(drawn, shares, strict=True)
+        ]
+
+    IntersectDrafter._restricted, IntersectDrafter._run = note_share, run
+
+
+@mutant(25, "where_all_is_shared_it_is_the_model", file=TEXT)
+def proposes_the_drafts_own_ids() -> None:
+    """proposes a shared token by the draft's id, not by the target's"""
+    right = IntersectDrafter._run
+
+    def run(drafter: IntersectDrafter, ids: Tensor, uniforms: Tensor) -> list[tuple[Tensor, Tensor | None]]:
+        return [(drafter._draft_id[token], law) for token, law in right(drafter, ids, uniforms)]
+
+    IntersectDrafter._run = run
+
+
+@mutant(25, "text_cache_and_laws", "where_all_is_shared_it_is_the_model", file=TEXT)
+def feeds_the_draft_the_targets_ids() -> None:
+    """feeds the draft a token that it drafted by the target's id"""
+    right = IntersectDrafter.__init__
+
+    def init(drafter: IntersectDrafter, *arguments) -> None:
+        right(drafter, *arguments)
+        drafter._draft_id = torch.arange(len(drafter._draft_id)) % drafter.draft.vocab_size
+
+    IntersectDrafter.__init__ = init
+
+
+@mutant(25, "a_round_emits_the_targets_joint_law", file=LAW)
+def draws_from_what_is_not_restricted() -> None:
+    """draws from the draft's whole distribution, and judges by the one over the shared tokens"""
+
+    def run(drafter: IntersectDrafter, ids: Tensor, uniforms: Tensor) -> list[tuple[Tensor, Tensor | None]]:
+        target_id = torch.full((drafter.draft.vocab_size,), drafter.shared.target_ids[0])
+        target_id[drafter._draft_ids] = drafter._target_ids
+        drawn: list[tuple[Tensor, Tensor | None]] = []
+        for i in range(uniforms.shape[1]):
+            logits = drafter.draft.forward(ids)[:, -1]
+            token = target_id[draw_draft(logits, drafter._sampling, uniforms[:, i])[0]]
+            drawn.append((token, draw_draft(drafter._of_target(logits), drafter._sampling, uniforms[:, i])[1]))
+            ids = drafter._draft_id[token][:, None]
+        return drawn
+
+    IntersectDrafter._run = run
+
+
+@mutant(25, "ids_that_the_target_lacks_end_the_proposal", file=RETOKENIZED)
+def keeps_ids_that_the_target_lacks() -> None:
+    """proposes ids of the tokenizer that the target has no logits for"""
+    right = RetokenizedDrafter.__init__
+
+    def init(drafter: RetokenizedDrafter, draft, own, tokenizer, n_ids: int) -> None:
+        right(drafter, draft, own, tokenizer, sys.maxsize)
+
+    RetokenizedDrafter.__init__ = init
