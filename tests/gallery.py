@@ -8,8 +8,8 @@ From 24 on a guard of this lab against models and files is taken away.
 
 A mutant is a function in tests/mutants/ that replaces functions, methods or attributes of the lab's modules by wrong
 ones. It is called in a pytest of its own before the tests are imported (tests/mutants/plugin.py), and the tests named
-beside it run there. A kill is a failed assertion in every named test; a mutant that cannot be put in, or a test that
-breaks for another reason, is none.
+beside it run there, each of them up to its first case that fails. A kill is a failed assertion in every named test; a
+mutant that cannot be put in, or a test that breaks for another reason, is none.
 """
 
 import importlib
@@ -31,6 +31,7 @@ from tests.mutants.bugs import BUGS, Mutant
 
 ROOT = Path(__file__).parent.parent
 TIMEOUT = 120  # seconds for one run of pytest; it needs a few on an idle core
+RETURNED = "\nexit code "  # of pytest, the last line of its output
 FILES = (
     "accept",
     "core",
@@ -64,7 +65,11 @@ def all_mutants() -> tuple[Mutant, ...]:
 def run_tests(
     context: BaseContext, tests: tuple[str, ...], timeout: float, mutant: Mutant | None = None
 ) -> tuple[int | None, str]:
-    """Run `tests` in a process of their own, with the mutant in it.  -> (exit code, None if too slow; output)"""
+    """Run `tests` in a process of their own, with the mutant in it.  -> (exit code, None if too slow; output)
+
+    The code is the one that pytest returned, where it came to that: `process.exitcode` is 255 where another thread
+    starts a process at the moment at which this one ends, and reads its end first.
+    """
     name = mutant.name if mutant else "cli"  # a file alone: as much is imported early, and no bug
     with tempfile.NamedTemporaryFile("r", encoding="utf-8") as output:
         process = context.Process(target=_pytest, args=(tests, name, output.name))
@@ -74,7 +79,8 @@ def run_tests(
             process.kill()
             process.join()
             return None, ""
-        return process.exitcode, output.read()
+        text, _, code = output.read().rpartition(RETURNED)
+        return (int(code), text) if code.isdecimal() else (process.exitcode, text + code)
 
 
 def _pytest(tests: tuple[str, ...], mutant: str, output: str) -> None:
@@ -85,7 +91,9 @@ def _pytest(tests: tuple[str, ...], mutant: str, output: str) -> None:
     os.environ["MUTANT"] = mutant
     import pytest  # here: the process that starts this one does without
 
-    sys.exit(pytest.main(["-p", "no:cacheprovider", "-p", "tests.mutants.plugin", "-rfE", "--tb=no", *tests]))
+    code = pytest.main(["-p", "no:cacheprovider", "-p", "tests.mutants.plugin", "-rfE", "--tb=no", *tests])
+    print(RETURNED, int(code), sep="", end="", flush=True)
+    sys.exit(code)
 
 
 def forking() -> BaseContext:
@@ -103,7 +111,9 @@ def forking() -> BaseContext:
 def fails_without_a_mutant(context: BaseContext, tests: tuple[str, ...], timeout: float) -> str:
     """Empty if all pass; otherwise what pytest printed. A kill by a test that always fails says nothing."""
     exit_code, output = run_tests(context, tests, timeout)
-    return "" if exit_code == 0 else output or f"ran out of time: more than {timeout:g} s"
+    if exit_code == 0:
+        return ""
+    return f"{output}\nexit code {exit_code}" if output else f"ran out of time: more than {timeout:g} s"
 
 
 def judge(mutant: Mutant, exit_code: int | None, output: str) -> str:

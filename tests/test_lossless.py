@@ -11,6 +11,7 @@ import pytest
 import scipy.stats
 import torch
 from decoding import plain_text, speculative_rounds
+from grids import pairs_often
 from heads import tiny_adapter, tiny_block_head, tiny_head
 from tiny_models import CONTEXT, FAMILIES, VOCAB, PlainTransformer, flattened, perturbed, tiny
 from torch import Tensor
@@ -485,8 +486,7 @@ def test_joint_law_of_lengths_that_choose_themselves(kind, rule, monkeypatch):
     check_law(Law(1.0, 3), plain_models()["target"], auto, 1000)
 
 
-@pytest.mark.parametrize("n_draws", [600, pytest.param(3000, marks=pytest.mark.full)])
-@pytest.mark.parametrize("markov_rank", [0, 4])
+@pytest.mark.parametrize(("markov_rank", "n_draws"), pairs_often([0, 4], [600, 3000], lambda *one: one == (4, 600)))
 def test_joint_law_of_a_draft_that_proposes_a_block(markov_rank, n_draws):
     """One pass for both tokens; with a Markov head the second one's law depends on the first one."""
     model = tiny("llama", vocab_size=IDS)
@@ -496,8 +496,9 @@ def test_joint_law_of_a_draft_that_proposes_a_block(markov_rank, n_draws):
     check_law(Law(1.0, 2), target, drafter, n_draws)
 
 
-@pytest.mark.parametrize("n_draws", [600, pytest.param(3000, marks=pytest.mark.full)])
-@pytest.mark.parametrize("engine", ["eager", "fast"])
+@pytest.mark.parametrize(
+    ("engine", "n_draws"), pairs_often(["eager", "fast"], [600, 3000], lambda *one: one == ("fast", 600))
+)
 def test_joint_law_of_early_exit(engine, n_draws):
     """The draft writes the target's own cache, and verification goes on from its states."""
     model = tiny("llama", vocab_size=IDS)
@@ -506,8 +507,9 @@ def test_joint_law_of_early_exit(engine, n_draws):
     check_law(Law(1.0, 2), target, ExitDrafter(tiny_adapter(model, 1)), n_draws)
 
 
-@pytest.mark.parametrize("n_draws", [600, pytest.param(4000, marks=pytest.mark.full)])
-@pytest.mark.parametrize("rule", ["token", "follow"])
+@pytest.mark.parametrize(
+    ("rule", "n_draws"), pairs_often(["token", "follow"], [600, 4000], lambda *one: one == ("follow", 600))
+)
 def test_joint_law_of_trees_that_choose_their_size(rule, n_draws, monkeypatch):
     """What is looked at and dropped depends on the draft's probabilities and on what was accepted before."""
     model = tiny("llama", vocab_size=IDS)
@@ -517,8 +519,9 @@ def test_joint_law_of_trees_that_choose_their_size(rule, n_draws, monkeypatch):
     check_law(Law(1.0, 4), CachedModel(model), tree, n_draws)
 
 
-@pytest.mark.parametrize("n_draws", [500, pytest.param(4000, marks=pytest.mark.full)])
-@pytest.mark.parametrize("rule", ["token", "follow"])
+@pytest.mark.parametrize(
+    ("rule", "n_draws"), pairs_often(["token", "follow"], [500, 4000], lambda *one: one == ("token", 500))
+)
 def test_joint_law_of_a_tree_of_a_chosen_shape(rule, n_draws, monkeypatch):
     """The draft's first and third choice, and two tokens behind the third one."""
     model = tiny("llama", vocab_size=IDS)
@@ -528,8 +531,9 @@ def test_joint_law_of_a_tree_of_a_chosen_shape(rule, n_draws, monkeypatch):
     check_law(Law(1.0, 4), CachedModel(model), tree, n_draws)
 
 
-@pytest.mark.parametrize("n_draws", [500, pytest.param(4000, marks=pytest.mark.full)])
-@pytest.mark.parametrize("rule", ["token", "follow"])
+@pytest.mark.parametrize(
+    ("rule", "n_draws"), pairs_often(["token", "follow"], [500, 4000], lambda *one: one == ("token", 500))
+)
 def test_joint_law_of_merged_drafts(rule, n_draws, monkeypatch):
     """Chains of a lookup and of two models, whose equal beginnings are one branch."""
     model = tiny("llama", vocab_size=IDS)
@@ -540,7 +544,7 @@ def test_joint_law_of_merged_drafts(rule, n_draws, monkeypatch):
 
 
 OF_TREES = list(itertools.product(["model", "feature", "block"], ["token", "follow"], [False, True]))
-OFTEN = {("model", "token", True), ("feature", "follow", False), ("block", "token", True), ("block", "token", False)}
+OFTEN = {("model", "token", True), ("feature", "follow", False), ("block", "token", False)}
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,8 @@ def writes(work, name: str, then: str = "") -> str:
     """The code of a stage with one record and its page."""
     lines = [
         f"import pathlib; p = pathlib.Path({str(work / 'results')!r}); p.mkdir(exist_ok=True)",
-        f"(p / '{name}.json').write_text('{{}}'); (p / '{name}.md').write_text('a table of {name}')",
+        f"(p / '{name}.json').write_text('{{}}'); (p / '.{name}').write_text('a table of {name}')",
+        f"(p / '.{name}').rename(p / '{name}.md')",  # whole or not at all, as the lab writes files
         f"(p / '.{name}.part').write_text('half of it')",
     ]
     return "\n".join([*lines, then])

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from decoding import speculative_rounds
+from grids import pairs_often
 from heads import prompts, tiny_adapter
 from safetensors.torch import load_file, save_file
 from tiny_models import tiny
@@ -191,8 +192,14 @@ def pair_adapter(pair_folder, tmp_path):
     return f"exit:{tmp_path / 'adapter'}"
 
 
-@pytest.mark.parametrize("words", [["-k", "3"], ["-k", "auto"], ["-k", "3", "--temperature", "0.8"]])
-@pytest.mark.parametrize("kind", ["", "hybrid:suffix+"])
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    pairs_often(
+        [["-k", "3"], ["-k", "auto"], ["-k", "3", "--temperature", "0.8"]],
+        ["", "hybrid:suffix+"],
+        lambda words, kind: not kind or words == ["-k", "auto"],
+    ),
+)
 def test_one_script_decodes_with_it(pair_folder, pair_adapter, words, kind, capsys):
     common = [
         "--target",

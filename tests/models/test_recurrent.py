@@ -10,6 +10,7 @@ import itertools
 import pytest
 import torch
 from decoding import plain_text, speculative_rounds
+from grids import often, pairs_often
 from tiny_models import perturbed
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
@@ -112,9 +113,10 @@ def lengths_of_prompts(monkeypatch):
 # --- texts, states and passes ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("length", [1, 9])
-@pytest.mark.parametrize("k", [1, 2, 4])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "k", "length"),
+    often(itertools.product(FAMILIES, [1, 2, 4], [1, 9]), lambda _, k, length: (k, length) in ((1, 1), (4, 9))),
+)
 def test_texts_are_those_of_decoding_token_by_token(family, k, length):
     """All, some and none of the drafts accepted. A replay follows exactly the rounds with a rejection."""
     expected = text_of(family, length)
@@ -131,13 +133,15 @@ def test_texts_are_those_of_decoding_token_by_token(family, k, length):
         assert drafter.draft.n_replays == 0, "a draft keeps its states before every token"
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.8)], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_states_equal_a_recomputation_after_every_round(family, sampling):
+@pytest.mark.parametrize(
+    ("family", "temperature"),
+    pairs_often(FAMILIES, [0.0, 0.8], lambda family, temperature: temperature > 0 or family in ("lfm2", "mamba")),
+)
+def test_states_equal_a_recomputation_after_every_round(family, temperature):
     """Of the target and the draft: every state, key and value, as after decoding token by token."""
     target, drafter = CachedModel(tiny(family)), drafter_of(family, "some", 9)
     ids, rounds = prompt_of(9)[0].tolist(), []
-    for round_ in speculative_rounds(target, drafter, prompt_of(9), 3, 2 * N_NEW, sampling):
+    for round_ in speculative_rounds(target, drafter, prompt_of(9), 3, 2 * N_NEW, Sampling(temperature)):
         ids += round_.tokens
         rounds.append(round_)
         assert target.length == len(ids) - 1, "the last committed token is never in the cache"

@@ -205,6 +205,19 @@ def tests_greedy_drafts_with_the_softmax() -> None:
     accept_module.accept_from_logits = accept
 
 
+@mutant(6, "drafted_positions_are_judged_at_the_texts_temperature")
+def tempers_the_bonus_row_alone() -> None:
+    """divides only the logits of the bonus token by the temperature"""
+
+    def accept(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor) -> AcceptResult:
+        if sampling.greedy:
+            return right_accept_from_logits(draft, logits, sampling, uniforms)
+        uneven = torch.cat([logits[:, :-1] * sampling.temperature, logits[:, -1:]], dim=1)
+        return right_accept_from_logits(draft, uneven, sampling, uniforms)
+
+    accept_module.accept_from_logits = accept
+
+
 # ---------------------------------------------------------------- block verification
 
 

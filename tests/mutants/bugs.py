@@ -10,7 +10,7 @@ BUGS = {
     3: "drafts paired with the wrong logits",
     4: "correction drawn from p, not from the residual",
     5: "draft picked by argmax, scored with softmax",
-    6: "untempered ratio test at temperature 0",
+    6: "untempered ratio test",
     7: "redraw from p after an n-gram mismatch",
     8: "bonus token from the wrong place",
     9: "prefix fed again together with the cache",

@@ -11,7 +11,26 @@ replaces it in both.
 import importlib
 import os
 
+import pytest
+
 _file, _, _name = os.environ["MUTANT"].partition(".")
 _mutants = importlib.import_module(f"tests.mutants.{_file}")
 if _name:
     getattr(_mutants, _name).apply()
+_failed: set[str] = set()  # names of tests
+
+
+def pytest_runtest_makereport(item, call) -> None:
+    """Note a test of which a case has failed."""
+    if call.excinfo is not None and not call.excinfo.errisinstance(pytest.skip.Exception):
+        _failed.add(_test_of(item))
+
+
+def pytest_runtest_setup(item) -> None:
+    """With a mutant, leave out a test's other cases: one that fails is enough."""
+    if _name and _test_of(item) in _failed:
+        pytest.skip("another case has failed")
+
+
+def _test_of(item) -> str:
+    return item.nodeid.partition("[")[0]

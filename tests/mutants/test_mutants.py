@@ -1,0 +1,125 @@
+"""The gallery itself: its mutants change something, their killers exist, and only a failed assertion is a kill."""
+
+import ast
+import inspect
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests import gallery
+from tests.gallery import ROOT, all_mutants, judge
+from tests.mutants.bugs import BUGS
+
+MUTANTS = all_mutants()
+
+
+def test_every_bug_has_a_mutant():
+    assert {m.bug for m in MUTANTS} == set(BUGS) == set(range(1, 43))
+
+
+LAB = ("benchmarks", "speclab", "draft_models", "baseline_autoregressive", "optimized_speculative")
+
+
+def bindings() -> dict[tuple[object, str], object]:
+    """Every name of the lab's modules and of the classes defined there, with what it stands for."""
+    found: dict[tuple[object, str], object] = {}
+    for module in [m for name, m in sys.modules.items() if name.partition(".")[0] in LAB]:
+        classes = [c for c in vars(module).values() if isinstance(c, type) and c.__module__ == module.__name__]
+        found |= {(owner, name): value for owner in (module, *classes) for name, value in vars(owner).items()}
+    return found
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
+def test_a_mutant_replaces_something_that_exists(mutant):
+    before = bindings()
+    mutant.apply()
+    after = bindings()
+    for (owner, name), value in before.items():
+        if after.get((owner, name), value) is not value:
+            setattr(owner, name, value)
+    for owner, name in after.keys() - before.keys():
+        delattr(owner, name)
+    assert after.keys() == before.keys()
+    assert any(after[key] is not value for key, value in before.items())
+    assert all(now is before[key] for key, now in bindings().items())  # nothing is left of it
+
+
+def test_no_mutant_is_there_twice():
+    bodies = set()
+    for mutant in MUTANTS:
+        (function,) = ast.parse(inspect.getsource(mutant.apply)).body
+        bodies.add("".join(ast.dump(statement) for statement in function.body[1:]))  # without the docstring
+    names, descriptions = ({getattr(m, key) for m in MUTANTS} for key in ("name", "what"))
+    assert len(bodies) == len(names) == len(descriptions) == len(MUTANTS)
+    assert "" not in descriptions
+
+
+def test_every_killing_test_exists():
+    wanted = {test for mutant in MUTANTS for test in mutant.killed_by}
+    assert all(mutant.killed_by for mutant in MUTANTS)
+    there = set()
+    for file in {test.partition("::")[0] for test in wanted}:
+        tree = ast.parse((ROOT / file).read_text("utf-8"))
+        there |= {f"{file}::{f.name}" for f in tree.body if isinstance(f, ast.FunctionDef)}
+    assert wanted <= there
+
+
+KILLER = "tests/test_gallery.py::test_token_id_zero_can_be_drawn"
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "output", "verdict"),
+    [
+        (1, f"FAILED {KILLER} - assert 1 == 0", "killed"),
+        (1, f"FAILED {KILLER}[4] - AssertionError: tensors differ", "killed"),
+        (1, f"FAILED {KILLER} - NameError: name 'x' is not defined", "NOT KILLED: NameError"),
+        (1, f"ERROR {KILLER} - assert 1 == 0", "NOT KILLED: test_token_id_zero_can_be_drawn did not fail"),
+        (1, "FAILED tests/other.py::test_x - assert 0", "NOT KILLED: test_token_id_zero_can_be_drawn did not fail"),
+        (0, "1 passed", "SURVIVED"),
+        (2, "ERROR tests/test_gallery.py - SyntaxError", "NOT KILLED: pytest exit code 2"),
+        (4, "ERROR: not found", "NOT KILLED: pytest exit code 4"),
+        (None, "", "NOT KILLED: ran out of time"),
+    ],
+)
+def test_only_a_failed_assertion_of_the_named_test_is_a_kill(exit_code, output, verdict):
+    mutant = next(m for m in MUTANTS if m.killed_by[0] == KILLER)._replace(killed_by=(KILLER,), hangs=False)
+    assert judge(mutant, exit_code, output) == verdict
+
+
+def test_a_hang_is_a_kill_only_where_announced():
+    assert judge(MUTANTS[0]._replace(hangs=True), None, "") == "killed (hangs)"
+    assert judge(MUTANTS[0]._replace(hangs=True), 0, "") == "SURVIVED"
+
+
+class Ended:
+    """Stands in for multiprocessing: the process has written `text` and ended with `exitcode`."""
+
+    def __init__(self, exitcode: int, text: str):
+        self.exitcode, self.text = exitcode, text
+
+    def process(self, target, args):
+        """Stands in for the class of processes: its output is the last argument."""
+        Path(args[-1]).write_text(self.text, "utf-8")
+        return self
+
+    def start(self) -> None:
+        """It has."""
+
+    def join(self, timeout: float) -> None:
+        """It has."""
+
+
+@pytest.mark.parametrize(
+    ("exitcode", "text", "expected"),
+    [
+        (255, "1 passed\nexit code 0", (0, "1 passed")),
+        (1, "1 failed\nexit code 1", (1, "1 failed")),
+        (-9, "a crash", (-9, "a crash")),
+        (3, "", (3, "")),
+    ],
+)
+def test_the_exit_code_is_the_one_that_pytest_returned(exitcode, text, expected):
+    context = SimpleNamespace(Process=Ended(exitcode, text).process)
+    assert gallery.run_tests(context, (), 1.0) == expected
