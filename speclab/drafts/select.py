@@ -191,18 +191,23 @@ def check_prompts(target: CachedModel, drafters: Iterable[Drafter], prompts: lis
     for prompt in prompts:
         check_prompt(target, prompt.ids, max_new_tokens)
     proposing = [part for drafter in drafters for part in parts(drafter)]
-    for part in (part for part in proposing if isinstance(part, ModelDrafter)):
-        draft, longest = part.draft, max(_n_read(part, prompt) for prompt in prompts)
+    for part in (part for part in proposing if isinstance(part, ModelDrafter | RetokenizedDrafter)):
+        draft = part.draft
+        longest, prompt = max(((_n_read(part, prompt), prompt) for prompt in prompts), key=lambda pair: pair[0])
         room = sys.maxsize if draft.max_length is None else draft.max_length
         if longest > room:
+            whose = " of the draft's tokens" if isinstance(part, RetokenizedDrafter | IntersectDrafter) else " tokens"
             raise UsageProblem(
-                f"a prompt has {longest} tokens and the draft model's context only {room}; shorten the prompt or use "
+                f"a prompt has {longest}{whose} and the draft model's context only {room}; shorten the prompt or use "
                 "--draft ngram"
             )
-        if longest + max_new_tokens > room + 1:
+        # The new ones in its own tokens, where it cuts them as it cuts the prompt.
+        if longest + max_new_tokens * longest / prompt.ids.shape[1] > room + 1:
             note(f"the draft model's context is {room} tokens: near and beyond it rounds draft fewer, or none")
 
 
-def _n_read(drafter: ModelDrafter, prompt: Prompt) -> int:
+def _n_read(drafter: ModelDrafter | RetokenizedDrafter, prompt: Prompt) -> int:
     """Tokens of a prompt, as the drafter reads it."""
+    if isinstance(drafter, RetokenizedDrafter):
+        return len(drafter.own_ids(prompt.id_list))
     return drafter.n_read(prompt.id_list, [0])[0] if isinstance(drafter, IntersectDrafter) else prompt.ids.shape[1]

@@ -75,6 +75,12 @@ def pass_options(model: PreTrainedModel, cache: Any, length: int, width: int) ->
     return options
 
 
+def shortest_window(model: PreTrainedModel) -> int | None:
+    """Tokens that a layer with a sliding window reads, of several the fewest; None where no layer has one."""
+    layers = DynamicCache(config=model.config).layers
+    return min((layer.sliding_window for layer in layers if getattr(layer, "sliding_window", None)), default=None)
+
+
 def is_recurrent(model: PreTrainedModel) -> bool:
     """Whether a layer keeps a state that a pass replaces, beside or instead of rows for each token.
 
