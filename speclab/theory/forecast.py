@@ -32,8 +32,8 @@ Cost = Callable[[int, int], float]  # (tokens drafted, state) -> cost of that ro
 class ByLength(Sequence[float]):
     """A row of `accept_probs` of a draft whose proposal of fewer tokens is not the beginning of a longer one.
 
-    rows: of proposals of at most 0, 1, … tokens. `row[:n]` is the one of n, and the row itself the longest one. `oracle`
-    takes the beginnings of the longest one.
+    rows: of proposals of at most 0, 1, … tokens. `row[:n]` is the one of n, the row itself the longest one.
+    `oracle` takes the beginnings of the longest one.
     """
 
     def __init__(self, rows: Sequence[Sequence[float]]):
