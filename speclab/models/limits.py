@@ -77,8 +77,8 @@ def pass_options(model: PreTrainedModel, cache: Any, length: int, width: int) ->
 
 def shortest_window(model: PreTrainedModel) -> int | None:
     """Tokens that a layer with a sliding window reads, of several the fewest; None where no layer has one."""
-    layers = DynamicCache(config=model.config).layers
-    return min((layer.sliding_window for layer in layers if getattr(layer, "sliding_window", None)), default=None)
+    windows = (getattr(layer, "sliding_window", None) for layer in DynamicCache(config=model.config).layers)
+    return min((window for window in windows if window), default=None)
 
 
 def is_recurrent(model: PreTrainedModel) -> bool:

@@ -9,7 +9,6 @@ from speclab.core.rounds import Draft
 from speclab.core.sampling import draw_draft
 from speclab.drafts.intersect import IntersectDrafter
 from speclab.drafts.retokenized import BEFORE, RetokenizedDrafter
-from speclab.lab import acceptance_probs
 from speclab.models.shared_tokens import text_of
 from tests.mutants.bugs import mutant
 
@@ -119,9 +118,3 @@ def cuts_a_proposal_as_the_beginning_of_a_text() -> None:
         return drafter.tokenizer.encode(text, add_special_tokens=False)
 
     RetokenizedDrafter._cut = cut
-
-
-@mutant(25, "the_forecast_asks_for_the_lengths_that_rounds_ask_for", file=CUTTING)
-def takes_short_proposals_from_long_ones() -> None:
-    """forecasts a draft of k tokens by the first k of a longer proposal, whose last word is cut in another way"""
-    acceptance_probs.RetokenizedDrafter = ()
