@@ -171,7 +171,8 @@ def proposal_probs(
         rows = list(drafter.chain_probs(model, prompt, tokens, sampling, arm.draft_length, vocab))
         return torch.stack([rows[depth][start] for start, depth in places]) if places else draft_probs[:0]
     assert isinstance(drafter, LookupDrafter)
-    proposals = list(lookups(drafter, prompt, tokens, arm.draft_length, bench.max_new_tokens))
+    most = max(bench.max_new_tokens, len(tokens))
+    proposals = list(lookups(drafter, prompt, tokens, arm.draft_length, most))
     ids = torch.tensor([proposals[start][depth] for start, depth in places], dtype=torch.long)
     return torch.nn.functional.one_hot(ids, vocab).to(draft_probs)
 
