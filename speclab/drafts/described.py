@@ -18,13 +18,11 @@ def describe_draft(name: str, drafter: Drafter, engine: str) -> str | None:
 
     engine: the target's.
     """
-    if isinstance(drafter, ModelDrafter):
+    if isinstance(drafter, ModelDrafter | RetokenizedDrafter):
         eager = "; on the eager engine" * (drafter.draft.engine != engine)
-        shared = f"; {drafter.shared.describe()}" if isinstance(drafter, IntersectDrafter) else ""
+        how = "; its text is cut into the target's tokens" * isinstance(drafter, RetokenizedDrafter)
+        shared = f"; {drafter.shared.describe()}" if isinstance(drafter, IntersectDrafter) else how
         return loading.describe_model(name, drafter.draft.model, "draft") + shared + eager
-    if isinstance(drafter, RetokenizedDrafter):
-        model = loading.describe_model(name, drafter.draft.model, "draft")
-        return f"{model}; its text is cut into the target's tokens"
     if isinstance(drafter, HeadDrafter | Branching | MergedDrafter):
         return f"{name}: {drafter.describe()}"
     return None

@@ -4,23 +4,28 @@ The text so far goes into the draft model in the draft's own tokens. What it con
 target's tokenizer cuts that into ids that the target can judge (universal assisted generation; string-level exact match
 in Timor et al., arXiv 2502.05202). Proposals are certain of their tokens, so every rule is exact with them, greedy and
 sampled; the draft itself always takes its most probable token. To the rest of the lab this is a lookup: the text alone
-says what is proposed.
+says what is proposed. But the last word of what the draft says is cut in another way once it goes on, so a proposal of
+fewer tokens is not the beginning of a longer one.
 
 Text that comes twice is not cut twice in the same way, so the draft's cache is kept as far as its tokens are the same
-ones, and read anew from there.
+ones, and read anew from there. A layer with a sliding window has dropped what lay before it at the last crop, where it
+runs eagerly: a text that changes further back is read anew from its beginning.
 """
+
+import sys
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from draft_models import as_draft
+from draft_models import as_draft, draft_room
 from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import Sampling
 from speclab.models.cached import CachedModel
-from speclab.models.shared_tokens import text_of
+from speclab.models.limits import shortest_window
+from speclab.models.shared_tokens import cut_inside, text_of
 
-BEFORE = 8  # tokens of the target in front of what is cut, so that it is cut as it stands in the text
+BEFORE = 8  # tokens in front of what is cut or decoded, so that it is read as it stands in the text
 
 
 class RetokenizedDrafter:
@@ -36,13 +41,19 @@ class RetokenizedDrafter:
         self.matched = 0  # tokens of the last proposal
         self._ids: list[int] = []  # of the text, the target's
         self._fed: list[int] = []  # what the draft's cache holds, its own
+        self._context: list[int] = []  # the text as the draft read it last, and
+        self._said: list[int] = []  # what it said after that
+        self._ended = False  # whether it ended the text there
+        self._earliest = 0  # tokens that the cache can be cropped to, and no fewer
+        window = None if draft.fast else shortest_window(draft.model)
+        self._window = sys.maxsize if window is None else window
         self._device = draft.device
         begins = own.encode("a")[:1] == [own.bos_token_id]
         self._start = [own.bos_token_id] if begins and own.bos_token_id is not None else []
 
     def prefill(self, target: Target | None, prompt: Tensor, sampling: Sampling) -> None:
         """Note the prompt, (1, prompt length) ids of the target; the draft reads it with the first proposal."""
-        self._ids, self._fed, self._device = prompt[0].tolist(), [], prompt.device
+        self._ids, self._fed, self._context, self._device = prompt[0].tolist(), [], [], prompt.device
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
         """At most `k` tokens; `uniforms` are not used."""
@@ -52,46 +63,62 @@ class RetokenizedDrafter:
         """Note what was committed."""
         self._ids += committed
 
+    def own_ids(self, ids: list[int]) -> list[int]:
+        """A text of the target, in the draft's tokens."""
+        return [*self._start, *self.own.encode(text_of(self.tokenizer, ids), add_special_tokens=False)]
+
     def lookup(self, k: int) -> list[int]:
         """At most k ids of the target: what the draft's next k tokens say."""
-        context = [*self._start, *self.own.encode(text_of(self.tokenizer, self._ids), add_special_tokens=False)]
-        room = k if self.draft.max_length is None else min(k, self.draft.max_length - len(context) + 1)
-        said = self._continued(context, room) if context and room > 0 else []
-        whole, before = text_of(self.own, context + said), text_of(self.own, context)
-        new = whole.removeprefix(before) if whole.startswith(before) else ""
-        found = self._cut(new) if new else []
+        context = self.own_ids(self._ids)
+        said = self._continued(context, min(k, draft_room(self.draft, len(context)))) if context else []
+        tail = context[-BEFORE:]
+        before, whole = text_of(self.own, tail), text_of(self.own, tail + said)
+        found = self._cut(whole.removeprefix(before)) if whole.startswith(before) else []
         n_known = next((i for i, token in enumerate(found) if token >= self.n_ids), len(found))
         self.matched = min(k, n_known)
         return found[: self.matched]
 
     def _continued(self, context: list[int], n: int) -> list[int]:
         """At most n of the draft's tokens after the context, the most probable ones; fewer where it ends the text."""
-        same = next((i for i, pair in enumerate(zip(self._fed, context, strict=False)) if pair[0] != pair[1]), None)
-        same = min(len(self._fed), len(context) - 1) if same is None else min(same, len(context) - 1)
-        if same == 0:
-            logits = self.draft.prefill(self._as_ids(context), rolls_back=True)
+        if context != self._context:
+            self._context, self._said, self._ended = context, [], False
+        while len(self._said) < n and not self._ended:
+            token = int(self._logits(context + self._said).argmax())
+            self._ended = token == self.own.eos_token_id
+            self._said += [] if self._ended else [token]
+        return self._said[:n]
+
+    def _logits(self, ids: list[int]) -> Tensor:
+        """Of the draft after these ids, (vocab,), from one pass over those that its cache lacks."""
+        n_fed = len(self._fed)
+        differs = (i for i, (old, new) in enumerate(zip(self._fed, ids, strict=False)) if old != new)
+        same = n_fed if ids[:n_fed] == self._fed else next(differs, n_fed)
+        same = min(same, len(ids) - 1)
+        if same == 0 or same < self._earliest:
+            logits = self.draft.prefill(self._as_ids(ids), rolls_back=True)
+            self._earliest = len(ids) if len(ids) >= self._window else 0
         else:
-            self.draft.crop(same)
-            logits = self.draft.forward(self._as_ids(context[same:]))
-        self._fed = list(context)
-        said: list[int] = []
-        while True:
-            token = int(logits[0, -1].argmax())
-            if token == self.own.eos_token_id:
-                return said
-            said.append(token)
-            if len(said) == n:
-                return said
-            logits = self.draft.forward(self._as_ids([token]))
-            self._fed.append(token)
+            if same < n_fed:
+                self.draft.crop(same)
+                self._earliest = same if same >= self._window else 0
+            logits = self.draft.forward(self._as_ids(ids[same:]))
+        self._fed = list(ids)
+        return logits[0, -1]
 
     def _as_ids(self, ids: list[int]) -> Tensor:
         return self.draft.replace_unknown(torch.tensor([ids], device=self.draft.device))
 
     def _cut(self, text: str) -> list[int]:
         """The target's ids of a text that follows what is committed."""
-        before = self._ids[-BEFORE:]
-        together = self.tokenizer.encode(text_of(self.tokenizer, before) + text, add_special_tokens=False)
-        if together[: len(before)] == before:
-            return together[len(before) :]
-        return self.tokenizer.encode(text, add_special_tokens=False)  # the end of the text would be cut otherwise
+        if not text:
+            return []
+        ids = self._ids[-BEFORE:]
+        before = text_of(self.tokenizer, ids)
+        together = self.tokenizer.encode(before + text, add_special_tokens=False)
+        if together[: len(ids)] == ids:
+            return together[len(ids) :]
+        # It begins inside a word, perhaps, and is cut otherwise there, but not where it ends.
+        for n in reversed(range(len(together))):
+            if text_of(self.tokenizer, together[:n]) == before:
+                return together[n:]
+        return cut_inside(self.tokenizer, text)  # the end of what is committed would be cut otherwise

@@ -100,7 +100,7 @@ def make_drafter(kind: str, setup: Setup, seed: int = 0) -> Drafter:
 
 def _check_encoder(kind: str, word: str, target: CachedModel) -> None:
     """UsageProblem for a draft that reads a decoder-only target's states, or knows another tokenizer or branches."""
-    if word in (*TREES, MERGE, *LAB_HEADS, EXIT, RETOKENIZE):
+    if word in (*TREES, MERGE, *LAB_HEADS, EXIT, *OTHERS):
         check_no_encoder(target.model, f"--draft {kind}", NO_ENCODER)
 
 
@@ -200,19 +200,25 @@ def check_prompts(target: CachedModel, drafters: Iterable[Drafter], prompts: lis
     for prompt in prompts:
         check_prompt(target, prompt.ids, max_new_tokens)
     proposing = [part for drafter in drafters for part in parts(drafter)]
-    for part in (part for part in proposing if isinstance(part, ModelDrafter)):
-        draft, longest = part.draft, max(_n_read(part, prompt) for prompt in prompts)
+    for part in (part for part in proposing if isinstance(part, ModelDrafter | RetokenizedDrafter)):
+        draft = part.draft
+        longest, prompt = max(((_n_read(part, prompt), prompt) for prompt in prompts), key=lambda pair: pair[0])
         room = sys.maxsize if draft.max_length is None else draft.max_length
         for_prompt = draft.room.for_prompt()
         if for_prompt is not None and longest > for_prompt:
+            whose = " of the draft's tokens" if isinstance(part, RetokenizedDrafter | IntersectDrafter) else " tokens"
             raise UsageProblem(
-                f"a prompt has {longest} tokens and the draft model's context only {for_prompt}; shorten the prompt or "
+                f"a prompt has {longest}{whose} and the draft model's context only {for_prompt}; shorten the prompt or "
                 "use --draft ngram"
             )
-        if draft.room.length_after(longest) + max_new_tokens > room + 1:
+        # The new ones in its own tokens, where it cuts them as it cuts the prompt.
+        n_new = max_new_tokens * longest / prompt.ids.shape[1]
+        if draft.room.length_after(longest) + n_new > room + 1:
             note(f"the draft model's context is {room} tokens: near and beyond it rounds draft fewer, or none")
 
 
-def _n_read(drafter: ModelDrafter, prompt: Prompt) -> int:
+def _n_read(drafter: ModelDrafter | RetokenizedDrafter, prompt: Prompt) -> int:
     """Tokens of a prompt, as the drafter reads it."""
+    if isinstance(drafter, RetokenizedDrafter):
+        return len(drafter.own_ids(prompt.id_list))
     return drafter.n_read(prompt.id_list, [0])[0] if isinstance(drafter, IntersectDrafter) else prompt.ids.shape[1]

@@ -12,12 +12,13 @@ from speclab.drafts.heads.drafter import HeadDrafter
 from speclab.drafts.hybrid import LookupDrafter, parts
 from speclab.drafts.intersect import IntersectDrafter
 from speclab.drafts.oracle import OracleDraft
+from speclab.drafts.retokenized import RetokenizedDrafter
 from speclab.lab.harness import Bench, Measurement
-from speclab.lab.output_checks import both_distributions, lookups
+from speclab.lab.output_checks import both_distributions, followed, lookups
 from speclab.models.prompts import Prompt
 from speclab.theory import losslessness
 from speclab.theory.costs import Costs, fit
-from speclab.theory.forecast import AcceptProbs, model_accept_probs
+from speclab.theory.forecast import AcceptProbs, ByLength, model_accept_probs
 
 CostTable = dict[tuple[str, float], Costs]  # by draft and temperature
 ProbsOfText = Callable[[str, float, int, tuple[int, ...]], AcceptProbs]  # (draft, temperature, prompt index, text)
@@ -39,8 +40,7 @@ def accept_probs(
     if isinstance(drafter, HeadDrafter):
         return _of_chains(bench, drafter, prompt.id_list, text, sampling, longest)
     if isinstance(drafter, LookupDrafter):
-        proposals = enumerate(lookups(drafter, prompt.id_list, text, longest))
-        return [[float(token == own) for token, own in zip(tokens, text[t:], strict=False)] for t, tokens in proposals]
+        return _of_lookups(drafter, prompt.id_list, text, longest)
     if isinstance(drafter, OracleDraft):
         rows = model_accept_probs([drafter.accuracy] * len(text))
     else:
@@ -54,6 +54,18 @@ def accept_probs(
     if isinstance(drafter, IntersectDrafter):  # it reads the text in tokens of its own
         read = drafter.n_read(prompt.id_list, text)
     return [row[: draft_room(drafter.draft, n)] for row, n in zip(rows, read, strict=True)]
+
+
+def _of_lookups(drafter: LookupDrafter, prompt: list[int], text: list[int], longest: int) -> AcceptProbs:
+    """Of a draft that the text alone decides: 1 where it proposes the text's own token, else 0."""
+
+    def right(t: int, tokens: list[int]) -> list[float]:
+        return [float(token == own) for token, own in zip(tokens, text[t:], strict=False)]
+
+    if not isinstance(drafter, RetokenizedDrafter):
+        return [right(t, tokens) for t, tokens in enumerate(lookups(drafter, prompt, text, longest))]
+    places = enumerate(followed(drafter, prompt, text))
+    return [ByLength([right(t, at_place.lookup(k)) for k in range(longest + 1)]) for t, at_place in places]
 
 
 def _ratios(target_probs: Tensor, draft_probs: Tensor, text: list[int]) -> np.ndarray:

@@ -171,7 +171,8 @@ def proposal_probs(
         rows = list(drafter.chain_probs(model, prompt, tokens, sampling, arm.draft_length, vocab))
         return torch.stack([rows[depth][start] for start, depth in places]) if places else draft_probs[:0]
     assert isinstance(drafter, LookupDrafter)
-    proposals = list(lookups(drafter, prompt, tokens, arm.draft_length))
+    most = max(bench.max_new_tokens, len(tokens))
+    proposals = list(lookups(drafter, prompt, tokens, arm.draft_length, most))
     ids = torch.tensor([proposals[start][depth] for start, depth in places], dtype=torch.long)
     return torch.nn.functional.one_hot(ids, vocab).to(draft_probs)
 
@@ -202,10 +203,21 @@ def both_distributions(
     return target_probs, rows
 
 
-def lookups(drafter: LookupDrafter, prompt: list[int], tokens: list[int], k: int) -> Iterator[list[int]]:
-    """What a lookup proposes at the place of each token: at most `k` ids."""
+def lookups(
+    drafter: LookupDrafter, prompt: list[int], tokens: list[int], k: int, most: int | None = None
+) -> Iterator[list[int]]:
+    """What a lookup proposes at the place of each token: at most `k` ids.
+
+    most: new tokens of the run; near their end a round asks for fewer, as the loop does.
+    """
+    for n, at_place in enumerate(followed(drafter, prompt, tokens)):
+        yield at_place.lookup(k if most is None else max(0, min(k, most - n - 1)))
+
+
+def followed(drafter: LookupDrafter, prompt: list[int], tokens: list[int]) -> Iterator[LookupDrafter]:
+    """A copy of the drafter, at the place of each token."""
     drafter = copy.deepcopy(drafter)
     drafter.prefill(None, torch.tensor([prompt]), GREEDY)
     for token in tokens:
-        yield drafter.lookup(k)
+        yield drafter
         drafter.observe(0, [token])

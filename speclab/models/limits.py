@@ -171,6 +171,12 @@ def pass_options(model: PreTrainedModel, cache: Any, length: int, width: int) ->
     return options
 
 
+def shortest_window(model: PreTrainedModel) -> int | None:
+    """Tokens that a layer with a sliding window reads, of several the fewest; None where no layer has one."""
+    windows = (getattr(layer, "sliding_window", None) for layer in DynamicCache(config=model.config).layers)
+    return min((window for window in windows if window), default=None)
+
+
 def is_recurrent(model: PreTrainedModel) -> bool:
     """Whether a layer keeps a state that a pass replaces, beside or instead of rows for each token.
 

@@ -71,9 +71,14 @@ class Setup:
         """float32 or bfloat16."""
         return str(self.dtype).removeprefix("torch.")
 
-    def cached(self, model: PreTrainedModel, vocab_size: int) -> CachedModel:
-        """Another model on the target's backend: both arms run on the same engine."""
-        fast, why = select.choose(model, "fast") if self.target.fast else (None, "")
+    def cached(self, model: PreTrainedModel, vocab_size: int, graphs: bool = True) -> CachedModel:
+        """Another model on the target's backend: both arms run on the same engine.
+
+        graphs: whether its passes have few widths, so that they can be CUDA graphs.
+        """
+        fast, why = None, "its passes have any width, and CUDA graphs are recorded for few"
+        if self.target.fast and (graphs or not select.runs_on_graphs(model)):
+            fast, why = select.choose(model, "fast")
         if self.target.fast and (fast is None or why != select.ASKED_FOR):
             note(f"this draft runs on the {'fast' if fast else 'eager'} engine: {why}")
         return CachedModel(model, vocab_size, fast)
@@ -86,22 +91,22 @@ class Setup:
         """A draft model for this target. Ids that it lacks are never drafted; the target keeps them all."""
         tokenizer = loading.load_tokenizer(name)
         loading.check_same_tokenizer(self.tokenizer, tokenizer, self.target_name, loading.short_name(name))
-        copies = 2 if isinstance(self.target.fast, ExportedModel) and self.target.fast.packed else 1
-        model = loading.load_model(name, self.device, self.dtype, "draft", copies)
-        return self.cached(model, self.target.vocab_size)
+        return self.cached(self._load(name), self.target.vocab_size)
 
     def load_other_draft(self, name: str, kind: str) -> tuple[CachedModel, PreTrainedTokenizerBase]:
         """A draft model of another family for --draft `kind`, and its tokenizer.
 
         Its passes have any width, so never as CUDA graphs.
         """
-        tokenizer = loading.load_tokenizer(name)
-        model = loading.load_model(name, self.device, self.dtype, "draft")
+        tokenizer, model = loading.load_tokenizer(name), self._load(name)
         checks.check_not_recurrent(model, f"cannot be the model of {kind}")
         checks.check_no_encoder(model, f"--draft {kind}", checks.OTHER_DRAFT)
-        n_ids = max(tokenizer.get_vocab().values()) + 1
-        draft = self.cached(model, n_ids)
-        return CachedModel(model, n_ids) if draft.graphed else draft, tokenizer
+        return self.cached(model, max(tokenizer.get_vocab().values()) + 1, graphs=False), tokenizer
+
+    def _load(self, name: str) -> PreTrainedModel:
+        """The model of a draft; the fast engine packs a second copy of its weights."""
+        copies = 2 if isinstance(self.target.fast, ExportedModel) and self.target.fast.packed else 1
+        return loading.load_model(name, self.device, self.dtype, "draft", copies)
 
     def describe(self) -> str:
         """What runs, on what, and why: the head of every run."""

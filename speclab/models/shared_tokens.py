@@ -41,6 +41,14 @@ def text_of(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
     return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
+def cut_inside(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """The ids of a text that others stand before: some tokenizers add a space where a text begins."""
+    before, whole = (tokenizer.encode(BREAK + tail, add_special_tokens=False) for tail in ("", text))
+    if whole[: len(before)] == before and len(whole) > len(before):
+        return whole[len(before) :]
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
     """Ids that are no text, and their names."""
     added = {i: token.content for i, token in tokenizer.added_tokens_decoder.items() if token.special}
@@ -180,7 +188,4 @@ class Reading:
         except UnicodeDecodeError:
             of_bytes = [self._byte.get(added[i : i + 1]) for i in range(len(added))]
             return self._unknown if None in of_bytes else [i for i in of_bytes if i is not None]
-        before, whole = (self._own.encode(BREAK + tail, add_special_tokens=False) for tail in ("", text))
-        if whole[: len(before)] == before and len(whole) > len(before):
-            return whole[len(before) :]
-        return self._own.encode(text, add_special_tokens=False) or self._unknown
+        return cut_inside(self._own, text) or self._unknown

@@ -10,7 +10,7 @@ from benchmarks.gpu import one_size, results
 from draft_models import ModelDrafter
 from speclab.core.rounds import Drafter
 from speclab.drafts import select
-from speclab.lab import decodings, harness, output_checks
+from speclab.lab import acceptance_probs, decodings, harness, output_checks
 from speclab.lab.harness import Decoding
 from speclab.models import select as engines
 from speclab.models.cached import CachedModel
@@ -203,3 +203,9 @@ def forgets_what_a_stage_has_left() -> None:
         return {path: state for path, state in right(one).items() if path not in one._kept}
 
     results.Results._files = files
+
+
+@mutant(25, "the_forecast_asks_for_the_lengths_that_rounds_ask_for", file="drafts/test_retokenized_text")
+def takes_short_proposals_from_long_ones() -> None:
+    """forecasts a draft of k tokens by the first k of a longer proposal, whose last word is cut in another way"""
+    acceptance_probs.RetokenizedDrafter = ()

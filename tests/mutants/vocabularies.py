@@ -7,11 +7,12 @@ from torch import Tensor
 
 from speclab.core.sampling import draw_draft
 from speclab.drafts.intersect import IntersectDrafter
-from speclab.drafts.retokenized import RetokenizedDrafter
+from speclab.drafts.retokenized import BEFORE, RetokenizedDrafter
+from speclab.models.shared_tokens import text_of
 from tests.mutants.bugs import mutant
 
 LAW, TEXT = "drafts/test_intersect", "drafts/test_intersect_text"
-RETOKENIZED = "drafts/test_retokenized"
+RETOKENIZED, CUTTING = "drafts/test_retokenized", "drafts/test_retokenized_text"
 
 
 @mutant(25, "a_round_emits_the_targets_joint_law", file=LAW)
@@ -84,3 +85,34 @@ def keeps_ids_that_the_target_lacks() -> None:
         right(drafter, draft, own, tokenizer, sys.maxsize)
 
     RetokenizedDrafter.__init__ = init
+
+
+@mutant(25, "a_text_that_is_read_otherwise_later", file=CUTTING)
+def goes_back_further_than_a_window() -> None:
+    """crops a cache with sliding windows to a length at which what stood in the window is dropped already"""
+    right = RetokenizedDrafter.__init__
+
+    def init(drafter: RetokenizedDrafter, *arguments) -> None:
+        right(drafter, *arguments)
+        drafter._window = sys.maxsize
+
+    RetokenizedDrafter.__init__ = init
+
+
+@mutant(
+    25,
+    "a_draft_that_is_right_proposes_the_targets_own_tokens",
+    "a_text_whose_end_would_be_cut_otherwise_gets_no_space_before_it",
+    file=CUTTING,
+)
+def cuts_a_proposal_as_the_beginning_of_a_text() -> None:
+    """cuts by itself what follows a window that begins inside a word; some tokenizers put a space before it"""
+
+    def cut(drafter: RetokenizedDrafter, text: str) -> list[int]:
+        before = drafter._ids[-BEFORE:]
+        together = drafter.tokenizer.encode(text_of(drafter.tokenizer, before) + text, add_special_tokens=False)
+        if together[: len(before)] == before:
+            return together[len(before) :]
+        return drafter.tokenizer.encode(text, add_special_tokens=False)
+
+    RetokenizedDrafter._cut = cut

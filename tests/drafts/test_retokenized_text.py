@@ -1,0 +1,238 @@
+"""A draft with another tokenizer: where its text is cut, how far its cache goes back, what the lab predicts."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from decoding import plain_text, speculative_rounds
+from small_tokenizers import LINES, byte_level, sentence_piece, with_first_space
+from tiny_models import tiny
+
+from speclab.core.sampling import Sampling
+from speclab.drafts.described import describe_draft
+from speclab.drafts.retokenized import BEFORE, RetokenizedDrafter
+from speclab.drafts.select import check_prompts
+from speclab.lab.acceptance_probs import accept_probs
+from speclab.lab.harness import Bench
+from speclab.lab.output_checks import lookups
+from speclab.models import loading, prompts, select
+from speclab.models.backends.exported import ExportedModel
+from speclab.models.cached import CachedModel
+from speclab.models.setup import Setup
+from speclab.models.shared_tokens import text_of
+from speclab.system.errors import UsageProblem
+from speclab.theory.forecast import forecast
+from tests.drafts.test_retokenized import OF_TARGET, OTHERS, Words, drafter_for, target
+from tests.models.test_caches import worst_difference
+
+
+class Characters:
+    """A tokenizer whose ids are those of Unicode."""
+
+    bos_token_id = eos_token_id = None
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [ord(letter) for letter in text]
+
+    def decode(self, token_ids: list[int], **options) -> str:
+        return "".join(map(chr, token_ids))
+
+
+class Knows(RetokenizedDrafter):
+    """Its draft says what the text goes on with."""
+
+    text = ""
+
+    def _continued(self, context: list[int], n: int) -> list[int]:
+        return self.own.encode(self.text)[len(context) :][:n]
+
+
+@pytest.mark.parametrize(
+    "tokenizer",
+    [byte_level(), sentence_piece(40), with_first_space("prepend"), with_first_space("first")],
+    ids=["bytes", "always", "prepend", "first"],
+)
+def test_a_draft_that_is_right_proposes_the_targets_own_tokens(tokenizer):
+    """Also where the last tokens begin inside a word, which some tokenizers put a space before."""
+    made = drafter_for(OTHERS["others"])
+    drafter = Knows(made.draft, Characters(), tokenizer, len(tokenizer))
+    ids = tokenizer.encode(" ".join((LINES[0], LINES[1], LINES[2])), add_special_tokens=False)
+    drafter.text = text_of(tokenizer, ids)
+    inside = 0
+    for n in range(1, len(ids) - 2):
+        drafter.prefill(None, torch.tensor([ids[:n]]), Sampling())
+        assert drafter.lookup(12)[:1] == ids[n : n + 1], tokenizer.decode(ids[:n])
+        window = ids[:n][-BEFORE:]
+        inside += tokenizer.encode(text_of(tokenizer, window), add_special_tokens=False) != window
+    assert inside > 5 or tokenizer is byte_level()
+
+
+def test_a_text_whose_end_would_be_cut_otherwise_gets_no_space_before_it():
+    """After "t" comes "he", which would make one token with it; what begins with "▁" would be wrong for certain."""
+    tokenizer = with_first_space("prepend")
+    drafter = Knows(drafter_for(OTHERS["others"]).draft, Characters(), tokenizer, len(tokenizer))
+    drafter._ids = [tokenizer.convert_tokens_to_ids(name) for name in ("▁", "t")]
+    whole = tokenizer.encode("the", add_special_tokens=False)
+    assert tokenizer.convert_ids_to_tokens(whole) == ["▁the"]
+    assert "".join(tokenizer.convert_ids_to_tokens(drafter._cut("he"))) == "he"
+
+
+# --- what the draft has read ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral_window", "gemma3_window"])
+def test_a_text_that_is_read_otherwise_later(family):
+    """Characters that are committed byte by byte, and words whose beginning is a token: the draft's last tokens change.
+    A window has dropped what it would have to go back to."""
+    of_target, own = byte_level(), sentence_piece()
+    model = tiny(family, vocab_size=len(own))
+    kept, fresh = (RetokenizedDrafter(CachedModel(model), own, of_target, len(of_target)) for _ in range(2))
+    ids, crop = of_target.encode(" ".join(LINES[2:])), kept.draft.crop
+
+    def watched_crop(length: int) -> None:
+        crop(length)
+        assert worst_difference(kept.draft, kept._fed[:length]) < 1e-9
+
+    kept.draft.crop = watched_crop
+    for start in (0, len(ids) // 2):
+        kept.prefill(None, torch.tensor([ids[start : start + 5]]), Sampling())
+        back = 0
+        for n in range(start + 5, len(ids)):
+            before = kept._fed
+            found = kept.lookup(3)
+            assert worst_difference(kept.draft, kept._fed) < 1e-9
+            same = next(
+                (i for i, pair in enumerate(zip(before, kept._fed, strict=False)) if pair[0] != pair[1]), len(before)
+            )
+            back = max(back, len(before) - same)
+            fresh.prefill(None, torch.tensor([ids[start:n]]), Sampling())
+            assert found == fresh.lookup(3)
+            kept.observe(0, [ids[n]])
+        assert back > 3
+
+
+def test_only_where_it_must_a_text_is_read_anew():
+    """A cache that keeps everything goes back as far as the text changes."""
+    passes = {}
+    for family in ("llama", "mistral_window"):
+        of_target, own = byte_level(), sentence_piece()
+        drafter = RetokenizedDrafter(CachedModel(tiny(family, vocab_size=len(own))), own, of_target, len(of_target))
+        prefills, right = [], drafter.draft.prefill
+        drafter.draft.prefill = lambda *a, right=right, seen=prefills, **more: seen.append(1) or right(*a, **more)
+        ids = of_target.encode(" ".join(LINES[2:]))
+        drafter.prefill(None, torch.tensor([ids[:20]]), Sampling())
+        for token in ids[20:]:
+            drafter.lookup(3)
+            drafter.observe(0, [token])
+        passes[family] = len(prefills)
+    assert passes["llama"] == 1 < passes["mistral_window"] < 10
+
+
+def test_what_was_said_is_not_said_again():
+    """Proposals of several lengths at one place, as the forecast asks for them, cost what the longest one costs."""
+    drafter = drafter_for(OTHERS["others"])
+    drafter.prefill(None, torch.tensor([[0, 1, 2, 3]]), Sampling())
+    once = [drafter.lookup(k) for k in range(6)]
+    n_passes = drafter.draft.n_passes
+    assert n_passes <= 5
+    assert [drafter.lookup(k) for k in range(6)] == once
+    assert drafter.draft.n_passes == n_passes
+    assert once[5] == fresh_lookup(drafter, 5)
+    assert [fresh_lookup(drafter, k) for k in range(6)] == once
+
+
+def fresh_lookup(drafter: RetokenizedDrafter, k: int) -> list[int]:
+    other = RetokenizedDrafter(drafter.draft.with_own_cache(), drafter.own, drafter.tokenizer, drafter.n_ids)
+    other.prefill(None, torch.tensor([drafter._ids]), Sampling())
+    return other.lookup(k)
+
+
+def test_prompts_are_counted_in_the_drafts_tokens(capsys):
+    """Six of the target's tokens are twelve of the draft's."""
+    drafter = drafter_for(OTHERS["lacks one"])
+    drafter.own = Words("a", "b")
+    prompt = prompts.Prompt("code", "", torch.tensor([[2, 2, 2, 2, 2, 2]]))  # "ab", six times
+    for room, n_new, said in ((11, 1, None), (12, 1, True), (30, 9, False), (30, 10, True)):
+        drafter.draft.max_length = room
+        if said is None:
+            with pytest.raises(UsageProblem, match="12 of the draft's tokens and the draft model's context only 11"):
+                check_prompts(target(), [drafter], [prompt], n_new)
+            continue
+        check_prompts(target(), [drafter], [prompt], n_new)
+        assert ("rounds draft fewer, or none" in capsys.readouterr().err) is said, (room, n_new)
+
+
+def test_the_head_of_a_run_says_on_which_engine_it_is():
+    drafter = drafter_for(OTHERS["others"])
+    assert describe_draft("own", drafter, "eager").endswith("; its text is cut into the target's tokens")
+    assert describe_draft("own", drafter, "fast").endswith("target's tokens; on the eager engine")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_it_is_loaded_as_every_draft(packed, monkeypatch, capsys):
+    """With room for a packed second copy; its passes never become CUDA graphs, and a line says so."""
+    model, tokenizer, asked = tiny("llama", vocab_size=len(byte_level()) + 8), byte_level(), []
+    monkeypatch.setattr(loading, "load_tokenizer", lambda name: tokenizer)
+    monkeypatch.setattr(loading, "load_model", lambda *given: asked.append(given) or model)
+    fast = object.__new__(ExportedModel)
+    fast.packed = packed
+    setup = Setup(CachedModel(model), tokenizer, "tiny", Sampling(), model.device, model.dtype)
+    setup.target.fast = fast
+    monkeypatch.setattr(select, "choose", lambda model, wish: (fast, select.ASKED_FOR))
+    of_draft, (other, own) = setup.load_draft("other/name"), setup.load_other_draft("other/name", "retokenize:x/y")
+    assert asked[0] == asked[1]
+    assert asked[0][-2:] == ("draft", 1 + packed)
+    assert of_draft.fast is other.fast is fast
+    assert own is tokenizer
+    assert other.vocab_size == max(tokenizer.get_vocab().values()) + 1
+    monkeypatch.setattr(select, "runs_on_graphs", lambda model: True)
+    monkeypatch.setattr(select, "choose", None)
+    assert "eager" not in capsys.readouterr().err
+    assert setup.load_other_draft("other/name", "retokenize:x/y")[0].fast is None
+    assert "this draft runs on the eager engine" in capsys.readouterr().err
+
+
+# --- what the lab predicts --------------------------------------------------------------------------------------------
+
+BUDGET, LONGEST = 24, 5
+
+
+class Noted(RetokenizedDrafter):
+    """Keeps what it proposed, by the number of new tokens before it."""
+
+    def prefill(self, target, prompt, sampling):
+        super().prefill(target, prompt, sampling)
+        self.n_prompt, self.proposed = prompt.shape[1], {}
+
+    def propose(self, k, uniforms):
+        draft = super().propose(k, uniforms)
+        self.proposed[len(self._ids) - self.n_prompt] = k, draft.tokens[0].tolist()
+        return draft
+
+
+@pytest.mark.parametrize("kind", ["others", "the same", "lacks one"])
+def test_the_forecast_asks_for_the_lengths_that_rounds_ask_for(kind):
+    """A proposal of k tokens is not the beginning of a longer one, and near the end of a text rounds ask for fewer."""
+    differ, model = 0, target()
+    for seed in range(3):
+        made = drafter_for(OTHERS[kind], seed)
+        drafter = Noted(made.draft, made.own, OF_TARGET, 5)
+        bench = Bench(SimpleNamespace(target=model), {"own": drafter}, BUDGET, seed=0)
+        ids = torch.randint(0, 5, (1, 4), generator=torch.Generator().manual_seed(seed))
+        text = plain_text(model, ids, BUDGET)
+        rows = accept_probs(bench, "own", prompts.Prompt("code", "", ids), text, Sampling(), LONGEST)
+        assert len(rows) == BUDGET
+        differ += sum(list(row[:k]) != list(row[:LONGEST])[:k] for row in rows for k in range(LONGEST))
+        for k in range(1, LONGEST + 1):
+            rounds = list(speculative_rounds(model, drafter, ids, k, BUDGET))[1:]
+            for place, (asked, tokens) in drafter.proposed.items():
+                assert list(rows[place][:asked]) == [
+                    float(token == own) for token, own in zip(tokens, text[place:], strict=False)
+                ]
+            noted = list(lookups(drafter, ids[0].tolist(), text, k, BUDGET))
+            assert all(noted[place] == tokens for place, (_, tokens) in drafter.proposed.items())
+            found = forecast(rows, BUDGET, k)
+            assert found.n_rounds == len(rounds)
+            assert found.n_drafted == sum(round_.n_drafted for round_ in rounds)
+            assert found.n_accepted == sum(round_.n_accepted for round_ in rounds)
+    assert differ > 0 or kind != "others"
