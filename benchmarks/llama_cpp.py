@@ -34,8 +34,8 @@ from draft_models import ModelDrafter
 from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.core.sampling import Sampling
+from speclab.lab.bench import Bench
 from speclab.lab.decodings import Decoding
-from speclab.lab.harness import Bench
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.records.samples import Arm

@@ -39,7 +39,7 @@ from draft_models import ModelDrafter
 from speclab.cli import flags, parsing
 from speclab.drafts.kinds import drafter_name
 from speclab.drafts.select import make_drafters
-from speclab.lab.harness import Bench
+from speclab.lab.bench import Bench
 from speclab.models import loading
 from speclab.models.cached import CachedModel
 from speclab.models.setup import Setup

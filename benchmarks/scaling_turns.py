@@ -9,8 +9,8 @@ import torch
 from benchmarks.scaling_page import ScalePoint, Sweep
 from speclab.core.rounds import Round
 from speclab.core.sampling import GREEDY
+from speclab.lab.bench import Bench
 from speclab.lab.decodings import Decoding
-from speclab.lab.harness import Bench
 from speclab.models.prompts import Prompt
 from speclab.records.samples import BASELINE, INSTRUMENT, Arm
 from speclab.theory.formulas import ratio_interval

@@ -13,11 +13,13 @@ from speclab.drafts.hybrid import LookupDrafter, parts
 from speclab.drafts.intersect import IntersectDrafter
 from speclab.drafts.oracle import OracleDraft
 from speclab.drafts.retokenized import RetokenizedDrafter
-from speclab.lab.harness import Bench, Measurement
+from speclab.lab.bench import Bench
+from speclab.lab.harness import Measurement
 from speclab.lab.output_checks import both_distributions, followed, lookups
 from speclab.models.prompts import Prompt
 from speclab.theory import losslessness
-from speclab.theory.costs import Costs, fit
+from speclab.theory.costs import Costs
+from speclab.theory.fitting import fit
 from speclab.theory.forecast import AcceptProbs, ByLength, model_accept_probs
 
 CostTable = dict[tuple[str, float], Costs]  # by draft and temperature

@@ -11,7 +11,8 @@ from speclab.drafts.heads.drafter import HeadDrafter
 from speclab.drafts.hybrid import parts
 from speclab.drafts.lengths import LONGEST
 from speclab.lab.acceptance_probs import CostTable, calibrated, note_outside, probs_of_texts
-from speclab.lab.harness import Measurement, is_model, measure, mixed
+from speclab.lab.bench import is_model
+from speclab.lab.harness import Measurement, measure, mixed
 from speclab.lab.output_checks import judge
 from speclab.lab.replay import rounds_of_texts
 from speclab.lab.rows import build_row, ends_in_repetition, timing

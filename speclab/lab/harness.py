@@ -10,42 +10,23 @@ on each phase of a round, whose draft lengths change from round to round.
 """
 
 import contextlib
-import copy
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TypeGuard
 
-import torch
-from torch import Tensor
-
-from baseline_autoregressive import autoregressive_decode
-from draft_models import ModelDrafter
-from optimized_speculative import speculative_decode
 from speclab.core import graphs
-from speclab.core.accept import rule_of
-from speclab.core.rounds import DecodeSettings, Draft, Drafter
-from speclab.core.sampling import GREEDY, Sampling
-from speclab.core.tree import chain
-from speclab.drafts.exit import ExitDrafter
-from speclab.drafts.heads.drafter import HeadDrafter
-from speclab.drafts.hybrid import Choosing, forget, parts
-from speclab.drafts.intersect import IntersectDrafter
-from speclab.drafts.oracle import OracleDraft, reference_text
-from speclab.drafts.tree import Branching
-from speclab.drafts.trees.merged import MergedDrafter
-from speclab.lab.decodings import Decoding, LibraryDecoding, interleaved, take_turns
-from speclab.lab.instruments import LoopFunctions, VariedLength, with_parts, with_phases
+from speclab.core.rounds import DecodeSettings
+from speclab.core.sampling import Sampling
+from speclab.drafts.hybrid import Choosing
+from speclab.lab.bench import Bench
+from speclab.lab.decodings import Decoding, interleaved, take_turns
 from speclab.lab.round_costs import lengths_to_price, measure_costs
-from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
-from speclab.models.setup import Setup
-from speclab.records.samples import BASELINE_REPEAT, EAGER, INSTRUMENT, LIBRARY, LOOKUP, Arm, Sample
+from speclab.records.samples import BASELINE_REPEAT, INSTRUMENT, LOOKUP, Arm, Sample
 from speclab.system.errors import Problem, is_out_of_memory
 from speclab.system.terminal import note, progress
 from speclab.theory.costs import RoundTime, StepTime, catch_ups
 
-SPECULATIVE = LoopFunctions(speculative_decode)
 WARM_UP_TOKENS = 24
 COST_PROMPTS = 2  # on which the costs of rounds are measured for -k auto and hybrid
 
@@ -65,134 +46,6 @@ def kept_when_stopped(complete: Callable[[], str]) -> Iterator[list[BaseExceptio
             raise
         note(f"stopped by: {stop}; {what}" if str(stop) else f"stopped; {what}")
         stops.append(stop)
-
-
-class Bench:
-    """One target, its drafts, and how long to decode. `functions`: the parts of the speculative arms."""
-
-    def __init__(
-        self,
-        setup: Setup,
-        drafters: dict[str, Drafter],
-        max_new_tokens: int,
-        seed: int,
-        functions: LoopFunctions = SPECULATIVE,
-    ):
-        self.setup, self.drafters, self.max_new_tokens, self.seed = setup, drafters, max_new_tokens, seed
-        self.functions = functions
-        self._references: dict[tuple[int, ...], list[int]] = {}  # draft length and prompt -> greedy text
-        self._own: dict[Arm, Drafter] = {}  # of each arm: drafts learn, and one arm teaches no other
-
-    def decoding(
-        self,
-        arm: Arm,
-        sampling: Sampling,
-        prompt: Prompt,
-        stream: int = 0,
-        budget: int | None = None,
-        lengths: list[int] | None = None,
-    ) -> Decoding:
-        """An arm ready to work on a prompt. Decodings of one `stream` draw the same random numbers.
-
-        An arm that can only decode greedily does so. `lengths` makes it an instrument: every phase is timed, and each
-        round drafts one of these lengths.
-        """
-        target = self.setup.target.with_own_cache()
-        if arm == EAGER:
-            target = CachedModel(target.model, target.vocab_size)
-        sampling = GREEDY if self.greedy_only(arm) else sampling
-        budget = budget or self.max_new_tokens
-        ids = prompt.ids.to(self.setup.device)
-        if arm.method in LIBRARY:
-            drafter = self.drafters[arm.draft] if arm.draft else None
-            draft = drafter.draft.model if isinstance(drafter, ModelDrafter) else None
-            exit_layer = drafter.head.config.exit_layer if isinstance(drafter, ExitDrafter) else None
-            return LibraryDecoding(arm, target.model, ids, budget, draft, exit_layer)
-        settings = DecodeSettings(budget, sampling, seed=self.seed * 1009 + stream)
-        if not arm.speculative:
-            rounds = autoregressive_decode(target, ids, settings, self.setup.chunk)
-        else:
-            own = self._drafter(arm, ids, budget)
-            drafter = self.functions.adapt(own, None)
-            if lengths:
-                drafter = VariedLength(drafter, lengths, stream)
-                rounds = with_phases(self.functions, target, drafter, ids, arm.draft_length, settings)
-            else:
-                rounds = self.functions.rounds(target, drafter, ids, arm.draft_length, settings)
-            rounds = with_parts(rounds, own)
-        return Decoding(arm, rounds, ids.shape[1], budget, arm.speculative and self.exits_early(arm.draft))
-
-    def greedy_only(self, arm: Arm) -> bool:
-        """Other plain decoding than the baseline is compared greedily, and an oracle draft replays greedy text."""
-        return arm == EAGER or arm.method in LIBRARY or isinstance(self.drafters.get(arm.draft), OracleDraft)
-
-    def exits_early(self, draft: str) -> bool:
-        """Whether a draft runs some of the target's own layers, so that its verification does not."""
-        return any(isinstance(part, ExitDrafter) for part in parts(self.drafters[draft]))
-
-    def lossy_rule(self, arm: Arm) -> str | None:
-        """Name of the rule that judges the drafted tokens of an arm where it is lossy; None where there are none."""
-        lossy = arm.speculative and arm.draft_length > 0 and rule_of(self.functions.rule).law is not None
-        return self.functions.rule if lossy else None
-
-    @property
-    def on_graphs(self) -> bool:
-        """Whether anything is recorded and replayed here: with the eager engine, too, a GPU replays the accept rule."""
-        return graphs.on_graphs(torch.empty(0, device=self.setup.device))
-
-    def prepare(self, draft_lengths: Iterable[int], samplings: list[Sampling], longest: int) -> None:
-        """On CUDA graphs: say which passes will come, and record the accept rule for every number of drafted tokens.
-
-        Verification runs at k + 1 tokens for every draft length k. A draft model catches up with one token or two, and
-        after rounds in which it drafted nothing with more, at most four in one pass. One that drafts trees reads whole
-        levels, and all that was accepted.
-        longest: tokens of a text, its prompt and what is drafted behind its end included.
-        """
-        if not self.on_graphs:
-            return
-        target, most = self.setup.target, max(draft_lengths, default=0)
-        target.prepare({k + 1 for k in draft_lengths}, longest)
-        proposing = [part for drafter in self.drafters.values() for part in parts(drafter)]
-        trees = any(isinstance(drafter, Branching | MergedDrafter) for drafter in self.drafters.values())
-        widths = {2**i for i in range(1, (most.bit_length() if trees else 2) + 1)}
-        for model in [part.draft for part in proposing if isinstance(part, ModelDrafter)]:
-            model.prepare(widths, longest)
-        drawn = [part for part in proposing if isinstance(part, ModelDrafter | HeadDrafter)]
-        for sampling in samplings:
-            for n in range(most + 1):
-                sampled = bool(drawn) and not sampling.greedy
-                for draft, logits, uniforms in self._rounds_to_judge(n, sampled, trees):
-                    self.functions.accept(draft, logits, sampling, uniforms)
-
-    def _rounds_to_judge(self, n: int, sampled: bool, trees: bool) -> Iterator[tuple[Draft, Tensor, Tensor]]:
-        """What the accept rule gets in a round with `n` drafted tokens: without and with a draft's probabilities, of
-        chains and of trees."""
-        device, n_ids = self.setup.device, self.setup.target.vocab_size
-        ids, size = torch.zeros(1, n, dtype=torch.long, device=device), torch.full((1,), n, device=device)
-        logits = torch.zeros(1, n + 1, n_ids, dtype=self.setup.dtype, device=device)
-        uniforms = torch.zeros(1, n + 1, dtype=torch.float64, device=device)
-        wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
-        laws = [None, torch.ones(1, n, n_ids, dtype=wide, device=device)] if sampled and n else [None]
-        shapes = [None, chain(n, device)] if trees and n else [None]
-        for law, parents in itertools.product(laws, shapes):
-            yield Draft(ids, size, law, parents=parents), logits, uniforms
-
-    def forget(self) -> None:
-        """Drop what drafts have learned."""
-        self._own.clear()
-
-    def _drafter(self, arm: Arm, ids: Tensor, budget: int) -> Drafter:
-        if arm not in self._own:
-            self._own[arm] = copy.deepcopy(self.drafters[arm.draft])
-            forget(self._own[arm])
-        drafter = copy.deepcopy(self._own[arm])  # keeps what this arm has learned from the prompts before
-        if isinstance(drafter, OracleDraft):
-            key = (arm.draft_length, *ids[0].tolist())
-            if len(self._references.get(key, [])) < budget:
-                target, settings = self.setup.target.with_own_cache(), DecodeSettings(budget)
-                self._references[key] = reference_text(speculative_decode, target, ids, arm.draft_length, settings)
-            drafter.replay(self._references[key])
-        return drafter
 
 
 @dataclass
@@ -375,8 +228,3 @@ def _warm_up(
     for drafter, sampling in itertools.product(priced.values(), samplings):
         settings = DecodeSettings(bench.max_new_tokens, sampling, seed=bench.seed)
         measure_costs(bench.functions, bench.setup.target, drafter, timed, settings)
-
-
-def is_model(drafter: Drafter) -> TypeGuard[ModelDrafter]:
-    """A draft model with the target's ids, not the instrument that pays for one."""
-    return isinstance(drafter, ModelDrafter) and not isinstance(drafter, OracleDraft | IntersectDrafter)

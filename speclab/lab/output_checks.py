@@ -12,7 +12,8 @@ from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.heads.drafter import HeadDrafter
 from speclab.drafts.hybrid import LookupDrafter, parts
 from speclab.drafts.intersect import IntersectDrafter
-from speclab.lab.harness import Bench, Measurement
+from speclab.lab.bench import Bench
+from speclab.lab.harness import Measurement
 from speclab.records.samples import BASELINE, Arm, Made
 from speclab.theory import losslessness
 

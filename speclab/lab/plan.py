@@ -16,8 +16,9 @@ from typing import Any
 
 from speclab.drafts.block import BlockDrafter
 from speclab.lab.acceptance_probs import CostTable, ProbsOfText, calibrated, probs_of_texts
+from speclab.lab.bench import is_model
 from speclab.lab.comparison import build_rows, explained, halves, measure_and_judge, noise_at
-from speclab.lab.harness import Measurement, is_model, measure
+from speclab.lab.harness import Measurement, measure
 from speclab.lab.run_config import RunConfig
 from speclab.models.prompts import Prompt
 from speclab.records.runs import (
@@ -33,7 +34,8 @@ from speclab.records.runs import (
 from speclab.records.samples import BASELINE, Arm, Sample
 from speclab.system.errors import UsageProblem
 from speclab.theory import attribution, planning
-from speclab.theory.costs import Costs, fit
+from speclab.theory.costs import Costs
+from speclab.theory.fitting import fit
 from speclab.theory.forecast import forecast
 from speclab.theory.formulas import break_even_acceptance
 from speclab.theory.smoothing import smoothed

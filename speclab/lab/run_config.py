@@ -12,7 +12,8 @@ from speclab.drafts.described import describe_draft
 from speclab.drafts.hybrid import parts
 from speclab.drafts.lengths import LONGEST
 from speclab.drafts.select import lengths_of
-from speclab.lab.harness import SPECULATIVE, Bench, Measurement, is_model
+from speclab.lab.bench import SPECULATIVE, Bench, is_model
+from speclab.lab.harness import Measurement
 from speclab.lab.instruments import LearnerFunctions
 from speclab.models import loading, select
 from speclab.models.cached import CachedModel

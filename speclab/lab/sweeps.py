@@ -14,8 +14,9 @@ from draft_models import ModelDrafter
 from speclab.core.rounds import Drafter
 from speclab.drafts.oracle import FreeOracleDrafter, OracleDraft
 from speclab.lab.acceptance_probs import CostTable, calibrated
+from speclab.lab.bench import is_model
 from speclab.lab.comparison import build_rows, explained, measure_and_judge, noise_at
-from speclab.lab.harness import Measurement, is_model, kept_when_stopped
+from speclab.lab.harness import Measurement, kept_when_stopped
 from speclab.lab.run_config import RunConfig
 from speclab.lab.training import degraded_drafts
 from speclab.models import loading

@@ -15,8 +15,9 @@ from speclab.core.counts import Counts
 from speclab.core.sampling import GREEDY
 from speclab.drafts.exit import ExitDrafter
 from speclab.drafts.lengths import AutoLength
+from speclab.lab.bench import Bench
 from speclab.lab.decodings import Decoding, counted_passes, take_turns
-from speclab.lab.harness import Bench, measure
+from speclab.lab.harness import measure
 from speclab.models import memory, prompts, timing
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt

@@ -28,7 +28,7 @@ from speclab.drafts.trees.auto import (
     prospects,
 )
 from speclab.drafts.trees.fixed import TreeDrafter
-from speclab.lab.harness import SPECULATIVE
+from speclab.lab.bench import SPECULATIVE
 from speclab.lab.replay import replayed
 from speclab.lab.round_costs import measure_costs, tree_costs_of
 from speclab.records.samples import Made

@@ -13,7 +13,7 @@ from speclab.drafts.heads.block import BlockHead, blocks
 from speclab.drafts.heads.parts import rotations
 from speclab.drafts.heads.rollout import target_pass
 from speclab.lab.acceptance_probs import accept_probs
-from speclab.lab.harness import Bench
+from speclab.lab.bench import Bench
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup

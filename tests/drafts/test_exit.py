@@ -22,7 +22,7 @@ from speclab.drafts.heads.exit import ExitAdapter
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength, RoundCosts, StepDrafter
 from speclab.lab.acceptance_probs import accept_probs
-from speclab.lab.harness import Bench
+from speclab.lab.bench import Bench
 from speclab.models import checks
 from speclab.models.backends.eager import EagerBackend, decoder_layers
 from speclab.models.cached import CachedModel, verify

@@ -14,7 +14,7 @@ from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.heads.feature import FeatureHead
 from speclab.drafts.heads.parts import rotations
 from speclab.lab.acceptance_probs import accept_probs
-from speclab.lab.harness import Bench
+from speclab.lab.bench import Bench
 from speclab.models.backends.eager import layer_outputs
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt

@@ -26,7 +26,7 @@ from speclab.drafts.lengths import (
     best_length,
     expected_tokens,
 )
-from speclab.lab.harness import SPECULATIVE
+from speclab.lab.bench import SPECULATIVE
 from speclab.lab.round_costs import costs_of, measure_costs
 from speclab.models.cached import CachedModel
 

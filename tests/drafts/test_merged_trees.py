@@ -19,7 +19,7 @@ from speclab.drafts.select import auto_length, can_choose, lengths_of
 from speclab.drafts.suffix import SuffixDrafter
 from speclab.drafts.trees.fixed import TreeDrafter
 from speclab.drafts.trees.merged import MergedDrafter, merged
-from speclab.lab.harness import SPECULATIVE
+from speclab.lab.bench import SPECULATIVE
 from speclab.lab.replay import replayed
 from speclab.models.cached import CachedModel
 from speclab.records.samples import Arm, Made

@@ -13,7 +13,7 @@ from speclab.drafts.described import describe_draft
 from speclab.drafts.retokenized import BEFORE, RetokenizedDrafter
 from speclab.drafts.select import check_prompts
 from speclab.lab.acceptance_probs import accept_probs
-from speclab.lab.harness import Bench
+from speclab.lab.bench import Bench
 from speclab.lab.output_checks import lookups
 from speclab.models import loading, prompts, select
 from speclab.models.backends.exported import ExportedModel

@@ -17,7 +17,7 @@ from speclab.drafts.select import auto_length, lengths_of
 from speclab.drafts.trees.auto import LARGEST, RANKS
 from speclab.drafts.trees.fixed import StaticTreeDrafter, TreeDrafter, planned
 from speclab.lab import round_costs
-from speclab.lab.harness import SPECULATIVE
+from speclab.lab.bench import SPECULATIVE
 from speclab.lab.replay import replayed
 from speclab.lab.round_costs import measure_costs
 from speclab.models.cached import CachedModel

@@ -21,8 +21,9 @@ from speclab.core.counts import Counts
 from speclab.core.sampling import Sampling
 from speclab.drafts.oracle import OracleModelDrafter
 from speclab.lab.acceptance_probs import accept_probs, calibrated, probs_of_texts
+from speclab.lab.bench import Bench
 from speclab.lab.comparison import build_rows
-from speclab.lab.harness import Bench, Measurement, measure
+from speclab.lab.harness import Measurement, measure
 from speclab.lab.instruments import LoopFunctions
 from speclab.lab.output_checks import lookups
 from speclab.models.cached import CachedModel

@@ -23,10 +23,12 @@ from speclab.drafts.exit import ExitDrafter
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import WEIGHT, AutoLength, RoundCosts
 from speclab.drafts.oracle import OracleModelDrafter
-from speclab.lab import decodings
-from speclab.lab import harness as bench_module
-from speclab.lab.harness import Bench, Decoding, Measurement, VariedLength, measure, take_turns
-from speclab.lab.instruments import LoopFunctions
+from speclab.lab import bench as bench_module
+from speclab.lab import decodings, harness
+from speclab.lab.bench import Bench
+from speclab.lab.decodings import Decoding, take_turns
+from speclab.lab.harness import Measurement, measure
+from speclab.lab.instruments import LoopFunctions, VariedLength
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
@@ -566,7 +568,7 @@ def test_ctrl_c_keeps_whole_prompts(pair, monkeypatch, stopped_at):
 
 
 def test_ctrl_c_before_the_first_prompt_is_complete_stops_everything(pair, monkeypatch):
-    monkeypatch.setattr(bench_module, "_one_turn", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(harness, "_one_turn", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         measured(pair, [make_prompt()], budget=4)
 
@@ -576,7 +578,7 @@ def test_warm_up_meets_every_width_before_the_clock_counts(pair, monkeypatch):
     machine = Machine(monkeypatch, pair[0])
     instruments = {"model": [*range(6), 5, 5], "ngram": [*range(4), 3, 3]}
     bench = make_bench(pair, budget=50)
-    bench_module._warm_up(bench, ARMS[:-1], [Sampling(0.8)], [make_prompt()], instruments)
+    harness._warm_up(bench, ARMS[:-1], [Sampling(0.8)], [make_prompt()], instruments)
     assert {width for who, width, _ in machine.passes if who == "target"} >= set(range(1, 7))
     assert {width for who, width, _ in machine.passes if who == "draft"} >= {1, 2}
 
@@ -622,7 +624,7 @@ def test_kinds_of_prompts_take_turns():
     """A slow minute of the machine falls on all kinds; every prompt comes once."""
     kinds = ["code"] * 3 + ["prose"] * 2 + ["copy"]
     prompts = [replace(make_prompt(i), kind=kind) for i, kind in enumerate(kinds)]
-    order = bench_module.mixed(prompts)
+    order = harness.mixed(prompts)
     assert [kinds[i] for i in order] == ["code", "prose", "copy", "code", "prose", "code"]
     assert sorted(order) == list(range(6))
 

@@ -21,7 +21,7 @@ from speclab.core.rounds import Draft
 from speclab.core.sampling import Sampling
 from speclab.drafts.feature import FeatureDrafter
 from speclab.lab import output_checks
-from speclab.lab.harness import Bench
+from speclab.lab.bench import Bench
 from speclab.lab.instruments import LoopFunctions
 from speclab.lab.output_checks import both_distributions, distances, judged_places, proposal_probs
 from speclab.models import prompts

@@ -14,7 +14,8 @@ from speclab.core.sampling import Sampling
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.intersect import IntersectDrafter
 from speclab.lab.acceptance_probs import note_outside
-from speclab.lab.harness import Bench, Measurement
+from speclab.lab.bench import Bench
+from speclab.lab.harness import Measurement
 from speclab.lab.rows import build_row
 from speclab.models import prompts
 from speclab.models.cached import CachedModel

@@ -10,7 +10,7 @@ import pytest
 
 import compare
 from speclab.lab import acceptance_probs, comparison, output_checks, plan
-from speclab.lab.harness import Bench
+from speclab.lab.bench import Bench
 from speclab.models import prompts
 from speclab.present import plan_views
 from speclab.present.tables import show

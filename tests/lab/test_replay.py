@@ -17,7 +17,8 @@ from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength, RoundCosts
 from speclab.drafts.suffix import SuffixDrafter
 from speclab.drafts.trees.fixed import TreeDrafter
-from speclab.lab.harness import Bench, Measurement
+from speclab.lab.bench import Bench
+from speclab.lab.harness import Measurement
 from speclab.lab.instruments import LoopFunctions, with_parts
 from speclab.lab.replay import forget, replayed, rounds_of_texts
 from speclab.models.cached import CachedModel

@@ -22,7 +22,8 @@ from speclab.core.sampling import Sampling, draw_next
 from speclab.drafts.tree import BestTreeDrafter
 from speclab.drafts.trees.fixed import TreeDrafter
 from speclab.drafts.trees.merged import MergedDrafter
-from speclab.lab.harness import Bench, measure
+from speclab.lab.bench import Bench
+from speclab.lab.harness import measure
 from speclab.lab.run_config import RunConfig
 from speclab.models import select
 from speclab.models.backends import buffers, cuda_graphs

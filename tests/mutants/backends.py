@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from speclab.core import graphs
-from speclab.lab.harness import Bench
+from speclab.lab.bench import Bench
 from speclab.models.backends import buffers as buffers_module
 from speclab.models.backends.buffers import Buffers
 from speclab.models.backends.cuda_graphs import GraphBackend, GraphCache, GraphedModel

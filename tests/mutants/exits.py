@@ -5,7 +5,7 @@ from torch import Tensor
 
 from speclab.core.rounds import Draft
 from speclab.drafts.exit import ExitDrafter
-from speclab.lab.harness import Bench
+from speclab.lab.bench import Bench
 from speclab.models.backends import eager
 from speclab.models.backends.buffers import BufferedBackend
 from speclab.models.backends.eager import EagerBackend

@@ -10,7 +10,7 @@ from benchmarks.gpu import one_size, results
 from draft_models import ModelDrafter
 from speclab.core.rounds import Drafter
 from speclab.drafts import select
-from speclab.lab import acceptance_probs, decodings, harness, output_checks
+from speclab.lab import acceptance_probs, bench, decodings, harness, output_checks
 from speclab.lab.harness import Decoding
 from speclab.models import select as engines
 from speclab.models.cached import CachedModel
@@ -94,7 +94,7 @@ def shows_a_lossy_speed_alone() -> None:
 @mutant(37, LOSSY_ROWS, file="lab/test_lossy")
 def records_a_lossy_row_as_lossless() -> None:
     """records the rows of a lossy rule as those of a lossless one"""
-    harness.Bench.lossy_rule = lambda self, arm: None
+    bench.Bench.lossy_rule = lambda self, arm: None
 
 
 @mutant(37, "tested_places", file="lab/test_lossy")

@@ -15,7 +15,8 @@ from speclab.core.sampling import Sampling
 from speclab.records.samples import Arm, Made, Sample
 from speclab.theory import costs
 from speclab.theory.attribution import price
-from speclab.theory.costs import CURVES, PHASES, Costs, RoundTime, StepTime, catch_ups, fit
+from speclab.theory.costs import CURVES, PHASES, Costs, RoundTime, StepTime, catch_ups
+from speclab.theory.fitting import fit
 from speclab.theory.smoothing import smoothed
 
 given_cases = settings(max_examples=100)
