@@ -23,9 +23,10 @@ from speclab.records.serving import EngineCounts, Reconciled, ServedRow, Serving
 
 SHORT = (
     "α: accepted / tested; f: accepted / drafted, which vLLM calls acceptance rate; round: what a round takes, in "
-    "tokens of the server without speculation; same text: as the lab's own; forecast: of the lab's own loop"
+    "tokens of the server without speculation; same text: as the lab's own; forecast: from the lab's own loop"
 )
-ON_THE_PAGE = ("end to end", "length", "tok/rnd", "own round", "error")  # columns that the terminal has no room for
+# Columns that the terminal has no room for.
+ON_THE_PAGE = ("end to end", "length", "tok/rnd", "own round", "own ms", "fixed ms", "error")
 COLUMNS = (
     "tok/s and speedup: after the first chunk, by the client's clock; 95 %: over prompts; end to end: from the request "
     "to the last token; same text: as the lab's own greedy text; α: accepted / tested; f: accepted / drafted, which "
@@ -34,8 +35,9 @@ COLUMNS = (
 )
 FORECAST = (
     "tok/rnd: tokens per round, of the prompts whose counts are reconciled; own round: what a round takes on the lab's "
-    "own loop, in its own plain tokens, the median over prompts; forecast: tok/rnd / own round; error: forecast / "
-    "speedup - 1, which is the difference between the two prices of a round"
+    "own loop, in its own plain tokens; own ms: a plain token there; both medians over prompts; fixed ms: what a token "
+    "of the plain server takes longer, taken for a part of every step of the engine, however wide; forecast: tok/rnd x "
+    "(own ms + fixed ms) / (own round x own ms + fixed ms); error: forecast / speedup - 1"
 )
 NO_ALPHA = "no α where drafts came shorter than k: the counters do not say how many of their tokens were tested"
 RECONCILED = (
@@ -67,6 +69,8 @@ def speed_table(rows: list[ServedRow], whole: bool) -> Table:
         "round": lambda row: number(row.round_cost),
         "tok/rnd": lambda row: number(row.tokens_per_round),
         "own round": lambda row: number(row.own_round_cost),
+        "own ms": lambda row: number(row.own_token_seconds and 1e3 * row.own_token_seconds, 1),
+        "fixed ms": lambda row: number(row.fixed_seconds and 1e3 * row.fixed_seconds, 1),
         "forecast": lambda row: speedup(row.forecast),
         "error": lambda row: percent(row.forecast / row.speedup - 1 if row.forecast else None),
     }

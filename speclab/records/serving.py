@@ -81,7 +81,9 @@ class ServedRow(Part):
     round_cost: float | None  # seconds of a round over seconds of a token without speculation
     tokens_per_round: float | None  # of the prompts whose counts are reconciled, all rounds counted
     own_round_cost: float | None  # the same as round_cost on the lab's own loop, the median over prompts
-    forecast: float | None  # tokens_per_round / own_round_cost
+    own_token_seconds: float | None  # of a plain token on the lab's own loop, the median over the same prompts
+    fixed_seconds: float | None  # by which the plain server's tokens take longer than those
+    forecast: float | None  # tokens_per_round / a round's price in the engine, if it has that part once in every step
     lossy_rule: str | None = None
 
 

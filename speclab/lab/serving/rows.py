@@ -1,6 +1,7 @@
 """The record of a comparison with vLLM: every arm beside the plain server, every prompt beside the lab's own rounds."""
 
 import statistics
+from typing import NamedTuple
 
 from speclab.lab.batching.knees import knee_of
 from speclab.lab.harness import Measurement
@@ -109,7 +110,8 @@ def _row(
     every_round = arm.speculative and not looks_up(served.config.drafters[arm.draft])
     decode = sum(one.answer.decode_seconds for one in sent)
     per_token = sum(before_seconds) / sum(len(text) - 1 for s in after.values() for text in s.texts)
-    of_round, own_cost = forecast(served, arm, compared) if temperature == 0 else (None, None)
+    own = own_price(served, arm, compared) if temperature == 0 else None
+    fixed = max(0.0, per_token - own.token_seconds) if own else None
     return ServedRow(
         method=arm.method,
         draft=arm.draft or None,
@@ -133,33 +135,45 @@ def _row(
         book_formula=book_formula(alpha, arm.draft_length) if alpha is not None else None,
         # A lookup has rounds that draft nothing, which no counter counts.
         round_cost=sum(seconds) / counts.n_drafts / per_token if counts and counts.n_drafts and every_round else None,
-        tokens_per_round=of_round,
-        own_round_cost=own_cost,
-        forecast=of_round / own_cost if of_round and own_cost else None,
+        tokens_per_round=own.tokens_per_round if own else None,
+        own_round_cost=own.round_cost if own else None,
+        own_token_seconds=own.token_seconds if own else None,
+        fixed_seconds=fixed,
+        forecast=own.forecast(fixed) if own and fixed is not None else None,
     )
 
 
-def forecast(
-    served: Served, arm: Arm, compared: dict[tuple[Arm, int], Reconciled]
-) -> tuple[float | None, float | None]:
-    """Tokens per round, and what a round costs on the lab's own loop, in its plain tokens: the median over prompts.
+class OwnPrice(NamedTuple):
+    """What the lab's own loop takes: seconds are medians over prompts, a round's cost the median of its ratios."""
 
-    Of the prompts whose counts are reconciled: there the engine makes the same rounds. (None, None) where none are.
-    """
+    tokens_per_round: float
+    token_seconds: float  # without speculation
+    round_seconds: float
+    round_cost: float  # in tokens without speculation
+
+    def forecast(self, fixed: float) -> float:
+        """The speedup of an engine each of whose steps, wide or not, takes so many seconds longer than on this loop."""
+        return self.tokens_per_round * (self.token_seconds + fixed) / (self.round_seconds + fixed)
+
+
+def own_price(served: Served, arm: Arm, compared: dict[tuple[Arm, int], Reconciled]) -> OwnPrice | None:
+    """Of the prompts whose counts are reconciled: there the engine makes the same rounds. None where none are."""
     own = {
         index: served.own[arm, index]
         for (of, index), one in compared.items()
         if of == arm and one.verdict != "different" and served.own[arm, index].n_rounds
     }
-    costs = [
-        one.seconds / one.n_rounds / served.texts[index].token_seconds
+    prices = [
+        (one.seconds / one.n_rounds, served.texts[index].token_seconds)
         for index, one in own.items()
         if one.seconds and served.texts[index].token_seconds
     ]
-    if not costs:
-        return None, None
+    if not prices:
+        return None
     n_tokens, n_rounds = sum(len(one.tokens) - 1 for one in own.values()), sum(one.n_rounds for one in own.values())
-    return n_tokens / n_rounds, statistics.median(costs)
+    of_round, of_token = (statistics.median(seconds) for seconds in zip(*prices, strict=True))
+    costs = statistics.median(a_round / a_token for a_round, a_token in prices)
+    return OwnPrice(n_tokens / n_rounds, of_token, of_round, costs)
 
 
 def _same(measured: Measurement, arm: Arm) -> int:

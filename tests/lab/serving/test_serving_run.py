@@ -157,8 +157,17 @@ def test_every_arm_has_the_noise_of_its_own_turns(run, monkeypatch):
     assert {row.method: row.verdict for row in made.served if row.draft} == {"ngram": "unclear", "model": "faster"}
 
 
-def test_a_forecast_is_tokens_per_round_over_the_labs_own_price(run, monkeypatch, script, honest):
-    """A plain token takes 1 s, a round 1.5 s, in the first prompt 1.25 and in the last 3: the median counts."""
+@pytest.mark.parametrize(("plain", "fixed"), [(1.75, 0.75), (0.5, 0.0)])
+def test_a_forecast_is_tokens_per_round_over_the_price_of_a_round(plain, fixed, run, monkeypatch, script, honest):
+    """On the lab's loop a plain token takes 1 s, a round 1.5 s, in the first prompt 1.25 and in the last 3: the median
+    counts. What a token of the plain server takes longer is in every step of the engine, and nothing if it does not."""
+    measure = comparison.turns.in_turns
+
+    def in_turns(*args):
+        answered = {"decode_seconds": plain * (N_NEW - 1), "n_first": 1}
+        return [dataclasses.replace(one, answer=one.answer._replace(**answered)) for one in measure(*args)]
+
+    monkeypatch.setattr(comparison.turns, "in_turns", in_turns)
     texts, rounds = comparison.greedy_texts, comparison.own_rounds
     monkeypatch.setattr(comparison, "greedy_texts", lambda *a: [one._replace(token_seconds=1.0) for one in texts(*a)])
 
@@ -175,7 +184,8 @@ def test_a_forecast_is_tokens_per_round_over_the_labs_own_price(run, monkeypatch
     assert sum(shorter) <= n_rounds
     assert row.tokens_per_round == pytest.approx(3 * (N_NEW - 1) / sum(shorter))
     assert row.own_round_cost == 1.5
-    assert row.forecast == pytest.approx(row.tokens_per_round / 1.5)
+    assert (row.own_token_seconds, row.fixed_seconds) == (1.0, pytest.approx(fixed))
+    assert row.forecast == pytest.approx(row.tokens_per_round * (1.0 + fixed) / (1.5 + fixed))
     assert "forecast" in out
     rounds_of = honest["rounds"]["draft_model"]
     first = next(iter(rounds_of))
