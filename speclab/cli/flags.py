@@ -212,11 +212,7 @@ def load(args: argparse.Namespace, temperature: float | None = None) -> tuple[Se
     """The target and the prompts. What can be told to be wrong without the weights is said before they are read."""
     sampling_from(args, temperature)
     loading.choose_device(args.device)
-    if args.device_map is not None:
-        if loading.sizes.is_lab_size(args.target):
-            raise UsageProblem(f"--device-map is for folders and hub names; {args.target} is made on one device")
-        if getattr(args, "batch", None):
-            raise UsageProblem("--device-map and --batch do not go together; leave one of them out")
+    _check_device_map(args)
     tokenizer = loading.load_tokenizer(args.target)
     texts = read_prompts(args, tokenizer)
     room = loading.room_of(args.target)
@@ -228,6 +224,18 @@ def load(args: argparse.Namespace, temperature: float | None = None) -> tuple[Se
     for prompt in texts:
         check_room(prompt.ids.shape[1], args.max_new_tokens, room)
     return setup_from(args, temperature, tokenizer), texts
+
+
+def _check_device_map(args: argparse.Namespace) -> None:
+    """Raise UsageProblem where --device-map comes with what knows one device."""
+    if args.device_map is None:
+        return
+    if loading.sizes.is_lab_size(args.target):
+        raise UsageProblem(f"--device-map is for folders and hub names; {args.target} is made on one device")
+    if getattr(args, "batch", None):
+        raise UsageProblem("--device-map and --batch do not go together; leave one of them out")
+    if args.engine not in select.ENGINES:
+        raise UsageProblem("--device-map is for the lab's own engines; vLLM has --tensor-parallel")
 
 
 def sampling_from(args: argparse.Namespace, temperature: float | None = None) -> Sampling:

@@ -51,11 +51,12 @@ class IntersectDrafter(ModelDrafter):
         self.shared, self._reads = shared, reads
         self._target_ids = torch.tensor(shared.target_ids, device=draft.device)  # (n shared,)
         self._draft_ids = torch.tensor(shared.draft_ids, device=draft.device)
-        self._draft_id = torch.zeros(max(shared.target_ids) + 1, dtype=torch.long, device=draft.device)
-        self._draft_id[self._target_ids] = self._draft_ids  # of every shared id of the target
+        self._draft_id = torch.zeros(0, dtype=torch.long)  # of every id of the target, 0 where it is not shared
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
         """Read the prompt, (1, prompt length) ids of the target. EnvironmentProblem where logits are not finite."""
+        self._draft_id = self._draft_ids.new_zeros(target.vocab_size)
+        self._draft_id[self._target_ids] = self._draft_ids
         super().prefill(target, to_device(self._reads.prompt(prompt[0].tolist()), self.draft.device)[None], sampling)
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
@@ -125,7 +126,10 @@ def intersect(draft: CachedModel, own: PreTrainedTokenizerBase, setup: Setup, ki
         {i: added for i, added in token_bytes(tokenizer).items() if i < model.vocab_size}
         for tokenizer, model in ((setup.tokenizer, setup.target), (own, draft))
     )
-    ends = _end(setup.tokenizer, setup.eos), _end(own, eos_ids(draft.model.generation_config))
+    ends = (
+        _end(setup.tokenizer, setup.eos, setup.target.vocab_size),
+        _end(own, eos_ids(draft.model.generation_config), draft.vocab_size),
+    )
     shared = shared_tokens(of_target, of_draft, ends)
     if shared.share < LEAST_SHARED:
         raise UsageProblem(
@@ -135,6 +139,7 @@ def intersect(draft: CachedModel, own: PreTrainedTokenizerBase, setup: Setup, ki
     return IntersectDrafter(draft, shared, Reading(setup.tokenizer, own, shared, of_target, of_draft, draft.n_ids - 1))
 
 
-def _end(tokenizer: PreTrainedTokenizerBase, ends: frozenset[int]) -> int | None:
-    """The id with which a model ends a text: of several the one that its tokenizer names, or the first."""
+def _end(tokenizer: PreTrainedTokenizerBase, ends: frozenset[int], n_ids: int) -> int | None:
+    """The id below n_ids with which a model ends a text: of several the one that its tokenizer names, or the first."""
+    ends = frozenset(i for i in ends if i < n_ids)
     return tokenizer.eos_token_id if tokenizer.eos_token_id in ends else min(ends, default=None)

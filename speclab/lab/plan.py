@@ -15,6 +15,7 @@ import operator
 from typing import Any
 
 from speclab.drafts.block import BlockDrafter
+from speclab.drafts.intersect import IntersectDrafter
 from speclab.lab.acceptance_probs import CostTable, ProbsOfText, calibrated, probs_of_texts
 from speclab.lab.bench import is_model
 from speclab.lab.comparison import build_rows, explained, halves, measure_and_judge, noise_at
@@ -102,7 +103,7 @@ def make_plan(
             lengths = [k for k in config.draft_lengths if k <= most] or [min(config.draft_lengths)]
             of_lengths = [PlanEntry(**name, **of_draft.expected(k)) for k in lengths]
             taken, choice = _add_bands(of_lengths, of_draft.left_out(lengths, left_out))
-            of_taken = of_draft.facts(config, taken, is_model(drafter))
+            of_taken = of_draft.facts(config, taken, is_model(drafter) or isinstance(drafter, IntersectDrafter))
             facts.append(DraftFacts(**name, **of_taken, costs=costs.to_json(), choice=choice))
             entries += of_lengths
     if not facts:
@@ -196,8 +197,8 @@ class _DraftPlan:
             )
             for _, n_prompt, rows in self.texts
         ]
-        replays = sum(e.n_rejected for e in forecasts) / sum(e.n_rounds for e in forecasts)
         n_tested, n_rounds = sum(e.n_tested for e in forecasts), sum(e.n_rounds for e in forecasts)
+        replays = sum(e.n_rejected for e in forecasts)
         return {
             "draft_length": k,
             "speedup": self.baseline_seconds / sum(e.cost for e in forecasts),
@@ -206,7 +207,7 @@ class _DraftPlan:
             "acceptance_rate": sum(e.n_accepted for e in forecasts) / n_tested if n_tested else None,
             "draft_cost": costs.draft_cost(k, context) if k else None,
             "verify_cost": costs.verify_cost(k + 1, context),
-            "overhead": costs.overhead(k, context) + replays * costs.replay / costs.step_seconds(context),
+            "overhead": costs.overhead(k, context) + replays / n_rounds * costs.replay / costs.step_seconds(context),
         }
 
     def facts(self, config: RunConfig, taken: PlanEntry, always_drafts: bool) -> dict[str, Any]:

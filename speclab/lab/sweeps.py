@@ -13,6 +13,7 @@ from typing import NamedTuple
 from draft_models import ModelDrafter
 from speclab.core.rounds import Drafter
 from speclab.drafts.oracle import FreeOracleDrafter, OracleDraft
+from speclab.drafts.select import check_prompts
 from speclab.lab.acceptance_probs import CostTable, calibrated
 from speclab.lab.bench import is_model
 from speclab.lab.comparison import build_rows, explained, measure_and_judge, noise_at
@@ -160,7 +161,9 @@ def _context(config: RunConfig, facts: dict) -> Points:
     facts["costs"] = []
 
     def run(n: int) -> tuple[list[Row], Measurement]:
-        rows, measured = _rows(config, stretched(config.prompts, n), title=f"{n} tokens of context")
+        prompts = stretched(config.prompts, n)
+        check_prompts(config.setup.target, config.drafters.values(), prompts, config.max_new_tokens)
+        rows, measured = _rows(config, prompts, title=f"{n} tokens of context")
         with measured.kept("the measurements are complete, their costs are not"):
             facts["costs"] += [
                 {"context": n, "drafter": config.method(name), "costs": costs.to_json()}

@@ -4,6 +4,7 @@ Nothing that comes from outside is trusted: no code of a model folder is run, pi
 and the library cannot ask anybody anything. A model must have all of its weights and pass speclab/models/checks.py.
 """
 
+import functools
 import io
 import os
 import sys
@@ -31,7 +32,7 @@ from speclab.models.checks import check_model
 from speclab.models.experts import with_experts
 from speclab.models.generation import eos_ids
 from speclab.models.limits import Room, configured_room, decoder_config, is_encoder_decoder
-from speclab.models.placement import DeviceMap, describe, keep_while_used, map_options
+from speclab.models.placement import DeviceMap, describe, load_placed, map_options
 from speclab.system.errors import EnvironmentProblem, UsageProblem, is_out_of_memory
 from speclab.system.paths import DATA
 from speclab.system.terminal import harmless, note
@@ -54,6 +55,7 @@ KNOWN_ERRORS = {
     "weights_only": PICKLED,
     "Weights only load": PICKLED,
     "ignore_mismatched_sizes": ("their tensors differ in shape", "download it again, or correct its config.json"),
+    "does not give any device": ("--device-map leaves out some of its modules", "name all of them, or give auto"),
     "kind of AutoModel": ("it is no causal language model and no encoder-decoder of text", "choose one"),
     "backend tokenizer": ("tokenizer.json is missing", "add it, or choose another model"),
 }
@@ -128,10 +130,12 @@ def _whole_model(
         options |= {"device_map": {"": str(device)}}
     placed = map_options(device_map)
     kind = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
-    model, report = loaded(
-        name, "its config.json and weights", lambda: kind.from_pretrained(name, config=config, **options, **placed)
-    )
-    keep_while_used(model, placed)
+
+    def load(**more: Any) -> tuple[PreTrainedModel, dict[str, Any]]:
+        read = functools.partial(kind.from_pretrained, name, config=config, **options, **more)
+        return loaded(name, "its config.json and weights", read)
+
+    model, report = load_placed(load, placed)
     if missing := _first_three(report["missing_keys"]):
         raise EnvironmentProblem(
             f"{short_name(name)} lacks the weights {missing}: its config.json describes another model than its "
@@ -140,7 +144,7 @@ def _whole_model(
     if unused := _first_three(report["unexpected_keys"]):
         note(f"{short_name(name)}: its config.json uses no weights {unused}; they are left out")
     eos_ids(model.generation_config)
-    return model if quantised or placed else model.to(device)
+    return model if quantised or placed else model.to(device)  # type: ignore[arg-type]
 
 
 def _first_three(names: set[str]) -> str:
@@ -246,8 +250,8 @@ def check_same_tokenizer(
     else:
         return
     raise UsageProblem(
-        f"{draft_name} and {target_name} {what}; choose a --draft of the target's family, --draft retokenize:NAME, or "
-        "--draft ngram"
+        f"{draft_name} and {target_name} {what}; choose a --draft of the target's family, --draft retokenize:NAME, "
+        "--draft intersect:NAME, or --draft ngram"
     )
 
 

@@ -17,7 +17,8 @@ def weights_read(model: PreTrainedModel) -> tuple[int, int]:
     """Weights that every pass reads.  -> how many, bytes
 
     Shared weights count once. An embedding of its own is left out: a pass reads a row for each token. So is what only
-    an encoder reads, which runs once for a text.
+    an encoder reads, which runs once for a text. Behind an encoder the sum is a little too high: cross-attention's
+    weights of keys and values count, and are read once for a text, too.
     """
     unique = {id(p): p for p in model.parameters()}
     if is_encoder_decoder(model):

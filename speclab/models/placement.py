@@ -1,7 +1,8 @@
 """Where weights lie: on several devices, by the library's device_map, or quantised, as the checkpoint says.
 
-A target that does not fit one GPU is spread over several, main memory and the disk; each layer computes where its
-weights and its part of the cache lie. Nothing else changes: a pass reads all weights, from wherever they are.
+A target that does not fit one GPU is spread over several, main memory and the disk. Layers on a GPU compute there; the
+others compute on the first GPU, or on the CPU where there is none, and their weights are brought there in every pass.
+Nothing else changes: a pass reads all weights, from wherever they are.
 """
 
 import functools
@@ -11,6 +12,7 @@ import shutil
 import tempfile
 import weakref
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,16 +58,33 @@ def map_options(device_map: DeviceMap | None) -> dict[str, Any]:
         for device in device_map.values():
             if isinstance(device, int) and device >= torch.cuda.device_count():
                 raise EnvironmentProblem(f"--device-map: there is no GPU {device} here; correct the file, or give auto")
-    return {"device_map": device_map, "offload_folder": tempfile.mkdtemp(prefix="weights-")}
+    return {"device_map": device_map}
 
 
-def keep_while_used(model: PreTrainedModel, options: dict[str, Any]) -> None:
-    """Delete the folder of the weights on disk when the model is gone. EnvironmentProblem: its first ones lie there."""
+Loaded = tuple[PreTrainedModel, dict[str, Any]]  # and the library's report
+
+
+def load_placed(load: Callable[..., Loaded], options: dict[str, Any]) -> Loaded:
+    """`load(**options)`, with a folder for weights on the disk that is gone when the model is.
+
+    EnvironmentProblem where the embeddings do not lie where passes run.
+    """
     if not options:
-        return
-    weakref.finalize(model, functools.partial(shutil.rmtree, options["offload_folder"], ignore_errors=True))
-    if model.device.type == "meta":
-        raise EnvironmentProblem("--device-map puts the embeddings on the disk; put them on a GPU or on cpu")
+        return load()
+    folder = tempfile.mkdtemp(prefix="weights-")
+    delete = functools.partial(shutil.rmtree, folder, ignore_errors=True)
+    try:
+        model, report = load(**options, offload_folder=folder)
+        if model.device.type == "meta":
+            raise EnvironmentProblem(
+                "--device-map: the embeddings must lie where passes run, on a GPU or, where there is none, on cpu; "
+                "correct the file"
+            )
+    except BaseException:
+        delete()
+        raise
+    weakref.finalize(model, delete)
+    return model, report
 
 
 def is_sharded(model: PreTrainedModel) -> bool:

@@ -33,7 +33,6 @@ class ByLength(Sequence[float]):
     """A row of `accept_probs` of a draft whose proposal of fewer tokens is not the beginning of a longer one.
 
     rows: of proposals of at most 0, 1, … tokens. `row[:n]` is the one of n, the row itself the longest one.
-    `oracle` takes the beginnings of the longest one.
     """
 
     def __init__(self, rows: Sequence[Sequence[float]]):
@@ -127,18 +126,24 @@ def oracle(
     out `full_round_extra`, which only makes the bound lower. Ties go to the shorter draft.
     """
     round_cost = round_cost or _one
-    rows = _proposals(accept_probs, n_tokens, longest, capped=True, start=start)
-    cheapest = np.zeros(len(rows) + 1)  # expected cost from state start + i to the end
-    for i in reversed(range(len(rows))):
-        n = len(rows[i])
-        # (n + 1,) probability that the first 0 … n are accepted
-        survival = np.cumprod(np.concatenate([[1.0], rows[i]]))
-        rejected = (survival[:-1] - survival[1:]) * cheapest[i + 1 : i + n + 1]  # the first 0 … n - 1, then a rejection
-        ahead = np.concatenate([[0.0], np.cumsum(rejected)]) + survival * cheapest[i + 1 : i + n + 2]
-        totals = ahead + [round_cost(m, start + i) for m in range(n + 1)] + rejected_round_extra * (1 - survival)
-        best = int(totals.argmin())
-        cheapest[i], rows[i] = totals[best], rows[i][:best]
+    rows: list[Sequence[float]] = []
+    cheapest = np.zeros(max(0, n_tokens - start) + 1)  # expected cost from state start + i to the end
+    for i in reversed(range(len(cheapest) - 1)):
+        proposals = [accept_probs[start + i][:m] for m in range(min(longest, n_tokens - start - i - 1) + 1)]
+        ahead = [_ahead(row, cheapest[i + 1 :], rejected_round_extra) for row in proposals]
+        totals = [round_cost(len(row), start + i) + then for row, then in zip(proposals, ahead, strict=True)]
+        best = int(np.argmin(totals))
+        cheapest[i] = totals[best]
+        rows.insert(0, proposals[best])
     return _expect(rows, start, round_cost, 0.0, capped=True, rejected_round_extra=rejected_round_extra)
+
+
+def _ahead(row: Sequence[float], cheapest: np.ndarray, rejected_round_extra: float) -> float:
+    """Expected cost of what follows a round that drafts `row`, by `cheapest` after 1, 2, … tokens, and of a replay."""
+    n = len(row)
+    survival = np.cumprod(np.concatenate([[1.0], row]))  # (n + 1,) probability that the first 0 … n are accepted
+    rejected = (survival[:-1] - survival[1:]) @ cheapest[:n]  # the first 0 … n - 1, then a rejection
+    return float(rejected + survival[n] * cheapest[n] + rejected_round_extra * (1 - survival[n]))
 
 
 def model_accept_probs(accept: Sequence[float] | np.ndarray) -> list[Sequence[float]]:

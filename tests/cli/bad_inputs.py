@@ -412,10 +412,12 @@ ROWS = [
             "model --tree best": "tree:best:model",
             "sampled-tree:2x1:model": "sampled-tree:2x1:model",
             "retokenize:draft": "retokenize:draft",
+            "intersect:draft": "intersect:draft",
         }.items()
     ),
     Row(f"{S} --target target --draft tree:2x1:encoder-decoder", 2, ("a tree does not know encoder-decoder models",)),
     Row(f"{S} --target target --draft retokenize:encoder-decoder", 2, ("--draft retokenize does not know encoder-d",)),
+    Row(f"{S} --target target --draft intersect:encoder-decoder", 2, ("--draft intersect does not know encoder-d",)),
     Row(f"{C} --target encoder-decoder --draft ngram --batch 2", 2, ("--batch does not know encoder-decoder models",)),
     Row(f"{C} --engine vllm --target encoder-decoder", 2, ("--engine vllm serves no encoder-decoder models",)),
     # --- weights and tokenizer again ---
