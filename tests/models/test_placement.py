@@ -123,13 +123,18 @@ def test_files_that_are_no_device_map(tmp_path, content, said):
     assert "\n" not in str(problem.value)
 
 
-def test_what_a_device_map_needs(folder, monkeypatch):
+def test_what_a_device_map_needs(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(placement.torch.cuda, "device_count", lambda: 1)
     pytest.importorskip("accelerate")
     with pytest.raises(EnvironmentProblem, match="there is no GPU 1 here"):
         placement.map_options({"model": 1})
-    with pytest.raises(EnvironmentProblem, match="puts the embeddings on the disk"):
+    monkeypatch.setattr(placement.tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(EnvironmentProblem, match="the embeddings must lie where passes run"):
         loaded(folder, MAP | {"model.embed_tokens": "disk"})
+    with pytest.raises(EnvironmentProblem, match="leaves out some of its modules; name all of them, or give auto"):
+        loaded(folder, {name: device for name, device in MAP.items() if name != "model.layers.1"})
+    gc.collect()
+    assert not list(tmp_path.glob("weights-*")), "nothing is left of a model that was not loaded"
     monkeypatch.setattr(placement.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(EnvironmentProblem, match="pip install accelerate"):
         placement.map_options("auto")

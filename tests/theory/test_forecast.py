@@ -23,7 +23,7 @@ from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.counts import Counts
 from speclab.core.sampling import Sampling
 from speclab.models.limits import Room
-from speclab.theory.forecast import Forecast, forecast, model_accept_probs, oracle
+from speclab.theory.forecast import ByLength, Forecast, forecast, model_accept_probs, oracle
 from speclab.theory.formulas import expected_tokens_per_round
 from tests.test_exact import (
     CENTRE,
@@ -561,6 +561,14 @@ def test_the_oracle_is_the_best_of_all_choices(rows, draft_cost, replay):
         for lengths in choices
     )
     assert oracle(rows, 4, 2, cost, rejected_round_extra=replay).cost == pytest.approx(best, rel=EXACT)
+
+
+def test_the_oracle_knows_the_proposal_of_every_length():
+    """A proposal of one token is right where the beginning of one of two tokens is wrong."""
+    rows = [ByLength([[], [1.0], [0.0, 0.0]][: max(1, 4 - t)]) for t in range(4)]
+    best = oracle(rows, 4, 2, lambda n_drafted, state: 1.0)
+    assert best.cost == pytest.approx(min(forecast(rows, 4, k).cost for k in range(3)))
+    assert best.cost == pytest.approx(2)
 
 
 @given_cases
