@@ -55,7 +55,6 @@ KNOWN_ERRORS = {
     "weights_only": PICKLED,
     "Weights only load": PICKLED,
     "ignore_mismatched_sizes": ("their tensors differ in shape", "download it again, or correct its config.json"),
-    "does not give any device": ("--device-map leaves out some of its modules", "name all of them, or give auto"),
     "kind of AutoModel": ("it is no causal language model and no encoder-decoder of text", "choose one"),
     "backend tokenizer": ("tokenizer.json is missing", "add it, or choose another model"),
 }

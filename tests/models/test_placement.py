@@ -131,8 +131,6 @@ def test_what_a_device_map_needs(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(placement.tempfile, "tempdir", str(tmp_path))
     with pytest.raises(EnvironmentProblem, match="the embeddings must lie where passes run"):
         loaded(folder, MAP | {"model.embed_tokens": "disk"})
-    with pytest.raises(EnvironmentProblem, match="leaves out some of its modules; name all of them, or give auto"):
-        loaded(folder, {name: device for name, device in MAP.items() if name != "model.layers.1"})
     gc.collect()
     assert not list(tmp_path.glob("weights-*")), "nothing is left of a model that was not loaded"
     monkeypatch.setattr(placement.importlib.util, "find_spec", lambda name: None)
