@@ -864,11 +864,11 @@ def test_the_judge_leaves_out_ids_that_are_never_emitted():
 def test_the_copy_in_higher_precision_is_made_once_and_is_wider():
     model = tiny("llama", dtype=torch.bfloat16)
     reference = Reference(model)
-    own, higher = reference.logits(PROMPT_IDS, VOCAB)
+    own, higher = reference.logits(PROMPT_IDS[:, :1], PROMPT_IDS[:, 1:], VOCAB)
     assert (own.dtype, higher.dtype) == (torch.bfloat16, torch.float64)
     assert 0 < (own.double() - higher).abs().max() < 0.2
     kept = reference._higher
-    reference.logits(PROMPT_IDS, VOCAB)
+    reference.logits(PROMPT_IDS[:, :1], PROMPT_IDS[:, 1:], VOCAB)
     assert reference._higher is kept
     assert kept.dtype == torch.float32
     assert model.dtype == torch.bfloat16
@@ -878,7 +878,7 @@ def test_the_copy_in_higher_precision_is_made_once_and_is_wider():
 def test_without_room_for_the_copy_the_models_own_logits_stand_for_it(monkeypatch, free, dtype):
     monkeypatch.setattr(rounding, "free_memory", lambda device: free)
     reference = Reference(tiny("llama", dtype=torch.float32))
-    reference.logits(PROMPT_IDS, VOCAB)
+    reference.logits(PROMPT_IDS[:, :1], PROMPT_IDS[:, 1:], VOCAB)
     assert reference._higher.dtype == dtype
 
 
@@ -888,6 +888,6 @@ def test_experts_whose_kernel_knows_no_float64_are_judged_all_the_same():
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = MixtralForCausalLM(MixtralConfig(**sizes, num_key_value_heads=2, vocab_size=VOCAB)).eval()
-    own, higher = Reference(model).logits(PROMPT_IDS, VOCAB)
+    own, higher = Reference(model).logits(PROMPT_IDS[:, :1], PROMPT_IDS[:, 1:], VOCAB)
     assert own.dtype == torch.float32
     assert (own.double() - higher).abs().max() < 1e-4
