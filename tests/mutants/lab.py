@@ -36,7 +36,8 @@ def tolerates_the_size_of_a_logit() -> None:
         found = right(reference, prompt, baseline, speculative, vocab_size)
         if found is None or found.baseline_token < 0:
             return found
-        _, logits = reference.logits(torch.tensor([prompt + baseline[: found.position]]), vocab_size)
+        common = torch.tensor([baseline[: found.position]], dtype=torch.long)
+        _, logits = reference.logits(torch.tensor([prompt]), common, vocab_size)
         tolerance = 2 * logits[-1].abs().max().item()
         distances = logits[-1].max() - logits[-1, [found.baseline_token, found.speculative_token]]
         return found._replace(tolerance=tolerance, numerical=bool((distances <= tolerance).all()))
@@ -110,12 +111,12 @@ def counts_bonus_tokens_as_tested() -> None:
 def lets_one_arm_finish_first() -> None:
     """lets one arm finish, cold, before the next begins, warm"""
 
-    def one_by_one(decodings: list[Decoding]) -> None:
-        for decoding in decodings:
+    def one_by_one(queue: list[Decoding]) -> None:
+        for decoding in queue:
             while not decoding.done:
                 decoding.advance()
 
-    harness.take_turns = one_by_one
+    decodings.take_turns = one_by_one
 
 
 @mutant(20, "order_turns_round_between_prompts_and_repeats", file="lab/test_harness")

@@ -49,13 +49,13 @@ def proposes_the_drafts_own_ids() -> None:
 @mutant(25, "text_cache_and_laws", "where_all_is_shared_it_is_the_model", file=TEXT)
 def feeds_the_draft_the_targets_ids() -> None:
     """feeds the draft a token that it drafted by the target's id"""
-    right = IntersectDrafter.__init__
+    right = IntersectDrafter.prefill
 
-    def init(drafter: IntersectDrafter, *arguments) -> None:
+    def prefill(drafter: IntersectDrafter, *arguments) -> None:
         right(drafter, *arguments)
         drafter._draft_id = torch.arange(len(drafter._draft_id)) % drafter.draft.vocab_size
 
-    IntersectDrafter.__init__ = init
+    IntersectDrafter.prefill = prefill
 
 
 @mutant(25, "a_round_emits_the_targets_joint_law", file=LAW)
