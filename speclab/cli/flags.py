@@ -11,7 +11,7 @@ from speclab.core.accept import rule_of
 from speclab.core.sampling import Sampling
 from speclab.drafts.kinds import is_tree
 from speclab.learner.functions import Learner
-from speclab.models import loading, prompts, select
+from speclab.models import loading, prompts, select, sizes
 from speclab.models.limits import check_room
 from speclab.models.placement import PLANS, read_device_map
 from speclab.models.setup import Setup, load_setup
@@ -212,7 +212,6 @@ def load(args: argparse.Namespace, temperature: float | None = None) -> tuple[Se
     """The target and the prompts. What can be told to be wrong without the weights is said before they are read."""
     sampling_from(args, temperature)
     loading.choose_device(args.device)
-    _check_device_map(args)
     tokenizer = loading.load_tokenizer(args.target)
     texts = read_prompts(args, tokenizer)
     room = loading.room_of(args.target)
@@ -230,12 +229,12 @@ def _check_device_map(args: argparse.Namespace) -> None:
     """Raise UsageProblem where --device-map comes with what knows one device."""
     if args.device_map is None:
         return
-    if loading.sizes.is_lab_size(args.target):
-        raise UsageProblem(f"--device-map is for folders and hub names; {args.target} is made on one device")
+    if sizes.is_lab_size(args.target):
+        raise UsageProblem(
+            f"--device-map is for folders and hub names; {args.target} is made on one device; leave it out"
+        )
     if getattr(args, "batch", None):
         raise UsageProblem("--device-map and --batch do not go together; leave one of them out")
-    if args.engine not in select.ENGINES:
-        raise UsageProblem("--device-map is for the lab's own engines; vLLM has --tensor-parallel")
 
 
 def sampling_from(args: argparse.Namespace, temperature: float | None = None) -> Sampling:
@@ -251,6 +250,7 @@ def setup_from(
     args: argparse.Namespace, temperature: float | None = None, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> Setup:
     """Target, tokenizer and machine from the shared flags. tokenizer: the target's, where it is loaded already."""
+    _check_device_map(args)
     sampling = sampling_from(args, temperature)
     return load_setup(
         args.target, sampling, args.device, args.dtype, args.engine, args.threads, tokenizer, args.device_map

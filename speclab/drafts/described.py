@@ -20,7 +20,7 @@ def describe_draft(name: str, drafter: Drafter, engine: str) -> str | None:
     """
     if isinstance(drafter, ModelDrafter | RetokenizedDrafter):
         eager = "; on the eager engine" * (drafter.draft.engine != engine)
-        how = "; its text is cut into the target's tokens" * isinstance(drafter, RetokenizedDrafter)
+        how = "; its text is tokenized again for the target" * isinstance(drafter, RetokenizedDrafter)
         shared = f"; {drafter.shared.describe()}" if isinstance(drafter, IntersectDrafter) else how
         return loading.describe_model(name, drafter.draft.model, "draft") + shared + eager
     if isinstance(drafter, HeadDrafter | Branching | MergedDrafter):

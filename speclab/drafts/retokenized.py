@@ -4,10 +4,10 @@ The text so far goes into the draft model in the draft's own tokens. What it con
 target's tokenizer cuts that into ids that the target can judge (universal assisted generation; string-level exact match
 in Timor et al., arXiv 2502.05202). Proposals are certain of their tokens, so every rule is exact with them, greedy and
 sampled; the draft itself always takes its most probable token. To the rest of the lab this is a lookup: the text alone
-says what is proposed. But the last word of what the draft says is cut in another way once it goes on, so a proposal of
-fewer tokens is not the beginning of a longer one.
+says what is proposed. But the last word of what the draft says is tokenized in another way once it goes on, so a
+proposal of fewer tokens is not the beginning of a longer one.
 
-Text that comes twice is not cut twice in the same way, so the draft's cache is kept as far as its tokens are the same
+The same text is not always tokenized in the same way, so the draft's cache is kept as far as its tokens are the same
 ones, and read anew from there. A layer with a sliding window has dropped what lay before it at the last crop, where it
 runs eagerly: a text that changes further back is read anew from its beginning.
 """
@@ -23,9 +23,9 @@ from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import Sampling
 from speclab.models.cached import CachedModel
 from speclab.models.limits import shortest_window
-from speclab.models.shared_tokens import cut_inside, text_of
+from speclab.models.shared_tokens import start_of_text, text_of, tokenized_inside
 
-BEFORE = 8  # tokens in front of what is cut or decoded, so that it is read as it stands in the text
+BEFORE = 8  # tokens in front of what is tokenized or decoded, so that it is read as it stands in the text
 
 
 class RetokenizedDrafter:
@@ -48,8 +48,7 @@ class RetokenizedDrafter:
         window = None if draft.fast else shortest_window(draft.model)
         self._window = sys.maxsize if window is None else window
         self._device = draft.device
-        begins = own.encode("a")[:1] == [own.bos_token_id]
-        self._start = [own.bos_token_id] if begins and own.bos_token_id is not None else []
+        self._start = start_of_text(own)
 
     def prefill(self, target: Target | None, prompt: Tensor, sampling: Sampling) -> None:
         """Note the prompt, (1, prompt length) ids of the target; the draft reads it with the first proposal."""
@@ -73,7 +72,7 @@ class RetokenizedDrafter:
         said = self._continued(context, min(k, draft_room(self.draft, len(context)))) if context else []
         tail = context[-BEFORE:]
         before, whole = text_of(self.own, tail), text_of(self.own, tail + said)
-        found = self._cut(whole.removeprefix(before)) if whole.startswith(before) else []
+        found = self._tokenized(whole.removeprefix(before)) if whole.startswith(before) else []
         n_known = next((i for i, token in enumerate(found) if token >= self.n_ids), len(found))
         self.matched = min(k, n_known)
         return found[: self.matched]
@@ -108,7 +107,7 @@ class RetokenizedDrafter:
     def _as_ids(self, ids: list[int]) -> Tensor:
         return self.draft.replace_unknown(torch.tensor([ids], device=self.draft.device))
 
-    def _cut(self, text: str) -> list[int]:
+    def _tokenized(self, text: str) -> list[int]:
         """The target's ids of a text that follows what is committed."""
         if not text:
             return []
@@ -117,8 +116,8 @@ class RetokenizedDrafter:
         together = self.tokenizer.encode(before + text, add_special_tokens=False)
         if together[: len(ids)] == ids:
             return together[len(ids) :]
-        # It begins inside a word, perhaps, and is cut otherwise there, but not where it ends.
+        # It may begin inside a word, and is tokenized in another way there, but not where it ends.
         for n in reversed(range(len(together))):
             if text_of(self.tokenizer, together[:n]) == before:
                 return together[n:]
-        return cut_inside(self.tokenizer, text)  # the end of what is committed would be cut otherwise
+        return tokenized_inside(self.tokenizer, text)  # the end of what is committed would change

@@ -1,7 +1,7 @@
 """One comparison from end to end: measure, check, explain, and make the rows of the record."""
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -15,7 +15,7 @@ from speclab.lab.bench import is_model
 from speclab.lab.harness import Measurement, measure, mixed
 from speclab.lab.output_checks import judge
 from speclab.lab.replay import rounds_of_texts
-from speclab.lab.rows import build_row, ends_in_repetition, timing
+from speclab.lab.rows import build_row, ends_in_repetition, groups, halves, timing
 from speclab.lab.run_config import RunConfig
 from speclab.models.memory import weights_read
 from speclab.models.prompts import Prompt
@@ -261,28 +261,6 @@ def follows_text(measured: Measurement, arm: Arm) -> bool:
     a hybrid."""
     drafter = measured.bench.drafters[arm.draft]
     return parts(drafter) == [drafter]
-
-
-def groups(samples: list[Sample]) -> dict[str, set[int]]:
-    """Names of the groups of prompts that get rows of their own, and the indexes of their prompts."""
-    kinds = {s.prompt_index: s.prompt_kind for s in samples}
-    members = {"all": set(kinds)}
-    if len(set(kinds.values())) > 1:
-        for index, kind in kinds.items():
-            members.setdefault(kind, set()).add(index)
-    greedy = [s for s in samples if s.arm == BASELINE and s.temperature == 0]
-    looping = {s.prompt_index for s in greedy if ends_in_repetition(s.texts[0])}
-    if looping and members["all"] - looping:
-        members["not looping"] = members["all"] - looping
-    return members
-
-
-def halves(prompts: Iterable[tuple[str, int]]) -> set[int]:
-    """Of (kind, index) pairs, the indexes of the prompts that are held out: every second one of each kind."""
-    by_kind: dict[str, dict[int, None]] = {}
-    for kind, index in prompts:
-        by_kind.setdefault(kind, {})[index] = None
-    return {index for indexes in by_kind.values() for index in list(indexes)[1::2]}
 
 
 def headline(measured: Measurement, common: dict) -> Row | None:

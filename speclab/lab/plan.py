@@ -18,8 +18,9 @@ from speclab.drafts.block import BlockDrafter
 from speclab.drafts.intersect import IntersectDrafter
 from speclab.lab.acceptance_probs import CostTable, ProbsOfText, calibrated, probs_of_texts
 from speclab.lab.bench import is_model
-from speclab.lab.comparison import build_rows, explained, halves, measure_and_judge, noise_at
+from speclab.lab.comparison import build_rows, explained, measure_and_judge, noise_at
 from speclab.lab.harness import Measurement, measure
+from speclab.lab.rows import halves
 from speclab.lab.run_config import RunConfig
 from speclab.models.prompts import Prompt
 from speclab.records.runs import (

@@ -1,10 +1,11 @@
 """From seconds and counts to the rows of a record: the only place where a measurement becomes a ratio."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from speclab.core.counts import Counts
 from speclab.records.rows import Row, Timing
-from speclab.records.samples import Arm, Sample
+from speclab.records.samples import BASELINE, Arm, Sample
 from speclab.theory.formulas import book_formula, ratio_interval
 
 PERIOD, REPEATED = 8, 32  # tokens: the longest period that counts as repetition, and how many tokens must repeat
@@ -92,3 +93,25 @@ def ends_in_repetition(tokens: list[int]) -> bool:
     """True if the last REPEATED tokens repeat with some period of at most PERIOD."""
     tail = tokens[-REPEATED:]
     return len(tail) == REPEATED and any(tail[p:] == tail[:-p] for p in range(1, PERIOD + 1))
+
+
+def groups(samples: list[Sample]) -> dict[str, set[int]]:
+    """Names of the groups of prompts that get rows of their own, and the indexes of their prompts."""
+    kinds = {s.prompt_index: s.prompt_kind for s in samples}
+    members = {"all": set(kinds)}
+    if len(set(kinds.values())) > 1:
+        for index, kind in kinds.items():
+            members.setdefault(kind, set()).add(index)
+    greedy = [s for s in samples if s.arm == BASELINE and s.temperature == 0]
+    looping = {s.prompt_index for s in greedy if ends_in_repetition(s.texts[0])}
+    if looping and members["all"] - looping:
+        members["not looping"] = members["all"] - looping
+    return members
+
+
+def halves(prompts: Iterable[tuple[str, int]]) -> set[int]:
+    """Of (kind, index) pairs, the indexes of the prompts that are held out: every second one of each kind."""
+    by_kind: dict[str, dict[int, None]] = {}
+    for kind, index in prompts:
+        by_kind.setdefault(kind, {})[index] = None
+    return {index for indexes in by_kind.values() for index in list(indexes)[1::2]}

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # of SentencePiece, for characters that it has no token for
 UNKNOWN = "\ufffd"  # what decoders write for bytes that are no character
-BREAK = "\n"  # a text that is cut behind it is cut as in the middle of a line
+BREAK = "\n"  # a text behind it is tokenized as in the middle of a line
 
 
 class SharedTokens(NamedTuple):
@@ -41,7 +41,13 @@ def text_of(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
     return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
-def cut_inside(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+def start_of_text(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The special token that the tokenizer puts before every text, if it does."""
+    start = tokenizer.bos_token_id
+    return [start] if start is not None and tokenizer.encode("a")[:1] == [start] else []
+
+
+def tokenized_inside(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """The ids of a text that others stand before: some tokenizers add a space where a text begins."""
     before, whole = (tokenizer.encode(BREAK + tail, add_special_tokens=False) for tail in ("", text))
     if whole[: len(before)] == before and len(whole) > len(before):
@@ -132,9 +138,9 @@ def shared_tokens(
 class Reading:
     """A text of the target in the draft's ids. What is drafted from is free: it changes what is accepted, not the law.
 
-    A prompt is cut anew by the draft's own tokenizer, since models read best what is cut as in their training. Behind
+    A prompt is tokenized anew for the draft, since models read best what is tokenized as in their training. Behind
     it every token is read by itself, whatever stands around it: a shared one is the draft's token of the same bytes,
-    and the text of another one is cut by the draft's tokenizer. So the draft reads one text in one way, wherever a
+    and the text of another one is tokenized for the draft. So the draft reads one text in one way, wherever a
     round begins, its cache never holds anything that is read otherwise later, and a text that is drafted and accepted
     stays as it was drafted. Half characters become the draft's bytes, where it has them.
 
@@ -157,8 +163,7 @@ class Reading:
         if tokenizer.bos_token_id is not None and own.bos_token_id is not None:
             self._same.setdefault(tokenizer.bos_token_id, own.bos_token_id)
         self._byte = {added: i for i, added in reversed(of_draft.items()) if len(added) == 1}
-        begins = own.encode("a")[:1] == [own.bos_token_id]
-        self._start = [own.bos_token_id] if begins and own.bos_token_id is not None else []
+        self._start = start_of_text(own)
         self._read: dict[int, list[int]] = {}  # by the target's id
 
     def __deepcopy__(self, memo: dict) -> "Reading":
@@ -179,13 +184,13 @@ class Reading:
     def token(self, i: int) -> list[int]:
         """The target's id of a token behind a prompt -> the draft's, at least one."""
         if i not in self._read:
-            self._read[i] = [self._same[i]] if i in self._same else self._cut(self._of_target.get(i, b""))
+            self._read[i] = [self._same[i]] if i in self._same else self._tokenized(self._of_target.get(i, b""))
         return self._read[i]
 
-    def _cut(self, added: bytes) -> list[int]:
+    def _tokenized(self, added: bytes) -> list[int]:
         try:
             text = added.decode()
         except UnicodeDecodeError:
             of_bytes = [self._byte.get(added[i : i + 1]) for i in range(len(added))]
             return self._unknown if None in of_bytes else [i for i in of_bytes if i is not None]
-        return cut_inside(self._own, text) or self._unknown
+        return tokenized_inside(self._own, text) or self._unknown

@@ -419,6 +419,9 @@ ROWS = [
     Row(f"{S} --target target --draft retokenize:encoder-decoder", 2, ("--draft retokenize does not know encoder-d",)),
     Row(f"{S} --target target --draft intersect:encoder-decoder", 2, ("--draft intersect does not know encoder-d",)),
     Row(f"{C} --target encoder-decoder --draft ngram --batch 2", 2, ("--batch does not know encoder-decoder models",)),
+    Row(f"{C} --engine vllm --device-map auto", 2, ("--device-map is about the lab's own engines",)),
+    Row(f"{B} --prompt x --target lab:20m --device-map auto", 2, ("lab:20m is made on one device",)),
+    Row("-m benchmarks.roofline --target lab:20m --device-map auto", 2, ("lab:20m is made on one device",)),
     Row(f"{C} --engine vllm --target encoder-decoder", 2, ("--engine vllm serves no encoder-decoder models",)),
     # --- weights and tokenizer again ---
     Row(f"{B} --prompt x --target weights-other-shape", 3, ("differ in shape", "config.json")),

@@ -118,8 +118,8 @@ def test_text_that_would_be_cut_otherwise_is_cut_alone():
     drafter = drafter_for(OTHERS["others"])
     drafter._ids = [3, 0]
     assert OF_TARGET.encode("cab") == [3, 2]
-    assert drafter._cut("b") == [1]
-    assert drafter._cut("c") == [3]
+    assert drafter._tokenized("b") == [1]
+    assert drafter._tokenized("c") == [3]
 
 
 def test_ids_that_the_target_lacks_end_the_proposal():

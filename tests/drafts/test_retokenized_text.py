@@ -74,7 +74,7 @@ def test_a_text_whose_end_would_be_cut_otherwise_gets_no_space_before_it():
     drafter._ids = [tokenizer.convert_tokens_to_ids(name) for name in ("▁", "t")]
     whole = tokenizer.encode("the", add_special_tokens=False)
     assert tokenizer.convert_ids_to_tokens(whole) == ["▁the"]
-    assert "".join(tokenizer.convert_ids_to_tokens(drafter._cut("he"))) == "he"
+    assert "".join(tokenizer.convert_ids_to_tokens(drafter._tokenized("he"))) == "he"
 
 
 # --- what the draft has read ------------------------------------------------------------------------------------------
@@ -164,8 +164,8 @@ def test_prompts_are_counted_in_the_drafts_tokens(capsys):
 
 def test_the_head_of_a_run_says_on_which_engine_it_is():
     drafter = drafter_for(OTHERS["others"])
-    assert describe_draft("own", drafter, "eager").endswith("; its text is cut into the target's tokens")
-    assert describe_draft("own", drafter, "fast").endswith("target's tokens; on the eager engine")
+    assert describe_draft("own", drafter, "eager").endswith("; its text is tokenized again for the target")
+    assert describe_draft("own", drafter, "fast").endswith("tokenized again for the target; on the eager engine")
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -115,4 +115,4 @@ def cuts_a_proposal_as_the_beginning_of_a_text() -> None:
             return together[len(before) :]
         return drafter.tokenizer.encode(text, add_special_tokens=False)
 
-    RetokenizedDrafter._cut = cut
+    RetokenizedDrafter._tokenized = cut

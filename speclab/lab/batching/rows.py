@@ -12,7 +12,7 @@ from speclab.lab.batching.decodings import Part
 from speclab.lab.batching.expectations import Expectations
 from speclab.lab.batching.knees import knee_of
 from speclab.lab.batching.turns import Batches
-from speclab.lab.comparison import halves
+from speclab.lab.rows import halves
 from speclab.lab.run_config import RunConfig
 from speclab.records.batches import BatchNoise, BatchRow, Chosen, KneeEntry, PromptTimes, Verdict
 from speclab.records.runs import Noise

@@ -111,7 +111,7 @@ def _row(
     decode = sum(one.answer.decode_seconds for one in sent)
     per_token = sum(before_seconds) / sum(len(text) - 1 for s in after.values() for text in s.texts)
     own = own_price(served, arm, compared) if temperature == 0 else None
-    fixed = max(0.0, per_token - own.token_seconds) if own else None
+    fixed = max(0.0, per_token - own.token_seconds) if own else 0.0
     return ServedRow(
         method=arm.method,
         draft=arm.draft or None,
@@ -138,8 +138,8 @@ def _row(
         tokens_per_round=own.tokens_per_round if own else None,
         own_round_cost=own.round_cost if own else None,
         own_token_seconds=own.token_seconds if own else None,
-        fixed_seconds=fixed,
-        forecast=own.forecast(fixed) if own and fixed is not None else None,
+        fixed_seconds=fixed if own else None,
+        forecast=own.forecast(fixed) if own else None,
     )
 
 
