@@ -169,7 +169,7 @@ def check_batch(target: CachedModel) -> None:
     not, or where not all layers keep plain keys and values. UsageProblem for an encoder-decoder."""
     checks.check_no_encoder(target.model, "--batch", "leave it out, or choose another --draft or --target")
     model, text, reason = target.model, checks.random_text(target.model), "cannot decode in batches"
-    checks.check_plain_layers(model, reason, NO_BATCH)
+    checks.check_rows(model, reason, NO_BATCH)
     texts = text[:, :-2], text[:, 2:-3]  # the second one has other tokens in every place
     right = torch.cat([checks.uncached_logits(model, of_row)[:, -3:] for of_row in texts], dim=1)
 

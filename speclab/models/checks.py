@@ -21,12 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
 
 from speclab.core.tree import reads
 from speclab.models import rounding
+from speclab.models.backends.buffers import kv_shapes
+from speclab.models.backends.windows import NoFastBackend, window_of
 from speclab.models.cached import CachedModel
-from speclab.models.limits import cached_layers, decoder_config, is_encoder_decoder, is_recurrent
+from speclab.models.limits import decoder_config, is_encoder_decoder, is_recurrent
 from speclab.models.placement import is_quantised
 from speclab.models.rounding import Reference
 from speclab.models.uncached import logits_after
@@ -107,17 +108,18 @@ def check_tree(target: CachedModel) -> None:
         cached.keep([2, 3])
         return torch.cat([of_tree[:, [0, 3, 4]], cached.forward(text[:, n + 3 :])], dim=1)
 
-    check_plain_layers(model, reason)
+    check_rows(model, reason)
     check_passes(model, reason, logits, right)
 
 
-def check_plain_layers(model: PreTrainedModel, reason: str, way_out: str = OTHER_DRAFT) -> None:
-    """EnvironmentProblem for a model whose layers do not all keep keys and values of the whole text."""
-    if {type(layer) for layer in cached_layers(model)} != {DynamicLayer}:
-        raise EnvironmentProblem(
-            f"{model.config.model_type} {reason}: not all of its layers keep keys and values of the whole text; "
-            f"{way_out}"
-        )
+def check_rows(model: PreTrainedModel, reason: str, way_out: str = OTHER_DRAFT) -> None:
+    """EnvironmentProblem for a model whose layers do not all keep keys and values of each token, in windows of one
+    size where they have any."""
+    try:
+        kv_shapes(model)
+        window_of(model)
+    except NoFastBackend as error:
+        raise EnvironmentProblem(f"{model.config.model_type} {reason}: {error}; {way_out}") from None
 
 
 def check_not_recurrent(model: PreTrainedModel, reason: str, way_out: str = OTHER_DRAFT) -> None:

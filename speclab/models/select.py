@@ -15,10 +15,10 @@ from transformers import PreTrainedModel
 
 from speclab.models import checks, memory, placement, rounding
 from speclab.models.backends import cuda_graphs
-from speclab.models.backends.buffers import NoFastBackend
 from speclab.models.backends.cuda_graphs import GraphedModel
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.backends.protocols import FastModel
+from speclab.models.backends.windows import NoFastBackend
 from speclab.models.cached import CachedModel
 from speclab.models.limits import is_encoder_decoder
 from speclab.models.timing import time_passes

@@ -53,8 +53,8 @@ def requests(sampling: Sampling = GREEDY, n: int = N_TEXTS, eos: tuple[int, ...]
     ]
 
 
-def pair(engine: str = "eager", noise: float = 0.12) -> tuple[CachedModel, CachedModel]:
-    model = tiny("llama")
+def pair(engine: str = "eager", noise: float = 0.12, family: str = "llama") -> tuple[CachedModel, CachedModel]:
+    model = tiny(family)
     other = perturbed(model, noise)
     fast = {
         "eager": lambda model: None, "fast": flattened, "graphs": lambda m: GraphedModel(m, compile_parts=False)
@@ -125,12 +125,16 @@ def test_rounds_of_each_text_are_those_that_it_has_alone(kind, sampling):
     assert len({r.n_drafted for r in counted}) > 1
 
 
-@pytest.mark.parametrize("engine", ["fast", "graphs"])
+@pytest.mark.parametrize(
+    ("engine", "family"),
+    [("fast", "llama"), ("graphs", "llama"), *((engine, "gemma3_window") for engine in ("eager", "fast", "graphs"))],
+)
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
-def test_rounds_on_the_other_engines(engine, sampling, monkeypatch):
+def test_rounds_on_the_other_engines(engine, family, sampling, monkeypatch):
+    """Texts of 35 tokens and more, windows of 8."""
     if engine == "graphs":
         stand_in(monkeypatch)
-    target, draft = pair(engine)
+    target, draft = pair(engine, family=family)
     drafter = ModelDrafter(draft)
     expected = alone(target, drafter, requests(sampling), 4)
     found = speculative_decode_batch(BatchedModel(target, 3), of_batch(drafter, 3), requests(sampling), 4)

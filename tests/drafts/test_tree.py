@@ -7,9 +7,10 @@ import torch
 from decoding import keys_and_values, plain_text, speculative_rounds
 from heads import prompts, trained, trained_block
 from recorder import graphed, stand_in
-from tiny_models import CONTEXT, VOCAB, flattened, perturbed, tiny
+from tiny_models import CONTEXT, FAMILIES, VOCAB, flattened, perturbed, tiny
 from torch import Tensor
 
+from benchmarks.families import tiny_families
 from draft_models import ModelDrafter
 from speclab.core import graphs
 from speclab.core.accept import RULES
@@ -31,6 +32,7 @@ from tests.models.test_caches import worst_difference
 PROMPT = torch.randint(0, VOCAB, (1, 7), generator=torch.Generator().manual_seed(4))
 N_NEW = 40
 WARM = Sampling(temperature=0.8)
+WINDOWED = ["mistral_window", "gemma3_window", "fast mistral_window", "fast gemma3_window"]
 
 
 def with_model(family: str, noise: float = 0.12, cached: type[CachedModel] = CachedModel) -> tuple:
@@ -108,9 +110,9 @@ def test_a_rule_that_knows_chains_only_refuses_trees():
 
 
 @pytest.mark.parametrize("shape", [(2, 2, 1), (3, 2), (1, 4)], ids=str)
-@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen2", "fast qwen2", "fast gpt2"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen2", "fast qwen2", "fast gpt2", *WINDOWED])
 def test_greedy_text_is_the_baselines(family, shape):
-    target, drafter = with_model(family)
+    target, drafter = with_model(family, noise=0.2)
     rounds = decoded(target, TreeDrafter(drafter, shape))
     assert tokens_of(rounds) == plain_text(target, PROMPT, N_NEW)
     checked = [r for r in rounds if not r.prefill]
@@ -251,7 +253,7 @@ class Poisoned(CachedModel):
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), WARM], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("family", ["llama", "gpt2", "fast qwen2", "fast gpt2"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "fast qwen2", "fast gpt2", *WINDOWED])
 def test_caches_equal_a_recomputation_after_every_round(family, sampling):
     """Another position, a sibling that was read, or a branch in the wrong order leaves other keys and values behind."""
     target, drafter = with_model(family, cached=Poisoned)
@@ -307,13 +309,14 @@ def test_a_branch_that_is_none_is_refused():
         target.keep([0, 2])
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma3_window"])
 @pytest.mark.parametrize("sampling", [Sampling(), WARM], ids=["greedy", "sampled"])
-def test_on_cuda_graphs(sampling, monkeypatch):
+def test_on_cuda_graphs(sampling, family, monkeypatch):
     """Rows of the cache and positions differ there; the stand-in runs the step again at every replay."""
     recorder, rounds = stand_in(monkeypatch), []
     for fast in (False, True):
         monkeypatch.setattr(graphs, "on_graphs", lambda tensor, fast=fast: fast and not recorder.recording)
-        target, draft = graphed(), graphed(noise=0.12)
+        target, draft = graphed(family), graphed(family, noise=0.12)
         if not fast:
             target, draft = CachedModel(target.model), CachedModel(draft.model)
         tree = TreeDrafter(ModelDrafter(draft), (2, 2, 1), sampled=True)
@@ -325,30 +328,24 @@ def test_on_cuda_graphs(sampling, monkeypatch):
 # --- Models that cannot ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen2", "gpt_neox", "opt", "gemma"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_families_that_take_trees(family):
     model = tiny(family)
     checks.check_tree(CachedModel(model))
     checks.check_tree(CachedModel(model, fast=flattened(model)))
 
 
-@pytest.mark.parametrize("family", ["mistral_window", "gemma3_window"])
-def test_sliding_windows_are_refused(family):
-    with pytest.raises(EnvironmentProblem, match="keys and values of the whole text"):
-        checks.check_tree(CachedModel(tiny(family)))
-
-
 @pytest.mark.parametrize("kind", ["tree:2x1:model", "tree:best:model", "tree:static:model", "merge:suffix+model"])
-def test_sliding_windows_of_a_draft_are_refused(kind, monkeypatch):
+def test_recurrent_drafts_are_refused(kind, monkeypatch):
     """A draft model reads the branches, too."""
     setup = Setup(CachedModel(tiny("llama")), None, "tiny", Sampling(), torch.device("cpu"), torch.float64)
-    drafts = {"llama": CachedModel(tiny("llama")), "mistral_window": CachedModel(tiny("mistral_window"))}
+    drafts = {"llama": CachedModel(tiny("llama")), "mamba": CachedModel(tiny_families.tiny("mamba"))}
     for family, draft in drafts.items():
         monkeypatch.setattr(select, "_draft_model", lambda name, setup, draft=draft: draft)
         if family == "llama":
             select.make_drafter(kind, setup)
             continue
-        with pytest.raises(EnvironmentProblem, match="keys and values of the whole text"):
+        with pytest.raises(EnvironmentProblem, match="recurrent layers, whose states cannot be cropped"):
             select.make_drafter(kind, setup)
 
 

@@ -3,9 +3,10 @@
 import pytest
 import torch
 from recorder import stand_in
-from tiny_models import CONTEXT, VOCAB, flattened, tiny
+from tiny_models import CONTEXT, FAMILIES, VOCAB, flattened, tiny
 from torch import Tensor
 
+from benchmarks.families import tiny_families
 from speclab.core import graphs
 from speclab.core.tree import reads
 from speclab.models import batched
@@ -18,7 +19,6 @@ from tests.models.test_caches import worst_difference
 GARBAGE = 1e4  # finite: attention multiplies what it masks by zero
 TEXTS = torch.randint(0, VOCAB, (3, 40), generator=torch.Generator().manual_seed(8))
 LENGTHS = (5, 11, 17)
-FAMILIES = ["llama", "gpt2", "gpt_neox", "qwen2", "opt", "gemma"]
 
 
 def on(engine: str, family: str = "llama") -> CachedModel:
@@ -117,12 +117,13 @@ def test_what_is_not_of_a_text_counts_for_nothing(engine):
     assert found[1][2].isnan().any(), "the other row was not read, so nothing was shown"
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma3_window"])
 @pytest.mark.parametrize("engine", ["eager", "fast", "graphs"])
-def test_trees_in_rows(engine, monkeypatch):
+def test_trees_in_rows(engine, family, monkeypatch):
     """Another tree in each row: the logits are those of the branches, and what is kept goes on."""
     if engine == "graphs":
         stand_in(monkeypatch)
-    target = on(engine)
+    target = on(engine, family)
     target.hidden_layers = (0, 1)
     batch = started(target)
     parents = torch.tensor([[-1, -1, 1, 2], [-1, 0, 0, 2], [-1, 0, 1, 2]])
@@ -187,9 +188,14 @@ def test_what_cannot_be():
 # --- The check --------------------------------------------------------------------------------------------------------
 
 
-def test_a_window_is_refused():
-    with pytest.raises(EnvironmentProblem, match=r"mistral cannot decode in batches.*leave --batch out"):
-        check_batch(on("eager", "mistral_window"))
+@pytest.mark.parametrize("engine", ["eager", "fast"])
+def test_windows_are_welcome(engine):
+    check_batch(on(engine, "mistral_window"))
+
+
+def test_recurrent_layers_are_refused():
+    with pytest.raises(EnvironmentProblem, match=r"mamba cannot decode in batches: .*recurrent.*; leave --batch out"):
+        check_batch(CachedModel(tiny_families.tiny("mamba")))
 
 
 @pytest.mark.parametrize("engine", ["eager", "fast"])

@@ -12,7 +12,7 @@ import pytest
 import torch
 from decoding import plain_text, speculative_rounds
 from recorder import graphed, stand_in
-from tiny_models import CONTEXT, VOCAB, tiny
+from tiny_models import CONTEXT, FAMILIES, VOCAB, tiny
 
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.core import graphs
@@ -26,10 +26,10 @@ from speclab.lab.bench import Bench
 from speclab.lab.harness import measure
 from speclab.lab.run_config import RunConfig
 from speclab.models import select
-from speclab.models.backends import buffers, cuda_graphs
-from speclab.models.backends.buffers import NoFastBackend
+from speclab.models.backends import buffers, cuda_graphs, windows
 from speclab.models.backends.cuda_graphs import GraphedModel
 from speclab.models.backends.kernels import GroupedAttention, compiled_parts, with_kernels
+from speclab.models.backends.windows import NoFastBackend
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
@@ -54,7 +54,7 @@ def spoil_dead_rows(cached: CachedModel) -> None:
 # --- Passes -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2", "gpt_neox", "opt", "gemma"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_logits_are_the_models_own(family):
     """Every width, buckets crossed, graph caches outgrown, padding at the edge of the context, garbage in dead rows."""
     cached = graphed(family)
@@ -74,13 +74,15 @@ def test_logits_are_the_models_own(family):
     assert cached.length == room
 
 
+@pytest.mark.parametrize("family", ["llama", "mistral_window", "gemma3_window"])
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.9)], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("kind", ["model", "ngram"])
-def test_rounds_are_those_of_the_eager_engine(kind, sampling, recorder, monkeypatch):
+def test_rounds_are_those_of_the_eager_engine(kind, sampling, family, recorder, monkeypatch):
+    """Texts of 69 tokens, windows of 8: rollbacks go back past the window's edge."""
     rounds = []
     for fast in (False, True):
         monkeypatch.setattr(graphs, "on_graphs", lambda tensor, fast=fast: fast and not recorder.recording)
-        target, draft = graphed(), graphed(noise=0.1)
+        target, draft = graphed(family), graphed(family, noise=0.1)
         if not fast:
             target, draft = CachedModel(target.model), CachedModel(draft.model)
         drafter = ModelDrafter(draft) if kind == "model" else NgramDrafter(3, 1)
@@ -435,6 +437,9 @@ def test_wrong_logits_are_no_graphs(on_cuda, monkeypatch):
     assert "off by" in why
 
 
-def test_sliding_windows_have_no_graphs():
-    with pytest.raises(NoFastBackend, match="layers"):
-        GraphedModel(tiny("mistral_window"))
+def test_windows_of_two_sizes_have_no_graphs(monkeypatch):
+    layers = [SimpleNamespace(sliding_window=8), SimpleNamespace(sliding_window=16)]
+    monkeypatch.setattr(cuda_graphs, "kv_shapes", lambda model: [])
+    monkeypatch.setattr(windows, "cached_layers", lambda model: layers)
+    with pytest.raises(NoFastBackend, match="windows of 8 and 16 tokens"):
+        GraphedModel(tiny("llama"))

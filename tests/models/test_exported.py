@@ -14,11 +14,10 @@ from speclab.cli import flags, parsing
 from speclab.core.sampling import Sampling
 from speclab.models import select, timing
 from speclab.models.backends import eager, exported, rewrites
-from speclab.models.backends.buffers import NoFastBackend
 from speclab.models.backends.exported import ExportedModel
+from speclab.models.backends.windows import NoFastBackend
 from speclab.models.cached import CachedModel
 from speclab.models.checks import is_mixture_of_experts
-from speclab.system.errors import EnvironmentProblem
 
 PLAIN = ["llama", "qwen2", "gpt2", "gpt_neox", "opt", "gemma"]
 WINDOWED = ["mistral_window", "gemma3_window"]
@@ -225,11 +224,9 @@ def test_texts_longer_than_the_window_are_those_of_the_eager_engine(family, k):
 
 @pytest.mark.parametrize("family", WINDOWED)
 def test_a_windowed_pass_can_be_run_in_two_parts(family):
-    """As early exit needs it; trees and batches have masks of their own, and are refused."""
+    """As early exit needs it."""
     target = CachedModel(model_of(family), fast=flattened(model_of(family)))
     select.checks.check_split(target, 1)
-    with pytest.raises(EnvironmentProblem, match="cannot be given the branches of a tree"):
-        select.checks.check_tree(target)
 
 
 def test_the_check_of_a_window_reads_a_longer_text(monkeypatch):

@@ -6,6 +6,7 @@ from torch import Tensor
 from speclab.core import graphs
 from speclab.lab.bench import Bench
 from speclab.models.backends import buffers as buffers_module
+from speclab.models.backends import windows
 from speclab.models.backends.buffers import Buffers
 from speclab.models.backends.cuda_graphs import GraphBackend, GraphCache, GraphedModel
 from speclab.models.backends.exported import ExportedModel
@@ -63,8 +64,8 @@ def forgets_the_old_keys() -> None:
 )
 def lets_tokens_read_one_beyond_the_window() -> None:
     """lets the fast backend's tokens read one token more than their window has"""
-    right = buffers_module.with_window
-    buffers_module.with_window = lambda mask, positions, window: right(mask, positions, window + 1)
+    right = windows.with_window
+    windows.with_window = lambda mask, window: right(mask, window + 1)
 
 
 # ---------------------------------------------------------------- CUDA graphs
@@ -91,6 +92,20 @@ def mixes_up_the_groups() -> None:
         order = torch.arange(heads).view(-1, kv_heads).t().flatten()
         mixed, weights = right(attention, module, query[:, order], key, *more, **options)
         return mixed[:, :, order.argsort()], weights
+
+    GroupedAttention.__call__ = attend
+
+
+@mutant(10, "logits_are_the_models_own", file="models/test_cuda_graphs")
+def gives_all_layers_the_mask_of_the_first() -> None:
+    """gives layers with a window the mask of those without one, which was made first"""
+    right = GroupedAttention.__call__
+
+    def attend(
+        attention: GroupedAttention, module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *more, **o
+    ):
+        first = next((first for first, _ in attention.masks.values()), mask)
+        return right(attention, module, query, key, value, first, *more, **o)
 
     GroupedAttention.__call__ = attend
 

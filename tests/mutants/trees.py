@@ -15,6 +15,7 @@ from speclab.core.rounds import AcceptResult, Draft
 from speclab.core.sampling import draw
 from speclab.core.sampling import without_replacement as right_children
 from speclab.models import cached
+from speclab.models.backends import windows
 from speclab.models.cached import CachedModel
 from tests.mutants.bugs import mutant
 
@@ -220,6 +221,18 @@ def position_is_the_number_of_the_row() -> None:
             del backend.forward_tree
 
     CachedModel.forward_tree = forward_tree
+
+
+@mutant(39, "caches_equal_a_recomputation_after_every_round", "greedy_text_is_the_baselines", file=LOOP)
+def windows_count_the_rows_of_siblings() -> None:
+    """lets a sliding window count rows of the cache, those of other branches too, and not what the token reads"""
+
+    def with_window(mask: Tensor, window: int) -> Tensor:
+        columns = torch.arange(mask.shape[-1])
+        own = torch.where(mask == 0, columns, -1).amax(-1, keepdim=True)
+        return mask.masked_fill(own - columns >= window, torch.finfo(mask.dtype).min)
+
+    windows.with_window = with_window
 
 
 @mutant(39, "caches_equal_a_recomputation_after_every_round", "hidden_states_follow_the_branch", file=LOOP)

@@ -5,71 +5,29 @@ Rolling back is free: rows after the text's length are never read, and the next 
 
 import sys
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
 
 from speclab.models.backends.eager import layer_outputs, move_rows
+from speclab.models.backends.windows import NoFastBackend
 from speclab.models.limits import cached_layers, context_length, is_recurrent
 
 SPARE = 512  # tokens that new buffers can take after a prompt before they have to grow
 WIDEST = 64  # passes up to this width take their mask from a table
 
 
-class NoFastBackend(Exception):
-    """Why this model cannot run on a fast backend, in one line."""
-
-
-def kv_shapes(model: PreTrainedModel, windowed: bool = False) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """What each layer keeps of a token: (kv heads, head width) of its keys and of its values.
-
-    windowed: layers with sliding windows are welcome, too.
-    """
+def kv_shapes(model: PreTrainedModel) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """What each layer keeps of a token: (kv heads, head width) of its keys and of its values."""
     if is_recurrent(model):
-        raise NoFastBackend("it has recurrent layers, whose states only the eager engine restores")
+        raise NoFastBackend("it has recurrent layers, whose states cannot be cropped")
     layers = cached_layers(model)
-    kinds = (DynamicLayer, DynamicSlidingWindowLayer) if windowed else (DynamicLayer,)
-    if not layers or any(type(layer) not in kinds for layer in layers):
-        plain = "plain keys and values" if windowed else "plain keys and values of the whole text"
-        raise NoFastBackend(f"not all of its layers keep {plain}")
+    if not layers or any(type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers):
+        raise NoFastBackend("not all of its layers keep plain keys and values")
     pairs = ((layer.keys.shape, layer.values.shape) for layer in layers)
     return [((keys[1], keys[3]), (values[1], values[3])) for keys, values in pairs]
-
-
-def window_of(model: PreTrainedModel) -> int | None:
-    """Tokens that its layers with a sliding window read, the token itself included; None where no layer has one.
-
-    NoFastBackend where they differ, or are no windows that move with every token.
-    """
-    kinds = getattr(model.config.get_text_config(), "layer_types", None) or ()
-    if "chunked_attention" in kinds:
-        raise NoFastBackend("some of its layers read chunks of the text")
-    layers = cached_layers(model)
-    windows: set[int] = {layer.sliding_window for layer in layers if getattr(layer, "sliding_window", None)}
-    if len(windows) > 1:
-        raise NoFastBackend(f"its layers have windows of {' and '.join(map(str, sorted(windows)))} tokens")
-    return next(iter(windows), None)
-
-
-def with_window(mask: Tensor, positions: Tensor, window: int) -> Tensor:
-    """The mask of layers with a sliding window over buffers that hold the whole text: a token does not read what stands
-    `window` places or more before it. (1, 1, m, total) mask, (1, m) positions -> (1, 1, m, total)"""
-    places = torch.arange(mask.shape[-1], device=mask.device)
-    left = positions[0][:, None] - places >= window  # (m, total)
-    return mask.masked_fill(left, torch.finfo(mask.dtype).min)
-
-
-def masks(model: PreTrainedModel, mask: Tensor, positions: Tensor, window: int | None) -> Any:
-    """What the model takes as its attention mask: by the kinds of its layers, where it has several."""
-    if window is None:
-        return mask
-    windowed = with_window(mask, positions, window)
-    if all(getattr(layer, "is_sliding", False) for layer in DynamicCache(config=model.config).layers):
-        return windowed
-    return {"full_attention": mask, "sliding_attention": windowed}
 
 
 class WrittenInPlace(CacheLayerMixin):

@@ -26,6 +26,7 @@ from speclab.core import graphs
 from speclab.models.backends.buffers import BufferedBackend, Buffers, WrittenInPlace, kv_shapes, padded_tree
 from speclab.models.backends.eager import decoder_layers, layer_outputs
 from speclab.models.backends.kernels import GroupedAttention, compiled_parts, with_kernels
+from speclab.models.backends.windows import masks, window_of
 from speclab.models.limits import context_length
 
 BUCKET = 256  # rows
@@ -52,6 +53,7 @@ class WrittenInRows(WrittenInPlace):
 class GraphedModel:
     """A model whose passes run as CUDA graphs. NoFastBackend where it does not keep plain keys and values.
 
+    window: tokens that layers with a sliding window read, None where there are none; buffers hold the whole text.
     widths: what passes are padded to. free: graph caches that no decoding uses. parts: what of the model is compiled.
     """
 
@@ -60,7 +62,7 @@ class GraphedModel:
     one_token_gain: float | None = None
 
     def __init__(self, model: PreTrainedModel, compile_parts: bool = True):
-        self.model, self.shapes = model, kv_shapes(model)
+        self.model, self.shapes, self.window = model, kv_shapes(model), window_of(model)
         self.parts = compiled_parts(model) if compile_parts else {}
         self.attention = GroupedAttention.of(model)
         self.layers = range(len(decoder_layers(model)))
@@ -105,9 +107,9 @@ class GraphedModel:
         """
         pairs = zip(*buffers.first(mask.shape[-1]), strict=True)
         cache = Cache(layers=[WrittenInRows(keys, values, places[1]) for keys, values in pairs])
-        positions = places[:1]
+        mask = masks(self.model, mask, self.window)
         with with_kernels(self.model, self.attention, self.parts):
-            options = {"position_ids": positions, "attention_mask": mask, "past_key_values": cache, "use_cache": True}
+            options = {"position_ids": places[:1], "attention_mask": mask, "past_key_values": cache, "use_cache": True}
             with layer_outputs(self.model, self.layers) as hidden:
                 logits = self.model(input_ids=ids, **options).logits
             return logits, *(hidden[layer] for layer in self.layers)

@@ -20,13 +20,14 @@ own, the start; it reads the prompt through cross-attention, whose keys and valu
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, EncoderDecoderCache, PreTrainedModel
 
+from speclab.models.backends.windows import keep_what_leaves, masks, whole
 from speclab.models.limits import decoder_config, pass_options, reads_several, start_of
 
 
@@ -154,15 +155,19 @@ class EagerBackend:
 
     def forward_tree(self, tokens: Tensor, length: int, positions: Tensor, mask: Tensor) -> Tensor:
         """As `forward`, at positions (1, m) and with the mask (1, 1, m, length + m) of a tree."""
-        options = {"position_ids": positions, "attention_mask": mask}
-        with layer_outputs(self._model, self._hidden_layers) as self.hidden:
-            return self._model(input_ids=tokens, past_key_values=self._cache, use_cache=True, **options).logits
+        options = {"position_ids": positions, "past_key_values": self._cache, "use_cache": True}
+        with layer_outputs(self._model, self._hidden_layers) as self.hidden, whole(self._cache) as windowed:
+            for layer in windowed[:1]:  # all have one size
+                mask = masks(self._model, mask, layer.sliding_window, layer.keys.shape[-2] + tokens.shape[1])
+            return self._model(input_ids=tokens, attention_mask=mask, **options).logits
 
     def keep(self, length: int, rows: Tensor) -> None:
         """Of the tokens behind `length`, those of the last pass, move these (n,) to the front, and their hidden states
         with them."""
         layers: list[Any] = self._cache.layers
-        move_rows([part for layer in layers for part in (layer.keys, layer.values)], length, rows)
+        for layer in layers:
+            n_left = layer.get_seq_length() - layer.keys.shape[-2]  # tokens that have left a window
+            move_rows([layer.keys, layer.values], length - n_left, rows)
         self.hidden = {layer: states[:, rows] for layer, states in self.hidden.items()}
 
     def crop(self, n_tokens: int, length: int) -> None:
@@ -265,24 +270,3 @@ def put_back(cache: Cache, states: list[dict[str, Any]]) -> None:
     """Give the layers of the cache what they held: keys and values are cropped by it, and states restored."""
     for layer, held in zip(cache.layers, states, strict=True):
         vars(layer).update(held)
-
-
-def keep_what_leaves(cache: Cache) -> None:
-    """From now on sliding-window layers keep what leaves the window until they are cropped."""
-    if not hasattr(cache, "activate_past_recording"):
-        return
-    cache.activate_past_recording()
-    layers: list[Any] = cache.layers
-    for layer in layers:
-        if getattr(layer, "is_sliding", False):
-            layer.update = functools.partial(_update, layer, layer.update)
-
-
-def _update(layer: Any, update: Callable, key_states: Tensor, *rest: Any, **options: Any) -> tuple[Tensor, Tensor]:
-    """What a sliding-window layer gives to attention: its window and this pass.
-
-    Until it is cropped it holds more. transformers 5.17 gives all of that, with masks for the window alone.
-    """
-    keys, values = update(key_states, *rest, **options)
-    n_read = layer.sliding_window - 1 + key_states.shape[-2]
-    return keys[:, :, -n_read:], values[:, :, -n_read:]

@@ -24,12 +24,11 @@ from speclab.models.backends.buffers import (
     WrittenInPlace,
     causal_mask,
     kv_shapes,
-    masks,
     padded_tree,
-    window_of,
 )
 from speclab.models.backends.eager import decoder_layers, layer_outputs
 from speclab.models.backends.rows import RowsPass
+from speclab.models.backends.windows import masks, window_of
 from speclab.system.errors import first_line
 
 aten = torch.ops.aten
@@ -50,7 +49,7 @@ class _Pass(nn.Module):
 
     def forward(self, ids: Tensor, positions: Tensor, mask: Tensor, keys: list[Tensor], values: list[Tensor]) -> tuple:
         cache = Cache(layers=[WrittenInPlace(k, v) for k, v in zip(keys, values, strict=True)])
-        mask = masks(self.model, mask, positions, self.window)
+        mask = masks(self.model, mask, self.window)
         options = {"position_ids": positions, "attention_mask": mask, "past_key_values": cache, "use_cache": True}
         with layer_outputs(self.model, self.layers) as hidden:
             return self.model(input_ids=ids, **options).logits, hidden
@@ -74,7 +73,7 @@ class ExportedModel:
     one_token_gain: float | None = None
 
     def __init__(self, model: PreTrainedModel, layers: Iterable[int] | None = None):
-        self.model, self.shapes, self.window = model, kv_shapes(model, windowed=True), window_of(model)
+        self.model, self.shapes, self.window = model, kv_shapes(model), window_of(model)
         self.packed = rewrites.can_prepack(model.device, model.dtype)
         self.padded: dict[int, int] = {}
         self.plain_one = False

@@ -65,7 +65,8 @@ class GroupedAttention:
     NAME = "speclab_grouped"
 
     def __init__(self) -> None:
-        self.mask: Tensor | None = None  # (1, 1, group x m, rows), made once for all layers of a pass
+        # By the id of the mask that a pass has: that one, and (1, 1, group x m, rows), made once for all its layers
+        self.masks: dict[int, tuple[Tensor, Tensor]] = {}
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> "GroupedAttention | None":
@@ -96,10 +97,11 @@ class GroupedAttention:
         group = heads // key.shape[1]
         if unknown := [name for name in UNKNOWN if kwargs.get(name) is not None]:
             raise NotImplementedError(f"attention with {unknown[0]}")
-        if self.mask is None or self.mask.shape[2] != group * m:
-            self.mask = attention_mask.repeat(1, 1, group, 1)
+        if id(attention_mask) not in self.masks:
+            self.masks[id(attention_mask)] = attention_mask, attention_mask.repeat(1, 1, group, 1)
+        mask = self.masks[id(attention_mask)][1]
         rows = query.reshape(batch, key.shape[1], group * m, width)
-        mixed = nn.functional.scaled_dot_product_attention(rows, key, value, self.mask, scale=scaling)
+        mixed = nn.functional.scaled_dot_product_attention(rows, key, value, mask, scale=scaling)
         return mixed.reshape(batch, heads, m, -1).transpose(1, 2).contiguous(), None
 
 
@@ -120,7 +122,7 @@ def with_kernels(model: PreTrainedModel, attention: GroupedAttention | None, par
             yield
         finally:
             if attention is not None:
-                attention.mask = None  # of a recording it lies in the memory of the graphs
+                attention.masks.clear()  # those of a recording lie in the memory of the graphs
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from speclab.models.backends.buffers import WrittenInPlace
 from speclab.models.backends.cuda_graphs import GraphedModel, rows_read
 from speclab.models.backends.eager import layer_outputs
 from speclab.models.backends.kernels import with_kernels
+from speclab.models.backends.windows import masks, window_of
 
 Pass = Callable[..., tuple[Tensor, ...]]
 """(ids, positions, mask, places, keys, values) -> (logits, outputs of all layers), see `RowsPass.forward`"""
@@ -47,7 +48,7 @@ class RowsPass(nn.Module):
 
     def __init__(self, model: PreTrainedModel, layers: Iterable[int]):
         super().__init__()
-        self.model, self.layers = model, layers
+        self.model, self.layers, self.window = model, layers, window_of(model)
 
     def forward(
         self, ids: Tensor, positions: Tensor, mask: Tensor, places: Tensor, keys: list[Tensor], values: list[Tensor]
@@ -55,6 +56,7 @@ class RowsPass(nn.Module):
         """(rows, m) ids, positions and places, (rows, 1, m, total) mask, views of `total` places of the buffers of each
         layer, (rows, kv heads, total, width) -> (rows, m, vocab) logits, and (rows, m, hidden) of each of `layers`."""
         cache = Cache(layers=[WrittenAtPlaces(k, v, places) for k, v in zip(keys, values, strict=True)])
+        mask = masks(self.model, mask, self.window)
         options = {"position_ids": positions, "attention_mask": mask, "past_key_values": cache, "use_cache": True}
         with layer_outputs(self.model, self.layers) as hidden:
             logits = self.model(input_ids=ids, **options).logits
