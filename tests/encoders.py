@@ -62,7 +62,6 @@ FAMILIES = {
     "t5": (T5ForConditionalGeneration, T5Config, _T5),
     "bart": (BartForConditionalGeneration, BartConfig, _BART),
 }
-OTHER_SPREAD = 0.15
 SPREADS = {"t5": 0.2, "bart": 0.12}  # of the weights, so that a text is varied and depends on its prompt
 
 
@@ -79,17 +78,7 @@ def tiny_of(family: str, seed: int = 0) -> PreTrainedModel:
             setattr(config, name, _IDS[name])
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return _drawn(AutoModelForSeq2SeqLM.from_config(config), OTHER_SPREAD).double()
-
-
-def _drawn(model: PreTrainedModel, spread: float) -> PreTrainedModel:
-    """The model with new weights, in evaluation mode."""
-    for module in model.modules():
-        if isinstance(module, torch.nn.Embedding):
-            torch.nn.init.normal_(module.weight)
-        elif isinstance(module, torch.nn.Linear):
-            torch.nn.init.normal_(module.weight, std=spread)
-    return model.eval()
+        return tiny_families.drawn(AutoModelForSeq2SeqLM.from_config(config), tiny_families.SPREAD).double()
 
 
 def tiny(family: str, seed: int = 0, dtype: torch.dtype = torch.float64, **changes) -> PreTrainedModel:
@@ -97,4 +86,4 @@ def tiny(family: str, seed: int = 0, dtype: torch.dtype = torch.float64, **chang
     model_class, config_class, sizes = FAMILIES[family]
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return _drawn(model_class(config_class(**{**sizes, **changes})), SPREADS[family]).to(dtype)
+        return tiny_families.drawn(model_class(config_class(**{**sizes, **changes})), SPREADS[family]).to(dtype)

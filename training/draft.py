@@ -11,7 +11,15 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, LlamaForCausalLM, PreTrainedModel
 
-from speclab.lab.training.steps import MICRO_BATCH_TOKENS, readable, save_tensors, sent, train
+from speclab.lab.training.steps import (
+    MICRO_BATCH_TOKENS,
+    product_dtype,
+    products_in,
+    readable,
+    save_tensors,
+    sent,
+    train,
+)
 from speclab.system.terminal import progress_bar
 from training.models import DRAFT_SHAPE, compile_layers, llama
 
@@ -61,7 +69,7 @@ def teacher_targets(target: LlamaForCausalLM, texts: Tensor) -> tuple[Tensor, Te
     target.eval()
     device, probs, ids = next(target.parameters()).device, [], []
     for rows in progress_bar(texts.split(16), desc="teacher", mininterval=10):
-        with torch.autocast(device.type, dtype=torch.bfloat16):
+        with products_in(product_dtype(device), device):
             logits = target(input_ids=rows.to(device), use_cache=False).logits
         top = logits.float().softmax(-1).topk(TEACHER_TOP, dim=-1)
         probs.append((top.values / top.values.sum(-1, keepdim=True)).half().cpu())

@@ -1,7 +1,8 @@
-"""Does the lab decode every family of causal language models, or say why not?
+"""Does the lab decode every family of causal language models and of encoder-decoders, or say why not?
 
 For each model type of the installed transformers a tiny random-weight model is built (tiny_families.py) and decoded
-greedily: plainly and speculatively with k = 1 and k = 4, on both engines. The draft is a noisy copy of the model, so
+greedily: plainly and speculatively with k = 1 and k = 4, on both engines, then with trees and in a batch where it can.
+"bart" is the decoder of that family alone, "bart+encoder" all of it. The draft is a noisy copy of the model, so
 that drafts are accepted and rejected. Every text is compared with `model.generate(do_sample=False)`.
 
 What comes out: one outcome for each family.
@@ -34,8 +35,19 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks import common
-from benchmarks.families.one_family import BROKEN, DRAFT_LENGTHS, N_TOKENS, OUTCOMES, PROMPTS, FamilyRow, examine, limit
-from benchmarks.families.tiny_families import model_types
+from benchmarks.families.one_family import (
+    BOTH,
+    BROKEN,
+    DRAFT_LENGTHS,
+    EAGER,
+    N_TOKENS,
+    OUTCOMES,
+    PROMPTS,
+    FamilyRow,
+    examine,
+    limit,
+)
+from benchmarks.families.tiny_families import families
 from speclab.cli import parsing
 from speclab.present.tables import Block, Cell, Heading, Lines, Table
 from speclab.system.errors import UsageProblem, reports_problems
@@ -80,21 +92,39 @@ def _examined(model_type: str) -> FamilyRow:
 def page(run: FamiliesRun) -> list[Block]:
     """Counts, then the families of each outcome, by reason."""
     counts = Counter(row.outcome for row in run.families)
+    decoded = [row for row in run.families if row.outcome in (BOTH, EAGER)]
+    refusals = {
+        "trees": {row.family: row.no_trees for row in decoded if row.no_trees},
+        "batches": {row.family: row.no_batches for row in decoded if row.no_batches},
+    }
     cells: dict[str, Cell] = {"outcome": str, "families": lambda outcome: str(counts[outcome])}
+    of_ways: dict[str, Cell] = {"identical": str, "families": lambda way: str(len(decoded) - len(refusals[way]))}
     blocks: list[Block] = [
         *common.begin("Families of models", run),
         f"{len(run.families)} families of transformers {run.versions.transformers}, torch {run.versions.torch}",
         Table(OUTCOMES, cells),
     ]
+    if any(row.no_trees is not None for row in decoded):
+        blocks += [
+            f"Of these {len(decoded)} are identical, with trees and in batches:",
+            Table(list(refusals), of_ways),
+        ]
     for outcome in OUTCOMES:
-        families = defaultdict(list)
-        for row in run.families:
-            if row.outcome == outcome:
-                families[NUMBERS.split(row.reason)[0] or "every text is the library's"].append(row.family)
-        by_size = sorted(families.items(), key=lambda item: -len(item[1]))
-        lines = Lines(f"{reason} ({len(names)}): {', '.join(names)}" for reason, names in by_size)
-        blocks += [Heading(f"{outcome.capitalize()}: {counts[outcome]}"), lines]
+        reasons = {row.family: row.reason for row in run.families if row.outcome == outcome}
+        blocks += [Heading(f"{outcome.capitalize()}: {counts[outcome]}"), by_reason(reasons)]
+    for way, reasons in refusals.items():
+        if reasons:
+            blocks += [Heading(f"Identical, but not with {way}: {len(reasons)}"), by_reason(reasons)]
     return [*blocks, "The record has every reason in full, and how many drafted tokens were accepted and rejected."]
+
+
+def by_reason(reasons: dict[str, str]) -> Lines:
+    """A line for each reason, the one of most families first. reasons: of families."""
+    families = defaultdict(list)
+    for family, reason in reasons.items():
+        families[NUMBERS.split(reason)[0] or "every text is the library's"].append(family)
+    by_size = sorted(families.items(), key=lambda item: -len(item[1]))
+    return Lines(f"{reason} ({len(names)}): {', '.join(names)}" for reason, names in by_size)
 
 
 def make_parser() -> parsing.Parser:
@@ -111,11 +141,11 @@ def make_parser() -> parsing.Parser:
 
 def chosen(only: str | None) -> list[str]:
     """--only, or every model type."""
-    known = model_types()
+    known = families()
     if only is None:
         return known
     if unknown := [name for name in only.split(",") if name not in known]:
-        raise UsageProblem(f"--only {only}: transformers has no causal model type {unknown[0]!r}; try --only llama")
+        raise UsageProblem(f"--only {only}: transformers has no family {unknown[0]!r}; try --only llama")
     return list(dict.fromkeys(only.split(",")))
 
 

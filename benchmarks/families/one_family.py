@@ -1,7 +1,7 @@
 """What comes of one family of models: built tiny, checked as at loading, and decoded in every way.
 
 Every text is compared with `model.generate(do_sample=False)`. The draft is a noisy copy of the model, so that drafts
-are accepted and rejected.
+are accepted and rejected. What decodes is tried with trees and in a batch, too.
 """
 
 import contextlib
@@ -18,19 +18,26 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from baseline_autoregressive import autoregressive_decode
-from benchmarks.families.tiny_families import VOCAB, model_types, tiny
+from benchmarks.families.tiny_families import ENCODER, VOCAB, families, tiny
 from draft_models import ModelDrafter
 from optimized_speculative import speculative_decode
+from speclab.batch.drafters import BatchedModelDrafter
+from speclab.batch.loops import speculative_decode_batch
+from speclab.batch.rows import Request
 from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, tokens_of
+from speclab.drafts.trees.fixed import TreeDrafter
 from speclab.lab.training.degraded_drafts import noisy
 from speclab.models import loading, memory, select
 from speclab.models.backends.protocols import FastModel
+from speclab.models.batched import BatchedModel, check_batch
 from speclab.models.cached import CachedModel
-from speclab.models.checks import ADVICE, check_model
+from speclab.models.checks import OTHER_DRAFT, check_model, check_no_encoder, check_tree
+from speclab.models.limits import is_encoder_decoder, start_id
 from speclab.models.rounding import Reference
+from speclab.models.uncached import logits_after
 from speclab.records.rows import Count, Part
-from speclab.system.errors import EnvironmentProblem
+from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.theory.losslessness import judge_divergence
 
 Outcome = Literal["identical on both engines", "identical on eager", "refused", "cannot be built", "broken"]
@@ -39,6 +46,7 @@ PROMPTS = (6, 12)  # lengths: shorter and longer than a tiny model's sliding win
 N_TOKENS = 40
 SETTINGS = DecodeSettings(N_TOKENS)
 DRAFT_LENGTHS = (1, 4)
+SHAPE = (2, 1, 1)  # of trees
 NOISES = (0.1, 0.03, 0.3, 0.01, 1.0)  # of the draft's weights, until drafts were both accepted and rejected
 SECONDS = 120  # of processor time for a family
 GIGABYTES = 12  # of address space
@@ -63,6 +71,8 @@ class FamilyRow(Part):
     n_parameters: Count = 0
     accepted: Count = 0  # drafted tokens, over all decodings
     rejected: Count = 0
+    no_trees: str | None = None  # why not; None where it was not tried, empty where it has them
+    no_batches: str | None = None
 
 
 class WrongText(Exception):
@@ -76,26 +86,31 @@ def examine(model_type: str) -> FamilyRow:
         model = tiny(model_type)
         row.n_parameters = sum(p.numel() for p in model.parameters())
         with torch.inference_mode():
-            model(input_ids=prompt_of(PROMPTS[0]), use_cache=False).logits  # noqa: B018 - it must be there
+            logits_after(model, prompt_of(PROMPTS[0]), prompt_of(2))
     except Exception as error:  # what a library's constructors raise has no end
         return replace(row, outcome=CANNOT, reason=WHY.get(model_type) or in_one_line(error))
     try:
         model = loaded(model)
         backend, why = select.choose(model, "fast")
-        counts = compare(model, [None, backend] if backend else [None])
+        backends = [None, backend] if backend else [None]
+        expected = library_texts(model)
+        counts, draft = compare(model, backends, expected)
+        trees, batches = (
+            next(filter(None, (why_not(model, one, draft, expected) for one in backends)), "")
+            for why_not in (in_trees, in_a_batch)
+        )
     except EnvironmentProblem as problem:
-        why = str(problem).removeprefix(f"{model.config.model_type} ").removesuffix(f"; {ADVICE}")
-        return replace(row, outcome=REFUSED, reason=why)
+        return replace(row, outcome=REFUSED, reason=reason_of(problem, model))
     except Exception as error:
         return replace(row, reason=in_one_line(error))
-    row = replace(row, outcome=BOTH, accepted=counts.n_accepted, rejected=counts.n_rejected)
+    row = replace(row, accepted=counts.n_accepted, rejected=counts.n_rejected, no_trees=trees, no_batches=batches)
     why = why.removeprefix(f"no fast engine for {model.config.model_type}: ")
-    return row if backend else replace(row, outcome=EAGER, reason=why)
+    return replace(row, outcome=BOTH) if backend else replace(row, outcome=EAGER, reason=why)
 
 
 def loaded(model: PreTrainedModel) -> PreTrainedModel:
     """The model as the scripts load and describe it, from a folder; raises EnvironmentProblem where they refuse it."""
-    if model.config.model_type in model_types():
+    if model.config.model_type in {name.removesuffix(ENCODER) for name in families()}:
         with tempfile.TemporaryDirectory() as folder:
             model.save_pretrained(folder)
             try:
@@ -114,40 +129,93 @@ def prompt_of(length: int) -> torch.Tensor:
     return torch.randint(1, VOCAB, (1, length), generator=torch.Generator().manual_seed(0))
 
 
-def compare(model: PreTrainedModel, backends: Sequence[FastModel | None]) -> Counts:
-    """Decode every prompt in every way on these engines, or raise WrongText.  -> counts of the speculative rounds"""
-    model.generation_config = GenerationConfig()  # no ends of text, no forced tokens
-    expected = {length: library_text(model, prompt_of(length)) for length in PROMPTS}
+Texts = dict[int, list[int]]  # by the length of the prompt
+
+
+def compare(
+    model: PreTrainedModel, backends: Sequence[FastModel | None], expected: Texts
+) -> tuple[Counts, CachedModel]:
+    """Decode every prompt with and without drafts on these engines, or raise WrongText.  -> counts of the speculative
+    rounds, and the draft"""
     counts = Counts()
     for backend, length in itertools.product(backends, PROMPTS):
         target = CachedModel(model, fast=backend)
-        check_text(target, length, expected, tokens_of(autoregressive_decode(target, prompt_of(length), SETTINGS)), 0)
+        check_text(target, length, expected, tokens_of(autoregressive_decode(target, prompt_of(length), SETTINGS)))
     for noise in NOISES:
-        drafter = ModelDrafter(CachedModel(noisy(model, noise, seed=1)))
+        draft = CachedModel(noisy(model, noise, seed=1))
+        drafter = ModelDrafter(draft)
         for backend, length, k in itertools.product(backends, PROMPTS, DRAFT_LENGTHS):
             target = CachedModel(model, fast=backend)
             rounds = list(speculative_decode(target, drafter, prompt_of(length), k, SETTINGS))
-            check_text(target, length, expected, tokens_of(rounds), k)
+            check_text(target, length, expected, tokens_of(rounds), f"k = {k}")
             for round_ in rounds:
                 counts.add(round_)
         if counts.n_accepted and counts.n_rejected:
             break
-    return counts
+    return counts, draft
+
+
+def in_trees(model: PreTrainedModel, backend: FastModel | None, draft: CachedModel, expected: Texts) -> str:
+    """Decode every prompt with trees, or raise WrongText.  -> why the family cannot have them; empty if it can"""
+    target = CachedModel(model, fast=backend)
+    try:
+        for one in (target, draft):
+            check_no_encoder(one.model, "a tree", OTHER_DRAFT)
+            check_tree(one)
+    except (EnvironmentProblem, UsageProblem) as problem:
+        return reason_of(problem, model)
+    drafter = TreeDrafter(ModelDrafter(draft), SHAPE)
+    for length in PROMPTS:
+        rounds = speculative_decode(target, drafter, prompt_of(length), drafter.n_tokens, SETTINGS)
+        check_text(target, length, expected, tokens_of(rounds), "trees")
+    return ""
+
+
+def in_a_batch(model: PreTrainedModel, backend: FastModel | None, draft: CachedModel, expected: Texts) -> str:
+    """Decode the prompts side by side, or raise WrongText.  -> why the family cannot do that; empty if it can"""
+    target = CachedModel(model, fast=backend)
+    try:
+        for one in (target, draft):
+            check_batch(one)
+    except (EnvironmentProblem, UsageProblem) as problem:
+        return reason_of(problem, model)
+    of_target, of_draft = (BatchedModel(one, len(PROMPTS)) for one in (target, draft))
+    requests = [Request(prompt_of(length), SETTINGS) for length in PROMPTS]
+    texts: list[list[int]] = [[] for _ in PROMPTS]
+    for i, round_ in speculative_decode_batch(of_target, BatchedModelDrafter(of_draft), requests, DRAFT_LENGTHS[-1]):
+        texts[i] += round_.tokens
+    for length, text in zip(PROMPTS, texts, strict=True):
+        check_text(target, length, expected, text, "a batch")
+    return ""
+
+
+def reason_of(problem: Exception, model: PreTrainedModel) -> str:
+    """What a check says of a model, without its name and the way out."""
+    said = str(problem).removeprefix(f"{model.config.model_type} ")
+    return said.rpartition("; ")[0] or said
+
+
+def library_texts(model: PreTrainedModel) -> Texts:
+    """What the library's own greedy loop makes of each prompt."""
+    model.generation_config = GenerationConfig()  # no ends of text, no forced tokens
+    if is_encoder_decoder(model):
+        model.generation_config.decoder_start_token_id = start_id(model)
+    return {length: library_text(model, prompt_of(length)) for length in PROMPTS}
 
 
 def library_text(model: PreTrainedModel, prompt: torch.Tensor) -> list[int]:
     """What the library's own greedy loop makes of the prompt."""
     ids = model.generate(prompt, attention_mask=torch.ones_like(prompt), do_sample=False, max_new_tokens=N_TOKENS)  # type: ignore[operator]
-    return ids[0, prompt.shape[1] :].tolist()
+    return ids[0, 1 if is_encoder_decoder(model) else prompt.shape[1] :].tolist()
 
 
-def check_text(target: CachedModel, length: int, expected: dict[int, list[int]], text: list[int], k: int) -> None:
+def check_text(target: CachedModel, length: int, expected: Texts, text: list[int], way: str = "no drafts") -> None:
     """Raise WrongText unless the text is the expected one of this prompt, up to a near-tie."""
     prompt = prompt_of(length)[0].tolist()
     divergence = judge_divergence(Reference(target.model), prompt, expected[length], text, target.vocab_size)
     if divergence is not None and not divergence.numerical:
         raise WrongText(
-            f"{target.engine} engine, prompt of {length} tokens, k = {k}: token {divergence.position} is "
+            f"{target.engine} engine, prompt of {length} tokens, {way}: token {divergence.position} is "
             f"{divergence.speculative_token}, the library's is {divergence.baseline_token}"
         )
 

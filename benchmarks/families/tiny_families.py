@@ -1,4 +1,4 @@
-"""A tiny random-weight model of any causal-LM family of the installed transformers.
+"""A tiny random-weight model of any family of causal LMs or encoder-decoders of the installed transformers.
 
 A configuration class names its sizes; most families use the same few names. `tiny` takes the class's own defaults,
 makes everything that is named here small, and keeps one layer of every kind that the family mixes.
@@ -8,9 +8,20 @@ import dataclasses
 
 import torch
 from torch import nn
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+)
 
+ENCODER = "+encoder"  # ends the names of families with an encoder and a decoder
+SPREAD = 0.15  # of the weights of those
 VOCAB = 64
 CONTEXT = 512
 # What a field with one of these names becomes.
@@ -98,22 +109,37 @@ _OVERRIDES: dict[str, dict] = {
         "axial_pos_embds_dim": (8, 24),
         "attn_layers": ["local", "lsh"],
     },
+    "switch_transformers": {"num_decoder_layers": 2},
     "xmod": {"default_language": "en_XX"},
     "zamba": {"attention_hidden_size": 64, "attention_head_dim": 16},
     "zaya": {"num_experts_per_tok": 1},
 }
 
 
-def tiny(model_type: str, seed: int = 0) -> PreTrainedModel:
+def tiny(family: str, seed: int = 0) -> PreTrainedModel:
     """A float32 model of the family in evaluation mode; its weights depend on `seed` alone."""
-    config = tiny_config(CONFIG_MAPPING[model_type])
+    config = tiny_config(CONFIG_MAPPING[family.removesuffix(ENCODER)])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
+        if family.endswith(ENCODER):
+            for name in ("decoder_start_token_id", "tie_word_embeddings"):  # some have no default, or know it better
+                setattr(config, name, _TINY[name])
+            return drawn(AutoModelForSeq2SeqLM.from_config(config), SPREAD).float()
         model = AutoModelForCausalLM.from_config(config).float().eval()
         for module in model.modules():
             if isinstance(module, nn.Embedding) and module.padding_idx is not None:
                 nn.init.normal_(module.weight[module.padding_idx])  # zeros there would make all experts equally good
     return model
+
+
+def drawn(model: PreTrainedModel, spread: float) -> PreTrainedModel:
+    """The model with new weights in evaluation mode: normal numbers, those of linear layers with this deviation."""
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight)
+        elif isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=spread)
+    return model.eval()
 
 
 def tiny_config(config_class: type[PreTrainedConfig]) -> PreTrainedConfig:
@@ -145,6 +171,7 @@ def tiny_layers(values: dict) -> dict:
     return {name: len(chosen)} | {key: [v[i] for i in chosen] for key, v in lists.items()}
 
 
-def model_types() -> list[str]:
-    """Every model type that AutoModelForCausalLM knows."""
-    return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+def families() -> list[str]:
+    """Every model type that AutoModelForCausalLM knows, then those of AutoModelForSeq2SeqLM, with ENCODER."""
+    encoded = [name + ENCODER for name in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES]
+    return [*sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES), *sorted(encoded)]

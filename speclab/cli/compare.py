@@ -3,23 +3,17 @@
 import argparse
 import functools
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from baseline_autoregressive import autoregressive_decode
 from draft_models import ModelDrafter
-from optimized_speculative import speculative_decode
-from speclab.batch.select import check_kind
-from speclab.cli import compare_flags, flags, parsing, serving
+from speclab.cli import compare_config, compare_flags, flags, parsing, serving
 from speclab.cli.output import Output, Step, View, write_report, write_trace
 from speclab.cli.serving_flags import VLLM, check_others
 from speclab.core.rounds import DecodeSettings
-from speclab.drafts.described import length_notes
-from speclab.drafts.kinds import check_kinds, with_trees
 from speclab.drafts.lengths import LONGEST
 from speclab.drafts.oracle import OracleDraft
-from speclab.drafts.select import auto_length, can_choose, check_prompts, make_drafters
 from speclab.lab import comparison, padded_pair, plan, sweeps
 from speclab.lab.batching.comparison import compare_batches
 from speclab.lab.harness import Measurement, kept_when_stopped
@@ -29,13 +23,11 @@ from speclab.lab.tracing import follow, profiling
 from speclab.lab.tracing.trace import Trace
 from speclab.learner import loading
 from speclab.models import memory
-from speclab.models.prompts import describe_chat
 from speclab.present import against, batch_views, first_screen, plan_views, report, sweep_views
 from speclab.present.pictures import batch_plots, library, plots
 from speclab.records.batches import BatchRun
 from speclab.records.files import read
 from speclab.records.runs import ComparisonRun, LabRun, PlanRun, SweepRun
-from speclab.records.samples import AUTO
 from speclab.system.errors import Problem, UsageProblem, reports_problems
 from speclab.system.files import do_all, shown, write_whole
 from speclab.system.terminal import note, say
@@ -69,83 +61,13 @@ def run(docstring: str, argv: list[str] | None) -> int:
     return _run(args, [])
 
 
-def _head(config: RunConfig) -> str:
-    """What runs, on what, and how much of it."""
-    drafts = [f"draft   {text}" for name, text in config.models().items() if name != "target"]
-    n, size = len(config.prompts), f"{config.max_new_tokens} new tokens each, {config.repeats} x, seed {config.seed}"
-    chat = describe_chat(config.prompts, config.setup.tokenizer)
-    about = [*config.learner.lines, *config.rule_lines(), f"prompts {n}, {size}", ""]
-    return "\n".join([config.setup.describe(), *drafts, *chat, *about])
-
-
-def _prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
-    """Load and check everything; a Problem with the flags is raised before anything is timed."""
-    lengths, auto = parsing.lengths(args.draft_length, "-k")
-    typed_lengths = lengths if args.has_typed_lengths else []
-    if auto and (
-        other := next((o for o in ("plan", "verify_plan", "sweep", "batch", "profile") if getattr(args, o)), None)
-    ):
-        if other == "batch":
-            raise UsageProblem("a run of batches has no -k auto; leave out auto, or --batch")
-        raise UsageProblem(f"-k auto belongs to a comparison; leave out auto, or --{other.replace('_', '-')}")
-    temperatures = parsing.numbers(args.temperature, float, 0, "--temperature")
-    if args.max_new_tokens < 2:
-        raise UsageProblem("one new token comes from the prompt's own pass; use --max-new-tokens 2 or more")
-    output = Output(args)
-    output.check()
-    kinds = with_trees([kind for kind in args.draft.split(",") if kind], args.tree)
-    flags.check_trees(args, kinds, "--plan", "--verify-plan", "--sweep")
-    if args.batch is not None:
-        _check_batch(args, kinds, temperatures)
-    exercises = loading.of_comparison(temperatures, args.draft.split(","), args.plan or args.verify_plan)
-    learner = loading.load(args.impl, exercises)
-    flags.check_rule(
-        args, learner, temperatures, "--plan", "--verify-plan", "--sweep", "--batch", "--trace", "--report"
-    )
-    if taken := next((kind for kind in kinds if kind.endswith(AUTO)), None):
-        raise UsageProblem(f"--draft {taken}: in tables, a name that ends so means -k auto; rename the folder")
-    check_kinds(kinds)
-    if (args.plan or args.verify_plan) and (
-        hybrid := next((kind for kind in kinds if kind.startswith("hybrid")), None)
-    ):
-        raise UsageProblem(
-            f"--draft {hybrid}: what it drafts depends on the rounds before, so no plan knows it; leave it out"
-        )
-    if 0 not in temperatures and all(kind.startswith("dial:") for kind in kinds):
-        raise UsageProblem("the dial only replays greedy output; add 0 to --temperature")
-    setup, prompts = flags.load(args, temperature=0.0)
-    drafters = make_drafters(kinds, setup, args.seed)
-    check_prompts(setup.target, drafters.values(), prompts, args.max_new_tokens)
-    for line in [line for name, drafter in drafters.items() for line in length_notes(name, drafter, typed_lengths)]:
-        note(line)
-    if auto:
-        choosing = {name: drafter for name, drafter in drafters.items() if not lengths or can_choose(drafter)}
-        drafters |= {name + AUTO: auto_length(name, drafter) for name, drafter in choosing.items()}
-    size = (args.max_new_tokens, args.repeats, args.seed)
-    functions = learner.for_comparison(speculative_decode)
-    functions = replace(functions, loop=functions.loop.judged_by(args.rule))
-    return RunConfig(setup, drafters, prompts, lengths, temperatures, *size, functions), output
-
-
-def _check_batch(args: argparse.Namespace, kinds: list[str], temperatures: list[float]) -> None:
-    """Raise UsageProblem where --batch comes with what looks at one text; args.batch becomes numbers."""
-    for name in ("impl", "profile", "trace", "verbose"):
-        if getattr(args, name):
-            raise UsageProblem(f"--{name} looks at one text, and --batch decodes several; leave one of the two out")
-    if len(temperatures) > 1:
-        raise UsageProblem("--batch takes one temperature; give --temperature one number, for example 0.8")
-    for kind in kinds:
-        check_kind(kind)
-    args.batch = parsing.numbers(args.batch, int, 1, "--batch", compare_flags.MOST_TEXTS)
-
-
 # --- one run ----------------------------------------------------------------------------------------------------------
 
 
 def _run(args: argparse.Namespace, records: list[Any]) -> int:
     """A comparison, a plan or a sweep, shown and written; its record is added to `records`.  -> exit code"""
     other = read(args.against, ComparisonRun) if args.against else None
-    config, output = _prepare(args)
+    config, output = compare_config.prepare(args)
     traced = _first_that_can_be_traced(config) if args.trace or args.report else ""
     if args.verify_plan:
         plan.check_prompts(config)
@@ -153,7 +75,7 @@ def _run(args: argparse.Namespace, records: list[Any]) -> int:
         profiling.write_trace(config, args.profile)
     with output.redirected():
         if not args.sweep and not args.brief:
-            say(_head(config))
+            say(compare_config.head(config))
         if busy := config.look_at_cores():
             note(f"busy    {busy}")
         record, measured, problem = _measure(args, config)

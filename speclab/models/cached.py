@@ -132,7 +132,7 @@ class CachedModel:
     def prefill(self, prompt: Tensor, rolls_back: bool = False) -> Tensor:
         """Drop the cache and read the prompt.  (1, prompt) ids -> (1, 1, vocab) logits of the next token
 
-        rolls_back: `crop` will be called, so sliding-window layers keep what has just left the window.
+        rolls_back: `crop` or `keep` will be called, so sliding-window layers keep what has just left the window.
         """
         self._backend = None  # a graph cache is given back first, and the next backend may take it
         if self.fast:

@@ -23,11 +23,11 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from speclab.core.tree import reads
-from speclab.models import rounding
+from speclab.models import memory, rounding
 from speclab.models.backends.buffers import kv_shapes
-from speclab.models.backends.windows import NoFastBackend, window_of
+from speclab.models.backends.windows import window_of
 from speclab.models.cached import CachedModel
-from speclab.models.limits import decoder_config, is_encoder_decoder, is_recurrent
+from speclab.models.limits import NoFastBackend, decoder_config, is_encoder_decoder, is_recurrent
 from speclab.models.placement import is_quantised
 from speclab.models.rounding import Reference
 from speclab.models.uncached import logits_after
@@ -37,6 +37,8 @@ N_TOKENS = 24  # of the random text; fewer where the model's context is shorter
 WIDTHS = (1, 3, 1, 5)  # of the cached passes after the prefill
 MEASURED = 4  # times the rounding error of the uncached logits, where that is more than the usual bound
 WRONG = (3, 0, 4, 1)  # rejected tokens fed after each of them and rolled back
+# Of a pass over a text that is longer than a window, for a check: half a minute on two cores, seconds on a GPU.
+MOST_OPERATIONS, MOST_ON_CUDA = 2e12, 1e15
 OTHER_DRAFT = "choose another --draft"
 STATES = {  # by whether the model reads several tokens in one pass
     True: "recurrent layers: after a rejected draft the accepted tokens are read once more, in a pass of their own",
@@ -93,11 +95,12 @@ def check_split(target: CachedModel, n_layers: int) -> None:
 
 def check_tree(target: CachedModel) -> None:
     """Prove that a pass over two branches gives the uncached logits of one of them, and that the text goes on behind it
-    when it is kept; EnvironmentProblem where not."""
-    model, text, cached = target.model, random_text(target.model), target.with_own_cache()
+    when it is kept; EnvironmentProblem where not. The text is longer than a window, where that takes moments."""
+    model, cached, reason = target.model, target.with_own_cache(), "cannot be given the branches of a tree"
+    check_rows(model, reason)
+    text = text_beyond_windows(model)
     n = text.shape[1] - 5
-    right = uncached_logits(model, text)[:, n:]
-    reason = "cannot be given the branches of a tree"
+    right = uncached_logits(model, text, 5)[:, -5:]
 
     def logits() -> Tensor:
         cached.prefill(text[:, :n], rolls_back=True)
@@ -108,7 +111,6 @@ def check_tree(target: CachedModel) -> None:
         cached.keep([2, 3])
         return torch.cat([of_tree[:, [0, 3, 4]], cached.forward(text[:, n + 3 :])], dim=1)
 
-    check_rows(model, reason)
     check_passes(model, reason, logits, right)
 
 
@@ -170,6 +172,20 @@ def random_text(model: PreTrainedModel, n_tokens: int = N_TOKENS) -> Tensor:
         )
     order = torch.randperm(len(ordinary), generator=torch.Generator().manual_seed(0))
     return ordinary[order].repeat(-(-n // len(ordinary)))[:n][None].to(model.device)
+
+
+def text_beyond_windows(model: PreTrainedModel) -> Tensor:
+    """A random text that outgrows the model's sliding windows; a short one where it has none, or a pass over a longer
+    one takes more than moments. NoFastBackend where its windows differ."""
+    window = window_of(model)
+    longer = N_TOKENS + (window.size if window else 0)
+    return random_text(model, longer if takes_moments(model, longer) else N_TOKENS)
+
+
+def takes_moments(model: PreTrainedModel, n_tokens: int) -> bool:
+    """Whether a pass over a text of so many tokens is short enough for a check."""
+    most = MOST_ON_CUDA if model.device.type == "cuda" else MOST_OPERATIONS
+    return memory.operations(model, n_tokens, 0) <= most
 
 
 def cached_logits(

@@ -16,7 +16,12 @@ PROBE_GAP = 1e-5  # times the largest logit: a pass that does not read its state
 POSITIONS = ("max_position_embeddings", "max_target_positions", "max_seq_len")
 OF_DECODERS = ("max_decoder_position_embeddings",)
 OF_ENCODERS = ("max_encoder_position_embeddings", "max_source_positions")
+_layers: weakref.WeakKeyDictionary[nn.Module, list] = weakref.WeakKeyDictionary()
 _reads_several: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
+
+
+class NoFastBackend(Exception):
+    """Why a model cannot run on a fast backend, or its keys and values not lie in buffers, in one line."""
 
 
 class Room(NamedTuple):
@@ -146,8 +151,11 @@ def embedded_ids(model: PreTrainedModel) -> int:
 def cached_layers(model: PreTrainedModel) -> list:
     """The layers of a cache that holds two tokens, of a decoder those of its self-attention.
 
-    A config does not tell: layers may differ, share a cache, or keep something smaller than keys and values.
+    A config does not tell: layers may differ, share a cache, or keep something smaller than keys and values. Found out
+    once for each model.
     """
+    if model in _layers:
+        return _layers[model]
     cache = DynamicCache(config=decoder_config(model))
     ids = torch.zeros(1, 2, dtype=torch.long, device=model.device)
     if is_encoder_decoder(model):
@@ -155,6 +163,7 @@ def cached_layers(model: PreTrainedModel) -> list:
         model(encoder_outputs=model.get_encoder()(input_ids=ids), decoder_input_ids=ids, **options)
     else:
         model(input_ids=ids, **pass_options(model, cache, 0, 2))
+    _layers[model] = cache.layers
     return cache.layers
 
 

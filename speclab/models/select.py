@@ -13,14 +13,13 @@ from typing import NamedTuple
 
 from transformers import PreTrainedModel
 
-from speclab.models import checks, memory, placement, rounding
+from speclab.models import checks, placement, rounding
 from speclab.models.backends import cuda_graphs
 from speclab.models.backends.cuda_graphs import GraphedModel
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.backends.protocols import FastModel
-from speclab.models.backends.windows import NoFastBackend
 from speclab.models.cached import CachedModel
-from speclab.models.limits import is_encoder_decoder
+from speclab.models.limits import NoFastBackend, is_encoder_decoder
 from speclab.models.timing import time_passes
 from speclab.system.errors import first_line, is_out_of_memory
 
@@ -30,7 +29,6 @@ NARROW, WIDE = 1, 5  # a decode step, and the verification of four drafted token
 PADDED = 4  # oneDNN reads packed weights fastest for four rows and more
 WORTH_IT = 0.93  # padding must save more than noise
 CONTEXT = 64
-MOST_OPERATIONS = 2e12  # of a pass over a text that is longer than a window, for the check; half a minute on two cores
 PASSES = 12  # of each backend at each width; the fastest counts, since whatever else runs can only slow a pass down
 PATIENCE = 3.0  # seconds for all of them; large models get fewer passes
 RACES = 3  # at most
@@ -156,10 +154,10 @@ def check(model: PreTrainedModel, fast: FastModel) -> None:
     """
     n_tokens = max(checks.N_TOKENS, cuda_graphs.BUCKET + 8 if fast.graphed else 0)
     part: dict[str, int] = {}
-    if window := getattr(fast, "window", None) or 0:
-        n_tokens, part = n_tokens + window, {"n_last": sum(checks.WIDTHS)}
-        if memory.operations(model, n_tokens, 0) > MOST_OPERATIONS:
-            raise NoFastBackend(f"a check of its window of {window} tokens would take too long")
+    if window := fast.window:
+        n_tokens, part = n_tokens + window.size, {"n_last": sum(checks.WIDTHS)}
+        if not checks.takes_moments(model, n_tokens):
+            raise NoFastBackend(f"a check of its window of {window.size} tokens would take too long")
     text = checks.random_text(model, n_tokens)
     right = checks.uncached_logits(model, text, **part)[:, -sum(checks.WIDTHS) :]
     logits = checks.cached_logits(CachedModel(model, fast=fast), text, wrong=checks.WRONG)

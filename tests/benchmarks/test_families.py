@@ -32,7 +32,13 @@ COVERING = {
     "openai-gpt": (REFUSED, "ignores its cache"),  # has none
     "bert": (REFUSED, "attends to later tokens"),  # an encoder
     "gemma4_assistant": (CANNOT, "another model"),  # the draft head of another model
+    "t5+encoder": (EAGER, "runs an encoder"),
+    "bart+encoder": (EAGER, "runs an encoder"),
 }
+
+# Of those that are decoded.
+NO_TREES = {"llama4_text", "bloom", "mamba", "jamba", "qwen3_next", "lfm2", "t5+encoder", "bart+encoder"}
+NO_BATCHES = NO_TREES
 
 
 @pytest.mark.parametrize("family", COVERING)
@@ -44,6 +50,8 @@ def test_outcome(family):
     if outcome in (BOTH, EAGER):
         assert row.accepted > 0
         assert row.rejected > 0
+        assert (row.no_trees == "") == (family not in NO_TREES)
+        assert (row.no_batches == "") == (family not in NO_BATCHES)
 
 
 def test_a_process_that_ends_without_an_answer_is_an_outcome(monkeypatch):
@@ -103,14 +111,14 @@ def test_ctrl_c_keeps_what_is_done(run):
 
 def test_an_unknown_family_is_a_usage_problem(capsys):
     assert families.main(["--only", "llama,lama"]) == UsageProblem.exit_code
-    assert "no causal model type 'lama'" in capsys.readouterr().err
+    assert "no family 'lama'" in capsys.readouterr().err
 
 
 def test_a_wrong_text_is_broken(monkeypatch):
     monkeypatch.setattr(one_family, "library_text", lambda model, prompt: [1] * one_family.N_TOKENS)
     row = one_family.examine("gpt2")
     assert row.outcome == BROKEN
-    assert "eager engine, prompt of 6 tokens, k = 0" in row.reason
+    assert "eager engine, prompt of 6 tokens, no drafts" in row.reason
 
 
 def test_building_leaves_the_global_random_state_alone():

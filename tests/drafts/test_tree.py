@@ -1,6 +1,7 @@
 """Trees through the real cached loop: the same text, the right caches, and what each kind of draft says on a branch."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from speclab.drafts.kinds import check_kind
 from speclab.drafts.tree import BestTreeDrafter
 from speclab.drafts.trees.fixed import TreeDrafter, level_parents
 from speclab.models import checks
+from speclab.models.backends import windows
 from speclab.models.cached import CachedModel
 from speclab.models.setup import Setup
 from speclab.system.errors import EnvironmentProblem, UsageProblem
@@ -244,12 +246,13 @@ class Poisoned(CachedModel):
 
     def keep(self, path: list[int]) -> None:
         before = self.length
-        storage = keys_and_values(self)
+        storage = keys_and_values(self)  # of the text, or of what a window holds of it
         super().keep(path)
+        n_dropped = before - self.length
         for part in itertools.chain(*storage):
             with torch.inference_mode():
-                part[:, :, self.length : before] = torch.nan
-        self.n_poisoned += before - self.length
+                part[:, :, part.shape[2] - n_dropped :] = torch.nan
+        self.n_poisoned += n_dropped
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), WARM], ids=["greedy", "sampled"])
@@ -299,6 +302,33 @@ def test_hidden_states_follow_the_branch(engine, monkeypatch):
     assert torch.allclose(target.hidden((0, 1))[:, :3], plain.hidden((0, 1)), atol=1e-9)
     assert target.length == plain.length == PROMPT.shape[1] + 3
     assert torch.allclose(target.forward(tokens[:, :2]), plain.forward(tokens[:, :2]), atol=1e-9)
+
+
+@pytest.mark.parametrize("engine", ["eager", "fast"])
+def test_windows_shorter_than_a_branch(engine):
+    """Of the most probable branches, too, with which a draft model reads its own tree in several passes."""
+    model = tiny("gemma3_window", sliding_window=2)
+    other = perturbed(model, 0.2)
+    target, draft = (CachedModel(m, fast=flattened(m) if engine == "fast" else None) for m in (model, other))
+    text = plain_text(target, PROMPT, N_NEW)
+    for tree, k in ((TreeDrafter(ModelDrafter(draft), (2, 1, 1, 1)), 8), (BestTreeDrafter(ModelDrafter(draft)), 7)):
+        rounds = list(speculative_rounds(target, tree, PROMPT, k, N_NEW))
+        assert tokens_of(rounds) == text
+        assert any(r.n_accepted > 1 for r in rounds)
+
+
+def test_windows_of_two_sizes_are_refused(monkeypatch):
+    layers = [SimpleNamespace(sliding_window=8), SimpleNamespace(sliding_window=16)]
+    monkeypatch.setattr(windows, "cached_layers", lambda model: layers)
+    with pytest.raises(EnvironmentProblem, match="windows of 8 and 16 tokens"):
+        checks.check_tree(CachedModel(tiny("llama")))
+
+
+def test_a_tree_needs_a_prefill_that_was_told_of_rollbacks():
+    target = CachedModel(tiny("mistral_window"))
+    target.prefill(PROMPT)
+    with pytest.raises(RuntimeError, match="not told of rollbacks"):
+        target.forward_tree(torch.tensor([[3, 5, 6]]), reads(chain(2))[0])
 
 
 def test_a_branch_that_is_none_is_refused():

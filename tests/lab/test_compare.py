@@ -13,7 +13,7 @@ import pytest
 import compare
 from draft_models import ModelDrafter
 from speclab.cli import compare as cli_compare
-from speclab.cli import flags
+from speclab.cli import compare_config, flags
 from speclab.core.counts import Counts
 from speclab.core.sampling import Sampling
 from speclab.lab import comparison, harness, output_checks
@@ -112,12 +112,12 @@ def test_a_wrong_token_fails_the_run(run):
 
 def test_a_wrong_distribution_fails_the_run(run, monkeypatch):
     """Greedy tokens passed off as samples."""
-    honest = cli_compare.speculative_decode
+    honest = compare_config.speculative_decode
 
     def hot(target, drafter, prompt, k, settings, **kwargs):
         return honest(target, drafter, prompt, k, replace(settings, sampling=Sampling()), **kwargs)
 
-    monkeypatch.setattr(cli_compare, "speculative_decode", hot)
+    monkeypatch.setattr(compare_config, "speculative_decode", hot)
     code, out, _ = run("-k", "2", "--temperature", "0.8", "--max-new-tokens", "100")
     assert code == 1
     assert "NOT the target's distribution" in " ".join(out.split())

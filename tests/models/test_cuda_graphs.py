@@ -29,8 +29,8 @@ from speclab.models import select
 from speclab.models.backends import buffers, cuda_graphs, windows
 from speclab.models.backends.cuda_graphs import GraphedModel
 from speclab.models.backends.kernels import GroupedAttention, compiled_parts, with_kernels
-from speclab.models.backends.windows import NoFastBackend
 from speclab.models.cached import CachedModel
+from speclab.models.limits import NoFastBackend
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.records.samples import BASELINE, Arm
@@ -415,6 +415,14 @@ def test_a_gpu_gets_graphs(on_cuda, monkeypatch):
     assert isinstance(chosen, GraphedModel)
     assert why == "asked for"
     assert chosen.widths == {1}, "those of the check are not those of the run"
+
+
+def test_windows_get_graphs(on_cuda, monkeypatch):
+    """After a check of a text that is longer than the window."""
+    monkeypatch.setattr(cuda_graphs, "compiled_parts", lambda model: {})
+    chosen, why = select.choose(tiny("gemma3_window"), "fast")
+    assert isinstance(chosen, GraphedModel), why
+    assert chosen.window == (8, False)
 
 
 def test_parts_that_cannot_be_compiled_are_left_out(on_cuda, monkeypatch):

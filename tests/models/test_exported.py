@@ -15,9 +15,9 @@ from speclab.core.sampling import Sampling
 from speclab.models import select, timing
 from speclab.models.backends import eager, exported, rewrites
 from speclab.models.backends.exported import ExportedModel
-from speclab.models.backends.windows import NoFastBackend
 from speclab.models.cached import CachedModel
 from speclab.models.checks import is_mixture_of_experts
+from speclab.models.limits import NoFastBackend
 
 PLAIN = ["llama", "qwen2", "gpt2", "gpt_neox", "opt", "gemma"]
 WINDOWED = ["mistral_window", "gemma3_window"]
@@ -208,7 +208,7 @@ def test_texts_longer_than_the_window_are_those_of_the_eager_engine(family, k):
     model = sliding(family)
     fast, draft = select.build(model)[0], perturbed(model, 0.05)
     assert fast is not None
-    assert fast.window == 8
+    assert fast.window.size == 8
     rounds = {}
     for engine in (None, fast):
         target = CachedModel(model, fast=engine)
@@ -240,7 +240,7 @@ def test_the_check_of_a_window_reads_a_longer_text(monkeypatch):
     )
     assert select.build(model)[0] is not None
     assert lengths == [select.checks.N_TOKENS + 8]
-    monkeypatch.setattr(select, "MOST_OPERATIONS", 1e3)
+    monkeypatch.setattr(select.checks, "MOST_OPERATIONS", 1e3)
     fast, why = select.build(model)
     assert fast is None
     assert "a check of its window of 8 tokens would take too long" in why

@@ -98,7 +98,7 @@ def mixes_up_the_groups() -> None:
 
 @mutant(10, "logits_are_the_models_own", file="models/test_cuda_graphs")
 def gives_all_layers_the_mask_of_the_first() -> None:
-    """gives layers with a window the mask of those without one, which was made first"""
+    """gives layers without a window the mask of those with one, which was made first"""
     right = GroupedAttention.__call__
 
     def attend(

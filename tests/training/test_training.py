@@ -157,6 +157,22 @@ def test_ctrl_c_keeps_every_whole_step(where, kept, tmp_path, monkeypatch):
     assert all(torch.equal(a, b) for a, b in zip(resumed.parameters(), at_once.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("fastest", [torch.float32, torch.bfloat16])
+def test_products_are_made_in_the_precision_that_is_faster_here(fastest, monkeypatch):
+    def repeat(product, **how):
+        return [2.0, 1.0 if product.args[0].dtype == fastest else 1.5]
+
+    monkeypatch.setattr(training_steps.timeit, "repeat", repeat)
+    training_steps.product_dtype.cache_clear()
+    try:
+        assert training_steps.product_dtype(torch.device("cuda")) == torch.bfloat16
+        precision = training_steps.product_dtype(torch.device("cpu"))
+        with training_steps.products_in(precision, torch.device("cpu")):
+            assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == fastest
+    finally:
+        training_steps.product_dtype.cache_clear()
+
+
 def test_losses_are_read_now_and_then(monkeypatch):
     """On a GPU a reading waits for all that is queued. The facts are the same, and nothing else waits.
 

@@ -1,8 +1,10 @@
 """The training of a small causal language model: optimizers, batches, the loss, and the loop with its checkpoints."""
 
 import contextlib
+import functools
 import io
 import time
+import timeit
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +24,7 @@ MICRO_BATCH_TOKENS = {"cuda": 32768}  # by device; what a pass trains on at once
 FEW_TOKENS = 4096  # the same elsewhere
 BY_ROW = ("embed", "lm_head", "markov")  # matrices with a row for each id
 SECONDS_BETWEEN_CHECKPOINTS = 240
+TRIES = 9  # of a product in each precision; the fastest counts
 STEPS_PER_READING = {"cuda": 20}  # a loss is read when the device has done everything before it; elsewhere every step
 
 
@@ -67,13 +70,17 @@ def next_token_loss(model: PreTrainedModel, tokens: Tensor) -> Tensor:
 
 @dataclass
 class TrainingFacts:
-    """How far a training is. Losses are in nats per token; the last one is a running mean over some ten steps."""
+    """How far a training is. Losses are in nats per token; the last one is a running mean over some ten steps.
+
+    products: the precision that they are made in.
+    """
 
     steps: int = 0
     tokens: int = 0
     seconds: float = 0.0
     first_loss: float | None = None
     last_loss: float | None = None
+    products: str = ""
 
 
 def train(
@@ -103,6 +110,9 @@ def train(
             for stepper, saved in zip(steppers, state["optimizers"], strict=True):
                 stepper.load_state_dict(saved)
             facts = TrainingFacts(**state["facts"])
+    device = next(model.parameters()).device
+    facts.products = facts.products or str(product_dtype(device)).removeprefix("torch.")
+    precision = getattr(torch, facts.products)
     saved_at, start = time.monotonic(), time.monotonic() - facts.seconds
 
     def save() -> None:
@@ -113,7 +123,6 @@ def train(
         if bar.disable:  # no terminal: a line now and then
             note(f"{name}: step {facts.steps}, loss {facts.last_loss:.3f}, {facts.seconds:.0f} of {seconds:.0f} s")
 
-    device = next(model.parameters()).device
     every = STEPS_PER_READING.get(device.type, 1)
     unread: list[Tensor] = []  # losses that are still on the device
 
@@ -131,7 +140,7 @@ def train(
             while facts.seconds < seconds:
                 micro_batches = batches(facts.steps)
                 factor = learning_rate_factor(facts.seconds / seconds)
-                loss = _gradients(model, micro_batches, loss_of)
+                loss = _gradients(model, micro_batches, loss_of, precision)
                 updating = True
                 _update(model, steppers, [peak * factor for peak in peaks])
                 unread.append(loss)
@@ -155,18 +164,38 @@ def train(
     return facts
 
 
+@functools.cache
+def product_dtype(device: torch.device) -> torch.dtype:
+    """What a training multiplies in: bfloat16; on a CPU float32 where that is faster, as on processors that have no
+    products of bfloat16. Found out by timing, once for each device."""
+    if device.type != "cpu":
+        return torch.bfloat16
+    seconds = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        rows, weights = torch.ones(1024, 256, dtype=dtype), torch.ones(256, 1024, dtype=dtype)
+        seconds[dtype] = min(timeit.repeat(functools.partial(torch.matmul, rows, weights), number=1, repeat=TRIES))
+    return min(seconds, key=seconds.__getitem__)
+
+
+def products_in(precision: torch.dtype, device: torch.device) -> torch.autocast:
+    """Inside, products of float32 are made in bfloat16, or as they are."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == torch.bfloat16)
+
+
 def learning_rate_factor(share: float) -> float:
     """By the share of the time that is spent: a short warm-up, flat, linear decay over the last half."""
     return min(1.0, share / 0.02 + 0.02, max(0.02, 2 * (1 - share)))
 
 
-def _gradients(model: nn.Module, micro_batches: list[tuple[Tensor, ...]], loss_of: Callable[..., Tensor]) -> Tensor:
+def _gradients(
+    model: nn.Module, micro_batches: list[tuple[Tensor, ...]], loss_of: Callable[..., Tensor], precision: torch.dtype
+) -> Tensor:
     """Of one step, from zero.  -> mean loss of the micro-batches, on the device"""
     device = next(model.parameters()).device
     total = torch.zeros((), device=device)
     model.zero_grad(set_to_none=True)
     for micro_batch in micro_batches:
-        with torch.autocast(device.type, dtype=torch.bfloat16):
+        with products_in(precision, device):
             loss = loss_of(*micro_batch) / len(micro_batches)
         loss.backward()
         total += loss.detach()

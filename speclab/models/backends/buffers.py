@@ -12,8 +12,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
 
 from speclab.models.backends.eager import layer_outputs, move_rows
-from speclab.models.backends.windows import NoFastBackend
-from speclab.models.limits import cached_layers, context_length, is_recurrent
+from speclab.models.limits import NoFastBackend, cached_layers, context_length, is_recurrent
 
 SPARE = 512  # tokens that new buffers can take after a prompt before they have to grow
 WIDEST = 64  # passes up to this width take their mask from a table
@@ -24,7 +23,8 @@ def kv_shapes(model: PreTrainedModel) -> list[tuple[tuple[int, int], tuple[int, 
     if is_recurrent(model):
         raise NoFastBackend("it has recurrent layers, whose states cannot be cropped")
     layers = cached_layers(model)
-    if not layers or any(type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers):
+    kinds = (DynamicLayer, DynamicSlidingWindowLayer)
+    if not layers or any(type(layer) not in kinds or layer.keys is None for layer in layers):
         raise NoFastBackend("not all of its layers keep plain keys and values")
     pairs = ((layer.keys.shape, layer.values.shape) for layer in layers)
     return [((keys[1], keys[3]), (values[1], values[3])) for keys, values in pairs]

@@ -107,7 +107,7 @@ class GraphedModel:
         """
         pairs = zip(*buffers.first(mask.shape[-1]), strict=True)
         cache = Cache(layers=[WrittenInRows(keys, values, places[1]) for keys, values in pairs])
-        mask = masks(self.model, mask, self.window)
+        mask = masks(mask, self.window)
         with with_kernels(self.model, self.attention, self.parts):
             options = {"position_ids": places[:1], "attention_mask": mask, "past_key_values": cache, "use_cache": True}
             with layer_outputs(self.model, self.layers) as hidden:

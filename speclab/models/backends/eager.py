@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, EncoderDecoderCache, PreTrainedModel
 
-from speclab.models.backends.windows import keep_what_leaves, masks, whole
+from speclab.models.backends.windows import Window, keep_what_leaves, masks, reading_all_rows
 from speclab.models.limits import decoder_config, pass_options, reads_several, start_of
 
 
@@ -156,9 +156,11 @@ class EagerBackend:
     def forward_tree(self, tokens: Tensor, length: int, positions: Tensor, mask: Tensor) -> Tensor:
         """As `forward`, at positions (1, m) and with the mask (1, 1, m, length + m) of a tree."""
         options = {"position_ids": positions, "past_key_values": self._cache, "use_cache": True}
-        with layer_outputs(self._model, self._hidden_layers) as self.hidden, whole(self._cache) as windowed:
-            for layer in windowed[:1]:  # all have one size
-                mask = masks(self._model, mask, layer.sliding_window, layer.keys.shape[-2] + tokens.shape[1])
+        with layer_outputs(self._model, self._hidden_layers) as self.hidden, reading_all_rows(self._cache) as windowed:
+            if windowed:  # of one size
+                first, everywhere = windowed[0], len(windowed) == len(self._cache.layers)
+                n_held = first.keys.shape[-2] + tokens.shape[1]
+                mask = masks(mask, Window(first.sliding_window, everywhere), n_held)
             return self._model(input_ids=tokens, attention_mask=mask, **options).logits
 
     def keep(self, length: int, rows: Tensor) -> None:

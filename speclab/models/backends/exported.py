@@ -20,7 +20,6 @@ from speclab.models.backends import rewrites
 from speclab.models.backends.buffers import (
     BufferedBackend,
     Buffers,
-    NoFastBackend,
     WrittenInPlace,
     causal_mask,
     kv_shapes,
@@ -29,6 +28,7 @@ from speclab.models.backends.buffers import (
 from speclab.models.backends.eager import decoder_layers, layer_outputs
 from speclab.models.backends.rows import RowsPass
 from speclab.models.backends.windows import masks, window_of
+from speclab.models.limits import NoFastBackend
 from speclab.system.errors import first_line
 
 aten = torch.ops.aten
@@ -49,7 +49,7 @@ class _Pass(nn.Module):
 
     def forward(self, ids: Tensor, positions: Tensor, mask: Tensor, keys: list[Tensor], values: list[Tensor]) -> tuple:
         cache = Cache(layers=[WrittenInPlace(k, v) for k, v in zip(keys, values, strict=True)])
-        mask = masks(self.model, mask, self.window)
+        mask = masks(mask, self.window)
         options = {"position_ids": positions, "attention_mask": mask, "past_key_values": cache, "use_cache": True}
         with layer_outputs(self.model, self.layers) as hidden:
             return self.model(input_ids=ids, **options).logits, hidden

@@ -65,8 +65,9 @@ class GroupedAttention:
     NAME = "speclab_grouped"
 
     def __init__(self) -> None:
-        # By the id of the mask that a pass has: that one, and (1, 1, group x m, rows), made once for all its layers
-        self.masks: dict[int, tuple[Tensor, Tensor]] = {}
+        # By a mask's id and the size of a group: that mask, kept so that its id stays its own, and what is made of it
+        # once for all layers of a pass, (1, 1, group x m, rows).
+        self.masks: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> "GroupedAttention | None":
@@ -97,9 +98,9 @@ class GroupedAttention:
         group = heads // key.shape[1]
         if unknown := [name for name in UNKNOWN if kwargs.get(name) is not None]:
             raise NotImplementedError(f"attention with {unknown[0]}")
-        if id(attention_mask) not in self.masks:
-            self.masks[id(attention_mask)] = attention_mask, attention_mask.repeat(1, 1, group, 1)
-        mask = self.masks[id(attention_mask)][1]
+        if (key_of_mask := (id(attention_mask), group)) not in self.masks:
+            self.masks[key_of_mask] = attention_mask, attention_mask.repeat(1, 1, group, 1)
+        mask = self.masks[key_of_mask][1]
         rows = query.reshape(batch, key.shape[1], group * m, width)
         mixed = nn.functional.scaled_dot_product_attention(rows, key, value, mask, scale=scaling)
         return mixed.reshape(batch, heads, m, -1).transpose(1, 2).contiguous(), None

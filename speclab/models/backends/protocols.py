@@ -5,6 +5,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from speclab.models.backends.windows import Window
+
 
 class Backend(Protocol):
     """What runs the passes of one decoding (speclab/models/backends).
@@ -46,11 +48,13 @@ class FastModel(Protocol):
 
     graphed: whether passes run as CUDA graphs, which have to be recorded before anything is timed.
     splits: whether its passes can be run in two parts, as early exit needs it.
+    window: of its layers with sliding windows, None where there are none; buffers hold the whole text.
     one_token_gain: how many times as fast as the eager backend a pass over one token is, where that was measured.
     """
 
     graphed: bool
     splits: bool
+    window: Window | None
     one_token_gain: float | None
 
     def start(self, hidden_layers: Iterable[int] = ()) -> Backend:

@@ -56,7 +56,7 @@ class RowsPass(nn.Module):
         """(rows, m) ids, positions and places, (rows, 1, m, total) mask, views of `total` places of the buffers of each
         layer, (rows, kv heads, total, width) -> (rows, m, vocab) logits, and (rows, m, hidden) of each of `layers`."""
         cache = Cache(layers=[WrittenAtPlaces(k, v, places) for k, v in zip(keys, values, strict=True)])
-        mask = masks(self.model, mask, self.window)
+        mask = masks(mask, self.window)
         options = {"position_ids": positions, "attention_mask": mask, "past_key_values": cache, "use_cache": True}
         with layer_outputs(self.model, self.layers) as hidden:
             logits = self.model(input_ids=ids, **options).logits
