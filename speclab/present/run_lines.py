@@ -141,17 +141,24 @@ def doubt(run: LabRun) -> str | None:
 
     The terminal shows it in place of every table of speedups, a page above them.
     """
+    said = doubt_in_short(run)
+    if said is None:
+        return None
+    hint = f", or use {cores.ONE_THREAD}," * (run.machine.threads > 1)
+    return (
+        f"{said}; figure or interval beyond {noise.FURTHEST:.2f}x either way: no quiet machine. Stop other work{hint} "
+        "and run again. The record and its page keep all numbers."
+    )
+
+
+def doubt_in_short(run: Head) -> str | None:
+    """The same without what to do about it; it stands above a picture."""
     worst = noise.unbelievable(getattr(run, "noise", None) or [])
     if worst is None:
         return None
     ends = interval(worst.low, worst.high)
     itself = f"{worst.ratio:.2f}x" + f" ({ends})" * (ends != "-")
-    hint = f", or use {cores.ONE_THREAD}," * (run.machine.threads > 1)
-    return (
-        f"NOT TO BE BELIEVED: in this run the baseline was {itself} as fast as itself; figure or interval beyond "
-        f"{noise.FURTHEST:.2f}x either way: no quiet machine. Stop other work{hint} and run again. The record and its "
-        "page keep all numbers."
-    )
+    return f"NOT TO BE BELIEVED: in this run the baseline was {itself} as fast as itself"
 
 
 def noise_lines(floors: list[Noise]) -> list[str]:

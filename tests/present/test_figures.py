@@ -6,8 +6,10 @@ import pytest
 
 from speclab.present.pictures import figures, plots
 from speclab.present.pictures.figures import Panel, Series, draw, plain
+from speclab.records.runs import Noise
+from speclab.theory import noise
 from speclab.theory.curves import Value
-from tests.present.test_report import make_row
+from tests.present.test_report import make_row, make_run
 
 
 def measured(panels: list[Panel]):
@@ -132,3 +134,17 @@ def test_three_drafts_with_long_names_leave_room_for_the_axes():
         legend = axis.get_legend().get_window_extent()
         assert axis.get_window_extent().width > 0.7 * figure.bbox.width / len(figure.axes)
         assert legend.x1 < axis.get_window_extent().x1
+
+
+@pytest.mark.parametrize("ratio", [1.02, 1.3])
+def test_a_picture_says_where_its_numbers_are_not_to_be_believed(ratio, tmp_path, monkeypatch):
+    """Above what it says of itself."""
+    monkeypatch.setattr(noise, "FURTHEST", 1.1)
+    run = make_run(lengths=(4,), temperatures=(0.0,), kinds=())
+    run = replace(run, noise=[Noise(temperature=0.0, ratio=ratio, low=None, high=None)])
+    figure = plots._why(run.rows)
+    own = figure.get_suptitle()
+    figures.save(figure, run, tmp_path, "why")
+    said = "NOT TO BE BELIEVED: in this run the baseline was 1.30x as fast as itself\n"
+    assert own
+    assert figure.get_suptitle() == said * (ratio > 1.1) + own
