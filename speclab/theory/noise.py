@@ -1,8 +1,8 @@
 """When a run's own noise is so large that nothing else in it should be read. Pure.
 
-The baseline runs twice in a run, and its distance from itself is the noise floor. The fifteen floors of the committed
-records, all of quiet machines with six prompts or more, have intervals within 0.94 and 1.07, and ratios within 0.99 and
-1.02. A floor that reaches further than FURTHEST on either side is not the noise of a quiet machine.
+The baseline runs twice in a run, and its distance from itself is the noise floor. The floors of the committed records,
+all of quiet machines with six prompts or more, have intervals within 0.94 and 1.09, and ratios within 0.97 and 1.02. A
+floor that reaches further than FURTHEST on either side is not the noise of a quiet machine.
 """
 
 import math

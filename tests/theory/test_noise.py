@@ -58,7 +58,7 @@ def test_the_worst_temperature_decides():
 
 
 def test_every_committed_record_is_believed_with_room_to_spare():
-    """The bound rests on them: of quiet machines, none reaches eight per cent."""
+    """The bound rests on them: of quiet machines, none reaches nine per cent."""
     floors = committed()
     assert len(floors) >= 15
-    assert max(map(noise.reach, floors)) < 1.08
+    assert max(map(noise.reach, floors)) < 1.09
