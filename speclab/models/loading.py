@@ -56,6 +56,10 @@ KNOWN_ERRORS = {
     "Weights only load": PICKLED,
     "ignore_mismatched_sizes": ("their tensors differ in shape", "download it again, or correct its config.json"),
     "kind of AutoModel": ("it is no causal language model and no encoder-decoder of text", "choose one"),
+    "does not give any device": (
+        "the file of --device-map leaves out some of its weights",
+        "name the modules of all of them",
+    ),
     "backend tokenizer": ("tokenizer.json is missing", "add it, or choose another model"),
 }
 

@@ -67,8 +67,7 @@ Loaded = tuple[PreTrainedModel, dict[str, Any]]  # and the library's report
 def load_placed(load: Callable[..., Loaded], options: dict[str, Any]) -> Loaded:
     """`load(**options)`, with a folder for weights on the disk that is gone when the model is.
 
-    EnvironmentProblem where a file leaves weights out, which the library would put on the CPU, or where the embeddings
-    do not lie where passes run.
+    EnvironmentProblem where the embeddings do not lie where passes run.
     """
     if not options:
         return load()
@@ -76,11 +75,6 @@ def load_placed(load: Callable[..., Loaded], options: dict[str, Any]) -> Loaded:
     delete = functools.partial(shutil.rmtree, folder, ignore_errors=True)
     try:
         model, report = load(**options, offload_folder=folder)
-        if left_out := _left_out(model, options["device_map"]):
-            raise EnvironmentProblem(
-                f"--device-map leaves out weights ({len(left_out)}, the first is {left_out[0]}); name their modules in "
-                "the file"
-            )
         if model.device.type == "meta":
             raise EnvironmentProblem(
                 "--device-map: the embeddings must lie where passes run, on a GPU or, where there is none, on cpu; "
@@ -91,14 +85,6 @@ def load_placed(load: Callable[..., Loaded], options: dict[str, Any]) -> Loaded:
         raise
     weakref.finalize(model, delete)
     return model, report
-
-
-def _left_out(model: PreTrainedModel, device_map: DeviceMap) -> list[str]:
-    """The weights of which a file says nothing."""
-    if isinstance(device_map, str) or "" in device_map:
-        return []
-    starts = tuple(f"{module}." for module in device_map)
-    return [name for name, _ in model.named_parameters() if not f"{name}.".startswith(starts)]
 
 
 def is_sharded(model: PreTrainedModel) -> bool:

@@ -131,7 +131,7 @@ def test_what_a_device_map_needs(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(placement.tempfile, "tempdir", str(tmp_path))
     with pytest.raises(EnvironmentProblem, match="the embeddings must lie where passes run"):
         loaded(folder, MAP | {"model.embed_tokens": "disk"})
-    with pytest.raises(EnvironmentProblem, match=r"leaves out weights \(\d, the first is model\.norm\.weight\)"):
+    with pytest.raises(EnvironmentProblem, match="leaves out some of its weights; name the modules of all"):
         loaded(folder, {name: place for name, place in MAP.items() if name not in ("model.norm", "lm_head")})
     gc.collect()
     assert not list(tmp_path.glob("weights-*")), "nothing is left of a model that was not loaded"
