@@ -55,7 +55,8 @@ from speclab.system.terminal import note, progress_bar
 
 # Processes that start with torch and transformers imported, where the system can do that.
 PROCESSES = multiprocessing.get_context("forkserver" if os.name == "posix" else "spawn")
-NUMBERS = re.compile(r": logits differ| by \d| \(")  # what differs between families that fail for the same reason
+# What differs between families that fail for the same reason.
+NUMBERS = re.compile(r": logits differ| by \d| \(|, and \S+ is one")
 
 
 @dataclass(kw_only=True)

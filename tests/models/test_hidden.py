@@ -5,11 +5,11 @@ import torch
 from recorder import graphed, stand_in
 from tiny_models import FAMILIES, VOCAB, flattened, tiny
 
+from benchmarks.families import tiny_families
 from speclab.models.backends.eager import decoder_layers, layer_outputs
 from speclab.models.cached import CachedModel
 
 TEXT = torch.randint(0, VOCAB, (1, 40), generator=torch.Generator().manual_seed(4))
-PLAIN = [family for family in FAMILIES if "window" not in family]
 
 
 def model_on(engine: str, family: str, monkeypatch) -> CachedModel:
@@ -20,10 +20,8 @@ def model_on(engine: str, family: str, monkeypatch) -> CachedModel:
     return CachedModel(model, fast=flattened(model) if engine == "exported" else None)
 
 
-@pytest.mark.parametrize(
-    ("engine", "family"),
-    [*(("eager", f) for f in FAMILIES), *(("exported", f) for f in PLAIN), *(("graphs", f) for f in PLAIN)],
-)
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("engine", ["eager", "exported", "graphs"])
 def test_states_are_the_uncached_models(engine, family, monkeypatch):
     cached = model_on(engine, family, monkeypatch)
     with torch.inference_mode(), layer_outputs(cached.model, (0, 1)) as right:
@@ -51,3 +49,10 @@ def test_only_what_was_asked_for_is_kept():
         cached.hidden((0, 1))
     assert cached.with_own_cache().hidden_layers == (1,)
     assert not any(layer._forward_hooks for layer in decoder_layers(cached.model)), "the model is left as it was"
+
+
+def test_layers_are_those_of_the_text_part():
+    """Beside an encoder of images with as many layers, which stands first."""
+    model = tiny_families.tiny("gemma3")
+    assert model.config.vision_config.num_hidden_layers == model.config.text_config.num_hidden_layers
+    assert decoder_layers(model) == list(model.get_decoder().layers)

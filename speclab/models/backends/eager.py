@@ -32,9 +32,14 @@ from speclab.models.limits import decoder_config, pass_options, reads_several, s
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """The model's decoder layers in their order; none where they are not one list."""
+    """The model's decoder layers in their order; none where they are not one list.
+
+    They are looked for in its text part first: an encoder of images may have as many layers.
+    """
     n_layers = getattr(model.config.get_text_config(), "num_hidden_layers", 0)
-    lists = (module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == n_layers)
+    text_part = model.get_decoder() if isinstance(model, PreTrainedModel) else model
+    modules = (module for part in (text_part, model) for module in part.modules())
+    lists = (module for module in modules if isinstance(module, nn.ModuleList) and len(module) == n_layers)
     return list(next(lists, []))
 
 
