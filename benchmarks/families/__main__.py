@@ -99,7 +99,7 @@ def page(run: FamiliesRun) -> list[Block]:
         "batches": {row.family: row.no_batches for row in decoded if row.no_batches},
     }
     cells: dict[str, Cell] = {"outcome": str, "families": lambda outcome: str(counts[outcome])}
-    of_ways: dict[str, Cell] = {"identical": str, "families": lambda way: str(len(decoded) - len(refusals[way]))}
+    of_ways: dict[str, Cell] = {"also with": str, "families": lambda way: str(len(decoded) - len(refusals[way]))}
     blocks: list[Block] = [
         *common.begin("Families of models", run),
         f"{len(run.families)} families of transformers {run.versions.transformers}, torch {run.versions.torch}",
