@@ -107,7 +107,7 @@ def page(run: FamiliesRun) -> list[Block]:
     ]
     if any(row.no_trees is not None for row in decoded):
         blocks += [
-            f"Of these {len(decoded)} are identical, with trees and in batches:",
+            f"{len(decoded)} give the library's texts. Of these:",
             Table(list(refusals), of_ways),
         ]
     for outcome in OUTCOMES:
