@@ -3,7 +3,7 @@
 Chapter: docs/chapters/01-shapes.md. Check: python check.py 1
 """
 
-from torch import Tensor
+from torch import Tensor  # add `import torch` if you need it
 
 from exercises import Todo
 

@@ -74,10 +74,10 @@ def _run(args: argparse.Namespace, records: list[Any]) -> int:
     if args.profile:
         profiling.write_trace(config, args.profile)
     with output.redirected():
+        if busy := config.look_at_cores():  # may take one thread, which the head says
+            note(f"busy    {busy}")
         if not args.sweep and not args.brief:
             say(compare_config.head(config))
-        if busy := config.look_at_cores():
-            note(f"busy    {busy}")
         record, measured, problem = _measure(args, config)
         records.append(record)
         text, page, pictures = _views(args, record, output)

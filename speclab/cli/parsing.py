@@ -90,10 +90,13 @@ def lengths(text: str, flag: str) -> tuple[list[int], bool]:
 
 def numbers(text: str, kind: type, smallest: float, flag: str, largest: float = LARGEST) -> list:
     """A comma-separated list from the command line, sorted, without repeats."""
+    example = "2,4,8" if kind is int else "0,0.8"
     try:
         values = sorted({kind(word) for word in text.split(",")})
     except ValueError:
-        raise UsageProblem(f"{flag} {text}: give numbers with commas between them, for example {flag} 2,4,8") from None
+        raise UsageProblem(
+            f"{flag} {text}: give numbers with commas between them, for example {flag} {example}"
+        ) from None
     if values[0] < smallest:
         raise UsageProblem(f"{flag} {text}: {values[0]} is too small, give {smallest} or more")
     if not all(map(math.isfinite, values)):

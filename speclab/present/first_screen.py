@@ -281,5 +281,5 @@ def no_gain_line(runs: list[ComparisonRun]) -> str | None:
     run, low = min(rows, key=lambda pair: pair[1].speedup)
     where = f"{target_name(run)}, {low.method} k = {low.draft_length}, T = {low.temperature:g}, {low.prompt_kind}"
     n_not = sum(row.speedup <= 1 or row.verdict in ("slower", "unclear") for _, row in rows)
-    shown = f"counting each kind of prompt, {n_not} of {len(rows)} rows are not shown to be faster"
-    return f"no gain: {shown}; lowest {speedup_of(low)} ({where} prompts)"
+    counted = f"{n_not} of {len(rows)} rows, each kind of prompt counted apart (--by-kind)"
+    return f"not shown to be faster: {counted}; lowest of all {speedup_of(low)} ({where} prompts)"

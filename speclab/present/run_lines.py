@@ -127,7 +127,8 @@ def busy_line(run: Head) -> str | None:
     if probe is None or probe.free:
         return None
     shares = cores.Shares(probe.threads, probe.alone, probe.together, probe.gain, probe.load)
-    return f"BUSY: {cores.complaint(shares) or 'the cores were not free'}"
+    took_one = "; this run took one thread" * (probe.threads > run.machine.threads == 1)
+    return f"BUSY: {cores.complaint(shares) or 'the cores were not free'}{took_one}"
 
 
 def late_line(run: LabRun) -> str | None:

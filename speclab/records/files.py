@@ -196,4 +196,4 @@ def _finite(digits: str) -> float:
 
 def _unreadable(path: Path, why: str) -> EnvironmentProblem:
     what = f"{shown(path)} is no record that can be read here: {why[:200]}"
-    return EnvironmentProblem(f"{what}; run the command that made it again")
+    return EnvironmentProblem(f"{what}; give a record that a command of the lab wrote, or run that command again")

@@ -11,6 +11,7 @@ import compare
 from speclab.lab.run_config import RunConfig
 from speclab.models import prompts, select
 from speclab.models.setup import why_threads
+from speclab.present import run_lines
 from speclab.records import files
 from speclab.records.runs import CoreProbe, Machine, PlanRun, SweepRun
 from speclab.system import cores
@@ -97,6 +98,16 @@ def test_a_record_without_a_probe_is_written_without_one():
     assert "probe" not in files.as_dict(machine)
     probe = CoreProbe(free=True, threads=2, alone=1.0, together=1.0, gain=2.0, load=None)
     assert files.as_dict(replace(machine, probe=probe))["probe"]["load"] is None
+
+
+@pytest.mark.parametrize(("threads", "said"), [(1, True), (2, False)])
+def test_a_page_says_that_a_busy_run_took_one_thread(threads, said):
+    """The probe looked at two."""
+    probe = CoreProbe(free=False, threads=2, alone=0.5, together=0.3, gain=1.0, load=None)
+    machine = Machine(cpu="x", cores=2, threads=threads, memory_gib=4, gpu=None, system="Linux", probe=probe)
+    line = run_lines.busy_line(SimpleNamespace(machine=machine))
+    assert line.startswith("BUSY: ")
+    assert line.endswith("; this run took one thread") == said
 
 
 # --- a run whose noise is too large -----------------------------------------------------------------------------------

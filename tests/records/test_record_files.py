@@ -84,7 +84,7 @@ def test_a_record_without_a_field_is_refused(run, name):
 @pytest.mark.parametrize("text", ["", "[", "[" * 100_000, "null", "[]", "NaN", "1e999", "9" * 400, '{"a": Infinity}'])
 def test_what_is_no_record_is_one_problem(tmp_path, text):
     (tmp_path / "run.json").write_text(text)
-    with pytest.raises(EnvironmentProblem, match="run the command that made it again"):
+    with pytest.raises(EnvironmentProblem, match="a record that a command of the lab wrote"):
         files.read(tmp_path / "run.json", ComparisonRun)
 
 
