@@ -57,6 +57,8 @@ _SIZES = {
     "tie_word_embeddings use_mamba_kernels": False,  # tied rows make a random model repeat its last token
 }
 _TINY = {name: size for names, size in _SIZES.items() for name in names.split()}
+# Of encoder-decoders: some have no default, some do as they please, and a start that is padding has no position.
+_OF_ENCODED = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 2, "tie_word_embeddings": False}
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "num_decoder_layers")
 _EVEN_IF_NONE = ("head_dim", "num_key_value_heads")  # some families cannot do without, though the default is None
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
@@ -122,8 +124,8 @@ def tiny(family: str, seed: int = 0) -> PreTrainedModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if family.endswith(ENCODER):
-            for name in ("decoder_start_token_id", "tie_word_embeddings"):  # some have no default, or know it better
-                setattr(config, name, _TINY[name])
+            for name, value in _OF_ENCODED.items():
+                setattr(config, name, value)
             return drawn(AutoModelForSeq2SeqLM.from_config(config), SPREAD).float()
         model = AutoModelForCausalLM.from_config(config).float().eval()
         for module in model.modules():
