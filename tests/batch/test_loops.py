@@ -126,10 +126,13 @@ def test_rounds_of_each_text_are_those_that_it_has_alone(kind, sampling):
 
 
 @pytest.mark.parametrize(
-    ("engine", "family"),
-    [("fast", "llama"), ("graphs", "llama"), *((engine, "gemma3_window") for engine in ("eager", "fast", "graphs"))],
+    ("engine", "family", "sampling"),
+    [
+        *itertools.product(["fast", "graphs"], ["llama"], [GREEDY, WARM]),
+        *itertools.product(["eager", "fast", "graphs"], ["gemma3_window"], [GREEDY]),
+    ],
+    ids=str,
 )
-@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
 def test_rounds_on_the_other_engines(engine, family, sampling, monkeypatch):
     """Texts of 35 tokens and more, windows of 8."""
     if engine == "graphs":
