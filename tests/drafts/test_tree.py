@@ -34,7 +34,7 @@ from tests.models.test_caches import worst_difference
 PROMPT = torch.randint(0, VOCAB, (1, 7), generator=torch.Generator().manual_seed(4))
 N_NEW = 40
 WARM = Sampling(temperature=0.8)
-WINDOWED = ["mistral_window", "gemma3_window", "fast mistral_window", "fast gemma3_window"]
+WINDOWED = ["mistral_window", "gemma3_window", "fast gemma3_window"]
 
 
 def with_model(family: str, noise: float = 0.12, cached: type[CachedModel] = CachedModel) -> tuple:
