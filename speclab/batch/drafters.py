@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from draft_models import Drafter, as_draft, as_drawn, draft_room
-from speclab.core.rounds import Decided, Draft
+from speclab.core.rounds import Decided, Draft, chain
 from speclab.core.sampling import GREEDY, Sampling, draw_draft, to_device
-from speclab.core.tree import chain
 from speclab.drafts.hybrid import forget
 from speclab.models.batched import BatchedModel
 from speclab.models.cached import tokens_to_keep

@@ -1,7 +1,8 @@
 """The rules that accept a tree of drafted tokens. Pure functions, tensors in and tensors out, batch first.
 
-The shape of a tree is said in speclab/core/tree.py. A rule walks from the root down: at a node it keeps one of the
-children and goes on from there, or none, and the target's own next token ends the walk. Both rules are lossless:
+The shape of a tree is said at `Draft` in speclab/core/rounds.py. A rule walks from the root down: at a node it keeps
+one of the children and goes on from there, or none, and the target's own next token ends the walk. Both rules are
+lossless:
 
 * `accept_follow` draws the target's own token at the node, and keeps the child that carries it. How the tree was made
   plays no part, as long as it was made before: it may be the drafter's most probable tokens.
@@ -18,9 +19,8 @@ import torch
 from torch import Tensor
 
 from speclab.core.graphs import replayed
-from speclab.core.rounds import AcceptResult, Draft
+from speclab.core.rounds import AcceptResult, Draft, chain, depths, reads
 from speclab.core.sampling import Sampling, draw, most_probable
-from speclab.core.tree import chain, depths, reads
 
 
 def accept_follow(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> AcceptResult:

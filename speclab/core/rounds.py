@@ -31,13 +31,42 @@ class DecodeSettings:
 
 
 class Draft(NamedTuple):
-    """Proposed tokens, batch first, on the target's device."""
+    """Proposed tokens, batch first, on the target's device.
+
+    A tree has several guesses for a place. Its n tokens are nodes; parents says for each the number of the node that it
+    follows, -1 for the last committed token, which is the root. A parent comes before its children, and the children of
+    one parent are in the order in which they were drawn. A chain is the tree with parents -1, 0, 1, ..., n - 2.
+
+    The pass of the target reads the root and then the nodes: row 0 is the root's, row i + 1 node i's. A row stands at
+    the position of its depth, and reads the committed text, the nodes before it on its branch, and itself; never a
+    sibling.
+    """
 
     tokens: Tensor  # (batch, n) ids
     size: Tensor  # (batch,) how many of each row count, <= n
     probs: Tensor | None = None  # (batch, n, vocab) what each token was drawn from; None = one-hot
     states: Tensor | None = None  # (batch, n, hidden) early exit: the target's own, see speclab/drafts/exit.py
-    parents: Tensor | None = None  # (batch, n) a tree: the token that each follows, see speclab/core/tree.py
+    parents: Tensor | None = None  # (batch, n) a tree: the token that each follows; None = a chain
+
+
+def reads(parents: Tensor) -> Tensor:
+    """Which rows of the target's pass each row may read, itself included.  (batch, n) -> (batch, n + 1, n + 1) bool"""
+    batch, n = parents.shape
+    seen = torch.eye(n + 1, device=parents.device).repeat(batch, 1, 1)
+    seen[:, 1:].scatter_(-1, parents[..., None] + 1, 1.0)  # itself and its parent
+    for _ in range(n.bit_length()):  # each time twice as far up
+        seen = (seen @ seen).clamp(max=1)
+    return seen > 0
+
+
+def depths(parents: Tensor) -> Tensor:
+    """How many tokens after the root each row of the pass stands, 0 for the root.  (batch, n) -> (batch, n + 1)"""
+    return reads(parents).sum(-1) - 1
+
+
+def chain(n: int, device: torch.device | None = None) -> Tensor:
+    """The parents of a chain of n tokens, (1, n)."""
+    return torch.arange(-1, n - 1, device=device)[None]
 
 
 class AcceptResult(NamedTuple):

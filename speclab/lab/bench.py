@@ -14,9 +14,8 @@ from draft_models import ModelDrafter
 from optimized_speculative import speculative_decode
 from speclab.core import graphs
 from speclab.core.accept import rule_of
-from speclab.core.rounds import DecodeSettings, Draft, Drafter
+from speclab.core.rounds import DecodeSettings, Draft, Drafter, chain
 from speclab.core.sampling import GREEDY, Sampling
-from speclab.core.tree import chain
 from speclab.drafts.exit import ExitDrafter
 from speclab.drafts.heads.drafter import HeadDrafter
 from speclab.drafts.hybrid import forget, parts

@@ -12,9 +12,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from speclab.core.rounds import Draft
+from speclab.core.rounds import Draft, reads
 from speclab.core.sampling import to_device
-from speclab.core.tree import reads
 from speclab.models import checks
 from speclab.models.backends.buffers import kv_shapes
 from speclab.models.backends.cuda_graphs import GraphedModel
@@ -167,11 +166,11 @@ def new_buffers(model: CachedModel, n_rows: int, capacity: int) -> RowBuffers:
 def check_batch(target: CachedModel) -> None:
     """Prove that passes over two texts of different lengths give the uncached logits of both; EnvironmentProblem where
     not, or where its layers do not all keep plain keys and values in windows of one size, if any. The texts are longer
-    than a window, where that takes moments. UsageProblem for an encoder-decoder."""
+    than a window, where such a pass is quick. UsageProblem for an encoder-decoder."""
     checks.check_no_encoder(target.model, "--batch", "leave it out, or choose another --draft or --target")
     model, reason = target.model, "cannot decode in batches"
     checks.check_rows(model, reason, NO_BATCH)
-    text = checks.text_beyond_windows(model)
+    text = checks.text_longer_than_windows(model)
     texts = text[:, :-2], text[:, 2:-3]  # the second one has other tokens in every place
     right = torch.cat([checks.uncached_logits(model, of_row, 3)[:, -3:] for of_row in texts], dim=1)
 

@@ -35,9 +35,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from speclab.core.rounds import Draft
+from speclab.core.rounds import Draft, reads
 from speclab.core.sampling import to_device
-from speclab.core.tree import reads
 from speclab.models.backends.eager import EagerBackend, EncoderDecoderBackend, RecurrentBackend
 from speclab.models.limits import Room, check_room, embedded_ids, is_encoder_decoder, is_recurrent, room_of
 from speclab.system.errors import EnvironmentProblem, UsageProblem

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from speclab.core.tree import reads
+from speclab.core.rounds import reads
 from speclab.models import memory, rounding
 from speclab.models.backends.buffers import kv_shapes
 from speclab.models.backends.windows import window_of
@@ -95,10 +95,10 @@ def check_split(target: CachedModel, n_layers: int) -> None:
 
 def check_tree(target: CachedModel) -> None:
     """Prove that a pass over two branches gives the uncached logits of one of them, and that the text goes on behind it
-    when it is kept; EnvironmentProblem where not. The text is longer than a window, where that takes moments."""
+    when it is kept; EnvironmentProblem where not. The text is longer than a window, where such a pass is quick."""
     model, cached, reason = target.model, target.with_own_cache(), "cannot be given the branches of a tree"
     check_rows(model, reason)
-    text = text_beyond_windows(model)
+    text = text_longer_than_windows(model)
     n = text.shape[1] - 5
     right = uncached_logits(model, text, 5)[:, -5:]
 
@@ -174,15 +174,15 @@ def random_text(model: PreTrainedModel, n_tokens: int = N_TOKENS) -> Tensor:
     return ordinary[order].repeat(-(-n // len(ordinary)))[:n][None].to(model.device)
 
 
-def text_beyond_windows(model: PreTrainedModel) -> Tensor:
-    """A random text that outgrows the model's sliding windows; a short one where it has none, or a pass over a longer
-    one takes more than moments. NoFastBackend where its windows differ."""
+def text_longer_than_windows(model: PreTrainedModel) -> Tensor:
+    """A random text, longer than the model's sliding windows if it has some and a pass over such a text is quick.
+    NoFastBackend where its windows differ."""
     window = window_of(model)
     longer = N_TOKENS + (window.size if window else 0)
-    return random_text(model, longer if takes_moments(model, longer) else N_TOKENS)
+    return random_text(model, longer if is_quick(model, longer) else N_TOKENS)
 
 
-def takes_moments(model: PreTrainedModel, n_tokens: int) -> bool:
+def is_quick(model: PreTrainedModel, n_tokens: int) -> bool:
     """Whether a pass over a text of so many tokens is short enough for a check."""
     most = MOST_ON_CUDA if model.device.type == "cuda" else MOST_OPERATIONS
     return memory.operations(model, n_tokens, 0) <= most

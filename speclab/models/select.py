@@ -156,7 +156,7 @@ def check(model: PreTrainedModel, fast: FastModel) -> None:
     part: dict[str, int] = {}
     if window := fast.window:
         n_tokens, part = n_tokens + window.size, {"n_last": sum(checks.WIDTHS)}
-        if not checks.takes_moments(model, n_tokens):
+        if not checks.is_quick(model, n_tokens):
             raise NoFastBackend(f"a check of its window of {window.size} tokens would take too long")
     text = checks.random_text(model, n_tokens)
     right = checks.uncached_logits(model, text, **part)[:, -sum(checks.WIDTHS) :]

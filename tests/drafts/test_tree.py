@@ -15,9 +15,8 @@ from benchmarks.families import tiny_families
 from draft_models import ModelDrafter
 from speclab.core import graphs
 from speclab.core.accept import RULES
-from speclab.core.rounds import Round, tokens_of
+from speclab.core.rounds import Round, chain, depths, reads, tokens_of
 from speclab.core.sampling import Sampling
-from speclab.core.tree import chain, depths, reads
 from speclab.drafts import select
 from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
@@ -324,10 +323,10 @@ def test_windows_of_two_sizes_are_refused(monkeypatch):
         checks.check_tree(CachedModel(tiny("llama")))
 
 
-def test_a_tree_needs_a_prefill_that_was_told_of_rollbacks():
+def test_a_tree_needs_a_prefill_with_rolls_back():
     target = CachedModel(tiny("mistral_window"))
     target.prefill(PROMPT)
-    with pytest.raises(RuntimeError, match="not told of rollbacks"):
+    with pytest.raises(RuntimeError, match=r"rolls_back=True"):
         target.forward_tree(torch.tensor([[3, 5, 6]]), reads(chain(2))[0])
 
 

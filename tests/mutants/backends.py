@@ -101,11 +101,9 @@ def gives_all_layers_the_mask_of_the_first() -> None:
     """gives layers without a window the mask of those with one, which was made first"""
     right = GroupedAttention.__call__
 
-    def attend(
-        attention: GroupedAttention, module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *more, **o
-    ):
+    def attend(attention: GroupedAttention, module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options):
         first = next((first for first, _ in attention.masks.values()), mask)
-        return right(attention, module, query, key, value, first, *more, **o)
+        return right(attention, module, query, key, value, first, **options)
 
     GroupedAttention.__call__ = attend
 

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from draft_models import as_draft
-from speclab.core.rounds import Draft, Target
+from speclab.core.rounds import Draft, Target, reads
 from speclab.core.sampling import Sampling, without_replacement
-from speclab.core.tree import reads
 from speclab.drafts.tree import Branching, GrowingDrafter
 from speclab.drafts.trees.auto import TreeCosts
 

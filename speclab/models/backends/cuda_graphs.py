@@ -53,7 +53,7 @@ class WrittenInRows(WrittenInPlace):
 class GraphedModel:
     """A model whose passes run as CUDA graphs. NoFastBackend where it does not keep plain keys and values.
 
-    window: tokens that layers with a sliding window read, None where there are none; buffers hold the whole text.
+    window: of the layers with a sliding window, None where there are none; buffers hold the whole text.
     widths: what passes are padded to. free: graph caches that no decoding uses. parts: what of the model is compiled.
     """
 

@@ -103,7 +103,7 @@ def reading_all_rows(cache: Cache) -> Iterator[list[Any]]:
     """
     layers = sliding(cache)
     if not all(isinstance(layer.update, RecordedUpdate) for layer in layers):
-        raise RuntimeError("a tree after a prefill that was not told of rollbacks")
+        raise RuntimeError("a tree needs prefill(..., rolls_back=True)")
     for layer in layers:
         layer.update.all_rows = True
     try:
