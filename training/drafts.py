@@ -36,7 +36,7 @@ from speclab.drafts.heads.exit_files import write_adapter
 from speclab.drafts.heads.files import write_head
 from speclab.drafts.heads.rollout import rollout
 from speclab.lab.training import corpus
-from speclab.lab.training.steps import sent, train
+from speclab.lab.training.steps import sent, skip_denormals, train
 from speclab.models import loading
 from speclab.records import files
 from speclab.system.errors import UsageProblem, reports_problems
@@ -229,4 +229,5 @@ def scored(
 
 
 if __name__ == "__main__":
+    skip_denormals()
     sys.exit(main())

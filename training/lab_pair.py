@@ -34,7 +34,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from speclab.cli import parsing
 from speclab.lab.training import corpus
-from speclab.lab.training.steps import LENGTHS, crops, next_token_loss, readable, train
+from speclab.lab.training.steps import LENGTHS, crops, next_token_loss, readable, skip_denormals, train
 from speclab.models import loading
 from speclab.records import files
 from speclab.system.errors import reports_problems
@@ -189,4 +189,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    skip_denormals()
     sys.exit(main())

@@ -11,19 +11,26 @@ from speclab.drafts.heads.rollout import rollout, target_pass
 
 DEPTH = 4  # tokens of a chain in training
 DECAY = 0.9  # weight of each depth in the loss, of the one before
+SURPRISE = 0.2  # weight of the cross-entropy
+GREEDY = 0.25  # a temperature at which almost every sample is the most probable token; its gradients are not 0 yet
 CHAINS = 0.5  # share of the positions from which a chain goes beyond its first token
 
 
 def distance(target_logits: Tensor, draft_logits: Tensor) -> Tensor:
-    """Cross-entropy to the target's distribution plus total variation, the share of samples that is rejected; means.
+    """The share of samples that is rejected (total variation) at temperature 1 and at GREEDY, which stands for greedy
+    decoding, plus SURPRISE times the cross-entropy to the target's distribution, which keeps a wrong draft learning;
+    means.
 
     Both (batch, n, vocab).
     """
     precise = torch.promote_types(target_logits.dtype, torch.float32)
-    target_probs = target_logits.softmax(-1, dtype=precise)
-    draft_log_probs = draft_logits.log_softmax(-1, dtype=precise)
+    target_logits, draft_logits = target_logits.to(precise), draft_logits.to(precise)
+    draft_log_probs = draft_logits.log_softmax(-1)
+    target_probs = target_logits.softmax(-1)
     surprise = -(target_probs * draft_log_probs).sum(-1).mean()
-    return surprise + 1 - torch.minimum(target_probs, draft_log_probs.exp()).sum(-1).mean()
+    sampled = torch.minimum(target_probs, draft_log_probs.exp()).sum(-1).mean()
+    sharp = torch.minimum((target_logits / GREEDY).softmax(-1), (draft_logits / GREEDY).softmax(-1)).sum(-1).mean()
+    return SURPRISE * surprise + 2 - sampled - sharp
 
 
 Distance = Callable[[Tensor, Tensor], Tensor]

@@ -182,6 +182,15 @@ def products_in(precision: torch.dtype, device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == torch.bfloat16)
 
 
+def skip_denormals() -> None:
+    """Let a CPU take numbers below 1e-38 as 0. Gradients of an attention that has made up its mind are full of them,
+    and a product of them takes hundreds of times as long: a step of a head takes two thirds of its time without.
+
+    To be called before a process computes anything: its threads take this over when they start.
+    """
+    torch.set_flush_denormal(True)
+
+
 def learning_rate_factor(share: float) -> float:
     """By the share of the time that is spent: a short warm-up, flat, linear decay over the last half."""
     return min(1.0, share / 0.02 + 0.02, max(0.02, 2 * (1 - share)))
