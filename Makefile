@@ -13,8 +13,8 @@ compare: $(READY)
 quick: $(READY)
 	$(PYTHON) compare.py --quick $(ARGS)
 
-# A worker for each core where pytest-xdist is there.
-WORKERS = $$($(PYTHON) -c 'import xdist' 2> /dev/null && printf -- '-n auto')
+# A worker for each core where pytest-xdist is there; the tests of a file share one, and the models that it exports.
+WORKERS = $$($(PYTHON) -c 'import xdist' 2> /dev/null && printf -- '-n auto --dist loadfile')
 
 test: $(READY)
 	$(PYTHON) -m pytest $(WORKERS) $(ARGS)

@@ -126,22 +126,18 @@ def test_rounds_of_each_text_are_those_that_it_has_alone(kind, sampling):
 
 
 @pytest.mark.parametrize(
-    ("engine", "family", "sampling"),
-    [
-        *itertools.product(["fast", "graphs"], ["llama"], [GREEDY, WARM]),
-        *itertools.product(["eager", "fast", "graphs"], ["gemma3_window"], [GREEDY]),
-    ],
-    ids=str,
+    ("engine", "family"), [*itertools.product(["fast", "graphs"], ["llama", "gemma3_window"]), ("eager", "gemma3_window")]
 )
-def test_rounds_on_the_other_engines(engine, family, sampling, monkeypatch):
+def test_rounds_on_the_other_engines(engine, family, monkeypatch):
     """Texts of 35 tokens and more, windows of 8."""
     if engine == "graphs":
         stand_in(monkeypatch)
     target, draft = pair(engine, family=family)
     drafter = ModelDrafter(draft)
-    expected = alone(target, drafter, requests(sampling), 4)
-    found = speculative_decode_batch(BatchedModel(target, 3), of_batch(drafter, 3), requests(sampling), 4)
-    assert by_text(found) == expected
+    for sampling in [GREEDY, WARM] if family == "llama" else [GREEDY]:
+        expected = alone(target, drafter, requests(sampling), 4)
+        found = speculative_decode_batch(BatchedModel(target, 3), of_batch(drafter, 3), requests(sampling), 4)
+        assert by_text(found) == expected
 
 
 @pytest.mark.parametrize("chunk", [1, 4])
