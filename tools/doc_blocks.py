@@ -77,8 +77,13 @@ def heads() -> str:
     return "\n\n".join(_head(read_json(PAIR / kind / "training.json")) for kind in ("feature", "block", "exit"))
 
 
+def _steps(facts: dict) -> str:
+    tokens, minutes = facts["tokens"] / 1e6, facts["seconds"] / 60
+    return f"{facts['steps']:,} steps over {tokens:.1f} M tokens in {minutes:.0f} minutes"
+
+
 def _head(facts: dict) -> str:
-    scores = facts["scores"]
+    scores, kind, n_parameters = facts["scores"], facts["kind"], facts["parameters"]
     depth = len(next(iter(scores.values()))["by_position"])
     cells: dict[str, tables.Cell] = {"greedy texts": str}
 
@@ -87,9 +92,12 @@ def _head(facts: dict) -> str:
 
     cells |= {str(i + 1): of("by_position", i) for i in range(depth)}
     cells |= {f"tok/rnd k={k}": of("tokens_per_round", k) for k in ("2", "4", "6", "7")}
+    steps = [_steps(facts)]
+    while facts.get("init"):
+        facts = facts["init"]
+        steps.insert(0, _steps(facts))
     about = (
-        f"`{facts['kind']}`: {facts['parameters'] / 1e6:.1f} M parameters, {facts['steps']:,} steps over "
-        f"{facts['tokens'] / 1e6:.1f} M tokens in {facts['seconds'] / 60:.0f} minutes on two shared cores. Acceptance "
+        f"`{kind}`: {n_parameters / 1e6:.1f} M parameters, {', then '.join(steps)} on two cores. Acceptance "
         "of drafted token 1, 2, ..., given that those before it were accepted, and tokens per round:"
     )
     return f"{about}\n\n{_shown(tables.Table(list(scores), cells))}"

@@ -189,7 +189,7 @@ def main(argv: list[str] | None = None) -> int:
         **asdict(facts),
         **_sizes_of(head),
         "own_texts": {length: len(rows) for length, rows in own.items()},
-        "init": args.init and loading.short_name(args.init),
+        "init": args.init and _beginning(args.init),
         "rate": args.rate,
         "seed": args.seed,
         "scores": scores,
@@ -198,6 +198,17 @@ def main(argv: list[str] | None = None) -> int:
     }
     write_whole(args.out / "training.json", json.dumps(about, indent=1) + "\n")
     return 0
+
+
+def _beginning(name: str) -> dict[str, Any]:
+    """The head that a training started from, and its own training where it is a folder that says so."""
+    about: dict[str, Any] = {"name": loading.short_name(name)}
+    file = Path(name) / "training.json"
+    if file.is_file():
+        earlier = json.loads(file.read_text("utf-8"))
+        kept = ("steps", "tokens", "seconds", "rate", "seed", "own_texts", "init", "machine", "versions")
+        about |= {key: earlier[key] for key in kept if key in earlier}
+    return about
 
 
 def _sizes_of(head: Draft) -> dict[str, int]:

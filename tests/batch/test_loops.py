@@ -126,7 +126,8 @@ def test_rounds_of_each_text_are_those_that_it_has_alone(kind, sampling):
 
 
 @pytest.mark.parametrize(
-    ("engine", "family"), [*itertools.product(["fast", "graphs"], ["llama", "gemma3_window"]), ("eager", "gemma3_window")]
+    ("engine", "family"),
+    [*itertools.product(["fast", "graphs"], ["llama", "gemma3_window"]), ("eager", "gemma3_window")],
 )
 def test_rounds_on_the_other_engines(engine, family, monkeypatch):
     """Texts of 35 tokens and more, windows of 8."""

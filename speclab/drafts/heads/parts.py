@@ -15,7 +15,7 @@ from speclab.system.errors import UsageProblem
 
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines of positions, (1, n, head size) each."""
-INT8_ROWS = 2  # rows of a product with int8 weights at most; PyTorch's kernel takes a time for each
+INT8_ROWS = 4  # rows of a product with int8 weights at most: PyTorch's kernel takes its time for each
 
 
 class Norm(nn.RMSNorm):
@@ -127,7 +127,7 @@ def frozen(head: Any) -> Any:
 
 
 def in_int8(head: Any) -> Any:
-    """The head with int8 weights: each row of a matrix rounded to steps of its own. A pass over one or two rows
+    """The head with int8 weights: each row of a matrix rounded to steps of its own. A pass over few rows
     multiplies them by activations in bfloat16 and reads a quarter of the bytes; a wider one multiplies the rounded
     weights in float32, which takes as long as before.
 
