@@ -26,7 +26,7 @@ test-full: $(READY)
 # torch, several gigabytes; UV_TORCH_BACKEND=cpu takes the CPU build.
 LOWEST = build/lowest
 test-lowest: $(LOWEST)/ready
-	$(LOWEST)/bin/python -m pytest -n auto $(ARGS)
+	$(LOWEST)/bin/python -m pytest -n auto --dist loadfile $(ARGS)
 
 $(LOWEST)/ready: pyproject.toml
 	@python3 -m venv $(LOWEST)

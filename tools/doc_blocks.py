@@ -93,11 +93,11 @@ def _head(facts: dict) -> str:
     cells |= {str(i + 1): of("by_position", i) for i in range(depth)}
     cells |= {f"tok/rnd k={k}": of("tokens_per_round", k) for k in ("2", "4", "6", "7")}
     steps = [_steps(facts)]
-    while facts.get("init"):
+    while isinstance(facts.get("init"), dict) and "steps" in facts["init"]:  # it was trained further
         facts = facts["init"]
         steps.insert(0, _steps(facts))
     about = (
-        f"`{kind}`: {n_parameters / 1e6:.1f} M parameters, {', then '.join(steps)} on two cores. Acceptance "
+        f"`{kind}`: {n_parameters / 1e6:.1f} M parameters, {', then '.join(steps)}, on two shared cores. Acceptance "
         "of drafted token 1, 2, ..., given that those before it were accepted, and tokens per round:"
     )
     return f"{about}\n\n{_shown(tables.Table(list(scores), cells))}"

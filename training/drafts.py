@@ -46,7 +46,7 @@ from training.blocks import block_loss, unused_id
 from training.exits import exit_loss, fresh_adapter
 from training.heads import Draft, fresh_head, sizes, trained_head
 from training.models import compiled, encode
-from training.rollouts import distance, rollout_loss
+from training.rollouts import CROSS_ENTROPY, LOW_TEMPERATURE, distance, rollout_loss
 from training.rows import batch, beginnings, own_texts
 from training.scoring import greedy_texts, held_out_texts, score
 
@@ -56,6 +56,8 @@ FEW_TOKENS = 4096
 OF_FEATURE = {"intermediate": 1024}  # defaults
 OF_BLOCK = {"intermediate": 704, "layers": 2, "markov_rank": 64, "causal": False}
 OF_EXIT = {"intermediate": 704}
+# What is kept of the training.json of the head that a training starts from.
+OF_BEGINNING = ("steps", "tokens", "seconds", "rate", "seed", "loss", "own_texts", "init", "machine", "versions")
 KINDS: dict[str, dict[str, Any]] = {"feature": OF_FEATURE, "block": OF_BLOCK, "exit": OF_EXIT}
 FOR = {"exit_layer": "exit", "layers": "block", "markov_rank": "block", "causal": "block", "mask": "block"}
 IN_WORDS = {"exit": "early exit", "block": "blocks"}
@@ -150,6 +152,7 @@ def main(argv: list[str] | None = None) -> int:
     note(f"the target wrote {', '.join(f'{len(rows):,} texts of {length} tokens' for length, rows in own.items())}")
 
     head: Draft
+    beginning = _beginning(args.init) if args.init else None
     if args.init:
         head = trained_head(args.init, args.kind, target)
     elif args.kind == "exit":
@@ -189,9 +192,10 @@ def main(argv: list[str] | None = None) -> int:
         **asdict(facts),
         **_sizes_of(head),
         "own_texts": {length: len(rows) for length, rows in own.items()},
-        "init": args.init and _beginning(args.init),
+        "init": beginning,
         "rate": args.rate,
         "seed": args.seed,
+        "loss": {"cross_entropy": CROSS_ENTROPY, "total_variation_at": [1.0, LOW_TEMPERATURE]},
         "scores": scores,
         "machine": asdict(files.machine(device)),
         "versions": asdict(files.versions()),
@@ -201,13 +205,15 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _beginning(name: str) -> dict[str, Any]:
-    """The head that a training started from, and its own training where it is a folder that says so."""
+    """The head that a training starts from, and how that was trained where it is a folder that says so.
+
+    EnvironmentProblem for a training.json that is none.
+    """
     about: dict[str, Any] = {"name": loading.short_name(name)}
     file = Path(name) / "training.json"
     if file.is_file():
-        earlier = json.loads(file.read_text("utf-8"))
-        kept = ("steps", "tokens", "seconds", "rate", "seed", "own_texts", "init", "machine", "versions")
-        about |= {key: earlier[key] for key in kept if key in earlier}
+        earlier = loading.loaded(name, "its training.json", lambda: dict(json.loads(file.read_text("utf-8"))))
+        about |= {key: earlier[key] for key in OF_BEGINNING if key in earlier}
     return about
 
 

@@ -11,26 +11,27 @@ from speclab.drafts.heads.rollout import rollout, target_pass
 
 DEPTH = 4  # tokens of a chain in training
 DECAY = 0.9  # weight of each depth in the loss, of the one before
-SURPRISE = 0.2  # weight of the cross-entropy
-GREEDY = 0.25  # a temperature at which almost every sample is the most probable token; its gradients are not 0 yet
+CROSS_ENTROPY = 0.2  # its weight in the loss
+LOW_TEMPERATURE = 0.25  # stands for greedy decoding: most of the weight is on the argmax, and gradients are not 0 yet
 CHAINS = 0.5  # share of the positions from which a chain goes beyond its first token
 
 
 def distance(target_logits: Tensor, draft_logits: Tensor) -> Tensor:
-    """The share of samples that is rejected (total variation) at temperature 1 and at GREEDY, which stands for greedy
-    decoding, plus SURPRISE times the cross-entropy to the target's distribution, which keeps a wrong draft learning;
-    means.
+    """What is rejected of samples at temperature 1 and at LOW_TEMPERATURE (total variation), plus a share of the
+    cross-entropy to the target's distribution; means.
 
-    Both (batch, n, vocab).
+    At a low temperature the total variation is a smooth stand-in for how often the two argmaxes differ. The
+    cross-entropy moves a draft also where its distribution and the target's have nothing in common. Both (batch, n,
+    vocab).
     """
     precise = torch.promote_types(target_logits.dtype, torch.float32)
     target_logits, draft_logits = target_logits.to(precise), draft_logits.to(precise)
-    draft_log_probs = draft_logits.log_softmax(-1)
-    target_probs = target_logits.softmax(-1)
-    surprise = -(target_probs * draft_log_probs).sum(-1).mean()
-    sampled = torch.minimum(target_probs, draft_log_probs.exp()).sum(-1).mean()
-    sharp = torch.minimum((target_logits / GREEDY).softmax(-1), (draft_logits / GREEDY).softmax(-1)).sum(-1).mean()
-    return SURPRISE * surprise + 2 - sampled - sharp
+    draft_log_probs, target_probs = draft_logits.log_softmax(-1), target_logits.softmax(-1)
+    cross_entropy = -(target_probs * draft_log_probs).sum(-1).mean()
+    kept = torch.minimum(target_probs, draft_log_probs.exp()).sum(-1).mean()
+    of_both = ((logits / LOW_TEMPERATURE).softmax(-1) for logits in (target_logits, draft_logits))
+    kept_when_cold = torch.minimum(*of_both).sum(-1).mean()
+    return CROSS_ENTROPY * cross_entropy + (1 - kept) + (1 - kept_when_cold)
 
 
 Distance = Callable[[Tensor, Tensor], Tensor]

@@ -12,14 +12,13 @@ from speclab.models import loading, sizes
 from speclab.system.errors import UsageProblem
 
 KINDS = (
-    "model, ngram, suffix, feature, feature:wide, feature:HEAD, block, block:HEAD, int8:feature, exit:N, hybrid, "
+    "model, ngram, suffix, feature, feature:wide, feature:HEAD, block, block:HEAD, exit:N, hybrid, "
     "hybrid:LOOKUP+MODEL, merge:A+B, tree:SHAPE:MODEL, sampled-tree:SHAPE:MODEL, retokenize:NAME, intersect:NAME, "
     "dial:0.8, lab:SIZE, a folder or a hub name"
 )
 LOOKUPS: dict[str, type[NgramDrafter] | type[SuffixDrafter]] = {"ngram": NgramDrafter, "suffix": SuffixDrafter}
 USUAL_HYBRID = "suffix+feature"
 MERGE = "merge"
-INT8 = "int8"  # int8:feature, a head with weights of one byte
 AS_WIDE = "wide"  # feature:wide, the lab's head padded to the width of a padded target
 LAB_HEADS = {kind: str(loading.LAB_PAIR / kind) for kind in FORMATS}
 TREES = {"tree": False, "sampled-tree": True}  # whether their tokens are drawn
@@ -34,7 +33,7 @@ EXIT, LAB_EXIT = "exit", str(loading.LAB_PAIR / "exit")
 # What may be meant by a name that is nearly one of these: the lab's kinds, and words of other programs for them.
 WORDS = (
     *("model", "ngram", "suffix", "feature", "hybrid", "eagle3", "block", "dflash", "dspark", "dial:0.8", "none"),
-    *("exit", "int8", "early-exit", "layerskip", "kangaroo", "tree", "sampled-tree", "merge"),
+    *("exit", "early-exit", "layerskip", "kangaroo", "tree", "sampled-tree", "merge"),
     *("retokenize", "intersect", "universal", "lookup", "prompt-lookup", "assistant", "draft", "draft-model"),
 )
 
@@ -58,7 +57,7 @@ def check_kind(kind: str, greedy: bool = True) -> None:
         ):
             raise UsageProblem(f"--draft {kind}: give the dial a model to pay for, for example dial:0.8:model")
         return
-    of_own = {EXIT: _check_exit, INT8: _check_int8, **dict.fromkeys(OTHERS, _check_other)}
+    of_own = {EXIT: _check_exit, **dict.fromkeys(OTHERS, _check_other)}
     of_own |= dict.fromkeys(LAB_HEADS, _check_head)
     if word in of_own:
         of_own[word](kind, word, rest)
@@ -89,14 +88,6 @@ def _check_head(kind: str, word: str, rest: str) -> None:
         loading.check_place(rest)
     elif not loading.exists(LAB_HEADS[word]):
         raise UsageProblem(f"--draft {word}: the lab has no such head yet; type: python -m training.drafts {word}")
-
-
-def _check_int8(kind: str, word: str, rest: str) -> None:
-    """Refuse all but heads."""
-    if rest.partition(":")[0] not in LAB_HEADS:
-        known = " or ".join(f"{word}:{head}" for head in LAB_HEADS)
-        raise UsageProblem(f"--draft {kind}: heads alone can have int8 weights; give {known}")
-    check_kind(rest)
 
 
 def _check_other(kind: str, word: str, rest: str) -> None:
@@ -254,8 +245,6 @@ def drafter_name(kind: str) -> str:
     if word == EXIT:
         own = not rest or rest.isdecimal()
         return f"{EXIT}:{int(rest or exit_layer_of(LAB_EXIT) or 0) if own else loading.short_name(rest)}"
-    if word == INT8:
-        return f"{INT8}:{drafter_name(rest)}"
     if word == "hybrid" and rest:
         lookup, model = of_hybrid(kind)
         return f"hybrid:{lookup}+{drafter_name(model)}"

@@ -11,13 +11,11 @@ from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.heads.block import BlockHead
 from speclab.drafts.heads.exit_files import read_adapter
 from speclab.drafts.heads.files import read_head
-from speclab.drafts.heads.parts import in_int8
 from speclab.drafts.hybrid import Choosing, HybridDrafter, parts
 from speclab.drafts.intersect import IntersectDrafter, intersect
 from speclab.drafts.kinds import (
     AS_WIDE,
     EXIT,
-    INT8,
     INTERSECT,
     KINDS,
     LAB_EXIT,
@@ -82,8 +80,17 @@ def make_drafter(kind: str, setup: Setup, seed: int = 0) -> Drafter:
         if name == "free":
             return FreeOracleDrafter(accuracy, seed)
         return OracleModelDrafter(_draft_model(name or "model", setup), accuracy, seed)
-    if word == INT8 or word in LAB_HEADS:
-        return _head_drafter(kind, setup)
+    if word in LAB_HEADS:
+        target = setup.target
+        check_not_recurrent(target.model, f"cannot be the target of --draft {kind}", NO_STATES)
+        own_width = loading.lab_width() if sizes.is_lab_size(setup.target_name) else None
+        as_wide = kind == f"feature:{AS_WIDE}"
+        if as_wide and own_width is None:
+            raise UsageProblem(f"--draft {kind} is for a padded target; give --target lab:SIZE, or --draft feature")
+        name = LAB_HEADS[word] if as_wide or not rest else rest
+        head, ids = read_head(name, target.model, word, own_width, as_wide)
+        target.hidden_layers = tuple(sorted({*target.hidden_layers, *head.config.layers}))
+        return BlockDrafter(head, ids) if isinstance(head, BlockHead) else FeatureDrafter(head, ids)
     if word == EXIT:
         return _exit_drafter(rest, setup)
     if word in OTHERS:
@@ -93,7 +100,7 @@ def make_drafter(kind: str, setup: Setup, seed: int = 0) -> Drafter:
 
 def _check_encoder(kind: str, word: str, target: CachedModel) -> None:
     """UsageProblem for a draft that reads a decoder-only target's states, or knows another tokenizer or branches."""
-    if word in (*TREES, MERGE, INT8, *LAB_HEADS, EXIT, *OTHERS):
+    if word in (*TREES, MERGE, *LAB_HEADS, EXIT, *OTHERS):
         check_no_encoder(target.model, f"--draft {kind}", NO_ENCODER)
 
 
@@ -114,23 +121,6 @@ def _other_drafter(kind: str, setup: Setup) -> Drafter:
     if word == INTERSECT:
         return intersect(draft, own, setup, kind)
     return RetokenizedDrafter(draft, own, setup.tokenizer, setup.target.vocab_size)
-
-
-def _head_drafter(kind: str, setup: Setup) -> BlockDrafter | FeatureDrafter:
-    """A head that reads the target's states."""
-    target, in_bytes = setup.target, kind.startswith(f"{INT8}:")
-    word, _, rest = kind.removeprefix(f"{INT8}:").partition(":")
-    check_not_recurrent(target.model, f"cannot be the target of --draft {kind}", NO_STATES)
-    own_width = loading.lab_width() if sizes.is_lab_size(setup.target_name) else None
-    as_wide = word == "feature" and rest == AS_WIDE
-    if as_wide and own_width is None:
-        raise UsageProblem(f"--draft {kind} is for a padded target; give --target lab:SIZE, or --draft feature")
-    name = LAB_HEADS[word] if as_wide or not rest else rest
-    head, ids = read_head(name, target.model, word, own_width, as_wide)
-    target.hidden_layers = tuple(sorted({*target.hidden_layers, *head.config.layers}))
-    if in_bytes:
-        in_int8(head)
-    return BlockDrafter(head, ids) if isinstance(head, BlockHead) else FeatureDrafter(head, ids)
 
 
 def _exit_drafter(rest: str, setup: Setup) -> ExitDrafter:

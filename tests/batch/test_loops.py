@@ -138,7 +138,7 @@ def test_rounds_on_the_other_engines(engine, family, monkeypatch):
     for sampling in [GREEDY, WARM] if family == "llama" else [GREEDY]:
         expected = alone(target, drafter, requests(sampling), 4)
         found = speculative_decode_batch(BatchedModel(target, 3), of_batch(drafter, 3), requests(sampling), 4)
-        assert by_text(found) == expected
+        assert by_text(found) == expected, sampling
 
 
 @pytest.mark.parametrize("chunk", [1, 4])

@@ -26,7 +26,7 @@ DEEP = "[" * 100_000
 LONG = "n" * 300
 NO_ENCODER = "{} does not know encoder-decoder models, and {} is one"
 KINDS = (
-    "model, ngram, suffix, feature, feature:wide, feature:HEAD, block, block:HEAD, int8:feature, exit:N, hybrid, "
+    "model, ngram, suffix, feature, feature:wide, feature:HEAD, block, block:HEAD, exit:N, hybrid, "
     "hybrid:LOOKUP+MODEL, merge:A+B, tree:SHAPE:MODEL, sampled-tree:SHAPE:MODEL, "
 )
 
@@ -465,7 +465,6 @@ ROWS = [
     Row(f"{S} --draft ngrm", 2, ("'ngrm'", KINDS)),
     Row(f"{S} --draft 'ngram '", 2, ("'ngram '", KINDS)),
     Row(f"{S} --draft model,ngram", 2, ("model,ngram", "compare.py takes several")),
-    Row(f"{S} --draft int8:model", 2, ("heads alone can have int8 weights", "int8:feature or int8:block")),
     Row(f"{S} --draft hybrid:suffix", 2, ("a lookup (ngram or suffix)", "hybrid:suffix+feature")),
     Row(f"{S} --draft hybrid:model+suffix", 2, ("a lookup (ngram or suffix)", "hybrid:suffix+feature")),
     Row(f"{S} --draft hybrid:suffix+ngram", 2, ("a draft with a model", "hybrid:suffix+feature")),

@@ -1,5 +1,8 @@
 """What a block head starts from, and which of its weights learn how."""
 
+import json
+import math
+
 import pytest
 import torch
 
@@ -9,13 +12,15 @@ from speclab.drafts.feature import FeatureDrafter
 from speclab.lab.training.steps import optimizers
 from speclab.models import loading
 from speclab.models.cached import CachedModel
-from speclab.system.errors import UsageProblem
+from speclab.system.errors import EnvironmentProblem, UsageProblem
 from tests.decoding import speculative_rounds
 from tests.heads import N_NEW, tiny_block_head, trained, trained_block, trained_exit
 from tests.tiny_models import VOCAB, tiny
+from training import drafts
 from training.blocks import block_loss, unused_id
 from training.drafts import main, parse
 from training.heads import fresh_head
+from training.rollouts import CROSS_ENTROPY, LOW_TEMPERATURE, distance
 from training.scoring import agreement, score
 
 
@@ -120,3 +125,32 @@ def test_flags_that_do_not_fit_are_one_line(words, message, capsys, tmp_path):
     (line,) = capsys.readouterr().err.splitlines()[-1:]
     assert line.startswith("error: ")
     assert message in line
+
+
+def test_the_loss_of_two_laws_by_hand():
+    """p = (4/5, 1/5) and q = (2/5, 3/5). At 1/4 of the temperature weights are fourth powers."""
+    p, q = torch.tensor([[[0.8, 0.2]]]).log(), torch.tensor([[[0.4, 0.6]]]).log()
+    cross_entropy = -0.8 * math.log(0.4) - 0.2 * math.log(0.6)
+    cold = 0.8**4 / (0.8**4 + 0.2**4) - 0.4**4 / (0.4**4 + 0.6**4)
+    assert (CROSS_ENTROPY, LOW_TEMPERATURE) == (0.2, 0.25)
+    assert distance(p, q).item() == pytest.approx(0.2 * cross_entropy + 0.4 + cold, abs=1e-5)
+    assert distance(p, p + 3).item() == pytest.approx(-0.2 * (0.8 * math.log(0.8) + 0.2 * math.log(0.2)), abs=1e-5)
+
+
+def test_a_draft_that_agrees_nowhere_still_learns():
+    target, draft = torch.tensor([[[200.0, 0.0]]]), torch.tensor([[[0.0, 200.0]]], requires_grad=True)
+    with torch.enable_grad():
+        distance(target, draft).backward()
+    assert draft.grad[0, 0, 0] < -0.1 < 0.1 < draft.grad[0, 0, 1]
+
+
+def test_the_head_that_a_training_starts_from_is_told(tmp_path):
+    earlier = {"steps": 3, "tokens": 12, "seconds": 1.0, "scores": {}, "init": None}
+    (tmp_path / "training.json").write_text(json.dumps(earlier))
+    found = drafts._beginning(str(tmp_path))
+    assert found == {"name": tmp_path.name, "steps": 3, "tokens": 12, "seconds": 1.0, "init": None}
+    assert drafts._beginning("some/head") == {"name": "some/head"}
+    for content in ("{", "[1]"):
+        (tmp_path / "training.json").write_text(content)
+        with pytest.raises(EnvironmentProblem, match=r"training\.json"):
+            drafts._beginning(str(tmp_path))

@@ -52,8 +52,7 @@ class HeadDrafter:
         n, layers = len(self.head.layers), ", ".join(map(str, self._layers))
         millions = sum(weight.numel() for weight in self.head.parameters()) / 1e6
         name = "one layer" if n == 1 else f"{n} layers"
-        of = "" if self.head.of_output.int8 is None else " in int8"
-        return f"{name} over the target's states after layers {layers} (from 0), {millions:.1f} M parameters{of}"
+        return f"{name} over the target's states after layers {layers} (from 0), {millions:.1f} M parameters"
 
     def of_target(self, logits: Tensor, vocab_size: int) -> Tensor:
         """The head's logits (n, draft vocabulary) -> (n, vocab_size); ids that the head lacks have no probability"""

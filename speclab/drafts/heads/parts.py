@@ -1,7 +1,6 @@
 """Parts that heads of all kinds are made of, with the names that they have in checkpoints."""
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,11 +10,9 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedd
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
 from speclab.models.backends.rewrites import can_prepack, packed_weight
-from speclab.system.errors import UsageProblem
 
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines of positions, (1, n, head size) each."""
-INT8_ROWS = 4  # rows of a product with int8 weights at most: PyTorch's kernel takes its time for each
 
 
 class Norm(nn.RMSNorm):
@@ -30,13 +27,12 @@ class Product:
     """Linear layers of one input as one product: a small product takes as long as a large one.
 
     Once frozen, its weights lie side by side, and on a CPU in oneDNN's own order: a product of several rows then reads
-    them as fast as one of a single row. In int8 a product of a few rows reads a quarter of the bytes.
+    them as fast as one of a single row.
     """
 
     def __init__(self, *layers: nn.Module):
         self.layers = layers  # nn.Linear, or what else has a weight and a bias
         self.is_frozen = False  # the weights will not change any more
-        self.int8: tuple[Tensor, Tensor] | None = None  # the same weights in one byte each, and the steps of their rows
 
     def _joined(self) -> tuple[Tensor, Tensor | None]:
         weights, biases = zip(*((layer.weight, layer.bias) for layer in self.layers), strict=True)
@@ -55,10 +51,6 @@ class Product:
     def __call__(self, x: Tensor) -> Tensor:
         """(..., width) -> (..., all widths), one layer's after the other's"""
         weight, bias, is_packed = self._frozen if self.is_frozen else (*self._joined(), False)
-        if self.int8 is not None and x.numel() <= INT8_ROWS * x.shape[-1]:
-            rows = torch.ops.aten._weight_int8pack_mm(x.flatten(0, -2).bfloat16(), *self.int8)
-            product = rows.to(x.dtype).unflatten(0, x.shape[:-1])
-            return product if bias is None else product + bias
         if is_packed:
             return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
         return linear(x, weight, bias)
@@ -121,43 +113,11 @@ class DecoderLayer(nn.Module):
 
 def frozen(head: Any) -> Any:
     """A head that is ready to decode: its weights will not change any more."""
-    for product in _products(head):
-        product.is_frozen = True
-    return head.eval()
-
-
-def in_int8(head: Any) -> Any:
-    """The head with int8 weights: each row of a matrix rounded to steps of its own. A pass over few rows
-    multiplies them by activations in bfloat16 and reads a quarter of the bytes; a wider one multiplies the rounded
-    weights in float32, which takes as long as before.
-
-    Rounded are the head's own weights, not those that it shares with its target. UsageProblem for a head that is not in
-    float32 on a CPU.
-    """
-    weight = head.norm.weight
-    if weight.device.type != "cpu" or weight.dtype != torch.float32:
-        kind = f"{weight.device.type}, {str(weight.dtype).removeprefix('torch.')}"
-        raise UsageProblem(f"int8 weights are for drafts in float32 on a CPU (here: {kind}); leave int8: out")
-    with torch.inference_mode():
-        parts = {layer: _int8(layer.weight) for product in _products(head) for layer in product.layers}
-        for layer, (weights, steps) in parts.items():
-            layer.weight = nn.Parameter(weights * steps.float()[:, None], requires_grad=False)
-        for product in _products(head):
-            vars(product).pop("_frozen", None)  # made from the weights as they were
-            weights, steps = zip(*(parts[layer] for layer in product.layers), strict=True)
-            product.int8 = torch.cat(weights), torch.cat(steps)
-    return head
-
-
-def _int8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """A matrix (rows, width) in steps, and each row's step, (rows,) bfloat16: a 127th of its largest number."""
-    steps = (weight.abs().amax(1) / 127).clamp(min=torch.finfo(torch.bfloat16).tiny).bfloat16()
-    return (weight / steps.float()[:, None]).round().clamp(-127, 127).to(torch.int8), steps
-
-
-def _products(head: Any) -> Iterator[Product]:
     for module in head.modules():
-        yield from (part for part in vars(module).values() if isinstance(part, Product))
+        for part in vars(module).values():
+            if isinstance(part, Product):
+                part.is_frozen = True
+    return head.eval()
 
 
 def rotations(block: Any, positions: Tensor) -> Rotation:

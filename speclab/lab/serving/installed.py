@@ -163,7 +163,7 @@ def speculative_config(kind: str, draft_length: int) -> dict[str, Any]:
         raise UsageProblem(
             f"--draft {kind}: the lab gives vLLM no draft with a tokenizer of its own; with --engine vllm use {KINDS}"
         )
-    if word in ("dial", "int8", "hybrid", "tree", "sampled-tree", "merge", "exit"):
+    if word in ("dial", "hybrid", "tree", "sampled-tree", "merge", "exit"):
         raise UsageProblem(f"--draft {kind}: vLLM has nothing like it; with --engine vllm use {KINDS}")
     return {"method": "draft_model", "model": loading.LAB_DRAFT if kind == "model" else kind, **length}
 
