@@ -70,8 +70,8 @@ def next_token_loss(model: PreTrainedModel, tokens: Tensor) -> Tensor:
 
 @dataclass
 class TrainingFacts:
-    """How far a training is. Losses are in nats per token; a draft's have shares of rejected samples in them. The last one
-    is a running mean over some ten steps.
+    """How far a training is. Losses are in nats per token; a draft's have shares of rejected samples in them. The last
+    one is a running mean over some ten steps.
 
     products: the precision that they are made in.
     """
@@ -185,8 +185,8 @@ def products_in(precision: torch.dtype, device: torch.device) -> torch.autocast:
 
 def skip_denormals() -> None:
     """Let a CPU take numbers below 1e-38 as 0. Gradients of an attention whose weights are nearly 0 and 1 are full of
-    them, and a product of them is slow: on an Intel Xeon, with two threads, a step of a feature head took 2.1 s with them
-    and 1.4 s without.
+    them, and a product of them is slow: on an Intel Xeon, with two threads, a step of a feature head took 2.1 s with
+    them and 1.4 s without.
 
     To be called before a process computes anything: its threads take this over when they start.
     """
