@@ -13,8 +13,8 @@ compare: $(READY)
 quick: $(READY)
 	$(PYTHON) compare.py --quick $(ARGS)
 
-# A worker for each core where pytest-xdist is there; the tests of a file share one, and the models that it exports.
-WORKERS = $$($(PYTHON) -c 'import xdist' 2> /dev/null && printf -- '-n auto --dist loadfile')
+# A worker for each core where pytest-xdist is there; neighbouring tests share one, and the models that it exports.
+WORKERS = $$($(PYTHON) -c 'import xdist' 2> /dev/null && printf -- '-n auto --dist worksteal')
 
 test: $(READY)
 	$(PYTHON) -m pytest $(WORKERS) $(ARGS)
@@ -26,7 +26,7 @@ test-full: $(READY)
 # torch, several gigabytes; UV_TORCH_BACKEND=cpu takes the CPU build.
 LOWEST = build/lowest
 test-lowest: $(LOWEST)/ready
-	$(LOWEST)/bin/python -m pytest -n auto --dist loadfile $(ARGS)
+	$(LOWEST)/bin/python -m pytest -n auto --dist worksteal $(ARGS)
 
 $(LOWEST)/ready: pyproject.toml
 	@python3 -m venv $(LOWEST)

@@ -6,9 +6,10 @@ Everything is built here, from seeds: no network, no files, no global random sta
 import copy
 import weakref
 from types import SimpleNamespace
+from unittest import mock
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
@@ -29,7 +30,9 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from speclab.models.backends import exported
 from speclab.models.backends.exported import ExportedModel
+from speclab.models.backends.rewrites import copied
 
 VOCAB = 48
 WINDOW = 8  # of the sliding-window families: shorter than every prompt plus output
@@ -103,23 +106,49 @@ def tiny(family: str, seed: int = 0, dtype: torch.dtype = torch.float64, **chang
 def perturbed(model: nn.Module, noise: float, seed: int = 1) -> nn.Module:
     """A copy whose weights are off by `noise` times their spread: a draft that is often, not always, right."""
     generator = torch.Generator().manual_seed(seed)
-    copied = copy.deepcopy(model)
+    other = copy.deepcopy(model)
     with torch.no_grad():
-        for weight in copied.parameters():
+        for weight in other.parameters():
             spread = weight.double().std() if weight.numel() > 1 else torch.tensor(0.0)
             step = torch.randn(weight.shape, generator=generator, dtype=torch.float64) * spread * noise
             weight.add_(step.to(weight.dtype))
-    return copied.eval()
+    return other.eval()
 
 
 _FLAT: weakref.WeakKeyDictionary[PreTrainedModel, ExportedModel] = weakref.WeakKeyDictionary()
 
 
+_KERNELS: dict[tuple, fx.GraphModule] = {}
+_export = exported._exported
+
+
 def flattened(model: PreTrainedModel) -> ExportedModel:
-    """The model for the fast backend; flattening takes a second, so the same model is flattened once."""
+    """The model for the fast backend. An export takes seconds: models that differ in their weights alone share one."""
     if model not in _FLAT:
-        _FLAT[model] = ExportedModel(model)
+        with mock.patch.object(exported, "_exported", _exported_once):
+            _FLAT[model] = ExportedModel(model)
     return _FLAT[model]
+
+
+def _exported_once(one_pass: nn.Module, arguments: tuple, dynamic: tuple) -> fx.GraphModule:
+    """The kernels of a pass, with the weights of this model."""
+    config = one_pass.model.config
+    key = config.to_json_string(use_diff=False), config._attn_implementation, one_pass.model.dtype, (*one_pass.layers,)
+    if key not in _KERNELS:
+        _KERNELS[key] = _export(one_pass, arguments, dynamic)
+    graph = copied(_KERNELS[key])  # rewrites change it
+    own = {**dict(one_pass.named_parameters(remove_duplicate=False)), **dict(one_pass.named_buffers())}
+    assert {name for name, _ in graph.named_parameters()} <= set(own)
+    for name, tensor in own.items():
+        where, _, last = name.rpartition(".")
+        try:
+            holder = graph.get_submodule(where)
+        except AttributeError:  # no kernel reads it
+            continue
+        if hasattr(holder, last):
+            delattr(holder, last)
+            setattr(holder, last, tensor)
+    return graph
 
 
 class PlainTransformer(nn.Module):

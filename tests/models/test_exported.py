@@ -350,6 +350,9 @@ def test_auto_takes_the_winner_of_a_race(monkeypatch, wide, fast):
         # So did the fast one, at one token and then at five: every pass counts at its fastest.
         ([(3, 4, 8, 5), (3, 2, 8, 9)], (1.5, 1.6, 2), "1.50x the eager"),
         ([(8, 9, 3, 2)] * 9, (8 / 9, 1.5, 3), "no clear winner after 3 races"),
+        ([(98, 100, 3, 2)] * 9, (0.98, 1.5, 1), "0.98x the eager"),
+        ([(98, 100, 100, 101)] * 9, (0.98, 100 / 101, 3), "no clear winner after 3 races"),
+        ([(96, 100, 3, 2)] * 9, (0.96, 1.5, 3), "no clear winner after 3 races"),
         ([(9, 8, 2, 3)] * 9, (9 / 8, 2 / 3, 3), "no clear winner after 3 races"),
         ([(9, 5, 8, 9)] * 9, (9 / 5, 8 / 9, 3), "no clear winner after 3 races"),
         ([(3, 9, 3, 2)] * 9, (1 / 3, 1.5, 3), "no clear winner after 3 races"),
@@ -360,7 +363,7 @@ def test_engines_race_again_while_their_two_figures_disagree(races, expected, wo
     rest = iter(races)
     result = select.race(lambda: next(rest))
     assert result == pytest.approx(expected)
-    assert result.takes_fast == (expected[0] > 1 and expected[0] * expected[1] > 1)
+    assert result.takes_fast == (expected[0] > 0.97 and expected[0] * expected[1] > 1)
     assert result.reason.startswith(words)
     assert f"{expected[1]:.2f}x at 5" in result.reason
     assert len(list(rest)) == len(races) - expected[2]
@@ -373,6 +376,7 @@ def test_engines_race_again_while_their_two_figures_disagree(races, expected, wo
         ((2.0, 2.0, 1.5, 2.0), {1: 4, 2: 4, 3: 4}, False),
         ((1.5, 2.0, 1.5, 2.0), {2: 4, 3: 4}, False),
         ((2.0, 2.0, 1.99, 2.0), {}, False),
+        ((2.0, 2.0, 1.99, 1.98), {}, True),
         ((2.0, 2.0, 2.0, 1.5), {}, True),
         ((2.0, 2.0, 1.6, 1.2), {2: 4, 3: 4}, True),
         ((2.0, 2.0, 1.5, 1.49), {1: 4, 2: 4, 3: 4}, False),
