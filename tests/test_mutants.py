@@ -145,3 +145,21 @@ def test_with_a_mutant_a_tests_other_cases_are_left_out(monkeypatch):
 def test_the_exit_code_is_the_one_that_pytest_returned(exitcode, text, expected):
     context = SimpleNamespace(Process=Ended(exitcode, text).process)
     assert gallery.run_tests(context, (), 1.0) == expected
+
+
+@pytest.mark.parametrize("words", [[], ["--mutants-only"]])
+def test_the_code_as_it_is_comes_first_unless_left_out(monkeypatch, capsys, words):
+    """Where its tests fail, no mutant is tried; left out, every mutant is, and one that lives is an error."""
+    ran = []
+
+    def run(context, tests, timeout, mutant=None):
+        ran.append(mutant)
+        return 1 if mutant is None else 0, ""
+
+    monkeypatch.setattr(gallery, "run_tests", run)
+    monkeypatch.setattr(gallery, "forking", lambda: None)
+    n_mutants = sum(mutant.bug == 4 for mutant in gallery.all_mutants())
+    assert gallery.main(["--only", "4", "--jobs", "1", *words]) == 1
+    assert len([mutant for mutant in ran if mutant]) == (n_mutants if words else 0)
+    assert (None in ran) == (not words)
+    assert ("the code as it is" in capsys.readouterr().out) == (not words)
