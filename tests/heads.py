@@ -57,8 +57,8 @@ def tiny_head(
 def distance(target_logits: Tensor, draft_logits: Tensor) -> Tensor:
     """Cross-entropy plus total variation: tiny heads learn a few texts by heart with it, on every processor."""
     target_probs, draft_log_probs = target_logits.softmax(-1), draft_logits.log_softmax(-1)
-    surprise = -(target_probs * draft_log_probs).sum(-1).mean()
-    return surprise + 1 - torch.minimum(target_probs, draft_log_probs.exp()).sum(-1).mean()
+    cross_entropy = -(target_probs * draft_log_probs).sum(-1).mean()
+    return cross_entropy + 1 - torch.minimum(target_probs, draft_log_probs.exp()).sum(-1).mean()
 
 
 def prompts(n: int, seed: int = 3, length: int = 9) -> Tensor:

@@ -116,9 +116,7 @@ def perturbed(model: nn.Module, noise: float, seed: int = 1) -> nn.Module:
 
 
 _FLAT: weakref.WeakKeyDictionary[PreTrainedModel, ExportedModel] = weakref.WeakKeyDictionary()
-
-
-_KERNELS: dict[tuple, fx.GraphModule] = {}
+_KERNELS: dict[tuple, fx.GraphModule] = {}  # as exported, by all that they depend on
 _export = exported._exported
 
 

@@ -46,7 +46,7 @@ from training.blocks import block_loss, unused_id
 from training.exits import exit_loss, fresh_adapter
 from training.heads import Draft, fresh_head, sizes, trained_head
 from training.models import compiled, encode
-from training.rollouts import CROSS_ENTROPY, LOW_TEMPERATURE, distance, rollout_loss
+from training.rollouts import CROSS_ENTROPY_WEIGHT, LOW_TEMPERATURE, distance, rollout_loss
 from training.rows import batch, beginnings, own_texts
 from training.scoring import greedy_texts, held_out_texts, score
 
@@ -195,7 +195,7 @@ def main(argv: list[str] | None = None) -> int:
         "init": beginning,
         "rate": args.rate,
         "seed": args.seed,
-        "loss": {"cross_entropy": CROSS_ENTROPY, "total_variation_at": [1.0, LOW_TEMPERATURE]},
+        "loss": {"cross_entropy": CROSS_ENTROPY_WEIGHT, "total_variation_at": [1.0, LOW_TEMPERATURE]},
         "scores": scores,
         "machine": asdict(files.machine(device)),
         "versions": asdict(files.versions()),

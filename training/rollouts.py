@@ -11,7 +11,7 @@ from speclab.drafts.heads.rollout import rollout, target_pass
 
 DEPTH = 4  # tokens of a chain in training
 DECAY = 0.9  # weight of each depth in the loss, of the one before
-CROSS_ENTROPY = 0.2  # its weight in the loss
+CROSS_ENTROPY_WEIGHT = 0.2  # in the loss
 LOW_TEMPERATURE = 0.25  # stands for greedy decoding: most of the weight is on the argmax, and gradients are not 0 yet
 CHAINS = 0.5  # share of the positions from which a chain goes beyond its first token
 
@@ -30,8 +30,8 @@ def distance(target_logits: Tensor, draft_logits: Tensor) -> Tensor:
     cross_entropy = -(target_probs * draft_log_probs).sum(-1).mean()
     kept = torch.minimum(target_probs, draft_log_probs.exp()).sum(-1).mean()
     of_both = ((logits / LOW_TEMPERATURE).softmax(-1) for logits in (target_logits, draft_logits))
-    kept_when_cold = torch.minimum(*of_both).sum(-1).mean()
-    return CROSS_ENTROPY * cross_entropy + (1 - kept) + (1 - kept_when_cold)
+    kept_at_low = torch.minimum(*of_both).sum(-1).mean()
+    return CROSS_ENTROPY_WEIGHT * cross_entropy + (1 - kept) + (1 - kept_at_low)
 
 
 Distance = Callable[[Tensor, Tensor], Tensor]

@@ -28,7 +28,7 @@ ASKED_FOR = "asked for"
 NARROW, WIDE = 1, 5  # a decode step, and the verification of four drafted tokens
 PADDED = 4  # oneDNN reads packed weights fastest for four rows and more
 WORTH_IT = 0.93  # padding must save more than noise
-SAME = 0.97  # a decode step that takes at most so much longer takes as long: noise alone makes such differences
+AS_FAST = 0.97  # an engine with at least this share of the other's speed counts as equally fast: the rest is noise
 CONTEXT = 64
 PASSES = 12  # of each backend at each width; the fastest counts, since whatever else runs can only slow a pass down
 PATIENCE = 3.0  # seconds for all of them; large models get fewer passes
@@ -45,12 +45,12 @@ class Race(NamedTuple):
     @property
     def agrees(self) -> bool:
         """Whether one engine wins at both widths, or both are as fast at the narrow one."""
-        return (self.narrow > SAME) == (self.wide > 1)
+        return (self.narrow > AS_FAST) == (self.wide > 1)
 
     @property
     def takes_fast(self) -> bool:
-        """The winner, by the product of both figures where they disagree; never what slows plain decoding down."""
-        return self.narrow > SAME and self.narrow * self.wide > 1
+        """The winner, by the product of both figures where they disagree; never what slows plain decoding down much."""
+        return self.narrow > AS_FAST and self.narrow * self.wide > 1
 
     @property
     def reason(self) -> str:
@@ -120,9 +120,9 @@ def choose_kernels(exported: FastModel) -> None:
     packed_model, plain_model = (CachedModel(exported.model, fast=fast) for fast in (exported, plain))
     one, two, four, plain_one = fastest([(packed_model, n) for n in (1, 2, PADDED)] + [(plain_model, 1)])
     exported.padded = dict.fromkeys((2, 3), PADDED) if four < WORTH_IT * two else {}
-    pays = four < WORTH_IT * one  # to pad a single token, too
-    exported.plain_one = plain_one < (WORTH_IT * four if pays else one)
-    if pays and not exported.plain_one:
+    padding_helps = four < WORTH_IT * one
+    exported.plain_one = plain_one < (WORTH_IT * four if padding_helps else one)
+    if padding_helps and not exported.plain_one:
         exported.padded[1] = PADDED
 
 

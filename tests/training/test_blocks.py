@@ -20,7 +20,7 @@ from training import drafts
 from training.blocks import block_loss, unused_id
 from training.drafts import main, parse
 from training.heads import fresh_head
-from training.rollouts import CROSS_ENTROPY, LOW_TEMPERATURE, distance
+from training.rollouts import CROSS_ENTROPY_WEIGHT, LOW_TEMPERATURE, distance
 from training.scoring import agreement, score
 
 
@@ -132,7 +132,7 @@ def test_the_loss_of_two_laws_by_hand():
     p, q = torch.tensor([[[0.8, 0.2]]]).log(), torch.tensor([[[0.4, 0.6]]]).log()
     cross_entropy = -0.8 * math.log(0.4) - 0.2 * math.log(0.6)
     cold = 0.8**4 / (0.8**4 + 0.2**4) - 0.4**4 / (0.4**4 + 0.6**4)
-    assert (CROSS_ENTROPY, LOW_TEMPERATURE) == (0.2, 0.25)
+    assert (CROSS_ENTROPY_WEIGHT, LOW_TEMPERATURE) == (0.2, 0.25)
     assert distance(p, q).item() == pytest.approx(0.2 * cross_entropy + 0.4 + cold, abs=1e-5)
     assert distance(p, p + 3).item() == pytest.approx(-0.2 * (0.8 * math.log(0.8) + 0.2 * math.log(0.2)), abs=1e-5)
 
