@@ -9,7 +9,7 @@ import time
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaForCausalLM, PreTrainedModel, StaticCache
 
 from speclab.lab.training.steps import (
     MICRO_BATCH_TOKENS,
@@ -53,7 +53,7 @@ def continuations(
         while not written or time.monotonic() < end:
             picks = torch.randint(0, len(pieces), (rows,), generator=generator)
             text = pieces[picks].long().to(device)  # (rows, prompt)
-            cache, feed = DynamicCache(config=target.config), text
+            cache, feed = StaticCache(config=target.config, max_cache_len=length), text  # no row is copied to add one
             while text.shape[1] < length:
                 logits = target(input_ids=feed, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
                 feed = (logits.float() / divisors).softmax(-1).multinomial(1)  # (rows, 1)

@@ -36,7 +36,7 @@ from speclab.drafts.heads.exit_files import write_adapter
 from speclab.drafts.heads.files import write_head
 from speclab.drafts.heads.rollout import rollout
 from speclab.lab.training import corpus
-from speclab.lab.training.steps import sent, skip_denormals, train
+from speclab.lab.training.steps import check_settings, sent, skip_denormals, train
 from speclab.models import loading
 from speclab.records import files
 from speclab.system.errors import UsageProblem, reports_problems
@@ -126,6 +126,22 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return args
 
 
+def head_to_train(args: argparse.Namespace, tokenizer: Any, target: PreTrainedModel) -> Draft:
+    """As it is before the first step: random, or that of --init. UsageProblem for a mask that the target has not."""
+    if args.init:
+        return trained_head(args.init, args.kind, target)
+    if args.kind == "exit":
+        block = LlamaConfig(**sizes(target, 1, args.intermediate))
+        return fresh_adapter(target, args.exit_layer, block, args.seed)
+    if args.kind == "feature":
+        return fresh_head(target, args)
+    vocab = target.config.get_text_config().vocab_size
+    mask = unused_id(tokenizer, vocab) if args.mask is None else args.mask
+    if mask >= vocab:
+        raise UsageProblem(f"--mask {mask}: the target's last id is {vocab - 1}")
+    return fresh_head(target, args, mask)
+
+
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
     """Train a draft.  -> exit code"""
@@ -137,12 +153,11 @@ def main(argv: list[str] | None = None) -> int:
     check_writable(args.out / "training.json", "--out")
     tokenizer: Any = loading.load_tokenizer(args.target)
     target = loading.load_model(args.target, device, torch.float32, "target").requires_grad_(False)
-    mask = None
-    if args.kind == "block":
-        vocab = target.config.get_text_config().vocab_size
-        mask = unused_id(tokenizer, vocab) if args.mask is None else args.mask
-        if mask >= vocab:
-            raise UsageProblem(f"--mask {mask}: the target's last id is {vocab - 1}")
+    beginning = _beginning(args.init) if args.init else None
+    head = head_to_train(args, tokenizer, target)
+    head.to(device)
+    note(f"{sum(weight.numel() for weight in head.parameters()):,} parameters")
+    check_settings(args.work_dir, _decides(args))
     documents = list(corpus.standard_library())
     stream = encode(tokenizer, [d.text for d in documents if not d.held_out])
     held_out = encode(tokenizer, [d.text for d in documents if d.held_out])
@@ -150,18 +165,6 @@ def main(argv: list[str] | None = None) -> int:
     prose = beginnings(tokenizer, [text for d in documents if not d.held_out for text in corpus.prose(d.text)])
     own = own_texts(args.work_dir, target, stream, prose, 60 * args.own_minutes, args.seed)
     note(f"the target wrote {', '.join(f'{len(rows):,} texts of {length} tokens' for length, rows in own.items())}")
-
-    head: Draft
-    beginning = _beginning(args.init) if args.init else None
-    if args.init:
-        head = trained_head(args.init, args.kind, target)
-    elif args.kind == "exit":
-        block = LlamaConfig(**sizes(target, 1, args.intermediate))
-        head = fresh_adapter(target, args.exit_layer, block, args.seed)
-    else:
-        head = fresh_head(target, args, mask)
-    head.to(device)
-    note(f"{sum(weight.numel() for weight in head.parameters()):,} parameters")
     tokens = BATCH_TOKENS.get(device.type, FEW_TOKENS)
 
     def batches(step: int) -> list[tuple[Tensor, ...]]:
@@ -202,6 +205,12 @@ def main(argv: list[str] | None = None) -> int:
     }
     write_whole(args.out / "training.json", json.dumps(about, indent=1) + "\n")
     return 0
+
+
+def _decides(args: argparse.Namespace) -> dict[str, Any]:
+    """By flag, the settings that decide what is learned."""
+    names = ("target", "init", "intermediate", "exit_layer", "layers", "markov_rank", "causal", "mask", "seed")
+    return {"KIND": args.kind} | {"--" + name.replace("_", "-"): getattr(args, name) for name in names}
 
 
 def _beginning(name: str) -> dict[str, Any]:

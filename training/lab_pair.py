@@ -34,7 +34,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from speclab.cli import parsing
 from speclab.lab.training import corpus
-from speclab.lab.training.steps import LENGTHS, crops, next_token_loss, readable, skip_denormals, train
+from speclab.lab.training.steps import LENGTHS, check_settings, crops, next_token_loss, readable, skip_denormals, train
 from speclab.models import loading
 from speclab.records import files
 from speclab.system.errors import reports_problems
@@ -144,6 +144,10 @@ def main(argv: list[str] | None = None) -> int:
     if args.with_packages:
         documents += corpus.permissive_packages()
     training = [d.text for d in documents if not d.held_out]
+    sizes = args.target_shape
+    shape = f"{sizes['num_hidden_layers']}x{sizes['hidden_size']}"
+    decides = {"--target-shape": shape, "--with-packages": args.with_packages, "--seed": args.seed}
+    check_settings(args.work_dir, decides)
     tokenizer_folder = args.work_dir / "tokenizer"
     if not tokenizer_folder.exists():
         with whole_folders(tokenizer_folder) as (folder,):

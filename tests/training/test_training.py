@@ -12,9 +12,10 @@ import torch
 from speclab.lab.training import corpus
 from speclab.lab.training import steps as training_steps
 from speclab.lab.training.corpus import Document, is_permissive
-from speclab.system.errors import EnvironmentProblem
+from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.system.paths import ROOT
 from tests.conftest import tiny_llama
+from tests.tiny_models import FAMILIES, VOCAB, tiny
 from tests.watch import Watch
 from training import draft as draft_training
 from training import lab_pair
@@ -155,6 +156,34 @@ def test_ctrl_c_keeps_every_whole_step(where, kept, tmp_path, monkeypatch):
     assert begun == list(range(9 if kept else 0, 16))
     _, at_once, _ = a_training(monkeypatch, stop_at=15)
     assert all(torch.equal(a, b) for a, b in zip(resumed.parameters(), at_once.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_continuations_are_what_the_target_chooses(family):
+    """At almost no temperature, whatever the target keeps of a text: every token is its most probable one."""
+    target = tiny(family)
+    pieces = torch.randint(3, VOCAB, (5, 12), generator=torch.Generator().manual_seed(0))
+    texts = draft_training.continuations(target, pieces, 0, 0, rows=4, length=40, temperatures=(1e-5,))
+    assert texts.shape == (4, 40)
+    assert all(any(torch.equal(text[:12], piece) for piece in pieces) for text in texts)
+    with torch.no_grad():
+        logits = target(input_ids=texts, use_cache=False).logits[:, 11:-1]
+    lost = logits.max(-1).values - logits.gather(-1, texts[:, 12:, None])[..., 0]
+    assert lost.max() < 1e-3
+
+
+def test_a_work_folder_has_one_training(tmp_path):
+    """Texts and checkpoints of another target must not be taken for those of this one."""
+    settings = {"KIND": "feature", "--target": "a", "--init": None, "--causal": False}
+    training_steps.check_settings(tmp_path, settings)
+    training_steps.check_settings(tmp_path, settings)
+    for flag, other in {"KIND": "block", "--target": "b", "--init": "c", "--causal": True}.items():
+        with pytest.raises(UsageProblem, match=f"{flag} {settings[flag]}, not {other}; use another --work-dir"):
+            training_steps.check_settings(tmp_path, settings | {flag: other})
+    for damaged in ("{", "[1]"):
+        (tmp_path / "settings.json").write_text(damaged)
+        with pytest.raises(EnvironmentProblem, match="cannot go on from"):
+            training_steps.check_settings(tmp_path, settings)
 
 
 @pytest.mark.parametrize("fastest", [torch.float32, torch.bfloat16])

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import io
+import json
 import time
 import timeit
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
-from speclab.system.errors import EnvironmentProblem, first_line
+from speclab.system.errors import EnvironmentProblem, UsageProblem, first_line
 from speclab.system.files import write_whole
 from speclab.system.terminal import note, progress_bar
 
@@ -227,6 +228,24 @@ def save_tensors(path: Path, tensors: object) -> None:
     buffer = io.BytesIO()
     torch.save(tensors, buffer)
     write_whole(path, buffer.getvalue())
+
+
+def check_settings(folder: Path, settings: dict[str, object]) -> None:
+    """Note in a work folder what its training is of; UsageProblem where the folder has another training.
+
+    settings: by the name of their flag, what JSON has; of one that decides what is learned, not how long.
+    """
+    file = folder / "settings.json"
+    if not file.exists():
+        write_whole(file, json.dumps(settings, indent=1) + "\n")
+        return
+    with readable(file):
+        earlier = dict(json.loads(file.read_text("utf-8")))
+    for flag, now in settings.items():
+        if flag in earlier and earlier[flag] != now:
+            raise UsageProblem(
+                f"{folder} has a training with {flag} {earlier[flag]}, not {now}; use another --work-dir, or delete it"
+            )
 
 
 @contextlib.contextmanager
