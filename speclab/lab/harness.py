@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from speclab.core import graphs
+from speclab.core.clock import short_collections
 from speclab.core.rounds import DecodeSettings
 from speclab.core.sampling import Sampling
 from speclab.drafts.hybrid import Choosing
@@ -154,7 +155,8 @@ def measure(
             finished: list[tuple[float, Decoding]] = []
             for sampling in samplings:
                 decodings = _one_turn(bench, index, repeat, arms, sampling, prompts[index], instruments)
-                schedule(decodings, index + repeat)
+                with short_collections():
+                    schedule(decodings, index + repeat)
                 finished += [(sampling.temperature, decoding) for decoding in decodings]
                 bar.update()
             for temperature, decoding in finished:  # only now: every arm has finished this prompt

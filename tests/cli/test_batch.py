@@ -1,5 +1,6 @@
 """`--batch B` of the decoding scripts: the texts that each prompt has alone, in the prompts' order."""
 
+import gc
 import re
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 import baseline_autoregressive
 import optimized_speculative
 from speclab.cli import decoding, output
+from speclab.lab.batching.decodings import BatchDecoding
 from tests.cli.test_cli import run  # noqa: F401 - a fixture
 
 PROMPTS = ["--prompt", "def f(x):", "--prompt", "class Stack:\n", "--prompt", "for i in", "--max-new-tokens", "12"]
@@ -38,6 +40,22 @@ def test_the_texts_are_those_of_one_at_a_time(run, pair_folder, kind, words):  #
         assert re.search(r"ms between tokens \(medians of 3 texts\)", out)
         assert ("3 prompts for 8 rows" in err) == (n_rows == "8")
         assert ("tokens per round" in out) == (kind is not None)
+
+
+@pytest.mark.parametrize("at_once", [[], ["--batch", "2"]], ids=["alone", "batch"])
+def test_no_long_collection_falls_into_the_seconds(run, monkeypatch, at_once):  # noqa: F811
+    frozen = []
+    for timed, name in ((decoding._Decoded, "_timed"), (BatchDecoding, "advance")):
+        right = getattr(timed, name)
+
+        def watched(*args, right=right):
+            frozen.append(gc.get_freeze_count())
+            return right(*args)
+
+        monkeypatch.setattr(timed, name, watched)
+    assert run(baseline_autoregressive, *PROMPTS, *at_once)[0] == 0
+    assert len(frozen) >= 3
+    assert all(frozen)
 
 
 def test_there_are_prompts_for_all_rows():

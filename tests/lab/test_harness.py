@@ -4,6 +4,7 @@ Where seconds matter the clock is a made-up one (`Machine`): a pass takes what i
 """
 
 import copy
+import gc
 import random
 from collections import Counter
 from dataclasses import replace
@@ -26,7 +27,7 @@ from speclab.drafts.oracle import OracleModelDrafter
 from speclab.lab import bench as bench_module
 from speclab.lab import decodings, harness
 from speclab.lab.bench import Bench
-from speclab.lab.decodings import Decoding, take_turns
+from speclab.lab.decodings import Decoding, interleaved, take_turns
 from speclab.lab.harness import Measurement, measure
 from speclab.lab.instruments import LoopFunctions, VariedLength
 from speclab.models.cached import CachedModel
@@ -469,6 +470,18 @@ def test_second_baseline_says_the_same(pair):
         for one, other in pairs:
             assert one.texts == other.texts
             assert one.prompt_index == other.prompt_index
+
+
+def test_no_long_collection_falls_into_a_turn(pair):
+    frozen = []
+
+    def schedule(decodings, turn):
+        frozen.append(gc.get_freeze_count())
+        interleaved(decodings, turn)
+
+    measure(make_bench(pair, 6), [BASELINE], [0.0], [make_prompt()], 2, {}, schedule=schedule)
+    assert len(frozen) == 2
+    assert all(frozen)
 
 
 def test_second_baseline_only_beside_instruments(pair):

@@ -1,5 +1,6 @@
 """Pictures of a decoding: they show what happened, no text can break them, and looking changes nothing."""
 
+import gc
 import html.parser
 import io
 import itertools
@@ -128,6 +129,7 @@ def test_turns_follow_the_phases_seconds_and_not_what_looking_costs(monkeypatch)
     def stream(name: str, takes: float, n: int, seconds: dict | None):
         yield Round([0], prefill=True)
         for i in range(n):
+            assert gc.get_freeze_count(), "a long collection would be in the seconds"
             now[0] += takes
             order.append(name)
             yield Round([0], finish="length" if i == n - 1 else None, seconds=seconds)

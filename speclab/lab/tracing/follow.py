@@ -11,6 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from speclab.core.clock import short_collections
 from speclab.core.rounds import AcceptResult, DecodeSettings, Draft, Drafter, Round, tokens_of
 from speclab.core.sampling import Sampling
 from speclab.drafts.oracle import OracleDraft
@@ -68,6 +69,7 @@ def follow(
     return trace([round_ for round_, _ in seen], steps, setup.tokenizer, prompt.text, prompt.id_list, described)
 
 
+@short_collections()
 def in_turns(*streams: Iterator[Round]) -> list[list[tuple[Round, float]]]:
     """Run all to their ends; the one that has used less time goes next, so that all meet the same state of the machine.
 

@@ -1,5 +1,6 @@
 """Many requests at a time: how many, both orders of the servers, what counts as good, and the end of all of them."""
 
+import gc
 import threading
 
 import pytest
@@ -24,6 +25,7 @@ def test_at_most_so_many_are_asked_at_a_time():
     running, most, lock, gate = [], [], threading.Lock(), threading.Barrier(3)
 
     def ask(order):
+        assert gc.get_freeze_count(), "a long collection would be in the seconds"
         with lock:
             running.append(order)
             most.append(len(running))
