@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from benchmarks.scaling_page import ScalePoint, Sweep
+from speclab.core.clock import old_objects_frozen
 from speclab.core.rounds import Round
 from speclab.core.sampling import GREEDY
 from speclab.lab.bench import Bench
@@ -103,6 +104,7 @@ class Subject:
         return points
 
 
+@old_objects_frozen()
 def alternate(decodings: list[Decoding], turns: int, chunk: int) -> None:
     """Turn by turn a round of each, forwards and backwards; of the baseline `chunk` tokens in every chunk-th turn."""
     for turn in range(turns):

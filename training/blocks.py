@@ -10,7 +10,9 @@ from speclab.system.errors import UsageProblem
 from training.rollouts import Distance, distance
 
 SLOTS = 7  # of a block
-ANCHORS = 64  # blocks of a row: the pass of the target, of which all blocks of a row learn, is most of a step
+# Blocks of a row. More of them cost little, for the target's pass over the row is most of a step; what they take of the
+# memory grows with their number times the vocabulary.
+ANCHORS = 64
 DECAY = 0.85  # weight of each slot in the loss, of the one before
 # How a tokenizer of bytes calls bytes that UTF-8 never uses, 255 and 192: with a printable character, or by number.
 BYTES = ("\u00ff", "\u00c0", "<0xFF>", "<0xC0>")

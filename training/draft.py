@@ -9,7 +9,7 @@ import time
 
 import torch
 from torch import Tensor
-from transformers import LlamaForCausalLM, PreTrainedModel, StaticCache
+from transformers import Cache, DynamicCache, LlamaForCausalLM, PreTrainedModel, StaticCache
 
 from speclab.lab.training.steps import (
     MICRO_BATCH_TOKENS,
@@ -53,7 +53,7 @@ def continuations(
         while not written or time.monotonic() < end:
             picks = torch.randint(0, len(pieces), (rows,), generator=generator)
             text = pieces[picks].long().to(device)  # (rows, prompt)
-            cache, feed = StaticCache(config=target.config, max_cache_len=length), text  # no row is copied to add one
+            cache, feed = _cache(target, length), text
             while text.shape[1] < length:
                 logits = target(input_ids=feed, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
                 feed = (logits.float() / divisors).softmax(-1).multinomial(1)  # (rows, 1)
@@ -61,6 +61,14 @@ def continuations(
             written.append(text.cpu())
             bar.update(rows)
     return torch.cat(written)
+
+
+def _cache(target: PreTrainedModel, length: int) -> Cache:
+    """For texts of this length. A StaticCache is allocated once, while a DynamicCache copies all keys and values for
+    every new token; but models that the library cannot compile may count on the shapes of a DynamicCache."""
+    if target._can_compile_fullgraph:
+        return StaticCache(config=target.config, max_cache_len=length)
+    return DynamicCache(config=target.config)
 
 
 @torch.inference_mode()

@@ -47,12 +47,16 @@ from training.exits import exit_loss, fresh_adapter
 from training.heads import Draft, fresh_head, sizes, trained_head
 from training.models import compiled, encode
 from training.rollouts import CROSS_ENTROPY_WEIGHT, LOW_TEMPERATURE, distance, rollout_loss
-from training.rows import batch, beginnings, own_texts
+from training.rows import ROWS, batch, beginnings, own_texts
 from training.scoring import greedy_texts, held_out_texts, score
 
 OF_TABLES = 0.5  # rate of embeddings, norms and output layers, as a share of --rate
-BATCH_TOKENS = {"cuda": 65536}
+BATCH_TOKENS = {"cuda": 65536}  # of a step, by device
 FEW_TOKENS = 4096
+# Logits of the target in a step at most: memory for some ten times as many numbers is needed. It binds where the
+# vocabulary is large.
+LOGITS = {"cuda": 2**29}
+FEW_LOGITS = 2**27
 OF_FEATURE = {"intermediate": 1024}  # defaults
 OF_BLOCK = {"intermediate": 704, "layers": 2, "markov_rank": 64, "causal": False}
 OF_EXIT = {"intermediate": 704}
@@ -127,7 +131,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def head_to_train(args: argparse.Namespace, tokenizer: Any, target: PreTrainedModel) -> Draft:
-    """As it is before the first step: random, or that of --init. UsageProblem for a mask that the target has not."""
+    """As it is before the first step: random, or that of --init. UsageProblem for a mask beyond the target's ids."""
     if args.init:
         return trained_head(args.init, args.kind, target)
     if args.kind == "exit":
@@ -157,7 +161,7 @@ def main(argv: list[str] | None = None) -> int:
     head = head_to_train(args, tokenizer, target)
     head.to(device)
     note(f"{sum(weight.numel() for weight in head.parameters()):,} parameters")
-    check_settings(args.work_dir, _decides(args))
+    check_settings(args.work_dir, settings_of(args, head))
     documents = list(corpus.standard_library())
     stream = encode(tokenizer, [d.text for d in documents if not d.held_out])
     held_out = encode(tokenizer, [d.text for d in documents if d.held_out])
@@ -165,7 +169,7 @@ def main(argv: list[str] | None = None) -> int:
     prose = beginnings(tokenizer, [text for d in documents if not d.held_out for text in corpus.prose(d.text)])
     own = own_texts(args.work_dir, target, stream, prose, 60 * args.own_minutes, args.seed)
     note(f"the target wrote {', '.join(f'{len(rows):,} texts of {length} tokens' for length, rows in own.items())}")
-    tokens = BATCH_TOKENS.get(device.type, FEW_TOKENS)
+    tokens = step_tokens(device, target.config.get_text_config().vocab_size)
 
     def batches(step: int) -> list[tuple[Tensor, ...]]:
         return [(sent(batch(stream, own, step, args.seed, tokens), device), torch.tensor(step))]
@@ -207,10 +211,23 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _decides(args: argparse.Namespace) -> dict[str, Any]:
-    """By flag, the settings that decide what is learned."""
-    names = ("target", "init", "intermediate", "exit_layer", "layers", "markov_rank", "causal", "mask", "seed")
-    return {"KIND": args.kind} | {"--" + name.replace("_", "-"): getattr(args, name) for name in names}
+def step_tokens(device: torch.device, vocab: int) -> int:
+    """Tokens that a step learns from."""
+    most = LOGITS.get(device.type, FEW_LOGITS) // vocab
+    return min(BATCH_TOKENS.get(device.type, FEW_TOKENS), max(min(ROWS), most))
+
+
+def settings_of(args: argparse.Namespace, head: Draft) -> dict[str, Any]:
+    """Flag -> value, of the flags that decide what is learned. Sizes of a head of --init are its own."""
+    names = ["seed", "rate", "device"] + ([] if args.init else ["intermediate", "exit_layer", "layers", "markov_rank"])
+    settings = {"KIND": args.kind, "--target": args.target, "--init": args.init}
+    settings |= {"--" + name.replace("_", "-"): getattr(args, name) for name in names}
+    for flag in ("--target", "--init"):
+        if settings[flag] and Path(settings[flag]).exists():  # the same folder by another path is the same
+            settings[flag] = str(Path(settings[flag]).resolve())
+    if isinstance(head, BlockHead):
+        settings |= {"--causal": head.config.causal, "--mask": head.config.mask}
+    return settings
 
 
 def _beginning(name: str) -> dict[str, Any]:

@@ -27,6 +27,7 @@ import sys
 import tarfile
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -88,6 +89,12 @@ def _shape(text: str) -> dict[str, int]:
     return {"num_hidden_layers": int(layers), "hidden_size": int(width), "intermediate_size": int(width) * 11 // 4}
 
 
+def settings_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Flag -> value, of the flags that decide what is learned."""
+    names = ("seed", "rate", "device", "batch_tokens", "with_packages", "target_shape")
+    return {"--" + name.replace("_", "-"): getattr(args, name) for name in names}
+
+
 def write_parts(folder: Path, size: int) -> None:
     """folder.tar.part-00, -01, ... of at most `size` bytes; `cat folder.tar.part-* | tar x` puts them together."""
     archive = io.BytesIO()
@@ -144,10 +151,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.with_packages:
         documents += corpus.permissive_packages()
     training = [d.text for d in documents if not d.held_out]
-    sizes = args.target_shape
-    shape = f"{sizes['num_hidden_layers']}x{sizes['hidden_size']}"
-    decides = {"--target-shape": shape, "--with-packages": args.with_packages, "--seed": args.seed}
-    check_settings(args.work_dir, decides)
+    check_settings(args.work_dir, settings_of(args))
     tokenizer_folder = args.work_dir / "tokenizer"
     if not tokenizer_folder.exists():
         with whole_folders(tokenizer_folder) as (folder,):

@@ -8,7 +8,7 @@ from speclab.batch.select import batch_drafter, check_drafter, check_kind
 from speclab.cli.output import LOSSY, how_many, prompt_heading
 from speclab.cli.parsing import AUTO, at_least
 from speclab.core.accept import rule_of
-from speclab.core.clock import short_collections
+from speclab.core.clock import old_objects_frozen
 from speclab.core.rounds import DecodeSettings, Drafter
 from speclab.drafts.kinds import is_tree
 from speclab.lab.batching.decodings import BatchDecoding
@@ -68,7 +68,7 @@ def run(
     else:
         rounds = autoregressive_decode_batch(target, requests, setup.chunk)
     decoding = BatchDecoding(rounds, len(requests))
-    with progress(len(requests), "text", "decoding") as bar, short_collections():
+    with progress(len(requests), "text", "decoding") as bar, old_objects_frozen():
         while not decoding.done:
             n_left = decoding.n_left
             decoding.advance()

@@ -13,7 +13,7 @@ from draft_models import ModelDrafter
 from speclab.cli import batch, flags, parsing
 from speclab.cli.output import LOSSY, how_many, prompt_heading, write_trace
 from speclab.core.accept import rule_of
-from speclab.core.clock import short_collections, synchronize
+from speclab.core.clock import old_objects_frozen, synchronize
 from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, Drafter, Round, tokens_of
 from speclab.drafts.described import describe_draft, length_notes
@@ -96,7 +96,7 @@ class _Decoded:
     n_prompts: int = 0
     n_tokens: int = 0  # those of the prompts' own passes included
 
-    @short_collections()
+    @old_objects_frozen()
     def show(self, prompt: Prompt, rounds: Iterator[Round]) -> list[int]:
         """Print a prompt and its text.  -> new tokens"""
         tokens, text = [], ""
@@ -158,6 +158,7 @@ def _baseline(args: argparse.Namespace, baseline: Loop) -> int:
     return 0
 
 
+@old_objects_frozen()
 def _rate(learner: Learner, setup: Setup, prompt: Prompt, baseline: Loop, settings: DecodeSettings) -> str:
     """Exercise 0's numbers of the baseline on a prompt."""
     ids = prompt.ids.to(setup.device)

@@ -10,12 +10,13 @@ on each phase of a round, whose draft lengths change from round to round.
 """
 
 import contextlib
+import gc
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from speclab.core import graphs
-from speclab.core.clock import short_collections
+from speclab.core.clock import old_objects_frozen
 from speclab.core.rounds import DecodeSettings
 from speclab.core.sampling import Sampling
 from speclab.drafts.hybrid import Choosing
@@ -151,31 +152,45 @@ def measure(
         _warm_up(bench, arms, samplings, prompts, instruments)
         n_warm = graphs.captures.n
         measured.n_graphs = n_warm - n_before
-        for repeat, index in turns:
-            finished: list[tuple[float, Decoding]] = []
-            for sampling in samplings:
-                decodings = _one_turn(bench, index, repeat, arms, sampling, prompts[index], instruments)
-                with short_collections():
+        with old_objects_frozen():
+            for repeat, index in turns:
+                finished: list[tuple[float, Decoding]] = []
+                for sampling in samplings:
+                    decodings = _one_turn(bench, index, repeat, arms, sampling, prompts[index], instruments)
                     schedule(decodings, index + repeat)
-                finished += [(sampling.temperature, decoding) for decoding in decodings]
-                bar.update()
-            for temperature, decoding in finished:  # only now: every arm has finished this prompt
-                if decoding.arm.method == INSTRUMENT or decoding.arm == BASELINE_REPEAT:
-                    measured.add(decoding, temperature, index)
-                if decoding.arm.method != INSTRUMENT:
-                    sample = Sample(decoding.arm, temperature, index, prompts[index].kind, decoding.n_prompt)
-                    sample.lossy_rule = bench.lossy_rule(decoding.arm)
-                    samples.setdefault((index, temperature, decoding.arm), sample).add(
-                        decoding.prefill_seconds,
-                        decoding.decode_seconds,
-                        decoding.tokens,
-                        decoding.counts if decoding.arm.speculative else None,  # the baseline: a pass for a token
-                        decoding.rounds,
-                    )
-            measured.n_late_graphs = graphs.captures.n - n_warm
+                    finished += [(sampling.temperature, decoding) for decoding in decodings]
+                    bar.update()
+                gc.collect()  # between the times, what has become garbage inside; the rest is frozen
+                for temperature, decoding in finished:  # only now: every arm has finished this prompt
+                    _book(measured, samples, decoding, temperature, index)
+                measured.n_late_graphs = graphs.captures.n - n_warm
     measured.stop = stops[0] if stops else None
     measured.samples = sorted(samples.values(), key=lambda sample: sample.prompt_index)
     return measured
+
+
+def _book(
+    measured: Measurement,
+    samples: dict[tuple[int, float, Arm], Sample],
+    decoding: Decoding,
+    temperature: float,
+    index: int,
+) -> None:
+    """Keep what a decoding of prompt number `index` gave."""
+    arm = decoding.arm
+    if arm.method == INSTRUMENT or arm == BASELINE_REPEAT:
+        measured.add(decoding, temperature, index)
+    if arm.method == INSTRUMENT:
+        return
+    sample = Sample(arm, temperature, index, measured.prompts[index].kind, decoding.n_prompt)
+    sample.lossy_rule = measured.bench.lossy_rule(arm)
+    samples.setdefault((index, temperature, arm), sample).add(
+        decoding.prefill_seconds,
+        decoding.decode_seconds,
+        decoding.tokens,
+        decoding.counts if arm.speculative else None,  # the baseline: a pass for a token
+        decoding.rounds,
+    )
 
 
 def mixed(prompts: list[Prompt]) -> list[int]:

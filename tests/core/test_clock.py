@@ -1,6 +1,8 @@
 """Waiting for the device, and for the garbage collector."""
 
 import gc
+import threading
+import weakref
 
 import pytest
 import torch
@@ -19,25 +21,61 @@ def test_synchronize_waits_for_the_device_it_is_given(monkeypatch, kind):
 
 def test_what_was_there_before_is_not_looked_at():
     """A collection inside sees new objects alone, and garbage among them; afterwards everything again."""
-    old = [[i] for i in range(1000)]
-    with clock.short_collections():
-        assert gc.get_freeze_count() > 1000
-        n_before = len(gc.get_objects())
-        new = [[i] for i in range(500)]
-        assert 500 < len(gc.get_objects()) - n_before < 700
-        circle: list = []
-        circle.append(circle)
+
+    def seen(wanted) -> bool:
+        return any(one is wanted for one in gc.get_objects())
+
+    class Circle:
+        pass
+
+    old = [Circle()]
+    with clock.old_objects_frozen():
+        new, circle = [Circle()], Circle()
+        assert not seen(old)
+        assert seen(new)
+        circle.itself, gone = circle, weakref.ref(circle)
         del circle
-        assert gc.collect() > 0
-        with clock.short_collections():  # a loop inside another
+        gc.collect()
+        assert gone() is None
+        with clock.old_objects_frozen():  # a loop inside another
             pass
-        assert gc.get_freeze_count() > 1000
+        assert not seen(old)
     assert gc.get_freeze_count() == 0
-    assert len(gc.get_objects()) > 1500
-    assert len(old) + len(new) == 1500
+    assert seen(old)
+    assert seen(new)
 
 
 def test_an_error_inside_lets_the_collector_see_everything_again():
-    with pytest.raises(KeyError), clock.short_collections():
+    with pytest.raises(KeyError), clock.old_objects_frozen():
         raise KeyError
+    assert gc.get_freeze_count() == 0
+
+
+def test_what_somebody_else_has_frozen_stays_so():
+    gc.freeze()
+    try:
+        new = [[]]
+        with clock.old_objects_frozen():
+            assert not any(one is new for one in gc.get_objects())
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
+
+
+def test_threads_wait_for_each_other_to_end():
+    """The first one to leave takes nothing from the other."""
+    inside, leave = threading.Event(), threading.Event()
+
+    def work():
+        with clock.old_objects_frozen():
+            inside.set()
+            leave.wait(60)
+
+    thread = threading.Thread(target=work)
+    with clock.old_objects_frozen():
+        thread.start()
+        assert inside.wait(60)
+    assert gc.get_freeze_count() > 0
+    leave.set()
+    thread.join(60)
     assert gc.get_freeze_count() == 0

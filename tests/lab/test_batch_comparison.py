@@ -1,5 +1,6 @@
 """compare.py --batch end to end on a tiny pair, and its parts: bookkeeping, checks, expectations."""
 
+import gc
 import json
 
 import pytest
@@ -99,11 +100,11 @@ def test_a_wrong_text_is_found(run, monkeypatch, temperature):
 
 
 def test_ctrl_c_keeps_the_rounds_so_far(run, tmp_path, monkeypatch):
-    honest, n = BatchDecoding.advance, 0
+    honest, n, frozen = BatchDecoding.advance, 0, 0
 
     def advance(self):
-        nonlocal n
-        n += 1
+        nonlocal n, frozen
+        n, frozen = n + 1, gc.get_freeze_count()
         if n == stop:
             raise KeyboardInterrupt
         honest(self)
@@ -113,6 +114,7 @@ def test_ctrl_c_keeps_the_rounds_so_far(run, tmp_path, monkeypatch):
     code, out, err = run("--batch", "1,2")
     made = read(tmp_path / "results" / "local-batch.json", BatchRun)
     assert code == 0, "all texts that there are have been judged"
+    assert frozen, "a long collection would be in the seconds"
     assert made.interrupted
     assert made.rows
     assert made.costs == {}

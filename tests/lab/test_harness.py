@@ -6,6 +6,7 @@ Where seconds matter the clock is a made-up one (`Machine`): a pass takes what i
 import copy
 import gc
 import random
+import weakref
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
@@ -473,10 +474,18 @@ def test_second_baseline_says_the_same(pair):
 
 
 def test_no_long_collection_falls_into_a_turn(pair):
-    frozen = []
+    """And what has become garbage in one turn is gone before the next."""
+    frozen, circles = [], []
+
+    class Circle:
+        pass
 
     def schedule(decodings, turn):
         frozen.append(gc.get_freeze_count())
+        assert all(circle() is None for circle in circles)
+        circle = Circle()
+        circle.itself = circle
+        circles.append(weakref.ref(circle))
         interleaved(decodings, turn)
 
     measure(make_bench(pair, 6), [BASELINE], [0.0], [make_prompt()], 2, {}, schedule=schedule)

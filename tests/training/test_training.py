@@ -3,11 +3,14 @@
 import argparse
 import functools
 import io
+import json
+import re
 import subprocess
 import tarfile
 
 import pytest
 import torch
+from transformers import GPTNeoConfig, GPTNeoForCausalLM
 
 from speclab.lab.training import corpus
 from speclab.lab.training import steps as training_steps
@@ -15,10 +18,11 @@ from speclab.lab.training.corpus import Document, is_permissive
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.system.paths import ROOT
 from tests.conftest import tiny_llama
+from tests.heads import tiny_block_head
 from tests.tiny_models import FAMILIES, VOCAB, tiny
 from tests.watch import Watch
 from training import draft as draft_training
-from training import lab_pair
+from training import drafts, lab_pair
 from training import models as lab_models
 
 
@@ -158,32 +162,94 @@ def test_ctrl_c_keeps_every_whole_step(where, kept, tmp_path, monkeypatch):
     assert all(torch.equal(a, b) for a, b in zip(resumed.parameters(), at_once.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_continuations_are_what_the_target_chooses(family):
+def _gpt_neo():
+    """A model with layers of a window that counts on the shapes of a DynamicCache."""
+    sizes = {"vocab_size": VOCAB, "hidden_size": 32, "num_layers": 2, "num_heads": 2, "max_position_embeddings": 64}
+    torch.manual_seed(0)
+    config = GPTNeoConfig(**sizes, attention_types=[[["global", "local"], 1]], window_size=8, intermediate_size=64)
+    return GPTNeoForCausalLM(config).double().eval()
+
+
+@pytest.mark.parametrize("family", [*sorted(FAMILIES), "gpt_neo"])
+@pytest.mark.parametrize("n_prompt", [5, 12], ids=["within the window", "beyond it"])
+def test_continuations_are_what_the_target_chooses(family, n_prompt):
     """At almost no temperature, whatever the target keeps of a text: every token is its most probable one."""
-    target = tiny(family)
-    pieces = torch.randint(3, VOCAB, (5, 12), generator=torch.Generator().manual_seed(0))
+    target = _gpt_neo() if family == "gpt_neo" else tiny(family)
+    pieces = torch.randint(3, VOCAB, (5, n_prompt), generator=torch.Generator().manual_seed(0))
     texts = draft_training.continuations(target, pieces, 0, 0, rows=4, length=40, temperatures=(1e-5,))
     assert texts.shape == (4, 40)
-    assert all(any(torch.equal(text[:12], piece) for piece in pieces) for text in texts)
+    assert all(any(torch.equal(text[:n_prompt], piece) for piece in pieces) for text in texts)
     with torch.no_grad():
-        logits = target(input_ids=texts, use_cache=False).logits[:, 11:-1]
-    lost = logits.max(-1).values - logits.gather(-1, texts[:, 12:, None])[..., 0]
+        logits = target(input_ids=texts, use_cache=False).logits[:, n_prompt - 1 : -1]
+    lost = logits.max(-1).values - logits.gather(-1, texts[:, n_prompt:, None])[..., 0]
     assert lost.max() < 1e-3
 
 
 def test_a_work_folder_has_one_training(tmp_path):
     """Texts and checkpoints of another target must not be taken for those of this one."""
-    settings = {"KIND": "feature", "--target": "a", "--init": None, "--causal": False}
+    settings = {"KIND": "feature", "--target": "a", "--init": None, "--rate": 0.1}
+    training_steps.check_settings(tmp_path, settings | {"--target": "mistyped"})
+    training_steps.check_settings(tmp_path, settings)  # nothing was learned of the mistyped one
+    (tmp_path / "own-256.pt").write_text("")
     training_steps.check_settings(tmp_path, settings)
-    training_steps.check_settings(tmp_path, settings)
-    for flag, other in {"KIND": "block", "--target": "b", "--init": "c", "--causal": True}.items():
-        with pytest.raises(UsageProblem, match=f"{flag} {settings[flag]}, not {other}; use another --work-dir"):
+    for flag, other in {"KIND": "block", "--target": "b", "--init": "c", "--rate": None, "--layers": 2}.items():
+        message = f"{flag} is {settings.get(flag)} there, and not {other}; use another --work-dir"
+        with pytest.raises(UsageProblem, match=re.escape(message)):
             training_steps.check_settings(tmp_path, settings | {flag: other})
     for damaged in ("{", "[1]"):
         (tmp_path / "settings.json").write_text(damaged)
         with pytest.raises(EnvironmentProblem, match="cannot go on from"):
             training_steps.check_settings(tmp_path, settings)
+    (tmp_path / "settings.json").unlink()
+    with pytest.raises(UsageProblem, match="says of what"):
+        training_steps.check_settings(tmp_path, settings)
+
+
+# Flags that say how long, how fast and where to: a training goes on with others.
+NOT_LEARNED = {"help", "minutes", "own_minutes", "threads", "work_dir", "out", "part_mb", "kind"}
+
+
+@pytest.mark.parametrize(("script", "kind"), [(lab_pair, None), *((drafts, kind) for kind in drafts.KINDS)])
+def test_every_flag_that_decides_what_is_learned_is_a_setting(script, kind, tmp_path):
+    if kind:
+        head = tiny_block_head(tiny("llama")) if kind == "block" else None
+        args = drafts.parse([kind, *(["--exit-layer", "2"] if kind == "exit" else [])])
+        settings, flags = drafts.settings_of(args, head), vars(args)
+    else:
+        args = lab_pair.make_parser().parse_args([])
+        settings, flags = lab_pair.settings_of(args), vars(args)
+    unused = {flag for flag, only in drafts.FOR.items() if kind and only != kind}
+    names = {"--" + name.replace("_", "-") for name in set(flags) - NOT_LEARNED - unused}
+    assert names <= settings.keys()
+
+
+def test_a_folder_by_another_path_is_the_same_target(tmp_path, monkeypatch):
+    (tmp_path / "model").mkdir()
+    monkeypatch.chdir(tmp_path)
+    named = [drafts.parse(["feature", "--target", name]) for name in ("model", "./model/", str(tmp_path / "model"))]
+    assert len({json.dumps(drafts.settings_of(args, None)) for args in named}) == 1
+
+
+def test_a_work_folder_of_another_draft_is_refused_at_once(tmp_path, capsys):
+    (tmp_path / "own-256.pt").write_text("")
+    (tmp_path / "settings.json").write_text('{"KIND": "block"}')
+    assert drafts.main(["feature", "--work-dir", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    assert "KIND is block there, and not feature; use another --work-dir" in capsys.readouterr().err
+
+
+def test_a_work_folder_of_another_pair_is_refused(tmp_path, capsys, models):
+    words = ["--work-dir", str(tmp_path / "work"), "--out", str(tmp_path / "out")]
+    assert lab_pair.main(words) == 0
+    assert lab_pair.main([*words, "--minutes", "200"]) == 0
+    assert lab_pair.main([*words, "--seed", "1"]) == 2
+    assert "--seed is 0 there, and not 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("device", "vocab", "n"), [("cpu", 2048, 4096), ("cuda", 2048, 65536), ("cpu", 151936, 883), ("cuda", 128256, 4185)]
+)
+def test_a_step_with_a_large_vocabulary_has_fewer_tokens(device, vocab, n):
+    assert drafts.step_tokens(torch.device(device), vocab) == n
 
 
 @pytest.mark.parametrize("fastest", [torch.float32, torch.bfloat16])

@@ -8,12 +8,14 @@ import warnings
 
 import torch
 
+from speclab.core.clock import old_objects_frozen
 from speclab.lab.run_config import RunConfig
 from speclab.models.generation import settings_of_the_lab
 from speclab.records.runs import Facts
 from speclab.system.terminal import progress
 
 
+@old_objects_frozen()
 def batched(config: RunConfig, batches: list[int]) -> list[Facts]:
     """Of every batch: tokens of all texts, and seconds, prompts' own pass included; greedy."""
     entries = []

@@ -9,7 +9,7 @@ from speclab.batch.loops import autoregressive_decode_batch, in_lockstep, specul
 from speclab.batch.rows import Request
 from speclab.batch.select import batch_drafter
 from speclab.core import graphs
-from speclab.core.clock import short_collections
+from speclab.core.clock import old_objects_frozen
 from speclab.core.rounds import DecodeSettings
 from speclab.lab.batching.arms import BatchArm, requests_of
 from speclab.lab.batching.decodings import BatchDecoding
@@ -87,7 +87,7 @@ def decode(decoded: Batches, ways: list[BatchArm], timer: PassTimer) -> None:
     every = list(decoded.decodings.values())
     whole = sum(one.n_requests for one in every) * config.max_new_tokens
     n_tokens = n_steps = 0
-    with progress(sum(one.n_requests for one in every), "text", "decoding") as bar, short_collections():
+    with progress(sum(one.n_requests for one in every), "text", "decoding") as bar, old_objects_frozen():
         while waiting := [decoding for decoding in every if not decoding.done]:
             decoding = min(waiting, key=lambda one: one.n_tokens / one.n_requests)  # who has done least goes next
             n_left, tokens_before = decoding.n_left, decoding.n_tokens

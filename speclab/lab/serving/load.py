@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from speclab.core.clock import short_collections
+from speclab.core.clock import old_objects_frozen
 from speclab.lab.serving import counters
 from speclab.lab.serving.client import Answer, Order
 from speclab.lab.serving.servers import Server, wait_until_idle
@@ -122,7 +122,7 @@ def percentile(values: Sequence[float], share: float) -> float:
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
-@short_collections()
+@old_objects_frozen()
 def at_once(
     ask: Callable[[Order], Answer], orders: Sequence[Order], concurrency: int, abort: Callable[[], None]
 ) -> tuple[list[Answer], float]:

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 from baseline_autoregressive import autoregressive_decode
 from draft_models import NgramDrafter
 from optimized_speculative import speculative_decode
+from speclab.core.clock import old_objects_frozen
 from speclab.core.rounds import DecodeSettings, Drafter, Round, tokens_of
 from speclab.drafts.hybrid import LookupDrafter
 from speclab.models.prompts import Prompt
@@ -53,6 +54,7 @@ class OwnRounds:
     seconds: float = 0.0  # of these
 
 
+@old_objects_frozen()
 def greedy_texts(setup: Setup, prompts: list[Prompt], n_tokens: int) -> list[OwnText]:
     """The baseline's text of every prompt."""
     texts = []
@@ -67,6 +69,7 @@ def greedy_texts(setup: Setup, prompts: list[Prompt], n_tokens: int) -> list[Own
     return texts
 
 
+@old_objects_frozen()
 def own_rounds(
     setup: Setup, drafters: dict[str, Drafter], arms: list[Arm], prompts: list[Prompt], n_tokens: int
 ) -> dict[tuple[Arm, int], OwnRounds]:

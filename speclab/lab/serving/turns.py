@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from speclab.core.clock import short_collections
+from speclab.core.clock import old_objects_frozen
 from speclab.lab.serving import counters
 from speclab.lab.serving.client import Answer, Order
 from speclab.lab.serving.servers import Server, wait_until_idle
@@ -33,7 +33,7 @@ def warm_up(servers: Sequence[Server], orders: Sequence[Order]) -> None:
                 server.client.ask(order)
 
 
-@short_collections()
+@old_objects_frozen()
 def in_turns(
     plain: Server, other: Server, arm: Arm, orders: dict[int, Order], repeats: int, done: Callable[[], None]
 ) -> list[Sent]:

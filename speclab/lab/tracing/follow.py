@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from speclab.core.clock import short_collections
+from speclab.core.clock import old_objects_frozen
 from speclab.core.rounds import AcceptResult, DecodeSettings, Draft, Drafter, Round, tokens_of
 from speclab.core.sampling import Sampling
 from speclab.drafts.oracle import OracleDraft
@@ -69,7 +69,7 @@ def follow(
     return trace([round_ for round_, _ in seen], steps, setup.tokenizer, prompt.text, prompt.id_list, described)
 
 
-@short_collections()
+@old_objects_frozen()
 def in_turns(*streams: Iterator[Round]) -> list[list[tuple[Round, float]]]:
     """Run all to their ends; the one that has used less time goes next, so that all meet the same state of the machine.
 

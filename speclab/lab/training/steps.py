@@ -231,21 +231,23 @@ def save_tensors(path: Path, tensors: object) -> None:
 
 
 def check_settings(folder: Path, settings: dict[str, object]) -> None:
-    """Note in a work folder what its training is of; UsageProblem where the folder has another training.
+    """Write a training's settings into its work folder. UsageProblem where the folder has texts or checkpoints of other
+    settings, or of unknown ones.
 
-    settings: by the name of their flag, what JSON has; of one that decides what is learned, not how long.
+    settings: flag -> value, of the flags that decide what is learned. How long it takes does not count: a finished
+    training goes on with more minutes.
     """
-    file = folder / "settings.json"
-    if not file.exists():
-        write_whole(file, json.dumps(settings, indent=1) + "\n")
-        return
-    with readable(file):
-        earlier = dict(json.loads(file.read_text("utf-8")))
-    for flag, now in settings.items():
-        if flag in earlier and earlier[flag] != now:
-            raise UsageProblem(
-                f"{folder} has a training with {flag} {earlier[flag]}, not {now}; use another --work-dir, or delete it"
-            )
+    file, advice = folder / "settings.json", "use another --work-dir, or delete settings.json, *.pt and tokenizer in it"
+    if any(folder.glob("*.pt")) or (folder / "tokenizer").exists():
+        if not file.exists():
+            raise UsageProblem(f"{folder} has a training, and no settings.json says of what; {advice}")
+        with readable(file):
+            earlier = dict(json.loads(file.read_text("utf-8")))
+        for flag in settings | earlier:
+            before, now = earlier.get(flag), settings.get(flag)
+            if before != now:
+                raise UsageProblem(f"{folder}: {flag} is {before} there, and not {now}; {advice}")
+    write_whole(file, json.dumps(settings, indent=1) + "\n")
 
 
 @contextlib.contextmanager

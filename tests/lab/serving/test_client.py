@@ -1,5 +1,6 @@
 """Requests: a stream is counted by ids, and whatever is no such stream is one line."""
 
+import gc
 import threading
 import time
 
@@ -214,13 +215,14 @@ def test_turns_rotate_and_count_every_request_alone(fake, plain):
     arm, done = Arm("ngram", "ngram", 2), []
     orders = {2: ORDER, 0: Order([7], 5, GREEDY), 1: Order([8], 5, GREEDY)}
     servers = Server("baseline", Client(plain.url)), Server("ngram", Client(fake.url))
-    sent = turns.in_turns(*servers, arm, orders, 2, lambda: done.append(1))
+    sent = turns.in_turns(*servers, arm, orders, 2, lambda: done.append(gc.get_freeze_count()))
     assert [one.index for one in sent] == [2] * 3 + [0] * 3 + [1] * 3 + [2] * 3 + [0] * 3 + [1] * 3
     first = [sent[i].arm for i in range(0, 18, 3)]
     assert first[:3] == [BASELINE, arm, BASELINE_REPEAT]
     assert first[3:] == [arm, BASELINE_REPEAT, BASELINE], "another one begins in the next repeat"
     assert {one.turns_of for one in sent} == {arm}
     assert len(done) == 6
+    assert all(done), "a long collection would be in the seconds"
     assert [one.counts.n_drafts for one in sent if one.arm == arm] == [4, 2, 2, 4, 2, 2]
     assert {one.counts for one in sent if one.arm != arm} == {None}
 
