@@ -59,7 +59,7 @@ def without_states(fast: FastModel | None) -> FastModel | None:
     if not isinstance(fast, ExportedModel):
         return fast
     plain = ExportedModel(fast.model, layers=())
-    plain.padded, plain.plain_one = fast.padded, fast.plain_one
+    plain.padded, plain.plain_up_to = fast.padded, fast.plain_up_to
     return plain
 
 

@@ -8,6 +8,8 @@ has no fast one runs eagerly, and the reason is printed.
 
 import copy
 import functools
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -27,6 +29,7 @@ ENGINES = ("auto", "fast", "eager")
 ASKED_FOR = "asked for"
 NARROW, WIDE = 1, 5  # a decode step, and the verification of four drafted tokens
 PADDED = 4  # oneDNN reads packed weights fastest for four rows and more
+WIDER = (3, 5, 9, 33)  # tokens of passes that are tried on the model's own weights, too
 WORTH_IT = 0.93  # padding must save more than noise
 AS_FAST = 0.97  # an engine with at least this share of the other's speed counts as equally fast: the rest is noise
 CONTEXT = 64
@@ -110,20 +113,31 @@ def _forget(fast: FastModel) -> None:
 
 
 def choose_kernels(exported: FastModel) -> None:
-    """How passes over one to three tokens run on packed weights: as they are, padded to four, or, a single token, on
-    the model's own weights. Which is fastest depends on the processor's maker, the size of the weights, the threads."""
+    """How passes run on packed weights, and up to how many tokens they read the model's own weights instead.
+
+    On packed weights those over one to three tokens run as they are, or padded to four. What is fastest depends on the
+    processor's maker, the size of the weights, the threads.
+    """
     if not isinstance(exported, ExportedModel) or not exported.packed:
         return
-    exported.padded, exported.plain_one, exported.one_token_gain = {}, False, None
+    exported.padded, exported.plain_up_to, exported.one_token_gain = {}, 0, None
     plain = copy.copy(exported)
-    plain.plain_one = True
-    packed_model, plain_model = (CachedModel(exported.model, fast=fast) for fast in (exported, plain))
-    one, two, four, plain_one = fastest([(packed_model, n) for n in (1, 2, PADDED)] + [(plain_model, 1)])
+    plain.plain_up_to = max(WIDER)
+    on_packed, on_plain = (CachedModel(exported.model, fast=fast) for fast in (exported, plain))
+    one, two, four, plain_one = fastest([(on_packed, n) for n in (1, 2, PADDED)] + [(on_plain, 1)])
     exported.padded = dict.fromkeys((2, 3), PADDED) if four < WORTH_IT * two else {}
-    padding_helps = four < WORTH_IT * one
-    exported.plain_one = plain_one < (WORTH_IT * four if padding_helps else one)
-    if padding_helps and not exported.plain_one:
+    if four < WORTH_IT * one:
         exported.padded[1] = PADDED
+    if plain_one < (WORTH_IT * four if 1 in exported.padded else one):
+        widths = [n for n in WIDER if n < (on_packed.max_length or math.inf)]
+        wins = itertools.takewhile(lambda n: _is_faster(on_plain, on_packed, n), widths)
+        exported.plain_up_to = max(wins, default=1)
+    exported.padded = {n: to for n, to in exported.padded.items() if n > exported.plain_up_to}
+
+
+def _is_faster(one: CachedModel, other: CachedModel, n_tokens: int) -> bool:
+    seconds, seconds_of_other = fastest([(one, n_tokens), (other, n_tokens)])
+    return seconds < seconds_of_other
 
 
 def runs_on_graphs(model: PreTrainedModel) -> bool:
@@ -170,5 +184,6 @@ def check(model: PreTrainedModel, fast: FastModel) -> None:
 
 def fastest(passes: list[tuple[CachedModel, int]]) -> list[float]:
     """Seconds of the fastest pass of each (model, width)."""
-    context = max(1, min(CONTEXT, (passes[0][0].max_length or 2 * CONTEXT) - WIDE))
+    widest = max(width for _, width in passes)
+    context = max(1, min(CONTEXT, (passes[0][0].max_length or 2 * CONTEXT) - widest))
     return [min(times) for times in time_passes(passes, context, PASSES, patience=PATIENCE)]

@@ -1,5 +1,7 @@
 """A draft that proposes a block in one pass: what it reads, what it proposes, and that it learns."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from decoding import plain_text, speculative_rounds
@@ -9,11 +11,13 @@ from torch import Tensor
 
 from speclab.core.sampling import Sampling
 from speclab.drafts.block import BlockDrafter
+from speclab.drafts.heads import parts
 from speclab.drafts.heads.block import BlockHead, blocks
 from speclab.drafts.heads.parts import rotations
 from speclab.drafts.heads.rollout import target_pass
 from speclab.lab.acceptance_probs import accept_probs
 from speclab.lab.bench import Bench
+from speclab.models.backends.rewrites import can_prepack
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
@@ -235,3 +239,28 @@ def test_the_forecast_of_sampling_is_the_share_that_is_accepted():
     differences = torch.tensor(differences)
     assert differences.std() > 0.1
     assert differences.mean().abs() < 5 * differences.std() / len(differences) ** 0.5
+
+
+@pytest.mark.parametrize("packed_wins", [False, True])
+def test_products_of_a_head_are_packed_where_that_is_faster(packed_wins, monkeypatch):
+    """The whole list is timed both ways; what a head gives is the same."""
+    target = tiny("llama", dtype=torch.float32)
+    if not can_prepack(target.device, target.dtype):
+        pytest.skip("oneDNN is not here")
+    head = tiny_block_head(target)
+    x = torch.randn(1, 3, head.fc.in_features)
+    right, now = head.fused(x), [0.0]
+    honest = parts._product
+
+    def slow(x, weight, bias, is_packed):
+        now[0] += 2 - (is_packed == packed_wins)
+        return honest(x, weight, bias, is_packed)
+
+    monkeypatch.setattr(parts, "_product", slow)
+    monkeypatch.setattr(parts, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    assert parts.frozen(head, 7) is head
+    assert head.fused.packs is head.layers[0].down.packs is packed_wins
+    assert torch.allclose(head.fused(x), right, atol=1e-5)
+    before = now[0]
+    parts.frozen(head, 7)
+    assert now[0] == before, "a frozen head is timed once"

@@ -213,8 +213,17 @@ def test_wrong_passes_are_refused(engine, monkeypatch):
 # --- What a pass costs ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("narrow", [{}, {"padded": {1: 4, 2: 4, 3: 4}}, {"plain_one": True}], ids=str)
-def test_a_batch_of_one_runs_the_kernels_of_one_text(narrow, monkeypatch):
+@pytest.mark.parametrize(
+    ("narrow", "kernels"),
+    [
+        ({}, [("one", 1), ("wide", 2), ("wide", 5)]),
+        ({"padded": {1: 4, 2: 4, 3: 4}}, [("wide", 4), ("wide", 4), ("wide", 5)]),
+        ({"plain_up_to": 1}, [("one_plain", 1), ("wide", 2), ("wide", 5)]),
+        ({"plain_up_to": 2, "padded": {3: 4}}, [("one_plain", 1), ("wide_plain", 2), ("wide", 5)]),
+    ],
+    ids=str,
+)
+def test_a_batch_of_one_runs_the_kernels_of_one_text(narrow, kernels, monkeypatch):
     """Those that models/select.py has chosen, and none of the exported pass over rows."""
     target = on("fast")
     for name, value in narrow.items():
@@ -234,8 +243,7 @@ def test_a_batch_of_one_runs_the_kernels_of_one_text(narrow, monkeypatch):
         assert logits.shape == (1, m, VOCAB)
         assert torch.allclose(logits[0], right(target.model, TEXTS[0, : 5 + m])[5:], atol=1e-9)
         batch.crop([5])
-    padded, one = "padded" in narrow, "one_plain" if "plain_one" in narrow else "one"
-    assert seen == ([("wide", 4), ("wide", 4), ("wide", 5)] if padded else [(one, 1), ("wide", 2), ("wide", 5)])
+    assert seen == kernels
 
 
 def test_two_texts_are_padded_as_one_with_as_many_tokens():

@@ -42,7 +42,9 @@ def noisy(family: str, dtype: torch.dtype):
 
 
 @pytest.mark.parametrize("family", [*PLAIN, *WINDOWED])
-@pytest.mark.parametrize("narrow", [{}, {"padded": {1: 4, 2: 4, 3: 4}}, {"plain_one": True}], ids=str)
+@pytest.mark.parametrize(
+    "narrow", [{}, {"padded": {1: 4, 2: 4, 3: 4}}, {"plain_up_to": 1}, {"plain_up_to": 64}], ids=str
+)
 def test_logits_at_every_width_and_across_a_growing_buffer(family, narrow, monkeypatch):
     """Widths of 1 to 80, up to the edge of the model's context, with rollbacks between."""
     model = model_of(family)
@@ -370,31 +372,49 @@ def test_engines_race_again_while_their_two_figures_disagree(races, expected, wo
 
 
 @pytest.mark.parametrize(
-    ("times", "padded", "plain"),
+    ("packed", "own", "padded", "plain_up_to"),
     [
-        ((2.0, 2.0, 2.0, 2.0), {}, False),
-        ((2.0, 2.0, 1.5, 2.0), {1: 4, 2: 4, 3: 4}, False),
-        ((1.5, 2.0, 1.5, 2.0), {2: 4, 3: 4}, False),
-        ((2.0, 2.0, 1.99, 2.0), {}, False),
-        ((2.0, 2.0, 1.99, 1.98), {}, True),
-        ((2.0, 2.0, 2.0, 1.5), {}, True),
-        ((2.0, 2.0, 1.6, 1.2), {2: 4, 3: 4}, True),
-        ((2.0, 2.0, 1.5, 1.49), {1: 4, 2: 4, 3: 4}, False),
+        ({}, {1: 2.0}, {}, 0),
+        ({4: 1.5}, {1: 2.0}, {1: 4, 2: 4, 3: 4}, 0),
+        ({1: 1.5, 4: 1.5}, {1: 2.0}, {2: 4, 3: 4}, 0),
+        ({4: 1.99}, {1: 2.0}, {}, 0),
+        ({4: 1.99}, {1: 1.98, 3: 2.0}, {}, 1),
+        ({}, {1: 1.5, 3: 1.9, 5: 2.0}, {}, 3),
+        ({4: 1.6}, {1: 1.2, 3: 1.7}, {2: 4, 3: 4}, 1),
+        ({4: 1.5}, {1: 1.49}, {1: 4, 2: 4, 3: 4}, 0),
+        ({4: 1.5}, {1: 1.0, 3: 1.4, 5: 1.9, 9: 1.9, 33: 2.1}, {}, 9),
+        ({}, {1: 1.0, 3: 1.0, 5: 1.0, 9: 1.0, 33: 1.0}, {}, 33),
     ],
 )
-def test_narrow_passes_take_the_fastest_kernels(monkeypatch, times, padded, plain):
-    """Seconds of one, two and four tokens on packed weights, and of one on the model's own."""
+def test_narrow_passes_take_the_fastest_kernels(monkeypatch, packed, own, padded, plain_up_to):
+    """Seconds of passes on packed weights, 2 where nothing is said, and on the model's own."""
     model = model_of("llama", dtype=torch.float32)
     if not rewrites.can_prepack(model.device, model.dtype):
         pytest.skip("oneDNN is not here")
 
-    def taken(passes):
-        assert [(m.fast.plain_one, width) for m, width in passes] == [(False, 1), (False, 2), (False, 4), (True, 1)]
-        return times
+    def seconds(model, width):
+        fast = model.fast
+        return own[width] if fast is not chosen[0] else packed.get(fast.padded.get(width, width), 2.0)
 
-    monkeypatch.setattr(select, "fastest", taken)
-    chosen, _ = select.choose(model, "fast")
-    assert (chosen.padded, chosen.plain_one) == (padded, plain)
+    chosen = [ExportedModel(model)]
+    monkeypatch.setattr(select, "fastest", lambda passes: [seconds(*one) for one in passes])
+    select.choose_kernels(chosen[0])
+    assert (chosen[0].padded, chosen[0].plain_up_to) == (padded, plain_up_to)
+
+
+def test_no_pass_is_tried_that_the_model_has_no_room_for(monkeypatch):
+    model = tiny("llama", dtype=torch.float32, max_position_embeddings=9)
+    if not rewrites.can_prepack(model.device, model.dtype):
+        pytest.skip("oneDNN is not here")
+    tried, fast = [], ExportedModel(model)
+
+    def own_weights_win(passes):
+        tried.extend(width for _, width in passes)
+        return [2.0 if m.fast is fast else 1.0 for m, _ in passes]
+
+    monkeypatch.setattr(select, "fastest", own_weights_win)
+    select.choose_kernels(fast)
+    assert max(tried) == fast.plain_up_to == 5
 
 
 def test_both_lists_of_kernels_give_the_models_logits():
@@ -408,13 +428,13 @@ def test_both_lists_of_kernels_give_the_models_logits():
     assert kernels["mkldnn._linear_pointwise.default"] > 0
     with torch.inference_mode():
         right = model(PROMPT, use_cache=False).logits[:, -1]
-    for plain in (False, True):
-        fast.plain_one = plain
-        cached = CachedModel(model, fast=fast)
-        cached.prefill(PROMPT[:, :-1])
-        logits.append(cached.forward(PROMPT[:, -1:])[:, -1])
-    assert torch.allclose(logits[0], right, atol=1e-4)
-    assert torch.allclose(logits[1], right, atol=1e-4)
+    for plain_up_to in (0, 8):
+        fast.plain_up_to = plain_up_to
+        for width in (1, 3):
+            cached = CachedModel(model, fast=fast)
+            cached.prefill(PROMPT[:, :-width])
+            logits.append(cached.forward(PROMPT[:, -width:])[:, -1])
+    assert all(torch.allclose(one, right, atol=1e-4) for one in logits)
 
 
 def test_every_backend_and_width_is_timed():

@@ -25,7 +25,7 @@ class HeadDrafter:
     _target: Target
 
     def __init__(self, head: Any, ids: Tensor | None = None):
-        self.head, self.ids = frozen(head), ids
+        self.head, self.ids = frozen(head, getattr(head.config, "slots", 1)), ids
         self._layers = head.config.layers
         self._sampling, self._vocab_size = GREEDY, 0  # the target's
         self._keys = self._values = self._cos = self._sin = torch.empty(0)  # (layers, key heads, rows, head size)

@@ -1,6 +1,7 @@
 """Parts that heads of all kinds are made of, with the names that they have in checkpoints."""
 
 import functools
+import time
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
 from speclab.models.backends.rewrites import can_prepack, packed_weight
 
+TRIES = 9  # of a head's products in each order; the fastest counts
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines of positions, (1, n, head size) each."""
 
@@ -26,34 +28,38 @@ class Norm(nn.RMSNorm):
 class Product:
     """Linear layers of one input as one product: a small product takes as long as a large one.
 
-    Once frozen, its weights lie side by side, and on a CPU in oneDNN's own order: a product of several rows then reads
-    them as fast as one of a single row.
+    Once frozen, its weights lie side by side, and on a CPU in oneDNN's own order where `packs` says so.
     """
 
     def __init__(self, *layers: nn.Module):
         self.layers = layers  # nn.Linear, or what else has a weight and a bias
         self.is_frozen = False  # the weights will not change any more
+        self.packs = False
 
-    def _joined(self) -> tuple[Tensor, Tensor | None]:
+    def joined(self) -> tuple[Tensor, Tensor | None]:
+        """The weights side by side, (all widths, width), and the biases, where there are any."""
         weights, biases = zip(*((layer.weight, layer.bias) for layer in self.layers), strict=True)
         if len(weights) == 1:
             return weights[0], biases[0]
         return torch.cat(weights), None if biases[0] is None else torch.cat(biases)
 
     @functools.cached_property
-    def _frozen(self) -> tuple[Tensor, Tensor | None, bool]:
-        """Weights, biases, and whether they are packed; made when they are first needed."""
+    def _frozen(self) -> tuple[Tensor, Tensor | None]:
+        """Weights and biases; made when they are first needed."""
         with torch.inference_mode():
-            weight, bias = self._joined()
-            is_packed = can_prepack(weight.device, weight.dtype)
-            return packed_weight(weight) if is_packed else weight, bias, is_packed
+            weight, bias = self.joined()
+            return packed_weight(weight) if self.packs else weight, bias
 
     def __call__(self, x: Tensor) -> Tensor:
         """(..., width) -> (..., all widths), one layer's after the other's"""
-        weight, bias, is_packed = self._frozen if self.is_frozen else (*self._joined(), False)
-        if is_packed:
-            return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-        return linear(x, weight, bias)
+        weight, bias = self._frozen if self.is_frozen else self.joined()
+        return _product(x, weight, bias, self.is_frozen and self.packs)
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None, is_packed: bool) -> Tensor:
+    if is_packed:
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return linear(x, weight, bias)
 
 
 class Attention(nn.Module):
@@ -111,13 +117,33 @@ class DecoderLayer(nn.Module):
         return x + self.down(self.mlp.act_fn(gate) * up)
 
 
-def frozen(head: Any) -> Any:
-    """A head that is ready to decode: its weights will not change any more."""
-    for module in head.modules():
-        for part in vars(module).values():
-            if isinstance(part, Product):
-                part.is_frozen = True
+def frozen(head: Any, n_rows: int) -> Any:
+    """A head that is ready to decode: its weights will not change any more. n_rows: of its products, most often."""
+    products = [part for module in head.modules() for part in vars(module).values() if isinstance(part, Product)]
+    if not all(part.is_frozen for part in products):
+        packs = packing_pays([part.joined()[0] for part in products], n_rows)
+        for part in products:
+            part.is_frozen, part.packs = True, packs
     return head.eval()
+
+
+@torch.inference_mode()
+def packing_pays(weights: list[Tensor], n_rows: int) -> bool:
+    """Whether products of so many rows with these weights are faster in oneDNN's own order: that depends on the
+    processor's maker, the sizes and the threads, so both are timed, the whole list at a time."""
+    if not weights or not can_prepack(weights[0].device, weights[0].dtype):
+        return False
+    inputs = [weight.new_zeros(n_rows, weight.shape[1]) for weight in weights]
+    seconds: dict[bool, float] = {}
+    both = {False: weights, True: [packed_weight(weight) for weight in weights]}
+    for _ in range(TRIES):
+        for is_packed, matrices in both.items():
+            start = time.perf_counter()
+            for x, matrix in zip(inputs, matrices, strict=True):
+                _product(x, matrix, None, is_packed)
+            took = time.perf_counter() - start
+            seconds[is_packed] = min(took, seconds.get(is_packed, took))
+    return seconds[True] < seconds[False]
 
 
 def rotations(block: Any, positions: Tensor) -> Rotation:

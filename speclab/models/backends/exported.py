@@ -64,8 +64,8 @@ class ExportedModel:
     all the same, which costs memory, and makes a rollback past the window's edge exact.
     packed: whether the products read copies of the weights in oneDNN's own order. Such products are made for several
     rows at once; models/select.py finds out what that means for narrow passes, and sets
-    padded: tokens of a pass -> the tokens that it is padded to, and
-    plain_one: whether a pass over one token reads the model's own weights instead.
+    padded: tokens of a pass on packed weights -> the tokens that it is padded to, and
+    plain_up_to: tokens of the widest pass that reads the model's own weights instead.
     """
 
     graphed = False
@@ -76,7 +76,7 @@ class ExportedModel:
         self.model, self.shapes, self.window = model, kv_shapes(model), window_of(model)
         self.packed = rewrites.can_prepack(model.device, model.dtype)
         self.padded: dict[int, int] = {}
-        self.plain_one = False
+        self.plain_up_to = 0
         graph = export_forward(model, self.shapes, range(len(decoder_layers(model))) if layers is None else layers)
         rewrites.rotate_by_roll(graph)
         plain = rewrites.copied(graph)  # the same tensors, another list of kernels
@@ -114,7 +114,7 @@ class ExportedModel:
         if self._over_rows is None:
             graph = export_rows(self.model, self.shapes, range(len(decoder_layers(self.model))))
             rewrites.rotate_by_roll(graph)
-            if self.packed:
+            if self.packed and ids.numel() > self.plain_up_to:
                 rewrites.pack_products(graph)
             self._over_rows = _functions(graph)[0]
         return self._over_rows(ids, positions, mask, places, *keys, *values)
@@ -134,25 +134,27 @@ class ExportedModel:
         The last m rows of the views are written. kernels: of `halves`; the first part gives the outputs of its layers
         alone, the second one takes the last of these, (1, m, hidden), in the place of the ids.
         """
-        of = kernels or self._whole
-        run = of.wide
-        if inputs.shape[1] == 1:
-            run = of.one_plain if self.plain_one else of.one
+        of, n_tokens = kernels or self._whole, inputs.shape[1]
+        if n_tokens <= self.plain_up_to:
+            run = of.one_plain if n_tokens == 1 else of.wide_plain
+        else:
+            run = of.one if n_tokens == 1 else of.wide
         return run(inputs, positions, mask, *keys, *values)
 
 
 class Kernels(NamedTuple):
-    """A list of kernels as functions of its inputs: for any width, for one token, and for one token with the model's
-    own weights."""
+    """A list of kernels as functions of its inputs, for any width and for one token; the same with the model's own
+    weights."""
 
     wide: Callable[..., tuple]
     one: Callable[..., tuple]
+    wide_plain: Callable[..., tuple]
     one_plain: Callable[..., tuple]
 
     @classmethod
     def of(cls, graph: fx.GraphModule, plain: fx.GraphModule) -> "Kernels":
         """Of the same list twice, the second one without packed weights."""
-        return cls(*_functions(graph), _functions(plain)[1])
+        return cls(*_functions(graph), *_functions(plain))
 
 
 def _functions(graph: fx.GraphModule) -> tuple[Callable[..., tuple], Callable[..., tuple]]:
