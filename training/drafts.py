@@ -212,7 +212,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def step_tokens(device: torch.device, vocab: int) -> int:
-    """Tokens that a step learns from."""
+    """Tokens that a step learns from; of a long row it takes at least one."""
     most = LOGITS.get(device.type, FEW_LOGITS) // vocab
     return min(BATCH_TOKENS.get(device.type, FEW_TOKENS), max(min(ROWS), most))
 

@@ -56,7 +56,9 @@ def batch(stream: Tensor, own: dict[int, Tensor], step: int, seed: int, tokens: 
     shares = torch.tensor([share for share, _ in ROWS.values()])
     length = list(ROWS)[int(torch.multinomial(shares, 1, generator=generator))]
     n_rows = max(1, tokens // length)
-    n_own = round(OWN * n_rows) if length in own else 0
+    n_own = 0
+    if length in own:  # of an odd number of rows the last one is, in half of the steps
+        n_own = int(OWN * n_rows + torch.rand((), generator=generator).item())
     starts = torch.randint(0, len(stream) - length, (n_rows - n_own,), generator=generator)
     rows = stream[starts[:, None] + torch.arange(length)].long()
     if n_own:

@@ -56,6 +56,11 @@ class BlockDrafter(HeadDrafter):
         return as_drawn(drawn)
 
     @property
+    def n_rows(self) -> int:
+        """Of most of its products."""
+        return self.head.config.slots
+
+    @property
     def room(self) -> int:
         """Tokens of a branch at most."""
         return self.longest

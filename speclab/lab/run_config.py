@@ -9,6 +9,7 @@ from draft_models import ModelDrafter
 from speclab.core.accept import rule_of
 from speclab.core.rounds import Drafter
 from speclab.drafts.described import describe_draft
+from speclab.drafts.heads.drafter import HeadDrafter
 from speclab.drafts.hybrid import parts
 from speclab.drafts.lengths import LONGEST
 from speclab.drafts.select import lengths_of
@@ -135,6 +136,9 @@ class RunConfig:
             self.setup.reasons["threads"] = "the cores are not free"
             for fast in [model.fast for model in self.cached_models() if model.fast]:
                 select.choose_kernels(fast)  # they were chosen with more threads
+            for part in self.parts:
+                if isinstance(part, HeadDrafter):
+                    part.choose_packing()
             complaint += "; this run takes one thread"
         return complaint
 

@@ -8,8 +8,8 @@ has no fast one runs eagerly, and the reason is printed.
 
 import copy
 import functools
-import itertools
 import math
+import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -70,12 +70,19 @@ def choose(model: PreTrainedModel, wish: str) -> tuple[FastModel | None, str]:
         return None, ASKED_FOR
     fast, why = build(model)
     if fast is None or wish == "fast":
-        return fast, why or ASKED_FOR
+        return fast, "; ".join(part for part in (why or ASKED_FOR, _own_weights(fast)) if part)
+    why = "; ".join(part for part in (why, _own_weights(fast)) if part)
     eager, other = CachedModel(model), CachedModel(model, fast=fast)
     result = race(lambda: fastest([(eager, NARROW), (other, NARROW), (eager, WIDE), (other, WIDE)]))
     _forget(fast)
     fast.one_token_gain = result.narrow
     return fast if result.takes_fast else None, f"{result.reason}; {why}" if why else result.reason
+
+
+def _own_weights(fast: FastModel | None) -> str:
+    """What `choose_kernels` chose, in a few words; nothing where all passes read packed weights."""
+    n = fast.plain_up_to if isinstance(fast, ExportedModel) else 0
+    return f"weights not packed for {f'up to {n} tokens' if n > 1 else '1 token'}" if n else ""
 
 
 def build(model: PreTrainedModel) -> tuple[FastModel | None, str]:
@@ -91,8 +98,8 @@ def build(model: PreTrainedModel) -> tuple[FastModel | None, str]:
     for make in makers:
         try:
             fast = make(model)
+            check_kernels(model, fast)
             choose_kernels(fast)
-            check(model, fast)
         except (
             Exception
         ) as error:  # what a model's code or a kernel library can raise has no end; eager is always there
@@ -104,6 +111,15 @@ def build(model: PreTrainedModel) -> tuple[FastModel | None, str]:
         _forget(fast)
         return fast, f"without compiled parts: {reason}" if reason else ""
     return None, f"no fast engine for {model.config.model_type}: {reason}"
+
+
+def check_kernels(model: PreTrainedModel, fast: FastModel) -> None:
+    """`check`, of both lists of kernels where there are two: which of them runs is chosen later, and may change."""
+    if isinstance(fast, ExportedModel) and fast.packed:
+        for fast.plain_up_to in (max(WIDER), 0):
+            check(model, fast)
+    else:
+        check(model, fast)
 
 
 def _forget(fast: FastModel) -> None:
@@ -121,7 +137,7 @@ def choose_kernels(exported: FastModel) -> None:
     if not isinstance(exported, ExportedModel) or not exported.packed:
         return
     exported.padded, exported.plain_up_to, exported.one_token_gain = {}, 0, None
-    plain = copy.copy(exported)
+    plain, end = copy.copy(exported), time.monotonic() + PATIENCE
     plain.plain_up_to = max(WIDER)
     on_packed, on_plain = (CachedModel(exported.model, fast=fast) for fast in (exported, plain))
     one, two, four, plain_one = fastest([(on_packed, n) for n in (1, 2, PADDED)] + [(on_plain, 1)])
@@ -129,15 +145,16 @@ def choose_kernels(exported: FastModel) -> None:
     if four < WORTH_IT * one:
         exported.padded[1] = PADDED
     if plain_one < (WORTH_IT * four if 1 in exported.padded else one):
-        widths = [n for n in WIDER if n < (on_packed.max_length or math.inf)]
-        wins = itertools.takewhile(lambda n: _is_faster(on_plain, on_packed, n), widths)
-        exported.plain_up_to = max(wins, default=1)
+        exported.plain_up_to = 1
+        for n in WIDER:
+            # A large model has no time for more than the first two.
+            if n >= (on_packed.max_length or math.inf) or (n > WIDER[1] and time.monotonic() > end):
+                break
+            plain_seconds, packed_seconds = fastest([(on_plain, n), (on_packed, n)])
+            if plain_seconds >= AS_FAST * packed_seconds:
+                break
+            exported.plain_up_to = n
     exported.padded = {n: to for n, to in exported.padded.items() if n > exported.plain_up_to}
-
-
-def _is_faster(one: CachedModel, other: CachedModel, n_tokens: int) -> bool:
-    seconds, seconds_of_other = fastest([(one, n_tokens), (other, n_tokens)])
-    return seconds < seconds_of_other
 
 
 def runs_on_graphs(model: PreTrainedModel) -> bool:
@@ -146,7 +163,9 @@ def runs_on_graphs(model: PreTrainedModel) -> bool:
 
 
 def race(run: Callable[[], Sequence[float]]) -> Race:
-    """Race until one engine wins at both widths, RACES times at most. Of all races, the fastest pass counts.
+    """Race until the fast engine wins at both widths, RACES times at most. Of all races, the fastest pass counts.
+
+    It rarely loses at both, and then other work on the machine may be the reason.
 
     run: one race; seconds of eager and fast at NARROW, then at WIDE.
     """
@@ -155,7 +174,7 @@ def race(run: Callable[[], Sequence[float]]) -> Race:
         times = run()
         best = [min(pair) for pair in zip(best or times, times, strict=True)]
         result = Race(best[0] / best[1], best[2] / best[3], n)
-        if result.agrees:
+        if result.agrees and result.takes_fast:
             break
     return result
 
@@ -184,6 +203,6 @@ def check(model: PreTrainedModel, fast: FastModel) -> None:
 
 def fastest(passes: list[tuple[CachedModel, int]]) -> list[float]:
     """Seconds of the fastest pass of each (model, width)."""
-    widest = max(width for _, width in passes)
+    widest = max(PADDED, *(width for _, width in passes))
     context = max(1, min(CONTEXT, (passes[0][0].max_length or 2 * CONTEXT) - widest))
     return [min(times) for times in time_passes(passes, context, PASSES, patience=PATIENCE)]

@@ -1,5 +1,6 @@
 """A draft that proposes a block in one pass: what it reads, what it proposes, and that it learns."""
 
+import copy
 from types import SimpleNamespace
 
 import pytest
@@ -250,17 +251,28 @@ def test_products_of_a_head_are_packed_where_that_is_faster(packed_wins, monkeyp
     head = tiny_block_head(target)
     x = torch.randn(1, 3, head.fc.in_features)
     right, now = head.fused(x), [0.0]
-    honest = parts._product
+    honest, n_rows = parts._product, set()
 
     def slow(x, weight, bias, is_packed):
+        n_rows.add(x.shape[0])
         now[0] += 2 - (is_packed == packed_wins)
         return honest(x, weight, bias, is_packed)
 
     monkeypatch.setattr(parts, "_product", slow)
     monkeypatch.setattr(parts, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    assert parts.frozen(head, 7) is head
+    drafter = BlockDrafter(head)
+    assert n_rows == {head.config.slots}
     assert head.fused.packs is head.layers[0].down.packs is packed_wins
     assert torch.allclose(head.fused(x), right, atol=1e-5)
     before = now[0]
-    parts.frozen(head, 7)
+    copy.deepcopy(drafter)
     assert now[0] == before, "a frozen head is timed once"
+    packed_wins = not packed_wins
+    drafter.choose_packing()  # with another number of threads
+    assert head.fused.packs is packed_wins
+    assert torch.allclose(head.fused(x), right, atol=1e-5)
+    monkeypatch.setattr(parts, "LARGE", 0)
+    before = now[0]
+    drafter.choose_packing()
+    assert head.fused.packs
+    assert now[0] == before, "a large head is packed without a trial"

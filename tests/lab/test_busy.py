@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import compare
+from speclab.drafts.block import BlockDrafter
 from speclab.lab.run_config import RunConfig
 from speclab.models import prompts, select
 from speclab.models.setup import why_threads
@@ -16,6 +17,8 @@ from speclab.records import files
 from speclab.records.runs import CoreProbe, Machine, PlanRun, SweepRun
 from speclab.system import cores
 from speclab.theory import noise
+from tests.heads import tiny_block_head
+from tests.tiny_models import tiny
 
 TEXTS = [("code", "def f(x):"), ("prose", "return x"), ("copy", "x + 1, x + 1,")]
 HALF = cores.Work(blocks=50.0, got=0.5, wanted=1.0)
@@ -63,10 +66,12 @@ def test_a_run_on_busy_cores_takes_one_thread_unless_told_otherwise(monkeypatch,
     chosen: list = []
     monkeypatch.setattr(select, "choose_kernels", chosen.append)
     setup = SimpleNamespace(device=torch.device("cpu"), reasons={"threads": asked}, target=target)
-    config = RunConfig(setup, {}, [], [4], [0.0], 8, 1, 0)
+    head = BlockDrafter(tiny_block_head(tiny("llama")))
+    monkeypatch.setattr(head, "choose_packing", lambda: chosen.append(head))
+    config = RunConfig(setup, {"block": head}, [], [4], [0.0], 8, 1, 0)
     complaint = config.look_at_cores()
     assert taken[-1] == expected
-    assert chosen == [target.fast] * (expected == 1), "kernels are chosen for the threads that run them"
+    assert chosen == [target.fast, head] * (expected == 1), "kernels are chosen for the threads that run them"
     assert ("this run takes one thread" in complaint) == (expected == 1)
     assert config.probe.threads == 4, "the probe says what it looked at"
     assert setup.reasons["threads"] == ("the cores are not free" if expected == 1 else asked)

@@ -11,6 +11,7 @@ from speclab.core import graphs
 from speclab.core.rounds import reads
 from speclab.models import batched
 from speclab.models.backends.cuda_graphs import GraphedModel
+from speclab.models.backends.exported import ExportedModel
 from speclab.models.batched import BatchedModel, check_batch
 from speclab.models.cached import CachedModel
 from speclab.system.errors import EnvironmentProblem
@@ -244,6 +245,31 @@ def test_a_batch_of_one_runs_the_kernels_of_one_text(narrow, kernels, monkeypatc
         assert torch.allclose(logits[0], right(target.model, TEXTS[0, : 5 + m])[5:], atol=1e-9)
         batch.crop([5])
     assert seen == kernels
+
+
+def test_a_batch_reads_the_weights_that_are_fastest_for_its_tokens(monkeypatch):
+    """Those of all its rows together count, in every pass anew."""
+    model = tiny("llama", dtype=torch.float32)
+    fast = ExportedModel(model)
+    if not fast.packed:
+        pytest.skip("oneDNN is not here")
+    fast.plain_up_to = 4
+    batch, seen = BatchedModel(CachedModel(model, fast=fast), 2), []
+    batch.start(CONTEXT)
+    for row in range(2):
+        batch.prefill(row, TEXTS[row : row + 1, :5])
+    for m, kernels in ((3, "packed"), (1, "plain"), (2, "plain"), (3, "packed")):
+        found = batch.forward(next_tokens(batch, m))
+        batch.crop([5, 5])
+        for row in range(2):
+            assert torch.allclose(found[row], right(model, TEXTS[row, : 5 + m])[5:], atol=1e-4)
+        if not seen:  # exported by now
+            both = zip(("packed", "plain"), fast._over_rows, strict=True)
+            watched = [lambda *inputs, name=name, run=run: seen.append(name) or run(*inputs) for name, run in both]
+            monkeypatch.setattr(fast, "_over_rows", watched)
+            seen.append("packed")
+        assert seen[-1] == kernels
+    assert seen == ["packed", "plain", "plain", "packed"]
 
 
 def test_two_texts_are_padded_as_one_with_as_many_tokens():

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from speclab.core.rounds import Target
 from speclab.core.sampling import GREEDY, Sampling
-from speclab.drafts.heads.parts import frozen, rotations
+from speclab.drafts.heads.parts import choose_packing, freeze, rotations
 from speclab.drafts.heads.rollout import chains, target_pass
 
 SPARE = 512  # rows of new buffers beyond what is needed
@@ -25,7 +25,9 @@ class HeadDrafter:
     _target: Target
 
     def __init__(self, head: Any, ids: Tensor | None = None):
-        self.head, self.ids = frozen(head, getattr(head.config, "slots", 1)), ids
+        self.head, self.ids = head, ids
+        if freeze(head):
+            self.choose_packing()
         self._layers = head.config.layers
         self._sampling, self._vocab_size = GREEDY, 0  # the target's
         self._keys = self._values = self._cos = self._sin = torch.empty(0)  # (layers, key heads, rows, head size)
@@ -35,6 +37,15 @@ class HeadDrafter:
     def __deepcopy__(self, memo: dict) -> Self:
         """The weights are shared; keys, values and text are the copy's own."""
         return type(self)(self.head, self.ids)
+
+    @property
+    def n_rows(self) -> int:
+        """Of most of its products."""
+        return 1
+
+    def choose_packing(self) -> None:
+        """Pack its weights where that is faster, with as many threads as there are now."""
+        choose_packing(self.head, self.n_rows)
 
     @property
     def device(self) -> torch.device:

@@ -13,6 +13,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 from speclab.models.backends.rewrites import can_prepack, packed_weight
 
 TRIES = 9  # of a head's products in each order; the fastest counts
+LARGE = 2**28  # bytes of weights that no cache holds
 Rotation = tuple[Tensor, Tensor]
 """Cosines and sines of positions, (1, n, head size) each."""
 
@@ -42,6 +43,11 @@ class Product:
         if len(weights) == 1:
             return weights[0], biases[0]
         return torch.cat(weights), None if biases[0] is None else torch.cat(biases)
+
+    def pack(self, packs: bool) -> None:
+        """Another order of the weights, once they are frozen."""
+        self.packs = packs
+        self.__dict__.pop("_frozen", None)
 
     @functools.cached_property
     def _frozen(self) -> tuple[Tensor, Tensor | None]:
@@ -117,22 +123,38 @@ class DecoderLayer(nn.Module):
         return x + self.down(self.mlp.act_fn(gate) * up)
 
 
-def frozen(head: Any, n_rows: int) -> Any:
-    """A head that is ready to decode: its weights will not change any more. n_rows: of its products, most often."""
-    products = [part for module in head.modules() for part in vars(module).values() if isinstance(part, Product)]
-    if not all(part.is_frozen for part in products):
-        packs = packing_pays([part.joined()[0] for part in products], n_rows)
-        for part in products:
-            part.is_frozen, part.packs = True, packs
-    return head.eval()
+def freeze(head: Any) -> bool:
+    """Make a head ready to decode: its weights will not change any more.  -> whether it was not so before"""
+    products = _products(head)
+    is_new = not all(part.is_frozen for part in products)
+    for part in products:
+        part.is_frozen = True
+    head.eval()
+    return is_new
+
+
+def _products(head: Any) -> list[Product]:
+    return [part for module in head.modules() for part in vars(module).values() if isinstance(part, Product)]
+
+
+def choose_packing(head: Any, n_rows: int) -> None:
+    """Pack the weights of a frozen head where that is faster. n_rows: of its products, most often.
+
+    Which order is faster depends on the processor's maker, the sizes and the threads. So both are timed, all products
+    of the head in turn: each then finds its weights where the others have left them. The weights of a large head come
+    from memory, which is what packing is for; they are packed without a trial, which would take a third copy of them.
+    """
+    products = _products(head)
+    weights = [part.joined()[0] for part in products]
+    packs = bool(weights) and can_prepack(weights[0].device, weights[0].dtype)
+    if packs and sum(weight.nbytes for weight in weights) <= LARGE:
+        packs = _packing_pays(weights, n_rows)
+    for part in products:
+        part.pack(packs)
 
 
 @torch.inference_mode()
-def packing_pays(weights: list[Tensor], n_rows: int) -> bool:
-    """Whether products of so many rows with these weights are faster in oneDNN's own order: that depends on the
-    processor's maker, the sizes and the threads, so both are timed, the whole list at a time."""
-    if not weights or not can_prepack(weights[0].device, weights[0].dtype):
-        return False
+def _packing_pays(weights: list[Tensor], n_rows: int) -> bool:
     inputs = [weight.new_zeros(n_rows, weight.shape[1]) for weight in weights]
     seconds: dict[bool, float] = {}
     both = {False: weights, True: [packed_weight(weight) for weight in weights]}

@@ -85,7 +85,7 @@ class ExportedModel:
         self._graphs = rewrites.copied(graph), rewrites.copied(plain)
         self._whole = Kernels.of(graph, plain)
         self._halves: dict[int, tuple[Kernels, Kernels]] = {}
-        self._over_rows: Callable[..., tuple] | None = None
+        self._over_rows: tuple[Callable[..., tuple], Callable[..., tuple]] | None = None
 
     def prepare(self, widths: Iterable[int], longest: int) -> None:
         """Nothing to do: any width and length runs."""
@@ -114,10 +114,12 @@ class ExportedModel:
         if self._over_rows is None:
             graph = export_rows(self.model, self.shapes, range(len(decoder_layers(self.model))))
             rewrites.rotate_by_roll(graph)
-            if self.packed and ids.numel() > self.plain_up_to:
+            plain = rewrites.copied(graph)
+            if self.packed:
                 rewrites.pack_products(graph)
-            self._over_rows = _functions(graph)[0]
-        return self._over_rows(ids, positions, mask, places, *keys, *values)
+            self._over_rows = _functions(graph)[0], _functions(plain)[0]
+        run = self._over_rows[ids.numel() <= self.plain_up_to]
+        return run(ids, positions, mask, places, *keys, *values)
 
     def forward(
         self,
