@@ -144,6 +144,7 @@ class RunConfig:
 
     def head(self, measured: Measurement) -> dict[str, Any]:
         """The fields of runs.LabRun: what, where and how."""
+        own = select.own_weights(self.setup.target.fast)
         return {
             "schema_version": runs.SCHEMA_VERSION,
             "created": files.today(),
@@ -164,7 +165,7 @@ class RunConfig:
                 "top_p": self.setup.sampling.top_p,
                 "threads": torch.get_num_threads(),
                 "engine": self.setup.engine,
-                "reasons": self.setup.reasons,
+                "reasons": self.setup.reasons | ({"weights": own} if own else {}),
                 "unapplied_generation_settings": self.setup.unapplied,
                 **(
                     {"graphs": {"before": measured.n_graphs, "in_turns": measured.n_late_graphs}}

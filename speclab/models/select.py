@@ -70,8 +70,7 @@ def choose(model: PreTrainedModel, wish: str) -> tuple[FastModel | None, str]:
         return None, ASKED_FOR
     fast, why = build(model)
     if fast is None or wish == "fast":
-        return fast, "; ".join(part for part in (why or ASKED_FOR, _own_weights(fast)) if part)
-    why = "; ".join(part for part in (why, _own_weights(fast)) if part)
+        return fast, why or ASKED_FOR
     eager, other = CachedModel(model), CachedModel(model, fast=fast)
     result = race(lambda: fastest([(eager, NARROW), (other, NARROW), (eager, WIDE), (other, WIDE)]))
     _forget(fast)
@@ -79,8 +78,8 @@ def choose(model: PreTrainedModel, wish: str) -> tuple[FastModel | None, str]:
     return fast if result.takes_fast else None, f"{result.reason}; {why}" if why else result.reason
 
 
-def _own_weights(fast: FastModel | None) -> str:
-    """What `choose_kernels` chose, in a few words; nothing where all passes read packed weights."""
+def own_weights(fast: FastModel | None) -> str:
+    """What `choose_kernels` chose, in a few words; empty where all passes read packed weights."""
     n = fast.plain_up_to if isinstance(fast, ExportedModel) else 0
     return f"weights not packed for {f'up to {n} tokens' if n > 1 else '1 token'}" if n else ""
 

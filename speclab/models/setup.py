@@ -113,12 +113,13 @@ class Setup:
         machine = f"{self.device.type} ({self.reasons['device']}), {self.dtype_name} ({self.reasons['dtype']})"
         n = torch.get_num_threads()
         threads = f", {n} thread{'s' * (n != 1)} ({self.reasons['threads']})" * (self.device.type == "cpu")
+        weights = f"; {own}" if (own := select.own_weights(self.target.fast)) else ""
         encoder = f"\nencoder {ENCODER}" * self.target.room.encodes
         states = f"\nstates  {checks.STATES[limits.reads_several(self.target.model)]}" if self.recurrent else ""
         unused = f"\nunused  the checkpoint's generation settings {self.unapplied}" * bool(self.unapplied)
         return (
             f"target  {loading.describe_model(self.target_name, self.target.model)}\n"
-            f"on      {machine}{threads}\nengine  {self.engine} ({self.reasons['engine']})\n"
+            f"on      {machine}{threads}\nengine  {self.engine} ({self.reasons['engine']}){weights}\n"
             "checks  passed on a short random text: causal, cached passes as uncached ones, exact rollback"
             f"{encoder}{states}{unused}"
         )

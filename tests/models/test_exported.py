@@ -471,6 +471,10 @@ def test_both_arms_run_on_the_engine_that_was_asked_for(pair_folder, name, capsy
     flags.add_shared_flags(parser)
     setup = flags.setup_from(parser.parse_args(["--target", str(pair_folder / "target"), "--engine", name]))
     draft = setup.load_draft(str(pair_folder / "draft"))
-    assert f"engine  {name} (asked for" in setup.describe()
+    assert f"engine  {name} (asked for)" in setup.describe()
+    if name == "fast" and setup.target.fast.packed:
+        for n, words in ((0, "(asked for)\n"), (1, "; weights not packed for 1 token\n"), (5, "for up to 5 tokens\n")):
+            setup.target.fast.plain_up_to = n
+            assert words in setup.describe()
     assert (setup.target.fast is not None) == (draft.fast is not None) == (name == "fast")
     assert f"engine  {name} (asked for)" in setup.describe()
