@@ -168,7 +168,7 @@ def recommends_a_gain_within_noise() -> None:
     planning.choose = choose
 
 
-@mutant(30, "engines_race_again_while_their_two_figures_disagree", file="models/test_exported")
+@mutant(30, "engines_race_again_until_the_fast_one_wins", file="models/test_exported")
 def believes_the_first_race() -> None:
     """believes the first race of two engines"""
     engines.RACES = 1
