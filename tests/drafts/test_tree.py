@@ -142,8 +142,11 @@ def test_greedy_text_of_heads(kind, fast):
 def test_a_tree_of_one_branch_is_a_chain(kind, sampling):
     """The same rounds from the same random numbers, token by token."""
     target, drafter = with_model("llama") if kind == "model" else with_head(kind)
-    chains = list(speculative_rounds(target, drafter, PROMPT, 3, N_NEW, sampling))
-    assert decoded(target, TreeDrafter(drafter, (1, 1, 1), sampled=True), PROMPT, N_NEW, sampling) == chains
+    chains = []
+    for prompt in (PROMPT, *prompts(3)[:, None]):
+        of_prompt = list(speculative_rounds(target, drafter, prompt, 3, N_NEW, sampling))
+        assert decoded(target, TreeDrafter(drafter, (1, 1, 1), sampled=True), prompt, N_NEW, sampling) == of_prompt
+        chains += of_prompt
     assert any(r.n_rejected for r in chains)
     assert any(r.n_accepted for r in chains)
 
