@@ -20,6 +20,7 @@ from speclab.theory.curves import Value, decoding
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000"]
 MARKERS = ["o", "s", "^", "D", "v", "P", "X"]
 STYLES = ["-", "--", "-.", ":"]
+NUMBERED = 0.2  # width of the narrowest bar that is as wide as its number: that of four series
 HATCHES = ["", "//", "..", "xx"]
 SPEEDUP = "speedup over the baseline (decoding)"
 BOOK = "book, 1/(1-α+α/k)"
@@ -206,12 +207,13 @@ def _markers(axis, series: Series, beside: dict[tuple[int, Any], float]) -> list
 
 
 def _bars(axis, series: Series, aside: float, width: float) -> None:
-    """Shares as bars `width` wide, each with its number."""
+    """Shares as bars `width` wide, each with its number where there is room for it."""
     ys = [value.value for value in series.values.values()]
     xs = [place + aside * width for place in series.values]
     look = {"color": colour(series.look), "hatch": HATCHES[series.look % len(HATCHES)], "edgecolor": "white"}
     bars = axis.bar(xs, ys, width, label=series.label, **look)
-    axis.bar_label(bars, [f"{y:.2f}" if y else "0" for y in ys], fontsize=5.5)
+    if width >= NUMBERED:
+        axis.bar_label(bars, [f"{y:.2f}" if y else "0" for y in ys], fontsize=5.5)
 
 
 def legend_above(axis, title: str, labels: list[str], columns: int) -> None:
