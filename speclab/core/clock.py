@@ -47,9 +47,9 @@ class _Frozen:
 
 @contextlib.contextmanager
 def old_objects_frozen() -> Iterator[None]:
-    """Inside, Python's garbage collector leaves alone what is there already: the libraries, the models, their graphs.
+    """Inside, Python's garbage collector does not check objects that exist already: libraries, models, their graphs.
 
-    A look at all of that takes as long as a short text takes to decode. It is due when enough new objects have been
+    To check all of them takes as long as to decode a short text. Python does it when enough new objects have been
     kept, so it would fall into the times of the loops that keep the most: lookups and `-k auto`.
     """
     with _Frozen.lock:

@@ -57,7 +57,7 @@ class BlockDrafter(HeadDrafter):
 
     @property
     def n_rows(self) -> int:
-        """Of most of its products."""
+        """Rows of the input of most of its products, in a draft."""
         return self.head.config.slots
 
     @property

@@ -115,7 +115,8 @@ def build(model: PreTrainedModel) -> tuple[FastModel | None, str]:
 def check_kernels(model: PreTrainedModel, fast: FastModel) -> None:
     """`check`, of both lists of kernels where there are two: which of them runs is chosen later, and may change."""
     if isinstance(fast, ExportedModel) and fast.packed:
-        for fast.plain_up_to in (max(WIDER), 0):
+        for n in (max(WIDER), 0):
+            fast.plain_up_to = n
             check(model, fast)
     else:
         check(model, fast)
@@ -182,8 +183,8 @@ def check(model: PreTrainedModel, fast: FastModel) -> None:
     """Decode a few tokens through the backend itself and compare with the model's own uncached logits.
 
     Rejected tokens are fed and rolled back on the way, and with CUDA graphs the text outgrows a bucket, with sliding
-    windows the window. Raises
-    NoFastBackend where the logits differ by more than the bound of speclab/models/rounding.py.
+    windows the window. Raises NoFastBackend where the logits differ by more than the bound of
+    speclab/models/rounding.py.
     """
     n_tokens = max(checks.N_TOKENS, cuda_graphs.BUCKET + 8 if fast.graphed else 0)
     part: dict[str, int] = {}

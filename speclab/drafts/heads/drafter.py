@@ -40,7 +40,7 @@ class HeadDrafter:
 
     @property
     def n_rows(self) -> int:
-        """Of most of its products."""
+        """Rows of the input of most of its products, in a draft."""
         return 1
 
     def choose_packing(self) -> None:

@@ -45,7 +45,7 @@ class Product:
         return torch.cat(weights), None if biases[0] is None else torch.cat(biases)
 
     def pack(self, packs: bool) -> None:
-        """Another order of the weights, once they are frozen."""
+        """Whether the frozen weights are kept in oneDNN's order; the next product makes them so."""
         self.packs = packs
         self.__dict__.pop("_frozen", None)
 

@@ -137,10 +137,8 @@ class ExportedModel:
         alone, the second one takes the last of these, (1, m, hidden), in the place of the ids.
         """
         of, n_tokens = kernels or self._whole, inputs.shape[1]
-        if n_tokens <= self.plain_up_to:
-            run = of.one_plain if n_tokens == 1 else of.wide_plain
-        else:
-            run = of.one if n_tokens == 1 else of.wide
+        one, wide = (of.one_plain, of.wide_plain) if n_tokens <= self.plain_up_to else (of.one, of.wide)
+        run = one if n_tokens == 1 else wide
         return run(inputs, positions, mask, *keys, *values)
 
 
