@@ -11,6 +11,8 @@ import torch
 from hypothesis import settings
 from llamas import VOCAB, tiny_llama
 
+from speclab.models import timing
+from speclab.present.pictures import figures
 from speclab.system import cores
 from speclab.theory import noise
 from training.models import train_tokenizer
@@ -19,6 +21,9 @@ from training.models import train_tokenizer
 settings.register_profile("lab", deadline=None, derandomize=True, database=None)
 settings.load_profile("lab")
 torch.set_num_threads(1)  # the models are tiny: more threads only add noise and time
+# To export a tiny model takes two thirds of the time without these; they change nothing of what comes out.
+torch._dynamo.config.fake_tensor_cache_enabled = False
+torch.fx.config.do_not_emit_stack_traces = True
 
 
 @pytest.fixture(autouse=True)
@@ -29,8 +34,10 @@ def same_weights() -> None:
 
 @pytest.fixture(autouse=True)
 def quiet_machine(monkeypatch) -> None:
-    """No test depends on what else runs here, and none waits for the probe of the cores."""
+    """No test depends on what else runs here; none waits for the probe of the cores, large blocks or fine pictures."""
     monkeypatch.setattr(noise, "FURTHEST", math.inf)
+    monkeypatch.setattr(timing, "LARGE", 2**20)
+    monkeypatch.setattr(figures, "DPI", 40)
     monkeypatch.setattr(cores, "together", lambda threads: cores.Work(100.0 * threads, 1.0 * threads, 1.0 * threads))
 
 

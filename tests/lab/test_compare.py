@@ -20,7 +20,7 @@ from speclab.lab import comparison, harness, output_checks
 from speclab.lab.harness import Measurement
 from speclab.lab.tracing import profiling
 from speclab.models import prompts
-from speclab.present.pictures import plots
+from speclab.present.pictures import figures, plots
 from speclab.records.files import read
 from speclab.records.runs import SCHEMA_VERSION, ComparisonRun
 from speclab.records.samples import BASELINE, Arm, Sample
@@ -346,7 +346,7 @@ def test_pictures_open_and_are_not_empty(run, tmp_path):
 
     for path in (tmp_path / "plots").iterdir():
         with Image.open(path) as picture:
-            assert picture.width > 600
+            assert picture.width > 4.6 * figures.DPI
             assert len(picture.convert("L").getcolors(256)) > 20
 
 

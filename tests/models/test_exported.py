@@ -1,5 +1,6 @@
 """The fast backend computes what the model computes: same logits, texts and rounds; and it falls back where it must."""
 
+import copy
 import functools
 
 import pytest
@@ -23,6 +24,7 @@ PLAIN = ["llama", "qwen2", "gpt2", "gpt_neox", "opt", "gemma"]
 WINDOWED = ["mistral_window", "gemma3_window"]
 PROMPT = torch.randint(0, VOCAB, (1, 9), generator=torch.Generator().manual_seed(1))
 model_of = functools.cache(tiny)
+built = functools.cache(lambda model: select.build(model)[0])
 
 
 def pair(family: str, dtype: torch.dtype, fast: bool) -> tuple[CachedModel, ModelDrafter]:
@@ -208,7 +210,7 @@ def sliding(family: str):
 def test_texts_longer_than_the_window_are_those_of_the_eager_engine(family, k):
     """40 tokens, with rollbacks past the window's edge; buffers hold what one pass over the whole text writes."""
     model = sliding(family)
-    fast, draft = select.build(model)[0], perturbed(model, 0.05)
+    fast, draft = built(model), perturbed(model, 0.05)
     assert fast is not None
     assert fast.window.size == 8
     rounds = {}
@@ -398,7 +400,7 @@ def test_narrow_passes_take_the_fastest_kernels(monkeypatch, packed, own, padded
         fast = model.fast
         return own[width] if fast is not chosen[0] else packed.get(fast.padded.get(width, width), 2.0)
 
-    chosen = [ExportedModel(model)]
+    chosen = [copy.copy(flattened(model))]
     monkeypatch.setattr(select, "fastest", lambda passes: [seconds(*one) for one in passes])
     select.choose_kernels(chosen[0])
     assert (chosen[0].padded, chosen[0].plain_up_to) == (padded, plain_up_to)

@@ -46,6 +46,7 @@ SEVERAL = {
 }
 ONE_BY_ONE = {"mamba": IN_FLOAT32, "jamba": IN_FLOAT32}  # a pass over several tokens does not read its states
 FAMILIES = SEVERAL | ONE_BY_ONE
+SLOW = ("deepseek_v4", "zaya")  # to compute anew after every round
 NOISES = {"all": 0.0, "some": 0.05}
 
 
@@ -135,7 +136,11 @@ def test_texts_are_those_of_decoding_token_by_token(family, k, length):
 
 @pytest.mark.parametrize(
     ("family", "temperature"),
-    pairs_often(FAMILIES, [0.0, 0.8], lambda family, temperature: temperature > 0 or family in ("lfm2", "mamba")),
+    pairs_often(
+        FAMILIES,
+        [0.0, 0.8],
+        lambda family, temperature: family in ("lfm2", "mamba") or (temperature > 0 and family not in SLOW),
+    ),
 )
 def test_states_equal_a_recomputation_after_every_round(family, temperature):
     """Of the target and the draft: every state, key and value, as after decoding token by token."""

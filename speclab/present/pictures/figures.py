@@ -27,6 +27,7 @@ BOOK = "book, 1/(1-α+α/k)"
 MANY = 8  # of more values than these only the best and those at both ends are printed
 WIDEST = 48  # points for all markers at one place: less than what lies between two places
 LEGEND_ROW = 84  # characters that a row of a legend has room for
+DPI = 130
 
 
 class Series(NamedTuple):
@@ -246,6 +247,6 @@ def save(figure: Figure, run: Head, folder: Path, name: str) -> Path:
         figure.suptitle("\n".join(filter(None, [said, figure.get_suptitle()])), fontsize=9, color="#B00020")
     figure.supxlabel(small_print(run), fontsize=7, color="#555555")
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=130, metadata={"Software": None})
+    figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
     plt.close(figure)
     return write_whole(folder / f"{name}.png", buffer.getvalue())
