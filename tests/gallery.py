@@ -56,7 +56,9 @@ FILES = (
 )  # of tests/mutants/
 # Loaded once, before a process is forked for each run: nothing of the lab, which has to be imported after a mutant.
 PRELOADED = ["pytest", "hypothesis", "torch", "transformers.models.auto.modeling_auto", "transformers.generation.utils"]
-PRELOADED += ["transformers.models.llama.modeling_llama", "matplotlib.figure", "scipy.stats"]
+PRELOADED += [f"transformers.models.{name}.modeling_{name}" for name in ("llama", "qwen3", "mixtral", "gemma3")]
+PRELOADED += ["transformers.tokenization_utils_tokenizers", "matplotlib.figure", "scipy.stats"]
+PRELOADED += ["torch._functorch.partitioners", "torch._export.serde"]  # what torch.export imports at its first call
 
 
 def all_mutants() -> tuple[Mutant, ...]:
