@@ -57,7 +57,7 @@ FILES = (
 # Loaded once, before a process is forked for each run: nothing of the lab, which has to be imported after a mutant.
 PRELOADED = ["pytest", "hypothesis", "torch", "transformers.models.auto.modeling_auto", "transformers.generation.utils"]
 PRELOADED += [f"transformers.models.{name}.modeling_{name}" for name in ("llama", "qwen3", "mixtral", "gemma3")]
-PRELOADED += ["transformers.tokenization_utils_tokenizers", "matplotlib.figure", "scipy.stats"]
+PRELOADED += ["transformers.tokenization_utils_tokenizers", "matplotlib.pyplot", "scipy.stats"]
 PRELOADED += ["torch._functorch.partitioners", "torch._export.serde"]  # what torch.export imports at its first call
 
 

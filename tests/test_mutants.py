@@ -1,7 +1,7 @@
 """The gallery itself: its mutants change something, their killers exist, and only a failed assertion is a kill."""
 
 import ast
-import importlib
+import importlib.util
 import inspect
 import sys
 from pathlib import Path
@@ -45,6 +45,12 @@ def test_a_mutant_replaces_something_that_exists(mutant):
     assert after.keys() == before.keys()
     assert any(after[key] is not value for key, value in before.items())
     assert all(now is before[key] for key, now in bindings().items())  # nothing is left of it
+
+
+@pytest.mark.parametrize("name", gallery.PRELOADED)
+def test_what_is_preloaded_exists(name):
+    """The server of processes passes over a module that it cannot find; each mutant would then load it."""
+    assert importlib.util.find_spec(name)
 
 
 def test_no_mutant_is_there_twice():

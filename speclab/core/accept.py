@@ -39,7 +39,7 @@ def accept(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> AcceptResult
         draft_of_token = torch.ones_like(target_of_token)
     else:
         draft_of_token = draft_probs.gather(-1, tokens[..., None])[..., 0]  # (batch, n)
-    n_accepted = _leading(uniforms[:, :n] * draft_of_token < target_of_token, size)
+    n_accepted = _n_leading(uniforms[:, :n] * draft_of_token < target_of_token, size)
 
     row = torch.arange(batch, device=tokens.device)
     target_here = target_probs[row, n_accepted]  # (batch, vocab) where the next token is drawn
@@ -118,7 +118,7 @@ def accept_typical(draft: Draft, target_probs: Tensor, uniforms: Tensor, epsilon
     tokens, size, *_ = draft
     batch, n = tokens.shape
     of_token = target_probs[:, :n].gather(-1, tokens[..., None])[..., 0]  # (batch, n)
-    n_accepted = _leading(of_token > typical_threshold(target_probs[:, :n], epsilon)[..., 0], size)
+    n_accepted = _n_leading(of_token > typical_threshold(target_probs[:, :n], epsilon)[..., 0], size)
     target_here = target_probs[torch.arange(batch, device=tokens.device), n_accepted]  # (batch, vocab)
     return AcceptResult(n_accepted, draw(target_here, uniforms[:, n]))
 
@@ -189,11 +189,11 @@ def _from_logits(
         return rules[kind](draft, sampling.probs(logits), uniforms, *value)
     own = most_probable(logits)  # (batch, n + 1)
     n = draft.tokens.shape[1]
-    n_accepted = _leading(draft.tokens == own[:, :n], draft.size)
+    n_accepted = _n_leading(draft.tokens == own[:, :n], draft.size)
     return AcceptResult(n_accepted, own.gather(-1, n_accepted[:, None])[:, 0])
 
 
-def _leading(passed: Tensor, size: Tensor) -> Tensor:
+def _n_leading(passed: Tensor, size: Tensor) -> Tensor:
     """How many of a row's first `size` tests were passed before one failed.  (batch, n) bool, (batch,) -> (batch,)"""
     return torch.minimum(passed.cumprod(-1, dtype=torch.long).sum(-1), size)
 

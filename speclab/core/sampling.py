@@ -147,7 +147,8 @@ def probability(logits: Tensor, token: Tensor, probs: Tensor | None) -> float:
 def most_probable(logits: Tensor) -> Tensor:
     """(..., vocab) logits -> (...) ids, NOT_FINITE where the largest logit is not a number or infinite"""
     highest, token = logits.max(-1)
-    return token.masked_fill(highest - highest != 0, NOT_FINITE)  # NaN where it is not finite
+    # highest - highest is NaN where highest is not finite.
+    return token.masked_fill(highest - highest != 0, NOT_FINITE)
 
 
 def uniforms(shape: tuple[int, ...], generator: torch.Generator, device: torch.device) -> Tensor:

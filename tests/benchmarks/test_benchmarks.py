@@ -387,7 +387,6 @@ def test_passes_leave_the_cache_as_it_was(prompt):
 
 def test_roofline_end_to_end(call, pair_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(roofline, "matrix_rate", lambda *_: 1e11)  # a second on a busy machine
-    monkeypatch.setattr(timing, "LARGE", 2**20)
     target, draft = str(pair_folder / "target"), str(pair_folder / "draft")
     words = ["--sizes", f"{target},{draft}", "--draft", draft, "--widths", "1,4", "--repeats", "1", "--context", "8"]
     code, out, _ = call(roofline, *words)
@@ -414,7 +413,6 @@ def test_what_is_measured_before_a_stop_is_written(call, pair_folder, tmp_path, 
 
     monkeypatch.setattr(flags, "setup_from", load)
     monkeypatch.setattr(roofline, "matrix_rate", lambda *_: 1e11)
-    monkeypatch.setattr(timing, "LARGE", 2**20)
     words = ["--sizes", f"{target},{draft}", "--widths", "1,4", "--repeats", "1", "--context", "8"]
     code, out, err = call(roofline, *words)
     assert code == (0 if isinstance(stop, KeyboardInterrupt) else 3)

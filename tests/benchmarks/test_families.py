@@ -43,7 +43,7 @@ NO_BATCHES = NO_TREES
 
 # Of each kind of cache, and of each reason for a refusal, the family that is examined fastest.
 OFTEN = {"gpt2", "gemma3_text", "bloom", "mamba", "lfm2", "recurrent_gemma", "rwkv", "bert", "gemma4_assistant"}
-OFTEN |= {"bart+encoder"}
+OFTEN |= {"llama4_text", "bart+encoder"}
 
 
 @pytest.mark.parametrize(

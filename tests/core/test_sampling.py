@@ -22,6 +22,7 @@ NAN, INF = float("nan"), float("inf")
 LARGEST_BELOW_1 = math.nextafter(1.0, 0.0)
 
 given_cases = settings(max_examples=80)
+number_formats = st.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.float16])
 
 finite_logits = st.lists(st.floats(-30, 30, width=32), min_size=1, max_size=12)
 unit_uniforms = st.one_of(
@@ -553,7 +554,7 @@ def test_sampled_verification_is_the_accept_rule():
 
 
 @given_cases
-@given(st.lists(levels, min_size=1, max_size=7), unit_uniforms, st.sampled_from([0.0, 0.7, 1.3]))
-def test_the_next_token_is_a_draw(row, u, temperature):
-    logits, sampling = double([row]), Sampling(temperature)
+@given(st.lists(levels, min_size=1, max_size=7), unit_uniforms, st.sampled_from([0.0, 0.7, 1.3]), number_formats)
+def test_the_next_token_is_a_draw(row, u, temperature, dtype):
+    logits, sampling = double([row]).to(dtype), Sampling(temperature)
     assert torch.equal(draw_next(logits, sampling, double([u])), draw(sampling.probs(logits), double([u])))

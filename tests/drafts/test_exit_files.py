@@ -192,12 +192,15 @@ def pair_adapter(pair_folder, tmp_path):
     return f"exit:{tmp_path / 'adapter'}"
 
 
+OFTEN = ((["-k", "3"], ""), (["-k", "auto"], "hybrid:suffix+"))
+
+
 @pytest.mark.parametrize(
     ("words", "kind"),
     pairs_often(
         [["-k", "3"], ["-k", "auto"], ["-k", "3", "--temperature", "0.8"]],
         ["", "hybrid:suffix+"],
-        lambda words, kind: (len(words) > 2 and not kind) or (words == ["-k", "auto"] and kind),
+        lambda words, kind: (words, kind) in OFTEN,
     ),
 )
 def test_one_script_decodes_with_it(pair_folder, pair_adapter, words, kind, capsys):

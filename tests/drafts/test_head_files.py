@@ -85,6 +85,7 @@ DECODERS = [
     ({"head_dim": 7}, "it has 4 heads of size 7|head_dim"),
     ({"head_dim": 1 << 40}, "of size 1099511627776|head_dim"),
     ({"head_dim": -8}, "it has 4 heads of size -8|head_dim"),
+    ({"rms_norm_eps": -1e-6}, "rms_norm_eps is -1e-06"),
     ({"rope_parameters": {"rope_type": "nonsense", "rope_theta": 1e4}}, "rope_type is 'nonsense'|nonsense"),
     ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rope_type is 'dynamic'"),
     ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "config.json"),

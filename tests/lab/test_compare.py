@@ -346,7 +346,7 @@ def test_pictures_open_and_are_not_empty(run, tmp_path):
 
     for path in (tmp_path / "plots").iterdir():
         with Image.open(path) as picture:
-            assert picture.width > 4.6 * figures.DPI
+            assert picture.width > 4 * figures.DPI
             assert len(picture.convert("L").getcolors(256)) > 20
 
 

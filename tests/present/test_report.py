@@ -601,7 +601,7 @@ def test_pictures_are_written_and_left_out_where_there_is_nothing_to_show(tmp_pa
     assert [p.name for p in written] == [f"x-{kind}.png" for kind in kinds]
     for path in written:
         with Image.open(path) as picture:
-            assert picture.width > 4.6 * figures.DPI
+            assert picture.width > 4 * figures.DPI
             assert len(picture.convert("L").getcolors(256)) > 20
     short_run = interrupted_run()
     short_run.rows = [replace(r, **dict.fromkeys(ladder.PREDICTORS)) for r in short_run.rows]

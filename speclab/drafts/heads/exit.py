@@ -70,7 +70,7 @@ class ExitAdapter(nn.Module):
     def project(self, states: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
         """The target's states (batch, n, hidden) -> queries, keys, values (batch, heads, n, head size)
 
-        rotation: cosines and sines of the states' positions, (1, n, head size) each.
+        rotation: of the states' positions.
         """
         return self.layer.self_attn.heads(self.layer.input_layernorm(states), rotation)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import LlamaConfig, PreTrainedModel
 
 from speclab.drafts.heads.exit import ExitAdapter, ExitConfig
-from speclab.drafts.heads.files import CONFIG, WEIGHTS, read_files, weights_of
+from speclab.drafts.heads.files import CONFIG, WEIGHTS, checked_decoder, read_files, weights_of
 from speclab.models import loading
 from speclab.models.backends.eager import decoder_layers
 from speclab.system.errors import UsageProblem
@@ -54,7 +54,7 @@ def config_from(found: dict[str, Any]) -> ExitConfig:
     layers = {name: found[name] for name in ("exit_layer", "target_layers")}
     if wrong := [name for name, n in layers.items() if type(n) is not int or n < 1]:
         raise ValueError(f"{wrong[0]} is {layers[wrong[0]]!r}")
-    config = ExitConfig(**layers, block=LlamaConfig(**found["transformer_layer_config"]))
+    config = ExitConfig(**layers, block=checked_decoder(LlamaConfig(**found["transformer_layer_config"])))
     if config.exit_layer >= config.target_layers or config.block.num_hidden_layers != 1:
         own = config.block.num_hidden_layers
         raise ValueError(

@@ -7,15 +7,13 @@ nothing yet, get the head's own output at the position before in the place of th
 Names of modules and options are those of the `speculators` checkpoint format (eagle3), in which heads are kept.
 """
 
-import functools
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding
 
-from speclab.drafts.heads.parts import LARGE, DecoderLayer, Norm, Product, Rotation
+from speclab.drafts.heads.parts import DecoderLayer, Norm, Product, Rotation
 
 
 @dataclass(frozen=True)
@@ -86,25 +84,13 @@ class FeatureHead(nn.Module):
         """States (batch, n, hidden) and the token after each (batch, n).  -> the residual stream, the same shape;
         queries, keys, values (batch, heads, n, head size)
 
-        rotation: cosines and sines of the states' positions, (1, n, head size) each.
+        rotation: of the states' positions.
         """
         layer, attention = self.layer, self.layer.self_attn
         normed = layer.hidden_norm(states)
-        x = torch.cat([self._normed_embeddings(tokens), normed], dim=-1)  # (batch, n, 2 * hidden)
+        x = torch.cat([layer.input_layernorm(self.embed_tokens(tokens)), normed], dim=-1)  # (batch, n, 2 * hidden)
         residual = normed if self.config.norm_before_residual else states
         return residual, *attention.heads(x, rotation)
-
-    def _normed_embeddings(self, tokens: Tensor) -> Tensor:
-        """Ids (batch, n) -> (batch, n, hidden). Once frozen, a small head looks them up: a norm less in every pass."""
-        norm, table = self.layer.input_layernorm, self.embed_tokens.weight
-        if norm.is_frozen and table.nbytes <= LARGE:
-            return embedding(tokens, self._normed_table)
-        return norm(embedding(tokens, table))
-
-    @functools.cached_property
-    def _normed_table(self) -> Tensor:
-        with torch.inference_mode():
-            return self.layer.input_layernorm(self.embed_tokens.weight)
 
     def finish(self, residual: Tensor, attended: Tensor) -> Tensor:
         """(batch, n, hidden) and the attention's output (batch, heads, n, head size) -> states one position on"""

@@ -100,7 +100,7 @@ def _feature_config(found: dict[str, Any], n_layers: int) -> HeadConfig:
     block_class = BLOCKS.get(layer.pop("model_type", "llama"))
     if block_class is None or layer.get("num_hidden_layers", 1) != 1:
         raise ValueError("its decoder is not one layer of llama or qwen3")
-    block = _checked(block_class(**layer))
+    block = checked_decoder(block_class(**layer))
     if "sliding_attention" in (getattr(block, "layer_types", None) or ()):
         raise ValueError("its layer attends to a window; the lab reads heads that attend to the whole text")
     states = found.get("eagle_aux_hidden_state_layer_ids") or [2, n_layers // 2, n_layers - 3]
@@ -117,7 +117,7 @@ def _block_config(found: dict[str, Any], n_layers: int) -> BlockConfig:
     layer = dict(found["transformer_layer_config"])
     if layer.pop("model_type", "qwen3") != "qwen3" or not 1 <= layer.get("num_hidden_layers", 0) <= MOST_LAYERS:
         raise ValueError(f"its decoder is not 1 to {MOST_LAYERS} layers of qwen3")
-    block = _checked(Qwen3Config(**layer))
+    block = checked_decoder(Qwen3Config(**layer))
     dspark = found["speculators_model_type"] == "dspark"
     if dspark and found.get("markov_head_type", "vanilla") != "vanilla":
         raise ValueError(f"markov_head_type is {found['markov_head_type']!r}; the lab reads vanilla")
@@ -139,11 +139,13 @@ def _block_config(found: dict[str, Any], n_layers: int) -> BlockConfig:
     return config
 
 
-def _checked(block: Any) -> Any:
+def checked_decoder(block: Any) -> Any:
     """A decoder whose attention this lab computes. ValueError for any other."""
     heads, key_heads, size = block.num_attention_heads, block.num_key_value_heads, block.head_dim
     if min(heads, key_heads, size) < 1 or heads % key_heads or size % 2 or size > LARGEST_SIZE:
         raise ValueError(f"it has {heads} heads of size {size} over {key_heads} key-value heads")
+    if not block.rms_norm_eps >= 0:
+        raise ValueError(f"rms_norm_eps is {block.rms_norm_eps}")
     rotary = block.rope_parameters.get("rope_type")
     if rotary not in ROTARY:
         raise ValueError(f"rope_type is {rotary!r}; the lab reads {', '.join(ROTARY)}")

@@ -15,25 +15,27 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 from speclab.models.backends.rewrites import can_prepack, packed_weight
 
 TRIES = 9  # of a head's products in each order; the fastest counts
-LARGE = 2**28  # bytes of weights that no cache holds, and of which no second copy is made
+LARGE = 2**28  # bytes of weights that no cache holds
 Rotation = tuple[Tensor, Tensor]
-"""Cosines and sines of positions, (1, n, head size) each; the first half of the sines is negative."""
+"""Cosines of positions, and their sines, of which the first half has its sign changed: (1, n, head size) each."""
 
 
 class Norm(nn.RMSNorm):
     """Takes input of a lower precision than its weights, as autocast gives it.
 
-    The library's norm is six small kernels on a CPU. Once frozen, float32 weights get by with four, in half of the
-    time: x / sqrt(mean(x^2) + eps) = x * sqrt(width) / hypot(|x|, sqrt(width * eps)).
+    PyTorch's norm is six kernels on a CPU. Frozen float32 weights take four:
+    weight * sqrt(width) * x / hypot(length of x, sqrt(width * eps)).
     """
+
+    eps: float
 
     def __init__(self, width: int, eps: float):
         super().__init__(width, eps)
         self.is_frozen = False  # the weights will not change any more
 
     @functools.cached_property
-    def _short(self) -> tuple[Tensor, Tensor] | None:
-        """sqrt(width * eps) and the weights times sqrt(width), where the short form serves."""
+    def _frozen(self) -> tuple[Tensor, Tensor] | None:
+        """sqrt(width * eps), and weight * sqrt(width); None where PyTorch's norm serves."""
         width, weight = self.normalized_shape[0], self.weight
         if weight.device.type != "cpu" or weight.dtype != torch.float32:
             return None
@@ -42,8 +44,8 @@ class Norm(nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., width) -> the same shape"""
-        if self.is_frozen and self._short and x.dtype == torch.float32:
-            least, weight = self._short
+        if self.is_frozen and self._frozen and x.dtype == torch.float32:
+            least, weight = self._frozen
             return x / torch.hypot(vector_norm(x, dim=-1, keepdim=True), least) * weight
         return rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
 
@@ -146,9 +148,11 @@ class DecoderLayer(nn.Module):
 
 
 def freeze(head: Any) -> bool:
-    """Make a head ready to decode: its weights will not change any more.  -> whether it was not so before"""
-    norms = [module for module in head.modules() if isinstance(module, Norm)]
-    parts = [*_products(head), *norms]
+    """Make a head ready to decode: from now on its weights must not change, nor move to another device.
+
+    -> whether it was not so before
+    """
+    parts: list[Any] = [*_products(head), *(module for module in head.modules() if isinstance(module, Norm))]
     is_new = not all(part.is_frozen for part in parts)
     for part in parts:
         part.is_frozen = True
@@ -192,15 +196,14 @@ def _packing_pays(weights: list[Tensor], n_rows: int) -> bool:
 
 
 def rotations(block: Any, positions: Tensor) -> Rotation:
-    """(n,) positions -> what `rotated` wants, float32"""
+    """(n,) positions -> their rotations, float32"""
     rotary = LlamaRotaryEmbedding(block).to(positions.device)
     cos, sin = rotary(torch.empty(0, device=positions.device), positions[None])
-    half = sin.shape[-1] // 2
-    return cos, torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)
+    first, second = sin.chunk(2, dim=-1)
+    return cos, torch.cat([-first, second], dim=-1)
 
 
 def rotated(x: Tensor, rotation: Rotation) -> Tensor:
     """(batch, heads, n, head size) -> the same, each row turned to its position"""
-    cos, sin = rotation[0].to(x.dtype).unsqueeze(1), rotation[1].to(x.dtype).unsqueeze(1)
-    first, second = x.chunk(2, dim=-1)
-    return torch.addcmul(x * cos, torch.cat([second, first], dim=-1), sin)
+    cos, sin = (part.to(x.dtype).unsqueeze(1) for part in rotation)
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
