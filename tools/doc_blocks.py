@@ -16,7 +16,7 @@ from tools import architecture, chapter_blocks, method_blocks, rerun, tree_block
 
 RESULTS = ROOT / "results"
 DEFAULT_RUN = RESULTS / "cpu-2-cores.json"  # python compare.py
-AGAIN_RUN = RESULTS / "cpu-2-cores-again.json"  # the same command once more
+AGAIN_RUN = RESULTS / "cpu-2-cores-again.json"  # --draft model,ngram -k 2,4,8, half a day before
 FULL_RUN = RESULTS / "cpu-2-cores-full.json"  # --full --draft model,ngram -k 2,4,8 --max-new-tokens 96 --repeats 2
 # --target lab:200m --temperature 0 --limit 2 -k 4,6,8,12,auto
 # --draft model,feature,feature:wide,hybrid,tree:best:feature,tree:static:feature
@@ -171,7 +171,7 @@ def errors() -> str:
 
 
 def trust() -> str:
-    """The same command twice, and the phases against the wall."""
+    """Rows that two runs share, and the phases against the wall."""
     lines = [explanations.phases_line(comparison(FULL_RUN))]
     rows = rerun.compared(comparison(DEFAULT_RUN), comparison(AGAIN_RUN))
     for temperature in dict.fromkeys(row.first.temperature for row in rows):

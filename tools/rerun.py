@@ -1,4 +1,4 @@
-"""Did the same command give the same answer twice? Compare two records of it, row by row.
+"""Do two runs agree in the rows that both have? Compare their records, row by row.
 
     python -m tools.rerun results/cpu-2-cores.json results/cpu-2-cores-again.json
 

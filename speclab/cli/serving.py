@@ -23,7 +23,7 @@ from speclab.system.errors import UsageProblem
 from speclab.system.files import do_all, shown
 from speclab.system.terminal import note, say
 
-OWN_ENGINE = "eager"  # of the lab's own texts and rounds, which no clock sees
+OWN_ENGINE = "eager"  # of the lab's own texts and rounds
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,9 +1,9 @@
 """Which backend runs a model: the library's eager forward, or the fast one. Both arms get the same.
 
 The fast one is the exported model on a CPU and CUDA graphs on a GPU. No backend wins everywhere, so `auto` builds it,
-checks it against the model's own logits, and times both for a moment at the widths that decoding uses. Where one is
-faster at one width and slower at the other, they race again: other work on the machine may be the reason. A model that
-has no fast one runs eagerly, and the reason is printed.
+checks it against the model's own logits, and times both for a moment at the widths that decoding uses. Where the fast
+one does not win at both widths, they race again: other work on the machine may be the reason. A model that has no fast
+one runs eagerly, and the reason is printed.
 """
 
 import copy
