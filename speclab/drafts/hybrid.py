@@ -5,9 +5,10 @@ little. Before each round the lookup shows what it would propose, and that draft
 
     (1 + expected tokens of it) / seconds of the rest of a round
 
-is more than the model's draft promises. How often tokens after a match of that length were right is counted
-in every round, also where the model drafts; how often the model's were, where it does. The seconds are measured here.
-What is compared is known before anything is drawn, so the output stays exact.
+is more than the model's draft promises. Where lengths are chosen (`-k auto`), so many of its tokens are drafted as make
+this highest. How often tokens after a match of that length were right is counted in every round, also where the model
+drafts; how often the model's were, where it does. The seconds are measured here. What is compared is known before
+anything is drawn, so the output stays exact.
 """
 
 import copy
@@ -111,23 +112,35 @@ class HybridDrafter:
     def propose(self, k: int, uniforms: Tensor) -> Draft:
         """At most `k` tokens, all of the lookup or all of the model. uniforms (1, k), in [0, 1)."""
         self._found, self._n_drafted = self.lookup.lookup(k), 0
-        self.looked_up = bool(self._found) and self._pays(len(self._found), k)
+        n = self._choose(len(self._found), k)
+        self.looked_up = n > 0
         if self.looked_up:
-            return as_draft(self._found, self._device)
+            return as_draft(self._found[:n], self._device)
         draft = self.drafter.propose(k, uniforms)
         self._n_drafted = draft.tokens.shape[1]
         return draft
 
-    def _pays(self, n: int, k: int) -> bool:
-        """Whether a lookup of n tokens promises more tokens per second than what the model would draft: k tokens, or,
-        where it chooses its lengths, the best number up to k. Nothing is counted beyond what has a known cost."""
-        costs = self.costs.get(self._temperature, USUAL)
-        n, longest = min(n, costs.longest), min(k, costs.longest)
-        looked_up = expected_tokens([self._known.after(self.lookup.matched).rate] * n, 0, 1.0)[n]
+    def _choose(self, n: int, k: int) -> int:
+        """How many of the n tokens that were found to draft; 0 where the model promises more tokens per second.
+
+        The model would draft k tokens, or as many as it has room for. Where lengths are chosen, the best number of each
+        counts. What lies beyond the known costs counts as much as the last that is known.
+        """
+        if n == 0:
+            return 0
+        costs, proposing = self.costs.get(self._temperature, USUAL), self.drafter
+        rest, on_auto = costs.of_lookups, isinstance(proposing, AutoLength)
+        if isinstance(proposing, AutoLength):
+            proposing = proposing.drafter
+        longest, most = min(k, costs.longest, getattr(proposing, "room", k)), min(n, len(rest) - 1)
         modelled = expected_tokens([self._known.model.rate] * longest, 0, 1.0)
-        lengths = range(longest + 1) if isinstance(self.drafter, AutoLength) else (longest,)
-        rest = (costs.looked_up or costs.rest)[n]
-        return looked_up / rest > max(modelled[length] / costs.seconds(length) for length in lengths)
+        looked_up = expected_tokens([self._known.after(self.lookup.matched).rate] * most, 0, 1.0)
+        of_model = [modelled[m] / costs.seconds(m) for m in (range(longest + 1) if on_auto else (longest,))]
+        of_lookup = {m: looked_up[m] / rest[m] for m in (range(1, most + 1) if on_auto else (most,))}
+        best = max(of_lookup, key=of_lookup.__getitem__)
+        if of_lookup[best] <= max(of_model):
+            return 0
+        return best if on_auto else n
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
         """Count what was right; let both follow the text."""

@@ -41,8 +41,8 @@ class RoundCosts:
     """What a round costs by the number n of tokens that it drafts, in seconds; measured here, with this draft.
 
     draft: [n] all of a draft of n tokens. rest: [n] everything else: the pass over n + 1 tokens, accept rule, rollback,
-    host. Both from n = 0, of the same length. looked_up: [n] the same as `rest` for tokens of a lookup, where that is
-    something else: early exit leaves a part of the pass to the draft.
+    host. Both from n = 0. looked_up: [n] the same as `rest` for tokens of a lookup, where that is something else: early
+    exit leaves a part of the pass to the draft, and a model rolls back more.
     """
 
     draft: tuple[float, ...]
@@ -52,14 +52,19 @@ class RoundCosts:
     @property
     def longest(self) -> int:
         """The longest draft whose cost is known."""
-        return len(self.rest) - 1
+        return min(len(self.draft), len(self.rest)) - 1
+
+    @property
+    def of_lookups(self) -> tuple[float, ...]:
+        """[n] a round that drafts n tokens of a lookup."""
+        return self.looked_up or self.rest
 
     def describe(self) -> str:
         """For a terminal."""
         curves = (f"{name} {' '.join(f'{1000 * s:.2f}' for s in curve)}" for name, curve in vars(self).items() if curve)
         return (
-            f"milliseconds of a round that drafts 0 to {self.longest} tokens: {', '.join(curves)} (draft: the whole "
-            f"draft; rest: {REST}{LOOKED_UP * bool(self.looked_up)})"
+            f"milliseconds of a round that drafts 0, 1, 2, ... tokens: {', '.join(curves)} (draft: the whole draft; "
+            f"rest: {REST}{LOOKED_UP * bool(self.looked_up)})"
         )
 
     def seconds(self, n: int) -> float:

@@ -7,7 +7,6 @@ import copy
 import itertools
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 import numpy as np
 from torch import Tensor
@@ -48,13 +47,15 @@ def measure_costs(
         _of_trees(functions, target, drafter, prompts, settings)
         return
     proposing = parts(drafter)[-1]
-    longest = min(LONGEST, proposing.longest) if isinstance(proposing, BlockDrafter) else LONGEST
-    timed, looked_up = _rounds(functions, target, proposing, prompts, settings), None
-    if isinstance(proposing, ExitDrafter):  # the first layers run in the draft: a lookup's rounds cost something else
-        looked_up = costs_of([(round_, own) for round_, own in timed if not own], longest)
-        timed = [(round_, own) for round_, own in timed if own]
-    if costs := costs_of(timed, longest):
-        drafter.costs[settings.sampling.temperature] = replace(costs, looked_up=looked_up.rest if looked_up else ())
+    timed = _rounds(functions, target, proposing, prompts, settings)
+    # In its own rounds early exit runs the first layers in the draft: no other round shows what the rest costs there.
+    if costs := costs_of(timed, _longest(proposing), fills=not isinstance(proposing, ExitDrafter)):
+        drafter.costs[settings.sampling.temperature] = costs
+
+
+def _longest(proposing: Drafter) -> int:
+    """Tokens of its drafts, or of a branch, at most."""
+    return min(LONGEST, proposing.longest) if isinstance(proposing, BlockDrafter) else LONGEST
 
 
 def _rounds(
@@ -93,20 +94,26 @@ def _timed(
     return itertools.islice(rounds, 2, most)
 
 
-def costs_of(rounds: Iterable[tuple[Round, bool]], longest: int = LONGEST) -> RoundCosts | None:
-    """The medians of each length up to `longest`, never falling with it; between lengths that were not seen a straight
-    line. None where rounds without a draft, or with one, were not seen: too little is known then."""
+def costs_of(rounds: Iterable[tuple[Round, bool]], longest: int = LONGEST, fills: bool = True) -> RoundCosts | None:
+    """The medians of each length, never falling with it; between lengths that were not seen a straight line.
+
+    None where rounds without a draft, or with one, were not seen: too little is known then. longest: draft of its own.
+    fills: what the rest costs is taken from rounds of another draft for lengths that its own rounds do not have.
+    """
     draft: dict[int, list[float]] = {0: []}
-    rest: dict[int, list[float]] = {}
+    own_rest: dict[int, list[float]] = {}
+    other_rest: dict[int, list[float]] = {}
     for round_, own in rounds:
         seconds = dict(round_.seconds or {})
         drafting = seconds.pop("draft")
-        rest.setdefault(round_.n_drafted, []).append(sum(seconds.values()))
+        (own_rest if own else other_rest).setdefault(round_.n_drafted, []).append(sum(seconds.values()))
         if own:
             draft.setdefault(round_.n_drafted, []).append(drafting)
+    rest = {**other_rest, **own_rest} if fills else own_rest
     if 0 not in rest or len(rest) == 1:
         return None
-    return RoundCosts(_curve(draft, longest), _curve(rest, longest))
+    looked_up = _curve(other_rest, LONGEST) if 0 in other_rest and len(other_rest) > 1 else ()
+    return RoundCosts(_curve(draft, longest), _curve(rest, LONGEST), looked_up)
 
 
 class VariedTree:
@@ -150,7 +157,8 @@ def _of_trees(
     temperature, acceptance = settings.sampling.temperature, TreeAcceptance()
     if isinstance(drafter, StaticTreeDrafter):  # no timed text may choose a shape: half a prompt has another
         prompts = [ids[:, : (ids.shape[1] + 1) // 2] for ids in prompts]
-    costs = tree_costs_of(_rounds_of_trees(functions, target, drafter, prompts, settings, acceptance))
+    timed = _rounds_of_trees(functions, target, drafter, prompts, settings, acceptance)
+    costs = tree_costs_of(timed, _longest(parts(drafter)[-1]))
     if costs:
         drafter.costs[temperature] = costs
     if isinstance(drafter, StaticTreeDrafter):
@@ -180,8 +188,8 @@ def _rounds_of_trees(
     return timed
 
 
-def tree_costs_of(rounds: Iterable[tuple[Round, int]]) -> TreeCosts | None:
-    """As `costs_of`, from rounds and the levels that were drafted in them."""
+def tree_costs_of(rounds: Iterable[tuple[Round, int]], deepest: int = LONGEST) -> TreeCosts | None:
+    """As `costs_of`, from rounds and the levels that were drafted in them, at most `deepest`."""
     levels: dict[int, list[float]] = {0: []}
     rest: dict[int, list[float]] = {}
     for round_, n_levels in rounds:
@@ -190,7 +198,7 @@ def tree_costs_of(rounds: Iterable[tuple[Round, int]]) -> TreeCosts | None:
         rest.setdefault(round_.n_drafted, []).append(sum(seconds.values()))
     if 0 not in rest or len(rest) == 1:
         return None
-    return TreeCosts(_curve(levels, LONGEST), _curve(rest, LARGEST))
+    return TreeCosts(_curve(levels, deepest), _curve(rest, LARGEST))
 
 
 def _curve(seconds: dict[int, list[float]], longest: int) -> tuple[float, ...]:

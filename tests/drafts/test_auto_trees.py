@@ -230,16 +230,16 @@ def test_drafting_is_told_by_levels_and_the_rest_by_tokens():
         (round_,) = speculative_rounds(target, inner, PROMPT, 2, 1)
         return round_._replace(n_drafted=n, seconds={"draft": draft, "verify": verify, "host": 0.5}), n_levels
 
-    costs = tree_costs_of(
-        [
-            timed(0, 0, 0.0, 1.0),
-            *(timed(2, n, draft, 2.0) for n, draft in ((3, 0.2), (4, 0.4), (3, 0.9))),
-            timed(4, 8, 0.8, 4.0),
-        ]
-    )
+    rounds = [
+        timed(0, 0, 0.0, 1.0),
+        *(timed(2, n, draft, 2.0) for n, draft in ((3, 0.2), (4, 0.4), (3, 0.9))),
+        timed(4, 8, 0.8, 4.0),
+    ]
+    costs = tree_costs_of(rounds)
     assert costs.levels[:5] == pytest.approx((0.0, 0.2, 0.4, 0.6, 0.8))
     assert (costs.rest[0], costs.rest[3], costs.rest[4], costs.rest[6], costs.rest[8]) == (1.5, 2.5, 2.5, 3.5, 4.5)
     assert (costs.deepest, costs.largest) == (LONGEST, LARGEST)
+    assert tree_costs_of(rounds, 4).levels == costs.levels[:5]
     assert "milliseconds" in costs.describe()
     assert "a level: the tokens of one depth" in costs.describe()
     assert tree_costs_of([timed(0, 0, 0.0, 1.0)]) is None

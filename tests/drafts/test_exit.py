@@ -339,8 +339,8 @@ def test_a_hybrid_keeps_the_adapter_in_step(engine):
     """A lookup's round runs whole passes: the adapter reads all of its states afterwards."""
 
     class Takes(HybridDrafter):
-        def _pays(self, n: int, k: int) -> bool:
-            return True
+        def _choose(self, n: int, k: int) -> int:
+            return n
 
     model, adapter, texts = trained_exit()
     found = {"lookup": 0, "exit": 0}

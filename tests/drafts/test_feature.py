@@ -154,6 +154,8 @@ def test_a_prompt_of_one_token_has_a_forecast_too():
     text = [token for r in rounds for token in r.tokens]
     probs = accept_probs(bench, "feature", Prompt("code", "", prompt), text, Sampling(), 3)
     assert forecast(probs, 12, 3).n_rounds == pytest.approx(len(rounds) - 1)
+    rows = list(drafter.chain_probs(model, [7], text[:1], Sampling(), 2, VOCAB))
+    assert [row.shape for row in rows] == [(1, VOCAB)] * 2
 
 
 def test_buffers_grow_and_copies_are_independent(monkeypatch):

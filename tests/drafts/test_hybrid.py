@@ -13,7 +13,7 @@ from speclab.core.rounds import tokens_of
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.hybrid import USUAL, HybridDrafter, Known, LookupDrafter, parts
-from speclab.drafts.lengths import AutoLength, RoundCosts
+from speclab.drafts.lengths import AutoLength, RoundCosts, Tally
 from speclab.drafts.suffix import SuffixDrafter
 from speclab.models.cached import CachedModel
 
@@ -120,13 +120,58 @@ def test_the_better_promise_drafts():
     for costs, rate, pays in ((DEAR, 0.9, True), (cheap, 0.99, False), (USUAL, 0.1, True)):
         hybrid.costs[0.0] = costs
         hybrid._known.model.accepted, hybrid._known.model.tested = 1000 * rate, 1000
-        assert hybrid._pays(4, 4) == pays
+        assert hybrid._choose(4, 4) == 4 * pays
     lookup.matched = 1
     hybrid.costs[0.0] = USUAL
     hybrid._known.model.accepted = 700
     for right, pays in ((0.05, False), (0.95, True)):
         hybrid._known.matches[0].accepted, hybrid._known.matches[0].tested = 1000 * right, 1000
-        assert hybrid._pays(4, 4) == pays
+        assert hybrid._choose(4, 4) == 4 * pays
+
+
+REST = (1.0, 1.06, 1.11, 1.16, 1.22, 1.30, 1.38, 1.45, 1.55)
+
+
+@pytest.mark.parametrize(("rate", "best"), [(0.3, 2), (0.5, 3), (0.6, 4), (0.7, 4), (0.99, 8)])
+def test_on_auto_a_lookup_is_drafted_as_far_as_it_pays(rate, best):
+    """(1 + expected tokens) / seconds is highest there; with a length that is given all of it is drafted."""
+    values = [sum(rate**i for i in range(m + 1)) / REST[m] for m in range(1, 9)]
+    assert values.index(max(values)) + 1 == best
+    for auto in (True, False):
+        model = model_of("model")
+        hybrid = HybridDrafter(NgramDrafter(), AutoLength(model) if auto else model)
+        hybrid.costs[0.0] = RoundCosts(DEAR.draft, REST)
+        hybrid.prefill(target_of(), PROMPT[:, :9].repeat(1, 3), GREEDY)
+        hybrid.observe(0, [PROMPT[0, 0].item()])
+        hybrid._known.matches = [Tally(rate) for _ in hybrid._known.matches]
+        draft = hybrid.propose(8, torch.zeros(1, 8))
+        assert hybrid.looked_up
+        assert draft.tokens[0].tolist() == PROMPT[0, 1 : 1 + (best if auto else 8)].tolist()
+
+
+def test_a_model_without_room_promises_nothing():
+    """Where its context is full it drafts no more, and a doubtful match is better than none."""
+    model = ModelDrafter(CachedModel(tiny("llama", dtype=torch.float64, max_position_embeddings=20)))
+    hybrid = HybridDrafter(NgramDrafter(), model)
+    hybrid.prefill(target_of(), PROMPT, GREEDY)
+    hybrid.observe(0, PROMPT[0, :1].tolist())
+    hybrid._known.matches = [Tally(0.5) for _ in hybrid._known.matches]
+    assert hybrid._choose(4, 4) == 0
+    hybrid.observe(0, PROMPT[0, 1:4].tolist())
+    assert model.room == 0
+    assert hybrid._choose(4, 4) == 4
+
+
+def test_a_short_block_does_not_shorten_the_lookup():
+    """Costs of its drafts end with its slots, those of a pass do not."""
+    costs = RoundCosts((0.0, 0.3, 0.3, 0.3), tuple(1 + n / 50 for n in range(9)))
+    assert costs.longest == 3
+    hybrid = HybridDrafter(NgramDrafter(), model_of("model"))
+    hybrid.prefill(target_of(), PROMPT, GREEDY)
+    hybrid.costs[0.0], hybrid.lookup.matched = costs, 6
+    hybrid._known.model, hybrid._known.matches[-1] = Tally(0.97), Tally(0.75)
+    assert hybrid._choose(8, 8) == 8
+    assert hybrid._choose(3, 8) == 0
 
 
 def test_what_was_right_is_counted_where_it_belongs():

@@ -221,12 +221,17 @@ def test_costs_are_medians_that_never_fall():
     rounds = [
         *((timed(0, 0.0, verify), True) for verify in (1.0, 1.0, 9.0)),
         *((timed(2, draft, 2.0), True) for draft in (0.2, 0.4, 0.6)),
-        (timed(4, 7.0, 1.0), False),  # a constant draft's rest counts, its drafting does not
+        *((timed(n, 7.0, verify), False) for n, verify in ((0, 5.0), (2, 6.0), (4, 1.0), (6, 8.0))),
     ]
     costs = costs_of(rounds)
-    assert costs.rest == (1.5, 2.0, *[2.5] * (LONGEST - 1))
+    assert costs.rest == (1.5, 2.0, 2.5, 2.5, 2.5, 5.5, 8.5, 8.5, 8.5), "its own, and those of others where it has none"
+    assert costs.looked_up == (5.5, 6.0, *[6.5] * 3, 7.5, *[8.5] * 3)
     assert costs.draft == (0.0, 0.2, *[pytest.approx(0.4)] * (LONGEST - 1))
     assert costs.longest == LONGEST
+    own = costs_of(rounds, longest=3, fills=False)
+    assert own.rest == (1.5, 2.0, *[2.5] * (LONGEST - 1))
+    assert (own.draft, own.longest) == (costs.draft[:4], 3)
+    assert costs_of([one for one in rounds if one[1]]).looked_up == ()
 
 
 @pytest.mark.parametrize("kind", ["model", "ngram"])

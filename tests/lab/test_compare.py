@@ -43,6 +43,21 @@ def run(pair_folder, tmp_path, capsys, monkeypatch):
     return call
 
 
+def test_a_draft_that_learns_is_replayed_in_the_order_of_the_run(run, pair_folder, monkeypatch):
+    texts = [("code", "def f(x):"), ("code", "def g(y):"), ("prose", "return x"), ("prose", "x is")]
+    monkeypatch.setattr(prompts, "standard", lambda: texts)
+    order, right = [], comparison.rounds_of_texts
+
+    def rounds_of_texts(measured):
+        replayed = right(measured)
+        return lambda arm, index, text: order.append(index) or replayed(arm, index, text)
+
+    monkeypatch.setattr(comparison, "rounds_of_texts", rounds_of_texts)
+    code, *_ = run("--draft", f"hybrid:suffix+{pair_folder / 'draft'}", "--limit", "2", "-k", "2", "--temperature", "0")
+    assert code == 0
+    assert list(dict.fromkeys(order)) == [0, 2, 1, 3]
+
+
 def saved(folder) -> ComparisonRun:
     return read(folder / "results" / "local.json", ComparisonRun)
 

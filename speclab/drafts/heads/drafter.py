@@ -92,9 +92,9 @@ class HeadDrafter:
             # Of a round that begins after the prompt; after a prompt of one token none does.
             first = len(prompt) - 2
             for logits in chains(self.head, hidden, ids, longest):
-                rows = self.of_target(logits[0, max(0, first) : first + len(tokens)], vocab_size)
-                rows = torch.cat([rows[:1], rows]) if first < 0 else rows
-                yield sampling.probs(rows).cpu()
+                rows = logits[0, max(0, first) : first + len(tokens)]
+                rows = torch.cat([logits[0, :1], rows]) if first < 0 else rows
+                yield sampling.probs(self.of_target(rows, vocab_size)).cpu()
 
     def _rotation(self, length: int, n: int) -> tuple[Tensor, Tensor]:
         """Of n positions from `length` on; there is room for their keys and values, then."""
