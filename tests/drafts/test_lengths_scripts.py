@@ -23,7 +23,7 @@ def test_one_script_chooses_its_lengths(pair_folder, capsys):
     assert texts[0] == texts[1]
     assert optimized_speculative.main([*words, *TINY, "-k", "auto", "--verbose"]) == 0
     err = capsys.readouterr().err
-    assert "milliseconds of a round that drafts 0 to 8 tokens: draft" in err
+    assert "milliseconds of a round that drafts 0, 1, 2, ... tokens: draft" in err
     assert "rest: the target's pass" in err
 
 
