@@ -5,7 +5,7 @@ little. Before each round the lookup shows what it would propose, and that draft
 
     (1 + expected tokens of it) / seconds of the rest of a round
 
-is more than the model's draft promises. Where lengths are chosen (`-k auto`), so many of its tokens are drafted as make
+is more than the model's draft promises. Where lengths are chosen (`-k auto`), as many of its tokens are drafted as make
 this highest. How often tokens after a match of that length were right is counted in every round, also where the model
 drafts; how often the model's were, where it does. The seconds are measured here. What is compared is known before
 anything is drawn, so the output stays exact.
@@ -124,19 +124,19 @@ class HybridDrafter:
         """How many of the n tokens that were found to draft; 0 where the model promises more tokens per second.
 
         The model would draft k tokens, or as many as it has room for. Where lengths are chosen, the best number of each
-        counts. What lies beyond the known costs counts as much as the last that is known.
+        is compared. Nothing is counted beyond what has a known cost.
         """
         if n == 0:
             return 0
-        costs, proposing = self.costs.get(self._temperature, USUAL), self.drafter
-        rest, on_auto = costs.of_lookups, isinstance(proposing, AutoLength)
+        costs, proposing, on_auto = self.costs.get(self._temperature, USUAL), self.drafter, False
         if isinstance(proposing, AutoLength):
-            proposing = proposing.drafter
-        longest, most = min(k, costs.longest, getattr(proposing, "room", k)), min(n, len(rest) - 1)
+            proposing, on_auto = proposing.drafter, True
+        after_lookup = costs.of_lookups
+        longest, most = min(k, costs.longest, getattr(proposing, "room", k)), min(n, len(after_lookup) - 1)
         modelled = expected_tokens([self._known.model.rate] * longest, 0, 1.0)
-        looked_up = expected_tokens([self._known.after(self.lookup.matched).rate] * most, 0, 1.0)
+        found = expected_tokens([self._known.after(self.lookup.matched).rate] * most, 0, 1.0)
         of_model = [modelled[m] / costs.seconds(m) for m in (range(longest + 1) if on_auto else (longest,))]
-        of_lookup = {m: looked_up[m] / rest[m] for m in (range(1, most + 1) if on_auto else (most,))}
+        of_lookup = {m: found[m] / after_lookup[m] for m in (range(1, most + 1) if on_auto else (most,))}
         best = max(of_lookup, key=of_lookup.__getitem__)
         if of_lookup[best] <= max(of_model):
             return 0

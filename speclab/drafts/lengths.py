@@ -42,7 +42,7 @@ class RoundCosts:
 
     draft: [n] all of a draft of n tokens. rest: [n] everything else: the pass over n + 1 tokens, accept rule, rollback,
     host. Both from n = 0. looked_up: [n] the same as `rest` for tokens of a lookup, where that is something else: early
-    exit leaves a part of the pass to the draft, and a model rolls back more.
+    exit leaves a part of the pass to the draft.
     """
 
     draft: tuple[float, ...]
@@ -56,7 +56,7 @@ class RoundCosts:
 
     @property
     def of_lookups(self) -> tuple[float, ...]:
-        """[n] a round that drafts n tokens of a lookup."""
+        """[n] everything but the lookup itself, in a round that drafts n tokens of it."""
         return self.looked_up or self.rest
 
     def describe(self) -> str:

@@ -217,7 +217,7 @@ def _parts(measured: Measurement, costs: CostTable) -> dict[tuple[Arm, float, in
     baseline = {(s.temperature, s.prompt_index): s for s in measured.samples if s.arm == BASELINE}
     probs = probs_of_texts(measured, max((s.arm.draft_length for s in measured.samples), default=0))
     replayed, priced = rounds_of_texts(measured), {}
-    # As they were timed: what a draft on auto or a hybrid learns from a text counts in the next ones.
+    # In the order of the first repeat: what a draft on auto or a hybrid learns from a text counts in the next ones.
     turns = {index: turn for turn, index in enumerate(mixed(measured.prompts))}
     for sample in sorted(measured.samples, key=lambda sample: turns[sample.prompt_index]):
         arm, place = sample.arm, (sample.temperature, sample.prompt_index)

@@ -7,6 +7,7 @@ import copy
 import itertools
 import random
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from torch import Tensor
@@ -47,10 +48,13 @@ def measure_costs(
         _of_trees(functions, target, drafter, prompts, settings)
         return
     proposing = parts(drafter)[-1]
+    longest, looked_up = _longest(proposing), None
     timed = _rounds(functions, target, proposing, prompts, settings)
-    # In its own rounds early exit runs the first layers in the draft: no other round shows what the rest costs there.
-    if costs := costs_of(timed, _longest(proposing), fills=not isinstance(proposing, ExitDrafter)):
-        drafter.costs[settings.sampling.temperature] = costs
+    if isinstance(proposing, ExitDrafter):  # the first layers run in the draft: a lookup's rounds cost something else
+        looked_up = costs_of([(round_, own) for round_, own in timed if not own], longest)
+        timed = [(round_, own) for round_, own in timed if own]
+    if costs := costs_of(timed, longest):
+        drafter.costs[settings.sampling.temperature] = replace(costs, looked_up=looked_up.rest if looked_up else ())
 
 
 def _longest(proposing: Drafter) -> int:
@@ -94,26 +98,23 @@ def _timed(
     return itertools.islice(rounds, 2, most)
 
 
-def costs_of(rounds: Iterable[tuple[Round, bool]], longest: int = LONGEST, fills: bool = True) -> RoundCosts | None:
-    """The medians of each length, never falling with it; between lengths that were not seen a straight line.
+def costs_of(rounds: Iterable[tuple[Round, bool]], longest: int = LONGEST) -> RoundCosts | None:
+    """The medians of each length, never falling with it; between lengths that were not seen a straight line. None where
+    rounds without a draft, or with one, were not seen: too little is known then.
 
-    None where rounds without a draft, or with one, were not seen: too little is known then. longest: draft of its own.
-    fills: what the rest costs is taken from rounds of another draft for lengths that its own rounds do not have.
+    rounds: and whether the drafter itself drafted in them. longest: tokens of its own drafts at most.
     """
     draft: dict[int, list[float]] = {0: []}
-    own_rest: dict[int, list[float]] = {}
-    other_rest: dict[int, list[float]] = {}
+    rest: dict[int, list[float]] = {}
     for round_, own in rounds:
         seconds = dict(round_.seconds or {})
         drafting = seconds.pop("draft")
-        (own_rest if own else other_rest).setdefault(round_.n_drafted, []).append(sum(seconds.values()))
+        rest.setdefault(round_.n_drafted, []).append(sum(seconds.values()))
         if own:
             draft.setdefault(round_.n_drafted, []).append(drafting)
-    rest = {**other_rest, **own_rest} if fills else own_rest
     if 0 not in rest or len(rest) == 1:
         return None
-    looked_up = _curve(other_rest, LONGEST) if 0 in other_rest and len(other_rest) > 1 else ()
-    return RoundCosts(_curve(draft, longest), _curve(rest, LONGEST), looked_up)
+    return RoundCosts(_curve(draft, longest), _curve(rest, LONGEST))
 
 
 class VariedTree:

@@ -149,17 +149,49 @@ def test_on_auto_a_lookup_is_drafted_as_far_as_it_pays(rate, best):
         assert draft.tokens[0].tolist() == PROMPT[0, 1 : 1 + (best if auto else 8)].tolist()
 
 
-def test_a_model_without_room_promises_nothing():
+@pytest.mark.parametrize(
+    ("costs", "rate", "fixed", "on_auto"),
+    [
+        (RoundCosts((0.0, *[1.65] * 8), REST), 0.3, 0, 2),  # the whole lookup loses, its first two tokens win
+        (RoundCosts((0.0, 0.1, *[50.0] * 7), REST), 0.3, 8, 0),  # the model wins with one token, and loses with eight
+        (RoundCosts(DEAR.draft, (1.0,) * 9, (1.0, *[60.0] * 8)), 0.3, 0, 0),  # rounds of a lookup cost more
+    ],
+)
+def test_on_auto_the_best_numbers_are_compared(costs, rate, fixed, on_auto):
+    for auto, chosen in ((False, fixed), (True, on_auto)):
+        model = model_of("model")
+        hybrid = HybridDrafter(NgramDrafter(), AutoLength(model) if auto else model)
+        hybrid.prefill(target_of(), PROMPT, GREEDY)
+        hybrid.costs[0.0], hybrid.lookup.matched = costs, 6
+        hybrid._known.matches[-1] = Tally(rate)
+        assert hybrid._choose(8, 8) == chosen
+
+
+def test_after_a_part_of_a_lookup_the_targets_own_token_is_counted_too():
+    hybrid = HybridDrafter(NgramDrafter(), AutoLength(model_of("model")))
+    hybrid.costs[0.0] = RoundCosts(DEAR.draft, REST)
+    hybrid.prefill(target_of(), PROMPT[:, :9].repeat(1, 3), GREEDY)
+    hybrid.observe(0, [PROMPT[0, 0].item()])
+    tally = hybrid._known.matches[hybrid.lookup.longest - 1] = Tally(0.5)
+    drafted = hybrid.propose(8, torch.zeros(1, 8)).tokens[0].tolist()
+    assert len(drafted) == 3
+    hybrid.observe(3, [*drafted, PROMPT[0, 4].item()])
+    assert (tally.tested, tally.accepted) == (8 + 4, 4 + 4)
+
+
+@pytest.mark.parametrize("auto", [False, True])
+def test_a_model_without_room_promises_nothing(auto):
     """Where its context is full it drafts no more, and a doubtful match is better than none."""
     model = ModelDrafter(CachedModel(tiny("llama", dtype=torch.float64, max_position_embeddings=20)))
-    hybrid = HybridDrafter(NgramDrafter(), model)
+    hybrid = HybridDrafter(NgramDrafter(), AutoLength(model) if auto else model)
+    hybrid.lookup.matched = 6
     hybrid.prefill(target_of(), PROMPT, GREEDY)
     hybrid.observe(0, PROMPT[0, :1].tolist())
     hybrid._known.matches = [Tally(0.5) for _ in hybrid._known.matches]
     assert hybrid._choose(4, 4) == 0
     hybrid.observe(0, PROMPT[0, 1:4].tolist())
     assert model.room == 0
-    assert hybrid._choose(4, 4) == 4
+    assert hybrid._choose(4, 4) in ((1, 2, 3) if auto else (4,))
 
 
 def test_a_short_block_does_not_shorten_the_lookup():

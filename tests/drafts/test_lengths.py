@@ -6,7 +6,7 @@ import itertools
 import pytest
 import torch
 from decoding import plain_text, speculative_rounds
-from heads import tiny_head
+from heads import tiny_block_head, tiny_head
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import VOCAB, perturbed, tiny
@@ -14,6 +14,7 @@ from tiny_models import VOCAB, perturbed, tiny
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.rounds import DecodeSettings, tokens_of
 from speclab.core.sampling import Sampling
+from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.lengths import (
     EDGES,
@@ -221,17 +222,26 @@ def test_costs_are_medians_that_never_fall():
     rounds = [
         *((timed(0, 0.0, verify), True) for verify in (1.0, 1.0, 9.0)),
         *((timed(2, draft, 2.0), True) for draft in (0.2, 0.4, 0.6)),
-        *((timed(n, 7.0, verify), False) for n, verify in ((0, 5.0), (2, 6.0), (4, 1.0), (6, 8.0))),
+        (timed(4, 7.0, 1.0), False),  # a constant draft's rest counts, its drafting does not
     ]
     costs = costs_of(rounds)
-    assert costs.rest == (1.5, 2.0, 2.5, 2.5, 2.5, 5.5, 8.5, 8.5, 8.5), "its own, and those of others where it has none"
-    assert costs.looked_up == (5.5, 6.0, *[6.5] * 3, 7.5, *[8.5] * 3)
+    assert costs.rest == (1.5, 2.0, *[2.5] * (LONGEST - 1))
     assert costs.draft == (0.0, 0.2, *[pytest.approx(0.4)] * (LONGEST - 1))
     assert costs.longest == LONGEST
-    own = costs_of(rounds, longest=3, fills=False)
-    assert own.rest == (1.5, 2.0, *[2.5] * (LONGEST - 1))
-    assert (own.draft, own.longest) == (costs.draft[:4], 3)
-    assert costs_of([one for one in rounds if one[1]]).looked_up == ()
+    short = costs_of(rounds, longest=3)
+    assert (short.rest, short.draft, short.longest) == (costs.rest, costs.draft[:4], 3)
+
+
+def test_costs_of_a_blocks_drafts_end_with_its_slots():
+    """Those of everything else do not: a lookup beside it may be longer."""
+    model = tiny("llama", dtype=torch.float64)
+    target = CachedModel(model)
+    target.hidden_layers = (0, 1)
+    auto = AutoLength(BlockDrafter(tiny_block_head(model, slots=4)))
+    measure_costs(SPECULATIVE, target, auto, [PROMPT], DecodeSettings(40))
+    costs = auto.costs[0.0]
+    assert costs.longest == auto.drafter.longest == len(costs.draft) - 1
+    assert len(costs.rest) == LONGEST + 1
 
 
 @pytest.mark.parametrize("kind", ["model", "ngram"])
