@@ -136,11 +136,7 @@ def test_texts_are_those_of_decoding_token_by_token(family, k, length):
 
 @pytest.mark.parametrize(
     ("family", "temperature"),
-    pairs_often(
-        FAMILIES,
-        [0.0, 0.8],
-        lambda family, temperature: temperature > 0 or family in ("lfm2", "mamba"),
-    ),
+    pairs_often(FAMILIES, [0.0, 0.8], lambda family, temperature: temperature > 0 or family in ("lfm2", "mamba")),
 )
 def test_states_equal_a_recomputation_after_every_round(family, temperature):
     """Of the target and the draft: every state, key and value, as after decoding token by token."""
