@@ -17,6 +17,7 @@ from tests.decoding import plain_text
 from tests.tiny_models import VOCAB, tiny
 from training.blocks import block_loss
 from training.exits import exit_loss
+from training.passes import reading
 
 
 def block(hidden: int = 32, qwen3: bool = False, vocab: int = VOCAB, **changes) -> LlamaConfig:
@@ -127,12 +128,13 @@ def trained_block(**options) -> tuple[PreTrainedModel, BlockHead, Tensor]:
     target = tiny("llama").requires_grad_(False)
     texts = learnt_texts(target)
     head = tiny_block_head(target, std=0.1, **options)
+    read = reading(target, head.config.layers, 0)
     stepper = torch.optim.Adam(head.train().parameters())
     with torch.enable_grad():
         for step in range(150):
             stepper.param_groups[0]["lr"] = 0.02 * (1 - step / 150)
             stepper.zero_grad()
-            block_loss(head, target, texts[:N_LEARNT], torch.tensor(step), distance).backward()
+            block_loss(head, read, texts[:N_LEARNT], torch.tensor(step), distance).backward()
             torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
             stepper.step()
     return target, head.eval().requires_grad_(False), texts
@@ -162,10 +164,11 @@ def trained_exit(family: str = "llama", n_layers: int = 4, exit_layer: int = 2) 
     target = tiny(family, **changes).requires_grad_(False)
     texts = learnt_texts(target)
     adapter = tiny_adapter(target, exit_layer, std=0.1)
+    read = reading(target, adapter.config.layers, 0)
     stepper = torch.optim.Adam(adapter.train().parameters(), 0.01)
     with torch.enable_grad():
         for _ in range(60):
             stepper.zero_grad()
-            exit_loss(adapter, target, texts[:N_LEARNT], torch.tensor(0), distance).backward()
+            exit_loss(adapter, read, texts[:N_LEARNT], torch.tensor(0), distance).backward()
             stepper.step()
     return target, adapter.eval().requires_grad_(False), texts

@@ -2,11 +2,11 @@
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from speclab.drafts.heads.block import BlockHead, blocks
-from speclab.drafts.heads.rollout import target_pass
 from speclab.system.errors import UsageProblem
+from training.passes import Reading
 from training.rollouts import Distance, distance
 
 SLOTS = 7  # of a block
@@ -29,14 +29,13 @@ def unused_id(tokenizer: PreTrainedTokenizerBase, vocab: int) -> int:
     raise UsageProblem("every id of this target's tokenizer may be in a text; give the mask token with --mask ID")
 
 
-def block_loss(
-    head: BlockHead, target: PreTrainedModel, tokens: Tensor, seed: Tensor, distance: Distance = distance
-) -> Tensor:
+def block_loss(head: BlockHead, read: Reading, tokens: Tensor, seed: Tensor, distance: Distance = distance) -> Tensor:
     """The mean over slots, weighted by DECAY.
 
-    tokens: (batch, n). seed: a number on the host, of the positions where blocks begin. distance: maybe compiled.
+    read: gives what the target computes. tokens: (batch, n). seed: a number on the host, of the positions where blocks
+    begin. distance: maybe compiled.
     """
-    hidden, logits = target_pass(target, tokens, head.config.layers)
+    hidden, logits = read(tokens)
     n, longest = tokens.shape[1] - head.config.longest, head.config.longest
     order = torch.randperm(n, generator=torch.Generator().manual_seed(int(seed)))
     anchors = order[:ANCHORS].sort().values.to(tokens.device)

@@ -46,6 +46,7 @@ from training.blocks import block_loss, unused_id
 from training.exits import exit_loss, fresh_adapter
 from training.heads import Draft, fresh_head, sizes, trained_head
 from training.models import compiled, encode
+from training.passes import reading
 from training.rollouts import CROSS_ENTROPY_WEIGHT, LOW_TEMPERATURE, distance, rollout_loss
 from training.rows import ROWS, batch, beginnings, own_texts
 from training.scoring import greedy_texts, held_out_texts, score
@@ -57,6 +58,7 @@ FEW_TOKENS = 4096
 # vocabulary is large.
 LOGITS = {"cuda": 2**29}
 FEW_LOGITS = 2**27
+KEPT_GIB = {"cpu": 4}  # of what the target computed; elsewhere its pass is fast
 OF_FEATURE = {"intermediate": 1024}  # defaults
 OF_BLOCK = {"intermediate": 704, "layers": 2, "markov_rank": 64, "causal": False}
 OF_EXIT = {"intermediate": 704}
@@ -97,6 +99,12 @@ def make_parser() -> parsing.Parser:
     parser.add_argument("--init", metavar="NAME", help="a trained head to start from: a folder or a hub name")
     parser.add_argument("--rate", type=parsing.positive, default=4e-3, help="peak learning rate (default: 0.004)")
     parser.add_argument("--device", choices=("cpu", "cuda", "mps"), default="cpu", help="(default: cpu)")
+    parser.add_argument(
+        "--keep",
+        type=parsing.at_least(0),
+        metavar="GIB",
+        help="memory for what the target computes of rows that come again (default: 4 on a CPU, else 0)",
+    )
     parser.add_argument("--threads", type=parsing.at_least(1), help="(default: all cores)")
     parser.add_argument("--seed", type=parsing.seed, default=0, help="(default: 0)")
     parser.add_argument(
@@ -176,12 +184,14 @@ def main(argv: list[str] | None = None) -> int:
 
     loss_of: Callable[..., Tensor]
     by_distance = compiled(distance)
+    gib = KEPT_GIB.get(device.type, 0) if args.keep is None else args.keep
+    read = reading(target, head.config.layers, gib)
     if isinstance(head, BlockHead):
-        loss_of = functools.partial(block_loss, head, target, distance=by_distance)
+        loss_of = functools.partial(block_loss, head, read, distance=by_distance)
     elif isinstance(head, ExitAdapter):
-        loss_of = functools.partial(exit_loss, head, target, distance=by_distance)
+        loss_of = functools.partial(exit_loss, head, read, distance=by_distance)
     else:
-        loss_of = functools.partial(rollout_loss, head, target, rollout=compiled(rollout), distance=by_distance)
+        loss_of = functools.partial(rollout_loss, head, read, rollout=compiled(rollout), distance=by_distance)
     seconds, checkpoint = 60 * args.minutes, args.work_dir / "head.pt"
     facts = train(head, batches, loss_of, seconds, args.rate, args.kind, checkpoint, OF_TABLES)
     head.to(torch.bfloat16)  # as it is written; what is scored are the rounded weights

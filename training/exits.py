@@ -11,11 +11,11 @@ from transformers import PreTrainedModel
 
 from speclab.drafts.heads.exit import ExitAdapter, ExitConfig
 from speclab.drafts.heads.files import weights_of
-from speclab.drafts.heads.rollout import target_pass
 from speclab.models.backends.eager import decoder_layers
 from speclab.models.cached import CachedModel
 from speclab.models.checks import check_split
 from speclab.system.errors import UsageProblem
+from training.passes import Reading
 from training.rollouts import Distance, distance
 
 
@@ -36,8 +36,12 @@ def fresh_adapter(target: PreTrainedModel, exit_layer: int, block: Any, seed: in
 
 
 def exit_loss(
-    adapter: ExitAdapter, target: PreTrainedModel, tokens: Tensor, seed: Tensor, distance: Distance = distance
+    adapter: ExitAdapter, read: Reading, tokens: Tensor, seed: Tensor, distance: Distance = distance
 ) -> Tensor:
-    """The mean over positions. tokens: (batch, n). seed: not used, nothing is drawn. distance: maybe compiled."""
-    states, logits = target_pass(target, tokens, adapter.config.layers)
+    """The mean over positions.
+
+    read: gives what the target computes. tokens: (batch, n). seed: not used, as nothing is drawn. distance: maybe
+    compiled.
+    """
+    states, logits = read(tokens)
     return distance(logits, adapter.of_text(states))

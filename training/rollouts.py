@@ -4,16 +4,16 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from speclab.drafts.heads.feature import FeatureHead
-from speclab.drafts.heads.rollout import rollout, target_pass
+from speclab.drafts.heads.rollout import rollout
+from training.passes import Reading
 
 DEPTH = 4  # tokens of a chain in training
 DECAY = 0.9  # weight of each depth in the loss, of the one before
 CROSS_ENTROPY_WEIGHT = 0.2  # in the loss
 LOW_TEMPERATURE = 0.25  # stands for greedy decoding: most of the weight is on the argmax, and gradients are not 0 yet
-CHAINS = 0.5  # share of the positions from which a chain goes beyond its first token
+CHAINS = 0.25  # share of the positions from which a chain goes beyond its first token
 
 
 def distance(target_logits: Tensor, draft_logits: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ Distance = Callable[[Tensor, Tensor], Tensor]
 
 def rollout_loss(
     head: FeatureHead,
-    target: PreTrainedModel,
+    read: Reading,
     tokens: Tensor,
     seed: Tensor,
     rollout: Callable[..., list[tuple[Tensor, Tensor]]] = rollout,
@@ -47,10 +47,10 @@ def rollout_loss(
 ) -> Tensor:
     """The mean over depths, weighted by DECAY.
 
-    tokens: (batch, n). seed: a number on the host, of the positions where chains start.
-    rollout, distance: those of this lab, maybe compiled.
+    read: gives what the target computes. tokens: (batch, n). seed: a number on the host, of the positions where chains
+    start. rollout, distance: those of this lab, maybe compiled.
     """
-    hidden, logits = target_pass(target, tokens, head.config.layers)
+    hidden, logits = read(tokens)
     n = tokens.shape[1] - 1 - DEPTH
     order = torch.randperm(n, generator=torch.Generator().manual_seed(int(seed)))
     starts = order[: round(CHAINS * n)].sort().values.to(tokens.device)

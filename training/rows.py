@@ -14,7 +14,7 @@ from training.draft import continuations
 ROWS = {256: (0.65, 48), 512: (0.25, 256), 1024: (0.10, None)}
 OF_PROSE = 64  # tokens of a comment or docstring that the target's own continuation starts from
 OWN = 0.5  # share of the rows that the target has written itself
-OWN_AT_ONCE = 96  # texts that the target writes side by side, a third of them at each temperature
+OWN_AT_ONCE = 192  # texts that the target writes side by side, a third of them at each temperature
 
 
 def own_texts(
@@ -59,7 +59,8 @@ def batch(stream: Tensor, own: dict[int, Tensor], step: int, seed: int, tokens: 
     n_own = 0
     if length in own:  # of an odd number of rows the last one is, in half of the steps
         n_own = int(OWN * n_rows + torch.rand((), generator=generator).item())
-    starts = torch.randint(0, len(stream) - length, (n_rows - n_own,), generator=generator)
+    pieces = max(1, len(stream) // length)  # of text, side by side: each comes again, and the target's pass may be kept
+    starts = length * torch.randint(0, pieces, (n_rows - n_own,), generator=generator)
     rows = stream[starts[:, None] + torch.arange(length)].long()
     if n_own:
         picks = torch.randint(0, len(own[length]), (n_own,), generator=generator)

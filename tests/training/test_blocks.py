@@ -20,6 +20,7 @@ from training import drafts
 from training.blocks import block_loss, unused_id
 from training.drafts import main, parse
 from training.heads import fresh_head
+from training.passes import reading
 from training.rollouts import CROSS_ENTROPY_WEIGHT, LOW_TEMPERATURE, distance
 from training.scoring import agreement, score
 
@@ -35,8 +36,9 @@ def test_a_fresh_head_shares_what_it_does_not_learn():
     assert (head.config.mask, head.config.causal, head.config.markov_rank) == (7, True, 5)
     assert not head.markov_head(torch.arange(VOCAB)).any()
     before = target.get_input_embeddings().weight.clone()
+    read = reading(target, head.config.layers, 0)
     with torch.enable_grad():
-        block_loss(head, target, torch.arange(40)[None] % VOCAB, torch.tensor(0)).backward()
+        block_loss(head, read, torch.arange(40)[None] % VOCAB, torch.tensor(0)).backward()
     learn = {name for name, weight in head.named_parameters() if weight.grad is not None and weight.grad.any()}
     idle = {name for name, _ in head.named_parameters()} - learn
     assert idle == {"markov_head.markov_w1.weight"}, "while the other factor is 0"
