@@ -207,7 +207,7 @@ def test_a_work_folder_has_one_training(tmp_path):
 
 
 # Flags that say how long, how fast and where to: a training goes on with others.
-NOT_LEARNED = {"help", "minutes", "own_minutes", "threads", "work_dir", "out", "part_mb", "kind"}
+NOT_LEARNED = {"help", "minutes", "own_minutes", "threads", "keep", "work_dir", "out", "part_mb", "kind"}
 
 
 @pytest.mark.parametrize(("script", "kind"), [(lab_pair, None), *((drafts, kind) for kind in drafts.KINDS)])
