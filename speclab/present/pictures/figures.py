@@ -214,7 +214,7 @@ def _bars(axis, series: Series, aside: float, width: float) -> None:
     look = {"color": colour(series.look), "hatch": HATCHES[series.look % len(HATCHES)], "edgecolor": "white"}
     bars = axis.bar(xs, ys, width, label=series.label, **look)
     if width >= NUMBERED:
-        axis.bar_label(bars, [f"{y:.2f}" if y else "0" for y in ys], fontsize=5.5)
+        axis.bar_label(bars, [f"{y:.2f}".removeprefix("0") if y else "0" for y in ys], fontsize=5.5)
 
 
 def legend_above(axis, title: str, labels: list[str], columns: int) -> None:
