@@ -11,12 +11,12 @@ import torch
 import torch._dynamo
 import torch.fx.config
 from hypothesis import settings
-from llamas import VOCAB, tiny_llama
 
 from speclab.models import timing
 from speclab.present.pictures import figures
 from speclab.system import cores
 from speclab.theory import noise
+from tests.llamas import VOCAB, tiny_llama
 from training.models import train_tokenizer
 
 # The same examples in every run, and no deadline: a slow machine must not fail a test.

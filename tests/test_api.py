@@ -7,7 +7,6 @@ import sys
 
 import pytest
 import torch
-from decoding import plain_text
 from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertLMHeadModel
 
 from draft_models import ModelDrafter, NgramDrafter
@@ -17,6 +16,7 @@ from speclab.drafts.lengths import WEIGHT, RoundCosts
 from speclab.models import loading
 from speclab.models.prompts import with_text
 from speclab.system.errors import EnvironmentProblem, UsageProblem
+from tests.decoding import plain_text
 
 TEXT = "def f(x):\n    return x + 1"
 

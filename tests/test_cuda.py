@@ -4,8 +4,6 @@ import warnings
 
 import pytest
 import torch
-from decoding import plain_text, speculative_rounds
-from tiny_models import FAMILIES, VOCAB, perturbed, tiny
 
 from baseline_autoregressive import autoregressive_decode
 from draft_models import ModelDrafter, NgramDrafter
@@ -18,6 +16,8 @@ from speclab.models import loading, padding, rounding, select
 from speclab.models.backends.cuda_graphs import GraphedModel
 from speclab.models.cached import CachedModel
 from speclab.theory import losslessness
+from tests.decoding import plain_text, speculative_rounds
+from tests.tiny_models import FAMILIES, VOCAB, perturbed, tiny
 
 pytestmark = [
     pytest.mark.cuda,

@@ -10,8 +10,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from decoding import speculative_rounds
-from llamas import tiny_llama
 from torch import Tensor
 
 import baseline_autoregressive
@@ -28,6 +26,8 @@ from speclab.models.limits import Room
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.theory.formulas import book_formula, expected_tokens_per_round
+from tests.decoding import speculative_rounds
+from tests.llamas import tiny_llama
 
 CPU = torch.device("cpu")
 SAMPLED = Sampling(temperature=1.0)

@@ -10,10 +10,6 @@ from dataclasses import dataclass, field
 import pytest
 import scipy.stats
 import torch
-from decoding import plain_text, speculative_rounds
-from grids import pairs_often
-from heads import tiny_adapter, tiny_block_head, tiny_head
-from tiny_models import CONTEXT, FAMILIES, VOCAB, PlainTransformer, flattened, perturbed, tiny
 from torch import Tensor
 from transformers import Lfm2Config, Lfm2ForCausalLM, MixtralConfig, MixtralForCausalLM
 
@@ -43,6 +39,10 @@ from speclab.models.cached import CachedModel
 from speclab.models.rounding import Reference
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.theory.losslessness import judge_divergence
+from tests.decoding import plain_text, speculative_rounds
+from tests.grids import pairs_often
+from tests.heads import tiny_adapter, tiny_block_head, tiny_head
+from tests.tiny_models import CONTEXT, FAMILIES, VOCAB, PlainTransformer, flattened, perturbed, tiny
 
 LONGEST = 20  # new tokens
 DTYPES = (torch.float32, torch.float64)

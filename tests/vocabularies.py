@@ -1,15 +1,15 @@
 """Drafts whose vocabulary is not the target's: which ids mean the same, and models that think alike."""
 
 import torch
-from llamas import tiny_llama
-from small_tokenizers import byte_level, sentence_piece
-from tiny_models import perturbed
 
 from speclab.core.sampling import Sampling
 from speclab.drafts.intersect import IntersectDrafter, intersect
 from speclab.models.cached import CachedModel
 from speclab.models.setup import Setup
 from speclab.models.shared_tokens import SharedTokens
+from tests.llamas import tiny_llama
+from tests.small_tokenizers import byte_level, sentence_piece
+from tests.tiny_models import perturbed
 
 OVERLAP = SharedTokens([0, 1, 2, 5, 7, 8, 9, 11], [3, 1, 6, 0, 9, 2, 8, 5], 12, 10)
 

@@ -4,9 +4,6 @@ import itertools
 
 import pytest
 import torch
-from heads import N_LEARNT, prompts, trained, trained_block
-from recorder import stand_in
-from tiny_models import CONTEXT, VOCAB, flattened, perturbed, tiny
 
 from baseline_autoregressive import autoregressive_decode
 from draft_models import ModelDrafter, NgramDrafter
@@ -26,8 +23,11 @@ from speclab.models.backends.cuda_graphs import GraphedModel
 from speclab.models.batched import BatchedModel
 from speclab.models.cached import CachedModel
 from speclab.system.errors import UsageProblem
+from tests.heads import N_LEARNT, prompts, trained, trained_block
 from tests.models.test_batched import GARBAGE, RowCache
 from tests.models.test_caches import worst_difference
+from tests.recorder import stand_in
+from tests.tiny_models import CONTEXT, VOCAB, flattened, perturbed, tiny
 
 WARM = Sampling(temperature=0.3)
 SIZES = (1, 2, 3, 8, 16)

@@ -4,9 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from heads import tiny_adapter
-from llamas import tiny_llama
-from tiny_models import tiny
 
 from benchmarks import common, experts, peers, peers_page, roofline, rules, scaling, scaling_page, scaling_turns, states
 from draft_models import ModelDrafter, NgramDrafter
@@ -26,6 +23,9 @@ from speclab.present import tables
 from speclab.records import files
 from speclab.records.samples import BASELINE, BEAM, GENERATE, Arm, Sample
 from speclab.system.errors import EnvironmentProblem
+from tests.heads import tiny_adapter
+from tests.llamas import tiny_llama
+from tests.tiny_models import tiny
 
 BUDGET = 30
 TEXTS = [("code", "def f(x):\n    return x + 1"), ("prose", "return x"), ("copy", "x + 1, x + 1, x + 1,")]

@@ -9,7 +9,6 @@ import sys
 
 import pytest
 import torch
-from decoding import plain_text
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks import llama_cpp, peers, peers_page
@@ -17,6 +16,7 @@ from speclab.models import prompts
 from speclab.models.cached import CachedModel
 from speclab.records import files
 from speclab.system.errors import EnvironmentProblem
+from tests.decoding import plain_text
 
 PLAIN = """\
 0.00.314.220 I generate: n_ctx = 4096, n_batch = 2048, n_predict = 48, n_keep = 0

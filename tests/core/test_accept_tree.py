@@ -19,7 +19,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from watch import Watch
 
 from speclab.core import accept_tree as tree_module
 from speclab.core import sampling as sampling_module
@@ -43,6 +42,7 @@ from tests.test_exact import (
     target_law,
 )
 from tests.test_lossless import chi_square
+from tests.watch import Watch
 
 Shape = tuple  # of the children's shapes: ((), ((),)) is two children, the second of which has one
 ZERO, ONE = Fraction(0), Fraction(1)

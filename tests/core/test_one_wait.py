@@ -3,11 +3,6 @@ PyTorch itself."""
 
 import pytest
 import torch
-from decoding import plain_text, speculative_rounds
-from heads import tiny_adapter, tiny_block_head, tiny_head
-from recorder import graphed, stand_in
-from tiny_models import VOCAB, tiny
-from watch import Watch
 
 from baseline_autoregressive import autoregressive_decode
 from draft_models import ModelDrafter, NgramDrafter
@@ -20,6 +15,11 @@ from speclab.drafts.exit import ExitDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.oracle import ConstantDrafter, OracleModelDrafter
 from speclab.models.cached import CachedModel
+from tests.decoding import plain_text, speculative_rounds
+from tests.heads import tiny_adapter, tiny_block_head, tiny_head
+from tests.recorder import graphed, stand_in
+from tests.tiny_models import VOCAB, tiny
+from tests.watch import Watch
 
 PROMPT = torch.randint(0, VOCAB, (1, 9), generator=torch.Generator().manual_seed(1))
 

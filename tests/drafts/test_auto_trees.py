@@ -6,10 +6,8 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from decoding import plain_text, speculative_rounds
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_models import VOCAB
 
 from speclab.core.rounds import DecodeSettings, Round, tokens_of
 from speclab.core.sampling import Sampling
@@ -33,7 +31,9 @@ from speclab.lab.replay import replayed
 from speclab.lab.round_costs import measure_costs, tree_costs_of
 from speclab.records.samples import Made
 from speclab.system.errors import UsageProblem
+from tests.decoding import plain_text, speculative_rounds
 from tests.drafts.test_tree import with_head, with_model
+from tests.tiny_models import VOCAB
 
 PROMPT = torch.randint(0, VOCAB, (1, 7), generator=torch.Generator().manual_seed(4))
 N_NEW = 40

@@ -5,9 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from decoding import plain_text, speculative_rounds
-from heads import LEARNT, N_NEW, learnt_texts, prompts, tiny_block_head, trained_block
-from tiny_models import VOCAB, flattened, tiny
 from torch import Tensor
 
 from speclab.core.sampling import Sampling
@@ -23,6 +20,9 @@ from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.theory.forecast import forecast
+from tests.decoding import plain_text, speculative_rounds
+from tests.heads import LEARNT, N_NEW, learnt_texts, prompts, tiny_block_head, trained_block
+from tests.tiny_models import VOCAB, flattened, tiny
 
 SHAPES = [
     {},

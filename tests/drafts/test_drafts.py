@@ -3,10 +3,8 @@
 import pytest
 import scipy.stats
 import torch
-from decoding import plain_text, speculative_rounds
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_models import VOCAB, perturbed, tiny
 
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.rounds import Round
@@ -15,6 +13,8 @@ from speclab.drafts.oracle import FreeOracleDrafter, OracleModelDrafter
 from speclab.models.cached import CachedModel
 from speclab.system.errors import UsageProblem
 from speclab.theory.losslessness import distributions
+from tests.decoding import plain_text, speculative_rounds
+from tests.tiny_models import VOCAB, perturbed, tiny
 
 PROMPT = torch.randint(0, VOCAB, (1, 7), generator=torch.Generator().manual_seed(4))
 NO_CHANCES = torch.empty((1, 0))

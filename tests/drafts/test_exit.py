@@ -5,10 +5,6 @@ import itertools
 
 import pytest
 import torch
-from decoding import keys_and_values, plain_text, speculative_rounds
-from grids import pairs_often
-from heads import LEARNT, N_NEW, tiny_adapter, trained_exit
-from tiny_models import FAMILIES, VOCAB, PlainTransformer, flattened, tiny
 from torch import Tensor
 from transformers import DynamicCache
 
@@ -30,6 +26,10 @@ from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.system.errors import EnvironmentProblem
 from speclab.theory.forecast import forecast
+from tests.decoding import keys_and_values, plain_text, speculative_rounds
+from tests.grids import pairs_often
+from tests.heads import LEARNT, N_NEW, tiny_adapter, trained_exit
+from tests.tiny_models import FAMILIES, VOCAB, PlainTransformer, flattened, tiny
 
 WARM = Sampling(temperature=0.8)
 ENGINES = ["eager", "fast"]

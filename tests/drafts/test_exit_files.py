@@ -4,11 +4,7 @@ import json
 
 import pytest
 import torch
-from decoding import speculative_rounds
-from grids import pairs_often
-from heads import prompts, tiny_adapter
 from safetensors.torch import load_file, save_file
-from tiny_models import tiny
 
 import compare
 import optimized_speculative
@@ -31,6 +27,10 @@ from speclab.models.setup import Setup
 from speclab.records.files import read
 from speclab.records.runs import ComparisonRun
 from speclab.system.errors import EnvironmentProblem, UsageProblem
+from tests.decoding import speculative_rounds
+from tests.grids import pairs_often
+from tests.heads import prompts, tiny_adapter
+from tests.tiny_models import tiny
 
 
 @pytest.fixture(scope="module")

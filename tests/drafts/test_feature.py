@@ -4,9 +4,6 @@ import copy
 
 import pytest
 import torch
-from decoding import plain_text, speculative_rounds
-from heads import LEARNT, N_NEW, prompts, tiny_head, trained
-from tiny_models import VOCAB, flattened, tiny
 from torch.nn.functional import scaled_dot_product_attention
 
 from speclab.core.sampling import Sampling
@@ -20,6 +17,9 @@ from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.theory.forecast import forecast
+from tests.decoding import plain_text, speculative_rounds
+from tests.heads import LEARNT, N_NEW, prompts, tiny_head, trained
+from tests.tiny_models import VOCAB, flattened, tiny
 
 
 def reading(model, drafter, fast=None) -> CachedModel:

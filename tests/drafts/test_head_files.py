@@ -4,10 +4,7 @@ import json
 
 import pytest
 import torch
-from decoding import speculative_rounds
-from heads import block, prompts, tiny_block_head, tiny_head
 from safetensors.torch import load_file, save_file
-from tiny_models import VOCAB, tiny
 
 from speclab.core.sampling import Sampling
 from speclab.drafts.block import BlockDrafter
@@ -15,6 +12,9 @@ from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.heads.files import read_head, write_head
 from speclab.models.cached import CachedModel
 from speclab.system.errors import EnvironmentProblem, UsageProblem
+from tests.decoding import speculative_rounds
+from tests.heads import block, prompts, tiny_block_head, tiny_head
+from tests.tiny_models import VOCAB, tiny
 from training.drafts import main
 from training.heads import trained_head
 

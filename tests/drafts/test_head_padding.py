@@ -2,9 +2,6 @@
 
 import pytest
 import torch
-from decoding import plain_text, speculative_rounds
-from heads import tiny_head
-from tiny_models import VOCAB, tiny
 
 from speclab.core.rounds import tokens_of
 from speclab.core.sampling import Sampling
@@ -13,6 +10,9 @@ from speclab.drafts.heads.files import read_head, write_head
 from speclab.models.cached import CachedModel
 from speclab.models.padding import pad_to
 from speclab.system.errors import UsageProblem
+from tests.decoding import plain_text, speculative_rounds
+from tests.heads import tiny_head
+from tests.tiny_models import VOCAB, tiny
 
 PROMPT = torch.randint(0, VOCAB, (1, 9), generator=torch.Generator().manual_seed(1))
 SHAPE = {

@@ -1,7 +1,6 @@
 """--draft feature:HEAD and block:HEAD in the scripts, from a folder in the speculators format."""
 
 import pytest
-from heads import tiny_block_head, tiny_head
 
 import compare
 import optimized_speculative
@@ -11,6 +10,7 @@ from speclab.drafts.kinds import LAB_HEADS
 from speclab.models import prompts
 from speclab.records.files import read
 from speclab.records.runs import ComparisonRun, PlanRun
+from tests.heads import tiny_block_head, tiny_head
 
 
 @pytest.fixture(params=["feature", "block"])

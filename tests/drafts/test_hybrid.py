@@ -4,9 +4,6 @@ import copy
 
 import pytest
 import torch
-from decoding import plain_text, speculative_rounds
-from heads import tiny_head
-from tiny_models import VOCAB, perturbed, tiny
 
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.rounds import tokens_of
@@ -16,6 +13,9 @@ from speclab.drafts.hybrid import USUAL, HybridDrafter, Known, LookupDrafter, pa
 from speclab.drafts.lengths import AutoLength, RoundCosts, Tally
 from speclab.drafts.suffix import SuffixDrafter
 from speclab.models.cached import CachedModel
+from tests.decoding import plain_text, speculative_rounds
+from tests.heads import tiny_head
+from tests.tiny_models import VOCAB, perturbed, tiny
 
 PROMPT = torch.randint(0, VOCAB, (1, 9), generator=torch.Generator().manual_seed(1)).repeat(1, 2)
 DEAR = RoundCosts((0.0, *[50.0] * 8), (1.0,) * 9)  # a model that never pays

@@ -7,11 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from decoding import speculative_rounds
-from tiny_models import PlainTransformer, perturbed
 from torch import nn
 from transformers import LlamaConfig
-from vocabularies import Pairs
 
 import optimized_speculative
 from speclab.core.accept import RULES
@@ -19,6 +16,7 @@ from speclab.core.sampling import Sampling
 from speclab.drafts.intersect import IntersectDrafter
 from speclab.models.cached import CachedModel
 from speclab.models.shared_tokens import SharedTokens
+from tests.decoding import speculative_rounds
 from tests.test_exact import (
     Job,
     Prefix,
@@ -29,6 +27,8 @@ from tests.test_exact import (
     paths_of,
     random_row,
 )
+from tests.tiny_models import PlainTransformer, perturbed
+from tests.vocabularies import Pairs
 
 # --- exact ------------------------------------------------------------------------------------------------------------
 

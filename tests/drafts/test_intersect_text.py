@@ -7,12 +7,6 @@ import copy
 
 import pytest
 import torch
-from decoding import plain_text, speculative_rounds
-from llamas import tiny_llama
-from renumbered import save_renumbered
-from small_tokenizers import LINES, byte_level, sentence_piece, words
-from tiny_models import flattened
-from vocabularies import OVERLAP, TOKENIZERS, Pairs, cousin, drafter_between, setup_with
 
 from draft_models import NgramDrafter
 from speclab.batch.select import batch_drafter
@@ -30,7 +24,13 @@ from speclab.models import loading, prompts
 from speclab.models.cached import CachedModel
 from speclab.models.setup import load_setup
 from speclab.system.errors import UsageProblem
+from tests.decoding import plain_text, speculative_rounds
+from tests.llamas import tiny_llama
 from tests.models.test_caches import worst_difference
+from tests.renumbered import save_renumbered
+from tests.small_tokenizers import LINES, byte_level, sentence_piece, words
+from tests.tiny_models import flattened
+from tests.vocabularies import OVERLAP, TOKENIZERS, Pairs, cousin, drafter_between, setup_with
 
 WARM = Sampling(0.8)
 

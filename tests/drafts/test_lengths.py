@@ -5,11 +5,8 @@ import itertools
 
 import pytest
 import torch
-from decoding import plain_text, speculative_rounds
-from heads import tiny_block_head, tiny_head
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_models import VOCAB, perturbed, tiny
 
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.rounds import DecodeSettings, tokens_of
@@ -30,6 +27,9 @@ from speclab.drafts.lengths import (
 from speclab.lab.bench import SPECULATIVE
 from speclab.lab.round_costs import costs_of, measure_costs
 from speclab.models.cached import CachedModel
+from tests.decoding import plain_text, speculative_rounds
+from tests.heads import tiny_block_head, tiny_head
+from tests.tiny_models import VOCAB, perturbed, tiny
 
 PROMPT = torch.randint(0, VOCAB, (1, 9), generator=torch.Generator().manual_seed(1))
 FREE = RoundCosts((0.0,) * 9, (1.0,) * 9)

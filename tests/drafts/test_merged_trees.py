@@ -2,11 +2,8 @@
 
 import pytest
 import torch
-from decoding import plain_text, speculative_rounds
-from heads import prompts, trained, trained_block
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_models import VOCAB, flattened, perturbed, tiny
 
 from draft_models import ModelDrafter, NgramDrafter, as_draft
 from speclab.core.rounds import Draft, tokens_of
@@ -24,7 +21,10 @@ from speclab.lab.replay import replayed
 from speclab.models.cached import CachedModel
 from speclab.records.samples import Arm, Made
 from speclab.system.errors import UsageProblem
+from tests.decoding import plain_text, speculative_rounds
+from tests.heads import prompts, trained, trained_block
 from tests.models.test_caches import worst_difference
+from tests.tiny_models import VOCAB, flattened, perturbed, tiny
 
 PROMPT = torch.randint(0, VOCAB, (1, 7), generator=torch.Generator().manual_seed(4))
 N_NEW = 40

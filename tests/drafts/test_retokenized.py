@@ -2,9 +2,6 @@
 
 import pytest
 import torch
-from decoding import plain_text, speculative_rounds
-from llamas import tiny_llama
-from renumbered import save_renumbered
 
 from draft_models import ModelDrafter
 from speclab.core.rounds import tokens_of
@@ -17,7 +14,10 @@ from speclab.models import loading, prompts
 from speclab.models.cached import CachedModel
 from speclab.models.setup import load_setup
 from speclab.system.errors import UsageProblem
+from tests.decoding import plain_text, speculative_rounds
+from tests.llamas import tiny_llama
 from tests.models.test_caches import worst_difference
+from tests.renumbered import save_renumbered
 
 
 class Words:

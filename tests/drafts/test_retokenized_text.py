@@ -4,9 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from decoding import plain_text, speculative_rounds
-from small_tokenizers import LINES, byte_level, sentence_piece, with_first_space
-from tiny_models import tiny
 
 from speclab.core.sampling import Sampling
 from speclab.drafts.described import describe_draft
@@ -22,8 +19,11 @@ from speclab.models.setup import Setup
 from speclab.models.shared_tokens import text_of
 from speclab.system.errors import UsageProblem
 from speclab.theory.forecast import forecast
+from tests.decoding import plain_text, speculative_rounds
 from tests.drafts.test_retokenized import OF_TARGET, OTHERS, Words, drafter_for, target
 from tests.models.test_caches import worst_difference
+from tests.small_tokenizers import LINES, byte_level, sentence_piece, with_first_space
+from tests.tiny_models import tiny
 
 
 class Characters:

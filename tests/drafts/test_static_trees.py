@@ -4,11 +4,8 @@ import copy
 
 import pytest
 import torch
-from decoding import plain_text, speculative_rounds
-from heads import prompts
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_models import VOCAB, perturbed, tiny
 
 from draft_models import ModelDrafter
 from speclab.core.rounds import DecodeSettings, Round, tokens_of
@@ -23,7 +20,10 @@ from speclab.lab.round_costs import measure_costs
 from speclab.models.cached import CachedModel
 from speclab.records.samples import Made
 from speclab.theory.trees import best_tree, fastest_tree
+from tests.decoding import plain_text, speculative_rounds
 from tests.drafts.test_tree import with_head, with_model
+from tests.heads import prompts
+from tests.tiny_models import VOCAB, perturbed, tiny
 
 PROMPT = torch.randint(0, VOCAB, (1, 7), generator=torch.Generator().manual_seed(4))
 N_NEW = 40

@@ -2,15 +2,15 @@
 
 import pytest
 import torch
-from decoding import plain_text, speculative_rounds
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_models import VOCAB, tiny
 
 from speclab.core.rounds import tokens_of
 from speclab.core.sampling import GREEDY
 from speclab.drafts.suffix import DOUBT, SuffixDrafter
 from speclab.models.cached import CachedModel
+from tests.decoding import plain_text, speculative_rounds
+from tests.tiny_models import VOCAB, tiny
 
 
 def drafter_of(text: list[int], split: int, **options) -> SuffixDrafter:

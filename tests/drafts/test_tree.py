@@ -5,10 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from decoding import keys_and_values, plain_text, speculative_rounds
-from heads import prompts, trained, trained_block
-from recorder import graphed, stand_in
-from tiny_models import CONTEXT, FAMILIES, VOCAB, flattened, perturbed, tiny
 from torch import Tensor
 
 from benchmarks.families import tiny_families
@@ -28,7 +24,11 @@ from speclab.models.backends import windows
 from speclab.models.cached import CachedModel
 from speclab.models.setup import Setup
 from speclab.system.errors import EnvironmentProblem, UsageProblem
+from tests.decoding import keys_and_values, plain_text, speculative_rounds
+from tests.heads import prompts, trained, trained_block
 from tests.models.test_caches import worst_difference
+from tests.recorder import graphed, stand_in
+from tests.tiny_models import CONTEXT, FAMILIES, VOCAB, flattened, perturbed, tiny
 
 PROMPT = torch.randint(0, VOCAB, (1, 7), generator=torch.Generator().manual_seed(4))
 N_NEW = 40

@@ -10,8 +10,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from decoding import plain_text, speculative_rounds
-from tiny_models import PlainTransformer, perturbed
 from torch import Tensor
 
 from draft_models import ModelDrafter, NgramDrafter
@@ -32,7 +30,9 @@ from speclab.models.setup import Setup
 from speclab.records.samples import BASELINE, Arm
 from speclab.theory import ladder
 from speclab.theory.forecast import forecast
+from tests.decoding import plain_text, speculative_rounds
 from tests.lab.test_harness import CPU, Machine, finish, make_prompt
+from tests.tiny_models import PlainTransformer, perturbed
 
 BUDGET = 40
 LONGEST = 8

@@ -4,9 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from decoding import plain_text
-from recorder import graphed, stand_in
-from tiny_models import CONTEXT, VOCAB, tiny
 
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.batch.select import batch_drafter
@@ -23,6 +20,9 @@ from speclab.lab.batching.watched import WatchedDrafter
 from speclab.models.batched import BatchedModel
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
+from tests.decoding import plain_text
+from tests.recorder import graphed, stand_in
+from tests.tiny_models import CONTEXT, VOCAB, tiny
 
 SAMPLING = Sampling(temperature=0.8)
 TREE = Draft(torch.tensor([[3, 4, 5]]), torch.tensor([3]), parents=torch.tensor([[-1, 0, 0]]))

@@ -13,9 +13,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from decoding import plain_text
-from heads import tiny_adapter
-from tiny_models import VOCAB, PlainTransformer, perturbed, tiny
 
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.core import clock
@@ -35,6 +32,9 @@ from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.records.samples import BASELINE, BASELINE_REPEAT, GENERATE, INSTRUMENT, Arm, Sample
+from tests.decoding import plain_text
+from tests.heads import tiny_adapter
+from tests.tiny_models import VOCAB, PlainTransformer, perturbed, tiny
 
 CPU = torch.device("cpu")
 BUDGET = 24

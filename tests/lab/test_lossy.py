@@ -5,11 +5,8 @@ import signal
 
 import pytest
 import torch
-from heads import tiny_head
 from hypothesis import given
 from hypothesis import strategies as st
-from recorder import stand_in
-from tiny_models import tiny
 from torch import Tensor
 
 import compare
@@ -33,6 +30,9 @@ from speclab.records.files import read
 from speclab.records.runs import ComparisonRun
 from speclab.records.samples import Arm, Made
 from speclab.system.errors import Stopped, UsageProblem
+from tests.heads import tiny_head
+from tests.recorder import stand_in
+from tests.tiny_models import tiny
 
 # --- the law of a token -----------------------------------------------------------------------------------------------
 

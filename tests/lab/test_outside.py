@@ -2,9 +2,6 @@
 
 import pytest
 import torch
-from llamas import tiny_llama
-from small_tokenizers import byte_level
-from vocabularies import OVERLAP, Pairs, cousin
 
 import compare
 from draft_models import ModelDrafter, NgramDrafter
@@ -25,7 +22,10 @@ from speclab.present import explanations, report, run_lines, tables
 from speclab.records.files import read
 from speclab.records.runs import ComparisonRun
 from speclab.records.samples import BASELINE, Arm, Sample
+from tests.llamas import tiny_llama
 from tests.present.test_report import make_row, make_run
+from tests.small_tokenizers import byte_level
+from tests.vocabularies import OVERLAP, Pairs, cousin
 
 COMMON = {"target": "tiny", "device": "cpu", "dtype": "float64"}
 N_TARGET, N_DRAFT = 12, 10

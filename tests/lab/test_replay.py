@@ -4,9 +4,6 @@ import copy
 
 import pytest
 import torch
-from decoding import plain_text, speculative_rounds
-from heads import trained, trained_exit
-from tiny_models import perturbed
 
 from draft_models import ModelDrafter, NgramDrafter
 from optimized_speculative import speculative_decode
@@ -25,6 +22,9 @@ from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.records.samples import AUTO, Arm, Made
+from tests.decoding import plain_text, speculative_rounds
+from tests.heads import trained, trained_exit
+from tests.tiny_models import perturbed
 
 N_NEW, K = 40, 6
 COSTS = RoundCosts(tuple(0.1 * n for n in range(9)), tuple(1 + 0.1 * n for n in range(9)))

@@ -17,10 +17,6 @@ from types import SimpleNamespace
 import numpy
 import pytest
 import torch
-from decoding import plain_text
-from heads import N_NEW, tiny_block_head, trained, trained_block
-from heads import prompts as some_prompts
-from tiny_models import VOCAB, perturbed, tiny
 
 import baseline_autoregressive
 import compare
@@ -51,6 +47,10 @@ from speclab.records.files import read
 from speclab.records.runs import ComparisonRun, PlanRun
 from speclab.system import paths
 from speclab.system.errors import Problem, UsageProblem
+from tests.decoding import plain_text
+from tests.heads import N_NEW, tiny_block_head, trained, trained_block
+from tests.heads import prompts as some_prompts
+from tests.tiny_models import VOCAB, perturbed, tiny
 
 STEMS = {exercise.number: exercise.stem for exercise in checklist.exercises()}
 N_TOKENS = 60

@@ -2,9 +2,6 @@
 
 import pytest
 import torch
-from grids import pairs_often
-from recorder import stand_in
-from tiny_models import CONTEXT, FAMILIES, VOCAB, flattened, tiny
 from torch import Tensor
 
 from benchmarks.families import tiny_families
@@ -16,7 +13,10 @@ from speclab.models.backends.exported import ExportedModel
 from speclab.models.batched import BatchedModel, check_batch
 from speclab.models.cached import CachedModel
 from speclab.system.errors import EnvironmentProblem
+from tests.grids import pairs_often
 from tests.models.test_caches import worst_difference
+from tests.recorder import stand_in
+from tests.tiny_models import CONTEXT, FAMILIES, VOCAB, flattened, tiny
 
 GARBAGE = 1e4  # finite: attention multiplies what it masks by zero
 TEXTS = torch.randint(0, VOCAB, (3, 40), generator=torch.Generator().manual_seed(8))

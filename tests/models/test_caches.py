@@ -8,9 +8,6 @@ import itertools
 
 import pytest
 import torch
-from decoding import keys_and_values, speculative_rounds
-from grids import pairs_often
-from tiny_models import VOCAB, WINDOW, flattened, perturbed, tiny
 from torch import Tensor
 from transformers import DynamicCache
 
@@ -20,6 +17,9 @@ from speclab.core.sampling import Sampling
 from speclab.drafts.oracle import OracleModelDrafter
 from speclab.models.cached import CachedModel
 from speclab.system.errors import EnvironmentProblem
+from tests.decoding import keys_and_values, speculative_rounds
+from tests.grids import pairs_often
+from tests.tiny_models import VOCAB, WINDOW, flattened, perturbed, tiny
 
 N_NEW = 40
 PROMPT = torch.randint(0, VOCAB, (1, 7), generator=torch.Generator().manual_seed(4))

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny_models import FAMILIES, VOCAB, tiny
 from transformers import (
     BertConfig,
     BertLMHeadModel,
@@ -26,6 +25,7 @@ from speclab.models.checks import cached_logits, check_model, gap, is_mixture_of
 from speclab.models.limits import context_length
 from speclab.models.rounding import Reference
 from speclab.system.errors import EnvironmentProblem
+from tests.tiny_models import FAMILIES, VOCAB, tiny
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 NAN, INF = float("nan"), float("inf")

@@ -10,9 +10,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from decoding import plain_text, speculative_rounds
-from recorder import graphed, stand_in
-from tiny_models import CONTEXT, FAMILIES, VOCAB, tiny
 
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.core import graphs
@@ -34,6 +31,9 @@ from speclab.models.limits import NoFastBackend
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.records.samples import BASELINE, Arm
+from tests.decoding import plain_text, speculative_rounds
+from tests.recorder import graphed, stand_in
+from tests.tiny_models import CONTEXT, FAMILIES, VOCAB, tiny
 
 PROMPT = torch.randint(0, VOCAB, (1, 9), generator=torch.Generator().manual_seed(1))
 GARBAGE = 1e4

@@ -10,11 +10,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from decoding import keys_and_values, plain_text, speculative_rounds
-from encoders import BOS, FAMILIES, START, VOCAB, tiny, tiny_of
-from test_lossless import chi_square, reference_probs
-from tiny_models import perturbed
-from tiny_models import tiny as tiny_decoder
 from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig, LEDConfig, PreTrainedModel
 
@@ -32,6 +27,11 @@ from speclab.models.uncached import logits_after
 from speclab.records.samples import BEAM, Arm
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.theory.losslessness import distributions, judge_divergence
+from tests.decoding import keys_and_values, plain_text, speculative_rounds
+from tests.encoders import BOS, FAMILIES, START, VOCAB, tiny, tiny_of
+from tests.test_lossless import chi_square, reference_probs
+from tests.tiny_models import perturbed
+from tests.tiny_models import tiny as tiny_decoder
 
 N_NEW = 24
 OTHERS = ["bigbird_pegasus", "blenderbot", "encoder-decoder", "led", "m2m_100", "marian", "mbart", "mvp"]

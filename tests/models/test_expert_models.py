@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from decoding import plain_text
-from llamas import VOCAB, tiny_llama
 
 from benchmarks.experts import chosen_experts, counted_union, read_bytes
 from draft_models import ModelDrafter
@@ -15,6 +13,8 @@ from speclab.models.checks import check_model
 from speclab.models.experts import count_added, with_experts
 from speclab.models.sizes import Experts, Size
 from speclab.system.errors import EnvironmentProblem, UsageProblem
+from tests.decoding import plain_text
+from tests.llamas import VOCAB, tiny_llama
 
 
 def text(n: int) -> torch.Tensor:

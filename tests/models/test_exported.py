@@ -5,8 +5,6 @@ import functools
 
 import pytest
 import torch
-from decoding import counted_kernels, keys_and_values, plain_text, speculative_rounds
-from tiny_models import CONTEXT, VOCAB, flattened, perturbed, tiny
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from benchmarks.families import tiny_families
@@ -19,6 +17,8 @@ from speclab.models.backends.exported import ExportedModel
 from speclab.models.cached import CachedModel
 from speclab.models.checks import is_mixture_of_experts
 from speclab.models.limits import NoFastBackend
+from tests.decoding import counted_kernels, keys_and_values, plain_text, speculative_rounds
+from tests.tiny_models import CONTEXT, VOCAB, flattened, perturbed, tiny
 
 PLAIN = ["llama", "qwen2", "gpt2", "gpt_neox", "opt", "gemma"]
 WINDOWED = ["mistral_window", "gemma3_window"]

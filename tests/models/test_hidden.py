@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from recorder import graphed, stand_in
-from tiny_models import FAMILIES, VOCAB, flattened, tiny
 
 from benchmarks.families import tiny_families
 from speclab.models.backends.eager import decoder_layers, layer_outputs
 from speclab.models.cached import CachedModel
+from tests.recorder import graphed, stand_in
+from tests.tiny_models import FAMILIES, VOCAB, flattened, tiny
 
 TEXT = torch.randint(0, VOCAB, (1, 40), generator=torch.Generator().manual_seed(4))
 

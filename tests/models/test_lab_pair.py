@@ -4,13 +4,13 @@ import json
 
 import pytest
 import torch
-from decoding import plain_text, speculative_rounds
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.counts import Counts
 from speclab.models import loading, prompts
 from speclab.models.cached import CachedModel
+from tests.decoding import plain_text, speculative_rounds
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from llamas import tiny_llama
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertLMHeadModel, GenerationConfig
 
@@ -22,6 +21,7 @@ from speclab.models import generation, loading
 from speclab.records.files import read
 from speclab.records.runs import ComparisonRun
 from speclab.system.errors import EnvironmentProblem
+from tests.llamas import tiny_llama
 
 FLAGS = ["--threads", "1", "--engine", "eager", "--prompt", "def f(x):", "--max-new-tokens", "12"]
 CODE = "import pathlib\npathlib.Path({!r}).write_text('ran')\n"

@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from decoding import plain_text
-from llamas import tiny_llama
 from transformers import AutoConfig
 
 from speclab.lab.decodings import library_generate
@@ -11,6 +9,8 @@ from speclab.models import loading, memory, padding, prompts, sizes
 from speclab.models.cached import CachedModel
 from speclab.models.checks import check_model
 from speclab.system.errors import EnvironmentProblem, UsageProblem
+from tests.decoding import plain_text
+from tests.llamas import tiny_llama
 
 CPU = torch.device("cpu")
 D, LAYERS = 64, 2  # of the small model

@@ -8,9 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from decoding import plain_text, speculative_rounds
-from llamas import VOCAB, tiny_llama
-from tiny_models import perturbed
 
 import optimized_speculative
 from draft_models import ModelDrafter
@@ -20,6 +17,9 @@ from speclab.drafts.trees.fixed import TreeDrafter
 from speclab.models import loading, placement, rounding, select
 from speclab.models.cached import CachedModel
 from speclab.system.errors import EnvironmentProblem, UsageProblem
+from tests.decoding import plain_text, speculative_rounds
+from tests.llamas import VOCAB, tiny_llama
+from tests.tiny_models import perturbed
 
 PROMPT = torch.randint(0, VOCAB, (1, 7), generator=torch.Generator().manual_seed(2))
 MAP = {"model.embed_tokens": "cpu", "model.rotary_emb": "cpu", "model.layers.0": "cpu", "model.layers.1": "disk"}

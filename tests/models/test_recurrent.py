@@ -9,9 +9,6 @@ import itertools
 
 import pytest
 import torch
-from decoding import plain_text, speculative_rounds
-from grids import often, pairs_often
-from tiny_models import perturbed
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
@@ -31,6 +28,9 @@ from speclab.models.backends.eager import RecurrentBackend
 from speclab.models.cached import CachedModel
 from speclab.records.samples import Arm
 from speclab.system.errors import EnvironmentProblem
+from tests.decoding import plain_text, speculative_rounds
+from tests.grids import often, pairs_often
+from tests.tiny_models import perturbed
 
 N_NEW = 24
 EXACT, IN_FLOAT32 = 1e-9, 1e-3

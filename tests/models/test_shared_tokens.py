@@ -3,9 +3,9 @@
 import copy
 
 import pytest
-from small_tokenizers import LINES, byte_level, sentence_piece, words
 
 from speclab.models.shared_tokens import Reading, SharedTokens, shared_tokens, text_of, token_bytes
+from tests.small_tokenizers import LINES, byte_level, sentence_piece, words
 
 UNKNOWN = 9999  # what stands for a token that a draft cannot read
 HALF = "\ufffd"

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from decoding import plain_text, speculative_rounds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,6 +24,7 @@ from speclab.core.sampling import Sampling
 from speclab.models.limits import Room
 from speclab.theory.forecast import ByLength, Forecast, forecast, model_accept_probs, oracle
 from speclab.theory.formulas import expected_tokens_per_round
+from tests.decoding import plain_text, speculative_rounds
 from tests.test_exact import (
     CENTRE,
     Box,
