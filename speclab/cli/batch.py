@@ -6,7 +6,7 @@ from speclab.batch.loops import autoregressive_decode_batch, speculative_decode_
 from speclab.batch.rows import Request
 from speclab.batch.select import batch_drafter, check_drafter, check_kind
 from speclab.cli.output import LOSSY, how_many, prompt_heading
-from speclab.cli.parsing import AUTO, at_least
+from speclab.cli.parsing import AUTO, at_least, first_given
 from speclab.core.accept import rule_of
 from speclab.core.clock import old_objects_frozen
 from speclab.core.rounds import DecodeSettings, Drafter
@@ -37,9 +37,8 @@ def check_flags(args: argparse.Namespace, *others: str) -> None:
     """Raise UsageProblem where --batch comes with a flag that looks at one text."""
     if args.batch is None:
         return
-    for name in ("--stream", "--impl", "--verbose", *others):
-        if getattr(args, name.lstrip("-").replace("-", "_")):
-            raise UsageProblem(f"{name} looks at one text, and --batch decodes several; leave one of the two out")
+    if flag := first_given(args, "stream", "impl", "verbose", *others):
+        raise UsageProblem(f"{flag} looks at one text, and --batch decodes several; leave one of the two out")
     if getattr(args, "draft_length", 0) == AUTO:
         raise UsageProblem("-k auto chooses by the costs of one text, and a batch has other costs; give -k a number")
     if hasattr(args, "draft"):

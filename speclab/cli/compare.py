@@ -204,8 +204,8 @@ def _traced(config: RunConfig, draft: str, record: LabRun) -> Trace:
     """The first prompt at the first temperature, at the length that was fastest for this draft."""
     settings = DecodeSettings(config.max_new_tokens, config.setup.sampling_at(config.temperatures[0]), seed=config.seed)
     rows = first_screen.rows_of(record, draft) if isinstance(record, ComparisonRun) else []
-    longest_gain = max(rows, key=lambda row: row.speedup, default=None)
-    k = longest_gain.draft_length if longest_gain else next(filter(None, config.draft_lengths), 0)
+    fastest = max(rows, key=lambda row: row.speedup, default=None)
+    k = fastest.draft_length if fastest else next(filter(None, config.draft_lengths), 0)
     drafter = config.drafters[draft]
     loops = (autoregressive_decode, config.learner.loop)
     return follow.follow(config.setup, drafter, draft, config.prompts[0], k, settings, *loops)
@@ -218,9 +218,8 @@ def _sweeps(args: argparse.Namespace) -> int:
     """One sweep, or all of them into one report.  -> exit code"""
     if args.impl:
         raise UsageProblem("--impl decides the rows of one comparison; leave out --sweep, or --impl")
-    for flag in ("profile", "verbose", "trace"):
-        if getattr(args, flag):
-            raise UsageProblem(f"--{flag} looks at one comparison; leave out --sweep, or --{flag}")
+    if flag := parsing.first_given(args, "profile", "verbose", "trace"):
+        raise UsageProblem(f"{flag} looks at one comparison; leave out --sweep, or {flag}")
     names = list(sweeps.SWEEPS) if args.sweep == "all" else [args.sweep]
     if len(names) > 1 and args.json:
         raise UsageProblem("--json takes one record; run the sweeps one by one, or read results/ afterwards")

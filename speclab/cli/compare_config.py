@@ -31,12 +31,9 @@ def prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
     """Load and check everything; a Problem with the flags is raised before anything is timed."""
     lengths, auto = parsing.lengths(args.draft_length, "-k")
     typed_lengths = lengths if args.has_typed_lengths else []
-    if auto and (
-        other := next((o for o in ("plan", "verify_plan", "sweep", "batch", "profile") if getattr(args, o)), None)
-    ):
-        if other == "batch":
-            raise UsageProblem("a run of batches has no -k auto; leave out auto, or --batch")
-        raise UsageProblem(f"-k auto belongs to a comparison; leave out auto, or --{other.replace('_', '-')}")
+    if auto and (other := parsing.first_given(args, "plan", "verify_plan", "sweep", "batch", "profile")):
+        where = "a run of batches has no -k auto" if other == "--batch" else "-k auto belongs to a comparison"
+        raise UsageProblem(f"{where}; leave out auto, or {other}")
     temperatures = parsing.numbers(args.temperature, float, 0, "--temperature")
     if args.max_new_tokens < 2:
         raise UsageProblem("one new token comes from the prompt's own pass; use --max-new-tokens 2 or more")
@@ -78,9 +75,8 @@ def prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
 
 def _check_batch(args: argparse.Namespace, kinds: list[str], temperatures: list[float]) -> None:
     """Raise UsageProblem where --batch comes with what looks at one text; args.batch becomes numbers."""
-    for name in ("impl", "profile", "trace", "verbose"):
-        if getattr(args, name):
-            raise UsageProblem(f"--{name} looks at one text, and --batch decodes several; leave one of the two out")
+    if flag := parsing.first_given(args, "impl", "profile", "trace", "verbose"):
+        raise UsageProblem(f"{flag} looks at one text, and --batch decodes several; leave one of the two out")
     if len(temperatures) > 1:
         raise UsageProblem("--batch takes one temperature; give --temperature one number, for example 0.8")
     for kind in kinds:

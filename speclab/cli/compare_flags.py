@@ -66,18 +66,14 @@ OF_A_COMPARISON = ("brief", "by_kind", "against", "padded", "report")  # flags t
 
 def size_of(args: argparse.Namespace) -> str:
     """The kind of the run: one of SIZES. UsageProblem where a flag belongs to another kind."""
-    if args.batch is not None and (args.plan or args.verify_plan or args.sweep):
-        other = "sweep" if args.sweep else "plan"
-        raise UsageProblem(f"--batch is a run of its own; leave it out, or --{other} (--sweep {BATCH} goes with it)")
+    if args.batch is not None and (other := parsing.first_given(args, "sweep", "plan", "verify_plan")):
+        raise UsageProblem(f"--batch is a run of its own; leave it out, or {other} (--sweep {BATCH} goes with it)")
     names = [name for name in SIZE_NAMES if getattr(args, name) or (name == "batch" and args.batch is not None)]
     size, kind = " ".join(names) or "default", names[-1] if names else ""
     if size not in SIZES:
         raise UsageProblem(f"a sweep has a size of its own; give --limit and --max-new-tokens, leave out --{names[0]}")
-    if kind in ("plan", "verify_plan", "sweep", "batch"):
-        for name in OF_A_COMPARISON:
-            if getattr(args, name):
-                given, kind = (word.replace("_", "-") for word in (name, kind))
-                raise UsageProblem(f"--{given} belongs to a comparison; leave it out, or --{kind}")
+    if kind in ("plan", "verify_plan", "sweep", "batch") and (flag := parsing.first_given(args, *OF_A_COMPARISON)):
+        raise UsageProblem(f"{flag} belongs to a comparison; leave it out, or --{kind.replace('_', '-')}")
     return size
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from speclab.cli.parsing import DASH, at_least, seed, some_name, some_path
+from speclab.cli.parsing import DASH, at_least, first_given, seed, some_name, some_path
 from speclab.core.accept import rule_of
 from speclab.core.sampling import Sampling
 from speclab.drafts.kinds import is_tree
@@ -123,9 +123,8 @@ def check_rule(args: argparse.Namespace, learner: Learner, temperatures: list[fl
         raise UsageProblem(
             f"--rule {args.rule} and your own accept rule (--impl) decide the same; leave one of them out"
         )
-    for name in others:
-        if getattr(args, name.lstrip("-").replace("-", "_")):
-            raise UsageProblem(f"{name} knows the token rule only; leave out {name} or --rule {args.rule}")
+    if flag := first_given(args, *others):
+        raise UsageProblem(f"{flag} knows the token rule only; leave out {flag} or --rule {args.rule}")
     if rule_of(args.rule).law and 0 in temperatures:
         raise UsageProblem(
             f"--rule {args.rule} changes sampled text only: greedy decoding keeps the target's own tokens with every "
@@ -177,9 +176,8 @@ def check_trees(args: argparse.Namespace, kinds: list[str], *others: str) -> Non
             raise UsageProblem(
                 f"--rule {args.rule} judges chains, and {tree} drafts trees; leave it out, or give --rule follow"
             )
-        for name in ("--impl", *others):
-            if getattr(args, name.lstrip("-").replace("-", "_")):
-                raise UsageProblem(f"{name} knows chains only, and {tree} drafts trees; leave one of the two out")
+        if flag := first_given(args, "impl", *others):
+            raise UsageProblem(f"{flag} knows chains only, and {tree} drafts trees; leave one of the two out")
 
 
 def add_trace_flag(parser: argparse._ActionsContainer) -> None:
@@ -215,9 +213,9 @@ def load(args: argparse.Namespace, temperature: float | None = None) -> tuple[Se
     tokenizer = loading.load_tokenizer(args.target)
     texts = read_prompts(args, tokenizer)
     room = loading.room_of(args.target)
-    if room.encodes and (flag := next((flag for flag in FOR_DECODERS if getattr(args, flag, None)), None)):
+    if room.encodes and (flag := first_given(args, *FOR_DECODERS)):
         raise UsageProblem(
-            f"--{flag.replace('_', '-')} does not know encoder-decoder models, and {loading.short_name(args.target)} "
+            f"{flag} does not know encoder-decoder models, and {loading.short_name(args.target)} "
             "is one; leave it out, or choose another --target"
         )
     for prompt in texts:

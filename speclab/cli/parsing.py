@@ -26,6 +26,16 @@ def make_parser(docstring: str) -> Parser:
     return Parser(description=docstring, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
+def first_given(args: argparse.Namespace, *names: str) -> str | None:
+    """The first of these flags that has a value, as it is typed; None where none has.
+
+    names: of flags or of their attributes, `--max-new-tokens` or `max_new_tokens`.
+    """
+    attributes = (name.lstrip("-").replace("-", "_") for name in names)
+    found = next((name for name in attributes if getattr(args, name, None)), None)
+    return found and "--" + found.replace("_", "-")
+
+
 def at_least(smallest: int, largest: int = 2**31 - 1):
     """An argparse type: a whole number from `smallest` to `largest`."""
 

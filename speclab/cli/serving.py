@@ -41,17 +41,15 @@ def run(args: argparse.Namespace) -> int:
 
 def _prepare(args: argparse.Namespace) -> tuple[Output, RunConfig, Plan]:
     """Load and check everything; a Problem with the flags is raised before anything is started."""
-    for name in NOT_HERE:
-        if getattr(args, name):
-            flag = name.replace("_", "-")
-            raise UsageProblem(f"--{flag} is about the lab's own engines; leave it out, or --engine {VLLM}")
+    if flag := parsing.first_given(args, *NOT_HERE):
+        raise UsageProblem(f"{flag} is about the lab's own engines; leave it out, or --engine {VLLM}")
     if args.rule != "token":
         raise UsageProblem(f"--rule {args.rule} is the lab's own; leave it out, or --engine {VLLM}")
     if sizes.is_lab_size(args.target):
         raise UsageProblem(f"--target {args.target} is made in memory, and vLLM reads folders; give a folder")
     args.asked = args.draft is not None
     size = "quick vllm" if args.quick else "full vllm" if args.full else "vllm"
-    args = compare_flags.filled(args, size, **({} if args.draft else {"draft": VLLM_DRAFTS}))
+    args = compare_flags.filled(args, size, draft=VLLM_DRAFTS)
     levels = _concurrency(args)
     lengths, auto = parsing.lengths(args.draft_length, "-k")
     if auto or 0 in lengths:

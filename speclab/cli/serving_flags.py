@@ -69,7 +69,5 @@ def limits_of(args: argparse.Namespace) -> Limits | None:
 
 def check_others(args: argparse.Namespace) -> None:
     """Raise UsageProblem where a flag of these comes with an engine of the lab's own."""
-    for name in ONLY_HERE:
-        if getattr(args, name):
-            flag = name.replace("_", "-")
-            raise UsageProblem(f"--{flag} is about vLLM's servers; leave it out, or add --engine {VLLM}")
+    if flag := parsing.first_given(args, *ONLY_HERE):
+        raise UsageProblem(f"{flag} is about vLLM's servers; leave it out, or add --engine {VLLM}")

@@ -119,19 +119,14 @@ class LibraryDecoding(Decoding):
 def library_generate(model: PreTrainedModel, ids: Tensor, max_new_tokens: int, **options) -> tuple[float, list[int]]:
     """Greedy `model.generate` with the lab's settings; `options` add an assistant or prompt lookup.
 
-    -> seconds with prefill, new tokens
+    ids: (rows, n), with an `attention_mask` in `options` where some are padded.
+    -> seconds with prefill, new tokens of the first row
     """
+    options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0} | options
     start = time.perf_counter()
     with warnings.catch_warnings(), settings_of_the_lab(model):
         warnings.simplefilter("ignore")
-        output = model.generate(  # type: ignore[operator]
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=max_new_tokens,
-            do_sample=False,
-            pad_token_id=0,
-            **options,
-        )
+        output = model.generate(ids, max_new_tokens=max_new_tokens, **options)  # type: ignore[operator]
     tokens = output[0, room_of(model).length_after(ids.shape[1]) :].tolist()  # waits for the device
     return time.perf_counter() - start, tokens
 

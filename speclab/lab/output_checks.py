@@ -18,9 +18,12 @@ from speclab.records.samples import BASELINE, Arm, Made
 from speclab.theory import losslessness
 
 
-def judge(measured: Measurement) -> None:
-    """Check every text that was timed. What ends the checks early leaves the other arms in `measured.unchecked`."""
-    waiting = to_judge(measured)
+def judge(measured: Measurement, waiting: dict[str, tuple[Arm, float]] | None = None) -> None:
+    """Check every text that was timed. What ends the checks early leaves the other arms in `measured.unchecked`.
+
+    waiting: as `to_judge` has them, where the arms have other names.
+    """
+    waiting = to_judge(measured) if waiting is None else waiting
     with measured.kept("the measurements are complete, their checks are not"):
         for name, (arm, temperature) in list(waiting.items()):
             measured.correctness.append(check(measured, arm, temperature))

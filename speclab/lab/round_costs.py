@@ -104,17 +104,8 @@ def costs_of(rounds: Iterable[tuple[Round, bool]], longest: int = LONGEST) -> Ro
 
     rounds: and whether the drafter itself drafted in them. longest: tokens of its own drafts at most.
     """
-    draft: dict[int, list[float]] = {0: []}
-    rest: dict[int, list[float]] = {}
-    for round_, own in rounds:
-        seconds = dict(round_.seconds or {})
-        drafting = seconds.pop("draft")
-        rest.setdefault(round_.n_drafted, []).append(sum(seconds.values()))
-        if own:
-            draft.setdefault(round_.n_drafted, []).append(drafting)
-    if 0 not in rest or len(rest) == 1:
-        return None
-    return RoundCosts(_curve(draft, longest), _curve(rest, LONGEST))
+    curves = _curves(((round_, round_.n_drafted if own else None) for round_, own in rounds), longest, LONGEST)
+    return RoundCosts(*curves) if curves else None
 
 
 class VariedTree:
@@ -191,15 +182,29 @@ def _rounds_of_trees(
 
 def tree_costs_of(rounds: Iterable[tuple[Round, int]], deepest: int = LONGEST) -> TreeCosts | None:
     """As `costs_of`, from rounds and the levels that were drafted in them, at most `deepest`."""
-    levels: dict[int, list[float]] = {0: []}
+    curves = _curves(rounds, deepest, LARGEST)
+    return TreeCosts(*curves) if curves else None
+
+
+def _curves(
+    rounds: Iterable[tuple[Round, int | None]], longest: int, largest: int
+) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """Seconds of drafting and of the rest of a round. None where rounds without a draft, or with one, were not seen.
+
+    rounds: and the number under which its drafting counts, from 0 to `longest`; None for drafting that does not count.
+    The rest counts under the number of drafted tokens, from 0 to `largest`.
+    """
+    drafting: dict[int, list[float]] = {0: []}
     rest: dict[int, list[float]] = {}
-    for round_, n_levels in rounds:
+    for round_, number in rounds:
         seconds = dict(round_.seconds or {})
-        levels.setdefault(n_levels, []).append(seconds.pop("draft"))
+        of_draft = seconds.pop("draft")
         rest.setdefault(round_.n_drafted, []).append(sum(seconds.values()))
+        if number is not None:
+            drafting.setdefault(number, []).append(of_draft)
     if 0 not in rest or len(rest) == 1:
         return None
-    return TreeCosts(_curve(levels, deepest), _curve(rest, LARGEST))
+    return _curve(drafting, longest), _curve(rest, largest)
 
 
 def _curve(seconds: dict[int, list[float]], longest: int) -> tuple[float, ...]:

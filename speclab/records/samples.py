@@ -9,7 +9,7 @@ from speclab.core.counts import Counts
 AUTO = " auto"  # at the end of a draft's name: its length changes from round to round
 
 TREE = ("tree:", "sampled-tree:", "merge:")  # at the beginning: it has branches
-LOOKUP = ", lookup"  # the same: costs of the rounds in which a hybrid's lookup drafts
+LOOKUP = ", lookup"  # at the end: costs of the rounds in which a hybrid's lookup drafts
 
 
 @dataclass(frozen=True)

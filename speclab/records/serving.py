@@ -84,7 +84,6 @@ class ServedRow(Part):
     own_token_seconds: float | None  # of a plain token on the lab's own loop, the median over the same prompts
     fixed_seconds: float | None  # by which the plain server's tokens take longer than those
     forecast: float | None  # tokens_per_round / a round's price in the engine, if it has that part once in every step
-    lossy_rule: str | None = None
 
 
 @dataclass(kw_only=True)

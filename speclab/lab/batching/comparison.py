@@ -94,7 +94,7 @@ def judge(decoded: Batches) -> Measurement:
     most = max((requests_of(config, one.n_texts) for one in decoded.decodings), key=len)
     measured = Measurement(config.bench(), [prompts[number] for number in most])
     measured.n_graphs, measured.n_late_graphs = decoded.n_graphs, decoded.n_late_graphs
-    waiting: list[tuple[Arm, str]] = []
+    waiting: dict[str, tuple[Arm, float]] = {}
     of_first = decoded.decodings[FIRST]
     for one, decoding in decoded.decodings.items():
         arm = BASELINE if one == FIRST else replace(one.arm, method=f"{one.arm.method}, {one.n_texts} at a time")
@@ -110,10 +110,6 @@ def judge(decoded: Batches) -> Measurement:
             sample.lossy_rule = measured.bench.lossy_rule(arm)
             measured.samples.append(sample)
         if one != FIRST and (temperature == 0 or arm.speculative):
-            waiting.append((arm, one.name))
-    with measured.kept("the measurements are complete, their checks are not"):
-        while waiting:
-            measured.correctness.append(output_checks.check(measured, waiting[0][0], temperature))
-            waiting.pop(0)
-    measured.unchecked = [name for _, name in waiting]
+            waiting[one.name] = arm, temperature
+    output_checks.judge(measured, waiting)
     return measured

@@ -67,7 +67,7 @@ class BatchDecoding:
         self.rounds: dict[int, list[Round]] = {}
         self.passes: list[PassMade] = []
         self.counts = Counts()
-        self.seconds = self.prefill_seconds = 0.0
+        self.seconds = 0.0
         self.n_tokens = 0  # of all texts, those of prompts' own passes included
         self.n_left = n_requests  # texts that have not ended
         self.n_requests = n_requests
@@ -86,7 +86,6 @@ class BatchDecoding:
             seconds = time.perf_counter() - start
             self.texts[number] = Text([], self.seconds)
             self._n_busy += 1
-            self.prefill_seconds += seconds
             self._book([(number, round_)], seconds)
             return
         of_pass = [(number, round_), *(next(self._rounds) for _ in range(self._n_busy - 1))]

@@ -3,14 +3,11 @@
 All texts of its batch start together and end together; the library has no assisted decoding of more than one text.
 """
 
-import time
-import warnings
-
 import torch
 
 from speclab.core.clock import old_objects_frozen
+from speclab.lab.decodings import library_generate
 from speclab.lab.run_config import RunConfig
-from speclab.models.generation import settings_of_the_lab
 from speclab.records.runs import Facts
 from speclab.system.terminal import progress
 
@@ -27,16 +24,8 @@ def batched(config: RunConfig, batches: list[int]) -> list[Facts]:
             mask = torch.stack([torch.arange(longest) >= longest - len(one) for one in prompts]).long()
             ids, mask = ids.to(config.setup.device), mask.to(config.setup.device)
             model, n_new = config.setup.target.model, config.max_new_tokens
-            seconds = 0.0
-            for _ in range(2):  # the first one is a warm-up
-                with warnings.catch_warnings(), settings_of_the_lab(model):
-                    warnings.simplefilter("ignore")
-                    start = time.perf_counter()
-                    output = model.generate(
-                        ids, attention_mask=mask, max_new_tokens=n_new, do_sample=False, pad_token_id=0
-                    )
-                    n_tokens = len(output[:, longest:].tolist()) * (output.shape[1] - longest)  # waits for the device
-                    seconds = time.perf_counter() - start
-            entries.append({"n_texts": n_texts, "n_tokens": n_tokens, "seconds": seconds})
+            library_generate(model, ids, n_new, attention_mask=mask)  # a warm-up
+            seconds, tokens = library_generate(model, ids, n_new, attention_mask=mask)
+            entries.append({"n_texts": n_texts, "n_tokens": n_texts * len(tokens), "seconds": seconds})
             bar.update()
     return entries

@@ -18,7 +18,6 @@ from speclab.lab.batching.passes import LoopKey, PassTimer
 from speclab.lab.batching.watched import WatchedDrafter
 from speclab.lab.run_config import RunConfig
 from speclab.models.batched import BatchedModel
-from speclab.records.samples import Arm
 from speclab.system.terminal import progress
 
 WARM_UP_TOKENS = 12
@@ -43,10 +42,6 @@ class Batches:
     engines: dict[BatchArm, Engine] = field(default_factory=dict)
     n_graphs: int = 0  # CUDA graphs recorded before the first turn
     n_late_graphs: int = 0  # and in turns, where there should be none
-
-    def of(self, arm: Arm, n_texts: int) -> BatchDecoding:
-        """One way to decode."""
-        return self.decodings[BatchArm(arm, n_texts)]
 
     @property
     def complete(self) -> str:
