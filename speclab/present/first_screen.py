@@ -150,8 +150,9 @@ def speed_table(runs: list[ComparisonRun]) -> Table:
     for i, temperature in enumerate(temperatures):
         columns[f"T = {temperature:g}" if i else "speedup"] = _speedup_at(i)
         if i == 0:
-            predicted: dict[str, Cell] = {"forecast": _forecast, "book(α)": _book}
-            columns |= through(attrgetter("row"), cells("95 %") | predicted)
+            columns |= through(attrgetter("row"), cells("95 %"))
+            columns["forecast"] = lambda line: speedup(line.row.forecast)
+            columns["book(α)"] = lambda line: speedup(line.row.book_formula)
     columns[""] = lambda line: "highest" if line.best else ""
     return Table(lines, columns, n_words=len(runs))
 
@@ -166,14 +167,6 @@ def _speedup_at(place: int) -> Callable[[Line], str]:
         return speedup_of(row) + (f" {row.verdict}" if row.verdict in ("slower", "unclear") else "")
 
     return cell
-
-
-def _forecast(row: Row) -> str:
-    return speedup(row.forecast)
-
-
-def _book(row: Row) -> str:
-    return speedup(row.book_formula)
 
 
 # --- what to know about it --------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ def compare_batches(config: RunConfig, batches: list[int], thorough: bool = Fals
     with measured.kept("the rows are complete, what is expected of them is not"):
         if not measured.interrupted:
             others = library.batched(config, batches) if thorough else []
-            one_draft = {key: watched.seconds for key, watched in decoded.watched.items()}
+            one_draft = {key: watched.take() for key, watched in decoded.watched.items()}
             expected = expectations(contexts, known(decoded), timer, one_draft)
     return record(decoded, measured, expected, batches, thorough, others), measured
 

@@ -14,13 +14,14 @@ DRAFT = "draft"  # the phase
 
 
 class WatchedDrafter:
-    """A drafter for a batch of one text. seen: its longest draft so far, None before there is one."""
+    """A drafter for a batch of one text; it is started before anything else.
+
+    seen: its longest draft so far, None before there is one.
+    """
 
     def __init__(self, drafter: BatchDrafter):
         self._drafter = drafter
         self.seen: Draft | None = None
-        self._clock: PhaseClock | None = None
-        self._n_rounds = 0
 
     def start(self, target: BatchedModel, sampling: Sampling, longest: int) -> None:
         """Drop all texts, and what the clock has counted."""
@@ -33,7 +34,7 @@ class WatchedDrafter:
 
     def propose(self, k: Sequence[int], uniforms: Tensor) -> Draft:
         """As the drafter does."""
-        draft = self._timed(self._drafter.propose)(k, uniforms)
+        draft = self._clock.timed(DRAFT, self._drafter.propose)(k, uniforms)
         self._n_rounds += 1
         if draft.tokens.shape[1] and (self.seen is None or draft.tokens.shape[1] > self.seen.tokens.shape[1]):
             self.seen = draft
@@ -41,14 +42,10 @@ class WatchedDrafter:
 
     def observe(self, decided: Mapping[int, Decided]) -> None:
         """As the drafter does."""
-        self._timed(self._drafter.observe)(decided)
+        self._clock.timed(DRAFT, self._drafter.observe)(decided)
 
-    @property
-    def seconds(self) -> float:
-        """Of a round, for proposing and for following the text, the mean; what was counted is dropped."""
-        taken, n = (self._clock.take() if self._clock else {}), self._n_rounds
+    def take(self) -> float:
+        """The mean seconds of a round, for proposing and for following the text. The count begins anew."""
+        seconds, n = self._clock.take().get(DRAFT, 0.0), self._n_rounds
         self._n_rounds = 0
-        return taken.get(DRAFT, 0.0) / max(1, n)
-
-    def _timed(self, function):
-        return self._clock.timed(DRAFT, function) if self._clock else function
+        return seconds / max(1, n)
