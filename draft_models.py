@@ -12,6 +12,7 @@ A new kind implements `Drafter`; the loop in optimized_speculative.py does not c
 speclab/drafts/, and speclab/drafts/select.py turns `--draft KIND` into one of them.
 """
 
+import itertools
 import sys
 from collections.abc import Callable
 
@@ -125,6 +126,11 @@ def as_draft(tokens: list[int], device: torch.device) -> Draft:
     return Draft(to_device(tokens, device)[None], torch.full((1,), len(tokens), device=device))
 
 
+def emitted_ids(target: Target | None) -> int:
+    """Ids that a lookup may propose: a prompt may have others, which the target never emits."""
+    return sys.maxsize if target is None else target.vocab_size
+
+
 def draft_room(draft: CachedModel, n_committed: int) -> int:
     """How many tokens this model can draft after `n_committed`: its context must hold all it is fed, which is those and
     all drafted ones but the last."""
@@ -146,9 +152,11 @@ class NgramDrafter:
         self._tokens: list[int] = []
         self._after: dict[tuple[int, ...], int] = {}  # n-gram -> index of the token that last followed it
         self._device = torch.device("cpu")
+        self._n_ids = emitted_ids(None)
 
     def prefill(self, target: Target | None, prompt: Tensor, sampling: Sampling) -> None:
         """Index the prompt, (1, prompt length) ids."""
+        self._n_ids = emitted_ids(target)
         self._tokens, self._after, self._device = [], {}, prompt.device
         self._append(prompt[0].tolist())
 
@@ -166,7 +174,8 @@ class NgramDrafter:
             start = self._after.get(tuple(self._tokens[-n:]))
             if start is not None:
                 self.matched = n
-                return self._tokens[start : start + k]
+                tokens = self._tokens[start : start + k]
+                return list(itertools.takewhile(lambda token: token < self._n_ids, tokens))
         self.matched = 0
         return []
 

@@ -125,18 +125,27 @@ def acceptance(target: LlamaForCausalLM, draft: LlamaForCausalLM, texts: Tensor)
 
 
 def distil(
-    args: argparse.Namespace, seconds: dict[str, float], target: LlamaForCausalLM, stream: Tensor
+    args: argparse.Namespace, seconds: dict[str, float], target: LlamaForCausalLM, n_steps: int, stream: Tensor
 ) -> tuple[LlamaForCausalLM, dict]:
-    """Stages 3 and 4, each of its `seconds`.  -> draft, facts about its training"""
-    pool_file = args.work_dir / "pool.pt"
+    """Stages 3 and 4, each of its `seconds`.  -> draft, facts about its training
+
+    n_steps: of the target's training. Texts and a draft of a target with other steps are made anew.
+    """
+    pool_file, draft_file = args.work_dir / "pool.pt", args.work_dir / "draft.pt"
+    if pool_file.exists():
+        with readable(pool_file):
+            of_target = torch.load(pool_file, weights_only=True)[-1]
+        if of_target != n_steps:  # the target has learned more since, and speaks in another way
+            draft_file.unlink(missing_ok=True)
+            pool_file.unlink()
     if not pool_file.exists():
         own = continuations(target, stream.unfold(0, PROMPT, 1), seconds["continuations"], args.seed)
         generator = torch.Generator().manual_seed(args.seed + 1)
         starts = torch.randint(0, len(stream) - CONTINUED, (TEXTS_PER_CONTINUATION * len(own),), generator=generator)
         texts = torch.cat([own, stream[starts[:, None] + torch.arange(CONTINUED)].long()])  # (n, CONTINUED)
-        save_tensors(pool_file, (texts, *teacher_targets(target, texts), len(own)))
+        save_tensors(pool_file, (texts, *teacher_targets(target, texts), len(own), n_steps))
     with readable(pool_file):
-        texts, probs, ids, n_own = torch.load(pool_file, weights_only=True)
+        texts, probs, ids, n_own, _ = torch.load(pool_file, weights_only=True)
     draft = draft_from(target, args.seed).to(args.device)
     compile_layers(draft)
     device = torch.device(args.device)
@@ -153,5 +162,5 @@ def distil(
         return [tuple(part[some] for part in (texts, probs, ids)) for some in rows.split(at_once)]
 
     loss_of = functools.partial(distillation_loss, draft)
-    facts = train(draft, batches, loss_of, seconds["draft"], args.rate, "draft", args.work_dir / "draft.pt")
+    facts = train(draft, batches, loss_of, seconds["draft"], args.rate, "draft", draft_file)
     return draft, vars(facts) | {"continuations": n_own, "texts": len(texts) - n_own, "length": CONTINUED}

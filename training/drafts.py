@@ -33,14 +33,16 @@ from speclab.cli import parsing
 from speclab.drafts.heads.block import BlockConfig, BlockHead
 from speclab.drafts.heads.exit import ExitAdapter, ExitConfig
 from speclab.drafts.heads.exit_files import write_adapter
-from speclab.drafts.heads.files import write_head
+from speclab.drafts.heads.files import CONFIG, WEIGHTS, write_head
 from speclab.drafts.heads.rollout import rollout
 from speclab.lab.training import corpus
-from speclab.lab.training.steps import check_settings, sent, skip_denormals, train
+from speclab.lab.training.steps import alone_in, check_settings, sent, skip_denormals, train
 from speclab.models import loading
+from speclab.models.checks import check_no_encoder, check_not_recurrent
+from speclab.models.limits import context_length
 from speclab.records import files
 from speclab.system.errors import UsageProblem, reports_problems
-from speclab.system.files import check_writable, prepare_folder, write_whole
+from speclab.system.files import check_replaceable, check_writable, prepare_folder, write_whole
 from speclab.system.terminal import note, say
 from training.blocks import block_loss, unused_id
 from training.exits import exit_loss, fresh_adapter
@@ -131,7 +133,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     if args.kind == "exit" and args.exit_layer is None:
         raise UsageProblem("exit needs --exit-layer N; type: python -m training.drafts exit --exit-layer 2")
     folder = Path("build") / (args.kind if args.exit_layer is None else f"{args.kind}-{args.exit_layer}")
-    out = (args.work_dir or folder) / "out" if args.kind == "exit" else folder / "out"
+    out = (args.work_dir or folder) / "out"
     for name, default in {**KINDS[args.kind], "work_dir": folder, "out": out}.items():
         if getattr(args, name) is None:
             setattr(args, name, default)
@@ -141,7 +143,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 def head_to_train(args: argparse.Namespace, tokenizer: Any, target: PreTrainedModel) -> Draft:
     """As it is before the first step: random, or that of --init. UsageProblem for a mask beyond the target's ids."""
     if args.init:
-        return trained_head(args.init, args.kind, target)
+        trained = trained_head(args.init, args.kind, target)
+        if args.exit_layer not in (None, getattr(trained.config, "exit_layer", None)):
+            raise UsageProblem(f"--exit-layer {args.exit_layer}: the adapter of --init reads another layer's states")
+        return trained
     if args.kind == "exit":
         block = LlamaConfig(**sizes(target, 1, args.intermediate))
         return fresh_adapter(target, args.exit_layer, block, args.seed)
@@ -154,6 +159,15 @@ def head_to_train(args: argparse.Namespace, tokenizer: Any, target: PreTrainedMo
     return fresh_head(target, args, mask)
 
 
+def check_target(target: PreTrainedModel) -> None:
+    """A Problem with a target that no head is trained for."""
+    check_no_encoder(target, "training.drafts", "give another --target")
+    check_not_recurrent(target, "gets no head of the lab's", "give another --target")
+    room = context_length(target)
+    if room is not None and room < max(ROWS):
+        raise UsageProblem(f"rows of {max(ROWS):,} tokens are learned from, and the target's context is {room:,}")
+
+
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
     """Train a draft.  -> exit code"""
@@ -163,8 +177,16 @@ def main(argv: list[str] | None = None) -> int:
     device = loading.choose_device(args.device)[0]
     prepare_folder(args.work_dir, "--work-dir")
     check_writable(args.out / "training.json", "--out")
+    check_replaceable(args.out, (CONFIG, WEIGHTS, "training.json"), "--out")
+    with alone_in(args.work_dir):
+        return _train(args, device)
+
+
+def _train(args: argparse.Namespace, device: torch.device) -> int:
+    """Everything that is done in the work folder.  -> exit code"""
     tokenizer: Any = loading.load_tokenizer(args.target)
     target = loading.load_model(args.target, device, torch.float32, "target").requires_grad_(False)
+    check_target(target)
     beginning = _beginning(args.init) if args.init else None
     head = head_to_train(args, tokenizer, target)
     head.to(device)

@@ -79,6 +79,8 @@ def last_norm(target: PreTrainedModel) -> Tensor | None:
 def trained_head(name: str, kind: str, target: PreTrainedModel) -> Draft:
     """A head from a file, its weights free to change: all but a block's embedding and output layer, the target's own.
 
+    An embedding and an output layer that are one table in a fresh feature head are two from here on.
+
     UsageProblem for one that proposes other ids than the target's: those are not trained here.
     """
     head, ids = (read_adapter(name, target), None) if kind == "exit" else read_head(name, target, kind)

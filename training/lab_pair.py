@@ -35,11 +35,20 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from speclab.cli import parsing
 from speclab.lab.training import corpus
-from speclab.lab.training.steps import LENGTHS, check_settings, crops, next_token_loss, readable, skip_denormals, train
+from speclab.lab.training.steps import (
+    LENGTHS,
+    alone_in,
+    check_settings,
+    crops,
+    next_token_loss,
+    readable,
+    skip_denormals,
+    train,
+)
 from speclab.models import loading
 from speclab.records import files
 from speclab.system.errors import reports_problems
-from speclab.system.files import check_writable, do_all, prepare_folder, whole_folders, write_whole
+from speclab.system.files import check_replaceable, check_writable, do_all, prepare_folder, whole_folders, write_whole
 from speclab.system.terminal import note, say
 from training.draft import PROMPT, acceptance, continuations, distil
 from training.models import (
@@ -101,8 +110,10 @@ def write_parts(folder: Path, size: int) -> None:
     with tarfile.open(fileobj=archive, mode="w") as tar:
         tar.add(folder, folder.name)
     data = archive.getvalue()
-    for i, start in enumerate(range(0, len(data), size)):
-        write_whole(folder.with_name(f"{folder.name}.tar.part-{i:02}"), data[start : start + size])
+    starts = range(0, len(data), size)
+    digits = max(2, len(str(len(starts) - 1)))  # as many in all names: a shell puts them in order by name
+    for i, start in enumerate(starts):
+        write_whole(folder.with_name(f"{folder.name}.tar.part-{i:0{digits}}"), data[start : start + size])
 
 
 def make_parser() -> parsing.Parser:
@@ -146,7 +157,14 @@ def main(argv: list[str] | None = None) -> int:
     args.batch_tokens = args.batch_tokens or (131072 if args.device.startswith("cuda") else 8192)
     prepare_folder(args.work_dir, "--work-dir")
     check_writable(args.out / "training.json", "--out")
+    for role in ("target", "draft"):
+        check_replaceable(args.out / role, ("*.json", "*.safetensors"), "--out")
+    with alone_in(args.work_dir):
+        return _train(args)
 
+
+def _train(args: argparse.Namespace) -> int:
+    """Everything that is done in the work folder.  -> exit code"""
     documents = list(corpus.standard_library())
     if args.with_packages:
         documents += corpus.permissive_packages()
@@ -165,7 +183,7 @@ def main(argv: list[str] | None = None) -> int:
     seconds = {stage: 60 * args.minutes * share for stage, share in SHARES.items()}
     target, target_facts = train_target(args, seconds["target"], stream)
     target = uncompiled(target, args.target_shape).to(args.device)
-    draft, draft_facts = distil(args, seconds, target, stream)
+    draft, draft_facts = distil(args, seconds, target, target_facts["steps"], stream)
 
     # Both models take their places together, after everything that can fail.
     with whole_folders(args.out / "target", args.out / "draft") as (target_folder, draft_folder):

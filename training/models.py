@@ -61,14 +61,15 @@ def train_tokenizer(texts: Iterator[str]) -> PreTrainedTokenizerFast:
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> Tensor:
-    """All texts in one stream of ids, each ended by id 0.  -> (tokens,) int32
+    """All texts in one stream of ids, each ended by the tokenizer's end token if it has one.  -> (tokens,) int32
 
     Texts are encoded many at once, on all cores.
     """
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     parts = []
     for start in range(0, len(texts), ENCODED_AT_ONCE):
         for ids in tokenizer(texts[start : start + ENCODED_AT_ONCE]).input_ids:
-            parts.append(np.array([*ids, tokenizer.eos_token_id], dtype=np.int32))
+            parts.append(np.array([*ids, *end], dtype=np.int32))
     return torch.from_numpy(np.concatenate(parts)) if parts else torch.zeros(0, dtype=torch.int32)
 
 

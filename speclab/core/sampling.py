@@ -168,7 +168,7 @@ def to_host(tokens: Tensor) -> list[int]:
     ids = tokens.tolist()
     if NOT_FINITE in ids:
         raise EnvironmentProblem(
-            "the model returned logits that are not finite (NaN or infinity); try --dtype float32, and if that "
-            "does not help the weights are damaged"
+            "the target or its draft returned logits that are not finite (NaN or infinity); try --dtype float32, and "
+            "if that does not help the weights are damaged"
         )
     return ids

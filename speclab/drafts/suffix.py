@@ -11,7 +11,7 @@ Oliaro et al., SuffixDecoding, arXiv 2411.04975. The text is this sequence alone
 import torch
 from torch import Tensor
 
-from draft_models import as_draft
+from draft_models import as_draft, emitted_ids
 from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import Sampling
 
@@ -45,6 +45,7 @@ class SuffixDrafter:
         self.depth, self.least = depth, least
         self.matched = 0  # tokens of the last match
         self._device = torch.device("cpu")
+        self._n_ids = emitted_ids(None)
         self._begin()
 
     def _begin(self) -> None:
@@ -53,7 +54,7 @@ class SuffixDrafter:
 
     def prefill(self, target: Target | None, prompt: Tensor, sampling: Sampling) -> None:
         """Put the prompt into the tree, (1, prompt length) ids."""
-        self._device = prompt.device
+        self._device, self._n_ids = prompt.device, emitted_ids(target)
         self._begin()
         self._append(prompt[0].tolist())
 
@@ -77,7 +78,7 @@ class SuffixDrafter:
             token, n_others = ends[match].best()
             count = ends[match].after[token].count
             chance *= count / (count + n_others + DOUBT / match)
-            if chance < self.least:
+            if chance < self.least or token >= self._n_ids:
                 break
             tokens.append(token)
             ends = [ends[0], *(node.after[token] for node in ends if token in node.after)]

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fnmatch
 import os
 import secrets
 import shlex
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from speclab.system import paths
-from speclab.system.errors import EnvironmentProblem, Problem, report
+from speclab.system.errors import EnvironmentProblem, Problem, UsageProblem, report
 from speclab.system.terminal import note
 
 NAMED = 3  # files of one folder that a list of what was written names
@@ -81,6 +82,19 @@ def check_writable(path: Path, flag: str) -> None:
     with _told(path, f"give {flag} another place"):
         target = _target(path)
     prepare_folder(target.parent, flag)
+
+
+def check_replaceable(folder: Path, patterns: Sequence[str], flag: str) -> None:
+    """See that a folder that `whole_folders` will replace holds nothing but such files. UsageProblem where it does.
+
+    patterns: of their names, as a shell takes them. flag: what chooses another folder.
+    """
+    names = sorted(os.listdir(folder)) if folder.is_dir() else []
+    others = (name for name in names if not any(fnmatch.fnmatch(name, pattern) for pattern in patterns))
+    if other := next(others, None):
+        raise UsageProblem(
+            f"{flag}: {other} is in {shown(folder)}, and everything there would be replaced; give {flag} its own folder"
+        )
 
 
 @contextlib.contextmanager

@@ -79,6 +79,7 @@ def test_a_published_shape_with_fewer_ids_and_the_targets_embedding(target, tmp_
     assert sum(r.n_drafted for r in rounds) > 0
 
 
+PARTLY = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0, "partial_rotary_factor": 0.5}
 DECODERS = [
     ({"num_attention_heads": 3}, "it has 3 heads of size 8|number of attention heads"),
     ({"num_key_value_heads": 0}, "key-value heads|divi"),
@@ -89,6 +90,7 @@ DECODERS = [
     ({"rope_parameters": {"rope_type": "nonsense", "rope_theta": 1e4}}, "rope_type is 'nonsense'|nonsense"),
     ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rope_type is 'dynamic'"),
     ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "config.json"),
+    ({"rope_parameters": PARTLY}, "it rotates 4 of the 8 numbers of an attention head"),
 ]
 
 
@@ -167,6 +169,18 @@ def test_tables_of_ids_are_checked(target, tmp_path):
         save_file({**tensors, "d2t": wrong}, folder / "model.safetensors")
         with pytest.raises(EnvironmentProblem, match="its d2t table"):
             read_head(str(folder), target)
+
+
+@pytest.mark.parametrize("kind", ["feature", "block"])
+def test_weights_that_are_not_finite_are_one_line(target, tmp_path, kind):
+    head = tiny_head() if kind == "feature" else tiny_block_head(target, markov_rank=3)
+    folder = saved(tmp_path / "head", head)
+    tensors = load_file(folder / "model.safetensors")
+    for wrong in (float("nan"), float("inf")):
+        tensors["norm.weight"][0] = wrong
+        save_file(tensors, folder / "model.safetensors")
+        with pytest.raises(EnvironmentProblem, match=r"norm\.weight has numbers that are not finite in float64"):
+            read_head(str(folder), target, kind)
 
 
 def test_damaged_missing_and_foreign_heads_are_one_line(target, tmp_path):

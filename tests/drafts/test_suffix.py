@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from draft_models import NgramDrafter
 from speclab.core.rounds import tokens_of
 from speclab.core.sampling import GREEDY
 from speclab.drafts.suffix import DOUBT, SuffixDrafter
@@ -100,3 +101,14 @@ def test_the_text_is_the_baselines():
     rounds = list(speculative_rounds(target, SuffixDrafter(least=0.05), prompt, 5, 60))
     assert tokens_of(rounds) == plain_text(target, prompt, 60)
     assert sum(r.n_drafted for r in rounds) > sum(r.n_accepted for r in rounds)
+
+
+def test_ids_that_the_target_never_emits_are_not_proposed():
+    """A prompt may have them where a target's embedding is larger than its output layer."""
+    target = CachedModel(tiny("llama", dtype=torch.float64), vocab_size=32)
+    prompt = torch.tensor([[5, 6, 40, 7, 5, 6, 40, 7, 5, 6]])
+    for drafter in (SuffixDrafter(least=0.01), NgramDrafter(2, 1)):
+        drafter.prefill(target, prompt, GREEDY)
+        assert drafter.lookup(4) == []
+        drafter.observe(0, [40])
+        assert drafter.lookup(4) == [7, 5, 6]

@@ -12,11 +12,13 @@ import pytest
 import torch
 from transformers import GPTNeoConfig, GPTNeoForCausalLM
 
+from benchmarks.families import tiny_families
 from speclab.lab.training import corpus
 from speclab.lab.training import steps as training_steps
 from speclab.lab.training.corpus import Document, is_permissive
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.system.paths import ROOT
+from tests import encoders
 from tests.conftest import tiny_llama
 from tests.heads import tiny_block_head
 from tests.tiny_models import FAMILIES, VOCAB, tiny
@@ -294,6 +296,79 @@ def test_losses_are_read_now_and_then(monkeypatch):
     assert watch.calls["item"] == 0
 
 
+def test_a_second_training_in_a_work_folder_is_refused(tmp_path):
+    problem = pytest.raises(UsageProblem, match="another training is writing into")
+    with training_steps.alone_in(tmp_path), problem, training_steps.alone_in(tmp_path):
+        pass
+    with training_steps.alone_in(tmp_path):
+        pass
+
+
+def test_a_draft_learns_from_the_target_as_it_is_now(tmp_path, monkeypatch):
+    """A target that was trained further writes new texts, and the draft begins anew."""
+    made = []
+    rows = torch.zeros(3, draft_training.CONTINUED, dtype=torch.long)
+    monkeypatch.setattr(draft_training, "continuations", lambda *_: made.append(1) or rows)
+    monkeypatch.setattr(draft_training, "teacher_targets", lambda target, texts: (texts.float(), texts))
+    monkeypatch.setattr(draft_training, "draft_from", lambda *_: tiny_llama(0, dtype=torch.float32))
+    monkeypatch.setattr(draft_training, "compile_layers", lambda model: None)
+    monkeypatch.setattr(draft_training, "train", lambda *_: training_steps.TrainingFacts())
+    args = argparse.Namespace(work_dir=tmp_path, seed=0, device="cpu", batch_tokens=1024, rate=0.1)
+    checkpoint = tmp_path / "draft.pt"
+    for n_steps, n_made in ((5, 1), (5, 1), (7, 2)):
+        draft_training.distil(args, {"continuations": 0, "draft": 0}, None, n_steps, torch.zeros(2000))
+        assert len(made) == n_made
+        assert checkpoint.exists() == (n_steps == 5 and checkpoint.exists())
+        checkpoint.touch()
+
+
+@pytest.mark.parametrize("kind", list(drafts.KINDS))
+def test_a_draft_goes_into_its_work_folder(kind, tmp_path):
+    words = [kind, *(["--exit-layer", "2"] if kind == "exit" else [])]
+    assert drafts.parse([*words, "--work-dir", str(tmp_path)]).out == tmp_path / "out"
+    assert drafts.parse(words).out.parent == drafts.parse(words).work_dir
+    assert drafts.parse([*words, "--out", str(tmp_path)]).out == tmp_path
+
+
+def test_a_folder_with_other_files_is_not_replaced(tmp_path, capsys, models):
+    """By the draft that is written into --out at the end, hours later."""
+    (tmp_path / "thesis.txt").touch()
+    assert drafts.main(["feature", "--work-dir", str(tmp_path / "work"), "--out", str(tmp_path)]) == 2
+    assert "thesis.txt is in" in capsys.readouterr().err
+    (tmp_path / "out" / "draft" / "mine").mkdir(parents=True)
+    assert lab_pair.main(["--work-dir", str(tmp_path / "pair"), "--out", str(tmp_path / "out")]) == 2
+    assert "mine is in" in capsys.readouterr().err
+
+
+def test_an_adapter_of_another_layer_is_not_trained_further(tmp_path, capsys):
+    words = ["exit", "--exit-layer", "4", "--init", "models/lab-pair/exit", "--work-dir", str(tmp_path)]
+    assert drafts.main(words) == 2
+    assert "--exit-layer 4: the adapter of --init reads another layer's states" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        (lambda: tiny_families.tiny("mamba"), "it has recurrent layers"),
+        (lambda: encoders.tiny("t5"), "does not know encoder-decoder models"),
+        (
+            lambda: tiny("gpt2", n_positions=512),
+            "rows of 1,024 tokens are learned from, and the target's context is 512",
+        ),
+    ],
+)
+def test_a_target_that_no_head_is_trained_for_is_refused(target, message):
+    """Before it has written for ten minutes."""
+    with pytest.raises((UsageProblem, EnvironmentProblem), match=message):
+        drafts.check_target(target())
+
+
+def test_texts_without_an_end_token_are_put_together():
+    tokenizer = lab_models.train_tokenizer(iter(["def f():\n    return 1\n"]))
+    tokenizer.eos_token = None
+    assert lab_models.encode(tokenizer, ["a", "b"]).tolist() == tokenizer("ab").input_ids
+
+
 def test_shapes_of_a_target():
     assert lab_pair._shape("12x256") == lab_models.TARGET_SHAPE
     assert lab_pair._shape("24x256")["num_hidden_layers"] == 24
@@ -307,10 +382,10 @@ def test_parts_put_together_are_the_folder(tmp_path):
     (folder / "target").mkdir(parents=True)
     data = torch.randint(0, 256, (50_000,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     (folder / "target" / "weights").write_bytes(data.numpy().tobytes())
-    lab_pair.write_parts(folder, 16_384)
+    lab_pair.write_parts(folder, 512)
     parts = sorted(tmp_path.glob("out.tar.part-*"))
-    assert len(parts) > 3
-    assert all(part.stat().st_size <= 16_384 for part in parts)
+    assert len(parts) > 100
+    assert all(part.stat().st_size <= 512 for part in parts)
     whole = io.BytesIO(b"".join(part.read_bytes() for part in parts))
     with tarfile.open(fileobj=whole) as tar:
         assert tar.extractfile("out/target/weights").read() == data.numpy().tobytes()
@@ -339,7 +414,7 @@ def models(monkeypatch):
     texts = [Document(f"{i}.py", "def f(x):\n    return x + 1\n" * 40) for i in range(40)]
     monkeypatch.setattr(corpus, "standard_library", lambda: texts)
     models = {role: tiny_llama(i, vocab_size=64, dtype=torch.float32) for i, role in enumerate(("target", "draft"))}
-    monkeypatch.setattr(lab_pair, "train_target", lambda *_: (models["target"], {}))
+    monkeypatch.setattr(lab_pair, "train_target", lambda *_: (models["target"], {"steps": 1}))
     monkeypatch.setattr(lab_pair, "distil", lambda *_: (models["draft"], {}))
     monkeypatch.setattr(lab_pair, "uncompiled", lambda model, shape: model)
     monkeypatch.setattr(lab_pair, "continuations", lambda *_, **__: None)

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import LlamaConfig, PreTrainedModel
 
 from speclab.drafts.heads.exit import ExitAdapter, ExitConfig
-from speclab.drafts.heads.files import CONFIG, WEIGHTS, checked_decoder, read_files, weights_of
+from speclab.drafts.heads.files import CONFIG, WEIGHTS, checked_decoder, for_target, read_files, weights_of
 from speclab.models import loading
 from speclab.models.backends.eager import decoder_layers
 from speclab.system.errors import UsageProblem
@@ -78,8 +78,7 @@ def _built(config: ExitConfig, tensors: dict[str, Tensor], target: PreTrainedMod
     output = weights_of(target)[1][: config.block.vocab_size, : config.block.hidden_size]
     with torch.device("meta"):
         adapter = ExitAdapter(config, output)
-    own = {key: tensor.to(target.device, target.dtype) for key, tensor in tensors.items()}
-    adapter.load_state_dict(own, assign=True)
+    adapter.load_state_dict(for_target(tensors, target), assign=True)
     return adapter.eval().requires_grad_(False)
 
 

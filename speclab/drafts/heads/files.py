@@ -149,7 +149,9 @@ def checked_decoder(block: Any) -> Any:
     rotary = block.rope_parameters.get("rope_type")
     if rotary not in ROTARY:
         raise ValueError(f"rope_type is {rotary!r}; the lab reads {', '.join(ROTARY)}")
-    rotations(block, torch.zeros(1))  # the library names what its settings lack
+    cos, _ = rotations(block, torch.zeros(1))  # the library names what its settings lack
+    if cos.shape[-1] != size:
+        raise ValueError(f"it rotates {cos.shape[-1]} of the {size} numbers of an attention head; the lab rotates all")
     return block
 
 
@@ -212,8 +214,16 @@ def _built(config: HeadConfig | BlockConfig, tensors: dict[str, Tensor], target:
         tensors.setdefault(EMBEDDING, table)
         with torch.device("meta"):
             head = FeatureHead(config)
-    head.load_state_dict({key: tensor.to(target.device, target.dtype) for key, tensor in tensors.items()}, assign=True)
+    head.load_state_dict(for_target(tensors, target), assign=True)
     return SavedHead(head.eval().requires_grad_(False), _target_ids(config, offsets, target))
+
+
+def for_target(tensors: dict[str, Tensor], target: PreTrainedModel) -> dict[str, Tensor]:
+    """The weights on the target's device and in its number format. ValueError where they are not finite there."""
+    moved = {name: tensor.to(target.device, target.dtype) for name, tensor in tensors.items()}
+    if damaged := [name for name, tensor in moved.items() if not tensor.isfinite().all()]:
+        raise ValueError(f"{damaged[0]} has numbers that are not finite in {str(target.dtype).removeprefix('torch.')}")
+    return moved
 
 
 def _target_ids(config: HeadConfig | BlockConfig, offsets: Tensor | None, target: PreTrainedModel) -> Tensor | None:

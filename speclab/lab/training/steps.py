@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from filelock import FileLock, Timeout
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
@@ -228,6 +229,22 @@ def save_tensors(path: Path, tensors: object) -> None:
     buffer = io.BytesIO()
     torch.save(tensors, buffer)
     write_whole(path, buffer.getvalue())
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """While this is open, no other training writes into the work folder. UsageProblem where one does."""
+    lock = FileLock(folder / "lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise UsageProblem(
+            f"another training is writing into {folder}; wait until it has ended, or use another --work-dir"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def check_settings(folder: Path, settings: dict[str, object]) -> None:
