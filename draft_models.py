@@ -126,11 +126,6 @@ def as_draft(tokens: list[int], device: torch.device) -> Draft:
     return Draft(to_device(tokens, device)[None], torch.full((1,), len(tokens), device=device))
 
 
-def emitted_ids(target: Target | None) -> int:
-    """Ids that a lookup may propose: a prompt may have others, which the target never emits."""
-    return sys.maxsize if target is None else target.vocab_size
-
-
 def draft_room(draft: CachedModel, n_committed: int) -> int:
     """How many tokens this model can draft after `n_committed`: its context must hold all it is fed, which is those and
     all drafted ones but the last."""
@@ -142,21 +137,21 @@ class NgramDrafter:
 
     The longest match wins (n from `longest` down to `shortest`), among equals the most recent. Proposes fewer than k
     tokens where the match is close to the end, none where there is no match.
+
+    n_ids: that the target emits, 0 to this, exclusive. A prompt may have others, and they are not proposed.
     """
 
-    def __init__(self, longest: int = 4, shortest: int = 2):
+    def __init__(self, longest: int = 4, shortest: int = 2, n_ids: int = sys.maxsize):
         if not 1 <= shortest <= longest:
             raise ValueError(f"need 1 <= shortest <= longest, got {shortest} and {longest}")
-        self.longest, self.shortest = longest, shortest
+        self.longest, self.shortest, self.n_ids = longest, shortest, n_ids
         self.matched = 0  # tokens of the last match
         self._tokens: list[int] = []
         self._after: dict[tuple[int, ...], int] = {}  # n-gram -> index of the token that last followed it
         self._device = torch.device("cpu")
-        self._n_ids = emitted_ids(None)
 
     def prefill(self, target: Target | None, prompt: Tensor, sampling: Sampling) -> None:
         """Index the prompt, (1, prompt length) ids."""
-        self._n_ids = emitted_ids(target)
         self._tokens, self._after, self._device = [], {}, prompt.device
         self._append(prompt[0].tolist())
 
@@ -175,7 +170,7 @@ class NgramDrafter:
             if start is not None:
                 self.matched = n
                 tokens = self._tokens[start : start + k]
-                return list(itertools.takewhile(lambda token: token < self._n_ids, tokens))
+                return list(itertools.takewhile(lambda token: token < self.n_ids, tokens))
         self.matched = 0
         return []
 

@@ -20,7 +20,7 @@ from speclab.lab.training.steps import (
     sent,
     train,
 )
-from speclab.system.terminal import progress_bar
+from speclab.system.terminal import note, progress_bar
 from training.models import DRAFT_SHAPE, compile_layers, llama
 
 PROMPT, CONTINUED = 48, 256  # tokens of text that a continuation starts from, and its length with them
@@ -132,20 +132,24 @@ def distil(
     n_steps: of the target's training. Texts and a draft of a target with other steps are made anew.
     """
     pool_file, draft_file = args.work_dir / "pool.pt", args.work_dir / "draft.pt"
+    pool = None
     if pool_file.exists():
         with readable(pool_file):
-            of_target = torch.load(pool_file, weights_only=True)[-1]
-        if of_target != n_steps:  # the target has learned more since, and speaks in another way
+            *pool, of_steps = torch.load(pool_file, weights_only=True)
+            if len(pool) != 4:
+                raise ValueError("it is of an older version")
+        if of_steps != n_steps:
+            note("the target has learned more since its texts were written: they and the draft are made anew")
             draft_file.unlink(missing_ok=True)
-            pool_file.unlink()
-    if not pool_file.exists():
+            pool = None
+    if pool is None:
         own = continuations(target, stream.unfold(0, PROMPT, 1), seconds["continuations"], args.seed)
         generator = torch.Generator().manual_seed(args.seed + 1)
         starts = torch.randint(0, len(stream) - CONTINUED, (TEXTS_PER_CONTINUATION * len(own),), generator=generator)
         texts = torch.cat([own, stream[starts[:, None] + torch.arange(CONTINUED)].long()])  # (n, CONTINUED)
-        save_tensors(pool_file, (texts, *teacher_targets(target, texts), len(own), n_steps))
-    with readable(pool_file):
-        texts, probs, ids, n_own, _ = torch.load(pool_file, weights_only=True)
+        pool = [texts, *teacher_targets(target, texts), len(own)]
+        save_tensors(pool_file, (*pool, n_steps))
+    texts, probs, ids, n_own = pool
     draft = draft_from(target, args.seed).to(args.device)
     compile_layers(draft)
     device = torch.device(args.device)

@@ -40,6 +40,7 @@ from speclab.lab.training.steps import alone_in, check_settings, sent, skip_deno
 from speclab.models import loading
 from speclab.models.checks import check_no_encoder, check_not_recurrent
 from speclab.models.limits import context_length
+from speclab.models.memory import free_memory
 from speclab.records import files
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.files import check_replaceable, check_writable, prepare_folder, write_whole
@@ -105,7 +106,8 @@ def make_parser() -> parsing.Parser:
         "--keep",
         type=parsing.at_least(0),
         metavar="GIB",
-        help="memory for what the target computes of rows that come again (default: 4 on a CPU, else 0)",
+        help="memory for what the target computes of rows that come again, rounded to bfloat16 (default: on a CPU 4, "
+        "or half of what is free; else 0)",
     )
     parser.add_argument("--threads", type=parsing.at_least(1), help="(default: all cores)")
     parser.add_argument("--seed", type=parsing.seed, default=0, help="(default: 0)")
@@ -144,8 +146,11 @@ def head_to_train(args: argparse.Namespace, tokenizer: Any, target: PreTrainedMo
     """As it is before the first step: random, or that of --init. UsageProblem for a mask beyond the target's ids."""
     if args.init:
         trained = trained_head(args.init, args.kind, target)
-        if args.exit_layer not in (None, getattr(trained.config, "exit_layer", None)):
-            raise UsageProblem(f"--exit-layer {args.exit_layer}: the adapter of --init reads another layer's states")
+        if isinstance(trained, ExitAdapter) and trained.config.exit_layer != args.exit_layer:
+            raise UsageProblem(
+                f"--exit-layer {args.exit_layer}: the adapter of --init reads the states of layer "
+                f"{trained.config.exit_layer}; give --exit-layer {trained.config.exit_layer}, or leave --init out"
+            )
         return trained
     if args.kind == "exit":
         block = LlamaConfig(**sizes(target, 1, args.intermediate))
@@ -165,7 +170,10 @@ def check_target(target: PreTrainedModel) -> None:
     check_not_recurrent(target, "gets no head of the lab's", "give another --target")
     room = context_length(target)
     if room is not None and room < max(ROWS):
-        raise UsageProblem(f"rows of {max(ROWS):,} tokens are learned from, and the target's context is {room:,}")
+        raise UsageProblem(
+            f"rows of {max(ROWS):,} tokens are learned from, and the target's context is {room:,}; give "
+            "another --target"
+        )
 
 
 @reports_problems
@@ -177,8 +185,8 @@ def main(argv: list[str] | None = None) -> int:
     device = loading.choose_device(args.device)[0]
     prepare_folder(args.work_dir, "--work-dir")
     check_writable(args.out / "training.json", "--out")
-    check_replaceable(args.out, (CONFIG, WEIGHTS, "training.json"), "--out")
     with alone_in(args.work_dir):
+        check_replaceable(args.out, (CONFIG, WEIGHTS, "training.json"), "--out")
         return _train(args, device)
 
 
@@ -206,8 +214,7 @@ def _train(args: argparse.Namespace, device: torch.device) -> int:
 
     loss_of: Callable[..., Tensor]
     by_distance = compiled(distance)
-    gib = KEPT_GIB.get(device.type, 0) if args.keep is None else args.keep
-    read = reading(target, head.config.layers, gib)
+    read = reading(target, head.config.layers, args.keep if args.keep is not None else _usual_gib(device))
     if isinstance(head, BlockHead):
         loss_of = functools.partial(block_loss, head, read, distance=by_distance)
     elif isinstance(head, ExitAdapter):
@@ -241,6 +248,13 @@ def _train(args: argparse.Namespace, device: torch.device) -> int:
     }
     write_whole(args.out / "training.json", json.dumps(about, indent=1) + "\n")
     return 0
+
+
+def _usual_gib(device: torch.device) -> float:
+    """Memory for what the target computes."""
+    free = free_memory(torch.device("cpu"))
+    usual = KEPT_GIB.get(device.type, 0)
+    return usual if free is None else min(usual, free / 2**31)
 
 
 def step_tokens(device: torch.device, vocab: int) -> int:

@@ -157,9 +157,9 @@ def main(argv: list[str] | None = None) -> int:
     args.batch_tokens = args.batch_tokens or (131072 if args.device.startswith("cuda") else 8192)
     prepare_folder(args.work_dir, "--work-dir")
     check_writable(args.out / "training.json", "--out")
-    for role in ("target", "draft"):
-        check_replaceable(args.out / role, ("*.json", "*.safetensors"), "--out")
     with alone_in(args.work_dir):
+        for role in ("target", "draft"):
+            check_replaceable(args.out / role, ("*.json", "*.safetensors"), "--out")
         return _train(args)
 
 

@@ -13,14 +13,14 @@ from speclab.drafts.heads.rollout import target_pass
 # ids (batch, n) -> outputs of layers side by side (batch, n, layers * hidden), logits (batch, n, vocab)
 Reading = Callable[[Tensor], tuple[Tensor, Tensor]]
 KEPT_AS = torch.bfloat16
-CLOSE = 0.01  # of the largest logit: how far the output layer alone may be from the target's own logits
+CLOSE = 1e-4  # of the largest logit: how far the output layer alone may be from the target's own logits
 
 
 def reading(target: PreTrainedModel, layers: tuple[int, ...], gib: float) -> Reading:
-    """What gives the states of these layers, and the logits, of rows of ids.
+    """A function that gives the states of these layers, and the logits, of rows of ids.
 
     gib: of memory on the host for what is computed, 0 for none. Nothing is kept for a target that changes its logits
-    behind the output layer.
+    after the output layer.
     """
     plain = functools.partial(target_pass, target, layers=layers)
     return Kept(target, layers, int(gib * 2**30)) if gib and _ends_with_output_layer(target) else plain
@@ -29,8 +29,8 @@ def reading(target: PreTrainedModel, layers: tuple[int, ...], gib: float) -> Rea
 class Kept:
     """A reading that makes the target's pass once for each row, as long as the memory lasts.
 
-    What is kept of a row are the states, in bfloat16, with the input of the output layer: the logits are many more
-    numbers, and one product away.
+    What is kept of a row are the states, with the input of the output layer: the logits are many more numbers, and one
+    product away. All are rounded to bfloat16, so a draft learns from slightly other numbers than without it.
     """
 
     def __init__(self, target: PreTrainedModel, layers: tuple[int, ...], free: int):

@@ -169,12 +169,15 @@ def side_by_side(drafts: Sequence[Draft], vocab_size: int) -> Draft:
     if any(draft.states is not None for draft in drafts):
         raise UsageProblem("--draft exit runs layers of the target ahead, which batches do not; give another --draft")
     size = torch.cat([draft.size for draft in drafts])
-    probs = parents = None
+    probs = parents = certain = None
     if any(draft.probs is not None for draft in drafts):
         probs = torch.cat([_padded(_probs(draft, vocab_size), n) for draft in drafts])
+        certain = torch.cat([torch.full_like(one.size, one.probs is None, dtype=torch.bool) for one in drafts])
     if any(draft.parents is not None for draft in drafts):
         parents = torch.cat([_padded(_parents(draft), n) for draft in drafts])
-    return Draft(torch.cat([_padded(draft.tokens, n) for draft in drafts]), size, probs, parents=parents)
+    return Draft(
+        torch.cat([_padded(draft.tokens, n) for draft in drafts]), size, probs, parents=parents, certain=certain
+    )
 
 
 def _padded(tensor: Tensor, n: int) -> Tensor:

@@ -213,7 +213,7 @@ def load(args: argparse.Namespace, temperature: float | None = None) -> tuple[Se
     tokenizer = loading.load_tokenizer(args.target)
     texts = read_prompts(args, tokenizer)
     room = loading.room_of(args.target)
-    if room.encodes and (flag := first_given(args, *FOR_DECODERS)):
+    if room.encodes and (flag := first_given(args, *filter(args.__contains__, FOR_DECODERS))):
         raise UsageProblem(
             f"{flag} does not know encoder-decoder models, and {loading.short_name(args.target)} "
             "is one; leave it out, or choose another --target"

@@ -32,7 +32,7 @@ def first_given(args: argparse.Namespace, *names: str) -> str | None:
     names: of flags or of their attributes, `--max-new-tokens` or `max_new_tokens`.
     """
     attributes = (name.lstrip("-").replace("-", "_") for name in names)
-    found = next((name for name in attributes if getattr(args, name, None)), None)
+    found = next((name for name in attributes if getattr(args, name)), None)
     return found and "--" + found.replace("_", "-")
 
 

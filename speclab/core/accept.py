@@ -63,10 +63,8 @@ def accept_block(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> Accept
     tokens may be kept where u_i < h_i, with h_i = Z / (Z + 1 - b_i) and Z the mass of max(0, b_i * p - q) after i
     tokens; after the last one h = b. The largest such i counts: a test that fails does not end the search, since a
     later token that is more probable for the target may make up for an earlier one that is less. The next token comes
-    from norm(max(0, b_n * p - q)), after all from the target's last row. Sun et al., arXiv 2403.10444.
-
-    A row whose tokens all have q = 1 gains nothing: `accept` takes it, with other uses of the uniforms. So a lookup's
-    row keeps the same tokens alone, where it has no draft.probs, and in a batch beside rows that have them.
+    from norm(max(0, b_n * p - q)), after all from the target's last row. One-hot drafts gain nothing: `accept` takes
+    them, and the rows that are draft.certain in a batch. Sun et al., arXiv 2403.10444.
     """
     tokens, size, draft_probs, *_ = draft
     batch, n = tokens.shape
@@ -94,10 +92,12 @@ def accept_block(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> Accept
     residual = (kept[:, None] * target_here - draft_here).clamp(min=0)
     whole = (n_accepted == size) | (residual.sum(-1) <= 0)
     next_token = draw(torch.where(whole[:, None], target_here, residual), uniforms[:, n])
-    certain = ((draft_of_token == 1) | (torch.arange(n, device=size.device) >= size[:, None])).all(-1)  # (batch,)
+    if draft.certain is None:
+        return AcceptResult(n_accepted, next_token)
     one_by_one = accept(draft, target_probs, uniforms)
     return AcceptResult(
-        torch.where(certain, one_by_one.n_accepted, n_accepted), torch.where(certain, one_by_one.next_token, next_token)
+        torch.where(draft.certain, one_by_one.n_accepted, n_accepted),
+        torch.where(draft.certain, one_by_one.next_token, next_token),
     )
 
 

@@ -47,6 +47,7 @@ class Draft(NamedTuple):
     probs: Tensor | None = None  # (batch, n, vocab) what each token was drawn from; None = one-hot
     states: Tensor | None = None  # (batch, n, hidden) early exit: the target's own, see speclab/drafts/exit.py
     parents: Tensor | None = None  # (batch, n) a tree: the token that each follows; None = a chain
+    certain: Tensor | None = None  # (batch,) rows that had no probs, beside rows that have them: theirs are one-hot
 
 
 def reads(parents: Tensor) -> Tensor:

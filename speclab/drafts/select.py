@@ -59,7 +59,7 @@ def make_drafter(kind: str, setup: Setup, seed: int = 0) -> Drafter:
     word, _, rest = kind.partition(":")
     _check_encoder(kind, word, setup.target)
     if kind in LOOKUPS:
-        return LOOKUPS[kind]()
+        return LOOKUPS[kind](n_ids=setup.target.vocab_size)
     if word == "hybrid":
         lookup, model = of_hybrid(kind)
         return HybridDrafter(LOOKUPS[lookup](), make_drafter(model, setup, seed))

@@ -8,10 +8,12 @@ says how sure that is; the draft ends where the product of the shares falls belo
 Oliaro et al., SuffixDecoding, arXiv 2411.04975. The text is this sequence alone: prompt and output.
 """
 
+import sys
+
 import torch
 from torch import Tensor
 
-from draft_models import as_draft, emitted_ids
+from draft_models import as_draft
 from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import Sampling
 
@@ -37,15 +39,17 @@ class Node:
 
 
 class SuffixDrafter:
-    """Proposes what followed the longest match most often. No model, no cost, one-hot."""
+    """Proposes what followed the longest match most often. No model, no cost, one-hot.
 
-    def __init__(self, depth: int = DEPTH, least: float = LEAST):
+    n_ids: that the target emits, 0 to this, exclusive. A prompt may have others, and they are not proposed.
+    """
+
+    def __init__(self, depth: int = DEPTH, least: float = LEAST, n_ids: int = sys.maxsize):
         if depth < 1 or not 0 < least <= 1:
             raise ValueError(f"need depth >= 1 and 0 < least <= 1, got {depth} and {least}")
-        self.depth, self.least = depth, least
+        self.depth, self.least, self.n_ids = depth, least, n_ids
         self.matched = 0  # tokens of the last match
         self._device = torch.device("cpu")
-        self._n_ids = emitted_ids(None)
         self._begin()
 
     def _begin(self) -> None:
@@ -54,7 +58,7 @@ class SuffixDrafter:
 
     def prefill(self, target: Target | None, prompt: Tensor, sampling: Sampling) -> None:
         """Put the prompt into the tree, (1, prompt length) ids."""
-        self._device, self._n_ids = prompt.device, emitted_ids(target)
+        self._device = prompt.device
         self._begin()
         self._append(prompt[0].tolist())
 
@@ -78,7 +82,7 @@ class SuffixDrafter:
             token, n_others = ends[match].best()
             count = ends[match].after[token].count
             chance *= count / (count + n_others + DOUBT / match)
-            if chance < self.least or token >= self._n_ids:
+            if chance < self.least or token >= self.n_ids:
                 break
             tokens.append(token)
             ends = [ends[0], *(node.after[token] for node in ends if token in node.after)]

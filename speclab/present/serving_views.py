@@ -37,7 +37,7 @@ FORECAST = (
     "tok/rnd: tokens per round, of the prompts whose counts are reconciled; own round: what a round takes on the lab's "
     "own loop, in its own plain tokens; own ms: a plain token there; both medians over prompts; fixed ms: what a token "
     "of the plain server takes longer, taken for a part of every step of the engine, however wide; forecast: tok/rnd x "
-    "(own ms + fixed ms) / (ms of a round there, the median, + fixed ms); error: forecast / speedup - 1"
+    "(own ms + fixed ms) / (median ms of a round on the lab's own loop + fixed ms); error: forecast / speedup - 1"
 )
 NO_ALPHA = "no α where drafts came shorter than k: the counters do not say how many of their tokens were tested"
 RECONCILED = (

@@ -64,7 +64,7 @@ def test_no_more_than_the_limit_is_kept(counted):
 
 def test_nothing_is_kept_for_a_target_that_caps_its_logits(counted):
     """Its logits are not what the output layer gives."""
-    target = tiny("gemma3_window", dtype=torch.float32, final_logit_softcapping=0.1)
+    target = tiny("gemma3_window", dtype=torch.float32, final_logit_softcapping=30.0)
     read, some = reading(target, LAYERS, GIB), rows(2)
     for _ in range(2):
         assert torch.equal(read(some)[1], target_pass(target, some, LAYERS)[1])

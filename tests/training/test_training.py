@@ -296,10 +296,12 @@ def test_losses_are_read_now_and_then(monkeypatch):
     assert watch.calls["item"] == 0
 
 
-def test_a_second_training_in_a_work_folder_is_refused(tmp_path):
-    problem = pytest.raises(UsageProblem, match="another training is writing into")
-    with training_steps.alone_in(tmp_path), problem, training_steps.alone_in(tmp_path):
-        pass
+def test_a_second_training_in_a_work_folder_is_refused(tmp_path, capsys):
+    words = ["--work-dir", str(tmp_path), "--out", str(tmp_path / "out")]
+    with training_steps.alone_in(tmp_path):
+        for main, kind in ((drafts.main, ["feature"]), (lab_pair.main, [])):
+            assert main([*kind, *words]) == 2
+            assert "another training is writing into" in capsys.readouterr().err
     with training_steps.alone_in(tmp_path):
         pass
 
@@ -315,11 +317,13 @@ def test_a_draft_learns_from_the_target_as_it_is_now(tmp_path, monkeypatch):
     monkeypatch.setattr(draft_training, "train", lambda *_: training_steps.TrainingFacts())
     args = argparse.Namespace(work_dir=tmp_path, seed=0, device="cpu", batch_tokens=1024, rate=0.1)
     checkpoint = tmp_path / "draft.pt"
-    for n_steps, n_made in ((5, 1), (5, 1), (7, 2)):
-        draft_training.distil(args, {"continuations": 0, "draft": 0}, None, n_steps, torch.zeros(2000))
-        assert len(made) == n_made
-        assert checkpoint.exists() == (n_steps == 5 and checkpoint.exists())
+    for n_steps, n_made, goes_on in ((5, 1, True), (5, 1, True), (7, 2, False)):
         checkpoint.touch()
+        draft_training.distil(args, {"continuations": 0, "draft": 0}, None, n_steps, torch.zeros(2000))
+        assert (len(made), checkpoint.exists()) == (n_made, goes_on)
+    draft_training.save_tensors(tmp_path / "pool.pt", (rows, rows, rows, 3))  # of an older version
+    with pytest.raises(EnvironmentProblem, match="cannot go on from"):
+        draft_training.distil(args, {"continuations": 0, "draft": 0}, None, 7, torch.zeros(2000))
 
 
 @pytest.mark.parametrize("kind", list(drafts.KINDS))
@@ -335,6 +339,9 @@ def test_a_folder_with_other_files_is_not_replaced(tmp_path, capsys, models):
     (tmp_path / "thesis.txt").touch()
     assert drafts.main(["feature", "--work-dir", str(tmp_path / "work"), "--out", str(tmp_path)]) == 2
     assert "thesis.txt is in" in capsys.readouterr().err
+    both = str(tmp_path / "both")
+    assert drafts.main(["feature", "--work-dir", both, "--out", both]) == 2
+    assert "lock is in" in capsys.readouterr().err
     (tmp_path / "out" / "draft" / "mine").mkdir(parents=True)
     assert lab_pair.main(["--work-dir", str(tmp_path / "pair"), "--out", str(tmp_path / "out")]) == 2
     assert "mine is in" in capsys.readouterr().err
@@ -343,7 +350,7 @@ def test_a_folder_with_other_files_is_not_replaced(tmp_path, capsys, models):
 def test_an_adapter_of_another_layer_is_not_trained_further(tmp_path, capsys):
     words = ["exit", "--exit-layer", "4", "--init", "models/lab-pair/exit", "--work-dir", str(tmp_path)]
     assert drafts.main(words) == 2
-    assert "--exit-layer 4: the adapter of --init reads another layer's states" in capsys.readouterr().err
+    assert "layer 2; give --exit-layer 2, or leave --init out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
