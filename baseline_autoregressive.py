@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Autoregressive decoding: one pass of the target model for every token. The yardstick of the lab.
+"""Autoregressive decoding: one pass of the target model for every token. The baseline of the lab.
 
 What comes out: the text, and how many tokens per second a plain loop with a key-value cache reaches.
 
@@ -30,9 +30,9 @@ def autoregressive_decode(
     settings: DecodeSettings,
     chunk: int = 1,
 ) -> Iterator[Round]:
-    """Yield the ids that continue `prompt` (1, prompt length): the first right after prefill, the others in chunks.
+    """Yield rounds that continue `prompt` (1, prompt length): one id right after prefill, then up to `chunk` ids each.
 
-    A chunk is what reaches the host together: one synchronisation for `chunk` tokens, so a GPU wants a larger one than
+    A chunk is fetched to the host at once: one synchronisation for `chunk` tokens, so a GPU needs a larger one than
     a CPU. What a chunk holds after an end token is dropped. Raises UsageProblem for a prompt that does not fit.
     """
     check_prompt(target, prompt, settings.max_new_tokens)

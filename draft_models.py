@@ -138,7 +138,7 @@ class NgramDrafter:
     The longest match wins (n from `longest` down to `shortest`), among equals the most recent. Proposes fewer than k
     tokens where the match is close to the end, none where there is no match.
 
-    n_ids: that the target emits, 0 to this, exclusive. A prompt may have others, and they are not proposed.
+    n_ids: the target emits ids 0 to n_ids - 1. A prompt may have higher ids; they are never proposed.
     """
 
     def __init__(self, longest: int = 4, shortest: int = 2, n_ids: int = sys.maxsize):

@@ -63,7 +63,7 @@ def speculative_decode(
     yield round_
 
     while round_.finish is None:
-        # 1. Draft. Accept never more than what is left but one: a round commits one token more than it accepts. # NEW
+        # 1. Draft. A round commits one token more than it accepts, so it accepts at most one less than are left. # NEW
         k = min(draft_length, settings.max_new_tokens - n_new - 1)
         draws = uniforms((1, 2 * draft_length + 1), generator, target.device)
         draft = drafter.propose(k, draws[:, :draft_length])  # n <= draft_length tokens, at most k on one branch

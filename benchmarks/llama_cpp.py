@@ -1,7 +1,7 @@
 """llama.cpp as a peer: the same pair, prompts, k and threads, greedy, timed by its own programs.
 
 Weights are in float32 as the lab's. Its cache and its attention stay in float16, its default, with which it is fastest.
-So a text may differ; with `-ctk f32 -ctv f32 -fa off` the one that was looked at is the lab's.
+So its text may differ. With `-ctk f32 -ctv f32 -fa off`, the one text that was checked was the lab's.
 
 Its programs read a prompt from a file and print the text and their own times, so a process's start and the reading of
 the weights are not counted. What they print, and what is made of it:

@@ -2,7 +2,7 @@
 
 A pass over m tokens must read every weight once and do 2 x weights x m operations. The machine reads so many bytes and
 does so many operations a second: the slower of the two is a floor no code can beat. While reading is the floor, a pass
-over five tokens may cost what one costs, and that is the whole room speculative decoding lives in.
+over five tokens may cost what one costs, and only then can speculative decoding gain much.
 
 What comes out: the machine's ceilings, measured; then for each width m the time t(m) of a pass, v(m) = t(m) / t(1), its
 floor, which of the two floors it is, and the share of it that was reached.

@@ -1,4 +1,4 @@
-"""What it costs that the target gives its hidden states away: passes with and without, side by side.
+"""What reading the target's hidden states costs: passes with and without them, side by side.
 
 A draft that reads the target's hidden states needs the outputs of some layers of every pass, side by side in one
 tensor. The same pass is timed without them, and with them, on each engine; the exported engine's passes keep the

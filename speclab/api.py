@@ -103,11 +103,11 @@ def speculate(
 
     prompt: a text, continued as it is; or a chat, which is put into the tokenizer's chat template: a list of messages
     such as {"role": "user", "content": "..."}. draft_length: tokens of a draft, 0 for plain decoding, "auto" to choose
-    in every round; a tree has as many as its shape. What rounds cost is measured before the first text at a temperature
-    with "auto", and for hybrids. temperature: 0 is greedy. The text ends with the target's own end token or after
-    max_new_tokens tokens. What arguments cannot be is raised here, before the first round.
+    in every round; a tree has as many as its shape. With "auto", and for hybrids, the cost of a round is measured
+    before the first text at each temperature. temperature: 0 is greedy. The text ends with the target's own end token
+    or after max_new_tokens tokens. Arguments are checked when this is called, before the first round.
 
-    Raises UsageProblem, and ValueError for numbers that nothing can be.
+    Raises UsageProblem, and ValueError for a number out of range.
     """
     k = LONGEST if draft_length == "auto" else draft_length
     if not isinstance(k, int) or k < 0 or max_new_tokens < 0:

@@ -77,9 +77,9 @@ def make_parser() -> parsing.Parser:
     parser = parsing.make_parser(__doc__)
     parser.add_argument("kind", choices=list(KINDS), help="what to train")
     parser.add_argument("--target", default=loading.LAB_TARGET, metavar="NAME", help="(default: the lab's)")
-    parser.add_argument("--minutes", type=parsing.positive, default=180, help="of training (default: 180)")
+    parser.add_argument("--minutes", type=parsing.positive, default=180, help="minutes of training (default: 180)")
     parser.add_argument(
-        "--own-minutes", type=parsing.positive, default=10, help="of the target's writing (default: 10)"
+        "--own-minutes", type=parsing.positive, default=10, help="minutes for the target's own texts (default: 10)"
     )
     parser.add_argument(
         "--intermediate",
@@ -93,7 +93,7 @@ def make_parser() -> parsing.Parser:
     parser.add_argument(
         "--markov-rank",
         type=parsing.at_least(0),
-        help="of a block: how finely a token depends on the one before; 0 is off (default: 64)",
+        help="of a block: rank of the Markov head, a bias by the token before; 0: none (default: 64)",
     )
     parser.add_argument("--causal", action="store_true", default=None, help="of a block: no slot reads those behind it")
     parser.add_argument(
@@ -115,7 +115,7 @@ def make_parser() -> parsing.Parser:
         "--work-dir", type=parsing.some_path, help="checkpoints, texts (default: build/KIND, of exit build/exit-N)"
     )
     parser.add_argument(
-        "--out", type=parsing.some_path, help="gets the draft when it is trained (default: out in that folder)"
+        "--out", type=parsing.some_path, help="folder for the trained draft (default: out in the work folder)"
     )
     return parser
 

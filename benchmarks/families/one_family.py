@@ -87,7 +87,7 @@ def examine(model_type: str) -> FamilyRow:
         row.n_parameters = sum(p.numel() for p in model.parameters())
         with torch.inference_mode():
             logits_after(model, prompt_of(PROMPTS[0]), prompt_of(2))
-    except Exception as error:  # what a library's constructors raise has no end
+    except Exception as error:  # a library's constructors may raise any exception
         return replace(row, outcome=CANNOT, reason=WHY.get(model_type) or in_one_line(error))
     try:
         model = loaded(model)

@@ -34,7 +34,7 @@ def add(args: argparse.Namespace, run: FindingsRun, name: str, measure: Callable
     finding = Finding(name=name, numbers={})
     try:
         finding.numbers = measure()
-    except Exception as error:  # what a compiler or a driver can raise has no end
+    except Exception as error:  # a compiler or a driver may raise any exception
         why = "out of memory" if is_out_of_memory(error) else f"{type(error).__name__}: {first_line(error)}"
         finding.problem = why
         note(f"{name}: {why}")

@@ -77,7 +77,7 @@ class RowOfTarget:
 
     @property
     def vocab_size(self) -> int:
-        """Ids that it may emit: 0 to this, exclusive."""
+        """Number of ids that it may emit: 0 to vocab_size - 1."""
         return self._target.vocab_size
 
     def hidden(self, layers: Iterable[int]) -> Tensor:

@@ -100,8 +100,8 @@ def _first(target: BatchedModel, row: Row) -> tuple[Round, Tensor]:
 def judging(draft: Draft, uniforms: Tensor) -> Tensor:
     """The uniforms of the accept rule, (rows, n + 1), from those that were drawn for it, (rows, at least n + 1).
 
-    The rule draws the next token with the last one. A row with fewer drafted tokens than the widest one takes for that
-    the number that it would take alone, so its text does not depend on the other rows.
+    The rule draws the next token with the last uniform. A row with fewer drafted tokens than the widest one uses, for
+    its next token, the uniform that it would use alone, so its text does not depend on the other rows.
     """
     n = draft.tokens.shape[1]
     return torch.cat([uniforms[:, :n], uniforms.gather(1, draft.size[:, None])], dim=1)

@@ -133,7 +133,7 @@ def _measure_padded(
             return []
     with kept_when_stopped(lambda: "the lab's pair is measured, the padded pair is not") as stops:
         second = padded_pair.second_config(config, size, args.draft.split(","))
-        note(f"the same at another size, shortly: {', '.join(second.models().values())}")
+        note(f"now a short run of the same comparison at another size: {', '.join(second.models().values())}")
         run.padded, of_padded, _ = comparison.compare(second)
         return [of_padded]
     run.interrupted = isinstance(stops[0], KeyboardInterrupt)

@@ -119,8 +119,8 @@ def make_parser(docstring: str) -> argparse.ArgumentParser:
     group.add_argument(
         "--padded",
         metavar="SIZE",
-        help="then measure shortly the lab's pair padded to lab:SIZE; none: do not (default: what this machine can do "
-        "in two minutes; with --quick none)",
+        help="then a short run with the lab's pair padded to lab:SIZE; none: no such run (default: what this machine "
+        "can do in two minutes; with --quick none)",
     )
     group = parser.add_argument_group("results")
     group.add_argument("--brief", action="store_true", help="print the table alone")

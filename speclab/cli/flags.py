@@ -47,7 +47,7 @@ def add_shared_flags(parser: argparse.ArgumentParser, engines: Sequence[str] = s
         "--engine",
         choices=engines,
         default="auto",
-        help="how models run; auto: a short race (see speclab/models/select.py)"
+        help="how models run; auto: both engines are timed, the faster one runs (see speclab/models/select.py)"
         + "; vllm: its servers instead (docs/serving.md)" * ("vllm" in engines),
     )
     group.add_argument(

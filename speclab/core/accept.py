@@ -137,9 +137,9 @@ def typical_threshold(target_probs: Tensor, epsilon: float) -> Tensor:
 
 
 def lenient_law(target_probs: Tensor, draft_probs: Tensor, lenience: float) -> Tensor:
-    """Law of one token that `accept_lenient` emits at a tested place, summed over what may be drafted there.
+    """Distribution of the token that `accept_lenient` emits where it tests a drafted token, over all drafted tokens.
 
-    min(q, p / L), and what that leaves of 1 spread as the correction is. All (..., vocab).
+    min(q, p / L), plus the probability that is left, distributed as norm(max(0, p - q)). All (..., vocab).
     """
     kept = torch.minimum(draft_probs, target_probs / lenience)
     residual = (target_probs - draft_probs).clamp(min=0)
@@ -148,7 +148,10 @@ def lenient_law(target_probs: Tensor, draft_probs: Tensor, lenience: float) -> T
 
 
 def typical_law(target_probs: Tensor, draft_probs: Tensor, epsilon: float) -> Tensor:
-    """The same of `accept_typical`: q where p is above the threshold, and what that leaves of 1 spread as p is."""
+    """Distribution of the token that `accept_typical` emits where it tests a drafted token, over all drafted tokens.
+
+    q where p is above the threshold, plus the probability that is left, distributed as p. All (..., vocab).
+    """
     kept = draft_probs * (target_probs > typical_threshold(target_probs, epsilon))
     return kept + (1 - kept.sum(-1, keepdim=True)) * target_probs
 

@@ -1,5 +1,5 @@
-"""Clocks that know what a device has done, without which no time says anything about it; and what keeps Python's
-garbage collector out of a timed part."""
+"""Clocks for work that a device does later than the host queues it; and what keeps Python's garbage collector out of a
+timed part."""
 
 import contextlib
 import gc

@@ -1,7 +1,7 @@
 """CUDA graphs: work of the device, recorded once and started again with one launch.
 
-A launch costs the host some microseconds, and a small kernel takes no longer than that: what consists of many small
-kernels is spent on launching them. A graph repeats the same kernels on the same addresses with the same shapes, so it
+A launch costs the host some microseconds, and a small kernel runs no longer than that, so a pass of many small kernels
+takes as long as launching them. A graph repeats the same kernels on the same addresses with the same shapes, so it
 reads its inputs from fixed tensors and writes its outputs to others.
 
 `capture` records a step, `replayed` makes a pure function of tensors run as graphs on a GPU. Recording stops the

@@ -47,7 +47,7 @@ class Draft(NamedTuple):
     probs: Tensor | None = None  # (batch, n, vocab) what each token was drawn from; None = one-hot
     states: Tensor | None = None  # (batch, n, hidden) early exit: the target's own, see speclab/drafts/exit.py
     parents: Tensor | None = None  # (batch, n) a tree: the token that each follows; None = a chain
-    certain: Tensor | None = None  # (batch,) rows that had no probs, beside rows that have them: theirs are one-hot
+    certain: Tensor | None = None  # (batch,) bool: rows whose `probs` are one-hot, beside rows that were drawn
 
 
 def reads(parents: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ class Target(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """Ids that it may emit: 0 to this, exclusive."""
+        """Number of ids that it may emit: 0 to vocab_size - 1."""
 
     def hidden(self, layers: Iterable[int]) -> Tensor:
         """Outputs of these layers in the last pass, side by side: (1, m, layers * hidden)."""
@@ -105,7 +105,7 @@ class Drafter(Protocol):
     def propose(self, k: int, uniforms: Tensor) -> Draft:
         """Propose tokens after everything committed, so that at most `k` of them can be accepted.
 
-        uniforms: (1, at least k) in [0, 1), the randomness. A tree may have as many tokens, and branches of k.
+        uniforms: (1, n) in [0, 1) with n >= k. A tree has at most n tokens, and branches of at most k tokens.
         """
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:

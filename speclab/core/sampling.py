@@ -101,9 +101,10 @@ def draw_next(logits: Tensor, sampling: Sampling, uniforms: Tensor) -> Tensor:
 
 @replayed
 def draw_draft(logits: Tensor, sampling: Sampling, uniforms: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The same for a draft, and what each id was drawn from: (batch, vocab), or None for greedy ids.
+    """(batch, vocab) logits, (batch,) uniforms -> (batch,) ids, and (batch, vocab), what each was drawn from
 
-    A NOT_FINITE cannot be fed, so it becomes id 0; the accept rule meets the same probabilities and reports them.
+    Greedy ids have None in place of the probabilities. A NOT_FINITE cannot be fed, so it becomes id 0; the accept rule
+    meets the same probabilities and reports them.
     """
     if sampling.greedy:
         return logits.argmax(-1), None
@@ -136,7 +137,7 @@ def without_replacement(probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor
 
 
 def probability(logits: Tensor, token: Tensor, probs: Tensor | None) -> float:
-    """Of an id that `draw_draft` gave for (1, vocab) logits; of a greedy one, at temperature 1.
+    """The draft's probability of an id that `draw_draft` gave for (1, vocab) logits; temperature 1 for a greedy id.
 
     It waits for the device.
     """

@@ -1,7 +1,7 @@
 """Two drafts in one: a lookup where its match promises more tokens per second, a model elsewhere.
 
-A lookup costs next to nothing and is right in long runs where the text repeats itself; a model is right everywhere a
-little. Before each round the lookup shows what it would propose, and that draft is used where
+A lookup costs almost nothing; its long drafts are right where the text repeats itself. A model is partly right
+everywhere. Before each round the lookup's proposal is made, and it is used where
 
     (1 + expected tokens of it) / seconds of the rest of a round
 

@@ -1,7 +1,7 @@
 """`-k auto`: how far to draft is chosen in every round, from what rounds cost here and what was accepted so far.
 
-The longest draft is never known to be the best one: a draft of n tokens earns the tokens that it is expected to commit
-and costs the seconds of a round of that length. All n are compared, since measured costs have steps:
+The longest draft is not always the best one. A round with a draft of n tokens is expected to commit tokens(n) tokens
+and takes seconds(n) seconds. All n are compared, since measured costs have steps:
 
     n that maximises  E[tokens(n)] - S * seconds(n)
 
@@ -10,7 +10,7 @@ token is asked again after each token, with the probability that it gave that to
 the tokens behind it.
 
 Nothing is dropped once it is drawn. Whether a further token is drafted may depend on all that is known, the drawn
-tokens included, and the output stays exact; a token that is dropped after it was looked at makes it wrong. For p = q =
+tokens included, and the output stays exact; dropping a token after it was looked at would make it wrong. For p = q =
 (4/5, 1/5), dropping the second token whenever it is drawn gives (24/25, 1/25).
 """
 

@@ -1,6 +1,6 @@
 """An instrument, not a method: a draft that replays the baseline's output, right with a chosen probability.
 
-It turns acceptance from 0 to 1 while everything else stays what it is. Greedy decoding only. On the command line:
+It sets acceptance to any value from 0 to 1 and changes nothing else. Greedy decoding only. On the command line:
 `dial:A` (at the cost of the lab's draft model), `dial:A:MODEL` (at the cost of another one), `dial:A:free`.
 """
 

@@ -137,8 +137,10 @@ def _exit_drafter(rest: str, setup: Setup) -> ExitDrafter:
 
 
 def lengths_of(drafter: Drafter, asked: list[int]) -> list[int]:
-    """How many tokens it drafts: `asked`, of a merged draft by each of its drafts; but a tree of a fixed shape has as
-    many as that, and one on auto its own limit."""
+    """Tokens of a draft, one entry for each length in `asked`; of a merged draft, the sum over its drafts.
+
+    A tree of a fixed shape has one entry, its tokens, and a tree on auto one, its limit: `asked` has no effect.
+    """
     if isinstance(drafter, AutoTreeDrafter) or (isinstance(drafter, StaticTreeDrafter) and drafter.on_auto):
         return [LARGEST]
     if isinstance(drafter, MergedDrafter):
@@ -170,7 +172,7 @@ def can_choose(drafter: Drafter) -> bool:
 
 
 def auto_length(kind: str, drafter: Drafter) -> Choosing:
-    """The drafter with its lengths, of a hybrid its model's, of the best trees their sizes, chosen in every round.
+    """The drafter, with its draft lengths chosen in every round: of a hybrid its model's, of best trees their sizes.
 
     UsageProblem for a dial, which knows what will be right, for trees of one shape, and for merged drafts.
     """

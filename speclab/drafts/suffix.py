@@ -41,7 +41,7 @@ class Node:
 class SuffixDrafter:
     """Proposes what followed the longest match most often. No model, no cost, one-hot.
 
-    n_ids: that the target emits, 0 to this, exclusive. A prompt may have others, and they are not proposed.
+    n_ids: the target emits ids 0 to n_ids - 1. A prompt may have higher ids; they are never proposed.
     """
 
     def __init__(self, depth: int = DEPTH, least: float = LEAST, n_ids: int = sys.maxsize):

@@ -35,9 +35,11 @@ COST_PROMPTS = 2  # on which the costs of rounds are measured for -k auto and hy
 
 @contextlib.contextmanager
 def kept_when_stopped(complete: Callable[[], str]) -> Iterator[list[BaseException]]:
-    """Ctrl-C, a problem or want of memory ends the code inside, is noted with what is complete, and put into the list.
+    """Keep what is measured where Ctrl-C, a Problem or lack of memory ends the code inside.
 
-    `complete`, asked at that moment, says what it is; empty: nothing, and what ended the code is raised.
+    complete() is called at that moment and returns, in words, what is complete. The words are printed, and the
+    exception is put into the list that the context gives instead of being raised. Where complete() returns "", the
+    exception is raised.
     """
     stops: list[BaseException] = []
     try:
@@ -93,7 +95,7 @@ class Measurement:
 
     @contextlib.contextmanager
     def kept(self, complete: str) -> Iterator[None]:
-        """What ends the code inside early is noted and remembered; what is measured stays."""
+        """As `kept_when_stopped`; the first exception is also kept in `stop`."""
         with kept_when_stopped(lambda: complete) as stops:
             yield
         if stops and not self.stop:

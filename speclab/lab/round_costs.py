@@ -99,10 +99,10 @@ def _timed(
 
 
 def costs_of(rounds: Iterable[tuple[Round, bool]], longest: int = LONGEST) -> RoundCosts | None:
-    """The medians of each length, never falling with it; between lengths that were not seen a straight line. None where
-    rounds without a draft, or with one, were not seen: too little is known then.
+    """Median seconds of rounds by draft length, made non-decreasing; linear between the lengths that were seen.
 
-    rounds: and whether the drafter itself drafted in them. longest: tokens of its own drafts at most.
+    None where no round without a draft was seen, or none with one. rounds: each with whether the drafter itself
+    drafted in it. longest: tokens of the drafter's own drafts at most.
     """
     curves = _curves(((round_, round_.n_drafted if own else None) for round_, own in rounds), longest, LONGEST)
     return RoundCosts(*curves) if curves else None

@@ -49,7 +49,7 @@ class BatchedModel:
 
     @property
     def vocab_size(self) -> int:
-        """Ids that it may emit: 0 to this, exclusive."""
+        """Number of ids that it may emit: 0 to vocab_size - 1."""
         return self.model.vocab_size
 
     def start(self, longest: int) -> None:

@@ -5,7 +5,7 @@ Four properties of the logits, with the library's own forward and cache (the eag
 1. they are numbers, and the same pass gives them twice;
 2. causal: changing a later token changes no earlier position;
 3. cached passes of several widths give the logits of one uncached pass;
-4. so they do after rejected tokens have been fed and rolled back; recurrent layers replay what stays.
+4. the same logits come after rejected tokens have been fed and rolled back; recurrent layers replay what stays.
 
 Two computations of the same logits may differ by the bound of models/rounding.py, or by a few times what the model's
 uncached logits differ from those of a copy in higher precision; that copy is made only where the bound is passed.
@@ -36,8 +36,8 @@ from speclab.system.errors import EnvironmentProblem, UsageProblem, first_line
 N_TOKENS = 24  # of the random text; fewer where the model's context is shorter
 WIDTHS = (1, 3, 1, 5)  # of the cached passes after the prefill
 MEASURED = 4  # times the rounding error of the uncached logits, where that is more than the usual bound
-WRONG = (3, 0, 4, 1)  # rejected tokens fed after each of them and rolled back
-# Of a pass over a text that is longer than a window, for a check: half a minute on two cores, seconds on a GPU.
+WRONG = (3, 0, 4, 1)  # rejected tokens that are fed after the pass of each width, and rolled back
+# Most operations of a pass over a text longer than a window, in a check: half a minute on two cores, seconds on a GPU.
 MOST_OPERATIONS, MOST_ON_CUDA = 2e12, 1e15
 OTHER_DRAFT = "choose another --draft"
 STATES = {  # by whether the model reads several tokens in one pass
@@ -246,7 +246,7 @@ def in_two(model: PreTrainedModel, text: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _tried(model: PreTrainedModel, reason: str, call: Callable[[], Any]) -> Any:
-    """The result of `call()`; what a model's own code can raise has no end, and all of it is a refusal."""
+    """The result of `call()`. A model's own code may raise any exception; each becomes an EnvironmentProblem."""
     try:
         return call()
     except Exception as error:

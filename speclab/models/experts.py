@@ -31,7 +31,7 @@ def count_added(model: PreTrainedModel, experts: Experts) -> int:
 
 @torch.no_grad()
 def with_experts(model: PreTrainedModel, experts: Experts, seed: int = 0) -> PreTrainedModel:
-    """The same model with mixtures of experts, ready to decode; `model` gives its weights away and is of no use then.
+    """The same model with mixtures of experts, ready to decode. The weights move: `model` cannot be used afterwards.
 
     EnvironmentProblem where memory does not hold the copies.
     """

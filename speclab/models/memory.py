@@ -40,12 +40,12 @@ def cached_shapes(model: PreTrainedModel) -> list[tuple[int, int]]:
 
 
 def cache_bytes(model: PreTrainedModel, n_tokens: int) -> int:
-    """Keys and values of `n_tokens`. Behind an encoder a token of the prompt has as many in cross-attention."""
+    """Bytes of the keys and values of `n_tokens`; behind an encoder, a prompt token has as many in cross-attention."""
     return sum(n for n, _ in cached_shapes(model)) * n_tokens * model.dtype.itemsize
 
 
 def operations(model: PreTrainedModel, width: int, context: int) -> int:
-    """Of a pass over `width` tokens after `context`: a product and a sum for each weight; attention's two products."""
+    """Operations of a pass over `width` tokens after `context`: 2 for each weight and token, and attention's."""
     heads = getattr(model.config.get_text_config(), "num_attention_heads", 1)
     attended = sum(context + i + 1 for i in range(width))
     per_pair = sum(4 * heads * size for _, size in cached_shapes(model))

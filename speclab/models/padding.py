@@ -1,6 +1,6 @@
-"""`lab:SIZE`: a lab model that says what it always says, at the price of a model of any size. No download.
+"""`lab:SIZE`: a lab model that writes its usual text, at the cost of a model of any size. No download.
 
-You cannot have an 8-billion-parameter model offline, but you can have its bill. A trained lab model is padded to the
+A model of 8 billion parameters needs a download; measuring its cost does not. A trained lab model is padded to the
 shape of a larger one: more heads, a wider MLP and residual stream, more layers. What is added never reaches the output,
 so text and acceptance are the lab's; every added weight is stored, read and multiplied, so the time is the larger
 model's. Four rules keep the function, with d the lab's width and D the padded one:

@@ -139,10 +139,10 @@ def chat_ids(messages: Messages, tokenizer: PreTrainedTokenizerBase) -> Tensor:
         )
     try:
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    except Exception as error:  # a template is a program: what it can raise has no end
+    except Exception as error:  # a template is a program, and may raise any exception
         why = f"{type(error).__name__}: {first_line(error)}"
         raise EnvironmentProblem(
-            f"the chat template of the target's tokenizer cannot be used: {why}; use --no-chat, or mend the template"
+            f"the chat template of the target's tokenizer cannot be used: {why}; use --no-chat, or correct the template"
         ) from None
     return _ids(tokenizer, str(text), special=False)  # the template has written those already
 

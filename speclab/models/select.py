@@ -101,7 +101,7 @@ def build(model: PreTrainedModel) -> tuple[FastModel | None, str]:
             choose_kernels(fast)
         except (
             Exception
-        ) as error:  # what a model's code or a kernel library can raise has no end; eager is always there
+        ) as error:  # a model's code or a kernel library may raise any exception; the eager engine is still there
             text = str(error) if isinstance(error, NoFastBackend) else f"{type(error).__name__}: {first_line(error)}"
             reason = reason or text
             if is_out_of_memory(error):

@@ -27,7 +27,7 @@ class SharedTokens(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Of the smaller vocabulary."""
+        """Shared tokens / tokens of the smaller vocabulary."""
         return len(self.target_ids) / max(1, min(self.n_target, self.n_draft))
 
     def describe(self) -> str:
@@ -136,7 +136,7 @@ def shared_tokens(
 
 
 class Reading:
-    """A text of the target in the draft's ids. What is drafted from is free: it changes what is accepted, not the law.
+    """The target's text in the draft's ids. How it is read changes what is accepted, not the output's distribution.
 
     A prompt is tokenized anew for the draft, since models read best what is tokenized as in their training. Behind
     it every token is read by itself, whatever stands around it: a shared one is the draft's token of the same bytes,

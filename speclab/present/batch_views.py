@@ -19,7 +19,9 @@ CHOSEN = (
     "interval is over these prompts, each with equal parts of the passes that it shared; unclear: the interval covers "
     "1, or the speedup lies within the noise floor"
 )
-CHOSEN_ON_ALL = "best k is chosen on the numbers that are shown, which flatters it: this run has no second half"
+CHOSEN_ON_ALL = (
+    "best k is chosen on the prompts that are shown, so its speedup tends to be too high: this run has no second half"
+)
 FROM_DATA_SHEETS = (
     "PREDICTED, not measured: the same model of costs with the bandwidth and the arithmetic of data sheets, weights of "
     "two bytes, the acceptance of this run, no time for anything but passes"

@@ -200,7 +200,7 @@ def trees_line(runs: list[ComparisonRun]) -> str | None:
 
 
 def best_plain_line(run: ComparisonRun) -> str | None:
-    """The headline's row against the best plain decoding where that is not the baseline: there its speedup flatters.
+    """The headline's row against the best plain decoding, where that is not the baseline but a faster one.
 
     Row and plain decoding are chosen on one half of the prompts; this is the other half.
     """

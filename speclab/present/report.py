@@ -51,7 +51,7 @@ def comparison(run: ComparisonRun, by_kind: bool = False, markdown: bool = False
             blocks += _speed(run, rows)
     lengths = explanations.lengths_table(run)
     if lengths.rows:
-        blocks += [Heading("Lengths that choose themselves"), lengths, explanations.LENGTHS]
+        blocks += [Heading("Draft lengths chosen in every round (-k auto)"), lengths, explanations.LENGTHS]
     if any(row.ladder for row in run.rows):
         blocks += [LADDER, explanations.ladder_legend(markdown), explanations.outside_legend(run.rows)]
     blocks += [Heading("What a round is made of"), explanations.costs_table(run), explanations.costs_lines(run)]

@@ -147,7 +147,7 @@ def doubt(run: LabRun) -> str | None:
         return None
     hint = f", or use {cores.ONE_THREAD}," * (run.machine.threads > 1)
     return (
-        f"{said}; figure or interval beyond {noise.FURTHEST:.2f}x either way: no quiet machine. Stop other work{hint} "
+        f"{said}; on a quiet machine it stays within {noise.FURTHEST:.2f}x, with its interval. Stop other work{hint} "
         "and run again. The record and its page keep all numbers."
     )
 
@@ -159,7 +159,7 @@ def doubt_in_short(run: Head) -> str | None:
         return None
     ends = interval(worst.low, worst.high)
     itself = f"{worst.ratio:.2f}x" + f" ({ends})" * (ends != "-")
-    return f"NOT TO BE BELIEVED: in this run the baseline was {itself} as fast as itself"
+    return f"NOT TO BE BELIEVED: the second run of the baseline was {itself} as fast as its first run"
 
 
 def noise_lines(floors: list[Noise]) -> list[str]:

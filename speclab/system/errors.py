@@ -1,4 +1,4 @@
-"""Problems a user can mend. `reports_problems` turns them into one line on stderr and an exit code.
+"""Problems that a user can solve. `reports_problems` turns them into one line on stderr and an exit code.
 
 An error names the cause and the next thing to type.
 """
@@ -26,7 +26,7 @@ class Problem(Exception):
 
 
 class UsageProblem(Problem):
-    """The command's words are off."""
+    """The words of the command line are wrong."""
 
     exit_code = 2
 
@@ -51,7 +51,7 @@ class Stopped(KeyboardInterrupt):
 
 
 def reports_problems(main: Callable[..., int | None]) -> Callable[..., int]:
-    """Wrap the main() of a script: what a user can mend becomes one line on stderr and an exit code.
+    """Wrap the main() of a script: what a user can solve becomes one line on stderr and an exit code.
 
     A fault of the lab keeps its traceback. SIGTERM and SIGHUP arrive as Ctrl-C does.
     """

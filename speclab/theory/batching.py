@@ -9,10 +9,10 @@ t(1, m, C0)   a pass over one text of m tokens: the weights are read once for al
 a             seconds to read keys and values of one place of one text, bytes / bandwidth
 b             seconds of attention's arithmetic for one token that reads one place
 
-While reading the weights is what takes time, more tokens in a pass cost nothing, and drafted ones are verified for
-nothing. A batch uses that up: from n * w = flops / bandwidth on (for weights of two bytes) every drafted token costs
-what a token of another text would. A long context brings it back: a is paid once for a text, not for every token.
-MagicDec, arXiv 2408.11049.
+While reading the weights takes most of the time, more tokens in a pass cost nothing, and drafted tokens are verified
+for free. A large batch removes this gain: from n * w = flops / bandwidth on (for weights of two bytes) every drafted
+token costs what a token of another text would. A long context restores it: a is paid once for a text, not for every
+token. MagicDec, arXiv 2408.11049.
 """
 
 from collections.abc import Mapping, Sequence

@@ -44,7 +44,7 @@ def end_to_end(point: Row) -> Value:
 
 
 def verdict(point: Point, value: Callable[[Point], Value] = decoding) -> str:
-    """The verdict on any of a point's speedups; the record's own stands where decoding drowned in the run's noise."""
+    """The verdict on any of a point's speedups; where the record says "unclear" of decoding, that stays."""
     if value is decoding and point.verdict == "unclear":
         return "unclear"
     return attribution.verdict(*value(point), point.repeat_noise)

@@ -1,9 +1,9 @@
 """How far would the same command move a speedup if it ran again? Read from the variation inside one run. Pure.
 
-A shared machine has states that last from milliseconds to minutes, and a wide pass may suffer from one that a narrow
-pass does not feel. Arms that take turns cancel what all of them feel. What is left shows from prompt to prompt, as a
-round that costs more, in decode steps of the baseline beside it, than its number of drafted tokens explains. States
-that outlast a prompt make neighbours alike, so prompts do not average out as independent ones would.
+A shared machine changes its speed for milliseconds to minutes, and such a change may slow a wide pass and not a narrow
+one. Arms that take turns cancel what slows all of them alike. The rest shows from prompt to prompt, as a round that
+costs more, in decode steps of the baseline beside it, than its number of drafted tokens explains. A change that lasts
+longer than a prompt makes neighbouring prompts alike, so they do not average out as independent ones would.
 """
 
 import math

@@ -3,8 +3,8 @@
 Everything is a mean. Shared machines jump between a fast and a slow state, medians then fall into one of them, and
 medians do not add up to a total. Least squares with an intercept in every cell does: over the rounds that were fitted,
 predictions and observations have the same sum, phase by phase. One exception: an observation above `STALL` times the
-median of its cell counts as that much, so that a single stall of the machine cannot own a rare width. A width that was
-seen only a few times has nothing but the mean of those few; nothing is borrowed from its neighbours.
+median of its cell counts as that much, so that a single stall of the machine does not decide the mean of a rare width.
+A width that was seen only a few times has nothing but the mean of those few; nothing is borrowed from its neighbours.
 """
 
 import itertools
@@ -111,7 +111,7 @@ def _mean(seconds: list[float]) -> float:
 
 
 def _standard_error(seconds: list[float]) -> float:
-    """Of their mean; 0 where one alone knows of no spread."""
+    """Standard error of their mean; 0 for a single value."""
     return float(np.std(seconds, ddof=1) / np.sqrt(len(seconds))) if len(seconds) > 1 else 0.0
 
 
@@ -174,7 +174,7 @@ def _nonnegative(table: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, floa
 
 def _without_stalls(times: np.ndarray, cells: Sequence[Hashable]) -> np.ndarray:
     """(observations,) -> the same, nothing above STALL medians of its cell. Of two in the middle the lower one counts,
-    so that a stall cannot own a cell of two."""
+    so that a stall does not decide the mean of a cell of two."""
     _, cell = np.unique(np.asarray(cells), return_inverse=True)
     medians = np.array([np.quantile(times[cell == i], 0.5, method="lower") for i in range(cell.max() + 1)])
     return np.minimum(times, STALL * medians[cell])

@@ -87,7 +87,7 @@ def forecast(
     """Exact expectations of decoding up to `n_tokens` with this draft length.
 
     full_round_extra: what a round costs more because the round before accepted all it drafted (at least one): the
-    draft then has two tokens to take in. Rounds that draft nothing let the draft wait, and the first one owes nothing.
+    draft then has two tokens to read. A round that drafts nothing does not have this extra, and neither has the first.
 
     rejected_round_extra: what a round costs more in which not all drafts are accepted: recurrent layers replay then.
 

@@ -22,15 +22,15 @@ def book_formula(acceptance: float, draft_length: int) -> float:
     The book: Chris Fregly, AI Systems Performance Engineering, O'Reilly 2025; the formula stands in the README of the
     speculative-decoding lab in its repository, cfregly/ai-performance-engineering.
 
-    Blind to the draft's cost, to the cost of verifying and to the bonus token; at k = 1 it always says 1, and it grows
-    with k for ever, so it knows no best k.
+    It leaves out the draft's cost, the cost of verifying and the bonus token. At k = 1 it is always 1; it grows with k
+    without limit, so it gives no best k.
 
     Exact if all of this holds: drafting is free, a pass of width k + 1 costs one decode step, there is no bonus token,
     every round is all or nothing (k tokens or 1), and `acceptance` is the share of output tokens that came from fully
     accepted rounds.
 
     Fed with alpha, the acceptance of a tested position, it is a strict lower bound for 0 < alpha < 1 while rounds have
-    no overhead: 1 > alpha^k (k - (k - 1) alpha). Above the overhead `omega_star` it promises too much.
+    no overhead: 1 > alpha^k (k - (k - 1) alpha). Above the overhead `omega_star` it is too high.
 
     >>> [round(book_formula(a, k), 2) for a, k in [(0.7, 4), (0.8, 4), (0.7, 8), (0.8, 8)]]
     [2.11, 2.5, 2.58, 3.33]
@@ -145,8 +145,8 @@ def ratio_interval(
 
     Studentised on the log ratio with the delta method's standard error (Efron & Tibshirani 1993, ch. 12). Simulated, an
     interval of 95 % covers 94-96 % from 24 prompts on where all prompts make as many tokens; 92-94 % at 10 to 50 where
-    lengths and speedups are very skewed and go together. What only one prompt in twenty does may be missing from a
-    sample of 24, and then no interval knows of it (75 %).
+    lengths and speedups are very skewed and correlated. Where one prompt in twenty behaves differently, a sample of 24
+    often has no such prompt, and the interval covers 75 %.
     """
     top, bottom = np.asarray(numerators, float), np.asarray(denominators, float)  # (prompts,)
     n = len(top)

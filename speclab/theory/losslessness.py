@@ -65,7 +65,7 @@ def judge_divergence(
 class ZStatistics(NamedTuple):
     """Standard normal when the output follows the target's distribution."""
 
-    residual: float  # z_S: tokens the draft likes more than the target does, seen against expected
+    residual: float  # z_S: emitted tokens that are more probable for the draft, against the number expected
     surprise: float  # z_L: -ln p of the tokens against the entropy
     n_tokens: int
 
@@ -90,7 +90,7 @@ class ZSums:
         target probability 0 makes z_L infinite, as it should.
         """
         p, q = target_probs.double(), draft_probs.double()
-        liked = q > p  # where a draft that is too easily believed shows
+        liked = q > p  # an accept rule that keeps the draft's tokens too often shows here
         here = torch.arange(len(tokens))
         expected = (p * liked).sum(-1)
         self._residual += (liked[here, tokens].double() - expected).sum().item()

@@ -47,7 +47,7 @@ class Work:
 
 
 def work_of_text(probs: AcceptProbs, n_prompt: int, draft_length: int, longest: int) -> Work:
-    """Of decoding one text after a prompt of so many tokens. longest: of all lengths that works are added of."""
+    """Work of decoding one text after `n_prompt` tokens. longest: the largest draft length of the works to add up."""
     n_drafted, visits, full, rejected = expected_rounds(probs, len(probs), draft_length)
     contexts = n_prompt + np.arange(len(visits))  # of the rounds that begin in state 1, 2, …
     return Work(

@@ -1,7 +1,7 @@
 """Costs that never fall when a draft grows, for decisions that compare draft lengths. Pure.
 
-A calibrated curve has a mean of its own for every length, and the mean of a rarely seen one is noisy. Whoever takes the
-cheapest length then takes a lucky mean.
+A calibrated curve has a mean of its own for every length, and the mean of a rarely seen one is noisy. The cheapest
+length is then often one whose mean is too low by chance.
 
 verify    Isotonic regression (pool adjacent violators; Ayer et al. 1955) knows only that a wider pass costs no less:
           where the means fall, neighbours share their weighted average. Steps of the hardware stay.

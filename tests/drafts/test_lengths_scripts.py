@@ -45,8 +45,8 @@ def test_a_comparison_sets_it_beside_the_best_fixed_length(pair_folder, tmp_path
         assert (row.draft_length == 8) == auto
     assert all(entry["passed"] for entry in run.correctness)
     page = (tmp_path / "results" / "local.md").read_text()
-    assert "Lengths that choose themselves" in page
-    table = page.partition("Lengths that choose themselves")[2].partition("÷ fixed: ")[0]
+    assert "Draft lengths chosen in every round (-k auto)" in page
+    table = page.partition("Draft lengths chosen in every round (-k auto)")[2].partition("÷ fixed: ")[0]
     assert table.count("k=2") == 4 * 3  # two drafts at two temperatures; all prompts, code, prose
     assert "≤ 8" in page
 

@@ -122,7 +122,7 @@ def test_speedups_that_are_not_to_be_believed_are_not_shown(run, tmp_path, monke
     """Every run has a noise floor above a bound of 1.00; the record and the page keep the numbers."""
     monkeypatch.setattr(noise, "FURTHEST", 1.0)
     out, _ = run()
-    assert out.count("NOT TO BE BELIEVED: in this run the baseline was") == 1
+    assert out.count("NOT TO BE BELIEVED: the second run of the baseline was") == 1
     assert "token for token: identical" in out, "whether the texts agree does not depend on the clock"
     for word in ("speedup  ", "forecast", "verdict", "accept µs", "noise floor"):
         assert word not in out

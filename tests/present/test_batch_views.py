@@ -70,8 +70,8 @@ def test_the_best_length_is_shown_with_the_other_half(run):
     assert text.count("1.25x unclear") == len(run.batches)
     assert "0.90 to 1.50" in text
     assert "(15 of them)" in text
-    assert "flatters" not in text
-    assert "flatters" in batch_views.text(replace(run, chosen=None))
+    assert "too high" not in text
+    assert "too high" in batch_views.text(replace(run, chosen=None))
 
 
 def test_what_drafts_nothing_says_so(run):

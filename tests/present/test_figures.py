@@ -145,6 +145,6 @@ def test_a_picture_says_where_its_numbers_are_not_to_be_believed(ratio, tmp_path
     figure = plots._why(run.rows)
     own = figure.get_suptitle()
     figures.save(figure, run, tmp_path, "why")
-    said = "NOT TO BE BELIEVED: in this run the baseline was 1.30x as fast as itself\n"
+    said = "NOT TO BE BELIEVED: the second run of the baseline was 1.30x as fast as its first run\n"
     assert own
     assert figure.get_suptitle() == said * (ratio > 1.1) + own

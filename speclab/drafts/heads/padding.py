@@ -17,8 +17,10 @@ from speclab.models.padding import SPREAD, fill_norm
 
 
 def read_wider(weight: Tensor, n_layers: int, width: int) -> Tensor:
-    """`fc` for states of another width: (hidden, layers * own width) -> (hidden, layers * width), zero where a state
-    is."""
+    """`fc` for wider states: (hidden, layers * own width) -> (hidden, layers * width).
+
+    The columns for the added dimensions are 0, as those of the states are.
+    """
     parts = weight.unflatten(1, (n_layers, -1))  # (hidden, layers, own width)
     return torch.nn.functional.pad(parts, (0, width - parts.shape[2])).flatten(1)
 

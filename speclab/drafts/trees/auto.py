@@ -7,14 +7,14 @@ commit 1 + the sum of the probabilities of its n branches. Of all d and n the on
 
 S is the rate, in tokens per second, that the best d and n are expected to reach on average here. After each level that
 is drafted the levels that might follow are weighed again; they are estimated by how often the draft's first, second,
-third choice was right so far. The draft's own probabilities are over- or underconfident, so they are believed as far as
-such probabilities came true so far.
+third choice was right so far. The draft's own probabilities may be too high or too low, so they are corrected by how
+often such probabilities came true so far.
 
-Some tokens are looked at and not handed over, and the output stays exact all the same. In a chain with laws that makes
-it wrong (speclab/drafts/lengths.py): there a token is drawn, and the rule takes its law for the chance with which it
-came. Here nothing is drawn. A tree is a function of the committed text and of the draft's probabilities, no law comes
-with it, and either rule is exact for every tree that is made before the target's uniforms are used. The target has
-looked at none of the dropped tokens.
+Some tokens are looked at and left out of the tree, and the output stays exact. In a chain of drawn tokens it would not
+(speclab/drafts/lengths.py): the rule takes a token's law for the distribution that the token was drawn from, and
+leaving tokens out changes that distribution. Here nothing is drawn. A tree is a function of the committed text and of
+the draft's probabilities, it has no laws, and either rule is exact for every tree that is made before the target's
+uniforms are used. The target has read none of the tokens that were left out.
 """
 
 import copy

@@ -108,7 +108,7 @@ def first_round(
 
 @contextlib.contextmanager
 def watched_head(head: nn.Module) -> Iterator[list[HeadStep]]:
-    """Gets every call of a step of the head while it is open."""
+    """While this is open, every call of a step of the head is appended to the list that it gives."""
     calls: list[HeadStep] = []
 
     def watch(name: str) -> None:

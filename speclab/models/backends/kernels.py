@@ -42,10 +42,10 @@ def compiled_parts(model: PreTrainedModel, compiler: Callable[[Callable], Callab
 
 @functools.cache
 def _can_compile(device: torch.device) -> bool:
-    """Whether torch.compile works here: it wants Triton and a C compiler."""
+    """Whether torch.compile works here: it needs Triton and a C compiler."""
     try:
         torch.compile(lambda x: x * x + 1)(torch.ones(8, device=device))
-    except Exception as error:  # what a compiler can raise has no end
+    except Exception as error:  # a compiler may raise any exception
         note(f"without compiled parts of the model, which is slower: {type(error).__name__}: {first_line(error)}")
         return False
     return True
