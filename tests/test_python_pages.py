@@ -27,16 +27,19 @@ def test_every_block_of_the_page_runs(monkeypatch, capsys):
     assert namespace["counts"].n_emitted == 31
 
 
-def test_the_page_names_every_argument_and_every_count():
+def test_the_page_names_every_argument_and_every_ratio():
     import inspect
 
     from speclab import load, speculate
+    from speclab.core.counts import Counts
 
     text = PAGE.read_text("utf-8")
     for function in (load, speculate):
         signature = re.search(rf"^`{function.__name__}\((.*?)\)`", text, re.MULTILINE)[1]
         names = [word.partition("=")[0] for word in signature.split(", ")]
         assert names == list(inspect.signature(function).parameters)
+    ratios = {name for name, value in vars(Counts).items() if isinstance(value, property)}
+    assert ratios <= set(re.findall(r"counts\.(\w+)", text))
 
 
 def test_the_notebooks_outputs_are_what_its_cells_print(monkeypatch):

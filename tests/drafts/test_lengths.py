@@ -170,6 +170,9 @@ def test_confidence_decides_on_a_cpu_alone():
     assert asked
     assert all(0 < probability <= 1 for probability in asked)
     assert drafter.keep_drafting is None
+    asked.clear()
+    auto.propose(3, torch.zeros(1, 3, device="meta"))
+    assert not asked
 
 
 def test_acceptance_is_counted_for_tested_tokens_alone():

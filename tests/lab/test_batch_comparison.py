@@ -15,6 +15,7 @@ from speclab.models import prompts
 from speclab.records.batches import BatchRun
 from speclab.records.files import read
 from speclab.theory.batching import PassCosts
+from tests.decoding import plain_text
 
 TEXTS = [("code", "def f(x):"), ("prose", "return x + 1"), ("copy", "x + 1, x + 1,")]
 
@@ -213,7 +214,7 @@ def test_every_shape_that_a_round_needs_is_timed():
     assert not any(c > 1024 for _, _, c in shapes), "no room"
 
 
-def test_the_librarys_batch_is_its_text(pair_folder):
+def test_the_librarys_batch_is_its_text(pair_folder, monkeypatch):
     """Left padding does not change what it generates."""
     from types import SimpleNamespace
 
@@ -221,8 +222,17 @@ def test_the_librarys_batch_is_its_text(pair_folder):
 
     setup = load_setup(str(pair_folder / "target"), engine="eager", threads=1)
     texts = prompts.encode(TEXTS, setup.tokenizer, False)
+    made, generate = [], setup.target.model.generate
+
+    def kept(*args, **how):
+        made.append(generate(*args, **how))
+        return made[-1]
+
+    monkeypatch.setattr(setup.target.model, "generate", kept)
     found = library.batched(SimpleNamespace(setup=setup, prompts=texts, max_new_tokens=5), [1, 4])
     assert [(entry["n_texts"], entry["n_tokens"]) for entry in found] == [(1, 5), (4, 20)]
+    side_by_side = [texts[i % len(texts)] for i in range(4)]
+    assert [row[-5:].tolist() for row in made[-1]] == [plain_text(setup.target, one.ids, 5) for one in side_by_side]
     assert all(entry["seconds"] > 0 for entry in found)
 
 
@@ -238,6 +248,9 @@ def test_passes_are_timed_over_written_memory(pair_folder):
     timer = passes.PassTimer({TARGET: setup.target}, {TARGET: [(1, 1, 4), (2, 3, 4)]})
     for _ in range(timer.n_steps):
         timer.step()
+    timed = [part for one in timer._batches.values() for part in one._buffers.keys + one._buffers.values]
+    assert timed
+    assert all((part != 0).all() for part in timed)
     assert set(timer.times[TARGET]) == {(1, 1, 4), (2, 3, 4)}
     assert all(seconds > 0 for seconds in timer.times[TARGET].values())
     assert torch.isfinite(torch.tensor(list(timer.times[TARGET].values()))).all()

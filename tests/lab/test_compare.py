@@ -365,7 +365,7 @@ def test_pictures_open_and_are_not_empty(run, tmp_path):
             assert len(picture.convert("L").getcolors(256)) > 20
 
 
-def test_every_plotted_number_has_a_table(run, tmp_path):
+def test_every_speedup_has_a_table(run, tmp_path):
     run("-k", "2")
     markdown = (tmp_path / "results" / "local.md").read_text()
     for row in saved(tmp_path).rows:

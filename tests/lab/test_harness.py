@@ -32,6 +32,7 @@ from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.records.samples import BASELINE, BASELINE_REPEAT, GENERATE, INSTRUMENT, Arm, Sample
+from speclab.theory.costs import RoundTime, StepTime
 from tests.decoding import plain_text
 from tests.heads import tiny_adapter
 from tests.tiny_models import VOCAB, PlainTransformer, perturbed, tiny
@@ -610,8 +611,10 @@ def test_measurements_add_up():
     first, second = make_prompt(0), make_prompt(1)
     one = Measurement(None, [first, second], [Sample(BASELINE, 0.0, 1, "code", 3)], wall_seconds=1.0, phase_seconds=0.5)
     other = Measurement(None, [second], [Sample(BASELINE, 0.0, 0, "code", 3)], wall_seconds=2.0, phase_seconds=1.5)
+    other.rounds, other.steps = [RoundTime("model", 0.0, 9, 2, 1, {})], [StepTime(0.0, 9, 1.0)]
     other.stop = KeyboardInterrupt()
     one.extend(other)
+    assert [timed.prompt for timed in one.rounds + one.steps] == [2, 2]
     assert [one.prompts[s.prompt_index] is second for s in one.samples] == [True, True]
     assert (one.wall_seconds, one.phase_seconds, one.interrupted) == (3.0, 2.0, True)
 

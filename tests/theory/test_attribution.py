@@ -17,7 +17,7 @@ from speclab.records.samples import BASELINE, BASELINE_REPEAT, Arm, Made, Sample
 from speclab.theory import attribution, ladder
 from speclab.theory.attribution import Part, explained, noise_floor, price, verdict
 from speclab.theory.costs import Costs, catch_ups
-from speclab.theory.forecast import AcceptProbs, model_accept_probs
+from speclab.theory.forecast import AcceptProbs, forecast, model_accept_probs
 
 COSTS = Costs(
     step_at=1.0,
@@ -212,6 +212,8 @@ def test_forecast_by_brute_force(seed, k):
     assert part.expected_rounds == pytest.approx(expected_seconds(accept_probs, 9, k, lambda n, t, catch: 1.0))
     early = expected_seconds(accept_probs, 9, k, lambda n, t, catch: COSTS.round_seconds(n, N_PROMPT, catch))
     assert part.expected_early == pytest.approx(early)
+    replaying = price(speculated(k, rounds), plain(9), replace(COSTS, replay=1.0), constant(accept))
+    assert replaying.expected - part.expected == pytest.approx(forecast(accept_probs, 9, k).n_rejected)
     row = SimpleNamespace(acceptance_rate=None, draft_length=k, speedup=1.0, speedup_with_prefill=1.0)
     found = explained(row, part)
     assert found["forecast"] == pytest.approx(part.baseline / seconds)

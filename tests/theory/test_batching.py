@@ -61,9 +61,9 @@ def test_reading_and_arithmetic_meet_where_the_data_sheet_says(machine):
 def test_the_cache_is_read_once_for_all_tokens_of_a_text():
     """MagicDec: a long context costs a round what it costs a step, so speculation gains more with it."""
     model = Model("", 1e9, 1e5, 1e5)
-    short, long = ([step_time(A100, model, 5 * w, 64 * c, 64 * c * w) for w in (1, 5)] for c in (10, 100_000))
+    short, long = ([step_time(A100, model, 64 * w, 64 * c, 64 * c * w) for w in (1, 5)] for c in (10, 100_000))
     assert long[1] / long[0] == pytest.approx(1, abs=0.01)
-    assert short[1] / short[0] >= 1
+    assert short[1] / short[0] > 2
 
 
 @given(st.lists(st.floats(0.05, 0.95), min_size=1, max_size=4), st.integers(1, 4))

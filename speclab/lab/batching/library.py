@@ -16,7 +16,7 @@ from speclab.system.terminal import progress
 def batched(config: RunConfig, batches: list[int]) -> list[Facts]:
     """Of every batch: tokens of all texts, and seconds, prompts' own pass included; greedy."""
     entries = []
-    with progress(len(batches), "batch", "the library") as bar:
+    with progress(len(batches), "size", "the library's batches") as bar:
         for n_texts in batches:
             prompts = [config.prompts[i % len(config.prompts)].ids[0] for i in range(n_texts)]
             longest = max(map(len, prompts))

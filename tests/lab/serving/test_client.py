@@ -150,6 +150,7 @@ def chunk(ids):
         (200, chunk("[1,1,1,1,1,1,1,1,1]") + b"data: [DONE]\n\n", "sent all 9 tokens at one moment"),
         (200, chunk("[1,1,1,1,1,1,1,1]") * 1000, "sent more than 9 tokens"),
         (200, b"data: " + b" " * (2**20 + 1) + b"\n\n", "a line of more than 1048576 bytes"),
+        (400, b'{"error": {"message": "one\\ntwo"}}', "refuses the request: one two"),
         (400, (b" " * 2**19 + b"\n") * 40, "a page of more than 16777216 bytes"),
     ],
 )
@@ -158,6 +159,7 @@ def test_what_is_no_answer_is_one_line(fake, status, data, words):
     with pytest.raises(EnvironmentProblem, match=words) as caught:
         Client(fake.url).ask(ORDER._replace(n_ids=8))
     assert len(str(caught.value)) < 500
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
