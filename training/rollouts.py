@@ -13,7 +13,7 @@ DEPTH = 4  # tokens of a chain in training
 DECAY = 0.9  # weight of each depth in the loss, of the one before
 CROSS_ENTROPY_WEIGHT = 0.2  # in the loss
 LOW_TEMPERATURE = 0.25  # stands for greedy decoding: most of the weight is on the argmax, and gradients are not 0 yet
-CHAINS = 0.25  # share of the positions from which a chain goes beyond its first token
+CHAINS = 0.5  # share of the positions from which a chain goes beyond its first token
 
 
 def distance(target_logits: Tensor, draft_logits: Tensor) -> Tensor:
