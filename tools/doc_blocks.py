@@ -15,8 +15,9 @@ from speclab.theory.ladder import prediction_rows
 from tools import architecture, chapter_blocks, method_blocks, rerun, tree_blocks
 
 RESULTS = ROOT / "results"
-DEFAULT_RUN = RESULTS / "cpu-2-cores.json"  # python compare.py
-AGAIN_RUN = RESULTS / "cpu-2-cores-again.json"  # --draft model,ngram -k 2,4,8, half a day before
+DEFAULT_RUN = RESULTS / "cpu-2-cores-intel.json"  # python compare.py
+# The same on an older commit and another processor, and half a day before with --draft model,ngram -k 2,4,8.
+TWO_RUNS = RESULTS / "cpu-2-cores.json", RESULTS / "cpu-2-cores-again.json"
 FULL_RUN = RESULTS / "cpu-2-cores-full.json"  # --full --draft model,ngram -k 2,4,8 --max-new-tokens 96 --repeats 2
 # --target lab:200m --temperature 0 --limit 2 -k 4,6,8,12,auto
 # --draft model,feature,feature:wide,hybrid,tree:best:feature,tree:static:feature
@@ -173,7 +174,7 @@ def errors() -> str:
 def trust() -> str:
     """Rows that two runs share, and the phases against the wall."""
     lines = [explanations.phases_line(comparison(FULL_RUN))]
-    rows = rerun.compared(comparison(DEFAULT_RUN), comparison(AGAIN_RUN))
+    rows = rerun.compared(*map(comparison, TWO_RUNS))
     for temperature in dict.fromkeys(row.first.temperature for row in rows):
         some = [row for row in rows if row.first.temperature == temperature]
         lines.append(f"{tables.temperature_name(temperature)}: {rerun.verdict(some)}")
