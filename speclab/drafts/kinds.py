@@ -55,7 +55,7 @@ def check_kind(kind: str, greedy: bool = True) -> None:
             or name.partition(":")[0] in OTHERS
             or (name not in ("", "free", "model") and _mistyped(name))
         ):
-            raise UsageProblem(f"--draft {kind}: name the model whose cost the dial takes, for example dial:0.8:model")
+            raise UsageProblem(f"--draft {kind}: give the model whose cost the dial takes, for example dial:0.8:model")
         return
     of_own = {EXIT: _check_exit, **dict.fromkeys(OTHERS, _check_other)}
     of_own |= dict.fromkeys(LAB_HEADS, _check_head)

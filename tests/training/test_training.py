@@ -457,7 +457,7 @@ def test_a_pair_takes_the_old_ones_place_only_when_both_are_complete(tmp_path, m
     """A save that fails, for the target or after it for the draft: the old pair stands as it was."""
     for role in models:
         (tmp_path / "out" / role).mkdir(parents=True)
-        (tmp_path / "out" / role / "old").write_text("old")
+        (tmp_path / "out" / role / "old.json").write_text("old")
     if failing:
 
         def full(folder, **_):
@@ -468,7 +468,7 @@ def test_a_pair_takes_the_old_ones_place_only_when_both_are_complete(tmp_path, m
     assert code == (3 if failing else 0)
     assert ("error: cannot write the weights: No space left" in capsys.readouterr().err) == bool(failing)
     for role in models:
-        assert (tmp_path / "out" / role / "old").exists() == bool(failing)
+        assert (tmp_path / "out" / role / "old.json").exists() == bool(failing)
         assert (tmp_path / "out" / role / "model.safetensors").exists() == (not failing)
     left = sorted(path.name for path in (tmp_path / "out").iterdir())
     assert left == ["draft", "target"] + ["training.json"] * (not failing)
