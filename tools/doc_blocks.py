@@ -25,7 +25,7 @@ TREES_RUN = RESULTS / "cpu-2-cores-200m-trees.json"
 PAIR = ROOT / "models" / "lab-pair"
 TRAINING = PAIR / "training.json"
 STANDS_FOR = {
-    "lab pair": "the rest is computing, and what PyTorch does between its kernels, so this row says little about large models",
+    "lab pair": "the rest is computing, and PyTorch between its kernels, so this row says little about large models",
     "padded": "this is nearer to a large model, whose step is mostly reading",
 }
 BOOK_TABLE = ((0.7, 4, "2.1"), (0.8, 4, "2.5"), (0.7, 8, "2.5"), (0.8, 8, "3.3"))  # alpha, k, what the book prints
