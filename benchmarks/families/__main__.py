@@ -13,7 +13,7 @@ What comes out: one outcome for each family.
     cannot be built             there is no tiny model of it here, or its plain forward pass fails
     broken                      anything else; the exit code is then 1
 
-    python -m benchmarks.families                           # all of them, about ten minutes on two cores
+    python -m benchmarks.families                           # all of them, ten to twenty minutes on two cores
     python -m benchmarks.families --only llama,gpt2
 
 Each family has a process of its own with a limit of processor time and memory. Ctrl-C keeps what is done.
