@@ -27,9 +27,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import LlamaConfig, PreTrainedModel
 
-from speclab.cli import parsing
 from speclab.drafts.heads.block import BlockConfig, BlockHead
 from speclab.drafts.heads.exit import ExitAdapter, ExitConfig
 from speclab.drafts.heads.exit_files import write_adapter
@@ -40,19 +39,19 @@ from speclab.lab.training.steps import alone_in, check_settings, sent, skip_deno
 from speclab.models import loading
 from speclab.models.checks import check_no_encoder, check_not_recurrent
 from speclab.models.limits import context_length
-from speclab.models.memory import free_memory
 from speclab.records import files
 from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.files import check_replaceable, check_writable, prepare_folder, write_whole
 from speclab.system.terminal import note, say
 from training.blocks import block_loss, unused_id
+from training.draft_flags import parse, settings_of
 from training.exits import exit_loss, fresh_adapter
 from training.heads import Draft, fresh_head, sizes, trained_head
 from training.models import compiled, encode
 from training.passes import reading
 from training.rollouts import CROSS_ENTROPY_WEIGHT, LOW_TEMPERATURE, distance, rollout_loss
 from training.rows import ROWS, batch, beginnings, own_texts
-from training.scoring import greedy_texts, held_out_texts, score
+from training.scoring import scored
 
 OF_TABLES = 0.5  # rate of embeddings, norms and output layers, as a share of --rate
 BATCH_TOKENS = {"cuda": 65536}  # of a step, by device
@@ -61,85 +60,8 @@ FEW_TOKENS = 4096
 # vocabulary is large.
 LOGITS = {"cuda": 2**29}
 FEW_LOGITS = 2**27
-KEPT_GIB = {"cpu": 4}  # of what the target computed; elsewhere its pass is fast
-OF_FEATURE = {"intermediate": 1024}  # defaults
-OF_BLOCK = {"intermediate": 704, "layers": 2, "markov_rank": 64, "causal": False}
-OF_EXIT = {"intermediate": 704}
 # What is kept of the training.json of the head that a training starts from.
 OF_BEGINNING = ("steps", "tokens", "seconds", "rate", "seed", "loss", "own_texts", "init", "machine", "versions")
-KINDS: dict[str, dict[str, Any]] = {"feature": OF_FEATURE, "block": OF_BLOCK, "exit": OF_EXIT}
-FOR = {"exit_layer": "exit", "layers": "block", "markov_rank": "block", "causal": "block", "mask": "block"}
-IN_WORDS = {"exit": "early exit", "block": "blocks"}
-
-
-def make_parser() -> parsing.Parser:
-    """The flags."""
-    parser = parsing.make_parser(__doc__)
-    parser.add_argument("kind", choices=list(KINDS), help="what to train")
-    parser.add_argument("--target", default=loading.LAB_TARGET, metavar="NAME", help="(default: the lab's)")
-    parser.add_argument("--minutes", type=parsing.positive, default=180, help="minutes of training (default: 180)")
-    parser.add_argument(
-        "--own-minutes", type=parsing.positive, default=10, help="minutes for the target's own texts (default: 10)"
-    )
-    parser.add_argument(
-        "--intermediate",
-        type=parsing.at_least(1),
-        help="width of the MLPs (default: feature 1024, block and exit 704)",
-    )
-    parser.add_argument(
-        "--exit-layer", type=parsing.at_least(1), metavar="N", help="of exit: layers of the target that a draft runs"
-    )
-    parser.add_argument("--layers", type=parsing.at_least(1), help="of a block (default: 2)")
-    parser.add_argument(
-        "--markov-rank",
-        type=parsing.at_least(0),
-        help="of a block: rank of the Markov head, a bias by the token before; 0: none (default: 64)",
-    )
-    parser.add_argument("--causal", action="store_true", default=None, help="of a block: no slot reads those behind it")
-    parser.add_argument(
-        "--mask", type=parsing.at_least(0), metavar="ID", help="of a block: an id that no text has (default: found)"
-    )
-    parser.add_argument("--init", metavar="NAME", help="a trained head to start from: a folder or a hub name")
-    parser.add_argument("--rate", type=parsing.positive, default=4e-3, help="peak learning rate (default: 0.004)")
-    parser.add_argument("--device", choices=("cpu", "cuda", "mps"), default="cpu", help="(default: cpu)")
-    parser.add_argument(
-        "--keep",
-        type=parsing.at_least(0),
-        metavar="GIB",
-        help="memory for what the target computes of rows that come again, rounded to bfloat16 (default: on a CPU 4, "
-        "or half of what is free; else 0)",
-    )
-    parser.add_argument("--threads", type=parsing.at_least(1), help="(default: all cores)")
-    parser.add_argument("--seed", type=parsing.seed, default=0, help="(default: 0)")
-    parser.add_argument(
-        "--work-dir", type=parsing.some_path, help="checkpoints, texts (default: build/KIND, of exit build/exit-N)"
-    )
-    parser.add_argument(
-        "--out", type=parsing.some_path, help="folder for the trained draft (default: out in the work folder)"
-    )
-    return parser
-
-
-def parse(argv: list[str] | None) -> argparse.Namespace:
-    """The flags, with the defaults of the kind. UsageProblem for those of another kind."""
-    args = make_parser().parse_args(argv)
-    for name, kind in FOR.items():
-        if args.kind != kind and getattr(args, name) is not None:
-            flag = name.replace("_", "-")
-            raise UsageProblem(
-                f"--{flag} is for {IN_WORDS[kind]}; leave it out, or type: python -m training.drafts {kind}"
-            )
-    for name in ("intermediate", "layers", "markov_rank", "causal", "mask"):
-        if args.init and getattr(args, name) is not None:
-            raise UsageProblem(f"--{name.replace('_', '-')} is what the head of --init has; leave one of the two out")
-    if args.kind == "exit" and args.exit_layer is None:
-        raise UsageProblem("exit needs --exit-layer N; type: python -m training.drafts exit --exit-layer 2")
-    folder = Path("build") / (args.kind if args.exit_layer is None else f"{args.kind}-{args.exit_layer}")
-    out = (args.work_dir or folder) / "out"
-    for name, default in {**KINDS[args.kind], "work_dir": folder, "out": out}.items():
-        if getattr(args, name) is None:
-            setattr(args, name, default)
-    return args
 
 
 def head_to_train(args: argparse.Namespace, tokenizer: Any, target: PreTrainedModel) -> Draft:
@@ -179,7 +101,7 @@ def check_target(target: PreTrainedModel) -> None:
 @reports_problems
 def main(argv: list[str] | None = None) -> int:
     """Train a draft.  -> exit code"""
-    args = parse(argv)
+    args = parse(argv, __doc__)
     if args.threads:
         torch.set_num_threads(args.threads)
     device = loading.choose_device(args.device)[0]
@@ -214,7 +136,7 @@ def _train(args: argparse.Namespace, device: torch.device) -> int:
 
     loss_of: Callable[..., Tensor]
     by_distance = compiled(distance)
-    read = reading(target, head.config.layers, args.keep if args.keep is not None else _usual_gib(device))
+    read = reading(target, head.config.layers, args.keep)
     if isinstance(head, BlockHead):
         loss_of = functools.partial(block_loss, head, read, distance=by_distance)
     elif isinstance(head, ExitAdapter):
@@ -250,30 +172,10 @@ def _train(args: argparse.Namespace, device: torch.device) -> int:
     return 0
 
 
-def _usual_gib(device: torch.device) -> float:
-    """Memory for what the target computes."""
-    free = free_memory(torch.device("cpu"))
-    usual = KEPT_GIB.get(device.type, 0)
-    return usual if free is None else min(usual, free / 2**31)
-
-
 def step_tokens(device: torch.device, vocab: int) -> int:
     """Tokens that a step learns from; of a long row it takes at least one."""
     most = LOGITS.get(device.type, FEW_LOGITS) // vocab
     return min(BATCH_TOKENS.get(device.type, FEW_TOKENS), max(min(ROWS), most))
-
-
-def settings_of(args: argparse.Namespace, head: Draft) -> dict[str, Any]:
-    """Flag -> value, of the flags that decide what is learned. Sizes of a head of --init are its own."""
-    names = ["seed", "rate", "device"] + ([] if args.init else ["intermediate", "exit_layer", "layers", "markov_rank"])
-    settings = {"KIND": args.kind, "--target": args.target, "--init": args.init}
-    settings |= {"--" + name.replace("_", "-"): getattr(args, name) for name in names}
-    for flag in ("--target", "--init"):
-        if settings[flag] and Path(settings[flag]).exists():  # the same folder by another path is the same
-            settings[flag] = str(Path(settings[flag]).resolve())
-    if isinstance(head, BlockHead):
-        settings |= {"--causal": head.config.causal, "--mask": head.config.mask}
-    return settings
 
 
 def _beginning(name: str) -> dict[str, Any]:
@@ -298,23 +200,6 @@ def _sizes_of(head: Draft) -> dict[str, int]:
     if isinstance(config, ExitConfig):
         return {"exit_layer": config.exit_layer, "intermediate": config.block.intermediate_size}
     return {}
-
-
-def scored(
-    head: Draft,
-    target: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    held_out: Tensor,
-    seed: int,
-) -> dict:
-    """Acceptance on held-out continuations and on the lab's prompts, of each kind and all together."""
-    texts = greedy_texts(target, tokenizer)
-    sets = {
-        "held-out texts": held_out_texts(target, held_out, seed),
-        **texts,
-        "all prompts": [text for some in texts.values() for text in some],
-    }
-    return {name: score(head, target, texts) for name, texts in sets.items()}
 
 
 if __name__ == "__main__":

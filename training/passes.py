@@ -9,19 +9,24 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from speclab.drafts.heads.rollout import target_pass
+from speclab.models.memory import free_memory
 
 # ids (batch, n) -> outputs of layers side by side (batch, n, layers * hidden), logits (batch, n, vocab)
 Reading = Callable[[Tensor], tuple[Tensor, Tensor]]
 KEPT_AS = torch.bfloat16
+KEPT_GIB = {"cpu": 4}  # by the target's device; elsewhere its pass is fast
 CLOSE = 1e-4  # of the largest logit: how far the output layer alone may be from the target's own logits
 
 
-def reading(target: PreTrainedModel, layers: tuple[int, ...], gib: float) -> Reading:
+def reading(target: PreTrainedModel, layers: tuple[int, ...], gib: float | None) -> Reading:
     """A function that gives the states of these layers, and the logits, of rows of ids.
 
-    gib: of memory on the host for what is computed, 0 for none. Nothing is kept for a target that changes its logits
-    after the output layer.
+    gib: of memory on the host for what is computed, 0 for none; None: KEPT_GIB, or half of what is free if that is
+    less. Nothing is kept for a target that changes its logits after the output layer.
     """
+    if gib is None:
+        usual, free = KEPT_GIB.get(target.device.type, 0), free_memory(torch.device("cpu"))
+        gib = usual if free is None else min(usual, free / 2**31)
     plain = functools.partial(target_pass, target, layers=layers)
     return Kept(target, layers, int(gib * 2**30)) if gib and _ends_with_output_layer(target) else plain
 

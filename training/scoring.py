@@ -79,3 +79,20 @@ def score(
         "alpha": {k: round(accepted[k] / max(1, tries[k]), 3) for k in rounds},
         "tokens_per_round": {k: round(1 + accepted[k] / max(1, rounds[k]), 3) for k in rounds},
     }
+
+
+def scored(
+    head: Head,
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    held_out: Tensor,
+    seed: int,
+) -> dict:
+    """Acceptance on held-out continuations and on the lab's prompts, of each kind and all together."""
+    texts = greedy_texts(target, tokenizer)
+    sets = {
+        "held-out texts": held_out_texts(target, held_out, seed),
+        **texts,
+        "all prompts": [text for some in texts.values() for text in some],
+    }
+    return {name: score(head, target, texts) for name, texts in sets.items()}

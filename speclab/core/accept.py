@@ -64,7 +64,7 @@ def accept_block(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> Accept
     tokens; after the last one h = b. The largest such i counts: a test that fails does not end the search, since a
     later token that is more probable for the target may make up for an earlier one that is less. The next token comes
     from norm(max(0, b_n * p - q)), after all from the target's last row. One-hot drafts gain nothing: `accept` takes
-    them, and the rows that are draft.certain in a batch. Sun et al., arXiv 2403.10444.
+    them, in a batch the rows that `draft.certain` names. Sun et al., arXiv 2403.10444.
     """
     tokens, size, draft_probs, *_ = draft
     batch, n = tokens.shape

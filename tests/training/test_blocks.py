@@ -18,7 +18,8 @@ from tests.heads import N_NEW, tiny_block_head, trained, trained_block, trained_
 from tests.tiny_models import VOCAB, tiny
 from training import drafts
 from training.blocks import block_loss, unused_id
-from training.drafts import main, parse
+from training.draft_flags import parse
+from training.drafts import main
 from training.heads import fresh_head
 from training.passes import reading
 from training.rollouts import CROSS_ENTROPY_WEIGHT, LOW_TEMPERATURE, distance

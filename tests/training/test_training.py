@@ -24,7 +24,7 @@ from tests.heads import tiny_block_head
 from tests.tiny_models import FAMILIES, VOCAB, tiny
 from tests.watch import Watch
 from training import draft as draft_training
-from training import drafts, lab_pair
+from training import draft_flags, drafts, lab_pair
 from training import models as lab_models
 from training.rows import batch
 
@@ -212,16 +212,16 @@ def test_a_work_folder_has_one_training(tmp_path):
 NOT_LEARNED = {"help", "minutes", "own_minutes", "threads", "keep", "work_dir", "out", "part_mb", "kind"}
 
 
-@pytest.mark.parametrize(("script", "kind"), [(lab_pair, None), *((drafts, kind) for kind in drafts.KINDS)])
+@pytest.mark.parametrize(("script", "kind"), [(lab_pair, None), *((drafts, kind) for kind in draft_flags.KINDS)])
 def test_every_flag_that_decides_what_is_learned_is_a_setting(script, kind, tmp_path):
     if kind:
         head = tiny_block_head(tiny("llama")) if kind == "block" else None
-        args = drafts.parse([kind, *(["--exit-layer", "2"] if kind == "exit" else [])])
-        settings, flags = drafts.settings_of(args, head), vars(args)
+        args = draft_flags.parse([kind, *(["--exit-layer", "2"] if kind == "exit" else [])])
+        settings, flags = draft_flags.settings_of(args, head), vars(args)
     else:
         args = lab_pair.make_parser().parse_args([])
         settings, flags = lab_pair.settings_of(args), vars(args)
-    unused = {flag for flag, only in drafts.FOR.items() if kind and only != kind}
+    unused = {flag for flag, only in draft_flags.FOR.items() if kind and only != kind}
     named = {name: "--" + name.replace("_", "-") for name in set(flags) - NOT_LEARNED - unused}
     assert set(named.values()) <= settings.keys()
     as_given = named.keys() - {"target", "init", "causal", "mask"}  # those are the head's own, or a folder's path
@@ -231,8 +231,10 @@ def test_every_flag_that_decides_what_is_learned_is_a_setting(script, kind, tmp_
 def test_a_folder_by_another_path_is_the_same_target(tmp_path, monkeypatch):
     (tmp_path / "model").mkdir()
     monkeypatch.chdir(tmp_path)
-    named = [drafts.parse(["feature", "--target", name]) for name in ("model", "./model/", str(tmp_path / "model"))]
-    assert len({json.dumps(drafts.settings_of(args, None)) for args in named}) == 1
+    named = [
+        draft_flags.parse(["feature", "--target", name]) for name in ("model", "./model/", str(tmp_path / "model"))
+    ]
+    assert len({json.dumps(draft_flags.settings_of(args, None)) for args in named}) == 1
 
 
 def test_a_work_folder_of_another_draft_is_refused_at_once(tmp_path, capsys):
@@ -328,12 +330,12 @@ def test_a_draft_learns_from_the_target_as_it_is_now(tmp_path, monkeypatch):
         draft_training.distil(args, {"continuations": 0, "draft": 0}, None, 7, torch.zeros(2000))
 
 
-@pytest.mark.parametrize("kind", list(drafts.KINDS))
+@pytest.mark.parametrize("kind", list(draft_flags.KINDS))
 def test_a_draft_goes_into_its_work_folder(kind, tmp_path):
     words = [kind, *(["--exit-layer", "2"] if kind == "exit" else [])]
-    assert drafts.parse([*words, "--work-dir", str(tmp_path)]).out == tmp_path / "out"
-    assert drafts.parse(words).out.parent == drafts.parse(words).work_dir
-    assert drafts.parse([*words, "--out", str(tmp_path)]).out == tmp_path
+    assert draft_flags.parse([*words, "--work-dir", str(tmp_path)]).out == tmp_path / "out"
+    assert draft_flags.parse(words).out.parent == draft_flags.parse(words).work_dir
+    assert draft_flags.parse([*words, "--out", str(tmp_path)]).out == tmp_path
 
 
 def test_a_folder_with_other_files_is_not_replaced(tmp_path, capsys, models):
