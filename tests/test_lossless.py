@@ -317,6 +317,8 @@ LAWS = [
     Law(1.0, 3, draft="suffix"),
     Law(1.0, 2, draft="hybrid"),
 ]
+OFTEN = (Law(1.2, 3), Law(1.0, 2, top_k=3), Law(0.9, 2, top_p=0.8), Law(1.0, 3, draft="ngram"))
+OFTEN += (Law(1.0, 2, draft="hybrid"),)
 FULL_LAWS = [
     Law(temperature, k, top_k, top_p, draft)
     for draft in ("model", "ngram", "bad")
@@ -433,7 +435,9 @@ def check_law(law: Law, target: torch.nn.Module | CachedModel, drafter, n_draws:
     assert min(values) > ALARM, f"{law}: the joint law of tokens 1-3 or 2-4 is not the target's: p = {values}"
 
 
-@pytest.mark.parametrize("law", LAWS, ids=str)
+@pytest.mark.parametrize(
+    "law", [law if law in OFTEN else pytest.param(law, marks=pytest.mark.full) for law in LAWS], ids=str
+)
 def test_joint_law(law):
     """Any bias of drafting, acceptance, correction, bonus or rollback shows in the joint law of three tokens."""
     check_law(law, plain_models()["target"], sampled_drafter(law.draft), 1500)
@@ -475,8 +479,9 @@ def test_joint_law_of_a_draft_that_reads_states(n_draws):
     check_law(Law(1.0, 2), target, drafter, n_draws)
 
 
-@pytest.mark.parametrize("kind", ["model", "ngram"])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    ("kind", "rule"), pairs_often(["model", "ngram"], RULES, lambda kind, rule: kind == "model" or rule == "token")
+)
 def test_joint_law_of_lengths_that_choose_themselves(kind, rule, monkeypatch):
     """How far a draft goes depends on the tokens that it drew, and on everything before."""
     auto = AutoLength(sampled_drafter(kind))

@@ -23,28 +23,30 @@ def test_every_bug_has_a_mutant():
 LAB = ("benchmarks", "speclab", "draft_models", "baseline_autoregressive", "optimized_speculative")
 
 
-def bindings() -> dict[tuple[object, str], object]:
-    """Every name of the lab's modules and of the classes defined there, with what it stands for."""
-    found: dict[tuple[object, str], object] = {}
-    for module in [m for name, m in sys.modules.items() if name.partition(".")[0] in LAB]:
-        classes = [c for c in vars(module).values() if isinstance(c, type) and c.__module__ == module.__name__]
-        found |= {(owner, name): value for owner in (module, *classes) for name, value in vars(owner).items()}
-    return found
+def names() -> dict[object, dict[str, object]]:
+    """Of each of the lab's modules, and of each class defined there: its names with what they stand for."""
+    modules = [m for name, m in sys.modules.items() if name.partition(".")[0] in LAB]
+    classes = [c for m in modules for c in vars(m).values() if isinstance(c, type) and c.__module__ == m.__name__]
+    return {owner: dict(vars(owner)) for owner in (*modules, *classes)}
+
+
+@pytest.fixture(scope="module")
+def right() -> dict[object, dict[str, object]]:
+    return names()
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
-def test_a_mutant_replaces_something_that_exists(mutant):
-    before = bindings()
+def test_a_mutant_replaces_something_that_exists(mutant, right):
     mutant.apply()
-    after = bindings()
-    for (owner, name), value in before.items():
-        if after.get((owner, name), value) is not value:
-            setattr(owner, name, value)
-    for owner, name in after.keys() - before.keys():
-        delattr(owner, name)
-    assert after.keys() == before.keys()
-    assert any(after[key] is not value for key, value in before.items())
-    assert all(now is before[key] for key, now in bindings().items())  # nothing is left of it
+    wrong = {owner: now for owner, now in names().items() if now != right.get(owner)}
+    for owner, now in wrong.items():
+        for name in now.keys() - right[owner].keys():
+            delattr(owner, name)
+        for name in [name for name, value in right[owner].items() if now.get(name) is not value]:
+            setattr(owner, name, right[owner][name])
+    assert wrong
+    assert all(now.keys() == right[owner].keys() for owner, now in wrong.items())
+    assert names() == right  # nothing is left of it
 
 
 @pytest.mark.parametrize("name", gallery.PRELOADED)

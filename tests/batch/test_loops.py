@@ -23,6 +23,7 @@ from speclab.models.backends.cuda_graphs import GraphedModel
 from speclab.models.batched import BatchedModel
 from speclab.models.cached import CachedModel
 from speclab.system.errors import UsageProblem
+from tests.grids import pairs_often
 from tests.heads import N_LEARNT, prompts, trained, trained_block
 from tests.models.test_batched import GARBAGE, RowCache
 from tests.models.test_caches import worst_difference
@@ -105,11 +106,18 @@ def alone(target: CachedModel, drafter, asked: list[Request], k: int, **how) -> 
 # --- Each text is what it is alone ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("kind", ["model", "ngram", "hybrid", "feature", "block", "tree", "best tree"])
+@pytest.mark.parametrize(
+    ("kind", "sampling"),
+    pairs_often(
+        ["model", "ngram", "hybrid", "feature", "block", "tree", "best tree"],
+        ["greedy", "sampled"],
+        lambda kind, sampling: (sampling == "greedy") == (kind in ("ngram", "tree")),
+    ),
+)
 def test_rounds_of_each_text_are_those_that_it_has_alone(kind, sampling):
     """Tokens, counts and ends; more texts than rows, other budgets, end tokens, other random numbers."""
     target, drafter = with_drafter(kind)
+    sampling = {"greedy": GREEDY, "sampled": WARM}[sampling]
     plain = alone(target, drafter, requests(sampling), 4)
     eos = (plain[1][-2].tokens[0], plain[6][-2].tokens[-1])
     expected = alone(target, drafter, requests(sampling, eos=eos), 4)
@@ -145,7 +153,11 @@ def test_a_lookup_is_judged_beside_other_rows_as_it_is_alone(rule):
 
 @pytest.mark.parametrize(
     ("engine", "family"),
-    [*itertools.product(["fast", "graphs"], ["llama", "gemma3_window"]), ("eager", "gemma3_window")],
+    pairs_often(
+        ["eager", "fast", "graphs"],
+        ["llama", "gemma3_window"],
+        lambda engine, family: family == "gemma3_window" or engine == "graphs",
+    ),
 )
 def test_rounds_on_the_other_engines(engine, family, monkeypatch):
     """Texts of 35 tokens and more, windows of 8."""

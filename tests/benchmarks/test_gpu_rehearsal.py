@@ -32,6 +32,7 @@ from speclab.models import prompts, timing
 from speclab.records.files import read
 from speclab.records.runs import ComparisonRun
 from speclab.system import files
+from tests.grids import pairs_often
 
 KINDS = {
     "-preflight": FindingsRun,
@@ -217,8 +218,10 @@ def test_undisturbed(rehearse, tmp_path):
     assert " at k = 4, greedy, same texts" in page.splitlines()[0]
 
 
-@pytest.mark.parametrize("action", ["Ctrl-C", "stage killed", "all killed"])
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(
+    ("action", "seed"),
+    pairs_often(["Ctrl-C", "stage killed", "all killed"], [0, 1], lambda action, seed: seed == 0),
+)
 def test_what_was_finished_is_kept(rehearse, tmp_path, action, seed):
     run, events = rehearse
     moment = random.Random(f"{action} {seed}").randrange(5, 250)  # after the preflight

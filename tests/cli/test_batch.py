@@ -10,6 +10,7 @@ import optimized_speculative
 from speclab.cli import decoding, output
 from speclab.lab.batching.decodings import BatchDecoding
 from tests.cli.test_cli import run  # noqa: F401 - a fixture
+from tests.grids import pairs_often
 
 PROMPTS = ["--prompt", "def f(x):", "--prompt", "class Stack:\n", "--prompt", "for i in", "--max-new-tokens", "12"]
 DRAFTS = {"model": [], "ngram": ["--draft", "ngram"], "tree": ["--tree", "2x2"], "best tree": ["--tree", "best"]}
@@ -20,10 +21,16 @@ def texts(out: str) -> str:
     return re.split(r"\n\d+ tokens, \d+ of them decoded", out)[0]
 
 
-@pytest.mark.parametrize("words", [[], ["--temperature", "0.8"]], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("kind", [None, *DRAFTS])
-def test_the_texts_are_those_of_one_at_a_time(run, pair_folder, kind, words):  # noqa: F811
-    script, draft = baseline_autoregressive, []
+@pytest.mark.parametrize(
+    ("kind", "temperature"),
+    pairs_often(
+        [None, *DRAFTS],
+        ["0", "0.8"],
+        lambda kind, temperature: (temperature != "0") == (kind in (None, "model", "tree")),
+    ),
+)
+def test_the_texts_are_those_of_one_at_a_time(run, pair_folder, kind, temperature):  # noqa: F811
+    script, draft, words = baseline_autoregressive, [], ["--temperature", temperature]
     if kind is not None:
         model = [] if kind == "ngram" else ["--draft", str(pair_folder / "draft")]
         script, draft = optimized_speculative, [*model, *DRAFTS[kind]]

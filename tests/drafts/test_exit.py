@@ -50,7 +50,9 @@ def tokens_of(rounds) -> list[int]:
 
 @pytest.mark.parametrize(
     ("family", "engine"),
-    pairs_often(FAMILIES, ENGINES, lambda family, engine: family in ("llama", "gpt2", "gemma3_window")),
+    pairs_often(
+        FAMILIES, ENGINES, lambda family, engine: family == "gemma3_window" or (family, engine) == ("gpt2", "eager")
+    ),
 )
 def test_greedy_text_is_the_targets_in_every_family(family, engine):
     """In float64, through rounds in which nothing, some and all of a draft is accepted."""

@@ -183,7 +183,9 @@ def renumbered(tmp_path_factory) -> str:
     return save_renumbered(tmp_path_factory.mktemp("renumbered"))
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), WARM, Sampling(0.9, top_k=5, top_p=0.9)], ids=str)
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), pytest.param(Sampling(0.9, top_k=5, top_p=0.9), marks=pytest.mark.full)], ids=str
+)
 def test_where_all_is_shared_it_is_the_model(renumbered, sampling):
     """Round by round what `model` does: with the same tokenizer, and with the same words under other ids."""
     setup = load_setup(loading.LAB_TARGET, sampling, threads=1, engine="eager")

@@ -79,7 +79,7 @@ def test_sampled_texts_are_held_to_the_targets_law(run, tmp_path):
     assert all(entry["n_tokens"] and entry["passed"] for entry in made["correctness"])
 
 
-@pytest.mark.parametrize("temperature", ["0", "0.8"])
+@pytest.mark.parametrize("temperature", [pytest.param("0", marks=pytest.mark.full), "0.8"])
 def test_a_wrong_text_is_found(run, monkeypatch, temperature):
     """One token in the texts of two rows, and only where there are two."""
     honest = turns.speculative_decode_batch

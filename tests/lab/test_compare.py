@@ -202,10 +202,10 @@ def stops(monkeypatch, module, name: str, *errors: BaseException) -> None:
 @pytest.mark.parametrize(
     ("stop", "code", "said"),
     [
-        (Stopped(signal.SIGINT), 130, "stopped"),
+        pytest.param(Stopped(signal.SIGINT), 130, "stopped", marks=pytest.mark.full),
         (Stopped(signal.SIGTERM), 143, "stopped"),
         (EnvironmentProblem("the logits are not finite"), 3, "error: the logits are not finite"),
-        (MemoryError(), 3, "error: out of memory"),
+        pytest.param(MemoryError(), 3, "error: out of memory", marks=pytest.mark.full),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 3, "error: out of memory"),
     ],
 )
@@ -284,7 +284,10 @@ def test_a_signal_before_anything_is_measured(run, monkeypatch, tmp_path):
     assert not list((tmp_path / "results").iterdir())
 
 
-@pytest.mark.parametrize("broken", ["results/local.json", "results/local.md", "plots/local-speedup.png"])
+@pytest.mark.parametrize(
+    "broken",
+    ["results/local.json", pytest.param("results/local.md", marks=pytest.mark.full), "plots/local-speedup.png"],
+)
 def test_a_file_that_cannot_be_written_stops_no_other(run, monkeypatch, tmp_path, broken):
     """The place is taken after it was looked at: the tables are printed, the rest is written, the exit code says so."""
     honest = comparison.measure
@@ -325,8 +328,15 @@ def sample(arm: Arm, index: int, seconds: float, **counts) -> Sample:
     return made
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError(), KeyboardInterrupt()])
-@pytest.mark.parametrize("view", ["waterfall_rows", "prediction_rows"])
+@pytest.mark.parametrize(
+    ("view", "error"),
+    [
+        ("waterfall_rows", ZeroDivisionError()),
+        pytest.param("waterfall_rows", KeyboardInterrupt(), marks=pytest.mark.full),
+        pytest.param("prediction_rows", ZeroDivisionError(), marks=pytest.mark.full),
+        ("prediction_rows", KeyboardInterrupt()),
+    ],
+)
 def test_a_fault_in_what_a_picture_shows_loses_no_table_and_no_record(run, monkeypatch, tmp_path, view, error):
     """Ctrl-C stops one try of the picture, which is made again; a fault ends the run after everything is written."""
     stops(monkeypatch, plots, view, error)

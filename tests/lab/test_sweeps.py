@@ -34,14 +34,31 @@ def found(tmp_path, name: str) -> SweepRun:
     return read(tmp_path / "results" / f"local-sweep-{name}.json", SweepRun)
 
 
+WORDS = {"draft-length": ["-k", "0,1,3"], "temperature": ["--temperature", "0,0.5"]}
+TURNED = {
+    "draft-length": {0, 1, 3},
+    "acceptance": {i / 10 for i in range(11)},
+    "temperature": {0, 0.5},
+    "output-length": {8},
+    "context": {128, 256},  # 512 do not fit the tiny target
+}
+
+
 @pytest.mark.parametrize("name", list(sweeps.SWEEPS))
 def test_a_sweep_leaves_its_record_page_and_picture(run, tmp_path, name):
-    words = ["-k", "0,1,3"] if name == "draft-length" else []
+    words = WORDS.get(name, [])
     code, out, _ = run(name, *words)
     made = found(tmp_path, name)
     assert code == 0
     assert made.sweep == name
     assert made.points
+    turned = {point.x for point in made.points}
+    assert turned == TURNED.get(name, turned)
+    assert name != "mismatch" or {"trained", "noise 0.1", "random"} < turned
+    if name == "acceptance":
+        assert len(made.points) == 22
+        assert {point.x for point in made.points if point.series == "free drafts"} == turned
+        assert all(point.acceptance_rate == point.x for point in made.points if point.x in (0, 1))
     assert made.correctness
     assert all(entry["passed"] for entry in made.correctness)
     assert all(p.forecast is not None for p in made.points)
@@ -50,26 +67,6 @@ def test_a_sweep_leaves_its_record_page_and_picture(run, tmp_path, name):
     assert f"../plots/local-sweep-{name}.png" in page
     assert max(map(len, out.splitlines())) <= 100
     assert str(tmp_path) not in (tmp_path / "results" / f"local-sweep-{name}.json").read_text()
-
-
-def test_what_turns_in_each_sweep(run, tmp_path):
-    run("acceptance")
-    dials = found(tmp_path, "acceptance").points
-    assert len(dials) == 22
-    assert len({p.series for p in dials}) == 2
-    free = [p for p in dials if p.series == "free drafts"]
-    assert [p.x for p in sorted(free, key=lambda p: p.x)] == [i / 10 for i in range(11)]
-    assert all(p.acceptance_rate == 1 for p in dials if p.x == 1)
-    assert all(p.acceptance_rate == 0 for p in dials if p.x == 0)
-    run("context")
-    assert {p.x for p in found(tmp_path, "context").points} == {128, 256}, "512 do not fit the tiny target"
-    run("output-length")
-    assert {p.x for p in found(tmp_path, "output-length").points} == {8}
-    run("mismatch")
-    labels = {p.x for p in found(tmp_path, "mismatch").points}
-    assert {"trained", "noise 0.1", "random"} < labels
-    run("temperature", "--temperature", "0,0.5")
-    assert {p.x for p in found(tmp_path, "temperature").points} == {0, 0.5}
 
 
 def test_stretched_prompts_end_with_themselves(pair_folder):
@@ -113,7 +110,7 @@ def test_ctrl_c_keeps_what_is_done(run, tmp_path, monkeypatch):
     assert "## Acceptance" not in report
 
 
-@pytest.mark.parametrize("name", ["definitions", "acceptance"])
+@pytest.mark.parametrize("name", ["definitions", pytest.param("acceptance", marks=pytest.mark.full)])
 @pytest.mark.parametrize(
     ("where", "stop", "code"),
     [

@@ -296,7 +296,7 @@ def measured(lengths: tuple[int, ...], setup: Setup, draft: CachedModel, ks: tup
     return found
 
 
-@pytest.mark.parametrize("spare", [16, 64])
+@pytest.mark.parametrize("spare", [16, pytest.param(64, marks=pytest.mark.full)])
 def test_no_graph_is_recorded_in_a_timed_turn(monkeypatch, spare):
     """Whatever the prompt's length, with every draft length that instruments try; and in a second measurement of the
     same models with other lengths."""

@@ -32,7 +32,7 @@ def test_nothing_is_left_of_a_run_that_ends(run, script, honest, tmp_path, plan,
     assert not any(map(is_running, pids))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.full), signal.SIGTERM])
 def test_nothing_is_left_of_a_run_that_is_stopped(pair_folder, script, tmp_path, number):
     """The signal comes to the real program while the second server starts, which never gets healthy."""
     script(child=True, sick=["draft_model"])
