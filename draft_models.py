@@ -115,7 +115,7 @@ class ModelDrafter:
 
 
 def as_drawn(drawn: list[tuple[Tensor, Tensor | None]]) -> Draft:
-    """A draft of one row from at least one token, (1,), each with the (1, vocab) law it was drawn from, or None."""
+    """A draft from at least one token of each row, (rows,), each with the (rows, vocab) laws of its draw, or None."""
     tokens = torch.stack([token for token, _ in drawn], dim=1)
     probs = [law for _, law in drawn if law is not None]
     return Draft(tokens, torch.full_like(tokens[:, 0], len(drawn)), torch.stack(probs, dim=1) if probs else None)

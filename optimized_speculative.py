@@ -20,7 +20,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from baseline_autoregressive import autoregressive_decode
+from baseline_autoregressive import autoregressive_decode  # NEW
 from draft_models import Drafter  # NEW
 from speclab.core.accept import accept_from_logits  # NEW
 from speclab.core.rounds import AcceptRule, DecodeSettings, Round, fetch  # NEW: AcceptRule, fetch
@@ -53,7 +53,7 @@ def speculative_decode(
         return
     generator = settings.generator(target.device)
 
-    logits = target.prefill(prompt, rolls_back=True)  # (1, 1, vocab)
+    logits = target.prefill(prompt, rolls_back=True)  # (1, 1, vocab)  # NEW: rolls_back
     n_before = target.length  # NEW: the prompt's tokens; behind an encoder the decoder has its start token instead
     token = draw_next(logits[:, -1], settings.sampling, uniforms((1,), generator, target.device))  # (1,)
     tokens, n_new = to_host(token), 1
@@ -71,18 +71,18 @@ def speculative_decode(
         # 2. Verify: one target pass over the last committed token and the drafted ones. # NEW
         logits = verify(target, token, draft)  # (1, n + 1, vocab)
 
-        # 3. Accept or reject, and fetch what was decided: the one wait for the device in a round. # NEW
+        # 3. Accept or reject, and fetch what was decided: the loop's one wait for the device in a round. # NEW
         result = accept(draft, logits, settings.sampling, draws[:, draft_length:])
         tokens, n_drafted, n_accepted, n_rejected, path = fetch(draft, result)
         token, n_new = result.next_token, n_new + len(tokens)
 
-        # 4. Roll back: both caches keep all but the last committed token. # NEW
+        # 4. Roll back: neither cache keeps the last committed token, or a rejected one. # NEW
         if path is not None:  # a drafted tree
             target.keep(path)  # the accepted branch moves to the front
         roll_back(target, n_before + n_new)
         drafter.observe(n_accepted, tokens)
 
-        round_ = Round.committing(tokens, n_new, settings, n_drafted, n_accepted, n_rejected)
+        round_ = Round.committing(tokens, n_new, settings, n_drafted, n_accepted, n_rejected)  # NEW: three counts
         yield round_
 
 

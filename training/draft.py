@@ -41,11 +41,12 @@ def continuations(
 ) -> Tensor:
     """What the target writes after pieces of text, for `seconds`, at least once.  -> (n, length) ids, pieces included
 
-    pieces: (n, prompt) ids, of which `rows` are drawn at a time. temperatures: of the rows in turn; the lowest is as
-    good as greedy.
+    pieces: (n, prompt) ids, of which `rows` are drawn at a time. seed: of the pieces and of the tokens.
+    temperatures: of the rows in turn; the lowest is as good as greedy.
     """
     target.eval()
     device, generator = target.device, torch.Generator().manual_seed(seed)
+    draws = torch.Generator(device).manual_seed(seed)
     divisors = torch.tensor(temperatures, device=device).repeat(rows)[:rows, None]  # (rows, 1)
     written: list[Tensor] = []
     end = time.monotonic() + seconds
@@ -56,7 +57,7 @@ def continuations(
             cache, feed = _cache(target, length), text
             while text.shape[1] < length:
                 logits = target(input_ids=feed, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
-                feed = (logits.float() / divisors).softmax(-1).multinomial(1)  # (rows, 1)
+                feed = (logits.float() / divisors).softmax(-1).multinomial(1, generator=draws)  # (rows, 1)
                 text = torch.cat([text, feed], dim=1)
             written.append(text.cpu())
             bar.update(rows)

@@ -41,7 +41,7 @@ from speclab.models.checks import check_no_encoder, check_not_recurrent
 from speclab.models.limits import context_length
 from speclab.records import files
 from speclab.system.errors import UsageProblem, reports_problems
-from speclab.system.files import check_replaceable, check_writable, prepare_folder, write_whole
+from speclab.system.files import check_replaceable, check_writable, prepare_folder, read_bytes, write_whole
 from speclab.system.terminal import note, say
 from training.blocks import block_loss, unused_id
 from training.draft_flags import parse, settings_of
@@ -60,6 +60,7 @@ FEW_TOKENS = 4096
 # vocabulary is large.
 LOGITS = {"cuda": 2**29}
 FEW_LOGITS = 2**27
+MOST_BYTES = 2**20  # of a training.json
 # What is kept of the training.json of the head that a training starts from.
 OF_BEGINNING = ("steps", "tokens", "seconds", "rate", "seed", "loss", "own_texts", "init", "machine", "versions")
 
@@ -186,7 +187,7 @@ def _beginning(name: str) -> dict[str, Any]:
     about: dict[str, Any] = {"name": loading.short_name(name)}
     file = Path(name) / "training.json"
     if file.is_file():
-        earlier = loading.loaded(name, "its training.json", lambda: dict(json.loads(file.read_text("utf-8"))))
+        earlier = loading.loaded(name, "its training.json", lambda: dict(json.loads(read_bytes(file, MOST_BYTES))))
         about |= {key: earlier[key] for key in OF_BEGINNING if key in earlier}
     return about
 

@@ -26,13 +26,13 @@ def own_texts(
     third of the time is spent: in pieces of the stream they are rare.
     """
     texts = {}
-    writer = copy.deepcopy(target)  # in the precision that is faster here; in bfloat16 the texts are as good
-    writer.to(dtype=product_dtype(target.device))  # type: ignore[call-arg]
+    writer = None
     for length, (_, prompt) in ROWS.items():
         if prompt is None:
             continue
         file = work / f"own-{length}.pt"
         if not file.exists():
+            writer = writer or in_fast_precision(target)
             sources = [stream.unfold(0, prompt, 1), *([prose] if length == min(ROWS) and len(prose) else [])]
             written = [
                 continuations(writer, pieces, seconds / 3, seed + length + i, OWN_AT_ONCE, length)
@@ -44,6 +44,15 @@ def own_texts(
     return texts
 
 
+def in_fast_precision(target: PreTrainedModel) -> PreTrainedModel:
+    """A copy whose weights have the precision that is faster here. Its buffers, the rotary frequencies among them, stay
+    as they are: in bfloat16 distant positions would be others."""
+    writer = copy.deepcopy(target)
+    for weight in writer.parameters():
+        weight.data = weight.data.to(product_dtype(target.device))
+    return writer
+
+
 def beginnings(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> Tensor:
     """(n, OF_PROSE): the first ids of each text that has as many."""
     ids = [row[:OF_PROSE] for row in tokenizer(texts).input_ids if len(row) >= OF_PROSE] if texts else []
@@ -51,7 +60,7 @@ def beginnings(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> Tensor:
 
 
 def batch(stream: Tensor, own: dict[int, Tensor], step: int, seed: int, tokens: int) -> Tensor:
-    """(rows, length) of one length: a function of (step, seed) alone."""
+    """(rows, length) of one length, always the same for the same arguments."""
     generator = torch.Generator().manual_seed((seed + 3) * 1_000_003 + step)
     shares = torch.tensor([share for share, _ in ROWS.values()])
     length = list(ROWS)[int(torch.multinomial(shares, 1, generator=generator))]

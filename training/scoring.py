@@ -19,7 +19,7 @@ BEYOND = 8  # more, for chains that start near the end
 def held_out_texts(target: PreTrainedModel, held_out: Tensor, seed: int) -> list[tuple[Tensor, int]]:
     """Greedy continuations of held-out text: ids (1, length) and where the target began to write."""
     rows = continuations(target, held_out.unfold(0, PROMPT, 1), 0, seed + 7, rows=48, temperatures=(1e-4,))
-    return [(row[None], PROMPT) for row in rows]
+    return [(row[None].to(target.device), PROMPT) for row in rows]
 
 
 @torch.inference_mode()
@@ -48,7 +48,7 @@ def agreement(head: Head, target: PreTrainedModel, text: Tensor, start: int, dep
     match = []
     for step, drafted in enumerate(chains(head, hidden, text, depth)):
         match.append(drafted[0].argmax(-1) == chosen[step + 1 : step + 1 + drafted.shape[1]])
-    return torch.stack(match, dim=-1)[start - 1 :]
+    return torch.stack(match, dim=-1)[start - 1 :].cpu()
 
 
 @torch.inference_mode()

@@ -1,6 +1,6 @@
 """The two loops over a batch: the steps of baseline_autoregressive.py and optimized_speculative.py, for several texts.
 
-Every round accepts another number of tokens in each row, so the rows come to stand at different lengths and end at
+Every round accepts a different number of tokens in each row, so the rows come to stand at different lengths and end at
 different times; a row whose text has ended takes the next one. The texts are those that the other loops give, and so
 are the counts of every round: tests/batch/test_loops.py.
 """

@@ -105,7 +105,7 @@ def _run(args: argparse.Namespace, records: list[Any]) -> int:
 
 
 def _measure(args: argparse.Namespace, config: RunConfig) -> tuple[LabRun, list[Measurement], Problem | None]:
-    """The record, what it is made from, and what went wrong in a learner's own predictions."""
+    """The record, what it is made from, and what went wrong in a learner's own predictions or in a padded pair."""
     if args.sweep:
         record, measured = sweeps.measure_sweep(config, args.sweep)
         return record, [measured], None
@@ -116,28 +116,33 @@ def _measure(args: argparse.Namespace, config: RunConfig) -> tuple[LabRun, list[
         plan_record, measured = plan.make(config, args.verify_plan)
         return plan_record, [measured], None
     run, measured, problem = comparison.compare(config)
-    return run, [measured, *_measure_padded(args, config, run, measured)], problem
+    of_padded, missed = _measure_padded(args, config, run, measured)
+    return run, [measured, *of_padded], problem or missed
 
 
 def _measure_padded(
     args: argparse.Namespace, config: RunConfig, run: ComparisonRun, measured: Measurement
-) -> list[Measurement]:
-    """Put a short comparison of the padded pair into the record, where one is wanted.  -> what it is made from"""
+) -> tuple[list[Measurement], Problem | None]:
+    """Put a short comparison of the padded pair into the record, where one is wanted.
+
+    -> what it is made from, and why there is none of a size that was asked for
+    """
     size = args.padded
     if measured.interrupted or size == compare_flags.NO_PADDED:
-        return []
+        return [], None
     if size is None:
         size = padded_pair.size_for(config, run.bandwidth or 0.0)
         if size is None:
             note("no padded pair: reading its weights would take too long here, or they do not fit into memory")
-            return []
+            return [], None
     with kept_when_stopped(lambda: "the lab's pair is measured, the padded pair is not") as stops:
         second = padded_pair.second_config(config, size, args.draft.split(","))
         note(f"now a short run of the same comparison at another size: {', '.join(second.models().values())}")
         run.padded, of_padded, _ = comparison.compare(second)
-        return [of_padded]
-    run.interrupted = isinstance(stops[0], KeyboardInterrupt)
-    return []
+        return [of_padded], None
+    (stop,) = stops
+    run.interrupted = isinstance(stop, KeyboardInterrupt)
+    return [], stop if args.padded and isinstance(stop, Problem) else None
 
 
 def _views(args: argparse.Namespace, record: LabRun, output: Output) -> tuple[View, View, list[Step]]:
@@ -185,7 +190,9 @@ def _bytes_of_rounds(config: RunConfig) -> str:
 def _first_that_can_be_traced(config: RunConfig) -> str:
     """The draft that --trace shows; UsageProblem where there is none."""
     greedy = config.temperatures[0] == 0
-    names = [name for name, drafter in config.drafters.items() if greedy or not isinstance(drafter, OracleDraft)]
+    drafting = {arm.draft for arm in config.arms() if arm.draft_length}
+    drafters = {name: part for name, part in config.drafters.items() if name in drafting or not drafting}
+    names = [name for name, drafter in drafters.items() if greedy or not isinstance(drafter, OracleDraft)]
     if not names:
         raise UsageProblem(
             "nothing to draw for --trace or --report: the dial only replays greedy output; put 0 first in --temperature"

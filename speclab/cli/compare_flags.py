@@ -165,12 +165,14 @@ def check_padded(args: argparse.Namespace, size: str) -> None:
     if args.padded is None:
         args.padded = None if usable else NO_PADDED
     elif args.padded != NO_PADDED:
-        sizes.parse_size(args.padded)
-        if not (of_lab and padded_pair.padded_kinds(args.draft.split(","), args.padded)):
+        args.padded = sizes.PREFIX + args.padded.removeprefix(sizes.PREFIX)
+        kinds = args.draft.split(",")
+        if not (of_lab and padded_pair.padded_kinds(kinds, args.padded)):
             raise UsageProblem(
                 "--padded is the lab's own pair at another size; leave out --target and --impl, "
                 f"use --draft {LAB_DRAFTS}"
             )
+        padded_pair.check_size(args.padded, kinds)
 
 
 def drafts_of_sweep(name: str, asked: str | None) -> str | None:

@@ -176,7 +176,7 @@ def accept_block_from_logits(draft: Draft, logits: Tensor, sampling: Sampling, u
 def _judged(
     draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor, kind: str, value: tuple[float, ...] = ()
 ) -> AcceptResult:
-    """`_from_logits` with what it reads alone, so that there is one graph for each n.
+    """`_from_logits` without what no rule reads: shapes then depend on n only, and so does the CUDA graph.
 
     A tree is judged by the token rule for trees. UsageProblem for a rule that knows chains only.
     """

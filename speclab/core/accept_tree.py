@@ -67,8 +67,8 @@ def accept_tree(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> AcceptR
         kept[:, i] = tried & (drawn_with > 0) & passed
         residual = (weights - mass[:, None] * law).clamp(min=0)
         left = residual.sum(-1)
-        # A rejection is as probable as the residual has mass. Without mass it is a matter of rounding: r stays as it
-        # is, and still forbids what the target forbids.
+        # A rejection is as probable as the residual has mass. If it has none, only rounding made this a rejection: r
+        # stays as it is, and what the target cannot emit stays impossible.
         rejected = tried & ~kept[:, i] & ~(left <= 0)
         weights = torch.where(rejected[:, None], residual, weights)
         weights = torch.where(kept[:, i, None], target_probs[:, i + 1], weights)
@@ -98,7 +98,7 @@ TreeRule = Callable[[Draft, Tensor, Tensor], AcceptResult]
 
 
 def _judged(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor, rule: TreeRule) -> AcceptResult:
-    """`_from_logits` with what it reads alone, so that there is one graph for each n."""
+    """`_from_logits` without what no rule reads: shapes then depend on n only, and so does the CUDA graph."""
     return _from_logits(draft._replace(states=None), logits, sampling, uniforms[:, : logits.shape[1]], rule)
 
 

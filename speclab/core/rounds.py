@@ -43,7 +43,7 @@ class Draft(NamedTuple):
     """
 
     tokens: Tensor  # (batch, n) ids
-    size: Tensor  # (batch,) how many of each row count, <= n
+    size: Tensor  # (batch,) the first so many tokens of a row are drafted, the others are padding
     probs: Tensor | None = None  # (batch, n, vocab) what each token was drawn from; None = one-hot
     states: Tensor | None = None  # (batch, n, hidden) early exit: the target's own, see speclab/drafts/exit.py
     parents: Tensor | None = None  # (batch, n) a tree: the token that each follows; None = a chain
@@ -73,7 +73,7 @@ def chain(n: int, device: torch.device | None = None) -> Tensor:
 class AcceptResult(NamedTuple):
     """What the accept rule decided, on the target's device."""
 
-    n_accepted: Tensor  # (batch,) leading drafted tokens that are kept
+    n_accepted: Tensor  # (batch,) how many drafted tokens are kept
     next_token: Tensor  # (batch,) the target's own token after them: a correction, or the bonus
     path: Tensor | None = None  # (batch, n) of a tree: the kept tokens' numbers first; None = the leading ones
 
@@ -123,16 +123,16 @@ class Decided(NamedTuple):
 
 
 def fetch(draft: Draft, result: AcceptResult) -> Decided:
-    """Copy one row's decision to the host: the one wait for the device in a round."""
+    """Copy one row's decision to the host: the loop's one wait for the device in a round."""
     return fetch_rows(draft, result)[0]
 
 
 def fetch_rows(draft: Draft, result: AcceptResult) -> list[Decided]:
-    """Copy the decisions of all rows to the host: the one wait for the device in a round."""
+    """Copy the decisions of all rows to the host: the loop's one wait for the device in a round."""
     n_rows, n = draft.tokens.shape
     parts = [draft.tokens]  # (batch, n) each
     if draft.parents is not None and result.path is not None:
-        # Rows of the pass, from 0: a number below that is a token that does not exist.
+        # + 1: `to_host` takes -1 for logits that are not finite, and here it is the root or an empty place of the path.
         parts += [draft.parents + 1, result.path + 1]
     counts = [draft.size, result.n_accepted, result.next_token]  # (batch,) each
     host = iter(to_host(torch.cat([*(part.flatten() for part in parts), *counts])))

@@ -1,7 +1,8 @@
 """Drafts with a head that proposes a block of tokens in one pass (speclab/drafts/heads/block.py).
 
-Between rounds the head's keys and values hold the states that the target computed for committed tokens, all but the
-last: those of rejected tokens are never read. A block's own keys and values stand behind them during its pass alone.
+Between rounds the head's keys and values hold the states that the target computed for the tokens that were committed
+before the head's last draft. Newer states wait, and are read before the next one; those of rejected tokens are never
+read. A block's own keys and values stand behind them during its pass alone.
 """
 
 import torch

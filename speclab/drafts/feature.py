@@ -1,6 +1,6 @@
 """Drafts with a head that reads the target's hidden states (speclab/drafts/heads/feature.py), one token a pass.
 
-Between rounds the head's keys and values hold every committed token but those of the last round. The states that the
+Between rounds the head's keys and values hold every token that was committed before its last draft. The states that the
 target computed for these (of its last committed token then, and of the accepted drafts; never of a rejected one) go in
 together with the first pass of the next round, each with the token after it. Within a round the head's own output takes
 the place of the states that the target has not computed yet; those keys and values are overwritten in the next round.

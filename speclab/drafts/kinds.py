@@ -106,8 +106,8 @@ def _check_exit(kind: str, word: str, rest: str) -> None:
     if kind == EXIT:
         if trained is None:
             raise UsageProblem(f"--draft {kind}: the lab has no such adapter yet; type: {train} 2")
-    elif rest.lstrip("-").isdecimal():
-        n_layers = loading.layers_of(loading.LAB_TARGET)
+    elif rest.removeprefix("-").isdecimal():
+        n_layers = loading.lab_layers()
         if not 1 <= int(rest) < n_layers:
             raise UsageProblem(
                 f"--draft {kind}: the lab's target has {n_layers} layers; give a number from 1 to {n_layers - 1}"

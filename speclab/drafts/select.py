@@ -11,7 +11,7 @@ from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.heads.block import BlockHead
 from speclab.drafts.heads.exit_files import read_adapter
 from speclab.drafts.heads.files import read_head
-from speclab.drafts.hybrid import Choosing, HybridDrafter, parts
+from speclab.drafts.hybrid import Choosing, HybridDrafter, LookupDrafter, parts
 from speclab.drafts.intersect import IntersectDrafter, intersect
 from speclab.drafts.kinds import (
     AS_WIDE,
@@ -53,16 +53,21 @@ NO_ENCODER = "use --draft FOLDER with a model of its family, --draft ngram, or -
 NO_SPLIT = "early exit runs the target in two parts, and CUDA graphs do not"
 
 
+def _lookup(kind: str, setup: Setup) -> LookupDrafter:
+    """It proposes no id that the target never emits, though a prompt may have some."""
+    return LOOKUPS[kind](n_ids=setup.target.vocab_size)
+
+
 def make_drafter(kind: str, setup: Setup, seed: int = 0) -> Drafter:
     """The drafter that `--draft KIND` means, for this target."""
     check_kind(kind, setup.sampling.greedy)
     word, _, rest = kind.partition(":")
     _check_encoder(kind, word, setup.target)
     if kind in LOOKUPS:
-        return LOOKUPS[kind](n_ids=setup.target.vocab_size)
+        return _lookup(kind, setup)
     if word == "hybrid":
         lookup, model = of_hybrid(kind)
-        return HybridDrafter(LOOKUPS[lookup](), make_drafter(model, setup, seed))
+        return HybridDrafter(_lookup(lookup, setup), make_drafter(model, setup, seed))
     if word in TREES:
         shape, model = of_tree(kind)
         check_tree(setup.target)
@@ -72,7 +77,7 @@ def make_drafter(kind: str, setup: Setup, seed: int = 0) -> Drafter:
         return TreeDrafter(drafter, shape, TREES[word])
     if word == MERGE:
         check_tree(setup.target)
-        made = (LOOKUPS[one]() if one in LOOKUPS else _growing(one, setup, seed) for one in of_merge(kind))
+        made = (_lookup(one, setup) if one in LOOKUPS else _growing(one, setup, seed) for one in of_merge(kind))
         return MergedDrafter([*made])
     if word == "dial":
         number, _, name = rest.partition(":")

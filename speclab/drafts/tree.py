@@ -3,8 +3,9 @@
 A model drafts one level in one pass (`GrowingDrafter`). Trees whose shape is fixed before are in trees/fixed.py.
 
 `BestTreeDrafter` drafts the most probable branches, whatever shape that makes: among all continuations the draft's own
-probabilities say which n are most likely on the target's path (EAGLE-2, arXiv 2406.16858; DDTree, 2604.12989). Nothing
-that the target says is known when a tree is made, so its shape may depend on all that the draft knows.
+probabilities say which n are most likely on the target's path (EAGLE-2, arXiv 2406.16858; DDTree, 2604.12989). A tree
+is made before the random numbers that judge it are used, and its tokens are not drawn: so its shape may depend on all
+that the draft knows.
 """
 
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -88,7 +89,7 @@ class BestTreeDrafter(Branching):
     def propose(self, k: int, uniforms: Tensor) -> Draft:
         """As many tokens as there are uniforms, the most probable ones that can be accepted, at most `k` on a branch.
 
-        Whether another level is drafted is looked up on the host.
+        Whether another level is drafted is decided on the host, which waits for the device.
         """
         n, deepest = uniforms.shape[1], min(k, self.drafter.room)
         self.n_levels = 0

@@ -17,6 +17,7 @@ from speclab.lab.output_checks import judge
 from speclab.lab.replay import rounds_of_texts
 from speclab.lab.rows import build_row, ends_in_repetition, groups, halves, timing
 from speclab.lab.run_config import RunConfig
+from speclab.models.limits import is_mixture_of_experts
 from speclab.models.memory import weights_read
 from speclab.models.prompts import Prompt
 from speclab.models.timing import bandwidth, block_bytes
@@ -46,7 +47,8 @@ def explain(config: RunConfig, measured: Measurement) -> tuple[ComparisonRun, Pr
     with measured.kept("the rows are complete, the machine's bandwidth is not measured"):
         if not measured.interrupted:
             device, dtype = config.setup.device, config.setup.dtype
-            run.weight_bytes = weights_read(config.setup.target.model)[1]
+            if not is_mixture_of_experts(model := config.setup.target.model):  # whose passes read more or fewer experts
+                run.weight_bytes = weights_read(model)[1]
             run.bandwidth = max(bandwidth(block_bytes(device), device, dtype, repeats=3).values())
     add_best_plain(run, measured)
     run.interrupted = measured.interrupted

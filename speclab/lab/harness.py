@@ -159,7 +159,7 @@ def measure(
                 finished: list[tuple[float, Decoding]] = []
                 for sampling in samplings:
                     decodings = _one_turn(bench, index, repeat, arms, sampling, prompts[index], instruments)
-                    schedule(decodings, index + repeat)
+                    schedule(decodings, index + index // 2 + repeat)  # in both orders in both `halves`
                     finished += [(sampling.temperature, decoding) for decoding in decodings]
                     bar.update()
                 gc.collect()  # between the times, what has become garbage inside; the rest is frozen

@@ -19,9 +19,9 @@ from speclab.drafts.hybrid import HybridDrafter
 from speclab.models.cached import CachedModel, RollBack, roll_back
 from speclab.records.rows import Row
 from speclab.records.runs import LearnerPrediction
+from speclab.theory.costs import PHASES
 
 Loop = Callable[..., Iterator[Round]]
-PHASES = ("draft", "verify", "accept", "rollback", "host")
 
 
 class PhaseClock:

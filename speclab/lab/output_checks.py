@@ -19,7 +19,9 @@ from speclab.theory import losslessness
 
 
 def judge(measured: Measurement, waiting: dict[str, tuple[Arm, float]] | None = None) -> None:
-    """Check every text that was timed. What ends the checks early leaves the other arms in `measured.unchecked`.
+    """Check every text that a speculative arm made in a timed turn.
+
+    What ends the checks early leaves the other arms in `measured.unchecked`.
 
     waiting: as `to_judge` has them, where the arms have other names.
     """
@@ -63,10 +65,14 @@ def judge_greedy(measured: Measurement, arm: Arm, temperature: float = 0.0) -> d
     differences = []
     for sample in samples:
         expected = baseline[sample.prompt_index]
-        # Repeats of a greedy decoding are the same text; one that differs is judged like any other.
-        text = next((t for t in sample.texts if t != expected), expected)
         prompt = measured.prompts[sample.prompt_index].id_list
-        divergence = losslessness.judge_divergence(setup.reference, prompt, expected, text, setup.target.vocab_size)
+        found = [  # repeats of a greedy decoding may differ, where lengths choose themselves and on a server
+            losslessness.judge_divergence(setup.reference, prompt, expected, [*text], setup.target.vocab_size)
+            for text in dict.fromkeys(map(tuple, sample.texts))
+        ]
+        divergence = min(
+            filter(None, found), key=lambda one: one.numerical, default=None
+        )  # a wrong one before near-ties
         if divergence:
             pair = (divergence.baseline_token, divergence.speculative_token)
             differences.append(

@@ -27,7 +27,7 @@ from speclab.models import memory, rounding
 from speclab.models.backends.buffers import kv_shapes
 from speclab.models.backends.windows import window_of
 from speclab.models.cached import CachedModel
-from speclab.models.limits import NoFastBackend, decoder_config, is_encoder_decoder, is_recurrent
+from speclab.models.limits import NoFastBackend, decoder_config, is_encoder_decoder, is_mixture_of_experts, is_recurrent
 from speclab.models.placement import is_quantised
 from speclab.models.rounding import Reference
 from speclab.models.uncached import logits_after
@@ -217,16 +217,6 @@ def _in_parts(cached: CachedModel, ids: Tensor, n_first: int) -> Tensor:
     """A pass as early exit makes it, over (1, m) ids, m at least 2: the first layers token by token up to the last."""
     states = [cached.forward_first(ids[:, i : i + 1], n_first) for i in range(ids.shape[1] - 1)]
     return cached.forward(ids, torch.cat(states, dim=1))
-
-
-def is_mixture_of_experts(model: PreTrainedModel) -> bool:
-    """Does the config, or a part of it, name several experts?"""
-
-    def several(entries: dict[str, Any]) -> bool:
-        counts = (v for k, v in entries.items() if "experts" in str(k) and "_per_" not in k and isinstance(v, int))
-        return any(n > 1 for n in counts) or any(several(v) for v in entries.values() if isinstance(v, dict))
-
-    return several(model.config.get_text_config().to_dict())
 
 
 @torch.inference_mode()

@@ -36,7 +36,8 @@ def with_experts(model: PreTrainedModel, experts: Experts, seed: int = 0) -> Pre
     EnvironmentProblem where memory does not hold the copies.
     """
     n_parameters = sum(weight.numel() for weight in model.parameters())
-    check_memory(n_parameters, count_added(model, experts), model.device, model.dtype)
+    suffix = f":e{experts.n}k{experts.n_used}"
+    check_memory(n_parameters, count_added(model, experts), model.device, model.dtype, suffix=suffix)
     config = MixtralConfig(
         **{name: getattr(model.config, name) for name in SAME},
         num_local_experts=experts.n,

@@ -216,3 +216,13 @@ def reads_several(model: PreTrainedModel) -> bool:
         allowed = max(PROBE_GAP, 8 * torch.finfo(one_by_one.dtype).eps) * one_by_one.abs().max()
         _reads_several[model] = bool((logits(N_PROBE) - one_by_one).abs().max() <= allowed)
     return _reads_several[model]
+
+
+def is_mixture_of_experts(model: PreTrainedModel) -> bool:
+    """Does the config, or a part of it, name several experts?"""
+
+    def several(entries: dict[str, Any]) -> bool:
+        counts = (v for k, v in entries.items() if "experts" in str(k) and "_per_" not in k and isinstance(v, int))
+        return any(n > 1 for n in counts) or any(several(v) for v in entries.values() if isinstance(v, dict))
+
+    return several(model.config.get_text_config().to_dict())

@@ -69,7 +69,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     if sizes.is_lab_size(name):
         sizes.parse_size(name)
         name = LAB_TARGET
-    _load_config(name)
+    load_config(name)
 
     def load() -> PreTrainedTokenizerBase:
         tokenizer = AutoTokenizer.from_pretrained(name, **NO_CODE)
@@ -82,17 +82,17 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 def room_of(name: str) -> Room:
     """Positions that the config of a folder, a hub name or lab:SIZE allows."""
-    return configured_room(_load_config(LAB_TARGET if sizes.is_lab_size(name) else name))
+    return configured_room(load_config(LAB_TARGET if sizes.is_lab_size(name) else name))
 
 
 def lab_width() -> int:
     """Of the hidden states of the lab's target, from which targets are padded."""
-    return _load_config(LAB_TARGET).hidden_size
+    return load_config(LAB_TARGET).hidden_size
 
 
-def layers_of(name: str) -> int:
-    """Decoder layers that the config of a folder or a hub name says."""
-    return _load_config(name).get_text_config().num_hidden_layers
+def lab_layers() -> int:
+    """Of the lab's target, padded or not."""
+    return load_config(LAB_TARGET).num_hidden_layers
 
 
 def load_model(
@@ -124,7 +124,7 @@ def _whole_model(
     name: str, dtype: torch.dtype, device: torch.device, device_map: DeviceMap | None = None
 ) -> PreTrainedModel:
     """All weights from the checkpoint, on the device. The library fills what is missing with random numbers."""
-    config = _load_config(name)
+    config = load_config(name)
     if os.path.isfile(Path(name) / "generation_config.json"):  # the library goes on without one that is damaged
         loaded(name, "its generation_config.json", lambda: GenerationConfig.from_pretrained(name))
     options = {"dtype": dtype, "weights_only": True, "output_loading_info": True, **NO_CODE}
@@ -155,7 +155,7 @@ def _first_three(names: set[str]) -> str:
     return ", ".join(sorted(names)[:3]) + more
 
 
-def _load_config(name: str) -> PreTrainedConfig:
+def load_config(name: str) -> PreTrainedConfig:
     """The config of a model with layers that asks for no code from the hub."""
     check_place(name)
 
@@ -192,14 +192,16 @@ def _refuse_kernels(name: str, config: Any) -> None:
     """Use kernels of PyTorch only: a config may name others, which the library would fetch from the hub and run."""
     for key in ("_attn_implementation", "_experts_implementation"):
         chosen = getattr(config, key, None)
-        values = chosen.values() if isinstance(chosen, dict) else [chosen]
-        if foreign := [value for value in values if "/" in str(value)]:
+        if "/" in str(chosen):
             raise EnvironmentProblem(
-                f"the config of {short_name(name)} asks for code from the hub ({foreign[0]}), which is never run; "
+                f"the config of {short_name(name)} asks for code from the hub ({chosen}), which is never run; "
                 f"remove {key.removeprefix('_')} from its config.json"
             )
-        if not set(values) <= {None, "eager", "sdpa"}:
+        if chosen not in (None, "eager", "sdpa"):
             setattr(config, key, None)  # the library's own choice
+    for part in getattr(config, "sub_configs", {}):  # of a text model inside another, and so on
+        if (inner := getattr(config, part, None)) is not None:
+            _refuse_kernels(name, inner)
 
 
 def choose_device(name: str) -> tuple[torch.device, str]:

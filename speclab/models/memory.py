@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from speclab.models.limits import cached_layers, is_encoder_decoder
+from speclab.models.limits import cached_layers, is_encoder_decoder, is_mixture_of_experts
 
 USABLE = 0.9  # of the free memory; the rest is for the cache, activations and the other model
 
 
 def weights_read(model: PreTrainedModel) -> tuple[int, int]:
-    """Weights that every pass reads.  -> how many, bytes
+    """Weights that every pass reads; of a mixture of experts the most that one can.  -> how many, bytes
 
     Shared weights count once. An embedding of its own is left out: a pass reads a row for each token. So is what only
     an encoder reads, which runs once for a text. Behind an encoder the sum is a little too high: cross-attention's
@@ -76,9 +76,10 @@ def describe(target: PreTrainedModel, draft: PreTrainedModel | None, k: int, con
     """What `--verbose` says: bytes of a decode step and of a round, and the peak of memory."""
     drafting, verifying = round_bytes(target, draft, k, context)
     step = round_bytes(target, None, 0, context)[1]
-    lines = [f"a decode step reads {_bytes(step)} (weights and cache after {context} tokens)"]
+    most = "up to " * is_mixture_of_experts(target)
+    lines = [f"a decode step reads {most}{_bytes(step)} (weights and cache after {context} tokens)"]
     if k:
-        lines.append(f"a round at k = {k} reads {_bytes(drafting)} to draft and {_bytes(verifying)} to verify")
+        lines.append(f"a round at k = {k} reads {_bytes(drafting)} to draft and {most}{_bytes(verifying)} to verify")
     peak = peak_memory(target.device)
     if peak is not None:
         lines.append(f"memory at its peak: {_bytes(peak)}")

@@ -123,23 +123,31 @@ def padded(
     """
     shape = shape_for(n_parameters, small.config, vocab_size)
     smallest = count_parameters(small.config)
-    check_memory(n_parameters, count_parameters(small.config, **shape), device, dtype, copies, smallest)
+    suffix = f":v{vocab_size}" if vocab_size else ""
+    check_memory(n_parameters, count_parameters(small.config, **shape), device, dtype, copies, smallest, suffix)
     return pad_to(small, shape, device, dtype)
 
 
 def check_memory(
-    n_asked: int, n_parameters: int, device: torch.device, dtype: torch.dtype, copies: int = 1, smallest: int = 0
+    n_asked: int,
+    n_parameters: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    copies: int = 1,
+    smallest: int = 0,
+    suffix: str = "",
 ) -> None:
     """Refuse weights that do not fit, before the machine starts swapping or is killed for it.
 
-    smallest: parameters of the model that is to be padded; less is no way out.
+    n_asked: the size in the name, with this suffix. n_parameters: that memory has to hold for it. smallest: parameters
+    of the model that is to be padded; less is no way out.
     """
     free = free_memory(device)
     needed = n_parameters * dtype.itemsize * copies
     if free is None or needed <= USABLE * free:
         return
     in_bfloat16 = n_parameters * torch.bfloat16.itemsize * copies
-    fits = int(USABLE * free / (dtype.itemsize * copies) / (1 + TOLERANCE))
+    fits = int(USABLE * free / needed * min(n_asked, n_parameters) / (1 + TOLERANCE))
     if dtype.itemsize > torch.bfloat16.itemsize and in_bfloat16 <= USABLE * free:
         way_out = f"use --dtype bfloat16, which takes {in_bfloat16 / 1e9:.1f} GB"
     elif copies > 1 and needed / copies <= USABLE * free:
@@ -147,11 +155,12 @@ def check_memory(
     elif fits < smallest:
         way_out = "no size of it fits; close other programs"
     else:
-        way_out = f"use {size_name(fits, digits=2)} or less"
+        way_out = f"use {size_name(fits, digits=2)}{suffix} or less"
     twice = f" ({copies} copies of the weights)" if copies > 1 else ""
+    where = f"{size_name(n_asked)}{suffix} needs {needed / 1e9:.1f} GB in {str(dtype).removeprefix('torch.')}{twice}"
     raise EnvironmentProblem(
-        f"{size_name(n_asked)} needs {needed / 1e9:.1f} GB in {str(dtype).removeprefix('torch.')}{twice}, and of the "
-        f"{free / 1e9:.1f} GB free on {device.type} a tenth stays free for the cache and the rest; {way_out}"
+        f"{where}, and of the {free / 1e9:.1f} GB free on {device.type} a tenth stays free for the cache and the rest; "
+        f"{way_out}"
     )
 
 

@@ -19,8 +19,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from speclab.system import files
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 
+MOST = 2**20  # bytes of a file of devices
 PLANS = ("auto", "balanced", "sequential")  # words of the library
 DeviceMap = str | dict[str, int | str]
 
@@ -31,8 +33,8 @@ def read_device_map(text: str) -> DeviceMap:
         return text
     advice = f'give {", ".join(PLANS)}, or a JSON file such as {{"model.layers.0": 0, "model.layers.1": "cpu"}}'
     try:
-        found = json.loads(Path(text).read_text("utf-8"))
-    except (OSError, ValueError):
+        found = json.loads(files.read_bytes(Path(text), MOST).decode())
+    except (OSError, ValueError, RecursionError):
         raise UsageProblem(f"--device-map {text} is no plan and no JSON file; {advice}") from None
     if not isinstance(found, dict) or not found:
         raise UsageProblem(f"--device-map {text} holds no devices of modules; {advice}")

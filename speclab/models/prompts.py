@@ -148,7 +148,7 @@ def chat_ids(messages: Messages, tokenizer: PreTrainedTokenizerBase) -> Tensor:
 
 
 def describe_chat(prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """A line of a run's head: whether the prompts are in the tokenizer's chat template. None where it has none."""
+    """A line of a run's head: whether the prompts are in the tokenizer's chat template. Empty where it has none."""
     if not tokenizer.chat_template:
         return []
     if prompts[0].chat:

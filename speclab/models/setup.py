@@ -175,6 +175,8 @@ def setup_of(
     reasons: dict[str, str],
 ) -> Setup:
     """A loaded and checked target on the engine that is asked for, with its device and dtype as they are."""
+    if model.device.type == "cuda":
+        torch.cuda.set_device(model.device)  # graphs and the clock's marks are of the current device
     fast, why = select.choose(model, engine)
     target = CachedModel(model, max(tokenizer.get_vocab().values()) + 1, fast)
     return Setup(target, tokenizer, name, sampling, model.device, model.dtype, reasons | {"engine": why})

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from speclab.drafts.kinds import is_tree
 from speclab.present import explanations, report, tables
-from speclab.present.run_lines import doubt, provenance, remarks
+from speclab.present.run_lines import doubt, provenance, remarks, wrong_line
 from speclab.present.tables import Cell, Lines, Table, cells, interval, number, speedup, speedup_of, through
 from speclab.records.batches import BatchRun
 from speclab.records.rows import Row
@@ -37,14 +37,15 @@ class Line(NamedTuple):
 def screen(run: ComparisonRun, brief: bool = False, where: list[str] | None = None, markdown: bool = False) -> str:
     """Same text or not; the table; the formula, what it misses most, where there is no gain; `where` the rest is.
 
-    brief: the table alone. A target whose numbers are not to be believed is left out in the terminal, and that is said.
+    brief: the table alone, below what says that texts are wrong. A target whose numbers are not to be believed is left
+    out in the terminal, and that is said.
     """
     runs = [run, run.padded] if run.padded else [run]
     doubts = Lines(f"{target_name(one)}: {doubt(one)}" for one in runs if doubt(one))
     believed = [one for one in runs if markdown or not doubt(one)]
     table = speed_table(believed) if believed else None
     if brief:
-        return tables.show([doubts, table], markdown)
+        return tables.show([Lines(filter(None, map(wrong_line, runs))), doubts, table], markdown)
     agreement = Lines(line for one in runs for line in (*same_text_lines(one), *remarks(one)))
     facts = Lines(
         [

@@ -6,6 +6,7 @@ from typing import Any
 
 from speclab.present.pictures import figures
 from speclab.present.pictures.figures import STYLES, Panel, Series, column, draw, plain, speedups
+from speclab.present.report import agreement_lines
 from speclab.present.run_lines import COSTS, doubt, noise_lines, provenance, remarks
 from speclab.present.tables import Block, Cell, Lines, Table, cells, interval, percent, show, speedup, temperature_name
 from speclab.records.rows import Row
@@ -104,13 +105,20 @@ def checked_table(verified: Verified) -> Table:
 
 
 def text(run: PlanRun) -> str:
-    """For every draft the verdict and the table; then how the plan did on other prompts."""
-    return show([Lines([*remarks(run), doubt(run)])] if doubt(run) else _blocks(run))
+    """Whether the texts of `--verify-plan` are right; for every draft the verdict and the table; then how the plan did
+    on other prompts."""
+    return show([_first(run)] if doubt(run) else [_first(run), *_blocks(run)])
 
 
 def page(run: PlanRun) -> str:
     """The same in Markdown, with where it comes from."""
-    return show(["# The plan", provenance(run), *_blocks(run)], markdown=True)
+    return show(["# The plan", provenance(run), _first(run), *_blocks(run)], markdown=True)
+
+
+def _first(run: PlanRun) -> Lines:
+    """What is to be known before any number."""
+    agreement = agreement_lines(run.verified.correctness) if run.verified else []
+    return Lines([*agreement, *remarks(run), doubt(run)])
 
 
 def _blocks(run: PlanRun) -> list[Block]:
@@ -123,7 +131,7 @@ def _blocks(run: PlanRun) -> list[Block]:
     if run.verified:
         blocks.append(f"The plan, measured on {run.verified.n_prompts} other prompts:")
         blocks.append(checked_table(run.verified))
-    return [*blocks, Lines([*noise_lines(run.noise or []), *remarks(run), doubt(run)])]
+    return [*blocks, Lines(noise_lines(run.noise or []))]
 
 
 def picture(run: PlanRun, folder: Path, name: str) -> Path:

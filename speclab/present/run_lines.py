@@ -70,7 +70,6 @@ def small_print(run: Head) -> str:
 
 def remarks(run: LabRun) -> list[str]:
     """Texts that were not checked or are wrong, and whether the run was stopped."""
-    wrong = [entry["arm"] for entry in getattr(run, "correctness", []) if not entry["passed"]]
     lines = [line for line in (busy_line(run), late_line(run)) if line]
     if rule := run.settings.get("rule"):
         lines.append(rule_line(rule, [row for row in getattr(run, "rows", []) if row.lossy_rule]))
@@ -79,11 +78,19 @@ def remarks(run: LabRun) -> list[str]:
     lines += outside_lines(run)
     if run.unchecked:
         lines.append(f"NOT CHECKED: {', '.join(run.unchecked)}; the run was stopped before these texts were judged")
-    if wrong:
-        lines.append(f"WRONG OUTPUT: {', '.join(wrong)}; see correctness in the record")
+    if wrong := wrong_line(run):
+        lines.append(wrong)
     if run.interrupted:
         lines.append("Stopped before the end: rows cover the prompts that every arm had finished.")
     return lines
+
+
+def wrong_line(run: LabRun) -> str | None:
+    """The arms whose texts are not the target's; None where there are none. A plan decodes texts to verify itself."""
+    verified = getattr(run, "verified", None)
+    judged = verified.correctness if verified else getattr(run, "correctness", [])
+    wrong = [entry["arm"] for entry in judged if not entry["passed"]]
+    return f"WRONG OUTPUT: {', '.join(wrong)}; see correctness in the record" if wrong else None
 
 
 def rule_line(rule: str, lossy: list[Row]) -> str:

@@ -81,10 +81,10 @@ def picture(sweep: SweepRun, folder: Path, name: str) -> Path:
 
 
 def text(sweep: SweepRun) -> str:
-    """What the terminal shows: the question, the table and the lines."""
+    """What the terminal shows: the question, the lines, of which some say whether to believe it, and the table."""
     if doubt(sweep):
         return show([QUESTIONS[sweep.sweep], Lines([*remarks(sweep), doubt(sweep)])])
-    return show([QUESTIONS[sweep.sweep], table(sweep), lines(sweep)])
+    return show([QUESTIONS[sweep.sweep], lines(sweep), table(sweep)])
 
 
 def title(name: str) -> str:

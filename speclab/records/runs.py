@@ -106,8 +106,8 @@ class ComparisonRun(LabRun):
     rows: list[Row]
     raw: list[Timing]
     yours: list[LearnerPrediction] | None = None  # absent where no exercise was asked
-    weight_bytes: Count | None = None  # that every pass of the target reads; absent in older records, like the next
-    bandwidth: Amount | None = None  # bytes a second that the machine reads from its memory
+    weight_bytes: Count | None = None  # that each target pass reads; absent with experts and in older records
+    bandwidth: Amount | None = None  # bytes a second that the machine reads; absent in older records
     best_plain: str | None = None  # method of the fastest plain decoding; absent in older records
     padded: "ComparisonRun | None" = None  # a short run of the same pair at the price of a larger one
 

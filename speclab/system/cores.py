@@ -1,8 +1,8 @@
-"""Are the cores free? Half a second of fixed work, by one thread and by as many as the run will use. Standard library.
+"""Are the cores free? Half a second of hashing, by one thread and by as many as the run will use. Standard library.
 
 A thread that only computes wants its core all the time. Where other work runs there, it gets less processor time than
-clock time passes; and where threads share what looks like several cores, many do hardly more work than one. The work is
-hashing, which runs outside the interpreter's lock.
+clock time passes; and where threads share what looks like several cores, many do hardly more work than one. Hashing
+runs outside the interpreter's lock.
 
 Not seen: one core in use among many, since shares are means over the threads; and other work that takes memory
 bandwidth. The run's own noise floor shows what came of those.

@@ -138,3 +138,13 @@ def on_signals(act: Callable[[Stopped], object]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def signals_at_the_end() -> Iterator[None]:
+    """What is inside is done whole: a signal that comes in the meantime is raised after it."""
+    asked: list[Stopped] = []
+    with on_signals(asked.append):
+        yield
+    if asked:
+        raise asked[0]

@@ -46,8 +46,8 @@ class Part:
     expected: float = 0.0  # of the rounds to be expected
     expected_early: float = 0.0
     expected_rounds: float = 0.0
-    endless_early: float = 0.0  # the same without a last round, for
-    endless_baseline_early: float = 0.0  # as many tokens as it then emits
+    endless_early: float = 0.0  # expected seconds of a text that has no last round
+    endless_baseline_early: float = 0.0  # the baseline's seconds for the tokens that it emits
 
     def __iadd__(self, other: "Part") -> "Part":
         for item in fields(self):

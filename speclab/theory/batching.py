@@ -108,16 +108,18 @@ def step_time(machine: Machine, model: Model, n_tokens: float, n_places: float, 
     return weights + attention
 
 
-def lockstep_tokens(survival: Sequence[float], n_texts: int) -> float:
+def lockstep_tokens(survival: Sequence[float], n_texts: int, drafts: float = 1.0) -> float:
     """Tokens that each text gets in a round where all keep as many as the one that keeps fewest.
 
-    survival: how likely the first 1, 2, ... drafted tokens of a text are all accepted; texts do not depend on each
-    other.
+    survival: how likely the first 1, 2, ... tokens of a text are drafted and all accepted; texts do not depend on each
+    other. drafts: how likely a text has a draft at all; one without keeps no other from going on.
 
     >>> lockstep_tokens([0.8, 0.6], 1), round(lockstep_tokens([0.8, 0.6], 2), 2)
     (2.4, 2.0)
+    >>> round(lockstep_tokens([0.4, 0.3], 2, drafts=0.5), 2)
+    1.6
     """
-    return 1 + sum(share**n_texts for share in survival)
+    return 1 + sum(share * (1 - drafts + share) ** (n_texts - 1) for share in survival)
 
 
 def catches_up(full_share: float, n_texts: int) -> float:

@@ -79,7 +79,7 @@ class Choice(NamedTuple):
 
 
 def student(degrees: int) -> float:
-    """The 97.5 % point of Student's t, within 3 % from 2 degrees of freedom on (Cornish and Fisher 1960).
+    """The 97.5 % point of Student's t, within 3.1 % from 2 degrees of freedom on (Cornish and Fisher 1960).
 
     >>> [round(student(n), 2) for n in (5, 11, 29)]
     [2.57, 2.2, 2.05]

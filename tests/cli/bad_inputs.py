@@ -89,6 +89,10 @@ CONFIGS = {
     "odd-norm": {"rms_norm_eps": "small"},
     "nan-norm": {"rms_norm_eps": float("nan")},
     "hub-attention": {"attn_implementation": "somebody/evil-attention"},
+    "hub-attention-inside": {
+        "model_type": "gemma3",
+        "attn_implementation": {"text_config": "kernels-community/attention"},
+    },
     "unknown-type": {"model_type": "nonsense"},
     "list-type": {"model_type": ["llama"]},
     "no-type": {"model_type": None, "architectures": None},
@@ -219,6 +223,7 @@ def loose_files(folder: Path) -> None:
         "file": b"in the way",
         "good.txt": b"def f(x):",
         "nan.json": b'{"rows": NaN}',
+        "deep.json": DEEP.encode(),
     }
     for name, content in texts.items():
         (folder / name).write_bytes(content)
@@ -368,6 +373,7 @@ ROWS = [
     Row(f"{B} --prompt x --target odd-norm", 3, ("config.json", "rms_norm_eps")),
     Row(f"{B} --prompt x --target nan-norm", 3, ("not finite", "--dtype float32")),
     Row(f"{B} --prompt x --target hub-attention", 3, ("somebody/evil-attention", "never run")),
+    Row(f"{B} --prompt x --target hub-attention-inside", 3, ("kernels-community/attention", "never run")),
     Row(f"{B} --prompt x --target unknown-type", 3, ("config.json", "nonsense")),
     Row(f"{B} --prompt x --target list-type", 3, ("config.json", "unhashable")),
     Row(f"{B} --prompt x --target no-type", 3, ("config.json", "model_type")),
@@ -419,6 +425,8 @@ ROWS = [
     Row(f"{S} --target target --draft retokenize:encoder-decoder", 2, ("--draft retokenize does not know encoder-d",)),
     Row(f"{S} --target target --draft intersect:encoder-decoder", 2, ("--draft intersect does not know encoder-d",)),
     Row(f"{C} --target encoder-decoder --draft ngram --batch 2", 2, ("--batch does not know encoder-decoder models",)),
+    Row(f"{B} --prompt x --target target --device-map /dev/zero", 2, ("--device-map /dev/zero", "JSON file")),
+    Row(f"{B} --prompt x --target target --device-map deep.json", 2, ("--device-map deep.json", "JSON file")),
     Row(f"{C} --engine vllm --device-map auto", 2, ("--device-map is about the lab's own engines",)),
     Row(f"{B} --prompt x --target lab:20m --device-map auto", 2, ("lab:20m is made on one device",)),
     Row("-m benchmarks.roofline --target lab:20m --device-map auto", 2, ("lab:20m is made on one device",)),
@@ -534,6 +542,7 @@ ROWS = [
     Row(f"{S} --draft exit:99", 2, ("12 layers", "a number from 1 to 11")),
     Row(f"{S} --draft exit:x", 2, ("an adapter's folder", "exit:2")),
     Row(f"{S} --draft exit:", 2, ("an adapter's folder", "exit:2")),
+    Row(f"{S} --draft exit:--3", 2, ("an adapter's folder", "exit:2")),
     Row(f"{S} --draft exit:5", 2, ("no adapter for layer 5", "python -m training.drafts exit --exit-layer 5")),
     Row(f"{S} --draft hybrid:suffix+exit:5", 2, ("python -m training.drafts exit --exit-layer 5",)),
     Row(f"{S} --draft exit:2", 2, ("belongs to a target with 12 layers of width 256", "trained for it")),

@@ -10,6 +10,7 @@ from speclab.lab import comparison, harness, padded_pair
 from speclab.models import sizes
 from speclab.records.files import read
 from speclab.records.runs import ComparisonRun
+from speclab.system.errors import EnvironmentProblem
 
 GB = 10**9
 SMALL = ["--prompt", "def f(x):", "--max-new-tokens", "6", "-k", "2", "--temperature", "0", "--threads", "1"]
@@ -51,7 +52,7 @@ def run(tmp_path, capsys):
 
 
 def test_both_sizes_stand_in_one_record_and_one_table(run, tmp_path):
-    code, out, err = run("--draft", "ngram", "--padded", "lab:12m")
+    code, out, err = run("--draft", "ngram", "--padded", "12m")
     assert code == 0
     assert "lab:12m: llama" in err
     record = read(tmp_path / "results" / "local.json", ComparisonRun)
@@ -116,10 +117,25 @@ def test_ctrl_c_in_the_second_size_keeps_the_first(run, monkeypatch, tmp_path):
     assert "Stopped before the end" in out
 
 
+def test_a_size_that_was_asked_for_and_cannot_be_made_is_an_error(run, monkeypatch, tmp_path):
+    """After everything else is written."""
+
+    def no_memory(*args):
+        raise EnvironmentProblem("it needs 99 GB")
+
+    monkeypatch.setattr(padded_pair, "second_config", no_memory)
+    code, out, err = run("--draft", "ngram", "--padded", "lab:12m")
+    assert (code, err.splitlines()[-1]) == (3, "error: it needs 99 GB")
+    assert "ngram" in out
+    assert read(tmp_path / "results" / "local.json", ComparisonRun).rows
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["--padded", "big"], "lab:big is not a size"),
+        (["--padded", "9m"], "lab:9m is smaller than the lab model it is to hold"),
+        (["--padded", "lab:12m", "--draft", "model"], "lab:1.2m is smaller than the lab model it is to hold"),
         (["--padded", "lab:20m", "--draft", "dial:0.8"], "use --draft model,feature,hybrid"),
         (["--padded", "lab:20m", "--target", "some/model"], "leave out --target"),
         (["--padded", "lab:20m", "--plan"], "--padded belongs to a comparison"),

@@ -226,6 +226,7 @@ def test_verify_plan_measures_on_the_other_half(run, tmp_path, measurements):
         assert all(r.n_prompts == 2 and r.prompt_kind == "all" for r in mine)
     assert {s.arm.label for s in found.samples} >= {"baseline", "model k=2", "ngram k=4"}
     assert "2 other prompts" in " ".join(out.split())
+    assert out.index("token for token: identical") < out.index("break-even")
 
 
 @pytest.mark.parametrize("texts", [TEXTS[:1], [TEXTS[0], TEXTS[2]]], ids=["one prompt", "one of each kind"])
@@ -415,3 +416,12 @@ def test_what_exercise_6_chose_stands_beside_the_plan():
     chosen = plan_views.learner_line(run, replace(PAYS, yours=3))
     assert chosen == "best_draft_length of exercises: k = 3, expected 1.50x"
     assert plan_views.learner_line(run, replace(PAYS, yours=9)).endswith("k = 9, expected -")
+
+
+@pytest.mark.usefixtures("forgetful")
+def test_a_wrong_text_of_a_plan_is_said_before_any_number(run, tmp_path):
+    code, out, _ = run("--verify-plan", "-k", "0,2")
+    page = (tmp_path / "results" / "local-plan.md").read_text()
+    assert code == 1
+    for text in (out, page):
+        assert text.index("WRONG OUTPUT: model k=") < text.index("break-even")

@@ -21,8 +21,8 @@ from transformers import (
 from speclab.models import checks, rounding
 from speclab.models.backends import eager
 from speclab.models.cached import CachedModel
-from speclab.models.checks import cached_logits, check_model, gap, is_mixture_of_experts, random_text, uncached_logits
-from speclab.models.limits import context_length
+from speclab.models.checks import cached_logits, check_model, gap, random_text, uncached_logits
+from speclab.models.limits import context_length, is_mixture_of_experts
 from speclab.models.rounding import Reference
 from speclab.system.errors import EnvironmentProblem
 from tests.tiny_models import FAMILIES, VOCAB, tiny

@@ -1,5 +1,7 @@
 """lab:SIZE:eEkK: mixtures of experts that say what one MLP says, and that a pass over several tokens pays for."""
 
+import re
+
 import pytest
 import torch
 
@@ -11,6 +13,7 @@ from speclab.models import padding, sizes
 from speclab.models.cached import CachedModel
 from speclab.models.checks import check_model
 from speclab.models.experts import count_added, with_experts
+from speclab.models.padding import check_memory
 from speclab.models.sizes import Experts, Size
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from tests.decoding import plain_text
@@ -96,8 +99,20 @@ def test_bytes_are_the_weights():
 
 def test_memory_is_asked_first(monkeypatch):
     monkeypatch.setattr(padding, "free_memory", lambda device: 10)
-    with pytest.raises(EnvironmentProblem, match="GB"):
-        with_experts(tiny_llama(0, n_layers=2), Experts(4, 2))
+    model = tiny_llama(0, n_layers=2)
+    with pytest.raises(EnvironmentProblem, match=r"k:e4k2 needs .* GB in .*; use lab:0k:e4k2 or less"):
+        with_experts(model, Experts(4, 2))
+
+
+def test_the_advice_is_a_size_that_fits(monkeypatch):
+    """Memory for a third of the copies: for a third of the size that was asked for, and no more."""
+    model = tiny_llama(0, n_layers=2)
+    n, added = sum(weight.numel() for weight in model.parameters()), count_added(model, Experts(4, 2))
+    monkeypatch.setattr(padding, "free_memory", lambda device: added * 4 / 3 / padding.USABLE)
+    with pytest.raises(EnvironmentProblem) as problem:
+        check_memory(n, added, model.device, torch.float32, suffix=":e4k2")
+    advised = sizes.parse_name(re.search(r"use (lab:\S+) or less", str(problem.value))[1])
+    assert 0.9 < advised.n_parameters / (n / 3) <= 1
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ NOISES = {"all": 0.0, "some": 0.05}
 def tiny(family: str) -> PreTrainedModel:
     """In float64; of its experts the plain code, which the fast kernels have no float64 for."""
     model = tiny_families.tiny(family).double()
-    if checks.is_mixture_of_experts(model):
+    if limits.is_mixture_of_experts(model):
         model.set_experts_implementation("eager")
     return model
 

@@ -62,6 +62,14 @@ def test_an_unclear_row_is_no_best_one():
     assert "1.01x unclear" in first_screen.screen(run)
 
 
+def test_a_wrong_text_stands_above_the_table():
+    run = two_regimes()
+    run.padded.correctness = [run.padded.correctness[0] | {"passed": False}]
+    brief = first_screen.screen(run, brief=True)
+    assert brief.startswith(f"WRONG OUTPUT: {run.padded.correctness[0]['arm']}")
+    assert brief.splitlines()[2].startswith("target")
+
+
 def test_brief_is_the_table_alone():
     run = two_regimes()
     brief, text = (first_screen.screen(run, brief=only) for only in (True, False))

@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import platform
+import re
 import socket
 from types import SimpleNamespace
 
@@ -481,6 +482,15 @@ def test_trace_of_a_comparison(pair_folder, tmp_path, capsys, monkeypatch):
     for other in (["--sweep", "context"], ["--plan"], ["--verify-plan"]):
         assert compare.main([*words, *other, "--report", str(whole)]) == 2
         assert "--report" in capsys.readouterr().err
+
+
+def test_a_trace_of_lengths_that_choose_themselves_drafts(pair_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(prompts, "standard", lambda: [("code", "def f(x):")])
+    words = ["--target", str(pair_folder / "target"), "--draft", str(pair_folder / "draft"), "-k", "auto"]
+    words += ["--limit", "1", "--max-new-tokens", "24", "--threads", "1", "--engine", "eager", "--temperature", "0"]
+    page = tmp_path / "t.html"
+    assert compare.main([*words, "--out-dir", str(tmp_path), "--trace", str(page)]) == 0
+    assert re.search(r"auto</b> drafts, up to [1-9]", page.read_text("utf-8"))
 
 
 def test_a_dial_traces_what_it_was_told_to_replay(pair_folder):

@@ -4,7 +4,9 @@ import argparse
 import functools
 import io
 import json
+import os
 import re
+import signal
 import subprocess
 import tarfile
 
@@ -26,6 +28,7 @@ from tests.watch import Watch
 from training import draft as draft_training
 from training import draft_flags, drafts, lab_pair
 from training import models as lab_models
+from training import rows as training_rows
 from training.rows import batch
 
 
@@ -55,6 +58,10 @@ def test_held_out_depends_on_the_name_alone():
         ("GPL-3.0-or-later", False),
         ("MIT OR GPL-2.0", False),  # not worth a lawyer
         ("LicenseRef-NVIDIA-Proprietary", False),
+        ("LGPL-2.1 AND BSD-2-Clause", False),
+        ("Copyright Somebody Limited", False),  # MIT inside a word
+        ("ISC License", True),
+        ("0BSD", True),
         ("", False),
     ],
 )
@@ -163,6 +170,61 @@ def test_ctrl_c_keeps_every_whole_step(where, kept, tmp_path, monkeypatch):
     assert begun == list(range(9 if kept else 0, 16))
     _, at_once, _ = a_training(monkeypatch, stop_at=15)
     assert all(torch.equal(a, b) for a, b in zip(resumed.parameters(), at_once.parameters(), strict=True))
+
+
+def test_a_signal_waits_for_the_end_of_a_step(tmp_path, monkeypatch):
+    path, right = tmp_path / "m.pt", training_steps._update
+
+    def interrupted(*args):
+        os.kill(os.getpid(), signal.SIGINT)
+        right(*args)
+
+    monkeypatch.setattr(training_steps, "_update", interrupted)
+    facts, _, begun = a_training(monkeypatch, checkpoint=path)
+    assert (facts, begun) == (None, [0])
+    assert torch.load(path, weights_only=True)["facts"]["steps"] == 1
+
+
+def test_a_loss_that_is_not_finite_ends_a_training_and_keeps_the_checkpoint(tmp_path, monkeypatch):
+    path, right = tmp_path / "m.pt", training_steps._gradients
+    a_training(monkeypatch, 20, checkpoint=path)
+    before = path.read_bytes()
+    monkeypatch.setattr(training_steps, "_gradients", lambda *args: right(*args) * float("nan"))
+    with pytest.raises(EnvironmentProblem, match="the loss is not finite at step"):
+        a_training(monkeypatch, 1000, checkpoint=path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_tables_with_a_row_for_each_id_have_no_muon(family):
+    model = tiny(family)
+    muon, adam = (
+        {id(w) for group in one.param_groups for w in group["params"]} for one in training_steps.optimizers(model, 1e-3)
+    )
+    tables = {id(part.weight) for part in model.modules() if isinstance(part, torch.nn.Embedding)}
+    assert tables <= adam
+    assert {id(w) for w in model.parameters()} == muon | adam
+    assert not muon & adam
+
+
+def test_texts_depend_on_the_seed_alone():
+    pieces, model = torch.randint(0, VOCAB, (9, 5)), tiny("llama")
+    texts = []
+    for noise, seed in ((1, 3), (2, 3), (2, 4)):
+        torch.manual_seed(noise)
+        texts.append(draft_training.continuations(model, pieces, 0, seed, rows=6, length=12))
+    assert torch.equal(texts[0], texts[1])
+    assert not torch.equal(texts[1][:, 5:], texts[2][:, 5:])
+
+
+def test_texts_are_written_with_the_targets_own_positions(monkeypatch):
+    """The rotary frequencies keep their precision, whatever the weights have."""
+    monkeypatch.setattr(training_rows, "product_dtype", lambda device: torch.bfloat16)
+    model = tiny("llama")
+    writer = training_rows.in_fast_precision(model)
+    assert {weight.dtype for weight in writer.parameters()} == {torch.bfloat16}
+    assert all(torch.equal(a, b) for a, b in zip(writer.buffers(), model.buffers(), strict=True))
+    assert model.dtype == torch.float64
 
 
 def _gpt_neo():

@@ -87,17 +87,19 @@ class Expectations:
             step = seconds(TARGET, n_texts, 1, context)
             return None if step is None else n_texts / (step + loop)
         known = self.known[draft, k]
-        total = loop + n_texts * self.one_draft.get((draft, k), 0.0)
+        whole = known.survival[-1]  # how likely a text's whole draft is accepted
+        two_waiting = whole**n_texts if lockstep else batching.catches_up(whole, n_texts)
+        models, priced = 0.0, 0.0
         for n, share in known.widths(n_texts).items():
             verify = seconds(TARGET, n_texts, n + 1, context)
-            drafting = self._drafting(seconds, context, draft, n, n_texts, known.survival[-1])
+            drafting = self._drafting(seconds, context, draft, n, n_texts, two_waiting)
             if verify is None or drafting is None:
                 if share < 0.05:  # near the end of a text drafts are shorter: hardly any round of a full batch
                     continue
                 return None
-            total += share * (verify + drafting)
-        tokens = batching.lockstep_tokens(known.survival, n_texts if lockstep else 1)
-        return n_texts * tokens / total
+            models, priced = models + share * (verify + drafting), priced + share
+        tokens = batching.lockstep_tokens(known.survival, n_texts if lockstep else 1, 1 - known.drafted.get(0, 0.0))
+        return n_texts * tokens / (loop + n_texts * self.one_draft.get((draft, k), 0.0) + models / priced)
 
     def _drafting(
         self,
@@ -106,15 +108,17 @@ class Expectations:
         draft: str,
         n: int,
         n_texts: int,
-        full_share: float,
+        two_waiting: float,
     ) -> float | None:
-        """Seconds of a draft model's passes for n tokens of each text."""
+        """Seconds of a draft model's passes for n tokens of each text.
+
+        two_waiting: how likely the first pass has to read two tokens of some text.
+        """
         if n == 0 or draft not in self.costs:
             return 0.0
         one, two = seconds(draft, n_texts, 1, context), seconds(draft, n_texts, 2, context)
         if one is None or two is None:
             return None
-        two_waiting = batching.catches_up(full_share, n_texts)
         return two_waiting * two + (1 - two_waiting) * one + (n - 1) * one
 
     # --- what goes into the record ------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Rows of a batch run: what every way to decode does beside plain decoding of as many texts at a time.
 
 What is compared is the time of a token of each prompt. Prompts are what is resampled for an interval, as in all runs of
-the lab (THEORY 3.3): of a prompt's requests together, tokens and equal parts of the passes that they shared.
+the lab (chapter 13): of a prompt's requests together, tokens and equal parts of the passes that they shared.
 """
 
 from collections.abc import Iterable

@@ -35,17 +35,24 @@ def judged(served: Served) -> Measurement:
             for one_pass in passes:
                 answers = zip(loaded.indexes, one_pass.answers, strict=True)
                 texts.setdefault(key, []).extend((index, answer.tokens) for index, answer in answers)
-    for (arm, temperature, under_load), found in texts.items():
+    for (arm, temperature, _), found in texts.items():
         measured.samples += _samples(served, arm, temperature, found)
-        check = judge_greedy if temperature == 0 else _judge_sampled
-        measured.correctness.append(check(measured, arm, temperature) | ({UNDER_LOAD: True} if under_load else {}))
+    waiting = {f"{arm.label} at temperature {temperature:g}": key for key in texts for arm, temperature, _ in [key]}
+    with measured.kept("the answers are complete, their checks are not"):
+        for name, (arm, temperature, under_load) in list(waiting.items()):
+            judge = judge_greedy if temperature == 0 else _judge_sampled
+            entry = judge(measured, arm, temperature)
+            measured.correctness.append(entry | ({UNDER_LOAD: True} if under_load else {}))
+            del waiting[name]
+    measured.unchecked = list(waiting)
     return measured
 
 
-def verdict_of(measured: Measurement, arm: Arm, temperature: float) -> Facts:
-    """What the checks say of an arm's texts at one request at a time."""
+def verdict_of(measured: Measurement, arm: Arm, temperature: float) -> Facts | None:
+    """What the checks say of an arm's texts at one request at a time; None where they did not come to it."""
     name = _checked_as(arm).label
-    return next(one for one in measured.correctness if (one["arm"], one["temperature"]) == (name, temperature))
+    found = (one for one in measured.correctness if (one["arm"], one["temperature"]) == (name, temperature))
+    return next(found, None)
 
 
 def _checked_as(arm: Arm) -> Arm:

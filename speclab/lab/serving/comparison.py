@@ -26,7 +26,7 @@ from speclab.lab.serving.servers import Logs, Server, ServerProblem, log_folder,
 from speclab.lab.serving.turns import Sent
 from speclab.records.samples import BASELINE, Arm
 from speclab.records.serving import Refused, Schedule, ServingRun
-from speclab.system.errors import EnvironmentProblem, Problem, UsageProblem
+from speclab.system.errors import EnvironmentProblem, Problem, UsageProblem, first_line
 from speclab.system.terminal import note, progress
 from speclab.theory import batching
 
@@ -51,10 +51,10 @@ def compare_serving(config: RunConfig, plan: Plan) -> tuple[ServingRun, Measurem
                     measure(served, arm, plain, start)
                 if plan.schedule:
                     follow_load(served, lengths, plain, start)
-    except (KeyboardInterrupt, Problem) as stop:
+    except (KeyboardInterrupt, Problem, OSError) as stop:
         if not served.sent:
             raise
-        served.stop = stop
+        served.stop = EnvironmentProblem(f"a server: {first_line(stop)}") if isinstance(stop, OSError) else stop
     measured = judged(served)
     return record(served, measured), measured
 

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from speclab.drafts.heads.files import LARGEST_CONFIG
 from speclab.drafts.kinds import LAB_HEADS, OTHERS
 from speclab.models import loading
 from speclab.system.errors import EnvironmentProblem, UsageProblem
-from speclab.system.files import shown
+from speclab.system.files import read_bytes, shown
 from speclab.system.paths import ROOT
 
 VARIABLE, FOLDER = "SPECLAB_VLLM", ".venv-vllm"
@@ -176,8 +177,8 @@ def by_load(config: dict[str, Any], ranges: Sequence[tuple[int, int, int]]) -> d
 def _method_of_block(place: str) -> str:
     """dspark or dflash, as the head's own config.json says."""
     try:
-        method = json.loads((Path(place) / "config.json").read_text("utf-8"))["speculators_model_type"]
-    except (OSError, ValueError, LookupError, TypeError):
+        method = json.loads(read_bytes(Path(place) / "config.json", LARGEST_CONFIG))["speculators_model_type"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         raise EnvironmentProblem(f"{place} has no config.json that says which block draft it is") from None
     return str(method)
 

@@ -176,10 +176,10 @@ def own_price(served: Served, arm: Arm, compared: dict[tuple[Arm, int], Reconcil
     return OwnPrice(n_tokens / n_rounds, of_token, of_round, costs)
 
 
-def _same(measured: Measurement, arm: Arm) -> int:
-    """How many prompts have the lab's own text in every repeat."""
+def _same(measured: Measurement, arm: Arm) -> int | None:
+    """How many prompts have the lab's own text in every repeat; None where that was not checked."""
     entry = verdict_of(measured, arm, 0)
-    return entry["n_prompts"] - len(entry["differences"])
+    return entry["n_prompts"] - len(entry["differences"]) if entry else None
 
 
 def reconciled(served: Served, measured: Measurement) -> dict[tuple[Arm, int], Reconciled]:
@@ -188,7 +188,7 @@ def reconciled(served: Served, measured: Measurement) -> dict[tuple[Arm, int], R
     for one in served.sent:
         key = (one.arm, one.index)
         if one.temperature == 0 and one.counts and key in served.own and key not in found:
-            differences = verdict_of(measured, one.arm, 0)["differences"]
+            differences = (verdict_of(measured, one.arm, 0) or {}).get("differences", [])
             near_tie = (one.index, "near-tie") in [(other["prompt"], other["verdict"]) for other in differences]
             prompt = served.config.prompts[one.index]
             found[key] = reconcile(*key, prompt, one.counts, served.own[key], one.answer.tokens, near_tie)

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from speclab.lab.serving.client import Client
 from speclab.lab.serving.installed import Installed, without_folders
-from speclab.system.errors import EnvironmentProblem, Stopped, on_signals
+from speclab.system.errors import EnvironmentProblem, signals_at_the_end
 from speclab.system.terminal import harmless, note
 
 START_SECONDS = 900.0  # until a server must be healthy: on a slow machine a large model is read for minutes
@@ -244,8 +244,7 @@ def _new(name: str, log: Path) -> Server:
 def _launch(server: Server, command: list[str], environment: dict[str, str]) -> None:
     """Start its process."""
     assert server.log
-    asked: list[Stopped] = []
-    with on_signals(asked.append), open(server.log, "wb") as out:  # no signal comes between a process and its name here
+    with signals_at_the_end(), open(server.log, "wb") as out:  # no signal comes between a process and its name here
         server.process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -254,5 +253,3 @@ def _launch(server: Server, command: list[str], environment: dict[str, str]) -> 
             env=environment,
             start_new_session=GROUPS,
         )
-    if asked:
-        raise asked[0]

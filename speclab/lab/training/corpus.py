@@ -11,6 +11,7 @@ import hashlib
 import importlib.metadata
 import itertools
 import platform
+import re
 import sysconfig
 import textwrap
 from collections.abc import Iterator
@@ -22,8 +23,8 @@ from pathlib import Path
 SKIPPED_PARTS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "pydoc_data", "__pycache__"}
 SKIPPED_FOLDERS = {"encodings", "lib2to3"}
 HELD_OUT_EVERY = 25
-PERMISSIVE = ("MIT", "BSD", "APACHE", "ISC", "PSF", "PYTHON SOFTWARE FOUNDATION", "UNLICENSE", "CC0", "ZLIB", "0BSD")
-NOT_PERMISSIVE = ("GPL", "MPL", "EUPL", "PROPRIETARY", "NVIDIA", "COMMERCIAL")
+PERMISSIVE = r"\b(MIT\b|0?BSD|APACHE|ISC\b|PSF|PYTHON SOFTWARE FOUNDATION|UNLICENSE|CC0|ZLIB)"
+NOT_PERMISSIVE = r"GPL|\bMPL|EUPL|PROPRIETARY|NVIDIA|COMMERCIAL"
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,9 @@ def prose(source: str) -> Iterator[str]:
             yield textwrap.dedent("".join(block))
     with contextlib.suppress(SyntaxError, ValueError):
         for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
+            if isinstance(
+                node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+            ) and ast.get_docstring(node):
                 text = ast.get_source_segment(source, node.body[0], padded=True) or ""
                 if text.count("\n") > 1:
                     yield textwrap.dedent(text)
@@ -79,7 +82,7 @@ def permissive_packages() -> Iterator[Document]:
 def is_permissive(licence: str) -> bool:
     """True when the licence text names a permissive licence and none that is not."""
     text = licence.upper()
-    return any(word in text for word in PERMISSIVE) and not any(word in text for word in NOT_PERMISSIVE)
+    return bool(re.search(PERMISSIVE, text)) and not re.search(NOT_PERMISSIVE, text)
 
 
 def _licence(package: importlib.metadata.Distribution) -> str:

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import io
 import json
+import math
 import time
 import timeit
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
-from speclab.system.errors import EnvironmentProblem, UsageProblem, first_line
+from speclab.system.errors import EnvironmentProblem, UsageProblem, first_line, signals_at_the_end
 from speclab.system.files import write_whole
 from speclab.system.terminal import note, progress_bar
 
@@ -24,7 +25,7 @@ from speclab.system.terminal import note, progress_bar
 LENGTHS = {256: 0.80, 512: 0.15, 2048: 0.05}
 MICRO_BATCH_TOKENS = {"cuda": 32768}  # by device; what a pass trains on at once
 FEW_TOKENS = 4096  # the same elsewhere
-BY_ROW = ("embed", "lm_head", "markov")  # matrices with a row for each id
+BY_ROW = ("lm_head", "markov")  # matrices with a row for each id, as embeddings are
 SECONDS_BETWEEN_CHECKPOINTS = 240
 TRIES = 9  # of a product in each precision; the fastest counts
 STEPS_PER_READING = {"cuda": 20}  # a loss is read when the device has done everything before it; elsewhere every step
@@ -36,7 +37,9 @@ def optimizers(model: nn.Module, rate: float, of_tables: float = 1.0) -> list[to
     rate: the peak learning rate. of_tables: of AdamW, as a share of it.
     """
     trained = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
-    matrices = [weight for name, weight in trained if weight.ndim == 2 and not any(o in name for o in BY_ROW)]
+    tables = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}
+    tables |= {id(weight) for name, weight in trained if any(word in name for word in BY_ROW)}
+    matrices = [weight for _, weight in trained if weight.ndim == 2 and id(weight) not in tables]
     others = [weight for _, weight in trained if not any(weight is matrix for matrix in matrices)]
     return [
         torch.optim.Muon(matrices, lr=rate, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
@@ -131,6 +134,7 @@ def train(
 
     def read() -> None:
         for loss in torch.stack(unread).tolist() if unread else []:
+            _check_finite(loss, name, facts.steps)
             facts.first_loss = loss if facts.first_loss is None else facts.first_loss
             facts.last_loss = loss if facts.last_loss is None else 0.9 * facts.last_loss + 0.1 * loss
         unread.clear()
@@ -145,11 +149,12 @@ def train(
                 factor = learning_rate_factor(facts.seconds / seconds)
                 loss = _gradients(model, micro_batches, loss_of, precision)
                 updating = True
-                _update(model, steppers, [peak * factor for peak in peaks])
-                unread.append(loss)
-                facts.steps, updating = facts.steps + 1, False
-                facts.tokens += sum(tokens.numel() for tokens, *_ in micro_batches)
-                facts.seconds = time.monotonic() - start
+                with signals_at_the_end():
+                    _update(model, steppers, [peak * factor for peak in peaks])
+                    unread.append(loss)
+                    facts.steps, updating = facts.steps + 1, False
+                    facts.tokens += sum(tokens.numel() for tokens, *_ in micro_batches)
+                    facts.seconds = time.monotonic() - start
                 if facts.steps % every == 0:
                     read()
                     bar.set_postfix_str(f"step {facts.steps}, loss {facts.last_loss:.3f}")
@@ -159,9 +164,7 @@ def train(
                     save()
                     saved_at = time.monotonic()
         finally:
-            if (
-                facts.steps and not updating
-            ):  # between steps, or before the weights have changed: that step is made again
+            if facts.steps and not updating:  # an error inside an update may leave weights of two steps
                 read()
                 save()
     return facts
@@ -200,16 +203,25 @@ def learning_rate_factor(share: float) -> float:
     return min(1.0, share / 0.02 + 0.02, max(0.02, 2 * (1 - share)))
 
 
+def _check_finite(loss: float, name: str, step: int) -> None:
+    if not math.isfinite(loss):
+        raise EnvironmentProblem(
+            f"{name}: the loss is not finite at step {step}; type the command again with a smaller --rate and another "
+            "--work-dir"
+        )
+
+
 def _gradients(
     model: nn.Module, micro_batches: list[tuple[Tensor, ...]], loss_of: Callable[..., Tensor], precision: torch.dtype
 ) -> Tensor:
     """Of one step, from zero.  -> mean loss of the micro-batches, on the device"""
     device = next(model.parameters()).device
     total = torch.zeros((), device=device)
+    n_tokens = sum(tokens.numel() for tokens, *_ in micro_batches)  # the last micro-batch may have fewer
     model.zero_grad(set_to_none=True)
     for micro_batch in micro_batches:
         with products_in(precision, device):
-            loss = loss_of(*micro_batch) / len(micro_batches)
+            loss = loss_of(*micro_batch) * (micro_batch[0].numel() / n_tokens)
         loss.backward()
         total += loss.detach()
     return total

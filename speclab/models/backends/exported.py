@@ -56,11 +56,11 @@ class _Pass(nn.Module):
 
 
 class ExportedModel:
-    """The exported forward of one model. It has no state: buffers and positions come in.
+    """The exported forward of one model. It holds no text: buffers and positions come in.
 
     layers: whose outputs a pass gives beside the logits; all, unless told, for drafts are made later.
     shapes: for every layer the (kv heads, head width) of its keys and of its values.
-    window: tokens that layers with a sliding window read, None where there are none. Their buffers hold the whole text
+    window: of layers with a sliding window, None where there are none. Their buffers hold the whole text
     all the same, which costs memory, and makes a rollback past the window's edge exact.
     packed: whether the products read copies of the weights in oneDNN's own order. Such products are made for several
     rows at once; models/select.py finds out what that means for narrow passes, and sets

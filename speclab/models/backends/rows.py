@@ -8,6 +8,7 @@ The same pass runs as the library's own code, as an exported list of kernels, or
 number of places.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
 
 import torch
@@ -20,6 +21,7 @@ from speclab.models.backends.cuda_graphs import GraphedModel, rows_read
 from speclab.models.backends.eager import layer_outputs
 from speclab.models.backends.kernels import with_kernels
 from speclab.models.backends.windows import masks, window_of
+from speclab.models.limits import context_length
 
 Pass = Callable[..., tuple[Tensor, ...]]
 """(ids, positions, mask, places, keys, values) -> (logits, outputs of all layers), see `RowsPass.forward`"""
@@ -168,7 +170,8 @@ class GraphedRowBuffers(RowBuffers):
                 read = self.n_read(total)
                 places = torch.arange(read - width, read, device=self.model.device).expand(self.n_rows, -1)
                 visible = places.new_ones((self.n_rows, width, read), dtype=torch.bool)
-                self._graph([torch.zeros_like(places), places, additive(visible, self.model.dtype), places])
+                positions = places.clamp(max=(context_length(self.model) or sys.maxsize) - 1)  # buffers may hold more
+                self._graph([torch.zeros_like(places), positions, additive(visible, self.model.dtype), places])
                 total = read + 1
 
     def _graph(self, given: list[Tensor]) -> graphs.Graph:

@@ -8,7 +8,9 @@ import signal
 import pytest
 
 from speclab.cli import serving as command
+from speclab.lab.serving import checks as serving_checks
 from speclab.lab.serving import comparison
+from speclab.system.errors import Stopped
 from tests.lab.serving.conftest import N_NEW, K, is_running, started
 from tools import plots
 
@@ -56,6 +58,23 @@ def test_a_run_leaves_its_record_page_and_picture(run, tmp_path):
     assert plots.main([str(record), "--out", str(tmp_path)]) == 0
     assert (tmp_path / "local-vllm.png").exists()
     assert not any(map(is_running, started(tmp_path)))
+
+
+def test_a_check_that_is_stopped_loses_no_answer(run, monkeypatch):
+    honest, judged = serving_checks.judge_greedy, []
+
+    def judge(measured, arm, temperature=0.0):
+        if judged:
+            raise Stopped(signal.SIGINT)
+        judged.append(arm)
+        return honest(measured, arm, temperature)
+
+    monkeypatch.setattr(serving_checks, "judge_greedy", judge)
+    code, out, _, made = run()
+    assert code == 130
+    assert made.served
+    assert len(made.correctness) == 1
+    assert "NOT CHECKED: " in " ".join(out.split())
 
 
 def test_another_text_and_other_counts_are_found(run, script, honest):

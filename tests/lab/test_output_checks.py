@@ -1,0 +1,45 @@
+"""What is said of the texts of a run."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from speclab.lab import output_checks
+from speclab.records.samples import BASELINE, Arm, Sample
+from speclab.theory import losslessness
+from speclab.theory.losslessness import Divergence
+
+RIGHT, NEAR, WRONG = [5, 6, 7], [5, 6, 8], [5, 9, 7]
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """A measurement with one prompt, from the texts of an arm's repeats."""
+    found = {tuple(NEAR): Divergence(2, 7, 8, 0.0, 1.0, True), tuple(WRONG): Divergence(1, 6, 9, 5.0, 1.0, False)}
+    monkeypatch.setattr(losslessness, "judge_divergence", lambda *given: found.get(tuple(given[3])))
+
+    def of(texts: list[list[int]]) -> SimpleNamespace:
+        samples = {BASELINE: [RIGHT], Arm("model", "model", 4): texts}
+        made = {arm: [Sample(arm, 0.0, 0, "code", 3, texts=its)] for arm, its in samples.items()}
+        tokenizer = SimpleNamespace(decode=lambda ids: str(ids[0]))
+        setup = SimpleNamespace(reference=None, tokenizer=tokenizer, target=SimpleNamespace(vocab_size=10))
+        prompts = [SimpleNamespace(id_list=[1, 2, 3])]
+        return SimpleNamespace(bench=SimpleNamespace(setup=setup), prompts=prompts, of=lambda arm, _: made[arm])
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("texts", "verdicts"),
+    [
+        ([RIGHT, RIGHT], []),
+        ([RIGHT, NEAR], ["near-tie"]),
+        ([NEAR, WRONG], ["BUG"]),
+        ([WRONG, NEAR], ["BUG"]),
+        ([RIGHT, NEAR, RIGHT, WRONG], ["BUG"]),
+    ],
+)
+def test_a_wrong_text_among_the_repeats_is_found(measured, texts, verdicts):
+    entry = output_checks.judge_greedy(measured(texts), Arm("model", "model", 4))
+    assert [one["verdict"] for one in entry["differences"]] == verdicts
+    assert entry["passed"] == ("BUG" not in verdicts)
