@@ -67,11 +67,7 @@ class ModelDrafter:
         if k == 0:
             return as_draft([], self.draft.device)
         not_fed = to_device(self._not_fed, self.draft.device)[None]  # (1, m): catch-up
-        draft = as_drawn(self._run(self.draft.replace_unknown(not_fed), uniforms[:, :k]))
-        if draft.probs is None:
-            return draft
-        missing = self._vocab_size - draft.probs.shape[-1]
-        return draft._replace(probs=nn.functional.pad(draft.probs, (0, missing)))  # (1, n, the target's vocabulary)
+        return as_drawn(self._run(self.draft.replace_unknown(not_fed), uniforms[:, :k]))
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
         """Crop the cache to what is committed, and note what it lacks."""
@@ -89,13 +85,17 @@ class ModelDrafter:
 
     def grow(self, tokens: Tensor, parents: Tensor, reads: Tensor, depth: int) -> Tensor:
         """Logits of the token after each of these (m,), (m, the target's vocabulary): one pass for all."""
-        return self._of_target(self.draft.forward_tree(self.draft.replace_unknown(tokens[None]), reads)[0])
+        return self._of_target(self.draft.forward_tree(self._own_ids(tokens)[None], reads)[0])
 
     def end_tree(self) -> None:
         """Crop the cache to what was committed before the tree: its accepted tokens are fed again with the others."""
         if self._n_before_tree is not None:
             self.draft.crop(self._n_before_tree)
             self._n_before_tree = None
+
+    def _own_ids(self, tokens: Tensor) -> Tensor:
+        """What the draft reads for drafted ids of the target."""
+        return self.draft.replace_unknown(tokens)
 
     def _of_target(self, logits: Tensor) -> Tensor:
         """Ids that the draft lacks have no probability.  (m, vocabulary) -> (m, the target's)"""
@@ -106,11 +106,11 @@ class ModelDrafter:
         """(1, m) ids to catch up with, (1, k) uniforms -> n <= k drawn tokens, as `draw_draft` gives them"""
         drawn: list[tuple[Tensor, Tensor | None]] = []
         for i in range(uniforms.shape[1]):
-            logits = self.draft.forward(ids)[:, -1]
+            logits = self._of_target(self.draft.forward(ids)[:, -1])  # (1, the target's vocabulary)
             drawn.append(draw_draft(logits, self._sampling, uniforms[:, i]))
             if self.keep_drafting and not self.keep_drafting(probability(logits, *drawn[-1])):
                 break
-            ids = drawn[-1][0][:, None]
+            ids = self._own_ids(drawn[-1][0])[:, None]
         return drawn
 
 

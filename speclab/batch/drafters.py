@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from draft_models import Drafter, as_draft, as_drawn, draft_room
-from speclab.core.rounds import Decided, Draft, chain
+from speclab.core.rounds import Decided, Draft, parents_of
 from speclab.core.sampling import GREEDY, Sampling, draw_draft, to_device
 from speclab.drafts.hybrid import forget
 from speclab.models.batched import BatchedModel
@@ -174,7 +174,7 @@ def side_by_side(drafts: Sequence[Draft], vocab_size: int) -> Draft:
         probs = torch.cat([_padded(_probs(draft, vocab_size), n) for draft in drafts])
         certain = torch.cat([torch.full_like(one.size, one.probs is None, dtype=torch.bool) for one in drafts])
     if any(draft.parents is not None for draft in drafts):
-        parents = torch.cat([_padded(_parents(draft), n) for draft in drafts])
+        parents = torch.cat([_padded(parents_of(draft), n) for draft in drafts])
     return Draft(
         torch.cat([_padded(draft.tokens, n) for draft in drafts]), size, probs, parents=parents, certain=certain
     )
@@ -190,8 +190,3 @@ def _probs(draft: Draft, vocab_size: int) -> Tensor:
     if draft.probs is not None:
         return draft.probs
     return nn.functional.one_hot(draft.tokens, vocab_size).float()
-
-
-def _parents(draft: Draft) -> Tensor:
-    """(1, m); a chain's where the draft has none."""
-    return chain(draft.tokens.shape[1], draft.tokens.device) if draft.parents is None else draft.parents

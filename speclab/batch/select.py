@@ -1,5 +1,7 @@
 """From a drafter of one text to a drafter of a batch."""
 
+from typing import TypeGuard
+
 from draft_models import ModelDrafter
 from speclab.batch.drafters import BatchDrafter, BatchedModelDrafter, RowByRow
 from speclab.core.rounds import Drafter
@@ -12,12 +14,12 @@ WAY_OUT = "leave --batch out, or give --draft model"
 
 def batch_drafter(drafter: Drafter, n_rows: int) -> BatchDrafter:
     """The same drafter for the rows of a batch."""
-    if isinstance(drafter, ModelDrafter) and in_one_pass(drafter):
+    if in_one_pass(drafter):
         return BatchedModelDrafter(BatchedModel(drafter.draft, n_rows))
     return RowByRow(drafter, n_rows)
 
 
-def in_one_pass(drafter: Drafter) -> bool:
+def in_one_pass(drafter: Drafter) -> TypeGuard[ModelDrafter]:
     """Whether all rows are drafted for in one pass: by a model that drafts chains. Trees, merges, heads and lookups go
     row by row."""
     return type(drafter) is ModelDrafter
@@ -36,5 +38,5 @@ def check_kind(kind: str) -> None:
 
 def check_drafter(drafter: Drafter) -> None:
     """Raise EnvironmentProblem for a draft model that cannot run in batches."""
-    if type(drafter) is ModelDrafter:
+    if in_one_pass(drafter):
         check_batch(drafter.draft)

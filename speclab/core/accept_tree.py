@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from speclab.core.graphs import replayed
-from speclab.core.rounds import AcceptResult, Draft, chain, depths, reads
+from speclab.core.rounds import AcceptResult, Draft, depths, parents_of, reads
 from speclab.core.sampling import Sampling, draw, most_probable
 
 
@@ -32,7 +32,7 @@ def accept_follow(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> Accep
     One draw for a node, however many children it has. All nodes of a depth share a uniform, and at most one of them is
     visited. Of children with the same token the first is followed. draft.probs is not read.
     """
-    at_depth = uniforms.gather(-1, depths(_parents(draft)))  # (batch, n + 1) the uniform of each row
+    at_depth = uniforms.gather(-1, depths(parents_of(draft)))  # (batch, n + 1) the uniform of each row
     own = draw(target_probs.flatten(0, 1), at_depth.flatten()).view_as(at_depth)
     return _followed(draft, own)
 
@@ -53,7 +53,7 @@ def accept_tree(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> AcceptR
     """
     tokens, size, draft_probs, *_ = draft
     batch, n = tokens.shape
-    parents = _parents(draft)
+    parents = parents_of(draft)
     here = torch.zeros_like(size)  # (batch,) the row where the walk stands
     weights = target_probs[:, 0]  # (batch, vocab) what is left to draw from there
     mass = torch.ones_like(weights[:, 0])  # (batch,) its sum: the chance that all children so far are rejected
@@ -112,18 +112,10 @@ def _from_logits(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Ten
 # --- the walk ---------------------------------------------------------------------------------------------------------
 
 
-def _parents(draft: Draft) -> Tensor:
-    """(batch, n); a chain's where the draft has none."""
-    if draft.parents is not None:
-        return draft.parents
-    batch, n = draft.tokens.shape
-    return chain(n, draft.tokens.device).expand(batch, n)
-
-
 def _followed(draft: Draft, own: Tensor) -> AcceptResult:
     """From the root on, keep the child that carries the target's own token of the row.  own: (batch, n + 1)"""
     tokens, size, *_ = draft
-    parents, n = _parents(draft), tokens.shape[1]
+    parents, n = parents_of(draft), tokens.shape[1]
     number = torch.arange(n, device=tokens.device)
     siblings = (parents[:, :, None] == parents[:, None]) & (tokens[:, :, None] == tokens[:, None])  # (batch, n, n)
     again = (siblings & (number < number[:, None])).any(-1)  # one before it carries the same token

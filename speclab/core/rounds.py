@@ -70,6 +70,13 @@ def chain(n: int, device: torch.device | None = None) -> Tensor:
     return torch.arange(-1, n - 1, device=device)[None]
 
 
+def parents_of(draft: Draft) -> Tensor:
+    """(batch, n); a chain's where the draft has none."""
+    if draft.parents is not None:
+        return draft.parents
+    return chain(draft.tokens.shape[1], draft.tokens.device).expand_as(draft.tokens)
+
+
 class AcceptResult(NamedTuple):
     """What the accept rule decided, on the target's device."""
 

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from draft_models import ModelDrafter
 from speclab.core.rounds import Target
-from speclab.core.sampling import Sampling, draw_draft, probability, to_device
+from speclab.core.sampling import Sampling, to_device
 from speclab.models.cached import CachedModel
 from speclab.models.loading import eos_ids
 from speclab.models.setup import Setup
@@ -65,9 +65,8 @@ class IntersectDrafter(ModelDrafter):
         self.draft.crop(min(self.draft.length, self._n_committed + n_accepted))
         super().observe(n_accepted, [i for token in committed for i in self._reads.token(token)])
 
-    def grow(self, tokens: Tensor, parents: Tensor, reads: Tensor, depth: int) -> Tensor:
-        """Logits of the token after each of these (m,), (m, the target's vocabulary): one pass for all."""
-        return super().grow(self._draft_id[tokens], parents, reads, depth)
+    def _own_ids(self, tokens: Tensor) -> Tensor:
+        return self._draft_id[tokens]
 
     def _of_target(self, logits: Tensor) -> Tensor:
         """Of the shared tokens alone.  (m, the draft's vocabulary) -> (m, the target's)"""
@@ -78,20 +77,13 @@ class IntersectDrafter(ModelDrafter):
         rows[:, self._target_ids] = logits[:, self._draft_ids]
         return rows
 
-    def _run(self, ids: Tensor, uniforms: Tensor) -> list[tuple[Tensor, Tensor | None]]:
-        """(1, m) ids of the draft to catch up with, (1, k) uniforms -> n <= k drawn tokens of the target"""
-        drawn: list[tuple[Tensor, Tensor | None]] = []
-        for i in range(uniforms.shape[1]):
-            logits = self._of_target(self.draft.forward(ids)[:, -1])  # (1, the target's vocabulary)
-            drawn.append(draw_draft(logits, self._sampling, uniforms[:, i]))
-            if self.keep_drafting and not self.keep_drafting(probability(logits, *drawn[-1])):
-                break
-            ids = self._draft_id[drawn[-1][0]][:, None]
-        return drawn
+    def own_ids(self, prompt: list[int]) -> list[int]:
+        """The draft's ids of a prompt."""
+        return self._reads.prompt(prompt)
 
     def n_read(self, prompt: list[int], tokens: list[int]) -> list[int]:
         """How many of its own ids the draft has read before each of `tokens`, all ids of the target."""
-        counts = [len(self._reads.prompt(prompt))]
+        counts = [len(self.own_ids(prompt))]
         for token in tokens:
             counts.append(counts[-1] + len(self._reads.token(token)))
         return counts[:-1]

@@ -226,6 +226,6 @@ def check_prompts(target: CachedModel, drafters: Iterable[Drafter], prompts: lis
 
 def _n_read(drafter: ModelDrafter | RetokenizedDrafter, prompt: Prompt) -> int:
     """Tokens of a prompt, as the drafter reads it."""
-    if isinstance(drafter, RetokenizedDrafter):
+    if isinstance(drafter, RetokenizedDrafter | IntersectDrafter):
         return len(drafter.own_ids(prompt.id_list))
-    return drafter.n_read(prompt.id_list, [0])[0] if isinstance(drafter, IntersectDrafter) else prompt.ids.shape[1]
+    return prompt.ids.shape[1]

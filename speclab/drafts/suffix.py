@@ -74,9 +74,11 @@ class SuffixDrafter:
         """At most k ids, as far as the statistics go."""
         ends, chance = self._ends, 1.0
         tokens: list[int] = []
-        self.matched = next((n for n in range(len(ends) - 1, 0, -1) if ends[n].after), 0)
+        self.matched = 0
         while len(tokens) < k:
             match = next((n for n in range(len(ends) - 1, 0, -1) if ends[n].after), 0)
+            if not tokens:
+                self.matched = match
             if not match:
                 break
             token, n_others = ends[match].best()
