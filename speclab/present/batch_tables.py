@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from speclab.present.tables import Cell, Table, interval, number, percent, speedup
+from speclab.present.tables import Cell, Table, interval, number, percent, speedup, with_verdict
 from speclab.records.batches import BatchRow, BatchRun, Chosen, KneeEntry, MachineEntry
 
 SHOWN_BATCHES = 5  # of a machine
@@ -67,7 +67,7 @@ def gain(row: BatchRow | Chosen) -> str:
     """The speedup, in words where it is none."""
     if getattr(row, "n_drafted", None) == 0:
         return "drafts nothing"
-    return speedup(row.speedup) + (f" {row.verdict}" if row.verdict in ("slower", "unclear") else "")
+    return with_verdict(speedup(row.speedup), row.verdict)
 
 
 BEST: dict[str, Cell] = {

@@ -15,9 +15,9 @@ COLUMNS = (
     "text: from its prompt to its last token; expected: from passes over one text, never from a batch"
 )
 CHOSEN = (
-    "best k is chosen on half of the prompts; tok/s, speedup and 95 % are of the other half ({n} of them); the "
-    "interval is over these prompts, each with equal parts of the passes that it shared; unclear: the interval covers "
-    "1, or the speedup lies within the noise floor"
+    "best k is chosen on half of the prompts; tok/s, plain tok/s, speedup and 95 % are of the other half ({n} of "
+    "them), the other columns of all prompts; the interval is over these prompts, each with equal parts of the passes "
+    "that it shared; unclear: the interval covers 1, or the speedup lies within the noise floor"
 )
 CHOSEN_ON_ALL = (
     "best k is chosen on the prompts that are shown, so its speedup tends to be too high: this run has no second half"

@@ -11,7 +11,18 @@ from typing import NamedTuple
 from speclab.drafts.kinds import is_tree
 from speclab.present import explanations, report, tables
 from speclab.present.run_lines import doubt, provenance, remarks, wrong_line
-from speclab.present.tables import Cell, Lines, Table, cells, interval, number, speedup, speedup_of, through
+from speclab.present.tables import (
+    Cell,
+    Lines,
+    Table,
+    cells,
+    interval,
+    number,
+    speedup,
+    speedup_of,
+    through,
+    with_verdict,
+)
 from speclab.records.batches import BatchRun
 from speclab.records.rows import Row
 from speclab.records.runs import ComparisonRun, LabRun
@@ -165,7 +176,7 @@ def _speedup_at(place: int) -> Callable[[Line], str]:
         row = line.rows[place] if place < len(line.rows) else None
         if row is None:
             return "-"
-        return speedup_of(row) + (f" {row.verdict}" if row.verdict in ("slower", "unclear") else "")
+        return with_verdict(speedup_of(row), row.verdict)
 
     return cell
 

@@ -5,7 +5,18 @@ from pathlib import Path
 from speclab.present.batch_tables import rate
 from speclab.present.pictures import figures
 from speclab.present.pictures.figures import Panel, Series, draw
-from speclab.present.tables import Block, Cell, Heading, Lines, Table, interval, number, speedup, temperature_name
+from speclab.present.tables import (
+    Block,
+    Cell,
+    Heading,
+    Lines,
+    Table,
+    interval,
+    number,
+    speedup,
+    temperature_name,
+    with_verdict,
+)
 from speclab.records.batches import KneeEntry
 from speclab.records.serving import LoadRow, LoadSide, ServingRun
 from speclab.theory.curves import Value
@@ -68,7 +79,7 @@ def load_table(run: ServingRun, rows: list[LoadRow]) -> Table:
 
 
 def _speedup(row: LoadRow) -> str:
-    return speedup(row.speedup) + (f" {row.verdict}" if row.verdict != "faster" else "")
+    return with_verdict(speedup(row.speedup), row.verdict)
 
 
 def _same(row: LoadRow, side: LoadSide) -> str:

@@ -17,6 +17,7 @@ from speclab.present.tables import (
     show,
     speedup,
     temperature_name,
+    with_verdict,
 )
 from speclab.records.runs import Facts
 from speclab.records.serving import EngineCounts, Reconciled, ServedRow, ServingRun
@@ -78,8 +79,7 @@ def speed_table(rows: list[ServedRow], whole: bool) -> Table:
 
 
 def _speedup(row: ServedRow) -> str:
-    word = f" {row.verdict}" if row.verdict in ("slower", "unclear") else ""
-    return speedup(row.speedup) + word
+    return with_verdict(speedup(row.speedup), row.verdict)
 
 
 def verdict_line(run: ServingRun) -> str | None:

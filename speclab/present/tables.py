@@ -150,6 +150,11 @@ def speedup_of(row: Any) -> str:
     return speedup(row.speedup) + (f" LOSSY {number(row.total_variation, 3)}" if row.lossy_rule else "")
 
 
+def with_verdict(text: str, verdict: str | None) -> str:
+    """A speedup, in words where it is none or may be none."""
+    return f"{text} {verdict}" if verdict in ("slower", "unclear") else text
+
+
 def interval(low: float | None, high: float | None) -> str:
     """1.31 to 1.64; a dash where there is no interval."""
     return "-" if low is None or high is None else f"{low:.2f} to {high:.2f}"
