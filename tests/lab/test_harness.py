@@ -23,7 +23,7 @@ from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import WEIGHT, AutoLength, RoundCosts
 from speclab.drafts.oracle import OracleModelDrafter
 from speclab.lab import bench as bench_module
-from speclab.lab import decodings, harness
+from speclab.lab import decodings, harness, rows
 from speclab.lab.bench import Bench
 from speclab.lab.decodings import Decoding, interleaved, take_turns
 from speclab.lab.harness import Measurement, measure
@@ -506,7 +506,8 @@ def test_greedy_text_does_not_depend_on_repeat_or_arm(pair):
 
 
 def test_order_turns_round_between_prompts_and_repeats(pair, monkeypatch):
-    """Whoever moves first among equals on one prompt moves last on the next, and so between repeats."""
+    """Whoever moves first among equals on a prompt moves last in its next repeat. Of four prompts of a kind each half,
+    those on which a length is chosen and those that are held out, has one in each order."""
     orders, honest = [], decodings.take_turns
 
     def watched(queue):
@@ -514,13 +515,18 @@ def test_order_turns_round_between_prompts_and_repeats(pair, monkeypatch):
         honest(queue)
 
     monkeypatch.setattr(decodings, "take_turns", watched)
-    measured(pair, [make_prompt(i) for i in range(3)], temperatures=[0.0], repeats=2, budget=4)
+    prompts = [make_prompt(i) for i in range(4)]
+    measured(pair, prompts, temperatures=[0.0], repeats=2, budget=4)
     first, *rest = orders
     labels = [label for label, _ in first]
     assert labels[0] == "baseline"
     assert labels.index("baseline again") == len(ARMS) // 2 + 1, "the second baseline belongs in the middle"
     assert [draft for label, draft in first if label.startswith("instrument")] == list(INSTRUMENTS)
-    assert rest == [first[::-1], first, first[::-1], first, first[::-1]]
+    last = first[::-1]
+    assert rest == [last, last, first, last, first, first, last]
+    held_out = rows.halves((prompt.kind, index) for index, prompt in enumerate(prompts))
+    for half in (held_out, {0, 1, 2, 3} - held_out):
+        assert [first, last] == sorted((orders[index] for index in half), key=lambda order: order != first)
 
 
 def test_random_numbers_differ_between_prompts_and_repeats_and_not_between_arms(pair):

@@ -64,8 +64,8 @@ class Connections:
             watch.start()
             try:
                 yield self._sent(connection, method, place.path.rstrip("/") + path, body, headers)
-            except ConnectionProblem:
-                if late.is_set():
+            except ConnectionProblem as problem:
+                if late.is_set() or isinstance(problem.__context__, TimeoutError):  # the watch's, or the socket's own
                     raise ConnectionProblem(f"{self.url} did not end its answer within {seconds:g} s") from None
                 raise
             finally:
