@@ -111,7 +111,7 @@ def alone(target: CachedModel, drafter, asked: list[Request], k: int, **how) -> 
     pairs_often(
         ["model", "ngram", "hybrid", "feature", "block", "tree", "best tree"],
         ["greedy", "sampled"],
-        lambda kind, sampling: (sampling == "greedy") == (kind in ("ngram", "tree")),
+        lambda kind, sampling: kind == "model" or (sampling == "greedy") == (kind in ("ngram", "tree")),
     ),
 )
 def test_rounds_of_each_text_are_those_that_it_has_alone(kind, sampling):
