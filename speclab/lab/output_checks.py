@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 
@@ -16,21 +16,6 @@ from speclab.lab.bench import Bench
 from speclab.lab.harness import Measurement
 from speclab.records.samples import BASELINE, Arm, Made
 from speclab.theory import losslessness
-
-
-def judge(measured: Measurement, waiting: dict[str, tuple[Arm, float]] | None = None) -> None:
-    """Check every text that a speculative arm made in a timed turn.
-
-    What ends the checks early leaves the other arms in `measured.unchecked`.
-
-    waiting: as `to_judge` has them, where the arms have other names.
-    """
-    waiting = to_judge(measured) if waiting is None else waiting
-    with measured.kept("the measurements are complete, their checks are not"):
-        for name, (arm, temperature) in list(waiting.items()):
-            measured.correctness.append(check(measured, arm, temperature))
-            del waiting[name]
-    measured.unchecked = list(waiting)
 
 
 def to_judge(measured: Measurement) -> dict[str, tuple[Arm, float]]:
@@ -58,6 +43,23 @@ def check(measured: Measurement, arm: Arm, temperature: float) -> dict:
     return (judge_greedy if temperature == 0 else _judge_sampled)(measured, arm, temperature)
 
 
+def judge(
+    measured: Measurement, waiting: Mapping[str, tuple] | None = None, check: Callable[..., dict] = check
+) -> None:
+    """Check every text that a speculative arm made in a timed turn.
+
+    What ends the checks early leaves the other arms in `measured.unchecked`.
+
+    waiting: name -> what `check` is called with after `measured`; as `to_judge` has them, unless told.
+    """
+    left = dict(to_judge(measured) if waiting is None else waiting)
+    with measured.kept("the measurements are complete, their checks are not"):
+        for name, asked in list(left.items()):
+            measured.correctness.append(check(measured, *asked))
+            del left[name]
+    measured.unchecked = list(left)
+
+
 def judge_greedy(measured: Measurement, arm: Arm, temperature: float = 0.0) -> dict:
     """An arm's texts equal the baseline's, or where each first differs and why."""
     setup, samples = measured.bench.setup, measured.of(arm, temperature)
@@ -70,9 +72,8 @@ def judge_greedy(measured: Measurement, arm: Arm, temperature: float = 0.0) -> d
             losslessness.judge_divergence(setup.reference, prompt, expected, [*text], setup.target.vocab_size)
             for text in dict.fromkeys(map(tuple, sample.texts))
         ]
-        divergence = min(
-            filter(None, found), key=lambda one: one.numerical, default=None
-        )  # a wrong one before near-ties
+        # A wrong text comes before near-ties.
+        divergence = min(filter(None, found), key=lambda one: one.numerical, default=None)
         if divergence:
             pair = (divergence.baseline_token, divergence.speculative_token)
             differences.append(

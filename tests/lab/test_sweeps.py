@@ -57,6 +57,7 @@ def test_a_sweep_leaves_its_record_page_and_picture(run, tmp_path, name):
     assert name != "mismatch" or {"trained", "noise 0.1", "random"} < turned
     if name == "acceptance":
         assert len(made.points) == 22
+        assert len({point.series for point in made.points}) == 2
         assert {point.x for point in made.points if point.series == "free drafts"} == turned
         assert all(point.acceptance_rate == point.x for point in made.points if point.x in (0, 1))
     assert made.correctness

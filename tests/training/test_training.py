@@ -225,6 +225,8 @@ def test_texts_are_written_with_the_targets_own_positions(monkeypatch):
     assert {weight.dtype for weight in writer.parameters()} == {torch.bfloat16}
     assert all(torch.equal(a, b) for a, b in zip(writer.buffers(), model.buffers(), strict=True))
     assert model.dtype == torch.float64
+    texts = draft_training.continuations(writer, torch.randint(0, VOCAB, (9, 5)), 0, 3, rows=6, length=12)
+    assert texts.shape == (6, 12)
 
 
 def _gpt_neo():

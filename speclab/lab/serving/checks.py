@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 
 from speclab.lab.harness import Measurement
-from speclab.lab.output_checks import judge_greedy, law_entry
+from speclab.lab.output_checks import judge, judge_greedy, law_entry
 from speclab.lab.serving.served import Served
 from speclab.lab.serving.turns import Sent
 from speclab.records.runs import Facts
@@ -38,14 +38,13 @@ def judged(served: Served) -> Measurement:
     for (arm, temperature, _), found in texts.items():
         measured.samples += _samples(served, arm, temperature, found)
     waiting = {f"{arm.label} at temperature {temperature:g}": key for key in texts for arm, temperature, _ in [key]}
-    with measured.kept("the answers are complete, their checks are not"):
-        for name, (arm, temperature, under_load) in list(waiting.items()):
-            judge = judge_greedy if temperature == 0 else _judge_sampled
-            entry = judge(measured, arm, temperature)
-            measured.correctness.append(entry | ({UNDER_LOAD: True} if under_load else {}))
-            del waiting[name]
-    measured.unchecked = list(waiting)
+    judge(measured, waiting, _check)
     return measured
+
+
+def _check(measured: Measurement, arm: Arm, temperature: float, under_load: bool) -> Facts:
+    entry = (judge_greedy if temperature == 0 else _judge_sampled)(measured, arm, temperature)
+    return entry | ({UNDER_LOAD: True} if under_load else {})
 
 
 def verdict_of(measured: Measurement, arm: Arm, temperature: float) -> Facts | None:

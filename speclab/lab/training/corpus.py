@@ -23,6 +23,7 @@ from pathlib import Path
 SKIPPED_PARTS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "pydoc_data", "__pycache__"}
 SKIPPED_FOLDERS = {"encodings", "lib2to3"}
 HELD_OUT_EVERY = 25
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)  # what may have a docstring
 PERMISSIVE = r"\b(MIT\b|0?BSD|APACHE|ISC\b|PSF|PYTHON SOFTWARE FOUNDATION|UNLICENSE|CC0|ZLIB)"
 NOT_PERMISSIVE = r"GPL|\bMPL|EUPL|PROPRIETARY|NVIDIA|COMMERCIAL"
 
@@ -60,9 +61,7 @@ def prose(source: str) -> Iterator[str]:
             yield textwrap.dedent("".join(block))
     with contextlib.suppress(SyntaxError, ValueError):
         for node in ast.walk(ast.parse(source)):
-            if isinstance(
-                node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-            ) and ast.get_docstring(node):
+            if isinstance(node, DOCUMENTED) and ast.get_docstring(node):
                 text = ast.get_source_segment(source, node.body[0], padded=True) or ""
                 if text.count("\n") > 1:
                     yield textwrap.dedent(text)
