@@ -60,6 +60,7 @@ def test_held_out_depends_on_the_name_alone():
         ("LicenseRef-NVIDIA-Proprietary", False),
         ("LGPL-2.1 AND BSD-2-Clause", False),
         ("Copyright Somebody Limited", False),  # MIT inside a word
+        ("Mitigated Licence", False),
         ("ISC License", True),
         ("0BSD", True),
         ("", False),
