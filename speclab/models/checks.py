@@ -143,8 +143,12 @@ def check_no_encoder(model: PreTrainedModel, what: str, way_out: str) -> None:
 def check_passes(
     model: PreTrainedModel, reason: str, passes: Callable[[], Tensor], right: Tensor, way_out: str = OTHER_DRAFT
 ) -> None:
-    """EnvironmentProblem where passes as a draft or a batch needs them do not give the right logits."""
+    """EnvironmentProblem where passes as a draft or a batch needs them do not give the right logits.
+
+    The passes may give fewer ids: a target is cut at its tokenizer's, and its output layer may be padded.
+    """
     logits = _tried(model, reason, passes)
+    right = right[..., : logits.shape[-1]]
     allowed, how = rounding.bound(right), rounding.bound_in_words(right.dtype)
     if not (difference := gap(model, logits, right)) <= allowed:
         raise EnvironmentProblem(

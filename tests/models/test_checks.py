@@ -20,8 +20,17 @@ from transformers import (
 
 from speclab.models import checks, rounding
 from speclab.models.backends import eager
+from speclab.models.batched import check_batch
 from speclab.models.cached import CachedModel
-from speclab.models.checks import cached_logits, check_model, gap, random_text, uncached_logits
+from speclab.models.checks import (
+    cached_logits,
+    check_model,
+    check_split,
+    check_tree,
+    gap,
+    random_text,
+    uncached_logits,
+)
 from speclab.models.limits import context_length, is_mixture_of_experts
 from speclab.models.rounding import Reference
 from speclab.system.errors import EnvironmentProblem
@@ -255,3 +264,11 @@ def test_two_tokens_are_enough_for_a_text():
     encoder = BertLMHeadModel(BertConfig(**sizes, vocab_size=2, pad_token_id=None, initializer_range=0.3)).eval()
     with pytest.raises(EnvironmentProblem, match="attends to later tokens"):
         check_model(encoder)
+
+
+def test_a_model_with_more_rows_than_its_tokenizer_has_ids_passes_the_checks_of_trees_and_batches():
+    """They compare passes that are cut at the tokenizer's ids with uncached ones of the whole output layer."""
+    target = CachedModel(tiny("llama"), VOCAB - 8)
+    check_tree(target)
+    check_batch(target)
+    check_split(target, 1)
