@@ -215,13 +215,14 @@ def check_prompts(target: CachedModel, drafters: Iterable[Drafter], prompts: lis
         if for_prompt is not None and longest > for_prompt:
             whose = " of the draft's tokens" if isinstance(part, RetokenizedDrafter | IntersectDrafter) else " tokens"
             raise UsageProblem(
-                f"a prompt has {longest}{whose} and the draft model's context only {for_prompt}; shorten the prompt or "
-                "use --draft ngram"
+                f"a prompt has {longest}{whose} and the draft model's context only {for_prompt}{draft.room.reason}; "
+                "shorten the prompt or use --draft ngram"
             )
         # The new ones in its own tokens, where it cuts them as it cuts the prompt.
         n_new = max_new_tokens * longest / prompt.ids.shape[1]
         if draft.room.length_after(longest) + n_new > room + 1:
-            note(f"the draft model's context is {room} tokens: near and beyond it rounds draft fewer, or none")
+            whose = f"the draft model's context is {room} tokens{draft.room.reason}"
+            note(f"{whose}: near and beyond it rounds draft fewer, or none")
 
 
 def _n_read(drafter: ModelDrafter | RetokenizedDrafter, prompt: Prompt) -> int:

@@ -29,11 +29,27 @@ class Room(NamedTuple):
 
     text: of the prompt and the output together; of an encoder-decoder, of the output and the token that it begins with.
     encoder: of an encoder, which reads the prompt.
+    rope: the kind of rotary positions whose factors change behind `text`, "" where no such change is the limit.
     """
 
     text: int | None
     encoder: int | None = None
     encodes: bool = False  # whether there is an encoder
+    rope: str = ""
+
+    @property
+    def reason(self) -> str:
+        """Why the text ends there although the model reads longer ones, to stand behind the number; "" if it does not.
+
+        A longer text changes the rotary factors of all its positions. The keys in the cache were made with the factors
+        from before, so a cached pass and an uncached one give different logits.
+        """
+        if not self.rope:
+            return ""
+        return (
+            f" (its rope_type is {self.rope}: after it the factors of all positions change, so cached keys would be "
+            "those of another model)"
+        )
 
     def length_after(self, n_prompt: int) -> int:
         """Tokens in the cache after a prompt of `n_prompt`; a decoder behind an encoder holds one, its start."""
@@ -57,8 +73,8 @@ def check_room(n_prompt: int, max_new_tokens: int, room: Room) -> None:
     way_out = f"use --max-new-tokens {most - n_before}" if most > n_before else ""
     what = f"{max_new_tokens} new tokens do not fit the {most} positions of the model's decoder; {way_out}"
     if not room.encodes:
-        what = f"prompt of {n_prompt} tokens and {max_new_tokens} new ones do not fit the model's context of {most}; "
-        what += "shorten the prompt" + f" or {way_out}" * bool(way_out)
+        what = f"prompt of {n_prompt} tokens and {max_new_tokens} new ones do not fit the model's context of {most}"
+        what += f"{room.reason}; shorten the prompt" + f" or {way_out}" * bool(way_out)
     raise UsageProblem(what)
 
 
@@ -74,10 +90,11 @@ def decoder_config(model: PreTrainedModel) -> PreTrainedConfig:
 
 def room_of(model: PreTrainedModel) -> Room:
     """How many positions can be decoded with a cache."""
-    if not is_encoder_decoder(model):
-        return Room(_positions(model, configured_room(model.config).text))
     room = configured_room(model.config)
-    return Room(_positions(model.get_decoder(), room.text), _positions(model.get_encoder(), room.encoder), True)
+    if not is_encoder_decoder(model):
+        return room._replace(text=_positions(model, room.text))
+    text, encoder = _positions(model.get_decoder(), room.text), _positions(model.get_encoder(), room.encoder)
+    return Room(text, encoder, encodes=True, rope=room.rope)
 
 
 def context_length(model: PreTrainedModel) -> int | None:
@@ -98,25 +115,34 @@ def configured_room(config: PreTrainedConfig) -> Room:
     """The same from the config alone, before weights are read: the model's own limits are not above it."""
     decoder = config.get_text_config()
     if not config.is_encoder_decoder:
-        return Room(_configured(decoder))
+        return _up_to_borders(decoder, Room(_named(decoder)))
     encoder = getattr(config, "encoder", config).get_text_config()  # a config of its own, or one for both parts
-    return Room(_configured(decoder, OF_DECODERS), _configured(encoder, OF_ENCODERS), True)
+    return _up_to_borders(decoder, Room(_named(decoder, OF_DECODERS), _named(encoder, OF_ENCODERS), True))
 
 
-def _configured(config: PreTrainedConfig, names: tuple[str, ...] = ()) -> int | None:
-    """Families name it differently; those in `names` come first.
-
-    Where a config has other rotary factors for long texts ("longrope"), keys that are cached before that border are
-    wrong after it, so it is the limit.
-    """
+def _named(config: PreTrainedConfig, names: tuple[str, ...] = ()) -> int | None:
+    """Families name it differently; those in `names` come first."""
     named = (getattr(config, name, None) for name in (*names, *POSITIONS))
-    limits = [n for n in named if isinstance(n, int) and n > 0][:1]
+    return next((n for n in named if isinstance(n, int) and n > 0), None)
+
+
+def _up_to_borders(config: PreTrainedConfig, room: Room) -> Room:
+    """The room with the border of its rotary factors as the limit, where the config has such a border.
+
+    "longrope" has other factors for texts beyond its original length, and "dynamic" has others for every length beyond
+    the named one. The keys that were cached before the border would be wrong after it. Layers may have different kinds.
+    """
     rope = getattr(config, "rope_parameters", None) or {}
     for part in (rope, *rope.values()):
-        if isinstance(part, dict) and part.get("rope_type") == "longrope":
+        kind = part.get("rope_type") if isinstance(part, dict) else None
+        if kind == "longrope":
             border = part.get("original_max_position_embeddings")
-            limits += [border or getattr(config, "original_max_position_embeddings", None) or 0]
-    return min((n for n in limits if n), default=None)
+            border = border or getattr(config, "original_max_position_embeddings", None)
+            if border and (room.text is None or border < room.text):
+                room = room._replace(text=border, rope=kind)
+        elif kind == "dynamic" and room.text and not room.rope:
+            room = room._replace(rope=kind)
+    return room
 
 
 def start_of(model: PreTrainedModel) -> Tensor:

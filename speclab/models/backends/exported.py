@@ -8,7 +8,10 @@ A model that cannot be exported raises `NoFastBackend` and keeps the eager backe
 is checked by speclab/models/select.py.
 """
 
+import contextlib
+import io
 import logging
+import warnings
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -265,7 +268,9 @@ def _exported(one_pass: nn.Module, arguments: tuple, dynamic: tuple) -> fx.Graph
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)  # torch.export logs pages; one line of them is kept as the reason
     try:
-        with torch.no_grad():
+        # It also prints what it has traced so far, and warns; both would reach standard error.
+        with torch.no_grad(), contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             program = torch.export.export(
                 one_pass,
                 arguments,

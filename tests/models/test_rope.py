@@ -1,0 +1,117 @@
+"""Kinds of rotary and learned positions: up to the limit that is found for it every text is right, and no further."""
+
+import functools
+
+import pytest
+import torch
+from transformers import LlamaConfig
+
+from draft_models import ModelDrafter
+from speclab.batch.drafters import BatchedModelDrafter
+from speclab.batch.loops import speculative_decode_batch
+from speclab.batch.rows import Request
+from speclab.drafts.trees.fixed import TreeDrafter
+from speclab.models import select
+from speclab.models.batched import BatchedModel
+from speclab.models.cached import CachedModel
+from speclab.models.limits import configured_room
+from tests.decoding import plain_text, settings, speculative_rounds
+from tests.tiny_models import VOCAB, flattened, perturbed, tiny
+
+BORDER, NAMED = 24, 40
+ORIGINAL = {"original_max_position_embeddings": BORDER}
+KINDS = {
+    "default": {},
+    "linear": {"factor": 2.0},
+    "dynamic": {"factor": 2.0},
+    "yarn": {"factor": 2.0, **ORIGINAL},
+    "llama3": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, **ORIGINAL},
+    "longrope": {"factor": 2.0, "short_factor": [1.0] * 4, "long_factor": [3.0] * 4, **ORIGINAL},
+}
+LIMIT = dict.fromkeys(KINDS, NAMED) | {"longrope": BORDER, "learned": NAMED}
+CHANGES = ("dynamic", "longrope")  # factors of all positions, behind the limit
+PROMPT = torch.randint(0, VOCAB, (1, 6), generator=torch.Generator().manual_seed(3))
+
+
+@functools.cache
+def model_of(kind: str):
+    if kind == "learned":
+        return tiny("gpt2", n_positions=NAMED)
+    rope = {"rope_type": kind, "rope_theta": 1e4, **KINDS[kind]}
+    return tiny("llama", rope_parameters=rope, max_position_embeddings=NAMED)
+
+
+def uncached(kind: str, n_tokens: int) -> list[int]:
+    """The most probable continuation, every token from a pass over the whole text."""
+    ids = PROMPT
+    with torch.inference_mode():
+        for _ in range(n_tokens):
+            ids = torch.cat([ids, model_of(kind)(input_ids=ids, use_cache=False).logits[:, -1:].argmax(-1)], dim=1)
+    return ids[0, PROMPT.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("kind", LIMIT)
+def test_the_limit_is_where_the_factors_change(kind):
+    """The reason stands beside the limit where a longer text would change what the cache holds, and only there."""
+    room, limit = CachedModel(model_of(kind)).room, LIMIT[kind]
+    assert room.text == limit
+    assert (room.rope == kind) == bool(room.reason) == (kind in CHANGES)
+    ids = torch.randint(0, VOCAB, (1, limit + 1), generator=torch.Generator().manual_seed(1))
+    model = CachedModel(model_of(kind))
+
+    def gap(n: int) -> float:
+        """Between the cached and the uncached logits of the last of n tokens."""
+        model.prefill(ids[:, : n - 3])
+        with torch.inference_mode():
+            right = model_of(kind)(input_ids=ids[:, :n], use_cache=False).logits[0, -1]
+        return (model.forward(ids[:, n - 3 : n])[0, -1] - right).abs().max().item()
+
+    assert gap(limit) < 1e-9
+    if kind != "learned":  # which has no row for one more
+        assert (gap(limit + 1) > 1e-3) == (kind in CHANGES)
+
+
+@pytest.mark.parametrize(("kind", "engine"), [*((kind, "eager") for kind in LIMIT), ("longrope", "fast")])
+def test_texts_up_to_the_limit_are_those_of_uncached_passes(kind, engine, monkeypatch):
+    """Chains, trees and batches. Padding behind the last position must not count as a longer text.
+
+    To the fast engine the factors of the other kinds are constants, and dynamic rope is not for it.
+    """
+    model, n_tokens = model_of(kind), LIMIT[kind] - PROMPT.shape[1]
+    target, draft = CachedModel(model), CachedModel(perturbed(model, 0.1))
+    if engine == "fast":
+        target, draft = (CachedModel(part.model, fast=flattened(part.model)) for part in (target, draft))
+        for part in (target, draft):
+            monkeypatch.setattr(part.fast, "padded", {1: 4, 2: 4, 3: 4})
+    right = uncached(kind, n_tokens)
+    assert plain_text(target, PROMPT, n_tokens) == right
+    for drafter in (ModelDrafter(draft), TreeDrafter(ModelDrafter(draft), (2, 1, 1))):
+        rounds = speculative_rounds(target, drafter, PROMPT, 4, n_tokens)
+        assert [token for round_ in rounds for token in round_.tokens] == right
+    requests = [Request(ids, settings(n_tokens)) for ids in (PROMPT[:, :2], PROMPT)]
+    found: list[list[int]] = [[], []]
+    batch = BatchedModel(target, 2), BatchedModelDrafter(BatchedModel(draft, 2))
+    for number, round_ in speculative_decode_batch(*batch, requests, 4):
+        found[number] += round_.tokens
+    assert found[1] == right
+
+
+def test_what_cannot_be_exported_is_one_reason_and_nothing_on_standard_error(capfd):
+    """torch.export prints what it has traced before it gives up, and warns of factors that a pass sets."""
+    model = model_of("dynamic").float()
+    fast, why = select.build(model)
+    assert fast is None
+    assert len(why.splitlines()) == 1
+    select.ExportedModel(model_of("longrope"))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_layers_of_several_kinds_have_the_nearest_border():
+    long = {"rope_type": "longrope", "original_max_position_embeddings": 16}
+    config = LlamaConfig(max_position_embeddings=NAMED)
+    for parts in (
+        {"full": long, "sliding": {"rope_type": "dynamic"}},
+        {"sliding": {"rope_type": "dynamic"}, "full": long},
+    ):
+        config.rope_parameters = parts
+        assert configured_room(config)[::3] == (16, "longrope")
