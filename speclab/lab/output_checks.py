@@ -201,7 +201,9 @@ def both_distributions(
     if isinstance(drafter, IntersectDrafter):
         return target_probs, drafter.probs(prompt, tokens, sampling, vocab)[0]
     if isinstance(drafter, ModelDrafter):
-        return target_probs, losslessness.distributions(drafter.draft.model, prompt, tokens, sampling, vocab)
+        n_ids = min(drafter.draft.vocab_size, vocab)
+        rows = losslessness.distributions(drafter.draft.model, prompt, tokens, sampling, n_ids)
+        return target_probs, torch.nn.functional.pad(rows, (0, vocab - n_ids))
     if isinstance(drafter, HeadDrafter):
         model = bench.setup.target.model
         return target_probs, next(drafter.chain_probs(model, prompt, tokens, sampling, 1, vocab))

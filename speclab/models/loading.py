@@ -44,6 +44,7 @@ transformers_logging.disable_progress_bar()
 transformers_logging.set_verbosity_error()  # what matters of its warnings is checked here and refused
 NO_CODE = {"trust_remote_code": False}
 PROBE = "def f(x):\n    return {'a': [1, 2.5]}  # naïve Straße 東京\n"  # a text that tokenizers split differently
+NAMED, LONGEST_WORD = 3, 24  # ids that an error names, and characters of their words
 # Words in the library's errors -> what they mean here, and what to do. The library's own advice is to trust.
 PICKLED = ("its pickled weights hold more than tensors, so they are not read", "give weights in safetensors files")
 KNOWN_ERRORS = {
@@ -246,18 +247,44 @@ def describe_model(name: str, model: PreTrainedModel, role: str = "target") -> s
 
 def check_same_tokenizer(
     target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, target_name: str, draft_name: str
-) -> None:
-    """Same token ids for the same text, or an error. The width of the logits says nothing: families pad it."""
-    if target.get_vocab() != draft.get_vocab():
-        what = "have different tokenizers, so the draft's ids mean other words to the target"
-    elif target(PROBE).input_ids != draft(PROBE).input_ids:
+) -> int:
+    """Refuse a draft whose ids mean other words than the target's.  -> n: ids 0 to n - 1 mean the same to both
+
+    One of the two may have more ids at the end. The width of the logits says nothing: families pad it.
+    """
+    of_target, of_draft = words_by_id(target), words_by_id(draft)
+    n = min(max(of_target), max(of_draft)) + 1
+    others = [i for i in range(n) if of_target.get(i) != of_draft.get(i)]
+    probes = [tokenizer(PROBE).input_ids for tokenizer in (target, draft)]
+    if others:
+        named = "; ".join(
+            f"{i} is {_spelled(of_draft.get(i))} to the draft, {_spelled(of_target.get(i))} to the target"
+            for i in others[:NAMED]
+        )
+        more = f"; and {len(others) - NAMED} more" * (len(others) > NAMED)
+        what = f"have different tokenizers, which disagree about {len(others)} of {n} ids ({named}{more})"
+    elif probes[0] != probes[1] and max(map(max, probes)) < n:  # a word that one of them lacks may be the reason
         what = "have the same words in their tokenizers and split a text differently"
     else:
-        return
+        return n
     raise UsageProblem(
         f"{draft_name} and {target_name} {what}; choose a --draft of the target's family, --draft retokenize:NAME, "
         "--draft intersect:NAME, or --draft ngram"
     )
+
+
+def words_by_id(tokenizer: PreTrainedTokenizerBase) -> dict[int, list[str]]:
+    """The words of each id, sorted: an added token may stand beside a word."""
+    words: dict[int, list[str]] = {}
+    for word, i in sorted(tokenizer.get_vocab().items()):
+        words.setdefault(i, []).append(word)
+    return words
+
+
+def _spelled(words: list[str] | None) -> str:
+    """The words of an id for an error: escaped, and not too long."""
+    cut = (word if len(word) <= LONGEST_WORD else f"{word[:LONGEST_WORD]}..." for word in words or [])
+    return " or ".join(map(repr, cut)) or "no word"
 
 
 def loaded(name: str, what: str, load: Callable[[], Any]) -> Any:

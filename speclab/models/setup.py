@@ -89,9 +89,11 @@ class Setup:
 
     def load_draft(self, name: str) -> CachedModel:
         """A draft model for this target. Ids that it lacks are never drafted; the target keeps them all."""
-        tokenizer = loading.load_tokenizer(name)
-        loading.check_same_tokenizer(self.tokenizer, tokenizer, self.target_name, loading.short_name(name))
-        return self.cached(self._load(name), self.target.vocab_size)
+        tokenizer, short_name = loading.load_tokenizer(name), loading.short_name(name)
+        n_ids = loading.check_same_tokenizer(self.tokenizer, tokenizer, self.target_name, short_name)
+        if (missing := self.target.vocab_size - n_ids) > 0:
+            note(f"{short_name}: its tokenizer lacks the target's last {missing} ids; they are never drafted")
+        return self.cached(self._load(name), min(n_ids, self.target.vocab_size))
 
     def load_other_draft(self, name: str, kind: str) -> tuple[CachedModel, PreTrainedTokenizerBase]:
         """A draft model of another family for --draft `kind`, and its tokenizer.

@@ -82,6 +82,14 @@ CONFIGS = {
     "text-vocabulary": {"vocab_size": "many"},
     "text-positions": {"max_position_embeddings": "many"},
     "few-positions": {"max_position_embeddings": 8},
+    "longrope": {
+        "rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 30}
+        | {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    },
+    "dynamic-rope": {
+        "max_position_embeddings": 30,
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0},
+    },
     "odd-dtype": {"dtype": "float99", "torch_dtype": None},
     "odd-activation": {"hidden_act": "nonsense"},
     "odd-rope": {"rope_parameters": {"rope_type": "nonsense"}, "rope_theta": None},
@@ -366,6 +374,16 @@ ROWS = [
     Row(f"{B} --prompt x --target text-vocabulary", 3, ("config.json", "vocab_size")),
     Row(f"{B} --prompt x --target text-positions", 3, ("config.json", "max_position_embeddings")),
     Row(f"{B} --prompt x --max-new-tokens 2 --target few-positions", 3, ("context of 8 positions", "larger model")),
+    Row(
+        f"{B} --prompt x --max-new-tokens 40 --target longrope",
+        2,
+        ("context of 30 (its rope_type is longrope", "factors of all positions change", "use --max-new-tokens 29"),
+    ),
+    Row(
+        f"{B} --prompt x --max-new-tokens 40 --target dynamic-rope",
+        2,
+        ("context of 30 (its rope_type is dynamic", "use --max-new-tokens 29"),
+    ),
     Row(f"{B} --prompt x --target odd-dtype", 3, ("config.json", "float99")),
     Row(f"{B} --prompt x --target odd-activation", 3, ("config.json", "nonsense")),
     Row(f"{B} --prompt x --target odd-rope", 3, ("config.json", "nonsense")),
@@ -565,12 +583,17 @@ ROWS = [
     Row(f"{S} --draft lab:0m", 2, ("lab:0m", "lab:200m")),
     Row(f"{S} --draft lab:20m", 2, ("different tokenizers", "--draft ngram")),
     Row(f"{S} --draft no-such-draft-kind", 3, ("no-such-draft-kind", "check the name")),
-    Row(f"{S} --draft tokenizer-swapped", 2, ("different tokenizers", "--draft ngram")),
+    Row(
+        f"{S} --draft tokenizer-swapped",
+        2,
+        ("different tokenizers", "disagree about 2 of", "is 'b' to the draft, 'a' to the target;", "--draft ngram"),
+    ),
     Row(f"{S} --draft weights-nan", 3, ("not finite",)),
     Row(f"{S} --draft recurrent", 3, ("recurrent_gemma keeps a state",)),
     Row(f"{S} --draft own-code", 3, ("never run",)),
     Row(f"{S} --draft config-fifo", 3, ("config-fifo/config.json is a device or a pipe",)),
-    Row(f"{S} --draft short-draft --prompt '{'x = 1; ' * 20}'", 2, ("draft model's context only 30", "--draft ngram")),
+    Row(f"{S} --draft short-draft --prompt '{'x = 1; ' * 20}'", 2, ("draft model's context only 30;", "--draft ngram")),
+    Row(f"{S} --draft longrope --prompt '{'x = 1; ' * 20}'", 2, ("context only 30 (its rope_type is longrope",)),
     Row(f"{S} --trace empty-folder", 3, ("empty-folder", "--trace")),
     Row(f"{S} --trace ''", 2, ("--trace", "empty")),
     Row(f"{S} --trace file/x.html", 3, ("file/x.html", "--trace")),

@@ -5,10 +5,13 @@ import functools
 from collections.abc import Iterable, Sequence
 
 import torch
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from benchmarks.gpu import one_size, results
 from draft_models import ModelDrafter
 from speclab.core.rounds import Drafter
+from speclab.core.sampling import Sampling
 from speclab.drafts import select
 from speclab.lab import acceptance_probs, bench, decodings, harness, output_checks
 from speclab.lab.harness import Decoding
@@ -210,3 +213,16 @@ def forgets_what_a_stage_has_left() -> None:
 def takes_short_proposals_from_long_ones() -> None:
     """forecasts a draft of k tokens by the first k of a longer proposal, whose last word is cut in another way"""
     acceptance_probs.RetokenizedDrafter = ()
+
+
+@mutant(25, "what_is_drawn_is_what_the_forecast_computes", file="models/test_same_tokenizer")
+def forecasts_a_draft_with_all_rows_of_its_model() -> None:
+    """forecasts a draft from all rows of its model, though it draws from the ids of its tokenizer"""
+    right = losslessness.distributions
+
+    def distributions(
+        model: PreTrainedModel, prompt: list[int], tokens: list[int], sampling: Sampling, n_ids: int
+    ) -> Tensor:
+        return right(model, prompt, tokens, sampling, model.config.vocab_size)[:, :n_ids]
+
+    losslessness.distributions = distributions

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from speclab.core.rounds import Round
-from speclab.models import cached, checks, generation, loading, padding, prompts, rounding, select
+from speclab.models import cached, checks, generation, limits, loading, padding, prompts, rounding, select
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.cached import CachedModel
 from speclab.models.setup import Setup
@@ -178,6 +178,28 @@ def cuts_the_target_to_its_draft() -> None:
 def feeds_the_draft_ids_it_lacks() -> None:
     """feeds the draft ids that it lacks"""
     CachedModel.replace_unknown = lambda model, ids: ids
+
+
+@mutant(
+    25,
+    "ids_that_only_the_targets_tokenizer_has_are_never_drafted_and_come_all_the_same",
+    "what_is_drawn_is_what_the_forecast_computes",
+    file="models/test_same_tokenizer",
+)
+def drafts_with_all_rows_of_a_drafts_model() -> None:
+    """drafts ids for which the draft's model has rows and its tokenizer has no words"""
+    loading.check_same_tokenizer = lambda target, draft, *names: len(target.get_vocab())
+
+
+@mutant(
+    24,
+    "the_limit_is_where_the_factors_change",
+    "texts_up_to_the_limit_are_those_of_uncached_passes",
+    file="models/test_rope",
+)
+def decodes_across_the_border_of_longrope() -> None:
+    """decodes on where longrope gives all positions other factors"""
+    limits._up_to_borders = lambda config, room: room
 
 
 @mutant(25, "a_tokenizer_with_more_ids_than_the_model_is_refused", file="models/test_loading", raises="IndexError")
