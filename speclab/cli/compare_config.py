@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from optimized_speculative import speculative_decode
 from speclab.batch.select import check_kind
-from speclab.cli import compare_flags, flags, parsing
+from speclab.cli import compare_flags, flags, no_effect, parsing
 from speclab.cli.output import Output
 from speclab.drafts.described import length_notes
 from speclab.drafts.kinds import check_kinds, with_trees
@@ -64,6 +64,7 @@ def prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
     check_prompts(setup.target, drafters.values(), prompts, args.max_new_tokens)
     for line in [line for name, drafter in drafters.items() for line in length_notes(name, drafter, typed_lengths)]:
         note(line)
+    no_effect.note_flags(args, temperatures, setup.device)
     if auto:
         choosing = {name: drafter for name, drafter in drafters.items() if not lengths or can_choose(drafter)}
         drafters |= {name + AUTO: auto_length(name, drafter) for name, drafter in choosing.items()}

@@ -151,7 +151,7 @@ def filled(args: argparse.Namespace, size: str, **others: Any) -> argparse.Names
     drafts = LAB_DRAFTS if of_lab and not args.impl and size in COMPARISONS else USUAL_DRAFTS
     defaults = {"draft": drafts} | dict(zip(SIZE_FLAGS, SIZES[size], strict=True)) | others
     given = {name: value for name, value in vars(args).items() if value is not None}
-    given["has_typed_lengths"] = args.draft_length is not None
+    given["has_typed_lengths"], given["typed_limit"] = args.draft_length is not None, args.limit
     return argparse.Namespace(**vars(args) | defaults | given)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from draft_models import ModelDrafter
-from speclab.cli import batch, flags, parsing
+from speclab.cli import batch, flags, no_effect, parsing
 from speclab.cli.output import LOSSY, how_many, prompt_heading, write_trace
 from speclab.core.accept import rule_of
 from speclab.core.clock import old_objects_frozen, synchronize
@@ -80,6 +80,7 @@ def _parse(docstring: str, argv: list[str] | None, speculative: bool) -> argpars
         args.draft = with_trees([args.draft], args.tree)[-1]
         flags.check_trees(args, [args.draft], "--trace-shapes")
     batch.check_flags(args, *(("--trace", "--trace-shapes") if speculative else ()))
+    args.typed_limit = args.limit
     if args.limit is None:  # of each of the standard kinds at least one, and so many that no row stays empty
         args.limit = -(-(args.batch or 1) // len(KINDS))
     return args
@@ -142,6 +143,7 @@ def _baseline(args: argparse.Namespace, baseline: Loop) -> int:
     learner = loading.load(args.impl, {0})
     setup, prompts, settings = _load(args)
     check_prompts(setup.target, [], prompts, args.max_new_tokens)
+    no_effect.note_flags(args, [args.temperature], setup.device)
     note("\n".join([setup.describe(), *describe_chat(prompts, setup.tokenizer), *learner.describe()]))
     if args.batch:
         batch.run(args, setup, prompts, settings)
@@ -180,6 +182,7 @@ def _speculative(args: argparse.Namespace, baseline: Loop, speculative: Loop) ->
     setup, prompts, settings = _load(args)
     drafter, k = make_drafter(args.draft, setup, args.seed), args.draft_length
     check_prompts(setup.target, [drafter], prompts, args.max_new_tokens)
+    no_effect.note_flags(args, [args.temperature], setup.device)
     name, typed = drafter_name(args.draft), [] if auto or args.typed_length is None else [args.typed_length]
     draft, notes = describe_draft(name, drafter, setup.engine) or name, length_notes(name, drafter, typed)
     if auto:

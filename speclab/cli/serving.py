@@ -5,7 +5,7 @@ import functools
 
 import torch
 
-from speclab.cli import compare_flags, flags, parsing
+from speclab.cli import compare_flags, flags, no_effect, parsing
 from speclab.cli.output import Output, Step
 from speclab.cli.serving_flags import MOST_AT_A_TIME, NOT_HERE, VLLM, VLLM_DRAFTS, limits_of
 from speclab.drafts.kinds import check_kinds
@@ -78,6 +78,7 @@ def _prepare(args: argparse.Namespace) -> tuple[Output, RunConfig, Plan]:
     drafters = make_drafters(kinds, setup, args.seed)
     check_prompts(setup.target, drafters.values(), prompts, args.max_new_tokens + 2 * lengths[-1])
     config = RunConfig(setup, drafters, prompts, lengths, temperatures, args.max_new_tokens, args.repeats, args.seed)
+    no_effect.note_flags(args, temperatures, setup.device)
     if busy := config.look_at_cores():  # before the servers' threads are chosen
         note(f"busy    {busy}")
     longest = max(prompt.ids.shape[1] for prompt in prompts)
