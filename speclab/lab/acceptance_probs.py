@@ -15,7 +15,7 @@ from speclab.drafts.oracle import OracleDraft
 from speclab.drafts.retokenized import RetokenizedDrafter
 from speclab.lab.bench import Bench
 from speclab.lab.harness import Measurement
-from speclab.lab.output_checks import both_distributions, followed, lookups
+from speclab.lab.output_checks import draft_distribution, followed, lookups
 from speclab.models.prompts import Prompt
 from speclab.theory import losslessness
 from speclab.theory.costs import Costs
@@ -46,7 +46,11 @@ def accept_probs(
     if isinstance(drafter, OracleDraft):
         rows = model_accept_probs([drafter.accuracy] * len(text))
     else:
-        target_probs, draft_probs = both_distributions(bench, draft, prompt.id_list, text, sampling)
+        setup = bench.setup
+        target_probs = losslessness.distributions(
+            setup.target.model, prompt.id_list, text, sampling, setup.target.vocab_size
+        )
+        draft_probs = draft_distribution(bench, draft, prompt.id_list, text, sampling)
         rows = model_accept_probs(_ratios(target_probs, draft_probs, text))
     if not isinstance(drafter, ModelDrafter):
         return rows

@@ -95,19 +95,22 @@ def judge_greedy(measured: Measurement, arm: Arm, temperature: float = 0.0) -> d
 
 
 def _judge_sampled(measured: Measurement, arm: Arm, temperature: float) -> dict:
-    """The two z statistics of the emitted tokens under the target's own distributions.
+    """The z statistics of the emitted tokens under the target's own distributions.
 
     A lossy rule is not held to them, only to tokens that the target may emit; how far it is off is measured instead.
     """
-    bench, samples = measured.bench, measured.of(arm, temperature)
-    sums, sampling, lossy_rule = losslessness.ZSums(), bench.setup.sampling_at(temperature), bench.lossy_rule(arm)
+    bench, setup, samples = measured.bench, measured.bench.setup, measured.of(arm, temperature)
+    sums, sampling, lossy_rule = losslessness.ZSums(), setup.sampling_at(temperature), bench.lossy_rule(arm)
+    vocab = setup.target.vocab_size
     known = len(parts(bench.drafters[arm.draft])) == 1  # of a hybrid it is not known which part drafted
     for sample in samples:
         prompt, distance = measured.prompts[sample.prompt_index].id_list, 0.0
         for tokens, rounds in zip(sample.texts, sample.rounds, strict=True):
-            target_probs, draft_probs = both_distributions(bench, arm.draft, prompt, tokens, sampling)
-            sums.add(torch.tensor(tokens), target_probs, draft_probs)
+            law, possible = losslessness.target_law(setup.reference, prompt, tokens, sampling, vocab)
+            draft_probs = draft_distribution(bench, arm.draft, prompt, tokens, sampling)
+            sums.add(torch.tensor(tokens), losslessness.Places(law, draft_probs, possible))
             if lossy_rule and known:
+                target_probs = losslessness.distributions(setup.target.model, prompt, tokens, sampling, vocab)
                 places = judged_places(rounds, len(tokens))
                 proposed = proposal_probs(bench, arm, prompt, tokens, sampling, places, draft_probs)
                 of_target = target_probs[[start + depth for start, depth in places]]
@@ -132,6 +135,8 @@ def law_entry(arm: Arm, temperature: float, z: losslessness.ZStatistics) -> dict
         "n_tokens": z.n_tokens,
         "z_residual": z.residual if math.isfinite(z.residual) else None,
         "z_surprise": z.surprise if math.isfinite(z.surprise) else None,  # an impossible token was emitted
+        "z_least": z.least,
+        "n_edge": z.n_edge,
         "bound": losslessness.Z_BOUND,
         "passed": z.passed,
     }
@@ -171,7 +176,7 @@ def proposal_probs(
 ) -> torch.Tensor:
     """What the token drafted at each of `places` was drawn from.  -> (places, vocab)
 
-    draft_probs: of a draft that begins at each token, as `both_distributions` gives them. A model's are the same for
+    draft_probs: of a draft that begins at each token, as `draft_distribution` gives them. A model's are the same for
     all drafts; a head's and prompt lookup's depend on where the draft began.
     """
     drafter, vocab = parts(bench.drafters[arm.draft])[-1], draft_probs.shape[1]
@@ -188,32 +193,30 @@ def proposal_probs(
     return torch.nn.functional.one_hot(ids, vocab).to(draft_probs)
 
 
-def both_distributions(
+def draft_distribution(
     bench: Bench, draft: str, prompt: list[int], tokens: list[int], sampling: Sampling
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The target's and the draft's distribution at the place of each token, from uncached passes.  -> (n, vocab) twice
+) -> torch.Tensor:
+    """The draft's distribution at the place of each token, from uncached passes.  -> (n, vocab)
 
     Prompt lookup's are one-hot rows, or zeros where it finds nothing.
     """
     vocab = bench.setup.target.vocab_size
-    target_probs = losslessness.distributions(bench.setup.target.model, prompt, tokens, sampling, vocab)
     drafter = parts(bench.drafters[draft])[-1]
     if isinstance(drafter, IntersectDrafter):
-        return target_probs, drafter.probs(prompt, tokens, sampling, vocab)[0]
+        return drafter.probs(prompt, tokens, sampling, vocab)[0]
     if isinstance(drafter, ModelDrafter):
         n_ids = min(drafter.draft.vocab_size, vocab)
         rows = losslessness.distributions(drafter.draft.model, prompt, tokens, sampling, n_ids)
-        return target_probs, torch.nn.functional.pad(rows, (0, vocab - n_ids))
+        return torch.nn.functional.pad(rows, (0, vocab - n_ids))
     if isinstance(drafter, HeadDrafter):
-        model = bench.setup.target.model
-        return target_probs, next(drafter.chain_probs(model, prompt, tokens, sampling, 1, vocab))
+        return next(drafter.chain_probs(bench.setup.target.model, prompt, tokens, sampling, 1, vocab))
     if not isinstance(drafter, LookupDrafter):
         raise TypeError(f"no distribution is known of a {type(drafter).__name__}")
     rows = torch.zeros(len(tokens), vocab)
     for i, proposals in enumerate(lookups(drafter, prompt, tokens, 1)):
         for proposal in proposals:
             rows[i, proposal] = 1.0
-    return target_probs, rows
+    return rows
 
 
 def lookups(

@@ -18,6 +18,7 @@ from speclab.models.uncached import logits_after
 
 UNITS = {torch.float64: 64, torch.float32: 64}  # allowed between two right computations
 HALF_WIDTH_UNITS = 8  # the same for bfloat16 and float16
+FLOOR = 2  # units that are always granted, also where a computation in higher precision found fewer
 
 
 def units(dtype: torch.dtype) -> int:
@@ -30,6 +31,15 @@ def rounding_unit(logits: Tensor) -> float:
     size = logits.abs()
     real = size[size < torch.finfo(logits.dtype).max / 2]
     return torch.finfo(logits.dtype).eps * (real.max().item() if real.numel() else 0.0)
+
+
+def row_errors(own: Tensor, right: Tensor) -> Tensor:
+    """The most that a logit of each row may be off: what higher precision changes there, at least FLOOR units.
+
+    own: logits in the run's dtype, (n, vocab); right: the same in higher precision -> (n,)
+    """
+    floors = [FLOOR * rounding_unit(row) for row in own]
+    return torch.maximum(differences(own.double(), right.double()).amax(-1), torch.tensor(floors, dtype=torch.float64))
 
 
 def spread(logits: Tensor) -> float:
@@ -66,7 +76,6 @@ class Reference:
         self._model = model
         self._higher: PreTrainedModel | None = None
 
-    @torch.inference_mode()
     def logits(self, prompt: Tensor, text: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
         """After the prompt and each token of the text: in the model's dtype, and in higher precision.
 
@@ -74,13 +83,36 @@ class Reference:
         """
         if self._higher is None:
             self._higher = _in_higher_precision(self._model)
-        prompt, text = prompt.to(self._model.device), text.to(self._model.device)
-        own = logits_after(self._model, prompt, text)[0, :, :vocab_size]
+        own = self._own(prompt, text, vocab_size)
         try:
-            higher = logits_after(self._higher, prompt, text)[0, :, :vocab_size]
+            higher = _logits_of(self._higher, prompt, text, vocab_size)
         except RuntimeError:  # a kernel of this model has no such precision
             self._higher, higher = self._model, own
-        return own.cpu(), higher.double().cpu()
+        return own, higher.double()
+
+    def _own(self, prompt: Tensor, text: Tensor, vocab_size: int) -> Tensor:
+        return _logits_of(self._model, prompt, text, vocab_size)
+
+    def with_errors(self, prompt: Tensor, text: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
+        """The best known logits after the prompt and each token of the text, and how far the run's may be from them.
+
+        (1, n) and (1, m) ids -> (m + 1, vocab_size) and (m + 1,), on the CPU
+
+        In bfloat16 and float16 the copy in higher precision tells both. In float32 and float64 the model's own logits
+        are good enough, with the bound that rounding explains, and no copy is made.
+        """
+        if self._model.dtype not in UNITS:
+            own, right = self.logits(prompt, text, vocab_size)
+            if self._higher is not self._model:
+                return right, row_errors(own, right)
+        else:
+            own = self._own(prompt, text, vocab_size)
+        return own, torch.tensor([bound(row) for row in own], dtype=torch.float64)
+
+
+@torch.inference_mode()
+def _logits_of(model: PreTrainedModel, prompt: Tensor, text: Tensor, vocab_size: int) -> Tensor:
+    return logits_after(model, prompt.to(model.device), text.to(model.device))[0, :, :vocab_size].cpu()
 
 
 def _in_higher_precision(model: PreTrainedModel) -> PreTrainedModel:

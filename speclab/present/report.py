@@ -93,12 +93,19 @@ def agreement_lines(entries: list[Facts]) -> list[str]:
             verdict = "consistent" if entry["passed"] else "NOT the target's distribution"
             if entry.get("lossy_rule") and entry["passed"]:
                 verdict = f"LOSSY, mean total variation {number(entry['total_variation'], 3)}"
-            z_s, z_l = ("inf" if z is None else f"{z:+.2f}" for z in (entry["z_residual"], entry["z_surprise"]))
+            names = {"z_residual": "z_S", "z_surprise": "z_L", "z_least": "z_E"}  # older records have no z_E
+            z = [f"{names[key]} = {_z_value(entry[key])}" for key in names if key in entry]
+            n_edge = entry.get("n_edge", 0)
+            edge = f", {n_edge} of them at a filter's edge within rounding and not tested" * bool(n_edge)
             lines.append(
-                f"T = {entry['temperature']:g}, {entry['arm']}: z_S = {z_s}, z_L = {z_l} "
-                f"over {entry['n_tokens']} tokens (bound {entry['bound']}): {verdict}"
+                f"T = {entry['temperature']:g}, {entry['arm']}: {', '.join(z)} "
+                f"over {entry['n_tokens']} tokens{edge} (bound {entry['bound']}): {verdict}"
             )
     return lines
+
+
+def _z_value(z: float | None) -> str:
+    return "inf" if z is None else f"{z:+.2f}"
 
 
 def loops_line(run: ComparisonRun) -> str | None:

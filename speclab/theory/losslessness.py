@@ -5,7 +5,9 @@ width k + 1 rounds differently from k + 1 passes of width 1. `judge_divergence` 
 rounding from a bug.
 
 Sampled output has no baseline to equal. `ZSums` tests each emitted token against the target's distribution at
-its place; the sums are martingales, so the tokens need not be independent.
+its place; the sums are martingales, so the tokens need not be independent. Near the edge of top-k and top-p the filters
+of the decoder and of the judge may differ by rounding (speclab/theory/filters.py): `target_law` says which tokens are
+kept whatever the rounding, and the tests are about these tokens alone, among which rounding changes next to nothing.
 """
 
 import math
@@ -20,8 +22,8 @@ from speclab.models import rounding
 from speclab.models.cached import CachedModel
 from speclab.models.rounding import Reference
 from speclab.models.uncached import logits_after
+from speclab.theory import filters
 
-FLOOR = 2  # rounding units of error that are always granted
 Z_BOUND = 4.9  # two-sided false-alarm rate 1e-6 for one statistic
 
 
@@ -42,8 +44,8 @@ def judge_divergence(
     """Rounding or a bug? Judges the first difference of two greedy texts. None when they agree.
 
     Numerical: both candidates lie within twice the rounding error of the reference's top logit on the common prefix.
-    The error is what the run's dtype changes in the uncached logits there, at least FLOOR rounding units
-    (speclab/models/rounding.py), and no cache has a part in it: a broken cache cannot widen its own bound.
+    The error is what the run's dtype changes in the uncached logits there, at least two rounding units
+    (`row_errors` in speclab/models/rounding.py), and no cache has a part in it: a broken cache cannot widen its own bound.
     `vocab_size`: ids above it are never emitted, so they do not count.
     """
     pairs = list(zip(baseline, speculative, strict=False))
@@ -55,8 +57,7 @@ def judge_divergence(
     expected, token = pairs[position]
     before, text = (torch.tensor([ids], dtype=torch.long) for ids in (prompt, baseline[:position]))
     own, right = (rows[-1] for rows in reference.logits(before, text, vocab_size))
-    error = max(rounding.differences(own.double(), right).max().item(), FLOOR * rounding.rounding_unit(own))
-    tolerance = 2 * error
+    tolerance = 2 * rounding.row_errors(own[None], right[None]).item()
     top = right.max().item()
     close = all(top - right[i].item() <= tolerance for i in (expected, token))
     return Divergence(position, expected, token, (right[expected] - right[token]).item(), tolerance, close)
@@ -66,51 +67,106 @@ class ZStatistics(NamedTuple):
     """Standard normal when the output follows the target's distribution."""
 
     residual: float  # z_S: emitted tokens that are more probable for the draft, against the number expected
-    surprise: float  # z_L: -ln p of the tokens against the entropy
-    n_tokens: int
+    surprise: float  # z_L: -ln p of the tokens against the entropy; infinite where an impossible token was emitted
+    least: float  # z_E: the least probable token that the filters keep, against the number of times expected
+    n_tokens: int  # tokens that were looked at
+    n_edge: int = 0  # of these, tokens at the edge of a filter, whose probability rounding decides
 
     @property
     def passed(self) -> bool:
-        """Whether both lie within Z_BOUND."""
-        return abs(self.residual) < Z_BOUND and abs(self.surprise) < Z_BOUND
+        """Whether all lie within Z_BOUND."""
+        return all(abs(z) < Z_BOUND for z in (self.residual, self.surprise, self.least))
+
+
+class Places:
+    """What is tested at some places of texts; it follows from the text before each place alone.
+
+    target_probs and draft_probs: (n, vocab), the distributions at each place. `draft_probs` may be anything fixed by
+    the text before the token; it only chooses where to look. possible: (n, vocab) of bool, the tokens that may be
+    emitted; where it is not given, those of a target probability above 0. A possible token of probability 0 is one of
+    which rounding decides whether a filter keeps it; `target_probs` is then the distribution given that the token is
+    one of the others.
+    """
+
+    def __init__(self, target_probs: Tensor, draft_probs: Tensor, possible: Tensor | None = None):
+        p, q = target_probs.double(), draft_probs.double()
+        self.probs, self.possible = p, p > 0 if possible is None else possible
+        self.liked = q > p  # an accept rule that keeps the draft's tokens too often shows here
+        self.liked_mass = (p * self.liked).sum(-1)
+        log_p = torch.where(p > 0, p, 1.0).log()
+        self.entropy = -(p * log_p).sum(-1)
+        self.variance = ((p * log_p**2).sum(-1) - self.entropy**2).clamp(min=0)
+        self.least_prob, self.least = torch.where(p > 0, p, 2.0).min(-1)
+        self.several = (p > 0).sum(-1) > 1  # the only token that is kept is no evidence
 
 
 class ZSums:
-    """Adds up the two martingales over texts."""
+    """Adds up three martingales over texts."""
 
     def __init__(self) -> None:
         self._residual = self._residual_variance = 0.0
         self._surprise = self._surprise_variance = 0.0
-        self._n = 0
+        self._n_least = self._least_expected = 0.0
+        self._n = self._n_edge = 0
 
-    def add(self, tokens: Tensor, target_probs: Tensor, draft_probs: Tensor) -> None:
-        """tokens (n,); target_probs and draft_probs (n, vocab): the distributions at each token's place.
+    def add(self, tokens: Tensor, places: Places) -> None:
+        """Count (n,) tokens, one at each of the places.
 
-        `draft_probs` may be anything fixed by the text before the token; it only chooses where to look. A token of
-        target probability 0 makes z_L infinite, as it should.
+        Those at the edge of a filter are counted alone, not tested. One that is not possible makes z_L infinite, as it
+        should.
         """
-        p, q = target_probs.double(), draft_probs.double()
-        liked = q > p  # an accept rule that keeps the draft's tokens too often shows here
         here = torch.arange(len(tokens))
-        expected = (p * liked).sum(-1)
-        self._residual += (liked[here, tokens].double() - expected).sum().item()
-        self._residual_variance += (expected * (1 - expected)).clamp(min=0).sum().item()
-        log_p = torch.where(p > 0, p, 1.0).log()
-        entropy = -(p * log_p).sum(-1)
-        variance = (p * log_p**2).sum(-1) - entropy**2
-        self._surprise += (-p[here, tokens].log() - entropy).sum().item()
-        self._surprise_variance += variance.clamp(min=0).sum().item()
+        prob = places.probs[here, tokens]
+        tested = (prob > 0) | ~places.possible[here, tokens]
+
+        def total(values: Tensor) -> float:
+            return values[tested].sum().item()
+
         self._n += len(tokens)
+        self._n_edge += len(tokens) - int(tested.sum())
+        self._residual += total(places.liked[here, tokens].double() - places.liked_mass)
+        self._residual_variance += total((places.liked_mass * (1 - places.liked_mass)).clamp(min=0))
+        self._surprise += total(-prob.log() - places.entropy)
+        self._surprise_variance += total(places.variance)
+        self._n_least += total(((tokens == places.least) & places.several).double())
+        self._least_expected += total(places.least_prob * places.several)
 
     def result(self) -> ZStatistics:
-        """Both statistics; 0 where nothing varied."""
+        """All statistics; 0 where nothing varied."""
 
         def z(total: float, variance: float) -> float:
             return total / math.sqrt(variance) if variance > 1e-12 else (math.inf if abs(total) > 1e-6 else 0.0)
 
-        return ZStatistics(
-            z(self._residual, self._residual_variance), z(self._surprise, self._surprise_variance), self._n
-        )
+        residual, surprise = z(self._residual, self._residual_variance), z(self._surprise, self._surprise_variance)
+        return ZStatistics(residual, surprise, _rare(self._n_least, self._least_expected), self._n, self._n_edge)
+
+
+def _rare(n: float, expected: float) -> float:
+    """How surprising it is to see a rare event `n` times: the signed root of a Poisson variable's deviance.
+
+    Near a standard normal variable also where few are expected, for which (n - expected) / sqrt(expected) is not. A sum
+    of independent rare events varies a little less than a Poisson variable, so the false alarms are fewer than stated.
+    """
+    if expected <= 0:
+        return 0.0
+    deviance = 2 * ((n * math.log(n / expected) if n else 0.0) - (n - expected))
+    return math.copysign(math.sqrt(max(deviance, 0.0)), n - expected)
+
+
+def target_law(
+    reference: Reference, prompt: list[int], tokens: list[int], sampling: Sampling, vocab_size: int
+) -> tuple[Tensor, Tensor]:
+    """What is known of the target's distribution at the place of each of `tokens`, from uncached passes.
+
+    -> (n, vocab_size) float64, the distribution among the tokens that the filters keep whatever the rounding, zeros
+    where there is none; and (n, vocab_size) of bool, the tokens that may be kept. Temperature above 0.
+    """
+    before, text = (torch.tensor([ids], dtype=torch.long) for ids in (prompt, tokens[:-1]))
+    logits, errors = reference.with_errors(before, text, vocab_size)
+    sure, possible = filters.kept(logits, errors, sampling)
+    scaled = logits.double() / sampling.temperature
+    probs = scaled.masked_fill(~sure, -torch.inf).softmax(-1).nan_to_num(0.0)
+    return probs, possible
 
 
 @torch.inference_mode()

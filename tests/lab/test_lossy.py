@@ -20,7 +20,7 @@ from speclab.drafts.feature import FeatureDrafter
 from speclab.lab import output_checks
 from speclab.lab.bench import Bench
 from speclab.lab.instruments import LoopFunctions
-from speclab.lab.output_checks import both_distributions, distances, judged_places, proposal_probs
+from speclab.lab.output_checks import distances, draft_distribution, judged_places, proposal_probs
 from speclab.models import prompts
 from speclab.models.cached import CachedModel
 from speclab.models.setup import Setup
@@ -205,7 +205,7 @@ def test_laws_of_proposals_are_those_that_were_drawn_from(kind):
     pairs = [Made(round_.n_drafted, round_.n_accepted) for round_ in rounds if not round_.prefill]
     places = judged_places(pairs, len(tokens))
     assert {depth for _, depth in places} >= {0, 1}
-    _, draft_probs = both_distributions(bench, "draft", ids, tokens, sampling)
+    draft_probs = draft_distribution(bench, "draft", ids, tokens, sampling)
     found = proposal_probs(bench, arm, ids, tokens, sampling, places, draft_probs)
     used = dict(noted.drafts)
     for (start, depth), row in zip(places, found, strict=True):

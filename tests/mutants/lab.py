@@ -21,7 +21,7 @@ from speclab.models.rounding import Reference
 from speclab.present import tables
 from speclab.records.runs import ComparisonRun
 from speclab.system import cores
-from speclab.theory import losslessness, noise, planning
+from speclab.theory import filters, losslessness, noise, planning
 from speclab.theory.losslessness import Divergence
 from tests.mutants.bugs import mutant
 
@@ -82,6 +82,41 @@ def takes_a_prompt_that_the_draft_cannot_read() -> None:
         right(target, [drafter for drafter in drafters if not isinstance(drafter, ModelDrafter)], *more)
 
     select.check_prompts = check
+
+
+RIGHT_TEXTS, IMPOSSIBLE = "right_texts_raise_no_alarm", "a_token_that_no_rounding_explains_is_an_alarm"
+
+
+@mutant(28, RIGHT_TEXTS, file="theory/test_target_law")
+def judges_with_a_filter_of_its_own() -> None:
+    """cuts the judge's logits with top-k and top-p as if they were those of the decoder"""
+
+    def law(reference: Reference, prompt: list[int], tokens: list[int], sampling: Sampling, vocab: int) -> tuple:
+        before, text = (torch.tensor([ids], dtype=torch.long) for ids in (prompt, tokens[:-1]))
+        probs = sampling.probs(reference.with_errors(before, text, vocab)[0]).double()
+        return probs, probs > 0
+
+    losslessness.target_law = law
+
+
+@mutant(28, IMPOSSIBLE, file="theory/test_target_law")
+def explains_every_token_beyond_the_filter() -> None:
+    """takes every token that the filters cut for one at their edge"""
+    right = filters.kept
+    filters.kept = lambda *given: (right(*given)[0], torch.ones_like(given[0], dtype=torch.bool))
+
+
+@mutant(28, "what_the_production_filters_keep_lies_between_the_two_bounds", file="theory/test_filters")
+def lets_rounding_move_one_logit_alone() -> None:
+    """grants the error of one logit where two are compared"""
+    right = filters.kept
+    filters.kept = lambda logits, error, sampling: right(logits, error / 2, sampling)
+
+
+@mutant(14, "loud_when_top_k_is_off_by_one", file="theory/test_z_statistics")
+def misses_a_token_that_is_never_drawn() -> None:
+    """does not count how often the last token of a filter is drawn"""
+    losslessness._rare = lambda n, expected: 0.0
 
 
 # ---------------------------------------------------------------- lossy rules

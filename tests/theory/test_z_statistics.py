@@ -10,7 +10,7 @@ from torch import Tensor
 from speclab.core.accept import accept
 from speclab.core.rounds import Draft
 from speclab.core.sampling import Sampling, draw
-from speclab.theory.losslessness import Z_BOUND, ZStatistics, ZSums
+from speclab.theory.losslessness import Z_BOUND, Places, ZStatistics, ZSums
 
 VOCAB = 50
 
@@ -28,7 +28,7 @@ def uniforms(n: int, seed: int) -> Tensor:
 
 def z_of(tokens: Tensor, p: Tensor, q: Tensor) -> ZStatistics:
     sums = ZSums()
-    sums.add(tokens, p, q)
+    sums.add(tokens, Places(p, q))
     return sums.result()
 
 
@@ -94,7 +94,7 @@ def test_evidence_grows_with_the_root_of_the_tokens():
         sums = ZSums()
         for text in range(n_texts):
             p, q = (Sampling(1.0).probs(logits) for logits in random_logits(500, text))
-            sums.add(draw(q, uniforms(500, 600 + text)), p, q)  # as biased as can be: always believes the draft
+            sums.add(draw(q, uniforms(500, 600 + text)), Places(p, q))  # as biased as can be: always believes the draft
         assert sums.result().n_tokens == 500 * n_texts
         return sums.result().residual
 
@@ -128,9 +128,9 @@ def test_one_impossible_token_is_infinite_evidence(spread):
     tokens[500] = p[500].argmin()
     assert p[500, tokens[500]] == 0
     sums = ZSums()
-    sums.add(tokens, p, q)
+    sums.add(tokens, Places(p, q))
     assert sums.result().surprise == math.inf
-    sums.add(draw(p, uniforms(1000, 901)), p, q)  # honest texts afterwards do not heal it
+    sums.add(draw(p, uniforms(1000, 901)), Places(p, q))  # honest texts afterwards do not heal it
     assert sums.result().surprise == math.inf
     assert not sums.result().passed
 
@@ -138,8 +138,8 @@ def test_one_impossible_token_is_infinite_evidence(spread):
 def test_greedy_output_that_agrees_is_silent():
     """Nothing varies, so 0 / 0: two zeros and not NaN, which would compare false and look like a failure."""
     p, q = (Sampling().probs(logits) for logits in random_logits(200, 10))
-    assert z_of(p.argmax(-1), p, q) == ZStatistics(0.0, 0.0, 200)
-    assert ZSums().result() == ZStatistics(0.0, 0.0, 0)
+    assert z_of(p.argmax(-1), p, q) == ZStatistics(0.0, 0.0, 0.0, 200)
+    assert ZSums().result() == ZStatistics(0.0, 0.0, 0.0, 0)
 
 
 def test_hand_computed():
@@ -154,8 +154,44 @@ def test_hand_computed():
 
 
 @pytest.mark.parametrize(
-    ("z", "passed"), [((4.8, -4.8), True), ((5.0, 0.0), False), ((0.0, -5.0), False), ((0.0, math.nan), False)]
+    ("z", "passed"),
+    [
+        ((4.8, -4.8, 4.8), True),
+        ((5.0, 0.0, 0.0), False),
+        ((0.0, -5.0, 0.0), False),
+        ((0.0, 0.0, -5.0), False),
+        ((0.0, math.nan, 0.0), False),
+    ],
 )
-def test_verdict_is_two_sided_and_needs_both(z, passed):
+def test_verdict_is_two_sided_and_needs_all(z, passed):
     """Too few liked tokens are as wrong as too many; and NaN is no pass."""
     assert ZStatistics(*z, 1).passed is passed
+
+
+@pytest.mark.parametrize(("drawn", "sign"), [(4, -1), (6, 1)])
+def test_loud_when_top_k_is_off_by_one(drawn, sign):
+    """One place fewer: the last token of the filter is missing, and z_E sees it. One more: impossible tokens."""
+    logits, draft_logits = random_logits(2000, 11)
+    tokens = draw(Sampling(1.2, top_k=drawn).probs(logits), uniforms(2000, 1100))
+    z = z_of(tokens, Sampling(1.2, top_k=5).probs(logits), Sampling(1.2, top_k=5).probs(draft_logits))
+    assert not z.passed
+    assert (z.least < -Z_BOUND) if sign < 0 else (z.surprise == math.inf)
+
+
+def test_the_count_of_rare_tokens_is_the_signed_root_of_the_deviance():
+    """1 was expected 12 times in 16 places with 3/4, 1/4 kept: token 1, the least probable, was seen twice."""
+    p = torch.tensor([[0.75, 0.25, 0.0]] * 16)
+    z = z_of(torch.tensor([1, 1] + [0] * 14), p, p)
+    assert z.least == pytest.approx(-math.sqrt(2 * (2 * math.log(2 / 4) - (2 - 4))))
+
+
+def test_tokens_at_an_edge_are_counted_and_change_no_statistic():
+    p = torch.tensor([[0.25, 0.75, 0.0, 0.0]] * 3)
+    possible = torch.tensor([[True, True, True, False]] * 3)
+    plain, edge = ZSums(), ZSums()
+    plain.add(torch.tensor([0, 1]), Places(p[:2], p[:2].flip(-1)))
+    edge.add(torch.tensor([0, 1, 2]), Places(p, p.flip(-1), possible))
+    assert edge.result()[:3] == plain.result()[:3]
+    assert edge.result()[3:] == (3, 1)
+    edge.add(torch.tensor([3]), Places(p[:1], p[:1].flip(-1), possible[:1]))
+    assert edge.result().surprise == math.inf

@@ -93,7 +93,7 @@ def sent_by(served: Served, arm: Arm, temperature: float) -> list[Sent]:
 
 
 def _judge_sampled(measured: Measurement, arm: Arm, temperature: float) -> Facts:
-    """The two z statistics of sampled texts under the target's own law; the first one counts improbable tokens.
+    """The z statistics of sampled texts under the target's own law; the first one counts improbable tokens.
 
     Of every prompt one text: requests with the same seed are the same text again, and prove nothing.
     """
@@ -102,6 +102,6 @@ def _judge_sampled(measured: Measurement, arm: Arm, temperature: float) -> Facts
     for sample in measured.of(arm, temperature):
         prompt = measured.prompts[sample.prompt_index].id_list
         for text in sample.texts[:1]:
-            law = losslessness.distributions(setup.target.model, prompt, text, sampling, vocab)
-            sums.add(torch.tensor(text), law, torch.full_like(law, 1 / vocab))
+            law, possible = losslessness.target_law(setup.reference, prompt, text, sampling, vocab)
+            sums.add(torch.tensor(text), losslessness.Places(law, torch.full_like(law, 1 / vocab), possible))
     return law_entry(arm, temperature, sums.result())

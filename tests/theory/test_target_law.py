@@ -1,0 +1,115 @@
+"""Sampled texts are judged in the run's number format: rounding at a filter's edge is explained, nothing else is."""
+
+import functools
+
+import pytest
+import torch
+
+from draft_models import ModelDrafter
+from optimized_speculative import speculative_decode
+from speclab.core.rounds import DecodeSettings
+from speclab.core.sampling import Sampling
+from speclab.models import rounding
+from speclab.models.cached import CachedModel
+from speclab.models.rounding import Reference
+from speclab.theory.losslessness import Places, ZStatistics, ZSums, distributions, target_law
+from tests.tiny_models import VOCAB, perturbed, tiny
+
+PROMPT = [5, 9, 2, 40, 7]
+SAMPLINGS = {
+    "top-k": Sampling(0.8, top_k=5),
+    "top-p": Sampling(0.8, top_p=0.9),
+    "both": Sampling(0.7, top_k=9, top_p=0.9),
+    "no filter": Sampling(1.2),
+}
+N_TEXTS, LENGTH = 5, 48
+
+
+@functools.cache
+def models(dtype: torch.dtype) -> tuple[torch.nn.Module, torch.nn.Module]:
+    return tiny("llama", dtype=dtype), perturbed(tiny("llama", dtype=dtype), 0.3)
+
+
+@functools.cache
+def texts(dtype: torch.dtype, sampling: Sampling, k: int) -> list[list[int]]:
+    """Texts of the real loop; k = 0 decodes plainly."""
+    target, draft = models(dtype)
+    found = []
+    for seed in range(N_TEXTS):
+        drafter, settings = ModelDrafter(CachedModel(draft)), DecodeSettings(LENGTH, sampling, seed=seed)
+        rounds = list(speculative_decode(CachedModel(target), drafter, torch.tensor([PROMPT]), k, settings))
+        if k:
+            assert 0 < sum(r.n_accepted for r in rounds) < sum(r.n_drafted for r in rounds)
+        found.append([token for round_ in rounds for token in round_.tokens])
+    return found
+
+
+def verdict(dtype: torch.dtype, sampling: Sampling, found: list[list[int]]) -> ZStatistics:
+    target, draft = models(dtype)
+    reference, sums = Reference(target), ZSums()
+    for text in found:
+        law, possible = target_law(reference, PROMPT, text, sampling, VOCAB)
+        sums.add(torch.tensor(text), Places(law, distributions(draft, PROMPT, text, sampling, VOCAB), possible))
+    return sums.result()
+
+
+CASES = [
+    *((torch.bfloat16, name, 3) for name in SAMPLINGS),
+    (torch.bfloat16, "top-k", 0),
+    (torch.float16, "top-p", 3),
+    (torch.float32, "both", 3),
+]
+
+
+@pytest.mark.parametrize(("dtype", "name", "k"), CASES, ids=str)
+def test_right_texts_raise_no_alarm(dtype, name, k):
+    """False-alarm rate 3e-6 for each case: three statistics, each with 1e-6."""
+    sampling = SAMPLINGS[name]
+    z = verdict(dtype, sampling, texts(dtype, sampling, k))
+    assert z.passed, z
+    assert z.n_tokens == N_TEXTS * LENGTH
+    assert z.n_edge < 0.4 * z.n_tokens
+
+
+def test_a_filter_of_the_judges_own_would_call_right_texts_wrong():
+    """Otherwise the test above proves nothing about the edge: in bfloat16 the judge's own filter cuts drawn tokens."""
+    sampling, target = SAMPLINGS["top-k"], models(torch.bfloat16)[0]
+    found = texts(torch.bfloat16, sampling, 3)
+    rows = (distributions(target, PROMPT, text, sampling, VOCAB)[torch.arange(LENGTH), text] for text in found)
+    n_cut = sum(int((row == 0).sum()) for row in rows)
+    z = verdict(torch.bfloat16, sampling, found)
+    assert 0 < n_cut <= z.n_edge
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"), [(dtype, name) for dtype, name, k in CASES if k and name != "no filter"], ids=str
+)
+def test_a_token_that_no_rounding_explains_is_an_alarm(dtype, name):
+    """One token of a right text is exchanged for one far outside the filter."""
+    sampling = SAMPLINGS[name]
+    found = [list(text) for text in texts(dtype, sampling, 3)]
+    probs = distributions(models(dtype)[0], PROMPT, found[3], Sampling(sampling.temperature), VOCAB)
+    found[3][20] = probs[20].argmin().item()
+    assert verdict(dtype, sampling, [*found[:3], found[3][:21], *found[4:]]).surprise == float("inf")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_the_error_bound_holds_for_cached_passes(dtype):
+    """Logits of cached passes of other widths lie within the bound of the uncached ones, and the bound is not loose."""
+    target, text = models(dtype)[0], texts(torch.bfloat16, SAMPLINGS["no filter"], 3)[0]
+    right, errors = Reference(target).with_errors(torch.tensor([PROMPT]), torch.tensor([text]), VOCAB)
+    cached = CachedModel(target)
+    with torch.inference_mode():
+        rows = [cached.prefill(torch.tensor([PROMPT]))[0, -1:]]
+        rows += [cached.forward(torch.tensor([text[i : i + 3]]))[0] for i in range(0, LENGTH, 3)]
+    off = (torch.cat(rows).double() - right.double()).abs().amax(-1)
+    assert (off <= 2 * errors).all()
+    assert (off > errors / 200).any()
+
+
+def test_where_no_copy_in_higher_precision_can_be_made_the_bound_is_what_rounding_explains(monkeypatch):
+    monkeypatch.setattr(rounding, "_in_higher_precision", lambda model: model)
+    target, text = models(torch.bfloat16)[0], texts(torch.bfloat16, SAMPLINGS["top-k"], 3)[0]
+    logits, errors = Reference(target).with_errors(torch.tensor([PROMPT]), torch.tensor([text]), VOCAB)
+    assert errors.tolist() == [rounding.bound(row) for row in logits]
+    assert verdict(torch.bfloat16, SAMPLINGS["top-k"], texts(torch.bfloat16, SAMPLINGS["top-k"], 3)).passed
