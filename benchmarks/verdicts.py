@@ -221,7 +221,7 @@ def measure(args: argparse.Namespace, raw: list[Verdicts]) -> dict[str, Any]:
 
 LEGEND = [
     "plain, speculative: these texts were decoded by the lab's two loops. Each one is a run, and an alarm is false.",
-    "right law, drawn: tokens were drawn at the places of the plain texts from the target's own law. An alarm is false.",
+    "right law, drawn: tokens were drawn at the places of the plain texts from the target's own law; an alarm is false",
     "The laws below it are wrong, and their tokens were drawn in the same way. An alarm is right there.",
     "at an edge: share of the tokens whose probability rounding decides; these are counted and not tested.",
     "largest z: of all runs and of the three statistics; the bound is 4.9. 'impossible': a token that no rounding "
