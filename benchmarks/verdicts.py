@@ -35,7 +35,7 @@ from draft_models import ModelDrafter
 from optimized_speculative import speculative_decode
 from speclab.cli import flags, parsing
 from speclab.core.rounds import DecodeSettings, tokens_of
-from speclab.core.sampling import Sampling, draw, uniforms
+from speclab.core.sampling import Sampling
 from speclab.models import loading
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
@@ -44,7 +44,7 @@ from speclab.records import files
 from speclab.records.rows import Amount, Count, Part
 from speclab.system.errors import reports_problems
 from speclab.system.terminal import progress
-from speclab.theory.losslessness import Places, ZSums, distributions, target_law
+from speclab.theory.losslessness import Places, ZSums, distributions, known_law
 
 WIDTH = 5  # tokens of the cached passes whose logits the wrong laws are made of
 DRAFT_LENGTH = 4
@@ -68,7 +68,7 @@ class Verdicts(Part):
     law: str
     n_runs: Count
     n_tokens: Count  # of all runs
-    n_edge: Count  # of these, tokens at the edge of a filter
+    n_uncertain: Count  # of these, tokens of which rounding decides whether a filter keeps them
     n_alarms: Count  # runs that are called wrong
     largest_z: float | None  # of all runs and statistics; None where a token was impossible
 
@@ -114,7 +114,7 @@ class Tally:
     """Adds up the verdicts on the runs of one law."""
 
     def __init__(self) -> None:
-        self.n_runs = self.n_tokens = self.n_edge = self.n_alarms = 0
+        self.n_runs = self.n_tokens = self.n_uncertain = self.n_alarms = 0
         self.largest = 0.0
 
     def add(self, sums: ZSums) -> None:
@@ -122,17 +122,16 @@ class Tally:
         z = sums.result()
         self.n_runs += 1
         self.n_tokens += z.n_tokens
-        self.n_edge += z.n_edge
+        self.n_uncertain += z.n_uncertain
         self.n_alarms += not z.passed
-        self.largest = max(self.largest, *map(abs, (z.residual, z.surprise, z.least)))
+        self.largest = max(self.largest, *map(abs, (z.residual, z.surprise, z.edge)))
 
 
 def places_of(setup: Setup, draft: ModelDrafter, prompt: Prompt, text: list[int], sampling: Sampling) -> Places:
     """What compare.py would test in this text."""
     vocab = setup.target.vocab_size
-    law, possible = target_law(setup.reference, prompt.id_list, text, sampling, vocab)
     draft_probs = distributions(draft.draft.model, prompt.id_list, text, sampling, vocab)
-    return Places(law, draft_probs, possible)
+    return known_law(setup.reference, prompt.id_list, text, sampling, vocab, draft_probs)
 
 
 @torch.inference_mode()
@@ -166,11 +165,15 @@ def verdicts_at(
     logits = [cached_logits(setup, prompt, text) for prompt, text in pairs]
     generator = torch.Generator().manual_seed(args.seed)
     for law, probs_of in {"right law, drawn": sampling.probs, **wrong_laws(sampling)}.items():
-        tally, laws = Tally(), [probs_of(rows) for rows in logits]
-        for _ in range(args.repeats):
+        tally = Tally()
+        drawn = [  # of each text (n, repeats)
+            torch.multinomial(probs_of(rows).double(), args.repeats, replacement=True, generator=generator)
+            for rows in logits
+        ]
+        for repeat in range(args.repeats):
             sums = ZSums()
-            for probs, at in zip(laws, places, strict=True):
-                sums.add(draw(probs, uniforms((len(probs),), generator, torch.device("cpu"))), at)
+            for tokens, at in zip(drawn, places, strict=True):
+                sums.add(tokens[:, repeat], at)
             tally.add(sums)
         yield law, tally
 
@@ -199,7 +202,7 @@ def measure(args: argparse.Namespace, raw: list[Verdicts]) -> dict[str, Any]:
                             law=law,
                             n_runs=tally.n_runs,
                             n_tokens=tally.n_tokens,
-                            n_edge=tally.n_edge,
+                            n_uncertain=tally.n_uncertain,
                             n_alarms=tally.n_alarms,
                             largest_z=tally.largest if math.isfinite(tally.largest) else None,
                         )
@@ -223,7 +226,7 @@ LEGEND = [
     "plain, speculative: these texts were decoded by the lab's two loops. Each one is a run, and an alarm is false.",
     "right law, drawn: tokens were drawn at the places of the plain texts from the target's own law; an alarm is false",
     "The laws below it are wrong, and their tokens were drawn in the same way. An alarm is right there.",
-    "at an edge: share of the tokens whose probability rounding decides; these are counted and not tested.",
+    "uncertain: share of the tokens of which rounding decides whether a filter keeps them; only their number is tested",
     "largest z: of all runs and of the three statistics; the bound is 4.9. 'impossible': a token that no rounding "
     "explains was drawn.",
 ]
@@ -239,7 +242,7 @@ def page(run: VerdictsRun) -> list[Block]:
         "top-p": lambda row: "-" if row.top_p == 1 else f"{row.top_p:g}",
         "tokens drawn from": lambda row: row.law,
         "alarms": lambda row: f"{row.n_alarms} of {row.n_runs}",
-        "at an edge": lambda row: f"{100 * row.n_edge / max(1, row.n_tokens):.1f} %",
+        "uncertain": lambda row: f"{100 * row.n_uncertain / max(1, row.n_tokens):.1f} %",
         "largest z": lambda row: "impossible" if row.largest_z is None else f"{row.largest_z:.1f}",
     }
     n = {row.n_tokens // row.n_runs for row in run.raw}

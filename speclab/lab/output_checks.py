@@ -106,14 +106,14 @@ def _judge_sampled(measured: Measurement, arm: Arm, temperature: float) -> dict:
     for sample in samples:
         prompt, distance = measured.prompts[sample.prompt_index].id_list, 0.0
         for tokens, rounds in zip(sample.texts, sample.rounds, strict=True):
-            law, possible = losslessness.target_law(setup.reference, prompt, tokens, sampling, vocab)
             draft_probs = draft_distribution(bench, arm.draft, prompt, tokens, sampling)
-            sums.add(torch.tensor(tokens), losslessness.Places(law, draft_probs, possible))
+            places = losslessness.known_law(setup.reference, prompt, tokens, sampling, vocab, draft_probs)
+            sums.add(torch.tensor(tokens), places)
             if lossy_rule and known:
                 target_probs = losslessness.distributions(setup.target.model, prompt, tokens, sampling, vocab)
-                places = judged_places(rounds, len(tokens))
-                proposed = proposal_probs(bench, arm, prompt, tokens, sampling, places, draft_probs)
-                of_target = target_probs[[start + depth for start, depth in places]]
+                tested = judged_places(rounds, len(tokens))
+                proposed = proposal_probs(bench, arm, prompt, tokens, sampling, tested, draft_probs)
+                of_target = target_probs[[start + depth for start, depth in tested]]
                 distance += distances(lossy_rule, of_target, proposed).sum().item()
         sample.distance = distance if lossy_rule and known else None
     z = sums.result()
@@ -135,8 +135,8 @@ def law_entry(arm: Arm, temperature: float, z: losslessness.ZStatistics) -> dict
         "n_tokens": z.n_tokens,
         "z_residual": z.residual if math.isfinite(z.residual) else None,
         "z_surprise": z.surprise if math.isfinite(z.surprise) else None,  # an impossible token was emitted
-        "z_least": z.least,
-        "n_edge": z.n_edge,
+        "z_edge": z.edge,
+        "n_uncertain": z.n_uncertain,
         "bound": losslessness.Z_BOUND,
         "passed": z.passed,
     }

@@ -93,10 +93,12 @@ def agreement_lines(entries: list[Facts]) -> list[str]:
             verdict = "consistent" if entry["passed"] else "NOT the target's distribution"
             if entry.get("lossy_rule") and entry["passed"]:
                 verdict = f"LOSSY, mean total variation {number(entry['total_variation'], 3)}"
-            names = {"z_residual": "z_S", "z_surprise": "z_L", "z_least": "z_E"}  # older records have no z_E
+            names = {"z_residual": "z_S", "z_surprise": "z_L", "z_edge": "z_E"}  # older records have no z_E
             z = [f"{names[key]} = {_z_value(entry[key])}" for key in names if key in entry]
-            n_edge = entry.get("n_edge", 0)
-            edge = f", {n_edge} of them at a filter's edge within rounding and not tested" * bool(n_edge)
+            n_uncertain = entry.get("n_uncertain", 0)
+            edge = f", {n_uncertain} of them kept or not by rounding and tested by their number alone" * bool(
+                n_uncertain
+            )
             lines.append(
                 f"T = {entry['temperature']:g}, {entry['arm']}: {', '.join(z)} "
                 f"over {entry['n_tokens']} tokens{edge} (bound {entry['bound']}): {verdict}"

@@ -6,6 +6,8 @@ a matter of chance. So a token is one of three kinds here. It is kept whatever t
 rounding explains it. This kind depends on the text before the token alone, never on which token was drawn.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -18,36 +20,59 @@ MASS_ERROR = 64 * torch.finfo(torch.float32).eps  # of a sum of float32 probabil
 RESOLVED = 1.0
 
 
-def kept(logits: Tensor, error: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+class Kept(NamedTuple):
+    """What is known of the filters at n places."""
+
+    sure: Tensor  # (n, vocab) of bool, the tokens that are kept whatever the rounding
+    possible: Tensor  # (n, vocab) of bool, these and the tokens that may be kept
+    edge: Tensor  # (n, 2), bounds of the probability of all tokens that may be kept; NaN where they are not known
+
+
+def kept(logits: Tensor, error: Tensor, sampling: Sampling) -> Kept:
     """The tokens that are surely kept, and those that may be kept.
 
-    logits (n, vocab); error (n,), the most that a logit of the row may be off -> (n, vocab) of bool, twice
+    logits (n, vocab); error (n,), the most that a logit of the row may be off. The temperature must be above 0.
 
     Rows whose rounding error is too large at this temperature have no token that is surely kept (`RESOLVED`).
-    Raises nothing; the temperature must be above 0.
     """
-    halves = [_kept(*part, sampling) for part in zip(logits.split(CHUNK), error.split(CHUNK), strict=True)]
-    sure, possible = zip(*halves, strict=True)
-    return torch.cat(sure), torch.cat(possible)
+    parts = [_kept(*part, sampling) for part in zip(logits.split(CHUNK), error.split(CHUNK), strict=True)]
+    return Kept(*map(torch.cat, zip(*parts, strict=True)))
 
 
-def _kept(logits: Tensor, error: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+def _kept(logits: Tensor, error: Tensor, sampling: Sampling) -> Kept:
     scaled = logits.double() / sampling.temperature
     ordered, order = (scaled - scaled.amax(-1, keepdim=True)).sort(dim=-1, descending=True)  # (n, vocab)
-    slack = (
-        2 * error.double()[:, None] / sampling.temperature
-    )  # two logits, each off by `error`, in opposite directions
+    slack = 2 * error.double()[:, None] / sampling.temperature  # two logits may be off in opposite directions
     n_above_surely = torch.searchsorted(-ordered, -ordered - slack)  # tokens that are more probable by any rounding
     n_above_perhaps = torch.searchsorted(-ordered, -ordered + slack, right=True) - 1  # all others that may be
     possible = -ordered <= slack + NEVER
     sure = (slack <= RESOLVED).expand_as(possible)
-    if sampling.top_k > 0:
+    edge = torch.full((len(logits), 2), torch.nan, dtype=torch.float64)
+    if sampling.top_k:
         sure, possible = sure & (n_above_perhaps < sampling.top_k), possible & (n_above_surely < sampling.top_k)
+        edge = _edge_of_top_k(ordered, slack, sure, possible, sampling.top_k)
     if sampling.top_p < 1:
+        edge = torch.full_like(edge, torch.nan)
         lowest, highest = _mass_above(ordered, slack, n_above_surely, n_above_perhaps, sampling.top_k)
         sure = sure & (highest < sampling.top_p - MASS_ERROR)
         possible = possible & (lowest < sampling.top_p + MASS_ERROR)
-    return tuple(torch.zeros_like(mask).scatter(-1, order, mask) for mask in (sure, possible))  # type: ignore[return-value]
+    return Kept(*(torch.zeros_like(mask).scatter(-1, order, mask) for mask in (sure, possible)), edge)
+
+
+def _edge_of_top_k(ordered: Tensor, slack: Tensor, sure: Tensor, possible: Tensor, top_k: int) -> Tensor:
+    """Bounds of the probability of the tokens that may be kept.  -> (n, 2)
+
+    Top-k keeps k tokens, so beside those that are surely kept a known number of the others: at the least the smallest
+    ones, at the most the largest. sure, possible: in the order of the probabilities, where each is a beginning.
+    """
+    up_to = torch.nn.functional.pad(ordered.exp().cumsum(-1), (1, 0))  # (n, vocab + 1), the mass of the first i tokens
+    n_sure, n_possible = (mask.sum(-1, keepdim=True) for mask in (sure, possible))  # (n, 1)
+    n_others = (n_possible.clamp(max=top_k) - n_sure).clamp(min=0)
+    certain = up_to.gather(-1, n_sure)
+    least = (up_to.gather(-1, n_possible) - up_to.gather(-1, n_possible - n_others)) / slack.exp()
+    most = (up_to.gather(-1, n_sure + n_others) - certain) * slack.exp()
+    edge = torch.cat([least / (certain + least), most / (certain + most)], dim=-1)
+    return edge.masked_fill((n_others == 0) | (slack > RESOLVED), torch.nan)
 
 
 def _mass_above(

@@ -6,7 +6,7 @@ rounding from a bug.
 
 Sampled output has no baseline to equal. `ZSums` tests each emitted token against the target's distribution at
 its place; the sums are martingales, so the tokens need not be independent. Near the edge of top-k and top-p the filters
-of the decoder and of the judge may differ by rounding (speclab/theory/filters.py): `target_law` says which tokens are
+of the decoder and of the judge may differ by rounding (speclab/theory/filters.py): `known_law` says which tokens are
 kept whatever the rounding, and the tests are about these tokens alone, among which rounding changes next to nothing.
 """
 
@@ -69,14 +69,14 @@ class ZStatistics(NamedTuple):
 
     residual: float  # z_S: emitted tokens that are more probable for the draft, against the number expected
     surprise: float  # z_L: -ln p of the tokens against the entropy; infinite where an impossible token was emitted
-    least: float  # z_E: the least probable token that the filters keep, against the number of times expected
+    edge: float  # z_E: tokens at the edge of the filters, against the number expected
     n_tokens: int  # tokens that were looked at
-    n_edge: int = 0  # of these, tokens at the edge of a filter, whose probability rounding decides
+    n_uncertain: int = 0  # of these, tokens of which rounding decides whether a filter keeps them
 
     @property
     def passed(self) -> bool:
         """Whether all lie within Z_BOUND."""
-        return all(abs(z) < Z_BOUND for z in (self.residual, self.surprise, self.least))
+        return all(abs(z) < Z_BOUND for z in (self.residual, self.surprise, self.edge))
 
 
 class Places:
@@ -86,10 +86,12 @@ class Places:
     the text before the token; it only chooses where to look. possible: (n, vocab) of bool, the tokens that may be
     emitted; where it is not given, those of a target probability above 0. A possible token of probability 0 is one of
     which rounding decides whether a filter keeps it; `target_probs` is then the distribution given that the token is
-    one of the others.
+    one of the others. edge: (n, 2), bounds of the probability of all those tokens, NaN where they are not known.
     """
 
-    def __init__(self, target_probs: Tensor, draft_probs: Tensor, possible: Tensor | None = None):
+    def __init__(
+        self, target_probs: Tensor, draft_probs: Tensor, possible: Tensor | None = None, edge: Tensor | None = None
+    ):
         p, q = target_probs.double(), draft_probs.double()
         self.probs, self.possible = p, p > 0 if possible is None else possible
         self.liked = q > p  # an accept rule that keeps the draft's tokens too often shows here
@@ -97,8 +99,14 @@ class Places:
         log_p = torch.where(p > 0, p, 1.0).log()
         self.entropy = -(p * log_p).sum(-1)
         self.variance = ((p * log_p**2).sum(-1) - self.entropy**2).clamp(min=0)
-        self.least_prob, self.least = torch.where(p > 0, p, 2.0).min(-1)
-        self.several = (p > 0).sum(-1) > 1  # the only token that is kept is no evidence
+        # The edge of a filter: the tokens that may be kept, or the least probable one of several that are.
+        chance, least = torch.where(p > 0, p, 2.0).min(-1)
+        chance = chance.where((p > 0).sum(-1) > 1, 0.0)
+        alone = torch.zeros_like(self.possible).scatter(-1, least[:, None], (chance > 0)[:, None])
+        self.edge_chance = chance[:, None].expand(-1, 2) if edge is None else edge.where(~edge.isnan(), chance[:, None])
+        known = torch.zeros(len(p), 1, dtype=torch.bool) if edge is None else ~edge[:, :1].isnan()
+        self.of_edge = torch.where(known, self.possible & (p == 0), alone)
+        self.given_all = known[:, 0]  # whether the edge's chance is that of every token, not given the surely kept ones
 
 
 class ZSums:
@@ -107,14 +115,14 @@ class ZSums:
     def __init__(self) -> None:
         self._residual = self._residual_variance = 0.0
         self._surprise = self._surprise_variance = 0.0
-        self._n_least = self._least_expected = 0.0
-        self._n = self._n_edge = 0
+        self._n_at_edge, self._least_at_edge, self._most_at_edge = 0.0, 0.0, 0.0
+        self._n = self._n_uncertain = 0
 
     def add(self, tokens: Tensor, places: Places) -> None:
         """Count (n,) tokens, one at each of the places.
 
-        Those at the edge of a filter are counted alone, not tested. One that is not possible makes z_L infinite, as it
-        should.
+        For tokens of which rounding decides whether a filter keeps them, only their number is tested. One that is not
+        possible makes z_L infinite, as it should.
         """
         here = torch.arange(len(tokens))
         prob = places.probs[here, tokens]
@@ -124,13 +132,16 @@ class ZSums:
             return values[tested].sum().item()
 
         self._n += len(tokens)
-        self._n_edge += len(tokens) - int(tested.sum())
+        self._n_uncertain += len(tokens) - int(tested.sum())
         self._residual += total(places.liked[here, tokens].double() - places.liked_mass)
         self._residual_variance += total((places.liked_mass * (1 - places.liked_mass)).clamp(min=0))
         self._surprise += total(-prob.log() - places.entropy)
         self._surprise_variance += total(places.variance)
-        self._n_least += total(((tokens == places.least) & places.several).double())
-        self._least_expected += total(places.least_prob * places.several)
+        looked_at = tested | places.given_all
+        self._n_at_edge += int(places.of_edge[here, tokens][looked_at].sum())
+        least, most = places.edge_chance[looked_at].sum(0).tolist()
+        self._least_at_edge += least
+        self._most_at_edge += most
 
     def result(self) -> ZStatistics:
         """All statistics; 0 where nothing varied."""
@@ -139,7 +150,8 @@ class ZSums:
             return total / math.sqrt(variance) if variance > 1e-12 else (math.inf if abs(total) > 1e-6 else 0.0)
 
         residual, surprise = z(self._residual, self._residual_variance), z(self._surprise, self._surprise_variance)
-        return ZStatistics(residual, surprise, _rare(self._n_least, self._least_expected), self._n, self._n_edge)
+        expected = min(max(self._n_at_edge, self._least_at_edge), self._most_at_edge)
+        return ZStatistics(residual, surprise, _rare(self._n_at_edge, expected), self._n, self._n_uncertain)
 
 
 def _rare(n: float, expected: float) -> float:
@@ -154,20 +166,25 @@ def _rare(n: float, expected: float) -> float:
     return math.copysign(math.sqrt(max(deviance, 0.0)), n - expected)
 
 
-def target_law(
-    reference: Reference, prompt: list[int], tokens: list[int], sampling: Sampling, vocab_size: int
-) -> tuple[Tensor, Tensor]:
+def known_law(
+    reference: Reference,
+    prompt: list[int],
+    tokens: list[int],
+    sampling: Sampling,
+    vocab_size: int,
+    draft_probs: Tensor,
+) -> Places:
     """What is known of the target's distribution at the place of each of `tokens`, from uncached passes.
 
-    -> (n, vocab_size) float64, the distribution among the tokens that the filters keep whatever the rounding, zeros
-    where there is none; and (n, vocab_size) of bool, the tokens that may be kept. Temperature above 0.
+    It is the distribution among the tokens that the filters keep whatever the rounding, and the tokens that may be
+    kept. draft_probs: (n, vocab_size), see `Places`. Temperature above 0.
     """
     before, text = (torch.tensor([ids], dtype=torch.long) for ids in (prompt, tokens[:-1]))
     logits, errors = reference.with_errors(before, text, vocab_size)
-    sure, possible = filters.kept(logits, errors, sampling)
+    sure, possible, edge = filters.kept(logits, errors, sampling)
     scaled = logits.double() / sampling.temperature
     probs = scaled.masked_fill(~sure, -torch.inf).softmax(-1).nan_to_num(0.0)
-    return probs, possible
+    return Places(probs, draft_probs, possible, edge)
 
 
 @torch.inference_mode()

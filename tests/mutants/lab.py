@@ -91,19 +91,18 @@ RIGHT_TEXTS, IMPOSSIBLE = "right_texts_raise_no_alarm", "a_token_that_no_roundin
 def judges_with_a_filter_of_its_own() -> None:
     """cuts the judge's logits with top-k and top-p as if they were those of the decoder"""
 
-    def law(reference: Reference, prompt: list[int], tokens: list[int], sampling: Sampling, vocab: int) -> tuple:
-        before, text = (torch.tensor([ids], dtype=torch.long) for ids in (prompt, tokens[:-1]))
-        probs = sampling.probs(reference.with_errors(before, text, vocab)[0]).double()
-        return probs, probs > 0
+    def kept(logits: torch.Tensor, error: torch.Tensor, sampling: Sampling) -> filters.Kept:
+        support = sampling.probs(logits) > 0
+        return filters.Kept(support, support, torch.full((len(logits), 2), torch.nan))
 
-    losslessness.target_law = law
+    filters.kept = kept
 
 
 @mutant(28, IMPOSSIBLE, file="theory/test_target_law")
 def explains_every_token_beyond_the_filter() -> None:
     """takes every token that the filters cut for one at their edge"""
     right = filters.kept
-    filters.kept = lambda *given: (right(*given)[0], torch.ones_like(given[0], dtype=torch.bool))
+    filters.kept = lambda *given: right(*given)._replace(possible=torch.ones_like(given[0], dtype=torch.bool))
 
 
 @mutant(28, "what_the_production_filters_keep_lies_between_the_two_bounds", file="theory/test_filters")

@@ -1,5 +1,8 @@
 """Which tokens a filter keeps when logits are known up to rounding, against the production filters on moved logits."""
 
+import math
+from dataclasses import replace
+
 import hypothesis.strategies as st
 import pytest
 import torch
@@ -37,10 +40,10 @@ def moved(draw) -> tuple[Tensor, Tensor, Tensor, Sampling]:
 @settings(max_examples=300, deadline=None)
 def test_what_the_production_filters_keep_lies_between_the_two_bounds(case):
     logits, error, off, sampling = case
-    sure, possible = kept(logits, error, sampling)
-    support = sampling.probs(off) > 0
-    assert not (support & ~possible).any()
-    assert not (sure & ~support).any()
+    sure, possible, _ = kept(logits, error, sampling)
+    probs = sampling.probs(off)
+    assert not ((probs > math.exp(-filters.NEVER)) & ~possible).any()
+    assert not (sure & (probs == 0)).any()
 
 
 @given(moved())
@@ -48,15 +51,17 @@ def test_what_the_production_filters_keep_lies_between_the_two_bounds(case):
 def test_without_an_error_both_bounds_are_the_filter_itself_where_no_logits_are_equal(case):
     logits, _, _, sampling = case
     logits = logits + torch.arange(logits.shape[1]) * 1e-3 * 2**0.5
-    sure, possible = kept(logits, torch.zeros(len(logits)), sampling)
-    support = sampling.probs(logits) > 0
-    assert torch.equal(sure, support)
-    assert torch.equal(possible, support)
+    sure, possible, _ = kept(logits, torch.zeros(len(logits)), sampling)
+    probs = sampling.probs(logits)
+    unfiltered = replace(sampling, top_p=1.0).probs(logits).sort(descending=True).values.cumsum(-1)
+    clear = ((unfiltered - sampling.top_p).abs() > 1e-4).all(-1) | (sampling.top_p == 1)  # no sum close to top_p
+    assert torch.equal(sure[clear], (probs > 0)[clear])
+    assert torch.equal(possible[clear], (probs > math.exp(-filters.NEVER) / 2)[clear])
 
 
 def test_equal_tokens_at_the_edge_may_all_be_kept_and_none_surely():
     """Three of the four first tokens are equal and two places are left for them: a matter of chance."""
-    sure, possible = kept(torch.tensor([[3.0, 1.0, 1.0, 1.0, 0.0]]), torch.zeros(1), Sampling(1.0, top_k=3))
+    sure, possible, _ = kept(torch.tensor([[3.0, 1.0, 1.0, 1.0, 0.0]]), torch.zeros(1), Sampling(1.0, top_k=3))
     assert sure.tolist() == [[True, False, False, False, False]]
     assert possible.tolist() == [[True, True, True, True, False]]
 
@@ -64,7 +69,21 @@ def test_equal_tokens_at_the_edge_may_all_be_kept_and_none_surely():
 @pytest.mark.parametrize("sampling", [Sampling(0.01), Sampling(0.01, top_k=2), Sampling(0.01, top_p=0.5)])
 def test_rows_that_rounding_makes_uncertain_are_not_tested_and_impossible_tokens_still_are(sampling):
     error = torch.tensor([filters.RESOLVED, 0.0])  # the first is 200 times too large at this temperature
-    sure, possible = kept(torch.tensor([[9.0, 8.9, -50.0]] * 2), error, sampling)
+    sure, possible, _ = kept(torch.tensor([[9.0, 8.9, -50.0]] * 2), error, sampling)
     assert not sure[0].any()
     assert sure[1, 0]
     assert possible[0].tolist() == [True, True, False]
+
+
+@given(moved())
+@settings(max_examples=200, deadline=None)
+def test_the_probability_of_the_edge_lies_within_its_bounds(case):
+    """Of the production filters on moved logits; top-k alone has bounds."""
+    logits, error, off, sampling = case
+    sure, possible, edge = kept(logits, error, sampling)
+    known = ~edge[:, 0].isnan()
+    if sampling.top_p < 1 or not sampling.top_k:
+        assert not known.any()
+    mass = (sampling.probs(off) * (possible & ~sure)).sum(-1)
+    assert (edge[known, 0] - 1e-9 <= mass[known]).all()
+    assert (mass[known] <= edge[known, 1] + 1e-9).all()

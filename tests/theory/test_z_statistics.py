@@ -175,14 +175,14 @@ def test_loud_when_top_k_is_off_by_one(drawn, sign):
     tokens = draw(Sampling(1.2, top_k=drawn).probs(logits), uniforms(2000, 1100))
     z = z_of(tokens, Sampling(1.2, top_k=5).probs(logits), Sampling(1.2, top_k=5).probs(draft_logits))
     assert not z.passed
-    assert (z.least < -Z_BOUND) if sign < 0 else (z.surprise == math.inf)
+    assert (z.edge < -Z_BOUND) if sign < 0 else (z.surprise == math.inf)
 
 
 def test_the_count_of_rare_tokens_is_the_signed_root_of_the_deviance():
     """1 was expected 12 times in 16 places with 3/4, 1/4 kept: token 1, the least probable, was seen twice."""
     p = torch.tensor([[0.75, 0.25, 0.0]] * 16)
     z = z_of(torch.tensor([1, 1] + [0] * 14), p, p)
-    assert z.least == pytest.approx(-math.sqrt(2 * (2 * math.log(2 / 4) - (2 - 4))))
+    assert z.edge == pytest.approx(-math.sqrt(2 * (2 * math.log(2 / 4) - (2 - 4))))
 
 
 def test_tokens_at_an_edge_are_counted_and_change_no_statistic():

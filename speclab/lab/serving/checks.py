@@ -102,6 +102,7 @@ def _judge_sampled(measured: Measurement, arm: Arm, temperature: float) -> Facts
     for sample in measured.of(arm, temperature):
         prompt = measured.prompts[sample.prompt_index].id_list
         for text in sample.texts[:1]:
-            law, possible = losslessness.target_law(setup.reference, prompt, text, sampling, vocab)
-            sums.add(torch.tensor(text), losslessness.Places(law, torch.full_like(law, 1 / vocab), possible))
+            even = torch.full((len(text), vocab), 1 / vocab)
+            places = losslessness.known_law(setup.reference, prompt, text, sampling, vocab, even)
+            sums.add(torch.tensor(text), places)
     return law_entry(arm, temperature, sums.result())
