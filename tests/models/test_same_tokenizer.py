@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from draft_models import ModelDrafter
 from speclab.core.sampling import Sampling
-from speclab.lab.output_checks import both_distributions
+from speclab.lab.output_checks import draft_distribution
 from speclab.models.cached import CachedModel
 from speclab.models.loading import check_same_tokenizer
 from speclab.models.setup import Setup
@@ -81,6 +81,6 @@ def test_what_is_drawn_is_what_the_forecast_computes(narrow):
     drafter.observe(0, [VOCAB - 1])
     drawn = drafter.propose(1, torch.tensor([[0.5]])).probs[0, 0]
     bench = SimpleNamespace(setup=setup, drafters={"narrow": drafter})
-    _, rows = both_distributions(bench, "narrow", prompt[0].tolist(), [VOCAB - 1, 0], sampling)
+    rows = draft_distribution(bench, "narrow", prompt[0].tolist(), [VOCAB - 1, 0], sampling)
     assert drawn[N_KNOWN:].sum() == 0
     assert torch.allclose(drawn, rows[1].to(drawn.dtype), atol=1e-6)
