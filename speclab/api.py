@@ -31,7 +31,8 @@ from speclab.lab.instruments import LoopFunctions
 from speclab.lab.round_costs import measure_costs
 from speclab.models import generation, loading
 from speclab.models.checks import check_model
-from speclab.models.prompts import Messages, Prompt, chat_ids, encode, with_text
+from speclab.models.pieces import with_text
+from speclab.models.prompts import Messages, Prompt, chat_ids, encode
 from speclab.models.setup import Setup, load_setup, setup_of
 from speclab.system.errors import UsageProblem
 
@@ -124,7 +125,7 @@ def speculate(
     own = copy.deepcopy(drafter)
     forget(own)  # texts may have the same random numbers: what one of them taught must not decide in another
     rounds = LoopFunctions(speculative_decode).rounds(setup.target.with_own_cache(), own, ids, k, settings)
-    return with_text(rounds, setup.tokenizer)
+    return with_text(rounds, setup.pieces(encoded))
 
 
 def _measure_costs(setup: Setup, drafter: Drafter, ids: Tensor, settings: DecodeSettings) -> None:

@@ -11,10 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertLM
 
 from draft_models import ModelDrafter, NgramDrafter
 from speclab import load, speculate
-from speclab.core.rounds import Round
 from speclab.drafts.lengths import WEIGHT, RoundCosts
 from speclab.models import loading
-from speclab.models.prompts import with_text
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from tests.decoding import plain_text
 
@@ -96,14 +94,6 @@ def test_sampling_follows_its_seed(loaded):
     assert len(set(texts)) > 1
 
 
-def test_the_text_of_half_a_character_comes_with_its_other_half(loaded):
-    """The tiny tokenizer spells a character outside of ASCII in bytes, one id each."""
-    *_, tokenizer = loaded
-    rounds = list(with_text((Round([token]) for token in tokenizer("aé☃b").input_ids), tokenizer))
-    assert "".join(round_.text for round_ in rounds) == "aé☃b"
-    assert "" in [round_.text for round_ in rounds], "no id ended inside a character"
-
-
 def test_what_cannot_be_is_refused_before_the_first_round(pair_folder, loaded):
     target, draft, tokenizer = loaded
     with pytest.raises(UsageProblem, match="tokenizer="):
@@ -138,23 +128,6 @@ def test_several_texts_at_once_do_not_disturb_each_other(loaded):
     both = zip(speculate(pair, TEXT, 3, 20), speculate(pair, "class A:", 3, 20), strict=False)
     for i, rounds in enumerate(both):
         assert list(rounds) == [alone[0][i], alone[1][i]]
-
-
-def test_random_ids_give_their_text_piece_by_piece(loaded):
-    """Bytes of half characters in any order, in rounds of any width; a real U+FFFD among them."""
-    *_, tokenizer = loaded
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(50):
-        ids = torch.randint(1, len(tokenizer), (24,), generator=generator).tolist()
-        ids[5:5] = tokenizer("☃\ufffdé").input_ids
-        pieces = torch.randint(1, 5, (24,), generator=generator).tolist()
-        rounds = []
-        while ids:
-            rounds.append(Round(ids[: pieces[0]], finish="length" if len(ids) <= pieces[0] else None))
-            ids, pieces = ids[pieces[0] :], pieces[1:]
-        tokens = [token for round_ in rounds for token in round_.tokens]
-        text = "".join(round_.text for round_ in with_text(rounds, tokenizer))
-        assert text == tokenizer.decode(tokens, skip_special_tokens=True)
 
 
 def test_a_list_of_messages_is_put_into_the_template(loaded):

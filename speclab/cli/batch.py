@@ -13,7 +13,8 @@ from speclab.core.rounds import DecodeSettings, Drafter
 from speclab.drafts.kinds import is_tree
 from speclab.lab.batching.decodings import BatchDecoding
 from speclab.models.batched import BatchedModel, check_batch
-from speclab.models.prompts import Prompt, with_text
+from speclab.models.pieces import with_text
+from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.present import report
 from speclab.system.errors import UsageProblem
@@ -74,7 +75,7 @@ def run(
             for _ in range(n_left - decoding.n_left):
                 bar.update()
     for number, prompt in enumerate(prompts):
-        text = "".join(round_.text for round_ in with_text(decoding.rounds[number], setup.tokenizer))
+        text = "".join(round_.text for round_ in with_text(decoding.rounds[number], setup.pieces(prompt)))
         print(harmless(f"{prompt_heading(prompt)}\n{text}"))
     print(speed(decoding, min(args.batch, len(prompts))))
     if drafter:

@@ -29,7 +29,7 @@ from speclab.lab.tracing import follow, shapes
 from speclab.learner import loading
 from speclab.learner.functions import Learner
 from speclab.models import memory
-from speclab.models.prompts import KINDS, Prompt, describe_chat, with_text
+from speclab.models.prompts import KINDS, Prompt, describe_chat
 from speclab.models.setup import Setup
 from speclab.present import report
 from speclab.present import shapes as shape_views
@@ -100,16 +100,21 @@ class _Decoded:
     @old_objects_frozen()
     def show(self, prompt: Prompt, rounds: Iterator[Round]) -> list[int]:
         """Print a prompt and its text.  -> new tokens"""
-        tokens, text = [], ""
+        tokens, texts, pieces = [], [], self.setup.pieces(prompt)
         print(harmless(prompt_heading(prompt)), flush=self.args.stream)
+
+        def show(text: str) -> None:
+            texts.append(text)
+            if self.args.stream:
+                print(harmless(text), end="", flush=True)
+
         try:
-            for round_ in with_text(self._timed(rounds), self.setup.tokenizer):
+            for round_ in self._timed(rounds):
                 tokens += round_.tokens
-                text += round_.text
-                if self.args.stream:
-                    print(harmless(round_.text), end="", flush=True)
+                show(pieces.add(round_.tokens))
         finally:  # also before an error is printed
-            print("" if self.args.stream else harmless(text), flush=True)
+            show(pieces.rest())
+            print("" if self.args.stream else harmless("".join(texts)), flush=True)
         return tokens
 
     def _timed(self, rounds: Iterator[Round]) -> Iterator[Round]:

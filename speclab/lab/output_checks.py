@@ -67,7 +67,8 @@ def judge_greedy(measured: Measurement, arm: Arm, temperature: float = 0.0) -> d
     differences = []
     for sample in samples:
         expected = baseline[sample.prompt_index]
-        prompt = measured.prompts[sample.prompt_index].id_list
+        asked = measured.prompts[sample.prompt_index]
+        prompt = asked.id_list
         found = [  # repeats of a greedy decoding may differ, where lengths choose themselves and on a server
             losslessness.judge_divergence(setup.reference, prompt, expected, [*text], setup.target.vocab_size)
             for text in dict.fromkeys(map(tuple, sample.texts))
@@ -75,12 +76,13 @@ def judge_greedy(measured: Measurement, arm: Arm, temperature: float = 0.0) -> d
         # A wrong text comes before near-ties.
         divergence = min(filter(None, found), key=lambda one: one.numerical, default=None)
         if divergence:
+            same = expected[: divergence.position]
             pair = (divergence.baseline_token, divergence.speculative_token)
             differences.append(
                 {
                     "prompt": sample.prompt_index,
                     "position": divergence.position,
-                    "tokens": [setup.tokenizer.decode([t]) if t >= 0 else "" for t in pair],
+                    "tokens": [setup.token_text(asked, same, t) if t >= 0 else "" for t in pair],
                     "gap": None if divergence.gap == float("inf") else divergence.gap,
                     "verdict": "near-tie" if divergence.numerical else "BUG",
                 }

@@ -193,7 +193,8 @@ class Learner:
         if divergence.numerical:
             return True, f"the baseline's text: another choice between two equal logits at new token {position}"
         ids = (divergence.baseline_token, divergence.speculative_token)
-        expected, given = (repr(setup.tokenizer.decode([id])) if id >= 0 else "the end" for id in ids)
+        same = baseline[:position]
+        expected, given = (repr(setup.token_text(prompt, same, id)) if id >= 0 else "the end" for id in ids)
         what = f"WRONG TEXT: at new token {position} the baseline has {expected} and this run {given}"
         return False, f"{what}; decided by {self.package} {', '.join(map(str, self.modules))}"
 

@@ -1,4 +1,4 @@
-"""Prompts: the standard set in `prompts/`, a file, standard input, or a text; and the texts that continue them.
+"""Prompts: the standard set in `prompts/`, a file, standard input, or a text.
 
 A model that is trained to answer expects what a person says inside its chat template, a small program that comes with
 the tokenizer. The library runs it in a sandbox without access to anything but the messages.
@@ -7,7 +7,6 @@ the tokenizer. The library runs it in a sandbox without access to anything but t
 import errno
 import os
 import sys
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +14,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from speclab.core.rounds import Round
 from speclab.system import files
 from speclab.system.errors import EnvironmentProblem, UsageProblem, first_line
 from speclab.system.paths import DATA
@@ -154,22 +152,6 @@ def describe_chat(prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase) -> 
     if prompts[0].chat:
         return ["chat    on: the prompt is in the tokenizer's chat template; --no-chat continues the bare text"]
     return ["chat    off: the prompt is continued as it is; --chat puts it into the tokenizer's chat template"]
-
-
-def with_text(rounds: Iterable[Round], tokenizer: PreTrainedTokenizerBase) -> Iterator[Round]:
-    """The rounds, each with the text that it adds; joined, they are what the tokenizer decodes from all tokens.
-
-    A token may end inside a character, which is decoded as U+FFFD until the rest is there: it comes with the rest.
-    """
-    tokens: list[int] = []
-    n_shown = 0
-    for round_ in rounds:
-        tokens += round_.tokens
-        # Cleaning up would take back spaces that are shown already.
-        text = str(tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False))
-        end = len(text if round_.finish else text.rstrip("\ufffd"))
-        yield round_._replace(text=text[n_shown:end])
-        n_shown = max(n_shown, end)
 
 
 def first_of_each_kind(prompts: list[Prompt], limit: int) -> list[Prompt]:

@@ -12,7 +12,9 @@ from speclab.models import checks, generation, limits, loading, select
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.backends.rewrites import can_prepack
 from speclab.models.cached import CachedModel
+from speclab.models.pieces import Pieces, added, pieces
 from speclab.models.placement import DeviceMap
+from speclab.models.prompts import Prompt
 from speclab.models.rounding import Reference
 from speclab.system.terminal import note
 
@@ -70,6 +72,18 @@ class Setup:
     def dtype_name(self) -> str:
         """float32 or bfloat16."""
         return str(self.dtype).removeprefix("torch.")
+
+    def ids_before(self, prompt: Prompt) -> list[int]:
+        """The ids that a new text continues: the prompt's, or none where an encoder reads the prompt."""
+        return [] if self.target.room.encodes else prompt.id_list
+
+    def pieces(self, prompt: Prompt) -> Pieces:
+        """For the text of the ids that are made after a prompt."""
+        return pieces(self.tokenizer, self.ids_before(prompt))
+
+    def token_text(self, prompt: Prompt, text: list[int], token: int) -> str:
+        """What a token adds after a prompt and the new ids `text`."""
+        return added(self.tokenizer, self.ids_before(prompt) + text, [token])
 
     def cached(self, model: PreTrainedModel, vocab_size: int, graphs: bool = True) -> CachedModel:
         """Another model on the target's backend: both arms run on the same engine.

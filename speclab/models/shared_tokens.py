@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
+from speclab.models.pieces import BYTES, special_ids, text_of
+
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # of SentencePiece, for characters that it has no token for
 UNKNOWN = "\ufffd"  # what decoders write for bytes that are no character
 BREAK = "\n"  # a text behind it is tokenized as in the middle of a line
@@ -36,11 +38,6 @@ class SharedTokens(NamedTuple):
         return f"{shared} (of the draft's {self.n_draft} and the target's {self.n_target})"
 
 
-def text_of(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
-    """Without special tokens, and with the spaces as they are."""
-    return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
-
-
 def start_of_text(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The special token that the tokenizer puts before every text, if it does."""
     start = tokenizer.bos_token_id
@@ -53,13 +50,6 @@ def tokenized_inside(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]
     if whole[: len(before)] == before and len(whole) > len(before):
         return whole[len(before) :]
     return tokenizer.encode(text, add_special_tokens=False)
-
-
-def special_ids(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
-    """Ids that are no text, and their names."""
-    added = {i: token.content for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-    named = {i: str(tokenizer.convert_ids_to_tokens(i)) for i in tokenizer.all_special_ids}
-    return added | named
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerBase) -> dict[int, bytes]:
@@ -100,21 +90,11 @@ def _bytes_of(name: str, added: str) -> bytes | None:
     byte = BYTE_TOKEN.fullmatch(name)
     if byte:
         spelled = bytes([int(byte[1], 16)])
-    elif all(letter in _BYTES for letter in name):
-        spelled = bytes(_BYTES[letter] for letter in name)
+    elif all(letter in BYTES for letter in name):
+        spelled = bytes(BYTES[letter] for letter in name)
     else:
         return None
     return spelled if spelled.decode("utf-8", "replace") == added else None
-
-
-def _letters_of_bytes() -> dict[str, int]:
-    """The alphabet of byte-level vocabularies: bytes that are no visible letter of Latin-1 have those from 256 on."""
-    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in visible]
-    return {chr(byte): byte for byte in visible} | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-_BYTES = _letters_of_bytes()
 
 
 def shared_tokens(

@@ -7,6 +7,7 @@ python optimized_speculative.py --trace-shapes --impl exercises       # beside w
 from transformers import PreTrainedTokenizerBase
 
 from speclab.lab.tracing.shapes import MEANINGS, STEPS, RoundShapes, Shapes
+from speclab.models.pieces import added
 from speclab.present.tables import table
 
 
@@ -29,10 +30,14 @@ def tables(round_: RoundShapes, tokenizer: PreTrainedTokenizerBase) -> str:
     heads, key_heads = cached["q"][1], cached["k"][1]
     if heads != key_heads:
         parts.append(f"Each of the {key_heads} key heads serves {heads // key_heads} of the {heads} query heads.")
-    pieces = [repr(tokenizer.decode([token])) for token in round_.ids[n_cached:]]
-    verified = [f"draft {i}: {pieces[i]}" for i in range(1, n_drafted + 1)] + ["nothing: gives the bonus"]
+
+    def quoted(id_: int, n_before: int) -> str:
+        return repr(added(tokenizer, round_.ids[:n_before], [id_]))
+
+    fed = [quoted(round_.ids[i], i) for i in range(n_cached, len(round_.ids))]
+    verified = [f"draft {i}: {fed[i]}" for i in range(1, n_drafted + 1)] + ["nothing: gives the bonus"]
     rows = [
-        [str(i), str(n_cached + i), pieces[i], verified[i], repr(tokenizer.decode([choice]))]
+        [str(i), str(n_cached + i), fed[i], verified[i], quoted(choice, n_cached + i + 1)]
         for i, choice in enumerate(round_.choices)
     ]
     parts += [

@@ -21,8 +21,8 @@ def measured(monkeypatch):
     def of(texts: list[list[int]]) -> SimpleNamespace:
         samples = {BASELINE: [RIGHT], Arm("model", "model", 4): texts}
         made = {arm: [Sample(arm, 0.0, 0, "code", 3, texts=its)] for arm, its in samples.items()}
-        tokenizer = SimpleNamespace(decode=lambda ids: str(ids[0]))
-        setup = SimpleNamespace(reference=None, tokenizer=tokenizer, target=SimpleNamespace(vocab_size=10))
+        target = SimpleNamespace(vocab_size=10)
+        setup = SimpleNamespace(reference=None, target=target, token_text=lambda prompt, text, token: str(token))
         prompts = [SimpleNamespace(id_list=[1, 2, 3])]
         return SimpleNamespace(bench=SimpleNamespace(setup=setup), prompts=prompts, of=lambda arm, _: made[arm])
 

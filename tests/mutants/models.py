@@ -1,15 +1,26 @@
 """Bugs in speclab/models: what a model is fed, and the checks before it decodes."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel
 
-from speclab.core.rounds import Round
-from speclab.models import cached, checks, generation, limits, loading, padding, prompts, rounding, select
+from speclab.models import (
+    cached,
+    checks,
+    generation,
+    limits,
+    loading,
+    padding,
+    pieces,
+    prompts,
+    rounding,
+    select,
+    setup,
+)
 from speclab.models.backends.exported import ExportedModel
 from speclab.models.cached import CachedModel
 from speclab.models.setup import Setup
@@ -250,14 +261,37 @@ def adds_the_tokenizers_special_tokens_to_a_chat() -> None:
     prompts._ids = lambda tokenizer, text, special: right(tokenizer, text, True)
 
 
-@mutant(31, "random_ids_give_their_text_piece_by_piece", file="test_api")
-def decodes_every_round_alone() -> None:
-    """decodes the tokens of each round alone"""
+@mutant(31, "the_first_new_word_keeps_its_space", file="models/test_pieces")
+def decodes_the_new_tokens_alone() -> None:
+    """decodes the new tokens without those before them"""
+    right = pieces.pieces
+    setup.pieces = pieces.pieces = lambda tokenizer, before=(), special=False: right(tokenizer, (), special)
 
-    def with_text(rounds: Iterable[Round], tokenizer: PreTrainedTokenizerBase) -> Iterator[Round]:
-        return (round_._replace(text=tokenizer.decode(round_.tokens, skip_special_tokens=True)) for round_ in rounds)
 
-    prompts.with_text = with_text
+@mutant(31, "joined_pieces_are_the_tokenizers_text", file="models/test_pieces")
+def shows_bytes_that_may_become_other_signs() -> None:
+    """shows the text of byte tokens before the token that ends their run, after which it may be no character"""
+    pieces._ByToken._is_whole = lambda self, name: True
+
+
+@mutant(31, "a_long_text_decodes_no_id_more_than_a_few_times", file="models/test_pieces")
+def takes_a_later_token_for_the_first_of_a_text() -> None:
+    """decodes a token after others that have no text where they stand first, so that its space is left out too"""
+
+    def forget(self: pieces._ByToken) -> str:
+        text = pieces.text_of(self._tokenizer, self._ids, self._special)
+        piece = pieces._after(self._shown, text)
+        del self._ids[: self._n_old]
+        self._n_old, self._shown = len(self._ids), pieces.text_of(self._tokenizer, self._ids, self._special)
+        return piece
+
+    pieces._ByToken._next = forget
+
+
+@mutant(31, "whole_tokens_are_shown_at_once", file="models/test_pieces")
+def holds_back_every_text_until_its_end() -> None:
+    """takes no decoder for one that it knows, so that nothing is shown before the end"""
+    pieces._parts = lambda tokenizer: None
 
 
 # ---------------------------------------------------------------- padded models

@@ -29,6 +29,7 @@ from speclab.lab.tracing import follow, trace
 from speclab.lab.tracing.trace import Position
 from speclab.models import loading, prompts
 from speclab.models.cached import CachedModel
+from speclab.models.pieces import pieces
 from speclab.present import trace_page, trace_terminal
 from speclab.system import terminal
 from speclab.system.paths import ROOT
@@ -225,24 +226,15 @@ def test_close_numbers_get_the_digits_that_tell_them_apart():
 # --- spelling ---
 
 
-def test_pieces_make_the_text(tokenizer):
-    """Random ids, among them halves of characters: nothing is lost, nothing is said twice."""
-    dice = torch.Generator().manual_seed(0)
-    before = tokenizer("def f(x):\n").input_ids
-    for _ in range(20):
-        ids = torch.randint(1, len(tokenizer), (300,), generator=dice).tolist()
-        text = "".join(trace.spell(tokenizer, before, ids))
-        assert text == tokenizer.decode(before + ids)[len(tokenizer.decode(before)) :]
-
-
 def test_a_character_of_several_tokens_appears_with_its_last(tokenizer):
     ids = tokenizer("é東").input_ids
     assert len(ids) == 5  # the small vocabulary knows neither: one token per byte
-    before = tokenizer("x").input_ids
-    assert trace.spell(tokenizer, before, ids) == ["", "é", "", "", "東"]
-    assert trace.spell(tokenizer, before, ids[:1]) == ["\ufffd"]  # a draft that ends inside a character
-    assert trace.spell(tokenizer, [*before, *ids[:1]], ids[1:2]) == ["é"]  # and one that completes what was committed
-    assert trace.spell(tokenizer, before, []) == []
+    before = pieces(tokenizer, tokenizer("x").input_ids)
+    assert trace.spell(before.fork(), ids) == ["", "é", "", "", "東"]
+    assert trace.spell(before.fork(), ids[:1]) == ["\ufffd"]  # a draft that ends inside a character
+    assert trace.spell(before.fork(), []) == []
+    before.add(ids[:1])
+    assert trace.spell(before.fork(), ids[1:2]) == ["é"]  # and one that completes what was committed
     found = scripted(tokenizer, "é", 30, ids)
     assert "".join(t.text for e in found.events for t in e.tokens)
     assert '<i class="part"></i>' in trace_page.page(found)

@@ -66,7 +66,8 @@ def follow(
         "engine": setup.engine,
     }
     steps = [(token, seconds) for round_, seconds in plain_seen for token in round_.tokens]
-    return trace([round_ for round_, _ in seen], steps, setup.tokenizer, prompt.text, prompt.id_list, described)
+    before = setup.ids_before(prompt)
+    return trace([round_ for round_, _ in seen], steps, setup.tokenizer, prompt.text, before, described)
 
 
 @old_objects_frozen()

@@ -13,10 +13,9 @@ from transformers import PreTrainedTokenizerBase
 
 from speclab.core.counts import Counts
 from speclab.core.rounds import Round, tokens_of
+from speclab.models.pieces import Pieces, pieces
 
-WINDOW = 16  # tokens of context: what a token adds to the text depends on its neighbours
 TIMED = "One run with timers in it: a picture, no measurement."
-PENDING = 3  # bytes of a character that may still lack its last one; each may stand as a replacement sign
 
 
 class Position(NamedTuple):
@@ -49,7 +48,7 @@ class Position(NamedTuple):
 class Token:
     """A token of the output, or a draft that never became one."""
 
-    text: str  # what it adds to the text; empty where it ends inside a character that the next one completes
+    text: str  # what it adds to the text; empty where the text may still change: it comes with a later token
     kind: str  # first, plain, accepted, corrected, bonus, rejected, untested or after_eos
     position: Position | None = None  # None for the first token, which comes from the prompt's pass
     top: str = ""  # what the target's first choice would have added here; greedy drafts have it
@@ -149,23 +148,10 @@ class Trace:
         return bisect_right([end for _, end in self.baseline], seconds)
 
 
-def spell(tokenizer: PreTrainedTokenizerBase, before: Sequence[int], ids: Sequence[int]) -> list[str]:
-    """What each of `ids` adds to the text after the ids `before`.
-
-    A token may end inside a character: its bytes then go to the token that completes it, and at the end to the last.
-    """
-    known = [*before[-WINDOW:], *ids]
-
-    def text(start: int, end: int) -> str:
-        return str(tokenizer.decode(known[start:end], skip_special_tokens=False, clean_up_tokenization_spaces=False))
-
-    pieces = []
-    for end in range(len(known) - len(ids), len(known)):
-        start = max(0, end - WINDOW)
-        now = text(start, end + 1)
-        until = _whole_characters(now) if end + 1 < len(known) else len(now)
-        pieces.append(now[_whole_characters(text(start, end)) : until])
-    return pieces
+def spell(made: Pieces, ids: Sequence[int]) -> list[str]:
+    """What each of `ids` adds to the text; what is held back goes to the token that completes it, or to the last."""
+    texts = [made.add([i]) for i in ids]
+    return [*texts[:-1], texts[-1] + made.rest()] if texts else []
 
 
 def branches(proposed: Sequence[Position]) -> list[list[int]]:
@@ -177,23 +163,22 @@ def branches(proposed: Sequence[Position]) -> list[list[int]]:
     return found
 
 
-def _proposed_texts(tokenizer: PreTrainedTokenizerBase, before: list[int], proposed: list[Position]) -> list[str]:
+def _proposed_texts(made: Pieces, proposed: list[Position]) -> list[str]:
     """What each proposed token adds to the text, after those before it."""
     if not any(position.parent is not None for position in proposed):
-        return spell(tokenizer, before, [position.id for position in proposed])
+        return spell(made.fork(), [position.id for position in proposed])
     ways = [[*branch, position.id] for branch, position in zip(branches(proposed), proposed, strict=True)]
-    return [spell(tokenizer, before, way)[-1] for way in ways]
+    return [spell(made.fork(), way)[-1] for way in ways]
 
 
-def _first_choices(tokenizer: PreTrainedTokenizerBase, before: list[int], proposed: list[Position]) -> list[str]:
+def _first_choices(made: Pieces, proposed: list[Position]) -> list[str]:
     """What the target's first choice adds in place of each proposed token, after those before it."""
-    pairs = zip(branches(proposed), proposed, strict=True)
-    return [spell(tokenizer, before + branch, [position.top])[0] for branch, position in pairs]
-
-
-def _whole_characters(text: str) -> int:
-    """How many there are before the one at the end that may be incomplete."""
-    return len(text) - min(PENDING, len(text) - len(text.rstrip("\ufffd")))
+    texts = []
+    for branch, position in zip(branches(proposed), proposed, strict=True):
+        here = made.fork()
+        here.add(branch)
+        texts += spell(here.fork(), [position.top])
+    return texts
 
 
 def trace(
@@ -204,21 +189,23 @@ def trace(
     prompt_ids: Sequence[int],
     settings: dict[str, Any],
 ) -> Trace:
-    """Read rounds with phases and positions.  baseline: ids and the seconds at which they were there."""
+    """Read rounds with phases and positions.
+
+    baseline: ids and the seconds at which they were there. prompt_ids: the ids that the text continues.
+    """
+    made = pieces(tokenizer, prompt_ids, special=True)
     counts, ids = Counts(), tokens_of(rounds)
     events: list[Event] = []
-    texts, n_tokens, end = spell(tokenizer, prompt_ids, ids), 0, 0.0
+    texts, n_tokens, end = spell(made.fork(), ids), 0, 0.0
     for round_ in rounds:
         counts.add(round_)
         positions: list[Any] = round_.detail if isinstance(round_.detail, list) else [None]
         *proposed, after = positions
-        pieces = _proposed_texts(tokenizer, [*prompt_ids, *ids[:n_tokens]], proposed)
-        tops = (
-            _first_choices(tokenizer, [*prompt_ids, *ids[:n_tokens]], proposed) if not settings["temperature"] else []
-        )
+        drafted = _proposed_texts(made, proposed)
+        tops = _first_choices(made, proposed) if not settings["temperature"] else []
         drafts = [
             Token(text, _fate(round_, i, proposed), proposed[i], top)
-            for i, (text, top) in enumerate(itertools.zip_longest(pieces, tops, fillvalue=""))
+            for i, (text, top) in enumerate(itertools.zip_longest(drafted, tops, fillvalue=""))
         ]
         committed, n = texts[n_tokens : n_tokens + len(round_.tokens)], round_.n_accepted
         tokens = [Token(text, "accepted", position) for text, position in zip(committed, proposed[:n], strict=False)]
@@ -226,9 +213,10 @@ def trace(
         seconds = phases(round_.seconds or {})
         end += sum(seconds.values())
         n_tokens += len(tokens)
+        made.add(round_.tokens)
         events.append(Event(len(events), drafts, tokens, n, seconds, end, n_tokens))
     baseline_ids, ends = zip(*baseline, strict=True)
-    spelled = list(zip(spell(tokenizer, prompt_ids, baseline_ids), ends, strict=True))
+    spelled = list(zip(spell(pieces(tokenizer, prompt_ids, special=True), baseline_ids), ends, strict=True))
     return Trace(settings, prompt, events, counts, spelled, list(baseline_ids) == ids)
 
 

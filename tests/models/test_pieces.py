@@ -1,0 +1,271 @@
+"""Ids become text in pieces: joined they are the tokenizer's text, for many kinds of tokenizer and every split."""
+
+import contextlib
+import copy
+import functools
+import io
+from argparse import Namespace
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from speclab.cli.decoding import _Decoded
+from speclab.core.rounds import Round
+from speclab.models import pieces as pieces_module
+from speclab.models.pieces import _after, added, pieces, text_of, with_text
+from speclab.models.prompts import Prompt, encode
+from speclab.system.terminal import harmless
+from tests import small_tokenizers
+from tests.small_tokenizers import LINES, byte_level, sentence_piece, with_first_space
+
+MANY = settings(max_examples=250)
+HALF = [231, 187, 153, 234, 152]  # of `sentence_piece`: 世 in bytes, then two of the three bytes of another character
+
+
+def metaspace(scheme: str, add: bool = True) -> decoders.Decoder:
+    return decoders.Metaspace(prepend_scheme=scheme, split=add)
+
+
+def llama(*more: decoders.Decoder) -> decoders.Decoder:
+    return decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *more])
+
+
+def word_piece() -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece(cleanup=True)
+    marks = ["[UNK]", "do", "n't", "##n't", "'", "##", ".", ","]
+    trainer = trainers.WordPieceTrainer(vocab_size=130, special_tokens=marks[:1], show_progress=False)
+    tokenizer.train_from_iterator([*LINES, "do not . don't ,"], trainer)
+    tokenizer.add_tokens(marks[1:])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]", clean_up_tokenization_spaces=True)
+
+
+def unigram() -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Metaspace(), metaspace("always")
+    trainer = trainers.UnigramTrainer(vocab_size=120, special_tokens=["<unk>"], unk_token="<unk>", show_progress=False)
+    tokenizer.train_from_iterator(LINES, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+
+
+def suffixes() -> PreTrainedTokenizerFast:
+    """BPE whose words end with a mark, and with marks in other places too."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Whitespace(), decoders.BPEDecoder(suffix="</w>")
+    trainer = trainers.BpeTrainer(
+        vocab_size=120, special_tokens=["<unk>"], end_of_word_suffix="</w>", show_progress=False
+    )
+    tokenizer.train_from_iterator(LINES, trainer)
+    tokenizer.add_tokens(["a</w>b", "</w>", "</w></w>"])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+
+
+def decoding_with(tokenizer: PreTrainedTokenizerFast, decoder: decoders.Decoder | None) -> PreTrainedTokenizerFast:
+    other = copy.deepcopy(tokenizer)
+    other.backend_tokenizer.decoder = decoder
+    return other
+
+
+def with_added_tokens(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
+    """Special tokens and others, with spaces around and in them, letters of several bytes, and U+FFFD."""
+    other = copy.deepcopy(tokenizer)
+    other.add_tokens([AddedToken("<mid>", lstrip=True, rstrip=True), "  ", "é東", " x ", "\ufffd", "▁y"])
+    other.add_tokens([AddedToken("<sys>", special=True, lstrip=True), AddedToken("<ü>", special=True)])
+    return other
+
+
+KNOWN = {
+    "byte-level": lambda: with_added_tokens(byte_level()),
+    "byte fallback, first space": lambda: with_added_tokens(sentence_piece()),
+    "byte fallback, two first spaces": lambda: decoding_with(sentence_piece(), llama(decoders.Strip(" ", 2, 0))),
+    "byte fallback": lambda: decoding_with(sentence_piece(), llama()),
+    "byte fallback, Metaspace": lambda: decoding_with(
+        sentence_piece(), decoders.Sequence([decoders.ByteFallback(), metaspace("always")])
+    ),
+    "prepended": lambda: with_first_space("prepend"),
+    "Metaspace, first": lambda: with_added_tokens(with_first_space("first")),
+    "Metaspace, always": lambda: decoding_with(with_first_space("always"), metaspace("always")),
+    "Metaspace, never": lambda: decoding_with(with_first_space("never"), metaspace("never")),
+    "WordPiece, cleaned up": word_piece,
+    "Unigram": lambda: with_added_tokens(unigram()),
+    "words": lambda: small_tokenizers.words("<unk>", "the", "cat", "sat", "é", "."),
+    "suffixes": suffixes,
+}
+UNKNOWN = {
+    "spaces between words": lambda: decoding_with(
+        sentence_piece(), decoders.Sequence([decoders.Fuse(), decoders.Replace(Regex("▁+"), " ")])
+    ),
+    "a name over two tokens": lambda: decoding_with(
+        sentence_piece(), decoders.Sequence([decoders.Fuse(), decoders.ByteFallback()])
+    ),
+    "repeated tokens": lambda: decoding_with(with_first_space("first"), decoders.CTC()),
+}
+# The library itself panics where such a text is empty.
+STRIPPED = {"spaces after the text": lambda: decoding_with(sentence_piece(), llama(decoders.Strip(" ", 0, 1)))}
+
+
+@functools.cache
+def tokenizer_of(kind: str) -> PreTrainedTokenizerFast:
+    return (KNOWN | UNKNOWN | STRIPPED)[kind]()
+
+
+@st.composite
+def texts(draw, kinds=(*KNOWN, *UNKNOWN)):
+    """A tokenizer, the ids of a prompt and new ids in groups, among them ids that the tokenizer lacks."""
+    tokenizer = tokenizer_of(draw(st.sampled_from(kinds)))
+    # Few ids, so that bytes, marks and repetitions come together; or any.
+    few = draw(st.lists(st.integers(0, len(tokenizer) + 1), min_size=1, max_size=6))
+    ids = st.one_of(st.sampled_from(few), st.integers(0, len(tokenizer) + 1))
+    before = draw(st.lists(ids, max_size=6))
+    return tokenizer, before, draw(st.lists(st.lists(ids, max_size=4), max_size=10))
+
+
+def right_text(tokenizer, before: list[int], ids: list[int], special: bool) -> str:
+    """By its definition: what both together are decoded to, after what it shares with the text before."""
+    old, whole = (
+        tokenizer.decode(one, skip_special_tokens=not special, clean_up_tokenization_spaces=False) if one else ""
+        for one in (before, before + ids)
+    )
+    n_same = 0
+    while n_same < min(len(old), len(whole)) and old[n_same] == whole[n_same]:
+        n_same += 1
+    return whole[n_same:]
+
+
+def joined(made, groups) -> str:
+    return "".join([*(made.add(group) for group in groups), made.rest()])
+
+
+@MANY
+@given(texts(), st.booleans())
+def test_joined_pieces_are_the_tokenizers_text(case, special):
+    """However the ids are split. So no piece is ever taken back: it was shown before later ids were known."""
+    tokenizer, before, groups = case
+    ids = [i for group in groups for i in group]
+    right = right_text(tokenizer, before, ids, special)
+    for split in (groups, [[i] for i in ids], [ids]):
+        assert joined(pieces(tokenizer, before, special), split) == right
+
+
+@MANY
+@given(texts(), st.data())
+def test_a_fork_shows_what_might_come_next_and_changes_nothing(case, data):
+    tokenizer, before, groups = case
+    n = data.draw(st.integers(0, len(groups)))
+    made = pieces(tokenizer, before, special=True)
+    shown = "".join(made.add(group) for group in groups[:n])
+    known = before + [i for group in groups[:n] for i in group]
+    drafted = [i for group in groups[n:] for i in group]
+    assert joined(made.fork(), [[i] for i in drafted]) == right_text(tokenizer, known, drafted, True)
+    assert added(tokenizer, known, drafted) == right_text(tokenizer, known, drafted, True)
+    assert shown + joined(made, groups[n:]) == right_text(tokenizer, before, known[len(before) :] + drafted, True)
+
+
+@pytest.mark.parametrize("kind", KNOWN)
+def test_whole_tokens_are_shown_at_once(kind):
+    tokenizer = tokenizer_of(kind)
+    prompt, ids = (tokenizer(text, add_special_tokens=False).input_ids for text in ("the cat", "the dog sat there"))
+    made, shown = pieces(tokenizer, prompt), ""
+    for n, i in enumerate(ids, 1):
+        shown += made.add([i])
+        assert shown == right_text(tokenizer, prompt, ids[:n], False)
+
+
+@pytest.mark.parametrize("kind", UNKNOWN | STRIPPED)
+def test_all_is_held_back_where_nothing_is_known(kind):
+    tokenizer = tokenizer_of(kind)
+    ids = tokenizer("the dog sat there").input_ids
+    made = pieces(tokenizer)
+    assert {made.add([i]) for i in ids} == {""}
+    assert made.rest()
+
+
+def test_a_tokenizer_that_decodes_in_its_own_way_is_not_known():
+    class Own(PreTrainedTokenizerFast):
+        def _decode(self, token_ids, *args, **kwargs):
+            return super()._decode(token_ids, *args, **kwargs)[::-1]
+
+    tokenizer = Own(tokenizer_object=byte_level().backend_tokenizer)
+    ids = tokenizer("abc").input_ids
+    assert joined(pieces(tokenizer), [[i] for i in ids]) == "cba"
+
+
+@pytest.mark.parametrize("kind", [*KNOWN, *UNKNOWN])
+def test_a_long_text_decodes_no_id_more_than_a_few_times(kind, monkeypatch):
+    """Also where one token is repeated for ever, such as half a character or a space."""
+    tokenizer, counted = tokenizer_of(kind), Counter()
+
+    def counting(tokenizer, ids, special=False):
+        counted[kind] += len(ids)
+        return text_of(tokenizer, ids, special)
+
+    monkeypatch.setattr(pieces_module, "text_of", counting)
+    prompt, n = tokenizer("the cat sat").input_ids, 60
+    for i in range(len(tokenizer)):
+        counted.clear()
+        text = joined(pieces(tokenizer, prompt), [[i]] * n)
+        assert text == right_text(tokenizer, prompt, [i] * n, False)
+        assert counted[kind] <= 8 * (n + len(prompt)), tokenizer.convert_ids_to_tokens(i)
+
+
+def test_half_a_character_comes_with_its_other_half():
+    tokenizer = tokenizer_of("byte-level")
+    groups = [tokenizer(letter).input_ids for letter in "a☃b"]
+    assert len(groups[1]) == 3, "an id for each byte"
+    made = pieces(tokenizer)
+    assert [made.add([i]) for group in groups for i in group] == ["a", "", "", "☃", "b"]
+
+
+def test_a_run_of_byte_tokens_comes_with_the_token_that_ends_it():
+    """Until then another byte may make U+FFFD of the whole run; the text's end is known only at its end."""
+    tokenizer = tokenizer_of("byte fallback")
+    word = tokenizer("cat").input_ids[-1]
+    for text, right in (([*HALF[:3], word], "世"), ([*HALF, word], 5 * "\ufffd")):
+        made = pieces(tokenizer)
+        assert [made.add([i]) for i in text] == [""] * (len(text) - 1) + [right + tokenizer.decode([word])]
+    made = pieces(tokenizer)
+    assert ([made.add([i]) for i in HALF], made.rest()) == ([""] * 5, 5 * "\ufffd")
+
+
+def test_the_first_new_word_keeps_its_space():
+    tokenizer = tokenizer_of("byte fallback, first space")
+    prompt, new = tokenizer("the").input_ids, tokenizer("cat", add_special_tokens=False).input_ids
+    assert joined(pieces(tokenizer, prompt), [new]) == " cat"
+    assert joined(pieces(tokenizer), [new]) == "cat"  # behind an encoder a text begins
+
+
+def test_texts_that_are_no_prefix_begin_where_they_differ():
+    assert [_after("ab", "abc"), _after("ab", "acb"), _after("ab", "a"), _after("", "a")] == ["c", "cb", "", "a"]
+
+
+# --- what the scripts print ---
+
+
+@given(st.lists(st.integers(0, 350), max_size=12), st.lists(st.integers(1, 5), min_size=12, max_size=12), st.booleans())
+def test_both_scripts_print_one_text_for_the_same_ids(ids, sizes, stream):
+    """Token by token, in rounds, in one string or as it comes, and from Python."""
+    tokenizer = sentence_piece()
+    [prompt] = encode([("prompt", "the")], tokenizer)
+    for text in (HALF, ids):
+        groups, left = [], list(text)
+        for size in sizes:
+            groups.append(left[:size])
+            left = left[size:]
+        rounds = [Round(group) for group in groups]
+        rounds[-1] = rounds[-1]._replace(finish="length")
+        printed = printed_by(tokenizer, prompt, rounds, stream)
+        assert printed == printed_by(tokenizer, prompt, [Round([i]) for i in text], False)
+        right = right_text(tokenizer, prompt.id_list, text, False)
+        assert printed.endswith(f"\n{harmless(right)}\n")
+        assert "".join(one.text for one in with_text(rounds, pieces(tokenizer, prompt.id_list))) == right
+
+
+def printed_by(tokenizer, prompt: Prompt, rounds: list[Round], stream: bool) -> str:
+    setup = Namespace(tokenizer=tokenizer, pieces=lambda prompt: pieces(tokenizer, prompt.id_list))
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        _Decoded(setup, Namespace(stream=stream)).show(prompt, iter(rounds))
+    return out.getvalue()
