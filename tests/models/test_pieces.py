@@ -8,6 +8,7 @@ from argparse import Namespace
 from collections import Counter
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -15,14 +16,17 @@ from transformers import PreTrainedTokenizerFast
 
 from speclab.cli.decoding import _Decoded
 from speclab.core.rounds import Round
+from speclab.core.sampling import Sampling
 from speclab.models import pieces as pieces_module
+from speclab.models.limits import Room
 from speclab.models.pieces import _after, added, pieces, text_of, with_text
 from speclab.models.prompts import Prompt, encode
+from speclab.models.setup import Setup
 from speclab.system.terminal import harmless
 from tests import small_tokenizers
 from tests.small_tokenizers import LINES, byte_level, sentence_piece, with_first_space
 
-MANY = settings(max_examples=250)
+MANY = settings(max_examples=200)
 HALF = [231, 187, 153, 234, 152]  # of `sentence_piece`: 世 in bytes, then two of the three bytes of another character
 
 
@@ -122,6 +126,11 @@ def texts(draw, kinds=(*KNOWN, *UNKNOWN)):
     ids = st.one_of(st.sampled_from(few), st.integers(0, len(tokenizer) + 1))
     before = draw(st.lists(ids, max_size=6))
     return tokenizer, before, draw(st.lists(st.lists(ids, max_size=4), max_size=10))
+
+
+def setup_with(tokenizer, encodes: bool) -> Setup:
+    target = Namespace(room=Room(None, encodes=encodes))
+    return Setup(target, tokenizer, "tiny", Sampling(), torch.device("cpu"), torch.float32)
 
 
 def right_text(tokenizer, before: list[int], ids: list[int], special: bool) -> str:
@@ -235,7 +244,16 @@ def test_the_first_new_word_keeps_its_space():
     tokenizer = tokenizer_of("byte fallback, first space")
     prompt, new = tokenizer("the").input_ids, tokenizer("cat", add_special_tokens=False).input_ids
     assert joined(pieces(tokenizer, prompt), [new]) == " cat"
-    assert joined(pieces(tokenizer), [new]) == "cat"  # behind an encoder a text begins
+    assert joined(pieces(tokenizer), [new]) == "cat"
+
+
+@pytest.mark.parametrize("encodes", [False, True])
+def test_behind_an_encoder_a_text_begins(encodes):
+    tokenizer = tokenizer_of("byte fallback, first space")
+    [prompt], new = encode([("prompt", "the")], tokenizer), tokenizer("cat", add_special_tokens=False).input_ids
+    setup, right = setup_with(tokenizer, encodes), "cat" if encodes else " cat"
+    assert joined(setup.pieces(prompt), [new]) == right
+    assert setup.token_text(prompt, [], new[0]) == right
 
 
 def test_texts_that_are_no_prefix_begin_where_they_differ():
@@ -265,7 +283,7 @@ def test_both_scripts_print_one_text_for_the_same_ids(ids, sizes, stream):
 
 
 def printed_by(tokenizer, prompt: Prompt, rounds: list[Round], stream: bool) -> str:
-    setup = Namespace(tokenizer=tokenizer, pieces=lambda prompt: pieces(tokenizer, prompt.id_list))
+    setup = setup_with(tokenizer, encodes=False)
     with contextlib.redirect_stdout(io.StringIO()) as out:
         _Decoded(setup, Namespace(stream=stream)).show(prompt, iter(rounds))
     return out.getvalue()
