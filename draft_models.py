@@ -114,11 +114,19 @@ class ModelDrafter:
         return drawn
 
 
-def as_drawn(drawn: list[tuple[Tensor, Tensor | None]]) -> Draft:
-    """A draft from at least one token of each row, (rows,), each with the (rows, vocab) laws of its draw, or None."""
-    tokens = torch.stack([token for token, _ in drawn], dim=1)
+def as_drawn(drawn: list[tuple[Tensor, Tensor | None]], size: Tensor | None = None) -> Draft:
+    """A draft from at least one token of each row, (rows,), each with the (rows, vocab) laws of its draw, or None.
+
+    size: (rows,) how many tokens of each row count; None: all of them.
+    """
+    tokens = counted = torch.stack([token for token, _ in drawn], dim=1)  # (rows, n), NOT_FINITE where none was drawn
+    if size is None:
+        size = torch.full_like(tokens[:, 0], len(drawn))
+    else:
+        counted = tokens.masked_fill(torch.arange(len(drawn), device=size.device) >= size[:, None], 0)
     probs = [law for _, law in drawn if law is not None]
-    return Draft(tokens, torch.full_like(tokens[:, 0], len(drawn)), torch.stack(probs, dim=1) if probs else None)
+    laws = torch.stack(probs, dim=1) if probs else None
+    return Draft(tokens.clamp(min=0), size, laws, faults=counted.amin(-1).clamp(max=0))
 
 
 def as_draft(tokens: list[int], device: torch.device) -> Draft:

@@ -136,9 +136,9 @@ class BatchedModelDrafter:
         drawn: list[tuple[Tensor, Tensor | None]] = []
         for i in range(n):
             if i:
-                logits = self.draft.forward(drawn[-1][0][:, None])[:, -1]
+                logits = self.draft.forward(drawn[-1][0][:, None].clamp(min=0))[:, -1]
             drawn.append(draw_draft(logits, self._sampling, uniforms[:, i]))
-        draft = as_drawn(drawn)._replace(size=to_device(k, device))
+        draft = as_drawn(drawn, to_device(k, device))
         if draft.probs is None:
             return draft
         missing = self._vocab_size - self.draft.vocab_size
@@ -169,15 +169,16 @@ def side_by_side(drafts: Sequence[Draft], vocab_size: int) -> Draft:
     if any(draft.states is not None for draft in drafts):
         raise UsageProblem("--draft exit runs layers of the target ahead, which batches do not; give another --draft")
     size = torch.cat([draft.size for draft in drafts])
-    probs = parents = certain = None
+    probs = parents = certain = faults = None
     if any(draft.probs is not None for draft in drafts):
         probs = torch.cat([_padded(_probs(draft, vocab_size), n) for draft in drafts])
         certain = torch.cat([torch.full_like(one.size, one.probs is None, dtype=torch.bool) for one in drafts])
     if any(draft.parents is not None for draft in drafts):
         parents = torch.cat([_padded(parents_of(draft), n) for draft in drafts])
-    return Draft(
-        torch.cat([_padded(draft.tokens, n) for draft in drafts]), size, probs, parents=parents, certain=certain
-    )
+    if any(draft.faults is not None for draft in drafts):
+        faults = torch.cat([torch.zeros_like(one.size) if one.faults is None else one.faults for one in drafts])
+    tokens = torch.cat([_padded(draft.tokens, n) for draft in drafts])
+    return Draft(tokens, size, probs, parents=parents, certain=certain, faults=faults)
 
 
 def _padded(tensor: Tensor, n: int) -> Tensor:

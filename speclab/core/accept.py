@@ -184,7 +184,9 @@ def _judged(
         if kind != "token":
             raise UsageProblem(f"--rule {kind} judges chains, not trees; leave it out, or give --rule follow")
         return accept_tree_from_logits(draft, logits, sampling, uniforms)
-    return _from_logits(draft._replace(states=None), logits, sampling, uniforms[:, : logits.shape[1]], kind, value)
+    return _from_logits(
+        draft._replace(states=None, faults=None), logits, sampling, uniforms[:, : logits.shape[1]], kind, value
+    )
 
 
 @replayed

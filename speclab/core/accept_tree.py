@@ -99,7 +99,9 @@ TreeRule = Callable[[Draft, Tensor, Tensor], AcceptResult]
 
 def _judged(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor, rule: TreeRule) -> AcceptResult:
     """`_from_logits` without what no rule reads: shapes then depend on n only, and so does the CUDA graph."""
-    return _from_logits(draft._replace(states=None), logits, sampling, uniforms[:, : logits.shape[1]], rule)
+    return _from_logits(
+        draft._replace(states=None, faults=None), logits, sampling, uniforms[:, : logits.shape[1]], rule
+    )
 
 
 @replayed

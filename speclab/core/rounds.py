@@ -48,6 +48,9 @@ class Draft(NamedTuple):
     states: Tensor | None = None  # (batch, n, hidden) early exit: the target's own, see speclab/drafts/exit.py
     parents: Tensor | None = None  # (batch, n) a tree: the token that each follows; None = a chain
     certain: Tensor | None = None  # (batch,) bool: rows whose `probs` are one-hot, beside rows that were drawn
+    faults: Tensor | None = (
+        None  # (batch,) NOT_FINITE where the draft's logits were not finite, else 0; None: no logits
+    )
 
 
 def reads(parents: Tensor) -> Tensor:
@@ -142,7 +145,8 @@ def fetch_rows(draft: Draft, result: AcceptResult) -> list[Decided]:
         # + 1: `to_host` takes -1 for logits that are not finite, and here it is the root or an empty place of the path.
         parts += [draft.parents + 1, result.path + 1]
     counts = [draft.size, result.n_accepted, result.next_token]  # (batch,) each
-    host = iter(to_host(torch.cat([*(part.flatten() for part in parts), *counts])))
+    faults = [] if draft.faults is None else [draft.faults]  # `to_host` notices them
+    host = iter(to_host(torch.cat([*(part.flatten() for part in parts), *counts, *faults])))
     widths = [n] * len(parts) + [1] * len(counts)
     columns = [[list(islice(host, width)) for _ in range(n_rows)] for width in widths]
     return [_decided(*of_row) for of_row in zip(*columns, strict=True)]

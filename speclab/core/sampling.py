@@ -8,7 +8,8 @@ Two decisions make them, and the accept rule (speclab/core/accept.py), provable:
   of its uniforms, and the tests enumerate it exactly (`tests/test_exact.py`).
 
 Logits that are not finite become probabilities that are not finite, and `draw` turns those into `NOT_FINITE`, which
-the decoders check on the host with the token they fetch anyway.
+the decoders check on the host with the token they fetch anyway; a draft carries a mark of its own for that
+(`Draft.faults`).
 """
 
 from dataclasses import dataclass
@@ -103,13 +104,13 @@ def draw_next(logits: Tensor, sampling: Sampling, uniforms: Tensor) -> Tensor:
 def draw_draft(logits: Tensor, sampling: Sampling, uniforms: Tensor) -> tuple[Tensor, Tensor | None]:
     """(batch, vocab) logits, (batch,) uniforms -> (batch,) ids, and (batch, vocab), what each was drawn from
 
-    Greedy ids have None in place of the probabilities. A NOT_FINITE cannot be fed, so it becomes id 0; the accept rule
-    meets the same probabilities and reports them.
+    Greedy ids have None in place of the probabilities. A NOT_FINITE cannot go into a pass: what reads drafted ids reads
+    id 0 there, and `as_drawn` (draft_models.py) notes it.
     """
     if sampling.greedy:
-        return logits.argmax(-1), None
+        return most_probable(logits), None
     probs = sampling.probs(logits)
-    return draw(probs, uniforms).clamp(min=0), probs
+    return draw(probs, uniforms), probs
 
 
 def without_replacement(probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -119,8 +120,8 @@ def without_replacement(probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor
     -> (batch, m) ids, (batch, m, vocab) laws, (batch,) how many ids of each row count: m, or as many as have weight.
 
     The law of an id is `probs` without the ids before it, renormalised. What does not count is id 0 with a law of
-    zeros, which `accept_tree` passes over, so it may stay in the midst of a tree. NOT_FINITE becomes id 0 as in
-    `draw_draft`.
+    zeros, which `accept_tree` passes over, so it may stay in the midst of a tree. NOT_FINITE becomes id 0; `faults_in`
+    tells.
     """
     batch, m = uniforms.shape
     weights = probs.expand(batch, -1)
@@ -150,6 +151,11 @@ def most_probable(logits: Tensor) -> Tensor:
     highest, token = logits.max(-1)
     # highest - highest is NaN where highest is not finite.
     return token.masked_fill(highest - highest != 0, NOT_FINITE)
+
+
+def faults_in(logits: Tensor) -> Tensor:
+    """(..., vocab) logits -> (...) NOT_FINITE where the largest one of a row is not finite, else 0"""
+    return torch.where(logits.amax(-1).isfinite(), 0, NOT_FINITE)
 
 
 def uniforms(shape: tuple[int, ...], generator: torch.Generator, device: torch.device) -> Tensor:

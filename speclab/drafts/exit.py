@@ -51,7 +51,7 @@ class ExitDrafter(HeadDrafter):
                 states.append(self._target.forward_first(token, self.head.config.exit_layer))  # (1, 1, hidden)
                 logits = self.of_target(self._forward(states[-1]), self._vocab_size)
                 drawn.append(draw_draft(logits, self._sampling, uniforms[:, i]))
-                token = drawn[-1][0][:, None]
+                token = drawn[-1][0][:, None].clamp(min=0)
                 if self.keep_drafting and not self.keep_drafting(probability(logits, *drawn[-1])):
                     break
         self._n_read = len(drawn)

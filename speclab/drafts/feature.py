@@ -106,8 +106,8 @@ class FeatureDrafter(HeadDrafter):
         return output
 
     def _known(self, tokens: Tensor) -> Tensor:
-        """A target may know more ids."""
-        return tokens.clamp(max=self.head.config.block.vocab_size - 1)
+        """A target may know more ids; where no id could be drawn, id 0 is read."""
+        return tokens.clamp(0, self.head.config.block.vocab_size - 1)
 
     def _forward(self, states: Tensor, tokens: Tensor, length: int) -> Tensor:
         """States (1, m, hidden) of positions from `length` on and the token after each -> the last one's output, (1, 1,

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from draft_models import as_draft, draft_room
 from speclab.core.rounds import Draft, Target
-from speclab.core.sampling import Sampling
+from speclab.core.sampling import Sampling, most_probable, to_host
 from speclab.models.cached import CachedModel
 from speclab.models.limits import shortest_window
 from speclab.models.shared_tokens import start_of_text, text_of, tokenized_inside
@@ -82,7 +82,7 @@ class RetokenizedDrafter:
         if context != self._context:
             self._context, self._said, self._ended = context, [], False
         while len(self._said) < n and not self._ended:
-            token = int(self._logits(context + self._said).argmax())
+            [token] = to_host(most_probable(self._logits(context + self._said)[None]))
             self._ended = token == self.own.eos_token_id
             self._said += [] if self._ended else [token]
         return self._said[:n]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from draft_models import as_draft
 from speclab.core.rounds import Draft, Drafter, Target
-from speclab.core.sampling import GREEDY, Sampling
+from speclab.core.sampling import GREEDY, NOT_FINITE, Sampling, to_host
 
 
 @runtime_checkable
@@ -132,10 +132,12 @@ class BestTreeDrafter(Branching):
         """How many of the newest tokens get another level: those that can have a child among the n best, since a token
         is never more probable than the one before it.
 
-        scores: (m,) of all that was looked at. best: of the newest ones, falling. n_left: levels that may follow.
+        scores: (m,) of all that was looked at. best: of the newest ones, falling, NaN first. n_left: levels that may
+        follow. EnvironmentProblem where the draft's logits were not finite.
         """
         least = scores.topk(min(n, len(scores))).values[-1]
-        return int((best.isfinite() & (best >= least)).sum())
+        n_grown = (best.isfinite() & (best >= least)).sum()
+        return to_host(torch.where(best[:1].isnan(), NOT_FINITE, n_grown))[0]
 
     def _log_probs(self, logits: Tensor) -> Tensor:
         """(m, vocab) -> the same; greedy decoding knows no probabilities, and those at temperature 1 stand for them"""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from draft_models import as_draft, as_drawn
 from speclab.core.rounds import Draft, Target
-from speclab.core.sampling import Sampling, draw, draw_draft, to_device
+from speclab.core.sampling import Sampling, draw, draw_draft, faults_in, to_device, to_host
 from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.learner.ask import Impossible, ask, each, short, whole
@@ -115,6 +115,7 @@ class LearnerBlock(BlockDrafter):
         with torch.inference_mode():
             self._read()
             logits = self.head.logits(self._block(k))[0]  # (k, draft vocabulary)
+            to_host(faults_in(logits))  # rows that are not finite are no answer of the learner's
             slots = self.of_target(logits, self._vocab_size)  # (k, vocab)
             args = (slots, bias, int(self._anchor), self._sampling.probs, draw_one)
             rows = ask(12, self._walk, *args, check=lambda answer: self._rows(answer, drawn, k))

@@ -13,6 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from draft_models import as_drawn
 from speclab.core.accept import accept, accept_from_logits
 from speclab.core.rounds import Draft
 from speclab.core.sampling import NOT_FINITE, Sampling, draw, draw_draft, draw_next, to_host, uniforms
@@ -503,10 +504,15 @@ def test_a_sampled_draft_reports_what_it_was_drawn_from(sampling):
 
 
 def test_a_damaged_draft_still_proposes_an_id_that_can_be_fed():
-    """-1 would crash the embedding before anyone could say why; the accept rule then reports the NaN."""
-    token, probs = draw_draft(torch.full((1, 5), NAN), Sampling(1.0), double([0.5]))
-    assert 0 <= token.item() < 5
-    assert probs.isnan().all()
+    """-1 would crash the embedding before anyone could say why; the draft carries a mark that `to_host` notices."""
+    for sampling in (Sampling(), Sampling(1.0)):
+        for damage in (NAN, INF):
+            rows = torch.tensor([[0.0, damage, 1.0], [0.0, 2.0, 1.0]], dtype=torch.float64)
+            drawn = draw_draft(rows, sampling, double([0.5, 0.5]))
+            draft = as_drawn([drawn, drawn])
+            assert draft.faults.tolist() == [NOT_FINITE, 0]
+            assert as_drawn([drawn], torch.tensor([0, 1])).faults.tolist() == [0, 0], "a token that does not count"
+            assert 0 <= int(draft.tokens.min()) <= int(draft.tokens.max()) < 3
 
 
 # --- Greedy verification skips the one-hot rows ----------------------------------------------------------------------

@@ -206,6 +206,8 @@ class AutoTreeDrafter(BestTreeDrafter):
         if costs is None:
             return super()._n_to_grow(scores, best, n, n_left)
         known, newest = (probs.exp().cpu().numpy() for probs in (scores, best))
+        if np.isnan(newest[0]):
+            return super()._n_to_grow(scores, best, n, n_left)  # which says so
         ahead = further_levels(newest, self._acceptance.by_rank(self.width), n_left)
         expected, seconds, branches = prospects(costs, known, ahead, self.n_levels)
         gains = (expected - self._rate * seconds)[:, : n + 1]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from draft_models import as_draft
 from speclab.core.rounds import Draft, Target, reads
-from speclab.core.sampling import Sampling, without_replacement
+from speclab.core.sampling import Sampling, faults_in, without_replacement
 from speclab.drafts.tree import Branching, GrowingDrafter
 from speclab.drafts.trees.auto import TreeCosts
 
@@ -56,6 +56,7 @@ class FixedTreeDrafter(Branching):
             return as_draft([], self._device)
         tokens: list[Tensor] = []
         laws: list[Tensor] = []
+        faults: list[Tensor] = []
         n = 0
         with torch.inference_mode():
             for depth, level in enumerate(levels):
@@ -66,12 +67,12 @@ class FixedTreeDrafter(Branching):
                     logits = self.drafter.grow(tokens[-1][before.grown], before.parents, before.reads, depth)
                 chosen, law = self._chosen(logits, level, uniforms[0, n : n + len(level.rows)])
                 tokens.append(chosen)
+                faults.append(faults_in(logits))
                 laws += [] if law is None else [law]
                 n += len(level.rows)
         drawn = torch.cat(tokens)[None]
-        return Draft(
-            drawn, torch.full_like(drawn[:, 0], n), torch.cat(laws)[None] if laws else None, parents=parents[None]
-        )
+        size, law_of_each = torch.full_like(drawn[:, 0], n), torch.cat(laws)[None] if laws else None
+        return Draft(drawn, size, law_of_each, parents=parents[None], faults=torch.cat(faults).amin()[None])
 
     def _nodes(self, n: int, deepest: int) -> Nodes:
         """A tree whose first n tokens are drafted, but for those that are deeper."""

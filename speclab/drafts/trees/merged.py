@@ -16,7 +16,7 @@ from torch import Tensor
 
 from draft_models import as_draft
 from speclab.core.rounds import Draft, Drafter, Target
-from speclab.core.sampling import Sampling, to_device
+from speclab.core.sampling import Sampling, to_device, to_host
 from speclab.drafts.tree import GrowingDrafter
 from speclab.drafts.trees.fixed import TreeDrafter
 
@@ -70,6 +70,8 @@ def merged(drafts: Sequence[Draft], device: torch.device) -> Draft:
     places: dict[tuple[int, int], int] = {}  # (parent, token) -> number
     for draft in drafts:
         ids = draft.tokens[0].tolist()
+        if draft.faults is not None:
+            to_host(draft.faults)
         before = range(-1, len(ids) - 1) if draft.parents is None else draft.parents[0].tolist()
         numbers = [-1]  # of the last committed token and of this draft's tokens
         for token, parent in zip(ids, before, strict=True):
