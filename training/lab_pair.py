@@ -49,6 +49,7 @@ from speclab.models import loading
 from speclab.records import files
 from speclab.system.errors import reports_problems
 from speclab.system.files import check_replaceable, check_writable, do_all, prepare_folder, whole_folders, write_whole
+from speclab.system.numbers import whole_number
 from speclab.system.terminal import note, say
 from training.draft import PROMPT, acceptance, continuations, distil
 from training.models import (
@@ -92,10 +93,10 @@ def train_target(args: argparse.Namespace, seconds: float, stream: Tensor) -> tu
 
 def _shape(text: str) -> dict[str, int]:
     """12x256 -> the sizes of a target, its MLP as wide as the committed one's for its width."""
-    layers, _, width = text.partition("x")
-    if not (layers.isdigit() and width.isdigit() and int(layers) and int(width) and int(width) % 64 == 0):
+    layers, _, width = (whole_number(word) for word in text.partition("x"))
+    if not layers or not width or width % 64:
         raise argparse.ArgumentTypeError(f"{text!r} is no shape; give layers and a width that 64 divides, as in 24x256")
-    return {"num_hidden_layers": int(layers), "hidden_size": int(width), "intermediate_size": int(width) * 11 // 4}
+    return {"num_hidden_layers": layers, "hidden_size": width, "intermediate_size": width * 11 // 4}
 
 
 def settings_of(args: argparse.Namespace) -> dict[str, Any]:

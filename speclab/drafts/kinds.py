@@ -10,6 +10,7 @@ from speclab.drafts.suffix import SuffixDrafter
 from speclab.drafts.trees.fixed import tokens_in
 from speclab.models import loading, sizes
 from speclab.system.errors import UsageProblem
+from speclab.system.numbers import whole_number
 
 KINDS = (
     "model, ngram, suffix, feature, feature:wide, feature:HEAD, block, block:HEAD, exit:N, hybrid, "
@@ -108,11 +109,12 @@ def _check_exit(kind: str, word: str, rest: str) -> None:
             raise UsageProblem(f"--draft {kind}: the lab has no such adapter yet; type: {train} 2")
     elif rest.removeprefix("-").isdecimal():
         n_layers = loading.lab_layers()
-        if not 1 <= int(rest) < n_layers:
+        number = whole_number(rest)
+        if number is None or not 1 <= number < n_layers:
             raise UsageProblem(
                 f"--draft {kind}: the lab's target has {n_layers} layers; give a number from 1 to {n_layers - 1}"
             )
-        if int(rest) != trained:
+        if number != trained:
             has = "none" if trained is None else f"one for layer {trained} (--draft exit:{trained})"
             raise UsageProblem(
                 f"--draft {kind}: there is no adapter for layer {rest}, the lab has {has}; type: {train} {rest}, then "
@@ -219,7 +221,7 @@ def _shape_of(name: str, is_drawn: bool, given: str, wanted: str) -> tuple[int, 
     if name in (BEST, STATIC) and not is_drawn:
         return name
     numbers = name.split("x")
-    if not all(number.isdecimal() and 0 < int(number) <= MOST_IN_TREE for number in numbers):
+    if not all(0 < (whole_number(number) or 0) <= MOST_IN_TREE for number in numbers):
         raise UsageProblem(f"{given}: give {wanted}")
     shape = tuple(map(int, numbers))
     if (n := tokens_in(shape)) > MOST_IN_TREE:
@@ -243,8 +245,8 @@ def drafter_name(kind: str) -> str:
     if word in OTHERS:
         return f"{word}:{loading.short_name(rest)}"
     if word == EXIT:
-        own = not rest or rest.isdecimal()
-        return f"{EXIT}:{int(rest or exit_layer_of(LAB_EXIT) or 0) if own else loading.short_name(rest)}"
+        number = whole_number(rest) if rest else exit_layer_of(LAB_EXIT) or 0
+        return f"{EXIT}:{loading.short_name(rest) if number is None else number}"
     if word == "hybrid" and rest:
         lookup, model = of_hybrid(kind)
         return f"hybrid:{lookup}+{drafter_name(model)}"

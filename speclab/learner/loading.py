@@ -12,6 +12,7 @@ from speclab.learner.checklist import check_command, exercises, report
 from speclab.learner.functions import BLOCK_RULE, BY_NUMBER, NO_LEARNER, ROLES, WHOLE_LOOP, Learner
 from speclab.learner.guard import PACKAGES
 from speclab.system.errors import Problem, UsageProblem
+from speclab.system.numbers import whole_number
 from speclab.system.terminal import note
 
 
@@ -57,9 +58,9 @@ def parse(text: str) -> tuple[str, list[int]]:
     """--impl's words: "exercises", "solutions", "exercises:2,4".  -> package, numbers (none: all that are finished)"""
     package, colon, rest = text.partition(":")
     words = rest.split(",") if colon else []
-    if package not in PACKAGES or not all(word.isdecimal() for word in words):
+    if package not in PACKAGES or None in (numbers := [whole_number(word) for word in words]):
         raise UsageProblem(f"--impl {text}: use exercises, solutions, or some of them, as in --impl exercises:2,3")
-    return package, sorted({int(word) for word in words})
+    return package, sorted({number for number in numbers if number is not None})
 
 
 def check_parts(text: str | None) -> None:
