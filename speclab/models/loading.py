@@ -33,7 +33,7 @@ from speclab.models.experts import with_experts
 from speclab.models.generation import eos_ids
 from speclab.models.limits import Room, configured_room, decoder_config, is_encoder_decoder
 from speclab.models.placement import DeviceMap, describe, load_placed, map_options
-from speclab.system.errors import EnvironmentProblem, UsageProblem, is_out_of_memory
+from speclab.system.errors import EnvironmentProblem, Problem, UsageProblem, is_out_of_memory
 from speclab.system.paths import DATA
 from speclab.system.terminal import harmless, note
 
@@ -287,20 +287,24 @@ def _spelled(words: list[str] | None) -> str:
     return " or ".join(map(repr, cut)) or "no word"
 
 
-def loaded(name: str, what: str, load: Callable[[], Any]) -> Any:
-    """`load()` without a standard input to ask; each library below it raises its own kinds of errors."""
+def loaded(name: str, what: str, load: Callable[[], Any], advice: str | None = None) -> Any:
+    """`load()` without a standard input to ask; each library below it raises its own kinds of errors.
+
+    advice: what to do where it cannot be used; by default, to get it again.
+    """
     stdin, sys.stdin = sys.stdin, io.StringIO()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return load()
     except Exception as error:
-        if is_out_of_memory(error):
+        if is_out_of_memory(error) or isinstance(error, Problem):
             raise
         text = " ".join(str(error).split())
-        where, advice = "", "download it again, or choose another model"
+        where, usual = "", "download it again, or choose another model"
         if not os.path.isdir(name):
-            where, advice = " from the hub", "check the name and the network, or give a local folder"
+            where, usual = " from the hub", "check the name and the network, or give a local folder"
+        advice = advice or usual
         if known := next((phrase for phrase in KNOWN_ERRORS if phrase in text), None):
             text, advice = KNOWN_ERRORS[known]
         else:

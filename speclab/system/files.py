@@ -3,6 +3,8 @@
 import contextlib
 import errno
 import fnmatch
+import json
+import math
 import os
 import secrets
 import shlex
@@ -12,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from speclab.system import paths
 from speclab.system.errors import EnvironmentProblem, Problem, UsageProblem, report
@@ -59,6 +62,30 @@ def at_most(data: bytes, most: int) -> bytes:
     if len(data) > most:
         raise OSError(errno.EFBIG, f"it holds more than {most // 2**20} MiB")
     return data
+
+
+def parse_json(text: str) -> Any:
+    """What a JSON text says. ValueError, in a few words, where it is none, is nested too deeply, has one name twice in
+    an object, or has a whole number that no float can hold. NaN and infinity pass: who reads the entry can name it."""
+    try:
+        return json.loads(text, object_pairs_hook=_object, parse_int=_whole)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{name[:40]!r} is there twice")
+        found[name] = value
+    return found
+
+
+def _whole(digits: str) -> int:
+    if not math.isfinite(float(digits)):
+        raise ValueError(f"{digits[:20]}... is too large")
+    return int(digits)
 
 
 # --- before anything is measured --------------------------------------------------------------------------------------

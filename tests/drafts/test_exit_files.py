@@ -79,10 +79,10 @@ LAYER = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 1, "v
         ({"exit_layer": "2"}, "exit_layer is '2'"),
         ({"exit_layer": 3}, "it exits after layer 3 of 3"),
         ({"exit_layer": None}, "exit_layer"),
-        ({"target_layers": 2**40, "exit_layer": 2**39}, "belongs to a target with 1099511627776 layers"),
+        ({"target_layers": 2**20, "exit_layer": 2**19}, "belongs to a target with 1048576 layers"),
         ({"transformer_layer_config": 3}, "config.json"),
         ({"transformer_layer_config": LAYER | {"num_hidden_layers": 2}}, "with layers of its own: 2"),
-        ({"transformer_layer_config": LAYER | {"intermediate_size": 1 << 40}}, "size mismatch|size 1099511627776"),
+        ({"transformer_layer_config": LAYER | {"intermediate_size": 1 << 40}}, "intermediate_size is 1099511627776"),
         ({"transformer_layer_config": LAYER | {"vocab_size": 50}}, "50 ids; this one has 3 layers of width 32 and 48"),
     ],
 )

@@ -10,11 +10,23 @@ from typing import Any
 
 import torch
 from safetensors.torch import save
-from torch import Tensor
-from transformers import LlamaConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from speclab.drafts.heads.exit import ExitAdapter, ExitConfig
-from speclab.drafts.heads.files import CONFIG, WEIGHTS, checked_decoder, for_target, read_files, weights_of
+from speclab.drafts.heads.files import (
+    CONFIG,
+    CORRECT,
+    WEIGHTS,
+    decoder_of,
+    for_target,
+    name_unknown,
+    read_config,
+    read_files,
+    read_weights,
+    schema,
+    shapes_of,
+    weights_of,
+)
 from speclab.models import loading
 from speclab.models.backends.eager import decoder_layers
 from speclab.system.errors import UsageProblem
@@ -30,8 +42,8 @@ def read_adapter(name: str, target: PreTrainedModel, padded: bool = False) -> Ex
     computes, the first dimensions of the states. EnvironmentProblem where it cannot be read; UsageProblem where it
     belongs to another target.
     """
-    found, tensors = read_files(name)
-    config = loading.loaded(name, "its config.json", lambda: config_from(found))
+    found, weights = read_files(name)
+    config = loading.loaded(name, f"its {CONFIG}", lambda: config_from(found), CORRECT)
     has = len(decoder_layers(target)), *weights_of(target)[1].shape[::-1]
     wants = config.target_layers, config.block.hidden_size, config.block.vocab_size
     if any(a < b for a, b in zip(has, wants, strict=True)) or (has != wants and not padded):
@@ -39,7 +51,8 @@ def read_adapter(name: str, target: PreTrainedModel, padded: bool = False) -> Ex
             f"--draft exit:{loading.short_name(name)} belongs to a target with {_in_words(wants)}; this one has "
             f"{_in_words(has)}; give an adapter that was trained for it"
         )
-    return loading.loaded(name, "its weights", lambda: _built(config, tensors, target))
+    name_unknown(name, found, "exit")
+    return loading.loaded(name, "its weights", lambda: _built(config, weights, target))
 
 
 def _in_words(sizes: tuple[int, ...]) -> str:
@@ -48,37 +61,27 @@ def _in_words(sizes: tuple[int, ...]) -> str:
 
 
 def config_from(found: dict[str, Any]) -> ExitConfig:
-    """What config.json says. ValueError or KeyError where it is no adapter."""
+    """What config.json says. ValueError where it is no adapter."""
     if found.get("format") != FORMAT:
         raise ValueError(f"its format is {found.get('format')!r}; --draft exit reads {FORMAT!r}")
-    layers = {name: found[name] for name in ("exit_layer", "target_layers")}
-    if wrong := [name for name, n in layers.items() if type(n) is not int or n < 1]:
-        raise ValueError(f"{wrong[0]} is {layers[wrong[0]]!r}")
-    config = ExitConfig(**layers, block=checked_decoder(LlamaConfig(**found["transformer_layer_config"])))
-    if config.exit_layer >= config.target_layers or config.block.num_hidden_layers != 1:
-        own = config.block.num_hidden_layers
-        raise ValueError(
-            f"it exits after layer {config.exit_layer} of {config.target_layers}, with layers of its own: {own}; "
-            "the lab reads adapters of one layer, behind a layer that is not the last"
-        )
-    return config
+    said = schema().checked(found, schema().Exit)
+    return ExitConfig(said.exit_layer, said.target_layers, decoder_of(said.transformer_layer_config, "llama"))
 
 
 def exit_layer_of(name: str) -> int | None:
     """N of an adapter in a folder; None where there is none that can be read."""
     try:
-        return config_from(json.loads((Path(name) / CONFIG).read_text("utf-8"))).exit_layer
-    except (OSError, ValueError, KeyError, AttributeError):
+        return config_from(read_config(Path(name) / CONFIG)).exit_layer
+    except (OSError, ValueError):
         return None
 
 
-def _built(config: ExitConfig, tensors: dict[str, Tensor], target: PreTrainedModel) -> ExitAdapter:
-    """The module with these weights; what its config says and the weights lack is an error, before any memory is
-    taken."""
+def _built(config: ExitConfig, weights: Path, target: PreTrainedModel) -> ExitAdapter:
+    """The module with the weights of this file."""
     output = weights_of(target)[1][: config.block.vocab_size, : config.block.hidden_size]
     with torch.device("meta"):
         adapter = ExitAdapter(config, output)
-    adapter.load_state_dict(for_target(tensors, target), assign=True)
+    adapter.load_state_dict(for_target(read_weights(weights, shapes_of(adapter)), target), assign=True)
     return adapter.eval().requires_grad_(False)
 
 

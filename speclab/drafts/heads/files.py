@@ -2,18 +2,22 @@
 
 config.json says what a head is and which of the target's layers it reads (counted from 1 there: the output of layer i
 is state i + 1); model.safetensors holds its weights. `d2t` is there where the head proposes fewer ids than the target
-has: d2t[i] + i is the target's id of the head's id i. An embedding that is not there is the target's; a block head's
-always is.
+has: d2t[i] + i is the target's id of the head's id i; t2d marks the same ids among the target's. An embedding that is
+not there is the target's; a block head's always is.
 
-Nothing in them is trusted: sizes in config.json only count where the weights have them, and no code is run.
+Nothing in them is trusted, and no code is run: every entry of config.json that is read has a declared type and range
+(schema.py), and names, shapes and types of all weights are compared with what they ask for before one is read.
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import load_file, save
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import safe_open
+from safetensors.torch import save
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedModel, Qwen3Config
 from transformers.utils import cached_file
@@ -24,21 +28,24 @@ from speclab.drafts.heads.padding import can_be_padded, padded_head, read_wider
 from speclab.drafts.heads.parts import rotations
 from speclab.models import loading
 from speclab.models.backends.eager import decoder_layers
-from speclab.system.errors import UsageProblem
-from speclab.system.files import whole_folders, write_whole
+from speclab.system.errors import EnvironmentProblem, UsageProblem
+from speclab.system.files import install_advice, parse_json, read_bytes, whole_folders, write_whole
+from speclab.system.terminal import note
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 FORMATS = {"feature": ("eagle3",), "block": ("dflash", "dspark")}  # speculators_model_type of each kind of draft
 BLOCKS: dict[str, Any] = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 TO_TARGET, FROM_TARGET = "d2t", "t2d"  # tables between the head's ids and the target's
-ROTARY = ("default", "linear", "llama3", "yarn")  # the same for a position, however long the text is
+FLOATS, WHOLES = ("F64", "F32", "F16", "BF16"), ("I64", "I32", "I16")  # types of weights and of d2t, in a file's header
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 LARGEST_CONFIG = 2**20  # bytes
-MOST_LAYERS, MOST_SLOTS = 64, 256  # of a block head, several times more than any published one has
 LARGEST_SIZE = 1024  # of an attention head
+NAMED = 3  # unknown entries that one line names
 UNUSED = ("verifier_", "confidence_head.")  # of training, and of rules for stopping
+CORRECT = f"correct its {CONFIG}, or give another head"
 VERSION = "0.9.0"  # of the format
+Shape = tuple[int, ...]
 
 
 class SavedHead(NamedTuple):
@@ -57,12 +64,13 @@ def read_head(
     trained for; None where the target is not padded. as_wide: pad the head, too. EnvironmentProblem where it cannot be
     read; UsageProblem where it belongs to another target.
     """
-    found, tensors = read_files(name)
-    config = loading.loaded(name, "its config.json", lambda: config_from(found, target, kind))
+    found, weights = read_files(name)
+    config = loading.loaded(name, f"its {CONFIG}", lambda: config_from(found, target, kind), CORRECT)
     if own_width is not None and (not isinstance(config, HeadConfig) or not can_be_padded(config)):
         raise UsageProblem(f"--draft {kind}:{loading.short_name(name)}: only a head like the lab's own can be padded")
     _check_fits(f"--draft {kind}:{loading.short_name(name)}", config, target, own_width)
-    saved = loading.loaded(name, "its weights", lambda: _built(config, tensors, target))
+    name_unknown(name, found, kind)
+    saved = loading.loaded(name, "its weights", lambda: _built(config, weights, target))
     if as_wide:
         return saved._replace(head=padded_head(saved.head, target.config))
     if own_width is not None:
@@ -72,102 +80,120 @@ def read_head(
     return saved
 
 
-def read_files(name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """config.json and the weights of a folder or a hub name. EnvironmentProblem where they cannot be read."""
+def read_files(name: str) -> tuple[dict[str, Any], Path]:
+    """What config.json says, and the file of the weights, of a folder or a hub name. EnvironmentProblem where they are
+    not there or are damaged."""
 
-    def load() -> tuple[dict, dict[str, Tensor]]:
-        config_file, weights_file = (Path(str(cached_file(name, file))) for file in (CONFIG, WEIGHTS))
-        if config_file.stat().st_size > LARGEST_CONFIG:
-            raise ValueError(f"{CONFIG} is larger than any head's")
-        found = json.loads(config_file.read_text("utf-8"))
-        if not isinstance(found, dict):
-            raise ValueError(f"{CONFIG} is not an object")
-        return found, load_file(weights_file)
+    def load() -> tuple[Path, Path]:
+        config, weights = (Path(str(cached_file(name, file))) for file in (CONFIG, WEIGHTS))
+        with safe_open(weights, "pt"):  # its header can be read
+            return config, weights
 
-    return loading.loaded(name, "its config.json and weights", load)
+    config, weights = loading.loaded(name, f"its {CONFIG} and weights", load)
+    return loading.loaded(name, f"its {CONFIG}", lambda: read_config(config), CORRECT), weights
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The entries of a config.json. OSError or ValueError where it is too large for a head's, or no object."""
+    found = parse_json(read_bytes(path, LARGEST_CONFIG).decode("utf-8"))
+    if not isinstance(found, dict):
+        raise ValueError(f"{CONFIG} is not an object")
+    return found
+
+
+def schema() -> Any:
+    """The module that declares all entries. EnvironmentProblem where the package that it needs is missing."""
+    try:
+        from speclab.drafts.heads import schema as declared  # here: other drafts need no pydantic
+    except ImportError:
+        raise EnvironmentProblem(
+            f"pydantic is not installed for this Python, and heads are read with it; type: {install_advice()}"
+        ) from None
+    return declared
+
+
+def name_unknown(name: str, found: dict[str, Any], kind: str) -> None:
+    """Say in one line which entries of config.json nobody here knows: they have no effect."""
+    names = schema().unknown(found, schema().KINDS[kind])
+    if names:
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        shown = ", ".join(one[:60] for one in names[:NAMED])
+        note(f"{loading.short_name(name)}: the lab does not know these entries of its {CONFIG}: {shown}{more}")
 
 
 def config_from(found: dict[str, Any], target: PreTrainedModel, kind: str) -> HeadConfig | BlockConfig:
-    """What config.json says. ValueError or KeyError where it is no head of this kind."""
+    """What config.json says. ValueError where it is no head of this kind."""
     saved = found.get("speculators_model_type")
     if saved not in FORMATS[kind]:
         raise ValueError(f"speculators_model_type is {saved!r}; --draft {kind} reads {' and '.join(FORMATS[kind])}")
-    return (_feature_config if kind == "feature" else _block_config)(found, len(decoder_layers(target)))
+    entries = schema().checked(found, schema().KINDS[kind])
+    return (_feature_config if kind == "feature" else _block_config)(entries, len(decoder_layers(target)))
 
 
-def _feature_config(found: dict[str, Any], n_layers: int) -> HeadConfig:
-    layer = dict(found["transformer_layer_config"])
-    block_class = BLOCKS.get(layer.pop("model_type", "llama"))
-    if block_class is None or layer.get("num_hidden_layers", 1) != 1:
-        raise ValueError("its decoder is not one layer of llama or qwen3")
-    block = checked_decoder(block_class(**layer))
+def _feature_config(said: Any, n_layers: int) -> HeadConfig:
+    """said: schema.Feature."""
+    block = decoder_of(said.transformer_layer_config, "llama")
     if "sliding_attention" in (getattr(block, "layer_types", None) or ()):
         raise ValueError("its layer attends to a window; the lab reads heads that attend to the whole text")
-    states = found.get("eagle_aux_hidden_state_layer_ids") or [2, n_layers // 2, n_layers - 3]
+    states = said.eagle_aux_hidden_state_layer_ids or [2, n_layers // 2, n_layers - 3]
     return HeadConfig(
         block=block,
         layers=_layers(states, n_layers),
-        target_hidden=found.get("target_hidden_size") or block.hidden_size,
-        draft_vocab=int(found["draft_vocab_size"]),
-        **{flag: bool(found.get(flag, False)) for flag in FLAGS},
+        target_hidden=said.target_hidden_size or block.hidden_size,
+        draft_vocab=said.draft_vocab_size,
+        **{flag: getattr(said, flag) for flag in FLAGS},
     )
 
 
-def _block_config(found: dict[str, Any], n_layers: int) -> BlockConfig:
-    layer = dict(found["transformer_layer_config"])
-    if layer.pop("model_type", "qwen3") != "qwen3" or not 1 <= layer.get("num_hidden_layers", 0) <= MOST_LAYERS:
-        raise ValueError(f"its decoder is not 1 to {MOST_LAYERS} layers of qwen3")
-    block = checked_decoder(Qwen3Config(**layer))
-    dspark = found["speculators_model_type"] == "dspark"
-    if dspark and found.get("markov_head_type", "vanilla") != "vanilla":
-        raise ValueError(f"markov_head_type is {found['markov_head_type']!r}; the lab reads vanilla")
-    if found.get("projector_type", "dflash") != "dflash":
-        raise ValueError(f"projector_type is {found['projector_type']!r}; the lab reads dflash")
-    config = BlockConfig(
+def _block_config(said: Any, n_layers: int) -> BlockConfig:
+    """said: schema.Block."""
+    block = decoder_of(said.transformer_layer_config, "qwen3")
+    if said.mask_token_id >= block.vocab_size:
+        raise ValueError(f"mask_token_id is {said.mask_token_id}, and there are {block.vocab_size} ids")
+    return BlockConfig(
         block=block,
-        layers=_layers(found["aux_hidden_state_layer_ids"], n_layers),
-        target_hidden=found.get("target_hidden_size") or block.hidden_size,
-        draft_vocab=int(found["draft_vocab_size"]),
-        slots=int(found["block_size"]),
-        mask=int(found["mask_token_id"]),
-        markov_rank=int(found.get("markov_rank", 256)) if dspark else 0,
-        causal=_is_causal(block, found),
-        from_anchor=bool(found.get("sample_from_anchor", False)),  # as engines take it where it is not said
+        layers=_layers(said.aux_hidden_state_layer_ids, n_layers),
+        target_hidden=said.target_hidden_size or block.hidden_size,
+        draft_vocab=said.draft_vocab_size,
+        slots=said.block_size,
+        mask=said.mask_token_id,
+        markov_rank=said.markov_rank if said.speculators_model_type == "dspark" else 0,
+        causal=_is_causal(block, said),
+        from_anchor=said.sample_from_anchor,
     )
-    if not 1 <= config.longest < MOST_SLOTS or not 0 <= config.mask < block.vocab_size or config.markov_rank < 0:
-        raise ValueError(f"block_size {config.slots} or mask_token_id {config.mask} or markov_rank is out of range")
-    return config
 
 
-def checked_decoder(block: Any) -> Any:
-    """A decoder whose attention this lab computes. ValueError for any other."""
+def decoder_of(said: Any, usual: str) -> Any:
+    """A decoder whose attention this lab computes, as the library configures it. ValueError for any other.
+
+    said: schema.Layer. usual: its model_type where that is not said.
+    """
+    try:
+        block = BLOCKS[said.model_type or usual](**said.options())
+    except StrictDataclassError as error:  # sizes that do not fit each other
+        raise ValueError(" ".join(str(error).split())) from None
     heads, key_heads, size = block.num_attention_heads, block.num_key_value_heads, block.head_dim
-    if min(heads, key_heads, size) < 1 or heads % key_heads or size % 2 or size > LARGEST_SIZE:
+    if min(key_heads, size) < 1 or heads % key_heads or size % 2 or size > LARGEST_SIZE:
         raise ValueError(f"it has {heads} heads of size {size} over {key_heads} key-value heads")
-    if not block.rms_norm_eps >= 0:
-        raise ValueError(f"rms_norm_eps is {block.rms_norm_eps}")
-    rotary = block.rope_parameters.get("rope_type")
-    if rotary not in ROTARY:
-        raise ValueError(f"rope_type is {rotary!r}; the lab reads {', '.join(ROTARY)}")
-    cos, _ = rotations(block, torch.zeros(1))  # the library names what its settings lack
-    if cos.shape[-1] != size:
-        raise ValueError(f"it rotates {cos.shape[-1]} of the {size} numbers of an attention head; the lab rotates all")
+    if not all(part.isfinite().all() for part in rotations(block, torch.arange(2.0))):
+        raise ValueError(f"rope_parameters turn positions by numbers that are not finite: {block.rope_parameters}")
     return block
 
 
-def _is_causal(block: Any, found: dict[str, Any]) -> bool:
-    """The format has no word for it: layers with a window, here as long as the context, are causal within a block."""
+def _is_causal(block: Any, said: Any) -> bool:
+    """An entry of its own says so, or the layers do: with a window, here as long as the context, they are causal within
+    a block.  said: schema.Block"""
     windows = {kind == "sliding_attention" for kind in block.layer_types}
-    if windows == {False}:
-        return False
-    if len(windows) > 1 or (block.sliding_window or 0) < block.max_position_embeddings:
+    if windows != {False} and (len(windows) > 1 or (block.sliding_window or 0) < block.max_position_embeddings):
         raise ValueError("some of its layers attend to a window; the lab reads heads that attend to the whole text")
-    return not found.get("sliding_window_non_causal", False)
+    if said.causal is not None:
+        return said.causal
+    return windows == {True} and not said.sliding_window_non_causal
 
 
-def _layers(states: Any, n_layers: int) -> tuple[int, ...]:
+def _layers(states: list[int], n_layers: int) -> tuple[int, ...]:
     """The target's layers, from 0, whose outputs are these of its states."""
-    if not states or not all(type(state) is int and 1 <= state <= n_layers for state in states):
+    if not all(1 <= state <= n_layers for state in states):
         raise ValueError(f"it reads states {states} of a target with {n_layers} layers")
     return tuple(state - 1 for state in states)
 
@@ -194,28 +220,65 @@ def weights_of(target: PreTrainedModel) -> tuple[Tensor, Tensor]:
     return table, output
 
 
-def _built(config: HeadConfig | BlockConfig, tensors: dict[str, Tensor], target: PreTrainedModel) -> SavedHead:
-    """The module with these weights; what its config says and the weights lack is an error, before any memory is
-    taken."""
-    tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(UNUSED)}
-    offsets, _ = tensors.pop(TO_TARGET, None), tensors.pop(FROM_TARGET, None)
+def _built(config: HeadConfig | BlockConfig, weights: Path, target: PreTrainedModel) -> SavedHead:
+    """The module with the weights of this file."""
     table, output = weights_of(target)
-    if offsets is None:
-        tensors.setdefault(HEAD, output)
-    head: FeatureHead | BlockHead
-    if isinstance(config, BlockConfig):
-        own = tensors.pop(HEAD).to(target.device, target.dtype)
-        if own.shape != (config.draft_vocab, config.target_hidden):
-            raise ValueError(f"size mismatch: its output layer is {tuple(own.shape)}")
-        tensors.pop(EMBEDDING, None)
-        with torch.device("meta"):
-            head = BlockHead(config, table, own if offsets is not None else output)
-    else:
-        tensors.setdefault(EMBEDDING, table)
-        with torch.device("meta"):
-            head = FeatureHead(config)
-    head.load_state_dict(for_target(tensors, target), assign=True)
-    return SavedHead(head.eval().requires_grad_(False), _target_ids(config, offsets, target))
+    with torch.device("meta"):
+        head = FeatureHead(config) if isinstance(config, HeadConfig) else BlockHead(config, table, output)
+    tables = {TO_TARGET: (config.draft_vocab,), FROM_TARGET: (config.block.vocab_size,)}
+    wanted, unused = shapes_of(head), UNUSED
+    if isinstance(head, BlockHead):
+        wanted[HEAD], unused = (config.draft_vocab, config.target_hidden), (*UNUSED, EMBEDDING)
+    tensors = read_weights(weights, wanted, {EMBEDDING: table, HEAD: output}, tables, unused)
+    offsets, chosen = tensors.pop(TO_TARGET, None), tensors.pop(FROM_TARGET, None)
+    ids = _target_ids(config, offsets, chosen, target)
+    moved = for_target(tensors, target)
+    if isinstance(head, BlockHead):
+        own = moved.pop(HEAD)
+        head.output.weight = output if offsets is None else own
+    head.load_state_dict(moved, assign=True)
+    return SavedHead(head.eval().requires_grad_(False), ids)
+
+
+def shapes_of(head: torch.nn.Module) -> dict[str, Shape]:
+    """The shapes of its weights by their names."""
+    return {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
+
+
+def read_weights(
+    path: Path,
+    wanted: Mapping[str, Shape],
+    lent: Mapping[str, Tensor] | None = None,
+    tables: Mapping[str, Shape] | None = None,
+    unused: tuple[str, ...] = UNUSED,
+) -> dict[str, Tensor]:
+    """The tensors of a file, all of them of the shapes that are wanted. ValueError for any other.
+
+    lent: stands in for tensors that are not in the file. tables: whole numbers and marks, which may be missing. unused:
+    how the names begin that are passed over. The header says names, shapes and types, so all of these are compared
+    before a number is read.
+    """
+    tables, lent = tables or {}, lent or {}
+    with safe_open(path, "pt") as file:
+        names = [name for name in file.keys() if not name.startswith(unused)]  # noqa: SIM118 - it is no dict
+        parts = {name: file.get_slice(name) for name in names}
+        standing_in = {name: lent[name] for name in lent if name in wanted and name not in parts}
+        if TO_TARGET in parts:
+            standing_in.pop(HEAD, None)  # the target's output layer is of all its ids
+        there = {name: tuple(tensor.shape) for name, tensor in standing_in.items()}
+        there |= {name: tuple(part.get_shape()) for name, part in parts.items()}
+        if missing := sorted(wanted.keys() - there.keys()):
+            raise ValueError(f"{missing[0]} is missing")
+        if others := sorted(there.keys() - wanted.keys() - tables.keys()):
+            raise ValueError(f"{others[0]} is a weight that its {CONFIG} has no place for")
+        asked = {**tables, **wanted}
+        if wrong := sorted(name for name, shape in there.items() if shape != asked[name]):
+            raise ValueError(f"{wrong[0]} has the shape {there[wrong[0]]}; its {CONFIG} asks for {asked[wrong[0]]}")
+        kinds = {TO_TARGET: WHOLES, FROM_TARGET: ("BOOL",)}
+        types = {name: part.get_dtype() for name, part in parts.items()}
+        if wrong := sorted(name for name, one in types.items() if one not in kinds.get(name, FLOATS)):
+            raise ValueError(f"{wrong[0]} is of the type {types[wrong[0]]}, not {kinds.get(wrong[0], FLOATS)[0]}")
+        return {**standing_in, **{name: file.get_tensor(name) for name in names}}
 
 
 def for_target(tensors: dict[str, Tensor], target: PreTrainedModel) -> dict[str, Tensor]:
@@ -226,18 +289,21 @@ def for_target(tensors: dict[str, Tensor], target: PreTrainedModel) -> dict[str,
     return moved
 
 
-def _target_ids(config: HeadConfig | BlockConfig, offsets: Tensor | None, target: PreTrainedModel) -> Tensor | None:
-    """The target's id of each of the head's."""
-    if offsets is None:
-        if config.draft_vocab != config.block.vocab_size:
-            raise ValueError(f"it proposes {config.draft_vocab} of {config.block.vocab_size} ids and has no d2t table")
-        return None
-    if offsets.shape != (config.draft_vocab,) or offsets.is_floating_point():
-        raise ValueError(f"its d2t table is not {config.draft_vocab} whole numbers")
-    ids = torch.arange(config.draft_vocab) + offsets.long()
+def _target_ids(
+    config: HeadConfig | BlockConfig, offsets: Tensor | None, chosen: Tensor | None, target: PreTrainedModel
+) -> Tensor | None:
+    """The target's id of each of the head's. offsets: d2t. chosen: t2d, which must mark the same ids."""
+    if offsets is None and config.draft_vocab != config.block.vocab_size:
+        raise ValueError(f"it proposes {config.draft_vocab} of {config.block.vocab_size} ids and has no d2t table")
+    ids = torch.arange(config.draft_vocab) + (0 if offsets is None else offsets.long())
     if ids.min() < 0 or ids.max() >= config.block.vocab_size or len(ids.unique()) < len(ids):
         raise ValueError("its d2t table names ids that are not the target's, or one twice")
-    return ids.to(target.device)
+    if chosen is not None and not torch.equal(ids.sort().values, chosen.nonzero()[:, 0]):
+        n_both = int(chosen[ids].sum())
+        raise ValueError(
+            f"its tables disagree: d2t names {len(ids)} ids, t2d {int(chosen.sum())}, and both name {n_both} of them"
+        )
+    return None if offsets is None else ids.to(target.device)
 
 
 def write_head(
