@@ -24,6 +24,7 @@ from transformers import (
 TINY = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
 DEEP = "[" * 100_000
 LONG = "n" * 300
+DIGITS = "9" * 5000  # Python reads no number of so many
 NO_ENCODER = "{} does not know encoder-decoder models, and {} is one"
 KINDS = (
     "model, ngram, suffix, feature, feature:wide, feature:HEAD, block, block:HEAD, exit:N, hybrid, "
@@ -558,6 +559,10 @@ ROWS = [
     Row(f"{B} --batch 2 --impl solutions", 2, ("--impl looks at one text",)),
     Row(f"{S} --draft exit:0", 2, ("12 layers", "a number from 1 to 11")),
     Row(f"{S} --draft exit:99", 2, ("12 layers", "a number from 1 to 11")),
+    Row(f"{S} --draft exit:{DIGITS}", 2, ("12 layers", "a number from 1 to 11")),
+    Row(f"{S} --draft tree:{DIGITS}:feature", 2, ("the shape of a tree", "tree:2x2x1:feature")),
+    Row(f"{S} --tree 2x{DIGITS}", 2, ("the shape of a tree", "2x2x1")),
+    Row(f"{S} --impl exercises:{DIGITS}", 2, ("use exercises, solutions",)),
     Row(f"{S} --draft exit:x", 2, ("an adapter's folder", "exit:2")),
     Row(f"{S} --draft exit:", 2, ("an adapter's folder", "exit:2")),
     Row(f"{S} --draft exit:--3", 2, ("an adapter's folder", "exit:2")),

@@ -4,11 +4,12 @@ proposed tells."""
 import torch
 from torch import Tensor
 
-from speclab.core.rounds import Draft, Target
+import optimized_speculative
+from speclab.core.rounds import AcceptResult, Decided, Draft, Target
 from speclab.core.sampling import Sampling
 from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
-from speclab.drafts.heads import rollout
+from speclab.drafts.heads import files, rollout
 from speclab.drafts.heads.block import BlockHead
 from speclab.drafts.heads.drafter import HeadDrafter
 from speclab.drafts.heads.feature import FeatureHead
@@ -212,3 +213,38 @@ def never_reads_the_prompt_of_a_block() -> None:
         drafter._hidden = drafter._hidden[:, :0]
 
     HeadDrafter.prefill = prefill
+
+
+ENTRIES = "drafts/test_head_entries"
+
+
+@mutant(25, "tables_that_disagree_are_refused", file=ENTRIES)
+def believes_one_table_of_ids() -> None:
+    """takes a head's d2t table without looking at its t2d table"""
+    right = files._target_ids
+    files._target_ids = lambda config, offsets, chosen, target: right(config, offsets, None, target)
+
+
+@mutant(24, "names_shapes_and_types_are_compared_before_a_number_is_read", file=ENTRIES)
+def reads_weights_before_their_shapes_are_compared() -> None:
+    """reads every tensor of a head's file, and compares the header with its config afterwards"""
+    right = files.read_weights
+
+    def read_weights(path, *more):
+        with files.safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118 - it is no dict
+                file.get_tensor(name)
+        return right(path, *more)
+
+    files.read_weights = read_weights
+
+
+@mutant(24, "every_way_of_drafting_says_that_logits_are_not_finite", file="drafts/test_overflows")
+def forgets_that_a_drafts_logits_were_not_finite() -> None:
+    """fetches a round's decision without the draft's mark"""
+    right = optimized_speculative.fetch
+
+    def fetch(draft: Draft, result: AcceptResult) -> Decided:
+        return right(draft._replace(faults=None), result)
+
+    optimized_speculative.fetch = fetch

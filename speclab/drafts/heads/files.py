@@ -274,10 +274,10 @@ def read_weights(
         asked = {**tables, **wanted}
         if wrong := sorted(name for name, shape in there.items() if shape != asked[name]):
             raise ValueError(f"{wrong[0]} has the shape {there[wrong[0]]}; its {CONFIG} asks for {asked[wrong[0]]}")
-        kinds = {TO_TARGET: WHOLES, FROM_TARGET: ("BOOL",)}
+        kinds: dict[str, tuple[str, ...]] = {TO_TARGET: WHOLES, FROM_TARGET: ("BOOL",)}
         types = {name: part.get_dtype() for name, part in parts.items()}
-        if wrong := sorted(name for name, one in types.items() if one not in kinds.get(name, FLOATS)):
-            raise ValueError(f"{wrong[0]} is of the type {types[wrong[0]]}, not {kinds.get(wrong[0], FLOATS)[0]}")
+        if odd := sorted(name for name, one in types.items() if one not in kinds.get(name, FLOATS)):
+            raise ValueError(f"{odd[0]} is of the type {types[odd[0]]}, not {kinds.get(odd[0], FLOATS)[0]}")
         return {**standing_in, **{name: file.get_tensor(name) for name in names}}
 
 
