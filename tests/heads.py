@@ -4,12 +4,14 @@ import functools
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaConfig, PreTrainedModel, Qwen3Config
 
 from speclab.drafts.heads.block import BlockConfig, BlockHead
 from speclab.drafts.heads.exit import ExitAdapter, ExitConfig
 from speclab.drafts.heads.feature import FeatureHead, HeadConfig
 from speclab.drafts.heads.files import weights_of
+from speclab.drafts.heads.parts import rotations
 from speclab.drafts.heads.rollout import rollout, target_pass
 from speclab.models.backends.eager import decoder_layers
 from speclab.models.cached import CachedModel
@@ -172,3 +174,26 @@ def trained_exit(family: str = "llama", n_layers: int = 4, exit_layer: int = 2) 
             exit_loss(adapter, read, texts[:N_LEARNT], torch.tensor(0), distance).backward()
             stepper.step()
     return target, adapter.eval().requires_grad_(False), texts
+
+
+def target_states(target: PreTrainedModel, text: list[int], layers: tuple[int, ...]) -> Tensor:
+    """What a head reads of a text, from a pass without a cache.  -> (1, length, layers * width)"""
+    with torch.inference_mode():
+        return target_pass(target, torch.tensor([text]), layers)[0]
+
+
+def feature_row(head: FeatureHead, hidden: Tensor, text: list[int], drafted: list[int]) -> Tensor:
+    """Logits of the token after `text` and these drafted ones, by definition: every step computes everything anew.
+
+    hidden: (1, at least the text's length - 1, layers * width).  -> (draft vocabulary,)
+    """
+    states, tokens = head.fuse(hidden[:, : len(text) - 1]), text[1:]
+    for token in [*drafted, None]:
+        n = len(tokens)
+        rotation = tuple(part.double() for part in rotations(head.config.block, torch.arange(n)))
+        residual, queries, keys, values = head.project(states, torch.tensor([tokens]), rotation)
+        attended = scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=True)
+        output = head.finish(residual, attended)[:, -1:]
+        if token is not None:
+            states, tokens = torch.cat([states, output], dim=1), [*tokens, token]
+    return head.logits(output)[0, -1]

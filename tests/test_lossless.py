@@ -5,6 +5,7 @@ Everything goes through the real cached loop. `make test` runs a covering subset
 
 import functools
 import itertools
+import math
 from dataclasses import dataclass, field
 
 import pytest
@@ -331,7 +332,7 @@ ALARM = 1e-6 / (2 * (len(LAWS) + len(FULL_LAWS) + 35))
 
 def reference_probs(logits: list[float], temperature: float, top_k: int, top_p: float) -> list[float]:
     """Temperature, then top-k, then top-p, in plain Python: nothing shared with speclab/core/sampling.py."""
-    weights = Tensor(logits).double().div(temperature).sub(max(logits) / temperature).exp().tolist()
+    weights = [math.exp((logit - max(logits)) / temperature) for logit in logits]
     order = sorted(range(len(logits)), key=lambda i: -weights[i])
     kept = order[:top_k] if top_k else order
     total = sum(weights[i] for i in kept)

@@ -30,7 +30,7 @@ from tests.models.test_caches import worst_difference
 from tests.recorder import stand_in
 from tests.tiny_models import CONTEXT, VOCAB, flattened, perturbed, tiny
 
-WARM = Sampling(temperature=0.3)
+WARM = Sampling(temperature=0.7, top_k=8, top_p=0.9)
 SIZES = (1, 2, 3, 8, 16)
 N_TEXTS = 9
 

@@ -4,12 +4,10 @@ import copy
 
 import pytest
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
 from speclab.core.sampling import Sampling
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.heads.feature import FeatureHead
-from speclab.drafts.heads.parts import rotations
 from speclab.lab.acceptance_probs import accept_probs
 from speclab.lab.bench import Bench
 from speclab.models.backends.eager import layer_outputs
@@ -18,7 +16,7 @@ from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.theory.forecast import forecast
 from tests.decoding import plain_text, speculative_rounds
-from tests.heads import LEARNT, N_NEW, prompts, tiny_head, trained
+from tests.heads import LEARNT, N_NEW, feature_row, prompts, tiny_head, trained
 from tests.tiny_models import VOCAB, flattened, tiny
 
 
@@ -46,18 +44,10 @@ class Kept(FeatureDrafter):
 
 
 def chain(head: FeatureHead, hidden: torch.Tensor, text: list[int], k: int) -> list[int]:
-    """k greedy proposals after `text`, by definition: every step computes everything anew. hidden (1, length, width)"""
-    states, tokens = head.fuse(hidden[:, : len(text) - 1]), text[1:]
+    """k greedy proposals after `text`, by definition. hidden (1, length, width)"""
     drawn: list[int] = []
     for _ in range(k):
-        n = len(tokens)
-        rotation = rotations(head.config.block, torch.arange(n))
-        rotation = tuple(part.double() for part in rotation)
-        residual, queries, keys, values = head.project(states, torch.tensor([tokens]), rotation)
-        attended = scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=True)
-        output = head.finish(residual, attended)[:, -1:]
-        drawn.append(int(head.logits(output)[0, -1].argmax()))
-        states, tokens = torch.cat([states, output], dim=1), [*tokens, drawn[-1]]
+        drawn.append(int(feature_row(head, hidden, text, drawn).argmax()))
     return drawn
 
 

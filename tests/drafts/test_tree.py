@@ -25,9 +25,11 @@ from speclab.models.cached import CachedModel
 from speclab.models.setup import Setup
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from tests.decoding import keys_and_values, plain_text, speculative_rounds
-from tests.heads import prompts, trained, trained_block
+from tests.drafts.test_block import block_rows
+from tests.heads import feature_row, prompts, target_states, trained, trained_block
 from tests.models.test_caches import worst_difference
 from tests.recorder import graphed, stand_in
+from tests.test_lossless import reference_probs
 from tests.tiny_models import CONTEXT, FAMILIES, VOCAB, flattened, perturbed, tiny
 
 PROMPT = torch.randint(0, VOCAB, (1, 7), generator=torch.Generator().manual_seed(4))
@@ -174,34 +176,98 @@ def test_to_the_last_position_of_both_contexts():
     assert tokens_of(decoded(target, TreeDrafter(drafter, (4, 2, 2)), PROMPT, n)) == plain_text(target, PROMPT, n)
 
 
+# --- What is said on a branch -----------------------------------------------------------------------------------------
+
+
+class Said:
+    """A drafter for trees, and what it said after each token: (text, branch, logits)."""
+
+    def __init__(self, drafter):
+        self.drafter, self.said = drafter, []
+
+    def __getattr__(self, name: str):
+        return getattr(self.drafter, name)
+
+    def prefill(self, target, prompt, sampling):
+        self.drafter.prefill(target, prompt, sampling)
+        self.text = prompt[0].tolist()
+
+    def observe(self, n_accepted, committed):
+        self.drafter.observe(n_accepted, committed)
+        self.text = self.text + committed
+
+    def start_tree(self):
+        logits = self.drafter.start_tree()
+        self.branches = []
+        self.said.append((self.text, [], logits[0].clone()))
+        return logits
+
+    def grow(self, tokens, parents, reads, depth):
+        logits = self.drafter.grow(tokens, parents, reads, depth)
+        for token, parent, row in zip(tokens.tolist(), parents.tolist(), logits, strict=True):
+            before = self.branches[parent] if parent >= 0 else []
+            self.branches.append([*before, token])
+            self.said.append((self.text, self.branches[-1], row.clone()))
+        return logits
+
+
+def said_alone(target: CachedModel, drafter, text: list[int], branch: list[int]) -> Tensor:
+    """The same logits without a cache and without a tree, from the text and this branch alone."""
+    if isinstance(drafter, ModelDrafter):
+        return drafter.draft.model(torch.tensor([[*text, *branch]]), use_cache=False).logits[0, -1]
+    states = target_states(target.model, text, drafter.head.config.layers)
+    if isinstance(drafter, FeatureDrafter):
+        return feature_row(drafter.head, states, text, branch)
+    return block_rows(drafter.head, states, text, [*branch, 0])[-1]
+
+
+@pytest.mark.parametrize("best", [False, True])
+@pytest.mark.parametrize("kind", ["model", "feature", "block"])
+def test_logits_of_every_token_of_a_tree_are_a_recomputations(kind, best):
+    """After every round: whatever was committed before, a token reads its branch, in the branch's order."""
+    target, drafter = with_model("llama") if kind == "model" else with_head(kind)
+    said = Said(drafter)
+    tree = BestTreeDrafter(said, width=3) if best else TreeDrafter(said, (3, 2, 2), sampled=True)
+    how = Sampling(0.7, top_k=20, top_p=0.95)
+    rounds = list(speculative_rounds(target, tree, prompts(4)[3:], 12 if best else tree.n_tokens, 12, how))
+    assert any(r.n_rejected and r.n_accepted for r in rounds)
+    with torch.inference_mode():
+        for text, branch, logits in said.said:
+            assert torch.allclose(logits, said_alone(target, drafter, text, branch), atol=1e-9), branch
+    assert any(len(branch) > 1 for _, branch, _ in said.said)
+    assert len({len(text) for text, *_ in said.said}) > 2
+
+
 # --- The most probable branches ---------------------------------------------------------------------------------------
 
 
 IDS = 5
 
 
-def branches(draft: CachedModel, committed: list[int], depth: int) -> dict[tuple[int, ...], float]:
-    """Every continuation of up to `depth` tokens, and its probability; uncached."""
+def branches(draft: CachedModel, committed: list[int], depth: int, how: Sampling) -> dict[tuple[int, ...], float]:
+    """Every continuation of up to `depth` tokens that is possible, and its probability; uncached."""
     found: dict[tuple[int, ...], float] = {(): 1.0}
     for length in range(depth):
         for before in [one for one in found if len(one) == length]:
             ids = torch.tensor([[*committed, *before]])
             with torch.inference_mode():
-                row = draft.model(input_ids=ids, use_cache=False).logits[0, -1].softmax(-1)
-            found |= {(*before, token): found[before] * row[token].item() for token in range(IDS)}
+                logits = draft.model(input_ids=ids, use_cache=False).logits[0, -1].tolist()
+            row = reference_probs(logits, how.temperature or 1.0, how.top_k, how.top_p)
+            found |= {(*before, token): found[before] * row[token] for token in range(IDS) if row[token]}
     return found
 
 
+@pytest.mark.parametrize("how", [Sampling(), Sampling(0.7, top_k=4, top_p=0.9)], ids=["greedy", "filtered"])
 @pytest.mark.parametrize("n", [1, 2, 5, 8, 12])
-def test_the_most_probable_branches_are_drafted(n):
-    """Against all continuations of up to four tokens, after several texts."""
+def test_the_most_probable_branches_are_drafted(n, how):
+    """Against all continuations of up to four tokens, after several texts. Greedy ones are ranked at temperature 1."""
     target = CachedModel(tiny("llama", vocab_size=IDS))
     drafter = ModelDrafter(CachedModel(tiny("llama", vocab_size=IDS, seed=1)))
     tree, depths_seen = BestTreeDrafter(drafter, width=n), set()
     for seed in range(4):
         prompt = torch.randint(0, IDS, (1, 6), generator=torch.Generator().manual_seed(seed))
         target.prefill(prompt)
-        tree.prefill(target, prompt, Sampling())
+        tree.prefill(target, prompt, how)
         tree.observe(0, [seed])
         draft = tree.propose(4, torch.zeros(1, n))
         tokens, parents = draft.tokens[0].tolist(), draft.parents[0].tolist()
@@ -209,9 +275,11 @@ def test_the_most_probable_branches_are_drafted(n):
         for i, parent in enumerate(parents):
             assert parent < i
             drafted.append((*(drafted[parent] if parent >= 0 else ()), tokens[i]))
-        known = branches(drafter.draft, [*prompt[0].tolist(), seed], 4)
+        known = branches(drafter.draft, [*prompt[0].tolist(), seed], 4, how)
         del known[()]
-        assert sorted(drafted) == sorted(sorted(known, key=known.__getitem__)[-n:])
+        # A token that is certain after another one is as probable as that one, and comes behind it.
+        by_rank = sorted(known, key=lambda one: (-round(known[one], 9), len(one)))
+        assert sorted(drafted) == sorted(by_rank[:n])
         depths_seen |= {len(one) for one in drafted}
     assert depths_seen == {1} if n == 1 else len(depths_seen) > 1
 
