@@ -1,0 +1,547 @@
+"""Losslessness at a temperature other than 1 with both filters, through the production loop, without statistics.
+
+A round is a piecewise constant function of its random numbers. Here the second round of a decoding is enumerated, after
+a first one that is the same in all of them: the loop, the drafter and the target are the production ones, the caches
+were rolled back once. The random numbers that draw the drafted tokens are put near both ends of every piece, then those
+of the accept rule, and the pieces' sizes add up to the law of what the round commits.
+
+What is right is computed here from the logits of passes without a cache, in plain Python: the rows of the target and of
+the draft, the places where pieces end, and the law. Sums are of float64 numbers, so laws agree to 1e-9, not to the last
+bit as in tests/test_exact.py, where rows are fractions.
+"""
+
+import functools
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import pytest
+import torch
+
+import baseline_autoregressive
+import optimized_speculative
+from draft_models import ModelDrafter, NgramDrafter
+from speclab.core.accept import rule_of
+from speclab.core.rounds import DecodeSettings, Draft, Drafter, Round, fetch_rows, parents_of, tokens_of
+from speclab.core.sampling import Sampling
+from speclab.drafts.block import BlockDrafter
+from speclab.drafts.feature import FeatureDrafter
+from speclab.drafts.hybrid import HybridDrafter
+from speclab.drafts.lengths import WEIGHT, AutoLength, RoundCosts
+from speclab.drafts.tree import BestTreeDrafter
+from speclab.drafts.trees.auto import AutoTreeDrafter, TreeCosts
+from speclab.drafts.trees.fixed import StaticTreeDrafter, TreeDrafter
+from speclab.drafts.trees.merged import MergedDrafter
+from speclab.models.cached import CachedModel
+from tests.core.test_accept_tree import residuals, without
+from tests.drafts.test_block import block_rows
+from tests.heads import feature_row, target_states, tiny_adapter, tiny_block_head, tiny_head
+from tests.test_exact import Job, Tables, block_pieces, cdf_corners, token_pieces
+from tests.test_lossless import reference_probs
+from tests.tiny_models import perturbed, tiny
+
+IDS = 5
+SETTINGS = Sampling(temperature=0.7, top_k=3, top_p=0.85)
+PROMPT = torch.tensor([[0, 1, 2, 3, 4, 0, 2, 4, 1, 3, 0]])
+LONG = 30  # new tokens: never reached
+KINDS = ("drafted", "accepted", "rejected", "partial", "bonus")
+ENDS = (1e-3, 1 - 1e-3)  # of a piece
+SAME = 1e-11  # corners that are nearer than this are one
+Text = tuple[int, ...]
+Law = dict[Text, float]
+Rows = Callable[[Text], list[float]]
+
+
+# --- the rows, from passes without a cache ----------------------------------------------------------------------------
+
+
+def filtered(logits: list[float], how: Sampling = SETTINGS) -> list[float]:
+    return reference_probs(logits, how.temperature, how.top_k, how.top_p)
+
+
+@functools.cache
+def models() -> tuple[torch.nn.Module, torch.nn.Module]:
+    """A target and a draft for it, whose filtered rows have other tokens in them."""
+    target = tiny("llama", seed=1, vocab_size=IDS, initializer_range=0.15)
+    return target, perturbed(target, 0.3)
+
+
+@functools.cache
+def logits_after(which: int, text: Text) -> list[float]:
+    with torch.inference_mode():
+        return models()[which](torch.tensor([text]), use_cache=False).logits[0, -1].tolist()
+
+
+def target_row(text: Text) -> list[float]:
+    return filtered(logits_after(0, text))
+
+
+def draft_row(text: Text) -> list[float]:
+    return filtered(logits_after(1, text))
+
+
+def of_head(logits: Callable[[Text, Text], list[float]]) -> Callable[[Text], Rows]:
+    """Rows of a head that starts from the target's states of a text: committed text -> whole text -> row"""
+    return lambda committed: lambda text: filtered(logits(committed, text[len(committed) :]))
+
+
+# --- drafts -----------------------------------------------------------------------------------------------------------
+
+
+class Case(NamedTuple):
+    """A draft and how its tokens are drawn.
+
+    parents: of the tokens that random numbers draw, in their order; () where none are. k: of the loop.
+    """
+
+    make: Callable[[], Drafter]
+    k: int
+    parents: tuple[int, ...]
+    rows: Callable[[Text], Rows] = lambda committed: draft_row
+
+    @property
+    def first(self) -> tuple[float, ...]:
+        """Every random number of the first round. Each makes another text; what nothing draws needs more of them."""
+        return (0.7,) if len(self.parents) > 3 else (0.2, 0.5) if self.parents else (0.1, 0.3, 0.4, 0.6, 0.7, 0.9)
+
+
+def model(noise: float | None = None) -> ModelDrafter:
+    return ModelDrafter(CachedModel(models()[1] if noise is None else perturbed(models()[0], noise)))
+
+
+def on_auto(drafter: Drafter, cost: float = 0.2) -> AutoLength:
+    """Costs with a step, so that the length depends on what was drawn. cost: of a drafted token."""
+    auto = AutoLength(drafter)
+    auto.costs[SETTINGS.temperature] = RoundCosts((0.0, cost, 2 * cost, 3 * cost), (1.0, 1.0, 1.001, 1.15))
+    return auto
+
+
+def static() -> StaticTreeDrafter:
+    """The draft's first and third choice, and two tokens behind the first one."""
+    tree = StaticTreeDrafter(model())
+    tree.nodes[SETTINGS.temperature] = (-1, -1, 0, 0), (0, 2, 0, 2)
+    return tree
+
+
+def tree_on_auto() -> AutoTreeDrafter:
+    tree = AutoTreeDrafter(model(), width=3)
+    tree.costs[SETTINGS.temperature] = TreeCosts((0.0, 0.1, 0.2), (1.0, 1.1, 1.2, 1.3, 1.45, 1.6))
+    return tree
+
+
+@functools.cache
+def heads() -> tuple:
+    target = models()[0]
+    return tiny_head(2, vocab=IDS, std=0.15), tiny_block_head(target, markov_rank=4, std=0.4), tiny_adapter(target, 1)
+
+
+def feature_logits(committed: Text, drafted: Text) -> list[float]:
+    states = target_states(models()[0], list(committed), (0, 1))
+    with torch.inference_mode():
+        return feature_row(heads()[0], states, list(committed), list(drafted)).tolist()
+
+
+def block_logits(committed: Text, drafted: Text) -> list[float]:
+    states = target_states(models()[0], list(committed), (0, 1))
+    with torch.inference_mode():
+        return block_rows(heads()[1], states, list(committed), [*drafted, 0])[-1].tolist()
+
+
+CHAIN2, CHAIN3 = (-1, 0), (-1, 0, 1)
+CASES = {
+    "model": Case(model, 2, CHAIN2),
+    "model auto": Case(lambda: on_auto(model()), 3, CHAIN3),
+    "hybrid auto": Case(lambda: HybridDrafter(NgramDrafter(2, 1), on_auto(model())), 3, CHAIN3),
+    "ngram": Case(lambda: NgramDrafter(2, 1), 3, ()),
+    "feature": Case(lambda: FeatureDrafter(heads()[0]), 2, CHAIN2, of_head(feature_logits)),
+    "feature auto": Case(lambda: on_auto(FeatureDrafter(heads()[0]), 0.14), 3, CHAIN3, of_head(feature_logits)),
+    "block": Case(lambda: BlockDrafter(heads()[1]), 2, CHAIN2, of_head(block_logits)),
+    "sampled tree": Case(lambda: TreeDrafter(model(), (2, 1), sampled=True), 4, (-1, -1, 0, 1)),
+    "sampled tree of a head": Case(
+        lambda: TreeDrafter(FeatureDrafter(heads()[0]), (2, 1), sampled=True),
+        4,
+        (-1, -1, 0, 1),
+        of_head(feature_logits),
+    ),
+    "tree": Case(lambda: TreeDrafter(model(), (2, 2)), 6, ()),
+    "tree:static": Case(static, 4, ()),
+    "tree:best": Case(lambda: BestTreeDrafter(model(), width=3), 5, ()),
+    "tree:best auto": Case(tree_on_auto, 5, ()),
+    "merged": Case(lambda: MergedDrafter([NgramDrafter(2, 1), model(), model(0.6)]), 6, ()),
+}
+TREES = {name for name in CASES if "tree" in name or name == "merged"}
+
+
+# --- pieces -----------------------------------------------------------------------------------------------------------
+
+
+class Piece(NamedTuple):
+    low: float
+    size: float
+
+    def at(self, place: float) -> float:
+        return self.low + place * self.size
+
+
+def pieces(corners: list[float]) -> list[Piece]:
+    """[0, 1) cut at these corners."""
+    edges = [0.0]
+    for corner in sorted(map(float, corners)):
+        if edges[-1] + SAME < corner < 1 - SAME:
+            edges.append(corner)
+    return [Piece(low, high - low) for low, high in itertools.pairwise([*edges, 1.0])]
+
+
+class Drawn(NamedTuple):
+    """One outcome of drafting: tokens, the law of each, and the pieces of the numbers that draw it."""
+
+    tokens: Text
+    laws: list[list[float]]
+    numbers: list[Piece]
+    chance: float
+
+
+def drawn(parents: tuple[int, ...], rows: Rows, text: Text) -> list[Drawn]:
+    """Every outcome. Children of one token are drawn without replacement; after the last possible one comes id 0."""
+    found = [Drawn((), [], [], 1.0)]
+    for parent in parents:
+        found = [further for one in found for further in _one_more(one, parents, parent, rows, text)]
+    return found
+
+
+def _one_more(one: Drawn, parents: tuple[int, ...], parent: int, rows: Rows, text: Text) -> Iterator[Drawn]:
+    siblings = tuple(token for token, above in zip(one.tokens, parents, strict=False) if above == parent)
+    law = [float(weight) for weight in without(rows(text + branch(one.tokens, parents, parent)), siblings)]
+    tokens = [token for token, weight in enumerate(law) if weight] or [0]
+    for token, piece in zip(tokens, pieces(cdf_corners(law)), strict=True):
+        yield Drawn((*one.tokens, token), [*one.laws, law], [*one.numbers, piece], one.chance * piece.size)
+
+
+def branch(tokens: Text, parents: tuple[int, ...], node: int) -> Text:
+    """The tokens from the root down to a node, itself included; node -1 is the root."""
+    return (*branch(tokens, parents, parents[node]), tokens[node]) if node >= 0 else ()
+
+
+def sides_of(
+    rule: str, text: Text, tokens: Text, parents: tuple[int, ...], laws: list[list[float]], tree: bool, certain: bool
+):
+    """The pieces of the rule's numbers. Every row that a next token might come from cuts the last one's."""
+    n, prefixes = len(tokens), [branch(tokens, parents, node) for node in range(-1, len(tokens))]
+    rows = [target_row(text + prefix) for prefix in prefixes]
+    if rule == "follow":
+        corners: list[list[float]] = [[] for _ in range(n + 1)]
+        for prefix, row in zip(prefixes, rows, strict=True):
+            corners[len(prefix)] += cdf_corners(row)
+        return [pieces(cuts) for cuts in corners]
+    if tree:
+        tests, left = _tests_in_turn(tokens, parents, laws, rows)
+        return [*map(pieces, tests), pieces([corner for row in left for corner in cdf_corners(row)])]
+    kind, _, value = rule.partition(":")
+    job = Job(Tables(IDS, n, dict(zip(prefixes, rows, strict=True)), dict(zip(prefixes, laws, strict=False))), (), n)
+    if kind == "typical":
+        thresholds, left = [0.0] * n, []
+    elif kind == "block" and not certain:
+        thresholds, left = block_pieces(job, tokens)
+    else:
+        thresholds, left = token_pieces(job, tokens, float(value or 1))
+    return [*(pieces([one]) for one in thresholds), pieces([c for row in [*left, *rows] for c in cdf_corners(row)])]
+
+
+def _tests_in_turn(tokens: Text, parents: tuple[int, ...], laws: list[list[float]], rows: list[list[float]]):
+    """Of multi-step speculative sampling: thresholds of each test, and every row that is left to draw from."""
+    tests: list[list[float]] = [[] for _ in tokens]
+    left: list[list[float]] = []
+    for place, row in enumerate(rows):
+        children = [i for i, parent in enumerate(parents) if parent + 1 == place]
+        of_node = residuals(row, [laws[i] for i in children])
+        left += of_node
+        for i, before in zip(children, of_node, strict=False):
+            tests[i] = [before[tokens[i]] / laws[i][tokens[i]]] if laws[i][tokens[i]] else []
+    return tests, left
+
+
+# --- one round --------------------------------------------------------------------------------------------------------
+
+
+class Reached(Exception):
+    """The loop has verified the second round's draft, and asks the rule."""
+
+
+class Asked(NamedTuple):
+    text: Text  # committed before the round
+    draft: Draft
+    logits: torch.Tensor
+    sampling: Sampling
+
+
+def asked(monkeypatch, case: Case, rule: str, first: float, numbers: list[float]) -> Asked:
+    """What the loop asks the rule in its second round, drafted with these numbers. Before it all are `first`."""
+    judge, handed = rule_of(rule).accept, []
+
+    def accept(*given):
+        handed.append(given)
+        if len(handed) == 1:
+            return judge(*given)
+        raise Reached
+
+    def uniforms(shape, generator, device):
+        found = torch.full(shape, first, dtype=torch.float64)
+        if handed:
+            found[0, : len(numbers)] = torch.tensor(numbers, dtype=torch.float64)
+        return found
+
+    monkeypatch.setattr(optimized_speculative, "uniforms", uniforms)
+    target, text = CachedModel(models()[0]), PROMPT[0].tolist()
+    target.hidden_layers = (0, 1)
+    settings = DecodeSettings(LONG, SETTINGS)
+    try:
+        for round_ in optimized_speculative.speculative_decode(target, case.make(), PROMPT, case.k, settings, accept):
+            text += round_.tokens
+    except Reached:
+        draft, logits, sampling, _ = handed[-1]
+        return Asked(tuple(text), draft, logits, sampling)
+    raise AssertionError("the loop ended")
+
+
+class Found(NamedTuple):
+    law: Law
+    text: Text
+    tally: Counter[str]
+    drafts: list[tuple[Text, bool]]  # of each outcome of drafting: its tokens, and whether they were certain
+
+
+def enumerated(monkeypatch, name: str, rule: str, first: float, end: float) -> Found:
+    """The law of what the second round commits, after a first one with this number. end: where in each piece its number
+    is put."""
+    case, tree = CASES[name], name in TREES
+    text = asked(monkeypatch, case, rule, first, []).text
+    law: Law = {}
+    tally, drafts = Counter[str](), []
+    for one in drawn(case.parents, case.rows(text), text):
+        numbers = [piece.at(end) for piece in one.numbers]
+        _, draft, logits, sampling = asked(monkeypatch, case, rule, first, numbers)
+        tokens, n = tuple(draft.tokens[0].tolist()), draft.tokens.shape[1]
+        parents = tuple(parents_of(draft)[0].tolist())
+        if draft.probs is None:
+            laws = [[float(other == token) for other in range(IDS)] for token in tokens]
+        else:
+            laws = one.laws[:n]
+            assert tokens == one.tokens[:n], "a token was drawn from another distribution than the draft's"
+            assert draft.probs[0].flatten().tolist() == pytest.approx([*itertools.chain(*laws)], abs=1e-12), (
+                "other laws are handed over"
+            )
+        drafts.append((tokens, draft.probs is None))
+        sides = sides_of(rule, text, tokens, parents, laws, tree, draft.probs is None)
+        cells = list(itertools.product(*sides))
+        points = torch.tensor([[piece.at(end) for piece in cell] for cell in cells], dtype=torch.float64)
+        many = Draft(*(part if part is None else part.expand(len(cells), *part.shape[1:]) for part in draft))
+        result = rule_of(rule).accept(many, logits.expand(len(cells), -1, -1), sampling, points)
+        for cell, decided in zip(cells, fetch_rows(many, result), strict=True):
+            chance = one.chance
+            for piece in cell:
+                chance *= piece.size
+            block = tuple(decided.tokens)
+            law[block] = law.get(block, 0.0) + chance
+            tally["drafted"] += n
+            tally["accepted"] += decided.n_accepted
+            tally["rejected"] += decided.n_rejected
+            tally["partial"] += decided.n_accepted > 0 and decided.n_rejected > 0
+            tally["bonus"] += decided.n_accepted > 0 and not decided.n_rejected
+    assert sum(law.values()) == pytest.approx(1, abs=1e-9)
+    return Found(law, text, tally, drafts)
+
+
+def joint(text: Text, length: int) -> Law:
+    """The target's own law of the next tokens; those of probability 0 are left out."""
+    law: Law = {(): 1.0}
+    for _ in range(length):
+        law = {
+            (*tokens, token): chance * weight
+            for tokens, chance in law.items()
+            for token, weight in enumerate(target_row(text + tokens))
+            if weight
+        }
+    return law
+
+
+def completed(law: Law, text: Text, length: int) -> Law:
+    """The round's tokens, then the target's own."""
+    whole: Law = {}
+    for block, chance in law.items():
+        for rest, weight in joint(text + block, length - len(block)).items():
+            whole[block + rest] = whole.get(block + rest, 0.0) + chance * weight
+    return whole
+
+
+def assert_same_law(found: Law, right: Law) -> None:
+    assert set(found) <= set(right), "a token of probability 0 was committed"
+    for tokens, chance in right.items():
+        assert found.get(tokens, 0.0) == pytest.approx(chance, abs=1e-9), tokens
+
+
+# --- what must hold ---------------------------------------------------------------------------------------------------
+
+
+def test_the_filters_cut_the_rows_of_both_models_and_their_order_shows():
+    """Else the laws below would be those without filters, or of filters in another order."""
+    text, t = tuple(PROMPT[0].tolist()), SETTINGS.temperature
+    for which in (0, 1):
+        rows = [
+            logits_after(which, (*text, *more)) for n in range(3) for more in itertools.product(range(IDS), repeat=n)
+        ]
+        alone = [Sampling(t), Sampling(t, SETTINGS.top_k), Sampling(t, top_p=SETTINGS.top_p), Sampling(1.0, 3, 0.85)]
+        for other in alone:
+            assert sum(filtered(row, other) != filtered(row) for row in rows) >= 5, other
+        swapped = [_top_p_first(row) != filtered(row) for row in rows]
+        assert sum(swapped) > 1
+    supports = [
+        (
+            {i for i, p in enumerate(target_row(text + more)) if p},
+            {i for i, q in enumerate(draft_row(text + more)) if q},
+        )
+        for more in itertools.product(range(IDS), repeat=2)
+    ]
+    assert any(p - q for p, q in supports)
+    assert any(q - p for p, q in supports)
+
+
+def _top_p_first(logits: list[float]) -> list[float]:
+    row = reference_probs(logits, SETTINGS.temperature, 0, SETTINGS.top_p)
+    kept = sorted(range(IDS), key=lambda i: -row[i])[: SETTINGS.top_k]
+    total = sum(row[i] for i in kept)
+    return [row[i] / total if i in kept else 0.0 for i in range(IDS)]
+
+
+def test_every_token_of_the_baseline_has_the_targets_law(monkeypatch):
+    """Two tokens, drawn from both ends of every piece."""
+    text = tuple(PROMPT[0].tolist())
+    for one, end in itertools.product(drawn((-1, 0), target_row, text), ENDS):
+        numbers = iter([piece.at(end) for piece in one.numbers])
+        monkeypatch.setattr(
+            baseline_autoregressive, "uniforms", lambda *_, left=numbers: torch.tensor([next(left)]).double()
+        )
+        rounds = baseline_autoregressive.autoregressive_decode(
+            CachedModel(models()[0]), PROMPT, DecodeSettings(2, SETTINGS)
+        )
+        assert tuple(tokens_of(rounds)) == one.tokens
+
+
+PAIRS = [("model", "block"), ("feature", "block"), ("ngram", "block"), ("model auto", "block")]
+PAIRS += [(name, "follow") for name in ("model", "sampled tree", "tree", "tree:static", "tree:best", "merged")]
+
+
+@pytest.mark.parametrize(("name", "rule"), [*((name, "token") for name in CASES), *PAIRS])
+def test_a_round_leaves_the_targets_law(name, rule, monkeypatch):
+    """The joint law of as many tokens as the round may commit, with the target's own after those that it does."""
+    tally, lengths, texts = Counter[str](), set(), set()
+    for first, end in itertools.product(CASES[name].first, ENDS):
+        found = enumerated(monkeypatch, name, rule, first, end)
+        length = max(map(len, found.law))
+        assert_same_law(completed(found.law, found.text, length), joint(found.text, length))
+        tally += found.tally
+        lengths |= {len(tokens) for tokens, _ in found.drafts}
+        texts.add(found.text)
+    assert min(tally[kind] for kind in KINDS) > 0, tally
+    assert len(texts) >= min(2, len(CASES[name].first))
+    assert len(lengths) > 1 or "auto" not in name, "the length depended on nothing"
+
+
+def stated(rule: str, p: list[float], q: list[float]) -> list[float]:
+    """The law of a tested place under a lossy rule, written down from its definition."""
+    kind, _, value = rule.partition(":")
+    number = float(value)
+    if kind == "lenient":
+        kept = [min(b, a / number) for a, b in zip(p, q, strict=True)]
+        rest = [max(0.0, a - b) for a, b in zip(p, q, strict=True)]
+    else:
+        kept = [b * (a > threshold(p, number)) for a, b in zip(p, q, strict=True)]
+        rest = p
+    return [a + (1 - sum(kept)) * b / (sum(rest) or 1.0) for a, b in zip(kept, rest, strict=True)]
+
+
+def threshold(p: list[float], epsilon: float) -> float:
+    """Of typical acceptance: min(E, sqrt(E) exp(-H))."""
+    return min(epsilon, math.sqrt(epsilon) * math.exp(sum(one * math.log(one) for one in p if one)))
+
+
+@pytest.mark.parametrize("rule", ["lenient:0.75", "typical:0.6"])
+def test_a_lossy_rule_has_its_stated_law(rule, monkeypatch):
+    """Token by token, given the tokens before; behind the last drafted one comes the target's own law."""
+    tally, off, other = Counter[str](), 0.0, 0
+    for first, end in itertools.product((0.2, 0.5), ENDS):
+        found = enumerated(monkeypatch, "model", rule, first, end)
+        tally += found.tally
+        for n in range(CASES["model"].k + 1):
+            for prefix in {block[:n] for block in found.law if len(block) > n}:
+                p, q, _ = rows = [row(found.text + prefix) for row in (target_row, draft_row, unfiltered_row)]
+                reached = {
+                    block: chance for block, chance in found.law.items() if len(block) > n and block[:n] == prefix
+                }
+                law = [0.0] * IDS
+                for block, chance in reached.items():
+                    law[block[n]] += chance / sum(reached.values())
+                right = stated(rule, p, q) if n < CASES["model"].k else p
+                assert law == pytest.approx(right, abs=1e-9)
+                if n < CASES["model"].k:
+                    of_module = rule_of(rule).law(*(torch.tensor(row, dtype=torch.float64) for row in (p, q)))
+                    assert of_module.tolist() == pytest.approx(right, abs=1e-12)
+                    off = max(off, *(abs(a - b) for a, b in zip(right, p, strict=True)))
+                    least, most = sorted(threshold(row, 0.6) for row in (rows[0], rows[2]))
+                    other += any(least < a <= most for a, b in zip(p, q, strict=True) if b)
+    assert min(tally[kind] for kind in KINDS) > 0, tally
+    assert off > 0.01, "nothing was lossy"
+    assert other or "lenient" in rule, "the entropy before the filters would decide alike"
+
+
+def unfiltered_row(text: Text) -> list[float]:
+    return filtered(logits_after(0, text), Sampling(SETTINGS.temperature))
+
+
+# --- what is chosen at these settings ---------------------------------------------------------------------------------
+
+OTHER = Sampling(temperature=1.3, top_k=4, top_p=0.95)
+
+
+def decoded(drafter: Drafter, k: int, how: Sampling, n: int = 25) -> list[Round]:
+    target = CachedModel(models()[0])
+    target.hidden_layers = (0, 1)
+    return list(optimized_speculative.speculative_decode(target, drafter, PROMPT, k, DecodeSettings(n, how)))
+
+
+@pytest.mark.parametrize("name", ["model auto", "feature auto"])
+def test_what_lengths_are_chosen_by(name):
+    """The filtered probability of every drawn token, and what was tested at this temperature alone."""
+    auto = CASES[name].make()
+    auto.costs[OTHER.temperature] = auto.costs[SETTINGS.temperature]
+    inner, keep, heard, given = auto.drafter.propose, auto._keep, [], []
+
+    def propose(k, uniforms):
+        draft = inner(k, uniforms)
+        given.extend(draft.probs[0].gather(-1, draft.tokens[0, :, None])[:, 0].tolist() if draft.tokens.numel() else [])
+        return draft
+
+    auto.drafter.propose, auto._keep = propose, lambda probability: heard.append(probability) or keep(probability)
+    for how in (SETTINGS, OTHER):
+        tested = sum(r.n_accepted + r.n_rejected for r in decoded(auto, 3, how))
+        assert tested > 0
+        assert auto.seen[how.temperature].all.tested == WEIGHT + tested
+    assert heard == given
+    assert len(set(heard)) > 5
+
+
+def test_a_tree_on_auto_is_chosen_for_its_temperature():
+    """Its size by the costs of that temperature, its shape as it was chosen for that temperature."""
+    cheap, dear = (TreeCosts((0.0, cost, 2 * cost), tuple(1 + cost * n for n in range(6))) for cost in (0.001, 5.0))
+    small, large = ((-1,), (0,)), ((-1, -1, 0), (0, 1, 0))
+    for mine, others in ((SETTINGS, OTHER), (OTHER, SETTINGS)):
+        tree, static_tree = AutoTreeDrafter(model(), width=3), StaticTreeDrafter(model())
+        tree.costs |= {others.temperature: dear, mine.temperature: cheap}
+        static_tree.nodes |= {others.temperature: small, mine.temperature: large}
+        drafted = [[r.n_drafted for r in decoded(one, 5, mine)[1:-3]] for one in (tree, static_tree)]
+        assert max(drafted[0]) > 1
+        assert set(drafted[1]) == {3}
+        drafted = [[r.n_drafted for r in decoded(one, 5, others)[1:-3]] for one in (tree, static_tree)]
+        assert max(drafted[0]) <= 1
+        assert set(drafted[1]) == {1}
