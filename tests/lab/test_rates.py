@@ -1,0 +1,200 @@
+"""Rates by exact counts: clocks that only passes move, and every printed or recorded rate worked out as a fraction.
+
+Times are sums of quarters and eighths of seconds, so float64 holds them exactly and nothing here is approximate but for
+the last division.
+"""
+
+import statistics
+from fractions import Fraction
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from speclab.cli import batch as batch_cli
+from speclab.cli import decoding as decoding_cli
+from speclab.core.rounds import DecodeSettings, Round
+from speclab.core.sampling import Sampling
+from speclab.lab.batching import decodings as batch_decodings
+from speclab.lab.batching import rows as batch_rows
+from speclab.lab.batching.arms import FIRST, BatchArm
+from speclab.lab.batching.decodings import BatchDecoding
+from speclab.lab.batching.turns import Batches
+from speclab.lab.harness import measure
+from speclab.lab.rows import build_row, timing
+from speclab.lab.serving import rows as served_rows
+from speclab.lab.serving.client import Answer
+from speclab.lab.serving.served import Served
+from speclab.lab.serving.turns import Sent
+from speclab.models.prompts import Prompt
+from speclab.present import tables
+from speclab.records.samples import BASELINE, BASELINE_REPEAT, Arm, Sample
+from speclab.theory.formulas import ratio_interval
+from tests.lab.test_harness import Machine, make_bench, make_prompt
+from tests.tiny_models import PlainTransformer, perturbed
+
+MODEL, NGRAM = Arm("model", "model", 2), Arm("ngram", "ngram", 3)
+SETTINGS = Sampling(0.7, top_k=5, top_p=0.9)
+COMMON = {"target": "t", "device": "cpu", "dtype": "float64"}
+
+
+def seconds_of(sample: Sample, repeat: int) -> Fraction:
+    """By the machine below: a pass over w tokens takes 1 + w / 8 seconds, a drafted token 1/4; a lookup takes none."""
+    n_tokens = len(sample.texts[repeat])
+    if not sample.arm.speculative:
+        return (n_tokens - 1) * Fraction(9, 8)
+    made = sample.rounds[repeat]
+    draft = Fraction(0 if sample.arm == NGRAM else 1, 4)
+    assert sum(1 + one.n_accepted for one in made) == n_tokens - 1, "the prompt's own pass gives one token more"
+    return sum((1 + Fraction(1 + one.n_drafted, 8) + draft * one.n_drafted for one in made), Fraction(0))
+
+
+def test_every_rate_of_a_row_is_a_ratio_of_exact_sums(monkeypatch):
+    """Three prompts, two repeats, sampled with both filters: what rows, timings and tables say of seconds."""
+    target = PlainTransformer(12, seed=3)
+    pair = target, perturbed(target, 0.3)
+    Machine(monkeypatch, target, by_width=lambda width: 1 + width / 8)
+    bench = make_bench(pair, budget=20)
+    bench.setup.sampling = SETTINGS
+    found = measure(bench, [BASELINE, MODEL, NGRAM], [0.7], [make_prompt(i) for i in range(3)], 2, {})
+    baseline = found.of(BASELINE, 0.7)
+    for arm in (BASELINE, MODEL, NGRAM):
+        samples = found.of(arm, 0.7)
+        of_prompts = [[seconds_of(sample, repeat) for repeat in range(2)] for sample in samples]
+        assert [sample.decode for sample in samples] == of_prompts
+        prefill = 2 * 3 * 100 * (2 if arm == MODEL else 1)
+        seconds, before = sum(map(sum, of_prompts)), 2 * 3 * 19 * Fraction(9, 8)
+        row = build_row(arm, samples, baseline, COMMON, "all")
+        assert (row.n_tokens, row.seconds, row.prefill_seconds) == (2 * 3 * 19, seconds, prefill)
+        assert row.tokens_per_second == float(2 * 3 * 19 / seconds)
+        assert row.speedup == float(before / seconds)
+        assert row.speedup_with_prefill == float((before + 600) / (seconds + prefill))
+        sides = ([2 * 19 * 9 / 8] * 3, [float(sum(one)) for one in of_prompts])
+        assert (row.speedup_low, row.speedup_high) == ratio_interval(*sides)
+        assert tables.CELLS["tok/s"](row) == f"{float(2 * 3 * 19 / seconds):.1f}"
+        rounds = [made for sample in samples for of_repeat in sample.rounds for made in of_repeat]
+        if arm.speculative:
+            assert row.n_rounds == len(rounds)
+            assert row.tokens_per_round == 2 * 3 * 19 / len(rounds)
+            assert row.n_drafted > row.n_accepted > 0 < row.n_rejected
+        for sample, of_prompt in zip(samples, of_prompts, strict=True):
+            assert timing(sample).decode_seconds == of_prompt
+            assert timing(sample).prefill_seconds == [prefill / 6] * 2
+    assert len({tuple(text) for sample in baseline for text in sample.texts}) == 6
+
+
+# --- the scripts ------------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """It moves when it is told to."""
+
+    def __init__(self, monkeypatch, *modules):
+        self.now = 0.0
+        for module in modules:
+            monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: self.now))
+
+
+ENDING = DecodeSettings(30, eos=frozenset({9}))
+
+
+def text_of(clock: Clock, *seconds: float):
+    """A prompt's own pass of 100 s; rounds of three tokens and of these seconds, the last of which meets an end token.
+
+    After the end token one token more was generated, and one drafted token was accepted.
+    """
+    clock.now += 100
+    yield Round.committing([1], 1, ENDING, prefill=True)
+    for i, taken in enumerate(seconds):
+        clock.now += taken
+        last = i == len(seconds) - 1
+        yield Round.committing([1, 9 if last else 2, 3], 4 + 3 * i, ENDING, 4, 2, 1)
+
+
+def test_a_script_prints_its_exact_rate(monkeypatch):
+    """Seconds in which a text is shown are nobody's; what follows an end token is not counted."""
+    clock = Clock(monkeypatch, decoding_cli)
+    decoded = decoding_cli._Decoded(None, None)
+    for seconds in ((0.5, 0.25, 0.25), (0.5, 1.0)):
+        for _ in decoded._timed(text_of(clock, *seconds)):
+            clock.now += 50  # it is shown
+    assert (decoded.counts.n_rounds, decoded.counts.n_emitted, decoded.counts.n_accepted) == (5, 13, 10)
+    assert (decoded.n_tokens, decoded.seconds, decoded.counts.n_after_eos) == (15, 2.5, 2)
+    assert decoded.speed() == (
+        "\n15 tokens, 13 of them decoded after the prompts' own passes in 2.50 s: 5.2 tok/s; 2 more after an end token "
+        "were dropped"
+    )
+
+
+def batch_of(clock: Clock, *passes: tuple[float, dict[int, int]], prefills: int) -> BatchDecoding:
+    """Texts that start together. A pass: its seconds, and how many tokens it gives each text; a text ends with the last
+    pass that it is in."""
+
+    def rounds():
+        for number in range(prefills):
+            clock.now += 8
+            yield number, Round([1], prefill=True)
+        for i, (seconds, given) in enumerate(passes):
+            clock.now += seconds
+            for number, n in given.items():
+                ends = not any(number in later for _, later in passes[i + 1 :])
+                yield number, Round([1] * n, 3, n - 1, int(n < 4), finish="length" if ends else None)
+
+    made = BatchDecoding(rounds(), prefills)
+    while not made.done:
+        made.advance()
+    return made
+
+
+def test_a_batch_prints_and_records_its_exact_rates(monkeypatch):
+    """Rows with other numbers of tokens, and one that ends before the others."""
+    clock = Clock(monkeypatch, batch_decodings)
+    plain = batch_of(clock, *[(1.0, {0: 1, 1: 1})] * 4, (0.5, {0: 1}), prefills=2)
+    fast = batch_of(clock, (1.5, {0: 3, 1: 1}), (1.25, {0: 2, 1: 3}), (2.0, {0: 4}), prefills=2)
+    assert [(text.admitted, text.first, text.last) for text in fast.texts.values()] == [(0, 8, 20.75), (8, 16, 18.75)]
+    between = statistics.median([Fraction(51, 4) / 9, Fraction(11, 4) / 4])
+    latency = statistics.median([Fraction(83, 4), Fraction(43, 4)])
+    assert (fast.latency, fast.between_tokens) == (float(latency), pytest.approx(float(between), rel=1e-15))
+    assert batch_cli.speed(fast, 2).split("\n") == [
+        "",
+        f"15 tokens, 13 of them decoded after the prompts' own passes in 4.75 s, 2 at a time: {13 / 4.75:.1f} tok/s "
+        "in all",
+        f"a text: {float(latency):.2f} s from its prompt to its last token, {1000 * float(between):.2f} ms between "
+        "tokens (medians of 2 texts)",
+    ]
+    prompts = [Prompt("code", "", torch.tensor([[1, number]])) for number in range(2)]
+    config = SimpleNamespace(prompts=prompts, repeats=1, temperatures=[0.0], drafters={}, draft_lengths=[3])
+    arms = BatchArm(BASELINE, 2), BatchArm(BASELINE_REPEAT, 2), BatchArm(MODEL, 2)
+    monkeypatch.setattr(batch_rows, "requests_of", lambda *_: [0, 1])
+    row = batch_rows.row(Batches(config, dict(zip(arms, (plain, plain, fast), strict=True))), arms[2], None)
+    # Full passes alone: 2.75 s, of which each text has a half; 5 tokens of one text and 4 of the other.
+    half = Fraction(11, 8)
+    assert (row.n_passes, row.n_tokens, row.seconds) == (2, 9, 2.75)
+    assert row.tokens_per_second == pytest.approx(float(2 / (half / 5 + half / 4)), rel=1e-15)
+    assert row.speedup == pytest.approx(float(2 * Fraction(1, 2) / (half / 5 + half / 4)), rel=1e-15)
+    assert (row.total_seconds, row.latency) == (20.75, float(latency))
+    assert row.tokens_per_round == 13 / 5
+    assert FIRST.n_texts == 1
+
+
+# --- servers ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_servers_row_is_exact(monkeypatch):
+    """First chunks of one, two and four tokens: their tokens and their seconds are no decoding."""
+
+    def sent(arm: Arm, index: int, n_tokens: int, n_first: int, first: float, decode: float) -> Sent:
+        return Sent(arm, MODEL, 0.7, index, Answer([1] * n_tokens, n_first, 3, first, decode), None)
+
+    prompts = [Prompt("code", "", torch.tensor([[1, number]])) for number in range(3)]
+    config = SimpleNamespace(prompts=prompts, temperatures=[0.7], drafters={"model": None})
+    served = Served(config, None)
+    served.sent = [sent(BASELINE, i, 17, 1, 2.0, 4.0) for i in range(3)]
+    served.sent += [sent(MODEL, i, 17, n_first, 1.0, 2.5) for i, n_first in enumerate((1, 2, 4))]
+    plain, fast = served_rows.rows(served, None, {}, {})
+    scaled = [Fraction(5, 2) / (17 - n_first) * 16 for n_first in (1, 2, 4)]  # to all tokens but one
+    assert (plain.n_tokens, plain.seconds, plain.first_seconds, plain.tokens_per_second) == (48, 12.0, 6.0, 4.0)
+    assert (fast.n_tokens, fast.seconds, fast.first_seconds) == (16 + 15 + 13, 7.5, 3.0)
+    assert fast.tokens_per_second == float(Fraction(44) / Fraction(15, 2))
+    assert fast.speedup == pytest.approx(float(12 / sum(scaled)), rel=1e-15)
+    assert fast.speedup_with_prefill == pytest.approx(float(18 / (sum(scaled) + 3)), rel=1e-15)
