@@ -1,0 +1,282 @@
+"""Bugs that show at a temperature other than 1, with both filters, or in a tree's drafting pass."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+import draft_models
+from speclab.batch import loops
+from speclab.core import accept as accept_module
+from speclab.core import accept_tree as tree_module
+from speclab.core.rounds import Draft, Round
+from speclab.core.sampling import Sampling, draw, draw_next, to_host, without_replacement
+from speclab.drafts import feature as feature_module
+from speclab.drafts.feature import FeatureDrafter
+from speclab.drafts.lengths import AutoLength
+from speclab.drafts.tree import BestTreeDrafter
+from speclab.drafts.trees.auto import AutoTreeDrafter
+from speclab.drafts.trees.fixed import StaticTreeDrafter, TreeDrafter
+from tests.mutants.bugs import mutant
+
+TREE = "drafts/test_tree"
+LAW, FILE = "a_round_leaves_the_targets_law", "test_filtered_laws"
+LOSSY = "a_lossy_rule_has_its_stated_law"
+
+
+def unfiltered(sampling: Sampling) -> Sampling:
+    """The same temperature, and every token."""
+    return Sampling(sampling.temperature)
+
+
+def change_probs(name: str, wrong: Callable[[Sampling, Tensor], Tensor]) -> None:
+    """The chain rule `name` gets `wrong(sampling, logits)` for the target's rows."""
+    right = accept_module._from_logits
+
+    def from_logits(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor, kind: str, *value):
+        if kind == name and not sampling.greedy:
+            logits = wrong(sampling, logits).log() * sampling.temperature  # which `probs` gives back
+            sampling = unfiltered(sampling)
+        return right(draft, logits, sampling, uniforms, kind, *value)
+
+    accept_module._from_logits = from_logits
+
+
+@mutant(6, LAW, file=FILE)
+def tempers_twice_in_the_block_rule() -> None:
+    """divides the logits by the temperature twice where a block is judged"""
+    change_probs("block", lambda sampling, logits: sampling.probs(logits / sampling.temperature))
+
+
+@mutant(6, LOSSY, file=FILE)
+def lenient_rule_knows_no_filters() -> None:
+    """judges with a lenient rule by the distribution without top-k and top-p"""
+    change_probs("lenient", lambda sampling, logits: unfiltered(sampling).probs(logits))
+
+
+@mutant(6, LOSSY, file=FILE)
+def typical_threshold_of_the_unfiltered_row() -> None:
+    """takes the threshold of typical acceptance from the entropy of the distribution before the filters"""
+    right, threshold = accept_module._from_logits, accept_module.typical_threshold
+
+    def from_logits(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor, kind: str, *value):
+        whole = unfiltered(sampling).probs(logits)[:, :-1]
+        accept_module.typical_threshold = lambda target_probs, epsilon: threshold(whole, epsilon)
+        try:
+            return right(draft, logits, sampling, uniforms, kind, *value)
+        finally:
+            accept_module.typical_threshold = threshold
+
+    accept_module._from_logits = from_logits
+
+
+@mutant(8, LAW, file=FILE)
+def bonus_of_a_block_is_not_filtered() -> None:
+    """draws the bonus token of a block from the target's row before the filters"""
+    right = accept_module._from_logits
+
+    def from_logits(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor, kind: str, *value):
+        result = right(draft, logits, sampling, uniforms, kind, *value)
+        if kind != "block" or sampling.greedy:
+            return result
+        rows, n = torch.arange(len(logits)), draft.tokens.shape[1]
+        bonus = draw(unfiltered(sampling).probs(logits[rows, draft.size]), uniforms[:, n])
+        return result._replace(next_token=torch.where(result.n_accepted == draft.size, bonus, result.next_token))
+
+    accept_module._from_logits = from_logits
+
+
+# ---------------------------------------------------------------- trees
+
+
+def change_tree_rule(name: str, wrong: Callable[[Sampling], Sampling]) -> None:
+    """The rule for trees `name` judges as `wrong(sampling)` says."""
+    right = tree_module._from_logits
+    rule = getattr(tree_module, name)
+
+    def from_logits(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor, judge: Callable):
+        if judge is rule and not sampling.greedy:
+            sampling = wrong(sampling)
+        return right(draft, logits, sampling, uniforms, judge)
+
+    tree_module._from_logits = from_logits
+
+
+@mutant(15, LAW, file=FILE)
+def judges_a_tree_without_top_p() -> None:
+    """judges a tree by the target's distribution before top-p"""
+    change_tree_rule("accept_tree", lambda sampling: Sampling(sampling.temperature, sampling.top_k))
+
+
+@mutant(15, LAW, file=FILE)
+def follows_a_tree_at_temperature_1() -> None:
+    """follows the branches of a tree with tokens that are drawn at temperature 1"""
+    change_tree_rule("accept_follow", lambda sampling: Sampling(1.0, sampling.top_k, sampling.top_p))
+
+
+@mutant(15, LAW, file=FILE)
+def draws_children_before_the_filters() -> None:
+    """draws the children of a sampled tree before the filters, and hands over the filtered laws"""
+
+    def chosen(tree: TreeDrafter, logits: Tensor, level, uniforms: Tensor) -> tuple[Tensor, Tensor | None]:
+        points = uniforms.reshape(len(logits), -1)
+        tokens, _, _ = without_replacement(unfiltered(tree._sampling).probs(logits), points)
+        _, laws, _ = without_replacement(tree._sampling.probs(logits), points)
+        return tokens.flatten(), laws.flatten(0, 1)
+
+    right = TreeDrafter._chosen
+    TreeDrafter._chosen = lambda tree, *given: (
+        chosen(tree, *given) if tree.sampled and not tree._sampling.greedy else right(tree, *given)
+    )
+
+
+@mutant(40, "the_most_probable_branches_are_drafted", file=TREE)
+def ranks_branches_at_temperature_1() -> None:
+    """ranks the branches of a tree by the draft's probabilities at temperature 1, before the filters"""
+    BestTreeDrafter._log_probs = lambda tree, logits: logits.float().log_softmax(-1)
+
+
+HEADS = "logits_of_every_token_of_a_tree_are_a_recomputations"
+
+
+@mutant(39, HEADS, file=TREE)
+def head_reads_siblings() -> None:
+    """lets a token of a tree read its siblings in the pass of a feature head"""
+    right = FeatureDrafter.grow
+
+    def grow(drafter: FeatureDrafter, tokens: Tensor, parents: Tensor, reads: Tensor, depth: int) -> Tensor:
+        return right(drafter, tokens, parents, torch.ones_like(reads), depth)
+
+    FeatureDrafter.grow = grow
+
+
+@mutant(39, HEADS, file=TREE)
+def head_reads_its_own_branch_without_the_root() -> None:
+    """lets a token of a tree read its parent and itself alone of the drafted ones"""
+    right = FeatureDrafter.grow
+
+    def grow(drafter: FeatureDrafter, tokens: Tensor, parents: Tensor, reads: Tensor, depth: int) -> Tensor:
+        n = reads.shape[1]
+        near = torch.zeros_like(reads)
+        near[torch.arange(len(tokens)), n - len(tokens) + torch.arange(len(tokens))] = True
+        kept = parents >= 0
+        near[torch.arange(len(tokens))[kept], parents[kept]] = True
+        return right(drafter, tokens, parents, near, depth)
+
+    FeatureDrafter.grow = grow
+
+
+@mutant(39, HEADS, file=TREE)
+def head_puts_siblings_at_positions_of_their_own() -> None:
+    """puts a token of a tree at the position of its number, in the pass of a feature head"""
+    right = FeatureDrafter.grow
+
+    def grow(drafter: FeatureDrafter, tokens: Tensor, parents: Tensor, reads: Tensor, depth: int) -> Tensor:
+        before, whole = drafter._outputs.shape[1] - 1, (drafter._cos, drafter._sin)
+        start, n = drafter._length + before, len(tokens)
+        drafter._rotation(start, n)
+        whole = drafter._cos, drafter._sin
+        project = drafter.head.project
+
+        def by_number(states: Tensor, ids: Tensor, rotation: tuple):
+            return project(states, ids, tuple(one[:, start : start + n] for one in whole))
+
+        drafter.head.project = by_number
+        try:
+            return right(drafter, tokens, parents, reads, depth)
+        finally:
+            del drafter.head.project
+
+    FeatureDrafter.grow = grow
+
+
+@mutant(39, HEADS, file=TREE)
+def head_gets_the_state_of_another_branch() -> None:
+    """gives every token of a tree the state of the first token of the level above"""
+    right = FeatureDrafter.grow
+
+    def grow(drafter: FeatureDrafter, tokens: Tensor, parents: Tensor, reads: Tensor, depth: int) -> Tensor:
+        return right(drafter, tokens, parents.amin().expand_as(parents), reads, depth)
+
+    FeatureDrafter.grow = grow
+
+
+# ---------------------------------------------------------------- lengths that are chosen
+
+
+@mutant(34, LAW, file=FILE)
+def head_drops_the_token_after_which_it_stops() -> None:
+    """does not hand over the token of a feature head after which it stops"""
+    right = FeatureDrafter.propose
+
+    def propose(drafter: FeatureDrafter, k: int, uniforms: Tensor) -> Draft:
+        stopped: list[bool] = []
+        asked = drafter.keep_drafting
+        if asked:
+            drafter.keep_drafting = lambda probability: stopped.append(not asked(probability)) or not stopped[-1]
+        draft = right(drafter, k, uniforms)
+        n = draft.tokens.shape[1] - 1
+        if not (stopped and stopped[-1]) or n < 0:
+            return draft
+        return Draft(draft.tokens[:, :n], draft.size - 1, None if draft.probs is None else draft.probs[:, :n])
+
+    FeatureDrafter.propose = propose
+
+
+@mutant(35, "what_lengths_are_chosen_by", file=FILE)
+def asks_with_the_probability_at_temperature_1() -> None:
+    """chooses a length by the draft's probability at temperature 1, before the filters"""
+
+    def probability(logits: Tensor, token: Tensor, probs: Tensor | None) -> float:
+        return logits.float().softmax(-1)[0, token[0]].item()
+
+    draft_models.probability = feature_module.probability = probability
+
+
+@mutant(35, "what_lengths_are_chosen_by", file=FILE)
+def learns_for_all_temperatures_at_once() -> None:
+    """counts what was accepted at one temperature for all"""
+    right = AutoLength._begin
+
+    def begin(auto: AutoLength, temperature: float) -> None:
+        if auto.seen:
+            auto.seen[temperature] = next(iter(auto.seen.values()))
+        right(auto, temperature)
+
+    AutoLength._begin = begin
+
+
+@mutant(40, "a_tree_on_auto_is_chosen_for_its_temperature", file=FILE)
+def chooses_a_tree_by_what_another_temperature_costs() -> None:
+    """chooses the size of a tree by the costs that were measured first, at whatever temperature"""
+    right = AutoTreeDrafter._begin
+
+    def begin(tree: AutoTreeDrafter, temperature: float) -> None:
+        right(tree, temperature)
+        if tree.costs:
+            tree._temperature = next(iter(tree.costs))
+
+    AutoTreeDrafter._begin = begin
+
+
+@mutant(40, "a_tree_on_auto_is_chosen_for_its_temperature", file=FILE)
+def takes_the_shape_of_another_temperature() -> None:
+    """drafts the shape that was chosen first, at whatever temperature"""
+    StaticTreeDrafter._nodes = lambda tree, n, deepest: next(
+        iter(tree.nodes.values()), (tuple(range(-1, n - 1)), (0,) * n)
+    )
+
+
+# ---------------------------------------------------------------- batches
+
+
+@mutant(6, "rounds_of_each_text_are_those_that_it_has_alone", file="batch/test_loops")
+def first_token_of_a_batch_is_not_filtered() -> None:
+    """draws the first token of every text of a batch before the filters"""
+
+    def first(target, row) -> tuple[Round, Tensor]:
+        logits = target.prefill(row.place, row.prompt)
+        token = draw_next(logits[:, -1], unfiltered(row.settings.sampling), row.uniforms(1))
+        return row.commit(to_host(token)), token
+
+    loops._first = first
