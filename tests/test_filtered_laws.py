@@ -45,6 +45,7 @@ from tests.tiny_models import perturbed, tiny
 IDS = 5
 SETTINGS = Sampling(temperature=0.7, top_k=3, top_p=0.85)
 PROMPT = torch.tensor([[0, 1, 2, 3, 4, 0, 2, 4, 1, 3, 0]])
+NOISE = 0.3  # of the draft's weights
 LONG = 30  # new tokens: never reached
 KINDS = ("drafted", "accepted", "rejected", "partial", "bonus")
 ENDS = (1e-3, 1 - 1e-3)  # of a piece
@@ -65,7 +66,7 @@ def filtered(logits: list[float], how: Sampling = SETTINGS) -> list[float]:
 def models() -> tuple[torch.nn.Module, torch.nn.Module]:
     """A target and a draft for it, whose filtered rows have other tokens in them."""
     target = tiny("llama", seed=1, vocab_size=IDS, initializer_range=0.15)
-    return target, perturbed(target, 0.3)
+    return target, perturbed(target, NOISE)
 
 
 @functools.cache
@@ -104,11 +105,16 @@ class Case(NamedTuple):
     @property
     def first(self) -> tuple[float, ...]:
         """Every random number of the first round. Each makes another text; what nothing draws needs more of them."""
-        return (0.7,) if len(self.parents) > 3 else (0.2, 0.5) if self.parents else (0.1, 0.3, 0.4, 0.6, 0.7, 0.9)
+        return (0.7,) if len(self.parents) > 3 else (0.2, 0.5) if self.parents else (0.1, 0.4, 0.6, 0.9)
 
 
-def model(noise: float | None = None) -> ModelDrafter:
-    return ModelDrafter(CachedModel(models()[1] if noise is None else perturbed(models()[0], noise)))
+@functools.cache
+def noisy(noise: float) -> torch.nn.Module:
+    return perturbed(models()[0], noise)
+
+
+def model(noise: float = NOISE) -> ModelDrafter:
+    return ModelDrafter(CachedModel(noisy(noise)))
 
 
 def on_auto(drafter: Drafter, cost: float = 0.2) -> AutoLength:
@@ -137,12 +143,14 @@ def heads() -> tuple:
     return tiny_head(2, vocab=IDS, std=0.15), tiny_block_head(target, markov_rank=4, std=0.4), tiny_adapter(target, 1)
 
 
+@functools.cache
 def feature_logits(committed: Text, drafted: Text) -> list[float]:
     states = target_states(models()[0], list(committed), (0, 1))
     with torch.inference_mode():
         return feature_row(heads()[0], states, list(committed), list(drafted)).tolist()
 
 
+@functools.cache
 def block_logits(committed: Text, drafted: Text) -> list[float]:
     states = target_states(models()[0], list(committed), (0, 1))
     with torch.inference_mode():
@@ -429,7 +437,7 @@ def test_every_token_of_the_baseline_has_the_targets_law(monkeypatch):
 
 
 PAIRS = [("model", "block"), ("feature", "block"), ("ngram", "block"), ("model auto", "block")]
-PAIRS += [(name, "follow") for name in ("model", "sampled tree", "tree", "tree:static", "tree:best", "merged")]
+PAIRS += [(name, "follow") for name in ("sampled tree", "tree", "tree:best", "merged")]
 
 
 @pytest.mark.parametrize(("name", "rule"), [*((name, "token") for name in CASES), *PAIRS])
