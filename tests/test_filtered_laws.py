@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 import baseline_autoregressive
 import optimized_speculative
@@ -27,7 +28,9 @@ from speclab.core.accept import rule_of
 from speclab.core.rounds import DecodeSettings, Draft, Drafter, Round, fetch_rows, parents_of, tokens_of
 from speclab.core.sampling import Sampling
 from speclab.drafts.block import BlockDrafter
+from speclab.drafts.exit import ExitDrafter
 from speclab.drafts.feature import FeatureDrafter
+from speclab.drafts.heads.parts import rotations
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import WEIGHT, AutoLength, RoundCosts
 from speclab.drafts.tree import BestTreeDrafter
@@ -140,7 +143,7 @@ def tree_on_auto() -> AutoTreeDrafter:
 @functools.cache
 def heads() -> tuple:
     target = models()[0]
-    return tiny_head(2, vocab=IDS, std=0.15), tiny_block_head(target, markov_rank=4, std=0.4), tiny_adapter(target, 1)
+    return tiny_head(2, vocab=IDS, std=0.15), tiny_block_head(target, markov_rank=4, std=0.4), tiny_adapter(target, 1, seed=1, std=0.15)
 
 
 @functools.cache
@@ -157,6 +160,16 @@ def block_logits(committed: Text, drafted: Text) -> list[float]:
         return block_rows(heads()[1], states, list(committed), [*drafted, 0])[-1].tolist()
 
 
+@functools.cache
+def exit_logits(committed: Text, drafted: Text) -> list[float]:
+    adapter, text = heads()[2], [*committed, *drafted]
+    with torch.inference_mode():
+        states = adapter.narrow(target_states(models()[0], text, adapter.config.layers))
+        rotation = tuple(part.double() for part in rotations(adapter.config.block, torch.arange(len(text))))
+        attended = scaled_dot_product_attention(*adapter.project(states, rotation), is_causal=True, enable_gqa=True)
+        return adapter.logits(states, attended)[0, -1].tolist()
+
+
 CHAIN2, CHAIN3 = (-1, 0), (-1, 0, 1)
 CASES = {
     "model": Case(model, 2, CHAIN2),
@@ -166,6 +179,7 @@ CASES = {
     "feature": Case(lambda: FeatureDrafter(heads()[0]), 2, CHAIN2, of_head(feature_logits)),
     "feature auto": Case(lambda: on_auto(FeatureDrafter(heads()[0]), 0.14), 3, CHAIN3, of_head(feature_logits)),
     "block": Case(lambda: BlockDrafter(heads()[1]), 2, CHAIN2, of_head(block_logits)),
+    "exit auto": Case(lambda: on_auto(ExitDrafter(heads()[2]), 0.14), 3, CHAIN3, of_head(exit_logits)),
     "sampled tree": Case(lambda: TreeDrafter(model(), (2, 1), sampled=True), 4, (-1, -1, 0, 1)),
     "sampled tree of a head": Case(
         lambda: TreeDrafter(FeatureDrafter(heads()[0]), (2, 1), sampled=True),
@@ -518,7 +532,7 @@ def decoded(drafter: Drafter, k: int, how: Sampling, n: int = 25) -> list[Round]
     return list(optimized_speculative.speculative_decode(target, drafter, PROMPT, k, DecodeSettings(n, how)))
 
 
-@pytest.mark.parametrize("name", ["model auto", "feature auto"])
+@pytest.mark.parametrize("name", ["model auto", "feature auto", "exit auto"])
 def test_what_lengths_are_chosen_by(name):
     """The filtered probability of every drawn token, and what was tested at this temperature alone."""
     auto = CASES[name].make()
