@@ -2,9 +2,10 @@
 
 import contextlib
 import functools
+import http.client
 from collections.abc import Iterator
 
-from speclab.lab.serving import client, comparison, counters, installed, load, own, rows, servers, turns
+from speclab.lab.serving import client, comparison, connection, counters, installed, load, own, rows, servers, turns
 from speclab.lab.serving.own import OwnRounds
 from speclab.lab.serving.servers import Server
 from speclab.records.samples import BASELINE, BASELINE_REPEAT
@@ -130,6 +131,18 @@ def leaves_settings_to_the_checkpoint() -> None:
         return {name: value for name, value in right(self, order).items() if name not in off}
 
     client.Client._body = body
+
+
+@mutant(42, "a_page_that_is_cut_anywhere_is_not_taken_for_a_whole_one", file="lab/serving/test_client")
+def takes_a_cut_for_an_end() -> None:
+    """reads an answer by lines, whose reader takes the end of a connection for the end of the answer"""
+
+    def part(self) -> bytes:
+        with contextlib.suppress(http.client.HTTPException):
+            return self._response.readline(connection.LINE_BYTES)
+        return b""
+
+    connection.Response._part = part
 
 
 @mutant(20, "a_level_is_warmed_up_and_measured_in_both_orders", file="lab/serving/test_load")

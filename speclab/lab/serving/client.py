@@ -125,6 +125,11 @@ class Client:
                 break
             time.sleep(SETTLE_SECONDS)
         counted = now.n_generated - before.n_generated
+        if counted < 0:
+            raise EnvironmentProblem(
+                f"{self.url} counts fewer tokens than before: it was started again, or several engines answer; "
+                "give the address of one engine"
+            )
         if counted > n_tokens:
             raise EnvironmentProblem(
                 f"{self.url} counted {counted} tokens where {n_tokens} were asked for: somebody else asks it, too; "

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 
 SILENT_SECONDS = 120.0  # without a byte from the server, after which it counts as hanging
+PART_BYTES = 2**16  # taken from an answer at once
 LINE_BYTES = 2**20  # of one line of an answer
 PAGE_BYTES = 2**24  # of a page that is read as a whole
 
@@ -64,8 +65,11 @@ class Connections:
             watch.start()
             try:
                 yield self._sent(connection, method, place.path.rstrip("/") + path, body, headers)
-            except ConnectionProblem as problem:
-                if late.is_set() or isinstance(problem.__context__, TimeoutError):  # the watch's, or the socket's own
+                if late.is_set():  # what was cut off may look whole
+                    raise TimeoutError
+            except (EnvironmentProblem, TimeoutError) as problem:
+                # The watch has ended it, or the socket's own limit.
+                if late.is_set() or isinstance(problem.__context__, TimeoutError):
                     raise ConnectionProblem(f"{self.url} did not end its answer within {seconds:g} s") from None
                 raise
             finally:
@@ -102,27 +106,35 @@ class Response:
 
     def lines(self) -> Iterator[bytes]:
         """Line by line, to its end."""
-        while True:
-            try:
-                line = self._response.readline(LINE_BYTES + 1)
-            except (OSError, http.client.HTTPException, ValueError, AttributeError) as error:
-                # AttributeError: http.client reads on from a connection that it has closed
-                raise ConnectionProblem(f"{self.url} went away in the middle of an answer: {_why(error)}") from None
-            if len(line) > LINE_BYTES:
+        rest = b""
+        while part := self._part():
+            *lines, rest = (rest + part).split(b"\n")
+            if max(map(len, (*lines, rest))) > LINE_BYTES:
                 raise ConnectionProblem(f"{self.url} sends a line of more than {LINE_BYTES} bytes")
-            if not line:
-                return
-            yield line
+            yield from lines
+        if rest:
+            yield rest
 
     def read(self) -> bytes:
         """All of it."""
-        parts, size = [], 0
-        for line in self.lines():
-            parts.append(line)
-            size += len(line)
-            if size > PAGE_BYTES:
+        page = bytearray()
+        while part := self._part():
+            page += part
+            if len(page) > PAGE_BYTES:
                 raise ConnectionProblem(f"{self.url} sends a page of more than {PAGE_BYTES} bytes")
-        return b"".join(parts)
+        return bytes(page)
+
+    def _part(self) -> bytes:
+        """What has come since the last part; empty at the end. ConnectionProblem where the answer is cut off: its
+        readline() would take a cut for an end."""
+        try:
+            part = self._response.read1(PART_BYTES)
+        except (OSError, http.client.HTTPException, ValueError, AttributeError, OverflowError) as error:
+            # AttributeError: http.client reads on from a connection that it has closed; OverflowError: a chunk's size
+            raise ConnectionProblem(f"{self.url} went away in the middle of an answer: {_why(error)}") from None
+        if not part and self._response.length:
+            raise ConnectionProblem(f"{self.url} went away before the end of its answer")
+        return part
 
     def json(self) -> Any:
         """All of it as JSON."""

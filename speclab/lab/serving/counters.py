@@ -37,7 +37,12 @@ class Look(NamedTuple):
 
 
 def read(page: str) -> Look:
-    """What a /metrics page says. EnvironmentProblem where it has no counter of generated tokens: no vLLM."""
+    """What a /metrics page says. EnvironmentProblem where it has no counter of generated tokens: no vLLM; and where it
+    ends in the middle of a line: its last counter may have lost digits."""
+    if not page.endswith("\n"):
+        raise EnvironmentProblem(
+            "the server's /metrics page ends in the middle of a line; give the engine's own address"
+        )
     sums: dict[str, int] = {}
     at: dict[int, int] = {}
     prefix_cache = None

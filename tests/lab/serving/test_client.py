@@ -1,6 +1,8 @@
 """Requests: a stream is counted by ids, and whatever is no such stream is one line."""
 
+import contextlib
 import gc
+import socket
 import threading
 import time
 
@@ -187,6 +189,62 @@ def test_an_answer_that_takes_too_long_is_ended(fake, monkeypatch):
     with pytest.raises(ConnectionProblem, match=r"did not end its answer within 0\.1 s"):
         Client(fake.url).ask(ORDER)
     fake.wait.set()
+
+
+PAGE = b"vllm:generation_tokens_total 1234567\n"
+LENGTH, CHUNKED = (
+    b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n",
+)
+
+
+@contextlib.contextmanager
+def says(answer: bytes, ends: threading.Event | None = None):
+    """The address of a server that answers once with these bytes, and closes the connection when `ends` is set."""
+    with socket.create_server(("127.0.0.1", 0)) as place:
+
+        def serve() -> None:
+            with place.accept()[0] as connection:
+                connection.recv(2**16)
+                connection.sendall(answer)
+                if ends:
+                    ends.wait(60)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"http://127.0.0.1:{place.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("left", range(1, len(PAGE)))
+def test_a_page_that_is_cut_anywhere_is_not_taken_for_a_whole_one(left):
+    cut = PAGE[:-left]
+    whole_chunk = CHUNKED + b"%x\r\n%s\r\n" % (len(cut), cut)  # and the last one is not there
+    for answer in (LENGTH % len(PAGE) + cut, CHUNKED + b"%x\r\n" % len(PAGE) + cut, whole_chunk):
+        with says(answer) as url, pytest.raises(ConnectionProblem):
+            Client(url).metrics()
+    with says(b"HTTP/1.0 200 OK\r\n\r\n" + cut) as url, pytest.raises(EnvironmentProblem):  # nothing says how long
+        Client(url).look()
+
+
+@pytest.mark.parametrize("size", [b"F" * 20, b"-1", b"", b"zz", b"9" * 5000])
+def test_the_size_of_a_chunk_may_be_anything(size):
+    with says(CHUNKED + size + b"\r\n" + PAGE) as url, pytest.raises(ConnectionProblem):
+        Client(url).look()
+
+
+@pytest.mark.parametrize("head", [LENGTH % 10**6, CHUNKED + b"%x\r\n" % len(PAGE), b"HTTP/1.0 200 OK\r\n\r\n"])
+def test_a_page_that_the_time_limit_ended_is_late_and_says_nothing_of_the_server(head, monkeypatch):
+    monkeypatch.setattr(client, "PAGE_SECONDS", 0.1)
+    ends = threading.Event()
+    with says(head + PAGE, ends) as url, pytest.raises(ConnectionProblem, match="did not end its answer within"):
+        Client(url).look()
+    ends.set()
+
+
+def test_a_counter_of_tokens_that_goes_back_is_no_page_that_is_behind(fake, monkeypatch):
+    monkeypatch.setattr(client, "SETTLE_SECONDS", 0)
+    at = Client(fake.url)
+    with pytest.raises(EnvironmentProblem, match="counts fewer tokens than before"):
+        at.settled(at.look()._replace(n_generated=10), 9)
 
 
 def test_nobody_there_is_one_line():

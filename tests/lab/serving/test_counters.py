@@ -24,7 +24,7 @@ def pages(n_drafts, n_drafted, n_accepted, *kept):
     ]
     per_place = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
     lines += [f'{per_place}{{position="{place}"}} {n}' for place, n in enumerate(kept)]
-    return NOT_SPECULATIVE + "\n".join(lines)
+    return NOT_SPECULATIVE + "".join(f"{line}\n" for line in lines)
 
 
 @pytest.fixture
@@ -49,7 +49,9 @@ def test_engines_behind_one_page_are_added(page):
     assert twice == Look(20, counts(8, 32, 10, 4, 2, 2, 2), prefix_cache=False)
 
 
-@pytest.mark.parametrize("bad", ["", "<html>", "a 1", *(NOT_SPECULATIVE.replace("12.0", one) for one in NO_COUNTS)])
+@pytest.mark.parametrize(
+    "bad", ["", "<html>", "a 1", NOT_SPECULATIVE[:-1], *(NOT_SPECULATIVE.replace("12.0", one) for one in NO_COUNTS)]
+)
 def test_a_page_of_something_else_is_a_problem(bad):
     with pytest.raises(EnvironmentProblem, match="/metrics"):
         counters.read(bad)
