@@ -32,8 +32,9 @@ from speclab.lab.round_costs import measure_costs
 from speclab.models import generation, loading
 from speclab.models.checks import check_model
 from speclab.models.pieces import with_text
-from speclab.models.prompts import Messages, Prompt, chat_ids, encode
+from speclab.models.prompts import Prompt, chats_ids, encode
 from speclab.models.setup import Setup, load_setup, setup_of
+from speclab.models.templates import Messages
 from speclab.system.errors import UsageProblem
 
 
@@ -141,4 +142,5 @@ def _encoded(prompt: str | Messages, tokenizer: PreTrainedTokenizerBase) -> Prom
     is_chat = isinstance(prompt, list) and all(isinstance(m, dict) and {"role", "content"} <= set(m) for m in prompt)
     if not prompt or not is_chat:
         raise UsageProblem('a chat is a list of messages, each such as {"role": "user", "content": "..."}')
-    return Prompt("chat", str(prompt[-1]["content"]), chat_ids(prompt, tokenizer), chat=True)
+    [ids] = chats_ids([prompt], tokenizer)
+    return Prompt("chat", str(prompt[-1]["content"]), ids, chat=True)

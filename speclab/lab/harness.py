@@ -25,7 +25,7 @@ from speclab.lab.decodings import Decoding, interleaved, take_turns
 from speclab.lab.round_costs import lengths_to_price, measure_costs
 from speclab.models.prompts import Prompt
 from speclab.records.samples import BASELINE_REPEAT, INSTRUMENT, LOOKUP, Arm, Sample
-from speclab.system.errors import Problem, is_out_of_memory
+from speclab.system.errors import Problem, is_out_of_memory, is_panic
 from speclab.system.terminal import note, progress
 from speclab.theory.costs import RoundTime, StepTime, catch_ups
 
@@ -35,7 +35,7 @@ COST_PROMPTS = 2  # on which the costs of rounds are measured for -k auto and hy
 
 @contextlib.contextmanager
 def kept_when_stopped(complete: Callable[[], str]) -> Iterator[list[BaseException]]:
-    """Keep what is measured where Ctrl-C, a Problem or lack of memory ends the code inside.
+    """Keep what is measured where Ctrl-C, a Problem, lack of memory or a library's panic ends the code inside.
 
     complete() is called at that moment and returns, in words, what is complete. The words are printed, and the
     exception is put into the list that the context gives instead of being raised. Where complete() returns "", the
@@ -45,7 +45,7 @@ def kept_when_stopped(complete: Callable[[], str]) -> Iterator[list[BaseExceptio
     try:
         yield stops
     except BaseException as stop:
-        expected = isinstance(stop, KeyboardInterrupt | Problem) or is_out_of_memory(stop)
+        expected = isinstance(stop, KeyboardInterrupt | Problem) or is_out_of_memory(stop) or is_panic(stop)
         if not expected or not (what := complete()):
             raise
         note(f"stopped by: {stop}; {what}" if str(stop) else f"stopped; {what}")

@@ -25,15 +25,17 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import cached_file
 from transformers.utils import logging as transformers_logging
 
 from speclab.models import padding, sizes
 from speclab.models.checks import check_model
 from speclab.models.experts import with_experts
 from speclab.models.generation import eos_ids
+from speclab.models.growth import check_growth
 from speclab.models.limits import Room, configured_room, decoder_config, is_encoder_decoder
 from speclab.models.placement import DeviceMap, describe, load_placed, map_options
-from speclab.system.errors import EnvironmentProblem, Problem, UsageProblem, is_out_of_memory
+from speclab.system.errors import EnvironmentProblem, Problem, UsageProblem, is_out_of_memory, panics_as_errors
 from speclab.system.paths import DATA
 from speclab.system.terminal import harmless, note
 
@@ -73,9 +75,12 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     load_config(name)
 
     def load() -> PreTrainedTokenizerBase:
-        tokenizer = AutoTokenizer.from_pretrained(name, **NO_CODE)
-        if not tokenizer.get_vocab() or not tokenizer(PROBE).input_ids:
-            raise ValueError("it makes no tokens of a text")
+        if file := cached_file(name, "tokenizer.json", _raise_exceptions_for_missing_entries=False):
+            check_growth(Path(file))
+        with panics_as_errors():
+            tokenizer = AutoTokenizer.from_pretrained(name, **NO_CODE)
+            if not tokenizer.get_vocab() or not tokenizer(PROBE).input_ids:
+                raise ValueError("it makes no tokens of a text")
         return tokenizer
 
     return loaded(name, "its tokenizer", load)

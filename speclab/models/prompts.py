@@ -1,7 +1,7 @@
 """Prompts: the standard set in `prompts/`, a file, standard input, or a text.
 
 A model that is trained to answer expects what a person says inside its chat template, a small program that comes with
-the tokenizer. The library runs it in a sandbox without access to anything but the messages.
+the tokenizer. It runs in a process of its own (speclab/models/templates.py).
 """
 
 import errno
@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from speclab.models.templates import Messages, rendered
 from speclab.system import files
-from speclab.system.errors import EnvironmentProblem, UsageProblem, first_line
+from speclab.system.errors import EnvironmentProblem, Panic, UsageProblem, panics_as_errors
 from speclab.system.paths import DATA
 from speclab.system.terminal import harmless
 
@@ -24,10 +25,6 @@ KINDS = ("code", "prose", "copy")
 SEPARATOR = "%%"
 EMPTY = "a prompt is empty; give at least one word, for example --prompt 'def main():'"
 LARGEST_FILE = 16 * 2**20  # bytes; no model here reads a text of that length
-
-
-Messages = list[dict[str, str]]
-"""Of a chat, the oldest first: each has a "role" (system, user, assistant) and a "content"."""
 
 
 @dataclass(frozen=True)
@@ -105,19 +102,25 @@ def encode(pairs: list[tuple[str, str]], tokenizer: PreTrainedTokenizerBase, cha
 
     chat: each text is what a user says, and is put into the tokenizer's chat template.
     """
-    prompts = []
-    for kind, text in pairs:
-        if not text.strip():
-            raise UsageProblem(EMPTY)
-        ids = chat_ids([{"role": "user", "content": text}], tokenizer) if chat else _ids(tokenizer, text, special=True)
-        prompts.append(Prompt(kind, text, ids, chat))
-    return prompts
+    texts = [text for _, text in pairs]
+    if not all(text.strip() for text in texts):
+        raise UsageProblem(EMPTY)
+    if chat:
+        ids = chats_ids([[{"role": "user", "content": text}] for text in texts], tokenizer)
+    else:
+        ids = [_ids(tokenizer, text, special=True) for text in texts]
+    return [Prompt(kind, text, own, chat) for (kind, text), own in zip(pairs, ids, strict=True)]
 
 
 def _ids(tokenizer: PreTrainedTokenizerBase, text: str, special: bool) -> Tensor:
     """(1, length) ids of a text. special: with what the tokenizer puts around every text."""
     try:
-        ids = (tokenizer(text) if special else tokenizer(text, add_special_tokens=False)).input_ids
+        with panics_as_errors():
+            ids = (tokenizer(text) if special else tokenizer(text, add_special_tokens=False)).input_ids
+    except Panic as error:
+        raise EnvironmentProblem(
+            f"the tokenizer gives up on a prompt: {error}; shorten the prompt, or choose another model"
+        ) from None
     except Exception as error:  # the tokenizers library raises plain ones
         why = harmless(" ".join(str(error).split())) or type(error).__name__
         raise UsageProblem(f"the tokenizer refuses a prompt: {why}; give a text of words that it knows") from None
@@ -126,23 +129,17 @@ def _ids(tokenizer: PreTrainedTokenizerBase, text: str, special: bool) -> Tensor
     return torch.tensor([ids])
 
 
-def chat_ids(messages: Messages, tokenizer: PreTrainedTokenizerBase) -> Tensor:
-    """(1, length) ids of a chat up to where the model answers.
+def chats_ids(chats: list[Messages], tokenizer: PreTrainedTokenizerBase) -> list[Tensor]:
+    """(1, length) ids of each chat up to where the model answers.
 
-    Raises UsageProblem: there is no template. EnvironmentProblem: it does not run, or refuses these messages.
+    Raises UsageProblem: there is no template. EnvironmentProblem: it cannot be used (speclab/models/templates.py).
     """
     if not tokenizer.chat_template:
         raise UsageProblem(
             "the target's tokenizer has no chat template; give a bare text without --chat, or choose a model with one"
         )
-    try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    except Exception as error:  # a template is a program, and may raise any exception
-        why = f"{type(error).__name__}: {first_line(error)}"
-        raise EnvironmentProblem(
-            f"the chat template of the target's tokenizer cannot be used: {why}; use --no-chat, or correct the template"
-        ) from None
-    return _ids(tokenizer, str(text), special=False)  # the template has written those already
+    texts = rendered(chats, tokenizer)
+    return [_ids(tokenizer, text, special=False) for text in texts]  # the template has written those already
 
 
 def describe_chat(prompts: list[Prompt], tokenizer: PreTrainedTokenizerBase) -> list[str]:

@@ -37,7 +37,32 @@ class EnvironmentProblem(Problem):
     exit_code = 3
 
 
-def first_line(error: Exception) -> str:
+class Panic(ValueError):
+    """A panic of a library in Rust, which itself is no Exception."""
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether a library in Rust gave up, as tokenizers does where a regular expression takes too many steps."""
+    return not isinstance(error, (Exception, KeyboardInterrupt, SystemExit, GeneratorExit))
+
+
+@contextlib.contextmanager
+def panics_as_errors() -> Iterator[None]:
+    """A panic inside becomes a Panic, and what it says of itself on standard error, a page of lines, is dropped.
+
+    So is everything else that any thread writes to standard error in the meantime: this is for short calls that no
+    decoding is timed beside.
+    """
+    try:
+        with terminal.without_stderr():
+            yield
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        raise Panic(first_line(error)) from None
+
+
+def first_line(error: BaseException) -> str:
     """What an error of some library says, short enough for one line of ours."""
     return (str(error).strip() or type(error).__name__).splitlines()[0][:120]
 
@@ -103,6 +128,11 @@ def _run(main: Callable[..., int | None], *args: Any, **kwargs: Any) -> int:
             raise
         why = (str(error).splitlines() or ["no more to be had"])[0]
         return report(EnvironmentProblem(f"out of memory: {why}; use a smaller model or shorter texts"))
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        why = f"a library gave up on a text: {first_line(error)}"
+        return report(EnvironmentProblem(f"{why}; shorten the prompt, or choose another model"))
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -253,7 +253,9 @@ def do_all(steps: Sequence[Callable[[], Path | None]]) -> int:
         except KeyboardInterrupt as error:
             left += [] if stop else [step]
             stop = stop or error
-        except Exception as error:
+        except (SystemExit, GeneratorExit):
+            raise
+        except BaseException as error:  # a panic of a library is no Exception
             fault = fault or error
     if paths := list(filter(None, written)):
         note(f"wrote {_listed(paths)}")

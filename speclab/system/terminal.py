@@ -8,6 +8,7 @@ import os
 import sys
 import time
 import unicodedata
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
@@ -95,6 +96,23 @@ def progress(total: int, unit: str, title: str) -> "tqdm | ProgressLines":
     if is_animated(sys.stderr):
         return progress_bar(total=total, unit=unit, desc=title, leave=False)
     return ProgressLines(total, unit, title)
+
+
+@contextlib.contextmanager
+def without_stderr() -> Iterator[None]:
+    """What any code of this process, in whatever language, writes to standard error inside goes nowhere."""
+    try:
+        kept = os.dup(2)
+    except OSError:  # it is closed
+        yield
+        return
+    try:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def open_streams() -> None:

@@ -38,7 +38,7 @@ def test_a_chat_begins_with_one_special_token_and_ends_where_the_model_answers(t
 def test_the_ids_are_the_librarys_own(tokenizer):
     messages = [{"role": "system", "content": "be short"}, {"role": "user", "content": "x + 1"}]
     right = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
-    assert prompts.chat_ids(messages, tokenizer)[0].tolist() == right
+    assert prompts.chats_ids([messages], tokenizer)[0][0].tolist() == right
 
 
 @pytest.mark.parametrize(
