@@ -77,7 +77,7 @@ def from_file(name: str) -> list[tuple[str, str]]:
         raise UsageProblem(
             f"there is no prompt in {source}; put one text in it, or several with lines of %% between them"
         )
-    return [("stdin" if name == "-" else harmless(Path(name).stem), t) for t in texts]
+    return [("stdin" if name == "-" else " ".join(harmless(Path(name).stem).split()), t) for t in texts]
 
 
 def _read(name: str) -> bytes:

@@ -6,7 +6,7 @@ from speclab.present import batch_tables
 from speclab.present.batch_tables import ALL, BEST, LOCKSTEP, PASSES, drafts, knee, pairs, plain_row, waiting
 from speclab.present.first_screen import same_text_lines
 from speclab.present.run_lines import doubt, provenance, remarks
-from speclab.present.tables import Block, Heading, Lines, Table, interval, show, speedup
+from speclab.present.tables import Block, Heading, Lines, Markdown, Table, interval, show, speedup
 from speclab.records.batches import BatchRun
 
 COLUMNS = (
@@ -36,7 +36,7 @@ def text(run: BatchRun) -> str:
 
 def page(run: BatchRun, picture: str) -> str:
     """Everything in Markdown, with where it comes from."""
-    head: list[Block] = ["# Batches", provenance(run), *correctness(run), f"![Batches]({picture})"]
+    head: list[Block] = [Markdown("# Batches"), provenance(run), *correctness(run), Markdown(f"![Batches]({picture})")]
     return show([*head, *_blocks(run, whole=True), *_details(run)], markdown=True)
 
 

@@ -74,11 +74,11 @@ def screen(run: ComparisonRun, brief: bool = False, where: list[str] | None = No
 
 def page(run: ComparisonRun, name: str) -> str:
     """results/NAME.md: the first screen with its pictures, then everything else. name: of the pictures"""
-    parts = [f"{provenance(run)}\n", f"## The answer\n\n{screen(run, markdown=True)}"]
+    parts = [f"{tables.escaped(provenance(run))}\n", f"## The answer\n\n{screen(run, markdown=True)}"]
     for one, its_name in ((run, name), (run.padded, f"{name}-padded")):
         if one:
             if one is run.padded:
-                parts.append(f"# {target_name(one)}\n\n{provenance(one)}\n")
+                parts.append(f"# {tables.escaped(target_name(one))}\n\n{tables.escaped(provenance(one))}\n")
             parts.append("\n\n".join(_pictures(one, its_name)) + "\n")
             parts.append(report.comparison(one, by_kind=True, markdown=True))
     return "\n".join(parts)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from speclab.lab.tracing.trace import Trace
 from speclab.present import trace_page
+from speclab.present.tables import cells_of, unescaped
 
 CAPTIONS = {  # end of a picture's file name -> what it shows
     "speedup": "Speedup against the draft length, measured and predicted",
@@ -69,18 +70,18 @@ def parsed(markdown: str) -> Iterator[Part]:
         lines = block.strip("\n").split("\n")
         if lines[0].startswith("#"):
             marks, _, text = lines[0].partition(" ")
-            yield Part("heading", text, level=max(2, min(4, len(marks))))
+            yield Part("heading", unescaped(text), level=max(2, min(4, len(marks))))
         elif lines[0].startswith("|") and len(lines) > 1:
             yield Part("table", grid=_grid(lines))
         elif lines[0].startswith("- "):
-            yield Part("list", items=[line.removeprefix("- ") for line in lines])
+            yield Part("list", items=[unescaped(line.removeprefix("- ")) for line in lines])
         elif not lines[0].startswith("![") and any(lines):
-            yield Part("paragraph", " ".join(lines))
+            yield Part("paragraph", unescaped(" ".join(lines)))
 
 
 def _grid(lines: list[str]) -> Grid:
     """A Markdown table: heads, a line of dashes, rows. Columns of words are filled up with blanks on the right."""
-    cells = [line.strip().removeprefix("|").removesuffix("|").split("|") for line in lines]
+    cells = list(map(cells_of, lines))
     columns = list(zip(*(cells[:1] + cells[2:]), strict=False))
     words = [i == 0 or any(cell.strip() and cell.endswith("  ") for cell in column) for i, column in enumerate(columns)]
     heads, _, *rows = ([cell.strip() for cell in line] for line in cells)

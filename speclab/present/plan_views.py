@@ -8,7 +8,19 @@ from speclab.present.pictures import figures
 from speclab.present.pictures.figures import STYLES, Panel, Series, column, draw, plain, speedups
 from speclab.present.report import agreement_lines
 from speclab.present.run_lines import COSTS, doubt, noise_lines, provenance, remarks
-from speclab.present.tables import Block, Cell, Lines, Table, cells, interval, percent, show, speedup, temperature_name
+from speclab.present.tables import (
+    Block,
+    Cell,
+    Lines,
+    Markdown,
+    Table,
+    cells,
+    interval,
+    percent,
+    show,
+    speedup,
+    temperature_name,
+)
 from speclab.records.rows import Row
 from speclab.records.runs import DraftFacts, PlanChoice, PlanEntry, PlanRun, Verified
 
@@ -112,7 +124,7 @@ def text(run: PlanRun) -> str:
 
 def page(run: PlanRun) -> str:
     """The same in Markdown, with where it comes from."""
-    return show(["# The plan", provenance(run), _first(run), *_blocks(run)], markdown=True)
+    return show([Markdown("# The plan"), provenance(run), _first(run), *_blocks(run)], markdown=True)
 
 
 def _first(run: PlanRun) -> Lines:

@@ -8,6 +8,7 @@ from speclab.present.tables import (
     Cell,
     Heading,
     Lines,
+    Markdown,
     Table,
     cells,
     interval,
@@ -220,10 +221,10 @@ def text(run: ServingRun, where: str = "") -> str:
 
 def page(run: ServingRun, picture: str) -> str:
     """results/NAME.md."""
-    head: list[Block] = ["# vLLM", provenance(run), server_table(run)]
+    head: list[Block] = [Markdown("# vLLM"), provenance(run), server_table(run)]
     head.append(Lines([doubt(run) or verdict_line(run), failure_line(run)]))
     if run.load:
-        head.append(f"![Speedup under load]({picture})")
+        head.append(Markdown(f"![Speedup under load]({picture})"))
     blocks: list[Block] = [Heading("Same text, and how fast"), agreement(run), *_speeds(run, whole=True)]
     blocks += [refused_lines(run), Heading("The engine's counters beside the lab's own counts"), Lines([RECONCILED])]
     blocks += [reconciled_table(run), reasons(run), Heading("Share of rounds that kept the token at each place", 3)]
@@ -262,7 +263,7 @@ def server_table(run: ServingRun) -> Block:
         return "The servers ran already; how they were started is not known."
     names = ("package", "version", "python", "torch", "transformers")
     rows = [(name, str(facts[name])) for name in names]
-    rows.append(("flags of all servers", f"`{' '.join(facts['flags'])}`"))
+    rows.append(("flags of all servers", " ".join(facts["flags"])))
     rows += [(f"ready: {name}", f"{seconds:.0f} s") for name, seconds in facts["start_seconds"].items()]
     return Table(rows, {"servers": lambda row: row[0], "": lambda row: row[1]}, n_words=2)
 

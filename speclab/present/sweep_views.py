@@ -9,7 +9,20 @@ from pathlib import Path
 
 from speclab.present.pictures import figures, sweep_plots
 from speclab.present.run_lines import COSTS, doubt, noise_lines, provenance, remarks
-from speclab.present.tables import CELLS, Cell, Lines, Table, column, cost, interval, number, prediction, show
+from speclab.present.tables import (
+    CELLS,
+    Cell,
+    Heading,
+    Lines,
+    Markdown,
+    Table,
+    column,
+    cost,
+    interval,
+    number,
+    prediction,
+    show,
+)
 from speclab.records.rows import Point
 from speclab.records.runs import SweepRun
 from speclab.theory import curves
@@ -95,15 +108,15 @@ def title(name: str) -> str:
 def page(sweep: SweepRun, picture_path: str, level: int = 1) -> str:
     """A section in Markdown: the question, the lines, the picture, the table, where it comes from."""
     name = sweep.sweep
-    heading, image = f"{'#' * level} {title(name)}", f"![{title(name)}]({picture_path})"
+    heading, image = Heading(title(name), level), Markdown(f"![{title(name)}]({picture_path})")
     return show([heading, QUESTIONS[name], lines(sweep), image, table(sweep), provenance(sweep)], markdown=True)
 
 
 def all_pages(sweeps: list[SweepRun], pictures: dict[str, str]) -> str:
     """One report: contents, then a section for each sweep. `pictures`: name of the sweep -> path from the report."""
-    contents = Lines(f"[{title(s.sweep)}](#{s.sweep}): {QUESTIONS[s.sweep]}" for s in sweeps)
-    pages = [page(sweep, pictures[sweep.sweep], level=2).strip() for sweep in sweeps]
-    return show(["# Sweeps", contents, *pages], markdown=True)
+    contents = Lines(Markdown(f"[{title(s.sweep)}](#{s.sweep}): {QUESTIONS[s.sweep]}") for s in sweeps)
+    pages = [Markdown(page(sweep, pictures[sweep.sweep], level=2).strip()) for sweep in sweeps]
+    return show([Markdown("# Sweeps"), contents, *pages], markdown=True)
 
 
 # --- columns ----------------------------------------------------------------------------------------------------------

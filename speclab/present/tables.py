@@ -1,5 +1,7 @@
 """Pages are lists of blocks: headings, lines, paragraphs and tables. One function shows them, here or in Markdown."""
 
+import html
+import re
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -41,7 +43,40 @@ class Table(NamedTuple):
     n_words: int = 1  # the first columns hold words: aligned left
 
 
+class Markdown(str):
+    """A text that is Markdown already: all others are escaped on a page."""
+
+
 Block = Heading | Lines | Table | str | None
+# What would be markup: code, emphasis, links and pictures, entities, tags. Names of models and files hold anything.
+MARKUP = re.compile(r"([\\`*\[\]$]|(?<!\w)_|_(?!\w))|(&(?=#?\w+;))|(<(?=[A-Za-z/!?]))")
+
+
+def escaped(text: str) -> str:
+    """A text as Markdown that shows it as it is, on one line."""
+    if isinstance(text, Markdown):
+        return text
+    text = " ".join(text.splitlines())
+    return MARKUP.sub(lambda found: f"\\{found[1]}" if found[1] else "&amp;" if found[2] else "&lt;", text)
+
+
+def _cell(text: str) -> str:
+    return escaped(text) if isinstance(text, Markdown) else escaped(text).replace("|", r"\|")
+
+
+def unescaped(markdown: str) -> str:
+    """The text that `escaped` was given."""
+    parts = re.split(r"\\([\\`*\[\]$_|])", markdown)  # every second one was escaped by a backslash
+    return "".join(
+        part if i % 2 else re.sub("&(amp|lt);", lambda found: html.unescape(found[0]), part)
+        for i, part in enumerate(parts)
+    )
+
+
+def cells_of(line: str) -> list[str]:
+    """The texts in one line of a Markdown table."""
+    cells = re.findall(r"((?:[^|\\]|\\.)*)\|", line.strip().removeprefix("|"))
+    return [unescaped(cell) for cell in cells]
 
 
 def show(blocks: Iterable[Block], markdown: bool = False) -> str:
@@ -50,7 +85,7 @@ def show(blocks: Iterable[Block], markdown: bool = False) -> str:
     above = ""  # the heading, for which something has yet to come
     for block in blocks:
         if isinstance(block, Heading):
-            above = f"{'#' * block.level} {block.text}\n\n" if markdown else f"{_wrapped(block.text)}\n\n"
+            above = f"{'#' * block.level} {escaped(block.text)}\n\n" if markdown else f"{_wrapped(block.text)}\n\n"
         else:
             if text := _text(block, markdown):
                 texts.append(above + text)
@@ -62,10 +97,10 @@ def _text(block: Lines | Table | str | None, markdown: bool) -> str | None:
     if isinstance(block, Table):
         return _columns(block, markdown)
     if not isinstance(block, Lines):
-        return block if markdown or not block else _wrapped(block)
+        return (escaped(block) if markdown else _wrapped(block)) if block else block
     lines = filter(None, block)
     if markdown:
-        return "\n".join(f"- {line.strip()}" for line in lines)
+        return "\n".join(f"- {escaped(line).strip()}" for line in lines)
     return "\n".join(_wrapped(line, "    ") for line in lines)
 
 
@@ -75,7 +110,8 @@ def _wrapped(paragraph: str, indent: str = "") -> str:
 
 def _columns(block: Table, markdown: bool) -> str | None:
     """The table with its cells filled in; None where there is no row."""
-    filled = {head: [cell(row) for row in block.rows] for head, cell in block.cells.items()}
+    written = _cell if markdown else (lambda text: text.replace("\n", " "))
+    filled = {head: [written(cell(row)) for row in block.rows] for head, cell in block.cells.items()}
     heads = list(filled)
     keys, parts = heads[:2], [heads]
     if not markdown:

@@ -111,7 +111,8 @@ def blank(n: int, width: float, height: float, **shared) -> tuple[Figure, list]:
 def _draw_panel(axis, panel: Panel) -> list[Label]:
     """-> the values that are to be printed beside their markers"""
     labels: list[Label] = []
-    shown = [series for series in panel.series if series.values]
+    # Matplotlib leaves a name out of the legend that begins with an underscore.
+    shown = [one._replace(label=" " * one.label.startswith("_") + one.label) for one in panel.series if one.values]
     measured = [series for series in shown if not series.style]
     beside = _beside(measured, panel.spread)
     for series in shown:

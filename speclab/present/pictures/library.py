@@ -1,5 +1,6 @@
 """matplotlib, where it is installed. Without it a run measures and prints the same, and draws nothing."""
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,6 +13,8 @@ else:
         import matplotlib
 
         matplotlib.use("Agg")
+        matplotlib.rcParams["text.parse_math"] = False  # a name with $ is no formula; no text here is one
+        warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font")  # a name's letters; they become boxes
         import matplotlib.pyplot as plt
         from matplotlib.figure import Figure
         from matplotlib.ticker import NullLocator
