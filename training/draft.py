@@ -6,6 +6,7 @@ That is where it will be asked to guess (Zhou et al., DistillSpec, arXiv 2310.08
 import argparse
 import functools
 import time
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from transformers import Cache, DynamicCache, LlamaForCausalLM, PreTrainedModel,
 
 from speclab.lab.training.steps import (
     MICRO_BATCH_TOKENS,
+    check_ids,
     product_dtype,
     products_in,
     readable,
@@ -21,7 +23,7 @@ from speclab.lab.training.steps import (
     train,
 )
 from speclab.system.terminal import note, progress_bar
-from training.models import DRAFT_SHAPE, compile_layers, llama
+from training.models import DRAFT_SHAPE, VOCABULARY, compile_layers, llama
 
 PROMPT, CONTINUED = 48, 256  # tokens of text that a continuation starts from, and its length with them
 TEMPERATURES = (1e-4, 0.8, 1.0)  # the draft will be asked to guess in all of them
@@ -125,6 +127,18 @@ def acceptance(target: LlamaForCausalLM, draft: LlamaForCausalLM, texts: Tensor)
     return {"greedy_agreement": round(agree / places, 4), "overlap_at_temperature_1": round(overlap / places, 4)}
 
 
+def _check_pool(texts: Any, probs: Any, ids: Any, n_own: Any) -> None:
+    """ValueError where these are not what `distil` has written: texts, what the teacher says of them, and how many of
+    them are its own."""
+    check_ids(texts, CONTINUED, VOCABULARY, least=2)
+    shape = (len(texts), CONTINUED, TEACHER_TOP)
+    if any(not isinstance(part, Tensor) or part.shape != shape for part in (probs, ids)):
+        raise ValueError("the teacher's probabilities are not those of its texts")
+    check_ids(ids.flatten(1), CONTINUED * TEACHER_TOP, VOCABULARY)
+    if not probs.is_floating_point() or type(n_own) is not int or not 0 < n_own < len(texts):
+        raise ValueError("it does not say which texts are the target's own")
+
+
 def distil(
     args: argparse.Namespace, seconds: dict[str, float], target: LlamaForCausalLM, n_steps: int, stream: Tensor
 ) -> tuple[LlamaForCausalLM, dict]:
@@ -139,6 +153,7 @@ def distil(
             *pool, of_steps = torch.load(pool_file, weights_only=True)
             if len(pool) != 4:
                 raise ValueError("it is of an older version")
+            _check_pool(*pool)
         if of_steps != n_steps:
             note("the target has learned more since its texts were written: they and the draft are made anew")
             draft_file.unlink(missing_ok=True)

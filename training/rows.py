@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from speclab.lab.training.steps import product_dtype, readable, save_tensors
+from speclab.lab.training.steps import check_ids, product_dtype, readable, save_tensors
 from training.draft import continuations
 
 # Tokens of a row: the share of the steps, and tokens of text that the target's own continuation starts from.
@@ -41,6 +41,7 @@ def own_texts(
             save_tensors(file, torch.cat(written).to(torch.int32))
         with readable(file):
             texts[length] = torch.load(file, weights_only=True)
+            check_ids(texts[length], length, target.config.get_text_config().vocab_size)
     return texts
 
 

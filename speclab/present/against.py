@@ -103,7 +103,7 @@ def _costs(both: list[Pair], here: Callable[[Row], str], there: Callable[[Row], 
 
 def _steps(run: ComparisonRun) -> Callable[[Row], str]:
     """A decode step of the target in ms, as it was calibrated for a row's draft and temperature."""
-    context = usual_context(run) if run.raw else 0
+    context = usual_context(run)
     steps = {(e["drafter"], e["temperature"]): Costs.from_json(e["costs"]).step_seconds(context) for e in run.costs}
 
     def step(row: Row) -> str:

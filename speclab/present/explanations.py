@@ -186,7 +186,7 @@ def costs_lines(run: ComparisonRun) -> Lines:
 def usual_context(run: ComparisonRun) -> float:
     """Prompt tokens on average and half of the new ones."""
     prompts = {sample.prompt_index: sample.n_prompt for sample in run.raw}
-    return mean(prompts.values()) + run.settings["max_new_tokens"] / 2
+    return (mean(prompts.values()) if prompts else 0.0) + run.settings["max_new_tokens"] / 2
 
 
 def phases_line(run: ComparisonRun) -> str | None:

@@ -9,8 +9,9 @@ from speclab.core.counts import Counts
 from speclab.present import explanations, tables
 from speclab.present.run_lines import REJECTED_PLACES, REPLAYS, doubt, noise_lines, remarks
 from speclab.present.tables import Block, Cell, Heading, Lines, Table, cells, interval, number, speedup, speedup_of
+from speclab.records.facts import Facts
 from speclab.records.rows import Row
-from speclab.records.runs import ComparisonRun, Facts
+from speclab.records.runs import ComparisonRun
 from speclab.theory.ladder import prediction_rows
 
 COLUMNS = (
@@ -210,7 +211,9 @@ def plain_line(run: ComparisonRun) -> str | None:
     """Which plain decoding is the fastest here; None where only the baseline ran."""
     if run.best_plain is None:
         return None
-    row = next(r for r in run.rows if r.method == run.best_plain and r.speedup_best_plain)
+    row = next((r for r in run.rows if r.method == run.best_plain and r.speedup_best_plain), None)
+    if row is None:
+        return None
     over = "" if row.method == "baseline" else f", {speedup(row.speedup_with_prefill)} the baseline end to end"
     return f"the best plain decoding of this run: {row.method}{over}"
 

@@ -20,7 +20,7 @@ from speclab.present.tables import (
     temperature_name,
     with_verdict,
 )
-from speclab.records.runs import Facts
+from speclab.records.facts import Facts
 from speclab.records.serving import EngineCounts, Reconciled, ServedRow, ServingRun
 
 SHORT = (

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from speclab.records.facts import Facts, Judged, Pair
 from speclab.records.rows import Amount, Count, Part, Share
-from speclab.records.runs import Facts, LabRun, Noise
+from speclab.records.runs import LabRun, Noise
 
 Verdict = Literal["faster", "unclear", "slower"]
 
@@ -97,7 +98,7 @@ class KneeEntry(Part):
     source: Literal["measured", "predicted", "from measured passes"]
     batch: float | None  # None: it does not, up to the largest one
     below: bool  # every batch loses
-    best: Facts  # batch -> [best k, its speedup]
+    best: dict[str, Pair]  # batch -> [best k, its speedup]
 
 
 @dataclass(kw_only=True)
@@ -109,7 +110,7 @@ class MachineEntry(Part):
     context: Count
     batch: float | None
     below: bool
-    best: Facts
+    best: dict[str, Pair]
 
 
 @dataclass(kw_only=True)
@@ -120,7 +121,7 @@ class BatchRun(LabRun):
     thorough: bool  # --sweep batch
     n_requests: Count
     mean_context: Amount  # tokens before a pass, over all passes
-    correctness: list[Facts]
+    correctness: list[Judged]
     costs: Facts  # what the predictions are made from
     library: list[Facts]  # `model.generate` over as many prompts at once
     knees: list[KneeEntry]

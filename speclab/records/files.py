@@ -15,12 +15,13 @@ from typing import Any, TypeVar
 import torch
 import transformers
 
+from speclab.records.rows import Part
 from speclab.records.runs import Head, Machine, Versions
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.files import read_bytes, shown
 from speclab.system.paths import IS_CLONE, ROOT
 
-LARGEST = 256 * 2**20  # bytes of a record; the longest run here has one of a few million
+LARGEST = 16 * 2**20  # bytes of a record; the longest of all runs here has half a million
 # Fields that a record leaves out where they are None.
 OPTIONAL = (
     *("unchecked", "yours", "probe", "weight_bytes", "bandwidth", "padded", "gpu_state", "n_without_drafts"),
@@ -31,6 +32,7 @@ OPTIONAL = (
 )
 
 Record = TypeVar("Record", bound=Head)
+Parsed = TypeVar("Parsed", bound=Part)
 
 
 # --- circumstances ----------------------------------------------------------------------------------------------------
@@ -168,14 +170,23 @@ def read(path: Path, kind: type[Record]) -> Record:
 
     Raises EnvironmentProblem where it is no such record.
     """
+    text = _checked_text(path)
+    try:
+        return parsed(kind, text)
+    except ValueError as error:
+        raise _unreadable(path, str(error)) from None
+
+
+def parsed(kind: type[Parsed], text: str) -> Parsed:
+    """JSON as a record, or as a part of one. ValueError, with the place, where it is not what `kind` says."""
     from pydantic import TypeAdapter, ValidationError  # here: a run writes records where pydantic is not installed
 
     try:
-        return TypeAdapter(kind).validate_json(_checked_text(path))
+        return TypeAdapter(kind).validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise _unreadable(path, f"{where}: {first['msg']}" if where else first["msg"]) from None
+        raise ValueError(f"{where}: {first['msg']}" if where else first["msg"]) from None
 
 
 def _checked_text(path: Path) -> str:

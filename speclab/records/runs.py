@@ -6,12 +6,12 @@ path. Schema, reading and writing follow from these classes (speclab/records/fil
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Literal
 
+from speclab.records.facts import Costs, Entries, Facts, Judged, OfSweep, Phases, Prompts, RunSettings
 from speclab.records.rows import Amount, Count, Part, Point, Row, Timing
 
 SCHEMA_VERSION = 2
-Facts = dict[str, Any]  # plain JSON whose keys depend on the run
 
 
 @dataclass(kw_only=True)
@@ -68,6 +68,7 @@ class LabRun(Head):
     """What the records of compare.py share."""
 
     schema_version: Literal[2]
+    settings: RunSettings
     models: dict[str, str]
     unchecked: list[str] | None = None  # arms whose texts were not checked; absent where all were
 
@@ -97,11 +98,11 @@ class LearnerPrediction(Part):
 class ComparisonRun(LabRun):
     """`python compare.py`."""
 
-    prompts: Facts  # n, kinds, n_looping: greedy texts that end in repetition
-    correctness: list[Facts]  # of speclab/lab/output_checks.py
+    prompts: Annotated[Facts, Entries(Prompts)]
+    correctness: list[Judged]  # of speclab/lab/output_checks.py
     noise: list[Noise]
-    costs: list[Facts]  # drafter, temperature, costs: as speclab/theory/costs.py writes them
-    phases: Facts  # seconds of the instrumented rounds, and the share of them that the phases cover
+    costs: list[Costs]
+    phases: Annotated[Facts, Entries(Phases)]
     headline: Row | None
     rows: list[Row]
     raw: list[Timing]
@@ -117,8 +118,8 @@ class SweepRun(LabRun):
     """`python compare.py --sweep NAME`."""
 
     sweep: str
-    facts: Facts
-    correctness: list[Facts]
+    facts: Annotated[Facts, Entries(OfSweep)]
+    correctness: list[Judged]
     noise: list[Noise]
     points: list[Point]
 
@@ -210,7 +211,7 @@ class Verified(Part):
     n_prompts: Count
     drafts: list[VerifiedDraft]
     rows: list[Row]
-    correctness: list[Facts]
+    correctness: list[Judged]
 
 
 @dataclass(kw_only=True)

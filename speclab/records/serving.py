@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from speclab.records.batches import KneeEntry, Verdict
+from speclab.records.facts import Facts, Judged
 from speclab.records.rows import Amount, Count, Part, Share
-from speclab.records.runs import Facts, LabRun, Noise
+from speclab.records.runs import LabRun, Noise
 
 
 @dataclass(kw_only=True)
@@ -159,7 +160,7 @@ class ServingRun(LabRun):
     """`python compare.py --engine vllm`."""
 
     server: Facts  # which engine: versions, how it was started, and seconds until each server answered
-    correctness: list[Facts]  # of the texts, against the lab's own greedy text or the target's law
+    correctness: list[Judged]  # of the texts, against the lab's own greedy text or the target's law
     noise: list[ServedNoise]
     refused: list[Refused]
     failure: str | None  # what ended the run early

@@ -273,6 +273,97 @@ def test_a_work_folder_has_one_training(tmp_path):
         training_steps.check_settings(tmp_path, settings)
 
 
+CHECKPOINT = {
+    "no dict": lambda state: [1],
+    "no facts": lambda state: {"model": state["model"], "optimizers": state["optimizers"]},
+    "steps in words": lambda state: state | {"facts": state["facts"] | {"steps": "many"}},
+    "steps below 0": lambda state: state | {"facts": state["facts"] | {"steps": -1}},
+    "seconds that are no number": lambda state: state | {"facts": state["facts"] | {"seconds": float("nan")}},
+    "no loss": lambda state: state | {"facts": state["facts"] | {"last_loss": None}},
+    "an unknown precision": lambda state: state | {"facts": state["facts"] | {"products": "system"}},
+    "an unknown fact": lambda state: state | {"facts": state["facts"] | {"more": 1}},
+    "a fact that is a tensor": lambda state: state | {"facts": state["facts"] | {"tokens": torch.ones(2)}},
+    "one optimizer": lambda state: state | {"optimizers": state["optimizers"][:1]},
+    "an optimizer's number in words": lambda state: with_number(state, "momentum_buffer", "x"),
+    "an optimizer's numbers of another shape": lambda state: with_number(state, "momentum_buffer", torch.ones(3)),
+}
+
+
+def with_number(state: dict, name: str, value: object) -> dict:
+    """A checkpoint with another number in its first optimizer."""
+    state["optimizers"][0]["state"][0][name] = value
+    return state
+
+
+@pytest.mark.parametrize("damage", CHECKPOINT.values(), ids=CHECKPOINT)
+def test_a_checkpoint_with_wrong_facts_is_one_line(damage, tmp_path, monkeypatch):
+    path = tmp_path / "m.pt"
+    a_training(monkeypatch, 20, checkpoint=path)
+    training_steps.save_tensors(path, damage(torch.load(path, weights_only=True)))
+    with pytest.raises(
+        EnvironmentProblem, match=r"cannot go on from .*m\.pt: .*; delete it, or use another --work-dir"
+    ):
+        a_training(monkeypatch, 1000, checkpoint=path)
+
+
+def test_a_checkpoint_says_nothing_of_how_an_optimizer_works(tmp_path, monkeypatch):
+    path = tmp_path / "m.pt"
+    a_training(monkeypatch, 20, checkpoint=path)
+    state = torch.load(path, weights_only=True)
+    state["optimizers"][0]["param_groups"][0]["momentum"] = "x"
+    training_steps.save_tensors(path, state)
+    facts, *_ = a_training(monkeypatch, 60, checkpoint=path)
+    assert facts.steps > 0
+
+
+TEXTS = {
+    "no tensor": [1, 2],
+    "a tensor of numbers": torch.ones(3, 256),
+    "texts of another length": torch.ones(3, 255, dtype=torch.int32),
+    "no text": torch.ones(0, 256, dtype=torch.int32),
+    "one text without the others": torch.ones(256, dtype=torch.int32),
+    "ids beyond the target's": torch.full((3, 256), VOCAB, dtype=torch.int32),
+    "ids below 0": torch.full((3, 256), -1, dtype=torch.int32),
+}
+
+
+@pytest.mark.parametrize("texts", TEXTS.values(), ids=TEXTS)
+def test_texts_of_a_work_folder_that_are_none_are_one_line(texts, tmp_path):
+    training_steps.save_tensors(tmp_path / "own-256.pt", texts)
+    with pytest.raises(EnvironmentProblem, match="cannot go on from"):
+        training_rows.own_texts(tmp_path, tiny("llama"), torch.zeros(600, dtype=torch.int32), torch.zeros(0, 64), 0, 0)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {0: torch.zeros(3, 9, dtype=torch.long)},
+        {1: torch.zeros(21, 9, 9)},
+        {1: "x"},
+        {2: torch.full((21, draft_training.CONTINUED, draft_training.TEACHER_TOP), 10**6)},
+        {3: 21},
+        {3: "three"},
+    ],
+)
+def test_a_pool_that_does_not_fit_together_is_refused(damage):
+    of_teacher = torch.zeros(21, draft_training.CONTINUED, draft_training.TEACHER_TOP)
+    texts = torch.zeros(21, draft_training.CONTINUED, dtype=torch.long)
+    parts = [texts, of_teacher, of_teacher.long(), 3]
+    draft_training._check_pool(*parts)
+    with pytest.raises(ValueError, match=r"texts|teacher|ids"):
+        draft_training._check_pool(*(damage.get(i, part) for i, part in enumerate(parts)))
+
+
+def test_a_pipe_in_a_work_folder_is_not_read(tmp_path):
+    os.mkfifo(tmp_path / "settings.json")
+    (tmp_path / "own-256.pt").touch()
+    with pytest.raises(EnvironmentProblem, match=r"settings\.json is a device or a pipe, no file"):
+        training_steps.check_settings(tmp_path, {})
+    for place in (tmp_path / "settings.json", tmp_path):
+        with pytest.raises(EnvironmentProblem, match="pipe"), training_steps.readable(place):
+            pytest.fail("it would be opened")
+
+
 # Flags that say how long, how fast and where to: a training goes on with others.
 NOT_LEARNED = {"help", "minutes", "own_minutes", "threads", "keep", "work_dir", "out", "part_mb", "kind"}
 
@@ -379,8 +470,9 @@ def test_a_draft_learns_from_the_target_as_it_is_now(tmp_path, monkeypatch):
     """A target that was trained further writes new texts, and the draft begins anew."""
     made = []
     rows = torch.zeros(3, draft_training.CONTINUED, dtype=torch.long)
+    of_teacher = torch.zeros(21, draft_training.CONTINUED, draft_training.TEACHER_TOP)
     monkeypatch.setattr(draft_training, "continuations", lambda *_: made.append(1) or rows)
-    monkeypatch.setattr(draft_training, "teacher_targets", lambda target, texts: (texts.float(), texts))
+    monkeypatch.setattr(draft_training, "teacher_targets", lambda target, texts: (of_teacher, of_teacher.long()))
     monkeypatch.setattr(draft_training, "draft_from", lambda *_: tiny_llama(0, dtype=torch.float32))
     monkeypatch.setattr(draft_training, "compile_layers", lambda model: None)
     monkeypatch.setattr(draft_training, "train", lambda *_: training_steps.TrainingFacts())

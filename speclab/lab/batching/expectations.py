@@ -12,7 +12,7 @@ from speclab.lab.batching.passes import LoopKey, PassTimer, Shape, pass_costs
 from speclab.lab.run_config import RunConfig
 from speclab.models.cached import CachedModel
 from speclab.records.batches import KneeEntry, MachineEntry, PassTime
-from speclab.records.runs import Facts
+from speclab.records.facts import Facts
 from speclab.theory import batching
 from speclab.theory.batching import PassCosts
 

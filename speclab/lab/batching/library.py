@@ -8,7 +8,7 @@ import torch
 from speclab.core.clock import old_objects_frozen
 from speclab.lab.decodings import library_generate
 from speclab.lab.run_config import RunConfig
-from speclab.records.runs import Facts
+from speclab.records.facts import Facts
 from speclab.system.terminal import progress
 
 

@@ -8,7 +8,7 @@ from speclab.lab.harness import Measurement
 from speclab.lab.output_checks import judge, judge_greedy, law_entry
 from speclab.lab.serving.served import Served
 from speclab.lab.serving.turns import Sent
-from speclab.records.runs import Facts
+from speclab.records.facts import Facts
 from speclab.records.samples import BASELINE, BASELINE_REPEAT, Arm, Sample
 from speclab.theory import losslessness
 

@@ -9,7 +9,7 @@ from speclab.lab.serving.installed import Installed, ServerSettings
 from speclab.lab.serving.load import Level
 from speclab.lab.serving.own import OwnRounds, OwnText
 from speclab.lab.serving.turns import Sent
-from speclab.records.runs import Facts
+from speclab.records.facts import Facts
 from speclab.records.samples import BASELINE, Arm
 from speclab.records.serving import Limits, LoadRow, Refused, Schedule
 

@@ -10,6 +10,7 @@ import timeit
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from filelock import FileLock, Timeout
@@ -17,13 +18,16 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
+from speclab.records.files import parsed
+from speclab.records.rows import Amount, Count, Part
 from speclab.system.errors import EnvironmentProblem, UsageProblem, first_line, signals_at_the_end
-from speclab.system.files import write_whole
+from speclab.system.files import read_bytes, write_whole
 from speclab.system.terminal import note, progress_bar
 
 # Share of the training steps at each sequence length. Short ones are cheap, long ones keep long texts together.
 LENGTHS = {256: 0.80, 512: 0.15, 2048: 0.05}
 MICRO_BATCH_TOKENS = {"cuda": 32768}  # by device; what a pass trains on at once
+MOST_SETTINGS = 2**20  # bytes of a settings.json
 FEW_TOKENS = 4096  # the same elsewhere
 BY_ROW = ("lm_head", "markov")  # matrices with a row for each id, as embeddings are
 SECONDS_BETWEEN_CHECKPOINTS = 240
@@ -74,19 +78,19 @@ def next_token_loss(model: PreTrainedModel, tokens: Tensor) -> Tensor:
 
 
 @dataclass
-class TrainingFacts:
+class TrainingFacts(Part):
     """How far a training is. Losses are in nats per token; a draft's have shares of rejected samples in them. The last
     one is a running mean over some ten steps.
 
     products: the precision that they are made in.
     """
 
-    steps: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
+    steps: Count = 0
+    tokens: Count = 0
+    seconds: Amount = 0.0
     first_loss: float | None = None
     last_loss: float | None = None
-    products: str = ""
+    products: Literal["", "float32", "bfloat16"] = ""
 
 
 def train(
@@ -110,12 +114,7 @@ def train(
     steppers, facts = optimizers(model, rate, of_tables), TrainingFacts()
     peaks = rate, of_tables * rate
     if checkpoint and checkpoint.exists():
-        with readable(checkpoint):
-            state = torch.load(checkpoint, weights_only=True)
-            model.load_state_dict(state["model"])
-            for stepper, saved in zip(steppers, state["optimizers"], strict=True):
-                stepper.load_state_dict(saved)
-            facts = TrainingFacts(**state["facts"])
+        facts = _resumed(checkpoint, model, steppers)
     device = next(model.parameters()).device
     facts.products = facts.products or str(product_dtype(device)).removeprefix("torch.")
     precision = getattr(torch, facts.products)
@@ -211,6 +210,35 @@ def _check_finite(loss: float, name: str, step: int) -> None:
         )
 
 
+def _resumed(checkpoint: Path, model: nn.Module, steppers: list[torch.optim.Optimizer]) -> TrainingFacts:
+    """Set the model and its optimizers to where a checkpoint is.  -> how far that is"""
+    with readable(checkpoint):
+        state = torch.load(checkpoint, weights_only=True)
+        model.load_state_dict(state["model"])
+        for stepper, saved in zip(steppers, state["optimizers"], strict=True):
+            _load_stepper(stepper, saved)
+        facts = parsed(TrainingFacts, json.dumps(state["facts"]))
+        if facts.first_loss is None or facts.last_loss is None:
+            raise ValueError("it says nothing of the loss")
+        return facts
+
+
+def _load_stepper(stepper: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """An optimizer goes on where a saved one was. ValueError where its numbers do not belong to these weights.
+
+    Its rates and decays are those of this run: a checkpoint says nothing about them.
+    """
+    own = [{name: value for name, value in group.items() if name != "params"} for group in stepper.param_groups]
+    stepper.load_state_dict(saved)
+    for group, settings in zip(stepper.param_groups, own, strict=True):
+        group.update(settings)
+    names = {"momentum_buffer"} if isinstance(stepper, torch.optim.Muon) else {"step", "exp_avg", "exp_avg_sq"}
+    for weight, state in stepper.state.items():
+        shapes = {name: getattr(value, "shape", None) for name, value in state.items()}
+        if shapes != {name: torch.Size() if name == "step" else weight.shape for name in names}:
+            raise ValueError(f"its optimizer's numbers are not those of weights of shape {tuple(weight.shape)}")
+
+
 def _gradients(
     model: nn.Module, micro_batches: list[tuple[Tensor, ...]], loss_of: Callable[..., Tensor], precision: torch.dtype
 ) -> Tensor:
@@ -271,7 +299,7 @@ def check_settings(folder: Path, settings: dict[str, object]) -> None:
         if not file.exists():
             raise UsageProblem(f"{folder} has a training, and no settings.json says of what; {advice}")
         with readable(file):
-            earlier = dict(json.loads(file.read_text("utf-8")))
+            earlier = dict(json.loads(read_bytes(file, MOST_SETTINGS)))
         for flag in settings | earlier:
             before, now = earlier.get(flag), settings.get(flag)
             if before != now:
@@ -279,10 +307,25 @@ def check_settings(folder: Path, settings: dict[str, object]) -> None:
     write_whole(file, json.dumps(settings, indent=1) + "\n")
 
 
+def check_ids(ids: Any, length: int, vocab: int, least: int = 1) -> None:
+    """ValueError where this is not (n, length) ids below `vocab`, of at least `least` texts."""
+    whole = isinstance(ids, Tensor) and not ids.is_floating_point() and not ids.is_complex() and ids.dtype != torch.bool
+    if not whole or ids.ndim != 2 or ids.shape[1] != length or len(ids) < least:
+        raise ValueError(f"it does not hold texts of {length} tokens")
+    if not 0 <= int(ids.min()) <= int(ids.max()) < vocab:
+        raise ValueError("it holds ids that the target does not have")
+
+
 @contextlib.contextmanager
 def readable(checkpoint: Path) -> Iterator[None]:
-    """What is wrong with a checkpoint is one line: damaged, or of a model of another shape."""
+    """What is wrong with a checkpoint is one line: damaged, or of a model of another shape.
+
+    Nothing but regular files is opened, alone or in a folder: a pipe would never end.
+    """
     try:
+        for path in checkpoint.iterdir() if checkpoint.is_dir() else [checkpoint]:
+            if not path.is_file() and not path.is_dir():
+                raise ValueError(f"{path.name} is a device or a pipe, no file")
         yield
     except Exception as error:  # each layer below raises its own kinds
         raise EnvironmentProblem(

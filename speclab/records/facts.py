@@ -1,0 +1,196 @@
+"""What the dicts inside a record hold: the entries that views read. They are checked when a record is read.
+
+Each class names the entries of one kind of dict and their types; one with a value here may be missing. Others may
+stand beside them, since a run writes down all that it was made with. In memory they stay dicts.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, get_type_hints
+
+from speclab.records.rows import Amount, Count, Share, Within
+
+Facts = dict[str, Any]  # plain JSON whose keys depend on the run
+
+
+@dataclass(frozen=True)
+class Entries:
+    """The entries that a dict has at least: those of `kind`; or of `sampled`, where its temperature is above 0."""
+
+    kind: type
+    sampled: type | None = None
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> dict:
+        """What pydantic asks an annotation for."""
+        if self.sampled is None:
+            return _schema(self.kind, handler)
+        choices = {"greedy": _schema(self.kind, handler), "sampled": _schema(self.sampled, handler)}
+        return {"type": "tagged-union", "discriminator": _which, "choices": choices, "strict": True}
+
+
+def _which(entry: Any) -> str:
+    temperature = entry.get("temperature") if isinstance(entry, dict) else None
+    return "sampled" if isinstance(temperature, (int, float)) and temperature > 0 else "greedy"
+
+
+def _schema(kind: type, handler: Any) -> dict:
+    fields = {
+        name: {
+            "type": "typed-dict-field",
+            "schema": handler.generate_schema(type_),
+            "required": not hasattr(kind, name),
+        }
+        for name, type_ in get_type_hints(kind, include_extras=True).items()
+    }
+    rules = {"strict": True, "allow_inf_nan": False}
+    return {"type": "typed-dict", "fields": fields, "extra_behavior": "allow", "config": rules}
+
+
+@dataclass(frozen=True)
+class Items:
+    """How many items a list has."""
+
+    least: int
+    most: int | None = None
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> dict:
+        """What pydantic asks an annotation for."""
+        return handler(source) | {"min_length": self.least} | ({"max_length": self.most} if self.most else {})
+
+
+class Graphs:
+    """CUDA graphs that were recorded in timed turns."""
+
+    in_turns: Count
+
+
+class Learner:
+    """Whose functions took part."""
+
+    package: str
+    exercises: list[Count]
+
+
+class Settings:
+    """Of compare.py, in all of its runs."""
+
+    target: str
+    device: str
+    dtype: str
+    engine: str
+    seed: Count
+    draft_lengths: list[Count]
+    temperatures: list[Amount]
+    max_new_tokens: Count
+    repeats: Count
+    n_prompts: Count
+    prompts_sha256: str
+    threads: Count
+    top_k: Count
+    top_p: Amount
+    started_here: bool = False  # of servers
+    rule: str = ""
+    graphs: Annotated[Facts, Entries(Graphs)] = {}  # noqa: RUF012 - present or missing, never changed
+    impl: Annotated[Facts, Entries(Learner)] = {}  # noqa: RUF012
+
+
+class Difference:
+    """Where a greedy text first differs from the baseline's."""
+
+    prompt: Count
+    position: Count
+    tokens: Annotated[list[str], Items(2, 2)]  # the baseline's, and what it became
+    gap: Amount | None
+    verdict: str
+
+
+class Greedy:
+    """Greedy texts of an arm beside the baseline's."""
+
+    arm: str
+    temperature: Amount
+    n_prompts: Count
+    differences: list[Annotated[Facts, Entries(Difference)]]
+    passed: bool
+
+
+class Sampled:
+    """Sampled tokens of an arm under the target's own distributions."""
+
+    arm: str
+    temperature: Amount
+    n_tokens: Count
+    z_residual: float | None  # None: infinite
+    z_surprise: float | None
+    bound: Amount
+    passed: bool
+    lossy_rule: str | None = None
+    total_variation: float | None = None
+
+
+Pair = Annotated[list[Count | Amount], Items(2, 2)]
+Curve = list[Pair]  # whole numbers and seconds
+
+
+class Calibrated:
+    """Costs of one drafter at one temperature, as speclab/theory/costs.py writes them."""
+
+    step_at: Annotated[float, Within(1e-12)]  # it is divided by
+    step_slope: Amount
+    verify_at: Annotated[Curve, Items(1)]
+    verify_slope: Amount
+    draft_idle: Amount
+    draft_at: Curve
+    draft_catch: Amount
+    draft_slope: Amount
+    accept_at: Amount
+    accept_each: Amount
+    rollback: Amount
+    host: Amount
+    accept_error: Amount = 0.0
+    rollback_error: Amount = 0.0
+    host_error: Amount = 0.0
+    replay: Amount = 0.0
+
+
+class CostsOf:
+    """Whose costs they are."""
+
+    drafter: str
+    temperature: Amount
+    costs: Annotated[Facts, Entries(Calibrated)]
+
+
+class Prompts:
+    """The prompts of a comparison."""
+
+    n: Count
+    kinds: list[str]
+    n_looping: Count | None  # greedy texts that end in repetition; None: none was decoded greedily
+
+
+class Phases:
+    """Seconds of the instrumented rounds, and the share of them that the phases cover."""
+
+    seconds: Amount
+    share: Share | None
+
+
+class Training:
+    """How a draft was trained for a sweep."""
+
+    steps: Count
+    tokens: Count
+    seconds: Amount
+    first_loss: float
+    last_loss: float
+
+
+class OfSweep:
+    """What a sweep has beside its points."""
+
+    training: Annotated[Facts, Entries(Training)] = {}  # noqa: RUF012
+
+
+RunSettings = Annotated[Facts, Entries(Settings)]
+Judged = Annotated[Facts, Entries(Greedy, Sampled)]
+Costs = Annotated[Facts, Entries(CostsOf)]
