@@ -37,7 +37,9 @@ def factor(part: Any) -> float:
     if kind == "Replace":
         pattern, written = part.get("pattern"), _length(part.get("content"))
         replaced = _length(pattern.get("String")) if isinstance(pattern, dict) else 0
-        return max(1.0, written / replaced) if replaced else 1.0 + written  # an expression may find nothing, anywhere
+        return (
+            max(1.0, written / replaced) if replaced else 1.0 + 2 * written
+        )  # an expression may find nothing, at both ends, too
     if kind == "Prepend":
         return 1.0 + _length(part.get("prepend"))
     if kind == "Precompiled":

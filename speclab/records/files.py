@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import functools
 import hashlib
 import json
 import math
@@ -10,7 +11,7 @@ import platform
 import subprocess
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import transformers
@@ -20,6 +21,9 @@ from speclab.records.runs import Head, Machine, Versions
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.files import read_bytes, shown
 from speclab.system.paths import IS_CLONE, ROOT
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 LARGEST = 16 * 2**20  # bytes of a record; the longest of all runs here has half a million
 # Fields that a record leaves out where they are None.
@@ -177,12 +181,19 @@ def read(path: Path, kind: type[Record]) -> Record:
         raise _unreadable(path, str(error)) from None
 
 
+@functools.cache
+def _adapter(kind: type[Parsed]) -> "TypeAdapter[Parsed]":
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
+
+
 def parsed(kind: type[Parsed], text: str) -> Parsed:
     """JSON as a record, or as a part of one. ValueError, with the place, where it is not what `kind` says."""
-    from pydantic import TypeAdapter, ValidationError  # here: a run writes records where pydantic is not installed
+    from pydantic import ValidationError  # here: a run writes records where pydantic is not installed
 
     try:
-        return TypeAdapter(kind).validate_json(text)
+        return _adapter(kind).validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))

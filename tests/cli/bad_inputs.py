@@ -21,6 +21,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
+ROOT = Path(__file__).parents[2]
 TINY = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
 DEEP = "[" * 100_000
 LONG = "n" * 300
@@ -136,6 +137,12 @@ FILES = {
     "generation-deep/generation_config.json": DEEP,
     "generation-latin/generation_config.json": b'{"x": "\xff"}',
 }
+# Model folders with a chat template.
+TEMPLATES = {
+    "template-endless": "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3,
+    "template-large": "{{ 'x' * 10 ** 10 }}",
+    "template-refuses": "{{ raise_exception('no user may speak') }}",
+}
 # Model folders that differ in generation_config.json.
 GENERATION = {
     "eos-text": {"eos_token_id": "</s>"},
@@ -212,6 +219,12 @@ def tokenizers(folder: Path) -> None:
         (copied(folder, name) / "tokenizer.json").write_text(json.dumps(changed))
 
     vocab = dict(content["model"]["vocab"])
+    gives_up = {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Isolated", "invert": False}
+    saved("tokenizer-gives-up", vocab, pre_tokenizer=gives_up)
+    doubles = [{"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}] * 40
+    saved("tokenizer-doubles", vocab, normalizer={"type": "Sequence", "normalizers": doubles})
+    for name, template in TEMPLATES.items():
+        edited(copied(folder, name), "tokenizer_config.json", chat_template=template)
     saved("tokenizer-without-words", {}, added_tokens=[])
     saved("tokenizer-swapped", vocab | {"a": vocab["b"], "b": vocab["a"]})
     saved("tokenizer-huge-id", vocab | {"a": 10**9})
@@ -231,11 +244,20 @@ def loose_files(folder: Path) -> None:
         "long.txt": b"x = 1; " * 500,
         "file": b"in the way",
         "good.txt": b"def f(x):",
+        "x.txt": b"x" * 3000,
+        "lists.json": b"[" + b"[]," * 6_000_000 + b"[]]",
         "nan.json": b'{"rows": NaN}',
         "deep.json": DEEP.encode(),
     }
     for name, content in texts.items():
         (folder / name).write_bytes(content)
+    record = json.loads((ROOT / "results" / "cpu-2-cores.json").read_text())
+    target, costs = record["settings"]["target"], record["costs"][0]["costs"]
+    record["settings"]["target"] = 7
+    (folder / "wrong-settings.json").write_text(json.dumps(record))
+    record["settings"]["target"] = target
+    del costs["step_at"]
+    (folder / "no-step.json").write_text(json.dumps(record))
     with open(folder / "large.txt", "wb") as file:
         file.truncate(16 * 2**20 + 1)
     for name in ("empty-folder", "blocked/results/local.json", "blocked/results/local-roofline.json"):
@@ -472,6 +494,11 @@ ROWS = [
     Row(f"{B} --prompt x --target tokenizer-without-words", 3, ("its tokenizer", "out of vocabulary")),
     Row(f"{B} --prompt x --target tokenizer-negative-id", 3, ("its tokenizer", "-1")),
     Row(f"{B} --prompt x --target tokenizer-config-list", 3, ("its tokenizer",)),
+    Row(f"{B} --prompts x.txt --target tokenizer-gives-up", 3, ("gives up on a prompt", "retry-limit", "shorten")),
+    Row(f"{B} --prompt a --target tokenizer-doubles", 3, ("its tokenizer", "millions of bytes of one")),
+    Row(f"{B} --prompt x --target template-endless", 3, ("chat template", "of processor time; use --no-chat")),
+    Row(f"{B} --prompt x --target template-large", 3, ("chat template", "GiB of memory; use --no-chat")),
+    Row(f"{B} --prompt x --target template-refuses", 3, ("chat template", "no user may speak; use --no-chat")),
     Row(f"{B} --target tokenizer-huge-id --prompt a", 3, ("token 1000000000", "do not belong together")),
     Row(f"{B} --prompt x --target generation-torn", 3, ("generation_config.json", "valid JSON")),
     Row(f"{B} --prompt x --target generation-list", 3, ("generation_config.json",)),
@@ -668,6 +695,11 @@ ROWS = [
     Row(f"{C} --out-dir blocked", 3, ("local.json", "it is a folder", "--out-dir")),
     Row(f"{C} --out-dir blocked-file", 3, ("blocked-file/results", "--out-dir")),
     Row(f"{C} --out-dir /proc/nowhere", 3, ("/proc/nowhere", "--out-dir")),
+    Row(f"{C} --against lists.json", 3, ("lists.json is no record", "more than 16 MiB")),
+    Row(f"{C} --against config-number/config.json", 3, ("config-number/config.json is no record",)),
+    Row(f"{C} --against RESULTS/cpu-2-cores-plan.json", 3, ("is no record", "Field required")),
+    Row(f"{C} --against wrong-settings.json", 3, ("is no record", "settings.target: Input should be a valid string")),
+    Row(f"{C} --against no-step.json", 3, ("is no record", "costs.0.costs.step_at: Field required")),
     Row(f"{C} --profile -", 2, ("--profile -", "give a file")),
     Row(f"{C} --profile empty-folder", 3, ("empty-folder", "--profile")),
     Row(f"{C} --trace file/x", 3, ("file/x", "--trace")),

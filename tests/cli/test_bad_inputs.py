@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from speclab.models import templates
 from speclab.system.paths import ROOT
 from tests.cli.bad_inputs import ROWS, USUAL, Row, places
 
@@ -70,6 +71,7 @@ def test_bad_input_is_one_line(folder, capfd, monkeypatch, row: Row):
         pytest.skip("needs a machine without a GPU")
     module, words = words_of(row.command)
     monkeypatch.chdir(folder)
+    monkeypatch.setattr(templates, "SECONDS", 1)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(row.stdin)))
     before = files_of(folder, ROOT / "results", ROOT / "plots")
     package = importlib.import_module(module)

@@ -18,8 +18,8 @@ from transformers import AutoTokenizer, GenerationConfig
 
 from speclab.cli import parsing
 from speclab.models import generation, loading, prompts
-from speclab.present import report
-from speclab.records.files import read
+from speclab.present import against, first_screen, report
+from speclab.records.files import parsed, read
 from speclab.records.runs import ComparisonRun
 from speclab.system import files, terminal
 from speclab.system.errors import EnvironmentProblem, Problem
@@ -244,6 +244,46 @@ def test_a_record_is_what_its_schema_says_or_a_problem(text):
         (folder / "run.json").write_bytes(text.encode(errors="surrogatepass"))
         with contextlib.suppress(EnvironmentProblem):
             read(folder / "run.json", ComparisonRun)
+
+
+OTHER: dict[type, list] = {
+    bool: [True, False],
+    int: [0, 1, 7, 10**15],
+    float: [0.0, 1e-300, 1e300, 0.5, None],
+    str: ["", "all", "baseline", "lab:1m", "lab:zz", "model"],
+    list: [[]],
+    dict: [{}],
+    type(None): [None, True, 0.5, "x"],
+}
+
+
+@st.composite
+def bent(draw) -> str:
+    """The record with some values changed to others of the same type: its schema may have nothing against them."""
+    run = json.loads(json.dumps(RUN))
+    for _ in range(draw(st.integers(1, 4))):
+        place: dict | list = run
+        while True:
+            key = draw(st.sampled_from(list(place) if isinstance(place, dict) else list(range(len(place)))))
+            if not isinstance(place[key], dict | list) or not place[key] or not draw(st.integers(0, 6)):
+                break
+            place = place[key]
+        place[key] = draw(st.sampled_from(OTHER[type(place[key])]))
+        if not run:
+            break
+    return json.dumps(run)
+
+
+@given(bent())
+@FEW
+def test_a_record_that_was_read_can_be_shown(text):
+    """What `--against` reads before anything is measured does not fail afterwards."""
+    with new_folder() as folder, contextlib.suppress(EnvironmentProblem):
+        (folder / "run.json").write_text(text)
+        here, there = parsed(ComparisonRun, json.dumps(RUN)), read(folder / "run.json", ComparisonRun)
+        assert against.text(here, there, "run.json")
+        assert against.text(there, here, "here.json")
+        assert first_screen.screen(there)
 
 
 @given(damaged())

@@ -148,3 +148,19 @@ def test_a_picture_says_where_its_numbers_are_not_to_be_believed(ratio, tmp_path
     said = "NOT TO BE BELIEVED: the second run of the baseline was 1.30x as fast as its first run\n"
     assert own
     assert figure.get_suptitle() == said * (ratio > 1.1) + own
+
+
+@pytest.mark.parametrize("name", [r"$\frac{$", "$x$", "_under_", "a\nb", "^{", "東\u200b", "n" * 5000])
+def test_any_name_can_stand_in_a_picture_and_its_legend(name):
+    panel = Panel(
+        [Series(name, plain([(1, 2.0), (2, 3.0)])), Series("line", plain([(1, 2.0), (2, 3.0)]), 1, "-")],
+        name,
+        title=name,
+    )
+    (axis,) = draw([panel]).axes
+    legend = axis.get_legend()
+    assert [text.get_text().strip() for text in legend.get_texts()] == [name.strip(), "line"]
+    for text in [legend.get_title(), *legend.get_texts(), axis.xaxis.label, axis.yaxis.label]:
+        assert not text.get_parse_math()
+    if len(name) < 100:
+        axis.figure.draw_without_rendering()

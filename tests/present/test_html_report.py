@@ -6,6 +6,8 @@ import re
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from speclab.models import loading
 from speclab.present import first_screen, html_report, tables
@@ -14,6 +16,7 @@ from tests.present.test_report import make_run
 from tests.present.trace_streams import scripted, with_texts
 
 NASTY = "<script>alert(1)</script><img src=x onerror=alert(1)> ]]> </table> & \"'"
+ODD = "$\\frac{$ a|b\\|c `t` *s* _u_ [l](http://x) &amp; &lt; <br> \\"
 VOID = {"meta", "link", "img", "input"}
 
 
@@ -148,3 +151,30 @@ def test_nothing_of_a_name_or_a_prompt_becomes_markup(made, tokenizer):
     assert not any(name.startswith("on") for _, attrs in page.elements for name in attrs)
     assert NASTY in page.texts["td"]
     assert NASTY in page.texts["title"][0]
+
+
+# --- names as Markdown ---
+
+
+@given(st.text("ab\\\\`*_[]()$|&<>;#/! é", max_size=30), st.booleans())
+@settings(max_examples=200)
+def test_a_page_reads_back_every_text_of_a_cell_a_line_and_a_heading(text, is_word):
+    text = " ".join(text.split()) or "x"
+    blocks = [
+        tables.Heading(text),
+        tables.Lines([text]),
+        tables.Table([text], {"a|b": lambda row: row, "n": lambda row: "1"}),
+    ]
+    heading, items, table = html_report.parsed(tables.show(blocks, markdown=True))
+    assert (heading.text, items.items) == (text, [text])
+    assert table.grid.rows == [[text, "1"]]
+
+
+def test_nothing_of_a_name_is_markup_in_markdown():
+    text = tables.show(
+        [tables.Lines([ODD]), tables.Table([ODD], {"x": lambda row: row, "y": lambda row: "1"})], markdown=True
+    )
+    line, *_, row = text.strip().splitlines()
+    for escaped in (line, row):
+        assert not re.search(r"(?<!\\)(\\\\)*[`*\[$]|<[a-z]|&(?!amp;|lt;)\w+;", escaped)
+    assert len(re.findall(r"(?<!\\)(?:\\\\)*\|", row)) == 3, "two cells"

@@ -281,3 +281,43 @@ def test_outside_the_labs_own_python_it_names_that(tmp_path, monkeypatch):
     own.parent.mkdir(parents=True)
     own.touch()
     assert files.install_advice() == f"{files.shown(own)} check.py 2"
+
+
+# --- panics of libraries in Rust ---
+
+
+class Panicked(BaseException):
+    """As pyo3_runtime.PanicException."""
+
+
+def raises(error):
+    raise error
+
+
+def test_a_panic_is_one_line_and_only_what_ends_a_program_passes(capsys):
+    assert errors.reports_problems(lambda: raises(Panicked("retry limit\nstack")))() == 3
+    assert capsys.readouterr().err.startswith("error: a library gave up on a text: retry limit; shorten")
+    for passes in (SystemExit(5), GeneratorExit(), ValueError("a fault")):
+        with pytest.raises(type(passes)):
+            errors.reports_problems(lambda error=passes: raises(error))()
+
+
+def test_a_panic_becomes_an_error_and_what_it_printed_is_dropped(capfd):
+    def gives_up():
+        os.write(2, b"thread panicked\n")
+        raise Panicked("why\nmore")
+
+    with pytest.raises(errors.Panic, match=r"^why$"), errors.panics_as_errors():
+        gives_up()
+    for passes in (KeyboardInterrupt(), SystemExit(), GeneratorExit(), ValueError("x")):
+        with pytest.raises(type(passes)), errors.panics_as_errors():
+            raise passes
+    os.write(2, b"seen\n")
+    assert capfd.readouterr().err == "seen\n"
+
+
+def test_a_panic_in_one_step_keeps_the_others(tmp_path):
+    done = []
+    with pytest.raises(Panicked):
+        files.do_all([lambda: raises(Panicked("x")), lambda: done.append(1)])
+    assert done == [1]

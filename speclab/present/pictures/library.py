@@ -14,7 +14,7 @@ else:
 
         matplotlib.use("Agg")
         matplotlib.rcParams["text.parse_math"] = False  # a name with $ is no formula; no text here is one
-        warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font")  # a name's letters; they become boxes
+        warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font|constrained_layout not")  # odd or long names
         import matplotlib.pyplot as plt
         from matplotlib.figure import Figure
         from matplotlib.ticker import NullLocator
