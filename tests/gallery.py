@@ -55,6 +55,7 @@ FILES = (
     "serving",
     "settings",
     "rates",
+    "outside",
 )  # of tests/mutants/
 # Loaded once, before a process is forked for each run: nothing of the lab, which has to be imported after a mutant.
 PRELOADED = ["pytest", "hypothesis", "torch", "transformers.models.auto.modeling_auto", "transformers.generation.utils"]

@@ -193,7 +193,7 @@ def parsed(kind: type[Parsed], text: str) -> Parsed:
     from pydantic import ValidationError  # here: a run writes records where pydantic is not installed
 
     try:
-        return _adapter(kind).validate_json(text)
+        return _adapter(kind).validate_json(text)  # type: ignore[arg-type]
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))

@@ -48,6 +48,7 @@ BUGS = {
     41: "recurrent state that has read a rejected token, or an accepted one twice or never",
     42: "an engine's counters, servers or answers taken for what they are not",
     43: "an encoder run again, or a decoder behind it begun or rolled back wrongly",
+    44: "a tokenizer, a template, a name or a record from outside trusted",
 }
 
 

@@ -116,7 +116,7 @@ def train(
     if checkpoint and checkpoint.exists():
         facts = _resumed(checkpoint, model, steppers)
     device = next(model.parameters()).device
-    facts.products = facts.products or str(product_dtype(device)).removeprefix("torch.")
+    facts.products = facts.products or ("float32" if product_dtype(device) == torch.float32 else "bfloat16")
     precision = getattr(torch, facts.products)
     saved_at, start = time.monotonic(), time.monotonic() - facts.seconds
 
