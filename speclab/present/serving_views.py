@@ -263,7 +263,7 @@ def server_table(run: ServingRun) -> Block:
         return "The servers ran already; how they were started is not known."
     names = ("package", "version", "python", "torch", "transformers")
     rows = [(name, str(facts[name])) for name in names]
-    rows.append(("flags of all servers", " ".join(facts["flags"])))
+    rows.append(("flags of all servers", Markdown(f"`{' '.join(facts['flags'])}`")))
     rows += [(f"ready: {name}", f"{seconds:.0f} s") for name, seconds in facts["start_seconds"].items()]
     return Table(rows, {"servers": lambda row: row[0], "": lambda row: row[1]}, n_words=2)
 

@@ -49,7 +49,7 @@ class Markdown(str):
 
 Block = Heading | Lines | Table | str | None
 # What would be markup: code, emphasis, links and pictures, entities, tags. Names of models and files hold anything.
-MARKUP = re.compile(r"([\\`*\[\]$]|(?<!\w)_|_(?!\w))|(&(?=#?\w+;))|(<(?=[A-Za-z/!?]))")
+MARKUP = re.compile(r"([\\`\[\]$]|\*(?=\w)|(?<!\w)[*_](?=\S))|(&(?=#?\w+;))|(<(?=[A-Za-z/!?]))")
 
 
 def escaped(text: str) -> str:

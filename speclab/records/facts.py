@@ -78,19 +78,23 @@ class Settings:
     dtype: str
     engine: str
     seed: Count
-    draft_lengths: list[Count]
-    temperatures: list[Amount]
     max_new_tokens: Count
     repeats: Count
     n_prompts: Count
-    prompts_sha256: str
-    threads: Count
-    top_k: Count
-    top_p: Amount
+    prompts_sha256: str = ""
+    threads: Count = 1
+    top_k: Count = 0
+    top_p: Amount = 1.0
     started_here: bool = False  # of servers
     rule: str = ""
     graphs: Annotated[Facts, Entries(Graphs)] = {}  # noqa: RUF012 - present or missing, never changed
     impl: Annotated[Facts, Entries(Learner)] = {}  # noqa: RUF012
+
+
+class OfComparison(Settings):
+    """Of a comparison."""
+
+    draft_lengths: list[Count]
 
 
 class Difference:

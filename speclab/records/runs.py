@@ -8,7 +8,7 @@ path. Schema, reading and writing follow from these classes (speclab/records/fil
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from speclab.records.facts import Costs, Entries, Facts, Judged, OfSweep, Phases, Prompts, RunSettings
+from speclab.records.facts import Costs, Entries, Facts, Judged, OfComparison, OfSweep, Phases, Prompts, RunSettings
 from speclab.records.rows import Amount, Count, Part, Point, Row, Timing
 
 SCHEMA_VERSION = 2
@@ -98,6 +98,7 @@ class LearnerPrediction(Part):
 class ComparisonRun(LabRun):
     """`python compare.py`."""
 
+    settings: Annotated[Facts, Entries(OfComparison)]
     prompts: Annotated[Facts, Entries(Prompts)]
     correctness: list[Judged]  # of speclab/lab/output_checks.py
     noise: list[Noise]

@@ -176,5 +176,5 @@ def test_nothing_of_a_name_is_markup_in_markdown():
     )
     line, *_, row = text.strip().splitlines()
     for escaped in (line, row):
-        assert not re.search(r"(?<!\\)(\\\\)*[`*\[$]|<[a-z]|&(?!amp;|lt;)\w+;", escaped)
+        assert not re.search(r"(?<!\\)(\\\\)*([`\[$]|(?<!\w)[*_](?=\w))|<[a-z]|&(?!amp;|lt;)\w+;", escaped)
     assert len(re.findall(r"(?<!\\)(?:\\\\)*\|", row)) == 3, "two cells"
