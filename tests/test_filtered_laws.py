@@ -143,7 +143,11 @@ def tree_on_auto() -> AutoTreeDrafter:
 @functools.cache
 def heads() -> tuple:
     target = models()[0]
-    return tiny_head(2, vocab=IDS, std=0.15), tiny_block_head(target, markov_rank=4, std=0.4), tiny_adapter(target, 1, seed=1, std=0.15)
+    return (
+        tiny_head(2, vocab=IDS, std=0.15),
+        tiny_block_head(target, markov_rank=4, std=0.4),
+        tiny_adapter(target, 1, seed=1, std=0.15),
+    )
 
 
 @functools.cache
