@@ -56,7 +56,8 @@ def _kept(logits: Tensor, error: Tensor, sampling: Sampling) -> Kept:
         lowest, highest = _mass_above(ordered, slack, n_above_surely, n_above_perhaps, sampling.top_k)
         sure = sure & (highest < sampling.top_p - MASS_ERROR)
         possible = possible & (lowest < sampling.top_p + MASS_ERROR)
-    return Kept(*(torch.zeros_like(mask).scatter(-1, order, mask) for mask in (sure, possible)), edge)
+    back = torch.zeros_like(possible)
+    return Kept(back.scatter(-1, order, sure), back.scatter(-1, order, possible), edge)
 
 
 def _edge_of_top_k(ordered: Tensor, slack: Tensor, sure: Tensor, possible: Tensor, top_k: int) -> Tensor:

@@ -226,7 +226,8 @@ def _built(config: HeadConfig | BlockConfig, weights: Path, target: PreTrainedMo
     with torch.device("meta"):
         head = FeatureHead(config) if isinstance(config, HeadConfig) else BlockHead(config, table, output)
     tables = {TO_TARGET: (config.draft_vocab,), FROM_TARGET: (config.block.vocab_size,)}
-    wanted, unused = shapes_of(head), UNUSED
+    wanted: dict[str, tuple[int, ...]] = shapes_of(head)
+    unused: tuple[str, ...] = UNUSED
     if isinstance(head, BlockHead):
         wanted[HEAD], unused = (config.draft_vocab, config.target_hidden), (*UNUSED, EMBEDDING)
     tensors = read_weights(weights, wanted, {EMBEDDING: table, HEAD: output}, tables, unused)
