@@ -147,7 +147,7 @@ def table(learner: ModuleType, record: Transcript) -> str:
 def _guarded() -> Iterator[None]:
     """A learner's code: what goes wrong in it is a line."""
     try:
-        with at_most(SECONDS["call"], CLOCK["call"]):
+        with at_most(SECONDS, CLOCK):
             yield
     except Todo as todo:
         raise Problem(f"still to be written: {todo}; type: python check.py 17") from None

@@ -214,7 +214,7 @@ def _traced(config: RunConfig, draft: str, record: LabRun) -> Trace:
     fastest = max(rows, key=lambda row: row.speedup, default=None)
     k = fastest.draft_length if fastest else next(filter(None, config.draft_lengths), 0)
     drafter = config.drafters[draft]
-    loops = (autoregressive_decode, config.learner.loop)
+    loops = (autoregressive_decode, config.functions)
     return follow.follow(config.setup, drafter, draft, config.prompts[0], k, settings, *loops)
 
 

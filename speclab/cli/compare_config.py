@@ -1,7 +1,6 @@
 """What compare.py is asked for, loaded and checked before anything is timed."""
 
 import argparse
-from dataclasses import replace
 
 from optimized_speculative import speculative_decode
 from speclab.batch.select import check_kind
@@ -23,7 +22,7 @@ def head(config: RunConfig) -> str:
     drafts = [f"draft   {text}" for name, text in config.models().items() if name != "target"]
     n, size = len(config.prompts), f"{config.max_new_tokens} new tokens each, {config.repeats} x, seed {config.seed}"
     chat = describe_chat(config.prompts, config.setup.tokenizer)
-    about = [*config.learner.lines, *config.rule_lines(), f"prompts {n}, {size}", ""]
+    about = [*config.functions.lines, *config.rule_lines(), f"prompts {n}, {size}", ""]
     return "\n".join([config.setup.describe(), *drafts, *chat, *about])
 
 
@@ -44,9 +43,9 @@ def prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
     if args.batch is not None:
         _check_batch(args, kinds, temperatures)
     exercises = loading.of_comparison(temperatures, args.draft.split(","), args.plan or args.verify_plan)
-    learner = loading.load(args.impl, exercises)
+    functions = loading.load(args.impl, exercises, speculative_decode)
     flags.check_rule(
-        args, learner, temperatures, "--plan", "--verify-plan", "--sweep", "--batch", "--trace", "--report"
+        args, functions, temperatures, "--plan", "--verify-plan", "--sweep", "--batch", "--trace", "--report"
     )
     if taken := next((kind for kind in kinds if kind.endswith(AUTO)), None):
         raise UsageProblem(f"--draft {taken}: in tables, a name that ends so means -k auto; rename the folder")
@@ -69,8 +68,7 @@ def prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
         choosing = {name: drafter for name, drafter in drafters.items() if not lengths or can_choose(drafter)}
         drafters |= {name + AUTO: auto_length(name, drafter) for name, drafter in choosing.items()}
     size = (args.max_new_tokens, args.repeats, args.seed)
-    functions = learner.for_comparison(speculative_decode)
-    functions = replace(functions, loop=functions.loop.judged_by(args.rule))
+    functions = functions.judged_by(args.rule)
     return RunConfig(setup, drafters, prompts, lengths, temperatures, *size, functions), output
 
 

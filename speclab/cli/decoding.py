@@ -6,7 +6,7 @@ The loops are arguments: this module imports none.
 import argparse
 import functools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from draft_models import ModelDrafter
@@ -27,7 +27,7 @@ from speclab.lab.instruments import Loop, LoopFunctions
 from speclab.lab.round_costs import measure_costs
 from speclab.lab.tracing import follow, shapes
 from speclab.learner import loading
-from speclab.learner.functions import Learner
+from speclab.learner.functions import judge_text
 from speclab.models import memory
 from speclab.models.prompts import KINDS, Prompt, describe_chat
 from speclab.models.setup import Setup
@@ -145,11 +145,11 @@ def _load(args: argparse.Namespace) -> tuple[Setup, list[Prompt], DecodeSettings
 
 
 def _baseline(args: argparse.Namespace, baseline: Loop) -> int:
-    learner = loading.load(args.impl, {0})
+    functions = loading.load(args.impl, {0}, baseline)
     setup, prompts, settings = _load(args)
     check_prompts(setup.target, [], prompts, args.max_new_tokens)
     no_effect.note_flags(args, [args.temperature], setup.device)
-    note("\n".join([setup.describe(), *describe_chat(prompts, setup.tokenizer), *learner.describe()]))
+    note("\n".join([setup.describe(), *describe_chat(prompts, setup.tokenizer), *functions.lines]))
     if args.batch:
         batch.run(args, setup, prompts, settings)
         return 0
@@ -157,16 +157,16 @@ def _baseline(args: argparse.Namespace, baseline: Loop) -> int:
     for prompt in prompts:
         decoded.show(prompt, baseline(setup.target, prompt.ids.to(setup.device), settings, setup.chunk))
     print(decoded.speed())
-    if learner:
+    if functions.rate:
         for prompt in prompts:
-            print("yours, after a warm-up:", _rate(learner, setup, prompt, baseline, settings))
+            print("yours, after a warm-up:", _rate(functions.rate, setup, prompt, baseline, settings))
     if args.verbose:
         print(memory.describe(setup.target.model, None, 0, setup.target.length))
     return 0
 
 
 @old_objects_frozen()
-def _rate(learner: Learner, setup: Setup, prompt: Prompt, baseline: Loop, settings: DecodeSettings) -> str:
+def _rate(rate: Callable[..., str], setup: Setup, prompt: Prompt, baseline: Loop, settings: DecodeSettings) -> str:
     """Exercise 0's numbers of the baseline on a prompt."""
     ids = prompt.ids.to(setup.device)
 
@@ -174,15 +174,15 @@ def _rate(learner: Learner, setup: Setup, prompt: Prompt, baseline: Loop, settin
         rounds = baseline(setup.target, ids, settings, setup.chunk)
         return (token for round_ in rounds for token in round_.tokens)
 
-    return learner.rate(decode, functools.partial(synchronize, setup.device))
+    return rate(decode, functools.partial(synchronize, setup.device))
 
 
 def _speculative(args: argparse.Namespace, baseline: Loop, speculative: Loop) -> int:
     flags.check_file(args.trace, "--trace")
     auto = args.draft_length == parsing.AUTO
     exercises = loading.of_decoding(args.temperature, args.draft, bool(args.trace), args.trace_shapes, auto)
-    learner = loading.load(args.impl, exercises)
-    flags.check_rule(args, learner, [args.temperature], "--trace")
+    functions = loading.load(args.impl, exercises, speculative)
+    flags.check_rule(args, functions, [args.temperature], "--trace")
     check_kind(args.draft, greedy=args.temperature == 0)
     setup, prompts, settings = _load(args)
     drafter, k = make_drafter(args.draft, setup, args.seed), args.draft_length
@@ -194,15 +194,15 @@ def _speculative(args: argparse.Namespace, baseline: Loop, speculative: Loop) ->
         drafter, k = auto_length(args.draft, drafter), LONGEST
     [k] = lengths_of(drafter, [k])
     if args.trace_shapes:
-        return _show_shapes(learner, setup, drafter, prompts[0], k, settings)
+        return _show_shapes(functions, setup, drafter, prompts[0], k, settings)
     draft += f"; chosen in the run, at most {k} tokens" if auto else f"; k = {k}"
-    head = [setup.describe(), f"draft   {draft}", *describe_chat(prompts, setup.tokenizer), *learner.describe()]
+    head = [setup.describe(), f"draft   {draft}", *describe_chat(prompts, setup.tokenizer), *functions.lines]
     note("\n".join([*head, *notes]))
     if args.batch:
         batch.run(args, setup, prompts, settings, drafter, k)
         return 0
-    functions = learner.functions(speculative).judged_by(args.rule)
-    n_wrong = _in_turn(args, setup, prompts, settings, drafter, k, functions, baseline, learner)
+    functions = functions.judged_by(args.rule)
+    n_wrong = _in_turn(args, setup, prompts, settings, drafter, k, functions, baseline)
     if args.trace:  # the first prompt once more, with clocks and details
         trace = follow.follow(setup, drafter, name, prompts[0], k, settings, baseline, functions, longest=k)
         write_trace(trace, args.trace)
@@ -218,7 +218,6 @@ def _in_turn(
     k: int,
     functions: LoopFunctions,
     baseline: Loop,
-    learner: Learner,
 ) -> int:
     """Decode one prompt after the other, and print how fast it was.  -> wrong texts that a learner's functions made"""
     decoded, n_wrong = _Decoded(setup, args), 0
@@ -234,12 +233,12 @@ def _in_turn(
             drafter.replay(reference_text(functions.decode, setup.target, ids, k, settings))
         forget(drafter)  # all prompts have the same random numbers: what one of them taught must not decide in another
         tokens = decoded.show(prompt, functions.rounds(setup.target, functions.adapt(drafter, k), ids, k, settings))
-        if learner and setup.sampling.greedy:  # functions may pass their checks and still make a wrong text
+        if functions.exercises and setup.sampling.greedy:  # functions may pass their checks and still make a wrong text
             text = tokens_of(baseline(setup.target, ids, settings))
-            is_right, verdict = learner.judge_text(setup, prompt, text, tokens)
+            is_right, verdict = judge_text(functions, setup, prompt, text, tokens)
             print(verdict)
             n_wrong += not is_right
-    if learner and not setup.sampling.greedy:
+    if functions.exercises and not setup.sampling.greedy:
         print(NOT_JUDGED)
     print(decoded.speed())
     print(report.counts_summary(decoded.counts, is_tree(args.draft)))
@@ -253,14 +252,19 @@ def _in_turn(
 
 
 def _show_shapes(
-    learner: Learner, setup: Setup, drafter: Drafter, prompt: Prompt, draft_length: int, settings: DecodeSettings
+    functions: LoopFunctions,
+    setup: Setup,
+    drafter: Drafter,
+    prompt: Prompt,
+    draft_length: int,
+    settings: DecodeSettings,
 ) -> int:
     """`--trace-shapes`: the first round as shapes, and exercise 1's beside them.  -> exit code, 1 where they differ"""
     round_ = shapes.first_round(setup.target, drafter, prompt.ids.to(setup.device), draft_length, settings)
     print(shape_views.tables(round_, setup.tokenizer))
-    if 1 not in learner.modules:
+    if functions.shapes is None:
         return 0
-    answers = [learner.shapes(*sizes) for sizes in round_.sizes()]
+    answers = [functions.shapes(*sizes) for sizes in round_.sizes()]
     text, all_right = shape_views.beside(round_, *answers)
     print(f"\n{text}")
     return int(not all_right)

@@ -10,7 +10,7 @@ from speclab.cli.parsing import DASH, at_least, first_given, seed, some_name, so
 from speclab.core.accept import rule_of
 from speclab.core.sampling import Sampling
 from speclab.drafts.kinds import is_tree
-from speclab.learner.functions import Learner
+from speclab.lab.instruments import LoopFunctions
 from speclab.models import loading, prompts, select, sizes
 from speclab.models.limits import check_room
 from speclab.models.placement import PLANS, read_device_map
@@ -111,7 +111,7 @@ def add_rule_flag(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def check_rule(args: argparse.Namespace, learner: Learner, temperatures: list[float], *others: str) -> None:
+def check_rule(args: argparse.Namespace, functions: LoopFunctions, temperatures: list[float], *others: str) -> None:
     """Raise UsageProblem where another rule than token is asked for together with what knows only that one.
 
     others: names of further flags that do. A lossy rule decides nothing at temperature 0: against a one-hot target it
@@ -119,7 +119,7 @@ def check_rule(args: argparse.Namespace, learner: Learner, temperatures: list[fl
     """
     if args.rule == "token":
         return
-    if {2, 4, 8, 10} & set(learner.modules):
+    if {2, 4, 8, 10} & set(functions.exercises):
         raise UsageProblem(
             f"--rule {args.rule} and your own accept rule (--impl) decide the same; leave one of them out"
         )

@@ -89,7 +89,7 @@ def explained(
 
 def _add_predictions(config: RunConfig, measured: Measurement, run: ComparisonRun) -> Problem | None:
     """Put the predictions of a learner's exercise 5 into the record, if they are in use.  -> what went wrong"""
-    if config.learner.predict is None:
+    if config.functions.predict is None:
         return None
     run.yours = []
     for row in run.rows:
@@ -97,7 +97,7 @@ def _add_predictions(config: RunConfig, measured: Measurement, run: ComparisonRu
             arm = Arm(row.method, row.draft, row.draft_length)
             rounds = [made[:2] for s in measured.of(arm, row.temperature) for text in s.rounds for made in text]
             try:
-                run.yours.append(config.learner.predict(row, rounds))
+                run.yours.append(config.functions.predict(row, rounds))
             except Problem as problem:  # the measurement is made: keep it
                 return problem
     return None

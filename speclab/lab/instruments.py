@@ -65,9 +65,10 @@ class _Timed:
 
 @dataclass(frozen=True)
 class LoopFunctions:
-    """The parts of a speculative decoding that other functions may replace, a learner's own for example.
+    """The parts of a run that other functions may replace: a learner's own, which speclab/learner puts in here.
 
     decode: the loop, called as speculative_decode is. adapt: (drafter, longest draft or None) -> the drafter to use.
+    The functions that are None by default are asked only where a learner has written them.
     """
 
     decode: Loop
@@ -75,25 +76,25 @@ class LoopFunctions:
     roll_back: RollBack = roll_back
     adapt: Callable[[Drafter, int | None], Drafter] = lambda drafter, longest: drafter
     rule: str = "token"  # what `accept` is, as --rule names it
+    rate: Callable[..., str] | None = None  # exercise 0, on the baseline
+    shapes: Callable[..., dict] | None = None  # exercise 1, for one pass
+    predict: Callable[[Row, list[tuple[int, int]]], LearnerPrediction] | None = None  # exercise 5, on a row's rounds
+    choose_length: Callable[..., int] | None = None  # exercise 6, for a plan
+    package: str = ""  # whose functions take part: exercises or solutions
+    exercises: tuple[int, ...] = ()  # which of them; none for the lab as it is
+    lines: tuple[str, ...] = ()  # what the head of a run says about them
 
     def judged_by(self, rule: str) -> "LoopFunctions":
         """The same with another of the lab's accept rules; `token`, the default, leaves what there is."""
         return self if rule in ("token", self.rule) else replace(self, accept=rule_of(rule).accept, rule=rule)
 
+    def impl(self) -> dict[str, dict]:
+        """An entry of a record's settings that says whose functions take part; none for the lab as it is."""
+        return {"impl": {"package": self.package, "exercises": list(self.exercises)}} if self.exercises else {}
+
     def rounds(self, target: CachedModel, drafter: Drafter, *args) -> Iterator[Round]:
         """The rounds of one decoding; `args` are the loop's further ones: prompt, draft length, settings."""
         return with_replays(self.decode(target, drafter, *args, accept=self.accept, roll_back=self.roll_back), target)
-
-
-@dataclass(frozen=True)
-class LearnerFunctions:
-    """What a learner's own exercises decide in a run (speclab/learner). By default nothing but the loop is given."""
-
-    loop: LoopFunctions
-    impl: dict | None = None  # for the record: whose, and which exercises
-    lines: tuple[str, ...] = ()  # for the head of the run
-    predict: Callable[[Row, list[tuple[int, int]]], LearnerPrediction] | None = None  # exercise 5, on a row's rounds
-    choose_length: Callable[..., int] | None = None  # exercise 6, for a plan
 
 
 def with_phases(functions: LoopFunctions, target: CachedModel, drafter: Drafter, *args) -> Iterator[Round]:

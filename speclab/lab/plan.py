@@ -222,7 +222,7 @@ class _DraftPlan:
         )
         oracle_seconds = sum(attribution.cheapest(rows, longest, costs, n_prompt) for _, n_prompt, rows in self.texts)
         replay = costs.replay / costs.step_seconds(context)
-        choose, alpha = config.learner.choose_length, taken.acceptance_rate
+        choose, alpha = config.functions.choose_length, taken.acceptance_rate
         return {
             "best_draft_length": taken.draft_length,
             "speedup": taken.speedup,

@@ -1,6 +1,6 @@
 """What a run measures: a target, its drafts and prompts, the settings to try, and how much of each."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from speclab.drafts.lengths import LONGEST
 from speclab.drafts.select import lengths_of
 from speclab.lab.bench import SPECULATIVE, Bench, is_model
 from speclab.lab.harness import Measurement
-from speclab.lab.instruments import LearnerFunctions
+from speclab.lab.instruments import LoopFunctions
 from speclab.models import loading, select
 from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
@@ -39,7 +39,7 @@ class RunConfig:
     max_new_tokens: int
     repeats: int
     seed: int
-    learner: LearnerFunctions = field(default_factory=lambda: LearnerFunctions(SPECULATIVE))
+    functions: LoopFunctions = SPECULATIVE
     probe: runs.CoreProbe | None = None  # of the cores, before the run
 
     @property
@@ -49,7 +49,7 @@ class RunConfig:
 
     def bench(self, max_new_tokens: int | None = None) -> Bench:
         """The harness of this run."""
-        return Bench(self.setup, self.drafters, max_new_tokens or self.max_new_tokens, self.seed, self.learner.loop)
+        return Bench(self.setup, self.drafters, max_new_tokens or self.max_new_tokens, self.seed, self.functions)
 
     def arms(self) -> list[Arm]:
         """The baseline, then every draft at every length."""
@@ -98,7 +98,7 @@ class RunConfig:
     @property
     def rule(self) -> str:
         """How drafted tokens are judged, as --rule names it."""
-        return self.learner.loop.rule
+        return self.functions.rule
 
     def rule_lines(self) -> list[str]:
         """For the head of the run; nothing for the token rule."""
@@ -173,7 +173,7 @@ class RunConfig:
                     else {}
                 ),
                 **({"rule": self.rule} if self.rule != "token" else {}),
-                **({"impl": self.learner.impl} if self.learner.impl else {}),
+                **self.functions.impl(),
                 **({"chat": True} if any(prompt.chat for prompt in self.prompts) else {}),
             },
             "models": self.models(),

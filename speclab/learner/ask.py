@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from speclab.learner.guard import CLOCK, SECONDS, NeverEnds, at_most, in_one_line, promises_a_value
+from speclab.learner import guard
+from speclab.learner.guard import NeverEnds, at_most, in_one_line, promises_a_value
 from speclab.system.errors import Problem
 
 
@@ -43,13 +44,13 @@ def ask(
     """Call a function of exercise `number`; whatever goes wrong in it is a Problem of one line.
 
     check: makes a value of the lab's own of the answer, or raises Impossible. lab_inside: the lab's own passes run
-    within this call, on all threads. It may take as long as in its checks. Lists are handed over as copies: a function
+    within this call, on all threads. Lists are handed over as copies: a function
     that uses one up misleads neither the run nor the line.
     """
     # A pass works on every thread, and the first one may read the weights from a slow disk.
     threads, patience = (torch.get_num_threads(), 10) if lab_inside else (1, 1)
     try:
-        with at_most(SECONDS["call"] * threads, CLOCK["call"] * patience) as restart:
+        with at_most(guard.SECONDS * threads, guard.CLOCK * patience) as restart:
             for arg in args:
                 if isinstance(arg, Steps):
                     arg.restart = restart

@@ -10,14 +10,13 @@
     python compare.py --draft block --impl exercises:12         # exercise 12 draws the tokens of a block
     python compare.py --impl solutions                          # the same with the solutions
 
-A Learner offers the parts of a run that an exercise can stand for, and gives the lab's own part where the exercise is
-not in use. speclab/learner/loading.py makes one. The baseline itself stays the lab's own.
+What comes out is LoopFunctions, in which the parts that exercises stand for are the learner's and the others the lab's.
+speclab/learner/loading.py asks for them. The baseline itself stays the lab's own.
 """
 
 import functools
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from types import ModuleType
 
 import torch
@@ -32,7 +31,7 @@ from speclab.drafts.exit import ExitDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.hybrid import HybridDrafter, parts
 from speclab.drafts.lengths import AutoLength, StepDrafter
-from speclab.lab.instruments import LearnerFunctions, Loop, LoopFunctions
+from speclab.lab.instruments import Loop, LoopFunctions
 from speclab.learner.adapters import (
     CheckedDrafter,
     LearnerCatchUp,
@@ -73,156 +72,163 @@ BLOCK_RULE = 10  # takes the place of exercise 4
 BY_NUMBER = {WHOLE_LOOP, BLOCK_RULE}  # only where they are asked for
 
 
-@dataclass(frozen=True)
-class Learner:
-    """Which parts of a run are the learner's. Without any it is the lab as it is."""
-
-    package: str = ""  # exercises or solutions
-    modules: dict[int, ModuleType] = field(default_factory=dict)  # of the exercises in use
-    unfinished: dict[int, str] = field(default_factory=dict)  # those that this run could use, and how far they are
-
-    def __bool__(self) -> bool:
-        return bool(self.modules)
-
-    def describe(self) -> list[str]:
-        """A line for the head of a run; none for the lab as it is."""
-        if not self:
-            return []
-        used = ", ".join(f"{n} ({ROLES[n]})" for n in self.modules)
-        rest = ", ".join(f"{n} ({ROLES[n]}: {status})" for n, status in self.unfinished.items())
-        return [f"impl    from {self.package}/: {used}" + (f"; the lab's own: {rest}" if rest else "")]
-
-    def to_json(self) -> dict:
-        """What a record says about it."""
-        return {"package": self.package, "exercises": list(self.modules)}
-
-    # --- the loop -----------------------------------------------------------------------------------------------------
-
-    def functions(self, loop: Loop) -> LoopFunctions:
-        """The parts of a decoding: the lab's `loop` with the learner's decisions in it, or exercise 8's loop."""
-        if not self:
-            return LoopFunctions(loop)
-        if WHOLE_LOOP in self.modules:
-            loop = functools.partial(whole_loop, self.modules[WHOLE_LOOP].decode)
-        rule = "block" if BLOCK_RULE in self.modules else "token"
-        return LoopFunctions(loop, self.accept, self.roll_back, self.drafter, rule)
-
-    def for_comparison(self, loop: Loop) -> LearnerFunctions:
-        """What a comparison or a plan needs of it."""
-        return LearnerFunctions(
-            self.functions(loop),
-            self.to_json() if self else None,
-            tuple(self.describe()),
-            self.predicted if 5 in self.modules else None,
-            self.best_length if 6 in self.modules else None,
-        )
-
-    def accept(self, draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor) -> AcceptResult:
-        """An accept rule: exercise 2 on greedy rows, 4 or 10 on sampled ones, the lab's where it is not in use."""
-        if sampling.greedy and 2 in self.modules:
-            decided = accept_greedy(self.modules[2], draft, logits)
-        elif not sampling.greedy and BLOCK_RULE in self.modules:
-            rule = self.modules[BLOCK_RULE].verify_block
-            decided = accept_sampled(BLOCK_RULE, rule, draft, sampling.probs(logits), uniforms)
-        elif not sampling.greedy and 4 in self.modules:
-            decided = accept_sampled(4, self.modules[4].verify_draft, draft, sampling.probs(logits), uniforms)
-        else:
-            return accept_from_logits(draft, logits, sampling, uniforms)
-        return AcceptResult(*(torch.tensor([number], device=logits.device) for number in decided))
-
-    def tokens_to_keep(self, n_cached: int, n_committed: int) -> int:
-        """Exercise 3's rule for a cache of `n_cached` tokens, or the lab's."""
-        if 3 not in self.modules:
-            return tokens_to_keep(n_cached, n_committed)
-        return ask(3, self.modules[3].tokens_to_keep, n_cached, n_committed, check=whole(0, n_cached))
-
-    def roll_back(self, target: CachedModel, n_committed: int) -> None:
-        """The fourth step of a round, with exercise 3's rule where it is in use."""
-        target.crop(self.tokens_to_keep(target.length, n_committed))
-
-    def drafter(self, drafter: Drafter, longest: int | None = None) -> Drafter:
-        """The drafter of one decoding: exercise 7 in place of the n-grams, exercise 3 feeding a model, exercises 11 and
-        12 in drafts with a head, exercise 9 where a draft chooses its length, exercise 6 around any of them where
-        `longest` says up to which it may choose.
-
-        UsageProblem for early exit with a loop of the learner's own, whose passes are whole.
-        """
-        if WHOLE_LOOP in self.modules and any(isinstance(part, ExitDrafter) for part in parts(drafter)):
-            raise UsageProblem("the loop of exercise 8 verifies with whole passes; use another --draft than exit")
-        if isinstance(drafter, AutoLength | HybridDrafter):  # the lab's, around a draft that may be the learner's
-            inner = drafter.drafter
-            # A head under -k auto is asked after each token whether it goes on; exercise 11 has a fixed length.
-            is_stepwise_head = isinstance(drafter, AutoLength) and isinstance(inner, FeatureDrafter)
-            drafter.drafter = inner if is_stepwise_head else self.drafter(inner)
-        if 7 in self.modules and isinstance(drafter, NgramDrafter):
-            drafter = CheckedDrafter(self.modules[7].MyDrafter)
-        elif 3 in self.modules and type(drafter) is ModelDrafter:  # an oracle draft is an instrument: the lab's
-            drafter = LearnerCatchUp(drafter, self.tokens_to_keep, self.modules[3].catch_up)
-        elif 11 in self.modules and type(drafter) is FeatureDrafter:
-            drafter = LearnerFeature(drafter, self.modules[11].new_pairs, self.modules[11].draft_chain)
-        elif 12 in self.modules and type(drafter) is BlockDrafter:
-            drafter = LearnerBlock(drafter, self.modules[12].walk)
-        if 9 in self.modules and type(drafter) is AutoLength and isinstance(drafter.drafter, StepDrafter):
-            drafter = LearnerStop(drafter, self.modules[9].keep_drafting)
-        if 6 in self.modules and longest is not None:
-            drafter = LearnerLength(drafter, self.modules[6].next_draft_length, longest)
-        return drafter
-
-    # --- numbers ------------------------------------------------------------------------------------------------------
-
-    def rate(self, decode: Callable[[], Iterator[int]], synchronize: Callable[[], None]) -> str:
-        """Exercise 0 times one more decoding, after a warm-up.  -> its numbers in a line
-
-        decode: starts a decoding of the same prompt. synchronize: waits for the device.
-        """
-        learner, args = self.modules[0], (Steps(decode), time.perf_counter, synchronize, 1)
-        three = each("three numbers", finite, finite, finite)
-        prefill, seconds, n_tokens = ask(0, learner.time_decoding, *args, check=three, lab_inside=True)
-        speed = ask(0, learner.tokens_per_second, round(n_tokens), seconds, check=finite)
-        return f"{n_tokens:g} tokens, prefill {prefill:.3f} s, decoding {seconds:.2f} s: {speed:.1f} tok/s"
-
-    def judge_text(self, setup: Setup, prompt: Prompt, baseline: list[int], tokens: list[int]) -> tuple[bool, str]:
-        """Hold a greedy text against the baseline's.  -> is it right, and a line that says so
-
-        Another choice between two logits that are equal but for rounding is right too.
-        """
-        divergence = judge_divergence(setup.reference, prompt.id_list, baseline, tokens, setup.target.vocab_size)
-        if divergence is None:
-            return True, "the baseline's text: identical"
-        position = divergence.position
-        if divergence.numerical:
-            return True, f"the baseline's text: another choice between two equal logits at new token {position}"
-        ids = (divergence.baseline_token, divergence.speculative_token)
-        same = baseline[:position]
-        expected, given = (repr(setup.token_text(prompt, same, id)) if id >= 0 else "the end" for id in ids)
-        what = f"WRONG TEXT: at new token {position} the baseline has {expected} and this run {given}"
-        return False, f"{what}; decided by {self.package} {', '.join(map(str, self.modules))}"
-
-    def predicted(self, row: Row, rounds: list[tuple[int, int]]) -> LearnerPrediction:
-        """Exercise 5 on a row of a comparison and its (drafted, accepted) rounds.
-
-        -> which row it is, the learner's alpha and speedup; None where nothing was tested or nothing calibrated
-        """
-        learner, alpha, speedup = self.modules[5], None, None
-        if any(drafted for drafted, _ in rounds):
-            alpha = ask(5, learner.acceptance_rate, rounds, check=finite)
-        k, costs = row.draft_length, (row.draft_cost, row.verify_cost, row.overhead)
-        if alpha is not None and None not in costs:
-            speedup = ask(5, learner.predicted_speedup, alpha, k, *costs, check=finite)
-        return LearnerPrediction(
-            method=row.method, draft_length=k, temperature=row.temperature, acceptance_rate=alpha, speedup=speedup
-        )
-
-    def best_length(
-        self, alpha: float, draft_cost: float, verify_cost: Callable[[int], float], overhead: float, longest: int
-    ) -> int:
-        """Exercise 6's choice for a plan, from 0 to `longest`. Costs in target steps, as in theory/formulas.py."""
-        args = (alpha, draft_cost, verify_cost, overhead, longest)
-        return ask(6, self.modules[6].best_draft_length, *args, check=whole(0, longest))
-
-    def shapes(self, n_cached: int, n_new: int, d_model: int, n_heads: int, vocab_size: int) -> dict:
-        """Exercise 1's table for one pass, without a batch axis."""
-        return ask(1, self.modules[1].shapes, n_cached, n_new, d_model, n_heads, vocab_size)
+Modules = dict[int, ModuleType]  # of the exercises in use, by their numbers
 
 
-NO_LEARNER = Learner()
+def learner_functions(
+    loop: Loop, package: str, modules: Modules, unfinished: dict[int, str] | None = None
+) -> LoopFunctions:
+    """The lab's `loop` with the learner's decisions in it, or exercise 8's loop.
+
+    unfinished: the exercises that this run could use, and how far they are.
+    """
+    used = ", ".join(f"{n} ({ROLES[n]})" for n in modules)
+    rest = ", ".join(f"{n} ({ROLES[n]}: {status})" for n, status in (unfinished or {}).items())
+
+    def of(number: int, function: Callable) -> Callable | None:
+        """A function that asks the exercise of this number; None where it is not in use."""
+        return functools.partial(function, modules[number]) if number in modules else None
+
+    if WHOLE_LOOP in modules:
+        loop = functools.partial(whole_loop, modules[WHOLE_LOOP].decode)
+    return LoopFunctions(
+        loop,
+        functools.partial(accept, modules),
+        functools.partial(roll_back, modules),
+        functools.partial(adapt, modules),
+        "block" if BLOCK_RULE in modules else "token",
+        of(0, rate),
+        of(1, shapes),
+        of(5, predicted),
+        of(6, best_length),
+        package,
+        tuple(modules),
+        (f"impl    from {package}/: {used}" + (f"; the lab's own: {rest}" if rest else ""),),
+    )
+
+
+# --- the loop ---------------------------------------------------------------------------------------------------------
+
+
+def accept(modules: Modules, draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor) -> AcceptResult:
+    """An accept rule: exercise 2 on greedy rows, 4 or 10 on sampled ones, the lab's where it is not in use."""
+    if sampling.greedy and 2 in modules:
+        decided = accept_greedy(modules[2], draft, logits)
+    elif not sampling.greedy and BLOCK_RULE in modules:
+        rule = modules[BLOCK_RULE].verify_block
+        decided = accept_sampled(BLOCK_RULE, rule, draft, sampling.probs(logits), uniforms)
+    elif not sampling.greedy and 4 in modules:
+        decided = accept_sampled(4, modules[4].verify_draft, draft, sampling.probs(logits), uniforms)
+    else:
+        return accept_from_logits(draft, logits, sampling, uniforms)
+    return AcceptResult(*(torch.tensor([number], device=logits.device) for number in decided))
+
+
+def keep_tokens(modules: Modules, n_cached: int, n_committed: int) -> int:
+    """Exercise 3's rule for a cache of `n_cached` tokens, or the lab's."""
+    if 3 not in modules:
+        return tokens_to_keep(n_cached, n_committed)
+    return ask(3, modules[3].tokens_to_keep, n_cached, n_committed, check=whole(0, n_cached))
+
+
+def roll_back(modules: Modules, target: CachedModel, n_committed: int) -> None:
+    """The fourth step of a round, with exercise 3's rule where it is in use."""
+    target.crop(keep_tokens(modules, target.length, n_committed))
+
+
+def adapt(modules: Modules, drafter: Drafter, longest: int | None = None) -> Drafter:
+    """The drafter of one decoding: exercise 7 in place of the n-grams, exercise 3 feeding a model, exercises 11 and
+    12 in drafts with a head, exercise 9 where a draft chooses its length, exercise 6 around any of them where
+    `longest` says up to which it may choose.
+
+    UsageProblem for early exit with a loop of the learner's own, whose passes are whole.
+    """
+    if WHOLE_LOOP in modules and any(isinstance(part, ExitDrafter) for part in parts(drafter)):
+        raise UsageProblem("the loop of exercise 8 verifies with whole passes; use another --draft than exit")
+    if isinstance(drafter, AutoLength | HybridDrafter):  # the lab's, around a draft that may be the learner's
+        inner = drafter.drafter
+        # A head under -k auto is asked after each token whether it goes on; exercise 11 has a fixed length.
+        is_stepwise_head = isinstance(drafter, AutoLength) and isinstance(inner, FeatureDrafter)
+        drafter.drafter = inner if is_stepwise_head else adapt(modules, inner)
+    if 7 in modules and isinstance(drafter, NgramDrafter):
+        drafter = CheckedDrafter(modules[7].MyDrafter)
+    elif 3 in modules and type(drafter) is ModelDrafter:  # an oracle draft is an instrument: the lab's
+        drafter = LearnerCatchUp(drafter, functools.partial(keep_tokens, modules), modules[3].catch_up)
+    elif 11 in modules and type(drafter) is FeatureDrafter:
+        drafter = LearnerFeature(drafter, modules[11].new_pairs, modules[11].draft_chain)
+    elif 12 in modules and type(drafter) is BlockDrafter:
+        drafter = LearnerBlock(drafter, modules[12].walk)
+    if 9 in modules and type(drafter) is AutoLength and isinstance(drafter.drafter, StepDrafter):
+        drafter = LearnerStop(drafter, modules[9].keep_drafting)
+    if 6 in modules and longest is not None:
+        drafter = LearnerLength(drafter, modules[6].next_draft_length, longest)
+    return drafter
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def rate(learner: ModuleType, decode: Callable[[], Iterator[int]], synchronize: Callable[[], None]) -> str:
+    """Exercise 0 times one more decoding, after a warm-up.  -> its numbers in a line
+
+    decode: starts a decoding of the same prompt. synchronize: waits for the device.
+    """
+    args = (Steps(decode), time.perf_counter, synchronize, 1)
+    three = each("three numbers", finite, finite, finite)
+    prefill, seconds, n_tokens = ask(0, learner.time_decoding, *args, check=three, lab_inside=True)
+    speed = ask(0, learner.tokens_per_second, round(n_tokens), seconds, check=finite)
+    return f"{n_tokens:g} tokens, prefill {prefill:.3f} s, decoding {seconds:.2f} s: {speed:.1f} tok/s"
+
+
+def judge_text(
+    functions: LoopFunctions, setup: Setup, prompt: Prompt, baseline: list[int], tokens: list[int]
+) -> tuple[bool, str]:
+    """Hold a greedy text against the baseline's.  -> is it right, and a line that says so
+
+    Another choice between two logits that are equal but for rounding is right too.
+    """
+    divergence = judge_divergence(setup.reference, prompt.id_list, baseline, tokens, setup.target.vocab_size)
+    if divergence is None:
+        return True, "the baseline's text: identical"
+    position = divergence.position
+    if divergence.numerical:
+        return True, f"the baseline's text: another choice between two equal logits at new token {position}"
+    ids = (divergence.baseline_token, divergence.speculative_token)
+    same = baseline[:position]
+    expected, given = (repr(setup.token_text(prompt, same, id)) if id >= 0 else "the end" for id in ids)
+    what = f"WRONG TEXT: at new token {position} the baseline has {expected} and this run {given}"
+    return False, f"{what}; decided by {functions.package} {', '.join(map(str, functions.exercises))}"
+
+
+def predicted(learner: ModuleType, row: Row, rounds: list[tuple[int, int]]) -> LearnerPrediction:
+    """Exercise 5 on a row of a comparison and its (drafted, accepted) rounds.
+
+    -> which row it is, the learner's alpha and speedup; None where nothing was tested or nothing calibrated
+    """
+    alpha, speedup = None, None
+    if any(drafted for drafted, _ in rounds):
+        alpha = ask(5, learner.acceptance_rate, rounds, check=finite)
+    k, costs = row.draft_length, (row.draft_cost, row.verify_cost, row.overhead)
+    if alpha is not None and None not in costs:
+        speedup = ask(5, learner.predicted_speedup, alpha, k, *costs, check=finite)
+    return LearnerPrediction(
+        method=row.method, draft_length=k, temperature=row.temperature, acceptance_rate=alpha, speedup=speedup
+    )
+
+
+def best_length(
+    learner: ModuleType,
+    alpha: float,
+    draft_cost: float,
+    verify_cost: Callable[[int], float],
+    overhead: float,
+    longest: int,
+) -> int:
+    """Exercise 6's choice for a plan, from 0 to `longest`. Costs in target steps, as in theory/formulas.py."""
+    args = (alpha, draft_cost, verify_cost, overhead, longest)
+    return ask(6, learner.best_draft_length, *args, check=whole(0, longest))
+
+
+def shapes(learner: ModuleType, n_cached: int, n_new: int, d_model: int, n_heads: int, vocab_size: int) -> dict:
+    """Exercise 1's table for one pass, without a batch axis."""
+    return ask(1, learner.shapes, n_cached, n_new, d_model, n_heads, vocab_size)

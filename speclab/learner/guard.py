@@ -1,7 +1,7 @@
 """Calling code that somebody is still writing: an exception becomes a line, and what never ends is stopped.
 
-The checks (tests/exercises/) and the real runs (speclab/learner/ask.py) both call a learner's functions through this.
-Imports nothing heavy.
+The real runs (speclab/learner/ask.py) call a learner's functions through this; the checks (tests/exercises/), which run
+in a process of their own, only take the words. Imports nothing heavy.
 """
 
 import contextlib
@@ -13,9 +13,8 @@ from pathlib import Path
 from speclab.system.paths import ROOT
 
 PACKAGES = ("solutions", "exercises")  # where the functions are
-# What code may take: to be imported, in one call, and in every further call after this file's code never ended once.
-SECONDS = {"setup": 30, "call": 10, "again": 1}  # of processor time
-CLOCK = {"setup": 40, "call": 30, "again": 5}  # by the clock: a sleep and a lock take no processor time
+SECONDS = 10  # of processor time in one call
+CLOCK = 30  # the same by the clock: a sleep and a lock take no processor time
 REPEAT = 1  # seconds until an alarm rings once more, for code that has caught the first one
 LONGEST = 1000  # characters of a message that are shown
 

@@ -6,10 +6,11 @@ Before anything is timed the checks of the exercises in use are run, and one tha
 import importlib
 from collections.abc import Iterable
 
+from speclab.lab.instruments import Loop, LoopFunctions
 from speclab.learner import runner
 from speclab.learner.ask import ask
 from speclab.learner.checklist import check_command, exercises, report
-from speclab.learner.functions import BLOCK_RULE, BY_NUMBER, NO_LEARNER, ROLES, WHOLE_LOOP, Learner
+from speclab.learner.functions import BLOCK_RULE, BY_NUMBER, ROLES, WHOLE_LOOP, learner_functions
 from speclab.learner.guard import PACKAGES
 from speclab.system.errors import Problem, UsageProblem
 from speclab.system.numbers import whole_number
@@ -74,13 +75,13 @@ def check_parts(text: str | None) -> None:
             )
 
 
-def load(text: str | None, usable: set[int]) -> Learner:
-    """What `--impl` asks for, checked: of the exercises this run can use, those that are finished.
+def load(text: str | None, usable: set[int], loop: Loop) -> LoopFunctions:
+    """The lab's `loop` with what `--impl` asks for: of the exercises this run can use, those that are finished.
 
-    Raises UsageProblem where none is, and Problem where a check of one in use fails; then nothing has been timed.
+    Their checks run first. Raises UsageProblem where none is finished, and Problem where a check of one in use fails.
     """
     if text is None:
-        return NO_LEARNER
+        return LoopFunctions(loop)
     package, numbers = parse(text)
     known = {exercise.number: exercise for exercise in exercises()}
     for number in numbers:
@@ -110,4 +111,4 @@ def load(text: str | None, usable: set[int]) -> Learner:
     finished = {exercise.number: f"{package}.{exercise.stem}" for exercise in chosen if exercise.status == "done"}
     # The checks have imported the file in another process. Here it may still fail, so it is asked as a function is.
     modules = {n: ask(n, importlib.import_module, name, lab_inside=True) for n, name in finished.items()}
-    return Learner(package, modules, unfinished)
+    return learner_functions(loop, package, modules, unfinished)

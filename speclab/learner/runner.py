@@ -1,7 +1,8 @@
 """Run the checks of exercises: pytest (tests/exercises/) in a process of its own, which is ended with all it started.
 
-Whatever a learner's code does, it does it in that process. A check without an outcome has failed, and the reason is
-read from the process's end. Imports nothing heavy: check.py answers at once.
+Whatever a learner's code does, it does it in that process. pytest-timeout stops code that never ends, and this module
+ends the process where that cannot: a long call into C, or code that catches whatever is raised in it. A check without
+an outcome has failed, and the reason is read from the process's end. Imports nothing heavy: check.py answers at once.
 """
 
 import contextlib
@@ -17,19 +18,21 @@ from pathlib import Path
 from typing import NamedTuple
 
 from speclab.learner.checklist import Check, Exercise, restore
+from speclab.learner.guard import has_alarm
 from speclab.system import paths
 from speclab.system.errors import EnvironmentProblem
 from speclab.system.files import install_advice
 from speclab.system.terminal import note
 
-SILENCE = 75  # seconds after which pytest gives a check up; the code's own alarms ring before (guard.py)
+SILENCE = 45  # seconds without the end of a check, after which the process is ended
+STACK = 30  # seconds after which pytest logs where a check is; pytest-timeout has stopped before what it can stop
 WORST_FIRST = ("none", "failed", "todo", "passed")
 
 
 class Run(NamedTuple):
     """What became of a pytest process."""
 
-    exit_code: int
+    exit_code: int | None  # None where it had to be ended
     log: str  # what it printed
     outcomes: list[dict]  # the lines that tests/exercises/conftest.py wrote
 
@@ -76,7 +79,7 @@ def _pytest(package: str, files: list[Path]) -> Run:
                 start_new_session=True,
             )
             try:
-                code = process.wait()
+                code = _wait(process, outcomes)
             finally:
                 _end(process)
         return read_run(code, log, outcomes)
@@ -86,14 +89,22 @@ def pytest_words(package: str, outcomes: Path, files: list[Path]) -> list[str]:
     """What pytest is called with to run the checks in these files and to write their outcomes."""
     words = ["-p", "no:cacheprovider", "-c", str(paths.ROOT / "pyproject.toml")]
     words += ["--confcutdir", str(paths.ROOT / "tests" / "exercises")]
-    # For a call that nothing can interrupt. Python writes into the log where it was, as it does after a crash.
-    words += ["-o", f"faulthandler_timeout={SILENCE}", "-o", "faulthandler_exit_on_timeout=true"]
+    words += ["-p", "pytest_timeout", "-o", f"faulthandler_timeout={STACK}"]
     return [*words, "--impl", package, "--outcomes", str(outcomes), *map(str, files)]
 
 
-def read_run(exit_code: int, log: Path, outcomes: Path) -> Run:
+def read_run(exit_code: int | None, log: Path, outcomes: Path) -> Run:
     """What a process that has ended has left in its two files."""
     return Run(exit_code, log.read_text("utf-8", errors="replace"), list(_parsed(outcomes.read_bytes())))
+
+
+def _wait(process: subprocess.Popen, outcomes: Path) -> int | None:
+    """Wait while checks come to their ends.  -> exit code; None where none does any more"""
+    n_bytes = -1
+    while n_bytes != (n_bytes := outcomes.stat().st_size):
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(SILENCE)
+    return None
 
 
 def _end(process: subprocess.Popen) -> None:
@@ -129,13 +140,12 @@ def checks_of(run: Run, test_file: str) -> list[Check]:
 
 def _why_it_ended(run: Run) -> str:
     """Why there are checks without an outcome, in the learner's words."""
-    crash = re.search(r"(Fatal Python error|Timeout \(\d).*", run.log, re.DOTALL)
-    stack = crash[0] if crash else ""
-    lines = re.findall(r'File ".*?(\w+)[/\\](ex\d\d_\w+\.py)", line (\d+)', stack)
+    stack = re.search(r"(Fatal Python error|Timeout \(\d|\+ Timeout \+).*", run.log, re.DOTALL)
+    lines = re.findall(r'File ".*?(\w+)[/\\](ex\d\d_\w+\.py)", line (\d+)', stack[0] if stack else "")
     place = " ({}/{}:{})".format(*lines[0]) if lines else ""
-    if stack.startswith("Timeout"):
-        return f"still running after {SILENCE:g} s, and nothing could interrupt it{place}: a loop without an end?"
-    how = f"exit code {run.exit_code}"
+    if run.exit_code is None or (not has_alarm() and "+ Timeout +" in run.log):  # without alarms the plugin ends Python
+        return f"still running, and nothing could interrupt it{place}: a loop without an end?"
+    how = "MemoryError" if "MemoryError" in run.log else f"exit code {run.exit_code}"
     if run.exit_code < 0:
         with contextlib.suppress(ValueError):
             how = signal.Signals(-run.exit_code).name

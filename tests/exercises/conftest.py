@@ -4,16 +4,14 @@
     python -m pytest tests/exercises --impl exercises      # your own code
 
 A check asks for the fixture `learner`, the module under test. A hole that is still open skips its checks; code that
-cannot be imported fails them in one line; code that never ends is stopped after some seconds.
+cannot be imported fails them in one line; code that never ends is stopped by pytest-timeout.
 
 With `--outcomes FILE`, as check.py starts it, a JSON line is written for every case of a check before the first one
-begins, and one for what became of it; files and memory have a limit, and nothing that the code does ends the checks of
-another file if Python survives it.
+begins, and one for what became of it; files and memory have a limit.
 """
 
 import ast
 import contextlib
-import errno
 import functools
 import importlib
 import inspect
@@ -22,7 +20,7 @@ import os
 import re
 import runpy
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
 from types import FunctionType, ModuleType
@@ -31,12 +29,8 @@ import pytest
 
 from exercises import Todo
 from speclab.learner.guard import (
-    CLOCK,
     LONGEST,
     PACKAGES,
-    SECONDS,
-    NeverEnds,
-    at_most,
     cut,
     in_one_line,
     is_learners_file,
@@ -51,8 +45,10 @@ try:
 except ImportError:  # Windows: the checks run there without these limits
     resource = None
 
+SECONDS = 20  # by the clock, for a check with the import of the file; a right answer takes one
+AGAIN = 5  # for every further check of a file of which one has been stopped
 FILE_BYTES = 16 << 20  # of every file that the code writes, and of what a check prints
-MEMORY_BYTES = 4 << 30  # of data, while the code runs; torch and a check need less than half a GiB
+MEMORY_BYTES = 4 << 30  # of data; torch and a check need less than half a GiB
 SHOWN_LINES = 10  # of what a failing check has printed
 TRACEBACK = 20_000  # characters of pytest's report that are kept
 
@@ -64,9 +60,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A print without an end must not fill the disk, and a crash leaves no image of the memory there."""
+    """A print or a list without an end fills neither the disk nor the memory, and a crash leaves no image of itself."""
     if resource and config.getoption("--outcomes", None):
         limit(resource.RLIMIT_FSIZE, FILE_BYTES)
+        limit(resource.RLIMIT_DATA, MEMORY_BYTES)
         limit(resource.RLIMIT_CORE, 0)
 
 
@@ -78,17 +75,12 @@ def limit(what: int, number: int) -> None:
             resource.setrlimit(what, (number, hard))
 
 
-@contextlib.contextmanager
-def limited_memory() -> Iterator[None]:
-    """While the code inside runs. Afterwards pytest has room to report what happened."""
-    before = resource.getrlimit(resource.RLIMIT_DATA)
-    reserve = bytearray(8 << 20)  # given up first: to lift the limit takes some memory too
-    limit(resource.RLIMIT_DATA, MEMORY_BYTES)
-    try:
-        yield
-    finally:
-        del reserve
-        resource.setrlimit(resource.RLIMIT_DATA, before)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Every check has a time limit, of which `--timeout` may make another."""
+    seconds = config.getoption("--timeout", None) or SECONDS
+    for item in items:
+        if "learner" in item.fixturenames:
+            item.add_marker(pytest.mark.timeout(seconds))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -96,13 +88,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     for item in session.items if not session.testsfailed else []:
         if "learner" in item.fixturenames:
             _write(item, "none")
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """All outcomes are written: do not wait for threads that the code has left behind."""
-    if session.config.getoption("--outcomes", None) and exitstatus in (0, 1):
-        os._exit(exitstatus)
 
 
 def module_name(path: Path) -> str:
@@ -139,14 +124,15 @@ def learner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     impl = request.config.getoption("--impl", "solutions")
     if not (ROOT / impl / f"{stem}.py").is_file():  # a pipe would never end to be read
         pytest.fail(f"{impl}/{stem}.py cannot be imported: there is no such file", pytrace=False)
-    with guarded(request.node, "setup"):  # in here: pytest loses count of fixtures that end with a BaseException
-        try:
-            return returning_something(importlib.import_module(f"{impl}.{stem}"), monkeypatch)
-        except (Todo, NeverEnds, KeyboardInterrupt):
-            raise
-        except BaseException as error:
-            reason = in_one_line(error)
-        pytest.fail(f"{impl}/{stem}.py cannot be imported: {reason}", pytrace=False)
+    try:
+        return returning_something(importlib.import_module(f"{impl}.{stem}"), monkeypatch)
+    except Todo as todo:
+        pytest.skip(cut(text_of(todo)))
+    except (KeyboardInterrupt, pytest.fail.Exception):  # somebody has typed Ctrl-C, or the time is over
+        raise
+    except BaseException as error:  # in here: pytest loses count of fixtures that end with a BaseException
+        reason = in_one_line(error)
+    pytest.fail(f"{impl}/{stem}.py cannot be imported: {reason}", pytrace=False)
 
 
 def returning_something(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
@@ -179,57 +165,33 @@ def own_functions(module: ModuleType) -> list[tuple[object, str]]:
     ]
 
 
-NEVER_ENDED: set[Path] = set()  # test files whose code was stopped once: no check of them waits that long again
-PROCESS = os.getpid()
-
-
-@contextlib.contextmanager
-def guarded(item: pytest.Item, phase: str) -> Iterator[None]:
-    """Run a learner's code. What pytest or a copy of this process would act on is a failure of the check instead."""
-    which = "again" if item.path in NEVER_ENDED else phase
-    alone = resource and item.config.getoption("--outcomes", None)  # nobody else's data is in this process
-    try:
-        with at_most(SECONDS[which], CLOCK[which]), limited_memory() if alone else contextlib.nullcontext():
-            yield
-        return
-    except Todo as todo:
-        pytest.skip(cut(text_of(todo)))
-    except NeverEnds as error:
-        NEVER_ENDED.add(item.path)
-        message = in_one_line(error)
-    except BaseException as error:
-        if isinstance(error, MemoryError):
-            traceback.clear_frames(error.__traceback__)  # what the code has piled up is in their variables
-        if not _needs_words(error, item):
-            raise
-        message = in_words(error)
-    finally:
-        if os.getpid() != PROCESS:  # the code has forked, and this is the copy
-            os._exit(0)
-    pytest.fail(message, pytrace=False)
-
-
-def _needs_words(error: BaseException, item: pytest.Item) -> bool:
-    """Would pytest end the session for this exception, or take long to report it?"""
-    if isinstance(error, KeyboardInterrupt | pytest.exit.Exception):
-        return bool(item.config.getoption("--outcomes", None))  # else somebody has typed Ctrl-C
-    return len(text_of(error)) > TRACEBACK
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item):
-    if "learner" not in item.fixturenames:
+    try:
         return (yield)
-    with guarded(item, "call"):
-        return (yield)
+    except Todo as todo:
+        pytest.skip(cut(text_of(todo)))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
     report = yield
     if "learner" in item.fixturenames and (call.when == "call" or not report.passed):
+        if call.excinfo and seconds_allowed(call.excinfo.value):
+            for other in item.session.items:
+                if other.path == item.path:
+                    other.add_marker(pytest.mark.timeout(AGAIN), append=False)
         _write(item, **_outcome(call, report))
     return report
+
+
+def seconds_allowed(error: BaseException) -> str:
+    """The time limit that has stopped the code; empty where it was not stopped."""
+    said = re.match(r"Timeout \(>([\d.]+)s\) from pytest-timeout", text_of(error)[:LONGEST])
+    return f"{float(said[1]):g}" if said and isinstance(error, pytest.fail.Exception) else ""
+
+
+PROCESS = os.getpid()
 
 
 def _write(item: pytest.Item, outcome: str, **rest) -> None:
@@ -237,7 +199,8 @@ def _write(item: pytest.Item, outcome: str, **rest) -> None:
 
     The outcome is passed, todo, failed, or none.
     """
-    if path := item.config.getoption("--outcomes", None):
+    path = item.config.getoption("--outcomes", None)
+    if path and os.getpid() == PROCESS:  # code that forks makes a copy of pytest
         uses = names_used(item.function)
         check = {"function": item.originalname, "uses": uses, "outcome": outcome, **rest}
         check |= {"reach": reach(uses, source_of(item)), "is_whole": bool(item.get_closest_marker("whole"))}
@@ -300,11 +263,12 @@ def reach(uses: list[str], source: str) -> list[str]:
 
 def in_words(error: BaseException) -> str:
     """What a check says, or an exception that is none of its own, in one line that is never empty."""
+    if seconds := seconds_allowed(error):
+        reason = "a loop without an end, or a wait for something that never comes?"
+        return f"still running after {seconds} s{place(error)}: {reason}"
     frames = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
     own = isinstance(error, AssertionError) and frames and is_learners_file(frames[-1])  # an assert in the code itself
     if own or not isinstance(error, AssertionError | pytest.fail.Exception):
-        if isinstance(error, OSError) and error.errno == errno.EFBIG:
-            return f"printed or wrote more than {FILE_BYTES >> 20} MB{place(error)}: a loop without an end?"
         return in_one_line(error) + ": an assert in your own code does not hold" * bool(own)
     message = text_of(error)[: 2 * LONGEST].split("\nassert ")[0].strip().partition("\n")[0]
     return cut(message) or in_one_line(error)

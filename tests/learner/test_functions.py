@@ -12,7 +12,7 @@ import threading
 import time
 from fractions import Fraction
 from operator import attrgetter
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import numpy
 import pytest
@@ -34,11 +34,11 @@ from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength
 from speclab.drafts.oracle import FreeOracleDrafter
 from speclab.lab.instruments import LoopFunctions
-from speclab.learner import checklist, loading, runner
+from speclab.learner import checklist, guard, loading, runner
 from speclab.learner.adapters import CheckedDrafter, accept_sampled
 from speclab.learner.ask import Steps, ask, finite, whole
-from speclab.learner.functions import NO_LEARNER, Learner
-from speclab.learner.guard import CLOCK, SECONDS, has_alarm
+from speclab.learner.functions import learner_functions
+from speclab.learner.guard import has_alarm
 from speclab.learner.heads import LearnerBlock, LearnerFeature
 from speclab.models import prompts
 from speclab.models.cached import CachedModel
@@ -56,14 +56,21 @@ STEMS = {exercise.number: exercise.stem for exercise in checklist.exercises()}
 N_TOKENS = 60
 
 
-def solutions(*numbers: int) -> Learner:
-    return Learner("solutions", {n: importlib.import_module(f"solutions.{STEMS[n]}") for n in numbers})
+LAB = LoopFunctions(speculative_decode)
 
 
-def with_function(number: int, **functions) -> Learner:
+def solution(number: int) -> ModuleType:
+    return importlib.import_module(f"solutions.{STEMS[number]}")
+
+
+def solutions(*numbers: int) -> LoopFunctions:
+    return learner_functions(speculative_decode, "solutions", {n: solution(n) for n in numbers})
+
+
+def with_function(number: int, **functions) -> LoopFunctions:
     """A solution in which some functions are others."""
-    module = importlib.import_module(f"solutions.{STEMS[number]}")
-    return Learner("exercises", {number: SimpleNamespace(**{**vars(module), **functions})})
+    module = SimpleNamespace(**{**vars(solution(number)), **functions})
+    return learner_functions(speculative_decode, "exercises", {number: module})
 
 
 @pytest.fixture(scope="module")
@@ -74,15 +81,15 @@ def pair() -> tuple[CachedModel, CachedModel]:
 
 
 def rounds(
-    pair, learner: Learner, sampling: Sampling, k: int = 4, ngram: bool = False, longest: int | None = None
+    pair, learner: LoopFunctions, sampling: Sampling, k: int = 4, ngram: bool = False, longest: int | None = None
 ) -> list:
     """All rounds of a decoding that is decided by `learner`."""
     prompt = torch.randint(0, VOCAB, (1, 7), generator=torch.Generator().manual_seed(3))
     if ngram:
         prompt = prompt.repeat(1, 4)
     drafter = NgramDrafter(2, 1) if ngram else ModelDrafter(pair[1])
-    functions, settings = learner.functions(speculative_decode), DecodeSettings(N_TOKENS, sampling, seed=5)
-    return list(functions.rounds(pair[0], functions.adapt(drafter, longest), prompt, k, settings))
+    settings = DecodeSettings(N_TOKENS, sampling, seed=5)
+    return list(learner.rounds(pair[0], learner.adapt(drafter, longest), prompt, k, settings))
 
 
 def words(found: list) -> list[int]:
@@ -112,7 +119,7 @@ GREEDY, SAMPLED = Sampling(), Sampling(temperature=0.9)
 @pytest.mark.parametrize("numbers", [(2,), (3,), (4,), (2, 3, 4)])
 def test_solutions_decode_as_the_lab_does(pair, numbers, sampling, k):
     """Round for round, given the same random numbers."""
-    expected = rounds(pair, NO_LEARNER, sampling, k)
+    expected = rounds(pair, LAB, sampling, k)
     if k == 4:
         lively(expected)
     assert rounds(pair, solutions(*numbers), sampling, k) == expected
@@ -121,7 +128,7 @@ def test_solutions_decode_as_the_lab_does(pair, numbers, sampling, k):
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_drafts_without_probabilities_are_certain_ones(pair, sampling):
     """Prompt lookup through exercises 2 and 4: each proposal stands for a one-hot distribution."""
-    expected = rounds(pair, NO_LEARNER, sampling, ngram=True)
+    expected = rounds(pair, LAB, sampling, ngram=True)
     assert sum(r.n_drafted for r in expected) > 0
     assert rounds(pair, solutions(2, 3, 4), sampling, ngram=True) == expected
 
@@ -130,18 +137,16 @@ def test_exercise_seven_drafts(pair):
     """MyDrafter takes the n-gram drafter's place, and no other's."""
     learner = solutions(7)
     found = rounds(pair, learner, GREEDY, ngram=True)
-    assert [t for r in found for t in r.tokens] == [
-        t for r in rounds(pair, NO_LEARNER, GREEDY, 0, True) for t in r.tokens
-    ]
+    assert [t for r in found for t in r.tokens] == [t for r in rounds(pair, LAB, GREEDY, 0, True) for t in r.tokens]
     assert sum(r.n_drafted for r in found) > 0
-    assert isinstance(learner.drafter(NgramDrafter()), CheckedDrafter)
-    assert isinstance(learner.drafter(ModelDrafter(pair[1])), ModelDrafter)
+    assert isinstance(learner.adapt(NgramDrafter(), None), CheckedDrafter)
+    assert isinstance(learner.adapt(ModelDrafter(pair[1]), None), ModelDrafter)
 
 
 def test_exercise_eight_is_the_whole_loop(pair):
     for sampling in (GREEDY, SAMPLED):
         counted = [(r.tokens, r.n_drafted, r.n_accepted) for r in rounds(pair, solutions(8), sampling)]
-        assert counted == [(r.tokens, r.n_drafted, r.n_accepted) for r in rounds(pair, NO_LEARNER, sampling)]
+        assert counted == [(r.tokens, r.n_drafted, r.n_accepted) for r in rounds(pair, LAB, sampling)]
 
 
 def test_exercise_six_chooses_every_length(pair):
@@ -154,7 +159,7 @@ def test_exercise_six_chooses_every_length(pair):
 
     learner = with_function(6, next_draft_length=rule)
     found = rounds(pair, learner, GREEDY, k=6, longest=6)
-    assert words(found) == words(rounds(pair, NO_LEARNER, GREEDY, 6))
+    assert words(found) == words(rounds(pair, LAB, GREEDY, 6))
     assert [r.n_drafted for r in found[1:6]] == [4, 2, 5, 2, 5]
     assert seen == [(k, r.n_drafted, r.n_accepted, 6) for (k, *_), r in zip(seen, found[1:], strict=True)]
     assert [k for k, *_ in seen[:4]] == [4, 2, 5, 2]
@@ -169,12 +174,12 @@ def test_exercise_eleven_feeds_a_head_as_the_lab_does(sampling, k):
     target = CachedModel(model)
     target.hidden_layers = head.config.layers
 
-    def found(learner: Learner) -> list[Round]:
-        functions, drafter = learner.functions(speculative_decode), FeatureDrafter(head)
-        given = [target, functions.adapt(drafter, None), texts[:1, :9], k, DecodeSettings(N_NEW, sampling, seed=5)]
-        return list(functions.rounds(*given))
+    def found(learner: LoopFunctions) -> list[Round]:
+        drafter = FeatureDrafter(head)
+        given = [target, learner.adapt(drafter, None), texts[:1, :9], k, DecodeSettings(N_NEW, sampling, seed=5)]
+        return list(learner.rounds(*given))
 
-    expected = found(NO_LEARNER)
+    expected = found(LAB)
     assert (sum(r.n_accepted for r in expected) > 0) == (k > 0)
     assert found(solutions(11)) == expected
 
@@ -193,8 +198,8 @@ def test_exercise_eleven_waits_while_nothing_is_drafted():
     target = CachedModel(model)
     target.hidden_layers = head.config.layers
     drafted = []
-    for learner in (NO_LEARNER, solutions(11)):
-        drafter = learner.drafter(FeatureDrafter(head))
+    for learner in (LAB, solutions(11)):
+        drafter = learner.adapt(FeatureDrafter(head), None)
         target.prefill(texts[:1, :9])
         drafter.prefill(target, texts[:1, :9], GREEDY)
         drafter.observe(0, texts[0, 9:10].tolist())
@@ -207,17 +212,17 @@ def test_exercise_eleven_waits_while_nothing_is_drafted():
     assert drafted[0][0][0] == texts[0, 13]
 
 
-def tokens_per_round(draft: str, *learners: Learner) -> list[float]:
+def tokens_per_round(draft: str, *learners: LoopFunctions) -> list[float]:
     """Of the lab's own head at k = 4, on three texts that all learners write alike."""
     lab = speclab.load(draft=draft, engine="eager", threads=1)
     beginnings = ["def read_config(path):\n", "class Stack:\n    def push(self", "The function returns"]
     texts, n_rounds = [], []
     for learner in learners:
-        parts, found = learner.functions(speculative_decode), []
+        found = []
         for text in beginnings:
             ids = torch.tensor([lab.setup.tokenizer(text).input_ids])
-            drafter = parts.adapt(copy.deepcopy(lab.drafter), None)
-            found += list(parts.rounds(lab.setup.target, drafter, ids, 4, DecodeSettings(64)))
+            drafter = learner.adapt(copy.deepcopy(lab.drafter), None)
+            found += list(learner.rounds(lab.setup.target, drafter, ids, 4, DecodeSettings(64)))
         texts.append(words(found))
         n_rounds.append(sum(not r.prefill for r in found))
     assert all(text == texts[0] for text in texts)
@@ -234,7 +239,7 @@ def test_what_chapter_eleven_says_of_the_labs_head():
     def beside_its_own_token(text, n_read, states):
         return states[: len(text) - 1 - n_read], text[n_read:-1]
 
-    found = tokens_per_round("feature", NO_LEARNER, with_function(11, new_pairs=beside_its_own_token))
+    found = tokens_per_round("feature", LAB, with_function(11, new_pairs=beside_its_own_token))
     assert [round(n) for n in found] == [3, 1]
     assert "with the lab's own head commits about 3 tokens, and about 1 with" in chapter("11-feature-draft.md")
 
@@ -246,7 +251,7 @@ def without_bias(logits, bias, last, probs, draw):
 
 def test_what_chapter_twelve_says_of_the_labs_block():
     """About 3 tokens a round, fewer than 2 without the bias; one text."""
-    found = tokens_per_round("block", NO_LEARNER, with_function(12, walk=without_bias))
+    found = tokens_per_round("block", LAB, with_function(12, walk=without_bias))
     assert round(found[0]) == 3
     assert found[1] < 2
     said = "the lab's own block commits about 3 tokens at k = 4, and fewer than 2 if it is left out"
@@ -258,9 +263,9 @@ def test_exercise_eleven_leaves_auto_alone():
     _, head, _ = trained()
     auto, hybrid = AutoLength(FeatureDrafter(head)), HybridDrafter(NgramDrafter(), FeatureDrafter(head))
     learner = solutions(11)
-    assert type(learner.drafter(auto).drafter) is FeatureDrafter
-    assert type(learner.drafter(hybrid).drafter) is LearnerFeature
-    assert type(NO_LEARNER.drafter(HybridDrafter(NgramDrafter(), FeatureDrafter(head))).drafter) is FeatureDrafter
+    assert type(learner.adapt(auto, None).drafter) is FeatureDrafter
+    assert type(learner.adapt(hybrid, None).drafter) is LearnerFeature
+    assert type(LAB.adapt(HybridDrafter(NgramDrafter(), FeatureDrafter(head)), None).drafter) is FeatureDrafter
 
 
 @pytest.mark.parametrize(
@@ -279,7 +284,7 @@ def test_what_no_head_can_read_is_one_line(functions, named):
     model, head, texts = trained()
     target = CachedModel(model)
     target.hidden_layers = head.config.layers
-    parts = with_function(11, **functions).functions(speculative_decode)
+    parts = with_function(11, **functions)
     with pytest.raises(Problem) as caught:
         list(
             parts.rounds(
@@ -290,12 +295,11 @@ def test_what_no_head_can_read_is_one_line(functions, named):
         assert word in str(caught.value)
 
 
-def decoded_by_block(model, drafter, learner: Learner, prompt, sampling: Sampling, k: int) -> list[Round]:
+def decoded_by_block(model, drafter, learner: LoopFunctions, prompt, sampling: Sampling, k: int) -> list[Round]:
     target = CachedModel(model)
     target.hidden_layers = drafter.head.config.layers
-    functions = learner.functions(speculative_decode)
-    given = [target, functions.adapt(copy.deepcopy(drafter), None), prompt, k, DecodeSettings(N_NEW, sampling, seed=5)]
-    return list(functions.rounds(*given))
+    given = [target, learner.adapt(copy.deepcopy(drafter), None), prompt, k, DecodeSettings(N_NEW, sampling, seed=5)]
+    return list(learner.rounds(*given))
 
 
 @pytest.mark.parametrize("k", [0, 1, 3, 9])
@@ -304,7 +308,7 @@ def test_exercise_twelve_walks_as_the_lab_does(sampling, k):
     """Round for round, with a head that is often right; without a bias the counts change and no greedy text does."""
     model, head, texts = trained_block(markov_rank=8)
     drafter = BlockDrafter(head)
-    expected = decoded_by_block(model, drafter, NO_LEARNER, texts[:1, :9], sampling, k)
+    expected = decoded_by_block(model, drafter, LAB, texts[:1, :9], sampling, k)
     assert (sum(r.n_accepted for r in expected) > 0) == (k > 0)
     assert decoded_by_block(model, drafter, solutions(12), texts[:1, :9], sampling, k) == expected
 
@@ -324,15 +328,15 @@ def test_exercise_twelve_walks_along_any_block(options, sampling):
     ids = torch.randperm(VOCAB, generator=generator)[:12].sort().values if "draft_vocab" in options else None
     decoded = [
         decoded_by_block(model, BlockDrafter(head, ids), learner, some_prompts(1), sampling, 4)
-        for learner in (NO_LEARNER, solutions(12))
+        for learner in (LAB, solutions(12))
     ]
     assert decoded[0] == decoded[1]
 
 
 def test_exercise_twelve_takes_part_in_auto_too():
     _, head, _ = trained_block(markov_rank=8)
-    assert type(solutions(12).drafter(AutoLength(BlockDrafter(head))).drafter) is LearnerBlock
-    assert type(NO_LEARNER.drafter(AutoLength(BlockDrafter(head))).drafter) is BlockDrafter
+    assert type(solutions(12).adapt(AutoLength(BlockDrafter(head)), None).drafter) is LearnerBlock
+    assert type(LAB.adapt(AutoLength(BlockDrafter(head)), None).drafter) is BlockDrafter
 
 
 def walk_with(row=lambda row: row, token=lambda token: token, asked=lambda before: before, n: int = 3):
@@ -367,17 +371,15 @@ def test_an_impossible_walk_is_one_line(walk, named):
 
 def test_without_the_flag_the_lab_is_as_it_is(pair):
     """The very same loop, rule and drafter: nothing stands in between."""
-    assert loading.load(None, {2, 3}) is NO_LEARNER
-    assert not NO_LEARNER
-    assert NO_LEARNER.describe() == []
-    assert NO_LEARNER.functions(speculative_decode) == LoopFunctions(speculative_decode)
+    assert loading.load(None, {2, 3}, speculative_decode) == LAB
+    assert LAB.impl() == {}
     drafter = ModelDrafter(pair[1])
-    assert NO_LEARNER.drafter(drafter, 4) is drafter
+    assert LAB.adapt(drafter, 4) is drafter
 
 
 def test_the_instrument_keeps_the_labs_own_catch_up():
     drafter = FreeOracleDrafter(0.5)
-    assert solutions(3).drafter(drafter) is drafter
+    assert solutions(3).adapt(drafter, None) is drafter
 
 
 # --- answers that cannot be ------------------------------------------------------------------------------------------
@@ -458,7 +460,7 @@ def test_a_loop_that_ends_in_the_checks_only_is_stopped(pair, monkeypatch, numbe
         forever()
 
     learner = with_function(2, next_token=forever) if number == 2 else with_function(8, decode=forever_after_a_round)
-    monkeypatch.setitem(SECONDS, "call", 0.1)
+    monkeypatch.setattr(guard, "SECONDS", 0.1)
     with pytest.raises(Problem) as caught:
         rounds(pair, learner, GREEDY)
     assert caught.value.exit_code == 1
@@ -471,7 +473,7 @@ def test_a_loop_that_ends_in_the_checks_only_is_stopped(pair, monkeypatch, numbe
 @endless
 def test_a_wait_without_an_end_is_stopped(monkeypatch):
     """By the clock: it takes no processor time."""
-    monkeypatch.setitem(CLOCK, "call", 0.1)
+    monkeypatch.setattr(guard, "CLOCK", 0.1)
     with pytest.raises(
         Problem, match=r"wait is still running after 0\.1 s by the clock: does it wait for .* real data"
     ):
@@ -493,7 +495,7 @@ def test_an_answer_that_never_ends_to_be_read_is_stopped(monkeypatch, check):
 
         __float__ = __index__
 
-    monkeypatch.setitem(SECONDS, "call", 0.1)
+    monkeypatch.setattr(guard, "SECONDS", 0.1)
     with pytest.raises(Problem, match=r"still running after 0\.1 s of processor time"):
         ask(2, Endless, check=check)
 
@@ -501,7 +503,7 @@ def test_an_answer_that_never_ends_to_be_read_is_stopped(monkeypatch, check):
 @endless
 def test_an_alarm_that_is_caught_counts(monkeypatch):
     """Also where the function goes on to answer."""
-    monkeypatch.setitem(SECONDS, "call", 0.1)
+    monkeypatch.setattr(guard, "SECONDS", 0.1)
 
     def catches():
         with contextlib.suppress(BaseException):
@@ -535,13 +537,13 @@ def test_a_file_that_is_imported_in_its_checks_only_is_one_line(checked, monkeyp
     with pytest.raises(
         Problem, match=r"exercise 2: import_module raised SystemExit: not here .*'answers\.ex02_greedy'"
     ):
-        loading.load("answers", {2})
+        loading.load("answers", {2}, speculative_decode)
 
 
 @endless
 def test_the_stopwatch_may_run_for_long(monkeypatch):
     """Exercise 0 times a whole decoding in one call: every token restarts the limits, but not for ever."""
-    monkeypatch.setitem(SECONDS, "call", 0.2)
+    monkeypatch.setattr(guard, "SECONDS", 0.2)
 
     def work(seconds):
         end = time.process_time() + seconds
@@ -609,15 +611,15 @@ def test_the_size_of_a_draft_is_counted(pair, sampling):
 
 def test_whole_numbers_of_any_kind_do(pair):
     """numpy's and torch's, and a list for a pair; nothing else changes."""
-    two, four, six = (solutions(n).modules[n] for n in (2, 4, 6))
+    two, four, six = (solution(n) for n in (2, 4, 6))
     numbers = with_function(
         2,
         count_accepted=lambda drafted, own: numpy.int64(two.count_accepted(drafted, own)),
         next_token=lambda own, n: torch.tensor([two.next_token(own, n)]),
     )
-    assert rounds(pair, numbers, GREEDY) == lively(rounds(pair, NO_LEARNER, GREEDY))
+    assert rounds(pair, numbers, GREEDY) == lively(rounds(pair, LAB, GREEDY))
     listed = with_function(4, verify_draft=lambda *args: [numpy.int32(n) for n in four.verify_draft(*args)])
-    assert rounds(pair, listed, SAMPLED) == lively(rounds(pair, NO_LEARNER, SAMPLED))
+    assert rounds(pair, listed, SAMPLED) == lively(rounds(pair, LAB, SAMPLED))
     lengths = with_function(6, next_draft_length=lambda *args: numpy.int64(six.next_draft_length(*args)))
     assert rounds(pair, lengths, GREEDY, longest=4) == rounds(pair, solutions(6), GREEDY, longest=4)
     for answer in (4.0, numpy.float64(4), "4", None, [4], torch.tensor([1, 2])):
@@ -635,7 +637,7 @@ def test_a_function_may_use_up_its_lists(pair):
         drafted.clear()
         return n
 
-    assert rounds(pair, with_function(2, count_accepted=popping), GREEDY) == lively(rounds(pair, NO_LEARNER, GREEDY))
+    assert rounds(pair, with_function(2, count_accepted=popping), GREEDY) == lively(rounds(pair, LAB, GREEDY))
 
     def emptied(drafted, own):
         drafted.clear()
@@ -682,7 +684,7 @@ def test_logits_that_are_not_finite_are_the_loops_business():
     logits = torch.zeros(1, 1, 4)
     logits[0, 0, 2] = torch.nan
     draft = SimpleNamespace(tokens=torch.zeros(1, 0, dtype=torch.long), probs=None)
-    found = accept_sampled(4, solutions(4).modules[4].verify_draft, draft, SAMPLED.probs(logits), torch.tensor([[0.5]]))
+    found = accept_sampled(4, solution(4).verify_draft, draft, SAMPLED.probs(logits), torch.tensor([[0.5]]))
     assert found == (0, -1)
 
 
@@ -722,13 +724,11 @@ def checked(monkeypatch):
 
 def test_what_is_finished_is_used_and_the_rest_is_named(checked):
     checked |= {2: ["passed"], 6: ["passed", "todo"]}
-    learner = loading.load("solutions", {2, 3, 6, 8})
-    assert list(learner.modules) == [2]
-    assert learner.unfinished == {3: "todo", 6: "1 of 2"}
-    (line,) = learner.describe()
+    learner = loading.load("solutions", {2, 3, 6, 8}, speculative_decode)
+    (line,) = learner.lines
     assert "from solutions/: 2 (greedy verification)" in line
     assert "the lab's own: 3 (which tokens stay, and catch-up: todo), 6 (the draft length: 1 of 2)" in line
-    assert learner.to_json() == {"package": "solutions", "exercises": [2]}
+    assert learner.impl()["impl"] == {"package": "solutions", "exercises": [2]}
 
 
 @pytest.mark.parametrize(
@@ -748,7 +748,7 @@ def test_words_that_name_nothing_are_refused(checked, text, named):
     if text == "exercises:2,3":
         checked[2] = ["passed"]
     with pytest.raises(UsageProblem) as caught:
-        loading.load(text, {2, 3, 8})
+        loading.load(text, {2, 3, 8}, speculative_decode)
     for word in named:
         assert word in str(caught.value)
 
@@ -756,7 +756,7 @@ def test_words_that_name_nothing_are_refused(checked, text, named):
 def test_failing_checks_end_it_as_check_py_says_them(checked, capsys):
     checked |= {2: ["passed", "failed"], 3: ["failed", "failed"]}
     with pytest.raises(Problem) as caught:
-        loading.load("exercises", {2, 3})
+        loading.load("exercises", {2, 3}, speculative_decode)
     assert caught.value.exit_code == 1
     assert "3 checks fail, so nothing was run" in str(caught.value)
     assert "check.py 2" in str(caught.value)
@@ -772,7 +772,7 @@ def asked(monkeypatch) -> list[tuple[str | None, set[int]]]:
     """What a script asks for: the words of --impl and the exercises that it can use. Then the script ends."""
     calls = []
 
-    def load(text, usable):
+    def load(text, usable, loop):
         calls.append((text, usable))
         raise Problem("enough")
 
@@ -807,7 +807,7 @@ def test_every_script_asks_for_what_it_can_use(asked, tmp_path):
 
 def test_the_shapes_of_a_pass_come_from_exercise_one(checked):
     checked[1] = ["passed"]
-    learner = loading.load("solutions", {1})
+    learner = loading.load("solutions", {1}, speculative_decode)
     assert learner.shapes(2, 4, 8, 2, 1000)["scores"] == (2, 4, 6)
 
 
@@ -818,8 +818,8 @@ def test_the_shapes_of_a_pass_come_from_exercise_one(checked):
 def script(pair_folder, capsys, monkeypatch):
     """main() of a script on the tiny pair, with `learner` in place of what --impl would load."""
 
-    def call(module, learner: Learner, *words):
-        monkeypatch.setattr(loading, "load", lambda text, usable: learner if text else NO_LEARNER)
+    def call(module, learner: LoopFunctions, *words):
+        monkeypatch.setattr(loading, "load", lambda text, usable, loop: learner if text else LoopFunctions(loop))
         machine = ["--target", str(pair_folder / "target"), "--threads", "1", "--engine", "eager"]
         code = module.main([*machine, *words, "--impl", learner.package])
         return (code, *capsys.readouterr())
@@ -946,7 +946,7 @@ def test_a_prediction_that_raises_leaves_the_record(comparison):
 )
 def test_a_number_of_another_kind_leaves_the_record(comparison, kind):
     """A right answer that JSON cannot hold becomes a float."""
-    right = solutions(5).modules[5]
+    right = solution(5)
     learner = with_function(
         5,
         acceptance_rate=lambda rounds: kind(right.acceptance_rate(rounds)),
@@ -980,7 +980,7 @@ def test_a_plan_asks_for_the_best_length(comparison):
 
 
 def test_a_record_without_the_flag_does_not_know_of_it(comparison, monkeypatch):
-    _, out, _, run = comparison(Learner("", {}), "-k", "2", "--temperature", "0")
+    _, out, _, run = comparison(LAB, "-k", "2", "--temperature", "0")
     assert "impl" not in run.settings
     assert run.yours is None
     assert report.learner_line(run) is None
@@ -1049,7 +1049,7 @@ def test_a_file_that_cannot_be_imported_is_said_once(lab, monkeypatch, capsys, f
     path.write_text(f"{first_line}\n{path.read_text()}")
     monkeypatch.setattr(paths, "ROOT", lab)
     with pytest.raises(Problem, match=r"checks fail, so nothing was run; type: .*check\.py 2"):
-        loading.load("exercises:2", {2, 3})
+        loading.load("exercises:2", {2, 3}, speculative_decode)
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "running the checks of exercise 2 ..."
     assert " ".join(lines).count("exercises/ex02_greedy.py cannot be imported: ") == 1

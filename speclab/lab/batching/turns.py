@@ -99,7 +99,7 @@ def decode(decoded: Batches, ways: list[BatchArm], timer: PassTimer) -> None:
 def empty_loops(decoded: Batches, sizes: list[int]) -> dict[LoopKey, EmptyLoop]:
     """The loops without their models: plain, and of every draft at every length."""
     config = decoded.config
-    setup, accept = config.setup, config.learner.loop.accept
+    setup, accept = config.setup, config.functions.accept
     sampling = setup.sampling_at(config.temperatures[0])
     loops = {("", 0, n): EmptyLoop(setup.target, accept, n, sampling, setup.chunk) for n in sizes}
     for (name, k), watched in decoded.watched.items():
@@ -146,7 +146,7 @@ def _decoding(config: RunConfig, one: BatchArm, engine: Engine, numbers: list[in
     ]
     if engine.drafter is None:
         return BatchDecoding(autoregressive_decode_batch(engine.target, requests, setup.chunk), len(requests))
-    accept = config.learner.loop.accept
+    accept = config.functions.accept
     accept = in_lockstep(accept) if one.lockstep else accept
     rounds = speculative_decode_batch(engine.target, engine.drafter, requests, one.arm.draft_length, accept)
     return BatchDecoding(rounds, len(requests))
