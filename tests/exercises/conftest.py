@@ -171,6 +171,9 @@ def pytest_runtest_call(item: pytest.Item):
         return (yield)
     except Todo as todo:
         pytest.skip(cut(text_of(todo)))
+    except MemoryError as error:
+        traceback.clear_frames(error.__traceback__)  # what the code has piled up is in their variables
+        raise
 
 
 @pytest.hookimpl(wrapper=True)
