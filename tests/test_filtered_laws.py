@@ -34,8 +34,7 @@ from speclab.drafts.heads.parts import rotations
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import WEIGHT, AutoLength, RoundCosts
 from speclab.drafts.tree import BestTreeDrafter
-from speclab.drafts.trees.auto import AutoTreeDrafter, TreeCosts
-from speclab.drafts.trees.fixed import StaticTreeDrafter, TreeDrafter
+from speclab.drafts.trees.fixed import TreeDrafter
 from speclab.drafts.trees.merged import MergedDrafter
 from speclab.models.cached import CachedModel
 from tests.core.test_accept_tree import residuals, without
@@ -127,19 +126,6 @@ def on_auto(drafter: Drafter, cost: float = 0.2) -> AutoLength:
     return auto
 
 
-def static() -> StaticTreeDrafter:
-    """The draft's first and third choice, and two tokens behind the first one."""
-    tree = StaticTreeDrafter(model())
-    tree.nodes[SETTINGS.temperature] = (-1, -1, 0, 0), (0, 2, 0, 2)
-    return tree
-
-
-def tree_on_auto() -> AutoTreeDrafter:
-    tree = AutoTreeDrafter(model(), width=3)
-    tree.costs[SETTINGS.temperature] = TreeCosts((0.0, 0.1, 0.2), (1.0, 1.1, 1.2, 1.3, 1.45, 1.6))
-    return tree
-
-
 @functools.cache
 def heads() -> tuple:
     target = models()[0]
@@ -192,9 +178,7 @@ CASES = {
         of_head(feature_logits),
     ),
     "tree": Case(lambda: TreeDrafter(model(), (2, 2)), 6, ()),
-    "tree:static": Case(static, 4, ()),
     "tree:best": Case(lambda: BestTreeDrafter(model(), width=3), 5, ()),
-    "tree:best auto": Case(tree_on_auto, 5, ()),
     "merged": Case(lambda: MergedDrafter([NgramDrafter(2, 1), model(), model(0.6)]), 6, ()),
 }
 TREES = {name for name in CASES if "tree" in name or name == "merged"}
@@ -555,19 +539,3 @@ def test_what_lengths_are_chosen_by(name):
         assert auto.seen[how.temperature].all.tested == WEIGHT + tested
     assert heard == given
     assert len(set(heard)) > 5
-
-
-def test_a_tree_on_auto_is_chosen_for_its_temperature():
-    """Its size by the costs of that temperature, its shape as it was chosen for that temperature."""
-    cheap, dear = (TreeCosts((0.0, cost, 2 * cost), tuple(1 + cost * n for n in range(6))) for cost in (0.001, 5.0))
-    small, large = ((-1,), (0,)), ((-1, -1, 0), (0, 1, 0))
-    for mine, others in ((SETTINGS, OTHER), (OTHER, SETTINGS)):
-        tree, static_tree = AutoTreeDrafter(model(), width=3), StaticTreeDrafter(model())
-        tree.costs |= {others.temperature: dear, mine.temperature: cheap}
-        static_tree.nodes |= {others.temperature: small, mine.temperature: large}
-        drafted = [[r.n_drafted for r in decoded(one, 5, mine)[1:-3]] for one in (tree, static_tree)]
-        assert max(drafted[0]) > 1
-        assert set(drafted[1]) == {3}
-        drafted = [[r.n_drafted for r in decoded(one, 5, others)[1:-3]] for one in (tree, static_tree)]
-        assert max(drafted[0]) <= 1
-        assert set(drafted[1]) == {1}

@@ -30,8 +30,7 @@ from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength, RoundCosts
 from speclab.drafts.oracle import OracleModelDrafter
 from speclab.drafts.suffix import SuffixDrafter
-from speclab.drafts.trees.auto import AutoTreeDrafter, TreeCosts
-from speclab.drafts.trees.fixed import StaticTreeDrafter, TreeDrafter
+from speclab.drafts.trees.fixed import TreeDrafter
 from speclab.drafts.trees.merged import MergedDrafter
 from speclab.lab.instruments import LoopFunctions, with_phases
 from speclab.models import rounding
@@ -511,30 +510,6 @@ def test_joint_law_of_early_exit(engine, n_draws):
     target = CachedModel(model, fast=flattened(model) if engine == "fast" else None)
     target.hidden_layers = (0,)
     check_law(Law(1.0, 2), target, ExitDrafter(tiny_adapter(model, 1)), n_draws)
-
-
-@pytest.mark.parametrize(
-    ("rule", "n_draws"), pairs_often(["token", "follow"], [600, 4000], lambda *one: one == ("follow", 600))
-)
-def test_joint_law_of_trees_that_choose_their_size(rule, n_draws, monkeypatch):
-    """What is looked at and dropped depends on the draft's probabilities and on what was accepted before."""
-    model = tiny("llama", vocab_size=IDS)
-    tree = AutoTreeDrafter(ModelDrafter(CachedModel(perturbed(model, 0.4))), width=3)
-    tree.costs[1.0] = TreeCosts((0.0, 0.1, 0.2), (1.0, 1.02, 1.3, 1.3, 1.6))
-    monkeypatch.setitem(globals(), "speculative_rounds", functools.partial(speculative_rounds, accept=RULES[rule]))
-    check_law(Law(1.0, 4), CachedModel(model), tree, n_draws)
-
-
-@pytest.mark.parametrize(
-    ("rule", "n_draws"), pairs_often(["token", "follow"], [500, 4000], lambda *one: one == ("token", 500))
-)
-def test_joint_law_of_a_tree_of_a_chosen_shape(rule, n_draws, monkeypatch):
-    """The draft's first and third choice, and two tokens behind the third one."""
-    model = tiny("llama", vocab_size=IDS)
-    tree = StaticTreeDrafter(ModelDrafter(CachedModel(perturbed(model, 0.4))))
-    tree.nodes[1.0] = (-1, -1, 1, 1), (0, 2, 0, 1)
-    monkeypatch.setitem(globals(), "speculative_rounds", functools.partial(speculative_rounds, accept=RULES[rule]))
-    check_law(Law(1.0, 4), CachedModel(model), tree, n_draws)
 
 
 @pytest.mark.parametrize(

@@ -46,8 +46,8 @@ def trees(path: Path) -> str:
         "95 %": lambda pair: tables.interval(pair.low, pair.high),
     }
     lines = []
-    for draft in dict.fromkeys(_inner(row).removesuffix(AUTO) for row in of_trees):
-        both = [row for row in rows if draft == (_inner(row) if _is_tree(row) else str(row.draft)).removesuffix(AUTO)]
+    for draft in dict.fromkeys(map(_inner, of_trees)):
+        both = [row for row in rows if draft == (_inner(row) if _is_tree(row) else str(row.draft).removesuffix(AUTO))]
         best_tree = max(filter(_is_tree, both), key=attrgetter("speedup"))
         best_chain = max((row for row in both if not _is_tree(row)), key=attrgetter("speedup"))
         pair = _beside(run, best_tree, best_chain)
@@ -65,7 +65,7 @@ def _is_tree(row: Row) -> bool:
 
 
 def _inner(row: Row) -> str:
-    """The draft of which a tree is made; on auto that on auto."""
+    """The draft of which a tree is made."""
     return str(row.draft).split(":", 2)[2]
 
 

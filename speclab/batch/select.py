@@ -5,7 +5,7 @@ from typing import TypeGuard
 from draft_models import ModelDrafter
 from speclab.batch.drafters import BatchDrafter, BatchedModelDrafter, RowByRow
 from speclab.core.rounds import Drafter
-from speclab.drafts.kinds import EXIT, STATIC
+from speclab.drafts.kinds import EXIT
 from speclab.models.batched import BatchedModel, check_batch
 from speclab.system.errors import UsageProblem
 
@@ -30,8 +30,6 @@ def check_kind(kind: str) -> None:
     word = kind.partition("+")[2].partition(":")[0] if kind.startswith("hybrid:") else kind.partition(":")[0]
     if word == "dial":
         raise UsageProblem(f"--draft {kind} replays one text, and a batch has several; {WAY_OUT}")
-    if kind.startswith(f"tree:{STATIC}:"):
-        raise UsageProblem(f"--draft {kind} chooses its shape by rounds of one text, and a batch has others; {WAY_OUT}")
     if word == EXIT:
         raise UsageProblem(f"--draft {kind} runs layers of the target ahead, which batches do not; {WAY_OUT}")
 

@@ -22,7 +22,6 @@ from speclab.drafts.kinds import check_kind, drafter_name, is_tree, with_trees
 from speclab.drafts.lengths import LONGEST
 from speclab.drafts.oracle import OracleDraft, reference_text
 from speclab.drafts.select import auto_length, check_prompts, lengths_of, make_drafter
-from speclab.drafts.trees.fixed import StaticTreeDrafter
 from speclab.lab.instruments import Loop, LoopFunctions
 from speclab.lab.round_costs import measure_costs
 from speclab.lab.tracing import follow, shapes
@@ -225,8 +224,6 @@ def _in_turn(
         measure_costs(functions, setup.target, drafter, [prompts[0].ids.to(setup.device)], settings)
         if args.verbose and (costs := drafter.costs.get(setup.sampling.temperature)):
             note(costs.describe())
-        if isinstance(drafter, StaticTreeDrafter):
-            note(drafter.describe_shape(setup.sampling.temperature, k))
     for prompt in prompts:
         ids = prompt.ids.to(setup.device)
         if isinstance(drafter, OracleDraft):

@@ -163,7 +163,7 @@ def add_draft_flag(
         "--tree",
         metavar="SHAPE",
         help="drafts with branches: 2x2x1 is two first tokens, two after each, one after each of those; best, the most "
-        "probable branches with -k tokens in all; static, one shape, chosen by how often the draft's choices are right"
+        "probable branches with -k tokens in all"
         + (", with --draft model, feature or block" if default else "; beside the drafts that can be trees"),
     )
     return group

@@ -21,8 +21,6 @@ from speclab.core.rounds import Draft, Drafter, Target
 from speclab.core.sampling import Sampling
 from speclab.drafts.lengths import LONGEST, AutoLength, RoundCosts, Tally, expected_tokens
 from speclab.drafts.tree import Branching
-from speclab.drafts.trees.auto import AutoTreeDrafter
-from speclab.drafts.trees.fixed import StaticTreeDrafter
 from speclab.drafts.trees.merged import MergedDrafter
 
 MATCHES = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9)  # guesses for matches of one token, two, ... and more
@@ -67,7 +65,7 @@ def forget(drafter: Drafter) -> None:
     if isinstance(drafter, HybridDrafter):
         drafter.known = {}
         forget(drafter.drafter)
-    elif isinstance(drafter, AutoLength | AutoTreeDrafter):
+    elif isinstance(drafter, AutoLength):
         drafter.seen = {}
 
 
@@ -155,5 +153,5 @@ class HybridDrafter:
         self.drafter.observe(n_accepted, committed)
 
 
-Choosing = AutoLength | HybridDrafter | AutoTreeDrafter | StaticTreeDrafter
+Choosing = AutoLength | HybridDrafter
 """Drafters that choose by what rounds cost, which has to be measured first."""

@@ -29,7 +29,6 @@ OTHERS = (RETOKENIZE, INTERSECT)
 NEVER_IN_HYBRIDS = ("hybrid", "dial", MERGE, RETOKENIZE, *TREES)
 MOST_IN_TREE = 64  # tokens
 BEST = "best"  # in the place of a shape: the most probable branches, as many tokens as -k says
-STATIC = "static"  # the same: one shape, the best one for this draft
 EXIT, LAB_EXIT = "exit", str(loading.LAB_PAIR / "exit")
 # What may be meant by a name that is nearly one of these: the lab's kinds, and words of other programs for them.
 WORDS = (
@@ -186,7 +185,7 @@ def with_trees(kinds: list[str], shape: str | None) -> list[str]:
     """
     if shape is None:
         return kinds
-    _shape_of(shape, False, f"--tree {shape}", f"the shape of a tree, for example 2x2x1, or {BEST}, or {STATIC}")
+    _shape_of(shape, False, f"--tree {shape}", f"the shape of a tree, for example 2x2x1, or {BEST}")
     trees = [f"tree:{shape}:{kind}" for kind in kinds if grows(kind)]
     if not trees:
         raise UsageProblem(f"--tree {shape}: none of these drafts can be a tree; give --draft model, feature or block")
@@ -203,7 +202,7 @@ def of_tree(kind: str) -> tuple[tuple[int, ...] | str, str]:
     word, _, rest = kind.partition(":")
     name, _, model = rest.partition(":")
     wanted = f"the shape of a tree and a draft, for example {word}:2x2x1:feature"
-    wanted += f", {word}:{BEST}:feature or {word}:{STATIC}:feature" * (not TREES[word])
+    wanted += f" or {word}:{BEST}:feature" * (not TREES[word])
     shape = _shape_of(name, TREES[word], f"--draft {kind}", wanted)
     if not grows(model):
         raise UsageProblem(
@@ -214,11 +213,11 @@ def of_tree(kind: str) -> tuple[tuple[int, ...] | str, str]:
 
 
 def _shape_of(name: str, is_drawn: bool, given: str, wanted: str) -> tuple[int, ...] | str:
-    """Children by depth of `2x2x1`; `best` and `static` stay names, which trees whose tokens are drawn have not.
+    """Children by depth of `2x2x1`; `best` stays a name, which trees whose tokens are drawn have not.
 
     UsageProblem where the name is no shape, with what was `given` and what is `wanted`.
     """
-    if name in (BEST, STATIC) and not is_drawn:
+    if name == BEST and not is_drawn:
         return name
     numbers = name.split("x")
     if not all(0 < (whole_number(number) or 0) <= MOST_IN_TREE for number in numbers):

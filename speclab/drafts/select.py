@@ -23,7 +23,6 @@ from speclab.drafts.kinds import (
     LOOKUPS,
     MERGE,
     OTHERS,
-    STATIC,
     TREES,
     accuracy_of,
     check_kind,
@@ -36,9 +35,8 @@ from speclab.drafts.kinds import (
 from speclab.drafts.lengths import AutoLength
 from speclab.drafts.oracle import FreeOracleDrafter, OracleDraft, OracleModelDrafter
 from speclab.drafts.retokenized import RetokenizedDrafter
-from speclab.drafts.tree import BestTreeDrafter, GrowingDrafter
-from speclab.drafts.trees.auto import LARGEST, AutoTreeDrafter
-from speclab.drafts.trees.fixed import StaticTreeDrafter, TreeDrafter
+from speclab.drafts.tree import BestTreeDrafter, Branching, GrowingDrafter
+from speclab.drafts.trees.fixed import TreeDrafter
 from speclab.drafts.trees.merged import MergedDrafter
 from speclab.models import loading, sizes
 from speclab.models.cached import CachedModel, check_prompt
@@ -72,9 +70,7 @@ def make_drafter(kind: str, setup: Setup, seed: int = 0) -> Drafter:
         shape, model = of_tree(kind)
         check_tree(setup.target)
         drafter = _growing(model, setup, seed)
-        if isinstance(shape, str):
-            return StaticTreeDrafter(drafter) if shape == STATIC else BestTreeDrafter(drafter)
-        return TreeDrafter(drafter, shape, TREES[word])
+        return BestTreeDrafter(drafter) if isinstance(shape, str) else TreeDrafter(drafter, shape, TREES[word])
     if word == MERGE:
         check_tree(setup.target)
         made = (_lookup(one, setup) if one in LOOKUPS else _growing(one, setup, seed) for one in of_merge(kind))
@@ -144,10 +140,8 @@ def _exit_drafter(rest: str, setup: Setup) -> ExitDrafter:
 def lengths_of(drafter: Drafter, asked: list[int]) -> list[int]:
     """Tokens of a draft, one entry for each length in `asked`; of a merged draft, the sum over its drafts.
 
-    A tree of a fixed shape has one entry, its tokens, and a tree on auto one, its limit: `asked` has no effect.
+    A tree of a fixed shape has one entry, its tokens: `asked` has no effect.
     """
-    if isinstance(drafter, AutoTreeDrafter) or (isinstance(drafter, StaticTreeDrafter) and drafter.on_auto):
-        return [LARGEST]
     if isinstance(drafter, MergedDrafter):
         return [len(drafter.drafters) * k for k in asked]
     return [drafter.n_tokens] if isinstance(drafter, TreeDrafter) else asked
@@ -172,26 +166,22 @@ def make_drafters(kinds: list[str], setup: Setup, seed: int) -> dict[str, Drafte
 
 
 def can_choose(drafter: Drafter) -> bool:
-    """Whether `-k auto` can choose: a tree of one shape has its size, and merged drafts have several."""
-    return not isinstance(drafter, TreeDrafter | MergedDrafter)
+    """Whether `-k auto` can choose: it knows chains, and merged drafts have several."""
+    return not isinstance(drafter, Branching | MergedDrafter)
 
 
 def auto_length(kind: str, drafter: Drafter) -> Choosing:
-    """The drafter, with its draft lengths chosen in every round: of a hybrid its model's, of best trees their sizes.
+    """The drafter, with its draft lengths chosen in every round: of a hybrid its model's.
 
-    UsageProblem for a dial, which knows what will be right, for trees of one shape, and for merged drafts.
+    UsageProblem for a dial, which knows what will be right, for trees, and for merged drafts.
     """
     if isinstance(drafter, MergedDrafter):
         raise UsageProblem(f"-k auto chooses the length of one draft, and --draft {kind} has several; give -k a number")
-    if isinstance(drafter, TreeDrafter):
+    if isinstance(drafter, Branching):
         raise UsageProblem(
-            f"-k auto chooses how large a tree is, and --draft {kind or 'tree:SHAPE'} has one shape; give --tree best, "
-            "--tree static, or leave -k out"
+            f"-k auto chooses the length of a chain, and --draft {kind or 'tree:SHAPE:MODEL'} drafts trees; give -k a "
+            "number, or leave it out"
         )
-    if isinstance(drafter, BestTreeDrafter):
-        return AutoTreeDrafter(drafter.drafter)
-    if isinstance(drafter, StaticTreeDrafter):
-        return StaticTreeDrafter(drafter.drafter, on_auto=True)
     if isinstance(drafter, OracleDraft):
         raise UsageProblem(f"-k auto chooses by what was accepted, and --draft {kind} replays the text; give numbers")
     if isinstance(drafter, HybridDrafter):

@@ -74,17 +74,16 @@ class Looked(NamedTuple):
 
     tokens: Tensor
     parents: Tensor  # the number of the one before it on its branch, -1 for the last committed token
-    stated: Tensor  # logarithm of the probability that the draft gave it after that one
-    scores: Tensor  # the same of its branch, as it is believed
+    scores: Tensor  # logarithm of the probability that the draft gives its branch
 
 
 class BestTreeDrafter(Branching):
     """Drafts the most probable branches. width: children that are looked at of each token, and tokens that a level
-    goes on from. n_levels: levels that were drafted in the last round, of what is verified or not."""
+    goes on from."""
 
     def __init__(self, drafter: GrowingDrafter, width: int = 8):
         super().__init__(drafter)
-        self.width, self.n_levels = width, 0
+        self.width = width
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
         """As many tokens as there are uniforms, the most probable ones that can be accepted, at most `k` on a branch.
@@ -92,12 +91,11 @@ class BestTreeDrafter(Branching):
         Whether another level is drafted is decided on the host, which waits for the device.
         """
         n, deepest = uniforms.shape[1], min(k, self.drafter.room)
-        self.n_levels = 0
         if min(n, deepest) <= 0:
             return as_draft([], self._device)
-        return best_of(self.looked(n, deepest), n)
+        return _best_of(self._looked(n, deepest), n)
 
-    def looked(self, n: int, deepest: int) -> Looked:
+    def _looked(self, n: int, deepest: int) -> Looked:
         """What may be in a tree of n tokens with at most `deepest` on a branch."""
         width, parts = min(self.width, n), []
         n_seen, start = 0, torch.full((1,), -1, device=self._device)
@@ -107,14 +105,13 @@ class BestTreeDrafter(Branching):
         with torch.inference_mode():
             logits = self.drafter.start_tree()
             for depth in range(1, deepest + 1):
-                self.n_levels, n_children = depth, min(width, logits.shape[-1])
+                n_children = min(width, logits.shape[-1])
                 values, children = self._log_probs(logits).topk(n_children)  # (m, n_children) each
                 # Rounding may say 1 for a token; it is less probable than the one before it all the same.
-                level = (before[:, None] + self._believed(values.double()).clamp(max=-1e-9)).flatten()
-                of_level = children.flatten(), rows.repeat_interleave(n_children), values.double().flatten(), level
-                parts.append(Looked(*of_level))
+                level = (before[:, None] + values.double().clamp(max=-1e-9)).flatten()
+                parts.append(Looked(children.flatten(), rows.repeat_interleave(n_children), level))
                 best, chosen = level.topk(min(width, len(level)))
-                m = self._n_to_grow(torch.cat([part.scores for part in parts]), best, n, deepest - depth)
+                m = _n_to_grow(torch.cat([part.scores for part in parts]), best, n)
                 if m == 0 or depth == deepest:
                     break
                 chosen, of_parent = chosen[:m], chosen[:m] // n_children
@@ -123,21 +120,6 @@ class BestTreeDrafter(Branching):
                 logits = self.drafter.grow(children.flatten()[chosen], runs[of_parent], seen, depth)
                 runs, n_grown = torch.arange(n_grown, n_grown + m, device=self._device), n_grown + m
             return Looked(*(torch.cat(column) for column in zip(*parts, strict=True)))
-
-    def _believed(self, stated: Tensor) -> Tensor:
-        """Logarithms of the draft's probabilities (m, n_children) -> the same as they are believed."""
-        return stated
-
-    def _n_to_grow(self, scores: Tensor, best: Tensor, n: int, n_left: int) -> int:
-        """How many of the newest tokens get another level: those that can have a child among the n best, since a token
-        is never more probable than the one before it.
-
-        scores: (m,) of all that was looked at. best: of the newest ones, falling, NaN first. n_left: levels that may
-        follow. EnvironmentProblem where the draft's logits were not finite.
-        """
-        least = scores.topk(min(n, len(scores))).values[-1]
-        n_grown = (best.isfinite() & (best >= least)).sum()
-        return to_host(torch.where(best[:1].isnan(), NOT_FINITE, n_grown))[0]
 
     def _log_probs(self, logits: Tensor) -> Tensor:
         """(m, vocab) -> the same; greedy decoding knows no probabilities, and those at temperature 1 stand for them"""
@@ -148,7 +130,19 @@ class BestTreeDrafter(Branching):
         return f"trees of the most probable branches, looking at {self.width} tokens for a place"
 
 
-def best_of(looked: Looked, n: int) -> Draft:
+def _n_to_grow(scores: Tensor, best: Tensor, n: int) -> int:
+    """How many of the newest tokens get another level: those that can have a child among the n best, since a token is
+    never more probable than the one before it.
+
+    scores: (m,) of all that was looked at. best: of the newest ones, falling, NaN first. EnvironmentProblem where the
+    draft's logits were not finite.
+    """
+    least = scores.topk(min(n, len(scores))).values[-1]
+    n_grown = (best.isfinite() & (best >= least)).sum()
+    return to_host(torch.where(best[:1].isnan(), NOT_FINITE, n_grown))[0]
+
+
+def _best_of(looked: Looked, n: int) -> Draft:
     """The n tokens with the best scores, in their order."""
     numbers = looked.scores.topk(min(n, len(looked.scores))).indices.sort().values
     numbers = numbers[looked.scores[numbers].isfinite()]  # not those of probability 0

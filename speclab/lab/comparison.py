@@ -244,7 +244,7 @@ def _best_lengths(measured: Measurement, costs: CostTable) -> dict[tuple[Arm, fl
     probs, found, drafters = probs_of_texts(measured, LONGEST), {}, measured.bench.drafters
     for sample in measured.samples:
         arm, place, draft = sample.arm, (sample.temperature, sample.prompt_index), sample.arm.draft.removesuffix(AUTO)
-        if not arm.auto or arm.tree or (draft, sample.temperature) not in costs or len(parts(drafters[arm.draft])) > 1:
+        if not arm.auto or (draft, sample.temperature) not in costs or len(parts(drafters[arm.draft])) > 1:
             continue
         if is_judged_alone(measured, arm, sample.temperature):
             of_draft = costs[draft, sample.temperature]

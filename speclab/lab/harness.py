@@ -20,9 +20,10 @@ from speclab.core.clock import old_objects_frozen
 from speclab.core.rounds import DecodeSettings
 from speclab.core.sampling import Sampling
 from speclab.drafts.hybrid import Choosing
+from speclab.drafts.lengths import LONGEST
 from speclab.lab.bench import Bench
 from speclab.lab.decodings import Decoding, interleaved, take_turns
-from speclab.lab.round_costs import lengths_to_price, measure_costs
+from speclab.lab.round_costs import measure_costs
 from speclab.models.prompts import Prompt
 from speclab.records.samples import BASELINE_REPEAT, INSTRUMENT, LOOKUP, Arm, Sample
 from speclab.system.errors import Problem, is_out_of_memory, is_panic
@@ -230,7 +231,7 @@ def _warm_up(
     budget = min(WARM_UP_TOKENS, bench.max_new_tokens)
     used = [bench.drafters[arm.draft] for arm in arms if arm.draft]
     priced = {name: d for name, d in bench.drafters.items() if d in used and isinstance(d, Choosing)}
-    lengths = {arm.draft_length for arm in arms if arm.draft}.union(*map(lengths_to_price, priced.values()))
+    lengths = {arm.draft_length for arm in arms if arm.draft}.union(range(LONGEST + 1) if priced else ())
     longest = max(prompt.ids.shape[1] for prompt in prompts) + bench.max_new_tokens + max(lengths, default=0)
     bench.prepare(lengths, samplings, longest)
     # The first prompt, sampled if anything is; on CUDA graphs both, for what draws tokens is recorded, too.

@@ -24,6 +24,7 @@ from speclab.drafts.lengths import (
     best_length,
     expected_tokens,
 )
+from speclab.lab import round_costs
 from speclab.lab.bench import SPECULATIVE
 from speclab.lab.round_costs import costs_of, measure_costs
 from speclab.models.cached import CachedModel
@@ -257,3 +258,19 @@ def test_costs_are_measured_for_every_length(kind):
     assert min(costs.rest) > 0
     assert list(costs.rest) == sorted(costs.rest)
     assert (costs.draft[-1] > costs.draft[0]) or kind == "ngram"
+
+
+def test_no_text_has_the_random_numbers_of_the_rounds_that_cost(monkeypatch):
+    """Seconds may depend on the text, and the lengths that they choose must not depend on the uniforms of theirs."""
+    target, drafter = pair()
+    seeds, right = [], round_costs.with_phases
+
+    def with_phases(*args):
+        seeds.append(args[-1].seed)
+        return right(*args)
+
+    monkeypatch.setattr(round_costs, "with_phases", with_phases)
+    monkeypatch.setattr(round_costs, "ROUNDS_OF_EACH", 1)
+    measure_costs(SPECULATIVE, target, AutoLength(drafter), [PROMPT], DecodeSettings(40, Sampling(0.8), seed=7))
+    assert seeds
+    assert min(seeds) > 2**49, "texts have smaller seeds"

@@ -17,8 +17,7 @@ from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength, RoundCosts
 from speclab.drafts.tree import BestTreeDrafter
-from speclab.drafts.trees.auto import AutoTreeDrafter, TreeCosts
-from speclab.drafts.trees.fixed import StaticTreeDrafter, TreeDrafter
+from speclab.drafts.trees.fixed import TreeDrafter
 from speclab.drafts.trees.merged import MergedDrafter
 from speclab.models.batched import BatchedModel
 from speclab.models.cached import CachedModel
@@ -70,17 +69,13 @@ def with_costs(drafter, costs):
 
 
 LENGTHS = RoundCosts(tuple(n / 100 for n in range(9)), tuple(1 + n / 100 for n in range(9)))
-SIZES = TreeCosts(tuple(n / 100 for n in range(5)), tuple(1 + n / 100 for n in range(9)))
 WAYS = {
     "alone": lambda drafter: drafter,
     "hybrid": lambda drafter: HybridDrafter(NgramDrafter(), drafter),
     "auto": lambda drafter: with_costs(AutoLength(drafter), LENGTHS),
     "tree": lambda drafter: TreeDrafter(drafter, (2, 2)),
     "sampled-tree": lambda drafter: TreeDrafter(drafter, (2, 2), sampled=True),
-    "static": StaticTreeDrafter,
     "best": BestTreeDrafter,
-    "best, auto": AutoTreeDrafter,
-    "best, auto with costs": lambda drafter: with_costs(AutoTreeDrafter(drafter), SIZES),
     "merged": lambda drafter: MergedDrafter([NgramDrafter(), drafter]),
 }
 NO_TREES = ("alone", "hybrid", "auto")

@@ -92,8 +92,6 @@ def test_what_rows_read_and_how_deep_they_are():
         ("tree:2x2:dial:0.5", "needs a draft"),
         ("tree:2x2:feture", "feture"),
         ("sampled-tree:best:feature", "shape"),
-        ("sampled-tree:static:feature", "shape"),
-        ("tree:static:ngram", "needs a draft"),
         ("tree:best:ngram", "needs a draft"),
     ],
 )
@@ -101,6 +99,15 @@ def test_trees_that_cannot_be(kind, named):
     with pytest.raises(UsageProblem, match=named) as problem:
         check_kind(kind)
     assert "\n" not in str(problem.value)
+
+
+@pytest.mark.parametrize("kind", [BestTreeDrafter, lambda inner: TreeDrafter(inner, (2, 1))], ids=["best", "shape"])
+def test_no_lengths_are_chosen_for_trees(kind):
+    """Among several lengths a tree goes without auto; auto alone is refused."""
+    tree = kind(with_model("llama")[1])
+    assert not select.can_choose(tree)
+    with pytest.raises(UsageProblem, match="drafts trees"):
+        select.auto_length("tree:x:model", tree)
 
 
 def test_a_rule_that_knows_chains_only_refuses_trees():
@@ -174,6 +181,17 @@ def test_to_the_last_position_of_both_contexts():
     target, drafter = with_model("fast gpt2")
     n = CONTEXT - PROMPT.shape[1]
     assert tokens_of(decoded(target, TreeDrafter(drafter, (4, 2, 2)), PROMPT, n)) == plain_text(target, PROMPT, n)
+
+
+def test_a_small_vocabulary_has_fewer_choices():
+    """The last one stands for those that it lacks."""
+    model = tiny("llama", vocab_size=3)
+    prompt = PROMPT.remainder(3)
+    tree = TreeDrafter(ModelDrafter(CachedModel(perturbed(model, 0.2))), (5, 2))
+    target = CachedModel(model)
+    rounds = decoded(target, tree, prompt, 20)
+    assert tokens_of(rounds) == plain_text(target, prompt, 20)
+    assert max(r.n_drafted for r in rounds) == 15
 
 
 # --- What is said on a branch -----------------------------------------------------------------------------------------
@@ -436,7 +454,7 @@ def test_families_that_take_trees(family):
     checks.check_tree(CachedModel(model, fast=flattened(model)))
 
 
-@pytest.mark.parametrize("kind", ["tree:2x1:model", "tree:best:model", "tree:static:model", "merge:suffix+model"])
+@pytest.mark.parametrize("kind", ["tree:2x1:model", "tree:best:model", "merge:suffix+model"])
 def test_recurrent_drafts_are_refused(kind, monkeypatch):
     """A draft model reads the branches, too."""
     setup = Setup(CachedModel(tiny("llama")), None, "tiny", Sampling(), torch.device("cpu"), torch.float64)

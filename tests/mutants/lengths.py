@@ -10,6 +10,7 @@ from speclab.core.rounds import Draft
 from speclab.drafts import lengths
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength, RoundCosts
+from speclab.lab import round_costs
 from tests.mutants.bugs import mutant
 
 FILE, HYBRID = "drafts/test_lengths", "drafts/test_hybrid"
@@ -55,6 +56,12 @@ def counts_tokens_that_were_never_tested() -> None:
         right(auto, n_accepted, committed)
 
     AutoLength.observe = observe
+
+
+@mutant(35, "no_text_has_the_random_numbers_of_the_rounds_that_cost", file=FILE)
+def measures_costs_by_the_random_numbers_of_a_text() -> None:
+    """measures costs in rounds that have the uniforms of the text whose lengths they choose"""
+    round_costs.OTHER_SEED = 0
 
 
 @mutant(36, "the_model_proposes_what_it_would_have_proposed_alone", file=HYBRID)

@@ -15,8 +15,7 @@ from speclab.drafts import feature as feature_module
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.lengths import AutoLength
 from speclab.drafts.tree import BestTreeDrafter
-from speclab.drafts.trees.auto import AutoTreeDrafter
-from speclab.drafts.trees.fixed import StaticTreeDrafter, TreeDrafter
+from speclab.drafts.trees.fixed import TreeDrafter
 from tests.mutants.bugs import mutant
 
 TREE = "drafts/test_tree"
@@ -244,27 +243,6 @@ def learns_for_all_temperatures_at_once() -> None:
         right(auto, temperature)
 
     AutoLength._begin = begin
-
-
-@mutant(40, "a_tree_on_auto_is_chosen_for_its_temperature", file=FILE)
-def chooses_a_tree_by_what_another_temperature_costs() -> None:
-    """chooses the size of a tree by the costs that were measured first, at whatever temperature"""
-    right = AutoTreeDrafter._begin
-
-    def begin(tree: AutoTreeDrafter, temperature: float) -> None:
-        right(tree, temperature)
-        if tree.costs:
-            tree._temperature = next(iter(tree.costs))
-
-    AutoTreeDrafter._begin = begin
-
-
-@mutant(40, "a_tree_on_auto_is_chosen_for_its_temperature", file=FILE)
-def takes_the_shape_of_another_temperature() -> None:
-    """drafts the shape that was chosen first, at whatever temperature"""
-    StaticTreeDrafter._nodes = lambda tree, n, deepest: next(
-        iter(tree.nodes.values()), (tuple(range(-1, n - 1)), (0,) * n)
-    )
 
 
 # ---------------------------------------------------------------- batches

@@ -6,78 +6,35 @@ import torch
 from torch import Tensor
 
 from speclab.core.rounds import Draft, Drafter
-from speclab.drafts.trees import auto, merged
-from speclab.drafts.trees.auto import TreeAcceptance
-from speclab.drafts.trees.fixed import Nodes, StaticTreeDrafter
+from speclab.drafts import tree
+from speclab.drafts.tree import BestTreeDrafter
+from speclab.drafts.trees import merged
 from speclab.drafts.trees.merged import MergedDrafter
-from speclab.lab import round_costs
 from speclab.lab.tracing import branches
 from speclab.lab.tracing.branches import Tried
-from speclab.theory import trees
-from speclab.theory.trees import Tree
 from tests.mutants.bugs import mutant
 
-AUTO, STATIC, MERGED = "drafts/test_auto_trees", "drafts/test_static_trees", "drafts/test_merged_trees"
+TREE, MERGED = "drafts/test_tree", "drafts/test_merged_trees"
 
 
-@mutant(40, "probabilities_are_believed_as_far_as_they_came_true", file=AUTO)
-def believes_the_draft() -> None:
-    """takes the draft's own probabilities for those with which its tokens are accepted"""
-    TreeAcceptance.believed = lambda acceptance, stated: stated
+@mutant(40, "the_most_probable_branches_are_drafted", file=TREE)
+def does_not_multiply_along_a_branch() -> None:
+    """takes the most probable tokens, however improbable those before them on their branch are"""
+    right = BestTreeDrafter._looked
+
+    def looked(drafter: BestTreeDrafter, n: int, deepest: int) -> tree.Looked:
+        found = right(drafter, n, deepest)
+        before = torch.cat([found.scores.new_zeros(1), found.scores])[found.parents + 1]
+        return found._replace(scores=found.scores - before)
+
+    BestTreeDrafter._looked = looked
 
 
-@mutant(40, "all_that_was_looked_at_after_a_committed_token_is_counted", file=AUTO)
-def counts_the_places_of_right_tokens_alone() -> None:
-    """does not count a place where none of the choices was right"""
-    right = TreeAcceptance.add
-
-    def add(acceptance: TreeAcceptance, looked: auto.Looked, committed: list[int]) -> None:
-        places, n_right = acceptance.places, acceptance.right.sum()
-        right(acceptance, looked, committed)
-        acceptance.places = places + acceptance.right.sum() - n_right
-
-    TreeAcceptance.add = add
-
-
-@mutant(40, "prospects_are_the_definition", "the_tree_promises_most_of_all_that_was_looked_at", file=AUTO)
-def a_token_more_costs_nothing() -> None:
-    """takes the pass over a tree to cost as much as over one token"""
-    right = auto.prospects
-
-    def prospects(costs: auto.TreeCosts, *given) -> tuple:
-        return right(auto.TreeCosts(costs.levels, costs.rest[:1] * len(costs.rest)), *given)
-
-    auto.prospects = prospects
-
-
-@mutant(40, "no_tree_of_up_to_six_tokens_is_better", "never_worse_than_a_chain", file="theory/test_trees")
-def fills_a_tree_level_by_level() -> None:
-    """fills the first level with all ranks before it goes deeper"""
-
-    def best_tree(rank_acceptance: trees.Rates, n: int, deepest: int | None = None) -> Tree:
-        n_ranks = len(trees.rates_at(rank_acceptance, 1))
-        places = [(i // n_ranks - 1, i % n_ranks) for i in range(n)]
-        return Tree(tuple(parent for parent, _ in places), tuple(rank for _, rank in places))
-
-    trees.best_tree = best_tree
-
-
-@mutant(40, "no_text_has_the_random_numbers_of_the_rounds_that_chose_the_shape", file=STATIC)
-def chooses_the_shape_by_the_random_numbers_of_a_text() -> None:
-    """chooses the shape in rounds that have the uniforms of the text that it drafts for"""
-    round_costs.OTHER_SEED = 0
-
-
-@mutant(40, "tokens_are_the_choices_of_their_ranks", file=STATIC)
-def takes_ranks_without_gaps() -> None:
-    """takes the first choices for a place, whatever the ranks of the shape are"""
-    right = StaticTreeDrafter._nodes
-
-    def squeezed(nodes: Nodes) -> Nodes:
-        parents, _ = nodes
-        return parents, tuple(parents[:i].count(parent) for i, parent in enumerate(parents))
-
-    StaticTreeDrafter._nodes = lambda tree, n, deepest: squeezed(right(tree, n, deepest))
+@mutant(40, "the_most_probable_branches_are_drafted", file=TREE)
+def goes_on_from_the_best_token_alone() -> None:
+    """drafts another level behind the most probable token only"""
+    right = tree._n_to_grow
+    tree._n_to_grow = lambda *given: min(1, right(*given))
 
 
 @mutant(36, "caches_equal_a_recomputation_after_every_round", "what_it_is_made_of", file=MERGED)

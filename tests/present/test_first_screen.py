@@ -212,9 +212,7 @@ def test_one_thread_is_no_advice_where_one_is_used(monkeypatch, threads, advice)
     assert ("--threads 1" in text) == (threads > 1)
 
 
-@pytest.mark.parametrize(
-    "draft", ["tree:2x2x1:feature", "sampled-tree:2x2:model", "merge:suffix+model", "tree:best:x auto"]
-)
+@pytest.mark.parametrize("draft", ["tree:2x2x1:feature", "sampled-tree:2x2:model", "merge:suffix+model", "tree:best:x"])
 def test_trees_have_no_formula_and_no_ladder_and_that_is_said_once(draft):
     run = make_run()
     note = "the formula and the ladder know chains only: no values for trees"
