@@ -48,7 +48,7 @@ from speclab.lab.training.steps import (
 from speclab.models import loading
 from speclab.records import files
 from speclab.system.errors import reports_problems
-from speclab.system.files import check_replaceable, check_writable, do_all, prepare_folder, whole_folders, write_whole
+from speclab.system.files import check_replaceable, check_writable, do_all, prepare_folder, whole_folder, write_whole
 from speclab.system.numbers import whole_number
 from speclab.system.terminal import note, say
 from training.draft import PROMPT, acceptance, continuations, distil
@@ -165,7 +165,11 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _train(args: argparse.Namespace) -> int:
-    """Everything that is done in the work folder.  -> exit code"""
+    """Everything that is done in the work folder.  -> exit code
+
+    Each model replaces the one of an earlier training whole. A stop between the two leaves the new target beside the old
+    draft, which guesses less well and changes no text; the same command again writes both from its checkpoints.
+    """
     documents = list(corpus.standard_library())
     if args.with_packages:
         documents += corpus.permissive_packages()
@@ -173,7 +177,7 @@ def _train(args: argparse.Namespace) -> int:
     check_settings(args.work_dir, settings_of(args))
     tokenizer_folder = args.work_dir / "tokenizer"
     if not tokenizer_folder.exists():
-        with whole_folders(tokenizer_folder) as (folder,):
+        with whole_folder(tokenizer_folder) as folder:
             train_tokenizer(iter(training)).save_pretrained(folder)
     with readable(tokenizer_folder):
         tokenizer = PreTrainedTokenizerFast.from_pretrained(tokenizer_folder)
@@ -186,8 +190,8 @@ def _train(args: argparse.Namespace) -> int:
     target = uncompiled(target, args.target_shape).to(args.device)
     draft, draft_facts = distil(args, seconds, target, target_facts["steps"], stream)
 
-    # Both models take their places together, after everything that can fail.
-    with whole_folders(args.out / "target", args.out / "draft") as (target_folder, draft_folder):
+    # Both are complete before one takes its place, and the draft, which is distilled from the target, takes its own last.
+    with whole_folder(args.out / "draft") as draft_folder, whole_folder(args.out / "target") as target_folder:
         target = save(target.cpu(), tokenizer, target_folder)
         draft = save(uncompiled(draft, DRAFT_SHAPE), tokenizer, draft_folder)
         fresh = continuations(target, held_out.unfold(0, PROMPT, 1), 12, args.seed + 7, rows=24)

@@ -23,10 +23,9 @@ from speclab.lab.tracing import follow, profiling
 from speclab.lab.tracing.trace import Trace
 from speclab.learner import loading
 from speclab.models import memory
-from speclab.present import against, batch_views, first_screen, plan_views, report, sweep_views
+from speclab.present import batch_views, first_screen, plan_views, report, sweep_views
 from speclab.present.pictures import batch_plots, library, plots
 from speclab.records.batches import BatchRun
-from speclab.records.files import read
 from speclab.records.runs import ComparisonRun, LabRun, PlanRun, SweepRun
 from speclab.system.errors import Problem, UsageProblem, reports_problems
 from speclab.system.files import do_all, shown, write_whole
@@ -66,7 +65,6 @@ def run(docstring: str, argv: list[str] | None) -> int:
 
 def _run(args: argparse.Namespace, records: list[Any]) -> int:
     """A comparison, a plan or a sweep, shown and written; its record is added to `records`.  -> exit code"""
-    other = read(args.against, ComparisonRun) if args.against else None
     config, output = compare_config.prepare(args)
     traced = _first_that_can_be_traced(config) if args.trace or args.report else ""
     if args.verify_plan:
@@ -84,8 +82,6 @@ def _run(args: argparse.Namespace, records: list[Any]) -> int:
         tables: list[Step] = [lambda: say(text())]
         if isinstance(record, ComparisonRun) and (args.verbose or args.by_kind):
             tables.append(lambda: say(report.comparison(record, by_kind=args.by_kind)))
-        if isinstance(record, ComparisonRun) and other:
-            tables.append(lambda: say(against.text(record, other, shown(args.against))))
         if args.verbose:
             tables.append(lambda: say(_bytes_of_rounds(config)))
         drawn: list[Path] = []

@@ -61,7 +61,7 @@ SWEEP_DEFAULTS: dict[str, dict[str, Any]] = {
     "definitions": {"draft_length": "1,2,4,8"},
 }
 NO_PADDED = "none"  # of --padded
-OF_A_COMPARISON = ("brief", "by_kind", "against", "padded", "report")  # flags that neither a plan nor a sweep has
+OF_A_COMPARISON = ("brief", "by_kind", "padded", "report")  # flags that neither a plan nor a sweep has
 
 
 def size_of(args: argparse.Namespace) -> str:
@@ -125,9 +125,6 @@ def make_parser(docstring: str) -> argparse.ArgumentParser:
     group = parser.add_argument_group("results")
     group.add_argument("--brief", action="store_true", help="print the table alone")
     group.add_argument("--by-kind", action="store_true", help="as --verbose, with tables for each kind of prompt")
-    group.add_argument(
-        "--against", type=parsing.some_path, metavar="RECORD", help="then set the run beside this record of another"
-    )
     flags.add_verbose_flag(group)
     group.add_argument(
         "--profile", type=parsing.some_path, metavar="FILE", help="first write a profiler trace of a few rounds"

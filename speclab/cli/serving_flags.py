@@ -12,7 +12,7 @@ VLLM_DRAFTS = "model,feature,ngram,suffix,block"  # the usual ones; what a build
 MOST_AT_A_TIME, MOST_RANKS = 256, 64
 # Flags that look at the lab's own loop, or are a run of another kind.
 NOT_HERE = (
-    *("plan", "verify_plan", "sweep", "batch", "padded", "by_kind", "against", "report", "trace", "profile", "impl"),
+    *("plan", "verify_plan", "sweep", "batch", "padded", "by_kind", "report", "trace", "profile", "impl"),
     *("tree", "verbose", "brief", "device_map"),
 )
 ONLY_HERE = ("url", "concurrency", "tensor_parallel", "vllm_flags", "goodput", "schedule")

@@ -112,7 +112,7 @@ def check_writable(path: Path, flag: str) -> None:
 
 
 def check_replaceable(folder: Path, patterns: Sequence[str], flag: str) -> None:
-    """See that a folder that `whole_folders` will replace holds nothing but such files. UsageProblem where it does.
+    """See that a folder that `whole_folder` will replace holds nothing but such files. UsageProblem where it does.
 
     patterns: of their names, as a shell takes them. flag: what chooses another folder.
     """
@@ -190,33 +190,28 @@ def _beside(target: Path) -> Path:
 
 
 @contextlib.contextmanager
-def whole_folders(*folders: Path) -> Iterator[list[Path]]:
-    """New folders to fill, which take the places of `folders` together at the end.
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """A new folder to fill, which takes the place of `folder` at the end. If anything fails or stops it before that,
+    the old one stays.
 
-    If anything fails or stops it before the last one has its place, all old ones stay.
+    No single rename replaces a folder that holds files: the old one is moved aside first. A process that is killed
+    between the two renames leaves both beside the place, under names that end in .part.
     """
-    swaps = [(target, _beside(target), _beside(target)) for target in (Path(os.path.realpath(f)) for f in folders)]
-    missing = [target for target, _, _ in swaps if not target.exists()]
+    target = Path(os.path.realpath(folder))
+    new, old = _beside(target), _beside(target)
     try:
-        with _told(folders[0], "choose another place"):
-            for _, new, _ in swaps:
-                new.mkdir(parents=True)
-        yield [new for _, new, _ in swaps]
-        with _told(folders[0], "choose another place"):
-            for target, new, old in swaps:
-                if target.exists():
-                    target.replace(old)
-                new.replace(target)
+        with _told(folder, "choose another place"):
+            new.mkdir(parents=True)
+        yield new
+        with _told(folder, "choose another place"):
+            if target.exists():
+                target.replace(old)
+            new.replace(target)
     finally:
-        if not all(target.exists() and not new.exists() for target, new, _ in swaps):
-            for target, new, old in swaps:
-                if target.exists() and (old.exists() or target in missing):
-                    target.replace(new)
-                if old.exists():
-                    old.replace(target)
-        for _, new, old in swaps:
-            shutil.rmtree(new, ignore_errors=True)
-            shutil.rmtree(old, ignore_errors=True)
+        if old.exists() and not target.exists():
+            old.replace(target)
+        shutil.rmtree(new, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def _listed(paths: list[Path]) -> str:

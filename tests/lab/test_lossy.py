@@ -24,7 +24,7 @@ from speclab.lab.output_checks import distances, draft_distribution, judged_plac
 from speclab.models import prompts
 from speclab.models.cached import CachedModel
 from speclab.models.setup import Setup
-from speclab.present import against, first_screen, report
+from speclab.present import first_screen, report
 from speclab.present.run_lines import small_print
 from speclab.records.files import read
 from speclab.records.runs import ComparisonRun
@@ -258,7 +258,7 @@ def assert_said(record: ComparisonRun, distance: float | None, lengths: set[str]
     """Every view with a row of the model has LOSSY and the number beside its speed."""
     mark = f"LOSSY {'-' if distance is None else format(distance, '.3f')}"
     shown = [first_screen.screen(record, markdown=True), first_screen.screen(record, brief=True, markdown=True)]
-    shown += [report.comparison(record, by_kind=True, markdown=True), against.text(record, record, "it", markdown=True)]
+    shown += [report.comparison(record, by_kind=True, markdown=True)]
     for text in shown:
         tables = [line for line in text.splitlines() if line.startswith("| model ") and "x" in line]
         lines = [[cell.strip() for cell in line.split("|")] for line in tables]

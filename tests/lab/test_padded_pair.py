@@ -140,7 +140,6 @@ def test_a_size_that_was_asked_for_and_cannot_be_made_is_an_error(run, monkeypat
         (["--padded", "lab:20m", "--target", "some/model"], "leave out --target"),
         (["--padded", "lab:20m", "--plan"], "--padded belongs to a comparison"),
         (["--brief", "--sweep", "temperature"], "--brief belongs to a comparison"),
-        (["--against", "x.json", "--verify-plan"], "--against belongs to a comparison"),
         (["--by-kind", "--plan"], "--by-kind belongs to a comparison"),
     ],
 )
@@ -150,10 +149,3 @@ def test_flags_that_do_not_go_together(run, monkeypatch, words, said):
     assert code == 2
     assert said in err
     assert len(err.splitlines()) == 1
-
-
-def test_a_record_to_stand_beside_is_read_before_anything_is_measured(run, monkeypatch, tmp_path):
-    monkeypatch.setattr(flags, "setup_from", lambda *_: pytest.fail("loaded a model first"))
-    code, _, err = run("--against", str(tmp_path / "none.json"))
-    assert code == 3
-    assert "none.json" in err

@@ -1,10 +1,10 @@
-"""The first screen of a comparison, and a run beside another one."""
+"""The first screen of a comparison."""
 
 from dataclasses import replace
 
 import pytest
 
-from speclab.present import against, first_screen
+from speclab.present import first_screen
 from speclab.records.runs import ComparisonRun, LearnerPrediction
 from speclab.theory import noise
 from speclab.theory.ladder import factors
@@ -155,52 +155,6 @@ def test_the_page_shows_its_pictures_and_both_targets():
     assert "padded" not in first_screen.page(replace(two_regimes(), padded=None), "x")
 
 
-# --- against ----------------------------------------------------------------------------------------------------------
-
-
-def test_what_the_costs_explain_and_what_they_do_not():
-    here, there = make_run(temperatures=(0.0,)), make_run(temperatures=(0.0,))
-    there.rows = [replace(row, speedup=2 * row.speedup, forecast=(row.forecast or 1) * 1.6) for row in there.rows]
-    for pair in against.pairs(here, there):
-        assert pair.ratio == pytest.approx(0.5)
-        assert pair.explained == pytest.approx(1 / 1.6)
-    text = against.text(here, there, "results/x.json")
-    assert "Against results/x.json" in text
-    row = lines_with(text, "model  ")[0].split()
-    assert row[5:8] == ["0.50", "0.62", "0.80"]  # here / there, forecasts, rest
-
-
-def test_other_settings_are_named():
-    here, there = make_run(), make_run()
-    there.settings["max_new_tokens"] = 48
-    assert "settings that differ: max_new_tokens 64 / 48" in against.text(here, there, "x")
-    assert "differ" not in against.text(here, make_run(), "x").replace("difference", "")
-
-
-def test_two_runs_with_no_row_in_common():
-    text = against.text(make_run(lengths=(2,)), make_run(lengths=(4,)), "x")
-    assert "no draft and length in common" in text
-
-
-def test_other_sizes_are_not_compared():
-    here, there = two_regimes(), two_regimes()
-    there.padded.settings["target"] = "lab:50m"
-    text = against.text(here, there, "x")
-    assert text.count("here / there  forecasts") == 1
-    assert "Target lab:200m" in text
-    assert "there it is lab:50m: not compared" in text
-
-
-def test_what_is_not_to_be_believed_is_not_compared(monkeypatch):
-    monkeypatch.setattr(noise, "FURTHEST", 1.1)
-    here = make_run()
-    here.noise = [replace(floor, ratio=1.3, low=1.1, high=1.5) for floor in here.noise]
-    for pair in ((here, make_run()), (make_run(), here)):
-        text = against.text(*pair, "x")
-        assert "NOT TO BE BELIEVED" in text
-        assert "forecasts" not in text.partition("here / there:")[0]
-
-
 @pytest.mark.parametrize(("threads", "advice"), [(1, "Stop other work and run again."), (2, "or use --threads 1 ")])
 def test_one_thread_is_no_advice_where_one_is_used(monkeypatch, threads, advice):
     monkeypatch.setattr(noise, "FURTHEST", 1.1)
@@ -221,12 +175,6 @@ def test_trees_have_no_formula_and_no_ladder_and_that_is_said_once(draft):
     run.rows.append(replace(of_tree, draft=draft, method=draft, book_formula=None, ladder=None))
     assert first_screen.screen(run).count(note) == 1
     assert note not in first_screen.screen(run, brief=True)
-
-
-def test_the_padded_runs_are_compared_where_both_have_one():
-    text = against.text(two_regimes(), two_regimes(), "x")
-    assert text.count("here / there  forecasts") == 2
-    assert against.text(two_regimes(), make_run(), "x").count("here / there  forecasts") == 1
 
 
 def test_a_learners_own_predictions_stand_under_the_table():

@@ -636,6 +636,24 @@ def test_a_pair_takes_the_old_ones_place_only_when_both_are_complete(tmp_path, m
     assert left == ["draft", "target"] + ["training.json"] * (not failing)
 
 
+def test_the_draft_takes_its_place_last(tmp_path, monkeypatch, models):
+    """A stop between the two leaves the new target and the old draft, each whole."""
+    for role in models:
+        (tmp_path / "out" / role).mkdir(parents=True)
+        (tmp_path / "out" / role / "old.json").write_text("old")
+    honest = Path.replace
+
+    def replace(path, other):
+        if path.name == "draft":
+            raise KeyboardInterrupt
+        return honest(path, other)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    assert lab_pair.main(["--work-dir", str(tmp_path / "work"), "--out", str(tmp_path / "out")]) == 130
+    assert (tmp_path / "out" / "target" / "model.safetensors").exists()
+    assert [path.name for path in (tmp_path / "out" / "draft").iterdir()] == ["old.json"]
+
+
 def test_distillation_is_best_at_the_target_itself():
     """A draft equal to the target loses only the target's entropy; any other draft loses more."""
     target, other = (tiny_llama(seed, vocab_size=32, dtype=torch.float32) for seed in (0, 1))

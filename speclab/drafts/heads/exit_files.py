@@ -30,7 +30,7 @@ from speclab.drafts.heads.files import (
 from speclab.models import loading
 from speclab.models.backends.eager import decoder_layers
 from speclab.system.errors import UsageProblem
-from speclab.system.files import whole_folders, write_whole
+from speclab.system.files import whole_folder, write_whole
 
 FORMAT = "speculative-decoding-lab early exit 1"  # and its version
 
@@ -96,6 +96,6 @@ def write_adapter(folder: Path, adapter: ExitAdapter, target: str, architectures
         "transformer_layer_config": {key: value for key, value in config.block.to_dict().items() if value is not None},
     }
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in adapter.state_dict().items()}
-    with whole_folders(folder) as (new,):
+    with whole_folder(folder) as new:
         write_whole(new / WEIGHTS, save(weights))
         write_whole(new / CONFIG, json.dumps(entries, indent=1) + "\n")

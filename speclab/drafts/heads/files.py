@@ -29,7 +29,7 @@ from speclab.drafts.heads.parts import rotations
 from speclab.models import loading
 from speclab.models.backends.eager import decoder_layers
 from speclab.system.errors import EnvironmentProblem, UsageProblem
-from speclab.system.files import install_advice, parse_json, read_bytes, whole_folders, write_whole
+from speclab.system.files import install_advice, parse_json, read_bytes, whole_folder, write_whole
 from speclab.system.terminal import note
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -342,7 +342,7 @@ def write_head(
         },
     }
     weights = {name: tensor.detach().cpu().clone() for name, tensor in head.state_dict().items()}  # one may be in twice
-    with whole_folders(folder) as (new,):
+    with whole_folder(folder) as new:
         write_whole(new / WEIGHTS, save(weights))
         write_whole(new / CONFIG, json.dumps(entries, indent=1) + "\n")
 
