@@ -1,19 +1,21 @@
-"""Draw the committed pictures again from the committed records: plots/ holds nothing that results/ does not say.
+"""Draw the committed pictures again from the committed records: those that a page shows.
 
     python -m tools.plots [RECORD ...]
 
-A record of compare.py is results/NAME.json; its pictures are plots/NAME.png or plots/NAME-*.png.
+A record of compare.py is results/NAME.json; its pictures are plots/NAME.png or plots/NAME-*.png. With --out all of them
+are drawn, also those that no page shows.
 """
 
 if __name__ == "__main__":
     from speclab.system import startup  # noqa: F401 - Ctrl-C during the slow imports below is one line
 
 import functools
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
 from speclab.cli import parsing
-from speclab.cli.output import Step
 from speclab.present import plan_views, serving_load, sweep_views
 from speclab.present.pictures import batch_plots, plots
 from speclab.records.batches import BatchRun
@@ -25,11 +27,20 @@ from speclab.system.files import do_all
 from speclab.system.paths import ROOT
 
 RESULTS, PLOTS = ROOT / "results", ROOT / "plots"
-NO_PICTURES = ("cpu-2-cores-again",)  # the second run of a command, which only a table of the docs reads
+PAGES = ("README.md", "docs/**/*.md", "results/*.md")
 
 
-def pictures(path: Path, folder: Path) -> list[Step]:
-    """What draws the pictures of one record into `folder`; nothing for the record of a benchmark."""
+def shown() -> set[str]:
+    """The names of the pictures that a page shows, without .png."""
+    texts = (page.read_text("utf-8") for pattern in PAGES for page in ROOT.glob(pattern))
+    return {name for text in texts for name in re.findall(r"\bplots/([\w.-]+)\.png\b", text)}
+
+
+def pictures(path: Path, folder: Path) -> list[functools.partial[Any]]:
+    """What draws the pictures of one record into `folder`; nothing for the record of a benchmark.
+
+    The last argument of each is the picture's name.
+    """
     keys = read_json(path)
     if "served" in keys:
         served = read(path, ServingRun)
@@ -54,10 +65,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "records", nargs="*", type=parsing.some_path, metavar="RECORD", help="default: all of results/*.json"
     )
-    parser.add_argument("--out", type=parsing.some_path, default=PLOTS, metavar="DIR", help="default: plots/")
+    parser.add_argument("--out", type=parsing.some_path, metavar="DIR", help="draw all of them there (default: plots/)")
     args = parser.parse_args(argv)
-    records = args.records or [p for p in sorted(RESULTS.glob("*.json")) if p.stem not in NO_PICTURES]
-    return do_all([step for path in records for step in pictures(path, args.out)])
+    records = args.records or sorted(RESULTS.glob("*.json"))
+    steps = [step for path in records for step in pictures(path, args.out or PLOTS)]
+    return do_all([step for step in steps if args.out or step.args[-1] in shown()])
 
 
 if __name__ == "__main__":

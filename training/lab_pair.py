@@ -167,8 +167,8 @@ def main(argv: list[str] | None = None) -> int:
 def _train(args: argparse.Namespace) -> int:
     """Everything that is done in the work folder.  -> exit code
 
-    Each model replaces the one of an earlier training whole. A stop between the two leaves the new target beside the old
-    draft, which guesses less well and changes no text; the same command again writes both from its checkpoints.
+    Each model replaces the one of an earlier training whole. A stop between the two leaves the new target beside the
+    old draft, which guesses less well and changes no text; the same command again writes both from its checkpoints.
     """
     documents = list(corpus.standard_library())
     if args.with_packages:
@@ -190,7 +190,7 @@ def _train(args: argparse.Namespace) -> int:
     target = uncompiled(target, args.target_shape).to(args.device)
     draft, draft_facts = distil(args, seconds, target, target_facts["steps"], stream)
 
-    # Both are complete before one takes its place, and the draft, which is distilled from the target, takes its own last.
+    # Both are complete before one takes its place. The draft, which is distilled from the target, takes its own last.
     with whole_folder(args.out / "draft") as draft_folder, whole_folder(args.out / "target") as target_folder:
         target = save(target.cpu(), tokenizer, target_folder)
         draft = save(uncompiled(draft, DRAFT_SHAPE), tokenizer, draft_folder)

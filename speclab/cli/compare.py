@@ -148,7 +148,7 @@ def _views(args: argparse.Namespace, record: LabRun, output: Output) -> tuple[Vi
         where = f"everything else: {shown(output.result('.md'))}, or --verbose"
         text = partial(first_screen.screen, record, args.brief, [where, WHY])
         page = partial(first_screen.page, record, name)
-        pictures = plots.comparison(record, folder, name)
+        pictures: list[Step] = [*plots.comparison(record, folder, name)]
         if record.padded:
             pictures += plots.comparison(record.padded, folder, f"{name}-padded")
         return text, page, pictures

@@ -49,20 +49,25 @@ def test_values_without_an_interval_get_no_bar_and_stay_inside():
     assert right > 3
 
 
-def test_labels_stand_off_each_other_the_markers_and_the_axis():
-    """Two drafts with nearly the same values at every place, and lines through them."""
+@pytest.mark.parametrize("n_drafts", [2, 5])
+def test_numbers_stand_off_each_other_the_markers_and_the_axis(n_drafts):
+    """Drafts with nearly the same values at every place, and lines through them; those of five stand upright."""
     series = []
-    for i, name in enumerate(("model", "ngram")):
-        values = {k: Value(1.5 + 0.01 * i + 0.02 * k, 1.2, 2.2) for k in (1, 2, 4, 8)}
-        series += [Series(name, values, i), Series(f"{name} line", values, i, "-")]
+    for i in range(n_drafts):
+        values = {k: Value(1.5 + 0.01 * i + 0.02 * k, 1.2, 2.2) for k in (2, 4, 6, 8)}
+        series += [Series(f"draft {i}", values, i), Series(f"line {i}", values, i, "-")]
     figure = measured([Panel(series, "k", spread=20)])
     (axis,) = figure.axes
     boxes = [text.get_window_extent() for text in axis.texts]
-    assert len(boxes) == 8
+    assert len(boxes) == 4 * n_drafts
     for i, box in enumerate(boxes):
         assert not any(box.overlaps(other) for other in boxes[i + 1 :])
         assert axis.get_window_extent().containsx(box.x0)
         assert axis.get_window_extent().containsx(box.x1)
+    for collection in axis.collections:
+        for segment in collection.get_segments():
+            (x, low), (_, high) = collection.get_transform().transform(segment)
+            assert not any(box.x0 < x < box.x1 and box.y0 < high and low < box.y1 for box in boxes)
     for line in axis.lines:
         if line.get_marker() not in ("None", ""):
             for x, y in line.get_transform().transform(line.get_xydata()):

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import tarfile
+from pathlib import Path
 
 import pytest
 import torch

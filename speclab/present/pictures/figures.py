@@ -1,15 +1,16 @@
 """What all pictures share: a panel is data, and one function draws panels side by side.
 
-Measured values are markers with intervals, shares of a whole bars, predictions lines, the line at 1 is no gain.
+Measured values are markers with intervals, each with its number above the interval; shares of a whole are bars,
+predictions lines, the line at 1 is no gain.
 """
 
 import io
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from speclab.present.pictures.labels import Label, place
 from speclab.present.pictures.library import Figure, NullLocator, ScaledTranslation, plt
 from speclab.present.run_lines import doubt_in_short, small_print
 from speclab.records.runs import Head
@@ -25,8 +26,8 @@ HATCHES = ["", "//", "..", "xx"]
 SPEEDUP = "speedup over the baseline (decoding)"
 BOOK = "book, 1/(1-α+α/k)"
 MANY = 8  # of more values than these only the best and those at both ends are printed
-WIDEST = 48  # points for all markers at one place: less than what lies between two places
-LEGEND_ROW = 84  # characters that a row of a legend has room for
+WIDEST = 60  # points for all markers at one place: less than what lies between two places
+NARROW = 19  # points between two markers that have no room for numbers side by side: theirs stand upright
 DPI = 130
 
 
@@ -84,10 +85,9 @@ def all_drafts(by_name: dict[str, list], x: str, predictions: dict[str, str], x_
 def draw(panels: list[Panel], width: float = 4.6, height: float = 4.2, **shared) -> Figure:
     """A figure with the panels side by side."""
     figure, axes = blank(max(1, len(panels)), width, height, **shared)
-    printed = [_draw_panel(axis, panel) for axis, panel in zip(axes, panels, strict=False)]
+    for axis, panel in zip(axes, panels, strict=False):
+        _draw_panel(axis, panel)
     _share_scales(axes, panels)
-    for axis, labels in zip(axes, printed, strict=False):  # after the scales: they decide where there is room
-        place(axis, labels)
     return figure
 
 
@@ -108,11 +108,11 @@ def blank(n: int, width: float, height: float, **shared) -> tuple[Figure, list]:
     return figure, list(axes[0])
 
 
-def _draw_panel(axis, panel: Panel) -> list[Label]:
-    """-> the values that are to be printed beside their markers"""
-    labels: list[Label] = []
+def _draw_panel(axis, panel: Panel) -> None:
+    """Measured values first: they stand first in the legend."""
     # Matplotlib leaves a name out of the legend that begins with an underscore.
-    shown = [one._replace(label=" " * one.label.startswith("_") + one.label) for one in panel.series if one.values]
+    named = [one._replace(label=" " * one.label.startswith("_") + one.label) for one in panel.series if one.values]
+    shown = sorted(named, key=lambda series: bool(series.style))
     measured = [series for series in shown if not series.style]
     beside = _beside(measured, panel.spread)
     for series in shown:
@@ -125,7 +125,7 @@ def _draw_panel(axis, panel: Panel) -> list[Label]:
             aside = measured.index(series) - (len(measured) - 1) / 2
             _bars(axis, series, aside, 0.8 / len(measured))
         else:
-            labels += _markers(axis, series, beside)
+            _markers(axis, series, beside)
     if panel.log:
         axis.set_xscale("log", base=2)
     ticks = panel.ticks or {place: f"{place:g}" for place in sorted({x for series in shown for x in series.values})}
@@ -133,15 +133,12 @@ def _draw_panel(axis, panel: Panel) -> list[Label]:
     axis.xaxis.set_minor_locator(NullLocator())
     axis.set_xlabel(panel.x_label)
     axis.set_ylabel(panel.y_label)
-    axis.margins(x=_margin(axis, 0.0 if panel.bars else max(beside.values(), default=0.0)), y=0.12)
+    axis.margins(x=0.05 if panel.bars else 0.12, y=0.15)  # room for what stands beside its place, and for the numbers
     if panel.y_label.startswith("speedup"):
         axis.axhline(1, color="black", linewidth=1)
     if panel.extra:
         panel.extra(axis)
-    labels_shown = list(dict.fromkeys(series.label for series in sorted(shown, key=lambda series: bool(series.style))))
-    widest = sum(len(label) + 8 for label in sorted(labels_shown, key=len)[-3:])  # characters; 8: line and gap
-    legend_above(axis, panel.title, labels_shown, columns=3 if len(labels_shown) > 2 and widest <= LEGEND_ROW else 2)
-    return labels
+    legend_above(axis, panel.title)
 
 
 def _beside(measured: list[Series], spread: float) -> dict[tuple[int, Any], float]:
@@ -158,14 +155,6 @@ def _beside(measured: list[Series], spread: float) -> dict[tuple[int, Any], floa
 def _moved(axis, right: float) -> Any:
     """The transform of what stands so many points beside its place."""
     return axis.transData + ScaledTranslation(right / 72, 0, axis.figure.dpi_scale_trans)
-
-
-def _margin(axis, beside: float) -> float:
-    """The share of the x axis left free at each end: room for the outermost marker, so many points beside its place,
-    and its number."""
-    width = 72 * (axis.figure.get_figwidth() / max(1, len(axis.figure.axes)) - 0.9)  # points; 0.9: ticks and label
-    needed = beside + 26
-    return max(0.05, needed / (width - 2 * needed))
 
 
 def _prediction(axis, series: Series, apart: tuple, beside: dict[tuple[int, Any], float], in_legend: bool) -> None:
@@ -185,13 +174,13 @@ def _prediction(axis, series: Series, apart: tuple, beside: dict[tuple[int, Any]
         look["label"] = "_"
 
 
-def _markers(axis, series: Series, beside: dict[tuple[int, Any], float]) -> list[Label]:
-    """Values with intervals where they have one, each beside its place.  -> the values to print"""
+def _markers(axis, series: Series, beside: dict[tuple[int, Any], float]) -> None:
+    """Values with intervals where they have one, each beside its place, and the number above it."""
     rights = {x: beside[series.look, x] for x in series.values}
-    labels, color, name = [], colour(series.look), series.label
+    color, name = colour(series.look), series.label
     for right in dict.fromkeys(rights.values()):
         here = {x: value for x, value in series.values.items() if rights[x] == right}
-        look = {"color": color, "transform": _moved(axis, right)}
+        look = {"color": color, "transform": _moved(axis, right), "zorder": 3}
         ys = [value.value for value in here.values()]
         axis.plot(list(here), ys, MARKERS[series.look % len(MARKERS)], label=name, **look)
         name = "_"  # one entry in the legend
@@ -200,12 +189,16 @@ def _markers(axis, series: Series, beside: dict[tuple[int, Any], float]) -> list
             axis.vlines(*zip(*intervals, strict=True), linewidth=1, **look)
         # What is drawn beside its place does not widen the axes by itself.
         axis.update_datalim([*zip(here, ys, strict=True), *((x, end) for x, *ends in intervals for end in ends)])
-    for x, (y, low, high) in series.values.items():
-        labels.append(Label(f"{y:.2f}", x, y, y if low is None else low, y if high is None else high, rights[x], color))
-    if len(labels) > MANY:
-        best = max(range(len(labels)), key=lambda i: labels[i].y)
-        return [labels[i] for i in sorted({0, best, len(labels) - 1})]
-    return labels
+    numbered = list(series.values)
+    if len(numbered) > MANY:
+        numbered = [numbered[0], max(numbered, key=lambda x: series.values[x].value), numbered[-1]]
+    for x in dict.fromkeys(numbered):
+        y, low, high = series.values[x]
+        top = y if low is None or high is None else high
+        places = sorted(right for (_, place), right in beside.items() if place == x)
+        upright = any(after - before < NARROW for before, after in pairwise(places))
+        look = {"color": color, "va": "bottom", "rotation": 90 if upright else 0}
+        note(axis, x, top, f"{y:.2f}", 5, rights[x], **look)
 
 
 def _bars(axis, series: Series, aside: float, width: float) -> None:
@@ -218,13 +211,10 @@ def _bars(axis, series: Series, aside: float, width: float) -> None:
         axis.bar_label(bars, [f"{y:.2f}".removeprefix("0") if y else "0" for y in ys], fontsize=5.5)
 
 
-def legend_above(axis, title: str, labels: list[str], columns: int) -> None:
-    """The legend with its title on top of the axis, where no line can cross it, in the order of the labels."""
-    handles = dict(zip(*reversed(axis.get_legend_handles_labels()), strict=True))
-    look: dict[str, Any] = {"frameon": False, "fontsize": 8, "title_fontsize": 10, "alignment": "left"}
+def legend_above(axis, title: str) -> None:
+    """The legend with its title on top of the axis, where no line can cross it, in the order of drawing."""
     place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1.01), "borderaxespad": 0.2}
-    labels = [label for label in labels if label in handles]  # matplotlib hides those that begin with _
-    axis.legend([handles[label] for label in labels], labels, ncols=columns, title=title, **look, **place)
+    axis.legend(ncols=2, title=title, frameon=False, fontsize=8, title_fontsize=10, alignment="left", **place)
 
 
 def colour(i: int) -> str:

@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     import matplotlib.pyplot as plt
     from matplotlib.figure import Figure
     from matplotlib.ticker import NullLocator
-    from matplotlib.transforms import Bbox, ScaledTranslation
+    from matplotlib.transforms import ScaledTranslation
 else:
     try:
         import matplotlib
@@ -18,13 +18,13 @@ else:
         import matplotlib.pyplot as plt
         from matplotlib.figure import Figure
         from matplotlib.ticker import NullLocator
-        from matplotlib.transforms import Bbox, ScaledTranslation
+        from matplotlib.transforms import ScaledTranslation
     except ImportError:
-        plt, Figure, NullLocator, Bbox, ScaledTranslation = None, Any, Any, Any, Any
+        plt, Figure, NullLocator, ScaledTranslation = None, Any, Any, Any
 
 MISSING = "no pictures: matplotlib is not installed; type: pip install matplotlib"
 
-__all__ = ["MISSING", "Bbox", "Figure", "NullLocator", "ScaledTranslation", "is_here", "plt"]
+__all__ = ["MISSING", "Figure", "NullLocator", "ScaledTranslation", "is_here", "plt"]
 
 
 def is_here() -> bool:

@@ -22,7 +22,7 @@ NONE = -1  # where rounds stand that drafted nothing, left of those that accepte
 GAIN, LOSS, GREY = figures.COLOURS[0], figures.COLOURS[1], "#BBBBBB"
 
 
-def comparison(run: ComparisonRun, folder: Path, name: str) -> list[Callable[[], Path | None]]:
+def comparison(run: ComparisonRun, folder: Path, name: str) -> list[functools.partial[Path | None]]:
     """The pictures of a comparison: each is painted and written when it is called.  -> its path
 
     None where there is nothing to show. Nothing is computed before: what fails in a picture costs no other file.
@@ -205,5 +205,5 @@ def _predicted(rows: list[Row]) -> Figure | None:
     kinds = ", ".join(dict.fromkeys(row.prompt_kind for row in rows))
     temperatures = ", ".join(f"{t:g}" for t in dict.fromkeys(row.temperature for row in rows))
     title = f"{len(rows)} rows: prompts {kinds}; temperature {temperatures}\nmedian |predicted / measured - 1|:"
-    figures.legend_above(axis, title, axis.get_legend_handles_labels()[1], columns=3)
+    figures.legend_above(axis, title)
     return figure

@@ -6,7 +6,7 @@ Every function takes a sweep with points and returns a figure; speclab/present/s
 import functools
 
 from speclab.present.pictures import figures
-from speclab.present.pictures.figures import Panel, Series, column, draw, note, plain, speedups
+from speclab.present.pictures.figures import Panel, Series, column, draw, plain, speedups
 from speclab.present.pictures.library import Figure
 from speclab.present.tables import interval, number, short_names
 from speclab.records.rows import Point
@@ -71,14 +71,11 @@ def _mark_agreement(points: list[Point], axis) -> None:
     """Where the book's formula is right, and where the measured speedup passes 1."""
     fair = ", ".join(f"{alpha:.2f}" for alpha in curves.omega_crossings(points))
     for low, high in curves.near_book(points):
-        axis.axvspan(low, high, color=figures.COLOURS[4], alpha=0.3, linewidth=0)
-        text = f"book within {curves.NEAR:.0%}:\nα = {interval(low, high)}" + f"\nω = ω* at α = {fair}" * bool(fair)
-        place = (max((low + high) / 2, 0.12), 0.72)  # above the curves, right of the axis
-        axis.text(*place, text, transform=axis.get_xaxis_transform(), ha="center", va="bottom", fontsize=7.5)
+        label = f"book within {curves.NEAR:.0%}: α = {interval(low, high)}" + f"; ω = ω* at α = {fair}" * bool(fair)
+        axis.axvspan(low, high, color=figures.COLOURS[4], alpha=0.3, linewidth=0, label=label)
     even = curves.break_even(points)
     if even:
-        axis.plot(even.value, 1, "|", color="black", markersize=14)
-        note(axis, even.value, 1, f"break-even: α = {even.value:.2f}", -16, 9, ha="left", fontsize=8)
+        axis.plot(even.value, 1, "|", color="black", markersize=10, label=f"break-even: α = {even.value:.2f}")
 
 
 def temperature(sweep: SweepRun) -> Figure:
