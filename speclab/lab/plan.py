@@ -4,8 +4,8 @@ The baseline's texts, one pass of each draft over them, and calibrated costs giv
 length (theory/forecast.py). The instrumented decodings that calibrate the costs do draft and verify, because a pass
 costs what it costs only in that rhythm; what they accept is used only to know how many tokens a draft had to catch up.
 
-The costs are smoothed over the draft length (theory/smoothing.py), every expectation gets a band from leaving out
-one prompt at a time, and of the lengths that cannot be told apart the shortest is taken (theory/planning.py).
+The length with the highest expected speedup is taken. Every expectation gets an interval, and so does every length's
+time over that of the best, so that the plan says which lengths cannot be told apart from it (theory/planning.py).
 
 `--verify-plan` makes the plan on half of the prompts and then measures on the other half.
 """
@@ -13,6 +13,8 @@ one prompt at a time, and of the lengths that cannot be told apart the shortest 
 import functools
 import operator
 from typing import Any
+
+import numpy as np
 
 from speclab.drafts.block import BlockDrafter
 from speclab.drafts.intersect import IntersectDrafter
@@ -26,7 +28,6 @@ from speclab.models.prompts import Prompt
 from speclab.records.runs import (
     DraftFacts,
     LengthSpeedup,
-    PlanChoice,
     PlanEntry,
     PlanFacts,
     PlanRun,
@@ -40,7 +41,6 @@ from speclab.theory.costs import Costs
 from speclab.theory.fitting import fit
 from speclab.theory.forecast import forecast
 from speclab.theory.formulas import break_even_acceptance
-from speclab.theory.smoothing import smoothed
 
 MEASURED_LENGTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)  # on the other half, and what the plan chose
 
@@ -83,29 +83,29 @@ def make(config: RunConfig, verify: bool = False) -> tuple[PlanRun, Measurement]
 def make_plan(
     config: RunConfig, measured: Measurement, cost_table: CostTable
 ) -> tuple[list[PlanEntry], list[DraftFacts]]:
-    """Expected speedup of every draft at every length, and for every draft what to do about it."""
+    """Expected speedup of every draft at every length, and for every draft what its best length promises."""
     entries, facts = [], []
     if not cost_table:
         raise measured.stop or UsageProblem("too few tokens to calibrate with; use a larger --max-new-tokens")
     probs = probs_of_texts(measured, max(config.draft_lengths))
     others: dict[int, CostTable] = {}
-    with measured.kept("the measurements are complete, the plan's bands are not"):
+    with measured.kept("the measurements are complete, the plan's intervals are not"):
         others = without_each_prompt(measured)
     with measured.kept("the measurements are complete, the plans of some drafts are missing"):
         for (draft, temperature), costs in cost_table.items():
             key = (draft, temperature)
-            smooth = smoothed(costs, *key, measured.rounds)
-            of_draft = _DraftPlan(measured.of(BASELINE, temperature), draft, smooth, probs)
+            of_draft = _DraftPlan(measured.of(BASELINE, temperature), draft, costs, probs)
             left_out = {prompt: table[key] for prompt, table in others.items() if key in table}
             name: dict[str, Any] = {"method": config.method(draft), "draft": draft, "temperature": temperature}
             drafter = config.drafters[draft]
             most = drafter.longest if isinstance(drafter, BlockDrafter) else max(config.draft_lengths)
             # Beyond the tokens of a block nothing changes; of lengths that are all beyond it the first one stays.
-            lengths = [k for k in config.draft_lengths if k <= most] or [min(config.draft_lengths)]
+            lengths = sorted(k for k in config.draft_lengths if k <= most) or [min(config.draft_lengths)]
             of_lengths = [PlanEntry(**name, **of_draft.expected(k)) for k in lengths]
-            taken, choice = _add_bands(of_lengths, of_draft.left_out(lengths, left_out))
-            of_taken = of_draft.facts(config, taken, is_model(drafter) or isinstance(drafter, IntersectDrafter))
-            facts.append(DraftFacts(**name, **of_taken, costs=costs.to_json(), choice=choice))
+            best = max(of_lengths, key=operator.attrgetter("speedup"))  # the shortest among equals
+            _add_intervals(of_lengths, best, *of_draft.of_prompts(lengths, left_out))
+            of_best = of_draft.facts(config, best, is_model(drafter) or isinstance(drafter, IntersectDrafter))
+            facts.append(DraftFacts(**name, **of_best, costs=costs.to_json()))
             entries += of_lengths
     if not facts:
         raise measured.stop or AssertionError("nothing stopped it")
@@ -113,45 +113,34 @@ def make_plan(
 
 
 def without_each_prompt(measured: Measurement) -> dict[int, CostTable]:
-    """Prompt -> the smoothed costs that are calibrated without it; empty where too few are left for a band."""
+    """Prompt -> the costs that are calibrated without it; empty where the prompts are too few for an interval."""
     indexes = sorted({sample.prompt_index for sample in measured.samples})
     if len(indexes) < planning.FEWEST:
         return {}
     tables = {}
     for index in indexes:
         rounds = [one for one in measured.rounds if one.prompt != index]
-        costs = fit(rounds, [one for one in measured.steps if one.prompt != index])
-        tables[index] = {key: smoothed(of_draft, *key, rounds) for key, of_draft in costs.items()}
+        tables[index] = fit(rounds, [one for one in measured.steps if one.prompt != index])
     return tables
 
 
-def _add_bands(entries: list[PlanEntry], left_out: list[list[float]]) -> tuple[PlanEntry, PlanChoice]:
-    """Put the bands of one draft's expectations into its entries.  -> the entry to take, how sure that is
+def _add_intervals(entries: list[PlanEntry], best: PlanEntry, baseline: np.ndarray, seconds: np.ndarray) -> None:
+    """Put the intervals of one draft into its entries.
 
-    left_out: the expectations at every length, for each prompt that is left out.
+    baseline (prompts,), seconds (prompts, entries): what each prompt adds to them.
     """
-    entries.sort(key=lambda entry: entry.draft_length)
-    lengths, speedups = [e.draft_length for e in entries], [e.speedup for e in entries]
-    chosen = planning.choose(lengths, speedups, left_out)
-    for entry, band in zip(entries, planning.bands(speedups, left_out) or [], strict=False):
-        entry.band_low, entry.band_high = band
-    taken, best = entries[chosen.take], entries[chosen.best]
-    choice = PlanChoice(
-        pays=chosen.pays,
-        highest=LengthSpeedup(draft_length=best.draft_length, speedup=best.speedup),
-        same_from=lengths[chosen.same[0]],
-        same_to=lengths[chosen.same[1]],
-        band_low=taken.band_low,
-        band_high=taken.band_high,
-    )
-    return taken, choice
+    of_best = seconds[:, entries.index(best)]
+    for entry, of_entry in zip(entries, seconds.T, strict=True):
+        entry.band_low, entry.band_high = planning.interval(baseline, of_entry)
+        if entry is not best:
+            entry.time_low, entry.time_high = planning.interval(of_entry, of_best)
 
 
 class _DraftPlan:
     """One draft at one temperature on the baseline's texts: `samples`, whose repeats are the same text if greedy."""
 
     def __init__(self, samples: list[Sample], draft: str, costs: Costs, probs: ProbsOfText):
-        self.costs = costs  # smoothed
+        self.costs = costs
         self.context = sum(s.n_prompt + len(s.texts[0]) // 2 for s in samples) // len(samples)
         self.texts = [  # index and tokens of the prompt, acceptance probabilities along the text
             (s.prompt_index, s.n_prompt, probs(draft, s.temperature, s.prompt_index, tuple(text)))
@@ -169,20 +158,27 @@ class _DraftPlan:
             for i in range(len(rows) - 1)
         )
 
-    def left_out(self, lengths: list[int], costs: dict[int, Costs]) -> list[list[float]]:
-        """The expected speedups at all lengths without each prompt; costs: those that know nothing of it."""
-        longest, left_out = max(lengths), []
-        baselines = {index: self._baseline(of_rest, index) for index, of_rest in costs.items()}
-        for k in sorted(lengths):
-            works: dict[int, planning.Work] = {}
-            for index, n_prompt, rows in self.texts:
+    def of_prompts(self, lengths: list[int], left_out: dict[int, Costs]) -> tuple[np.ndarray, np.ndarray]:
+        """What each prompt adds to the seconds of the baseline (prompts,) and of every length (prompts, lengths).
+
+        left_out: for each prompt the costs that know nothing of it.
+        """
+        longest, works = max(lengths), {}
+        for index, n_prompt, rows in self.texts:
+            for k in lengths:
                 work = planning.work_of_text(rows, n_prompt, k, longest)
-                works[index] = works[index] + work if index in works else work
-            total = functools.reduce(operator.add, works.values())
-            left_out.append(
-                [baselines[i] / (total - works[i]).seconds(of_rest) for i, of_rest in costs.items() if i in works]
-            )
-        return [list(of_prompt) for of_prompt in zip(*left_out, strict=True)]
+                works[index, k] = works[index, k] + work if (index, k) in works else work
+        prompts = {index for index, _ in works}
+        total = [functools.reduce(operator.add, (works[index, k] for index in prompts)) for k in lengths]
+        without = [
+            [self._baseline(costs, index)]
+            + [(of_all - works[index, k]).seconds(costs) for k, of_all in zip(lengths, total, strict=True)]
+            for index, costs in left_out.items()
+            if index in prompts
+        ]
+        everything = [self.baseline_seconds, *(of_all.seconds(self.costs) for of_all in total)]
+        of_each = planning.added(everything, np.reshape(without, (-1, len(everything))))
+        return of_each[:, 0], of_each[:, 1:]
 
     def expected(self, k: int) -> dict[str, Any]:
         """Fields of PlanEntry at draft length k."""
@@ -211,10 +207,10 @@ class _DraftPlan:
             "overhead": costs.overhead(k, context) + replays / n_rounds * costs.replay / costs.step_seconds(context),
         }
 
-    def facts(self, config: RunConfig, taken: PlanEntry, always_drafts: bool) -> dict[str, Any]:
+    def facts(self, config: RunConfig, best: PlanEntry, always_drafts: bool) -> dict[str, Any]:
         """Fields of DraftFacts. A lookup that may find nothing has no acceptance rate from which on it pays."""
         costs, context, longest = self.costs, self.context, max(config.draft_lengths)
-        k = taken.draft_length or 1
+        k = best.draft_length or 1
         prices = (
             costs.draft_cost(k, context),
             lambda width: costs.verify_cost(width, context),
@@ -222,15 +218,15 @@ class _DraftPlan:
         )
         oracle_seconds = sum(attribution.cheapest(rows, longest, costs, n_prompt) for _, n_prompt, rows in self.texts)
         replay = costs.replay / costs.step_seconds(context)
-        choose, alpha = config.functions.choose_length, taken.acceptance_rate
+        choose, alpha = config.functions.choose_length, best.acceptance_rate
         return {
-            "best_draft_length": taken.draft_length,
-            "speedup": taken.speedup,
+            "best_draft_length": best.draft_length,
+            "speedup": best.speedup,
             "acceptance_rate": alpha,
             "oracle": self.baseline_seconds / oracle_seconds,
             "break_even": break_even_acceptance(*prices, longest, replay) if always_drafts else None,
             "draft_cost": prices[0],
-            "verify_cost": costs.verify_cost(taken.draft_length + 1, context),
+            "verify_cost": costs.verify_cost(best.draft_length + 1, context),
             "step_seconds": costs.step_seconds(context),
             "n_tokens": self.n_tokens,
             "yours": choose(alpha, *prices, longest) if choose and alpha is not None else None,

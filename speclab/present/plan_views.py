@@ -22,42 +22,63 @@ from speclab.present.tables import (
     temperature_name,
 )
 from speclab.records.rows import Row
-from speclab.records.runs import DraftFacts, PlanChoice, PlanEntry, PlanRun, Verified
+from speclab.records.runs import DraftFacts, PlanEntry, PlanRun, Verified
 
 METHOD = (
-    "95 %: of the expectation, from leaving out one prompt at a time, its text and its calibration; costs are smoothed "
-    "over k: v by isotonic regression, a draft's seconds by a parabola; the plan takes the shortest k that cannot be "
-    "told apart from the best"
+    "95 %: of the expectation, over prompts, each with its text and its calibration; time / best: expected time over "
+    "that of the best k, its 95 %; same: that interval includes 1, so the two cannot be told apart"
+)
+OLD_METHOD = (
+    "a plan of an older version: it smoothed its costs over k and took the shortest k that it could not tell apart "
+    "from the best; 95 %: of the expectation, from leaving out one prompt at a time"
 )
 BREAKS_EVEN = 0.005  # what rounds to 0.00
 
 
-def verdict(fact: DraftFacts) -> str:
+def verdict(run: PlanRun, fact: DraftFacts) -> str:
     """What to do with one draft, in one line."""
     even = "-" if fact.break_even is None else f"{fact.break_even:.2f}"
     if fact.break_even is not None and fact.break_even < BREAKS_EVEN:
         even = "0, a round costs no more than a decode step"
     return (
-        f"{fact.method}, {temperature_name(fact.temperature)}: {advice(fact)}; break-even α = {even}; a k chosen anew "
-        f"for every round, knowing what will be accepted: {speedup(fact.oracle)}; decode step "
-        f"{fact.step_seconds * 1e3:.2f} ms"
+        f"{fact.method}, {temperature_name(fact.temperature)}: {advice(fact, _of_draft(run.plan, fact))}; break-even "
+        f"α = {even}; a k chosen anew for every round, knowing what will be accepted: {speedup(fact.oracle)}; decode "
+        f"step {fact.step_seconds * 1e3:.2f} ms"
     )
 
 
-def advice(fact: DraftFacts) -> str:
-    """Which length to take and how sure that is, or that speculation had better stay off."""
-    choice = fact.choice
-    pays = choice.pays if choice else "yes" if fact.best_draft_length and fact.speedup > 1 else "no"
-    if pays == "no":
+def advice(fact: DraftFacts, entries: list[PlanEntry]) -> str:
+    """The best length and those that cannot be told apart from it, or that speculation had better stay off.
+
+    entries: what is expected of this draft at every length.
+    """
+    if not _seems_faster(fact):
         return "leave speculation off, no k is expected to be faster"
-    band = f" ({interval(choice.band_low, choice.band_high)})" if choice and choice.band_low is not None else ""
-    expected = f"k = {fact.best_draft_length}, expected {speedup(fact.speedup)}{band or ' (no band)'}"
-    if pays == "unclear":
+    best = _best(fact, entries)
+    band = interval(best.band_low, best.band_high) if best.band_low is not None else "no interval below three prompts"
+    expected = f"k = {fact.best_draft_length}, expected {speedup(fact.speedup)} ({band})"
+    if not _pays(fact, best):
         return f"leave speculation off, no gain can be told apart from none: {expected}"
-    if choice is None or choice.same_from == choice.same_to:
-        return f"take {expected}"
-    best = f"k = {choice.highest.draft_length} ({speedup(choice.highest.speedup)})"
-    return f"take {expected}; k = {choice.same_from} to {choice.same_to} cannot be told apart from the best, {best}"
+    same = [str(entry.draft_length) for entry in entries if _is_same(entry)]
+    return f"take {expected}" + f"; cannot be told apart from it: k = {', '.join(same)}" * bool(same)
+
+
+def _best(fact: DraftFacts, entries: list[PlanEntry]) -> PlanEntry:
+    return next(entry for entry in entries if entry.draft_length == fact.best_draft_length)
+
+
+def _seems_faster(fact: DraftFacts) -> bool:
+    return fact.best_draft_length > 0 and fact.speedup > 1
+
+
+def _pays(fact: DraftFacts, best: PlanEntry) -> bool:
+    """Whether the best length is faster than plain decoding, as far as that is known."""
+    return _seems_faster(fact) and (best.band_low is None or best.band_low > 1)
+
+
+def _is_same(entry: PlanEntry) -> bool:
+    """Whether a length cannot be told apart from the best one."""
+    return entry.time_low is not None and entry.time_high is not None and entry.time_low <= 1 <= entry.time_high
 
 
 def learner_line(run: PlanRun, fact: DraftFacts) -> str | None:
@@ -86,19 +107,22 @@ def plan_table(run: PlanRun, fact: DraftFacts) -> Table:
         **cells("draft", "k", "tok/rnd", "α", "c", "v", "o"),
         "expected": lambda row: speedup(row.speedup),
     }
-    if choice := fact.choice:
+    entries = _of_draft(run.plan, fact)
+    if any(entry.band_low is not None for entry in entries):
         columns["95 %"] = lambda row: interval(row.band_low, row.band_high)
-        columns["plan"] = functools.partial(_mark, fact, choice)
+    if any(entry.time_low is not None for entry in entries):
+        columns["time / best"] = lambda row: interval(row.time_low, row.time_high)
+    columns["plan"] = functools.partial(_mark, fact)
     if measured:
         columns["measured"] = lambda row: speedup(measured.get(row.draft_length))
-    return Table(_of_draft(run.plan, fact), columns)
+    return Table(entries, columns)
 
 
-def _mark(fact: DraftFacts, choice: PlanChoice, row: PlanEntry) -> str:
-    """The length that is taken, and those that cannot be told apart from the best."""
+def _mark(fact: DraftFacts, row: PlanEntry) -> str:
+    """The length that is taken, and those that cannot be told apart from it."""
     if row.draft_length == fact.best_draft_length:
-        return "take" if choice.pays == "yes" else "-"
-    return "same" if choice.same_from <= row.draft_length <= choice.same_to else "-"
+        return "take" if _pays(fact, row) else "-"
+    return "same" if _is_same(row) else "-"
 
 
 def checked_table(verified: Verified) -> Table:
@@ -136,9 +160,11 @@ def _first(run: PlanRun) -> Lines:
 def _blocks(run: PlanRun) -> list[Block]:
     blocks: list[Block] = []
     for fact in run.facts.drafts:
-        blocks += [Lines([verdict(fact), learner_line(run, fact)]), plan_table(run, fact)]
+        blocks += [Lines([verdict(run, fact), learner_line(run, fact)]), plan_table(run, fact)]
     blocks.append(COSTS)
     if any(fact.choice for fact in run.facts.drafts):
+        blocks.append(OLD_METHOD)
+    elif any(entry.time_low is not None for entry in run.plan):
         blocks.append(METHOD)
     if run.verified:
         blocks.append(f"The plan, measured on {run.verified.n_prompts} other prompts:")

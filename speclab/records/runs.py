@@ -142,6 +142,8 @@ class PlanEntry(Part):
     overhead: float
     band_low: float | None = None  # of the speedup, 95 %; absent with fewer than three prompts
     band_high: float | None = None
+    time_low: float | None = None  # of its time over that of the best length, 95 %; absent there and in older records
+    time_high: float | None = None
 
 
 @dataclass(kw_only=True)
@@ -153,20 +155,8 @@ class LengthSpeedup(Part):
 
 
 @dataclass(kw_only=True)
-class PlanChoice(Part):
-    """How sure a plan is of the length that it takes (speclab/theory/planning.py)."""
-
-    pays: Literal["yes", "unclear", "no"]
-    highest: LengthSpeedup  # the highest expectation
-    same_from: Count  # lengths from here
-    same_to: Count  # to here cannot be told apart from it
-    band_low: float | None = None  # of the speedup at the length that is taken, 95 %; absent where there is no band
-    band_high: float | None = None
-
-
-@dataclass(kw_only=True)
 class DraftFacts(Part):
-    """What a plan says of one draft, at the length that it takes. `costs` are as calibrated, the others smoothed."""
+    """What a plan says of one draft, at the length with the highest expected speedup."""
 
     method: str
     draft: str
@@ -181,7 +171,7 @@ class DraftFacts(Part):
     step_seconds: Amount
     n_tokens: Count
     costs: Facts
-    choice: PlanChoice | None = None  # absent in records from before there was one
+    choice: Facts | None = None  # of an older plan: it smoothed its costs and took the shortest length near the best
     yours: Count | None = None  # the length that exercise 6 chooses; absent where it was not asked
 
 

@@ -1,6 +1,5 @@
 """`compare.py --plan` and `--verify-plan` on a tiny pair: what is looked at, what comes out, and whether it is true."""
 
-import itertools
 import json
 from dataclasses import replace
 from operator import attrgetter
@@ -15,9 +14,11 @@ from speclab.models import prompts
 from speclab.present import plan_views
 from speclab.present.tables import show
 from speclab.records.files import as_dict, read
-from speclab.records.runs import DraftFacts, LengthSpeedup, PlanChoice, PlanEntry, PlanRun, Verified, VerifiedDraft
+from speclab.records.runs import DraftFacts, LengthSpeedup, PlanEntry, PlanRun, Verified, VerifiedDraft
 from speclab.records.samples import BASELINE, BASELINE_REPEAT
 from speclab.system.errors import EnvironmentProblem
+from speclab.system.paths import ROOT
+from speclab.theory import planning
 from speclab.theory.costs import Costs
 from tests.lab.test_harness import Machine
 
@@ -85,20 +86,17 @@ def test_plan_has_every_length_and_names_the_best(run, tmp_path, measurements):
     for fact in facts:
         mine = of_draft(made.plan, fact)
         assert [e.draft_length for e in mine] == list(range(17))
-        best, choice = max(mine, key=lambda e: e.speedup), fact.choice
-        assert (choice.highest.draft_length, choice.highest.speedup) == (best.draft_length, best.speedup)
-        assert choice.same_from <= best.draft_length <= choice.same_to
-        if choice.pays != "no":
-            assert choice.same_from <= fact.best_draft_length <= choice.same_to
-        taken = mine[fact.best_draft_length]
-        assert (fact.speedup, fact.acceptance_rate) == (taken.speedup, taken.acceptance_rate)
-        assert (choice.band_low, choice.band_high) == (taken.band_low, taken.band_high)
-        assert all(e.band_low <= e.speedup <= e.band_high for e in mine)
-        for name in ("verify_cost", "draft_cost"):  # of a whole draft: more tokens cost no less
-            wholes = [(e.draft_length if name == "draft_cost" else 1) * (getattr(e, name) or 0) for e in mine]
-            assert all(b >= a * (1 - 1e-6) for a, b in itertools.pairwise(wholes))
+        best = max(mine, key=lambda e: e.speedup)
+        assert fact.best_draft_length == best.draft_length
+        assert (fact.speedup, fact.acceptance_rate) == (best.speedup, best.acceptance_rate)
+        assert all(e.band_low <= e.band_high for e in mine)
+        assert all((e.time_low is None) == (e is best) for e in mine)
         raw = acceptance_probs.calibrated(measurements[0][3])[fact.draft, fact.temperature]
-        assert Costs.from_json(fact.costs).draft_at == pytest.approx(raw.draft_at, rel=1e-6), "smoothed"
+        assert Costs.from_json(fact.costs).draft_at == pytest.approx(raw.draft_at, rel=1e-6)
+        samples = measurements[0][3].of(BASELINE, fact.temperature)
+        context = sum(s.n_prompt + len(s.texts[0]) // 2 for s in samples) // len(samples)
+        for e in mine:  # the costs of a length are those that were calibrated
+            assert e.verify_cost == pytest.approx(raw.verify_cost(e.draft_length + 1, context), rel=1e-6), "smoothed"
         assert all(fact.oracle >= e.speedup * (1 - 1e-6) for e in mine), "something passed the bound"
         plain = mine[0]
         assert (plain.tokens_per_round, plain.drafted_per_round, plain.acceptance_rate) == (1, 0, None)
@@ -107,7 +105,7 @@ def test_plan_has_every_length_and_names_the_best(run, tmp_path, measurements):
         assert fact.n_tokens == len(TEXTS) * 15
     assert sorted(p.name for p in tmp_path.rglob("local*")) == ["local-plan.json", "local-plan.md", "local-plan.png"]
     for fact in facts:
-        assert plan_views.verdict(fact) in " ".join(out.split())
+        assert plan_views.verdict(made, fact) in " ".join(out.split())
 
 
 def test_plan_makes_no_speculative_run(run, measurements, monkeypatch):
@@ -136,14 +134,13 @@ def test_plan_of_given_lengths(run, tmp_path):
     assert {f.best_draft_length for f in made.facts.drafts} <= {3, 5}
 
 
-def test_a_plan_on_two_prompts_has_no_band(run, tmp_path, monkeypatch):
+def test_a_plan_on_two_prompts_has_no_interval(run, tmp_path, monkeypatch):
     monkeypatch.setattr(prompts, "standard", lambda: TEXTS[:2])
     code, out, _ = run("--plan", "-k", "0,2")
     made = loaded(tmp_path)
     assert code == 0
-    assert all(e.band_low is None for e in made.plan)
-    assert all(f.choice.band_low is None for f in made.facts.drafts)
-    assert "(no band)" in out or "leave speculation off" in out
+    assert all(e.band_low is e.time_low is None for e in made.plan)
+    assert "no interval below three prompts" in " ".join(out.split()) or "leave speculation off" in out
 
 
 @pytest.mark.parametrize(("words", "lengths"), [(["--quick", "--plan"], 9), (["--quick", "--verify-plan"], 9)])
@@ -167,6 +164,32 @@ def test_each_prompt_is_left_out_with_its_calibration(run, measurements):
     hosts = {index: table["ngram", 0.0].host for index, table in plan.without_each_prompt(found).items()}
     assert min(hosts, key=hosts.get) == 2
     assert hosts[2] < 0.1
+
+
+def test_the_intervals_are_of_what_the_prompts_add(run, tmp_path, monkeypatch):
+    """Where every prompt pays the same prices, what they add sums up to the expectation: of the baseline over a length
+    that is its speedup, of a length over the best one the quotient of their speedups."""
+    PricedPair(monkeypatch, None, by_width=lambda width: 1 + 0.05 * width, slope=0.002, draft=0.1, catch=0.01)
+    monkeypatch.setattr(planning, "interval", lambda tops, bottoms: (tops.sum() / bottoms.sum(), float(len(tops))))
+    assert run("--plan", "-k", "0,4,2,1")[0] == 0
+    made = loaded(tmp_path)
+    for fact in made.facts.drafts:
+        mine = of_draft(made.plan, fact)
+        assert [e.draft_length for e in mine] == [0, 1, 2, 4]
+        for e in mine:
+            assert (e.band_low, e.band_high) == (pytest.approx(e.speedup, rel=1e-5), len(TEXTS))
+            if e.draft_length != fact.best_draft_length:
+                assert (e.time_low, e.time_high) == (pytest.approx(fact.speedup / e.speedup, rel=1e-5), len(TEXTS))
+
+
+def test_a_committed_plan_of_an_older_version_is_shown_as_what_it_was():
+    """It took the shortest length near the best, which its page says."""
+    old = read(ROOT / "results" / "cpu-2-cores-plan.json", PlanRun)
+    assert all(fact.choice for fact in old.facts.drafts)
+    page = plan_views.page(old)
+    assert "take k = 3, expected 1.66x (1.51 to 1.82);" in page
+    assert plan_views.OLD_METHOD in page
+    assert plan_views.METHOD not in page
 
 
 def test_plan_to_stdout_is_json_alone(run, tmp_path):
@@ -314,68 +337,64 @@ PAYS = DraftFacts(
 )
 
 
-SURE = PlanChoice(
-    pays="yes",
-    highest=LengthSpeedup(draft_length=6, speedup=1.86),
-    same_from=5,
-    same_to=8,
-    band_low=1.701,
-    band_high=2.004,
-)
+def planned(k: int, **others) -> PlanEntry:
+    values = {"method": "model", "draft": "models/lab-pair/draft", "temperature": 0.0, "draft_length": k}
+    values |= {"speedup": 1.5, "tokens_per_round": 3.0, "drafted_per_round": 3.0, "acceptance_rate": 0.8}
+    return PlanEntry(**values | {"draft_cost": 0.1, "verify_cost": 1.2, "overhead": 0.02} | others)
 
 
-def advised(**changes) -> str:
-    return plan_views.advice(replace(PAYS, choice=replace(SURE, **changes)))
+def of_lengths(band_low: float | None = 1.701) -> list[PlanEntry]:
+    """What is expected beside `PAYS`: 4 is slower, 3, 6 and 7 may be as fast as 5."""
+    times = {3: (0.97, 1.04), 4: (1.01, 1.2), 5: (None, None), 6: (1.0, 1.05), 7: (0.98, 1.0)}
+    band = {"band_low": band_low, "band_high": 2.004}
+    return [planned(k, **band, time_low=low, time_high=high) for k, (low, high) in times.items()]
+
+
+def verdict(fact: DraftFacts, entries: list[PlanEntry] | None = None) -> str:
+    return plan_views.verdict(
+        SimpleNamespace(plan=[planned(fact.best_draft_length)] if entries is None else entries), fact
+    )
 
 
 def test_the_verdict_on_a_draft_that_pays():
-    line = plan_views.verdict(replace(PAYS, choice=SURE))
+    line = verdict(PAYS, of_lengths())
     assert line.startswith(
-        "model, T = 0 (greedy): take k = 5, expected 1.84x (1.70 to 2.00); k = 5 to 8 cannot be told"
+        "model, T = 0 (greedy): take k = 5, expected 1.84x (1.70 to 2.00); cannot be told apart from it: k = 3, 6, 7;"
     )
-    assert "from the best, k = 6 (1.86x); break-even α = 0.42;" in line
+    assert "break-even α = 0.42;" in line
     assert "2.05x" in line
     assert "decode step 9.12 ms" in line
 
 
 def test_a_length_without_equals_stands_alone():
-    assert advised(same_from=5, same_to=5) == "take k = 5, expected 1.84x (1.70 to 2.00)"
+    alone = [planned(5, band_low=1.701, band_high=2.004), planned(6, time_low=1.01, time_high=1.2)]
+    assert plan_views.advice(PAYS, alone) == "take k = 5, expected 1.84x (1.70 to 2.00)"
 
 
 def test_a_gain_that_may_be_none_is_called_that():
-    line = advised(pays="unclear")
-    assert line.startswith("leave speculation off, no gain can be told apart from none: k = 5, expected 1.84x (1.70 to")
+    line = plan_views.advice(PAYS, of_lengths(band_low=0.98))
+    assert line == "leave speculation off, no gain can be told apart from none: k = 5, expected 1.84x (0.98 to 2.00)"
 
 
-def test_a_plan_without_a_band_says_so():
-    assert advised(band_low=None, band_high=None, same_to=5) == "take k = 5, expected 1.84x (no band)"
-    assert plan_views.advice(PAYS) == "take k = 5, expected 1.84x (no band)", "a record from before there were bands"
+def test_a_plan_without_an_interval_says_so():
+    assert plan_views.advice(PAYS, [planned(5)]) == "take k = 5, expected 1.84x (no interval below three prompts)"
 
 
 def test_a_break_even_of_nothing_is_explained():
-    assert "break-even α = 0, a round costs no more than a decode step;" in plan_views.verdict(
-        replace(PAYS, break_even=0.001)
-    )
+    assert "break-even α = 0, a round costs no more than a decode step;" in verdict(replace(PAYS, break_even=0.001))
 
 
 def test_the_verdict_on_a_draft_that_never_pays():
     fact = replace(PAYS, method="ngram", temperature=0.8, best_draft_length=0, speedup=0.97, break_even=None)
-    line = plan_views.verdict(replace(fact, acceptance_rate=None, choice=replace(SURE, pays="no")))
+    line = verdict(replace(fact, acceptance_rate=None))
     assert line.startswith("ngram, T = 0.8 (sampling): leave speculation off, no k is expected to be faster;")
     assert "break-even α = -;" in line
 
 
 @pytest.mark.parametrize(("k", "speedup", "off"), [(3, 1.02, False), (3, 0.99, True), (3, 1.0, True), (0, 1.01, True)])
 def test_only_a_length_that_is_faster_is_recommended(k, speedup, off):
-    """In a record from before there were bands."""
-    line = plan_views.verdict(replace(PAYS, best_draft_length=k, speedup=speedup))
+    line = verdict(replace(PAYS, best_draft_length=k, speedup=speedup))
     assert ("leave speculation off" in line) == off
-
-
-def planned(k: int, **others) -> PlanEntry:
-    values = {"method": "model", "draft": "models/lab-pair/draft", "temperature": 0.0, "draft_length": k}
-    values |= {"speedup": 1.5, "tokens_per_round": 3.0, "drafted_per_round": 3.0, "acceptance_rate": 0.8}
-    return PlanEntry(**values | {"draft_cost": 0.1, "verify_cost": 1.2, "overhead": 0.02} | others)
 
 
 def table_of(fact: DraftFacts, entries: list[PlanEntry]) -> list[list[str]]:
@@ -383,16 +402,16 @@ def table_of(fact: DraftFacts, entries: list[PlanEntry]) -> list[list[str]]:
     return [line.split() for line in show([plan_views.plan_table(run, fact)]).splitlines()[2:]]
 
 
-@pytest.mark.parametrize(("pays", "mark"), [("yes", "take"), ("unclear", "-"), ("no", "-")])
-def test_the_table_marks_what_is_taken_and_what_is_as_good(pays, mark):
-    entries = [planned(k, band_low=1.4, band_high=1.61) for k in (4, 5, 6, 9)]
-    lines = table_of(replace(PAYS, choice=replace(SURE, pays=pays)), entries)
-    assert [line[-1] for line in lines] == ["-", mark, "same", "-"]
-    assert all(line[-5:-1] == ["1.50x", "1.40", "to", "1.61"] for line in lines)
+@pytest.mark.parametrize(("low", "mark"), [(1.4, "take"), (0.99, "-")])
+def test_the_table_marks_what_is_taken_and_what_is_as_good(low, mark):
+    lines = table_of(PAYS, of_lengths(band_low=low))
+    assert [line[-1] for line in lines] == ["same", "-", mark, "same", "same"]
+    assert lines[1][-8:-1] == ["1.50x", f"{low:.2f}", "to", "2.00", "1.01", "to", "1.20"]
+    assert lines[2][-6:-1] == ["1.50x", f"{low:.2f}", "to", "2.00", "-"]
 
 
-def test_the_table_of_an_old_record_has_no_band():
-    assert table_of(PAYS, [planned(5)])[0][-1] == "1.50x"
+def test_a_plan_without_intervals_has_no_columns_for_them():
+    assert [line[-2:] for line in table_of(PAYS, [planned(5), planned(6)])] == [["1.50x", "take"], ["1.50x", "-"]]
 
 
 def test_the_table_of_a_checked_plan():

@@ -17,7 +17,6 @@ from speclab.theory import costs
 from speclab.theory.attribution import price
 from speclab.theory.costs import CURVES, PHASES, Costs, RoundTime, StepTime, catch_ups
 from speclab.theory.fitting import fit
-from speclab.theory.smoothing import smoothed
 
 given_cases = settings(max_examples=100)
 
@@ -155,7 +154,6 @@ def test_passes_of_early_exit_have_a_curve_of_their_own():
     found = fit(rounds, walk(MODEL, 0.0, 50, Steady()))
     for key, truth in zip(found, (MODEL, left), strict=True):
         assert found[key].verify_at == pytest.approx(truth.verify_at, rel=1e-7)
-    assert smoothed(found["exit:2", 0.0], "exit:2", 0.0, rounds).verify_at == pytest.approx(left.verify_at, rel=1e-7)
 
 
 @pytest.mark.parametrize("seed", range(4))
