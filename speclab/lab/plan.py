@@ -163,7 +163,8 @@ class _DraftPlan:
 
         left_out: for each prompt the costs that know nothing of it.
         """
-        longest, works = max(lengths), {}
+        longest = max(lengths)
+        works: dict[tuple[int, int], planning.Work] = {}
         for index, n_prompt, rows in self.texts:
             for k in lengths:
                 work = planning.work_of_text(rows, n_prompt, k, longest)

@@ -14,10 +14,10 @@ made it the best, and from it a length is told apart in 7 to 14 %. Where only th
 and prompts scatter by 15 % in the costs of a length, it would be more than half.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from speclab.theory.costs import Costs
 from speclab.theory.forecast import AcceptProbs, expected_rounds
@@ -69,7 +69,7 @@ def work_of_text(probs: AcceptProbs, n_prompt: int, draft_length: int, longest: 
 # --- how sure it is ---------------------------------------------------------------------------------------------------
 
 
-def added(everything: Sequence[float], without: Sequence[Sequence[float]]) -> np.ndarray:
+def added(everything: ArrayLike, without: ArrayLike) -> np.ndarray:
     """What each prompt adds to sums of seconds.
 
     everything (sums,): of all prompts. without (prompts, sums): the same without each prompt.  -> (prompts, sums)
