@@ -50,7 +50,13 @@ WIDTH = 5  # tokens of the cached passes whose logits the wrong laws are made of
 DRAFT_LENGTH = 4
 MODELS = {"target": loading.LAB_TARGET, "draft": loading.LAB_DRAFT}  # judged, each with the other one as its draft
 DTYPES = ("float32", "bfloat16")
-SAMPLINGS = [Sampling(1.2), Sampling(1.2, top_k=5), Sampling(1.2, top_p=0.9), Sampling(0.7, top_k=20, top_p=0.95)]
+SAMPLINGS = [
+    Sampling(0.3),
+    Sampling(1.2),
+    Sampling(1.2, top_k=5),
+    Sampling(1.2, top_p=0.9),
+    Sampling(0.7, top_k=20, top_p=0.95),
+]
 RIGHT = ("plain", "speculative")
 
 # --- the record -------------------------------------------------------------------------------------------------------
@@ -127,11 +133,13 @@ class Tally:
         self.largest = max(self.largest, *map(abs, (z.residual, z.surprise, z.edge)))
 
 
-def places_of(setup: Setup, draft: ModelDrafter, prompt: Prompt, text: list[int], sampling: Sampling) -> Places:
+def places_of(
+    setup: Setup, draft: ModelDrafter, prompt: Prompt, text: list[int], sampling: Sampling
+) -> list[tuple[slice, Places]]:
     """What compare.py would test in this text."""
     vocab = setup.target.vocab_size
     draft_probs = distributions(draft.draft.model, prompt.id_list, text, sampling, vocab)
-    return known_law(setup.reference, prompt.id_list, text, sampling, vocab, draft_probs)
+    return list(known_law(setup.reference, prompt.id_list, text, sampling, vocab, draft_probs))
 
 
 @torch.inference_mode()
@@ -157,11 +165,12 @@ def verdicts_at(
     for law, found in texts.items():
         tally, sums = Tally(), ZSums()
         for prompt, text in zip(prompts, found, strict=True):
-            sums.add(torch.tensor(text), places_of(setup, draft, prompt, text, sampling))
+            for part, places in places_of(setup, draft, prompt, text, sampling):
+                sums.add(torch.tensor(text[part]), places)
         tally.add(sums)
         yield law, tally
     pairs = list(zip(prompts, texts["plain"], strict=True))
-    places = [places_of(setup, draft, prompt, text, sampling) for prompt, text in pairs]
+    places_of_texts = [places_of(setup, draft, prompt, text, sampling) for prompt, text in pairs]
     logits = [cached_logits(setup, prompt, text) for prompt, text in pairs]
     generator = torch.Generator().manual_seed(args.seed)
     for law, probs_of in {"right law, drawn": sampling.probs, **wrong_laws(sampling)}.items():
@@ -172,8 +181,9 @@ def verdicts_at(
         ]
         for repeat in range(args.repeats):
             sums = ZSums()
-            for tokens, at in zip(drawn, places, strict=True):
-                sums.add(tokens[:, repeat], at)
+            for tokens, parts in zip(drawn, places_of_texts, strict=True):
+                for part, places in parts:
+                    sums.add(tokens[part, repeat], places)
             tally.add(sums)
         yield law, tally
 

@@ -109,8 +109,7 @@ def _judge_sampled(measured: Measurement, arm: Arm, temperature: float) -> dict:
         prompt, distance = measured.prompts[sample.prompt_index].id_list, 0.0
         for tokens, rounds in zip(sample.texts, sample.rounds, strict=True):
             draft_probs = draft_distribution(bench, arm.draft, prompt, tokens, sampling)
-            places = losslessness.known_law(setup.reference, prompt, tokens, sampling, vocab, draft_probs)
-            sums.add(torch.tensor(tokens), places)
+            losslessness.judge_text(sums, setup.reference, prompt, tokens, sampling, vocab, draft_probs)
             if lossy_rule and known:
                 target_probs = losslessness.distributions(setup.target.model, prompt, tokens, sampling, vocab)
                 tested = judged_places(rounds, len(tokens))

@@ -19,6 +19,9 @@ from speclab.models.uncached import logits_after
 UNITS = {torch.float64: 64, torch.float32: 64}  # allowed between two right computations
 HALF_WIDTH_UNITS = 8  # the same for bfloat16 and float16
 FLOOR = 2  # units that are always granted, also where a computation in higher precision found fewer
+LIKELY = 64  # of so many of a row's most probable tokens the rounding is looked at
+LEAST_DEVIATION = 0.3  # of the rounding to the next number of a dtype, in units of that logit
+USUAL_DEVIATION = 0.4  # of logits in bfloat16 and float16, in units, where no higher precision can tell
 
 
 def units(dtype: torch.dtype) -> int:
@@ -28,8 +31,7 @@ def units(dtype: torch.dtype) -> int:
 
 def rounding_unit(logits: Tensor) -> float:
     """eps(dtype) * max|logit|. What stands for "never this token" (the dtype's lowest, -infinity) does not count."""
-    size = logits.abs()
-    real = size[size < torch.finfo(logits.dtype).max / 2]
+    real = logits.abs()[_real(logits)]
     return torch.finfo(logits.dtype).eps * (real.max().item() if real.numel() else 0.0)
 
 
@@ -38,13 +40,29 @@ def row_errors(own: Tensor, right: Tensor) -> Tensor:
 
     own: logits in the run's dtype, (n, vocab); right: the same in higher precision -> (n,)
     """
-    floors = [FLOOR * rounding_unit(row) for row in own]
-    return torch.maximum(differences(own.double(), right.double()).amax(-1), torch.tensor(floors, dtype=torch.float64))
+    floors = torch.tensor([FLOOR * rounding_unit(row) for row in own], dtype=torch.float64)
+    return torch.maximum(differences(own.double(), right.double()).where(_real(own), 0.0).amax(-1), floors)
+
+
+def _deviations(own: Tensor, right: Tensor) -> Tensor:
+    """The standard deviation of the rounding of each row's most probable logits.  (n, vocab), twice -> (n,)
+
+    What is off by the same amount in all logits of a row changes no probability, and does not count.
+    """
+    likely = right.masked_fill(~_real(own), -torch.inf).topk(min(LIKELY, right.shape[-1])).indices
+    largest = own.double().gather(-1, likely[:, :1]).abs()[:, 0]
+    off = (own.double() - right.double()).where(_real(own), 0.0).gather(-1, likely)
+    return torch.maximum(off.std(-1, correction=0), LEAST_DEVIATION * torch.finfo(own.dtype).eps * largest)
+
+
+def _real(logits: Tensor) -> Tensor:
+    """Which logits do not stand for "never this token" (the dtype's lowest number, -infinity)."""
+    return logits.abs() < torch.finfo(logits.dtype).max / 2
 
 
 def spread(logits: Tensor) -> float:
     """Largest minus smallest logit, without what stands for "never this token"; of (..., n, vocab) the median row."""
-    real = logits.abs() < torch.finfo(logits.dtype).max / 2
+    real = _real(logits)
     highest = logits.masked_fill(~real, -torch.inf).amax(-1)
     lowest = logits.masked_fill(~real, torch.inf).amin(-1)
     return (highest - lowest).flatten().median().item()
@@ -93,21 +111,23 @@ class Reference:
     def _own(self, prompt: Tensor, text: Tensor, vocab_size: int) -> Tensor:
         return _logits_of(self._model, prompt, text, vocab_size)
 
-    def with_errors(self, prompt: Tensor, text: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
-        """The best known logits after the prompt and each token of the text, and how far the run's may be from them.
+    def with_deviations(self, prompt: Tensor, text: Tensor, vocab_size: int) -> tuple[Tensor, Tensor]:
+        """The best known logits after the prompt and each token of the text, and the standard deviation of the rounding
+        of the run's logits.
 
         (1, n) and (1, m) ids -> (m + 1, vocab_size) and (m + 1,), on the CPU
 
         In bfloat16 and float16 the copy in higher precision tells both. In float32 and float64 the model's own logits
-        are good enough, with the bound that rounding explains, and no copy is made.
+        are good enough, with a part of the bound that rounding explains, and no copy is made.
         """
-        if self._model.dtype not in UNITS:
-            own, right = self.logits(prompt, text, vocab_size)
-            if self._higher is not self._model:
-                return right, row_errors(own, right)
-        else:
+        if self._model.dtype in UNITS:
             own = self._own(prompt, text, vocab_size)
-        return own, torch.tensor([bound(row) for row in own], dtype=torch.float64)
+            return own, torch.tensor([bound(row) / 4 for row in own], dtype=torch.float64)
+        own, right = self.logits(prompt, text, vocab_size)
+        if self._higher is not self._model:
+            return right, _deviations(own, right)
+        units_of_rows = torch.finfo(own.dtype).eps * own.double().amax(-1).abs()
+        return own, USUAL_DEVIATION * units_of_rows
 
 
 @torch.inference_mode()

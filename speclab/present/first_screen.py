@@ -122,8 +122,13 @@ def same_text_lines(run: ComparisonRun | BatchRun) -> list[str]:
             lines += report.agreement_lines(list({id(entry): entry for entry in [*lossy, *wrong]}.values()))
             continue
         right = f"{len(entries) - len(wrong)} of {len(entries)} arms, |z| < {entries[0]['bound']:g}"
-        n_tokens = sum(entry["n_tokens"] for entry in entries)
-        lines.append(f"{prefix}T = {temperature:g}: {n_tokens} sampled tokens, no difference found in {right}")
+        n_tested = sum(entry["n_tokens"] - entry.get("n_uncertain", 0) for entry in entries)
+        said = (
+            f"{n_tested} sampled tokens, no difference found in {right}"
+            if n_tested
+            else f"NOT TESTED, {report.UNTESTED}"
+        )
+        lines.append(f"{prefix}T = {temperature:g}: {said}")
         lines += report.agreement_lines(wrong)
     return lines
 

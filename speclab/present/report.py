@@ -60,6 +60,8 @@ def comparison(run: ComparisonRun, by_kind: bool = False, markdown: bool = False
     return tables.show(blocks, markdown)
 
 
+UNTESTED = "the run's number format rounds too coarsely at this temperature; give --dtype float32"
+
 # --- agreement --------------------------------------------------------------------------------------------------------
 
 
@@ -97,9 +99,9 @@ def agreement_lines(entries: list[Facts]) -> list[str]:
             names = {"z_residual": "z_S", "z_surprise": "z_L", "z_edge": "z_E"}  # older records have no z_E
             z = [f"{names[key]} = {_z_value(entry[key])}" for key in names if key in entry]
             n_uncertain = entry.get("n_uncertain", 0)
-            edge = f", {n_uncertain} of them kept or not by rounding and tested by their number alone" * bool(
-                n_uncertain
-            )
+            edge = f", of which rounding decides {n_uncertain}" * bool(n_uncertain)
+            if entry["passed"] and n_uncertain == entry["n_tokens"]:
+                verdict = f"NOT TESTED, {UNTESTED}"
             lines.append(
                 f"T = {entry['temperature']:g}, {entry['arm']}: {', '.join(z)} "
                 f"over {entry['n_tokens']} tokens{edge} (bound {entry['bound']}): {verdict}"

@@ -15,6 +15,7 @@ from speclab.core.sampling import Sampling
 from speclab.drafts import select
 from speclab.lab import acceptance_probs, bench, decodings, harness, output_checks, plan
 from speclab.lab.harness import Decoding
+from speclab.models import rounding
 from speclab.models import select as engines
 from speclab.models.cached import CachedModel
 from speclab.models.rounding import Reference
@@ -91,7 +92,7 @@ RIGHT_TEXTS, IMPOSSIBLE = "right_texts_raise_no_alarm", "a_token_that_no_roundin
 def judges_with_a_filter_of_its_own() -> None:
     """cuts the judge's logits with top-k and top-p as if they were those of the decoder"""
 
-    def kept(logits: torch.Tensor, error: torch.Tensor, sampling: Sampling) -> filters.Kept:
+    def kept(logits: torch.Tensor, deviation: torch.Tensor, sampling: Sampling) -> filters.Kept:
         support = sampling.probs(logits) > 0
         return filters.Kept(support, support, torch.full((len(logits), 2), torch.nan))
 
@@ -109,13 +110,32 @@ def explains_every_token_beyond_the_filter() -> None:
 def lets_rounding_move_one_logit_alone() -> None:
     """grants the error of one logit where two are compared"""
     right = filters.kept
-    filters.kept = lambda logits, error, sampling: right(logits, error / 2, sampling)
+    filters.kept = lambda logits, deviation, sampling: right(logits, deviation / 2, sampling)
 
 
 @mutant(14, "loud_when_top_k_is_off_by_one", file="theory/test_z_statistics")
 def misses_a_token_that_is_never_drawn() -> None:
     """does not count how often the last token of a filter is drawn"""
-    losslessness._rare = lambda n, expected: 0.0
+    right = losslessness.ZSums.result
+    losslessness.ZSums.result = lambda sums: right(sums)._replace(edge=0.0)
+
+
+@mutant(28, "tokens_are_tested_however_large_the_logits_are", file="theory/test_target_law")
+def calls_the_largest_logit_the_rounding() -> None:
+    """takes the rounding of a row from its largest logit, and leaves tokens of large logits untested"""
+    rounding.LEAST_DEVIATION = 2.0
+
+
+@mutant(30, "quiet_where_nearly_all_tokens_are_certain", file="theory/test_z_statistics")
+def takes_rare_tokens_for_normal_ones() -> None:
+    """takes a sum of rare events for a normal variable"""
+    losslessness.ZSum.z = property(lambda sum_: sum_.total / sum_.variance**0.5 if sum_.variance else 0.0)
+
+
+@mutant(28, "noise_widens_what_is_expected", file="theory/test_z_statistics")
+def forgets_what_rounding_adds() -> None:
+    """tests tokens of a coarse number format as if its probabilities were exact"""
+    losslessness._with_noise = lambda moments, p, above, noise: moments
 
 
 # ---------------------------------------------------------------- lossy rules

@@ -23,24 +23,25 @@ SAMPLINGS = st.builds(
 
 @st.composite
 def moved(draw) -> tuple[Tensor, Tensor, Tensor, Sampling]:
-    """Logits, many of them equal, a bound for each row, and logits that are off by at most that. (n, vocab)"""
+    """Logits, many of them equal, a deviation for each row, and logits that are off by at most half of APART times as
+    much. (n, vocab)"""
     generator = torch.Generator().manual_seed(draw(st.integers(0, 10_000)))
     n, vocab = draw(st.integers(1, 40)), draw(st.sampled_from([2, 5, 30]))
     step = draw(st.sampled_from([0.0, 0.25, 1.0]))
     logits = 2 * torch.randn(n, vocab, generator=generator, dtype=torch.float64)
     if step:
         logits = (logits / step).round() * step
-    error = torch.rand(n, generator=generator, dtype=torch.float64) * draw(st.sampled_from([0.0, 0.01, 0.1]))
+    deviation = torch.rand(n, generator=generator, dtype=torch.float64) * draw(st.sampled_from([0.0, 0.002, 0.02]))
     # Half of the logits at one end of what the bound allows, so that the ends are tried.
     off = (2 * torch.rand(n, vocab, generator=generator, dtype=torch.float64) - 1).mul(2).clamp(-1, 1)
-    return logits, error, logits + off * error[:, None], draw(SAMPLINGS)
+    return logits, deviation, logits + off * filters.APART / 2 * deviation[:, None], draw(SAMPLINGS)
 
 
 @given(moved())
 @settings(max_examples=300, deadline=None)
 def test_what_the_production_filters_keep_lies_between_the_two_bounds(case):
-    logits, error, off, sampling = case
-    sure, possible, _ = kept(logits, error, sampling)
+    logits, deviation, off, sampling = case
+    sure, possible, _ = kept(logits, deviation, sampling)
     probs = sampling.probs(off)
     assert not ((probs > math.exp(-filters.NEVER)) & ~possible).any()
     assert not (sure & (probs == 0)).any()
@@ -68,8 +69,8 @@ def test_equal_tokens_at_the_edge_may_all_be_kept_and_none_surely():
 
 @pytest.mark.parametrize("sampling", [Sampling(0.01), Sampling(0.01, top_k=2), Sampling(0.01, top_p=0.5)])
 def test_rows_that_rounding_makes_uncertain_are_not_tested_and_impossible_tokens_still_are(sampling):
-    error = torch.tensor([filters.RESOLVED, 0.0])  # the first is 200 times too large at this temperature
-    sure, possible, _ = kept(torch.tensor([[9.0, 8.9, -50.0]] * 2), error, sampling)
+    deviation = torch.tensor([0.1, 0.0])  # the first is 20 times too large at this temperature
+    sure, possible, _ = kept(torch.tensor([[9.0, 8.9, -50.0]] * 2), deviation, sampling)
     assert not sure[0].any()
     assert sure[1, 0]
     assert possible[0].tolist() == [True, True, False]
@@ -79,11 +80,26 @@ def test_rows_that_rounding_makes_uncertain_are_not_tested_and_impossible_tokens
 @settings(max_examples=200, deadline=None)
 def test_the_probability_of_the_edge_lies_within_its_bounds(case):
     """Of the production filters on moved logits; top-k alone has bounds."""
-    logits, error, off, sampling = case
-    sure, possible, edge = kept(logits, error, sampling)
+    logits, deviation, off, sampling = case
+    sure, possible, edge = kept(logits, deviation, sampling)
     known = ~edge[:, 0].isnan()
     if sampling.top_p < 1 or not sampling.top_k:
         assert not known.any()
     mass = (sampling.probs(off) * (possible & ~sure)).sum(-1)
     assert (edge[known, 0] - 1e-9 <= mass[known]).all()
     assert (mass[known] <= edge[known, 1] + 1e-9).all()
+
+
+@given(moved())
+@settings(max_examples=100, deadline=None)
+def test_it_does_not_matter_how_many_tokens_are_looked_at_first(case):
+    logits, deviation, _, sampling = case
+    with pytest.MonkeyPatch.context() as patched:
+        whole = kept(logits, deviation, sampling)
+        patched.setattr(filters, "SORTED", 2)
+        first = kept(logits, deviation, sampling)
+    assert torch.equal(first.possible, whole.possible)
+    assert not (first.sure & ~whole.sure).any()
+    if sampling.top_p == 1:
+        assert torch.equal(first.sure, whole.sure)
+        assert torch.allclose(first.edge, whole.edge, equal_nan=True)

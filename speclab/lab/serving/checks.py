@@ -103,6 +103,5 @@ def _judge_sampled(measured: Measurement, arm: Arm, temperature: float) -> Facts
         prompt = measured.prompts[sample.prompt_index].id_list
         for text in sample.texts[:1]:
             even = torch.full((len(text), vocab), 1 / vocab)
-            places = losslessness.known_law(setup.reference, prompt, text, sampling, vocab, even)
-            sums.add(torch.tensor(text), places)
+            losslessness.judge_text(sums, setup.reference, prompt, text, sampling, vocab, even)
     return law_entry(arm, temperature, sums.result())
