@@ -117,16 +117,16 @@ def follows_a_tree_at_temperature_1() -> None:
 def draws_children_before_the_filters() -> None:
     """draws the children of a sampled tree before the filters, and hands over the filtered laws"""
 
-    def chosen(tree: TreeDrafter, logits: Tensor, level, uniforms: Tensor) -> tuple[Tensor, Tensor | None]:
-        points = uniforms.reshape(len(logits), -1)
+    right = TreeDrafter._children
+
+    def children(tree: TreeDrafter, logits: Tensor, points: Tensor) -> tuple[Tensor, Tensor | None]:
+        if not tree.sampled or tree._sampling.greedy:
+            return right(tree, logits, points)
         tokens, _, _ = without_replacement(unfiltered(tree._sampling).probs(logits), points)
         _, laws, _ = without_replacement(tree._sampling.probs(logits), points)
-        return tokens.flatten(), laws.flatten(0, 1)
+        return tokens, laws
 
-    right = TreeDrafter._chosen
-    TreeDrafter._chosen = lambda tree, *given: (
-        chosen(tree, *given) if tree.sampled and not tree._sampling.greedy else right(tree, *given)
-    )
+    TreeDrafter._children = children
 
 
 @mutant(40, "the_most_probable_branches_are_drafted", file=TREE)
