@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from speclab.core.rounds import Draft, Drafter, Target
-from speclab.core.sampling import GREEDY, Sampling, draw_draft, probability, to_device
+from speclab.core.sampling import GREEDY, Drawn, Sampling, draw_draft, faults_in, probability, to_device
 from speclab.models.cached import CachedModel, tokens_to_keep
 from speclab.system.errors import EnvironmentProblem
 
@@ -102,31 +102,33 @@ class ModelDrafter:
         missing = self._vocab_size - self.draft.vocab_size
         return nn.functional.pad(logits, (0, missing), value=float("-inf")) if missing > 0 else logits
 
-    def _run(self, ids: Tensor, uniforms: Tensor) -> list[tuple[Tensor, Tensor | None]]:
+    def _run(self, ids: Tensor, uniforms: Tensor) -> list[Drawn]:
         """(1, m) ids to catch up with, (1, k) uniforms -> n <= k drawn tokens, as `draw_draft` gives them"""
-        drawn: list[tuple[Tensor, Tensor | None]] = []
+        drawn: list[Drawn] = []
         for i in range(uniforms.shape[1]):
             logits = self._of_target(self.draft.forward(ids)[:, -1])  # (1, the target's vocabulary)
             drawn.append(draw_draft(logits, self._sampling, uniforms[:, i]))
-            if self.keep_drafting and not self.keep_drafting(probability(logits, *drawn[-1])):
+            if self.keep_drafting and not self.keep_drafting(probability(logits, drawn[-1])):
                 break
-            ids = self._own_ids(drawn[-1][0])[:, None]
+            ids = self._own_ids(drawn[-1].token)[:, None]
         return drawn
 
 
-def as_drawn(drawn: list[tuple[Tensor, Tensor | None]], size: Tensor | None = None) -> Draft:
-    """A draft from at least one token of each row, (rows,), each with the (rows, vocab) laws of its draw, or None.
+def as_drawn(drawn: list[Drawn], size: Tensor | None = None) -> Draft:
+    """A draft from at least one token of each row.
 
     size: (rows,) how many tokens of each row count; None: all of them.
     """
-    tokens = counted = torch.stack([token for token, _ in drawn], dim=1)  # (rows, n), NOT_FINITE where none was drawn
+    tokens = torch.stack([one.token for one in drawn], dim=1)  # (rows, n)
+    checks = torch.stack([one.check for one in drawn], dim=1)
     if size is None:
-        size = torch.full_like(tokens[:, 0], len(drawn))
+        size = tokens.new_full(tokens.shape[:1], len(drawn))
     else:
-        counted = tokens.masked_fill(torch.arange(len(drawn), device=size.device) >= size[:, None], 0)
-    probs = [law for _, law in drawn if law is not None]
+        checks = checks.masked_fill(torch.arange(len(drawn), device=size.device) >= size[:, None], 0.0)
+    probs = [one.probs for one in drawn if one.probs is not None]
     laws = torch.stack(probs, dim=1) if probs else None
-    return Draft(tokens.clamp(min=0), size, laws, faults=counted.amin(-1).clamp(max=0))
+    # checks - checks is 0, or NaN where it is not finite.
+    return Draft(tokens, size, laws, faults=faults_in(checks - checks))
 
 
 def as_draft(tokens: list[int], device: torch.device) -> Draft:

@@ -22,7 +22,7 @@ from speclab.core import accept as accept_module
 from speclab.core.accept import RULES, accept
 from speclab.core.counts import Counts
 from speclab.core.rounds import AcceptResult, DecodeSettings, Round, tokens_of
-from speclab.core.sampling import Sampling, draw
+from speclab.core.sampling import Drawn, Sampling, draw
 from speclab.drafts.block import BlockDrafter
 from speclab.drafts.exit import ExitDrafter
 from speclab.drafts.feature import FeatureDrafter
@@ -584,7 +584,7 @@ def one_uniform_for_all(draft, target_probs, uniforms) -> AcceptResult:
 
 def argmax_draft(logits, sampling, uniforms):
     """Public bug 5: picked by argmax, scored with the softmax."""
-    return logits.argmax(-1), sampling.probs(logits)
+    return Drawn(logits.argmax(-1), sampling.probs(logits), logits.amax(-1))
 
 
 class NotRolledBack(CachedModel):

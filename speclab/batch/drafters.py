@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from draft_models import Drafter, as_draft, as_drawn, draft_room
 from speclab.core.rounds import Decided, Draft, parents_of
-from speclab.core.sampling import GREEDY, Sampling, draw_draft, to_device
+from speclab.core.sampling import GREEDY, Drawn, Sampling, draw_draft, to_device
 from speclab.drafts.hybrid import forget
 from speclab.models.batched import BatchedModel
 from speclab.models.cached import tokens_to_keep
@@ -133,10 +133,10 @@ class BatchedModelDrafter:
         logits = self.draft.forward(self.draft.model.replace_unknown(ids.view(-1, width)))  # (rows, width, vocab)
         self.draft.crop(lengths)
         logits = logits[torch.arange(len(k), device=device), last]  # (rows, vocab)
-        drawn: list[tuple[Tensor, Tensor | None]] = []
+        drawn: list[Drawn] = []
         for i in range(n):
             if i:
-                logits = self.draft.forward(drawn[-1][0][:, None].clamp(min=0))[:, -1]
+                logits = self.draft.forward(drawn[-1].token[:, None])[:, -1]
             drawn.append(draw_draft(logits, self._sampling, uniforms[:, i]))
         draft = as_drawn(drawn, to_device(k, device))
         if draft.probs is None:

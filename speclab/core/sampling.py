@@ -13,6 +13,7 @@ the decoders check on the host with the token they fetch anyway; a draft carries
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -82,13 +83,19 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
 
     Never returns a token of weight zero. A row whose mass is zero or not finite gives NOT_FINITE.
     """
+    token, mass = _drawn(weights, uniforms)
+    return token.masked_fill((mass <= 0) | ~mass.isfinite(), NOT_FINITE)
+
+
+def _drawn(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """The ids of `draw`, and the mass of each row, (batch,). Where the mass is zero or not finite an id means nothing
+    and may be the vocabulary's size."""
     wide = torch.float32 if weights.device.type == "mps" else torch.float64
     cdf = weights.cumsum(-1, dtype=wide)  # (batch, vocab)
     total = cdf[:, -1:].contiguous()
     token = torch.searchsorted(cdf, uniforms.to(wide)[:, None] * total, right=True)
     # u * total may round up to total: the first id that reaches the whole mass is the last one with weight.
-    token = torch.minimum(token, torch.searchsorted(cdf, total))[:, 0]
-    return token.masked_fill((total[:, 0] <= 0) | ~total[:, 0].isfinite(), NOT_FINITE)
+    return torch.minimum(token, torch.searchsorted(cdf, total))[:, 0], total[:, 0]
 
 
 @replayed
@@ -100,17 +107,27 @@ def draw_next(logits: Tensor, sampling: Sampling, uniforms: Tensor) -> Tensor:
     return most_probable(logits) if sampling.greedy else draw(sampling.probs(logits), uniforms)
 
 
-@replayed
-def draw_draft(logits: Tensor, sampling: Sampling, uniforms: Tensor) -> tuple[Tensor, Tensor | None]:
-    """(batch, vocab) logits, (batch,) uniforms -> (batch,) ids, and (batch, vocab), what each was drawn from
+class Drawn(NamedTuple):
+    """A drafted token of each row."""
 
-    Greedy ids have None in place of the probabilities. A NOT_FINITE cannot go into a pass: what reads drafted ids reads
-    id 0 there, and `as_drawn` (draft_models.py) notes it.
+    token: Tensor  # (batch,) ids
+    probs: Tensor | None  # (batch, vocab) what each was drawn from; None: greedy
+    check: Tensor  # (batch,) greedy: the largest logit, else the mass; not finite where the logits of a row are not
+
+
+@replayed
+def draw_draft(logits: Tensor, sampling: Sampling, uniforms: Tensor) -> Drawn:
+    """(batch, vocab) logits, (batch,) uniforms -> a drafted token of each row
+
+    A NOT_FINITE could not go into a pass, so every id is one of the vocabulary; `as_drawn` (draft_models.py) looks at
+    the checks of all tokens of a draft at once.
     """
     if sampling.greedy:
-        return most_probable(logits), None
+        highest, token = logits.max(-1)
+        return Drawn(token, None, highest)
     probs = sampling.probs(logits)
-    return draw(probs, uniforms), probs
+    token, mass = _drawn(probs, uniforms)
+    return Drawn(token.clamp(max=probs.shape[-1] - 1), probs, mass)
 
 
 def without_replacement(probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -137,13 +154,13 @@ def without_replacement(probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor
     return tokens, laws, n_drawn
 
 
-def probability(logits: Tensor, token: Tensor, probs: Tensor | None) -> float:
-    """The draft's probability of an id that `draw_draft` gave for (1, vocab) logits; temperature 1 for a greedy id.
+def probability(logits: Tensor, drawn: Drawn) -> float:
+    """The draft's probability of what `draw_draft` gave for (1, vocab) logits; temperature 1 for a greedy id.
 
     It waits for the device.
     """
-    row = logits.float().softmax(-1) if probs is None else probs
-    return row[0, token[0]].item()
+    row = logits.float().softmax(-1) if drawn.probs is None else drawn.probs
+    return row[0, drawn.token[0]].item()
 
 
 def most_probable(logits: Tensor) -> Tensor:
@@ -155,7 +172,8 @@ def most_probable(logits: Tensor) -> Tensor:
 
 def faults_in(logits: Tensor) -> Tensor:
     """(..., vocab) logits -> (...) NOT_FINITE where the largest one of a row is not finite, else 0"""
-    return torch.where(logits.amax(-1).isfinite(), 0, NOT_FINITE)
+    highest = logits.amax(-1)
+    return (highest - highest).isnan() * NOT_FINITE
 
 
 def uniforms(shape: tuple[int, ...], generator: torch.Generator, device: torch.device) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from draft_models import as_draft, as_drawn
 from speclab.core.rounds import Draft, Target
-from speclab.core.sampling import Sampling, draw_draft, to_device
+from speclab.core.sampling import Drawn, Sampling, draw_draft, to_device
 from speclab.drafts.heads.block import BlockHead
 from speclab.drafts.heads.drafter import HeadDrafter
 
@@ -45,7 +45,7 @@ class BlockDrafter(HeadDrafter):
         if k == 0:
             return as_draft([], self.device)
         assert self._anchor is not None
-        drawn: list[tuple[Tensor, Tensor | None]] = []
+        drawn: list[Drawn] = []
         token = self._anchor
         with torch.inference_mode():
             self._read()
@@ -53,7 +53,7 @@ class BlockDrafter(HeadDrafter):
             for i in range(k):
                 row = self.of_target(self.head.biased(logits[:, i], token), self._vocab_size)
                 drawn.append(draw_draft(row, self._sampling, uniforms[:, i]))
-                token = drawn[-1][0]
+                token = drawn[-1].token
         return as_drawn(drawn)
 
     @property

@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from draft_models import as_draft, as_drawn
 from speclab.core.rounds import Draft, Target
-from speclab.core.sampling import Sampling, draw_draft, probability, to_device
+from speclab.core.sampling import Drawn, Sampling, draw_draft, probability, to_device
 from speclab.drafts.heads.drafter import HeadDrafter
 from speclab.drafts.heads.exit import ExitAdapter
 
@@ -43,7 +43,7 @@ class ExitDrafter(HeadDrafter):
         """At most `k` tokens. uniforms (1, k), in [0, 1)."""
         if k == 0:
             return as_draft([], self.device)
-        drawn: list[tuple[Tensor, Tensor | None]] = []
+        drawn: list[Drawn] = []
         states: list[Tensor] = []
         token = self._last
         with torch.inference_mode():
@@ -51,8 +51,8 @@ class ExitDrafter(HeadDrafter):
                 states.append(self._target.forward_first(token, self.head.config.exit_layer))  # (1, 1, hidden)
                 logits = self.of_target(self._forward(states[-1]), self._vocab_size)
                 drawn.append(draw_draft(logits, self._sampling, uniforms[:, i]))
-                token = drawn[-1][0][:, None].clamp(min=0)
-                if self.keep_drafting and not self.keep_drafting(probability(logits, *drawn[-1])):
+                token = drawn[-1].token[:, None]
+                if self.keep_drafting and not self.keep_drafting(probability(logits, drawn[-1])):
                     break
         self._n_read = len(drawn)
         return as_drawn(drawn)._replace(states=torch.cat(states, dim=1))

@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from draft_models import as_draft, as_drawn
 from speclab.core.rounds import Draft, Target
-from speclab.core.sampling import Sampling, draw_draft, probability, to_device
+from speclab.core.sampling import Drawn, Sampling, draw_draft, probability, to_device
 from speclab.drafts.heads.drafter import HeadDrafter
 from speclab.drafts.heads.feature import FeatureHead
 
@@ -38,17 +38,17 @@ class FeatureDrafter(HeadDrafter):
         """At most `k` tokens. uniforms (1, k), in [0, 1)."""
         if k == 0:
             return as_draft([], self.device)
-        drawn: list[tuple[Tensor, Tensor | None]] = []
+        drawn: list[Drawn] = []
         with torch.inference_mode():
             output = self._catch_up()
             for i in range(k):
                 if i:
-                    output = self._forward(output, drawn[-1][0][:, None], self._length + i - 1)
+                    output = self._forward(output, drawn[-1].token[:, None], self._length + i - 1)
                 logits = self.of_target(
                     self.head.logits(output)[:, -1], self._vocab_size
                 )  # (1, the target's vocabulary)
                 drawn.append(draw_draft(logits, self._sampling, uniforms[:, i]))
-                if self.keep_drafting and not self.keep_drafting(probability(logits, *drawn[-1])):
+                if self.keep_drafting and not self.keep_drafting(probability(logits, drawn[-1])):
                     break
         return as_drawn(drawn)
 
@@ -106,8 +106,8 @@ class FeatureDrafter(HeadDrafter):
         return output
 
     def _known(self, tokens: Tensor) -> Tensor:
-        """A target may know more ids; where no id could be drawn, id 0 is read."""
-        return tokens.clamp(0, self.head.config.block.vocab_size - 1)
+        """A target may know more ids."""
+        return tokens.clamp(max=self.head.config.block.vocab_size - 1)
 
     def _forward(self, states: Tensor, tokens: Tensor, length: int) -> Tensor:
         """States (1, m, hidden) of positions from `length` on and the token after each -> the last one's output, (1, 1,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from draft_models import as_draft, as_drawn
 from speclab.core.rounds import Draft, Target
-from speclab.core.sampling import Sampling, draw, draw_draft, faults_in, to_device, to_host
+from speclab.core.sampling import Drawn, Sampling, draw, draw_draft, faults_in, to_device, to_host
 from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.learner.ask import Impossible, ask, each, short, whole
@@ -52,7 +52,7 @@ class LearnerFeature(FeatureDrafter):
         n_new = self._tokens.shape[1]
         if k == 0 or n_new == 0:
             return as_draft([], self.device)
-        drawn: list[tuple[Tensor, Tensor | None]] = []
+        drawn: list[Drawn] = []
         end = self._length + n_new + k  # behind the last position that a pass of this round may have
 
         def forward(states: Tensor, tokens: list[int], position: int) -> Tensor:
@@ -67,10 +67,10 @@ class LearnerFeature(FeatureDrafter):
                 raise ValueError(f"draw was called more than k = {k} times")
             logits = self.of_target(self.head.logits(state[None])[:, -1], self._vocab_size)  # (1, vocab)
             drawn.append(draw_draft(logits, self._sampling, uniforms[:, len(drawn)]))
-            return int(drawn[-1][0])
+            return int(drawn[-1].token)
 
         def check(answer: Any) -> None:
-            ids = [int(token) for token, _ in drawn]
+            ids = [int(one.token) for one in drawn]
             if list(answer) != ids or len(ids) != k:
                 raise Impossible(f"{short(answer)}, not the {k} ids that were drawn, {ids}")
 

@@ -115,9 +115,8 @@ class CachedModel:
         return self._n_calls + self.n_replays + (0 if self._backend is None else self._backend.n_single)
 
     def replace_unknown(self, ids: Tensor) -> Tensor:
-        """The same ids, with the model's last one in the place of those that it has no embedding for, and its first one
-        where no id could be drawn."""
-        return ids.clamp(0, self.n_ids - 1)
+        """The same ids, with the model's last one in the place of those that it has no embedding for."""
+        return ids.clamp(max=self.n_ids - 1)
 
     @property
     def graphed(self) -> bool:

@@ -478,7 +478,7 @@ def test_the_greedy_shortcut_is_a_draw(logits, u):
     """The shortcut skips the one-hot; among ties (frequent here) it must still pick what `draw` picks."""
     assume(max(logits) > -INF)
     row = double([logits])
-    token, probs = draw_draft(row, Sampling(), double([u]))
+    token, probs, _ = draw_draft(row, Sampling(), double([u]))
     assert probs is None
     assert torch.equal(token, draw(Sampling().probs(row), double([u])))
 
@@ -488,7 +488,7 @@ def test_the_greedy_shortcut_is_a_draw_on_random_logits():
     logits = torch.randn(200, 1000, generator=torch.Generator().manual_seed(10))
     for dtype in (torch.float64, torch.float32, torch.bfloat16):  # in bfloat16 many maxima are ties
         for row in logits.to(dtype).split(50):
-            token, _ = draw_draft(row, Sampling(), torch.rand(50, generator=torch.Generator().manual_seed(11)))
+            token = draw_draft(row, Sampling(), torch.rand(50, generator=torch.Generator().manual_seed(11))).token
             assert torch.equal(token, draw(Sampling().probs(row), torch.zeros(50, dtype=torch.float64)))
 
 
@@ -498,7 +498,7 @@ def test_a_sampled_draft_reports_what_it_was_drawn_from(sampling):
     generator = torch.Generator().manual_seed(12)
     logits = torch.randn(50, 20, generator=generator, dtype=torch.float64)
     u = torch.rand(50, generator=generator, dtype=torch.float64)
-    token, probs = draw_draft(logits, sampling, u)
+    token, probs, _ = draw_draft(logits, sampling, u)
     assert torch.equal(probs, sampling.probs(logits))
     assert torch.equal(token, draw(probs, u))
 
@@ -506,13 +506,16 @@ def test_a_sampled_draft_reports_what_it_was_drawn_from(sampling):
 def test_a_damaged_draft_still_proposes_an_id_that_can_be_fed():
     """-1 would crash the embedding before anyone could say why; the draft carries a mark that `to_host` notices."""
     for sampling in (Sampling(), Sampling(1.0)):
-        for damage in (NAN, INF):
-            rows = torch.tensor([[0.0, damage, 1.0], [0.0, 2.0, 1.0]], dtype=torch.float64)
-            drawn = draw_draft(rows, sampling, double([0.5, 0.5]))
-            draft = as_drawn([drawn, drawn])
-            assert draft.faults.tolist() == [NOT_FINITE, 0]
+        for damaged in ([0.0, NAN, 1.0], [0.0, INF, 1.0], [-INF, -INF, -INF]):
+            right = [0.0, 2.0, 1.0]
+            good, drawn = (draw_draft(double([row, right]), sampling, double([0.5, 0.5])) for row in (right, damaged))
+            for tokens in ([good, drawn], [drawn, good], [drawn, drawn]):
+                draft = as_drawn(tokens)
+                assert draft.faults.tolist() == [NOT_FINITE, 0]
+                assert 0 <= int(draft.tokens.min()) <= int(draft.tokens.max()) < 3
             assert as_drawn([drawn], torch.tensor([0, 1])).faults.tolist() == [0, 0], "a token that does not count"
-            assert 0 <= int(draft.tokens.min()) <= int(draft.tokens.max()) < 3
+    large = draw_draft(torch.tensor([[0.0, 3e38]]), Sampling(), double([0.5]))
+    assert as_drawn([large, large]).faults.tolist() == [0], "the sum of two is infinite, and neither is"
 
 
 # --- Greedy verification skips the one-hot rows ----------------------------------------------------------------------

@@ -11,7 +11,7 @@ import draft_models
 import optimized_speculative
 from draft_models import ModelDrafter
 from speclab.core.rounds import Decided, DecodeSettings, Draft, Drafter, Round, fetch
-from speclab.core.sampling import Sampling, uniforms
+from speclab.core.sampling import Drawn, Sampling, uniforms
 from speclab.models import cached
 from speclab.models.cached import CachedModel, tokens_to_keep, verify
 from tests.mutants.bugs import mutant
@@ -197,8 +197,8 @@ def proposes_the_argmax() -> None:
     """proposes the argmax, reports the softmax"""
     right = draft_models.draw_draft
 
-    def draw_draft(logits: Tensor, sampling: Sampling, uniforms: Tensor) -> tuple[Tensor, Tensor | None]:
-        return logits.argmax(-1), right(logits, sampling, uniforms)[1]
+    def draw_draft(logits: Tensor, sampling: Sampling, uniforms: Tensor) -> Drawn:
+        return right(logits, sampling, uniforms)._replace(token=logits.argmax(-1))
 
     draft_models.draw_draft = draw_draft
 

@@ -10,7 +10,7 @@ from speclab.batch import loops
 from speclab.core import accept as accept_module
 from speclab.core import accept_tree as tree_module
 from speclab.core.rounds import Draft, Round
-from speclab.core.sampling import Sampling, draw, draw_next, to_host, without_replacement
+from speclab.core.sampling import Drawn, Sampling, draw, draw_next, to_host, without_replacement
 from speclab.drafts import feature as feature_module
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.lengths import AutoLength
@@ -226,8 +226,8 @@ def head_drops_the_token_after_which_it_stops() -> None:
 def asks_with_the_probability_at_temperature_1() -> None:
     """chooses a length by the draft's probability at temperature 1, before the filters"""
 
-    def probability(logits: Tensor, token: Tensor, probs: Tensor | None) -> float:
-        return logits.float().softmax(-1)[0, token[0]].item()
+    def probability(logits: Tensor, drawn: Drawn) -> float:
+        return logits.float().softmax(-1)[0, drawn.token[0]].item()
 
     draft_models.probability = feature_module.probability = probability
 

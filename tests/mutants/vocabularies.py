@@ -5,7 +5,7 @@ import sys
 import torch
 from torch import Tensor
 
-from speclab.core.sampling import draw_draft
+from speclab.core.sampling import Drawn, draw_draft
 from speclab.drafts.intersect import IntersectDrafter
 from speclab.drafts.retokenized import BEFORE, RetokenizedDrafter
 from speclab.models.shared_tokens import text_of
@@ -25,7 +25,7 @@ def does_not_renormalise_over_the_shared_tokens() -> None:
         shares.append(logits.softmax(-1)[:, drafter._draft_ids].sum(-1, keepdim=True))
         return restricted(drafter, logits, vocab_size)
 
-    def run(drafter: IntersectDrafter, ids: Tensor, uniforms: Tensor) -> list[tuple[Tensor, Tensor | None]]:
+    def run(drafter: IntersectDrafter, ids: Tensor, uniforms: Tensor) -> list[Drawn]:
         shares.clear()
         drawn = right(drafter, ids, uniforms)
         return [
@@ -40,7 +40,7 @@ def proposes_the_drafts_own_ids() -> None:
     """proposes a shared token by the draft's id, not by the target's"""
     right = IntersectDrafter._run
 
-    def run(drafter: IntersectDrafter, ids: Tensor, uniforms: Tensor) -> list[tuple[Tensor, Tensor | None]]:
+    def run(drafter: IntersectDrafter, ids: Tensor, uniforms: Tensor) -> list[Drawn]:
         return [(drafter._draft_id[token], law) for token, law in right(drafter, ids, uniforms)]
 
     IntersectDrafter._run = run
@@ -62,14 +62,15 @@ def feeds_the_draft_the_targets_ids() -> None:
 def draws_from_what_is_not_restricted() -> None:
     """draws from the draft's whole distribution, and judges by the one over the shared tokens"""
 
-    def run(drafter: IntersectDrafter, ids: Tensor, uniforms: Tensor) -> list[tuple[Tensor, Tensor | None]]:
+    def run(drafter: IntersectDrafter, ids: Tensor, uniforms: Tensor) -> list[Drawn]:
         target_id = torch.full((drafter.draft.vocab_size,), drafter.shared.target_ids[0])
         target_id[drafter._draft_ids] = drafter._target_ids
-        drawn: list[tuple[Tensor, Tensor | None]] = []
+        drawn: list[Drawn] = []
         for i in range(uniforms.shape[1]):
             logits = drafter.draft.forward(ids)[:, -1]
-            token = target_id[draw_draft(logits, drafter._sampling, uniforms[:, i])[0]]
-            drawn.append((token, draw_draft(drafter._of_target(logits), drafter._sampling, uniforms[:, i])[1]))
+            token = target_id[draw_draft(logits, drafter._sampling, uniforms[:, i]).token]
+            said = draw_draft(drafter._of_target(logits), drafter._sampling, uniforms[:, i])
+            drawn.append(said._replace(token=token))
             ids = drafter._draft_id[token][:, None]
         return drawn
 

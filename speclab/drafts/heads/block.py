@@ -62,7 +62,7 @@ class MarkovHead(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Ids (...) -> (..., draft_vocab)"""
-        return self.markov_w2(self.markov_w1(tokens.clamp(0, self.markov_w1.num_embeddings - 1)))
+        return self.markov_w2(self.markov_w1(tokens.clamp(max=self.markov_w1.num_embeddings - 1)))
 
 
 class TargetOutput(nn.Module):

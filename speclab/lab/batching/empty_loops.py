@@ -10,7 +10,7 @@ from speclab.batch.drafters import BatchDrafter, BatchedModelDrafter
 from speclab.batch.loops import autoregressive_decode_batch, speculative_decode_batch
 from speclab.batch.rows import Request
 from speclab.core.rounds import AcceptRule, DecodeSettings, Draft, Drafter
-from speclab.core.sampling import Sampling
+from speclab.core.sampling import Drawn, Sampling
 from speclab.lab.batching.decodings import BatchDecoding
 from speclab.models.batched import BatchedModel
 from speclab.models.cached import CachedModel
@@ -58,7 +58,7 @@ class SameDraft:
         law = None
         if self._seen is not None and self._seen.probs is not None:
             law = torch.full((target.n_rows, target.vocab_size), 1 / target.vocab_size, device=target.device)
-        self._drawn = token, law
+        self._drawn = Drawn(token, law, torch.zeros(target.n_rows, device=target.device))
 
     def prefill(self, row: int, prompt: Tensor, committed: list[int]) -> None:
         """Nothing."""
