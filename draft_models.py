@@ -115,7 +115,7 @@ class ModelDrafter:
 
 
 def as_drawn(drawn: list[Drawn], size: Tensor | None = None) -> Draft:
-    """A draft from at least one token of each row.
+    """This makes a draft from at least one token of each row.
 
     size: (rows,) how many tokens of each row count; None: all of them.
     """

@@ -88,7 +88,7 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def _drawn(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """The ids of `draw`, and the mass of each row, (batch,). Where the mass is zero or not finite an id means nothing
+    """This gives the ids of `draw`, and the mass of each row, (batch,). Where the mass is zero or not finite an id means nothing
     and may be the vocabulary's size."""
     wide = torch.float32 if weights.device.type == "mps" else torch.float64
     cdf = weights.cumsum(-1, dtype=wide)  # (batch, vocab)
@@ -108,7 +108,7 @@ def draw_next(logits: Tensor, sampling: Sampling, uniforms: Tensor) -> Tensor:
 
 
 class Drawn(NamedTuple):
-    """A drafted token of each row."""
+    """This is a drafted token of each row."""
 
     token: Tensor  # (batch,) ids
     probs: Tensor | None  # (batch, vocab) what each was drawn from; None: greedy
@@ -171,7 +171,7 @@ def most_probable(logits: Tensor) -> Tensor:
 
 
 def faults_in(logits: Tensor) -> Tensor:
-    """(..., vocab) logits -> (...) NOT_FINITE where the largest one of a row is not finite, else 0"""
+    """This gives (...) NOT_FINITE where the largest one of a row of logits, (..., vocab), is not finite, else 0."""
     highest = logits.amax(-1)
     return (highest - highest).isnan() * NOT_FINITE
 

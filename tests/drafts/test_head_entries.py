@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from speclab.drafts.heads import files
 from speclab.drafts.heads.exit_files import exit_layer_of, read_adapter, write_adapter
 from speclab.drafts.heads.files import read_head, write_head
+from speclab.drafts.heads.parts import rotations
 from speclab.drafts.heads.schema import KINDS, Layer, Rotary, checked
 from speclab.system.errors import EnvironmentProblem, UsageProblem
 from speclab.system.paths import ROOT
@@ -28,7 +29,7 @@ def target():
 
 
 def written(folder, target, kind):
-    """A head of this kind in a folder."""
+    """This writes a head of this kind into a folder."""
     if kind == "exit":
         write_adapter(folder, tiny_adapter(target, 2), "some/target", ["LlamaForCausalLM"])
     else:
@@ -93,12 +94,71 @@ def test_entries_that_would_change_what_it_computes_are_refused(tmp_path, target
     found = entries(folder)
     for what, said in (
         ("attention_factor", {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "attention_factor": 1e39}),
-        ("twist", {"rope_type": "default", "rope_theta": 1e4, "twist": 2.0}),
+        (
+            "is 2.0; the lab does not know it, and it may change how positions turn; it should be left out",
+            {"rope_type": "default", "rope_theta": 1e4, "twist": 2.0},
+        ),
         ("partial_rotary_factor", {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}),
     ):
         changed = found | {LAYER: found[LAYER] | {ROPE: said}}
         (folder / "config.json").write_text(json.dumps(changed))
         assert what in refused(folder, target, kind)
+
+
+# Entries of published heads, and others that change nothing: by where they stand.
+NEUTRAL = {
+    (): {
+        "base_model_ep_plan": None,
+        "logit_scale": 1.0,
+        "embedding_scale": 1,
+        "final_logit_softcapping": None,
+        "quantization_config": {},
+    },
+    (LAYER,): {
+        "logit_scale": 1,
+        "quantization_config": {},
+        "partial_rotary_factor": 1.0,
+        "attn_logit_softcapping": None,
+        "sliding_window": None,
+        "pretraining_tp": 1,
+    },
+    (LAYER, ROPE): {"mrope_section": [8, 4, 4], "mrope_interleaved": True, "partial_rotary_factor": 1},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_entries_that_change_nothing_are_read_and_change_nothing(tmp_path, target, kind):
+    folder = written(tmp_path / "head", target, kind)
+    right, found = checked(entries(folder), KINDS[kind]), entries(folder)
+    found[LAYER][ROPE] = {"rope_type": "default", "rope_theta": 1e4}
+    for path, more in NEUTRAL.items():
+        inner = found
+        for step in path:
+            inner = inner[step]
+        inner |= more
+    assert checked(found, KINDS[kind]).transformer_layer_config.options() == right.transformer_layer_config.options()
+    (folder / "config.json").write_text(json.dumps(found))
+    read(folder, target, kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whole_numbers_may_be_written_with_a_point(tmp_path, target, kind):
+    found = entries(written(tmp_path / "head", target, kind))
+    found[LAYER][ROPE] = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2, "original_max_position_embeddings": 64}
+    pointed = json.loads(json.dumps(found), parse_int=float)
+    assert checked(pointed, KINDS[kind]) == checked(found, KINDS[kind])
+
+
+def test_yarn_without_a_scale_of_its_own_turns_as_if_it_were_left_out(tmp_path, target):
+    found = entries(written(tmp_path / "head", target, "feature"))
+    rope = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+    turned = []
+    for more in ({}, {"mscale": 0.0, "mscale_all_dim": 0.0}, {"mscale": 0, "mscale_all_dim": 1.0}):
+        found[LAYER][ROPE] = rope | more
+        said = checked(found, KINDS["feature"]).transformer_layer_config
+        turned.append(torch.stack(rotations(files.decoder_of(said, "llama"), torch.arange(9))))
+    assert torch.equal(turned[0], turned[1])
+    assert torch.equal(turned[0], turned[2])
 
 
 def test_both_norms_shifted_labels_and_a_causal_block(tmp_path, target):
@@ -166,7 +226,7 @@ def test_many_layer_ids_are_refused_by_their_number(tmp_path, target, kind):
 
 
 class Unread:
-    """An open file of weights that must not be read: its header alone may be."""
+    """This is an open file of weights that must not be read: its header alone may be."""
 
     def __init__(self, *args):
         self.file = right_open(*args)
@@ -223,7 +283,7 @@ def test_a_sparse_file_of_half_a_gigabyte_takes_no_memory(tmp_path, target):
 
 
 def with_tables(folder, target, offsets, chosen):
-    """A head that proposes twelve ids, with these tables."""
+    """This writes a head that proposes twelve ids, with these tables."""
     write_head(folder, tiny_head(draft_vocab=12), "some/target", ["LlamaForCausalLM"], 4)
     tables = {"d2t": offsets, "t2d": chosen}
     tensors = load_file(folder / "model.safetensors") | {k: v for k, v in tables.items() if v is not None}

@@ -90,7 +90,7 @@ DECODERS = [
     ({"rope_parameters": {"rope_type": "nonsense", "rope_theta": 1e4}}, "rope_type is 'nonsense'|nonsense"),
     ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rope_type is 'dynamic'"),
     ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "config.json"),
-    ({"rope_parameters": PARTLY}, "partial_rotary_factor is 0.5; it should be greater"),
+    ({"rope_parameters": PARTLY}, "partial_rotary_factor is 0.5; the lab does not"),
 ]
 
 
@@ -255,7 +255,7 @@ def test_a_published_block_with_fewer_ids_and_parts_of_its_training(target, tmp_
         ({"markov_head_type": "gated"}, "markov_head_type is 'gated'; it should be 'vanilla'"),
         ({"projector_type": "domino"}, "projector_type is 'domino'"),
         ({"aux_hidden_state_layer_ids": [1, 3]}, r"it reads states \[1, 3\] of a target with 2 layers"),
-        ({"aux_hidden_state_layer_ids": []}, "layer_ids is \\[\\]; List should have at least 1"),
+        ({"aux_hidden_state_layer_ids": []}, "layer_ids is \\[\\]; it should have at least 1"),
         ({"aux_hidden_state_layer_ids": None}, "aux_hidden_state_layer_ids"),
         ({"mask_token_id": None}, "mask_token_id"),
         ({"mask_token_id": VOCAB}, "mask_token_id is 48"),

@@ -36,14 +36,14 @@ def model():
 
 
 def overflowing(head):
-    """The same head with finite weights in its last norm whose products are infinite."""
+    """This gives the head finite weights in its last norm whose products are infinite."""
     with torch.no_grad():
         head.norm.weight.fill_(LARGE)
     return head
 
 
 class LateOverflow(CachedModel):
-    """A draft model whose logits are numbers after a prompt, and not later."""
+    """The logits of this draft model are numbers after a prompt, and not later."""
 
     def forward(self, *args):
         return super().forward(*args) * float("nan")
@@ -63,7 +63,7 @@ def drafter_of(kind, model):
 
 
 def with_costs(drafter, costs):
-    """The drafter that chooses by these costs, at every temperature here."""
+    """This makes the drafter choose by these costs, at every temperature here."""
     drafter.costs.update(dict.fromkeys((0.0, 0.8), costs))
     return drafter
 

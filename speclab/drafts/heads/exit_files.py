@@ -61,7 +61,7 @@ def _in_words(sizes: tuple[int, ...]) -> str:
 
 
 def config_from(found: dict[str, Any]) -> ExitConfig:
-    """What config.json says. ValueError where it is no adapter."""
+    """This reads what config.json says. ValueError is raised where it is no adapter."""
     if found.get("format") != FORMAT:
         raise ValueError(f"its format is {found.get('format')!r}; --draft exit reads {FORMAT!r}")
     said = schema().checked(found, schema().Exit)
@@ -77,7 +77,7 @@ def exit_layer_of(name: str) -> int | None:
 
 
 def _built(config: ExitConfig, weights: Path, target: PreTrainedModel) -> ExitAdapter:
-    """The module with the weights of this file."""
+    """This makes the module with the weights of this file."""
     output = weights_of(target)[1][: config.block.vocab_size, : config.block.hidden_size]
     with torch.device("meta"):
         adapter = ExitAdapter(config, output)

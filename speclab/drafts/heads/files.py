@@ -81,8 +81,8 @@ def read_head(
 
 
 def read_files(name: str) -> tuple[dict[str, Any], Path]:
-    """What config.json says, and the file of the weights, of a folder or a hub name. EnvironmentProblem where they are
-    not there or are damaged."""
+    """This gives what config.json says and the file of the weights, of a folder or a hub name. EnvironmentProblem is
+    raised where they are not there or are damaged."""
 
     def load() -> tuple[Path, Path]:
         config, weights = (Path(str(cached_file(name, file))) for file in (CONFIG, WEIGHTS))
@@ -94,7 +94,7 @@ def read_files(name: str) -> tuple[dict[str, Any], Path]:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The entries of a config.json. OSError or ValueError where it is too large for a head's, or no object."""
+    """This reads a config.json. OSError or ValueError is raised where it is too large for a head's, or no object."""
     found = parse_json(read_bytes(path, LARGEST_CONFIG).decode("utf-8"))
     if not isinstance(found, dict):
         raise ValueError(f"{CONFIG} is not an object")
@@ -102,7 +102,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def schema() -> Any:
-    """The module that declares all entries. EnvironmentProblem where the package that it needs is missing."""
+    """This imports what declares all entries. EnvironmentProblem is raised where a package that it needs is missing."""
     try:
         from speclab.drafts.heads import schema as declared  # here: other drafts need no pydantic
     except ImportError:
@@ -122,7 +122,7 @@ def name_unknown(name: str, found: dict[str, Any], kind: str) -> None:
 
 
 def config_from(found: dict[str, Any], target: PreTrainedModel, kind: str) -> HeadConfig | BlockConfig:
-    """What config.json says. ValueError where it is no head of this kind."""
+    """This reads what config.json says. ValueError is raised where it is no head of this kind."""
     saved = found.get("speculators_model_type")
     if saved not in FORMATS[kind]:
         raise ValueError(f"speculators_model_type is {saved!r}; --draft {kind} reads {' and '.join(FORMATS[kind])}")
@@ -131,7 +131,7 @@ def config_from(found: dict[str, Any], target: PreTrainedModel, kind: str) -> He
 
 
 def _feature_config(said: Any, n_layers: int) -> HeadConfig:
-    """said: schema.Feature."""
+    """`said` is a schema.Feature."""
     block = decoder_of(said.transformer_layer_config, "llama")
     if "sliding_attention" in (getattr(block, "layer_types", None) or ()):
         raise ValueError("its layer attends to a window; the lab reads heads that attend to the whole text")
@@ -146,7 +146,7 @@ def _feature_config(said: Any, n_layers: int) -> HeadConfig:
 
 
 def _block_config(said: Any, n_layers: int) -> BlockConfig:
-    """said: schema.Block."""
+    """`said` is a schema.Block."""
     block = decoder_of(said.transformer_layer_config, "qwen3")
     if said.mask_token_id >= block.vocab_size:
         raise ValueError(f"mask_token_id is {said.mask_token_id}, and there are {block.vocab_size} ids")
@@ -164,7 +164,7 @@ def _block_config(said: Any, n_layers: int) -> BlockConfig:
 
 
 def decoder_of(said: Any, usual: str) -> Any:
-    """A decoder whose attention this lab computes, as the library configures it. ValueError for any other.
+    """This gives the library's config of a decoder. ValueError is raised where the lab does not compute its attention.
 
     said: schema.Layer. usual: its model_type where that is not said.
     """
@@ -221,7 +221,7 @@ def weights_of(target: PreTrainedModel) -> tuple[Tensor, Tensor]:
 
 
 def _built(config: HeadConfig | BlockConfig, weights: Path, target: PreTrainedModel) -> SavedHead:
-    """The module with the weights of this file."""
+    """This makes the module with the weights of this file."""
     table, output = weights_of(target)
     with torch.device("meta"):
         head = FeatureHead(config) if isinstance(config, HeadConfig) else BlockHead(config, table, output)
@@ -242,7 +242,7 @@ def _built(config: HeadConfig | BlockConfig, weights: Path, target: PreTrainedMo
 
 
 def shapes_of(head: torch.nn.Module) -> dict[str, Shape]:
-    """The shapes of its weights by their names."""
+    """This gives the shapes of its weights by their names."""
     return {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
 
 
@@ -253,7 +253,7 @@ def read_weights(
     tables: Mapping[str, Shape] | None = None,
     unused: tuple[str, ...] = UNUSED,
 ) -> dict[str, Tensor]:
-    """The tensors of a file, all of them of the shapes that are wanted. ValueError for any other.
+    """This reads the tensors of a file, which have the shapes that are wanted. ValueError is raised for any other.
 
     lent: stands in for tensors that are not in the file. tables: whole numbers and marks, which may be missing. unused:
     how the names begin that are passed over. The header says names, shapes and types, so all of these are compared
@@ -293,7 +293,7 @@ def for_target(tensors: dict[str, Tensor], target: PreTrainedModel) -> dict[str,
 def _target_ids(
     config: HeadConfig | BlockConfig, offsets: Tensor | None, chosen: Tensor | None, target: PreTrainedModel
 ) -> Tensor | None:
-    """The target's id of each of the head's. offsets: d2t. chosen: t2d, which must mark the same ids."""
+    """This gives the target's id of each of the head's. offsets: d2t. chosen: t2d, which must mark the same ids."""
     if offsets is None and config.draft_vocab != config.block.vocab_size:
         raise ValueError(f"it proposes {config.draft_vocab} of {config.block.vocab_size} ids and has no d2t table")
     ids = torch.arange(config.draft_vocab) + (0 if offsets is None else offsets.long())

@@ -7,10 +7,11 @@ that are not declared are never read; those that nobody knows are named in one l
 Reading needs pydantic, so this module is imported where a head is read and nowhere else.
 """
 
+import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
@@ -25,12 +26,37 @@ HARMLESS = {
     *("bos_token_id", "eos_token_id", "pad_token_id", "_name_or_path", "_attn_implementation", "attn_implementation"),
     *("tie_word_embeddings", "transformers_version", "output_attentions"),
 }
-Size = Annotated[int, Field(ge=1, le=2**24)]  # products of a few sizes stay far below 2**63
+
+
+def _as_whole(value: Any) -> Any:
+    """JSON has one kind of number, and some tools write 8192 as 8192.0."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _neutral(said: Any) -> Any:
+    if said not in (1, {}):
+        raise ValueError("the lab does not compute it, so it should be left out")
+    return said
+
+
+Whole = Annotated[int, BeforeValidator(_as_whole)]
+Size = Annotated[Whole, Field(ge=1, le=2**24)]  # products of a few sizes stay far below 2**63
 Positive = Annotated[float, Field(gt=0, le=1e12)]
+Scale = Annotated[float, Field(ge=0, le=1e12)]  # 0: it is as if it were left out
 Base = Annotated[float, Field(gt=1, le=1e12)]  # of the rotary frequencies, whose logarithm is a divisor
 States = Annotated[list[Size], Field(min_length=1, max_length=MOST_LAYERS)]
 Rope = Literal["default", "linear", "llama3", "yarn"]  # the same for a position, however long the text is
-Whole = Annotated[float, Field(ge=1, le=1)]  # the lab rotates every number of an attention head
+# Entries of the types One and Empty change nothing, so no config of the library is given them. One is a factor that the
+# lab does not compute, or the part of an attention head that turns: the lab turns the whole.
+One = Annotated[Annotated[float, AfterValidator(_neutral)] | None, Field(exclude=True)]
+Empty = Annotated[Annotated[dict[str, Any], AfterValidator(_neutral)] | None, Field(exclude=True)]
+WORDS = {
+    "Input should": "it should",
+    "List should": "it should",
+    "Extra inputs are not permitted": (
+        "the lab does not know it, and it may change how positions turn; it should be left out where it does not"
+    ),
+}
 NEEDED: dict[str, tuple[str, ...]] = {
     "linear": ("factor",),
     "yarn": ("factor",),
@@ -44,14 +70,14 @@ def _known_activation(name: str) -> str:
     return name
 
 
-class Entries(BaseModel):
-    """Base: other types and numbers that are not finite are refused."""
+class Declared(BaseModel):
+    """This is the base of all entries: it refuses other types, and numbers that are not finite."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False, frozen=True)
 
 
-class Rotary(Entries):
-    """How positions turn queries and keys. Every entry changes that, so an unknown one is refused."""
+class Rotary(Declared):
+    """These say how positions turn queries and keys. An unknown one may change that, so it is refused."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -65,10 +91,13 @@ class Rotary(Entries):
     low_freq_factor: Positive | None = None
     high_freq_factor: Positive | None = None
     original_max_position_embeddings: Size | None = None
-    mscale: Positive | None = None
-    mscale_all_dim: Positive | None = None
+    mscale: Scale | None = None
+    mscale_all_dim: Scale | None = None
     truncate: bool | None = None
-    partial_rotary_factor: Whole | None = None
+    # Parts of a head that turn by the time, height and width of an image; the three are one position in a text.
+    mrope_section: Annotated[Annotated[list[Size], Field(max_length=3)] | None, Field(exclude=True)] = None
+    mrope_interleaved: Annotated[bool | None, Field(exclude=True)] = None
+    partial_rotary_factor: One = None
 
     @model_validator(mode="after")
     def _is_whole(self) -> "Rotary":
@@ -78,14 +107,14 @@ class Rotary(Entries):
         return self
 
 
-class Layer(Entries):
-    """Sizes of the decoder layers. What is left out is what the library takes for this model_type."""
+class Layer(Declared):
+    """These are the sizes of the decoder layers. The library fills in what is left out, by the model_type."""
 
     model_type: Literal["llama", "qwen3"] | None = None
     vocab_size: Size | None = None
     hidden_size: Size | None = None
     intermediate_size: Size | None = None
-    num_hidden_layers: Annotated[int, Field(ge=1, le=MOST_LAYERS)] | None = None
+    num_hidden_layers: Annotated[Whole, Field(ge=1, le=MOST_LAYERS)] | None = None
     num_attention_heads: Size | None = None
     num_key_value_heads: Size | None = None
     head_dim: Size | None = None
@@ -97,37 +126,37 @@ class Layer(Entries):
     rope_parameters: Rotary | None = None
     rope_scaling: Rotary | None = None  # the older name
     rope_theta: Base | None = None
-    partial_rotary_factor: Whole | None = None
+    partial_rotary_factor: One = None
     layer_types: (
         Annotated[list[Literal["full_attention", "sliding_attention"]], Field(max_length=MOST_LAYERS)] | None
     ) = None
     use_sliding_window: bool | None = None
     sliding_window: Size | None = None
-    max_window_layers: Annotated[int, Field(ge=0, le=2**24)] | None = None
+    max_window_layers: Annotated[Whole, Field(ge=0, le=2**24)] | None = None
     attn_logit_softcapping: None = None
     final_logit_softcapping: None = None
-    logit_scale: None = None
-    quantization_config: None = None
+    logit_scale: One = None
+    quantization_config: Empty = None
 
     def options(self) -> dict[str, Any]:
-        """What a config of the library takes."""
+        """This gives what a config of the library takes."""
         return self.model_dump(exclude_none=True, exclude={"model_type"})
 
 
-class Head(Entries):
-    """What heads of all kinds say."""
+class Head(Declared):
+    """Heads of all kinds have these."""
 
     transformer_layer_config: Layer
     draft_vocab_size: Size
     target_hidden_size: Size | None = None
     final_logit_softcapping: None = None
-    logit_scale: None = None
-    embedding_scale: None = None
-    quantization_config: None = None
+    logit_scale: One = None
+    embedding_scale: One = None
+    quantization_config: Empty = None
 
 
 class Feature(Head):
-    """eagle3."""
+    """A head of the kind eagle3 has these."""
 
     speculators_model_type: Literal["eagle3"]
     eagle_aux_hidden_state_layer_ids: States | None = None
@@ -146,16 +175,16 @@ class Feature(Head):
 
 
 class Block(Head):
-    """dflash and dspark."""
+    """Heads of the kinds dflash and dspark have these."""
 
     speculators_model_type: Literal["dflash", "dspark"]
     aux_hidden_state_layer_ids: States
-    block_size: Annotated[int, Field(ge=1, le=MOST_SLOTS)]
-    mask_token_id: Annotated[int, Field(ge=0, lt=2**24)]
+    block_size: Annotated[Whole, Field(ge=1, le=MOST_SLOTS)]
+    mask_token_id: Annotated[Whole, Field(ge=0, lt=2**24)]
     sample_from_anchor: bool = False  # as engines take it where it is not said
     sliding_window_non_causal: bool = False
     causal: bool | None = None
-    markov_rank: Annotated[int, Field(ge=0, le=2**24)] = 256
+    markov_rank: Annotated[Whole, Field(ge=0, le=2**24)] = 256
     markov_head_type: Literal["vanilla"] = "vanilla"
     projector_type: Literal["dflash"] = "dflash"
     shift_label: Literal[False] = False
@@ -170,8 +199,8 @@ class Block(Head):
         return self
 
 
-class Exit(Entries):
-    """An adapter of early exit."""
+class Exit(Declared):
+    """An adapter of early exit has these."""
 
     format: Literal["speculative-decoding-lab early exit 1"]
     exit_layer: Size
@@ -191,12 +220,12 @@ class Exit(Entries):
         return self
 
 
-KINDS: dict[str, type[Entries]] = {"feature": Feature, "block": Block, "exit": Exit}  # by the kind of draft
-Kind = TypeVar("Kind", bound=Entries)
+KINDS: dict[str, type[Declared]] = {"feature": Feature, "block": Block, "exit": Exit}  # by the kind of draft
+Kind = TypeVar("Kind", bound=Declared)
 
 
 def checked(found: dict[str, Any], kind: type[Kind]) -> Kind:
-    """The entries as they are declared; null counts as left out. ValueError with the first wrong entry's name."""
+    """This reads the entries as they are declared; null counts as left out. A ValueError names the first wrong one."""
     needed = [name for name, field in kind.model_fields.items() if field.is_required()]
     try:
         return kind.model_validate(dict.fromkeys(needed) | _without_nulls(found))
@@ -204,7 +233,8 @@ def checked(found: dict[str, Any], kind: type[Kind]) -> Kind:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
         why = first["msg"].removeprefix("Value error, ").replace("Input should be None", "it should be left out")
-        why = why.replace("Input should", "it should")
+        why = re.sub("^(Input|List) should|Extra inputs are not permitted", lambda m: WORDS[m[0]], why)
+        why = re.sub(" after validation| or instance of .*", "", why)
         if first["type"] == "value_error" and where in ("", "transformer_layer_config"):
             raise ValueError(why) from None
         given = "is missing" if first["input"] is None else f"is {str(first['input'])!r}"
@@ -219,12 +249,12 @@ def _without_nulls(value: Any) -> Any:
     return value
 
 
-def unknown(found: dict[str, Any], kind: type[Entries]) -> list[str]:
-    """Names of entries that are neither declared nor known to change nothing, those of the layers included."""
+def unknown(found: dict[str, Any], kind: type[Declared]) -> list[str]:
+    """This names the entries that are neither declared nor known to change nothing, those of the layers too."""
     return sorted(_unknown(found, kind, ""))
 
 
-def _unknown(found: dict[str, Any], kind: type[Entries], within: str) -> Iterator[str]:
+def _unknown(found: dict[str, Any], kind: type[Declared], within: str) -> Iterator[str]:
     for name, value in found.items():
         if name == "transformer_layer_config" and isinstance(value, dict):
             yield from _unknown(value, Layer, f"{name}.")
