@@ -88,8 +88,8 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def _drawn(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """This gives the ids of `draw`, and the mass of each row, (batch,). Where the mass is zero or not finite an id means nothing
-    and may be the vocabulary's size."""
+    """This gives the ids of `draw`, and the mass of each row, (batch,). Where the mass is zero or not finite, the id
+    means nothing and may be the vocabulary's size."""
     wide = torch.float32 if weights.device.type == "mps" else torch.float64
     cdf = weights.cumsum(-1, dtype=wide)  # (batch, vocab)
     total = cdf[:, -1:].contiguous()

@@ -13,7 +13,8 @@ What may still change is held back. A decoder decides what that is, and `pieces`
 - `Replace`, `Fuse`, `Strip`, `Metaspace`, `WordPiece`, `BPEDecoder`, or no decoder: every token has a text of its own,
   which depends on its neighbours only where it is the first or the last one.
 
-Of any other decoder, and of a tokenizer that decodes in Python, nothing is known: all is held back until the end.
+Of any other decoder, and of a tokenizer that decodes in Python in its own way, nothing is known: all is held back until
+the end.
 
 No id is decoded more than a few times, however long the text is: bytes once, other ids with the newest ones before them
 that are enough to have a text of their own, and nothing while all is held back.
@@ -211,7 +212,11 @@ def added(tokenizer: PreTrainedTokenizerBase, before: Sequence[int], ids: Sequen
 def _parts(tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]] | None:
     """The steps of its decoder, none where tokens are joined with spaces; None where it is not one of those above."""
     own, library = type(tokenizer), PreTrainedTokenizerFast
-    if not isinstance(tokenizer, library) or own.decode is not library.decode or own._decode is not library._decode:
+    if not isinstance(tokenizer, library) or own._decode is not library._decode:
+        return None
+    # Where a class of the library leaves `_decode` as it is, its own `decode` passes on what is asked for here:
+    # CodeGen's (Phi-1, 1.5 and 2) cuts a text at patterns, and none is given. Of other classes nothing is known.
+    if not own.decode.__module__.startswith("transformers."):
         return None
     decoder = tokenizer.backend_tokenizer.decoder
     if decoder is None:

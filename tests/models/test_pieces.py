@@ -4,15 +4,18 @@ import contextlib
 import copy
 import functools
 import io
+import re
 from argparse import Namespace
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import CodeGenTokenizer, PreTrainedTokenizerFast
 
 from speclab.cli.decoding import _Decoded
 from speclab.core.rounds import Round
@@ -193,14 +196,37 @@ def test_all_is_held_back_where_nothing_is_known(kind):
     assert made.rest()
 
 
-def test_a_tokenizer_that_decodes_in_its_own_way_is_not_known():
-    class Own(PreTrainedTokenizerFast):
-        def _decode(self, token_ids, *args, **kwargs):
-            return super()._decode(token_ids, *args, **kwargs)[::-1]
+@pytest.mark.parametrize("name", ["decode", "_decode"])
+def test_a_tokenizer_that_decodes_in_its_own_way_is_not_known(name):
+    def backwards(self, token_ids, *args, **kwargs):
+        return getattr(PreTrainedTokenizerFast, name)(self, token_ids, *args, **kwargs)[::-1]
 
-    tokenizer = Own(tokenizer_object=byte_level().backend_tokenizer)
+    own = type("Own", (PreTrainedTokenizerFast,), {name: backwards})
+    tokenizer = own(tokenizer_object=byte_level().backend_tokenizer)
     ids = tokenizer("abc").input_ids
     assert joined(pieces(tokenizer), [[i] for i in ids]) == "cba"
+
+
+def test_what_passes_decode_on_in_the_installed_library_is_known():
+    """Its classes with a `decode` of their own and the library's `_decode` stream, so they must give its text."""
+    passing = set()
+    for path in Path(transformers.__file__).parent.glob("models/*/tokenization*.py"):
+        text = path.read_text(encoding="utf-8")
+        classes = re.findall(r"^class (\w+)", text, re.MULTILINE) if "def decode(" in text else []
+        for own in (getattr(transformers, name, None) for name in classes):
+            if isinstance(own, type) and issubclass(own, PreTrainedTokenizerFast):
+                passing |= {own} if own._decode is PreTrainedTokenizerFast._decode else set()
+    assert CodeGenTokenizer in passing
+    right = with_added_tokens(byte_level())
+    ids = right("def f():\n  print(☃)\n# the cat, the  dog\nprint(1)\ndef g():\n", add_special_tokens=False).input_ids
+    for own in passing:
+        tokenizer = copy.deepcopy(right)
+        tokenizer.__class__ = own
+        made, shown = pieces(tokenizer), ""
+        for n, i in enumerate(ids, 1):
+            assert text_of(tokenizer, ids[:n]) == text_of(right, ids[:n])
+            shown += made.add([i])
+            assert shown == text_of(right, ids[:n]).rstrip("\ufffd")
 
 
 @pytest.mark.parametrize("kind", [*KNOWN, *UNKNOWN])

@@ -4,9 +4,10 @@ proposed tells."""
 import torch
 from torch import Tensor
 
+import draft_models
 import optimized_speculative
 from speclab.core.rounds import AcceptResult, Decided, Draft, Target
-from speclab.core.sampling import Sampling
+from speclab.core.sampling import Drawn, Sampling
 from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.heads import files, rollout
@@ -248,3 +249,14 @@ def forgets_that_a_drafts_logits_were_not_finite() -> None:
         return right(draft._replace(faults=None), result)
 
     optimized_speculative.fetch = fetch
+
+
+@mutant(24, "a_damaged_draft_still_proposes_an_id_that_can_be_fed", file="core/test_sampling")
+def looks_at_the_logits_of_the_last_token_alone() -> None:
+    """looks whether the logits of a draft's last token are finite, and not at those of the others"""
+    right = draft_models.as_drawn
+
+    def as_drawn(drawn: list[Drawn], size: Tensor | None = None) -> Draft:
+        return right(drawn, size)._replace(faults=right(drawn[-1:]).faults)
+
+    draft_models.as_drawn = as_drawn
