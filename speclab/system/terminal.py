@@ -6,6 +6,7 @@ Standard library only: check.py and every error need this before anything else c
 import contextlib
 import os
 import sys
+import threading
 import time
 import unicodedata
 from collections.abc import Iterator
@@ -98,21 +99,46 @@ def progress(total: int, unit: str, title: str) -> "tqdm | ProgressLines":
     return ProgressLines(total, unit, title)
 
 
+class _Silence:
+    """How many are inside `without_stderr` now, and where standard error goes again after the last of them."""
+
+    def __init__(self) -> None:
+        self.lock, self.inside, self.kept = threading.Lock(), 0, -1
+
+    def begin(self) -> None:
+        """Redirect standard error where nobody else has done so."""
+        with self.lock:
+            self.inside += 1
+            if self.inside == 1:
+                with contextlib.suppress(OSError):  # it is closed
+                    self.kept = os.dup(2)
+                    with open(os.devnull, "w") as nowhere:
+                        os.dup2(nowhere.fileno(), 2)
+
+    def end(self) -> None:
+        """Undo that where nobody else is inside."""
+        with self.lock:
+            self.inside -= 1
+            if self.inside == 0 and self.kept >= 0:
+                os.dup2(self.kept, 2)
+                os.close(self.kept)
+                self.kept = -1
+
+
+_silence = _Silence()
+
+
 @contextlib.contextmanager
 def without_stderr() -> Iterator[None]:
-    """What any code of this process, in whatever language, writes to standard error inside goes nowhere."""
+    """What any code of this process, in whatever language, writes to standard error inside goes nowhere.
+
+    Several threads may be inside at once: standard error comes back when the last of them has left.
+    """
+    _silence.begin()
     try:
-        kept = os.dup(2)
-    except OSError:  # it is closed
-        yield
-        return
-    try:
-        with open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), 2)
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        _silence.end()
 
 
 def open_streams() -> None:

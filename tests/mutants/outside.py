@@ -45,8 +45,8 @@ def lets_a_panic_end_all_steps() -> None:
 
 @mutant(44, "a_panic_is_one_line_and_only_what_ends_a_program_passes", file="system/test_errors")
 def takes_an_end_for_a_panic() -> None:
-    """takes the end of the program for a panic of a library"""
-    errors.is_panic = lambda error: not isinstance(error, (Exception, KeyboardInterrupt))
+    """takes everything that is no usual exception for a panic of a library, a cancelled task among them"""
+    errors.is_panic = lambda error: not isinstance(error, (Exception, KeyboardInterrupt, SystemExit, GeneratorExit))
 
 
 @mutant(44, "a_page_reads_back_every_text_of_a_cell_a_line_and_a_heading", file="present/test_html_report")

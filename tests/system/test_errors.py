@@ -1,10 +1,12 @@
 """What a script's main() may end in, and what its user sees: one line and an exit code, or a fault's own traceback."""
 
+import asyncio
 import os
 import re
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -286,8 +288,8 @@ def test_outside_the_labs_own_python_it_names_that(tmp_path, monkeypatch):
 # --- panics of libraries in Rust ---
 
 
-class Panicked(BaseException):
-    """As pyo3_runtime.PanicException."""
+class PanicException(BaseException):
+    """It stands for pyo3_runtime.PanicException."""
 
 
 def raises(error):
@@ -295,9 +297,9 @@ def raises(error):
 
 
 def test_a_panic_is_one_line_and_only_what_ends_a_program_passes(capsys):
-    assert errors.reports_problems(lambda: raises(Panicked("retry limit\nstack")))() == 3
+    assert errors.reports_problems(lambda: raises(PanicException("retry limit\nstack")))() == 3
     assert capsys.readouterr().err.startswith("error: a library gave up on a text: retry limit; shorten")
-    for passes in (SystemExit(5), GeneratorExit(), ValueError("a fault")):
+    for passes in (SystemExit(5), GeneratorExit(), asyncio.CancelledError(), BaseException(), ValueError("a fault")):
         with pytest.raises(type(passes)):
             errors.reports_problems(lambda error=passes: raises(error))()
 
@@ -305,19 +307,32 @@ def test_a_panic_is_one_line_and_only_what_ends_a_program_passes(capsys):
 def test_a_panic_becomes_an_error_and_what_it_printed_is_dropped(capfd):
     def gives_up():
         os.write(2, b"thread panicked\n")
-        raise Panicked("why\nmore")
+        raise PanicException("why\nmore")
 
     with pytest.raises(errors.Panic, match=r"^why$"), errors.panics_as_errors():
         gives_up()
-    for passes in (KeyboardInterrupt(), SystemExit(), GeneratorExit(), ValueError("x")):
+    for passes in (KeyboardInterrupt(), SystemExit(), GeneratorExit(), asyncio.CancelledError(), ValueError("x")):
         with pytest.raises(type(passes)), errors.panics_as_errors():
             raise passes
     os.write(2, b"seen\n")
     assert capfd.readouterr().err == "seen\n"
 
 
+def test_standard_error_comes_back_where_two_threads_lose_it_at_once(capfd):
+    """A enters, B enters, A leaves, B leaves."""
+    first, second = terminal.without_stderr(), terminal.without_stderr()
+    with ThreadPoolExecutor(1) as a, ThreadPoolExecutor(1) as b:
+        a.submit(first.__enter__).result()
+        b.submit(second.__enter__).result()
+        a.submit(first.__exit__, None, None, None).result()
+        os.write(2, b"B is still inside\n")
+        b.submit(second.__exit__, None, None, None).result()
+    os.write(2, b"seen\n")
+    assert capfd.readouterr().err == "seen\n"
+
+
 def test_a_panic_in_one_step_keeps_the_others(tmp_path):
     done = []
-    with pytest.raises(Panicked):
-        files.do_all([lambda: raises(Panicked("x")), lambda: done.append(1)])
+    with pytest.raises(PanicException):
+        files.do_all([lambda: raises(PanicException("x")), lambda: done.append(1)])
     assert done == [1]
