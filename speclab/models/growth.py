@@ -1,28 +1,34 @@
-"""How much longer a tokenizer can make a text, told from its tokenizer.json before anything of that runs.
+"""How much longer a tokenizer can make a text, told from its parts before any of them runs.
 
-Its parts are small programs: a normalizer may write any text in the place of a letter, several stand in a row, and a
+The parts are small programs: a normalizer may write any text in the place of a letter, several stand in a row, and a
 row may stand in another one. Where memory ends, the library ends the whole process. So the parts' factors are
 multiplied here, each of them rather too large than too small; what is read takes that many times the text at most.
 """
 
 import base64
-import json
 import math
-from pathlib import Path
+import re
 from typing import Any
 
-MOST = 1000  # bytes that one byte may become; usual tokenizers come to 200
-ROWS = ("normalizers", "pretokenizers", "processors", "decoders")  # names of what a Sequence holds
-FIXED = {"ByteLevel": 3, "BertNormalizer": 2, "Metaspace": 4}  # bytes of what they write for one
+# Bytes that one byte may become. The largest product of a usual tokenizer is 2200 (XLNet: NFKD, Lowercase, a map,
+# Metaspace); that of NLLB, XLM-R, mBART and T5 is 200. Rows that are made to fill the memory come to millions.
+MOST = 25_000
+ROWS = ("normalizers", "pretokenizers", "decoders")  # names of what a Sequence holds
+# Bytes that these make of one byte; a part that is named neither here nor in `factor` makes at most one.
+FIXED = {"NFC": 3, "NFD": 3, "NFKC": 11, "NFKD": 11, "Lowercase": 1.5, "BertNormalizer": 3}
+FIXED |= {"ByteLevel": 3, "Metaspace": 4}
+FIXED |= {"BPEDecoder": 3, "CTC": 3, "WordPiece": 2}  # the first two may put a space around each letter
+PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")  # of a tokenizer
 
 
-def check_growth(tokenizer_json: Path) -> None:
-    """ValueError for a tokenizer that may make more than MOST bytes of one, and where the file is no JSON."""
-    content = json.loads(tokenizer_json.read_text("utf-8"))
-    if not isinstance(content, dict):
+def check_growth(tokenizer: Any) -> None:
+    """ValueError where the content of a tokenizer.json may make more than MOST bytes of one."""
+    if not isinstance(tokenizer, dict):
         return  # the library says what is wrong
-    reads = math.prod(factor(content.get(name)) for name in ("normalizer", "pre_tokenizer", "post_processor"))
-    for what, grown in (("its normalizers may make", reads), ("its decoder may make", factor(content.get("decoder")))):
+    normalizer, pre_tokenizer, post_processor, decoder = map(tokenizer.get, PARTS)
+    copies, added = around(post_processor)
+    reads, writes = factor(normalizer) * factor(pre_tokenizer) * copies + added, factor(decoder)
+    for what, grown in (("its normalizers may make", reads), ("its decoder may make", writes)):
         if grown > MOST:
             raise ValueError(f"{what} {grown:.0f} bytes of one" if grown < 1e6 else f"{what} millions of bytes of one")
 
@@ -35,18 +41,35 @@ def factor(part: Any) -> float:
     if kind == "Sequence":
         return math.prod(factor(inner) for name in ROWS for inner in _listed(part.get(name)))
     if kind == "Replace":
-        pattern, written = part.get("pattern"), _length(part.get("content"))
-        replaced = _length(pattern.get("String")) if isinstance(pattern, dict) else 0
-        return (
-            max(1.0, written / replaced) if replaced else 1.0 + 2 * written
-        )  # an expression may find nothing, at both ends, too
+        replaced, written = _least_replaced(part.get("pattern")), _length(part.get("content"))
+        # An expression may find nothing, at both ends, too.
+        return max(1.0, written / replaced) if replaced else 1.0 + 2 * written
     if kind == "Prepend":
         return 1.0 + _length(part.get("prepend"))
     if kind == "Precompiled":
-        return 1.0 + _longest_of(part.get("precompiled_charsmap"))
-    if kind == "TemplateProcessing":
-        return _copies(part)
+        return float(max(1, _longest_of(part.get("precompiled_charsmap"))))
     return float(FIXED.get(str(kind), 1))
+
+
+def around(part: Any) -> tuple[int, int]:
+    """How often a post-processor repeats the text, and how many special tokens it adds to that."""
+    if not isinstance(part, dict):
+        return 1, 0
+    copies, added = 1, 0
+    if part.get("type") == "Sequence":
+        for inner in _listed(part.get("processors")):
+            repeats, more = around(inner)
+            copies, added = copies * repeats, added * repeats + more
+        return copies, added
+    return _of_template(part) if part.get("type") == "TemplateProcessing" else (1, 2)
+
+
+def _least_replaced(pattern: Any) -> int:
+    """Bytes that a match has at least: of a text, or of an expression that is a plain letter, n times or more."""
+    if not isinstance(pattern, dict):
+        return 0
+    repeated = re.fullmatch(r"([\w ])\{([0-9]{1,4}),\}", str(pattern.get("Regex")))
+    return _length(repeated[1]) * int(repeated[2]) if repeated else _length(pattern.get("String"))
 
 
 def _listed(value: Any) -> list[Any]:
@@ -64,12 +87,11 @@ def _longest_of(charsmap: Any) -> int:
     return max(map(len, texts.split(b"\0")))
 
 
-def _copies(template: dict[str, Any]) -> float:
-    """How often a template has the text, or how many special tokens it puts around it, whichever is more."""
+def _of_template(template: dict[str, Any]) -> tuple[int, int]:
     special = template.get("special_tokens")
     n_ids = (
         {name: len(_listed(token.get("ids"))) for name, token in special.items()} if isinstance(special, dict) else {}
     )
     pieces = [piece for piece in _listed(template.get("single")) if isinstance(piece, dict)]
-    around = sum(n_ids.get(str(piece["SpecialToken"].get("id")), 1) for piece in pieces if "SpecialToken" in piece)
-    return float(max(1, around, sum("Sequence" in piece for piece in pieces)))
+    added = sum(n_ids.get(str(piece["SpecialToken"].get("id")), 1) for piece in pieces if "SpecialToken" in piece)
+    return max(1, sum("Sequence" in piece for piece in pieces)), added

@@ -6,6 +6,7 @@ and the library cannot ask anybody anything. A model must have all of its weight
 
 import functools
 import io
+import json
 import os
 import sys
 import warnings
@@ -25,6 +26,8 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.models.auto.tokenization_auto import get_tokenizer_config
+from transformers.tokenization_utils_base import get_fast_tokenizer_file
 from transformers.utils import cached_file
 from transformers.utils import logging as transformers_logging
 
@@ -32,7 +35,7 @@ from speclab.models import padding, sizes
 from speclab.models.checks import check_model
 from speclab.models.experts import with_experts
 from speclab.models.generation import eos_ids
-from speclab.models.growth import check_growth
+from speclab.models.growth import PARTS, check_growth
 from speclab.models.limits import Room, configured_room, decoder_config, is_encoder_decoder
 from speclab.models.placement import DeviceMap, describe, load_placed, map_options
 from speclab.system.errors import EnvironmentProblem, Problem, UsageProblem, is_out_of_memory, panics_as_errors
@@ -75,15 +78,25 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     load_config(name)
 
     def load() -> PreTrainedTokenizerBase:
-        if file := cached_file(name, "tokenizer.json", _raise_exceptions_for_missing_entries=False):
-            check_growth(Path(file))
+        # The library runs a tokenizer while it loads it, on added tokens. So its file is checked before, and what
+        # the library made of that and of other files after it.
+        chosen = get_fast_tokenizer_file(get_tokenizer_config(name).get("fast_tokenizer_files", []))
+        if file := cached_file(name, chosen, _raise_exceptions_for_missing_entries=False):
+            check_growth(json.loads(Path(file).read_text("utf-8")))
         with panics_as_errors():
             tokenizer = AutoTokenizer.from_pretrained(name, **NO_CODE)
+            check_growth(_parts(tokenizer))
             if not tokenizer.get_vocab() or not tokenizer(PROBE).input_ids:
                 raise ValueError("it makes no tokens of a text")
         return tokenizer
 
     return loaded(name, "its tokenizer", load)
+
+
+def _parts(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """The parts of a loaded tokenizer as they would stand in its tokenizer.json."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return {name: json.loads(part.__getstate__()) for name in PARTS if (part := getattr(backend, name, None))}
 
 
 def room_of(name: str) -> Room:

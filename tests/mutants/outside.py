@@ -1,10 +1,13 @@
 """Bugs in what guards the lab against tokenizers, templates, names and records from outside."""
 
+import contextlib
+from collections.abc import Iterator
+
 from speclab.lab.training import steps
-from speclab.models import growth, templates
+from speclab.models import growth, loading, templates
 from speclab.present import tables
 from speclab.records import facts
-from speclab.system import errors, files
+from speclab.system import errors, files, terminal
 from tests.mutants.bugs import mutant
 
 
@@ -19,6 +22,26 @@ def adds_what_parts_make() -> None:
         return right(part)
 
     growth.factor = factor
+
+
+@mutant(44, "the_tokenizer_that_the_library_chooses_is_checked_unread", file="models/test_loading")
+def checks_the_file_of_the_usual_name() -> None:
+    """checks tokenizer.json where the library loads another file"""
+    loading.get_fast_tokenizer_file = lambda _: "tokenizer.json"
+
+
+@mutant(44, "standard_error_comes_back_where_two_threads_lose_it_at_once", file="system/test_errors")
+def lets_each_thread_redirect() -> None:
+    """keeps what another thread made of standard error for what it was"""
+
+    @contextlib.contextmanager
+    def without_stderr() -> Iterator[None]:
+        own = terminal._Silence()
+        own.begin()
+        yield
+        own.end()
+
+    terminal.without_stderr = without_stderr
 
 
 @mutant(44, "several_chats_are_one_process_and_what_was_rendered_costs_none", file="models/test_chat")
