@@ -83,12 +83,12 @@ def _is_same(entry: PlanEntry) -> bool:
 
 def learner_line(run: PlanRun, fact: DraftFacts) -> str | None:
     """What exercise 6 chose, and what the plan expects of that length; None where it is not in use."""
-    if fact.yours is None:
+    learner = run.settings.get("impl")
+    if fact.yours is None or learner is None:
         return None
     rows = _of_draft(run.plan, fact)
     expected = next((row.speedup for row in rows if row.draft_length == fact.yours), None)
-    package = run.settings["impl"]["package"]
-    return f"best_draft_length of {package}: k = {fact.yours}, expected {speedup(expected)}"
+    return f"best_draft_length of {learner['package']}: k = {fact.yours}, expected {speedup(expected)}"
 
 
 def _of_draft(rows: list[Any], fact: DraftFacts) -> list[Any]:

@@ -95,7 +95,7 @@ def agreement_lines(entries: list[Facts]) -> list[str]:
         if entry["temperature"] > 0:
             verdict = "consistent" if entry["passed"] else "NOT the target's distribution"
             if entry.get("lossy_rule") and entry["passed"]:
-                verdict = f"LOSSY, mean total variation {number(entry['total_variation'], 3)}"
+                verdict = f"LOSSY, mean total variation {number(entry.get('total_variation'), 3)}"
             names = {"z_residual": "z_S", "z_surprise": "z_L", "z_edge": "z_E"}  # older records have no z_E
             z = [f"{names[key]} = {_z_value(entry[key])}" for key in names if key in entry]
             n_uncertain = entry.get("n_uncertain", 0)

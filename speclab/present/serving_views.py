@@ -259,12 +259,12 @@ def _floors(run: ServingRun) -> list[str]:
 def server_table(run: ServingRun) -> Block:
     """Which engine, and how its servers were started."""
     facts = run.server
-    if not run.settings["started_here"]:
+    if not run.settings.get("started_here"):
         return "The servers ran already; how they were started is not known."
     names = ("package", "version", "python", "torch", "transformers")
-    rows = [(name, str(facts[name])) for name in names]
-    rows.append(("flags of all servers", Markdown(f"`{' '.join(facts['flags'])}`")))
-    rows += [(f"ready: {name}", f"{seconds:.0f} s") for name, seconds in facts["start_seconds"].items()]
+    rows = [(name, facts.get(name) or "-") for name in names]
+    rows.append(("flags of all servers", " ".join(facts.get("flags", []))))
+    rows += [(f"ready: {name}", f"{seconds:.0f} s") for name, seconds in facts.get("start_seconds", {}).items()]
     return Table(rows, {"servers": lambda row: row[0], "": lambda row: row[1]}, n_words=2)
 
 

@@ -1,9 +1,9 @@
 """The record of `python compare.py --batch`: texts that are decoded side by side, and the passes of that."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from speclab.records.facts import Facts, Judged, Pair
+from speclab.records.facts import Entries, Facts, Judged, LibraryBatch, Pair
 from speclab.records.rows import Amount, Count, Part, Share
 from speclab.records.runs import LabRun, Noise
 
@@ -122,8 +122,8 @@ class BatchRun(LabRun):
     n_requests: Count
     mean_context: Amount  # tokens before a pass, over all passes
     correctness: list[Judged]
-    costs: Facts  # what the predictions are made from
-    library: list[Facts]  # `model.generate` over as many prompts at once
+    costs: Facts  # what the predictions are made from; no view reads them
+    library: list[Annotated[Facts, Entries(LibraryBatch)]]  # `model.generate` over as many prompts at once
     knees: list[KneeEntry]
     machines: list[MachineEntry]
     rows: list[BatchRow]

@@ -57,21 +57,21 @@ class Items:
         return handler(source) | {"min_length": self.least} | ({"max_length": self.most} if self.most else {})
 
 
-class Graphs:
-    """CUDA graphs that were recorded in timed turns."""
+class LateGraphs:
+    """This says how many CUDA graphs were recorded in timed turns."""
 
     in_turns: Count
 
 
-class Learner:
-    """Whose functions took part."""
+class LearnerFunctions:
+    """These functions of a learner took part."""
 
     package: str
     exercises: list[Count]
 
 
-class Settings:
-    """Of compare.py, in all of its runs."""
+class CommonSettings:
+    """These settings are in the record of every run of compare.py."""
 
     target: str
     device: str
@@ -87,18 +87,18 @@ class Settings:
     top_p: Amount = 1.0
     started_here: bool = False  # of servers
     rule: str = ""
-    graphs: Annotated[Facts, Entries(Graphs)] = {}  # noqa: RUF012 - present or missing, never changed
-    impl: Annotated[Facts, Entries(Learner)] = {}  # noqa: RUF012
+    graphs: Annotated[Facts, Entries(LateGraphs)] = {}  # noqa: RUF012 - present or missing, never changed
+    impl: Annotated[Facts, Entries(LearnerFunctions)] = {}  # noqa: RUF012
 
 
-class OfComparison(Settings):
-    """Of a comparison."""
+class ComparisonSettings(CommonSettings):
+    """These settings are in the record of a comparison."""
 
     draft_lengths: list[Count]
 
 
 class Difference:
-    """Where a greedy text first differs from the baseline's."""
+    """This is the place where a greedy text first differs from the baseline's."""
 
     prompt: Count
     position: Count
@@ -107,8 +107,8 @@ class Difference:
     verdict: str
 
 
-class Greedy:
-    """Greedy texts of an arm beside the baseline's."""
+class GreedyCheck:
+    """This compares the greedy texts of an arm with the baseline's."""
 
     arm: str
     temperature: Amount
@@ -117,8 +117,8 @@ class Greedy:
     passed: bool
 
 
-class Sampled:
-    """Sampled tokens of an arm under the target's own distributions."""
+class SampledCheck:
+    """This tests the sampled tokens of an arm under the target's own distributions."""
 
     arm: str
     temperature: Amount
@@ -129,14 +129,16 @@ class Sampled:
     passed: bool
     lossy_rule: str | None = None
     total_variation: float | None = None
+    z_edge: float = 0.0
+    n_uncertain: Count = 0
 
 
 Pair = Annotated[list[Count | Amount], Items(2, 2)]
 Curve = list[Pair]  # whole numbers and seconds
 
 
-class Calibrated:
-    """Costs of one drafter at one temperature, as speclab/theory/costs.py writes them."""
+class CalibratedCosts:
+    """These are the costs of one drafter at one temperature, as speclab/theory/costs.py writes them."""
 
     step_at: Annotated[float, Within(1e-12)]  # it is divided by
     step_slope: Amount
@@ -156,16 +158,16 @@ class Calibrated:
     replay: Amount = 0.0
 
 
-class CostsOf:
-    """Whose costs they are."""
+class DrafterCosts:
+    """This says whose costs they are."""
 
     drafter: str
     temperature: Amount
-    costs: Annotated[Facts, Entries(Calibrated)]
+    costs: Annotated[Facts, Entries(CalibratedCosts)]
 
 
 class Prompts:
-    """The prompts of a comparison."""
+    """This counts the prompts of a comparison."""
 
     n: Count
     kinds: list[str]
@@ -173,14 +175,14 @@ class Prompts:
 
 
 class Phases:
-    """Seconds of the instrumented rounds, and the share of them that the phases cover."""
+    """These are the seconds of the instrumented rounds, and the share of them that the phases cover."""
 
     seconds: Amount
     share: Share | None
 
 
 class Training:
-    """How a draft was trained for a sweep."""
+    """This says how a draft was trained for a sweep."""
 
     steps: Count
     tokens: Count
@@ -189,12 +191,32 @@ class Training:
     last_loss: float
 
 
-class OfSweep:
-    """What a sweep has beside its points."""
+class SweepFacts:
+    """A sweep has this beside its points."""
 
     training: Annotated[Facts, Entries(Training)] = {}  # noqa: RUF012
 
 
-RunSettings = Annotated[Facts, Entries(Settings)]
-Judged = Annotated[Facts, Entries(Greedy, Sampled)]
-Costs = Annotated[Facts, Entries(CostsOf)]
+class ServerFacts:
+    """This says which engine served, and how it was started. Of servers that ran before, the version alone is known."""
+
+    package: str = ""
+    version: str | None = None
+    python: str = ""
+    torch: str | None = None
+    transformers: str | None = None
+    flags: list[str] = []  # noqa: RUF012
+    start_seconds: dict[str, Amount] = {}  # noqa: RUF012 - until each of them answered
+
+
+class LibraryBatch:
+    """This is one batch of `model.generate`."""
+
+    n_texts: Count
+    n_tokens: Count
+    seconds: Annotated[float, Within(1e-12)]  # it is divided by
+
+
+RunSettings = Annotated[Facts, Entries(CommonSettings)]
+Judged = Annotated[Facts, Entries(GreedyCheck, SampledCheck)]
+Costs = Annotated[Facts, Entries(DrafterCosts)]

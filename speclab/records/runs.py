@@ -8,7 +8,17 @@ path. Schema, reading and writing follow from these classes (speclab/records/fil
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from speclab.records.facts import Costs, Entries, Facts, Judged, OfComparison, OfSweep, Phases, Prompts, RunSettings
+from speclab.records.facts import (
+    ComparisonSettings,
+    Costs,
+    Entries,
+    Facts,
+    Judged,
+    Phases,
+    Prompts,
+    RunSettings,
+    SweepFacts,
+)
 from speclab.records.rows import Amount, Count, Part, Point, Row, Timing
 
 SCHEMA_VERSION = 2
@@ -98,7 +108,7 @@ class LearnerPrediction(Part):
 class ComparisonRun(LabRun):
     """`python compare.py`."""
 
-    settings: Annotated[Facts, Entries(OfComparison)]
+    settings: Annotated[Facts, Entries(ComparisonSettings)]
     prompts: Annotated[Facts, Entries(Prompts)]
     correctness: list[Judged]  # of speclab/lab/output_checks.py
     noise: list[Noise]
@@ -119,7 +129,7 @@ class SweepRun(LabRun):
     """`python compare.py --sweep NAME`."""
 
     sweep: str
-    facts: Annotated[Facts, Entries(OfSweep)]
+    facts: Annotated[Facts, Entries(SweepFacts)]
     correctness: list[Judged]
     noise: list[Noise]
     points: list[Point]
@@ -170,7 +180,7 @@ class DraftFacts(Part):
     verify_cost: float
     step_seconds: Amount
     n_tokens: Count
-    costs: Facts
+    costs: Facts  # no view reads them
     choice: Facts | None = None  # of an older plan: it smoothed its costs and took the shortest length near the best
     yours: Count | None = None  # the length that exercise 6 chooses; absent where it was not asked
 

@@ -1,10 +1,10 @@
 """The record of `python compare.py --engine vllm`: the same prompts through servers of another engine."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from speclab.records.batches import KneeEntry, Verdict
-from speclab.records.facts import Facts, Judged
+from speclab.records.facts import Entries, Facts, Judged, ServerFacts
 from speclab.records.rows import Amount, Count, Part, Share
 from speclab.records.runs import LabRun, Noise
 
@@ -159,7 +159,7 @@ class Refused(Part):
 class ServingRun(LabRun):
     """`python compare.py --engine vllm`."""
 
-    server: Facts  # which engine: versions, how it was started, and seconds until each server answered
+    server: Annotated[Facts, Entries(ServerFacts)]
     correctness: list[Judged]  # of the texts, against the lab's own greedy text or the target's law
     noise: list[ServedNoise]
     refused: list[Refused]

@@ -15,7 +15,7 @@ n is what the round drafted, the width is n + 1, the context is what the target'
 """
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import NamedTuple
 
 import numpy as np
@@ -143,8 +143,9 @@ class Costs:
 
     @classmethod
     def from_json(cls, record: dict) -> "Costs":
-        """The inverse of `to_json`."""
-        return cls(**record | {name: {int(x): seconds for x, seconds in record[name]} for name in CURVES})
+        """The inverse of `to_json`; other entries are left out."""
+        known = {one.name: record[one.name] for one in fields(cls) if one.name in record}
+        return cls(**known | {name: {int(x): seconds for x, seconds in record[name]} for name in CURVES})
 
 
 def _read(curve: dict[int, float], x: float) -> float:
