@@ -68,8 +68,8 @@ def parsed(markdown: str) -> Iterator[Part]:
     """The parts of a page that speclab/present/tables.py wrote. Pictures are left out; nothing of a text is markup."""
     for block in markdown.split("\n\n"):
         lines = block.strip("\n").split("\n")
-        if lines[0].startswith("#"):
-            marks, _, text = lines[0].partition(" ")
+        marks, _, text = lines[0].partition(" ")
+        if marks and not marks.strip("#"):
             yield Part("heading", unescaped(text), level=max(2, min(4, len(marks))))
         elif lines[0].startswith("|") and len(lines) > 1:
             yield Part("table", grid=_grid(lines))

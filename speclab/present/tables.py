@@ -49,15 +49,25 @@ class Markdown(str):
 
 Block = Heading | Lines | Table | str | None
 # What would be markup: code, emphasis, links and pictures, entities, tags. Names of models and files hold anything.
-MARKUP = re.compile(r"([\\`\[\]$]|\*(?=\w)|(?<!\w)[*_](?=\S))|(&(?=#?\w+;))|(<(?=[A-Za-z/!?]))")
+MARKUP = re.compile(r"([\\`\[\]$]|~(?=~)|#(?=#*\s*$)|\*(?=\w)|(?<!\w)[*_](?=\S))|(&(?=#?\w+;))|(<(?=[A-Za-z/!?]))")
+# At the start of a line: a heading, a quotation, an item of a list, a rule.
+START = re.compile(r"^(\d*)([.)](?=\s|$)|#(?=#*(?:\s|$))|[+*-](?=\s|$)|[*_-](?=[\s*_-]*$)|>)")
 
 
 def escaped(text: str) -> str:
-    """A text as Markdown that shows it as it is, on one line."""
+    """A text as Markdown that shows all of its characters, on one line. Not at the start of a line: see `_line`.
+
+    A viewer may make links of the addresses and @names in it; what is read stays the same.
+    """
     if isinstance(text, Markdown):
         return text
     text = " ".join(text.splitlines())
     return MARKUP.sub(lambda found: f"\\{found[1]}" if found[1] else "&amp;" if found[2] else "&lt;", text)
+
+
+def _line(text: str) -> str:
+    """A text as Markdown that a paragraph or an item of a list begins with."""
+    return escaped(text) if isinstance(text, Markdown) else START.sub(r"\1\\\2", escaped(text).strip())
 
 
 def _cell(text: str) -> str:
@@ -66,7 +76,7 @@ def _cell(text: str) -> str:
 
 def unescaped(markdown: str) -> str:
     """The text that `escaped` was given."""
-    parts = re.split(r"\\([\\`*\[\]$_|])", markdown)  # every second one was escaped by a backslash
+    parts = re.split(r"\\([\\`*\[\]$_|~#>+.)-])", markdown)  # every second one was escaped by a backslash
     return "".join(
         part if i % 2 else re.sub("&(amp|lt);", lambda found: html.unescape(found[0]), part)
         for i, part in enumerate(parts)
@@ -97,10 +107,10 @@ def _text(block: Lines | Table | str | None, markdown: bool) -> str | None:
     if isinstance(block, Table):
         return _columns(block, markdown)
     if not isinstance(block, Lines):
-        return (escaped(block) if markdown else _wrapped(block)) if block else block
+        return (_line(block) if markdown else _wrapped(block)) if block else block
     lines = filter(None, block)
     if markdown:
-        return "\n".join(f"- {escaped(line).strip()}" for line in lines)
+        return "\n".join(f"- {_line(line).strip()}" for line in lines)
     return "\n".join(_wrapped(line, "    ") for line in lines)
 
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from speclab.models import loading
@@ -156,17 +156,21 @@ def test_nothing_of_a_name_or_a_prompt_becomes_markup(made, tokenizer):
 # --- names as Markdown ---
 
 
-@given(st.text("ab\\\\`*_[]()$|&<>;#/! é", max_size=30), st.booleans())
+@given(st.text("ab1\\\\`*_[]()$|&<>;#/!~+-.= é", max_size=30))
 @settings(max_examples=200)
-def test_a_page_reads_back_every_text_of_a_cell_a_line_and_a_heading(text, is_word):
+@example("# x")
+@example("12. x")
+@example("- x")
+def test_a_page_reads_back_every_text_of_a_cell_a_line_and_a_heading(text):
     text = " ".join(text.split()) or "x"
     blocks = [
         tables.Heading(text),
+        text,
         tables.Lines([text]),
         tables.Table([text], {"a|b": lambda row: row, "n": lambda row: "1"}),
     ]
-    heading, items, table = html_report.parsed(tables.show(blocks, markdown=True))
-    assert (heading.text, items.items) == (text, [text])
+    heading, paragraph, items, table = html_report.parsed(tables.show(blocks, markdown=True))
+    assert (heading.text, paragraph.text, items.items) == (text, text, [text])
     assert table.grid.rows == [[text, "1"]]
 
 
@@ -178,3 +182,18 @@ def test_nothing_of_a_name_is_markup_in_markdown():
     for escaped in (line, row):
         assert not re.search(r"(?<!\\)(\\\\)*([`\[$]|(?<!\w)[*_](?=\w))|<[a-z]|&(?!amp;|lt;)\w+;", escaped)
     assert len(re.findall(r"(?<!\\)(?:\\\\)*\|", row)) == 3, "two cells"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["# x", "> x", ">x", "- x", "+ x", "* x", "1. x", "12) x", "---", "- - -", "* * *", "_ _ _", "~~~", "#", "-"],
+)
+def test_nothing_at_the_start_of_a_line_is_markup(text):
+    first = tables.show([text], markdown=True)
+    (item,) = tables.show([tables.Lines([text])], markdown=True).splitlines()
+    for line in (first, item.removeprefix("- ")):
+        assert re.match(r"\d*\\", line)
+
+
+def test_what_is_struck_out_is_not():
+    assert tables.escaped("~~x~~ ~y") == r"\~~x\~~ ~y"
