@@ -7,7 +7,7 @@ from speclab.batch.select import check_kind
 from speclab.cli import compare_flags, flags, no_effect, parsing
 from speclab.cli.output import Output
 from speclab.drafts.described import length_notes
-from speclab.drafts.kinds import check_kinds, with_trees
+from speclab.drafts.kinds import check_kinds, is_dial, with_trees
 from speclab.drafts.select import auto_length, can_choose, check_prompts, make_drafters
 from speclab.lab.run_config import RunConfig
 from speclab.learner import loading
@@ -56,7 +56,7 @@ def prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
         raise UsageProblem(
             f"--draft {hybrid}: what it drafts depends on the rounds before, so no plan knows it; leave it out"
         )
-    if 0 not in temperatures and all(kind.startswith("dial:") for kind in kinds):
+    if 0 not in temperatures and all(map(is_dial, kinds)):
         raise UsageProblem("the dial only replays greedy output; add 0 to --temperature")
     setup, prompts = flags.load(args, temperature=0.0)
     drafters = make_drafters(kinds, setup, args.seed)

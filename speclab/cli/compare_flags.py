@@ -5,6 +5,7 @@ from typing import Any
 
 from speclab.cli import flags, parsing, serving_flags
 from speclab.cli.serving_flags import VLLM
+from speclab.drafts.kinds import LOOKUPS, is_dial
 from speclab.lab import padded_pair, sweeps
 from speclab.models import select, sizes
 from speclab.models.loading import LAB_TARGET
@@ -174,11 +175,7 @@ def check_padded(args: argparse.Namespace, size: str) -> None:
 
 def drafts_of_sweep(name: str, asked: str | None) -> str | None:
     """`--draft` as a sweep reads it: acceptance wants an oracle draft for every model, at that model's cost."""
-    models = [
-        kind
-        for kind in (asked or "").split(",")
-        if kind and kind not in ("ngram", "suffix") and not kind.startswith("dial:")
-    ]
+    models = [kind for kind in (asked or "").split(",") if kind and kind not in LOOKUPS and not is_dial(kind)]
     if name != "acceptance" or not models:
         return asked
     return ",".join([*FREE_ORACLES, *(f"{dial}:{model}" for model in models for dial in ACCURACIES)])

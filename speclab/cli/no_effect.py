@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
+from speclab.drafts.kinds import is_dial
 from speclab.system.terminal import note
 
 GREEDY = "at temperature 0 the most probable token is taken"
@@ -54,4 +55,5 @@ def _listed(flags: list[str]) -> str:
 
 def _has_other_randomness(args: argparse.Namespace) -> bool:
     """Whether a greedy run draws random numbers all the same: a dial's mistakes, and drafts that a sweep damages."""
-    return "dial:" in (getattr(args, "draft", "") or "") or getattr(args, "sweep", None) == "mismatch"
+    kinds = (getattr(args, "draft", None) or "").split(",")
+    return any(map(is_dial, kinds)) or getattr(args, "sweep", None) == "mismatch"

@@ -20,13 +20,14 @@ KINDS = (
 LOOKUPS: dict[str, type[NgramDrafter] | type[SuffixDrafter]] = {"ngram": NgramDrafter, "suffix": SuffixDrafter}
 USUAL_HYBRID = "suffix+feature"
 MERGE = "merge"
+DIAL = "dial"
 AS_WIDE = "wide"  # feature:wide, the lab's head padded to the width of a padded target
 LAB_HEADS = {kind: str(loading.LAB_PAIR / kind) for kind in FORMATS}
 TREES = {"tree": False, "sampled-tree": True}  # whether their tokens are drawn
 RETOKENIZE = "retokenize"  # a model with another tokenizer, whose text is tokenized again for the target
 INTERSECT = "intersect"  # the same, by the tokens that both have
 OTHERS = (RETOKENIZE, INTERSECT)
-NEVER_IN_HYBRIDS = ("hybrid", "dial", MERGE, RETOKENIZE, *TREES)
+NEVER_IN_HYBRIDS = ("hybrid", DIAL, MERGE, RETOKENIZE, *TREES)
 MOST_IN_TREE = 64  # tokens
 BEST = "best"  # in the place of a shape: the most probable branches, as many tokens as -k says
 EXIT, LAB_EXIT = "exit", str(loading.LAB_PAIR / "exit")
@@ -45,7 +46,7 @@ def check_kind(kind: str, greedy: bool = True) -> None:
     is nearly a kind, and goes to the hub otherwise. greedy: whether the temperature is 0, which a dial needs.
     """
     word, _, rest = kind.partition(":")
-    if word == "dial":
+    if is_dial(kind):
         number, _, name = rest.partition(":")
         accuracy_of(kind, number)
         if not greedy:
@@ -178,6 +179,11 @@ def is_tree(kind: str) -> bool:
     return kind.partition(":")[0] in (*TREES, MERGE)
 
 
+def is_dial(kind: str) -> bool:
+    """Whether a kind drafts what the target will say, with mistakes that are drawn."""
+    return kind.partition(":")[0] == DIAL
+
+
 def with_trees(kinds: list[str], shape: str | None) -> list[str]:
     """The kinds, and for `--tree SHAPE` behind them a tree of each that can be one.
 
@@ -254,7 +260,7 @@ def drafter_name(kind: str) -> str:
     if word in TREES:
         shape, model = of_tree(kind)
         return f"{word}:{shape if isinstance(shape, str) else 'x'.join(map(str, shape))}:{drafter_name(model)}"
-    if word != "dial":
+    if not is_dial(kind):
         return loading.short_name(kind)
     accuracy, _, model = rest.partition(":")
     return f"dial:{accuracy}" + (f":{loading.short_name(model)}" if model else "")

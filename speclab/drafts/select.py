@@ -28,6 +28,7 @@ from speclab.drafts.kinds import (
     check_kind,
     check_kinds,
     drafter_name,
+    is_dial,
     of_hybrid,
     of_merge,
     of_tree,
@@ -75,7 +76,7 @@ def make_drafter(kind: str, setup: Setup, seed: int = 0) -> Drafter:
         check_tree(setup.target)
         made = (_lookup(one, setup) if one in LOOKUPS else _growing(one, setup, seed) for one in of_merge(kind))
         return MergedDrafter([*made])
-    if word == "dial":
+    if is_dial(kind):
         number, _, name = rest.partition(":")
         accuracy = accuracy_of(kind, number)
         if name == "free":
