@@ -59,8 +59,8 @@ class TreeDrafter(Branching):
                 laws += [] if law is None else [law.flatten(0, 1)]
                 n += size
         drawn = torch.cat(tokens)[None]
-        size, law_of_each = torch.full_like(drawn[:, 0], n), torch.cat(laws)[None] if laws else None
-        return Draft(drawn, size, law_of_each, parents=parents[None], faults=torch.cat(faults).amin()[None])
+        n_drafted, law_of_each = torch.full_like(drawn[:, 0], n), torch.cat(laws)[None] if laws else None
+        return Draft(drawn, n_drafted, law_of_each, parents=parents[None], faults=torch.cat(faults).amin()[None])
 
     def _planned(self, n: int, deepest: int) -> tuple[list[int], Tensor, Tensor]:
         """The tokens of each level that is drafted, all their parents (m,), and which of them stand on the branch of
