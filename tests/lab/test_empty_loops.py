@@ -184,7 +184,7 @@ def run_config(target: CachedModel, drafters: dict, **others) -> SimpleNamespace
         "repeats": 1,
         "seed": 0,
         "method": lambda name: name,
-        "learner": SimpleNamespace(loop=SimpleNamespace(accept=accept_from_logits)),
+        "functions": SimpleNamespace(accept=accept_from_logits),
     }
     return SimpleNamespace(**fields | others)
 
