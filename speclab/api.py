@@ -24,7 +24,7 @@ from optimized_speculative import speculative_decode
 from speclab.core.rounds import DecodeSettings, Drafter, Round
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.hybrid import Choosing, forget
-from speclab.drafts.kinds import check_kind
+from speclab.drafts.kinds import check_auto, check_kind
 from speclab.drafts.lengths import LONGEST
 from speclab.drafts.select import auto_length, check_prompts, lengths_of, make_drafter
 from speclab.lab.instruments import LoopFunctions
@@ -44,11 +44,13 @@ class Pair:
 
     setup: Setup
     drafter: Drafter
+    kind: str = "model"  # of draft, as it was given
 
     @functools.cached_property
     def on_auto(self) -> Choosing:
         """The same draft choosing its lengths; what rounds cost stays known from text to text."""
-        return auto_length("", self.drafter)
+        check_auto(self.kind)
+        return auto_length(self.drafter)
 
 
 def load(
@@ -84,7 +86,7 @@ def load(
         given = dict.fromkeys(("device", "dtype"), "the model's own") | {"threads": "PyTorch's own"}
         setup = setup_of(target, tokenizer, name, GREEDY, engine, given)
     if isinstance(draft, str):
-        return Pair(setup, make_drafter(draft, setup))
+        return Pair(setup, make_drafter(draft, setup), draft)
     if draft.device != setup.device:
         raise UsageProblem(f"the draft is on {draft.device} and the target on {setup.device}; use draft.to(...)")
     check_model(draft)

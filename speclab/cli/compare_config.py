@@ -7,8 +7,8 @@ from speclab.batch.select import check_kind
 from speclab.cli import compare_flags, flags, no_effect, parsing
 from speclab.cli.output import Output
 from speclab.drafts.described import length_notes
-from speclab.drafts.kinds import check_kinds, is_dial, with_trees
-from speclab.drafts.select import auto_length, can_choose, check_prompts, make_drafters
+from speclab.drafts.kinds import check_auto, check_kinds, drafter_name, is_dial, is_tree, with_trees
+from speclab.drafts.select import auto_length, check_prompts, make_drafters
 from speclab.lab.run_config import RunConfig
 from speclab.learner import loading
 from speclab.models.prompts import describe_chat
@@ -50,6 +50,10 @@ def prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
     if taken := next((kind for kind in kinds if kind.endswith(AUTO)), None):
         raise UsageProblem(f"--draft {taken}: in tables, a name that ends so means -k auto; rename the folder")
     check_kinds(kinds)
+    if auto:
+        for kind in kinds:
+            if not lengths or not is_tree(kind):  # beside numbers a tree has those
+                check_auto(kind)
     if (args.plan or args.verify_plan) and (
         hybrid := next((kind for kind in kinds if kind.startswith("hybrid")), None)
     ):
@@ -65,8 +69,8 @@ def prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
         note(line)
     no_effect.note_flags(args, temperatures, setup.device)
     if auto:
-        choosing = {name: drafter for name, drafter in drafters.items() if not lengths or can_choose(drafter)}
-        drafters |= {name + AUTO: auto_length(name, drafter) for name, drafter in choosing.items()}
+        chains = [drafter_name(kind) for kind in kinds if not is_tree(kind)]
+        drafters |= {name + AUTO: auto_length(drafters[name]) for name in chains}
     size = (args.max_new_tokens, args.repeats, args.seed)
     functions = functions.judged_by(args.rule)
     return RunConfig(setup, drafters, prompts, lengths, temperatures, *size, functions), output

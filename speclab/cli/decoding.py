@@ -18,7 +18,7 @@ from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, Drafter, Round, tokens_of
 from speclab.drafts.described import describe_draft, length_notes
 from speclab.drafts.hybrid import Choosing, forget, parts
-from speclab.drafts.kinds import check_kind, drafter_name, is_tree, with_trees
+from speclab.drafts.kinds import check_auto, check_kind, drafter_name, is_tree, with_trees
 from speclab.drafts.lengths import LONGEST
 from speclab.drafts.oracle import OracleDraft, reference_text
 from speclab.drafts.select import auto_length, check_prompts, lengths_of, make_drafter
@@ -183,6 +183,8 @@ def _speculative(args: argparse.Namespace, baseline: Loop, speculative: Loop) ->
     functions = loading.load(args.impl, exercises, speculative)
     flags.check_rule(args, functions, [args.temperature], "--trace")
     check_kind(args.draft, greedy=args.temperature == 0)
+    if auto:
+        check_auto(args.draft)
     setup, prompts, settings = _load(args)
     drafter, k = make_drafter(args.draft, setup, args.seed), args.draft_length
     check_prompts(setup.target, [drafter], prompts, args.max_new_tokens)
@@ -190,7 +192,7 @@ def _speculative(args: argparse.Namespace, baseline: Loop, speculative: Loop) ->
     name, typed = drafter_name(args.draft), [] if auto or args.typed_length is None else [args.typed_length]
     draft, notes = describe_draft(name, drafter, setup.engine) or name, length_notes(name, drafter, typed)
     if auto:
-        drafter, k = auto_length(args.draft, drafter), LONGEST
+        drafter, k = auto_length(drafter), LONGEST
     [k] = lengths_of(drafter, [k])
     if args.trace_shapes:
         return _show_shapes(functions, setup, drafter, prompts[0], k, settings)

@@ -184,6 +184,16 @@ def is_dial(kind: str) -> bool:
     return kind.partition(":")[0] == DIAL
 
 
+def check_auto(kind: str) -> None:
+    """Raise UsageProblem where `-k auto` cannot choose the lengths of this kind of draft."""
+    if kind.partition(":")[0] == MERGE:
+        raise UsageProblem(f"-k auto chooses the length of one draft, and --draft {kind} has several; give -k a number")
+    if is_tree(kind):
+        raise UsageProblem(f"-k auto chooses the length of a chain, and {kind} drafts trees; give -k a number")
+    if is_dial(kind):
+        raise UsageProblem(f"-k auto chooses by what was accepted, and --draft {kind} replays the text; give numbers")
+
+
 def with_trees(kinds: list[str], shape: str | None) -> list[str]:
     """The kinds, and for `--tree SHAPE` behind them a tree of each that can be one.
 

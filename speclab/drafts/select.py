@@ -34,9 +34,9 @@ from speclab.drafts.kinds import (
     of_tree,
 )
 from speclab.drafts.lengths import AutoLength
-from speclab.drafts.oracle import FreeOracleDrafter, OracleDraft, OracleModelDrafter
+from speclab.drafts.oracle import FreeOracleDrafter, OracleModelDrafter
 from speclab.drafts.retokenized import RetokenizedDrafter
-from speclab.drafts.tree import BestTreeDrafter, Branching, GrowingDrafter
+from speclab.drafts.tree import BestTreeDrafter, GrowingDrafter
 from speclab.drafts.trees.fixed import TreeDrafter
 from speclab.drafts.trees.merged import MergedDrafter
 from speclab.models import loading, sizes
@@ -166,25 +166,8 @@ def make_drafters(kinds: list[str], setup: Setup, seed: int) -> dict[str, Drafte
     return {drafter_name(kind): made[kind] for kind in kinds}
 
 
-def can_choose(drafter: Drafter) -> bool:
-    """Whether `-k auto` can choose: it knows chains, and merged drafts have several."""
-    return not isinstance(drafter, Branching | MergedDrafter)
-
-
-def auto_length(kind: str, drafter: Drafter) -> Choosing:
-    """The drafter, with its draft lengths chosen in every round: of a hybrid its model's.
-
-    UsageProblem for a dial, which knows what will be right, for trees, and for merged drafts.
-    """
-    if isinstance(drafter, MergedDrafter):
-        raise UsageProblem(f"-k auto chooses the length of one draft, and --draft {kind} has several; give -k a number")
-    if isinstance(drafter, Branching):
-        raise UsageProblem(
-            f"-k auto chooses the length of a chain, and --draft {kind or 'tree:SHAPE:MODEL'} drafts trees; give -k a "
-            "number, or leave it out"
-        )
-    if isinstance(drafter, OracleDraft):
-        raise UsageProblem(f"-k auto chooses by what was accepted, and --draft {kind} replays the text; give numbers")
+def auto_length(drafter: Drafter) -> Choosing:
+    """The drafter, with its draft lengths chosen in every round: of a hybrid its model's. See `check_auto`."""
     if isinstance(drafter, HybridDrafter):
         return HybridDrafter(drafter.lookup, AutoLength(drafter.drafter))
     return AutoLength(drafter)

@@ -54,26 +54,35 @@ def advice(fact: DraftFacts, entries: list[PlanEntry]) -> str:
     """
     if not _seems_faster(fact):
         return "leave speculation off, no k is expected to be faster"
-    best = _best(fact, entries)
+    best = _entry(entries, fact.best_draft_length)
     band = interval(best.band_low, best.band_high) if best.band_low is not None else "no interval below three prompts"
     expected = f"k = {fact.best_draft_length}, expected {speedup(fact.speedup)} ({band})"
-    if not _pays(fact, best):
-        return f"leave speculation off, no gain can be told apart from none: {expected}"
+    if not _pays(fact, entries):
+        return f"leave speculation off, the gain of the best ({expected}) cannot be told apart from none"
     same = [str(entry.draft_length) for entry in entries if _is_same(entry)]
     return f"take {expected}" + f"; cannot be told apart from it: k = {', '.join(same)}" * bool(same)
 
 
-def _best(fact: DraftFacts, entries: list[PlanEntry]) -> PlanEntry:
-    return next(entry for entry in entries if entry.draft_length == fact.best_draft_length)
+def _entry(entries: list[PlanEntry], draft_length: int) -> PlanEntry:
+    return next(entry for entry in entries if entry.draft_length == draft_length)
 
 
 def _seems_faster(fact: DraftFacts) -> bool:
     return fact.best_draft_length > 0 and fact.speedup > 1
 
 
-def _pays(fact: DraftFacts, best: PlanEntry) -> bool:
-    """Whether the best length is faster than plain decoding, as far as that is known."""
-    return _seems_faster(fact) and (best.band_low is None or best.band_low > 1)
+def _pays(fact: DraftFacts, entries: list[PlanEntry]) -> bool:
+    """Whether the best length is faster than plain decoding, as far as that is known.
+
+    With k = 0 in the plan it is the length that the best is held against, in the same way as all others.
+    """
+    if not _seems_faster(fact):
+        return False
+    plain = next((entry for entry in entries if entry.draft_length == 0), None)
+    if plain is not None and plain.time_low is not None:
+        return not _is_same(plain)
+    best = _entry(entries, fact.best_draft_length)
+    return best.band_low is None or best.band_low > 1
 
 
 def _is_same(entry: PlanEntry) -> bool:
@@ -112,16 +121,16 @@ def plan_table(run: PlanRun, fact: DraftFacts) -> Table:
         columns["95 %"] = lambda row: interval(row.band_low, row.band_high)
     if any(entry.time_low is not None for entry in entries):
         columns["time / best"] = lambda row: interval(row.time_low, row.time_high)
-    columns["plan"] = functools.partial(_mark, fact)
+    columns["plan"] = functools.partial(_mark, fact, entries)
     if measured:
         columns["measured"] = lambda row: speedup(measured.get(row.draft_length))
     return Table(entries, columns)
 
 
-def _mark(fact: DraftFacts, row: PlanEntry) -> str:
-    """The length that is taken, and those that cannot be told apart from it."""
+def _mark(fact: DraftFacts, entries: list[PlanEntry], row: PlanEntry) -> str:
+    """The length that is taken or is the best one, and those that cannot be told apart from it."""
     if row.draft_length == fact.best_draft_length:
-        return "take" if _pays(fact, row) else "-"
+        return "take" if _pays(fact, entries) else "best"
     return "same" if _is_same(row) else "-"
 
 

@@ -99,7 +99,7 @@ def agreement_lines(entries: list[Facts]) -> list[str]:
             names = {"z_residual": "z_S", "z_surprise": "z_L", "z_edge": "z_E"}  # older records have no z_E
             z = [f"{names[key]} = {_z_value(entry[key])}" for key in names if key in entry]
             n_uncertain = entry.get("n_uncertain", 0)
-            edge = f", of which rounding decides {n_uncertain}" * bool(n_uncertain)
+            edge = f", without {n_uncertain} at the filters' edge, where rounding decides" * bool(n_uncertain)
             if entry["passed"] and n_uncertain == entry["n_tokens"]:
                 verdict = f"NOT TESTED, {UNTESTED}"
             lines.append(

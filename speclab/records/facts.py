@@ -140,7 +140,7 @@ Curve = list[Pair]  # whole numbers and seconds
 class CalibratedCosts:
     """These are the costs of one drafter at one temperature, as speclab/theory/costs.py writes them."""
 
-    step_at: Annotated[float, Within(1e-12)]  # it is divided by
+    step_at: Amount
     step_slope: Amount
     verify_at: Annotated[Curve, Items(1)]
     verify_slope: Amount

@@ -23,6 +23,7 @@ import numpy as np
 from speclab.records.samples import Made
 
 CURVES = ("verify_at", "draft_at")
+SHORTEST = 1e-12  # seconds of a decode step: a fit of noisy times may give none, and it is divided by them
 PHASES = ("draft", "verify", "accept", "rollback", "host")
 
 
@@ -96,7 +97,7 @@ class Costs:
 
     def step_seconds(self, context: float) -> float:
         """A decode step of the baseline after `context` tokens."""
-        return self.step_at + self.step_slope * context
+        return max(self.step_at + self.step_slope * context, SHORTEST)
 
     def verify_seconds(self, width: float, context: float) -> float:
         """A target pass over `width` positions."""

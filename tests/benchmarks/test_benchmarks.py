@@ -5,11 +5,23 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks import common, experts, peers, peers_page, roofline, rules, scaling, scaling_page, scaling_turns, states
+from benchmarks import (
+    common,
+    experts,
+    peers,
+    peers_page,
+    roofline,
+    rules,
+    scaling,
+    scaling_page,
+    scaling_turns,
+    states,
+    verdicts,
+)
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.cli import flags
 from speclab.core.counts import Counts
-from speclab.core.sampling import GREEDY
+from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.exit import ExitDrafter
 from speclab.drafts.lengths import AutoLength
 from speclab.lab.bench import Bench
@@ -345,6 +357,27 @@ def test_rules_end_to_end(call, pair_folder, tmp_path):
     n_rounds = [sum(row.n_rounds for row in run.raw if row.rule == rule) for rule in rules.RULES]
     assert f"{n_rounds[0] / n_rounds[1]:.2f}x" in out
     assert call(rules, *words, "--temperature", "0")[0] == 2
+
+
+# --- verdicts ---------------------------------------------------------------------------------------------------------
+
+
+def test_verdicts_end_to_end(call, pair_folder, tmp_path, monkeypatch):
+    """Right texts raise no alarm, and tokens from beyond the filters do; the page has a row for every law."""
+    monkeypatch.setattr(verdicts, "MODELS", {name: str(pair_folder / name) for name in ("target", "draft")})
+    monkeypatch.setattr(verdicts, "DTYPES", ("bfloat16",))
+    monkeypatch.setattr(verdicts, "SAMPLINGS", [Sampling(1.2, top_k=5, top_p=0.9)])
+    code, out, _ = call(verdicts, "--max-new-tokens", "24", "--repeats", "5")
+    assert code == 0
+    run = files.read(tmp_path / "results" / "local-verdicts.json", verdicts.VerdictsRun)
+    assert [row.n_runs for row in run.raw] == 2 * [1, 1, 5, 5, 5, 5, 5, 5]
+    assert {row.n_tokens / row.n_runs for row in run.raw} == {3 * 24}
+    by_law = {(row.model, row.law): row for row in run.raw}
+    for model in ("target", "draft"):
+        assert not any(by_law[model, law].n_alarms for law in (*verdicts.RIGHT, "right law, drawn"))
+        assert by_law[model, "target not filtered"].n_alarms == 5
+        assert by_law[model, "target not filtered"].largest_z is None
+    assert out.count("impossible") >= 2
 
 
 # --- roofline ---------------------------------------------------------------------------------------------------------

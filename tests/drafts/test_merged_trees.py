@@ -11,8 +11,8 @@ from speclab.core.sampling import Sampling
 from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.hybrid import parts
-from speclab.drafts.kinds import check_kind, drafter_name, is_tree
-from speclab.drafts.select import auto_length, can_choose, lengths_of
+from speclab.drafts.kinds import check_auto, check_kind, drafter_name, is_tree
+from speclab.drafts.select import lengths_of
 from speclab.drafts.suffix import SuffixDrafter
 from speclab.drafts.trees.fixed import TreeDrafter
 from speclab.drafts.trees.merged import MergedDrafter, merged
@@ -178,9 +178,8 @@ def test_what_it_is_made_of():
     assert isinstance(tree.drafters[0], TreeDrafter)
     assert lengths_of(tree, [2, 4]) == [4, 8]
     assert "2 drafts" in tree.describe()
-    assert not can_choose(tree)
     with pytest.raises(UsageProblem, match="give -k a number"):
-        auto_length("merge:model+ngram", tree)
+        check_auto("merge:model+ngram")
 
 
 def test_its_name():

@@ -16,7 +16,7 @@ from speclab.core.sampling import Sampling
 from speclab.drafts import select
 from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
-from speclab.drafts.kinds import check_kind
+from speclab.drafts.kinds import check_auto, check_kind
 from speclab.drafts.tree import BestTreeDrafter
 from speclab.drafts.trees.fixed import TreeDrafter, level_parents
 from speclab.models import checks
@@ -101,13 +101,10 @@ def test_trees_that_cannot_be(kind, named):
     assert "\n" not in str(problem.value)
 
 
-@pytest.mark.parametrize("kind", [BestTreeDrafter, lambda inner: TreeDrafter(inner, (2, 1))], ids=["best", "shape"])
+@pytest.mark.parametrize("kind", ["tree:best:model", "tree:2x1:model", "sampled-tree:2x1:feature"])
 def test_no_lengths_are_chosen_for_trees(kind):
-    """Among several lengths a tree goes without auto; auto alone is refused."""
-    tree = kind(with_model("llama")[1])
-    assert not select.can_choose(tree)
     with pytest.raises(UsageProblem, match="drafts trees"):
-        select.auto_length("tree:x:model", tree)
+        check_auto(kind)
 
 
 def test_a_rule_that_knows_chains_only_refuses_trees():

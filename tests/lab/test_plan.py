@@ -372,8 +372,14 @@ def test_a_length_without_equals_stands_alone():
 
 
 def test_a_gain_that_may_be_none_is_called_that():
-    line = plan_views.advice(PAYS, of_lengths(band_low=0.98))
-    assert line == "leave speculation off, no gain can be told apart from none: k = 5, expected 1.84x (0.98 to 2.00)"
+    """The length 0 is held against the best in the same way as all others; without it the best one's own interval."""
+    best = "(k = 5, expected 1.84x ({} to 2.00))"
+    expected = f"leave speculation off, the gain of the best {best} cannot be told apart from none"
+    assert plan_views.advice(PAYS, of_lengths(band_low=0.98)) == expected.format("0.98")
+    plain = planned(0, time_low=0.99, time_high=1.8)
+    assert plan_views.advice(PAYS, [plain, *of_lengths(band_low=1.7)]) == expected.format("1.70")
+    slower = planned(0, time_low=1.01, time_high=1.8)
+    assert plan_views.advice(PAYS, [slower, *of_lengths(band_low=0.98)]).startswith("take k = 5")
 
 
 def test_a_plan_without_an_interval_says_so():
@@ -402,7 +408,7 @@ def table_of(fact: DraftFacts, entries: list[PlanEntry]) -> list[list[str]]:
     return [line.split() for line in show([plan_views.plan_table(run, fact)]).splitlines()[2:]]
 
 
-@pytest.mark.parametrize(("low", "mark"), [(1.4, "take"), (0.99, "-")])
+@pytest.mark.parametrize(("low", "mark"), [(1.4, "take"), (0.99, "best")])
 def test_the_table_marks_what_is_taken_and_what_is_as_good(low, mark):
     lines = table_of(PAYS, of_lengths(band_low=low))
     assert [line[-1] for line in lines] == ["same", "-", mark, "same", "same", "-"]

@@ -219,7 +219,7 @@ def takes_calibrated_costs_as_known() -> None:
 @mutant(30, "a_gain_that_may_be_none_is_called_that", file="lab/test_plan")
 def recommends_a_gain_within_noise() -> None:
     """recommends a gain that cannot be told apart from none"""
-    plan_views._pays = lambda fact, best: fact.speedup > 1
+    plan_views._pays = lambda fact, entries: fact.speedup > 1
 
 
 @mutant(30, "engines_race_again_until_the_fast_one_wins", file="models/test_exported")

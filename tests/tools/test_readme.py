@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from benchmarks import experts, peers_page, roofline, rules, scaling_page, states
+from benchmarks import experts, peers_page, roofline, rules, scaling_page, states, verdicts
 from benchmarks.families import __main__ as families
 from benchmarks.gpu import findings
 from speclab.present import batch_views, first_screen, plan_views, serving_views, sweep_views, tables
@@ -28,6 +28,7 @@ BENCHMARKS = {
     "scaling": (scaling_page.ScalingRun, scaling_page.page),
     "states": (states.StatesRun, states.page),
     "experts": (experts.ExpertsRun, experts.page),
+    "verdicts": (verdicts.VerdictsRun, verdicts.page),
 }
 KINDS = {"batch": BatchRun, "sweep": SweepRun, "plan": PlanRun, "vllm": ServingRun}
 

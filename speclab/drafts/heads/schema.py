@@ -237,7 +237,7 @@ def checked(found: dict[str, Any], kind: type[Kind]) -> Kind:
         why = re.sub(" after validation| or instance of .*", "", why)
         if first["type"] == "value_error" and where in ("", "transformer_layer_config"):
             raise ValueError(why) from None
-        given = "is missing" if first["input"] is None else f"is {str(first['input'])!r}"
+        given = "is missing or null" if first["input"] is None else f"is {str(first['input'])!r}"
         if not isinstance(first["input"], str | None):
             given = f"is {first['input']!r}"
         raise ValueError(f"{where} {given[:60]}; {why}") from None
