@@ -84,7 +84,7 @@ def test_what_a_head_must_say_is_named_where_it_is_missing(tmp_path, target, kin
             found[name] = None
         else:
             del found[name]
-        with pytest.raises(ValueError, match=f"{name} is missing; it should be"):
+        with pytest.raises(ValueError, match=f"{name} is missing or null; it should be"):
             checked(found, KINDS[kind])
 
 
