@@ -29,7 +29,8 @@ def does_not_renormalise_over_the_shared_tokens() -> None:
         shares.clear()
         drawn = right(drafter, ids, uniforms)
         return [
-            (token, None if law is None else law * share) for (token, law), share in zip(drawn, shares, strict=True)
+            one if one.probs is None else one._replace(probs=one.probs * share)
+            for one, share in zip(drawn, shares, strict=True)
         ]
 
     IntersectDrafter._restricted, IntersectDrafter._run = note_share, run
@@ -41,7 +42,7 @@ def proposes_the_drafts_own_ids() -> None:
     right = IntersectDrafter._run
 
     def run(drafter: IntersectDrafter, ids: Tensor, uniforms: Tensor) -> list[Drawn]:
-        return [(drafter._draft_id[token], law) for token, law in right(drafter, ids, uniforms)]
+        return [one._replace(token=drafter._draft_id[one.token]) for one in right(drafter, ids, uniforms)]
 
     IntersectDrafter._run = run
 
