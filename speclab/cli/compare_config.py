@@ -50,10 +50,6 @@ def prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
     if taken := next((kind for kind in kinds if kind.endswith(AUTO)), None):
         raise UsageProblem(f"--draft {taken}: in tables, a name that ends so means -k auto; rename the folder")
     check_kinds(kinds)
-    if auto:
-        for kind in kinds:
-            if not lengths or not is_tree(kind):  # beside numbers a tree has those
-                check_auto(kind)
     if (args.plan or args.verify_plan) and (
         hybrid := next((kind for kind in kinds if kind.startswith("hybrid")), None)
     ):
@@ -62,6 +58,10 @@ def prepare(args: argparse.Namespace) -> tuple[RunConfig, Output]:
         )
     if 0 not in temperatures and all(map(is_dial, kinds)):
         raise UsageProblem("the dial only replays greedy output; add 0 to --temperature")
+    if auto:
+        for kind in kinds:
+            if not lengths or not is_tree(kind):  # beside numbers a tree has those
+                check_auto(kind)
     setup, prompts = flags.load(args, temperature=0.0)
     drafters = make_drafters(kinds, setup, args.seed)
     check_prompts(setup.target, drafters.values(), prompts, args.max_new_tokens)
