@@ -234,11 +234,13 @@ def measure(args: argparse.Namespace, raw: list[Verdicts]) -> dict[str, Any]:
 
 LEGEND = [
     "plain, speculative: these texts were decoded by the lab's two loops. Each one is a run, and an alarm is false.",
-    "right law, drawn: tokens were drawn at the places of the plain texts from the target's own law; an alarm is false",
-    "The laws below it are wrong, and their tokens were drawn in the same way. An alarm is right there.",
-    "uncertain: share of the tokens of which rounding decides whether a filter keeps them; only their number is tested",
-    "largest z: of all runs and of the three statistics; the bound is 4.9. 'impossible': a token that no rounding "
-    "explains was drawn.",
+    "right law, drawn: these runs are simulated. Tokens were drawn at the places of the plain texts from the target's "
+    "own law, and an alarm is false.",
+    "The laws below it are wrong, and their runs are simulated in the same way. An alarm is right there.",
+    "uncertain: the share of the tokens of which rounding decides whether a filter keeps them. With top-k alone their "
+    "number is tested; with top-p they are counted and not tested.",
+    "largest z: it is the largest of all runs and of the three statistics; the bound is 4.9. 'impossible': a token "
+    "that no rounding explains was drawn.",
 ]
 
 
