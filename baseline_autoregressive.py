@@ -50,7 +50,7 @@ def autoregressive_decode(
         drawn = []
         for _ in range(min(chunk, settings.max_new_tokens - n_new)):
             # A NOT_FINITE cannot go into a pass; `to_host` reports it.
-            logits = target.forward(token.clamp(min=0)[:, None])  # one pass: (1, 1, vocab)
+            logits = target.step(token.clamp(min=0))  # one pass: (1, 1, vocab)
             token = draw_next(logits[:, -1], settings.sampling, uniforms((1,), generator, target.device))
             drawn.append(token)
         tokens = to_host(torch.cat(drawn))

@@ -44,17 +44,13 @@ class ModelDrafter:
         self._sampling, self._vocab_size = GREEDY, 0  # the target's
         self._not_fed: list[int] = []  # committed, not in the draft's cache yet
         self._n_committed = 0
-        self._n_before_tree: int | None = None  # tokens in the cache, while it holds a tree behind them
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
-        """Read the prompt, (1, prompt length) ids, with an encoder of its own where it has one.
-
-        EnvironmentProblem where the logits are not finite.
-        """
+        """Read the prompt, (1, prompt length) ids. EnvironmentProblem where the logits are not finite."""
         self._sampling, self._vocab_size = sampling, target.vocab_size
-        if not self.draft.prefill(self.draft.replace_unknown(prompt), rolls_back=True).amax().isfinite():
+        if not self.draft.prefill(self.draft.replace_unknown(prompt)).amax().isfinite():
             raise EnvironmentProblem("the draft model returned logits that are not finite; try --dtype float32")
-        self._not_fed, self._n_committed, self._n_before_tree = [], self.draft.length, None
+        self._not_fed, self._n_committed = [], self.draft.length
 
     @property
     def room(self) -> int:
@@ -66,8 +62,7 @@ class ModelDrafter:
         k = min(k, self.room)
         if k == 0:
             return as_draft([], self.draft.device)
-        not_fed = to_device(self._not_fed, self.draft.device)[None]  # (1, m): catch-up
-        return as_drawn(self._run(self.draft.replace_unknown(not_fed), uniforms[:, :k]))
+        return as_drawn(self._run(self.not_fed(), uniforms[:, :k]))
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
         """Crop the cache to what is committed, and note what it lacks."""
@@ -76,28 +71,15 @@ class ModelDrafter:
         self.draft.crop(kept)
         self._not_fed = (self._not_fed + committed)[-(self._n_committed - kept) :]
 
-    def start_tree(self) -> Tensor:
-        """Logits of the token after everything committed, (1, the target's vocabulary); see speclab/drafts/tree.py."""
-        not_fed = to_device(self._not_fed, self.draft.device)[None]  # (1, m): catch-up
-        logits = self.draft.forward(self.draft.replace_unknown(not_fed))[:, -1]
-        self._n_before_tree = self.draft.length
-        return self._of_target(logits)
+    def not_fed(self) -> Tensor:
+        """The ids that are committed and not in the draft's cache yet, (1, m): they go in first."""
+        return self.draft.replace_unknown(to_device(self._not_fed, self.draft.device)[None])
 
-    def grow(self, tokens: Tensor, parents: Tensor, reads: Tensor, depth: int) -> Tensor:
-        """Logits of the token after each of these (m,), (m, the target's vocabulary): one pass for all."""
-        return self._of_target(self.draft.forward_tree(self._own_ids(tokens)[None], reads)[0])
-
-    def end_tree(self) -> None:
-        """Crop the cache to what was committed before the tree: its accepted tokens are fed again with the others."""
-        if self._n_before_tree is not None:
-            self.draft.crop(self._n_before_tree)
-            self._n_before_tree = None
-
-    def _own_ids(self, tokens: Tensor) -> Tensor:
+    def draft_ids(self, tokens: Tensor) -> Tensor:
         """What the draft reads for drafted ids of the target."""
         return self.draft.replace_unknown(tokens)
 
-    def _of_target(self, logits: Tensor) -> Tensor:
+    def of_target(self, logits: Tensor) -> Tensor:
         """Ids that the draft lacks have no probability.  (m, vocabulary) -> (m, the target's)"""
         missing = self._vocab_size - self.draft.vocab_size
         return nn.functional.pad(logits, (0, missing), value=float("-inf")) if missing > 0 else logits
@@ -106,11 +88,11 @@ class ModelDrafter:
         """(1, m) ids to catch up with, (1, k) uniforms -> n <= k drawn tokens, as `draw_draft` gives them"""
         drawn: list[Drawn] = []
         for i in range(uniforms.shape[1]):
-            logits = self._of_target(self.draft.forward(ids)[:, -1])  # (1, the target's vocabulary)
+            logits = self.of_target(self.draft.forward(ids)[:, -1])  # (1, the target's vocabulary)
             drawn.append(draw_draft(logits, self._sampling, uniforms[:, i]))
             if self.keep_drafting and not self.keep_drafting(probability(logits, drawn[-1])):
                 break
-            ids = self._own_ids(drawn[-1].token)[:, None]
+            ids = self.draft_ids(drawn[-1].token)[:, None]
         return drawn
 
 

@@ -25,13 +25,7 @@ from draft_models import Drafter  # NEW
 from speclab.core.accept import accept_from_logits  # NEW
 from speclab.core.rounds import AcceptRule, DecodeSettings, Round, fetch  # NEW: AcceptRule, fetch
 from speclab.core.sampling import draw_next, to_host, uniforms
-from speclab.models.cached import (  # NEW: all but CachedModel, check_prompt
-    CachedModel,
-    RollBack,
-    check_prompt,
-    roll_back,
-    verify,
-)
+from speclab.models.cached import CachedModel, check_prompt
 
 
 def speculative_decode(
@@ -41,20 +35,18 @@ def speculative_decode(
     draft_length: int,  # NEW
     settings: DecodeSettings,
     accept: AcceptRule = accept_from_logits,  # NEW
-    roll_back: RollBack = roll_back,  # NEW
 ) -> Iterator[Round]:
     """Yield rounds that continue `prompt` (1, prompt length): the first right after prefill, each of 1 to k + 1 ids.
 
-    `draft_length` is k; with 0 this is plain decoding. `accept` and `roll_back` are the two decisions of a round, which
-    another rule may take. Raises UsageProblem for a prompt that does not fit.
+    `draft_length` is k; with 0 this is plain decoding. `accept` is the rule that judges the drafted tokens. Raises
+    UsageProblem for a prompt that does not fit.
     """
     check_prompt(target, prompt, settings.max_new_tokens)
     if settings.max_new_tokens == 0:
         return
     generator = settings.generator(target.device)
 
-    logits = target.prefill(prompt, rolls_back=True)  # (1, 1, vocab)  # NEW: rolls_back
-    n_before = target.length  # NEW: the prompt's tokens; behind an encoder the decoder has its start token instead
+    logits = target.prefill(prompt)  # (1, 1, vocab)
     token = draw_next(logits[:, -1], settings.sampling, uniforms((1,), generator, target.device))  # (1,)
     tokens, n_new = to_host(token), 1
     drafter.prefill(target, prompt, settings.sampling)  # NEW
@@ -66,23 +58,21 @@ def speculative_decode(
         # 1. Draft. A round commits one token more than it accepts, so it accepts at most one less than are left. # NEW
         k = min(draft_length, settings.max_new_tokens - n_new - 1)
         draws = uniforms((1, 2 * draft_length + 1), generator, target.device)
-        draft = drafter.propose(k, draws[:, :draft_length])  # n <= draft_length tokens, at most k on one branch
+        draft = drafter.propose(k, draws[:, :draft_length])  # n <= draft_length tokens, of which k can be accepted
 
         # 2. Verify: one target pass over the last committed token and the drafted ones. # NEW
-        logits = verify(target, token, draft)  # (1, n + 1, vocab)
+        logits = target.verify(token, draft)  # (1, n + 1, vocab)
 
         # 3. Accept or reject, and fetch what was decided: the loop's one wait for the device in a round. # NEW
         result = accept(draft, logits, settings.sampling, draws[:, draft_length:])
-        tokens, n_drafted, n_accepted, n_rejected, path = fetch(draft, result)
-        token, n_new = result.next_token, n_new + len(tokens)
+        decided = fetch(draft, result)
+        tokens, token, n_new = decided.tokens, result.next_token, n_new + len(decided.tokens)
 
         # 4. Roll back: neither cache keeps the last committed token, or a rejected one. # NEW
-        if path is not None:  # a drafted tree
-            target.keep(path)  # the accepted branch moves to the front
-        roll_back(target, n_before + n_new)
-        drafter.observe(n_accepted, tokens)
+        target.commit(decided)
+        drafter.observe(decided.n_accepted, tokens)
 
-        round_ = Round.committing(tokens, n_new, settings, n_drafted, n_accepted, n_rejected)  # NEW: three counts
+        round_ = Round.committing(tokens, n_new, settings, *decided.counts)  # NEW: drafted, accepted, rejected
         yield round_
 
 

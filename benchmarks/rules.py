@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks import common
 from optimized_speculative import speculative_decode
 from speclab.cli import flags, parsing
-from speclab.core.accept import accept_block_from_logits, accept_from_logits
+from speclab.core.accept import rule_of
 from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, Drafter
 from speclab.core.sampling import Sampling
@@ -39,7 +39,7 @@ from speclab.system.errors import UsageProblem, reports_problems
 from speclab.system.terminal import progress
 from speclab.theory.formulas import ratio_interval
 
-RULES = {"token": accept_from_logits, "block": accept_block_from_logits}
+RULES = ("token", "block")
 
 # --- the record -------------------------------------------------------------------------------------------------------
 
@@ -76,7 +76,7 @@ def counts(
     for seed in seeds:
         settings = DecodeSettings(budget, sampling, seed=seed)
         ids = prompt.ids.to(setup.device)
-        for round_ in speculative_decode(setup.target, drafter, ids, k, settings, RULES[rule]):
+        for round_ in speculative_decode(setup.target, drafter, ids, k, settings, rule_of(rule).accept):
             if not round_.prefill:
                 total.add(round_)
     return total
@@ -100,7 +100,7 @@ def measure(
         for index, prompt in enumerate(prompts):
             of_prompt = []
             for (temperature, k, rule), own in drafters.items():
-                first = ((args.seed * len(RULES) + list(RULES).index(rule)) * 1009 + index) * args.repeats
+                first = ((args.seed * len(RULES) + RULES.index(rule)) * 1009 + index) * args.repeats
                 seeds = list(range(first, first + args.repeats))
                 n = counts(setup, own, prompt, k, setup.sampling_at(temperature), rule, args.max_new_tokens, seeds)
                 of_prompt.append(

@@ -9,7 +9,7 @@ names and arguments of `accept` and `decode`. Both use the lab's own types, whic
 
     device, length              where tensors live; tokens in its cache
     max_length                  positions it was built for, or None
-    prefill(prompt, rolls_back) drop everything, read (1, n) ids -> logits (1, 1, vocab) of the next token
+    prefill(prompt)             drop everything, read (1, n) ids -> logits (1, 1, vocab) of the next token
     forward(tokens)             append (1, m) ids to the cache -> logits (1, m, vocab), row i follows token i
     crop(length)                keep the first `length` tokens of the cache
 
@@ -61,7 +61,7 @@ def decode(
         return
     generator = settings.generator(target.device)
 
-    logits = target.prefill(prompt, rolls_back=True)  # prefill: (1, 1, vocab)
+    logits = target.prefill(prompt)  # prefill: (1, 1, vocab)
     committed = to_host(draw_next(logits[:, -1], sampling, uniforms((1,), generator, target.device)))
     drafter.prefill(target, prompt, sampling)
     drafter.observe(0, committed)

@@ -62,7 +62,7 @@ class TinyTarget:
         """Its positions."""
         return Room(self.max_length)
 
-    def prefill(self, prompt: Tensor, rolls_back: bool = False) -> Tensor:
+    def prefill(self, prompt: Tensor) -> Tensor:
         """Drop everything and read (1, n) ids.  -> (1, 1, vocab) logits of the next token"""
         self.cache = []
         return self.forward(prompt)[:, -1:]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from baseline_autoregressive import autoregressive_decode
 from optimized_speculative import speculative_decode
+from speclab.core.accept import accept_from_logits
 from speclab.core.rounds import DecodeSettings, Round, tokens_of
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.models.backends import rewrites
@@ -40,11 +41,10 @@ def plain_text(target, prompt: Tensor, n_tokens: int, *how, chunk: int = 1, **mo
 
 
 def speculative_rounds(
-    target, drafter, prompt: Tensor, k: int, n_tokens: int, *how, accept=None, roll_back=None, **more
+    target, drafter, prompt: Tensor, k: int, n_tokens: int, *how, accept=accept_from_logits, **more
 ) -> Iterator[Round]:
     """The speculative loop's rounds."""
-    functions = {name: given for name, given in (("accept", accept), ("roll_back", roll_back)) if given}
-    return speculative_decode(target, drafter, prompt, k, settings(n_tokens, *how, **more), **functions)
+    return speculative_decode(target, drafter, prompt, k, settings(n_tokens, *how, **more), accept)
 
 
 def keys_and_values(cached: CachedModel) -> list[tuple[Tensor, Tensor]]:

@@ -15,6 +15,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
@@ -25,7 +26,7 @@ import baseline_autoregressive
 import optimized_speculative
 from draft_models import ModelDrafter, NgramDrafter
 from speclab.core.accept import rule_of
-from speclab.core.rounds import DecodeSettings, Draft, Drafter, Round, fetch_rows, parents_of, tokens_of
+from speclab.core.rounds import DecodeSettings, Draft, Drafter, Round, fetch_rows, tokens_of
 from speclab.core.sampling import Sampling
 from speclab.drafts.block import BlockDrafter
 from speclab.drafts.exit import ExitDrafter
@@ -33,7 +34,8 @@ from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.heads.parts import rotations
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import WEIGHT, AutoLength, RoundCosts
-from speclab.drafts.tree import BestTreeDrafter
+from speclab.drafts.trees.best import BestTreeDrafter
+from speclab.drafts.trees.draft import parents_of
 from speclab.drafts.trees.fixed import TreeDrafter
 from speclab.drafts.trees.merged import MergedDrafter
 from speclab.models.cached import CachedModel
@@ -346,7 +348,8 @@ def enumerated(monkeypatch, name: str, rule: str, first: float, end: float) -> F
         sides = sides_of(rule, text, tokens, parents, laws, tree, draft.probs is None)
         cells = list(itertools.product(*sides))
         points = torch.tensor([[piece.at(end) for piece in cell] for cell in cells], dtype=torch.float64)
-        many = Draft(*(part if part is None else part.expand(len(cells), *part.shape[1:]) for part in draft))
+        parts = {name: part for name, part in vars(draft).items() if part is not None}
+        many = replace(draft, **{name: part.expand(len(cells), *part.shape[1:]) for name, part in parts.items()})
         result = rule_of(rule).accept(many, logits.expand(len(cells), -1, -1), sampling, points)
         for cell, decided in zip(cells, fetch_rows(many, result), strict=True):
             chance = one.chance

@@ -19,7 +19,7 @@ from speclab.cli import decoding, flags
 from speclab.core import accept as accept_module
 from speclab.core.accept import accept
 from speclab.core.counts import Counts
-from speclab.core.rounds import Draft, Round
+from speclab.core.rounds import Decided, Draft, Round
 from speclab.core.sampling import Sampling, draw
 from speclab.models.cached import CachedModel
 from speclab.models.limits import Room
@@ -48,7 +48,7 @@ class TableModel:
     def replace_unknown(self, ids: Tensor) -> Tensor:
         return ids
 
-    def prefill(self, prompt: Tensor, rolls_back=False) -> Tensor:
+    def prefill(self, prompt: Tensor) -> Tensor:
         self.length = prompt.shape[1]
         return self.logits[prompt[:, -1:]]
 
@@ -56,8 +56,11 @@ class TableModel:
         self.length += tokens.shape[1]
         return self.logits[tokens]
 
-    def run(self, program, *inputs):
-        return program(self.forward, *inputs)
+    def verify(self, last_token: Tensor, draft: Draft) -> Tensor:
+        return draft.verified_by(self, last_token)
+
+    def commit(self, decided: Decided) -> None:
+        self.crop(self.length - decided.n_drafted + decided.n_accepted)
 
     def crop(self, length: int) -> None:
         self.length = length

@@ -9,11 +9,11 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from speclab.drafts.exit import check_split
 from speclab.drafts.heads.exit import ExitAdapter, ExitConfig
 from speclab.drafts.heads.files import weights_of
 from speclab.models.backends.eager import decoder_layers
 from speclab.models.cached import CachedModel
-from speclab.models.checks import check_split
 from speclab.system.errors import UsageProblem
 from training.passes import Reading
 from training.rollouts import Distance, distance

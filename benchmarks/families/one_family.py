@@ -26,13 +26,14 @@ from speclab.batch.loops import speculative_decode_batch
 from speclab.batch.rows import Request
 from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, tokens_of
+from speclab.drafts.trees.checks import check_tree
 from speclab.drafts.trees.fixed import TreeDrafter
 from speclab.lab.training.degraded_drafts import noisy
 from speclab.models import loading, memory, select
 from speclab.models.backends.protocols import FastModel
 from speclab.models.batched import BatchedModel, check_batch
 from speclab.models.cached import CachedModel
-from speclab.models.checks import OTHER_DRAFT, check_model, check_no_encoder, check_tree
+from speclab.models.checks import OTHER_DRAFT, check_model, check_no_encoder
 from speclab.models.limits import is_encoder_decoder, start_id
 from speclab.models.rounding import Reference
 from speclab.models.uncached import logits_after

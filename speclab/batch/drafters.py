@@ -7,18 +7,20 @@ pays for each row.
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from draft_models import Drafter, as_draft, as_drawn, draft_room
-from speclab.core.rounds import Decided, Draft, parents_of
+from speclab.core.rounds import Decided, Draft
 from speclab.core.sampling import GREEDY, Drawn, Sampling, draw_draft, to_device
 from speclab.drafts.hybrid import forget
+from speclab.drafts.trees.draft import TreeDraft, parents_of
 from speclab.models.batched import BatchedModel
 from speclab.models.cached import tokens_to_keep
-from speclab.system.errors import EnvironmentProblem, UsageProblem
+from speclab.system.errors import EnvironmentProblem
 
 
 class BatchDrafter(Protocol):
@@ -84,9 +86,9 @@ class RowOfTarget:
         """Outputs of these layers in the last pass, side by side: (1, m, layers * hidden)."""
         return self._target.hidden(layers, self._row)
 
-    def forward_first(self, tokens: Tensor, n_layers: int) -> Tensor:
-        """The cache of a batch cannot be ahead in some layers."""
-        raise UsageProblem("--draft exit runs layers of the target ahead, which batches do not; give another --draft")
+    def forward(self, tokens: Tensor, reads: Tensor | None = None) -> Tensor:
+        """One row alone reads nothing: the loop reads the tokens of all rows at once."""
+        raise RuntimeError("a row of a batch makes no pass of its own")
 
 
 MOST_TO_CATCH_UP = 2  # tokens: the last committed one, and before it a drafted one that was accepted last
@@ -142,7 +144,7 @@ class BatchedModelDrafter:
         if draft.probs is None:
             return draft
         missing = self._vocab_size - self.draft.vocab_size
-        return draft._replace(probs=nn.functional.pad(draft.probs, (0, missing)))  # (rows, n, the target's vocabulary)
+        return replace(draft, probs=nn.functional.pad(draft.probs, (0, missing)))  # (rows, n, the target's vocabulary)
 
     def observe(self, decided: Mapping[int, Decided]) -> None:
         """Crop each row's cache to what is committed, and note what it lacks."""
@@ -166,19 +168,18 @@ class BatchedModelDrafter:
 def side_by_side(drafts: Sequence[Draft], vocab_size: int) -> Draft:
     """One draft from those of several rows, (1, n) tokens each; rows are padded to the longest."""
     n = max(draft.tokens.shape[1] for draft in drafts)
-    if any(draft.states is not None for draft in drafts):
-        raise UsageProblem("--draft exit runs layers of the target ahead, which batches do not; give another --draft")
     size = torch.cat([draft.size for draft in drafts])
-    probs = parents = certain = faults = None
+    probs = certain = faults = None
     if any(draft.probs is not None for draft in drafts):
         probs = torch.cat([_padded(_probs(draft, vocab_size), n) for draft in drafts])
         certain = torch.cat([torch.full_like(one.size, one.probs is None, dtype=torch.bool) for one in drafts])
-    if any(draft.parents is not None for draft in drafts):
-        parents = torch.cat([_padded(parents_of(draft), n) for draft in drafts])
     if any(draft.faults is not None for draft in drafts):
         faults = torch.cat([torch.zeros_like(one.size) if one.faults is None else one.faults for one in drafts])
     tokens = torch.cat([_padded(draft.tokens, n) for draft in drafts])
-    return Draft(tokens, size, probs, parents=parents, certain=certain, faults=faults)
+    if not any(isinstance(draft, TreeDraft) for draft in drafts):
+        return Draft(tokens, size, probs, certain, faults)
+    parents = torch.cat([_padded(parents_of(draft), n) for draft in drafts])
+    return TreeDraft(tokens, size, probs, certain, faults, parents=parents)
 
 
 def _padded(tensor: Tensor, n: int) -> Tensor:

@@ -15,7 +15,7 @@ from speclab.batch.rows import Request, Row, Rows
 from speclab.core.accept import accept_from_logits
 from speclab.core.rounds import AcceptResult, AcceptRule, Draft, Round, fetch_rows
 from speclab.core.sampling import Sampling, draw_next, to_host
-from speclab.models.batched import BatchedModel, verify
+from speclab.models.batched import BatchedModel
 
 
 def autoregressive_decode_batch(
@@ -73,7 +73,7 @@ def speculative_decode_batch(
         draft = drafter.propose(k, draws[:, :draft_length])  # n tokens of each row, of which `size` count
 
         # 2. Verify: one pass for all rows.
-        logits = verify(target, tokens, draft)  # (rows, n + 1, vocab)
+        logits = target.verify(tokens, draft)  # (rows, n + 1, vocab)
 
         # 3. Accept or reject, row by row, and fetch what was decided.
         result = accept(draft, logits, rows.sampling, judging(draft, draws[:, draft_length:]))
@@ -81,10 +81,8 @@ def speculative_decode_batch(
         tokens = result.next_token
 
         # 4. Roll back: each row to its own length.
-        if draft.parents is not None:  # drafted trees
-            target.keep([of_row.path or [] for of_row in decided])
         rounds = {row.place: row.commit(*decided[row.place][:4]) for row in busy}
-        target.crop(rows.lengths)
+        target.commit(decided, rows.lengths)
         drafter.observe({row.place: decided[row.place] for row in busy if not row.finish})
         for row in busy:
             yield row.number, rounds[row.place]

@@ -1,12 +1,11 @@
 """The rules that accept or reject drafted tokens. Pure functions, tensors in and tensors out, batch first.
 
-For drafts with branches see speclab/core/accept_tree.py.
-
 `accept` and `accept_block` are lossless: the text follows the target's distribution exactly. `accept_lenient` and
 `accept_typical` are LOSSY: they keep more, and the text follows another distribution, whose distance from the target's
 `lenient_law` and `typical_law` make computable. They are never the default.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -14,8 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from speclab.core.accept_tree import accept_follow_from_logits, accept_tree_from_logits
-from speclab.core.graphs import replayed
+from speclab.core.graphs import graphed
 from speclab.core.rounds import AcceptResult, AcceptRule, Draft
 from speclab.core.sampling import Sampling, draw, most_probable
 from speclab.system.errors import UsageProblem
@@ -32,7 +30,7 @@ def accept(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> AcceptResult
     norm(max(0, p - q)), after none from the target's last row.
     Leviathan et al., arXiv 2211.17192, algorithm 1; Chen et al., arXiv 2302.01318.
     """
-    tokens, size, draft_probs, *_ = draft
+    tokens, size, draft_probs = draft.tokens, draft.size, draft.probs
     batch, n = tokens.shape
     target_of_token = target_probs[:, :n].gather(-1, tokens[..., None])[..., 0]  # (batch, n)
     if draft_probs is None:
@@ -66,7 +64,7 @@ def accept_block(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> Accept
     from norm(max(0, b_n * p - q)), after all from the target's last row. One-hot drafts gain nothing: `accept` takes
     them, in a batch the rows that `draft.certain` names. Sun et al., arXiv 2403.10444.
     """
-    tokens, size, draft_probs, *_ = draft
+    tokens, size, draft_probs = draft.tokens, draft.size, draft.probs
     batch, n = tokens.shape
     if draft_probs is None or n == 0:
         return accept(draft, target_probs, uniforms)
@@ -122,7 +120,7 @@ def accept_typical(draft: Draft, target_probs: Tensor, uniforms: Tensor, epsilon
     target's own row, after a rejection, too, so the rejected token may come again. The paper takes its argmax there.
     Cai et al. (Medusa), arXiv 2401.10774, section 2.3.
     """
-    tokens, size, *_ = draft
+    tokens, size = draft.tokens, draft.size
     batch, n = tokens.shape
     of_token = target_probs[:, :n].gather(-1, tokens[..., None])[..., 0]  # (batch, n)
     n_accepted = _n_leading(of_token > typical_threshold(target_probs[:, :n], epsilon)[..., 0], size)
@@ -159,11 +157,13 @@ def typical_law(target_probs: Tensor, draft_probs: Tensor, epsilon: float) -> Te
 # --- from logits, by the name of --rule -------------------------------------------------------------------------------
 
 
+@functools.singledispatch
 def accept_from_logits(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor) -> AcceptResult:
     """`accept` from the target's logits, (batch, n + 1, vocab).
 
     Against a one-hot target the rule keeps exactly the leading drafted tokens that are the target's own, whatever the
     uniforms and the draft's probabilities, and what follows is the target's own next token: no row is built for that.
+    A kind of draft that is judged in another way registers its rule here.
     """
     return _judged(draft, logits, sampling, uniforms, "token")
 
@@ -176,20 +176,11 @@ def accept_block_from_logits(draft: Draft, logits: Tensor, sampling: Sampling, u
 def _judged(
     draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor, kind: str, value: tuple[float, ...] = ()
 ) -> AcceptResult:
-    """`_from_logits` without what no rule reads: shapes then depend on n only, and so does the CUDA graph.
-
-    A tree is judged by the token rule for trees. UsageProblem for a rule that knows chains only.
-    """
-    if draft.parents is not None:
-        if kind != "token":
-            raise UsageProblem(f"--rule {kind} judges chains, not trees; leave it out, or give --rule follow")
-        return accept_tree_from_logits(draft, logits, sampling, uniforms)
-    return _from_logits(
-        draft._replace(states=None, faults=None), logits, sampling, uniforms[:, : logits.shape[1]], kind, value
-    )
+    """`_from_logits` without what no rule reads: shapes then depend on n only, and so does the CUDA graph."""
+    return _from_logits(draft.chain(), logits, sampling, uniforms[:, : logits.shape[1]], kind, value)
 
 
-@replayed
+@graphed
 def _from_logits(
     draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor, kind: str, value: tuple[float, ...] = ()
 ) -> AcceptResult:
@@ -218,10 +209,9 @@ class Rule(NamedTuple):
     law: Callable[[Tensor, Tensor], Tensor] | None = None  # (target_probs, draft_probs) -> of one token; None: lossless
 
 
-RULES: dict[str, AcceptRule] = {
+RULES: dict[str, Callable[[Draft, Tensor, Sampling, Tensor], AcceptResult]] = {
     "token": accept_from_logits,
     "block": accept_block_from_logits,
-    "follow": accept_follow_from_logits,
 }
 """The lossless rules by their names."""
 LAWS = {"lenient": lenient_law, "typical": typical_law}

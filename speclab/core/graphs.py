@@ -4,13 +4,14 @@ A launch costs the host some microseconds, and a small kernel runs no longer tha
 takes as long as launching them. A graph repeats the same kernels on the same addresses with the same shapes, so it
 reads its inputs from fixed tensors and writes its outputs to others.
 
-`capture` records a step, `replayed` makes a pure function of tensors run as graphs on a GPU. Recording stops the
+`capture` records a step, `graphed` makes a pure function of tensors run as graphs on a GPU. Recording stops the
 device, so it is done before anything is timed; `captures.n` counts it, and the harness proves with it that no timed
 turn recorded anything.
 
 Everything but the recording itself is tested without a GPU (tests/models/test_cuda_graphs.py).
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, NamedTuple, TypeVar
@@ -93,11 +94,11 @@ def on_graphs(tensor: Tensor) -> bool:
     return tensor.device.type == "cuda" and not captures.failed and not torch.cuda.is_current_stream_capturing()
 
 
-def replayed(function: Function) -> Function:
+def graphed(function: Function) -> Function:
     """`function` as graphs on a GPU, a graph for each kind of arguments; unchanged on other devices.
 
-    It takes and gives tensors, (named) tuples of them, None, and hashable values. It must not wait for the device, and
-    what it gives depends on its arguments alone.
+    It takes and gives tensors, tuples and data classes of them, None, and hashable values. It must not wait for the
+    device, and what it gives depends on its arguments alone.
     """
     graphs: dict[Hashable, tuple[Graph, Any]] = {}
 
@@ -135,26 +136,35 @@ def _recorded(function: Callable, args: tuple, tensors: list[Tensor]) -> tuple[G
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors in nested tuples, in order."""
+    """The tensors in nested tuples and data classes, in order."""
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, tuple):
-        for part in value:
+    elif parts := _parts(value):
+        for part in parts:
             yield from _tensors(part)
 
 
 def _filled(value: Any, tensors: Iterator[Tensor]) -> Any:
-    """The same nested tuples with other tensors."""
+    """The same nested values with other tensors."""
     if isinstance(value, Tensor):
         return next(tensors)
-    if not isinstance(value, tuple):
+    if not (given := _parts(value)):
         return value
-    parts = [_filled(part, tensors) for part in value]
-    return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    parts = [_filled(part, tensors) for part in given]
+    if isinstance(value, tuple):
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return type(value)(**dict(zip(vars(value), parts, strict=True)))
 
 
 def _form(value: Any) -> Hashable:
     """What a graph of a function fixes of an argument."""
     if isinstance(value, Tensor):
         return value.shape, value.dtype, value.device
-    return tuple(map(_form, value)) if isinstance(value, tuple) else value
+    return (type(value), *map(_form, parts)) if (parts := _parts(value)) else value
+
+
+def _parts(value: Any) -> tuple:
+    """What a tuple, a named tuple or an instance of a data class holds; nothing of any other value."""
+    if isinstance(value, tuple):
+        return value
+    return tuple(vars(value).values()) if dataclasses.is_dataclass(value) and not isinstance(value, type) else ()

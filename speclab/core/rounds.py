@@ -30,54 +30,30 @@ class DecodeSettings:
         return torch.Generator(device).manual_seed(self.seed)
 
 
-class Draft(NamedTuple):
-    """Proposed tokens, batch first, on the target's device.
+@dataclass(frozen=True)
+class Draft:
+    """Proposed tokens, batch first, on the target's device: a chain, in which each token follows the one before it.
 
-    A tree has several guesses for a place. Its n tokens are nodes; parents says for each the number of the node that it
-    follows, -1 for the last committed token, which is the root. A parent comes before its children, and the children of
-    one parent are in the order in which they were drawn. A chain is the tree with parents -1, 0, 1, ..., n - 2.
-
-    The pass of the target reads the root and then the nodes: row 0 is the root's, row i + 1 node i's. A row stands at
-    the position of its depth, and reads the committed text, the nodes before it on its branch, and itself; never a
-    sibling.
+    A kind of draft that the target reads in another way is a subclass with fields of its own.
     """
 
     tokens: Tensor  # (batch, n) ids
     size: Tensor  # (batch,) the first so many tokens of a row are drafted, the others are padding
     probs: Tensor | None = None  # (batch, n, vocab) what each token was drawn from; None = one-hot
-    states: Tensor | None = None  # (batch, n, hidden) early exit: the target's own, see speclab/drafts/exit.py
-    parents: Tensor | None = None  # (batch, n) a tree: the token that each follows; None = a chain
     certain: Tensor | None = None  # (batch,) bool: rows whose `probs` are one-hot, beside rows that were drawn
-    faults: Tensor | None = (
-        None  # (batch,) NOT_FINITE where the draft's logits were not finite, else 0; None: no logits
-    )
+    faults: Tensor | None = None  # (batch,) NOT_FINITE where the logits were not finite, else 0; None: no logits
 
+    def verified_by(self, target: "Target", last_tokens: Tensor) -> Tensor:
+        """Let the target read the last committed token of each row, (batch,), and these tokens, in one pass.
 
-def reads(parents: Tensor) -> Tensor:
-    """Which rows of the target's pass each row may read, itself included.  (batch, n) -> (batch, n + 1, n + 1) bool"""
-    batch, n = parents.shape
-    seen = torch.eye(n + 1, device=parents.device).repeat(batch, 1, 1)
-    seen[:, 1:].scatter_(-1, parents[..., None] + 1, 1.0)  # itself and its parent
-    for _ in range(n.bit_length()):  # each time twice as far up
-        seen = (seen @ seen).clamp(max=1)
-    return seen > 0
+        -> (batch, n + 1, vocab) logits. Row i is what the target says after i drafted tokens: it judges token i + 1,
+        and the last row gives the bonus token.
+        """
+        return target.forward(torch.cat([last_tokens[:, None], self.tokens], dim=1))
 
-
-def depths(parents: Tensor) -> Tensor:
-    """How many tokens after the root each row of the pass stands, 0 for the root.  (batch, n) -> (batch, n + 1)"""
-    return reads(parents).sum(-1) - 1
-
-
-def chain(n: int, device: torch.device | None = None) -> Tensor:
-    """The parents of a chain of n tokens, (1, n)."""
-    return torch.arange(-1, n - 1, device=device)[None]
-
-
-def parents_of(draft: Draft) -> Tensor:
-    """(batch, n); a chain's where the draft has none."""
-    if draft.parents is not None:
-        return draft.parents
-    return chain(draft.tokens.shape[1], draft.tokens.device).expand_as(draft.tokens)
+    def chain(self) -> "Draft":
+        """The same tokens with nothing but what a rule for chains reads. UsageProblem where they are no chain."""
+        return Draft(self.tokens, self.size, self.probs, self.certain)
 
 
 class AcceptResult(NamedTuple):
@@ -85,7 +61,8 @@ class AcceptResult(NamedTuple):
 
     n_accepted: Tensor  # (batch,) how many drafted tokens are kept
     next_token: Tensor  # (batch,) the target's own token after them: a correction, or the bonus
-    path: Tensor | None = None  # (batch, n) of a tree: the kept tokens' numbers first; None = the leading ones
+    path: Tensor | None = None  # (batch, n) the kept tokens' numbers, then -1; None = the leading ones are kept
+    n_rejected: Tensor | None = None  # (batch,) 1 where a further token was rejected; None = where one was drafted
 
 
 AcceptRule = Callable[[Draft, Tensor, Sampling, Tensor], AcceptResult]
@@ -93,7 +70,7 @@ AcceptRule = Callable[[Draft, Tensor, Sampling, Tensor], AcceptResult]
 
 
 class Target(Protocol):
-    """What a drafter may ask of the target, a CachedModel."""
+    """What a drafter and a draft may ask of the target, a CachedModel."""
 
     @property
     def vocab_size(self) -> int:
@@ -102,8 +79,12 @@ class Target(Protocol):
     def hidden(self, layers: Iterable[int]) -> Tensor:
         """Outputs of these layers in the last pass, side by side: (1, m, layers * hidden)."""
 
-    def forward_first(self, tokens: Tensor, n_layers: int) -> Tensor:
-        """Run the first `n_layers` layers alone over further tokens: (1, m) ids -> states (1, m, hidden)."""
+    def forward(self, tokens: Tensor, reads: Tensor | None = None) -> Tensor:
+        """Append tokens.  (batch, m) ids -> (batch, m, vocab) logits; row i follows token i.
+
+        reads: (batch, m, m) bool, which of these tokens each one reads, itself included, beside all tokens before
+        them. None: all up to itself.
+        """
 
 
 class Drafter(Protocol):
@@ -115,7 +96,7 @@ class Drafter(Protocol):
     def propose(self, k: int, uniforms: Tensor) -> Draft:
         """Propose tokens after everything committed, so that at most `k` of them can be accepted.
 
-        uniforms: (1, n) in [0, 1) with n >= k. A tree has at most n tokens, and branches of at most k tokens.
+        uniforms: (1, n) in [0, 1) with n >= k. A draft has at most n tokens.
         """
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
@@ -129,7 +110,12 @@ class Decided(NamedTuple):
     n_drafted: int
     n_accepted: int
     n_rejected: int  # 1 where the target was asked about a further drafted token, and took none
-    path: list[int] | None = None  # of a tree: the numbers of the accepted drafts
+    path: list[int] | None = None  # the numbers of the accepted drafts; None: the leading ones
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """Drafted, accepted and rejected tokens."""
+        return self.n_drafted, self.n_accepted, self.n_rejected
 
 
 def fetch(draft: Draft, result: AcceptResult) -> Decided:
@@ -140,27 +126,22 @@ def fetch(draft: Draft, result: AcceptResult) -> Decided:
 def fetch_rows(draft: Draft, result: AcceptResult) -> list[Decided]:
     """Copy the decisions of all rows to the host: the loop's one wait for the device in a round."""
     n_rows, n = draft.tokens.shape
-    parts = [draft.tokens]  # (batch, n) each
-    if draft.parents is not None and result.path is not None:
-        # + 1: `to_host` takes -1 for logits that are not finite, and here it is the root or an empty place of the path.
-        parts += [draft.parents + 1, result.path + 1]
-    counts = [draft.size, result.n_accepted, result.next_token]  # (batch,) each
-    faults = [] if draft.faults is None else [draft.faults]  # `to_host` notices them
-    host = iter(to_host(torch.cat([*(part.flatten() for part in parts), *counts, *faults])))
-    widths = [n] * len(parts) + [1] * len(counts)
-    columns = [[list(islice(host, width)) for _ in range(n_rows)] for width in widths]
-    return [_decided(*of_row) for of_row in zip(*columns, strict=True)]
-
-
-def _decided(drafted: list[int], *others: list[int]) -> Decided:
-    """What was fetched for one row; others: of a tree its parents and its path, then the three counts."""
-    *tree, (n_drafted,), (n_accepted,), (next_token,) = others
-    if not tree:
-        return Decided([*drafted[:n_accepted], next_token], n_drafted, n_accepted, int(n_accepted < n_drafted))
-    parent_rows, kept_rows = tree[0][:n_drafted], tree[1][:n_accepted]
-    n_rejected = int((kept_rows[-1] if kept_rows else 0) in parent_rows)  # after a leaf there was nothing to reject
-    tokens = [*(drafted[i - 1] for i in kept_rows), next_token]
-    return Decided(tokens, n_drafted, n_accepted, n_rejected, [i - 1 for i in kept_rows])
+    # + 1: `to_host` takes -1 for logits that are not finite, and in a path it is an empty place.
+    path = [] if result.path is None else [result.path + 1]
+    one_each = [draft.size, result.n_accepted, result.next_token]  # (batch,) each
+    one_each += [part for part in (result.n_rejected, draft.faults) if part is not None]  # `to_host` notices faults
+    parts = [draft.tokens, *path, *one_each]
+    host = iter(to_host(torch.cat([part.flatten() for part in parts])))
+    columns = [[list(islice(host, n if part.ndim > 1 else 1)) for _ in range(n_rows)] for part in parts]
+    decided = []
+    for drafted, *others in zip(*columns, strict=True):
+        kept = [i - 1 for i in others.pop(0)] if path else list(range(n))
+        (n_drafted,), (n_accepted,), (next_token,), *more = others
+        n_rejected = int(n_accepted < n_drafted) if result.n_rejected is None else more[0][0]
+        kept = kept[:n_accepted]
+        tokens = [*(drafted[i] for i in kept), next_token]
+        decided.append(Decided(tokens, n_drafted, n_accepted, n_rejected, kept if path else None))
+    return decided
 
 
 class Round(NamedTuple):
@@ -176,7 +157,7 @@ class Round(NamedTuple):
     detail: object = None  # the numbers that the accept rule used; the same (speclab/lab/tracing/follow.py)
     n_after_eos: int = 0  # ids that were generated after an end token and dropped
     text: str = ""  # what `tokens` add to the text; speclab/models/prompts.py fills it in
-    n_replays: int = 0  # target passes after it that read accepted tokens once more (recurrent layers); an instrument
+    n_replays: int = 0  # further target passes that its roll-back took; an instrument fills it in
     looked_up: bool | None = None  # a hybrid's lookup drafted, not its model; an instrument fills it in
 
     @classmethod

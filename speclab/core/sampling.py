@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from speclab.core.graphs import replayed
+from speclab.core.graphs import graphed
 from speclab.system.errors import EnvironmentProblem
 
 NOT_FINITE = -1  # in place of a token: the distribution it should come from has NaN or infinite entries
@@ -98,7 +98,7 @@ def _drawn(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     return torch.minimum(token, torch.searchsorted(cdf, total))[:, 0], total[:, 0]
 
 
-@replayed
+@graphed
 def draw_next(logits: Tensor, sampling: Sampling, uniforms: Tensor) -> Tensor:
     """(batch, vocab) logits, (batch,) uniforms -> (batch,) ids drawn as `sampling` says
 
@@ -115,7 +115,7 @@ class Drawn(NamedTuple):
     check: Tensor  # (batch,) greedy: the largest logit, else the mass; not finite where the logits of a row are not
 
 
-@replayed
+@graphed
 def draw_draft(logits: Tensor, sampling: Sampling, uniforms: Tensor) -> Drawn:
     """(batch, vocab) logits, (batch,) uniforms -> a drafted token of each row
 
@@ -137,8 +137,7 @@ def without_replacement(probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor
     -> (batch, m) ids, (batch, m, vocab) laws, (batch,) how many ids of each row count: m, or as many as have weight.
 
     The law of an id is `probs` without the ids before it, renormalised. What does not count is id 0 with a law of
-    zeros, which `accept_tree` passes over, so it may stay in the midst of a tree. NOT_FINITE becomes id 0; `faults_in`
-    tells.
+    zeros. NOT_FINITE becomes id 0; `faults_in` tells.
     """
     batch, m = uniforms.shape
     weights = probs.expand(batch, -1)

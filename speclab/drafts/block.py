@@ -61,30 +61,6 @@ class BlockDrafter(HeadDrafter):
         """Rows of the input of most of its products, in a draft."""
         return self.head.config.slots
 
-    @property
-    def room(self) -> int:
-        """Tokens of a branch at most."""
-        return self.longest
-
-    def start_tree(self) -> Tensor:
-        """Logits of the token after everything committed, (1, the target's vocabulary); see speclab/drafts/tree.py."""
-        assert self._anchor is not None
-        self._read()
-        self._slots = self.head.logits(self._block(self.longest))  # (1, longest, draft vocabulary)
-        return self._after(self._anchor, 0)
-
-    def grow(self, tokens: Tensor, parents: Tensor, reads: Tensor, depth: int) -> Tensor:
-        """Logits of the token after each of these (m,), (m, the target's vocabulary): no pass, one slot serves all."""
-        return self._after(tokens, depth)
-
-    def end_tree(self) -> None:
-        """Nothing to do: a block leaves nothing behind."""
-
-    def _after(self, tokens: Tensor, slot: int) -> Tensor:
-        """What a slot says after each of these tokens before it.  (m,) -> (m, the target's vocabulary)"""
-        logits = self._slots[:, slot].expand(len(tokens), -1)
-        return self.of_target(self.head.biased(logits, tokens), self._vocab_size)
-
     def observe(self, n_accepted: int, committed: list[int]) -> None:
         """Take the states of the tokens that are final, and the last token."""
         if self._anchor is not None:  # not right after the prompt, whose states are here already

@@ -7,7 +7,7 @@ from speclab.drafts.heads.drafter import HeadDrafter
 from speclab.drafts.hybrid import parts
 from speclab.drafts.intersect import IntersectDrafter
 from speclab.drafts.retokenized import RetokenizedDrafter
-from speclab.drafts.tree import Branching
+from speclab.drafts.trees.best import Branching
 from speclab.drafts.trees.fixed import TreeDrafter
 from speclab.drafts.trees.merged import MergedDrafter
 from speclab.models import loading

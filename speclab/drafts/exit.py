@@ -3,8 +3,14 @@
 A draft of n tokens runs the first N layers over the last committed token and the drafted ones but the last, one token a
 pass; an adapter and the target's own output layer make the next token of each state (speclab/drafts/heads/exit.py).
 These passes write the target's own cache, in those layers. Verification takes the states up and runs the other layers
-over all n + 1 positions: no layer runs twice over a token. CachedModel asserts that the first layers are ahead of the
-others within a round and never between two.
+over all n + 1 positions: no layer runs twice over a token. The draft's cache is the first layers' part of the target's.
+With k = 4 drafted tokens of which 2 are accepted, in tokens:
+
+                  committed   first layers   other layers   fed in this step
+    before            L           L - 1          L - 1
+    1. draft          L           L + 3          L - 1      first layers: the last committed token, drafts 1 to 3
+    2. verify         L           L + 4          L + 4      first layers: draft 4; then the others: all five
+    4. roll back    L + 3         L + 2          L + 2      nothing; both parts by the same length
 
 The adapter has keys and values of its own. Between rounds they hold committed tokens, all but the last; those that it
 has not read yet (the prompt's, the last drafted one's, and all of a round in which another draft was taken) go in
@@ -12,6 +18,7 @@ together with the first pass of the next round. Nothing that it reads is a guess
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -22,6 +29,81 @@ from speclab.core.rounds import Draft, Target
 from speclab.core.sampling import Drawn, Sampling, draw_draft, probability, to_device
 from speclab.drafts.heads.drafter import HeadDrafter
 from speclab.drafts.heads.exit import ExitAdapter
+from speclab.models.cached import CachedModel
+from speclab.models.checks import WIDTHS, WRONG, cached_logits, check_passes, random_text, uncached_logits
+from speclab.system.errors import UsageProblem
+
+
+class FirstLayers:
+    """The first layers of a target, which are ahead of its other layers within a round and never between two.
+
+    n_ahead: tokens that these layers have read and the others have not.
+    """
+
+    def __init__(self, target: CachedModel, n_layers: int):
+        self.target, self.n_layers, self.n_ahead = target, n_layers, 0
+        self._n_before = 0  # tokens in the other layers' cache when these went ahead
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Append tokens to the cache of these layers alone.  (1, m) ids -> their outputs (1, m, hidden)
+
+        RuntimeError where the target has made a pass or a crop of its own since they went ahead.
+        """
+        target = self.target
+        if self.n_ahead == 0:
+            self._n_before = target.length
+        self._check_others()
+        with torch.inference_mode():
+            states = target.backend.forward_first(tokens, target.length + self.n_ahead, self.n_layers)
+        self.n_ahead += tokens.shape[1]
+        return states
+
+    def finish(self, tokens: Tensor, states: Tensor) -> Tensor:
+        """Run the other layers.  (1, m) ids and the states (1, j, hidden) of the first j -> (1, m, vocab) logits
+
+        RuntimeError where the states are not of all tokens that the first layers are ahead.
+        """
+        n_given, n = states.shape[1], tokens.shape[1]
+        if n_given != self.n_ahead:
+            raise RuntimeError(f"the first layers are {self.n_ahead} tokens ahead, and states of {n_given} are given")
+        self._check_others()
+        if n_given < n:
+            states = torch.cat([states, self.forward(tokens[:, n_given:])], dim=1)
+        self.n_ahead = 0
+        return self.target.run(n, lambda backend, length: backend.forward_rest(states, length, self.n_layers))
+
+    def _check_others(self) -> None:
+        if self.n_ahead and self.target.length != self._n_before:
+            raise RuntimeError(
+                f"the first layers went ahead after {self._n_before} tokens, and the target holds {self.target.length}"
+            )
+
+
+@dataclass(frozen=True)
+class ExitDraft(Draft):
+    """Tokens for which the target's first layers have run already."""
+
+    states: Tensor = field(kw_only=True)  # (1, n, hidden) of the last committed token and the drafted ones but the last
+    first: FirstLayers = field(kw_only=True)
+
+    def verified_by(self, target: Target, last_tokens: Tensor) -> Tensor:
+        """The other layers over the last committed token, (1,), and the n drafted ones.  -> (1, n + 1, vocab) logits"""
+        return self.first.finish(torch.cat([last_tokens[:, None], self.tokens], dim=1), self.states)
+
+
+def check_split(target: CachedModel, n_layers: int) -> None:
+    """Prove that passes in two parts, the first `n_layers` layers and the others, give the uncached logits, also after
+    a rollback; EnvironmentProblem where they do not."""
+    model, text, cached = target.model, random_text(target.model), target.with_own_cache()
+    right = uncached_logits(model, text)[:, -sum(WIDTHS) :]
+    reason, first = "cannot be run in two parts, as early exit needs it", FirstLayers(cached, n_layers)
+
+    def in_parts(_: CachedModel, ids: Tensor) -> Tensor:
+        """A pass as early exit makes it: the first layers token by token up to the last."""
+        states = [first.forward(ids[:, i : i + 1]) for i in range(ids.shape[1] - 1)]
+        return first.finish(ids, torch.cat(states, dim=1))
+
+    check_passes(model, reason, lambda: cached_logits(cached, text, wrong=WRONG, one_pass=in_parts), right)
 
 
 class ExitDrafter(HeadDrafter):
@@ -36,6 +118,11 @@ class ExitDrafter(HeadDrafter):
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
         """Take the target's states of the prompt, (1, prompt length) ids; they are read in the first round."""
         super().prefill(target, prompt, sampling)
+        if not isinstance(target, CachedModel):
+            raise UsageProblem(
+                "--draft exit runs layers of the target ahead, which batches do not; give another --draft"
+            )
+        self._first = FirstLayers(target, self.head.config.exit_layer)
         self._last = prompt[:, :0]  # (1, 1), the last committed token; it comes with `observe`
         self._n_read = 0  # rows of this round's pass that are read while drafting
 
@@ -48,14 +135,16 @@ class ExitDrafter(HeadDrafter):
         token = self._last
         with torch.inference_mode():
             for i in range(k):
-                states.append(self._target.forward_first(token, self.head.config.exit_layer))  # (1, 1, hidden)
+                states.append(self._first.forward(token))  # (1, 1, hidden)
                 logits = self.of_target(self._forward(states[-1]), self._vocab_size)
                 drawn.append(draw_draft(logits, self._sampling, uniforms[:, i]))
                 token = drawn[-1].token[:, None]
                 if self.keep_drafting and not self.keep_drafting(probability(logits, drawn[-1])):
                     break
         self._n_read = len(drawn)
-        return as_drawn(drawn)._replace(states=torch.cat(states, dim=1))
+        made = as_drawn(drawn)
+        given = torch.cat(states, dim=1)
+        return ExitDraft(made.tokens, made.size, made.probs, faults=made.faults, states=given, first=self._first)
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
         """Forget what was read of rejected tokens, and take the states that are final and not read yet."""

@@ -6,11 +6,10 @@ together with the first pass of the next round, each with the token after it. Wi
 the place of the states that the target has not computed yet; those keys and values are overwritten in the next round.
 """
 
-import sys
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from draft_models import as_draft, as_drawn
@@ -58,45 +57,6 @@ class FeatureDrafter(HeadDrafter):
             hidden = self._target.hidden(self._layers)[:, : n_accepted + 1]
             self._hidden = torch.cat([self._hidden, hidden], dim=1)
         self._tokens = torch.cat([self._tokens, to_device(committed, self.device)[None]], dim=1)
-
-    @property
-    def room(self) -> int:
-        """Tokens of a branch at most: no limit."""
-        return sys.maxsize
-
-    def start_tree(self) -> Tensor:
-        """Logits of the token after everything committed, (1, the target's vocabulary); see speclab/drafts/tree.py."""
-        self._outputs = self._catch_up()  # (1, 1 + j, hidden), of the committed text and of the tree's tokens
-        return self.of_target(self.head.logits(self._outputs)[0], self._vocab_size)
-
-    def grow(self, tokens: Tensor, parents: Tensor, reads: Tensor, depth: int) -> Tensor:
-        """Logits of the token after each of these (m,), (m, the target's vocabulary): one pass for all.
-
-        A token's pass gets the head's output for its parent; its position is that of its depth.
-        """
-        n, before = len(tokens), self._outputs.shape[1] - 1  # tokens of this tree that have keys and values already
-        start = self._length + before
-        self._rotation(start, n)  # makes room
-        at_depth = slice(self._length + depth - 1, self._length + depth)
-        rotation = self._cos[:, at_depth].expand(1, n, -1), self._sin[:, at_depth].expand(1, n, -1)
-        residual, queries, keys, values = self.head.project(
-            self._outputs[:, parents + 1], self._known(tokens[None]), rotation
-        )
-        self._keys[:, :, start : start + n], self._values[:, :, start : start + n] = keys, values
-        mask = nn.functional.pad(reads, (self._length, 0), value=True)  # (m, committed + j + m)
-        attended = scaled_dot_product_attention(
-            queries,
-            self._keys[:, :, : start + n],
-            self._values[:, :, : start + n],
-            attn_mask=mask,
-            enable_gqa=queries.shape[1] != keys.shape[1],
-        )
-        outputs = self.head.finish(residual, attended)
-        self._outputs = torch.cat([self._outputs, outputs], dim=1)
-        return self.of_target(self.head.logits(outputs)[0], self._vocab_size)
-
-    def end_tree(self) -> None:
-        """Nothing to do: rows behind the committed text are overwritten."""
 
     def _catch_up(self) -> Tensor:
         """Read what was committed since the last round -> the last position's output, (1, 1, hidden)."""

@@ -20,7 +20,7 @@ from draft_models import as_draft
 from speclab.core.rounds import Draft, Drafter, Target
 from speclab.core.sampling import Sampling
 from speclab.drafts.lengths import LONGEST, AutoLength, RoundCosts, Tally, expected_tokens
-from speclab.drafts.tree import Branching
+from speclab.drafts.trees.best import Branching
 from speclab.drafts.trees.merged import MergedDrafter
 
 MATCHES = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9)  # guesses for matches of one token, two, ... and more

@@ -65,10 +65,11 @@ class IntersectDrafter(ModelDrafter):
         self.draft.crop(min(self.draft.length, self._n_committed + n_accepted))
         super().observe(n_accepted, [i for token in committed for i in self._reads.token(token)])
 
-    def _own_ids(self, tokens: Tensor) -> Tensor:
+    def draft_ids(self, tokens: Tensor) -> Tensor:
+        """The draft's ids of drafted ids of the target."""
         return self._draft_id[tokens]
 
-    def _of_target(self, logits: Tensor) -> Tensor:
+    def of_target(self, logits: Tensor) -> Tensor:
         """Of the shared tokens alone.  (m, the draft's vocabulary) -> (m, the target's)"""
         return self._restricted(logits, self._vocab_size)
 

@@ -6,6 +6,7 @@ It sets acceptance to any value from 0 to 1 and changes nothing else. Greedy dec
 
 import random
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -74,7 +75,7 @@ class OracleModelDrafter(OracleDraft, ModelDrafter):
         draft = super().propose(k, uniforms)
         replayed = [self._replayed(start + i, self.draft.vocab_size) for i in range(draft.tokens.shape[1])]
         given = to_device([-1 if token is None else token for token in replayed], self.draft.device)
-        return draft._replace(tokens=torch.where(given >= 0, given, draft.tokens))
+        return replace(draft, tokens=torch.where(given >= 0, given, draft.tokens))
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
         """Follow the text, and crop the draft model's cache."""

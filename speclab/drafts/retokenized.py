@@ -94,7 +94,7 @@ class RetokenizedDrafter:
         same = n_fed if ids[:n_fed] == self._fed else next(differs, n_fed)
         same = min(same, len(ids) - 1)
         if same == 0 or same < self._earliest:
-            logits = self.draft.prefill(self._as_ids(ids), rolls_back=True)
+            logits = self.draft.prefill(self._as_ids(ids))
             self._earliest = len(ids) if len(ids) >= self._window else 0
         else:
             if same < n_fed:

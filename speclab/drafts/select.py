@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from draft_models import ModelDrafter
 from speclab.core.rounds import Drafter
 from speclab.drafts.block import BlockDrafter
-from speclab.drafts.exit import ExitDrafter
+from speclab.drafts.exit import ExitDrafter, check_split
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.heads.block import BlockHead
 from speclab.drafts.heads.exit_files import read_adapter
@@ -36,12 +36,13 @@ from speclab.drafts.kinds import (
 from speclab.drafts.lengths import AutoLength
 from speclab.drafts.oracle import FreeOracleDrafter, OracleModelDrafter
 from speclab.drafts.retokenized import RetokenizedDrafter
-from speclab.drafts.tree import BestTreeDrafter, GrowingDrafter
+from speclab.drafts.trees.best import BestTreeDrafter
+from speclab.drafts.trees.checks import check_tree
 from speclab.drafts.trees.fixed import TreeDrafter
 from speclab.drafts.trees.merged import MergedDrafter
 from speclab.models import loading, sizes
 from speclab.models.cached import CachedModel, check_prompt
-from speclab.models.checks import OTHER_DRAFT, check_no_encoder, check_not_recurrent, check_split, check_tree
+from speclab.models.checks import OTHER_DRAFT, check_no_encoder, check_not_recurrent
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.system.errors import EnvironmentProblem, UsageProblem
@@ -74,8 +75,9 @@ def make_drafter(kind: str, setup: Setup, seed: int = 0) -> Drafter:
         return BestTreeDrafter(drafter) if isinstance(shape, str) else TreeDrafter(drafter, shape, TREES[word])
     if word == MERGE:
         check_tree(setup.target)
-        made = (_lookup(one, setup) if one in LOOKUPS else _growing(one, setup, seed) for one in of_merge(kind))
-        return MergedDrafter([*made])
+        kinds = of_merge(kind)
+        lookups = [_lookup(one, setup) for one in kinds if one in LOOKUPS]
+        return MergedDrafter(lookups, [_growing(one, setup, seed) for one in kinds if one not in LOOKUPS])
     if is_dial(kind):
         number, _, name = rest.partition(":")
         accuracy = accuracy_of(kind, number)
@@ -106,10 +108,9 @@ def _check_encoder(kind: str, word: str, target: CachedModel) -> None:
         check_no_encoder(target.model, f"--draft {kind}", NO_ENCODER)
 
 
-def _growing(kind: str, setup: Setup, seed: int) -> GrowingDrafter:
+def _growing(kind: str, setup: Setup, seed: int) -> Drafter:
     """A draft that can be a tree; EnvironmentProblem for a model that cannot read one."""
     drafter = make_drafter(kind, setup, seed)
-    assert isinstance(drafter, GrowingDrafter)
     if isinstance(drafter, ModelDrafter):
         check_no_encoder(drafter.draft.model, "a tree", OTHER_DRAFT)
         check_tree(drafter.draft)

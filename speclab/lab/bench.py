@@ -2,7 +2,6 @@
 have to record before a clock counts."""
 
 import copy
-import itertools
 from collections.abc import Iterable, Iterator
 from typing import TypeGuard
 
@@ -14,14 +13,15 @@ from draft_models import ModelDrafter
 from optimized_speculative import speculative_decode
 from speclab.core import graphs
 from speclab.core.accept import rule_of
-from speclab.core.rounds import DecodeSettings, Draft, Drafter, chain
+from speclab.core.rounds import DecodeSettings, Draft, Drafter
 from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.exit import ExitDrafter
 from speclab.drafts.heads.drafter import HeadDrafter
 from speclab.drafts.hybrid import forget, parts
 from speclab.drafts.intersect import IntersectDrafter
 from speclab.drafts.oracle import OracleDraft, reference_text
-from speclab.drafts.tree import Branching
+from speclab.drafts.trees.best import Branching
+from speclab.drafts.trees.draft import TreeDraft, chain
 from speclab.drafts.trees.merged import MergedDrafter
 from speclab.lab.decodings import Decoding, LibraryDecoding
 from speclab.lab.instruments import LoopFunctions, VariedLength, with_parts, with_phases
@@ -139,9 +139,10 @@ class Bench:
         uniforms = torch.zeros(1, n + 1, dtype=torch.float64, device=device)
         wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
         laws = [None, torch.ones(1, n, n_ids, dtype=wide, device=device)] if sampled and n else [None]
-        shapes = [None, chain(n, device)] if trees and n else [None]
-        for law, parents in itertools.product(laws, shapes):
-            yield Draft(ids, size, law, parents=parents), logits, uniforms
+        for law in laws:
+            yield Draft(ids, size, law), logits, uniforms
+            if trees and n:
+                yield TreeDraft(ids, size, law, parents=chain(n, device)), logits, uniforms
 
     def forget(self) -> None:
         """Drop what drafts have learned."""

@@ -16,7 +16,7 @@ from speclab.core.clock import mark, seconds_between
 from speclab.core.rounds import AcceptRule, Draft, Drafter, Round, Target
 from speclab.core.sampling import Sampling
 from speclab.drafts.hybrid import HybridDrafter
-from speclab.models.cached import CachedModel, RollBack, roll_back
+from speclab.models.cached import CachedModel, tokens_to_keep
 from speclab.records.rows import Row
 from speclab.records.runs import LearnerPrediction
 from speclab.theory.costs import PHASES
@@ -67,13 +67,14 @@ class _Timed:
 class LoopFunctions:
     """The parts of a run that other functions may replace: a learner's own, which speclab/learner puts in here.
 
-    decode: the loop, called as speculative_decode is. adapt: (drafter, longest draft or None) -> the drafter to use.
+    decode: the loop, called as speculative_decode is. keeps: CachedModel.keeps of the target.
+    adapt: (drafter, longest draft or None) -> the drafter to use.
     The functions that are None by default are asked only where a learner has written them.
     """
 
     decode: Loop
     accept: AcceptRule = accept_from_logits
-    roll_back: RollBack = roll_back
+    keeps: Callable[[int, int], int] = tokens_to_keep
     adapt: Callable[[Drafter, int | None], Drafter] = lambda drafter, longest: drafter
     rule: str = "token"  # what `accept` is, as --rule names it
     rate: Callable[..., str] | None = None  # exercise 0, on the baseline
@@ -94,7 +95,8 @@ class LoopFunctions:
 
     def rounds(self, target: CachedModel, drafter: Drafter, *args) -> Iterator[Round]:
         """The rounds of one decoding; `args` are the loop's further ones: prompt, draft length, settings."""
-        return with_replays(self.decode(target, drafter, *args, accept=self.accept, roll_back=self.roll_back), target)
+        target.keeps = self.keeps
+        return with_replays(self.decode(target, drafter, *args, accept=self.accept), target)
 
 
 def with_phases(functions: LoopFunctions, target: CachedModel, drafter: Drafter, *args) -> Iterator[Round]:
@@ -102,13 +104,12 @@ def with_phases(functions: LoopFunctions, target: CachedModel, drafter: Drafter,
 
     The prefill round has one phase, `prefill`. What no other phase covers is the host's.
     """
-    clock = PhaseClock(target.device)
+    clock, target.keeps = PhaseClock(target.device), functions.keeps
     decoded = functions.decode(
-        _Timed(target, clock, forward="verify", forward_tree="verify", keep="rollback"),
+        _Timed(target, clock, verify="verify", forward="verify", commit="rollback", crop="rollback"),
         _Timed(drafter, clock, propose="draft", observe="rollback"),
         *args,
         accept=clock.timed("accept", functions.accept),
-        roll_back=clock.timed("rollback", functions.roll_back),
     )
     rounds = with_replays(decoded, target)
     while True:

@@ -8,10 +8,10 @@ together. No end token is looked for: timed runs have none.
 
 import copy
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from speclab.core.rounds import DecodeSettings, Drafter
 from speclab.drafts.heads.rollout import target_pass
@@ -19,94 +19,131 @@ from speclab.drafts.hybrid import forget
 from speclab.lab.harness import Measurement
 from speclab.lab.instruments import LoopFunctions, with_parts
 from speclab.models.backends.eager import first_states
+from speclab.models.backends.windows import Window
 from speclab.models.cached import CachedModel
 from speclab.records.samples import Arm, Made
 from speclab.theory.attribution import Text
 
 
 class KnownText:
-    """A target that has decoded greedily already: its first choices are the tokens of the text.
+    """An engine that computes nothing: its logits are 1 for the text's own next token, and 0 for every other one.
 
-    Has what the loop and drafters ask of a CachedModel. prompt: (1, prompt length) ids. text: the new ones.
+    So a target on it has decoded greedily already, and counts its tokens as on any other engine.
+    It is `CachedModel.fast`, and the backend of one decoding, too. prompt: (1, prompt length) ids. text: the new ones.
+    hidden: by layer what the target computes for the tokens of the last pass; of tokens that the text does not have
+    they mean nothing.
     """
 
+    graphed, splits = False, True
+    window: Window | None = None
+    one_token_gain: float | None = None
+    n_replays = n_single = 0
+    hidden: Mapping[int, Tensor]
+
     def __init__(self, target: CachedModel, prompt: Tensor, text: Iterable[int]):
-        self.device, self.vocab_size, self.n_ids = target.device, target.vocab_size, target.n_ids
-        self.room, self.max_length = target.room, target.max_length
-        self.length = 0  # tokens in its cache, the prompt's too, which an encoder would keep out of it
-        self._last = slice(0, 0)  # places of the tokens of the last pass
-        self._model = target.model
+        self._model, self._n_ids = target.model, target.vocab_size
         self._ids = torch.cat([prompt, torch.tensor([list(text)], device=prompt.device)], dim=1)
-        self._hidden: dict[tuple[int, ...], Tensor] = {}  # of all tokens, by layers
-        self._ahead = self._ids[:, :0]  # tokens that the first layers were run over, behind those in its cache
+        # Behind an encoder the cache holds no prompt, but a start token in its place.
+        self._offset = prompt.shape[1] - target.room.length_after(prompt.shape[1])
+        self._states: dict[int, Tensor] = {}  # of all tokens, by layer
+        self._ahead: list[int] = []  # tokens that the first layers were run over, behind those in the cache
+        self._last = slice(0, 0)  # places of the tokens of the last pass
+        self.hidden = StatesOf(self)
 
-    def prefill(self, prompt: Tensor, rolls_back: bool) -> Tensor:
+    def start(self, hidden_layers: Iterable[int] = ()) -> "KnownText":
+        """The backend of one decoding."""
+        self._hidden_layers = tuple(hidden_layers)
+        return self
+
+    def prepare(self, widths: Iterable[int], longest: int) -> None:
+        """Nothing is recorded."""
+
+    def prefill(self, prompt: Tensor) -> Tensor:
         """(1, prompt length) ids -> (1, 1, vocab) logits"""
-        self.length = 0
-        return self.forward(prompt)[:, -1:]
+        return self._read(0, prompt.shape[1])[:, -1:]
 
-    def forward(self, tokens: Tensor, states: Tensor | None = None) -> Tensor:
-        """(1, m) ids -> (1, m, vocab) logits: 1 for the text's own next token, 0 for every other"""
-        self._ahead = self._ahead[:, :0]
-        start, self.length = self.length, self.length + tokens.shape[1]
-        self._last = slice(start, self.length)
-        following = self._ids[:, start + 1 : self.length + 1]
-        following = torch.nn.functional.pad(following, (0, tokens.shape[1] - following.shape[1]))  # behind the end: any
-        return torch.nn.functional.one_hot(following, self.vocab_size).float()
+    def step(self, tokens: Tensor, length: int) -> Tensor:
+        """As `forward`."""
+        return self.forward(tokens, length)
 
-    def forward_tree(self, tokens: Tensor, reads: Tensor) -> Tensor:
-        """(1, m) ids of which row i reads `reads` (m, m) -> (1, m, vocab) logits as above, each at its depth.
+    def forward(self, tokens: Tensor, length: int) -> Tensor:
+        """(1, m) ids after `length` tokens -> (1, m, vocab) logits"""
+        return self._read(length + self._offset, tokens.shape[1])
 
-        Where a branch has left the text they mean nothing, and no greedy rule looks there.
-        """
-        self._last, self.length = slice(self.length, self.length), self.length + tokens.shape[1]
-        following = torch.nn.functional.pad(self._ids, (0, tokens.shape[1]))[:, self._last.start + reads.sum(-1)]
-        return torch.nn.functional.one_hot(following, self.vocab_size).float()
+    def forward_masked(self, tokens: Tensor, length: int, positions: Tensor, mask: Tensor) -> Tensor:
+        """The same at positions (1, m). Where a token is not the text's its logits mean nothing, and no rule looks."""
+        self._last = slice(length, length + tokens.shape[1])
+        following = nn.functional.pad(self._ids, (0, tokens.shape[1] + 1))[:, positions[0] + 1]
+        return nn.functional.one_hot(following, self._n_ids).float()
 
-    def keep(self, path: list[int]) -> None:
-        """Of the tree's tokens keep as many as these; they are the text's own."""
-        self.length = self._last.start + 1 + len(path)
-        self._last = slice(self._last.start, self.length)
+    def keep(self, length: int, rows: Tensor) -> None:
+        """The tokens that stay are the text's own."""
+        self._last = slice(length, length + len(rows))
 
-    n_replays = 0  # nothing is computed, and nothing restored
+    def crop(self, n_tokens: int, length: int) -> None:
+        """Nothing to do: what the last pass gave stays readable."""
 
-    def crop(self, length: int) -> None:
-        """Forget all but so many tokens. What the last pass gave stays readable."""
-        self.length = length
-
-    def hidden(self, layers: Iterable[int]) -> Tensor:
-        """Outputs of these layers in the last pass, (1, m, layers * hidden); of tokens that the text does not have they
-        mean nothing."""
-        return self._of_text(tuple(layers))[:, self._last]
-
-    def forward_first(self, tokens: Tensor, n_layers: int) -> Tensor:
+    def forward_first(self, tokens: Tensor, length: int, n_layers: int) -> Tensor:
         """Outputs of layer `n_layers` - 1 for further tokens, (1, m) ids -> (1, m, hidden).
 
         Where a drafted token is not the text's, the first layers run over all that comes before it.
         """
-        self._ahead = torch.cat([self._ahead, tokens], dim=1)
-        end = self.length + self._ahead.shape[1]
-        rows = slice(end - tokens.shape[1], end)
-        if torch.equal(self._ahead, self._ids[:, self.length : end]):
-            return self._of_text((n_layers - 1,))[:, rows]
-        ids = torch.cat([self._ids[:, : self.length], self._ahead], dim=1)
-        with torch.inference_mode():
-            return first_states(self._model, ids, n_layers)[:, rows]
+        before = length - len(self._ahead)
+        self._ahead += tokens[0].tolist()
+        end, rows = before + len(self._ahead), slice(length, length + tokens.shape[1])
+        if self._ahead == self._ids[0, before:end].tolist():
+            return self.states(n_layers - 1)[:, rows]
+        ids = torch.cat([self._ids[:, :before], self._ids.new_tensor([self._ahead])], dim=1)
+        return first_states(self._model, ids, n_layers)[:, rows]
 
-    def _of_text(self, layers: tuple[int, ...]) -> Tensor:
-        """Outputs of these layers side by side for all tokens, (1, n, layers * hidden)."""
-        if layers not in self._hidden:
-            with torch.inference_mode():
-                self._hidden[layers] = target_pass(self._model, self._ids, layers)[0]
-        return self._hidden[layers]
+    def forward_rest(self, states: Tensor, length: int, n_layers: int) -> Tensor:
+        """The other layers, for which nothing is computed: (1, m, hidden) -> (1, m, vocab) logits"""
+        return self._read(length, states.shape[1])
+
+    def states(self, layer: int) -> Tensor:
+        """Outputs of a layer for all tokens of the text, (1, n, hidden), from one pass."""
+        if layer not in self._states:
+            layers = tuple({*self._hidden_layers, layer})
+            outputs = target_pass(self._model, self._ids, layers)[0].chunk(len(layers), dim=-1)
+            self._states |= dict(zip(layers, outputs, strict=True))
+        return self._states[layer]
+
+    def of_last_pass(self, layer: int) -> Tensor:
+        """The same for the tokens of the last pass, (1, m, hidden)."""
+        with torch.inference_mode():
+            return self.states(layer)[:, self._last]
+
+    def _read(self, start: int, n: int) -> Tensor:
+        """Logits of n tokens from place `start` on; behind the text's end any."""
+        self._ahead, self._last = [], slice(start, start + n)
+        following = self._ids[:, start + 1 : start + n + 1]
+        following = nn.functional.pad(following, (0, n - following.shape[1]))
+        return nn.functional.one_hot(following, self._n_ids).float()
+
+
+class StatesOf(Mapping[int, Tensor]):
+    """`KnownText.hidden`: computed when a draft reads it."""
+
+    def __init__(self, known: KnownText):
+        self._known = known
+
+    def __getitem__(self, layer: int) -> Tensor:
+        return self._known.of_last_pass(layer)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self._known._model.config.get_text_config().num_hidden_layers))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
 
 
 def replayed(
     functions: LoopFunctions, target: CachedModel, drafter: Drafter, prompt: Tensor, text: Text, draft_length: int
 ) -> list[Made]:
     """The rounds after that of the prompt, (1, prompt length) ids, in greedy decoding of `text`. The drafter learns."""
-    known = KnownText(target, prompt, text)
-    rounds = functions.rounds(known, drafter, prompt, draft_length, DecodeSettings(len(text)))  # type: ignore[arg-type]
+    known = CachedModel(target.model, target.vocab_size, KnownText(target, prompt, text))
+    known.hidden_layers, known.max_length = target.hidden_layers, target.max_length
+    rounds = functions.rounds(known, drafter, prompt, draft_length, DecodeSettings(len(text)))
     told = with_parts(rounds, drafter)
     return [Made(round_.n_drafted, round_.n_accepted, bool(round_.looked_up)) for round_ in told if not round_.prefill]
 

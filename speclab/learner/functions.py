@@ -43,7 +43,7 @@ from speclab.learner.adapters import (
 )
 from speclab.learner.ask import Steps, ask, each, finite, whole
 from speclab.learner.heads import LearnerBlock, LearnerFeature
-from speclab.models.cached import CachedModel, tokens_to_keep
+from speclab.models.cached import tokens_to_keep
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.records.rows import Row
@@ -94,7 +94,7 @@ def learner_functions(
     return LoopFunctions(
         loop,
         functools.partial(accept, modules),
-        functools.partial(roll_back, modules),
+        functools.partial(keep_tokens, modules),
         functools.partial(adapt, modules),
         "block" if BLOCK_RULE in modules else "token",
         of(0, rate),
@@ -129,11 +129,6 @@ def keep_tokens(modules: Modules, n_cached: int, n_committed: int) -> int:
     if 3 not in modules:
         return tokens_to_keep(n_cached, n_committed)
     return ask(3, modules[3].tokens_to_keep, n_cached, n_committed, check=whole(0, n_cached))
-
-
-def roll_back(modules: Modules, target: CachedModel, n_committed: int) -> None:
-    """The fourth step of a round, with exercise 3's rule where it is in use."""
-    target.crop(keep_tokens(modules, target.length, n_committed))
 
 
 def adapt(modules: Modules, drafter: Drafter, longest: int | None = None) -> Drafter:

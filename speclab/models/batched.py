@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from speclab.core.rounds import Draft, reads
+from speclab.core.rounds import Decided, Draft
 from speclab.core.sampling import to_device
 from speclab.models import checks
 from speclab.models.backends.buffers import kv_shapes
@@ -82,8 +82,8 @@ class BatchedModel:
         """Append tokens to each row.  (rows, m) ids -> (rows, m, vocab) logits
 
         A row with fewer tokens of its own is padded; `crop` removes the padding with what is rejected.
-        reads: (rows, m, m) bool, which of these tokens each one reads, itself included, where they are trees; its
-        position is behind as many of them as it reads.
+        reads: (rows, m, m) bool, which of these tokens each one reads, itself included; its position is
+        behind as many of them as it reads. None: all up to itself.
         """
         buffers, m = self._running(), tokens.shape[1]
         total = max(self.lengths) + m
@@ -106,10 +106,23 @@ class BatchedModel:
         self.n_passes += 1
         return logits[:, :m, : self.vocab_size]
 
-    def keep(self, paths: Sequence[Sequence[int]]) -> None:
-        """After a pass over the last committed token and the tokens of a tree in each row: keep these alone.
+    def verify(self, last_tokens: Tensor, draft: Draft) -> Tensor:
+        """One pass over the last committed token of each row, (rows,), and the drafted ones.
 
-        paths: for each row the numbers of the tokens on a branch. Keys, values and hidden states move into this order.
+        -> (rows, n + 1, vocab) logits
+        """
+        return draft.verified_by(self, last_tokens)
+
+    def commit(self, decided: Sequence[Decided], lengths: Sequence[int]) -> None:
+        """After `verify`: keep what was accepted in each row, and roll back to `lengths` tokens of each."""
+        if any(of_row.path is not None for of_row in decided):
+            self.keep([of_row.path or [] for of_row in decided])
+        self.crop(lengths)
+
+    def keep(self, paths: Sequence[Sequence[int]]) -> None:
+        """After a pass over the last committed token and drafted ones in each row: keep of the drafted ones only these.
+
+        paths: for each row their numbers, rising. Keys, values and hidden states move into this order.
         """
         n = max(map(len, paths)) + 1
         # What lies behind a row's path stays where it is; nobody reads it.
@@ -122,7 +135,7 @@ class BatchedModel:
             self._hidden = {layer: states[row, rows] for layer, states in self._hidden.items()}
         self.lengths = [start + n for start in self._starts]
 
-    def hidden(self, layers: Iterable[int], row: int) -> Tensor:
+    def hidden(self, layers: Iterable[int], row: int = 0) -> Tensor:
         """Of one row: outputs of these layers side by side, in the last pass or in that of its prompt.
 
         -> (1, m, layers * hidden). RuntimeError where another row has read a prompt since then.
@@ -143,12 +156,6 @@ class BatchedModel:
         if self._buffers is None:
             raise RuntimeError("call start() before any pass")
         return self._buffers
-
-
-def verify(target: BatchedModel, last_tokens: Tensor, draft: Draft) -> Tensor:
-    """One pass over the last committed token of each row, (rows,), and the drafted ones.  -> (rows, n + 1, vocab)"""
-    tokens = torch.cat([last_tokens[:, None], draft.tokens], dim=1)
-    return target.forward(tokens, None if draft.parents is None else reads(draft.parents))
 
 
 def new_buffers(model: CachedModel, n_rows: int, capacity: int) -> RowBuffers:

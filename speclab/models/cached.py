@@ -2,8 +2,8 @@
 
 The one invariant of the lab: the last committed token is never in the cache. A decoder that has committed L tokens
 holds L - 1 of them here. A pass takes the last one (and, when it verifies, the drafted ones after it), and then the
-cache is rolled back to all but the last of what is committed by then. No token goes in twice, except into recurrent
-layers, which cannot be cropped: they replay what was accepted (speclab/models/backends/eager.py).
+cache is rolled back to all but the last of what is committed by then. No token goes in twice, except into layers that
+cannot be cropped: their backend reads the accepted tokens again, and counts that pass.
 
 One round with k = 4 drafted tokens of which 2 are accepted, in tokens:
 
@@ -17,15 +17,8 @@ One round with k = 4 drafted tokens of which 2 are accepted, in tokens:
 Where all 4 are accepted, the target's cache ends with L + 4 tokens and the draft's with L + 3: draft 4 was never fed to
 it, and goes in first in the next round.
 
-With early exit the draft is the target's first layers, and the draft's cache is their part of the target's:
-
-                  committed   first layers   other layers   fed in this step
-    before            L           L - 1          L - 1
-    1. draft          L           L + 3          L - 1      first layers: the last committed token, drafts 1 to 3
-    2. verify         L           L + 4          L + 4      first layers: draft 4; then the others: all five
-    4. roll back    L + 3         L + 2          L + 2      nothing; both parts by the same length
-
-Behind an encoder (T5, BART) this is about the decoder alone; a start token stands in the place of the prompt.
+A kind of draft that is read in another way brings the way along (`Draft.verified_by`); `run` makes a pass of another
+kind.
 """
 
 from collections.abc import Callable, Iterable
@@ -35,7 +28,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from speclab.core.rounds import Draft, reads
+from speclab.core.rounds import Decided, Draft
 from speclab.core.sampling import to_device
 from speclab.models.backends.eager import EagerBackend, EncoderDecoderBackend, RecurrentBackend
 from speclab.models.limits import Room, check_room, embedded_ids, is_encoder_decoder, is_recurrent, room_of
@@ -46,7 +39,7 @@ if TYPE_CHECKING:  # what a backend is, for the checker of types alone
 
 
 class CachedModel:
-    """Runs passes of a causal LM, or of an encoder-decoder, and keeps its cache. Batch size 1.
+    """Runs passes of a language model over one text, and keeps its cache.
 
     vocab_size: logits of higher ids are cut off, so those are never emitted: a target is cut at its tokenizer's ids, a
     draft at its target's. Models of one family may pad their output layers differently (Qwen2.5 7B: 152,064 rows, 0.5B:
@@ -57,6 +50,7 @@ class CachedModel:
     fast: the same model exported, or with CUDA graphs; without it passes run eagerly.
     hidden_layers: decoder layers, from 0, whose outputs a draft reads; every decoding keeps them, the baseline too, so
     that both arms run on the same engine.
+    keeps: the rule by which `commit` rolls back: (tokens in the cache, committed tokens) -> tokens that stay.
     """
 
     def __init__(self, model: PreTrainedModel, vocab_size: int | None = None, fast: "FastModel | None" = None):
@@ -69,15 +63,15 @@ class CachedModel:
         self._n_calls = 0  # of passes since `prefill`, that one included
         self.hidden_layers: tuple[int, ...] = ()
         self._backend: Backend | None = None
-        self._length = 0  # tokens in the cache of every layer
-        self._n_ahead = 0  # tokens behind those in the cache of the first `_n_first` layers alone
-        self._n_first = 0
-        self._n_of_tree = 0  # tokens of the last pass over a tree, with the one before it
+        self.keeps: Callable[[int, int], int] = tokens_to_keep
+        self._length = 0  # tokens in the cache
+        self._n_committed = 0  # tokens that are final
+        self._n_last = 0  # tokens of the last pass
 
     def with_own_cache(self) -> "CachedModel":
         """The same weights with a cache of their own, so that two decoders can work side by side."""
         twin = type(self)(self.model, self.vocab_size, self.fast)
-        twin.hidden_layers = self.hidden_layers
+        twin.hidden_layers, twin.keeps = self.hidden_layers, self.keeps
         return twin
 
     def __deepcopy__(self, memo: dict) -> "CachedModel":
@@ -96,7 +90,7 @@ class CachedModel:
 
     @property
     def length(self) -> int:
-        """Tokens in the cache, of every layer; of an encoder-decoder in that of its self-attention."""
+        """Tokens in the cache."""
         return self._length
 
     @property
@@ -106,7 +100,7 @@ class CachedModel:
 
     @property
     def n_replays(self) -> int:
-        """Passes since `prefill` in which recurrent layers read accepted tokens once more."""
+        """Passes since `prefill` that read accepted tokens once more, for layers that cannot be cropped."""
         return 0 if self._backend is None else self._backend.n_replays
 
     @property
@@ -128,143 +122,108 @@ class CachedModel:
         if self.fast is not None:
             self.fast.prepare(widths, longest)
 
-    def prefill(self, prompt: Tensor, rolls_back: bool = False) -> Tensor:
-        """Drop the cache and read the prompt.  (1, prompt) ids -> (1, 1, vocab) logits of the next token
-
-        rolls_back: `crop` or `keep` will be called, so sliding-window layers keep what has just left the window.
-        """
+    def prefill(self, prompt: Tensor) -> Tensor:
+        """Drop the cache and read the prompt.  (1, prompt) ids -> (1, 1, vocab) logits of the next token"""
         self._backend = None  # a graph cache is given back first, and the next backend may take it
         if self.fast:
             self._backend = self.fast.start(self.hidden_layers)
         else:
-            self._backend = eager_backend(self.model, rolls_back, self.hidden_layers)
+            self._backend = eager_backend(self.model, self.hidden_layers)
         with torch.inference_mode():
-            logits = self._backend.prefill(prompt)
-        self._length, self._n_ahead, self._n_calls = self.room.length_after(prompt.shape[1]), 0, 1
+            logits = self.backend.prefill(prompt)
+        self._length, self._n_calls = self.room.length_after(prompt.shape[1]), 1
+        self._n_committed = self._length + 1
         return logits[..., : self.vocab_size]
 
-    def forward(self, tokens: Tensor, states: Tensor | None = None) -> Tensor:
-        """Append tokens.  (1, m) ids -> (1, m, vocab) logits; row i follows token i
+    def step(self, token: Tensor) -> Tensor:
+        """Append one token, (1,), that stays for good.  -> (1, 1, vocab) logits of the next one"""
+        return self.run(1, lambda backend, length: backend.step(token[:, None], length))
 
-        states: (1, j, hidden), what `forward_first` gave for the first j of them, all that it was given since the last
-        pass; the other layers go on from there. RuntimeError where these are not as many.
+    def verify(self, last_token: Tensor, draft: Draft) -> Tensor:
+        """One pass over the last committed token, (1,), and the n drafted ones.  -> (1, n + 1, vocab) logits"""
+        return draft.verified_by(self, last_token)
+
+    def commit(self, decided: Decided) -> None:
+        """After `verify`: roll back to the tokens that are final now, all but the last of them."""
+        self._n_committed += len(decided.tokens)
+        if decided.path is not None:
+            self.keep(decided.path)
+        self.crop(self.keeps(self._length, self._n_committed))
+
+    def forward(self, tokens: Tensor, reads: Tensor | None = None) -> Tensor:
+        """Append tokens, which may be rolled back.  (1, m) ids -> (1, m, vocab) logits; row i follows token i
+
+        reads: (1, m, j + m) bool, which of the cache's last j tokens and of these each token reads, itself included;
+        all that stands before them is read by each. A token's position is behind as many of them as it reads. None:
+        every token reads all tokens before it.
         """
-        backend, n_given = self._running(), 0 if states is None else states.shape[1]
-        if n_given != self._n_ahead:
-            raise RuntimeError(f"the first layers are {self._n_ahead} tokens ahead, and states of {n_given} are given")
-        with torch.inference_mode():
-            if states is None or not n_given:
-                logits = backend.forward(tokens, self._length)
-            else:
-                if n_given < tokens.shape[1]:
-                    states = torch.cat([states, self.forward_first(tokens[:, n_given:], self._n_first)], dim=1)
-                logits = backend.forward_rest(states, self._length, self._n_first)
-                if (layer := self._n_first - 1) in self.hidden_layers:
-                    backend.hidden[layer] = states
-        self._length, self._n_ahead = self._length + tokens.shape[1], 0
-        self._n_calls += 1
-        return logits[..., : self.vocab_size]
-
-    def forward_first(self, tokens: Tensor, n_layers: int) -> Tensor:
-        """Append tokens to the cache of the first `n_layers` layers alone.  (1, m) ids -> their outputs (1, m, hidden)
-
-        The next `forward` takes these up. RuntimeError where other layers are ahead already.
-        """
-        backend = self._running()
-        if self._n_ahead and n_layers != self._n_first:
-            raise RuntimeError(f"the first {self._n_first} layers are ahead, not the first {n_layers}")
-        with torch.inference_mode():
-            states = backend.forward_first(tokens, self._length + self._n_ahead, n_layers)
-        self._n_first, self._n_ahead = n_layers, self._n_ahead + tokens.shape[1]
-        return states
-
-    def forward_tree(self, tokens: Tensor, reads: Tensor) -> Tensor:
-        """Append tokens that do not all follow each other.  (1, m) ids -> (1, m, vocab) logits
-
-        reads: (m, j + m) bool, which of the cache's last j tokens and of these each token reads, itself included; all
-        that stands before them is read by each. A token's position is behind as many of them as it reads.
-        """
-        backend, before = self._running(), self._length - (reads.shape[1] - reads.shape[0])
-        if self._n_ahead:
-            raise RuntimeError(f"a tree after the first {self._n_first} layers went ahead")
-        positions = before + reads.sum(-1)[None] - 1
+        if reads is None:
+            return self.run(tokens.shape[1], lambda backend, length: backend.forward(tokens, length))
+        n, n_among = reads.shape[1:]
+        before = self._length - (n_among - n)
+        positions = before + reads.sum(-1) - 1  # (1, m)
         mask = torch.zeros(reads.shape, dtype=self.model.dtype, device=reads.device)
         mask.masked_fill_(~reads, torch.finfo(mask.dtype).min)
+        mask = torch.nn.functional.pad(mask, (before, 0))[:, None]  # (1, 1, m, before + j + m)
+        return self.run(n, lambda backend, length: backend.forward_masked(tokens, length, positions, mask))
+
+    def run(self, n_tokens: int, one_pass: Callable[["Backend", int], Tensor]) -> Tensor:
+        """Append `n_tokens` tokens by a pass of the backend, which also gets the number of tokens before them.
+
+        -> (1, n_tokens, vocab) logits, as `one_pass` gives them, of the ids that may be emitted
+        """
         with torch.inference_mode():
-            mask = torch.nn.functional.pad(mask, (before, 0))[None, None]  # (1, 1, m, before + j + m)
-            logits = backend.forward_tree(tokens, self._length, positions, mask)
-        self._length, self._n_of_tree = self._length + tokens.shape[1], tokens.shape[1]
+            logits = one_pass(self.backend, self._length)
+        self._length, self._n_last = self._length + n_tokens, n_tokens
         self._n_calls += 1
         return logits[..., : self.vocab_size]
 
     def keep(self, path: list[int]) -> None:
-        """After a pass over the last committed token and the tokens of a tree: drop all tokens of the tree but these.
+        """After a pass over the last committed token and drafted ones: drop all drafted tokens but these.
 
-        path: their numbers, those of a branch in its order. Keys, values and hidden states move into this order.
+        path: their numbers, rising. Keys, values and hidden states move into this order.
         """
-        backend, rows = self._running(), [0, *(i + 1 for i in path)]
-        before, n_dropped = self._length - self._n_of_tree, self._n_of_tree - len(rows)
-        if rows[-1] >= self._n_of_tree:
-            raise RuntimeError(f"token {path[-1]} of a tree of {self._n_of_tree - 1}")
+        rows = [0, *(i + 1 for i in path)]
+        before, n_dropped = self._length - self._n_last, self._n_last - len(rows)
+        if rows[-1] >= self._n_last:
+            raise RuntimeError(f"drafted token {path[-1]} of {self._n_last - 1}")
         if rows[-1] >= len(rows):  # else they are in their places
             with torch.inference_mode():
-                backend.keep(before, to_device(rows, self.device))
-        backend.crop(n_dropped, self._length)
-        self._length, self._n_of_tree = self._length - n_dropped, len(rows)
+                self.backend.keep(before, to_device(rows, self.device))
+        self.backend.crop(n_dropped, self._length)
+        self._length, self._n_last = self._length - n_dropped, len(rows)
 
     def hidden(self, layers: Iterable[int]) -> Tensor:
         """Outputs of these layers side by side, in the last pass: (1, m, layers * hidden).
 
         The next pass may write to the same place. RuntimeError for a layer that is not in `hidden_layers`.
         """
-        hidden = self._running().hidden
+        hidden = self.backend.hidden
         if missing := [layer for layer in layers if layer not in hidden]:
             raise RuntimeError(f"no pass keeps the output of layer {missing[0]}; name it in hidden_layers")
         return torch.cat([hidden[layer] for layer in layers], dim=-1)
 
     def crop(self, length: int) -> None:
-        """Keep the first `length` tokens of the cache, in every layer; recurrent ones may replay some of them."""
-        if self._n_ahead:
-            raise RuntimeError(f"cannot crop: the first {self._n_first} layers are {self._n_ahead} tokens ahead")
+        """Keep the first `length` tokens of the cache, in every layer; the backend may read some of them again."""
         extra = self._length - length
         if extra < 0:
             raise RuntimeError(f"cannot crop to {length} tokens: the cache holds {self._length}")
-        self._running().crop(extra, self._length)
+        self.backend.crop(extra, self._length)
         self._length = length
 
-    def _running(self) -> "Backend":
+    @property
+    def backend(self) -> "Backend":
+        """What runs the passes of this decoding. RuntimeError before `prefill`."""
         if self._backend is None:
             raise RuntimeError("call prefill() with a prompt before any other pass")
         return self._backend
 
 
-def eager_backend(model: PreTrainedModel, rolls_back: bool, hidden_layers: Iterable[int] = ()) -> EagerBackend:
+def eager_backend(model: PreTrainedModel, hidden_layers: Iterable[int] = ()) -> EagerBackend:
     """The eager backend for one decoding of this model."""
     if is_encoder_decoder(model):
-        return EncoderDecoderBackend(model, rolls_back, hidden_layers)
-    kind = RecurrentBackend if is_recurrent(model) else EagerBackend
-    return kind(model, rolls_back, hidden_layers)
-
-
-RollBack = Callable[[CachedModel, int], None]
-
-
-def verify(target: CachedModel, last_token: Tensor, draft: Draft) -> Tensor:
-    """One pass over the last committed token, (1,), and the n drafted ones.  -> (1, n + 1, vocab) logits
-
-    Row i is what the target says after i drafted tokens: it judges draft i + 1, and the last row gives the bonus token.
-    A draft by early exit brings the states of all of them but the last: the pass goes on from there. In a tree row
-    i + 1 is what the target says after token i and those before it on its branch.
-    """
-    tokens = torch.cat([last_token[:, None], draft.tokens], dim=1)
-    if draft.parents is not None:
-        return target.forward_tree(tokens, reads(draft.parents)[0])
-    return target.forward(tokens) if draft.states is None else target.forward(tokens, draft.states)
-
-
-def roll_back(target: CachedModel, n_committed: int) -> None:
-    """Crop the cache to all but the last of the tokens that are final now, the prompt's (or the start) included."""
-    target.crop(tokens_to_keep(target.length, n_committed))
+        return EncoderDecoderBackend(model, hidden_layers)
+    return (RecurrentBackend if is_recurrent(model) else EagerBackend)(model, hidden_layers)
 
 
 def tokens_to_keep(n_cached: int, n_committed: int) -> int:

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from speclab.core.rounds import reads
 from speclab.models import memory, rounding
 from speclab.models.backends.buffers import kv_shapes
 from speclab.models.backends.windows import window_of
@@ -82,36 +81,6 @@ def check_model(model: PreTrainedModel) -> None:
     _compare(model, text, reason, _tried(model, reason, lambda: cached_logits(cached, text)), last)
     reason = "keeps a state that cannot be rolled back after a rejected draft"
     _compare(model, text, reason, _tried(model, reason, lambda: cached_logits(cached, text, wrong=WRONG)), last)
-
-
-def check_split(target: CachedModel, n_layers: int) -> None:
-    """Prove that passes in two parts, the first `n_layers` layers and the others, give the uncached logits, also after
-    a rollback; EnvironmentProblem where they do not."""
-    model, text, cached = target.model, random_text(target.model), target.with_own_cache()
-    right = uncached_logits(model, text)[:, -sum(WIDTHS) :]
-    reason = "cannot be run in two parts, as early exit needs it"
-    check_passes(model, reason, lambda: cached_logits(cached, text, wrong=WRONG, n_first=n_layers), right)
-
-
-def check_tree(target: CachedModel) -> None:
-    """Prove that a pass over two branches gives the uncached logits of one of them, and that the text goes on behind it
-    when it is kept; EnvironmentProblem where not. The text is longer than a window, where such a pass is quick."""
-    model, cached, reason = target.model, target.with_own_cache(), "cannot be given the branches of a tree"
-    check_rows(model, reason)
-    text = text_longer_than_windows(model)
-    n = text.shape[1] - 5
-    right = uncached_logits(model, text, 5)[:, -5:]
-
-    def logits() -> Tensor:
-        cached.prefill(text[:, :n], rolls_back=True)
-        wrong = text[:, :2]  # the text's beginning does not continue it here
-        tokens = torch.cat([text[:, n : n + 1], wrong, text[:, n + 1 : n + 3]], dim=1)
-        parents = torch.tensor([[-1, 0, -1, 2]], device=text.device)
-        of_tree = cached.forward_tree(tokens, reads(parents)[0])
-        cached.keep([2, 3])
-        return torch.cat([of_tree[:, [0, 3, 4]], cached.forward(text[:, n + 3 :])], dim=1)
-
-    check_passes(model, reason, logits, right)
 
 
 def check_rows(model: PreTrainedModel, reason: str, way_out: str = OTHER_DRAFT) -> None:
@@ -197,30 +166,23 @@ def cached_logits(
     text: Tensor,
     widths: tuple[int, ...] = WIDTHS,
     wrong: tuple[int, ...] = (),
-    n_first: int | None = None,
+    one_pass: Callable[[CachedModel, Tensor], Tensor] = CachedModel.forward,
 ) -> Tensor:
     """Logits of the last tokens of `text`, fed in passes of `widths` after a prefill.  -> (1, sum of widths, vocab)
 
-    wrong: with each pass this many rejected tokens are fed, which are then rolled back. n_first: so many layers are run
-    first, token by token as a draft does, up to the last token.
+    wrong: with each pass this many rejected tokens are fed, which are then rolled back. one_pass: makes a pass over
+    (1, m) ids.
     """
     n_fed = text.shape[1] - sum(widths)
-    cached.prefill(text[:, :n_fed], rolls_back=bool(wrong))
+    cached.prefill(text[:, :n_fed])
     logits = []
     for i, width in enumerate(widths):
         block, n_fed = text[:, n_fed : n_fed + width], n_fed + width
         rejected = text[:, : wrong[i]] if wrong else text[:, :0]  # the text's beginning does not continue it here
-        ids = torch.cat([block, rejected], dim=1)
-        logits.append((_in_parts(cached, ids, n_first) if n_first else cached.forward(ids))[:, :width])
+        logits.append(one_pass(cached, torch.cat([block, rejected], dim=1))[:, :width])
         if wrong:
             cached.crop(cached.length - wrong[i])
     return torch.cat(logits, dim=1)
-
-
-def _in_parts(cached: CachedModel, ids: Tensor, n_first: int) -> Tensor:
-    """A pass as early exit makes it, over (1, m) ids, m at least 2: the first layers token by token up to the last."""
-    states = [cached.forward_first(ids[:, i : i + 1], n_first) for i in range(ids.shape[1] - 1)]
-    return cached.forward(ids, torch.cat(states, dim=1))
 
 
 @torch.inference_mode()

@@ -55,7 +55,7 @@ def time_passes(
         ids = torch.randint(0, first.vocab_size, (1, context + widest), generator=generator)
     ids = ids.to(first.device)
     for model in {model for model, _ in passes}:
-        model.prefill(ids[:, :context], rolls_back=True)
+        model.prefill(ids[:, :context])
     before = [model.length for model, _ in passes]
     times: list[list[float]] = [[] for _ in passes]
     end = time.perf_counter() + patience

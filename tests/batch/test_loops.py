@@ -1,6 +1,7 @@
 """The loops over a batch against the loops over one text: the same rounds, whatever the neighbours do."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,7 +18,8 @@ from speclab.core.sampling import GREEDY, Sampling
 from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.hybrid import HybridDrafter, forget
-from speclab.drafts.tree import BestTreeDrafter
+from speclab.drafts.trees.best import BestTreeDrafter
+from speclab.drafts.trees.draft import TreeDraft
 from speclab.drafts.trees.fixed import TreeDrafter
 from speclab.models.backends.cuda_graphs import GraphedModel
 from speclab.models.batched import BatchedModel
@@ -287,27 +289,27 @@ def test_a_draft_with_a_short_context_stops_row_by_row():
     assert 0 in last, "no row ran out of the draft's context"
 
 
-def test_early_exit_is_refused():
+def test_a_row_makes_no_pass_of_its_own():
     target, _ = pair()
     drafter = RowByRow(NgramDrafter(), 1)
     drafter.start(BatchedModel(target, 1), GREEDY, 9)
     target_of_row = RowOfTarget(BatchedModel(target, 1), 0)
-    with pytest.raises(UsageProblem, match="--draft exit"):
-        target_of_row.forward_first(torch.zeros(1, 1, dtype=torch.long), 1)
+    with pytest.raises(RuntimeError, match="no pass of its own"):
+        target_of_row.forward(torch.zeros(1, 1, dtype=torch.long))
 
 
 def test_drafts_side_by_side():
     """Padded to the longest; a certain draft gets one-hot rows beside a drawn one, a chain parents beside a tree."""
     law = torch.full((1, 2, 4), 0.25)
     drawn = Draft(torch.tensor([[1, 2]]), torch.tensor([2]), law)
-    certain = Draft(torch.tensor([[3]]), torch.tensor([1]), parents=torch.tensor([[-1]]))
+    certain = TreeDraft(torch.tensor([[3]]), torch.tensor([1]), parents=torch.tensor([[-1]]))
     both = side_by_side([drawn, certain], 4)
     assert both.tokens.tolist() == [[1, 2], [3, 0]]
     assert both.size.tolist() == [2, 1]
     assert torch.equal(both.probs[0], law[0])
     assert both.probs[1, 0].tolist() == [0, 0, 0, 1]
     assert both.parents.tolist() == [[-1, 0], [-1, 0]]
-    assert side_by_side([drawn._replace(probs=None)] * 2, 4).probs is None
+    assert side_by_side([replace(drawn, probs=None)] * 2, 4).probs is None
 
 
 # --- Requests ---------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from speclab.drafts.block import BlockDrafter
 from speclab.drafts.described import describe_draft, length_notes
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.suffix import SuffixDrafter
-from speclab.drafts.tree import BestTreeDrafter
+from speclab.drafts.trees.best import BestTreeDrafter
 from speclab.drafts.trees.fixed import TreeDrafter
 from speclab.models.cached import CachedModel
 from tests.tiny_models import tiny

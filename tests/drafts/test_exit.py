@@ -11,17 +11,16 @@ from transformers import DynamicCache
 import optimized_speculative
 from draft_models import NgramDrafter
 from speclab.core.accept import RULES
-from speclab.core.rounds import Draft
+from speclab.core.rounds import AcceptResult, Draft
 from speclab.core.sampling import Sampling
-from speclab.drafts.exit import ExitDrafter
+from speclab.drafts.exit import ExitDrafter, FirstLayers, check_split
 from speclab.drafts.heads.exit import ExitAdapter
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength, RoundCosts, StepDrafter
 from speclab.lab.acceptance_probs import accept_probs
 from speclab.lab.bench import Bench
-from speclab.models import checks
 from speclab.models.backends.eager import EagerBackend, decoder_layers
-from speclab.models.cached import CachedModel, verify
+from speclab.models.cached import CachedModel
 from speclab.models.prompts import Prompt
 from speclab.models.setup import Setup
 from speclab.system.errors import EnvironmentProblem
@@ -172,7 +171,7 @@ def test_the_table_of_lengths_in_cached_py(n_accepted, kept):
 
     def accept(draft, logits, sampling, uniforms):
         note()
-        return type("Result", (), {"n_accepted": torch.tensor([n_accepted]), "next_token": torch.tensor([0])})
+        return AcceptResult(torch.tensor([n_accepted]), torch.tensor([0]))
 
     rounds = speculative_rounds(target, Watched(adapter), texts[:1, :9], 4, 20, accept=accept)
     next(rounds)
@@ -239,22 +238,28 @@ def test_parts_that_are_out_of_step_are_refused():
     """The public bug: one group of layers ahead of the other."""
     model, adapter, texts = trained_exit()
     target = reading(model, adapter)
-    target.prefill(texts[:1, :9], rolls_back=True)
+    target.prefill(texts[:1, :9])
     token = texts[:1, 9:10]
-    states = target.forward_first(token, 2)
+    first = FirstLayers(target, 2)
+    states = first.forward(token)
     with pytest.raises(RuntimeError, match="1 tokens ahead, and states of 0 are given"):
-        target.forward(token)
-    with pytest.raises(RuntimeError, match="cannot crop: the first 2 layers are 1 tokens ahead"):
-        target.crop(9)
-    with pytest.raises(RuntimeError, match="the first 2 layers are ahead, not the first 3"):
-        target.forward_first(token, 3)
-    target.forward(token, states)
+        first.finish(token, states[:, :0])
+    first.finish(token, states)
     with pytest.raises(RuntimeError, match="0 tokens ahead, and states of 1 are given"):
-        target.forward(token, states)
-    target._backend._cache.layers[3].crop(-1)
-    target.forward_first(token, 2)
-    with pytest.raises(RuntimeError, match="the cache of layer 3 holds 9 tokens, not 10"):
-        target.forward(token, states)
+        first.finish(token, states)
+    states = first.forward(token)
+    target.crop(9)
+    for go_on in (lambda: first.forward(token), lambda: first.finish(token, states)):
+        with pytest.raises(RuntimeError, match="went ahead after 10 tokens, and the target holds 9"):
+            go_on()
+    with pytest.raises(RuntimeError, match="the cache of layer 0 holds 10 tokens, not 9"):
+        FirstLayers(target, 2).forward(token)
+    target.prefill(texts[:1, :9])
+    first = FirstLayers(target, 2)
+    states = first.forward(token)
+    target.backend._cache.layers[3].crop(-1)
+    with pytest.raises(RuntimeError, match="the cache of layer 3 holds 8 tokens, not 9"):
+        first.finish(token, states)
 
 
 # --- what is proposed ------------------------------------------------------------------------------------------------
@@ -498,7 +503,7 @@ def test_the_forecast_of_sampling_is_the_share_that_is_accepted():
 def test_every_family_passes_the_check(family):
     model, _, _ = trained_exit(family)
     for n_layers in (1, 2, 3):
-        checks.check_split(CachedModel(model), n_layers)
+        check_split(CachedModel(model), n_layers)
 
 
 def test_a_target_that_cannot_be_split_is_refused(monkeypatch):
@@ -506,18 +511,17 @@ def test_a_target_that_cannot_be_split_is_refused(monkeypatch):
     right = EagerBackend.forward_rest
     monkeypatch.setattr(EagerBackend, "forward_rest", lambda self, states, *rest: right(self, states * 1.01, *rest))
     with pytest.raises(EnvironmentProblem, match=r"llama cannot be run in two parts.*logits differ.*choose another"):
-        checks.check_split(CachedModel(model), 2)
+        check_split(CachedModel(model), 2)
     with pytest.raises(EnvironmentProblem, match="cannot be run in two parts"):
-        checks.check_split(CachedModel(PlainTransformer(VOCAB, 0)), 1)
+        check_split(CachedModel(PlainTransformer(VOCAB, 0)), 1)
 
 
 def test_verification_without_a_draft_is_a_whole_pass():
     model, adapter, texts = trained_exit()
     target = reading(model, adapter)
-    target.prefill(texts[:1, :9], rolls_back=True)
+    target.prefill(texts[:1, :9])
     drafter = ExitDrafter(adapter)
     drafter.prefill(target, texts[:1, :9], Sampling())
     drafter.observe(0, [int(texts[0, 9])])
     draft = drafter.propose(0, torch.zeros(1, 0))
-    assert draft.states is None
-    assert verify(target, texts[0, 9:10], draft).shape == (1, 1, VOCAB)
+    assert target.verify(texts[0, 9:10], draft).shape == (1, 1, VOCAB)

@@ -90,7 +90,7 @@ def test_the_model_proposes_what_it_would_have_proposed_alone(kind, script):
     for place, proposed in list(kept.proposed.items())[:-1]:
         target, alone = target_of(), model_of(kind)
         ids = torch.cat([PROMPT, torch.tensor([text[: place - 1]], dtype=torch.long)], dim=1)
-        target.prefill(ids, rolls_back=True)
+        target.prefill(ids)
         alone.prefill(target, ids, GREEDY)
         alone.observe(0, [text[place - 1]])
         assert alone.propose(3, torch.zeros(1, 3)).tokens[0].tolist()[: len(proposed)] == proposed

@@ -18,7 +18,7 @@ from speclab.drafts.intersect import IntersectDrafter, intersect
 from speclab.drafts.kinds import check_kind, drafter_name
 from speclab.drafts.lengths import AutoLength, RoundCosts
 from speclab.drafts.select import make_drafter
-from speclab.drafts.tree import BestTreeDrafter
+from speclab.drafts.trees.best import BestTreeDrafter
 from speclab.drafts.trees.fixed import TreeDrafter
 from speclab.models import loading, prompts
 from speclab.models.cached import CachedModel

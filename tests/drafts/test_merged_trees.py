@@ -14,6 +14,7 @@ from speclab.drafts.hybrid import parts
 from speclab.drafts.kinds import check_auto, check_kind, drafter_name, is_tree
 from speclab.drafts.select import lengths_of
 from speclab.drafts.suffix import SuffixDrafter
+from speclab.drafts.trees.draft import TreeDraft, parents_of
 from speclab.drafts.trees.fixed import TreeDrafter
 from speclab.drafts.trees.merged import MergedDrafter, merged
 from speclab.lab.bench import SPECULATIVE
@@ -42,7 +43,7 @@ def pair(noise: float = 0.12, fast: bool = False) -> tuple[CachedModel, ModelDra
 def branches(draft: Draft) -> list[tuple[int, ...]]:
     """Of every token the tokens up to it."""
     found: list[tuple[int, ...]] = []
-    parents = range(-1, draft.tokens.shape[1] - 1) if draft.parents is None else draft.parents[0].tolist()
+    parents = parents_of(draft)[0].tolist()
     for token, parent in zip(draft.tokens[0].tolist(), parents, strict=True):
         assert parent < len(found)
         found.append((*(found[parent] if parent >= 0 else ()), token))
@@ -58,7 +59,8 @@ CHAIN = st.lists(st.integers(0, 2), max_size=5)
 def test_all_branches_are_there_once(chains, tokens, data):
     """Of chains and of a tree, which may have equal siblings of its own."""
     parents = [data.draw(st.integers(-1, i - 1)) for i in range(len(tokens))]
-    tree = as_draft(tokens, CPU)._replace(parents=torch.tensor([parents], dtype=torch.long))
+    chain = as_draft(tokens, CPU)
+    tree = TreeDraft(chain.tokens, chain.size, parents=torch.tensor([parents], dtype=torch.long))
     drafts = [*(as_draft(chain, CPU) for chain in chains), tree]
     found = branches(merged(drafts, CPU))
     assert len(set(found)) == len(found)

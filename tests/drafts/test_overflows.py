@@ -16,7 +16,7 @@ from speclab.drafts.exit import ExitDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.hybrid import HybridDrafter
 from speclab.drafts.lengths import AutoLength, RoundCosts
-from speclab.drafts.tree import BestTreeDrafter
+from speclab.drafts.trees.best import BestTreeDrafter
 from speclab.drafts.trees.fixed import TreeDrafter
 from speclab.drafts.trees.merged import MergedDrafter
 from speclab.models.batched import BatchedModel
@@ -47,9 +47,6 @@ class LateOverflow(CachedModel):
 
     def forward(self, *args):
         return super().forward(*args) * float("nan")
-
-    def forward_tree(self, *args):
-        return super().forward_tree(*args) * float("nan")
 
 
 def drafter_of(kind, model):
@@ -140,7 +137,7 @@ def test_a_damaged_row_is_told_apart(model):
     target = CachedModel(model)
     target.hidden_layers = (0, 1)
     for drafter, faults in ((good, 0), (bad, -1)):
-        target.prefill(prompts(1), rolls_back=True)
+        target.prefill(prompts(1))
         drafter.prefill(target, prompts(1), GREEDY)
         drafter.observe(0, [3])
         draft = drafter.propose(3, torch.zeros(1, 3))

@@ -11,15 +11,16 @@ from benchmarks.families import tiny_families
 from draft_models import ModelDrafter
 from speclab.core import graphs
 from speclab.core.accept import RULES
-from speclab.core.rounds import Round, chain, depths, reads, tokens_of
+from speclab.core.rounds import Round, tokens_of
 from speclab.core.sampling import Sampling
 from speclab.drafts import select
 from speclab.drafts.block import BlockDrafter
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.kinds import check_auto, check_kind
-from speclab.drafts.tree import BestTreeDrafter
+from speclab.drafts.trees.best import BestTreeDrafter
+from speclab.drafts.trees.checks import check_tree
+from speclab.drafts.trees.draft import chain, depths, reads
 from speclab.drafts.trees.fixed import TreeDrafter, level_parents
-from speclab.models import checks
 from speclab.models.backends import windows
 from speclab.models.cached import CachedModel
 from speclab.models.setup import Setup
@@ -241,8 +242,8 @@ def said_alone(target: CachedModel, drafter, text: list[int], branch: list[int])
 def test_logits_of_every_token_of_a_tree_are_a_recomputations(kind, best):
     """After every round: whatever was committed before, a token reads its branch, in the branch's order."""
     target, drafter = with_model("llama") if kind == "model" else with_head(kind)
-    said = Said(drafter)
-    tree = BestTreeDrafter(said, width=3) if best else TreeDrafter(said, (3, 2, 2), sampled=True)
+    tree = BestTreeDrafter(drafter, width=3) if best else TreeDrafter(drafter, (3, 2, 2), sampled=True)
+    said = tree.growing = Said(tree.growing)
     how = Sampling(0.7, top_k=20, top_p=0.95)
     rounds = list(speculative_rounds(target, tree, prompts(4)[3:], 12 if best else tree.n_tokens, 12, how))
     assert any(r.n_rejected and r.n_accepted for r in rounds)
@@ -379,8 +380,8 @@ def test_hidden_states_follow_the_branch(engine, monkeypatch):
     plain.hidden_layers = (0, 1)
     parents = torch.tensor([level_parents([2, 4])])
     tokens = torch.tensor([[3, 5, 6, 7, 8, 9, 10]])  # the last committed one, then the tree
-    target.prefill(PROMPT, rolls_back=True)
-    logits = target.forward_tree(tokens, reads(parents)[0])
+    target.prefill(PROMPT)
+    logits = target.forward(tokens, reads(parents))
     target.keep([1, 4])
     plain.prefill(PROMPT)
     expected = plain.forward(tokens[:, [0, 2, 5]])
@@ -407,21 +408,14 @@ def test_windows_of_two_sizes_are_refused(monkeypatch):
     layers = [SimpleNamespace(sliding_window=8), SimpleNamespace(sliding_window=16)]
     monkeypatch.setattr(windows, "cached_layers", lambda model: layers)
     with pytest.raises(EnvironmentProblem, match="windows of 8 and 16 tokens"):
-        checks.check_tree(CachedModel(tiny("llama")))
-
-
-def test_a_tree_needs_a_prefill_with_rolls_back():
-    target = CachedModel(tiny("mistral_window"))
-    target.prefill(PROMPT)
-    with pytest.raises(RuntimeError, match=r"rolls_back=True"):
-        target.forward_tree(torch.tensor([[3, 5, 6]]), reads(chain(2))[0])
+        check_tree(CachedModel(tiny("llama")))
 
 
 def test_a_branch_that_is_none_is_refused():
     target = CachedModel(tiny("llama"))
-    target.prefill(PROMPT, rolls_back=True)
-    target.forward_tree(torch.tensor([[3, 5, 6]]), reads(chain(2))[0])
-    with pytest.raises(RuntimeError, match="token 2 of a tree of 2"):
+    target.prefill(PROMPT)
+    target.forward(torch.tensor([[3, 5, 6]]), reads(chain(2)))
+    with pytest.raises(RuntimeError, match="drafted token 2 of 2"):
         target.keep([0, 2])
 
 
@@ -447,8 +441,8 @@ def test_on_cuda_graphs(sampling, family, monkeypatch):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families_that_take_trees(family):
     model = tiny(family)
-    checks.check_tree(CachedModel(model))
-    checks.check_tree(CachedModel(model, fast=flattened(model)))
+    check_tree(CachedModel(model))
+    check_tree(CachedModel(model, fast=flattened(model)))
 
 
 @pytest.mark.parametrize("kind", ["tree:2x1:model", "tree:best:model", "merge:suffix+model"])
@@ -471,4 +465,4 @@ def test_a_model_that_ignores_what_a_tree_needs_is_refused(ignored):
     right = model.forward
     model.forward = lambda *args, **options: right(*args, **options | {ignored: None})
     with pytest.raises(EnvironmentProblem, match="branches"):
-        checks.check_tree(CachedModel(model))
+        check_tree(CachedModel(model))

@@ -10,6 +10,7 @@ from speclab.batch.select import batch_drafter
 from speclab.core.accept import accept_from_logits
 from speclab.core.rounds import AcceptResult, Draft
 from speclab.core.sampling import GREEDY, Sampling
+from speclab.drafts.trees.draft import TreeDraft
 from speclab.lab.batching import empty_loops, turns
 from speclab.lab.batching.arms import arms
 from speclab.lab.batching.decodings import BatchDecoding
@@ -25,7 +26,7 @@ from tests.recorder import graphed, stand_in
 from tests.tiny_models import CONTEXT, VOCAB, tiny
 
 SAMPLING = Sampling(temperature=0.8)
-TREE = Draft(torch.tensor([[3, 4, 5]]), torch.tensor([3]), parents=torch.tensor([[-1, 0, 0]]))
+TREE = TreeDraft(torch.tensor([[3, 4, 5]]), torch.tensor([3]), parents=torch.tensor([[-1, 0, 0]]))
 LAW = Draft(torch.tensor([[3]]), torch.tensor([1]), torch.full((1, 1, VOCAB), 1 / VOCAB))
 
 

@@ -64,22 +64,22 @@ def test_work_on_the_device_counts_for_the_phase_that_queued_it(fake):
 
 def test_every_part_of_a_round_counts_for_its_phase(fake):
     """draft: propose; verify: the target's pass; rollback: both caches; what is left is the host's."""
-    target = SimpleNamespace(device=CPU, n_replays=0, forward=fake.work(20))
+    target = SimpleNamespace(device=CPU, n_replays=0, verify=fake.work(20), commit=fake.work(1))
     drafter = SimpleNamespace(prefill=fake.work(1000), propose=fake.work(10), observe=fake.work(2))
 
-    def decode(target, drafter, n_rounds, accept, roll_back):
+    def decode(target, drafter, n_rounds, accept):
         drafter.prefill()
         yield Round([1], prefill=True)
         for _ in range(n_rounds):
             drafter.propose()
-            target.forward()
+            target.verify()
             accept()
-            roll_back()
+            target.commit()
             drafter.observe()
             fake.now += 0.5
             yield Round([2, 3])
 
-    functions = LoopFunctions(decode, accept=fake.work(4), roll_back=fake.work(1))
+    functions = LoopFunctions(decode, accept=fake.work(4))
     first, *rounds = with_phases(functions, target, drafter, 2)
     assert first.seconds == {"prefill": 1000}
     assert [round_.seconds for round_ in rounds] == [
@@ -119,16 +119,16 @@ def test_events_of_a_round_are_read_after_it(monkeypatch):
 
         return function
 
-    def decode(target, drafter, accept, roll_back):
+    def decode(target, drafter, accept):
         for _ in range(2):
             drafter.propose()
-            target.forward()
+            target.verify()
             accept()
             assert FakeEvent.n_waits == n_waits
             yield Round([2, 3])
 
-    functions = LoopFunctions(decode, accept=work(4), roll_back=work(1))
-    target = SimpleNamespace(n_replays=0, device=CUDA, forward=work(20))
+    functions = LoopFunctions(decode, accept=work(4))
+    target = SimpleNamespace(n_replays=0, device=CUDA, verify=work(20))
     drafter = SimpleNamespace(propose=work(10), observe=work(2))
     rounds = with_phases(functions, target, drafter)
     for _ in range(2):

@@ -29,7 +29,7 @@ def watched_pass(model, n_cached: int) -> shapes.Shapes:
     """The shapes of a pass over all but the first `n_cached` ids, which a cache holds; 0: without a cache."""
     cached = CachedModel(model)
     if n_cached:
-        cached.prefill(ids()[:, :n_cached], rolls_back=True)
+        cached.prefill(ids()[:, :n_cached])
     with torch.inference_mode(), shapes.watched(model) as found:
         if n_cached:
             cached.forward(ids()[:, n_cached:])

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from benchmarks.families import tiny_families
 from speclab.core import graphs
-from speclab.core.rounds import reads
+from speclab.drafts.trees.draft import reads
 from speclab.models import batched
 from speclab.models.backends.cuda_graphs import GraphedModel
 from speclab.models.backends.exported import ExportedModel

@@ -280,7 +280,7 @@ def test_feed_and_rollback_give_the_uncached_logits(family):
     model = tiny(name)
     cached = CachedModel(model, fast=flattened(model) if backend else None)
     text = torch.randint(0, VOCAB, (1, 40), generator=torch.Generator().manual_seed(9))
-    first = cached.prefill(text[:, :6], rolls_back=True)
+    first = cached.prefill(text[:, :6])
     assert first.shape == (1, 1, VOCAB)
     torch.testing.assert_close(first, uncached(model, text[:, :6])[:, -1:], rtol=0, atol=1e-10)
     at = 6
@@ -299,7 +299,7 @@ def test_feed_and_rollback_give_the_uncached_logits(family):
 def test_rollback_cannot_go_forward():
     """The library does not check its own crop; a wrong length must not pass silently."""
     cached = CachedModel(tiny("llama"))
-    cached.prefill(PROMPT, rolls_back=True)
+    cached.prefill(PROMPT)
     with pytest.raises(RuntimeError, match="cannot crop"):
         cached.crop(PROMPT.shape[1] + 1)
     cached.crop(PROMPT.shape[1])

@@ -18,6 +18,8 @@ from transformers import (
     RobertaForCausalLM,
 )
 
+from speclab.drafts.exit import check_split
+from speclab.drafts.trees.checks import check_tree
 from speclab.models import checks, rounding
 from speclab.models.backends import eager
 from speclab.models.batched import check_batch
@@ -25,8 +27,6 @@ from speclab.models.cached import CachedModel
 from speclab.models.checks import (
     cached_logits,
     check_model,
-    check_split,
-    check_tree,
     gap,
     random_text,
     uncached_logits,

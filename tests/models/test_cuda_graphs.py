@@ -16,7 +16,7 @@ from speclab.core import graphs
 from speclab.core.accept import accept_from_logits
 from speclab.core.rounds import Draft
 from speclab.core.sampling import Sampling, draw_next
-from speclab.drafts.tree import BestTreeDrafter
+from speclab.drafts.trees.best import BestTreeDrafter
 from speclab.drafts.trees.fixed import TreeDrafter
 from speclab.drafts.trees.merged import MergedDrafter
 from speclab.lab.bench import Bench
@@ -121,14 +121,14 @@ def test_more_tokens_than_declared_are_several_replays():
     cached = graphed("llama")
     cached.hidden_layers = (0, 1)
     cached.prepare({2, 4}, 60)
-    cached.prefill(PROMPT, rolls_back=True)
+    cached.prefill(PROMPT)
     n_before = graphs.captures.n
     ids = torch.randint(0, VOCAB, (1, 11), generator=torch.Generator().manual_seed(5))
     logits, states = cached.forward(ids), cached.hidden((0, 1))
     assert graphs.captures.n == n_before
     plain = CachedModel(cached.model)
     plain.hidden_layers = (0, 1)
-    plain.prefill(PROMPT, rolls_back=True)
+    plain.prefill(PROMPT)
     torch.testing.assert_close(logits, plain.forward(ids))
     torch.testing.assert_close(states, plain.hidden((0, 1)))
     assert cached.length == plain.length

@@ -11,6 +11,7 @@ from benchmarks.families import tiny_families
 from draft_models import ModelDrafter
 from speclab.cli import flags, parsing
 from speclab.core.sampling import Sampling
+from speclab.drafts.exit import check_split
 from speclab.models import select, timing
 from speclab.models.backends import eager, exported, rewrites
 from speclab.models.backends.exported import ExportedModel
@@ -232,7 +233,7 @@ def test_texts_longer_than_the_window_are_those_of_the_eager_engine(family, k):
 def test_a_windowed_pass_can_be_run_in_two_parts(family):
     """As early exit needs it."""
     target = CachedModel(model_of(family), fast=flattened(model_of(family)))
-    select.checks.check_split(target, 1)
+    check_split(target, 1)
 
 
 def test_the_check_of_a_window_reads_a_longer_text(monkeypatch):

@@ -28,7 +28,7 @@ def test_states_are_the_uncached_models(engine, family, monkeypatch):
         cached.model(input_ids=TEXT, use_cache=False)
     right = {layer: output.clone() for layer, output in right.items()}
     cached.hidden_layers = (0, 1)
-    cached.prefill(TEXT[:, :11], rolls_back=True)
+    cached.prefill(TEXT[:, :11])
     found, place = [cached.hidden((1, 0))], 11
     for width in (1, 5, 3, 1, 7, 12):
         cached.forward((TEXT[:, place : place + width] + 1) % VOCAB)  # rejected, all of it

@@ -21,6 +21,7 @@ from speclab.core.counts import Counts
 from speclab.core.rounds import DecodeSettings, Round, tokens_of
 from speclab.core.sampling import Sampling
 from speclab.drafts.oracle import OracleModelDrafter
+from speclab.drafts.trees.checks import check_tree
 from speclab.lab.decodings import LibraryDecoding
 from speclab.lab.instruments import LoopFunctions, with_phases
 from speclab.models import checks, limits, select
@@ -160,7 +161,7 @@ def test_states_equal_a_recomputation_after_every_round(family, temperature):
 def test_any_number_of_tokens_can_be_taken_back(family):
     """Over several passes, too; not to where no states are kept."""
     text, cached = prompt_of(20), CachedModel(tiny(family))
-    cached.prefill(text[:, :4], rolls_back=True)
+    cached.prefill(text[:, :4])
     for wrong, width in ((3, 2), (1, 1), (0, 3), (5, 1)):
         start = cached.length
         cached.forward(text[:, start : start + width])
@@ -226,7 +227,7 @@ def test_trees_and_the_fast_engine_refuse_recurrent_targets():
     with pytest.raises(
         EnvironmentProblem, match=r"lfm2 cannot be given the branches of a tree.*; choose another --draft"
     ):
-        checks.check_tree(CachedModel(tiny("lfm2")))
+        check_tree(CachedModel(tiny("lfm2")))
     fast, why = select.build(tiny("lfm2"))
     assert fast is None
     assert "recurrent layers" in why

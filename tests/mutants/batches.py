@@ -1,5 +1,7 @@
 """Bugs in batches (speclab/models/batched.py, speclab/batch): rows that are not kept apart."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -100,7 +102,7 @@ def takes_padding_for_drafted_tokens() -> None:
 
     def side_by_side(drafts: list, vocab_size: int):
         draft = right(drafts, vocab_size)
-        return draft._replace(size=torch.full_like(draft.size, draft.tokens.shape[1]))
+        return replace(draft, size=torch.full_like(draft.size, draft.tokens.shape[1]))
 
     drafters.side_by_side = side_by_side
 

@@ -1,5 +1,7 @@
 """Bugs of early exit: the target's first layers and the others are run, rolled back or placed apart from each other."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -95,7 +97,7 @@ def hands_over_states_in_another_order() -> None:
 
     def propose(drafter: ExitDrafter, k: int, uniforms: Tensor) -> Draft:
         draft = right(drafter, k, uniforms)
-        return draft if draft.states is None else draft._replace(states=draft.states.roll(1, dims=1))
+        return replace(draft, states=draft.states.roll(1, dims=1)) if k else draft
 
     ExitDrafter.propose = propose
 

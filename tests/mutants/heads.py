@@ -1,6 +1,8 @@
 """Bugs in drafts that read the target's hidden states. But for the first of blocks the text stays right: only what is
 proposed tells."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -134,7 +136,7 @@ def stores_the_row_without_the_bias() -> None:
         if draft.probs is None:
             return draft
         rows = drafter.of_target(torch.cat(kept), drafter._vocab_size)
-        return draft._replace(probs=drafter._sampling.probs(rows)[None])
+        return replace(draft, probs=drafter._sampling.probs(rows)[None])
 
     BlockDrafter.propose = propose
 
@@ -246,7 +248,7 @@ def forgets_that_a_drafts_logits_were_not_finite() -> None:
     right = optimized_speculative.fetch
 
     def fetch(draft: Draft, result: AcceptResult) -> Decided:
-        return right(draft._replace(faults=None), result)
+        return right(replace(draft, faults=None), result)
 
     optimized_speculative.fetch = fetch
 

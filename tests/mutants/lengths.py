@@ -1,6 +1,7 @@
 """Bugs in drafts that choose: their length in every round, or which of two drafts."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -86,6 +87,6 @@ def takes_a_lookups_tokens_for_drawn_ones() -> None:
 
     def propose(hybrid: HybridDrafter, k: int, uniforms: Tensor) -> Draft:
         draft = right(hybrid, k, uniforms)
-        return draft if draft.probs is not None else draft._replace(probs=torch.full((*draft.tokens.shape, 48), 1 / 48))
+        return draft if draft.probs is not None else replace(draft, probs=torch.full((*draft.tokens.shape, 48), 1 / 48))
 
     HybridDrafter.propose = propose

@@ -3,6 +3,7 @@
 import dataclasses
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from draft_models import ModelDrafter
 from speclab.core.rounds import Decided, DecodeSettings, Draft, Drafter, Round, fetch
 from speclab.core.sampling import Drawn, Sampling, uniforms
 from speclab.models import cached
-from speclab.models.cached import CachedModel, tokens_to_keep, verify
+from speclab.models.cached import CachedModel, tokens_to_keep
 from tests.mutants.bugs import mutant
 
 # ---------------------------------------------------------------- what a round commits
@@ -73,9 +74,9 @@ def remember_the_prompt() -> Callable[[CachedModel], Tensor]:
     """-> what a model has read last in a prefill"""
     right, prompts = CachedModel.prefill, {}
 
-    def prefill(model: CachedModel, prompt: Tensor, rolls_back: bool = False) -> Tensor:
+    def prefill(model: CachedModel, prompt: Tensor) -> Tensor:
         prompts[id(model)] = prompt
-        return right(model, prompt, rolls_back)
+        return right(model, prompt)
 
     CachedModel.prefill = prefill
     return lambda model: prompts[id(model)]
@@ -87,10 +88,10 @@ def takes_the_first_rows_of_a_pass_over_all() -> None:
     prompt_of = remember_the_prompt()
 
     def wrong(target: CachedModel, last_token: int, draft: Draft) -> Tensor:
-        n_rows = verify(target, last_token, draft).shape[1]
+        n_rows = right(target, last_token, draft).shape[1]
         return target.model(torch.cat([prompt_of(target), draft.tokens], dim=1)).logits[:, :n_rows]
 
-    optimized_speculative.verify = wrong
+    right, CachedModel.verify = CachedModel.verify, wrong
 
 
 @mutant(9, "greedy_output_is_the_targets_own_choice")
@@ -102,7 +103,7 @@ def feeds_the_prompt_again() -> None:
         prompt, last = prompt_of(target), torch.tensor([[last_token]])
         return target.forward(torch.cat([prompt, last, draft.tokens], dim=1))[:, prompt.shape[1] :]
 
-    optimized_speculative.verify = wrong
+    CachedModel.verify = wrong
 
 
 @mutant(17, "one_target_pass_per_round")
@@ -111,11 +112,11 @@ def passes_twice() -> None:
 
     def wrong(target: CachedModel, last_token: int, draft: Draft) -> Tensor:
         length = target.length
-        verify(target, last_token, draft)
+        right(target, last_token, draft)
         target.crop(length)
-        return verify(target, last_token, draft)
+        return right(target, last_token, draft)
 
-    optimized_speculative.verify = wrong
+    right, CachedModel.verify = CachedModel.verify, wrong
 
 
 # ---------------------------------------------------------------- what stays in the caches
@@ -219,7 +220,7 @@ def gives_lacking_ids_the_last_ones_probability() -> None:
             return draft
         known = draft.probs[..., : drafter.draft.vocab_size]
         n_lacking = draft.probs.shape[-1] - known.shape[-1]
-        return draft._replace(probs=torch.cat([known, known[..., -1:].expand(-1, -1, n_lacking)], dim=-1))
+        return replace(draft, probs=torch.cat([known, known[..., -1:].expand(-1, -1, n_lacking)], dim=-1))
 
     ModelDrafter.propose = propose
 

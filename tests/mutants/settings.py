@@ -8,14 +8,15 @@ from torch import Tensor
 import draft_models
 from speclab.batch import loops
 from speclab.core import accept as accept_module
-from speclab.core import accept_tree as tree_module
 from speclab.core.rounds import Draft, Round
 from speclab.core.sampling import Drawn, Sampling, draw, draw_next, to_host, without_replacement
 from speclab.drafts import feature as feature_module
 from speclab.drafts.feature import FeatureDrafter
 from speclab.drafts.lengths import AutoLength
-from speclab.drafts.tree import BestTreeDrafter
+from speclab.drafts.trees import accept as tree_module
+from speclab.drafts.trees.best import BestTreeDrafter
 from speclab.drafts.trees.fixed import TreeDrafter
+from speclab.drafts.trees.growing import GrowingFeature
 from tests.mutants.bugs import mutant
 
 TREE = "drafts/test_tree"
@@ -141,20 +142,20 @@ HEADS = "logits_of_every_token_of_a_tree_are_a_recomputations"
 @mutant(39, HEADS, file=TREE)
 def head_reads_siblings() -> None:
     """lets a token of a tree read its siblings in the pass of a feature head"""
-    right = FeatureDrafter.grow
+    right = GrowingFeature.grow
 
-    def grow(drafter: FeatureDrafter, tokens: Tensor, parents: Tensor, reads: Tensor, depth: int) -> Tensor:
+    def grow(drafter: GrowingFeature, tokens: Tensor, parents: Tensor, reads: Tensor, depth: int) -> Tensor:
         return right(drafter, tokens, parents, torch.ones_like(reads), depth)
 
-    FeatureDrafter.grow = grow
+    GrowingFeature.grow = grow
 
 
 @mutant(39, HEADS, file=TREE)
 def head_reads_its_own_branch_without_the_root() -> None:
     """lets a token of a tree read its parent and itself alone of the drafted ones"""
-    right = FeatureDrafter.grow
+    right = GrowingFeature.grow
 
-    def grow(drafter: FeatureDrafter, tokens: Tensor, parents: Tensor, reads: Tensor, depth: int) -> Tensor:
+    def grow(drafter: GrowingFeature, tokens: Tensor, parents: Tensor, reads: Tensor, depth: int) -> Tensor:
         n = reads.shape[1]
         near = torch.zeros_like(reads)
         near[torch.arange(len(tokens)), n - len(tokens) + torch.arange(len(tokens))] = True
@@ -162,15 +163,15 @@ def head_reads_its_own_branch_without_the_root() -> None:
         near[torch.arange(len(tokens))[kept], parents[kept]] = True
         return right(drafter, tokens, parents, near, depth)
 
-    FeatureDrafter.grow = grow
+    GrowingFeature.grow = grow
 
 
 @mutant(39, HEADS, file=TREE)
 def head_puts_siblings_at_positions_of_their_own() -> None:
     """puts a token of a tree at the position of its number, in the pass of a feature head"""
-    right = FeatureDrafter.grow
+    right = GrowingFeature.grow
 
-    def grow(drafter: FeatureDrafter, tokens: Tensor, parents: Tensor, reads: Tensor, depth: int) -> Tensor:
+    def grow(drafter: GrowingFeature, tokens: Tensor, parents: Tensor, reads: Tensor, depth: int) -> Tensor:
         before, whole = drafter._outputs.shape[1] - 1, (drafter._cos, drafter._sin)
         start, n = drafter._length + before, len(tokens)
         drafter._rotation(start, n)
@@ -186,18 +187,18 @@ def head_puts_siblings_at_positions_of_their_own() -> None:
         finally:
             del drafter.head.project
 
-    FeatureDrafter.grow = grow
+    GrowingFeature.grow = grow
 
 
 @mutant(39, HEADS, file=TREE)
 def head_gets_the_state_of_another_branch() -> None:
     """gives every token of a tree the state of the first token of the level above"""
-    right = FeatureDrafter.grow
+    right = GrowingFeature.grow
 
-    def grow(drafter: FeatureDrafter, tokens: Tensor, parents: Tensor, reads: Tensor, depth: int) -> Tensor:
+    def grow(drafter: GrowingFeature, tokens: Tensor, parents: Tensor, reads: Tensor, depth: int) -> Tensor:
         return right(drafter, tokens, parents.amin().expand_as(parents), reads, depth)
 
-    FeatureDrafter.grow = grow
+    GrowingFeature.grow = grow
 
 
 # ---------------------------------------------------------------- lengths that are chosen

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from speclab.core.rounds import Draft, Drafter
-from speclab.drafts import tree
-from speclab.drafts.tree import BestTreeDrafter
+from speclab.drafts.trees import best as tree
 from speclab.drafts.trees import merged
+from speclab.drafts.trees.best import BestTreeDrafter
+from speclab.drafts.trees.draft import TreeDraft
 from speclab.drafts.trees.merged import MergedDrafter
 from speclab.lab.tracing import branches
 from speclab.lab.tracing.branches import Tried
@@ -69,7 +70,7 @@ def merges_equal_tokens_of_one_depth() -> None:
                 depths.append(place[0])
             numbers.append(seen[place])
         ids, size = torch.tensor([kept], device=device), torch.tensor([len(kept)], device=device)
-        return Draft(ids, size, parents=torch.tensor([parents], device=device))
+        return TreeDraft(ids, size, parents=torch.tensor([parents], device=device))
 
     merged.merged = by_depth
 

@@ -2,19 +2,20 @@
 caches hold of a tree."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from draft_models import ModelDrafter
-from speclab.core import accept_tree as tree_module
 from speclab.core import sampling as sampling_module
-from speclab.core.accept_tree import accept_follow as right_follow
-from speclab.core.accept_tree import accept_tree as right_tree
 from speclab.core.rounds import AcceptResult, Draft
 from speclab.core.sampling import draw
 from speclab.core.sampling import without_replacement as right_children
-from speclab.models import cached
+from speclab.drafts.trees import accept as tree_module
+from speclab.drafts.trees import draft
+from speclab.drafts.trees.accept import accept_follow as right_follow
+from speclab.drafts.trees.accept import accept_tree as right_tree
+from speclab.drafts.trees.growing import GrowingModel
 from speclab.models.backends import windows
 from speclab.models.cached import CachedModel
 from tests.mutants.bugs import mutant
@@ -125,7 +126,7 @@ def keeps_dead_nodes() -> None:
     """keeps nodes beyond the size of a tree"""
 
     def all_alive(draft: Draft) -> Draft:
-        return draft._replace(size=torch.full_like(draft.size, draft.tokens.shape[1]))
+        return replace(draft, size=torch.full_like(draft.size, draft.tokens.shape[1]))
 
     tree_module.accept_follow = lambda draft, *given: right_follow(all_alive(draft), *given)
     tree_module.accept_tree = lambda draft, *given: right_tree(all_alive(draft), *given)
@@ -138,7 +139,7 @@ def keeps_children_that_were_not_drawn() -> None:
     def accept_tree(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> AcceptResult:
         tiny = torch.finfo(target_probs.dtype).tiny
         probs = None if draft.probs is None else draft.probs.clamp(min=tiny)
-        return right_tree(draft._replace(probs=probs), target_probs, uniforms)
+        return right_tree(replace(draft, probs=probs), target_probs, uniforms)
 
     tree_module.accept_tree = accept_tree
 
@@ -199,28 +200,28 @@ def siblings_see_each_other() -> None:
         n_rows = parents.shape[1] + 1
         return torch.ones(len(parents), n_rows, n_rows, dtype=torch.bool).tril()
 
-    cached.reads = reads
+    draft.reads = reads
 
 
 @mutant(39, "hidden_states_follow_the_branch", "caches_equal_a_recomputation_after_every_round", file=LOOP)
 def position_is_the_number_of_the_row() -> None:
     """puts a token at the position of its number, not of its depth"""
-    right = CachedModel.forward_tree
+    right = CachedModel.forward
 
-    def forward_tree(model: CachedModel, tokens: Tensor, reads: Tensor) -> Tensor:
-        backend = model._running()
-        of_depth = backend.forward_tree
+    def forward(model: CachedModel, tokens: Tensor, reads: Tensor | None = None) -> Tensor:
+        backend = model.backend
+        of_depth = backend.forward_masked
 
         def of_backend(ids: Tensor, length: int, positions: Tensor, mask: Tensor) -> Tensor:
             return of_depth(ids, length, torch.arange(length, length + ids.shape[1])[None], mask)
 
-        backend.forward_tree = of_backend
+        backend.forward_masked = of_backend
         try:
             return right(model, tokens, reads)
         finally:
-            del backend.forward_tree
+            del backend.forward_masked
 
-    CachedModel.forward_tree = forward_tree
+    CachedModel.forward = forward
 
 
 @mutant(39, "caches_equal_a_recomputation_after_every_round", "greedy_text_is_the_baselines", file=LOOP)
@@ -248,9 +249,9 @@ def hidden_states_stay_in_tree_order() -> None:
     right = CachedModel.keep
 
     def keep(model: CachedModel, path: list[int]) -> None:
-        hidden = model._running().hidden
+        hidden = model.backend.hidden
         right(model, path)
-        model._running().hidden = hidden
+        model.backend.hidden = hidden
 
     CachedModel.keep = keep
 
@@ -258,4 +259,4 @@ def hidden_states_stay_in_tree_order() -> None:
 @mutant(39, "caches_equal_a_recomputation_after_every_round", file=LOOP)
 def draft_model_keeps_a_tree() -> None:
     """leaves the tree in the draft model's cache"""
-    ModelDrafter.end_tree = lambda drafter: None
+    GrowingModel.end_tree = lambda drafter: None

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,9 +12,10 @@ import optimized_speculative
 from draft_models import ModelDrafter
 from optimized_speculative import speculative_decode
 from speclab.core import clock as clock_module
-from speclab.core.rounds import DecodeSettings, Draft, Round
+from speclab.core.rounds import DecodeSettings, Round
 from speclab.core.sampling import Sampling
-from speclab.drafts.tree import BestTreeDrafter
+from speclab.drafts.trees.best import BestTreeDrafter
+from speclab.drafts.trees.draft import TreeDraft
 from speclab.drafts.trees.fixed import TreeDrafter
 from speclab.lab.instruments import LoopFunctions, with_phases
 from speclab.lab.tracing import follow, trace
@@ -78,12 +80,12 @@ def test_every_outcome_can_be_recomputed(kind, temperature):
 
 def test_what_is_left_for_a_child():
     """By hand: p = (1/2, 3/10, 1/5); after the one-hot token 1 is rejected 5/7 and 2/7 are left."""
-    draft = Draft(torch.tensor([[1, 0, 2, 1]]), torch.tensor([4]), parents=torch.tensor([[-1, -1, 1, -1]]))
+    draft = TreeDraft(torch.tensor([[1, 0, 2, 1]]), torch.tensor([4]), parents=torch.tensor([[-1, -1, 1, -1]]))
     rows = torch.tensor([[0.5, 0.3, 0.2], [0, 0, 1.0], [0.6, 0.3, 0.1], [1.0, 0, 0], [1.0, 0, 0]]).double()
     assert walked(draft, rows, [1]) == [(0, pytest.approx(0.3)), (1, pytest.approx(5 / 7)), (2, pytest.approx(0.1))]
     assert walked(draft, rows, []) == [(0, pytest.approx(0.3)), (1, pytest.approx(5 / 7)), (3, 0)]
     laws = torch.tensor([[[0.2, 0.6, 0.2], [0.5, 0, 0.5], [0, 0, 1], [0, 0, 0]]]).double()
-    found = walked(draft._replace(probs=laws), rows, [])  # p - q = (0.3, 0, 0): all that is left is token 0
+    found = walked(replace(draft, probs=laws), rows, [])  # p - q = (0.3, 0, 0): all that is left is token 0
     assert found == [(0, pytest.approx(0.3)), (1, pytest.approx(1))]
 
 

@@ -530,7 +530,7 @@ class CountingModel:
     def replace_unknown(self, ids):
         return ids
 
-    def prefill(self, prompt, rolls_back):
+    def prefill(self, prompt):
         self.length, self.widths = prompt.shape[1], []
         return torch.zeros(1, 1, self.vocab_size)
 

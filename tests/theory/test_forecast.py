@@ -61,7 +61,7 @@ class TableModel:
     def replace_unknown(self, ids: torch.Tensor) -> torch.Tensor:
         return ids
 
-    def prefill(self, prompt: torch.Tensor, rolls_back: bool = False) -> torch.Tensor:
+    def prefill(self, prompt: torch.Tensor) -> torch.Tensor:
         self.tokens, self.widths = prompt[0].tolist(), []
         return self._logits(len(self.tokens) - 1)
 

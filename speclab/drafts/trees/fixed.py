@@ -12,15 +12,16 @@ import torch
 from torch import Tensor
 
 from draft_models import as_draft
-from speclab.core.rounds import Draft, Target, reads
+from speclab.core.rounds import Draft, Drafter, Target
 from speclab.core.sampling import Sampling, faults_in, without_replacement
-from speclab.drafts.tree import Branching, GrowingDrafter
+from speclab.drafts.trees.best import Branching
+from speclab.drafts.trees.draft import TreeDraft, reads
 
 
 class TreeDrafter(Branching):
     """Drafts trees of one shape: children of each token, by depth."""
 
-    def __init__(self, drafter: GrowingDrafter, shape: tuple[int, ...], sampled: bool = False):
+    def __init__(self, drafter: Drafter, shape: tuple[int, ...], sampled: bool = False):
         super().__init__(drafter)
         self.shape, self.sampled = shape, sampled
 
@@ -36,7 +37,7 @@ class TreeDrafter(Branching):
 
     def propose(self, k: int, uniforms: Tensor) -> Draft:
         """The first `k` levels, or as many of them as fit as a whole into as many tokens as there are uniforms."""
-        asked = uniforms.shape[1], min(k, self.drafter.room)
+        asked = uniforms.shape[1], min(k, self.growing.room)
         if asked not in self._plans:
             self._plans[asked] = self._planned(*asked)
         sizes, parents, seen = self._plans[asked]
@@ -49,10 +50,10 @@ class TreeDrafter(Branching):
         with torch.inference_mode():
             for depth, size in enumerate(sizes):
                 if depth == 0:
-                    logits = self.drafter.start_tree()  # (1, vocab)
+                    logits = self.growing.start_tree()  # (1, vocab)
                 else:
                     level = slice(n - sizes[depth - 1], n)
-                    logits = self.drafter.grow(tokens[-1], parents[level], seen[level, :n], depth)
+                    logits = self.growing.grow(tokens[-1], parents[level], seen[level, :n], depth)
                 children, law = self._children(logits, uniforms[0, n : n + size].reshape(len(logits), -1))
                 tokens.append(children.flatten())
                 faults.append(faults_in(logits))
@@ -60,7 +61,8 @@ class TreeDrafter(Branching):
                 n += size
         drawn = torch.cat(tokens)[None]
         n_drafted, law_of_each = torch.full_like(drawn[:, 0], n), torch.cat(laws)[None] if laws else None
-        return Draft(drawn, n_drafted, law_of_each, parents=parents[None], faults=torch.cat(faults).amin()[None])
+        not_finite = torch.cat(faults).amin()[None]
+        return TreeDraft(drawn, n_drafted, law_of_each, faults=not_finite, parents=parents[None])
 
     def _planned(self, n: int, deepest: int) -> tuple[list[int], Tensor, Tensor]:
         """The tokens of each level that is drafted, all their parents (m,), and which of them stand on the branch of

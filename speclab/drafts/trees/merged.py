@@ -17,25 +17,25 @@ from torch import Tensor
 from draft_models import as_draft
 from speclab.core.rounds import Draft, Drafter, Target
 from speclab.core.sampling import Sampling, to_device, to_host
-from speclab.drafts.tree import GrowingDrafter
+from speclab.drafts.trees.draft import TreeDraft, parents_of
 from speclab.drafts.trees.fixed import TreeDrafter
 
 LONGEST = 64  # tokens of a chain
 
 
 class MergedDrafter:
-    """Proposes what several drafters propose. drafters: lookups, and drafters that know what follows each of several
-    tokens: a chain of theirs is a tree of one branch, so that they take in what was committed on any branch."""
+    """Proposes what several drafters propose. lookups: their proposals follow from the text alone. models: drafters
+    that know what follows each of several tokens; a chain of theirs is a tree of one branch, so that they take in what
+    was committed on any branch."""
 
-    def __init__(self, drafters: Sequence[Drafter]):
-        chain = (1,) * LONGEST
-        self.drafters = [TreeDrafter(one, chain) if isinstance(one, GrowingDrafter) else one for one in drafters]
+    def __init__(self, lookups: Sequence[Drafter], models: Sequence[Drafter]):
+        self.drafters = [*lookups, *(TreeDrafter(model, (1,) * LONGEST) for model in models)]
         self._device = torch.device("cpu")
 
     @property
     def parts(self) -> tuple[Drafter, ...]:
         """What proposes the tokens, lookups before models."""
-        return tuple(sorted(self.drafters, key=lambda one: isinstance(one, TreeDrafter)))
+        return tuple(self.drafters)
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
         """Let all read the prompt."""
@@ -72,7 +72,7 @@ def merged(drafts: Sequence[Draft], device: torch.device) -> Draft:
         ids = draft.tokens[0].tolist()
         if draft.faults is not None:
             to_host(draft.faults)
-        before = range(-1, len(ids) - 1) if draft.parents is None else draft.parents[0].tolist()
+        before = parents_of(draft)[0].tolist()
         numbers = [-1]  # of the last committed token and of this draft's tokens
         for token, parent in zip(ids, before, strict=True):
             place = numbers[parent + 1], token
@@ -83,4 +83,5 @@ def merged(drafts: Sequence[Draft], device: torch.device) -> Draft:
             numbers.append(places[place])
     if not tokens:
         return as_draft([], device)
-    return as_draft(tokens, device)._replace(parents=to_device(parents, device)[None])
+    chain = as_draft(tokens, device)
+    return TreeDraft(chain.tokens, chain.size, parents=to_device(parents, device)[None])

@@ -1,6 +1,8 @@
 """What a round of a batch costs beside its passes: the loop itself, over models whose passes cost nothing."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -20,7 +22,8 @@ SEED = 0  # of the logits
 
 
 class NoPasses(BatchedModel):
-    """A batch whose passes cost nothing and always give the same logits. keeps: with real caches, for trees."""
+    """A batch whose passes cost nothing and always give the same logits. keeps: with caches, for drafts that are no
+    chains."""
 
     def __init__(self, model: CachedModel, n_rows: int, widest: int, keeps: bool = False):
         super().__init__(model, n_rows)
@@ -46,6 +49,11 @@ class NoPasses(BatchedModel):
         return self._logits[:, : tokens.shape[1]]
 
 
+def _is_no_chain(draft: Draft | None) -> TypeGuard[Draft]:
+    """Whether the target reads it in a way of its own."""
+    return draft is not None and type(draft) is not Draft
+
+
 class SameDraft:
     """Always the same tokens, for free. seen: a draft of one text, whose branches and kind of law these have."""
 
@@ -64,15 +72,14 @@ class SameDraft:
         """Nothing."""
 
     def propose(self, k: Sequence[int], uniforms: Tensor) -> Draft:
-        """A tree as it was seen, or a chain of the same token again and again."""
+        """What was seen, for every row, or a chain of the same token again and again."""
         sizes, seen, n = torch.tensor(k, device=uniforms.device), self._seen, self._n_rows
-        if seen is not None and seen.parents is not None:
-            probs = None if seen.probs is None else seen.probs.expand(n, -1, -1)
-            tokens, parents = seen.tokens.expand(n, -1), seen.parents.expand(n, -1)
-            return Draft(tokens, seen.size.expand(n), probs, parents=parents)
+        if _is_no_chain(seen):
+            parts = {name: part for name, part in vars(seen).items() if part is not None}
+            return replace(seen, **{name: part.expand(n, *part.shape[1:]) for name, part in parts.items()})
         if not any(k):
             return Draft(torch.zeros(len(k), 0, dtype=torch.long, device=uniforms.device), sizes)
-        return as_drawn([self._drawn] * max(k))._replace(size=sizes)
+        return replace(as_drawn([self._drawn] * max(k)), size=sizes)
 
     def observe(self, decided: object) -> None:
         """Nothing."""
@@ -117,7 +124,7 @@ class EmptyLoop:
         room = (self._target.max_length or 1 + (ROUNDS + 1) * widest) - 1
         budget = min((ROUNDS + 1) * widest, room)
         self._n_left = max(1, (budget - 1) // widest - bool(self._k))
-        batch = NoPasses(self._target, self._n_texts, widest, keeps=self._branches)
+        batch = NoPasses(self._target, self._n_texts, widest, keeps=_is_no_chain(self._seen))
         prompt = torch.zeros(1, 1, dtype=torch.long, device=self._target.device)
         requests = [Request(prompt, DecodeSettings(budget, self._sampling))] * self._n_texts
         rounds = (
@@ -128,10 +135,6 @@ class EmptyLoop:
         self._decoding = BatchDecoding(rounds, self._n_texts)
         for _ in range(self._n_texts):  # the prompts
             self._decoding.advance()
-
-    @property
-    def _branches(self) -> bool:
-        return self._seen is not None and self._seen.parents is not None
 
     def _batch_drafter(self) -> BatchDrafter:
         if type(self._drafter) is ModelDrafter:

@@ -15,6 +15,7 @@ from speclab.core.clock import old_objects_frozen
 from speclab.core.rounds import AcceptResult, DecodeSettings, Draft, Drafter, Round, tokens_of
 from speclab.core.sampling import Sampling
 from speclab.drafts.oracle import OracleDraft
+from speclab.drafts.trees.draft import TreeDraft
 from speclab.lab.instruments import Loop, LoopFunctions, with_phases
 from speclab.lab.tracing.branches import positions_of_tree
 from speclab.lab.tracing.trace import Position, Trace, trace
@@ -110,7 +111,7 @@ def positions_of(
     draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor, result: AcceptResult
 ) -> list[Position]:
     """Every drafted token of one row, then the next token. logits (1, n + 1, vocab) and uniforms are the rule's own."""
-    if draft.parents is not None:
+    if isinstance(draft, TreeDraft):
         return positions_of_tree(draft, logits, sampling, uniforms, result)
     n = draft.tokens.shape[1]
     ids = torch.cat([draft.tokens[0], result.next_token])  # (n + 1,)

@@ -20,7 +20,7 @@ from speclab.core.rounds import DecodeSettings, Drafter
 from speclab.core.sampling import draw_next, uniforms
 from speclab.drafts.heads.drafter import HeadDrafter
 from speclab.drafts.hybrid import parts
-from speclab.models.cached import CachedModel, check_prompt, verify
+from speclab.models.cached import CachedModel, check_prompt
 from speclab.system.errors import EnvironmentProblem
 
 Shapes = dict[str, tuple[int, ...]]
@@ -86,7 +86,7 @@ def first_round(
     check_prompt(target, prompt, draft_length + 1)
     eager, generator = CachedModel(target.model, target.vocab_size), settings.generator(target.device)
     eager.hidden_layers = target.hidden_layers
-    logits = eager.prefill(prompt, rolls_back=True)
+    logits = eager.prefill(prompt)
     token = draw_next(logits[:, -1], settings.sampling, uniforms((1,), generator, target.device))
     drafter.prefill(eager, prompt, settings.sampling)
     drafter.observe(0, token.tolist())
@@ -95,11 +95,9 @@ def first_round(
         steps = stack.enter_context(watched_head(proposing.head)) if isinstance(proposing, HeadDrafter) else []
         draft = drafter.propose(draft_length, uniforms((1, draft_length), generator, target.device))
     ids = torch.cat([prompt, token[None], draft.tokens], dim=1)
-    if draft.states is not None:  # early exit: the whole pass is watched, not the part that the draft left
-        eager.prefill(prompt, rolls_back=True)
-        draft = draft._replace(states=None)
+    eager.prefill(prompt)  # a whole pass is watched, also where the draft has run a part of it
     with watched(target.model) as cached:
-        rows = verify(eager, token, draft)
+        rows = eager.verify(token, draft.chain())
     with watched(target.model) as uncached, torch.inference_mode():
         all_rows = target.model(input_ids=ids, use_cache=False).logits
     gap = (rows - all_rows[:, prompt.shape[1] :, : target.vocab_size]).abs().max().item()

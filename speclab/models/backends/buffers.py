@@ -110,8 +110,8 @@ def causal_mask(width: int, length: int, n_rows: int, dtype: torch.dtype, device
     return mask.triu_(length + 1)[None, None]
 
 
-def padded_tree(positions: Tensor, mask: Tensor, width: int, n_rows: int | None = None) -> tuple[Tensor, Tensor]:
-    """Positions (1, m) and mask (1, 1, m, total) of a tree, for a pass over `width` tokens; nothing reads the padding.
+def padded_mask(positions: Tensor, mask: Tensor, width: int, n_rows: int | None = None) -> tuple[Tensor, Tensor]:
+    """Positions (1, m) and mask (1, 1, m, total) for a pass over `width` tokens; nothing reads the padding.
 
     n_rows: columns of the mask (default: all that the padded pass writes or reads).
     """
@@ -143,12 +143,16 @@ class BufferedBackend:
         with layer_outputs(self._model, self._hidden_layers) as self.hidden:
             return self._model(input_ids=prompt, **options).logits
 
+    def step(self, tokens: Tensor, length: int) -> Tensor:
+        """As `forward`: what stands behind the text is overwritten anyway."""
+        return self.forward(tokens, length)
+
     def forward(self, tokens: Tensor, length: int) -> Tensor:
         """(1, m) ids after `length` tokens -> (1, m, vocab) logits."""
         raise NotImplementedError
 
-    def forward_tree(self, tokens: Tensor, length: int, positions: Tensor, mask: Tensor) -> Tensor:
-        """As `forward`, at positions (1, m) and with the mask (1, 1, m, length + m) of a tree."""
+    def forward_masked(self, tokens: Tensor, length: int, positions: Tensor, mask: Tensor) -> Tensor:
+        """As `forward`, at positions (1, m) and with a mask (1, 1, m, length + m)."""
         raise NotImplementedError
 
     def forward_first(self, tokens: Tensor, length: int, n_layers: int) -> Tensor:

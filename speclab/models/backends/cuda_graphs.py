@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from speclab.core import graphs
-from speclab.models.backends.buffers import BufferedBackend, Buffers, WrittenInPlace, kv_shapes, padded_tree
+from speclab.models.backends.buffers import BufferedBackend, Buffers, WrittenInPlace, kv_shapes, padded_mask
 from speclab.models.backends.eager import decoder_layers, layer_outputs
 from speclab.models.backends.kernels import GroupedAttention, compiled_parts, with_kernels
 from speclab.models.backends.windows import masks, window_of
@@ -103,7 +103,7 @@ class GraphedModel:
         """(1, m) ids, (1, 1, m, rows) mask -> (1, m, vocab) logits, and the outputs of all layers, (1, m, hidden) each;
         attention reads as many rows as the mask has
 
-        places: (2, m), the positions, and the rows of the buffers, which are others in a tree.
+        places: (2, m), the positions, and the rows of the buffers: others where tokens do not all follow each other.
         """
         pairs = zip(*buffers.first(mask.shape[-1]), strict=True)
         cache = Cache(layers=[WrittenInRows(keys, values, places[1]) for keys, values in pairs])
@@ -128,10 +128,10 @@ class GraphCache(Buffers):
                 self._graph(width, self._rows(total))
                 total = self._rows(total) + 1
 
-    def run(self, ids: Tensor, length: int, width: int, tree: tuple[Tensor, Tensor] | None = None) -> list[Tensor]:
+    def run(self, ids: Tensor, length: int, width: int, masked: tuple[Tensor, Tensor] | None = None) -> list[Tensor]:
         """(1, m) ids after `length` tokens -> as GraphedModel.forward, from a pass of `width` >= m tokens.
 
-        tree: positions (1, m) and mask (1, 1, m, length + m), where the tokens do not all follow each other.
+        masked: positions (1, m) and mask (1, 1, m, length + m), where the tokens do not all follow each other.
         The next replay writes to the same place.
         """
         n_tokens, n_rows = ids.shape[1], self._rows(length + width)
@@ -139,12 +139,12 @@ class GraphCache(Buffers):
         fixed_ids, places, mask = graph.inputs
         fixed_ids[:, :n_tokens].copy_(ids)  # padding comes last, and its logits are not read
         places.copy_(self.places[:, length : length + width])
-        if tree is None:
+        if masked is None:
             mask.copy_(self.mask(width, length, n_rows))
         else:
-            positions, of_tree = padded_tree(*tree, width, n_rows)
+            positions, given = padded_mask(*masked, width, n_rows)
             places[:1].copy_(positions)
-            mask.copy_(of_tree)
+            mask.copy_(given)
         graph.replay()
         return [output[:, :n_tokens] for output in graph.outputs]
 
@@ -204,8 +204,8 @@ class GraphBackend(BufferedBackend):
         self.hidden = dict(zip(self._hidden_layers, hidden, strict=True))
         return logits.clone()
 
-    def forward_tree(self, tokens: Tensor, length: int, positions: Tensor, mask: Tensor) -> Tensor:
-        """As `forward`, at positions (1, m) and with the mask (1, 1, m, length + m) of a tree."""
+    def forward_masked(self, tokens: Tensor, length: int, positions: Tensor, mask: Tensor) -> Tensor:
+        """As `forward`, at positions (1, m) and with a mask (1, 1, m, length + m)."""
         width = self._graphed.width_for(tokens.shape[1])
         self._reserve(length + width, length)
         outputs = self._buffers.run(tokens, length, width, (positions, mask))

@@ -111,9 +111,10 @@ class EagerBackend:
     """
 
     n_replays = n_single = 0
+    _keeps_what_leaves = False
 
-    def __init__(self, model: PreTrainedModel, rolls_back: bool, hidden_layers: Iterable[int] = ()):
-        self._model, self._rolls_back, self._hidden_layers = model, rolls_back, hidden_layers
+    def __init__(self, model: PreTrainedModel, hidden_layers: Iterable[int] = ()):
+        self._model, self._hidden_layers = model, hidden_layers
         self.hidden: dict[int, Tensor] = {}
         self._cache = DynamicCache(config=model.config)
 
@@ -121,18 +122,21 @@ class EagerBackend:
         """(1, prompt) ids -> (1, 1, vocab) logits of the last one."""
         options = {"past_key_values": self._cache, "use_cache": True, "logits_to_keep": 1}
         with layer_outputs(self._model, self._hidden_layers) as self.hidden:
-            logits = self._model(input_ids=prompt, **options).logits
-        if self._rolls_back:
-            keep_what_leaves(self._cache)
-        return logits
+            return self._model(input_ids=prompt, **options).logits
 
-    def forward(self, tokens: Tensor, length: int) -> Tensor:
-        """(1, m) ids -> (1, m, vocab) logits. `length` is in the cache already."""
+    def step(self, tokens: Tensor, length: int) -> Tensor:
+        """As `forward`, for tokens that will not be rolled back."""
         with layer_outputs(self._model, self._hidden_layers) as self.hidden:
             return self._model(input_ids=tokens, past_key_values=self._cache, use_cache=True).logits
 
+    def forward(self, tokens: Tensor, length: int) -> Tensor:
+        """(1, m) ids -> (1, m, vocab) logits. `length` is in the cache already."""
+        self._keep_what_leaves()
+        return self.step(tokens, length)
+
     def forward_first(self, tokens: Tensor, length: int, n_layers: int) -> Tensor:
         """The first `n_layers` layers alone: (1, m) ids after `length` tokens -> their outputs (1, m, hidden)."""
+        self._keep_what_leaves()
         self._check_length(range(n_layers), length)
         return first_states(self._model, tokens, n_layers, past_key_values=self._cache, use_cache=True)
 
@@ -149,7 +153,10 @@ class EagerBackend:
         ids = torch.zeros_like(positions)  # their embeddings are not read
         with only_layers(self._model, rest, states), layer_outputs(self._model, kept) as self.hidden:
             options = {"position_ids": positions, "past_key_values": cache, "use_cache": True}
-            return self._model(input_ids=ids, **options).logits
+            logits = self._model(input_ids=ids, **options).logits
+        if n_layers - 1 in self._hidden_layers:
+            self.hidden[n_layers - 1] = states
+        return logits
 
     def _check_length(self, layers: Iterable[int], length: int) -> None:
         """RuntimeError where the cache of one of these layers does not hold `length` tokens."""
@@ -158,8 +165,9 @@ class EagerBackend:
             if (found := caches[layer].get_seq_length()) != length:
                 raise RuntimeError(f"the cache of layer {layer} holds {found} tokens, not {length}")
 
-    def forward_tree(self, tokens: Tensor, length: int, positions: Tensor, mask: Tensor) -> Tensor:
-        """As `forward`, at positions (1, m) and with the mask (1, 1, m, length + m) of a tree."""
+    def forward_masked(self, tokens: Tensor, length: int, positions: Tensor, mask: Tensor) -> Tensor:
+        """As `forward`, at positions (1, m) and with a mask (1, 1, m, length + m)."""
+        self._keep_what_leaves()
         options = {"position_ids": positions, "past_key_values": self._cache, "use_cache": True}
         with layer_outputs(self._model, self._hidden_layers) as self.hidden, reading_all_rows(self._cache) as windowed:
             if windowed:  # of one size
@@ -180,7 +188,16 @@ class EagerBackend:
     def crop(self, n_tokens: int, length: int) -> None:
         """Of the `length` tokens in the cache, drop the last `n_tokens`."""
         # The negative form is the portable one, and for sliding windows a crop of 0 is what frees old entries.
-        self._cache.crop(-n_tokens)
+        if n_tokens:
+            self._keep_what_leaves()
+        if self._keeps_what_leaves:
+            self._cache.crop(-n_tokens)
+
+    def _keep_what_leaves(self) -> None:
+        """Before a pass over tokens that may be rolled back."""
+        if not self._keeps_what_leaves:
+            keep_what_leaves(self._cache)
+            self._keeps_what_leaves = True
 
 
 class RecurrentBackend(EagerBackend):
@@ -190,8 +207,8 @@ class RecurrentBackend(EagerBackend):
     do not go on from the states, tokens are read one by one: right, and no faster than plain decoding.
     """
 
-    def __init__(self, model: PreTrainedModel, rolls_back: bool, hidden_layers: Iterable[int] = ()):
-        super().__init__(model, rolls_back, hidden_layers)
+    def __init__(self, model: PreTrainedModel, hidden_layers: Iterable[int] = ()):
+        super().__init__(model, hidden_layers)
         self._width = None if reads_several(model) else 1  # most tokens of a pass
         self._kept: dict[int, list[dict[str, Any]]] = {}  # tokens in the cache -> what its layers held then
         self._fed: dict[int, Tensor] = {}  # tokens in the cache -> the (1, m) ids that were fed then
@@ -201,11 +218,18 @@ class RecurrentBackend(EagerBackend):
         with layer_outputs(self._model, self._hidden_layers) as self.hidden:
             return self._read(prompt, 0)[:, -1:]
 
+    def step(self, tokens: Tensor, length: int) -> Tensor:
+        """As `forward`, for tokens that will not be rolled back."""
+        return self._forward(tokens, length, rolls_back=False)
+
     def forward(self, tokens: Tensor, length: int) -> Tensor:
         """(1, m) ids -> (1, m, vocab) logits. `length` is in the cache already."""
+        return self._forward(tokens, length, rolls_back=True)
+
+    def _forward(self, tokens: Tensor, length: int, rolls_back: bool) -> Tensor:
         logits, blocks = [], tokens.split(self._width or tokens.shape[1], dim=1)
         for block in blocks:
-            if self._rolls_back:
+            if rolls_back:
                 self._kept[length], self._fed[length] = states_of(self._cache), block
             with layer_outputs(self._model, self._hidden_layers) as self.hidden:
                 logits.append(self._read(block, length))
@@ -240,8 +264,8 @@ class RecurrentBackend(EagerBackend):
 class EncoderDecoderBackend(EagerBackend):
     """The same for a decoder behind an encoder. `_cache` is that of its self-attention."""
 
-    def __init__(self, model: PreTrainedModel, rolls_back: bool, hidden_layers: Iterable[int] = ()):
-        super().__init__(model, rolls_back, hidden_layers)
+    def __init__(self, model: PreTrainedModel, hidden_layers: Iterable[int] = ()):
+        super().__init__(model, hidden_layers)
         self._cache = DynamicCache(config=decoder_config(model))
         # A config with sliding windows is about self-attention: every token reads the whole prompt.
         self._both = EncoderDecoderCache(self._cache, DynamicCache())
@@ -250,12 +274,9 @@ class EncoderDecoderBackend(EagerBackend):
     def prefill(self, prompt: Tensor) -> Tensor:
         """Run the encoder over (1, prompt) ids, and the decoder over its start.  -> (1, 1, vocab) logits"""
         self._encoded = self._model.get_encoder()(input_ids=prompt, attention_mask=torch.ones_like(prompt))
-        logits = self.forward(start_of(self._model), 0)
-        if self._rolls_back:
-            keep_what_leaves(self._cache)
-        return logits
+        return self.step(start_of(self._model), 0)
 
-    def forward(self, tokens: Tensor, length: int) -> Tensor:
+    def step(self, tokens: Tensor, length: int) -> Tensor:
         """A pass of the decoder alone: (1, m) ids -> (1, m, vocab) logits. `length` is in its cache already."""
         options = {"encoder_outputs": self._encoded, "past_key_values": self._both, "use_cache": True}
         return self._model(decoder_input_ids=tokens, **options).logits

@@ -26,7 +26,7 @@ from speclab.models.backends.buffers import (
     WrittenInPlace,
     causal_mask,
     kv_shapes,
-    padded_tree,
+    padded_mask,
 )
 from speclab.models.backends.eager import decoder_layers, layer_outputs
 from speclab.models.backends.rows import RowsPass
@@ -180,9 +180,9 @@ class ExportedBackend(BufferedBackend):
         """(1, m) ids after `length` tokens -> (1, m, vocab) logits."""
         return self._kept(self._run(tokens, length))
 
-    def forward_tree(self, tokens: Tensor, length: int, positions: Tensor, mask: Tensor) -> Tensor:
-        """As `forward`, at positions (1, m) and with the mask (1, 1, m, length + m) of a tree."""
-        return self._kept(self._run(tokens, length, tree=(positions, mask)))
+    def forward_masked(self, tokens: Tensor, length: int, positions: Tensor, mask: Tensor) -> Tensor:
+        """As `forward`, at positions (1, m) and with a mask (1, 1, m, length + m)."""
+        return self._kept(self._run(tokens, length, masked=(positions, mask)))
 
     def _kept(self, outputs: list[Tensor]) -> Tensor:
         """The logits of a whole pass; what it gave beside them is kept where somebody asked for it."""
@@ -197,7 +197,8 @@ class ExportedBackend(BufferedBackend):
     def forward_rest(self, states: Tensor, length: int, n_layers: int) -> Tensor:
         """All layers but those: what they gave (1, m, hidden), after `length` tokens -> (1, m, vocab) logits."""
         logits, *hidden = self._run(states, length, self._exported.halves(n_layers)[1])
-        self.hidden = {layer: hidden[layer - n_layers] for layer in self._hidden_layers if layer >= n_layers}
+        outputs = dict(enumerate([states, *hidden], n_layers - 1))
+        self.hidden = {layer: outputs[layer] for layer in self._hidden_layers if layer in outputs}
         return logits
 
     def _run(
@@ -205,15 +206,15 @@ class ExportedBackend(BufferedBackend):
         inputs: Tensor,
         length: int,
         kernels: Kernels | None = None,
-        tree: tuple[Tensor, Tensor] | None = None,
+        masked: tuple[Tensor, Tensor] | None = None,
     ) -> list[Tensor]:
         """A pass over (1, m) ids, or (1, m, hidden) states, after `length` tokens: its outputs, (1, m, ...) each.
 
-        tree: positions (1, m) and mask (1, 1, m, length + m), where the tokens do not all follow each other.
+        masked: positions (1, m) and mask (1, 1, m, length + m), where the tokens do not all follow each other.
         """
         n_tokens = inputs.shape[1]
         width = self._exported.padded.get(n_tokens, n_tokens)
-        if tree is not None:
+        if masked is not None:
             width = max(2, width)  # a pass over one token has no mask
         elif length + width > self._most_positions:
             width = n_tokens
@@ -222,10 +223,10 @@ class ExportedBackend(BufferedBackend):
         total = length + width
         self._reserve(total, length + n_tokens)
         buffers = self._buffers
-        if tree is None:
+        if masked is None:
             positions, mask = buffers.places[:, length:total], buffers.mask(width, length, total)
         else:
-            positions, mask = padded_tree(*tree, width)
+            positions, mask = padded_mask(*masked, width)
         outputs = self._exported.forward(inputs, positions, mask, *buffers.first(total), kernels)
         return [output[:, :n_tokens] for output in outputs]
 

@@ -1,6 +1,6 @@
 """What a backend is: the one that runs the passes of a decoding, and a model in the form of a fast one."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from torch import Tensor
@@ -11,17 +11,22 @@ from speclab.models.backends.windows import Window
 class Backend(Protocol):
     """What runs the passes of one decoding (speclab/models/backends).
 
-    hidden: the outputs of the layers that were asked for, in the last pass, (1, m, hidden) each.
     n_replays: passes over tokens that were read before, as recurrent layers need them after a rejection.
     n_single: passes beyond one for a call of `forward`, where recurrent layers read tokens one by one.
     """
 
-    hidden: dict[int, Tensor]
     n_replays: int
     n_single: int
 
+    @property
+    def hidden(self) -> Mapping[int, Tensor]:
+        """The outputs of the layers that were asked for, in the last pass, (1, m, hidden) each."""
+
     def prefill(self, prompt: Tensor) -> Tensor:
         """(1, prompt) ids -> (1, 1, vocab) logits of the last one."""
+
+    def step(self, tokens: Tensor, length: int) -> Tensor:
+        """As `forward`, for tokens that will not be rolled back."""
 
     def forward(self, tokens: Tensor, length: int) -> Tensor:
         """(1, m) ids after `length` tokens -> (1, m, vocab) logits."""
@@ -32,8 +37,8 @@ class Backend(Protocol):
     def forward_rest(self, states: Tensor, length: int, n_layers: int) -> Tensor:
         """All layers but those: what they gave (1, m, hidden), after `length` tokens -> (1, m, vocab) logits."""
 
-    def forward_tree(self, tokens: Tensor, length: int, positions: Tensor, mask: Tensor) -> Tensor:
-        """As `forward`, at positions (1, m) and with the mask (1, 1, m, length + m) of a tree."""
+    def forward_masked(self, tokens: Tensor, length: int, positions: Tensor, mask: Tensor) -> Tensor:
+        """As `forward`, at positions (1, m) and with a mask (1, 1, m, length + m)."""
 
     def keep(self, length: int, rows: Tensor) -> None:
         """Of the tokens behind `length`, those of the last pass, move these (n,) to the front, and their hidden states

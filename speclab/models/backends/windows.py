@@ -42,7 +42,7 @@ def with_window(mask: Tensor, size: int) -> Tensor:
     """The mask of layers with a sliding window over buffers that hold the whole text, (texts, 1, m, total).
 
     Of the rows that a token reads, the last `size` stay, its own included. They stand in the order of the text, also
-    where branches of a tree stand between them.
+    where other rows stand between them.
     """
     reads = mask == 0
     n_behind = reads.sum(-1, keepdim=True) - reads.cumsum(-1)  # of what a token reads, behind this row
@@ -83,10 +83,9 @@ class RecordedUpdate:
 
 def keep_what_leaves(cache: Cache) -> None:
     """From now on sliding-window layers keep what leaves the window until they are cropped."""
-    if hasattr(cache, "activate_past_recording"):
-        cache.activate_past_recording()
-        for layer in sliding(cache):
-            layer.update = RecordedUpdate(layer)
+    cache.activate_past_recording()
+    for layer in sliding(cache):
+        layer.update = RecordedUpdate(layer)
 
 
 def sliding(cache: Cache) -> list[Any]:
@@ -98,12 +97,12 @@ def sliding(cache: Cache) -> list[Any]:
 def reading_all_rows(cache: Cache) -> Iterator[list[Any]]:
     """Inside, a pass reads all rows that layers with windows hold; gives these layers.
 
-    A branch of a tree needs it: other branches stand between its tokens, so its window reaches further back.
+    A pass needs it in which other tokens stand between those that a token reads: its window reaches further back.
     RuntimeError where these layers do not keep what leaves the window.
     """
     layers = sliding(cache)
     if not all(isinstance(layer.update, RecordedUpdate) for layer in layers):
-        raise RuntimeError("a tree needs prefill(..., rolls_back=True)")
+        raise RuntimeError("a layer with a sliding window does not keep what leaves it")
     for layer in layers:
         layer.update.all_rows = True
     try:

@@ -1,6 +1,6 @@
 """Drafts with branches: several tokens for one place, each with continuations of its own.
 
-A model drafts one level in one pass (`GrowingDrafter`). Trees whose shape is fixed before are in trees/fixed.py.
+A model drafts one level in one pass (growing.py). Trees whose shape is fixed before are in fixed.py.
 
 `BestTreeDrafter` drafts the most probable branches, whatever shape that makes: among all continuations the draft's own
 probabilities say which n are most likely on the target's path (EAGLE-2, arXiv 2406.16858; DDTree, 2604.12989). A tree
@@ -8,7 +8,7 @@ is made before the random numbers that judge it are used, and its tokens are not
 that the draft knows.
 """
 
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,53 +16,32 @@ from torch import Tensor
 from draft_models import as_draft
 from speclab.core.rounds import Draft, Drafter, Target
 from speclab.core.sampling import GREEDY, NOT_FINITE, Sampling, to_host
-
-
-@runtime_checkable
-class GrowingDrafter(Drafter, Protocol):
-    """A drafter that can say what comes after each of several tokens."""
-
-    @property
-    def room(self) -> int:
-        """How many tokens it can draft at most after what is committed, on one branch."""
-
-    def start_tree(self) -> Tensor:
-        """Logits of the token after everything committed, (1, the target's vocabulary)."""
-
-    def grow(self, tokens: Tensor, parents: Tensor, reads: Tensor, depth: int) -> Tensor:
-        """Logits of the token after each of these, (m, the target's vocabulary).
-
-        tokens: (m,), all `depth` tokens after the last committed one. parents: (m,), which token of this tree each
-        follows, by the order in which they were given here, -1 for none. reads: (m, j + m) bool, which of the j tokens
-        given before and of these stand on the branch of each.
-        """
-
-    def end_tree(self) -> None:
-        """Forget the tokens of this tree: `observe` says which of them were committed."""
+from speclab.drafts.trees.draft import TreeDraft
+from speclab.drafts.trees.growing import growing
 
 
 class Branching:
-    """What drafts trees. drafter: what says which tokens come next."""
+    """What drafts trees. drafter: what says which tokens come next, of a kind that `growing` knows."""
 
-    def __init__(self, drafter: GrowingDrafter):
-        self.drafter = drafter
+    def __init__(self, drafter: Drafter):
+        self.growing = growing(drafter)
         self._sampling = GREEDY
         self._device = torch.device("cpu")
 
     @property
     def parts(self) -> tuple[Drafter]:
         """What proposes the tokens."""
-        return (self.drafter,)
+        return (self.growing.drafter,)
 
     def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
         """Let the drafter read the prompt."""
         self._sampling, self._device = sampling, prompt.device
-        self.drafter.prefill(target, prompt, sampling)
+        self.growing.prefill(target, prompt, sampling)
 
     def observe(self, n_accepted: int, committed: list[int]) -> None:
         """Tell the drafter what is final."""
-        self.drafter.end_tree()
-        self.drafter.observe(n_accepted, committed)
+        self.growing.end_tree()
+        self.growing.observe(n_accepted, committed)
 
     def describe(self) -> str:
         """What it is, in a few words."""
@@ -81,7 +60,7 @@ class BestTreeDrafter(Branching):
     """Drafts the most probable branches. width: children that are looked at of each token, and tokens that a level
     goes on from."""
 
-    def __init__(self, drafter: GrowingDrafter, width: int = 8):
+    def __init__(self, drafter: Drafter, width: int = 8):
         super().__init__(drafter)
         self.width = width
 
@@ -90,7 +69,7 @@ class BestTreeDrafter(Branching):
 
         Whether another level is drafted is decided on the host, which waits for the device.
         """
-        n, deepest = uniforms.shape[1], min(k, self.drafter.room)
+        n, deepest = uniforms.shape[1], min(k, self.growing.room)
         if min(n, deepest) <= 0:
             return as_draft([], self._device)
         return _best_of(self._looked(n, deepest), n)
@@ -103,7 +82,7 @@ class BestTreeDrafter(Branching):
         n_grown, seen = 0, torch.zeros(1, 0, dtype=torch.bool, device=self._device)
         before = torch.zeros(1, dtype=torch.float64, device=self._device)  # logarithm of the probability of its branch
         with torch.inference_mode():
-            logits = self.drafter.start_tree()
+            logits = self.growing.start_tree()
             for depth in range(1, deepest + 1):
                 n_children = min(width, logits.shape[-1])
                 values, children = self._log_probs(logits).topk(n_children)  # (m, n_children) each
@@ -117,7 +96,7 @@ class BestTreeDrafter(Branching):
                 chosen, of_parent = chosen[:m], chosen[:m] // n_children
                 seen = torch.cat([seen[of_parent], torch.eye(m, dtype=torch.bool, device=self._device)], dim=1)
                 before, rows, n_seen = level[chosen], n_seen + chosen, n_seen + len(level)
-                logits = self.drafter.grow(children.flatten()[chosen], runs[of_parent], seen, depth)
+                logits = self.growing.grow(children.flatten()[chosen], runs[of_parent], seen, depth)
                 runs, n_grown = torch.arange(n_grown, n_grown + m, device=self._device), n_grown + m
             return Looked(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
@@ -149,4 +128,4 @@ def _best_of(looked: Looked, n: int) -> Draft:
     parents = looked.parents[numbers]
     of_chosen = torch.where(parents < 0, -1, torch.searchsorted(numbers, parents))
     drafted = looked.tokens[numbers][None]
-    return Draft(drafted, torch.full_like(drafted[:, 0], len(numbers)), parents=of_chosen[None])
+    return TreeDraft(drafted, torch.full_like(drafted[:, 0], len(numbers)), parents=of_chosen[None])

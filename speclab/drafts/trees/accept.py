@@ -1,8 +1,7 @@
 """The rules that accept a tree of drafted tokens. Pure functions, tensors in and tensors out, batch first.
 
-The shape of a tree is said at `Draft` in speclab/core/rounds.py. A rule walks from the root down: at a node it keeps
-one of the children and goes on from there, or none, and the target's own next token ends the walk. Both rules are
-lossless:
+The shape of a tree is said at `TreeDraft` (draft.py). A rule walks from the root down: at a node it keeps one of the
+children and goes on from there, or none, and the target's own next token ends the walk. Both rules are lossless:
 
 * `accept_follow` draws the target's own token at the node, and keeps the child that carries it. How the tree was made
   plays no part, as long as it was made before: it may be the drafter's most probable tokens.
@@ -14,13 +13,16 @@ where the walk stands is passed over.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from speclab.core.graphs import replayed
-from speclab.core.rounds import AcceptResult, Draft, depths, parents_of, reads
+from speclab.core.accept import RULES, accept_from_logits
+from speclab.core.graphs import graphed
+from speclab.core.rounds import AcceptResult, Draft
 from speclab.core.sampling import Sampling, draw, most_probable
+from speclab.drafts.trees.draft import TreeDraft, depths, parents_of, reads
 
 
 def accept_follow(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> AcceptResult:
@@ -51,7 +53,7 @@ def accept_tree(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> AcceptR
     Strict and without a division: r is kept as weights and their sum, and the sum moves to the other side of the test.
     Miao et al. (SpecInfer), arXiv 2305.09781, algorithm 2.
     """
-    tokens, size, draft_probs, *_ = draft
+    tokens, size, draft_probs = draft.tokens, draft.size, draft.probs
     batch, n = tokens.shape
     parents = parents_of(draft)
     here = torch.zeros_like(size)  # (batch,) the row where the walk stands
@@ -74,7 +76,7 @@ def accept_tree(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> AcceptR
         weights = torch.where(kept[:, i, None], target_probs[:, i + 1], weights)
         mass = torch.where(rejected, left, mass).masked_fill(kept[:, i], 1.0)
         here = here.masked_fill(kept[:, i], i + 1)
-    return _result(kept, draw(weights, uniforms[:, n]))
+    return _result(draft, kept, draw(weights, uniforms[:, n]))
 
 
 # --- from logits ------------------------------------------------------------------------------------------------------
@@ -82,9 +84,10 @@ def accept_tree(draft: Draft, target_probs: Tensor, uniforms: Tensor) -> AcceptR
 
 def accept_follow_from_logits(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor) -> AcceptResult:
     """`accept_follow` from the target's logits, (batch, n + 1, vocab); greedy, it follows the most probable token."""
-    return _judged(draft._replace(probs=None), logits, sampling, uniforms, accept_follow)
+    return _judged(replace(draft, probs=None), logits, sampling, uniforms, accept_follow)
 
 
+@accept_from_logits.register(TreeDraft)
 def accept_tree_from_logits(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor) -> AcceptResult:
     """`accept_tree` from the target's logits, (batch, n + 1, vocab).
 
@@ -94,17 +97,18 @@ def accept_tree_from_logits(draft: Draft, logits: Tensor, sampling: Sampling, un
     return _judged(draft, logits, sampling, uniforms, accept_tree)
 
 
+RULES["follow"] = accept_follow_from_logits
+
 TreeRule = Callable[[Draft, Tensor, Tensor], AcceptResult]
 
 
 def _judged(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor, rule: TreeRule) -> AcceptResult:
     """`_from_logits` without what no rule reads: shapes then depend on n only, and so does the CUDA graph."""
-    return _from_logits(
-        draft._replace(states=None, faults=None), logits, sampling, uniforms[:, : logits.shape[1]], rule
-    )
+    tree = TreeDraft(draft.tokens, draft.size, draft.probs, parents=parents_of(draft))
+    return _from_logits(tree, logits, sampling, uniforms[:, : logits.shape[1]], rule)
 
 
-@replayed
+@graphed
 def _from_logits(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Tensor, rule: TreeRule) -> AcceptResult:
     if sampling.greedy:
         return _followed(draft, most_probable(logits))
@@ -116,7 +120,7 @@ def _from_logits(draft: Draft, logits: Tensor, sampling: Sampling, uniforms: Ten
 
 def _followed(draft: Draft, own: Tensor) -> AcceptResult:
     """From the root on, keep the child that carries the target's own token of the row.  own: (batch, n + 1)"""
-    tokens, size, *_ = draft
+    tokens, size = draft.tokens, draft.size
     parents, n = parents_of(draft), tokens.shape[1]
     number = torch.arange(n, device=tokens.device)
     siblings = (parents[:, :, None] == parents[:, None]) & (tokens[:, :, None] == tokens[:, None])  # (batch, n, n)
@@ -124,12 +128,15 @@ def _followed(draft: Draft, own: Tensor) -> AcceptResult:
     right = (number < size[:, None]) & ~again & (tokens == own.gather(-1, parents + 1))
     kept = ~(reads(parents)[:, 1:, 1:] & ~right[:, None]).any(-1)  # (batch, n) all of its branch is right
     last = torch.where(kept, number + 1, 0).amax(-1) if n else size  # (batch,) the row where the walk ends
-    return _result(kept, own.gather(-1, last[:, None])[:, 0])
+    return _result(draft, kept, own.gather(-1, last[:, None])[:, 0])
 
 
-def _result(kept: Tensor, next_token: Tensor) -> AcceptResult:
+def _result(draft: Draft, kept: Tensor, next_token: Tensor) -> AcceptResult:
     """kept: (batch, n) whether each node is on the path. Nodes on a path have rising numbers."""
     n = kept.shape[1]
     number = torch.arange(n, device=kept.device)
     path = torch.where(kept, number, n).sort(-1).values  # (batch, n) kept ones first
-    return AcceptResult(kept.sum(-1), next_token, path.masked_fill(path == n, -1))
+    path = path.masked_fill(path == n, -1)
+    here = path.amax(-1, keepdim=True) if n else path.new_full((len(path), 1), -1)  # (batch, 1) where the walk ended
+    rejected = ((parents_of(draft) == here) & (number < draft.size[:, None])).any(-1)  # it had a child there
+    return AcceptResult(kept.sum(-1), next_token, path, rejected.long())

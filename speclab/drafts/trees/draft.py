@@ -1,0 +1,60 @@
+"""A draft with several guesses for a place: what it holds, and which of its tokens each one reads."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from speclab.core.rounds import Draft, Target
+from speclab.system.errors import UsageProblem
+
+
+@dataclass(frozen=True)
+class TreeDraft(Draft):
+    """A tree of proposed tokens, batch first, on the target's device.
+
+    Its n tokens are nodes. `parents` says for each the number of the node that it follows, -1 for the last committed
+    token, which is the root. A parent comes before its children, and the children of one parent are in the order in
+    which they were drawn. A chain is the tree with parents -1, 0, 1, ..., n - 2.
+
+    The pass of the target reads the root and then the nodes: row 0 is the root's, row i + 1 node i's. A row stands at
+    the position of its depth, and reads the committed text, the nodes before it on its branch, and itself; never a
+    sibling.
+    """
+
+    parents: Tensor = field(kw_only=True)  # (batch, n) the node that each follows
+
+    def verified_by(self, target: Target, last_tokens: Tensor) -> Tensor:
+        """One pass over the last committed token of each row, (batch,), and all nodes.  -> (batch, n + 1, vocab)"""
+        return target.forward(torch.cat([last_tokens[:, None], self.tokens], dim=1), reads(self.parents))
+
+    def chain(self) -> Draft:
+        """There is none."""
+        raise UsageProblem("this rule judges chains of tokens, not trees; leave --rule out, or give --rule follow")
+
+
+def reads(parents: Tensor) -> Tensor:
+    """Which rows of the target's pass each row may read, itself included.  (batch, n) -> (batch, n + 1, n + 1) bool"""
+    batch, n = parents.shape
+    seen = torch.eye(n + 1, device=parents.device).repeat(batch, 1, 1)
+    seen[:, 1:].scatter_(-1, parents[..., None] + 1, 1.0)  # itself and its parent
+    for _ in range(n.bit_length()):  # each time twice as far up
+        seen = (seen @ seen).clamp(max=1)
+    return seen > 0
+
+
+def depths(parents: Tensor) -> Tensor:
+    """How many tokens after the root each row of the pass stands, 0 for the root.  (batch, n) -> (batch, n + 1)"""
+    return reads(parents).sum(-1) - 1
+
+
+def chain(n: int, device: torch.device | None = None) -> Tensor:
+    """The parents of a chain of n tokens, (1, n)."""
+    return torch.arange(-1, n - 1, device=device)[None]
+
+
+def parents_of(draft: Draft) -> Tensor:
+    """The parents of a draft's tokens, (batch, n); those of a chain where the draft is one."""
+    if isinstance(draft, TreeDraft):
+        return draft.parents
+    return chain(draft.tokens.shape[1], draft.tokens.device).expand_as(draft.tokens)

@@ -1,0 +1,187 @@
+"""How each kind of draft grows a tree: what comes after each of several tokens, level by level.
+
+A kind that can registers with `growing`. A model reads a whole level in one pass, a feature head, too; the slots of a
+block serve all tokens of a level, so it reads nothing.
+"""
+
+import functools
+import sys
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from draft_models import ModelDrafter
+from speclab.core.rounds import Drafter, Target
+from speclab.core.sampling import Sampling
+from speclab.drafts.block import BlockDrafter
+from speclab.drafts.feature import FeatureDrafter
+
+
+class Growing(Protocol):
+    """A drafter that says what comes after each of several tokens, and takes in which of them were committed."""
+
+    @property
+    def drafter(self) -> Drafter:
+        """The drafter whose proposals these are."""
+
+    @property
+    def room(self) -> int:
+        """How many tokens it can draft at most after what is committed, on one branch."""
+
+    def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
+        """Drop all state and read a prompt, (1, prompt length) ids."""
+
+    def start_tree(self) -> Tensor:
+        """Logits of the token after everything committed, (1, the target's vocabulary)."""
+
+    def grow(self, tokens: Tensor, parents: Tensor, reads: Tensor, depth: int) -> Tensor:
+        """Logits of the token after each of these, (m, the target's vocabulary).
+
+        tokens: (m,), all `depth` tokens after the last committed one. parents: (m,), which token of this tree each
+        follows, by the order in which they were given here, -1 for none. reads: (m, j + m) bool, which of the j tokens
+        given before and of these stand on the branch of each.
+        """
+
+    def end_tree(self) -> None:
+        """Forget the tokens of this tree: `observe` says which of them were committed."""
+
+    def observe(self, n_accepted: int, committed: list[int]) -> None:
+        """The ids `committed` are final now."""
+
+
+@functools.singledispatch
+def growing(drafter: Drafter) -> Growing:
+    """The same drafter in the form that grows trees. TypeError for a kind that cannot."""
+    raise TypeError(f"{type(drafter).__name__} does not say what comes after each of several tokens")
+
+
+class GrowingModel:
+    """A draft model: the cache holds the tree's tokens behind the committed ones until the tree ends."""
+
+    def __init__(self, drafter: ModelDrafter):
+        self.drafter = drafter
+        self._n_before: int | None = None  # tokens in the cache, while it holds a tree behind them
+
+    @property
+    def room(self) -> int:
+        """How many tokens it can draft at most after what is committed, on one branch."""
+        return self.drafter.room
+
+    def prefill(self, target: Target, prompt: Tensor, sampling: Sampling) -> None:
+        """Let the model read the prompt."""
+        self._n_before = None
+        self.drafter.prefill(target, prompt, sampling)
+
+    def start_tree(self) -> Tensor:
+        """Logits of the token after everything committed, (1, the target's vocabulary)."""
+        logits = self.drafter.draft.forward(self.drafter.not_fed())[:, -1]
+        self._n_before = self.drafter.draft.length
+        return self.drafter.of_target(logits)
+
+    def grow(self, tokens: Tensor, parents: Tensor, reads: Tensor, depth: int) -> Tensor:
+        """Logits of the token after each of these (m,), (m, the target's vocabulary): one pass for all."""
+        ids = self.drafter.draft_ids(tokens)[None]
+        return self.drafter.of_target(self.drafter.draft.forward(ids, reads[None])[0])
+
+    def end_tree(self) -> None:
+        """Crop the cache to what was committed before the tree: its accepted tokens are fed again with the others."""
+        if self._n_before is not None:
+            self.drafter.draft.crop(self._n_before)
+            self._n_before = None
+
+    def observe(self, n_accepted: int, committed: list[int]) -> None:
+        """Crop the cache to what is committed, and note what it lacks."""
+        self.drafter.observe(n_accepted, committed)
+
+
+class GrowingFeature(FeatureDrafter):
+    """A feature head: a token's pass gets the head's output for its parent, at the position of its depth."""
+
+    @property
+    def drafter(self) -> Drafter:
+        """This one."""
+        return self
+
+    @property
+    def room(self) -> int:
+        """Tokens of a branch at most: no limit."""
+        return sys.maxsize
+
+    def start_tree(self) -> Tensor:
+        """Logits of the token after everything committed, (1, the target's vocabulary)."""
+        self._outputs = self._catch_up()  # (1, 1 + j, hidden), of the committed text and of the tree's tokens
+        return self.of_target(self.head.logits(self._outputs)[0], self._vocab_size)
+
+    def grow(self, tokens: Tensor, parents: Tensor, reads: Tensor, depth: int) -> Tensor:
+        """Logits of the token after each of these (m,), (m, the target's vocabulary): one pass for all."""
+        n, before = len(tokens), self._outputs.shape[1] - 1  # tokens of this tree that have keys and values already
+        start = self._length + before
+        self._rotation(start, n)  # makes room
+        at_depth = slice(self._length + depth - 1, self._length + depth)
+        rotation = self._cos[:, at_depth].expand(1, n, -1), self._sin[:, at_depth].expand(1, n, -1)
+        residual, queries, keys, values = self.head.project(
+            self._outputs[:, parents + 1], self._known(tokens[None]), rotation
+        )
+        self._keys[:, :, start : start + n], self._values[:, :, start : start + n] = keys, values
+        mask = nn.functional.pad(reads, (self._length, 0), value=True)  # (m, committed + j + m)
+        attended = scaled_dot_product_attention(
+            queries,
+            self._keys[:, :, : start + n],
+            self._values[:, :, : start + n],
+            attn_mask=mask,
+            enable_gqa=queries.shape[1] != keys.shape[1],
+        )
+        outputs = self.head.finish(residual, attended)
+        self._outputs = torch.cat([self._outputs, outputs], dim=1)
+        return self.of_target(self.head.logits(outputs)[0], self._vocab_size)
+
+    def end_tree(self) -> None:
+        """Nothing to do: rows behind the committed text are overwritten."""
+
+
+class GrowingBlock(BlockDrafter):
+    """A block head: slot d says what comes after any token of depth d."""
+
+    @property
+    def drafter(self) -> Drafter:
+        """This one."""
+        return self
+
+    @property
+    def room(self) -> int:
+        """Tokens of a branch at most."""
+        return self.longest
+
+    def start_tree(self) -> Tensor:
+        """Logits of the token after everything committed, (1, the target's vocabulary)."""
+        assert self._anchor is not None
+        self._read()
+        self._slots = self.head.logits(self._block(self.longest))  # (1, longest, draft vocabulary)
+        return self._after(self._anchor, 0)
+
+    def grow(self, tokens: Tensor, parents: Tensor, reads: Tensor, depth: int) -> Tensor:
+        """Logits of the token after each of these (m,), (m, the target's vocabulary): no pass, one slot serves all."""
+        return self._after(tokens, depth)
+
+    def end_tree(self) -> None:
+        """Nothing to do: a block leaves nothing behind."""
+
+    def _after(self, tokens: Tensor, slot: int) -> Tensor:
+        """What a slot says after each of these tokens before it.  (m,) -> (m, the target's vocabulary)"""
+        logits = self._slots[:, slot].expand(len(tokens), -1)
+        return self.of_target(self.head.biased(logits, tokens), self._vocab_size)
+
+
+growing.register(ModelDrafter, GrowingModel)
+
+
+@growing.register
+def _(drafter: FeatureDrafter) -> Growing:
+    return GrowingFeature(drafter.head, drafter.ids)
+
+
+@growing.register
+def _(drafter: BlockDrafter) -> Growing:
+    return GrowingBlock(drafter.head, drafter.ids)
