@@ -54,6 +54,7 @@ lint: $(READY)
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
 	$(PYTHON) -c 'from importlinter.cli import lint_imports_command as lint; lint()'
+	$(PYTHON) -m tools.extensions
 
 readme: $(READY)
 	$(PYTHON) -m tools.readme

@@ -7,11 +7,11 @@
 Bugs 1 to 23 have been seen in public code.
 From 24 on a guard of this lab against models and files is taken away.
 
-A mutant is a function in tests/mutants/ that replaces functions, methods or attributes of the lab's modules by wrong
-ones. It is called in a pytest of its own before the tests are imported (tests/mutants/plugin.py), and the tests named
-beside it run there, each of them up to its first case that fails; what its other cases would do is not looked at. A
-kill is a failed assertion in every named test; a mutant that cannot be put in, or a test that breaks for another
-reason, is none.
+A mutant is a function in tests/mutants/, or in speclab/extensions/NAME/tests/mutants.py, that replaces functions,
+methods or attributes of the lab's modules by wrong ones. It is called in a pytest of its own before the tests are
+imported (tests/mutants/plugin.py), and the tests named beside it run there, each of them up to its first case that
+fails; what its other cases would do is not looked at. A kill is a failed assertion in every named test; a mutant that
+cannot be put in, or a test that breaks for another reason, is none.
 """
 
 import importlib
@@ -35,28 +35,8 @@ ROOT = Path(__file__).parent.parent
 TIMEOUT = 120  # seconds for one run of pytest; it needs a few on an idle core
 UNTOUCHED = 4  # times as long for all tests of a file
 RETURNED = "\nexit code "  # of pytest, the last line of its output
-FILES = (
-    "accept",
-    "core",
-    "loops",
-    "backends",
-    "models",
-    "recurrent",
-    "encoders",
-    "lab",
-    "cli",
-    "heads",
-    "exits",
-    "lengths",
-    "vocabularies",
-    "trees",
-    "tree_shapes",
-    "batches",
-    "serving",
-    "settings",
-    "rates",
-    "outside",
-)  # of tests/mutants/
+NO_MUTANTS = ("bugs.py", "plugin.py")  # in tests/mutants/
+OF_EXTENSIONS = "speclab/extensions/*/tests/mutants.py"
 # Loaded once, before a process is forked for each run: nothing of the lab, which has to be imported after a mutant.
 PRELOADED = ["pytest", "hypothesis", "torch", "transformers.models.auto.modeling_auto", "transformers.generation.utils"]
 PRELOADED += [f"transformers.models.{name}.modeling_{name}" for name in ("llama", "qwen3", "mixtral", "gemma3")]
@@ -66,7 +46,9 @@ PRELOADED += ["torch._functorch.partitioners", "torch._export.serde"]  # what to
 
 def all_mutants() -> tuple[Mutant, ...]:
     """Every mutant, by bug. Imports the lab: not for the processes in which mutants are tried."""
-    files = [importlib.import_module(f"tests.mutants.{name}") for name in FILES]
+    paths = [*sorted((ROOT / "tests" / "mutants").glob("*.py")), *sorted(ROOT.glob(OF_EXTENSIONS))]
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths if path.name not in NO_MUTANTS]
+    files = [importlib.import_module(name) for name in names]
     mutants = [item for file in files for item in vars(file).values() if isinstance(item, Mutant)]
     return tuple(sorted(mutants, key=lambda mutant: mutant.bug))
 
@@ -79,7 +61,7 @@ def run_tests(
     The code is the one that pytest returned, where it came to that: `process.exitcode` is 255 where another thread
     starts a process at the moment at which this one ends, and reads its end first.
     """
-    name = mutant.name if mutant else "cli"  # a file alone: as much is imported early, and no bug
+    name = mutant.name if mutant else "tests.mutants.cli"  # a file alone: as much is imported early, and no bug
     with tempfile.NamedTemporaryFile("r", encoding="utf-8") as output:
         process = context.Process(target=_pytest, args=(tests, name, output.name))
         process.start()

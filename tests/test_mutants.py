@@ -124,7 +124,7 @@ class Ended:
 
 
 def test_with_a_mutant_a_tests_other_cases_are_left_out(monkeypatch):
-    monkeypatch.setenv("MUTANT", "cli")
+    monkeypatch.setenv("MUTANT", "tests.mutants.cli")
     plugin = importlib.import_module("tests.mutants.plugin")
     failed, other, another = (SimpleNamespace(nodeid=f"x.py::test_{name}") for name in ("a[1]", "a[2]", "b[1]"))
     monkeypatch.setattr(plugin, "_failed", set())

@@ -13,7 +13,8 @@ from speclab.system.paths import ROOT
 # What stands right above a room of the package, from the ground up.
 ABOVE = {
     "models": ("draft_models.py", "baseline_autoregressive.py", "optimized_speculative.py"),
-    "cli": ("compare.py", "check.py", "training", "tools", "benchmarks"),
+    "cli": ("compare.py", "check.py"),
+    "extensions": ("training", "tools", "benchmarks"),
 }
 
 
@@ -40,7 +41,8 @@ def files() -> list[str]:
     paths = [
         path for room in ROOMS for path in ([ROOT / room] if room.endswith(".py") else (ROOT / room).rglob("*.py"))
     ]
-    return sorted(path.relative_to(ROOT).as_posix() for path in paths if path.read_text("utf-8").strip())
+    names = sorted(path.relative_to(ROOT).as_posix() for path in paths if path.read_text("utf-8").strip())
+    return [name for name in names if "/tests/" not in name and not name.endswith("/conftest.py")]
 
 
 def room_of(file: str) -> str:

@@ -21,9 +21,12 @@ class Parser(argparse.ArgumentParser):
         raise UsageProblem(f"{message}; see {self.prog} --help")
 
 
-def make_parser(docstring: str) -> Parser:
-    """A parser whose help is the script's docstring, examples included."""
-    return Parser(description=docstring, formatter_class=argparse.RawDescriptionHelpFormatter)
+def make_parser(docstring: str, prog: str | None = None) -> Parser:
+    """A parser whose help is the script's docstring, examples included.
+
+    prog: how the script is called, where that is not its file's name.
+    """
+    return Parser(prog=prog, description=docstring, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
 def first_given(args: argparse.Namespace, *names: str) -> str | None:

@@ -1,7 +1,6 @@
 """What a mutant is, and the numbers of the bugs. Imports nothing of the lab: see plugin.py for why."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 BUGS = {
@@ -68,22 +67,25 @@ class Mutant(NamedTuple):
 
     @property
     def name(self) -> str:
-        """How plugin.py finds it: file of this folder, and function."""
-        return f"{self.apply.__module__.rpartition('.')[2]}.{self.apply.__name__}"
+        """How plugin.py finds it: module and function."""
+        return f"{self.apply.__module__}:{self.apply.__name__}"
 
     @property
     def file(self) -> str:
         """Where it stands."""
-        return f"tests/mutants/{Path(self.apply.__code__.co_filename).name}"
+        return f"{self.apply.__module__.replace('.', '/')}.py"
 
 
 def mutant(
     bug: int, *killed_by: str, file: str = "test_gallery", raises: str = "", hangs: bool = False
 ) -> Callable[[Callable[[], None]], Mutant]:
-    """Make a function a mutant of this bug. `killed_by`: names of tests in tests/FILE.py, without "test_"."""
-    tests = tuple(f"tests/{file}.py::test_{name}" for name in killed_by)
+    """Make a function a mutant of this bug. `killed_by`: names of tests in FILE.py, without "test_".
+
+    FILE is looked for in tests/, and for a mutant of an extension in the extension's tests/.
+    """
 
     def made(apply: Callable[[], None]) -> Mutant:
-        return Mutant(bug, apply, tests, raises, hangs)
+        folder = apply.__module__.partition(".mutants")[0].replace(".", "/")
+        return Mutant(bug, apply, tuple(f"{folder}/{file}.py::test_{name}" for name in killed_by), raises, hangs)
 
     return made

@@ -1,6 +1,6 @@
 """A pytest plugin: puts the mutant that $MUTANT names into the lab, before any test is collected.
 
-    MUTANT=accept.draws_the_correction_from_p python -m pytest -p tests.mutants.plugin tests/test_gallery.py
+    MUTANT=tests.mutants.core:ends_the_text_at_id_0 python -m pytest -p tests.mutants.plugin tests/test_gallery.py
 
 Many modules import functions of lower rooms by name, and some bind them as defaults of arguments. They see the wrong
 function because they are imported after it was put in its place: each file of mutants imports the rooms that it
@@ -13,8 +13,8 @@ import os
 
 import pytest
 
-_file, _, _name = os.environ["MUTANT"].partition(".")
-_mutants = importlib.import_module(f"tests.mutants.{_file}")
+_module, _, _name = os.environ["MUTANT"].partition(":")
+_mutants = importlib.import_module(_module)
 if _name:
     getattr(_mutants, _name).apply()
 _failed: set[str] = set()  # names of tests

@@ -1,0 +1,11 @@
+"""Extensions: what can be done with the lab beyond its ground floor, one folder each.
+
+An extension can be deleted: no room below names it or imports it, and no extension imports another one. A folder holds
+
+    register.py   the one hook: it is imported by speclab/system/extensions.py, and tells the registries what is new
+    __main__.py   the extension's own command, `python -m speclab.extensions.NAME`, with its own flags
+    tests/        its tests; its mutants stand in tests/mutants.py
+
+`python -m speclab.extensions` lists the commands. `python -m tools.extensions` deletes each folder in a copy of the
+project and checks that the rest still works; `make lint` runs it.
+"""

@@ -1,0 +1,3 @@
+"""The tests of extensions share the fixtures of tests/."""
+
+from tests.fixtures import *  # noqa: F403

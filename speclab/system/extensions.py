@@ -1,0 +1,28 @@
+"""Finds the extensions, and holds the list of the commands that they add.
+
+An extension is a package under speclab/extensions. Nothing below names one: `load` looks which folders are there and
+imports the module `register` of each, by its name as a string. An error in such a module is not hidden.
+"""
+
+import functools
+import importlib
+import pkgutil
+
+PACKAGE = "speclab.extensions"
+COMMANDS: dict[str, str] = {}  # name of an extension -> one line that says what its command does
+
+
+@functools.cache
+def load() -> None:
+    """Import `register` of every extension, once."""
+    package = importlib.import_module(PACKAGE)
+    for found in pkgutil.iter_modules(package.__path__):
+        if found.ispkg:
+            importlib.import_module(f"{PACKAGE}.{found.name}.register")
+
+
+def add_command(name: str, line: str) -> None:
+    """Called by a register.py: `python -m speclab.extensions.NAME` exists, and `line` says what it does."""
+    if name in COMMANDS:
+        raise ValueError(f"two extensions add a command named {name}")
+    COMMANDS[name] = line

@@ -1,0 +1,28 @@
+"""The check that extensions can be deleted: what is left in the copies, and which words it finds."""
+
+import pytest
+
+from speclab.system.paths import ROOT
+from tools import extensions
+
+
+def test_the_words_are_those_that_are_listed(monkeypatch):
+    assert extensions.words_of_extensions() == []
+    file, words = next(iter(extensions.STILL_THERE.items()))
+    word = min(words)
+    monkeypatch.setitem(extensions.STILL_THERE, file, words - {word})
+    assert len(extensions.words_of_extensions()) == 1
+    monkeypatch.setitem(extensions.STILL_THERE, file, words | {"no word of theirs"})
+    assert len(extensions.words_of_extensions()) == 1
+
+
+@pytest.mark.parametrize("n", [0, 1])
+def test_a_copy_holds_all_tracked_files_but_the_extensions(tmp_path, n):
+    names = extensions.names()[:n]
+    copy = extensions.copied(tmp_path / "copy", names)
+    gone = [ROOT / extensions.FOLDER / name for name in names]
+    there = {path.relative_to(copy) for path in copy.rglob("*.py")}
+    assert there
+    assert there <= {path.relative_to(ROOT) for path in ROOT.rglob("*.py")}
+    assert not any((copy / path.relative_to(ROOT)).exists() for path in gone)
+    assert all((copy / extensions.FOLDER / name / "register.py").exists() for name in extensions.names()[n:])

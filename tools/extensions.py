@@ -1,0 +1,147 @@
+"""Checks that an extension can be deleted, and that the ground floor does not speak of extensions.
+
+    python -m tools.extensions
+
+Each folder of speclab/extensions is deleted in a copy of the tracked files, and there every other module of the package
+and every script is imported. Then all of them are deleted at once, and pytest collects the tests of the ground floor.
+The second check looks for words of extensions in the files that a reader opens first. What is still found stands in
+STILL_THERE, a list that can only shrink.
+"""
+
+import importlib
+import multiprocessing
+import os
+import pkgutil
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterable
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = Path("speclab", "extensions")
+SCRIPTS = ("baseline_autoregressive", "optimized_speculative", "draft_models", "compare", "check")
+LARGE = 100_000  # bytes; a file of this size or larger is linked, not copied
+# Loaded once, before a process is forked for each copy. Nothing of the lab may be among them.
+PRELOADED = ["torch", "torch.export", "transformers.models.auto.modeling_auto", "transformers.generation.utils"]
+PRELOADED += ["transformers.models.llama.modeling_llama", "matplotlib.pyplot", "jinja2", "pydantic", "pytest"]
+
+GROUND_FILES = ("baseline_autoregressive.py", "optimized_speculative.py", "draft_models.py", "speclab/core/*.py")
+GROUND_WORDS = r"\b(?:trees?|encoder|replays?|replayed|learner|early exit|servers?|vllm|retokenize|lossy|LOSSY|dial)\b"
+STILL_THERE: dict[str, set[str]] = {
+    "draft_models.py": {"encoder", "tree"},
+    "optimized_speculative.py": {"encoder", "tree"},
+    "speclab/core/accept.py": {"LOSSY", "lossy", "replayed", "tree", "trees"},
+    "speclab/core/accept_tree.py": {"replayed", "tree"},
+    "speclab/core/graphs.py": {"replay", "replayed", "replays"},
+    "speclab/core/rounds.py": {"early exit", "tree"},
+    "speclab/core/sampling.py": {"replayed", "tree"},
+}
+
+
+def main() -> int:
+    """Run both checks, and print what is wrong.  -> exit code"""
+    began = time.perf_counter()
+    wrong = [*words_of_extensions(), *deleted()]
+    for line in wrong:
+        print(line)
+    print(f"extensions: {len(wrong)} problems, {time.perf_counter() - began:.0f} s")
+    return int(bool(wrong))
+
+
+def words_of_extensions() -> list[str]:
+    """One line for each word that is new in a file, and for each listed one that is no longer found."""
+    paths = [path for pattern in GROUND_FILES for path in sorted(ROOT.glob(pattern))]
+    found = {
+        path.relative_to(ROOT).as_posix(): set(re.findall(GROUND_WORDS, path.read_text("utf-8"))) for path in paths
+    }
+    wrong = []
+    for file in sorted(found.keys() | STILL_THERE.keys()):
+        here, listed = found.get(file, set()), STILL_THERE.get(file, set())
+        wrong += [f"{file}: the word {word!r} belongs to an extension" for word in sorted(here - listed)]
+        wrong += [f"{file}: {word!r} is gone, take it out of STILL_THERE" for word in sorted(listed - here)]
+    return wrong
+
+
+def names() -> list[str]:
+    """The folders of the extensions."""
+    return sorted(path.parent.name for path in (ROOT / FOLDER).glob("*/register.py"))
+
+
+def deleted() -> list[str]:
+    """Delete each extension in a copy, then all of them.  -> what does not work there, a traceback each"""
+    # A process is forked where the system can do so, from one that has loaded the libraries.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    wrong = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names():
+            copy = copied(Path(folder, name), [name])
+            ours, theirs = context.Pipe(duplex=False)
+            process = context.Process(target=_import_all, args=(copy, theirs))
+            process.start()
+            theirs.close()
+            wrong += [f"without {FOLDER / name}: {line}" for line in _received(ours)]
+            process.join()
+        copy = copied(Path(folder, "none"), names())
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "tests"],
+            cwd=copy,
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode:
+            wrong.append(
+                f"without any extension, tests/ does not collect:\n{done.stdout.rpartition(' ERRORS ')[2]}{done.stderr}"
+            )
+    return wrong
+
+
+def _received(connection: Connection) -> list[str]:
+    try:
+        return connection.recv()
+    except EOFError:
+        return ["the process that imports the rest has died"]
+
+
+def copied(folder: Path, without: Iterable[str]) -> Path:
+    """Copy the tracked files, but for these extensions; large ones are linked.  -> folder"""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    left_out = tuple(f"{(FOLDER / name).as_posix()}/" for name in without)
+    for file in listed.strip("\0").split("\0"):
+        source, copy = ROOT / file, folder / file
+        if file.startswith(left_out) or not source.is_file():  # deleted, and not yet committed
+            continue
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if source.stat().st_size >= LARGE:
+            copy.symlink_to(source)
+        else:
+            shutil.copyfile(source, copy)
+    return folder
+
+
+def _import_all(folder: Path, connection: Connection) -> None:
+    """In a process of its own: import every module of the copy's package and its scripts; send what went wrong."""
+    os.chdir(folder)
+    sys.path[:] = [str(folder), *(path for path in sys.path if path and Path(path).resolve() != ROOT)]
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tools"]:
+        del sys.modules[name]  # it is the original's
+    wrong = []
+    try:
+        package = importlib.import_module("speclab")
+        for module in (*(found.name for found in pkgutil.walk_packages(package.__path__, "speclab.")), *SCRIPTS):
+            importlib.import_module(module)
+        importlib.import_module("speclab.system.extensions").load()
+    except Exception:
+        wrong.append(traceback.format_exc())
+    connection.send(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
